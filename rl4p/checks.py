@@ -1,0 +1,87 @@
+"""What a batch must look like at each phase boundary (`debug.check_batches=true`)."""
+
+from typing import Any
+
+import jax
+import numpy as np
+
+from rl4p.errors import RunError
+from rl4p.types import Finish, Rewards, Trajectories
+
+
+class Checker:
+    """Collects nothing and stops at the first fault: stage, field, expected, got."""
+
+    def __init__(self, stage: str) -> None:
+        self.stage = stage
+
+    def fail(self, field: str, expected: str, got: Any) -> None:
+        raise RunError(f"Bad batch after {self.stage}: {field} should be {expected}, got {got}.")
+
+    def array(self, field: str, value: Any, shape: tuple[int, ...], kind: str) -> np.ndarray:
+        """Checks shape, kind of dtype (b, i, f) and finiteness; returns it on the host."""
+        if not hasattr(value, "shape") or not hasattr(value, "dtype"):
+            self.fail(field, "an array", type(value).__name__)
+        if tuple(value.shape) != shape:
+            self.fail(field, f"of shape {shape}", tuple(value.shape))
+        host = np.asarray(jax.device_get(value))
+        names = {"b": "bool", "i": "a signed integer", "f": "a float"}
+        if host.dtype.kind != kind:
+            self.fail(field, names[kind], host.dtype)
+        if kind == "f" and not np.all(np.isfinite(host)):
+            self.fail(field, "finite", f"{np.sum(~np.isfinite(host))} entries that are not")
+        return host
+
+    def that(self, field: str, holds: Any, expected: str) -> None:
+        if not np.all(holds):
+            self.fail(field, expected, f"{np.sum(~np.asarray(holds))} entries that are not")
+
+
+def check_trajectories(trajectories: Trajectories) -> None:
+    """Stage rollout."""
+    check = Checker("rollout")
+    shape = np.shape(trajectories.tokens_BT)
+    if len(shape) != 2 or shape[0] < 1 or shape[1] < 2:
+        check.fail("tokens_BT", "[B, T] with B > 0 and T > 1", shape)
+    B, T = shape
+    check.that(
+        "tokens_BT",
+        check.array("tokens_BT", trajectories.tokens_BT, (B, T), "i") >= 0,
+        "at least 0",
+    )
+    mask = check.array("response_mask_BT", trajectories.response_mask_BT, (B, T), "b")
+    segments = check.array("segment_ids_BT", trajectories.segment_ids_BT, (B, T), "i")
+    positions = check.array("positions_BT", trajectories.positions_BT, (B, T), "i")
+    logprobs = check.array(
+        "behaviour_logprobs_BT", trajectories.behaviour_logprobs_BT, (B, T), "f"
+    )
+    groups = check.array("group_ids_B", trajectories.group_ids_B, (B,), "i")
+    check.array("policy_version_B", trajectories.policy_version_B, (B,), "i")
+    finish = check.array("finish_B", trajectories.finish_B, (B,), "i")
+    check.that("response_mask_BT", ~mask | (segments > 0), "false on padding")
+    check.that("response_mask_BT", ~mask[:, 0], "false in the first column: nothing predicts it")
+    check.that("positions_BT", positions >= 0, "at least 0")
+    check.that("behaviour_logprobs_BT", logprobs <= 1e-5, "at most 0")
+    check.that("behaviour_logprobs_BT", mask | (logprobs == 0), "0 outside the response mask")
+    check.that("group_ids_B", (groups >= 0) & (groups < B), f"in [0, {B})")
+    check.that("finish_B", np.isin(finish, [f.value for f in Finish]), "a Finish")
+
+
+def check_rewards(rewards: Rewards, trajectories: Trajectories) -> None:
+    """Stage rewarded."""
+    check = Checker("reward")
+    B = trajectories.tokens_BT.shape[0]
+    total = check.array("total_B", rewards.total_B, (B,), "f")
+    valid = check.array("valid_B", rewards.valid_B, (B,), "b")
+    check.that("total_B", valid | (total == 0), "0 where invalid")
+    for name, grade_B in rewards.terms.items():
+        check.array(f"terms[{name!r}]", grade_B, (B,), "f")
+
+
+def check_advantages(advantages_BT: Any, trajectories: Trajectories, rewards: Rewards) -> None:
+    """Stage advantaged."""
+    check = Checker("advantage")
+    host = check.array("advantages_BT", advantages_BT, trajectories.tokens_BT.shape, "f")
+    mask, valid = jax.device_get((trajectories.response_mask_BT, rewards.valid_B))
+    check.that("advantages_BT", mask | (host == 0), "0 outside the response mask")
+    check.that("advantages_BT", valid[:, None] | (host == 0), "0 on invalid samples")

@@ -1,0 +1,50 @@
+"""The devices of a run, and how arrays lie on them."""
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import jax
+from jax.sharding import NamedSharding, PartitionSpec
+
+from rl4p.errors import InputError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mesh:
+    """Data parallelism: rows of a batch are split over the axis `dp`, parameters are on every device.
+
+    Attributes:
+      dp: devices along the axis; -1 takes all that the process sees.
+    """
+
+    dp: int = -1
+
+    @cached_property
+    def devices(self) -> jax.sharding.Mesh:
+        count = jax.device_count()
+        dp = count if self.dp == -1 else self.dp
+        if not 1 <= dp <= count:
+            raise InputError(f"mesh.dp={self.dp} asks for {dp} devices, but there are {count}.")
+        return jax.make_mesh(
+            (dp,), ("dp",), (jax.sharding.AxisType.Auto,), devices=jax.devices()[:dp]
+        )
+
+    @property
+    def size(self) -> int:
+        return self.devices.size
+
+    @property
+    def rows(self) -> NamedSharding:
+        return NamedSharding(self.devices, PartitionSpec("dp"))
+
+    @property
+    def everywhere(self) -> NamedSharding:
+        return NamedSharding(self.devices, PartitionSpec())
+
+    def shard_rows(self, tree: Any) -> Any:
+        """Arrays with their first axis split over the devices."""
+        return jax.device_put(tree, self.rows)
+
+    def replicate(self, tree: Any) -> Any:
+        return jax.device_put(tree, self.everywhere)

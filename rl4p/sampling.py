@@ -1,0 +1,33 @@
+"""The sampling distribution, defined once: the sampler draws from it, the trainer scores under it."""
+
+import jax
+import jax.numpy as jnp
+
+from rl4p.types import Array, Sampling
+
+
+def sampling_logprobs(logits_V: Array, sampling: Sampling) -> Array:
+    """Log-probabilities of the distribution that tokens are drawn from.
+
+    Args:
+      logits_V: float32 [..., V].
+      sampling: temperature 0 gives the distribution at temperature 1, on which greedy decoding
+        takes the argmax.
+
+    Returns:
+      float32 [..., V], normalised over the support; -inf outside it. The temperature divides the
+      logits before the normalisation, never after.
+    """
+    if sampling.temperature > 0:
+        logits_V = logits_V / sampling.temperature
+    if sampling.top_k > 0:
+        kth = jax.lax.top_k(logits_V, min(sampling.top_k, logits_V.shape[-1]))[0][..., -1:]
+        logits_V = jnp.where(logits_V < kth, -jnp.inf, logits_V)
+    if sampling.top_p < 1:
+        sorted_V = -jnp.sort(-logits_V, axis=-1)
+        before_V = jnp.cumsum(jax.nn.softmax(sorted_V, axis=-1), axis=-1)
+        # A token stays while the probability of the tokens above it is under top_p: never empty.
+        keep_V = jnp.roll(before_V, 1, axis=-1).at[..., 0].set(0.0) < sampling.top_p
+        threshold = jnp.min(jnp.where(keep_V, sorted_V, jnp.inf), axis=-1, keepdims=True)
+        logits_V = jnp.where(logits_V < threshold, -jnp.inf, logits_V)
+    return jax.nn.log_softmax(logits_V, axis=-1)
