@@ -1,0 +1,68 @@
+"""Tokenizers: read from a folder and checked, or made here byte by byte."""
+
+import os
+from pathlib import Path
+
+from rl4p.errors import InputError
+
+os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")  # it remarks at import that torch is absent
+
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers  # noqa: E402
+from transformers import PreTrainedTokenizerFast  # noqa: E402
+
+CHAT_TEMPLATE = (
+    "{% for message in messages %}"
+    "{{ '<|' + message['role'] + '|>' + message['content'] + '<|end|>' }}"
+    "{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
+)
+SPECIAL_TOKENS = ("<|pad|>", "<|end|>", "<|system|>", "<|user|>", "<|assistant|>")
+
+
+def load_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
+    """Reads tokenizer.json and what belongs to it, and checks what training depends on.
+
+    The class is named here because `AutoTokenizer` goes by the model type of config.json and may
+    put its own class, with its own rules of splitting, in place of the file's.
+
+    Raises:
+      InputError: a file, the end token, the pad token or the chat template is missing.
+    """
+    if not (folder / "tokenizer.json").is_file():
+        raise InputError(f"model.path={folder} has no tokenizer.json.")
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(folder)
+    missing = [
+        name
+        for name, value in (
+            ("an end token (eos_token)", tokenizer.eos_token_id),
+            ("a pad token (pad_token)", tokenizer.pad_token_id),
+            ("a chat template", tokenizer.chat_template),
+        )
+        if value is None
+    ]
+    if missing:
+        raise InputError(
+            f"The tokenizer in {folder} has no {', no '.join(m.split(' ', 1)[1] for m in missing)}:"
+            " add it to tokenizer_config.json (a chat template may also stand in"
+            " chat_template.jinja)."
+        )
+    return tokenizer
+
+
+def byte_tokenizer() -> PreTrainedTokenizerFast:
+    """One token per byte (any text goes in and comes back), five special tokens, a chat template."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocabulary = {symbol: i for i, symbol in enumerate(alphabet)}
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    pad, end, *roles = SPECIAL_TOKENS
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        pad_token=pad,
+        eos_token=end,
+        extra_special_tokens=roles,
+        clean_up_tokenization_spaces=False,
+    )
+    fast.chat_template = CHAT_TEMPLATE
+    return fast
