@@ -1,0 +1,1 @@
+"""Questions, and the checkpointable stream of prompts made from them."""

@@ -1,0 +1,87 @@
+"""A synthetic task: sums of whole numbers, with column-by-column working."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from rl4p.errors import InputError
+from rl4p.types import Question
+
+
+@dataclass(frozen=True, kw_only=True)
+class Arithmetic:
+    """`347+585`, whose worked solution is `7+5=12 4+8+1=13 3+5+1=9 #### 932`.
+
+    All pairs of numbers with exactly `digits` digits, drawn without replacement by a seed of the
+    data set's own: the same questions in every run, and none of those held out among the others.
+
+    Attributes:
+      digits: of both numbers.
+      train_size, held_out_size: how many sums.
+      carelessness: how probable it is that a worked solution forgets a carry, each carry by itself.
+        The reference answer is right all the same. The shipped policy was taught by such a careless
+        teacher, so that there is something left to learn from rewards.
+      seed: of the data set, apart from the run's.
+      system_prompt: stands before every question; None for none.
+    """
+
+    digits: int = 3
+    train_size: int = 16_384
+    held_out_size: int = 256
+    carelessness: float = 0.0
+    seed: int = 0
+    system_prompt: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.train_size + self.held_out_size > self.numbers**2:
+            raise InputError(
+                f"data.train_size + data.held_out_size is {self.train_size + self.held_out_size}, "
+                f"but only {self.numbers**2} sums of {self.digits}-digit numbers exist."
+            )
+
+    @property
+    def numbers(self) -> int:
+        """How many numbers have `digits` digits."""
+        return 9 * 10 ** (self.digits - 1)
+
+    def questions(self) -> list[Question]:
+        random = np.random.Generator(np.random.Philox(self.seed))
+        pairs = random.choice(
+            self.numbers**2, self.train_size + self.held_out_size, replace=False, shuffle=True
+        )
+        lowest = 10 ** (self.digits - 1)
+        forgets = random.random((len(pairs), self.digits)) < self.carelessness
+        return [
+            addition(int(pair) // self.numbers + lowest, int(pair) % self.numbers + lowest, forget)
+            for pair, forget in zip(pairs, forgets.tolist(), strict=True)
+        ]
+
+    def train(self) -> Sequence[Question]:
+        return self.questions()[self.held_out_size :]
+
+    def held_out(self) -> Sequence[Question]:
+        return self.questions()[: self.held_out_size]
+
+
+def addition(first: int, second: int, forget: Sequence[bool]) -> Question:
+    """One sum, worked from the units up; a carry is the third number of a column.
+
+    `forget[i]` drops the carry out of column i (units first), and the working goes on with that.
+    """
+    columns, worked, carry = [], "", 0
+    digits = zip(reversed(str(first)), reversed(str(second)), forget, strict=True)
+    for a, b, forgotten in digits:
+        total = int(a) + int(b) + carry
+        columns.append(f"{a}+{b}" + ("+1" if carry else "") + f"={total}")
+        worked = str(total % 10) + worked
+        carry = 0 if forgotten else total // 10
+    worked = str(carry) * (carry > 0) + worked
+    question = f"{first}+{second}"
+    return Question(
+        id=f"arithmetic/{question}",
+        question=question,
+        answer=str(first + second),
+        task="arithmetic",
+        solution=f"{' '.join(columns)} #### {worked}",
+    )

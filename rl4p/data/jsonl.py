@@ -1,0 +1,97 @@
+"""Questions from a file of JSON lines, in GSM8K's format."""
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from rl4p.errors import InputError
+from rl4p.tasks.answer import final_answer
+from rl4p.types import Question
+
+
+@dataclass(frozen=True, kw_only=True)
+class JSONLines:
+    """One JSON object a line, with a question and a worked answer that ends in ``#### <number>``.
+
+    An answer without ``####`` is taken whole as the reference.
+
+    Attributes:
+      path: the file to train on.
+      held_out_path: the file to evaluate on; without one, `held_out_size` rows of `path`, chosen by
+        the hash of their question, are left out of training.
+      held_out_size: how many rows are held out.
+      question_key, answer_key: names of the fields.
+      task: names the metrics.
+      system_prompt: stands before every question; None for none.
+    """
+
+    path: str
+    held_out_path: str | None = None
+    held_out_size: int = 256
+    question_key: str = "question"
+    answer_key: str = "answer"
+    task: str = "jsonl"
+    system_prompt: str | None = None
+
+    def train(self) -> Sequence[Question]:
+        rows = self.read("path", self.path)
+        if self.held_out_path is not None:
+            return rows
+        held_out = {row.id for row in self.held_out()}
+        rows = [row for row in rows if row.id not in held_out]
+        if not rows:
+            raise InputError(
+                f"data.held_out_size={self.held_out_size} holds out every row of {self.path}; "
+                "give a smaller one, or a data.held_out_path."
+            )
+        return rows
+
+    def held_out(self) -> Sequence[Question]:
+        if self.held_out_path is not None:
+            return self.read("held_out_path", self.held_out_path)[: self.held_out_size]
+        rows = self.read("path", self.path)
+        return sorted(rows, key=lambda row: row.id)[: self.held_out_size]
+
+    def read(self, key: str, name: str) -> list[Question]:
+        path = Path(name)
+        try:
+            lines = path.read_bytes().split(b"\n")
+        except OSError as error:
+            raise InputError(
+                f"data.{key}={name} cannot be read: {error.strerror or error}."
+            ) from None
+        rows = [self.parse(path, i, line) for i, line in enumerate(lines, 1) if line.strip()]
+        if not rows:
+            raise InputError(f"data.{key}={name} has no rows.")
+        # The same question twice is one question: it must not stand on both sides of the split.
+        return list({row.id: row for row in rows}.values())
+
+    def parse(self, path: Path, line_number: int, line: bytes) -> Question:
+        where = f"{path}, line {line_number}"
+        try:
+            row = json.loads(line)
+        except UnicodeDecodeError:
+            raise InputError(f"{where}: not UTF-8.") from None
+        except json.JSONDecodeError as error:
+            raise InputError(f"{where}: not JSON ({error.msg}).") from None
+        if not isinstance(row, dict):
+            raise InputError(f"{where}: a JSON object is expected, not {type(row).__name__}.")
+        for key in (self.question_key, self.answer_key):
+            if not isinstance(row.get(key), str) or not row[key].strip():
+                raise InputError(
+                    f'{where}: no text under "{key}"; the row has {sorted(row)} '
+                    "(data.question_key and data.answer_key name the fields)."
+                )
+        question, solution = row[self.question_key], row[self.answer_key]
+        reference = final_answer(solution)
+        return Question(
+            id=hashlib.sha256(question.encode()).hexdigest()[:16],
+            question=question,
+            answer=solution.strip() if reference is None else reference,
+            task=self.task,
+            solution=solution,
+        )

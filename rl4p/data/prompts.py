@@ -1,0 +1,51 @@
+"""Questions to prompts: the chat template, and a limit on their length."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from rl4p.errors import InputError
+from rl4p.types import Prompt, Question
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
+
+def encode_prompts(
+    questions: Sequence[Question],
+    tokenizer: "PreTrainedTokenizerFast",
+    *,
+    system_prompt: str | None,
+    max_prompt_tokens: int,
+) -> tuple[list[Prompt], int]:
+    """Prompts in their chat template, and how many were dropped for being too long.
+
+    A prompt over `max_prompt_tokens` is dropped and never cut: half a question teaches the wrong
+    thing.
+
+    Raises:
+      InputError: no prompt is short enough.
+    """
+    system = [{"role": "system", "content": system_prompt}] if system_prompt else []
+    conversations = [[*system, {"role": "user", "content": row.question}] for row in questions]
+    tokens = tokenizer.apply_chat_template(
+        conversations, add_generation_prompt=True, tokenize=True, return_dict=False
+    )
+    prompts = [
+        Prompt(
+            id=row.id,
+            question=row.question,
+            answer=row.answer,
+            task=row.task,
+            solution=row.solution,
+            metadata=row.metadata,
+            tokens=tuple(ids),
+        )
+        for row, ids in zip(questions, tokens, strict=True)
+        if len(ids) <= max_prompt_tokens
+    ]
+    if not prompts:
+        raise InputError(
+            f"max_prompt_tokens={max_prompt_tokens} is too small: the shortest of the "
+            f"{len(questions)} prompts has {min(map(len, tokens))} tokens."
+        )
+    return prompts, len(questions) - len(prompts)

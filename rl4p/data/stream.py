@@ -1,0 +1,45 @@
+"""An endless, checkpointable stream of prompts."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from rl4p.types import Prompt
+
+
+class PromptStream:
+    """Takes prompts epoch after epoch, each epoch in an order of its own.
+
+    The order is a pure function of (seed, epoch), so the whole state is two numbers, and a stream
+    restored from them goes on as if it had never stopped. A take that reaches the end of an epoch
+    goes on into the next: it returns exactly as many prompts as were asked for, always.
+    """
+
+    def __init__(self, prompts: Sequence[Prompt], seed: int) -> None:
+        self.prompts = prompts
+        self.seed = seed
+        self.epoch = 0
+        self.offset = 0
+        self.order = self.order_of(0)
+
+    def order_of(self, epoch: int) -> np.ndarray:
+        random = np.random.Generator(np.random.Philox([self.seed, epoch]))
+        return random.permutation(len(self.prompts))
+
+    def take(self, count: int) -> list[Prompt]:
+        taken: list[Prompt] = []
+        while len(taken) < count:
+            if self.offset == len(self.prompts):
+                self.epoch, self.offset = self.epoch + 1, 0
+                self.order = self.order_of(self.epoch)
+            rows = self.order[self.offset : self.offset + count - len(taken)]
+            self.offset += len(rows)
+            taken += [self.prompts[row] for row in rows]
+        return taken
+
+    def state(self) -> dict[str, int]:
+        return {"epoch": self.epoch, "offset": self.offset}
+
+    def restore(self, state: dict[str, int]) -> None:
+        self.epoch, self.offset = state["epoch"], state["offset"]
+        self.order = self.order_of(self.epoch)

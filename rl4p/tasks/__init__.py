@@ -1,0 +1,1 @@
+"""What tasks have in common: reading a final answer off a text."""
