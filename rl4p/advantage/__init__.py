@@ -1,0 +1,1 @@
+"""The advantage phase: rewards to one number per response token."""

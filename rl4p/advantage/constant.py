@@ -1,0 +1,21 @@
+"""The same advantage for every sample."""
+
+from dataclasses import dataclass
+
+import jax.numpy as jnp
+
+from rl4p.masking import spread_over_tokens
+from rl4p.types import Array, Rewards, Trajectories
+
+
+@dataclass(frozen=True, kw_only=True)
+class Constant:
+    """A = value on every response token of every valid sample.
+
+    With `rollout=demonstrations update=reinforce` this is supervised training.
+    """
+
+    value: float = 1.0
+
+    def __call__(self, trajectories: Trajectories, rewards: Rewards) -> Array:
+        return spread_over_tokens(jnp.where(rewards.valid_B, self.value, 0.0), trajectories)

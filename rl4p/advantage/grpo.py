@@ -1,0 +1,34 @@
+"""Group-relative advantages."""
+
+from dataclasses import dataclass
+
+import jax.numpy as jnp
+
+from rl4p.masking import group_statistics, spread_over_tokens
+from rl4p.types import Array, Rewards, Trajectories
+
+
+@dataclass(frozen=True, kw_only=True)
+class GRPO:
+    """Group Relative Policy Optimization (2402.03300):
+
+        A = (r - mean(group)) / (std(group) + epsilon), the same on every response token
+
+    A sample without a valid sibling, or whose valid siblings all have its reward, gets exactly 0,
+    and so does an invalid sample.
+
+    Attributes:
+      epsilon: added to the deviation.
+      ddof: the deviation divides by count - ddof: 1 as in TRL and verl, 0 as in the paper's std.
+    """
+
+    epsilon: float = 1e-4
+    ddof: int = 1
+
+    def __call__(self, trajectories: Trajectories, rewards: Rewards) -> Array:
+        group = group_statistics(
+            rewards.total_B, rewards.valid_B, trajectories.group_ids_B, ddof=self.ddof
+        )
+        relative_B = (rewards.total_B - group.mean_B) / (group.std_B + self.epsilon)
+        zero_B = group.equal_B | ~rewards.valid_B
+        return spread_over_tokens(jnp.where(zero_B, 0.0, relative_B), trajectories)

@@ -1,0 +1,1 @@
+"""Optimizers from optax, by configuration."""

@@ -1,0 +1,1 @@
+"""The reward phase: texts to grades."""

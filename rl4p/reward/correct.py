@@ -1,0 +1,20 @@
+"""Is the final answer right?"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rl4p.tasks.answer import final_answer, same_answer
+from rl4p.types import Texts
+
+
+@dataclass(frozen=True, kw_only=True)
+class Correct:
+    """1 where what follows the response's last ``####`` equals the prompt's answer, else 0."""
+
+    weight: float = 1.0
+
+    def __call__(self, texts: Texts) -> Sequence[float]:
+        return [
+            float(same_answer(final_answer(response), prompt.answer))
+            for prompt, response in zip(texts.prompts, texts.responses, strict=True)
+        ]

@@ -1,0 +1,22 @@
+"""Does the response have the form that was asked for?"""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rl4p.types import Texts
+
+
+@dataclass(frozen=True, kw_only=True)
+class Format:
+    """1 where the whole response matches a regular expression (``.`` spans lines), else 0.
+
+    The default asks for some working and then, at the very end, ``#### <number>``.
+    """
+
+    weight: float = 1.0
+    pattern: str = r".*\S\s*#### -?[\d,.]+"
+
+    def __call__(self, texts: Texts) -> Sequence[float]:
+        pattern = re.compile(self.pattern, re.DOTALL)
+        return [float(pattern.fullmatch(response) is not None) for response in texts.responses]

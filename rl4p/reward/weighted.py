@@ -1,0 +1,65 @@
+"""A weighted sum of terms."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from rl4p.errors import RunError
+from rl4p.types import Rewards, Texts, Trajectories
+
+
+@dataclass(frozen=True, kw_only=True)
+class Weighted:
+    """r = sum over terms of weight x grade.
+
+    A grade that is None or not finite makes its sample invalid, for all terms: it is never counted
+    as a zero. Terms are reported unweighted.
+
+    Attributes:
+      terms: by name, objects with a `weight` that are called with the texts (`RewardTerm`).
+      max_invalid: the share of invalid samples in a batch above which the run stops.
+    """
+
+    terms: Mapping[str, Any]
+    max_invalid: float = 0.5
+
+    def __call__(self, trajectories: Trajectories, texts: Texts) -> Rewards:
+        rows = len(texts.responses)
+        grades = {name: grade(name, term, texts) for name, term in self.terms.items()}
+        valid_B = np.all([np.isfinite(grade_B) for grade_B in grades.values()], axis=0)
+        invalid = 1.0 - np.mean(valid_B)
+        if invalid > self.max_invalid:
+            failed = {name: int(np.sum(~np.isfinite(grade_B))) for name, grade_B in grades.items()}
+            raise RunError(
+                f"{invalid:.0%} of the samples could not be graded (reward.max_invalid is "
+                f"{self.max_invalid:.0%}); failed grades of {rows} by term: {failed}."
+            )
+        clean = {name: np.where(valid_B, grade_B, 0.0) for name, grade_B in grades.items()}
+        total_B = sum(
+            (self.terms[name].weight * grade_B for name, grade_B in clean.items()),
+            np.zeros(rows),
+        )
+        return Rewards(
+            total_B=total_B.astype(np.float32),
+            terms={name: grade_B.astype(np.float32) for name, grade_B in clean.items()},
+            valid_B=valid_B,
+        )
+
+
+def grade(name: str, term: Any, texts: Texts) -> np.ndarray:
+    """One term's grades as float64 [B], nan where it gave none."""
+    try:
+        grades: Sequence[float | None] = term(texts)
+        grades_B = np.asarray([np.nan if g is None else float(g) for g in grades])
+    except Exception as error:
+        raise RunError(
+            f"reward.terms.{name} raised {type(error).__name__}: {error}. A sample that cannot be "
+            "graded should get None."
+        ) from error
+    if len(grades_B) != len(texts.responses):
+        raise RunError(
+            f"reward.terms.{name} gave {len(grades_B)} grades for {len(texts.responses)} responses."
+        )
+    return grades_B

@@ -1,0 +1,1 @@
+"""The rollout phase: prompts to trajectories."""

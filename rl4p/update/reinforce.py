@@ -1,0 +1,19 @@
+"""The policy gradient without a ratio."""
+
+from dataclasses import dataclass
+
+from rl4p.types import Array, TrainingBatch
+from rl4p.update.options import UpdateOptions
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reinforce(UpdateOptions):
+    """REINFORCE (Williams 1992), per token, to minimise: -A log pi.
+
+    With `advantage=constant` it is the likelihood of the responses: supervised training.
+    """
+
+    def __call__(
+        self, logprobs_BT: Array, batch: TrainingBatch
+    ) -> tuple[Array, dict[str, Array]]:
+        return -batch.advantages_BT * logprobs_BT, {}
