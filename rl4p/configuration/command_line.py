@@ -1,0 +1,166 @@
+"""The wrapper of every entry point: preflight, hand-over to Hydra, exit codes.
+
+What is wrong with a configuration is said before Hydra makes a folder, in one sentence, and for
+every value of a sweep. The preflight composes with Hydra's own loader and parser: there is one
+grammar, and one way of composing.
+"""
+
+import logging
+import os
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+from hydra._internal.hydra import Hydra
+from hydra._internal.utils import get_args_parser
+from hydra.errors import HydraException
+from hydra.types import RunMode
+from omegaconf import DictConfig, OmegaConf
+
+from rl4p.configuration.composition import CONF, CONFIG, Composer, one_line, sweep_jobs
+from rl4p.configuration.resume import resume
+from rl4p.configuration.schema import without_hydra
+from rl4p.errors import InputError, RunError, Stopped
+
+log = logging.getLogger(__name__)
+
+Job = Callable[[DictConfig], Any]
+
+
+class JobFailed(Exception):
+    """A job of a sweep failed, and has said why."""
+
+    def __init__(self, exit_code: int):
+        super().__init__(exit_code)
+        self.exit_code = exit_code
+
+
+def main(name: str, job: Job, *, argv: Sequence[str] | None = None, conf: Path = CONF) -> None:
+    """Checks the command line, and has Hydra run the job, or the jobs of a sweep.
+
+    Ends in SystemExit unless all went well: 2 the configuration or input is wrong, 3 stopped by a
+    signal and saved, 1 anything else. HYDRA_FULL_ERROR=1 shows the traceback of every error.
+
+    Args:
+      name: of the entry point; its log file is called so.
+      job: is given the composed configuration; it imports what is heavy itself.
+      argv: the arguments, in place of the process's own.
+      conf: the folder of the YAML files.
+    """
+    here = str(Path.cwd())
+    if not {"", here} & set(sys.path):
+        sys.path.append(here)  # a console script lacks it, and modules of the user's own are there
+    try:
+        launch(name, job, sys.argv[1:] if argv is None else list(argv), conf)
+    except JobFailed as failure:
+        raise SystemExit(failure.exit_code) from failure
+    except (Exception, KeyboardInterrupt) as error:
+        raise SystemExit(report(error)) from error
+
+
+def compose(overrides: Sequence[str] = (), *, conf: Path = CONF) -> DictConfig:
+    """What a job would be given on a command line of these overrides, checked like one."""
+    config = without_hydra(Composer(conf).compose(list(overrides)))
+    OmegaConf.set_struct(config, True)
+    return config
+
+
+def launch(name: str, job: Job, argv: list[str], conf: Path) -> None:
+    """`main` below its exit codes."""
+    parser = get_args_parser()
+    parser.error = refuse_arguments
+    args = parser.parse_intermixed_args(argv)
+    if args.config_path or args.config_name or args.experimental_rerun:
+        raise InputError(
+            "--config-path, --config-name and --experimental-rerun are not supported: add YAML of "
+            "your own with --config-dir, and go on with a run with resume=FOLDER."
+        )
+    if args.multirun and (args.cfg or args.info):
+        raise InputError("--cfg and --info show a single job: leave -m out.")
+    composer = Composer(conf, args.config_dir)
+    hydra = Hydra(name, composer.loader)
+    try:
+        if args.help:
+            hydra.app_help(CONFIG, parser, args)
+        elif args.hydra_help:
+            hydra.hydra_help(CONFIG, parser, args)
+        elif args.shell_completion:
+            hydra.shell_completion(CONFIG, args.overrides)
+        else:
+            shows = args.cfg or args.info
+            lines, mode = preflight(composer, args.overrides, args.multirun, targets=not shows)
+            if args.cfg:
+                hydra.show_cfg(CONFIG, lines, args.cfg, args.package, args.resolve)
+            elif args.info:
+                hydra.show_info(args.info, CONFIG, lines)
+            else:
+                start = hydra.multirun if mode == RunMode.MULTIRUN else hydra.run
+                start(CONFIG, reporting(job, mode), [*lines, f"hydra.mode={mode.name}"])
+    except HydraException as error:
+        raise InputError(one_line(error)) from error
+    except OSError as error:  # a job's own never comes here: see `reporting`
+        raise InputError(f"The run folder cannot be made: {error}.") from error
+
+
+def refuse_arguments(message: str) -> NoReturn:
+    """In place of argparse's usage, which is Hydra's."""
+    raise InputError(f"{message[:1].upper()}{message[1:]}; see --help.")
+
+
+def preflight(
+    composer: Composer, lines: list[str], multirun: bool, *, targets: bool
+) -> tuple[list[str], RunMode]:
+    """Checks every job of a command line; returns the overrides for Hydra, and its mode."""
+    overrides = composer.parse(lines)
+    folder = next((o for o in reversed(overrides) if o.key_or_group == "resume"), None)
+    if folder is not None and folder.value() is not None:
+        if multirun or folder.is_sweep_override():
+            raise InputError("resume goes on with a single run: give one folder, and no -m.")
+        return resume(composer, str(folder.value()), overrides, targets=targets), RunMode.RUN
+    base = composer.load(lines)
+    if base.get("resume") is not None:
+        raise InputError("resume belongs on the command line: resume=FOLDER.")
+    if multirun or base.hydra.mode == RunMode.MULTIRUN:
+        mode = RunMode.MULTIRUN
+        params = OmegaConf.select(base, "hydra.sweeper.params") or {}
+        axes = composer.parse([f"{key}={values}" for key, values in params.items()])
+        jobs = list(sweep_jobs([*axes, *overrides]))
+    else:
+        mode = RunMode.RUN
+        jobs = [lines]
+        for override in overrides:
+            if override.is_sweep_override():
+                raise InputError(f"{override.input_line} has several values: add -m to sweep.")
+    for job in jobs:
+        composer.compose(job, targets=targets)
+    return lines, mode
+
+
+def reporting(job: Job, mode: RunMode) -> Job:
+    """The job with its errors reported: at once, and in the log of its own folder."""
+
+    def reporting_job(config: DictConfig) -> Any:
+        try:
+            return job(config)
+        except (Exception, KeyboardInterrupt) as error:
+            log.info("The job ended with an error.", exc_info=error)  # INFO: to the file alone
+            exit_code = report(error)
+            if mode == RunMode.MULTIRUN and not isinstance(error, (Stopped, KeyboardInterrupt)):
+                raise JobFailed(exit_code) from error  # Hydra goes on with the other jobs
+            raise SystemExit(exit_code) from error
+
+    return reporting_job
+
+
+def report(error: BaseException) -> int:
+    """Prints one of our errors as its sentence, another with its traceback; the exit code."""
+    if not isinstance(error, (InputError, RunError, Stopped)):
+        traceback.print_exception(error)
+        return 1
+    if os.environ.get("HYDRA_FULL_ERROR") == "1":
+        traceback.print_exception(error)
+    else:
+        print(error, file=sys.stderr)
+    return error.exit_code

@@ -1,0 +1,160 @@
+"""Composing as Hydra does, with sentences for what Hydra refuses."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from hydra import version
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
+from hydra._internal.utils import create_config_search_path
+from hydra.core.config_search_path import SearchPathQuery
+from hydra.core.hydra_config import HydraConfig
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
+from hydra.errors import HydraException, MissingConfigException
+from hydra.types import RunMode
+from omegaconf import DictConfig
+from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
+
+from rl4p.configuration.schema import check
+from rl4p.configuration.targets import did_you_mean, holds_node, is_node, join, unknown_key
+from rl4p.errors import InputError
+
+CONFIG = "config"  # the primary YAML
+PACKAGE = Path(__file__).resolve().parents[1]
+# The wheel carries conf inside the package; in a checkout it stands beside it.
+CONF = next(filter(Path.is_dir, (PACKAGE / "conf", PACKAGE.parent / "conf")), PACKAGE / "conf")
+
+COMPOSING_FAILED = (HydraException, ValueError, TypeError, YAMLError)
+
+
+class Composer:
+    """Composes and checks configurations from one search path."""
+
+    def __init__(self, conf: Path = CONF, config_dir: str | None = None):
+        version.setbase("1.3")
+        search_path = create_config_search_path(str(conf.resolve()))
+        if config_dir is not None:
+            if not Path(config_dir).is_dir():
+                raise InputError(f"--config-dir {config_dir} is not a folder.")
+            folder = f"file://{Path(config_dir).resolve()}"
+            search_path.prepend("command-line", folder, SearchPathQuery(provider="schema"))
+        self.loader = ConfigLoaderImpl(search_path)
+
+    def compose(self, lines: list[str], *, targets: bool = True) -> DictConfig:
+        """One job's configuration, with its `hydra` node.
+
+        Raises:
+          InputError: naming the key and the nearest right name.
+        """
+        config = self.load(lines)
+        check(config, targets=targets)
+        return config
+
+    def load(self, lines: list[str]) -> DictConfig:
+        """The same unchecked; a key that is swept over keeps its default."""
+        try:
+            return self.load_with_hydra(lines)
+        except MissingConfigException as error:
+            raise unknown_option(error) from error
+        except COMPOSING_FAILED as error:
+            raise self.explain(error, lines) from error
+
+    def load_with_hydra(self, lines: list[str]) -> DictConfig:
+        """Raises what Hydra raises."""
+        config = self.loader.load_configuration(
+            CONFIG, lines, RunMode.MULTIRUN, validate_sweep_overrides=False
+        )
+        HydraConfig.instance().set_config(config)  # for interpolations of ${hydra:...}
+        return config
+
+    def parse(self, lines: list[str]) -> list[Override]:
+        """The overrides of a command line."""
+        parser = OverridesParser.create(self.loader)
+        overrides = []
+        for line in lines:
+            try:
+                overrides.append(parser.parse_override(line))
+            except HydraException as error:
+                reason = one_line(error)
+                raise InputError(f"{line} cannot be read as KEY=VALUE: {reason}") from error
+        return overrides
+
+    def explain(self, error: Exception, lines: list[str]) -> InputError:
+        """Finds the override that Hydra refused, and says what its key should have been."""
+
+        def sets_a_value(override: Override) -> bool:
+            group = override.key_or_group
+            return not self.loader.get_group_options(group, config_name=CONFIG, overrides=lines)
+
+        config, accepted = None, []
+        for override in [None, *sorted(self.parse(lines), key=sets_a_value)]:  # options first
+            if override is not None:
+                accepted.append(str(override.input_line))
+            try:
+                config = self.load_with_hydra(accepted)
+            except COMPOSING_FAILED:
+                if override is None or config is None:
+                    break
+                wrong_key = sets_a_value(override) and unknown_override(override, config)
+                if override.is_add() and not wrong_key:
+                    return InputError(f"{override.input_line[1:]} needs no +: it is there already.")
+                refusal = InputError(f"{override.input_line} is refused: {one_line(error)}")
+                return wrong_key or refusal
+        return InputError(one_line(error))
+
+
+def unknown_override(override: Override, config: DictConfig) -> InputError | None:
+    """What to say of an override, if its key is not in the configuration."""
+    node, path = config, ""
+    for name in override.key_or_group.split("."):
+        parent, path = path, join(path, name)
+        if not isinstance(node, DictConfig):
+            return InputError(f"{path} does not exist: {parent} is a value.")
+        if name not in node:
+            choice = config.hydra.runtime.choices.get(parent)
+            owner = f"{parent}={choice}" if choice else parent or "the configuration"
+            names = [str(key) for key in node if key not in ("hydra", "_target_")]
+            refusal = unknown_key(path, names, owner)
+            if parent and holds_node(node) and not is_node(node):
+                return InputError(f"{refusal}; +{path}._target_=... would add it.")
+            return refusal
+        node = node[name]
+    return None
+
+
+def sweep_jobs(overrides: list[Override]) -> Iterator[list[str]]:
+    """Every value of every axis at least once: the first of each, then each axis on its own."""
+    axes: dict[str, list[str]] = {}  # the last override of a key counts, as in Hydra's sweeper
+    for override in overrides:
+        key = override.get_key_element()
+        axes[key] = [str(override.input_line)]
+        if override.is_discrete_sweep():
+            axes[key] = [f"{key}={value}" for value in override.sweep_string_iterator()]
+        if not axes[key]:
+            raise InputError(f"{override.input_line} gives no values to sweep over.")
+    first = {key: values[0] for key, values in axes.items()}
+    yield list(first.values())
+    for key, values in axes.items():
+        for value in values[1:]:
+            yield list((first | {key: value}).values())
+
+
+def unknown_option(error: MissingConfigException) -> InputError:
+    """What to say of an option that its group does not have."""
+    if error.options is None:
+        return InputError(one_line(error).partition(" Config search path")[0])
+    path = str(error.missing_cfg_file)
+    cut = path.rpartition if path.startswith("hydra/") else path.partition
+    group, _, option = cut("/")
+    hint = did_you_mean(option, error.options, f"{group}={{}}")
+    return InputError(
+        f"{group}={option} does not exist{hint} (options: {', '.join(error.options)})"
+    )
+
+
+def one_line(error: Exception) -> str:
+    """What Hydra said, and why."""
+    is_reason = isinstance(error.__cause__, OmegaConfBaseException)
+    reason = str(error.__cause__).partition("full_key")[0] if is_reason else ""
+    return " ".join(f"{error} {reason}".split())

@@ -1,0 +1,80 @@
+"""Going on with a run: the overrides it was started with, then the new ones, in its own folder."""
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from hydra.core.override_parser.types import Override, Quote, QuotedString
+from omegaconf import DictConfig, OmegaConf
+from yaml import YAMLError
+
+from rl4p.configuration.composition import Composer
+from rl4p.configuration.schema import without_hydra
+from rl4p.configuration.targets import join, resolved
+from rl4p.errors import InputError
+
+MAY_CHANGE = ("steps", "evaluation", "samples", "tracker", "checkpoint", "debug", "trusted_targets", "resume")
+# A run folder may come from anybody: what is trusted is said anew on the command line.
+NOT_TAKEN_OVER = ("trusted_targets", "resume")
+
+
+def resume(
+    composer: Composer, given: str, overrides: list[Override], *, targets: bool
+) -> list[str]:
+    """The overrides for Hydra to go on with a run; it keeps them in the folder as the run's own.
+
+    Args:
+      composer: composes and checks.
+      given: the run's folder, or that of one job of a sweep.
+      overrides: the command line.
+      targets: as in `schema.check`.
+
+    Raises:
+      InputError: the folder is not a run, or something would change that may not.
+    """
+    folder = Path(given).expanduser().resolve()
+    try:
+        lines = [str(line) for line in OmegaConf.load(folder / ".hydra" / "overrides.yaml")]
+        saved = OmegaConf.load(folder / ".hydra" / "config.yaml")
+    except OSError as error:
+        reason = f"{error.filename}: {error.strerror}"
+        raise InputError(f"resume={given} is not the folder of a run: {reason}.") from error
+    except (ValueError, YAMLError) as error:
+        reason = " ".join(str(error).split())
+        raise InputError(f"resume={given} has a .hydra that cannot be read: {reason}.") from error
+    assert isinstance(saved, DictConfig)
+    repeated = {override.get_key_element() for override in overrides}
+    lines = [
+        *(
+            str(old.input_line)
+            for old in composer.parse(lines)
+            if old.key_or_group not in NOT_TAKEN_OVER and old.get_key_element() not in repeated
+        ),
+        *(str(new.input_line) for new in overrides if new.key_or_group != "resume"),
+    ]
+    quoted = QuotedString(str(folder), Quote.single).with_quotes()
+    lines += [f"resume={quoted}", f"hydra.run.dir={quoted}", "hydra.mode=RUN"]
+    config = without_hydra(composer.compose(lines, targets=targets))
+    for key in MAY_CHANGE:  # before interpolations: what follows `steps` may change with it
+        saved[key] = config[key]
+    before, after = dict(leaves(resolved(saved))), dict(leaves(resolved(config)))
+    changes = [
+        f"{key} was {before.get(key, 'absent')} and would be {after.get(key, 'absent')}"
+        for key in dict.fromkeys([*before, *after])
+        if key not in before or key not in after or before[key] != after[key]
+    ]
+    if changes:
+        raise InputError(
+            f"resume={given} cannot change the configuration: {', '.join(changes)} "
+            f"(only {', '.join(MAY_CHANGE[:-2])} may change)."
+        )
+    return lines
+
+
+def leaves(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:
+    """Every value in a tree with its dotted key."""
+    if isinstance(value, Mapping) and value:
+        for name, child in value.items():
+            yield from leaves(child, join(key, name))
+    else:
+        yield key, value

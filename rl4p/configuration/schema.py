@@ -1,0 +1,133 @@
+"""What a composed configuration must satisfy: the root here, its nodes in `targets.py`."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields
+from typing import Annotated, Any
+
+from omegaconf import DictConfig, OmegaConf
+from pydantic import Field
+
+from rl4p.configuration.targets import (
+    TRUSTED,
+    check_arguments,
+    check_nodes,
+    check_trust,
+    holds_node,
+    join,
+    require_trust,
+    resolved,
+)
+from rl4p.errors import InputError
+
+Natural = Annotated[int, Field(ge=0)]
+Positive = Annotated[int, Field(ge=1)]
+Section = Any  # a plain mapping: SECTIONS has its keys
+Group = Any  # a node, or nodes by name
+
+# Hydra's configuration may name Hydra's plugins too, and logging has selectors of its own.
+TRUSTED_BY_HYDRA = ("hydra._internal.core_plugins", "hydra_plugins", "optuna.samplers")
+TRUSTED_IN_LOGGING = ("logging", "colorlog", "ext://sys.stdout", "ext://sys.stderr")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Root:
+    """Every key that stands at the root, and its type. The defaults are in conf/config.yaml."""
+
+    seed: Natural
+    steps: Positive
+    prompts_per_step: Positive
+    group_size: Positive
+    max_prompt_tokens: Positive
+    max_response_tokens: Positive
+    resume: str | None
+    trusted_targets: tuple[str, ...]
+    evaluation: Section
+    samples: Section
+    debug: Section
+    rollout: Group
+    reward: Group
+    advantage: Group
+    update: Group
+    collector: Group
+    model: Group
+    data: Group
+    optimizer: Group
+    mesh: Group
+    tracker: Group
+    checkpoint: Group
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluation:
+    """The keys of `evaluation`."""
+
+    every: Natural
+    prompts: Positive
+    term: str
+    rollout: Any  # None, or a node
+
+
+@dataclass(frozen=True, kw_only=True)
+class Samples:
+    """The keys of `samples`."""
+
+    every: Natural
+    count: Natural
+
+
+@dataclass(frozen=True, kw_only=True)
+class Debug:
+    """The keys of `debug`."""
+
+    check_batches: bool
+
+
+SECTIONS = {"evaluation": Evaluation, "samples": Samples, "debug": Debug}
+GROUPS = [field.name for field in fields(Root) if field.type is Any and field.name not in SECTIONS]
+
+
+def check(config: DictConfig, *, targets: bool = True) -> None:
+    """Refuses a composed configuration, naming the first thing that is wrong with it.
+
+    Args:
+      config: with its `hydra` node.
+      targets: also import the targets and check their arguments; takes as long as the imports take.
+    """
+    tree = resolved(without_hydra(config), complete=targets)
+    check_arguments("", tree, Root, "the configuration")
+    for name, section in SECTIONS.items():
+        check_arguments(name, tree[name] or {}, section, name)
+    trusted = (*TRUSTED, *tree["trusted_targets"])
+    check_trust(tree, trusted)
+    # Not resolved: much of it is known only later. An interpolated target is not trusted, then.
+    hydra = OmegaConf.to_container(config.hydra, resolve=False)
+    check_trust(hydra, (*trusted, *TRUSTED_BY_HYDRA), "hydra")
+    for key, name in logging_selectors(hydra, "hydra"):
+        require_trust(name, TRUSTED_IN_LOGGING, key)
+    for name in GROUPS:
+        if not holds_node(tree[name]):
+            raise InputError(f"{name} has no _target_: choose one of its options ({name}=NAME).")
+        if targets:
+            check_nodes(name, tree[name], trusted, config.hydra.runtime.choices)
+    if targets and tree["evaluation"]["rollout"] is not None:
+        sampler = tree["evaluation"]["rollout"]
+        check_nodes("evaluation.rollout", sampler, trusted, config.hydra.runtime.choices)
+
+
+def logging_selectors(value: Any, key: str) -> Iterator[tuple[str, Any]]:
+    """Where Python's logging takes the name of a piece of code: class, () and ext://."""
+    if isinstance(value, Mapping):
+        for name, child in value.items():
+            if name in ("class", "()"):
+                yield join(key, name), child
+            yield from logging_selectors(child, join(key, name))
+    elif isinstance(value, list):
+        for child in value:
+            yield from logging_selectors(child, key)
+    elif isinstance(value, str) and value.startswith(("ext://", "cfg://")):
+        yield key, value
+
+
+def without_hydra(config: DictConfig) -> DictConfig:
+    """The part that a job is given."""
+    return OmegaConf.masked_copy(config, [str(key) for key in config if key != "hydra"])

@@ -1,0 +1,267 @@
+"""`_target_` nodes: which are trusted, whether their arguments fit, and how they are built.
+
+A node is a mapping with ``_target_: package.module.Name`` and the arguments of that class or
+function. A mapping without it is a plain value, unless there are nodes in it (``reward.terms``):
+then it is open to more nodes, and to nothing else.
+"""
+
+import difflib
+import importlib
+import inspect
+import pkgutil
+import sys
+import typing
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import is_dataclass
+from typing import Any, cast
+
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
+from pydantic import ConfigDict, PydanticUserError, TypeAdapter, ValidationError
+from pydantic_core import SchemaError
+
+from rl4p.errors import InputError
+
+TRUSTED = ("rl4p", "optax")
+# By these Hydra defers or reshapes a call; nothing here needs that, and it hides what is called.
+REFUSED_KEYS = ("_args_", "_convert_", "_partial_", "_recursive_")
+
+
+def is_node(value: Any) -> bool:
+    """Whether this is to become an object."""
+    return isinstance(value, Mapping) and "_target_" in value
+
+
+def holds_node(value: Any) -> bool:
+    """Whether this is a node, or holds one at any depth."""
+    children = value.values() if isinstance(value, Mapping) else value
+    is_container = isinstance(value, (Mapping, list))
+    return is_node(value) or (is_container and any(holds_node(child) for child in children))
+
+
+def resolved(config: DictConfig, *, complete: bool = True) -> dict[str, Any]:
+    """Plain containers, interpolations resolved; `complete` refuses values that are still ???."""
+    try:
+        tree = OmegaConf.to_container(config, resolve=True, throw_on_missing=complete)
+    except MissingMandatoryValue as error:
+        raise InputError(f"{error.full_key} has no default: add {error.full_key}=...") from error
+    except OmegaConfBaseException as error:
+        reason = str(error).splitlines()[0]
+        raise InputError(f"{error.full_key} cannot be resolved: {reason}.") from error
+    return cast(dict[str, Any], tree)
+
+
+# Sentences.
+
+
+def join(key: str, name: object) -> str:
+    """A dotted key."""
+    return f"{key}.{name}" if key else str(name)
+
+
+def did_you_mean(name: str, names: Iterable[str], form: str = "{}") -> str:
+    """The nearest name, to end a sentence with; empty where none is near."""
+    near = difflib.get_close_matches(name, list(names), n=1)
+    return f"; did you mean {form.format(near[0])}?" if near else ""
+
+
+def unknown_key(key: str, names: Collection[str], owner: str) -> InputError:
+    """What to say of a key that its owner does not have, but for these names."""
+    parent, _, name = key.rpartition(".")
+    hint = did_you_mean(name, names, join(parent, "{}"))
+    options = f"options: {', '.join(names)}" if names else "it has none"
+    return InputError(f"{key} is not an option of {owner}{hint} ({options})")
+
+
+# Trust: decided on strings, before anything is imported.
+
+
+def check_trust(value: Any, trusted: Collection[str], key: str = "") -> None:
+    """Refuses a `_target_` outside the trusted prefixes, anywhere in a tree."""
+    if isinstance(value, list):
+        for i, element in enumerate(value):
+            check_trust(element, trusted, f"{key}[{i}]")
+    elif isinstance(value, Mapping):
+        for name, child in value.items():
+            if name in REFUSED_KEYS:
+                raise InputError(
+                    f"{join(key, name)} is refused: beside _target_, only arguments may stand."
+                )
+            if name == "_target_":
+                require_trust(child, trusted, join(key, name))
+            check_trust(child, trusted, join(key, name))
+
+
+def require_trust(name: Any, trusted: Collection[str], key: str) -> None:
+    """Refuses a name that none of the prefixes is, or stands above, in whole dotted parts."""
+    if not isinstance(name, str):
+        raise InputError(f"{key} must be a dotted name, not {name!r}.")
+    if not any(f"{name}.".startswith(f"{prefix.rstrip('.')}.") for prefix in trusted):
+        raise InputError(
+            f"{key}={name} is not trusted: allowed are {', '.join(trusted)}, and the packages of "
+            "your own that trusted_targets=[...] names."
+        )
+
+
+def locate(target: str, trusted: Collection[str], key: str) -> Any:
+    """The class or function that a `_target_` names."""
+    require_trust(target, trusted, key)
+    module_name, _, name = target.rpartition(".")
+    if not all(target.split(".")) or not module_name:
+        raise InputError(f"{key}={target} is not of the form package.module.Name.")
+    try:
+        module = importlib.import_module(module_name)
+    except Exception as error:
+        missing = error.name if isinstance(error, ModuleNotFoundError) else None
+        if missing is None or not f"{module_name}.".startswith(f"{missing}."):
+            reason = " ".join(f"{type(error).__name__}: {error}".split())
+            raise InputError(f"{key}={target} cannot be imported: {reason}.") from error
+        parent, _, leaf = missing.rpartition(".")
+        folders = getattr(sys.modules[parent], "__path__", []) if parent else None
+        names = [found.name for found in pkgutil.iter_modules(folders)]
+        hint = did_you_mean(leaf, names, join(parent, "{}")) or "."
+        raise InputError(f"{key}={target}: there is no module {missing}{hint}") from error
+    found = getattr(module, name, None)
+    if not callable(found):
+        names = [n for n, value in vars(module).items() if callable(value) and n[0] != "_"]
+        hint = did_you_mean(name, names, f"{module_name}.{{}}") or "."
+        raise InputError(f"{key}={target}: {module_name} has no class or function {name}{hint}")
+    # What a trusted module has imported is not its own: there is an rl4p module with `partial`.
+    require_trust(f"{getattr(found, '__module__', 'builtins')}.{name}", trusted, key)
+    return found
+
+
+# Arguments: checked against the signature and the annotations.
+
+
+def check_nodes(key: str, value: Any, trusted: Collection[str], choices: Mapping[str, Any]) -> None:
+    """Imports every target at and below a key, and checks its arguments.
+
+    Args:
+      key: where `value` stands in the configuration.
+      value: plain containers.
+      trusted: prefixes.
+      choices: by group, the name of the option chosen, to speak of.
+    """
+    if isinstance(value, list):
+        for i, element in enumerate(value):
+            check_nodes(f"{key}[{i}]", element, trusted, choices)
+    if not isinstance(value, Mapping):
+        return
+    children = {name: child for name, child in value.items() if name != "_target_"}
+    if is_node(value):
+        owner = f"{key}={choices[key]}" if choices.get(key) else f"{key} ({value['_target_']})"
+        target = locate(value["_target_"], trusted, join(key, "_target_"))
+        check_arguments(key, children, target, owner)
+    for name, child in children.items():
+        if not is_node(value) and holds_node(value) and not holds_node(child):
+            others = [other for other in children if other != name]
+            hint = did_you_mean(name, others, join(key, "{}")) or "."
+            raise InputError(f"{join(key, name)} has no _target_{hint}")
+        check_nodes(join(key, name), child, trusted, choices)
+
+
+def check_arguments(key: str, arguments: Mapping[str, Any], target: Any, owner: str) -> None:
+    """Refuses arguments that a target does not take, lacks, or wants to be of another type."""
+    try:
+        parameters = inspect.signature(target).parameters.values()
+    except ValueError:  # written in C, say
+        return
+    named = {p.name: p for p in parameters if p.kind in (p.KEYWORD_ONLY, p.POSITIONAL_OR_KEYWORD)}
+    if not any(p.kind is p.VAR_KEYWORD for p in parameters):
+        for name in arguments:
+            if name not in named:
+                raise unknown_key(join(key, name), named, owner)
+    for name, parameter in named.items():
+        if parameter.default is parameter.empty and name not in arguments:
+            raise InputError(f"{join(key, name)} is missing: {owner} needs it.")
+    hints = type_hints(target)
+    for name, value in arguments.items():
+        if name in hints and not holds_node(value):
+            check_type(join(key, name), value, hints[name])
+
+
+def type_hints(target: Any) -> dict[str, Any]:
+    """Annotations by argument; none where they name what is not there at run time."""
+    if inspect.isclass(target) and not is_dataclass(target):
+        target = target.__init__
+    try:
+        return typing.get_type_hints(target, include_extras=True)
+    except (NameError, TypeError):
+        return {}
+
+
+def check_type(key: str, value: Any, hint: Any) -> None:
+    """Refuses a value that its annotation does not allow; what cannot be checked is let through.
+
+    Nothing is converted, except that an int is a float, and a list whatever sequence is wanted.
+    """
+    try:  # in a tuple, because pydantic takes no config for a dataclass alone
+        options = ConfigDict(arbitrary_types_allowed=True)
+        adapter = TypeAdapter(tuple[hint], config=options)  # pyright: ignore[reportInvalidTypeForm]
+    except (PydanticUserError, SchemaError, TypeError):
+        return
+    problems = []
+    for candidate in (value, with_tuples(value)):
+        try:
+            adapter.validate_python((candidate,), strict=True)
+        except ValidationError as error:
+            problems = error.errors(include_url=False)
+        else:
+            return
+    place = [part for part in problems[0]["loc"][1:] if isinstance(part, int)]
+    if place:
+        key, value = key + "".join(f"[{i}]" for i in place), problems[0]["input"]
+    wanted = [problem["msg"].removeprefix("Input should be ") for problem in problems]
+    wanted = " or ".join(dict.fromkeys(wanted)).replace("greater than or equal to", "at least")
+    choices = [choice for choice in typing.get_args(hint) if isinstance(choice, str)]
+    near = did_you_mean(value, choices, f"{key}={{}}") if isinstance(value, str) else ""
+    wanted = wanted.replace("tuple", "list")
+    raise InputError(f"{key} must be {wanted}, not {value!r}{near or '.'}")
+
+
+# Building.
+
+
+def instantiate(node: DictConfig, **extra: Any) -> Any:
+    """Builds what a node describes, the nodes inside it first; lists arrive as tuples.
+
+    Args:
+      node: a part of a composed configuration, whose root says what is trusted.
+      extra: arguments beside the node's own, or in their place.
+
+    Raises:
+      InputError: a target is not trusted or not there, or its constructor raised ValueError.
+    """
+    key = str(node._get_full_key(None))
+    trusted = (*TRUSTED, *(OmegaConf.select(node._get_root(), "trusted_targets") or ()))
+    tree = resolved(node)
+    check_trust(tree, trusted, key)
+    if not is_node(tree):
+        raise InputError(f"{key} has no _target_.")
+    return build(tree | extra, trusted, key)
+
+
+def build(value: Any, trusted: Collection[str], key: str) -> Any:
+    """`instantiate` below its checks."""
+    if isinstance(value, list):
+        return tuple(build(element, trusted, f"{key}[{i}]") for i, element in enumerate(value))
+    if not isinstance(value, dict):
+        return value
+    children = {name: build(child, trusted, join(key, name)) for name, child in value.items()}
+    if not is_node(value):
+        return children
+    target = locate(children.pop("_target_"), trusted, join(key, "_target_"))
+    try:
+        return target(**children)
+    except ValueError as error:
+        raise InputError(f"{key}: {error}") from error
+
+
+def with_tuples(value: Any) -> Any:
+    """Lists as tuples, so that what holds them can be hashed."""
+    if isinstance(value, list):
+        return tuple(with_tuples(element) for element in value)
+    if isinstance(value, dict):
+        return {name: with_tuples(child) for name, child in value.items()}
+    return value
