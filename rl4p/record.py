@@ -1,0 +1,149 @@
+"""The files of a run folder that are the truth about the run; a tracker only mirrors them.
+
+    config.yaml       the resolved configuration
+    environment.json  git commit, device, package versions, ...
+    metrics.jsonl     an object a step: {"reward/mean": 0.5, "step": 3, ...}, keys sorted. A step's
+                      evaluation stands in the same line; step 0 is before training
+    samples.jsonl     an object a sample: {"step": 3, "prompt": ..., "response": ..., ...}
+    summary.json      how the run ended
+
+Lines are written whole and at once: `kill -9` loses at most the line being written, which readers
+leave out. Floats round-trip exactly. JSON has no word for what is not finite: such numbers are the
+strings "NaN", "Infinity" and "-Infinity", and metrics read back as floats.
+"""
+
+import json
+import math
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from rl4p.errors import InputError, RunError
+
+
+@dataclass(frozen=True)
+class Record:
+    """Writes and reads the record of the run in `folder`.
+
+    What cannot be written (a full disk, a folder without permission) is a `RunError`.
+    """
+
+    folder: Path
+
+    @property
+    def metrics_file(self) -> Path:
+        return self.folder / "metrics.jsonl"
+
+    @property
+    def samples_file(self) -> Path:
+        return self.folder / "samples.jsonl"
+
+    def describe(self, config: Mapping[str, Any], environment: Mapping[str, Any]) -> None:
+        """Keeps what the run is: its resolved configuration, and where it runs."""
+        replace_file(self.folder / "config.yaml", _yaml(config))
+        replace_file(self.folder / "environment.json", _document(environment))
+
+    def log(self, step: int, metrics: Mapping[str, Any]) -> None:
+        """Appends the line of a step; values are anything that `float` takes."""
+        row = {name: float(value) for name, value in metrics.items()} | {"step": int(step)}
+        _append(self.metrics_file, [row])
+
+    def log_samples(self, step: int, samples: Iterable[Mapping[str, Any]]) -> None:
+        _append(self.samples_file, [{"step": int(step)} | dict(sample) for sample in samples])
+
+    def metrics(self) -> list[dict[str, Any]]:
+        """All finished steps: "step" is an int, everything else a float."""
+        return self.metrics_from(0)[0]
+
+    def metrics_from(self, offset: int) -> tuple[list[dict[str, Any]], int]:
+        """The steps that stand from a byte offset on, and the offset to go on from later."""
+        rows = []
+        for row, end in _rows(self.metrics_file, offset):
+            rows.append({k: v if k == "step" else float(v) for k, v in row.items()})
+            offset = end
+        return rows, offset
+
+    def samples(self) -> list[dict[str, Any]]:
+        return [row for row, _ in _rows(self.samples_file)]
+
+    def truncate_after(self, step: int) -> None:
+        """Drops the lines of later steps, and a torn last line: a resumed run writes them anew."""
+        for path in (self.metrics_file, self.samples_file):
+            end = 0
+            for row, after in _rows(path):
+                if row["step"] > step:
+                    break
+                end = after
+            if path.exists():
+                os.truncate(path, end)  # one system call: a kill leaves the file cut or uncut
+
+    def write_summary(self, summary: Mapping[str, Any]) -> None:
+        replace_file(self.folder / "summary.json", _document(summary))
+
+    def summary(self) -> dict[str, Any] | None:
+        """None where the run has not ended, or was killed."""
+        path = self.folder / "summary.json"
+        return json.loads(path.read_text()) if path.exists() else None
+
+
+def replace_file(path: Path, content: str | bytes) -> None:
+    """Writes a file so that at every moment the old or the new content stands there, whole."""
+    new = path.with_name(path.name + ".new")
+    try:
+        new.write_bytes(content.encode() if isinstance(content, str) else content)
+        new.replace(path)
+    except OSError as error:
+        raise RunError(f"Cannot write {path}: {error.strerror}.") from error
+
+
+def _append(path: Path, rows: list[dict[str, Any]]) -> None:
+    lines = "".join(json.dumps(_finite(row), sort_keys=True) + "\n" for row in rows)
+    try:
+        with path.open("ab", buffering=0) as file:  # one write: no line is left half in a buffer
+            file.write(lines.encode())
+    except OSError as error:
+        raise RunError(f"Cannot write {path}: {error.strerror}.") from error
+
+
+def _rows(path: Path, offset: int = 0) -> Iterator[tuple[dict[str, Any], int]]:
+    """The objects of whole lines from a byte offset on, each with the offset behind its line."""
+    if not path.exists():
+        return
+    with path.open("rb") as file:
+        file.seek(offset)
+        for line in file:
+            if not line.endswith(b"\n"):
+                return
+            offset += len(line)
+            try:
+                row = json.loads(line)
+                row["step"]
+            except (ValueError, TypeError, KeyError) as error:
+                number = path.read_bytes()[:offset].count(b"\n")
+                raise InputError(
+                    f'{path}, line {number} is not an object with a "step", as a run writes it.'
+                ) from error
+            yield row, offset
+
+
+def _yaml(value: Mapping[str, Any]) -> str:
+    return yaml.safe_dump(dict(value), sort_keys=False, allow_unicode=True)
+
+
+def _document(value: Mapping[str, Any]) -> str:
+    return json.dumps(_finite(value), indent=2) + "\n"
+
+
+def _finite(value: Any) -> Any:
+    """The value as JSON can hold it."""
+    if isinstance(value, Mapping):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+    return value

@@ -1,0 +1,65 @@
+"""Mirrors run folders into MLflow, after a time when it was down or not asked for.
+
+    python -m rl4p.send outputs/runs/2026-11-21/12-30-05 [--uri http://host:5000]
+
+What MLflow has of a run already is not sent again.
+"""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import yaml
+
+from rl4p.errors import InputError, RunError
+from rl4p.record import Record
+from rl4p.tracker.mirror import Mirror
+from rl4p.tracker.mlflow import MLflow, reason
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command line; returns the exit code."""
+    parser = argparse.ArgumentParser(
+        prog="python -m rl4p.send", description="Mirrors run folders into MLflow."
+    )
+    parser.add_argument("run", nargs="+", type=Path, help="a run's folder")
+    parser.add_argument("--uri", help="of the tracking store, if not the one the run was set to")
+    parser.add_argument("--experiment", help="its name, likewise")
+    chosen = parser.parse_args(arguments)
+    try:
+        for folder in chosen.run:
+            print(send(folder, chosen.uri, chosen.experiment))
+    except (InputError, RunError) as error:
+        print(error, file=sys.stderr)
+        return error.exit_code
+    return 0
+
+
+def send(folder: Path, uri: str | None = None, experiment: str | None = None) -> str:
+    """Sends one run folder, and says so in a sentence.
+
+    Raises:
+      InputError: this is no run folder, or nothing says where to send it.
+      RunError: the tracking store did not take it.
+    """
+    if not (folder / "config.yaml").is_file():
+        raise InputError(f"{folder} is not the folder of a run: it has no config.yaml.")
+    options = yaml.safe_load((folder / "config.yaml").read_text()).get("tracker", {})
+    uri = uri or options.get("uri")
+    if uri is None:
+        raise InputError(f"{folder} was run without MLflow: say by --uri where to send it.")
+    tracker = MLflow(uri=uri, experiment=experiment or options.get("experiment", MLflow.experiment))
+    record = Record(folder)
+    # A run that was killed has no summary.
+    status = (record.summary() or {}).get("status", "stopped")
+    steps = len(record.metrics())
+    try:
+        Mirror(*tracker.connect(), folder).close(status)
+    except Exception as error:
+        raise RunError(f"MLflow at {tracker.uri} did not take {folder}: {reason(error)}") from error
+    return f"{folder} stands in MLflow at {tracker.uri} with its {steps} lines of metrics."
+
+
+if __name__ == "__main__":
+    sys.exit(main())
