@@ -1,0 +1,147 @@
+"""Checkpoints by Orbax: asynchronous, atomic, and of everything that a step changes."""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import jax
+import orbax.checkpoint as ocp
+
+from rl4p.data.stream import PromptStream
+from rl4p.errors import InputError, RunError
+from rl4p.types import StepInfo, TrainState
+
+
+@dataclass(frozen=True, kw_only=True)
+class Orbax:
+    """What `conf/checkpoint` configures.
+
+    Attributes:
+      every: steps between checkpoints; the last step is always saved.
+      keep: how many stay.
+    """
+
+    every: int = 50
+    keep: int = 2
+
+    def open(self, folder: Path, stream: PromptStream) -> "Checkpoints":
+        return Checkpoints(folder / "checkpoints", stream, every=self.every, keep=self.keep)
+
+
+class Checkpoints:
+    """The checkpoints of one run; a hook that saves.
+
+    A checkpoint holds the whole `TrainState` (parameters, optimizer, step, random key, memory) and
+    the state of the prompt stream. It appears under its final name only when it is complete.
+    """
+
+    def __init__(self, folder: Path, stream: PromptStream, *, every: int, keep: int) -> None:
+        self.every = every
+        self.stream = stream
+        self.folder = folder
+        self.manager = ocp.CheckpointManager(
+            folder.absolute(),
+            options=ocp.CheckpointManagerOptions(max_to_keep=keep, create=True),
+            item_names=("state", "stream"),
+        )
+
+    def __call__(self, info: StepInfo) -> None:
+        self.save(info.state)
+
+    def save(self, state: TrainState) -> None:
+        """Starts to save; returns once the arrays may change again."""
+        step = int(state.step)
+        if step in self.manager.all_steps():
+            return
+        try:
+            self.manager.save(
+                step,
+                args=ocp.args.Composite(
+                    state=ocp.args.StandardSave(as_saved(state)),
+                    stream=ocp.args.JsonSave(self.stream.state()),
+                ),
+            )
+        except (OSError, ValueError) as error:
+            raise RunError(f"The checkpoint of step {step} could not be saved: {error}.") from error
+
+    def restore(self, state: TrainState) -> TrainState:
+        """The newest checkpoint, in the shapes, dtypes and shardings of `state`.
+
+        Also moves the stream to where it was.
+
+        Raises:
+          InputError: there is none, or it does not fit; the leaves that differ are named.
+        """
+        step = self.manager.latest_step()
+        if step is None:
+            raise InputError(f"{self.folder} has no finished checkpoint to resume from.")
+        wanted = as_saved(state)
+        check_same_leaves(self.folder, self.manager.item_metadata(step)["state"].tree, wanted)
+        restored = self.manager.restore(
+            step,
+            args=ocp.args.Composite(
+                state=ocp.args.StandardRestore(
+                    jax.tree.map(ocp.utils.to_shape_dtype_struct, wanted)
+                ),
+                stream=ocp.args.JsonRestore(),
+            ),
+        )
+        self.stream.restore(restored["stream"])
+        return from_saved(restored["state"], state)
+
+    def close(self) -> None:
+        """Waits for the last save.
+
+        Raises:
+          RunError: it failed; without this call nobody would know.
+        """
+        try:
+            self.manager.wait_until_finished()
+            self.manager.close()
+        except (OSError, ValueError) as error:
+            raise RunError(f"The last checkpoint could not be saved: {error}.") from error
+
+
+def as_saved(state: TrainState) -> dict[str, Any]:
+    """The state as plain arrays in dicts: typed random keys become their data."""
+    return {
+        "step": state.step,
+        "params": state.params,
+        "optimizer_state": state.optimizer_state,
+        "key": jax.random.key_data(state.key),
+        "memory": state.memory,
+    }
+
+
+def from_saved(saved: dict[str, Any], like: TrainState) -> TrainState:
+    key = jax.random.wrap_key_data(saved["key"], impl=jax.random.key_impl(like.key))
+    return replace(like, **{name: saved[name] for name in saved if name != "key"}, key=key)
+
+
+def check_same_leaves(folder: Path, saved: Any, wanted: Any) -> None:
+    """Compares shapes and dtypes leaf by leaf: Orbax would cast silently."""
+
+    def leaves(tree: Any) -> dict[str, tuple]:
+        flat = jax.tree_util.tree_flatten_with_path(tree)[0]
+        return {
+            jax.tree_util.keystr(path, simple=True, separator="/"): (
+                tuple(leaf.shape),
+                str(leaf.dtype),
+            )
+            for path, leaf in flat
+            if hasattr(leaf, "shape")
+        }
+
+    old, new = leaves(saved), leaves(wanted)
+    differences = [
+        f"{name} is {old.get(name, 'absent')} there and {new.get(name, 'absent')} here"
+        for name in sorted(old.keys() | new.keys())
+        if old.get(name) != new.get(name)
+    ]
+    if differences:
+        raise InputError(
+            f"The checkpoint in {folder} does not fit the configured run: "
+            f"{'; '.join(differences[:5])}"
+            + (f"; and {len(differences) - 5} more" if len(differences) > 5 else "")
+            + "."
+        )

@@ -1,0 +1,1 @@
+"""Collectors: how prompts become graded trajectories."""

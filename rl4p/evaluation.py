@@ -1,0 +1,71 @@
+"""Evaluation: the same rollout and reward phases, without updates."""
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import jax
+
+from rl4p.errors import InputError
+from rl4p.model.policy import Policy
+from rl4p.phases import Phases
+from rl4p.types import Params, Prompt, StepInfo, Texts
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluation:
+    """Greedy pass@1 on held-out prompts; each question is counted once.
+
+    Attributes:
+      every: steps between evaluations.
+      rollout, reward: the phases of the run.
+      term: the reward term that says whether an answer is right; never the weighted sum.
+      rows: sequences sampled at a time. As many as a training step has, so that the sampler's
+        compiled program serves both.
+    """
+
+    every: int
+    phases: Phases
+    policy: Policy
+    prompts: Sequence[Prompt]
+    term: str
+    rows: int
+
+    def __call__(self, info: StepInfo) -> dict[str, float]:
+        return self.evaluate(info.state.params)
+
+    def evaluate(self, params: Params) -> dict[str, float]:
+        """`eval/<task>/pass_at_1` and `eval/<task>/prompts` for each task among the prompts."""
+        right: dict[str, int] = defaultdict(int)
+        asked: dict[str, int] = defaultdict(int)
+        for start in range(0, len(self.prompts), self.rows):
+            chunk = self.prompts[start : start + self.rows]
+            # Filled up with the chunk's own prompts to the full number of rows; the surplus is
+            # sampled and not counted.
+            filled = [chunk[i % len(chunk)] for i in range(self.rows)]
+            trajectories, texts = self.phases.rollout(
+                self.policy,
+                params,
+                filled,
+                group_size=1,
+                key=jax.random.key(0),
+                version=0,
+                greedy=True,
+            )
+            counted = slice(len(chunk))
+            rewards = self.phases.reward(
+                jax.tree.map(lambda x, rows=counted: x[rows], trajectories),
+                Texts(prompts=texts.prompts[counted], responses=texts.responses[counted]),
+            )
+            if self.term not in rewards.terms:
+                raise InputError(
+                    f"evaluation.term={self.term} is not a term of the reward; its terms are "
+                    f"{', '.join(rewards.terms) or 'none'}."
+                )
+            grades_B, valid_B = jax.device_get((rewards.terms[self.term], rewards.valid_B))
+            for prompt, grade, valid in zip(chunk, grades_B, valid_B, strict=True):
+                right[prompt.task] += bool(valid and grade >= 1)
+                asked[prompt.task] += 1
+        return {f"eval/{task}/pass_at_1": right[task] / n for task, n in asked.items()} | {
+            f"eval/{task}/prompts": float(n) for task, n in asked.items()
+        }

@@ -1,0 +1,164 @@
+"""Wires the instantiated parts of a configuration into something that can run."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax
+import numpy as np
+from omegaconf import DictConfig, OmegaConf
+
+from rl4p.checkpoint import Orbax
+from rl4p.checks import check_advantages, check_rewards, check_trajectories
+from rl4p.configuration import instantiate
+from rl4p.data.prompts import encode_prompts
+from rl4p.data.stream import PromptStream
+from rl4p.errors import InputError
+from rl4p.evaluation import Evaluation
+from rl4p.loop import Loop
+from rl4p.mesh import Mesh
+from rl4p.model.policy import Policy, padded_width
+from rl4p.phases import Phases
+from rl4p.tracker import Tracker
+from rl4p.types import Prompt, TrainState
+
+
+@dataclass(frozen=True, kw_only=True)
+class Experiment:
+    """The parts of a run, built and checked, before its first step."""
+
+    config: Mapping[str, Any]  # resolved
+    loop: Loop
+    state: TrainState
+    stream: PromptStream
+    evaluation: Evaluation
+    checkpoint: Orbax
+    tracker: Tracker
+    sizes: str  # what a step is made of, in a few lines for people
+
+
+def build(config: DictConfig) -> Experiment:
+    """Instantiates everything and checks that the parts fit one another.
+
+    Raises:
+      InputError: they do not, or data or weights are wrong; the configuration key is named.
+    """
+    key = jax.random.key(config.seed)
+    mesh: Mesh = instantiate(config.mesh)
+    rows = config.prompts_per_step * config.group_size
+    if rows % mesh.size:
+        raise InputError(
+            f"prompts_per_step x group_size = {rows} sequences do not divide over the {mesh.size} "
+            "devices of the mesh."
+        )
+    phases = build_phases(config)
+    if rows % phases.update.minibatches:
+        raise InputError(
+            f"update.minibatches={phases.update.minibatches} does not divide the {rows} sequences "
+            "of a step."
+        )
+    phases.needs()
+    data = instantiate(config.data)
+    questions, held_out = data.train(), data.held_out()
+    policy, params = instantiate(config.model).build(mesh, jax.random.fold_in(key, 0))
+    check_positions(config, policy)
+    options = {"system_prompt": data.system_prompt, "max_prompt_tokens": config.max_prompt_tokens}
+    prompts, dropped = encode_prompts(questions, policy.tokenizer, **options)
+    test_prompts, test_dropped = encode_prompts(held_out, policy.tokenizer, **options)
+
+    optimizer = instantiate(config.optimizer)
+    state = TrainState(
+        step=mesh.replicate(np.int32(0)),
+        params=params,
+        optimizer_state=jax.jit(optimizer.transform().init, out_shardings=mesh.everywhere)(params),
+        key=mesh.replicate(jax.random.fold_in(key, 1)),
+        memory=mesh.replicate(phases.initial_memory()),
+    )
+    sampler = phases.rollout
+    if config.evaluation.rollout is not None:
+        sampler = instantiate(config.evaluation.rollout)
+    evaluation = Evaluation(
+        every=config.evaluation.every,
+        phases=replace(phases, rollout=sampler),
+        policy=policy,
+        prompts=test_prompts[: config.evaluation.prompts],
+        term=config.evaluation.term,
+        rows=rows,
+    )
+    loop = Loop(
+        policy=policy,
+        phases=phases,
+        collector=instantiate(config.collector),
+        optimizer=optimizer,
+        steps=config.steps,
+    )
+    return Experiment(
+        config=OmegaConf.to_container(config, resolve=True),  # type: ignore[arg-type]
+        loop=loop,
+        state=state,
+        stream=PromptStream(prompts, config.seed),
+        evaluation=evaluation,
+        checkpoint=instantiate(config.checkpoint),
+        tracker=instantiate(config.tracker),
+        sizes=f"{describe_model(params)}; {describe_data(prompts, dropped, test_prompts, test_dropped)}\n"
+        + describe_step(config, phases, prompts),
+    )
+
+
+def build_phases(config: DictConfig) -> Phases:
+    checks = {
+        "rollout": lambda result, *_: check_trajectories(result[0]),
+        "reward": lambda rewards, trajectories, _: check_rewards(rewards, trajectories),
+        "advantage": check_advantages,
+    }
+    return Phases(
+        rollout=instantiate(config.rollout),
+        reward=instantiate(config.reward),
+        advantage=instantiate(config.advantage),
+        update=instantiate(config["update"]),  # .update is a method of mappings
+        checks=checks if config.debug.check_batches else {},
+    )
+
+
+def check_positions(config: DictConfig, policy: Policy) -> None:
+    longest = config.max_prompt_tokens + config.max_response_tokens
+    limit = policy.decoder.config.max_positions
+    if longest > limit:
+        raise InputError(
+            f"max_prompt_tokens + max_response_tokens = {longest} is more than the {limit} "
+            "positions of the model."
+        )
+
+
+def describe_model(params: Any) -> str:
+    count = sum(leaf.size for leaf in jax.tree.leaves(params))
+    devices = jax.devices()
+    return (
+        f"{count / 1e6:,.2f}M parameters on {len(devices)} {devices[0].device_kind} "
+        f"({devices[0].platform})"
+    )
+
+
+def describe_data(
+    prompts: list[Prompt], dropped: int, test_prompts: list[Prompt], test_dropped: int
+) -> str:
+    over = dropped + test_dropped
+    return f"{len(prompts):,} prompts and {len(test_prompts):,} held out" + (
+        f" ({over:,} dropped for being longer than max_prompt_tokens)" if over else ""
+    )
+
+
+def describe_step(config: DictConfig, phases: Phases, prompts: list[Prompt]) -> str:
+    """The derived sizes: sequences, tokens (padding included), updates, microbatches."""
+    sequences = config.prompts_per_step * config.group_size
+    width = padded_width(max(len(prompt.tokens) for prompt in prompts))
+    width += phases.rollout.max_response_tokens
+    update = phases.update
+    rows = max(1, update.tokens_per_microbatch // width)
+    updates = update.epochs * update.minibatches
+    microbatches = -(-sequences // update.minibatches // rows)
+    return (
+        f"a step: {config.prompts_per_step} prompts x {config.group_size} samples = {sequences} "
+        f"sequences, at most {sequences * width:,} tokens, {updates} "
+        f"update{'s' * (updates > 1)} of {microbatches} microbatch{'es' * (microbatches > 1)}"
+    )

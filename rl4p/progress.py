@@ -1,0 +1,108 @@
+"""What a person sees of a run: a line that moves, samples now and then, a table at the end."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+from rich.text import Text
+
+from rl4p.types import StepInfo
+
+
+class ProgressBar:
+    """A hook; on a terminal a moving bar, elsewhere a plain line now and then.
+
+    Attributes:
+      every: 1: it looks at every step, and decides for itself what to print.
+      lines_every: steps between plain lines.
+    """
+
+    def __init__(self, steps: int, start: int, lines_every: int, samples_every: int) -> None:
+        self.every = 1
+        self.steps = steps
+        self.lines_every = lines_every
+        self.samples_every = samples_every
+        self.console = Console(highlight=False)
+        self.pass_at_1 = ""
+        self.bar = Progress(
+            TextColumn("step {task.completed:.0f}/{task.total:.0f}"),
+            BarColumn(),
+            TextColumn("{task.description}"),
+            TimeRemainingColumn(),
+            console=self.console,
+            disable=not self.console.is_terminal,
+        )
+        self.task = self.bar.add_task("compiling", total=steps, completed=start)
+
+    def __enter__(self) -> "ProgressBar":
+        self.bar.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.bar.stop()
+
+    def __call__(self, info: StepInfo) -> None:
+        self.note_evaluation(info.metrics)
+        line = (
+            f"reward {info.metrics['reward/mean']:.3f}  {self.pass_at_1}"
+            f"{info.metrics['rollout/tokens_per_second']:,.0f} tokens/s"
+        )
+        self.bar.update(self.task, completed=info.step, description=line)
+        due = info.step % self.lines_every == 0 or info.step == self.steps
+        if not self.console.is_terminal and due:
+            seconds = info.metrics["time/step"]
+            self.console.print(f"step {info.step}/{self.steps}  {line}  {seconds:.2f} s")
+        if self.samples_every and info.step % self.samples_every == 0:
+            self.print_sample(info)
+
+    def note_evaluation(self, metrics: Mapping[str, float]) -> None:
+        """Remembers pass@1, and prints it when it is new."""
+        scores = {k: v for k, v in metrics.items() if k.endswith("/pass_at_1")}
+        if scores:
+            named = [f"{name.split('/')[1]} pass@1 {score:.3f}" for name, score in scores.items()]
+            self.pass_at_1 = "  ".join(named) + "  "
+
+    def print_sample(self, info: StepInfo) -> None:
+        """The step's first sample. Text of a model's is printed as it is, never as markup."""
+        prompt, response = info.texts.prompts[0], info.texts.responses[0]
+        reward = float(info.rewards.total_B[0])
+        self.console.print(
+            Text.assemble(
+                (f"  step {info.step}  ", "dim"),
+                (shorten(prompt.question), "bold"),
+                "  ->  ",
+                shorten(response),
+                (f"  reward {reward:.2f}, answer {shorten(prompt.answer)}", "dim"),
+            ),
+            soft_wrap=True,
+        )
+
+
+def shorten(text: str, limit: int = 160) -> str:
+    """One printable line of at most `limit` characters."""
+    line = "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text.replace("\n", " "))
+    return line if len(line) <= limit else line[: limit - 1] + "…"
+
+
+def print_summary(folder: Path, summary: Mapping[str, Any]) -> None:
+    """The small table at the end of a run."""
+    evaluation, seconds = summary["evaluation"], summary["seconds"]
+    table = Table(box=None, padding=(0, 2, 0, 0), title_justify="left")
+    for column in ("held out", "first", "last", "best"):
+        table.add_column(column, justify="left" if column == "held out" else "right")
+    for name in evaluation["last"]:
+        if name.endswith("/pass_at_1"):
+            values = (evaluation[when].get(name) for when in ("first", "last", "best"))
+            table.add_row(
+                name.removeprefix("eval/"), *("-" if v is None else f"{v:.3f}" for v in values)
+            )
+    phases = ", ".join(f"{name} {value:.0f}" for name, value in seconds.items() if name != "total")
+    console = Console(highlight=False)
+    console.print(table)
+    console.print(
+        f"{summary['status']} at step {summary['step']} after {seconds['total']:.0f} s ({phases})"
+    )
+    console.print(f"{folder}: metrics.jsonl, samples.jsonl, plots/learning_curve.png", soft_wrap=True)

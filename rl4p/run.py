@@ -1,0 +1,254 @@
+"""Runs an experiment in its folder: record, hooks, signals, summary."""
+
+import fcntl
+import hashlib
+import importlib.metadata
+import logging
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.monitoring
+import numpy as np
+from hydra.core.hydra_config import HydraConfig
+from omegaconf import DictConfig
+from rich.console import Console
+
+import rl4p
+from rl4p.checkpoint import Checkpoints
+from rl4p.errors import InputError, Stopped
+from rl4p.experiment import Experiment, build
+from rl4p.loop import run_hooks, train
+from rl4p.plots import plot_learning_curve
+from rl4p.progress import ProgressBar, print_summary
+from rl4p.protocols import Hook
+from rl4p.record import Record
+from rl4p.signals import StopRequest
+from rl4p.tracker import TrackedRun
+from rl4p.types import Params, StepInfo
+
+log = logging.getLogger(__name__)
+
+PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "transformers", "numpy")
+COMPILATION = {"seconds": 0.0}
+
+
+def count_compilation(event: str, seconds: float, **_: Any) -> None:
+    if event.startswith("/jax/core/compile/"):  # tracing, lowering and the compiler itself
+        COMPILATION["seconds"] += seconds
+
+
+jax.monitoring.register_event_duration_secs_listener(count_compilation)
+
+
+def run(config: DictConfig) -> dict[str, Any]:
+    """The job of `python -m rl4p.train`; returns the summary.
+
+    Raises:
+      InputError, RunError: as the parts do.
+      Stopped: by a signal, with everything saved.
+    """
+    started, compiled = time.perf_counter(), COMPILATION["seconds"]
+    folder = Path(HydraConfig.get().runtime.output_dir)
+    record = Record(folder)
+    with only_run_in(folder):
+        if config.resume is None and record.metrics():
+            raise InputError(
+                f"{folder} holds a run already; go on with it by resume={folder}, or choose another "
+                "hydra.run.dir."
+            )
+        experiment = build(config)
+        Console(highlight=False, soft_wrap=True).print(f"{folder}\n{experiment.sizes}")
+        record.describe(experiment.config, environment())
+        tracked = experiment.tracker.open(folder)
+        checkpoints = experiment.checkpoint.open(folder, experiment.stream)
+        outcome = Outcome(record=record, params=experiment.state.params)
+        status = "failed"
+        try:
+            status = run_steps(config, experiment, checkpoints, record, tracked, outcome)
+            checkpoints.close()
+        finally:
+            summary = outcome.summary(status, time.perf_counter() - started, compiled)
+            record.write_summary(summary)
+            if outcome.has_curve():
+                plot_learning_curve(record.metrics(), folder / "plots" / "learning_curve.png")
+            tracked.finish(status)
+        print_summary(folder, summary)
+        if status == "stopped":
+            raise Stopped(
+                f"Stopped after step {summary['step']}, everything is saved; go on with "
+                f"python -m rl4p.train resume={folder}"
+            )
+        return summary
+
+
+def run_steps(
+    config: DictConfig,
+    experiment: Experiment,
+    checkpoints: Checkpoints,
+    record: Record,
+    tracked: TrackedRun,
+    outcome: "Outcome",
+) -> str:
+    """All steps with their hooks, from the beginning or from a checkpoint: "finished" or "stopped"."""
+    state, stream = experiment.state, experiment.stream
+    if config.resume is None:
+        first = experiment.evaluation.evaluate(state.params)
+        record.log(0, first)
+        tracked.log(0, first)
+    else:
+        state = checkpoints.restore(state)
+        outcome.resumed_from = int(state.step)
+        record.truncate_after(int(state.step))
+    outcome.step, outcome.params = int(state.step), state.params
+    samples = config.samples
+    bar = ProgressBar(config.steps, int(state.step), max(1, config.steps // 20), samples.every)
+    bar.note_evaluation(record.metrics()[-1])
+    hooks: list[Hook] = [
+        experiment.evaluation,
+        RecordSamples(every=samples.every, count=samples.count, record=record),
+        RecordMetrics(record=record, tracked=tracked, outcome=outcome),
+        bar,
+        checkpoints,
+    ]
+    with StopRequest() as request, bar:
+        for info in train(experiment.loop, state, stream):
+            run_hooks(hooks, info, last=info.step == config.steps)
+            if info.step == 1 and info.metrics["advantage/max"] == 0:
+                log.warning(
+                    "Every advantage of the first step is zero, so it taught nothing"
+                    + (": group_size=1 has no siblings to compare with." * (config.group_size == 1))
+                )
+            if request.received is not None:
+                checkpoints.save(info.state)  # no other hook: a resumed run has the same lines
+                break
+    return "finished" if outcome.step == config.steps else "stopped"
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecordMetrics:
+    """Writes the step's line, mirrors it, and keeps what the summary needs. A hook."""
+
+    record: Record
+    tracked: TrackedRun
+    outcome: "Outcome"
+    every: int = 1
+
+    def __call__(self, info: StepInfo) -> None:
+        self.record.log(info.step, info.metrics)
+        self.tracked.log(info.step, info.metrics)
+        self.outcome.add(info)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecordSamples:
+    """Writes the first samples of a step, with their grades, to samples.jsonl. A hook."""
+
+    every: int
+    count: int
+    record: Record
+
+    def __call__(self, info: StepInfo) -> None:
+        rewards = jax.device_get(info.rewards)
+        rows = range(min(self.count, len(info.texts.responses)))
+        self.record.log_samples(
+            info.step,
+            [
+                {
+                    "id": info.texts.prompts[row].id,
+                    "prompt": info.texts.prompts[row].question,
+                    "response": info.texts.responses[row],
+                    "answer": info.texts.prompts[row].answer,
+                    "reward": float(rewards.total_B[row]),
+                    "terms": {name: float(grade_B[row]) for name, grade_B in rewards.terms.items()},
+                }
+                for row in rows
+            ],
+        )
+
+
+@dataclass(kw_only=True)
+class Outcome:
+    """What summary.json says; filled while the run goes on, so that a failed run has one too."""
+
+    record: Record
+    params: Params
+    step: int = 0
+    resumed_from: int | None = None
+    rollout_seconds: float = 0.0
+    update_seconds: float = 0.0
+
+    def add(self, info: StepInfo) -> None:
+        self.step, self.params = info.step, info.state.params
+        self.rollout_seconds += info.metrics["time/rollout"]
+        self.update_seconds += info.metrics["time/update"]
+
+    def has_curve(self) -> bool:
+        return any("reward/mean" in row for row in self.record.metrics())
+
+    def summary(self, status: str, seconds: float, compiled: float) -> dict[str, Any]:
+        evaluations = [
+            {name: value for name, value in row.items() if name.startswith("eval/")}
+            for row in self.record.metrics()
+        ]
+        evaluations = [evaluation for evaluation in evaluations if evaluation]
+        names = {name for evaluation in evaluations for name in evaluation}
+        best = {name: max(e[name] for e in evaluations if name in e) for name in sorted(names)}
+        return {
+            "status": status,
+            "step": self.step,
+            "evaluation": {
+                "first": evaluations[0] if evaluations else {},
+                "last": evaluations[-1] if evaluations else {},
+                "best": best,
+            },
+            "params_sha256": params_sha256(self.params) if status != "failed" else None,
+            "seconds": {
+                "total": seconds,
+                "compile": COMPILATION["seconds"] - compiled,
+                "rollout": self.rollout_seconds,
+                "update": self.update_seconds,
+            },
+            "resumed_from": self.resumed_from,
+        }
+
+
+def params_sha256(params: Params) -> str:
+    """A digest of names, shapes, dtypes and bytes of all parameters, in the order of their names."""
+    digest = hashlib.sha256()
+    for path, value in jax.tree_util.tree_flatten_with_path(params)[0]:
+        array = np.asarray(jax.device_get(value))
+        name = jax.tree_util.keystr(path, simple=True, separator="/")
+        digest.update(f"{name} {array.shape} {array.dtype}\n".encode())
+        digest.update(np.ascontiguousarray(array).tobytes())
+    return digest.hexdigest()
+
+
+def environment() -> dict[str, Any]:
+    """Where the run takes place: commit, versions, devices, the overrides it was given."""
+    command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty"]
+    commit = subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
+    return {
+        "git_commit": commit or None,
+        "device": jax.devices()[0].device_kind,
+        "devices": jax.device_count(),
+        "packages": {"rl4p": rl4p.__version__}
+        | {name: importlib.metadata.version(name) for name in PACKAGES},
+        "overrides": list(HydraConfig.get().overrides.task),
+    }
+
+
+@contextmanager
+def only_run_in(folder: Path) -> Iterator[None]:
+    """Refuses a second run in the same folder; the lock goes with the process, however it ends."""
+    with (folder / ".lock").open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise InputError(f"Another run is going on in {folder}.") from None
+        yield
