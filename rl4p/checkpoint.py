@@ -42,7 +42,10 @@ class Checkpoints:
         self.manager = ocp.CheckpointManager(
             folder.absolute(),
             options=ocp.CheckpointManagerOptions(max_to_keep=keep, create=True),
-            item_names=("state", "stream"),
+            item_handlers={
+                "state": ocp.StandardCheckpointHandler(),
+                "stream": ocp.JsonCheckpointHandler(),
+            },
         )
 
     def __call__(self, info: StepInfo) -> None:
@@ -76,7 +79,7 @@ class Checkpoints:
         if step is None:
             raise InputError(f"{self.folder} has no finished checkpoint to resume from.")
         wanted = as_saved(state)
-        check_same_leaves(self.folder, self.manager.item_metadata(step)["state"].tree, wanted)
+        check_same_leaves(self.folder, self.manager.item_metadata(step)["state"], wanted)
         restored = self.manager.restore(
             step,
             args=ocp.args.Composite(
@@ -88,6 +91,12 @@ class Checkpoints:
         )
         self.stream.restore(restored["stream"])
         return from_saved(restored["state"], state)
+
+    def __enter__(self) -> "Checkpoints":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
 
     def close(self) -> None:
         """Waits for the last save.

@@ -20,7 +20,7 @@ def masked_sum(values: Array, mask: Array) -> Array:
 
 def masked_mean(values: Array, mask: Array) -> Array:
     """Mean of the values where the mask is true; 0 where it is true nowhere."""
-    return masked_sum(values, mask) / jnp.maximum(jnp.sum(mask), 1)
+    return masked_sum(values, mask) / jnp.maximum(jnp.sum(mask, dtype=jnp.float32), 1)
 
 
 def masked_std(values: Array, mask: Array) -> Array:

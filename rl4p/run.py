@@ -70,8 +70,9 @@ def run(config: DictConfig) -> dict[str, Any]:
         outcome = Outcome(record=record, params=experiment.state.params)
         status = "failed"
         try:
-            status = run_steps(config, experiment, checkpoints, record, tracked, outcome)
-            checkpoints.close()
+            with checkpoints:  # a last save that fails is a failed run
+                ended = run_steps(config, experiment, checkpoints, record, tracked, outcome)
+            status = ended
         finally:
             summary = outcome.summary(status, time.perf_counter() - started, compiled)
             record.write_summary(summary)

@@ -21,7 +21,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from rl4p.configuration.composition import CONF, CONFIG, Composer, one_line, sweep_jobs
 from rl4p.configuration.resume import resume
-from rl4p.configuration.schema import without_hydra
+from rl4p.configuration.schema import check, without_hydra
 from rl4p.errors import InputError, RunError, Stopped
 
 log = logging.getLogger(__name__)
@@ -119,6 +119,12 @@ def preflight(
         if multirun or folder.is_sweep_override():
             raise InputError("resume goes on with a single run: give one folder, and no -m.")
         return resume(composer, str(folder.value()), overrides, targets=targets), RunMode.RUN
+    swept = [override for override in overrides if override.is_sweep_override()]
+    for override in swept:
+        if override.is_hydra_override():
+            raise InputError(
+                f"{override.input_line} has several values: Hydra's own keys take one."
+            )
     base = composer.load(lines)
     if base.get("resume") is not None:
         raise InputError("resume belongs on the command line: resume=FOLDER.")
@@ -127,14 +133,13 @@ def preflight(
         params = OmegaConf.select(base, "hydra.sweeper.params") or {}
         axes = composer.parse([f"{key}={values}" for key, values in params.items()])
         jobs = list(sweep_jobs([*axes, *overrides]))
+    elif swept:
+        raise InputError(f"{swept[0].input_line} has several values: add -m to sweep over them.")
     else:
-        mode = RunMode.RUN
-        jobs = [lines]
-        for override in overrides:
-            if override.is_sweep_override():
-                raise InputError(f"{override.input_line} has several values: add -m to sweep.")
-    for job in jobs:
-        composer.compose(job, targets=targets)
+        mode, jobs = RunMode.RUN, [lines]
+    configs = [composer.compose(job, targets=False) for job in jobs]  # all, before any import
+    for config in configs if targets else ():
+        check(config)
     return lines, mode
 
 

@@ -12,7 +12,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException, MissingConfigException
 from hydra.types import RunMode
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
@@ -70,7 +70,7 @@ class Composer:
 
     def parse(self, lines: list[str]) -> list[Override]:
         """The overrides of a command line."""
-        parser = OverridesParser.create(self.loader)
+        parser = OverridesParser.create()
         overrides = []
         for line in lines:
             try:
@@ -78,6 +78,7 @@ class Composer:
             except HydraException as error:
                 reason = one_line(error)
                 raise InputError(f"{line} cannot be read as KEY=VALUE: {reason}") from error
+            overrides[-1].config_loader = self.loader  # glob(...) asks it for the options
         return overrides
 
     def explain(self, error: Exception, lines: list[str]) -> InputError:
@@ -116,7 +117,8 @@ def unknown_override(override: Override, config: DictConfig) -> InputError | Non
             owner = f"{parent}={choice}" if choice else parent or "the configuration"
             names = [str(key) for key in node if key not in ("hydra", "_target_")]
             refusal = unknown_key(path, names, owner)
-            if parent and holds_node(node) and not is_node(node):
+            plain = OmegaConf.to_container(node, resolve=False)
+            if parent and holds_node(plain) and not is_node(plain):
                 return InputError(f"{refusal}; +{path}._target_=... would add it.")
             return refusal
         node = node[name]

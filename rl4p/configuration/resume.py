@@ -13,7 +13,16 @@ from rl4p.configuration.schema import without_hydra
 from rl4p.configuration.targets import join, resolved
 from rl4p.errors import InputError
 
-MAY_CHANGE = ("steps", "evaluation", "samples", "tracker", "checkpoint", "debug", "trusted_targets", "resume")
+MAY_CHANGE = (
+    "steps",
+    "evaluation",
+    "samples",
+    "tracker",
+    "checkpoint",
+    "debug",
+    "trusted_targets",
+    "resume",
+)
 # A run folder may come from anybody: what is trusted is said anew on the command line.
 NOT_TAKEN_OVER = ("trusted_targets", "resume")
 
@@ -36,13 +45,14 @@ def resume(
     try:
         lines = [str(line) for line in OmegaConf.load(folder / ".hydra" / "overrides.yaml")]
         saved = OmegaConf.load(folder / ".hydra" / "config.yaml")
+        if not isinstance(saved, DictConfig):
+            raise ValueError("config.yaml is no mapping")
     except OSError as error:
         reason = f"{error.filename}: {error.strerror}"
         raise InputError(f"resume={given} is not the folder of a run: {reason}.") from error
     except (ValueError, YAMLError) as error:
         reason = " ".join(str(error).split())
         raise InputError(f"resume={given} has a .hydra that cannot be read: {reason}.") from error
-    assert isinstance(saved, DictConfig)
     repeated = {override.get_key_element() for override in overrides}
     lines = [
         *(
@@ -53,7 +63,7 @@ def resume(
         *(str(new.input_line) for new in overrides if new.key_or_group != "resume"),
     ]
     quoted = QuotedString(str(folder), Quote.single).with_quotes()
-    lines += [f"resume={quoted}", f"hydra.run.dir={quoted}", "hydra.mode=RUN"]
+    lines += [f"resume={quoted}", f"hydra.run.dir={quoted}"]
     config = without_hydra(composer.compose(lines, targets=targets))
     for key in MAY_CHANGE:  # before interpolations: what follows `steps` may change with it
         saved[key] = config[key]

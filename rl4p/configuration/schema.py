@@ -12,6 +12,7 @@ from rl4p.configuration.targets import (
     check_arguments,
     check_nodes,
     check_trust,
+    check_type,
     holds_node,
     join,
     require_trust,
@@ -96,7 +97,8 @@ def check(config: DictConfig, *, targets: bool = True) -> None:
     tree = resolved(without_hydra(config), complete=targets)
     check_arguments("", tree, Root, "the configuration")
     for name, section in SECTIONS.items():
-        check_arguments(name, tree[name] or {}, section, name)
+        check_type(name, tree[name], dict)
+        check_arguments(name, tree[name], section, name)
     trusted = (*TRUSTED, *tree["trusted_targets"])
     check_trust(tree, trusted)
     # Not resolved: much of it is known only later. An interpolated target is not trusted, then.
@@ -107,11 +109,10 @@ def check(config: DictConfig, *, targets: bool = True) -> None:
     for name in GROUPS:
         if not holds_node(tree[name]):
             raise InputError(f"{name} has no _target_: choose one of its options ({name}=NAME).")
-        if targets:
-            check_nodes(name, tree[name], trusted, config.hydra.runtime.choices)
-    if targets and tree["evaluation"]["rollout"] is not None:
-        sampler = tree["evaluation"]["rollout"]
-        check_nodes("evaluation.rollout", sampler, trusted, config.hydra.runtime.choices)
+    if targets:
+        below = {join(name, key): tree[name][key] for name in SECTIONS for key in tree[name]}
+        for key, value in {**{name: tree[name] for name in GROUPS}, **below}.items():
+            check_nodes(key, value, trusted, config.hydra.runtime.choices)
 
 
 def logging_selectors(value: Any, key: str) -> Iterator[tuple[str, Any]]:

@@ -23,6 +23,8 @@ from pydantic_core import SchemaError
 from rl4p.errors import InputError
 
 TRUSTED = ("rl4p", "optax")
+# The functions of this package find and call other code, by name.
+NEVER_TRUSTED = "rl4p.configuration."
 # By these Hydra defers or reshapes a call; nothing here needs that, and it hides what is called.
 REFUSED_KEYS = ("_args_", "_convert_", "_partial_", "_recursive_")
 
@@ -96,7 +98,8 @@ def require_trust(name: Any, trusted: Collection[str], key: str) -> None:
     """Refuses a name that none of the prefixes is, or stands above, in whole dotted parts."""
     if not isinstance(name, str):
         raise InputError(f"{key} must be a dotted name, not {name!r}.")
-    if not any(f"{name}.".startswith(f"{prefix.rstrip('.')}.") for prefix in trusted):
+    inside = any(f"{name}.".startswith(f"{prefix.rstrip('.')}.") for prefix in trusted)
+    if not inside or name.startswith(NEVER_TRUSTED):
         raise InputError(
             f"{key}={name} is not trusted: allowed are {', '.join(trusted)}, and the packages of "
             "your own that trusted_targets=[...] names."
@@ -201,14 +204,15 @@ def check_type(key: str, value: Any, hint: Any) -> None:
         adapter = TypeAdapter(tuple[hint], config=options)  # pyright: ignore[reportInvalidTypeForm]
     except (PydanticUserError, SchemaError, TypeError):
         return
-    problems = []
-    for candidate in (value, with_tuples(value)):
+    attempts = []
+    for candidate in (with_tuples(value), value):
         try:
             adapter.validate_python((candidate,), strict=True)
         except ValidationError as error:
-            problems = error.errors(include_url=False)
+            attempts.append(error.errors(include_url=False))
         else:
             return
+    problems = max(attempts, key=lambda attempt: len(attempt[0]["loc"]))  # the one that got further
     place = [part for part in problems[0]["loc"][1:] if isinstance(part, int)]
     if place:
         key, value = key + "".join(f"[{i}]" for i in place), problems[0]["input"]

@@ -175,6 +175,7 @@ def write_model(folder: Path, decoder: Decoder, params: Params, end_ids: tuple[i
         array = leaf(params, path) if layer is None else leaf(params, path)[layer]
         tensors[name] = jnp.array(array.T if path[-1] == "kernel" else array)
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    (folder / "model.safetensors").chmod(0o644)  # the library makes it private
     config = {
         "architectures": ["Qwen2ForCausalLM"],
         "model_type": "qwen2",

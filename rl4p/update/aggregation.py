@@ -22,7 +22,7 @@ def aggregation_weights(mask_BT: Array, aggregation: Aggregation, length: int) -
     """
     mask = mask_BT.astype(jnp.float32)
     tokens_B1 = jnp.sum(mask, axis=1, keepdims=True)
-    sequences = jnp.maximum(jnp.sum(tokens_B1 > 0), 1)
+    sequences = jnp.maximum(jnp.sum(tokens_B1 > 0, dtype=jnp.float32), 1)
     match aggregation:
         case "token_mean":
             return mask / jnp.maximum(jnp.sum(mask), 1)

@@ -1,0 +1,73 @@
+"""A run that was stopped or killed goes on as if nothing had happened."""
+
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.runs.conftest import lines, summary
+
+STEPS = ("steps=8", "checkpoint.every=3")
+
+
+@pytest.fixture(scope="module")
+def whole(train, tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("whole") / "run"
+    assert train(*STEPS, f"hydra.run.dir={folder}").returncode == 0
+    return folder
+
+
+def interrupt(command: list[str], folder: Path, step: int, number: signal.Signals) -> int:
+    """Starts a run and sends it a signal once the line of `step` is written."""
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    record = folder / "metrics.jsonl"
+    while process.poll() is None:
+        if record.exists() and record.read_text().count("\n") > step:
+            process.send_signal(number)
+            break
+        time.sleep(0.002)
+    process.communicate()
+    return process.returncode
+
+
+def test_a_killed_run_goes_on_bit_for_bit(whole, command, train, tmp_path):
+    folder = tmp_path / "run"
+    # The random pause of the sampler is not under our control: whichever step it dies in, the
+    # resumed record must be that of the whole run.
+    overrides = (*STEPS, f"hydra.run.dir={folder}")
+    interrupt(command(*overrides), folder, 4, signal.SIGKILL)
+    assert not (folder / "summary.json").exists()
+    process = train(f"resume={folder}", small=())
+    assert process.returncode == 0, process.stderr
+    assert summary(folder)["resumed_from"] in (3, 6)
+    assert lines(folder) == lines(whole)
+    assert summary(folder)["params_sha256"] == summary(whole)["params_sha256"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_stopped_run_saves_says_how_to_resume_and_goes_on(
+    whole, command, train, tmp_path, number
+):
+    folder = tmp_path / "run"
+    code = interrupt(command(*STEPS, f"hydra.run.dir={folder}"), folder, 1, number)
+    assert code == 3
+    stopped = summary(folder)
+    assert stopped["status"] == "stopped"
+    assert (folder / "checkpoints" / str(stopped["step"])).is_dir()
+    process = train(f"resume={folder}", small=())
+    assert process.returncode == 0, process.stderr
+    assert summary(folder)["resumed_from"] == stopped["step"]
+    assert lines(folder) == lines(whole)
+    assert summary(folder)["params_sha256"] == summary(whole)["params_sha256"]
+
+
+def test_more_steps_may_be_asked_for_but_nothing_else(whole, train, tmp_path):
+    process = train(f"resume={whole}", "advantage=rloo", small=())
+    assert process.returncode == 2
+    assert "advantage._target_ was" in process.stderr
+    folder = tmp_path / "run"
+    assert train("steps=6", "checkpoint.every=3", f"hydra.run.dir={folder}").returncode == 0
+    assert train(f"resume={folder}", "steps=8", small=()).returncode == 0
+    assert lines(folder) == lines(whole)

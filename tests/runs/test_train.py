@@ -1,0 +1,135 @@
+"""`python -m rl4p.train` from the outside: its folder, its exit codes, its promises."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.runs.conftest import lines, summary
+
+METRICS = {
+    "reward/mean", "reward/std", "reward/correct", "reward/format", "reward/invalid",
+    "rollout/response_tokens", "rollout/truncated", "rollout/tokens_per_second",
+    "rollout/logprob_gap_max", "rollout/logprob_gap_mean", "advantage/zero_std_groups",
+    "advantage/mean", "advantage/max", "update/loss", "update/grad_norm", "update/entropy",
+    "update/approx_kl", "update/clip_low", "update/clip_high", "update/learning_rate",
+    "update/skipped", "time/rollout", "time/reward", "time/advantage", "time/update", "time/step",
+    "staleness/mean", "staleness/max", "step",
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def folder(train, tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("run") / "first"
+    process = train("steps=3", f"hydra.run.dir={folder}")
+    assert process.returncode == 0, process.stderr
+    assert "4 prompts x 2 samples = 8 sequences" in process.stdout
+    return folder
+
+
+def test_a_run_leaves_its_record(folder):
+    rows = lines(folder)
+    assert [row["step"] for row in rows] == [0, 1, 2, 3]
+    raw = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    evaluation = {"eval/arithmetic/pass_at_1", "eval/arithmetic/prompts"}
+    assert set(raw[1]) == METRICS
+    assert set(raw[2]) == METRICS | evaluation
+    assert set(rows[0]) == evaluation | {"step"}
+    assert all(row["rollout/logprob_gap_max"] < 1e-4 for row in rows[1:])
+    sample = json.loads((folder / "samples.jsonl").read_text().splitlines()[0])
+    assert sample["step"] == 2
+    assert {"id", "prompt", "response", "answer", "reward", "terms"} < set(sample)
+    assert (folder / "plots" / "learning_curve.png").read_bytes().startswith(b"\x89PNG")
+    assert (folder / "checkpoints" / "3").is_dir()
+
+
+def test_the_summary_is_the_contract_for_scripts(folder):
+    found = summary(folder)
+    assert found["status"] == "finished"
+    assert found["step"] == 3
+    assert set(found["evaluation"]) == {"first", "last", "best"}
+    assert set(found["seconds"]) == {"total", "compile", "rollout", "update"}
+    assert found["seconds"]["compile"] > 0
+    assert found["resumed_from"] is None
+    assert len(found["params_sha256"]) == 64
+
+
+def test_the_same_run_twice_agrees_in_every_digit(folder, train, tmp_path):
+    assert train("steps=3", f"hydra.run.dir={tmp_path / 'again'}").returncode == 0
+    assert lines(tmp_path / "again") == lines(folder)
+    assert summary(tmp_path / "again")["params_sha256"] == summary(folder)["params_sha256"]
+
+
+def test_a_second_run_in_the_folder_is_refused(folder, train):
+    before = (folder / "metrics.jsonl").read_bytes()
+    process = train("steps=3", f"hydra.run.dir={folder}")
+    assert process.returncode == 2
+    assert f"resume={folder}" in process.stderr
+    assert (folder / "metrics.jsonl").read_bytes() == before
+
+
+def test_questions_from_a_file_run_from_end_to_end(train, tmp_path):
+    rows = [
+        {"question": f"Tom has {n} pens and buys {n} more. How many?", "answer": f"#### {2 * n}"}
+        for n in range(20)
+    ]
+    rows.append({"question": "why? " * 100, "answer": "#### 1"})
+    path = tmp_path / "questions.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    small = ["model=scratch", "model.width=32", "model.heads=2", "prompts_per_step=4", "group_size=2",
+             "max_response_tokens=8", "tracker=none"]  # fmt: skip
+    process = train(
+        "data=gsm8k", f"data.path={path}", "data.held_out_size=4", "max_prompt_tokens=128",
+        "steps=2", f"hydra.run.dir={tmp_path / 'run'}", small=small,
+    )  # fmt: skip
+    assert process.returncode == 0, process.stderr
+    assert "(1 dropped for being longer than max_prompt_tokens)" in process.stdout
+    assert "eval/gsm8k/pass_at_1" in summary(tmp_path / "run")["evaluation"]["last"]
+
+
+def test_one_sample_a_prompt_is_allowed_and_remarked_upon(train, tmp_path):
+    process = train("steps=1", "group_size=1", f"hydra.run.dir={tmp_path / 'run'}")
+    assert process.returncode == 0
+    assert "group_size=1 has no siblings" in process.stderr
+    assert lines(tmp_path / "run")[1]["update/grad_norm"] == 0
+
+
+MEMORY = '''
+
+@dataclass(frozen=True, kw_only=True)
+class MovingBaseline:
+    decay: float = 0.9
+
+    def initial_state(self):
+        return {"mean": jnp.zeros(())}
+
+    def __call__(self, trajectories, rewards, memory):
+        advantages = spread_over_tokens(rewards.total_B - memory["mean"], trajectories)
+        mean = self.decay * memory["mean"] + (1 - self.decay) * rewards.total_B.mean()
+        return advantages, {"mean": mean}
+'''
+
+
+@pytest.mark.parametrize("name", ["AboveAverage", "MovingBaseline"])
+def test_phases_of_the_users_own_are_named_in_yaml_and_on_the_command_line(train, tmp_path, name):
+    """With the file that the README shows, and one with memory."""
+    readme = (Path(__file__).parents[2] / "README.md").read_text()
+    code = readme.partition("```python\n")[2].partition("```")[0]
+    (tmp_path / "my_phases.py").write_text(code + MEMORY)
+    (tmp_path / "conf" / "advantage").mkdir(parents=True)
+    (tmp_path / "conf" / "advantage" / "mine.yaml").write_text(f"_target_: my_phases.{name}\n")
+    process = train(
+        "--config-dir=conf", "advantage=mine", "+reward.terms.brevity._target_=my_phases.Brevity",
+        "trusted_targets=[my_phases]", "steps=2", "hydra.run.dir=run", cwd=tmp_path,
+    )  # fmt: skip
+    assert process.returncode == 0, process.stderr
+    first = lines(tmp_path / "run")[1]
+    assert first["reward/brevity"] > 0
+    assert first["advantage/max"] > 0
+
+
+def test_bad_input_is_one_sentence_and_exit_code_2(train, tmp_path):
+    process = train("max_prompt_tokens=3", "steps=1", f"hydra.run.dir={tmp_path / 'run'}")
+    assert process.returncode == 2
+    assert process.stderr.startswith("max_prompt_tokens=3 is too small")
+    assert len(process.stderr.strip().splitlines()) == 1

@@ -1,0 +1,73 @@
+"""Parts that do not fit one another are refused by the key that names them."""
+
+import json
+
+import pytest
+
+from rl4p.configuration import compose
+from rl4p.errors import InputError
+from rl4p.experiment import build
+
+SMALL = (
+    "model=scratch", "model.width=32", "model.layers=1", "model.heads=2", "data.train_size=20",
+    "data.held_out_size=4", "prompts_per_step=4", "group_size=2",
+)  # fmt: skip
+
+
+def refusal(*overrides: str, small: tuple[str, ...] = SMALL) -> str:
+    with pytest.raises(InputError) as caught:
+        build(compose([*small, *overrides]))
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("override", "sentence"),
+    [
+        ("max_prompt_tokens=3", "max_prompt_tokens=3 is too small: the shortest"),
+        ("max_response_tokens=5000", "is more than the 2048 positions of the model"),
+        ("update.minibatches=3", "update.minibatches=3 does not divide the 8 sequences"),
+        ("mesh.dp=64", "mesh.dp=64 asks for 64 devices"),
+        ("data.digits=1", None),
+        ("data.train_size=99999999", "but only 810000 sums of 3-digit numbers exist"),
+        ("model.heads=3", "width 32 must divide by heads 3"),
+    ],
+)
+def test_what_does_not_fit_is_named(override, sentence):
+    if sentence is None:
+        build(compose([*SMALL, override]))
+    else:
+        assert sentence in refusal(override)
+
+
+@pytest.mark.parametrize(
+    ("content", "sentence"),
+    [
+        (None, "cannot be read: No such file"),
+        ("", "has no rows"),
+        ('{"question": "1+1?", "answer": "2"}\nno json\n', "line 2: not JSON"),
+        ('{"question": "1+1?"}\n', 'line 1: no text under "answer"'),
+        ('{"answer": "2"}\n', 'line 1: no text under "question"'),
+        ("[1]\n", "line 1: a JSON object is expected, not list"),
+        (b'{"question": "\xff"}\n', "line 1: not UTF-8"),
+    ],
+)
+def test_a_data_file_is_refused_with_its_line(tmp_path, content, sentence):
+    path = tmp_path / "rows.jsonl"
+    if content is not None:
+        path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    small = ("model=scratch", "model.width=32", "model.heads=2", "data=gsm8k")
+    assert sentence in refusal(f"data.path={path}", small=small)
+
+
+def test_a_system_prompt_stands_before_every_question(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    rows = [{"question": f"{n}+1?", "answer": f"#### {n + 1}"} for n in range(12)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    experiment = build(
+        compose(["model=scratch", "model.width=32", "model.heads=2", "data=gsm8k", "data.held_out_size=2",
+                 f"data.path={path}", "max_prompt_tokens=128", "data.system_prompt=Think."])
+    )  # fmt: skip
+    tokenizer = experiment.loop.policy.tokenizer
+    texts = [tokenizer.decode(prompt.tokens) for prompt in experiment.stream.prompts]
+    assert all(text.startswith("<|system|>Think.<|end|><|user|>") for text in texts)
+    assert all(text.endswith("+1?<|end|><|assistant|>") for text in texts)
