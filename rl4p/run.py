@@ -81,9 +81,11 @@ def run(config: DictConfig) -> dict[str, Any]:
             tracked.finish(status)
         print_summary(folder, summary)
         if status == "stopped":
+            command = f"python -m rl4p.train resume={folder}"
+            if config.trusted_targets:  # trust is never taken over from a run folder
+                command += f" 'trusted_targets=[{','.join(config.trusted_targets)}]'"
             raise Stopped(
-                f"Stopped after step {summary['step']}, everything is saved; go on with "
-                f"python -m rl4p.train resume={folder}"
+                f"Stopped after step {summary['step']}, everything is saved; go on with {command}"
             )
         return summary
 

@@ -6,28 +6,38 @@ import jax.numpy as jnp
 from rl4p.types import Array, Sampling
 
 
-def sampling_logprobs(logits_V: Array, sampling: Sampling) -> Array:
+def sampling_logprobs(logits_V: Array, sampling: Sampling, drawn: Array | None = None) -> Array:
     """Log-probabilities of the distribution that tokens are drawn from.
 
     Args:
       logits_V: float32 [..., V].
       sampling: temperature 0 gives the distribution at temperature 1, on which greedy decoding
         takes the argmax.
+      drawn: int32 [...], tokens that were drawn: they stay in the support whatever their rank now.
+        Rounding, or an update since, may have put one over the edge of top-k or top-p, and the
+        -inf of a single token would cost the whole step.
 
     Returns:
       float32 [..., V], normalised over the support; -inf outside it. The temperature divides the
       logits before the normalisation, never after.
     """
+
+    def cut(logits_V: Array, threshold: Array) -> Array:
+        outside_V = logits_V < threshold
+        if drawn is not None:
+            outside_V &= jnp.arange(logits_V.shape[-1]) != drawn[..., None]
+        return jnp.where(outside_V, -jnp.inf, logits_V)
+
     if sampling.temperature > 0:
         logits_V = logits_V / sampling.temperature
     if sampling.top_k > 0:
         kth = jax.lax.top_k(logits_V, min(sampling.top_k, logits_V.shape[-1]))[0][..., -1:]
-        logits_V = jnp.where(logits_V < kth, -jnp.inf, logits_V)
+        logits_V = cut(logits_V, kth)
     if sampling.top_p < 1:
         sorted_V = -jnp.sort(-logits_V, axis=-1)
         before_V = jnp.cumsum(jax.nn.softmax(sorted_V, axis=-1), axis=-1)
         # A token stays while the probability of the tokens above it is under top_p: never empty.
         keep_V = jnp.roll(before_V, 1, axis=-1).at[..., 0].set(0.0) < sampling.top_p
         threshold = jnp.min(jnp.where(keep_V, sorted_V, jnp.inf), axis=-1, keepdims=True)
-        logits_V = jnp.where(logits_V < threshold, -jnp.inf, logits_V)
+        logits_V = cut(logits_V, threshold)
     return jax.nn.log_softmax(logits_V, axis=-1)

@@ -19,7 +19,7 @@ def token_logprobs(
 
     Returns:
       logprobs_BT: float32 log p(token t | tokens before t), on the distribution that `sampling`
-        describes; row by row aligned with `tokens_BT` (the shift is made here and nowhere else).
+        describes, each token within its support; row by row aligned with `tokens_BT` (the shift is made here and nowhere else).
         The first column, which nothing predicts, is 0.
       entropy_BT: float32, in nats, of the distribution that token t was drawn from.
     """
@@ -32,7 +32,7 @@ def token_logprobs(
 
     @jax.checkpoint
     def score(hidden_CD: Array, targets_C: Array) -> tuple[Array, Array]:
-        logprobs_CV = sampling_logprobs(decoder.logits(params, hidden_CD), sampling)
+        logprobs_CV = sampling_logprobs(decoder.logits(params, hidden_CD), sampling, targets_C)
         # A -inf outside the support must not meet the 0 of its probability.
         finite_CV = jnp.where(jnp.isfinite(logprobs_CV), logprobs_CV, 0.0)
         entropy_C = -jnp.sum(jnp.exp(logprobs_CV) * finite_CV, axis=-1)

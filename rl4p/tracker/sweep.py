@@ -24,10 +24,8 @@ class ParentRun(Callback):
     """
 
     def __init__(self) -> None:
-        self._parent: tuple[Any, str, str] | None = None  # client, experiment id, run id
-
-    def __reduce__(self) -> tuple[type, tuple[()]]:
-        return ParentRun, ()  # launchers pickle callbacks; the parent stays in this process
+        # The store, and the parent's id. No client: launchers pickle callbacks.
+        self._parent: tuple[MLflow, str] | None = None
 
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
         os.environ.pop(PARENT_VARIABLE, None)
@@ -50,7 +48,7 @@ class ParentRun(Callback):
                 reason(error),
             )
             return
-        self._parent = client, experiment, run.info.run_id
+        self._parent = tracker, run.info.run_id
         os.environ[PARENT_VARIABLE] = run.info.run_id
         # Hydra calls no on_multirun_end when a job has failed.
         atexit.register(self._close, "FAILED")
@@ -61,12 +59,13 @@ class ParentRun(Callback):
     def _close(self, status: str) -> None:
         if self._parent is None:
             return
-        client, experiment, parent = self._parent
+        tracker, parent = self._parent
         self._parent = None
         os.environ.pop(PARENT_VARIABLE, None)
         atexit.unregister(self._close)
         failed = f"tags.`{PARENT}` = '{parent}' and attributes.status = 'FAILED'"
         try:
+            client, experiment = tracker.connect()
             if client.search_runs([experiment], failed, max_results=1):
                 status = "FAILED"
             client.set_terminated(parent, status)

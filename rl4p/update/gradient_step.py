@@ -60,7 +60,7 @@ def gradient_step(
         params, optimizer_state = carry
         minibatch = jax.tree.map(lambda x: x[row_ids], batch)
         gradient, sums = minibatch_gradient(update, decoder, sampling, params, minibatch)
-        norm = optax.global_norm(gradient)
+        norm = optax.tree.norm(gradient)
         direction, new_optimizer_state = optimizer.transform().update(
             gradient, optimizer_state, params
         )

@@ -1,0 +1,138 @@
+"""A small tree of YAML, and targets for it that import at once."""
+
+import logging
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import yaml
+from omegaconf import DictConfig
+
+from rl4p import configuration
+from rl4p.configuration import schema
+from rl4p.configuration.composition import CONF
+from rl4p.errors import InputError
+
+TOY = """
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Literal
+
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    size: int = 1
+    rate: float = 0.5
+    flag: bool = False
+    mode: Literal["mean", "total"] = "mean"
+    limit: int | None = None
+    names: tuple[str, ...] = ()
+    listed: list[int] = field(default_factory=list)
+    numbers: Sequence[int] = ()
+    inner: Any = None
+    typed: "Part | None" = None
+
+    def __post_init__(self):
+        if self.size == 13:
+            raise ValueError("size is unlucky.")
+
+@dataclass(frozen=True, kw_only=True)
+class Terms:
+    terms: Mapping[str, Any]
+
+@dataclass(frozen=True, kw_only=True)
+class Term:
+    weight: float
+
+def anything(first: int = 1, **more):
+    return first, more
+"""
+BROKEN = "raise RuntimeError('half\\nfinished')"
+FILES = {
+    "rollout/plain": "_target_: toy.Part\nsize: 1\nrate: 0.5",
+    "rollout/needy": "_target_: toy.Part\nsize: ???",
+    "reward/terms": "_target_: toy.Terms\nterms:\n  right: {_target_: toy.Term, weight: 1.0}\n"
+    "  tidy: {_target_: toy.Term, weight: 0.1}",
+    "optimizer/plain": "_target_: toy.Part\nsize: ${steps}",
+    "debug/off": "check_batches: false",
+    "experiment/good": "# @package _global_\ndefaults: [override /advantage: other]\nseed: 7",
+    "experiment/misspelt_root": "# @package _global_\nstepss: 7",
+    "experiment/misspelt_section": "# @package _global_\nevaluation: {everyy: 7}",
+    "experiment/misspelt_option": "# @package _global_\nadvantage: {ratee: 7}",
+    "experiment/no_option": "# @package _global_\ndefaults: [override /advantage: othr]",
+    "experiment/no_group": "# @package _global_\ndefaults: [override /advantagee: other]",
+    "experiment/callback": "# @package _global_\nhydra: {callbacks: {x: {_target_: os.system}}}",
+    "experiment/resume": "# @package _global_\nresume: somewhere",
+    "experiment/not_yaml": "# @package _global_\nseed: [1",
+    "sweep/none": "# @package _global_",
+    "sweep/seeds": "# @package _global_\n"
+    "hydra: {mode: MULTIRUN, sweeper: {params: {seed: '0,1,2'}}}",
+}
+
+
+@pytest.fixture(scope="session")
+def toy_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("toy")
+    (folder / "toy.py").write_text(TOY)
+    (folder / "broken.py").write_text(BROKEN)
+    files = dict(FILES)
+    for group in schema.GROUPS:
+        files.setdefault(f"{group}/plain", "_target_: toy.Part\nsize: 1\nrate: 0.5")
+    files["advantage/other"] = "_target_: toy.Part\nrate: 0.25"
+    chosen = [{group: "terms" if group == "reward" else "plain"} for group in schema.GROUPS]
+    defaults = [*chosen, {"debug": "off"}, {"sweep": "none"}, "_self_", {"experiment": None}]
+    defaults.append({"override hydra/job_logging": "quiet"})
+    shutil.copytree(CONF / "hydra", folder / "conf" / "hydra")
+    root = yaml.safe_load((CONF / "config.yaml").read_text())
+    root |= {"defaults": defaults, "seed": 0, "steps": 5, "trusted_targets": ["toy"]}
+    root["hydra"].pop("callbacks", None)
+    root["hydra"]["run"]["dir"] = "outputs/runs/one"
+    root["hydra"]["sweep"]["dir"] = "outputs/sweeps/one"
+    files["config"] = yaml.safe_dump(root)
+    for name, text in files.items():
+        path = folder / "conf" / f"{name}.yaml"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text + "\n")
+    return folder
+
+
+@pytest.fixture
+def toy(
+    toy_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[SimpleNamespace]:
+    """In an empty folder: `compose(*overrides)`, and `run(*argv, job=)`, the exit code."""
+    monkeypatch.syspath_prepend(str(toy_folder))
+    monkeypatch.chdir(tmp_path)
+    conf = toy_folder / "conf"
+    root, jobs = logging.getLogger(), []
+
+    def refusal(*overrides: str) -> str:
+        with pytest.raises(InputError) as refused:
+            compose(*overrides)
+        assert "\n" not in str(refused.value)
+        return str(refused.value)
+
+    def compose(*overrides: str) -> DictConfig:
+        return configuration.compose(overrides, conf=conf)
+
+    def run(*argv: str, job: Callable[[DictConfig], Any] = jobs.append) -> int:
+        try:
+            configuration.main("toy", job, argv=argv, conf=conf)
+        except SystemExit as end:
+            return int(end.code or 0)
+        return 0
+
+    before = root.handlers[:], root.level
+    yield SimpleNamespace(
+        compose=compose, refusal=refusal, run=run, jobs=jobs, conf=conf, folder=tmp_path
+    )
+    for handler in set(root.handlers) - set(before[0]):  # Hydra leaves the log file open
+        handler.close()
+    root.handlers[:], level = before
+    root.setLevel(level)
+    for logger in root.manager.loggerDict.values():  # which hydra/job_logging=disabled does
+        if isinstance(logger, logging.Logger):
+            logger.disabled = False

@@ -1,0 +1,218 @@
+import logging
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from rl4p.configuration import schema
+from rl4p.errors import InputError, RunError, Stopped
+
+TRAIN = [sys.executable, "-m", "rl4p.train"]
+
+
+def process(*arguments: str, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        arguments, cwd=cwd, env=os.environ | environment, capture_output=True, text=True
+    )
+
+
+# The real entry point and the real YAML, where no target has to be imported.
+
+
+def test_help_is_a_screen_that_names_every_group_and_key(tmp_path):
+    shown = process(*TRAIN, "--help", cwd=tmp_path)
+    assert (shown.returncode, shown.stderr) == (0, "")
+    assert len(shown.stdout.splitlines()) < 45
+    for group in schema.GROUPS:
+        assert f"\n{group}: " in shown.stdout
+    for field in schema.Root.__dataclass_fields__:
+        assert field in shown.stdout
+    assert not list(tmp_path.iterdir())
+
+
+def test_printing_a_configuration_imports_nothing_heavy(tmp_path):
+    command = [sys.executable, "-X", "importtime", "-m", "rl4p.train"]
+    shown = process(*command, "--cfg", "job", "--resolve", "advantage=rloo", cwd=tmp_path)
+    assert shown.returncode == 0
+    config = yaml.safe_load(shown.stdout)
+    assert config["advantage"] == {"_target_": "rl4p.advantage.rloo.RLOO"}
+    assert config["optimizer"]["total_steps"] == config["steps"]
+    imported = {line.rpartition("|")[2].strip() for line in shown.stderr.splitlines()}
+    assert "hydra" in imported
+    assert not imported & {"jax", "flax", "optax", "numpy", "mlflow", "transformers", "orbax"}
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (
+            ["advantage.epsilonn=1"],
+            "advantage.epsilonn is not an option of advantage=grpo; did you mean "
+            "advantage.epsilon? (options: epsilon, ddof)\n",
+        ),
+        (["--cfg", "job", "group_size=abc"], "group_size must be a valid integer, not 'abc'.\n"),
+        (["--nonsense"], "Unrecognized arguments: --nonsense; see --help.\n"),
+    ],
+)
+def test_a_wrong_command_line_is_one_sentence(tmp_path, arguments, sentence):
+    refused = process(*TRAIN, *arguments, cwd=tmp_path)
+    assert (refused.returncode, refused.stdout) == (2, "")
+    assert refused.stderr.startswith(sentence)
+    assert refused.stderr.count("\n") == 1
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("shown", [["--info", "searchpath"], ["--hydra-help"], ["--cfg", "hydra"]])
+def test_hydras_own_flags_work(toy, shown, capsys):
+    assert toy.run(*shown) == 0
+    assert "hydra" in capsys.readouterr().out
+
+
+# Runs of the toy tree.
+
+ENTRY = """
+import sys
+from pathlib import Path
+from rl4p import configuration
+def job(config):
+    import mine
+    part = configuration.instantiate(config.reward).terms["mine"]
+    print(type(part).__name__, part.weight)
+configuration.main("entry", job, conf=Path(sys.argv.pop(1)))
+"""
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["+reward.terms.mine._target_=mine.Own", "+reward.terms.mine.weight=2"],
+        ["--config-dir", "yaml", "reward=own"],
+        ["hydra.searchpath=[file://yaml]", "reward=own"],
+    ],
+)
+def test_code_of_the_users_own_is_found_beside_them(toy, tmp_path, arguments):
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin/entry.py").write_text(ENTRY)  # a script: its folder is on the path, not ours
+    (tmp_path / "mine.py").write_text("from toy import Term\nclass Own(Term): pass\n")
+    (tmp_path / "yaml/reward").mkdir(parents=True)
+    own = {"_target_": "toy.Terms", "terms": {"mine": {"_target_": "mine.Own", "weight": 2}}}
+    (tmp_path / "yaml/reward/own.yaml").write_text(yaml.safe_dump(own))
+    python_path = os.pathsep.join([str(toy.conf.parent), os.environ["PYTHONPATH"]])
+    command = [sys.executable, "bin/entry.py", str(toy.conf), *arguments]
+    ran = process(*command, "trusted_targets=[toy,mine]", cwd=tmp_path, PYTHONPATH=python_path)
+    assert (ran.returncode, ran.stdout, ran.stderr) == (0, "Own 2\n", "")
+
+
+def test_a_run_has_its_folder_and_its_log(toy):
+    assert toy.run("seed=3", job=lambda config: logging.getLogger("x").info("as quiet")) == 0
+    run = toy.folder / "outputs/runs/one"
+    assert "as quiet" in (run / "toy.log").read_text()
+    assert yaml.safe_load((run / ".hydra/overrides.yaml").read_text()) == ["seed=3"]
+
+
+@pytest.mark.parametrize("option", ["disabled", "none"])
+def test_hydras_options_for_the_log_still_work(toy, option):
+    assert toy.run(f"hydra/job_logging={option}") == 0
+
+
+def ends_with(error: BaseException):
+    def job(config):
+        if config.seed in (1, 7):
+            raise error
+
+    return job
+
+
+@pytest.mark.parametrize(
+    ("error", "exit_code", "shown"),
+    [
+        (InputError("No."), 2, "No.\n"),
+        (RunError("Never."), 1, "Never.\n"),
+        (Stopped("Later."), 3, "Later.\n"),
+        (KeyError("bug"), 1, "Traceback"),
+        (KeyboardInterrupt(), 1, "Traceback"),
+    ],
+)
+def test_the_end_of_a_job_is_an_exit_code_and_a_message(toy, capfd, error, exit_code, shown):
+    assert toy.run("seed=7", job=ends_with(error)) == exit_code
+    printed = capfd.readouterr()
+    assert printed.err.startswith(shown)
+    assert printed.out == ""
+    if shown == "Traceback":
+        assert "hydra" not in printed.err
+    assert type(error).__name__ in (toy.folder / "outputs/runs/one/toy.log").read_text()
+
+
+def test_hydra_full_error_shows_the_traceback(toy, capsys, monkeypatch):
+    monkeypatch.setenv("HYDRA_FULL_ERROR", "1")
+    assert toy.run("seed=7", job=ends_with(InputError("No."))) == 2
+    assert capsys.readouterr().err.startswith("Traceback")
+    assert toy.run("seedd=7") == 2
+    assert capsys.readouterr().err.startswith("Traceback")
+
+
+def test_a_folder_that_cannot_be_made_is_a_sentence(toy, capsys):
+    (toy.folder / "file").write_text("")
+    assert toy.run("hydra.run.dir=file/run") == 2
+    assert capsys.readouterr().err.startswith("The run folder cannot be made: ")
+
+
+@pytest.mark.parametrize("argv", [["-m", "seed=0,1,2"], ["sweep=seeds"]])
+def test_a_sweep_runs_every_job(toy, argv):
+    assert toy.run(*argv) == 0
+    assert [job.seed for job in toy.jobs] == [0, 1, 2]
+    assert (toy.folder / "outputs/sweeps/one/2/.hydra/config.yaml").exists()
+
+
+def test_the_other_jobs_of_a_sweep_run_when_one_fails(toy, capsys):
+    seeds = []
+
+    def job(config):
+        seeds.append(config.seed)
+        ends_with(RunError("One is wrong."))(config)
+
+    assert toy.run("sweep=seeds", job=job) == 1
+    assert seeds == [0, 1, 2]
+    assert capsys.readouterr().err.count("One is wrong.") == 1
+    assert "One is wrong." in (toy.folder / "outputs/sweeps/one/1/toy.log").read_text()
+
+
+def test_a_sweep_that_is_stopped_starts_no_other_job(toy):
+    seeds = []
+
+    def job(config):
+        seeds.append(config.seed)
+        ends_with(Stopped("Saved."))(config)
+
+    assert toy.run("sweep=seeds", job=job) == 3
+    assert seeds == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("argv", "sentence"),
+    [
+        (["-m", "seed=0,a"], "seed must be a valid integer, not 'a'."),
+        (["-m", "seed=0,1", "advantage=plain,othr"], "advantage=othr does not exist; did you mean"),
+        (["-m", "advantage=other,plain", "advantage.sise=1"], "advantage.sise is not an option of"),
+        (["-m", "rollout.rate=0.1,0.2,x"], "rollout.rate must be a valid number, not 'x'."),
+        (["sweep=seeds", "hydra.sweeper.params={seed:'0,-1'}"], "seed must be at least 0, not -1."),
+        (["-m", "hydra.sweep.dir=a,b"], "hydra.sweep.dir=a,b has several values: Hydra's own"),
+        (["seed=0,1"], "seed=0,1 has several values: add -m to sweep over them."),
+        (["--cfg", "job", "-m"], "--cfg and --info show a single job: leave -m out."),
+        (["--config-name", "other"], "--config-path, --config-name and --experimental-rerun are"),
+        (["--experimental-rerun", "run.pickle"], "--config-path, --config-name and --experimental"),
+        (["--config-dir", "nowhere"], "--config-dir nowhere is not a folder."),
+        (["--cfg", "jobs"], "Argument --cfg/-c: invalid choice: 'jobs'"),
+    ],
+)
+def test_nothing_is_made_before_all_is_checked(toy, capsys, argv, sentence):
+    assert toy.run(*argv) == 2
+    error = capsys.readouterr().err
+    assert error.startswith(sentence)
+    assert error.count("\n") == 1
+    assert not toy.jobs
+    assert not list(toy.folder.iterdir())

@@ -1,0 +1,22 @@
+"""The YAML that comes with the package: all of it composes, and fits its targets."""
+
+import pytest
+
+from rl4p import configuration
+from rl4p.configuration.composition import CONF
+
+OPTIONS = sorted(path.relative_to(CONF).with_suffix("") for path in CONF.glob("*/*.yaml"))
+REQUIRED = {
+    "data=gsm8k": ["data.path=train.jsonl"],
+    "data=jsonl": ["data.path=train.jsonl"],
+    "model=pretrained": ["model.path=weights"],
+}
+
+
+def test_the_defaults_fit():
+    configuration.compose()
+
+
+@pytest.mark.parametrize("option", [f"{path.parent}={path.name}" for path in OPTIONS])
+def test_every_option_fits(option):
+    configuration.compose([option, *REQUIRED.get(option, [])])

@@ -1,0 +1,151 @@
+import shutil
+from pathlib import Path
+
+import pytest
+
+from rl4p import configuration
+
+
+@pytest.fixture(scope="module")
+def first_run(toy_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of a job, with a term of its own and an option that is not the default."""
+    folder = tmp_path_factory.mktemp("first") / "run"
+    argv = ["+reward.terms.new={_target_:toy.Term,weight:3}", "advantage=other"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(toy_folder))
+        argv += [f"hydra.run.dir={folder}", "hydra/job_logging=disabled"]
+        configuration.main("toy", lambda config: None, argv=argv, conf=toy_folder / "conf")
+    return folder
+
+
+@pytest.fixture
+def started(toy, first_run: Path) -> Path:
+    """A copy of it, which nobody else changes."""
+    return Path(shutil.copytree(first_run, toy.folder / "outputs/runs/first"))
+
+
+def hydra(overrides: str, config: str) -> dict[str, str]:
+    """The files of what might be a run."""
+    folder = "elsewhere/.hydra"
+    return {f"{folder}/overrides.yaml": overrides, f"{folder}/config.yaml": config}
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+
+
+@pytest.mark.parametrize("absolute", [True, False])
+def test_a_run_goes_on_as_it_was_in_its_own_folder(toy, started, absolute):
+    given = started if absolute else started.relative_to(toy.folder)
+    assert toy.run(f"resume={given}", "steps=9", "evaluation.every=1") == 0
+    (config,) = toy.jobs
+    assert config.resume == str(started)
+    assert (config.steps, config.optimizer.size, config.evaluation.every) == (9, 9, 1)
+    assert (config.reward.terms.new.weight, config.advantage.rate) == (3, 0.25)
+    assert list(started.parent.iterdir()) == [started]
+
+
+def test_a_run_is_resumed_twice_and_keeps_what_was_changed_first(toy, started):
+    assert toy.run(f"resume={started}", "steps=9", "+tracker.mode=total") == 0
+    assert toy.run(f"resume={started}", "evaluation.prompts=1", "+tracker.mode=mean") == 0
+    config = toy.jobs[-1]
+    assert (config.steps, config.evaluation.prompts, config.tracker.mode) == (9, 1, "mean")
+
+
+def test_the_same_command_line_may_be_repeated(toy, started):
+    line = ["+reward.terms.new={_target_:toy.Term,weight:3}", "advantage=other"]
+    assert toy.run(*line, f"resume={started}") == 0
+    assert toy.jobs[-1].reward.terms.new.weight == 3
+
+
+def test_resume_null_starts_a_run(toy):
+    assert toy.run("resume=null") == 0
+    assert toy.jobs[-1].resume is None
+
+
+@pytest.mark.parametrize(
+    ("change", "difference"),
+    [
+        ("seed=3", "seed was 0 and would be 3"),
+        ("advantage.rate=0.3", "advantage.rate was 0.25 and would be 0.3"),
+        ("advantage=plain", "advantage.rate was 0.25 and would be 0.5"),
+        ("advantage=plain", "advantage.size was absent and would be 1"),
+        ("~reward.terms.tidy", "reward.terms.tidy.weight was 0.1 and would be absent"),
+        ("+rollout.names=[a]", "rollout.names was absent and would be ['a']"),
+        ("optimizer.size=6", "optimizer.size was 5 and would be 6"),
+        ("experiment=good", "seed was 0 and would be 7"),
+    ],
+)
+def test_another_configuration_is_refused_with_the_difference(
+    toy, started, capsys, change, difference
+):
+    before = files(started)
+    assert toy.run(f"resume={started}", change) == 2
+    sentence = capsys.readouterr().err
+    assert difference in sentence
+    assert sentence.count("\n") == 1
+    assert not toy.jobs
+    assert files(started) == before
+
+
+@pytest.mark.parametrize(
+    ("there", "sentence"),
+    [
+        ({}, "No such file"),
+        ({"elsewhere/x": ""}, "No such file"),
+        ({"elsewhere": "a file"}, "Not a directory"),
+        ({"elsewhere/.hydra/overrides.yaml": "[]"}, "config.yaml: No such file"),
+        (hydra("[1", "a: 1"), "cannot be read"),
+        (hydra("[]", "a: [1"), "cannot be read"),
+        (hydra("[]", "[1]"), "cannot be read"),
+        (hydra("[seed]", "a: 1"), "seed cannot be read as KEY=VALUE"),
+        (hydra("[]", "a: 1"), "a was 1 and would be absent"),
+    ],
+    ids=str,
+)
+def test_a_folder_that_is_no_run_is_left_as_it_was(toy, capsys, there, sentence):
+    for name, text in there.items():
+        (toy.folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (toy.folder / name).write_text(text)
+    before = files(toy.folder)
+    assert toy.run("resume=elsewhere") == 2
+    error = capsys.readouterr().err
+    assert sentence in error
+    assert error.count("\n") == 1
+    assert files(toy.folder) == before
+    assert (toy.folder / "elsewhere").exists() == bool(there)
+
+
+def test_a_job_of_a_sweep_is_resumed_alone(toy):
+    assert toy.run("sweep=seeds", "advantage=other") == 0
+    toy.jobs.clear()
+    job = toy.folder / "outputs/sweeps/one/1"
+    assert toy.run(f"resume={job}", "steps=9") == 0
+    (config,) = toy.jobs
+    assert (config.seed, config.steps, config.advantage.rate) == (1, 9, 0.25)
+    assert {path.name for path in job.parent.iterdir()} == {"0", "1", "2", "multirun.yaml"}
+
+
+@pytest.mark.parametrize("argv", [["-m"], ["-m", "seed=1,2"]])
+def test_a_sweep_is_not_resumed(toy, started, capsys, argv):
+    assert toy.run(*argv, f"resume={started}") == 2
+    assert "resume goes on with a single run" in capsys.readouterr().err
+
+
+def test_resume_in_yaml_is_refused(toy, capsys):
+    assert toy.run("experiment=resume") == 2
+    assert "resume belongs on the command line" in capsys.readouterr().err
+
+
+def test_a_run_folder_says_nothing_about_trust(toy, started, capsys):
+    overrides = started / ".hydra/overrides.yaml"
+    overrides.write_text("['+rollout.inner={_target_:os.system}', 'trusted_targets=[toy,os]']")
+    assert toy.run(f"resume={started}") == 2
+    assert "rollout.inner._target_=os.system is not trusted" in capsys.readouterr().err
+
+
+def test_a_folder_with_any_name_is_resumed(toy):
+    folder = toy.folder / "a=1,b 'c'"
+    assert toy.run("hydra.run.dir=\"a=1,b 'c'\"") == 0
+    assert toy.run("resume=\"a=1,b 'c'\"") == 0
+    assert toy.jobs[-1].resume == str(folder)

@@ -1,0 +1,223 @@
+"""What every test runs under: offline, on the CPU, with fixed seeds."""
+
+import os
+import random
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+
+# Before JAX is imported; processes that tests start inherit all of it.
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(ROOT / ".cache" / "jax"))
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
+os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"
+os.environ["MPLBACKEND"] = "Agg"
+# A process started in another folder runs this tree too, and not one that is installed.
+os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+
+import absl.logging  # noqa: E402
+import hypothesis  # noqa: E402
+import jax  # noqa: E402
+import jax.numpy as jnp  # noqa: E402
+import numpy as np  # noqa: E402
+import pytest  # noqa: E402
+
+from rl4p.mesh import Mesh  # noqa: E402
+from rl4p.types import Finish, Prompt, Rewards, TrainState, Trajectories  # noqa: E402
+
+# Hydra sets logging up anew, which closes the handlers that are there, and that of absl (Orbax
+# brings it) closes its stream: it would be the one that pytest captures.
+absl.logging.get_absl_handler().python_handler.setStream(sys.__stderr__)
+
+# The same examples in every run; a first example may compile, which no deadline should count.
+hypothesis.settings.register_profile("tests", derandomize=True, deadline=None, max_examples=25)
+hypothesis.settings.load_profile("tests")
+
+
+@pytest.fixture(autouse=True)
+def seeds():
+    """The same draws in every run, for code that uses a global generator (a library's)."""
+    random.seed(0)
+    np.random.seed(0)  # noqa: NPY002
+
+
+@pytest.fixture(autouse=True)
+def strict_promotion(request):
+    """Arrays of different types never meet by accident, except where a test is marked."""
+    mixed = request.node.get_closest_marker("mixed_dtypes") is not None
+    with jax.numpy_dtype_promotion("standard" if mixed else "strict"):
+        yield
+
+
+# A policy and batches small enough to compile in a second; the same shapes everywhere, so that what
+# one test compiled serves the next. B = 8 sequences, T = 16 tokens unless a test says otherwise.
+
+RESPONSE_LENGTHS = (8, 3, 0, 5, 1, 8, 2, 6)
+PROMPT_LENGTHS = (8, 5, 3, 8, 1, 7, 4, 6)
+
+
+@pytest.fixture(scope="session")
+def policy_and_params():
+    """Two layers, two query heads to each of two key heads, and no parameter at 0 or 1."""
+    from rl4p.model.scratch import Scratch
+
+    model = Scratch(
+        width=32, layers=2, heads=4, key_value_heads=2, feed_forward_width=48, max_positions=64
+    )
+    policy, params = model.build(Mesh(dp=1), jax.random.key(0))
+    noise = np.random.default_rng(0)
+    return policy, jax.tree.map(
+        lambda x: jnp.asarray(x + noise.normal(0, 0.2, x.shape), jnp.float32),
+        jax.device_get(params),
+    )
+
+
+@pytest.fixture(scope="session")
+def policy(policy_and_params):
+    return policy_and_params[0]
+
+
+@pytest.fixture(scope="session")
+def params(policy_and_params):
+    """Never to be given to an update as they are: it takes its arrays (`make_state` copies)."""
+    return policy_and_params[1]
+
+
+@pytest.fixture(scope="session")
+def prompts(policy):
+    """Sums of several lengths, in the chat template."""
+    from rl4p.data.arithmetic import addition
+    from rl4p.data.prompts import encode_prompts
+
+    pairs = ((1, 2), (12, 34), (5, 5), (123, 456))
+    questions = [addition(a, b, (False,) * len(str(a))) for a, b in pairs]
+    encoded, _ = encode_prompts(
+        questions, policy.tokenizer, system_prompt=None, max_prompt_tokens=16
+    )
+    return encoded
+
+
+@pytest.fixture(scope="session")
+def make_prompt():
+    def make(tokens=(0,), **fields):
+        return Prompt(
+            **{"id": "a", "question": "q", "answer": "1", "task": "t"} | fields, tokens=tokens
+        )
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def make_trajectories():
+    """Random tokens in left-padded prompts and right-padded responses; padding is not zeros."""
+
+    def make(
+        response_lengths=RESPONSE_LENGTHS,
+        prompt_lengths=PROMPT_LENGTHS,
+        *,
+        group_ids=None,
+        left=0,
+        right=0,
+        width=8,
+        limit=8,
+        seed=0,
+    ):
+        """`left` and `right` add columns of padding and change nothing else."""
+        B = len(response_lengths)
+        random = np.random.default_rng(seed)
+        tokens = random.integers(0, 256, (B, width + limit), np.int32)
+        logprobs = random.uniform(-8, -4, (B, width + limit)).astype(np.float32)
+        column = np.arange(width + limit)
+        prompt_lengths = np.resize(prompt_lengths, B)[:, None]
+        ends = width + np.asarray(response_lengths)[:, None]
+        mask = (column >= width) & (column < ends)
+        segments = ((column >= width - prompt_lengths) & (column < ends)).astype(np.int32)
+
+        def pad(x, fill=0):
+            return jnp.asarray(np.pad(x, ((0, 0), (left, right)), constant_values=fill))
+
+        return Trajectories(
+            tokens_BT=pad(tokens, 7),
+            response_mask_BT=pad(mask),
+            positions_BT=pad(np.maximum(np.cumsum(segments, axis=1, dtype=np.int32) - 1, 0)),
+            segment_ids_BT=pad(segments),
+            behaviour_logprobs_BT=pad(np.where(mask, logprobs, np.float32(0))),
+            group_ids_B=jnp.asarray(
+                np.arange(B) // 4 if group_ids is None else group_ids, jnp.int32
+            ),
+            policy_version_B=jnp.zeros(B, jnp.int32),
+            finish_B=jnp.full(B, Finish.STOP, jnp.int8),
+        )
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def make_rewards():
+    def make(total, valid=None):
+        total = jnp.asarray(total, jnp.float32)
+        valid = np.ones(total.shape, bool) if valid is None else np.asarray(valid, bool)
+        return Rewards(total_B=total, terms={"correct": total}, valid_B=jnp.asarray(valid))
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def make_state():
+    def make(params, optimizer, *, step=0, memory=None):
+        params = jax.tree.map(jnp.copy, params)
+        return TrainState(
+            step=jnp.int32(step),
+            params=params,
+            optimizer_state=optimizer.transform().init(params),
+            key=jax.random.key(1),
+            memory=memory or {},
+        )
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def numpy_logits():
+    """A Qwen2 decoder in plain NumPy, float64, one unpadded sequence: an oracle for ours."""
+
+    def norm(x, scale, config):
+        return x / np.sqrt(np.mean(x**2, axis=-1, keepdims=True) + config.norm_epsilon) * scale
+
+    def rotated(x_Th, config):
+        half = config.head_width // 2
+        frequency = config.rope_theta ** (-np.arange(half) / half)
+        z = (x_Th[:, :half] + 1j * x_Th[:, half:]) * np.exp(
+            1j * np.arange(len(x_Th))[:, None] * frequency
+        )
+        return np.concatenate([z.real, z.imag], axis=1)
+
+    def logits(config, params, tokens_T):
+        params = jax.tree.map(lambda x: np.asarray(x, np.float64), params)
+        x, h = params["embedding"][np.asarray(tokens_T)], config.head_width
+        future = np.triu(np.ones((len(x), len(x)), bool), 1)
+        for i in range(config.layers):
+            layer = jax.tree.map(lambda x_L, i=i: x_L[i], params["layers"])
+            y = norm(x, layer["attention_norm"]["scale"], config)
+            q, k, v = (
+                y @ layer[name]["kernel"] + layer[name]["bias"]
+                for name in ("query", "key", "value")
+            )
+            heads = []
+            for head in range(config.heads):
+                own = slice(head * h, (head + 1) * h)
+                shared = head * config.key_value_heads // config.heads
+                shared = slice(shared * h, (shared + 1) * h)
+                scores = rotated(q[:, own], config) @ rotated(k[:, shared], config).T / np.sqrt(h)
+                weights = np.exp(np.where(future, -np.inf, scores))
+                heads.append(weights / weights.sum(axis=1, keepdims=True) @ v[:, shared])
+            x = x + np.concatenate(heads, axis=1) @ layer["output"]["kernel"]
+            y = norm(x, layer["feed_forward_norm"]["scale"], config)
+            gate, up = y @ layer["gate"]["kernel"], y @ layer["up"]["kernel"]
+            x = x + (gate / (1 + np.exp(-gate)) * up) @ layer["down"]["kernel"]
+        head_VD = params["embedding" if config.tied_embedding else "head"]
+        return norm(x, params["norm"]["scale"], config) @ head_VD.T
+
+    return logits

@@ -1,0 +1,128 @@
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from rl4p.model.decoder import Decoder
+
+LENGTHS = (7, 3, 10)
+TOKENS = [np.random.default_rng(i).integers(0, 256, n) for i, n in enumerate(LENGTHS)]
+
+
+@pytest.fixture
+def decoder(policy):
+    return policy.decoder
+
+
+def layout(*sequences, width=16):
+    """One row: sequences written at their columns, each with a segment id of its own, from 1."""
+    tokens, positions, segments = (np.zeros((1, width), np.int32) for _ in range(3))
+    tokens[:] = 99  # padding is not told by a zero
+    for segment, (start, sequence) in enumerate(sequences, 1):
+        here = slice(start, start + len(sequence))
+        tokens[0, here], positions[0, here] = sequence, np.arange(len(sequence))
+        segments[0, here] = segment
+    return tokens, positions, segments
+
+
+def logits_of(decoder, params, *sequences):
+    """Logits of a row, cut out again for each sequence."""
+    run = jax.jit(lambda p, *row: decoder.logits(p, decoder.hidden(p, *row))[0])
+    logits_TV = run(params, *layout(*sequences))
+    return [logits_TV[start : start + len(sequence)] for start, sequence in sequences]
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_logits_are_those_of_a_plain_implementation(decoder, params, numpy_logits, tied):
+    if not tied:
+        decoder = Decoder(config=dataclasses.replace(decoder.config, tied_embedding=False))
+        params = params | {"head": jnp.flip(params["embedding"], axis=0)}
+    for tokens in TOKENS:
+        (ours,) = logits_of(decoder, params, (0, tokens))
+        expected = numpy_logits(decoder.config, params, tokens)
+        np.testing.assert_allclose(ours, expected, atol=1e-5 * np.abs(expected).max())
+
+
+def test_padding_and_packing_change_no_logits(decoder, params):
+    plain = [logits_of(decoder, params, (0, tokens))[0] for tokens in TOKENS]
+    first, second, third = TOKENS
+    for row, expected in (
+        ([(9, first)], plain[:1]),
+        ([(6, third)], plain[2:]),
+        ([(3, second), (6, third)], plain[1:]),
+        ([(0, third), (13, second)], plain[:0:-1]),
+        ([(1, first), (9, first)], [plain[0], plain[0]]),
+    ):
+        for ours, wanted in zip(logits_of(decoder, params, *row), expected, strict=True):
+            np.testing.assert_allclose(ours, wanted, atol=1e-5)
+
+
+def test_a_future_token_changes_nothing_before_it(decoder, params):
+    tokens = TOKENS[2]
+    changed = np.where(np.arange(10) < 6, tokens, (tokens + 1) % 256)
+    (before,), (after,) = (logits_of(decoder, params, (0, x)) for x in (tokens, changed))
+    np.testing.assert_array_equal(before[:6], after[:6])
+    assert np.all(np.max(np.abs(before[6:] - after[6:]), axis=1) > 1e-3)
+
+
+def test_prefill_and_decoding_with_a_cache_are_the_full_forward(decoder, params):
+    """Two rows, padded left; then four more tokens one at a time."""
+    rows = [layout((16 - n, tokens)) for n, tokens in zip(LENGTHS[::2], TOKENS[::2], strict=True)]
+    tokens, positions, segments = (jnp.concatenate(x) for x in zip(*rows, strict=True))
+    hidden = jax.jit(decoder.hidden)(params, tokens, positions, segments)
+    extend = jax.jit(decoder.extend)
+    layers, cache = decoder.unstack(params), decoder.empty_cache(2, 18)
+    parts = []
+    for start, end in ((0, 12), (12, 13), (13, 14), (14, 15), (15, 16)):
+        chunk = (x[:, start:end] for x in (tokens, positions, segments))
+        part, cache = extend(params, layers, *chunk, cache, start)
+        parts.append(part)
+    real = np.asarray(segments) > 0
+    np.testing.assert_allclose(np.concatenate(parts, 1)[real], hidden[real], atol=1e-5)
+    np.testing.assert_array_equal(cache.segment_ids_BS, np.pad(segments, ((0, 0), (0, 2))))
+
+
+def test_rows_of_padding_alone_are_finite(decoder, params):
+    logits = decoder.logits(params, decoder.hidden(params, *layout()))
+    assert jnp.isfinite(logits).all()
+
+
+def test_bfloat16_activations_give_float32_logits_near_those_of_float32(decoder, params):
+    (exact,) = logits_of(decoder, params, (0, TOKENS[2]))
+    half = dataclasses.replace(decoder, dtype="bfloat16")
+    (rough,) = logits_of(half, params, (0, TOKENS[2]))
+    assert rough.dtype == jnp.float32
+    assert half.hidden(params, *layout()).dtype == jnp.bfloat16
+    assert 0 < np.std(rough - exact) < 0.05 * np.std(exact)
+
+
+def test_recomputing_layers_changes_no_gradient(decoder, params):
+    def gradient(decoder):
+        def loss(params):
+            return jnp.sum(jnp.square(decoder.hidden(params, *layout((3, TOKENS[2])))))
+
+        return jax.jit(jax.grad(loss))(params)
+
+    plain, recomputed = gradient(decoder), gradient(dataclasses.replace(decoder, remat=True))
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5), plain, recomputed
+    )
+
+
+def test_fresh_parameters(decoder):
+    params = jax.jit(decoder.init)(jax.random.key(0))
+    layers = params["layers"]
+    assert {x.dtype for x in jax.tree.leaves(params)} == {jnp.dtype("float32")}
+    assert {len(x) for x in jax.tree.leaves(layers)} == {2}
+    for kernel, deviation in (
+        (params["embedding"], 0.02),
+        (layers["gate"]["kernel"], 0.02),
+        (layers["output"]["kernel"], 0.01),  # 0.02 / sqrt(2 x 2 layers)
+        (layers["down"]["kernel"], 0.01),
+    ):
+        assert np.std(kernel) == pytest.approx(deviation, rel=0.1)
+    assert not np.array_equal(layers["gate"]["kernel"][0], layers["gate"]["kernel"][1])
+    assert not layers["query"]["bias"].any()
+    assert "head" not in params

@@ -1,0 +1,127 @@
+"""The house rules that no linter knows: names agree, YAML shows all options, files are short."""
+
+import ast
+import dataclasses
+import importlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGE, CONF, EXPERIMENTS = ROOT / "rl4p", ROOT / "conf", ROOT / "experiments"
+
+PHASES = ("rollout", "reward", "advantage", "update", "collector")
+ENTRY_POINTS = ("train", "evaluate", "plan", "compare", "export", "send")
+INSTANTIATE_KEYS = {"_target_", "_partial_", "_recursive_", "_convert_", "_args_"}
+
+
+def relative(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+def lines(path: Path) -> int:
+    return len(path.read_text().splitlines())
+
+
+def ours(node: Any) -> Iterator[dict]:
+    """Every mapping in a YAML tree that instantiates a class of this package."""
+    if isinstance(node, dict):
+        if str(node.get("_target_", "")).startswith("rl4p."):
+            yield node
+        for child in node.values():
+            yield from ours(child)
+    elif isinstance(node, list):
+        for child in node:
+            yield from ours(child)
+
+
+def locate(target: str) -> Any:
+    module, _, name = target.rpartition(".")
+    return getattr(importlib.import_module(module), name)
+
+
+def is_link(path: Path) -> bool:
+    return any(parent.is_symlink() for parent in (path, *path.parents))
+
+
+MODULES = sorted(PACKAGE.rglob("*.py"))
+OPTIONS = sorted(path for path in CONF.glob("*/*.yaml") if not is_link(path))
+PHASE_OPTIONS = [path for path in OPTIONS if path.parent.name in PHASES]
+TARGETS = [
+    pytest.param(node, id=f"{relative(path)}:{node['_target_']}")
+    for path in OPTIONS
+    for node in ours(yaml.safe_load(path.read_text()))
+]
+
+
+@pytest.mark.parametrize("path", PHASE_OPTIONS, ids=relative)
+def test_a_phase_has_one_name_in_its_yaml_file_its_module_and_its_class(path: Path) -> None:
+    group, name = path.parent.name, path.stem
+    module, _, class_name = yaml.safe_load(path.read_text())["_target_"].rpartition(".")
+    assert module == f"rl4p.{group}.{name}"
+    assert class_name.casefold() == name.replace("_", "")
+
+
+@pytest.mark.parametrize("path", PHASE_OPTIONS, ids=relative)
+def test_a_phase_is_one_documented_frozen_dataclass(path: Path) -> None:
+    target = yaml.safe_load(path.read_text())["_target_"]
+    module = importlib.import_module(target.rpartition(".")[0])
+    public: list[Any] = [
+        member
+        for name, member in vars(module).items()
+        if dataclasses.is_dataclass(member)
+        and member.__module__ == module.__name__
+        and not name.startswith("_")
+    ]
+    (phase,) = public
+    assert phase is locate(target)
+    assert phase.__dataclass_params__.frozen
+    assert all(field.kw_only for field in dataclasses.fields(phase))
+    # A dataclass without a docstring is given its signature for one.
+    assert not vars(phase)["__doc__"].startswith(f"{phase.__name__}(")
+
+
+@pytest.mark.parametrize("node", TARGETS)
+def test_every_option_of_a_target_stands_in_the_yaml_and_the_reverse(node: dict) -> None:
+    target = locate(node["_target_"])
+    assert dataclasses.is_dataclass(target)
+    options = {field.name for field in dataclasses.fields(target) if field.init}
+    assert set(node) - INSTANTIATE_KEYS == options
+
+
+@pytest.mark.parametrize("path", sorted(EXPERIMENTS.rglob("*.yaml")), ids=relative)
+def test_an_experiment_is_headed_by_its_command(path: Path) -> None:
+    text = path.read_text()
+    header = [line for line in text.splitlines() if line.startswith("#")]
+    assert text.startswith("# @package _global_\n")
+    assert any("python -m rl4p." in line for line in header)
+
+
+def test_the_experiments_are_the_options_of_their_group() -> None:
+    assert (CONF / "experiment").resolve() == EXPERIMENTS
+
+
+def test_no_file_is_a_drawer() -> None:
+    drawers = {"utils", "util", "helpers", "helper", "misc", "common", "base", "tools"}
+    assert not [relative(path) for path in MODULES if drawers & {path.stem, path.parent.name}]
+
+
+def test_files_are_short() -> None:
+    assert not {relative(path): lines(path) for path in MODULES if lines(path) > 400}
+
+
+def test_the_loop_is_read_at_a_glance() -> None:
+    assert lines(PACKAGE / "loop.py") < 150
+
+
+def test_entry_points_are_thin() -> None:
+    paths = [path for path in MODULES if path.parent == PACKAGE and path.stem in ENTRY_POINTS]
+    assert not {relative(path): lines(path) for path in paths if lines(path) >= 80}
+
+
+def test_every_module_says_what_it_is_for() -> None:
+    trees = {relative(path): ast.parse(path.read_text()) for path in MODULES}
+    assert not [name for name, tree in trees.items() if not ast.get_docstring(tree)]

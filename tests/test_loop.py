@@ -1,0 +1,153 @@
+"""The loop on a tiny policy: state, needs, memory, and gradients that are not finite."""
+
+from dataclasses import dataclass, replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import rl4p.loop
+from rl4p.advantage.grpo import GRPO
+from rl4p.collector.synchronous import Synchronous
+from rl4p.data.stream import PromptStream
+from rl4p.errors import RunError
+from rl4p.loop import Loop, run_hooks, train
+from rl4p.masking import spread_over_tokens
+from rl4p.optimizer.adamw import AdamW
+from rl4p.phases import Phases
+from rl4p.reward.weighted import Weighted
+from rl4p.rollout.naive_sampler import NaiveSampler
+from rl4p.types import StepInfo
+from rl4p.update.ppo import PPO
+from rl4p.update.reinforce import Reinforce
+
+pytestmark = pytest.mark.mixed_dtypes
+
+
+@dataclass(frozen=True, kw_only=True)
+class Digits:
+    """Counts digits: a reward that random responses differ in."""
+
+    weight: float = 1.0
+
+    def __call__(self, texts):
+        return [float(sum(c.isdigit() for c in response)) for response in texts.responses]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Baseline:
+    def initial_state(self):
+        return {"sum": jnp.float32(0), "steps": jnp.int32(0)}
+
+    def __call__(self, trajectories, rewards, memory):
+        advantages_BT = spread_over_tokens(rewards.total_B - memory["sum"], trajectories)
+        total = memory["sum"] + jnp.sum(rewards.total_B)
+        return advantages_BT, {"sum": total, "steps": memory["steps"] + 1}
+
+
+@pytest.fixture
+def make_loop(policy):
+    def make(steps=2, **phases):
+        return Loop(
+            policy=policy,
+            phases=Phases(
+                **{
+                    "rollout": NaiveSampler(max_response_tokens=8),
+                    "reward": Weighted(terms={"digits": Digits()}),
+                    "advantage": GRPO(),
+                    "update": PPO(),
+                }
+                | phases
+            ),
+            collector=Synchronous(prompts_per_step=2, group_size=4),
+            optimizer=AdamW(learning_rate=1e-2),
+            steps=steps,
+        )
+
+    return make
+
+
+def run(loop, params, prompts, make_state):
+    state = make_state(params, loop.optimizer, memory=loop.phases.initial_memory())
+    return list(train(loop, state, PromptStream(prompts, 0)))
+
+
+def test_steps_are_counted_and_the_policy_moves(make_loop, params, prompts, make_state):
+    infos = run(make_loop(steps=3), params, prompts, make_state)
+    assert [info.step for info in infos] == [1, 2, 3]
+    assert [int(np.asarray(info.trajectories.policy_version_B)[0]) for info in infos] == [0, 1, 2]
+    # A step samples with the parameters that the step before it left: the trainer agrees with it.
+    assert max(info.metrics["rollout/logprob_gap_max"] for info in infos) < 1e-4
+    last = infos[-1].state
+    assert int(last.step) == 3
+    moved = jax.tree.map(lambda a, b: bool(jnp.any(a != b)), last.params, params)
+    assert any(jax.tree.leaves(moved))
+    tokens = [np.asarray(info.trajectories.tokens_BT).tobytes() for info in infos]
+    assert len(set(tokens)) == 3
+
+
+def test_memory_lives_in_the_state(make_loop, params, prompts, make_state):
+    infos = run(make_loop(advantage=Baseline()), params, prompts, make_state)
+    memory = jax.device_get(infos[-1].state.memory["advantage"])
+    rewards = [float(np.asarray(info.rewards.total_B).sum()) for info in infos]
+    assert memory["steps"] == 2
+    assert memory["sum"] == pytest.approx(sum(rewards))
+
+
+@pytest.mark.parametrize(("update", "calls"), [(PPO(), 0), (PPO(minibatches=2), 2)])
+def test_no_forward_runs_that_nobody_needs(
+    make_loop, params, prompts, make_state, monkeypatch, update, calls
+):
+    counted = []
+    score = rl4p.loop.score_logprobs
+
+    def counting(*args, **options):
+        counted.append(args)
+        return score(*args, **options)
+
+    monkeypatch.setattr(rl4p.loop, "score_logprobs", counting)
+    infos = run(make_loop(update=update), params, prompts, make_state)
+    assert len(counted) == calls
+    assert max(info.metrics["rollout/logprob_gap_max"] for info in infos) < 1e-4
+
+
+@dataclass(frozen=True, kw_only=True)
+class Broken(Reinforce):
+    def __call__(self, logprobs_BT, batch):
+        return logprobs_BT * jnp.nan, {}
+
+
+def test_gradients_that_are_not_finite_change_nothing_and_stop_the_run(
+    make_loop, params, prompts, make_state
+):
+    loop = replace(make_loop(steps=10, update=Broken()), max_skipped=2)
+    infos = []
+    state = make_state(params, loop.optimizer)
+    with pytest.raises(RunError, match=r"not finite in steps \[1, 2, 3\]"):
+        infos.extend(train(loop, state, PromptStream(prompts, 0)))
+    del infos
+    one = next(train(loop, make_state(params, loop.optimizer), PromptStream(prompts, 0)))
+    assert one.metrics["update/skipped"] == 1
+    for ours, before in zip(
+        jax.tree.leaves(one.state.params), jax.tree.leaves(params), strict=True
+    ):
+        np.testing.assert_array_equal(ours, before)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Note:
+    name: str
+    every: int
+
+    def __call__(self, info):
+        return {self.name: float(len(info.metrics))}
+
+
+def test_hooks_have_their_turn_and_hand_metrics_on():
+    info = StepInfo(
+        step=4, state=None, trajectories=None, texts=None, rewards=None, metrics={"a": 0.0}
+    )  # fmt: skip
+    hooks = [Note(name="b", every=2), Note(name="c", every=3), Note(name="d", every=0)]
+    assert run_hooks(hooks, info, last=False).metrics == {"a": 0.0, "b": 1.0}
+    assert run_hooks(hooks, info, last=True).metrics == {"a": 0.0, "b": 1.0, "c": 2.0, "d": 3.0}

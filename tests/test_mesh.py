@@ -1,0 +1,109 @@
+import subprocess
+import sys
+
+import jax
+import numpy as np
+import pytest
+
+from rl4p.errors import InputError
+from rl4p.mesh import Mesh
+
+# On one device and on eight: greedy and drawn responses, and an update on them.
+EIGHT_DEVICES = """
+import dataclasses, jax, numpy as np
+from rl4p.advantage.grpo import GRPO
+from rl4p.data.arithmetic import Arithmetic
+from rl4p.data.prompts import encode_prompts
+from rl4p.mesh import Mesh
+from rl4p.model.scratch import Scratch
+from rl4p.optimizer.adamw import AdamW
+from rl4p.rollout.naive_sampler import NaiveSampler
+from rl4p.types import Rewards, TrainingBatch, TrainState
+from rl4p.update.gradient_step import gradient_step
+from rl4p.update.reinforce import Reinforce
+
+sampler, optimizer = NaiveSampler(max_response_tokens=8), AdamW(learning_rate=1e-3)
+# 16 rows, two on each device; with one device in microbatches of four
+update = Reinforce(tokens_per_microbatch=4 * 24)
+
+model = Scratch(width=32, layers=2, heads=4, key_value_heads=2, feed_forward_width=48)
+built, start = model.build(Mesh(dp=1), jax.random.key(0))
+# Far from uniform, so that the order of a sum does not choose the token.
+start = jax.tree.map(lambda x: np.asarray(x) * 10, start) | {"norm": jax.device_get(start["norm"])}
+
+def run(dp):
+    mesh = Mesh(dp=dp)
+    policy, params = dataclasses.replace(built, mesh=mesh), mesh.replicate(start)
+    questions = Arithmetic(digits=2, train_size=4, held_out_size=0).train()
+    prompts, _ = encode_prompts(
+        questions, policy.tokenizer, system_prompt=None, max_prompt_tokens=16
+    )
+    greedy, sampled = (
+        sampler(policy, params, prompts, group_size=4, key=jax.random.key(3), version=0, greedy=g)[0]
+        for g in (True, False)
+    )
+    assert len(sampled.tokens_BT.sharding.device_set) == dp
+    rewards = Rewards(
+        total_B=np.float32(np.arange(16) ** 2 % 5), terms={}, valid_B=np.arange(16) != 6
+    )
+    rewards = mesh.shard_rows(rewards)
+    advantages = jax.jit(GRPO())(sampled, rewards)
+    state = TrainState(
+        step=mesh.replicate(np.int32(0)),
+        params=params,
+        optimizer_state=mesh.replicate(optimizer.transform().init(start)),
+        key=mesh.replicate(jax.random.key(1)),
+        memory={},
+    )
+    batch = TrainingBatch(
+        trajectories=sampled,
+        advantages_BT=advantages,
+        loss_mask_BT=sampled.response_mask_BT & rewards.valid_B[:, None],
+        scores={},
+    )
+    state, metrics = gradient_step(update, policy.decoder, sampler.sampling, optimizer, state, batch)
+    assert all(x.sharding.is_fully_replicated for x in jax.tree.leaves(state.params))
+    moments = state.optimizer_state[1][0].mu  # a tenth of the gradient
+    return jax.device_get((greedy.tokens_BT, sampled.tokens_BT, state.params, moments, metrics))
+
+one, eight = run(1), run(8)
+np.testing.assert_array_equal(one[0], eight[0])
+np.testing.assert_array_equal(one[1], eight[1])
+for a, b in zip(jax.tree.leaves(one[2:4]), jax.tree.leaves(eight[2:4]), strict=True):
+    assert np.linalg.norm(a - b) <= 1e-6 * np.linalg.norm(a), np.linalg.norm(a - b) / np.linalg.norm(a)
+assert one[4].keys() == eight[4].keys()
+assert one[4]["update/grad_norm"] > 0
+for name in one[4]:
+    np.testing.assert_allclose(one[4][name], eight[4][name], rtol=1e-5, atol=1e-6, err_msg=name)
+"""
+
+
+def test_one_device_and_eight_sample_and_train_alike(monkeypatch):
+    monkeypatch.setenv("XLA_FLAGS", "--xla_force_host_platform_device_count=8")
+    done = subprocess.run(
+        [sys.executable, "-c", EIGHT_DEVICES], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
+@pytest.mark.parametrize("dp", [0, -2, 1000])
+def test_a_mesh_of_devices_that_are_not_there_is_refused(dp):
+    there = jax.device_count()
+    with pytest.raises(
+        InputError, match=rf"mesh\.dp={dp} .* {dp} devices, but there are {there}\."
+    ):
+        Mesh(dp=dp).size  # noqa: B018
+
+
+def test_all_devices_are_taken_unless_told():
+    assert Mesh().size == jax.device_count()
+    assert Mesh(dp=1).size == 1
+
+
+def test_rows_are_split_and_parameters_are_everywhere():
+    mesh = Mesh(dp=1)
+    tree = {"a": np.arange(6.0).reshape(3, 2), "b": np.arange(3)}
+    for place in (mesh.shard_rows, mesh.replicate):
+        jax.tree.map(np.testing.assert_array_equal, place(tree), tree)
+    assert not mesh.rows.is_fully_replicated or mesh.size == 1
+    assert mesh.everywhere.is_fully_replicated

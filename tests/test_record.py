@@ -1,0 +1,129 @@
+import json
+import math
+import signal
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from rl4p.errors import InputError, RunError
+from rl4p.record import Record
+
+
+@pytest.fixture
+def record(tmp_path):
+    return Record(tmp_path)
+
+
+def refuse(word):
+    raise AssertionError(f"{word} is not JSON")
+
+
+def test_a_line_is_flat_with_sorted_keys_and_exact_floats(record):
+    record.log(0, {"eval/arithmetic/pass_at_1": 0.25})
+    record.log(np.int32(1), {"update/loss": 0.1 + 0.2, "reward/mean": np.float32(0.1), "tokens": 7})
+    assert record.metrics_file.read_text() == (
+        '{"eval/arithmetic/pass_at_1": 0.25, "step": 0}\n'
+        '{"reward/mean": 0.10000000149011612, "step": 1, "tokens": 7.0, "update/loss": '
+        "0.30000000000000004}\n"
+    )
+    assert record.metrics()[1]["update/loss"] == 0.1 + 0.2
+    assert record.metrics()[1]["step"] == 1
+
+
+def test_numbers_that_are_not_finite_are_valid_json_and_read_back(record):
+    record.log(1, {"a": math.nan, "b": math.inf, "c": -math.inf})
+    json.loads(record.metrics_file.read_text(), parse_constant=refuse)
+    (row,) = record.metrics()
+    assert math.isnan(row["a"])
+    assert (row["b"], row["c"]) == (math.inf, -math.inf)
+
+
+def test_a_sample_keeps_its_texts_as_they_are(record):
+    sample = {"prompt": "1/0?\n\u2028", "response": "NaN \ud800", "reward": math.nan}
+    record.log_samples(2, [sample | {"terms": {"correct": [math.inf, 1.0]}}])
+    json.loads(record.samples_file.read_text(), parse_constant=refuse)
+    (row,) = record.samples()
+    assert row == {"step": 2, **sample, "reward": "NaN", "terms": {"correct": ["Infinity", 1.0]}}
+
+
+def test_a_torn_last_line_is_left_out_until_its_end_comes(record):
+    record.log(1, {"a": 1.0})
+    with record.metrics_file.open("a") as file:
+        file.write('{"a": 2.0, "st')
+    rows, offset = record.metrics_from(0)
+    assert [row["step"] for row in rows] == [1]
+    with record.metrics_file.open("a") as file:
+        file.write('ep": 2}\n')
+    assert record.metrics_from(offset) == (
+        [{"a": 2.0, "step": 2}],
+        len(record.metrics_file.read_bytes()),
+    )
+    assert record.metrics_from(len(record.metrics_file.read_bytes()))[0] == []
+
+
+def test_a_resumed_run_drops_later_steps_and_the_torn_line(record):
+    for step in range(5):
+        record.log(step, {"a": step / 3})
+        record.log_samples(step, [{"response": "x"}, {"response": "y"}])
+    lines = record.metrics_file.read_text().splitlines(keepends=True)
+    for path in (record.metrics_file, record.samples_file):
+        with path.open("a") as file:
+            file.write('{"torn')
+    record.truncate_after(4)
+    assert record.metrics_file.read_text() == "".join(lines)
+    record.truncate_after(2)
+    assert record.metrics_file.read_text() == "".join(lines[:3])
+    assert [row["step"] for row in record.samples()] == [0, 0, 1, 1, 2, 2]
+    record.log(3, {"a": 1.0})
+    assert record.metrics_file.read_text() == "".join(lines[:3]) + lines[3]
+
+
+def test_a_folder_without_a_record_is_one_of_no_steps(record):
+    record.truncate_after(3)
+    assert record.metrics() == record.samples() == []
+    assert record.summary() is None
+
+
+@pytest.mark.parametrize("line", ["nonsense", "[1]", '{"a": 1.0}'])
+def test_a_line_that_no_run_wrote_is_named(record, line):
+    record.log(1, {"a": 1.0})
+    with record.metrics_file.open("a") as file:
+        file.write(f"{line}\n")
+    record.log(2, {"a": 1.0})
+    with pytest.raises(InputError, match=r"metrics\.jsonl, line 2 is not an object"):
+        record.metrics()
+
+
+def test_kill_loses_no_line_that_was_logged(tmp_path):
+    program = (
+        "import sys, pathlib; from rl4p.record import Record\n"
+        "record = Record(pathlib.Path(sys.argv[1]))\n"
+        "for step in range(10**9):\n"
+        "    record.log(step, {'a': 1 / (step + 1)}); print(step, flush=True)\n"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", program, str(tmp_path)], stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        while process.stdout.readline() != "200\n":
+            pass
+        process.send_signal(signal.SIGKILL)
+        logged = 200 + len([line for line in process.stdout if line.endswith("\n")])
+    steps = [row["step"] for row in Record(tmp_path).metrics()]
+    assert steps == list(range(len(steps)))
+    assert len(steps) > logged
+
+
+def test_what_cannot_be_written_is_one_sentence(record):
+    record.metrics_file.mkdir()
+    with pytest.raises(RunError, match=r"Cannot write .*metrics\.jsonl: Is a directory\."):
+        record.log(1, {"a": 1.0})
+
+
+def test_the_summary_is_replaced_whole(record):
+    record.write_summary({"status": "stopped", "evaluation": {"last": {"a": math.nan}}})
+    record.write_summary({"status": "finished", "step": 2})
+    assert record.summary() == {"status": "finished", "step": 2}
+    assert [path.name for path in record.folder.iterdir()] == ["summary.json"]

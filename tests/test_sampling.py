@@ -1,0 +1,63 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from rl4p.sampling import sampling_logprobs
+from rl4p.types import Sampling
+
+LOGITS = np.random.default_rng(0).normal(0, 3, (5, 17)).astype(np.float32)
+
+
+def by_sorting(logits_V, sampling):
+    """One distribution, token by token from the most probable down."""
+    logits_V = np.float64(logits_V) / (sampling.temperature or 1.0)
+    order = np.argsort(-logits_V)[: sampling.top_k or None]
+    probabilities = np.exp(logits_V[order] - logits_V.max())
+    probabilities /= probabilities.sum()
+    kept, before = [], 0.0
+    for token, probability in zip(order, probabilities, strict=True):
+        if sampling.top_p < 1 and before >= sampling.top_p:
+            break
+        kept.append(token)
+        before += probability
+    result = np.full(logits_V.shape, -np.inf)
+    result[kept] = logits_V[kept] - np.log(np.sum(np.exp(logits_V[kept])))
+    return result
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.5, 1.0, 1.5])
+@pytest.mark.parametrize("top_k", [0, 1, 5, 17, 100])
+@pytest.mark.parametrize("top_p", [1.0, 0.9, 0.5, 1e-6])
+def test_the_distribution_is_that_of_plain_sorting(temperature, top_k, top_p):
+    sampling = Sampling(temperature=temperature, top_k=top_k, top_p=top_p)
+    ours = sampling_logprobs(jnp.asarray(LOGITS), sampling)
+    np.testing.assert_allclose(ours, [by_sorting(row, sampling) for row in LOGITS], rtol=1e-5)
+    np.testing.assert_allclose(np.exp(ours).sum(axis=-1), 1, rtol=1e-6)
+
+
+def test_top_p_is_taken_from_what_top_k_left():
+    """Of 0.4, 0.3, 0.2, 0.1 the first two are 4/7 and 3/7 after top_k = 2: 0.5 < 4/7 keeps one."""
+    logits = jnp.log(jnp.asarray([0.2, 0.4, 0.1, 0.3]))
+    both = sampling_logprobs(logits, Sampling(top_k=2, top_p=0.5))
+    np.testing.assert_array_equal(both, [-np.inf, 0, -np.inf, -np.inf])
+    alone = sampling_logprobs(logits, Sampling(top_p=0.5))
+    np.testing.assert_allclose(np.exp(alone), [0, 4 / 7, 0, 3 / 7], rtol=1e-6)
+
+
+def test_equal_logits_are_kept_or_cut_together():
+    np.testing.assert_allclose(
+        np.exp(sampling_logprobs(jnp.asarray([1.0, 1.0, 0.0, 1.0]), Sampling(top_k=2))),
+        [1 / 3, 1 / 3, 0, 1 / 3],
+        rtol=1e-6,
+    )
+
+
+def test_the_gradient_outside_the_support_is_zero_and_never_nan():
+    sampling = Sampling(temperature=0.7, top_k=5, top_p=0.9)
+    best = int(LOGITS[0].argmax())
+    gradient = jax.grad(lambda x: sampling_logprobs(x, sampling)[best])(jnp.asarray(LOGITS[0]))
+    inside = np.isfinite(by_sorting(LOGITS[0], sampling))
+    assert np.isfinite(gradient).all()
+    np.testing.assert_array_equal(np.asarray(gradient)[~inside], 0)
+    assert np.all(np.asarray(gradient)[inside] != 0)

@@ -1,0 +1,84 @@
+import dataclasses
+
+import pytest
+import yaml
+
+from rl4p.send import main
+
+
+@pytest.fixture
+def run(record):
+    """A run whose tracker was down all the time."""
+    for number in range(3):
+        record.log(number, {"reward/mean": number / 10})
+    record.log_samples(2, [{"response": "2"}])
+    record.write_summary({"status": "finished", "step": 2})
+    return record
+
+
+def set_tracker(record, tracker):
+    path = record.folder / "config.yaml"
+    config = yaml.safe_load(path.read_text()) | {"tracker": tracker}
+    path.write_text(yaml.safe_dump(config))
+
+
+def test_a_run_is_sent_once_however_often_one_asks(run, store, capsys):
+    set_tracker(run, {"_target_": "rl4p.tracker.mlflow.MLflow", **dataclasses.asdict(store)})
+    assert main([str(run.folder)]) == main([str(run.folder)]) == 0
+    client, experiment = store.connect()
+    (mirrored,) = client.search_runs([experiment])
+    assert mirrored.info.status == "FINISHED"
+    history = client.get_metric_history(mirrored.info.run_id, "reward/mean")
+    assert [(metric.step, metric.value) for metric in history] == [(0, 0.0), (1, 0.1), (2, 0.2)]
+    files = {file.path for file in client.list_artifacts(mirrored.info.run_id)}
+    assert files == {"config.yaml", "environment.json", "samples.jsonl", "summary.json"}
+    sentence = f"{run.folder} stands in MLflow at {store.uri} with its 3 lines of metrics.\n"
+    assert capsys.readouterr().out == 2 * sentence
+
+
+def test_a_run_that_was_killed_can_be_sent_and_then_go_on(record, store):
+    record.log(0, {"a": 0.0})
+    with record.metrics_file.open("a") as file:
+        file.write('{"a": 1.')
+    assert main([str(record.folder), "--uri", store.uri]) == 0
+    record.truncate_after(0)
+    tracked = store.open(record.folder)
+    record.log(1, {"a": 1.0})
+    assert tracked.finish("finished")
+    client, experiment = store.connect()
+    (mirrored,) = client.search_runs([experiment])
+    history = client.get_metric_history(mirrored.info.run_id, "a")
+    assert [metric.step for metric in history] == [0, 1]
+
+
+def test_uri_and_experiment_can_be_others_than_the_runs(run, store, dead):
+    set_tracker(run, {"_target_": "rl4p.tracker.mlflow.MLflow", "uri": dead})
+    assert main([str(run.folder), "--uri", store.uri, "--experiment", "other"]) == 0
+    client, experiment = dataclasses.replace(store, experiment="other").connect()
+    assert len(client.search_runs([experiment])) == 1
+
+
+def test_a_folder_that_no_run_made(tmp_path, capsys):
+    assert main([str(tmp_path)]) == 2
+    expected = f"{tmp_path} is not the folder of a run: it has no config.yaml.\n"
+    assert capsys.readouterr().err == expected
+
+
+def test_a_run_without_a_store(run, capsys):
+    set_tracker(run, {"_target_": "rl4p.tracker.none.NoTracker"})
+    assert main([str(run.folder)]) == 2
+    assert "was run without MLflow: say by --uri where to send it." in capsys.readouterr().err
+
+
+def test_a_record_with_a_line_that_no_run_wrote(run, store, capsys):
+    with run.metrics_file.open("a") as file:
+        file.write("nonsense\n")
+    assert main([str(run.folder), "--uri", store.uri]) == 2
+    assert "metrics.jsonl, line 4 is not an object" in capsys.readouterr().err
+
+
+def test_a_store_that_is_down(run, dead, capsys):
+    assert main([str(run.folder), "--uri", dead]) == 1
+    error = capsys.readouterr().err
+    assert error.startswith(f"MLflow at {dead} did not take {run.folder}: ConnectionRefusedError")
+    assert error.count("\n") == 1
