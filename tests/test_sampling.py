@@ -61,3 +61,13 @@ def test_the_gradient_outside_the_support_is_zero_and_never_nan():
     assert np.isfinite(gradient).all()
     np.testing.assert_array_equal(np.asarray(gradient)[~inside], 0)
     assert np.all(np.asarray(gradient)[inside] != 0)
+
+
+@pytest.mark.parametrize("sampling", [Sampling(top_k=2), Sampling(top_p=0.5)], ids=str)
+def test_a_token_that_was_drawn_stays_in_the_support(sampling):
+    """Of 0.4, 0.3, 0.2, 0.1 two are kept, and the drawn one with them."""
+    logits = jnp.log(jnp.asarray([0.2, 0.4, 0.1, 0.3]))
+    with_third = np.exp(sampling_logprobs(logits, sampling, jnp.asarray(2)))
+    np.testing.assert_allclose(with_third, [0, 4 / 8, 1 / 8, 3 / 8], rtol=1e-6)
+    within = sampling_logprobs(logits, sampling, jnp.asarray(1))
+    np.testing.assert_array_equal(within, sampling_logprobs(logits, sampling))

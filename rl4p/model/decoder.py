@@ -166,7 +166,7 @@ class Decoder:
         """Fresh float32 parameters: normal(0, 0.02), residual outputs scaled by 1/sqrt(2 L)."""
         c = self.config
         key_embed, key_head, key_layers = jax.random.split(key, 3)
-        x_BTD, positions_BT = jnp.zeros((1, 1, c.width)), jnp.zeros((1, 1), jnp.int32)
+        x_BTD, positions_BT = jnp.zeros((1, 1, c.width), self.dtype), jnp.zeros((1, 1), jnp.int32)
         mask_BTS = jnp.ones((1, 1, 1), bool)
 
         def init_layer(layer_key: Array) -> Params:

@@ -46,12 +46,9 @@ def read_config(folder: Path) -> DecoderConfig:
     Raises:
       InputError: no config.json, a key is missing, or it asks for what the decoder does not do.
     """
-    try:
-        config = json.loads((folder / "config.json").read_text())
-    except FileNotFoundError:
-        raise InputError(f"model.path={folder} has no config.json.") from None
-    except ValueError as error:
-        raise InputError(f"{folder / 'config.json'} is not JSON: {error}.") from None
+    if not (folder / "config.json").is_file():
+        raise InputError(f"model.path={folder} has no config.json.")
+    config = read_json(folder / "config.json")
     if config.get("model_type") not in ARCHITECTURES:
         raise InputError(
             f"{folder / 'config.json'}: model_type {config.get('model_type')!r} is not known; "
@@ -86,6 +83,16 @@ def read_config(folder: Path) -> DecoderConfig:
         raise InputError(f"{folder / 'config.json'} has no {error.args[0]!r}.") from None
 
 
+def read_json(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_bytes())
+    except ValueError as error:
+        raise InputError(f"{path} is not JSON: {error}.") from None
+    if not isinstance(content, dict):
+        raise InputError(f"{path} is no JSON object.")
+    return content
+
+
 def parameter_names(config: DecoderConfig) -> Iterator[tuple[tuple[str, ...], int | None, str]]:
     """Every tensor of a checkpoint: path in the parameters, layer or None, name in the files."""
     for path, name in TOP_NAMES.items():
@@ -114,13 +121,18 @@ def read_params(folder: Path, decoder: Decoder, dtype: str) -> Params:
     for path, layer, name in expected:
         if name not in files:
             continue
-        with open_tensors(files[name]) as tensors:
-            array = np.asarray(tensors.get_tensor(name))
-        array = array.T if path[-1] == "kernel" else array
-        shape = leaf(shapes, path).shape if layer is None else leaf(shapes, path).shape[1:]
-        if array.shape != shape:
-            problems.append(f"{name} should be {shape}, is {array.shape}")
+        try:
+            with open_tensors(files[name]) as tensors:
+                array = np.asarray(tensors.get_tensor(name))
+        except SafetensorError:
+            problems.append(f"{name} is missing from {files[name].name}")
             continue
+        shape = leaf(shapes, path).shape if layer is None else leaf(shapes, path).shape[1:]
+        expected_shape = shape[::-1] if path[-1] == "kernel" else shape  # as it is in the files
+        if array.shape != expected_shape:
+            problems.append(f"{name} should be {expected_shape}, is {array.shape}")
+            continue
+        array = array.T if path[-1] == "kernel" else array
         node = params
         for key in path[:-1]:
             node = node.setdefault(key, {})
@@ -140,9 +152,10 @@ def tensor_files(folder: Path) -> dict[str, Path]:
     """Which file holds each tensor."""
     index, single = folder / "model.safetensors.index.json", folder / "model.safetensors"
     if index.is_file():
-        files = {
-            name: folder / file for name, file in json.loads(index.read_text())["weight_map"].items()
-        }
+        weight_map = read_json(index).get("weight_map")
+        if not isinstance(weight_map, dict):
+            raise InputError(f"{index} has no 'weight_map'.")
+        files = {name: folder / file for name, file in weight_map.items()}
         absent = sorted({path.name for path in files.values() if not path.is_file()})
         if absent:
             raise InputError(f"{index} names files that are not there: {', '.join(absent)}.")

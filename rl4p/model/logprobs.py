@@ -19,8 +19,8 @@ def token_logprobs(
 
     Returns:
       logprobs_BT: float32 log p(token t | tokens before t), on the distribution that `sampling`
-        describes, each token within its support; row by row aligned with `tokens_BT` (the shift is made here and nowhere else).
-        The first column, which nothing predicts, is 0.
+        describes, each token within its support; row by row aligned with `tokens_BT` (the shift is
+        made here and nowhere else). The first column, which nothing predicts, is 0.
       entropy_BT: float32, in nats, of the distribution that token t was drawn from.
     """
     hidden_BTD = decoder.hidden(

@@ -42,9 +42,7 @@ class Policy:
 
     def responses(self, trajectories: Trajectories) -> tuple[str, ...]:
         """The responses as text, special tokens left out."""
-        tokens_BT, mask_BT = jax.device_get(
-            (trajectories.tokens_BT, trajectories.response_mask_BT)
-        )
+        tokens_BT, mask_BT = jax.device_get((trajectories.tokens_BT, trajectories.response_mask_BT))
         rows = [tokens[mask].tolist() for tokens, mask in zip(tokens_BT, mask_BT, strict=True)]
         return tuple(self.tokenizer.batch_decode(rows, skip_special_tokens=True))
 

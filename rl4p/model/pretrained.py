@@ -1,6 +1,5 @@
 """A policy from a Hugging Face folder."""
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -8,7 +7,7 @@ from typing import Literal
 from rl4p.errors import InputError
 from rl4p.mesh import Mesh
 from rl4p.model.decoder import Decoder
-from rl4p.model.huggingface import read_config, read_params
+from rl4p.model.huggingface import read_config, read_json, read_params
 from rl4p.model.policy import Policy
 from rl4p.model.tokenizer import load_tokenizer
 from rl4p.types import Array, Params
@@ -62,5 +61,5 @@ class Pretrained:
 def read_end_ids(folder: Path) -> tuple[int, ...]:
     """All end tokens that generation_config.json names; none without the file."""
     path = folder / "generation_config.json"
-    ends = json.loads(path.read_text()).get("eos_token_id") if path.is_file() else None
+    ends = read_json(path).get("eos_token_id") if path.is_file() else None
     return tuple(ends) if isinstance(ends, list) else () if ends is None else (ends,)

@@ -5,7 +5,9 @@ from pathlib import Path
 
 from rl4p.errors import InputError
 
-os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")  # it remarks at import that torch is absent
+os.environ.setdefault(
+    "TRANSFORMERS_VERBOSITY", "error"
+)  # it remarks at import that torch is absent
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers  # noqa: E402
 from transformers import PreTrainedTokenizerFast  # noqa: E402

@@ -12,7 +12,7 @@ class TrackedRun(Protocol):
     """A run being mirrored. No call waits on a disk or a network, but `finish`, within a bound."""
 
     def log(self, step: int, metrics: dict[str, float]) -> None:
-        """A step is over; its line stands in ``metrics.jsonl`` already."""
+        """A step is over; its line stands in ``metrics.jsonl``, which only grows from here on."""
         ...
 
     def artifact(self, path: Path) -> None:

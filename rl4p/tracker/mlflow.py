@@ -24,6 +24,7 @@ PARENT_VARIABLE = "RL4P_PARENT_RUN_ID"  # the sweep that the runs of this proces
 # A batch costs 15 ms of a core, whatever it holds: fast steps share one.
 SECONDS_BETWEEN_BATCHES = 2.0
 SECONDS_BETWEEN_ATTEMPTS = 30.0
+LATE = "it was too slow, or never answered"
 # What the user has set stays. By default one request to a server that is down takes four minutes.
 SETTINGS = {
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0",
@@ -114,13 +115,15 @@ class BackgroundMirror:
         self._folder = folder.resolve()
         self._parent = os.environ.get(PARENT_VARIABLE)
         self._files: dict[str, None] = {}  # to send soon; a dict for its order and atomic calls
+        self._grown = False  # before the first step a resumed run may still cut its record
         self._status = "failed"
-        self._failure: str | None = "it has not answered yet"
+        self._failure: str | None = LATE
         self._news, self._closing, self._ended = (threading.Event() for _ in range(3))
         self._news.set()
         threading.Thread(target=self._work, name="tracker", daemon=True).start()
 
     def log(self, step: int, metrics: dict[str, float]) -> None:
+        self._grown = True
         self._news.set()
 
     def artifact(self, path: Path) -> None:
@@ -151,13 +154,14 @@ class BackgroundMirror:
             try:
                 if mirror is None:
                     mirror = Mirror(*self._tracker.connect(), self._folder, self._parent)
-                mirror.send_metrics()
+                if self._grown:
+                    mirror.send_metrics()
                 for name in list(self._files):
                     mirror.send_files(name)
                     del self._files[name]
                 if last:
                     mirror.close(self._status)
-                    self._failure = None
+                self._failure = None if last else LATE
             except Exception as error:  # noqa: BLE001 - whatever it is, the run goes on
                 self._failure = reason(error)
                 mirror, pause = None, SECONDS_BETWEEN_ATTEMPTS

@@ -1,5 +1,3 @@
-import dataclasses
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,7 +7,7 @@ from rl4p.model import logprobs
 from rl4p.model.logprobs import score_logprobs, token_logprobs
 from rl4p.types import Sampling
 
-SAMPLINGS = [Sampling(), Sampling(temperature=0.5), Sampling(temperature=1.5, top_k=40, top_p=0.9)]
+score_all = jax.jit(token_logprobs, static_argnums=(0, 3))
 
 
 @pytest.fixture(scope="module")
@@ -17,12 +15,12 @@ def trajectories(make_trajectories):
     return make_trajectories()
 
 
-@pytest.mark.parametrize("temperature", [0.5, 1.0, 1.5])
+@pytest.mark.parametrize("temperature", [0.5, 1.5])
 def test_scores_are_aligned_with_their_tokens(
     policy, params, trajectories, numpy_logits, temperature
 ):
-    """Row by row, without padding: log p of token t stands at t, and was made from tokens before."""
-    ours, entropy = jax.jit(token_logprobs, static_argnums=(0, 3))(
+    """Log p of token t stands at t, and was made from the tokens before it."""
+    ours, entropy = score_all(
         policy.decoder, params, trajectories, Sampling(temperature=temperature)
     )
     assert not ours[:, 0].any()
@@ -38,11 +36,8 @@ def test_scores_are_aligned_with_their_tokens(
         )
 
 
-@pytest.mark.parametrize("chunk", [1, 7, 1000])
-def test_logits_a_few_tokens_at_a_time_change_nothing(
-    policy, params, trajectories, monkeypatch, chunk
-):
-    """120 scored tokens, in chunks that divide them and in chunks that do not."""
+def test_logits_a_few_tokens_at_a_time_change_nothing(policy, params, trajectories, monkeypatch):
+    """120 scored tokens, seven at a time."""
 
     def loss(params, per_chunk):
         monkeypatch.setattr(logprobs, "LOGITS_PER_CHUNK", per_chunk)
@@ -52,34 +47,31 @@ def test_logits_a_few_tokens_at_a_time_change_nothing(
 
     chunked, whole = (
         jax.jit(jax.value_and_grad(lambda p, n=n: loss(p, n), has_aux=True))(params)
-        for n in (chunk * policy.decoder.config.vocabulary, 2**24)
+        for n in (7 * policy.decoder.config.vocabulary, 2**24)
     )
     jax.tree.map(
         lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), chunked, whole
     )
 
 
-@pytest.mark.parametrize("sampling", SAMPLINGS, ids=str)
-@pytest.mark.parametrize("rows", [3, 100])
-def test_scoring_in_microbatches_is_scoring_at_once(policy, params, trajectories, sampling, rows):
-    whole, _ = jax.jit(token_logprobs, static_argnums=(0, 3))(
-        policy.decoder, params, trajectories, sampling
-    )
+def test_scoring_in_microbatches_is_scoring_at_once(policy, params, trajectories):
+    sampling = Sampling(temperature=1.5, top_k=40, top_p=0.9)
+    whole, _ = score_all(policy.decoder, params, trajectories, sampling)
     parts = score_logprobs(
-        policy.decoder, params, trajectories, sampling, tokens_per_microbatch=rows * 16
+        policy.decoder, params, trajectories, sampling, tokens_per_microbatch=3 * 16
     )
     np.testing.assert_allclose(parts, whole, atol=1e-5)
 
 
-def test_a_support_that_leaves_tokens_out_gives_no_nan(policy, params, trajectories):
-    sampling = Sampling(top_k=40, top_p=0.5)
+def test_a_token_outside_the_support_has_a_finite_score_and_gradient(policy, params, trajectories):
+    """Random tokens are hardly ever among the two most probable."""
 
     def loss(params):
-        scores, entropy = token_logprobs(policy.decoder, params, trajectories, sampling)
-        return jnp.sum(
-            jnp.where(trajectories.response_mask_BT & jnp.isfinite(scores), scores, 0)
-        ) + jnp.sum(entropy)
+        scores, entropy = token_logprobs(
+            policy.decoder, params, trajectories, Sampling(top_k=2, top_p=0.5)
+        )
+        return jnp.sum(scores) + jnp.sum(entropy), scores
 
-    value, gradient = jax.jit(jax.value_and_grad(loss))(params)
-    assert jnp.isfinite(value)
-    assert all(jnp.isfinite(x).all() for x in jax.tree.leaves(gradient))
+    (_, scores), gradient = jax.jit(jax.value_and_grad(loss, has_aux=True))(params)
+    assert all(jnp.isfinite(x).all() for x in (scores, *jax.tree.leaves(gradient)))
+    assert scores.min() < -1
