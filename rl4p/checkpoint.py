@@ -67,6 +67,10 @@ class Checkpoints:
         except (OSError, ValueError) as error:
             raise RunError(f"The checkpoint of step {step} could not be saved: {error}.") from error
 
+    def latest(self) -> int | None:
+        """The step of the newest finished checkpoint."""
+        return self.manager.latest_step()
+
     def restore(self, state: TrainState) -> TrainState:
         """The newest checkpoint, in the shapes, dtypes and shardings of `state`.
 
@@ -75,7 +79,7 @@ class Checkpoints:
         Raises:
           InputError: there is none, or it does not fit; the leaves that differ are named.
         """
-        step = self.manager.latest_step()
+        step = self.latest()
         if step is None:
             raise InputError(f"{self.folder} has no finished checkpoint to resume from.")
         wanted = as_saved(state)

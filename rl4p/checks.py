@@ -52,9 +52,7 @@ def check_trajectories(trajectories: Trajectories) -> None:
     mask = check.array("response_mask_BT", trajectories.response_mask_BT, (B, T), "b")
     segments = check.array("segment_ids_BT", trajectories.segment_ids_BT, (B, T), "i")
     positions = check.array("positions_BT", trajectories.positions_BT, (B, T), "i")
-    logprobs = check.array(
-        "behaviour_logprobs_BT", trajectories.behaviour_logprobs_BT, (B, T), "f"
-    )
+    logprobs = check.array("behaviour_logprobs_BT", trajectories.behaviour_logprobs_BT, (B, T), "f")
     groups = check.array("group_ids_B", trajectories.group_ids_B, (B,), "i")
     check.array("policy_version_B", trajectories.policy_version_B, (B,), "i")
     finish = check.array("finish_B", trajectories.finish_B, (B,), "i")

@@ -100,8 +100,9 @@ def build(config: DictConfig) -> Experiment:
         evaluation=evaluation,
         checkpoint=instantiate(config.checkpoint),
         tracker=instantiate(config.tracker),
-        sizes=f"{describe_model(params)}; {describe_data(prompts, dropped, test_prompts, test_dropped)}\n"
-        + describe_step(config, phases, prompts),
+        sizes=f"{describe_model(params)}; "
+        f"{describe_data(prompts, dropped, test_prompts, test_dropped)}\n"
+        f"{describe_step(config, phases, prompts)}",
     )
 
 

@@ -7,6 +7,7 @@ transformers and inference servers read them.
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from omegaconf import OmegaConf
 
@@ -29,7 +30,8 @@ def export(run: Path, out: Path) -> str:
         raise InputError(f"run={run} is not the folder of a run: it has no .hydra/config.yaml.")
     if out.exists() and any(out.iterdir()):
         raise InputError(f"out={out} is not empty.")
-    experiment = build(OmegaConf.create(OmegaConf.load(config)))
+    composed: Any = OmegaConf.create(OmegaConf.load(config))
+    experiment = build(composed)
     checkpoints = experiment.checkpoint.open(run, experiment.stream)
     state = checkpoints.restore(experiment.state)
     policy = experiment.loop.policy
@@ -44,7 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if {"-h", "--help"} & set(arguments):
         print(__doc__)
         return 0
-    given = dict(argument.partition("=")[::2] for argument in arguments)
+    given = {key: value for key, _, value in (argument.partition("=") for argument in arguments)}
     try:
         if set(given) != set(KEYS) or not all(given.values()):
             raise InputError("Give exactly run=FOLDER and out=FOLDER.")

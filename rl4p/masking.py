@@ -24,12 +24,12 @@ def masked_mean(values: Array, mask: Array) -> Array:
 
 
 def masked_std(values: Array, mask: Array) -> Array:
-    """Standard deviation (ddof 0) of the values where the mask is true; 0 where it is true nowhere."""
+    """Standard deviation (ddof 0) of the values where the mask is true; 0 if it never is."""
     return jnp.sqrt(masked_mean(jnp.square(values - masked_mean(values, mask)), mask))
 
 
 class GroupStatistics(NamedTuple):
-    """Statistics of each sample's group over the group's valid samples, spread back to the samples."""
+    """Statistics of each sample's group, over its valid samples, spread back to the samples."""
 
     count_B: Array  # valid samples in the group, float32
     mean_B: Array
@@ -71,5 +71,5 @@ def group_statistics(
 
 
 def spread_over_tokens(values_B: Array, trajectories: Trajectories) -> Array:
-    """One value per sequence, written on each of its response tokens and 0 elsewhere: float32 [B, T]."""
+    """One value per sequence, on each of its response tokens and 0 elsewhere: float32 [B, T]."""
     return jnp.where(trajectories.response_mask_BT, values_B[:, None], 0.0)

@@ -12,7 +12,7 @@ from rl4p.errors import InputError
 
 @dataclass(frozen=True, kw_only=True)
 class Mesh:
-    """Data parallelism: rows of a batch are split over the axis `dp`, parameters are on every device.
+    """Data parallelism: rows of a batch are split over the axis `dp`, parameters are everywhere.
 
     Attributes:
       dp: devices along the axis; -1 takes all that the process sees.

@@ -14,9 +14,7 @@ def batch_metrics(
     trajectories: Trajectories, rewards: Rewards, advantages_BT: Array
 ) -> dict[str, float]:
     """Rewards, lengths and staleness of one step's trajectories."""
-    group = group_statistics(
-        rewards.total_B, rewards.valid_B, trajectories.group_ids_B
-    )
+    group = group_statistics(rewards.total_B, rewards.valid_B, trajectories.group_ids_B)
     rewards, mask_BT, finish_B, version_B, groups_B, equal_B, advantages_BT = jax.device_get(
         (
             rewards,

@@ -25,7 +25,9 @@ class Phases:
     checks: dict[str, Callable[..., None]] = field(default_factory=dict)
 
     def items(self) -> list[tuple[str, Any]]:
-        return [(name, getattr(self, name)) for name in ("rollout", "reward", "advantage", "update")]
+        return [
+            (name, getattr(self, name)) for name in ("rollout", "reward", "advantage", "update")
+        ]
 
     def needs(self) -> frozenset[str]:
         """The union of what the phases need beyond their arguments."""

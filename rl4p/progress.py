@@ -83,7 +83,9 @@ class ProgressBar:
 
 def shorten(text: str, limit: int = 160) -> str:
     """One printable line of at most `limit` characters."""
-    line = "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text.replace("\n", " "))
+    line = "".join(
+        c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text.replace("\n", " ")
+    )
     return line if len(line) <= limit else line[: limit - 1] + "…"
 
 
@@ -105,4 +107,6 @@ def print_summary(folder: Path, summary: Mapping[str, Any]) -> None:
     console.print(
         f"{summary['status']} at step {summary['step']} after {seconds['total']:.0f} s ({phases})"
     )
-    console.print(f"{folder}: metrics.jsonl, samples.jsonl, plots/learning_curve.png", soft_wrap=True)
+    console.print(
+        f"{folder}: metrics.jsonl, samples.jsonl, plots/learning_curve.png", soft_wrap=True
+    )

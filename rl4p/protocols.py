@@ -128,9 +128,7 @@ class Update(Protocol):
     minibatches: int
     tokens_per_microbatch: int
 
-    def __call__(
-        self, logprobs_BT: Array, batch: TrainingBatch
-    ) -> tuple[Array, dict[str, Array]]:
+    def __call__(self, logprobs_BT: Array, batch: TrainingBatch) -> tuple[Array, dict[str, Array]]:
         """The loss of each token, to minimise.
 
         Args:
@@ -170,6 +168,8 @@ class Collector(Protocol):
 
 
 class Optimizer(Protocol):
+    """A direction and a learning rate, kept apart so that the rate is a metric."""
+
     def transform(self) -> optax.GradientTransformation:
         """The update at learning rate 1."""
         ...
@@ -189,6 +189,8 @@ class DataSet(Protocol):
 
 
 class Model(Protocol):
+    """Where the policy comes from."""
+
     def build(self, mesh: Mesh, key: Array) -> tuple[Policy, Params]:
         """The policy, and its parameters on the mesh."""
         ...
@@ -197,7 +199,8 @@ class Model(Protocol):
 class Hook(Protocol):
     """A side effect after every `every`-th step of the loop, and after the last."""
 
-    every: int
+    @property
+    def every(self) -> int: ...
 
     def __call__(self, info: StepInfo) -> dict[str, float] | None:
         """Returns metrics to add to those of the step, for the hooks after this one."""

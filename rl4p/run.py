@@ -30,7 +30,7 @@ from rl4p.protocols import Hook
 from rl4p.record import Record
 from rl4p.signals import StopRequest
 from rl4p.tracker import TrackedRun
-from rl4p.types import Params, StepInfo
+from rl4p.types import Params, StepInfo, TrainState
 
 log = logging.getLogger(__name__)
 
@@ -38,9 +38,9 @@ PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "transformers"
 COMPILATION = {"seconds": 0.0}
 
 
-def count_compilation(event: str, seconds: float, **_: Any) -> None:
+def count_compilation(event: str, duration_secs: float, **_: Any) -> None:
     if event.startswith("/jax/core/compile/"):  # tracing, lowering and the compiler itself
-        COMPILATION["seconds"] += seconds
+        COMPILATION["seconds"] += duration_secs
 
 
 jax.monitoring.register_event_duration_secs_listener(count_compilation)
@@ -59,15 +59,15 @@ def run(config: DictConfig) -> dict[str, Any]:
     with only_run_in(folder):
         if config.resume is None and record.metrics():
             raise InputError(
-                f"{folder} holds a run already; go on with it by resume={folder}, or choose another "
-                "hydra.run.dir."
+                f"{folder} holds a run already; go on with it by resume={folder}, or choose "
+                "another hydra.run.dir."
             )
         experiment = build(config)
         Console(highlight=False, soft_wrap=True).print(f"{folder}\n{experiment.sizes}")
         record.describe(experiment.config, environment())
         tracked = experiment.tracker.open(folder)
         checkpoints = experiment.checkpoint.open(folder, experiment.stream)
-        outcome = Outcome(record=record, params=experiment.state.params)
+        outcome = Outcome(record=record, state=experiment.state)
         status = "failed"
         try:
             with checkpoints:  # a last save that fails is a failed run
@@ -98,39 +98,53 @@ def run_steps(
     tracked: TrackedRun,
     outcome: "Outcome",
 ) -> str:
-    """All steps with their hooks, from the beginning or from a checkpoint: "finished" or "stopped"."""
-    state, stream = experiment.state, experiment.stream
-    if config.resume is None:
-        first = experiment.evaluation.evaluate(state.params)
-        record.log(0, first)
-        tracked.log(0, first)
-    else:
-        state = checkpoints.restore(state)
-        outcome.resumed_from = int(state.step)
-        record.truncate_after(int(state.step))
-    outcome.step, outcome.params = int(state.step), state.params
+    """All steps with their hooks, from the start or a checkpoint: "finished" or "stopped"."""
     samples = config.samples
-    bar = ProgressBar(config.steps, int(state.step), max(1, config.steps // 20), samples.every)
-    bar.note_evaluation(record.metrics()[-1])
-    hooks: list[Hook] = [
-        experiment.evaluation,
-        RecordSamples(every=samples.every, count=samples.count, record=record),
-        RecordMetrics(record=record, tracked=tracked, outcome=outcome),
-        bar,
-        checkpoints,
-    ]
-    with StopRequest() as request, bar:
-        for info in train(experiment.loop, state, stream):
-            run_hooks(hooks, info, last=info.step == config.steps)
-            if info.step == 1 and info.metrics["advantage/max"] == 0:
-                log.warning(
-                    "Every advantage of the first step is zero, so it taught nothing"
-                    + (": group_size=1 has no siblings to compare with." * (config.group_size == 1))
-                )
-            if request.received is not None:
-                checkpoints.save(info.state)  # no other hook: a resumed run has the same lines
-                break
+    with StopRequest() as request:
+        state = first_state(config, experiment, checkpoints, record, tracked)
+        outcome.begin(state, resumed=config.resume is not None)
+        bar = ProgressBar(config.steps, outcome.step, max(1, config.steps // 20), samples.every)
+        bar.note_evaluation(record.metrics()[-1])
+        hooks: list[Hook] = [
+            experiment.evaluation,
+            RecordSamples(every=samples.every, count=samples.count, record=record),
+            RecordMetrics(record=record, tracked=tracked, outcome=outcome),
+            bar,
+            checkpoints,
+        ]
+        steps = train(experiment.loop, state, experiment.stream)
+        with bar:
+            while request.received is None and (info := next(steps, None)) is not None:
+                run_hooks(hooks, info, last=info.step == config.steps)
+                if info.step == 1 and info.metrics["advantage/max"] == 0:
+                    warn_of_no_advantage(config.group_size)
+        if request.received is not None:
+            checkpoints.save(outcome.state)  # no other hook: a resumed run has the same lines
     return "finished" if outcome.step == config.steps else "stopped"
+
+
+def first_state(
+    config: DictConfig,
+    experiment: Experiment,
+    checkpoints: Checkpoints,
+    record: Record,
+    tracked: TrackedRun,
+) -> TrainState:
+    """The state to go on from: that of the newest checkpoint, or the initial one, evaluated."""
+    if config.resume is not None and checkpoints.latest() is not None:
+        state = checkpoints.restore(experiment.state)
+        record.truncate_after(int(state.step))
+        return state
+    record.truncate_after(-1)  # a run that was killed before its first checkpoint begins anew
+    first = experiment.evaluation.evaluate(experiment.state.params)
+    record.log(0, first)
+    tracked.log(0, first)
+    return experiment.state
+
+
+def warn_of_no_advantage(group_size: int) -> None:
+    reason = ": group_size=1 has no siblings to compare with" if group_size == 1 else ""
+    log.warning("Every advantage of the first step is zero, so it taught nothing%s.", reason)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -180,14 +194,18 @@ class Outcome:
     """What summary.json says; filled while the run goes on, so that a failed run has one too."""
 
     record: Record
-    params: Params
-    step: int = 0
+    state: TrainState
     resumed_from: int | None = None
     rollout_seconds: float = 0.0
     update_seconds: float = 0.0
+    step: int = 0
+
+    def begin(self, state: TrainState, *, resumed: bool) -> None:
+        self.state, self.step = state, int(state.step)
+        self.resumed_from = self.step if resumed else None
 
     def add(self, info: StepInfo) -> None:
-        self.step, self.params = info.step, info.state.params
+        self.state, self.step = info.state, info.step
         self.rollout_seconds += info.metrics["time/rollout"]
         self.update_seconds += info.metrics["time/update"]
 
@@ -210,7 +228,7 @@ class Outcome:
                 "last": evaluations[-1] if evaluations else {},
                 "best": best,
             },
-            "params_sha256": params_sha256(self.params) if status != "failed" else None,
+            "params_sha256": params_sha256(self.state.params) if status != "failed" else None,
             "seconds": {
                 "total": seconds,
                 "compile": COMPILATION["seconds"] - compiled,
@@ -222,7 +240,7 @@ class Outcome:
 
 
 def params_sha256(params: Params) -> str:
-    """A digest of names, shapes, dtypes and bytes of all parameters, in the order of their names."""
+    """A digest of the names, shapes, dtypes and bytes of all parameters, in the order of names."""
     digest = hashlib.sha256()
     for path, value in jax.tree_util.tree_flatten_with_path(params)[0]:
         array = np.asarray(jax.device_get(value))

@@ -1,4 +1,4 @@
-"""The sampling distribution, defined once: the sampler draws from it, the trainer scores under it."""
+"""The sampling distribution, defined once: a sampler draws from it, the trainer scores under it."""
 
 import jax
 import jax.numpy as jnp
@@ -25,7 +25,7 @@ def sampling_logprobs(logits_V: Array, sampling: Sampling, drawn: Array | None =
     def cut(logits_V: Array, threshold: Array) -> Array:
         outside_V = logits_V < threshold
         if drawn is not None:
-            outside_V &= jnp.arange(logits_V.shape[-1]) != drawn[..., None]
+            outside_V &= ~jax.nn.one_hot(drawn, logits_V.shape[-1], dtype=bool)
         return jnp.where(outside_V, -jnp.inf, logits_V)
 
     if sampling.temperature > 0:

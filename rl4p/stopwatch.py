@@ -8,8 +8,8 @@ from contextlib import contextmanager
 class Stopwatch:
     """Seconds by name, for one step.
 
-        with watch("rollout"):
-            ...
+    with watch("rollout"):
+        ...
     """
 
     def __init__(self) -> None:

@@ -1,6 +1,7 @@
 """What flows between the phases.
 
-    prompts --rollout--> Trajectories, Texts --reward--> Rewards --advantage--> advantages_BT --update--> TrainState
+    prompts --rollout--> Trajectories, Texts --reward--> Rewards
+            --advantage--> advantages_BT --update--> TrainState
 
 Dimension letters, used as suffixes of array names everywhere: P prompts, G samples of a prompt,
 B = P x G sequences, T tokens, V vocabulary, L layers, D width, H query heads, K key/value heads,
@@ -16,8 +17,9 @@ from enum import IntEnum
 from typing import Any
 
 import jax
+import numpy as np
 
-Array = jax.Array
+Array = jax.Array | np.ndarray  # on the devices or on the host
 Params = Any  # a nested dict of arrays
 Metrics = dict[str, Array]
 

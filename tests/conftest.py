@@ -1,4 +1,4 @@
-"""What every test runs under: offline, on the CPU, with fixed seeds."""
+"""What every test runs under: offline, on the CPU, strict promotion, fixed seeds."""
 
 import os
 import random
@@ -45,9 +45,12 @@ def seeds():
 
 @pytest.fixture(autouse=True)
 def strict_promotion(request):
-    """Arrays of different types never meet by accident, except where a test is marked."""
+    """Arrays of different types or ranks never meet by accident, except where a test is marked."""
     mixed = request.node.get_closest_marker("mixed_dtypes") is not None
-    with jax.numpy_dtype_promotion("standard" if mixed else "strict"):
+    with (
+        jax.numpy_dtype_promotion("standard" if mixed else "strict"),
+        jax.numpy_rank_promotion("raise"),
+    ):
         yield
 
 

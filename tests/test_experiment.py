@@ -64,9 +64,19 @@ def test_a_system_prompt_stands_before_every_question(tmp_path):
     rows = [{"question": f"{n}+1?", "answer": f"#### {n + 1}"} for n in range(12)]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     experiment = build(
-        compose(["model=scratch", "model.width=32", "model.heads=2", "data=gsm8k", "data.held_out_size=2",
-                 f"data.path={path}", "max_prompt_tokens=128", "data.system_prompt=Think."])
-    )  # fmt: skip
+        compose(
+            [
+                "model=scratch",
+                "model.width=32",
+                "model.heads=2",
+                "data=gsm8k",
+                "data.held_out_size=2",
+                f"data.path={path}",
+                "max_prompt_tokens=128",
+                "data.system_prompt=Think.",
+            ]  # fmt: skip
+        )
+    )
     tokenizer = experiment.loop.policy.tokenizer
     texts = [tokenizer.decode(prompt.tokens) for prompt in experiment.stream.prompts]
     assert all(text.startswith("<|system|>Think.<|end|><|user|>") for text in texts)

@@ -100,6 +100,8 @@ def launch(name: str, job: Job, argv: list[str], conf: Path) -> None:
                 start(CONFIG, reporting(job, mode), [*lines, f"hydra.mode={mode.name}"])
     except HydraException as error:
         raise InputError(one_line(error)) from error
+    except BrokenPipeError:  # `--help | head`: the reader has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except OSError as error:  # a job's own never comes here: see `reporting`
         raise InputError(f"The run folder cannot be made: {error}.") from error
 

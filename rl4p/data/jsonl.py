@@ -6,8 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-
 from rl4p.errors import InputError
 from rl4p.tasks.answer import final_answer
 from rl4p.types import Question
@@ -73,11 +71,11 @@ class JSONLines:
     def parse(self, path: Path, line_number: int, line: bytes) -> Question:
         where = f"{path}, line {line_number}"
         try:
-            row = json.loads(line)
+            row = json.loads(line.decode("utf-8-sig"))
         except UnicodeDecodeError:
             raise InputError(f"{where}: not UTF-8.") from None
-        except json.JSONDecodeError as error:
-            raise InputError(f"{where}: not JSON ({error.msg}).") from None
+        except (ValueError, RecursionError) as error:  # a number too long, brackets too deep
+            raise InputError(f"{where}: not JSON ({getattr(error, 'msg', error)}).") from None
         if not isinstance(row, dict):
             raise InputError(f"{where}: a JSON object is expected, not {type(row).__name__}.")
         for key in (self.question_key, self.answer_key):
@@ -86,6 +84,10 @@ class JSONLines:
                     f'{where}: no text under "{key}"; the row has {sorted(row)} '
                     "(data.question_key and data.answer_key name the fields)."
                 )
+            try:
+                row[key].encode()
+            except UnicodeEncodeError:  # half of a surrogate pair, which JSON can spell
+                raise InputError(f'{where}: not UTF-8 under "{key}".') from None
         question, solution = row[self.question_key], row[self.answer_key]
         reference = final_answer(solution)
         return Question(

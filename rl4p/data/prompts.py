@@ -1,7 +1,7 @@
 """Questions to prompts: the chat template, and a limit on their length."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rl4p.errors import InputError
 from rl4p.types import Prompt, Question
@@ -27,7 +27,7 @@ def encode_prompts(
     """
     system = [{"role": "system", "content": system_prompt}] if system_prompt else []
     conversations = [[*system, {"role": "user", "content": row.question}] for row in questions]
-    tokens = tokenizer.apply_chat_template(
+    tokens: Any = tokenizer.apply_chat_template(
         conversations, add_generation_prompt=True, tokenize=True, return_dict=False
     )
     prompts = [

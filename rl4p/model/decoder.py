@@ -39,7 +39,7 @@ def rotate(x: Array, positions_BT: Array, theta: float) -> Array:
     """Rotary position embedding (2104.09864), halves convention, on [B, T, heads, h]."""
     half = x.shape[-1] // 2
     frequency = theta ** (-jnp.arange(half, dtype=jnp.float32) / half)
-    angle = positions_BT[:, :, None, None].astype(jnp.float32) * frequency
+    angle = positions_BT[:, :, None, None].astype(jnp.float32) * frequency[None, None, None]
     cos, sin = jnp.cos(angle), jnp.sin(angle)
     first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
     rotated = jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
@@ -67,7 +67,7 @@ class RMSNorm(nn.Module):
         scale = self.param("scale", nn.initializers.ones, (x.shape[-1],))
         x32 = x.astype(jnp.float32)
         x32 = x32 * jax.lax.rsqrt(jnp.mean(jnp.square(x32), axis=-1, keepdims=True) + self.epsilon)
-        return (x32 * scale.astype(jnp.float32)).astype(x.dtype)
+        return (x32 * jnp.broadcast_to(scale, x32.shape).astype(jnp.float32)).astype(x.dtype)
 
 
 class Layer(nn.Module):
@@ -169,7 +169,7 @@ class Decoder:
         x_BTD, positions_BT = jnp.zeros((1, 1, c.width), self.dtype), jnp.zeros((1, 1), jnp.int32)
         mask_BTS = jnp.ones((1, 1, 1), bool)
 
-        def init_layer(layer_key: Array) -> Params:
+        def init_layer(layer_key: jax.Array) -> Params:
             return self.layer.init(layer_key, x_BTD, positions_BT, mask_BTS)["params"]
 
         layers = jax.vmap(init_layer)(jax.random.split(key_layers, c.layers))
@@ -204,7 +204,7 @@ class Decoder:
         return self.final_norm(params, x_BTD)
 
     def final_norm(self, params: Params, x_BTD: Array) -> Array:
-        norm = RMSNorm(self.config.norm_epsilon, parent=None)
+        norm: Any = RMSNorm(self.config.norm_epsilon, parent=None)
         return norm.apply({"params": params["norm"]}, x_BTD)
 
     def logits(self, params: Params, hidden: Array) -> Array:

@@ -1,4 +1,4 @@
-"""Hugging Face folders in and out: config.json and safetensors to a decoder's parameters and back."""
+"""Hugging Face folders in and out: config.json and safetensors to parameters and back."""
 
 import json
 from collections.abc import Iterator
@@ -180,7 +180,7 @@ def leaf(tree: Any, path: tuple[str, ...]) -> Any:
 
 
 def write_model(folder: Path, decoder: Decoder, params: Params, end_ids: tuple[int, ...]) -> None:
-    """Writes config.json, generation_config.json and model.safetensors, in the parameters' dtype."""
+    """Writes config.json, generation_config.json and model.safetensors in the parameters' dtype."""
     c = decoder.config
     folder.mkdir(parents=True, exist_ok=True)
     tensors = {}

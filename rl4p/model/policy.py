@@ -31,7 +31,7 @@ class Policy:
     pad_id: int
 
     def pad_prompts(self, prompts: Sequence[Prompt]) -> tuple[np.ndarray, np.ndarray]:
-        """Prompts as tokens [B, T] and mask [B, T], padded left: all responses start in one column."""
+        """Tokens and mask [B, T], padded left: all responses start in one column."""
         width = padded_width(max(len(prompt.tokens) for prompt in prompts))
         tokens_BT = np.full((len(prompts), width), self.pad_id, np.int32)
         mask_BT = np.zeros((len(prompts), width), bool)

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from rl4p.errors import InputError
 from rl4p.mesh import Mesh
@@ -40,7 +40,7 @@ class Pretrained:
                 f"and tokenizer.json, or one of {', '.join(SHIPPED)}."
             )
         decoder = Decoder(config=read_config(folder), dtype=self.dtype, remat=self.remat)
-        tokenizer = load_tokenizer(folder)
+        tokenizer: Any = load_tokenizer(folder)  # its stubs give a token id any of six types
         if len(tokenizer) > decoder.config.vocabulary:
             raise InputError(
                 f"The tokenizer in {folder} has {len(tokenizer)} tokens, but the embedding only "

@@ -1,7 +1,7 @@
 """A policy from scratch: random parameters, one token per byte."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import jax
 
@@ -41,7 +41,7 @@ class Scratch:
 
     def build(self, mesh: Mesh, key: Array) -> tuple[Policy, Params]:
         """The policy and its parameters on the mesh."""
-        tokenizer = byte_tokenizer()
+        tokenizer: Any = byte_tokenizer()
         config = DecoderConfig(
             vocabulary=-(-len(tokenizer) // 8) * 8,
             width=self.width,

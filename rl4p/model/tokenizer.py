@@ -2,15 +2,17 @@
 
 import os
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rl4p.errors import InputError
 
-os.environ.setdefault(
-    "TRANSFORMERS_VERBOSITY", "error"
-)  # it remarks at import that torch is absent
+if (
+    TYPE_CHECKING
+):  # imported where it is used: it takes half a second, and checking does not need it
+    from transformers import PreTrainedTokenizerFast
 
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers  # noqa: E402
-from transformers import PreTrainedTokenizerFast  # noqa: E402
+# transformers remarks at import that torch is absent.
+os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 
 CHAT_TEMPLATE = (
     "{% for message in messages %}"
@@ -21,7 +23,7 @@ CHAT_TEMPLATE = (
 SPECIAL_TOKENS = ("<|pad|>", "<|end|>", "<|system|>", "<|user|>", "<|assistant|>")
 
 
-def load_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
+def load_tokenizer(folder: Path) -> "PreTrainedTokenizerFast":
     """Reads tokenizer.json and what belongs to it, and checks what training depends on.
 
     The class is named here because `AutoTokenizer` goes by the model type of config.json and may
@@ -30,6 +32,8 @@ def load_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
     Raises:
       InputError: a file, the end token, the pad token or the chat template is missing.
     """
+    from transformers import PreTrainedTokenizerFast
+
     if not (folder / "tokenizer.json").is_file():
         raise InputError(f"model.path={folder} has no tokenizer.json.")
     tokenizer = PreTrainedTokenizerFast.from_pretrained(folder)
@@ -51,8 +55,11 @@ def load_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
     return tokenizer
 
 
-def byte_tokenizer() -> PreTrainedTokenizerFast:
-    """One token per byte (any text goes in and comes back), five special tokens, a chat template."""
+def byte_tokenizer() -> "PreTrainedTokenizerFast":
+    """One token per byte (any text comes back as it was), five special tokens, a chat template."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     vocabulary = {symbol: i for i, symbol in enumerate(alphabet)}
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))

@@ -28,7 +28,9 @@ class Weighted:
     def __call__(self, trajectories: Trajectories, texts: Texts) -> Rewards:
         rows = len(texts.responses)
         grades = {name: grade(name, term, texts) for name, term in self.terms.items()}
-        valid_B = np.all([np.isfinite(grade_B) for grade_B in grades.values()], axis=0)
+        valid_B = np.ones(rows, bool)
+        for grade_B in grades.values():
+            valid_B &= np.isfinite(grade_B)
         invalid = 1.0 - np.mean(valid_B)
         if invalid > self.max_invalid:
             failed = {name: int(np.sum(~np.isfinite(grade_B))) for name, grade_B in grades.items()}

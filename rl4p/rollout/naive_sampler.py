@@ -82,7 +82,7 @@ def generate(
     key: Array,
     greedy: Array,
 ) -> Trajectories:
-    """Prefill, then one token of every row per turn of a `while_loop` that ends with the last row."""
+    """Prefill, then one token of every row per turn of a loop that ends with the last row."""
     B, width = prompt_tokens_BT.shape
     layers = decoder.unstack(params)
     ends = jnp.asarray(end_ids, jnp.int32)
@@ -98,7 +98,7 @@ def generate(
         token_B = jnp.where(greedy, jnp.argmax(logprobs_BV, axis=-1), drawn_B).astype(jnp.int32)
         return token_B, jnp.take_along_axis(logprobs_BV, token_B[:, None], axis=1)[:, 0]
 
-    def write(column: Array, t: Array, out: tuple[Array, ...]) -> tuple[Array, ...]:
+    def write(column: tuple[Array, ...], t: Array, out: tuple[Array, ...]) -> tuple[Array, ...]:
         return tuple(
             jax.lax.dynamic_update_slice_in_dim(buffer, value[:, None], t, axis=1)
             for buffer, value in zip(out, column, strict=True)
@@ -143,9 +143,7 @@ def generate(
     )
     out = write((token_B, logprob_B, jnp.ones(B, bool)), jnp.int32(0), out)
     start = (jnp.int32(1), jnp.isin(token_B, ends), token_B, cache, out)
-    _, done_B, _, _, (tokens_BR, logprobs_BR, mask_BR) = jax.lax.while_loop(
-        unfinished, turn, start
-    )
+    _, done_B, _, _, (tokens_BR, logprobs_BR, mask_BR) = jax.lax.while_loop(unfinished, turn, start)
 
     prompt_zeros_BT = jnp.zeros((B, width))
     segments_BT = jnp.concatenate([prompt_mask_BT, mask_BR], axis=1).astype(jnp.int32)

@@ -18,7 +18,7 @@ def number(text: str) -> Decimal | None:
 
     Thousands separators must stand where they belong, so that ``1,2`` is not taken for 12.
     """
-    text = text.strip().removeprefix("$").removesuffix("%").removesuffix(".").strip()
+    text = text.strip().removeprefix("$").removesuffix(".").removesuffix("%").strip()
     if not re.fullmatch(r"[+-]?\$?(\d{1,3}(,\d{3})+|\d{1,64})(\.\d{1,64})?", text):
         return None
     try:

@@ -118,7 +118,7 @@ def minibatch_gradient(
             "approx_kl": jnp.expm1(jnp.clip(log_ratio_BT, -20.0, 20.0)) - log_ratio_BT,
             "logprob_gap": gap_BT,
         } | extras
-        sums = {name: masked_sum(x, mask) for name, x in per_token.items()}
+        sums = {name: masked_sum(x.astype(jnp.float32), mask) for name, x in per_token.items()}
         sums |= {"loss": loss, "tokens": jnp.sum(mask, dtype=jnp.float32)}
         return loss, jax.lax.stop_gradient((sums, jnp.max(gap_BT)))
 
@@ -145,7 +145,7 @@ def minibatch_gradient(
 def summarise(sums: dict[str, Array]) -> Metrics:
     """Sums of each update, stacked over updates, to one metric each: sums over counts."""
     tokens = jnp.maximum(jnp.sum(sums["tokens"]), 1)
-    once = {
+    once: Metrics = {
         "update/loss": jnp.mean(sums["loss"]),
         "update/grad_norm": jnp.mean(sums["grad_norm"]),
         "update/skipped": jnp.sum(sums["skipped"]),

@@ -23,9 +23,7 @@ class PPO(UpdateOptions):
     clip_low: float = 0.2
     clip_high: float = 0.2
 
-    def __call__(
-        self, logprobs_BT: Array, batch: TrainingBatch
-    ) -> tuple[Array, dict[str, Array]]:
+    def __call__(self, logprobs_BT: Array, batch: TrainingBatch) -> tuple[Array, dict[str, Array]]:
         advantages_BT = batch.advantages_BT
         log_ratio_BT = logprobs_BT - batch.scores["proximal_logprobs"]
         ratio = jnp.exp(jnp.clip(log_ratio_BT, -20.0, 20.0))

@@ -13,7 +13,5 @@ class Reinforce(UpdateOptions):
     With `advantage=constant` it is the likelihood of the responses: supervised training.
     """
 
-    def __call__(
-        self, logprobs_BT: Array, batch: TrainingBatch
-    ) -> tuple[Array, dict[str, Array]]:
+    def __call__(self, logprobs_BT: Array, batch: TrainingBatch) -> tuple[Array, dict[str, Array]]:
         return -batch.advantages_BT * logprobs_BT, {}

@@ -19,12 +19,11 @@ def whole(train, tmp_path_factory) -> Path:
     return folder
 
 
-def interrupt(command: list[str], folder: Path, step: int, number: signal.Signals) -> int:
-    """Starts a run and sends it a signal once the line of `step` is written."""
+def interrupt(command: list[str], awaited: Path, number: signal.Signals) -> int:
+    """Starts a run and sends it a signal once a file is there; its exit code."""
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
-    record = folder / "metrics.jsonl"
     while process.poll() is None:
-        if record.exists() and record.read_text().count("\n") > step:
+        if awaited.exists():
             process.send_signal(number)
             break
         time.sleep(0.002)
@@ -34,10 +33,9 @@ def interrupt(command: list[str], folder: Path, step: int, number: signal.Signal
 
 def test_a_killed_run_goes_on_bit_for_bit(whole, command, train, tmp_path):
     folder = tmp_path / "run"
-    # The random pause of the sampler is not under our control: whichever step it dies in, the
-    # resumed record must be that of the whole run.
-    overrides = (*STEPS, f"hydra.run.dir={folder}")
-    interrupt(command(*overrides), folder, 4, signal.SIGKILL)
+    # It dies in whichever step comes while the checkpoint of step 3 is committed.
+    killed = command(*STEPS, f"hydra.run.dir={folder}")
+    interrupt(killed, folder / "checkpoints" / "3", signal.SIGKILL)
     assert not (folder / "summary.json").exists()
     process = train(f"resume={folder}", small=())
     assert process.returncode == 0, process.stderr
@@ -51,7 +49,8 @@ def test_a_stopped_run_saves_says_how_to_resume_and_goes_on(
     whole, command, train, tmp_path, number
 ):
     folder = tmp_path / "run"
-    code = interrupt(command(*STEPS, f"hydra.run.dir={folder}"), folder, 1, number)
+    stopped = command(*STEPS, f"hydra.run.dir={folder}")
+    code = interrupt(stopped, folder / "metrics.jsonl", number)
     assert code == 3
     stopped = summary(folder)
     assert stopped["status"] == "stopped"
@@ -70,4 +69,12 @@ def test_more_steps_may_be_asked_for_but_nothing_else(whole, train, tmp_path):
     folder = tmp_path / "run"
     assert train("steps=6", "checkpoint.every=3", f"hydra.run.dir={folder}").returncode == 0
     assert train(f"resume={folder}", "steps=8", small=()).returncode == 0
+    assert lines(folder) == lines(whole)
+
+
+def test_a_run_killed_before_its_first_checkpoint_begins_anew(whole, command, train, tmp_path):
+    folder = tmp_path / "run"
+    killed = command(*STEPS, f"hydra.run.dir={folder}")
+    interrupt(killed, folder / "metrics.jsonl", signal.SIGKILL)
+    assert train(f"resume={folder}", small=()).returncode == 0
     assert lines(folder) == lines(whole)

@@ -76,8 +76,10 @@ def test_questions_from_a_file_run_from_end_to_end(train, tmp_path):
     rows.append({"question": "why? " * 100, "answer": "#### 1"})
     path = tmp_path / "questions.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    small = ["model=scratch", "model.width=32", "model.heads=2", "prompts_per_step=4", "group_size=2",
-             "max_response_tokens=8", "tracker=none"]  # fmt: skip
+    small = [
+        "model=scratch", "model.width=32", "model.heads=2", "prompts_per_step=4", "group_size=2",
+        "max_response_tokens=8", "tracker=none",
+    ]  # fmt: skip
     process = train(
         "data=gsm8k", f"data.path={path}", "data.held_out_size=4", "max_prompt_tokens=128",
         "steps=2", f"hydra.run.dir={tmp_path / 'run'}", small=small,
@@ -94,7 +96,7 @@ def test_one_sample_a_prompt_is_allowed_and_remarked_upon(train, tmp_path):
     assert lines(tmp_path / "run")[1]["update/grad_norm"] == 0
 
 
-MEMORY = '''
+MEMORY = """
 
 @dataclass(frozen=True, kw_only=True)
 class MovingBaseline:
@@ -107,7 +109,7 @@ class MovingBaseline:
         advantages = spread_over_tokens(rewards.total_B - memory["mean"], trajectories)
         mean = self.decay * memory["mean"] + (1 - self.decay) * rewards.total_B.mean()
         return advantages, {"mean": mean}
-'''
+"""
 
 
 @pytest.mark.parametrize("name", ["AboveAverage", "MovingBaseline"])

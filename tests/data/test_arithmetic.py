@@ -1,0 +1,54 @@
+import re
+
+import pytest
+
+from rl4p.data.arithmetic import Arithmetic, addition
+from rl4p.errors import InputError
+from rl4p.tasks.answer import final_answer, same_answer
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "forget", "solution"),
+    [
+        (347, 585, (0, 0, 0), "7+5=12 4+8+1=13 3+5+1=9 #### 932"),
+        (650, 470, (0, 0, 0), "0+0=0 5+7=12 6+4+1=11 #### 1120"),
+        (347, 585, (1, 0, 0), "7+5=12 4+8=12 3+5+1=9 #### 922"),
+        (347, 585, (1, 1, 1), "7+5=12 4+8=12 3+5=8 #### 822"),
+        (650, 470, (0, 0, 1), "0+0=0 5+7=12 6+4+1=11 #### 120"),
+    ],
+)
+def test_a_sum_worked_by_hand(first, second, forget, solution):
+    question = addition(first, second, tuple(map(bool, forget)))
+    assert question.solution == solution
+    assert question.answer == str(first + second)
+    assert (question.question, question.task) == (f"{first}+{second}", "arithmetic")
+
+
+def test_a_careful_teacher_is_always_right_and_a_careless_one_is_not():
+    careful, careless = (
+        Arithmetic(digits=2, train_size=300, held_out_size=0, carelessness=c).train()
+        for c in (0.0, 0.8)
+    )
+    assert [q.question for q in careful] == [q.question for q in careless]
+    right = [
+        [same_answer(final_answer(q.solution or ""), q.answer) for q in rows]
+        for rows in (careful, careless)
+    ]
+    assert all(right[0])
+    assert 0.2 < sum(right[1]) / 300 < 0.6
+    assert all(same_answer(q.answer, str(sum(map(int, q.question.split("+"))))) for q in careless)
+
+
+def test_questions_are_distinct_and_the_same_in_every_run():
+    data = Arithmetic(digits=1, train_size=61, held_out_size=20)  # all 81 there are
+    train, held_out = data.train(), data.held_out()
+    assert (len(train), len(held_out)) == (61, 20)
+    assert len({q.id for q in [*train, *held_out]}) == 81
+    assert all(re.fullmatch(r"[1-9]\+[1-9]", q.question) for q in train)
+    assert data.train() == train
+    assert Arithmetic(digits=1, train_size=61, held_out_size=20, seed=1).train() != train
+
+
+def test_more_sums_than_there_are_is_refused():
+    with pytest.raises(InputError, match=r"is 82, but only 81 sums of 1-digit numbers exist"):
+        Arithmetic(digits=1, train_size=62, held_out_size=20)

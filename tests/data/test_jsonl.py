@@ -1,0 +1,121 @@
+import json
+
+import pytest
+
+from rl4p.data.jsonl import JSONLines
+from rl4p.errors import InputError
+
+
+def row(question="1+1?", answer="One and one. #### 2", **more):
+    return json.dumps({"question": question, "answer": answer} | more)
+
+
+@pytest.fixture
+def write(tmp_path):
+    def write(content, name="rows.jsonl"):
+        path = tmp_path / name
+        content = "\n".join(content) if isinstance(content, list) else content
+        path.write_bytes(content.encode() if isinstance(content, str) else content)
+        return str(path)
+
+    return write
+
+
+def test_a_row_in_the_format_of_gsm8k(write):
+    data = JSONLines(path=write([row(), "", row("2+2?", "4\n")]), held_out_size=0, task="gsm8k")
+    first, second = data.train()
+    assert (first.question, first.answer, first.task) == ("1+1?", "2", "gsm8k")
+    assert first.solution == "One and one. #### 2"
+    assert second.answer == "4"  # without a marker, all of it
+
+
+def test_a_byte_order_mark_and_foreign_line_ends_are_no_fault(write):
+    path = write(b"\xef\xbb\xbf" + row("1+1?").encode() + b"\r\n" + row("2+2?").encode() + b"\r\n")
+    assert [q.question for q in JSONLines(path=path, held_out_size=0).train()] == ["1+1?", "2+2?"]
+
+
+def test_other_names_of_the_fields(write):
+    path = write(json.dumps({"problem": "1+1?", "gold": "2"}))
+    data = JSONLines(path=path, question_key="problem", answer_key="gold", held_out_size=0)
+    assert [(q.question, q.answer) for q in data.train()] == [("1+1?", "2")]
+
+
+@pytest.mark.parametrize(
+    ("bad", "message"),
+    [
+        ("no json", r"not JSON \(Expecting value\)"),
+        ('{"question": "1', r"not JSON \(Unterminated string"),
+        (b'{"question": "\xff", "answer": "1"}', "not UTF-8"),
+        (b'{"question": "\xed\xa0\x80", "answer": "1"}', "not UTF-8"),
+        (row("\ud800"), "not UTF-8"),
+        (row(answer="\udfff"), "not UTF-8"),
+        ("[" * 100_000, "not JSON"),
+        ('{"question": ' + "9" * 5000 + "}", "not JSON"),
+        ("[1]", "a JSON object is expected, not list"),
+        ("null", "a JSON object is expected, not NoneType"),
+        ('{"answer": "2"}', r"""no text under "question"; the row has \['answer'\]"""),
+        ('{"question": "1+1?"}', 'no text under "answer"'),
+        (row(question=""), 'no text under "question"'),
+        (row(answer=" \n"), 'no text under "answer"'),
+        (row(answer=2), 'no text under "answer"'),
+        (row(answer=None), 'no text under "answer"'),
+    ],
+    ids=range(16),
+)
+def test_a_bad_row_is_named_by_file_and_line(write, bad, message):
+    bad = bad if isinstance(bad, bytes) else bad.encode()
+    path = write(b"\n".join([row().encode(), b"", bad, b"also bad"]))
+    for use in (JSONLines(path=path).train, JSONLines(path=path).held_out):
+        with pytest.raises(InputError, match=rf"rows\.jsonl, line 3: {message}") as error:
+            use()
+        assert len(str(error.value)) < 400
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [("", "has no rows"), ("\n \n", "has no rows"), (None, "cannot be read: No such file")],
+)
+def test_a_file_without_rows_is_named_with_its_key(write, content, message):
+    good, bad = (
+        write([row()], "good.jsonl"),
+        "/nowhere.jsonl" if content is None else write(content),
+    )
+    with pytest.raises(InputError, match=rf"data\.path={bad} {message}"):
+        JSONLines(path=bad).train()
+    with pytest.raises(InputError, match=rf"data\.held_out_path={bad} {message}"):
+        JSONLines(path=good, held_out_path=bad).held_out()
+
+
+def test_a_folder_is_no_file(tmp_path):
+    with pytest.raises(InputError, match=r"data\.path=.* cannot be read: Is a directory"):
+        JSONLines(path=str(tmp_path)).train()
+
+
+def test_held_out_rows_are_apart_and_do_not_depend_on_the_order_of_the_file(write):
+    rows = [row(f"{n}+1?", f"#### {n + 1}") for n in range(20)]
+    data, turned = (
+        JSONLines(path=write(lines, name), held_out_size=6)
+        for name, lines in (("a.jsonl", rows), ("b.jsonl", rows[::-1]))
+    )
+    held_out, train = data.held_out(), data.train()
+    assert (len(held_out), len(train)) == (6, 14)
+    assert {q.id for q in held_out}.isdisjoint(q.id for q in train)
+    assert held_out == turned.held_out()
+
+
+def test_a_question_that_stands_twice_is_one(write):
+    path = write([row("1+1?"), row("2+2?", "4"), row("1+1?")])
+    data = JSONLines(path=path, held_out_size=1)
+    assert len([*data.train(), *data.held_out()]) == 2
+
+
+def test_a_file_of_its_own_to_hold_out(write):
+    path, other = write([row(f"{n}?") for n in range(3)]), write([row("7?"), row("8?")], "b.jsonl")
+    data = JSONLines(path=path, held_out_path=other, held_out_size=1)
+    assert len(data.train()) == 3
+    assert [q.question for q in data.held_out()] == ["7?"]
+
+
+def test_holding_everything_out_is_refused(write):
+    with pytest.raises(InputError, match=r"data\.held_out_size=256 holds out every row"):
+        JSONLines(path=write([row()])).train()

@@ -1,0 +1,61 @@
+import pytest
+
+from rl4p.data.arithmetic import addition
+from rl4p.data.prompts import encode_prompts
+from rl4p.errors import InputError
+
+QUESTIONS = [
+    addition(a, b, (False,) * len(str(a))) for a, b in ((1, 2), (123, 456), (34, 12), (9, 9))
+]
+
+
+@pytest.fixture
+def encode(policy):
+    def encode(questions=QUESTIONS, system_prompt=None, max_prompt_tokens=100):
+        return encode_prompts(
+            questions,
+            policy.tokenizer,
+            system_prompt=system_prompt,
+            max_prompt_tokens=max_prompt_tokens,
+        )
+
+    return encode
+
+
+def test_a_prompt_is_its_question_in_the_chat_template(encode, policy):
+    prompts, dropped = encode()
+    assert dropped == 0
+    texts = [policy.tokenizer.decode(prompt.tokens) for prompt in prompts]
+    assert texts == [f"<|user|>{q.question}<|end|><|assistant|>" for q in QUESTIONS]
+    for prompt, question in zip(prompts, QUESTIONS, strict=True):
+        fields = ("id", "question", "answer", "task", "solution", "metadata")
+        assert all(getattr(prompt, name) == getattr(question, name) for name in fields)
+
+
+def test_the_system_prompt_stands_first(encode, policy):
+    prompts, _ = encode(system_prompt="Add.")
+    assert policy.tokenizer.decode(prompts[0].tokens).startswith("<|system|>Add.<|end|><|user|>1+2")
+
+
+def test_long_prompts_are_dropped_and_counted_and_never_cut(encode):
+    """Three special tokens and 3, 7, 5 and 3 bytes."""
+    for limit, kept in (
+        (6, [0, 3]),
+        (7, [0, 3]),
+        (8, [0, 2, 3]),
+        (9, [0, 2, 3]),
+        (10, [0, 1, 2, 3]),
+    ):
+        prompts, dropped = encode(max_prompt_tokens=limit)
+        assert [prompt.id for prompt in prompts] == [QUESTIONS[i].id for i in kept]
+        assert dropped == 4 - len(kept)
+    whole, _ = encode()
+    assert prompts == whole
+
+
+def test_nothing_short_enough_is_refused(encode):
+    with pytest.raises(
+        InputError,
+        match=r"max_prompt_tokens=5 is too small: the shortest of the 4 prompts has 6 to",
+    ):
+        encode(max_prompt_tokens=5)

@@ -1,0 +1,20 @@
+from rl4p.reward.correct import Correct
+from rl4p.types import Texts
+
+
+def test_only_the_final_answer_counts(make_prompt):
+    cases = {
+        "1+1=2 #### 1,200.0": 1.0,
+        "#### $1200.": 1.0,
+        "1200": 0.0,
+        "#### 1200 #### 5": 0.0,
+        "#### 1,2,0,0": 0.0,
+        "": 0.0,
+    }
+    prompts = (make_prompt(answer="1200"),) * len(cases)
+    assert Correct()(Texts(prompts=prompts, responses=tuple(cases))) == list(cases.values())
+
+
+def test_each_response_is_compared_with_its_own_prompt(make_prompt):
+    prompts = (make_prompt(answer="1"), make_prompt(answer="2"))
+    assert Correct()(Texts(prompts=prompts, responses=("#### 2", "#### 2"))) == [0, 1]

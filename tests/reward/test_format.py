@@ -1,0 +1,28 @@
+import pytest
+
+from rl4p.reward.format import Format
+from rl4p.types import Texts
+
+
+def grades(term, *responses):
+    return term(Texts(prompts=(), responses=responses))
+
+
+@pytest.mark.parametrize(
+    ("response", "grade"),
+    [
+        ("7+5=12 #### 12", 1),
+        ("several\nlines\n#### -1,200.5", 1),
+        ("7+5=12 #### 12 ", 0),  # something after the answer
+        ("#### 12", 0),  # no working
+        ("7+5=12", 0),
+        ("7+5=12 ####", 0),
+        ("", 0),
+    ],
+)
+def test_working_then_the_answer_at_the_very_end(response, grade):
+    assert grades(Format(), response) == [grade]
+
+
+def test_the_pattern_is_of_the_whole_response():
+    assert grades(Format(pattern="a+"), "aa", "ab", "ba", "") == [1, 0, 0, 0]

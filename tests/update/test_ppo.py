@@ -1,0 +1,71 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from rl4p.types import TrainingBatch
+from rl4p.update.ppo import PPO
+
+UPDATE = PPO(clip_low=0.2, clip_high=0.28)
+
+
+def batch(trajectories, advantage, proximal):
+    shape = trajectories.tokens_BT.shape
+    return TrainingBatch(
+        trajectories=trajectories,
+        advantages_BT=jnp.full(shape, advantage),
+        loss_mask_BT=trajectories.response_mask_BT,
+        scores={"proximal_logprobs": jnp.full(shape, proximal)},
+    )
+
+
+@pytest.mark.parametrize(
+    ("advantage", "ratio", "loss", "gradient", "clipped"),
+    [
+        # the gradient is that of the loss by log pi: -A rho, or 0 where the clip acts
+        (2.0, 1.0, -2.0, -2.0, None),
+        (-2.0, 1.0, 2.0, 2.0, None),
+        (2.0, 1.1, -2.2, -2.2, None),
+        (2.0, 1.5, -2.56, 0.0, "clip_high"),
+        (2.0, 0.5, -1.0, -1.0, None),  # a good token that lost probability may gain it back
+        (-2.0, 0.9, 1.8, 1.8, None),
+        (-2.0, 0.5, 1.6, 0.0, "clip_low"),
+        (-2.0, 1.5, 3.0, 3.0, None),  # a bad token that gained probability loses it, unbounded
+        (0.0, 1.5, 0.0, 0.0, None),
+    ],
+)
+def test_both_sides_of_the_clip_and_both_signs(
+    make_trajectories, advantage, ratio, loss, gradient, clipped
+):
+    given = batch(make_trajectories((1,)), advantage, -1.25)
+    logprobs = jnp.full((1, 16), -1.25 + np.log(ratio))
+    loss_BT, extras = UPDATE(logprobs, given)
+    np.testing.assert_allclose(loss_BT, loss, rtol=1e-6)
+    slope = jax.grad(lambda x: UPDATE(x, given)[0][0, 8])(logprobs)[0, 8]
+    np.testing.assert_allclose(slope, gradient, rtol=1e-6)
+    assert {name: bool(x.all()) for name, x in extras.items()} == {
+        name: name == clipped for name in ("clip_low", "clip_high")
+    }
+
+
+@pytest.mark.parametrize("distance", [1e3, -1e3])
+@pytest.mark.parametrize("advantage", [1.0, -1.0, 0.0])
+def test_a_ratio_out_of_all_bounds_is_finite(make_trajectories, distance, advantage):
+    given = batch(make_trajectories((1,)), advantage, -1e3)
+    value, slope = jax.value_and_grad(lambda x: UPDATE(x, given)[0].sum())(
+        jnp.full((1, 16), -1e3 + distance)
+    )
+    assert jnp.isfinite(value)
+    assert jnp.isfinite(slope).all()
+
+
+@pytest.mark.parametrize(
+    ("options", "needs"),
+    [
+        ({}, set()),
+        ({"epochs": 2}, {"proximal_logprobs"}),
+        ({"minibatches": 4}, {"proximal_logprobs"}),
+    ],
+)
+def test_old_logprobs_are_asked_for_only_where_they_differ(options, needs):
+    assert PPO(**options).needs == needs
