@@ -67,6 +67,8 @@ def train(loop: Loop, state: TrainState, stream: PromptStream) -> Iterator[StepI
                 loss_mask_BT=trajectories.response_mask_BT & rewards.valid_B[:, None],
                 scores=score(loop, state, trajectories),
             )
+            # Its arrays are given up, and those of a memory that a phase left alone are in both.
+            state = replace(state, memory={})
             state, update_metrics = gradient_step(
                 phases.update, policy.decoder, phases.rollout.sampling, loop.optimizer, state, batch
             )

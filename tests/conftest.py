@@ -72,7 +72,7 @@ def policy_and_params():
     policy, params = model.build(Mesh(dp=1), jax.random.key(0))
     noise = np.random.default_rng(0)
     return policy, jax.tree.map(
-        lambda x: jnp.asarray(x + noise.normal(0, 0.2, x.shape), jnp.float32),
+        lambda x: jnp.asarray(x + noise.normal(0, 0.1, x.shape), jnp.float32),
         jax.device_get(params),
     )
 

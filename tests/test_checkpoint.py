@@ -103,3 +103,16 @@ def test_what_does_not_fit_is_named(tmp_path, params, prompts, make_state, chang
     sentence = "params/norm/scale is ((32,), 'float32') there and"
     assert sentence in str(caught.value)
     assert "embedding" not in str(caught.value)
+
+
+def test_a_leaf_that_only_one_side_has_is_named(tmp_path, params, prompts, make_state):
+    state = make_state(params, AdamW(), memory={"advantage": jnp.float32(0)})
+    with Orbax().open(tmp_path, stream_of(prompts)) as checkpoints:
+        checkpoints.save(make_state(params, AdamW()))
+        checkpoints.save(replace(state, step=jnp.int32(1)))
+    with Orbax().open(tmp_path, stream_of(prompts)) as checkpoints:
+        with pytest.raises(InputError, match=r"memory/advantage is .* there and absent here\.$"):
+            checkpoints.restore(make_state(params, AdamW()))
+        # Nothing was moved by the attempt, and what fits is restored.
+        assert checkpoints.stream.state() == stream_of(prompts).state()
+        assert int(checkpoints.restore(state).step) == 1

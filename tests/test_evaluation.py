@@ -53,7 +53,7 @@ def evaluate(policy, params, make_prompt):
     return run
 
 
-@pytest.mark.parametrize("rows", [1, 2, 4, 8])
+@pytest.mark.parametrize("rows", [2, 8])
 def test_questions_count_once_whatever_is_sampled_at_a_time(evaluate, rows):
     found = evaluate(["a", "a", "b", "a", "b"], rows=rows, right=("0", "4"))
     assert found == {

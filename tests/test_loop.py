@@ -95,6 +95,26 @@ def test_memory_lives_in_the_state(make_loop, params, prompts, make_state):
     assert memory["sum"] == pytest.approx(sum(rewards))
 
 
+@dataclass(frozen=True, kw_only=True)
+class Remembering(Weighted):
+    """Grades with a memory that it gives back as it is."""
+
+    def initial_state(self):
+        return jnp.float32(7)
+
+    def __call__(self, trajectories, texts, memory):
+        return super().__call__(trajectories, texts), memory
+
+
+def test_memory_that_a_phase_leaves_alone_outlives_the_update(
+    make_loop, params, prompts, make_state
+):
+    """The update is given the state's arrays to write over: these must not be among them."""
+    reward = Remembering(terms={"digits": Digits()})
+    infos = run(make_loop(reward=reward), params, prompts, make_state)
+    assert infos[-1].state.memory["reward"] == 7
+
+
 @pytest.mark.parametrize(("update", "calls"), [(PPO(), 0), (PPO(minibatches=2), 2)])
 def test_no_forward_runs_that_nobody_needs(
     make_loop, params, prompts, make_state, monkeypatch, update, calls

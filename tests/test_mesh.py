@@ -26,7 +26,7 @@ sampler, optimizer = NaiveSampler(max_response_tokens=8), AdamW(learning_rate=1e
 # 16 rows, two on each device; with one device in microbatches of four
 update = Reinforce(tokens_per_microbatch=4 * 24)
 
-model = Scratch(width=32, layers=2, heads=4, key_value_heads=2, feed_forward_width=48)
+model = Scratch(width=32, layers=1, heads=4, key_value_heads=2, feed_forward_width=48)
 built, start = model.build(Mesh(dp=1), jax.random.key(0))
 # Far from uniform, so that the order of a sum does not choose the token.
 start = jax.tree.map(lambda x: np.asarray(x) * 10, start) | {"norm": jax.device_get(start["norm"])}
@@ -38,10 +38,9 @@ def run(dp):
     prompts, _ = encode_prompts(
         questions, policy.tokenizer, system_prompt=None, max_prompt_tokens=16
     )
-    greedy, sampled = (
-        sampler(policy, params, prompts, group_size=4, key=jax.random.key(3), version=0, greedy=g)[0]
-        for g in (True, False)
-    )
+    options = {"group_size": 4, "key": jax.random.key(3), "version": 0}
+    greedy, _ = sampler(policy, params, prompts, **options, greedy=True)
+    sampled, _ = sampler(policy, params, prompts, **options)
     assert len(sampled.tokens_BT.sharding.device_set) == dp
     rewards = Rewards(
         total_B=np.float32(np.arange(16) ** 2 % 5), terms={}, valid_B=np.arange(16) != 6
@@ -61,7 +60,9 @@ def run(dp):
         loss_mask_BT=sampled.response_mask_BT & rewards.valid_B[:, None],
         scores={},
     )
-    state, metrics = gradient_step(update, policy.decoder, sampler.sampling, optimizer, state, batch)
+    state, metrics = gradient_step(
+        update, policy.decoder, sampler.sampling, optimizer, state, batch
+    )
     assert all(x.sharding.is_fully_replicated for x in jax.tree.leaves(state.params))
     moments = state.optimizer_state[1][0].mu  # a tenth of the gradient
     return jax.device_get((greedy.tokens_BT, sampled.tokens_BT, state.params, moments, metrics))
@@ -70,7 +71,7 @@ one, eight = run(1), run(8)
 np.testing.assert_array_equal(one[0], eight[0])
 np.testing.assert_array_equal(one[1], eight[1])
 for a, b in zip(jax.tree.leaves(one[2:4]), jax.tree.leaves(eight[2:4]), strict=True):
-    assert np.linalg.norm(a - b) <= 1e-6 * np.linalg.norm(a), np.linalg.norm(a - b) / np.linalg.norm(a)
+    assert np.linalg.norm(a - b) <= 1e-6 * np.linalg.norm(a)
 assert one[4].keys() == eight[4].keys()
 assert one[4]["update/grad_norm"] > 0
 for name in one[4]:

@@ -74,7 +74,7 @@ def gradient_step(
             (new_params, new_optimizer_state),
             (params, optimizer_state),
         )
-        return carry, sums | {"grad_norm": norm, "skipped": 1.0 - finite}
+        return carry, sums | {"grad_norm": norm, "skipped": jnp.where(finite, 0.0, 1.0)}
 
     (params, optimizer_state), sums = jax.lax.scan(
         one_update, (state.params, state.optimizer_state), order

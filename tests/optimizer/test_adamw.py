@@ -21,7 +21,7 @@ def first_update(gradient, **options):
 
 
 def test_the_first_update_is_the_sign_of_the_gradient():
-    """mu / sqrt(nu) is g / |g| at the first step, whatever b1, b2 and the learning rate."""
+    """That is mu / sqrt(nu) at the first step, whatever b1, b2 and the learning rate."""
     for leaf in jax.tree.leaves(first_update(0.3, learning_rate=7.0, max_grad_norm=0)):
         np.testing.assert_allclose(leaf, -1, rtol=1e-5)
 

@@ -1,0 +1,58 @@
+from dataclasses import dataclass
+
+import jax
+import numpy as np
+
+from rl4p.collector.synchronous import Synchronous
+from rl4p.data.stream import PromptStream
+from rl4p.phases import Phases
+from rl4p.reward.weighted import Weighted
+from rl4p.rollout.demonstrations import Demonstrations
+from rl4p.stopwatch import Stopwatch
+from rl4p.types import TrainState
+from rl4p.update.ppo import PPO
+
+
+@dataclass(frozen=True, kw_only=True)
+class Counting(Weighted):
+    def __call__(self, trajectories, texts, memory):
+        return super().__call__(trajectories, texts), memory + len(texts.responses)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Length:
+    weight: float = 1.0
+
+    def __call__(self, texts):
+        return [float(len(response)) for response in texts.responses]
+
+
+def test_a_step_takes_its_prompts_samples_groups_and_grades_them(policy, prompts):
+    stream, watch = PromptStream(prompts, seed=0), Stopwatch()
+    expected = PromptStream(prompts, seed=0).take(6)[3:]
+    stream.take(3)
+    state = TrainState(
+        step=jax.numpy.int32(9),
+        params=None,
+        optimizer_state=None,
+        key=jax.random.key(0),
+        memory={"reward": 100},
+    )
+    phases = Phases(
+        rollout=Demonstrations(max_response_tokens=40),
+        reward=Counting(terms={"length": Length()}),
+        advantage=None,  # type: ignore[arg-type]
+        update=PPO(),
+    )
+    collector = Synchronous(prompts_per_step=3, group_size=2)
+    collected = collector(phases, policy, state, stream, watch)
+    assert collected.texts.prompts == tuple(prompt for prompt in expected for _ in range(2))
+    assert collected.trajectories.group_ids_B.tolist() == [0, 0, 1, 1, 2, 2]
+    assert collected.trajectories.policy_version_B.tolist() == [9] * 6
+    assert collected.memory == {"reward": 106}
+    assert state.memory == {"reward": 100}
+    assert stream.state() == {"epoch": 1, "offset": 2}
+    solutions = [len(prompt.solution or "") for prompt in collected.texts.prompts]
+    np.testing.assert_array_equal(collected.rewards.total_B, solutions)
+    assert isinstance(collected.rewards.total_B, jax.Array)
+    assert watch.seconds.keys() == {"rollout", "reward"}

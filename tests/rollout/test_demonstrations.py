@@ -1,0 +1,65 @@
+import numpy as np
+import pytest
+
+from rl4p.checks import check_trajectories
+from rl4p.errors import InputError
+from rl4p.rollout.demonstrations import Demonstrations
+from rl4p.types import Finish, Sampling
+
+ROLLOUT = Demonstrations(max_response_tokens=4)
+
+
+def demonstrate(policy, prompts, group_size=1):
+    return ROLLOUT(policy, None, prompts, group_size=group_size, key=None, version=5)  # type: ignore[arg-type]
+
+
+def test_a_worked_answer_and_an_end_token_stand_where_samples_would(policy, make_prompt):
+    prompts = [
+        make_prompt((65, 66), solution="ab"),
+        make_prompt((67,), solution="abc"),  # fits with its end token, exactly
+        make_prompt((68,), solution="abcdef"),  # is cut
+        make_prompt((69,), solution=""),
+    ]
+    trajectories, texts = demonstrate(policy, prompts)
+    check_trajectories(trajectories)
+    a, b, c, d = policy.tokenizer("abcd")["input_ids"]
+    end, pad = policy.end_ids[0], policy.pad_id
+    np.testing.assert_array_equal(
+        np.asarray(trajectories.tokens_BT)[:, 16:],
+        [[a, b, end, pad], [a, b, c, end], [a, b, c, d], [end, pad, pad, pad]],
+    )
+    np.testing.assert_array_equal(
+        np.asarray(trajectories.response_mask_BT)[:, 16:],
+        [[1, 1, 1, 0], [1, 1, 1, 1], [1, 1, 1, 1], [1, 0, 0, 0]],
+    )
+    assert trajectories.finish_B.tolist() == [Finish.STOP, Finish.STOP, Finish.LENGTH, Finish.STOP]
+    assert texts.responses == ("ab", "abc", "abcd", "")
+    assert texts.prompts == tuple(prompts)
+    row = (
+        np.asarray(trajectories.tokens_BT)[0, 14:16],
+        np.asarray(trajectories.positions_BT)[0, 14:],
+    )
+    np.testing.assert_array_equal(row[0], [65, 66])
+    np.testing.assert_array_equal(row[1], [0, 1, 2, 3, 4, 4])
+    np.testing.assert_array_equal(
+        np.asarray(trajectories.segment_ids_BT)[0, 13:], [0, 1, 1, 1, 1, 1, 0]
+    )
+    assert not np.asarray(trajectories.behaviour_logprobs_BT).any()
+
+
+def test_groups_repeat_a_demonstration(policy, make_prompt):
+    prompts = [make_prompt((65,), solution="a"), make_prompt((66,), solution="b")]
+    trajectories, texts = demonstrate(policy, prompts, group_size=3)
+    assert trajectories.group_ids_B.tolist() == [0, 0, 0, 1, 1, 1]
+    assert trajectories.policy_version_B.tolist() == [5] * 6
+    assert texts.responses == ("a", "a", "a", "b", "b", "b")
+
+
+def test_a_prompt_without_a_worked_answer_is_named(policy, make_prompt):
+    prompts = [make_prompt(solution="a"), make_prompt(id="bare")]
+    with pytest.raises(InputError, match=r"rollout=demonstrations needs .*; bare of this data set"):
+        demonstrate(policy, prompts)
+
+
+def test_the_distribution_is_the_plain_one():
+    assert ROLLOUT.sampling == Sampling()

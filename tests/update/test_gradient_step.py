@@ -1,0 +1,283 @@
+import dataclasses
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from rl4p.model.logprobs import score_logprobs
+from rl4p.optimizer.adamw import AdamW
+from rl4p.types import Sampling, TrainingBatch
+from rl4p.update.gradient_step import gradient_step
+from rl4p.update.ppo import PPO
+
+B, T = 8, 16
+SAMPLING = Sampling(temperature=0.7)
+UPDATE = PPO(clip_high=0.28, tokens_per_microbatch=B * T)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SumOfGradients:
+    """Adds gradients up in its state; the parameters begin to move at step 10."""
+
+    def transform(self):
+        def init(params):
+            return {"sum": jax.tree.map(jnp.zeros_like, params), "updates": jnp.int32(0)}
+
+        def update(gradient, state, params=None):
+            total = jax.tree.map(jnp.add, state["sum"], gradient)
+            down = jax.tree.map(jnp.negative, gradient)
+            return down, {"sum": total, "updates": state["updates"] + 1}
+
+        return optax.GradientTransformation(init, update)
+
+    def learning_rate_at(self, step):
+        return jnp.where(step >= 10, 0.1, 0.0)
+
+
+@pytest.fixture(scope="module")
+def batch(policy, params, make_trajectories):
+    """Advantages of both signs, ratios on both sides of the clip, and row 3 invalid."""
+    trajectories = make_trajectories()
+    random = np.random.default_rng(0)
+    logprobs = score_logprobs(
+        policy.decoder, params, trajectories, SAMPLING, tokens_per_microbatch=B * T
+    )
+    noise = random.normal(0, 0.3, (B, T)).astype(np.float32)
+    mask = trajectories.response_mask_BT & (np.arange(B) != 3)[:, None]
+    return TrainingBatch(
+        trajectories=trajectories,
+        advantages_BT=jnp.where(mask, random.normal(0, 1, (B, 1)).astype(np.float32), 0),
+        loss_mask_BT=mask,
+        scores={"proximal_logprobs": jnp.where(mask, logprobs + noise, 0)},
+    )
+
+
+@pytest.fixture(scope="module")
+def step(policy, params, make_state):
+    def step(batch, update: Any = UPDATE, optimizer: Any = SumOfGradients(), number=0):
+        state = make_state(params, optimizer, step=number)
+        return gradient_step(update, policy.decoder, SAMPLING, optimizer, state, batch)
+
+    return step
+
+
+@pytest.fixture(scope="module")
+def whole(step, batch):
+    """The update that the others must equal: one microbatch, as few columns as there are."""
+    return summed(step(batch))
+
+
+def summed(result):
+    state, metrics = result
+    return jax.device_get(state.optimizer_state["sum"]), {n: float(x) for n, x in metrics.items()}
+
+
+def assert_same_update(ours, wanted):
+    (gradient, metrics), (expected, expected_metrics) = ours, wanted
+    flat, expected = (
+        np.concatenate([leaf.ravel() for leaf in jax.tree.leaves(tree)])
+        for tree in (gradient, expected)
+    )
+    assert np.linalg.norm(flat - expected) <= 1e-6 * np.linalg.norm(expected)
+    assert metrics == pytest.approx(expected_metrics, rel=1e-5, abs=1e-7)
+
+
+@pytest.mark.parametrize("rows", [4, 3, 2, 1, 0])
+def test_microbatches_change_nothing(step, batch, whole, rows):
+    """2, 3, 4 and 8 of them; three rows each do not divide, and no limit is under one row."""
+    update = dataclasses.replace(UPDATE, tokens_per_microbatch=max(rows * T, 1))
+    assert_same_update(summed(step(batch, update)), whole)
+
+
+def test_microbatches_change_nothing_where_sequences_are_averaged(step, batch):
+    update = dataclasses.replace(UPDATE, aggregation="sequence_mean_token_mean")
+    in_parts = dataclasses.replace(update, tokens_per_microbatch=3 * T)
+    assert_same_update(summed(step(batch, in_parts)), summed(step(batch, update)))
+
+
+@pytest.mark.parametrize(("left", "right"), [(8, 0), (0, 8), (3, 5)])
+def test_padding_changes_nothing(step, batch, whole, make_trajectories, left, right):
+    columns = ((0, 0), (left, right))
+    padded = TrainingBatch(
+        trajectories=make_trajectories(left=left, right=right),
+        advantages_BT=jnp.pad(batch.advantages_BT, columns),
+        loss_mask_BT=jnp.pad(batch.loss_mask_BT, columns),
+        scores={"proximal_logprobs": jnp.pad(batch.scores["proximal_logprobs"], columns)},
+    )
+    update = dataclasses.replace(UPDATE, tokens_per_microbatch=B * (T + 8))
+    assert_same_update(summed(step(padded, update)), whole)
+
+
+def test_the_order_of_sequences_changes_nothing(step, batch, whole):
+    order = np.random.default_rng(1).permutation(B)
+    assert_same_update(summed(step(jax.tree.map(lambda x: x[order], batch))), whole)
+
+
+def test_what_is_outside_the_loss_mask_may_hold_anything(step, batch, whole):
+    outside = ~batch.loss_mask_BT
+    trajectories = dataclasses.replace(
+        batch.trajectories,
+        behaviour_logprobs_BT=jnp.where(outside, jnp.nan, batch.trajectories.behaviour_logprobs_BT),
+    )
+    poisoned = dataclasses.replace(
+        batch,
+        trajectories=trajectories,
+        advantages_BT=jnp.where(outside, jnp.nan, batch.advantages_BT),
+        scores={
+            "proximal_logprobs": jnp.where(outside, -jnp.inf, batch.scores["proximal_logprobs"])
+        },
+    )
+    assert_same_update(summed(step(poisoned)), whole)
+
+
+@pytest.mark.parametrize("nothing", ["advantages_BT", "loss_mask_BT"])
+def test_without_advantages_or_tokens_the_gradient_is_exactly_zero(step, batch, nothing):
+    empty = dataclasses.replace(batch, **{nothing: jnp.zeros_like(getattr(batch, nothing))})
+    gradient, metrics = summed(step(empty))
+    assert not any(leaf.any() for leaf in jax.tree.leaves(gradient))
+    assert np.isfinite(list(metrics.values())).all()
+    assert metrics["update/loss"] == metrics["update/grad_norm"] == metrics["update/skipped"] == 0
+
+
+def in_numpy(numpy_logits, config, params, batch):
+    """Loss and metrics of `UPDATE` in float64, row by row, without padding."""
+    losses, columns = 0.0, {name: [] for name in ("kl", "entropy", "low", "high", "gap")}
+    for row in range(B):
+        real = np.flatnonzero(batch.trajectories.segment_ids_BT[row])
+        tokens = batch.trajectories.tokens_BT[row, real]
+        scores = numpy_logits(config, params, tokens) / SAMPLING.temperature
+        scores -= np.log(np.sum(np.exp(scores), axis=1, keepdims=True))
+        for i in range(1, len(real)):
+            if not batch.loss_mask_BT[row, real[i]]:
+                continue
+            log_p, A = scores[i - 1, tokens[i]], np.float64(batch.advantages_BT[row, real[i]])
+            proximal = np.float64(batch.scores["proximal_logprobs"][row, real[i]])
+            ratio = np.exp(log_p - proximal)
+            losses += -min(A * ratio, A * np.clip(ratio, 0.8, 1.28))
+            columns["kl"].append(ratio - 1 - np.log(ratio))
+            columns["entropy"].append(-np.sum(np.exp(scores[i - 1]) * scores[i - 1]))
+            columns["low"].append(ratio < 0.8 and A < 0)
+            columns["high"].append(ratio > 1.28 and A > 0)
+            columns["gap"].append(
+                abs(proximal - batch.trajectories.behaviour_logprobs_BT[row, real[i]])
+            )
+    count = len(columns["kl"])
+    return losses / count, {name: np.asarray(x) for name, x in columns.items()}
+
+
+def test_loss_metrics_and_gradient_are_those_of_numpy_in_float64(
+    policy, params, batch, whole, numpy_logits
+):
+    """The gradient against central differences, along a random direction for each parameter."""
+    gradient, metrics = whole
+    batch, config = jax.device_get(batch), policy.decoder.config
+    loss, columns = in_numpy(numpy_logits, config, params, batch)
+    assert columns["low"].any()
+    assert columns["high"].any()
+    norm = np.sqrt(sum(np.sum(np.square(leaf)) for leaf in jax.tree.leaves(gradient)))
+    assert metrics == pytest.approx(
+        {
+            "update/loss": loss,
+            "update/grad_norm": norm,
+            "update/skipped": 0.0,
+            "update/learning_rate": 0.0,
+            "update/approx_kl": columns["kl"].mean(),
+            "update/entropy": columns["entropy"].mean(),
+            "update/clip_low": columns["low"].mean(),
+            "update/clip_high": columns["high"].mean(),
+            "rollout/logprob_gap_max": columns["gap"].max(),
+            "rollout/logprob_gap_mean": columns["gap"].mean(),
+        },
+        rel=1e-4,
+    )
+    random, flat = np.random.default_rng(2), jax.tree_util.tree_leaves_with_path(params)
+    leaves = [np.float64(leaf) for _, leaf in flat]
+    treedef = jax.tree.structure(params)
+    for i, slope in enumerate(jax.tree.leaves(gradient)):
+        direction = random.normal(0, 1e-5, slope.shape)
+        ends = [
+            in_numpy(
+                numpy_logits,
+                config,
+                treedef.unflatten([*leaves[:i], leaves[i] + sign * direction, *leaves[i + 1 :]]),
+                batch,
+            )[0]
+            for sign in (1, -1)
+        ]
+        expected = (ends[0] - ends[1]) / 2
+        scale = np.linalg.norm(slope) * 1e-5  # of such a derivative along a random direction
+        assert abs(np.sum(slope * direction) - expected) < 1e-4 * scale, flat[i][0]
+
+
+def test_without_old_logprobs_the_ratio_is_one(step, batch):
+    _, metrics = step(dataclasses.replace(batch, scores={}))
+    assert metrics["update/approx_kl"] == metrics["update/clip_low"] == 0
+    mask = batch.loss_mask_BT
+    loss = -jnp.sum(jnp.where(mask, batch.advantages_BT, 0)) / mask.sum(dtype=jnp.float32)
+    assert metrics["update/loss"] == pytest.approx(float(loss), rel=1e-5)
+
+
+# Two passes of four minibatches. Every row has tokens, so that each minibatch has two sequences.
+SEVERAL = PPO(aggregation="constant", aggregation_length=1, epochs=2, minibatches=4)
+
+
+@pytest.fixture(scope="module")
+def full(batch):
+    rows = jnp.asarray([0, 1, 4, 5, 6, 7, 0, 1])
+    return jax.tree.map(lambda x: x[rows], batch)
+
+
+def test_every_sequence_is_in_one_minibatch_of_every_pass(step, full):
+    """Parameters stand still: the eight gradients of two rows add up to 8 times the whole."""
+    once = dataclasses.replace(SEVERAL, epochs=1, minibatches=1)
+    whole, _ = summed(step(full, once))
+    state, metrics = step(full, SEVERAL)
+    total, _ = summed((state, metrics))
+    assert state.optimizer_state["updates"] == 8
+    for a, b in zip(jax.tree.leaves(total), jax.tree.leaves(whole), strict=True):
+        np.testing.assert_allclose(a, 8 * b, atol=1e-5 * np.abs(8 * b).max())
+
+
+def test_minibatches_are_drawn_anew_in_every_step_and_the_same_in_the_same(step, full):
+    def moved(number):
+        state, metrics = step(full, SEVERAL, number=number)
+        assert metrics["update/learning_rate"] == pytest.approx(0.1)
+        return np.asarray(state.params["embedding"])
+
+    np.testing.assert_array_equal(moved(10), moved(10))
+    assert not np.allclose(moved(10), moved(11), rtol=0, atol=1e-5)
+
+
+def test_a_gradient_that_is_not_finite_changes_nothing_and_is_counted(step, batch, params):
+    bad = dataclasses.replace(batch, advantages_BT=batch.advantages_BT.at[0, 8].set(jnp.inf))
+    state, metrics = step(bad, number=10)
+    assert metrics["update/skipped"] == 1
+    jax.tree.map(np.testing.assert_array_equal, state.params, params)
+    assert state.optimizer_state["updates"] == 0
+    assert not any(leaf.any() for leaf in jax.tree.leaves(state.optimizer_state["sum"]))
+
+
+def test_the_other_minibatches_are_not_lost_to_a_bad_one(step, full, params):
+    bad = dataclasses.replace(full, advantages_BT=full.advantages_BT.at[0, 8].set(jnp.nan))
+    state, metrics = step(bad, SEVERAL, number=10)
+    assert metrics["update/skipped"] == 2  # once a pass
+    assert state.optimizer_state["updates"] == 6
+    assert all(jnp.isfinite(leaf).all() for leaf in jax.tree.leaves(state.params))
+    assert not np.array_equal(state.params["embedding"], params["embedding"])
+
+
+@pytest.mark.mixed_dtypes
+def test_parameters_in_half_precision_stay_so(policy, params, make_state, batch):
+    decoder = dataclasses.replace(policy.decoder, dtype="bfloat16")
+    half = jax.tree.map(lambda x: x.astype(jnp.bfloat16), params)
+    optimizer = AdamW(learning_rate=1e-2)
+    state, metrics = gradient_step(
+        UPDATE, decoder, SAMPLING, optimizer, make_state(half, optimizer), batch
+    )
+    assert {leaf.dtype for leaf in jax.tree.leaves(state.params)} == {jnp.dtype("bfloat16")}
+    assert metrics["update/skipped"] == 0
+    assert not np.array_equal(state.params["embedding"], half["embedding"])
