@@ -7,9 +7,10 @@ from typing import Any
 import jax
 import orbax.checkpoint as ocp
 
+from rl4p.bounds import Natural, Positive
 from rl4p.data.stream import PromptStream
 from rl4p.errors import InputError, RunError
-from rl4p.types import StepInfo, TrainState
+from rl4p.types import Params, StepInfo, TrainState
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -17,12 +18,12 @@ class Orbax:
     """What `conf/checkpoint` configures.
 
     Attributes:
-      every: steps between checkpoints; the last step is always saved.
+      every: steps between checkpoints; 0 is the last only, which is always saved.
       keep: how many stay.
     """
 
-    every: int = 50
-    keep: int = 2
+    every: Natural = 50
+    keep: Positive = 2
 
     def open(self, folder: Path, stream: PromptStream) -> "Checkpoints":
         return Checkpoints(folder / "checkpoints", stream, every=self.every, keep=self.keep)
@@ -57,7 +58,7 @@ class Checkpoints:
         if step in self.manager.all_steps():
             return
         try:
-            self.manager.save(
+            saved = self.manager.save(
                 step,
                 args=ocp.args.Composite(
                     state=ocp.args.StandardSave(as_saved(state)),
@@ -65,7 +66,12 @@ class Checkpoints:
                 ),
             )
         except (OSError, ValueError) as error:
-            raise RunError(f"The checkpoint of step {step} could not be saved: {error}.") from error
+            # An asynchronous save fails in the call after it.
+            raise RunError(
+                f"A checkpoint up to step {step} could not be saved: {error}."
+            ) from error
+        if not saved:
+            raise RunError(f"The checkpoint of step {step} was not saved.")
 
     def latest(self) -> int | None:
         """The step of the newest finished checkpoint."""
@@ -113,6 +119,30 @@ class Checkpoints:
             self.manager.close()
         except (OSError, ValueError) as error:
             raise RunError(f"The last checkpoint could not be saved: {error}.") from error
+
+
+def restore_params(folder: Path, like: Params) -> tuple[int, Params]:
+    """Step and parameters of the newest checkpoint in a folder, which is only read.
+
+    Raises:
+      InputError: there is none, or it holds other parameters than `like`.
+    """
+    if not folder.is_dir():  # the manager would make it
+        raise InputError(f"{folder.parent} has no checkpoints.")
+    options = ocp.CheckpointManagerOptions(read_only=True)
+    handlers = {"state": ocp.PyTreeCheckpointHandler()}
+    with ocp.CheckpointManager(folder.absolute(), None, options, item_handlers=handlers) as manager:
+        step = manager.latest_step()
+        if step is None:
+            raise InputError(f"{folder} has no finished checkpoint.")
+        check_same_leaves(folder, manager.item_metadata(step)["state"].tree["params"], like)
+        wanted = {"params": jax.tree.map(ocp.utils.to_shape_dtype_struct, like)}
+        restore = ocp.args.PyTreeRestore(
+            wanted, ocp.checkpoint_utils.construct_restore_args(wanted), partial_restore=True
+        )
+        return step, manager.restore(step, args=ocp.args.Composite(state=restore))["state"][
+            "params"
+        ]
 
 
 def as_saved(state: TrainState) -> dict[str, Any]:

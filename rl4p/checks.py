@@ -6,7 +6,8 @@ import jax
 import numpy as np
 
 from rl4p.errors import RunError
-from rl4p.types import Finish, Rewards, Trajectories
+from rl4p.model.policy import Policy
+from rl4p.types import Finish, Rewards, Texts, Trajectories
 
 
 class Checker:
@@ -35,6 +36,23 @@ class Checker:
     def that(self, field: str, holds: Any, expected: str) -> None:
         if not np.all(holds):
             self.fail(field, expected, f"{np.sum(~np.asarray(holds))} entries that are not")
+
+
+def check_rollout(
+    result: tuple[Trajectories, Texts], policy: Policy, *_: Any, version: int, **__: Any
+) -> None:
+    """Stage rollout: the arrays, the texts beside them, tokens and version against the policy."""
+    trajectories, texts = result
+    check_trajectories(trajectories)
+    check = Checker("rollout")
+    B = trajectories.tokens_BT.shape[0]
+    for field, rows in (("prompts", texts.prompts), ("responses", texts.responses)):
+        if len(rows) != B:
+            check.fail(field, f"of length {B}", len(rows))
+    tokens, versions = jax.device_get((trajectories.tokens_BT, trajectories.policy_version_B))
+    vocabulary = policy.decoder.config.vocabulary
+    check.that("tokens_BT", tokens < vocabulary, f"under the vocabulary, {vocabulary}")
+    check.that("policy_version_B", versions <= version, f"at most the step, {version}")
 
 
 def check_trajectories(trajectories: Trajectories) -> None:

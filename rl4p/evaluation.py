@@ -9,7 +9,7 @@ import jax
 from rl4p.errors import InputError
 from rl4p.model.policy import Policy
 from rl4p.phases import Phases
-from rl4p.types import Params, Prompt, StepInfo, Texts
+from rl4p.types import Prompt, StepInfo, Texts, TrainState
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,7 +18,7 @@ class Evaluation:
 
     Attributes:
       every: steps between evaluations.
-      rollout, reward: the phases of the run.
+      phases: of the run, perhaps with another sampler.
       term: the reward term that says whether an answer is right; never the weighted sum.
       rows: sequences sampled at a time. As many as a training step has, so that the sampler's
         compiled program serves both.
@@ -32,9 +32,9 @@ class Evaluation:
     rows: int
 
     def __call__(self, info: StepInfo) -> dict[str, float]:
-        return self.evaluate(info.state.params)
+        return self.evaluate(info.state)
 
-    def evaluate(self, params: Params) -> dict[str, float]:
+    def evaluate(self, state: TrainState) -> dict[str, float]:
         """`eval/<task>/pass_at_1` and `eval/<task>/prompts` for each task among the prompts."""
         right: dict[str, int] = defaultdict(int)
         asked: dict[str, int] = defaultdict(int)
@@ -43,17 +43,22 @@ class Evaluation:
             # Filled up with the chunk's own prompts to the full number of rows; the surplus is
             # sampled and not counted.
             filled = [chunk[i % len(chunk)] for i in range(self.rows)]
-            trajectories, texts = self.phases.rollout(
+            # What a phase would remember of an evaluation is let go.
+            (trajectories, texts), _ = self.phases.call(
+                "rollout",
+                state.memory,
                 self.policy,
-                params,
+                state.params,
                 filled,
                 group_size=1,
                 key=jax.random.key(0),
-                version=0,
+                version=int(state.step),
                 greedy=True,
             )
             counted = slice(len(chunk))
-            rewards = self.phases.reward(
+            rewards, _ = self.phases.call(
+                "reward",
+                state.memory,
                 jax.tree.map(lambda x, rows=counted: x[rows], trajectories),
                 Texts(prompts=texts.prompts[counted], responses=texts.responses[counted]),
             )

@@ -9,7 +9,7 @@ import numpy as np
 from omegaconf import DictConfig, OmegaConf
 
 from rl4p.checkpoint import Orbax
-from rl4p.checks import check_advantages, check_rewards, check_trajectories
+from rl4p.checks import check_advantages, check_rewards, check_rollout
 from rl4p.configuration import instantiate
 from rl4p.data.prompts import encode_prompts
 from rl4p.data.stream import PromptStream
@@ -17,6 +17,7 @@ from rl4p.errors import InputError
 from rl4p.evaluation import Evaluation
 from rl4p.loop import Loop
 from rl4p.mesh import Mesh
+from rl4p.model.logprobs import microbatch_count
 from rl4p.model.policy import Policy, padded_width
 from rl4p.phases import Phases
 from rl4p.tracker import Tracker
@@ -58,10 +59,19 @@ def build(config: DictConfig) -> Experiment:
             "of a step."
         )
     phases.needs()
+    terms = getattr(phases.reward, "terms", None)
+    if terms is not None and config.evaluation.term not in terms:
+        raise InputError(
+            f"evaluation.term={config.evaluation.term} is not a term of the reward; its terms are "
+            f"{', '.join(terms)}."
+        )
     data = instantiate(config.data)
     questions, held_out = data.train(), data.held_out()
     policy, params = instantiate(config.model).build(mesh, jax.random.fold_in(key, 0))
-    check_positions(config, policy)
+    sampler = phases.rollout
+    if config.evaluation.rollout is not None:
+        sampler = instantiate(config.evaluation.rollout)
+    check_lengths(config, policy, phases.rollout.max_response_tokens, sampler.max_response_tokens)
     options = {"system_prompt": data.system_prompt, "max_prompt_tokens": config.max_prompt_tokens}
     prompts, dropped = encode_prompts(questions, policy.tokenizer, **options)
     test_prompts, test_dropped = encode_prompts(held_out, policy.tokenizer, **options)
@@ -74,9 +84,6 @@ def build(config: DictConfig) -> Experiment:
         key=mesh.replicate(jax.random.fold_in(key, 1)),
         memory=mesh.replicate(phases.initial_memory()),
     )
-    sampler = phases.rollout
-    if config.evaluation.rollout is not None:
-        sampler = instantiate(config.evaluation.rollout)
     evaluation = Evaluation(
         every=config.evaluation.every,
         phases=replace(phases, rollout=sampler),
@@ -90,6 +97,8 @@ def build(config: DictConfig) -> Experiment:
         phases=phases,
         collector=instantiate(config.collector),
         optimizer=optimizer,
+        prompts_per_step=config.prompts_per_step,
+        group_size=config.group_size,
         steps=config.steps,
     )
     return Experiment(
@@ -100,7 +109,7 @@ def build(config: DictConfig) -> Experiment:
         evaluation=evaluation,
         checkpoint=instantiate(config.checkpoint),
         tracker=instantiate(config.tracker),
-        sizes=f"{describe_model(params)}; "
+        sizes=f"{describe_model(params, mesh)}; "
         f"{describe_data(prompts, dropped, test_prompts, test_dropped)}\n"
         f"{describe_step(config, phases, prompts)}",
     )
@@ -108,8 +117,8 @@ def build(config: DictConfig) -> Experiment:
 
 def build_phases(config: DictConfig) -> Phases:
     checks = {
-        "rollout": lambda result, *_: check_trajectories(result[0]),
-        "reward": lambda rewards, trajectories, _: check_rewards(rewards, trajectories),
+        "rollout": check_rollout,
+        "reward": lambda rewards, trajectories, texts: check_rewards(rewards, trajectories),
         "advantage": check_advantages,
     }
     return Phases(
@@ -121,7 +130,11 @@ def build_phases(config: DictConfig) -> Phases:
     )
 
 
-def check_positions(config: DictConfig, policy: Policy) -> None:
+def check_lengths(config: DictConfig, policy: Policy, *response_limits: int) -> None:
+    if set(response_limits) != {config.max_response_tokens}:
+        raise InputError(
+            "The rollout's max_response_tokens is that of the root: set max_response_tokens."
+        )
     longest = config.max_prompt_tokens + config.max_response_tokens
     limit = policy.decoder.config.max_positions
     if longest > limit:
@@ -131,9 +144,9 @@ def check_positions(config: DictConfig, policy: Policy) -> None:
         )
 
 
-def describe_model(params: Any) -> str:
+def describe_model(params: Any, mesh: Mesh) -> str:
     count = sum(leaf.size for leaf in jax.tree.leaves(params))
-    devices = jax.devices()
+    devices = mesh.devices.devices.flatten()
     return (
         f"{count / 1e6:,.2f}M parameters on {len(devices)} {devices[0].device_kind} "
         f"({devices[0].platform})"
@@ -155,9 +168,9 @@ def describe_step(config: DictConfig, phases: Phases, prompts: list[Prompt]) -> 
     width = padded_width(max(len(prompt.tokens) for prompt in prompts))
     width += phases.rollout.max_response_tokens
     update = phases.update
-    rows = max(1, update.tokens_per_microbatch // width)
     updates = update.epochs * update.minibatches
-    microbatches = -(-sequences // update.minibatches // rows)
+    rows = sequences // update.minibatches
+    microbatches = microbatch_count(rows, width, update.tokens_per_microbatch)
     return (
         f"a step: {config.prompts_per_step} prompts x {config.group_size} samples = {sequences} "
         f"sequences, at most {sequences * width:,} tokens, {updates} "

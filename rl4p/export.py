@@ -7,7 +7,6 @@ transformers and inference servers read them.
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from omegaconf import OmegaConf
 
@@ -22,22 +21,25 @@ def export(run: Path, out: Path) -> str:
     Raises:
       InputError: `run` is not the folder of a run, or has no checkpoint, or `out` is not empty.
     """
-    from rl4p.experiment import build  # imports JAX
+    import jax  # here: it takes a second, which --help should not
+
+    from rl4p.checkpoint import restore_params
+    from rl4p.configuration import instantiate
+    from rl4p.mesh import Mesh
     from rl4p.model.huggingface import write_model
 
-    config = run / ".hydra" / "config.yaml"
-    if not config.is_file():
+    path = run / ".hydra" / "config.yaml"
+    if not path.is_file():
         raise InputError(f"run={run} is not the folder of a run: it has no .hydra/config.yaml.")
-    if out.exists() and any(out.iterdir()):
-        raise InputError(f"out={out} is not empty.")
-    composed: Any = OmegaConf.create(OmegaConf.load(config))
-    experiment = build(composed)
-    checkpoints = experiment.checkpoint.open(run, experiment.stream)
-    state = checkpoints.restore(experiment.state)
-    policy = experiment.loop.policy
-    write_model(out, policy.decoder, state.params, policy.end_ids)
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise InputError(f"out={out} is not an empty folder.")
+    config = OmegaConf.load(path)
+    config.trusted_targets = []  # a run folder may come from anybody
+    policy, params = instantiate(config.model).build(Mesh(dp=1), jax.random.key(0))
+    step, params = restore_params(run / "checkpoints", params)
+    write_model(out, policy.decoder, params, policy.end_ids)
     policy.tokenizer.save_pretrained(out)
-    return f"{out} holds the policy of {run} after step {int(state.step)}."
+    return f"{out} holds the policy of {run} after step {step}."
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -27,13 +27,15 @@ class Loop:
 
     Attributes:
       steps: how many the run has in all.
-      max_skipped: updates in a row that may be skipped for a gradient that is not finite.
+      max_skipped: steps in a row that may hold a skipped update, for a gradient that is not finite.
     """
 
     policy: Policy
     phases: Phases
     collector: Collector
     optimizer: Optimizer
+    prompts_per_step: int
+    group_size: int
     steps: int
     max_skipped: int = 5
 
@@ -51,14 +53,22 @@ def train(loop: Loop, state: TrainState, stream: PromptStream) -> Iterator[StepI
     phases = replace(phases, advantage=compute_advantages)
     while (step := int(state.step)) < loop.steps:
         watch = Stopwatch()
-        collected = loop.collector(phases, policy, state, stream, watch)
+        collected = loop.collector(
+            phases,
+            policy,
+            state,
+            stream,
+            watch,
+            prompts_per_step=loop.prompts_per_step,
+            group_size=loop.group_size,
+        )
         trajectories, rewards = collected.trajectories, collected.rewards
 
         with watch("advantage"):
             advantages_BT, memory = phases.call(
                 "advantage", collected.memory, trajectories, rewards
             )
-            metrics = batch_metrics(trajectories, rewards, advantages_BT)
+            metrics = batch_metrics(step, trajectories, rewards, advantages_BT)
 
         with watch("update"):
             batch = TrainingBatch(

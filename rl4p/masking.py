@@ -18,16 +18,6 @@ def masked_sum(values: Array, mask: Array) -> Array:
     return jnp.sum(jnp.where(mask, values, 0))
 
 
-def masked_mean(values: Array, mask: Array) -> Array:
-    """Mean of the values where the mask is true; 0 where it is true nowhere."""
-    return masked_sum(values, mask) / jnp.maximum(jnp.sum(mask, dtype=jnp.float32), 1)
-
-
-def masked_std(values: Array, mask: Array) -> Array:
-    """Standard deviation (ddof 0) of the values where the mask is true; 0 if it never is."""
-    return jnp.sqrt(masked_mean(jnp.square(values - masked_mean(values, mask)), mask))
-
-
 class GroupStatistics(NamedTuple):
     """Statistics of each sample's group, over its valid samples, spread back to the samples."""
 

@@ -11,9 +11,9 @@ from rl4p.types import Array, Finish, Rewards, Trajectories
 
 
 def batch_metrics(
-    trajectories: Trajectories, rewards: Rewards, advantages_BT: Array
+    step: int, trajectories: Trajectories, rewards: Rewards, advantages_BT: Array
 ) -> dict[str, float]:
-    """Rewards, lengths and staleness of one step's trajectories."""
+    """Rewards, lengths and staleness (in steps) of the trajectories that `step` trains on."""
     group = group_statistics(rewards.total_B, rewards.valid_B, trajectories.group_ids_B)
     rewards, mask_BT, finish_B, version_B, groups_B, equal_B, advantages_BT = jax.device_get(
         (
@@ -32,7 +32,7 @@ def batch_metrics(
     variance = float(np.square(rewards.total_B[valid_B] - mean).sum()) / counted
     _, first_B = np.unique(groups_B, return_index=True)
     on_tokens = advantages_BT[mask_BT]
-    age_B = version_B.max() - version_B
+    age_B = np.where(version_B < 0, 0, step - version_B)  # -1: no policy sampled it
     return {
         "reward/mean": mean,
         "reward/std": variance**0.5,

@@ -39,6 +39,9 @@ class Phases:
         return needs
 
     def initial_memory(self) -> dict[str, Any]:
+        """The memory of each phase that has one."""
+        if hasattr(self.update, "initial_state"):
+            raise InputError("An update keeps no memory: its microbatches are summed in any order.")
         return {
             name: phase.initial_state()
             for name, phase in self.items()
@@ -56,5 +59,5 @@ class Phases:
         else:
             result = phase(*args, **kwargs)
         if name in self.checks:
-            self.checks[name](result, *args)
+            self.checks[name](result, *args, **kwargs)
         return result, memory

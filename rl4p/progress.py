@@ -20,7 +20,7 @@ class ProgressBar:
       lines_every: steps between plain lines.
     """
 
-    def __init__(self, steps: int, start: int, lines_every: int, samples_every: int) -> None:
+    def __init__(self, steps: int, lines_every: int, samples_every: int) -> None:
         self.every = 1
         self.steps = steps
         self.lines_every = lines_every
@@ -35,7 +35,7 @@ class ProgressBar:
             console=self.console,
             disable=not self.console.is_terminal,
         )
-        self.task = self.bar.add_task("compiling", total=steps, completed=start)
+        self.task = self.bar.add_task("compiling, then a first evaluation", total=steps)
 
     def __enter__(self) -> "ProgressBar":
         self.bar.start()
@@ -43,6 +43,11 @@ class ProgressBar:
 
     def __exit__(self, *error: object) -> None:
         self.bar.stop()
+
+    def begin(self, step: int, metrics: Mapping[str, float]) -> None:
+        """The step to go on from, and the last metrics known."""
+        self.note_evaluation(metrics)
+        self.bar.update(self.task, completed=step, description=f"{self.pass_at_1} compiling")
 
     def __call__(self, info: StepInfo) -> None:
         self.note_evaluation(info.metrics)
@@ -54,12 +59,15 @@ class ProgressBar:
         due = info.step % self.lines_every == 0 or info.step == self.steps
         if not self.console.is_terminal and due:
             seconds = info.metrics["time/step"]
-            self.console.print(f"step {info.step}/{self.steps}  {line}  {seconds:.2f} s")
+            left = (self.steps - info.step) * seconds
+            self.console.print(
+                f"step {info.step}/{self.steps}  {line}  {seconds:.2f} s a step, {left:.0f} s left"
+            )
         if self.samples_every and info.step % self.samples_every == 0:
             self.print_sample(info)
 
     def note_evaluation(self, metrics: Mapping[str, float]) -> None:
-        """Remembers pass@1, and prints it when it is new."""
+        """Remembers pass@1, if it is among them."""
         scores = {k: v for k, v in metrics.items() if k.endswith("/pass_at_1")}
         if scores:
             named = [f"{name.split('/')[1]} pass@1 {score:.3f}" for name, score in scores.items()]

@@ -2,16 +2,16 @@
 
 A phase is a frozen dataclass with one pure ``__call__``; its fields are its options. Write one in a
 package of your own and name it in YAML or on the command line (README, "A phase of your own"). The
-Protocols are structural: nothing has to be inherited or registered.
+Protocols are structural: nothing has to be registered, and only an update inherits its options.
 
 Two things any phase may have beside its call:
 
 * ``needs``: a frozenset of names from {"proximal_logprobs"}: float32 [B, T] arrays that the loop
   computes before the update and passes as ``batch.scores[name]``. Only what is asked for is
   computed; without it no extra forward runs.
-* ``initial_state()``: makes a phase one with memory (a running baseline, say). The call then takes
-  one more argument, ``memory``, and returns ``(result, memory)``; the loop keeps it in
-  `TrainState.memory` and checkpoints it. Its leaves are arrays.
+* ``initial_state()``: makes a phase one with memory (a running baseline, say); any phase but an
+  update. The call then takes one more argument, ``memory``, and returns ``(result, memory)``; the
+  loop keeps it in `TrainState.memory` and checkpoints it. Its leaves are arrays.
 
 Shapes are explained in `types.py`.
 """
@@ -76,7 +76,8 @@ class Rollout(Protocol):
           prompts: P prompts; P x group_size divides by the devices of the mesh.
           group_size: G.
           key: a random key that nobody else uses.
-          version: written to `policy_version_B`: the step whose parameters these are.
+          version: written to `policy_version_B`: the step whose parameters these are (-1 there says
+            that no policy chose the tokens).
           greedy: take the most probable token always (evaluation).
 
         Returns:
@@ -162,8 +163,11 @@ class Collector(Protocol):
         state: TrainState,
         stream: PromptStream,
         watch: Stopwatch,
+        *,
+        prompts_per_step: int,
+        group_size: int,
     ) -> Collected:
-        """Collects one step's trajectories; takes its prompts from the stream."""
+        """Collects the P x G trajectories of one step; takes its prompts from the stream."""
         ...
 
 

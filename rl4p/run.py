@@ -1,13 +1,11 @@
 """Runs an experiment in its folder: record, hooks, signals, summary."""
 
-import fcntl
 import hashlib
 import importlib.metadata
 import logging
+import shlex
 import subprocess
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +19,7 @@ from rich.console import Console
 
 import rl4p
 from rl4p.checkpoint import Checkpoints
+from rl4p.configuration.folder import only_run_in
 from rl4p.errors import InputError, Stopped
 from rl4p.experiment import Experiment, build
 from rl4p.loop import run_hooks, train
@@ -56,38 +55,46 @@ def run(config: DictConfig) -> dict[str, Any]:
     started, compiled = time.perf_counter(), COMPILATION["seconds"]
     folder = Path(HydraConfig.get().runtime.output_dir)
     record = Record(folder)
-    with only_run_in(folder):
+    with only_run_in(folder), StopRequest() as request:
         if config.resume is None and record.metrics():
-            raise InputError(
-                f"{folder} holds a run already; go on with it by resume={folder}, or choose "
-                "another hydra.run.dir."
-            )
+            raise InputError(f"{folder} holds a run already; go on with it by resume={folder}.")
         experiment = build(config)
         Console(highlight=False, soft_wrap=True).print(f"{folder}\n{experiment.sizes}")
-        record.describe(experiment.config, environment())
+        record.describe(experiment.config, environment(experiment))
         tracked = experiment.tracker.open(folder)
         checkpoints = experiment.checkpoint.open(folder, experiment.stream)
         outcome = Outcome(record=record, state=experiment.state)
         status = "failed"
         try:
             with checkpoints:  # a last save that fails is a failed run
-                ended = run_steps(config, experiment, checkpoints, record, tracked, outcome)
-            status = ended
+                run_steps(config, experiment, checkpoints, record, tracked, outcome, request)
+            status = "finished" if outcome.step == config.steps else "stopped"
         finally:
-            summary = outcome.summary(status, time.perf_counter() - started, compiled)
-            record.write_summary(summary)
-            if outcome.has_curve():
-                plot_learning_curve(record.metrics(), folder / "plots" / "learning_curve.png")
-            tracked.finish(status)
+            try:
+                summary = outcome.summary(status, time.perf_counter() - started, compiled)
+                record.write_summary(summary)
+                if outcome.has_curve():
+                    plot_learning_curve(record.metrics(), folder / "plots" / "learning_curve.png")
+            finally:
+                tracked.finish(status)
         print_summary(folder, summary)
         if status == "stopped":
-            command = f"python -m rl4p.train resume={folder}"
-            if config.trusted_targets:  # trust is never taken over from a run folder
-                command += f" 'trusted_targets=[{','.join(config.trusted_targets)}]'"
             raise Stopped(
-                f"Stopped after step {summary['step']}, everything is saved; go on with {command}"
+                f"Stopped after step {outcome.step}, everything is saved; go on with: "
+                f"{resume_command(config, folder)}"
             )
         return summary
+
+
+def resume_command(config: DictConfig, folder: Path) -> str:
+    """What to type to go on: the folders of YAML and the trust of the command line said anew."""
+    words = ["python", "-m", "rl4p.train", f"resume={folder}"]
+    for source in HydraConfig.get().runtime.config_sources:
+        if source.provider == "command-line":
+            words += ["--config-dir", source.path]
+    if config.trusted_targets:  # trust is never taken over from a run folder
+        words.append(f"trusted_targets=[{','.join(config.trusted_targets)}]")
+    return shlex.join(words)
 
 
 def run_steps(
@@ -97,30 +104,29 @@ def run_steps(
     record: Record,
     tracked: TrackedRun,
     outcome: "Outcome",
-) -> str:
-    """All steps with their hooks, from the start or a checkpoint: "finished" or "stopped"."""
+    request: StopRequest,
+) -> None:
+    """All steps with their hooks, from the start or a checkpoint, until the last or a signal."""
     samples = config.samples
-    with StopRequest() as request:
+    bar = ProgressBar(config.steps, max(1, config.steps // 20), samples.every)
+    with bar:
         state = first_state(config, experiment, checkpoints, record, tracked)
         outcome.begin(state, resumed=config.resume is not None)
-        bar = ProgressBar(config.steps, outcome.step, max(1, config.steps // 20), samples.every)
-        bar.note_evaluation(record.metrics()[-1])
+        bar.begin(outcome.step, record.metrics()[-1])
         hooks: list[Hook] = [
             experiment.evaluation,
-            RecordSamples(every=samples.every, count=samples.count, record=record),
+            RecordSamples(every=samples.every, count=samples.count, record=record, tracked=tracked),
             RecordMetrics(record=record, tracked=tracked, outcome=outcome),
             bar,
             checkpoints,
         ]
         steps = train(experiment.loop, state, experiment.stream)
-        with bar:
-            while request.received is None and (info := next(steps, None)) is not None:
-                run_hooks(hooks, info, last=info.step == config.steps)
-                if info.step == 1 and info.metrics["advantage/max"] == 0:
-                    warn_of_no_advantage(config.group_size)
+        while request.received is None and (info := next(steps, None)) is not None:
+            run_hooks(hooks, info, last=info.step == config.steps)
+            if info.step == 1 and info.metrics["advantage/max"] == 0:
+                warn_of_no_advantage(config.group_size)
         if request.received is not None:
             checkpoints.save(outcome.state)  # no other hook: a resumed run has the same lines
-    return "finished" if outcome.step == config.steps else "stopped"
 
 
 def first_state(
@@ -131,15 +137,29 @@ def first_state(
     tracked: TrackedRun,
 ) -> TrainState:
     """The state to go on from: that of the newest checkpoint, or the initial one, evaluated."""
-    if config.resume is not None and checkpoints.latest() is not None:
+    if config.resume is not None and not died_young(record, checkpoints):
         state = checkpoints.restore(experiment.state)
+        if int(state.step) > config.steps:
+            raise InputError(
+                f"steps={config.steps}, but {config.resume} is at step {int(state.step)} already."
+            )
         record.truncate_after(int(state.step))
         return state
-    record.truncate_after(-1)  # a run that was killed before its first checkpoint begins anew
-    first = experiment.evaluation.evaluate(experiment.state.params)
+    record.truncate_after(-1)
+    first = experiment.evaluation.evaluate(experiment.state)
     record.log(0, first)
     tracked.log(0, first)
     return experiment.state
+
+
+def died_young(record: Record, checkpoints: Checkpoints) -> bool:
+    """Whether a run was killed before its first checkpoint was complete: it begins anew.
+
+    One that has no checkpoint though it is older has lost it, and its record must not go too.
+    """
+    steps = record.metrics()[-1]["step"] if record.metrics() else 0
+    young = checkpoints.every == 0 or steps <= 2 * checkpoints.every  # saving takes a while
+    return checkpoints.latest() is None and record.summary() is None and young
 
 
 def warn_of_no_advantage(group_size: int) -> None:
@@ -169,6 +189,7 @@ class RecordSamples:
     every: int
     count: int
     record: Record
+    tracked: TrackedRun
 
     def __call__(self, info: StepInfo) -> None:
         rewards = jax.device_get(info.rewards)
@@ -187,6 +208,7 @@ class RecordSamples:
                 for row in rows
             ],
         )
+        self.tracked.artifact(self.record.samples_file)
 
 
 @dataclass(kw_only=True)
@@ -250,26 +272,29 @@ def params_sha256(params: Params) -> str:
     return digest.hexdigest()
 
 
-def environment() -> dict[str, Any]:
+def environment(experiment: Experiment) -> dict[str, Any]:
     """Where the run takes place: commit, versions, devices, the overrides it was given."""
-    command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty"]
-    commit = subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
+    devices = experiment.loop.policy.mesh.devices.devices.flatten()
     return {
-        "git_commit": commit or None,
-        "device": jax.devices()[0].device_kind,
-        "devices": jax.device_count(),
+        **git_state(Path(__file__).parents[1]),
+        "device": devices[0].device_kind,
+        "devices": len(devices),
         "packages": {"rl4p": rl4p.__version__}
         | {name: importlib.metadata.version(name) for name in PACKAGES},
         "overrides": list(HydraConfig.get().overrides.task),
     }
 
 
-@contextmanager
-def only_run_in(folder: Path) -> Iterator[None]:
-    """Refuses a second run in the same folder; the lock goes with the process, however it ends."""
-    with (folder / ".lock").open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise InputError(f"Another run is going on in {folder}.") from None
-        yield
+def git_state(checkout: Path) -> dict[str, Any]:
+    """Commit of a checkout, and whether files differ from it; nothing where it is none."""
+
+    def git(*words: str) -> str:
+        command = ["git", "-C", str(checkout), *words]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+    if not (checkout / ".git").exists():  # a repository further up is somebody else's
+        return {}
+    try:
+        return {"git_commit": git("rev-parse", "HEAD"), "git_dirty": bool(git("status", "-s"))}
+    except (OSError, subprocess.CalledProcessError):
+        return {}

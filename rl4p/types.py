@@ -94,7 +94,7 @@ class Trajectories:
       behaviour_logprobs_BT: float32 log p(token t | tokens before t) under the policy and the
         support that it was sampled with; 0 where the mask is false.
       group_ids_B: int32 in [0, B), equal for the samples of one prompt, in any order.
-      policy_version_B: int32, the step whose parameters sampled the row.
+      policy_version_B: int32, the step whose parameters sampled the row; -1 where no policy did.
       finish_B: int8, a `Finish`.
     """
 

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from rl4p.checkpoint import Orbax, as_saved
+from rl4p.checkpoint import Orbax, as_saved, restore_params
 from rl4p.data.stream import PromptStream
 from rl4p.errors import InputError
 from rl4p.optimizer.adamw import AdamW
@@ -75,6 +75,22 @@ def test_the_newest_is_restored_and_the_oldest_goes(tmp_path, params, prompts, m
     assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["2", "3"]
     with Orbax().open(tmp_path, stream_of(prompts)) as checkpoints:
         assert int(checkpoints.restore(make_state(params, AdamW())).step) == 3
+
+
+def test_parameters_alone_are_read_without_a_trace(tmp_path, params, prompts, make_state):
+    with Orbax().open(tmp_path, stream_of(prompts)) as checkpoints:
+        checkpoints.save(make_state(params, AdamW(), step=1))
+        checkpoints.save(make_state(jax.tree.map(lambda x: x + 1, params), AdamW(), step=2))
+    files = sorted(tmp_path.rglob("*"))
+    step, restored = restore_params(tmp_path / "checkpoints", params)
+    assert step == 2
+    jax.tree.map(lambda a, b: np.testing.assert_array_equal(a, b + 1), restored, params)
+    assert sorted(tmp_path.rglob("*")) == files
+    with pytest.raises(InputError, match=r"head is absent there and"):
+        restore_params(tmp_path / "checkpoints", params | {"head": params["embedding"]})
+    with pytest.raises(InputError, match="has no checkpoints"):
+        restore_params(tmp_path / "nowhere", params)
+    assert sorted(tmp_path.rglob("*")) == files
 
 
 def test_without_a_checkpoint_there_is_nothing_to_resume(tmp_path, params, prompts, make_state):

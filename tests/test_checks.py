@@ -3,8 +3,9 @@ import dataclasses
 import jax.numpy as jnp
 import pytest
 
-from rl4p.checks import check_advantages, check_rewards, check_trajectories
+from rl4p.checks import check_advantages, check_rewards, check_rollout, check_trajectories
 from rl4p.errors import RunError
+from rl4p.types import Texts
 
 # Row 1 of the batch has a prompt of five tokens and a response of three: its columns 0 to 2 and 11
 # to 15 are padding.
@@ -57,6 +58,28 @@ def test_broken_trajectories_are_named(trajectories, field, broken, message):
     bad = dataclasses.replace(trajectories, **{field: broken(getattr(trajectories, field))})
     with pytest.raises(RunError, match=f"Bad batch after rollout: {field} should be {message}"):
         check_trajectories(bad)
+
+
+@pytest.mark.parametrize(
+    ("field", "broken", "message"),
+    [
+        ("prompts", lambda x: x[1:], "of length 8, got 7"),
+        ("responses", lambda x: (*x, ""), "of length 8, got 9"),
+        ("tokens_BT", lambda x: x.at[1, 1].set(264), "under the vocabulary, 264, got 1 entries"),
+        ("policy_version_B", lambda x: x + 4, "at most the step, 3, got 8 entries"),
+        ("tokens_BT", lambda x: x - 300, "at least 0"),
+    ],
+)
+def test_a_broken_rollout_is_named(policy, trajectories, make_prompt, field, broken, message):
+    texts = Texts(prompts=(make_prompt(),) * 8, responses=("",) * 8)
+    check_rollout((trajectories, texts), policy, version=3)
+    if field in ("prompts", "responses"):
+        texts = dataclasses.replace(texts, **{field: broken(getattr(texts, field))})
+    else:
+        bad = broken(getattr(trajectories, field))
+        trajectories = dataclasses.replace(trajectories, **{field: bad})
+    with pytest.raises(RunError, match=f"Bad batch after rollout: {field} should be {message}"):
+        check_rollout((trajectories, texts), policy, version=3)
 
 
 @pytest.mark.parametrize(

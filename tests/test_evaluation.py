@@ -6,6 +6,7 @@ import pytest
 
 from rl4p.errors import InputError
 from rl4p.evaluation import Evaluation
+from rl4p.optimizer.adamw import AdamW
 from rl4p.phases import Phases
 from rl4p.reward.weighted import Weighted
 from rl4p.rollout.naive_sampler import NaiveSampler
@@ -28,7 +29,7 @@ class Listed:
 
 
 @pytest.fixture
-def evaluate(policy, params, make_prompt):
+def evaluate(policy, params, make_prompt, make_state):
     def run(tasks, *, rows, term="correct", **listed):
         prompts = [
             make_prompt(tokens=(257, 65 + i), id=str(i), task=task) for i, task in enumerate(tasks)
@@ -48,7 +49,7 @@ def evaluate(policy, params, make_prompt):
             term=term,
             rows=rows,
         )
-        return evaluation.evaluate(params)
+        return evaluation.evaluate(make_state(params, AdamW()))
 
     return run
 

@@ -60,8 +60,10 @@ def make_loop(policy):
                 }
                 | phases
             ),
-            collector=Synchronous(prompts_per_step=2, group_size=4),
+            collector=Synchronous(),
             optimizer=AdamW(learning_rate=1e-2),
+            prompts_per_step=2,
+            group_size=4,
             steps=steps,
         )
 

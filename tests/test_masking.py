@@ -4,21 +4,16 @@ import numpy as np
 import pytest
 
 from rl4p import masking
-from rl4p.masking import masked_mean, masked_std, masked_sum, spread_over_tokens
+from rl4p.masking import masked_sum, spread_over_tokens
 
 group_statistics = jax.jit(masking.group_statistics, static_argnames="ddof")
 
-VALUES = jnp.asarray([[1.0, 2.0, np.nan], [4.0, np.inf, 9.0]])
-MASK = jnp.asarray([[True, True, False], [True, False, True]])
 
-
-@pytest.mark.parametrize(
-    ("reduction", "expected"),
-    [(masked_sum, 16.0), (masked_mean, 4.0), (masked_std, np.sqrt((9 + 4 + 0 + 25) / 4))],
-)
-def test_what_is_masked_does_not_count_even_where_it_is_not_finite(reduction, expected):
-    assert reduction(VALUES, MASK) == pytest.approx(expected, rel=1e-6)
-    assert reduction(VALUES, jnp.zeros_like(MASK)) == 0
+def test_what_is_masked_does_not_count_even_where_it_is_not_finite():
+    values = jnp.asarray([[1.0, 2.0, np.nan], [4.0, np.inf, 9.0]])
+    mask = jnp.asarray([[True, True, False], [True, False, True]])
+    assert masked_sum(values, mask) == 16
+    assert masked_sum(values, jnp.zeros_like(mask)) == 0
 
 
 @pytest.mark.parametrize(("ddof", "pair", "triple"), [(0, 1.0, 6**0.5), (1, 2**0.5, 3.0)])

@@ -14,13 +14,13 @@ def test_every_metric_by_hand(make_trajectories, make_rewards):
     trajectories = dataclasses.replace(
         make_trajectories((1, 2, 3, 4, 0, 8), group_ids=(0, 0, 0, 5, 5, 2)),
         finish_B=jnp.asarray([Finish.LENGTH, 0, 0, Finish.ABORT, 0, Finish.LENGTH], jnp.int8),
-        policy_version_B=jnp.asarray([7, 7, 4, 7, 5, 7], jnp.int32),
+        policy_version_B=jnp.asarray([8, 8, 5, -1, 6, 8], jnp.int32),
     )
     rewards = make_rewards((1, 0, 0, 2, 2, 5), valid=(1, 1, 0, 1, 1, 1))
     advantages = jnp.where(
         trajectories.response_mask_BT, jnp.asarray([[1.0], [-3], [0], [0], [9], [0]]), 0.0
     )
-    assert batch_metrics(trajectories, rewards, advantages) == pytest.approx(
+    assert batch_metrics(8, trajectories, rewards, advantages) == pytest.approx(
         {
             "reward/mean": 10 / 5,
             "reward/std": np.sqrt((1 + 4 + 0 + 0 + 9) / 5),
@@ -31,7 +31,7 @@ def test_every_metric_by_hand(make_trajectories, make_rewards):
             "advantage/zero_std_groups": 2 / 3,
             "advantage/mean": (1 * 1 + 2 * -3) / 18,
             "advantage/max": 3.0,  # the 9 stands on no token
-            "staleness/mean": (3 + 2) / 6,
+            "staleness/mean": (3 + 2) / 6,  # what no policy sampled is not stale
             "staleness/max": 3.0,
         }
     )
@@ -39,7 +39,7 @@ def test_every_metric_by_hand(make_trajectories, make_rewards):
 
 def test_a_batch_of_nothing_has_finite_metrics(make_trajectories, make_rewards):
     trajectories, rewards = make_trajectories((0, 0)), make_rewards((0, 0), valid=(0, 0))
-    metrics = batch_metrics(trajectories, rewards, jnp.zeros((2, 16)))
+    metrics = batch_metrics(0, trajectories, rewards, jnp.zeros((2, 16)))
     assert np.isfinite(list(metrics.values())).all()
     assert metrics["reward/invalid"] == 2
     assert metrics["advantage/zero_std_groups"] == 1
@@ -50,6 +50,6 @@ def test_the_order_of_the_rows_does_not_matter(make_trajectories, make_rewards):
     advantages = jnp.where(trajectories.response_mask_BT, 1.0, 0.0)
     order = np.random.default_rng(0).permutation(8)
     shuffled = jax.tree.map(lambda x: x[order], (trajectories, rewards, advantages))
-    assert batch_metrics(*shuffled) == pytest.approx(
-        batch_metrics(trajectories, rewards, advantages)
+    assert batch_metrics(1, *shuffled) == pytest.approx(
+        batch_metrics(1, trajectories, rewards, advantages)
     )

@@ -44,6 +44,11 @@ def test_memory_is_carried_from_call_to_call_and_others_have_none():
     assert results == [5, 6, 7]
 
 
+def test_an_update_with_memory_is_refused():
+    with pytest.raises(InputError, match="An update keeps no memory"):
+        phases(update=Counting()).initial_memory()
+
+
 def test_needs_are_the_union():
     assert phases().needs() == frozenset()
     assert phases(update=PPO(epochs=2)).needs() == {"proximal_logprobs"}

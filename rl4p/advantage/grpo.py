@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 import jax.numpy as jnp
 
+from rl4p.bounds import AboveZero, Natural
 from rl4p.masking import group_statistics, spread_over_tokens
 from rl4p.types import Array, Rewards, Trajectories
 
@@ -22,8 +23,8 @@ class GRPO:
       ddof: the deviation divides by count - ddof: 1 as in TRL and verl, 0 as in the paper's std.
     """
 
-    epsilon: float = 1e-4
-    ddof: int = 1
+    epsilon: AboveZero = 1e-4
+    ddof: Natural = 1
 
     def __call__(self, trajectories: Trajectories, rewards: Rewards) -> Array:
         group = group_statistics(

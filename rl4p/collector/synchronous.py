@@ -14,10 +14,7 @@ from rl4p.types import TrainState
 
 @dataclass(frozen=True, kw_only=True)
 class Synchronous:
-    """Takes `prompts_per_step` prompts, draws `group_size` responses to each, grades them all."""
-
-    prompts_per_step: int
-    group_size: int
+    """Takes a step's prompts, draws a group of responses to each, grades them all."""
 
     def __call__(
         self,
@@ -26,9 +23,12 @@ class Synchronous:
         state: TrainState,
         stream: PromptStream,
         watch: Stopwatch,
+        *,
+        prompts_per_step: int,
+        group_size: int,
     ) -> Collected:
         step = int(state.step)
-        prompts = stream.take(self.prompts_per_step)
+        prompts = stream.take(prompts_per_step)
         with watch("rollout"):
             (trajectories, texts), memory = phases.call(
                 "rollout",
@@ -36,7 +36,7 @@ class Synchronous:
                 policy,
                 state.params,
                 prompts,
-                group_size=self.group_size,
+                group_size=group_size,
                 key=jax.random.fold_in(state.step_key(), 0),
                 version=step,
             )

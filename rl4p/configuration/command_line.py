@@ -20,6 +20,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
 from rl4p.configuration.composition import CONF, CONFIG, Composer, one_line, sweep_jobs
+from rl4p.configuration.folder import RECORD, refuse_taken
 from rl4p.configuration.resume import resume
 from rl4p.configuration.schema import check, without_hydra
 from rl4p.errors import InputError, RunError, Stopped
@@ -140,8 +141,13 @@ def preflight(
     else:
         mode, jobs = RunMode.RUN, [lines]
     configs = [composer.compose(job, targets=False) for job in jobs]  # all, before any import
-    for config in configs if targets else ():
-        check(config)
+    if targets:
+        for config in configs:
+            check(config)
+        if mode == RunMode.RUN:
+            refuse_taken("hydra.run.dir", base.hydra.run.dir, RECORD)
+        else:
+            refuse_taken("hydra.sweep.dir", base.hydra.sweep.dir, f"*/{RECORD}")
     return lines, mode
 
 
@@ -163,6 +169,9 @@ def reporting(job: Job, mode: RunMode) -> Job:
 
 def report(error: BaseException) -> int:
     """Prints one of our errors as its sentence, another with its traceback; the exit code."""
+    if isinstance(error, KeyboardInterrupt):
+        print("Interrupted: what was not saved is lost.", file=sys.stderr)
+        return 1
     if not isinstance(error, (InputError, RunError, Stopped)):
         traceback.print_exception(error)
         return 1

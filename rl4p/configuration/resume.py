@@ -9,13 +9,14 @@ from omegaconf import DictConfig, OmegaConf
 from yaml import YAMLError
 
 from rl4p.configuration.composition import Composer
+from rl4p.configuration.folder import only_run_in
 from rl4p.configuration.schema import without_hydra
 from rl4p.configuration.targets import join, resolved
 from rl4p.errors import InputError
 
 MAY_CHANGE = (
     "steps",
-    "evaluation",
+    "evaluation.every",
     "samples",
     "tracker",
     "checkpoint",
@@ -66,7 +67,7 @@ def resume(
     lines += [f"resume={quoted}", f"hydra.run.dir={quoted}"]
     config = without_hydra(composer.compose(lines, targets=targets))
     for key in MAY_CHANGE:  # before interpolations: what follows `steps` may change with it
-        saved[key] = config[key]
+        OmegaConf.update(saved, key, OmegaConf.select(config, key), force_add=True)
     before, after = dict(leaves(resolved(saved))), dict(leaves(resolved(config)))
     changes = [
         f"{key} was {before.get(key, 'absent')} and would be {after.get(key, 'absent')}"
@@ -78,6 +79,9 @@ def resume(
             f"resume={given} cannot change the configuration: {', '.join(changes)} "
             f"(only {', '.join(MAY_CHANGE[:-2])} may change)."
         )
+    if targets:
+        with only_run_in(folder):  # a run that goes on there is refused before Hydra writes
+            pass
     return lines
 
 

@@ -2,11 +2,16 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
+from annotated_types import Ge, Le
 
+from rl4p.bounds import Natural, Positive, Share
 from rl4p.errors import InputError
 from rl4p.types import Question
+
+Digits = Annotated[int, Ge(1), Le(9)]  # all pairs of numbers are counted in 64 bits
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,11 +31,11 @@ class Arithmetic:
       system_prompt: stands before every question; None for none.
     """
 
-    digits: int = 3
-    train_size: int = 16_384
-    held_out_size: int = 256
-    carelessness: float = 0.0
-    seed: int = 0
+    digits: Digits = 3
+    train_size: Positive = 16_384
+    held_out_size: Positive = 256
+    carelessness: Share = 0.0
+    seed: Natural = 0
     system_prompt: str | None = None
 
     def __post_init__(self) -> None:

@@ -2,13 +2,18 @@
 
 import hashlib
 import json
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
+from rl4p.bounds import Positive
 from rl4p.errors import InputError
 from rl4p.tasks.answer import final_answer
 from rl4p.types import Question
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,14 +34,18 @@ class JSONLines:
 
     path: str
     held_out_path: str | None = None
-    held_out_size: int = 256
+    held_out_size: Positive = 256
     question_key: str = "question"
     answer_key: str = "answer"
     task: str = "jsonl"
     system_prompt: str | None = None
 
+    @cached_property
+    def rows(self) -> list[Question]:
+        return self.read("path", self.path)
+
     def train(self) -> Sequence[Question]:
-        rows = self.read("path", self.path)
+        rows = self.rows
         if self.held_out_path is not None:
             return rows
         held_out = {row.id for row in self.held_out()}
@@ -51,8 +60,7 @@ class JSONLines:
     def held_out(self) -> Sequence[Question]:
         if self.held_out_path is not None:
             return self.read("held_out_path", self.held_out_path)[: self.held_out_size]
-        rows = self.read("path", self.path)
-        return sorted(rows, key=lambda row: row.id)[: self.held_out_size]
+        return sorted(self.rows, key=lambda row: row.id)[: self.held_out_size]
 
     def read(self, key: str, name: str) -> list[Question]:
         path = Path(name)
@@ -66,7 +74,10 @@ class JSONLines:
         if not rows:
             raise InputError(f"data.{key}={name} has no rows.")
         # The same question twice is one question: it must not stand on both sides of the split.
-        return list({row.id: row for row in rows}.values())
+        distinct = list({row.id: row for row in reversed(rows)}.values())[::-1]
+        if len(distinct) < len(rows):
+            log.warning("%s: %d repeated questions skipped.", path, len(rows) - len(distinct))
+        return distinct
 
     def parse(self, path: Path, line_number: int, line: bytes) -> Question:
         where = f"{path}, line {line_number}"

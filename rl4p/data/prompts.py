@@ -25,6 +25,8 @@ def encode_prompts(
     Raises:
       InputError: no prompt is short enough.
     """
+    if not questions:
+        raise InputError("The data set has no questions: see data.")
     system = [{"role": "system", "content": system_prompt}] if system_prompt else []
     conversations = [[*system, {"role": "user", "content": row.question}] for row in questions]
     tokens: Any = tokenizer.apply_chat_template(

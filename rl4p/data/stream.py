@@ -1,9 +1,12 @@
 """An endless, checkpointable stream of prompts."""
 
+import hashlib
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
+from rl4p.errors import InputError
 from rl4p.types import Prompt
 
 
@@ -37,9 +40,25 @@ class PromptStream:
             taken += [self.prompts[row] for row in rows]
         return taken
 
-    def state(self) -> dict[str, int]:
-        return {"epoch": self.epoch, "offset": self.offset}
+    def digest(self) -> str:
+        """Names the prompts: their ids and their order before any shuffle."""
+        digest = hashlib.sha256()
+        for prompt in self.prompts:
+            digest.update(prompt.id.encode() + b"\n")
+        return digest.hexdigest()
 
-    def restore(self, state: dict[str, int]) -> None:
+    def state(self) -> dict[str, Any]:
+        return {"epoch": self.epoch, "offset": self.offset, "prompts": self.digest()}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Goes on where the state was taken.
+
+        Raises:
+          InputError: the prompts are not those that it was taken with.
+        """
+        if state["prompts"] != self.digest():
+            raise InputError(
+                "The prompts are not those of the run any more (did the file of data.path change?)."
+            )
         self.epoch, self.offset = state["epoch"], state["offset"]
         self.order = self.order_of(self.epoch)

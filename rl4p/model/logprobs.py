@@ -1,6 +1,7 @@
 """Log-probabilities of given tokens under given parameters: one forward, no [B, T, V] array."""
 
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -65,9 +66,25 @@ def score_logprobs(
     tokens_per_microbatch: int,
 ) -> Array:
     """`token_logprobs` without a gradient, so many tokens (padding included) at a time."""
+    rows, T = trajectories.tokens_BT.shape
+    microbatches = microbatch_count(rows, T, tokens_per_microbatch)
+    parts = split_rows(trajectories, microbatches)
+    logprobs = jax.lax.map(lambda part: token_logprobs(decoder, params, part, sampling)[0], parts)
+    return logprobs.reshape(-1, T)[:rows]
 
-    def score_row(row: Trajectories) -> Array:
-        return token_logprobs(decoder, params, jax.tree.map(lambda x: x[None], row), sampling)[0][0]
 
-    rows = max(1, tokens_per_microbatch // trajectories.tokens_BT.shape[1])
-    return jax.lax.map(score_row, trajectories, batch_size=rows)
+def microbatch_count(rows: int, width: int, tokens_per_microbatch: int) -> int:
+    """How many microbatches hold so many rows, of so many tokens at most and one row at least."""
+    return -(-rows // max(1, tokens_per_microbatch // width))
+
+
+def split_rows(tree: Any, microbatches: int) -> Any:
+    """Arrays [B, ...] as [microbatches, rows, ...], filled up with rows of zeros (all padding)."""
+
+    def split(x: Array) -> Array:
+        rows_each = -(-x.shape[0] // microbatches)
+        padding = microbatches * rows_each - x.shape[0]
+        x = jnp.pad(x, ((0, padding),) + ((0, 0),) * (x.ndim - 1))
+        return x.reshape(microbatches, rows_each, *x.shape[1:])
+
+    return jax.tree.map(split, tree)

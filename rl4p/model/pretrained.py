@@ -47,7 +47,8 @@ class Pretrained:
                 f"{decoder.config.vocabulary} rows."
             )
         params = mesh.replicate(read_params(folder, decoder, self.param_dtype))
-        ends = read_end_ids(folder) or (tokenizer.eos_token_id,)
+        # The tokenizer's own end token stands first: demonstrations end with it.
+        ends = dict.fromkeys((tokenizer.eos_token_id, *read_end_ids(folder)))
         policy = Policy(
             decoder=decoder,
             tokenizer=tokenizer,

@@ -5,6 +5,7 @@ from typing import Any, Literal
 
 import jax
 
+from rl4p.bounds import Positive
 from rl4p.mesh import Mesh
 from rl4p.model.decoder import Decoder, DecoderConfig
 from rl4p.model.policy import Policy
@@ -23,12 +24,12 @@ class Scratch:
       remat: recompute layers in the backward pass.
     """
 
-    width: int = 96
-    layers: int = 3
-    heads: int = 3
-    key_value_heads: int = 1
-    feed_forward_width: int = 288
-    max_positions: int = 2048
+    width: Positive = 96
+    layers: Positive = 3
+    heads: Positive = 3
+    key_value_heads: Positive = 1
+    feed_forward_width: Positive = 288
+    max_positions: Positive = 2048
     dtype: Literal["float32", "bfloat16"] = "float32"
     remat: bool = False
 

@@ -36,7 +36,11 @@ def load_tokenizer(folder: Path) -> "PreTrainedTokenizerFast":
 
     if not (folder / "tokenizer.json").is_file():
         raise InputError(f"model.path={folder} has no tokenizer.json.")
-    tokenizer = PreTrainedTokenizerFast.from_pretrained(folder)
+    try:
+        tokenizer = PreTrainedTokenizerFast.from_pretrained(folder)
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        reason = " ".join(str(error).split())
+        raise InputError(f"The tokenizer in {folder} cannot be read: {reason}.") from error
     missing = [
         name
         for name, value in (

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import jax
 import optax
 
+from rl4p.bounds import AboveZero, Natural, NonNegative, Positive, Share
 from rl4p.optimizer.schedule import Schedule, learning_rate_at
 from rl4p.types import Array, Params
 
@@ -21,16 +22,16 @@ class AdamW:
       max_grad_norm: the global norm that a larger gradient is scaled down to; 0 is off.
     """
 
-    learning_rate: float = 1e-6
+    learning_rate: NonNegative = 5e-5
     schedule: Schedule = "constant"
-    warmup_steps: int = 0
-    total_steps: int = 1
-    final_fraction: float = 0.0
-    b1: float = 0.9
-    b2: float = 0.999
-    epsilon: float = 1e-8
-    weight_decay: float = 0.0
-    max_grad_norm: float = 1.0
+    warmup_steps: Natural = 0
+    total_steps: Positive = 1
+    final_fraction: Share = 0.0
+    b1: Share = 0.9
+    b2: Share = 0.999
+    epsilon: AboveZero = 1e-8
+    weight_decay: NonNegative = 0.0
+    max_grad_norm: NonNegative = 1.0
 
     def transform(self) -> optax.GradientTransformation:
         """The update at learning rate 1; the training step scales it by `learning_rate_at`."""

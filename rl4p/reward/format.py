@@ -14,8 +14,16 @@ class Format:
     The default asks for some working and then, at the very end, ``#### <number>``.
     """
 
-    weight: float = 1.0
+    weight: float = 0.5
     pattern: str = r".*\S\s*#### -?[\d,.]+"
+
+    def __post_init__(self) -> None:
+        try:
+            re.compile(self.pattern)
+        except re.error as error:
+            raise ValueError(
+                f"pattern {self.pattern!r} is no regular expression: {error}"
+            ) from None
 
     def __call__(self, texts: Texts) -> Sequence[float]:
         pattern = re.compile(self.pattern, re.DOTALL)

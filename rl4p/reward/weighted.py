@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from rl4p.bounds import Share
 from rl4p.errors import RunError
 from rl4p.types import Rewards, Texts, Trajectories
 
@@ -23,7 +24,7 @@ class Weighted:
     """
 
     terms: Mapping[str, Any]
-    max_invalid: float = 0.5
+    max_invalid: Share = 0.5
 
     def __call__(self, trajectories: Trajectories, texts: Texts) -> Rewards:
         rows = len(texts.responses)

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from rl4p.bounds import Positive
 from rl4p.errors import InputError
 from rl4p.model.policy import Policy
 from rl4p.types import Array, Finish, Params, Prompt, Sampling, Texts, Trajectories
@@ -14,11 +15,11 @@ from rl4p.types import Array, Finish, Params, Prompt, Sampling, Texts, Trajector
 class Demonstrations:
     """Each prompt's `solution` and an end token, as if the policy had said it.
 
-    Behaviour logprobs are 0: demonstrations have no sampler to compare with. A solution over
-    `max_response_tokens` is cut there and marked so (`Finish.LENGTH`).
+    No policy chose these tokens: behaviour logprobs are 0 and the policy version is -1. A solution
+    over `max_response_tokens` is cut there and marked so (`Finish.LENGTH`).
     """
 
-    max_response_tokens: int
+    max_response_tokens: Positive
 
     @property
     def sampling(self) -> Sampling:
@@ -35,6 +36,11 @@ class Demonstrations:
         version: int,
         greedy: bool = False,
     ) -> tuple[Trajectories, Texts]:
+        if greedy:
+            raise InputError(
+                "rollout=demonstrations has no policy to evaluate: give the evaluation a sampler, "
+                "by +rollout@evaluation.rollout=naive_sampler."
+            )
         prompts = tuple(prompt for prompt in prompts for _ in range(group_size))
         B, R = len(prompts), self.max_response_tokens
         without = next((prompt.id for prompt in prompts if prompt.solution is None), None)
@@ -63,7 +69,7 @@ class Demonstrations:
             segment_ids_BT=segments_BT,
             behaviour_logprobs_BT=np.zeros(segments_BT.shape, np.float32),
             group_ids_B=np.arange(B, dtype=np.int32) // group_size,
-            policy_version_B=np.full(B, version, np.int32),
+            policy_version_B=np.full(B, -1, np.int32),
             finish_B=finish_B,
         )
         trajectories = policy.mesh.shard_rows(trajectories)

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from rl4p.bounds import Natural, NonNegative, Positive, TopShare
 from rl4p.model.decoder import Decoder
 from rl4p.model.policy import Policy
 from rl4p.sampling import sampling_logprobs
@@ -26,10 +27,10 @@ class NaiveSampler:
       temperature, top_k, top_p: the distribution (`types.Sampling`).
     """
 
-    max_response_tokens: int
-    temperature: float = 1.0
-    top_k: int = 0
-    top_p: float = 1.0
+    max_response_tokens: Positive
+    temperature: NonNegative = 1.0
+    top_k: Natural = 0
+    top_p: TopShare = 1.0
 
     @property
     def sampling(self) -> Sampling:

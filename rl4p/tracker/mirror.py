@@ -23,6 +23,9 @@ METRICS_PER_BATCH = 1000  # MLflow refuses more
 FIRST_FILES = ("config.yaml", "environment.json")
 LAST_FILES = (*FIRST_FILES, "samples.jsonl", "summary.json", "plots/*")
 
+TABLE = "samples.json"
+ROWS_OF_TABLE = 1000  # the newest
+
 # The parameters of the compare view, beside what the command line set.
 ROOT_KEYS = ("seed", "steps", "prompts_per_step", "group_size")
 ROOT_KEYS += ("max_prompt_tokens", "max_response_tokens")
@@ -103,10 +106,27 @@ class Mirror:
                 place = path.relative_to(self._folder).parent.as_posix()
                 self._client.log_artifact(self._id, str(path), None if place == "." else place)
 
+    def send_table(self) -> None:
+        """Sends the samples as the table that MLflow shows and compares.
+
+        Not by its `log_table`, which appends to what stands there: a resumed run would double it.
+        """
+        rows = [
+            sample | sample.pop("terms", {}) for sample in self._record.samples()[-ROWS_OF_TABLE:]
+        ]
+        if not rows:
+            return
+        columns = list(dict.fromkeys(name for row in rows for name in row if name != "terms"))
+        data = [[row.get(name) for name in columns] for row in rows]
+        self._client.log_dict(self._id, {"columns": columns, "data": data}, TABLE)
+        shown = json.dumps([{"path": TABLE, "type": "table"}])
+        self._client.set_tag(self._id, "mlflow.loggedArtifacts", shown)
+
     def close(self, status: str) -> None:
         """Sends what is left, and how the run ended."""
         self.send_metrics()
         self.send_files(*LAST_FILES)
+        self.send_table()
         self._client.set_tag(self._id, "status", status)
         self._client.set_terminated(
             self._id, STATUS.get(status, "KILLED"), _modified(self._record.metrics_file)

@@ -14,7 +14,7 @@ import optax
 
 from rl4p.masking import masked_sum
 from rl4p.model.decoder import Decoder
-from rl4p.model.logprobs import token_logprobs
+from rl4p.model.logprobs import microbatch_count, split_rows, token_logprobs
 from rl4p.types import Array, Metrics, Params, Sampling, TrainingBatch, TrainState
 from rl4p.update.aggregation import aggregation_weights
 
@@ -91,13 +91,7 @@ def minibatch_gradient(
     weights_BT = aggregation_weights(
         batch.loss_mask_BT, update.aggregation, update.aggregation_length
     )
-    microbatches = -(-rows // max(1, update.tokens_per_microbatch // T))
-    rows_each = -(-rows // microbatches)
-    padding = microbatches * rows_each - rows
-
-    def split(x: Array) -> Array:
-        x = jnp.pad(x, ((0, padding),) + ((0, 0),) * (x.ndim - 1))  # padded rows have no weight
-        return x.reshape(microbatches, rows_each, *x.shape[1:])
+    microbatches = microbatch_count(rows, T, update.tokens_per_microbatch)
 
     def loss_and_sums(params: Params, micro: TrainingBatch, weights_BT: Array) -> Any:
         logprobs_BT, entropy_BT = token_logprobs(decoder, params, micro.trajectories, sampling)
@@ -111,7 +105,9 @@ def minibatch_gradient(
         loss = jnp.sum(jnp.where(mask, weights_BT * loss_BT, 0.0))
         log_ratio_BT = jax.lax.stop_gradient(logprobs_BT) - proximal_BT
         gap_BT = jnp.where(
-            mask, jnp.abs(proximal_BT - micro.trajectories.behaviour_logprobs_BT), 0.0
+            mask & (micro.trajectories.policy_version_B[:, None] >= 0),
+            jnp.abs(proximal_BT - micro.trajectories.behaviour_logprobs_BT),
+            0.0,
         )
         per_token = {
             "entropy": entropy_BT,
@@ -134,7 +130,7 @@ def minibatch_gradient(
             jnp.maximum(gap_max, new_max),
         ), None
 
-    parts = jax.tree.map(split, (batch, weights_BT))
+    parts = split_rows((batch, weights_BT), microbatches)  # rows of padding have no weight
     shapes = jax.eval_shape(loss_and_sums, params, *jax.tree.map(lambda x: x[0], parts))[1]
     zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
     start = (jax.tree.map(jnp.zeros_like, params), *zeros)

@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from typing import Literal
 
+from rl4p.bounds import Positive
+
 Aggregation = Literal[
     "token_mean", "sequence_mean_token_mean", "sequence_mean_token_sum", "constant"
 ]
@@ -22,10 +24,10 @@ class UpdateOptions:
     """
 
     aggregation: Aggregation = "token_mean"
-    aggregation_length: int = 1024
-    epochs: int = 1
-    minibatches: int = 1
-    tokens_per_microbatch: int = 16_384
+    aggregation_length: Positive = 1024
+    epochs: Positive = 1
+    minibatches: Positive = 1
+    tokens_per_microbatch: Positive = 2048
 
     @property
     def needs(self) -> frozenset[str]:

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 import jax.numpy as jnp
 
+from rl4p.bounds import NonNegative, Share
 from rl4p.types import Array, TrainingBatch
 from rl4p.update.options import UpdateOptions
 
@@ -20,8 +21,8 @@ class PPO(UpdateOptions):
     REINFORCE; the clip acts from the second update of a step on.
     """
 
-    clip_low: float = 0.2
-    clip_high: float = 0.2
+    clip_low: Share = 0.2
+    clip_high: NonNegative = 0.2
 
     def __call__(self, logprobs_BT: Array, batch: TrainingBatch) -> tuple[Array, dict[str, Array]]:
         advantages_BT = batch.advantages_BT

@@ -44,14 +44,15 @@ def test_a_step_takes_its_prompts_samples_groups_and_grades_them(policy, prompts
         advantage=None,  # type: ignore[arg-type]
         update=PPO(),
     )
-    collector = Synchronous(prompts_per_step=3, group_size=2)
-    collected = collector(phases, policy, state, stream, watch)
+    collected = Synchronous()(
+        phases, policy, state, stream, watch, prompts_per_step=3, group_size=2
+    )
     assert collected.texts.prompts == tuple(prompt for prompt in expected for _ in range(2))
     assert collected.trajectories.group_ids_B.tolist() == [0, 0, 1, 1, 2, 2]
-    assert collected.trajectories.policy_version_B.tolist() == [9] * 6
+    assert collected.trajectories.policy_version_B.tolist() == [-1] * 6  # demonstrations
     assert collected.memory == {"reward": 106}
     assert state.memory == {"reward": 100}
-    assert stream.state() == {"epoch": 1, "offset": 2}
+    assert (stream.epoch, stream.offset) == (1, 2)
     solutions = [len(prompt.solution or "") for prompt in collected.texts.prompts]
     np.testing.assert_array_equal(collected.rewards.total_B, solutions)
     assert isinstance(collected.rewards.total_B, jax.Array)

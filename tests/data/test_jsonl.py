@@ -103,10 +103,12 @@ def test_held_out_rows_are_apart_and_do_not_depend_on_the_order_of_the_file(writ
     assert held_out == turned.held_out()
 
 
-def test_a_question_that_stands_twice_is_one(write):
-    path = write([row("1+1?"), row("2+2?", "4"), row("1+1?")])
+def test_a_question_that_stands_twice_is_one_and_counted(write, caplog):
+    path = write([row("1+1?", "2"), row("2+2?", "4"), row("1+1?", "3"), row("1+1?", "2")])
     data = JSONLines(path=path, held_out_size=1)
-    assert len([*data.train(), *data.held_out()]) == 2
+    rows = [*data.train(), *data.held_out()]
+    assert sorted((q.question, q.answer) for q in rows) == [("1+1?", "2"), ("2+2?", "4")]
+    assert "rows.jsonl: 2 repeated questions skipped" in caplog.text
 
 
 def test_a_file_of_its_own_to_hold_out(write):

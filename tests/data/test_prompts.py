@@ -53,6 +53,11 @@ def test_long_prompts_are_dropped_and_counted_and_never_cut(encode):
     assert prompts == whole
 
 
+def test_no_questions_are_refused(encode):
+    with pytest.raises(InputError, match="no questions"):
+        encode([])
+
+
 def test_nothing_short_enough_is_refused(encode):
     with pytest.raises(
         InputError,

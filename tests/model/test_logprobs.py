@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from rl4p.model import logprobs
-from rl4p.model.logprobs import score_logprobs, token_logprobs
+from rl4p.model.logprobs import microbatch_count, score_logprobs, split_rows, token_logprobs
 from rl4p.types import Sampling
 
 score_all = jax.jit(token_logprobs, static_argnums=(0, 3))
@@ -61,6 +61,18 @@ def test_scoring_in_microbatches_is_scoring_at_once(policy, params, trajectories
         policy.decoder, params, trajectories, sampling, tokens_per_microbatch=3 * 16
     )
     np.testing.assert_allclose(parts, whole, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("limit", "count"), [(1, 8), (16, 8), (31, 8), (32, 4), (48, 3), (127, 2), (128, 1), (999, 1)]
+)
+def test_microbatches_hold_as_many_rows_as_fit_and_one_at_least(limit, count):
+    assert microbatch_count(8, 16, limit) == count
+    rows = jnp.arange(1, 9)
+    split = split_rows({"a": rows, "b": rows[:, None] * jnp.ones(3)}, count)
+    each = -(-8 // count)
+    assert (split["a"].shape, split["b"].shape) == ((count, each), (count, each, 3))
+    np.testing.assert_array_equal(split["a"].ravel(), [*rows, *[0] * (count * each - 8)])
 
 
 def test_a_token_outside_the_support_has_a_finite_score_and_gradient(policy, params, trajectories):

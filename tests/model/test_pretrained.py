@@ -40,11 +40,13 @@ def test_dtypes_and_remat_are_options(folder):
     [
         (None, (256,)),
         ("{}", (256,)),
-        ('{"eos_token_id": 7}', (7,)),
-        ('{"eos_token_id": [7, 8]}', (7, 8)),
+        ('{"eos_token_id": 7}', (256, 7)),
+        ('{"eos_token_id": [7, 256]}', (256, 7)),
     ],
 )
-def test_end_tokens_come_from_the_generation_config_or_the_tokenizer(folder, content, ends):
+def test_end_tokens_are_that_of_the_tokenizer_and_those_of_the_generation_config(
+    folder, content, ends
+):
     path = folder / "generation_config.json"
     path.unlink() if content is None else path.write_text(content)
     assert build(folder)[0].end_ids == ends

@@ -66,6 +66,13 @@ def test_what_a_tokenizer_lacks_is_named(folder, keys, sentence):
         load_tokenizer(folder)
 
 
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"model": {}}', '{"version": "1.0"}'])
+def test_a_tokenizer_that_cannot_be_read_is_named(folder, content):
+    (folder / "tokenizer.json").write_text(content)
+    with pytest.raises(InputError, match=r"The tokenizer in .* cannot be read: "):
+        load_tokenizer(folder)
+
+
 def test_a_folder_without_a_tokenizer_is_named(tmp_path):
     with pytest.raises(InputError, match=r"model\.path=.* has no tokenizer\.json\."):
         load_tokenizer(tmp_path)

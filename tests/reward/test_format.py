@@ -24,5 +24,10 @@ def test_working_then_the_answer_at_the_very_end(response, grade):
     assert grades(Format(), response) == [grade]
 
 
+def test_a_pattern_that_is_none_is_refused():
+    with pytest.raises(ValueError, match=r"pattern 'a\(' is no regular expression: "):
+        Format(pattern="a(")
+
+
 def test_the_pattern_is_of_the_whole_response():
     assert grades(Format(pattern="a+"), "aa", "ab", "ba", "") == [1, 0, 0, 0]

@@ -9,8 +9,9 @@ from rl4p.types import Finish, Sampling
 ROLLOUT = Demonstrations(max_response_tokens=4)
 
 
-def demonstrate(policy, prompts, group_size=1):
-    return ROLLOUT(policy, None, prompts, group_size=group_size, key=None, version=5)  # type: ignore[arg-type]
+def demonstrate(policy, prompts, **options):
+    options = {"group_size": 1, "key": None, "version": 5} | options
+    return ROLLOUT(policy, None, prompts, **options)
 
 
 def test_a_worked_answer_and_an_end_token_stand_where_samples_would(policy, make_prompt):
@@ -51,7 +52,7 @@ def test_groups_repeat_a_demonstration(policy, make_prompt):
     prompts = [make_prompt((65,), solution="a"), make_prompt((66,), solution="b")]
     trajectories, texts = demonstrate(policy, prompts, group_size=3)
     assert trajectories.group_ids_B.tolist() == [0, 0, 0, 1, 1, 1]
-    assert trajectories.policy_version_B.tolist() == [5] * 6
+    assert trajectories.policy_version_B.tolist() == [-1] * 6
     assert texts.responses == ("a", "a", "a", "b", "b", "b")
 
 
@@ -59,6 +60,11 @@ def test_a_prompt_without_a_worked_answer_is_named(policy, make_prompt):
     prompts = [make_prompt(solution="a"), make_prompt(id="bare")]
     with pytest.raises(InputError, match=r"rollout=demonstrations needs .*; bare of this data set"):
         demonstrate(policy, prompts)
+
+
+def test_there_is_nothing_to_evaluate(policy, make_prompt):
+    with pytest.raises(InputError, match=r"rollout=demonstrations has no policy to evaluate"):
+        demonstrate(policy, [make_prompt(solution="a")], greedy=True)
 
 
 def test_the_distribution_is_the_plain_one():

@@ -1,5 +1,6 @@
 """A run that was stopped or killed goes on as if nothing had happened."""
 
+import shutil
 import signal
 import subprocess
 import time
@@ -66,6 +67,9 @@ def test_more_steps_may_be_asked_for_but_nothing_else(whole, train, tmp_path):
     process = train(f"resume={whole}", "advantage=rloo", small=())
     assert process.returncode == 2
     assert "advantage._target_ was" in process.stderr
+    process = train(f"resume={whole}", "steps=2", small=())
+    assert process.returncode == 2
+    assert "is at step 8 already" in process.stderr
     folder = tmp_path / "run"
     assert train("steps=6", "checkpoint.every=3", f"hydra.run.dir={folder}").returncode == 0
     assert train(f"resume={folder}", "steps=8", small=()).returncode == 0
@@ -77,4 +81,13 @@ def test_a_run_killed_before_its_first_checkpoint_begins_anew(whole, command, tr
     killed = command(*STEPS, f"hydra.run.dir={folder}")
     interrupt(killed, folder / "metrics.jsonl", signal.SIGKILL)
     assert train(f"resume={folder}", small=()).returncode == 0
+    assert lines(folder) == lines(whole)
+
+
+def test_a_run_that_lost_its_checkpoints_keeps_its_record(whole, train, tmp_path):
+    folder = tmp_path / "run"
+    shutil.copytree(whole, folder, ignore=shutil.ignore_patterns("checkpoints"))
+    process = train(f"resume={folder}", "steps=9", small=())
+    assert process.returncode == 2
+    assert "no finished checkpoint" in process.stderr
     assert lines(folder) == lines(whole)

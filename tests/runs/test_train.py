@@ -61,11 +61,11 @@ def test_the_same_run_twice_agrees_in_every_digit(folder, train, tmp_path):
 
 
 def test_a_second_run_in_the_folder_is_refused(folder, train):
-    before = (folder / "metrics.jsonl").read_bytes()
-    process = train("steps=3", f"hydra.run.dir={folder}")
+    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    process = train("steps=3", "seed=5", f"hydra.run.dir={folder}")
     assert process.returncode == 2
     assert f"resume={folder}" in process.stderr
-    assert (folder / "metrics.jsonl").read_bytes() == before
+    assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
 
 
 def test_questions_from_a_file_run_from_end_to_end(train, tmp_path):

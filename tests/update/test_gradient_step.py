@@ -86,17 +86,22 @@ def assert_same_update(ours, wanted):
     assert metrics == pytest.approx(expected_metrics, rel=1e-5, abs=1e-7)
 
 
-@pytest.mark.parametrize("rows", [4, 3, 2, 1, 0])
+@pytest.mark.parametrize("rows", [4, 2, 1, 0])
 def test_microbatches_change_nothing(step, batch, whole, rows):
-    """2, 3, 4 and 8 of them; three rows each do not divide, and no limit is under one row."""
+    """2, 4 and 8 of them; a limit of less than a row is one row."""
     update = dataclasses.replace(UPDATE, tokens_per_microbatch=max(rows * T, 1))
     assert_same_update(summed(step(batch, update)), whole)
 
 
 def test_microbatches_change_nothing_where_sequences_are_averaged(step, batch):
-    update = dataclasses.replace(UPDATE, aggregation="sequence_mean_token_mean")
-    in_parts = dataclasses.replace(update, tokens_per_microbatch=3 * T)
-    assert_same_update(summed(step(batch, in_parts)), summed(step(batch, update)))
+    """Three, the last one short. A mean of means is the mean over tokens of scaled advantages."""
+    update = dataclasses.replace(
+        UPDATE, aggregation="sequence_mean_token_mean", tokens_per_microbatch=3 * T
+    )
+    lengths = np.asarray(batch.loss_mask_BT).sum(axis=1, keepdims=True)
+    scale = lengths.sum() / np.maximum(lengths, 1) / np.sum(lengths > 0)
+    scaled = dataclasses.replace(batch, advantages_BT=batch.advantages_BT * np.float32(scale))
+    assert_same_update(summed(step(batch, update)), summed(step(scaled)))
 
 
 @pytest.mark.parametrize(("left", "right"), [(8, 0), (0, 8), (3, 5)])
@@ -132,6 +137,15 @@ def test_what_is_outside_the_loss_mask_may_hold_anything(step, batch, whole):
         },
     )
     assert_same_update(summed(step(poisoned)), whole)
+
+
+def test_what_no_policy_sampled_has_no_gap_to_the_sampler(step, batch):
+    version = batch.trajectories.policy_version_B.at[jnp.asarray([0, 5])].set(-1)
+    trajectories = dataclasses.replace(batch.trajectories, policy_version_B=version)
+    _, metrics = step(dataclasses.replace(batch, trajectories=trajectories))
+    gap = np.abs(batch.scores["proximal_logprobs"] - batch.trajectories.behaviour_logprobs_BT)
+    sampled = np.asarray(batch.loss_mask_BT) & (np.asarray(version) >= 0)[:, None]
+    assert metrics["rollout/logprob_gap_max"] == gap[sampled].max()
 
 
 @pytest.mark.parametrize("nothing", ["advantages_BT", "loss_mask_BT"])
@@ -213,28 +227,20 @@ def test_loss_metrics_and_gradient_are_those_of_numpy_in_float64(
         assert abs(np.sum(slope * direction) - expected) < 1e-4 * scale, flat[i][0]
 
 
-def test_without_old_logprobs_the_ratio_is_one(step, batch):
-    _, metrics = step(dataclasses.replace(batch, scores={}))
-    assert metrics["update/approx_kl"] == metrics["update/clip_low"] == 0
-    mask = batch.loss_mask_BT
-    loss = -jnp.sum(jnp.where(mask, batch.advantages_BT, 0)) / mask.sum(dtype=jnp.float32)
-    assert metrics["update/loss"] == pytest.approx(float(loss), rel=1e-5)
-
-
-# Two passes of four minibatches. Every row has tokens, so that each minibatch has two sequences.
-SEVERAL = PPO(aggregation="constant", aggregation_length=1, epochs=2, minibatches=4)
+# Two passes of four minibatches; every row has five tokens, so that all minibatches weigh the same.
+SEVERAL = dataclasses.replace(UPDATE, epochs=2, minibatches=4)
 
 
 @pytest.fixture(scope="module")
 def full(batch):
-    rows = jnp.asarray([0, 1, 4, 5, 6, 7, 0, 1])
-    return jax.tree.map(lambda x: x[rows], batch)
+    rows = jnp.asarray([0, 5, 7, 0, 5, 7, 0, 5])
+    full = jax.tree.map(lambda x: x[rows], batch)
+    return dataclasses.replace(full, loss_mask_BT=full.loss_mask_BT & (np.arange(T) < 13))
 
 
 def test_every_sequence_is_in_one_minibatch_of_every_pass(step, full):
     """Parameters stand still: the eight gradients of two rows add up to 8 times the whole."""
-    once = dataclasses.replace(SEVERAL, epochs=1, minibatches=1)
-    whole, _ = summed(step(full, once))
+    whole, _ = summed(step(full))
     state, metrics = step(full, SEVERAL)
     total, _ = summed((state, metrics))
     assert state.optimizer_state["updates"] == 8
@@ -270,14 +276,26 @@ def test_the_other_minibatches_are_not_lost_to_a_bad_one(step, full, params):
     assert not np.array_equal(state.params["embedding"], params["embedding"])
 
 
-@pytest.mark.mixed_dtypes
-def test_parameters_in_half_precision_stay_so(policy, params, make_state, batch):
+@pytest.fixture(scope="module")
+def in_half_precision(policy, params, make_state, batch):
+    """Parameters before, state after and metrics of a real optimizer, without old logprobs."""
     decoder = dataclasses.replace(policy.decoder, dtype="bfloat16")
     half = jax.tree.map(lambda x: x.astype(jnp.bfloat16), params)
     optimizer = AdamW(learning_rate=1e-2)
-    state, metrics = gradient_step(
-        UPDATE, decoder, SAMPLING, optimizer, make_state(half, optimizer), batch
-    )
+    state = make_state(half, optimizer)
+    batch = dataclasses.replace(batch, scores={})
+    return half, *gradient_step(UPDATE, decoder, SAMPLING, optimizer, state, batch)
+
+
+def test_parameters_in_half_precision_stay_so(in_half_precision):
+    before, state, metrics = in_half_precision
     assert {leaf.dtype for leaf in jax.tree.leaves(state.params)} == {jnp.dtype("bfloat16")}
     assert metrics["update/skipped"] == 0
-    assert not np.array_equal(state.params["embedding"], half["embedding"])
+    assert not np.array_equal(state.params["embedding"], before["embedding"])
+
+
+def test_without_old_logprobs_the_ratio_is_one(in_half_precision, batch):
+    *_, metrics = in_half_precision
+    assert metrics["update/approx_kl"] == metrics["update/clip_low"] == 0
+    loss = -np.mean(batch.advantages_BT[batch.loss_mask_BT])
+    assert metrics["update/loss"] == pytest.approx(float(loss), rel=1e-5)

@@ -1,0 +1,12 @@
+"""Types of options that have a range; the configuration is checked against them."""
+
+from typing import Annotated
+
+from annotated_types import Ge, Gt, IsFinite, Le
+
+Natural = Annotated[int, Ge(0)]
+Positive = Annotated[int, Ge(1)]
+NonNegative = Annotated[float, Ge(0), IsFinite]
+AboveZero = Annotated[float, Gt(0), IsFinite]
+Share = Annotated[float, Ge(0), Le(1)]
+TopShare = Annotated[float, Gt(0), Le(1)]
