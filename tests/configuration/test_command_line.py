@@ -134,7 +134,7 @@ def ends_with(error: BaseException):
         (RunError("Never."), 1, "Never.\n"),
         (Stopped("Later."), 3, "Later.\n"),
         (KeyError("bug"), 1, "Traceback"),
-        (KeyboardInterrupt(), 1, "Traceback"),
+        (KeyboardInterrupt(), 1, "Interrupted"),
     ],
 )
 def test_the_end_of_a_job_is_an_exit_code_and_a_message(toy, capfd, error, exit_code, shown):

@@ -47,9 +47,9 @@ def test_a_run_goes_on_as_it_was_in_its_own_folder(toy, started, absolute):
 
 def test_a_run_is_resumed_twice_and_keeps_what_was_changed_first(toy, started):
     assert toy.run(f"resume={started}", "steps=9", "+tracker.mode=total") == 0
-    assert toy.run(f"resume={started}", "evaluation.prompts=1", "+tracker.mode=mean") == 0
+    assert toy.run(f"resume={started}", "evaluation.every=1", "+tracker.mode=mean") == 0
     config = toy.jobs[-1]
-    assert (config.steps, config.evaluation.prompts, config.tracker.mode) == (9, 1, "mean")
+    assert (config.steps, config.evaluation.every, config.tracker.mode) == (9, 1, "mean")
 
 
 def test_the_same_command_line_may_be_repeated(toy, started):
