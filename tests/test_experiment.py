@@ -9,9 +9,15 @@ from rl4p.errors import InputError
 from rl4p.experiment import build
 
 SMALL = (
-    "model=scratch", "model.width=32", "model.layers=1", "model.heads=2", "data.train_size=20",
-    "data.held_out_size=4", "prompts_per_step=4", "group_size=2",
-)  # fmt: skip
+    "model=scratch",
+    "model.width=32",
+    "model.layers=1",
+    "model.heads=2",
+    "data.train_size=20",
+    "data.held_out_size=4",
+    "prompts_per_step=4",
+    "group_size=2",
+)
 
 
 def refusal(*overrides: str, small: tuple[str, ...] = SMALL) -> str:
@@ -74,7 +80,7 @@ def test_a_system_prompt_stands_before_every_question(tmp_path):
                 f"data.path={path}",
                 "max_prompt_tokens=128",
                 "data.system_prompt=Think.",
-            ]  # fmt: skip
+            ]
         )
     )
     tokenizer = experiment.loop.policy.tokenizer
