@@ -19,7 +19,11 @@ MASKED = -1e30  # finite: a row without any visible key must not become nan
 
 @dataclass(frozen=True, kw_only=True)
 class DecoderConfig:
-    """The shape of a decoder (the Qwen2 family)."""
+    """The shape of a decoder.
+
+    Attributes:
+      family: the model type whose options these are; an export is written in its names.
+    """
 
     vocabulary: int  # V
     width: int  # D
@@ -33,6 +37,7 @@ class DecoderConfig:
     norm_epsilon: float = 1e-6
     tied_embedding: bool = True
     attention_bias: bool = True
+    family: str = "qwen2"
 
 
 def rotate(x: Array, positions_BT: Array, theta: float) -> Array:

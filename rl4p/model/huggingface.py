@@ -1,7 +1,6 @@
 """Hugging Face folders in and out: config.json and safetensors to parameters and back."""
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,31 +12,8 @@ from safetensors.flax import save_file
 
 from rl4p.errors import InputError
 from rl4p.model.decoder import Decoder, DecoderConfig
+from rl4p.model.families import FAMILIES, family_of
 from rl4p.types import Params
-
-ARCHITECTURES = ("qwen2",)
-
-# Where a parameter of one layer stands in the files of the Qwen2 family. Kernels are [in, out] here
-# and [out, in] there.
-LAYER_NAMES = {
-    ("attention_norm", "scale"): "input_layernorm.weight",
-    ("feed_forward_norm", "scale"): "post_attention_layernorm.weight",
-    ("query", "kernel"): "self_attn.q_proj.weight",
-    ("query", "bias"): "self_attn.q_proj.bias",
-    ("key", "kernel"): "self_attn.k_proj.weight",
-    ("key", "bias"): "self_attn.k_proj.bias",
-    ("value", "kernel"): "self_attn.v_proj.weight",
-    ("value", "bias"): "self_attn.v_proj.bias",
-    ("output", "kernel"): "self_attn.o_proj.weight",
-    ("gate", "kernel"): "mlp.gate_proj.weight",
-    ("up", "kernel"): "mlp.up_proj.weight",
-    ("down", "kernel"): "mlp.down_proj.weight",
-}
-TOP_NAMES = {
-    ("embedding",): "model.embed_tokens.weight",
-    ("norm", "scale"): "model.norm.weight",
-    ("head",): "lm_head.weight",
-}
 
 
 def read_config(folder: Path) -> DecoderConfig:
@@ -48,39 +24,8 @@ def read_config(folder: Path) -> DecoderConfig:
     """
     if not (folder / "config.json").is_file():
         raise InputError(f"model.path={folder} has no config.json.")
-    config = read_json(folder / "config.json")
-    if config.get("model_type") not in ARCHITECTURES:
-        raise InputError(
-            f"{folder / 'config.json'}: model_type {config.get('model_type')!r} is not known; "
-            f"known are {', '.join(ARCHITECTURES)}."
-        )
-    # transformers 5 writes rope_parameters, earlier versions rope_theta and rope_scaling.
-    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
-    rope_type = rope.get("rope_type", rope.get("type", "default"))
-    for found, what in (
-        (rope_type != "default", f"rope type {rope_type!r}"),
-        (config.get("use_sliding_window"), "a sliding window"),
-        (config.get("hidden_act", "silu") != "silu", f"activation {config.get('hidden_act')!r}"),
-    ):
-        if found:
-            raise InputError(f"{folder / 'config.json'} asks for {what}, which is not supported.")
-    try:
-        heads, width = config["num_attention_heads"], config["hidden_size"]
-        return DecoderConfig(
-            vocabulary=config["vocab_size"],
-            width=width,
-            layers=config["num_hidden_layers"],
-            heads=heads,
-            key_value_heads=config.get("num_key_value_heads") or heads,
-            head_width=config.get("head_dim") or width // heads,
-            feed_forward_width=config["intermediate_size"],
-            max_positions=config["max_position_embeddings"],
-            rope_theta=float(rope.get("rope_theta") or config.get("rope_theta") or 10_000.0),
-            norm_epsilon=config["rms_norm_eps"],
-            tied_embedding=config.get("tie_word_embeddings", False),
-        )
-    except KeyError as error:
-        raise InputError(f"{folder / 'config.json'} has no {error.args[0]!r}.") from None
+    config, where = read_json(folder / "config.json"), str(folder / "config.json")
+    return family_of(config, where).read_config(config, where)
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -93,17 +38,6 @@ def read_json(path: Path) -> dict[str, Any]:
     return content
 
 
-def parameter_names(config: DecoderConfig) -> Iterator[tuple[tuple[str, ...], int | None, str]]:
-    """Every tensor of a checkpoint: path in the parameters, layer or None, name in the files."""
-    for path, name in TOP_NAMES.items():
-        if path != ("head",) or not config.tied_embedding:
-            yield path, None, name
-    for path, name in LAYER_NAMES.items():
-        if path[-1] != "bias" or config.attention_bias:
-            for layer in range(config.layers):
-                yield ("layers", *path), layer, f"model.layers.{layer}.{name}"
-
-
 def read_params(folder: Path, decoder: Decoder, dtype: str) -> Params:
     """The parameters of a folder's safetensors, in the decoder's stacked form, as host arrays.
 
@@ -113,12 +47,12 @@ def read_params(folder: Path, decoder: Decoder, dtype: str) -> Params:
     """
     files = tensor_files(folder)
     shapes = jax.eval_shape(decoder.init, jax.random.key(0))
-    expected = list(parameter_names(decoder.config))
-    problems = [f"{name} is missing" for _, _, name in expected if name not in files]
-    known = {name for _, _, name in expected} | {"lm_head.weight"}  # some repeat the tied head
+    expected = list(FAMILIES[decoder.config.family].names(decoder.config))
+    problems = [f"{name} is missing" for *_, name, _ in expected if name not in files]
+    known = {name for *_, name, _ in expected} | {"lm_head.weight"}  # some repeat the tied head
     problems += [f"{name} is not part of this model" for name in files if name not in known]
     params: dict = {}
-    for path, layer, name in expected:
+    for path, layer, expert, name, transposed in expected:
         if name not in files:
             continue
         try:
@@ -127,22 +61,21 @@ def read_params(folder: Path, decoder: Decoder, dtype: str) -> Params:
         except SafetensorError:
             problems.append(f"{name} is missing from {files[name].name}")
             continue
-        shape = leaf(shapes, path).shape if layer is None else leaf(shapes, path).shape[1:]
-        expected_shape = shape[::-1] if path[-1] == "kernel" else shape  # as it is in the files
+        whole_shape = leaf(shapes, path).shape
+        shape = whole_shape[(layer is not None) + (expert is not None) :]
+        expected_shape = shape[::-1] if transposed else shape  # as it is in the files
         if array.shape != expected_shape:
             problems.append(f"{name} should be {expected_shape}, is {array.shape}")
             continue
-        array = array.T if path[-1] == "kernel" else array
+        array = array.T if transposed else array
         node = params
         for key in path[:-1]:
             node = node.setdefault(key, {})
         if layer is None:
             node[path[-1]] = array.astype(dtype)
         else:
-            whole = node.setdefault(
-                path[-1], np.zeros((decoder.config.layers, *shape), jnp.dtype(dtype))
-            )
-            whole[layer] = array
+            whole = node.setdefault(path[-1], np.zeros(whole_shape, jnp.dtype(dtype)))
+            whole[layer if expert is None else (layer, expert)] = array
     if problems:
         raise InputError(f"The weights in {folder} do not fit: {'; '.join(problems)}.")
     return params
@@ -184,26 +117,17 @@ def write_model(folder: Path, decoder: Decoder, params: Params, end_ids: tuple[i
     c = decoder.config
     folder.mkdir(parents=True, exist_ok=True)
     tensors = {}
-    for path, layer, name in parameter_names(c):
+    family = FAMILIES[c.family]
+    for path, layer, expert, name, transposed in family.names(c):
         array = leaf(params, path) if layer is None else leaf(params, path)[layer]
-        tensors[name] = jnp.array(array.T if path[-1] == "kernel" else array)
+        array = array if expert is None else array[expert]
+        tensors[name] = jnp.array(array.T if transposed else array)
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     (folder / "model.safetensors").chmod(0o644)  # the library makes it private
     config = {
-        "architectures": ["Qwen2ForCausalLM"],
-        "model_type": "qwen2",
-        "vocab_size": c.vocabulary,
-        "hidden_size": c.width,
-        "intermediate_size": c.feed_forward_width,
-        "num_hidden_layers": c.layers,
-        "num_attention_heads": c.heads,
-        "num_key_value_heads": c.key_value_heads,
-        "head_dim": c.head_width,
-        "max_position_embeddings": c.max_positions,
-        "rope_theta": c.rope_theta,
-        "rms_norm_eps": c.norm_epsilon,
-        "hidden_act": "silu",
-        "tie_word_embeddings": c.tied_embedding,
+        "architectures": [family.architecture],
+        "model_type": family.model_type,
+        **family.write_config(c),
         "eos_token_id": end_ids[0],
         "dtype": str(tensors["model.norm.weight"].dtype),
     }

@@ -1,0 +1,45 @@
+"""Qwen 2 and Qwen 2.5: biases on query, key and value (2407.10671, 2412.15115)."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from rl4p.model.decoder import DecoderConfig
+from rl4p.model.families.common import LAYER_NAMES, Keys, names, write_shape
+from rl4p.model.families.family import Family, Tensor
+
+NAMES = LAYER_NAMES | {
+    ("query", "bias"): "self_attn.q_proj.bias",
+    ("key", "bias"): "self_attn.k_proj.bias",
+    ("value", "bias"): "self_attn.v_proj.bias",
+}
+
+
+def read_config(config: dict[str, Any], where: str) -> DecoderConfig:
+    keys = Keys(config, where)
+    if config.get("use_sliding_window"):
+        raise keys.refuse("a sliding window")
+    keys.must_be("hidden_act", "silu", "activation")
+    return DecoderConfig(
+        family="qwen2",
+        **keys.rope(),
+        **keys.shape(),
+        tied_embedding=keys.get("tie_word_embeddings", bool, False),
+        attention_bias=True,
+    )
+
+
+def write_config(c: DecoderConfig) -> dict[str, Any]:
+    return write_shape(c) | {"hidden_act": "silu"}
+
+
+def tensors(c: DecoderConfig) -> Iterator[Tensor]:
+    return names(c, NAMES)
+
+
+FAMILY = Family(
+    model_type="qwen2",
+    architecture="Qwen2ForCausalLM",
+    read_config=read_config,
+    write_config=write_config,
+    names=tensors,
+)
