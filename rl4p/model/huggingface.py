@@ -1,19 +1,30 @@
 """Hugging Face folders in and out: config.json and safetensors to parameters and back."""
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from safetensors import SafetensorError, safe_open
-from safetensors.flax import save_file
+from jax.sharding import Sharding, SingleDeviceSharding
 
 from rl4p.errors import InputError
 from rl4p.model.decoder import Decoder, DecoderConfig
-from rl4p.model.families import FAMILIES, family_of
-from rl4p.types import Params
+from rl4p.model.families import FAMILIES, Tensor, family_of
+from rl4p.model.tensor_files import (
+    DTYPES,
+    NewTensor,
+    StoredTensor,
+    read_json,
+    stored_tensors,
+    write_tensors,
+)
+from rl4p.types import Array, Params
+
+SHARD_BYTES = 5 * 10**9
+ALIGNMENT = 64  # bytes; the CPU backend takes such memory as it is, and copies any other
 
 
 def read_config(folder: Path) -> DecoderConfig:
@@ -28,82 +39,125 @@ def read_config(folder: Path) -> DecoderConfig:
     return family_of(config, where).read_config(config, where)
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(path.read_bytes())
-    except ValueError as error:
-        raise InputError(f"{path} is not JSON: {error}.") from None
-    if not isinstance(content, dict):
-        raise InputError(f"{path} is no JSON object.")
-    return content
+def read_params(
+    folder: Path, decoder: Decoder, dtype: str | None, sharding: Sharding | None = None
+) -> Params:
+    """The parameters of a folder's safetensors on their devices, in the decoder's stacked form.
 
+    One parameter is on the host at a time, and only the part of it that this process's devices
+    hold; on the CPU it is not copied once more.
 
-def read_params(folder: Path, decoder: Decoder, dtype: str) -> Params:
-    """The parameters of a folder's safetensors, in the decoder's stacked form, as host arrays.
+    Args:
+      folder: holds model.safetensors, or an index and the files it names.
+      decoder: says which parameters there are.
+      dtype: of the parameters; None keeps that of the files (float32 for the layers of a parameter
+        that differ).
+      sharding: of every parameter; None for all of it on the first device.
 
     Raises:
       InputError: files are missing or broken; or tensors are missing, extra or of another shape
         (all of them are named).
     """
-    files = tensor_files(folder)
+    stored = stored_tensors(folder)
+    if sharding is None:
+        sharding = SingleDeviceSharding(jax.local_devices()[0])
     shapes = jax.eval_shape(decoder.init, jax.random.key(0))
-    expected = list(FAMILIES[decoder.config.family].names(decoder.config))
-    problems = [f"{name} is missing" for *_, name, _ in expected if name not in files]
-    known = {name for *_, name, _ in expected} | {"lm_head.weight"}  # some repeat the tied head
-    problems += [f"{name} is not part of this model" for name in files if name not in known]
+    parameters: dict[tuple[str, ...], list[Tensor]] = {}
+    for tensor in FAMILIES[decoder.config.family].names(decoder.config):
+        parameters.setdefault(tensor.path, []).append(tensor)
+    check_fit(folder, stored, parameters, shapes)
     params: dict = {}
-    for path, layer, expert, name, transposed in expected:
-        if name not in files:
-            continue
-        try:
-            with open_tensors(files[name]) as tensors:
-                array = np.asarray(tensors.get_tensor(name))
-        except SafetensorError:
-            problems.append(f"{name} is missing from {files[name].name}")
-            continue
-        whole_shape = leaf(shapes, path).shape
-        shape = whole_shape[(layer is not None) + (expert is not None) :]
-        expected_shape = shape[::-1] if transposed else shape  # as it is in the files
-        if array.shape != expected_shape:
-            problems.append(f"{name} should be {expected_shape}, is {array.shape}")
-            continue
-        array = array.T if transposed else array
+    for path, tensors in parameters.items():
         node = params
         for key in path[:-1]:
             node = node.setdefault(key, {})
-        if layer is None:
-            node[path[-1]] = array.astype(dtype)
-        else:
-            whole = node.setdefault(path[-1], np.zeros(whole_shape, jnp.dtype(dtype)))
-            whole[layer if expert is None else (layer, expert)] = array
-    if problems:
-        raise InputError(f"The weights in {folder} do not fit: {'; '.join(problems)}.")
+        kinds = {DTYPES[stored[tensor.name].kind] for tensor in tensors}
+        own = kinds.pop() if len(kinds) == 1 else jnp.dtype("float32")
+        read = partial(
+            read_part,
+            tensors=tensors,
+            stored=stored,
+            shape=leaf(shapes, path).shape,
+            dtype=own if dtype is None else jnp.dtype(dtype),
+        )
+        array = jax.make_array_from_callback(leaf(shapes, path).shape, sharding, read)
+        node[path[-1]] = array.block_until_ready()  # before the next one takes memory
     return params
 
 
-def tensor_files(folder: Path) -> dict[str, Path]:
-    """Which file holds each tensor."""
-    index, single = folder / "model.safetensors.index.json", folder / "model.safetensors"
-    if index.is_file():
-        weight_map = read_json(index).get("weight_map")
-        if not isinstance(weight_map, dict):
-            raise InputError(f"{index} has no 'weight_map'.")
-        files = {name: folder / file for name, file in weight_map.items()}
-        absent = sorted({path.name for path in files.values() if not path.is_file()})
-        if absent:
-            raise InputError(f"{index} names files that are not there: {', '.join(absent)}.")
-        return files
-    if not single.is_file():
-        raise InputError(f"{folder} has no model.safetensors and no model.safetensors.index.json.")
-    with open_tensors(single) as tensors:
-        return dict.fromkeys(tensors.keys(), single)
+def check_fit(
+    folder: Path,
+    stored: dict[str, StoredTensor],
+    parameters: dict[tuple[str, ...], list[Tensor]],
+    shapes: Params,
+) -> None:
+    """Compares what the files hold with what the decoder has, before anything is read."""
+    problems = []
+    known = {"lm_head.weight"}  # some files repeat the tied head
+    for path, tensors in parameters.items():
+        for tensor in tensors:
+            known.add(tensor.name)
+            found = stored.get(tensor.name)
+            if found is None:
+                problems.append(f"{tensor.name} is missing")
+                continue
+            shape = leaf(shapes, path).shape[len(place(tensor)) :]
+            shape = shape[::-1] if tensor.transposed else shape
+            if found.shape != shape:
+                problems.append(f"{tensor.name} should be {shape}, is {found.shape}")
+            if found.kind not in DTYPES:
+                problems.append(f"{tensor.name} is {found.kind} and not {', '.join(DTYPES)}")
+    problems += [
+        f"{name} is not part of this model"
+        for name in stored
+        if name not in known and not name.endswith("rotary_emb.inv_freq")  # of the config, in Llama
+    ]
+    if problems:
+        raise InputError(f"The weights in {folder} do not fit: {'; '.join(problems)}.")
 
 
-def open_tensors(path: Path) -> Any:
-    try:
-        return safe_open(path, framework="flax")
-    except SafetensorError as error:
-        raise InputError(f"{path} is not a whole safetensors file: {error}.") from None
+def read_part(
+    index: tuple[slice, ...],
+    *,
+    tensors: list[Tensor],
+    stored: dict[str, StoredTensor],
+    shape: tuple[int, ...],
+    dtype: np.dtype,
+) -> np.ndarray:
+    """The part of a parameter at `index`, filled from the tensors that it is stacked of."""
+    bounds = [range(*part.indices(size)) for part, size in zip(index, shape, strict=True)]
+    whole = aligned_empty(tuple(map(len, bounds)), dtype)
+    for tensor in tensors:
+        at = place(tensor)
+        if not all(i in bound for i, bound in zip(at, bounds, strict=False)):
+            continue
+        into = whole[tuple(i - bound.start for i, bound in zip(at, bounds, strict=False))]
+        rows, *columns = bounds[len(at) :][:: -1 if tensor.transposed else 1]
+        into = into.T if tensor.transposed else into
+        wanted = (slice(None), *(slice(bound.start, bound.stop) for bound in columns))
+        for first, piece in stored[tensor.name].pieces(slice(rows.start, rows.stop)):
+            first -= rows.start
+            copy(piece[wanted], into[first : first + len(piece)])
+    return whole
+
+
+def place(tensor: Tensor) -> tuple[int, ...]:
+    """Where a tensor stands along the leading axes of its parameter."""
+    return tuple(i for i in (tensor.layer, tensor.expert) if i is not None)
+
+
+def copy(source: np.ndarray, target: np.ndarray) -> None:
+    if source.dtype == target.dtype:  # as integers: NumPy moves bfloat16 number by number
+        bits = np.dtype(f"u{source.dtype.itemsize}")
+        source, target = source.view(bits), target.view(bits)
+    target[...] = source
+
+
+def aligned_empty(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+    size = int(np.prod(shape)) * dtype.itemsize
+    memory = np.empty(size + ALIGNMENT, np.uint8)
+    start = -memory.ctypes.data % ALIGNMENT
+    return memory[start : start + size].view(dtype).reshape(shape)
 
 
 def leaf(tree: Any, path: tuple[str, ...]) -> Any:
@@ -112,25 +166,63 @@ def leaf(tree: Any, path: tuple[str, ...]) -> Any:
     return tree
 
 
-def write_model(folder: Path, decoder: Decoder, params: Params, end_ids: tuple[int, ...]) -> None:
-    """Writes config.json, generation_config.json and model.safetensors in the parameters' dtype."""
-    c = decoder.config
+@partial(jax.jit, static_argnames=("dtype", "transposed"))
+def one_tensor(array: Array, at: tuple[Array, ...], *, dtype: Any, transposed: bool) -> Array:
+    """A tensor of a stacked parameter, as it is in the files."""
+    tensor = jnp.asarray(array[at]).astype(dtype)
+    return tensor.T if transposed else tensor
+
+
+def write_model(
+    folder: Path,
+    decoder: Decoder,
+    params: Params,
+    end_ids: tuple[int, ...],
+    *,
+    pad_id: int | None = None,
+    dtype: str | None = None,
+    shard_bytes: int = SHARD_BYTES,
+) -> None:
+    """Writes config.json, generation_config.json and safetensors, one tensor after another.
+
+    Args:
+      folder: is made; what is in it is written over.
+      decoder: whose parameters these are.
+      params: stacked, on any devices.
+      end_ids: all end tokens, the one that a writer of texts would use first.
+      pad_id: for readers that want one.
+      dtype: of the files; None keeps that of the parameters.
+      shard_bytes: the size from which files are divided.
+    """
     folder.mkdir(parents=True, exist_ok=True)
-    tensors = {}
-    family = FAMILIES[c.family]
-    for path, layer, expert, name, transposed in family.names(c):
-        array = leaf(params, path) if layer is None else leaf(params, path)[layer]
-        array = array if expert is None else array[expert]
-        tensors[name] = jnp.array(array.T if transposed else array)
-    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-    (folder / "model.safetensors").chmod(0o644)  # the library makes it private
+    family = FAMILIES[decoder.config.family]
+    tensors = []
+    for tensor in family.names(decoder.config):
+        array = leaf(params, tensor.path)
+        options = {
+            "dtype": jnp.dtype(dtype or array.dtype),
+            "transposed": tensor.transposed,
+        }
+        make = partial(one_tensor, array, tuple(map(np.int32, place(tensor))), **options)
+        like = jax.eval_shape(make)
+        tensors.append(
+            NewTensor(
+                name=tensor.name,
+                shape=like.shape,
+                dtype=like.dtype,
+                make=lambda make=make: np.asarray(make()),
+            )
+        )
+    write_tensors(folder, tensors, shard_bytes)
     config = {
         "architectures": [family.architecture],
         "model_type": family.model_type,
-        **family.write_config(c),
+        **family.write_config(decoder.config),
         "eos_token_id": end_ids[0],
-        "dtype": str(tensors["model.norm.weight"].dtype),
+        "dtype": str(tensors[0].dtype),
     }
-    (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
     generation = {"eos_token_id": list(end_ids), "do_sample": True}
-    (folder / "generation_config.json").write_text(json.dumps(generation, indent=2) + "\n")
+    if pad_id is not None:
+        config["pad_token_id"] = generation["pad_token_id"] = pad_id
+    for name, content in (("config.json", config), ("generation_config.json", generation)):
+        (folder / name).write_text(json.dumps(content, indent=2) + "\n")
