@@ -62,7 +62,11 @@ def build(config: DictConfig) -> Experiment:
     questions, held_out = data.train(), data.held_out()
     policy, params = instantiate(config.model).build(mesh, jax.random.fold_in(key, 0))
     check_positions(config, policy)
-    options = {"system_prompt": data.system_prompt, "max_prompt_tokens": config.max_prompt_tokens}
+    options = {
+        "system_prompt": data.system_prompt,
+        "max_prompt_tokens": config.max_prompt_tokens,
+        "template": policy.template,
+    }
     prompts, dropped = encode_prompts(questions, policy.tokenizer, **options)
     test_prompts, test_dropped = encode_prompts(held_out, policy.tokenizer, **options)
 
