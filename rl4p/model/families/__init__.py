@@ -3,12 +3,15 @@
 from typing import Any
 
 from rl4p.errors import InputError
-from rl4p.model.families import qwen2
+from rl4p.model.families import gemma2, gemma3, llama, mistral, qwen2, qwen3, qwen3_moe
 from rl4p.model.families.family import Family, Tensor
 
 __all__ = ["FAMILIES", "Family", "Tensor", "family_of"]
 
-FAMILIES = {family.model_type: family for family in (qwen2.FAMILY,)}
+FAMILIES = {
+    module.FAMILY.model_type: module.FAMILY
+    for module in (qwen2, qwen3, qwen3_moe, llama, mistral, gemma2, gemma3)
+}
 
 
 def family_of(config: dict[str, Any], where: str) -> Family:
