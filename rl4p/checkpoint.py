@@ -9,7 +9,7 @@ import orbax.checkpoint as ocp
 
 from rl4p.data.stream import PromptStream
 from rl4p.errors import InputError, RunError
-from rl4p.types import StepInfo, TrainState
+from rl4p.types import Params, StepInfo, TrainState
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,6 +113,40 @@ class Checkpoints:
             self.manager.close()
         except (OSError, ValueError) as error:
             raise RunError(f"The last checkpoint could not be saved: {error}.") from error
+
+
+def restore_params(folder: Path, like: Params) -> tuple[int, Params]:
+    """The newest checkpoint's step and parameters; nothing else of it is read.
+
+    Args:
+      folder: of the run.
+      like: shapes, dtypes and shardings.
+
+    Raises:
+      InputError: there is none, or it does not fit; the leaves that differ are named.
+    """
+    folder = folder / "checkpoints"
+    step = None
+    if folder.is_dir():
+        options = ocp.CheckpointManagerOptions(create=False)
+        handlers = {"state": ocp.PyTreeCheckpointHandler()}
+        manager = ocp.CheckpointManager(folder.absolute(), options=options, item_handlers=handlers)
+        step = manager.latest_step()
+    if step is None:
+        raise InputError(f"{folder} has no finished checkpoint.")
+    check_same_leaves(folder, manager.item_metadata(step)["state"]["params"], like)
+    restored = manager.restore(
+        step,
+        args=ocp.args.Composite(
+            state=ocp.args.PyTreeRestore(
+                {"params": like},
+                restore_args={"params": ocp.checkpoint_utils.construct_restore_args(like)},
+                partial_restore=True,
+            )
+        ),
+    )
+    manager.close()
+    return step, restored["state"]["params"]
 
 
 def as_saved(state: TrainState) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 import json
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import jax
@@ -10,9 +11,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Sharding, SingleDeviceSharding
 
-from rl4p.errors import InputError
+from rl4p.errors import InputError, RunError
 from rl4p.model.decoder import Decoder, DecoderConfig
 from rl4p.model.families import FAMILIES, Tensor, family_of
+from rl4p.model.policy import Policy
 from rl4p.model.tensor_files import (
     DTYPES,
     NewTensor,
@@ -117,7 +119,7 @@ def check_fit(
 
 
 def read_part(
-    index: tuple[slice, ...],
+    index: Any,  # a slice for each axis; JAX's own annotation allows None
     *,
     tensors: list[Tensor],
     stored: dict[str, StoredTensor],
@@ -226,3 +228,35 @@ def write_model(
         config["pad_token_id"] = generation["pad_token_id"] = pad_id
     for name, content in (("config.json", config), ("generation_config.json", generation)):
         (folder / name).write_text(json.dumps(content, indent=2) + "\n")
+
+
+def write_policy(
+    folder: Path,
+    policy: Policy,
+    params: Params,
+    dtype: str | None = None,
+    shard_bytes: int = SHARD_BYTES,
+) -> None:
+    """A model with its tokenizer and chat template, in a folder that appears when it is complete.
+
+    Raises:
+      RunError: it could not be written.
+    """
+    folder = folder.absolute()
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with TemporaryDirectory(prefix=f".{folder.name}.", dir=folder.parent) as made:
+            unfinished = Path(made) / folder.name
+            write_model(
+                unfinished,
+                policy.decoder,
+                params,
+                policy.end_ids,
+                pad_id=policy.pad_id,
+                dtype=dtype,
+                shard_bytes=shard_bytes,
+            )
+            policy.tokenizer.save_pretrained(unfinished)
+            unfinished.rename(folder)  # where nothing is, or an empty folder
+    except OSError as error:
+        raise RunError(f"{folder} could not be written: {error}.") from error

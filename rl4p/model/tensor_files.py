@@ -45,7 +45,7 @@ class StoredTensor:
         with self.file.open("rb", buffering=0) as file:
             for first in range(rows.start, rows.stop, count):
                 piece = np.empty((min(count, rows.stop - first), *self.shape[1:]), dtype)
-                view = memoryview(piece.reshape(-1).view(np.uint8))
+                view = piece.reshape(-1).view(np.uint8).data
                 file.seek(self.start + first * row_bytes)
                 while view:
                     read = file.readinto(view)
@@ -200,6 +200,6 @@ def write_file(path: Path, tensors: Sequence[NewTensor]) -> None:
         file.write(len(encoded).to_bytes(8, "little") + encoded)
         for tensor in tensors:
             array = np.ascontiguousarray(tensor.make())
-            file.write(memoryview(array.reshape(-1).view(np.uint8)))
+            file.write(array.reshape(-1).view(np.uint8).data)
         file.flush()
         os.fsync(file.fileno())
