@@ -100,22 +100,31 @@ def expected_shapes(config: DecoderConfig) -> dict[str, tuple[int, ...]]:
     return result
 
 
+def noise(name: str, shape: tuple[int, ...]) -> np.ndarray:
+    """Of variance one, by name; uniform, since how NumPy draws that has never changed."""
+    random = np.random.default_rng(zlib.crc32(name.encode()))
+    return ((random.random(shape) - 0.5) * 12**0.5).astype(np.float32)
+
+
 def make_tensors(config: DecoderConfig) -> dict[str, np.ndarray]:
-    """Weights that need not be stored: each tensor is drawn by its name."""
+    """Weights that need not be stored."""
     tensors = {}
     for name, shape in expected_shapes(config).items():
-        # Uniform, since how NumPy draws it has never changed.
-        noise = (np.random.default_rng(zlib.crc32(name.encode())).random(shape) - 0.5) * 12**0.5
         if name.endswith("norm.weight"):
-            tensor = 0.3 * noise + (0 if config.centered_norm else 1)
+            scale, offset = 0.3, 0 if config.centered_norm else 1
         elif len(shape) == 1:
-            tensor = 0.5 * noise
+            scale, offset = 0.5, 0
         elif "embed_tokens" in name:
-            tensor = noise * (shape[-1] ** -0.5 if config.scaled_embedding else 0.3)
+            scale, offset = 0.3, 0
         else:
-            tensor = 1.5 * noise / shape[-1] ** 0.5
-        tensors[name] = tensor.astype(np.float32)
+            scale, offset = 1.5 * shape[-1] ** -0.5, 0
+        tensors[name] = np.float32(scale) * noise(name, shape) + np.float32(offset)
     return tensors
+
+
+def sequences() -> list[np.ndarray]:
+    """Of 1, 12 and 40 tokens."""
+    return [np.random.default_rng(n).integers(0, SHAPE["vocab_size"], n) for n in (1, 12, 40)]
 
 
 def to_params(config: DecoderConfig, tensors: dict[str, np.ndarray]) -> dict:

@@ -6,6 +6,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+SLOTS = 80  # of caches
+
 
 def rows(sequences, width):
     """Tokens, positions and segment ids [B, width], padded right."""
@@ -36,22 +38,21 @@ def gradient(decoder, params, tokens_BT):
     return jax.grad(loss)(params)
 
 
-@partial(jax.jit, static_argnums=(0, 3))
+@partial(jax.jit, static_argnums=0)
+def extend(decoder, params, layers, tokens, positions, segments, cache, slot):
+    """Logits of more tokens, and the cache."""
+    row = (tokens, positions, segments)
+    hidden_BTD, cache = decoder.extend(params, layers, *row, cache, slot)
+    return decoder.logits(params, hidden_BTD), cache
+
+
 def greedy(decoder, params, prompt_T, count):
-    """The most likely next token, so many times, by a cache."""
-    T = len(prompt_T)
-    layers = decoder.unstack(params)
-
-    def extend(tokens_T, cache, slot):
-        positions_T = slot + jnp.arange(len(tokens_T))
-        row = (tokens_T[None], positions_T[None], jnp.ones_like(tokens_T)[None])
-        hidden_BTD, cache = decoder.extend(params, layers, *row, cache, slot)
-        token = jnp.argmax(decoder.logits(params, hidden_BTD[0, -1]))
-        return token.astype(jnp.int32), cache
-
-    def step(carry, i):
-        token, cache = carry
-        return extend(token[None], cache, T + i), token
-
-    start = extend(prompt_T, decoder.empty_cache(1, T + count), 0)
-    return jax.lax.scan(step, start, jnp.arange(count))[1]
+    """The most likely next token, so many times; token by token, by a cache."""
+    layers, cache = decoder.unstack(params), decoder.empty_cache(1, SLOTS)
+    tokens = list(prompt_T)
+    for slot in range(len(prompt_T) + count - 1):
+        row = (np.int32([[x]]) for x in (tokens[slot], slot, 1))
+        logits_BTV, cache = extend(decoder, params, layers, *row, cache, slot)
+        if slot == len(tokens) - 1:
+            tokens.append(int(np.argmax(logits_BTV)))
+    return tokens[len(prompt_T) :]

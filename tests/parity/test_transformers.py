@@ -9,7 +9,7 @@ import pytest
 from rl4p.model.decoder import Decoder
 from rl4p.model.families import FAMILIES
 from rl4p.model.huggingface import read_config, read_params, write_model
-from tests.golden import forward
+from tests.golden import forward, make
 from tests.golden.cases import CASES, to_tensors
 
 pytestmark = pytest.mark.parity
@@ -61,35 +61,10 @@ def test_logits(pair):
     assert worst <= 2e-4
 
 
-def torch_gradients(model):
-    """By the names of the files: saving cuts transformers' fused experts apart."""
-    gradients = {}
-    for name, parameter in model.named_parameters():
-        gradient = parameter.grad.numpy()
-        if not name.rpartition(".")[0].endswith("experts"):
-            gradients[name] = gradient
-            continue
-        experts, _, kind = name.rpartition(".")
-        parts = {"down_proj": gradient}
-        if kind == "gate_up_proj":
-            parts = dict(
-                zip(("gate_proj", "up_proj"), np.split(gradient, 2, axis=1), strict=True)
-            )
-        for part, whole in parts.items():
-            gradients |= {f"{experts}.{e}.{part}.weight": x for e, x in enumerate(whole)}
-    return gradients
-
-
 def test_gradients(pair):
-    import torch
-
     case, model, decoder, params = pair
     tokens = sequences(decoder.config.vocabulary)[3]
-    model.zero_grad()
-    batch = torch.from_numpy(tokens)[None]
-    logits = model(batch).logits[0]
-    torch.nn.functional.cross_entropy(logits[:-1], batch[0, 1:]).backward()
-    theirs = torch_gradients(model)
+    theirs = make.loss_gradients(model, tokens)
     gradient = forward.gradient(decoder, params, np.int32(tokens)[None])
     ours = to_tensors(decoder.config, gradient)
     assert ours.keys() == theirs.keys()
@@ -104,20 +79,10 @@ def test_gradients(pair):
 
 
 def test_greedy_tokens(pair):
-    import torch
-
     _, model, decoder, params = pair
     prompt = sequences(decoder.config.vocabulary)[2]
-    theirs = model.generate(
-        torch.from_numpy(prompt)[None],
-        attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
-        max_new_tokens=64,
-        min_new_tokens=64,
-        do_sample=False,
-        pad_token_id=0,
-        eos_token_id=None,
-    )[0, len(prompt) :].numpy()
-    ours = forward.greedy(decoder, params, np.int32(prompt), 64)
+    theirs = make.greedy_tokens(model, prompt)
+    ours = forward.greedy(decoder, params, np.int32(prompt), make.GREEDY)
     assert len(theirs) == 64
     np.testing.assert_array_equal(ours, theirs)
 

@@ -111,12 +111,18 @@ class Keys:
         `head_width` is the family's own where head_dim is absent.
         """
         heads, width = self.get("num_attention_heads", int), self.get("hidden_size", int)
+        key_value_heads = self.get("num_key_value_heads", int, heads)
+        if heads % key_value_heads:
+            raise InputError(
+                f"{self.where}: num_attention_heads {heads} does not divide by "
+                f"num_key_value_heads {key_value_heads}."
+            )
         return {
             "vocabulary": self.get("vocab_size", int),
             "width": width,
             "layers": self.get("num_hidden_layers", int),
             "heads": heads,
-            "key_value_heads": self.get("num_key_value_heads", int, heads),
+            "key_value_heads": key_value_heads,
             "head_width": self.get("head_dim", int, head_width or width // heads),
             "feed_forward_width": self.get(feed_forward, int),
             "max_positions": self.get("max_position_embeddings", int),

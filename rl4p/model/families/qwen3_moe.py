@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
+from rl4p.errors import InputError
 from rl4p.model.decoder import DecoderConfig
 from rl4p.model.families import qwen3
 from rl4p.model.families.common import Keys, names, write_shape
@@ -28,6 +29,11 @@ def read_config(config: dict[str, Any], where: str) -> DecoderConfig:
         window = keys.get("sliding_window", int)
     # transformers 5 calls them num_local_experts too.
     experts = keys.get("num_experts", int, config.get("num_local_experts"))
+    chosen = keys.get("num_experts_per_tok", int)
+    if chosen > experts:
+        raise InputError(
+            f"{where}: num_experts_per_tok {chosen} is more than num_experts {experts}."
+        )
     return DecoderConfig(
         family="qwen3_moe",
         **keys.rope(),
@@ -37,7 +43,7 @@ def read_config(config: dict[str, Any], where: str) -> DecoderConfig:
         attention_bias=False,
         query_key_norm=True,
         experts=experts,
-        chosen_experts=keys.get("num_experts_per_tok", int),
+        chosen_experts=chosen,
         normalized_experts=keys.get("norm_topk_prob", bool, False),
     )
 
