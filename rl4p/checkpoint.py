@@ -126,14 +126,17 @@ def restore_params(folder: Path, like: Params) -> tuple[int, Params]:
       InputError: there is none, or it does not fit; the leaves that differ are named.
     """
     folder = folder / "checkpoints"
-    step = None
-    if folder.is_dir():
-        options = ocp.CheckpointManagerOptions(create=False)
-        handlers = {"state": ocp.PyTreeCheckpointHandler()}
-        manager = ocp.CheckpointManager(folder.absolute(), options=options, item_handlers=handlers)
-        step = manager.latest_step()
+    absent = InputError(f"{folder} has no finished checkpoint.")
+    if not folder.is_dir():
+        raise absent
+    manager = ocp.CheckpointManager(
+        folder.absolute(),
+        options=ocp.CheckpointManagerOptions(create=False),
+        item_handlers={"state": ocp.PyTreeCheckpointHandler()},
+    )
+    step = manager.latest_step()
     if step is None:
-        raise InputError(f"{folder} has no finished checkpoint.")
+        raise absent
     check_same_leaves(folder, manager.item_metadata(step)["state"]["params"], like)
     restored = manager.restore(
         step,
