@@ -4,8 +4,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from rl4p.model.decoder import DecoderConfig
-from rl4p.model.families.common import LAYER_NAMES, Keys, names, write_layer_types, write_shape
 from rl4p.model.families.family import Family, Tensor
+from rl4p.model.families.keys import Keys, write_layer_types, write_shape
+from rl4p.model.families.names import LAYER_NAMES, names
 
 NAMES = LAYER_NAMES | {
     ("attention_post_norm", "scale"): "post_attention_layernorm.weight",

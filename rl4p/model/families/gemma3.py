@@ -8,8 +8,9 @@ from typing import Any
 
 from rl4p.model.decoder import DecoderConfig
 from rl4p.model.families import gemma2, qwen3
-from rl4p.model.families.common import Keys, names, write_shape
 from rl4p.model.families.family import Family, Tensor
+from rl4p.model.families.keys import Keys, write_shape
+from rl4p.model.families.names import names
 
 NAMES = qwen3.NAMES | gemma2.NAMES
 

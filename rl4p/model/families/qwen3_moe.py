@@ -6,8 +6,9 @@ from typing import Any
 from rl4p.errors import InputError
 from rl4p.model.decoder import DecoderConfig
 from rl4p.model.families import qwen3
-from rl4p.model.families.common import Keys, names, write_shape
 from rl4p.model.families.family import Family, Tensor
+from rl4p.model.families.keys import Keys, write_shape
+from rl4p.model.families.names import names
 
 NAMES = {path: name for path, name in qwen3.NAMES.items() if not name.startswith("mlp.")}
 EXPERT_NAMES = {
