@@ -2,6 +2,7 @@
 #
 #   make train                            the default run; ARGS="advantage=rloo seed=1" changes it
 #   make test                             lint, then the fast tests; ARGS="-k grpo" chooses
+#   make parity                           logits, gradients and tokens against transformers on torch
 #   make lint | format | wheel | clean
 
 PYTHON ?= python3
@@ -10,9 +11,10 @@ ARGS ?=
 BIN := .venv/bin
 RUNTIME := .venv/.runtime
 DEVELOPMENT := .venv/.development
+PARITY := .venv/.parity
 
 .DELETE_ON_ERROR:
-.PHONY: train test lint format wheel clean
+.PHONY: train test parity lint format wheel clean
 
 train: $(RUNTIME)
 	$(BIN)/python -m rl4p.train $(ARGS)
@@ -20,6 +22,11 @@ train: $(RUNTIME)
 # Two processes, since XLA compiles on one core; a file's tests stay together and share its fixtures.
 test: lint
 	$(BIN)/python -m pytest -n 2 --dist loadfile $(ARGS)
+
+# A CPU build of torch serves, and is much smaller than what PyPI has for Linux:
+# PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu make parity
+parity: $(PARITY)
+	$(BIN)/python -m pytest -m parity tests/parity $(ARGS)
 
 lint: $(DEVELOPMENT)
 	$(BIN)/ruff check .
@@ -47,4 +54,8 @@ $(RUNTIME): pyproject.toml constraints.txt
 
 $(DEVELOPMENT): $(RUNTIME)
 	$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $@
+
+$(PARITY): $(DEVELOPMENT)
+	$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e '.[parity]'
 	@touch $@

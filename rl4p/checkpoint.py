@@ -122,27 +122,40 @@ class Checkpoints:
 
 
 def restore_params(folder: Path, like: Params) -> tuple[int, Params]:
-    """Step and parameters of the newest checkpoint in a folder, which is only read.
+    """The newest checkpoint's step and parameters; nothing else of it is read.
+
+    Args:
+      folder: of the run.
+      like: shapes, dtypes and shardings.
 
     Raises:
-      InputError: there is none, or it holds other parameters than `like`.
+      InputError: there is none, or it does not fit; the leaves that differ are named.
     """
-    if not folder.is_dir():  # the manager would make it
-        raise InputError(f"{folder.parent} has no checkpoints.")
-    options = ocp.CheckpointManagerOptions(read_only=True)
-    handlers = {"state": ocp.PyTreeCheckpointHandler()}
-    with ocp.CheckpointManager(folder.absolute(), None, options, item_handlers=handlers) as manager:
-        step = manager.latest_step()
-        if step is None:
-            raise InputError(f"{folder} has no finished checkpoint.")
-        check_same_leaves(folder, manager.item_metadata(step)["state"].tree["params"], like)
-        wanted = {"params": jax.tree.map(ocp.utils.to_shape_dtype_struct, like)}
-        restore = ocp.args.PyTreeRestore(
-            wanted, ocp.checkpoint_utils.construct_restore_args(wanted), partial_restore=True
-        )
-        return step, manager.restore(step, args=ocp.args.Composite(state=restore))["state"][
-            "params"
-        ]
+    folder = folder / "checkpoints"
+    absent = InputError(f"{folder} has no finished checkpoint.")
+    if not folder.is_dir():
+        raise absent
+    manager = ocp.CheckpointManager(
+        folder.absolute(),
+        options=ocp.CheckpointManagerOptions(create=False),
+        item_handlers={"state": ocp.PyTreeCheckpointHandler()},
+    )
+    step = manager.latest_step()
+    if step is None:
+        raise absent
+    check_same_leaves(folder, manager.item_metadata(step)["state"]["params"], like)
+    restored = manager.restore(
+        step,
+        args=ocp.args.Composite(
+            state=ocp.args.PyTreeRestore(
+                {"params": like},
+                restore_args={"params": ocp.checkpoint_utils.construct_restore_args(like)},
+                partial_restore=True,
+            )
+        ),
+    )
+    manager.close()
+    return step, restored["state"]["params"]
 
 
 def as_saved(state: TrainState) -> dict[str, Any]:

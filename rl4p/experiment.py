@@ -72,7 +72,11 @@ def build(config: DictConfig) -> Experiment:
     if config.evaluation.rollout is not None:
         sampler = instantiate(config.evaluation.rollout)
     check_lengths(config, policy, phases.rollout.max_response_tokens, sampler.max_response_tokens)
-    options = {"system_prompt": data.system_prompt, "max_prompt_tokens": config.max_prompt_tokens}
+    options = {
+        "system_prompt": data.system_prompt,
+        "max_prompt_tokens": config.max_prompt_tokens,
+        "template": policy.template,
+    }
     prompts, dropped = encode_prompts(questions, policy.tokenizer, **options)
     test_prompts, test_dropped = encode_prompts(held_out, policy.tokenizer, **options)
 

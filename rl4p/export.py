@@ -1,44 +1,57 @@
-"""`python -m rl4p.export run=FOLDER out=FOLDER`: a run's policy as a Hugging Face folder.
+"""A run's policy as a Hugging Face folder, for transformers and inference servers.
 
-The newest checkpoint's parameters, config.json, the tokenizer and its chat template, as
-transformers and inference servers read them.
+    python -m rl4p.export resume=RUN out=FOLDER [dtype=bfloat16] [trusted_targets=[PACKAGE]]
+
+The newest checkpoint's parameters, config.json, generation_config.json, the tokenizer and its chat
+template. `dtype` is that of the files; without it they have that of the parameters. The folder
+appears when it is complete. `trusted_targets` is for a model of your own.
 """
 
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-
-from omegaconf import OmegaConf
+from typing import Any
 
 from rl4p.errors import InputError, RunError
 
-KEYS = ("run", "out")
+NEEDED, ALLOWED = ("resume", "out"), ("resume", "out", "dtype", "trusted_targets")
+DTYPES = ("float32", "bfloat16", "float16")
 
 
-def export(run: Path, out: Path) -> str:
+def export(run: Path, out: Path, dtype: str | None = None, trusted: Sequence[str] = ()) -> str:
     """Writes the folder, and says so in a sentence.
 
     Raises:
       InputError: `run` is not the folder of a run, or has no checkpoint, or `out` is not empty.
     """
-    import jax  # here: it takes a second, which --help should not
+    import jax
+    from omegaconf import DictConfig, OmegaConf
+    from yaml import YAMLError
 
     from rl4p.checkpoint import restore_params
     from rl4p.configuration import instantiate
     from rl4p.mesh import Mesh
-    from rl4p.model.huggingface import write_model
+    from rl4p.model.huggingface import write_policy
 
-    path = run / ".hydra" / "config.yaml"
-    if not path.is_file():
-        raise InputError(f"run={run} is not the folder of a run: it has no .hydra/config.yaml.")
+    try:
+        config: Any = OmegaConf.load(run / ".hydra" / "config.yaml")
+    except OSError:
+        raise InputError(f"resume={run} is no run folder: it has no .hydra/config.yaml.") from None
+    except YAMLError:
+        config = None
+    if not isinstance(config, DictConfig) or not {"model", "seed"} <= set(config):
+        raise InputError(f"{run}/.hydra/config.yaml is not the configuration of a run.")
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise InputError(f"out={out} is not an empty folder.")
-    config = OmegaConf.load(path)
-    config.trusted_targets = []  # a run folder may come from anybody
-    policy, params = instantiate(config.model).build(Mesh(dp=1), jax.random.key(0))
-    step, params = restore_params(run / "checkpoints", params)
-    write_model(out, policy.decoder, params, policy.end_ids)
-    policy.tokenizer.save_pretrained(out)
+        raise InputError(f"out={out} is not empty.")
+    config.trusted_targets = list(trusted)  # never those that a run folder says
+    key = jax.random.key(config.seed)
+    policy, params = instantiate(config.model).build(Mesh(dp=1), key)
+    like = jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), params
+    )
+    del params  # before there are others
+    step, params = restore_params(run, like)
+    write_policy(out, policy, params, dtype)
     return f"{out} holds the policy of {run} after step {step}."
 
 
@@ -50,9 +63,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     given = {key: value for key, _, value in (argument.partition("=") for argument in arguments)}
     try:
-        if set(given) != set(KEYS) or not all(given.values()):
-            raise InputError("Give exactly run=FOLDER and out=FOLDER.")
-        print(export(Path(given["run"]), Path(given["out"])))
+        if not set(NEEDED) <= set(given) <= set(ALLOWED) or not all(given.values()):
+            raise InputError("Give resume=RUN and out=FOLDER, and dtype=DTYPE if you like.")
+        if given.get("dtype", DTYPES[0]) not in DTYPES:
+            raise InputError(f"dtype={given['dtype']} is not one of {', '.join(DTYPES)}.")
+        trusted = given.get("trusted_targets", "").strip("[]").replace(" ", "").split(",")
+        folders = Path(given["resume"]).expanduser(), Path(given["out"]).expanduser()
+        print(export(*folders, given.get("dtype"), [name for name in trusted if name]))
     except (InputError, RunError) as error:
         print(error, file=sys.stderr)
         return error.exit_code

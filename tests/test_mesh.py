@@ -46,6 +46,7 @@ def run(dp):
         total_B=np.float32(np.arange(16) ** 2 % 5), terms={}, valid_B=np.arange(16) != 6
     )
     rewards = mesh.shard_rows(rewards)
+    assert rewards.total_B.addressable_shards[0].data.shape == (16 // dp,)
     advantages = jax.jit(GRPO())(sampled, rewards)
     state = TrainState(
         step=mesh.replicate(np.int32(0)),

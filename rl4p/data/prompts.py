@@ -1,7 +1,9 @@
 """Questions to prompts: the chat template, and a limit on their length."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
+
+from jinja2 import TemplateError
 
 from rl4p.errors import InputError
 from rl4p.types import Prompt, Question
@@ -16,22 +18,32 @@ def encode_prompts(
     *,
     system_prompt: str | None,
     max_prompt_tokens: int,
+    template: Mapping[str, Any] | None = None,
 ) -> tuple[list[Prompt], int]:
     """Prompts in their chat template, and how many were dropped for being too long.
 
-    A prompt over `max_prompt_tokens` is dropped and never cut: half a question teaches the wrong
-    thing.
+    The template alone says which special tokens stand where: the tokenizer adds none of its own.
+    `template` holds arguments to it. A prompt over `max_prompt_tokens` is dropped and never cut:
+    half a question teaches the wrong thing.
 
     Raises:
-      InputError: no prompt is short enough.
+      InputError: no prompt is short enough, or the template refuses one.
     """
     if not questions:
         raise InputError("The data set has no questions: see data.")
     system = [{"role": "system", "content": system_prompt}] if system_prompt else []
     conversations = [[*system, {"role": "user", "content": row.question}] for row in questions]
-    tokens: Any = tokenizer.apply_chat_template(
-        conversations, add_generation_prompt=True, tokenize=True, return_dict=False
-    )
+    try:
+        tokens: Any = tokenizer.apply_chat_template(
+            conversations,
+            add_generation_prompt=True,
+            tokenize=True,
+            return_dict=False,
+            **(template or {}),
+        )
+    except TemplateError as error:
+        asked = "data.system_prompt and model.template" if system else "model.template"
+        raise InputError(f"The model's chat template says: {error} (see {asked}).") from None
     prompts = [
         Prompt(
             id=row.id,

@@ -1,43 +1,32 @@
 """Hugging Face folders in and out: config.json and safetensors to parameters and back."""
 
 import json
-from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from safetensors import SafetensorError, safe_open
-from safetensors.flax import save_file
+from jax.sharding import Sharding, SingleDeviceSharding
 
-from rl4p.errors import InputError
+from rl4p.errors import InputError, RunError
 from rl4p.model.decoder import Decoder, DecoderConfig
-from rl4p.types import Params
+from rl4p.model.families import FAMILIES, Tensor, family_of
+from rl4p.model.policy import Policy
+from rl4p.model.tensor_files import (
+    DTYPES,
+    NewTensor,
+    StoredTensor,
+    read_json,
+    stored_tensors,
+    write_tensors,
+)
+from rl4p.types import Array, Params
 
-ARCHITECTURES = ("qwen2",)
-
-# Where a parameter of one layer stands in the files of the Qwen2 family. Kernels are [in, out] here
-# and [out, in] there.
-LAYER_NAMES = {
-    ("attention_norm", "scale"): "input_layernorm.weight",
-    ("feed_forward_norm", "scale"): "post_attention_layernorm.weight",
-    ("query", "kernel"): "self_attn.q_proj.weight",
-    ("query", "bias"): "self_attn.q_proj.bias",
-    ("key", "kernel"): "self_attn.k_proj.weight",
-    ("key", "bias"): "self_attn.k_proj.bias",
-    ("value", "kernel"): "self_attn.v_proj.weight",
-    ("value", "bias"): "self_attn.v_proj.bias",
-    ("output", "kernel"): "self_attn.o_proj.weight",
-    ("gate", "kernel"): "mlp.gate_proj.weight",
-    ("up", "kernel"): "mlp.up_proj.weight",
-    ("down", "kernel"): "mlp.down_proj.weight",
-}
-TOP_NAMES = {
-    ("embedding",): "model.embed_tokens.weight",
-    ("norm", "scale"): "model.norm.weight",
-    ("head",): "lm_head.weight",
-}
+SHARD_BYTES = 5 * 10**9
+ALIGNMENT = 64  # bytes; the CPU backend takes such memory as it is, and copies any other
 
 
 def read_config(folder: Path) -> DecoderConfig:
@@ -48,129 +37,129 @@ def read_config(folder: Path) -> DecoderConfig:
     """
     if not (folder / "config.json").is_file():
         raise InputError(f"model.path={folder} has no config.json.")
-    config = read_json(folder / "config.json")
-    if config.get("model_type") not in ARCHITECTURES:
-        raise InputError(
-            f"{folder / 'config.json'}: model_type {config.get('model_type')!r} is not known; "
-            f"known are {', '.join(ARCHITECTURES)}."
-        )
-    # transformers 5 writes rope_parameters, earlier versions rope_theta and rope_scaling.
-    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
-    rope_type = rope.get("rope_type", rope.get("type", "default"))
-    for found, what in (
-        (rope_type != "default", f"rope type {rope_type!r}"),
-        (config.get("use_sliding_window"), "a sliding window"),
-        (config.get("hidden_act", "silu") != "silu", f"activation {config.get('hidden_act')!r}"),
-    ):
-        if found:
-            raise InputError(f"{folder / 'config.json'} asks for {what}, which is not supported.")
-    try:
-        heads, width = config["num_attention_heads"], config["hidden_size"]
-        return DecoderConfig(
-            vocabulary=config["vocab_size"],
-            width=width,
-            layers=config["num_hidden_layers"],
-            heads=heads,
-            key_value_heads=config.get("num_key_value_heads") or heads,
-            head_width=config.get("head_dim") or width // heads,
-            feed_forward_width=config["intermediate_size"],
-            max_positions=config["max_position_embeddings"],
-            rope_theta=float(rope.get("rope_theta") or config.get("rope_theta") or 10_000.0),
-            norm_epsilon=config["rms_norm_eps"],
-            tied_embedding=config.get("tie_word_embeddings", False),
-        )
-    except KeyError as error:
-        raise InputError(f"{folder / 'config.json'} has no {error.args[0]!r}.") from None
+    config, where = read_json(folder / "config.json"), str(folder / "config.json")
+    return family_of(config, where).read_config(config, where)
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(path.read_bytes())
-    except ValueError as error:
-        raise InputError(f"{path} is not JSON: {error}.") from None
-    if not isinstance(content, dict):
-        raise InputError(f"{path} is no JSON object.")
-    return content
+def read_params(
+    folder: Path, decoder: Decoder, dtype: str | None, sharding: Sharding | None = None
+) -> Params:
+    """The parameters of a folder's safetensors on their devices, in the decoder's stacked form.
 
+    One parameter is on the host at a time, and only the part of it that this process's devices
+    hold; on the CPU it is not copied once more.
 
-def parameter_names(config: DecoderConfig) -> Iterator[tuple[tuple[str, ...], int | None, str]]:
-    """Every tensor of a checkpoint: path in the parameters, layer or None, name in the files."""
-    for path, name in TOP_NAMES.items():
-        if path != ("head",) or not config.tied_embedding:
-            yield path, None, name
-    for path, name in LAYER_NAMES.items():
-        if path[-1] != "bias" or config.attention_bias:
-            for layer in range(config.layers):
-                yield ("layers", *path), layer, f"model.layers.{layer}.{name}"
-
-
-def read_params(folder: Path, decoder: Decoder, dtype: str) -> Params:
-    """The parameters of a folder's safetensors, in the decoder's stacked form, as host arrays.
+    Args:
+      folder: holds model.safetensors, or an index and the files it names.
+      decoder: says which parameters there are.
+      dtype: of the parameters; None keeps that of the files (float32 for the layers of a parameter
+        that differ).
+      sharding: of every parameter; None for all of it on the first device.
 
     Raises:
       InputError: files are missing or broken; or tensors are missing, extra or of another shape
         (all of them are named).
     """
-    files = tensor_files(folder)
+    stored = stored_tensors(folder)
+    if sharding is None:
+        sharding = SingleDeviceSharding(jax.local_devices()[0])
     shapes = jax.eval_shape(decoder.init, jax.random.key(0))
-    expected = list(parameter_names(decoder.config))
-    problems = [f"{name} is missing" for _, _, name in expected if name not in files]
-    known = {name for _, _, name in expected} | {"lm_head.weight"}  # some repeat the tied head
-    problems += [f"{name} is not part of this model" for name in files if name not in known]
+    parameters: dict[tuple[str, ...], list[Tensor]] = {}
+    for tensor in FAMILIES[decoder.config.family].names(decoder.config):
+        parameters.setdefault(tensor.path, []).append(tensor)
+    check_fit(folder, stored, parameters, shapes)
     params: dict = {}
-    for path, layer, name in expected:
-        if name not in files:
-            continue
-        try:
-            with open_tensors(files[name]) as tensors:
-                array = np.asarray(tensors.get_tensor(name))
-        except SafetensorError:
-            problems.append(f"{name} is missing from {files[name].name}")
-            continue
-        shape = leaf(shapes, path).shape if layer is None else leaf(shapes, path).shape[1:]
-        expected_shape = shape[::-1] if path[-1] == "kernel" else shape  # as it is in the files
-        if array.shape != expected_shape:
-            problems.append(f"{name} should be {expected_shape}, is {array.shape}")
-            continue
-        array = array.T if path[-1] == "kernel" else array
+    for path, tensors in parameters.items():
         node = params
         for key in path[:-1]:
             node = node.setdefault(key, {})
-        if layer is None:
-            node[path[-1]] = array.astype(dtype)
-        else:
-            whole = node.setdefault(
-                path[-1], np.zeros((decoder.config.layers, *shape), jnp.dtype(dtype))
-            )
-            whole[layer] = array
-    if problems:
-        raise InputError(f"The weights in {folder} do not fit: {'; '.join(problems)}.")
+        kinds = {DTYPES[stored[tensor.name].kind] for tensor in tensors}
+        own = kinds.pop() if len(kinds) == 1 else jnp.dtype("float32")
+        read = partial(
+            read_part,
+            tensors=tensors,
+            stored=stored,
+            shape=leaf(shapes, path).shape,
+            dtype=own if dtype is None else jnp.dtype(dtype),
+        )
+        array = jax.make_array_from_callback(leaf(shapes, path).shape, sharding, read)
+        node[path[-1]] = array.block_until_ready()  # before the next one takes memory
     return params
 
 
-def tensor_files(folder: Path) -> dict[str, Path]:
-    """Which file holds each tensor."""
-    index, single = folder / "model.safetensors.index.json", folder / "model.safetensors"
-    if index.is_file():
-        weight_map = read_json(index).get("weight_map")
-        if not isinstance(weight_map, dict):
-            raise InputError(f"{index} has no 'weight_map'.")
-        files = {name: folder / file for name, file in weight_map.items()}
-        absent = sorted({path.name for path in files.values() if not path.is_file()})
-        if absent:
-            raise InputError(f"{index} names files that are not there: {', '.join(absent)}.")
-        return files
-    if not single.is_file():
-        raise InputError(f"{folder} has no model.safetensors and no model.safetensors.index.json.")
-    with open_tensors(single) as tensors:
-        return dict.fromkeys(tensors.keys(), single)
+def check_fit(
+    folder: Path,
+    stored: dict[str, StoredTensor],
+    parameters: dict[tuple[str, ...], list[Tensor]],
+    shapes: Params,
+) -> None:
+    """Compares what the files hold with what the decoder has, before anything is read."""
+    problems = []
+    known = {"lm_head.weight"}  # some files repeat the tied head
+    for path, tensors in parameters.items():
+        for tensor in tensors:
+            known.add(tensor.name)
+            found = stored.get(tensor.name)
+            if found is None:
+                problems.append(f"{tensor.name} is missing")
+                continue
+            shape = leaf(shapes, path).shape[len(place(tensor)) :]
+            shape = shape[::-1] if tensor.transposed else shape
+            if found.shape != shape:
+                problems.append(f"{tensor.name} should be {shape}, is {found.shape}")
+            if found.kind not in DTYPES:
+                problems.append(f"{tensor.name} is {found.kind} and not {', '.join(DTYPES)}")
+    problems += [
+        f"{name} is not part of this model"
+        for name in stored
+        if name not in known and not name.endswith("rotary_emb.inv_freq")  # of the config, in Llama
+    ]
+    if problems:
+        raise InputError(f"The weights in {folder} do not fit: {'; '.join(problems)}.")
 
 
-def open_tensors(path: Path) -> Any:
-    try:
-        return safe_open(path, framework="flax")
-    except SafetensorError as error:
-        raise InputError(f"{path} is not a whole safetensors file: {error}.") from None
+def read_part(
+    index: Any,  # a slice for each axis; JAX's own annotation allows None
+    *,
+    tensors: list[Tensor],
+    stored: dict[str, StoredTensor],
+    shape: tuple[int, ...],
+    dtype: np.dtype,
+) -> np.ndarray:
+    """The part of a parameter at `index`, filled from the tensors that it is stacked of."""
+    bounds = [range(*part.indices(size)) for part, size in zip(index, shape, strict=True)]
+    whole = aligned_empty(tuple(map(len, bounds)), dtype)
+    for tensor in tensors:
+        at = place(tensor)
+        if not all(i in bound for i, bound in zip(at, bounds, strict=False)):
+            continue
+        into = whole[tuple(i - bound.start for i, bound in zip(at, bounds, strict=False))]
+        rows, *columns = bounds[len(at) :][:: -1 if tensor.transposed else 1]
+        into = into.T if tensor.transposed else into
+        wanted = (slice(None), *(slice(bound.start, bound.stop) for bound in columns))
+        for first, piece in stored[tensor.name].pieces(slice(rows.start, rows.stop)):
+            first -= rows.start
+            copy(piece[wanted], into[first : first + len(piece)])
+    return whole
+
+
+def place(tensor: Tensor) -> tuple[int, ...]:
+    """Where a tensor stands along the leading axes of its parameter."""
+    return tuple(i for i in (tensor.layer, tensor.expert) if i is not None)
+
+
+def copy(source: np.ndarray, target: np.ndarray) -> None:
+    if source.dtype == target.dtype:  # as integers: NumPy moves bfloat16 number by number
+        bits = np.dtype(f"u{source.dtype.itemsize}")
+        source, target = source.view(bits), target.view(bits)
+    target[...] = source
+
+
+def aligned_empty(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+    size = int(np.prod(shape)) * dtype.itemsize
+    memory = np.empty(size + ALIGNMENT, np.uint8)
+    start = -memory.ctypes.data % ALIGNMENT
+    return memory[start : start + size].view(dtype).reshape(shape)
 
 
 def leaf(tree: Any, path: tuple[str, ...]) -> Any:
@@ -179,34 +168,95 @@ def leaf(tree: Any, path: tuple[str, ...]) -> Any:
     return tree
 
 
-def write_model(folder: Path, decoder: Decoder, params: Params, end_ids: tuple[int, ...]) -> None:
-    """Writes config.json, generation_config.json and model.safetensors in the parameters' dtype."""
-    c = decoder.config
+@partial(jax.jit, static_argnames=("dtype", "transposed"))
+def one_tensor(array: Array, at: tuple[Array, ...], *, dtype: Any, transposed: bool) -> Array:
+    """A tensor of a stacked parameter, as it is in the files."""
+    tensor = jnp.asarray(array[at]).astype(dtype)
+    return tensor.T if transposed else tensor
+
+
+def write_model(
+    folder: Path,
+    decoder: Decoder,
+    params: Params,
+    end_ids: tuple[int, ...],
+    *,
+    pad_id: int | None = None,
+    dtype: str | None = None,
+    shard_bytes: int = SHARD_BYTES,
+) -> None:
+    """Writes config.json, generation_config.json and safetensors, one tensor after another.
+
+    Args:
+      folder: is made; what is in it is written over.
+      decoder: whose parameters these are.
+      params: stacked, on any devices.
+      end_ids: all end tokens, the one that a writer of texts would use first.
+      pad_id: for readers that want one.
+      dtype: of the files; None keeps that of the parameters.
+      shard_bytes: the size from which files are divided.
+    """
     folder.mkdir(parents=True, exist_ok=True)
-    tensors = {}
-    for path, layer, name in parameter_names(c):
-        array = leaf(params, path) if layer is None else leaf(params, path)[layer]
-        tensors[name] = jnp.array(array.T if path[-1] == "kernel" else array)
-    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-    (folder / "model.safetensors").chmod(0o644)  # the library makes it private
+    family = FAMILIES[decoder.config.family]
+    tensors = []
+    for tensor in family.names(decoder.config):
+        array = leaf(params, tensor.path)
+        options = {
+            "dtype": jnp.dtype(dtype or array.dtype),
+            "transposed": tensor.transposed,
+        }
+        make = partial(one_tensor, array, tuple(map(np.int32, place(tensor))), **options)
+        like = jax.eval_shape(make)
+        tensors.append(
+            NewTensor(
+                name=tensor.name,
+                shape=like.shape,
+                dtype=like.dtype,
+                make=lambda make=make: np.asarray(make()),
+            )
+        )
+    write_tensors(folder, tensors, shard_bytes)
     config = {
-        "architectures": ["Qwen2ForCausalLM"],
-        "model_type": "qwen2",
-        "vocab_size": c.vocabulary,
-        "hidden_size": c.width,
-        "intermediate_size": c.feed_forward_width,
-        "num_hidden_layers": c.layers,
-        "num_attention_heads": c.heads,
-        "num_key_value_heads": c.key_value_heads,
-        "head_dim": c.head_width,
-        "max_position_embeddings": c.max_positions,
-        "rope_theta": c.rope_theta,
-        "rms_norm_eps": c.norm_epsilon,
-        "hidden_act": "silu",
-        "tie_word_embeddings": c.tied_embedding,
+        "architectures": [family.architecture],
+        "model_type": family.model_type,
+        **family.write_config(decoder.config),
         "eos_token_id": end_ids[0],
-        "dtype": str(tensors["model.norm.weight"].dtype),
+        "dtype": str(tensors[0].dtype),
     }
-    (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
     generation = {"eos_token_id": list(end_ids), "do_sample": True}
-    (folder / "generation_config.json").write_text(json.dumps(generation, indent=2) + "\n")
+    if pad_id is not None:
+        config["pad_token_id"] = generation["pad_token_id"] = pad_id
+    for name, content in (("config.json", config), ("generation_config.json", generation)):
+        (folder / name).write_text(json.dumps(content, indent=2) + "\n")
+
+
+def write_policy(
+    folder: Path,
+    policy: Policy,
+    params: Params,
+    dtype: str | None = None,
+    shard_bytes: int = SHARD_BYTES,
+) -> None:
+    """A model with its tokenizer and chat template, in a folder that appears when it is complete.
+
+    Raises:
+      RunError: it could not be written.
+    """
+    folder = folder.absolute()
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with TemporaryDirectory(prefix=f".{folder.name}.", dir=folder.parent) as made:
+            unfinished = Path(made) / folder.name
+            write_model(
+                unfinished,
+                policy.decoder,
+                params,
+                policy.end_ids,
+                pad_id=policy.pad_id,
+                dtype=dtype,
+                shard_bytes=shard_bytes,
+            )
+            policy.tokenizer.save_pretrained(unfinished)
+            unfinished.rename(folder)  # where nothing is, or an empty folder
+    except OSError as error:
+        raise RunError(f"{folder} could not be written: {error}.") from error

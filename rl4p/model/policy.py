@@ -1,8 +1,8 @@
 """A policy as the phases see it: decoder, tokenizer, mesh."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
@@ -22,6 +22,7 @@ class Policy:
     Attributes:
       end_ids: every token that ends a response.
       pad_id: fills rows up; masks say what is padding, never this id.
+      template: arguments of the tokenizer's chat template.
     """
 
     decoder: Decoder
@@ -29,6 +30,7 @@ class Policy:
     mesh: Mesh
     end_ids: tuple[int, ...]
     pad_id: int
+    template: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
     def pad_prompts(self, prompts: Sequence[Prompt]) -> tuple[np.ndarray, np.ndarray]:
         """Tokens and mask [B, T], padded left: all responses start in one column."""

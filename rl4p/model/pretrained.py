@@ -1,18 +1,22 @@
-"""A policy from a Hugging Face folder."""
+"""A policy from a Hugging Face folder, here or on the hub."""
 
-from dataclasses import dataclass
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 from rl4p.errors import InputError
 from rl4p.mesh import Mesh
 from rl4p.model.decoder import Decoder
-from rl4p.model.huggingface import read_config, read_json, read_params
+from rl4p.model.hub import model_folder
+from rl4p.model.huggingface import read_config, read_params
 from rl4p.model.policy import Policy
-from rl4p.model.tokenizer import load_tokenizer
+from rl4p.model.tensor_files import read_json
+from rl4p.model.tokenizer import check_template, load_tokenizer
 from rl4p.types import Array, Params
 
-SHIPPED = {"rl4p/tiny": Path(__file__).parent / "tiny"}
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,47 +24,66 @@ class Pretrained:
     """config.json, safetensors, tokenizer.json and chat template of one folder.
 
     Attributes:
-      path: the folder; `rl4p/tiny` is the policy that comes with the package.
+      path: the folder; or OWNER/NAME, or OWNER/NAME@REVISION, on the Hugging Face hub; `rl4p/tiny`
+        is the policy that comes with the package.
       dtype: of activations.
-      param_dtype: of the parameters, whatever the files hold.
+      param_dtype: of the parameters, which are what the optimizer changes: in bfloat16 most of its
+        steps are lost in rounding. None keeps that of the files.
       remat: recompute layers in the backward pass: less memory, about a third more time.
+      template: arguments of the chat template, such as `enable_thinking`.
     """
 
     path: str
     dtype: Literal["float32", "bfloat16"] = "float32"
-    param_dtype: Literal["float32", "bfloat16"] = "float32"
+    param_dtype: Literal["float32", "bfloat16"] | None = "float32"
     remat: bool = False
+    template: Mapping[str, Any] = field(default_factory=dict)
 
     def build(self, mesh: Mesh, key: Array) -> tuple[Policy, Params]:
         """The policy and its parameters on the mesh; the key is for models made from scratch."""
-        folder = SHIPPED.get(self.path, Path(self.path))
-        if not folder.is_dir():
-            raise InputError(
-                f"model.path={self.path} is not a folder; give one with config.json, safetensors "
-                f"and tokenizer.json, or one of {', '.join(SHIPPED)}."
-            )
+        folder = model_folder(self.path)
         decoder = Decoder(config=read_config(folder), dtype=self.dtype, remat=self.remat)
         tokenizer: Any = load_tokenizer(folder)  # its stubs give a token id any of six types
-        if len(tokenizer) > decoder.config.vocabulary:
+        check_template(tokenizer, self.template)
+        ends = read_end_ids(folder)
+        if not ends and tokenizer.eos_token_id is None:
             raise InputError(
-                f"The tokenizer in {folder} has {len(tokenizer)} tokens, but the embedding only "
-                f"{decoder.config.vocabulary} rows."
+                f"{folder} names no end token: add eos_token to tokenizer_config.json, or "
+                "eos_token_id to generation_config.json."
             )
-        params = mesh.replicate(read_params(folder, decoder, self.param_dtype))
         # The tokenizer's own end token stands first: demonstrations end with it.
-        ends = dict.fromkeys((tokenizer.eos_token_id, *read_end_ids(folder)))
+        own = () if tokenizer.eos_token_id is None else (tokenizer.eos_token_id,)
+        ends = tuple(dict.fromkeys((*own, *ends)))
+        vocabulary = decoder.config.vocabulary
+        for whose, largest in (
+            ("The tokenizer", max(tokenizer.get_vocab().values())),
+            ("generation_config.json", max(ends)),
+        ):
+            if largest >= vocabulary:
+                raise InputError(
+                    f"{whose} in {folder} has token {largest}, but the embedding only {vocabulary} "
+                    "rows, from 0."
+                )
+        if tokenizer.pad_token_id is None:  # as with Llama; masks say what is padding
+            log.warning(
+                "The tokenizer in %s has no pad token: rows are filled with an end.", folder
+            )
         policy = Policy(
             decoder=decoder,
             tokenizer=tokenizer,
             mesh=mesh,
-            end_ids=tuple(ends),
-            pad_id=tokenizer.pad_token_id,
+            end_ids=ends,
+            pad_id=ends[0] if tokenizer.pad_token_id is None else tokenizer.pad_token_id,
+            template=self.template,
         )
-        return policy, params
+        return policy, read_params(folder, decoder, self.param_dtype, mesh.everywhere)
 
 
 def read_end_ids(folder: Path) -> tuple[int, ...]:
-    """All end tokens that generation_config.json names; none without the file."""
+    """All end tokens that generation_config.json names; none if it does not say."""
     path = folder / "generation_config.json"
     ends = read_json(path).get("eos_token_id") if path.is_file() else None
-    return tuple(ends) if isinstance(ends, list) else () if ends is None else (ends,)
+    ends = ends if isinstance(ends, list) else [] if ends is None else [ends]
+    if not all(type(end) is int and end >= 0 for end in ends):
+        raise InputError(f"{path}: eos_token_id should be a token id or a list of them, is {ends}.")
+    return tuple(dict.fromkeys(ends))

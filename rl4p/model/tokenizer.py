@@ -1,10 +1,14 @@
 """Tokenizers: read from a folder and checked, or made here byte by byte."""
 
 import os
+import re
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from rl4p.configuration.targets import did_you_mean
 from rl4p.errors import InputError
+from rl4p.model.tensor_files import read_json
 
 if (
     TYPE_CHECKING
@@ -20,6 +24,7 @@ CHAT_TEMPLATE = (
     "{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
 )
+GIVEN = ("messages", "add_generation_prompt", "tokenize", "return_dict")
 SPECIAL_TOKENS = ("<|pad|>", "<|end|>", "<|system|>", "<|user|>", "<|assistant|>")
 
 
@@ -30,33 +35,44 @@ def load_tokenizer(folder: Path) -> "PreTrainedTokenizerFast":
     put its own class, with its own rules of splitting, in place of the file's.
 
     Raises:
-      InputError: a file, the end token, the pad token or the chat template is missing.
+      InputError: a file or the chat template is missing or broken.
     """
     from transformers import PreTrainedTokenizerFast
 
     if not (folder / "tokenizer.json").is_file():
         raise InputError(f"model.path={folder} has no tokenizer.json.")
+    for path in folder.glob("*token*.json"):
+        read_json(path)
     try:
-        tokenizer = PreTrainedTokenizerFast.from_pretrained(folder)
-    except (OSError, ValueError, TypeError, KeyError) as error:
+        tokenizer = PreTrainedTokenizerFast.from_pretrained(folder, local_files_only=True)
+    except Exception as error:  # the library of tokenizer.json raises nothing narrower
         reason = " ".join(str(error).split())
         raise InputError(f"The tokenizer in {folder} cannot be read: {reason}.") from error
-    missing = [
-        name
-        for name, value in (
-            ("an end token (eos_token)", tokenizer.eos_token_id),
-            ("a pad token (pad_token)", tokenizer.pad_token_id),
-            ("a chat template", tokenizer.chat_template),
-        )
-        if value is None
-    ]
-    if missing:
+    for key in ("is_local", "local_files_only"):  # of this call; they would be saved with it
+        tokenizer.init_kwargs.pop(key, None)
+    if tokenizer.chat_template is None:
         raise InputError(
-            f"The tokenizer in {folder} has no {', no '.join(m.split(' ', 1)[1] for m in missing)}:"
-            " add it to tokenizer_config.json (a chat template may also stand in"
-            " chat_template.jinja)."
+            f"The tokenizer in {folder} has no chat template: add chat_template.jinja, or "
+            "chat_template to tokenizer_config.json."
         )
     return tokenizer
+
+
+def check_template(
+    tokenizer: "PreTrainedTokenizerFast", arguments: Mapping[str, Any], key: str = "model.template"
+) -> None:
+    """Refuses arguments that the chat template does not know: it would pass over them in silence.
+
+    Raises:
+      InputError: names the first, and the nearest that the template knows.
+    """
+    words = set(re.findall(r"[A-Za-z_]\w*", tokenizer.get_chat_template()))
+    for name in arguments:
+        if name in GIVEN:
+            raise InputError(f"{key}.{name} is not for a configuration to say.")
+        if name not in words:
+            hint = did_you_mean(name, words, f"{key}.{{}}") or "."
+            raise InputError(f"{key}.{name} does not occur in the model's chat template{hint}")
 
 
 def byte_tokenizer() -> "PreTrainedTokenizerFast":

@@ -1,5 +1,6 @@
 import json
 
+import huggingface_hub
 import jax
 import numpy as np
 import pytest
@@ -8,6 +9,8 @@ from rl4p.errors import InputError
 from rl4p.mesh import Mesh
 from rl4p.model.huggingface import write_model
 from rl4p.model.pretrained import Pretrained
+from rl4p.rollout.naive_sampler import NaiveSampler
+from rl4p.types import Finish, Prompt
 
 
 @pytest.fixture
@@ -19,6 +22,12 @@ def folder(tmp_path, policy, params):
 
 def build(folder, **options):
     return Pretrained(path=str(folder), **options).build(Mesh(dp=1), jax.random.key(0))
+
+
+def edit(path, change):
+    content = json.loads(path.read_text())
+    change(content)
+    path.write_text(json.dumps(content))
 
 
 def test_a_policy_comes_back_whole(folder, policy, params):
@@ -35,6 +44,17 @@ def test_dtypes_and_remat_are_options(folder):
     assert {str(x.dtype) for x in jax.tree.leaves(params)} == {"bfloat16"}
 
 
+@pytest.mark.parametrize(("param_dtype", "expected"), [(None, "bfloat16"), ("float32", "float32")])
+def test_parameters_keep_the_dtype_of_the_files_if_they_are_told_to(
+    folder, policy, params, param_dtype, expected
+):
+    write_model(folder, policy.decoder, params, (256,), dtype="bfloat16")
+    _, read = build(folder, param_dtype=param_dtype)
+    assert {str(x.dtype) for x in jax.tree.leaves(read)} == {expected}
+    rounded = jax.tree.map(lambda x: x.astype("bfloat16").astype(expected), params)
+    jax.tree.map(np.testing.assert_array_equal, read, rounded)
+
+
 @pytest.mark.parametrize(
     ("content", "ends"),
     [
@@ -42,6 +62,9 @@ def test_dtypes_and_remat_are_options(folder):
         ("{}", (256,)),
         ('{"eos_token_id": 7}', (256, 7)),
         ('{"eos_token_id": [7, 256]}', (256, 7)),
+        ('{"eos_token_id": null}', (256,)),
+        ('{"eos_token_id": 0}', (256, 0)),
+        ('{"eos_token_id": [7, 8, 7]}', (256, 7, 8)),
     ],
 )
 def test_end_tokens_are_that_of_the_tokenizer_and_those_of_the_generation_config(
@@ -52,11 +75,57 @@ def test_end_tokens_are_that_of_the_tokenizer_and_those_of_the_generation_config
     assert build(folder)[0].end_ids == ends
 
 
-@pytest.mark.parametrize("content", ["{", "[]"])
-def test_a_broken_generation_config_is_named(folder, content):
+def test_a_policy_stops_at_every_end_token(folder):
+    """All 264 tokens but one are ends: a response is over at its first token, or goes on."""
+    ends = sorted(set(range(264)) - {5})
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": ends}))
+    policy, params = build(folder)
+    sampler = NaiveSampler(max_response_tokens=4)
+    prompts = [
+        Prompt(id="a", question="q", answer="1", task="t", tokens=(65,)),
+        Prompt(id="b", question="q", answer="1", task="t", tokens=(66, 67)),
+    ]
+    key = jax.random.key(0)
+    drawn, _ = sampler(policy, params, prompts, group_size=8, key=key, version=0)
+    tokens, mask = np.asarray(drawn.tokens_BT), np.asarray(drawn.response_mask_BT)
+    for row in range(16):
+        response = tokens[row][mask[row]]
+        assert set(response[:-1]) <= {5}
+        assert (drawn.finish_B[row] == Finish.STOP) == (response[-1] != 5)
+
+
+@pytest.mark.parametrize(
+    ("content", "sentence"),
+    [
+        ("{", r"generation_config\.json is not JSON"),
+        ("[]", r"generation_config\.json is no JSON object"),
+        ('{"eos_token_id": "</s>"}', r"generation_config\.json: eos_token_id should be a token id"),
+        ('{"eos_token_id": [1, -1]}', r"eos_token_id should be a token id .* is \[1, -1\]"),
+        (
+            '{"eos_token_id": 264}',
+            r"generation_config\.json in .* has token 264, but .* only 264",
+        ),
+    ],
+)
+def test_a_broken_generation_config_is_named(folder, content, sentence):
     (folder / "generation_config.json").write_text(content)
-    with pytest.raises(InputError, match=r"generation_config\.json is no"):
+    with pytest.raises(InputError, match=sentence):
         build(folder)
+
+
+def test_a_folder_that_names_no_end_token_is_refused(folder):
+    edit(folder / "tokenizer_config.json", lambda config: config.pop("eos_token"))
+    assert build(folder)[0].end_ids == (256, 258)
+    (folder / "generation_config.json").unlink()
+    with pytest.raises(InputError, match=r"names no end token: add eos_token .* or eos_token_id"):
+        build(folder)
+
+
+def test_without_a_pad_token_rows_are_filled_with_an_end_token(folder):
+    edit(folder / "tokenizer_config.json", lambda config: config.pop("pad_token"))
+    policy, _ = build(folder)
+    assert policy.pad_id == 256
+    assert policy.tokenizer.pad_token_id is None  # an export does not invent one
 
 
 def test_a_path_that_is_no_folder_is_named():
@@ -64,11 +133,29 @@ def test_a_path_that_is_no_folder_is_named():
         build("/nowhere")
 
 
+def test_a_model_of_the_hub_is_a_name_away(folder, monkeypatch, policy):
+    asked = []
+    monkeypatch.setattr(
+        huggingface_hub, "snapshot_download", lambda name, **_: asked.append(name) or str(folder)
+    )
+    assert build("Qwen/Qwen2.5-0.5B-Instruct")[0].decoder == policy.decoder
+    assert asked == ["Qwen/Qwen2.5-0.5B-Instruct"]
+
+
 def test_a_vocabulary_that_is_too_small_for_the_tokenizer_is_refused(folder):
-    path = folder / "config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"vocab_size": 260}))
-    with pytest.raises(InputError, match=r"has 261 tokens, but the embedding only 260 rows"):
+    edit(folder / "config.json", lambda config: config.update(vocab_size=260))
+    with pytest.raises(InputError, match=r"tokenizer in .* has token 260, but .* only 260 rows"):
         build(folder)
+
+
+def test_a_template_has_arguments(folder):
+    path = folder / "chat_template.jinja"
+    path.write_text(path.read_text() + "{% if not enable_thinking %}-{% endif %}")
+    assert build(folder, template={"enable_thinking": True})[0].template == {
+        "enable_thinking": True
+    }
+    with pytest.raises(InputError, match=r"model\.template\.enable_thinkin .* mean .*_thinking\?"):
+        build(folder, template={"enable_thinkin": True})
 
 
 def test_the_policy_that_comes_with_the_package_loads():

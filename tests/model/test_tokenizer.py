@@ -1,9 +1,16 @@
 import json
+from contextlib import nullcontext
 
 import pytest
 
 from rl4p.errors import InputError
-from rl4p.model.tokenizer import CHAT_TEMPLATE, SPECIAL_TOKENS, byte_tokenizer, load_tokenizer
+from rl4p.model.tokenizer import (
+    CHAT_TEMPLATE,
+    SPECIAL_TOKENS,
+    byte_tokenizer,
+    check_template,
+    load_tokenizer,
+)
 
 
 @pytest.fixture
@@ -46,22 +53,28 @@ def drop(folder, *keys):
     path.write_text(json.dumps({key: x for key, x in config.items() if key not in keys}))
 
 
+def test_a_tokenizer_without_a_chat_template_is_refused(folder):
+    (folder / "chat_template.jinja").unlink()
+    with pytest.raises(InputError, match=r"has no chat template: add chat_template\.jinja, or"):
+        load_tokenizer(folder)
+
+
+@pytest.mark.parametrize("keys", [("pad_token",), ("eos_token", "pad_token")])
+def test_a_tokenizer_may_do_without_pad_and_end(folder, keys):
+    drop(folder, *keys)
+    assert load_tokenizer(folder).pad_token_id is None
+
+
 @pytest.mark.parametrize(
-    ("keys", "sentence"),
+    ("name", "content", "sentence"),
     [
-        (("pad_token",), r"has no pad token \(pad_token\): add it to tokenizer_config\.json"),
-        (("eos_token",), r"has no end token \(eos_token\): add it"),
-        (("chat_template",), r"has no chat template: add it .* chat_template\.jinja"),
-        (
-            ("eos_token", "pad_token"),
-            r"has no end token \(eos_token\), no pad token \(pad_token\):",
-        ),
+        ("tokenizer.json", "{", r"tokenizer\.json is not JSON"),
+        ("tokenizer_config.json", "[]", r"tokenizer_config\.json is no JSON object"),
+        ("tokenizer.json", '{"model": {}}', r"The tokenizer in .* cannot be read: "),
     ],
 )
-def test_what_a_tokenizer_lacks_is_named(folder, keys, sentence):
-    drop(folder, *keys)
-    if "chat_template" in keys:
-        (folder / "chat_template.jinja").unlink()
+def test_a_broken_tokenizer_is_named(folder, name, content, sentence):
+    (folder / name).write_text(content)
     with pytest.raises(InputError, match=sentence):
         load_tokenizer(folder)
 
@@ -71,6 +84,35 @@ def test_a_tokenizer_that_cannot_be_read_is_named(folder, content):
     (folder / "tokenizer.json").write_text(content)
     with pytest.raises(InputError, match=r"The tokenizer in .* cannot be read: "):
         load_tokenizer(folder)
+
+
+def test_what_is_saved_says_nothing_of_how_it_was_loaded(folder, tmp_path):
+    load_tokenizer(folder).save_pretrained(tmp_path / "again")
+    before, after = (
+        json.loads((path / "tokenizer_config.json").read_text())
+        for path in (folder, tmp_path / "again")
+    )
+    assert before == after
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ({}, None),
+        ({"enable_thinking": False}, None),
+        (
+            {"enable_thinkin": 1},
+            r"model\.template\.enable_thinkin .* mean .*\.enable_thinking\?",
+        ),
+        ({"zzz": 1}, r"model\.template\.zzz does not occur in the model's chat template\."),
+        ({"messages": []}, r"model\.template\.messages is not for a configuration to say"),
+    ],
+)
+def test_an_argument_that_the_template_does_not_know_is_refused(arguments, sentence):
+    tokenizer = byte_tokenizer()
+    tokenizer.chat_template = "{{ messages[0] }}{% if enable_thinking %}<think>{% endif %}"
+    with nullcontext() if sentence is None else pytest.raises(InputError, match=sentence):
+        check_template(tokenizer, arguments)
 
 
 def test_a_folder_without_a_tokenizer_is_named(tmp_path):

@@ -31,7 +31,13 @@ def test_a_run_is_sent_once_however_often_one_asks(run, store, capsys):
     history = client.get_metric_history(mirrored.info.run_id, "reward/mean")
     assert [(metric.step, metric.value) for metric in history] == [(0, 0.0), (1, 0.1), (2, 0.2)]
     files = {file.path for file in client.list_artifacts(mirrored.info.run_id)}
-    assert files == {"config.yaml", "environment.json", "samples.jsonl", "samples.json", "summary.json"}
+    assert files == {
+        "config.yaml",
+        "environment.json",
+        "samples.jsonl",
+        "samples.json",
+        "summary.json",
+    }
     sentence = f"{run.folder} stands in MLflow at {store.uri} with its 3 lines of metrics.\n"
     assert capsys.readouterr().out == 2 * sentence
 

@@ -1,0 +1,102 @@
+"""Attention, and what each token of a row may see of it."""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from rl4p.model.decoder_config import DecoderConfig
+from rl4p.model.rope import rotations
+from rl4p.types import Array
+
+MASKED = -1e30  # finite: a row without any visible key must not become nan
+
+
+class View(NamedTuple):
+    """What attention knows of places: rotations of the tokens' positions, and the mask."""
+
+    cos: Array  # [B, T, 1, h/2]
+    sin: Array  # [B, T, 1, h/2]
+    mask_BTS: Array
+
+
+class Views(NamedTuple):
+    """The view of layers that see the whole past, and of those that slide; None if there are none.
+
+    What does not differ between them is the same array.
+    """
+
+    whole: View | None
+    sliding: View | None
+
+    def of(self, slides: bool) -> View:
+        view = self.sliding if slides else self.whole
+        assert view is not None  # by `views`
+        return view
+
+    def choose(self, slides: Array) -> View:
+        """The view of a layer of which only the device knows whether it slides."""
+        whole, sliding = self.of(False), self.of(True)
+        return View(
+            *(a if a is b else jnp.where(slides, a, b) for a, b in zip(sliding, whole, strict=True))
+        )
+
+
+def visible(
+    query_positions_BT: Array,
+    query_segments_BT: Array,
+    key_positions_BS: Array,
+    key_segments_BS: Array,
+    window: int | None = None,
+) -> Array:
+    """The attention mask [B, T, S]: the same segment, not padding, not the future.
+
+    A window cuts what lies as many tokens back or more.
+    """
+    same = query_segments_BT[:, :, None] == key_segments_BS[:, None, :]
+    distance_BTS = query_positions_BT[:, :, None] - key_positions_BS[:, None, :]
+    mask_BTS = same & (distance_BTS >= 0) & (key_segments_BS[:, None, :] > 0)
+    return mask_BTS if window is None else mask_BTS & (distance_BTS < window)
+
+
+def views(
+    c: DecoderConfig,
+    positions_BT: Array,
+    segment_ids_BT: Array,
+    key_positions_BS: Array,
+    key_segments_BS: Array,
+) -> Views:
+    """Those that the decoder's layers need, and no others."""
+    places = (positions_BT, segment_ids_BT, key_positions_BS, key_segments_BS)
+    rotated = rotations(positions_BT, c.head_width, c.rope_theta, c.rope_scaling)
+    if not any(c.sliding):
+        return Views(View(*rotated, visible(*places)), None)
+    local = rotated
+    if c.local_rope_theta is not None:
+        local = rotations(positions_BT, c.head_width, c.local_rope_theta, None)
+    sliding = View(*local, visible(*places, window=c.window))
+    return Views(None if all(c.sliding) else View(*rotated, visible(*places)), sliding)
+
+
+def softcapped(x: Array, cap: float | None) -> Array:
+    """Squeezed into (-cap, cap): cap tanh(x / cap) (2408.00118)."""
+    return x if cap is None else cap * jnp.tanh(x / cap)
+
+
+def attend(
+    q_BTHh: Array,
+    k_BSKh: Array,
+    v_BSKh: Array,
+    mask_BTS: Array,
+    *,
+    query_scalar: float,
+    softcap: float | None,
+) -> Array:
+    """Softmax attention, H / K query heads to each key head; the softmax is in float32."""
+    B, T, H, h = q_BTHh.shape
+    K = k_BSKh.shape[2]
+    q_BTKGh = q_BTHh.reshape(B, T, K, H // K, h) * query_scalar**-0.5
+    scores = jnp.einsum("BTKGh,BSKh->BKGTS", q_BTKGh, k_BSKh).astype(jnp.float32)
+    scores = jnp.where(mask_BTS[:, None, None], softcapped(scores, softcap), MASKED)
+    weights = jax.nn.softmax(scores, axis=-1).astype(v_BSKh.dtype)
+    return jnp.einsum("BKGTS,BSKh->BTKGh", weights, v_BSKh).reshape(B, T, H * h)

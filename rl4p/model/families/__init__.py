@@ -1,0 +1,28 @@
+"""Model families: how each one's config.json and tensors become the decoder's, and back."""
+
+from typing import Any
+
+from rl4p.errors import InputError
+from rl4p.model.families import gemma2, gemma3, llama, mistral, qwen2, qwen3, qwen3_moe
+from rl4p.model.families.family import Family, Tensor
+
+__all__ = ["FAMILIES", "Family", "Tensor", "family_of"]
+
+FAMILIES = {
+    module.FAMILY.model_type: module.FAMILY
+    for module in (qwen2, qwen3, qwen3_moe, llama, mistral, gemma2, gemma3)
+}
+
+
+def family_of(config: dict[str, Any], where: str) -> Family:
+    """The family that config.json names.
+
+    Raises:
+      InputError: its model_type is not known.
+    """
+    model_type = config.get("model_type")
+    if not isinstance(model_type, str) or model_type not in FAMILIES:
+        raise InputError(
+            f"{where}: model_type {model_type!r} is not known; known are {', '.join(FAMILIES)}."
+        )
+    return FAMILIES[model_type]

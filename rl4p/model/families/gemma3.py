@@ -1,0 +1,73 @@
+"""Gemma 3, its text model: normed queries and keys, two rope bases, every sixth layer whole.
+
+Formulas and defaults: 2503.19786.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+from rl4p.model.decoder import DecoderConfig
+from rl4p.model.families import gemma2, qwen3
+from rl4p.model.families.family import Family, Tensor
+from rl4p.model.families.keys import Keys, write_shape
+from rl4p.model.families.names import names
+
+NAMES = qwen3.NAMES | gemma2.NAMES
+
+
+def read_config(config: dict[str, Any], where: str) -> DecoderConfig:
+    keys = Keys(config, where)
+    shape = keys.shape(head_width=256)
+    pattern = keys.get("sliding_window_pattern", int, 6)
+    slides = [(i + 1) % pattern != 0 for i in range(shape["layers"])]
+    return DecoderConfig(
+        family="gemma3_text",
+        **read_rope(keys),
+        **shape,
+        **gemma2.read_gemma(keys),
+        **keys.sliding(keys.get("sliding_window", int, 4096), slides),
+        attention_softcap=gemma2.read_softcap(keys, "attn_logit_softcapping", None),
+        logits_softcap=gemma2.read_softcap(keys, "final_logit_softcapping", None),
+        query_key_norm=True,
+    )
+
+
+def read_rope(keys: Keys) -> dict[str, Any]:
+    """Layers that see everything have one base and may be scaled; those that slide have another.
+
+    transformers 5 writes a section of rope_parameters for each, earlier versions rope_theta,
+    rope_local_base_freq and rope_scaling.
+    """
+    sections = Keys(keys.section("rope_parameters"), f"{keys.where}, in rope_parameters,")
+    whole, local = sections.section("full_attention"), sections.section("sliding_attention")
+    old = {
+        "rope_theta": keys.get("rope_theta", float, 1_000_000.0),
+        "rope_local_base_freq": keys.get("rope_local_base_freq", float, 10_000.0),
+    }
+    if keys.scaling(local) is not None:
+        raise keys.refuse("scaled positions in layers that slide")
+    sections.config = whole
+    theta = sections.get("rope_theta", float, old["rope_theta"])
+    sections.config = local
+    return {
+        "rope_theta": theta,
+        "rope_scaling": keys.scaling(keys.section("rope_scaling") | whole),
+        "local_rope_theta": sections.get("rope_theta", float, old["rope_local_base_freq"]),
+    }
+
+
+def write_config(c: DecoderConfig) -> dict[str, Any]:
+    return write_shape(c) | gemma2.write_gemma(c) | {"rope_local_base_freq": c.local_rope_theta}
+
+
+def tensors(c: DecoderConfig) -> Iterator[Tensor]:
+    return names(c, NAMES)
+
+
+FAMILY = Family(
+    model_type="gemma3_text",
+    architecture="Gemma3ForCausalLM",
+    read_config=read_config,
+    write_config=write_config,
+    names=tensors,
+)

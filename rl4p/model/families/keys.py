@@ -1,0 +1,155 @@
+"""Keys of config.json that most families share: read strictly, and written."""
+
+from typing import Any
+
+from rl4p.errors import InputError
+from rl4p.model.decoder import DecoderConfig
+from rl4p.model.rope import LinearScaling, Llama3Scaling, Scaling
+
+
+class Keys:
+    """Reads keys of a config.json; what is absent or of another type raises InputError."""
+
+    def __init__(self, config: dict[str, Any], where: str) -> None:
+        self.config = config
+        self.where = where
+
+    def get(self, key: str, kind: type, default: Any = None) -> Any:
+        """A value of the kind (an integer will do for a float); null is as if it were absent."""
+        value = self.config.get(key)
+        value = default if value is None else value
+        if value is None:
+            raise InputError(f"{self.where} has no {key!r}.")
+        if kind is float and type(value) is int:
+            value = float(value)
+        if type(value) is not kind:
+            raise InputError(f"{self.where}: {key} should be {kind.__name__}, is {value!r}.")
+        return value
+
+    def refuse(self, what: str) -> InputError:
+        return InputError(f"{self.where} asks for {what}, which is not supported.")
+
+    def must_be(self, key: str, only: Any, what: str | None = None) -> None:
+        """Refuses every value of an option but the one that the decoder follows."""
+        value = self.config.get(key)
+        if value is not None and value != only:
+            raise self.refuse(f"{what or key} {value!r}")
+
+    def rope(self) -> dict[str, Any]:
+        """The decoder's rope options.
+
+        transformers 5 writes rope_parameters, earlier versions rope_theta and rope_scaling.
+        """
+        rope = self.section("rope_parameters") or self.section("rope_scaling")
+        self.must_be("partial_rotary_factor", 1.0)
+        theta = Keys(self.config | rope, self.where).get("rope_theta", float, 10_000.0)
+        return {"rope_theta": theta, "rope_scaling": self.scaling(rope)}
+
+    def section(self, key: str) -> dict[str, Any]:
+        """An object within the configuration, empty where it is absent or null."""
+        return self.get(key, dict, {})
+
+    def scaling(self, rope: dict[str, Any]) -> Scaling | None:
+        """How the section stretches positions."""
+        keys = Keys(rope, f"{self.where}, in rope_parameters,")
+        keys.must_be("partial_rotary_factor", 1.0)
+        kind = rope.get("rope_type", rope.get("type", "default"))
+        if kind == "default":
+            return None
+        if kind == "linear":
+            return LinearScaling(factor=keys.get("factor", float))
+        if kind == "llama3":
+            original = self.config.get("max_position_embeddings")
+            return Llama3Scaling(
+                factor=keys.get("factor", float),
+                low_frequency_factor=keys.get("low_freq_factor", float),
+                high_frequency_factor=keys.get("high_freq_factor", float),
+                original_max_positions=keys.get("original_max_position_embeddings", int, original),
+            )
+        raise self.refuse(f"rope type {kind!r}")
+
+    def sliding(self, window: int | None, default: list[bool]) -> dict[str, Any]:
+        """The decoder's window, and which layers slide: by layer_types, if they are named."""
+        if window is None:
+            return {}
+        layers, types = self.get("num_hidden_layers", int), self.get("layer_types", list, [])
+        slides = {"sliding_attention": True, "full_attention": False}
+        for layer_type in types:
+            if layer_type not in slides:
+                raise self.refuse(f"layer type {layer_type!r}")
+        sliding = tuple(slides[layer_type] for layer_type in types) or tuple(default)
+        if len(sliding) != layers:
+            raise InputError(
+                f"{self.where}: layer_types names {len(sliding)} layers of num_hidden_layers "
+                f"{layers}."
+            )
+        return {"window": window, "sliding": sliding} if any(sliding) else {}
+
+    def shape(
+        self, head_width: int | None = None, feed_forward: str = "intermediate_size"
+    ) -> dict[str, Any]:
+        """The options of the decoder that every family has, but rope's.
+
+        `head_width` is the family's own where head_dim is absent.
+        """
+        heads, width = self.get("num_attention_heads", int), self.get("hidden_size", int)
+        key_value_heads = self.get("num_key_value_heads", int, heads)
+        if heads % key_value_heads:
+            raise InputError(
+                f"{self.where}: num_attention_heads {heads} does not divide by "
+                f"num_key_value_heads {key_value_heads}."
+            )
+        return {
+            "vocabulary": self.get("vocab_size", int),
+            "width": width,
+            "layers": self.get("num_hidden_layers", int),
+            "heads": heads,
+            "key_value_heads": key_value_heads,
+            "head_width": self.get("head_dim", int, head_width or width // heads),
+            "feed_forward_width": self.get(feed_forward, int),
+            "max_positions": self.get("max_position_embeddings", int),
+            "norm_epsilon": self.get("rms_norm_eps", float),
+        }
+
+
+def write_shape(c: DecoderConfig) -> dict[str, Any]:
+    """The keys that every family has."""
+    return {
+        "vocab_size": c.vocabulary,
+        "hidden_size": c.width,
+        "intermediate_size": c.feed_forward_width,
+        "num_hidden_layers": c.layers,
+        "num_attention_heads": c.heads,
+        "num_key_value_heads": c.key_value_heads,
+        "head_dim": c.head_width,
+        "max_position_embeddings": c.max_positions,
+        **write_rope(c.rope_theta, c.rope_scaling),
+        "rms_norm_eps": c.norm_epsilon,
+        "tie_word_embeddings": c.tied_embedding,
+    }
+
+
+def write_rope(theta: float, scaling: Scaling | None) -> dict[str, Any]:
+    """In the keys that all versions of transformers read."""
+    if scaling is None:
+        return {"rope_theta": theta}
+    if isinstance(scaling, LinearScaling):
+        return {
+            "rope_theta": theta,
+            "rope_scaling": {"rope_type": "linear", "factor": scaling.factor},
+        }
+    return {
+        "rope_theta": theta,
+        "rope_scaling": {
+            "rope_type": "llama3",
+            "factor": scaling.factor,
+            "low_freq_factor": scaling.low_frequency_factor,
+            "high_freq_factor": scaling.high_frequency_factor,
+            "original_max_position_embeddings": scaling.original_max_positions,
+        },
+    }
+
+
+def write_layer_types(c: DecoderConfig) -> list[str]:
+    sliding = c.sliding or (False,) * c.layers
+    return ["sliding_attention" if slides else "full_attention" for slides in sliding]

@@ -1,0 +1,40 @@
+"""Llama 3.x, and what has its shape: no biases, scaled positions from 3.1 on (2407.21783)."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from rl4p.model.decoder import DecoderConfig
+from rl4p.model.families.family import Family, Tensor
+from rl4p.model.families.keys import Keys, write_shape
+from rl4p.model.families.names import LAYER_NAMES, names
+
+
+def read_config(config: dict[str, Any], where: str) -> DecoderConfig:
+    keys = Keys(config, where)
+    keys.must_be("hidden_act", "silu", "activation")
+    keys.must_be("attention_bias", False)
+    keys.must_be("mlp_bias", False)
+    return DecoderConfig(
+        family="llama",
+        **keys.rope(),
+        **keys.shape(),
+        tied_embedding=keys.get("tie_word_embeddings", bool, False),
+        attention_bias=False,
+    )
+
+
+def write_config(c: DecoderConfig) -> dict[str, Any]:
+    return write_shape(c) | {"hidden_act": "silu", "attention_bias": False, "mlp_bias": False}
+
+
+def tensors(c: DecoderConfig) -> Iterator[Tensor]:
+    return names(c, LAYER_NAMES)
+
+
+FAMILY = Family(
+    model_type="llama",
+    architecture="LlamaForCausalLM",
+    read_config=read_config,
+    write_config=write_config,
+    names=tensors,
+)

@@ -1,0 +1,31 @@
+"""Names of tensors that most families share."""
+
+from collections.abc import Iterator, Mapping
+
+from rl4p.model.decoder import DecoderConfig
+from rl4p.model.families.family import Tensor
+
+# Where a parameter of one layer stands in the files; names come after "model.layers.<i>.".
+LAYER_NAMES = {
+    ("attention_norm", "scale"): "input_layernorm.weight",
+    ("feed_forward_norm", "scale"): "post_attention_layernorm.weight",
+    ("query", "kernel"): "self_attn.q_proj.weight",
+    ("key", "kernel"): "self_attn.k_proj.weight",
+    ("value", "kernel"): "self_attn.v_proj.weight",
+    ("output", "kernel"): "self_attn.o_proj.weight",
+    ("gate", "kernel"): "mlp.gate_proj.weight",
+    ("up", "kernel"): "mlp.up_proj.weight",
+    ("down", "kernel"): "mlp.down_proj.weight",
+}
+
+
+def names(c: DecoderConfig, layer_names: Mapping[tuple[str, ...], str]) -> Iterator[Tensor]:
+    """Every tensor of a checkpoint, by the table of one layer's."""
+    yield Tensor(("embedding",), None, None, "model.embed_tokens.weight", False)
+    yield Tensor(("norm", "scale"), None, None, "model.norm.weight", False)
+    if not c.tied_embedding:
+        yield Tensor(("head",), None, None, "lm_head.weight", False)
+    for path, name in layer_names.items():
+        for layer in range(c.layers):
+            whole = f"model.layers.{layer}.{name}"
+            yield Tensor(("layers", *path), layer, None, whole, path[-1] == "kernel")

@@ -1,0 +1,142 @@
+"""One layer of the decoder: norms, attention and feed-forward, or experts."""
+
+from functools import partial
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from rl4p.model.attention import View, attend
+from rl4p.model.decoder_config import DecoderConfig
+from rl4p.model.rope import rotate
+from rl4p.types import Array
+
+ACTIVATIONS = {"silu": nn.silu, "gelu_tanh": partial(nn.gelu, approximate=True)}
+INIT = nn.initializers.normal(0.02)
+
+
+class RMSNorm(nn.Module):
+    """x / rms(x) * scale (1910.07467), in float32; times 1 + scale if centered."""
+
+    epsilon: float
+    centered: bool = False
+
+    @nn.compact
+    def __call__(self, x: Array) -> Array:
+        fresh = nn.initializers.zeros if self.centered else nn.initializers.ones
+        scale = self.param("scale", fresh, (x.shape[-1],)).astype(jnp.float32)
+        scale = scale + 1 if self.centered else scale
+        x32 = x.astype(jnp.float32)
+        x32 = x32 * jax.lax.rsqrt(jnp.mean(jnp.square(x32), axis=-1, keepdims=True) + self.epsilon)
+        return (x32 * jnp.broadcast_to(scale, x32.shape)).astype(x.dtype)
+
+
+class Experts(nn.Module):
+    """Gated feed-forwards, each token weighing its own few (2101.03961, 2505.09388).
+
+        p = softmax(x R); y = sum over the chosen e of p_e (act(x G_e) * x U_e) D_e
+
+    with p of the chosen divided by its sum if `normalized_experts`. Every expert runs on every
+    token, and the weight of those not chosen is 0.
+    """
+
+    config: DecoderConfig
+    dtype: Any
+
+    @nn.compact
+    def __call__(self, x_BTD: Array) -> Array:
+        c = self.config
+        E, D, F = c.experts, c.width, c.feed_forward_width
+        router_DE, gate_EDF, up_EDF, down_EFD = (
+            self.param(name, INIT, shape).astype(self.dtype)
+            for name, shape in (
+                ("router", (D, E)),
+                ("gate", (E, D, F)),
+                ("up", (E, D, F)),
+                ("down", (E, F, D)),
+            )
+        )
+        scores_BTE = jnp.einsum("BTD,DE->BTE", x_BTD, router_DE).astype(jnp.float32)
+        weights_BTC, chosen_BTC = jax.lax.top_k(jax.nn.softmax(scores_BTE), c.chosen_experts)
+        if c.normalized_experts:
+            weights_BTC = weights_BTC / jnp.sum(weights_BTC, axis=-1, keepdims=True)
+        chosen_BTCE = jax.nn.one_hot(chosen_BTC, E, dtype=self.dtype)
+        weights_BTE = jnp.einsum("BTC,BTCE->BTE", weights_BTC.astype(self.dtype), chosen_BTCE)
+        gate_BTEF = ACTIVATIONS[c.activation](jnp.einsum("BTD,EDF->BTEF", x_BTD, gate_EDF))
+        hidden_BTEF = gate_BTEF * jnp.einsum("BTD,EDF->BTEF", x_BTD, up_EDF)
+        return jnp.einsum("BTEF,EFD->BTD", hidden_BTEF * weights_BTE[..., None], down_EFD)
+
+
+class Layer(nn.Module):
+    """Attention and feed-forward, each after a norm and around a residual."""
+
+    config: DecoderConfig
+    dtype: Any
+
+    def setup(self) -> None:
+        c = self.config
+
+        def dense(features: int, bias: bool = False) -> nn.Dense:
+            return nn.Dense(features, use_bias=bias, dtype=self.dtype, kernel_init=INIT)
+
+        norm = partial(RMSNorm, c.norm_epsilon, c.centered_norm)
+        self.attention_norm = norm()
+        self.query = dense(c.heads * c.head_width, c.attention_bias)
+        self.key = dense(c.key_value_heads * c.head_width, c.attention_bias)
+        self.value = dense(c.key_value_heads * c.head_width, c.attention_bias)
+        self.output = dense(c.width)
+        self.feed_forward_norm = norm()
+        if c.query_key_norm:
+            self.query_norm, self.key_norm = norm(), norm()
+        if c.post_norms:
+            self.attention_post_norm, self.feed_forward_post_norm = norm(), norm()
+        if c.experts:
+            self.experts = Experts(c, self.dtype)
+        else:
+            self.gate = dense(c.feed_forward_width)
+            self.up = dense(c.feed_forward_width)
+            self.down = dense(c.width)
+
+    def __call__(
+        self,
+        x_BTD: Array,
+        view: View,
+        cache: tuple[Array, Array] | None = None,
+        slot: Array | int = 0,
+    ) -> tuple[Array, tuple[Array, Array]]:
+        """Returns the layer's output and its keys and values: those of x, or the whole cache."""
+        attended, cache = self.attention(self.attention_norm(x_BTD), view, cache, slot)
+        post_norms = self.config.post_norms
+        x_BTD = x_BTD + (self.attention_post_norm(attended) if post_norms else attended)
+        fed = self.feed_forward(self.feed_forward_norm(x_BTD))
+        return x_BTD + (self.feed_forward_post_norm(fed) if post_norms else fed), cache
+
+    def attention(
+        self, x_BTD: Array, view: View, cache: tuple[Array, Array] | None, slot: Array | int
+    ) -> tuple[Array, tuple[Array, Array]]:
+        c = self.config
+        B, T, _ = x_BTD.shape
+        q = self.query(x_BTD).reshape(B, T, c.heads, c.head_width)
+        k = self.key(x_BTD).reshape(B, T, c.key_value_heads, c.head_width)
+        v = self.value(x_BTD).reshape(B, T, c.key_value_heads, c.head_width)
+        if c.query_key_norm:
+            q, k = self.query_norm(q), self.key_norm(k)
+        q, k = rotate(q, view.cos, view.sin), rotate(k, view.cos, view.sin)
+        if cache is not None:
+            k = jax.lax.dynamic_update_slice_in_dim(cache[0], k, slot, axis=1)
+            v = jax.lax.dynamic_update_slice_in_dim(cache[1], v, slot, axis=1)
+        attended = attend(
+            q,
+            k,
+            v,
+            view.mask_BTS,
+            query_scalar=c.query_scalar or c.head_width,
+            softcap=c.attention_softcap,
+        )
+        return self.output(attended), (k, v)
+
+    def feed_forward(self, x_BTD: Array) -> Array:
+        if self.config.experts:
+            return self.experts(x_BTD)
+        return self.down(ACTIVATIONS[self.config.activation](self.gate(x_BTD)) * self.up(x_BTD))

@@ -1,0 +1,205 @@
+"""Folders of safetensors: checked as a whole, read by pieces, written one tensor at a time.
+
+The library checks a file; the bytes are read and written here. It maps a whole file into memory,
+where its pages count as ours, and it writes only what is all in memory at once.
+"""
+
+import json
+import os
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from safetensors import SafetensorError, safe_open
+
+from rl4p.errors import InputError
+
+SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+DTYPES = {"F32": jnp.dtype("float32"), "F16": jnp.dtype("float16"), "BF16": jnp.dtype("bfloat16")}
+PIECE_BYTES = 2**24  # read at a time
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoredTensor:
+    """A tensor in a file, not read yet.
+
+    Attributes:
+      kind: safetensors' name of its dtype.
+      start: where its bytes begin in the file.
+    """
+
+    file: Path
+    kind: str
+    shape: tuple[int, ...]
+    start: int
+
+    def pieces(self, rows: slice) -> Iterator[tuple[int, np.ndarray]]:
+        """These rows, a few at a time, each with the number of its first row."""
+        dtype = DTYPES[self.kind]
+        row_bytes = dtype.itemsize * int(np.prod(self.shape[1:]))
+        count = max(1, PIECE_BYTES // max(1, row_bytes))
+        with self.file.open("rb", buffering=0) as file:
+            for first in range(rows.start, rows.stop, count):
+                piece = np.empty((min(count, rows.stop - first), *self.shape[1:]), dtype)
+                view = piece.reshape(-1).view(np.uint8).data
+                file.seek(self.start + first * row_bytes)
+                while view:
+                    read = file.readinto(view)
+                    if not read:
+                        raise InputError(f"{self.file} became shorter while it was read.")
+                    view = view[read:]
+                yield first, piece
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_bytes())
+    except ValueError as error:
+        raise InputError(f"{path} is not JSON: {error}.") from None
+    if not isinstance(content, dict):
+        raise InputError(f"{path} is no JSON object.")
+    return content
+
+
+def stored_tensors(folder: Path) -> dict[str, StoredTensor]:
+    """The tensors of a folder by name, from one file or as many as its index names.
+
+    Raises:
+      InputError: a file is missing or broken, or does not hold what the index says of it (all
+        tensors of which that is so are named).
+    """
+    if not (folder / INDEX).is_file():
+        if not (folder / SINGLE).is_file():
+            raise InputError(no_weights(folder))
+        return read_header(folder / SINGLE)
+    weight_map = read_json(folder / INDEX).get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise InputError(f"{folder / INDEX} has no 'weight_map'.")
+    for name, file in weight_map.items():
+        if not isinstance(file, str) or not re.fullmatch(r"[^/\\]+\.safetensors", file):
+            raise InputError(
+                f"{folder / INDEX} puts {name} into {file!r}, which is no safetensors file of this "
+                "folder."
+            )
+    names = sorted(set(weight_map.values()))
+    absent = [name for name in names if not (folder / name).is_file()]
+    if absent:
+        raise InputError(f"{folder / INDEX} names files that are not there: {', '.join(absent)}.")
+    found = {name: read_header(folder / name) for name in names}
+    problems = [
+        f"{name} is missing from {file}"
+        for name, file in weight_map.items()
+        if name not in found[file]
+    ] + [
+        f"{name} stands in {file}, and the index does not say so"
+        for file in names
+        for name in found[file]
+        if weight_map.get(name) != file
+    ]
+    if problems:
+        raise InputError(f"{folder / INDEX} is not true of its files: {'; '.join(problems)}.")
+    return {name: found[file][name] for name, file in weight_map.items()}
+
+
+def no_weights(folder: Path) -> str:
+    pickles = sorted(path.name for pattern in ("*.bin", "*.pt*") for path in folder.glob(pattern))
+    if not pickles:
+        return f"{folder} has no {SINGLE} and no {INDEX}."
+    return (
+        f"{folder} has its weights as pickle alone ({', '.join(pickles)}), which is a program and "
+        "is never opened; convert them to safetensors."
+    )
+
+
+def read_header(path: Path) -> dict[str, StoredTensor]:
+    """What one file holds.
+
+    Raises:
+      InputError: it is not a safetensors file from its first byte to its last.
+    """
+    try:
+        with safe_open(path, framework="numpy"):  # checks sizes, dtypes and that offsets meet
+            pass
+    except (SafetensorError, OSError) as error:
+        raise InputError(f"{path} is not a whole safetensors file: {error}.") from None
+    with path.open("rb") as file:
+        size = int.from_bytes(file.read(8), "little")
+        header = json.loads(file.read(size))
+    return {
+        name: StoredTensor(
+            file=path,
+            kind=entry["dtype"],
+            shape=tuple(entry["shape"]),
+            start=8 + size + entry["data_offsets"][0],
+        )
+        for name, entry in header.items()
+        if name != "__metadata__"
+    }
+
+
+@dataclass(frozen=True, kw_only=True)
+class NewTensor:
+    """A tensor to write: its array is made when its turn comes, and let go before the next."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: np.dtype
+    make: Callable[[], np.ndarray]
+
+    @property
+    def bytes(self) -> int:
+        return int(np.prod(self.shape)) * self.dtype.itemsize
+
+
+def write_tensors(folder: Path, tensors: Sequence[NewTensor], shard_bytes: int) -> None:
+    """One file, or several with an index if they are larger than `shard_bytes` together."""
+    shards: list[list[NewTensor]] = []
+    room = 0
+    for tensor in tensors:
+        if not shards or tensor.bytes > room:
+            shards.append([])
+            room = shard_bytes
+        shards[-1].append(tensor)
+        room -= tensor.bytes
+    if len(shards) == 1:
+        write_file(folder / SINGLE, tensors)
+        return
+    weight_map = {}
+    for number, shard in enumerate(shards, 1):
+        name = f"model-{number:05}-of-{len(shards):05}.safetensors"
+        write_file(folder / name, shard)
+        weight_map |= dict.fromkeys((tensor.name for tensor in shard), name)
+    index = {
+        "metadata": {
+            "total_parameters": sum(int(np.prod(tensor.shape)) for tensor in tensors),
+            "total_size": sum(tensor.bytes for tensor in tensors),
+        },
+        "weight_map": dict(sorted(weight_map.items())),
+    }
+    (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n")
+
+
+def write_file(path: Path, tensors: Sequence[NewTensor]) -> None:
+    kinds = {dtype: kind for kind, dtype in DTYPES.items()}
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}  # transformers asks for this
+    end = 0
+    for tensor in tensors:
+        start, end = end, end + tensor.bytes
+        header[tensor.name] = {
+            "dtype": kinds[tensor.dtype],
+            "shape": tensor.shape,
+            "data_offsets": [start, end],
+        }
+    encoded = json.dumps(header, separators=(",", ":")).encode()
+    encoded += b" " * (-len(encoded) % 8)  # the data begins aligned
+    with path.open("wb") as file:
+        file.write(len(encoded).to_bytes(8, "little") + encoded)
+        for tensor in tensors:
+            array = np.ascontiguousarray(tensor.make())
+            file.write(array.reshape(-1).view(np.uint8).data)
+        file.flush()
+        os.fsync(file.fileno())

@@ -1,0 +1,1 @@
+"""Small models of every family, and what transformers makes of them (`make.py`)."""

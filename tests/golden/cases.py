@@ -1,0 +1,152 @@
+"""One small config.json for each family and option, in the keys that hub folders use.
+
+The numbers are such that every option tells: caps near the size of what they cap, windows shorter
+than the sequences, scalars that are not the defaults.
+"""
+
+import zlib
+
+import jax
+import numpy as np
+
+from rl4p.model.decoder import Decoder, DecoderConfig
+from rl4p.model.families import FAMILIES, family_of
+
+SHAPE = {
+    "vocab_size": 64,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "max_position_embeddings": 512,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 500.0,
+    "tie_word_embeddings": False,
+}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+GEMMA = {
+    "head_dim": 16,  # not width / heads
+    "hidden_activation": "gelu_pytorch_tanh",
+    "query_pre_attn_scalar": 10,
+    "sliding_window": 9,
+    "tie_word_embeddings": True,
+}
+MOE = {
+    "model_type": "qwen3_moe",
+    "moe_intermediate_size": 24,
+    "num_experts": 6,
+    "num_experts_per_tok": 2,
+    "decoder_sparse_step": 1,
+    "mlp_only_layers": [],
+}
+CASES = {
+    name: SHAPE | options
+    for name, options in {
+        "qwen2": {"model_type": "qwen2", "tie_word_embeddings": True},
+        "qwen2_window": {
+            "model_type": "qwen2",
+            "use_sliding_window": True,
+            "sliding_window": 9,
+            "max_window_layers": 1,
+        },
+        "qwen3": {"model_type": "qwen3", "head_dim": 16},
+        "llama": {"model_type": "llama", "rope_scaling": LLAMA3},
+        "llama_linear": {
+            "model_type": "llama",
+            "rope_scaling": {"rope_type": "linear", "factor": 4.0},
+            "tie_word_embeddings": True,
+        },
+        "mistral": {"model_type": "mistral", "sliding_window": 9},
+        "mistral_whole": {"model_type": "mistral", "sliding_window": None},
+        "gemma2": GEMMA
+        | {
+            "model_type": "gemma2",
+            "attn_logit_softcapping": 2.0,
+            "final_logit_softcapping": 3.0,
+        },
+        "gemma3": GEMMA
+        | {
+            "model_type": "gemma3_text",
+            "sliding_window_pattern": 3,
+            "rope_local_base_freq": 50.0,
+            "rope_scaling": {"rope_type": "linear", "factor": 8.0},
+        },
+        "qwen3_moe": MOE | {"norm_topk_prob": True},
+        "qwen3_moe_raw": MOE | {"norm_topk_prob": False, "tie_word_embeddings": True},
+    }.items()
+}
+
+
+def decoder_config(case: str) -> DecoderConfig:
+    config = CASES[case]
+    return family_of(config, case).read_config(config, case)
+
+
+def expected_shapes(config: DecoderConfig) -> dict[str, tuple[int, ...]]:
+    """The shape of every tensor in the files."""
+    shapes = jax.eval_shape(Decoder(config=config).init, jax.random.key(0))
+    result = {}
+    for path, layer, expert, name, transposed in FAMILIES[config.family].names(config):
+        shape = leaf(shapes, path).shape[(layer is not None) + (expert is not None) :]
+        result[name] = shape[::-1] if transposed else shape
+    return result
+
+
+def noise(name: str, shape: tuple[int, ...]) -> np.ndarray:
+    """Of variance one, by name; uniform, since how NumPy draws that has never changed."""
+    random = np.random.default_rng(zlib.crc32(name.encode()))
+    return ((random.random(shape) - 0.5) * 12**0.5).astype(np.float32)
+
+
+def make_tensors(config: DecoderConfig) -> dict[str, np.ndarray]:
+    """Weights that need not be stored."""
+    tensors = {}
+    for name, shape in expected_shapes(config).items():
+        if name.endswith("norm.weight"):
+            scale, offset = 0.3, 0 if config.centered_norm else 1
+        elif len(shape) == 1:
+            scale, offset = 0.5, 0
+        elif "embed_tokens" in name:
+            scale, offset = 0.3, 0
+        else:
+            scale, offset = 1.5 * shape[-1] ** -0.5, 0
+        tensors[name] = np.float32(scale) * noise(name, shape) + np.float32(offset)
+    return tensors
+
+
+def sequences() -> list[np.ndarray]:
+    """Of 1, 12 and 40 tokens."""
+    return [np.random.default_rng(n).integers(0, SHAPE["vocab_size"], n) for n in (1, 12, 40)]
+
+
+def to_params(config: DecoderConfig, tensors: dict[str, np.ndarray]) -> dict:
+    """Tensors of the files as parameters, by the family's names."""
+    shapes = jax.eval_shape(Decoder(config=config).init, jax.random.key(0))
+    params = jax.tree.map(lambda x: np.full(x.shape, np.nan, np.float32), shapes)
+    for path, layer, expert, name, transposed in FAMILIES[config.family].names(config):
+        place = tuple(i for i in (layer, expert) if i is not None)
+        leaf(params, path)[place] = tensors[name].T if transposed else tensors[name]
+    return params
+
+
+def to_tensors(config: DecoderConfig, params: dict) -> dict[str, np.ndarray]:
+    """Parameters, or what has their shape, as tensors of the files."""
+    tensors = {}
+    for path, layer, expert, name, transposed in FAMILIES[config.family].names(config):
+        array = np.asarray(leaf(params, path))[tuple(i for i in (layer, expert) if i is not None)]
+        tensors[name] = array.T if transposed else array
+    return tensors
+
+
+def leaf(tree, path):
+    for key in path:
+        tree = tree[key]
+    return tree

@@ -1,0 +1,58 @@
+"""What golden files and parity compare: logits, gradients and greedy tokens of a decoder."""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+SLOTS = 80  # of caches
+
+
+def rows(sequences, width):
+    """Tokens, positions and segment ids [B, width], padded right."""
+    tokens, positions, segments = (np.zeros((len(sequences), width), np.int32) for _ in range(3))
+    positions[:] = np.arange(width)
+    for b, sequence in enumerate(sequences):
+        tokens[b, : len(sequence)], segments[b, : len(sequence)] = sequence, 1
+    return tokens, positions, segments
+
+
+@partial(jax.jit, static_argnums=0)
+def logits(decoder, params, tokens, positions, segments):
+    return decoder.logits(params, decoder.hidden(params, tokens, positions, segments))
+
+
+@partial(jax.jit, static_argnums=0)
+def gradient(decoder, params, tokens_BT):
+    """Of the mean cross entropy of the next token."""
+
+    def loss(params):
+        places = (jnp.broadcast_to(jnp.arange(tokens_BT.shape[1]), tokens_BT.shape),)
+        logits_BTV = decoder.logits(
+            params, decoder.hidden(params, tokens_BT, *places, jnp.ones_like(tokens_BT))
+        )
+        logprobs_BTV = jax.nn.log_softmax(logits_BTV[:, :-1])
+        return -jnp.mean(jnp.take_along_axis(logprobs_BTV, tokens_BT[:, 1:, None], axis=-1))
+
+    return jax.grad(loss)(params)
+
+
+@partial(jax.jit, static_argnums=0)
+def extend(decoder, params, layers, tokens, positions, segments, cache, slot):
+    """Logits of more tokens, and the cache."""
+    row = (tokens, positions, segments)
+    hidden_BTD, cache = decoder.extend(params, layers, *row, cache, slot)
+    return decoder.logits(params, hidden_BTD), cache
+
+
+def greedy(decoder, params, prompt_T, count):
+    """The most likely next token, so many times; token by token, by a cache."""
+    layers, cache = decoder.unstack(params), decoder.empty_cache(1, SLOTS)
+    tokens = list(prompt_T)
+    for slot in range(len(prompt_T) + count - 1):
+        row = (np.int32([[x]]) for x in (tokens[slot], slot, 1))
+        logits_BTV, cache = extend(decoder, params, layers, *row, cache, slot)
+        if slot == len(tokens) - 1:
+            tokens.append(int(np.argmax(logits_BTV)))
+    return tokens[len(prompt_T) :]

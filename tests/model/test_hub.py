@@ -1,0 +1,116 @@
+import time
+
+import huggingface_hub
+import pytest
+from huggingface_hub import constants
+from huggingface_hub.errors import (
+    GatedRepoError,
+    HfHubHTTPError,
+    LocalEntryNotFoundError,
+    RepositoryNotFoundError,
+    RevisionNotFoundError,
+)
+
+from rl4p.errors import InputError
+from rl4p.model.hub import SHIPPED, model_folder
+
+NAME = "owner/a-model_1.5"
+
+
+@pytest.fixture
+def download(monkeypatch):
+    """Stands for the hub, which no test reaches: keeps its calls, answers as it is told."""
+
+    class Download:
+        answer = None
+
+        def __call__(self, name, **options):
+            self.name, self.options = name, options
+            if isinstance(self.answer, Exception):
+                raise self.answer
+            return self.answer
+
+    download = Download()
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+    return download
+
+
+def http(kind):
+    class Response:
+        status_code, headers, text, request = 500, {}, "", None
+
+    return kind("a\nlong message.", response=Response())  # type: ignore[arg-type]
+
+
+def test_a_folder_wins_over_a_model_of_the_hub(tmp_path, monkeypatch, download):
+    folder = tmp_path / NAME
+    folder.mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    assert model_folder(NAME).resolve() == folder
+    assert model_folder(str(folder)) == folder
+    assert model_folder("rl4p/tiny") == SHIPPED["rl4p/tiny"]
+    assert not hasattr(download, "name")
+
+
+@pytest.mark.parametrize(("path", "revision"), [(NAME, None), (f"{NAME}@v1", "v1")])
+def test_a_name_is_fetched_without_pickles_and_second_copies(tmp_path, download, path, revision):
+    from huggingface_hub.utils import filter_repo_objects
+
+    download.answer = str(tmp_path)
+    assert model_folder(path) == tmp_path
+    assert (download.name, download.options["revision"]) == (NAME, revision)
+    files = [
+        "config.json", "generation_config.json", "model.safetensors.index.json", "tokenizer.json",
+        "model-00001-of-00002.safetensors", "model.safetensors", "chat_template.jinja",
+        "pytorch_model.bin", "modeling.py", "consolidated.safetensors", "model.gguf",
+        "original/params.json", "onnx/model.safetensors",
+    ]  # fmt: skip
+    patterns = {key: download.options[key] for key in ("allow_patterns", "ignore_patterns")}
+    assert list(filter_repo_objects(files, **patterns)) == files[:7]
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (http(RepositoryNotFoundError), "the hub has no such model, or only for others"),
+        (http(GatedRepoError), "the hub gives it only to those whom its owner lets in"),
+        (http(RevisionNotFoundError), f"the hub's {NAME} has no revision v1"),
+        (http(HfHubHTTPError), r"the hub failed: a long message"),
+        (OSError("No space left"), "the hub failed: No space left"),
+    ],
+    ids=lambda x: type(x).__name__ if isinstance(x, Exception) else "",
+)
+def test_what_the_hub_refuses_is_one_sentence(download, error, reason):
+    download.answer = error
+    with pytest.raises(
+        InputError, match=rf"^model\.path={NAME}@v1 is not a folder, and {reason}"
+    ) as e:
+        model_folder(f"{NAME}@v1")
+    assert "\n" not in str(e.value)
+
+
+def test_a_hub_out_of_reach_is_told_from_one_that_is_switched_off(download, monkeypatch):
+    download.answer = LocalEntryNotFoundError("several\nlines")
+    for offline, reason in ((True, "HF_HUB_OFFLINE is set"), (False, "the hub cannot be reached")):
+        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", offline)
+        with pytest.raises(
+            InputError, match=rf"and {reason}, and .*cache here does not have it\.$"
+        ):
+            model_folder(NAME)
+
+
+def test_offline_the_refusal_comes_at_once():
+    """The library itself, under HF_HUB_OFFLINE."""
+    start = time.perf_counter()
+    with pytest.raises(
+        InputError, match=r"^model\.path=no-one/nothing is not a folder, and HF_HUB"
+    ):
+        model_folder("no-one/nothing")
+    assert time.perf_counter() - start < 5
+
+
+@pytest.mark.parametrize("path", ["/nowhere", "nowhere", "a/b/c", "a b/c", "../x/y", "a/b@", "./a"])
+def test_what_is_neither_is_named_without_asking_anybody(path, download):
+    with pytest.raises(InputError, match=r"model\.path=.* is not a folder; .* rl4p/tiny"):
+        model_folder(path)
+    assert not hasattr(download, "name")

@@ -1,0 +1,177 @@
+import json
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from rl4p.errors import InputError
+from rl4p.model.tensor_files import (
+    INDEX,
+    SINGLE,
+    NewTensor,
+    read_header,
+    stored_tensors,
+    write_tensors,
+)
+
+TENSORS = {
+    "a": np.arange(12, dtype=np.float32).reshape(3, 4),
+    "b": np.arange(5, dtype=np.float16),
+    "c": np.zeros((0, 2), np.float32),
+}
+
+
+def new(tensors=TENSORS, calls=None):
+    def make(name):
+        if calls is not None:
+            calls.append(name)
+        return tensors[name]
+
+    return [
+        NewTensor(name=name, shape=x.shape, dtype=x.dtype, make=lambda name=name: make(name))
+        for name, x in tensors.items()
+    ]
+
+
+@pytest.fixture
+def folder(tmp_path):
+    write_tensors(tmp_path, new(), 10**9)
+    return tmp_path
+
+
+def divided(folder):
+    write_tensors(folder, new(), 48)
+    (folder / SINGLE).unlink()
+    return folder / INDEX
+
+
+def test_what_is_written_is_what_the_library_reads(folder):
+    assert [path.name for path in folder.iterdir()] == [SINGLE]
+    read = load_file(folder / SINGLE)
+    assert read.keys() == TENSORS.keys()
+    for name, x in TENSORS.items():
+        np.testing.assert_array_equal(read[name], x, strict=True)
+
+
+def test_what_the_library_writes_is_read(tmp_path):
+    save_file(TENSORS, tmp_path / SINGLE)
+    for name, stored in stored_tensors(tmp_path).items():
+        pieces = [piece for _, piece in stored.pieces(slice(0, len(TENSORS[name])))]
+        read = np.concatenate([np.zeros_like(TENSORS[name][:0]), *pieces])
+        np.testing.assert_array_equal(read, TENSORS[name], strict=True)
+
+
+def test_arrays_are_made_one_by_one_as_they_are_written(tmp_path):
+    calls = []
+    tensors = new(calls=calls)
+    assert not calls
+    write_tensors(tmp_path, tensors, 10**9)
+    assert calls == ["a", "b", "c"]
+
+
+def test_a_file_is_closed_before_it_is_too_large(folder):
+    index = json.loads(divided(folder).read_text())
+    assert index == {
+        "metadata": {"total_parameters": 17, "total_size": 58},
+        "weight_map": {
+            "a": "model-00001-of-00002.safetensors",
+            "b": "model-00002-of-00002.safetensors",
+            "c": "model-00002-of-00002.safetensors",
+        },
+    }
+    assert {name: x.shape for name, x in stored_tensors(folder).items()} == {
+        name: x.shape for name, x in TENSORS.items()
+    }
+
+
+def test_a_missing_shard_is_named(folder):
+    divided(folder)
+    (folder / "model-00002-of-00002.safetensors").unlink()
+    with pytest.raises(InputError, match=r"names files .* not there: model-00002-of-00002\.safet"):
+        stored_tensors(folder)
+
+
+def test_an_index_that_is_not_true_is_refused_with_all_tensors(folder):
+    index = divided(folder)
+    content = json.loads(index.read_text())
+    content["weight_map"]["b"] = "model-00001-of-00002.safetensors"
+    content["weight_map"]["d"] = content["weight_map"].pop("c")
+    index.write_text(json.dumps(content))
+    with pytest.raises(InputError) as error:
+        stored_tensors(folder)
+    for sentence in (
+        "b is missing from model-00001-of-00002.safetensors",
+        "d is missing from model-00002-of-00002.safetensors",
+        "b stands in model-00002-of-00002.safetensors, and the index does not say so",
+        "c stands in model-00002-of-00002.safetensors, and the index does not say so",
+    ):
+        assert sentence in str(error.value)
+
+
+@pytest.mark.parametrize("content", ["{", "{}", "[]", '{"weight_map": {}}', '{"weight_map": 1}'])
+def test_a_broken_index_is_named(folder, content):
+    divided(folder).write_text(content)
+    with pytest.raises(InputError, match=r"model\.safetensors\.index\.json"):
+        stored_tensors(folder)
+
+
+@pytest.mark.parametrize("file", ["../x.safetensors", "/etc/passwd", "", "..", "a.bin", 7])
+def test_an_index_cannot_point_out_of_its_folder(folder, file):
+    divided(folder).write_text(json.dumps({"weight_map": {"a": file}}))
+    with pytest.raises(InputError, match="no safetensors file of this folder"):
+        stored_tensors(folder)
+
+
+def huge(content):
+    return (2**40).to_bytes(8, "little") + content[8:]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda content: b"",
+        lambda content: content[:7],
+        lambda content: content[:30],
+        lambda content: content[:-1],
+        lambda content: content + b"x",
+        huge,
+        lambda content: content.replace(b'"F32"', b'"F99"'),
+        lambda content: content.replace(b"[3,4]", b"[3,5]"),
+        lambda content: content.replace(b"[0,48]", b"[4,48]"),
+    ],
+    ids=[
+        "empty", "cut length", "cut header", "cut data", "trailing data", "huge header",
+        "unknown dtype", "another shape", "a gap",
+    ],
+)  # fmt: skip
+def test_what_is_not_a_whole_file_is_named(folder, change):
+    path = folder / SINGLE
+    path.write_bytes(change(path.read_bytes()))
+    with pytest.raises(InputError, match=r"model\.safetensors is not a whole safetensors file"):
+        read_header(path)
+
+
+def test_a_file_cut_while_it_is_read_is_named(folder):
+    stored = stored_tensors(folder)["a"]
+    (folder / SINGLE).write_bytes((folder / SINGLE).read_bytes()[: stored.start + 20])
+    with pytest.raises(InputError, match="became shorter while it was read"):
+        list(stored.pieces(slice(0, 3)))
+
+
+def test_a_folder_without_weights_is_named(tmp_path):
+    with pytest.raises(InputError, match=r"no model\.safetensors and no model\.safetensors\.index"):
+        stored_tensors(tmp_path)
+
+
+class Bomb:
+    def __reduce__(self):
+        return (pytest.fail, ("a pickle was opened",))
+
+
+@pytest.mark.parametrize("name", ["pytorch_model.bin", "pytorch_model-00001-of-00002.bin", "a.pth"])
+def test_a_pickle_is_refused_unopened(tmp_path, name):
+    import pickle
+
+    (tmp_path / name).write_bytes(pickle.dumps(Bomb()))
+    with pytest.raises(InputError, match=rf"as pickle alone \({name}\), .* convert .* safetensors"):
+        stored_tensors(tmp_path)

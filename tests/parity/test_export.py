@@ -1,0 +1,106 @@
+"""What we export, opened by transformers: no remark, the same weights, the same words."""
+
+import logging
+from contextlib import contextmanager
+
+import jax
+import numpy as np
+import pytest
+
+from rl4p.mesh import Mesh
+from rl4p.model.huggingface import write_policy
+from rl4p.model.pretrained import Pretrained
+from rl4p.rollout.naive_sampler import NaiveSampler
+from rl4p.types import Prompt
+
+pytestmark = pytest.mark.parity
+QUESTIONS = ("123+456", "999+1", "7")
+
+
+@contextmanager
+def remarks():
+    """Everything that transformers says at level WARNING; Python's warnings are errors anyway."""
+    said = []
+
+    class Keep(logging.Handler):
+        def emit(self, record):
+            said.append(record.getMessage())
+
+    import transformers
+
+    logger, keep = logging.getLogger("transformers"), Keep(level=logging.WARNING)
+    before = transformers.logging.get_verbosity()
+    transformers.logging.set_verbosity_warning()
+    logger.addHandler(keep)
+    try:
+        yield said
+    finally:
+        logger.removeHandler(keep)
+        transformers.logging.set_verbosity(before)
+
+
+@pytest.fixture(scope="module")
+def tiny():
+    return Pretrained(path="rl4p/tiny").build(Mesh(dp=1), jax.random.key(0))
+
+
+@pytest.fixture(scope="module", params=[(None, 5 * 10**9), ("bfloat16", 5 * 10**9), (None, 10**5)])
+def opened(request, tiny, tmp_path_factory):
+    """In one file and in several, in float32 and in bfloat16."""
+    pytest.importorskip("torch")
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    folder = tmp_path_factory.mktemp("out") / "policy"
+    dtype, shard_bytes = request.param
+    write_policy(folder, *tiny, dtype, shard_bytes)
+    assert (len(list(folder.glob("*.safetensors"))) > 1) == (shard_bytes == 10**5)
+    with remarks() as said:
+        model, info = AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True)
+        tokenizer = AutoTokenizer.from_pretrained(folder)
+    assert not said
+    assert not any(info.values())
+    assert str(model.dtype) == f"torch.{dtype or 'float32'}"
+    return folder, model, tokenizer
+
+
+def test_its_parameters_are_ours(opened, tiny):
+    import torch
+
+    folder, model, _ = opened
+    assert model.config.eos_token_id == tiny[0].end_ids[0]
+    assert model.generation_config.eos_token_id == list(tiny[0].end_ids)
+    ours = Pretrained(path=str(folder), param_dtype=None).build(Mesh(dp=1), jax.random.key(0))[1]
+    theirs = {name: tensor.to(torch.float32).numpy() for name, tensor in model.state_dict().items()}
+    np.testing.assert_array_equal(
+        theirs["model.embed_tokens.weight"], np.asarray(ours["embedding"], np.float32)
+    )
+    np.testing.assert_array_equal(
+        theirs["model.layers.2.mlp.down_proj.weight"],
+        np.asarray(ours["layers"]["down"]["kernel"][2].T, np.float32),
+    )
+
+
+def test_its_tokens_and_greedy_words_are_ours(opened, tiny):
+    folder, model, tokenizer = opened
+    policy, params = Pretrained(path=str(folder)).build(Mesh(dp=1), jax.random.key(0))
+    sampler = NaiveSampler(max_response_tokens=40)
+    for question in QUESTIONS:
+        chat = [{"role": "user", "content": question}]
+        theirs = tokenizer.apply_chat_template(
+            chat, add_generation_prompt=True, return_dict=True, return_tensors="pt"
+        )
+        ids = policy.tokenizer.apply_chat_template(
+            chat, add_generation_prompt=True, return_dict=False
+        )
+        assert theirs["input_ids"][0].tolist() == ids
+        prompt = Prompt(id="a", question=question, answer="", task="t", tokens=tuple(ids))
+        key = jax.random.key(0)
+        drawn, texts = sampler(
+            policy, params, [prompt], group_size=1, key=key, version=0, greedy=True
+        )
+        response = np.asarray(drawn.tokens_BT)[np.asarray(drawn.response_mask_BT)]
+        with remarks() as said:
+            words = model.float().generate(**theirs, max_new_tokens=40, do_sample=False)
+        assert not said
+        assert words[0, len(ids) :].tolist() == response.tolist()
+        assert tokenizer.decode(response, skip_special_tokens=True) == texts.responses[0]

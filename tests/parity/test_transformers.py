@@ -1,0 +1,106 @@
+"""Ours against transformers on torch, on the CPU in float32: `make parity`."""
+
+import json
+
+import jax
+import numpy as np
+import pytest
+
+from rl4p.model.decoder import Decoder
+from rl4p.model.families import FAMILIES
+from rl4p.model.huggingface import read_config, read_params, write_model
+from tests.golden import forward, make
+from tests.golden.cases import CASES, to_tensors
+
+pytestmark = pytest.mark.parity
+LENGTHS = (1, 2, 9, 64, 300)
+
+
+@pytest.fixture(scope="module", params=CASES)
+def pair(request, tmp_path_factory):
+    """A model of transformers' own making, and what our reader makes of its folder."""
+    torch = pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+    config = transformers.AutoConfig.for_model(**CASES[request.param])
+    torch.manual_seed(0)
+    model = transformers.AutoModelForCausalLM.from_config(
+        config, dtype=torch.float32, attn_implementation="eager", experts_implementation="eager"
+    ).eval()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            spread = 0.3 if parameter.ndim == 1 else 1.5 * parameter.shape[-1] ** -0.5
+            if "embed_tokens" in name and "gemma" not in config.model_type:
+                spread = 0.3
+            parameter.add_(torch.randn(parameter.shape) * spread)
+    folder = tmp_path_factory.mktemp(request.param)
+    model.save_pretrained(folder)
+    decoder = Decoder(config=read_config(folder))
+    assert decoder.config.family == CASES[request.param]["model_type"]
+    params = jax.device_get(read_params(folder, decoder, "float32"))
+    return request.param, model, decoder, params
+
+
+def sequences(vocabulary):
+    random = np.random.default_rng(1)
+    return [random.integers(0, vocabulary, length) for length in LENGTHS]
+
+
+def test_logits(pair):
+    import torch
+
+    case, model, decoder, params = pair
+    rows = sequences(decoder.config.vocabulary)
+    ours = forward.logits(decoder, params, *forward.rows(rows, max(LENGTHS)))
+    worst = 0.0
+    for row, tokens in zip(np.asarray(ours), rows, strict=True):
+        with torch.no_grad():
+            theirs = model(torch.from_numpy(tokens)[None]).logits[0].numpy()
+        assert np.std(theirs) > 0.3
+        worst = max(worst, np.max(np.abs(row[: len(tokens)] - theirs)))
+    print(f"{case}: largest difference of logits {worst:.1e}, of {np.max(np.abs(ours)):.1f}")
+    assert worst <= 2e-4
+
+
+def test_gradients(pair):
+    case, model, decoder, params = pair
+    tokens = sequences(decoder.config.vocabulary)[3]
+    theirs = make.loss_gradients(model, tokens)
+    gradient = forward.gradient(decoder, params, np.int32(tokens)[None])
+    ours = to_tensors(decoder.config, gradient)
+    assert ours.keys() == theirs.keys()
+    worst = {
+        name: np.linalg.norm(ours[name] - theirs[name]) / np.linalg.norm(theirs[name])
+        for name in ours
+        if ours[name].any() or theirs[name].any()  # an expert that no token chose has none
+    }
+    print(f"{case}: largest relative difference of gradients {max(worst.values()):.1e}")
+    assert len(worst) >= 0.8 * len(ours)
+    assert max(worst.values()) <= 1e-3, max(worst, key=worst.get)
+
+
+def test_greedy_tokens(pair):
+    _, model, decoder, params = pair
+    prompt = sequences(decoder.config.vocabulary)[2]
+    theirs = make.greedy_tokens(model, prompt)
+    ours = forward.greedy(decoder, params, np.int32(prompt), make.GREEDY)
+    assert len(theirs) == 64
+    np.testing.assert_array_equal(ours, theirs)
+
+
+def test_what_we_write_transformers_reads(pair, tmp_path):
+    import torch
+    import transformers
+
+    _, model, decoder, params = pair
+    write_model(tmp_path, decoder, params, (1,))
+    again, info = transformers.AutoModelForCausalLM.from_pretrained(
+        tmp_path, attn_implementation="eager", output_loading_info=True
+    )
+    assert not any(info.values()), info
+    written = json.loads((tmp_path / "config.json").read_text())
+    assert written["architectures"] == [type(model).__name__]
+    assert FAMILIES[decoder.config.family].architecture == type(model).__name__
+    tokens = torch.from_numpy(sequences(decoder.config.vocabulary)[3])[None]
+    with torch.no_grad():
+        difference = again.eval()(tokens).logits - model(tokens).logits
+    assert difference.abs().max() < 1e-5
