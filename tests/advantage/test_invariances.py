@@ -69,8 +69,10 @@ def test_an_invalid_sample_has_none_and_counts_for_nothing(run, advantage):
 
 
 @each_relative
-@pytest.mark.parametrize("value", [0.0, 1.0, 0.1, 1 / 3, 1e-8, 1e8, -0.7])
+@pytest.mark.parametrize("value", [0.0, 1.0, 0.1, 0.9, 1 / 3, 1e-8, 1e8, -0.7])
 def test_equal_rewards_give_exactly_zero(run, advantage, value):
+    """The mean of three times 0.9 is not 0.9, and that of seven times 0.1 is not 0.1."""
+    np.testing.assert_array_equal(run(advantage, (value,) * 8, group_ids=(2,) * 7 + (5,)), 0)
     np.testing.assert_array_equal(run(advantage, (value,) * 8), 0)
     np.testing.assert_array_equal(run(advantage, (value,) * 8, valid=(1, 0, 1, 1, 1, 0, 1, 1)), 0)
 

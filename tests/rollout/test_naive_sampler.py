@@ -67,8 +67,8 @@ def test_behaviour_logprobs_are_those_of_the_trainer(sample, policy, params, opt
 
 
 def test_a_response_goes_on_to_its_first_end_token_and_no_further(sample, ending):
-    finishes = set()
-    for seed in range(4):
+    finishes, longest = set(), 0
+    for seed in range(16):
         trajectories, _ = sample(seed=seed)
         mask = np.asarray(trajectories.response_mask_BT)
         assert not mask[:, :16].any()
@@ -84,9 +84,11 @@ def test_a_response_goes_on_to_its_first_end_token_and_no_further(sample, ending
             assert trajectories.finish_B[row] == (Finish.STOP if stopped else Finish.LENGTH)
             assert (trajectories.tokens_BT[row, 16 + length :] == ending.pad_id).all()
             finishes.add((stopped, tokens[-1] if stopped else None))
-    # Both ways to end were seen, and several end tokens.
+            longest = max(longest, length * stopped)
+    # Both ways to end were seen, several end tokens, and one of them at the very limit.
     assert len(finishes) > 4
     assert (False, None) in finishes
+    assert longest == R
 
 
 def test_rows_are_their_prompts_side_by_side(sample, prompts):
