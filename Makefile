@@ -23,8 +23,7 @@ train: $(RUNTIME)
 test: lint
 	$(BIN)/python -m pytest -n 2 --dist loadfile $(ARGS)
 
-# A CPU build of torch serves, and is much smaller than what PyPI has for Linux:
-# PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu make parity
+# A CPU build of torch serves, and is much smaller; pip's own settings say where to find one.
 parity: $(PARITY)
 	$(BIN)/python -m pytest -m parity tests/parity $(ARGS)
 

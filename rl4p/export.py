@@ -35,12 +35,11 @@ def export(run: Path, out: Path, dtype: str | None = None, trusted: Sequence[str
 
     try:
         config: Any = OmegaConf.load(run / ".hydra" / "config.yaml")
-    except OSError:
-        raise InputError(f"resume={run} is no run folder: it has no .hydra/config.yaml.") from None
-    except YAMLError:
+    except (OSError, YAMLError):
         config = None
     if not isinstance(config, DictConfig) or not {"model", "seed"} <= set(config):
-        raise InputError(f"{run}/.hydra/config.yaml is not the configuration of a run.")
+        file = ".hydra/config.yaml"
+        raise InputError(f"resume={run} is not the folder of a run: {file} is absent or broken.")
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise InputError(f"out={out} is not empty.")
     config.trusted_targets = list(trusted)  # never those that a run folder says

@@ -150,7 +150,7 @@ def test_a_broken_configuration_is_named(tmp_path, content, capsys):
     (tmp_path / ".hydra").mkdir()
     (tmp_path / ".hydra" / "config.yaml").write_text(content)
     assert main([f"resume={tmp_path}", f"out={tmp_path / 'out'}"]) == 2
-    assert "config.yaml is not the configuration of a run" in capsys.readouterr().err
+    assert "config.yaml is absent or broken." in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("empty", [True, False])
