@@ -71,10 +71,10 @@ def policy_and_params():
     )
     policy, params = model.build(Mesh(dp=1), jax.random.key(0))
     noise = np.random.default_rng(0)
-    return policy, jax.tree.map(
-        lambda x: jnp.asarray(x + noise.normal(0, 0.1, x.shape), jnp.float32),
-        jax.device_get(params),
+    params = jax.tree.map(
+        lambda x: np.float32(x + noise.normal(0, 0.1, x.shape)), jax.device_get(params)
     )
+    return policy, policy.mesh.replicate(params)
 
 
 @pytest.fixture(scope="session")
@@ -169,15 +169,18 @@ def make_rewards():
 
 @pytest.fixture(scope="session")
 def make_state():
+    """On the mesh, as in a run: elsewhere a second step would compile everything once more."""
+
     def make(params, optimizer, *, step=0, memory=None):
         params = jax.tree.map(jnp.copy, params)
-        return TrainState(
+        state = TrainState(
             step=jnp.int32(step),
             params=params,
             optimizer_state=optimizer.transform().init(params),
             key=jax.random.key(1),
             memory=memory or {},
         )
+        return Mesh(dp=1).replicate(state)
 
     return make
 

@@ -82,13 +82,13 @@ def test_parameters_alone_are_read_without_a_trace(tmp_path, params, prompts, ma
         checkpoints.save(make_state(params, AdamW(), step=1))
         checkpoints.save(make_state(jax.tree.map(lambda x: x + 1, params), AdamW(), step=2))
     files = sorted(tmp_path.rglob("*"))
-    step, restored = restore_params(tmp_path / "checkpoints", params)
+    step, restored = restore_params(tmp_path, params)
     assert step == 2
     jax.tree.map(lambda a, b: np.testing.assert_array_equal(a, b + 1), restored, params)
     assert sorted(tmp_path.rglob("*")) == files
     with pytest.raises(InputError, match=r"head is absent there and"):
-        restore_params(tmp_path / "checkpoints", params | {"head": params["embedding"]})
-    with pytest.raises(InputError, match="has no checkpoints"):
+        restore_params(tmp_path, params | {"head": params["embedding"]})
+    with pytest.raises(InputError, match=r"nowhere/checkpoints has no finished checkpoint"):
         restore_params(tmp_path / "nowhere", params)
     assert sorted(tmp_path.rglob("*")) == files
 

@@ -72,4 +72,4 @@ def test_what_cannot_be_graded_is_not_right(evaluate):
 
 def test_a_term_that_the_reward_lacks_is_named(evaluate):
     with pytest.raises(InputError, match=r"evaluation\.term=luck .* correct, style"):
-        evaluate(["a"], rows=1, term="luck", right=())
+        evaluate(["a"], rows=2, term="luck", right=())
