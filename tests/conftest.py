@@ -1,5 +1,6 @@
 """What every test runs under: offline, on the CPU, strict promotion, fixed seeds."""
 
+import logging
 import os
 import random
 import sys
@@ -41,6 +42,17 @@ def seeds():
     """The same draws in every run, for code that uses a global generator (a library's)."""
     random.seed(0)
     np.random.seed(0)  # noqa: NPY002
+
+
+@pytest.fixture(autouse=True)
+def logging_is_on():
+    """Whatever an earlier test had Hydra set: a library may switch the loggers of others off."""
+    logging.disable(logging.NOTSET)
+    logging.root.setLevel(logging.WARNING)
+    for logger in logging.root.manager.loggerDict.values():
+        if isinstance(logger, logging.Logger) and logger.name.startswith("rl4p"):
+            logger.disabled, logger.propagate = False, True
+            logger.setLevel(logging.NOTSET)
 
 
 @pytest.fixture(autouse=True)
