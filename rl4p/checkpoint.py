@@ -138,7 +138,10 @@ def restore_params(folder: Path, like: Params) -> tuple[int, Params]:
     manager = ocp.CheckpointManager(
         folder.absolute(),
         options=ocp.CheckpointManagerOptions(create=False),
-        item_handlers={"state": ocp.PyTreeCheckpointHandler()},
+        item_handlers={
+            "state": ocp.PyTreeCheckpointHandler(),
+            "stream": ocp.JsonCheckpointHandler(),  # or Orbax remarks that it cannot read it
+        },
     )
     step = manager.latest_step()
     if step is None:

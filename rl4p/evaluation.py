@@ -48,7 +48,7 @@ class Evaluation:
                 "rollout",
                 state.memory,
                 self.policy,
-                state.params,
+                self.policy.whole(state.params),
                 filled,
                 group_size=1,
                 key=jax.random.key(0),

@@ -21,7 +21,7 @@ from rl4p.model.logprobs import microbatch_count
 from rl4p.model.policy import Policy, padded_width
 from rl4p.phases import Phases
 from rl4p.tracker import Tracker
-from rl4p.types import Prompt, TrainState
+from rl4p.types import Params, Prompt, TrainState
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,7 +113,7 @@ def build(config: DictConfig) -> Experiment:
         evaluation=evaluation,
         checkpoint=instantiate(config.checkpoint),
         tracker=instantiate(config.tracker),
-        sizes=f"{describe_model(params, mesh)}; "
+        sizes=f"{describe_model(policy, params)}; "
         f"{describe_data(prompts, dropped, test_prompts, test_dropped)}\n"
         f"{describe_step(config, phases, prompts)}",
     )
@@ -148,12 +148,15 @@ def check_lengths(config: DictConfig, policy: Policy, *response_limits: int) -> 
         )
 
 
-def describe_model(params: Any, mesh: Mesh) -> str:
-    count = sum(leaf.size for leaf in jax.tree.leaves(params))
-    devices = mesh.devices.devices.flatten()
+def describe_model(policy: Policy, params: Params) -> str:
+    trained, frozen = (
+        sum(leaf.size for leaf in jax.tree.leaves(tree)) for tree in (params, policy.frozen)
+    )
+    share = f" beside {frozen / 1e6:,.2f}M frozen ({trained / (trained + frozen):.1%} trained)"
+    devices = policy.mesh.devices.devices.flatten()
     return (
-        f"{count / 1e6:,.2f}M parameters on {len(devices)} {devices[0].device_kind} "
-        f"({devices[0].platform})"
+        f"{trained / 1e6:,.2f}M parameters{share if frozen else ''} on {len(devices)} "
+        f"{devices[0].device_kind} ({devices[0].platform})"
     )
 
 

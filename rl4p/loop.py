@@ -80,7 +80,13 @@ def train(loop: Loop, state: TrainState, stream: PromptStream) -> Iterator[StepI
             # Its arrays are given up, and those of a memory that a phase left alone are in both.
             state = replace(state, memory={})
             state, update_metrics = gradient_step(
-                phases.update, policy.decoder, phases.rollout.sampling, loop.optimizer, state, batch
+                phases.update,
+                policy.decoder,
+                phases.rollout.sampling,
+                loop.optimizer,
+                policy.frozen,
+                state,
+                batch,
             )
             state = replace(state, step=state.step + 1, memory=memory)
             metrics |= {name: float(x) for name, x in jax.device_get(update_metrics).items()}
@@ -106,7 +112,7 @@ def score(loop: Loop, state: TrainState, trajectories: Trajectories) -> dict[str
     scorers = {
         "proximal_logprobs": lambda: score_logprobs(
             loop.policy.decoder,
-            state.params,
+            loop.policy.whole(state.params),
             trajectories,
             loop.phases.rollout.sampling,
             tokens_per_microbatch=loop.phases.update.tokens_per_microbatch,

@@ -107,6 +107,25 @@ def test_a_run_folder_cannot_say_what_is_trusted(run, tmp_path, capsys):
     assert copy.is_dir()
 
 
+def test_adapters_are_merged_or_written_alone(run, tmp_path, capsys):
+    lora_run = tmp_path / "run"
+    config = compose(("model.lora.rank=1", "data.train_size=20", "data.held_out_size=4"))
+    (lora_run / ".hydra").mkdir(parents=True)
+    OmegaConf.save(config, lora_run / ".hydra" / "config.yaml")
+    experiment = build(config)
+    assert "0.01M parameters beside 0.35M frozen (1.5% trained)" in experiment.sizes
+    with experiment.checkpoint.open(lora_run, experiment.stream) as checkpoints:
+        checkpoints.save(experiment.state)
+    assert main([f"resume={lora_run}", f"out={tmp_path / 'alone'}", "adapter=true"]) == 0
+    assert "holds the adapter of" in capsys.readouterr().out
+    assert (tmp_path / "alone" / "adapter_model.safetensors").is_file()
+    assert not (tmp_path / "alone" / "model.safetensors").exists()
+    assert main([f"resume={lora_run}", f"out={tmp_path / 'merged'}"]) == 0
+    assert_equal(load(tmp_path / "merged")[1], experiment.loop.policy.frozen)  # B is 0 yet
+    assert main([f"resume={run}", f"out={tmp_path / 'none'}", "adapter=true"]) == 2
+    assert "has no adapter to write alone" in capsys.readouterr().err
+
+
 def test_a_write_that_fails_leaves_nothing(run, tmp_path, monkeypatch, capsys):
     def full(*_):
         raise OSError(28, "No space left on device")
@@ -134,6 +153,7 @@ def test_an_empty_folder_is_filled_and_another_is_not(run, tmp_path, capsys):
         (["resume=a"], "Give resume=RUN and out=FOLDER"),
         (["resume=a", "out="], "Give resume=RUN and out=FOLDER"),
         (["run=a", "out=b"], "Give resume=RUN and out=FOLDER"),
+        (["resume=a", "out=b", "adapter=yes"], "adapter=yes is not true or false."),
         (["resume=a", "out=b", "dtype=int8"], "dtype=int8 is not one of float32, bfloat16, float1"),
         (["resume=/nowhere", "out=b"], "resume=/nowhere is not the folder of a run"),
     ],

@@ -62,7 +62,7 @@ def run(dp):
         scores={},
     )
     state, metrics = gradient_step(
-        update, policy.decoder, sampler.sampling, optimizer, state, batch
+        update, policy.decoder, sampler.sampling, optimizer, {}, state, batch
     )
     assert all(x.sharding.is_fully_replicated for x in jax.tree.leaves(state.params))
     moments = state.optimizer_state[1][0].mu  # a tenth of the gradient

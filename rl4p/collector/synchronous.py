@@ -34,7 +34,7 @@ class Synchronous:
                 "rollout",
                 state.memory,
                 policy,
-                state.params,
+                policy.whole(state.params),
                 prompts,
                 group_size=group_size,
                 key=jax.random.fold_in(state.step_key(), 0),

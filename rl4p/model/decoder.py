@@ -5,7 +5,7 @@ decoding slices it once, outside its loop, and unrolls the layers, since a scann
 rewritten whole at every token.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import jax
@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from rl4p.model.attention import View, softcapped, views
 from rl4p.model.decoder_config import DecoderConfig
 from rl4p.model.layer import Layer, RMSNorm
+from rl4p.model.lora import LoRA
 from rl4p.types import Array, Params
 
 __all__ = ["Cache", "Decoder", "DecoderConfig"]
@@ -37,15 +38,17 @@ class Decoder:
       config: the shape.
       dtype: of activations, "float32" or "bfloat16"; logits are float32 always.
       remat: recompute each layer in the backward pass instead of keeping its activations.
+      lora: of the adapters, where parameters hold some.
     """
 
     config: DecoderConfig
     dtype: str = "float32"
     remat: bool = False
+    lora: LoRA = field(default_factory=LoRA)
 
     @property
     def layer(self) -> Layer:
-        return Layer(self.config, jnp.dtype(self.dtype), parent=None)
+        return Layer(self.config, jnp.dtype(self.dtype), self.lora.scale, parent=None)
 
     def init(self, key: Array) -> Params:
         """Fresh float32 parameters: normal(0, 0.02), residual outputs scaled by 1/sqrt(2 L)."""

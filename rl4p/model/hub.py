@@ -33,6 +33,13 @@ def model_folder(path: str) -> Path:
     return fetch(path)
 
 
+def lasting_name(path: str) -> str:
+    """What others find the model of `model.path` by: a hub id, or the whole path of a folder."""
+    if Path(path).is_dir() or path in SHIPPED:
+        return str(model_folder(path).absolute())
+    return path
+
+
 def fetch(path: str) -> Path:
     # Half a second to import, and most runs do not need it.
     from huggingface_hub import constants, snapshot_download

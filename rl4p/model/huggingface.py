@@ -1,6 +1,7 @@
 """Hugging Face folders in and out: config.json and safetensors to parameters and back."""
 
 import json
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -14,6 +15,7 @@ from jax.sharding import Sharding, SingleDeviceSharding
 from rl4p.errors import InputError, RunError
 from rl4p.model.decoder import Decoder, DecoderConfig
 from rl4p.model.families import FAMILIES, Tensor, family_of
+from rl4p.model.lora import merged_kernel
 from rl4p.model.policy import Policy
 from rl4p.model.tensor_files import (
     DTYPES,
@@ -21,6 +23,7 @@ from rl4p.model.tensor_files import (
     StoredTensor,
     read_json,
     stored_tensors,
+    write_file,
     write_tensors,
 )
 from rl4p.types import Array, Params
@@ -168,10 +171,15 @@ def leaf(tree: Any, path: tuple[str, ...]) -> Any:
     return tree
 
 
-@partial(jax.jit, static_argnames=("dtype", "transposed"))
-def one_tensor(array: Array, at: tuple[Array, ...], *, dtype: Any, transposed: bool) -> Array:
-    """A tensor of a stacked parameter, as it is in the files."""
-    tensor = jnp.asarray(array[at]).astype(dtype)
+@partial(jax.jit, static_argnames=("scale", "dtype", "transposed"))
+def one_tensor(
+    arrays: tuple[Array, ...], at: tuple[Array, ...], *, scale: float, dtype: Any, transposed: bool
+) -> Array:
+    """A tensor of a stacked parameter, as it is in the files; its adapter, if any, merged."""
+    tensor, *adapter = (jnp.asarray(array[at]) for array in arrays)
+    if adapter:
+        tensor = merged_kernel(tensor, adapter[0], adapter[1], scale)
+    tensor = tensor.astype(dtype)
     return tensor.T if transposed else tensor
 
 
@@ -190,7 +198,7 @@ def write_model(
     Args:
       folder: is made; what is in it is written over.
       decoder: whose parameters these are.
-      params: stacked, on any devices.
+      params: stacked, on any devices; adapters among them are merged into what they adapt.
       end_ids: all end tokens, the one that a writer of texts would use first.
       pad_id: for readers that want one.
       dtype: of the files; None keeps that of the parameters.
@@ -201,20 +209,15 @@ def write_model(
     tensors = []
     for tensor in family.names(decoder.config):
         array = leaf(params, tensor.path)
-        options = {
-            "dtype": jnp.dtype(dtype or array.dtype),
-            "transposed": tensor.transposed,
-        }
-        make = partial(one_tensor, array, tuple(map(np.int32, place(tensor))), **options)
-        like = jax.eval_shape(make)
-        tensors.append(
-            NewTensor(
-                name=tensor.name,
-                shape=like.shape,
-                dtype=like.dtype,
-                make=lambda make=make: np.asarray(make()),
-            )
+        make = partial(
+            one_tensor,
+            (array, *adapter_of(params, tensor)),
+            tuple(map(np.int32, place(tensor))),
+            scale=decoder.lora.scale,
+            dtype=jnp.dtype(dtype or array.dtype),
+            transposed=tensor.transposed,
         )
+        tensors.append(new_tensor(tensor.name, make))
     write_tensors(folder, tensors, shard_bytes)
     config = {
         "architectures": [family.architecture],
@@ -230,14 +233,80 @@ def write_model(
         (folder / name).write_text(json.dumps(content, indent=2) + "\n")
 
 
+def adapter_of(params: Params, tensor: Tensor) -> tuple[Array, ...]:
+    """A and B of LoRA beside a kernel; none where it has no adapter."""
+    beside = leaf(params, tensor.path[:-1])
+    adapted = tensor.path[-1] == "kernel" and "lora_a" in beside
+    return (beside["lora_a"], beside["lora_b"]) if adapted else ()
+
+
+def new_tensor(name: str, make: Callable[[], Array]) -> NewTensor:
+    like = jax.eval_shape(make)
+    return NewTensor(name=name, shape=like.shape, dtype=like.dtype, make=lambda: np.asarray(make()))
+
+
+def write_adapter(
+    folder: Path, decoder: Decoder, adapters: Params, base: str, dtype: str | None = None
+) -> None:
+    """Writes adapter_config.json and adapter_model.safetensors, in the names of PEFT.
+
+    Args:
+      folder: is made; what is in it is written over.
+      decoder: whose parameters the adapters stand beside.
+      adapters: what was trained.
+      base: what the model that they belong to is loaded by: a folder, or a hub id.
+      dtype: of the file; None keeps that of the adapters.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    tensors, targets = [], set()
+    for tensor in FAMILIES[decoder.config.family].names(decoder.config):
+        if tensor.path[-1] != "kernel" or tensor.path[-2] not in adapters["layers"]:
+            continue
+        module = tensor.name.removesuffix(".weight")
+        targets.add(module.rpartition(".")[2])
+        for name, array in zip(("lora_A", "lora_B"), adapter_of(adapters, tensor), strict=True):
+            make = partial(
+                one_tensor,
+                (array,),
+                tuple(map(np.int32, place(tensor))),
+                scale=0.0,
+                dtype=jnp.dtype(dtype or array.dtype),
+                transposed=True,
+            )
+            tensors.append(new_tensor(f"base_model.model.{module}.{name}.weight", make))
+    write_file(folder / "adapter_model.safetensors", tensors)
+    name, _, revision = base.partition("@")
+    config = {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "base_model_name_or_path": name,
+        "revision": revision or None,
+        "r": decoder.lora.rank,
+        "lora_alpha": decoder.lora.alpha,
+        "lora_dropout": 0.0,
+        "bias": "none",
+        "target_modules": sorted(targets),
+        "inference_mode": True,
+    }
+    (folder / "adapter_config.json").write_text(json.dumps(config, indent=2) + "\n")
+
+
 def write_policy(
     folder: Path,
     policy: Policy,
-    params: Params,
+    trained: Params,
     dtype: str | None = None,
     shard_bytes: int = SHARD_BYTES,
+    *,
+    adapter: bool = False,
 ) -> None:
     """A model with its tokenizer and chat template, in a folder that appears when it is complete.
+
+    Args:
+      folder: is not there, or empty.
+      policy, trained: the policy and its trained parameters.
+      dtype, shard_bytes: see `write_model`.
+      adapter: write the adapters alone, for PEFT, and not merged into their base.
 
     Raises:
       RunError: it could not be written.
@@ -247,15 +316,18 @@ def write_policy(
         folder.parent.mkdir(parents=True, exist_ok=True)
         with TemporaryDirectory(prefix=f".{folder.name}.", dir=folder.parent) as made:
             unfinished = Path(made) / folder.name
-            write_model(
-                unfinished,
-                policy.decoder,
-                params,
-                policy.end_ids,
-                pad_id=policy.pad_id,
-                dtype=dtype,
-                shard_bytes=shard_bytes,
-            )
+            if adapter:
+                write_adapter(unfinished, policy.decoder, trained, policy.base, dtype)
+            else:
+                write_model(
+                    unfinished,
+                    policy.decoder,
+                    policy.whole(trained),
+                    policy.end_ids,
+                    pad_id=policy.pad_id,
+                    dtype=dtype,
+                    shard_bytes=shard_bytes,
+                )
             policy.tokenizer.save_pretrained(unfinished)
             unfinished.rename(folder)  # where nothing is, or an empty folder
     except OSError as error:

@@ -68,17 +68,39 @@ class Experts(nn.Module):
         return jnp.einsum("BTEF,EFD->BTD", hidden_BTEF * weights_BTE[..., None], down_EFD)
 
 
+class Projection(nn.Dense):
+    """x W + b; where the parameters hold an adapter of W (`lora.py`), also (x A) B, scaled."""
+
+    adapter_scale: float = 0.0
+
+    def __call__(self, inputs: Array) -> Array:
+        y = super().__call__(inputs)
+        if not self.has_variable("params", "lora_a"):
+            return y
+        down, up = (
+            self.get_variable("params", name).astype(self.dtype) for name in ("lora_a", "lora_b")
+        )
+        return y + self.adapter_scale * ((inputs.astype(self.dtype) @ down) @ up)
+
+
 class Layer(nn.Module):
     """Attention and feed-forward, each after a norm and around a residual."""
 
     config: DecoderConfig
     dtype: Any
+    adapter_scale: float = 0.0
 
     def setup(self) -> None:
         c = self.config
 
-        def dense(features: int, bias: bool = False) -> nn.Dense:
-            return nn.Dense(features, use_bias=bias, dtype=self.dtype, kernel_init=INIT)
+        def dense(features: int, bias: bool = False) -> Projection:
+            return Projection(
+                features,
+                use_bias=bias,
+                dtype=self.dtype,
+                kernel_init=INIT,
+                adapter_scale=self.adapter_scale,
+            )
 
         norm = partial(RMSNorm, c.norm_epsilon, c.centered_norm)
         self.attention_norm = norm()

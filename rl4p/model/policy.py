@@ -9,7 +9,8 @@ import numpy as np
 
 from rl4p.mesh import Mesh
 from rl4p.model.decoder import Decoder
-from rl4p.types import Prompt, Trajectories
+from rl4p.model.lora import join
+from rl4p.types import Params, Prompt, Trajectories
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -23,6 +24,8 @@ class Policy:
       end_ids: every token that ends a response.
       pad_id: fills rows up; masks say what is padding, never this id.
       template: arguments of the tokenizer's chat template.
+      frozen: parameters that are not trained, which those that are stand beside (LoRA's base).
+      base: the folder or hub id that `frozen` comes from.
     """
 
     decoder: Decoder
@@ -31,6 +34,12 @@ class Policy:
     end_ids: tuple[int, ...]
     pad_id: int
     template: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    frozen: Params = field(default_factory=dict, repr=False, compare=False)
+    base: str = ""
+
+    def whole(self, trained: Params) -> Params:
+        """The parameters that the decoder runs with."""
+        return join(self.frozen, trained)
 
     def pad_prompts(self, prompts: Sequence[Prompt]) -> tuple[np.ndarray, np.ndarray]:
         """Tokens and mask [B, T], padded left: all responses start in one column."""

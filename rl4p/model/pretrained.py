@@ -2,15 +2,18 @@
 
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
+
+import jax
 
 from rl4p.errors import InputError
 from rl4p.mesh import Mesh
 from rl4p.model.decoder import Decoder
-from rl4p.model.hub import model_folder
+from rl4p.model.hub import lasting_name, model_folder
 from rl4p.model.huggingface import read_config, read_params
+from rl4p.model.lora import LoRA
 from rl4p.model.policy import Policy
 from rl4p.model.tensor_files import read_json
 from rl4p.model.tokenizer import check_template, load_tokenizer
@@ -31,6 +34,7 @@ class Pretrained:
         steps are lost in rounding. None keeps that of the files.
       remat: recompute layers in the backward pass: less memory, about a third more time.
       template: arguments of the chat template, such as `enable_thinking`.
+      lora: adapters that are trained in place of the parameters; see `lora.py`.
     """
 
     path: str
@@ -38,11 +42,14 @@ class Pretrained:
     param_dtype: Literal["float32", "bfloat16"] | None = "float32"
     remat: bool = False
     template: Mapping[str, Any] = field(default_factory=dict)
+    lora: LoRA = field(default_factory=LoRA)
 
     def build(self, mesh: Mesh, key: Array) -> tuple[Policy, Params]:
-        """The policy and its parameters on the mesh; the key is for models made from scratch."""
+        """The policy and its trained parameters on the mesh; the key is for fresh adapters."""
         folder = model_folder(self.path)
-        decoder = Decoder(config=read_config(folder), dtype=self.dtype, remat=self.remat)
+        decoder = Decoder(
+            config=read_config(folder), dtype=self.dtype, remat=self.remat, lora=self.lora
+        )
         tokenizer: Any = load_tokenizer(folder)  # its stubs give a token id any of six types
         check_template(tokenizer, self.template)
         ends = read_end_ids(folder)
@@ -76,7 +83,11 @@ class Pretrained:
             pad_id=ends[0] if tokenizer.pad_token_id is None else tokenizer.pad_token_id,
             template=self.template,
         )
-        return policy, read_params(folder, decoder, self.param_dtype, mesh.everywhere)
+        params = read_params(folder, decoder, self.param_dtype, mesh.everywhere)
+        if not self.lora.rank:
+            return policy, params
+        adapters = jax.jit(self.lora.init, out_shardings=mesh.everywhere)(key, params)
+        return replace(policy, frozen=params, base=lasting_name(self.path)), adapters
 
 
 def read_end_ids(folder: Path) -> tuple[int, ...]:

@@ -54,6 +54,5 @@ class AdamW:
 
 def is_matrix(params: Params) -> Params:
     """True on kernels and embeddings (stacked over layers or not), told by their names."""
-    return jax.tree_util.tree_map_with_path(
-        lambda path, _: path[-1].key in ("kernel", "embedding", "head"), params
-    )
+    names = ("kernel", "embedding", "head", "lora_a", "lora_b")
+    return jax.tree_util.tree_map_with_path(lambda path, _: path[-1].key in names, params)

@@ -15,6 +15,7 @@ import optax
 from rl4p.masking import masked_sum
 from rl4p.model.decoder import Decoder
 from rl4p.model.logprobs import microbatch_count, split_rows, token_logprobs
+from rl4p.model.lora import join
 from rl4p.types import Array, Metrics, Params, Sampling, TrainingBatch, TrainState
 from rl4p.update.aggregation import aggregation_weights
 
@@ -27,6 +28,7 @@ def gradient_step(
     decoder: Decoder,
     sampling: Sampling,
     optimizer: Any,
+    frozen: Params,
     state: TrainState,
     batch: TrainingBatch,
 ) -> tuple[TrainState, Metrics]:
@@ -36,6 +38,7 @@ def gradient_step(
       update: the update phase (`protocols.Update`).
       decoder, sampling: the policy, and the distribution that its tokens were drawn from.
       optimizer: `protocols.Optimizer`.
+      frozen: parameters that those of the state stand beside (`Policy.frozen`).
       state: given up to the call (donated).
       batch: rows are whole sequences; their number must divide by the minibatches.
 
@@ -59,7 +62,7 @@ def gradient_step(
     def one_update(carry: tuple[Params, Any], row_ids: Array) -> tuple[tuple[Params, Any], Any]:
         params, optimizer_state = carry
         minibatch = jax.tree.map(lambda x: x[row_ids], batch)
-        gradient, sums = minibatch_gradient(update, decoder, sampling, params, minibatch)
+        gradient, sums = minibatch_gradient(update, decoder, sampling, frozen, params, minibatch)
         norm = optax.tree.norm(gradient)
         direction, new_optimizer_state = optimizer.transform().update(
             gradient, optimizer_state, params
@@ -84,7 +87,12 @@ def gradient_step(
 
 
 def minibatch_gradient(
-    update: Any, decoder: Decoder, sampling: Sampling, params: Params, batch: TrainingBatch
+    update: Any,
+    decoder: Decoder,
+    sampling: Sampling,
+    frozen: Params,
+    params: Params,
+    batch: TrainingBatch,
 ) -> tuple[Params, dict[str, Array]]:
     """The gradient of the aggregated loss, summed over microbatches, and sums for the metrics."""
     rows, T = batch.loss_mask_BT.shape
@@ -94,7 +102,8 @@ def minibatch_gradient(
     microbatches = microbatch_count(rows, T, update.tokens_per_microbatch)
 
     def loss_and_sums(params: Params, micro: TrainingBatch, weights_BT: Array) -> Any:
-        logprobs_BT, entropy_BT = token_logprobs(decoder, params, micro.trajectories, sampling)
+        whole = join(frozen, params)
+        logprobs_BT, entropy_BT = token_logprobs(decoder, whole, micro.trajectories, sampling)
         # Padding may hold -inf (a token outside the support): out before any arithmetic.
         mask = micro.loss_mask_BT
         logprobs_BT = jnp.where(mask, logprobs_BT, 0.0)

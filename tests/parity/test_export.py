@@ -9,6 +9,7 @@ import pytest
 
 from rl4p.mesh import Mesh
 from rl4p.model.huggingface import write_policy
+from rl4p.model.lora import LoRA
 from rl4p.model.pretrained import Pretrained
 from rl4p.rollout.naive_sampler import NaiveSampler
 from rl4p.types import Prompt
@@ -104,3 +105,32 @@ def test_its_tokens_and_greedy_words_are_ours(opened, tiny):
         assert not said
         assert words[0, len(ids) :].tolist() == response.tolist()
         assert tokenizer.decode(response, skip_special_tokens=True) == texts.responses[0]
+
+
+@pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing:FutureWarning")  # PEFT's own
+def test_peft_opens_an_adapter(tmp_path):
+    """The adapter on its base gives the logits of both merged, by transformers and by PEFT."""
+    torch = pytest.importorskip("torch")
+    peft = pytest.importorskip("peft")
+    from transformers import AutoModelForCausalLM
+
+    lora = LoRA(rank=3, alpha=5.0, targets="query|output|up|down")
+    policy, adapters = Pretrained(path="rl4p/tiny", lora=lora).build(Mesh(dp=1), jax.random.key(0))
+    key = jax.random.key(1)
+    adapters = jax.tree.map(lambda x: x + 0.1 * jax.random.normal(key, x.shape), adapters)
+    write_policy(tmp_path / "adapter", policy, adapters, adapter=True)
+    write_policy(tmp_path / "merged", policy, adapters)
+    tokens = torch.randint(0, 250, (2, 30), generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        merged = AutoModelForCausalLM.from_pretrained(tmp_path / "merged")(tokens).logits
+        with remarks() as said:
+            beside = peft.AutoPeftModelForCausalLM.from_pretrained(tmp_path / "adapter")
+        assert not said
+        base = AutoModelForCausalLM.from_pretrained(policy.base)(tokens).logits
+        adapted = beside(tokens).logits
+    assert float((adapted - merged).abs().max()) < 2e-4
+    assert float((base - merged).abs().max()) > 0.1
+    # Every adapter of the file was taken: none is at its first value, which is 0 for B.
+    taken = [p for name, p in beside.named_parameters() if "lora_B" in name]
+    assert len(taken) == 4 * 3
+    assert all(float(p.detach().abs().max()) > 0 for p in taken)

@@ -60,7 +60,7 @@ def batch(policy, params, make_trajectories):
 def step(policy, params, make_state):
     def step(batch, update: Any = UPDATE, optimizer: Any = SumOfGradients(), number=0):
         state = make_state(params, optimizer, step=number)
-        return gradient_step(update, policy.decoder, SAMPLING, optimizer, state, batch)
+        return gradient_step(update, policy.decoder, SAMPLING, optimizer, {}, state, batch)
 
     return step
 
@@ -284,7 +284,7 @@ def in_half_precision(policy, params, make_state, batch):
     optimizer = AdamW(learning_rate=1e-2)
     state = make_state(half, optimizer)
     batch = dataclasses.replace(batch, scores={})
-    return half, *gradient_step(UPDATE, decoder, SAMPLING, optimizer, state, batch)
+    return half, *gradient_step(UPDATE, decoder, SAMPLING, optimizer, {}, state, batch)
 
 
 def test_parameters_in_half_precision_stay_so(in_half_precision):

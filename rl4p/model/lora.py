@@ -1,0 +1,91 @@
+"""Low-rank adapters: small matrices beside frozen ones, and trained in their place."""
+
+import math
+import re
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from rl4p.bounds import AboveZero, Natural
+from rl4p.errors import InputError
+from rl4p.types import Array, Params
+
+PROJECTIONS = ("query", "key", "value", "output", "gate", "up", "down")
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoRA:
+    """Low-rank adaptation (2106.09685): W of a layer's projection stays, and A and B are trained,
+
+        y = x W + (alpha / rank) (x A) B
+
+    A [in, rank] begins uniform in +-1 / sqrt(in) and B [rank, out] at 0, so that the policy begins
+    as its base. Adapters are float32, whatever the base is.
+
+    Attributes:
+      rank: 0 is no adapter: all parameters are trained.
+      alpha: the adapter's weight is alpha / rank.
+      targets: a regular expression; the projections whose whole name it matches are adapted. They
+        are query, key, value, output, gate, up and down.
+    """
+
+    rank: Natural = 0
+    alpha: AboveZero = 16.0
+    targets: str = ".*"
+
+    def __post_init__(self) -> None:
+        try:
+            re.compile(self.targets)
+        except re.error as error:
+            raise ValueError(f"targets={self.targets} is no regular expression: {error}.") from None
+
+    @property
+    def scale(self) -> float:
+        return self.alpha / max(self.rank, 1)
+
+    def init(self, key: Array, base: Params) -> Params:
+        """Adapters of the projections of `base`, as a tree of their own.
+
+        Raises:
+          InputError: no projection is a target.
+        """
+        kernels = {
+            name: base["layers"][name]["kernel"]
+            for name in PROJECTIONS
+            if name in base["layers"] and re.fullmatch(self.targets, name)
+        }
+        if not kernels:
+            names = [name for name in PROJECTIONS if name in base["layers"]]
+            raise InputError(
+                f"model.lora.targets={self.targets} matches no projection of this model: it has "
+                f"{', '.join(names)}."
+            )
+
+        def adapter(name: str) -> Params:
+            L, D, F = kernels[name].shape
+            bound = 1 / math.sqrt(D)
+            own = jax.random.fold_in(key, PROJECTIONS.index(name))
+            return {
+                "lora_a": jax.random.uniform(own, (L, D, self.rank), minval=-bound, maxval=bound),
+                "lora_b": jnp.zeros((L, self.rank, F)),
+            }
+
+        return {"layers": {name: adapter(name) for name in kernels}}
+
+
+def join(frozen: Params, trained: Params) -> Params:
+    """One tree of two that have no leaf in common."""
+    if not frozen:
+        return trained
+    joined: dict[str, Any] = dict(frozen)
+    for name, child in trained.items():
+        joined[name] = join(frozen[name], child) if name in frozen else child
+    return joined
+
+
+def merged_kernel(kernel: Array, lora_a: Array, lora_b: Array, scale: float) -> Array:
+    """W + scale A B, in float32."""
+    product = jnp.matmul(lora_a, lora_b, precision=jax.lax.Precision.HIGHEST)
+    return kernel.astype(jnp.float32) + scale * product

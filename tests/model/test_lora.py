@@ -1,0 +1,143 @@
+"""Adapters: an untouched base at first, small matrices trained alone, merged without a trace."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from rl4p.errors import InputError
+from rl4p.mesh import Mesh
+from rl4p.model.huggingface import write_model, write_policy
+from rl4p.model.logprobs import score_logprobs
+from rl4p.model.lora import LoRA, join
+from rl4p.model.pretrained import Pretrained
+from rl4p.optimizer.adamw import AdamW
+from rl4p.types import Sampling, TrainingBatch
+from rl4p.update.gradient_step import gradient_step
+from rl4p.update.reinforce import Reinforce
+
+RANK, ALPHA = 2, 6.0
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory, policy, params):
+    folder = tmp_path_factory.mktemp("base")
+    write_model(folder, policy.decoder, params, (256,))
+    policy.tokenizer.save_pretrained(folder)
+    return folder
+
+
+def build(folder, **options):
+    lora = LoRA(**{"rank": RANK, "alpha": ALPHA} | options)
+    return Pretrained(path=str(folder), lora=lora).build(Mesh(dp=1), jax.random.key(0))
+
+
+@pytest.fixture(scope="module")
+def adapted(folder):
+    return build(folder)
+
+
+@pytest.fixture(scope="module")
+def moved(adapted):
+    """Adapters somewhere else than where they begin."""
+    key = jax.random.key(1)
+    return jax.tree.map(lambda x: x + 0.1 * jax.random.normal(key, x.shape), adapted[1])
+
+
+def logprobs(policy, params, trajectories):
+    return score_logprobs(
+        policy.decoder, params, trajectories, Sampling(), tokens_per_microbatch=128
+    )
+
+
+def test_shapes_and_first_values(adapted, params):
+    policy, adapters = adapted
+    assert set(adapters["layers"]) == {"query", "key", "value", "output", "gate", "up", "down"}
+    down = adapters["layers"]["down"]
+    assert down["lora_a"].shape == (2, 48, RANK)
+    assert down["lora_b"].shape == (2, RANK, 32)
+    assert float(jnp.abs(down["lora_b"]).max()) == 0
+    largest = float(jnp.abs(down["lora_a"]).max())
+    assert 0.8 * 48**-0.5 < largest <= 48**-0.5
+    assert not np.array_equal(
+        adapters["layers"]["gate"]["lora_a"], adapters["layers"]["up"]["lora_a"]
+    )
+    jax.tree.map(np.testing.assert_array_equal, policy.frozen, params)
+
+
+def test_it_begins_as_its_base(adapted, policy, params, make_trajectories):
+    trajectories = make_trajectories()
+    np.testing.assert_array_equal(
+        logprobs(adapted[0], adapted[0].whole(adapted[1]), trajectories),
+        logprobs(policy, params, trajectories),
+    )
+
+
+def test_a_projection_by_hand(adapted, moved):
+    """Y = x W + b + (6 / 2) (x A) B, of the gate of layer 1."""
+    from rl4p.model.layer import Projection
+
+    gate = jax.tree.map(lambda x: x[1], adapted[0].whole(moved)["layers"]["gate"])
+    x = np.random.default_rng(0).normal(size=(3, 32)).astype(np.float32)
+    y = Projection(48, use_bias=False, dtype=jnp.float32, adapter_scale=3.0, parent=None).apply(
+        {"params": gate}, x
+    )
+    kernel, a, b = (np.asarray(gate[name], np.float64) for name in ("kernel", "lora_a", "lora_b"))
+    np.testing.assert_allclose(y, x @ kernel + 3 * (x @ a) @ b, rtol=1e-4, atol=1e-5)
+
+
+def test_the_targets_are_a_pattern(folder):
+    assert set(build(folder, targets="query|value")[1]["layers"]) == {"query", "value"}
+    with pytest.raises(InputError, match="no projection of this model: it has query, key, value"):
+        build(folder, targets="quer")
+    with pytest.raises(ValueError, match="is no regular expression"):
+        LoRA(rank=1, targets="(")
+
+
+@pytest.mark.mixed_dtypes
+def test_adapters_are_trained_and_their_base_is_not(adapted, make_trajectories, make_state):
+    """A step from B = 0 moves B alone, since the gradient of A is a multiple of B."""
+    policy, adapters = adapted
+    trajectories = make_trajectories()
+    mask = trajectories.response_mask_BT
+    batch = TrainingBatch(
+        trajectories=trajectories,
+        advantages_BT=jnp.where(mask, 1.0, 0.0),
+        loss_mask_BT=mask,
+        scores={},
+    )
+    before = jax.device_get(policy.frozen)
+    optimizer = AdamW(learning_rate=1e-2)
+    state = make_state(adapters, optimizer)
+    assert jax.tree.structure(state.optimizer_state[1][0].mu) == jax.tree.structure(adapters)
+    state, metrics = gradient_step(
+        Reinforce(), policy.decoder, Sampling(), optimizer, policy.frozen, state, batch
+    )
+    jax.tree.map(np.testing.assert_array_equal, policy.frozen, before)
+    assert jax.tree.structure(state.params) == jax.tree.structure(adapters)
+    for name, adapter in state.params["layers"].items():
+        np.testing.assert_array_equal(adapter["lora_a"], adapters["layers"][name]["lora_a"])
+        assert float(jnp.abs(adapter["lora_b"]).max()) > 1e-3
+    assert float(metrics["update/grad_norm"]) > 0
+
+
+def test_merged_they_are_the_same_policy(adapted, moved, make_trajectories, tmp_path):
+    policy, _ = adapted
+    write_policy(tmp_path / "out", policy, moved)
+    merged, params = Pretrained(path=str(tmp_path / "out")).build(Mesh(dp=1), jax.random.key(0))
+    trajectories = make_trajectories()
+    mask = trajectories.response_mask_BT
+    ours = np.where(mask, logprobs(policy, policy.whole(moved), trajectories), 0)
+    np.testing.assert_allclose(
+        np.where(mask, logprobs(merged, params, trajectories), 0), ours, atol=2e-5
+    )
+    base = np.where(mask, logprobs(policy, policy.whole(adapted[1]), trajectories), 0)
+    assert np.abs(base - ours).max() > 0.01
+
+
+def test_join():
+    assert join({}, {"a": 1}) == {"a": 1}
+    frozen = {"a": {"b": 1, "c": {"d": 2}}, "e": 3}
+    joined = join(frozen, {"a": {"c": {"f": 4}}, "g": 5})
+    assert joined == {"a": {"b": 1, "c": {"d": 2, "f": 4}}, "e": 3, "g": 5}
+    assert frozen == {"a": {"b": 1, "c": {"d": 2}}, "e": 3}
