@@ -13,20 +13,17 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from rl4p.configuration.arguments import key_values, listed
 from rl4p.errors import InputError, RunError
 
-NEEDED = ("resume", "out")
-ALLOWED = (*NEEDED, "dtype", "adapter", "trusted_targets")
-DTYPES = ("float32", "bfloat16", "float16")
+OPTIONAL = {
+    "dtype": ("float32", "bfloat16", "float16"),
+    "adapter": ("true", "false"),
+    "trusted_targets": None,
+}
 
 
-def export(
-    run: Path,
-    out: Path,
-    dtype: str | None = None,
-    adapter: bool = False,
-    trusted: Sequence[str] = (),
-) -> str:
+def export(run: Path, out: Path, dtype: str | None, adapter: bool, trusted: Sequence[str]) -> str:
     """Writes the folder, and says so in a sentence.
 
     Raises:
@@ -34,24 +31,16 @@ def export(
         an adapter is wanted and the run trained none.
     """
     import jax
-    from omegaconf import DictConfig, OmegaConf
-    from yaml import YAMLError
 
     from rl4p.checkpoint import restore_params
     from rl4p.configuration import instantiate
+    from rl4p.configuration.resume import saved_config
     from rl4p.mesh import Mesh
     from rl4p.model.huggingface import write_policy
 
-    try:
-        config: Any = OmegaConf.load(run / ".hydra" / "config.yaml")
-    except (OSError, YAMLError):
-        config = None
-    if not isinstance(config, DictConfig) or not {"model", "seed"} <= set(config):
-        file = ".hydra/config.yaml"
-        raise InputError(f"resume={run} is not the folder of a run: {file} is absent or broken.")
+    config: Any = saved_config(run, ("model", "seed"), trusted)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise InputError(f"out={out} is not empty.")
-    config.trusted_targets = list(trusted)  # never those that a run folder says
     key = jax.random.key(config.seed)
     policy, params = instantiate(config.model).build(Mesh(dp=1), key)
     if adapter and not policy.frozen:
@@ -72,19 +61,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if {"-h", "--help"} & set(arguments):
         print(__doc__)
         return 0
-    given = {key: value for key, _, value in (argument.partition("=") for argument in arguments)}
     try:
-        if not set(NEEDED) <= set(given) <= set(ALLOWED) or not all(given.values()):
-            raise InputError(
-                "Give resume=RUN and out=FOLDER, and dtype=DTYPE or adapter=true if you like."
-            )
-        if given.get("dtype", DTYPES[0]) not in DTYPES:
-            raise InputError(f"dtype={given['dtype']} is not one of {', '.join(DTYPES)}.")
-        if given.get("adapter", "true") not in ("true", "false"):
-            raise InputError(f"adapter={given['adapter']} is not true or false.")
-        trusted = given.get("trusted_targets", "").strip("[]").replace(" ", "").split(",")
-        folders = Path(given["resume"]).expanduser(), Path(given["out"]).expanduser()
-        trusted = [name for name in trusted if name]
+        given = key_values(arguments, ("resume", "out"), OPTIONAL)
+        folders = (Path(given[key]).expanduser() for key in ("resume", "out"))
+        trusted = listed(given.get("trusted_targets", ""))
         print(export(*folders, given.get("dtype"), given.get("adapter") == "true", trusted))
     except (InputError, RunError) as error:
         print(error, file=sys.stderr)

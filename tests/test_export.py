@@ -149,11 +149,11 @@ def test_an_empty_folder_is_filled_and_another_is_not(run, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        ([], "Give resume=RUN and out=FOLDER"),
-        (["resume=a"], "Give resume=RUN and out=FOLDER"),
-        (["resume=a", "out="], "Give resume=RUN and out=FOLDER"),
-        (["run=a", "out=b"], "Give resume=RUN and out=FOLDER"),
-        (["resume=a", "out=b", "adapter=yes"], "adapter=yes is not true or false."),
+        ([], "Give resume=RESUME and out=OUT"),
+        (["resume=a"], "Give resume=RESUME and out=OUT, and dtype=DTYPE or"),
+        (["resume=a", "out="], "Give resume=RESUME and out=OUT"),
+        (["run=a", "out=b"], "Give resume=RESUME and out=OUT"),
+        (["resume=a", "out=b", "adapter=yes"], "adapter=yes is not one of true, false."),
         (["resume=a", "out=b", "dtype=int8"], "dtype=int8 is not one of float32, bfloat16, float1"),
         (["resume=/nowhere", "out=b"], "resume=/nowhere is not the folder of a run"),
     ],

@@ -1,6 +1,6 @@
 """Going on with a run: the overrides it was started with, then the new ones, in its own folder."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -83,6 +83,28 @@ def resume(
         with only_run_in(folder):  # a run that goes on there is refused before Hydra writes
             pass
     return lines
+
+
+def saved_config(folder: Path, keys: Sequence[str], trusted: Sequence[str]) -> DictConfig:
+    """The configuration that a run was started with.
+
+    Args:
+      folder: the run's.
+      keys: of the root, that must be there.
+      trusted: the packages it may name; never those that the folder says.
+
+    Raises:
+      InputError: the folder is not that of a run.
+    """
+    try:
+        config = OmegaConf.load(folder / ".hydra" / "config.yaml")
+    except (OSError, YAMLError):
+        config = None
+    if not isinstance(config, DictConfig) or not set(keys) <= set(config):
+        file = ".hydra/config.yaml"
+        raise InputError(f"resume={folder} is not the folder of a run: {file} is absent or broken.")
+    config.trusted_targets = list(trusted)
+    return config
 
 
 def leaves(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:

@@ -1,0 +1,36 @@
+"""KEY=VALUE arguments of an entry point that composes nothing."""
+
+from collections.abc import Collection, Mapping, Sequence
+
+from rl4p.errors import InputError
+
+
+def key_values(
+    arguments: Sequence[str],
+    required: Sequence[str],
+    optional: Mapping[str, Collection[str] | None],
+) -> dict[str, str]:
+    """The values by key.
+
+    Args:
+      required, optional: the keys there are; an optional one may have to be one of some words.
+
+    Raises:
+      InputError: a key is missing, unknown or empty, or a value is not one of its words.
+    """
+    given = {key: value for key, _, value in (argument.partition("=") for argument in arguments)}
+    if not set(required) <= set(given) <= {*required, *optional} or not all(given.values()):
+        needed = " and ".join(f"{key}={key.upper()}" for key in required)
+        possible = " or ".join(f"{key}={key.upper()}" for key in optional)
+        raise InputError(f"Give {needed}, and {possible} if you like.")
+    for key, value in given.items():
+        words = optional.get(key)
+        if words is not None and value not in words:
+            raise InputError(f"{key}={value} is not one of {', '.join(words)}.")
+    return given
+
+
+def listed(value: str) -> list[str]:
+    """The names in a list such as [a,b]."""
+    names = value.strip("[]").replace(" ", "").split(",")
+    return [name for name in names if name]
