@@ -63,9 +63,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     try:
         given = key_values(arguments, ("resume", "out"), OPTIONAL)
-        folders = (Path(given[key]).expanduser() for key in ("resume", "out"))
+        run, out = (Path(given[key]).expanduser() for key in ("resume", "out"))
         trusted = listed(given.get("trusted_targets", ""))
-        print(export(*folders, given.get("dtype"), given.get("adapter") == "true", trusted))
+        print(export(run, out, given.get("dtype"), given.get("adapter") == "true", trusted))
     except (InputError, RunError) as error:
         print(error, file=sys.stderr)
         return error.exit_code
