@@ -6,7 +6,7 @@ rewritten whole at every token.
 """
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -37,15 +37,17 @@ class Decoder:
       config: the shape.
       dtype: of activations, "float32" or "bfloat16"; logits are float32 always.
       remat: recompute each layer in the backward pass instead of keeping its activations.
+      experts: how tokens meet their experts (`layer.Experts`), where there are any.
     """
 
     config: DecoderConfig
     dtype: str = "float32"
     remat: bool = False
+    experts: Literal["dense", "grouped"] = "dense"
 
     @property
     def layer(self) -> Layer:
-        return Layer(self.config, jnp.dtype(self.dtype), parent=None)
+        return Layer(self.config, jnp.dtype(self.dtype), self.experts, parent=None)
 
     def init(self, key: Array) -> Params:
         """Fresh float32 parameters: normal(0, 0.02), residual outputs scaled by 1/sqrt(2 L)."""

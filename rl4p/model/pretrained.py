@@ -30,6 +30,8 @@ class Pretrained:
       param_dtype: of the parameters, which are what the optimizer changes: in bfloat16 most of its
         steps are lost in rounding. None keeps that of the files.
       remat: recompute layers in the backward pass: less memory, about a third more time.
+      experts: how tokens meet their experts, in a model that has any: `dense` runs all of them on
+        every token, `grouped` each on the tokens that chose it (not faster on a CPU).
       template: arguments of the chat template, such as `enable_thinking`.
     """
 
@@ -37,12 +39,14 @@ class Pretrained:
     dtype: Literal["float32", "bfloat16"] = "float32"
     param_dtype: Literal["float32", "bfloat16"] | None = "float32"
     remat: bool = False
+    experts: Literal["dense", "grouped"] = "dense"
     template: Mapping[str, Any] = field(default_factory=dict)
 
     def build(self, mesh: Mesh, key: Array) -> tuple[Policy, Params]:
         """The policy and its parameters on the mesh; the key is for models made from scratch."""
         folder = model_folder(self.path)
-        decoder = Decoder(config=read_config(folder), dtype=self.dtype, remat=self.remat)
+        options = {"dtype": self.dtype, "remat": self.remat, "experts": self.experts}
+        decoder = Decoder(config=read_config(folder), **options)
         tokenizer: Any = load_tokenizer(folder)  # its stubs give a token id any of six types
         check_template(tokenizer, self.template)
         ends = read_end_ids(folder)
