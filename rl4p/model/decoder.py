@@ -71,7 +71,9 @@ class Decoder:
             "layers": layers,
             "norm": {"scale": fresh((c.width,))},
         }
-        if not c.tied_embedding:
+        if c.labels:
+            params["score"] = 0.02 * jax.random.normal(key_head, (c.labels, c.width))
+        elif not c.tied_embedding:
             params["head"] = 0.02 * jax.random.normal(key_head, (c.vocabulary, c.width))
         return params
 

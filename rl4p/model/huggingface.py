@@ -1,6 +1,7 @@
 """Hugging Face folders in and out: config.json and safetensors to parameters and back."""
 
 import json
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -14,6 +15,7 @@ from jax.sharding import Sharding, SingleDeviceSharding
 from rl4p.errors import InputError, RunError
 from rl4p.model.decoder import Decoder, DecoderConfig
 from rl4p.model.families import FAMILIES, Tensor, family_of
+from rl4p.model.families.labels import read_labels, write_labels
 from rl4p.model.policy import Policy
 from rl4p.model.tensor_files import (
     DTYPES,
@@ -38,7 +40,8 @@ def read_config(folder: Path) -> DecoderConfig:
     if not (folder / "config.json").is_file():
         raise InputError(f"model.path={folder} has no config.json.")
     config, where = read_json(folder / "config.json"), str(folder / "config.json")
-    return family_of(config, where).read_config(config, where)
+    shape = family_of(config, where).read_config(config, where)
+    return replace(shape, labels=read_labels(config, where))
 
 
 def read_params(
@@ -217,9 +220,10 @@ def write_model(
         )
     write_tensors(folder, tensors, shard_bytes)
     config = {
-        "architectures": [family.architecture],
+        "architectures": [family.classifier if decoder.config.labels else family.architecture],
         "model_type": family.model_type,
         **family.write_config(decoder.config),
+        **write_labels(decoder.config.labels),
         "eos_token_id": end_ids[0],
         "dtype": str(tensors[0].dtype),
     }

@@ -47,6 +47,11 @@ class Pretrained:
         folder = model_folder(self.path)
         options = {"dtype": self.dtype, "remat": self.remat, "experts": self.experts}
         decoder = Decoder(config=read_config(folder), **options)
+        if decoder.config.labels:
+            raise InputError(
+                f"{folder} holds a sequence classifier, which writes no tokens: it can be a reward "
+                "(rl4p.reward.classifier.Classifier), not a policy."
+            )
         tokenizer: Any = load_tokenizer(folder)  # its stubs give a token id any of six types
         check_template(tokenizer, self.template)
         ends = read_end_ids(folder)
