@@ -43,8 +43,8 @@ class Experts(nn.Module):
     * dense: every expert runs on every token, and the weight of those not chosen is 0;
     * grouped: the pairs of a token and an expert that it chose are sorted by expert, and each
       expert runs on its own stretch of them (`ragged_dot`). None has a capacity and no pair is
-      dropped. Less work on accelerators alone: for a CPU, XLA runs every expert on every pair. The
-      pairs are the whole batch's: over several devices its rows are brought together for sorting.
+      dropped. Less work only where `ragged_dot` is native: on a CPU every expert runs on every
+      pair. The pairs are the whole batch's: over several devices rows are gathered to sort them.
     """
 
     config: DecoderConfig
