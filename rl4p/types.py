@@ -55,9 +55,14 @@ class Question:
 
 @dataclass(frozen=True, kw_only=True)
 class Prompt(Question):
-    """A question in its chat template, as token ids."""
+    """A question in its chat template, as token ids.
+
+    Attributes:
+      system_prompt: what stands before the question, for graders with a template of their own.
+    """
 
     tokens: tuple[int, ...]
+    system_prompt: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -53,6 +53,7 @@ def encode_prompts(
             solution=row.solution,
             metadata=row.metadata,
             tokens=tuple(ids),
+            system_prompt=system_prompt,
         )
         for row, ids in zip(questions, tokens, strict=True)
         if len(ids) <= max_prompt_tokens

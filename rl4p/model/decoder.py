@@ -6,7 +6,7 @@ rewritten whole at every token.
 """
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -38,17 +38,20 @@ class Decoder:
       config: the shape.
       dtype: of activations, "float32" or "bfloat16"; logits are float32 always.
       remat: recompute each layer in the backward pass instead of keeping its activations.
+      experts: how tokens meet their experts (`layer.Experts`), where there are any.
       lora: of the adapters, where parameters hold some.
     """
 
     config: DecoderConfig
     dtype: str = "float32"
     remat: bool = False
+    experts: Literal["dense", "grouped"] = "dense"
     lora: LoRA = field(default_factory=LoRA)
 
     @property
     def layer(self) -> Layer:
-        return Layer(self.config, jnp.dtype(self.dtype), self.lora.scale, parent=None)
+        dtype = jnp.dtype(self.dtype)
+        return Layer(self.config, dtype, self.experts, self.lora.scale, parent=None)
 
     def init(self, key: Array) -> Params:
         """Fresh float32 parameters: normal(0, 0.02), residual outputs scaled by 1/sqrt(2 L)."""
@@ -72,7 +75,9 @@ class Decoder:
             "layers": layers,
             "norm": {"scale": fresh((c.width,))},
         }
-        if not c.tied_embedding:
+        if c.labels:
+            params["score"] = 0.02 * jax.random.normal(key_head, (c.labels, c.width))
+        elif not c.tied_embedding:
             params["head"] = 0.02 * jax.random.normal(key_head, (c.vocabulary, c.width))
         return params
 

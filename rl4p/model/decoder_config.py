@@ -25,6 +25,8 @@ class DecoderConfig:
       experts: how many feed-forwards each layer has; 0 is one for all tokens.
       chosen_experts: how many of them serve a token.
       normalized_experts: the weights of the chosen ones sum to one.
+      labels: scores that a classifier gives a text (`heads.scores`); it has no head of tokens. 0 is
+        a language model.
     """
 
     vocabulary: int  # V
@@ -55,6 +57,7 @@ class DecoderConfig:
     experts: int = 0
     chosen_experts: int = 0
     normalized_experts: bool = False
+    labels: int = 0
 
     def __post_init__(self) -> None:
         if self.sliding and (len(self.sliding) != self.layers or not self.window):

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -15,6 +16,7 @@ from jax.sharding import Sharding, SingleDeviceSharding
 from rl4p.errors import InputError, RunError
 from rl4p.model.decoder import Decoder, DecoderConfig
 from rl4p.model.families import FAMILIES, Tensor, family_of
+from rl4p.model.families.labels import read_labels, write_labels
 from rl4p.model.lora import merged_kernel
 from rl4p.model.policy import Policy
 from rl4p.model.tensor_files import (
@@ -41,7 +43,8 @@ def read_config(folder: Path) -> DecoderConfig:
     if not (folder / "config.json").is_file():
         raise InputError(f"model.path={folder} has no config.json.")
     config, where = read_json(folder / "config.json"), str(folder / "config.json")
-    return family_of(config, where).read_config(config, where)
+    shape = family_of(config, where).read_config(config, where)
+    return replace(shape, labels=read_labels(config, where))
 
 
 def read_params(
@@ -220,9 +223,10 @@ def write_model(
         tensors.append(new_tensor(tensor.name, make))
     write_tensors(folder, tensors, shard_bytes)
     config = {
-        "architectures": [family.architecture],
+        "architectures": [family.classifier if decoder.config.labels else family.architecture],
         "model_type": family.model_type,
         **family.write_config(decoder.config),
+        **write_labels(decoder.config.labels),
         "eos_token_id": end_ids[0],
         "dtype": str(tensors[0].dtype),
     }

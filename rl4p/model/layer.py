@@ -1,7 +1,7 @@
 """One layer of the decoder: norms, attention and feed-forward, or experts."""
 
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import flax.linen as nn
 import jax
@@ -37,18 +37,25 @@ class Experts(nn.Module):
 
         p = softmax(x R); y = sum over the chosen e of p_e (act(x G_e) * x U_e) D_e
 
-    with p of the chosen divided by its sum if `normalized_experts`. Every expert runs on every
-    token, and the weight of those not chosen is 0.
+    with p of the chosen divided by its sum if `normalized_experts`. The dispatch changes no number
+    but in rounding:
+
+    * dense: every expert runs on every token, and the weight of those not chosen is 0;
+    * grouped: the pairs of a token and an expert that it chose are sorted by expert, and each
+      expert runs on its own stretch of them (`ragged_dot`). None has a capacity and no pair is
+      dropped. Less work only where `ragged_dot` is native: on a CPU every expert runs on every
+      pair. The pairs are the whole batch's: over several devices rows are gathered to sort them.
     """
 
     config: DecoderConfig
     dtype: Any
+    dispatch: Literal["dense", "grouped"] = "dense"
 
     @nn.compact
     def __call__(self, x_BTD: Array) -> Array:
         c = self.config
         E, D, F = c.experts, c.width, c.feed_forward_width
-        router_DE, gate_EDF, up_EDF, down_EFD = (
+        router_DE, *kernels = (
             self.param(name, INIT, shape).astype(self.dtype)
             for name, shape in (
                 ("router", (D, E)),
@@ -61,11 +68,52 @@ class Experts(nn.Module):
         weights_BTC, chosen_BTC = jax.lax.top_k(jax.nn.softmax(scores_BTE), c.chosen_experts)
         if c.normalized_experts:
             weights_BTC = weights_BTC / jnp.sum(weights_BTC, axis=-1, keepdims=True)
-        chosen_BTCE = jax.nn.one_hot(chosen_BTC, E, dtype=self.dtype)
-        weights_BTE = jnp.einsum("BTC,BTCE->BTE", weights_BTC.astype(self.dtype), chosen_BTCE)
-        gate_BTEF = ACTIVATIONS[c.activation](jnp.einsum("BTD,EDF->BTEF", x_BTD, gate_EDF))
+        run = self.grouped if self.dispatch == "grouped" else self.dense
+        return run(x_BTD, weights_BTC.astype(self.dtype), chosen_BTC, *kernels)
+
+    def dense(
+        self,
+        x_BTD: Array,
+        weights_BTC: Array,
+        chosen_BTC: Array,
+        gate_EDF: Array,
+        up_EDF: Array,
+        down_EFD: Array,
+    ) -> Array:
+        chosen_BTCE = jax.nn.one_hot(chosen_BTC, self.config.experts, dtype=self.dtype)
+        weights_BTE = jnp.einsum("BTC,BTCE->BTE", weights_BTC, chosen_BTCE)
+        gate_BTEF = self.activation(jnp.einsum("BTD,EDF->BTEF", x_BTD, gate_EDF))
         hidden_BTEF = gate_BTEF * jnp.einsum("BTD,EDF->BTEF", x_BTD, up_EDF)
         return jnp.einsum("BTEF,EFD->BTD", hidden_BTEF * weights_BTE[..., None], down_EFD)
+
+    def grouped(
+        self,
+        x_BTD: Array,
+        weights_BTC: Array,
+        chosen_BTC: Array,
+        gate_EDF: jax.Array,
+        up_EDF: jax.Array,
+        down_EFD: jax.Array,
+    ) -> Array:
+        """N = B x T x C pairs; their orders are permutations, so no gradient adds atomically."""
+        experts_N = chosen_BTC.reshape(-1)
+        sorted_N = jnp.argsort(experts_N)
+        unsorted_N = jnp.argsort(sorted_N)
+        sizes_E = jnp.bincount(experts_N, length=self.config.experts)
+        x_BTCD = jnp.broadcast_to(x_BTD[:, :, None], (*chosen_BTC.shape, x_BTD.shape[-1]))
+        x_ND = permuted(x_BTCD.reshape(-1, x_BTD.shape[-1]), sorted_N)
+        gate_NF = self.activation(jax.lax.ragged_dot(x_ND, gate_EDF, sizes_E))
+        hidden_NF = gate_NF * jax.lax.ragged_dot(x_ND, up_EDF, sizes_E)
+        hidden_NF = hidden_NF * permuted(weights_BTC.reshape(-1), sorted_N)[:, None]
+        y_ND = jax.lax.ragged_dot(hidden_NF, down_EFD, sizes_E)
+        return jnp.sum(permuted(y_ND, unsorted_N).reshape(x_BTCD.shape), axis=2)
+
+    def activation(self, x: Array) -> jax.Array:
+        return ACTIVATIONS[self.config.activation](x)
+
+
+def permuted(x: Array, order_N: Array) -> jax.Array:
+    return jnp.asarray(x).at[order_N].get(unique_indices=True, mode="promise_in_bounds")
 
 
 class Projection(nn.Dense):
@@ -88,6 +136,7 @@ class Layer(nn.Module):
 
     config: DecoderConfig
     dtype: Any
+    experts_dispatch: Literal["dense", "grouped"] = "dense"
     adapter_scale: float = 0.0
 
     def setup(self) -> None:
@@ -114,7 +163,7 @@ class Layer(nn.Module):
         if c.post_norms:
             self.attention_post_norm, self.feed_forward_post_norm = norm(), norm()
         if c.experts:
-            self.experts = Experts(c, self.dtype)
+            self.experts = Experts(c, self.dtype, self.experts_dispatch)
         else:
             self.gate = dense(c.feed_forward_width)
             self.up = dense(c.feed_forward_width)

@@ -33,6 +33,8 @@ class Pretrained:
       param_dtype: of the parameters, which are what the optimizer changes: in bfloat16 most of its
         steps are lost in rounding. None keeps that of the files.
       remat: recompute layers in the backward pass: less memory, about a third more time.
+      experts: how tokens meet their experts, in a model that has any: `dense` runs all of them on
+        every token, `grouped` each on the tokens that chose it (not faster on a CPU).
       template: arguments of the chat template, such as `enable_thinking`.
       lora: adapters that are trained in place of the parameters; see `lora.py`.
     """
@@ -41,15 +43,20 @@ class Pretrained:
     dtype: Literal["float32", "bfloat16"] = "float32"
     param_dtype: Literal["float32", "bfloat16"] | None = "float32"
     remat: bool = False
+    experts: Literal["dense", "grouped"] = "dense"
     template: Mapping[str, Any] = field(default_factory=dict)
     lora: LoRA = field(default_factory=LoRA)
 
     def build(self, mesh: Mesh, key: Array) -> tuple[Policy, Params]:
         """The policy and its trained parameters on the mesh; the key is for fresh adapters."""
         folder = model_folder(self.path)
-        decoder = Decoder(
-            config=read_config(folder), dtype=self.dtype, remat=self.remat, lora=self.lora
-        )
+        options = {"dtype": self.dtype, "remat": self.remat, "experts": self.experts}
+        decoder = Decoder(config=read_config(folder), lora=self.lora, **options)
+        if decoder.config.labels:
+            raise InputError(
+                f"{folder} holds a sequence classifier, which writes no tokens: it can be a reward "
+                "(rl4p.reward.classifier.Classifier), not a policy."
+            )
         tokenizer: Any = load_tokenizer(folder)  # its stubs give a token id any of six types
         check_template(tokenizer, self.template)
         ends = read_end_ids(folder)

@@ -35,6 +35,8 @@ def test_a_prompt_is_its_question_in_the_chat_template(encode, policy):
 def test_the_system_prompt_stands_first(encode, policy):
     prompts, _ = encode(system_prompt="Add.")
     assert policy.tokenizer.decode(prompts[0].tokens).startswith("<|system|>Add.<|end|><|user|>1+2")
+    assert {prompt.system_prompt for prompt in prompts} == {"Add."}
+    assert encode()[0][0].system_prompt is None
 
 
 def test_long_prompts_are_dropped_and_counted_and_never_cut(encode):

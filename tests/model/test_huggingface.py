@@ -236,3 +236,56 @@ def test_a_broken_config_is_named(tmp_path, content, sentence):
 def test_spellings_of_several_versions_are_read(folder, change, field, value):
     edit(folder / "config.json", lambda config: config | change)
     assert getattr(read_config(folder), field) == value
+
+
+@pytest.fixture
+def classifier(policy, params):
+    """Three labels, and neither a tied head nor one of its own."""
+    config = dataclasses.replace(policy.decoder.config, labels=3, tied_embedding=False)
+    return Decoder(config=config), params | {"score": params["embedding"][5:8] + 1}
+
+
+def test_a_classifier_comes_back_whole(tmp_path, classifier):
+    write_model(tmp_path, *classifier, ENDS)
+    assert read_config(tmp_path) == classifier[0].config
+    assert_equal(read(tmp_path), classifier[1])
+    tensors = load_file(tmp_path / "model.safetensors")
+    np.testing.assert_array_equal(tensors["score.weight"], classifier[1]["score"])
+    assert "lm_head.weight" not in tensors
+    config = json.loads((tmp_path / "config.json").read_text())
+    assert config["architectures"] == ["Qwen2ForSequenceClassification"]
+    assert config["id2label"] == {"0": "LABEL_0", "1": "LABEL_1", "2": "LABEL_2"}
+
+
+def test_fresh_classifiers_have_scores_and_no_head(classifier):
+    params = jax.jit(classifier[0].init)(jax.random.key(0))
+    assert jax.tree.map(np.shape, params) == jax.tree.map(np.shape, classifier[1])
+    assert 0.01 < np.std(params["score"]) < 0.03
+
+
+@pytest.mark.parametrize(
+    ("change", "labels"),
+    [
+        ({}, 3),
+        ({"id2label": {"0": "good"}}, 1),
+        ({"id2label": None}, 2),  # as transformers writes it
+        ({"id2label": None, "num_labels": 5}, 5),
+        ({"architectures": ["Qwen2ForCausalLM"]}, 0),
+        ({"architectures": None}, 0),
+    ],
+)
+def test_how_many_labels_config_json_says(tmp_path, classifier, change, labels):
+    write_model(tmp_path, *classifier, ENDS)
+    edit(tmp_path / "config.json", lambda config: config | change)
+    assert read_config(tmp_path).labels == labels
+    if labels not in (0, 3):
+        with pytest.raises(InputError, match=rf"score\.weight should be \({labels}, 32\), is \(3"):
+            read(tmp_path)
+
+
+def test_a_language_model_that_says_it_is_a_classifier_is_refused(folder):
+    edit(
+        folder / "config.json", lambda c: c | {"architectures": ["Qwen2ForSequenceClassification"]}
+    )
+    with pytest.raises(InputError, match=r"score\.weight is missing"):
+        read(folder)

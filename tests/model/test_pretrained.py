@@ -44,6 +44,20 @@ def test_dtypes_and_remat_are_options(folder):
     assert {str(x.dtype) for x in jax.tree.leaves(params)} == {"bfloat16"}
 
 
+def test_how_experts_are_reached_is_an_option(folder):
+    assert build(folder)[0].decoder.experts == "dense"
+    assert build(folder, experts="grouped")[0].decoder.experts == "grouped"
+
+
+def test_a_classifier_is_no_policy(folder):
+    edit(
+        folder / "config.json",
+        lambda config: config.update(architectures=["Qwen2ForSequenceClassification"]),
+    )
+    with pytest.raises(InputError, match=r"holds a sequence classifier, .* a reward .*, not a pol"):
+        build(folder)
+
+
 @pytest.mark.parametrize(("param_dtype", "expected"), [(None, "bfloat16"), ("float32", "float32")])
 def test_parameters_keep_the_dtype_of_the_files_if_they_are_told_to(
     folder, policy, params, param_dtype, expected

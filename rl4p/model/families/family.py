@@ -30,7 +30,8 @@ class Family:
     """One model type of Hugging Face's.
 
     Attributes:
-      model_type, architecture: its names in config.json.
+      model_type, architecture, classifier: its names in config.json: of the family, of a language
+        model and of a classifier.
       read_config: (content of config.json, its path for errors) to the decoder's configuration;
         raises InputError that names the key it cannot follow.
       write_config: the keys of config.json that describe a decoder, without tokens and dtype.
@@ -39,6 +40,7 @@ class Family:
 
     model_type: str
     architecture: str
+    classifier: str
     read_config: Callable[[dict[str, Any], str], DecoderConfig]
     write_config: Callable[[DecoderConfig], dict[str, Any]]
     names: Callable[[DecoderConfig], Iterator[Tensor]]

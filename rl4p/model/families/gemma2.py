@@ -79,6 +79,7 @@ def tensors(c: DecoderConfig) -> Iterator[Tensor]:
 FAMILY = Family(
     model_type="gemma2",
     architecture="Gemma2ForCausalLM",
+    classifier="Gemma2ForSequenceClassification",
     read_config=read_config,
     write_config=write_config,
     names=tensors,

@@ -67,6 +67,7 @@ def tensors(c: DecoderConfig) -> Iterator[Tensor]:
 FAMILY = Family(
     model_type="gemma3_text",
     architecture="Gemma3ForCausalLM",
+    classifier="Gemma3TextForSequenceClassification",
     read_config=read_config,
     write_config=write_config,
     names=tensors,

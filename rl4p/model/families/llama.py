@@ -34,6 +34,7 @@ def tensors(c: DecoderConfig) -> Iterator[Tensor]:
 FAMILY = Family(
     model_type="llama",
     architecture="LlamaForCausalLM",
+    classifier="LlamaForSequenceClassification",
     read_config=read_config,
     write_config=write_config,
     names=tensors,

@@ -38,6 +38,7 @@ def tensors(c: DecoderConfig) -> Iterator[Tensor]:
 FAMILY = Family(
     model_type="mistral",
     architecture="MistralForCausalLM",
+    classifier="MistralForSequenceClassification",
     read_config=read_config,
     write_config=write_config,
     names=tensors,

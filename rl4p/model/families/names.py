@@ -23,7 +23,9 @@ def names(c: DecoderConfig, layer_names: Mapping[tuple[str, ...], str]) -> Itera
     """Every tensor of a checkpoint, by the table of one layer's."""
     yield Tensor(("embedding",), None, None, "model.embed_tokens.weight", False)
     yield Tensor(("norm", "scale"), None, None, "model.norm.weight", False)
-    if not c.tied_embedding:
+    if c.labels:
+        yield Tensor(("score",), None, None, "score.weight", False)
+    elif not c.tied_embedding:
         yield Tensor(("head",), None, None, "lm_head.weight", False)
     for path, name in layer_names.items():
         for layer in range(c.layers):

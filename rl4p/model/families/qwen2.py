@@ -59,6 +59,7 @@ def tensors(c: DecoderConfig) -> Iterator[Tensor]:
 FAMILY = Family(
     model_type="qwen2",
     architecture="Qwen2ForCausalLM",
+    classifier="Qwen2ForSequenceClassification",
     read_config=read_config,
     write_config=write_config,
     names=tensors,

@@ -41,6 +41,7 @@ def tensors(c: DecoderConfig) -> Iterator[Tensor]:
 FAMILY = Family(
     model_type="qwen3",
     architecture="Qwen3ForCausalLM",
+    classifier="Qwen3ForSequenceClassification",
     read_config=read_config,
     write_config=write_config,
     names=tensors,

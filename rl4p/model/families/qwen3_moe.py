@@ -78,6 +78,7 @@ def tensors(c: DecoderConfig) -> Iterator[Tensor]:
 FAMILY = Family(
     model_type="qwen3_moe",
     architecture="Qwen3MoeForCausalLM",
+    classifier="Qwen3MoeForSequenceClassification",
     read_config=read_config,
     write_config=write_config,
     names=tensors,

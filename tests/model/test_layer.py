@@ -1,0 +1,135 @@
+"""Grouped experts against dense ones, against a plain loop, and wherever a decoder runs them."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from rl4p.model.decoder import Decoder
+from rl4p.model.layer import Experts
+from tests.golden import forward
+from tests.golden.cases import decoder_config, make_tensors, sequences, to_params
+
+CONFIG = decoder_config("qwen3_moe")  # 2 of 6 experts
+DISPATCHES = ("dense", "grouped")
+
+
+@pytest.fixture(scope="module")
+def experts():
+    """Of one layer: parameters, and 2 x 5 tokens."""
+    layers = to_params(CONFIG, make_tensors(CONFIG))["layers"]["experts"]
+    x_BTD = np.random.default_rng(0).normal(size=(2, 5, CONFIG.width)).astype(np.float32)
+    return jax.tree.map(lambda x_L: x_L[0], layers), x_BTD
+
+
+def run(dispatch, params, x_BTD, dtype="float32"):
+    module = Experts(CONFIG, jnp.dtype(dtype), dispatch)
+    return module.apply({"params": params}, jnp.asarray(x_BTD, dtype))
+
+
+def by_a_loop(params, x_BTD):
+    """Token by token in float64; also which experts any token chose."""
+    params = jax.tree.map(np.float64, params)
+    rows, used = [], set()
+    for x in np.float64(x_BTD).reshape(-1, CONFIG.width):
+        p = np.exp(x @ params["router"])
+        chosen = np.argsort(-p)[: CONFIG.chosen_experts]
+        used |= set(chosen.tolist())
+        y = np.zeros(CONFIG.width)
+        for e in chosen:
+            gate = x @ params["gate"][e]
+            hidden = gate / (1 + np.exp(-gate)) * (x @ params["up"][e])
+            y += p[e] / p[chosen].sum() * hidden @ params["down"][e]
+        rows.append(y)
+    return np.reshape(rows, x_BTD.shape), used
+
+
+def crowded(params, x_BTD):
+    """All tokens choose experts 4 and 1, and the others get none."""
+    x_BTD = np.array(x_BTD)
+    x_BTD[..., 0] = 3.0
+    router = 0.01 * params["router"]
+    router[0] = [0, 2, 0, 0, 2.1, 0]
+    return params | {"router": router}, x_BTD
+
+
+@pytest.mark.parametrize("dispatch", DISPATCHES)
+def test_both_dispatches_are_the_formula(experts, dispatch):
+    expected, used = by_a_loop(*experts)
+    assert len(used) > 3
+    np.testing.assert_allclose(run(dispatch, *experts), expected, atol=1e-5)
+    expected, used = by_a_loop(*crowded(*experts))
+    assert used == {1, 4}
+    np.testing.assert_allclose(run(dispatch, *crowded(*experts)), expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("case", ["spread", "crowded"])
+def test_their_gradients_are_the_same(experts, case):
+    params, x_BTD = crowded(*experts) if case == "crowded" else experts
+    weights_BTD = np.random.default_rng(1).normal(size=x_BTD.shape).astype(np.float32)
+
+    def gradient(dispatch):
+        def loss(params, x_BTD):
+            return jnp.sum(weights_BTD * run(dispatch, params, x_BTD))
+
+        return jax.jit(jax.grad(loss, argnums=(0, 1)))(params, x_BTD)
+
+    (dense, dense_x), (grouped, grouped_x) = map(gradient, DISPATCHES)
+    assert np.abs(dense_x).max() > 0.1
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5),
+        (dense, dense_x),
+        (grouped, grouped_x),
+    )
+    if case == "crowded":
+        assert [e for e in range(6) if np.any(grouped["down"][e])] == [1, 4]
+        assert np.isfinite(grouped["router"]).all()
+
+
+def test_grouped_experts_run_in_bfloat16(experts):
+    rough = run("grouped", *experts, dtype="bfloat16")
+    assert rough.dtype == jnp.bfloat16
+    exact = run("dense", *experts)
+    assert 0 < np.std(np.float32(rough) - exact) < 0.05 * np.std(exact)
+
+
+@pytest.fixture(scope="module")
+def decoders():
+    dense, grouped = (Decoder(config=CONFIG, experts=dispatch) for dispatch in DISPATCHES)
+    return dense, grouped, to_params(CONFIG, make_tensors(CONFIG))
+
+
+def test_the_logits_of_a_decoder_are_the_same(decoders):
+    """In a scan over layers, under jit; padding, which chooses experts too, included."""
+    dense, grouped, params = decoders
+    rows = forward.rows(sequences(), 48)
+    expected = np.asarray(forward.logits(dense, params, *rows))
+    np.testing.assert_allclose(forward.logits(grouped, params, *rows), expected, atol=1e-5)
+
+
+def test_the_gradient_of_a_decoder_is_the_same_with_recomputed_layers(decoders):
+    dense, grouped, params = decoders
+    tokens = np.int32(sequences()[-1])[None]
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5),
+        forward.gradient(dataclasses.replace(grouped, remat=True), params, tokens),
+        forward.gradient(dense, params, tokens),
+    )
+
+
+def test_greedy_tokens_from_a_cache_are_the_same(decoders):
+    dense, grouped, params = decoders
+    prompt = np.int32(sequences()[1])
+    expected = forward.greedy(dense, params, prompt, 16)
+    assert len(set(expected)) > 3
+    assert forward.greedy(grouped, params, prompt, 16) == expected
+
+
+def test_a_model_without_experts_passes_over_the_choice(policy, params):
+    row = forward.rows([np.arange(5)], 16)
+    grouped = dataclasses.replace(policy.decoder, experts="grouped")
+    np.testing.assert_array_equal(
+        forward.logits(grouped, params, *row), forward.logits(policy.decoder, params, *row)
+    )

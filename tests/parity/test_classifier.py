@@ -1,0 +1,104 @@
+"""Sequence classifiers against transformers on torch, on the CPU in float32."""
+
+import json
+
+import numpy as np
+import pytest
+
+from rl4p.model.families import FAMILIES
+from rl4p.model.huggingface import write_model
+from rl4p.model.tokenizer import byte_tokenizer
+from rl4p.reward.classifier import Classifier, last_scores
+from rl4p.types import Texts
+from tests.golden.cases import CASES
+
+pytestmark = pytest.mark.parity
+LENGTHS = (1, 2, 9, 64, 300)
+PAD = 3
+
+
+@pytest.fixture(
+    scope="module",
+    params=["qwen2", "qwen3", "llama", "mistral", "gemma2", "gemma3", "qwen3_moe"],
+)
+def pair(request, tmp_path_factory):
+    """A classifier of transformers' own making, and the reward term that reads its folder."""
+    torch = pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+    labels = 1 + len(request.param) % 3  # two, which its config.json does not say, too
+    options = {"vocab_size": 264, "num_labels": labels, "pad_token_id": PAD}
+    config = transformers.AutoConfig.for_model(**CASES[request.param] | options)
+    torch.manual_seed(0)
+    model = transformers.AutoModelForSequenceClassification.from_config(
+        config, dtype=torch.float32, attn_implementation="eager", experts_implementation="eager"
+    ).eval()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            spread = 0.3 if parameter.ndim == 1 else 1.5 * parameter.shape[-1] ** -0.5
+            if "embed_tokens" in name and "gemma" not in config.model_type:
+                spread = 0.3
+            parameter.add_(torch.randn(parameter.shape) * spread)
+    folder = tmp_path_factory.mktemp(request.param)
+    model.save_pretrained(folder)
+    byte_tokenizer().save_pretrained(folder)
+    term = Classifier(path=str(folder), max_tokens=512, label=labels - 1)
+    assert term.model.decoder.config.labels == labels
+    return request.param, model, term
+
+
+def theirs(model, tokens, mask):
+    import torch
+
+    with torch.no_grad():
+        output = model(torch.from_numpy(tokens), attention_mask=torch.from_numpy(mask))
+    return output.logits.numpy()
+
+
+def test_logits(pair):
+    """Padded right, as transformers pads; one sequence ends with a pad token of its own."""
+    case, model, term = pair
+    random = np.random.default_rng(1)
+    tokens = np.full((len(LENGTHS), max(LENGTHS)), PAD)
+    mask = np.zeros_like(tokens)
+    for b, length in enumerate(LENGTHS):
+        tokens[b, :length], mask[b, :length] = random.integers(4, 264, length), 1
+    tokens[2, 8] = PAD
+    last = np.int32([0, 1, 7, 63, 299])
+    wanted = theirs(model, tokens, mask)
+    assert np.std(wanted) > 0.3
+    ours = last_scores(term.model.decoder, term.model.params, np.int32(tokens), last)
+    worst = np.max(np.abs(ours - wanted))
+    print(f"{case}: largest difference of scores {worst:.1e}, of {np.max(np.abs(wanted)):.1f}")
+    assert worst <= 2e-4
+
+
+def test_the_reward_is_what_transformers_says_of_the_conversation(pair, make_prompt):
+    _, model, term = pair
+    tokenizer = term.model.tokenizer
+    prompt, responses = make_prompt(question="1+2"), ("3", "four", "x" * 40)
+    grades = term(Texts(prompts=(prompt,) * 3, responses=responses))
+    for response, grade in zip(responses, grades, strict=True):
+        chat = ({"role": "user", "content": "1+2"}, {"role": "assistant", "content": response})
+        tokens = tokenizer.apply_chat_template(list(chat), return_dict=True, return_tensors="np")
+        wanted = theirs(model, tokens["input_ids"], tokens["attention_mask"])[0, term.label]
+        assert grade == pytest.approx(wanted, abs=2e-4)
+
+
+def test_what_we_write_transformers_reads(pair, tmp_path):
+    import transformers
+
+    _, model, term = pair
+    decoder, params, *_ = term.model
+    write_model(tmp_path, decoder, params, (1,), pad_id=PAD)
+    again, info = transformers.AutoModelForSequenceClassification.from_pretrained(
+        tmp_path, attn_implementation="eager", output_loading_info=True
+    )
+    assert not any(info.values()), info
+    written = json.loads((tmp_path / "config.json").read_text())
+    assert written["architectures"] == [type(model).__name__]
+    assert FAMILIES[decoder.config.family].classifier == type(model).__name__
+    tokens = np.random.default_rng(2).integers(4, 264, (1, 20))
+    mask = np.ones_like(tokens)
+    np.testing.assert_allclose(
+        theirs(again.eval(), tokens, mask), theirs(model, tokens, mask), atol=1e-5
+    )

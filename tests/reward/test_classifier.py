@@ -1,0 +1,196 @@
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+
+from rl4p.configuration import compose, instantiate
+from rl4p.errors import InputError
+from rl4p.model.decoder import Decoder
+from rl4p.model.huggingface import write_model
+from rl4p.reward.classifier import Classifier, last_scores
+from rl4p.types import Texts
+
+TERM = "+reward.terms.model"
+
+
+@pytest.fixture(scope="module")
+def classifier(policy, params):
+    """Two labels over the trunk of the tests' policy."""
+    config = dataclasses.replace(policy.decoder.config, labels=2, tied_embedding=False)
+    return Decoder(config=config), params | {"score": params["embedding"][5:7]}
+
+
+@pytest.fixture(scope="module")
+def folder(classifier, policy, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("classifier")
+    write_model(folder, *classifier, policy.end_ids, pad_id=policy.pad_id)
+    policy.tokenizer.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def copied(folder, tmp_path):
+    """One to change."""
+    for path in folder.iterdir():
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    return tmp_path
+
+
+@pytest.fixture
+def expected(classifier, policy, numpy_logits):
+    """Scores at the last token of a text, in plain NumPy."""
+
+    def score(text, label=0):
+        tokens = policy.tokenizer.encode(text, add_special_tokens=False)
+        decoder, params = classifier
+        config = dataclasses.replace(decoder.config, labels=0)
+        return numpy_logits(config, params | {"head": params["score"]}, tokens)[-1, label]
+
+    return score
+
+
+def load(folder, **options):
+    return Classifier(path=str(folder), **{"max_tokens": 64} | options)
+
+
+def edit(path, change):
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+
+
+def chat(question, response, system=""):
+    system = system and f"<|system|>{system}<|end|>"
+    return f"{system}<|user|>{question}<|end|><|assistant|>{response}<|end|>"
+
+
+def texts_of(make_prompt, *pairs):
+    return Texts(
+        prompts=tuple(make_prompt(question=question) for question, _ in pairs),
+        responses=tuple(response for _, response in pairs),
+    )
+
+
+PAIRS = (("1+2", "3"), ("1+2", "4"), ("12+34", "6+4=10, 46 #### 46"), ("?", ""), ("1+2", "3"))
+
+
+@pytest.mark.parametrize("tokens_per_microbatch", [1, 40, 8192])
+def test_each_row_gets_the_score_at_its_last_token(
+    folder, make_prompt, expected, tokens_per_microbatch
+):
+    """Two widths, 16 and 32; one row at a time, two of the narrow ones, and all at once."""
+    term = load(folder, tokens_per_microbatch=tokens_per_microbatch)
+    grades = term(texts_of(make_prompt, *PAIRS))
+    wanted = [expected(chat(*pair)) for pair in PAIRS]
+    assert np.std(wanted) > 0.1
+    np.testing.assert_allclose(grades, wanted, atol=1e-4)
+    assert all(type(grade) is float for grade in grades)
+
+
+def test_a_label_is_chosen(folder, make_prompt, expected):
+    grades = load(folder, label=1)(texts_of(make_prompt, *PAIRS))
+    np.testing.assert_allclose(grades, [expected(chat(*pair), 1) for pair in PAIRS], atol=1e-4)
+
+
+def test_the_system_prompt_of_a_prompt_is_read(folder, make_prompt, expected):
+    prompt = make_prompt(question="1+2", system_prompt="Add.")
+    (grade,) = load(folder)(Texts(prompts=(prompt,), responses=("3",)))
+    assert grade == pytest.approx(expected(chat("1+2", "3", "Add.")), abs=1e-4)
+
+
+def test_a_text_that_is_too_long_gets_none_and_is_not_cut(folder, make_prompt, expected):
+    """16 tokens: 4 special ones, 2 of the question, 10 of the response."""
+    pairs = (("ab", "x" * 10), ("ab", "x" * 11), ("ab", ""))
+    first, second, third = load(folder, max_tokens=16)(texts_of(make_prompt, *pairs))
+    assert second is None
+    assert first == pytest.approx(expected(chat(*pairs[0])), abs=1e-4)
+    assert third == pytest.approx(expected(chat(*pairs[2])), abs=1e-4)
+    assert load(folder, max_tokens=4)(texts_of(make_prompt, *pairs[:2])) == [None, None]
+
+
+def test_texts_of_one_width_are_compiled_once(folder, make_prompt):
+    term = load(folder)
+    term(texts_of(make_prompt, *[("a", "b")] * 7))
+    before = last_scores._cache_size()
+    term(texts_of(make_prompt, *[("a", "b")] * 5, ("b", "x" * 200), ("c", "dd")))
+    assert last_scores._cache_size() == before
+
+
+def test_template_and_special_tokens_are_its_own(copied, make_prompt, expected):
+    """The tokenizer would begin every text with a token, and its template does so already."""
+    (copied / "chat_template.jinja").write_text(
+        "{{ '<|system|>' }}{% for m in messages %}{{ m['content'] + '<|end|>' }}{% endfor %}"
+    )
+    tokenizer = json.loads((copied / "tokenizer.json").read_text())
+    (begin,) = [t["id"] for t in tokenizer["added_tokens"] if t["content"] == "<|system|>"]
+    begins = {"SpecialToken": {"id": "<|system|>", "type_id": 0}}
+    tokenizer["post_processor"] = {
+        "type": "TemplateProcessing",
+        "single": [begins, {"Sequence": {"id": "A", "type_id": 0}}],
+        "pair": [begins, {"Sequence": {"id": "A", "type_id": 0}}],
+        "special_tokens": {
+            "<|system|>": {"id": "<|system|>", "ids": [begin], "tokens": ["<|system|>"]}
+        },
+    }
+    (copied / "tokenizer.json").write_text(json.dumps(tokenizer))
+    term = load(copied)
+    assert term.model.tokenizer.encode("a")[0] == begin
+    (grade,) = term(texts_of(make_prompt, ("1+2", "3")))
+    assert grade == pytest.approx(expected("<|system|>1+2<|end|>3<|end|>"), abs=1e-4)
+
+
+@pytest.mark.parametrize("pad_token", ["<|end|>", None])
+def test_the_last_token_is_the_last_that_is_not_padding(
+    copied, policy, make_prompt, expected, pad_token
+):
+    """As in transformers; Llama's pad token may well end turns. Without one it is the last."""
+    pad_id = None if pad_token is None else policy.tokenizer.convert_tokens_to_ids(pad_token)
+    edit(copied / "config.json", {"pad_token_id": pad_id})
+    (grade,) = load(copied)(texts_of(make_prompt, ("1+2", "3")))
+    text = chat("1+2", "3").removesuffix(pad_token or "never")
+    assert text.endswith("<|assistant|>3" if pad_token else "3<|end|>")
+    assert grade == pytest.approx(expected(text), abs=1e-4)
+
+
+def test_bfloat16_is_near(folder, make_prompt):
+    texts = texts_of(make_prompt, *PAIRS)
+    half = load(folder, dtype="bfloat16")
+    assert {str(x.dtype) for x in half.model.params["layers"]["gate"].values()} == {"bfloat16"}
+    exact, rough = (np.array(term(texts)) for term in (load(folder), half))
+    assert 0 < np.abs(rough - exact).max() < 0.1 * np.abs(exact).max()
+
+
+@pytest.mark.parametrize(
+    ("change", "options", "sentence"),
+    [
+        (
+            {"architectures": ["Qwen2ForCausalLM"]},
+            {},
+            r"^path=.* has no score head: .* \['Qwen2ForCausalLM'\], none a sequence classifier\.$",
+        ),
+        ({}, {"label": 2}, r"^label=2, but .* has 2, from 0\.$"),
+        ({"id2label": {"0": "good"}}, {}, r"score\.weight should be \(1, 32\), is \(2, 32\)"),
+        ({}, {"max_tokens": 65}, r"^max_tokens=65 is more than the 64 positions of "),
+        ({"vocab_size": 260}, {}, r"tokenizer in .* has token 260, but .* only 260 rows"),
+    ],
+)
+def test_a_folder_that_will_not_do_is_refused(copied, change, options, sentence):
+    edit(copied / "config.json", change)
+    with pytest.raises(ValueError, match=sentence):
+        load(copied, **options)
+
+
+def test_the_command_line_of_its_docstring_adds_it_and_names_it_when_it_is_wrong(
+    folder, make_prompt, make_trajectories
+):
+    def reward(path):
+        target = f"{TERM}._target_=rl4p.reward.classifier.Classifier"
+        options = [target, f"{TERM}.path={path}", f"{TERM}.max_tokens=64"]
+        return instantiate(compose(options).reward)
+
+    with pytest.raises(InputError, match=r"^reward\.terms\.model: path=/nowhere is not a folder"):
+        reward("/nowhere")
+    rewards = reward(folder)(
+        make_trajectories((1, 1)), texts_of(make_prompt, ("1+2", "3"), ("1+2", "x" * 99))
+    )
+    assert rewards.valid_B.tolist() == [True, False]
+    assert rewards.terms["model"][0] != 0
