@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from rl4p.bounds import NonNegative
 from rl4p.types import Array, TrainingBatch
 from rl4p.update.options import Aggregation, UpdateOptions
-from rl4p.update.ratio import clamped_exp, log_ratio, sequence_mean
+from rl4p.update.ratio import clamped_exp, log_ratio, masked_advantages, sequence_mean
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,7 +30,7 @@ class GMPO(UpdateOptions):
     aggregation: Aggregation = "sequence_mean_token_mean"
 
     def __call__(self, logprobs_BT: Array, batch: TrainingBatch) -> tuple[Array, dict[str, Array]]:
-        advantages_BT = batch.advantages_BT
+        advantages_BT = masked_advantages(batch)
         log_ratio_BT = log_ratio(logprobs_BT, batch.scores["proximal_logprobs"], batch)
         high = (log_ratio_BT > self.clip_high) & (advantages_BT > 0)
         low = (log_ratio_BT < -self.clip_low) & (advantages_BT < 0)

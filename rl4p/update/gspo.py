@@ -9,7 +9,13 @@ import jax.numpy as jnp
 from rl4p.bounds import NonNegative, Share
 from rl4p.types import Array, TrainingBatch
 from rl4p.update.options import Aggregation, UpdateOptions
-from rl4p.update.ratio import clamped_exp, clipped_surrogate, log_ratio, sequence_mean
+from rl4p.update.ratio import (
+    clamped_exp,
+    clipped_surrogate,
+    log_ratio,
+    masked_advantages,
+    sequence_mean,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,4 +49,4 @@ class GSPO(UpdateOptions):
         else:
             own_BT = log_ratio(logprobs_BT, jax.lax.stop_gradient(logprobs_BT), batch)  # 0
             ratio_BT = jax.lax.stop_gradient(clamped_exp(mean_B1)) * jnp.exp(own_BT)
-        return clipped_surrogate(ratio_BT, batch.advantages_BT, self.clip_low, self.clip_high)
+        return clipped_surrogate(ratio_BT, masked_advantages(batch), self.clip_low, self.clip_high)

@@ -46,6 +46,7 @@ class KLCov(UpdateOptions):
     def __call__(self, logprobs_BT: Array, batch: TrainingBatch) -> tuple[Array, dict[str, Array]]:
         log_ratio_BT = log_ratio(logprobs_BT, batch.scores["proximal_logprobs"], batch)
         penalised = batch.scores["penalised"]
-        penalty_BT = jnp.where(penalised, self.coefficient * jnp.abs(log_ratio_BT), 0.0)
+        distance_BT = jnp.sign(log_ratio_BT) * log_ratio_BT  # the slope of jnp.abs at 0 is 1
+        penalty_BT = jnp.where(penalised, self.coefficient * distance_BT, 0.0)
         loss_BT = -batch.advantages_BT * clamped_exp(log_ratio_BT) + penalty_BT
         return loss_BT, {"kl_cov": penalised}

@@ -7,7 +7,13 @@ import jax.numpy as jnp
 from rl4p.bounds import NonNegative, Share
 from rl4p.types import Array, TrainingBatch
 from rl4p.update.options import Aggregation, UpdateOptions
-from rl4p.update.ratio import clamped_exp, clipped_surrogate, log_ratio, sequence_mean
+from rl4p.update.ratio import (
+    clamped_exp,
+    clipped_surrogate,
+    log_ratio,
+    masked_advantages,
+    sequence_mean,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,4 +39,4 @@ class LUSPO(UpdateOptions):
         log_ratio_BT = log_ratio(logprobs_BT, batch.scores["proximal_logprobs"], batch)
         ratio_B1 = clamped_exp(sequence_mean(log_ratio_BT, batch))
         ratio_BT = jnp.broadcast_to(ratio_B1, logprobs_BT.shape)
-        return clipped_surrogate(ratio_BT, batch.advantages_BT, self.clip_low, self.clip_high)
+        return clipped_surrogate(ratio_BT, masked_advantages(batch), self.clip_low, self.clip_high)

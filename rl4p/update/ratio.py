@@ -40,6 +40,14 @@ def sampler_logprobs(batch: TrainingBatch) -> Array:
     return jnp.where(sampled_B1, behaviour_BT, batch.scores["proximal_logprobs"])
 
 
+def masked_advantages(batch: TrainingBatch) -> Array:
+    """The advantages, 0 outside the loss mask: for losses whose ratio a whole row shares.
+
+    There the gradient of a token passes through its row, and 0 x nan from outside would too.
+    """
+    return jnp.where(batch.loss_mask_BT, batch.advantages_BT, 0.0)
+
+
 def clipped_surrogate(
     ratio_BT: Array, advantages_BT: Array, low: float, high: float
 ) -> tuple[Array, dict[str, Array]]:

@@ -3,7 +3,6 @@ import pytest
 
 from rl4p.update.dpo import DPO
 
-
 REFERENCE = [[-1.5, -2.0, 0.0], [-2.0, 0.0, 0.0]]
 LOGPROBS = [[-1.0, -2.0, 9.0], [-3.5, 9.0, 9.0]]  # less the reference: 0.5 and -1.5; h = 2
 MASK = [[1, 1, 0], [1, 0, 0]]
@@ -37,7 +36,7 @@ def test_a_pair(pair, evaluate, options, loss, slopes):
 
 
 def test_a_pair_that_is_wrong(make_batch, evaluate):
-    """h = -2: -log sigmoid(-0.2) = 0.7981389."""
+    """The margin is -2: -log sigmoid(-0.2) = 0.7981389."""
     batch = make_batch([[-1] * 3, [1] * 3], REFERENCE, mask=MASK, reference_logprobs=REFERENCE)
     loss_BT, extras, _ = evaluate(DPO(), LOGPROBS, batch, weighted=True)
     np.testing.assert_allclose(loss_BT.sum(), 0.7981389, rtol=1e-6)
