@@ -21,7 +21,7 @@ class CISPO(UpdateOptions):
     Attributes:
       bound: how `low` and `high` are meant. `absolute`: the weight is in [low, high] (TRL and
         ScaleRL 2510.13786, whose high is 5). `relative`: in [1 - low, 1 + high] (the paper, verl).
-      low, high: the paper gives no figures and no lower bound: absolute 0, relative 1.
+      low, high: the paper has no lower bound: absolute 0, relative 1.
     """
 
     bound: Literal["absolute", "relative"] = "absolute"

@@ -25,7 +25,7 @@ class ClipCov(UpdateOptions):
 
     Attributes:
       clip_low, clip_high: of PPO.
-      share: of the minibatch's loss tokens, at least one; 2e-4 in verl and for the paper's 7B.
+      share: of the minibatch's loss tokens, at least one; 2e-4 in verl.
       covariance_low, covariance_high: far above the mean covariance, and below outliers.
     """
 

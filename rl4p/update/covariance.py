@@ -8,7 +8,7 @@ from rl4p.types import Array, TrainingBatch
 def token_covariance(batch: TrainingBatch) -> Array:
     """(A - mean A)(log pi_proximal - mean log pi_proximal), the means over all loss tokens.
 
-    float32 [B, T], 0 outside the loss mask (2505.22617, equation 10). The paper's code takes log pi
+    float32 [B, T], 0 outside the loss mask (2505.22617). The paper's code takes log pi
     of the current policy in each microbatch; here it is the proximal policy over the minibatch, so
     that the choice is made once and does not depend on how the minibatch is split.
     """

@@ -20,7 +20,7 @@ class DRO(UpdateOptions):
     with A = r - V: any baseline serves as V (the paper learns one; its own loss is left out).
 
     Attributes:
-      tau: the paper's figure.
+      tau: of the square.
       anchor: `reference`, as in the paper, or `behaviour`: the sampler, as in Tinker's `dro` (rows
         that no policy sampled have the proximal policy).
       level: log pi of the `sequence`, as in the paper, or of each `token`, as in Tinker. The square

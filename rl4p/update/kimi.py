@@ -19,10 +19,10 @@ class Kimi(UpdateOptions):
     the surrogate whose gradient the paper gives, with logs of whole sequences and A = r - mean(r)
     (`advantage=dr_grpo`). The square is spread evenly over the row's l tokens, so that
     `sequence_mean_token_sum`, the default here, gives the paper's mean over sequences. No
-    exponential is taken, and nothing is clamped. ROLL squares token by token: `dro` has that.
+    exponential is taken, and nothing is clamped. `dro` can square token by token.
 
     Attributes:
-      tau: the paper gives no figure; ROLL's.
+      tau: ROLL's figure.
     """
 
     tau: NonNegative = 0.1

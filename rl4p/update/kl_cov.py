@@ -24,8 +24,7 @@ class KLCov(UpdateOptions):
     rho = 1 the penalty has no slope: it acts from the second update of a step on.
 
     Attributes:
-      share: of the minibatch's loss tokens, at least one, ties included; 2e-4 in verl, and in the
-        paper 2e-3 for 7B.
+      share: of the minibatch's loss tokens, at least one, ties included; 2e-4 in verl.
       coefficient: of the penalty.
     """
 

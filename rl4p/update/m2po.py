@@ -25,7 +25,7 @@ class M2PO(UpdateOptions):
     The sampler's weight is left to `correction`. Rows that no policy sampled have m2 = 0.
 
     Attributes:
-      threshold: the paper's figure; near 0 all that is not on-policy goes.
+      threshold: near 0 all that is not on-policy goes.
     """
 
     threshold: AboveZero = 0.04

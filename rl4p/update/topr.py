@@ -20,7 +20,7 @@ class TOPR(UpdateOptions):
     rho is to the proximal policy; the paper's is to the sampler, which `correction` adds.
 
     Attributes:
-      level: rho of the token (as in ROLL), or of the `sequence`: the product over its loss tokens,
+      level: rho of the token, or of the `sequence`: the product over its loss tokens,
         as in the paper.
     """
 
