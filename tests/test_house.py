@@ -13,7 +13,10 @@ import yaml
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE, CONF, EXPERIMENTS = ROOT / "rl4p", ROOT / "conf", ROOT / "experiments"
 
-PHASES = ("rollout", "reward", "advantage", "update", "collector")
+PHASES = (
+    *("rollout", "reward", "advantage", "update", "collector"),
+    *("correction", "kl", "entropy"),
+)
 ENTRY_POINTS = ("train", "evaluate", "plan", "compare", "export", "send")
 INSTANTIATE_KEYS = {"_target_", "_partial_", "_recursive_", "_convert_", "_args_"}
 

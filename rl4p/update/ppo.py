@@ -4,9 +4,10 @@ from dataclasses import dataclass
 
 import jax.numpy as jnp
 
-from rl4p.bounds import NonNegative, Share
+from rl4p.bounds import AboveOne, NonNegative, Share
 from rl4p.types import Array, TrainingBatch
 from rl4p.update.options import UpdateOptions
+from rl4p.update.ratio import clamped_exp, clipped_surrogate, log_ratio
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,18 +20,31 @@ class PPO(UpdateOptions):
     clip_high above clip_low is DAPO's clip-higher (2503.14476). The log-ratio is clamped to
     +-20 before the exponential. With one update per step rho is 1 and its gradient that of
     REINFORCE; the clip acts from the second update of a step on.
+
+    Attributes:
+      clip_low, clip_high: the ratio is clipped to [1 - clip_low, 1 + clip_high].
+      dual_clip: c; where A < 0 the loss is at most -c A (1912.09729: c = 3). None is off.
+      delta: the first rho of the formula is min(rho, delta) (two-sided clipping, INTELLECT-2,
+        2505.07291: delta = 4). From 1 + clip_high on it is the same function as dual_clip; below,
+        it also narrows the clip of good tokens. None is off.
     """
 
     clip_low: Share = 0.2
     clip_high: NonNegative = 0.2
+    dual_clip: AboveOne | None = None
+    delta: AboveOne | None = None
 
     def __call__(self, logprobs_BT: Array, batch: TrainingBatch) -> tuple[Array, dict[str, Array]]:
         advantages_BT = batch.advantages_BT
-        log_ratio_BT = logprobs_BT - batch.scores["proximal_logprobs"]
-        ratio = jnp.exp(jnp.clip(log_ratio_BT, -20.0, 20.0))
-        clipped = jnp.clip(ratio, 1.0 - self.clip_low, 1.0 + self.clip_high)
-        loss_BT = jnp.maximum(-advantages_BT * ratio, -advantages_BT * clipped)
-        return loss_BT, {
-            "clip_low": (ratio < 1.0 - self.clip_low) & (advantages_BT < 0),
-            "clip_high": (ratio > 1.0 + self.clip_high) & (advantages_BT > 0),
-        }
+        ratio = clamped_exp(log_ratio(logprobs_BT, batch.scores["proximal_logprobs"], batch))
+        loss_BT, extras = clipped_surrogate(ratio, advantages_BT, self.clip_low, self.clip_high)
+        if self.delta is not None:
+            clipped = jnp.clip(ratio, 1.0 - self.clip_low, 1.0 + self.clip_high)
+            bounded = jnp.minimum(ratio, self.delta)
+            loss_BT = jnp.maximum(-advantages_BT * bounded, -advantages_BT * clipped)
+            extras |= {"clip_delta": (ratio > self.delta) & (advantages_BT < 0)}
+        if self.dual_clip is not None:
+            bad = advantages_BT < 0
+            loss_BT = jnp.where(bad, jnp.minimum(loss_BT, -advantages_BT * self.dual_clip), loss_BT)
+            extras |= {"clip_dual": (ratio > self.dual_clip) & bad}
+        return loss_BT, extras

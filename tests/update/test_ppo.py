@@ -26,7 +26,7 @@ def batch(trajectories, advantage, proximal):
     return TrainingBatch(
         trajectories=trajectories,
         advantages_BT=jnp.full(shape, advantage),
-        loss_mask_BT=trajectories.response_mask_BT,
+        loss_mask_BT=jnp.ones(shape, bool),
         scores={"proximal_logprobs": jnp.full(shape, proximal)},
     )
 
@@ -77,3 +77,28 @@ def test_a_ratio_out_of_all_bounds_is_finite(make_trajectories, distance, advant
 )
 def test_old_logprobs_are_asked_for_only_where_they_differ(options, needs):
     assert PPO(**options).needs == needs
+
+
+@pytest.mark.parametrize(
+    ("options", "advantage", "ratio", "loss", "gradient", "clipped"),
+    [
+        ({"dual_clip": 3.0}, -2.0, 2.0, 4.0, 4.0, set()),
+        ({"dual_clip": 3.0}, -2.0, 5.0, 6.0, 0.0, {"clip_dual"}),
+        ({"dual_clip": 3.0}, 2.0, 5.0, -2.56, 0.0, {"clip_high"}),
+        ({"delta": 4.0}, -2.0, 2.0, 4.0, 4.0, set()),
+        ({"delta": 4.0}, -2.0, 5.0, 8.0, 0.0, {"clip_delta"}),
+        ({"delta": 4.0}, 2.0, 5.0, -2.56, 0.0, {"clip_high"}),
+        ({"delta": 1.1}, 2.0, 1.2, -2.2, 0.0, set()),  # below 1 + clip_high good tokens feel it
+        ({"delta": 1.1}, -2.0, 1.2, 2.4, 2.4, {"clip_delta"}),
+        ({"delta": 4.0, "dual_clip": 3.0}, -2.0, 5.0, 6.0, 0.0, {"clip_delta", "clip_dual"}),
+    ],
+)
+def test_bad_tokens_that_gained_much_probability_are_bounded_on_request(
+    make_batch, evaluate, options, advantage, ratio, loss, gradient, clipped
+):
+    update = PPO(clip_low=0.2, clip_high=0.28, **options)
+    given = make_batch([[advantage]], [[-1.25]])
+    loss_BT, extras, slope_BT = evaluate(update, [[-1.25 + np.log(ratio)]], given)
+    np.testing.assert_allclose(loss_BT, [[loss]], rtol=1e-6)
+    np.testing.assert_allclose(slope_BT, [[gradient]], rtol=1e-6)
+    assert {name for name, x in extras.items() if x.all()} == clipped

@@ -15,7 +15,7 @@ def test_the_loss_by_hand_and_its_gradient_is_that_of_ppo_at_ratio_one(make_traj
     batch = TrainingBatch(
         trajectories=trajectories,
         advantages_BT=advantages,
-        loss_mask_BT=trajectories.response_mask_BT,
+        loss_mask_BT=jnp.ones((1, 2), bool),
         scores={"proximal_logprobs": logprobs},
     )
     loss, extras = Reinforce()(logprobs, batch)

@@ -1,0 +1,15 @@
+"""No correction."""
+
+from dataclasses import dataclass
+
+import jax.numpy as jnp
+
+from rl4p.types import Array
+
+
+@dataclass(frozen=True, kw_only=True)
+class NONE:
+    """Every token of the mask weighs 1."""
+
+    def __call__(self, log_ratio_BT: Array, mask_BT: Array) -> Array:
+        return jnp.where(mask_BT, jnp.ones_like(log_ratio_BT), 0.0)

@@ -1,0 +1,28 @@
+"""Entropy left to itself."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import jax.numpy as jnp
+
+from rl4p.types import Array
+
+
+@dataclass(frozen=True, kw_only=True)
+class NONE:
+    """No bonus, and every token keeps its gradient."""
+
+    active: ClassVar[bool] = False
+    selects: ClassVar[bool] = False
+
+    def coefficient(self, memory: dict[str, Array]) -> Array:
+        return jnp.float32(0)
+
+    def select(self, entropy_BT: Array, mask_BT: Array) -> Array:
+        return mask_BT
+
+    def initial_state(self) -> dict[str, Array]:
+        return {}
+
+    def next_state(self, memory: dict[str, Array], measured: Array) -> dict[str, Array]:
+        return memory

@@ -1,0 +1,40 @@
+"""Clipped importance sampling weights instead of clipped gradients."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+
+from rl4p.bounds import NonNegative
+from rl4p.types import Array, TrainingBatch
+from rl4p.update.options import UpdateOptions
+from rl4p.update.ratio import clamped_exp, log_ratio
+
+
+@dataclass(frozen=True, kw_only=True)
+class CISPO(UpdateOptions):
+    """CISPO (MiniMax-M1, 2506.13585), per token: no token loses its gradient,
+
+        loss = -sg[clip(pi / pi_proximal, lowest, highest)] A log pi
+
+    Attributes:
+      bound: how `low` and `high` are meant. `absolute`: the weight is in [low, high] (TRL and
+        ScaleRL 2510.13786, whose high is 5). `relative`: in [1 - low, 1 + high] (the paper, verl).
+      low, high: the paper has no lower bound: absolute 0, relative 1.
+    """
+
+    bound: Literal["absolute", "relative"] = "absolute"
+    low: NonNegative = 0.0
+    high: NonNegative = 5.0
+
+    def __call__(self, logprobs_BT: Array, batch: TrainingBatch) -> tuple[Array, dict[str, Array]]:
+        ratio = clamped_exp(log_ratio(logprobs_BT, batch.scores["proximal_logprobs"], batch))
+        lowest, highest = self.low, self.high
+        if self.bound == "relative":
+            lowest, highest = 1.0 - self.low, 1.0 + self.high
+        weight = jax.lax.stop_gradient(jnp.clip(ratio, lowest, highest))
+        return -weight * batch.advantages_BT * logprobs_BT, {
+            "clip_low": ratio < lowest,
+            "clip_high": ratio > highest,
+        }

@@ -1,0 +1,55 @@
+"""PPO without the gradient of the tokens that drive the entropy down."""
+
+from dataclasses import dataclass
+
+import jax.numpy as jnp
+
+from rl4p.bounds import NonNegative, Share, TopShare
+from rl4p.selection import largest, share_count
+from rl4p.types import Array, TrainingBatch
+from rl4p.update.covariance import token_covariance
+from rl4p.update.options import UpdateOptions
+from rl4p.update.ratio import clamped_exp, clipped_surrogate, log_ratio
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClipCov(UpdateOptions):
+    """Clip-Cov (2505.22617): PPO's loss, times 0 on tokens chosen by their covariance
+
+        (A - mean A)(log pi - mean log pi), strictly between covariance_low and covariance_high
+
+    where log pi is the proximal policy's (`covariance.py`). The paper draws share x tokens of these
+    at random; here they are the largest, ties included, so that no order and no key matters. And
+    the paper chooses among tokens that PPO does not clip; here PPO's clip is not looked at (it
+    moves from update to update), so a chosen token may be one without a gradient already.
+
+    Attributes:
+      clip_low, clip_high: of PPO.
+      share: of the minibatch's loss tokens, at least one; 2e-4 in verl.
+      covariance_low, covariance_high: far above the mean covariance, and below outliers.
+    """
+
+    clip_low: Share = 0.2
+    clip_high: NonNegative = 0.2
+    share: TopShare = 2e-4
+    covariance_low: NonNegative = 1.0
+    covariance_high: NonNegative = 5.0
+
+    @property
+    def needs(self) -> frozenset[str]:
+        return super().needs | {"proximal_logprobs"}
+
+    def prepare(self, batch: TrainingBatch) -> dict[str, Array]:
+        """`dropped`: 1 on the tokens of the minibatch that lose their gradient."""
+        covariance_BT = token_covariance(batch)
+        between = (covariance_BT > self.covariance_low) & (covariance_BT < self.covariance_high)
+        count = share_count(batch.loss_mask_BT, self.share)
+        return {"dropped": largest(covariance_BT, batch.loss_mask_BT & between, count)}
+
+    def __call__(self, logprobs_BT: Array, batch: TrainingBatch) -> tuple[Array, dict[str, Array]]:
+        ratio = clamped_exp(log_ratio(logprobs_BT, batch.scores["proximal_logprobs"], batch))
+        loss_BT, extras = clipped_surrogate(
+            ratio, batch.advantages_BT, self.clip_low, self.clip_high
+        )
+        dropped = batch.scores["dropped"]
+        return jnp.where(dropped, 0.0, loss_BT), extras | {"clip_cov": dropped}

@@ -1,0 +1,90 @@
+"""Direct Preference Optimization and its kin."""
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import jax
+import jax.numpy as jnp
+
+from rl4p.bounds import AboveZero, NonNegative, Share
+from rl4p.types import Array, TrainingBatch
+from rl4p.update.options import Aggregation, UpdateOptions
+from rl4p.update.ratio import sequence_lengths, sequence_sum
+
+
+@dataclass(frozen=True, kw_only=True)
+class DPO(UpdateOptions):
+    """Preferences between samples of one prompt. With the score of a sequence
+
+        s = log pi(y) - log pi_reference(y)          dpo, ipo
+        s = (1/l) log pi(y)                          simpo
+
+    and h = s_chosen - s_rejected, a pair's loss is
+
+        dpo (2305.18290)     -(1 - e) log sigmoid(beta h) - e log sigmoid(-beta h)
+        ipo (2310.12036)     (h - 1 / (2 beta))^2
+        simpo (2405.14734)   that of dpo with beta h - gamma in the place of beta h
+
+    with e the label smoothing of cDPO. Within a group (found by its id), each sample with A > 0 is
+    chosen against each with A < 0; A = 0 is neither, nor is a row without loss tokens. A sample's
+    loss is the mean over its pairs and stands on each of its tokens, so that
+    `sequence_mean_token_mean`, the default here, gives the mean of the pairs' losses where groups
+    are pairs, as in the papers. In larger groups it is the mean over groups of the mean over their
+    pairs, each weighing as many rows as it has; rows of neither kind count in the mean with 0.
+
+    Attributes:
+      kind: of loss.
+      beta: 0.1 in DPO and IPO; SimPO's is 2 and more.
+      label_smoothing: e, of dpo and simpo.
+      gamma: SimPO's target margin, after beta.
+      length_normalised: dpo and ipo with the mean over tokens too (TRL's ipo); simpo always is.
+    """
+
+    whole_groups: ClassVar[bool] = True  # a group's rows must never be divided
+
+    kind: Literal["dpo", "ipo", "simpo"] = "dpo"
+    beta: AboveZero = 0.1
+    label_smoothing: Share = 0.0
+    gamma: NonNegative = 0.5
+    length_normalised: bool = False
+    aggregation: Aggregation = "sequence_mean_token_mean"
+
+    @property
+    def needs(self) -> frozenset[str]:
+        return super().needs | (set() if self.kind == "simpo" else {"reference_logprobs"})
+
+    def __call__(self, logprobs_BT: Array, batch: TrainingBatch) -> tuple[Array, dict[str, Array]]:
+        score_B1 = self.scores(logprobs_BT, batch)
+        sign_B1 = jnp.sign(sequence_sum(batch.advantages_BT, batch))
+        groups_B = batch.trajectories.group_ids_B
+        # Row b against row c of its group: +1 where b is chosen and c rejected, -1 the other way.
+        same_BB = groups_B[:, None] == groups_B[None, :]
+        pair_BB = jnp.where(same_BB & (sign_B1 * sign_B1.T < 0), sign_B1, 0.0)
+        margin_BB = jnp.where(pair_BB != 0, pair_BB * (score_B1 - score_B1.T), 0.0)
+        pairs_B1 = jnp.sum(jnp.abs(pair_BB), axis=1, keepdims=True)
+
+        def over_pairs(x_BB: Array) -> Array:
+            total_B1 = jnp.sum(jnp.where(pair_BB != 0, x_BB, 0.0), axis=1, keepdims=True)
+            return jnp.broadcast_to(total_B1 / jnp.maximum(pairs_B1, 1), logprobs_BT.shape)
+
+        return over_pairs(self.pair_loss(margin_BB)), {
+            "preference_margin": over_pairs(margin_BB),
+            "preference_accuracy": over_pairs((margin_BB > 0).astype(margin_BB.dtype)),
+        }
+
+    def scores(self, logprobs_BT: Array, batch: TrainingBatch) -> Array:
+        """The score s of each row: [B, 1]."""
+        if self.kind != "simpo":
+            logprobs_BT = logprobs_BT - batch.scores["reference_logprobs"]
+        total_B1 = sequence_sum(logprobs_BT, batch)
+        if self.kind == "simpo" or self.length_normalised:
+            return total_B1 / sequence_lengths(batch, total_B1)
+        return total_B1
+
+    def pair_loss(self, margin: Array) -> Array:
+        """The loss of pairs with margin h."""
+        if self.kind == "ipo":
+            return jnp.square(margin - 1 / (2 * self.beta))
+        logit = self.beta * margin - (self.gamma if self.kind == "simpo" else 0.0)
+        right, wrong = jax.nn.log_sigmoid(logit), jax.nn.log_sigmoid(-logit)
+        return -(1 - self.label_smoothing) * right - self.label_smoothing * wrong

@@ -1,0 +1,39 @@
+"""Geometric-Mean Policy Optimization."""
+
+from dataclasses import dataclass
+
+import jax.numpy as jnp
+
+from rl4p.bounds import NonNegative
+from rl4p.types import Array, TrainingBatch
+from rl4p.update.options import Aggregation, UpdateOptions
+from rl4p.update.ratio import clamped_exp, log_ratio, masked_advantages, sequence_mean
+
+
+@dataclass(frozen=True, kw_only=True)
+class GMPO(UpdateOptions):
+    """GMPO (2507.20673): each token's log-ratio is clipped on the side where its advantage pushes,
+
+        c_t = min(log rho_t, clip_high) where A_t > 0, max(log rho_t, -clip_low) where A_t < 0
+        loss = -A exp(mean_t c_t), on every token of the row
+
+    With `sequence_mean_token_mean`, the default here, it sums to the paper's mean over sequences,
+    with the mean of A over the row where A differs from token to token (as in verl). The mean is
+    clamped to +-20 before the exponential.
+
+    Attributes:
+      clip_low, clip_high: on the log-ratio: the paper's clip is (e^-0.4, e^0.4).
+    """
+
+    clip_low: NonNegative = 0.4
+    clip_high: NonNegative = 0.4
+    aggregation: Aggregation = "sequence_mean_token_mean"
+
+    def __call__(self, logprobs_BT: Array, batch: TrainingBatch) -> tuple[Array, dict[str, Array]]:
+        advantages_BT = masked_advantages(batch)
+        log_ratio_BT = log_ratio(logprobs_BT, batch.scores["proximal_logprobs"], batch)
+        high = (log_ratio_BT > self.clip_high) & (advantages_BT > 0)
+        low = (log_ratio_BT < -self.clip_low) & (advantages_BT < 0)
+        clipped_BT = jnp.where(high, self.clip_high, jnp.where(low, -self.clip_low, log_ratio_BT))
+        ratio_B1 = clamped_exp(sequence_mean(clipped_BT, batch))
+        return -advantages_BT * ratio_B1, {"clip_low": low, "clip_high": high}

@@ -1,0 +1,52 @@
+"""Group Sequence Policy Optimization."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+
+from rl4p.bounds import NonNegative, Share
+from rl4p.types import Array, TrainingBatch
+from rl4p.update.options import Aggregation, UpdateOptions
+from rl4p.update.ratio import (
+    clamped_exp,
+    clipped_surrogate,
+    log_ratio,
+    masked_advantages,
+    sequence_mean,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class GSPO(UpdateOptions):
+    """GSPO (2507.18071): the ratio of a sequence is the geometric mean of its tokens' ratios,
+
+        s = exp(mean_t log(pi / pi_proximal)), the mean over the row's loss tokens
+        loss = max(-A s, -A clip(s, 1 - clip_low, 1 + clip_high)), on every token of the row
+
+    With `sequence_mean_token_mean`, the default here, it sums to the paper's mean over sequences.
+    The mean log-ratio is clamped to +-20 (verl: to at most 10).
+
+    Attributes:
+      clip_low, clip_high: of the paper's experiments, far narrower than a token's clip.
+      form: `sequence`, or `token` (GSPO-token, what verl runs): s_t = sg[s] pi_t / sg[pi_t], the
+        same value, whose gradient gives each token its own advantage. Where A is the same on
+        all tokens of a row, the two have the same gradient.
+    """
+
+    clip_low: Share = 3e-4
+    clip_high: NonNegative = 4e-4
+    form: Literal["sequence", "token"] = "sequence"
+    aggregation: Aggregation = "sequence_mean_token_mean"
+
+    def __call__(self, logprobs_BT: Array, batch: TrainingBatch) -> tuple[Array, dict[str, Array]]:
+        mean_B1 = sequence_mean(
+            log_ratio(logprobs_BT, batch.scores["proximal_logprobs"], batch), batch
+        )
+        if self.form == "sequence":
+            ratio_BT = jnp.broadcast_to(clamped_exp(mean_B1), logprobs_BT.shape)
+        else:
+            own_BT = log_ratio(logprobs_BT, jax.lax.stop_gradient(logprobs_BT), batch)  # 0
+            ratio_BT = jax.lax.stop_gradient(clamped_exp(mean_B1)) * jnp.exp(own_BT)
+        return clipped_surrogate(ratio_BT, masked_advantages(batch), self.clip_low, self.clip_high)

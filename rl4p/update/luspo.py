@@ -1,0 +1,42 @@
+"""Length-Unbiased Sequence Policy Optimization."""
+
+from dataclasses import dataclass
+
+import jax.numpy as jnp
+
+from rl4p.bounds import NonNegative, Share
+from rl4p.types import Array, TrainingBatch
+from rl4p.update.options import Aggregation, UpdateOptions
+from rl4p.update.ratio import (
+    clamped_exp,
+    clipped_surrogate,
+    log_ratio,
+    masked_advantages,
+    sequence_mean,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LUSPO(UpdateOptions):
+    """LUSPO (2602.05261): the sequence loss of GSPO times the length of the sequence,
+
+        s = exp(mean_t log(pi / pi_proximal))
+        loss = (1/N) sum_b l_b max(-A s, -A clip(s, 1 - clip_low, 1 + clip_high))
+
+    The term stands on each of the l_b tokens, so that `sequence_mean_token_sum`, the default here,
+    gives that number (as TRL's `luspo` with ratios of sequences). With
+    `sequence_mean_token_mean` it would be GSPO.
+
+    Attributes:
+      clip_low, clip_high: of the paper's experiments.
+    """
+
+    clip_low: Share = 2e-3
+    clip_high: NonNegative = 2.5e-3
+    aggregation: Aggregation = "sequence_mean_token_sum"
+
+    def __call__(self, logprobs_BT: Array, batch: TrainingBatch) -> tuple[Array, dict[str, Array]]:
+        log_ratio_BT = log_ratio(logprobs_BT, batch.scores["proximal_logprobs"], batch)
+        ratio_B1 = clamped_exp(sequence_mean(log_ratio_BT, batch))
+        ratio_BT = jnp.broadcast_to(ratio_B1, logprobs_BT.shape)
+        return clipped_surrogate(ratio_BT, masked_advantages(batch), self.clip_low, self.clip_high)

@@ -1,0 +1,52 @@
+"""Second-Moment Trust Policy Optimization."""
+
+from dataclasses import dataclass
+
+import jax.numpy as jnp
+
+from rl4p.bounds import AboveZero
+from rl4p.types import Array, TrainingBatch
+from rl4p.update.options import UpdateOptions
+from rl4p.update.ratio import clamped_exp, log_ratio, sampler_logprobs
+
+
+@dataclass(frozen=True, kw_only=True)
+class M2PO(UpdateOptions):
+    """M2PO (2510.01161), for stale samples: the tokens with the largest
+
+        m2 = (log pi_proximal - log pi_behaviour)^2
+
+    are left out until the mean of m2 over the others is at most `threshold`; on these
+    loss = -A rho with rho = pi / pi_proximal, without a clip.
+
+    The choice is made over the minibatch, once an update, with the proximal policy in the place of
+    the current one, as in AReaL; AReaL then clips as PPO does, the paper does not. Tokens of equal
+    m2 stay or go together, and where even the smallest m2 is too large all go (AReaL keeps one).
+    The sampler's weight is left to `correction`. Rows that no policy sampled have m2 = 0.
+
+    Attributes:
+      threshold: near 0 all that is not on-policy goes.
+    """
+
+    threshold: AboveZero = 0.04
+
+    @property
+    def needs(self) -> frozenset[str]:
+        return super().needs | {"proximal_logprobs"}
+
+    def prepare(self, batch: TrainingBatch) -> dict[str, Array]:
+        """`trusted`: 1 on the tokens of the minibatch that keep their loss."""
+        proximal_BT = batch.scores["proximal_logprobs"]
+        m2_BT = jnp.square(log_ratio(proximal_BT, sampler_logprobs(batch), batch))
+        ranked = jnp.sort(jnp.where(batch.loss_mask_BT, m2_BT, jnp.inf).ravel())
+        count = jnp.arange(1, ranked.size + 1, dtype=ranked.dtype)
+        # Only a whole run of equal values may be the last that is kept.
+        whole = ranked < jnp.append(ranked[1:], jnp.inf)
+        kept = whole & (jnp.cumsum(ranked) <= self.threshold * count)
+        largest = jnp.max(jnp.where(kept, ranked, -1.0))
+        return {"trusted": batch.loss_mask_BT & (m2_BT <= largest)}
+
+    def __call__(self, logprobs_BT: Array, batch: TrainingBatch) -> tuple[Array, dict[str, Array]]:
+        ratio = clamped_exp(log_ratio(logprobs_BT, batch.scores["proximal_logprobs"], batch))
+        trusted = batch.scores["trusted"]
+        return jnp.where(trusted, -batch.advantages_BT * ratio, 0.0), {"m2_masked": ~trusted}

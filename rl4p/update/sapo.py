@@ -1,0 +1,39 @@
+"""Soft Adaptive Policy Optimization."""
+
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+
+from rl4p.bounds import AboveZero
+from rl4p.types import Array, TrainingBatch
+from rl4p.update.options import Aggregation, UpdateOptions
+from rl4p.update.ratio import clamped_exp, log_ratio
+
+
+@dataclass(frozen=True, kw_only=True)
+class SAPO(UpdateOptions):
+    """SAPO (2511.20347), per token: a smooth gate instead of a clip,
+
+        loss = -A (4 / tau) sigmoid(tau (rho - 1)), tau by the sign of A
+
+    Its slope by log pi is -A 4 p (1 - p) rho with p the sigmoid: -A at rho = 1, and little far from
+    it. The paper averages within a sequence first (`sequence_mean_token_mean`, the default here).
+
+    Attributes:
+      tau_positive, tau_negative: where A > 0, and elsewhere; the larger, the sooner the gate shuts.
+    """
+
+    tau_positive: AboveZero = 1.0
+    tau_negative: AboveZero = 1.05
+    aggregation: Aggregation = "sequence_mean_token_mean"
+
+    def __call__(self, logprobs_BT: Array, batch: TrainingBatch) -> tuple[Array, dict[str, Array]]:
+        ratio = clamped_exp(log_ratio(logprobs_BT, batch.scores["proximal_logprobs"], batch))
+        positive = batch.advantages_BT > 0
+
+        def gate(tau: float) -> Array:
+            return jax.nn.sigmoid(tau * (ratio - 1.0)) * (4.0 / tau)
+
+        gates = jnp.where(positive, gate(self.tau_positive), gate(self.tau_negative))
+        return -batch.advantages_BT * gates, {}

@@ -1,0 +1,36 @@
+"""Tapered Off-Policy REINFORCE."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+
+from rl4p.types import Array, TrainingBatch
+from rl4p.update.options import UpdateOptions
+from rl4p.update.ratio import clamped_exp, log_ratio, sequence_sum
+
+
+@dataclass(frozen=True, kw_only=True)
+class TOPR(UpdateOptions):
+    """TOPR (2503.14286): good samples as in supervised training, bad ones by a tapered weight,
+
+        loss = -A log pi where A >= 0, -sg[clip(rho, 0, 1)] A log pi where A < 0
+
+    rho is to the proximal policy; the paper's is to the sampler, which `correction` adds.
+
+    Attributes:
+      level: rho of the token, or of the `sequence`: the product over its loss tokens,
+        as in the paper.
+    """
+
+    level: Literal["token", "sequence"] = "token"
+
+    def __call__(self, logprobs_BT: Array, batch: TrainingBatch) -> tuple[Array, dict[str, Array]]:
+        log_ratio_BT = log_ratio(logprobs_BT, batch.scores["proximal_logprobs"], batch)
+        if self.level == "sequence":
+            log_ratio_BT = jnp.broadcast_to(sequence_sum(log_ratio_BT, batch), log_ratio_BT.shape)
+        taper = jax.lax.stop_gradient(jnp.minimum(clamped_exp(log_ratio_BT), 1.0))
+        bad = batch.advantages_BT < 0
+        weight = jnp.where(bad, taper, 1.0)
+        return -weight * batch.advantages_BT * logprobs_BT, {"tapered": bad & (taper < 1.0)}

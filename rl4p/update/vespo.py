@@ -1,0 +1,50 @@
+"""Variational sequence-level soft policy optimization."""
+
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+
+from rl4p.bounds import NonNegative
+from rl4p.types import Array, TrainingBatch
+from rl4p.update.options import UpdateOptions
+from rl4p.update.ratio import log_ratio, sequence_sum
+
+
+@dataclass(frozen=True, kw_only=True)
+class VESPO(UpdateOptions):
+    """VESPO (2602.10693), in the form of TRL: a Gamma kernel of the sequence's ratio,
+
+        w = prod_t pi / pi_proximal over the row's loss tokens
+        phi = w^k exp(lambda (1 - w)), 1 at w = 1
+        loss = -sg[phi] A log pi
+
+    k and lambda by the sign of A (those of A >= 0 at 0, as in TRL). log w is the sum of the tokens'
+    log-ratios, not their mean, each clamped to +-20, and so is the sum (TRL: from below to
+    log 1e-8). TRL multiplies the correction for the sampler into w; here `correction` stays a
+    factor of the loss. TRL averages over all tokens (`token_mean`).
+
+    Attributes:
+      k_positive, lambda_positive: where A >= 0.
+      k_negative, lambda_negative: where A < 0.
+    """
+
+    k_positive: NonNegative = 2.0
+    lambda_positive: NonNegative = 3.0
+    k_negative: NonNegative = 3.0
+    lambda_negative: NonNegative = 2.0
+
+    def __call__(self, logprobs_BT: Array, batch: TrainingBatch) -> tuple[Array, dict[str, Array]]:
+        log_ratio_BT = log_ratio(logprobs_BT, batch.scores["proximal_logprobs"], batch)
+        clamped_BT = jnp.clip(jax.lax.stop_gradient(log_ratio_BT), -20.0, 20.0)
+        log_w_B1 = jnp.clip(sequence_sum(clamped_BT, batch), -20.0, 20.0)
+
+        def kernel(k: float, rate: float) -> Array:
+            return jnp.exp(k * log_w_B1 + rate * (1.0 - jnp.exp(log_w_B1)))
+
+        phi_BT = jnp.where(
+            batch.advantages_BT >= 0,
+            kernel(self.k_positive, self.lambda_positive),
+            kernel(self.k_negative, self.lambda_negative),
+        )
+        return -phi_BT * batch.advantages_BT * logprobs_BT, {"vespo_weight": phi_BT}

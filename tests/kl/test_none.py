@@ -1,0 +1,15 @@
+import jax.numpy as jnp
+import numpy as np
+
+from rl4p.kl.none import NONE
+
+
+def test_nothing_is_asked_for_and_nothing_added():
+    kl, x = NONE(), jnp.asarray([[-1.0, -2.0]])
+    assert not kl.active
+    assert kl.needs == set()
+    assert kl.placement == "in_loss"
+    np.testing.assert_array_equal(kl.penalty(x, x - 1, x - 2), [[0, 0]])
+    memory = kl.initial_state()
+    assert kl.next_state(memory, jnp.float32(3)) == memory == {}
+    assert kl.coefficient(memory) == 0

@@ -1,0 +1,80 @@
+"""Batches from plain numbers, and a loss as the gradient step evaluates it."""
+
+import dataclasses
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from rl4p.types import TrainingBatch, Trajectories
+from rl4p.update.aggregation import aggregation_weights
+
+
+@pytest.fixture(scope="session")
+def make_batch():
+    def make(advantages, proximal, *, mask=None, behaviour=None, groups=None, version=0, **scores):
+        """Rows of numbers; without a mask every token counts."""
+
+        def array(x, dtype=jnp.float32):
+            return jnp.asarray(np.broadcast_to(x, np.shape(advantages)), dtype)
+
+        B = len(advantages)
+        mask = array(True if mask is None else mask, bool)
+        trajectories = Trajectories(
+            tokens_BT=array(0, jnp.int32),
+            response_mask_BT=mask,
+            positions_BT=array(0, jnp.int32),
+            segment_ids_BT=array(1, jnp.int32),
+            behaviour_logprobs_BT=array(proximal if behaviour is None else behaviour),
+            group_ids_B=jnp.asarray(np.zeros(B) if groups is None else groups, jnp.int32),
+            policy_version_B=jnp.full(B, version, jnp.int32),
+            finish_B=jnp.zeros(B, jnp.int8),
+        )
+        scores = {"proximal_logprobs": proximal} | scores
+        return TrainingBatch(
+            trajectories=trajectories,
+            advantages_BT=array(advantages),
+            loss_mask_BT=mask,
+            scores={name: array(x) for name, x in scores.items()},
+        )
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def evaluate():
+    def evaluate(update, logprobs, batch, *, weighted=False, prepared=False):
+        """Losses and extras on the mask (0 elsewhere), and the slope of the losses' sum.
+
+        With `weighted` the losses are those that the update's aggregation sums; where they are
+        `prepared` the batch has the scores of `prepare` already.
+        """
+        logprobs_BT = jnp.asarray(logprobs, batch.advantages_BT.dtype)
+        return jax.tree.map(np.asarray, compiled(update, logprobs_BT, batch, weighted, prepared))
+
+    return evaluate
+
+
+@partial(jax.jit, static_argnums=(0, 3, 4))
+def compiled(update, logprobs_BT, batch, weighted, prepared):
+    mask = batch.loss_mask_BT
+    proximal_BT = jnp.where(mask, batch.scores["proximal_logprobs"], 0.0)
+    scores = batch.scores | {"proximal_logprobs": proximal_BT}
+    batch = dataclasses.replace(batch, scores=scores)
+    if hasattr(update, "prepare") and not prepared:
+        batch = dataclasses.replace(batch, scores=scores | update.prepare(batch))
+    weights_BT = aggregation_weights(mask, update.aggregation, update.aggregation_length)
+
+    def total(logprobs_BT):
+        loss_BT, extras = update(jnp.where(mask, logprobs_BT, 0.0), batch)
+        assert loss_BT.shape == mask.shape
+        assert all(x.shape == mask.shape for x in extras.values())
+        weight_BT = weights_BT.astype(loss_BT.dtype) if weighted else 1.0
+        loss_BT = jnp.where(mask, weight_BT * loss_BT, 0.0)
+        return jnp.sum(loss_BT), (loss_BT, extras)
+
+    slope_BT, (loss_BT, extras) = jax.grad(total, has_aux=True)(logprobs_BT)
+    extras = {name: jnp.where(mask, x, jnp.zeros_like(x)) for name, x in extras.items()}
+    return loss_BT, extras, slope_BT

@@ -1,0 +1,86 @@
+import numpy as np
+import pytest
+
+from rl4p.update.dpo import DPO
+
+REFERENCE = [[-1.5, -2.0, 0.0], [-2.0, 0.0, 0.0]]
+LOGPROBS = [[-1.0, -2.0, 9.0], [-3.5, 9.0, 9.0]]  # less the reference: 0.5 and -1.5; h = 2
+MASK = [[1, 1, 0], [1, 0, 0]]
+
+
+@pytest.fixture
+def pair(make_batch):
+    return make_batch([[1] * 3, [-1] * 3], REFERENCE, mask=MASK, reference_logprobs=REFERENCE)
+
+
+@pytest.mark.parametrize(
+    ("options", "loss", "slopes"),
+    [
+        # sigmoid(0.2) = 0.5498340
+        ({}, 0.5981389, (-0.0450166, 0.0450166)),
+        ({"label_smoothing": 0.1}, 0.6181389, (-0.0350166, 0.0350166)),
+        ({"kind": "ipo"}, 9.0, (-6.0, 6.0)),  # (2 - 5)^2
+        # means of 0.25 and -1.5: h = 1.75, sigmoid(0.175) = 0.5436387
+        ({"length_normalised": True}, 0.6094705, (-0.0228181, 0.0456361)),
+        # means -1.5 and -3.5: 2 x 2 - 0.5, sigmoid(3.5) = 0.9706878
+        ({"kind": "simpo", "beta": 2.0}, 0.0297504, (-0.0293122, 0.0586245)),
+    ],
+)
+def test_a_pair(pair, evaluate, options, loss, slopes):
+    loss_BT, extras, slope_BT = evaluate(DPO(**options), LOGPROBS, pair, weighted=True)
+    np.testing.assert_allclose(loss_BT.sum(), loss, rtol=1e-5)
+    np.testing.assert_allclose(
+        slope_BT, [[slopes[0], slopes[0], 0], [slopes[1], 0, 0]], rtol=1e-4, atol=1e-8
+    )
+    np.testing.assert_array_equal(extras["preference_accuracy"], MASK)
+
+
+def test_a_pair_that_is_wrong(make_batch, evaluate):
+    """The margin is -2: -log sigmoid(-0.2) = 0.7981389."""
+    batch = make_batch([[-1] * 3, [1] * 3], REFERENCE, mask=MASK, reference_logprobs=REFERENCE)
+    loss_BT, extras, _ = evaluate(DPO(), LOGPROBS, batch, weighted=True)
+    np.testing.assert_allclose(loss_BT.sum(), 0.7981389, rtol=1e-6)
+    assert not extras["preference_accuracy"].any()
+    np.testing.assert_allclose(extras["preference_margin"], np.multiply(MASK, -2), rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "advantages", [([1] * 3, [1] * 3), ([-1] * 3, [-1] * 3), ([0] * 3, [-1] * 3)]
+)
+def test_a_group_without_both_kinds_has_no_loss(make_batch, evaluate, advantages):
+    batch = make_batch(advantages, REFERENCE, mask=MASK, reference_logprobs=REFERENCE)
+    loss_BT, _, slope_BT = evaluate(DPO(), LOGPROBS, batch)
+    np.testing.assert_array_equal(loss_BT, 0)
+    np.testing.assert_array_equal(slope_BT, 0)
+
+
+def test_partners_are_found_by_their_group(make_batch, evaluate):
+    """One token a row and no reference: scores 1, 2, 3, 4, 5 and h of 1 - 4 and 5 - 2.
+
+    The sixth row has no tokens and the third is of a group of its own: neither is in a pair.
+    """
+    batch = make_batch(
+        [[1], [-1], [-1], [-1], [1], [1]],
+        [[0]] * 6,
+        mask=[[1]] * 5 + [[0]],
+        groups=[5, 0, 3, 5, 0, 5],
+        reference_logprobs=[[0]] * 6,
+    )
+    _, extras, slope_BT = evaluate(DPO(beta=1.0), [[1], [2], [3], [4], [5], [np.nan]], batch)
+    np.testing.assert_allclose(extras["preference_margin"][:, 0], [-3, 3, 0, -3, 3, 0])
+    # each row of a pair has its loss: twice sigmoid(3) = 0.9525741 and sigmoid(-3) = 0.0474259
+    expected = [-1.9051483, 0.0948517, 0, 1.9051483, -0.0948517, 0]
+    np.testing.assert_allclose(slope_BT[:, 0], expected, rtol=1e-5)
+
+
+def test_a_larger_group_is_the_mean_of_its_pairs(make_batch, evaluate):
+    """Scores 1 against 0 and -1: log(1 + e^-1) = 0.3132617, log(1 + e^-2) = 0.1269280."""
+    batch = make_batch([[1], [-1], [-1]], [[0]] * 3, reference_logprobs=[[0]] * 3)
+    loss_BT, _, _ = evaluate(DPO(beta=1.0), [[1], [0], [-1]], batch, weighted=True)
+    np.testing.assert_allclose(loss_BT.sum(), (0.3132617 + 0.1269280) / 2, rtol=1e-6)
+
+
+def test_a_reference_is_asked_for_but_by_simpo():
+    assert DPO().needs == {"reference_logprobs"}
+    assert DPO(kind="simpo").needs == set()
+    assert DPO.whole_groups

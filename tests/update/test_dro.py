@@ -1,0 +1,36 @@
+import numpy as np
+import pytest
+
+from rl4p.update.dro import DRO
+
+
+@pytest.mark.parametrize(
+    ("level", "penalties", "slopes"),
+    [
+        ("sequence", (0.16, 0.16), (0.8, 0.8)),  # log-ratios 0.3 and 0.5: 1/2 x 0.64 in all
+        ("token", (0.045, 0.125), (0.3, 0.5)),
+    ],
+)
+@pytest.mark.parametrize("anchor", ["reference", "behaviour"])
+def test_the_square_and_its_slope(make_batch, evaluate, level, penalties, slopes, anchor):
+    anchors = {"reference": [[-9, -9, -9]], "behaviour": [[-8, -8, -8]]} | {
+        anchor: [[-2, -3, np.nan]]
+    }
+    batch = make_batch(
+        [[2, 2, 2]],
+        [[-5, -5, -5]],
+        mask=[[1, 1, 0]],
+        behaviour=anchors["behaviour"],
+        reference_logprobs=anchors["reference"],
+    )
+    update = DRO(level=level, anchor=anchor)
+    loss_BT, extras, slope_BT = evaluate(update, [[-1.7, -2.5, 0.0]], batch)
+    np.testing.assert_allclose(extras["dro_penalty"], [[*penalties, 0]], rtol=1e-5)
+    np.testing.assert_allclose(loss_BT, [[3.4 + penalties[0], 5 + penalties[1], 0]], rtol=1e-6)
+    np.testing.assert_allclose(slope_BT, [[slopes[0] - 2, slopes[1] - 2, 0]], rtol=1e-6)
+
+
+def test_a_reference_is_asked_for_only_where_it_is_the_anchor():
+    assert DRO().needs == {"reference_logprobs"}
+    assert DRO(anchor="behaviour").needs == set()
+    assert DRO(epochs=2).needs == {"proximal_logprobs", "reference_logprobs"}

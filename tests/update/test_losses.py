@@ -1,0 +1,206 @@
+"""What holds for every policy loss that the package brings, at the options of its YAML.
+
+The losses are evaluated in float64, as the gradient step does it: what `prepare` gives is computed
+over the whole batch, and everything outside the loss mask is thrown away.
+"""
+
+import dataclasses
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hydra.utils import instantiate
+from omegaconf import OmegaConf
+
+CONF = Path(__file__).resolve().parents[2] / "conf" / "update"
+LOSSES = {path.stem: instantiate(OmegaConf.load(path)) for path in sorted(CONF.glob("*.yaml"))}
+LOSSES |= {
+    "gspo-token": dataclasses.replace(LOSSES["gspo"], form="token"),
+    "gspo-wide": dataclasses.replace(LOSSES["gspo"], clip_low=0.5, clip_high=0.5),
+    "luspo-wide": dataclasses.replace(LOSSES["luspo"], clip_low=0.5, clip_high=0.5),
+    "ppo-two-sided": dataclasses.replace(LOSSES["ppo"], dual_clip=1.3, delta=1.4),
+    "topr-sequence": dataclasses.replace(LOSSES["topr"], level="sequence"),
+    "dro-token": dataclasses.replace(LOSSES["dro"], level="token", anchor="behaviour"),
+    "dpo-ipo": dataclasses.replace(LOSSES["dpo"], kind="ipo"),
+    "dpo-simpo": dataclasses.replace(LOSSES["dpo"], kind="simpo", label_smoothing=0.1),
+    "clip_cov-half": dataclasses.replace(LOSSES["clip_cov"], share=0.5, covariance_low=0.1),
+    "kl_cov-half": dataclasses.replace(LOSSES["kl_cov"], share=0.5),
+}
+
+# At ratio 1 the gradient is not -A for these: raft and sft look at no advantage's size, dpo at its
+# sign in pairs, clip_cov takes the gradient of the tokens that it chose.
+NOT_REINFORCE = {"raft", "sft", "dpo", "dpo-ipo", "dpo-simpo", "clip_cov", "clip_cov-half"}
+# With A = 0: sft imitates all the same, kimi and dro pull to their anchor.
+NOT_STILL = {"sft", "kimi", "dro", "dro-token"}
+# The weight of a token is a constant to its gradient: the loss is not what is differentiated, and
+# finite differences see another slope. Their slopes are held by hand in their own tests.
+CONSTANT_WEIGHT = {"cispo", "dppo", "topr", "topr-sequence", "vespo", "gspo-token"}
+
+LENGTHS = (6, 3, 0, 5, 1, 4, 2, 6)
+GROUPS = (3, 3, 0, 0, 5, 5, 6, 6)
+
+
+def losses(*left_out):
+    return pytest.mark.parametrize("name", [x for x in LOSSES if x not in set().union(*left_out)])
+
+
+@pytest.fixture(autouse=True)
+def double():
+    with jax.enable_x64(True):
+        yield
+
+
+@pytest.fixture(scope="module")
+def example(make_batch):
+    """Eight rows in pairs; the sampler, the reference and the start of the step all differ."""
+
+    def make(*, left=0, right=0, order=slice(None), outside=0.0, **changes):
+        random = np.random.default_rng(0)
+        shape = (8, 8)
+        mask = np.arange(8) < np.asarray(LENGTHS)[:, None]
+        proximal = random.uniform(-4, -0.5, shape)
+        numbers = {
+            "logprobs": proximal + random.normal(0, 0.2, shape),
+            "advantages": np.repeat([[1.0], [-1.5]] * 4, 8, axis=1),
+            "behaviour": proximal + random.normal(0, 0.1, shape),
+            "reference_logprobs": proximal + random.normal(0, 0.3, shape),
+            "proximal": proximal,
+        } | changes
+
+        def laid_out(x, fill):
+            x = np.where(mask, x, fill)
+            return np.pad(x, ((0, 0), (left, right)), constant_values=fill)[order]
+
+        numbers = {name: laid_out(x, outside) for name, x in numbers.items()}
+        logprobs = numbers.pop("logprobs")
+        batch = make_batch(
+            numbers.pop("advantages"),
+            numbers.pop("proximal"),
+            mask=laid_out(mask, False).astype(bool),
+            groups=np.asarray(GROUPS)[order],
+            **numbers,
+        )
+        return jnp.asarray(logprobs, jnp.float64), wide(batch)
+
+    def wide(batch):
+        """In float64; the numbers were rounded once, so that every layout has the same."""
+        return jax.tree.map(lambda x: x.astype(jnp.float64) if x.dtype == jnp.float32 else x, batch)
+
+    return make
+
+
+def test_the_yaml_has_the_defaults_of_the_class():
+    for path in sorted(CONF.glob("*.yaml")):
+        assert LOSSES[path.stem] == type(LOSSES[path.stem])(), path.stem
+
+
+@losses(NOT_REINFORCE)
+def test_at_ratio_one_the_gradient_is_that_of_reinforce(example, evaluate, name):
+    logprobs, batch = example()
+    same = jnp.where(batch.loss_mask_BT, logprobs, 0.0)
+    trajectories = dataclasses.replace(batch.trajectories, behaviour_logprobs_BT=same)
+    scores = {"proximal_logprobs": same, "reference_logprobs": same}
+    batch = dataclasses.replace(batch, trajectories=trajectories, scores=scores)
+    reinforce = dataclasses.replace(LOSSES["reinforce"], aggregation=LOSSES[name].aggregation)
+    expected = evaluate(reinforce, logprobs, batch, weighted=True)[2]
+    slope_BT = evaluate(LOSSES[name], logprobs, batch, weighted=True)[2]
+    assert np.abs(expected).sum() > 0.5
+    np.testing.assert_allclose(slope_BT, expected, rtol=1e-6, atol=1e-12)
+
+
+@losses(NOT_STILL)
+def test_without_advantages_there_is_no_gradient(example, evaluate, name):
+    logprobs, batch = example(advantages=np.zeros((8, 8)))
+    loss_BT, _, slope_BT = evaluate(LOSSES[name], logprobs, batch, weighted=True)
+    np.testing.assert_array_equal(slope_BT, 0)
+    assert np.isfinite(loss_BT).all()
+
+
+@losses()
+def test_nothing_outside_the_mask_matters(example, evaluate, name):
+    plain = evaluate(LOSSES[name], *example(), weighted=True)
+    for outside in (np.nan, -np.inf):
+        other = evaluate(LOSSES[name], *example(outside=outside), weighted=True)
+        jax.tree.map(np.testing.assert_array_equal, other, plain)
+    np.testing.assert_array_equal(plain[2][2], 0)  # a row without tokens
+    assert np.isfinite(plain[0]).all()
+    assert np.abs(plain[2]).sum() > 0
+
+
+@losses()
+def test_rows_in_any_order(example, evaluate, name):
+    order = np.asarray([5, 2, 7, 0, 3, 6, 1, 4])
+    plain = evaluate(LOSSES[name], *example(), weighted=True)
+    other = evaluate(LOSSES[name], *example(order=order), weighted=True)
+    jax.tree.map(
+        lambda x, y: np.testing.assert_allclose(x, y[order], rtol=1e-6, atol=1e-12), other, plain
+    )
+
+
+@losses()
+@pytest.mark.parametrize("padding", [{"left": 3}, {"right": 3}])
+def test_any_padding(example, evaluate, name, padding):
+    plain = evaluate(LOSSES[name], *example(), weighted=True)
+    other = evaluate(LOSSES[name], *example(**padding), weighted=True)
+    columns = slice(padding.get("left", 0), padding.get("left", 0) + 8)
+    jax.tree.map(
+        lambda x, y: np.testing.assert_allclose(x[:, columns], y, rtol=1e-6, atol=1e-12),
+        other,
+        plain,
+    )
+
+
+@losses()
+def test_groups_apart_are_the_same_as_together(example, evaluate, name):
+    """Microbatches of whole groups, with what was prepared over the whole."""
+    logprobs, batch = example()
+    update = LOSSES[name]
+    if hasattr(update, "prepare"):
+        batch = dataclasses.replace(batch, scores=batch.scores | update.prepare(batch))
+    plain = evaluate(update, logprobs, batch, prepared=True)
+    for rows in (slice(0, 4), slice(4, 8)):
+        part = jax.tree.map(lambda x, rows=rows: x[rows], batch)
+        other = evaluate(update, logprobs[rows], part, prepared=True)
+        jax.tree.map(
+            lambda x, y, rows=rows: np.testing.assert_allclose(x, y[rows], rtol=1e-12),
+            other,
+            plain,
+        )
+
+
+@losses()
+@pytest.mark.parametrize("distance", [1e4, -1e4])
+def test_extreme_ratios_are_finite(example, evaluate, name, distance):
+    logprobs, _ = example()
+    anchors = {
+        key: np.full((8, 8), -2.0) for key in ("behaviour", "proximal", "reference_logprobs")
+    }
+    _, batch = example(**anchors)
+    loss_BT, extras, slope_BT = evaluate(LOSSES[name], logprobs + distance, single(batch))
+    assert np.isfinite(loss_BT).all()
+    assert np.isfinite(slope_BT).all()
+    assert all(np.isfinite(x).all() for x in extras.values())
+
+
+def single(batch):
+    return jax.tree.map(lambda x: x.astype(jnp.float32) if x.dtype == jnp.float64 else x, batch)
+
+
+@losses(CONSTANT_WEIGHT)
+def test_the_gradient_is_that_of_the_loss_by_finite_differences(example, evaluate, name):
+    logprobs, batch = example()
+    update = LOSSES[name]
+    slope_BT = evaluate(update, logprobs, batch, weighted=True)[2]
+    h = 1e-5
+    for row, column in np.argwhere(np.asarray(batch.loss_mask_BT)):
+        step = np.zeros(logprobs.shape)
+        step[row, column] = h
+        up, down = (
+            evaluate(update, logprobs + sign * step, batch, weighted=True)[0].sum()
+            for sign in (1, -1)
+        )
+        np.testing.assert_allclose(
+            slope_BT[row, column], (up - down) / (2 * h), rtol=1e-5, atol=1e-8
+        )

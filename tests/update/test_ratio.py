@@ -1,0 +1,35 @@
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from rl4p.update import ratio
+
+
+def test_what_is_outside_the_mask_is_never_read(make_batch):
+    batch = make_batch([[1, 1, 1]] * 2, [[-1, -2, -np.inf]] * 2, mask=[[1, 1, 0], [0, 0, 0]])
+    logprobs = jnp.asarray([[-0.5, -3.0, -np.inf], [np.nan, -np.inf, np.inf]])
+    log = ratio.log_ratio(logprobs, batch.scores["proximal_logprobs"], batch)
+    np.testing.assert_allclose(log, [[0.5, -1, 0], [0, 0, 0]])
+    np.testing.assert_allclose(ratio.sequence_sum(logprobs, batch), [[-3.5], [0]])
+    np.testing.assert_allclose(ratio.sequence_mean(logprobs, batch), [[-1.75], [0]])
+    np.testing.assert_array_equal(ratio.sequence_lengths(batch, logprobs), [[2], [1]])
+
+
+def test_the_exponential_is_bounded_and_flat_beyond():
+    x = jnp.asarray([-1e4, -1.0, 0.0, 1e4])
+    np.testing.assert_allclose(
+        ratio.clamped_exp(x), [2.0611537e-9, 0.36787944, 1, 4.8516520e8], rtol=1e-6
+    )
+    slope = jax.grad(lambda x: ratio.clamped_exp(x).sum())(x)
+    np.testing.assert_allclose(slope, [0, 0.36787944, 1, 0], rtol=1e-6)
+
+
+def test_rows_that_no_policy_sampled_have_the_proximal_logprobs(make_batch):
+    batch = make_batch([[1], [1]], [[-1], [-2]], behaviour=[[-3], [0]])
+    trajectories = dataclasses.replace(
+        batch.trajectories, policy_version_B=jnp.asarray([4, -1], jnp.int32)
+    )
+    batch = dataclasses.replace(batch, trajectories=trajectories)
+    np.testing.assert_array_equal(ratio.sampler_logprobs(batch), [[-3], [-2]])

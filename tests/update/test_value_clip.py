@@ -1,0 +1,23 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from rl4p.update.value_clip import ValueClip
+
+
+@pytest.mark.parametrize(
+    ("clip", "value", "target", "loss", "slope"),
+    [
+        # the old value is 1
+        (0.5, 1.25, 2.0, 0.28125, -0.75),
+        (0.5, 1.75, 2.0, 0.125, 0.0),  # moved too far toward its target: 1.5 counts
+        (0.5, 0.0, 2.0, 2.0, -2.0),  # moved away: the whole square
+        (0.5, 1.75, 0.0, 1.53125, 1.75),
+        (None, 1.75, 2.0, 0.03125, -0.25),
+    ],
+)
+def test_a_value_moves_so_far_and_no_farther(clip, value, target, loss, slope):
+    update = ValueClip(clip=clip)
+    run = jax.value_and_grad(lambda x: update(x, jnp.float32(1), jnp.float32(target)))
+    np.testing.assert_allclose(run(jnp.float32(value)), (loss, slope), rtol=1e-6)
