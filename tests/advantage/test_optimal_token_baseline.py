@@ -12,15 +12,16 @@ COMPILED = jax.jit(OptimalTokenBaseline())
 
 @pytest.fixture
 def batch(make_trajectories, make_rewards):
-    """Two samples that weigh 0.5 and 1.5 a token, the second with a gap; one alone, one invalid.
+    """Two samples whose tokens weigh 0.5, 1.5 and 1.5, 0.5, 0.5, the second with a gap in it.
 
-    1 - 2 x 0.5 + 0.5 = 0.5, and 1 - 2 x 0.25 + 1 = 1.5.
+    1 - 2 x 0.5 + 0.5 = 0.5, and 1 - 2 x 0.25 + 1 = 1.5. One sample is alone and one invalid.
     """
     trajectories = make_trajectories((2, 5, 1, 4), group_ids=(2, 2, 0, 2))
     mask = np.asarray(trajectories.response_mask_BT).copy()
     mask[1, 9:11] = False
-    probability = np.asarray([0.5, 0.25, 0.5, 0.5], np.float32)[:, None]
-    collision = np.asarray([0.5, 1, 0.5, 0.5], np.float32)[:, None]
+    probability, collision = np.full((2, 4, 16), 0.5, np.float32)
+    for row, column in ((0, 9), (1, 8)):
+        probability[row, column], collision[row, column] = 0.25, 1
     nowhere = np.float32(np.nan)
     scores = {
         "proximal_logprobs": jnp.asarray(np.where(mask, np.log(probability), nowhere)),
@@ -31,26 +32,26 @@ def batch(make_trajectories, make_rewards):
 
 
 def test_by_hand(batch):
-    """4 x 0.5 / (0.5 + 1.5) = 1 at the first token, 4 x 1 / (1 + 3) at the second.
+    """4 x 0.5 / (0.5 + 1.5) = 1 at the first token, 4 x 2 / (2 + 2) = 2 at the second.
 
     The third token of the second sample has no sibling beside it.
     """
     trajectories, rewards, scores = batch
     advantages = COMPILED(trajectories, rewards, scores=scores)
     expected = np.zeros((4, 16))
-    expected[0, 8:10], expected[1, [8, 11]] = 3, -1
+    expected[0, 8:10], expected[1, [8, 11]] = (3, 2), (-1, -2)
     np.testing.assert_allclose(advantages, expected, rtol=1e-6)
 
 
 def test_rewards_of_tokens_count_from_their_token_on(batch):
-    """The first sample has 2 of its 4 at its first token: from the second on 2, B = 2 / 4."""
+    """The first sample has 2 of its 4 at its first token: from the second on 2, B = 2 x 2 / 4."""
     trajectories, rewards, scores = batch
     tokens = np.zeros((4, 16), np.float32)
     tokens[0, 8] = 2
     rewards = replace(rewards, tokens_BT=jnp.asarray(tokens))
     advantages = COMPILED(trajectories, rewards, scores=scores)
-    np.testing.assert_allclose(advantages[0, 8:10], [3, 1.5], rtol=1e-6)
-    np.testing.assert_allclose(advantages[1, [8, 11, 12]], [-1, -0.5, 0], rtol=1e-6)
+    np.testing.assert_allclose(advantages[0, 8:10], [3, 1], rtol=1e-6)
+    np.testing.assert_allclose(advantages[1, [8, 11, 12]], [-1, -1, 0], rtol=1e-6)
 
 
 def test_no_choice_made_is_nothing_to_learn_from(batch):
