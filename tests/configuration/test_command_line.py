@@ -52,7 +52,7 @@ def test_printing_a_configuration_imports_nothing_heavy(tmp_path):
         (
             ["advantage.epsilonn=1"],
             "advantage.epsilonn is not an option of advantage=grpo; did you mean "
-            "advantage.epsilon? (options: clip, mask_truncated, epsilon, ddof)\n",
+            "advantage.epsilon? (options: epsilon, ddof, clip, mask_truncated)\n",
         ),
         (["--cfg", "job", "group_size=abc"], "group_size must be a valid integer, not 'abc'.\n"),
         (["--nonsense"], "Unrecognized arguments: --nonsense; see --help.\n"),
