@@ -10,7 +10,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from rl4p.types import Array, Trajectories
+from rl4p.types import Array, Rewards, Trajectories
 
 
 def masked_sum(values: Array, mask: Array) -> Array:
@@ -18,48 +18,149 @@ def masked_sum(values: Array, mask: Array) -> Array:
     return jnp.sum(jnp.where(mask, values, 0))
 
 
+def loss_mask(trajectories: Trajectories, rewards: Rewards) -> Array:
+    """The response mask without invalid samples: bool [B, T]."""
+    return trajectories.response_mask_BT & rewards.valid_B[:, None]
+
+
+def response_lengths(trajectories: Trajectories) -> Array:
+    """Response tokens of each sequence: float32 [B]."""
+    return jnp.sum(trajectories.response_mask_BT, axis=1, dtype=jnp.float32)
+
+
+class MaskedStatistics(NamedTuple):
+    """Statistics of all values where a mask is true: scalars."""
+
+    mean: Array
+    std: Array
+    equal: Array  # bool: fewer than two values, or all of them equal
+
+
+def masked_statistics(values: Array, mask: Array, *, ddof: int = 0) -> MaskedStatistics:
+    """Mean and deviation over a mask of any shape; the deviation divides by count - ddof."""
+    clean = jnp.where(mask, values, 0.0)
+    count = jnp.sum(mask, dtype=jnp.float32)
+    mean = jnp.sum(clean) / jnp.maximum(count, 1)
+    squares = jnp.sum(jnp.where(mask, jnp.square(clean - mean), 0.0))
+    highest = jnp.max(jnp.where(mask, clean, -jnp.inf))
+    lowest = jnp.min(jnp.where(mask, clean, jnp.inf))
+    return MaskedStatistics(
+        mean, jnp.sqrt(squares / jnp.maximum(count - ddof, 1)), ~(highest > lowest)
+    )
+
+
+def whiten(values: Array, mask: Array, *, epsilon: float, ddof: int = 0) -> Array:
+    """(x - mean) / (std + epsilon) over the mask; exactly 0 outside it and where all are equal."""
+    mean, std, equal = masked_statistics(values, mask, ddof=ddof)
+    return jnp.where(mask & ~equal, (values - mean) / (std + epsilon), 0.0)
+
+
+def group_total(values_B: Array, group_ids_B: Array, groups: int | None = None) -> Array:
+    """The sum over each sample's group, spread back to the samples; group ids are under `groups`.
+
+    Without `groups` they are in [0, B).
+    """
+    groups = values_B.shape[0] if groups is None else groups
+    return jax.ops.segment_sum(values_B, group_ids_B, num_segments=groups)[group_ids_B]
+
+
 class GroupStatistics(NamedTuple):
-    """Statistics of each sample's group, over its valid samples, spread back to the samples."""
+    """Statistics of each sample's group, over its valid samples, spread back to the samples.
+
+    `highest_B` and `lowest_B` are 0 where the group has no valid sample.
+    """
 
     count_B: Array  # valid samples in the group, float32
     mean_B: Array
     std_B: Array
     equal_B: Array  # bool: fewer than two valid samples, or all of them equal
+    highest_B: Array
+    lowest_B: Array
+    difference_B: Array  # value - mean, exactly 0 where the sample is invalid or its group equal
 
 
 def group_statistics(
-    values_B: Array, valid_B: Array, group_ids_B: Array, *, ddof: int = 0
+    values_B: Array,
+    valid_B: Array,
+    group_ids_B: Array,
+    *,
+    ddof: int = 0,
+    groups: int | None = None,
 ) -> GroupStatistics:
     """Count, mean and deviation of each group, found by group id and never by position.
 
     Args:
       values_B: float32; entries that are not valid may hold anything, nan too.
       valid_B: bool, the samples that count.
-      group_ids_B: int32 in [0, B).
+      group_ids_B: int32 in [0, groups).
       ddof: the deviation divides by count - ddof.
+      groups: how many ids there are; B without it.
 
     `equal_B` is decided on the values themselves (largest = smallest), so that a group of equal
     rewards can be given exactly 0 and not the rounding noise of r - mean(r).
     """
-    groups = values_B.shape[0]
+    groups = values_B.shape[0] if groups is None else groups
     clean_B = jnp.where(valid_B, values_B, 0.0)
-
-    def total(x_B: Array) -> Array:
-        return jax.ops.segment_sum(x_B, group_ids_B, num_segments=groups)[group_ids_B]
-
-    count_B = total(valid_B.astype(jnp.float32))
-    mean_B = total(clean_B) / jnp.maximum(count_B, 1)
-    deviation_B = jnp.where(valid_B, clean_B - mean_B, 0.0)
-    std_B = jnp.sqrt(total(jnp.square(deviation_B)) / jnp.maximum(count_B - ddof, 1))
+    count_B = group_total(valid_B.astype(jnp.float32), group_ids_B, groups)
+    mean_B = group_total(clean_B, group_ids_B, groups) / jnp.maximum(count_B, 1)
+    difference_B = jnp.where(valid_B, clean_B - mean_B, 0.0)
+    squares_B = group_total(jnp.square(difference_B), group_ids_B, groups)
+    std_B = jnp.sqrt(squares_B / jnp.maximum(count_B - ddof, 1))
     highest_B = jax.ops.segment_max(
         jnp.where(valid_B, clean_B, -jnp.inf), group_ids_B, num_segments=groups
     )[group_ids_B]
     lowest_B = jax.ops.segment_min(
         jnp.where(valid_B, clean_B, jnp.inf), group_ids_B, num_segments=groups
     )[group_ids_B]
-    return GroupStatistics(count_B, mean_B, std_B, ~(highest_B > lowest_B))
+    equal_B, some_B = ~(highest_B > lowest_B), count_B > 0
+    return GroupStatistics(
+        count_B=count_B,
+        mean_B=mean_B,
+        std_B=std_B,
+        equal_B=equal_B,
+        highest_B=jnp.where(some_B, highest_B, 0.0),
+        lowest_B=jnp.where(some_B, lowest_B, 0.0),
+        difference_B=jnp.where(equal_B, 0.0, difference_B),
+    )
+
+
+def group_log_softmax(values_B: Array, valid_B: Array, group_ids_B: Array) -> Array:
+    """The log of exp(x) / sum over the group's valid samples of exp(x); 0 where invalid."""
+    group = group_statistics(values_B, valid_B, group_ids_B)
+    shifted_B = jnp.where(valid_B, values_B - group.highest_B, 0.0)
+    total_B = group_total(jnp.where(valid_B, jnp.exp(shifted_B), 0.0), group_ids_B)
+    return jnp.where(valid_B, shifted_B - jnp.log(jnp.maximum(total_B, 1.0)), 0.0)
 
 
 def spread_over_tokens(values_B: Array, trajectories: Trajectories) -> Array:
     """One value per sequence, on each of its response tokens and 0 elsewhere: float32 [B, T]."""
     return jnp.where(trajectories.response_mask_BT, values_B[:, None], 0.0)
+
+
+def token_rewards(trajectories: Trajectories, rewards: Rewards) -> Array:
+    """When the reward comes: float32 [B, T], 0 outside the loss mask.
+
+    What `rewards.tokens_BT` does not say comes with the last response token.
+    """
+    mask_BT = loss_mask(trajectories, rewards)
+    column = jnp.arange(mask_BT.shape[1])[None]
+    last_BT = mask_BT & (column == jnp.max(jnp.where(mask_BT, column, -1), axis=1, keepdims=True))
+    if rewards.tokens_BT is None:
+        return jnp.where(last_BT, rewards.total_B[:, None], 0.0)
+    tokens_BT = jnp.where(mask_BT, rewards.tokens_BT, 0.0)
+    rest_B1 = rewards.total_B[:, None] - jnp.sum(tokens_BT, axis=1, keepdims=True)
+    return tokens_BT + jnp.where(last_BT, rest_B1, 0.0)
+
+
+def returns_to_go(trajectories: Trajectories, rewards: Rewards) -> Array:
+    """The undiscounted reward from token t on: float32 [B, T], 0 outside the loss mask.
+
+    It is the total without what came before, so that it is exactly the total where no token has a
+    reward of its own.
+    """
+    mask_BT = loss_mask(trajectories, rewards)
+    total_BT = jnp.where(mask_BT, rewards.total_B[:, None], 0.0)
+    if rewards.tokens_BT is None:
+        return total_BT
+    tokens_BT = jnp.where(mask_BT, rewards.tokens_BT, 0.0)
+    return jnp.where(mask_BT, total_BT - (jnp.cumsum(tokens_BT, axis=1) - tokens_BT), 0.0)

@@ -123,11 +123,14 @@ class Rewards:
       terms: each term unweighted, float32 [B].
       valid_B: bool; a grader that failed makes a sample invalid, not worth zero: it leaves the
         baseline and the loss.
+      tokens_BT: float32, rewards given at single tokens (a KL penalty), 0 outside the response
+        mask, whose sum is in `total_B`; None where there are none.
     """
 
     total_B: Array
     terms: dict[str, Array]
     valid_B: Array
+    tokens_BT: Array | None = None
 
 
 @jax.tree_util.register_dataclass

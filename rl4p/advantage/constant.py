@@ -4,12 +4,13 @@ from dataclasses import dataclass
 
 import jax.numpy as jnp
 
+from rl4p.advantage.options import AdvantageOptions
 from rl4p.masking import spread_over_tokens
 from rl4p.types import Array, Rewards, Trajectories
 
 
 @dataclass(frozen=True, kw_only=True)
-class Constant:
+class Constant(AdvantageOptions):
     """A = value on every response token of every valid sample.
 
     With `rollout=demonstrations update=reinforce` this is supervised training.

@@ -2,15 +2,14 @@
 
 from dataclasses import dataclass
 
-import jax.numpy as jnp
-
+from rl4p.advantage.options import AdvantageOptions
 from rl4p.bounds import AboveZero, Natural
 from rl4p.masking import group_statistics, spread_over_tokens
 from rl4p.types import Array, Rewards, Trajectories
 
 
 @dataclass(frozen=True, kw_only=True)
-class GRPO:
+class GRPO(AdvantageOptions):
     """Group Relative Policy Optimization (2402.03300):
 
         A = (r - mean(group)) / (std(group) + epsilon), the same on every response token
@@ -30,6 +29,4 @@ class GRPO:
         group = group_statistics(
             rewards.total_B, rewards.valid_B, trajectories.group_ids_B, ddof=self.ddof
         )
-        relative_B = (rewards.total_B - group.mean_B) / (group.std_B + self.epsilon)
-        zero_B = group.equal_B | ~rewards.valid_B
-        return spread_over_tokens(jnp.where(zero_B, 0.0, relative_B), trajectories)
+        return spread_over_tokens(group.difference_B / (group.std_B + self.epsilon), trajectories)

@@ -4,12 +4,13 @@ from dataclasses import dataclass
 
 import jax.numpy as jnp
 
+from rl4p.advantage.options import AdvantageOptions
 from rl4p.masking import group_statistics, spread_over_tokens
 from rl4p.types import Array, Rewards, Trajectories
 
 
 @dataclass(frozen=True, kw_only=True)
-class RLOO:
+class RLOO(AdvantageOptions):
     """REINFORCE Leave-One-Out (2402.14740): the baseline of a sample is its siblings' mean,
 
         A = r - mean(group without it) = G / (G - 1) (r - mean(group))
@@ -21,6 +22,4 @@ class RLOO:
     def __call__(self, trajectories: Trajectories, rewards: Rewards) -> Array:
         group = group_statistics(rewards.total_B, rewards.valid_B, trajectories.group_ids_B)
         scale_B = group.count_B / jnp.maximum(group.count_B - 1, 1)
-        zero_B = group.equal_B | ~rewards.valid_B
-        leave_one_out_B = jnp.where(zero_B, 0.0, scale_B * (rewards.total_B - group.mean_B))
-        return spread_over_tokens(leave_one_out_B, trajectories)
+        return spread_over_tokens(scale_B * group.difference_B, trajectories)

@@ -38,7 +38,8 @@ def test_printing_a_configuration_imports_nothing_heavy(tmp_path):
     shown = process(*command, "--cfg", "job", "--resolve", "advantage=rloo", cwd=tmp_path)
     assert shown.returncode == 0
     config = yaml.safe_load(shown.stdout)
-    assert config["advantage"] == {"_target_": "rl4p.advantage.rloo.RLOO"}
+    options = {"clip": 0.0, "mask_truncated": False}
+    assert config["advantage"] == {"_target_": "rl4p.advantage.rloo.RLOO"} | options
     assert config["optimizer"]["total_steps"] == config["steps"]
     imported = {line.rpartition("|")[2].strip() for line in shown.stderr.splitlines()}
     assert "hydra" in imported
@@ -52,7 +53,7 @@ def test_printing_a_configuration_imports_nothing_heavy(tmp_path):
         (
             ["advantage.epsilonn=1"],
             "advantage.epsilonn is not an option of advantage=grpo; did you mean "
-            "advantage.epsilon? (options: epsilon, ddof)\n",
+            "advantage.epsilon? (options: epsilon, ddof, clip, mask_truncated)\n",
         ),
         (["--cfg", "job", "group_size=abc"], "group_size must be a valid integer, not 'abc'.\n"),
         (["--nonsense"], "Unrecognized arguments: --nonsense; see --help.\n"),

@@ -1,0 +1,31 @@
+"""The mean of the group, the deviation of the batch."""
+
+from dataclasses import dataclass
+
+from rl4p.advantage.options import AdvantageOptions
+from rl4p.bounds import AboveZero
+from rl4p.masking import group_statistics, masked_statistics, spread_over_tokens
+from rl4p.types import Array, Rewards, Trajectories
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchStd(AdvantageOptions):
+    """Lite PPO's advantage (2508.08221), on every response token:
+
+        A = (r - mean(group)) / (std(batch) + epsilon)
+
+    std(batch) is that of the rewards of all valid samples and divides by count - 1, as in TRL.
+
+    A sample without a valid sibling, or whose valid siblings all have its reward, gets exactly 0,
+    and so does an invalid sample; all of them but the last count in std(batch).
+
+    Attributes:
+      epsilon: added to the deviation.
+    """
+
+    epsilon: AboveZero = 1e-4
+
+    def __call__(self, trajectories: Trajectories, rewards: Rewards) -> Array:
+        group = group_statistics(rewards.total_B, rewards.valid_B, trajectories.group_ids_B)
+        batch = masked_statistics(rewards.total_B, rewards.valid_B, ddof=1)
+        return spread_over_tokens(group.difference_B / (batch.std + self.epsilon), trajectories)

@@ -1,0 +1,39 @@
+"""Group-relative and batch-relative advantages, mixed."""
+
+from dataclasses import dataclass
+
+import jax.numpy as jnp
+
+from rl4p.advantage.options import AdvantageOptions
+from rl4p.bounds import AboveZero, NonNegative
+from rl4p.masking import group_statistics, spread_over_tokens, whiten
+from rl4p.types import Array, Rewards, Trajectories
+
+
+@dataclass(frozen=True, kw_only=True)
+class DAPOMix(AdvantageOptions):
+    """GRPO's advantage and a share of the globally normalised one, on every response token:
+
+        A = (r - mean(group)) / (std(group) + epsilon)
+          + alpha (r - mean(batch)) / (std(batch) + epsilon)
+
+    Mean and deviation of the batch are over its valid samples; deviations divide by count - 1.
+
+    A sample without a valid sibling, or whose valid siblings all have its reward, gets exactly 0
+    from both parts (the groups that DAPO, 2503.14476, would not train on; they count in the batch's
+    statistics), and so does an invalid sample.
+
+    Attributes:
+      alpha: the share of the global part.
+      epsilon: added to the deviations.
+    """
+
+    alpha: NonNegative = 0.2
+    epsilon: AboveZero = 1e-4
+
+    def __call__(self, trajectories: Trajectories, rewards: Rewards) -> Array:
+        group = group_statistics(rewards.total_B, rewards.valid_B, trajectories.group_ids_B, ddof=1)
+        relative_B = group.difference_B / (group.std_B + self.epsilon)
+        global_B = whiten(rewards.total_B, rewards.valid_B, epsilon=self.epsilon, ddof=1)
+        mixed_B = jnp.where(group.equal_B, 0.0, relative_B + self.alpha * global_B)
+        return spread_over_tokens(mixed_B, trajectories)

@@ -1,0 +1,35 @@
+"""On-policy distillation."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import jax.numpy as jnp
+
+from rl4p.advantage.options import AdvantageOptions
+from rl4p.masking import loss_mask
+from rl4p.types import Array, Rewards, Trajectories
+
+
+@dataclass(frozen=True, kw_only=True)
+class Distill(AdvantageOptions):
+    """On-policy distillation (2306.13649), per token:
+
+        A_t = log pi_teacher - log pi_student, clamped to +-20
+
+    the sampled estimate of minus the reverse KL, token by token: no token answers for those after
+    it. The student is the policy that drew the token (`behaviour_logprobs_BT`), which costs no
+    forward; the paper differentiates the divergence over the whole vocabulary instead. The clamp
+    keeps a token that the teacher rules out (-inf) finite.
+
+    Rewards are not looked at, except that an invalid sample gets 0; groups are not either. A token
+    on which both agree gets exactly 0.
+    """
+
+    needs = frozenset({"teacher_logprobs"})
+
+    def __call__(
+        self, trajectories: Trajectories, rewards: Rewards, *, scores: Mapping[str, Array]
+    ) -> Array:
+        difference_BT = scores["teacher_logprobs"] - trajectories.behaviour_logprobs_BT
+        mask_BT = loss_mask(trajectories, rewards)
+        return jnp.where(mask_BT, jnp.clip(difference_BT, -20.0, 20.0), 0.0)

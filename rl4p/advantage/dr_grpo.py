@@ -1,0 +1,23 @@
+"""Group-relative advantages without the deviation."""
+
+from dataclasses import dataclass
+
+from rl4p.advantage.options import AdvantageOptions
+from rl4p.masking import group_statistics, spread_over_tokens
+from rl4p.types import Array, Rewards, Trajectories
+
+
+@dataclass(frozen=True, kw_only=True)
+class DrGRPO(AdvantageOptions):
+    """The advantage of Dr. GRPO (2503.20783): A = r - mean(group), on every response token.
+
+    Dividing by the deviation would favour prompts that are nearly always or nearly never solved.
+    The paper's other half is the loss: `update.aggregation=constant`.
+
+    A sample without a valid sibling, or whose valid siblings all have its reward, gets exactly 0,
+    and so does an invalid sample.
+    """
+
+    def __call__(self, trajectories: Trajectories, rewards: Rewards) -> Array:
+        group = group_statistics(rewards.total_B, rewards.valid_B, trajectories.group_ids_B)
+        return spread_over_tokens(group.difference_B, trajectories)

@@ -1,0 +1,90 @@
+"""Generalized advantage estimation with a critic."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+
+from rl4p.advantage.options import AdvantageOptions
+from rl4p.bounds import AboveZero, NonNegative, Share
+from rl4p.masking import loss_mask, response_lengths, token_rewards, whiten
+from rl4p.types import Array, Rewards, Trajectories
+
+
+@dataclass(frozen=True, kw_only=True)
+class GAE(AdvantageOptions):
+    """GAE (1506.02438), over the response tokens t of a sequence, V the critic's value before t:
+
+        delta_t = r_t + gamma V_{t+1} - V_t
+        A_t     = delta_t + gamma lambda A_{t+1}
+
+    t + 1 is the next response token, whatever stands between (a tool's answer, another turn), and
+    V = A = 0 after the last: tokens that the policy did not choose neither discount nor decay.
+    r_t is `Rewards.tokens_BT`, and the rest of the reward comes with the last token.
+
+    The critic's targets are `returns`. Advantages are whitened over the response tokens of the
+    batch's valid samples. Groups are not looked at, and equal rewards are 0 only where the critic
+    expects them; whitened advantages that are all equal are exactly 0. An invalid sample gets 0.
+
+    Attributes:
+      gamma: the discount.
+      lambda_policy, lambda_value: the decay of advantages, and that of the critic's targets (VAPO,
+        2504.05118, has 1 for the critic).
+      alpha: above 0, lambda_policy is max(0, 1 - 1 / (alpha l)) with l the response's length, as in
+        VAPO (which has alpha 0.05); 0 is off.
+      whiten: whether advantages are whitened.
+      epsilon: added to their deviation.
+    """
+
+    gamma: Share = 1.0
+    lambda_policy: Share = 0.95
+    lambda_value: Share = 1.0
+    alpha: NonNegative = 0.0
+    whiten: bool = True
+    epsilon: AboveZero = 1e-4
+
+    needs = frozenset({"values"})
+
+    def __call__(
+        self, trajectories: Trajectories, rewards: Rewards, *, scores: Mapping[str, Array]
+    ) -> Array:
+        lambda_B = jnp.full(rewards.total_B.shape, self.lambda_policy, jnp.float32)
+        if self.alpha:
+            lengths_B = jnp.maximum(response_lengths(trajectories), 1)
+            lambda_B = jnp.maximum(1.0 - 1.0 / (self.alpha * lengths_B), 0.0)
+        advantages_BT = self._estimate(trajectories, rewards, scores["values"], lambda_B)
+        if not self.whiten:
+            return advantages_BT
+        return whiten(advantages_BT, loss_mask(trajectories, rewards), epsilon=self.epsilon)
+
+    def returns(
+        self, trajectories: Trajectories, rewards: Rewards, scores: Mapping[str, Array]
+    ) -> Array:
+        """The critic's targets, A + V with `lambda_value`: [B, T], 0 outside the loss mask."""
+        lambda_B = jnp.full(rewards.total_B.shape, self.lambda_value, jnp.float32)
+        advantages_BT = self._estimate(trajectories, rewards, scores["values"], lambda_B)
+        mask_BT = loss_mask(trajectories, rewards)
+        return jnp.where(mask_BT, advantages_BT + scores["values"], 0.0)
+
+    def _estimate(
+        self, trajectories: Trajectories, rewards: Rewards, values_BT: Array, lambda_B: Array
+    ) -> Array:
+        mask_BT = loss_mask(trajectories, rewards)
+        values_BT = jnp.where(mask_BT, values_BT, 0.0)
+        # The value of the first response token at or after each column, then strictly after it.
+        upcoming_BT = reverse_recurrence(jnp.where(mask_BT, 0.0, 1.0), values_BT)
+        next_BT = jnp.pad(upcoming_BT[:, 1:], ((0, 0), (0, 1)))
+        delta_BT = token_rewards(trajectories, rewards) + self.gamma * next_BT - values_BT
+        decay_BT = jnp.where(mask_BT, self.gamma * lambda_B[:, None], 1.0)
+        advantages_BT = reverse_recurrence(decay_BT, jnp.where(mask_BT, delta_BT, 0.0))
+        return jnp.where(mask_BT, advantages_BT, 0.0)
+
+
+def reverse_recurrence(factor_BT: Array, addend_BT: Array) -> Array:
+    """x_t = factor_t x_{t+1} + addend_t from the last column back, in log T steps."""
+
+    def compose(later: tuple[Array, Array], earlier: tuple[Array, Array]) -> tuple[Array, Array]:
+        return earlier[0] * later[0], earlier[0] * later[1] + earlier[1]
+
+    return jax.lax.associative_scan(compose, (factor_BT, addend_BT), reverse=True, axis=1)[1]

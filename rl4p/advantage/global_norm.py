@@ -1,0 +1,26 @@
+"""Batch-relative advantages."""
+
+from dataclasses import dataclass
+
+from rl4p.advantage.options import AdvantageOptions
+from rl4p.bounds import AboveZero
+from rl4p.masking import spread_over_tokens, whiten
+from rl4p.types import Array, Rewards, Trajectories
+
+
+@dataclass(frozen=True, kw_only=True)
+class GlobalNorm(AdvantageOptions):
+    """A = (r - mean(batch)) / (std(batch) + epsilon), on every response token.
+
+    Over the batch's valid samples; the deviation divides by count - 1. Groups are not looked at: a
+    batch of equal rewards gets exactly 0, a group of them does not. An invalid sample gets 0.
+
+    Attributes:
+      epsilon: added to the deviation.
+    """
+
+    epsilon: AboveZero = 1e-4
+
+    def __call__(self, trajectories: Trajectories, rewards: Rewards) -> Array:
+        white_B = whiten(rewards.total_B, rewards.valid_B, epsilon=self.epsilon, ddof=1)
+        return spread_over_tokens(white_B, trajectories)

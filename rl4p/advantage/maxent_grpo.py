@@ -1,0 +1,120 @@
+"""Listwise weights toward a maximum-entropy target."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import log
+from types import MappingProxyType
+from typing import Literal
+
+import jax.numpy as jnp
+
+from rl4p.advantage.options import AdvantageOptions
+from rl4p.bounds import AboveZero, Natural, NonNegative
+from rl4p.masking import (
+    group_log_softmax,
+    group_statistics,
+    loss_mask,
+    masked_sum,
+    response_lengths,
+    spread_over_tokens,
+)
+from rl4p.types import Array, Rewards, Trajectories
+
+Memory = dict[str, Array]
+
+
+@dataclass(frozen=True, kw_only=True)
+class MaxEntGRPO(AdvantageOptions):
+    """MaxEnt-GRPO: weights over the K valid samples of a group, on every response token:
+
+        q = softmax(r / reward_temperature), then q (1 - floor K) + floor
+        w = softmax((log q + beta log pi_ref) / (tau + beta))
+        A = K w - 1
+
+    log pi_ref is the mean over the response tokens, so that length alone moves no weight. The step
+    uses the tau of its memory; then, with H the mean entropy of the step's response tokens,
+
+        H_ema = 0.9 H_ema + 0.1 H, from the first H on
+        log tau += tau_learning_rate (target_entropy - H_ema), clamped, after tau_warmup steps
+
+    A sample without a valid sibling, or whose valid siblings all have its reward, gets exactly 0
+    (the reference alone trains nothing, where the formula has it move weights), and so does an
+    invalid sample. One without response tokens has no log pi_ref and leaves its group.
+
+    Attributes:
+      reward_temperature: of q.
+      floor: the least that q gives to a sample; floor K should be far under 1.
+      beta: the weight of the reference; with 0 no reference is asked for.
+      denominator: `tau_plus_beta`, or `tau` alone.
+      tau: the first temperature of w.
+      tau_learning_rate: 0 keeps tau as it is, and no entropy is asked for.
+      target_entropy: in nats per token.
+      tau_warmup: steps in which only H_ema moves.
+      tau_min, tau_max: what tau is clamped to.
+    """
+
+    reward_temperature: AboveZero = 1.0
+    floor: AboveZero = 1e-6
+    beta: NonNegative = 0.0
+    denominator: Literal["tau_plus_beta", "tau"] = "tau_plus_beta"
+    tau: AboveZero = 0.5
+    tau_learning_rate: NonNegative = 0.0
+    target_entropy: NonNegative = 0.5
+    tau_warmup: Natural = 10
+    tau_min: AboveZero = 0.05
+    tau_max: AboveZero = 5.0
+
+    @property
+    def needs(self) -> frozenset[str]:
+        reference = {"reference_logprobs"} if self.beta else set()
+        return frozenset(reference | ({"entropy"} if self.tau_learning_rate else set()))
+
+    def initial_state(self) -> Memory:
+        return {
+            "log_tau": jnp.float32(log(self.tau)),
+            "entropy": jnp.float32(0),
+            "steps": jnp.int32(0),
+        }
+
+    def __call__(
+        self,
+        trajectories: Trajectories,
+        rewards: Rewards,
+        *,
+        scores: Mapping[str, Array] = MappingProxyType({}),
+        memory: Memory,
+    ) -> tuple[Array, Memory]:
+        mask_BT, group_ids_B = loss_mask(trajectories, rewards), trajectories.group_ids_B
+        lengths_B = response_lengths(trajectories)
+        valid_B = rewards.valid_B & (lengths_B > 0)
+        group = group_statistics(rewards.total_B, valid_B, group_ids_B)
+        scaled_B = rewards.total_B / self.reward_temperature
+        q_B = jnp.exp(group_log_softmax(scaled_B, valid_B, group_ids_B))
+        tau = jnp.exp(memory["log_tau"])
+        logits_B = jnp.log(q_B * (1.0 - self.floor * group.count_B) + self.floor)
+        if self.beta:
+            reference_BT = jnp.where(mask_BT, scores["reference_logprobs"], 0.0)
+            reference_B = jnp.sum(reference_BT, axis=1) / jnp.maximum(lengths_B, 1)
+            logits_B = logits_B + self.beta * reference_B
+        logits_B = logits_B / (tau + self.beta if self.denominator == "tau_plus_beta" else tau)
+        w_B = jnp.exp(group_log_softmax(logits_B, valid_B, group_ids_B))
+        zero_B = group.equal_B | ~valid_B
+        advantages_B = jnp.where(zero_B, 0.0, group.count_B * w_B - 1.0)
+        if self.tau_learning_rate:
+            memory = self._controlled(memory, scores["entropy"], mask_BT)
+        return spread_over_tokens(advantages_B, trajectories), memory
+
+    def _controlled(self, memory: Memory, entropy_BT: Array, mask_BT: Array) -> Memory:
+        tokens = jnp.sum(mask_BT, dtype=jnp.float32)
+        now = masked_sum(entropy_BT, mask_BT) / jnp.maximum(tokens, 1)
+        average = jnp.where(memory["steps"] == 0, now, 0.9 * memory["entropy"] + 0.1 * now)
+        steps, log_tau = memory["steps"] + 1, memory["log_tau"]
+        moved = log_tau + self.tau_learning_rate * (self.target_entropy - average)
+        moved = jnp.clip(moved, log(self.tau_min), log(self.tau_max))
+        new = {
+            "log_tau": jnp.where(steps > self.tau_warmup, moved, log_tau),
+            "entropy": average,
+            "steps": steps,
+        }
+        # A step without a valid token measures nothing.
+        return {name: jnp.where(tokens > 0, x, memory[name]) for name, x in new.items()}

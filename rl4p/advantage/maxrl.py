@@ -1,0 +1,29 @@
+"""Group-relative advantages over the mean."""
+
+from dataclasses import dataclass
+
+import jax.numpy as jnp
+
+from rl4p.advantage.options import AdvantageOptions
+from rl4p.masking import group_statistics, spread_over_tokens
+from rl4p.types import Array, Rewards, Trajectories
+
+
+@dataclass(frozen=True, kw_only=True)
+class MaxRL(AdvantageOptions):
+    """Maximum Likelihood RL (2602.02710), on every response token:
+
+        A = (r - mean(group)) / mean(group), 0 where the mean is not above 0
+
+    For rewards of 0 and 1 a truncated maximum-likelihood objective: rare successes weigh most. With
+    rewards under 0 a mean just above 0 makes it as large as you like: `clip` is for that.
+
+    A sample without a valid sibling, or whose valid siblings all have its reward, gets exactly 0,
+    and so does an invalid sample.
+    """
+
+    def __call__(self, trajectories: Trajectories, rewards: Rewards) -> Array:
+        group = group_statistics(rewards.total_B, rewards.valid_B, trajectories.group_ids_B)
+        positive_B = group.mean_B > 0
+        scaled_B = group.difference_B / jnp.where(positive_B, group.mean_B, 1.0)
+        return spread_over_tokens(jnp.where(positive_B, scaled_B, 0.0), trajectories)

@@ -1,0 +1,46 @@
+"""The options that every advantage takes, and what the caller does with them around the call."""
+
+from dataclasses import dataclass, replace
+
+import jax.numpy as jnp
+
+from rl4p.bounds import NonNegative
+from rl4p.types import Array, Finish, Rewards, Trajectories
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdvantageOptions:
+    """Fields only: whoever calls the phase applies them, the phases do not.
+
+    Attributes:
+      clip: advantages are clipped to [-clip, clip] afterwards; 0 is off.
+      mask_truncated: samples that the token limit cut are treated as invalid: they leave the
+        baseline and the loss.
+    """
+
+    clip: NonNegative = 0.0
+    mask_truncated: bool = False
+
+
+def drop_truncated(
+    options: AdvantageOptions, trajectories: Trajectories, rewards: Rewards
+) -> Rewards:
+    """The rewards with samples cut by the token limit made invalid, where the options say so."""
+    if not options.mask_truncated:
+        return rewards
+    kept_B = rewards.valid_B & (trajectories.finish_B != int(Finish.LENGTH))
+    tokens_BT = rewards.tokens_BT
+    return replace(
+        rewards,
+        total_B=jnp.where(kept_B, rewards.total_B, 0.0),
+        terms={name: jnp.where(kept_B, term_B, 0.0) for name, term_B in rewards.terms.items()},
+        valid_B=kept_B,
+        tokens_BT=None if tokens_BT is None else jnp.where(kept_B[:, None], tokens_BT, 0.0),
+    )
+
+
+def clipped(options: AdvantageOptions, advantages_BT: Array) -> Array:
+    """The advantages within +-clip, where the options say so."""
+    if not options.clip:
+        return advantages_BT
+    return jnp.clip(advantages_BT, -options.clip, options.clip)

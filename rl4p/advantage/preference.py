@@ -1,0 +1,34 @@
+"""The best against the worst."""
+
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+
+from rl4p.advantage.options import AdvantageOptions
+from rl4p.masking import group_statistics, spread_over_tokens
+from rl4p.types import Array, Rewards, Trajectories
+
+
+@dataclass(frozen=True, kw_only=True)
+class Preference(AdvantageOptions):
+    """The pairs of DPO (2305.18290): in each group +1 for the best sample, -1 for the worst.
+
+    On every response token; 0 for all other samples, for all of a group whose valid samples have
+    equal rewards or are fewer than two, and for invalid ones. Of equally good ones the first row is
+    taken: the order of rows matters here, and nowhere else.
+    """
+
+    def __call__(self, trajectories: Trajectories, rewards: Rewards) -> Array:
+        total_B, valid_B, group_ids_B = rewards.total_B, rewards.valid_B, trajectories.group_ids_B
+        group = group_statistics(total_B, valid_B, group_ids_B)
+        rows = total_B.shape[0]
+        row_B = jnp.arange(rows, dtype=jnp.int32)
+
+        def first(value_B: Array) -> Array:
+            candidate_B = jnp.where(valid_B & (total_B == value_B), row_B, rows)
+            return jax.ops.segment_min(candidate_B, group_ids_B, num_segments=rows)[group_ids_B]
+
+        best_B, worst_B = first(group.highest_B) == row_B, first(group.lowest_B) == row_B
+        sign_B = best_B.astype(jnp.float32) - worst_B.astype(jnp.float32)
+        return spread_over_tokens(jnp.where(group.equal_B, 0.0, sign_B), trajectories)

@@ -1,0 +1,24 @@
+"""The reward against a constant."""
+
+from dataclasses import dataclass
+
+import jax.numpy as jnp
+
+from rl4p.advantage.options import AdvantageOptions
+from rl4p.masking import spread_over_tokens
+from rl4p.types import Array, Rewards, Trajectories
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reinforce(AdvantageOptions):
+    """The simplest baseline (Williams 1992): A = r - baseline, on every response token.
+
+    No sample sees another: neither groups nor equal rewards are special, and only an invalid
+    sample, or one whose reward is the baseline, gets 0.
+    """
+
+    baseline: float = 0.0
+
+    def __call__(self, trajectories: Trajectories, rewards: Rewards) -> Array:
+        advantages_B = jnp.where(rewards.valid_B, rewards.total_B - self.baseline, 0.0)
+        return spread_over_tokens(advantages_B, trajectories)

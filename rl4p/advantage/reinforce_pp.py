@@ -1,0 +1,33 @@
+"""Whitened returns."""
+
+from dataclasses import dataclass
+
+from rl4p.advantage.options import AdvantageOptions
+from rl4p.bounds import AboveZero
+from rl4p.masking import loss_mask, returns_to_go, whiten
+from rl4p.types import Array, Rewards, Trajectories
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReinforcePP(AdvantageOptions):
+    """REINFORCE++ (2501.03262), per token:
+
+        R_t = sum over s >= t of r_s
+        A_t = (R_t - mean) / (std + epsilon), over the response tokens of the batch's valid samples
+
+    r_s is the reward of a token (`Rewards.tokens_BT`: a KL penalty); the rest of the reward comes
+    with the last token. Long responses weigh more in the mean, which is over tokens; the deviation
+    divides by their count. Returns are not discounted.
+
+    The baseline is the batch's: groups are not looked at. A batch whose returns are all equal gets
+    exactly 0, a group of equal rewards does not; an invalid sample gets 0.
+
+    Attributes:
+      epsilon: added to the deviation.
+    """
+
+    epsilon: AboveZero = 1e-4
+
+    def __call__(self, trajectories: Trajectories, rewards: Rewards) -> Array:
+        returns_BT = returns_to_go(trajectories, rewards)
+        return whiten(returns_BT, loss_mask(trajectories, rewards), epsilon=self.epsilon)

@@ -1,0 +1,34 @@
+"""Group-relative advantages, whitened over the batch."""
+
+from dataclasses import dataclass
+
+import jax.numpy as jnp
+
+from rl4p.advantage.options import AdvantageOptions
+from rl4p.bounds import AboveZero
+from rl4p.masking import group_statistics, loss_mask, spread_over_tokens, whiten
+from rl4p.types import Array, Rewards, Trajectories
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReinforcePPBaseline(AdvantageOptions):
+    """REINFORCE++-baseline (2501.03262), on every response token:
+
+        d = r - mean(group)
+        A = (d - mean(d)) / (std(d) + epsilon), mean and std over the batch's loss tokens
+
+    A sample without a valid sibling, or whose valid siblings all have its reward, gets exactly 0,
+    and so does an invalid sample. In the paper the first two get -mean(d) / std(d), which is not 0
+    where lengths differ; they count in mean and std here too.
+
+    Attributes:
+      epsilon: added to the deviation.
+    """
+
+    epsilon: AboveZero = 1e-4
+
+    def __call__(self, trajectories: Trajectories, rewards: Rewards) -> Array:
+        group = group_statistics(rewards.total_B, rewards.valid_B, trajectories.group_ids_B)
+        difference_BT = spread_over_tokens(group.difference_B, trajectories)
+        white_BT = whiten(difference_BT, loss_mask(trajectories, rewards), epsilon=self.epsilon)
+        return jnp.where(group.equal_B[:, None], 0.0, white_BT)

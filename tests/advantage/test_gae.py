@@ -1,0 +1,76 @@
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from rl4p.advantage.gae import GAE
+
+
+@pytest.fixture
+def batch(make_trajectories, make_rewards):
+    """Three response tokens with another's two between them, and one of reward 2 at the end."""
+    trajectories = make_trajectories((5, 0, 4))
+    mask = np.asarray(trajectories.response_mask_BT).copy()
+    mask[0, 9:11] = False
+    values = np.full((3, 16), np.nan, np.float32)
+    values[0, [8, 11, 12]] = 0.5, 1.0, -1.0
+    return (
+        replace(trajectories, response_mask_BT=jnp.asarray(mask)),
+        make_rewards((2, 9, 0), valid=(1, 1, 0)),
+        {"values": jnp.asarray(values)},
+    )
+
+
+def on_tokens(*values):
+    expected = np.zeros((3, 16))
+    expected[0, [8, 11, 12]] = values
+    return expected
+
+
+# With gamma 0.5: delta = 0.5 x 1 - 0.5 = 0, 0.5 x -1 - 1 = -1.5, 2 - -1 = 3.
+def test_by_hand_over_two_turns(batch):
+    """Lambda 0.5, so 0.25 a token: 3, then -1.5 + 0.75, then 0 - 0.75 / 4."""
+    trajectories, rewards, scores = batch
+    phase = GAE(gamma=0.5, lambda_policy=0.5, whiten=False)
+    advantages = jax.jit(phase)(trajectories, rewards, scores=scores)
+    np.testing.assert_allclose(advantages, on_tokens(-0.1875, -0.75, 3), rtol=1e-6)
+
+
+def test_the_critics_targets_have_a_lambda_of_their_own(batch):
+    """At lambda 1 they are the discounted rewards 0.5, 1, 2, at 0 the next value; V comes off."""
+    sums = GAE(gamma=0.5, lambda_policy=0.3).returns(*batch)
+    np.testing.assert_allclose(sums, on_tokens(0.5, 1, 2), rtol=1e-6)
+    steps = jax.jit(GAE(gamma=0.5, lambda_value=0.0).returns)(*batch)
+    np.testing.assert_allclose(steps, on_tokens(0.5, -0.5, 2), rtol=1e-6)
+
+
+@pytest.mark.parametrize(("alpha", "decay"), [(1.0, 2 / 3), (0.5, 1 / 3), (0.1, 0.0)])
+def test_lambda_grows_with_the_length(batch, alpha, decay):
+    """Of three tokens: 1 - 1 / (3 alpha), and never under 0."""
+    trajectories, rewards, scores = batch
+    advantages = GAE(alpha=alpha, whiten=False)(trajectories, rewards, scores=scores)
+    second = -2 + decay * 3
+    expected = on_tokens(0.5 + decay * second, second, 3)
+    np.testing.assert_allclose(advantages, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_a_reward_comes_at_its_token_and_the_rest_at_the_last(batch):
+    """Of 2 in all, -1 at the first token: 3 is left. Lambda 0 leaves the deltas."""
+    trajectories, rewards, scores = batch
+    tokens = np.zeros((3, 16), np.float32)
+    tokens[0, 8], tokens[2] = -1, np.nan
+    rewards = replace(rewards, tokens_BT=jnp.asarray(tokens))
+    phase = GAE(lambda_policy=0.0, whiten=False)
+    advantages = phase(trajectories, rewards, scores=scores)
+    np.testing.assert_allclose(advantages, on_tokens(-0.5, -2, 4), rtol=1e-6)
+
+
+def test_whitened_over_the_tokens(batch):
+    trajectories, rewards, scores = batch
+    plain = np.asarray([0.5 - 2 + 3, -2 + 3, 3])
+    phase = GAE(lambda_policy=1.0, epsilon=0.1)
+    advantages = phase(trajectories, rewards, scores=scores)
+    expected = on_tokens(*(plain - plain.mean()) / (plain.std() + 0.1))
+    np.testing.assert_allclose(advantages, expected, rtol=1e-5)

@@ -1,0 +1,41 @@
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from rl4p.advantage.gdpo import GDPO
+from rl4p.errors import InputError
+
+
+@pytest.fixture
+def batch(make_trajectories, make_rewards):
+    """Two groups of two, of a small term and a large one that disagree in the second group."""
+    terms = {
+        "correct": jnp.asarray([0, 1, 1, 0, 0], jnp.float32),
+        "length": jnp.asarray([0, 100, 0, 300, np.nan], jnp.float32),
+    }
+    rewards = make_rewards((9, 9, 9, 9, 0), valid=(1, 1, 1, 1, 0))
+    trajectories = make_trajectories((1, 8, 2, 3, 4), group_ids=(1, 1, 0, 0, 0))
+    return trajectories, replace(rewards, terms=terms)
+
+
+# A pair (x, y) is -+0.5 |x - y| / (|x - y| / sqrt 2): -+0.7071 whatever its spread.
+def test_by_hand(batch, of_samples):
+    """Sums -+1.4142 and 0: squares 4 over 3. The large term does not drown the small."""
+    advantages = of_samples(batch[0], jax.jit(GDPO())(*batch))
+    expected = np.asarray([-np.sqrt(2), np.sqrt(2), 0, 0, 0]) / np.sqrt(4 / 3)
+    np.testing.assert_allclose(advantages, expected, rtol=1e-3, atol=1e-3)
+
+
+def test_weights_are_by_name(batch, of_samples):
+    """Three times the second: sums -+4 x 0.7071 and -+2 x 0.7071, squares 16 + 4 over 3."""
+    advantages = of_samples(batch[0], jax.jit(GDPO(weights={"length": 3.0}))(*batch))
+    expected = np.sqrt(0.5) * np.asarray([-4, 4, -2, 2, 0]) / np.sqrt(20 / 3)
+    np.testing.assert_allclose(advantages, expected, rtol=1e-3)
+
+
+def test_a_weight_of_no_term_is_named(batch):
+    with pytest.raises(InputError, match=r"\['lenght'\].*\['correct', 'length'\]"):
+        GDPO(weights={"lenght": 3.0})(*batch)

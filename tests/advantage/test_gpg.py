@@ -1,0 +1,12 @@
+import jax
+import numpy as np
+
+from rl4p.advantage.gpg import GPG
+
+
+def test_by_hand(make_trajectories, make_rewards, of_samples):
+    """Six valid samples, of which the three of the first group teach: twice (-1, 0, 1)."""
+    trajectories = make_trajectories((1, 8, 2, 3, 4, 5, 6, 7), group_ids=(1, 1, 1, 0, 0, 0, 5, 1))
+    rewards = make_rewards((0, 1, 2, 7, 0, 7, 3, 0), valid=(1, 1, 1, 1, 0, 1, 1, 0))
+    advantages = jax.jit(GPG())(trajectories, rewards)
+    np.testing.assert_array_equal(of_samples(trajectories, advantages), [-2, 0, 2, 0, 0, 0, 0, 0])

@@ -1,0 +1,40 @@
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from rl4p.advantage.dr_grpo import DrGRPO
+from rl4p.advantage.options import AdvantageOptions, clipped, drop_truncated
+from rl4p.types import Finish
+
+
+def test_the_limit_is_off_at_zero():
+    advantages = jnp.asarray([[-3.0, -1.0, 0.0, 0.5, 2.0]])
+    np.testing.assert_array_equal(clipped(AdvantageOptions(), advantages), advantages)
+    np.testing.assert_array_equal(
+        clipped(AdvantageOptions(clip=1.0), advantages), [[-1, -1, 0, 0.5, 1]]
+    )
+
+
+def test_truncated_samples_are_invalid_and_leave_the_baseline(
+    make_trajectories, make_rewards, of_samples
+):
+    """Rewards 4, 1, 3, 2 whose first is cut and whose last has no grade: (1, 3) with mean 2."""
+    finish = jnp.asarray([Finish.LENGTH, Finish.STOP, Finish.ABORT, Finish.STOP], jnp.int8)
+    trajectories = replace(make_trajectories((8, 2, 3, 4)), finish_B=finish)
+    tokens = jnp.where(trajectories.response_mask_BT, 0.5, 0.0)
+    rewards = replace(make_rewards((4, 1, 3, 0), valid=(1, 1, 1, 0)), tokens_BT=tokens)
+    options = DrGRPO(mask_truncated=True)
+
+    kept = jax.jit(lambda *batch: drop_truncated(options, *batch))(trajectories, rewards)
+    np.testing.assert_array_equal(kept.valid_B, [False, True, True, False])
+    np.testing.assert_array_equal(kept.total_B, [0, 1, 3, 0])
+    np.testing.assert_array_equal(kept.terms["correct"], [0, 1, 3, 0])
+    np.testing.assert_array_equal(kept.tokens_BT[:, 8], [0, 0.5, 0.5, 0])
+    advantages = options(trajectories, kept)
+    np.testing.assert_array_equal(of_samples(trajectories, advantages), [0, -1, 1, 0])
+
+    plain = replace(rewards, tokens_BT=None)
+    assert drop_truncated(options, trajectories, plain).tokens_BT is None
+    assert drop_truncated(DrGRPO(), trajectories, rewards) is rewards

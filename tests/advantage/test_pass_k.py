@@ -1,0 +1,22 @@
+import jax
+import numpy as np
+
+from rl4p.advantage.pass_k import PassK
+
+
+def test_by_hand(make_trajectories, make_rewards, of_samples):
+    """(0, 1, 5): mean 2, squares 4 + 1 + 9 over 2; (3, -1) with one invalid: 4 over sqrt 8."""
+    trajectories = make_trajectories((1, 8, 2, 3, 4, 5), group_ids=(1, 1, 1, 0, 0, 0))
+    rewards = make_rewards((0, 1, 5, 3, 0, -1), valid=(1, 1, 1, 1, 0, 1))
+    advantages = jax.jit(PassK(epsilon=0.5))(trajectories, rewards)
+    expected = [0, 0, 4 / (np.sqrt(7) + 0.5), 4 / (np.sqrt(8) + 0.5), 0, 0]
+    np.testing.assert_allclose(of_samples(trajectories, advantages), expected, rtol=1e-6)
+
+
+def test_two_best_learn_nothing_and_an_invalid_one_is_no_best(
+    make_trajectories, make_rewards, of_samples
+):
+    trajectories = make_trajectories((1, 8, 2, 3, 4, 5), group_ids=(1, 1, 1, 0, 0, 0))
+    rewards = make_rewards((1, 1, 0, -3, 0, -1), valid=(1, 1, 1, 1, 0, 1))
+    advantages = of_samples(trajectories, PassK()(trajectories, rewards))
+    np.testing.assert_allclose(advantages, [0, 0, 0, 0, 0, 2 / (np.sqrt(2) + 1e-4)], rtol=1e-6)

@@ -1,0 +1,37 @@
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from rl4p.advantage.reinforce_pp import ReinforcePP
+
+
+def test_by_hand(make_trajectories, make_rewards, of_samples):
+    """Tokens 1, 1, 1, 5: mean 2, squares 3 x 1 + 9 = 12 over 4, deviation sqrt 3."""
+    trajectories = make_trajectories((3, 1, 0, 4))
+    rewards = make_rewards((1, 5, 100, 0), valid=(1, 1, 1, 0))
+    advantages = jax.jit(ReinforcePP())(trajectories, rewards)
+    expected = np.asarray([-1, 3, 0, 0]) / (np.sqrt(3) + 1e-4)
+    np.testing.assert_allclose(of_samples(trajectories, advantages), expected, rtol=1e-6)
+
+
+def test_rewards_of_tokens_count_from_their_token_on(make_trajectories, make_rewards):
+    """Tokens -1, 0, -2 and 4 at the end: 1, 2, 2; beside it 3 tokens of 5. Mean 20 / 6."""
+    trajectories = make_trajectories((3, 3, 8))
+    tokens = np.zeros((3, 16), np.float32)
+    tokens[0, 8:11], tokens[2] = (-1, 0, -2), np.nan
+    rewards = make_rewards((1, 5, 0), valid=(1, 1, 0))
+    rewards = replace(rewards, tokens_BT=jnp.asarray(tokens))
+    advantages = jax.jit(ReinforcePP())(trajectories, rewards)
+    returns = np.asarray([[1, 2, 2], [5, 5, 5]])
+    expected = np.zeros((3, 16))
+    expected[:2, 8:11] = (returns - 20 / 6) / (returns.std() + 1e-4)
+    np.testing.assert_allclose(advantages, expected, rtol=1e-5)
+
+
+def test_a_batch_of_equal_rewards_is_exactly_zero(make_trajectories, make_rewards):
+    trajectories = make_trajectories()
+    for value in (0.1, 0.9, 1 / 3, 1e8):
+        advantages = ReinforcePP()(trajectories, make_rewards([value] * 8))
+        np.testing.assert_array_equal(advantages, 0)

@@ -1,0 +1,46 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from rl4p.advantage.running_baseline import RunningBaseline
+
+COMPILED = jax.jit(RunningBaseline(decay=0.75, max_tasks=4))
+
+
+def call(trajectories, rewards, tasks, memory):
+    scores = {"task_ids": jnp.asarray(tasks, jnp.int32)}
+    return COMPILED(trajectories, rewards, scores=scores, memory=memory)
+
+
+def test_by_hand_over_two_steps(make_trajectories, make_rewards, of_samples):
+    """A new task starts at its mean, (1 + 5) / 2 = 3; then 3/4 x 3 + 1/4 x 11 = 5."""
+    trajectories = make_trajectories((1, 8, 2, 3))
+    memory = RunningBaseline(max_tasks=4).initial_state()
+
+    first = make_rewards((1, 7, 5, 0), valid=(1, 1, 1, 0))
+    advantages, memory = call(trajectories, first, (2, 0, 2, 1), memory)
+    np.testing.assert_array_equal(of_samples(trajectories, advantages), [-2, 0, 2, 0])
+    np.testing.assert_array_equal(memory["baseline"], [7, 0, 3, 0])
+    np.testing.assert_array_equal(memory["seen"], [True, False, True, False])
+
+    second = make_rewards((10, 12, 0, 6), valid=(1, 1, 0, 1))
+    advantages, memory = call(trajectories, second, (2, 2, 2, 1), memory)
+    np.testing.assert_array_equal(of_samples(trajectories, advantages), [7, 9, 0, 0])
+    np.testing.assert_array_equal(memory["baseline"], [7, 6, 5, 0])
+    np.testing.assert_array_equal(memory["seen"], [True, True, True, False])
+
+
+def test_there_may_be_more_tasks_than_samples_and_more_than_places(
+    make_trajectories, make_rewards, of_samples
+):
+    trajectories = make_trajectories((1, 8))
+    memory = RunningBaseline(max_tasks=4).initial_state()
+    advantages, memory = call(trajectories, make_rewards((1, 3)), (3, 9), memory)
+    np.testing.assert_array_equal(of_samples(trajectories, advantages), [-1, 1])
+    np.testing.assert_array_equal(memory["baseline"], [0, 0, 0, 2])
+
+
+def test_a_new_task_of_equal_rewards_is_exactly_zero(make_trajectories, make_rewards):
+    memory = RunningBaseline(max_tasks=4).initial_state()
+    advantages, _ = call(make_trajectories(), make_rewards([0.9] * 8), [1] * 8, memory)
+    np.testing.assert_array_equal(advantages, 0)

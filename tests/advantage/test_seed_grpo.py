@@ -1,0 +1,27 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from rl4p.advantage.seed_grpo import SEEDGRPO
+
+
+def test_by_hand(make_trajectories, make_rewards, of_samples):
+    """Four answers 2 + 1 + 1: H = log 2 / 2 + 2 log 4 / 4 = 1.5 log 2, of log 4: 3/4.
+
+    The second group gives two answers for two valid samples: all of log 2. Its invalid sample
+    agrees with one of them, and both use an id of the first group.
+    """
+    trajectories = make_trajectories((1, 8, 2, 3, 4, 5, 6), group_ids=(3, 3, 0, 3, 0, 3, 0))
+    rewards = make_rewards((1, 0, 1, 0, 0, 0, 0), valid=(1, 1, 1, 1, 0, 1, 1))
+    scores = {"answer_clusters": jnp.asarray([5, -7, 5, 5, 5, 90, -7], jnp.int32)}
+    advantages = jax.jit(SEEDGRPO(alpha=2.0))(trajectories, rewards, scores=scores)
+    expected = np.asarray([0.75, -0.25, 0, -0.25, 0, -0.25, 0]) / 2.5
+    expected[[2, 6]] = 0.5 / 3, -0.5 / 3
+    np.testing.assert_allclose(of_samples(trajectories, advantages), expected, rtol=1e-6)
+
+
+def test_agreement_damps_nothing(make_trajectories, make_rewards, of_samples):
+    trajectories = make_trajectories((1, 8, 2), group_ids=(0, 0, 0))
+    scores = {"answer_clusters": jnp.full(3, 4, jnp.int32)}
+    advantages = SEEDGRPO(alpha=9.0)(trajectories, make_rewards((0, 0, 3)), scores=scores)
+    np.testing.assert_allclose(of_samples(trajectories, advantages), [-1, -1, 2], rtol=1e-6)
