@@ -146,7 +146,9 @@ def restore_params(folder: Path, like: Params) -> tuple[int, Params]:
     step = manager.latest_step()
     if step is None:
         raise absent
-    check_same_leaves(folder, manager.item_metadata(step)["state"]["params"], like)
+    saved = manager.item_metadata(step)["state"]["params"]
+    # A critic beside the policy is none of it.
+    check_same_leaves(folder, {name: saved[name] for name in saved if name in like}, like)
     restored = manager.restore(
         step,
         args=ocp.args.Composite(
@@ -169,6 +171,7 @@ def as_saved(state: TrainState) -> dict[str, Any]:
         "optimizer_state": state.optimizer_state,
         "key": jax.random.key_data(state.key),
         "memory": state.memory,
+        "average": state.average,
     }
 
 

@@ -20,6 +20,7 @@ class Evaluation:
       every: steps between evaluations.
       phases: of the run, perhaps with another sampler.
       term: the reward term that says whether an answer is right; never the weighted sum.
+      of_average: evaluates the moving average of the parameters.
       rows: sequences sampled at a time. As many as a training step has, so that the sampler's
         compiled program serves both.
     """
@@ -30,12 +31,14 @@ class Evaluation:
     prompts: Sequence[Prompt]
     term: str
     rows: int
+    of_average: bool = False
 
     def __call__(self, info: StepInfo) -> dict[str, float]:
         return self.evaluate(info.state)
 
     def evaluate(self, state: TrainState) -> dict[str, float]:
         """`eval/<task>/pass_at_1` and `eval/<task>/prompts` for each task among the prompts."""
+        params = self.policy.whole(state.average if self.of_average else state.params)
         right: dict[str, int] = defaultdict(int)
         asked: dict[str, int] = defaultdict(int)
         for start in range(0, len(self.prompts), self.rows):
@@ -48,7 +51,7 @@ class Evaluation:
                 "rollout",
                 state.memory,
                 self.policy,
-                self.policy.whole(state.params),
+                params,
                 filled,
                 group_size=1,
                 key=jax.random.key(0),

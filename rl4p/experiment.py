@@ -2,9 +2,11 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from omegaconf import DictConfig, OmegaConf
 
@@ -17,11 +19,13 @@ from rl4p.errors import InputError
 from rl4p.evaluation import Evaluation
 from rl4p.loop import Loop
 from rl4p.mesh import Mesh
+from rl4p.model.decoder import Decoder
 from rl4p.model.logprobs import microbatch_count
 from rl4p.model.policy import Policy, padded_width
 from rl4p.phases import Phases
+from rl4p.scoring import Scoring
 from rl4p.tracker import Tracker
-from rl4p.types import Params, Prompt, TrainState
+from rl4p.types import Array, Params, Prompt, TrainState
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,12 +57,13 @@ def build(config: DictConfig) -> Experiment:
             "devices of the mesh."
         )
     phases = build_phases(config)
-    if rows % phases.update.minibatches:
+    together = phases.objective(config.group_size).rows_together
+    if rows % (phases.update.minibatches * together):
         raise InputError(
             f"update.minibatches={phases.update.minibatches} does not divide the {rows} sequences "
-            "of a step."
+            f"of a step{' by whole groups' if together > 1 else ''}."
         )
-    phases.needs()
+    needs = phases.needs()
     terms = getattr(phases.reward, "terms", None)
     if terms is not None and config.evaluation.term not in terms:
         raise InputError(
@@ -80,6 +85,15 @@ def build(config: DictConfig) -> Experiment:
     prompts, dropped = encode_prompts(questions, policy.tokenizer, **options)
     test_prompts, test_dropped = encode_prompts(held_out, policy.tokenizer, **options)
 
+    scoring = Scoring(
+        reference=reference_params(policy, params) if "reference_logprobs" in needs else None,
+        teacher=build_teacher(config, policy, key) if "teacher_logprobs" in needs else None,
+        tasks=tuple(sorted({question.task for question in questions})),
+    )
+    if phases.critic.active:
+        init = partial(phases.critic.init, policy.decoder)
+        critic = jax.jit(init, out_shardings=mesh.everywhere)(policy.whole(params))
+        params = params | {"critic": critic}
     optimizer = instantiate(config.optimizer)
     state = TrainState(
         step=mesh.replicate(np.int32(0)),
@@ -87,6 +101,7 @@ def build(config: DictConfig) -> Experiment:
         optimizer_state=jax.jit(optimizer.transform().init, out_shardings=mesh.everywhere)(params),
         key=mesh.replicate(jax.random.fold_in(key, 1)),
         memory=mesh.replicate(phases.initial_memory()),
+        average=jax.tree.map(jnp.copy, params) if config.ema.decay else {},
     )
     evaluation = Evaluation(
         every=config.evaluation.every,
@@ -95,6 +110,7 @@ def build(config: DictConfig) -> Experiment:
         prompts=test_prompts[: config.evaluation.prompts],
         term=config.evaluation.term,
         rows=rows,
+        of_average=config.ema.decay > 0 and config.ema.use_for_eval,
     )
     loop = Loop(
         policy=policy,
@@ -104,6 +120,8 @@ def build(config: DictConfig) -> Experiment:
         prompts_per_step=config.prompts_per_step,
         group_size=config.group_size,
         steps=config.steps,
+        scoring=scoring,
+        average_decay=config.ema.decay,
     )
     return Experiment(
         config=OmegaConf.to_container(config, resolve=True),  # type: ignore[arg-type]
@@ -119,17 +137,39 @@ def build(config: DictConfig) -> Experiment:
     )
 
 
+def reference_params(policy: Policy, params: Params) -> Params:
+    """The policy that the run begins with: an adapter's base, or a copy."""
+    return policy.frozen or jax.tree.map(jnp.copy, params)
+
+
+def build_teacher(config: DictConfig, policy: Policy, key: Array) -> tuple[Decoder, Params]:
+    if config.teacher is None:
+        raise InputError(
+            "The advantage needs a teacher: +model@teacher=pretrained teacher.path=FOLDER."
+        )
+    teacher, params = instantiate(config.teacher).build(policy.mesh, jax.random.fold_in(key, 2))
+    if teacher.tokenizer.get_vocab() != policy.tokenizer.get_vocab():
+        raise InputError("The teacher's tokens are not the policy's: their vocabularies differ.")
+    return teacher.decoder, teacher.whole(params)
+
+
 def build_phases(config: DictConfig) -> Phases:
     checks = {
         "rollout": check_rollout,
         "reward": lambda rewards, trajectories, texts: check_rewards(rewards, trajectories),
-        "advantage": check_advantages,
+        "advantage": lambda found, trajectories, rewards, *_, **__: check_advantages(
+            found.advantages_BT, trajectories, rewards
+        ),
     }
     return Phases(
         rollout=instantiate(config.rollout),
         reward=instantiate(config.reward),
         advantage=instantiate(config.advantage),
         update=instantiate(config["update"]),  # .update is a method of mappings
+        correction=instantiate(config.correction),
+        kl=instantiate(config.kl),
+        entropy=instantiate(config.entropy),
+        critic=instantiate(config.critic),
         checks=checks if config.debug.check_batches else {},
     )
 

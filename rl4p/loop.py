@@ -5,19 +5,21 @@ checkpoints, evaluations, sample tables) is a hook.
 """
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import partial
 
 import jax
 
+from rl4p.advantage.estimate import estimate
 from rl4p.data.stream import PromptStream
 from rl4p.errors import RunError
 from rl4p.metrics import batch_metrics
-from rl4p.model.logprobs import score_logprobs
 from rl4p.model.policy import Policy
 from rl4p.phases import Phases
 from rl4p.protocols import Collector, Hook, Optimizer
+from rl4p.scoring import Scoring
 from rl4p.stopwatch import Stopwatch
-from rl4p.types import Array, StepInfo, TrainingBatch, TrainState, Trajectories
+from rl4p.types import Params, StepInfo, TrainingBatch, TrainState
 from rl4p.update.gradient_step import gradient_step
 
 
@@ -27,6 +29,8 @@ class Loop:
 
     Attributes:
       steps: how many the run has in all.
+      scoring: what scores refer to, beside the policy.
+      average_decay: of the moving average of the parameters; 0 keeps none.
       max_skipped: steps in a row that may hold a skipped update, for a gradient that is not finite.
     """
 
@@ -37,6 +41,8 @@ class Loop:
     prompts_per_step: int
     group_size: int
     steps: int
+    scoring: Scoring = field(default_factory=Scoring)
+    average_decay: float = 0.0
     max_skipped: int = 5
 
 
@@ -49,8 +55,9 @@ def train(loop: Loop, state: TrainState, stream: PromptStream) -> Iterator[StepI
       RunError: too many updates in a row were not finite.
     """
     policy, phases, skipped = loop.policy, loop.phases, []
-    compute_advantages = jax.jit(phases.advantage)
-    phases = replace(phases, advantage=compute_advantages)
+    objective = phases.objective(loop.group_size)
+    compiled = jax.jit(partial(estimate, phases.advantage, phases.kl))
+    phases = replace(phases, advantage=compiled)
     while (step := int(state.step)) < loop.steps:
         watch = Stopwatch()
         collected = loop.collector(
@@ -64,31 +71,40 @@ def train(loop: Loop, state: TrainState, stream: PromptStream) -> Iterator[StepI
         )
         trajectories, rewards = collected.trajectories, collected.rewards
 
+        with watch("scoring"):
+            scores = loop.scoring(loop.phases, policy, state, collected)
+            coefficients = phases.coefficients(collected.memory)
+
         with watch("advantage"):
-            advantages_BT, memory = phases.call(
-                "advantage", collected.memory, trajectories, rewards
+            estimated, memory = phases.call(
+                "advantage", collected.memory, trajectories, rewards, scores, coefficients["kl"]
             )
-            metrics = batch_metrics(step, trajectories, rewards, advantages_BT)
+            metrics = batch_metrics(step, trajectories, rewards, estimated.advantages_BT)
 
         with watch("update"):
             batch = TrainingBatch(
                 trajectories=trajectories,
-                advantages_BT=advantages_BT,
-                loss_mask_BT=trajectories.response_mask_BT & rewards.valid_B[:, None],
-                scores=score(loop, state, trajectories),
+                advantages_BT=estimated.advantages_BT,
+                loss_mask_BT=estimated.loss_mask_BT,
+                scores=estimated.for_update(scores),
             )
             # Its arrays are given up, and those of a memory that a phase left alone are in both.
-            state = replace(state, memory={})
             state, update_metrics = gradient_step(
-                phases.update,
+                objective,
                 policy.decoder,
                 phases.rollout.sampling,
                 loop.optimizer,
                 policy.frozen,
-                state,
+                replace(state, memory={}),
                 batch,
+                coefficients,
             )
+            update_metrics |= estimated.metrics
+            memory = phases.adapt(memory, update_metrics)
             state = replace(state, step=state.step + 1, memory=memory)
+            if loop.average_decay:
+                average = averaged(state.average, state.params, loop.average_decay)
+                state = replace(state, average=average)
             metrics |= {name: float(x) for name, x in jax.device_get(update_metrics).items()}
 
         skipped = [*skipped, step + 1] if metrics["update/skipped"] else []
@@ -107,18 +123,10 @@ def train(loop: Loop, state: TrainState, stream: PromptStream) -> Iterator[StepI
         )
 
 
-def score(loop: Loop, state: TrainState, trajectories: Trajectories) -> dict[str, Array]:
-    """The arrays that phases asked for in `needs`, and no others."""
-    scorers = {
-        "proximal_logprobs": lambda: score_logprobs(
-            loop.policy.decoder,
-            loop.policy.whole(state.params),
-            trajectories,
-            loop.phases.rollout.sampling,
-            tokens_per_microbatch=loop.phases.update.tokens_per_microbatch,
-        ),
-    }
-    return {name: scorers[name]() for name in sorted(loop.phases.needs())}
+@partial(jax.jit, donate_argnames="average")
+def averaged(average: Params, params: Params, decay: float) -> Params:
+    """The moving average of the parameters: a <- a + (1 - decay) (params - a), in a's dtype."""
+    return jax.tree.map(lambda a, x: a + (1 - decay) * (x.astype(a.dtype) - a), average, params)
 
 
 def run_hooks(hooks: Iterable[Hook], info: StepInfo, *, last: bool) -> StepInfo:

@@ -1,18 +1,42 @@
-"""The four phases of a run, and what the loop may ask of them as a whole."""
+"""The phases of a run, and what the loop may ask of them as a whole."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from rl4p.errors import InputError
-from rl4p.protocols import Advantage, Reward, Rollout, Update
+import jax
 
-SCORES = frozenset({"proximal_logprobs"})  # what a phase may ask for in `needs`
+from rl4p.errors import InputError
+from rl4p.protocols import (
+    KL,
+    Advantage,
+    Correction,
+    Entropy,
+    Objective,
+    Reward,
+    Rollout,
+    Update,
+)
+
+# What a phase may ask for in `needs`; `scoring.py` computes it.
+SCORES = frozenset(
+    {
+        "answer_clusters",
+        "collision",
+        "entropy",
+        "greedy_rewards",
+        "proximal_logprobs",
+        "reference_logprobs",
+        "task_ids",
+        "teacher_logprobs",
+        "values",
+    }
+)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Phases:
-    """Rollout, reward, advantage and update.
+    """Rollout, reward, advantage and update, and what joins the update's loss.
 
     Attributes:
       checks: by phase name, called with the phase's result and arguments (`debug.check_batches`).
@@ -22,12 +46,15 @@ class Phases:
     reward: Reward
     advantage: Advantage
     update: Update
+    correction: Correction
+    kl: KL
+    entropy: Entropy
+    critic: Any  # `protocols.Critic`
     checks: dict[str, Callable[..., None]] = field(default_factory=dict)
 
     def items(self) -> list[tuple[str, Any]]:
-        return [
-            (name, getattr(self, name)) for name in ("rollout", "reward", "advantage", "update")
-        ]
+        names = ("rollout", "reward", "advantage", "update", "kl", "entropy")
+        return [(name, getattr(self, name)) for name in names]
 
     def needs(self) -> frozenset[str]:
         """The union of what the phases need beyond their arguments."""
@@ -36,17 +63,33 @@ class Phases:
             raise InputError(
                 f"A phase needs {sorted(needs - SCORES)}; the loop can compute {sorted(SCORES)}."
             )
+        if "values" in needs and not self.critic.active:
+            raise InputError("The advantage needs values: choose critic=shared or critic=apart.")
+        if self.critic.active and not hasattr(self.advantage, "returns"):
+            raise InputError("A critic learns the returns of advantage=gae, and of no other.")
         return needs
+
+    def objective(self, group_size: int) -> Objective:
+        """What the gradient step descends; it is static, and compiled in."""
+        return Objective(
+            update=self.update,
+            correction=self.correction,
+            kl=self.kl,
+            entropy=self.entropy,
+            critic=self.critic,
+            rows_together=group_size if getattr(self.update, "whole_groups", False) else 1,
+        )
 
     def initial_memory(self) -> dict[str, Any]:
         """The memory of each phase that has one."""
         if hasattr(self.update, "initial_state"):
             raise InputError("An update keeps no memory: its microbatches are summed in any order.")
-        return {
+        states = {
             name: phase.initial_state()
             for name, phase in self.items()
             if hasattr(phase, "initial_state")
         }
+        return {name: state for name, state in states.items() if jax.tree.leaves(state)}
 
     def call(
         self, name: str, memory: dict[str, Any], *args: Any, **kwargs: Any
@@ -61,3 +104,19 @@ class Phases:
         if name in self.checks:
             self.checks[name](result, *args, **kwargs)
         return result, memory
+
+    def coefficients(self, memory: dict[str, Any]) -> dict[str, Any]:
+        """The weights of the divergence and of the entropy in this step."""
+        return {
+            "kl": self.kl.coefficient(memory.get("kl", {})),
+            "entropy": self.entropy.coefficient(memory.get("entropy", {})),
+        }
+
+    def adapt(self, memory: dict[str, Any], metrics: dict[str, Any]) -> dict[str, Any]:
+        """The memory after a step that measured these."""
+        controllers = {"kl": self.kl, "entropy": self.entropy}
+        return memory | {
+            name: controller.next_state(memory[name], metrics[f"update/{name}"])
+            for name, controller in controllers.items()
+            if name in memory
+        }

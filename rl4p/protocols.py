@@ -6,9 +6,20 @@ Protocols are structural: nothing has to be registered, and only an update inher
 
 Two things any phase may have beside its call:
 
-* ``needs``: a frozenset of names from {"proximal_logprobs"}: float32 [B, T] arrays that the loop
-  computes before the update and passes as ``batch.scores[name]``. Only what is asked for is
-  computed; without it no extra forward runs.
+* ``needs``: a frozenset of names, for what the loop computes before the advantage. Only what is
+  asked for is computed; without it no extra forward runs. An advantage then takes one more
+  argument, ``scores``, with what it asked for; an update finds it in ``batch.scores``. The names:
+
+      proximal_logprobs, entropy, collision   [B, T], under the policy at the start of the step
+      reference_logprobs                      [B, T], under the policy that the run began with
+                                              (LoRA: its base)
+      teacher_logprobs                        [B, T], under the model in `teacher`
+      values                                  [B, T], of the critic; token t's is that of the state
+                                              which it is chosen in
+      greedy_rewards                          [B], of one greedy response to the row's prompt
+      answer_clusters                         [B], equal where two samples end in the same answer
+      task_ids                                [B], the row's task among those of the training data
+
 * ``initial_state()``: makes a phase one with memory (a running baseline, say); any phase but an
   update. The call then takes one more argument, ``memory``, and returns ``(result, memory)``; the
   loop keeps it in `TrainState.memory` and checkpoints it. Its leaves are arrays.
@@ -110,7 +121,12 @@ class RewardTerm(Protocol):
 
 
 class Advantage(Protocol):
-    """Grades to one number per token. Pure JAX: the loop compiles it."""
+    """Grades to one number per token. Pure JAX: the loop compiles it.
+
+    Two options are applied around the call where a phase has them (`advantage/options.py`): `clip`
+    and `mask_truncated`. One that teaches a critic has a method ``returns`` too, with the arguments
+    of the call, which gives the critic's targets: float32 [B, T].
+    """
 
     def __call__(self, trajectories: Trajectories, rewards: Rewards) -> Array:
         """Returns float32 [B, T], 0 outside the response mask and on invalid samples."""
@@ -120,7 +136,12 @@ class Advantage(Protocol):
 class Update(Protocol):
     """A policy loss. Pure JAX: `update/gradient_step.py` differentiates, sums and applies it.
 
-    The fields of `update/options.py` come with it: derive from `UpdateOptions`.
+    The fields of `update/options.py` come with it: derive from `UpdateOptions`. It may also have
+
+    * ``prepare(batch)``: sees the whole minibatch before it is split into microbatches, and returns
+      arrays [B, T] by name, which stand in ``batch.scores`` of each: for what is chosen or
+      normalised over all rows.
+    * ``whole_groups = True``: the rows of a group are never divided, for a loss that couples them.
     """
 
     aggregation: Any
@@ -141,6 +162,106 @@ class Update(Protocol):
           loss_BT float32, and metrics as arrays [B, T]: both are read on the loss mask only.
         """
         ...
+
+
+class Correction(Protocol):
+    """Weights of the policy loss for samples of a policy that is not quite the one trained.
+
+    The engine that samples computes its own log-probabilities: other kernels, other precision,
+    older weights.
+    """
+
+    def __call__(self, log_ratio_BT: Array, mask_BT: Array) -> Array:
+        """float32 [B, T], 0 outside the loss mask, without a gradient.
+
+        Args:
+          log_ratio_BT: log pi_proximal - log pi_behaviour; read on the mask only.
+        """
+        ...
+
+
+class KL(Protocol):
+    """A penalty on the divergence from the reference, added to the loss or taken from the reward.
+
+    Attributes:
+      active: if false, no reference exists and none is scored.
+    """
+
+    @property
+    def active(self) -> bool: ...
+
+    @property
+    def placement(self) -> str: ...
+
+    def coefficient(self, memory: dict[str, Array]) -> Array: ...
+
+    def penalty(self, logprobs_BT: Array, reference_BT: Array, behaviour_BT: Array) -> Array:
+        """The estimate of each token, float32 [B, T]; its arguments are 0 outside the mask."""
+        ...
+
+    def initial_state(self) -> dict[str, Array]:
+        """{} for one without memory."""
+        ...
+
+    def next_state(self, memory: dict[str, Array], measured: Array) -> dict[str, Array]:
+        """After a step whose loss tokens had this penalty on average."""
+        ...
+
+
+class Entropy(Protocol):
+    """A bonus for entropy, or a choice of tokens by it.
+
+    Attributes:
+      active: if false, no bonus is subtracted from the loss.
+      selects: if false, every token keeps its gradient.
+    """
+
+    @property
+    def active(self) -> bool: ...
+
+    @property
+    def selects(self) -> bool: ...
+
+    def coefficient(self, memory: dict[str, Array]) -> Array: ...
+
+    def select(self, entropy_BT: Array, mask_BT: Array) -> Array:
+        """The tokens of the whole minibatch that keep their policy gradient: bool [B, T]."""
+        ...
+
+    def initial_state(self) -> dict[str, Array]:
+        """{} for one without memory."""
+        ...
+
+    def next_state(self, memory: dict[str, Array], measured: Array) -> dict[str, Array]:
+        """After a step whose loss tokens had this entropy on average."""
+        ...
+
+
+class Critic(Protocol):
+    """Values of states, and the loss that teaches them; where active, it has more (`critic/`).
+
+    ``init(decoder, policy_params)`` makes what stands at `critic` among the trained parameters;
+    ``values(decoder, params, hidden_BTD, trajectories)`` reads it; ``loss(values, old, returns)``.
+    """
+
+    @property
+    def active(self) -> bool: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Objective:
+    """What a gradient step descends: the policy's loss, and what joins it.
+
+    Attributes:
+      rows_together: so many rows, of one group, are never divided.
+    """
+
+    update: Any
+    correction: Any
+    kl: Any
+    entropy: Any
+    critic: Any
+    rows_together: int = 1
 
 
 @dataclass(frozen=True, kw_only=True)

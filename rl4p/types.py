@@ -158,10 +158,11 @@ class TrainState:
 
     Attributes:
       step: int32, steps finished.
-      params: the policy.
+      params: what is trained: the policy (or its adapters), and at `critic` a critic.
       optimizer_state: of optax.
       key: the run's random key. A step uses ``fold_in(key, step)`` and never spends a key twice.
       memory: by phase name, the state of phases that have one (``initial_state``).
+      average: a moving average of the parameters; {} where none is kept.
     """
 
     step: Array
@@ -169,9 +170,10 @@ class TrainState:
     optimizer_state: Any
     key: Array
     memory: dict[str, Any]
+    average: Params = field(default_factory=dict)
 
     def step_key(self) -> Array:
-        """This step's key; rollouts fold in 0 and updates 1, so that nothing is drawn twice."""
+        """This step's key; rollouts fold in 0, updates 1 and scores 2: nothing is drawn twice."""
         return jax.random.fold_in(self.key, self.step)
 
 

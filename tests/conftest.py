@@ -198,6 +198,50 @@ def make_state():
 
 
 @pytest.fixture(scope="session")
+def make_phases():
+    """Phases with nothing beside the update's own loss, unless a test says otherwise."""
+    from rl4p.correction.none import NONE as NO_CORRECTION
+    from rl4p.critic.none import NONE as NO_CRITIC
+    from rl4p.entropy.none import NONE as NO_ENTROPY
+    from rl4p.kl.none import NONE as NO_KL
+    from rl4p.phases import Phases
+
+    def make(**phases):
+        nothing = {
+            **dict.fromkeys(("rollout", "reward", "advantage", "update")),
+            "correction": NO_CORRECTION(),
+            "kl": NO_KL(),
+            "entropy": NO_ENTROPY(),
+            "critic": NO_CRITIC(),
+        }
+        return Phases(**nothing | phases)
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def make_objective(make_phases):
+    """An update's loss and what joins it, with rows that stay together if it couples them."""
+
+    def make(update, *, group_size=1, **phases):
+        return make_phases(update=update, **phases).objective(group_size)
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def score_all():
+    """Log-probabilities and entropies of all tokens, in one microbatch, differentiable."""
+    from rl4p.model.logprobs import token_scores, trunk
+
+    def score(decoder, params, trajectories, sampling):
+        hidden_BTD = trunk(decoder, params, trajectories)
+        return token_scores(decoder, params, hidden_BTD, trajectories, sampling)
+
+    return jax.jit(score, static_argnums=(0, 3))
+
+
+@pytest.fixture(scope="session")
 def numpy_logits():
     """A Qwen2 decoder in plain NumPy, float64, one unpadded sequence: an oracle for ours."""
 

@@ -7,10 +7,8 @@ import pytest
 from rl4p.errors import InputError
 from rl4p.evaluation import Evaluation
 from rl4p.optimizer.adamw import AdamW
-from rl4p.phases import Phases
 from rl4p.reward.weighted import Weighted
 from rl4p.rollout.naive_sampler import NaiveSampler
-from rl4p.update.ppo import PPO
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,7 +27,7 @@ class Listed:
 
 
 @pytest.fixture
-def evaluate(policy, params, make_prompt, make_state):
+def evaluate(policy, params, make_prompt, make_state, make_phases):
     def run(tasks, *, rows, term="correct", **listed):
         prompts = [
             make_prompt(tokens=(257, 65 + i), id=str(i), task=task) for i, task in enumerate(tasks)
@@ -38,11 +36,9 @@ def evaluate(policy, params, make_prompt, make_state):
         terms = {"correct": Listed(**listed), "style": Listed(right=(), weight=100.0)}
         evaluation = Evaluation(
             every=1,
-            phases=Phases(
+            phases=make_phases(
                 rollout=NaiveSampler(max_response_tokens=8),
                 reward=Weighted(terms=terms, max_invalid=1.0),
-                advantage=None,
-                update=PPO(),
             ),
             policy=policy,
             prompts=prompts,

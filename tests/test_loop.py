@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-import rl4p.loop
+import rl4p.scoring
 from rl4p.advantage.grpo import GRPO
 from rl4p.collector.synchronous import Synchronous
 from rl4p.data.stream import PromptStream
@@ -15,7 +15,6 @@ from rl4p.errors import RunError
 from rl4p.loop import Loop, run_hooks, train
 from rl4p.masking import spread_over_tokens
 from rl4p.optimizer.adamw import AdamW
-from rl4p.phases import Phases
 from rl4p.reward.weighted import Weighted
 from rl4p.rollout.naive_sampler import NaiveSampler
 from rl4p.types import StepInfo
@@ -47,11 +46,11 @@ class Baseline:
 
 
 @pytest.fixture
-def make_loop(policy):
+def make_loop(policy, make_phases):
     def make(steps=2, **phases):
         return Loop(
             policy=policy,
-            phases=Phases(
+            phases=make_phases(
                 **{
                     "rollout": NaiveSampler(max_response_tokens=8),
                     "reward": Weighted(terms={"digits": Digits()}),
@@ -122,13 +121,13 @@ def test_no_forward_runs_that_nobody_needs(
     make_loop, params, prompts, make_state, monkeypatch, update, calls
 ):
     counted = []
-    score = rl4p.loop.score_logprobs
+    score = rl4p.scoring.score_tokens
 
     def counting(*args, **options):
         counted.append(args)
         return score(*args, **options)
 
-    monkeypatch.setattr(rl4p.loop, "score_logprobs", counting)
+    monkeypatch.setattr(rl4p.scoring, "score_tokens", counting)
     infos = run(make_loop(update=update), params, prompts, make_state)
     assert len(counted) == calls
     assert max(info.metrics["rollout/logprob_gap_max"] for info in infos) < 1e-4

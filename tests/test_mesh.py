@@ -14,7 +14,12 @@ import dataclasses, jax, numpy as np
 from rl4p.advantage.grpo import GRPO
 from rl4p.data.arithmetic import Arithmetic
 from rl4p.data.prompts import encode_prompts
+from rl4p.correction import none as correction
+from rl4p.critic import none as critic
+from rl4p.entropy import none as entropy
+from rl4p.kl import none as kl
 from rl4p.mesh import Mesh
+from rl4p.protocols import Objective
 from rl4p.model.scratch import Scratch
 from rl4p.optimizer.adamw import AdamW
 from rl4p.rollout.naive_sampler import NaiveSampler
@@ -24,7 +29,10 @@ from rl4p.update.reinforce import Reinforce
 
 sampler, optimizer = NaiveSampler(max_response_tokens=8), AdamW(learning_rate=1e-3)
 # 16 rows, two on each device; with one device in microbatches of four
-update = Reinforce(tokens_per_microbatch=4 * 24)
+objective = Objective(
+    update=Reinforce(tokens_per_microbatch=4 * 24), correction=correction.NONE(), kl=kl.NONE(),
+    entropy=entropy.NONE(), critic=critic.NONE(),
+)
 
 model = Scratch(width=32, layers=1, heads=4, key_value_heads=2, feed_forward_width=48)
 built, start = model.build(Mesh(dp=1), jax.random.key(0))
@@ -62,7 +70,7 @@ def run(dp):
         scores={},
     )
     state, metrics = gradient_step(
-        update, policy.decoder, sampler.sampling, optimizer, {}, state, batch
+        objective, policy.decoder, sampler.sampling, optimizer, {}, state, batch, {}
     )
     assert all(x.sharding.is_fully_replicated for x in jax.tree.leaves(state.params))
     moments = state.optimizer_state[1][0].mu  # a tenth of the gradient

@@ -5,7 +5,6 @@ from dataclasses import dataclass, field
 import pytest
 
 from rl4p.errors import InputError
-from rl4p.phases import Phases
 from rl4p.update.ppo import PPO
 
 
@@ -26,13 +25,17 @@ def plain(x):
     return 10 * x
 
 
-def phases(**changes):
-    return Phases(
-        **{"rollout": plain, "reward": plain, "advantage": plain, "update": PPO()} | changes
-    )
+@pytest.fixture
+def phases(make_phases):
+    def make(**changes):
+        return make_phases(
+            **{"rollout": plain, "reward": plain, "advantage": plain, "update": PPO()} | changes
+        )
+
+    return make
 
 
-def test_memory_is_carried_from_call_to_call_and_others_have_none():
+def test_memory_is_carried_from_call_to_call_and_others_have_none(phases):
     ours = phases(advantage=Counting())
     memory = ours.initial_memory()
     assert memory == {"advantage": 0}
@@ -44,12 +47,12 @@ def test_memory_is_carried_from_call_to_call_and_others_have_none():
     assert results == [5, 6, 7]
 
 
-def test_an_update_with_memory_is_refused():
+def test_an_update_with_memory_is_refused(phases):
     with pytest.raises(InputError, match="An update keeps no memory"):
         phases(update=Counting()).initial_memory()
 
 
-def test_needs_are_the_union():
+def test_needs_are_the_union(phases):
     assert phases().needs() == frozenset()
     assert phases(update=PPO(epochs=2)).needs() == {"proximal_logprobs"}
     assert phases(advantage=Counting(needs=frozenset({"proximal_logprobs"}))).needs() == {
@@ -57,12 +60,12 @@ def test_needs_are_the_union():
     }
 
 
-def test_a_need_that_nobody_meets_is_refused():
+def test_a_need_that_nobody_meets_is_refused(phases):
     with pytest.raises(InputError, match="luck"):
         phases(advantage=Counting(needs=frozenset({"luck"}))).needs()
 
 
-def test_checks_see_the_result_and_the_arguments():
+def test_checks_see_the_result_and_the_arguments(phases):
     seen = []
     ours = phases(checks={"reward": lambda result, *args: seen.append((result, args))})
     ours.call("reward", {}, 2)

@@ -26,7 +26,7 @@ def drop_truncated(
     options: AdvantageOptions, trajectories: Trajectories, rewards: Rewards
 ) -> Rewards:
     """The rewards with samples cut by the token limit made invalid, where the options say so."""
-    if not options.mask_truncated:
+    if not getattr(options, "mask_truncated", False):
         return rewards
     kept_B = rewards.valid_B & (trajectories.finish_B != int(Finish.LENGTH))
     tokens_BT = rewards.tokens_BT
@@ -41,6 +41,6 @@ def drop_truncated(
 
 def clipped(options: AdvantageOptions, advantages_BT: Array) -> Array:
     """The advantages within +-clip, where the options say so."""
-    if not options.clip:
+    if not getattr(options, "clip", 0.0):
         return advantages_BT
     return jnp.clip(advantages_BT, -options.clip, options.clip)

@@ -44,11 +44,16 @@ class Root:
     trusted_targets: tuple[str, ...]
     evaluation: Section
     samples: Section
+    ema: Section
     debug: Section
     rollout: Group
     reward: Group
     advantage: Group
     update: Group
+    correction: Group
+    kl: Group
+    entropy: Group
+    critic: Group
     collector: Group
     model: Group
     data: Group
@@ -56,6 +61,7 @@ class Root:
     mesh: Group
     tracker: Group
     checkpoint: Group
+    teacher: Any  # None, or a node
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,13 +83,22 @@ class Samples:
 
 
 @dataclass(frozen=True, kw_only=True)
+class EMA:
+    """The keys of `ema`."""
+
+    decay: Annotated[float, Field(ge=0, lt=1)]
+    use_for_eval: bool
+
+
+@dataclass(frozen=True, kw_only=True)
 class Debug:
     """The keys of `debug`."""
 
     check_batches: bool
 
 
-SECTIONS = {"evaluation": Evaluation, "samples": Samples, "debug": Debug}
+SECTIONS = {"evaluation": Evaluation, "samples": Samples, "ema": EMA, "debug": Debug}
+OPTIONAL = ("teacher",)
 GROUPS = [field.name for field in fields(Root) if field.type is Any and field.name not in SECTIONS]
 
 
@@ -107,7 +122,7 @@ def check(config: DictConfig, *, targets: bool = True) -> None:
     for key, name in logging_selectors(hydra, "hydra"):
         require_trust(name, TRUSTED_IN_LOGGING, key)
     for name in GROUPS:
-        if not holds_node(tree[name]):
+        if not holds_node(tree[name]) and not (name in OPTIONAL and tree[name] is None):
             raise InputError(f"{name} has no _target_: choose one of its options ({name}=NAME).")
     if targets:
         below = {join(name, key): tree[name][key] for name in SECTIONS for key in tree[name]}

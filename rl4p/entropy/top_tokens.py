@@ -23,6 +23,7 @@ class TopTokens:
 
     active: ClassVar[bool] = False
     selects: ClassVar[bool] = True
+    needs: ClassVar[frozenset[str]] = frozenset({"entropy"})
 
     share: TopShare = 0.2
 

@@ -14,45 +14,55 @@ import optax
 
 from rl4p.masking import masked_sum
 from rl4p.model.decoder import Decoder
-from rl4p.model.logprobs import microbatch_count, split_rows, token_logprobs
+from rl4p.model.logprobs import microbatch_count, split_rows, token_scores, trunk
 from rl4p.model.lora import join
+from rl4p.protocols import Objective
 from rl4p.types import Array, Metrics, Params, Sampling, TrainingBatch, TrainState
 from rl4p.update.aggregation import aggregation_weights
 
 
 @partial(
-    jax.jit, static_argnames=("update", "decoder", "sampling", "optimizer"), donate_argnames="state"
+    jax.jit,
+    static_argnames=("objective", "decoder", "sampling", "optimizer"),
+    donate_argnames="state",
 )
 def gradient_step(
-    update: Any,
+    objective: Objective,
     decoder: Decoder,
     sampling: Sampling,
     optimizer: Any,
     frozen: Params,
     state: TrainState,
     batch: TrainingBatch,
+    coefficients: dict[str, Array],
 ) -> tuple[TrainState, Metrics]:
     """Runs `update.epochs` passes of `update.minibatches` optimizer updates over the batch.
 
     Args:
-      update: the update phase (`protocols.Update`).
+      objective: the policy loss, and what joins it.
       decoder, sampling: the policy, and the distribution that its tokens were drawn from.
       optimizer: `protocols.Optimizer`.
       frozen: parameters that those of the state stand beside (`Policy.frozen`).
       state: given up to the call (donated).
       batch: rows are whole sequences; their number must divide by the minibatches.
+      coefficients: of `kl` and `entropy` in this step.
 
     Returns:
       The state after the updates (its step is not advanced: the loop does that) and metrics under
       `update/` and `rollout/logprob_gap_*`.
     """
-    rows = batch.loss_mask_BT.shape[0]
+    update, together = objective.update, objective.rows_together
     key = jax.random.fold_in(state.step_key(), 1)
+    # Blocks of rows that stay together, found by their group and never by position.
+    rows = jnp.arange(batch.loss_mask_BT.shape[0])
+    if together > 1:
+        rows = jnp.argsort(batch.trajectories.group_ids_B, stable=True)
+    blocks = rows.reshape(-1, together)
 
     def pass_order(epoch: Array) -> Array:
         if update.minibatches == 1:
-            return jnp.arange(rows)[None]
-        order = jax.random.permutation(jax.random.fold_in(key, epoch), rows)
+            return blocks.reshape(1, -1)
+        order = jax.random.permutation(jax.random.fold_in(key, epoch), blocks)
         return order.reshape(update.minibatches, -1)
 
     order = jax.vmap(pass_order)(jnp.arange(update.epochs))
@@ -62,7 +72,9 @@ def gradient_step(
     def one_update(carry: tuple[Params, Any], row_ids: Array) -> tuple[tuple[Params, Any], Any]:
         params, optimizer_state = carry
         minibatch = jax.tree.map(lambda x: x[row_ids], batch)
-        gradient, sums = minibatch_gradient(update, decoder, sampling, frozen, params, minibatch)
+        gradient, sums = minibatch_gradient(
+            objective, decoder, sampling, frozen, params, minibatch, coefficients
+        )
         norm = optax.tree.norm(gradient)
         direction, new_optimizer_state = optimizer.transform().update(
             gradient, optimizer_state, params
@@ -87,45 +99,33 @@ def gradient_step(
 
 
 def minibatch_gradient(
-    update: Any,
+    objective: Objective,
     decoder: Decoder,
     sampling: Sampling,
     frozen: Params,
     params: Params,
     batch: TrainingBatch,
+    coefficients: dict[str, Array],
 ) -> tuple[Params, dict[str, Array]]:
     """The gradient of the aggregated loss, summed over microbatches, and sums for the metrics."""
+    update, together = objective.update, objective.rows_together
     rows, T = batch.loss_mask_BT.shape
     weights_BT = aggregation_weights(
         batch.loss_mask_BT, update.aggregation, update.aggregation_length
     )
-    microbatches = microbatch_count(rows, T, update.tokens_per_microbatch)
+    batch = prepared(objective, batch)
+    microbatches = microbatch_count(rows, T, update.tokens_per_microbatch, together)
 
     def loss_and_sums(params: Params, micro: TrainingBatch, weights_BT: Array) -> Any:
-        whole = join(frozen, params)
-        logprobs_BT, entropy_BT = token_logprobs(decoder, whole, micro.trajectories, sampling)
-        # Padding may hold -inf (a token outside the support): out before any arithmetic.
-        mask = micro.loss_mask_BT
-        logprobs_BT = jnp.where(mask, logprobs_BT, 0.0)
-        proximal_BT = micro.scores.get("proximal_logprobs", jax.lax.stop_gradient(logprobs_BT))
-        proximal_BT = jnp.where(mask, proximal_BT, 0.0)
-        micro = replace(micro, scores=micro.scores | {"proximal_logprobs": proximal_BT})
-        loss_BT, extras = update(logprobs_BT, micro)
-        loss = jnp.sum(jnp.where(mask, weights_BT * loss_BT, 0.0))
-        log_ratio_BT = jax.lax.stop_gradient(logprobs_BT) - proximal_BT
-        gap_BT = jnp.where(
-            mask & (micro.trajectories.policy_version_B[:, None] >= 0),
-            jnp.abs(proximal_BT - micro.trajectories.behaviour_logprobs_BT),
-            0.0,
+        loss_BT, per_token = token_loss(
+            objective, decoder, sampling, join(frozen, params), micro, coefficients
         )
-        per_token = {
-            "entropy": entropy_BT,
-            "approx_kl": jnp.expm1(jnp.clip(log_ratio_BT, -20.0, 20.0)) - log_ratio_BT,
-            "logprob_gap": gap_BT,
-        } | extras
+        mask = micro.loss_mask_BT
+        loss = jnp.sum(jnp.where(mask, weights_BT * loss_BT, 0.0))
         sums = {name: masked_sum(x.astype(jnp.float32), mask) for name, x in per_token.items()}
         sums |= {"loss": loss, "tokens": jnp.sum(mask, dtype=jnp.float32)}
-        return loss, jax.lax.stop_gradient((sums, jnp.max(gap_BT)))
+        gap_max = jnp.max(jnp.where(mask, per_token["logprob_gap"], 0.0))
+        return loss, jax.lax.stop_gradient((sums, gap_max))
 
     def accumulate(carry: Any, micro: Any) -> tuple[Any, None]:
         gradient, sums, gap_max = carry
@@ -139,7 +139,7 @@ def minibatch_gradient(
             jnp.maximum(gap_max, new_max),
         ), None
 
-    parts = split_rows((batch, weights_BT), microbatches)  # rows of padding have no weight
+    parts = split_rows((batch, weights_BT), microbatches, together)  # padding has no weight
     shapes = jax.eval_shape(loss_and_sums, params, *jax.tree.map(lambda x: x[0], parts))[1]
     zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
     start = (jax.tree.map(jnp.zeros_like, params), *zeros)
@@ -147,17 +147,101 @@ def minibatch_gradient(
     return gradient, sums | {"logprob_gap_max": gap_max}
 
 
+def prepared(objective: Objective, batch: TrainingBatch) -> TrainingBatch:
+    """The minibatch with what must be known of all its rows before they are split."""
+    scores = dict(batch.scores)
+    if hasattr(objective.update, "prepare"):
+        scores |= objective.update.prepare(batch)
+    if objective.entropy.selects:
+        scores["selected"] = objective.entropy.select(scores["entropy"], batch.loss_mask_BT)
+    return replace(batch, scores=scores)
+
+
+def token_loss(
+    objective: Objective,
+    decoder: Decoder,
+    sampling: Sampling,
+    params: Params,
+    micro: TrainingBatch,
+    coefficients: dict[str, Array],
+) -> tuple[Array, dict[str, Array]]:
+    """The loss of each token of a microbatch, and its metrics: [B, T], read on the loss mask.
+
+    w (the policy loss) + beta KL - alpha H + the critic's loss, w being the correction.
+    """
+    mask, trajectories = micro.loss_mask_BT, micro.trajectories
+
+    def on_mask(x_BT: Array) -> Array:
+        # Padding may hold -inf (a token outside the support): out before any arithmetic.
+        return jnp.where(mask, x_BT, 0.0)
+
+    hidden_BTD = trunk(decoder, params, trajectories)
+    tokens = token_scores(decoder, params, hidden_BTD, trajectories, sampling)
+    logprobs_BT = on_mask(tokens.logprobs_BT)
+    constant_BT = jax.lax.stop_gradient(logprobs_BT)
+    proximal_BT = on_mask(micro.scores.get("proximal_logprobs", constant_BT))
+    micro = replace(micro, scores=micro.scores | {"proximal_logprobs": proximal_BT})
+    loss_BT, extras = objective.update(logprobs_BT, micro)
+
+    # Rows that no policy sampled have no behaviour to differ from.
+    sampled = mask & (trajectories.policy_version_B[:, None] >= 0)
+    mismatch_BT = jnp.where(sampled, proximal_BT - trajectories.behaviour_logprobs_BT, 0.0)
+    loss_BT = loss_BT * objective.correction(mismatch_BT, mask)
+    if objective.entropy.selects:
+        loss_BT = jnp.where(micro.scores["selected"], loss_BT, 0.0)
+    if objective.entropy.active:
+        loss_BT = loss_BT - coefficients["entropy"] * tokens.entropy_BT
+    if objective.kl.active and objective.kl.placement == "in_loss":
+        reference_BT = on_mask(micro.scores["reference_logprobs"])
+        behaviour_BT = jnp.where(sampled, trajectories.behaviour_logprobs_BT, constant_BT)
+        divergence_BT = objective.kl.penalty(logprobs_BT, reference_BT, on_mask(behaviour_BT))
+        loss_BT = loss_BT + coefficients["kl"] * divergence_BT
+        extras = extras | {"kl": divergence_BT}
+    if objective.critic.active:
+        values_BT = objective.critic.values(decoder, params, hidden_BTD, trajectories)
+        returns_BT = micro.scores["returns"]
+        value_loss_BT = objective.critic.loss(values_BT, micro.scores["values"], returns_BT)
+        loss_BT = loss_BT + value_loss_BT
+        extras = extras | {
+            "value_loss": value_loss_BT,
+            "returns": returns_BT,
+            "squared_returns": jnp.square(returns_BT),
+            "squared_value_errors": jnp.square(returns_BT - values_BT),
+        }
+
+    log_ratio_BT = constant_BT - proximal_BT
+    weight_BT = jnp.exp(jnp.clip(mismatch_BT, -20.0, 20.0))
+    return loss_BT, {
+        "entropy": tokens.entropy_BT,
+        "approx_kl": jnp.expm1(jnp.clip(log_ratio_BT, -20.0, 20.0)) - log_ratio_BT,
+        "logprob_gap": jnp.abs(mismatch_BT),
+        "mismatch_kl": weight_BT - 1 - mismatch_BT,
+        "weight": weight_BT,
+        "squared_weight": jnp.square(weight_BT),
+    } | extras
+
+
 def summarise(sums: dict[str, Array]) -> Metrics:
     """Sums of each update, stacked over updates, to one metric each: sums over counts."""
     tokens = jnp.maximum(jnp.sum(sums["tokens"]), 1)
-    once: Metrics = {
+    total = {name: jnp.sum(x) for name, x in sums.items()}
+    effective = jnp.square(total["weight"]) / jnp.maximum(total["squared_weight"], 1e-9)
+    special: Metrics = {
         "update/loss": jnp.mean(sums["loss"]),
         "update/grad_norm": jnp.mean(sums["grad_norm"]),
-        "update/skipped": jnp.sum(sums["skipped"]),
+        "update/skipped": total["skipped"],
+        "update/ess": effective / tokens,  # 1 where sampler and trainer agree
         "rollout/logprob_gap_max": jnp.max(sums["logprob_gap_max"]),
-        "rollout/logprob_gap_mean": jnp.sum(sums["logprob_gap"]) / tokens,
+        "rollout/logprob_gap_mean": total["logprob_gap"] / tokens,
+        "rollout/mismatch_kl": total["mismatch_kl"] / tokens,
     }
-    special = {"loss", "grad_norm", "skipped", "tokens", "logprob_gap", "logprob_gap_max"}
-    return once | {
-        f"update/{name}": jnp.sum(x) / tokens for name, x in sums.items() if name not in special
+    used = {
+        *("loss", "grad_norm", "skipped", "tokens", "weight", "squared_weight"),
+        *("logprob_gap", "logprob_gap_max", "mismatch_kl"),
+        *("returns", "squared_returns", "squared_value_errors"),
     }
+    if "returns" in sums:
+        variance = total["squared_returns"] - jnp.square(total["returns"]) / tokens
+        unexplained = total["squared_value_errors"] / jnp.maximum(variance, 1e-9)
+        special["update/explained_variance"] = 1 - unexplained
+    return special | {f"update/{name}": x / tokens for name, x in total.items() if name not in used}

@@ -5,12 +5,10 @@ import numpy as np
 
 from rl4p.collector.synchronous import Synchronous
 from rl4p.data.stream import PromptStream
-from rl4p.phases import Phases
 from rl4p.reward.weighted import Weighted
 from rl4p.rollout.demonstrations import Demonstrations
 from rl4p.stopwatch import Stopwatch
 from rl4p.types import TrainState
-from rl4p.update.ppo import PPO
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,7 +25,7 @@ class Length:
         return [float(len(response)) for response in texts.responses]
 
 
-def test_a_step_takes_its_prompts_samples_groups_and_grades_them(policy, prompts):
+def test_a_step_takes_its_prompts_samples_groups_and_grades_them(policy, prompts, make_phases):
     stream, watch = PromptStream(prompts, seed=0), Stopwatch()
     expected = PromptStream(prompts, seed=0).take(6)[3:]
     stream.take(3)
@@ -38,11 +36,9 @@ def test_a_step_takes_its_prompts_samples_groups_and_grades_them(policy, prompts
         key=jax.random.key(0),
         memory={"reward": 100},
     )
-    phases = Phases(
+    phases = make_phases(
         rollout=Demonstrations(max_response_tokens=40),
         reward=Counting(terms={"length": Length()}),
-        advantage=None,  # type: ignore[arg-type]
-        update=PPO(),
     )
     collected = Synchronous()(
         phases, policy, state, stream, watch, prompts_per_step=3, group_size=2

@@ -4,10 +4,8 @@ import numpy as np
 import pytest
 
 from rl4p.model import logprobs
-from rl4p.model.logprobs import microbatch_count, score_logprobs, split_rows, token_logprobs
+from rl4p.model.logprobs import microbatch_count, score_tokens, split_rows, token_scores, trunk
 from rl4p.types import Sampling
-
-score_all = jax.jit(token_logprobs, static_argnums=(0, 3))
 
 
 @pytest.fixture(scope="module")
@@ -17,10 +15,10 @@ def trajectories(make_trajectories):
 
 @pytest.mark.parametrize("temperature", [0.5, 1.5])
 def test_scores_are_aligned_with_their_tokens(
-    policy, params, trajectories, numpy_logits, temperature
+    policy, params, trajectories, numpy_logits, score_all, temperature
 ):
     """Log p of token t stands at t, and was made from the tokens before it."""
-    ours, entropy = score_all(
+    ours, entropy, collision = score_all(
         policy.decoder, params, trajectories, Sampling(temperature=temperature)
     )
     assert not ours[:, 0].any()
@@ -34,6 +32,8 @@ def test_scores_are_aligned_with_their_tokens(
         np.testing.assert_allclose(
             entropy[row, real[1:]], -np.sum(np.exp(scores) * scores, axis=1), atol=1e-5
         )
+        squares = np.sum(np.exp(2 * scores), axis=1)
+        np.testing.assert_allclose(collision[row, real[1:]], squares, rtol=1e-4)
 
 
 def test_logits_a_few_tokens_at_a_time_change_nothing(policy, params, trajectories, monkeypatch):
@@ -41,7 +41,10 @@ def test_logits_a_few_tokens_at_a_time_change_nothing(policy, params, trajectori
 
     def loss(params, per_chunk):
         monkeypatch.setattr(logprobs, "LOGITS_PER_CHUNK", per_chunk)
-        scores, entropy = token_logprobs(policy.decoder, params, trajectories, Sampling())
+        hidden_BTD = trunk(policy.decoder, params, trajectories)
+        scores, entropy, _ = token_scores(
+            policy.decoder, params, hidden_BTD, trajectories, Sampling()
+        )
         kept = trajectories.response_mask_BT
         return jnp.sum(jnp.where(kept, scores + 0.1 * entropy, 0)), (scores, entropy)
 
@@ -54,13 +57,16 @@ def test_logits_a_few_tokens_at_a_time_change_nothing(policy, params, trajectori
     )
 
 
-def test_scoring_in_microbatches_is_scoring_at_once(policy, params, trajectories):
+def test_scoring_in_microbatches_is_scoring_at_once(policy, params, trajectories, score_all):
     sampling = Sampling(temperature=1.5, top_k=40, top_p=0.9)
-    whole, _ = score_all(policy.decoder, params, trajectories, sampling)
-    parts = score_logprobs(
-        policy.decoder, params, trajectories, sampling, tokens_per_microbatch=3 * 16
+    whole = score_all(policy.decoder, params, trajectories, sampling)
+    names = ("logprobs", "entropy", "collision")
+    parts = score_tokens(
+        policy.decoder, params, trajectories, sampling, names=names, tokens_per_microbatch=3 * 16
     )
-    np.testing.assert_allclose(parts, whole, atol=1e-5)
+    assert set(parts) == set(names)
+    for ours, expected in zip(map(parts.get, names), whole, strict=True):
+        np.testing.assert_allclose(ours, expected, atol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -75,14 +81,23 @@ def test_microbatches_hold_as_many_rows_as_fit_and_one_at_least(limit, count):
     np.testing.assert_array_equal(split["a"].ravel(), np.pad(rows, (0, count * each - 8)))
 
 
+@pytest.mark.parametrize(
+    ("limit", "count", "each"), [(1, 4, 2), (63, 4, 2), (64, 2, 4), (96, 2, 4)]
+)
+def test_rows_that_belong_together_are_not_divided(limit, count, each):
+    assert microbatch_count(8, 16, limit, 2) == count
+    assert split_rows(np.arange(8), count, 2).shape == (count, each)
+    assert split_rows(np.arange(6), 2, 2).tolist() == [[0, 1, 2, 3], [4, 5, 0, 0]]
+
+
 def test_a_token_outside_the_support_has_a_finite_score_and_gradient(policy, params, trajectories):
     """Random tokens are hardly ever among the two most probable."""
 
     def loss(params):
-        scores, entropy = token_logprobs(
-            policy.decoder, params, trajectories, Sampling(top_k=2, top_p=0.5)
-        )
-        return jnp.sum(scores) + jnp.sum(entropy), scores
+        hidden_BTD = trunk(policy.decoder, params, trajectories)
+        sampling = Sampling(top_k=2, top_p=0.5)
+        found = token_scores(policy.decoder, params, hidden_BTD, trajectories, sampling)
+        return sum(map(jnp.sum, found)), found.logprobs_BT
 
     (_, scores), gradient = jax.jit(jax.value_and_grad(loss, has_aux=True))(params)
     assert all(jnp.isfinite(x).all() for x in (scores, *jax.tree.leaves(gradient)))

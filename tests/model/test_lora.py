@@ -8,7 +8,7 @@ import pytest
 from rl4p.errors import InputError
 from rl4p.mesh import Mesh
 from rl4p.model.huggingface import write_model, write_policy
-from rl4p.model.logprobs import score_logprobs
+from rl4p.model.logprobs import score_tokens
 from rl4p.model.lora import LoRA, join
 from rl4p.model.pretrained import Pretrained
 from rl4p.optimizer.adamw import AdamW
@@ -45,9 +45,9 @@ def moved(adapted):
 
 
 def logprobs(policy, params, trajectories):
-    return score_logprobs(
+    return score_tokens(
         policy.decoder, params, trajectories, Sampling(), tokens_per_microbatch=128
-    )
+    )["logprobs"]
 
 
 def test_shapes_and_first_values(adapted, params):
@@ -95,7 +95,9 @@ def test_the_targets_are_a_pattern(folder):
 
 
 @pytest.mark.mixed_dtypes
-def test_adapters_are_trained_and_their_base_is_not(adapted, make_trajectories, make_state):
+def test_adapters_are_trained_and_their_base_is_not(
+    adapted, make_trajectories, make_state, make_objective
+):
     """A step from B = 0 moves B alone, since the gradient of A is a multiple of B."""
     policy, adapters = adapted
     trajectories = make_trajectories()
@@ -111,7 +113,14 @@ def test_adapters_are_trained_and_their_base_is_not(adapted, make_trajectories, 
     state = make_state(adapters, optimizer)
     assert jax.tree.structure(state.optimizer_state[1][0].mu) == jax.tree.structure(adapters)
     state, metrics = gradient_step(
-        Reinforce(), policy.decoder, Sampling(), optimizer, policy.frozen, state, batch
+        make_objective(Reinforce()),
+        policy.decoder,
+        Sampling(),
+        optimizer,
+        policy.frozen,
+        state,
+        batch,
+        {},
     )
     jax.tree.map(np.testing.assert_array_equal, policy.frozen, before)
     assert jax.tree.structure(state.params) == jax.tree.structure(adapters)

@@ -6,13 +6,11 @@ import numpy as np
 import pytest
 
 from rl4p.checks import check_trajectories
-from rl4p.model.logprobs import token_logprobs
 from rl4p.rollout.naive_sampler import NaiveSampler
 from rl4p.types import Finish, Sampling
 
 R = 8
 SAMPLER = NaiveSampler(max_response_tokens=R)
-score_all = jax.jit(token_logprobs, static_argnums=(0, 3))
 
 
 @pytest.fixture(scope="module")
@@ -54,11 +52,11 @@ def assert_equal(ours, theirs):
     [{}, {"temperature": 0.5, "top_k": 20}, {"temperature": 1.5, "top_p": 0.9}],
     ids=str,
 )
-def test_behaviour_logprobs_are_those_of_the_trainer(sample, policy, params, options):
+def test_behaviour_logprobs_are_those_of_the_trainer(sample, policy, params, score_all, options):
     sampler = dataclasses.replace(SAMPLER, **options)
     trajectories, _ = sample(sampler)
     check_trajectories(trajectories)
-    scores, _ = score_all(policy.decoder, params, trajectories, sampler.sampling)
+    scores, *_ = score_all(policy.decoder, params, trajectories, sampler.sampling)
     mask = np.asarray(trajectories.response_mask_BT)
     np.testing.assert_allclose(
         trajectories.behaviour_logprobs_BT, np.where(mask, scores, 0), atol=1e-4
@@ -148,11 +146,13 @@ def test_a_sequence_does_not_depend_on_its_neighbours(sample, prompts, make_prom
     assert wide.tokens_BT.shape == (4, 32 + R)
 
 
-def test_tokens_come_from_the_distribution_that_is_reported(sample, policy, params, prompts):
+def test_tokens_come_from_the_distribution_that_is_reported(
+    sample, policy, params, prompts, score_all
+):
     """The mean log-probability of 1024 first tokens is minus the entropy, to four errors."""
     batches = [sample(prompts=prompts[:1], group_size=8, seed=seed)[0] for seed in range(128)]
     logprobs = np.concatenate([np.asarray(x.behaviour_logprobs_BT)[:, 16] for x in batches])
-    _, entropy = score_all(policy.decoder, params, batches[0], SAMPLER.sampling)
+    _, entropy, _ = score_all(policy.decoder, params, batches[0], SAMPLER.sampling)
     error = np.std(logprobs) / np.sqrt(len(logprobs))
     assert abs(np.mean(logprobs) + entropy[0, 16]) < 4 * error < 0.15
 
@@ -169,7 +169,7 @@ def test_the_distribution_is_what_was_configured():
     assert sampler.sampling == Sampling(temperature=0.5, top_k=3, top_p=0.9)
 
 
-def test_half_precision_scores_every_token_that_was_drawn(ending, params, prompts):
+def test_half_precision_scores_every_token_that_was_drawn(ending, params, prompts, score_all):
     """Top-k by rounded logits: a token on the edge may not be over it for the trainer."""
     policy = dataclasses.replace(
         ending, decoder=dataclasses.replace(ending.decoder, dtype="bfloat16")
@@ -178,7 +178,7 @@ def test_half_precision_scores_every_token_that_was_drawn(ending, params, prompt
     trajectories, _ = sampler(
         policy, params, prompts, group_size=16, key=jax.random.key(0), version=0
     )
-    scores, _ = score_all(policy.decoder, params, trajectories, sampler.sampling)
+    scores, *_ = score_all(policy.decoder, params, trajectories, sampler.sampling)
     mask = np.asarray(trajectories.response_mask_BT)
     gap = np.abs(np.asarray(scores) - np.asarray(trajectories.behaviour_logprobs_BT))[mask]
     assert np.isfinite(gap).all()

@@ -8,7 +8,7 @@ import numpy as np
 import optax
 import pytest
 
-from rl4p.model.logprobs import score_logprobs
+from rl4p.model.logprobs import score_tokens
 from rl4p.optimizer.adamw import AdamW
 from rl4p.types import Sampling, TrainingBatch
 from rl4p.update.gradient_step import gradient_step
@@ -43,9 +43,9 @@ def batch(policy, params, make_trajectories):
     """Advantages of both signs, ratios on both sides of the clip, and row 3 invalid."""
     trajectories = make_trajectories()
     random = np.random.default_rng(0)
-    logprobs = score_logprobs(
+    logprobs = score_tokens(
         policy.decoder, params, trajectories, SAMPLING, tokens_per_microbatch=B * T
-    )
+    )["logprobs"]
     noise = random.normal(0, 0.3, (B, T)).astype(np.float32)
     mask = trajectories.response_mask_BT & (np.arange(B) != 3)[:, None]
     return TrainingBatch(
@@ -57,10 +57,11 @@ def batch(policy, params, make_trajectories):
 
 
 @pytest.fixture(scope="module")
-def step(policy, params, make_state):
+def step(policy, params, make_state, make_objective):
     def step(batch, update: Any = UPDATE, optimizer: Any = SumOfGradients(), number=0):
         state = make_state(params, optimizer, step=number)
-        return gradient_step(update, policy.decoder, SAMPLING, optimizer, {}, state, batch)
+        objective = make_objective(update)
+        return gradient_step(objective, policy.decoder, SAMPLING, optimizer, {}, state, batch, {})
 
     return step
 
@@ -159,7 +160,7 @@ def test_without_advantages_or_tokens_the_gradient_is_exactly_zero(step, batch, 
 
 def in_numpy(numpy_logits, config, params, batch):
     """Loss and metrics of `UPDATE` in float64, row by row, without padding."""
-    losses, columns = 0.0, {name: [] for name in ("kl", "entropy", "low", "high", "gap")}
+    losses, columns = 0.0, {name: [] for name in ("kl", "entropy", "low", "high", "mismatch")}
     for row in range(B):
         real = np.flatnonzero(batch.trajectories.segment_ids_BT[row])
         tokens = batch.trajectories.tokens_BT[row, real]
@@ -176,9 +177,8 @@ def in_numpy(numpy_logits, config, params, batch):
             columns["entropy"].append(-np.sum(np.exp(scores[i - 1]) * scores[i - 1]))
             columns["low"].append(ratio < 0.8 and A < 0)
             columns["high"].append(ratio > 1.28 and A > 0)
-            columns["gap"].append(
-                abs(proximal - batch.trajectories.behaviour_logprobs_BT[row, real[i]])
-            )
+            behaviour = np.float64(batch.trajectories.behaviour_logprobs_BT[row, real[i]])
+            columns["mismatch"].append(proximal - behaviour)
     count = len(columns["kl"])
     return losses / count, {name: np.asarray(x) for name, x in columns.items()}
 
@@ -193,6 +193,7 @@ def test_loss_metrics_and_gradient_are_those_of_numpy_in_float64(
     assert columns["low"].any()
     assert columns["high"].any()
     norm = np.sqrt(sum(np.sum(np.square(leaf)) for leaf in jax.tree.leaves(gradient)))
+    weight = np.exp(columns["mismatch"])
     assert metrics == pytest.approx(
         {
             "update/loss": loss,
@@ -203,8 +204,10 @@ def test_loss_metrics_and_gradient_are_those_of_numpy_in_float64(
             "update/entropy": columns["entropy"].mean(),
             "update/clip_low": columns["low"].mean(),
             "update/clip_high": columns["high"].mean(),
-            "rollout/logprob_gap_max": columns["gap"].max(),
-            "rollout/logprob_gap_mean": columns["gap"].mean(),
+            "update/ess": weight.sum() ** 2 / np.square(weight).sum() / len(weight),
+            "rollout/logprob_gap_max": np.abs(columns["mismatch"]).max(),
+            "rollout/logprob_gap_mean": np.abs(columns["mismatch"]).mean(),
+            "rollout/mismatch_kl": (weight - 1 - columns["mismatch"]).mean(),
         },
         rel=1e-4,
     )
@@ -277,14 +280,15 @@ def test_the_other_minibatches_are_not_lost_to_a_bad_one(step, full, params):
 
 
 @pytest.fixture(scope="module")
-def in_half_precision(policy, params, make_state, batch):
+def in_half_precision(policy, params, make_state, make_objective, batch):
     """Parameters before, state after and metrics of a real optimizer, without old logprobs."""
     decoder = dataclasses.replace(policy.decoder, dtype="bfloat16")
     half = jax.tree.map(lambda x: x.astype(jnp.bfloat16), params)
     optimizer = AdamW(learning_rate=1e-2)
     state = make_state(half, optimizer)
     batch = dataclasses.replace(batch, scores={})
-    return half, *gradient_step(UPDATE, decoder, SAMPLING, optimizer, {}, state, batch)
+    objective = make_objective(UPDATE)
+    return half, *gradient_step(objective, decoder, SAMPLING, optimizer, {}, state, batch, {})
 
 
 def test_parameters_in_half_precision_stay_so(in_half_precision):

@@ -3,7 +3,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from rl4p.update.value_clip import ValueClip
+from rl4p.critic.options import CriticOptions
 
 
 @pytest.mark.parametrize(
@@ -18,6 +18,6 @@ from rl4p.update.value_clip import ValueClip
     ],
 )
 def test_a_value_moves_so_far_and_no_farther(clip, value, target, loss, slope):
-    update = ValueClip(clip=clip)
-    run = jax.value_and_grad(lambda x: update(x, jnp.float32(1), jnp.float32(target)))
+    critic = CriticOptions(coefficient=1.0, clip=clip)
+    run = jax.value_and_grad(lambda x: critic.loss(x, jnp.float32(1), jnp.float32(target)))
     np.testing.assert_allclose(run(jnp.float32(value)), (loss, slope), rtol=1e-6)

@@ -1,0 +1,122 @@
+"""What phases ask for in `needs`: exactly that, and as few forwards as give it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import jax
+import numpy as np
+
+from rl4p.model.decoder import Decoder
+from rl4p.model.logprobs import score_tokens
+from rl4p.model.policy import Policy
+from rl4p.phases import Phases
+from rl4p.protocols import Collected
+from rl4p.tasks.answer import final_answer, number
+from rl4p.types import Array, Params, Texts, TrainState
+
+# By need, what one forward of the policy gives.
+OF_POLICY = {
+    "proximal_logprobs": "logprobs",
+    "entropy": "entropy",
+    "collision": "collision",
+    "values": "values",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scoring:
+    """What scores refer to, beside the policy.
+
+    Attributes:
+      reference: the parameters that the run began with; None where no phase asks for them.
+      teacher: a decoder of the policy's vocabulary, and its parameters; None without one.
+      tasks: of the training data, in the order of their names.
+    """
+
+    reference: Params | None = None
+    teacher: tuple[Decoder, Params] | None = None
+    tasks: tuple[str, ...] = ()
+
+    def __call__(
+        self, phases: Phases, policy: Policy, state: TrainState, collected: Collected
+    ) -> dict[str, Array]:
+        """The arrays by name, those of `Phases.needs`."""
+        needs = phases.needs()
+        trajectories, texts = collected.trajectories, collected.texts
+        options = {
+            "sampling": phases.rollout.sampling,
+            "tokens_per_microbatch": phases.update.tokens_per_microbatch,
+        }
+        scores: dict[str, Array] = {}
+        of_policy = sorted(needs & OF_POLICY.keys())
+        if of_policy:
+            found = score_tokens(
+                policy.decoder,
+                policy.whole(state.params),
+                trajectories,
+                names=tuple(OF_POLICY[name] for name in of_policy),
+                values=phases.critic.values if "values" in needs else None,
+                **options,
+            )
+            scores |= {name: found[OF_POLICY[name]] for name in of_policy}
+        others = {
+            "reference_logprobs": (policy.decoder, self.reference),
+            "teacher_logprobs": self.teacher,
+        }
+        for name in sorted(needs & others.keys()):
+            decoder, params = others[name]
+            scores[name] = score_tokens(decoder, params, trajectories, **options)["logprobs"]
+        of_rows = {
+            "greedy_rewards": lambda: greedy_rewards(phases, policy, state, texts),
+            "answer_clusters": lambda: answer_clusters(texts),
+            "task_ids": lambda: task_ids(texts, self.tasks),
+        }
+        for name in sorted(needs & of_rows.keys()):
+            scores[name] = policy.mesh.shard_rows(of_rows[name]())
+        return scores
+
+
+def greedy_rewards(phases: Phases, policy: Policy, state: TrainState, texts: Texts) -> np.ndarray:
+    """The total reward of one greedy response to each row's prompt: float32 [B], nan if invalid.
+
+    Each prompt is answered once; they are repeated until the rows divide by the devices.
+    """
+    prompts = list({prompt.id: prompt for prompt in texts.prompts}.values())
+    rows = -(-len(prompts) // policy.mesh.size) * policy.mesh.size
+    filled = [prompts[i % len(prompts)] for i in range(rows)]
+    # What a phase would remember of these is let go.
+    (trajectories, drawn), _ = phases.call(
+        "rollout",
+        state.memory,
+        policy,
+        policy.whole(state.params),
+        filled,
+        group_size=1,
+        key=jax.random.fold_in(state.step_key(), 2),
+        version=int(state.step),
+        greedy=True,
+    )
+    rewards, _ = phases.call("reward", state.memory, trajectories, drawn)
+    total, valid = jax.device_get((rewards.total_B, rewards.valid_B))
+    by_id = {prompt.id: total[row] if valid[row] else np.nan for row, prompt in enumerate(prompts)}
+    return np.asarray([by_id[prompt.id] for prompt in texts.prompts], np.float32)
+
+
+def answer_clusters(texts: Texts) -> np.ndarray:
+    """int32 [B], equal where two responses end in the same number, or else in the same text.
+
+    Responses without a final answer are one cluster.
+    """
+
+    def key_of(answer: str | None) -> object:
+        value = None if answer is None else number(answer)
+        return answer if value is None else value
+
+    keys = [key_of(final_answer(response)) for response in texts.responses]
+    order = {key: i for i, key in enumerate(dict.fromkeys(keys))}
+    return np.asarray([order[key] for key in keys], np.int32)
+
+
+def task_ids(texts: Texts, tasks: Sequence[str]) -> np.ndarray:
+    """int32 [B]: where the row's task stands among these."""
+    return np.asarray([tasks.index(prompt.task) for prompt in texts.prompts], np.int32)
