@@ -14,11 +14,12 @@ class Lion(OptimizerOptions):
 
         direction sign(b1 mu + (1 - b1) g),   then   mu <- b2 mu + (1 - b2) g
 
-    Every entry moves by the learning rate, so it wants one 3 to 10 times smaller than AdamW's, and
-    a weight decay larger by as much. `moment_dtype` is that of mu.
+    Every entry moves by the whole learning rate: the paper takes one 3 to 10 times smaller than
+    AdamW's, and a weight decay larger by as much. (The default is AdamW's, as few steps want it.)
+    `moment_dtype` is that of mu.
     """
 
-    learning_rate: NonNegative = 1e-5
+    learning_rate: NonNegative = 5e-5
     b1: Share = 0.9
     b2: Share = 0.99
 

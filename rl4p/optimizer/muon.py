@@ -35,7 +35,7 @@ class Muon(OptimizerOptions):
       epsilon: of both: beside the norm that mu is divided by, and in AdamW.
     """
 
-    learning_rate: NonNegative = 5e-5
+    learning_rate: NonNegative = 3e-4
     momentum: Share = 0.95
     nesterov: bool = True
     iterations: Positive = 5

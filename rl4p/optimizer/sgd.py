@@ -18,7 +18,7 @@ class SGD(OptimizerOptions):
     `moment_dtype` is that of the trace.
     """
 
-    learning_rate: NonNegative = 0.1
+    learning_rate: NonNegative = 5e-3
     momentum: Share = 0.9
     nesterov: bool = False
 

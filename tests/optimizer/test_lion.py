@@ -17,3 +17,8 @@ def test_two_updates_by_hand():
     second, state = transform.update({"kernel": jnp.asarray([[-8.9, -9.1, 0.0]])}, state, params)
     np.testing.assert_allclose(second["kernel"], [[-1 - 0.4, 1 - 0.4, -0.4]], rtol=1e-6)
     np.testing.assert_allclose(state[0].mu["kernel"], [[-3.95, -4.05, 0]], rtol=1e-6)
+
+
+def test_the_moment_dtype_is_of_the_moment():
+    state = Lion(moment_dtype="bfloat16", max_grad_norm=0).transform()
+    assert state.init({"bias": jnp.ones(2)})[0].mu["bias"].dtype == jnp.bfloat16

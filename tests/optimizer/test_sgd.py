@@ -30,3 +30,15 @@ def test_two_updates_by_hand(options, expected):
 
 def test_without_momentum_there_is_no_state():
     assert not jax.tree.leaves(SGD(momentum=0.0).transform().init({"bias": jnp.ones(3)}))
+
+
+def test_the_moment_dtype_is_of_the_momentum():
+    """It is decayed in its dtype too: 0.9 is 0.8984375 in bfloat16."""
+    transform = SGD(moment_dtype="bfloat16", max_grad_norm=0).transform()
+    params = {"bias": jnp.ones(2)}
+    _, state = transform.update(params, transform.init(params), params)
+    update, state = transform.update(params, state, params)
+    (trace,) = jax.tree.leaves(state)
+    assert (update["bias"].dtype, trace.dtype) == (jnp.float32, jnp.bfloat16)
+    np.testing.assert_allclose(update["bias"], -1.8984375, rtol=1e-6)
+    np.testing.assert_array_equal(trace.astype(jnp.float32), 1.8984375)
