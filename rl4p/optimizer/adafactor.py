@@ -29,7 +29,7 @@ class Adafactor(OptimizerOptions):
       momentum: 0 keeps none.
     """
 
-    learning_rate: NonNegative = 1e-3
+    learning_rate: NonNegative = 2e-3
     decay_exponent: Share = 0.8
     min_factored_size: Positive = 128
     clip_rms: AboveZero = 1.0
