@@ -1,0 +1,85 @@
+"""What a leaf of the parameters is: a matrix or a vector, or a stack of them over depth.
+
+Leaves under `layers` are stacked along L, and those of experts along E after it. An optimizer that
+looks at more than single numbers must take each block of the stack apart.
+"""
+
+import math
+from typing import Any
+
+import jax
+import optax
+
+from rl4p.types import Array, Params
+
+OUTER_MATRICES = ("embedding", "head", "score")
+INNER_MATRICES = ("kernel", "lora_a", "lora_b", "router", "gate", "up", "down")
+
+
+def is_matrix(params: Params) -> Params:
+    """True on kernels, adapters, experts and embeddings (stacked or not), told by their names.
+
+    A kernel of one dimension (a head with one output) is a vector.
+    """
+    return _named(params, OUTER_MATRICES + INNER_MATRICES)
+
+
+def is_inner_matrix(params: Params) -> Params:
+    """As `is_matrix`, without what maps from or to the vocabulary or labels."""
+    return _named(params, INNER_MATRICES)
+
+
+def _named(params: Params, names: tuple[str, ...]) -> Params:
+    return jax.tree_util.tree_map_with_path(
+        lambda path, leaf: path[-1].key in names and leaf.ndim >= 2, params
+    )
+
+
+def stacked_axes(params: Params) -> Params:
+    """The number of leading axes of each leaf that count blocks: L, or L and E."""
+
+    def count(path: Any, leaf: Array, matrix: bool) -> int:
+        if matrix:
+            return leaf.ndim - 2
+        return int(any(entry.key == "layers" for entry in path))
+
+    return jax.tree_util.tree_map_with_path(count, params, is_matrix(params))
+
+
+def blockwise(transform: optax.GradientTransformation) -> optax.GradientTransformation:
+    """The transform, run on each block of each leaf as if it were the only parameter.
+
+    Its state is a tree like the parameters, with a state, stacked, at each leaf.
+    """
+
+    def over_blocks(function: Any, leaf: Array, axes: int, *others: Any) -> Any:
+        shape = leaf.shape[:axes]
+        blocks = math.prod(shape)
+        flat = jax.tree.map(lambda x: x.reshape(blocks, *x.shape[axes:]), (leaf, *others))
+        results = jax.vmap(function)(*flat)
+        return jax.tree.map(lambda x: x.reshape(*shape, *x.shape[1:]), results)
+
+    def init(params: Params) -> Any:
+        def one(param: Array, axes: int) -> Any:
+            return over_blocks(transform.init, param, axes)
+
+        return jax.tree.map(one, params, stacked_axes(params))
+
+    def update(gradient: Params, state: Any, params: Params | None = None) -> tuple[Params, Any]:
+        if params is None:
+            raise ValueError("A blockwise transform is given the parameters.")
+        leaves, treedef = jax.tree.flatten(gradient)
+        results = [
+            over_blocks(transform.update, *leaf_and_rest)
+            for leaf_and_rest in zip(
+                leaves,
+                jax.tree.leaves(stacked_axes(params)),
+                treedef.flatten_up_to(state),
+                jax.tree.leaves(params),
+                strict=True,
+            )
+        ]
+        updates, states = zip(*results, strict=True)
+        return treedef.unflatten(updates), treedef.unflatten(states)
+
+    return optax.GradientTransformation(init, update)  # type: ignore[arg-type]
