@@ -106,8 +106,8 @@ def our_loss(monkeypatch, make_objective, batch_of):
             name: getattr(objective, name).coefficient({}) for name in ("kl", "entropy")
         }
         names = ("logprobs", "entropy", "values")
-        params = {name: jnp.asarray(getattr(numbers, name).ravel()) for name in names}
-        params["critic"] = {}
+        arrays = {name: jnp.asarray(getattr(numbers, name).ravel()) for name in names}
+        params = {**arrays, "critic": {}}
 
         with jax.disable_jit():  # many losses, each evaluated once: compiling would take longer
             gradient, sums = step.minibatch_gradient(

@@ -550,7 +550,7 @@ def test_rloo_at_the_old_policy(torch, numbers, collect_rloo, our_loss):
 
 @pytest.fixture(scope="module")
 def pairs(numbers):
-    signs = np.tile(np.float32([1, -1]), 4)
+    signs = np.tile(np.array([1, -1], np.float32), 4)
     pairs = {"advantages": signs, "groups": np.arange(8) // 2}
     return SimpleNamespace(**vars(numbers) | pairs)
 
@@ -633,7 +633,7 @@ def test_the_ipo_of_the_paper_is_not_divided_by_lengths(pairs, our_loss, their_d
 def test_smoothed_labels(pairs, our_loss, their_dpo):
     # cDPO: TRL has the smoothing in `robust` only, unbiased by (1 - 2e) and with the flipped term
     # subtracted; cDPO's sum, the mean here, is that of its two sigmoid losses, weighed.
-    flipped = replace_pairs(pairs)
+    flipped = swapped(pairs)
     right = their_dpo(pairs, loss_type=["sigmoid"], beta=0.3)
     wrong = their_dpo(flipped, loss_type=["sigmoid"], beta=0.3)
     back = wrong.logprobs.reshape(4, 2, -1)[:, ::-1].reshape(8, -1)
@@ -642,7 +642,7 @@ def test_smoothed_labels(pairs, our_loss, their_dpo):
     np.testing.assert_allclose(ours.logprobs, 0.9 * right.logprobs + 0.1 * back, atol=1e-5)
 
 
-def replace_pairs(pairs):
+def swapped(pairs):
     """Each pair the other way round."""
 
     def swap(x):

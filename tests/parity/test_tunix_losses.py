@@ -188,7 +188,7 @@ def test_divergence(tunix, numbers, method, estimator):
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 def test_dpo(tunix, monkeypatch, numbers, our_loss, smoothing):
-    signs = np.tile(np.float32([1, -1]), 4)
+    signs = np.tile(np.array([1, -1], np.float32), 4)
     pairs = SimpleNamespace(**vars(numbers) | {"advantages": signs, "groups": np.arange(8) // 2})
 
     def sums(logprobs_BT, *_):
@@ -259,8 +259,8 @@ def test_gae(tunix, numbers, batch_of):
 
 def test_whitening_divides_by_the_count(tunix, numbers, batch_of):
     # Tunix's deviation divides by count - 1 and has its floor, 1e-8, under the root; over the
-    # thousands of tokens of a batch the first is no matter, and here it divides by the count and adds
-    # 1e-4, the floor of every other advantage.
+    # thousands of tokens of a batch the first is no matter, and here it divides by the count and
+    # adds 1e-4, the floor of every other advantage.
     phase = GAE(gamma=0.9, lambda_policy=0.8)
     ours = phase(
         batch_of(numbers).trajectories,
@@ -310,7 +310,7 @@ def test_gspo_is_clamped_further_out(tunix, numbers, our_loss, their_grpo):
 
 def test_equal_rewards_give_exactly_nothing(tunix, numbers, batch_of, make_rewards):
     # Tunix divides the rounding of the mean by 1e-4; here equality is found by comparison.
-    rewards = (0.05, 0.05, 0.05, 1.0, 1.0, 1.0)
+    rewards = (0.85, 0.85, 0.85, 1.0, 1.0, 1.0)
     estimator = tunix.registry.get_advantage_estimator("grpo")
     found = np.asarray(estimator(rewards=jnp.asarray(rewards), num_generations=3))
     assert 0 < np.abs(found).max() < 0.01
