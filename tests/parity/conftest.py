@@ -1,0 +1,119 @@
+"""The same numbers for a loss of this project and for one of another."""
+
+from dataclasses import replace
+from types import SimpleNamespace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from rl4p.model.logprobs import TokenScores
+from rl4p.types import Sampling, TrainingBatch, Trajectories
+
+LENGTHS = (7, 3, 5, 1, 7, 2, 6, 4)  # 35 tokens; two groups of four
+ADVANTAGES = (1.2, -0.7, 0.4, -0.9, -1.5, 0.8, 0.0, 0.7)
+
+
+@pytest.fixture(scope="session")
+def numbers():
+    """Logprobs of every kind for eight responses, all of them different from one another.
+
+    What stands outside the mask is no zeros.
+    """
+    random = np.random.default_rng(0)
+    shape = (len(LENGTHS), max(LENGTHS))
+    proximal = random.uniform(-4, -0.8, shape)
+    kinds = {
+        "proximal": proximal,
+        "logprobs": proximal + random.normal(0, 0.3, shape),
+        "behaviour": proximal + random.normal(0, 0.2, shape),
+        "reference": proximal + random.normal(0, 0.4, shape),
+        "entropy": random.uniform(0.1, 3, shape),
+        "values": random.normal(0, 1, shape),
+        "old_values": random.normal(0, 1, shape),
+        "returns": random.normal(0, 1, shape),
+        "advantages": np.array(ADVANTAGES),
+    }
+    mask = np.arange(shape[1]) < np.array(LENGTHS)[:, None]
+    kinds = {name: x.astype(np.float32) for name, x in kinds.items()}
+    return SimpleNamespace(**kinds, mask=mask, groups=np.arange(len(LENGTHS)) // 4)
+
+
+@pytest.fixture(scope="session")
+def batch_of():
+    """Numbers as a batch; its token ids say where in the numbers a token stands."""
+
+    def make(numbers):
+        B, T = numbers.mask.shape
+        mask_BT = jnp.asarray(numbers.mask)
+        trajectories = Trajectories(
+            tokens_BT=jnp.arange(B * T, dtype=jnp.int32).reshape(B, T),
+            response_mask_BT=mask_BT,
+            positions_BT=jnp.zeros((B, T), jnp.int32),
+            segment_ids_BT=jnp.ones((B, T), jnp.int32),
+            behaviour_logprobs_BT=jnp.asarray(numbers.behaviour),
+            group_ids_B=jnp.asarray(numbers.groups, jnp.int32),
+            policy_version_B=jnp.zeros(B, jnp.int32),
+            finish_B=jnp.zeros(B, jnp.int8),
+        )
+        scores = {
+            "proximal_logprobs": numbers.proximal,
+            "reference_logprobs": numbers.reference,
+            "entropy": numbers.entropy,
+            "values": numbers.old_values,
+            "returns": numbers.returns,
+        }
+        return TrainingBatch(
+            trajectories=trajectories,
+            advantages_BT=jnp.asarray(np.broadcast_to(numbers.advantages[:, None], (B, T))),
+            loss_mask_BT=mask_BT,
+            scores={name: jnp.asarray(x) for name, x in scores.items()},
+        )
+
+    return make
+
+
+@pytest.fixture
+def our_loss(monkeypatch, make_objective, batch_of):
+    """The gradient step's loss and slopes, with numbers in the place of a model's forward.
+
+    Everything behind the forward is what a run executes, and it is done in two microbatches: the
+    other projects see all rows at once.
+    """
+    # Not by the package's attribute, which is the function of the same name.
+    step = pytest.importorskip("rl4p.update.gradient_step")
+
+    def scores(decoder, params, hidden, trajectories, sampling):
+        ids_BT = trajectories.tokens_BT
+        return TokenScores(
+            logprobs_BT=params["logprobs"][ids_BT],
+            entropy_BT=params["entropy"][ids_BT],
+            collision_BT=jnp.zeros(ids_BT.shape),
+        )
+
+    def trunk(decoder, params, trajectories):
+        return params["values"][trajectories.tokens_BT]
+
+    monkeypatch.setattr(step, "trunk", trunk)
+    monkeypatch.setattr(step, "token_scores", scores)
+    monkeypatch.setattr("rl4p.critic.shared.values", lambda head, hidden: hidden)
+
+    def evaluate(numbers, update, *, group_size=1, **phases):
+        update = replace(update, tokens_per_microbatch=4 * numbers.mask.shape[1])
+        objective = make_objective(update, group_size=group_size, **phases)
+        coefficients = {
+            name: getattr(objective, name).coefficient({}) for name in ("kl", "entropy")
+        }
+        names = ("logprobs", "entropy", "values")
+        arrays = {name: jnp.asarray(getattr(numbers, name).ravel()) for name in names}
+        params = {**arrays, "critic": {}}
+
+        with jax.disable_jit():  # many losses, each evaluated once: compiling would take longer
+            gradient, sums = step.minibatch_gradient(
+                objective, None, Sampling(), {}, params, batch_of(numbers), coefficients
+            )
+        slopes = {name: np.asarray(gradient[name]).reshape(numbers.mask.shape) for name in names}
+        return SimpleNamespace(loss=float(sums["loss"]), **slopes)
+
+    return evaluate
