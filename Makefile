@@ -2,7 +2,8 @@
 #
 #   make train                            the default run; ARGS="advantage=rloo seed=1" changes it
 #   make test                             lint, then the fast tests; ARGS="-k grpo" chooses
-#   make parity                           logits, gradients and tokens against transformers on torch
+#   make parity                           models against transformers, adapters against PEFT, losses
+#                                         against TRL and Tunix
 #   make lint | format | wheel | clean
 
 PYTHON ?= python3
