@@ -76,10 +76,15 @@ COMBINATIONS = {
 CASES = {name: {"update": LOSSES[name]} for name in NAMES} | COMBINATIONS
 # The loss of a token is no function of its own tokens' scores alone.
 OF_SEQUENCES = {"dpo", "dro", "gmpo", "gspo", "kimi", "luspo", "vespo"}
-# Few, for eight devices: selections over the batch, whole groups, all that joins a loss.
-ON_DEVICES = ["clip_cov", "gspo", *COMBINATIONS]
+# What selects over the batch, couples rows, or joins a loss; the others' programs are slow tests.
+SPLIT = {"clip_cov", "dpo", "kl_cov", "m2po", *COMBINATIONS}
+ON_DEVICES = [x for x in COMBINATIONS if x.startswith(("dpo", "m2po"))]
 
 every_case = pytest.mark.parametrize("name", CASES)
+some_cases = pytest.mark.parametrize(
+    "name",
+    [pytest.param(x, marks=() if x in SPLIT else pytest.mark.slow) for x in CASES],
+)
 
 
 def losses(*left_out):
@@ -134,8 +139,8 @@ def build(policy, params, make_phases, make_trajectories, numbers):
 
     def build(name, *, left=0, right=0, outside=0.0, **changes):
         """With `left` and `right` more columns of padding, and `outside` where no loss is."""
-        phases = make_phases(**{"advantage": GAE() if "critic" in CASES[name] else None}
-                             | CASES[name])  # fmt: skip
+        advantage = GAE() if "critic" in CASES[name] else None
+        phases = make_phases(advantage=advantage, **CASES[name])
         trajectories = make_trajectories(group_ids=GROUPS, left=left, right=right)
         valid = (np.arange(B) != INVALID)[:, None]
         mask = np.asarray(trajectories.response_mask_BT) & valid
@@ -229,9 +234,9 @@ def test_the_order_of_rows_and_the_names_of_groups_change_nothing(build, step, p
     assert_same_update(step(objective, params, reordered(batch)), plain(name))
 
 
-@every_case
+@some_cases
 def test_padding_on_both_sides_and_microbatches_change_nothing(build, step, plain, name):
-    """Four microbatches. What changes one of these alone is found by the slow tests below."""
+    """Four microbatches. What one of these changes alone, the slow tests tell apart."""
     objective, params, batch = build(name, left=3, right=5)
     assert_same_update(step(objective, params, reordered(batch), rows=2), plain(name))
 
@@ -279,20 +284,22 @@ def test_without_advantages_the_gradient_is_exactly_zero(build, step, name):
 
 
 @losses(NOT_REINFORCE)
-def test_at_ratio_one_the_gradient_is_that_of_reinforce(build, step, scored, name):
-    assert_reinforce(build, step, scored, name)
+def test_at_ratio_one_the_gradient_is_that_of_reinforce(build, step, numbers, scored, name):
+    assert_reinforce(build, step, numbers, scored, name)
 
 
 @pytest.mark.slow
 @losses(NOT_REINFORCE)
-def test_without_old_logprobs_the_gradient_is_that_of_reinforce(build, step, scored, name):
+def test_without_old_logprobs_the_gradient_is_that_of_reinforce(build, step, numbers, scored, name):
     """On-policy: where the update does not ask for the start of the step, nobody scores it."""
-    assert_reinforce(build, step, scored, name, left_out={"proximal_logprobs"})
+    assert_reinforce(build, step, numbers, scored, name, left_out={"proximal_logprobs"})
 
 
-def assert_reinforce(build, step, scored, name, left_out=frozenset()):
+def assert_reinforce(build, step, numbers, scored, name, left_out=frozenset()):
+    """With one advantage to a row: a ratio that the row shares gives all its tokens their mean."""
     same = np.asarray(scored[1]["logprobs"])
     changes = dict.fromkeys(("behaviour", "proximal_logprobs", "reference_logprobs"), same)
+    changes["advantages"] = np.repeat(numbers["advantages"][:, 8:9], T, axis=1)
     objective, params, batch = build(name, **changes)
     update = dataclasses.replace(LOSSES["reinforce"], aggregation=objective.update.aggregation)
     reinforce, _, plain_batch = build("reinforce", **changes)
