@@ -22,6 +22,7 @@ from rl4p.model.logprobs import score_tokens
 from rl4p.optimizer.sgd import SGD
 from rl4p.rollout.naive_sampler import NaiveSampler
 from rl4p.types import Sampling, TrainingBatch
+from rl4p.update.aggregation import aggregation_weights
 from rl4p.update.gradient_step import gradient_step
 from tests.update.losses import (
     CONF,
@@ -312,36 +313,64 @@ def assert_reinforce(build, step, numbers, scored, name, left_out=frozenset()):
 
 
 @pytest.fixture(scope="module")
-def oracle(policy, params, scored, numpy_logits):
-    """Float64 log-probabilities of all tokens at the parameters, and a little along directions."""
+def oracle(policy, scored, numpy_logits):
+    """Log-probabilities, entropies and values of all tokens in float64, from parameters alike."""
     config, trajectories = policy.decoder.config, jax.device_get(scored[0])
-    random = np.random.default_rng(4)
-    directions = [
-        jax.tree.map(lambda x: random.normal(0, 1e-5, x.shape), jax.device_get(params))
-        for _ in range(2)
-    ]
 
-    def logprobs(params):
-        found_BT = np.zeros((B, T))
-        for row in range(B):
-            real = np.flatnonzero(trajectories.segment_ids_BT[row])
-            tokens = trajectories.tokens_BT[row, real]
-            logits = numpy_logits(config, params, tokens) / SAMPLING.temperature
-            logits -= np.log(np.sum(np.exp(logits), axis=1, keepdims=True))
-            found_BT[row, real[1:]] = logits[np.arange(len(real) - 1), tokens[1:]]
-        return found_BT
+    def logits_of(params):
+        rows = [np.flatnonzero(segments) for segments in trajectories.segment_ids_BT]
+        pairs = zip(trajectories.tokens_BT, rows, strict=True)
+        return [(row, numpy_logits(config, params, tokens[row])) for tokens, row in pairs]
 
-    def moved(sign, direction):
-        return logprobs(
-            jax.tree.map(lambda x, d: np.float64(x) + sign * d, jax.device_get(params), direction)
-        )
+    def oracle(params):
+        logprobs_BT, entropy_BT, values_BT = np.zeros((3, B, T))
+        for b, (row, logits) in enumerate(logits_of(params)):
+            scores = logits / SAMPLING.temperature
+            scores -= np.log(np.sum(np.exp(scores), axis=1, keepdims=True))
+            tokens = trajectories.tokens_BT[b, row[1:]]
+            logprobs_BT[b, row[1:]] = scores[np.arange(len(tokens)), tokens]
+            entropy_BT[b, row[1:]] = -np.sum(np.exp(scores) * scores, axis=1)[:-1]
+        if "critic" in params:
+            trunk = params | params["critic"]
+            for b, (row, logits) in enumerate(logits_of(trunk)):
+                # The activations are what the logits are linear in.
+                hidden = np.linalg.lstsq(trunk["embedding"], logits.T)[0].T
+                values = hidden @ trunk["value"]["kernel"] + trunk["value"]["bias"]
+                values_BT[b, row[1:]] = values[:-1]
+        return logprobs_BT, entropy_BT, values_BT
 
-    return logprobs(params), [(d, moved(1, d), moved(-1, d)) for d in directions]
+    return oracle
+
+
+@pytest.fixture(scope="module")
+def differences(oracle):
+    """What the oracle sees at parameters, and how it changes a little along random directions."""
+
+    def differences(params):
+        params = jax.tree.map(np.float64, jax.device_get(params))
+        random, changes = np.random.default_rng(4), []
+        for _ in range(2):
+            direction = jax.tree.map(lambda x: random.normal(0, 1e-5, x.shape), params)
+            up, down = (
+                oracle(jax.tree.map(lambda x, d, sign=sign: x + sign * d, params, direction))
+                for sign in (1, -1)
+            )
+            leaves = [leaf.ravel() for leaf in jax.tree.leaves(direction)]
+            changes.append((np.concatenate(leaves), up, down))
+        return oracle(params), changes
+
+    return differences
+
+
+def wide(batch):
+    return jax.tree.map(
+        lambda x: jnp.asarray(x, jnp.float64 if x.dtype == np.float32 else x.dtype), batch
+    )
 
 
 @losses()
 def test_the_gradient_is_that_of_finite_differences_in_float64(
-    build, plain, oracle, evaluate, name
+    build, plain, differences, evaluate, name
 ):
     """Central differences of the loss.
 
@@ -349,26 +378,59 @@ def test_the_gradient_is_that_of_finite_differences_in_float64(
     of the loss by them.
     """
     gradient, metrics = plain(name)
-    objective, _, batch = build(name)
-    here, ends = oracle
+    objective, params, batch = build(name)
+    (logprobs, *_), changes = differences(params)
     with jax.enable_x64(True):
-        batch = jax.tree.map(
-            lambda x: jnp.asarray(x, jnp.float64 if x.dtype == np.float32 else x.dtype), batch
-        )
 
         def loss(logprobs):
-            return evaluate(objective.update, logprobs, batch, weighted=True)[0].sum()
+            return evaluate(objective.update, logprobs, wide(batch), weighted=True)[0].sum()
 
-        slope_BT = evaluate(objective.update, here, batch, weighted=True)[2]
-        assert metrics["update/loss"] == pytest.approx(loss(here), rel=1e-4)
-        for direction, up, down in ends:
+        slope_BT = evaluate(objective.update, logprobs, wide(batch), weighted=True)[2]
+        assert metrics["update/loss"] == pytest.approx(loss(logprobs), rel=1e-4)
+        for direction, (up, *_), (down, *_) in changes:
             change = loss(up) - loss(down)
             if name in CONSTANT_WEIGHT:
                 change = np.sum(slope_BT * (up - down))
-            leaves = [leaf.ravel() for leaf in jax.tree.leaves(direction)]
-            ours = np.sum(gradient * np.concatenate(leaves))
             # Of such a derivative along a random direction.
-            assert abs(ours - change / 2) < 1e-4 * np.linalg.norm(gradient) * 1e-5
+            scale = np.linalg.norm(gradient) * 1e-5
+            assert abs(np.sum(gradient * direction) - change / 2) < 1e-4 * scale
+
+
+@pytest.mark.parametrize("name", COMBINATIONS)
+def test_what_joins_a_loss_is_added_to_it(build, plain, differences, name):
+    """Weight x loss + beta KL - alpha H + the critic's in float64; slopes by what the oracle sees."""
+    gradient, metrics = plain(name)
+    objective, params, batch = build(name)
+    seen, changes = differences(params)
+
+    def total(logprobs_BT, entropy_BT, values_BT):
+        ours, mask = wide(batch), batch.loss_mask_BT
+        scores, behaviour_BT = ours.scores, ours.trajectories.behaviour_logprobs_BT
+        if hasattr(objective.update, "prepare"):
+            scores = scores | objective.update.prepare(ours)
+        logprobs_BT = jnp.where(mask, logprobs_BT, 0.0)
+        loss_BT, _ = objective.update(logprobs_BT, dataclasses.replace(ours, scores=scores))
+        loss_BT *= objective.correction(scores["proximal_logprobs"] - behaviour_BT, mask)
+        if "entropy" in scores:
+            loss_BT *= objective.entropy.select(scores["entropy"], mask).astype(float)
+        if "reference_logprobs" in scores and objective.kl.active:
+            penalty = (logprobs_BT, scores["reference_logprobs"], behaviour_BT)
+            loss_BT += 0.3 * objective.kl.penalty(*penalty)
+        if objective.entropy.active:
+            loss_BT -= 0.2 * entropy_BT
+        if objective.critic.active:
+            loss_BT += objective.critic.loss(values_BT, scores["values"], scores["returns"])
+        weights_BT = aggregation_weights(mask, objective.update.aggregation, 1).astype(float)
+        return jnp.sum(jnp.where(mask, weights_BT * loss_BT, 0.0))
+
+    with jax.enable_x64(True):
+        found = jax.value_and_grad(total, argnums=(0, 1, 2))(*map(jnp.asarray, seen))
+        loss, slopes = jax.device_get(found)
+    assert metrics["update/loss"] == pytest.approx(loss, rel=1e-4)
+    for direction, up, down in changes:
+        change = sum(np.sum(s * (x - y)) for s, x, y in zip(slopes, up, down, strict=True))
+        scale = np.linalg.norm(gradient) * 1e-5
+        assert abs(np.sum(gradient * direction) - change / 2) < 1e-4 * scale
 
 
 def packed(batch):
@@ -434,6 +496,7 @@ EIGHT_DEVICES = """
 import pickle, sys, jax, numpy as np
 from rl4p.mesh import Mesh
 from rl4p.types import TrainState
+from rl4p.update.aggregation import aggregation_weights
 from rl4p.update.gradient_step import gradient_step
 
 cases, decoder, sampling, optimizer, coefficients, options = pickle.load(sys.stdin.buffer)
