@@ -398,7 +398,7 @@ def test_the_gradient_is_that_of_finite_differences_in_float64(
 
 @pytest.mark.parametrize("name", COMBINATIONS)
 def test_what_joins_a_loss_is_added_to_it(build, plain, differences, name):
-    """Weight x loss + beta KL - alpha H + the critic's in float64; slopes by what the oracle sees."""
+    """Weight x loss + beta KL - alpha H + the critic's, in float64, from what the oracle sees."""
     gradient, metrics = plain(name)
     objective, params, batch = build(name)
     seen, changes = differences(params)
