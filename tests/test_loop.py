@@ -8,16 +8,21 @@ import numpy as np
 import pytest
 
 import rl4p.scoring
+from rl4p.advantage.gae import GAE
 from rl4p.advantage.grpo import GRPO
 from rl4p.collector.synchronous import Synchronous
+from rl4p.critic.shared import Shared
 from rl4p.data.stream import PromptStream
 from rl4p.errors import RunError
+from rl4p.evaluation import Evaluation
+from rl4p.kl.adaptive import Adaptive
 from rl4p.loop import Loop, run_hooks, train
 from rl4p.masking import spread_over_tokens
 from rl4p.optimizer.adamw import AdamW
 from rl4p.reward.weighted import Weighted
 from rl4p.rollout.naive_sampler import NaiveSampler
-from rl4p.types import StepInfo
+from rl4p.scoring import Scoring
+from rl4p.types import StepInfo, Texts
 from rl4p.update.ppo import PPO
 from rl4p.update.reinforce import Reinforce
 
@@ -131,6 +136,92 @@ def test_no_forward_runs_that_nobody_needs(
     infos = run(make_loop(update=update), params, prompts, make_state)
     assert len(counted) == calls
     assert max(info.metrics["rollout/logprob_gap_max"] for info in infos) < 1e-4
+
+
+def test_a_critic_learns_beside_the_policy(make_loop, policy, params, prompts, make_state):
+    critic = Shared()
+    loop = make_loop(advantage=GAE(), critic=critic)
+    params = params | {"critic": critic.init(policy.decoder, params)}
+    infos = run(loop, params, prompts, make_state)
+    for info in infos:
+        assert info.metrics["update/value_loss"] > 0
+        assert np.isfinite(info.metrics["update/explained_variance"])
+    # A head of zeros expects nothing: what is unexplained is the square of the returns.
+    rewards = np.asarray(infos[0].rewards.total_B)[:, None]
+    returns = np.broadcast_to(rewards, infos[0].trajectories.response_mask_BT.shape)
+    returns = np.float64(returns[np.asarray(infos[0].trajectories.response_mask_BT)])
+    explained = 1 - np.mean(returns**2) / np.var(returns)
+    assert infos[0].metrics["update/explained_variance"] == pytest.approx(explained, rel=1e-4)
+    head = jax.device_get(infos[-1].state.params["critic"]["value"])
+    assert head["bias"] != 0
+    assert head["kernel"].all()
+
+
+def test_the_weight_of_an_adaptive_penalty_moves_and_is_remembered(
+    make_loop, params, prompts, make_state
+):
+    """Step by step as its own measure says; before the first update there is no divergence."""
+    kl = Adaptive(beta=0.5, target=1e-3, limit=0.2, horizon=10.0)
+    loop = replace(make_loop(kl=kl, steps=3), scoring=Scoring(reference=params))
+    state = make_state(params, loop.optimizer, memory=loop.phases.initial_memory())
+    beta, seen = 0.5, []
+    for info in train(loop, state, PromptStream(prompts, 0)):
+        measured = info.metrics["update/kl"]
+        beta *= 1 + np.clip(measured / 1e-3 - 1, -0.2, 0.2) / 10
+        assert info.state.memory["kl"]["coefficient"] == pytest.approx(beta, rel=1e-5)
+        seen.append(measured)
+    assert seen[0] == pytest.approx(0, abs=1e-6)
+    assert seen[-1] > 1e-3
+
+
+def test_the_moving_average_follows_the_parameters_and_is_what_is_evaluated(
+    make_loop, policy, params, prompts, make_state
+):
+    loop = replace(make_loop(), average_decay=0.75)
+    state = make_state(params, loop.optimizer)
+    state = replace(state, average=jax.tree.map(jnp.copy, params))
+    expected = jax.device_get(params)
+    for info in train(loop, state, PromptStream(prompts, 0)):
+        expected = jax.tree.map(
+            lambda a, x: 0.75 * a + 0.25 * np.asarray(x), expected, info.state.params
+        )
+    jax.tree.map(
+        lambda a, x: np.testing.assert_allclose(a, x, rtol=1e-5, atol=1e-6),
+        jax.device_get(info.state.average),
+        expected,
+    )
+    # Far from one another, so that one says what the other does not.
+    state = replace(info.state, params=jax.tree.map(jnp.negative, info.state.params))
+    sampler = loop.phases.rollout
+    options = {"group_size": 1, "key": jax.random.key(0), "version": 0, "greedy": True}
+    _, texts = sampler(policy, state.average, prompts, **options)
+    evaluation = Evaluation(
+        every=1,
+        phases=replace(loop.phases, reward=Weighted(terms={"as": SaidBy(texts=texts)})),
+        policy=policy,
+        prompts=prompts,
+        term="as",
+        rows=len(prompts),
+    )
+    (task,) = {prompt.task for prompt in prompts}
+    assert evaluation.evaluate(state)[f"eval/{task}/pass_at_1"] == 0
+    evaluation = replace(evaluation, of_average=True)
+    assert evaluation.evaluate(state)[f"eval/{task}/pass_at_1"] == 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class SaidBy:
+    """Right is the response that was given before."""
+
+    texts: Texts
+    weight: float = 1.0
+
+    def __call__(self, texts):
+        before = {
+            prompt.id: x for prompt, x in zip(self.texts.prompts, self.texts.responses, strict=True)
+        }
+        pairs = zip(texts.prompts, texts.responses, strict=True)
+        return [float(before[prompt.id] == response) for prompt, response in pairs]
 
 
 @dataclass(frozen=True, kw_only=True)

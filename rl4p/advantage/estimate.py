@@ -57,9 +57,12 @@ def estimate(
         divergence_BT = jnp.where(mask_BT, divergence_BT, 0.0)
         tokens = jnp.maximum(jnp.sum(mask_BT, dtype=jnp.float32), 1)
         metrics["update/kl"] = jnp.sum(divergence_BT) / tokens
-        tokens_BT = -coefficient * divergence_BT
+        penalty_BT = -coefficient * divergence_BT
+        own_BT = 0.0 if rewards.tokens_BT is None else rewards.tokens_BT
         rewards = replace(
-            rewards, total_B=rewards.total_B + jnp.sum(tokens_BT, axis=1), tokens_BT=tokens_BT
+            rewards,
+            total_B=rewards.total_B + jnp.sum(penalty_BT, axis=1),
+            tokens_BT=own_BT + penalty_BT,
         )
     needs = getattr(advantage, "needs", ())
     asked = {"scores": {name: scores[name] for name in needs}} if needs else {}

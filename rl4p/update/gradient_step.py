@@ -198,9 +198,9 @@ def token_loss(
         loss_BT = loss_BT + coefficients["kl"] * divergence_BT
         extras = extras | {"kl": divergence_BT}
     if objective.critic.active:
-        values_BT = objective.critic.values(decoder, params, hidden_BTD, trajectories)
-        returns_BT = micro.scores["returns"]
-        value_loss_BT = objective.critic.loss(values_BT, micro.scores["values"], returns_BT)
+        values_BT = on_mask(objective.critic.values(decoder, params, hidden_BTD, trajectories))
+        returns_BT, old_values_BT = (on_mask(micro.scores[x]) for x in ("returns", "values"))
+        value_loss_BT = objective.critic.loss(values_BT, old_values_BT, returns_BT)
         loss_BT = loss_BT + value_loss_BT
         extras = extras | {
             "value_loss": value_loss_BT,

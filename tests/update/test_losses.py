@@ -5,38 +5,13 @@ over the whole batch, and everything outside the loss mask is thrown away.
 """
 
 import dataclasses
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hydra.utils import instantiate
-from omegaconf import OmegaConf
 
-CONF = Path(__file__).resolve().parents[2] / "conf" / "update"
-LOSSES = {path.stem: instantiate(OmegaConf.load(path)) for path in sorted(CONF.glob("*.yaml"))}
-LOSSES |= {
-    "gspo-token": dataclasses.replace(LOSSES["gspo"], form="token"),
-    "gspo-wide": dataclasses.replace(LOSSES["gspo"], clip_low=0.5, clip_high=0.5),
-    "luspo-wide": dataclasses.replace(LOSSES["luspo"], clip_low=0.5, clip_high=0.5),
-    "ppo-two-sided": dataclasses.replace(LOSSES["ppo"], dual_clip=1.3, delta=1.4),
-    "topr-sequence": dataclasses.replace(LOSSES["topr"], level="sequence"),
-    "dro-token": dataclasses.replace(LOSSES["dro"], level="token", anchor="behaviour"),
-    "dpo-ipo": dataclasses.replace(LOSSES["dpo"], kind="ipo"),
-    "dpo-simpo": dataclasses.replace(LOSSES["dpo"], kind="simpo", label_smoothing=0.1),
-    "clip_cov-half": dataclasses.replace(LOSSES["clip_cov"], share=0.5, covariance_low=0.1),
-    "kl_cov-half": dataclasses.replace(LOSSES["kl_cov"], share=0.5),
-}
-
-# At ratio 1 the gradient is not -A for these: raft and sft look at no advantage's size, dpo at its
-# sign in pairs, clip_cov takes the gradient of the tokens that it chose.
-NOT_REINFORCE = {"raft", "sft", "dpo", "dpo-ipo", "dpo-simpo", "clip_cov", "clip_cov-half"}
-# With A = 0: sft imitates all the same, kimi and dro pull to their anchor.
-NOT_STILL = {"sft", "kimi", "dro", "dro-token"}
-# The weight of a token is a constant to its gradient: the loss is not what is differentiated, and
-# finite differences see another slope. Their slopes are held by hand in their own tests.
-CONSTANT_WEIGHT = {"cispo", "dppo", "topr", "topr-sequence", "vespo", "gspo-token"}
+from tests.update.losses import CONSTANT_WEIGHT, LOSSES, NAMES, NOT_REINFORCE, NOT_STILL
 
 LENGTHS = (6, 3, 0, 5, 1, 4, 2, 6)
 GROUPS = (3, 3, 0, 0, 5, 5, 6, 6)
@@ -92,8 +67,8 @@ def example(make_batch):
 
 
 def test_the_yaml_has_the_defaults_of_the_class():
-    for path in sorted(CONF.glob("*.yaml")):
-        assert LOSSES[path.stem] == type(LOSSES[path.stem])(), path.stem
+    for name in NAMES:
+        assert LOSSES[name] == type(LOSSES[name])(), name
 
 
 @losses(NOT_REINFORCE)
