@@ -2,6 +2,7 @@
 #
 #   make train                            the default run; ARGS="advantage=rloo seed=1" changes it
 #   make test                             lint, then the fast tests; ARGS="-k grpo" chooses
+#   make slow                             the tests that `make test` leaves out
 #   make parity                           models against transformers, adapters against PEFT, losses
 #                                         against TRL and Tunix
 #   make lint | format | wheel | clean
@@ -15,7 +16,7 @@ DEVELOPMENT := .venv/.development
 PARITY := .venv/.parity
 
 .DELETE_ON_ERROR:
-.PHONY: train test parity lint format wheel clean
+.PHONY: train test slow parity lint format wheel clean
 
 train: $(RUNTIME)
 	$(BIN)/python -m rl4p.train $(ARGS)
@@ -23,6 +24,9 @@ train: $(RUNTIME)
 # Two processes, since XLA compiles on one core; a file's tests stay together and share its fixtures.
 test: lint
 	$(BIN)/python -m pytest -n 2 --dist loadfile $(ARGS)
+
+slow: $(DEVELOPMENT)
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m slow $(ARGS)
 
 # A CPU build of torch serves, and is much smaller; pip's own settings say where to find one.
 parity: $(PARITY)

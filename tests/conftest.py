@@ -12,6 +12,8 @@ ROOT = Path(__file__).resolve().parents[1]
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(ROOT / ".cache" / "jax"))
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
+# Compiling is what tests wait for. Level 0 is that of LLVM: what XLA fuses and reorders stays.
+os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"
 os.environ["MPLBACKEND"] = "Agg"

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from omegaconf import OmegaConf
 
 CONF = Path(__file__).resolve().parents[2] / "conf" / "advantage"
@@ -114,6 +114,7 @@ def graded(name, values, valid):
 
 
 @each
+@settings(max_examples=10)  # for each of them
 @given(
     values=st.lists(st.integers(-3, 3), min_size=8, max_size=8),
     valid=st.lists(st.booleans(), min_size=8, max_size=8),

@@ -13,7 +13,8 @@ METRICS = {
     "rollout/logprob_gap_max", "rollout/logprob_gap_mean", "advantage/zero_std_groups",
     "advantage/mean", "advantage/max", "update/loss", "update/grad_norm", "update/entropy",
     "update/approx_kl", "update/clip_low", "update/clip_high", "update/learning_rate",
-    "update/skipped", "time/rollout", "time/reward", "time/advantage", "time/update", "time/step",
+    "update/skipped", "update/ess", "rollout/mismatch_kl",
+    "time/rollout", "time/reward", "time/scoring", "time/advantage", "time/update", "time/step",
     "staleness/mean", "staleness/max", "step",
 }  # fmt: skip
 

@@ -81,15 +81,22 @@ OF_SEQUENCES = {"dpo", "dro", "gmpo", "gspo", "kimi", "luspo", "vespo"}
 SPLIT = {"clip_cov", "dpo", "kl_cov", "m2po", *COMBINATIONS}
 ON_DEVICES = [x for x in COMBINATIONS if x.startswith(("dpo", "m2po"))]
 
-every_case = pytest.mark.parametrize("name", CASES)
-some_cases = pytest.mark.parametrize(
-    "name",
-    [pytest.param(x, marks=() if x in SPLIT else pytest.mark.slow) for x in CASES],
-)
+# Compiling the whole update takes seconds for each: these always, all of them by `make slow`.
+QUICK = SPLIT | {"ppo", "reinforce", "gspo", "vespo"}
+
+
+def cases(quick):
+    marks = {x: () if x in quick else pytest.mark.slow for x in CASES}
+    return pytest.mark.parametrize("name", [pytest.param(x, marks=marks[x]) for x in CASES])
+
+
+every_case, some_cases = cases(QUICK), cases(SPLIT)
 
 
 def losses(*left_out):
-    return pytest.mark.parametrize("name", [x for x in NAMES if x not in set().union(*left_out)])
+    kept = [x for x in NAMES if x not in set().union(*left_out)]
+    marks = {x: () if x in QUICK else pytest.mark.slow for x in kept}
+    return pytest.mark.parametrize("name", [pytest.param(x, marks=marks[x]) for x in kept])
 
 
 @pytest.mark.parametrize("group", ["correction", "kl", "entropy", "critic"])
