@@ -41,6 +41,7 @@ def test_logits_are_those_of_transformers(case, plain):
     np.testing.assert_allclose(np.concatenate(plain), case[2]["logits"], atol=1e-4)
 
 
+@pytest.mark.slow  # `make parity` holds them against the living transformers
 def test_gradients_are_those_of_transformers(case):
     decoder, params, golden = case
     gradient = forward.gradient(decoder, params, np.int32(ROWS[-1])[None])

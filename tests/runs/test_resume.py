@@ -47,7 +47,9 @@ def test_a_killed_run_goes_on_bit_for_bit(whole, command, train, tmp_path):
     assert summary(folder)["params_sha256"] == summary(whole)["params_sha256"]
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize(
+    "number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)]
+)
 def test_a_stopped_run_saves_says_how_to_resume_and_goes_on(
     whole, command, train, tmp_path, number
 ):
@@ -65,6 +67,7 @@ def test_a_stopped_run_saves_says_how_to_resume_and_goes_on(
     assert summary(folder)["params_sha256"] == summary(whole)["params_sha256"]
 
 
+@pytest.mark.slow
 def test_more_steps_may_be_asked_for_but_nothing_else(whole, train, tmp_path):
     process = train(f"resume={whole}", "advantage=rloo", small=())
     assert process.returncode == 2

@@ -90,6 +90,7 @@ def test_questions_from_a_file_run_from_end_to_end(train, tmp_path):
     assert "eval/gsm8k/pass_at_1" in summary(tmp_path / "run")["evaluation"]["last"]
 
 
+@pytest.mark.slow
 def test_one_sample_a_prompt_is_allowed_and_remarked_upon(train, tmp_path):
     process = train("steps=1", "group_size=1", f"hydra.run.dir={tmp_path / 'run'}")
     assert process.returncode == 0

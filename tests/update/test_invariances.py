@@ -82,20 +82,20 @@ SPLIT = {"clip_cov", "dpo", "kl_cov", "m2po", *COMBINATIONS}
 ON_DEVICES = [x for x in COMBINATIONS if x.startswith(("dpo", "m2po"))]
 
 # Compiling the whole update takes seconds for each: these always, all of them by `make slow`.
-QUICK = SPLIT | {"ppo", "reinforce", "gspo", "vespo"}
+ALWAYS = SPLIT | {"ppo", "gspo"}
 
 
-def cases(quick):
-    marks = {x: () if x in quick else pytest.mark.slow for x in CASES}
+def cases(always):
+    marks = {x: () if x in always else pytest.mark.slow for x in CASES}
     return pytest.mark.parametrize("name", [pytest.param(x, marks=marks[x]) for x in CASES])
 
 
-every_case, some_cases = cases(QUICK), cases(SPLIT)
+every_case, some_cases = cases(ALWAYS), cases(SPLIT)
 
 
 def losses(*left_out):
     kept = [x for x in NAMES if x not in set().union(*left_out)]
-    marks = {x: () if x in QUICK else pytest.mark.slow for x in kept}
+    marks = {x: () if x in ALWAYS else pytest.mark.slow for x in kept}
     return pytest.mark.parametrize("name", [pytest.param(x, marks=marks[x]) for x in kept])
 
 
