@@ -2,8 +2,8 @@
 
     python -m experiments.catalogue outputs/catalogue/*/     # the folders of the sweeps
 
-reads the runs in these folders and writes experiments/catalogue.md and catalogue.png. The sweeps
-themselves are the commands at the head of catalogue.md.
+reads the runs in these folders and writes experiments/catalogue.md, which begins with the commands
+of the sweeps (`COMMANDS`), and catalogue.png.
 """
 
 import json
@@ -13,11 +13,9 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
-import matplotlib
-
-matplotlib.use("Agg")
-import matplotlib.pyplot as plt
 import yaml
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
 
 HERE = Path(__file__).parent
 METRIC = "eval/arithmetic/pass_at_1"
@@ -60,10 +58,10 @@ def line(name: str, curves: list[dict[int, float]]) -> tuple[float, str]:
     last = [curve[max(curve)] for curve in curves]
     best = [max(curve.values()) for curve in curves]
     reached = [min((s for s, x in curve.items() if x >= BAR), default=None) for curve in curves]
-    deviation = statistics.stdev(last) if len(last) > 1 else 0.0
+    deviation = f" ± {statistics.stdev(last):.3f}" if len(last) > 1 else ""  # none of one seed
     steps = "never" if None in reached else ", ".join(map(str, reached))
     return statistics.mean(last), (
-        f"| `{name}` | {statistics.mean(last):.3f} ± {deviation:.3f} | {min(best):.3f} | {steps} |"
+        f"| `{name}` | {statistics.mean(last):.3f}{deviation} | {min(best):.3f} | {steps} |"
     )
 
 
@@ -73,12 +71,13 @@ def main(folders: list[Path]) -> None:
         sys.exit("No finished run in these folders.")
     lines = sorted((line(name, curves) for name, curves in found.items()), reverse=True)
     seeds = sorted({len(curves) for curves in found.values()})
+    steps = sorted({max(curve) for curves in found.values() for curve in curves})
     (HERE / "catalogue.md").write_text(
         "# What each estimator and each loss learns\n\n"
         "The default task (three-digit sums, a policy of 0.35M parameters that forgets carries, "
-        f"pass@1 0.117 before), 80 steps on two CPU cores, {' or '.join(map(str, seeds))} seeds, "
-        "each with the defaults of its YAML. A curve says that it learns here, not that it is "
-        "better than another: all have one learning rate. Made by\n\n"
+        f"pass@1 0.117 before), {' or '.join(map(str, steps))} steps, seeds for each: "
+        f"{' or '.join(map(str, seeds))}; the rest as its YAML has it. A curve says that it learns "
+        "here, not that it is better than another: all have one learning rate. Made by\n\n"
         f"{COMMANDS}\n"
         "![Greedy pass@1 over steps of every estimator and loss](catalogue.png)\n\n"
         f"| chosen | pass@1 after the last step, mean ± deviation | least best of a seed | "
@@ -91,9 +90,9 @@ def draw(found: dict[str, list[dict[int, float]]]) -> None:
     """Small multiples: one panel each, the seeds as thin lines and their mean as a thick one."""
     columns = 6
     rows = -(-len(found) // columns)
-    figure, axes = plt.subplots(
-        rows, columns, figsize=(2.1 * columns, 1.5 * rows), sharex=True, sharey=True, squeeze=False
-    )
+    figure = Figure(figsize=(2.1 * columns, 1.5 * rows), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)
     for axis in axes.flat[len(found) :]:
         axis.axis("off")
     for axis, (name, curves) in zip(axes.flat, sorted(found.items()), strict=False):
@@ -108,7 +107,6 @@ def draw(found: dict[str, list[dict[int, float]]]) -> None:
         axis.tick_params(labelsize=7)
     figure.supxlabel("step", fontsize=8)
     figure.supylabel("greedy pass@1, held out", fontsize=8)
-    figure.tight_layout()
     figure.savefig(HERE / "catalogue.png", dpi=130)
 
 

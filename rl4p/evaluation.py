@@ -9,7 +9,7 @@ import jax
 from rl4p.errors import InputError
 from rl4p.model.policy import Policy
 from rl4p.phases import Phases
-from rl4p.types import Prompt, StepInfo, Texts, TrainState
+from rl4p.types import Params, Prompt, Rewards, StepInfo, Texts, TrainState
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,28 +43,7 @@ class Evaluation:
         asked: dict[str, int] = defaultdict(int)
         for start in range(0, len(self.prompts), self.rows):
             chunk = self.prompts[start : start + self.rows]
-            # Filled up with the chunk's own prompts to the full number of rows; the surplus is
-            # sampled and not counted.
-            filled = [chunk[i % len(chunk)] for i in range(self.rows)]
-            # What a phase would remember of an evaluation is let go.
-            (trajectories, texts), _ = self.phases.call(
-                "rollout",
-                state.memory,
-                self.policy,
-                params,
-                filled,
-                group_size=1,
-                key=jax.random.key(0),
-                version=int(state.step),
-                greedy=True,
-            )
-            counted = slice(len(chunk))
-            rewards, _ = self.phases.call(
-                "reward",
-                state.memory,
-                jax.tree.map(lambda x, rows=counted: x[rows], trajectories),
-                Texts(prompts=texts.prompts[counted], responses=texts.responses[counted]),
-            )
+            rewards = greedy_rewards(self.phases, self.policy, params, state, chunk, rows=self.rows)
             if self.term not in rewards.terms:
                 raise InputError(
                     f"evaluation.term={self.term} is not a term of the reward; its terms are "
@@ -77,3 +56,38 @@ class Evaluation:
         return {f"eval/{task}/pass_at_1": right[task] / n for task, n in asked.items()} | {
             f"eval/{task}/prompts": float(n) for task, n in asked.items()
         }
+
+
+def greedy_rewards(
+    phases: Phases,
+    policy: Policy,
+    params: Params,
+    state: TrainState,
+    prompts: Sequence[Prompt],
+    *,
+    rows: int,
+) -> Rewards:
+    """Grades of one greedy response to each prompt.
+
+    The prompts are repeated to the number of rows that is sampled; the surplus is not graded. What
+    a phase would remember of it is let go.
+    """
+    (trajectories, texts), _ = phases.call(
+        "rollout",
+        state.memory,
+        policy,
+        params,
+        [prompts[i % len(prompts)] for i in range(rows)],
+        group_size=1,
+        key=jax.random.key(0),
+        version=int(state.step),
+        greedy=True,
+    )
+    counted = slice(len(prompts))
+    rewards, _ = phases.call(
+        "reward",
+        state.memory,
+        jax.tree.map(lambda x: x[counted], trajectories),
+        Texts(prompts=texts.prompts[counted], responses=texts.responses[counted]),
+    )
+    return rewards

@@ -62,7 +62,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(__doc__)
         return 0
     try:
-        given = key_values(arguments, ("resume", "out"), OPTIONAL)
+        given = key_values(arguments, {"resume": "RUN", "out": "FOLDER"}, OPTIONAL)
         run, out = (Path(given[key]).expanduser() for key in ("resume", "out"))
         trusted = listed(given.get("trusted_targets", ""))
         print(export(run, out, given.get("dtype"), given.get("adapter") == "true", trusted))

@@ -4,8 +4,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-import jax
-
 from rl4p.errors import InputError
 from rl4p.protocols import (
     KL,
@@ -84,12 +82,11 @@ class Phases:
         """The memory of each phase that has one."""
         if hasattr(self.update, "initial_state"):
             raise InputError("An update keeps no memory: its microbatches are summed in any order.")
-        states = {
+        return {
             name: phase.initial_state()
             for name, phase in self.items()
             if hasattr(phase, "initial_state")
         }
-        return {name: state for name, state in states.items() if jax.tree.leaves(state)}
 
     def call(
         self, name: str, memory: dict[str, Any], *args: Any, **kwargs: Any
@@ -114,9 +111,8 @@ class Phases:
 
     def adapt(self, memory: dict[str, Any], metrics: dict[str, Any]) -> dict[str, Any]:
         """The memory after a step that measured these."""
-        controllers = {"kl": self.kl, "entropy": self.entropy}
         return memory | {
-            name: controller.next_state(memory[name], metrics[f"update/{name}"])
-            for name, controller in controllers.items()
+            name: getattr(self, name).next_state(memory[name], metrics[f"update/{name}"])
+            for name in ("kl", "entropy")
             if name in memory
         }

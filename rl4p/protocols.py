@@ -183,6 +183,9 @@ class Correction(Protocol):
 class KL(Protocol):
     """A penalty on the divergence from the reference, added to the loss or taken from the reward.
 
+    One with memory has ``initial_state()``, and ``next_state(memory, measured)``, which is given
+    the mean penalty of a step's loss tokens after it.
+
     Attributes:
       active: if false, no reference exists and none is scored.
     """
@@ -193,23 +196,20 @@ class KL(Protocol):
     @property
     def placement(self) -> str: ...
 
-    def coefficient(self, memory: dict[str, Array]) -> Array: ...
+    def coefficient(self, memory: dict[str, Array]) -> Array:
+        """Of this step; `memory` is {} for one without."""
+        ...
 
     def penalty(self, logprobs_BT: Array, reference_BT: Array, behaviour_BT: Array) -> Array:
         """The estimate of each token, float32 [B, T]; its arguments are 0 outside the mask."""
         ...
 
-    def initial_state(self) -> dict[str, Array]:
-        """{} for one without memory."""
-        ...
-
-    def next_state(self, memory: dict[str, Array], measured: Array) -> dict[str, Array]:
-        """After a step whose loss tokens had this penalty on average."""
-        ...
-
 
 class Entropy(Protocol):
     """A bonus for entropy, or a choice of tokens by it.
+
+    One with memory has ``initial_state()``, and ``next_state(memory, measured)``, which is given
+    the mean entropy of a step's loss tokens after it.
 
     Attributes:
       active: if false, no bonus is subtracted from the loss.
@@ -222,18 +222,12 @@ class Entropy(Protocol):
     @property
     def selects(self) -> bool: ...
 
-    def coefficient(self, memory: dict[str, Array]) -> Array: ...
+    def coefficient(self, memory: dict[str, Array]) -> Array:
+        """Of this step; `memory` is {} for one without."""
+        ...
 
     def select(self, entropy_BT: Array, mask_BT: Array) -> Array:
         """The tokens of the whole minibatch that keep their policy gradient: bool [B, T]."""
-        ...
-
-    def initial_state(self) -> dict[str, Array]:
-        """{} for one without memory."""
-        ...
-
-    def next_state(self, memory: dict[str, Array], measured: Array) -> dict[str, Array]:
-        """After a step whose loss tokens had this entropy on average."""
         ...
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import jax
 import numpy as np
 
+from rl4p.evaluation import greedy_rewards
 from rl4p.model.decoder import Decoder
 from rl4p.model.logprobs import score_tokens
 from rl4p.model.policy import Policy
@@ -67,7 +68,7 @@ class Scoring:
             decoder, params = others[name]
             scores[name] = score_tokens(decoder, params, trajectories, **options)["logprobs"]
         of_rows = {
-            "greedy_rewards": lambda: greedy_rewards(phases, policy, state, texts),
+            "greedy_rewards": lambda: baselines(phases, policy, state, texts),
             "answer_clusters": lambda: answer_clusters(texts),
             "task_ids": lambda: task_ids(texts, self.tasks),
         }
@@ -76,27 +77,15 @@ class Scoring:
         return scores
 
 
-def greedy_rewards(phases: Phases, policy: Policy, state: TrainState, texts: Texts) -> np.ndarray:
+def baselines(phases: Phases, policy: Policy, state: TrainState, texts: Texts) -> np.ndarray:
     """The total reward of one greedy response to each row's prompt: float32 [B], nan if invalid.
 
-    Each prompt is answered once; they are repeated until the rows divide by the devices.
+    Each prompt is answered once.
     """
     prompts = list({prompt.id: prompt for prompt in texts.prompts}.values())
-    rows = -(-len(prompts) // policy.mesh.size) * policy.mesh.size
-    filled = [prompts[i % len(prompts)] for i in range(rows)]
-    # What a phase would remember of these is let go.
-    (trajectories, drawn), _ = phases.call(
-        "rollout",
-        state.memory,
-        policy,
-        policy.whole(state.params),
-        filled,
-        group_size=1,
-        key=jax.random.fold_in(state.step_key(), 2),
-        version=int(state.step),
-        greedy=True,
-    )
-    rewards, _ = phases.call("reward", state.memory, trajectories, drawn)
+    rows = -(-len(prompts) // policy.mesh.size) * policy.mesh.size  # divides by the devices
+    params = policy.whole(state.params)
+    rewards = greedy_rewards(phases, policy, params, state, prompts, rows=rows)
     total, valid = jax.device_get((rewards.total_B, rewards.valid_B))
     by_id = {prompt.id: total[row] if valid[row] else np.nan for row, prompt in enumerate(prompts)}
     return np.asarray([by_id[prompt.id] for prompt in texts.prompts], np.float32)

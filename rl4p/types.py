@@ -173,7 +173,7 @@ class TrainState:
     average: Params = field(default_factory=dict)
 
     def step_key(self) -> Array:
-        """This step's key; rollouts fold in 0, updates 1 and scores 2: nothing is drawn twice."""
+        """This step's key; rollouts fold in 0 and updates 1, so that nothing is drawn twice."""
         return jax.random.fold_in(self.key, self.step)
 
 

@@ -126,6 +126,20 @@ def test_adapters_are_merged_or_written_alone(run, tmp_path, capsys):
     assert "has no adapter to write alone" in capsys.readouterr().err
 
 
+def test_a_critic_beside_the_policy_is_left_behind(tmp_path):
+    config = compose((*SMALL, "advantage=gae", "critic=apart"))
+    run = tmp_path / "run"
+    (run / ".hydra").mkdir(parents=True)
+    OmegaConf.save(config, run / ".hydra" / "config.yaml")
+    experiment = build(config)
+    with experiment.checkpoint.open(run, experiment.stream) as checkpoints:
+        checkpoints.save(experiment.state)
+    assert main([f"resume={run}", f"out={tmp_path / 'out'}"]) == 0
+    policy = {name: x for name, x in experiment.state.params.items() if name != "critic"}
+    assert policy.keys() < experiment.state.params.keys()
+    assert_equal(load(tmp_path / "out")[1], policy)
+
+
 def test_a_write_that_fails_leaves_nothing(run, tmp_path, monkeypatch, capsys):
     def full(*_):
         raise OSError(28, "No space left on device")
@@ -149,10 +163,10 @@ def test_an_empty_folder_is_filled_and_another_is_not(run, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        ([], "Give resume=RESUME and out=OUT"),
-        (["resume=a"], "Give resume=RESUME and out=OUT, and dtype=DTYPE or"),
-        (["resume=a", "out="], "Give resume=RESUME and out=OUT"),
-        (["run=a", "out=b"], "Give resume=RESUME and out=OUT"),
+        ([], "Give resume=RUN and out=FOLDER"),
+        (["resume=a"], "Give resume=RUN and out=FOLDER, and dtype=, adapter="),
+        (["resume=a", "out="], "Give resume=RUN and out=FOLDER"),
+        (["run=a", "out=b"], "Give resume=RUN and out=FOLDER"),
         (["resume=a", "out=b", "adapter=yes"], "adapter=yes is not one of true, false."),
         (["resume=a", "out=b", "dtype=int8"], "dtype=int8 is not one of float32, bfloat16, float1"),
         (["resume=/nowhere", "out=b"], "resume=/nowhere is not the folder of a run"),

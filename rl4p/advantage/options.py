@@ -1,6 +1,7 @@
 """The options that every advantage takes, and what the caller does with them around the call."""
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import jax.numpy as jnp
 
@@ -22,11 +23,12 @@ class AdvantageOptions:
     mask_truncated: bool = False
 
 
-def drop_truncated(
-    options: AdvantageOptions, trajectories: Trajectories, rewards: Rewards
-) -> Rewards:
-    """The rewards with samples cut by the token limit made invalid, where the options say so."""
-    if not getattr(options, "mask_truncated", False):
+def drop_truncated(advantage: Any, trajectories: Trajectories, rewards: Rewards) -> Rewards:
+    """The rewards with samples cut by the token limit made invalid, where the phase says so.
+
+    A phase of the user's own may do without these options.
+    """
+    if not getattr(advantage, "mask_truncated", False):
         return rewards
     kept_B = rewards.valid_B & (trajectories.finish_B != int(Finish.LENGTH))
     tokens_BT = rewards.tokens_BT
@@ -39,8 +41,7 @@ def drop_truncated(
     )
 
 
-def clipped(options: AdvantageOptions, advantages_BT: Array) -> Array:
-    """The advantages within +-clip, where the options say so."""
-    if not getattr(options, "clip", 0.0):
-        return advantages_BT
-    return jnp.clip(advantages_BT, -options.clip, options.clip)
+def clipped(advantage: Any, advantages_BT: Array) -> Array:
+    """The advantages within +-clip, where the phase has one."""
+    clip = getattr(advantage, "clip", 0.0)
+    return jnp.clip(advantages_BT, -clip, clip) if clip else advantages_BT

@@ -7,22 +7,24 @@ from rl4p.errors import InputError
 
 def key_values(
     arguments: Sequence[str],
-    required: Sequence[str],
+    required: Mapping[str, str],
     optional: Mapping[str, Collection[str] | None],
 ) -> dict[str, str]:
     """The values by key.
 
     Args:
-      required, optional: the keys there are; an optional one may have to be one of some words.
+      required: keys, and what to call their values when asking for them.
+      optional: keys, and the words that their values must be among; None is any.
 
     Raises:
       InputError: a key is missing, unknown or empty, or a value is not one of its words.
     """
     given = {key: value for key, _, value in (argument.partition("=") for argument in arguments)}
     if not set(required) <= set(given) <= {*required, *optional} or not all(given.values()):
-        needed = " and ".join(f"{key}={key.upper()}" for key in required)
-        possible = " or ".join(f"{key}={key.upper()}" for key in optional)
-        raise InputError(f"Give {needed}, and {possible} if you like.")
+        needed = " and ".join(f"{key}={value}" for key, value in required.items())
+        raise InputError(
+            f"Give {needed}, and {', '.join(f'{key}=' for key in optional)} if you like."
+        )
     for key, value in given.items():
         words = optional.get(key)
         if words is not None and value not in words:

@@ -30,9 +30,3 @@ class Bonus:
 
     def select(self, entropy_BT: Array, mask_BT: Array) -> Array:
         return mask_BT
-
-    def initial_state(self) -> dict[str, Array]:
-        return {}
-
-    def next_state(self, memory: dict[str, Array], measured: Array) -> dict[str, Array]:
-        return memory

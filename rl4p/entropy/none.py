@@ -20,9 +20,3 @@ class NONE:
 
     def select(self, entropy_BT: Array, mask_BT: Array) -> Array:
         return mask_BT
-
-    def initial_state(self) -> dict[str, Array]:
-        return {}
-
-    def next_state(self, memory: dict[str, Array], measured: Array) -> dict[str, Array]:
-        return memory

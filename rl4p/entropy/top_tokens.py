@@ -32,9 +32,3 @@ class TopTokens:
 
     def select(self, entropy_BT: Array, mask_BT: Array) -> Array:
         return largest(entropy_BT, mask_BT, share_count(mask_BT, self.share))
-
-    def initial_state(self) -> dict[str, Array]:
-        return {}
-
-    def next_state(self, memory: dict[str, Array], measured: Array) -> dict[str, Array]:
-        return memory

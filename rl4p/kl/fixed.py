@@ -29,9 +29,3 @@ class Fixed(KLOptions):
 
     def coefficient(self, memory: dict[str, Array]) -> Array:
         return jnp.float32(self.beta)
-
-    def initial_state(self) -> dict[str, Array]:
-        return {}
-
-    def next_state(self, memory: dict[str, Array], measured: Array) -> dict[str, Array]:
-        return memory

@@ -21,9 +21,3 @@ class NONE:
 
     def penalty(self, logprobs_BT: Array, reference_BT: Array, behaviour_BT: Array) -> Array:
         return jnp.zeros_like(logprobs_BT)
-
-    def initial_state(self) -> dict[str, Array]:
-        return {}
-
-    def next_state(self, memory: dict[str, Array], measured: Array) -> dict[str, Array]:
-        return memory

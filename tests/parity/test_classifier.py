@@ -10,7 +10,7 @@ from rl4p.model.huggingface import write_model
 from rl4p.model.tokenizer import byte_tokenizer
 from rl4p.reward.classifier import Classifier, last_scores
 from rl4p.types import Texts
-from tests.golden.cases import CASES
+from tests.parity.models import random_model
 
 pytestmark = pytest.mark.parity
 LENGTHS = (1, 2, 9, 64, 300)
@@ -23,21 +23,9 @@ PAD = 3
 )
 def pair(request, tmp_path_factory):
     """A classifier of transformers' own making, and the reward term that reads its folder."""
-    torch = pytest.importorskip("torch")
-    transformers = pytest.importorskip("transformers")
     labels = 1 + len(request.param) % 3  # two, which its config.json does not say, too
     options = {"vocab_size": 264, "num_labels": labels, "pad_token_id": PAD}
-    config = transformers.AutoConfig.for_model(**CASES[request.param] | options)
-    torch.manual_seed(0)
-    model = transformers.AutoModelForSequenceClassification.from_config(
-        config, dtype=torch.float32, attn_implementation="eager", experts_implementation="eager"
-    ).eval()
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            spread = 0.3 if parameter.ndim == 1 else 1.5 * parameter.shape[-1] ** -0.5
-            if "embed_tokens" in name and "gemma" not in config.model_type:
-                spread = 0.3
-            parameter.add_(torch.randn(parameter.shape) * spread)
+    model = random_model(request.param, "AutoModelForSequenceClassification", **options)
     folder = tmp_path_factory.mktemp(request.param)
     model.save_pretrained(folder)
     byte_tokenizer().save_pretrained(folder)

@@ -11,6 +11,7 @@ from rl4p.model.families import FAMILIES
 from rl4p.model.huggingface import read_config, read_params, write_model
 from tests.golden import forward, make
 from tests.golden.cases import CASES, to_tensors
+from tests.parity.models import random_model
 
 pytestmark = pytest.mark.parity
 LENGTHS = (1, 2, 9, 64, 300)
@@ -19,19 +20,7 @@ LENGTHS = (1, 2, 9, 64, 300)
 @pytest.fixture(scope="module", params=CASES)
 def pair(request, tmp_path_factory):
     """A model of transformers' own making, and what our reader makes of its folder."""
-    torch = pytest.importorskip("torch")
-    transformers = pytest.importorskip("transformers")
-    config = transformers.AutoConfig.for_model(**CASES[request.param])
-    torch.manual_seed(0)
-    model = transformers.AutoModelForCausalLM.from_config(
-        config, dtype=torch.float32, attn_implementation="eager", experts_implementation="eager"
-    ).eval()
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            spread = 0.3 if parameter.ndim == 1 else 1.5 * parameter.shape[-1] ** -0.5
-            if "embed_tokens" in name and "gemma" not in config.model_type:
-                spread = 0.3
-            parameter.add_(torch.randn(parameter.shape) * spread)
+    model = random_model(request.param, "AutoModelForCausalLM")
     folder = tmp_path_factory.mktemp(request.param)
     model.save_pretrained(folder)
     decoder = Decoder(config=read_config(folder))
