@@ -22,7 +22,7 @@ METRIC = "eval/arithmetic/pass_at_1"
 BAR = 0.8
 GROUPS = ("advantage", "update", "critic", "correction", "kl", "entropy", "optimizer", "experiment")
 COMMANDS = """\
-    COMMON="evaluation.every=10 samples.every=0 checkpoint.every=0 tracker=none seed=0,1,2"
+    COMMON="steps=40 evaluation.every=10 samples.every=0 checkpoint.every=0 tracker=none seed=0,1,2"
     python -m rl4p.train -m $COMMON hydra.sweep.dir=outputs/catalogue/advantages \\
         advantage=grpo,dr_grpo,batch_std,global_norm,dapo_mix,rloo,opo,gpg,pass_k,gdpo,maxrl
     python -m rl4p.train -m $COMMON hydra.sweep.dir=outputs/catalogue/others \\

@@ -20,7 +20,7 @@ from rl4p.evaluation import Evaluation
 from rl4p.loop import Loop
 from rl4p.mesh import Mesh
 from rl4p.model.decoder import Decoder
-from rl4p.model.logprobs import microbatch_count
+from rl4p.model.microbatches import rows_in
 from rl4p.model.policy import Policy, padded_width
 from rl4p.phases import Phases
 from rl4p.scoring import Scoring
@@ -217,9 +217,10 @@ def describe_step(config: DictConfig, phases: Phases, prompts: list[Prompt]) -> 
     update = phases.update
     updates = update.epochs * update.minibatches
     rows = sequences // update.minibatches
-    microbatches = microbatch_count(rows, width, update.tokens_per_microbatch)
+    microbatches = -(-rows // rows_in(width, update.tokens_per_microbatch))
     return (
         f"a step: {config.prompts_per_step} prompts x {config.group_size} samples = {sequences} "
         f"sequences, at most {sequences * width:,} tokens, {updates} "
-        f"update{'s' * (updates > 1)} of {microbatches} microbatch{'es' * (microbatches > 1)}"
+        f"update{'s' * (updates > 1)} of at most {microbatches} "
+        f"microbatch{'es' * (microbatches > 1)}"
     )

@@ -9,6 +9,7 @@ from rl4p.model.decoder_config import DecoderConfig
 from rl4p.model.rope import rotations
 from rl4p.types import Array
 
+QUERY_BLOCK = 64
 MASKED = -1e30  # finite: a row without any visible key must not become nan
 
 
@@ -91,12 +92,38 @@ def attend(
     *,
     query_scalar: float,
     softcap: float | None,
+    in_order: bool,
 ) -> Array:
-    """Softmax attention, H / K query heads to each key head; the softmax is in float32."""
+    """Softmax attention, H / K query heads to each key head; the softmax is in float32.
+
+    Args:
+      in_order: queries and keys are the same tokens and no token sees a later column, so blocks of
+        queries leave the keys behind them out: nearly half of the work.
+    """
     B, T, H, h = q_BTHh.shape
     K = k_BSKh.shape[2]
-    q_BTKGh = q_BTHh.reshape(B, T, K, H // K, h) * query_scalar**-0.5
-    scores = jnp.einsum("BTKGh,BSKh->BKGTS", q_BTKGh, k_BSKh).astype(jnp.float32)
-    scores = jnp.where(mask_BTS[:, None, None], softcapped(scores, softcap), MASKED)
-    weights = jax.nn.softmax(scores, axis=-1).astype(v_BSKh.dtype)
-    return jnp.einsum("BKGTS,BSKh->BTKGh", weights, v_BSKh).reshape(B, T, H * h)
+    # The query heads of a key head side by side: two plain matrix products, faster than one
+    # contraction over five axes.
+    q_BKGTh = jnp.reshape(q_BTHh * query_scalar**-0.5, (B, T, K, H // K, h)).transpose(
+        0, 2, 3, 1, 4
+    )
+    k_BKSh, v_BKSh = jnp.swapaxes(k_BSKh, 1, 2), jnp.swapaxes(v_BSKh, 1, 2)
+
+    def block(start: int, end: int, keys: int) -> jax.Array:
+        q_BKMh = q_BKGTh[:, :, :, start:end].reshape(B, K, -1, h)
+        scores = jnp.einsum("BKMh,BKSh->BKMS", q_BKMh, k_BKSh[:, :, :keys]).astype(jnp.float32)
+        scores = softcapped(scores, softcap).reshape(B, K, H // K, end - start, keys)
+        scores = jnp.where(mask_BTS[:, None, None, start:end, :keys], scores, MASKED)
+        weights = jax.nn.softmax(scores, axis=-1).astype(v_BSKh.dtype)
+        weights_BKMS = weights.reshape(B, K, -1, keys)
+        out_BKMh = jnp.einsum("BKMS,BKSh->BKMh", weights_BKMS, v_BKSh[:, :, :keys])
+        return out_BKMh.reshape(B, K, H // K, end - start, h)
+
+    if in_order:
+        size = max(QUERY_BLOCK, -(-T // 4))  # few blocks: each is compiled
+        ends = [min(start + size, T) for start in range(0, T, size)]
+        blocks = [block(end - (end - 1) % size - 1, end, end) for end in ends]
+        out_BKGTh = jnp.concatenate(blocks, axis=3)
+    else:
+        out_BKGTh = block(0, T, k_BSKh.shape[1])
+    return out_BKGTh.transpose(0, 3, 1, 2, 4).reshape(B, T, H * h)

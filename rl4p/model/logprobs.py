@@ -2,12 +2,13 @@
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from rl4p.model.decoder import Decoder
+from rl4p.model.microbatches import Rows, fold
 from rl4p.sampling import sampling_logprobs
 from rl4p.types import Array, Params, Sampling, Trajectories
 
@@ -15,10 +16,10 @@ LOGITS_PER_CHUNK = 2**24  # float32: 64 MiB of logits at a time, recomputed in t
 
 
 class TokenScores(NamedTuple):
-    """What one forward says of every token of every sequence, row by row aligned with `tokens_BT`.
+    """What one forward says of every token of the responses, row by row aligned with `tokens_BT`.
 
-    The shift between a token and what predicts it is made here and nowhere else. The first column,
-    which nothing predicts, is 0.
+    The shift between a token and what predicts it is made here and nowhere else. Outside the
+    response mask, and in the first column, which nothing predicts, all is 0.
 
     Attributes:
       logprobs_BT: float32 log p(token t | tokens before t), on the distribution that `Sampling`
@@ -39,34 +40,52 @@ def token_scores(
     trajectories: Trajectories,
     sampling: Sampling,
 ) -> TokenScores:
-    """Scores every token, from the trunk's activations (`trunk`)."""
-    B, T, D = hidden_BTD.shape
-    hidden_ND = hidden_BTD[:, :-1].reshape(B * (T - 1), D)
-    targets_N = trajectories.tokens_BT[:, 1:].reshape(B * (T - 1))
+    """Scores the tokens of the responses, from the trunk's activations (`trunk`).
+
+    Logits exist for `LOGITS_PER_CHUNK` at a time. Where that is more than one chunk, the tokens of
+    each response come first, and chunks that hold no token of any are left out.
+    """
+    B, T, _ = hidden_BTD.shape
+    mask_BT = trajectories.response_mask_BT[:, 1:]
+    inputs = hidden_BTD[:, :-1], trajectories.tokens_BT[:, 1:]
 
     @jax.checkpoint
-    def score(hidden_CD: Array, targets_C: Array) -> tuple[Array, ...]:
-        logprobs_CV = sampling_logprobs(decoder.logits(params, hidden_CD), sampling, targets_C)
+    def score(hidden_BCD: Array, targets_BC: Array) -> tuple[Array, ...]:
+        logits_BCV = decoder.logits(params, hidden_BCD)
+        logprobs_BCV = sampling_logprobs(logits_BCV, sampling, targets_BC)
         # A -inf outside the support must not meet the 0 of its probability.
-        finite_CV = jnp.where(jnp.isfinite(logprobs_CV), logprobs_CV, 0.0)
-        probs_CV = jnp.exp(logprobs_CV)
+        finite_BCV = jnp.where(jnp.isfinite(logprobs_BCV), logprobs_BCV, 0.0)
+        probs_BCV = jnp.exp(logprobs_BCV)
         return (
-            jnp.take_along_axis(logprobs_CV, targets_C[:, None], axis=-1)[:, 0],
-            -jnp.sum(probs_CV * finite_CV, axis=-1),
-            jnp.sum(jnp.square(probs_CV), axis=-1),
+            jnp.take_along_axis(logprobs_BCV, targets_BC[..., None], axis=-1)[..., 0],
+            -jnp.sum(probs_BCV * finite_BCV, axis=-1),
+            jnp.sum(jnp.square(probs_BCV), axis=-1),
         )
 
-    N = B * (T - 1)
-    chunk = max(1, LOGITS_PER_CHUNK // decoder.config.vocabulary)
-    if chunk >= N:
-        scores = score(hidden_ND, targets_N)
+    columns = max(1, LOGITS_PER_CHUNK // (B * decoder.config.vocabulary))
+    if columns >= T - 1:
+        scores = score(*inputs)
     else:
-        padding = -N % chunk
-        hidden = jnp.pad(hidden_ND, ((0, padding), (0, 0))).reshape(-1, chunk, D)
-        targets = jnp.pad(targets_N, (0, padding)).reshape(-1, chunk)
-        chunks = jax.lax.map(lambda x: score(*x), (hidden, targets))
-        scores = tuple(x.reshape(-1)[:N] for x in chunks)
-    return TokenScores(*(jnp.pad(x.reshape(B, T - 1), ((0, 0), (1, 0))) for x in scores))
+        order_BT = jnp.argsort(~mask_BT, axis=1)
+
+        def chunks(x: Array) -> Array:
+            """[B, T - 1, ...] in order, as [chunks, B, columns, ...]."""
+            order = order_BT.reshape(*order_BT.shape, *(1,) * (x.ndim - 2))
+            x = jnp.take_along_axis(x, order, axis=1)
+            x = jnp.pad(x, ((0, 0), (0, -(T - 1) % columns), *((0, 0),) * (x.ndim - 2)))
+            return jnp.moveaxis(x.reshape(B, -1, columns, *x.shape[2:]), 1, 0)
+
+        def score_chunk(chunk: tuple[Array, ...]) -> tuple[Array, ...]:
+            *inputs, mask_BC = chunk
+            nothing = (jnp.zeros(mask_BC.shape),) * 3
+            return jax.lax.cond(jnp.any(mask_BC), score, lambda *_: nothing, *inputs)
+
+        in_chunks = jax.lax.map(score_chunk, (*map(chunks, inputs), chunks(mask_BT)))
+        in_order = (jnp.moveaxis(x, 0, 1).reshape(B, -1)[:, : T - 1] for x in in_chunks)
+        back_BT = jnp.argsort(order_BT, axis=1)
+        scores = tuple(jnp.take_along_axis(x, back_BT, axis=1) for x in in_order)
+    masked = (jnp.where(mask_BT, x, 0.0) for x in scores)
+    return TokenScores(*(jnp.pad(x, ((0, 0), (1, 0))) for x in masked))
 
 
 def trunk(decoder: Decoder, params: Params, trajectories: Trajectories) -> Array:
@@ -98,37 +117,20 @@ def score_tokens(
     Returns:
       By name, float32 [B, T].
     """
-    rows, T = trajectories.tokens_BT.shape
-    microbatches = microbatch_count(rows, T, tokens_per_microbatch)
 
-    def score(part: Trajectories) -> dict[str, Array]:
+    def score(found: dict[str, Array], part: Trajectories, rows: Rows) -> dict[str, Array]:
         hidden_BTD = trunk(decoder, params, part)
         scores = token_scores(decoder, params, hidden_BTD, part, sampling)
-        found = {name: getattr(scores, f"{name}_BT") for name in names if name != "values"}
+        new = {name: getattr(scores, f"{name}_BT") for name in names if name != "values"}
         if values is not None:
-            found["values"] = values(decoder, params, hidden_BTD, part)
-        return found
+            new["values"] = values(decoder, params, hidden_BTD, part)
+        return {name: rows.put(found[name], x) for name, x in new.items()}
 
-    parts = jax.lax.map(score, split_rows(trajectories, microbatches))
-    return {name: x.reshape(-1, T)[:rows] for name, x in parts.items()}
-
-
-def microbatch_count(rows: int, width: int, tokens_per_microbatch: int, together: int = 1) -> int:
-    """How many microbatches hold so many rows, of so many tokens at most.
-
-    Each has one row at least, or as many as must stay `together` (of one group, say).
-    """
-    blocks = rows // together
-    return -(-blocks // max(1, tokens_per_microbatch // (width * together)))
-
-
-def split_rows(tree: Any, microbatches: int, together: int = 1) -> Any:
-    """Arrays [B, ...] as [microbatches, rows, ...], filled up with rows of zeros (all padding)."""
-
-    def split(x: Array) -> Array:
-        rows_each = -(-x.shape[0] // (microbatches * together)) * together
-        padding = microbatches * rows_each - x.shape[0]
-        x = jnp.pad(x, ((0, padding),) + ((0, 0),) * (x.ndim - 1))
-        return x.reshape(microbatches, rows_each, *x.shape[1:])
-
-    return jax.tree.map(split, tree)
+    zeros_BT = jnp.zeros(trajectories.tokens_BT.shape)
+    return fold(
+        score,
+        dict.fromkeys((*names, "values") if values else names, zeros_BT),
+        trajectories,
+        trajectories.segment_ids_BT,
+        tokens=tokens_per_microbatch,
+    )

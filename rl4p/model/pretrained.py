@@ -10,7 +10,7 @@ import jax
 
 from rl4p.errors import InputError
 from rl4p.mesh import Mesh
-from rl4p.model.decoder import Decoder
+from rl4p.model.decoder import Decoder, Remat
 from rl4p.model.hub import lasting_name, model_folder
 from rl4p.model.huggingface import read_config, read_params
 from rl4p.model.lora import LoRA
@@ -32,7 +32,7 @@ class Pretrained:
       dtype: of activations.
       param_dtype: of the parameters, which are what the optimizer changes: in bfloat16 most of its
         steps are lost in rounding. None keeps that of the files.
-      remat: recompute layers in the backward pass: less memory, about a third more time.
+      remat: what the backward pass recomputes (`Decoder`): the less is kept, the longer it takes.
       experts: how tokens meet their experts, in a model that has any: `dense` runs all of them on
         every token, `grouped` each on the tokens that chose it (not faster on a CPU).
       template: arguments of the chat template, such as `enable_thinking`.
@@ -42,7 +42,7 @@ class Pretrained:
     path: str
     dtype: Literal["float32", "bfloat16"] = "float32"
     param_dtype: Literal["float32", "bfloat16"] | None = "float32"
-    remat: bool = False
+    remat: Remat = "elementwise"
     experts: Literal["dense", "grouped"] = "dense"
     template: Mapping[str, Any] = field(default_factory=dict)
     lora: LoRA = field(default_factory=LoRA)
@@ -50,8 +50,13 @@ class Pretrained:
     def build(self, mesh: Mesh, key: Array) -> tuple[Policy, Params]:
         """The policy and its trained parameters on the mesh; the key is for fresh adapters."""
         folder = model_folder(self.path)
-        options = {"dtype": self.dtype, "remat": self.remat, "experts": self.experts}
-        decoder = Decoder(config=read_config(folder), lora=self.lora, **options)
+        decoder = Decoder(
+            config=read_config(folder),
+            dtype=self.dtype,
+            remat=self.remat,
+            experts=self.experts,
+            lora=self.lora,
+        )
         if decoder.config.labels:
             raise InputError(
                 f"{folder} holds a sequence classifier, which writes no tokens: it can be a reward "

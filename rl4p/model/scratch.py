@@ -7,7 +7,7 @@ import jax
 
 from rl4p.bounds import Positive
 from rl4p.mesh import Mesh
-from rl4p.model.decoder import Decoder, DecoderConfig
+from rl4p.model.decoder import Decoder, DecoderConfig, Remat
 from rl4p.model.policy import Policy
 from rl4p.model.tokenizer import byte_tokenizer
 from rl4p.types import Array, Params
@@ -21,7 +21,7 @@ class Scratch:
       width, layers, heads, key_value_heads, feed_forward_width: the shape; a head is width / heads
         wide.
       dtype: of activations.
-      remat: recompute layers in the backward pass.
+      remat: what the backward pass recomputes (`Decoder`).
     """
 
     width: Positive = 96
@@ -31,7 +31,7 @@ class Scratch:
     feed_forward_width: Positive = 288
     max_positions: Positive = 2048
     dtype: Literal["float32", "bfloat16"] = "float32"
-    remat: bool = False
+    remat: Remat = "elementwise"
 
     def __post_init__(self) -> None:
         if self.width % self.heads or self.heads % self.key_value_heads:

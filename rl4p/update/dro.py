@@ -28,7 +28,7 @@ class DRO(UpdateOptions):
         default here, gives the mean of the formula over sequences, at either level.
     """
 
-    tau: NonNegative = 1.0
+    tau: NonNegative = 0.1
     anchor: Literal["reference", "behaviour"] = "reference"
     level: Literal["sequence", "token"] = "sequence"
     aggregation: Aggregation = "sequence_mean_token_sum"

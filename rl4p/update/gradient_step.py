@@ -14,8 +14,9 @@ import optax
 
 from rl4p.masking import masked_sum
 from rl4p.model.decoder import Decoder
-from rl4p.model.logprobs import microbatch_count, split_rows, token_scores, trunk
+from rl4p.model.logprobs import token_scores, trunk
 from rl4p.model.lora import join
+from rl4p.model.microbatches import Rows, fold
 from rl4p.protocols import Objective
 from rl4p.types import Array, Metrics, Params, Sampling, TrainingBatch, TrainState
 from rl4p.update.aggregation import aggregation_weights
@@ -109,12 +110,10 @@ def minibatch_gradient(
 ) -> tuple[Params, dict[str, Array]]:
     """The gradient of the aggregated loss, summed over microbatches, and sums for the metrics."""
     update, together = objective.update, objective.rows_together
-    rows, T = batch.loss_mask_BT.shape
     weights_BT = aggregation_weights(
         batch.loss_mask_BT, update.aggregation, update.aggregation_length
     )
     batch = prepared(objective, batch)
-    microbatches = microbatch_count(rows, T, update.tokens_per_microbatch, together)
 
     def loss_and_sums(params: Params, micro: TrainingBatch, weights_BT: Array) -> Any:
         loss_BT, per_token = token_loss(
@@ -127,23 +126,24 @@ def minibatch_gradient(
         gap_max = jnp.max(jnp.where(mask, per_token["logprob_gap"], 0.0))
         return loss, jax.lax.stop_gradient((sums, gap_max))
 
-    def accumulate(carry: Any, micro: Any) -> tuple[Any, None]:
+    def accumulate(carry: Any, micro: tuple[TrainingBatch, Array], rows: Rows) -> Any:
         gradient, sums, gap_max = carry
         (_, (new_sums, new_max)), new_gradient = jax.value_and_grad(loss_and_sums, has_aux=True)(
             params, *micro
         )
         add = partial(jax.tree.map, jnp.add)
-        return (
-            add(gradient, new_gradient),
-            add(sums, new_sums),
-            jnp.maximum(gap_max, new_max),
-        ), None
+        return add(gradient, new_gradient), add(sums, new_sums), jnp.maximum(gap_max, new_max)
 
-    parts = split_rows((batch, weights_BT), microbatches, together)  # padding has no weight
-    shapes = jax.eval_shape(loss_and_sums, params, *jax.tree.map(lambda x: x[0], parts))[1]
+    shapes = jax.eval_shape(loss_and_sums, params, batch, weights_BT)[1]
     zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
-    start = (jax.tree.map(jnp.zeros_like, params), *zeros)
-    (gradient, sums, gap_max), _ = jax.lax.scan(accumulate, start, parts)
+    gradient, sums, gap_max = fold(
+        accumulate,
+        (jax.tree.map(jnp.zeros_like, params), *zeros),
+        (batch, weights_BT),  # rows that fill a microbatch up have no weight
+        batch.trajectories.segment_ids_BT,
+        tokens=update.tokens_per_microbatch,
+        together=together,
+    )
     return gradient, sums | {"logprob_gap_max": gap_max}
 
 

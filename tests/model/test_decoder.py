@@ -102,14 +102,15 @@ def test_bfloat16_activations_give_float32_logits_near_those_of_float32(decoder,
     assert 0 < np.std(rough - exact) < 0.05 * np.std(exact)
 
 
-def test_recomputing_layers_changes_no_gradient(decoder, params):
+@pytest.mark.parametrize("remat", ["elementwise", "layer"])
+def test_recomputing_changes_no_gradient(decoder, params, remat):
     def gradient(decoder):
         def loss(params):
             return jnp.sum(jnp.square(decoder.hidden(params, *layout((3, TOKENS[2])))))
 
         return jax.jit(jax.grad(loss))(params)
 
-    plain, recomputed = gradient(decoder), gradient(dataclasses.replace(decoder, remat=True))
+    plain, recomputed = (gradient(dataclasses.replace(decoder, remat=x)) for x in ("none", remat))
     jax.tree.map(
         lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5), plain, recomputed
     )

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from rl4p.model import logprobs
-from rl4p.model.logprobs import microbatch_count, score_tokens, split_rows, token_scores, trunk
+from rl4p.model.logprobs import score_tokens, token_scores, trunk
 from rl4p.types import Sampling
 
 
@@ -17,23 +17,22 @@ def trajectories(make_trajectories):
 def test_scores_are_aligned_with_their_tokens(
     policy, params, trajectories, numpy_logits, score_all, temperature
 ):
-    """Log p of token t stands at t, and was made from the tokens before it."""
+    """Log p of token t stands at t, and was made from the tokens before it; prompts have none."""
     ours, entropy, collision = score_all(
         policy.decoder, params, trajectories, Sampling(temperature=temperature)
     )
-    assert not ours[:, 0].any()
+    mask_BT = trajectories.response_mask_BT
+    assert not any(np.where(mask_BT, 0, x).any() for x in (ours, entropy, collision))
     for row in (0, 1, 3):
         real = np.flatnonzero(trajectories.segment_ids_BT[row])
+        last = real[mask_BT[row, real]]
         tokens = np.asarray(trajectories.tokens_BT[row, real])
         scores = numpy_logits(policy.decoder.config, params, tokens)[:-1] / temperature
         scores -= np.log(np.sum(np.exp(scores), axis=1, keepdims=True))
         expected = scores[np.arange(len(tokens) - 1), tokens[1:]]
-        np.testing.assert_allclose(ours[row, real[1:]], expected, atol=1e-5)
-        np.testing.assert_allclose(
-            entropy[row, real[1:]], -np.sum(np.exp(scores) * scores, axis=1), atol=1e-5
-        )
-        squares = np.sum(np.exp(2 * scores), axis=1)
-        np.testing.assert_allclose(collision[row, real[1:]], squares, rtol=1e-4)
+        entropies, squares = -np.sum(np.exp(scores) * scores, axis=1), np.sum(np.exp(2 * scores), 1)
+        for found, all_of_them in ((ours, expected), (entropy, entropies), (collision, squares)):
+            np.testing.assert_allclose(found[row, last], all_of_them[-len(last) :], atol=1e-5)
 
 
 def test_logits_a_few_tokens_at_a_time_change_nothing(policy, params, trajectories, monkeypatch):
@@ -67,27 +66,6 @@ def test_scoring_in_microbatches_is_scoring_at_once(policy, params, trajectories
     assert set(parts) == set(names)
     for ours, expected in zip(map(parts.get, names), whole, strict=True):
         np.testing.assert_allclose(ours, expected, atol=1e-5)
-
-
-@pytest.mark.parametrize(
-    ("limit", "count"), [(1, 8), (16, 8), (31, 8), (32, 4), (48, 3), (127, 2), (128, 1), (999, 1)]
-)
-def test_microbatches_hold_as_many_rows_as_fit_and_one_at_least(limit, count):
-    assert microbatch_count(8, 16, limit) == count
-    rows = np.arange(1, 9)
-    split = split_rows({"a": rows, "b": jnp.ones((8, 3))}, count)
-    each = -(-8 // count)
-    assert (split["a"].shape, split["b"].shape) == ((count, each), (count, each, 3))
-    np.testing.assert_array_equal(split["a"].ravel(), np.pad(rows, (0, count * each - 8)))
-
-
-@pytest.mark.parametrize(
-    ("limit", "count", "each"), [(1, 4, 2), (63, 4, 2), (64, 2, 4), (96, 2, 4)]
-)
-def test_rows_that_belong_together_are_not_divided(limit, count, each):
-    assert microbatch_count(8, 16, limit, 2) == count
-    assert split_rows(np.arange(8), count, 2).shape == (count, each)
-    assert split_rows(np.arange(6), 2, 2).tolist() == [[0, 1, 2, 3], [4, 5, 0, 0]]
 
 
 def test_a_token_outside_the_support_has_a_finite_score_and_gradient(policy, params, trajectories):

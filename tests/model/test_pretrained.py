@@ -39,8 +39,8 @@ def test_a_policy_comes_back_whole(folder, policy, params):
 
 
 def test_dtypes_and_remat_are_options(folder):
-    policy, params = build(folder, dtype="bfloat16", param_dtype="bfloat16", remat=True)
-    assert (policy.decoder.dtype, policy.decoder.remat) == ("bfloat16", True)
+    policy, params = build(folder, dtype="bfloat16", param_dtype="bfloat16", remat="layer")
+    assert (policy.decoder.dtype, policy.decoder.remat) == ("bfloat16", "layer")
     assert {str(x.dtype) for x in jax.tree.leaves(params)} == {"bfloat16"}
 
 

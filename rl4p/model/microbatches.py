@@ -1,0 +1,85 @@
+"""Microbatches of rows of about one length: little padding, and one program for all lengths."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from rl4p.types import Array
+
+
+class Rows(NamedTuple):
+    """Where the rows of a microbatch stand in their batch: row r, from column `left`."""
+
+    rows_b: Array  # B for a row that only fills the microbatch up
+    left_b: Array
+
+    def take(self, x: Array, width: int) -> jax.Array:
+        """Their part [b, width] of [B, T], or [b] of [B]; 0 where there is nothing."""
+        if x.ndim == 1:
+            return jnp.asarray(x).at[self.rows_b].get(mode="fill", fill_value=0)
+        columns = self.left_b[:, None] + jnp.arange(width)[None]
+        return jnp.asarray(x).at[self.rows_b[:, None], columns].get(mode="fill", fill_value=0)
+
+    def put(self, x_BT: Array, part: Array) -> jax.Array:
+        columns = self.left_b[:, None] + jnp.arange(part.shape[1])[None]
+        return jnp.asarray(x_BT).at[self.rows_b[:, None], columns].set(part, mode="drop")
+
+
+def fold(
+    add: Callable[[Any, Any, Rows], Any],
+    start: Any,
+    batch: Any,
+    segment_ids_BT: Array,
+    *,
+    tokens: int,
+    together: int = 1,
+) -> Any:
+    """start, then add(start, microbatch, rows) over a batch's microbatches, longest rows first.
+
+    A microbatch has one of a few widths (`widths`), each with a loop of its own that turns as often
+    as the lengths of this batch ask for: nothing is compiled anew for other lengths. Its rows begin
+    at their first token, so that columns of padding on either side cost nothing.
+
+    Args:
+      add: not differentiated through; it may differentiate.
+      batch: arrays [B, T] or [B], of which `add` sees [b, width] or [b].
+      tokens: in one microbatch at most, padding included; yet one row at least.
+      together: so many neighbouring rows stay in one microbatch.
+    """
+    B, T = segment_ids_BT.shape
+    real_BT = segment_ids_BT > 0
+    left_B = jnp.argmax(real_BT, axis=1)
+    lengths_B = jnp.max(jnp.where(real_BT, jnp.arange(T)[None] + 1, 0), axis=1) - left_B
+    longest = jnp.max(lengths_B.reshape(-1, together), axis=1)
+    order_B = jnp.argsort(-longest)[:, None] * together + jnp.arange(together)[None]
+    order_B = order_B.reshape(-1)
+    carry = jnp.int32(0), start
+    for width, narrower in zip(widths(T), (*widths(T)[1:], 0), strict=True):
+        b = rows_in(width, tokens, together)
+        wide = jnp.sum(longest > narrower) * together
+
+        def turn(carry: Any, width: int = width, b: int = b) -> Any:
+            done, value = carry
+            ids_b = done + jnp.arange(b)
+            rows_b = jnp.where(ids_b < B, order_B[jnp.minimum(ids_b, B - 1)], B)
+            rows = Rows(rows_b, left_B[jnp.minimum(rows_b, B - 1)])
+            part = jax.tree.map(lambda x: rows.take(x, width), batch)
+            return done + b, add(value, part, rows)
+
+        carry = jax.lax.while_loop(lambda carry, end=wide: carry[0] < end, turn, carry)
+    return carry[1]
+
+
+def widths(T: int) -> tuple[int, ...]:
+    """T, then 0.6 of the one before, in multiples of 16 from 48: three at most, each compiled."""
+    found = [T]
+    while len(found) < 3 and 48 <= (narrower := -(-found[-1] * 3 // 80) * 16) < found[-1]:
+        found.append(narrower)
+    return tuple(found)
+
+
+def rows_in(width: int, tokens: int, together: int = 1) -> int:
+    """How many rows of this width a microbatch has: one, or one block of `together`, at least."""
+    return max(1, tokens // (width * together)) * together

@@ -1,0 +1,93 @@
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from rl4p.model.microbatches import Rows, fold, rows_in, widths
+
+T = 128
+
+
+def segments(lengths, left):
+    """Rows of so many tokens after so many columns of padding."""
+    column = np.arange(T)
+    start, length = np.array(left)[:, None], np.array(lengths)[:, None]
+    return ((column >= start) & (column < start + length)).astype(np.int32)
+
+
+@pytest.fixture(scope="module")
+def visit():
+    """Which tokens a fold sees: their count by place, and the largest microbatch of each width."""
+
+    def run(segment_ids_BT, tokens, together):
+        def add(seen, part, rows):
+            assert part["segments"].shape == part["place"].shape
+            real = part["segments"] > 0
+            count_BT = jnp.zeros(segment_ids_BT.shape, jnp.int32)
+            moved_BT = rows.put(count_BT, jnp.where(real, part["place"], 0))
+            return {
+                "count": seen["count"] + rows.put(count_BT, real.astype(jnp.int32)),
+                "place": seen["place"] + moved_BT,
+                "turns": seen["turns"] + 1,
+            }
+
+        B = segment_ids_BT.shape[0]
+        zeros = jnp.zeros(segment_ids_BT.shape, jnp.int32)
+        batch = {
+            "segments": segment_ids_BT,
+            "place": jnp.arange(B * T).reshape(B, T),
+        }
+        start = {"count": zeros, "place": zeros, "turns": jnp.int32(0)}
+        return fold(add, start, batch, segment_ids_BT, tokens=tokens, together=together)
+
+    return jax.jit(run, static_argnums=(1, 2))
+
+
+@pytest.mark.parametrize("tokens", [1, 100, 200, 1000, 10_000])
+@pytest.mark.parametrize("together", [1, 2, 3])
+def test_every_token_is_seen_once_and_put_back_in_its_place(visit, tokens, together):
+    lengths, left = (3, 128, 0, 50, 90, 1, 16, 80, 30, 5, 127, 48), (0, 0, 9, 60, 8, 127, 3, 0) * 2
+    ids = segments(lengths, left[:12])
+    seen = visit(ids, tokens, together)
+    np.testing.assert_array_equal(seen["count"], ids)
+    np.testing.assert_array_equal(seen["place"], np.where(ids, np.arange(12 * T).reshape(12, T), 0))
+
+
+def test_short_rows_are_in_narrow_microbatches_and_empty_ones_in_none(visit):
+    """Of 160 tokens: one row 128 wide, two rows 80 wide, three rows 48 wide."""
+    assert widths(T) == (128, 80, 48)
+    lengths = (100, 20, 0, 81, 70, 30, 0, 60, 10, 48)
+    seen = visit(segments(lengths, [7] * 10), 160, 1)
+    assert int(seen["turns"]) == 5  # 100; 81 | 70 and 60 | 48, 30 and 20 | 10, filled up
+    assert int(visit(segments([0] * 10, [7] * 10), 160, 1)["turns"]) == 0
+
+
+def test_other_lengths_compile_nothing_anew(visit):
+    sizes = [visit._cache_size()]
+    for lengths in ((5,) * 4, (128,) * 4, (0,) * 4):
+        visit(segments(lengths, [0] * 4), 300, 1)
+        sizes.append(visit._cache_size())
+    assert sizes[1:] == [sizes[0] + 1] * 3
+
+
+@pytest.mark.parametrize("longest", [1, 16, 47, 48, 72, 80, 192, 320, 4096])
+def test_widths_are_few_and_fall(longest):
+    found = widths(longest)
+    assert found[0] == longest
+    assert len(found) <= 3
+    assert all(a > b >= 48 and b % 16 == 0 for a, b in itertools.pairwise(found))
+
+
+def test_a_microbatch_has_one_row_or_block_at_least():
+    assert [rows_in(16, limit) for limit in (1, 16, 31, 32, 127, 128)] == [1, 1, 1, 2, 7, 8]
+    assert [rows_in(16, limit, 2) for limit in (1, 63, 64, 96)] == [2, 2, 4, 6]
+
+
+def test_what_fills_a_microbatch_up_is_zero():
+    x_BT, x_B = jnp.ones((2, 4)), jnp.ones(2)
+    rows = Rows(jnp.array([1, 2]), jnp.array([3, 0]))
+    np.testing.assert_array_equal(rows.take(x_BT, 3), [[1, 0, 0], [0, 0, 0]])
+    np.testing.assert_array_equal(rows.take(x_B, 3), [1, 0])
+    np.testing.assert_array_equal(rows.put(x_BT, 5 * jnp.ones((2, 3))), [[1] * 4, [1, 1, 1, 5]])

@@ -1,0 +1,23 @@
+"""Models of transformers' own making, with no parameter at 0 or 1."""
+
+import pytest
+
+from tests.golden.cases import CASES
+
+
+def random_model(case, auto_class, **options):
+    """On torch, on the CPU, float32; the test is skipped where there is no torch."""
+    torch = pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+    config = transformers.AutoConfig.for_model(**CASES[case] | options)
+    torch.manual_seed(0)
+    model = getattr(transformers, auto_class).from_config(
+        config, dtype=torch.float32, attn_implementation="eager", experts_implementation="eager"
+    )
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            spread = 0.3 if parameter.ndim == 1 else 1.5 * parameter.shape[-1] ** -0.5
+            if "embed_tokens" in name and "gemma" not in config.model_type:
+                spread = 0.3
+            parameter.add_(torch.randn(parameter.shape) * spread)
+    return model.eval()
