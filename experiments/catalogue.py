@@ -34,6 +34,11 @@ COMMANDS = """\
         update=cispo,clip_cov,dppo,dro,gmpo,gspo,kimi,kl_cov,luspo,m2po,raft,reinforce,sapo,sft,topr,vespo
     python -m rl4p.train -m $COMMON hydra.sweep.dir=outputs/catalogue/pairs \\
         advantage=preference update=dpo
+    python -m rl4p.train -m $COMMON hydra.sweep.dir=outputs/catalogue/sft experiment=arithmetic_sft
+    python -m rl4p.train tracker=none hydra.run.dir=outputs/teacher
+    python -m rl4p.export resume=outputs/teacher out=outputs/teacher_policy
+    python -m rl4p.train -m $COMMON hydra.sweep.dir=outputs/catalogue/distill \\
+        experiment=arithmetic_distill teacher.path=outputs/teacher_policy
     python -m experiments.catalogue outputs/catalogue/*/
 """
 

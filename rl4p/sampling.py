@@ -41,3 +41,15 @@ def sampling_logprobs(logits_V: Array, sampling: Sampling, drawn: Array | None =
         threshold = jnp.min(jnp.where(keep_V, sorted_V, jnp.inf), axis=-1, keepdims=True)
         logits_V = cut(logits_V, threshold)
     return jax.nn.log_softmax(logits_V, axis=-1)
+
+
+def draw(
+    logits_BV: Array, sampling: Sampling, keys_B: Array, t_B: Array, greedy: Array
+) -> tuple[jax.Array, jax.Array]:
+    """Token t of each row, drawn with a key folded from the row's own: int32 [B], logprobs [B]."""
+    logprobs_BV = sampling_logprobs(logits_BV, sampling)
+    drawn_B = jax.vmap(jax.random.categorical)(
+        jax.vmap(jax.random.fold_in)(keys_B, t_B), logprobs_BV
+    )
+    token_B = jnp.where(greedy, jnp.argmax(logprobs_BV, axis=-1), drawn_B).astype(jnp.int32)
+    return token_B, jnp.take_along_axis(logprobs_BV, token_B[:, None], axis=1)[:, 0]

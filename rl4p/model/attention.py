@@ -86,8 +86,8 @@ def softcapped(x: Array, cap: float | None) -> Array:
 
 def attend(
     q_BTHh: Array,
-    k_BSKh: Array,
-    v_BSKh: Array,
+    k_BKhS: Array,
+    v_BKSh: Array,
     mask_BTS: Array,
     *,
     query_scalar: float,
@@ -97,33 +97,32 @@ def attend(
     """Softmax attention, H / K query heads to each key head; the softmax is in float32.
 
     Args:
+      k_BKhS, v_BKSh: as a cache holds them, so that decoding multiplies by them as they lie.
       in_order: queries and keys are the same tokens and no token sees a later column, so blocks of
         queries leave the keys behind them out: nearly half of the work.
     """
     B, T, H, h = q_BTHh.shape
-    K = k_BSKh.shape[2]
+    K = k_BKhS.shape[1]
     # The query heads of a key head side by side: two plain matrix products, faster than one
     # contraction over five axes.
-    q_BKGTh = jnp.reshape(q_BTHh * query_scalar**-0.5, (B, T, K, H // K, h)).transpose(
-        0, 2, 3, 1, 4
-    )
-    k_BKSh, v_BKSh = jnp.swapaxes(k_BSKh, 1, 2), jnp.swapaxes(v_BSKh, 1, 2)
+    q_BTKGh = jnp.reshape(q_BTHh * query_scalar**-0.5, (B, T, K, H // K, h))
+    q_BKGTh = q_BTKGh.transpose(0, 2, 3, 1, 4)
 
     def block(start: int, end: int, keys: int) -> jax.Array:
         q_BKMh = q_BKGTh[:, :, :, start:end].reshape(B, K, -1, h)
-        scores = jnp.einsum("BKMh,BKSh->BKMS", q_BKMh, k_BKSh[:, :, :keys]).astype(jnp.float32)
+        scores = jnp.einsum("BKMh,BKhS->BKMS", q_BKMh, k_BKhS[..., :keys]).astype(jnp.float32)
         scores = softcapped(scores, softcap).reshape(B, K, H // K, end - start, keys)
         scores = jnp.where(mask_BTS[:, None, None, start:end, :keys], scores, MASKED)
-        weights = jax.nn.softmax(scores, axis=-1).astype(v_BSKh.dtype)
+        weights = jax.nn.softmax(scores, axis=-1).astype(v_BKSh.dtype)
         weights_BKMS = weights.reshape(B, K, -1, keys)
         out_BKMh = jnp.einsum("BKMS,BKSh->BKMh", weights_BKMS, v_BKSh[:, :, :keys])
         return out_BKMh.reshape(B, K, H // K, end - start, h)
 
     if in_order:
         size = max(QUERY_BLOCK, -(-T // 4))  # few blocks: each is compiled
-        ends = [min(start + size, T) for start in range(0, T, size)]
-        blocks = [block(end - (end - 1) % size - 1, end, end) for end in ends]
+        starts = range(0, T, size)
+        blocks = [block(start, min(start + size, T), min(start + size, T)) for start in starts]
         out_BKGTh = jnp.concatenate(blocks, axis=3)
     else:
-        out_BKGTh = block(0, T, k_BSKh.shape[1])
+        out_BKGTh = block(0, T, v_BKSh.shape[2])
     return out_BKGTh.transpose(0, 3, 1, 2, 4).reshape(B, T, H * h)

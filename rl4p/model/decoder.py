@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from rl4p.model.attention import View, softcapped, views
+from rl4p.model.cache import Cache, write
 from rl4p.model.decoder_config import DecoderConfig
 from rl4p.model.layer import Layer, RMSNorm
 from rl4p.model.lora import LoRA
@@ -20,16 +21,6 @@ from rl4p.types import Array, Params
 __all__ = ["Cache", "Decoder", "DecoderConfig", "Remat"]
 
 Remat = Literal["none", "elementwise", "layer"]
-
-
-@jax.tree_util.register_dataclass
-@dataclass(frozen=True, kw_only=True)
-class Cache:
-    """Keys and values of all layers, with what tells which slots a token may see."""
-
-    layers: tuple[tuple[Array, Array], ...]  # L of [B, S, K, h] twice
-    positions_BS: Array
-    segment_ids_BS: Array  # 0 on slots not written
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,10 +119,11 @@ class Decoder:
 
     def empty_cache(self, rows: int, slots: int) -> Cache:
         c = self.config
-        shape = (rows, slots, c.key_value_heads, c.head_width)
+        heads, h = c.key_value_heads, c.head_width
         zeros = jnp.zeros((rows, slots), jnp.int32)
+        keys, values = (rows, heads, h, slots), (rows, heads, slots, h)
         layers = tuple(
-            (jnp.zeros(shape, self.dtype), jnp.zeros(shape, self.dtype)) for _ in range(c.layers)
+            (jnp.zeros(keys, self.dtype), jnp.zeros(values, self.dtype)) for _ in range(c.layers)
         )
         return Cache(layers=layers, positions_BS=zeros, segment_ids_BS=zeros)
 
@@ -152,17 +144,18 @@ class Decoder:
         cache: Cache,
         slot: Array | int,
     ) -> tuple[Array, Cache]:
-        """Runs T more tokens of each row, writing cache slots [slot, slot + T).
+        """Runs T more tokens of each row.
 
         Args:
           layers: `unstack(params)`.
+          slot: of the cache: the first of T that are written, of all rows; or [B] with T = 1, each
+            row's own.
 
         Returns:
           Final normed activations [B, T, D] and the cache.
         """
-        update = jax.lax.dynamic_update_slice_in_dim
-        positions_BS = update(cache.positions_BS, positions_BT, slot, axis=1)
-        segment_ids_BS = update(cache.segment_ids_BS, segment_ids_BT, slot, axis=1)
+        positions_BS = write(cache.positions_BS, positions_BT, slot, axis=1)
+        segment_ids_BS = write(cache.segment_ids_BS, segment_ids_BT, slot, axis=1)
         seen = views(self.config, positions_BT, segment_ids_BT, positions_BS, segment_ids_BS)
         sliding = self.config.sliding or (False,) * self.config.layers
         x_BTD, written = self.embed(params, tokens_BT), []

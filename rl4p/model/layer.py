@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from rl4p.model.attention import View, attend
+from rl4p.model.cache import write
 from rl4p.model.decoder_config import DecoderConfig
 from rl4p.model.rope import rotate
 from rl4p.types import Array
@@ -118,10 +119,10 @@ def permuted(x: Array, order_N: Array) -> jax.Array:
 
 @jax.custom_vjp
 def product(x: Array, kernel_DF: Array) -> Array:
-    """X W over the last axis of x.
+    """The product x W over the last axis of x.
 
     Its own derivative only says dW = x^T dy as one product over all tokens. JAX's is the transpose
-    of (dy)^T x, for which a CPU copies dy and all that is fused into it, transposed.
+    of (dy)^T x, for which a CPU copies dy, and all that is fused into it, transposed.
     """
     return jnp.tensordot(x, kernel_DF, axes=1)
 
@@ -143,7 +144,6 @@ class Projection(nn.Dense):
     """x W + b; where the parameters hold an adapter of W (`lora.py`), also (x A) B, scaled."""
 
     dot_general: Any = staticmethod(lambda x, kernel_DF, *_, **__: product(x, kernel_DF))
-
     adapter_scale: float = 0.0
 
     def __call__(self, inputs: Array) -> Array:
@@ -219,19 +219,20 @@ class Layer(nn.Module):
         if c.query_key_norm:
             q, k = self.query_norm(q), self.key_norm(k)
         q, k = rotate(q, view.cos, view.sin), rotate(k, view.cos, view.sin)
+        k_BKhS, v_BKSh = k.transpose(0, 2, 3, 1), v.swapaxes(1, 2)
         if cached := cache is not None:
-            k = jax.lax.dynamic_update_slice_in_dim(cache[0], k, slot, axis=1)
-            v = jax.lax.dynamic_update_slice_in_dim(cache[1], v, slot, axis=1)
+            k_BKhS = write(cache[0], k_BKhS, slot, axis=3)
+            v_BKSh = write(cache[1], v_BKSh, slot, axis=2)
         attended = attend(
             q,
-            k,
-            v,
+            k_BKhS,
+            v_BKSh,
             view.mask_BTS,
             query_scalar=c.query_scalar or c.head_width,
             softcap=c.attention_softcap,
             in_order=not cached,
         )
-        return self.output(attended), (k, v)
+        return self.output(attended), (k_BKhS, v_BKSh)
 
     def feed_forward(self, x_BTD: Array) -> Array:
         if self.config.experts:

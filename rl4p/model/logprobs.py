@@ -77,7 +77,7 @@ def token_scores(
 
         def score_chunk(chunk: tuple[Array, ...]) -> tuple[Array, ...]:
             *inputs, mask_BC = chunk
-            nothing = (jnp.zeros(mask_BC.shape),) * 3
+            nothing = (jnp.zeros(mask_BC.shape, jnp.float32),) * 3
             return jax.lax.cond(jnp.any(mask_BC), score, lambda *_: nothing, *inputs)
 
         in_chunks = jax.lax.map(score_chunk, (*map(chunks, inputs), chunks(mask_BT)))
@@ -126,7 +126,7 @@ def score_tokens(
             new["values"] = values(decoder, params, hidden_BTD, part)
         return {name: rows.put(found[name], x) for name, x in new.items()}
 
-    zeros_BT = jnp.zeros(trajectories.tokens_BT.shape)
+    zeros_BT = jnp.zeros(trajectories.tokens_BT.shape, jnp.float32)
     return fold(
         score,
         dict.fromkeys((*names, "values") if values else names, zeros_BT),

@@ -23,6 +23,7 @@ class Rows(NamedTuple):
         return jnp.asarray(x).at[self.rows_b[:, None], columns].get(mode="fill", fill_value=0)
 
     def put(self, x_BT: Array, part: Array) -> jax.Array:
+        """[B, T] with what they are now, [b, width], in their place."""
         columns = self.left_b[:, None] + jnp.arange(part.shape[1])[None]
         return jnp.asarray(x_BT).at[self.rows_b[:, None], columns].set(part, mode="drop")
 
@@ -57,7 +58,7 @@ def fold(
     order_B = order_B.reshape(-1)
     carry = jnp.int32(0), start
     for width, narrower in zip(widths(T), (*widths(T)[1:], 0), strict=True):
-        b = rows_in(width, tokens, together)
+        b = min(B, rows_in(width, tokens, together))
         wide = jnp.sum(longest > narrower) * together
 
         def turn(carry: Any, width: int = width, b: int = b) -> Any:

@@ -39,7 +39,7 @@ class Demonstrations:
         if greedy:
             raise InputError(
                 "rollout=demonstrations has no policy to evaluate: give the evaluation a sampler, "
-                "by +rollout@evaluation.rollout=naive_sampler."
+                "by +rollout@evaluation.rollout=continuous."
             )
         prompts = tuple(prompt for prompt in prompts for _ in range(group_size))
         B, R = len(prompts), self.max_response_tokens

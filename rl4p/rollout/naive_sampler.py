@@ -11,7 +11,7 @@ import numpy as np
 from rl4p.bounds import Natural, NonNegative, Positive, TopShare
 from rl4p.model.decoder import Decoder
 from rl4p.model.policy import Policy
-from rl4p.sampling import sampling_logprobs
+from rl4p.sampling import draw
 from rl4p.types import Array, Finish, Params, Prompt, Sampling, Texts, Trajectories
 
 
@@ -93,11 +93,8 @@ def generate(
     lengths_B = jnp.sum(prompt_segments_BT, axis=1)
 
     def choose(hidden_BD: Array, t: Array) -> tuple[Array, Array]:
-        logprobs_BV = sampling_logprobs(decoder.logits(params, hidden_BD), sampling)
-        token_keys_B = jax.vmap(jax.random.fold_in, (0, None))(keys_B, t)
-        drawn_B = jax.vmap(jax.random.categorical)(token_keys_B, logprobs_BV)
-        token_B = jnp.where(greedy, jnp.argmax(logprobs_BV, axis=-1), drawn_B).astype(jnp.int32)
-        return token_B, jnp.take_along_axis(logprobs_BV, token_B[:, None], axis=1)[:, 0]
+        logits_BV = decoder.logits(params, hidden_BD)
+        return draw(logits_BV, sampling, keys_B, jnp.broadcast_to(t, B), greedy)
 
     def write(column: tuple[Array, ...], t: Array, out: tuple[Array, ...]) -> tuple[Array, ...]:
         return tuple(

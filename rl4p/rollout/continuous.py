@@ -1,0 +1,295 @@
+"""The fast sampler: slots that finished sequences leave to those that wait."""
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from rl4p.bounds import Natural, NonNegative, Positive, TopShare
+from rl4p.model.cache import Cache
+from rl4p.model.decoder import Decoder
+from rl4p.model.policy import Policy
+from rl4p.sampling import draw
+from rl4p.types import Array, Finish, Params, Prompt, Sampling, Texts, Trajectories
+
+
+@dataclass(frozen=True, kw_only=True)
+class Continuous:
+    """Samples the very tokens of `naive_sampler`, without waiting for the longest sequence.
+
+    Each prompt is prefilled once for its whole group. Then compiled chunks decode one token of
+    every slot per turn; between them, slots whose sequence has ended go to sequences that wait, or,
+    once none does, are given up by halves. The cache holds what the oldest sequence needs and grows
+    in a few steps, since attention pays for every place of it, used or not.
+
+    Attributes:
+      max_response_tokens: the limit of a response, the end token included.
+      temperature, top_k, top_p: the distribution (`types.Sampling`).
+      slots: sequences at a time; None is all of a step at once, the fastest where their cache fits
+        into memory.
+    """
+
+    max_response_tokens: Positive
+    temperature: NonNegative = 1.0
+    top_k: Natural = 0
+    top_p: TopShare = 1.0
+    slots: Positive | None = None
+
+    @property
+    def sampling(self) -> Sampling:
+        return Sampling(temperature=self.temperature, top_k=self.top_k, top_p=self.top_p)
+
+    def __call__(
+        self,
+        policy: Policy,
+        params: Params,
+        prompts: Sequence[Prompt],
+        *,
+        group_size: int,
+        key: Array,
+        version: int,
+        greedy: bool = False,
+    ) -> tuple[Trajectories, Texts]:
+        tokens_PT, mask_PT = policy.pad_prompts(prompts)
+        (P, width), R, mesh = tokens_PT.shape, self.max_response_tokens, policy.mesh
+        B = P * group_size
+        sizes = slot_counts(min(self.slots or B, B), mesh.size, R)
+        layers, prefilled = prefill(policy.decoder, params, *mesh.replicate((tokens_PT, mask_PT)))
+        lengths_B = np.repeat(mask_PT.sum(axis=1, dtype=np.int32), group_size)
+        responses = mesh.replicate(Responses.empty(B, R))
+        waiting, slots, cache, room = deque(range(B)), Slots.free(0, B), None, 0
+        while waiting or (slots.sequence_n < B).any():
+            slots, source_n = slots.arranged(waiting, sizes, B)
+            prompt_n = np.minimum(slots.sequence_n, B - 1) // group_size
+            new_n = slots.age_n == 0  # next they read the last token of their prompt
+            slots = slots._replace(token_n=np.where(new_n, tokens_PT[prompt_n, -1], slots.token_n))
+            room = max(room, response_room(int(slots.age_n.max()), R))
+            cache = rearranged(cache, prefilled, source_n, prompt_n, new_n, width + room)
+            if mesh.size > 1:
+                slots, cache = mesh.shard_rows((slots, cache))
+            n = len(new_n)  # once no more than `enough` go on, another arrangement pays
+            enough = n - max(1, n // 8) if waiting else max((m for m in sizes if m < n), default=0)
+            slots, cache, responses = decode(
+                policy.decoder,
+                self.sampling,
+                policy.end_ids,
+                width,
+                params,
+                layers,
+                lengths_B,
+                slots,
+                cache,
+                responses,
+                key,
+                greedy or self.temperature == 0,
+                enough,
+            )
+            slots = jax.device_get(slots)
+        return trajectories_of(policy, prompts, group_size, version, tokens_PT, mask_PT, responses)
+
+
+class Slots(NamedTuple):
+    """What is decoded side by side.
+
+    Attributes:
+      sequence_n: which of the B sequences; B where the slot is free.
+      token_n: its newest token.
+      age_n: how many tokens its response has.
+    """
+
+    sequence_n: Array
+    token_n: Array
+    age_n: Array
+
+    @staticmethod
+    def free(n: int, B: int) -> "Slots":
+        return Slots(np.full(n, B, np.int32), np.zeros(n, np.int32), np.zeros(n, np.int32))
+
+    def arranged(
+        self, waiting: deque[int], sizes: Sequence[int], B: int
+    ) -> tuple["Slots", np.ndarray]:
+        """The sequences that go on, closed up, then of those that wait as many as find a slot.
+
+        Returns:
+          As few slots as hold them, and the former slot of each; 0 for a new one.
+        """
+        going = np.flatnonzero(self.sequence_n < B)
+        wanted = min(len(going) + len(waiting), sizes[0])
+        n = min(size for size in sizes if size >= wanted)
+        new = [waiting.popleft() for _ in range(min(n - len(going), len(waiting)))]
+        slots, end = Slots.free(n, B), len(going) + len(new)
+        for array, former in zip(slots, self, strict=True):
+            array[: len(going)] = former[going]
+        slots.sequence_n[len(going) : end] = new
+        return slots, np.pad(going, (0, n - len(going)))
+
+
+class Responses(NamedTuple):
+    """What the sequences have said; `lengths_B` tells how much of a row is written."""
+
+    tokens_BR: Array
+    logprobs_BR: Array
+    lengths_B: Array
+
+    @staticmethod
+    def empty(B: int, R: int) -> "Responses":
+        return Responses(
+            tokens_BR=np.zeros((B, R), np.int32),
+            logprobs_BR=np.zeros((B, R), np.float32),
+            lengths_B=np.zeros(B, np.int32),
+        )
+
+    def add(self, sequence_n: Array, age_n: Array, token_n: Array, logprob_n: Array) -> "Responses":
+        """Token `age` of each sequence; free slots write to row B, which is none."""
+
+        def put(x: Array, places: tuple[Array, ...], values: Array) -> jax.Array:
+            return jnp.asarray(x).at[places].set(values, mode="drop")
+
+        return Responses(
+            tokens_BR=put(self.tokens_BR, (sequence_n, age_n), token_n),
+            logprobs_BR=put(self.logprobs_BR, (sequence_n, age_n), logprob_n),
+            lengths_B=put(self.lengths_B, (sequence_n,), age_n + 1),
+        )
+
+
+# Each number of slots and each room compiles once: responses must be long for many to pay.
+
+
+def slot_counts(most: int, devices: int, R: int) -> tuple[int, ...]:
+    """Falling: `most`, filled up to the devices, and one half of a half for every 32 tokens."""
+    counts = [-(-most // devices) * devices]
+    for _ in range(R // 32):
+        half, odd = divmod(counts[-1], 2)
+        if odd or half < 8 or half % devices:
+            break
+        counts.append(half)
+    return tuple(counts)
+
+
+def response_room(oldest: int, R: int) -> int:
+    """Places of the cache for responses: the next quarter of R (64 at least) the oldest needs."""
+    step = max(64, -(-R // 4))
+    return min(R, (oldest // step + 1) * step)
+
+
+@partial(jax.jit, static_argnames="decoder")
+def prefill(
+    decoder: Decoder, params: Params, tokens_PT: Array, mask_PT: Array
+) -> tuple[tuple[Params, ...], Cache]:
+    """The layers one by one, and the cache of the prompts."""
+    layers, segments_PT = decoder.unstack(params), mask_PT.astype(jnp.int32)
+    positions_PT = jnp.maximum(jnp.cumsum(segments_PT, axis=1) - 1, 0)
+    empty = decoder.empty_cache(*tokens_PT.shape)
+    return layers, decoder.extend(params, layers, tokens_PT, positions_PT, segments_PT, empty, 0)[1]
+
+
+@partial(jax.jit, static_argnames="places")
+def rearranged(
+    cache: Cache | None,
+    prefilled: Cache,
+    source_n: Array,
+    prompt_n: Array,
+    new_n: Array,
+    places: int,
+) -> Cache:
+    """The caches of slots: what they had elsewhere, or their prompt's where they are new."""
+    fresh = prefilled.rows(prompt_n, places)
+    if cache is None:
+        return fresh
+
+    def choose(new: Array, old: Array) -> jax.Array:
+        return jnp.where(new_n.reshape(-1, *(1,) * (new.ndim - 1)), new, old)
+
+    return jax.tree.map(choose, fresh, cache.rows(source_n, places))
+
+
+@partial(
+    jax.jit,
+    static_argnames=("decoder", "sampling", "end_ids", "width"),
+    donate_argnames=("cache", "responses"),
+)
+def decode(
+    decoder: Decoder,
+    sampling: Sampling,
+    end_ids: tuple[int, ...],
+    width: int,
+    params: Params,
+    layers: tuple[Params, ...],
+    lengths_B: Array,
+    slots: Slots,
+    cache: Cache,
+    responses: Responses,
+    key: Array,
+    greedy: Array,
+    enough: Array,
+) -> tuple[Slots, Cache, Responses]:
+    """One token of every slot per turn, until `enough` go on or the oldest fills its cache."""
+    B, R = responses.tokens_BR.shape
+    room = cache.positions_BS.shape[1] - width
+    keys_n = jax.vmap(jax.random.fold_in, (None, 0))(key, slots.sequence_n)
+    lengths_n = jnp.asarray(lengths_B)[jnp.minimum(slots.sequence_n, B - 1)]
+    ones_n1 = jnp.ones((len(slots.token_n), 1), jnp.int32)
+
+    def turn(carry: tuple) -> tuple:
+        (sequence_n, token_n, age_n), cache, responses = carry
+        hidden_n1D, cache = decoder.extend(
+            params,
+            layers,
+            token_n[:, None],
+            (lengths_n + age_n - 1)[:, None],
+            ones_n1,
+            cache,
+            width + age_n - 1,
+        )
+        logits_nV = decoder.logits(params, hidden_n1D[:, 0])
+        token_n, logprob_n = draw(logits_nV, sampling, keys_n, age_n, greedy)
+        responses = responses.add(sequence_n, age_n, token_n, logprob_n)
+        age_n = jnp.where(sequence_n < B, age_n + 1, age_n)
+        ended_n = jnp.isin(token_n, jnp.asarray(end_ids, jnp.int32)) | (age_n == R)
+        return Slots(jnp.where(ended_n, B, sequence_n), token_n, age_n), cache, responses
+
+    def worth(carry: tuple) -> Array:
+        going_n = carry[0].sequence_n < B
+        return (jnp.sum(going_n) > enough) & (jnp.max(jnp.where(going_n, carry[0].age_n, 0)) < room)
+
+    return jax.lax.while_loop(worth, turn, (slots, cache, responses))
+
+
+def trajectories_of(
+    policy: Policy,
+    prompts: Sequence[Prompt],
+    group_size: int,
+    version: int,
+    tokens_PT: np.ndarray,
+    mask_PT: np.ndarray,
+    responses: Responses,
+) -> tuple[Trajectories, Texts]:
+    """Prompts and responses side by side, as `naive_sampler` lays them."""
+    responses = jax.device_get(responses)
+    B, R = responses.tokens_BR.shape
+    mask_BR = np.arange(R) < responses.lengths_B[:, None]
+    tokens_BR = np.where(mask_BR, responses.tokens_BR, np.int32(policy.pad_id))
+    ended_B = np.isin(tokens_BR[np.arange(B), responses.lengths_B - 1], policy.end_ids)
+
+    def beside(prompt_PT: np.ndarray, response_BR: Array) -> np.ndarray:
+        return np.concatenate([np.repeat(prompt_PT, group_size, axis=0), response_BR], axis=1)
+
+    segments_BT = beside(mask_PT, mask_BR).astype(np.int32)
+    trajectories = Trajectories(
+        tokens_BT=beside(tokens_PT, tokens_BR),
+        response_mask_BT=beside(np.zeros_like(mask_PT), mask_BR),
+        positions_BT=np.maximum(np.cumsum(segments_BT, axis=1, dtype=np.int32) - 1, 0),
+        segment_ids_BT=segments_BT,
+        behaviour_logprobs_BT=beside(np.zeros(mask_PT.shape, np.float32), responses.logprobs_BR),
+        group_ids_B=np.arange(B, dtype=np.int32) // group_size,
+        policy_version_B=np.full(B, version, np.int32),
+        finish_B=np.where(ended_B, Finish.STOP, Finish.LENGTH).astype(np.int8),
+    )
+    trajectories = policy.mesh.shard_rows(trajectories)
+    texts = tuple(prompt for prompt in prompts for _ in range(group_size))
+    return trajectories, Texts(prompts=texts, responses=policy.responses(trajectories))

@@ -1,0 +1,176 @@
+import dataclasses
+from collections import deque
+
+import jax
+import numpy as np
+import pytest
+
+from rl4p.checks import check_trajectories
+from rl4p.rollout import continuous
+from rl4p.rollout.continuous import Continuous, Slots, decode, response_room, slot_counts
+from rl4p.rollout.naive_sampler import NaiveSampler
+
+R = 72
+
+
+@pytest.fixture(scope="module")
+def ending(policy):
+    """One token in 44 ends a response: some are short, some are cut at R."""
+    return dataclasses.replace(policy, end_ids=tuple(range(0, 264, 44)))
+
+
+@pytest.fixture(scope="module")
+def sample(ending, params, prompts):
+    def sample(sampler, *, prompts=prompts, group_size=8, seed=0, greedy=False):
+        return sampler(
+            ending,
+            params,
+            prompts,
+            group_size=group_size,
+            key=jax.random.key(seed),
+            version=3,
+            greedy=greedy,
+        )
+
+    return sample
+
+
+@pytest.fixture
+def turns(monkeypatch):
+    """How many slots each compiled chunk decoded, how often, and its cache."""
+    seen = []
+
+    def counted(*args, **kwargs):
+        before = np.asarray(args[9].lengths_B).sum()
+        slots, cache, responses = decode(*args, **kwargs)
+        added = np.asarray(responses.lengths_B).sum() - before
+        seen.append((len(slots.sequence_n), int(added), cache.positions_BS.shape[1]))
+        return slots, cache, responses
+
+    monkeypatch.setattr(continuous, "decode", counted)
+    return seen
+
+
+def assert_same(ours, theirs):
+    """Every token, mask, position; the log-probabilities but for rounding."""
+    ours, theirs = (jax.device_get(x) for x in (ours, theirs))
+    for name in (field.name for field in dataclasses.fields(ours)):
+        a, b = getattr(ours, name), getattr(theirs, name)
+        assert a.dtype == b.dtype
+        if name == "behaviour_logprobs_BT":
+            np.testing.assert_allclose(a, b, atol=1e-5)
+        else:
+            np.testing.assert_array_equal(a, b, err_msg=name)
+
+
+@pytest.mark.parametrize("slots", [None, 1, 8, 13])
+@pytest.mark.parametrize("seed", [0, 1])
+def test_the_tokens_are_those_of_the_naive_sampler(sample, slots, seed):
+    options = {"max_response_tokens": R, "temperature": 0.9, "top_k": 200, "top_p": 0.95}
+    ours, our_texts = sample(Continuous(**options, slots=slots), seed=seed)
+    theirs, their_texts = sample(NaiveSampler(**options), seed=seed)
+    check_trajectories(ours)
+    assert_same(ours, theirs)
+    assert our_texts == their_texts
+    lengths = ours.response_mask_BT.sum(axis=1)
+    assert lengths.min() < 8
+    assert lengths.max() == R
+
+
+@pytest.mark.parametrize("options", [{"greedy": True}, {"group_size": 1}, {"group_size": 3}])
+def test_greedy_answers_and_other_group_sizes_are_the_same_too(sample, options):
+    ours, _ = sample(Continuous(max_response_tokens=R), **options)
+    theirs, _ = sample(NaiveSampler(max_response_tokens=R), **options)
+    assert_same(ours, theirs)
+
+
+def test_temperature_zero_is_greedy(sample):
+    ours, _ = sample(Continuous(max_response_tokens=R, temperature=0.0), group_size=1)
+    theirs, _ = sample(Continuous(max_response_tokens=R), group_size=1, greedy=True)
+    assert_same(ours, theirs)
+
+
+def test_slots_are_given_up_as_sequences_end_and_the_cache_grows(sample, turns):
+    ours, _ = sample(Continuous(max_response_tokens=R))
+    sizes, places = [n for n, *_ in turns], [places for *_, places in turns]
+    assert sizes == sorted(sizes, reverse=True)
+    assert (sizes[0], sizes[-1]) == (32, 8)
+    assert places == sorted(places)
+    assert (places[0], places[-1]) == (16 + 64, 16 + R)
+    assert sum(added for _, added, _ in turns) == ours.response_mask_BT.sum()
+
+
+def test_waiting_sequences_take_the_slots_of_those_that_end(sample, turns):
+    """Never more than 8 at a time, and within 1.15 of the least number of turns."""
+    ours, _ = sample(Continuous(max_response_tokens=R, slots=8), group_size=64)
+    lengths = np.asarray(ours.response_mask_BT.sum(axis=1))
+    assert {n for n, *_ in turns} == {8}
+    # A turn decodes one token of every slot that is taken: the slots are full but at the end.
+    least = max(lengths.max(), lengths.sum() / 8)
+    assert turns_of(turns, lengths) <= 1.15 * least
+
+
+def turns_of(turns, lengths):
+    """Turns of the loop: replayed from the lengths, since the device does not count them."""
+    running, queue, count = [], deque(lengths.tolist()), 0
+    for _, added, _ in turns:
+        while queue and len(running) < 8:
+            running.append(queue.popleft())
+        while added > 0:
+            added -= len(running)
+            running = [left - 1 for left in running]
+            running = [left for left in running if left]
+            count += 1
+        assert added == 0
+    assert not running
+    assert not queue
+    return count
+
+
+def test_few_programs_serve_all_lengths(sample):
+    """Two numbers of slots, 16 and 8, by two sizes of the cache."""
+    sampler = Continuous(max_response_tokens=R, slots=16, top_k=7)
+    before = decode._cache_size()
+    for seed in range(12):
+        sample(sampler, seed=seed)
+    assert decode._cache_size() - before <= 4
+
+
+def test_arranging_closes_up_and_seats_those_that_wait():
+    slots = Slots(
+        sequence_n=np.array([9, 3, 9, 5]), token_n=np.array([1, 2, 3, 4]), age_n=np.arange(4)
+    )
+    waiting = deque([7])
+    arranged, source_n = slots.arranged(waiting, (4, 2), 9)
+    assert arranged.sequence_n.tolist() == [3, 5, 7, 9]
+    assert arranged.token_n.tolist() == [2, 4, 0, 0]
+    assert arranged.age_n.tolist() == [1, 3, 0, 0]
+    assert source_n.tolist() == [1, 3, 0, 0]
+    assert not waiting
+    fewer, source_n = slots.arranged(deque(), (4, 2), 9)
+    assert (fewer.sequence_n.tolist(), source_n.tolist()) == ([3, 5], [1, 3])
+
+
+@pytest.mark.parametrize(
+    ("most", "devices", "limit", "counts"),
+    [
+        (64, 1, 256, (64, 32, 16, 8)),
+        (64, 8, 256, (64, 32, 16, 8)),
+        (64, 1, 64, (64, 32, 16)),
+        (64, 1, 31, (64,)),
+        (20, 1, 256, (20, 10)),
+        (12, 8, 256, (16, 8)),
+        (24, 8, 256, (24,)),
+        (1, 1, 256, (1,)),
+    ],
+)
+def test_slots_are_halved_while_it_pays_and_they_divide(most, devices, limit, counts):
+    assert slot_counts(most, devices, limit) == counts
+
+
+def test_the_cache_has_room_for_the_next_token_and_few_sizes():
+    for limit in (1, 31, 32, 40, 128, 256, 1000):
+        rooms = [response_room(age, limit) for age in range(limit)]
+        assert all(room > age for age, room in enumerate(rooms))
+        assert rooms[-1] == limit
+        assert len(set(rooms)) <= 4
