@@ -98,6 +98,7 @@ def train(loop: Loop, state: TrainState, stream: PromptStream) -> Iterator[StepI
                 replace(state, memory={}),
                 batch,
                 coefficients,
+                policy.mesh,
             )
             update_metrics |= estimated.metrics
             memory = phases.adapt(memory, update_metrics)

@@ -48,3 +48,17 @@ class Mesh:
 
     def replicate(self, tree: Any) -> Any:
         return jax.device_put(tree, self.everywhere)
+
+    # Within a compiled function, where the compiler would otherwise choose.
+
+    def keep_rows(self, tree: Any) -> Any:
+        """Splits the first axis over the devices, if it divides."""
+        if self.size == 1 or jax.tree.leaves(tree)[0].shape[0] % self.size:
+            return tree
+        return jax.lax.with_sharding_constraint(tree, self.rows)
+
+    def keep_everywhere(self, tree: Any) -> Any:
+        return tree if self.size == 1 else jax.lax.with_sharding_constraint(tree, self.everywhere)
+
+
+ONE_DEVICE = Mesh(dp=1)

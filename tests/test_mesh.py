@@ -70,7 +70,7 @@ def run(dp):
         scores={},
     )
     state, metrics = gradient_step(
-        objective, policy.decoder, sampler.sampling, optimizer, {}, state, batch, {}
+        objective, policy.decoder, sampler.sampling, optimizer, {}, state, batch, {}, mesh
     )
     assert all(x.sharding.is_fully_replicated for x in jax.tree.leaves(state.params))
     moments = state.optimizer_state[1][0].mu  # a tenth of the gradient
@@ -79,8 +79,10 @@ def run(dp):
 one, eight = run(1), run(8)
 np.testing.assert_array_equal(one[0], eight[0])
 np.testing.assert_array_equal(one[1], eight[1])
-for a, b in zip(jax.tree.leaves(one[2:4]), jax.tree.leaves(eight[2:4]), strict=True):
-    assert np.linalg.norm(a - b) <= 1e-6 * np.linalg.norm(a)
+# Adam divides by a gradient's own size: where that is almost 0 its rounding is a whole step.
+for part, tolerance in ((2, 1e-5), (3, 1e-6)):
+    for a, b in zip(jax.tree.leaves(one[part]), jax.tree.leaves(eight[part]), strict=True):
+        assert np.linalg.norm(a - b) <= tolerance * np.linalg.norm(a)
 assert one[4].keys() == eight[4].keys()
 assert one[4]["update/grad_norm"] > 0
 for name in one[4]:

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import optax
 
 from rl4p.masking import masked_sum
+from rl4p.mesh import ONE_DEVICE, Mesh
 from rl4p.model.decoder import Decoder
 from rl4p.model.logprobs import token_scores, trunk
 from rl4p.model.lora import join
@@ -24,7 +25,7 @@ from rl4p.update.aggregation import aggregation_weights
 
 @partial(
     jax.jit,
-    static_argnames=("objective", "decoder", "sampling", "optimizer"),
+    static_argnames=("objective", "decoder", "sampling", "optimizer", "mesh"),
     donate_argnames="state",
 )
 def gradient_step(
@@ -36,6 +37,7 @@ def gradient_step(
     state: TrainState,
     batch: TrainingBatch,
     coefficients: dict[str, Array],
+    mesh: Mesh = ONE_DEVICE,
 ) -> tuple[TrainState, Metrics]:
     """Runs `update.epochs` passes of `update.minibatches` optimizer updates over the batch.
 
@@ -47,6 +49,7 @@ def gradient_step(
       state: given up to the call (donated).
       batch: rows are whole sequences; their number must divide by the minibatches.
       coefficients: of `kl` and `entropy` in this step.
+      mesh: whose devices share the rows of each microbatch.
 
     Returns:
       The state after the updates (its step is not advanced: the loop does that) and metrics under
@@ -74,7 +77,7 @@ def gradient_step(
         params, optimizer_state = carry
         minibatch = jax.tree.map(lambda x: x[row_ids], batch)
         gradient, sums = minibatch_gradient(
-            objective, decoder, sampling, frozen, params, minibatch, coefficients
+            objective, decoder, sampling, frozen, params, minibatch, coefficients, mesh
         )
         norm = optax.tree.norm(gradient)
         direction, new_optimizer_state = optimizer.transform().update(
@@ -90,6 +93,7 @@ def gradient_step(
             (new_params, new_optimizer_state),
             (params, optimizer_state),
         )
+        carry = mesh.keep_everywhere(carry)
         return carry, sums | {"grad_norm": norm, "skipped": jnp.where(finite, 0.0, 1.0)}
 
     (params, optimizer_state), sums = jax.lax.scan(
@@ -107,6 +111,7 @@ def minibatch_gradient(
     params: Params,
     batch: TrainingBatch,
     coefficients: dict[str, Array],
+    mesh: Mesh,
 ) -> tuple[Params, dict[str, Array]]:
     """The gradient of the aggregated loss, summed over microbatches, and sums for the metrics."""
     update, together = objective.update, objective.rows_together
@@ -128,6 +133,7 @@ def minibatch_gradient(
 
     def accumulate(carry: Any, micro: tuple[TrainingBatch, Array], rows: Rows) -> Any:
         gradient, sums, gap_max = carry
+        micro = mesh.keep_rows(micro)
         (_, (new_sums, new_max)), new_gradient = jax.value_and_grad(loss_and_sums, has_aux=True)(
             params, *micro
         )

@@ -23,7 +23,7 @@ def test_the_square_and_its_slope(make_batch, evaluate, level, penalties, slopes
         behaviour=anchors["behaviour"],
         reference_logprobs=anchors["reference"],
     )
-    update = DRO(level=level, anchor=anchor)
+    update = DRO(level=level, anchor=anchor, tau=1.0)
     loss_BT, extras, slope_BT = evaluate(update, [[-1.7, -2.5, 0.0]], batch)
     np.testing.assert_allclose(extras["dro_penalty"], [[*penalties, 0]], rtol=1e-5)
     np.testing.assert_allclose(loss_BT, [[3.4 + penalties[0], 5 + penalties[1], 0]], rtol=1e-6)
