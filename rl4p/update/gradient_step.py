@@ -111,7 +111,7 @@ def minibatch_gradient(
     params: Params,
     batch: TrainingBatch,
     coefficients: dict[str, Array],
-    mesh: Mesh,
+    mesh: Mesh = ONE_DEVICE,
 ) -> tuple[Params, dict[str, Array]]:
     """The gradient of the aggregated loss, summed over microbatches, and sums for the metrics."""
     update, together = objective.update, objective.rows_together
