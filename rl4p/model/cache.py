@@ -13,8 +13,7 @@ from rl4p.types import Array
 class Cache:
     """Keys and values of all layers, with what tells which slots a token may see.
 
-    Keys stand transposed: a row's scores are then a product with the cache as it lies, and a CPU
-    decodes twice as fast.
+    Keys stand transposed: a row's scores are then a product with the cache as it lies.
     """
 
     layers: tuple[tuple[Array, Array], ...]  # L of ([B, K, h, S], [B, K, S, h])

@@ -31,7 +31,7 @@ class Decoder:
       config: the shape.
       dtype: of activations, "float32" or "bfloat16"; logits are float32 always.
       remat: what the backward pass computes again instead of keeping it: `none`, `elementwise` (all
-        but matrix products: a third of the memory, and faster where memory is slow) or `layer`.
+        but matrix products) or `layer`.
       experts: how tokens meet their experts (`layer.Experts`), where there are any.
       lora: of the adapters, where parameters hold some.
     """

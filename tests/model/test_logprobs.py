@@ -1,3 +1,5 @@
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -17,22 +19,27 @@ def trajectories(make_trajectories):
 def test_scores_are_aligned_with_their_tokens(
     policy, params, trajectories, numpy_logits, score_all, temperature
 ):
-    """Log p of token t stands at t, and was made from the tokens before it; prompts have none."""
-    ours, entropy, collision = score_all(
-        policy.decoder, params, trajectories, Sampling(temperature=temperature)
+    """Log p of token t stands at t, and was made from the tokens before it."""
+    sampling = Sampling(temperature=temperature)
+    for x in score_all(policy.decoder, params, trajectories, sampling):
+        assert not np.where(trajectories.response_mask_BT, 0, x).any()
+    trajectories = dataclasses.replace(
+        trajectories, response_mask_BT=trajectories.segment_ids_BT > 0
     )
-    mask_BT = trajectories.response_mask_BT
-    assert not any(np.where(mask_BT, 0, x).any() for x in (ours, entropy, collision))
+    ours, entropy, collision = score_all(policy.decoder, params, trajectories, sampling)
+    assert not ours[:, 0].any()
     for row in (0, 1, 3):
         real = np.flatnonzero(trajectories.segment_ids_BT[row])
-        last = real[mask_BT[row, real]]
         tokens = np.asarray(trajectories.tokens_BT[row, real])
         scores = numpy_logits(policy.decoder.config, params, tokens)[:-1] / temperature
         scores -= np.log(np.sum(np.exp(scores), axis=1, keepdims=True))
         expected = scores[np.arange(len(tokens) - 1), tokens[1:]]
-        entropies, squares = -np.sum(np.exp(scores) * scores, axis=1), np.sum(np.exp(2 * scores), 1)
-        for found, all_of_them in ((ours, expected), (entropy, entropies), (collision, squares)):
-            np.testing.assert_allclose(found[row, last], all_of_them[-len(last) :], atol=1e-5)
+        np.testing.assert_allclose(ours[row, real[1:]], expected, atol=1e-5)
+        np.testing.assert_allclose(
+            entropy[row, real[1:]], -np.sum(np.exp(scores) * scores, axis=1), atol=1e-5
+        )
+        squares = np.sum(np.exp(2 * scores), axis=1)
+        np.testing.assert_allclose(collision[row, real[1:]], squares, rtol=1e-4)
 
 
 def test_logits_a_few_tokens_at_a_time_change_nothing(policy, params, trajectories, monkeypatch):
