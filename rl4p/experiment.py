@@ -133,7 +133,7 @@ def build(config: DictConfig) -> Experiment:
         tracker=instantiate(config.tracker),
         sizes=f"{describe_model(policy, params)}; "
         f"{describe_data(prompts, dropped, test_prompts, test_dropped)}\n"
-        f"{describe_step(config, phases, prompts)}",
+        f"{describe_step(config, phases, prompts, policy.mesh)}",
     )
 
 
@@ -209,7 +209,7 @@ def describe_data(
     )
 
 
-def describe_step(config: DictConfig, phases: Phases, prompts: list[Prompt]) -> str:
+def describe_step(config: DictConfig, phases: Phases, prompts: list[Prompt], mesh: Mesh) -> str:
     """The derived sizes: sequences, tokens (padding included), updates, microbatches."""
     sequences = config.prompts_per_step * config.group_size
     width = padded_width(max(len(prompt.tokens) for prompt in prompts))
@@ -217,7 +217,7 @@ def describe_step(config: DictConfig, phases: Phases, prompts: list[Prompt]) -> 
     update = phases.update
     updates = update.epochs * update.minibatches
     rows = sequences // update.minibatches
-    microbatches = -(-rows // rows_in(width, update.tokens_per_microbatch))
+    microbatches = -(-rows // rows_in(width, update.tokens_per_microbatch, mesh.size))
     return (
         f"a step: {config.prompts_per_step} prompts x {config.group_size} samples = {sequences} "
         f"sequences, at most {sequences * width:,} tokens, {updates} "

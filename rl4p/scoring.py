@@ -47,6 +47,7 @@ class Scoring:
         options = {
             "sampling": phases.rollout.sampling,
             "tokens_per_microbatch": phases.update.tokens_per_microbatch,
+            "mesh": policy.mesh,
         }
         scores: dict[str, Array] = {}
         of_policy = sorted(needs & OF_POLICY.keys())

@@ -36,8 +36,9 @@ objective = Objective(
 
 model = Scratch(width=32, layers=1, heads=4, key_value_heads=2, feed_forward_width=48)
 built, start = model.build(Mesh(dp=1), jax.random.key(0))
-# Far from uniform, so that the order of a sum does not choose the token.
-start = jax.tree.map(lambda x: np.asarray(x) * 10, start) | {"norm": jax.device_get(start["norm"])}
+# Far enough from uniform that the order of a sum does not choose the token; at 10 times, logits are
+# rounded by 2e-5, and that is what gradients would differ by.
+start = jax.tree.map(lambda x: np.asarray(x) * 3, start) | {"norm": jax.device_get(start["norm"])}
 
 def run(dp):
     mesh = Mesh(dp=dp)
@@ -79,10 +80,8 @@ def run(dp):
 one, eight = run(1), run(8)
 np.testing.assert_array_equal(one[0], eight[0])
 np.testing.assert_array_equal(one[1], eight[1])
-# Adam divides by a gradient's own size: where that is almost 0 its rounding is a whole step.
-for part, tolerance in ((2, 1e-5), (3, 1e-6)):
-    for a, b in zip(jax.tree.leaves(one[part]), jax.tree.leaves(eight[part]), strict=True):
-        assert np.linalg.norm(a - b) <= tolerance * np.linalg.norm(a)
+for a, b in zip(jax.tree.leaves(one[2:4]), jax.tree.leaves(eight[2:4]), strict=True):
+    assert np.linalg.norm(a - b) <= 1e-6 * np.linalg.norm(a)
 assert one[4].keys() == eight[4].keys()
 assert one[4]["update/grad_norm"] > 0
 for name in one[4]:

@@ -7,6 +7,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from rl4p.mesh import ONE_DEVICE, Mesh
 from rl4p.model.decoder import Decoder
 from rl4p.model.microbatches import Rows, fold
 from rl4p.sampling import sampling_logprobs
@@ -96,7 +97,8 @@ def trunk(decoder: Decoder, params: Params, trajectories: Trajectories) -> Array
 
 
 @partial(
-    jax.jit, static_argnames=("decoder", "sampling", "names", "values", "tokens_per_microbatch")
+    jax.jit,
+    static_argnames=("decoder", "sampling", "names", "values", "tokens_per_microbatch", "mesh"),
 )
 def score_tokens(
     decoder: Decoder,
@@ -107,12 +109,14 @@ def score_tokens(
     names: tuple[str, ...] = ("logprobs",),
     values: Callable[..., Array] | None = None,
     tokens_per_microbatch: int,
+    mesh: Mesh = ONE_DEVICE,
 ) -> dict[str, Array]:
     """One forward without a gradient, so many tokens (padding included) at a time.
 
     Args:
       names: of `TokenScores`: logprobs, entropy, collision; and `values`.
       values: a critic's function of (decoder, params, activations, trajectories).
+      mesh: whose devices share the rows of each microbatch.
 
     Returns:
       By name, float32 [B, T].
@@ -133,4 +137,5 @@ def score_tokens(
         trajectories,
         trajectories.segment_ids_BT,
         tokens=tokens_per_microbatch,
+        mesh=mesh,
     )

@@ -1,11 +1,13 @@
 """Microbatches of rows of about one length: little padding, and one program for all lengths."""
 
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
+from rl4p.mesh import ONE_DEVICE, Mesh
 from rl4p.types import Array
 
 
@@ -36,6 +38,7 @@ def fold(
     *,
     tokens: int,
     together: int = 1,
+    mesh: Mesh = ONE_DEVICE,
 ) -> Any:
     """start, then add(start, microbatch, rows) over a batch's microbatches, longest rows first.
 
@@ -48,8 +51,10 @@ def fold(
       batch: arrays [B, T] or [B], of which `add` sees [b, width] or [b].
       tokens: in one microbatch at most, padding included; yet one row at least.
       together: so many neighbouring rows stay in one microbatch.
+      mesh: whose devices share the rows of each microbatch: one row at least for every device.
     """
     B, T = segment_ids_BT.shape
+    block = math.lcm(together, mesh.size)
     real_BT = segment_ids_BT > 0
     left_B = jnp.argmax(real_BT, axis=1)
     lengths_B = jnp.max(jnp.where(real_BT, jnp.arange(T)[None] + 1, 0), axis=1) - left_B
@@ -58,7 +63,7 @@ def fold(
     order_B = order_B.reshape(-1)
     carry = jnp.int32(0), start
     for width, narrower in zip(widths(T), (*widths(T)[1:], 0), strict=True):
-        b = min(B, rows_in(width, tokens, together))
+        b = min(B, rows_in(width, tokens, block))
         wide = jnp.sum(longest > narrower) * together
 
         def turn(carry: Any, width: int = width, b: int = b) -> Any:
@@ -66,7 +71,7 @@ def fold(
             ids_b = done + jnp.arange(b)
             rows_b = jnp.where(ids_b < B, order_B[jnp.minimum(ids_b, B - 1)], B)
             rows = Rows(rows_b, left_B[jnp.minimum(rows_b, B - 1)])
-            part = jax.tree.map(lambda x: rows.take(x, width), batch)
+            part = mesh.keep_rows(jax.tree.map(lambda x: rows.take(x, width), batch))
             return done + b, add(value, part, rows)
 
         carry = jax.lax.while_loop(lambda carry, end=wide: carry[0] < end, turn, carry)
@@ -81,6 +86,6 @@ def widths(T: int) -> tuple[int, ...]:
     return tuple(found)
 
 
-def rows_in(width: int, tokens: int, together: int = 1) -> int:
-    """How many rows of this width a microbatch has: one, or one block of `together`, at least."""
-    return max(1, tokens // (width * together)) * together
+def rows_in(width: int, tokens: int, block: int = 1) -> int:
+    """How many rows of this width a microbatch has: in whole blocks, one at least."""
+    return max(1, tokens // (width * block)) * block

@@ -10,7 +10,7 @@ import numpy as np
 from rl4p.mesh import Mesh
 from rl4p.model.decoder import Decoder
 from rl4p.model.lora import join
-from rl4p.types import Params, Prompt, Trajectories
+from rl4p.types import Array, Finish, Params, Prompt, Texts, Trajectories
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -51,11 +51,54 @@ class Policy:
             mask_BT[row, width - len(prompt.tokens) :] = True
         return tokens_BT, mask_BT
 
-    def responses(self, trajectories: Trajectories) -> tuple[str, ...]:
-        """The responses as text, special tokens left out."""
-        tokens_BT, mask_BT = jax.device_get((trajectories.tokens_BT, trajectories.response_mask_BT))
-        rows = [tokens[mask].tolist() for tokens, mask in zip(tokens_BT, mask_BT, strict=True)]
-        return tuple(self.tokenizer.batch_decode(rows, skip_special_tokens=True))
+    def trajectories(
+        self,
+        prompts: Sequence[Prompt],
+        group_size: int,
+        *,
+        tokens_BR: Array,
+        lengths_B: Array,
+        logprobs_BR: Array,
+        version: int,
+    ) -> tuple[Trajectories, Texts]:
+        """Prompts padded left and `group_size` responses to each beside them, split over the mesh.
+
+        Args:
+          tokens_BR: int32; what stands behind a response's length is not read.
+          lengths_B: at least 1.
+          logprobs_BR: float32, of the distribution that the tokens were drawn from.
+          version: of the parameters that drew them.
+        """
+        tokens_BR, lengths_B, logprobs_BR = jax.device_get((tokens_BR, lengths_B, logprobs_BR))
+        tokens_PT, mask_PT = self.pad_prompts(prompts)
+        B, R = tokens_BR.shape
+        mask_BR = np.arange(R) < lengths_B[:, None]
+        ended_B = np.isin(tokens_BR[np.arange(B), lengths_B - 1], self.end_ids)
+
+        def beside(prompt_PT: np.ndarray, response_BR: np.ndarray) -> np.ndarray:
+            return np.concatenate([np.repeat(prompt_PT, group_size, axis=0), response_BR], axis=1)
+
+        tokens_BT = beside(tokens_PT, np.where(mask_BR, tokens_BR, np.int32(self.pad_id)))
+        response_mask_BT = beside(np.zeros_like(mask_PT), mask_BR)
+        segments_BT = beside(mask_PT, mask_BR).astype(np.int32)
+        words = [row[mask].tolist() for row, mask in zip(tokens_BR, mask_BR, strict=True)]
+        texts = Texts(
+            prompts=tuple(prompt for prompt in prompts for _ in range(group_size)),
+            responses=tuple(self.tokenizer.batch_decode(words, skip_special_tokens=True)),
+        )
+        trajectories = Trajectories(
+            tokens_BT=tokens_BT,
+            response_mask_BT=response_mask_BT,
+            positions_BT=np.maximum(np.cumsum(segments_BT, axis=1, dtype=np.int32) - 1, 0),
+            segment_ids_BT=segments_BT,
+            behaviour_logprobs_BT=beside(
+                np.zeros(mask_PT.shape, np.float32), np.where(mask_BR, logprobs_BR, np.float32(0))
+            ),
+            group_ids_B=np.arange(B, dtype=np.int32) // group_size,
+            policy_version_B=np.full(B, version, np.int32),
+            finish_B=np.where(ended_B, Finish.STOP, Finish.LENGTH).astype(np.int8),
+        )
+        return self.mesh.shard_rows(trajectories), texts
 
 
 def padded_width(longest: int) -> int:

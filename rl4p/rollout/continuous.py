@@ -10,16 +10,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from rl4p.bounds import Natural, NonNegative, Positive, TopShare
+from rl4p.bounds import Positive
 from rl4p.model.cache import Cache
 from rl4p.model.decoder import Decoder
 from rl4p.model.policy import Policy
+from rl4p.rollout.options import SamplerOptions
 from rl4p.sampling import draw
-from rl4p.types import Array, Finish, Params, Prompt, Sampling, Texts, Trajectories
+from rl4p.types import Array, Params, Prompt, Sampling, Texts, Trajectories
 
 
 @dataclass(frozen=True, kw_only=True)
-class Continuous:
+class Continuous(SamplerOptions):
     """Samples the very tokens of `naive_sampler`, without waiting for the longest sequence.
 
     Each prompt is prefilled once for its whole group. Then compiled chunks decode one token of
@@ -28,21 +29,11 @@ class Continuous:
     in a few steps, since attention pays for every place of it, used or not.
 
     Attributes:
-      max_response_tokens: the limit of a response, the end token included.
-      temperature, top_k, top_p: the distribution (`types.Sampling`).
       slots: sequences at a time; None is all of a step at once, the fastest where their cache fits
         into memory.
     """
 
-    max_response_tokens: Positive
-    temperature: NonNegative = 1.0
-    top_k: Natural = 0
-    top_p: TopShare = 1.0
     slots: Positive | None = None
-
-    @property
-    def sampling(self) -> Sampling:
-        return Sampling(temperature=self.temperature, top_k=self.top_k, top_p=self.top_p)
 
     def __call__(
         self,
@@ -90,7 +81,7 @@ class Continuous:
                 enough,
             )
             slots = jax.device_get(slots)
-        return trajectories_of(policy, prompts, group_size, version, tokens_PT, mask_PT, responses)
+        return policy.trajectories(prompts, group_size, version=version, **responses._asdict())
 
 
 class Slots(NamedTuple):
@@ -258,38 +249,3 @@ def decode(
         return (jnp.sum(going_n) > enough) & (jnp.max(jnp.where(going_n, carry[0].age_n, 0)) < room)
 
     return jax.lax.while_loop(worth, turn, (slots, cache, responses))
-
-
-def trajectories_of(
-    policy: Policy,
-    prompts: Sequence[Prompt],
-    group_size: int,
-    version: int,
-    tokens_PT: np.ndarray,
-    mask_PT: np.ndarray,
-    responses: Responses,
-) -> tuple[Trajectories, Texts]:
-    """Prompts and responses side by side, as `naive_sampler` lays them."""
-    responses = jax.device_get(responses)
-    B, R = responses.tokens_BR.shape
-    mask_BR = np.arange(R) < responses.lengths_B[:, None]
-    tokens_BR = np.where(mask_BR, responses.tokens_BR, np.int32(policy.pad_id))
-    ended_B = np.isin(tokens_BR[np.arange(B), responses.lengths_B - 1], policy.end_ids)
-
-    def beside(prompt_PT: np.ndarray, response_BR: Array) -> np.ndarray:
-        return np.concatenate([np.repeat(prompt_PT, group_size, axis=0), response_BR], axis=1)
-
-    segments_BT = beside(mask_PT, mask_BR).astype(np.int32)
-    trajectories = Trajectories(
-        tokens_BT=beside(tokens_PT, tokens_BR),
-        response_mask_BT=beside(np.zeros_like(mask_PT), mask_BR),
-        positions_BT=np.maximum(np.cumsum(segments_BT, axis=1, dtype=np.int32) - 1, 0),
-        segment_ids_BT=segments_BT,
-        behaviour_logprobs_BT=beside(np.zeros(mask_PT.shape, np.float32), responses.logprobs_BR),
-        group_ids_B=np.arange(B, dtype=np.int32) // group_size,
-        policy_version_B=np.full(B, version, np.int32),
-        finish_B=np.where(ended_B, Finish.STOP, Finish.LENGTH).astype(np.int8),
-    )
-    trajectories = policy.mesh.shard_rows(trajectories)
-    texts = tuple(prompt for prompt in prompts for _ in range(group_size))
-    return trajectories, Texts(prompts=texts, responses=policy.responses(trajectories))

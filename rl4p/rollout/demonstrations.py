@@ -8,7 +8,7 @@ import numpy as np
 from rl4p.bounds import Positive
 from rl4p.errors import InputError
 from rl4p.model.policy import Policy
-from rl4p.types import Array, Finish, Params, Prompt, Sampling, Texts, Trajectories
+from rl4p.types import Array, Params, Prompt, Sampling, Texts, Trajectories
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,36 +41,26 @@ class Demonstrations:
                 "rollout=demonstrations has no policy to evaluate: give the evaluation a sampler, "
                 "by +rollout@evaluation.rollout=continuous."
             )
-        prompts = tuple(prompt for prompt in prompts for _ in range(group_size))
-        B, R = len(prompts), self.max_response_tokens
         without = next((prompt.id for prompt in prompts if prompt.solution is None), None)
         if without is not None:
             raise InputError(
                 f"rollout=demonstrations needs a worked solution for every prompt; {without} of "
                 "this data set has none."
             )
-        response_BR = np.full((B, R), policy.pad_id, np.int32)
-        mask_BR = np.zeros((B, R), bool)
-        finish_B = np.full(B, Finish.STOP, np.int8)
+        P, R = len(prompts), self.max_response_tokens
+        tokens_PR, lengths_P = np.zeros((P, R), np.int32), np.zeros(P, np.int32)
         solutions = policy.tokenizer(
             [prompt.solution or "" for prompt in prompts], add_special_tokens=False
         )["input_ids"]
-        for row, ids in enumerate(solutions):
-            ids = [*ids, policy.end_ids[0]]
-            finish_B[row] = Finish.STOP if len(ids) <= R else Finish.LENGTH
-            response_BR[row, : len(ids)] = ids[:R]
-            mask_BR[row, : len(ids)] = True
-        prompt_BT, prompt_mask_BT = policy.pad_prompts(prompts)
-        segments_BT = np.concatenate([prompt_mask_BT, mask_BR], axis=1).astype(np.int32)
-        trajectories = Trajectories(
-            tokens_BT=np.concatenate([prompt_BT, response_BR], axis=1),
-            response_mask_BT=np.concatenate([np.zeros_like(prompt_mask_BT), mask_BR], axis=1),
-            positions_BT=np.maximum(np.cumsum(segments_BT, axis=1, dtype=np.int32) - 1, 0),
-            segment_ids_BT=segments_BT,
-            behaviour_logprobs_BT=np.zeros(segments_BT.shape, np.float32),
-            group_ids_B=np.arange(B, dtype=np.int32) // group_size,
-            policy_version_B=np.full(B, -1, np.int32),
-            finish_B=finish_B,
+        for row, solution in enumerate(solutions):
+            tokens = [*solution, policy.end_ids[0]][:R]
+            tokens_PR[row, : len(tokens)] = tokens
+            lengths_P[row] = len(tokens)
+        return policy.trajectories(
+            prompts,
+            group_size,
+            tokens_BR=np.repeat(tokens_PR, group_size, axis=0),
+            lengths_B=np.repeat(lengths_P, group_size),
+            logprobs_BR=np.zeros((P * group_size, R), np.float32),
+            version=-1,
         )
-        trajectories = policy.mesh.shard_rows(trajectories)
-        return trajectories, Texts(prompts=prompts, responses=policy.responses(trajectories))

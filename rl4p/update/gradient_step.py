@@ -133,7 +133,6 @@ def minibatch_gradient(
 
     def accumulate(carry: Any, micro: tuple[TrainingBatch, Array], rows: Rows) -> Any:
         gradient, sums, gap_max = carry
-        micro = mesh.keep_rows(micro)
         (_, (new_sums, new_max)), new_gradient = jax.value_and_grad(loss_and_sums, has_aux=True)(
             params, *micro
         )
@@ -149,6 +148,7 @@ def minibatch_gradient(
         batch.trajectories.segment_ids_BT,
         tokens=update.tokens_per_microbatch,
         together=together,
+        mesh=mesh,
     )
     return gradient, sums | {"logprob_gap_max": gap_max}
 

@@ -1,9 +1,9 @@
-import dataclasses
-
 import numpy as np
 import pytest
 
+from rl4p.checks import check_trajectories
 from rl4p.model.policy import padded_width
+from rl4p.types import Finish
 
 
 @pytest.mark.parametrize(
@@ -24,10 +24,37 @@ def test_prompts_are_padded_left_and_the_mask_says_so(policy, make_prompt):
     assert (tokens[~mask] == pad).all()
 
 
-def test_responses_are_the_masked_tokens_without_special_ones(policy, make_trajectories):
-    trajectories = make_trajectories((4, 0, 2))
-    tokens = np.array(trajectories.tokens_BT)
+def test_responses_stand_beside_their_prompts_in_groups(policy, make_prompt):
     end, letters = policy.end_ids[0], policy.tokenizer("abcd")["input_ids"]
-    tokens[0, 8:12], tokens[2, 8:10] = [*letters[:3], end], [end, letters[3]]
-    trajectories = dataclasses.replace(trajectories, tokens_BT=tokens)
-    assert policy.responses(trajectories) == ("abc", "", "d")
+    prompts = [make_prompt((5, 6, 7)), make_prompt((8,))]
+    tokens = np.array([[*letters[:3], end], [letters[0], 7, 7, 7], [end, 7, 7, 7], letters])
+    trajectories, texts = policy.trajectories(
+        prompts,
+        2,
+        tokens_BR=tokens.astype(np.int32),
+        lengths_B=np.array([4, 1, 1, 4], np.int32),
+        logprobs_BR=np.full((4, 4), -2.0, np.float32),
+        version=3,
+    )
+    check_trajectories(trajectories)
+    pad = policy.pad_id
+    responses = [tokens[0], [letters[0], pad, pad, pad], [end, pad, pad, pad], tokens[3]]
+    mask = [[1, 1, 1, 1], [1, 0, 0, 0], [1, 0, 0, 0], [1, 1, 1, 1]]
+    np.testing.assert_array_equal(trajectories.tokens_BT[:, 16:], responses)
+    np.testing.assert_array_equal(
+        trajectories.tokens_BT[:, 12:16], [[pad, 5, 6, 7]] * 2 + [[pad, pad, pad, 8]] * 2
+    )
+    np.testing.assert_array_equal(trajectories.response_mask_BT[:, 16:], mask)
+    assert not trajectories.response_mask_BT[:, :16].any()
+    np.testing.assert_array_equal(trajectories.behaviour_logprobs_BT[:, 16:], -2.0 * np.array(mask))
+    np.testing.assert_array_equal(trajectories.positions_BT[1, 12:], [0, 0, 1, 2, 3, 3, 3, 3])
+    assert trajectories.group_ids_B.tolist() == [0, 0, 1, 1]
+    assert trajectories.policy_version_B.tolist() == [3] * 4
+    assert trajectories.finish_B.tolist() == [
+        Finish.STOP,
+        Finish.LENGTH,
+        Finish.STOP,
+        Finish.LENGTH,
+    ]
+    assert texts.prompts == (prompts[0], prompts[0], prompts[1], prompts[1])
+    assert texts.responses == ("abc", "a", "", "abcd")

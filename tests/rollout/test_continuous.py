@@ -19,22 +19,6 @@ def ending(policy):
     return dataclasses.replace(policy, end_ids=tuple(range(0, 264, 44)))
 
 
-@pytest.fixture(scope="module")
-def sample(ending, params, prompts):
-    def sample(sampler, *, prompts=prompts, group_size=8, seed=0, greedy=False):
-        return sampler(
-            ending,
-            params,
-            prompts,
-            group_size=group_size,
-            key=jax.random.key(seed),
-            version=3,
-            greedy=greedy,
-        )
-
-    return sample
-
-
 @pytest.fixture
 def turns(monkeypatch):
     """How many slots each compiled chunk decoded, how often, and its cache."""
@@ -67,8 +51,8 @@ def assert_same(ours, theirs):
 @pytest.mark.parametrize("seed", [0, 1])
 def test_the_tokens_are_those_of_the_naive_sampler(sample, slots, seed):
     options = {"max_response_tokens": R, "temperature": 0.9, "top_k": 200, "top_p": 0.95}
-    ours, our_texts = sample(Continuous(**options, slots=slots), seed=seed)
-    theirs, their_texts = sample(NaiveSampler(**options), seed=seed)
+    ours, our_texts = sample(Continuous(**options, slots=slots), group_size=8, seed=seed)
+    theirs, their_texts = sample(NaiveSampler(**options), group_size=8, seed=seed)
     check_trajectories(ours)
     assert_same(ours, theirs)
     assert our_texts == their_texts
@@ -77,7 +61,9 @@ def test_the_tokens_are_those_of_the_naive_sampler(sample, slots, seed):
     assert lengths.max() == R
 
 
-@pytest.mark.parametrize("options", [{"greedy": True}, {"group_size": 1}, {"group_size": 3}])
+@pytest.mark.parametrize(
+    "options", [{"greedy": True, "group_size": 8}, {"group_size": 1}, {"group_size": 3}]
+)
 def test_greedy_answers_and_other_group_sizes_are_the_same_too(sample, options):
     ours, _ = sample(Continuous(max_response_tokens=R), **options)
     theirs, _ = sample(NaiveSampler(max_response_tokens=R), **options)
@@ -91,7 +77,7 @@ def test_temperature_zero_is_greedy(sample):
 
 
 def test_slots_are_given_up_as_sequences_end_and_the_cache_grows(sample, turns):
-    ours, _ = sample(Continuous(max_response_tokens=R))
+    ours, _ = sample(Continuous(max_response_tokens=R), group_size=8)
     sizes, places = [n for n, *_ in turns], [places for *_, places in turns]
     assert sizes == sorted(sizes, reverse=True)
     assert (sizes[0], sizes[-1]) == (32, 8)
@@ -132,7 +118,7 @@ def test_few_programs_serve_all_lengths(sample):
     sampler = Continuous(max_response_tokens=R, slots=16, top_k=7)
     before = decode._cache_size()
     for seed in range(12):
-        sample(sampler, seed=seed)
+        sample(sampler, group_size=8, seed=seed)
     assert decode._cache_size() - before <= 4
 
 

@@ -19,24 +19,6 @@ def ending(policy):
     return dataclasses.replace(policy, end_ids=tuple(range(0, 264, 8)))
 
 
-@pytest.fixture(scope="module")
-def sample(ending, params, prompts):
-    def sample(
-        sampler=SAMPLER, *, prompts=prompts, group_size=2, seed=0, greedy=False, params=params
-    ):
-        return sampler(
-            ending,
-            params,
-            prompts,
-            group_size=group_size,
-            key=jax.random.key(seed),
-            version=3,
-            greedy=greedy,
-        )
-
-    return sample
-
-
 def tokens_of(trajectories, row):
     """The response of a row, cut out by its mask."""
     mask = np.asarray(trajectories.response_mask_BT[row])
@@ -67,7 +49,7 @@ def test_behaviour_logprobs_are_those_of_the_trainer(sample, policy, params, sco
 def test_a_response_goes_on_to_its_first_end_token_and_no_further(sample, ending):
     finishes, longest = set(), 0
     for seed in range(16):
-        trajectories, _ = sample(seed=seed)
+        trajectories, _ = sample(SAMPLER, seed=seed)
         mask = np.asarray(trajectories.response_mask_BT)
         assert not mask[:, :16].any()
         for row in range(8):
@@ -90,7 +72,7 @@ def test_a_response_goes_on_to_its_first_end_token_and_no_further(sample, ending
 
 
 def test_rows_are_their_prompts_side_by_side(sample, prompts):
-    trajectories, texts = sample()
+    trajectories, texts = sample(SAMPLER)
     assert trajectories.group_ids_B.tolist() == [0, 0, 1, 1, 2, 2, 3, 3]
     assert trajectories.policy_version_B.tolist() == [3] * 8
     assert texts.prompts == tuple(prompt for prompt in prompts for _ in range(2))
@@ -103,7 +85,7 @@ def test_rows_are_their_prompts_side_by_side(sample, prompts):
 
 
 def test_greedy_tokens_are_the_argmax_of_the_trainer(sample, policy, params):
-    trajectories, _ = sample(greedy=True)
+    trajectories, _ = sample(SAMPLER, greedy=True)
     hidden = jax.jit(policy.decoder.hidden)(
         params, trajectories.tokens_BT, trajectories.positions_BT, trajectories.segment_ids_BT
     )
@@ -115,18 +97,18 @@ def test_greedy_tokens_are_the_argmax_of_the_trainer(sample, policy, params):
     # The samples of a prompt are one and the same, and the key does not matter.
     for row in range(0, 8, 2):
         assert tokens_of(trajectories, row) == tokens_of(trajectories, row + 1)
-    assert_equal(sample(greedy=True, seed=5)[0], trajectories)
+    assert_equal(sample(SAMPLER, greedy=True, seed=5)[0], trajectories)
 
 
 def test_temperature_zero_is_greedy_and_reported_at_temperature_one(sample):
     cold, _ = sample(dataclasses.replace(SAMPLER, temperature=0.0))
-    greedy, _ = sample(greedy=True)
+    greedy, _ = sample(SAMPLER, greedy=True)
     np.testing.assert_array_equal(cold.tokens_BT, greedy.tokens_BT)
     np.testing.assert_allclose(cold.behaviour_logprobs_BT, greedy.behaviour_logprobs_BT, atol=1e-5)
 
 
 def test_the_key_decides_and_nothing_else(sample):
-    first, second, other = (sample(seed=seed)[0] for seed in (0, 0, 1))
+    first, second, other = (sample(SAMPLER, seed=seed)[0] for seed in (0, 0, 1))
     assert_equal(first, second)
     differ = [tokens_of(first, row) != tokens_of(other, row) for row in range(8)]
     assert sum(differ) >= 7
@@ -136,10 +118,10 @@ def test_the_key_decides_and_nothing_else(sample):
 
 def test_a_sequence_does_not_depend_on_its_neighbours(sample, prompts, make_prompt):
     """By its number in the batch it has keys of its own: other rows, more of them, longer ones."""
-    together, _ = sample()
-    turned, _ = sample(prompts=[prompts[0], *prompts[:0:-1]])
+    together, _ = sample(SAMPLER)
+    turned, _ = sample(SAMPLER, prompts=[prompts[0], *prompts[:0:-1]])
     long = make_prompt(tokens=tuple(range(20)))
-    wide, _ = sample(prompts=[prompts[0], long])
+    wide, _ = sample(SAMPLER, prompts=[prompts[0], long])
     for other in (turned, wide):
         for row in (0, 1):
             assert tokens_of(other, row) == tokens_of(together, row)
@@ -150,7 +132,9 @@ def test_tokens_come_from_the_distribution_that_is_reported(
     sample, policy, params, prompts, score_all
 ):
     """The mean log-probability of 1024 first tokens is minus the entropy, to four errors."""
-    batches = [sample(prompts=prompts[:1], group_size=8, seed=seed)[0] for seed in range(128)]
+    batches = [
+        sample(SAMPLER, prompts=prompts[:1], group_size=8, seed=seed)[0] for seed in range(128)
+    ]
     logprobs = np.concatenate([np.asarray(x.behaviour_logprobs_BT)[:, 16] for x in batches])
     _, entropy, _ = score_all(policy.decoder, params, batches[0], SAMPLER.sampling)
     error = np.std(logprobs) / np.sqrt(len(logprobs))
@@ -159,8 +143,8 @@ def test_tokens_come_from_the_distribution_that_is_reported(
 
 def test_new_parameters_are_used_at_once(sample, params):
     """No copy of the weights stays behind in the compiled program."""
-    before, _ = sample(greedy=True)
-    after, _ = sample(greedy=True, params=jax.tree.map(lambda x: -x, params))
+    before, _ = sample(SAMPLER, greedy=True)
+    after, _ = sample(SAMPLER, greedy=True, params=jax.tree.map(lambda x: -x, params))
     assert not np.array_equal(before.tokens_BT, after.tokens_BT)
 
 
