@@ -89,11 +89,9 @@ for name in one[4]:
 """
 
 
-def test_one_device_and_eight_sample_and_train_alike(monkeypatch):
-    monkeypatch.setenv("XLA_FLAGS", "--xla_force_host_platform_device_count=8")
-    done = subprocess.run(
-        [sys.executable, "-c", EIGHT_DEVICES], capture_output=True, text=True, check=False
-    )
+def test_one_device_and_eight_sample_and_train_alike(on_devices):
+    command = [sys.executable, "-c", EIGHT_DEVICES]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=on_devices(8))
     assert done.returncode == 0, done.stderr[-3000:]
 
 

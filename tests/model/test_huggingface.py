@@ -159,11 +159,9 @@ for spec in (PartitionSpec("a"), PartitionSpec(None, "b"), PartitionSpec(None, "
 """
 
 
-def test_parameters_go_to_the_devices_that_hold_them(folder, monkeypatch):
-    monkeypatch.setenv("XLA_FLAGS", "--xla_force_host_platform_device_count=4")
-    done = subprocess.run(
-        [sys.executable, "-c", FOUR_DEVICES, str(folder)], capture_output=True, text=True
-    )
+def test_parameters_go_to_the_devices_that_hold_them(folder, on_devices):
+    command = [sys.executable, "-c", FOUR_DEVICES, str(folder)]
+    done = subprocess.run(command, capture_output=True, text=True, env=on_devices(4))
     assert done.returncode == 0, done.stderr[-3000:]
 
 

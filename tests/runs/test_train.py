@@ -78,8 +78,8 @@ def test_questions_from_a_file_run_from_end_to_end(train, tmp_path):
     path = tmp_path / "questions.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     small = [
-        "model=scratch", "model.width=32", "model.heads=2", "prompts_per_step=4", "group_size=2",
-        "max_response_tokens=8", "tracker=none",
+        "model=scratch", "model.width=32", "model.layers=1", "model.heads=2",
+        "prompts_per_step=4", "group_size=2", "max_response_tokens=8", "tracker=none",
     ]  # fmt: skip
     process = train(
         "data=gsm8k", f"data.path={path}", "data.held_out_size=4", "max_prompt_tokens=128",

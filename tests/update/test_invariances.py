@@ -7,7 +7,6 @@ this file costs.
 """
 
 import dataclasses
-import os
 import pickle
 import subprocess
 import sys
@@ -515,7 +514,7 @@ for name, (objective, params, batch) in cases.items():
     )
     state, batch = mesh.replicate(state), mesh.shard_rows(batch)
     arguments = ({}, state, batch, coefficients)
-    step = gradient_step.lower(objective, decoder, sampling, optimizer, *arguments)
+    step = gradient_step.lower(objective, decoder, sampling, optimizer, *arguments, mesh)
     state, metrics = step.compile(compiler_options=options)(*arguments)
     gradient = jax.tree.leaves(state.optimizer_state)
     assert all(len(x.sharding.device_set) == 8 for x in gradient)
@@ -529,7 +528,7 @@ sys.stdout.buffer.write(pickle.dumps(found))
     [ON_DEVICES, pytest.param([x for x in CASES if x not in ON_DEVICES], marks=pytest.mark.slow)],
     ids=["some", "the others"],
 )
-def test_one_device_and_eight_have_the_same_update(build, plain, policy, names):
+def test_one_device_and_eight_have_the_same_update(build, plain, policy, on_devices, names):
     cases = {name: jax.device_get(build(name)) for name in names}
     arguments = (cases, policy.decoder, SAMPLING, OPTIMIZER, COEFFICIENTS, QUICK)
     done = subprocess.run(
@@ -537,7 +536,7 @@ def test_one_device_and_eight_have_the_same_update(build, plain, policy, names):
         input=pickle.dumps(arguments),
         capture_output=True,
         check=False,
-        env=os.environ | {"XLA_FLAGS": "--xla_force_host_platform_device_count=8"},
+        env=on_devices(8),
     )
     assert done.returncode == 0, done.stderr.decode()[-3000:]
     for name, (leaves, metrics) in pickle.loads(done.stdout).items():
