@@ -109,12 +109,32 @@ def print_summary(folder: Path, summary: Mapping[str, Any]) -> None:
             table.add_row(
                 name.removeprefix("eval/"), *("-" if v is None else f"{v:.3f}" for v in values)
             )
-    phases = ", ".join(f"{name} {value:.0f}" for name, value in seconds.items() if name != "total")
     console = Console(highlight=False)
     console.print(table)
+    if summary["step"]:
+        console.print(time_table(summary))
+    compiled = summary["compilation"]
     console.print(
-        f"{summary['status']} at step {summary['step']} after {seconds['total']:.0f} s ({phases})"
+        f"{summary['status']} at step {summary['step']} after {seconds['total']:.0f} s, "
+        f"{compiled['seconds']:.0f} of them to compile {compiled['programs']} programs "
+        f"({compiled['from_cache']} from the cache)",
+        soft_wrap=True,
     )
     console.print(
         f"{folder}: metrics.jsonl, samples.jsonl, plots/learning_curve.png", soft_wrap=True
     )
+
+
+def time_table(summary: Mapping[str, Any]) -> Table:
+    """Seconds of the run by phase; the rest is start, evaluations and checkpoints."""
+    seconds, medians = summary["seconds"], summary["median_seconds"]
+    total = seconds["total"]
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    for column in ("time", "seconds", "share", "a step, median"):
+        table.add_column(column, justify="left" if column == "time" else "right")
+    for name, median in medians.items():
+        share = f"{100 * seconds[name] / total:.1f} %"
+        table.add_row(name, f"{seconds[name]:.1f}", share, f"{median:.3f}")
+    rest = total - sum(seconds[name] for name in medians)
+    table.add_row("the rest", f"{rest:.1f}", f"{100 * rest / total:.1f} %", "")
+    return table

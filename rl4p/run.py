@@ -4,14 +4,15 @@ import hashlib
 import importlib.metadata
 import logging
 import shlex
+import statistics
 import subprocess
 import time
-from dataclasses import dataclass
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import jax
-import jax.monitoring
 import numpy as np
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
@@ -19,11 +20,13 @@ from rich.console import Console
 
 import rl4p
 from rl4p.checkpoint import Checkpoints
+from rl4p.compilation import Compilation, compilation, keep_programs
 from rl4p.configuration.folder import only_run_in
 from rl4p.errors import InputError, Stopped
 from rl4p.experiment import Experiment, build
 from rl4p.loop import run_hooks, train
 from rl4p.plots import plot_learning_curve
+from rl4p.profiler import Profiler
 from rl4p.progress import ProgressBar, print_summary
 from rl4p.protocols import Hook
 from rl4p.record import Record
@@ -33,16 +36,8 @@ from rl4p.types import Params, StepInfo, TrainState
 
 log = logging.getLogger(__name__)
 
+PHASES = ("rollout", "reward", "scoring", "advantage", "update")
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "transformers", "numpy")
-COMPILATION = {"seconds": 0.0}
-
-
-def count_compilation(event: str, duration_secs: float, **_: Any) -> None:
-    if event.startswith("/jax/core/compile/"):  # tracing, lowering and the compiler itself
-        COMPILATION["seconds"] += duration_secs
-
-
-jax.monitoring.register_event_duration_secs_listener(count_compilation)
 
 
 def run(config: DictConfig) -> dict[str, Any]:
@@ -52,7 +47,8 @@ def run(config: DictConfig) -> dict[str, Any]:
       InputError, RunError: as the parts do.
       Stopped: by a signal, with everything saved.
     """
-    started, compiled = time.perf_counter(), COMPILATION["seconds"]
+    started, compiled = time.perf_counter(), compilation()
+    keep_programs()
     folder = Path(HydraConfig.get().runtime.output_dir)
     record = Record(folder)
     with only_run_in(folder), StopRequest() as request:
@@ -71,7 +67,8 @@ def run(config: DictConfig) -> dict[str, Any]:
             status = "finished" if outcome.step == config.steps else "stopped"
         finally:
             try:
-                summary = outcome.summary(status, time.perf_counter() - started, compiled)
+                seconds = time.perf_counter() - started
+                summary = outcome.summary(status, seconds, compilation().since(compiled))
                 record.write_summary(summary)
                 if outcome.has_curve():
                     plot_learning_curve(record.metrics(), folder / "plots" / "learning_curve.png")
@@ -121,10 +118,14 @@ def run_steps(
             checkpoints,
         ]
         steps = train(experiment.loop, state, experiment.stream)
-        while request.received is None and (info := next(steps, None)) is not None:
-            run_hooks(hooks, info, last=info.step == config.steps)
-            if info.step == 1 and info.metrics["advantage/max"] == 0:
-                warn_of_no_advantage(config.group_size)
+        with ExitStack() as stack:
+            if config.debug.profile:
+                traces = record.folder / "profile"
+                hooks.append(stack.enter_context(Profiler(traces, outcome.step, config.steps)))
+            while request.received is None and (info := next(steps, None)) is not None:
+                run_hooks(hooks, info, last=info.step == config.steps)
+                if info.step == 1 and info.metrics["advantage/max"] == 0:
+                    warn_of_no_advantage(config.group_size)
         if request.received is not None:
             checkpoints.save(outcome.state)  # no other hook: a resumed run has the same lines
 
@@ -218,8 +219,7 @@ class Outcome:
     record: Record
     state: TrainState
     resumed_from: int | None = None
-    rollout_seconds: float = 0.0
-    update_seconds: float = 0.0
+    times: list[dict[str, float]] = field(default_factory=list)
     step: int = 0
 
     def begin(self, state: TrainState, *, resumed: bool) -> None:
@@ -228,13 +228,12 @@ class Outcome:
 
     def add(self, info: StepInfo) -> None:
         self.state, self.step = info.state, info.step
-        self.rollout_seconds += info.metrics["time/rollout"]
-        self.update_seconds += info.metrics["time/update"]
+        self.times.append({name: info.metrics[f"time/{name}"] for name in PHASES})
 
     def has_curve(self) -> bool:
         return any("reward/mean" in row for row in self.record.metrics())
 
-    def summary(self, status: str, seconds: float, compiled: float) -> dict[str, Any]:
+    def summary(self, status: str, seconds: float, compiled: Compilation) -> dict[str, Any]:
         evaluations = [
             {name: value for name, value in row.items() if name.startswith("eval/")}
             for row in self.record.metrics()
@@ -251,12 +250,13 @@ class Outcome:
                 "best": best,
             },
             "params_sha256": params_sha256(self.state.params) if status != "failed" else None,
-            "seconds": {
-                "total": seconds,
-                "compile": COMPILATION["seconds"] - compiled,
-                "rollout": self.rollout_seconds,
-                "update": self.update_seconds,
+            "seconds": {"total": seconds}
+            | {name: sum(times[name] for times in self.times) for name in PHASES},
+            "median_seconds": {
+                name: statistics.median(times[name] for times in self.times) if self.times else 0.0
+                for name in PHASES
             },
+            "compilation": asdict(compiled),
             "resumed_from": self.resumed_from,
         }
 

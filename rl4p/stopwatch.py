@@ -4,6 +4,8 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from rl4p.compilation import compilation
+
 
 class Stopwatch:
     """Seconds by name, for one step.
@@ -14,6 +16,7 @@ class Stopwatch:
 
     def __init__(self) -> None:
         self.started = time.perf_counter()
+        self.compiled = compilation()
         self.seconds: dict[str, float] = {}
 
     @contextmanager
@@ -23,5 +26,10 @@ class Stopwatch:
         self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - started
 
     def metrics(self) -> dict[str, float]:
-        step = time.perf_counter() - self.started
-        return {f"time/{name}": value for name, value in self.seconds.items()} | {"time/step": step}
+        """`time/NAME`, and of the whole step: seconds, those of compiling, programs compiled."""
+        compiled = compilation().since(self.compiled)
+        return {f"time/{name}": value for name, value in self.seconds.items()} | {
+            "time/step": time.perf_counter() - self.started,
+            "time/compile": compiled.seconds,
+            "time/compilations": float(compiled.programs),
+        }

@@ -1,3 +1,6 @@
+import jax
+import jax.numpy as jnp
+
 from rl4p.stopwatch import Stopwatch
 
 
@@ -6,9 +9,21 @@ def test_times_of_one_name_add_up_and_the_step_holds_them_all():
     with watch("rollout"), watch("reward"):
         pass
     metrics = watch.metrics()
-    assert metrics.keys() == {"time/rollout", "time/reward", "time/step"}
+    of_step = {"time/step", "time/compile", "time/compilations"}
+    assert metrics.keys() == {"time/rollout", "time/reward"} | of_step
     assert 0 <= metrics["time/reward"] <= metrics["time/rollout"] <= metrics["time/step"]
     watch.seconds["rollout"] = 1e6
     with watch("rollout"):
         pass
     assert watch.seconds["rollout"] >= 1e6
+
+
+def test_programs_are_counted_where_they_are_compiled_and_not_where_they_run_again():
+    program = jax.jit(lambda x: x * 2 + 1)
+    x, y = jnp.arange(3), jnp.arange(5)
+    for argument, expected in ((x, 1), (x, 0), (y, 1), (y, 0)):
+        watch = Stopwatch()
+        program(argument)
+        metrics = watch.metrics()
+        assert metrics["time/compilations"] == expected
+        assert (metrics["time/compile"] > 0) == (expected > 0)

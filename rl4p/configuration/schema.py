@@ -95,6 +95,7 @@ class Debug:
     """The keys of `debug`."""
 
     check_batches: bool
+    profile: bool
 
 
 SECTIONS = {"evaluation": Evaluation, "samples": Samples, "ema": EMA, "debug": Debug}

@@ -57,7 +57,7 @@ FILES = {
     "reward/terms": "_target_: toy.Terms\nterms:\n  right: {_target_: toy.Term, weight: 1.0}\n"
     "  tidy: {_target_: toy.Term, weight: 0.1}",
     "optimizer/plain": "_target_: toy.Part\nsize: ${steps}",
-    "debug/off": "check_batches: false",
+    "debug/off": "check_batches: false\nprofile: false",
     "experiment/good": "# @package _global_\ndefaults: [override /advantage: other]\nseed: 7",
     "experiment/misspelt_root": "# @package _global_\nstepss: 7",
     "experiment/misspelt_section": "# @package _global_\nevaluation: {everyy: 7}",

@@ -1,5 +1,6 @@
 """`python -m rl4p.train` from the outside: its folder, its exit codes, its promises."""
 
+import gzip
 import json
 from pathlib import Path
 
@@ -15,7 +16,7 @@ METRICS = {
     "update/approx_kl", "update/clip_low", "update/clip_high", "update/learning_rate",
     "update/skipped", "update/ess", "rollout/mismatch_kl",
     "time/rollout", "time/reward", "time/scoring", "time/advantage", "time/update", "time/step",
-    "staleness/mean", "staleness/max", "step",
+    "time/compile", "time/compilations", "staleness/mean", "staleness/max", "step",
 }  # fmt: skip
 
 
@@ -37,6 +38,9 @@ def test_a_run_leaves_its_record(folder):
     assert set(raw[2]) == METRICS | evaluation
     assert set(rows[0]) == evaluation | {"step"}
     assert all(row["rollout/logprob_gap_max"] < 1e-4 for row in rows[1:])
+    compiled = [row["time/compilations"] for row in raw[1:]]
+    assert compiled[0] > 0
+    assert compiled[2] == 0  # nothing is compiled once two steps have run
     sample = json.loads((folder / "samples.jsonl").read_text().splitlines()[0])
     assert sample["step"] == 2
     assert {"id", "prompt", "response", "answer", "reward", "terms"} < set(sample)
@@ -49,10 +53,37 @@ def test_the_summary_is_the_contract_for_scripts(folder):
     assert found["status"] == "finished"
     assert found["step"] == 3
     assert set(found["evaluation"]) == {"first", "last", "best"}
-    assert set(found["seconds"]) == {"total", "compile", "rollout", "update"}
-    assert found["seconds"]["compile"] > 0
+    phases = {"rollout", "reward", "scoring", "advantage", "update"}
+    assert set(found["seconds"]) == {"total"} | phases
+    assert set(found["median_seconds"]) == phases
+    assert all(found["seconds"][name] >= found["median_seconds"][name] > 0 for name in phases)
+    assert found["compilation"]["programs"] > found["compilation"]["from_cache"] >= 0
+    assert found["compilation"]["seconds"] > 0
     assert found["resumed_from"] is None
     assert len(found["params_sha256"]) == 64
+
+
+def test_a_second_run_reads_its_programs_from_the_users_cache(train, tmp_path, monkeypatch):
+    monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    found = []
+    for name in ("first", "second"):
+        process = train("steps=1", f"hydra.run.dir={tmp_path / name}")
+        assert process.returncode == 0, process.stderr
+        found.append(summary(tmp_path / name)["compilation"])
+    assert found[0]["programs"] == found[1]["programs"] == found[1]["from_cache"]
+    assert found[0]["from_cache"] < found[0]["programs"] / 2
+    assert "from the cache)" in process.stdout
+    assert lines(tmp_path / "first") == lines(tmp_path / "second")
+
+
+def test_a_profile_holds_the_programs_of_a_step(train, tmp_path):
+    process = train("steps=3", "debug.profile=true", f"hydra.run.dir={tmp_path}")
+    assert process.returncode == 0, process.stderr
+    (trace,) = tmp_path.glob("profile/**/perfetto_trace.json.gz")
+    events = json.loads(gzip.decompress(trace.read_bytes()))["traceEvents"]
+    names = {event.get("name", "") for event in events}
+    assert any("gradient_step" in name for name in names)
 
 
 def test_the_same_run_twice_agrees_in_every_digit(folder, train, tmp_path):
