@@ -50,7 +50,6 @@ def token_scores(
     mask_BT = trajectories.response_mask_BT[:, 1:]
     inputs = hidden_BTD[:, :-1], trajectories.tokens_BT[:, 1:]
 
-    @jax.checkpoint
     def score(hidden_BCD: Array, targets_BC: Array) -> tuple[Array, ...]:
         logits_BCV = decoder.logits(params, hidden_BCD)
         logprobs_BCV = sampling_logprobs(logits_BCV, sampling, targets_BC)
@@ -65,7 +64,7 @@ def token_scores(
 
     columns = max(1, LOGITS_PER_CHUNK // (B * decoder.config.vocabulary))
     if columns >= T - 1:
-        scores = score(*inputs)
+        scores = jax.checkpoint(score)(*inputs)
     else:
         order_BT = jnp.argsort(~mask_BT, axis=1)
 
@@ -76,6 +75,7 @@ def token_scores(
             x = jnp.pad(x, ((0, 0), (0, -(T - 1) % columns), *((0, 0),) * (x.ndim - 2)))
             return jnp.moveaxis(x.reshape(B, -1, columns, *x.shape[2:]), 1, 0)
 
+        @jax.checkpoint  # around the branch: inside it, each chunk would keep a copy of the head
         def score_chunk(chunk: tuple[Array, ...]) -> tuple[Array, ...]:
             *inputs, mask_BC = chunk
             nothing = (jnp.zeros(mask_BC.shape, jnp.float32),) * 3

@@ -8,9 +8,10 @@ import numpy as np
 import optax
 import pytest
 
+from rl4p.model.decoder import Decoder, DecoderConfig
 from rl4p.model.logprobs import score_tokens
 from rl4p.optimizer.adamw import AdamW
-from rl4p.types import Sampling, TrainingBatch
+from rl4p.types import Sampling, TrainingBatch, TrainState, Trajectories
 from rl4p.update.gradient_step import gradient_step
 from rl4p.update.ppo import PPO
 
@@ -303,3 +304,55 @@ def test_without_old_logprobs_the_ratio_is_one(in_half_precision, batch):
     assert metrics["update/approx_kl"] == metrics["update/clip_low"] == 0
     loss = -np.mean(batch.advantages_BT[batch.loss_mask_BT])
     assert metrics["update/loss"] == pytest.approx(float(loss), rel=1e-5)
+
+
+@pytest.mark.mixed_dtypes
+def test_logits_of_all_tokens_are_never_in_memory_at_once(make_objective):
+    """16k tokens of 152k words are 10 GB of logits; compiled, not run."""
+    rows, columns, words = 16, 1024, 152_000
+    decoder = Decoder(
+        config=DecoderConfig(
+            vocabulary=words,
+            width=64,
+            layers=1,
+            heads=2,
+            head_width=32,
+            key_value_heads=1,
+            feed_forward_width=64,
+            max_positions=columns,
+        )
+    )
+
+    def array(dtype, *shape):
+        return jax.ShapeDtypeStruct(shape, dtype)
+
+    params = jax.eval_shape(decoder.init, jax.random.key(0))
+    optimizer, of_token = AdamW(), (rows, columns)
+    state = TrainState(
+        step=array(np.int32),
+        params=params,
+        optimizer_state=jax.eval_shape(optimizer.transform().init, params),
+        key=jax.eval_shape(lambda: jax.random.key(0)),
+        memory={},
+    )
+    batch = TrainingBatch(
+        trajectories=Trajectories(
+            tokens_BT=array(np.int32, *of_token),
+            response_mask_BT=array(bool, *of_token),
+            positions_BT=array(np.int32, *of_token),
+            segment_ids_BT=array(np.int32, *of_token),
+            behaviour_logprobs_BT=array(np.float32, *of_token),
+            group_ids_B=array(np.int32, rows),
+            policy_version_B=array(np.int32, rows),
+            finish_B=array(np.int8, rows),
+        ),
+        advantages_BT=array(np.float32, *of_token),
+        loss_mask_BT=array(bool, *of_token),
+        scores={},
+    )
+    objective = make_objective(PPO(tokens_per_microbatch=rows * columns))
+    coefficients = {"kl": array(np.float32), "entropy": array(np.float32)}
+    program = gradient_step.lower(
+        objective, decoder, SAMPLING, optimizer, {}, state, batch, coefficients
+    ).compile()
+    assert program.memory_analysis().temp_size_in_bytes < rows * columns * words * 4 / 10

@@ -1,0 +1,56 @@
+"""Rollout alone with transformers' generate(), the engine that TRL uses on a CPU."""
+
+from workload import EOS, WORKLOADS, Recorder, arguments, limit_threads, prompt_ids
+
+limit_threads()
+import time
+
+import torch
+import transformers
+
+torch.set_num_threads(2)
+
+
+def load(path):
+    return transformers.AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
+
+
+def check_logprob(model, w):
+    """Mean log-probability of the prompts under the initial weights (same in every peer)."""
+    ids = torch.tensor(prompt_ids(w))
+    with torch.no_grad():
+        logp = model(ids).logits.log_softmax(-1)[:, :-1]
+    return logp.gather(-1, ids[:, 1:, None]).mean().item()
+
+
+def main():
+    a = arguments(5)
+    w = WORKLOADS[a.workload]
+    model = load(a.checkpoint)
+    rec = Recorder("transformers generate", transformers.__version__, w)
+    ids = torch.tensor(prompt_ids(w)).repeat_interleave(w.group, 0)
+    options = {
+        "do_sample": True,
+        "temperature": 1.0,
+        "top_k": 0,
+        "top_p": 1.0,
+        "max_new_tokens": w.max_new,
+    }
+    if w.fixed_length:
+        options["min_new_tokens"] = w.max_new
+    logprob = check_logprob(model, w)
+    for i in range(a.warmup + a.steps):
+        torch.manual_seed(i)
+        t = time.perf_counter()
+        with torch.no_grad():
+            out = model.generate(ids, attention_mask=torch.ones_like(ids), **options)
+        seconds = time.perf_counter() - t
+        eos = out[:, w.prompt_len :] == EOS
+        lengths = torch.where(eos.any(1), eos.int().argmax(1) + 1, eos.shape[1])
+        if i >= a.warmup:
+            rec.add(int(lengths.sum()), seconds, longest=int(lengths.max()))
+    rec.summary(check_logprob=round(logprob, 6))
+
+
+if __name__ == "__main__":
+    main()

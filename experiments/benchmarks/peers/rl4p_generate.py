@@ -1,0 +1,70 @@
+"""Rollout alone with rl4p's sampler, `rollout=continuous`."""
+
+from workload import EOS, PAD, WORKLOADS, Recorder, arguments, limit_threads, prompt_ids
+
+limit_threads()
+import time
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from workload import load_tokenizer
+
+import rl4p
+from rl4p.mesh import Mesh
+from rl4p.model.decoder import Decoder
+from rl4p.model.huggingface import read_config, read_params
+from rl4p.model.policy import Policy
+from rl4p.rollout.continuous import Continuous
+from rl4p.types import Prompt
+
+
+def load(path, w):
+    """The policy, its parameters, and the workload's prompts."""
+    mesh = Mesh(dp=1)
+    decoder = Decoder(config=read_config(Path(path)))
+    policy = Policy(
+        decoder=decoder,
+        tokenizer=load_tokenizer(path),
+        mesh=mesh,
+        end_ids=() if w.fixed_length else (EOS,),
+        pad_id=PAD,
+    )
+    prompts = [
+        Prompt(id=str(i), question="", answer="", task=w.name, tokens=tuple(map(int, ids)))
+        for i, ids in enumerate(prompt_ids(w))
+    ]
+    return policy, mesh.replicate(read_params(Path(path), decoder, "float32")), prompts
+
+
+def check_logprob(policy, params, w):
+    """Mean log-probability of the prompts under the initial weights (same in every peer)."""
+    ids_BT = jnp.asarray(prompt_ids(w), jnp.int32)
+    ones_BT = jnp.ones_like(ids_BT)
+    positions_BT = jnp.cumsum(ones_BT, axis=1) - 1
+    hidden_BTD = policy.decoder.hidden(params, ids_BT, positions_BT, ones_BT)
+    logprobs_BTV = jax.nn.log_softmax(policy.decoder.logits(params, hidden_BTD))[:, :-1]
+    return float(jnp.take_along_axis(logprobs_BTV, ids_BT[:, 1:, None], -1).mean())
+
+
+def main():
+    a = arguments(5)
+    w = WORKLOADS[a.workload]
+    policy, params, prompts = load(a.checkpoint, w)
+    sampler = Continuous(max_response_tokens=w.max_new)
+    rec = Recorder("rl4p sampler", rl4p.__version__, w)
+    for i in range(a.warmup + a.steps):
+        begin = time.perf_counter()
+        trajectories, _ = sampler(
+            policy, params, prompts, group_size=w.group, key=jax.random.key(i), version=0
+        )
+        lengths = np.asarray(trajectories.response_mask_BT).sum(axis=1)
+        seconds = time.perf_counter() - begin
+        if i >= a.warmup:
+            rec.add(int(lengths.sum()), seconds, longest=int(lengths.max()))
+    rec.summary(check_logprob=round(check_logprob(policy, params, w), 6))
+
+
+if __name__ == "__main__":
+    main()

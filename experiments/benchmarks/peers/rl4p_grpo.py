@@ -1,0 +1,87 @@
+"""Full GRPO steps with rl4p's own loop: generate, reward, advantages, one AdamW update."""
+
+from workload import WORKLOADS, Recorder, arguments, limit_threads, reward
+
+limit_threads()
+import time
+from dataclasses import dataclass
+
+import jax
+import numpy as np
+from rl4p_generate import check_logprob, load
+
+import rl4p
+from rl4p.advantage.grpo import GRPO
+from rl4p.collector.synchronous import Synchronous
+from rl4p.correction import none as correction
+from rl4p.critic import none as critic
+from rl4p.data.stream import PromptStream
+from rl4p.entropy import none as entropy
+from rl4p.kl import none as kl
+from rl4p.loop import Loop, train
+from rl4p.optimizer.adamw import AdamW
+from rl4p.phases import Phases
+from rl4p.reward.weighted import Weighted
+from rl4p.rollout.continuous import Continuous
+from rl4p.types import TrainState
+from rl4p.update.ppo import PPO
+
+
+@dataclass(frozen=True)
+class DistinctWords:
+    """The workload's reward, as a term."""
+
+    weight: float = 1.0
+
+    def __call__(self, texts):
+        return [reward(text) for text in texts.responses]
+
+
+def main():
+    a = arguments(5, micro_batch_tokens=2048, learning_rate=1e-7)
+    w = WORKLOADS[a.workload]
+    policy, params, prompts = load(a.checkpoint, w)
+    logprob = check_logprob(policy, params, w)
+    rec = Recorder("rl4p", rl4p.__version__, w, micro_batch_tokens=a.micro_batch_tokens)
+    optimizer = AdamW(learning_rate=a.learning_rate, max_grad_norm=0.0)  # the peers do not clip
+    loop = Loop(
+        policy=policy,
+        phases=Phases(
+            rollout=Continuous(max_response_tokens=w.max_new),
+            reward=Weighted(terms={"words": DistinctWords()}),
+            advantage=GRPO(),
+            update=PPO(tokens_per_microbatch=a.micro_batch_tokens),
+            correction=correction.NONE(),
+            kl=kl.NONE(),
+            entropy=entropy.NONE(),
+            critic=critic.NONE(),
+        ),
+        collector=Synchronous(),
+        optimizer=optimizer,
+        prompts_per_step=w.prompts,
+        group_size=w.group,
+        steps=a.warmup + a.steps,
+    )
+    state = TrainState(
+        step=policy.mesh.replicate(np.int32(0)),
+        params=params,
+        optimizer_state=jax.jit(optimizer.transform().init)(params),
+        key=jax.random.key(0),
+        memory={},
+    )
+    steps = train(loop, state, PromptStream(prompts, seed=0))
+    while True:
+        begin = time.perf_counter()
+        info = next(steps, None)
+        if info is None:
+            break
+        jax.block_until_ready(info.state.params)
+        seconds = time.perf_counter() - begin
+        if info.step > a.warmup:
+            lengths = np.asarray(info.trajectories.response_mask_BT).sum(axis=1)
+            rec.add(int(lengths.sum()), info.metrics["time/rollout"], seconds, int(lengths.max()))
+    rec.summary(check_logprob=round(logprob, 6))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,98 @@
+"""Full GRPO steps with TRL's GRPOTrainer: generate, reward, advantages, one AdamW update."""
+
+from workload import (
+    WORKLOADS,
+    Recorder,
+    arguments,
+    limit_threads,
+    load_tokenizer,
+    prompt_texts,
+    reward,
+)
+
+limit_threads()
+import tempfile
+import time
+
+import torch
+import transformers
+import trl
+from datasets import Dataset
+
+from hf_generate import check_logprob, load
+
+torch.set_num_threads(2)
+
+
+class Clock(transformers.TrainerCallback):
+    """A step runs from on_step_begin to on_step_end; its rollout ends when the reward is called."""
+
+    def __init__(self, record):
+        self.record = record
+
+    def on_step_begin(self, *args, **kwargs):
+        self.begin = time.perf_counter()
+
+    def reward(self, completions, completion_ids, **kwargs):
+        self.rollout_end = time.perf_counter()
+        self.lengths = [len(ids) for ids in completion_ids]
+        return [reward(text) for text in completions]
+
+    def on_step_end(self, args, state, control, **kwargs):
+        step = time.perf_counter() - self.begin
+        self.record(state.global_step, self.lengths, self.rollout_end - self.begin, step)
+
+
+def main():
+    a = arguments(5, micro_batch=32, learning_rate=1e-7)
+    w = WORKLOADS[a.workload]
+    model = load(a.checkpoint)
+    logprob = check_logprob(model, w)
+    rec = Recorder("trl", trl.__version__, w, micro_batch=a.micro_batch)
+
+    def record(step, lengths, rollout_s, step_s):
+        if step > a.warmup:
+            rec.add(sum(lengths), rollout_s, step_s, max(lengths))
+
+    clock = Clock(record)
+    total = a.warmup + a.steps
+    with tempfile.TemporaryDirectory() as scratch:
+        config = trl.GRPOConfig(
+            output_dir=scratch,
+            use_cpu=True,
+            bf16=False,
+            gradient_checkpointing=False,  # on by default; it costs a second forward
+            per_device_train_batch_size=a.micro_batch,
+            gradient_accumulation_steps=w.sequences // a.micro_batch,
+            num_generations=w.group,
+            max_completion_length=w.max_new,
+            generation_kwargs={"min_new_tokens": w.max_new} if w.fixed_length else None,
+            temperature=1.0,
+            beta=0.0,
+            num_iterations=1,
+            loss_type="grpo",
+            learning_rate=a.learning_rate,
+            lr_scheduler_type="constant",
+            max_grad_norm=0.0,  # Tunix does not clip either
+            max_steps=total,
+            shuffle_dataset=False,
+            logging_strategy="no",
+            save_strategy="no",
+            report_to=[],
+            disable_tqdm=True,
+        )
+        trainer = trl.GRPOTrainer(
+            model=model,
+            reward_funcs=clock.reward,
+            args=config,
+            train_dataset=Dataset.from_dict({"prompt": prompt_texts(w) * total}),
+            processing_class=load_tokenizer(a.checkpoint),
+            callbacks=[clock],
+        )
+        trainer.remove_callback(transformers.PrinterCallback)
+        trainer.train()
+    rec.summary(check_logprob=round(logprob, 6))
+
+
+if __name__ == "__main__":
+    main()

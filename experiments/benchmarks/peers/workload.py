@@ -1,0 +1,269 @@
+"""The two GRPO workloads that all run, and the files that make them identical.
+
+    python workload.py --workload uniform --checkpoint DIR    write tokenizer + weights
+    python workload.py --workload uniform --floor             FLOPs and the matmul floor
+
+Needs numpy, safetensors, tokenizers and transformers (there in every environment).
+"""
+
+import argparse
+import json
+import os
+import resource
+import statistics
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+PAD, EOS, BOS = 0, 1, 2
+THREADS = 2
+
+
+@dataclass(frozen=True)
+class Workload:
+    name: str
+    vocab: int
+    prompts: int
+    max_new: int
+    fixed_length: bool  # EOS never ends a completion: exactly max_new tokens each
+    group: int = 8
+    prompt_len: int = 64  # including the leading <bos>
+    hidden: int = 256
+    intermediate: int = 704
+    layers: int = 6
+    heads: int = 8
+    kv_heads: int = 2
+    rope_theta: float = 1_000_000.0
+    norm_eps: float = 1e-6
+
+    @property
+    def head_dim(self):
+        return self.hidden // self.heads
+
+    @property
+    def sequences(self):
+        return self.prompts * self.group
+
+
+WORKLOADS = {
+    "uniform": Workload("uniform", vocab=512, prompts=8, max_new=128, fixed_length=True),
+    "longtail": Workload("longtail", vocab=64, prompts=16, max_new=256, fixed_length=False),
+}
+
+
+def limit_threads():
+    """Call before numpy, torch or jax is imported: every peer gets the same two cores."""
+    os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:THREADS])
+    for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
+        os.environ[name] = str(THREADS)
+
+
+def prompt_ids(w, seed=0):
+    """[prompts, prompt_len] token ids: <bos>, then uniform over the ordinary words."""
+    import numpy as np
+
+    ids = np.random.default_rng(seed).integers(3, w.vocab, (w.prompts, w.prompt_len))
+    ids[:, 0] = BOS
+    return ids
+
+
+def prompt_texts(w, seed=0):
+    return [" ".join(["<bos>"] + [f"t{i}" for i in row[1:]]) for row in prompt_ids(w, seed)]
+
+
+def reward(text):
+    """Number of distinct words, modulo 7."""
+    return float(len(set(text.split())) % 7)
+
+
+def save_tokenizer(w, path):
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    vocab = {"<pad>": PAD, "<eos>": EOS, "<bos>": BOS} | {f"t{i}": i for i in range(3, w.vocab)}
+    tok = Tokenizer(models.WordLevel(vocab, unk_token="<pad>"))
+    tok.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    PreTrainedTokenizerFast(
+        tokenizer_object=tok, pad_token="<pad>", eos_token="<eos>", bos_token="<bos>"
+    ).save_pretrained(path)
+
+
+def load_tokenizer(path):
+    # Not AutoTokenizer: it reads model_type=qwen2 in config.json and substitutes its own class.
+    from transformers import PreTrainedTokenizerFast
+
+    return PreTrainedTokenizerFast.from_pretrained(path)
+
+
+def save_weights(w, path, seed=0):
+    """Seeded random Qwen2 weights: normal(0, 0.02), norms 1, q/k/v biases 0."""
+    import numpy as np
+    from safetensors.numpy import save_file
+
+    rng = np.random.default_rng(seed)
+
+    def normal(*shape):
+        return (0.02 * rng.standard_normal(shape)).astype(np.float32)
+
+    d, kv = w.hidden, w.kv_heads * w.head_dim
+    t = {
+        "model.embed_tokens.weight": normal(w.vocab, d),
+        "model.norm.weight": np.ones(d, np.float32),
+    }
+    for i in range(w.layers):
+        p = f"model.layers.{i}."
+        for name, out in ("q", d), ("k", kv), ("v", kv):
+            t[p + f"self_attn.{name}_proj.weight"] = normal(out, d)
+            t[p + f"self_attn.{name}_proj.bias"] = np.zeros(out, np.float32)
+        t[p + "self_attn.o_proj.weight"] = normal(d, d)
+        t[p + "mlp.gate_proj.weight"] = normal(w.intermediate, d)
+        t[p + "mlp.up_proj.weight"] = normal(w.intermediate, d)
+        t[p + "mlp.down_proj.weight"] = normal(d, w.intermediate)
+        t[p + "input_layernorm.weight"] = np.ones(d, np.float32)
+        t[p + "post_attention_layernorm.weight"] = np.ones(d, np.float32)
+    save_file(t, Path(path) / "model.safetensors", metadata={"format": "pt"})
+    config = {
+        "architectures": ["Qwen2ForCausalLM"],
+        "model_type": "qwen2",
+        "dtype": "float32",
+        "hidden_act": "silu",
+        "vocab_size": w.vocab,
+        "hidden_size": d,
+        "intermediate_size": w.intermediate,
+        "num_hidden_layers": w.layers,
+        "num_attention_heads": w.heads,
+        "num_key_value_heads": w.kv_heads,
+        "max_position_embeddings": 1024,
+        "rms_norm_eps": w.norm_eps,
+        "rope_theta": w.rope_theta,
+        "tie_word_embeddings": True,
+        "attention_dropout": 0.0,
+        "initializer_range": 0.02,
+        "use_sliding_window": False,
+        "pad_token_id": PAD,
+        "eos_token_id": EOS,
+        "bos_token_id": BOS,
+    }
+    (Path(path) / "config.json").write_text(json.dumps(config, indent=2))
+
+
+def step_flops(w, lengths):
+    """Useful FLOPs of one GRPO step, (rollout, update), for the given completion lengths.
+
+    Counts the matrix products only (2 per multiply-add): every sequence prefills its own
+    prompt, attention is causal (no masked work), the head runs only where a logit is used,
+    nothing is spent on padding or finished sequences, and backward costs twice forward.
+    """
+    d, kv = w.hidden, w.kv_heads * w.head_dim
+    linear = 2 * w.layers * (2 * d * d + 2 * d * kv + 3 * d * w.intermediate)
+    head = 2 * d * w.vocab
+
+    def forward(n):  # positions 0 .. n-1, position p attends to p+1 keys
+        return n * linear + 4 * d * w.layers * n * (n + 1) / 2
+
+    per_seq = [forward(w.prompt_len + n - 1) + n * head for n in lengths]
+    return sum(per_seq), 3 * sum(per_seq)
+
+
+class Recorder:
+    """Collects one record per repetition and prints it as a JSON line."""
+
+    def __init__(self, peer, version, w, **extra):
+        self.w, self.rows = w, []
+        self.head = dict(
+            peer=peer,
+            version=version,
+            workload=w.name,
+            sequences=w.sequences,
+            prompt_tokens=w.sequences * w.prompt_len,
+            **extra,
+        )
+        if os.environ.get("LD_PRELOAD"):  # for example setup.sh's mkl_avx512.so
+            self.head["preload"] = Path(os.environ["LD_PRELOAD"]).name
+
+    def add(self, completion_tokens, rollout_s, step_s=None, longest=None):
+        seconds = step_s or rollout_s
+        row = {
+            "completion_tokens": completion_tokens,
+            "longest": longest,
+            "rollout_s": round(rollout_s, 4),
+            "step_s": step_s and round(step_s, 4),
+            "tokens_per_s": round(completion_tokens / seconds, 1),
+        }
+        self.rows.append(row)
+        print(json.dumps(self.head | {"repetition": len(self.rows)} | row), flush=True)
+
+    def summary(self, **extra):
+        out = dict(self.head, summary=True, repetitions=len(self.rows))
+        for key in "completion_tokens", "rollout_s", "step_s", "tokens_per_s":
+            values = [r[key] for r in self.rows if r[key] is not None]
+            if values:
+                best = max if key == "tokens_per_s" else min
+                out[key] = round(statistics.median(values), 4)
+                out[key + "_best"] = best(values)
+        out["completion_tokens"] = round(out["completion_tokens"])
+        del out["completion_tokens_best"]
+        out["peak_rss_mb"] = round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
+        print(json.dumps(out | extra), flush=True)
+
+
+def arguments(default_steps, **options):
+    """The command line that the benchmark scripts share."""
+    p = argparse.ArgumentParser()
+    p.add_argument("--workload", choices=WORKLOADS, required=True)
+    p.add_argument("--checkpoint", required=True, help="directory written by workload.py")
+    p.add_argument("--steps", type=int, default=default_steps, help="measured repetitions")
+    p.add_argument("--warmup", type=int, default=1)
+    for name, default in options.items():
+        p.add_argument("--" + name.replace("_", "-"), type=type(default), default=default)
+    return p.parse_args()
+
+
+def matmul_rate(n=1024, seconds=3.0):
+    """Best float32 FLOP/s that numpy reaches on an n x n x n product with two threads."""
+    import numpy as np
+
+    a = np.random.default_rng(0).standard_normal((n, n), dtype=np.float32)
+    b, out, best, end = a.T.copy(), np.empty_like(a), 0.0, time.perf_counter() + seconds
+    while time.perf_counter() < end:
+        t = time.perf_counter()
+        np.matmul(a, b, out=out)
+        best = max(best, 2 * n**3 / (time.perf_counter() - t))
+    return best
+
+
+def main():
+    p = argparse.ArgumentParser()
+    p.add_argument("--workload", choices=WORKLOADS, required=True)
+    p.add_argument("--checkpoint", help="write the tokenizer and the weights here")
+    p.add_argument("--floor", action="store_true", help="print FLOPs / matmul rate")
+    p.add_argument(
+        "--mean-length", type=float, help="completion length for --floor (default max_new)"
+    )
+    a = p.parse_args()
+    w = WORKLOADS[a.workload]
+    os.environ.pop("OPENBLAS_CORETYPE", None)  # if inherited, it can pin slower kernels
+    if a.checkpoint:
+        Path(a.checkpoint).mkdir(parents=True, exist_ok=True)
+        save_tokenizer(w, a.checkpoint)
+        save_weights(w, a.checkpoint)
+    if a.floor:
+        rollout, update = step_flops(w, [a.mean_length or w.max_new] * w.sequences)
+        rate = matmul_rate()
+        print(
+            json.dumps(
+                {
+                    "workload": w.name,
+                    "rollout_gflop": round(rollout / 1e9, 1),
+                    "update_gflop": round(update / 1e9, 1),
+                    "matmul_gflops": round(rate / 1e9, 1),
+                    "rollout_floor_s": round(rollout / rate, 3),
+                    "step_floor_s": round((rollout + update) / rate, 3),
+                }
+            )
+        )
+
+
+if __name__ == "__main__":
+    limit_threads()
+    main()
