@@ -48,14 +48,14 @@ def build(config: DictConfig) -> Experiment:
     Raises:
       InputError: they do not, or data or weights are wrong; the configuration key is named.
     """
-    key = jax.random.key(config.seed)
     mesh: Mesh = instantiate(config.mesh)
     rows = config.prompts_per_step * config.group_size
-    if rows % mesh.size:
+    if rows % mesh.size:  # the first use of JAX, and the last time that its devices can be chosen
         raise InputError(
             f"prompts_per_step x group_size = {rows} sequences do not divide over the {mesh.size} "
             "devices of the mesh."
         )
+    key = jax.random.key(config.seed)
     phases = build_phases(config)
     together = phases.objective(config.group_size).rows_together
     if rows % (phases.update.minibatches * together):

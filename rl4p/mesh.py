@@ -1,5 +1,6 @@
 """The devices of a run, and how arrays lie on them."""
 
+import os
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -16,12 +17,18 @@ class Mesh:
 
     Attributes:
       dp: devices along the axis; -1 takes all that the process sees.
+      cpu_devices: how many a CPU is divided into, -1 being one for each core; None leaves it to
+        JAX, for which a CPU is one device. Its cores share the work of large products well, and
+        that of decoding hardly at all; but every device holds all parameters.
     """
 
     dp: int = -1
+    cpu_devices: int | None = None
 
     @cached_property
     def devices(self) -> jax.sharding.Mesh:
+        if self.cpu_devices is not None:
+            divide_cpu(len(os.sched_getaffinity(0)) if self.cpu_devices == -1 else self.cpu_devices)
         count = jax.device_count()
         dp = count if self.dp == -1 else self.dp
         if not 1 <= dp <= count:
@@ -59,6 +66,14 @@ class Mesh:
 
     def keep_everywhere(self, tree: Any) -> Any:
         return tree if self.size == 1 else jax.lax.with_sharding_constraint(tree, self.everywhere)
+
+
+def divide_cpu(devices: int) -> None:
+    """Only before JAX is first used, or to what it is already."""
+    try:
+        jax.config.update("jax_num_cpu_devices", devices)
+    except (RuntimeError, ValueError) as error:
+        raise InputError(f"mesh.cpu_devices={devices} cannot be: {error}") from error
 
 
 ONE_DEVICE = Mesh(dp=1)

@@ -109,6 +109,26 @@ def test_all_devices_are_taken_unless_told():
     assert Mesh(dp=1).size == 1
 
 
+CORES = """
+import os, sys
+from rl4p.errors import InputError
+from rl4p.mesh import Mesh
+
+assert Mesh(cpu_devices=-1).size == len(os.sched_getaffinity(0))
+assert Mesh(dp=1).size == 1
+try:
+    Mesh(cpu_devices=len(os.sched_getaffinity(0)) + 1).size
+except InputError as error:
+    sys.exit(str(error))
+"""
+
+
+def test_a_cpu_is_divided_into_a_device_for_each_core_once():
+    done = subprocess.run([sys.executable, "-c", CORES], capture_output=True, text=True)
+    assert done.stderr.startswith("mesh.cpu_devices=")
+    assert "before backends are initialized" in done.stderr
+
+
 def test_rows_are_split_and_parameters_are_everywhere():
     mesh = Mesh(dp=1)
     tree = {"a": np.arange(6.0).reshape(3, 2), "b": np.arange(3)}

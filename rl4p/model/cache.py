@@ -1,6 +1,7 @@
 """Keys and values of tokens that a decoder has seen."""
 
 from dataclasses import dataclass
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -39,6 +40,5 @@ def write(cache: Array, new: Array, slot: Array | int, axis: int) -> Array:
     """New slots from `slot` on: one for all rows, or [B], of one token each, one for each row."""
     if jnp.ndim(slot) == 0:
         return jax.lax.dynamic_update_slice_in_dim(cache, new, slot, axis=axis)
-    rows = jnp.arange(cache.shape[0])
-    places = (rows, *(slice(None),) * (axis - 1), slot)
-    return jnp.asarray(cache).at[places].set(jnp.squeeze(new, axis), unique_indices=True)
+    # Mapped over rows, and not indexed by them: devices that share the rows write each its own.
+    return jax.vmap(partial(jax.lax.dynamic_update_slice_in_dim, axis=axis - 1))(cache, new, slot)

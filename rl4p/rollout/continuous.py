@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from rl4p.bounds import Positive
-from rl4p.model.cache import Cache
+from rl4p.model.cache import Cache, write
 from rl4p.model.decoder import Decoder
 from rl4p.model.policy import Policy
 from rl4p.rollout.options import SamplerOptions
@@ -135,16 +135,17 @@ class Responses(NamedTuple):
             lengths_B=np.zeros(B, np.int32),
         )
 
-    def add(self, sequence_n: Array, age_n: Array, token_n: Array, logprob_n: Array) -> "Responses":
-        """Token `age` of each sequence; free slots write to row B, which is none."""
+    def take(self, sequence_n: Array) -> "Responses":
+        """Those of some sequences; where the slot is free, of no matter which."""
+        return Responses(*(jnp.take(x, sequence_n, axis=0, mode="clip") for x in self))
 
-        def put(x: Array, places: tuple[Array, ...], values: Array) -> jax.Array:
-            return jnp.asarray(x).at[places].set(values, mode="drop")
-
+    def put(self, sequence_n: Array, part: "Responses") -> "Responses":
+        """With what some sequences have said now; free slots write to row B, which is none."""
         return Responses(
-            tokens_BR=put(self.tokens_BR, (sequence_n, age_n), token_n),
-            logprobs_BR=put(self.logprobs_BR, (sequence_n, age_n), logprob_n),
-            lengths_B=put(self.lengths_B, (sequence_n,), age_n + 1),
+            *(
+                jnp.asarray(x).at[sequence_n].set(new, mode="drop")
+                for x, new in zip(self, part, strict=True)
+            )
         )
 
 
@@ -163,9 +164,14 @@ def slot_counts(most: int, devices: int, R: int) -> tuple[int, ...]:
 
 
 def response_room(oldest: int, R: int) -> int:
-    """Places of the cache for responses: the next quarter of R (64 at least) the oldest needs."""
-    step = max(64, -(-R // 4))
-    return min(R, (oldest // step + 1) * step)
+    """Places of the cache for responses: the first of 64, 96, 128, 192, 256, ... over the oldest's.
+
+    A limit that no response comes near costs nothing.
+    """
+    places = 64
+    while places <= oldest:
+        places = places * 3 // 2 if places.bit_count() == 1 else places * 4 // 3
+    return min(R, places)
 
 
 @partial(jax.jit, static_argnames="decoder")
@@ -221,13 +227,14 @@ def decode(
 ) -> tuple[Slots, Cache, Responses]:
     """One token of every slot per turn, until `enough` go on or the oldest fills its cache."""
     B, R = responses.tokens_BR.shape
+    began_n, spoken = slots.sequence_n, responses.take(slots.sequence_n)
     room = cache.positions_BS.shape[1] - width
     keys_n = jax.vmap(jax.random.fold_in, (None, 0))(key, slots.sequence_n)
     lengths_n = jnp.asarray(lengths_B)[jnp.minimum(slots.sequence_n, B - 1)]
     ones_n1 = jnp.ones((len(slots.token_n), 1), jnp.int32)
 
     def turn(carry: tuple) -> tuple:
-        (sequence_n, token_n, age_n), cache, responses = carry
+        (sequence_n, token_n, age_n), cache, said = carry
         hidden_n1D, cache = decoder.extend(
             params,
             layers,
@@ -239,13 +246,23 @@ def decode(
         )
         logits_nV = decoder.logits(params, hidden_n1D[:, 0])
         token_n, logprob_n = draw(logits_nV, sampling, keys_n, age_n, greedy)
-        responses = responses.add(sequence_n, age_n, token_n, logprob_n)
+        column_n = jnp.where(sequence_n < B, age_n, R)
+        said = tuple(
+            write(x, new[:, None], column_n, axis=1)
+            for x, new in zip(said, (token_n, logprob_n), strict=True)
+        )
         age_n = jnp.where(sequence_n < B, age_n + 1, age_n)
         ended_n = jnp.isin(token_n, jnp.asarray(end_ids, jnp.int32)) | (age_n == R)
-        return Slots(jnp.where(ended_n, B, sequence_n), token_n, age_n), cache, responses
+        return Slots(jnp.where(ended_n, B, sequence_n), token_n, age_n), cache, said
 
     def worth(carry: tuple) -> Array:
         going_n = carry[0].sequence_n < B
         return (jnp.sum(going_n) > enough) & (jnp.max(jnp.where(going_n, carry[0].age_n, 0)) < room)
 
-    return jax.lax.while_loop(worth, turn, (slots, cache, responses))
+    # What is said stays with the slots (free ones write to a column more), and goes to its sequence
+    # at the end: the two may be on different devices, which then meet once a chunk.
+    said = tuple(jnp.pad(x, ((0, 0), (0, 1))) for x in (spoken.tokens_BR, spoken.logprobs_BR))
+    slots, cache, said = jax.lax.while_loop(worth, turn, (slots, cache, said))
+    tokens_nR, logprobs_nR = (x[:, :R] for x in said)
+    spoken = Responses(tokens_nR, logprobs_nR, slots.age_n)
+    return slots, cache, responses.put(began_n, spoken)

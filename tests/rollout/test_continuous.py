@@ -1,4 +1,8 @@
 import dataclasses
+import math
+import re
+import subprocess
+import sys
 from collections import deque
 
 import jax
@@ -155,8 +159,64 @@ def test_slots_are_halved_while_it_pays_and_they_divide(most, devices, limit, co
 
 
 def test_the_cache_has_room_for_the_next_token_and_few_sizes():
-    for limit in (1, 31, 32, 40, 128, 256, 1000):
+    for limit in (1, 31, 32, 40, 128, 256, 1000, 4096):
         rooms = [response_room(age, limit) for age in range(limit)]
         assert all(room > age for age, room in enumerate(rooms))
         assert rooms[-1] == limit
-        assert len(set(rooms)) <= 4
+        assert len(set(rooms)) <= max(1, 2 * math.log2(limit / 32))
+        assert all(room <= max(64, 1.5 * (age + 1)) for age, room in enumerate(rooms))
+
+
+@pytest.fixture(scope="module")
+def decode_text(on_devices):
+    """The compiled decode loop of so many devices: 24 slots, and a cache of 48 places."""
+
+    def text(devices):
+        command = [sys.executable, "-c", DECODE]
+        done = subprocess.run(command, capture_output=True, text=True, env=on_devices(devices))
+        assert done.returncode == 0, done.stderr[-3000:]
+        return [line.strip() for line in done.stdout.splitlines() if "/while/" in line]
+
+    return text
+
+
+DECODE = """
+import jax, numpy as np
+from rl4p.mesh import Mesh
+from rl4p.model.scratch import Scratch
+from rl4p.rollout.continuous import Responses, Slots, decode, prefill, rearranged
+from rl4p.types import Sampling
+
+mesh, n = Mesh(), 24
+policy, params = Scratch(width=32, layers=2, heads=4, key_value_heads=2).build(
+    mesh, jax.random.key(0)
+)
+tokens = np.ones((3, 16), np.int32)
+layers, prefilled = prefill(policy.decoder, params, *mesh.replicate((tokens, tokens > 0)))
+rows = np.arange(n, dtype=np.int32)
+cache = rearranged(None, prefilled, rows, rows // 8, rows >= 0, 48)
+slots = Slots(rows, rows, np.zeros_like(rows))
+if mesh.size > 1:
+    slots, cache = mesh.shard_rows((slots, cache))
+print(decode.lower(
+    policy.decoder, Sampling(), policy.end_ids, 16, params, layers, np.full(n, 16), slots, cache,
+    mesh.replicate(Responses.empty(n, 32)), jax.random.key(0), False, 0,
+).compile().as_text())
+"""
+
+
+def test_no_turn_copies_the_cache(decode_text):
+    """Keys are [24, 2, 8, 48] and values [24, 2, 48, 8], whatever the order of their axes."""
+    shapes = [line.split(" copy(")[0] for line in decode_text(1) if " copy(" in line]
+    sizes = [re.search(r"\[([\d,]+)\]", shape) for shape in shapes]
+    elements = [math.prod(map(int, size[1].split(","))) for size in sizes if size]
+    assert max(elements, default=0) < 24 * 2 * 8 * 48
+
+
+def test_in_a_turn_devices_only_tell_one_another_whether_to_go_on(decode_text):
+    collectives = ("all-gather(", "all-reduce(", "all-to-all(", "collective-permute(")
+    lines = [line for line in decode_text(2) if any(name in line for name in collectives)]
+    assert lines  # that they do tell
+    for line in lines:
+        assert re.match(r"%\S+ = s32\[\] all-reduce\(", line), line
+        assert "/while/cond/" in line

@@ -1,6 +1,6 @@
 """Rollout alone with rl4p's sampler, `rollout=continuous`."""
 
-from workload import EOS, PAD, WORKLOADS, Recorder, arguments, limit_threads, prompt_ids
+from workload import EOS, PAD, THREADS, WORKLOADS, Recorder, arguments, limit_threads, prompt_ids
 
 limit_threads()
 import time
@@ -22,7 +22,8 @@ from rl4p.types import Prompt
 
 def load(path, w):
     """The policy, its parameters, and the workload's prompts."""
-    mesh = Mesh(dp=1)
+    mesh = Mesh(cpu_devices=-1)  # mesh=cores: as many devices as there are cores
+    assert mesh.size == THREADS
     decoder = Decoder(config=read_config(Path(path)))
     policy = Policy(
         decoder=decoder,
