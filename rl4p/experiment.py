@@ -216,8 +216,8 @@ def describe_step(config: DictConfig, phases: Phases, prompts: list[Prompt], mes
     width += phases.rollout.max_response_tokens
     update = phases.update
     updates = update.epochs * update.minibatches
-    rows = sequences // update.minibatches
-    microbatches = -(-rows // rows_in(width, update.tokens_per_microbatch, mesh.size))
+    rows = -(-sequences // update.minibatches // mesh.size)  # of a device
+    microbatches = -(-rows // rows_in(width, update.tokens_per_microbatch))
     return (
         f"a step: {config.prompts_per_step} prompts x {config.group_size} samples = {sequences} "
         f"sequences, at most {sequences * width:,} tokens, {updates} "

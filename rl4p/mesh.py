@@ -1,6 +1,7 @@
 """The devices of a run, and how arrays lie on them."""
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -56,16 +57,38 @@ class Mesh:
     def replicate(self, tree: Any) -> Any:
         return jax.device_put(tree, self.everywhere)
 
-    # Within a compiled function, where the compiler would otherwise choose.
-
-    def keep_rows(self, tree: Any) -> Any:
-        """Splits the first axis over the devices, if it divides."""
-        if self.size == 1 or jax.tree.leaves(tree)[0].shape[0] % self.size:
-            return tree
-        return jax.lax.with_sharding_constraint(tree, self.rows)
+    # Within a compiled function.
 
     def keep_everywhere(self, tree: Any) -> Any:
+        """Where the compiler would otherwise choose."""
         return tree if self.size == 1 else jax.lax.with_sharding_constraint(tree, self.everywhere)
+
+    def on_rows(
+        self, function: Callable[[Any, Any], Any], shared: Any, rows: Any, *, of_rows: bool
+    ) -> Any:
+        """function(shared, rows), called on each device with its part of the rows.
+
+        Devices wait for one another only where the function has them add up (`total`, `largest`).
+
+        Args:
+          of_rows: whether the result is of the device's rows, or the same on all devices.
+        """
+        if self.size == 1:
+            return function(shared, rows)
+        placed = PartitionSpec("dp")
+        return jax.shard_map(
+            function,
+            mesh=self.devices,
+            in_specs=(PartitionSpec(), placed),
+            out_specs=placed if of_rows else PartitionSpec(),
+            check_vma=False,
+        )(shared, rows)
+
+    def total(self, tree: Any) -> Any:
+        return tree if self.size == 1 else jax.lax.psum(tree, "dp")
+
+    def largest(self, tree: Any) -> Any:
+        return tree if self.size == 1 else jax.lax.pmax(tree, "dp")
 
 
 def divide_cpu(devices: int) -> None:

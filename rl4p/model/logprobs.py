@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from rl4p.mesh import ONE_DEVICE, Mesh
 from rl4p.model.decoder import Decoder
-from rl4p.model.microbatches import Rows, fold
+from rl4p.model.microbatches import Rows, deal, fold, rows_of
 from rl4p.sampling import sampling_logprobs
 from rl4p.types import Array, Params, Sampling, Trajectories
 
@@ -116,13 +116,15 @@ def score_tokens(
     Args:
       names: of `TokenScores`: logprobs, entropy, collision; and `values`.
       values: a critic's function of (decoder, params, activations, trajectories).
-      mesh: whose devices share the rows of each microbatch.
+      mesh: whose devices share the rows, each in microbatches of its own.
 
     Returns:
       By name, float32 [B, T].
     """
 
-    def score(found: dict[str, Array], part: Trajectories, rows: Rows) -> dict[str, Array]:
+    def score(
+        found: dict[str, Array], part: Trajectories, rows: Rows, params: Params
+    ) -> dict[str, Array]:
         hidden_BTD = trunk(decoder, params, part)
         scores = token_scores(decoder, params, hidden_BTD, part, sampling)
         new = {name: getattr(scores, f"{name}_BT") for name in names if name != "values"}
@@ -130,12 +132,21 @@ def score_tokens(
             new["values"] = values(decoder, params, hidden_BTD, part)
         return {name: rows.put(found[name], x) for name, x in new.items()}
 
-    zeros_BT = jnp.zeros(trajectories.tokens_BT.shape, jnp.float32)
-    return fold(
-        score,
-        dict.fromkeys((*names, "values") if values else names, zeros_BT),
-        trajectories,
-        trajectories.segment_ids_BT,
-        tokens=tokens_per_microbatch,
-        mesh=mesh,
+    def of_rows(params: Params, trajectories: Trajectories) -> dict[str, Array]:
+        zeros_BT = jnp.zeros(trajectories.tokens_BT.shape, jnp.float32)
+        return fold(
+            partial(score, params=params),
+            dict.fromkeys((*names, "values") if values else names, zeros_BT),
+            trajectories,
+            trajectories.segment_ids_BT,
+            tokens=tokens_per_microbatch,
+        )
+
+    if mesh.size == 1:
+        return of_rows(params, trajectories)
+    B = trajectories.tokens_BT.shape[0]
+    rows_b = deal(trajectories.segment_ids_BT, mesh.size)
+    found = mesh.on_rows(of_rows, params, rows_of(trajectories, rows_b), of_rows=True)
+    return jax.tree.map(
+        lambda x: jnp.zeros((B, *x.shape[1:])).at[rows_b].set(x, mode="drop"), found
     )

@@ -1,13 +1,11 @@
 """Microbatches of rows of about one length: little padding, and one program for all lengths."""
 
-import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from rl4p.mesh import ONE_DEVICE, Mesh
 from rl4p.types import Array
 
 
@@ -38,7 +36,6 @@ def fold(
     *,
     tokens: int,
     together: int = 1,
-    mesh: Mesh = ONE_DEVICE,
 ) -> Any:
     """start, then add(start, microbatch, rows) over a batch's microbatches, longest rows first.
 
@@ -51,19 +48,15 @@ def fold(
       batch: arrays [B, T] or [B], of which `add` sees [b, width] or [b].
       tokens: in one microbatch at most, padding included; yet one row at least.
       together: so many neighbouring rows stay in one microbatch.
-      mesh: whose devices share the rows of each microbatch: one row at least for every device.
     """
     B, T = segment_ids_BT.shape
-    block = math.lcm(together, mesh.size)
-    real_BT = segment_ids_BT > 0
-    left_B = jnp.argmax(real_BT, axis=1)
-    lengths_B = jnp.max(jnp.where(real_BT, jnp.arange(T)[None] + 1, 0), axis=1) - left_B
+    left_B, lengths_B = extents(segment_ids_BT)
     longest = jnp.max(lengths_B.reshape(-1, together), axis=1)
     order_B = jnp.argsort(-longest)[:, None] * together + jnp.arange(together)[None]
     order_B = order_B.reshape(-1)
     carry = jnp.int32(0), start
     for width, narrower in zip(widths(T), (*widths(T)[1:], 0), strict=True):
-        b = min(B, rows_in(width, tokens, block))
+        b = min(B, rows_in(width, tokens, together))
         wide = jnp.sum(longest > narrower) * together
 
         def turn(carry: Any, width: int = width, b: int = b) -> Any:
@@ -71,11 +64,37 @@ def fold(
             ids_b = done + jnp.arange(b)
             rows_b = jnp.where(ids_b < B, order_B[jnp.minimum(ids_b, B - 1)], B)
             rows = Rows(rows_b, left_B[jnp.minimum(rows_b, B - 1)])
-            part = mesh.keep_rows(jax.tree.map(lambda x: rows.take(x, width), batch))
+            part = jax.tree.map(lambda x: rows.take(x, width), batch)
             return done + b, add(value, part, rows)
 
         carry = jax.lax.while_loop(lambda carry, end=wide: carry[0] < end, turn, carry)
     return carry[1]
+
+
+def extents(segment_ids_BT: Array) -> tuple[Array, Array]:
+    """The column of each row's first token, and how many columns it needs from there."""
+    real_BT = segment_ids_BT > 0
+    left_B = jnp.argmax(real_BT, axis=1)
+    columns = jnp.arange(real_BT.shape[1])[None]
+    return left_B, jnp.max(jnp.where(real_BT, columns + 1, 0), axis=1) - left_B
+
+
+def deal(segment_ids_BT: Array, devices: int, together: int = 1) -> Array:
+    """The rows of each device, one after the other: the longest are dealt first, one to each.
+
+    So all have as much to do, in as many rows: the number B, which is no row, fills them up.
+    """
+    lengths_B = extents(segment_ids_BT)[1]
+    longest = jnp.max(lengths_B.reshape(-1, together), axis=1)
+    blocks = longest.shape[0]
+    order = jnp.pad(jnp.argsort(-longest), (0, -blocks % devices), constant_values=blocks)
+    rows = order.reshape(-1, devices).T.reshape(-1, 1) * together + jnp.arange(together)[None]
+    return rows.reshape(-1)
+
+
+def rows_of(batch: Any, rows_b: Array) -> Any:
+    """Some rows of arrays [B, ...]; zeros where there is no such row."""
+    return jax.tree.map(lambda x: x.at[rows_b].get(mode="fill", fill_value=0), batch)
 
 
 def widths(T: int) -> tuple[int, ...]:

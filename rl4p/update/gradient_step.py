@@ -17,7 +17,7 @@ from rl4p.mesh import ONE_DEVICE, Mesh
 from rl4p.model.decoder import Decoder
 from rl4p.model.logprobs import token_scores, trunk
 from rl4p.model.lora import join
-from rl4p.model.microbatches import Rows, fold
+from rl4p.model.microbatches import Rows, deal, fold, rows_of
 from rl4p.protocols import Objective
 from rl4p.types import Array, Metrics, Params, Sampling, TrainingBatch, TrainState
 from rl4p.update.aggregation import aggregation_weights
@@ -49,7 +49,8 @@ def gradient_step(
       state: given up to the call (donated).
       batch: rows are whole sequences; their number must divide by the minibatches.
       coefficients: of `kl` and `entropy` in this step.
-      mesh: whose devices share the rows of each microbatch.
+      mesh: whose devices share the rows, each in microbatches of its own, and add their gradients
+        up once for each update.
 
     Returns:
       The state after the updates (its step is not advanced: the loop does that) and metrics under
@@ -120,7 +121,8 @@ def minibatch_gradient(
     )
     batch = prepared(objective, batch)
 
-    def loss_and_sums(params: Params, micro: TrainingBatch, weights_BT: Array) -> Any:
+    def loss_and_sums(params: Params, shared: Any, micro: TrainingBatch, weights_BT: Array) -> Any:
+        frozen, coefficients = shared
         loss_BT, per_token = token_loss(
             objective, decoder, sampling, join(frozen, params), micro, coefficients
         )
@@ -131,25 +133,33 @@ def minibatch_gradient(
         gap_max = jnp.max(jnp.where(mask, per_token["logprob_gap"], 0.0))
         return loss, jax.lax.stop_gradient((sums, gap_max))
 
-    def accumulate(carry: Any, micro: tuple[TrainingBatch, Array], rows: Rows) -> Any:
-        gradient, sums, gap_max = carry
-        (_, (new_sums, new_max)), new_gradient = jax.value_and_grad(loss_and_sums, has_aux=True)(
-            params, *micro
-        )
-        add = partial(jax.tree.map, jnp.add)
-        return add(gradient, new_gradient), add(sums, new_sums), jnp.maximum(gap_max, new_max)
+    def of_rows(shared: Any, rows: tuple[TrainingBatch, Array]) -> Any:
+        params, *shared = shared
 
-    shapes = jax.eval_shape(loss_and_sums, params, batch, weights_BT)[1]
-    zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
-    gradient, sums, gap_max = fold(
-        accumulate,
-        (jax.tree.map(jnp.zeros_like, params), *zeros),
-        (batch, weights_BT),  # rows that fill a microbatch up have no weight
-        batch.trajectories.segment_ids_BT,
-        tokens=update.tokens_per_microbatch,
-        together=together,
-        mesh=mesh,
-    )
+        def accumulate(carry: Any, micro: tuple[TrainingBatch, Array], _: Rows) -> Any:
+            gradient, sums, gap_max = carry
+            of_micro = jax.value_and_grad(loss_and_sums, has_aux=True)
+            (_, (new_sums, new_max)), new_gradient = of_micro(params, shared, *micro)
+            add = partial(jax.tree.map, jnp.add)
+            return add(gradient, new_gradient), add(sums, new_sums), jnp.maximum(gap_max, new_max)
+
+        shapes = jax.eval_shape(loss_and_sums, params, shared, *rows)[1]
+        zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
+        gradient, sums, gap_max = fold(
+            accumulate,
+            (jax.tree.map(jnp.zeros_like, params), *zeros),
+            rows,
+            rows[0].trajectories.segment_ids_BT,
+            tokens=update.tokens_per_microbatch,
+            together=together,
+        )
+        return mesh.total((gradient, sums)), mesh.largest(gap_max)
+
+    rows = batch, weights_BT  # those that fill a device or a microbatch up have no weight
+    if mesh.size > 1:
+        rows = rows_of(rows, deal(batch.trajectories.segment_ids_BT, mesh.size, together))
+    shared = params, frozen, coefficients
+    (gradient, sums), gap_max = mesh.on_rows(of_rows, shared, rows, of_rows=False)
     return gradient, sums | {"logprob_gap_max": gap_max}
 
 

@@ -19,8 +19,8 @@ class UpdateOptions:
       aggregation_length: what `constant` divides each sequence's sum by, in tokens.
       epochs: passes over the batch in one step of the loop.
       minibatches: optimizer updates per pass.
-      tokens_per_microbatch: tokens (padding included) whose activations are in memory at once; it
-        changes memory and speed, never the gradient.
+      tokens_per_microbatch: tokens (padding included) whose activations are in the memory of a
+        device at once; it changes memory and speed, never the gradient.
     """
 
     aggregation: Aggregation = "token_mean"

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from rl4p.model.microbatches import Rows, fold, rows_in, widths
+from rl4p.model.microbatches import Rows, deal, fold, rows_in, widths
 
 T = 128
 
@@ -91,3 +91,13 @@ def test_what_fills_a_microbatch_up_is_zero():
     np.testing.assert_array_equal(rows.take(x_BT, 3), [[1, 0, 0], [0, 0, 0]])
     np.testing.assert_array_equal(rows.take(x_B, 3), [1, 0])
     np.testing.assert_array_equal(rows.put(x_BT, 5 * jnp.ones((2, 3))), [[1] * 4, [1, 1, 1, 5]])
+
+
+@pytest.mark.parametrize("together", [1, 2])
+def test_devices_are_dealt_rows_in_turn_the_longest_first(together):
+    lengths = (3, 128, 0, 50, 90, 1, 16, 80, 30, 5)
+    rows = np.asarray(deal(segments(lengths, [0] * 10), 4, together)).reshape(4, -1)
+    if together == 1:
+        assert rows.tolist() == [[1, 8, 5], [4, 6, 2], [7, 9, 10], [3, 0, 10]]  # 10 is none
+    else:  # pairs, by the longer of the two: (3, 128), (90, 1), (16, 80), (0, 50), (30, 5)
+        assert rows.tolist() == [[0, 1, 8, 9], [4, 5, 10, 11], [6, 7, 10, 11], [2, 3, 10, 11]]

@@ -116,8 +116,8 @@ def machine() -> str:
 HEAD = """# rl4p beside TRL and Tunix
 
 GRPO steps on two CPU cores in float32: identical weights, prompts, groups, reward and number of
-updates; what is alike and what each engine was set to stands in [peers/](peers). Medians, in
-seconds. Made by
+updates; what is alike and what each engine was set to stands in
+[peers/README.md](peers/README.md). Medians, in seconds. Made by
 
     sh experiments/benchmarks/peers/setup.sh ENVIRONMENTS
     python -m experiments.benchmarks.peers ENVIRONMENTS
