@@ -38,7 +38,7 @@ class DistinctWords:
 
 
 def main():
-    a = arguments(5, micro_batch_tokens=2048, learning_rate=1e-7)
+    a = arguments(5, micro_batch_tokens=384, learning_rate=1e-7)
     w = WORKLOADS[a.workload]
     policy, params, prompts = load(a.checkpoint, w)
     logprob = check_logprob(policy, params, w)

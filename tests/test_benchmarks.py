@@ -1,0 +1,49 @@
+import importlib
+
+import pytest
+
+peers = importlib.import_module("experiments.benchmarks.peers.__main__")
+
+
+def row(version, tokens, rollout, step=None):
+    seconds = step or rollout
+    found = {"version": version, "completion_tokens": tokens, "peak_rss_mb": 1234}
+    found |= {"rollout_s": rollout, "rollout_s_best": rollout, "step_s": step, "step_s_best": step}
+    return found | {"tokens_per_s": tokens / seconds}
+
+
+def test_engines_are_compared_by_the_token_since_their_responses_differ_in_length(tmp_path):
+    floor = {"rollout_gflop": 10.0, "update_gflop": 30.0, "matmul_gflops": 100.0}
+    floor |= {"rollout_floor_s": 0.5, "step_floor_s": 2.0}
+    found = {
+        "floor": floor,
+        "rollout": {"rl4p": row("1.0", 1000, 1.0), "Tunix": row("0.1.7", 1100, 2.2)},
+        "step": {"rl4p": row("1.0", 1000, 1.0, 4.0), "TRL": row("1.16.0", 1000, 2.0, 6.0)},
+    }
+    lines = peers.section("uniform", found).splitlines()
+    assert "| rl4p 1.0 | 1.00 | 1.00 |  | 1,000 | 1.00 | 50% | 1,234 |" in lines
+    assert "| Tunix 0.1.7 | 2.20 | 2.20 |  | 500 | 2.00 | 25% | 1,234 |" in lines
+    assert "| rl4p 1.0 | 4.00 | 4.00 | 3.00 | 250 | 1.00 | 50% | 1,234 |" in lines
+    assert "| TRL 1.16.0 | 6.00 | 6.00 | 4.00 | 167 | 1.50 | 33% | 1,234 |" in lines
+    peers.draw({"uniform": found}, tmp_path / "peers.png")
+    assert (tmp_path / "peers.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_script_that_fails_is_shown():
+    with pytest.raises(
+        SystemExit, match=r"(?s)workload\.py --workload=none failed:.*invalid choice"
+    ):
+        peers.call(None, "workload.py", "--workload=none")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("script", ["rl4p_generate.py", "rl4p_grpo.py"])
+def test_our_scripts_run_the_workload(tmp_path, script, monkeypatch):
+    monkeypatch.delenv("XLA_FLAGS")  # quick to compile would be slow to run
+    peers.call(None, "workload.py", "--workload=uniform", f"--checkpoint={tmp_path}")
+    options = ("--workload=uniform", f"--checkpoint={tmp_path}", "--warmup=0", "--steps=1")
+    first, last = peers.call(None, script, *options)
+    assert first["completion_tokens"] == last["completion_tokens"] == 64 * 128
+    assert first["longest"] == 128
+    assert last["summary"]
+    assert last["check_logprob"] == pytest.approx(-6.28718, abs=1e-4)  # TRL's and Tunix's
