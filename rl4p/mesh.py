@@ -29,7 +29,7 @@ class Mesh:
     @cached_property
     def devices(self) -> jax.sharding.Mesh:
         if self.cpu_devices is not None:
-            divide_cpu(len(os.sched_getaffinity(0)) if self.cpu_devices == -1 else self.cpu_devices)
+            divide_cpu(usable_cores() if self.cpu_devices == -1 else self.cpu_devices)
         count = jax.device_count()
         dp = count if self.dp == -1 else self.dp
         if not 1 <= dp <= count:
@@ -89,6 +89,12 @@ class Mesh:
 
     def largest(self, tree: Any) -> Any:
         return tree if self.size == 1 else jax.lax.pmax(tree, "dp")
+
+
+def usable_cores() -> int:
+    if hasattr(os, "sched_getaffinity"):  # Linux, where a process may be held to some of them
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def divide_cpu(devices: int) -> None:

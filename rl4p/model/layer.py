@@ -45,7 +45,7 @@ class Experts(nn.Module):
     * grouped: the pairs of a token and an expert that it chose are sorted by expert, and each
       expert runs on its own stretch of them (`ragged_dot`). None has a capacity and no pair is
       dropped. Less work only where `ragged_dot` is native: on a CPU every expert runs on every
-      pair. The pairs are the whole batch's: over several devices rows are gathered to sort them.
+      pair. A sampler's pairs are the whole batch's: several devices gather its rows to sort them.
     """
 
     config: DecoderConfig
