@@ -80,7 +80,24 @@ def check_trajectories(trajectories: Trajectories) -> None:
     check.that("behaviour_logprobs_BT", logprobs <= 1e-5, "at most 0")
     check.that("behaviour_logprobs_BT", mask | (logprobs == 0), "0 outside the response mask")
     check.that("group_ids_B", (groups >= 0) & (groups < B), f"in [0, {B})")
+    if trajectories.group_size > 1:
+        check_prompts(check, trajectories, groups)
     check.that("finish_B", np.isin(finish, [f.value for f in Finish]), "a Finish")
+
+
+def check_prompts(check: Checker, trajectories: Trajectories, groups: np.ndarray) -> None:
+    """What the trajectories say of their groups: equal sizes, and one prompt."""
+    G, W = trajectories.group_size, trajectories.prompt_columns
+    sizes = np.bincount(groups)
+    check.that("group_ids_B", (sizes == G) | (sizes == 0), f"of groups of {G} rows")
+    by_group = np.argsort(groups, kind="stable")
+    first = np.repeat(by_group[::G], G)
+    for field in ("tokens_BT", "positions_BT", "segment_ids_BT"):
+        prompts = np.asarray(jax.device_get(getattr(trajectories, field)))[:, :W]
+        same = prompts[by_group] == prompts[first]
+        check.that(field, same, f"the same in the prompts of a group, the first {W} columns")
+    mask = jax.device_get(trajectories.response_mask_BT)
+    check.that("response_mask_BT", ~mask[:, :W], f"false in prompts, the first {W} columns")
 
 
 def check_rewards(rewards: Rewards, trajectories: Trajectories) -> None:

@@ -236,10 +236,16 @@ class Critic(Protocol):
 
     ``init(decoder, policy_params)`` makes what stands at `critic` among the trained parameters;
     ``values(decoder, params, hidden_BTD, trajectories)`` reads it; ``loss(values, old, returns)``.
+
+    Attributes:
+      own_trunk: whether `values` runs the tokens itself, and so must be given whole sequences.
     """
 
     @property
     def active(self) -> bool: ...
+
+    @property
+    def own_trunk(self) -> bool: ...
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -101,6 +101,9 @@ class Trajectories:
       group_ids_B: int32 in [0, B), equal for the samples of one prompt, in any order.
       policy_version_B: int32, the step whose parameters sampled the row; -1 where no policy did.
       finish_B: int8, a `Finish`.
+      group_size: how many rows every group has, if it is known to be the same for all; 1 if not.
+      prompt_columns: in the first so many columns rows of a group are alike: their prompt, padded
+        left, without any token that the policy chose; 0 if that is not known.
     """
 
     tokens_BT: Array
@@ -111,6 +114,8 @@ class Trajectories:
     group_ids_B: Array
     policy_version_B: Array
     finish_B: Array
+    group_size: int = field(default=1, metadata={"static": True})
+    prompt_columns: int = field(default=0, metadata={"static": True})
 
 
 @jax.tree_util.register_dataclass

@@ -63,6 +63,27 @@ def test_broken_trajectories_are_named(trajectories, field, broken, message):
 @pytest.mark.parametrize(
     ("field", "broken", "message"),
     [
+        ("group_ids_B", lambda x: x.at[1].set(1), "of groups of 4 rows, got 2 entries"),
+        ("tokens_BT", lambda x: x.at[6, 2].set(9), "the same in the prompts of a group, .* 1 entr"),
+        ("positions_BT", lambda x: x.at[2, 7].set(0), "the same in the prompts"),
+        ("segment_ids_BT", lambda x: x.at[2, 1].set(0), "the same in the prompts"),
+        ("response_mask_BT", lambda x: x.at[3, 7].set(True), "false in prompts, the first 8 col"),
+    ],
+)
+def test_prompts_that_a_group_does_not_share_are_named(make_trajectories, field, broken, message):
+    """Two groups, each of four rows with one prompt."""
+    made = make_trajectories(prompt_lengths=(8,) * 4 + (5,) * 4)
+    tokens = made.tokens_BT.at[:, :8].set(jnp.repeat(made.tokens_BT[::4, :8], 4, axis=0))
+    made = dataclasses.replace(made, tokens_BT=tokens, group_size=4, prompt_columns=8)
+    check_trajectories(made)
+    bad = dataclasses.replace(made, **{field: broken(getattr(made, field))})
+    with pytest.raises(RunError, match=f"Bad batch after rollout: {field} should be {message}"):
+        check_trajectories(bad)
+
+
+@pytest.mark.parametrize(
+    ("field", "broken", "message"),
+    [
         ("prompts", lambda x: x[1:], "of length 8, got 7"),
         ("responses", lambda x: (*x, ""), "of length 8, got 9"),
         ("tokens_BT", lambda x: x.at[1, 1].set(264), "under the vocabulary, 264, got 1 entries"),

@@ -1,6 +1,7 @@
 """A critic with a trunk of its own."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -19,6 +20,8 @@ class Apart(CriticOptions):
     As in PPO for language models (2203.02155): twice the parameters and twice the forwards, and
     neither loss disturbs the other.
     """
+
+    own_trunk: ClassVar[bool] = True
 
     def init(self, decoder: Decoder, policy_params: Params) -> Params:
         """What stands at `critic` among the trained parameters; every estimate starts at 0."""

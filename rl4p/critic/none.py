@@ -9,3 +9,4 @@ class NONE:
     """No value head, no value loss; an advantage that needs `values` is refused."""
 
     active: ClassVar[bool] = False
+    own_trunk: ClassVar[bool] = False

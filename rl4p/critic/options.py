@@ -24,6 +24,7 @@ class CriticOptions:
     """
 
     active: ClassVar[bool] = True
+    own_trunk: ClassVar[bool] = False  # whether `values` runs one
 
     coefficient: NonNegative = 0.5
     clip: AboveZero | None = 0.5

@@ -98,8 +98,8 @@ def attend(
 
     Args:
       k_BKhS, v_BKSh: as a cache holds them, so that decoding multiplies by them as they lie.
-      in_order: queries and keys are the same tokens and no token sees a later column, so blocks of
-        queries leave the keys behind them out: nearly half of the work.
+      in_order: the queries are the last of the keys' tokens and no token sees a later column, so
+        blocks of queries leave the keys behind them out: nearly half of the work.
     """
     B, T, H, h = q_BTHh.shape
     K = k_BKhS.shape[1]
@@ -119,9 +119,10 @@ def attend(
         return out_BKMh.reshape(B, K, H // K, end - start, h)
 
     if in_order:
-        size = max(QUERY_BLOCK, -(-T // 4))  # few blocks: each is compiled
-        starts = range(0, T, size)
-        blocks = [block(start, min(start + size, T), min(start + size, T)) for start in starts]
+        size = -(-T // min(4, max(1, round(T / QUERY_BLOCK))))  # few blocks: each is compiled
+        places = [(start, min(start + size, T)) for start in range(0, T, size)]
+        before = v_BKSh.shape[2] - T
+        blocks = [block(start, end, before + end) for start, end in places]
         out_BKGTh = jnp.concatenate(blocks, axis=3)
     else:
         out_BKGTh = block(0, T, v_BKSh.shape[2])

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from functools import partial
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -34,6 +35,18 @@ class Cache:
             positions_BS=take(self.positions_BS, 1),
             segment_ids_BS=take(self.segment_ids_BS, 1),
         )
+
+
+class Before(NamedTuple):
+    """What rows begin with: keys and values of the tokens before theirs, from position 0 on."""
+
+    layers: tuple[Array, Array]  # of all layers: [L, B, K, h, S], [L, B, K, S, h]
+    segment_ids_BS: Array  # 0 behind the last
+
+    @property
+    def positions_BS(self) -> Array:  # noqa: N802
+        places = jnp.arange(self.segment_ids_BS.shape[1], dtype=jnp.int32)
+        return jnp.broadcast_to(places, self.segment_ids_BS.shape)
 
 
 def write(cache: Array, new: Array, slot: Array | int, axis: int) -> Array:

@@ -12,13 +12,13 @@ import jax
 import jax.numpy as jnp
 
 from rl4p.model.attention import View, softcapped, views
-from rl4p.model.cache import Cache, write
+from rl4p.model.cache import Before, Cache, write
 from rl4p.model.decoder_config import DecoderConfig
 from rl4p.model.layer import Layer, RMSNorm
 from rl4p.model.lora import LoRA
 from rl4p.types import Array, Params
 
-__all__ = ["Cache", "Decoder", "DecoderConfig", "Remat"]
+__all__ = ["Before", "Cache", "Decoder", "DecoderConfig", "Remat"]
 
 Remat = Literal["none", "elementwise", "layer"]
 
@@ -84,23 +84,52 @@ class Decoder:
         return x_BTD
 
     def hidden(
-        self, params: Params, tokens_BT: Array, positions_BT: Array, segment_ids_BT: Array
+        self,
+        params: Params,
+        tokens_BT: Array,
+        positions_BT: Array,
+        segment_ids_BT: Array,
+        before: Before | None = None,
     ) -> Array:
-        """Final normed activations [B, T, D] of whole sequences (no cache)."""
-        c = self.config
-        seen = views(c, positions_BT, segment_ids_BT, positions_BT, segment_ids_BT)
+        """Final normed activations [B, T, D] of whole sequences, or of what follows a beginning."""
+        tokens = tokens_BT, positions_BT, segment_ids_BT
+        return self.final_norm(params, self.run_layers(params, *tokens, before)[0])
 
-        def run_layer(x_BTD: Array, scanned: tuple[Params, Array | None]) -> tuple[Array, None]:
-            layer, slides = scanned
+    def keys_and_values(
+        self, params: Params, tokens_BT: Array, positions_BT: Array, segment_ids_BT: Array
+    ) -> tuple[Array, Array]:
+        """Those of all layers, [L, B, K, h, T] and [L, B, K, T, h], of whole sequences."""
+        return self.run_layers(params, tokens_BT, positions_BT, segment_ids_BT, None)[1]
+
+    def run_layers(
+        self,
+        params: Params,
+        tokens_BT: Array,
+        positions_BT: Array,
+        segment_ids_BT: Array,
+        before: Before | None,
+    ) -> tuple[Array, tuple[Array, Array]]:
+        """Activations [B, T, D], and the keys and values of all layers: nothing, if not used."""
+        c, keys = self.config, (positions_BT, segment_ids_BT)
+        if before is not None:
+            keys = tuple(
+                jnp.concatenate(pair, axis=1)
+                for pair in zip((before.positions_BS, before.segment_ids_BS), keys, strict=True)
+            )
+        seen = views(c, positions_BT, segment_ids_BT, *keys)
+
+        def run_layer(x_BTD: Array, scanned: tuple[Params, Array | None, Any]) -> tuple[Array, Any]:
+            layer, slides, cache = scanned
             view = seen.of(any(c.sliding)) if slides is None else seen.choose(slides)
-            return self.layer.apply({"params": layer}, x_BTD, view)[0], None
+            return self.layer.apply({"params": layer}, x_BTD, view, cache)
 
         if self.remat != "none":
             keep = jax.checkpoint_policies.dots_saveable if self.remat == "elementwise" else None
             run_layer = jax.checkpoint(run_layer, prevent_cse=False, policy=keep)
-        scanned = (params["layers"], jnp.asarray(c.sliding) if c.mixed else None)
-        x_BTD, _ = jax.lax.scan(run_layer, self.embed(params, tokens_BT), scanned)
-        return self.final_norm(params, x_BTD)
+        slides_L = jnp.asarray(c.sliding) if c.mixed else None
+        caches = None if before is None else before.layers
+        scanned = params["layers"], slides_L, caches
+        return jax.lax.scan(run_layer, self.embed(params, tokens_BT), scanned)
 
     def final_norm(self, params: Params, x_BTD: Array) -> Array:
         norm: Any = RMSNorm(self.config.norm_epsilon, self.config.centered_norm, parent=None)

@@ -199,9 +199,13 @@ class Layer(nn.Module):
         x_BTD: Array,
         view: View,
         cache: tuple[Array, Array] | None = None,
-        slot: Array | int = 0,
+        slot: Array | int | None = None,
     ) -> tuple[Array, tuple[Array, Array]]:
-        """Returns the layer's output and its keys and values: those of x, or the whole cache."""
+        """Returns the layer's output and its keys and values: those of x, or the whole cache.
+
+        Args:
+          slot: of the cache, where the keys and values of x are written; None puts them behind it.
+        """
         attended, cache = self.attention(self.attention_norm(x_BTD), view, cache, slot)
         post_norms = self.config.post_norms
         x_BTD = x_BTD + (self.attention_post_norm(attended) if post_norms else attended)
@@ -209,7 +213,11 @@ class Layer(nn.Module):
         return x_BTD + (self.feed_forward_post_norm(fed) if post_norms else fed), cache
 
     def attention(
-        self, x_BTD: Array, view: View, cache: tuple[Array, Array] | None, slot: Array | int
+        self,
+        x_BTD: Array,
+        view: View,
+        cache: tuple[Array, Array] | None,
+        slot: Array | int | None,
     ) -> tuple[Array, tuple[Array, Array]]:
         c = self.config
         B, T, _ = x_BTD.shape
@@ -220,9 +228,13 @@ class Layer(nn.Module):
             q, k = self.query_norm(q), self.key_norm(k)
         q, k = rotate(q, view.cos, view.sin), rotate(k, view.cos, view.sin)
         k_BKhS, v_BKSh = k.transpose(0, 2, 3, 1), v.swapaxes(1, 2)
-        if cached := cache is not None:
-            k_BKhS = write(cache[0], k_BKhS, slot, axis=3)
-            v_BKSh = write(cache[1], v_BKSh, slot, axis=2)
+        if cache is not None:
+            if slot is None:
+                k_BKhS = jnp.concatenate([cache[0], k_BKhS], axis=3)
+                v_BKSh = jnp.concatenate([cache[1], v_BKSh], axis=2)
+            else:
+                k_BKhS = write(cache[0], k_BKhS, slot, axis=3)
+                v_BKSh = write(cache[1], v_BKSh, slot, axis=2)
         attended = attend(
             q,
             k_BKhS,
@@ -230,7 +242,7 @@ class Layer(nn.Module):
             view.mask_BTS,
             query_scalar=c.query_scalar or c.head_width,
             softcap=c.attention_softcap,
-            in_order=not cached,
+            in_order=slot is None,
         )
         return self.output(attended), (k_BKhS, v_BKSh)
 

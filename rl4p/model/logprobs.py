@@ -8,8 +8,9 @@ import jax
 import jax.numpy as jnp
 
 from rl4p.mesh import ONE_DEVICE, Mesh
-from rl4p.model.decoder import Decoder
+from rl4p.model.decoder import Before, Decoder
 from rl4p.model.microbatches import Rows, deal, fold, rows_of
+from rl4p.model.shared_prompts import SharedPrompts, pays, taken
 from rl4p.sampling import sampling_logprobs
 from rl4p.types import Array, Params, Sampling, Trajectories
 
@@ -89,10 +90,16 @@ def token_scores(
     return TokenScores(*(jnp.pad(x, ((0, 0), (1, 0))) for x in masked))
 
 
-def trunk(decoder: Decoder, params: Params, trajectories: Trajectories) -> Array:
+def trunk(
+    decoder: Decoder, params: Params, trajectories: Trajectories, before: Before | None = None
+) -> Array:
     """The activations [B, T, D] that every head reads."""
     return decoder.hidden(
-        params, trajectories.tokens_BT, trajectories.positions_BT, trajectories.segment_ids_BT
+        params,
+        trajectories.tokens_BT,
+        trajectories.positions_BT,
+        trajectories.segment_ids_BT,
+        before,
     )
 
 
@@ -121,31 +128,43 @@ def score_tokens(
     Returns:
       By name, float32 [B, T].
     """
-
-    def score(
-        found: dict[str, Array], part: Trajectories, rows: Rows, params: Params
-    ) -> dict[str, Array]:
-        hidden_BTD = trunk(decoder, params, part)
-        scores = token_scores(decoder, params, hidden_BTD, part, sampling)
-        new = {name: getattr(scores, f"{name}_BT") for name in names if name != "values"}
-        if values is not None:
-            new["values"] = values(decoder, params, hidden_BTD, part)
-        return {name: rows.put(found[name], x) for name, x in new.items()}
+    shared = values is None and pays(trajectories, mesh)  # a critic may read the prompts itself
 
     def of_rows(params: Params, trajectories: Trajectories) -> dict[str, Array]:
+        prompts = SharedPrompts.of(
+            decoder, trajectories, shared=shared, tokens_per_microbatch=tokens_per_microbatch
+        )
+        trajectories, of_prompts = prompts.rest(trajectories), prompts.keys_and_values(params)
+
+        def score(found: dict[str, Array], part: Trajectories, rows: Rows) -> dict[str, Array]:
+            groups_b = prompts.groups(rows)
+            before = Before(taken(of_prompts, groups_b), prompts.segment_ids(groups_b))
+            hidden_BTD = trunk(decoder, params, part, before)
+            scores = token_scores(decoder, params, hidden_BTD, part, sampling)
+            new = {name: getattr(scores, f"{name}_BT") for name in names if name != "values"}
+            if values is not None:
+                new["values"] = values(decoder, params, hidden_BTD, part)
+            return {name: rows.put(found[name], x) for name, x in new.items()}
+
         zeros_BT = jnp.zeros(trajectories.tokens_BT.shape, jnp.float32)
-        return fold(
-            partial(score, params=params),
+        found = fold(
+            score,
             dict.fromkeys((*names, "values") if values else names, zeros_BT),
             trajectories,
             trajectories.segment_ids_BT,
             tokens=tokens_per_microbatch,
         )
+        return jax.tree.map(lambda x: jnp.pad(x, ((0, 0), (prompts.columns, 0))), found)
 
-    if mesh.size == 1:
+    if mesh.size == 1 and not shared:
         return of_rows(params, trajectories)
     B = trajectories.tokens_BT.shape[0]
-    rows_b = deal(trajectories.segment_ids_BT, mesh.size)
+    rows_b, together = jnp.arange(B), 1
+    if shared:
+        rows_b, together = jnp.argsort(trajectories.group_ids_B), trajectories.group_size
+    if mesh.size > 1:
+        dealt_b = deal(trajectories.segment_ids_BT[rows_b], mesh.size, together)
+        rows_b = rows_b.at[dealt_b].get(mode="fill", fill_value=B)
     found = mesh.on_rows(of_rows, params, rows_of(trajectories, rows_b), of_rows=True)
     return jax.tree.map(
         lambda x: jnp.zeros((B, *x.shape[1:])).at[rows_b].set(x, mode="drop"), found

@@ -98,9 +98,12 @@ def rows_of(batch: Any, rows_b: Array) -> Any:
 
 
 def widths(T: int) -> tuple[int, ...]:
-    """T, then 0.6 of the one before, in multiples of 16 from 48: three at most, each compiled."""
+    """T, then about half of the one before, in multiples of 16 from 48: four, each compiled."""
     found = [T]
-    while len(found) < 3 and 48 <= (narrower := -(-found[-1] * 3 // 80) * 16) < found[-1]:
+    while len(found) < 4:
+        narrower = 16 * -(-found[-1] * 11 // 320)
+        if not 48 <= narrower < 0.75 * found[-1]:
+            break
         found.append(narrower)
     return tuple(found)
 

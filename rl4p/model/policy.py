@@ -97,6 +97,8 @@ class Policy:
             group_ids_B=np.arange(B, dtype=np.int32) // group_size,
             policy_version_B=np.full(B, version, np.int32),
             finish_B=np.where(ended_B, Finish.STOP, Finish.LENGTH).astype(np.int8),
+            group_size=group_size,
+            prompt_columns=tokens_PT.shape[1],
         )
         return self.mesh.shard_rows(trajectories), texts
 

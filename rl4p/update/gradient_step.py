@@ -14,12 +14,13 @@ import optax
 
 from rl4p.masking import masked_sum
 from rl4p.mesh import ONE_DEVICE, Mesh
-from rl4p.model.decoder import Decoder
+from rl4p.model.decoder import Before, Decoder
 from rl4p.model.logprobs import token_scores, trunk
 from rl4p.model.lora import join
 from rl4p.model.microbatches import Rows, deal, fold, rows_of
+from rl4p.model.shared_prompts import KeysAndValues, SharedPrompts, added, pays, taken
 from rl4p.protocols import Objective
-from rl4p.types import Array, Metrics, Params, Sampling, TrainingBatch, TrainState
+from rl4p.types import Array, Metrics, Params, Sampling, TrainingBatch, TrainState, Trajectories
 from rl4p.update.aggregation import aggregation_weights
 
 
@@ -57,6 +58,8 @@ def gradient_step(
       `update/` and `rollout/logprob_gap_*`.
     """
     update, together = objective.update, objective.rows_together
+    if shares_prompts(objective, batch.trajectories, mesh):
+        together = batch.trajectories.group_size
     key = jax.random.fold_in(state.step_key(), 1)
     # Blocks of rows that stay together, found by their group and never by position.
     rows = jnp.arange(batch.loss_mask_BT.shape[0])
@@ -116,15 +119,24 @@ def minibatch_gradient(
 ) -> tuple[Params, dict[str, Array]]:
     """The gradient of the aggregated loss, summed over microbatches, and sums for the metrics."""
     update, together = objective.update, objective.rows_together
+    shared_prompts = shares_prompts(objective, batch.trajectories, mesh)
     weights_BT = aggregation_weights(
         batch.loss_mask_BT, update.aggregation, update.aggregation_length
     )
     batch = prepared(objective, batch)
 
-    def loss_and_sums(params: Params, shared: Any, micro: TrainingBatch, weights_BT: Array) -> Any:
+    def loss_and_sums(
+        params: Params,
+        layers: KeysAndValues,
+        shared: Any,
+        segment_ids_BS: Array,
+        micro: TrainingBatch,
+        weights_BT: Array,
+    ) -> Any:
         frozen, coefficients = shared
+        before, whole = Before(layers, segment_ids_BS), join(frozen, params)
         loss_BT, per_token = token_loss(
-            objective, decoder, sampling, join(frozen, params), micro, coefficients
+            objective, decoder, sampling, whole, micro, coefficients, before
         )
         mask = micro.loss_mask_BT
         loss = jnp.sum(jnp.where(mask, weights_BT * loss_BT, 0.0))
@@ -135,32 +147,60 @@ def minibatch_gradient(
 
     def of_rows(shared: Any, rows: tuple[TrainingBatch, Array]) -> Any:
         params, *shared = shared
+        whole = partial(join, shared[0])
+        prompts = SharedPrompts.of(
+            decoder,
+            rows[0].trajectories,
+            shared=shared_prompts,
+            tokens_per_microbatch=update.tokens_per_microbatch,
+        )
+        rows = prompts.rest(rows)
+        found = prompts.keys_and_values(whole(params))
 
-        def accumulate(carry: Any, micro: tuple[TrainingBatch, Array], _: Rows) -> Any:
-            gradient, sums, gap_max = carry
-            of_micro = jax.value_and_grad(loss_and_sums, has_aux=True)
-            (_, (new_sums, new_max)), new_gradient = of_micro(params, shared, *micro)
+        def arguments(micro: tuple[TrainingBatch, Array], groups_b: Array) -> tuple:
+            return params, taken(found, groups_b), shared, prompts.segment_ids(groups_b), *micro
+
+        def accumulate(carry: Any, micro: tuple[TrainingBatch, Array], rows: Rows) -> Any:
+            gradient, of_found, sums, gap_max = carry
+            groups_b = prompts.groups(rows)
+            of_micro = jax.value_and_grad(loss_and_sums, argnums=(0, 1), has_aux=True)
+            (_, (new_sums, new_max)), new = of_micro(*arguments(micro, groups_b))
             add = partial(jax.tree.map, jnp.add)
-            return add(gradient, new_gradient), add(sums, new_sums), jnp.maximum(gap_max, new_max)
+            gradient, of_found = add(gradient, new[0]), added(of_found, groups_b, new[1])
+            return gradient, of_found, add(sums, new_sums), jnp.maximum(gap_max, new_max)
 
-        shapes = jax.eval_shape(loss_and_sums, params, shared, *rows)[1]
+        all_groups_B = jnp.arange(rows[1].shape[0]) // prompts.group_size
+        shapes = jax.eval_shape(lambda: loss_and_sums(*arguments(rows, all_groups_B))[1])
         zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
-        gradient, sums, gap_max = fold(
+        nothing = (
+            jax.tree.map(jnp.zeros_like, params),
+            jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.float32), found),
+        )
+        gradient, of_found, sums, gap_max = fold(
             accumulate,
-            (jax.tree.map(jnp.zeros_like, params), *zeros),
+            (*nothing, *zeros),
             rows,
             rows[0].trajectories.segment_ids_BT,
             tokens=update.tokens_per_microbatch,
             together=together,
         )
+        of_prompts = prompts.gradient(whole, params, of_found)
+        gradient = jax.tree.map(jnp.add, gradient, of_prompts)
         return mesh.total((gradient, sums)), mesh.largest(gap_max)
 
     rows = batch, weights_BT  # those that fill a device or a microbatch up have no weight
     if mesh.size > 1:
-        rows = rows_of(rows, deal(batch.trajectories.segment_ids_BT, mesh.size, together))
+        size = batch.trajectories.group_size if shared_prompts else together
+        rows = rows_of(rows, deal(batch.trajectories.segment_ids_BT, mesh.size, size))
     shared = params, frozen, coefficients
     (gradient, sums), gap_max = mesh.on_rows(of_rows, shared, rows, of_rows=False)
     return gradient, sums | {"logprob_gap_max": gap_max}
+
+
+def shares_prompts(objective: Objective, trajectories: Trajectories, mesh: Mesh) -> bool:
+    """Not where minibatches divide groups, nor where a critic runs the rows itself."""
+    divides = objective.update.minibatches > 1
+    return not divides and not objective.critic.own_trunk and pays(trajectories, mesh)
 
 
 def prepared(objective: Objective, batch: TrainingBatch) -> TrainingBatch:
@@ -180,6 +220,7 @@ def token_loss(
     params: Params,
     micro: TrainingBatch,
     coefficients: dict[str, Array],
+    before: Before | None = None,
 ) -> tuple[Array, dict[str, Array]]:
     """The loss of each token of a microbatch, and its metrics: [B, T], read on the loss mask.
 
@@ -191,7 +232,7 @@ def token_loss(
         # Padding may hold -inf (a token outside the support): out before any arithmetic.
         return jnp.where(mask, x_BT, 0.0)
 
-    hidden_BTD = trunk(decoder, params, trajectories)
+    hidden_BTD = trunk(decoder, params, trajectories, before)
     tokens = token_scores(decoder, params, hidden_BTD, trajectories, sampling)
     logprobs_BT = on_mask(tokens.logprobs_BT)
     constant_BT = jax.lax.stop_gradient(logprobs_BT)
