@@ -43,6 +43,11 @@ class Mesh:
         return self.devices.size
 
     @property
+    def platform(self) -> str:
+        """cpu, gpu or tpu."""
+        return self.devices.devices.flat[0].platform
+
+    @property
     def rows(self) -> NamedSharding:
         return NamedSharding(self.devices, PartitionSpec("dp"))
 

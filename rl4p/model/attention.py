@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from rl4p.model.decoder_config import DecoderConfig
+from rl4p.model.kernels import Kernel, cudnn, splash
 from rl4p.model.rope import rotations
 from rl4p.types import Array
 
@@ -14,11 +15,13 @@ MASKED = -1e30  # finite: a row without any visible key must not become nan
 
 
 class View(NamedTuple):
-    """What attention knows of places: rotations of the tokens' positions, and the mask."""
+    """What attention knows of places: rotations of the tokens' positions, and what they see."""
 
     cos: Array  # [B, T, 1, h/2]
     sin: Array  # [B, T, 1, h/2]
     mask_BTS: Array
+    segment_ids_BT: Array  # of queries; the mask says it too, kernels ask for these
+    segment_ids_BS: Array  # of keys
 
 
 class Views(NamedTuple):
@@ -69,14 +72,15 @@ def views(
 ) -> Views:
     """Those that the decoder's layers need, and no others."""
     places = (positions_BT, segment_ids_BT, key_positions_BS, key_segments_BS)
+    segments = segment_ids_BT, key_segments_BS
     rotated = rotations(positions_BT, c.head_width, c.rope_theta, c.rope_scaling)
     if not any(c.sliding):
-        return Views(View(*rotated, visible(*places)), None)
+        return Views(View(*rotated, visible(*places), *segments), None)
     local = rotated
     if c.local_rope_theta is not None:
         local = rotations(positions_BT, c.head_width, c.local_rope_theta, None)
-    sliding = View(*local, visible(*places, window=c.window))
-    return Views(None if all(c.sliding) else View(*rotated, visible(*places)), sliding)
+    sliding = View(*local, visible(*places, window=c.window), *segments)
+    return Views(None if all(c.sliding) else View(*rotated, visible(*places), *segments), sliding)
 
 
 def softcapped(x: Array, cap: float | None) -> Array:
@@ -88,11 +92,12 @@ def attend(
     q_BTHh: Array,
     k_BKhS: Array,
     v_BKSh: Array,
-    mask_BTS: Array,
+    view: View,
     *,
     query_scalar: float,
     softcap: float | None,
     in_order: bool,
+    kernel: Kernel = "xla",
 ) -> Array:
     """Softmax attention, H / K query heads to each key head; the softmax is in float32.
 
@@ -100,7 +105,14 @@ def attend(
       k_BKhS, v_BKSh: as a cache holds them, so that decoding multiplies by them as they lie.
       in_order: the queries are the last of the keys' tokens and no token sees a later column, so
         blocks of queries leave the keys behind them out: nearly half of the work.
+      kernel: what multiplies, where they are in order.
     """
+    if in_order and kernel == "cudnn":
+        return cudnn(q_BTHh, k_BKhS, v_BKSh, view.mask_BTS, query_scalar=query_scalar)
+    if in_order and kernel == "splash":
+        segments = view.segment_ids_BT, view.segment_ids_BS
+        options = {"query_scalar": query_scalar, "softcap": softcap}
+        return splash(q_BTHh, k_BKhS, v_BKSh, *segments, **options)
     B, T, H, h = q_BTHh.shape
     K = k_BKhS.shape[1]
     # The query heads of a key head side by side: two plain matrix products, faster than one
@@ -112,7 +124,7 @@ def attend(
         q_BKMh = q_BKGTh[:, :, :, start:end].reshape(B, K, -1, h)
         scores = jnp.einsum("BKMh,BKhS->BKMS", q_BKMh, k_BKhS[..., :keys]).astype(jnp.float32)
         scores = softcapped(scores, softcap).reshape(B, K, H // K, end - start, keys)
-        scores = jnp.where(mask_BTS[:, None, None, start:end, :keys], scores, MASKED)
+        scores = jnp.where(view.mask_BTS[:, None, None, start:end, :keys], scores, MASKED)
         weights = jax.nn.softmax(scores, axis=-1).astype(v_BKSh.dtype)
         weights_BKMS = weights.reshape(B, K, -1, keys)
         out_BKMh = jnp.einsum("BKMS,BKSh->BKMh", weights_BKMS, v_BKSh[:, :, :keys])

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from rl4p.model.attention import View, softcapped, views
 from rl4p.model.cache import Before, Cache, write
 from rl4p.model.decoder_config import DecoderConfig
+from rl4p.model.kernels import Kernel
 from rl4p.model.layer import Layer, RMSNorm
 from rl4p.model.lora import LoRA
 from rl4p.types import Array, Params
@@ -33,6 +34,7 @@ class Decoder:
       remat: what the backward pass computes again instead of keeping it: `none`, `elementwise` (all
         but matrix products) or `layer`.
       experts: how tokens meet their experts (`layer.Experts`), where there are any.
+      attention: the kernel over whole rows (`kernels.py`).
       lora: of the adapters, where parameters hold some.
     """
 
@@ -40,19 +42,21 @@ class Decoder:
     dtype: str = "float32"
     remat: Remat = "elementwise"
     experts: Literal["dense", "grouped"] = "dense"
+    attention: Kernel = "xla"
     lora: LoRA = field(default_factory=LoRA)
 
     @property
     def layer(self) -> Layer:
         dtype = jnp.dtype(self.dtype)
-        return Layer(self.config, dtype, self.experts, self.lora.scale, parent=None)
+        return Layer(self.config, dtype, self.experts, self.attention, self.lora.scale, parent=None)
 
     def init(self, key: Array) -> Params:
         """Fresh float32 parameters: normal(0, 0.02), residual outputs scaled by 1/sqrt(2 L)."""
         c = self.config
         key_embed, key_head, key_layers = jax.random.split(key, 3)
         x_BTD, angle = jnp.zeros((1, 1, c.width), self.dtype), jnp.zeros((1, 1, 1, 1))
-        view = View(angle, angle, jnp.ones((1, 1, 1), bool))
+        ones = jnp.ones((1, 1), jnp.int32)
+        view = View(angle, angle, jnp.ones((1, 1, 1), bool), ones, ones)
 
         def init_layer(layer_key: jax.Array) -> Params:
             return self.layer.init(layer_key, x_BTD, view)["params"]

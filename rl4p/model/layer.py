@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from rl4p.model.attention import View, attend
 from rl4p.model.cache import write
 from rl4p.model.decoder_config import DecoderConfig
+from rl4p.model.kernels import Kernel
 from rl4p.model.rope import rotate
 from rl4p.types import Array
 
@@ -162,6 +163,7 @@ class Layer(nn.Module):
     config: DecoderConfig
     dtype: Any
     experts_dispatch: Literal["dense", "grouped"] = "dense"
+    kernel: Kernel = "xla"
     adapter_scale: float = 0.0
 
     def setup(self) -> None:
@@ -239,10 +241,11 @@ class Layer(nn.Module):
             q,
             k_BKhS,
             v_BKSh,
-            view.mask_BTS,
+            view,
             query_scalar=c.query_scalar or c.head_width,
             softcap=c.attention_softcap,
             in_order=slot is None,
+            kernel=self.kernel,
         )
         return self.output(attended), (k_BKhS, v_BKSh)
 

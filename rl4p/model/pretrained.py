@@ -13,6 +13,7 @@ from rl4p.mesh import Mesh
 from rl4p.model.decoder import Decoder, Remat
 from rl4p.model.hub import lasting_name, model_folder
 from rl4p.model.huggingface import read_config, read_params
+from rl4p.model.kernels import Kernel, check_kernel
 from rl4p.model.lora import LoRA
 from rl4p.model.policy import Policy
 from rl4p.model.tensor_files import read_json
@@ -33,6 +34,7 @@ class Pretrained:
       param_dtype: of the parameters, which are what the optimizer changes: in bfloat16 most of its
         steps are lost in rounding. None keeps that of the files.
       remat: what the backward pass recomputes (`Decoder`): the less is kept, the longer it takes.
+      attention: the kernel over whole rows: `xla`; or `cudnn` or `splash`, of a GPU or a TPU.
       experts: how tokens meet their experts, in a model that has any: `dense` runs all of them on
         every token, `grouped` each on the tokens that chose it (not faster on a CPU).
       template: arguments of the chat template, such as `enable_thinking`.
@@ -43,6 +45,7 @@ class Pretrained:
     dtype: Literal["float32", "bfloat16"] = "float32"
     param_dtype: Literal["float32", "bfloat16"] | None = "float32"
     remat: Remat = "elementwise"
+    attention: Kernel = "xla"
     experts: Literal["dense", "grouped"] = "dense"
     template: Mapping[str, Any] = field(default_factory=dict)
     lora: LoRA = field(default_factory=LoRA)
@@ -55,6 +58,7 @@ class Pretrained:
             dtype=self.dtype,
             remat=self.remat,
             experts=self.experts,
+            attention=self.attention,
             lora=self.lora,
         )
         if decoder.config.labels:
@@ -62,6 +66,7 @@ class Pretrained:
                 f"{folder} holds a sequence classifier, which writes no tokens: it can be a reward "
                 "(rl4p.reward.classifier.Classifier), not a policy."
             )
+        check_kernel(self.attention, decoder.config, self.dtype, mesh.platform)
         tokenizer: Any = load_tokenizer(folder)  # its stubs give a token id any of six types
         check_template(tokenizer, self.template)
         ends = read_end_ids(folder)

@@ -8,6 +8,7 @@ import jax
 from rl4p.bounds import Positive
 from rl4p.mesh import Mesh
 from rl4p.model.decoder import Decoder, DecoderConfig, Remat
+from rl4p.model.kernels import Kernel, check_kernel
 from rl4p.model.policy import Policy
 from rl4p.model.tokenizer import byte_tokenizer
 from rl4p.types import Array, Params
@@ -22,6 +23,7 @@ class Scratch:
         wide.
       dtype: of activations.
       remat: what the backward pass recomputes (`Decoder`).
+      attention: the kernel over whole rows: `xla`; or `cudnn` or `splash`, of a GPU or a TPU.
     """
 
     width: Positive = 96
@@ -32,6 +34,7 @@ class Scratch:
     max_positions: Positive = 2048
     dtype: Literal["float32", "bfloat16"] = "float32"
     remat: Remat = "elementwise"
+    attention: Kernel = "xla"
 
     def __post_init__(self) -> None:
         if self.width % self.heads or self.heads % self.key_value_heads:
@@ -53,8 +56,11 @@ class Scratch:
             feed_forward_width=self.feed_forward_width,
             max_positions=self.max_positions,
         )
+        check_kernel(self.attention, config, self.dtype, mesh.platform)
         policy = Policy(
-            decoder=Decoder(config=config, dtype=self.dtype, remat=self.remat),
+            decoder=Decoder(
+                config=config, dtype=self.dtype, remat=self.remat, attention=self.attention
+            ),
             tokenizer=tokenizer,
             mesh=mesh,
             end_ids=(tokenizer.eos_token_id,),

@@ -1,0 +1,101 @@
+"""Attention over whole rows by the kernels of accelerators, which hold no matrix of scores.
+
+Queries are the last T of S keys. Decoding, where a row has one query, is left to XLA.
+"""
+
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+from jax.experimental.pallas.ops.tpu import splash_attention
+
+from rl4p.errors import InputError
+from rl4p.model.decoder_config import DecoderConfig
+from rl4p.types import Array
+
+Kernel = Literal["xla", "cudnn", "splash"]
+
+LANES = 128  # splash works on as many keys and queries at a time, or a multiple
+
+
+def check_kernel(kernel: Kernel, config: DecoderConfig, dtype: str, platform: str) -> None:
+    """Refuses a kernel that these devices do not have, or that cannot run this model."""
+    name = f"model.attention={kernel}"
+    if kernel == "xla":
+        return
+    where, devices = {"cudnn": ("gpu", "an NVIDIA GPU"), "splash": ("tpu", "a TPU")}[kernel]
+    reasons = {
+        f"needs {devices}, and these devices are {platform}": platform != where,
+        f"needs model.dtype=bfloat16, and not {dtype}": kernel == "cudnn" and dtype != "bfloat16",
+        f"needs heads of a multiple of 8, and not {config.head_width}": config.head_width % 8 != 0,
+        "cannot cap scores, as this model does": kernel == "cudnn" and config.attention_softcap,
+        "has no sliding window, as this model does": kernel == "splash" and any(config.sliding),
+    }
+    for reason, holds in reasons.items():
+        if holds:
+            raise InputError(f"{name} {reason}: choose model.attention=xla.")
+
+
+def cudnn(
+    q_BTHh: Array, k_BKhS: Array, v_BKSh: Array, mask_BTS: Array, *, query_scalar: float
+) -> jax.Array:
+    """By cuDNN (2205.14135), through JAX."""
+    B, T = q_BTHh.shape[:2]
+    out_BTHh = jax.nn.dot_product_attention(
+        q_BTHh,
+        k_BKhS.transpose(0, 3, 1, 2),
+        v_BKSh.swapaxes(1, 2),
+        mask=mask_BTS[:, None],
+        scale=query_scalar**-0.5,
+        implementation="cudnn",
+    )
+    return out_BTHh.reshape(B, T, -1)
+
+
+def splash(
+    q_BTHh: Array,
+    k_BKhS: Array,
+    v_BKSh: Array,
+    segment_ids_BT: Array,
+    segment_ids_BS: Array,
+    *,
+    query_scalar: float,
+    softcap: float | None,
+    interpret: bool = False,
+) -> jax.Array:
+    """By JAX's kernel for TPUs, which leaves out the blocks of keys behind the queries."""
+    B, T, H, h = q_BTHh.shape
+    _, K, S, _ = v_BKSh.shape
+    more = -T % LANES  # queries that only fill up, each with a key of its own to see
+    keys = S + more + -(S + more) % LANES
+
+    def filled(x: Array, axis: int, size: int) -> jax.Array:
+        widths = [(0, 0)] * x.ndim
+        widths[axis] = (0, size - x.shape[axis])
+        return jnp.pad(x, widths)
+
+    q_BTKGh = jnp.reshape(q_BTHh * query_scalar**-0.5, (B, T, K, H // K, h))
+    q = filled(q_BTKGh.transpose(0, 2, 3, 1, 4), 3, T + more)
+    k, v = filled(k_BKhS.swapaxes(2, 3), 2, keys), filled(v_BKSh, 2, keys)
+    ids = splash_attention.SegmentIds(
+        q=filled(segment_ids_BT, 1, T + more), kv=filled(segment_ids_BS, 1, keys)
+    )
+    mask = splash_attention.CausalMask((T + more, keys), offset=S - T)
+    block_q, block_kv = (max(b for b in (128, 256, 512) if n % b == 0) for n in (T + more, keys))
+    sizes = splash_attention.BlockSizes(
+        block_q=block_q,
+        block_kv=block_kv,
+        block_q_dkv=block_q,
+        block_kv_dkv=block_kv,
+        block_q_dq=block_q,
+        block_kv_dq=block_kv,
+    )
+    kernel = splash_attention.make_splash_mqa_single_device(
+        splash_attention.MultiHeadMask([mask] * (H // K)),
+        block_sizes=sizes,
+        attn_logits_soft_cap=softcap,
+        interpret=interpret,
+    )
+    of_heads = jax.vmap(kernel, in_axes=(0, 0, 0, None))
+    out_BKGTh = jnp.asarray(jax.vmap(of_heads)(q, k, v, ids))[..., :T, :]
+    return out_BKGTh.transpose(0, 3, 1, 2, 4).reshape(B, T, H * h)

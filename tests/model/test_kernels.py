@@ -1,0 +1,90 @@
+import dataclasses
+import re
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from rl4p.errors import InputError
+from rl4p.mesh import Mesh
+from rl4p.model.attention import View, attend, visible
+from rl4p.model.kernels import check_kernel, splash
+from rl4p.model.scratch import Scratch
+
+B, T, S, H, K, h = 2, 40, 71, 4, 2, 16
+
+
+@pytest.fixture(scope="module")
+def rows():
+    """Forty tokens behind at most 31: padding between them in row 0, and at its end."""
+    random = np.random.default_rng(0)
+    shapes = (B, T, H, h), (B, K, h, S), (B, K, S, h)
+    q, k, v = (jnp.asarray(random.normal(size=shape), jnp.float32) for shape in shapes)
+    own = jnp.asarray(np.arange(T) < np.array([[30], [T]]), jnp.int32)
+    before = jnp.asarray(np.arange(S - T) < np.array([[10], [S - T]]), jnp.int32)
+    keys = jnp.concatenate([before, own], axis=1)
+    places = jnp.broadcast_to(jnp.arange(S), (B, S))
+    mask = visible(places[:, S - T :], own, places, keys)
+    angle = jnp.zeros((1, 1, 1, 1))
+    return (q, k, v), View(angle, angle, mask, own, keys)
+
+
+@pytest.mark.parametrize("softcap", [None, 5.0])
+def test_splash_is_attention_and_so_is_its_gradient(rows, softcap):
+    arrays, view = rows
+    weights = np.random.default_rng(1).normal(size=(B, T, H * h)).astype(np.float32)
+    weights = jnp.where(view.segment_ids_BT[..., None] > 0, weights, 0)
+    options = {"query_scalar": 20.0, "softcap": softcap}
+
+    def plain(q, k, v):
+        return jnp.sum(weights * attend(q, k, v, view, **options, in_order=True))
+
+    def kernel(q, k, v):
+        ids = view.segment_ids_BT, view.segment_ids_BS
+        return jnp.sum(weights * splash(q, k, v, *ids, **options, interpret=True))
+
+    of = partial(jax.value_and_grad, argnums=(0, 1, 2))
+    expected, ours = jax.jit(of(plain))(*arrays), jax.jit(of(kernel))(*arrays)
+    np.testing.assert_allclose(ours[0], expected[0], rtol=1e-4)
+    for a, b in zip(ours[1], expected[1], strict=True):
+        assert np.linalg.norm(a - b) <= 2e-6 * np.linalg.norm(b)
+
+
+def test_splash_lowers_for_a_tpu_in_every_layer(policy, params, make_trajectories):
+    """Forward and backward, as `Decoder.hidden` calls it."""
+    decoder, made = dataclasses.replace(policy.decoder, attention="splash"), make_trajectories()
+    tokens = made.tokens_BT, made.positions_BT, made.segment_ids_BT
+    gradient = jax.jit(jax.grad(lambda params: jnp.sum(decoder.hidden(params, *tokens))))
+    lowered = gradient.trace(params).lower(lowering_platforms=("tpu",)).as_text()
+    assert lowered.count("tpu_custom_call") >= 3  # one forward, two backward
+    of_xla = jax.jit(jax.grad(lambda params: jnp.sum(policy.decoder.hidden(params, *tokens))))
+    lowered = of_xla.trace(params).lower(lowering_platforms=("tpu",)).as_text()
+    assert "tpu_custom_call" not in lowered
+
+
+@pytest.mark.parametrize(
+    ("kernel", "platform", "dtype", "config", "message"),
+    [
+        ("cudnn", "cpu", "bfloat16", {}, "needs an NVIDIA GPU, and these devices are cpu"),
+        ("splash", "gpu", "float32", {}, "needs a TPU, and these devices are gpu"),
+        ("cudnn", "gpu", "float32", {}, "needs model.dtype=bfloat16, and not float32"),
+        ("cudnn", "gpu", "bfloat16", {"head_width": 12}, "heads of a multiple of 8, and not 12"),
+        ("cudnn", "gpu", "bfloat16", {"attention_softcap": 9.0}, "cannot cap scores"),
+        ("splash", "tpu", "float32", {"sliding": (True, False), "window": 4}, "no sliding window"),
+    ],
+)
+def test_what_a_kernel_cannot_do_is_one_clear_sentence(
+    policy, kernel, platform, dtype, config, message
+):
+    config = dataclasses.replace(policy.decoder.config, **config)
+    end = "choose model.attention=xla."
+    with pytest.raises(InputError, match=f"model.attention={kernel} .*{message}.*: {end}$"):
+        check_kernel(kernel, config, dtype, platform)
+    check_kernel("xla", config, dtype, platform)
+
+
+def test_models_ask_before_they_build():
+    with pytest.raises(InputError, match=re.escape("model.attention=splash needs a TPU")):
+        Scratch(attention="splash").build(Mesh(dp=1), jax.random.key(0))
