@@ -26,11 +26,11 @@ KeysAndValues = tuple[Array, Array]  # of all layers: [L, P, K, h, S] and [L, P,
 
 def pays(trajectories: Trajectories, mesh: Mesh) -> bool:
     """Whether groups share a prompt that is worth it, and each device can have whole groups."""
-    groups = trajectories.tokens_BT.shape[0] // trajectories.group_size
+    rows_of_devices = mesh.size * trajectories.group_size
     return (
         trajectories.group_size > 1
         and trajectories.prompt_columns >= FEWEST_COLUMNS
-        and groups % mesh.size == 0
+        and trajectories.tokens_BT.shape[0] % rows_of_devices == 0
     )
 
 

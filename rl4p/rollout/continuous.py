@@ -140,13 +140,16 @@ class Responses(NamedTuple):
         return Responses(*(jnp.take(x, sequence_n, axis=0, mode="clip") for x in self))
 
     def put(self, sequence_n: Array, part: "Responses") -> "Responses":
-        """With what some sequences have said now; free slots write to row B, which is none."""
-        return Responses(
-            *(
-                jnp.asarray(x).at[sequence_n].set(new, mode="drop")
-                for x, new in zip(self, part, strict=True)
-            )
-        )
+        """With what some sequences have said now; free slots have row B, which is none."""
+        B, n = self.lengths_B.shape[0], part.lengths_B.shape[0]
+        # A CPU scatters element by element, and gathers rows: where each row's news stand.
+        slot_B = jnp.full(B, n).at[sequence_n].set(jnp.arange(n), mode="drop")
+
+        def chosen(x: Array, new: Array) -> Array:
+            has_B = (slot_B < n).reshape(-1, *(1,) * (x.ndim - 1))
+            return jnp.where(has_B, jnp.take(new, slot_B, axis=0, mode="clip"), x)
+
+        return Responses(*map(chosen, self, part))
 
 
 # Each number of slots and each room compiles once: responses must be long for many to pay.

@@ -43,7 +43,7 @@ def assert_same(ours, theirs):
     """Every token, mask, position; the log-probabilities but for rounding."""
     ours, theirs = (jax.device_get(x) for x in (ours, theirs))
     for name in (field.name for field in dataclasses.fields(ours)):
-        a, b = getattr(ours, name), getattr(theirs, name)
+        a, b = (np.asarray(getattr(x, name)) for x in (ours, theirs))
         assert a.dtype == b.dtype
         if name == "behaviour_logprobs_BT":
             np.testing.assert_allclose(a, b, atol=1e-5)

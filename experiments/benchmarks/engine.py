@@ -1,0 +1,240 @@
+"""The update and the sampler alone, against what this machine can do.
+
+    python -m experiments.benchmarks.engine
+
+* The update: useful FLOPs (matrix products; no padding, each sequence with a prompt of its own,
+  backward twice forward) over its time, as a share of the machine's measured rate. More than one
+  token of a prompt is saved where a group shares it, and that counts.
+* The sampler: the same responses under a limit of 256 tokens and of 2048.
+* On a GPU, in bfloat16 with a model of 1.5B: the update, and decoding 128 rows as a share of what
+  reading the parameters and the cache once a token would take.
+
+Medians of five after two; prints a table and writes it to experiments/benchmarks/engine.md.
+"""
+
+import argparse
+import os
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from experiments.benchmarks.peers.__main__ import machine
+from experiments.benchmarks.peers.workload import WORKLOADS, Workload, matmul_rate, step_flops
+from rl4p.correction import none as correction
+from rl4p.critic import none as critic
+from rl4p.entropy import none as entropy
+from rl4p.kl import none as kl
+from rl4p.mesh import Mesh
+from rl4p.model.decoder import Decoder, DecoderConfig
+from rl4p.model.policy import Policy
+from rl4p.model.tokenizer import byte_tokenizer
+from rl4p.optimizer.adamw import AdamW
+from rl4p.protocols import Objective
+from rl4p.rollout.continuous import Continuous
+from rl4p.types import Prompt, Sampling, TrainingBatch, TrainState, Trajectories
+from rl4p.update.gradient_step import gradient_step
+from rl4p.update.ppo import PPO
+
+UNIFORM = WORKLOADS["uniform"]
+M100 = replace(
+    UNIFORM, name="100M", vocab=32768, prompts=2, hidden=768, intermediate=2048, layers=12,
+    heads=12, kv_heads=4,
+)  # fmt: skip
+QWEN = replace(
+    UNIFORM, name="1.5B", vocab=151936, prompts=16, max_new=512, prompt_len=512, hidden=1536,
+    intermediate=8960, layers=28, heads=12, kv_heads=2,
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Engine:
+    """A model of a workload's shape with random parameters, on a mesh."""
+
+    workload: Workload
+    mesh: Mesh
+    dtype: str
+
+    def policy(self, ends: tuple[int, ...] = ()) -> Policy:
+        w = self.workload
+        config = DecoderConfig(
+            vocabulary=w.vocab,
+            width=w.hidden,
+            layers=w.layers,
+            heads=w.heads,
+            key_value_heads=w.kv_heads,
+            head_width=w.head_dim,
+            feed_forward_width=w.intermediate,
+            max_positions=4096,
+        )
+        decoder = Decoder(config=config, dtype=self.dtype)
+        tokenizer: Any = byte_tokenizer()
+        return Policy(decoder=decoder, tokenizer=tokenizer, mesh=self.mesh, end_ids=ends, pad_id=0)
+
+    def params(self, policy: Policy) -> Any:
+        """As the samplers and updates of a run have them: float32 where they are trained."""
+        init = jax.jit(policy.decoder.init, out_shardings=self.mesh.everywhere)
+        return init(jax.random.key(0))
+
+    def prompts(self) -> list[Prompt]:
+        w, random = self.workload, np.random.default_rng(0)
+        ids = random.integers(3, min(w.vocab, 256), (w.prompts, w.prompt_len))
+        return [
+            Prompt(id=str(i), question="", answer="", task=w.name, tokens=tuple(map(int, row)))
+            for i, row in enumerate(ids)
+        ]
+
+    def batch(self, policy: Policy) -> TrainingBatch:
+        w, random = self.workload, np.random.default_rng(0)
+        rows = w.sequences, w.max_new
+        trajectories, _ = policy.trajectories(
+            self.prompts(),
+            w.group,
+            tokens_BR=random.integers(3, min(w.vocab, 256), rows).astype(np.int32),
+            lengths_B=np.full(w.sequences, w.max_new),
+            logprobs_BR=np.full(rows, -np.log(w.vocab), np.float32),
+            version=0,
+        )
+        advantages = random.normal(size=(w.sequences, 1)).astype(np.float32)
+        mask = trajectories.response_mask_BT
+        return TrainingBatch(
+            trajectories=trajectories,
+            advantages_BT=jnp.where(mask, self.mesh.shard_rows(advantages), 0),
+            loss_mask_BT=mask,
+            scores={},
+        )
+
+
+def update_seconds(engine: Engine, tokens_per_microbatch: int) -> float:
+    """Of one PPO gradient step with AdamW over all rows."""
+    policy, optimizer = engine.policy(), AdamW(learning_rate=1e-7)
+    params, batch = engine.params(policy), engine.batch(policy)
+    objective = Objective(
+        update=PPO(tokens_per_microbatch=tokens_per_microbatch),
+        correction=correction.NONE(),
+        kl=kl.NONE(),
+        entropy=entropy.NONE(),
+        critic=critic.NONE(),
+    )
+    state = TrainState(
+        step=engine.mesh.replicate(np.int32(0)),
+        params=params,
+        optimizer_state=jax.jit(optimizer.transform().init)(params),
+        key=engine.mesh.replicate(jax.random.key(0)),
+        memory={},
+    )
+    held = [state]
+
+    def step() -> Any:
+        held[0], _ = gradient_step(
+            objective, policy.decoder, Sampling(), optimizer, {}, held[0], batch,
+            {"kl": np.float32(0), "entropy": np.float32(0)}, engine.mesh,
+        )  # fmt: skip
+        return held[0]
+
+    return median_seconds(step)
+
+
+def sampler(engine: Engine, limit: int, ends: tuple[int, ...]) -> Callable[[], Trajectories]:
+    policy = engine.policy(ends)
+    sample = partial(
+        Continuous(max_response_tokens=limit),
+        policy,
+        engine.params(policy),
+        engine.prompts(),
+        group_size=engine.workload.group,
+        key=jax.random.key(1),
+        version=0,
+    )
+    return lambda: sample()[0]
+
+
+def median_seconds(call: Callable[[], Any], repeats: int = 5) -> float:
+    times = []
+    for _ in range(2 + repeats):
+        start = time.perf_counter()
+        jax.block_until_ready(call())
+        times.append(time.perf_counter() - start)
+    return statistics.median(times[2:])
+
+
+def update_row(engine: Engine, rate: float, tokens: int) -> str:
+    w = engine.workload
+    flops = step_flops(w, [w.max_new] * w.sequences)[1]
+    seconds = update_seconds(engine, tokens)
+    return (
+        f"| update, {w.name} | {seconds:.2f} s for {flops / 1e9:,.0f} GFLOP "
+        f"| {flops / seconds / rate:.0%} of {rate / 1e9:,.0f} GFLOP/s |"
+    )
+
+
+def capacity_row(engine: Engine) -> str:
+    """A sixteenth of the words ends a response, so that all have ended before the lower limit."""
+    ends = tuple(range(engine.workload.vocab // 16))
+    few, many = sampler(engine, 256, ends), sampler(engine, 2048, ends)
+    a, b = (np.asarray(sample().response_mask_BT).sum(axis=1) for sample in (few, many))
+    assert (a == b).all()
+    assert a.max() < 256
+    times = [[median_seconds(sample, 1) for sample in (few, many)] for _ in range(5)]
+    seconds = [statistics.median(column) for column in zip(*times, strict=True)]
+    return (
+        f"| the same responses, limits 256 and 2048 | {seconds[0]:.3f} s and {seconds[1]:.3f} s "
+        f"| {seconds[1] / seconds[0] - 1:+.1%} |"
+    )
+
+
+def bandwidth_row(engine: Engine, bandwidth: float) -> str:
+    w, policy = engine.workload, engine.policy()
+    size = jnp.dtype(engine.dtype).itemsize
+    weights = sum(x.size for x in jax.tree.leaves(jax.eval_shape(engine.params, policy))) * size
+    cache = 2 * w.layers * w.kv_heads * w.head_dim * size * w.sequences
+    mean = cache * (w.prompt_len + w.max_new / 2)
+    seconds = median_seconds(sampler(engine, w.max_new, ()))
+    floor = w.max_new * (weights + mean) / bandwidth
+    return (
+        f"| decoding {w.sequences} rows, {w.name} | {w.sequences * w.max_new / seconds:,.0f} "
+        f"tokens/s | {floor / seconds:.0%} of {bandwidth / 1e9:,.0f} GB/s |"
+    )
+
+
+def gpu_rates() -> tuple[float, float]:
+    """FLOPs a second of a large bfloat16 product, and bytes a second of a copy."""
+    a, big = jnp.ones((8192, 8192), jnp.bfloat16), jnp.ones(2**30, jnp.int8)
+    product, copy = jax.jit(jnp.matmul), jax.jit(lambda x: x + 1)
+    flops = 2 * 8192**3 / median_seconds(lambda: product(a, a))
+    return flops, 2 * big.size / median_seconds(lambda: copy(big))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "engine.md")
+    options = parser.parse_args()
+    os.environ.pop("OPENBLAS_CORETYPE", None)  # if inherited, it can pin slower kernels
+    mesh = Mesh(cpu_devices=-1)
+    if mesh.platform == "cpu":
+        where, rate = machine(), matmul_rate()
+        rows = [
+            update_row(Engine(UNIFORM, mesh, "float32"), rate, 384),
+            update_row(Engine(M100, mesh, "float32"), rate, 384),
+            capacity_row(Engine(UNIFORM, mesh, "float32")),
+        ]
+    else:
+        where, (rate, bandwidth) = mesh.devices.devices.flat[0].device_kind, gpu_rates()
+        engine = Engine(QWEN, mesh, "bfloat16")
+        rows = [update_row(engine, rate, 16384), bandwidth_row(engine, bandwidth)]
+    command = "python -m experiments.benchmarks.engine"
+    head = f"# The engine alone\n\n{where}. Made by `{command}`.\n\n| what | took | which is |\n"
+    report = "\n".join([head + "|---|---|---|", *rows]) + "\n"
+    print(report)
+    options.out.write_text(report)
+
+
+if __name__ == "__main__":
+    main()
