@@ -24,7 +24,7 @@ from rl4p.model.scratch import Scratch
 from rl4p.optimizer.adamw import AdamW
 from rl4p.rollout.naive_sampler import NaiveSampler
 from rl4p.types import Rewards, TrainingBatch, TrainState
-from rl4p.update.gradient_step import gradient_step
+from rl4p.update.gradient_step import gradient_step, shares_prompts
 from rl4p.update.reinforce import Reinforce
 
 sampler, optimizer = NaiveSampler(max_response_tokens=8), AdamW(learning_rate=1e-3)
@@ -40,12 +40,15 @@ built, start = model.build(Mesh(dp=1), jax.random.key(0))
 # rounded by 2e-5, and that is what gradients would differ by.
 start = jax.tree.map(lambda x: np.asarray(x) * 3, start) | {"norm": jax.device_get(start["norm"])}
 
-def run(dp):
+def run(dp, system_prompt=None, max_prompt_tokens=16):
     mesh = Mesh(dp=dp)
     policy, params = dataclasses.replace(built, mesh=mesh), mesh.replicate(start)
     questions = Arithmetic(digits=2, train_size=4, held_out_size=0).train()
     prompts, _ = encode_prompts(
-        questions, policy.tokenizer, system_prompt=None, max_prompt_tokens=16
+        questions,
+        policy.tokenizer,
+        system_prompt=system_prompt,
+        max_prompt_tokens=max_prompt_tokens,
     )
     options = {"group_size": 4, "key": jax.random.key(3), "version": 0}
     greedy, _ = sampler(policy, params, prompts, **options, greedy=True)
@@ -75,17 +78,23 @@ def run(dp):
     )
     assert all(x.sharding.is_fully_replicated for x in jax.tree.leaves(state.params))
     moments = state.optimizer_state[1][0].mu  # a tenth of the gradient
+    assert shares_prompts(objective, sampled, mesh) is (system_prompt is not None)
     return jax.device_get((greedy.tokens_BT, sampled.tokens_BT, state.params, moments, metrics))
 
-one, eight = run(1), run(8)
-np.testing.assert_array_equal(one[0], eight[0])
-np.testing.assert_array_equal(one[1], eight[1])
-for a, b in zip(jax.tree.leaves(one[2:4]), jax.tree.leaves(eight[2:4]), strict=True):
-    assert np.linalg.norm(a - b) <= 1e-6 * np.linalg.norm(a)
-assert one[4].keys() == eight[4].keys()
-assert one[4]["update/grad_norm"] > 0
-for name in one[4]:
-    np.testing.assert_allclose(one[4][name], eight[4][name], rtol=1e-5, atol=1e-6, err_msg=name)
+def assert_alike(one, several):
+    np.testing.assert_array_equal(one[0], several[0])
+    np.testing.assert_array_equal(one[1], several[1])
+    for a, b in zip(jax.tree.leaves(one[2:4]), jax.tree.leaves(several[2:4]), strict=True):
+        assert np.linalg.norm(a - b) <= 1e-6 * np.linalg.norm(a)
+    assert one[4].keys() == several[4].keys()
+    assert one[4]["update/grad_norm"] > 0
+    for name in one[4]:
+        np.testing.assert_allclose(one[4][name], several[4][name], rtol=1e-5, atol=1e-6)
+
+assert_alike(run(1), run(8))
+# Prompts that pay for being shared: four groups of four, on four devices.
+long = {"system_prompt": "Add the two numbers, digit by digit.", "max_prompt_tokens": 64}
+assert_alike(run(1, **long), run(4, **long))
 """
 
 

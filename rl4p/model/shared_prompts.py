@@ -96,10 +96,14 @@ class SharedPrompts:
 
         return self.fold(put, tuple(jnp.zeros(shape, self.decoder.dtype) for shape in shapes))
 
-    def gradient(
-        self, whole: Callable[[Params], Params], params: Params, of_found: KeysAndValues
+    def add_gradient(
+        self,
+        gradient: Params,
+        whole: Callable[[Params], Params],
+        params: Params,
+        of_found: KeysAndValues,
     ) -> Params:
-        """By the parameters, of what has these gradients by `keys_and_values(whole(params))`."""
+        """With that of what has these gradients by `keys_and_values(whole(params))`."""
 
         def add(gradient: Params, part: tuple[Array, ...], rows: Rows) -> Params:
             width, (keys, values) = part[0].shape[1], taken(of_found, rows.rows_b)
@@ -108,7 +112,7 @@ class SharedPrompts:
             cotangents = jax.tree.map(lambda x: x.astype(self.decoder.dtype), cotangents)
             return jax.tree.map(jnp.add, gradient, back(cotangents)[0])
 
-        return self.fold(add, jax.tree.map(jnp.zeros_like, params))
+        return self.fold(add, gradient)
 
     def fold(self, add: Callable[[Any, Any, Rows], Any], start: Any) -> Any:
         if not self.columns:

@@ -184,8 +184,7 @@ def minibatch_gradient(
             tokens=update.tokens_per_microbatch,
             together=together,
         )
-        of_prompts = prompts.gradient(whole, params, of_found)
-        gradient = jax.tree.map(jnp.add, gradient, of_prompts)
+        gradient = prompts.add_gradient(gradient, whole, params, of_found)
         return mesh.total((gradient, sums)), mesh.largest(gap_max)
 
     rows = batch, weights_BT  # those that fill a device or a microbatch up have no weight
