@@ -159,7 +159,7 @@ def test_prompts_are_shared_only_where_it_pays_and_is_right(trajectories, make_o
     assert shares(critic=Shared())
     assert not shares(critic=Apart())  # which runs the rows itself
     assert not shares(PPO(minibatches=2))  # which divide groups
-    for known in ({"group_size": 1}, {"prompt_columns": 16}):
+    for known in ({"group_size": 1}, {"prompt_columns": 32}):
         assert not shares(rows=dataclasses.replace(trajectories, **known))
 
 

@@ -57,7 +57,8 @@ def test_the_summary_is_the_contract_for_scripts(folder):
     assert set(found["seconds"]) == {"total"} | phases
     assert set(found["median_seconds"]) == phases
     assert all(found["seconds"][name] >= found["median_seconds"][name] > 0 for name in phases)
-    assert found["compilation"]["programs"] > found["compilation"]["from_cache"] >= 0
+    assert found["compilation"]["programs"] >= found["compilation"]["from_cache"] >= 0
+    assert found["compilation"]["programs"] > 0
     assert found["compilation"]["seconds"] > 0
     assert found["resumed_from"] is None
     assert len(found["params_sha256"]) == 64
