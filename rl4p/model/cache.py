@@ -40,7 +40,7 @@ class Cache:
 class Before(NamedTuple):
     """What rows begin with: keys and values of the tokens before theirs, from position 0 on."""
 
-    layers: tuple[Array, Array]  # of all layers: [L, B, K, h, S], [L, B, K, S, h]
+    layers: tuple[Array, ...]  # of all layers: [L, B, K, h, S], [L, B, K, S, h]
     segment_ids_BS: Array  # 0 behind the last
 
     @property

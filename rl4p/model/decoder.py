@@ -97,13 +97,13 @@ class Decoder:
     ) -> Array:
         """Final normed activations [B, T, D] of whole sequences, or of what follows a beginning."""
         tokens = tokens_BT, positions_BT, segment_ids_BT
-        return self.final_norm(params, self.run_layers(params, *tokens, before)[0])
+        return self.final_norm(params, self.run_layers(params, *tokens, before=before)[0])
 
     def keys_and_values(
         self, params: Params, tokens_BT: Array, positions_BT: Array, segment_ids_BT: Array
     ) -> tuple[Array, Array]:
         """Those of all layers, [L, B, K, h, T] and [L, B, K, T, h], of whole sequences."""
-        return self.run_layers(params, tokens_BT, positions_BT, segment_ids_BT, None)[1]
+        return self.run_layers(params, tokens_BT, positions_BT, segment_ids_BT, keep=True)[1]
 
     def run_layers(
         self,
@@ -111,9 +111,11 @@ class Decoder:
         tokens_BT: Array,
         positions_BT: Array,
         segment_ids_BT: Array,
-        before: Before | None,
-    ) -> tuple[Array, tuple[Array, Array]]:
-        """Activations [B, T, D], and the keys and values of all layers: nothing, if not used."""
+        *,
+        before: Before | None = None,
+        keep: bool = False,
+    ) -> tuple[Array, Any]:
+        """Activations [B, T, D], and the keys and values of all layers, if they are to be kept."""
         c, keys = self.config, (positions_BT, segment_ids_BT)
         if before is not None:
             keys = tuple(
@@ -125,11 +127,12 @@ class Decoder:
         def run_layer(x_BTD: Array, scanned: tuple[Params, Array | None, Any]) -> tuple[Array, Any]:
             layer, slides, cache = scanned
             view = seen.of(any(c.sliding)) if slides is None else seen.choose(slides)
-            return self.layer.apply({"params": layer}, x_BTD, view, cache)
+            x_BTD, cache = self.layer.apply({"params": layer}, x_BTD, view, cache)
+            return x_BTD, cache if keep else None
 
         if self.remat != "none":
-            keep = jax.checkpoint_policies.dots_saveable if self.remat == "elementwise" else None
-            run_layer = jax.checkpoint(run_layer, prevent_cse=False, policy=keep)
+            saved = jax.checkpoint_policies.dots_saveable if self.remat == "elementwise" else None
+            run_layer = jax.checkpoint(run_layer, prevent_cse=False, policy=saved)
         slides_L = jnp.asarray(c.sliding) if c.mixed else None
         caches = None if before is None else before.layers
         scanned = params["layers"], slides_L, caches

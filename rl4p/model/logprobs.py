@@ -138,7 +138,7 @@ def score_tokens(
 
         def score(found: dict[str, Array], part: Trajectories, rows: Rows) -> dict[str, Array]:
             groups_b = prompts.groups(rows)
-            before = Before(taken(of_prompts, groups_b), prompts.segment_ids(groups_b))
+            before = prompts.before(taken(of_prompts, groups_b), groups_b)
             hidden_BTD = trunk(decoder, params, part, before)
             scores = token_scores(decoder, params, hidden_BTD, part, sampling)
             new = {name: getattr(scores, f"{name}_BT") for name in names if name != "values"}

@@ -15,13 +15,13 @@ import jax
 import jax.numpy as jnp
 
 from rl4p.mesh import Mesh
-from rl4p.model.decoder import Decoder
+from rl4p.model.decoder import Before, Decoder
 from rl4p.model.microbatches import Rows, fold
 from rl4p.types import Array, Params, Trajectories
 
 FEWEST_COLUMNS = 64  # shorter prompts do not pay for programs of their own
 
-KeysAndValues = tuple[Array, Array]  # of all layers: [L, P, K, h, S] and [L, P, K, S, h]
+KeysAndValues = tuple[Array, ...]  # of all layers: [L, P, K, h, S] and [L, P, K, S, h]; or none
 
 
 def pays(trajectories: Trajectories, mesh: Mesh) -> bool:
@@ -36,7 +36,7 @@ def pays(trajectories: Trajectories, mesh: Mesh) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class SharedPrompts:
-    """The prompts of P groups, each without its last token; S = 0 where nothing is shared.
+    """The prompts of P groups, each without its last token; no columns where nothing is shared.
 
     Attributes:
       group_size: the rows of a group, which stand side by side.
@@ -80,7 +80,9 @@ class SharedPrompts:
         return jax.tree.map(lambda x: x if x.ndim == 1 else x[:, self.columns :], rows)
 
     def keys_and_values(self, params: Params) -> KeysAndValues:
-        """Of all prompts, each from column 0 on."""
+        """Of all prompts, each from column 0 on; () where nothing is shared."""
+        if not self.columns:
+            return ()
         c, (P, S) = self.decoder.config, self.tokens_PS.shape
         K, h = c.key_value_heads, c.head_width
         shapes = (c.layers, P, K, h, S), (c.layers, P, K, S, h)
@@ -104,6 +106,8 @@ class SharedPrompts:
         of_found: KeysAndValues,
     ) -> Params:
         """With that of what has these gradients by `keys_and_values(whole(params))`."""
+        if not self.columns:
+            return gradient
 
         def add(gradient: Params, part: tuple[Array, ...], rows: Rows) -> Params:
             width, (keys, values) = part[0].shape[1], taken(of_found, rows.rows_b)
@@ -115,8 +119,6 @@ class SharedPrompts:
         return self.fold(add, gradient)
 
     def fold(self, add: Callable[[Any, Any, Rows], Any], start: Any) -> Any:
-        if not self.columns:
-            return start
         prompts = self.tokens_PS, self.positions_PS, self.segment_ids_PS
         return fold(add, start, prompts, self.segment_ids_PS, tokens=self.tokens_per_microbatch)
 
@@ -124,11 +126,14 @@ class SharedPrompts:
         """Of the rows of a microbatch; P, which is none, where a row only fills it up."""
         return rows.rows_b // self.group_size
 
-    def segment_ids(self, groups_b: Array) -> Array:
-        """Where rows of these groups have keys and values before theirs: int32 [b, S]."""
+    def before(self, layers: KeysAndValues, groups_b: Array) -> Before | None:
+        """What rows of these groups begin with, of whom `layers` was taken."""
+        if not self.columns:
+            return None
         lengths_P = jnp.sum(jnp.asarray(self.segment_ids_PS) > 0, axis=1)
         lengths_b = lengths_P.at[groups_b].get(mode="fill", fill_value=0)
-        return (jnp.arange(self.columns)[None] < lengths_b[:, None]).astype(jnp.int32)
+        here_bS = jnp.arange(self.columns)[None] < lengths_b[:, None]
+        return Before(layers, here_bS.astype(jnp.int32))
 
 
 def taken(found: KeysAndValues, groups_b: Array) -> KeysAndValues:

@@ -4,6 +4,7 @@ Everything that normalises is computed over the whole minibatch before it is spl
 does not depend on how many microbatches it was summed from.
 """
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -128,15 +129,15 @@ def minibatch_gradient(
     def loss_and_sums(
         params: Params,
         layers: KeysAndValues,
+        before: Callable[[KeysAndValues], Before | None],
         shared: Any,
-        segment_ids_BS: Array,
         micro: TrainingBatch,
         weights_BT: Array,
     ) -> Any:
         frozen, coefficients = shared
-        before, whole = Before(layers, segment_ids_BS), join(frozen, params)
+        whole = join(frozen, params)
         loss_BT, per_token = token_loss(
-            objective, decoder, sampling, whole, micro, coefficients, before
+            objective, decoder, sampling, whole, micro, coefficients, before(layers)
         )
         mask = micro.loss_mask_BT
         loss = jnp.sum(jnp.where(mask, weights_BT * loss_BT, 0.0))
@@ -158,7 +159,8 @@ def minibatch_gradient(
         found = prompts.keys_and_values(whole(params))
 
         def arguments(micro: tuple[TrainingBatch, Array], groups_b: Array) -> tuple:
-            return params, taken(found, groups_b), shared, prompts.segment_ids(groups_b), *micro
+            before = partial(prompts.before, groups_b=groups_b)
+            return params, taken(found, groups_b), before, shared, *micro
 
         def accumulate(carry: Any, micro: tuple[TrainingBatch, Array], rows: Rows) -> Any:
             gradient, of_found, sums, gap_max = carry
