@@ -92,7 +92,8 @@ def our_loss(monkeypatch, make_objective, batch_of):
             collision_BT=jnp.zeros(ids_BT.shape),
         )
 
-    def trunk(decoder, params, trajectories):
+    def trunk(decoder, params, trajectories, before):
+        assert before is None  # no prompt is shared here
         return params["values"][trajectories.tokens_BT]
 
     monkeypatch.setattr(step, "trunk", trunk)
