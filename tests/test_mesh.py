@@ -20,6 +20,7 @@ from rl4p.entropy import none as entropy
 from rl4p.kl import none as kl
 from rl4p.mesh import Mesh
 from rl4p.protocols import Objective
+from rl4p.model.logprobs import score_tokens
 from rl4p.model.scratch import Scratch
 from rl4p.optimizer.adamw import AdamW
 from rl4p.rollout.naive_sampler import NaiveSampler
@@ -73,13 +74,19 @@ def run(dp, system_prompt=None, max_prompt_tokens=16):
         loss_mask_BT=sampled.response_mask_BT & rewards.valid_B[:, None],
         scores={},
     )
+    scores = score_tokens(
+        policy.decoder, params, sampled, sampler.sampling, names=("logprobs", "entropy"),
+        tokens_per_microbatch=4 * 24, mesh=mesh,
+    )
     state, metrics = gradient_step(
         objective, policy.decoder, sampler.sampling, optimizer, {}, state, batch, {}, mesh
     )
     assert all(x.sharding.is_fully_replicated for x in jax.tree.leaves(state.params))
     moments = state.optimizer_state[1][0].mu  # a tenth of the gradient
     assert shares_prompts(objective, sampled, mesh) is (system_prompt is not None)
-    return jax.device_get((greedy.tokens_BT, sampled.tokens_BT, state.params, moments, metrics))
+    return jax.device_get(
+        (greedy.tokens_BT, sampled.tokens_BT, state.params, moments, metrics, scores)
+    )
 
 def assert_alike(one, several):
     np.testing.assert_array_equal(one[0], several[0])
@@ -90,6 +97,8 @@ def assert_alike(one, several):
     assert one[4]["update/grad_norm"] > 0
     for name in one[4]:
         np.testing.assert_allclose(one[4][name], several[4][name], rtol=1e-5, atol=1e-6)
+    for name in one[5]:
+        np.testing.assert_allclose(one[5][name], several[5][name], atol=2e-5)
 
 assert_alike(run(1), run(8))
 # Prompts that pay for being shared: four groups of four, on four devices.

@@ -9,16 +9,13 @@ parameters (6 FLOPs a parameter and token) at this machine's measured float32 ra
 attention are left out, and there is no smaller policy, so the true share is smaller.
 """
 
-import statistics
-import time
-from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from experiments.benchmarks.timing import median_seconds
 from rl4p.advantage.estimate import estimate
 from rl4p.configuration import compose, instantiate
 from rl4p.configuration.composition import CONF
@@ -27,21 +24,11 @@ from rl4p.types import Finish, Rewards, Trajectories
 B, T, PROMPT, G, PARAMETERS = 4096, 72, 32, 8, 0.35e6
 
 
-def median_seconds(call: Callable[[], Any], repeats: int = 11) -> float:
-    jax.block_until_ready(call())
-    times = []
-    for _ in range(repeats):
-        start = time.perf_counter()
-        jax.block_until_ready(call())
-        times.append(time.perf_counter() - start)
-    return statistics.median(times)
-
-
 def matmul_rate() -> float:
     """FLOPs a second of a large float32 product."""
     a = jnp.ones((2048, 2048))
     product = jax.jit(jnp.matmul)
-    return 2 * 2048**3 / median_seconds(lambda: product(a, a))
+    return 2 * 2048**3 / median_seconds(lambda: product(a, a), 11)
 
 
 def batch() -> tuple[Trajectories, Rewards, dict[str, jax.Array]]:
@@ -82,7 +69,7 @@ def main() -> None:
         phase = instantiate(compose([f"advantage={path.stem}"]).advantage)
         memory = {"memory": phase.initial_state()} if hasattr(phase, "initial_state") else {}
         call = partial(jax.jit(partial(estimate, phase, no_kl)), trajectories, rewards, scores)
-        seconds = median_seconds(partial(call, jnp.float32(0), **memory))
+        seconds = median_seconds(partial(call, jnp.float32(0), **memory), 11)
         print(f"| `{path.stem}` | {1e3 * seconds:.1f} | {seconds / step:.3%} |")
 
 

@@ -3,8 +3,9 @@
     python -m experiments.benchmarks.engine
 
 * The update: useful FLOPs (matrix products; no padding, each sequence with a prompt of its own,
-  backward twice forward) over its time, as a share of the machine's measured rate. More than one
-  token of a prompt is saved where a group shares it, and that counts.
+  backward twice forward) over its time, as a share of what matrix products alone reach. Those are
+  measured in turn with the update, a second long: a machine that others share is not equally fast
+  in two minutes, nor as fast for a second as for the best millisecond, which is beside it.
 * The sampler: the same responses under a limit of 256 tokens and of 2048.
 * On a GPU, in bfloat16 with a model of 1.5B: the update, and decoding 128 rows as a share of what
   reading the parameters and the cache once a token would take.
@@ -14,13 +15,11 @@ Medians of five after two; prints a table and writes it to experiments/benchmark
 
 import argparse
 import os
-import statistics
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -28,6 +27,7 @@ import numpy as np
 
 from experiments.benchmarks.peers.__main__ import machine
 from experiments.benchmarks.peers.workload import WORKLOADS, Workload, matmul_rate, step_flops
+from experiments.benchmarks.timing import in_turn, median_seconds
 from rl4p.correction import none as correction
 from rl4p.critic import none as critic
 from rl4p.entropy import none as entropy
@@ -112,8 +112,15 @@ class Engine:
         )
 
 
-def update_seconds(engine: Engine, tokens_per_microbatch: int) -> float:
-    """Of one PPO gradient step with AdamW over all rows."""
+class Products(NamedTuple):
+    """About a second of matrix products, one after the other."""
+
+    run: Callable[[], Any]
+    flops: float
+
+
+def update(engine: Engine, tokens_per_microbatch: int) -> Callable[[], TrainState]:
+    """One PPO gradient step with AdamW over all rows."""
     policy, optimizer = engine.policy(), AdamW(learning_rate=1e-7)
     params, batch = engine.params(policy), engine.batch(policy)
     objective = Objective(
@@ -132,14 +139,14 @@ def update_seconds(engine: Engine, tokens_per_microbatch: int) -> float:
     )
     held = [state]
 
-    def step() -> Any:
+    def step() -> TrainState:
         held[0], _ = gradient_step(
             objective, policy.decoder, Sampling(), optimizer, {}, held[0], batch,
             {"kl": np.float32(0), "entropy": np.float32(0)}, engine.mesh,
         )  # fmt: skip
         return held[0]
 
-    return median_seconds(step)
+    return step
 
 
 def sampler(engine: Engine, limit: int, ends: tuple[int, ...]) -> Callable[[], Trajectories]:
@@ -156,23 +163,28 @@ def sampler(engine: Engine, limit: int, ends: tuple[int, ...]) -> Callable[[], T
     return lambda: sample()[0]
 
 
-def median_seconds(call: Callable[[], Any], repeats: int = 5) -> float:
-    times = []
-    for _ in range(2 + repeats):
-        start = time.perf_counter()
-        jax.block_until_ready(call())
-        times.append(time.perf_counter() - start)
-    return statistics.median(times[2:])
-
-
-def update_row(engine: Engine, rate: float, tokens: int) -> str:
+def update_row(engine: Engine, tokens: int, products: Products, best: float) -> str:
     w = engine.workload
     flops = step_flops(w, [w.max_new] * w.sequences)[1]
-    seconds = update_seconds(engine, tokens)
+    seconds, product_seconds = in_turn([update(engine, tokens), products.run])
+    rate = products.flops / product_seconds
     return (
         f"| update, {w.name} | {seconds:.2f} s for {flops / 1e9:,.0f} GFLOP "
-        f"| {flops / seconds / rate:.0%} of {rate / 1e9:,.0f} GFLOP/s |"
+        f"| {flops / seconds / rate:.0%} of {rate / 1e9:,.0f} GFLOP/s in turn, "
+        f"{flops / seconds / best:.0%} of {best / 1e9:,.0f} at best |"
     )
+
+
+def numpy_products(n: int = 1024, times: int = 100) -> Products:
+    """Those by which the peers' floor is measured."""
+    a = np.random.default_rng(0).standard_normal((n, n), dtype=np.float32)
+    b, out = a.T.copy(), np.empty_like(a)
+
+    def run() -> None:
+        for _ in range(times):
+            np.matmul(a, b, out=out)
+
+    return Products(run, times * 2.0 * n**3)
 
 
 def capacity_row(engine: Engine) -> str:
@@ -182,8 +194,7 @@ def capacity_row(engine: Engine) -> str:
     a, b = (np.asarray(sample().response_mask_BT).sum(axis=1) for sample in (few, many))
     assert (a == b).all()
     assert a.max() < 256
-    times = [[median_seconds(sample, 1) for sample in (few, many)] for _ in range(5)]
-    seconds = [statistics.median(column) for column in zip(*times, strict=True)]
+    seconds = in_turn([few, many])
     return (
         f"| the same responses, limits 256 and 2048 | {seconds[0]:.3f} s and {seconds[1]:.3f} s "
         f"| {seconds[1] / seconds[0] - 1:+.1%} |"
@@ -204,12 +215,17 @@ def bandwidth_row(engine: Engine, bandwidth: float) -> str:
     )
 
 
-def gpu_rates() -> tuple[float, float]:
-    """FLOPs a second of a large bfloat16 product, and bytes a second of a copy."""
-    a, big = jnp.ones((8192, 8192), jnp.bfloat16), jnp.ones(2**30, jnp.int8)
-    product, copy = jax.jit(jnp.matmul), jax.jit(lambda x: x + 1)
-    flops = 2 * 8192**3 / median_seconds(lambda: product(a, a))
-    return flops, 2 * big.size / median_seconds(lambda: copy(big))
+def gpu_products(n: int = 8192, times: int = 500) -> Products:
+    """In bfloat16."""
+    a = jnp.ones((n, n), jnp.bfloat16)
+    product = jax.jit(lambda a: jax.lax.fori_loop(0, times, lambda _, x: a @ x, a))
+    return Products(lambda: product(a), times * 2.0 * n**3)
+
+
+def gpu_bandwidth() -> float:
+    """Bytes a second of a copy."""
+    big, copy = jnp.ones(2**30, jnp.int8), jax.jit(lambda x: x + 1)
+    return 2 * big.size / median_seconds(lambda: copy(big))
 
 
 def main() -> None:
@@ -219,16 +235,19 @@ def main() -> None:
     os.environ.pop("OPENBLAS_CORETYPE", None)  # if inherited, it can pin slower kernels
     mesh = Mesh(cpu_devices=-1)
     if mesh.platform == "cpu":
-        where, rate = machine(), matmul_rate()
+        where, best, products = machine(), matmul_rate(), numpy_products()
         rows = [
-            update_row(Engine(UNIFORM, mesh, "float32"), rate, 384),
-            update_row(Engine(M100, mesh, "float32"), rate, 384),
+            update_row(Engine(UNIFORM, mesh, "float32"), 384, products, best),
+            update_row(Engine(M100, mesh, "float32"), 384, products, best),
             capacity_row(Engine(UNIFORM, mesh, "float32")),
         ]
     else:
-        where, (rate, bandwidth) = mesh.devices.devices.flat[0].device_kind, gpu_rates()
-        engine = Engine(QWEN, mesh, "bfloat16")
-        rows = [update_row(engine, rate, 16384), bandwidth_row(engine, bandwidth)]
+        where, products = mesh.devices.devices.flat[0].device_kind, gpu_products()
+        engine, best = Engine(QWEN, mesh, "bfloat16"), products.flops / median_seconds(products.run)
+        rows = [
+            update_row(engine, 16384, products, best),
+            bandwidth_row(engine, gpu_bandwidth()),
+        ]
     command = "python -m experiments.benchmarks.engine"
     head = f"# The engine alone\n\n{where}. Made by `{command}`.\n\n| what | took | which is |\n"
     report = "\n".join([head + "|---|---|---|", *rows]) + "\n"

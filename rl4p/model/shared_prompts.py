@@ -19,7 +19,7 @@ from rl4p.model.decoder import Before, Decoder
 from rl4p.model.microbatches import Rows, fold
 from rl4p.types import Array, Params, Trajectories
 
-FEWEST_COLUMNS = 64  # shorter prompts do not pay for programs of their own
+FEWEST_COLUMNS = 64  # of less there is little to save, and programs more to compile
 
 KeysAndValues = tuple[Array, ...]  # of all layers: [L, P, K, h, S] and [L, P, K, S, h]; or none
 

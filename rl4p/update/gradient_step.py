@@ -58,9 +58,7 @@ def gradient_step(
       The state after the updates (its step is not advanced: the loop does that) and metrics under
       `update/` and `rollout/logprob_gap_*`.
     """
-    update, together = objective.update, objective.rows_together
-    if shares_prompts(objective, batch.trajectories, mesh):
-        together = batch.trajectories.group_size
+    update, together = objective.update, rows_together(objective, batch.trajectories, mesh)
     key = jax.random.fold_in(state.step_key(), 1)
     # Blocks of rows that stay together, found by their group and never by position.
     rows = jnp.arange(batch.loss_mask_BT.shape[0])
@@ -119,8 +117,8 @@ def minibatch_gradient(
     mesh: Mesh = ONE_DEVICE,
 ) -> tuple[Params, dict[str, Array]]:
     """The gradient of the aggregated loss, summed over microbatches, and sums for the metrics."""
-    update, together = objective.update, objective.rows_together
-    shared_prompts = shares_prompts(objective, batch.trajectories, mesh)
+    update, trajectories = objective.update, batch.trajectories
+    shared_prompts = shares_prompts(objective, trajectories, mesh)
     weights_BT = aggregation_weights(
         batch.loss_mask_BT, update.aggregation, update.aggregation_length
     )
@@ -184,15 +182,15 @@ def minibatch_gradient(
             rows,
             rows[0].trajectories.segment_ids_BT,
             tokens=update.tokens_per_microbatch,
-            together=together,
+            together=objective.rows_together,
         )
         gradient = prompts.add_gradient(gradient, whole, params, of_found)
         return mesh.total((gradient, sums)), mesh.largest(gap_max)
 
     rows = batch, weights_BT  # those that fill a device or a microbatch up have no weight
     if mesh.size > 1:
-        size = batch.trajectories.group_size if shared_prompts else together
-        rows = rows_of(rows, deal(batch.trajectories.segment_ids_BT, mesh.size, size))
+        together = rows_together(objective, trajectories, mesh)
+        rows = rows_of(rows, deal(trajectories.segment_ids_BT, mesh.size, together))
     shared = params, frozen, coefficients
     (gradient, sums), gap_max = mesh.on_rows(of_rows, shared, rows, of_rows=False)
     return gradient, sums | {"logprob_gap_max": gap_max}
@@ -202,6 +200,13 @@ def shares_prompts(objective: Objective, trajectories: Trajectories, mesh: Mesh)
     """Not where minibatches divide groups, nor where a critic runs the rows itself."""
     divides = objective.update.minibatches > 1
     return not divides and not objective.critic.own_trunk and pays(trajectories, mesh)
+
+
+def rows_together(objective: Objective, trajectories: Trajectories, mesh: Mesh) -> int:
+    """How many rows of one group no device and no minibatch divides."""
+    if shares_prompts(objective, trajectories, mesh):
+        return trajectories.group_size
+    return objective.rows_together
 
 
 def prepared(objective: Objective, batch: TrainingBatch) -> TrainingBatch:

@@ -9,7 +9,6 @@ import pytest
 from rl4p.critic.apart import Apart
 from rl4p.critic.shared import Shared
 from rl4p.mesh import Mesh
-from rl4p.model import shared_prompts
 from rl4p.model.logprobs import score_tokens
 from rl4p.model.lora import LoRA
 from rl4p.model.shared_prompts import pays
@@ -166,5 +165,4 @@ def test_prompts_are_shared_only_where_it_pays_and_is_right(trajectories, make_o
 @pytest.mark.parametrize(("devices", "whole"), [(1, True), (2, True), (4, True), (3, False)])
 def test_devices_have_whole_groups(monkeypatch, trajectories, devices, whole):
     monkeypatch.setattr(Mesh, "size", devices)
-    assert shared_prompts.pays(trajectories, Mesh()) is whole
     assert pays(trajectories, Mesh()) is whole
