@@ -217,7 +217,7 @@ def describe_step(config: DictConfig, phases: Phases, prompts: list[Prompt], mes
     update = phases.update
     updates = update.epochs * update.minibatches
     rows = -(-sequences // update.minibatches // mesh.size)  # of a device
-    microbatches = -(-rows // rows_in(width, update.tokens_per_microbatch, 1, rows))
+    microbatches = -(-rows // rows_in(width, update.tokens_per_microbatch))
     return (
         f"a step: {config.prompts_per_step} prompts x {config.group_size} samples = {sequences} "
         f"sequences, at most {sequences * width:,} tokens, {updates} "

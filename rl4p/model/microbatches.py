@@ -56,7 +56,7 @@ def fold(
     order_B = order_B.reshape(-1)
     carry = jnp.int32(0), start
     for width, narrower in zip(widths(T), (*widths(T)[1:], 0), strict=True):
-        b = rows_in(width, tokens, together, B)
+        b = min(B, rows_in(width, tokens, together))
         wide = jnp.sum(longest > narrower) * together
 
         def turn(carry: Any, width: int = width, b: int = b) -> Any:
@@ -105,11 +105,6 @@ def widths(T: int) -> tuple[int, ...]:
     return tuple(found)
 
 
-def rows_in(width: int, tokens: int, block: int, B: int) -> int:
-    """How many of B rows of this width a microbatch has: in whole blocks, one at least.
-
-    As few as the same number of microbatches asks for: 16 rows of which 15 fit are twice 8.
-    """
-    blocks = B // block
-    turns = -(-blocks // max(1, tokens // (width * block)))
-    return -(-blocks // turns) * block
+def rows_in(width: int, tokens: int, block: int = 1) -> int:
+    """How many rows of this width a microbatch has: in whole blocks, one at least."""
+    return max(1, tokens // (width * block)) * block

@@ -86,7 +86,7 @@ def assert_alike(ours, expected):
         assert np.linalg.norm(a - b) <= 5e-6 * max(np.linalg.norm(b), 1e-3)
 
 
-@pytest.mark.parametrize("tokens", [1, 150])
+@pytest.mark.parametrize("tokens", [pytest.param(1, marks=pytest.mark.slow), 150])
 def test_gradients_are_those_of_whole_rows(policy, gradient, make_state, trajectories, tokens):
     whole = gradient(policy.decoder, alone(trajectories), make_state)
     shared = gradient(policy.decoder, trajectories, make_state, tokens=tokens)
@@ -96,6 +96,7 @@ def test_gradients_are_those_of_whole_rows(policy, gradient, make_state, traject
         np.testing.assert_allclose(shared[1][name], whole[1][name], rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_layers_that_slide_see_as_far_into_the_prompt(policy, gradient, make_state, trajectories):
     config = dataclasses.replace(policy.decoder.config, sliding=(True, False), window=7)
     decoder = dataclasses.replace(policy.decoder, config=config)
