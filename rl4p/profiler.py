@@ -41,7 +41,13 @@ class Profiler:
 
     def start_after(self, step: int) -> None:
         if step == self.first < self.last:
-            jax.profiler.start_trace(self.folder, create_perfetto_trace=True)
+            # Frames of Python would fill the trace, and hooks in threads that come and go have
+            # ended a run of Python 3.11 with signal 11.
+            options = jax.profiler.ProfileOptions()
+            options.python_tracer_level = 0
+            jax.profiler.start_trace(
+                self.folder, create_perfetto_trace=True, profiler_options=options
+            )
             self.running = True
 
     def stop(self) -> None:
