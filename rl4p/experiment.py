@@ -50,10 +50,11 @@ def build(config: DictConfig) -> Experiment:
     """
     mesh: Mesh = instantiate(config.mesh)
     rows = config.prompts_per_step * config.group_size
-    if rows % mesh.size:  # the first use of JAX, and the last time that its devices can be chosen
+    # The first use of JAX, and the last time that its devices can be chosen.
+    if rows % mesh.row_multiple:
         raise InputError(
-            f"prompts_per_step x group_size = {rows} sequences do not divide over the {mesh.size} "
-            "devices of the mesh."
+            f"prompts_per_step x group_size = {rows} sequences do not divide over the "
+            f"{mesh.row_multiple} parts that the mesh makes of them."
         )
     key = jax.random.key(config.seed)
     phases = build_phases(config)
@@ -91,14 +92,13 @@ def build(config: DictConfig) -> Experiment:
         tasks=tuple(sorted({question.task for question in questions})),
     )
     if phases.critic.active:
-        init = partial(phases.critic.init, policy.decoder)
-        critic = jax.jit(init, out_shardings=mesh.everywhere)(policy.whole(params))
+        critic = mesh.init(partial(phases.critic.init, policy.decoder), policy.whole(params))
         params = params | {"critic": critic}
     optimizer = instantiate(config.optimizer)
     state = TrainState(
         step=mesh.replicate(np.int32(0)),
         params=params,
-        optimizer_state=jax.jit(optimizer.transform().init, out_shardings=mesh.everywhere)(params),
+        optimizer_state=mesh.init_beside(optimizer.transform().init, params),
         key=mesh.replicate(jax.random.fold_in(key, 1)),
         memory=mesh.replicate(phases.initial_memory()),
         average=jax.tree.map(jnp.copy, params) if config.ema.decay else {},
@@ -216,7 +216,7 @@ def describe_step(config: DictConfig, phases: Phases, prompts: list[Prompt], mes
     width += phases.rollout.max_response_tokens
     update = phases.update
     updates = update.epochs * update.minibatches
-    rows = -(-sequences // update.minibatches // mesh.size)  # of a device
+    rows = -(-sequences // update.minibatches // mesh.row_shards)  # of a device
     microbatches = -(-rows // rows_in(width, update.tokens_per_microbatch))
     return (
         f"a step: {config.prompts_per_step} prompts x {config.group_size} samples = {sequences} "

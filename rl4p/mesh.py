@@ -1,46 +1,104 @@
 """The devices of a run, and how arrays lie on them."""
 
+import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
-from typing import Any
+from functools import cached_property, partial
+from typing import Any, Literal
 
 import jax
 from jax.sharding import NamedSharding, PartitionSpec
 
 from rl4p.errors import InputError
+from rl4p.partition import RULES, specs, specs_beside
+from rl4p.types import Array, Params
+
+AXES = ("dp", "fsdp", "tp")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Mesh:
-    """Data parallelism: rows of a batch are split over the axis `dp`, parameters are everywhere.
+    """Devices along three axes: rows are split over `dp` and `fsdp`, parameters over `fsdp`, `tp`.
 
     Attributes:
-      dp: devices along the axis; -1 takes all that the process sees.
+      dp: devices that have rows of their own, and their gradients in common; -1 takes what there
+        is.
+      fsdp: devices that have rows of their own, and each a part of the parameters, gathered layer
+        by layer; -1 takes what there is, `host` those of one process.
+      tp: devices that share each row: heads, feed-forward and vocabulary are divided among them.
+      shape: the three in one, as "1,-1,1" or "dp:2,fsdp:-1", in their place.
       cpu_devices: how many a CPU is divided into, -1 being one for each core; None leaves it to
         JAX, for which a CPU is one device. Its cores share the work of large products well, and
         that of decoding hardly at all; but every device holds all parameters.
+      rollout_devices: so many, the last ones, only sample, and the axes above divide the others;
+        each has all parameters, or its part along `tp`. None: all devices do both.
     """
 
     dp: int = -1
+    fsdp: int | Literal["host"] = 1
+    tp: int = 1
+    shape: str | None = None
     cpu_devices: int | None = None
+    rollout_devices: int | None = None
 
     @cached_property
     def devices(self) -> jax.sharding.Mesh:
         if self.cpu_devices is not None:
             divide_cpu(usable_cores() if self.cpu_devices == -1 else self.cpu_devices)
-        count = jax.device_count()
-        dp = count if self.dp == -1 else self.dp
-        if not 1 <= dp <= count:
-            raise InputError(f"mesh.dp={self.dp} asks for {dp} devices, but there are {count}.")
-        return jax.make_mesh(
-            (dp,), ("dp",), (jax.sharding.AxisType.Auto,), devices=jax.devices()[:dp]
-        )
+        apart, devices = self.rollout_devices or 0, jax.device_count()
+        if not 0 <= apart < devices:
+            raise InputError(
+                f"mesh.rollout_devices={apart} leaves none of {devices} devices for updates."
+            )
+        local = min(jax.local_device_count(), devices - apart)
+        return self.arranged(jax.devices()[: devices - apart], local)
+
+    def arranged(self, devices: Sequence[Any], local: int) -> jax.sharding.Mesh:
+        sizes = self.sizes(len(devices), local)
+        auto = (jax.sharding.AxisType.Auto,) * len(AXES)
+        return jax.make_mesh(sizes, AXES, auto, devices=devices[: math.prod(sizes)])
+
+    @cached_property
+    def sampling(self) -> "Mesh":
+        """The devices that sample: these, unless some do nothing else."""
+        if not self.rollout_devices:
+            return self
+        return RolloutMesh(tp=self.devices.shape["tp"], rollout_devices=self.rollout_devices)
+
+    def sizes(self, devices: int, local: int) -> tuple[int, ...]:
+        """Of the three axes, among so many devices, so many of which are of one process.
+
+        Raises:
+          InputError: they do not make up that many.
+        """
+        asked: dict[str, Any] = {"dp": self.dp, "fsdp": self.fsdp, "tp": self.tp}
+        if self.shape is not None:
+            asked = sizes_of(self.shape)
+        sizes = [local if size == "host" else size for size in asked.values()]
+        words = " ".join(f"mesh.{axis}={size}" for axis, size in asked.items() if size != 1)
+        fixed = math.prod(size for size in sizes if size != -1)
+        if min(sizes) < -1 or 0 in sizes or sizes.count(-1) > 1:
+            raise InputError(
+                f"{words} is no shape: sizes are at least 1, and one of them may be -1."
+            )
+        if fixed > devices or (-1 in sizes and devices % fixed):
+            raise InputError(f"{words} asks for {fixed} devices, but there are {devices}.")
+        return tuple(devices // fixed if size == -1 else size for size in sizes)
 
     @property
     def size(self) -> int:
         return self.devices.size
+
+    @property
+    def row_shards(self) -> int:
+        """How many parts the rows of a batch are in."""
+        return self.devices.shape["dp"] * self.devices.shape["fsdp"]
+
+    @property
+    def row_multiple(self) -> int:
+        """What numbers of rows divide by, here and where they are sampled."""
+        return math.lcm(self.row_shards, self.sampling.row_shards)
 
     @property
     def platform(self) -> str:
@@ -49,7 +107,7 @@ class Mesh:
 
     @property
     def rows(self) -> NamedSharding:
-        return NamedSharding(self.devices, PartitionSpec("dp"))
+        return NamedSharding(self.devices, ROWS)
 
     @property
     def everywhere(self) -> NamedSharding:
@@ -62,38 +120,147 @@ class Mesh:
     def replicate(self, tree: Any) -> Any:
         return jax.device_put(tree, self.everywhere)
 
+    def check_divides(self, dimensions: Mapping[str, int]) -> None:
+        """Those of a model, by the names of `partition.RULES`.
+
+        Raises:
+          InputError: an axis of the mesh does not divide one that lies along it.
+        """
+        for name, size in dimensions.items():
+            axis = RULES[name]
+            parts = self.devices.shape[axis]
+            if size % parts:
+                fits = [n for n in range(1, size + 1) if size % n == 0]
+                nearest = min(fits, key=lambda n: (abs(n - parts), n))
+                raise InputError(
+                    f"mesh.{axis}={parts} does not divide the model's {name}, which is {size}: "
+                    f"the nearest that does is {nearest}."
+                )
+
+    # Parameters, and what stands beside each.
+
+    def of_params(self, params: Params) -> Any:
+        """How they lie (`partition.py`), as shardings: of arrays, or of their shapes."""
+        return jax.tree.map(partial(NamedSharding, self.devices), specs(params))
+
+    def of_optimizer_state(self, state: Any, params: Params) -> Any:
+        return jax.tree.map(partial(NamedSharding, self.devices), specs_beside(state, params))
+
+    def init(self, init: Callable[..., Params], *arguments: Any) -> Params:
+        """Fresh parameters, of which each device makes its part."""
+        shardings = self.of_params(jax.eval_shape(init, *arguments))
+        return jax.jit(init, out_shardings=shardings)(*arguments)
+
+    def init_beside(self, init: Callable[[Params], Any], params: Params) -> Any:
+        """The state of an optimizer, each part beside its parameter."""
+        shardings = self.of_optimizer_state(jax.eval_shape(init, params), params)
+        return jax.jit(init, out_shardings=shardings)(params)
+
+    def for_sampling(self, params: Params) -> Params:
+        """On the devices that sample, whole or divided along `tp`: each token reads them all."""
+        if self.sampling is self and self.devices.shape["fsdp"] == 1:
+            return params
+        place = partial(NamedSharding, self.sampling.devices)
+        return jax.device_put(params, jax.tree.map(place, specs(params, ("tp",))))
+
     # Within a compiled function.
 
-    def keep_everywhere(self, tree: Any) -> Any:
-        """Where the compiler would otherwise choose."""
-        return tree if self.size == 1 else jax.lax.with_sharding_constraint(tree, self.everywhere)
+    def keep(self, params: Params, optimizer_state: Any) -> tuple[Params, Any]:
+        """As they lie, where the compiler would otherwise choose."""
+        if self.size == 1:
+            return params, optimizer_state
+        return jax.lax.with_sharding_constraint(
+            (params, optimizer_state),
+            (self.of_params(params), self.of_optimizer_state(optimizer_state, params)),
+        )
 
     def on_rows(
-        self, function: Callable[[Any, Any], Any], shared: Any, rows: Any, *, of_rows: bool
+        self, function: Callable[[Any, Any], Any], shared: Any, rows: Any, *, results: Any
     ) -> Any:
         """function(shared, rows), called on each device with its part of the rows.
 
-        Devices wait for one another only where the function has them add up (`total`, `largest`).
+        Devices wait for one another only where the function has them add up (`total`, `largest`)
+        or gather parameters (`partition.gather`). Along `tp` the compiler divides the work.
 
         Args:
-          of_rows: whether the result is of the device's rows, or the same on all devices.
+          shared: parameters, of which each device has its part, and numbers.
+          results: the place of what the function returns: `ROWS`, `EVERYWHERE`, or
+            `parts(params)`.
         """
-        if self.size == 1:
+        if self.row_shards == 1:
             return function(shared, rows)
-        placed = PartitionSpec("dp")
+        axes = {"dp", "fsdp"} if self.devices.shape["tp"] > 1 else set(AXES)
         return jax.shard_map(
             function,
             mesh=self.devices,
-            in_specs=(PartitionSpec(), placed),
-            out_specs=placed if of_rows else PartitionSpec(),
+            in_specs=(specs(shared, ("fsdp",)), ROWS),
+            out_specs=results,
+            axis_names=axes,
             check_vma=False,
         )(shared, rows)
 
+    def parts(self, params: Params) -> Any:
+        """The place of what is divided as parameters are."""
+        return specs(params, ("fsdp",))
+
+    def of_rows(self, *but: str) -> tuple[str, ...]:
+        """The axes that rows are split over, but those along which there is one device."""
+        sizes = self.devices.shape
+        return tuple(axis for axis in ("dp", "fsdp") if sizes[axis] > 1 and axis not in but)
+
     def total(self, tree: Any) -> Any:
-        return tree if self.size == 1 else jax.lax.psum(tree, "dp")
+        return jax.lax.psum(tree, axes) if (axes := self.of_rows()) else tree
+
+    def total_gradient(self, gradient: Params) -> Params:
+        """What was gathered has been added up along `fsdp` already."""
+
+        def of(place: PartitionSpec, x: Array) -> Array:
+            axes = self.of_rows("fsdp") if "fsdp" in place else self.of_rows()
+            return jax.lax.psum(x, axes) if axes else x
+
+        return jax.tree.map(of, self.parts(gradient), gradient)
 
     def largest(self, tree: Any) -> Any:
-        return tree if self.size == 1 else jax.lax.pmax(tree, "dp")
+        return jax.lax.pmax(tree, axes) if (axes := self.of_rows()) else tree
+
+
+@dataclass(frozen=True, kw_only=True)
+class RolloutMesh(Mesh):
+    """The last devices of all, which only sample."""
+
+    @cached_property
+    def devices(self) -> jax.sharding.Mesh:
+        devices = jax.devices()[-(self.rollout_devices or 0) :]
+        return self.arranged(devices, len(devices))
+
+    @cached_property
+    def sampling(self) -> Mesh:
+        return self
+
+
+ROWS, EVERYWHERE = PartitionSpec(("dp", "fsdp")), PartitionSpec()
+
+
+def sizes_of(shape: str) -> dict[str, int]:
+    """Of the axes: "1,-1,1" is dp, fsdp, tp; "dp:2,fsdp:-1" names them, and the rest are 1.
+
+    Raises:
+      InputError: it is neither.
+    """
+    parts = [part.strip() for part in shape.split(",")]
+    named = [part.partition(":")[::2] for part in parts]
+    if all(":" not in part for part in parts) and len(parts) == len(AXES):
+        named = list(zip(AXES, parts, strict=True))
+    try:
+        sizes = {axis.strip(): int(size) for axis, size in named}
+    except ValueError:
+        sizes = {}
+    if not sizes or len(sizes) < len(named) or not set(sizes) <= set(AXES):
+        raise InputError(
+            f"mesh.shape={shape} is no shape of a mesh: it is three numbers, as 1,-1,1 for dp, "
+            "fsdp and tp, or named ones, as dp:2,fsdp:-1."
+        )
+    return dict.fromkeys(AXES, 1) | sizes
 
 
 def usable_cores() -> int:

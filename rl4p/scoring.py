@@ -84,8 +84,8 @@ def baselines(phases: Phases, policy: Policy, state: TrainState, texts: Texts) -
     Each prompt is answered once.
     """
     prompts = list({prompt.id: prompt for prompt in texts.prompts}.values())
-    rows = -(-len(prompts) // policy.mesh.size) * policy.mesh.size  # divides by the devices
-    params = policy.whole(state.params)
+    rows = len(prompts) + -len(prompts) % policy.mesh.row_multiple
+    params = policy.for_sampling(state.params)
     rewards = greedy_rewards(phases, policy, params, state, prompts, rows=rows)
     total, valid = jax.device_get((rewards.total_B, rewards.valid_B))
     by_id = {prompt.id: total[row] if valid[row] else np.nan for row, prompt in enumerate(prompts)}

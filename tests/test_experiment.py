@@ -32,7 +32,7 @@ def refusal(*overrides: str, small: tuple[str, ...] = SMALL) -> str:
         ("max_prompt_tokens=3", "max_prompt_tokens=3 is too small: the shortest"),
         ("max_response_tokens=5000", "is more than the 2048 positions of the model"),
         ("update.minibatches=3", "update.minibatches=3 does not divide the 8 sequences"),
-        ("mesh.dp=64", "mesh.dp=64 asks for 64 devices"),
+        ("mesh.dp=64", "mesh.dp=64 mesh.fsdp=host asks for 64 devices"),
         ("data.digits=1", None),
         ("data.train_size=99999999", "but only 810000 sums of 3-digit numbers exist"),
         ("model.heads=3", "width 32 must divide by heads 3"),

@@ -8,9 +8,9 @@ import pytest
 from rl4p.errors import InputError
 from rl4p.mesh import Mesh
 
-# On one device and on eight: greedy and drawn responses, and an update on them.
-EIGHT_DEVICES = """
-import dataclasses, jax, numpy as np
+# On one device and on several: greedy and drawn responses, and three updates on them.
+SHAPES = """
+import dataclasses, sys, jax, numpy as np
 from rl4p.advantage.grpo import GRPO
 from rl4p.data.arithmetic import Arithmetic
 from rl4p.data.prompts import encode_prompts
@@ -23,27 +23,32 @@ from rl4p.protocols import Objective
 from rl4p.model.logprobs import score_tokens
 from rl4p.model.scratch import Scratch
 from rl4p.optimizer.adamw import AdamW
+from rl4p.rollout.continuous import Continuous
 from rl4p.rollout.naive_sampler import NaiveSampler
 from rl4p.types import Rewards, TrainingBatch, TrainState
 from rl4p.update.gradient_step import gradient_step, shares_prompts
 from rl4p.update.reinforce import Reinforce
 
-sampler, optimizer = NaiveSampler(max_response_tokens=8), AdamW(learning_rate=1e-3)
+samplers = [sampler(max_response_tokens=8) for sampler in (NaiveSampler, Continuous)]
+optimizer = AdamW(learning_rate=1e-3)
 # 16 rows, two on each device; with one device in microbatches of four
 objective = Objective(
     update=Reinforce(tokens_per_microbatch=4 * 24), correction=correction.NONE(), kl=kl.NONE(),
     entropy=entropy.NONE(), critic=critic.NONE(),
 )
 
-model = Scratch(width=32, layers=1, heads=4, key_value_heads=2, feed_forward_width=48)
+model = Scratch(width=32, layers=2, heads=8, key_value_heads=4, feed_forward_width=48)
 built, start = model.build(Mesh(dp=1), jax.random.key(0))
 # Far enough from uniform that the order of a sum does not choose the token; at 10 times, logits are
 # rounded by 2e-5, and that is what gradients would differ by.
 start = jax.tree.map(lambda x: np.asarray(x) * 3, start) | {"norm": jax.device_get(start["norm"])}
 
-def run(dp, system_prompt=None, max_prompt_tokens=16):
-    mesh = Mesh(dp=dp)
-    policy, params = dataclasses.replace(built, mesh=mesh), mesh.replicate(start)
+def run(mesh, sampler, system_prompt=None, max_prompt_tokens=16):
+    policy = dataclasses.replace(built, mesh=mesh)
+    params = jax.device_put(start, mesh.of_params(start))
+    parts = mesh.devices.shape["fsdp"] * mesh.devices.shape["tp"]
+    for x in (params["embedding"], params["layers"]["up"]["kernel"]):
+        assert x.addressable_shards[0].data.size * parts == x.size
     questions = Arithmetic(digits=2, train_size=4, held_out_size=0).train()
     prompts, _ = encode_prompts(
         questions,
@@ -52,19 +57,19 @@ def run(dp, system_prompt=None, max_prompt_tokens=16):
         max_prompt_tokens=max_prompt_tokens,
     )
     options = {"group_size": 4, "key": jax.random.key(3), "version": 0}
-    greedy, _ = sampler(policy, params, prompts, **options, greedy=True)
-    sampled, _ = sampler(policy, params, prompts, **options)
-    assert len(sampled.tokens_BT.sharding.device_set) == dp
+    greedy, _ = sampler(policy, policy.for_sampling(params), prompts, **options, greedy=True)
+    sampled, _ = sampler(policy, policy.for_sampling(params), prompts, **options)
+    assert len(sampled.tokens_BT.sharding.device_set) == mesh.size
     rewards = Rewards(
         total_B=np.float32(np.arange(16) ** 2 % 5), terms={}, valid_B=np.arange(16) != 6
     )
     rewards = mesh.shard_rows(rewards)
-    assert rewards.total_B.addressable_shards[0].data.shape == (16 // dp,)
+    assert rewards.total_B.addressable_shards[0].data.shape == (16 // mesh.row_shards,)
     advantages = jax.jit(GRPO())(sampled, rewards)
     state = TrainState(
         step=mesh.replicate(np.int32(0)),
         params=params,
-        optimizer_state=mesh.replicate(optimizer.transform().init(start)),
+        optimizer_state=mesh.init_beside(optimizer.transform().init, params),
         key=mesh.replicate(jax.random.key(1)),
         memory={},
     )
@@ -78,11 +83,17 @@ def run(dp, system_prompt=None, max_prompt_tokens=16):
         policy.decoder, params, sampled, sampler.sampling, names=("logprobs", "entropy"),
         tokens_per_microbatch=4 * 24, mesh=mesh,
     )
-    state, metrics = gradient_step(
-        objective, policy.decoder, sampler.sampling, optimizer, {}, state, batch, {}, mesh
-    )
-    assert all(x.sharding.is_fully_replicated for x in jax.tree.leaves(state.params))
-    moments = state.optimizer_state[1][0].mu  # a tenth of the gradient
+    places = [x.sharding for x in jax.tree.leaves((state.params, state.optimizer_state))]
+    for step in range(3):
+        state, metrics = gradient_step(
+            objective, policy.decoder, sampler.sampling, optimizer, {}, state, batch, {}, mesh
+        )
+        if not step:
+            moments = state.optimizer_state[1][0].mu  # a tenth of the gradient
+            moments = jax.device_get(moments)
+    arrays = jax.tree.leaves((state.params, state.optimizer_state))
+    for place, x in zip(places, arrays, strict=True):
+        assert x.sharding.is_equivalent_to(place, x.ndim)
     assert shares_prompts(objective, sampled, mesh) is (system_prompt is not None)
     return jax.device_get(
         (greedy.tokens_BT, sampled.tokens_BT, state.params, moments, metrics, scores)
@@ -91,7 +102,9 @@ def run(dp, system_prompt=None, max_prompt_tokens=16):
 def assert_alike(one, several):
     np.testing.assert_array_equal(one[0], several[0])
     np.testing.assert_array_equal(one[1], several[1])
-    for a, b in zip(jax.tree.leaves(one[2:4]), jax.tree.leaves(several[2:4]), strict=True):
+    for a, b in zip(one[2:4], several[2:4], strict=True):  # Adam makes much of what rounding leaves
+        # of a gradient that is 0, as that of the keys' bias: leaf by leaf, that would be compared.
+        a, b = (np.concatenate([x.ravel() for x in jax.tree.leaves(tree)]) for tree in (a, b))
         assert np.linalg.norm(a - b) <= 1e-6 * np.linalg.norm(a)
     assert one[4].keys() == several[4].keys()
     assert one[4]["update/grad_norm"] > 0
@@ -100,26 +113,61 @@ def assert_alike(one, several):
     for name in one[5]:
         np.testing.assert_allclose(one[5][name], several[5][name], atol=2e-5)
 
-assert_alike(run(1), run(8))
-# Prompts that pay for being shared: four groups of four, on four devices.
-long = {"system_prompt": "Add the two numbers, digit by digit.", "max_prompt_tokens": 64}
-assert_alike(run(1, **long), run(4, **long))
+kind, *shapes = sys.argv[1:]
+one = Mesh(dp=1)
+if kind == "shared":  # prompts that pay for it: four groups of four, on four devices
+    long = {"system_prompt": "Add the two numbers, digit by digit.", "max_prompt_tokens": 64}
+    alone = run(one, samplers[1], **long)
+    for shape in shapes:
+        assert_alike(alone, run(Mesh(shape=shape), samplers[1], **long))
+elif kind == "apart":  # the last four of eight sample, and the others train
+    mesh = Mesh(shape=shapes[0], rollout_devices=4)
+    assert not {*mesh.devices.devices.flat} & {*mesh.sampling.devices.devices.flat}
+    for sampler in samplers:
+        assert_alike(run(one, sampler), run(mesh, sampler))
+else:
+    sampler = samplers[kind == "continuous"]
+    alone = run(one, sampler)
+    for shape in shapes:
+        assert_alike(alone, run(Mesh(shape=shape), sampler))
 """
 
 
-def test_one_device_and_eight_sample_and_train_alike(on_devices):
-    command = [sys.executable, "-c", EIGHT_DEVICES]
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("continuous", "2,2,2"),
+        pytest.param(("continuous", "8,1,1", "1,8,1", "1,2,4"), marks=pytest.mark.slow),
+        pytest.param(("naive", "8,1,1", "1,8,1", "1,2,4", "2,2,2"), marks=pytest.mark.slow),
+        pytest.param(("shared", "4,1,1", "1,4,2"), marks=pytest.mark.slow),
+        pytest.param(("apart", "1,2,2"), marks=pytest.mark.slow),
+    ],
+    ids=" ".join,
+)
+def test_one_device_and_eight_sample_and_train_alike(on_devices, arguments):
+    command = [sys.executable, "-c", SHAPES, *arguments]
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=on_devices(8))
     assert done.returncode == 0, done.stderr[-3000:]
 
 
-@pytest.mark.parametrize("dp", [0, -2, 1000])
-def test_a_mesh_of_devices_that_are_not_there_is_refused(dp):
+def test_a_mesh_of_devices_that_are_not_there_is_refused():
     there = jax.device_count()
     with pytest.raises(
-        InputError, match=rf"mesh\.dp={dp} .* {dp} devices, but there are {there}\."
+        InputError, match=rf"mesh\.dp=1000 asks for 1000 devices, but there are {there}\."
     ):
+        Mesh(dp=1000).size  # noqa: B018
+
+
+@pytest.mark.parametrize("dp", [0, -2])
+def test_sizes_are_counts(dp):
+    with pytest.raises(InputError, match=rf"mesh\.dp={dp} is no shape: sizes are at least 1"):
         Mesh(dp=dp).size  # noqa: B018
+
+
+def test_some_device_must_be_left_for_updates():
+    there = jax.device_count()
+    with pytest.raises(InputError, match=f"leaves none of {there} devices for updates"):
+        Mesh(rollout_devices=there).size  # noqa: B018
 
 
 def test_all_devices_are_taken_unless_told():

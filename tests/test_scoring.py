@@ -225,7 +225,7 @@ def test_nothing_runs_that_nobody_asked_for(
 class Four(Mesh):
     """One device that counts as four."""
 
-    size = 4
+    row_multiple = 4
 
 
 def test_each_prompt_is_answered_once_by_the_most_probable_tokens(

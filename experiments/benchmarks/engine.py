@@ -80,8 +80,7 @@ class Engine:
 
     def params(self, policy: Policy) -> Any:
         """As the samplers and updates of a run have them: float32 where they are trained."""
-        init = jax.jit(policy.decoder.init, out_shardings=self.mesh.everywhere)
-        return init(jax.random.key(0))
+        return self.mesh.init(policy.decoder.init, jax.random.key(0))
 
     def prompts(self) -> list[Prompt]:
         w, random = self.workload, np.random.default_rng(0)

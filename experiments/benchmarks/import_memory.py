@@ -46,7 +46,7 @@ def make(folder: Path) -> None:
 
 def read(folder: Path) -> None:
     decoder = Decoder(config=read_config(folder))
-    jax.block_until_ready(read_params(folder, decoder, None, Mesh(dp=1).everywhere))
+    jax.block_until_ready(read_params(folder, decoder, None, Mesh(dp=1)))
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     size = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
     print(json.dumps({"checkpoint_gb": size / 1e9, "peak_gb": peak / 1e9, "ratio": peak / size}))

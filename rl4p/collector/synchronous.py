@@ -34,7 +34,7 @@ class Synchronous:
                 "rollout",
                 state.memory,
                 policy,
-                policy.whole(state.params),
+                policy.for_sampling(state.params),
                 prompts,
                 group_size=group_size,
                 key=jax.random.fold_in(state.step_key(), 0),

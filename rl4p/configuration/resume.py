@@ -21,6 +21,7 @@ MAY_CHANGE = (
     "tracker",
     "checkpoint",
     "debug",
+    "mesh",  # the same numbers but for rounding
     "trusted_targets",
     "resume",
 )
@@ -55,11 +56,14 @@ def resume(
         reason = " ".join(str(error).split())
         raise InputError(f"resume={given} has a .hydra that cannot be read: {reason}.") from error
     repeated = {override.get_key_element() for override in overrides}
+    chosen = tuple(f"{override.key_or_group}." for override in overrides)
     lines = [
         *(
             str(old.input_line)
             for old in composer.parse(lines)
-            if old.key_or_group not in NOT_TAKEN_OVER and old.get_key_element() not in repeated
+            if old.key_or_group not in NOT_TAKEN_OVER
+            and old.get_key_element() not in repeated
+            and not old.key_or_group.startswith(chosen)  # of an option that another has replaced
         ),
         *(str(new.input_line) for new in overrides if new.key_or_group != "resume"),
     ]

@@ -17,6 +17,7 @@ from rl4p.model.decoder_config import DecoderConfig
 from rl4p.model.kernels import Kernel
 from rl4p.model.layer import Layer, RMSNorm
 from rl4p.model.lora import LoRA
+from rl4p.partition import GATHERED, gather, gathering
 from rl4p.types import Array, Params
 
 __all__ = ["Before", "Cache", "Decoder", "DecoderConfig", "Remat"]
@@ -126,12 +127,15 @@ class Decoder:
 
         def run_layer(x_BTD: Array, scanned: tuple[Params, Array | None, Any]) -> tuple[Array, Any]:
             layer, slides, cache = scanned
+            layer = gather(layer, self.dtype)
             view = seen.of(any(c.sliding)) if slides is None else seen.choose(slides)
             x_BTD, cache = self.layer.apply({"params": layer}, x_BTD, view, cache)
             return x_BTD, cache if keep else None
 
+        saved = jax.checkpoint_policies.save_anything_except_these_names(GATHERED)
         if self.remat != "none":
             saved = jax.checkpoint_policies.dots_saveable if self.remat == "elementwise" else None
+        if self.remat != "none" or gathering():
             run_layer = jax.checkpoint(run_layer, prevent_cse=False, policy=saved)
         slides_L = jnp.asarray(c.sliding) if c.mixed else None
         caches = None if before is None else before.layers

@@ -69,6 +69,17 @@ class DecoderConfig:
             raise ValueError(f"{self.chosen_experts} experts a token, of {self.experts}.")
 
     @property
+    def dimensions(self) -> dict[str, int]:
+        """Those that devices may divide (`partition.RULES`)."""
+        return {
+            "width": self.width,
+            "vocabulary": self.vocabulary,
+            "heads": self.heads,
+            "key_value_heads": self.key_value_heads,
+            "feed_forward": self.feed_forward_width,
+        }
+
+    @property
     def mixed(self) -> bool:
         """Some layers slide and others do not."""
         return len(set(self.sliding)) == 2

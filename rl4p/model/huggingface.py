@@ -11,9 +11,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Sharding, SingleDeviceSharding
+from jax.sharding import SingleDeviceSharding
 
 from rl4p.errors import InputError, RunError
+from rl4p.mesh import Mesh
 from rl4p.model.decoder import Decoder, DecoderConfig
 from rl4p.model.families import FAMILIES, Tensor, family_of
 from rl4p.model.families.labels import read_labels, write_labels
@@ -48,7 +49,7 @@ def read_config(folder: Path) -> DecoderConfig:
 
 
 def read_params(
-    folder: Path, decoder: Decoder, dtype: str | None, sharding: Sharding | None = None
+    folder: Path, decoder: Decoder, dtype: str | None, mesh: Mesh | None = None
 ) -> Params:
     """The parameters of a folder's safetensors on their devices, in the decoder's stacked form.
 
@@ -60,16 +61,16 @@ def read_params(
       decoder: says which parameters there are.
       dtype: of the parameters; None keeps that of the files (float32 for the layers of a parameter
         that differ).
-      sharding: of every parameter; None for all of it on the first device.
+      mesh: whose devices hold them; None for the first device alone.
 
     Raises:
       InputError: files are missing or broken; or tensors are missing, extra or of another shape
         (all of them are named).
     """
     stored = stored_tensors(folder)
-    if sharding is None:
-        sharding = SingleDeviceSharding(jax.local_devices()[0])
     shapes = jax.eval_shape(decoder.init, jax.random.key(0))
+    alone = SingleDeviceSharding(jax.local_devices()[0])
+    places = jax.tree.map(lambda _: alone, shapes) if mesh is None else mesh.of_params(shapes)
     parameters: dict[tuple[str, ...], list[Tensor]] = {}
     for tensor in FAMILIES[decoder.config.family].names(decoder.config):
         parameters.setdefault(tensor.path, []).append(tensor)
@@ -88,7 +89,7 @@ def read_params(
             shape=leaf(shapes, path).shape,
             dtype=own if dtype is None else jnp.dtype(dtype),
         )
-        array = jax.make_array_from_callback(leaf(shapes, path).shape, sharding, read)
+        array = jax.make_array_from_callback(leaf(shapes, path).shape, leaf(places, path), read)
         node[path[-1]] = array.block_until_ready()  # before the next one takes memory
     return params
 

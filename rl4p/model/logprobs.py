@@ -7,10 +7,11 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from rl4p.mesh import ONE_DEVICE, Mesh
+from rl4p.mesh import ONE_DEVICE, ROWS, Mesh
 from rl4p.model.decoder import Before, Decoder
 from rl4p.model.microbatches import Rows, deal, fold, rows_of
 from rl4p.model.shared_prompts import SharedPrompts, pays, taken
+from rl4p.partition import gather
 from rl4p.sampling import sampling_logprobs
 from rl4p.types import Array, Params, Sampling, Trajectories
 
@@ -131,6 +132,7 @@ def score_tokens(
     shared = values is None and pays(trajectories, mesh)  # a critic may read the prompts itself
 
     def of_rows(params: Params, trajectories: Trajectories) -> dict[str, Array]:
+        params = gather(params, decoder.dtype)
         prompts = SharedPrompts.of(
             decoder, trajectories, shared=shared, tokens_per_microbatch=tokens_per_microbatch
         )
@@ -156,16 +158,16 @@ def score_tokens(
         )
         return jax.tree.map(lambda x: jnp.pad(x, ((0, 0), (prompts.columns, 0))), found)
 
-    if mesh.size == 1 and not shared:
+    if mesh.row_shards == 1 and not shared:
         return of_rows(params, trajectories)
     B = trajectories.tokens_BT.shape[0]
     rows_b, together = jnp.arange(B), 1
     if shared:
         rows_b, together = jnp.argsort(trajectories.group_ids_B), trajectories.group_size
-    if mesh.size > 1:
-        dealt_b = deal(trajectories.segment_ids_BT[rows_b], mesh.size, together)
+    if mesh.row_shards > 1:
+        dealt_b = deal(trajectories.segment_ids_BT[rows_b], mesh.row_shards, together)
         rows_b = rows_b.at[dealt_b].get(mode="fill", fill_value=B)
-    found = mesh.on_rows(of_rows, params, rows_of(trajectories, rows_b), of_rows=True)
+    found = mesh.on_rows(of_rows, params, rows_of(trajectories, rows_b), results=ROWS)
     return jax.tree.map(
         lambda x: jnp.zeros((B, *x.shape[1:])).at[rows_b].set(x, mode="drop"), found
     )

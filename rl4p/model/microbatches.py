@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from rl4p.partition import in_step
 from rl4p.types import Array
 
 
@@ -57,7 +58,7 @@ def fold(
     carry = jnp.int32(0), start
     for width, narrower in zip(widths(T), (*widths(T)[1:], 0), strict=True):
         b = min(B, rows_in(width, tokens, together))
-        wide = jnp.sum(longest > narrower) * together
+        wide = in_step(jnp.sum(longest > narrower) * together)
 
         def turn(carry: Any, width: int = width, b: int = b) -> Any:
             done, value = carry
@@ -98,9 +99,9 @@ def rows_of(batch: Any, rows_b: Array) -> Any:
 
 
 def widths(T: int) -> tuple[int, ...]:
-    """T, then 0.6 of the one before, in multiples of 16 from 48: four at most, each compiled."""
+    """T, then 0.6 of the one before, in multiples of 16 from 48: five at most, each compiled."""
     found = [T]
-    while len(found) < 4 and 48 <= (narrower := -(-found[-1] * 3 // 80) * 16) < found[-1]:
+    while len(found) < 5 and 48 <= (narrower := -(-found[-1] * 3 // 80) * 16) < found[-1]:
         found.append(narrower)
     return tuple(found)
 

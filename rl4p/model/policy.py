@@ -41,6 +41,10 @@ class Policy:
         """The parameters that the decoder runs with."""
         return join(self.frozen, trained)
 
+    def for_sampling(self, trained: Params) -> Params:
+        """The same, as a sampler reads them: each device has all that it needs at every token."""
+        return self.mesh.for_sampling(self.whole(trained))
+
     def pad_prompts(self, prompts: Sequence[Prompt]) -> tuple[np.ndarray, np.ndarray]:
         """Tokens and mask [B, T], padded left: all responses start in one column."""
         width = padded_width(max(len(prompt.tokens) for prompt in prompts))

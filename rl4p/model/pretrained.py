@@ -6,8 +6,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-import jax
-
 from rl4p.errors import InputError
 from rl4p.mesh import Mesh
 from rl4p.model.decoder import Decoder, Remat
@@ -67,6 +65,7 @@ class Pretrained:
                 "(rl4p.reward.classifier.Classifier), not a policy."
             )
         check_kernel(self.attention, decoder.config, self.dtype, mesh.platform)
+        mesh.check_divides(decoder.config.dimensions)
         tokenizer: Any = load_tokenizer(folder)  # its stubs give a token id any of six types
         check_template(tokenizer, self.template)
         ends = read_end_ids(folder)
@@ -100,10 +99,10 @@ class Pretrained:
             pad_id=ends[0] if tokenizer.pad_token_id is None else tokenizer.pad_token_id,
             template=self.template,
         )
-        params = read_params(folder, decoder, self.param_dtype, mesh.everywhere)
+        params = read_params(folder, decoder, self.param_dtype, mesh)
         if not self.lora.rank:
             return policy, params
-        adapters = jax.jit(self.lora.init, out_shardings=mesh.everywhere)(key, params)
+        adapters = mesh.init(self.lora.init, key, params)
         return replace(policy, frozen=params, base=lasting_name(self.path)), adapters
 
 

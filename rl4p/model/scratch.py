@@ -3,8 +3,6 @@
 from dataclasses import dataclass
 from typing import Any, Literal
 
-import jax
-
 from rl4p.bounds import Positive
 from rl4p.mesh import Mesh
 from rl4p.model.decoder import Decoder, DecoderConfig, Remat
@@ -57,6 +55,7 @@ class Scratch:
             max_positions=self.max_positions,
         )
         check_kernel(self.attention, config, self.dtype, mesh.platform)
+        mesh.check_divides(config.dimensions)
         policy = Policy(
             decoder=Decoder(
                 config=config, dtype=self.dtype, remat=self.remat, attention=self.attention
@@ -66,4 +65,4 @@ class Scratch:
             end_ids=(tokenizer.eos_token_id,),
             pad_id=tokenizer.pad_token_id,
         )
-        return policy, jax.jit(policy.decoder.init, out_shardings=mesh.everywhere)(key)
+        return policy, mesh.init(policy.decoder.init, key)

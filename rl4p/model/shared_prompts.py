@@ -26,7 +26,7 @@ KeysAndValues = tuple[Array, ...]  # of all layers: [L, P, K, h, S] and [L, P, K
 
 def pays(trajectories: Trajectories, mesh: Mesh) -> bool:
     """Whether groups share a prompt that is worth it, and each device can have whole groups."""
-    rows_of_devices = mesh.size * trajectories.group_size
+    rows_of_devices = mesh.row_shards * trajectories.group_size
     return (
         trajectories.group_size > 1
         and trajectories.prompt_columns >= FEWEST_COLUMNS

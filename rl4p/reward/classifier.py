@@ -96,7 +96,7 @@ class Classifier:
                 f"{config.vocabulary} rows, from 0."
             )
         decoder, mesh = Decoder(config=config, dtype=self.dtype), Mesh()
-        params = read_params(folder, decoder, self.dtype, mesh.everywhere)
+        params = read_params(folder, decoder, self.dtype, mesh)
         return RewardModel(decoder, params, tokenizer, mesh, read_json(file).get("pad_token_id"))
 
     def __call__(self, texts: Texts) -> list[float | None]:
@@ -112,7 +112,7 @@ class Classifier:
         for width, members in by_width.items():
             # As many for each batch of this size, so that a width is compiled once.
             count = max(1, min(self.tokens_per_microbatch // width, len(rows)))
-            count += -count % self.model.mesh.size
+            count += -count % self.model.mesh.row_shards
             for start in range(0, len(members), count):
                 chosen = members[start : start + count]
                 scores_B = self.scores([rows[b] for b in chosen], count, width)

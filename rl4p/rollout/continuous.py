@@ -47,12 +47,13 @@ class Continuous(SamplerOptions):
         greedy: bool = False,
     ) -> tuple[Trajectories, Texts]:
         tokens_PT, mask_PT = policy.pad_prompts(prompts)
-        (P, width), R, mesh = tokens_PT.shape, self.max_response_tokens, policy.mesh
+        (P, width), R = tokens_PT.shape, self.max_response_tokens
+        mesh = policy.mesh.sampling
         B = P * group_size
-        sizes = slot_counts(min(self.slots or B, B), mesh.size, R)
+        sizes = slot_counts(min(self.slots or B, B), mesh.row_shards, R)
         layers, prefilled = prefill(policy.decoder, params, *mesh.replicate((tokens_PT, mask_PT)))
         lengths_B = np.repeat(mask_PT.sum(axis=1, dtype=np.int32), group_size)
-        responses = mesh.replicate(Responses.empty(B, R))
+        responses, key = mesh.replicate((Responses.empty(B, R), key))
         waiting, slots, cache, room = deque(range(B)), Slots.free(0, B), None, 0
         while waiting or (slots.sequence_n < B).any():
             slots, source_n = slots.arranged(waiting, sizes, B)

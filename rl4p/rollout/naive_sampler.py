@@ -35,6 +35,7 @@ class NaiveSampler(SamplerOptions):
         greedy: bool = False,
     ) -> tuple[Trajectories, Texts]:
         tokens_PT, mask_PT = policy.pad_prompts(prompts)
+        mesh = policy.mesh.sampling
         rows = (np.repeat(x, group_size, axis=0) for x in (tokens_PT, mask_PT))
         tokens_BR, lengths_B, logprobs_BR = generate(
             policy.decoder,
@@ -42,8 +43,8 @@ class NaiveSampler(SamplerOptions):
             self.max_response_tokens,
             policy.end_ids,
             params,
-            *policy.mesh.shard_rows(tuple(rows)),
-            key,
+            *mesh.shard_rows(tuple(rows)),
+            mesh.replicate(key),
             greedy or self.temperature == 0,
         )
         return policy.trajectories(

@@ -14,12 +14,13 @@ import jax.numpy as jnp
 import optax
 
 from rl4p.masking import masked_sum
-from rl4p.mesh import ONE_DEVICE, Mesh
+from rl4p.mesh import EVERYWHERE, ONE_DEVICE, Mesh
 from rl4p.model.decoder import Before, Decoder
 from rl4p.model.logprobs import token_scores, trunk
 from rl4p.model.lora import join
 from rl4p.model.microbatches import Rows, deal, fold, rows_of
 from rl4p.model.shared_prompts import KeysAndValues, SharedPrompts, added, pays, taken
+from rl4p.partition import gather
 from rl4p.protocols import Objective
 from rl4p.types import Array, Metrics, Params, Sampling, TrainingBatch, TrainState, Trajectories
 from rl4p.update.aggregation import aggregation_weights
@@ -96,7 +97,7 @@ def gradient_step(
             (new_params, new_optimizer_state),
             (params, optimizer_state),
         )
-        carry = mesh.keep_everywhere(carry)
+        carry = mesh.keep(*carry)
         return carry, sums | {"grad_norm": norm, "skipped": jnp.where(finite, 0.0, 1.0)}
 
     (params, optimizer_state), sums = jax.lax.scan(
@@ -133,7 +134,7 @@ def minibatch_gradient(
         weights_BT: Array,
     ) -> Any:
         frozen, coefficients = shared
-        whole = join(frozen, params)
+        whole = gather(join(frozen, params), decoder.dtype)
         loss_BT, per_token = token_loss(
             objective, decoder, sampling, whole, micro, coefficients, before(layers)
         )
@@ -146,7 +147,10 @@ def minibatch_gradient(
 
     def of_rows(shared: Any, rows: tuple[TrainingBatch, Array]) -> Any:
         params, *shared = shared
-        whole = partial(join, shared[0])
+
+        def whole(params: Params) -> Params:
+            return gather(join(shared[0], params), decoder.dtype)
+
         prompts = SharedPrompts.of(
             decoder,
             rows[0].trajectories,
@@ -185,14 +189,16 @@ def minibatch_gradient(
             together=objective.rows_together,
         )
         gradient = prompts.add_gradient(gradient, whole, params, of_found)
-        return mesh.total((gradient, sums)), mesh.largest(gap_max)
+        sums, gap_max = mesh.total(sums), mesh.largest(gap_max)
+        return mesh.total_gradient(gradient), sums, gap_max
 
     rows = batch, weights_BT  # those that fill a device or a microbatch up have no weight
-    if mesh.size > 1:
+    if mesh.row_shards > 1:
         together = rows_together(objective, trajectories, mesh)
-        rows = rows_of(rows, deal(trajectories.segment_ids_BT, mesh.size, together))
+        rows = rows_of(rows, deal(trajectories.segment_ids_BT, mesh.row_shards, together))
     shared = params, frozen, coefficients
-    (gradient, sums), gap_max = mesh.on_rows(of_rows, shared, rows, of_rows=False)
+    places = mesh.parts(params), EVERYWHERE, EVERYWHERE
+    gradient, sums, gap_max = mesh.on_rows(of_rows, shared, rows, results=places)
     return gradient, sums | {"logprob_gap_max": gap_max}
 
 

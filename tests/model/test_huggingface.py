@@ -131,6 +131,7 @@ FOUR_DEVICES = """
 import sys, jax, numpy as np
 from pathlib import Path
 from jax.sharding import NamedSharding, PartitionSpec
+from rl4p.mesh import Mesh
 from rl4p.model.decoder import Decoder
 from rl4p.model.huggingface import read_config, read_params, read_part, stored_tensors
 from rl4p.model.families import FAMILIES
@@ -140,10 +141,14 @@ decoder = Decoder(config=read_config(folder))
 auto = jax.sharding.AxisType.Auto
 mesh = jax.make_mesh((2, 2), ("a", "b"), (auto, auto))
 plain = read_params(folder, decoder, "float32")
-everywhere = read_params(folder, decoder, "float32", NamedSharding(mesh, PartitionSpec()))
-for a, b in zip(jax.tree.leaves(plain), jax.tree.leaves(everywhere), strict=True):
+everywhere = read_params(folder, decoder, "float32", Mesh(dp=4))
+divided = read_params(folder, decoder, "float32", Mesh(dp=1, fsdp=2, tp=2))
+for a, b, c in zip(*map(jax.tree.leaves, (plain, everywhere, divided)), strict=True):
     assert len(b.sharding.device_set) == 4 and b.sharding.is_fully_replicated
     np.testing.assert_array_equal(a, b)
+    np.testing.assert_array_equal(a, c)
+up = divided["layers"]["up"]["kernel"]
+assert up.addressable_shards[0].data.size * 4 == up.size
 for spec in (PartitionSpec("a"), PartitionSpec(None, "b"), PartitionSpec(None, "a", "b")):
     stored, names = stored_tensors(folder), FAMILIES["qwen2"].names(decoder.config)
     tensors = [tensor for tensor in names if tensor.path == ("layers", "up", "kernel")]

@@ -165,5 +165,5 @@ def test_prompts_are_shared_only_where_it_pays_and_is_right(trajectories, make_o
 
 @pytest.mark.parametrize(("devices", "whole"), [(1, True), (2, True), (4, True), (3, False)])
 def test_devices_have_whole_groups(monkeypatch, trajectories, devices, whole):
-    monkeypatch.setattr(Mesh, "size", devices)
+    monkeypatch.setattr(Mesh, "row_shards", devices)
     assert pays(trajectories, Mesh()) is whole

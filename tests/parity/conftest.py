@@ -111,8 +111,9 @@ def our_loss(monkeypatch, make_objective, batch_of):
         params = {**arrays, "critic": {}}
 
         with jax.disable_jit():  # many losses, each evaluated once: compiling would take longer
+            decoder = SimpleNamespace(dtype="float32")
             gradient, sums = step.minibatch_gradient(
-                objective, None, Sampling(), {}, params, batch_of(numbers), coefficients
+                objective, decoder, Sampling(), {}, params, batch_of(numbers), coefficients
             )
         slopes = {name: np.asarray(gradient[name]).reshape(numbers.mask.shape) for name in names}
         return SimpleNamespace(loss=float(sums["loss"]), **slopes)

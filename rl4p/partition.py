@@ -1,0 +1,142 @@
+"""How parameters lie on the devices: one table from their names to axes of the mesh.
+
+Each axis of a parameter has a name, and that name says which axis of the mesh divides it. What is
+divided along `fsdp` is gathered where it is used, and its gradient is added up into the parts; what
+is divided along `tp` stays so, and the compiler adds up what products leave in parts.
+"""
+
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
+from jax.sharding import PartitionSpec
+
+from rl4p.types import Array, Params
+
+GATHERED = "gathered parameters"  # what a backward pass gathers again, if it keeps all else
+
+# By the name of an axis, the axis of the mesh that divides it.
+RULES = {
+    "width": "fsdp",  # in every large parameter once, so each device holds its share of all
+    "vocabulary": "tp",  # logits in parts: a softmax adds up two numbers for each token
+    "heads": "tp",  # a head's attention needs no other head
+    "key_value_heads": "tp",  # as the query heads that read them
+    "feed_forward": "tp",  # elementwise between two products: one sum for a layer
+}
+
+# By the end of a parameter's path; what is not here, and is small, is whole on every device.
+AXES: dict[str, tuple[str | None, ...]] = {
+    "embedding": ("vocabulary", "width"),
+    "head": ("vocabulary", "width"),
+    "query/kernel": ("width", "heads"),
+    "key/kernel": ("width", "key_value_heads"),
+    "value/kernel": ("width", "key_value_heads"),
+    "query/bias": ("heads",),
+    "key/bias": ("key_value_heads",),
+    "value/bias": ("key_value_heads",),
+    "output/kernel": ("heads", "width"),
+    "gate/kernel": ("width", "feed_forward"),
+    "up/kernel": ("width", "feed_forward"),
+    "down/kernel": ("feed_forward", "width"),
+    "experts/gate": (None, "width", "feed_forward"),
+    "experts/up": (None, "width", "feed_forward"),
+    "experts/down": (None, "feed_forward", "width"),
+}
+
+
+def spec(path: tuple, ndim: int, axes: tuple[str, ...] = ("fsdp", "tp")) -> PartitionSpec:
+    """Where a parameter of this path is divided by these axes of the mesh.
+
+    Axes in front of those of the table (layers) are not divided.
+    """
+    names = axes_of(path)
+    front = ndim - len(names)
+    if front < 0:
+        return PartitionSpec()
+    of_mesh = (RULES.get(name or "") for name in names)
+    divided = [axis if axis in axes else None for axis in of_mesh]
+    if len(set(filter(None, divided))) < len([axis for axis in divided if axis]):
+        raise ValueError(f"{keys(path)}: {names} would be divided as {divided}, one axis twice.")
+    return PartitionSpec(*[None] * front, *divided) if any(divided) else PartitionSpec()
+
+
+def axes_of(path: tuple) -> tuple[str | None, ...]:
+    """The names of a parameter's last axes; those of an adapter are of the matrix beside it."""
+    names = [str(getattr(key, "key", getattr(key, "name", ""))) for key in path]
+    *_, parent, name = ["", "", *names]
+    if name in ("lora_a", "lora_b"):
+        into, out = AXES[f"{parent}/kernel"]
+        return (into, None) if name == "lora_a" else (None, out)
+    return AXES.get(f"{parent}/{name}", AXES.get(name, ()))
+
+
+def specs(tree: Any, axes: tuple[str, ...] = ("fsdp", "tp")) -> Any:
+    """`spec` of each leaf of a tree of parameters, and of what else stands beside them."""
+    return jax.tree.map_with_path(lambda path, x: spec(path, jnp.ndim(x), axes), tree)
+
+
+def specs_beside(tree: Any, params: Params) -> Any:
+    """Of an optimizer's state: what has a parameter's name and shape lies as it does."""
+    shapes = {keys(path): jnp.shape(x) for path, x in jax.tree.leaves_with_path(params)}
+
+    def of(path: tuple, x: Any) -> PartitionSpec:
+        ends = (keys(path[start:]) for start in range(len(path)))
+        beside = any(shapes.get(end) == jnp.shape(x) for end in ends)
+        return spec(path, jnp.ndim(x)) if beside else PartitionSpec()
+
+    return jax.tree.map_with_path(of, tree)
+
+
+def keys(path: tuple) -> str:
+    return jax.tree_util.keystr(path)
+
+
+# Within a function that runs on each device by itself (`Mesh.on_rows`).
+
+
+def gathering() -> bool:
+    """Whether devices hold parts of parameters, and so must gather them in step."""
+    mesh = jax.sharding.get_abstract_mesh()
+    return "fsdp" in mesh.manual_axes and mesh.shape["fsdp"] > 1
+
+
+def gather(params: Params, dtype: Any) -> Params:
+    """Parameters of which this device has its part along `fsdp`, gathered in this dtype.
+
+    Not those of stacked layers: each is gathered when it runs (and then has no `layers` in front).
+    """
+    if not gathering():
+        return params
+
+    def of(path: tuple, x: Array) -> Array:
+        divided = tuple(spec(path, x.ndim, ("fsdp",)))
+        if "layers" in keys(path) or "fsdp" not in divided:
+            return x
+        return checkpoint_name(all_gathered(x, divided.index("fsdp"), jnp.dtype(dtype)), GATHERED)
+
+    return jax.tree.map_with_path(of, params)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(1, 2))
+def all_gathered(x: Array, axis: int, dtype: Any) -> Array:
+    """Gathered in the dtype of activations; gradients are added up in that of the parameter."""
+    return jax.lax.all_gather(jnp.asarray(x).astype(dtype), "fsdp", axis=axis, tiled=True)
+
+
+def gathered_forward(x: Array, axis: int, dtype: Any) -> tuple[Array, Any]:
+    return all_gathered(x, axis, dtype), jnp.zeros((), x.dtype)
+
+
+def gathered_backward(axis: int, dtype: Any, like: Array, dy: Array) -> tuple[Array]:
+    dy = jnp.asarray(dy).astype(like.dtype)
+    return (jax.lax.psum_scatter(dy, "fsdp", scatter_dimension=axis, tiled=True),)
+
+
+all_gathered.defvjp(gathered_forward, gathered_backward)
+
+
+def in_step(count: Array) -> Array:
+    """The largest of the devices that gather together: none may stop before the others."""
+    return jax.lax.pmax(count, "fsdp") if gathering() else count

@@ -1,0 +1,66 @@
+"""The same run on one device and on several, and from one to another."""
+
+import json
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.runs.conftest import summary
+
+MODEL = ("model.heads=8", "model.key_value_heads=4", "model.feed_forward_width=64")
+PHASES = (
+    *("advantage=gae", "critic=apart", "kl=fixed", "ema.decay=0.5", "prompts_per_step=8"),
+    "+reward.terms.capital._target_=rl4p.reward.format.Format",  # as good as drawn
+    "+reward.terms.capital.weight=1.0",
+    "+reward.terms.capital.pattern='.*[A-Z].*'",
+)
+
+
+@pytest.fixture(scope="module")
+def train_on(command, on_devices):
+    def train(devices: int, *overrides: str, **options):
+        process = subprocess.run(
+            command(*overrides, **options),
+            env=on_devices(devices),
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert process.returncode == 0, process.stderr[-3000:]
+        return process
+
+    return train
+
+
+def assert_alike(a: Path, b: Path) -> None:
+    """Every metric that no clock gives, but for rounding."""
+    rows = (
+        [json.loads(line) for line in (x / "metrics.jsonl").read_text().splitlines()]
+        for x in (a, b)
+    )
+    for one, other in zip(*rows, strict=True):
+        for name in one.keys() & other.keys():
+            if not name.startswith(("time/", "rollout/tokens_per_second", "rollout/logprob_gap")):
+                np.testing.assert_allclose(one[name], other[name], rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.slow
+def test_a_run_goes_from_eight_devices_to_four_and_to_one(train_on, tmp_path):
+    shared = ("steps=4", "checkpoint.every=2", *MODEL, *PHASES)
+    alone, eight, four = (tmp_path / name for name in ("alone", "eight", "four"))
+    train_on(1, *shared, f"hydra.run.dir={alone}")
+    train_on(
+        8, *shared, "steps=2", "mesh=fsdp", "mesh.fsdp=4", "mesh.tp=2", f"hydra.run.dir={eight}"
+    )
+    assert (eight / "checkpoints" / "2").is_dir()
+    subprocess.run(["cp", "-r", eight, four], check=True)
+    train_on(1, f"resume={eight}", "steps=4", "mesh=single", small=())
+    train_on(4, f"resume={four}", "steps=4", "mesh=fsdp_tp", small=())
+    for folder in (eight, four):
+        assert summary(folder)["resumed_from"] == 2
+        assert_alike(alone, folder)
+        assert json.loads((folder / "metrics.jsonl").read_text().splitlines()[-1])[
+            "update/grad_norm"
+        ]
