@@ -52,7 +52,7 @@ def assert_same(ours, theirs):
 
 
 @pytest.mark.parametrize("slots", [None, 1, 8, 13])
-@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_the_tokens_are_those_of_the_naive_sampler(sample, slots, seed):
     options = {"max_response_tokens": R, "temperature": 0.9, "top_k": 200, "top_p": 0.95}
     ours, our_texts = sample(Continuous(**options, slots=slots), group_size=8, seed=seed)

@@ -82,6 +82,7 @@ def test_more_steps_may_be_asked_for_but_nothing_else(whole, train, tmp_path):
     assert lines(folder) == lines(whole)
 
 
+@pytest.mark.slow
 def test_a_run_killed_before_its_first_checkpoint_begins_anew(whole, command, train, tmp_path):
     folder = tmp_path / "run"
     killed = command(*STEPS, f"hydra.run.dir={folder}")

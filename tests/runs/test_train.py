@@ -101,6 +101,7 @@ def test_a_second_run_in_the_folder_is_refused(folder, train):
     assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
 
 
+@pytest.mark.slow
 def test_questions_from_a_file_run_from_end_to_end(train, tmp_path):
     rows = [
         {"question": f"Tom has {n} pens and buys {n} more. How many?", "answer": f"#### {2 * n}"}

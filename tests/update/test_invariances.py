@@ -235,6 +235,7 @@ def reordered(batch):
     return dataclasses.replace(batch, trajectories=trajectories)
 
 
+@pytest.mark.slow
 @every_case
 def test_the_order_of_rows_and_the_names_of_groups_change_nothing(build, step, plain, name):
     objective, params, batch = build(name)
