@@ -27,7 +27,8 @@ class Mesh:
       fsdp: devices that have rows of their own, and each a part of the parameters, gathered layer
         by layer; -1 takes what there is, `host` those of one process.
       tp: devices that share each row: heads, feed-forward and vocabulary are divided among them.
-      shape: the three in one, as "1,-1,1" or "dp:2,fsdp:-1", in their place.
+      shape: the three in one and in their place: [1,-1,1], {dp:2,fsdp:-1}, or as words "1,-1,1",
+        "dp:2,fsdp:-1" (which on a command line are quoted twice: a bare comma is a sweep there).
       cpu_devices: how many a CPU is divided into, -1 being one for each core; None leaves it to
         JAX, for which a CPU is one device. Its cores share the work of large products well, and
         that of decoding hardly at all; but every device holds all parameters.
@@ -38,9 +39,17 @@ class Mesh:
     dp: int = -1
     fsdp: int | Literal["host"] = 1
     tp: int = 1
-    shape: str | None = None
+    shape: str | Sequence[int] | Mapping[str, int] | None = None
     cpu_devices: int | None = None
     rollout_devices: int | None = None
+
+    def __post_init__(self) -> None:
+        shape = self.shape
+        if isinstance(shape, Mapping):
+            shape = ",".join(f"{axis}:{size}" for axis, size in shape.items())
+        elif shape is not None and not isinstance(shape, str):
+            shape = ",".join(map(str, shape))
+        object.__setattr__(self, "shape", shape)  # a mesh is hashed
 
     @cached_property
     def devices(self) -> jax.sharding.Mesh:
@@ -74,7 +83,7 @@ class Mesh:
         """
         asked: dict[str, Any] = {"dp": self.dp, "fsdp": self.fsdp, "tp": self.tp}
         if self.shape is not None:
-            asked = sizes_of(self.shape)
+            asked = sizes_of(str(self.shape))
         sizes = [local if size == "host" else size for size in asked.values()]
         words = " ".join(f"mesh.{axis}={size}" for axis, size in asked.items() if size != 1)
         fixed = math.prod(size for size in sizes if size != -1)
@@ -257,8 +266,8 @@ def sizes_of(shape: str) -> dict[str, int]:
         sizes = {}
     if not sizes or len(sizes) < len(named) or not set(sizes) <= set(AXES):
         raise InputError(
-            f"mesh.shape={shape} is no shape of a mesh: it is three numbers, as 1,-1,1 for dp, "
-            "fsdp and tp, or named ones, as dp:2,fsdp:-1."
+            f"mesh.shape={shape} is no shape of a mesh: it is three numbers, as [1,-1,1] for "
+            "dp, fsdp and tp, or named ones, as {dp:2,fsdp:-1}."
         )
     return dict.fromkeys(AXES, 1) | sizes
 

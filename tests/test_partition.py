@@ -97,6 +97,15 @@ def test_shapes_of_meshes(shape, sizes):
     assert tuple(sizes_of(shape).values()) == sizes
 
 
+@pytest.mark.parametrize(
+    ("shape", "words"),
+    [([1, -1, 2], "1,-1,2"), ({"dp": 2, "fsdp": -1}, "dp:2,fsdp:-1"), ("2,2,2", "2,2,2")],
+)
+def test_a_shape_may_be_a_list_or_a_dictionary(shape, words):
+    assert Mesh(shape=shape) == Mesh(shape=words)
+    assert hash(Mesh(shape=shape)) == hash(Mesh(shape=words))
+
+
 @pytest.mark.parametrize("shape", ["1,2", "dp:2,dp:4", "dp:two", "pp:2", "", "dp:2,4"])
 def test_a_shape_that_is_none_is_refused(shape):
     with pytest.raises(InputError, match=rf"mesh\.shape={shape} is no shape of a mesh"):

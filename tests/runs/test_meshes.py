@@ -2,11 +2,14 @@
 
 import json
 import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+from safetensors.numpy import load_file
 
+import rl4p
 from tests.runs.conftest import summary
 
 MODEL = ("model.heads=8", "model.key_value_heads=4", "model.feed_forward_width=64")
@@ -64,3 +67,25 @@ def test_a_run_goes_from_eight_devices_to_four_and_to_one(train_on, tmp_path):
         assert json.loads((folder / "metrics.jsonl").read_text().splitlines()[-1])[
             "update/grad_norm"
         ]
+
+
+@pytest.mark.slow
+def test_adapters_beside_a_divided_base_are_trained_and_merged(train_on, tmp_path):
+    tiny = (
+        *("model=tiny", "model.lora.rank=2", "optimizer.learning_rate=0.002", "steps=3"),
+        *("prompts_per_step=8", "group_size=4", "evaluation.every=3", "tracker=none"),
+        *("data.train_size=40", "data.held_out_size=8"),
+    )
+    alone, four = (tmp_path / name for name in ("alone", "four"))
+    train_on(1, *tiny, f"hydra.run.dir={alone}", small=())
+    train_on(4, *tiny, "mesh.shape=[2,2,1]", f"hydra.run.dir={four}", small=())
+    assert_alike(alone, four)
+    weights = []
+    for run in (alone, four):
+        command = ["-m", "rl4p.export", f"resume={run}", f"out={run}-policy"]
+        subprocess.run([sys.executable, *command], check=True, capture_output=True)
+        weights.append(load_file(f"{run}-policy/model.safetensors"))
+    base = load_file(Path(rl4p.__file__).parent / "model" / "tiny" / "model.safetensors")
+    for name, whole in base.items():
+        np.testing.assert_allclose(weights[0][name], weights[1][name], atol=1e-5)
+        assert name.endswith("proj.weight") == bool((weights[0][name] != whole).any())
