@@ -183,6 +183,18 @@ class Mesh:
             (self.of_params(params), self.of_optimizer_state(optimizer_state, params)),
         )
 
+    def gather_rows(self, tree: Any) -> Any:
+        """Arrays with all their rows on each device; their other axes as they lie."""
+        if self.row_shards == 1:
+            return tree
+
+        def of(x: Array) -> Array:
+            others = (PartitionSpec.UNCONSTRAINED,) * (x.ndim - 1)
+            place = NamedSharding(self.devices, PartitionSpec(None, *others))
+            return jax.lax.with_sharding_constraint(x, place)
+
+        return jax.tree.map(of, tree)
+
     def on_rows(
         self, function: Callable[[Any, Any], Any], shared: Any, rows: Any, *, results: Any
     ) -> Any:

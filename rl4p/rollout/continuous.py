@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from rl4p.bounds import Positive
+from rl4p.mesh import Mesh
 from rl4p.model.cache import Cache, write
 from rl4p.model.decoder import Decoder
 from rl4p.model.policy import Policy
@@ -51,7 +52,9 @@ class Continuous(SamplerOptions):
         mesh = policy.mesh.sampling
         B = P * group_size
         sizes = slot_counts(min(self.slots or B, B), mesh.row_shards, R)
-        layers, prefilled = prefill(policy.decoder, params, *mesh.replicate((tokens_PT, mask_PT)))
+        fill = (0, -P % mesh.row_shards), (0, 0)
+        rows = (np.pad(x, fill, mode="edge") for x in (tokens_PT, mask_PT))
+        layers, prefilled = prefill(policy.decoder, params, *mesh.shard_rows(tuple(rows)), mesh)
         lengths_B = np.repeat(mask_PT.sum(axis=1, dtype=np.int32), group_size)
         responses, key = mesh.replicate((Responses.empty(B, R), key))
         waiting, slots, cache, room = deque(range(B)), Slots.free(0, B), None, 0
@@ -178,15 +181,16 @@ def response_room(oldest: int, R: int) -> int:
     return min(R, places)
 
 
-@partial(jax.jit, static_argnames="decoder")
+@partial(jax.jit, static_argnames=("decoder", "mesh"))
 def prefill(
-    decoder: Decoder, params: Params, tokens_PT: Array, mask_PT: Array
+    decoder: Decoder, params: Params, tokens_PT: Array, mask_PT: Array, mesh: Mesh
 ) -> tuple[tuple[Params, ...], Cache]:
-    """The layers one by one, and the cache of the prompts."""
+    """The layers one by one, and the cache of the prompts, which slots anywhere may ask for."""
     layers, segments_PT = decoder.unstack(params), mask_PT.astype(jnp.int32)
     positions_PT = jnp.maximum(jnp.cumsum(segments_PT, axis=1) - 1, 0)
     empty = decoder.empty_cache(*tokens_PT.shape)
-    return layers, decoder.extend(params, layers, tokens_PT, positions_PT, segments_PT, empty, 0)[1]
+    inputs = tokens_PT, positions_PT, segments_PT
+    return layers, mesh.gather_rows(decoder.extend(params, layers, *inputs, empty, 0)[1])
 
 
 @partial(jax.jit, static_argnames="places")

@@ -199,7 +199,7 @@ policy, params = Scratch(width=32, layers=2, heads=4, key_value_heads=2).build(
     mesh, jax.random.key(0)
 )
 tokens = np.ones((3, 16), np.int32)
-layers, prefilled = prefill(policy.decoder, params, *mesh.replicate((tokens, tokens > 0)))
+layers, prefilled = prefill(policy.decoder, params, tokens, tokens > 0, mesh)
 rows = np.arange(n, dtype=np.int32)
 cache = rearranged(None, prefilled, rows, rows // 8, rows >= 0, 48)
 slots = Slots(rows, rows, np.zeros_like(rows))
