@@ -2,11 +2,11 @@
 
 from typing import Any
 
-import jax
 import numpy as np
 
 from rl4p.errors import RunError
 from rl4p.model.policy import Policy
+from rl4p.processes import to_host
 from rl4p.types import Finish, Rewards, Texts, Trajectories
 
 
@@ -25,7 +25,7 @@ class Checker:
             self.fail(field, "an array", type(value).__name__)
         if tuple(value.shape) != shape:
             self.fail(field, f"of shape {shape}", tuple(value.shape))
-        host = np.asarray(jax.device_get(value))
+        host = np.asarray(to_host(value))
         names = {"b": "bool", "i": "a signed integer", "f": "a float"}
         if host.dtype.kind != kind:
             self.fail(field, names[kind], host.dtype)
@@ -49,7 +49,7 @@ def check_rollout(
     for field, rows in (("prompts", texts.prompts), ("responses", texts.responses)):
         if len(rows) != B:
             check.fail(field, f"of length {B}", len(rows))
-    tokens, versions = jax.device_get((trajectories.tokens_BT, trajectories.policy_version_B))
+    tokens, versions = to_host((trajectories.tokens_BT, trajectories.policy_version_B))
     vocabulary = policy.decoder.config.vocabulary
     check.that("tokens_BT", tokens < vocabulary, f"under the vocabulary, {vocabulary}")
     check.that("policy_version_B", versions <= version, f"at most the step, {version}")
@@ -93,10 +93,10 @@ def check_prompts(check: Checker, trajectories: Trajectories, groups: np.ndarray
     by_group = np.argsort(groups, kind="stable")
     first = np.repeat(by_group[::G], G)
     for field in ("tokens_BT", "positions_BT", "segment_ids_BT"):
-        prompts = np.asarray(jax.device_get(getattr(trajectories, field)))[:, :W]
+        prompts = np.asarray(to_host(getattr(trajectories, field)))[:, :W]
         same = prompts[by_group] == prompts[first]
         check.that(field, same, f"the same in the prompts of a group, the first {W} columns")
-    mask = jax.device_get(trajectories.response_mask_BT)
+    mask = to_host(trajectories.response_mask_BT)
     check.that("response_mask_BT", ~mask[:, :W], f"false in prompts, the first {W} columns")
 
 
@@ -115,6 +115,6 @@ def check_advantages(advantages_BT: Any, trajectories: Trajectories, rewards: Re
     """Stage advantaged."""
     check = Checker("advantage")
     host = check.array("advantages_BT", advantages_BT, trajectories.tokens_BT.shape, "f")
-    mask, valid = jax.device_get((trajectories.response_mask_BT, rewards.valid_B))
+    mask, valid = to_host((trajectories.response_mask_BT, rewards.valid_B))
     check.that("advantages_BT", mask | (host == 0), "0 outside the response mask")
     check.that("advantages_BT", valid[:, None] | (host == 0), "0 on invalid samples")

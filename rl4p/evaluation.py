@@ -7,8 +7,10 @@ from dataclasses import dataclass
 import jax
 
 from rl4p.errors import InputError
+from rl4p.grading import graded
 from rl4p.model.policy import Policy
 from rl4p.phases import Phases
+from rl4p.processes import to_host
 from rl4p.types import Params, Prompt, Rewards, StepInfo, Texts, TrainState
 
 
@@ -49,7 +51,7 @@ class Evaluation:
                     f"evaluation.term={self.term} is not a term of the reward; its terms are "
                     f"{', '.join(rewards.terms) or 'none'}."
                 )
-            grades_B, valid_B = jax.device_get((rewards.terms[self.term], rewards.valid_B))
+            grades_B, valid_B = to_host((rewards.terms[self.term], rewards.valid_B))
             for prompt, grade, valid in zip(chunk, grades_B, valid_B, strict=True):
                 right[prompt.task] += bool(valid and grade >= 1)
                 asked[prompt.task] += 1
@@ -84,8 +86,8 @@ def greedy_rewards(
         greedy=True,
     )
     counted = slice(len(prompts))
-    rewards, _ = phases.call(
-        "reward",
+    rewards, _ = graded(
+        phases,
         state.memory,
         jax.tree.map(lambda x: x[counted], trajectories),
         Texts(prompts=texts.prompts[counted], responses=texts.responses[counted]),

@@ -51,6 +51,11 @@ def build(config: DictConfig) -> Experiment:
     mesh: Mesh = instantiate(config.mesh)
     rows = config.prompts_per_step * config.group_size
     # The first use of JAX, and the last time that its devices can be chosen.
+    if mesh.size < jax.device_count() and jax.process_count() > 1:
+        raise InputError(
+            f"mesh is of {mesh.size} devices, but {jax.process_count()} processes have "
+            f"{jax.device_count()}: with several processes it takes all."
+        )
     if rows % mesh.row_multiple:
         raise InputError(
             f"prompts_per_step x group_size = {rows} sequences do not divide over the "

@@ -16,6 +16,7 @@ from rl4p.errors import RunError
 from rl4p.metrics import batch_metrics
 from rl4p.model.policy import Policy
 from rl4p.phases import Phases
+from rl4p.processes import to_host
 from rl4p.protocols import Collector, Hook, Optimizer
 from rl4p.scoring import Scoring
 from rl4p.stopwatch import Stopwatch
@@ -106,7 +107,7 @@ def train(loop: Loop, state: TrainState, stream: PromptStream) -> Iterator[StepI
             if loop.average_decay:
                 average = averaged(state.average, state.params, loop.average_decay)
                 state = replace(state, average=average)
-            metrics |= {name: float(x) for name, x in jax.device_get(update_metrics).items()}
+            metrics |= {name: float(x) for name, x in to_host(update_metrics).items()}
 
         skipped = [*skipped, step + 1] if metrics["update/skipped"] else []
         if len(skipped) > loop.max_skipped:
@@ -119,7 +120,7 @@ def train(loop: Loop, state: TrainState, stream: PromptStream) -> Iterator[StepI
             state=state,
             trajectories=trajectories,
             texts=collected.texts,
-            rewards=rewards,
+            rewards=to_host(rewards),
             metrics=metrics,
         )
 

@@ -10,8 +10,10 @@ from typing import Any, Literal
 import jax
 from jax.sharding import NamedSharding, PartitionSpec
 
+from rl4p.bounds import Natural, Positive
 from rl4p.errors import InputError
 from rl4p.partition import RULES, specs, specs_beside
+from rl4p.processes import place
 from rl4p.types import Array, Params
 
 AXES = ("dp", "fsdp", "tp")
@@ -34,6 +36,9 @@ class Mesh:
         that of decoding hardly at all; but every device holds all parameters.
       rollout_devices: so many, the last ones, only sample, and the axes above divide the others;
         each has all parameters, or its part along `tp`. None: all devices do both.
+      coordinator, processes, process: host:port that process 0 listens at, how many there are, and
+        which this is; None for one alone. `processes` is auto where a cluster says all three.
+      initialization_timeout: seconds for all of them to come.
     """
 
     dp: int = -1
@@ -42,6 +47,10 @@ class Mesh:
     shape: str | Sequence[int] | Mapping[str, int] | None = None
     cpu_devices: int | None = None
     rollout_devices: int | None = None
+    coordinator: str | None = None
+    processes: Positive | Literal["auto"] | None = None
+    process: Natural | None = None
+    initialization_timeout: Positive = 120
 
     def __post_init__(self) -> None:
         shape = self.shape
@@ -124,10 +133,10 @@ class Mesh:
 
     def shard_rows(self, tree: Any) -> Any:
         """Arrays with their first axis split over the devices."""
-        return jax.device_put(tree, self.rows)
+        return place(tree, self.rows)
 
     def replicate(self, tree: Any) -> Any:
-        return jax.device_put(tree, self.everywhere)
+        return place(tree, self.everywhere)
 
     def check_divides(self, dimensions: Mapping[str, int]) -> None:
         """Those of a model, by the names of `partition.RULES`.
@@ -169,8 +178,10 @@ class Mesh:
         """On the devices that sample, whole or divided along `tp`: each token reads them all."""
         if self.sampling is self and self.devices.shape["fsdp"] == 1:
             return params
-        place = partial(NamedSharding, self.sampling.devices)
-        return jax.device_put(params, jax.tree.map(place, specs(params, ("tp",))))
+        shardings = jax.tree.map(
+            partial(NamedSharding, self.sampling.devices), specs(params, ("tp",))
+        )
+        return place(params, shardings)
 
     # Within a compiled function.
 
@@ -257,6 +268,17 @@ class RolloutMesh(Mesh):
     @cached_property
     def sampling(self) -> Mesh:
         return self
+
+
+@dataclass(frozen=True, kw_only=True)
+class OwnMesh(Mesh):
+    """The devices of this process alone, for what it does by itself."""
+
+    @cached_property
+    def devices(self) -> jax.sharding.Mesh:
+        own = jax.local_devices()
+        auto = (jax.sharding.AxisType.Auto,) * len(AXES)
+        return jax.make_mesh((len(own), 1, 1), AXES, auto, devices=own)
 
 
 ROWS, EVERYWHERE = PartitionSpec(("dp", "fsdp")), PartitionSpec()

@@ -3,10 +3,10 @@
 Rates and means are sums over counts. Invalid samples are counted and left out of the means.
 """
 
-import jax
 import numpy as np
 
 from rl4p.masking import group_statistics
+from rl4p.processes import to_host
 from rl4p.types import Array, Finish, Rewards, Trajectories
 
 
@@ -15,7 +15,7 @@ def batch_metrics(
 ) -> dict[str, float]:
     """Rewards, lengths and staleness (in steps) of the trajectories that `step` trains on."""
     group = group_statistics(rewards.total_B, rewards.valid_B, trajectories.group_ids_B)
-    rewards, mask_BT, finish_B, version_B, groups_B, equal_B, advantages_BT = jax.device_get(
+    rewards, mask_BT, finish_B, version_B, groups_B, equal_B, advantages_BT = to_host(
         (
             rewards,
             trajectories.response_mask_BT,

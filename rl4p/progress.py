@@ -20,12 +20,14 @@ class ProgressBar:
       lines_every: steps between plain lines.
     """
 
-    def __init__(self, steps: int, lines_every: int, samples_every: int) -> None:
+    def __init__(
+        self, steps: int, lines_every: int, samples_every: int, *, quiet: bool = False
+    ) -> None:
         self.every = 1
         self.steps = steps
         self.lines_every = lines_every
         self.samples_every = samples_every
-        self.console = Console(highlight=False)
+        self.console = Console(highlight=False, quiet=quiet)
         self.pass_at_1 = ""
         self.bar = Progress(
             TextColumn("step {task.completed:.0f}/{task.total:.0f}"),

@@ -7,9 +7,11 @@ import shlex
 import statistics
 import subprocess
 import time
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import jax
@@ -26,12 +28,14 @@ from rl4p.errors import InputError, Stopped
 from rl4p.experiment import Experiment, build
 from rl4p.loop import run_hooks, train
 from rl4p.plots import plot_learning_curve
+from rl4p.processes import agreed, anywhere, blaming, first, to_host
 from rl4p.profiler import Profiler
 from rl4p.progress import ProgressBar, print_summary
 from rl4p.protocols import Hook
 from rl4p.record import Record
 from rl4p.signals import StopRequest
 from rl4p.tracker import TrackedRun
+from rl4p.tracker.none import NoTracker
 from rl4p.types import Params, StepInfo, TrainState
 
 log = logging.getLogger(__name__)
@@ -49,20 +53,20 @@ def run(config: DictConfig) -> dict[str, Any]:
     """
     started, compiled = time.perf_counter(), compilation()
     keep_programs()
-    folder = Path(HydraConfig.get().runtime.output_dir)
-    record = Record(folder)
-    with only_run_in(folder), StopRequest() as request:
+    folder = Path(agreed(HydraConfig.get().runtime.output_dir))
+    with recorded_in(folder) as record, StopRequest() as request:
         if config.resume is None and record.metrics():
             raise InputError(f"{folder} holds a run already; go on with it by resume={folder}.")
         experiment = build(config)
-        Console(highlight=False, soft_wrap=True).print(f"{folder}\n{experiment.sizes}")
+        console = Console(highlight=False, soft_wrap=True, quiet=not first())
+        console.print(f"{folder}\n{experiment.sizes}")
         record.describe(experiment.config, environment(experiment))
-        tracked = experiment.tracker.open(folder)
+        tracked = (experiment.tracker if first() else NoTracker()).open(folder)
         checkpoints = experiment.checkpoint.open(folder, experiment.stream)
         outcome = Outcome(record=record, state=experiment.state)
         status = "failed"
         try:
-            with checkpoints:  # a last save that fails is a failed run
+            with checkpoints, blaming():  # a last save that fails is a failed run
                 run_steps(config, experiment, checkpoints, record, tracked, outcome, request)
             status = "finished" if outcome.step == config.steps else "stopped"
         finally:
@@ -70,17 +74,29 @@ def run(config: DictConfig) -> dict[str, Any]:
                 seconds = time.perf_counter() - started
                 summary = outcome.summary(status, seconds, compilation().since(compiled))
                 record.write_summary(summary)
-                if outcome.has_curve():
+                if first() and outcome.has_curve():
                     plot_learning_curve(record.metrics(), folder / "plots" / "learning_curve.png")
             finally:
                 tracked.finish(status)
-        print_summary(folder, summary)
+        if first():
+            print_summary(folder, summary)
         if status == "stopped":
             raise Stopped(
                 f"Stopped after step {outcome.step}, everything is saved; go on with: "
                 f"{resume_command(config, folder)}"
             )
         return summary
+
+
+@contextmanager
+def recorded_in(folder: Path) -> Iterator[Record]:
+    """The record of the run, which is its first process's; what another notes is let go."""
+    if first():
+        with only_run_in(folder):
+            yield Record(folder)
+    else:
+        with TemporaryDirectory() as own:
+            yield Record(Path(own))
 
 
 def resume_command(config: DictConfig, folder: Path) -> str:
@@ -105,11 +121,12 @@ def run_steps(
 ) -> None:
     """All steps with their hooks, from the start or a checkpoint, until the last or a signal."""
     samples = config.samples
-    bar = ProgressBar(config.steps, max(1, config.steps // 20), samples.every)
+    lines_every = max(1, config.steps // 20)
+    bar = ProgressBar(config.steps, lines_every, samples.every, quiet=not first())
     with bar:
         state = first_state(config, experiment, checkpoints, record, tracked)
         outcome.begin(state, resumed=config.resume is not None)
-        bar.begin(outcome.step, record.metrics()[-1])
+        bar.begin(outcome.step, record.metrics()[-1] if first() else {})
         hooks: list[Hook] = [
             experiment.evaluation,
             RecordSamples(every=samples.every, count=samples.count, record=record, tracked=tracked),
@@ -122,11 +139,13 @@ def run_steps(
             if config.debug.profile:
                 traces = record.folder / "profile"
                 hooks.append(stack.enter_context(Profiler(traces, outcome.step, config.steps)))
-            while request.received is None and (info := next(steps, None)) is not None:
+            while not (asked := anywhere(request.received is not None)):
+                if (info := next(steps, None)) is None:
+                    break
                 run_hooks(hooks, info, last=info.step == config.steps)
-                if info.step == 1 and info.metrics["advantage/max"] == 0:
+                if first() and info.step == 1 and info.metrics["advantage/max"] == 0:
                     warn_of_no_advantage(config.group_size)
-        if request.received is not None:
+        if asked:
             checkpoints.save(outcome.state)  # no other hook: a resumed run has the same lines
 
 
@@ -138,7 +157,7 @@ def first_state(
     tracked: TrackedRun,
 ) -> TrainState:
     """The state to go on from: that of the newest checkpoint, or the initial one, evaluated."""
-    if config.resume is not None and not died_young(record, checkpoints):
+    if config.resume is not None and not agreed(died_young(record, checkpoints)):
         state = checkpoints.restore(experiment.state)
         if int(state.step) > config.steps:
             raise InputError(
@@ -193,7 +212,7 @@ class RecordSamples:
     tracked: TrackedRun
 
     def __call__(self, info: StepInfo) -> None:
-        rewards = jax.device_get(info.rewards)
+        rewards = info.rewards
         rows = range(min(self.count, len(info.texts.responses)))
         self.record.log_samples(
             info.step,
@@ -265,7 +284,7 @@ def params_sha256(params: Params) -> str:
     """A digest of the names, shapes, dtypes and bytes of all parameters, in the order of names."""
     digest = hashlib.sha256()
     for path, value in jax.tree_util.tree_flatten_with_path(params)[0]:
-        array = np.asarray(jax.device_get(value))
+        array = np.asarray(to_host(value))
         name = jax.tree_util.keystr(path, simple=True, separator="/")
         digest.update(f"{name} {array.shape} {array.dtype}\n".encode())
         digest.update(np.ascontiguousarray(array).tobytes())
@@ -279,6 +298,7 @@ def environment(experiment: Experiment) -> dict[str, Any]:
         **git_state(Path(__file__).parents[1]),
         "device": devices[0].device_kind,
         "devices": len(devices),
+        "processes": jax.process_count(),
         "packages": {"rl4p": rl4p.__version__}
         | {name: importlib.metadata.version(name) for name in PACKAGES},
         "overrides": list(HydraConfig.get().overrides.task),

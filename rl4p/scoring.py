@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import jax
 import numpy as np
 
 from rl4p.evaluation import greedy_rewards
@@ -11,6 +10,7 @@ from rl4p.model.decoder import Decoder
 from rl4p.model.logprobs import score_tokens
 from rl4p.model.policy import Policy
 from rl4p.phases import Phases
+from rl4p.processes import to_host
 from rl4p.protocols import Collected
 from rl4p.tasks.answer import final_answer, number
 from rl4p.types import Array, Params, Texts, TrainState
@@ -87,7 +87,7 @@ def baselines(phases: Phases, policy: Policy, state: TrainState, texts: Texts) -
     rows = len(prompts) + -len(prompts) % policy.mesh.row_multiple
     params = policy.for_sampling(state.params)
     rewards = greedy_rewards(phases, policy, params, state, prompts, rows=rows)
-    total, valid = jax.device_get((rewards.total_B, rewards.valid_B))
+    total, valid = to_host((rewards.total_B, rewards.valid_B))
     by_id = {prompt.id: total[row] if valid[row] else np.nan for row, prompt in enumerate(prompts)}
     return np.asarray([by_id[prompt.id] for prompt in texts.prompts], np.float32)
 

@@ -1,5 +1,6 @@
 """`python -m rl4p.train`: trains a policy as configured; see --help."""
 
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from omegaconf import DictConfig
@@ -8,14 +9,25 @@ from rl4p import configuration
 
 
 def job(config: DictConfig) -> Any:
-    from rl4p.run import run  # imports JAX, which printing a configuration should not
+    from rl4p.processes import blaming  # imports JAX, which printing a configuration should not
+    from rl4p.run import run
 
-    return run(config)
+    with blaming():
+        return run(config)
+
+
+def join(config: DictConfig) -> AbstractContextManager[bool]:
+    """Whether this process is the first of the run's."""
+    if {config.mesh.coordinator, config.mesh.processes, config.mesh.process} == {None}:
+        return nullcontext(True)
+    from rl4p.processes import join
+
+    return join(config)
 
 
 def main() -> None:
     """The command line."""
-    configuration.main("train", job)
+    configuration.main("train", job, join=join)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ Arrays and texts are two objects tied row by row: texts never enter a jitted fun
 never wait for texts.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Any
@@ -70,7 +70,7 @@ class Texts:
     """The host side of a batch of trajectories: row b belongs to row b of the arrays."""
 
     prompts: tuple[Prompt, ...]  # B: each prompt stands once per sample
-    responses: tuple[str, ...]  # B, special tokens left out
+    responses: Sequence[str]  # B, special tokens left out
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import jax
 
 from rl4p.data.stream import PromptStream
+from rl4p.grading import graded
 from rl4p.model.policy import Policy
 from rl4p.phases import Phases
 from rl4p.protocols import Collected
@@ -41,6 +42,6 @@ class Synchronous:
                 version=step,
             )
         with watch("reward"):
-            rewards, memory = phases.call("reward", memory, trajectories, texts)
+            rewards, memory = graded(phases, memory, trajectories, texts)
             rewards = policy.mesh.shard_rows(rewards)
         return Collected(trajectories=trajectories, texts=texts, rewards=rewards, memory=memory)

@@ -10,6 +10,7 @@ import os
 import sys
 import traceback
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -28,6 +29,10 @@ from rl4p.errors import InputError, RunError, Stopped
 log = logging.getLogger(__name__)
 
 Job = Callable[[DictConfig], Any]
+Join = Callable[[DictConfig], AbstractContextManager[bool]]
+
+# A run's folder is made by its first process, and written by it alone.
+OTHER_PROCESS = ("hydra.run.dir=.", "hydra.output_subdir=null", "hydra/job_logging=terminal")
 
 
 class JobFailed(Exception):
@@ -38,7 +43,14 @@ class JobFailed(Exception):
         self.exit_code = exit_code
 
 
-def main(name: str, job: Job, *, argv: Sequence[str] | None = None, conf: Path = CONF) -> None:
+def main(
+    name: str,
+    job: Job,
+    *,
+    join: Join = lambda config: nullcontext(True),
+    argv: Sequence[str] | None = None,
+    conf: Path = CONF,
+) -> None:
     """Checks the command line, and has Hydra run the job, or the jobs of a sweep.
 
     Ends in SystemExit unless all went well: 2 the configuration or input is wrong, 3 stopped by a
@@ -47,6 +59,7 @@ def main(name: str, job: Job, *, argv: Sequence[str] | None = None, conf: Path =
     Args:
       name: of the entry point; its log file is called so.
       job: is given the composed configuration; it imports what is heavy itself.
+      join: meets the other processes of the run, and says whether this is the first.
       argv: the arguments, in place of the process's own.
       conf: the folder of the YAML files.
     """
@@ -54,7 +67,7 @@ def main(name: str, job: Job, *, argv: Sequence[str] | None = None, conf: Path =
     if not {"", here} & set(sys.path):
         sys.path.append(here)  # a console script lacks it, and modules of the user's own are there
     try:
-        launch(name, job, sys.argv[1:] if argv is None else list(argv), conf)
+        launch(name, job, join, sys.argv[1:] if argv is None else list(argv), conf)
     except JobFailed as failure:
         raise SystemExit(failure.exit_code) from failure
     except (Exception, KeyboardInterrupt) as error:
@@ -68,7 +81,7 @@ def compose(overrides: Sequence[str] = (), *, conf: Path = CONF) -> DictConfig:
     return config
 
 
-def launch(name: str, job: Job, argv: list[str], conf: Path) -> None:
+def launch(name: str, job: Job, join: Join, argv: list[str], conf: Path) -> None:
     """`main` below its exit codes."""
     parser = get_args_parser()
     parser.error = refuse_arguments
@@ -91,14 +104,19 @@ def launch(name: str, job: Job, argv: list[str], conf: Path) -> None:
             hydra.shell_completion(CONFIG, args.overrides)
         else:
             shows = args.cfg or args.info
-            lines, mode = preflight(composer, args.overrides, args.multirun, targets=not shows)
+            lines, mode, config = preflight(
+                composer, args.overrides, args.multirun, targets=not shows
+            )
             if args.cfg:
                 hydra.show_cfg(CONFIG, lines, args.cfg, args.package, args.resolve)
             elif args.info:
                 hydra.show_info(args.info, CONFIG, lines)
+            elif mode == RunMode.MULTIRUN:
+                hydra.multirun(CONFIG, reporting(job, mode), [*lines, f"hydra.mode={mode.name}"])
             else:
-                start = hydra.multirun if mode == RunMode.MULTIRUN else hydra.run
-                start(CONFIG, reporting(job, mode), [*lines, f"hydra.mode={mode.name}"])
+                with join(config) as first:
+                    lines += () if first else OTHER_PROCESS
+                    hydra.run(CONFIG, reporting(job, mode), [*lines, f"hydra.mode={mode.name}"])
     except HydraException as error:
         raise InputError(one_line(error)) from error
     except BrokenPipeError:  # `--help | head`: the reader has seen enough
@@ -114,14 +132,19 @@ def refuse_arguments(message: str) -> NoReturn:
 
 def preflight(
     composer: Composer, lines: list[str], multirun: bool, *, targets: bool
-) -> tuple[list[str], RunMode]:
-    """Checks every job of a command line; returns the overrides for Hydra, and its mode."""
+) -> tuple[list[str], RunMode, DictConfig]:
+    """Checks every job of a command line.
+
+    Returns:
+      The overrides for Hydra, its mode, and the configuration of the (first) job.
+    """
     overrides = composer.parse(lines)
     folder = next((o for o in reversed(overrides) if o.key_or_group == "resume"), None)
     if folder is not None and folder.value() is not None:
         if multirun or folder.is_sweep_override():
             raise InputError("resume goes on with a single run: give one folder, and no -m.")
-        return resume(composer, str(folder.value()), overrides, targets=targets), RunMode.RUN
+        lines = resume(composer, str(folder.value()), overrides, targets=targets)
+        return lines, RunMode.RUN, composer.load(lines)
     swept = [override for override in overrides if override.is_sweep_override()]
     for override in swept:
         if override.is_hydra_override():
@@ -136,6 +159,8 @@ def preflight(
         params = OmegaConf.select(base, "hydra.sweeper.params") or {}
         axes = composer.parse([f"{key}={values}" for key, values in params.items()])
         jobs = list(sweep_jobs([*axes, *overrides]))
+        if any(override.key_or_group == "mesh.processes" for override in overrides):
+            raise InputError("Each job of a sweep is one process: leave mesh.processes out.")
     elif swept:
         raise InputError(f"{swept[0].input_line} has several values: add -m to sweep over them.")
     else:
@@ -148,7 +173,7 @@ def preflight(
             refuse_taken("hydra.run.dir", base.hydra.run.dir, RECORD)
         else:
             refuse_taken("hydra.sweep.dir", base.hydra.sweep.dir, f"*/{RECORD}")
-    return lines, mode
+    return lines, mode, configs[0]
 
 
 def reporting(job: Job, mode: RunMode) -> Job:

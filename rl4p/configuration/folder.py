@@ -1,4 +1,4 @@
-"""A run folder belongs to one run, and to one process at a time."""
+"""A run folder belongs to one run, and to one process (the first of several) at a time."""
 
 import fcntl
 from collections.abc import Iterator
@@ -11,11 +11,15 @@ RECORD = "metrics.jsonl"  # a folder that has one holds a run
 
 
 @contextmanager
-def only_run_in(folder: Path) -> Iterator[None]:
-    """Refuses a second run in the folder; the lock goes with the process, however it ends."""
+def only_run_in(folder: Path, *, lock: int = fcntl.LOCK_EX) -> Iterator[None]:
+    """Refuses a second run in the folder; the lock goes with the process, however it ends.
+
+    Args:
+      lock: fcntl.LOCK_SH for those who only ask, and may do so side by side.
+    """
     with (folder / ".lock").open("a") as file:
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(file, lock | fcntl.LOCK_NB)
         except OSError:
             raise InputError(f"Another run is going on in {folder}.") from None
         yield

@@ -1,6 +1,7 @@
 """Going on with a run: the overrides it was started with, then the new ones, in its own folder."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from fcntl import LOCK_SH
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +26,10 @@ MAY_CHANGE = (
     "trusted_targets",
     "resume",
 )
+# How many processes there are, and which one this is, is of this start alone.
+PROCESSES = ("mesh.coordinator", "mesh.processes", "mesh.process")
 # A run folder may come from anybody: what is trusted is said anew on the command line.
-NOT_TAKEN_OVER = ("trusted_targets", "resume")
+NOT_TAKEN_OVER = ("trusted_targets", "resume", *PROCESSES)
 
 
 def resume(
@@ -84,8 +87,8 @@ def resume(
             f"(only {', '.join(MAY_CHANGE[:-2])} may change)."
         )
     if targets:
-        with only_run_in(folder):  # a run that goes on there is refused before Hydra writes
-            pass
+        with only_run_in(folder, lock=LOCK_SH):
+            pass  # a run that goes on there is refused before Hydra writes
     return lines
 
 

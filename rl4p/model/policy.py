@@ -1,6 +1,6 @@
 """A policy as the phases see it: decoder, tokenizer, mesh."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +10,7 @@ import numpy as np
 from rl4p.mesh import Mesh
 from rl4p.model.decoder import Decoder
 from rl4p.model.lora import join
+from rl4p.processes import to_host
 from rl4p.types import Array, Finish, Params, Prompt, Texts, Trajectories
 
 if TYPE_CHECKING:
@@ -73,7 +74,7 @@ class Policy:
           logprobs_BR: float32, of the distribution that the tokens were drawn from.
           version: of the parameters that drew them.
         """
-        tokens_BR, lengths_B, logprobs_BR = jax.device_get((tokens_BR, lengths_B, logprobs_BR))
+        tokens_BR, lengths_B, logprobs_BR = to_host((tokens_BR, lengths_B, logprobs_BR))
         tokens_PT, mask_PT = self.pad_prompts(prompts)
         B, R = tokens_BR.shape
         mask_BR = np.arange(R) < lengths_B[:, None]
@@ -86,9 +87,10 @@ class Policy:
         response_mask_BT = beside(np.zeros_like(mask_PT), mask_BR)
         segments_BT = beside(mask_PT, mask_BR).astype(np.int32)
         words = [row[mask].tolist() for row, mask in zip(tokens_BR, mask_BR, strict=True)]
+        responses = Decoded(self.tokenizer, words)
         texts = Texts(
             prompts=tuple(prompt for prompt in prompts for _ in range(group_size)),
-            responses=tuple(self.tokenizer.batch_decode(words, skip_special_tokens=True)),
+            responses=responses if jax.process_count() > 1 else tuple(responses),
         )
         trajectories = Trajectories(
             tokens_BT=tokens_BT,
@@ -105,6 +107,25 @@ class Policy:
             prompt_columns=tokens_PT.shape[1],
         )
         return self.mesh.shard_rows(trajectories), texts
+
+
+@dataclass(frozen=True)
+class Decoded(Sequence[str]):
+    """Responses as texts, each decoded when it is read: of several processes, each reads some."""
+
+    tokenizer: "PreTrainedTokenizerFast"
+    tokens: list[list[int]]
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def __getitem__(self, at: Any) -> Any:
+        if isinstance(at, slice):
+            return Decoded(self.tokenizer, self.tokens[at])
+        return self.tokenizer.decode(self.tokens[at], skip_special_tokens=True)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.tokenizer.batch_decode(self.tokens, skip_special_tokens=True))
 
 
 def padded_width(longest: int) -> int:

@@ -11,7 +11,7 @@ import numpy as np
 
 from rl4p.bounds import Natural, Positive
 from rl4p.errors import InputError
-from rl4p.mesh import Mesh
+from rl4p.mesh import Mesh, OwnMesh
 from rl4p.model.decoder import Decoder
 from rl4p.model.heads import scores
 from rl4p.model.hub import model_folder
@@ -95,7 +95,7 @@ class Classifier:
                 f"The tokenizer in {folder} has token {largest}, but the embedding only "
                 f"{config.vocabulary} rows, from 0."
             )
-        decoder, mesh = Decoder(config=config, dtype=self.dtype), Mesh()
+        decoder, mesh = Decoder(config=config, dtype=self.dtype), OwnMesh()
         params = read_params(folder, decoder, self.dtype, mesh)
         return RewardModel(decoder, params, tokenizer, mesh, read_json(file).get("pad_token_id"))
 

@@ -15,6 +15,7 @@ from rl4p.mesh import Mesh
 from rl4p.model.cache import Cache, write
 from rl4p.model.decoder import Decoder
 from rl4p.model.policy import Policy
+from rl4p.processes import to_host
 from rl4p.rollout.options import SamplerOptions
 from rl4p.sampling import draw
 from rl4p.types import Array, Params, Prompt, Sampling, Texts, Trajectories
@@ -84,7 +85,7 @@ class Continuous(SamplerOptions):
                 greedy or self.temperature == 0,
                 enough,
             )
-            slots = jax.device_get(slots)
+            slots = to_host(slots)
         return policy.trajectories(prompts, group_size, version=version, **responses._asdict())
 
 

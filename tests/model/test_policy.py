@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from rl4p.checks import check_trajectories
-from rl4p.model.policy import padded_width
+from rl4p.model.policy import Decoded, padded_width
 from rl4p.types import Finish
 
 
@@ -58,3 +58,11 @@ def test_responses_stand_beside_their_prompts_in_groups(policy, make_prompt):
     ]
     assert texts.prompts == (prompts[0], prompts[0], prompts[1], prompts[1])
     assert texts.responses == ("abc", "a", "", "abcd")
+
+
+def test_texts_are_decoded_where_they_are_read(policy):
+    words = policy.tokenizer(["12+7", "abc", "19"], add_special_tokens=False)["input_ids"]
+    texts = Decoded(policy.tokenizer, [[*words[0], policy.end_ids[0]], *words[1:]])
+    assert (len(texts), texts[0], texts[-1]) == (3, "12+7", "19")
+    assert tuple(texts[1:]) == ("abc", "19")
+    assert list(texts) == ["12+7", "abc", "19"]

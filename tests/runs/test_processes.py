@@ -1,0 +1,249 @@
+"""Runs of several processes that really are several, on this machine."""
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import time
+from pathlib import Path
+
+import jax
+import numpy as np
+import orbax.checkpoint as ocp
+import pytest
+
+from tests.runs.conftest import lines, summary
+
+# As good as drawn, so that there is a gradient; every response of every step is kept.
+GRADED = (
+    "steps=3",
+    "prompts_per_step=8",
+    "samples.every=1",
+    "samples.count=16",
+    "model.key_value_heads=2",
+    "+reward.terms.capital._target_=rl4p.reward.format.Format",
+    "+reward.terms.capital.weight=1.0",
+    "+reward.terms.capital.pattern='.*[A-Z].*'",
+)
+
+
+@pytest.fixture(scope="module")
+def start(command, on_devices):
+    """Starts the processes of a run; those that a test leaves behind are ended."""
+    with contextlib.ExitStack() as stack:
+
+        def run(processes: int, devices: int, *overrides: str, only=None, env=None, **options):
+            address = f"localhost:{free_port()}"
+            started = []
+            for process in range(processes) if only is None else only:
+                own = (
+                    f"mesh.coordinator={address}",
+                    f"mesh.processes={processes}",
+                    f"mesh.process={process}",
+                )
+                popen = subprocess.Popen(
+                    command(*overrides, *(own if processes > 1 else ()), **options),
+                    env=on_devices(devices) | (env or {}),
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.PIPE,
+                    text=True,
+                )
+                stack.callback(popen.kill)
+                started.append(popen)
+            return started
+
+        yield run
+
+
+def free_port() -> int:
+    """One that is free, as is the one below it."""
+    while True:
+        with socket.socket() as one, socket.socket() as below, contextlib.suppress(OSError):
+            one.bind(("", 0))
+            below.bind(("", one.getsockname()[1] - 1))
+            return one.getsockname()[1]
+
+
+def ended(processes, codes, seconds=200) -> list[str]:
+    """What they said on standard error, once all have ended with these codes."""
+    spoken = [process.communicate(timeout=seconds)[1] for process in processes]
+    assert [process.returncode for process in processes] == list(codes), "\n".join(spoken)
+    return spoken
+
+
+def wait_for_step(folder: Path, step: int) -> None:
+    until = time.monotonic() + 100
+    while not (folder / "metrics.jsonl").exists() or lines(folder)[-1]["step"] < step:
+        assert time.monotonic() < until, "no step was made"
+        time.sleep(0.1)
+
+
+def params(folder: Path) -> np.ndarray:
+    """Of the last checkpoint, as one vector."""
+    last = max((folder / "checkpoints").iterdir(), key=lambda path: int(path.name))
+    reader = ocp.PyTreeCheckpointer()
+    saved = (last / "state").absolute()
+    on_host = jax.tree.map(
+        lambda _: ocp.RestoreArgs(restore_type=np.ndarray),
+        reader.metadata(saved).item_metadata.tree,
+    )
+    leaves = jax.tree.leaves(reader.restore(saved, restore_args=on_host)["params"])
+    return np.concatenate([np.asarray(x).ravel() for x in leaves])
+
+
+def assert_alike(a: Path, b: Path, *, rtol: float = 1e-6) -> None:
+    """The same responses and grades; all parameters together, and metrics, but for rounding."""
+    assert (a / "samples.jsonl").read_text() == (b / "samples.jsonl").read_text()
+    one, other = params(a), params(b)
+    assert np.linalg.norm(one - other) <= rtol * np.linalg.norm(one)
+    for x, y in zip(lines(a), lines(b), strict=True):
+        assert x.keys() == y.keys()
+        for name in x:
+            np.testing.assert_allclose(x[name], y[name], rtol=1e-3, atol=2e-5, err_msg=name)
+
+
+def test_two_processes_sample_and_train_as_one(start, tmp_path):
+    quick = ("steps=1", "debug=off", "evaluation.every=0")
+    folders = {shape: tmp_path / "x".join(map(str, shape)) for shape in ((1, 1), (2, 1))}
+    for (processes, devices), folder in folders.items():
+        run = start(processes, devices, *GRADED, *quick, f"hydra.run.dir={folder}")
+        ended(run, [0] * processes)
+    alone, two = folders.values()
+    assert_alike(alone, two)
+    assert lines(two)[-1]["update/grad_norm"] > 0
+    assert summary(two)["status"] == "finished"
+    assert json.loads((two / "environment.json").read_text())["processes"] == 2
+    assert not any("mesh.process=1" in path.read_text() for path in (two / ".hydra").iterdir())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("shape", ["4,1,1", "1,4,1", "2,1,2"])
+def test_the_devices_of_two_processes_are_as_good_as_those_of_one(shape, start, tmp_path):
+    folders = {shape: tmp_path / "x".join(map(str, shape)) for shape in ((1, 1), (1, 4), (2, 2))}
+    for (processes, devices), folder in folders.items():
+        place = () if devices == 1 else (f"mesh.shape='{shape}'",)
+        ended(
+            start(processes, devices, *GRADED, *place, f"hydra.run.dir={folder}"), [0] * processes
+        )
+    assert_alike(folders[1, 4], folders[2, 2])
+    # Divided parameters are added up in another order, of which Adam makes more.
+    assert_alike(folders[1, 1], folders[2, 2], rtol=1e-6 if shape == "4,1,1" else 3e-6)
+
+
+@pytest.mark.slow
+def test_slurm_says_who_is_who(command, on_devices, tmp_path):
+    """Its variables, without it. The folder's name is of the clock, and the first says it."""
+    job = {"JOB_ID": "1", "STEP_NODELIST": "localhost", "NTASKS": "2", "STEP_NUM_NODES": "1"}
+    port, run = str(free_port()), []
+    for task in "01":
+        slurm = job | {"PROCID": task, "LOCALID": task}
+        env = {f"SLURM_{name}": value for name, value in slurm.items()}
+        run.append(
+            subprocess.Popen(
+                command("mesh.processes=auto", "steps=1"),
+                cwd=tmp_path,
+                env=on_devices(1) | env | {"JAX_COORDINATOR_PORT": port},
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+        )
+    ended(run, [0, 0])
+    (folder,) = tmp_path.glob("outputs/runs/*/*")
+    assert json.loads((folder / "environment.json").read_text())["processes"] == 2
+    assert summary(folder)["status"] == "finished"
+
+
+@pytest.mark.slow
+def test_a_run_goes_from_two_processes_to_one_and_back(start, tmp_path):
+    phases = ("steps=4", "checkpoint.every=2", "advantage=gae", "critic=apart", "kl=fixed")
+    alone, two, one = (tmp_path / name for name in ("alone", "two", "one"))
+    ended(start(1, 1, *GRADED, *phases, f"hydra.run.dir={alone}"), [0])
+    ended(start(2, 2, *GRADED, *phases, "steps=2", f"hydra.run.dir={two}"), [0, 0])
+    ended(start(1, 1, *GRADED, *phases, "steps=2", f"hydra.run.dir={one}"), [0])
+    ended(start(1, 1, f"resume={two}", "steps=4", small=()), [0])
+    ended(start(2, 2, f"resume={one}", "steps=4", "mesh=fsdp", small=()), [0, 0])
+    for folder in (two, one):
+        assert summary(folder)["resumed_from"] == 2
+        assert_alike(alone, folder, rtol=1e-5)
+
+
+def test_a_missing_process_is_named(start, tmp_path):
+    folder = tmp_path / "run"
+    late = ("mesh.initialization_timeout=4", f"hydra.run.dir={folder}")
+    first, third = ended(start(4, 1, *late, only=(0, 2)), [1, 1], seconds=30)
+    assert "Process 1, 3 of 4 (from 0) did not come within 4 s" in first
+    assert "Process 1, 3 of 4 (from 0) did not come within 4 s" in third
+    (alone,) = ended(start(2, 1, *late, only=(1,)), [1], seconds=30)
+    assert "Process 0 of 2 did not answer process 1" in alone
+    assert not folder.exists()
+
+
+def test_processes_of_different_runs_do_not_meet(start, tmp_path):
+    run = start(2, 1, f"hydra.run.dir={tmp_path / 'run'}", only=(0,))
+    address = next(word for word in run[0].args if word.startswith("mesh.coordinator="))
+    other = ("mesh.processes=2", "mesh.process=1", "seed=7")
+    run += start(1, 1, address, *other, f"hydra.run.dir={tmp_path / 'run'}")
+    for said in ended(run, [2, 1], seconds=30):
+        assert said.startswith("Process 1 was started with another configuration than process 0")
+
+
+@pytest.mark.slow
+def test_a_process_that_dies_ends_the_other_which_names_it(start, tmp_path):
+    folder = tmp_path / "run"
+    run = start(2, 1, *GRADED, "steps=100000", f"hydra.run.dir={folder}")
+    wait_for_step(folder, 1)
+    run[1].kill()
+    first, _ = ended(run, [1, -signal.SIGKILL], seconds=30)
+    assert "Process 1 of 2 has died" in first
+    assert summary(folder)["status"] == "failed"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("which", [0, 1])
+def test_an_error_in_one_process_is_told_by_both(which, start, tmp_path):
+    (tmp_path / "fails_once.py").write_text(FAILS)
+    overrides = (
+        *("trusted_targets=[fails_once]", "+reward.terms.odd._target_=fails_once.Fails"),
+        f"+reward.terms.odd.process={which}",
+    )
+    path = os.pathsep.join([str(tmp_path), os.environ["PYTHONPATH"]])
+    folder = tmp_path / "run"
+    run = start(2, 1, *GRADED, *overrides, f"hydra.run.dir={folder}", env={"PYTHONPATH": path})
+    for process, said in enumerate(ended(run, [1, 1], seconds=60)):
+        reason = "reward.terms.odd raised ValueError: the grader is out."
+        told = "" if process == which else f"Process {which} of 2 failed: "
+        assert said.splitlines()[-1].startswith(told + reason)
+    assert summary(folder)["status"] == "failed"
+
+
+FAILS = """
+from dataclasses import dataclass
+import jax
+
+@dataclass(frozen=True, kw_only=True)
+class Fails:
+    process: int
+    weight: float = 1.0
+
+    def __call__(self, texts):
+        if jax.process_index() == self.process:
+            raise ValueError("the grader is out")
+        return [0.0 for _ in texts.responses]
+"""
+
+
+@pytest.mark.slow
+def test_a_signal_to_one_process_stops_both_after_the_same_step(start, tmp_path):
+    folder = tmp_path / "run"
+    run = start(2, 1, *GRADED, "steps=100000", f"hydra.run.dir={folder}")
+    wait_for_step(folder, 1)
+    run[1].terminate()
+    ended(run, [3, 3], seconds=60)
+    step = summary(folder)["step"]
+    assert summary(folder)["status"] == "stopped"
+    assert (folder / "checkpoints" / str(step)).is_dir()
+    ended(start(1, 1, f"resume={folder}", f"steps={step + 1}", small=()), [0])
+    assert summary(folder)["resumed_from"] == step
