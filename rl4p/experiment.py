@@ -49,26 +49,9 @@ def build(config: DictConfig) -> Experiment:
       InputError: they do not, or data or weights are wrong; the configuration key is named.
     """
     mesh: Mesh = instantiate(config.mesh)
-    rows = config.prompts_per_step * config.group_size
-    # The first use of JAX, and the last time that its devices can be chosen.
-    if mesh.size < jax.device_count() and jax.process_count() > 1:
-        raise InputError(
-            f"mesh is of {mesh.size} devices, but {jax.process_count()} processes have "
-            f"{jax.device_count()}: with several processes it takes all."
-        )
-    if rows % mesh.row_multiple:
-        raise InputError(
-            f"prompts_per_step x group_size = {rows} sequences do not divide over the "
-            f"{mesh.row_multiple} parts that the mesh makes of them."
-        )
-    key = jax.random.key(config.seed)
     phases = build_phases(config)
-    together = phases.objective(config.group_size).rows_together
-    if rows % (phases.update.minibatches * together):
-        raise InputError(
-            f"update.minibatches={phases.update.minibatches} does not divide the {rows} sequences "
-            f"of a step{' by whole groups' if together > 1 else ''}."
-        )
+    rows = check_rows(config, phases, mesh)
+    key = jax.random.key(config.seed)
     needs = phases.needs()
     terms = getattr(phases.reward, "terms", None)
     if terms is not None and config.evaluation.term not in terms:
@@ -177,6 +160,29 @@ def build_phases(config: DictConfig) -> Phases:
         critic=instantiate(config.critic),
         checks=checks if config.debug.check_batches else {},
     )
+
+
+def check_rows(config: DictConfig, phases: Phases, mesh: Mesh) -> int:
+    """How many sequences a step has; devices and minibatches must divide them."""
+    rows = config.prompts_per_step * config.group_size
+    # The first use of JAX, and the last time that its devices can be chosen.
+    if mesh.size < jax.device_count() and jax.process_count() > 1:
+        raise InputError(
+            f"mesh is of {mesh.size} devices, but {jax.process_count()} processes have "
+            f"{jax.device_count()}: with several processes it takes all."
+        )
+    if rows % mesh.row_multiple:
+        raise InputError(
+            f"prompts_per_step x group_size = {rows} sequences do not divide over the "
+            f"{mesh.row_multiple} parts that the mesh makes of them."
+        )
+    together = phases.objective(config.group_size).rows_together
+    if rows % (phases.update.minibatches * together):
+        raise InputError(
+            f"update.minibatches={phases.update.minibatches} does not divide the {rows} sequences "
+            f"of a step{' by whole groups' if together > 1 else ''}."
+        )
+    return rows
 
 
 def check_lengths(config: DictConfig, policy: Policy, *response_limits: int) -> None:

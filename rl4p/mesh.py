@@ -11,6 +11,7 @@ import jax
 from jax.sharding import NamedSharding, PartitionSpec
 
 from rl4p.bounds import Natural, Positive
+from rl4p.chips import slice_of
 from rl4p.errors import InputError
 from rl4p.partition import RULES, specs, specs_beside
 from rl4p.processes import place
@@ -34,6 +35,8 @@ class Mesh:
       cpu_devices: how many a CPU is divided into, -1 being one for each core; None leaves it to
         JAX, for which a CPU is one device. Its cores share the work of large products well, and
         that of decoding hardly at all; but every device holds all parameters.
+      topology: the chips that there have to be, as v5e:4x4 (`chips.py`), which `rl4p.plan` compiles
+        for without having them; None is whatever there is.
       rollout_devices: so many, the last ones, only sample, and the axes above divide the others;
         each has all parameters, or its part along `tp`. None: all devices do both.
       coordinator, processes, process: host:port that process 0 listens at, how many there are, and
@@ -46,6 +49,7 @@ class Mesh:
     tp: int = 1
     shape: str | Sequence[int] | Mapping[str, int] | None = None
     cpu_devices: int | None = None
+    topology: str | None = None
     rollout_devices: int | None = None
     coordinator: str | None = None
     processes: Positive | Literal["auto"] | None = None
@@ -61,18 +65,24 @@ class Mesh:
         object.__setattr__(self, "shape", shape)  # a mesh is hashed
 
     @cached_property
-    def devices(self) -> jax.sharding.Mesh:
+    def there(self) -> Sequence[Any]:
+        """All devices, of which the mesh takes as many as its axes ask for."""
         if self.cpu_devices is not None:
             divide_cpu(usable_cores() if self.cpu_devices == -1 else self.cpu_devices)
-        apart, devices = self.rollout_devices or 0, jax.device_count()
-        if not 0 <= apart < devices:
-            raise InputError(
-                f"mesh.rollout_devices={apart} leaves none of {devices} devices for updates."
-            )
-        local = min(jax.local_device_count(), devices - apart)
-        return self.arranged(jax.devices()[: devices - apart], local)
+        devices = jax.devices()
+        if self.topology is not None:
+            slice_of(self.topology).check([x.device_kind for x in devices], self.topology)
+        return devices
 
-    def arranged(self, devices: Sequence[Any], local: int) -> jax.sharding.Mesh:
+    @cached_property
+    def devices(self) -> jax.sharding.Mesh:
+        apart, there = self.rollout_devices or 0, len(self.there)
+        if not 0 <= apart < there:
+            raise InputError(
+                f"mesh.rollout_devices={apart} leaves none of {there} devices for updates."
+            )
+        devices = self.there[: there - apart]
+        local = sum(device.process_index == devices[0].process_index for device in devices)
         sizes = self.sizes(len(devices), local)
         auto = (jax.sharding.AxisType.Auto,) * len(AXES)
         return jax.make_mesh(sizes, AXES, auto, devices=devices[: math.prod(sizes)])
@@ -82,7 +92,7 @@ class Mesh:
         """The devices that sample: these, unless some do nothing else."""
         if not self.rollout_devices:
             return self
-        return RolloutMesh(tp=self.devices.shape["tp"], rollout_devices=self.rollout_devices)
+        return RolloutMesh(tp=self.devices.shape["tp"], of=self)
 
     def sizes(self, devices: int, local: int) -> tuple[int, ...]:
         """Of the three axes, among so many devices, so many of which are of one process.
@@ -128,6 +138,11 @@ class Mesh:
         return NamedSharding(self.devices, ROWS)
 
     @property
+    def rows_and_heads(self) -> NamedSharding:
+        """Of arrays [B, K, ...], such as a cache's keys."""
+        return NamedSharding(self.devices, PartitionSpec(("dp", "fsdp"), "tp"))
+
+    @property
     def everywhere(self) -> NamedSharding:
         return NamedSharding(self.devices, PartitionSpec())
 
@@ -169,6 +184,11 @@ class Mesh:
         shardings = self.of_params(jax.eval_shape(init, *arguments))
         return jax.jit(init, out_shardings=shardings)(*arguments)
 
+    def shapes(self, init: Callable[..., Params], *arguments: Any) -> Params:
+        """Of what `init` would make, with their places."""
+        shapes = jax.eval_shape(init, *arguments)
+        return with_places(shapes, self.of_params(shapes))
+
     def init_beside(self, init: Callable[[Params], Any], params: Params) -> Any:
         """The state of an optimizer, each part beside its parameter."""
         shardings = self.of_optimizer_state(jax.eval_shape(init, params), params)
@@ -178,10 +198,12 @@ class Mesh:
         """On the devices that sample, whole or divided along `tp`: each token reads them all."""
         if self.sampling is self and self.devices.shape["fsdp"] == 1:
             return params
-        shardings = jax.tree.map(
-            partial(NamedSharding, self.sampling.devices), specs(params, ("tp",))
-        )
-        return place(params, shardings)
+        return place(params, self.of_sampling(params))
+
+    def of_sampling(self, params: Params) -> Any:
+        """How they lie for that, as shardings."""
+        there = partial(NamedSharding, self.sampling.devices)
+        return jax.tree.map(there, specs(params, ("tp",)))
 
     # Within a compiled function.
 
@@ -258,16 +280,13 @@ class Mesh:
 
 @dataclass(frozen=True, kw_only=True)
 class RolloutMesh(Mesh):
-    """The last devices of all, which only sample."""
+    """The last devices of another mesh, which only sample."""
+
+    of: Mesh
 
     @cached_property
-    def devices(self) -> jax.sharding.Mesh:
-        devices = jax.devices()[-(self.rollout_devices or 0) :]
-        return self.arranged(devices, len(devices))
-
-    @cached_property
-    def sampling(self) -> Mesh:
-        return self
+    def there(self) -> Sequence[Any]:
+        return self.of.there[-(self.of.rollout_devices or 0) :]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -275,10 +294,15 @@ class OwnMesh(Mesh):
     """The devices of this process alone, for what it does by itself."""
 
     @cached_property
-    def devices(self) -> jax.sharding.Mesh:
-        own = jax.local_devices()
-        auto = (jax.sharding.AxisType.Auto,) * len(AXES)
-        return jax.make_mesh((len(own), 1, 1), AXES, auto, devices=own)
+    def there(self) -> Sequence[Any]:
+        return jax.local_devices()
+
+
+def with_places(shapes: Any, shardings: Any) -> Any:
+    """Arrays, or their shapes, as shapes that lie so."""
+    return jax.tree.map(
+        lambda x, place: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place), shapes, shardings
+    )
 
 
 ROWS, EVERYWHERE = PartitionSpec(("dp", "fsdp")), PartitionSpec()

@@ -5,6 +5,7 @@ divided along `fsdp` is gathered where it is used, and its gradient is added up 
 is divided along `tp` stays so, and the compiler adds up what products leave in parts.
 """
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -114,27 +115,56 @@ def gather(params: Params, dtype: Any) -> Params:
         divided = tuple(spec(path, x.ndim, ("fsdp",)))
         if "layers" in keys(path) or "fsdp" not in divided:
             return x
-        return checkpoint_name(all_gathered(x, divided.index("fsdp"), jnp.dtype(dtype)), GATHERED)
+        place = spec(path, x.ndim, ("tp",))
+        axis = divided.index("fsdp")
+        return checkpoint_name(all_gathered(x, axis, jnp.dtype(dtype), place), GATHERED)
 
     return jax.tree.map_with_path(of, params)
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(1, 2))
-def all_gathered(x: Array, axis: int, dtype: Any) -> Array:
-    """Gathered in the dtype of activations; gradients are added up in that of the parameter."""
-    return jax.lax.all_gather(jnp.asarray(x).astype(dtype), "fsdp", axis=axis, tiled=True)
+@partial(jax.custom_vjp, nondiff_argnums=(1, 2, 3))
+def all_gathered(x: Array, axis: int, dtype: Any, place: PartitionSpec) -> Array:
+    """Gathered in the dtype of activations; gradients are added up in that of the parameter.
+
+    Args:
+      place: how the parameter lies along `tp`, and stays.
+    """
+
+    def gathered(x: Array) -> Array:
+        return jax.lax.all_gather(jnp.asarray(x).astype(dtype), "fsdp", axis=axis, tiled=True)
+
+    return along_tp(gathered, place)(x)
 
 
-def gathered_forward(x: Array, axis: int, dtype: Any) -> tuple[Array, Any]:
-    return all_gathered(x, axis, dtype), jnp.zeros((), x.dtype)
+def gathered_forward(x: Array, axis: int, dtype: Any, place: PartitionSpec) -> tuple[Array, Any]:
+    return all_gathered(x, axis, dtype, place), jnp.zeros((), x.dtype)
 
 
-def gathered_backward(axis: int, dtype: Any, like: Array, dy: Array) -> tuple[Array]:
-    dy = jnp.asarray(dy).astype(like.dtype)
-    return (jax.lax.psum_scatter(dy, "fsdp", scatter_dimension=axis, tiled=True),)
+def gathered_backward(
+    axis: int, dtype: Any, place: PartitionSpec, like: Array, dy: Array
+) -> tuple[Array]:
+    def scattered(dy: Array) -> Array:
+        dy = jnp.asarray(dy).astype(like.dtype)
+        return jax.lax.psum_scatter(dy, "fsdp", scatter_dimension=axis, tiled=True)
+
+    return (along_tp(scattered, place)(dy),)
 
 
 all_gathered.defvjp(gathered_forward, gathered_backward)
+
+
+def along_tp(function: Callable[[Array], Array], place: PartitionSpec) -> Callable[[Array], Array]:
+    """The function of each device's part along `tp`.
+
+    The compiler, which divides all else along `tp`, would gather what meets a collective of another
+    axis, and then each device had whole parameters.
+    """
+    mesh = jax.sharding.get_abstract_mesh()
+    if mesh.shape.get("tp", 1) == 1 or "tp" in mesh.manual_axes:
+        return function
+    return jax.shard_map(
+        function, in_specs=place, out_specs=place, axis_names={"tp"}, check_vma=False
+    )
 
 
 def in_step(count: Array) -> Array:

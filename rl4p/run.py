@@ -27,6 +27,7 @@ from rl4p.configuration.folder import only_run_in
 from rl4p.errors import InputError, Stopped
 from rl4p.experiment import Experiment, build
 from rl4p.loop import run_hooks, train
+from rl4p.planning.report import refuse_what_does_not_fit
 from rl4p.plots import plot_learning_curve
 from rl4p.processes import agreed, anywhere, blaming, first, to_host
 from rl4p.profiler import Profiler
@@ -57,6 +58,8 @@ def run(config: DictConfig) -> dict[str, Any]:
     with recorded_in(folder) as record, StopRequest() as request:
         if config.resume is None and record.metrics():
             raise InputError(f"{folder} holds a run already; go on with it by resume={folder}.")
+        if config.plan.check:
+            refuse_what_does_not_fit(config)
         experiment = build(config)
         console = Console(highlight=False, soft_wrap=True, quiet=not first())
         console.print(f"{folder}\n{experiment.sizes}")

@@ -22,6 +22,7 @@ MAY_CHANGE = (
     "tracker",
     "checkpoint",
     "debug",
+    "plan",
     "mesh",  # the same numbers but for rounding
     "trusted_targets",
     "resume",

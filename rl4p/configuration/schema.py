@@ -46,6 +46,7 @@ class Root:
     samples: Section
     ema: Section
     debug: Section
+    plan: Section
     rollout: Group
     reward: Group
     advantage: Group
@@ -98,7 +99,24 @@ class Debug:
     profile: bool
 
 
-SECTIONS = {"evaluation": Evaluation, "samples": Samples, "ema": EMA, "debug": Debug}
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """The keys of `plan`."""
+
+    search: bool
+    memory_gib: Annotated[float, Field(gt=0)] | None
+    all_widths: bool
+    effort: Annotated[float, Field(ge=-1, le=1)]
+    check: bool
+
+
+SECTIONS = {
+    "evaluation": Evaluation,
+    "samples": Samples,
+    "ema": EMA,
+    "debug": Debug,
+    "plan": Plan,
+}
 OPTIONAL = ("teacher",)
 GROUPS = [field.name for field in fields(Root) if field.type is Any and field.name not in SECTIONS]
 

@@ -1,6 +1,7 @@
 """Models by name: folders on this machine, the one in the package, and the Hugging Face hub."""
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 from rl4p.errors import InputError
@@ -12,10 +13,11 @@ FILES = ("*.json", "*.jinja", "model*.safetensors")
 SECONDS = 10  # to wait for the hub's first word
 
 
-def model_folder(path: str) -> Path:
+def model_folder(path: str, *, weights: bool = True) -> Path:
     """The folder of `model.path`: a folder here, else `rl4p/tiny`, else one fetched from the hub.
 
     What the hub gave stays in its cache (HF_HOME), and without a network that is used.
+    `weights=False` fetches what describes the model alone.
 
     Raises:
       InputError: it is none of these, or cannot be fetched; one sentence says why.
@@ -30,7 +32,7 @@ def model_folder(path: str) -> Path:
             "tokenizer.json, a hub id (OWNER/NAME or OWNER/NAME@REVISION), or "
             f"{', '.join(SHIPPED)}."
         )
-    return fetch(path)
+    return fetch(path, FILES if weights else FILES[:-1])
 
 
 def lasting_name(path: str) -> str:
@@ -40,7 +42,7 @@ def lasting_name(path: str) -> str:
     return path
 
 
-def fetch(path: str) -> Path:
+def fetch(path: str, files: Sequence[str] = FILES) -> Path:
     # Half a second to import, and most runs do not need it.
     from huggingface_hub import constants, snapshot_download
     from huggingface_hub.errors import (
@@ -56,7 +58,7 @@ def fetch(path: str) -> Path:
         folder = snapshot_download(
             name,
             revision=revision or None,
-            allow_patterns=list(FILES),
+            allow_patterns=list(files),
             ignore_patterns=["*/*"],  # a pattern's * does not stop at folders
             etag_timeout=SECONDS,
         )

@@ -8,6 +8,7 @@ from typing import Literal
 import jax
 import jax.numpy as jnp
 from jax.experimental.pallas.ops.tpu import splash_attention
+from jax.sharding import PartitionSpec
 
 from rl4p.errors import InputError
 from rl4p.model.decoder_config import DecoderConfig
@@ -63,7 +64,40 @@ def splash(
     softcap: float | None,
     interpret: bool = False,
 ) -> jax.Array:
-    """By JAX's kernel for TPUs, which leaves out the blocks of keys behind the queries."""
+    """By JAX's kernel for TPUs, which leaves out the blocks of keys behind the queries.
+
+    The compiler cannot divide a kernel: along `tp` each device is told to run its own heads.
+    """
+
+    def run(q: Array, k: Array, v: Array, ids_BT: Array, ids_BS: Array) -> jax.Array:
+        return splash_of_heads(
+            q, k, v, ids_BT, ids_BS, query_scalar=query_scalar, softcap=softcap, interpret=interpret
+        )
+
+    arguments = (q_BTHh, k_BKhS, v_BKSh, segment_ids_BT, segment_ids_BS)
+    mesh = jax.sharding.get_abstract_mesh()
+    if mesh.shape.get("tp", 1) == 1 or "tp" in mesh.manual_axes:
+        return run(*arguments)
+    heads, keys = PartitionSpec(None, None, "tp"), PartitionSpec(None, "tp")
+    places = (heads, keys, keys, PartitionSpec(), PartitionSpec())
+    divided = jax.shard_map(
+        run, in_specs=places, out_specs=heads, axis_names={"tp"}, check_vma=False
+    )
+    return divided(*arguments)
+
+
+def splash_of_heads(
+    q_BTHh: Array,
+    k_BKhS: Array,
+    v_BKSh: Array,
+    segment_ids_BT: Array,
+    segment_ids_BS: Array,
+    *,
+    query_scalar: float,
+    softcap: float | None,
+    interpret: bool,
+) -> jax.Array:
+    """`splash` of the heads of one device."""
     B, T, H, h = q_BTHh.shape
     _, K, S, _ = v_BKSh.shape
     more = -T % LANES  # queries that only fill up, each with a key of its own to see

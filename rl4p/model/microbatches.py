@@ -1,5 +1,6 @@
 """Microbatches of rows of about one length: little padding, and one program for all lengths."""
 
+import re
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -68,8 +69,21 @@ def fold(
             part = jax.tree.map(lambda x: rows.take(x, width), batch)
             return done + b, add(value, part, rows)
 
-        carry = jax.lax.while_loop(lambda carry, end=wide: carry[0] < end, turn, carry)
+        with jax.named_scope(f"microbatches_{width}of{T}x{-(-B // b)}"):
+            carry = jax.lax.while_loop(lambda carry, end=wide: carry[0] < end, turn, carry)
     return carry[1]
+
+
+def most_turns(scope: str) -> int | None:
+    """Of the loop of `fold` that has this scope, if all rows are as long as they may be.
+
+    None: it is no loop of `fold`.
+    """
+    found = re.search(r"microbatches_(\d+)of(\d+)x(\d+)(?:/while)?$", scope)
+    if found is None:
+        return None
+    width, widest, turns = map(int, found.groups())
+    return turns if width == widest else 0
 
 
 def extents(segment_ids_BT: Array) -> tuple[Array, Array]:
@@ -98,10 +112,22 @@ def rows_of(batch: Any, rows_b: Array) -> Any:
     return jax.tree.map(lambda x: x.at[rows_b].get(mode="fill", fill_value=0), batch)
 
 
+MOST_WIDTHS = 5
+
+
+def compile_widest_only() -> None:
+    """From now on, in this process: one loop in place of five, which takes rows of every length.
+
+    Only for a process that runs nothing: JAX would not tell its programs from those of a run.
+    """
+    global MOST_WIDTHS
+    MOST_WIDTHS = 1
+
+
 def widths(T: int) -> tuple[int, ...]:
     """T, then 0.6 of the one before, in multiples of 16 from 48: five at most, each compiled."""
     found = [T]
-    while len(found) < 5 and 48 <= (narrower := -(-found[-1] * 3 // 80) * 16) < found[-1]:
+    while len(found) < MOST_WIDTHS and 48 <= (narrower := -(-found[-1] * 3 // 80) * 16) < found[-1]:
         found.append(narrower)
     return tuple(found)
 

@@ -6,6 +6,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
+import jax
+
 from rl4p.errors import InputError
 from rl4p.mesh import Mesh
 from rl4p.model.decoder import Decoder, Remat
@@ -51,6 +53,26 @@ class Pretrained:
     def build(self, mesh: Mesh, key: Array) -> tuple[Policy, Params]:
         """The policy and its trained parameters on the mesh; the key is for fresh adapters."""
         folder = model_folder(self.path)
+        policy = self.policy(folder, mesh)
+        params = read_params(folder, policy.decoder, self.param_dtype, mesh)
+        if not self.lora.rank:
+            return policy, params
+        adapters = mesh.init(self.lora.init, key, params)
+        return replace(policy, frozen=params, base=lasting_name(self.path)), adapters
+
+    def abstract(self, mesh: Mesh) -> tuple[Policy, Params]:
+        """The same with the shapes of parameters, and their places: weights are not read."""
+        folder, key = model_folder(self.path, weights=False), jax.random.key(0)
+        policy = self.policy(folder, mesh)
+        dtype = self.param_dtype or "float32"  # files are not asked
+        shapes = mesh.shapes(policy.decoder.init, key)
+        params = jax.tree.map(lambda x: x.update(dtype=dtype), shapes)
+        if not self.lora.rank:
+            return policy, params
+        return replace(policy, frozen=params), mesh.shapes(self.lora.init, key, params)
+
+    def policy(self, folder: Path, mesh: Mesh) -> Policy:
+        """All but the parameters."""
         decoder = Decoder(
             config=read_config(folder),
             dtype=self.dtype,
@@ -91,7 +113,7 @@ class Pretrained:
             log.warning(
                 "The tokenizer in %s has no pad token: rows are filled with an end.", folder
             )
-        policy = Policy(
+        return Policy(
             decoder=decoder,
             tokenizer=tokenizer,
             mesh=mesh,
@@ -99,11 +121,6 @@ class Pretrained:
             pad_id=ends[0] if tokenizer.pad_token_id is None else tokenizer.pad_token_id,
             template=self.template,
         )
-        params = read_params(folder, decoder, self.param_dtype, mesh)
-        if not self.lora.rank:
-            return policy, params
-        adapters = mesh.init(self.lora.init, key, params)
-        return replace(policy, frozen=params, base=lasting_name(self.path)), adapters
 
 
 def read_end_ids(folder: Path) -> tuple[int, ...]:

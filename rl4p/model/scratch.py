@@ -1,25 +1,33 @@
 """A policy from scratch: random parameters, one token per byte."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from rl4p.bounds import Positive
+import jax
+
+from rl4p.bounds import AboveZero, Positive
+from rl4p.errors import InputError
 from rl4p.mesh import Mesh
 from rl4p.model.decoder import Decoder, DecoderConfig, Remat
 from rl4p.model.kernels import Kernel, check_kernel
 from rl4p.model.policy import Policy
+from rl4p.model.rope import Scaling
 from rl4p.model.tokenizer import byte_tokenizer
 from rl4p.types import Array, Params
 
 
 @dataclass(frozen=True, kw_only=True)
 class Scratch:
-    """A small Qwen2-shaped decoder; float32 parameters.
+    """A decoder of the shape of Qwen2, or of Llama where attention has no bias.
 
     Attributes:
       width, layers, heads, key_value_heads, feed_forward_width: the shape; a head is width / heads
         wide.
+      vocabulary: rows of the embedding; None is as many as there are tokens.
+      tied_embedding, attention_bias, rope_theta, rope_scaling: as in `DecoderConfig`.
       dtype: of activations.
+      param_dtype: of the parameters.
       remat: what the backward pass recomputes (`Decoder`).
       attention: the kernel over whole rows: `xla`; or `cudnn` or `splash`, of a GPU or a TPU.
     """
@@ -29,8 +37,14 @@ class Scratch:
     heads: Positive = 3
     key_value_heads: Positive = 1
     feed_forward_width: Positive = 288
+    vocabulary: Positive | None = None
     max_positions: Positive = 2048
+    tied_embedding: bool = True
+    attention_bias: bool = True
+    rope_theta: AboveZero = 10_000.0
+    rope_scaling: Scaling | None = None
     dtype: Literal["float32", "bfloat16"] = "float32"
+    param_dtype: Literal["float32", "bfloat16"] = "float32"
     remat: Remat = "elementwise"
     attention: Kernel = "xla"
 
@@ -43,9 +57,32 @@ class Scratch:
 
     def build(self, mesh: Mesh, key: Array) -> tuple[Policy, Params]:
         """The policy and its parameters on the mesh."""
+        policy = self.policy(mesh)
+        return policy, mesh.init(self.init(policy), key)
+
+    def abstract(self, mesh: Mesh) -> tuple[Policy, Params]:
+        """The same with the shapes of parameters, and their places: none is made."""
+        policy = self.policy(mesh)
+        return policy, mesh.shapes(self.init(policy), jax.random.key(0))
+
+    def init(self, policy: Policy) -> Callable[[Array], Params]:
+        """Makes parameters of a key."""
+        if self.param_dtype == "float32":
+            return policy.decoder.init
+        return lambda key: jax.tree.map(
+            lambda x: x.astype(self.param_dtype), policy.decoder.init(key)
+        )
+
+    def policy(self, mesh: Mesh) -> Policy:
+        """All but the parameters."""
         tokenizer: Any = byte_tokenizer()
+        if self.vocabulary is not None and self.vocabulary < len(tokenizer):
+            raise InputError(
+                f"model.vocabulary={self.vocabulary} is less than the {len(tokenizer)} tokens that "
+                "there are."
+            )
         config = DecoderConfig(
-            vocabulary=-(-len(tokenizer) // 8) * 8,
+            vocabulary=self.vocabulary or -(-len(tokenizer) // 8) * 8,
             width=self.width,
             layers=self.layers,
             heads=self.heads,
@@ -53,10 +90,15 @@ class Scratch:
             head_width=self.width // self.heads,
             feed_forward_width=self.feed_forward_width,
             max_positions=self.max_positions,
+            family="qwen2" if self.attention_bias else "llama",
+            tied_embedding=self.tied_embedding,
+            attention_bias=self.attention_bias,
+            rope_theta=self.rope_theta,
+            rope_scaling=self.rope_scaling,
         )
         check_kernel(self.attention, config, self.dtype, mesh.platform)
         mesh.check_divides(config.dimensions)
-        policy = Policy(
+        return Policy(
             decoder=Decoder(
                 config=config, dtype=self.dtype, remat=self.remat, attention=self.attention
             ),
@@ -65,4 +107,3 @@ class Scratch:
             end_ids=(tokenizer.eos_token_id,),
             pad_id=tokenizer.pad_token_id,
         )
-        return policy, mesh.init(policy.decoder.init, key)

@@ -15,7 +15,7 @@ from rl4p.mesh import Mesh
 from rl4p.model.cache import Cache, write
 from rl4p.model.decoder import Decoder
 from rl4p.model.policy import Policy
-from rl4p.processes import to_host
+from rl4p.processes import place, to_host
 from rl4p.rollout.options import SamplerOptions
 from rl4p.sampling import draw
 from rl4p.types import Array, Params, Prompt, Sampling, Texts, Trajectories
@@ -67,7 +67,7 @@ class Continuous(SamplerOptions):
             room = max(room, response_room(int(slots.age_n.max()), R))
             cache = rearranged(cache, prefilled, source_n, prompt_n, new_n, width + room)
             if mesh.size > 1:
-                slots, cache = mesh.shard_rows((slots, cache))
+                slots, cache = mesh.shard_rows(slots), place(cache, of_cache(cache, mesh))
             n = len(new_n)  # once no more than `enough` go on, another arrangement pays
             enough = n - max(1, n // 8) if waiting else max((m for m in sizes if m < n), default=0)
             slots, cache, responses = decode(
@@ -192,6 +192,15 @@ def prefill(
     empty = decoder.empty_cache(*tokens_PT.shape)
     inputs = tokens_PT, positions_PT, segments_PT
     return layers, mesh.gather_rows(decoder.extend(params, layers, *inputs, empty, 0)[1])
+
+
+def of_cache(cache: Cache, mesh: Mesh) -> Cache:
+    """How it lies, as shardings: rows and heads are where they are computed."""
+    return Cache(
+        layers=jax.tree.map(lambda _: mesh.rows_and_heads, cache.layers),
+        positions_BS=mesh.rows,
+        segment_ids_BS=mesh.rows,
+    )
 
 
 @partial(jax.jit, static_argnames="places")

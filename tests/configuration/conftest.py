@@ -58,6 +58,7 @@ FILES = {
     "  tidy: {_target_: toy.Term, weight: 0.1}",
     "optimizer/plain": "_target_: toy.Part\nsize: ${steps}",
     "debug/off": "check_batches: false\nprofile: false",
+    "plan/once": "search: false\nmemory_gib: null\nall_widths: false\neffort: -1.0\ncheck: false",
     "experiment/good": "# @package _global_\ndefaults: [override /advantage: other]\nseed: 7",
     "experiment/misspelt_root": "# @package _global_\nstepss: 7",
     "experiment/misspelt_section": "# @package _global_\nevaluation: {everyy: 7}",
@@ -83,7 +84,14 @@ def toy_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         files.setdefault(f"{group}/plain", "_target_: toy.Part\nsize: 1\nrate: 0.5")
     files["advantage/other"] = "_target_: toy.Part\nrate: 0.25"
     chosen = [{group: "terms" if group == "reward" else "plain"} for group in schema.GROUPS]
-    defaults = [*chosen, {"debug": "off"}, {"sweep": "none"}, "_self_", {"experiment": None}]
+    defaults = [
+        *chosen,
+        {"debug": "off"},
+        {"plan": "once"},
+        {"sweep": "none"},
+        "_self_",
+        {"experiment": None},
+    ]
     defaults.append({"override hydra/job_logging": "quiet"})
     shutil.copytree(CONF / "hydra", folder / "conf" / "hydra")
     root = yaml.safe_load((CONF / "config.yaml").read_text())

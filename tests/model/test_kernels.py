@@ -1,5 +1,7 @@
 import dataclasses
 import re
+import subprocess
+import sys
 from functools import partial
 
 import jax
@@ -62,6 +64,43 @@ def test_splash_lowers_for_a_tpu_in_every_layer(policy, params, make_trajectorie
     of_xla = jax.jit(jax.grad(lambda params: jnp.sum(policy.decoder.hidden(params, *tokens))))
     lowered = of_xla.trace(params).lower(lowering_platforms=("tpu",)).as_text()
     assert "tpu_custom_call" not in lowered
+
+
+ALONG_TP = """
+import jax, jax.numpy as jnp, numpy as np
+from functools import partial
+from jax.sharding import PartitionSpec as P
+from rl4p.mesh import Mesh
+from rl4p.model.kernels import splash
+
+B, T, H, K, h = 2, 40, 4, 2, 16
+random = np.random.default_rng(0)
+shapes = (B, T, H, h), (B, K, h, T), (B, K, T, h)
+q, k, v = (jnp.asarray(random.normal(size=shape), jnp.float32) for shape in shapes)
+ids = jnp.ones((B, T), jnp.int32)
+run = partial(splash, query_scalar=16.0, softcap=None, interpret=True)
+
+def total(q, k, v, ids):
+    return jnp.sum(jnp.sin(run(q, k, v, ids, ids)))
+
+def gradient(q, k, v, ids):
+    return jax.grad(total, argnums=(0, 1, 2))(q, k, v, ids)
+
+mesh = Mesh(dp=2, tp=2)
+rows = P("dp")
+divided = jax.shard_map(
+    gradient, mesh=mesh.devices, in_specs=rows, out_specs=rows, axis_names={"dp"}, check_vma=False
+)
+for a, b in zip(jax.jit(divided)(q, k, v, ids), jax.jit(gradient)(q, k, v, ids)):
+    np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+"""
+
+
+def test_along_tp_each_device_runs_its_own_heads(on_devices):
+    done = subprocess.run(
+        [sys.executable, "-c", ALONG_TP], env=on_devices(4), capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,66 @@
+"""How many floating-point operations a traced function asks for: its products, by their shapes."""
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+from jax.extend.core import ClosedJaxpr, Jaxpr
+
+from rl4p.model.microbatches import most_turns
+
+
+def product_flops(jaxpr: Jaxpr, turns: int = 1) -> float:
+    """Of all devices together; what a backward pass computes again is counted again.
+
+    A scan counts as often as it turns, a loop of `microbatches.fold` as often as it may at most, a
+    branch as the dearest does. Only products are counted: `dot_general` and `ragged_dot`.
+
+    Args:
+      turns: of loops that go on for as long as there is something to do.
+    """
+    total = 0.0
+    for equation in jaxpr.eqns:
+        name, params = equation.primitive.name, equation.params
+        if name == "dot_general":
+            total += of_dot(equation)
+        elif name in ("ragged_dot", "ragged_dot_general"):  # each row meets one of the matrices
+            total += of_ragged_dot(equation)
+        inner = [product_flops(child, turns) for child in children(params)]
+        if name == "while":
+            most = most_turns(str(equation.source_info.name_stack))
+            total += sum(inner) * (turns if most is None else most)
+        elif name == "cond":
+            total += max(inner)
+        elif name == "scan":
+            total += sum(inner) * params["length"]
+        elif name == "shard_map":  # the rest is divided by the compiler, and has whole shapes here
+            mesh = params["mesh"].shape
+            total += sum(inner) * math.prod(mesh[axis] for axis in params["newly_manual_axes"])
+        elif name == "pallas_call":
+            total += sum(inner) * math.prod(params["grid_mapping"].grid)
+        else:
+            total += sum(inner)
+    return total
+
+
+def children(params: dict[str, Any]) -> Iterator[Jaxpr]:
+    """The programs within an equation."""
+    for value in params.values():
+        for each in value if isinstance(value, (tuple, list)) else (value,):
+            if isinstance(each, ClosedJaxpr):
+                yield each.jaxpr
+            elif isinstance(each, Jaxpr):
+                yield each
+
+
+def of_ragged_dot(equation: Any) -> float:
+    rows, width = equation.invars[0].aval.shape[-2:]
+    return 2.0 * rows * width * equation.outvars[0].aval.shape[-1]
+
+
+def of_dot(equation: Any) -> float:
+    """Two for each pair of numbers that meet."""
+    (contracted, _), _ = equation.params["dimension_numbers"]
+    shape = equation.invars[0].aval.shape
+    met = math.prod(shape[axis] for axis in contracted)
+    return 2.0 * met * math.prod(equation.outvars[0].aval.shape)

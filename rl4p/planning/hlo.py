@@ -1,0 +1,226 @@
+"""Reads the text of a compiled program: its collectives and copies, and how often each runs.
+
+The compiler counts a loop's body once. Here a loop counts as often as its metadata says (a scan),
+as `microbatches.fold` named it, or as the caller says.
+"""
+
+import math
+import re
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+from rl4p.model.microbatches import most_turns
+
+KINDS = ("all-gather", "all-reduce", "reduce-scatter", "all-to-all", "collective-permute")
+COMPUTATION = re.compile(r"^(?:ENTRY )?%?([\w.\-]+) \(.*\{$")
+INSTRUCTION = re.compile(r"^\s+(?:ROOT )?%?([\w.\-]+) = (.*)$")
+OPERATION = re.compile(r"(?:^|[\s)}\]])([a-z][\w\-]*)\(")
+SHAPE = re.compile(r"\b([a-z]+\d*(?:e\d+m\d+\w*)?)\[([\d,]*)\]")
+CALLED = re.compile(r"(?:calls|to_apply|called_computation)=%?([\w.\-]+)")
+BRANCHES = re.compile(r"(?:true_computation|false_computation)=%?([\w.\-]+)")
+BITS = {"pred": 8, "token": 0, "opaque": 0}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Collective:
+    """One instruction.
+
+    Attributes:
+      kind: of `KINDS`.
+      bytes: of the whole array that n devices share: what is gathered, reduced or exchanged.
+      devices: n, of one group.
+      times: how often it runs.
+      name: of the operation that it was made of, with its scopes.
+    """
+
+    kind: str
+    bytes: int
+    devices: int
+    times: int
+    name: str
+
+    @property
+    def sent(self) -> float:
+        """Bytes that one device sends at least: b (n - 1) / n, twice that of an all-reduce."""
+        if self.kind == "collective-permute":
+            return self.times * self.bytes
+        share = (self.devices - 1) / self.devices
+        return self.times * self.bytes * share * (2 if self.kind == "all-reduce" else 1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Instruction:
+    """A line: its result's shapes, its operation, and the whole of it."""
+
+    shapes: str
+    operation: str
+    line: str
+
+    @property
+    def name(self) -> str:
+        found = re.search(r'op_name="([^"]*)"', self.line)
+        return found[1] if found else ""
+
+
+@dataclass(kw_only=True)
+class Module:
+    """A program by its computations."""
+
+    entry: str = ""
+    computations: dict[str, list[Instruction]] = field(default_factory=lambda: defaultdict(list))
+
+    def times(self, turns: int) -> Mapping[str, int]:
+        """How often each computation runs: of two branches both count."""
+        found: dict[str, int] = defaultdict(int)
+
+        def visit(name: str, times: int) -> None:
+            found[name] += times
+            for instruction in self.computations.get(name, ()):
+                for child, each in called(self, instruction, turns):
+                    visit(child, times * each)
+
+        visit(self.entry, 1)
+        return found
+
+    def known_turns(self, line: str) -> int:
+        """Of a loop, by the compiler's word, or by the constant that it counts to; 0 if neither."""
+        word = re.search(r'known_trip_count"?[:=]\s*\{"?n"?[:=]\s*"?(\d+)', line)
+        if word:
+            return int(word[1])
+        condition = re.search(r"condition=%?([\w.\-]+)", line)
+        lines = [each.line for each in self.computations.get(condition[1] if condition else "", ())]
+        constants: dict[str, str] = {
+            found[1]: found[2]
+            for each in lines
+            if (found := re.search(r"%?([\w.\-]+) = s32\[\]\S* constant\((\d+)\)", each))
+        }
+        for each in lines:
+            counted = re.search(r"ROOT .* compare\(%?[\w.\-]+, %?([\w.\-]+)\), direction=LT", each)
+            if counted and counted[1] in constants:
+                return int(constants[counted[1]])
+        return 0
+
+
+def parse(text: str) -> Module:
+    module, current = Module(), ""
+    for line in text.splitlines():
+        if not line.startswith(" "):
+            found = COMPUTATION.match(line)
+            if found:
+                current = found[1]
+                if line.startswith("ENTRY"):
+                    module.entry = current
+            continue
+        found = INSTRUCTION.match(line)
+        operation = OPERATION.search(found[2]) if found else None
+        if found and operation:
+            shapes = found[2][: operation.start(1)]
+            module.computations[current].append(
+                Instruction(shapes=shapes, operation=operation[1], line=line)
+            )
+    return module
+
+
+def called(module: Module, instruction: Instruction, turns: int) -> Iterator[tuple[str, int]]:
+    """The computations that an instruction runs, and how often."""
+    line = instruction.line
+    if instruction.operation == "while":
+        found = re.search(r"body=%?([\w.\-]+)", line)
+        known, most = module.known_turns(line), most_turns(instruction.name)
+        if found:
+            yield found[1], known or (turns if most is None else most)
+        return
+    for name in (*CALLED.findall(line), *BRANCHES.findall(line)):
+        yield name, 1
+    branches = re.search(r"branch_computations=\{([^}]*)\}", line)
+    for name in branches[1].split(",") if branches else ():
+        yield name.strip().lstrip("%"), 1
+
+
+def size(shapes: str) -> int:
+    """Bytes of all arrays that are named, as u8[4,2]{1,0}."""
+    return sum(sizes(shapes))
+
+
+def sizes(shapes: str) -> Iterator[int]:
+    for kind, dimensions in SHAPE.findall(shapes):
+        digits = re.search(r"\d+", kind)
+        bits = BITS.get(kind, int(digits[0]) if digits else 8)
+        yield math.prod(int(n) for n in dimensions.split(",") if n) * bits // 8
+
+
+def group_size(line: str) -> int:
+    """Of the devices that take part in a collective together."""
+    found = re.search(r"replica_groups=\{\{([\d,]*)\}", line)
+    if found:
+        return len(found[1].split(","))
+    found = re.search(r"replica_groups=\[(\d+),(\d+)\]", line)
+    if found:
+        return int(found[2])
+    found = re.search(r"replica_groups=mesh\[(.*?)\] \{(.*?)\}", line)
+    if found:
+        axes = dict(re.findall(r"'([^']+)'=(\d+)", found[1]))
+        return math.prod(int(axes[axis]) for axis in re.findall(r"'([^']+)'", found[2]))
+    return 2
+
+
+def collectives(text: str, turns: int = 1) -> list[Collective]:
+    """Of a whole program, where it turns its loops at most.
+
+    Args:
+      turns: of loops of which nothing says how often they do.
+    """
+    module, found = parse(text), []
+    for name, times in module.times(turns).items():
+        for instruction in module.computations.get(name, ()):
+            kind = instruction.operation.removesuffix("-start")
+            if kind not in KINDS or not times:
+                continue
+            n = group_size(instruction.line)
+            found.append(
+                Collective(
+                    kind=kind,
+                    bytes=shared_bytes(kind, instruction, n),
+                    devices=n,
+                    times=times,
+                    name=instruction.name,
+                )
+            )
+    return found
+
+
+def shared_bytes(kind: str, instruction: Instruction, n: int) -> int:
+    """What a collective is about; one that only starts has its arguments among its results."""
+    every = list(sizes(instruction.shapes))
+    if instruction.operation.endswith("-start") and kind in ("all-gather", "collective-permute"):
+        whole = max(every, default=0)
+        return whole if len(every) <= 4 else sum(every) * n // (n + 1)
+    whole = sum(every)
+    return whole * n if kind == "reduce-scatter" else whole
+
+
+def largest_loop_copy(text: str) -> int:
+    """Bytes of the largest array that the body of a loop copies; 0 if it copies none."""
+    module = parse(text)
+    bodies, waiting = set(), []
+    for instructions in module.computations.values():
+        for instruction in instructions:
+            if instruction.operation == "while":
+                waiting += [name for name, _ in called(module, instruction, 1)]
+    while waiting:
+        name = waiting.pop()
+        if name not in bodies:
+            bodies.add(name)
+            waiting += [
+                child
+                for instruction in module.computations.get(name, ())
+                for child, _ in called(module, instruction, 1)
+            ]
+    copies = (
+        max(sizes(instruction.shapes), default=0)
+        for name in bodies
+        for instruction in module.computations.get(name, ())
+        if instruction.operation in ("copy", "copy-start")
+    )
+    return max(copies, default=0)

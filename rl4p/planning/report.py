@@ -1,0 +1,169 @@
+"""The job of `python -m rl4p.plan`: compiles, prints a table, writes plan.json."""
+
+import json
+import logging
+import time
+from pathlib import Path
+from typing import Any
+
+import jax
+from hydra.core.hydra_config import HydraConfig
+from omegaconf import DictConfig
+from rich.console import Console
+from rich.table import Table
+
+from rl4p.chips import GIB, Chip
+from rl4p.configuration import instantiate
+from rl4p.errors import InputError, RunError
+from rl4p.mesh import Mesh
+from rl4p.model.microbatches import compile_widest_only
+from rl4p.planning.abstract import AbstractRun, abstract_run
+from rl4p.planning.costs import Cost, advice, as_json, cost, in_gib
+from rl4p.planning.programs import SAMPLED, programs
+from rl4p.planning.search import search
+from rl4p.planning.topology import memory_of, planned, reports_memory
+
+log = logging.getLogger(__name__)
+
+
+def plan(config: DictConfig) -> dict[str, Any]:
+    """What plan.json holds.
+
+    Raises:
+      InputError: the devices cannot be planned for, or parts do not fit one another.
+      RunError: it does not fit into memory.
+    """
+    folder = Path(HydraConfig.get().runtime.output_dir)
+    started = time.perf_counter()
+    if not config.plan.all_widths:
+        compile_widest_only()
+    if config.mesh.topology is not None:
+        jax.config.update("jax_exec_time_optimization_effort", config.plan.effort)
+        jax.config.update("jax_memory_fitting_effort", config.plan.effort)
+    run, chip, memory = described(config, planned(instantiate(config.mesh)))
+    costs = costs_of(run, chip)
+    found = summary(run, chip, memory, costs)
+    if config.plan.search:
+        found["largest"] = search(config, run.mesh, memory)
+    found["seconds"] = time.perf_counter() - started
+    (folder / "plan.json").write_text(json.dumps(found, indent=2) + "\n")
+    show(found, costs)
+    if not found["fits"]:
+        raise RunError(found["verdict"])
+    return found
+
+
+def refuse_what_does_not_fit(config: DictConfig) -> None:
+    """For a run that is to start on the devices that are here; nothing, if they report no memory.
+
+    All its programs are compiled, as the run would, which then finds them in the cache.
+
+    Raises:
+      InputError: it does not fit.
+    """
+    mesh = instantiate(config.mesh)
+    if config.plan.memory_gib is None and not reports_memory(mesh):
+        log.warning("plan.check: these devices report no memory, so nothing was checked.")
+        return
+    run, chip, memory = described(config, mesh)
+    found = summary(run, chip, memory, costs_of(run, chip))
+    if not found["fits"]:
+        raise InputError(f"{found['verdict']} plan.check=false tries it all the same.")
+
+
+def described(config: DictConfig, mesh: Mesh) -> tuple[AbstractRun, Chip, float]:
+    """The run, its chip, and the bytes that programs may take of one."""
+    run = abstract_run(config, mesh)
+    chip, memory = memory_of(mesh)
+    if config.plan.memory_gib is not None:
+        memory = config.plan.memory_gib * GIB
+    return run, chip, memory
+
+
+def costs_of(run: AbstractRun, chip: Chip) -> list[Cost]:
+    """Of all programs, each divided among the devices that run it."""
+
+    def devices(phase: str) -> int:
+        return (run.mesh.sampling if phase in SAMPLED else run.mesh).size
+
+    return [cost(program, chip, devices(program.phase)) for program in programs(run)]
+
+
+def summary(run: AbstractRun, chip: Chip, memory: float, costs: list[Cost]) -> dict[str, Any]:
+    worst = max(costs, key=lambda each: each.total)
+    fits = memory == 0 or worst.total <= memory
+    use = f"{in_gib(worst.total)} of {in_gib(memory)} GiB of a chip, in {worst.phase}"
+    if fits:
+        verdict, change = f"It fits: {use}.", None
+    else:
+        change = advice(run, costs, memory)
+        verdict = f"It does not fit: {use}. What would help most: {change}."
+    return {
+        "fits": fits,
+        "verdict": verdict,
+        "change": change,
+        "chip": chip.kind,
+        "memory": memory,
+        "mesh": dict(run.mesh.devices.shape),
+        "topology": run.mesh.topology,
+        "step": {
+            "prompts": run.prompts,
+            "group_size": run.group_size,
+            "prompt_tokens": run.prompt_columns,
+            "response_tokens": run.response_tokens,
+            "tokens_per_microbatch": run.phases.update.tokens_per_microbatch,
+        },
+        "phases": as_json(costs),
+    }
+
+
+def show(found: dict[str, Any], costs: list[Cost]) -> None:
+    """The table, for people."""
+    mesh = " x ".join(f"{axis} {size}" for axis, size in found["mesh"].items() if size > 1)
+    step = found["step"]
+    devices = 1
+    for size in found["mesh"].values():
+        devices *= size
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    columns = ("GiB", "beside", "arguments", "outputs", "temporary", "aliased", "total")
+    more = ("TFLOP", "sent", "at least", "compiled")
+    for column in (*columns, *more):
+        table.add_column(column, justify="left" if column == "GiB" else "right")
+    for each in costs:
+        sizes = (each.beside, each.arguments, each.outputs, each.temporaries, each.aliased)
+        seconds = "" if each.seconds_at_least is None else f"{each.seconds_at_least:,.2f} s"
+        sent = sum(traffic.sent for traffic in each.collectives.values())
+        table.add_row(
+            each.phase,
+            *map(in_gib, (*sizes, each.total)),
+            f"{each.flops / 1e12:,.1f}",
+            in_gib(sent),
+            seconds,
+            f"{each.compile_seconds:.0f} s",
+        )
+    kinds = {
+        (each.phase, kind): traffic
+        for each in costs
+        for kind, traffic in each.collectives.items()
+        if traffic.sent >= 0.005 * GIB
+    }
+    console = Console(highlight=False, width=max(120, Console().width))  # the table is as wide
+    console.print(
+        f"{devices} x {found['chip']} ({in_gib(found['memory'])} GiB each) as {mesh or 'one'}: "
+        f"{step['prompts']} prompts x {step['group_size']} samples of at most "
+        f"{step['prompt_tokens']} + {step['response_tokens']} tokens"
+    )
+    console.print(table)
+    for (phase, kind), traffic in kinds.items():
+        console.print(
+            f"{phase}: {kind} {traffic.count:,} times, {in_gib(traffic.bytes)} GiB in all, "
+            f"{in_gib(traffic.sent)} sent by a chip"
+        )
+    console.print(
+        "Bytes are of one chip, TFLOP of all, for responses of the full length; `at least` is a "
+        "bound: the chip's full rate of products, or of memory."
+    )
+    for key, value in found.get("largest", {}).items():
+        console.print(f"the largest that fits: {key}={value}")
+    if found["fits"]:
+        console.print(found["verdict"])

@@ -1,0 +1,76 @@
+"""The largest microbatches, responses and slots that fit, each with the others as configured."""
+
+from collections.abc import Callable
+from copy import deepcopy
+
+from omegaconf import DictConfig, OmegaConf
+
+from rl4p.mesh import Mesh
+from rl4p.planning.abstract import AbstractRun, abstract_run
+from rl4p.planning.costs import cost
+from rl4p.planning.programs import Program, hand_over, programs, rollout, update
+from rl4p.planning.topology import memory_of
+from rl4p.rollout.continuous import Continuous
+
+
+def search(config: DictConfig, mesh: Mesh, memory: float) -> dict[str, int | None]:
+    """By key, the largest power of two that fits; None where none does that may be."""
+    run, chip = abstract_run(config, mesh), memory_of(mesh)[0]
+    B, T = run.sequences, run.prompt_columns + run.response_tokens
+    positions = run.policy.decoder.config.max_positions
+
+    def fits(key: str, of: Callable[[AbstractRun], list[Program]]) -> Callable[[int], bool]:
+        def at(value: int) -> bool:
+            changed = deepcopy(config)
+            OmegaConf.update(changed, key, value)
+            each = of(abstract_run(changed, mesh))
+            return all(cost(program, chip, mesh.size).total <= memory for program in each)
+
+        return at
+
+    tokens, context = "update.tokens_per_microbatch", "max_response_tokens"
+    found = {
+        tokens: largest(
+            fits(tokens, lambda run: [update(run)]),
+            run.phases.update.tokens_per_microbatch,
+            least=1,
+            most=B * T,
+        ),
+        context: largest(
+            fits(context, programs),
+            run.response_tokens,
+            least=1,
+            most=positions - config.max_prompt_tokens,
+        ),
+    }
+    if isinstance(run.phases.rollout, Continuous):
+        found["rollout.slots"] = largest(
+            fits("rollout.slots", lambda run: [*hand_over(run), *rollout(run)]),
+            min(run.phases.rollout.slots or B, B),
+            least=mesh.row_shards,
+            most=B,
+        )
+    return found
+
+
+def largest(fits: Callable[[int], bool], start: int, *, least: int, most: int) -> int | None:
+    """Of the powers of two that fit, supposing that all below the largest do.
+
+    Doubles or halves from where the configuration stands, which is seldom far off: each try is a
+    compilation.
+    """
+    value = power_of_two(min(start, most))
+    if fits(value):
+        while 2 * value <= most and fits(2 * value):
+            value *= 2
+        return value
+    while value // 2 >= least:
+        value //= 2
+        if fits(value):
+            return value
+    return None
+
+
+def power_of_two(n: int) -> int:
+    """The largest that is not over n."""
+    return 1 << (max(1, n).bit_length() - 1)

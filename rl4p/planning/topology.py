@@ -1,0 +1,93 @@
+"""The devices of a plan: those that there are, or a slice that libtpu describes."""
+
+import importlib.util
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from functools import cached_property
+from typing import Any
+
+import jax
+from jax.experimental import topologies
+
+from rl4p.chips import Chip, chip_of, slice_of
+from rl4p.errors import InputError
+from rl4p.mesh import Mesh
+
+# Before libtpu is loaded: it would look for the machine that it is part of, and let no other
+# process load it too.
+ALONE = {
+    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
+    "TPU_SKIP_MDS_QUERY": "1",
+    "TPU_ACCELERATOR_TYPE": "v5litepod-16",
+    "TPU_WORKER_HOSTNAMES": "localhost",
+    "TPU_WORKER_ID": "0",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class DescribedMesh(Mesh):
+    """A mesh of chips that are not here: programs can be compiled for them, and not run."""
+
+    @cached_property
+    def there(self) -> Sequence[Any]:
+        assert self.topology is not None  # by `planned`
+        return described(self.topology)
+
+
+def planned(mesh: Mesh) -> Mesh:
+    """The mesh to plan for; call it before JAX has looked for devices.
+
+    Raises:
+      InputError: its chips cannot be described here.
+    """
+    if mesh.topology is None:
+        return mesh
+    return DescribedMesh(**{field.name: getattr(mesh, field.name) for field in fields(Mesh)})
+
+
+def described(topology: str) -> list[Any]:
+    """The chips of a slice such as v5e:4x4."""
+    asked = slice_of(topology)
+    if asked.chip.described_as is None:
+        raise InputError(
+            f"mesh.topology={topology} cannot be planned for: only a host that has "
+            f"{asked.chip.kind} can compile for them, and there mesh=dp, fsdp or fsdp_tp plan for "
+            "what is there."
+        )
+    if importlib.util.find_spec("libtpu") is None:
+        raise InputError(
+            f"mesh.topology={topology} is compiled for by libtpu, which is not installed: "
+            "pip install 'rl4p[plan]'."
+        )
+    for name, value in ALONE.items():
+        os.environ.setdefault(name, value)
+    if "JAX_PLATFORMS" not in os.environ:  # with libtpu installed, JAX would look for a TPU
+        jax.config.update("jax_platforms", "cpu")
+    try:
+        slice_ = topologies.get_topology_desc(
+            platform="tpu", topology_name=f"{asked.chip.described_as}:{asked.wiring}"
+        )
+    except (RuntimeError, ValueError, NotImplementedError) as error:
+        reason = " ".join(str(error).split())
+        raise InputError(f"libtpu does not know mesh.topology={topology}: {reason}") from error
+    return list(slice_.devices)
+
+
+def reports_memory(mesh: Mesh) -> bool:
+    """Whether the devices say how much programs may take of them."""
+    return "bytes_limit" in (mesh.devices.devices.flat[0].memory_stats() or {})
+
+
+def memory_of(mesh: Mesh) -> tuple[Chip, float]:
+    """The chip of a mesh, and the bytes that programs may take of one; 0 is not known."""
+    device = mesh.devices.devices.flat[0]
+    chip = chip_of(device.device_kind) or Chip(platform=device.platform, kind=device.device_kind)
+    if isinstance(mesh, DescribedMesh):
+        return chip, chip.memory
+    stats = device.memory_stats() or {}
+    if "bytes_limit" in stats:
+        return chip, stats["bytes_limit"]
+    if chip.platform == "cpu":  # its devices share it
+        return chip, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / mesh.size
+    return chip, chip.memory

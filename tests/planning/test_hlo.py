@@ -1,0 +1,143 @@
+import pytest
+
+from rl4p.planning.hlo import collectives, largest_loop_copy
+from rl4p.planning.programs import bytes_refused
+
+SCRIPT = """
+import json, jax, jax.numpy as jnp
+from dataclasses import asdict
+from functools import partial
+from jax.sharding import PartitionSpec as P
+from rl4p.model.microbatches import fold
+from rl4p.planning.hlo import collectives, largest_loop_copy
+from rl4p.planning.programs import bytes_refused
+
+mesh = jax.make_mesh((4, 2), ("a", "b"), (jax.sharding.AxisType.Auto,) * 2)
+
+def read(function, *arguments, turns=1):
+    text = jax.jit(function).lower(*arguments).compile().as_text()
+    found = [asdict(c) | {"sent": c.sent} for c in collectives(text, turns)]
+    return found, text
+
+def on_each(function, specs, out):
+    return jax.shard_map(function, mesh=mesh, in_specs=specs, out_specs=out, check_vma=False)
+
+def scanned(x, w):
+    def turn(x, _):
+        whole = jax.lax.all_gather(w, "a", axis=0, tiled=True)  # 32 x 8, of four
+        return jnp.tanh(x @ (whole * jnp.sum(x))), None
+    return jax.lax.scan(turn, x, None, length=5)[0]
+
+def other(x):
+    parts = jax.lax.psum_scatter(x, "a", scatter_dimension=0, tiled=True)
+    return jax.lax.psum(parts, "b"), jax.lax.ppermute(x, "b", [(0, 1), (1, 0)])
+
+def unknown(x):
+    return jax.lax.while_loop(
+        lambda x: jnp.sum(x) < 1e9, lambda x: jax.lax.psum(x * 2, "b") + 1, x
+    )
+
+def microbatches(x, ids):
+    def add(total, part, rows):
+        return total + jax.lax.psum(jnp.sum(part * total), "a")
+    return fold(add, jnp.float32(1), x, ids, tokens=256)
+
+x8, w = jnp.ones((8, 8)), jnp.ones((8, 8))
+f = on_each(scanned, (P(), P("a")), P())
+found = {"scan": read(f, jnp.ones((8, 8)), jnp.ones((8, 8)))[0]}
+found["kinds"] = read(on_each(other, P(), (P("a"), P())), jnp.ones((32, 8)))[0]
+found["unknown"] = read(on_each(unknown, P(), P()), jnp.ones((4, 4)), turns=9)[0]
+rows = jnp.ones((12, 128)), jnp.ones((12, 128), jnp.int32)
+found["fold"] = read(on_each(microbatches, P(), P()), *rows)[0]
+print(json.dumps(found))
+"""
+
+
+@pytest.fixture(scope="module")
+def found(on_eight):
+    return on_eight(SCRIPT.replace("32 x 8", "8 x 8"))
+
+
+def only(found, kind):
+    (one,) = (each for each in found if each["kind"] == kind)
+    return one
+
+
+def test_what_a_scan_gathers_is_gathered_at_every_turn(found):
+    gathered = only(found["scan"], "all-gather")
+    assert (gathered["devices"], gathered["bytes"]) == (4, 8 * 8 * 4)
+    assert gathered["times"] in (1, 5)  # moved out of the loop, or not: the compiler's to choose
+    assert gathered["sent"] == gathered["times"] * 8 * 8 * 4 * 3 / 4
+
+
+def test_each_kind_is_known_with_its_devices_and_bytes(found):
+    scattered = only(found["kinds"], "reduce-scatter")
+    assert (scattered["devices"], scattered["bytes"]) == (4, 32 * 8 * 4)
+    reduced = only(found["kinds"], "all-reduce")
+    assert (reduced["devices"], reduced["bytes"]) == (2, 8 * 8 * 4)
+    assert reduced["sent"] == 2 * 8 * 8 * 4 / 2
+    assert only(found["kinds"], "collective-permute")["sent"] == 32 * 8 * 4
+
+
+def test_a_loop_of_which_nobody_knows_turns_as_often_as_the_caller_says(found):
+    assert only(found["unknown"], "all-reduce")["times"] == 9
+
+
+def test_microbatches_are_as_many_as_rows_of_the_full_width_make(found):
+    """128 columns, 256 tokens: two rows at a time of twelve; the narrower loops do not turn."""
+    times = [each["times"] for each in found["fold"]]
+    assert times == [6]
+
+
+ASYNCHRONOUS = """HloModule jit_f
+
+%body (p: (f32[8,128])) -> (f32[8,128]) {
+  %p = (f32[8,128]{1,0:T(8,128)}) parameter(0)
+  %x = f32[8,128]{1,0:T(8,128)} get-tuple-element(%p), index=0
+  %copy.1 = f32[8,128]{1,0:T(8,128)} copy(%x)
+  %start = (bf16[2,128]{1,0}, bf16[8,128]{1,0}) all-gather-start(%x), replica_groups={{0,1,2,3}}, dimensions={0}
+  %done = bf16[8,128]{1,0} all-gather-done(%start)
+  ROOT %t = (f32[8,128]{1,0}) tuple(%copy.1)
+}
+
+%cond (p: (f32[8,128])) -> pred[] {
+  ROOT %c = pred[] constant(true)
+}
+
+ENTRY %main (x: f32[8,128]) -> (f32[8,128]) {
+  %x = f32[8,128]{1,0} parameter(0)
+  %copy.2 = f32[16,128]{1,0} copy(%x)
+  %t = (f32[8,128]{1,0}) tuple(%x)
+  ROOT %w = (f32[8,128]{1,0}) while(%t), condition=%cond, body=%body, backend_config={"known_trip_count":{"n":"7"}}
+}
+"""  # noqa: E501
+
+
+def test_what_only_starts_counts_once_and_by_its_result():
+    (gathered,) = collectives(ASYNCHRONOUS)
+    assert (gathered.times, gathered.bytes, gathered.devices) == (7, 8 * 128 * 2, 4)
+
+
+def test_copies_count_in_loops_alone():
+    assert largest_loop_copy(ASYNCHRONOUS) == 8 * 128 * 4
+
+
+def test_what_the_compiler_refuses_is_read_from_its_words():
+    words = (
+        "RESOURCE_EXHAUSTED: Ran out of memory on HBM, the total memory required for HLO "
+        "temporaries (15.96G) exceeds available HBM"
+    )
+    assert bytes_refused(words) == int(15.96 * 2**30)
+    assert bytes_refused("INVALID_ARGUMENT: 15.96G exceeds nothing") == 0
+
+
+def test_a_loop_without_the_compilers_word_counts_to_its_constant():
+    text = ASYNCHRONOUS.replace(', backend_config={"known_trip_count":{"n":"7"}}', "").replace(
+        "  ROOT %c = pred[] constant(true)",
+        "  %n = s32[]{:T(128)} constant(5)\n  %i = s32[] get-tuple-element(%p), index=0\n"
+        "  ROOT %lt.1 = pred[]{:T(512)} compare(%i, %n), direction=LT",
+    )
+    (gathered,) = collectives(text, turns=3)
+    assert gathered.times == 5
+    (gathered,) = collectives(text.replace("compare(%i, %n)", "compare(%n, %i)"), turns=3)
+    assert gathered.times == 3  # nobody knows
