@@ -148,5 +148,6 @@ def advice(run: AbstractRun, costs: Sequence[Cost], memory: float) -> str:
     return chips
 
 
-def in_gib(size: float) -> str:
-    return f"{size / GIB:,.2f}"
+def unit_of(size: float) -> tuple[str, int]:
+    """What sizes up to this one are written in."""
+    return ("GiB", GIB) if size >= GIB / 10 else ("MiB", GIB // 1024)

@@ -153,7 +153,7 @@ def of_continuous(run: AbstractRun) -> Iterator[Program]:
     on_rows = (lambda x: run.rows(x.shape, x.dtype, mesh)) if mesh.size > 1 else replicated
     cache = jax.eval_shape(lambda cache, rows: cache.rows(rows, W + R), prefilled, of_slots)
     cache = with_places(cache, of_cache(cache, mesh))
-    arranged = rearranged.trace(cache, prefilled, of_slots, of_slots, new_n, W + R)
+    arranged = rearranged.trace(cache, prefilled, of_slots, of_slots, new_n, W + R, mesh)
     yield program("arrange", arranged, (lasting, layers, prefilled, cache))
 
     slots = jax.tree.map(on_rows, Slots(of_slots, of_slots, of_slots))

@@ -18,7 +18,7 @@ from rl4p.errors import InputError, RunError
 from rl4p.mesh import Mesh
 from rl4p.model.microbatches import compile_widest_only
 from rl4p.planning.abstract import AbstractRun, abstract_run
-from rl4p.planning.costs import Cost, advice, as_json, cost, in_gib
+from rl4p.planning.costs import Cost, advice, as_json, cost, unit_of
 from rl4p.planning.programs import SAMPLED, programs
 from rl4p.planning.search import search
 from rl4p.planning.topology import memory_of, planned, reports_memory
@@ -92,7 +92,8 @@ def costs_of(run: AbstractRun, chip: Chip) -> list[Cost]:
 def summary(run: AbstractRun, chip: Chip, memory: float, costs: list[Cost]) -> dict[str, Any]:
     worst = max(costs, key=lambda each: each.total)
     fits = memory == 0 or worst.total <= memory
-    use = f"{in_gib(worst.total)} of {in_gib(memory)} GiB of a chip, in {worst.phase}"
+    name, unit = unit_of(worst.total)
+    use = f"{worst.total / unit:,.2f} of {memory / unit:,.2f} {name} of a chip, in {worst.phase}"
     if fits:
         verdict, change = f"It fits: {use}.", None
     else:
@@ -124,20 +125,25 @@ def show(found: dict[str, Any], costs: list[Cost]) -> None:
     devices = 1
     for size in found["mesh"].values():
         devices *= size
+    name, unit = unit_of(max(each.total for each in costs))
+
+    def written(size: float) -> str:
+        return f"{size / unit:,.2f}"
+
     table = Table(box=None, padding=(0, 2, 0, 0))
-    columns = ("GiB", "beside", "arguments", "outputs", "temporary", "aliased", "total")
+    columns = (name, "beside", "arguments", "outputs", "temporary", "aliased", "total")
     more = ("TFLOP", "sent", "at least", "compiled")
     for column in (*columns, *more):
-        table.add_column(column, justify="left" if column == "GiB" else "right")
+        table.add_column(column, justify="left" if column == name else "right")
     for each in costs:
         sizes = (each.beside, each.arguments, each.outputs, each.temporaries, each.aliased)
         seconds = "" if each.seconds_at_least is None else f"{each.seconds_at_least:,.2f} s"
         sent = sum(traffic.sent for traffic in each.collectives.values())
         table.add_row(
             each.phase,
-            *map(in_gib, (*sizes, each.total)),
+            *map(written, (*sizes, each.total)),
             f"{each.flops / 1e12:,.1f}",
-            in_gib(sent),
+            written(sent),
             seconds,
             f"{each.compile_seconds:.0f} s",
         )
@@ -145,19 +151,19 @@ def show(found: dict[str, Any], costs: list[Cost]) -> None:
         (each.phase, kind): traffic
         for each in costs
         for kind, traffic in each.collectives.items()
-        if traffic.sent >= 0.005 * GIB
+        if traffic.sent >= 0.005 * unit
     }
     console = Console(highlight=False, width=max(120, Console().width))  # the table is as wide
     console.print(
-        f"{devices} x {found['chip']} ({in_gib(found['memory'])} GiB each) as {mesh or 'one'}: "
+        f"{devices} x {found['chip']} ({written(found['memory'])} {name} each) as {mesh or 'one'}: "
         f"{step['prompts']} prompts x {step['group_size']} samples of at most "
         f"{step['prompt_tokens']} + {step['response_tokens']} tokens"
     )
     console.print(table)
     for (phase, kind), traffic in kinds.items():
         console.print(
-            f"{phase}: {kind} {traffic.count:,} times, {in_gib(traffic.bytes)} GiB in all, "
-            f"{in_gib(traffic.sent)} sent by a chip"
+            f"{phase}: {kind} {traffic.count:,} times, {written(traffic.bytes)} {name} in all, "
+            f"{written(traffic.sent)} sent by a chip"
         )
     console.print(
         "Bytes are of one chip, TFLOP of all, for responses of the full length; `at least` is a "

@@ -4,7 +4,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +15,7 @@ from rl4p.mesh import Mesh
 from rl4p.model.cache import Cache, write
 from rl4p.model.decoder import Decoder
 from rl4p.model.policy import Policy
-from rl4p.processes import place, to_host
+from rl4p.processes import to_host
 from rl4p.rollout.options import SamplerOptions
 from rl4p.sampling import draw
 from rl4p.types import Array, Params, Prompt, Sampling, Texts, Trajectories
@@ -65,9 +65,9 @@ class Continuous(SamplerOptions):
             new_n = slots.age_n == 0  # next they read the last token of their prompt
             slots = slots._replace(token_n=np.where(new_n, tokens_PT[prompt_n, -1], slots.token_n))
             room = max(room, response_room(int(slots.age_n.max()), R))
-            cache = rearranged(cache, prefilled, source_n, prompt_n, new_n, width + room)
+            cache = rearranged(cache, prefilled, source_n, prompt_n, new_n, width + room, mesh)
             if mesh.size > 1:
-                slots, cache = mesh.shard_rows(slots), place(cache, of_cache(cache, mesh))
+                slots = mesh.shard_rows(slots)
             n = len(new_n)  # once no more than `enough` go on, another arrangement pays
             enough = n - max(1, n // 8) if waiting else max((m for m in sizes if m < n), default=0)
             slots, cache, responses = decode(
@@ -194,16 +194,17 @@ def prefill(
     return layers, mesh.gather_rows(decoder.extend(params, layers, *inputs, empty, 0)[1])
 
 
-def of_cache(cache: Cache, mesh: Mesh) -> Cache:
-    """How it lies, as shardings: rows and heads are where they are computed."""
-    return Cache(
+def of_cache(cache: Cache, mesh: Mesh) -> Any:
+    """How it lies, as a cache of shardings: rows and heads are where they are computed."""
+    place: Any = Cache  # of which arrays are the fields
+    return place(
         layers=jax.tree.map(lambda _: mesh.rows_and_heads, cache.layers),
         positions_BS=mesh.rows,
         segment_ids_BS=mesh.rows,
     )
 
 
-@partial(jax.jit, static_argnames="places")
+@partial(jax.jit, static_argnames=("places", "mesh"))
 def rearranged(
     cache: Cache | None,
     prefilled: Cache,
@@ -211,16 +212,19 @@ def rearranged(
     prompt_n: Array,
     new_n: Array,
     places: int,
+    mesh: Mesh,
 ) -> Cache:
     """The caches of slots: what they had elsewhere, or their prompt's where they are new."""
     fresh = prefilled.rows(prompt_n, places)
-    if cache is None:
-        return fresh
 
     def choose(new: Array, old: Array) -> jax.Array:
         return jnp.where(new_n.reshape(-1, *(1,) * (new.ndim - 1)), new, old)
 
-    return jax.tree.map(choose, fresh, cache.rows(source_n, places))
+    if cache is not None:
+        fresh = jax.tree.map(choose, fresh, cache.rows(source_n, places))
+    if mesh.size == 1:
+        return fresh
+    return jax.lax.with_sharding_constraint(fresh, of_cache(fresh, mesh))
 
 
 @partial(

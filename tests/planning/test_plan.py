@@ -93,7 +93,7 @@ def test_a_phase_holds_what_the_run_keeps_beside_its_arguments(found):
 
 
 def test_what_does_not_fit_is_said_with_what_to_change(plan, tmp_path):
-    done = plan("plan.memory_gib=0.002", f"hydra.run.dir={tmp_path}")
+    done = plan("plan.memory_gib=0.001", f"hydra.run.dir={tmp_path}")
     assert done.returncode == 1, done.stderr
     assert done.stderr.startswith("It does not fit: ")
     assert "What would help most: " in done.stderr
@@ -101,7 +101,7 @@ def test_what_does_not_fit_is_said_with_what_to_change(plan, tmp_path):
     assert not written["fits"]
     assert written["verdict"] == done.stderr.strip()
     assert written["mesh"] == {"dp": 1, "fsdp": 4, "tp": 2}
-    assert math.isclose(written["memory"], 0.002 * 2**30)
+    assert math.isclose(written["memory"], 0.001 * 2**30)
     phases = {each["phase"]: each for each in written["phases"]}
     assert list(phases) == ["weights", "prefill", "arrange", "decode", "update"]
     assert written["change"] in written["verdict"]

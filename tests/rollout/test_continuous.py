@@ -201,10 +201,10 @@ policy, params = Scratch(width=32, layers=2, heads=4, key_value_heads=2).build(
 tokens = np.ones((3, 16), np.int32)
 layers, prefilled = prefill(policy.decoder, params, tokens, tokens > 0, mesh)
 rows = np.arange(n, dtype=np.int32)
-cache = rearranged(None, prefilled, rows, rows // 8, rows >= 0, 48)
+cache = rearranged(None, prefilled, rows, rows // 8, rows >= 0, 48, mesh)
 slots = Slots(rows, rows, np.zeros_like(rows))
 if mesh.size > 1:
-    slots, cache = mesh.shard_rows((slots, cache))
+    slots = mesh.shard_rows(slots)
 print(decode.lower(
     policy.decoder, Sampling(), policy.end_ids, 16, params, layers, np.full(n, 16), slots, cache,
     mesh.replicate(Responses.empty(n, 32)), jax.random.key(0), False, 0,
