@@ -90,6 +90,21 @@ def specs_beside(tree: Any, params: Params) -> Any:
     return jax.tree.map_with_path(of, tree)
 
 
+@partial(jax.jit, static_argnames="dtype")
+def as_multiplied(params: Params, dtype: str) -> Params:
+    """Matrices in the dtype of activations, which each product would turn them into."""
+
+    def of(path: tuple, x: Array) -> Array:
+        return jnp.asarray(x, dtype) if is_wider(path, x, dtype) else x
+
+    return jax.tree.map_with_path(of, params)
+
+
+def is_wider(path: tuple, x: Any, dtype: str) -> bool:
+    """Whether it is a matrix of more bytes than activations have."""
+    return "width" in axes_of(path) and x.dtype.itemsize > jnp.dtype(dtype).itemsize
+
+
 def keys(path: tuple) -> str:
     return jax.tree_util.keystr(path)
 

@@ -1,5 +1,8 @@
+import dataclasses
+
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from jax.sharding import PartitionSpec
 
@@ -8,6 +11,7 @@ from rl4p.errors import InputError
 from rl4p.mesh import Mesh, sizes_of
 from rl4p.model.decoder import Decoder, DecoderConfig
 from rl4p.model.lora import LoRA
+from rl4p.model.scratch import Scratch
 from rl4p.optimizer.adafactor import Adafactor
 from rl4p.optimizer.adamw import AdamW
 from rl4p.optimizer.muon import Muon
@@ -131,3 +135,23 @@ def test_a_gradient_is_whole_without_a_mesh():
     params = {"embedding": jnp.ones((4, 2))}
     assert partition.gather(params, "bfloat16") is params
     assert not partition.gathering()
+
+
+def test_a_sampler_is_given_matrices_as_they_are_multiplied():
+    """And nothing but these: a norm is computed in float32. Products are the same, bit for bit."""
+    policy, params = Scratch(width=32, layers=2, heads=4, dtype="bfloat16").build(
+        Mesh(dp=1), jax.random.key(0)
+    )
+    given = policy.for_sampling(params)
+    dtypes = {name: x.dtype.name for name, x in by_name(given).items()}
+    assert {name for name, dtype in dtypes.items() if dtype == "bfloat16"} == {
+        name for name in dtypes if name == "embedding" or name.endswith("kernel")
+    }
+    tokens = np.arange(12).reshape(2, 6)
+    ones = np.ones_like(tokens)
+    hidden = [policy.decoder.hidden(x, tokens, ones.cumsum(1) - 1, ones) for x in (params, given)]
+    np.testing.assert_array_equal(*(np.asarray(x, np.float32) for x in hidden))
+    exact = dataclasses.replace(
+        policy, decoder=dataclasses.replace(policy.decoder, dtype="float32")
+    )
+    assert exact.for_sampling(params) is params

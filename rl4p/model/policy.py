@@ -44,7 +44,7 @@ class Policy:
 
     def for_sampling(self, trained: Params) -> Params:
         """The same, as a sampler reads them: each device has all that it needs at every token."""
-        return self.mesh.for_sampling(self.whole(trained))
+        return self.mesh.for_sampling(self.whole(trained), self.decoder.dtype)
 
     def pad_prompts(self, prompts: Sequence[Prompt]) -> tuple[np.ndarray, np.ndarray]:
         """Tokens and mask [B, T], padded left: all responses start in one column."""

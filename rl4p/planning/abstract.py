@@ -13,6 +13,7 @@ from rl4p.errors import InputError
 from rl4p.experiment import build_phases, check_lengths, check_rows
 from rl4p.mesh import Mesh, with_places
 from rl4p.model.policy import Policy, padded_width
+from rl4p.partition import as_multiplied
 from rl4p.phases import Phases
 from rl4p.protocols import Optimizer
 from rl4p.types import Params, TrainingBatch, TrainState, Trajectories
@@ -63,9 +64,13 @@ class AbstractRun:
 
     def sampling_params(self) -> Params:
         """The same, as a sampler reads them."""
-        if self.mesh.sampling is self.mesh and self.mesh.devices.shape["fsdp"] == 1:
-            return self.whole()
-        return with_places(self.whole(), self.mesh.of_sampling(self.whole()))
+        whole = self.whole()
+        shapes = jax.eval_shape(partial(as_multiplied, dtype=self.policy.decoder.dtype), whole)
+        same = jax.tree.map(lambda x, y: x.dtype == y.dtype, shapes, whole)
+        here = self.mesh.sampling is self.mesh and self.mesh.devices.shape["fsdp"] == 1
+        if here and all(jax.tree.leaves(same)):
+            return whole
+        return with_places(shapes, self.mesh.of_sampling(whole))
 
     def reference(self) -> Params:
         """The policy that the run began with."""

@@ -17,6 +17,7 @@ import jax.numpy as jnp
 
 from rl4p.mesh import with_places
 from rl4p.model.logprobs import score_tokens
+from rl4p.partition import as_multiplied
 from rl4p.planning.abstract import AbstractRun, bytes_of_chip, everywhere
 from rl4p.rollout.continuous import (
     Continuous,
@@ -114,7 +115,8 @@ def hand_over(run: AbstractRun) -> Iterator[Program]:
     whole, wanted = run.whole(), run.sampling_params()
     if wanted is not whole and run.mesh.sampling is run.mesh:
         places = jax.tree.map(lambda x: x.sharding, wanted)
-        gathered = jax.jit(lambda params: params, out_shardings=places)
+        dtype = run.policy.decoder.dtype
+        gathered = jax.jit(partial(as_multiplied, dtype=dtype), out_shardings=places)
         yield program("weights", gathered.trace(whole), run.lasting)
 
 

@@ -104,6 +104,7 @@ def assert_alike(a: Path, b: Path, *, rtol: float = 1e-6) -> None:
             np.testing.assert_allclose(x[name], y[name], rtol=1e-3, atol=2e-5, err_msg=name)
 
 
+@pytest.mark.slow
 def test_two_processes_sample_and_train_as_one(start, tmp_path):
     quick = ("steps=1", "debug=off", "evaluation.every=0")
     folders = {shape: tmp_path / "x".join(map(str, shape)) for shape in ((1, 1), (2, 1))}

@@ -64,6 +64,7 @@ def test_the_summary_is_the_contract_for_scripts(folder):
     assert len(found["params_sha256"]) == 64
 
 
+@pytest.mark.slow
 def test_a_second_run_reads_its_programs_from_the_users_cache(train, tmp_path, monkeypatch):
     monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
