@@ -70,7 +70,7 @@ def measure(overrides: list[str]) -> dict[str, float]:
     config = compose(overrides)
     run, chip, _ = described(config, instantiate(config.mesh))
     program = update(run)
-    planned = cost(program, chip, 1)
+    planned = cost(program, chip, run.mesh)
     state, batch = arrays(run.state), arrays(run.batch())
     coefficients = run.phases.coefficients({})
     jax.block_until_ready((state, batch))

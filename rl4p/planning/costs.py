@@ -2,11 +2,14 @@
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+import numpy as np
+
 from rl4p.chips import GIB, Chip
+from rl4p.mesh import Mesh
 from rl4p.planning.abstract import AbstractRun
 from rl4p.planning.flops import product_flops
 from rl4p.planning.hlo import collectives, largest_loop_copy
@@ -38,7 +41,7 @@ class Cost:
       beside: of what is on the device meanwhile and is no argument.
       total: beside + arguments + outputs + temporaries - aliased.
       flops: of all devices: of products, by their shapes.
-      collectives: by kind and the devices of a group, as "all-gather of 4".
+      collectives: by kind and the axes that their devices lie along, as "all-gather over fsdp".
       largest_loop_copy: bytes of the largest array that the body of a loop copies.
       seconds_at_least: a bound: products at the chip's full rate, or bytes at its full bandwidth,
         whichever takes longer; None where the chip's rates are not known.
@@ -58,8 +61,8 @@ class Cost:
     compile_seconds: float
 
 
-def cost(program: Program, chip: Chip, devices: int) -> Cost:
-    """Reads the compiled program."""
+def cost(program: Program, chip: Chip, mesh: Mesh) -> Cost:
+    """Reads the compiled program, which runs on these devices."""
     flops = product_flops(program.traced.jaxpr.jaxpr, program.turns)
     if program.compiled is None:
         return refused(program, flops)
@@ -69,14 +72,14 @@ def cost(program: Program, chip: Chip, devices: int) -> Cost:
     beside = max(0, program.live - arguments)
     count, whole, sent = Counter[str](), Counter[str](), Counter[str]()
     for each in collectives(text, program.turns):
-        name = f"{each.kind} of {each.devices}"
+        name = f"{each.kind} over {axes_of(each.group, mesh.devices.shape)}"
         count[name] += each.times
         whole[name] += each.times * each.bytes
         sent[name] += round(each.sent)
     seconds = None
     if chip.flops:
         read = program.read or arguments + outputs - aliased
-        seconds = max(flops / devices / chip.flops, read / chip.bandwidth)
+        seconds = max(flops / mesh.size / chip.flops, read / chip.bandwidth)
     return Cost(
         phase=program.phase,
         arguments=arguments,
@@ -94,6 +97,12 @@ def cost(program: Program, chip: Chip, devices: int) -> Cost:
         seconds_at_least=seconds,
         compile_seconds=program.seconds,
     )
+
+
+def axes_of(group: Sequence[int], shape: Mapping[str, int]) -> str:
+    """Those along which devices of a group differ."""
+    places = np.unravel_index(np.asarray(group), tuple(shape.values()))
+    return " x ".join(axis for axis, at in zip(shape, places, strict=True) if len({*at}) > 1)
 
 
 def refused(program: Program, flops: float) -> Cost:

@@ -10,6 +10,8 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from rl4p.model.microbatches import most_turns
 
 KINDS = ("all-gather", "all-reduce", "reduce-scatter", "all-to-all", "collective-permute")
@@ -29,14 +31,14 @@ class Collective:
     Attributes:
       kind: of `KINDS`.
       bytes: of the whole array that n devices share: what is gathered, reduced or exchanged.
-      devices: n, of one group.
+      group: the n devices of the first group, by their places in the mesh.
       times: how often it runs.
       name: of the operation that it was made of, with its scopes.
     """
 
     kind: str
     bytes: int
-    devices: int
+    group: tuple[int, ...]
     times: int
     name: str
 
@@ -45,7 +47,7 @@ class Collective:
         """Bytes that one device sends at least: b (n - 1) / n, twice that of an all-reduce."""
         if self.kind == "collective-permute":
             return self.times * self.bytes
-        share = (self.devices - 1) / self.devices
+        share = (len(self.group) - 1) / len(self.group)
         return self.times * self.bytes * share * (2 if self.kind == "all-reduce" else 1)
 
 
@@ -150,19 +152,29 @@ def sizes(shapes: str) -> Iterator[int]:
         yield math.prod(int(n) for n in dimensions.split(",") if n) * bits // 8
 
 
-def group_size(line: str) -> int:
-    """Of the devices that take part in a collective together."""
-    found = re.search(r"replica_groups=\{\{([\d,]*)\}", line)
+def first_group(line: str) -> tuple[int, ...]:
+    """Of the devices that take part in a collective together, by their places in the mesh."""
+    found = re.search(r"(?:replica_groups|source_target_pairs)=\{\{([\d,]*)\}", line)
     if found:
-        return len(found[1].split(","))
-    found = re.search(r"replica_groups=\[(\d+),(\d+)\]", line)
+        return tuple(map(int, found[1].split(",")))
+    found = re.search(r"replica_groups=\[\d+,(\d+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?", line)
     if found:
-        return int(found[2])
+        size, sizes, order = int(found[1]), found[2], found[3]
+        places = np.arange(math.prod(numbers(sizes))).reshape(numbers(sizes))
+        places = places.transpose(numbers(order)) if order else places
+        return tuple(places.reshape(-1, size)[0].tolist())
     found = re.search(r"replica_groups=mesh\[(.*?)\] \{(.*?)\}", line)
     if found:
-        axes = dict(re.findall(r"'([^']+)'=(\d+)", found[1]))
-        return math.prod(int(axes[axis]) for axis in re.findall(r"'([^']+)'", found[2]))
-    return 2
+        axes = {axis: int(size) for axis, size in re.findall(r"'([^']+)'=(\d+)", found[1])}
+        together = re.findall(r"'([^']+)'", found[2])
+        places = np.arange(math.prod(axes.values())).reshape(*axes.values())
+        one = tuple(slice(None) if axis in together else 0 for axis in axes)
+        return tuple(places[one].ravel().tolist())
+    return (0, 1)
+
+
+def numbers(words: str) -> tuple[int, ...]:
+    return tuple(map(int, words.split(",")))
 
 
 def collectives(text: str, turns: int = 1) -> list[Collective]:
@@ -177,12 +189,12 @@ def collectives(text: str, turns: int = 1) -> list[Collective]:
             kind = instruction.operation.removesuffix("-start")
             if kind not in KINDS or not times:
                 continue
-            n = group_size(instruction.line)
+            group = first_group(instruction.line)
             found.append(
                 Collective(
                     kind=kind,
-                    bytes=shared_bytes(kind, instruction, n),
-                    devices=n,
+                    bytes=shared_bytes(kind, instruction, len(group)),
+                    group=group,
                     times=times,
                     name=instruction.name,
                 )

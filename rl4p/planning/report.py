@@ -83,10 +83,10 @@ def described(config: DictConfig, mesh: Mesh) -> tuple[AbstractRun, Chip, float]
 def costs_of(run: AbstractRun, chip: Chip) -> list[Cost]:
     """Of all programs, each divided among the devices that run it."""
 
-    def devices(phase: str) -> int:
-        return (run.mesh.sampling if phase in SAMPLED else run.mesh).size
+    def mesh(phase: str) -> Mesh:
+        return run.mesh.sampling if phase in SAMPLED else run.mesh
 
-    return [cost(program, chip, devices(program.phase)) for program in programs(run)]
+    return [cost(program, chip, mesh(program.phase)) for program in programs(run)]
 
 
 def summary(run: AbstractRun, chip: Chip, memory: float, costs: list[Cost]) -> dict[str, Any]:

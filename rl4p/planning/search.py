@@ -24,7 +24,7 @@ def search(config: DictConfig, mesh: Mesh, memory: float) -> dict[str, int | Non
             changed = deepcopy(config)
             OmegaConf.update(changed, key, value)
             each = of(abstract_run(changed, mesh))
-            return all(cost(program, chip, mesh.size).total <= memory for program in each)
+            return all(cost(program, chip, mesh).total <= memory for program in each)
 
         return at
 

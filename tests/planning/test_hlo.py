@@ -1,6 +1,7 @@
 import pytest
 
-from rl4p.planning.hlo import collectives, largest_loop_copy
+from rl4p.planning.costs import axes_of
+from rl4p.planning.hlo import collectives, first_group, largest_loop_copy
 from rl4p.planning.programs import bytes_refused
 
 SCRIPT = """
@@ -10,7 +11,6 @@ from functools import partial
 from jax.sharding import PartitionSpec as P
 from rl4p.model.microbatches import fold
 from rl4p.planning.hlo import collectives, largest_loop_copy
-from rl4p.planning.programs import bytes_refused
 
 mesh = jax.make_mesh((4, 2), ("a", "b"), (jax.sharding.AxisType.Auto,) * 2)
 
@@ -65,16 +65,16 @@ def only(found, kind):
 
 def test_what_a_scan_gathers_is_gathered_at_every_turn(found):
     gathered = only(found["scan"], "all-gather")
-    assert (gathered["devices"], gathered["bytes"]) == (4, 8 * 8 * 4)
+    assert (len(gathered["group"]), gathered["bytes"]) == (4, 8 * 8 * 4)
     assert gathered["times"] in (1, 5)  # moved out of the loop, or not: the compiler's to choose
     assert gathered["sent"] == gathered["times"] * 8 * 8 * 4 * 3 / 4
 
 
 def test_each_kind_is_known_with_its_devices_and_bytes(found):
     scattered = only(found["kinds"], "reduce-scatter")
-    assert (scattered["devices"], scattered["bytes"]) == (4, 32 * 8 * 4)
+    assert (len(scattered["group"]), scattered["bytes"]) == (4, 32 * 8 * 4)
     reduced = only(found["kinds"], "all-reduce")
-    assert (reduced["devices"], reduced["bytes"]) == (2, 8 * 8 * 4)
+    assert (len(reduced["group"]), reduced["bytes"]) == (2, 8 * 8 * 4)
     assert reduced["sent"] == 2 * 8 * 8 * 4 / 2
     assert only(found["kinds"], "collective-permute")["sent"] == 32 * 8 * 4
 
@@ -115,7 +115,7 @@ ENTRY %main (x: f32[8,128]) -> (f32[8,128]) {
 
 def test_what_only_starts_counts_once_and_by_its_result():
     (gathered,) = collectives(ASYNCHRONOUS)
-    assert (gathered.times, gathered.bytes, gathered.devices) == (7, 8 * 128 * 2, 4)
+    assert (gathered.times, gathered.bytes, len(gathered.group)) == (7, 8 * 128 * 2, 4)
 
 
 def test_copies_count_in_loops_alone():
@@ -141,3 +141,21 @@ def test_a_loop_without_the_compilers_word_counts_to_its_constant():
     assert gathered.times == 5
     (gathered,) = collectives(text.replace("compare(%i, %n)", "compare(%n, %i)"), turns=3)
     assert gathered.times == 3  # nobody knows
+
+
+@pytest.mark.parametrize(
+    ("groups", "first", "axes"),
+    [
+        ("replica_groups={{0,1},{2,3},{4,5},{6,7}}", (0, 1), "tp"),
+        ("replica_groups={{0,2,4,6},{1,3,5,7}}", (0, 2, 4, 6), "fsdp"),
+        ("replica_groups=[4,2]<=[8]", (0, 1), "tp"),
+        ("replica_groups=[2,4]<=[4,2]T(1,0)", (0, 2, 4, 6), "fsdp"),
+        ("replica_groups=mesh['a'=4,'b'=2] {'a'}", (0, 2, 4, 6), "fsdp"),
+        ("replica_groups=[1,8]<=[8]", tuple(range(8)), "fsdp x tp"),
+        ("source_target_pairs={{0,2},{2,4},{4,6},{6,0}}", (0, 2), "fsdp"),
+    ],
+)
+def test_a_group_lies_along_axes_of_the_mesh(groups, first, axes):
+    """In a mesh of dp 1, fsdp 4 and tp 2."""
+    assert first_group(f"%x = f32[8] all-gather(%y), {groups}, dimensions={{0}}") == first
+    assert axes_of(first, {"dp": 1, "fsdp": 4, "tp": 2}) == axes

@@ -24,7 +24,7 @@ run, chip, memory = described(config, planned(instantiate(config.mesh)))
 found = {program.phase: program for program in programs(run)}
 decode = found["decode"]
 print(json.dumps({
-    "costs": {phase: asdict(cost(program, chip, 8)) for phase, program in found.items()},
+    "costs": {phase: asdict(cost(program, chip, run.mesh)) for phase, program in found.items()},
     "gathered": [c.bytes for c in collectives(decode.compiled.as_text()) if c.kind == "all-gather"],
 }))
 """
@@ -39,14 +39,14 @@ def found(on_eight):
 
 
 def test_parameters_are_gathered_layer_by_layer_and_again_in_the_backward(found):
-    gathered = found["costs"]["update"]["collectives"]["all-gather of 4"]
+    gathered = found["costs"]["update"]["collectives"]["all-gather over fsdp"]
     expected = 2 * MICROBATCHES * KERNELS * 4 / TP
     assert gathered["bytes"] == pytest.approx(expected, rel=0.05)
     assert gathered["sent"] == pytest.approx(expected * (FSDP - 1) / FSDP, rel=0.05)
 
 
 def test_their_gradients_are_added_up_into_the_parts(found):
-    scattered = found["costs"]["update"]["collectives"]["reduce-scatter of 4"]
+    scattered = found["costs"]["update"]["collectives"]["reduce-scatter over fsdp"]
     embedding = 264 * WIDTH * 4 / TP
     expected = MICROBATCHES * (KERNELS * 4 / TP + embedding)
     assert scattered["bytes"] == pytest.approx(expected, rel=0.05)
@@ -105,7 +105,7 @@ def test_what_does_not_fit_is_said_with_what_to_change(plan, tmp_path):
     phases = {each["phase"]: each for each in written["phases"]}
     assert list(phases) == ["weights", "prefill", "arrange", "decode", "update"]
     assert written["change"] in written["verdict"]
-    assert phases["update"]["collectives"]["all-gather of 4"]["count"] > 0
+    assert phases["update"]["collectives"]["all-gather over fsdp"]["count"] > 0
     assert "update: all-gather" in done.stdout or "all-gather" not in done.stdout
 
 
