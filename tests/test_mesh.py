@@ -132,6 +132,39 @@ else:
         assert_alike(alone, run(Mesh(shape=shape), sampler))
 """
 
+DIVIDED = """
+import jax, numpy as np
+from rl4p.errors import InputError
+from rl4p.mesh import Mesh
+from rl4p.model.scratch import Scratch
+from rl4p.rollout.continuous import prefill, rearranged
+
+mesh = Mesh(shape="1,2,2")
+model = dict(width=32, layers=2, heads=4, feed_forward_width=64)
+policy, params = Scratch(**model, key_value_heads=2).build(mesh, jax.random.key(0))
+tokens, rows = np.ones((4, 16), np.int32), np.arange(8)
+_, found = prefill(
+    policy.decoder, policy.for_sampling(params), *mesh.shard_rows((tokens, tokens > 0)), mesh
+)
+cache = rearranged(None, found, rows, rows // 2, rows >= 0, 24, mesh)
+for x in jax.tree.leaves(cache.layers):
+    assert x.addressable_shards[0].data.shape == (4, 1, *x.shape[2:])  # of [8, 2, ...]
+try:
+    Scratch(**model, key_value_heads=1).build(mesh, jax.random.key(0))
+except InputError as error:
+    print(error)
+"""
+
+
+def test_a_cache_is_divided_by_rows_and_heads_which_must_divide(on_devices):
+    command = [sys.executable, "-c", DIVIDED]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=on_devices(4))
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stdout.strip() == (
+        "mesh.tp=2 does not divide the model's key_value_heads, which is 1: "
+        "the nearest that does is 1."
+    )
+
 
 @pytest.mark.parametrize(
     "arguments",
