@@ -149,6 +149,7 @@ class Update(Protocol):
     epochs: int
     minibatches: int
     tokens_per_microbatch: int
+    microbatch_widths: int
 
     def __call__(self, logprobs_BT: Array, batch: TrainingBatch) -> tuple[Array, dict[str, Array]]:
         """The loss of each token, to minimise.

@@ -47,6 +47,7 @@ class Scoring:
         options = {
             "sampling": phases.rollout.sampling,
             "tokens_per_microbatch": phases.update.tokens_per_microbatch,
+            "microbatch_widths": phases.update.microbatch_widths,
             "mesh": policy.mesh,
         }
         scores: dict[str, Array] = {}

@@ -106,7 +106,10 @@ def trunk(
 
 @partial(
     jax.jit,
-    static_argnames=("decoder", "sampling", "names", "values", "tokens_per_microbatch", "mesh"),
+    static_argnames=(
+        *("decoder", "sampling", "names", "values", "mesh"),
+        *("tokens_per_microbatch", "microbatch_widths"),
+    ),
 )
 def score_tokens(
     decoder: Decoder,
@@ -117,6 +120,7 @@ def score_tokens(
     names: tuple[str, ...] = ("logprobs",),
     values: Callable[..., Array] | None = None,
     tokens_per_microbatch: int,
+    microbatch_widths: int = 8,
     mesh: Mesh = ONE_DEVICE,
 ) -> dict[str, Array]:
     """One forward without a gradient, so many tokens (padding included) at a time.
@@ -134,7 +138,11 @@ def score_tokens(
     def of_rows(params: Params, trajectories: Trajectories) -> dict[str, Array]:
         params = gather(params, decoder.dtype)
         prompts = SharedPrompts.of(
-            decoder, trajectories, shared=shared, tokens_per_microbatch=tokens_per_microbatch
+            decoder,
+            trajectories,
+            shared=shared,
+            tokens_per_microbatch=tokens_per_microbatch,
+            microbatch_widths=microbatch_widths,
         )
         trajectories, of_prompts = prompts.rest(trajectories), prompts.keys_and_values(params)
 
@@ -155,6 +163,7 @@ def score_tokens(
             trajectories,
             trajectories.segment_ids_BT,
             tokens=tokens_per_microbatch,
+            most_widths=microbatch_widths,
         )
         return jax.tree.map(lambda x: jnp.pad(x, ((0, 0), (prompts.columns, 0))), found)
 

@@ -37,6 +37,7 @@ def fold(
     segment_ids_BT: Array,
     *,
     tokens: int,
+    most_widths: int,
     together: int = 1,
 ) -> Any:
     """start, then add(start, microbatch, rows) over a batch's microbatches, longest rows first.
@@ -49,6 +50,7 @@ def fold(
       add: not differentiated through; it may differentiate.
       batch: arrays [B, T] or [B], of which `add` sees [b, width] or [b].
       tokens: in one microbatch at most, padding included; yet one row at least.
+      most_widths: so many loops at most, each compiled: 1 pads all rows alike.
       together: so many neighbouring rows stay in one microbatch.
     """
     B, T = segment_ids_BT.shape
@@ -57,7 +59,8 @@ def fold(
     order_B = jnp.argsort(-longest)[:, None] * together + jnp.arange(together)[None]
     order_B = order_B.reshape(-1)
     carry = jnp.int32(0), start
-    for width, narrower in zip(widths(T), (*widths(T)[1:], 0), strict=True):
+    found = widths(T, most_widths)
+    for width, narrower in zip(found, (*found[1:], 0), strict=True):
         b = min(B, rows_in(width, tokens, together))
         wide = in_step(jnp.sum(longest > narrower) * together)
 
@@ -95,15 +98,17 @@ def extents(segment_ids_BT: Array) -> tuple[Array, Array]:
 
 
 def deal(segment_ids_BT: Array, devices: int, together: int = 1) -> Array:
-    """The rows of each device, one after the other: the longest are dealt first, one to each.
+    """The rows of each device, one after the other: blocks of the most tokens are dealt first.
 
-    So all have as much to do, in as many rows: the number B, which is no row, fills them up.
+    Each round goes the other way than the last, so that all have about as much to do, in as many
+    rows: the number B, which is no row, fills them up.
     """
-    lengths_B = extents(segment_ids_BT)[1]
-    longest = jnp.max(lengths_B.reshape(-1, together), axis=1)
-    blocks = longest.shape[0]
-    order = jnp.pad(jnp.argsort(-longest), (0, -blocks % devices), constant_values=blocks)
-    rows = order.reshape(-1, devices).T.reshape(-1, 1) * together + jnp.arange(together)[None]
+    tokens = jnp.sum(extents(segment_ids_BT)[1].reshape(-1, together), axis=1)
+    blocks = tokens.shape[0]
+    order = jnp.pad(jnp.argsort(-tokens), (0, -blocks % devices), constant_values=blocks)
+    rounds = order.reshape(-1, devices)
+    rounds = rounds.at[1::2].set(rounds[1::2, ::-1])
+    rows = rounds.T.reshape(-1, 1) * together + jnp.arange(together)[None]
     return rows.reshape(-1)
 
 
@@ -112,22 +117,10 @@ def rows_of(batch: Any, rows_b: Array) -> Any:
     return jax.tree.map(lambda x: x.at[rows_b].get(mode="fill", fill_value=0), batch)
 
 
-MOST_WIDTHS = 5
-
-
-def compile_widest_only() -> None:
-    """From now on, in this process: one loop in place of five, which takes rows of every length.
-
-    Only for a process that runs nothing: JAX would not tell its programs from those of a run.
-    """
-    global MOST_WIDTHS
-    MOST_WIDTHS = 1
-
-
-def widths(T: int) -> tuple[int, ...]:
-    """T, then 0.6 of the one before, in multiples of 16 from 48: five at most, each compiled."""
+def widths(T: int, most: int) -> tuple[int, ...]:
+    """T, then the multiple of 16 nearest to 3/4 of the one before, from 48: so many at most."""
     found = [T]
-    while len(found) < MOST_WIDTHS and 48 <= (narrower := -(-found[-1] * 3 // 80) * 16) < found[-1]:
+    while len(found) < most and 48 <= (narrower := (3 * found[-1] + 31) // 64 * 16) < found[-1]:
         found.append(narrower)
     return tuple(found)
 

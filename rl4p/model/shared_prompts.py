@@ -40,7 +40,7 @@ class SharedPrompts:
 
     Attributes:
       group_size: the rows of a group, which stand side by side.
-      tokens_per_microbatch: of prompts.
+      tokens_per_microbatch, microbatch_widths: of prompts, as of rows.
     """
 
     decoder: Decoder
@@ -49,6 +49,7 @@ class SharedPrompts:
     segment_ids_PS: Array
     group_size: int
     tokens_per_microbatch: int
+    microbatch_widths: int
 
     @classmethod
     def of(
@@ -58,6 +59,7 @@ class SharedPrompts:
         *,
         shared: bool,
         tokens_per_microbatch: int,
+        microbatch_widths: int,
     ) -> Self:
         """Those of rows that are sorted by group."""
         G = trajectories.group_size if shared else 1
@@ -69,6 +71,7 @@ class SharedPrompts:
             segment_ids_PS=trajectories.segment_ids_BT[::G, :S],
             group_size=G,
             tokens_per_microbatch=tokens_per_microbatch,
+            microbatch_widths=microbatch_widths,
         )
 
     @property
@@ -120,7 +123,14 @@ class SharedPrompts:
 
     def fold(self, add: Callable[[Any, Any, Rows], Any], start: Any) -> Any:
         prompts = self.tokens_PS, self.positions_PS, self.segment_ids_PS
-        return fold(add, start, prompts, self.segment_ids_PS, tokens=self.tokens_per_microbatch)
+        return fold(
+            add,
+            start,
+            prompts,
+            self.segment_ids_PS,
+            tokens=self.tokens_per_microbatch,
+            most_widths=self.microbatch_widths,
+        )
 
     def groups(self, rows: Rows) -> Array:
         """Of the rows of a microbatch; P, which is none, where a row only fills it up."""

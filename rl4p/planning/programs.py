@@ -213,6 +213,7 @@ def scoring(run: AbstractRun) -> Iterator[Program]:
     options = {
         "sampling": phases.rollout.sampling,
         "tokens_per_microbatch": phases.update.tokens_per_microbatch,
+        "microbatch_widths": phases.update.microbatch_widths,
         "mesh": run.mesh,
     }
     trajectories = run.trajectories()

@@ -3,12 +3,13 @@
 import json
 import logging
 import time
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
 import jax
 from hydra.core.hydra_config import HydraConfig
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
 from rich.table import Table
 
@@ -16,7 +17,6 @@ from rl4p.chips import GIB, Chip
 from rl4p.configuration import instantiate
 from rl4p.errors import InputError, RunError
 from rl4p.mesh import Mesh
-from rl4p.model.microbatches import compile_widest_only
 from rl4p.planning.abstract import AbstractRun, abstract_run
 from rl4p.planning.costs import Cost, advice, as_json, cost, unit_of
 from rl4p.planning.programs import SAMPLED, programs
@@ -36,7 +36,7 @@ def plan(config: DictConfig) -> dict[str, Any]:
     folder = Path(HydraConfig.get().runtime.output_dir)
     started = time.perf_counter()
     if not config.plan.all_widths:
-        compile_widest_only()
+        config = one_width(config)
     if config.mesh.topology is not None:
         jax.config.update("jax_exec_time_optimization_effort", config.plan.effort)
         jax.config.update("jax_memory_fitting_effort", config.plan.effort)
@@ -51,6 +51,13 @@ def plan(config: DictConfig) -> dict[str, Any]:
     if not found["fits"]:
         raise RunError(found["verdict"])
     return found
+
+
+def one_width(config: DictConfig) -> DictConfig:
+    """One loop over microbatches, the widest: others compile as long, and need no more memory."""
+    config = deepcopy(config)
+    OmegaConf.update(config, "update.microbatch_widths", 1, force_add=True)
+    return config
 
 
 def refuse_what_does_not_fit(config: DictConfig) -> None:
@@ -113,6 +120,7 @@ def summary(run: AbstractRun, chip: Chip, memory: float, costs: list[Cost]) -> d
             "prompt_tokens": run.prompt_columns,
             "response_tokens": run.response_tokens,
             "tokens_per_microbatch": run.phases.update.tokens_per_microbatch,
+            "microbatch_widths": run.phases.update.microbatch_widths,
         },
         "phases": as_json(costs),
     }

@@ -156,6 +156,7 @@ def minibatch_gradient(
             rows[0].trajectories,
             shared=shared_prompts,
             tokens_per_microbatch=update.tokens_per_microbatch,
+            microbatch_widths=update.microbatch_widths,
         )
         rows = prompts.rest(rows)
         found = prompts.keys_and_values(whole(params))
@@ -186,6 +187,7 @@ def minibatch_gradient(
             rows,
             rows[0].trajectories.segment_ids_BT,
             tokens=update.tokens_per_microbatch,
+            most_widths=update.microbatch_widths,
             together=objective.rows_together,
         )
         gradient = prompts.add_gradient(gradient, whole, params, of_found)

@@ -21,6 +21,8 @@ class UpdateOptions:
       minibatches: optimizer updates per pass.
       tokens_per_microbatch: tokens (padding included) whose activations are in the memory of a
         device at once; it changes memory and speed, never the gradient.
+      microbatch_widths: loops at most that are compiled for rows of different lengths, the last for
+        the shortest: more of them pad less and compile longer.
     """
 
     aggregation: Aggregation = "token_mean"
@@ -28,6 +30,7 @@ class UpdateOptions:
     epochs: Positive = 1
     minibatches: Positive = 1
     tokens_per_microbatch: Positive = 2048
+    microbatch_widths: Positive = 8
 
     @property
     def needs(self) -> frozenset[str]:

@@ -21,7 +21,7 @@ def segments(lengths, left):
 def visit():
     """Which tokens a fold sees: their count by place, and the largest microbatch of each width."""
 
-    def run(segment_ids_BT, tokens, together):
+    def run(segment_ids_BT, tokens, together, most_widths=8):
         def add(seen, part, rows):
             assert part["segments"].shape == part["place"].shape
             real = part["segments"] > 0
@@ -40,9 +40,17 @@ def visit():
             "place": jnp.arange(B * T).reshape(B, T),
         }
         start = {"count": zeros, "place": zeros, "turns": jnp.int32(0)}
-        return fold(add, start, batch, segment_ids_BT, tokens=tokens, together=together)
+        return fold(
+            add,
+            start,
+            batch,
+            segment_ids_BT,
+            tokens=tokens,
+            most_widths=most_widths,
+            together=together,
+        )
 
-    return jax.jit(run, static_argnums=(1, 2))
+    return jax.jit(run, static_argnums=(1, 2, 3))
 
 
 @pytest.mark.parametrize("tokens", [1, 100, 200, 1000, 10_000])
@@ -56,11 +64,11 @@ def test_every_token_is_seen_once_and_put_back_in_its_place(visit, tokens, toget
 
 
 def test_short_rows_are_in_narrow_microbatches_and_empty_ones_in_none(visit):
-    """Of 160 tokens: one row 128 wide, two rows 80 wide, three rows 48 wide."""
-    assert widths(T) == (128, 80, 48)
+    """Of 160 tokens: one row 128 or 96 wide, two rows 64 wide, three rows 48 wide."""
+    assert widths(T, 8) == (128, 96, 64, 48)
     lengths = (100, 20, 0, 81, 70, 30, 0, 60, 10, 48)
     seen = visit(segments(lengths, [7] * 10), 160, 1)
-    assert int(seen["turns"]) == 5  # 100; 81 | 70 and 60 | 48, 30 and 20 | 10, filled up
+    assert int(seen["turns"]) == 5  # 100 | 81 | 70 | 60 and 48 | 30, 20 and 10
     assert int(visit(segments([0] * 10, [7] * 10), 160, 1)["turns"]) == 0
 
 
@@ -72,12 +80,27 @@ def test_other_lengths_compile_nothing_anew(visit):
     assert sizes[1:] == [sizes[0] + 1] * 3
 
 
+@pytest.mark.parametrize(("most", "turns"), [(1, 8), (2, 8), (3, 6), (4, 5)])
+def test_fewer_widths_pad_more(visit, most, turns):
+    ids = segments((100, 20, 0, 81, 70, 30, 0, 60, 10, 48), [7] * 10)
+    seen = visit(ids, 160, 1, most)
+    assert int(seen["turns"]) == turns
+    np.testing.assert_array_equal(seen["count"], ids)
+
+
 @pytest.mark.parametrize("longest", [1, 16, 47, 48, 72, 80, 192, 320, 4096])
-def test_widths_are_few_and_fall(longest):
-    found = widths(longest)
+@pytest.mark.parametrize("most", [1, 3, 8])
+def test_widths_are_few_and_fall(longest, most):
+    found = widths(longest, most)
     assert found[0] == longest
-    assert len(found) <= 5
+    assert len(found) <= most
     assert all(a > b >= 48 and b % 16 == 0 for a, b in itertools.pairwise(found))
+
+
+def test_each_width_is_about_three_quarters_of_the_one_before():
+    assert widths(257, 8) == (257, 192, 144, 112, 80, 64, 48)
+    assert widths(1025, 8) == (1025, 768, 576, 432, 320, 240, 176, 128)
+    assert widths(72, 8) == (72, 48)
 
 
 def test_a_microbatch_has_one_row_or_block_at_least():
@@ -94,10 +117,10 @@ def test_what_fills_a_microbatch_up_is_zero():
 
 
 @pytest.mark.parametrize("together", [1, 2])
-def test_devices_are_dealt_rows_in_turn_the_longest_first(together):
+def test_devices_are_dealt_rows_to_and_fro_the_longest_first(together):
     lengths = (3, 128, 0, 50, 90, 1, 16, 80, 30, 5)
     rows = np.asarray(deal(segments(lengths, [0] * 10), 4, together)).reshape(4, -1)
     if together == 1:
-        assert rows.tolist() == [[1, 8, 5], [4, 6, 2], [7, 9, 10], [3, 0, 10]]  # 10 is none
-    else:  # pairs, by the longer of the two: (3, 128), (90, 1), (16, 80), (0, 50), (30, 5)
-        assert rows.tolist() == [[0, 1, 8, 9], [4, 5, 10, 11], [6, 7, 10, 11], [2, 3, 10, 11]]
+        assert rows.tolist() == [[1, 0, 5], [4, 9, 2], [7, 6, 10], [3, 8, 10]]  # 10 is none
+    else:  # pairs, by their sum: (3, 128), (16, 80), (90, 1), (0, 50), (30, 5)
+        assert rows.tolist() == [[0, 1, 10, 11], [6, 7, 10, 11], [4, 5, 10, 11], [2, 3, 8, 9]]

@@ -102,6 +102,7 @@ def test_what_does_not_fit_is_said_with_what_to_change(plan, tmp_path):
     assert written["verdict"] == done.stderr.strip()
     assert written["mesh"] == {"dp": 1, "fsdp": 4, "tp": 2}
     assert math.isclose(written["memory"], 0.001 * 2**30)
+    assert written["step"]["microbatch_widths"] == 1  # the widest alone
     phases = {each["phase"]: each for each in written["phases"]}
     assert list(phases) == ["weights", "prefill", "arrange", "decode", "update"]
     assert written["change"] in written["verdict"]
