@@ -13,7 +13,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from rl4p.bounds import Natural, Positive
 from rl4p.chips import slice_of
 from rl4p.errors import InputError
-from rl4p.partition import RULES, as_multiplied, is_wider, specs, specs_beside
+from rl4p.partition import RULES, as_sampled, changed_for_sampling, specs, specs_beside
 from rl4p.processes import place
 from rl4p.types import Array, Params
 
@@ -198,10 +198,10 @@ class Mesh:
         """On the devices that sample, whole or divided along `tp`: each token reads them all.
 
         Args:
-          dtype: of activations, which matrices are turned into once, and not at every token.
+          dtype: of activations.
         """
-        if any(is_wider(path, x, dtype) for path, x in jax.tree.leaves_with_path(params)):
-            params = as_multiplied(params, dtype)
+        changed = changed_for_sampling(params, dtype)
+        params = params | as_sampled({name: params[name] for name in changed}, dtype)
         if self.sampling is self and self.devices.shape["fsdp"] == 1:
             return params
         return place(params, self.of_sampling(params))

@@ -91,13 +91,26 @@ def specs_beside(tree: Any, params: Params) -> Any:
 
 
 @partial(jax.jit, static_argnames="dtype")
-def as_multiplied(params: Params, dtype: str) -> Params:
-    """Matrices in the dtype of activations, which each product would turn them into."""
+def as_sampled(params: Params, dtype: str) -> Params:
+    """As every token reads them: layers one by one, matrices in the dtype of activations.
+
+    A decoding loop would cut its layers out, and turn the matrices into it, at every turn.
+    """
 
     def of(path: tuple, x: Array) -> Array:
         return jnp.asarray(x, dtype) if is_wider(path, x, dtype) else x
 
-    return jax.tree.map_with_path(of, params)
+    params = jax.tree.map_with_path(of, params)
+    layers = params["layers"]
+    count = len(jax.tree.leaves(layers)[0])
+    single = tuple(jax.tree.map(lambda x_L, i=i: x_L[i], layers) for i in range(count))
+    return params | {"layers": single}
+
+
+def changed_for_sampling(params: Params, dtype: str) -> frozenset[str]:
+    """The names of what `as_sampled` changes: the rest can be the very same arrays."""
+    wider = jax.tree.map_with_path(lambda path, x: is_wider(path, x, dtype), params)
+    return frozenset({name for name in params if any(jax.tree.leaves(wider[name]))} | {"layers"})
 
 
 def is_wider(path: tuple, x: Any, dtype: str) -> bool:

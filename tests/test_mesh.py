@@ -143,7 +143,7 @@ mesh = Mesh(shape="1,2,2")
 model = dict(width=32, layers=2, heads=4, feed_forward_width=64)
 policy, params = Scratch(**model, key_value_heads=2).build(mesh, jax.random.key(0))
 tokens, rows = np.ones((4, 16), np.int32), np.arange(8)
-_, found = prefill(
+found = prefill(
     policy.decoder, policy.for_sampling(params), *mesh.shard_rows((tokens, tokens > 0)), mesh
 )
 cache = rearranged(None, found, rows, rows // 2, rows >= 0, 24, mesh)

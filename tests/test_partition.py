@@ -1,5 +1,3 @@
-import dataclasses
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -149,9 +147,24 @@ def test_a_sampler_is_given_matrices_as_they_are_multiplied():
     }
     tokens = np.arange(12).reshape(2, 6)
     ones = np.ones_like(tokens)
-    hidden = [policy.decoder.hidden(x, tokens, ones.cumsum(1) - 1, ones) for x in (params, given)]
+    hidden = [
+        policy.decoder.extend(
+            x, tokens, ones.cumsum(1) - 1, ones, policy.decoder.empty_cache(2, 6), 0
+        )[0]
+        for x in (partition.as_sampled(params, "float32"), given)
+    ]
     np.testing.assert_array_equal(*(np.asarray(x, np.float32) for x in hidden))
-    exact = dataclasses.replace(
-        policy, decoder=dataclasses.replace(policy.decoder, dtype="float32")
-    )
-    assert exact.for_sampling(params) is params
+
+
+def test_a_sampler_is_given_layers_one_by_one_and_no_critic():
+    """All else is not copied."""
+    policy, params = Scratch(width=32, layers=2, heads=4).build(Mesh(dp=1), jax.random.key(0))
+    given = policy.for_sampling(params | {"critic": {"head": jnp.ones(32)}})
+    assert given.keys() == params.keys()
+    assert all(given[name] is params[name] for name in params.keys() - {"layers"})
+    for i in range(2):
+        jax.tree.map(
+            lambda x, x_L, i=i: np.testing.assert_array_equal(x, x_L[i]),
+            given["layers"][i],
+            params["layers"],
+        )

@@ -167,17 +167,9 @@ class Decoder:
         )
         return Cache(layers=layers, positions_BS=zeros, segment_ids_BS=zeros)
 
-    def unstack(self, params: Params) -> tuple[Params, ...]:
-        """The layers' parameters one by one; do it once, outside a decoding loop."""
-        return tuple(
-            jax.tree.map(lambda x_L, i=i: x_L[i], params["layers"])
-            for i in range(self.config.layers)
-        )
-
     def extend(
         self,
         params: Params,
-        layers: tuple[Params, ...],
         tokens_BT: Array,
         positions_BT: Array,
         segment_ids_BT: Array,
@@ -187,7 +179,7 @@ class Decoder:
         """Runs T more tokens of each row.
 
         Args:
-          layers: `unstack(params)`.
+          params: with their layers one by one (`partition.as_sampled`).
           slot: of the cache: the first of T that are written, of all rows; or [B] with T = 1, each
             row's own.
 
@@ -199,7 +191,7 @@ class Decoder:
         seen = views(self.config, positions_BT, segment_ids_BT, positions_BS, segment_ids_BS)
         sliding = self.config.sliding or (False,) * self.config.layers
         x_BTD, written = self.embed(params, tokens_BT), []
-        for layer, slides, layer_cache in zip(layers, sliding, cache.layers, strict=True):
+        for layer, slides, layer_cache in zip(params["layers"], sliding, cache.layers, strict=True):
             x_BTD, layer_cache = self.layer.apply(
                 {"params": layer}, x_BTD, seen.of(slides), layer_cache, slot
             )

@@ -42,9 +42,16 @@ class Policy:
         """The parameters that the decoder runs with."""
         return join(self.frozen, trained)
 
+    def speaking(self, trained: Params) -> Params:
+        """The same, without a critic."""
+        return {name: x for name, x in self.whole(trained).items() if name != "critic"}
+
     def for_sampling(self, trained: Params) -> Params:
-        """The same, as a sampler reads them: each device has all that it needs at every token."""
-        return self.mesh.for_sampling(self.whole(trained), self.decoder.dtype)
+        """These, as a sampler reads them: each device has all that it needs at every token.
+
+        Layers are one by one (`Decoder.extend`), matrices in the dtype of activations.
+        """
+        return self.mesh.for_sampling(self.speaking(trained), self.decoder.dtype)
 
     def pad_prompts(self, prompts: Sequence[Prompt]) -> tuple[np.ndarray, np.ndarray]:
         """Tokens and mask [B, T], padded left: all responses start in one column."""

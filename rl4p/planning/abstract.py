@@ -13,7 +13,7 @@ from rl4p.errors import InputError
 from rl4p.experiment import build_phases, check_lengths, check_rows
 from rl4p.mesh import Mesh, with_places
 from rl4p.model.policy import Policy, padded_width
-from rl4p.partition import as_multiplied
+from rl4p.partition import as_sampled, changed_for_sampling
 from rl4p.phases import Phases
 from rl4p.protocols import Optimizer
 from rl4p.types import Params, TrainingBatch, TrainState, Trajectories
@@ -53,28 +53,35 @@ class AbstractRun:
 
     def lasting_where_sampled(self) -> Any:
         """What is all the time on the devices that sample, and the parameters while they do."""
-        params = self.sampling_params()
         if self.mesh.sampling is not self.mesh:
-            return params
-        return self.lasting if params is self.whole() else (self.lasting, params)
+            return self.sampling_params()
+        return self.lasting, self.handed_over()
 
     def whole(self) -> Params:
         """Of the policy, as it is trained."""
         return self.policy.whole(self.state.params)
 
+    def speaking(self) -> Params:
+        """The same, without a critic."""
+        return self.policy.speaking(self.state.params)
+
     def sampling_params(self) -> Params:
-        """The same, as a sampler reads them."""
-        whole = self.whole()
-        shapes = jax.eval_shape(partial(as_multiplied, dtype=self.policy.decoder.dtype), whole)
-        same = jax.tree.map(lambda x, y: x.dtype == y.dtype, shapes, whole)
-        here = self.mesh.sampling is self.mesh and self.mesh.devices.shape["fsdp"] == 1
-        if here and all(jax.tree.leaves(same)):
-            return whole
-        return with_places(shapes, self.mesh.of_sampling(whole))
+        """These, as a sampler reads them."""
+        whole, dtype = self.speaking(), self.policy.decoder.dtype
+        changed = {name: whole[name] for name in changed_for_sampling(whole, dtype)}
+        new = jax.eval_shape(partial(as_sampled, dtype=dtype), changed)
+        if self.mesh.sampling is not self.mesh or self.mesh.devices.shape["fsdp"] > 1:
+            new = whole | new  # all of them are moved
+        return whole | with_places(new, self.mesh.of_sampling(new))
+
+    def handed_over(self) -> Params:
+        """Of these, what is not the very same arrays."""
+        whole = self.speaking()
+        return {name: x for name, x in self.sampling_params().items() if x is not whole[name]}
 
     def reference(self) -> Params:
         """The policy that the run began with."""
-        return self.policy.frozen or {k: v for k, v in self.whole().items() if k != "critic"}
+        return self.policy.frozen or self.speaking()
 
     def rows(self, shape: tuple[int, ...], dtype: Any, mesh: Mesh | None = None) -> Any:
         return jax.ShapeDtypeStruct(shape, dtype, sharding=(mesh or self.mesh).rows)

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 
 from rl4p.mesh import with_places
 from rl4p.model.logprobs import score_tokens
-from rl4p.partition import as_multiplied
+from rl4p.partition import as_sampled
 from rl4p.planning.abstract import AbstractRun, bytes_of_chip, everywhere
 from rl4p.rollout.continuous import (
     Continuous,
@@ -108,13 +108,13 @@ def programs(run: AbstractRun) -> list[Program]:
 
 
 def hand_over(run: AbstractRun) -> Iterator[Program]:
-    """`Mesh.for_sampling`, where it is more than the very same arrays, on the same devices."""
-    whole, wanted = run.whole(), run.sampling_params()
-    if wanted is not whole and run.mesh.sampling is run.mesh:
+    """`Mesh.for_sampling`, where the devices are the same."""
+    if run.mesh.sampling is run.mesh:
+        whole, wanted = run.speaking(), run.handed_over()
         places = jax.tree.map(lambda x: x.sharding, wanted)
         dtype = run.policy.decoder.dtype
-        gathered = jax.jit(partial(as_multiplied, dtype=dtype), out_shardings=places)
-        yield program("weights", gathered.trace(whole), run.lasting)
+        changed = jax.jit(partial(as_sampled, dtype=dtype), out_shardings=places)
+        yield program("weights", changed.trace({name: whole[name] for name in wanted}), run.lasting)
 
 
 SAMPLED = ("prefill", "arrange", "decode")  # phases of the devices that sample
@@ -144,7 +144,7 @@ def of_continuous(run: AbstractRun) -> Iterator[Program]:
     yield first
     if first.compiled is None:  # what follows takes its results
         return
-    layers, prefilled = first.results()
+    prefilled = first.results()
 
     n = slot_counts(min(sampler.slots or B, B), mesh.row_shards, R)[0]
     of_slots: Any = jax.ShapeDtypeStruct((n,), jnp.int32)
@@ -153,7 +153,7 @@ def of_continuous(run: AbstractRun) -> Iterator[Program]:
     cache = jax.eval_shape(lambda cache, rows: cache.rows(rows, W + R), prefilled, of_slots)
     cache = with_places(cache, of_cache(cache, mesh))
     arranged = rearranged.trace(cache, prefilled, of_slots, of_slots, new_n, W + R, mesh)
-    yield program("arrange", arranged, (lasting, layers, prefilled, cache))
+    yield program("arrange", arranged, (lasting, prefilled, cache))
 
     slots = jax.tree.map(on_rows, Slots(of_slots, of_slots, of_slots))
     responses = replicated(jax.eval_shape(lambda: Responses.empty(B, R)))
@@ -164,7 +164,6 @@ def of_continuous(run: AbstractRun) -> Iterator[Program]:
         policy.end_ids,
         W,
         params,
-        layers,
         jax.ShapeDtypeStruct((B,), jnp.int32),
         slots,
         cache,
@@ -176,8 +175,8 @@ def of_continuous(run: AbstractRun) -> Iterator[Program]:
     turns = R * -(-B // n)
     # A cache is read as far as it is written: half of the responses, taken over all turns.
     written = bytes_of_chip(cache.layers) * (W + R / 2) / (W + R)
-    read = turns * (bytes_of_chip((layers, head_of(params))) + written)
-    live = (lasting, layers, prefilled, cache, slots, responses)
+    read = turns * (bytes_of_chip((params["layers"], head_of(params))) + written)
+    live = (lasting, prefilled, cache, slots, responses)
     yield program("decode", traced, live, turns=turns, read=read)
 
 

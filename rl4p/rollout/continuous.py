@@ -55,7 +55,7 @@ class Continuous(SamplerOptions):
         sizes = slot_counts(min(self.slots or B, B), mesh.row_shards, R)
         fill = (0, -P % mesh.row_shards), (0, 0)
         rows = (np.pad(x, fill, mode="edge") for x in (tokens_PT, mask_PT))
-        layers, prefilled = prefill(policy.decoder, params, *mesh.shard_rows(tuple(rows)), mesh)
+        prefilled = prefill(policy.decoder, params, *mesh.shard_rows(tuple(rows)), mesh)
         lengths_B = np.repeat(mask_PT.sum(axis=1, dtype=np.int32), group_size)
         responses, key = mesh.replicate((Responses.empty(B, R), key))
         waiting, slots, cache, room = deque(range(B)), Slots.free(0, B), None, 0
@@ -76,7 +76,6 @@ class Continuous(SamplerOptions):
                 policy.end_ids,
                 width,
                 params,
-                layers,
                 lengths_B,
                 slots,
                 cache,
@@ -185,13 +184,13 @@ def response_room(oldest: int, R: int) -> int:
 @partial(jax.jit, static_argnames=("decoder", "mesh"))
 def prefill(
     decoder: Decoder, params: Params, tokens_PT: Array, mask_PT: Array, mesh: Mesh
-) -> tuple[tuple[Params, ...], Cache]:
-    """The layers one by one, and the cache of the prompts, which slots anywhere may ask for."""
-    layers, segments_PT = decoder.unstack(params), mask_PT.astype(jnp.int32)
+) -> Cache:
+    """That of the prompts, which slots anywhere may ask for."""
+    segments_PT = mask_PT.astype(jnp.int32)
     positions_PT = jnp.maximum(jnp.cumsum(segments_PT, axis=1) - 1, 0)
     empty = decoder.empty_cache(*tokens_PT.shape)
     inputs = tokens_PT, positions_PT, segments_PT
-    return layers, mesh.gather_rows(decoder.extend(params, layers, *inputs, empty, 0)[1])
+    return mesh.gather_rows(decoder.extend(params, *inputs, empty, 0)[1])
 
 
 def of_cache(cache: Cache, mesh: Mesh) -> Any:
@@ -238,7 +237,6 @@ def decode(
     end_ids: tuple[int, ...],
     width: int,
     params: Params,
-    layers: tuple[Params, ...],
     lengths_B: Array,
     slots: Slots,
     cache: Cache,
@@ -259,7 +257,6 @@ def decode(
         (sequence_n, token_n, age_n), cache, said = carry
         hidden_n1D, cache = decoder.extend(
             params,
-            layers,
             token_n[:, None],
             (lengths_n + age_n - 1)[:, None],
             ones_n1,

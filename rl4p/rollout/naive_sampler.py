@@ -78,7 +78,6 @@ def generate(
       Tokens, lengths and log-probabilities of the responses; what stands behind a length is noise.
     """
     B, width = prompt_tokens_BT.shape
-    layers = decoder.unstack(params)
     ends = jnp.asarray(end_ids, jnp.int32)
     keys_B = jax.vmap(jax.random.fold_in, (None, 0))(key, jnp.arange(B))
     prompt_segments_BT = prompt_mask_BT.astype(jnp.int32)
@@ -99,7 +98,6 @@ def generate(
         t, done_B, lengths_B, token_B, cache, out = carry
         hidden_BTD, cache = decoder.extend(
             params,
-            layers,
             token_B[:, None],
             (prompt_lengths_B + t - 1)[:, None],
             jnp.ones((B, 1), jnp.int32),
@@ -117,7 +115,6 @@ def generate(
 
     hidden_BTD, cache = decoder.extend(
         params,
-        layers,
         prompt_tokens_BT,
         prompt_positions_BT,
         prompt_segments_BT,

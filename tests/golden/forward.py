@@ -6,6 +6,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from rl4p.partition import as_sampled
+
 SLOTS = 80  # of caches
 
 
@@ -39,20 +41,20 @@ def gradient(decoder, params, tokens_BT):
 
 
 @partial(jax.jit, static_argnums=0)
-def extend(decoder, params, layers, tokens, positions, segments, cache, slot):
+def extend(decoder, params, tokens, positions, segments, cache, slot):
     """Logits of more tokens, and the cache."""
     row = (tokens, positions, segments)
-    hidden_BTD, cache = decoder.extend(params, layers, *row, cache, slot)
+    hidden_BTD, cache = decoder.extend(params, *row, cache, slot)
     return decoder.logits(params, hidden_BTD), cache
 
 
 def greedy(decoder, params, prompt_T, count):
     """The most likely next token, so many times; token by token, by a cache."""
-    layers, cache = decoder.unstack(params), decoder.empty_cache(1, SLOTS)
+    params, cache = as_sampled(params, decoder.dtype), decoder.empty_cache(1, SLOTS)
     tokens = list(prompt_T)
     for slot in range(len(prompt_T) + count - 1):
         row = (np.int32([[x]]) for x in (tokens[slot], slot, 1))
-        logits_BTV, cache = extend(decoder, params, layers, *row, cache, slot)
+        logits_BTV, cache = extend(decoder, params, *row, cache, slot)
         if slot == len(tokens) - 1:
             tokens.append(int(np.argmax(logits_BTV)))
     return tokens[len(prompt_T) :]

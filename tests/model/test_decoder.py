@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from rl4p.model.decoder import Decoder
+from rl4p.partition import as_sampled
 
 LENGTHS = (7, 3, 10)
 TOKENS = [np.random.default_rng(i).integers(0, 256, n) for i, n in enumerate(LENGTHS)]
@@ -78,11 +79,11 @@ def test_prefill_and_decoding_with_a_cache_are_the_full_forward(decoder, params)
     tokens, positions, segments = (jnp.concatenate(x) for x in zip(*rows, strict=True))
     hidden = jax.jit(decoder.hidden)(params, tokens, positions, segments)
     extend = jax.jit(decoder.extend)
-    layers, cache = decoder.unstack(params), decoder.empty_cache(2, 18)
+    single, cache = as_sampled(params, decoder.dtype), decoder.empty_cache(2, 18)
     parts = []
     for start, end in ((0, 13), (13, 14), (14, 15), (15, 16)):
         chunk = (x[:, start:end] for x in (tokens, positions, segments))
-        part, cache = extend(params, layers, *chunk, cache, start)
+        part, cache = extend(single, *chunk, cache, start)
         parts.append(part)
     real = np.asarray(segments) > 0
     np.testing.assert_allclose(np.concatenate(parts, 1)[real], hidden[real], atol=1e-5)

@@ -12,6 +12,7 @@ from rl4p.errors import InputError
 from rl4p.model.decoder import Decoder
 from rl4p.model.families import FAMILIES, family_of
 from rl4p.model.rope import LinearScaling, Llama3Scaling
+from rl4p.partition import as_sampled
 from tests.golden import forward
 from tests.golden.cases import CASES, decoder_config, make_tensors, noise, sequences, to_tensors
 from tests.golden.cases import to_params as assembled
@@ -83,12 +84,12 @@ def test_decoding_with_a_cache_changes_nothing(case, plain):
     tokens = np.pad(np.int32(ROWS[-1]), (padding, 0), constant_values=9)[None]
     positions = np.maximum(np.arange(padding + T, dtype=np.int32) - padding, 0)[None]
     segments = np.int32(np.arange(padding + T) >= padding)[None]
-    layers, cache = decoder.unstack(params), decoder.empty_cache(1, forward.SLOTS)
+    params, cache = as_sampled(params, decoder.dtype), decoder.empty_cache(1, forward.SLOTS)
     starts = [0, *range(padding + 20, padding + T)]
     parts = []
     for start, end in zip(starts, [*starts[1:], padding + T], strict=True):
         chunk = (x[:, start:end] for x in (tokens, positions, segments))
-        part, cache = forward.extend(decoder, params, layers, *chunk, cache, start)
+        part, cache = forward.extend(decoder, params, *chunk, cache, start)
         parts.append(part)
     logits = np.concatenate(parts, axis=1)[0, padding:]
     np.testing.assert_allclose(logits, plain[-1], atol=5e-5)

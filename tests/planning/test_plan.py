@@ -84,9 +84,11 @@ def test_a_phase_holds_what_the_run_keeps_beside_its_arguments(found):
     assert costs["weights"]["total"] == pytest.approx(
         of_sampling + state + costs["weights"]["temporaries"], rel=0.02
     )
-    assert costs["prefill"]["beside"] == pytest.approx(state, rel=0.05)  # norms are not divided
+    # Norms are not divided; of the last layer a prefill needs keys and values alone.
+    unread = 4 * (2 * WIDTH * WIDTH + 3 * WIDTH * INNER) / TP
+    assert costs["prefill"]["beside"] == pytest.approx(state + unread, rel=0.05)
     decode = costs["decode"]
-    assert decode["beside"] >= state  # and the prompts' cache, and parameters as they are stacked
+    assert decode["beside"] >= state  # and the prompts' cache
     for each in costs.values():
         memory = each["beside"] + each["arguments"] + each["outputs"] + each["temporaries"]
         assert each["total"] == memory - each["aliased"]

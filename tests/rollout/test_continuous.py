@@ -29,7 +29,7 @@ def turns(monkeypatch):
     seen = []
 
     def counted(*args, **kwargs):
-        before = np.asarray(args[9].lengths_B).sum()
+        before = np.asarray(args[8].lengths_B).sum()
         slots, cache, responses = decode(*args, **kwargs)
         added = np.asarray(responses.lengths_B).sum() - before
         seen.append((len(slots.sequence_n), int(added), cache.positions_BS.shape[1]))
@@ -199,14 +199,15 @@ policy, params = Scratch(width=32, layers=2, heads=4, key_value_heads=2).build(
     mesh, jax.random.key(0)
 )
 tokens = np.ones((3, 16), np.int32)
-layers, prefilled = prefill(policy.decoder, params, tokens, tokens > 0, mesh)
+params = policy.for_sampling(params)
+prefilled = prefill(policy.decoder, params, tokens, tokens > 0, mesh)
 rows = np.arange(n, dtype=np.int32)
 cache = rearranged(None, prefilled, rows, rows // 8, rows >= 0, 48, mesh)
 slots = Slots(rows, rows, np.zeros_like(rows))
 if mesh.size > 1:
     slots = mesh.shard_rows(slots)
 print(decode.lower(
-    policy.decoder, Sampling(), policy.end_ids, 16, params, layers, np.full(n, 16), slots, cache,
+    policy.decoder, Sampling(), policy.end_ids, 16, params, np.full(n, 16), slots, cache,
     mesh.replicate(Responses.empty(n, 32)), jax.random.key(0), False, 0,
 ).compile().as_text())
 """
