@@ -42,7 +42,7 @@ class Policy:
         """The parameters that the decoder runs with."""
         return join(self.frozen, trained)
 
-    def speaking(self, trained: Params) -> Params:
+    def without_critic(self, trained: Params) -> Params:
         """The same, without a critic."""
         return {name: x for name, x in self.whole(trained).items() if name != "critic"}
 
@@ -51,7 +51,7 @@ class Policy:
 
         Layers are one by one (`Decoder.extend`), matrices in the dtype of activations.
         """
-        return self.mesh.for_sampling(self.speaking(trained), self.decoder.dtype)
+        return self.mesh.for_sampling(self.without_critic(trained), self.decoder.dtype)
 
     def pad_prompts(self, prompts: Sequence[Prompt]) -> tuple[np.ndarray, np.ndarray]:
         """Tokens and mask [B, T], padded left: all responses start in one column."""

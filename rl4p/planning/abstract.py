@@ -61,13 +61,13 @@ class AbstractRun:
         """Of the policy, as it is trained."""
         return self.policy.whole(self.state.params)
 
-    def speaking(self) -> Params:
+    def without_critic(self) -> Params:
         """The same, without a critic."""
-        return self.policy.speaking(self.state.params)
+        return self.policy.without_critic(self.state.params)
 
     def sampling_params(self) -> Params:
         """These, as a sampler reads them."""
-        whole, dtype = self.speaking(), self.policy.decoder.dtype
+        whole, dtype = self.without_critic(), self.policy.decoder.dtype
         changed = {name: whole[name] for name in changed_for_sampling(whole, dtype)}
         new = jax.eval_shape(partial(as_sampled, dtype=dtype), changed)
         if self.mesh.sampling is not self.mesh or self.mesh.devices.shape["fsdp"] > 1:
@@ -76,12 +76,12 @@ class AbstractRun:
 
     def handed_over(self) -> Params:
         """Of these, what is not the very same arrays."""
-        whole = self.speaking()
+        whole = self.without_critic()
         return {name: x for name, x in self.sampling_params().items() if x is not whole[name]}
 
     def reference(self) -> Params:
         """The policy that the run began with."""
-        return self.policy.frozen or self.speaking()
+        return self.policy.frozen or self.without_critic()
 
     def rows(self, shape: tuple[int, ...], dtype: Any, mesh: Mesh | None = None) -> Any:
         return jax.ShapeDtypeStruct(shape, dtype, sharding=(mesh or self.mesh).rows)

@@ -110,7 +110,7 @@ def programs(run: AbstractRun) -> list[Program]:
 def hand_over(run: AbstractRun) -> Iterator[Program]:
     """`Mesh.for_sampling`, where the devices are the same."""
     if run.mesh.sampling is run.mesh:
-        whole, wanted = run.speaking(), run.handed_over()
+        whole, wanted = run.without_critic(), run.handed_over()
         places = jax.tree.map(lambda x: x.sharding, wanted)
         dtype = run.policy.decoder.dtype
         changed = jax.jit(partial(as_sampled, dtype=dtype), out_shardings=places)

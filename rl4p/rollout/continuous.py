@@ -185,7 +185,7 @@ def response_room(oldest: int, R: int) -> int:
 def prefill(
     decoder: Decoder, params: Params, tokens_PT: Array, mask_PT: Array, mesh: Mesh
 ) -> Cache:
-    """That of the prompts, which slots anywhere may ask for."""
+    """The cache of the prompts, which slots anywhere may ask for."""
     segments_PT = mask_PT.astype(jnp.int32)
     positions_PT = jnp.maximum(jnp.cumsum(segments_PT, axis=1) - 1, 0)
     empty = decoder.empty_cache(*tokens_PT.shape)
