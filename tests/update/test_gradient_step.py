@@ -306,10 +306,8 @@ def test_without_old_logprobs_the_ratio_is_one(in_half_precision, batch):
     assert metrics["update/loss"] == pytest.approx(float(loss), rel=1e-5)
 
 
-@pytest.mark.mixed_dtypes
-def test_logits_of_all_tokens_are_never_in_memory_at_once(make_objective):
-    """16k tokens of 152k words are 10 GB of logits; compiled, not run."""
-    rows, columns, words = 16, 1024, 152_000
+def abstract(objective, rows, columns, words):
+    """Arguments of a gradient step, as shapes."""
     decoder = Decoder(
         config=DecoderConfig(
             vocabulary=words,
@@ -350,9 +348,23 @@ def test_logits_of_all_tokens_are_never_in_memory_at_once(make_objective):
         loss_mask_BT=array(bool, *of_token),
         scores={},
     )
-    objective = make_objective(PPO(tokens_per_microbatch=rows * columns))
     coefficients = {"kl": array(np.float32), "entropy": array(np.float32)}
-    program = gradient_step.lower(
-        objective, decoder, SAMPLING, optimizer, {}, state, batch, coefficients
-    ).compile()
+    return objective, decoder, SAMPLING, optimizer, {}, state, batch, coefficients
+
+
+@pytest.mark.mixed_dtypes
+def test_logits_of_all_tokens_are_never_in_memory_at_once(make_objective):
+    """16k tokens of 152k words are 10 GB of logits; compiled, not run."""
+    rows, columns, words = 16, 1024, 152_000
+    objective = make_objective(PPO(tokens_per_microbatch=rows * columns))
+    program = gradient_step.lower(*abstract(objective, rows, columns, words)).compile()
     assert program.memory_analysis().temp_size_in_bytes < rows * columns * words * 4 / 10
+
+
+@pytest.mark.mixed_dtypes
+def test_there_are_as_many_loops_over_microbatches_as_is_asked_for(make_objective):
+    def loops(most):
+        objective = make_objective(PPO(microbatch_widths=most))
+        return str(gradient_step.trace(*abstract(objective, 8, 96, 264)).jaxpr).count("while[")
+
+    assert [loops(most) - loops(1) for most in (2, 4, 8)] == [1, 2, 2]  # 96, 64 and 48 wide
