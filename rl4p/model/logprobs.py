@@ -128,6 +128,7 @@ def score_tokens(
     Args:
       names: of `TokenScores`: logprobs, entropy, collision; and `values`.
       values: a critic's function of (decoder, params, activations, trajectories).
+      microbatch_widths: loops at most for rows of different lengths (`microbatches.fold`).
       mesh: whose devices share the rows, each in microbatches of its own.
 
     Returns:
