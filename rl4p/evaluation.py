@@ -40,7 +40,7 @@ class Evaluation:
 
     def evaluate(self, state: TrainState) -> dict[str, float]:
         """`eval/<task>/pass_at_1` and `eval/<task>/prompts` for each task among the prompts."""
-        params = self.policy.for_sampling(state.average if self.of_average else state.params)
+        params = state.average if self.of_average else state.params
         right: dict[str, int] = defaultdict(int)
         asked: dict[str, int] = defaultdict(int)
         for start in range(0, len(self.prompts), self.rows):

@@ -83,7 +83,7 @@ class Rollout(Protocol):
 
         Args:
           policy: decoder, tokenizer and mesh.
-          params: the parameters to sample with, as `Policy.for_sampling` gives them.
+          params: as they are trained; `policy.for_sampling(params)` is what a token reads.
           prompts: P prompts; P x group_size divides by the devices of the mesh.
           group_size: G.
           key: a random key that nobody else uses.

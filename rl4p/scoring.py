@@ -86,8 +86,7 @@ def baselines(phases: Phases, policy: Policy, state: TrainState, texts: Texts) -
     """
     prompts = list({prompt.id: prompt for prompt in texts.prompts}.values())
     rows = len(prompts) + -len(prompts) % policy.mesh.row_multiple
-    params = policy.for_sampling(state.params)
-    rewards = greedy_rewards(phases, policy, params, state, prompts, rows=rows)
+    rewards = greedy_rewards(phases, policy, state.params, state, prompts, rows=rows)
     total, valid = to_host((rewards.total_B, rewards.valid_B))
     by_id = {prompt.id: total[row] if valid[row] else np.nan for row, prompt in enumerate(prompts)}
     return np.asarray([by_id[prompt.id] for prompt in texts.prompts], np.float32)

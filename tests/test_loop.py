@@ -194,7 +194,7 @@ def test_the_moving_average_follows_the_parameters_and_is_what_is_evaluated(
     state = replace(info.state, params=jax.tree.map(jnp.negative, info.state.params))
     sampler = loop.phases.rollout
     options = {"group_size": 1, "key": jax.random.key(0), "version": 0, "greedy": True}
-    _, texts = sampler(policy, policy.for_sampling(state.average), prompts, **options)
+    _, texts = sampler(policy, state.average, prompts, **options)
     evaluation = Evaluation(
         every=1,
         phases=replace(loop.phases, reward=Weighted(terms={"as": SaidBy(texts=texts)})),

@@ -57,8 +57,8 @@ def run(mesh, sampler, system_prompt=None, max_prompt_tokens=16):
         max_prompt_tokens=max_prompt_tokens,
     )
     options = {"group_size": 4, "key": jax.random.key(3), "version": 0}
-    greedy, _ = sampler(policy, policy.for_sampling(params), prompts, **options, greedy=True)
-    sampled, _ = sampler(policy, policy.for_sampling(params), prompts, **options)
+    greedy, _ = sampler(policy, params, prompts, **options, greedy=True)
+    sampled, _ = sampler(policy, params, prompts, **options)
     assert len(sampled.tokens_BT.sharding.device_set) == mesh.size
     rewards = Rewards(
         total_B=np.float32(np.arange(16) ** 2 % 5), terms={}, valid_B=np.arange(16) != 6

@@ -236,8 +236,7 @@ def test_each_prompt_is_answered_once_by_the_most_probable_tokens(
     assert sampler.calls.pop() == ["a", "b", "c", "a"]
     prompts = {prompt.id: prompt for prompt in collected.texts.prompts}
     options = {"group_size": 1, "key": jax.random.key(9), "version": 0}
-    params = policy.for_sampling(trained)
-    _, texts = sampler(policy, params, list(prompts.values()), **options, greedy=True)
+    _, texts = sampler(policy, trained, list(prompts.values()), **options, greedy=True)
     sums = dict(zip(prompts, map(letters, texts.responses), strict=True))
     assert sums["a"] != sums["c"]
     wanted = [np.nan if x == "b" else 2 * sums[x] for x in IDS]

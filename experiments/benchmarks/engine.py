@@ -153,7 +153,7 @@ def sampler(engine: Engine, limit: int, ends: tuple[int, ...]) -> Callable[[], T
     sample = partial(
         Continuous(max_response_tokens=limit),
         policy,
-        policy.for_sampling(engine.params(policy)),
+        engine.params(policy),
         engine.prompts(),
         group_size=engine.workload.group,
         key=jax.random.key(1),

@@ -35,7 +35,7 @@ class Synchronous:
                 "rollout",
                 state.memory,
                 policy,
-                policy.for_sampling(state.params),
+                state.params,
                 prompts,
                 group_size=group_size,
                 key=jax.random.fold_in(state.step_key(), 0),

@@ -109,7 +109,7 @@ def programs(run: AbstractRun) -> list[Program]:
 
 def hand_over(run: AbstractRun) -> Iterator[Program]:
     """`Mesh.for_sampling`, where the devices are the same."""
-    if run.mesh.sampling is run.mesh:
+    if type(run.phases.rollout) in SAMPLERS and run.mesh.sampling is run.mesh:
         whole, wanted = run.without_critic(), run.handed_over()
         places = jax.tree.map(lambda x: x.sharding, wanted)
         dtype = run.policy.decoder.dtype
@@ -122,11 +122,7 @@ SAMPLED = ("prefill", "arrange", "decode")  # phases of the devices that sample
 
 def rollout(run: AbstractRun) -> list[Program]:
     """Those of the rollout phase; none of one that runs no program of this package."""
-    samplers: dict[type, Callable[[AbstractRun], Iterator[Program]]] = {
-        Continuous: of_continuous,
-        NaiveSampler: of_naive_sampler,
-    }
-    of = samplers.get(type(run.phases.rollout))
+    of = SAMPLERS.get(type(run.phases.rollout))
     return [] if of is None else list(of(run))
 
 
@@ -204,6 +200,12 @@ def of_naive_sampler(run: AbstractRun) -> Iterator[Program]:
     lasting = run.lasting_where_sampled()
     read = R * bytes_of_chip((params["layers"], head_of(params)))
     yield program("decode", traced, (lasting, tokens_BT, mask_BT), turns=R, read=read)
+
+
+SAMPLERS: dict[type, Callable[[AbstractRun], Iterator[Program]]] = {
+    Continuous: of_continuous,
+    NaiveSampler: of_naive_sampler,
+}
 
 
 def scoring(run: AbstractRun) -> Iterator[Program]:

@@ -50,7 +50,7 @@ class Continuous(SamplerOptions):
     ) -> tuple[Trajectories, Texts]:
         tokens_PT, mask_PT = policy.pad_prompts(prompts)
         (P, width), R = tokens_PT.shape, self.max_response_tokens
-        mesh = policy.mesh.sampling
+        mesh, params = policy.mesh.sampling, policy.for_sampling(params)
         B = P * group_size
         sizes = slot_counts(min(self.slots or B, B), mesh.row_shards, R)
         fill = (0, -P % mesh.row_shards), (0, 0)

@@ -42,7 +42,7 @@ class NaiveSampler(SamplerOptions):
             self.sampling,
             self.max_response_tokens,
             policy.end_ids,
-            params,
+            policy.for_sampling(params),
             *mesh.shard_rows(tuple(rows)),
             mesh.replicate(key),
             greedy or self.temperature == 0,

@@ -100,7 +100,6 @@ def test_a_policy_stops_at_every_end_token(folder):
         Prompt(id="b", question="q", answer="1", task="t", tokens=(66, 67)),
     ]
     key = jax.random.key(0)
-    params = policy.for_sampling(params)
     drawn, _ = sampler(policy, params, prompts, group_size=8, key=key, version=0)
     tokens, mask = np.asarray(drawn.tokens_BT), np.asarray(drawn.response_mask_BT)
     for row in range(16):

@@ -97,13 +97,7 @@ def test_its_tokens_and_greedy_words_are_ours(opened, tiny):
         prompt = Prompt(id="a", question=question, answer="", task="t", tokens=tuple(ids))
         key = jax.random.key(0)
         drawn, texts = sampler(
-            policy,
-            policy.for_sampling(params),
-            [prompt],
-            group_size=1,
-            key=key,
-            version=0,
-            greedy=True,
+            policy, params, [prompt], group_size=1, key=key, version=0, greedy=True
         )
         response = np.asarray(drawn.tokens_BT)[np.asarray(drawn.response_mask_BT)]
         with remarks() as said:

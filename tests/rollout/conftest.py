@@ -9,7 +9,7 @@ def sample(ending, params, prompts):
     def sample(sampler, *, prompts=prompts, group_size=2, seed=0, greedy=False, params=params):
         return sampler(
             ending,
-            ending.for_sampling(params),
+            params,
             prompts,
             group_size=group_size,
             key=jax.random.key(seed),

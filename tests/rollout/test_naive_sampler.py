@@ -160,12 +160,7 @@ def test_half_precision_scores_every_token_that_was_drawn(ending, params, prompt
     )
     sampler = dataclasses.replace(SAMPLER, top_k=4)
     trajectories, _ = sampler(
-        policy,
-        policy.for_sampling(params),
-        prompts,
-        group_size=16,
-        key=jax.random.key(0),
-        version=0,
+        policy, params, prompts, group_size=16, key=jax.random.key(0), version=0
     )
     scores, *_ = score_all(policy.decoder, params, trajectories, sampler.sampling)
     mask = np.asarray(trajectories.response_mask_BT)

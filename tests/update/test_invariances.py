@@ -488,7 +488,7 @@ def test_sampled_tokens_are_scored_as_they_were_drawn(policy, params, prompts):
     """The temperature is in the logits of both sides."""
     sampler = NaiveSampler(max_response_tokens=8, temperature=0.7)
     options = {"group_size": 2, "key": jax.random.key(2), "version": 0}
-    trajectories, _ = sampler(policy, policy.for_sampling(params), prompts, **options)
+    trajectories, _ = sampler(policy, params, prompts, **options)
     mask = np.asarray(trajectories.response_mask_BT)
     options = {"tokens_per_microbatch": trajectories.tokens_BT.size}
     drawn = np.asarray(trajectories.behaviour_logprobs_BT)[mask]

@@ -58,12 +58,7 @@ def main():
     for i in range(a.warmup + a.steps):
         begin = time.perf_counter()
         trajectories, _ = sampler(
-            policy,
-            policy.for_sampling(params),
-            prompts,
-            group_size=w.group,
-            key=jax.random.key(i),
-            version=0,
+            policy, params, prompts, group_size=w.group, key=jax.random.key(i), version=0
         )
         lengths = np.asarray(trajectories.response_mask_BT).sum(axis=1)
         seconds = time.perf_counter() - begin
