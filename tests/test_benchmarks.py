@@ -29,6 +29,14 @@ def test_engines_are_compared_by_the_token_since_their_responses_differ_in_lengt
     assert (tmp_path / "peers.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_medians_are_of_all_rounds_and_not_of_their_medians():
+    rounds = [[row("1.0", 100, x) for x in times] for times in ([1.0, 2.0, 9.0, 2.0], [3.0, 4.0])]
+    found = peers.joined(rounds)
+    assert found["repetitions"] == 4  # each round's last line is its own summary
+    assert (found["rollout_s"], found["rollout_s_best"]) == (2.5, 1.0)
+    assert found["tokens_per_s"] == pytest.approx((100 / 2 + 100 / 3) / 2, rel=1e-3)
+
+
 def test_a_script_that_fails_is_shown():
     with pytest.raises(
         SystemExit, match=r"(?s)workload\.py --workload=none failed:.*invalid choice"

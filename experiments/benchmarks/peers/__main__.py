@@ -4,12 +4,14 @@
     python -m experiments.benchmarks.peers ENVIRONMENTS
 
 Prints two tables for each workload (`workload.py`) and writes them, with a picture and all that
-was measured, to `experiments/benchmarks/`: peers.md, peers.png, peers.json. It takes twenty
-minutes, in which nothing else may run; `--workloads uniform` measures that one again, and keeps
-what the same day and machine gave the other.
+was measured, to `experiments/benchmarks/`: peers.md, peers.png, peers.json. The engines take turns
+in rounds, so that a slow minute of the machine is not one engine's alone. It takes half an hour, in
+which nothing else may run; `--workloads uniform` measures that one again, and keeps what the same
+day and machine gave the other.
 """
 
 import argparse
+import itertools
 import json
 import os
 import platform
@@ -20,6 +22,8 @@ from datetime import date
 from pathlib import Path
 
 import matplotlib.pyplot as plt
+
+from experiments.benchmarks.peers.workload import medians
 
 HERE = Path(__file__).parent
 WORKLOADS = ("uniform", "longtail")
@@ -43,7 +47,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("environments", type=Path, help="the folder that setup.sh made")
     parser.add_argument("--workloads", nargs="+", choices=WORKLOADS, default=WORKLOADS)
-    parser.add_argument("--steps", type=int, default=5, help="measured repetitions, after two")
+    parser.add_argument("--rounds", type=int, default=3, help="how often each engine is started")
+    parser.add_argument("--steps", type=int, default=3, help="measured of each, after two")
     parser.add_argument("--out", type=Path, default=HERE.parent)
     options = parser.parse_args()
     found = {"machine": machine(), "date": str(date.today()), "workloads": {}}
@@ -70,14 +75,17 @@ def main() -> None:
 def measure(workload: str, checkpoint: Path, options: argparse.Namespace) -> dict:
     """The summaries of all engines, and the floor at the mean length that rl4p's responses had."""
     found: dict = {"rollout": {}, "step": {}}
-    for kind, engines in ENGINES.items():
+    printed: dict = {}
+    for turn, (kind, engines) in itertools.product(range(options.rounds), ENGINES.items()):
         for name, environment, script in with_shim(engines, options.environments):
             preload = options.environments / SHIM if name.endswith("shim") else None
             python = environment and options.environments / environment / "bin" / "python"
             arguments = (f"--workload={workload}", f"--checkpoint={checkpoint}", "--warmup=2")
             lines = call(python, script, *arguments, f"--steps={options.steps}", preload=preload)
-            found[kind][name] = lines[-1]
-            print(f"{workload} {kind} {name}: {lines[-1]}", file=sys.stderr, flush=True)
+            printed.setdefault((kind, name), []).append(lines)
+            print(f"{workload} {kind} {name}, {turn}: {lines[-1]}", file=sys.stderr, flush=True)
+    for (kind, name), rounds in printed.items():
+        found[kind][name] = joined(rounds)
     logprobs = [row["check_logprob"] for rows in found.values() for row in rows.values()]
     if max(logprobs) - min(logprobs) > 1e-4:
         raise SystemExit(f"The engines do not agree on the weights: {logprobs}")
@@ -86,6 +94,13 @@ def measure(workload: str, checkpoint: Path, options: argparse.Namespace) -> dic
     floor = ("--floor", f"--mean-length={mean}")
     found["floor"] = call(None, "workload.py", f"--workload={workload}", *floor)[-1]
     return found
+
+
+def joined(rounds: list[list[dict]]) -> dict:
+    """The summary of all repetitions of an engine, each round of them with its own summary last."""
+    rows = [row for lines in rounds for row in lines[:-1]]
+    peak = max(lines[-1]["peak_rss_mb"] for lines in rounds)
+    return rounds[-1][-1] | medians(rows) | {"peak_rss_mb": peak}
 
 
 def with_shim(engines: list, environments: Path) -> list:
@@ -124,7 +139,8 @@ HEAD = """# rl4p beside TRL and Tunix
 
 GRPO steps on two CPU cores in float32: identical weights, prompts, groups, reward and number of
 updates; what is alike and what each engine was set to stands in
-[peers/README.md](peers/README.md). Medians, in seconds. Made by
+[peers/README.md](peers/README.md). Medians over rounds in which the engines take turns, in seconds.
+Made by
 
     sh experiments/benchmarks/peers/setup.sh ENVIRONMENTS
     python -m experiments.benchmarks.peers ENVIRONMENTS

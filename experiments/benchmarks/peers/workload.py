@@ -194,17 +194,23 @@ class Recorder:
         print(json.dumps(self.head | {"repetition": len(self.rows)} | row), flush=True)
 
     def summary(self, **extra):
-        out = dict(self.head, summary=True, repetitions=len(self.rows))
-        for key in "completion_tokens", "rollout_s", "step_s", "tokens_per_s":
-            values = [r[key] for r in self.rows if r[key] is not None]
-            if values:
-                best = max if key == "tokens_per_s" else min
-                out[key] = round(statistics.median(values), 4)
-                out[key + "_best"] = best(values)
-        out["completion_tokens"] = round(out["completion_tokens"])
-        del out["completion_tokens_best"]
-        out["peak_rss_mb"] = round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
+        peak = round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
+        out = dict(self.head, summary=True) | medians(self.rows) | {"peak_rss_mb": peak}
         print(json.dumps(out | extra), flush=True)
+
+
+def medians(rows):
+    """Of repetitions, as a summary has them: medians, and the best of each beside them."""
+    out = {"repetitions": len(rows)}
+    for key in "completion_tokens", "rollout_s", "step_s", "tokens_per_s":
+        values = [row[key] for row in rows if row[key] is not None]
+        if values:
+            best = max if key == "tokens_per_s" else min
+            out[key] = round(statistics.median(values), 4)
+            out[key + "_best"] = best(values)
+    out["completion_tokens"] = round(out["completion_tokens"])
+    del out["completion_tokens_best"]
+    return out
 
 
 def arguments(default_steps, **options):
