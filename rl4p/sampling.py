@@ -48,8 +48,22 @@ def draw(
 ) -> tuple[jax.Array, jax.Array]:
     """Token t of each row, drawn with a key folded from the row's own: int32 [B], logprobs [B]."""
     logprobs_BV = sampling_logprobs(logits_BV, sampling)
-    drawn_B = jax.vmap(jax.random.categorical)(
-        jax.vmap(jax.random.fold_in)(keys_B, t_B), logprobs_BV
-    )
-    token_B = jnp.where(greedy, jnp.argmax(logprobs_BV, axis=-1), drawn_B).astype(jnp.int32)
+    V = logprobs_BV.shape[-1]
+
+    def noise(key: Array, t: Array) -> Array:
+        return jax.random.gumbel(jax.random.fold_in(key, t), (V,))
+
+    scores_BV = jnp.where(greedy, logprobs_BV, logprobs_BV + jax.vmap(noise)(keys_B, t_B))
+    token_B = first_of_the_largest(scores_BV)
     return token_B, jnp.take_along_axis(logprobs_BV, token_B[:, None], axis=1)[:, 0]
+
+
+def first_of_the_largest(x_BV: Array) -> jax.Array:
+    """jnp.argmax along V: int32 [B]; the last place where all are NaN.
+
+    A CPU takes pairs of value and place one by one, and plain reductions eight or sixteen at once.
+    """
+    V = x_BV.shape[-1]
+    largest_B1 = jnp.max(x_BV, axis=-1, keepdims=True)
+    places_BV = jnp.where(x_BV == largest_B1, jnp.arange(V, dtype=jnp.int32), V - 1)
+    return jnp.min(places_BV, axis=-1)

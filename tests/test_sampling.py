@@ -3,7 +3,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from rl4p.sampling import sampling_logprobs
+from rl4p.sampling import draw, sampling_logprobs
 from rl4p.types import Sampling
 
 LOGITS = np.random.default_rng(0).normal(0, 3, (5, 17)).astype(np.float32)
@@ -71,3 +71,28 @@ def test_a_token_that_was_drawn_stays_in_the_support(sampling):
     np.testing.assert_allclose(with_third, [0, 4 / 8, 1 / 8, 3 / 8], rtol=1e-6)
     within = sampling_logprobs(logits, sampling, jnp.asarray(1))
     np.testing.assert_array_equal(within, sampling_logprobs(logits, sampling))
+
+
+@pytest.mark.parametrize("greedy", [False, True])
+def test_tokens_are_those_that_jax_draws_with_each_row_s_key(greedy):
+    sampling = Sampling(temperature=0.7, top_k=5, top_p=0.9)
+    keys, t = jax.random.split(jax.random.key(0), len(LOGITS)), jnp.arange(len(LOGITS))
+    logprobs = sampling_logprobs(jnp.asarray(LOGITS), sampling)
+    for turn in range(20):
+        tokens, of_tokens = draw(jnp.asarray(LOGITS), sampling, keys, t + turn, jnp.bool_(greedy))
+        folded = jax.vmap(jax.random.fold_in)(keys, t + turn)
+        by_jax = jax.vmap(jax.random.categorical)(folded, logprobs)
+        expected = logprobs.argmax(axis=-1) if greedy else by_jax
+        np.testing.assert_array_equal(tokens, expected)
+        assert tokens.dtype == jnp.int32
+        chosen = jnp.take_along_axis(logprobs, expected[:, None], axis=1)[:, 0]
+        np.testing.assert_allclose(of_tokens, chosen, rtol=1e-6)
+
+
+def test_of_equal_tokens_greedy_decoding_takes_the_first_and_nan_stays_in_the_vocabulary():
+    logits = jnp.asarray([[1.0, 3.0, 0.0, 3.0], [2.0, 2.0, 2.0, 2.0], [jnp.nan] * 4])
+    keys = jax.random.split(jax.random.key(0), 3)
+    tokens, logprobs = draw(logits, Sampling(), keys, jnp.zeros(3, int), jnp.bool_(True))
+    np.testing.assert_array_equal(tokens[:2], [1, 0])
+    assert 0 <= tokens[2] < 4
+    assert np.isnan(logprobs[2])

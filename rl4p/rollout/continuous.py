@@ -275,8 +275,9 @@ def decode(
         return Slots(jnp.where(ended_n, B, sequence_n), token_n, age_n), cache, said
 
     def worth(carry: tuple) -> Array:
-        going_n = carry[0].sequence_n < B
-        return (jnp.sum(going_n) > enough) & (jnp.max(jnp.where(going_n, carry[0].age_n, 0)) < room)
+        # One sum, for which devices wait for one another: below 0 where one is out of room.
+        going_n, n = carry[0].sequence_n < B, len(carry[0].sequence_n)
+        return jnp.sum(jnp.where(going_n, jnp.where(carry[0].age_n < room, 1, -n), 0)) > enough
 
     # What is said stays with the slots (free ones write to a column more), and goes to its sequence
     # at the end: the two may be on different devices, which then meet once a chunk.
