@@ -10,7 +10,8 @@
 * On a GPU, in bfloat16 with a model of 1.5B: the update, and decoding 128 rows as a share of what
   reading the parameters and the cache once a token would take.
 
-Medians of five after two; prints a table and writes it to experiments/benchmarks/engine.md.
+Medians of nine after two, and of 25 for the short sampler on a CPU; prints a table and writes it to
+experiments/benchmarks/engine.md.
 """
 
 import argparse
@@ -165,7 +166,7 @@ def sampler(engine: Engine, limit: int, ends: tuple[int, ...]) -> Callable[[], T
 def update_row(engine: Engine, tokens: int, products: Products, best: float) -> str:
     w = engine.workload
     flops = step_flops(w, [w.max_new] * w.sequences)[1]
-    seconds, product_seconds = in_turn([update(engine, tokens), products.run])
+    seconds, product_seconds = in_turn([update(engine, tokens), products.run], repeats=9)
     rate = products.flops / product_seconds
     return (
         f"| update, {w.name} | {seconds:.2f} s for {flops / 1e9:,.0f} GFLOP "
@@ -193,7 +194,7 @@ def capacity_row(engine: Engine) -> str:
     a, b = (np.asarray(sample().response_mask_BT).sum(axis=1) for sample in (few, many))
     assert (a == b).all()
     assert a.max() < 256
-    seconds = in_turn([few, many])
+    seconds = in_turn([few, many], repeats=25)
     return (
         f"| the same responses, limits 256 and 2048 | {seconds[0]:.3f} s and {seconds[1]:.3f} s "
         f"| {seconds[1] / seconds[0] - 1:+.1%} |"
@@ -206,7 +207,7 @@ def bandwidth_row(engine: Engine, bandwidth: float) -> str:
     weights = sum(x.size for x in jax.tree.leaves(jax.eval_shape(engine.params, policy))) * size
     cache = 2 * w.layers * w.kv_heads * w.head_dim * size * w.sequences
     mean = cache * (w.prompt_len + w.max_new / 2)
-    seconds = median_seconds(sampler(engine, w.max_new, ()))
+    seconds = median_seconds(sampler(engine, w.max_new, ()), repeats=9)
     floor = w.max_new * (weights + mean) / bandwidth
     return (
         f"| decoding {w.sequences} rows, {w.name} | {w.sequences * w.max_new / seconds:,.0f} "
