@@ -75,7 +75,8 @@ class Engine:
             feed_forward_width=w.intermediate,
             max_positions=4096,
         )
-        decoder = Decoder(config=config, dtype=self.dtype)
+        on_cpu = self.mesh.platform == "cpu"  # there `model.unroll` pays
+        decoder = Decoder(config=config, dtype=self.dtype, unroll=on_cpu)
         tokenizer: Any = byte_tokenizer()
         return Policy(decoder=decoder, tokenizer=tokenizer, mesh=self.mesh, end_ids=ends, pad_id=0)
 

@@ -1,8 +1,8 @@
 """A decoder-only transformer: Flax layers, stacked over depth, with explicit parameters.
 
-The parameters of all layers are stacked along a leading axis L. Training scans over that axis;
-decoding slices it once, outside its loop, and unrolls the layers, since a scanned cache would be
-rewritten whole at every token.
+The parameters of all layers are stacked along a leading axis L. Training scans over that axis, or
+unrolls it; decoding slices it once, outside its loop, and always unrolls, since a scanned cache
+would be rewritten whole at every token.
 """
 
 from dataclasses import dataclass, field
@@ -34,6 +34,8 @@ class Decoder:
       dtype: of activations, "float32" or "bfloat16"; logits are float32 always.
       remat: what the backward pass computes again instead of keeping it: `none`, `elementwise` (all
         but matrix products) or `layer`.
+      unroll: runs the layers of training one after the other in place of a scan over them, whose
+        slices and stacks cost a CPU time: quicker there, and longer to compile.
       experts: how tokens meet their experts (`layer.Experts`), where there are any.
       attention: the kernel over whole rows (`kernels.py`).
       lora: of the adapters, where parameters hold some.
@@ -42,6 +44,7 @@ class Decoder:
     config: DecoderConfig
     dtype: str = "float32"
     remat: Remat = "elementwise"
+    unroll: bool = False
     experts: Literal["dense", "grouped"] = "dense"
     attention: Kernel = "xla"
     lora: LoRA = field(default_factory=LoRA)
@@ -140,7 +143,7 @@ class Decoder:
         slides_L = jnp.asarray(c.sliding) if c.mixed else None
         caches = None if before is None else before.layers
         scanned = params["layers"], slides_L, caches
-        return jax.lax.scan(run_layer, self.embed(params, tokens_BT), scanned)
+        return jax.lax.scan(run_layer, self.embed(params, tokens_BT), scanned, unroll=self.unroll)
 
     def final_norm(self, params: Params, x_BTD: Array) -> Array:
         norm: Any = RMSNorm(self.config.norm_epsilon, self.config.centered_norm, parent=None)

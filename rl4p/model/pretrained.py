@@ -34,6 +34,7 @@ class Pretrained:
       param_dtype: of the parameters, which are what the optimizer changes: in bfloat16 most of its
         steps are lost in rounding. None keeps that of the files.
       remat: what the backward pass recomputes (`Decoder`): the less is kept, the longer it takes.
+      unroll: compiles the layers one after the other: quicker updates on a CPU (`Decoder`).
       attention: the kernel over whole rows: `xla`; or `cudnn` or `splash`, of a GPU or a TPU.
       experts: how tokens meet their experts, in a model that has any: `dense` runs all of them on
         every token, `grouped` each on the tokens that chose it (not faster on a CPU).
@@ -45,6 +46,7 @@ class Pretrained:
     dtype: Literal["float32", "bfloat16"] = "float32"
     param_dtype: Literal["float32", "bfloat16"] | None = "float32"
     remat: Remat = "elementwise"
+    unroll: bool = False
     attention: Kernel = "xla"
     experts: Literal["dense", "grouped"] = "dense"
     template: Mapping[str, Any] = field(default_factory=dict)
@@ -77,6 +79,7 @@ class Pretrained:
             config=read_config(folder),
             dtype=self.dtype,
             remat=self.remat,
+            unroll=self.unroll,
             experts=self.experts,
             attention=self.attention,
             lora=self.lora,

@@ -29,6 +29,7 @@ class Scratch:
       dtype: of activations.
       param_dtype: of the parameters.
       remat: what the backward pass recomputes (`Decoder`).
+      unroll: compiles the layers one after the other: quicker updates on a CPU (`Decoder`).
       attention: the kernel over whole rows: `xla`; or `cudnn` or `splash`, of a GPU or a TPU.
     """
 
@@ -46,6 +47,7 @@ class Scratch:
     dtype: Literal["float32", "bfloat16"] = "float32"
     param_dtype: Literal["float32", "bfloat16"] = "float32"
     remat: Remat = "elementwise"
+    unroll: bool = False
     attention: Kernel = "xla"
 
     def __post_init__(self) -> None:
@@ -100,7 +102,11 @@ class Scratch:
         mesh.check_divides(config.dimensions)
         return Policy(
             decoder=Decoder(
-                config=config, dtype=self.dtype, remat=self.remat, attention=self.attention
+                config=config,
+                dtype=self.dtype,
+                remat=self.remat,
+                unroll=self.unroll,
+                attention=self.attention,
             ),
             tokenizer=tokenizer,
             mesh=mesh,

@@ -103,18 +103,24 @@ def test_bfloat16_activations_give_float32_logits_near_those_of_float32(decoder,
     assert 0 < np.std(rough - exact) < 0.05 * np.std(exact)
 
 
-@pytest.mark.parametrize("remat", ["elementwise", "layer"])
-def test_recomputing_changes_no_gradient(decoder, params, remat):
+@pytest.mark.parametrize("option", [{"remat": "elementwise"}, {"remat": "layer"}, {"unroll": True}])
+def test_neither_recomputing_nor_unrolling_changes_a_gradient(decoder, params, option):
     def gradient(decoder):
         def loss(params):
             return jnp.sum(jnp.square(decoder.hidden(params, *layout((3, TOKENS[2])))))
 
         return jax.jit(jax.grad(loss))(params)
 
-    plain, recomputed = (gradient(dataclasses.replace(decoder, remat=x)) for x in ("none", remat))
-    jax.tree.map(
-        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5), plain, recomputed
-    )
+    plain = dataclasses.replace(decoder, remat="none")
+    one, other = (gradient(x) for x in (plain, dataclasses.replace(plain, **option)))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5), one, other)
+
+
+@pytest.mark.parametrize("unroll", [False, True])
+def test_unrolled_layers_are_no_loop(decoder, params, unroll):
+    decoder = dataclasses.replace(decoder, unroll=unroll)
+    program = jax.jit(decoder.hidden).lower(params, *layout((3, TOKENS[2]))).as_text()
+    assert ("while" in program) == (not unroll)
 
 
 def test_fresh_parameters(decoder):

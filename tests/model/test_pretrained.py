@@ -38,9 +38,10 @@ def test_a_policy_comes_back_whole(folder, policy, params):
     jax.tree.map(np.testing.assert_array_equal, read_params, params)
 
 
-def test_dtypes_and_remat_are_options(folder):
-    policy, params = build(folder, dtype="bfloat16", param_dtype="bfloat16", remat="layer")
-    assert (policy.decoder.dtype, policy.decoder.remat) == ("bfloat16", "layer")
+def test_dtypes_and_how_layers_run_are_options(folder):
+    options = {"dtype": "bfloat16", "remat": "layer", "unroll": True}
+    policy, params = build(folder, param_dtype="bfloat16", **options)
+    assert {name: getattr(policy.decoder, name) for name in options} == options
     assert {str(x.dtype) for x in jax.tree.leaves(params)} == {"bfloat16"}
 
 

@@ -1,5 +1,6 @@
 import pytest
 
+from rl4p.mesh import ONE_DEVICE
 from rl4p.model.scratch import Scratch
 
 
@@ -8,6 +9,12 @@ def test_a_policy_from_scratch_knows_every_token(policy):
     assert policy.decoder.config.head_width == 8
     assert policy.end_ids == (policy.tokenizer.eos_token_id,)
     assert policy.pad_id not in policy.end_ids
+
+
+def test_how_layers_run_is_an_option():
+    options = {"dtype": "bfloat16", "remat": "layer", "unroll": True}
+    decoder = Scratch(width=24, heads=3, **options).policy(ONE_DEVICE).decoder
+    assert {name: getattr(decoder, name) for name in options} == options
 
 
 @pytest.mark.parametrize("shape", [{"width": 30, "heads": 4}, {"heads": 3, "key_value_heads": 2}])
