@@ -11,6 +11,7 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 
+from rl4p.errors import InputError
 from rl4p.model.attention import View, softcapped, views
 from rl4p.model.cache import Before, Cache, write
 from rl4p.model.decoder_config import DecoderConfig
@@ -35,10 +36,14 @@ class Decoder:
       remat: what the backward pass computes again instead of keeping it: `none`, `elementwise` (all
         but matrix products) or `layer`.
       unroll: runs the layers of training one after the other in place of a scan over them, whose
-        slices and stacks cost a CPU time: quicker there, and longer to compile.
+        slices and stacks cost a CPU time: quicker there, and longer to compile. Only where `remat`
+        is `none`: with no loop around it, a CPU's compiler keeps what it should compute again.
       experts: how tokens meet their experts (`layer.Experts`), where there are any.
       attention: the kernel over whole rows (`kernels.py`).
       lora: of the adapters, where parameters hold some.
+
+    Raises:
+      InputError: `unroll` with another `remat`.
     """
 
     config: DecoderConfig
@@ -48,6 +53,13 @@ class Decoder:
     experts: Literal["dense", "grouped"] = "dense"
     attention: Kernel = "xla"
     lora: LoRA = field(default_factory=LoRA)
+
+    def __post_init__(self) -> None:
+        if self.unroll and self.remat != "none":
+            raise InputError(
+                f"model.unroll=true keeps all that model.remat={self.remat} would compute again: "
+                "say model.remat=none with it, or leave it out."
+            )
 
     @property
     def layer(self) -> Layer:
@@ -139,7 +151,8 @@ class Decoder:
         if self.remat != "none":
             saved = jax.checkpoint_policies.dots_saveable if self.remat == "elementwise" else None
         if self.remat != "none" or gathering():
-            run_layer = jax.checkpoint(run_layer, prevent_cse=False, policy=saved)
+            # Only a loop around it keeps the compiler from finding what is computed again.
+            run_layer = jax.checkpoint(run_layer, prevent_cse=self.unroll, policy=saved)
         slides_L = jnp.asarray(c.sliding) if c.mixed else None
         caches = None if before is None else before.layers
         scanned = params["layers"], slides_L, caches

@@ -34,7 +34,8 @@ class Pretrained:
       param_dtype: of the parameters, which are what the optimizer changes: in bfloat16 most of its
         steps are lost in rounding. None keeps that of the files.
       remat: what the backward pass recomputes (`Decoder`): the less is kept, the longer it takes.
-      unroll: compiles the layers one after the other: quicker updates on a CPU (`Decoder`).
+      unroll: compiles the layers one after the other: quicker updates on a CPU, with
+        `remat=none` (`Decoder`).
       attention: the kernel over whole rows: `xla`; or `cudnn` or `splash`, of a GPU or a TPU.
       experts: how tokens meet their experts, in a model that has any: `dense` runs all of them on
         every token, `grouped` each on the tokens that chose it (not faster on a CPU).

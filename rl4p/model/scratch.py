@@ -29,7 +29,8 @@ class Scratch:
       dtype: of activations.
       param_dtype: of the parameters.
       remat: what the backward pass recomputes (`Decoder`).
-      unroll: compiles the layers one after the other: quicker updates on a CPU (`Decoder`).
+      unroll: compiles the layers one after the other: quicker updates on a CPU, with
+        `remat=none` (`Decoder`).
       attention: the kernel over whole rows: `xla`; or `cudnn` or `splash`, of a GPU or a TPU.
     """
 

@@ -6,6 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from rl4p.errors import InputError
 from rl4p.model.decoder import Decoder
 from rl4p.partition import as_sampled
 
@@ -118,9 +119,15 @@ def test_neither_recomputing_nor_unrolling_changes_a_gradient(decoder, params, o
 
 @pytest.mark.parametrize("unroll", [False, True])
 def test_unrolled_layers_are_no_loop(decoder, params, unroll):
-    decoder = dataclasses.replace(decoder, unroll=unroll)
+    decoder = dataclasses.replace(decoder, remat="none", unroll=unroll)
     program = jax.jit(decoder.hidden).lower(params, *layout((3, TOKENS[2]))).as_text()
     assert ("while" in program) == (not unroll)
+
+
+@pytest.mark.parametrize("remat", ["elementwise", "layer"])
+def test_unrolled_layers_recompute_nothing_and_say_so(decoder, remat):
+    with pytest.raises(InputError, match=rf"model.remat={remat} .* say model.remat=none"):
+        dataclasses.replace(decoder, remat=remat, unroll=True)
 
 
 def test_fresh_parameters(decoder):

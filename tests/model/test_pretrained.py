@@ -38,8 +38,9 @@ def test_a_policy_comes_back_whole(folder, policy, params):
     jax.tree.map(np.testing.assert_array_equal, read_params, params)
 
 
-def test_dtypes_and_how_layers_run_are_options(folder):
-    options = {"dtype": "bfloat16", "remat": "layer", "unroll": True}
+@pytest.mark.parametrize("layers", [{"remat": "layer"}, {"remat": "none", "unroll": True}])
+def test_dtypes_and_how_layers_run_are_options(folder, layers):
+    options = {"dtype": "bfloat16"} | layers
     policy, params = build(folder, param_dtype="bfloat16", **options)
     assert {name: getattr(policy.decoder, name) for name in options} == options
     assert {str(x.dtype) for x in jax.tree.leaves(params)} == {"bfloat16"}

@@ -11,8 +11,9 @@ def test_a_policy_from_scratch_knows_every_token(policy):
     assert policy.pad_id not in policy.end_ids
 
 
-def test_how_layers_run_is_an_option():
-    options = {"dtype": "bfloat16", "remat": "layer", "unroll": True}
+@pytest.mark.parametrize("layers", [{"remat": "layer"}, {"remat": "none", "unroll": True}])
+def test_how_layers_run_is_an_option(layers):
+    options = {"dtype": "bfloat16"} | layers
     decoder = Scratch(width=24, heads=3, **options).policy(ONE_DEVICE).decoder
     assert {name: getattr(decoder, name) for name in options} == options
 

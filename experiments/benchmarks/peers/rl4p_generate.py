@@ -24,7 +24,7 @@ def load(path, w):
     """The policy, its parameters, and the workload's prompts."""
     mesh = Mesh(cpu_devices=-1)  # mesh=cores: as many devices as there are cores
     assert mesh.size == THREADS
-    decoder = Decoder(config=read_config(Path(path)), unroll=True)
+    decoder = Decoder(config=read_config(Path(path)), remat="none", unroll=True)
     policy = Policy(
         decoder=decoder,
         tokenizer=load_tokenizer(path),
