@@ -1,0 +1,1 @@
+"""Small faults put into the code on purpose, each of which some test must notice."""

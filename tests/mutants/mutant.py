@@ -1,0 +1,48 @@
+"""What a mutant is, and where the ones of this project are listed."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import yaml
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[1]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mutant:
+    """A patch that makes one place of the code wrong.
+
+    Attributes:
+      name: says in words what is wrong with the changed code.
+      file: the file to change, relative to the repository.
+      before: the text to replace. It stands in the file exactly once.
+      after: the wrong text.
+      tests: the arguments that pytest is given, separated by spaces.
+    """
+
+    name: str
+    file: str
+    before: str
+    after: str
+    tests: str
+
+    def applied(self, source: str) -> str:
+        """Returns the source with the fault in it.
+
+        Raises:
+          ValueError: `before` is not there exactly once, so that the patch no longer applies.
+        """
+        count = source.count(self.before)
+        if count != 1:
+            raise ValueError(
+                f"{self.name} does not apply: its text stands {count} times in {self.file}."
+            )
+        return source.replace(self.before, self.after)
+
+
+def read(paths: Sequence[Path] = ()) -> list[Mutant]:
+    """Returns the mutants of some YAML files, by default of all files in this folder."""
+    paths = paths or sorted(HERE.glob("*.yaml"))
+    return [Mutant(**fields) for path in paths for fields in yaml.safe_load(path.read_text())]
