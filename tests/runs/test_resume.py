@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.runs.conftest import lines, summary
+from tests.runs.conftest import assert_same_checkpoint, assert_trains, lines, summary
 
 # With everything that a run remembers: a critic, two controllers, a moving average of the weights.
 MEMORY = ("advantage=gae", "critic=shared", "kl=adaptive", "entropy=adaptive", "ema.decay=0.5")
@@ -19,6 +19,7 @@ STEPS = ("steps=8", "checkpoint.every=3", *MEMORY)
 def whole(train, tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("whole") / "run"
     assert train(*STEPS, f"hydra.run.dir={folder}").returncode == 0
+    assert_trains(lines(folder))
     return folder
 
 
@@ -34,6 +35,14 @@ def interrupt(command: list[str], awaited: Path, number: signal.Signals) -> int:
     return process.returncode
 
 
+def assert_gone_on(folder: Path, whole: Path) -> None:
+    """Checks that a run that was interrupted left what the whole one left, in every digit."""
+    assert lines(folder) == lines(whole)
+    assert (folder / "samples.jsonl").read_text() == (whole / "samples.jsonl").read_text()
+    assert summary(folder)["params_sha256"] == summary(whole)["params_sha256"]
+    assert_same_checkpoint(folder, whole)
+
+
 def test_a_killed_run_goes_on_bit_for_bit(whole, command, train, tmp_path):
     folder = tmp_path / "run"
     # It dies in whichever step comes while the checkpoint of step 3 is committed.
@@ -43,8 +52,7 @@ def test_a_killed_run_goes_on_bit_for_bit(whole, command, train, tmp_path):
     process = train(f"resume={folder}", small=())
     assert process.returncode == 0, process.stderr
     assert summary(folder)["resumed_from"] in (3, 6)
-    assert lines(folder) == lines(whole)
-    assert summary(folder)["params_sha256"] == summary(whole)["params_sha256"]
+    assert_gone_on(folder, whole)
 
 
 @pytest.mark.parametrize(
@@ -63,8 +71,7 @@ def test_a_stopped_run_saves_says_how_to_resume_and_goes_on(
     process = train(f"resume={folder}", small=())
     assert process.returncode == 0, process.stderr
     assert summary(folder)["resumed_from"] == stopped["step"]
-    assert lines(folder) == lines(whole)
-    assert summary(folder)["params_sha256"] == summary(whole)["params_sha256"]
+    assert_gone_on(folder, whole)
 
 
 @pytest.mark.slow
@@ -79,7 +86,7 @@ def test_more_steps_may_be_asked_for_but_nothing_else(whole, train, tmp_path):
     shorter = ("steps=6", "checkpoint.every=3", *MEMORY)
     assert train(*shorter, f"hydra.run.dir={folder}").returncode == 0
     assert train(f"resume={folder}", "steps=8", small=()).returncode == 0
-    assert lines(folder) == lines(whole)
+    assert_gone_on(folder, whole)
 
 
 @pytest.mark.slow
@@ -88,7 +95,7 @@ def test_a_run_killed_before_its_first_checkpoint_begins_anew(whole, command, tr
     killed = command(*STEPS, f"hydra.run.dir={folder}")
     interrupt(killed, folder / "metrics.jsonl", signal.SIGKILL)
     assert train(f"resume={folder}", small=()).returncode == 0
-    assert lines(folder) == lines(whole)
+    assert_gone_on(folder, whole)
 
 
 def test_a_run_that_lost_its_checkpoints_keeps_its_record(whole, train, tmp_path):

@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.runs.conftest import lines, summary
+from tests.runs.conftest import assert_same_checkpoint, assert_trains, lines, summary
 
 METRICS = {
-    "reward/mean", "reward/std", "reward/correct", "reward/format", "reward/invalid",
+    "reward/mean", "reward/std", "reward/correct", "reward/format", "reward/capital",
+    "reward/invalid",
     "rollout/response_tokens", "rollout/truncated", "rollout/tokens_per_second",
     "rollout/logprob_gap_max", "rollout/logprob_gap_mean", "advantage/zero_std_groups",
     "advantage/mean", "advantage/max", "update/loss", "update/grad_norm", "update/entropy",
@@ -89,9 +90,11 @@ def test_a_profile_holds_the_programs_of_a_step(train, tmp_path):
 
 
 def test_the_same_run_twice_agrees_in_every_digit(folder, train, tmp_path):
+    assert_trains(lines(folder))
     assert train("steps=3", f"hydra.run.dir={tmp_path / 'again'}").returncode == 0
     assert lines(tmp_path / "again") == lines(folder)
     assert summary(tmp_path / "again")["params_sha256"] == summary(folder)["params_sha256"]
+    assert_same_checkpoint(tmp_path / "again", folder)
 
 
 def test_a_second_run_in_the_folder_is_refused(folder, train):
