@@ -11,7 +11,8 @@ import numpy as np
 from omegaconf import DictConfig, OmegaConf
 
 from rl4p.checkpoint import Orbax
-from rl4p.checks import check_advantages, check_rewards, check_rollout
+from rl4p.checks import check_advantages, check_rewards, check_rollout, check_training_batch
+from rl4p.compatibility import choice, refuse_what_cannot_act
 from rl4p.configuration import instantiate
 from rl4p.data.prompts import encode_prompts
 from rl4p.data.stream import PromptStream
@@ -53,6 +54,11 @@ def build(config: DictConfig) -> Experiment:
     rows = check_rows(config, phases, mesh)
     key = jax.random.key(config.seed)
     needs = phases.needs()
+    if config.teacher is not None and "teacher_logprobs" not in needs:
+        raise InputError(
+            f"{choice('advantage', phases.advantage)} has no use for a teacher: choose "
+            "advantage=distill, or leave the teacher out."
+        )
     terms = getattr(phases.reward, "terms", None)
     if terms is not None and config.evaluation.term not in terms:
         raise InputError(
@@ -148,8 +154,9 @@ def build_phases(config: DictConfig) -> Phases:
         "advantage": lambda found, trajectories, rewards, *_, **__: check_advantages(
             found.advantages_BT, trajectories, rewards
         ),
+        "update": check_training_batch,
     }
-    return Phases(
+    phases = Phases(
         rollout=instantiate(config.rollout),
         reward=instantiate(config.reward),
         advantage=instantiate(config.advantage),
@@ -160,6 +167,8 @@ def build_phases(config: DictConfig) -> Phases:
         critic=instantiate(config.critic),
         checks=checks if config.debug.check_batches else {},
     )
+    refuse_what_cannot_act(phases)
+    return phases
 
 
 def check_rows(config: DictConfig, phases: Phases, mesh: Mesh) -> int:

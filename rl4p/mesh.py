@@ -70,6 +70,11 @@ class Mesh:
         if self.cpu_devices is not None:
             divide_cpu(usable_cores() if self.cpu_devices == -1 else self.cpu_devices)
         devices = jax.devices()
+        if self.cpu_devices is not None and devices[0].platform != "cpu":
+            raise InputError(
+                f"mesh.cpu_devices={self.cpu_devices} divides a CPU, and JAX runs on "
+                f"{devices[0].platform} here: leave it out, or set JAX_PLATFORMS=cpu."
+            )
         if self.topology is not None:
             slice_of(self.topology).check([x.device_kind for x in devices], self.topology)
         return devices

@@ -1,7 +1,7 @@
 """The phases of a run, and what the loop may ask of them as a whole."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from rl4p.errors import InputError
@@ -16,7 +16,7 @@ from rl4p.protocols import (
     Update,
 )
 
-# What a phase may ask for in `needs`; `scoring.py` computes it.
+# What a phase may ask for in `needs`; `scoring.py` computes it after the rewards are known.
 SCORES = frozenset(
     {
         "answer_clusters",
@@ -31,13 +31,24 @@ SCORES = frozenset(
     }
 )
 
+# By phase, the scores that reach it. A phase that is not here is given none.
+DELIVERED = {
+    "advantage": SCORES,
+    "update": SCORES,
+    "correction": SCORES,
+    "kl": frozenset({"reference_logprobs"}),
+    "entropy": frozenset({"entropy"}),
+}
+KEEP_MEMORY = ("rollout", "reward", "advantage", "kl", "entropy")
+
 
 @dataclass(frozen=True, kw_only=True)
 class Phases:
     """Rollout, reward, advantage and update, and what joins the update's loss.
 
     Attributes:
-      checks: by phase name, called with the phase's result and arguments (`debug.check_batches`).
+      checks: by phase name, called with the phase's result and arguments, and for an update with
+        the batch that it is given (`debug.check_batches`).
     """
 
     rollout: Rollout
@@ -51,16 +62,26 @@ class Phases:
     checks: dict[str, Callable[..., None]] = field(default_factory=dict)
 
     def items(self) -> list[tuple[str, Any]]:
-        names = ("rollout", "reward", "advantage", "update", "kl", "entropy")
-        return [(name, getattr(self, name)) for name in names]
+        return [
+            (each.name, getattr(self, each.name)) for each in fields(self) if each.name != "checks"
+        ]
 
     def needs(self) -> frozenset[str]:
         """The union of what the phases need beyond their arguments."""
-        needs = frozenset().union(*(getattr(phase, "needs", ()) for _, phase in self.items()))
-        if needs - SCORES:
-            raise InputError(
-                f"A phase needs {sorted(needs - SCORES)}; the loop can compute {sorted(SCORES)}."
-            )
+        needs: frozenset[str] = frozenset()
+        for name, phase in self.items():
+            asked = frozenset(getattr(phase, "needs", ()))
+            if asked - SCORES:
+                raise InputError(
+                    f"{name} needs {sorted(asked - SCORES)}; the loop can compute {sorted(SCORES)}."
+                )
+            if missing := asked - DELIVERED.get(name, frozenset()):
+                given = sorted(DELIVERED.get(name, ())) or "no scores"
+                raise InputError(
+                    f"{name} needs {sorted(missing)}, which would not reach it: it is given "
+                    f"{given}."
+                )
+            needs |= asked
         if "values" in needs and not self.critic.active:
             raise InputError("The advantage needs values: choose critic=shared or critic=apart.")
         if self.critic.active and not hasattr(self.advantage, "returns"):
@@ -80,13 +101,14 @@ class Phases:
 
     def initial_memory(self) -> dict[str, Any]:
         """The memory of each phase that has one."""
-        if hasattr(self.update, "initial_state"):
-            raise InputError("An update keeps no memory: its microbatches are summed in any order.")
-        return {
-            name: phase.initial_state()
-            for name, phase in self.items()
-            if hasattr(phase, "initial_state")
-        }
+        keeping = [(name, phase) for name, phase in self.items() if hasattr(phase, "initial_state")]
+        for name, _ in keeping:
+            if name not in KEEP_MEMORY:
+                raise InputError(
+                    f"{name} has an initial_state, and keeps no memory: what an update calls runs "
+                    "on microbatches, which are summed in any order."
+                )
+        return {name: phase.initial_state() for name, phase in keeping}
 
     def call(
         self, name: str, memory: dict[str, Any], *args: Any, **kwargs: Any
@@ -98,9 +120,13 @@ class Phases:
             memory = memory | {name: state}
         else:
             result = phase(*args, **kwargs)
-        if name in self.checks:
-            self.checks[name](result, *args, **kwargs)
+        self.check(name, result, *args, **kwargs)
         return result, memory
+
+    def check(self, name: str, *args: Any, **kwargs: Any) -> None:
+        """Checks what a phase returned, or what an update is given, if that was asked for."""
+        if name in self.checks:
+            self.checks[name](*args, **kwargs)
 
     def coefficients(self, memory: dict[str, Any]) -> dict[str, Any]:
         """The weights of the divergence and of the entropy in this step."""

@@ -7,8 +7,10 @@ Protocols are structural: nothing has to be registered, and only an update inher
 Two things any phase may have beside its call:
 
 * ``needs``: a frozenset of names, for what the loop computes before the advantage. Only what is
-  asked for is computed; without it no extra forward runs. An advantage then takes one more
-  argument, ``scores``, with what it asked for; an update finds it in ``batch.scores``. The names:
+  asked for is computed; without it no extra forward runs. An advantage or a correction then takes
+  one more argument, ``scores``, with what it asked for; an update finds it in ``batch.scores``. A
+  KL penalty may ask for `reference_logprobs`, and an entropy phase for `entropy`. What would not
+  reach a phase is refused when the run is built. The names:
 
       proximal_logprobs, entropy, collision   [B, T], under the policy at the start of the step
       reference_logprobs                      [B, T], under the policy that the run began with
@@ -20,9 +22,10 @@ Two things any phase may have beside its call:
       answer_clusters                         [B], equal where two samples end in the same answer
       task_ids                                [B], the row's task among those of the training data
 
-* ``initial_state()``: makes a phase one with memory (a running baseline, say); any phase but an
-  update. The call then takes one more argument, ``memory``, and returns ``(result, memory)``; the
-  loop keeps it in `TrainState.memory` and checkpoints it. Its leaves are arrays.
+* ``initial_state()``: makes a phase one with memory (a running baseline, say): a rollout, a reward,
+  an advantage, a KL penalty or an entropy phase. The call then takes one more argument, ``memory``,
+  and returns ``(result, memory)``; the loop keeps it in `TrainState.memory` and checkpoints it. Its
+  leaves are arrays.
 
 Shapes are explained in `types.py`.
 """
@@ -145,7 +148,7 @@ class Update(Protocol):
     """
 
     aggregation: Any
-    aggregation_length: int
+    aggregation_length: int | None
     epochs: int
     minibatches: int
     tokens_per_microbatch: int

@@ -58,6 +58,7 @@ def run(config: DictConfig) -> dict[str, Any]:
     with recorded_in(folder) as record, StopRequest() as request:
         if config.resume is None and record.metrics():
             raise InputError(f"{folder} holds a run already; go on with it by resume={folder}.")
+        refuse_what_only_a_plan_reads(config)
         if config.plan.check:
             refuse_what_does_not_fit(config)
         experiment = build(config)
@@ -89,6 +90,25 @@ def run(config: DictConfig) -> dict[str, Any]:
                 f"{resume_command(config, folder)}"
             )
         return summary
+
+
+def refuse_what_only_a_plan_reads(config: DictConfig) -> None:
+    """Refuses the options of `rl4p.plan` that a run would ignore.
+
+    Raises:
+      InputError: `plan.search`; or another of them without `plan.check`, which compiles a plan.
+    """
+    plan = config.plan
+    if plan.search:
+        raise InputError("plan.search=true is for python -m rl4p.plan: a run does not search.")
+    ignored = {"memory_gib": None, "all_widths": False, "effort": -1.0}
+    changed = [
+        f"plan.{name}={plan[name]}" for name, value in ignored.items() if plan[name] != value
+    ]
+    if changed and not plan.check:
+        raise InputError(
+            f"{' '.join(changed)} acts with plan.check=true, or in python -m rl4p.plan."
+        )
 
 
 @contextmanager

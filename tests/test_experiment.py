@@ -32,6 +32,9 @@ def refusal(*overrides: str, small: tuple[str, ...] = SMALL) -> str:
         ("max_prompt_tokens=3", "max_prompt_tokens=3 is too small: the shortest"),
         ("max_response_tokens=5000", "is more than the 2048 positions of the model"),
         ("update.minibatches=3", "update.minibatches=3 does not divide the 8 sequences"),
+        ("+model@teacher=pretrained teacher.path=/nowhere", "has no use for a teacher: choose adv"),
+        ("update.aggregation=constant", "aggregation=constant divides by a length in tokens"),
+        ("update.aggregation_length=9", "aggregation_length=9 is read by aggregation=constant"),
         ("mesh.dp=64", "mesh.dp=64 mesh.fsdp=host asks for 64 devices"),
         ("data.digits=1", None),
         ("data.train_size=99999999", "but only 810000 sums of 3-digit numbers exist"),
@@ -42,7 +45,7 @@ def test_what_does_not_fit_is_named(override, sentence):
     if sentence is None:
         build(compose([*SMALL, override]))
     else:
-        assert sentence in refusal(override)
+        assert sentence in refusal(*override.split())
 
 
 @pytest.mark.parametrize(

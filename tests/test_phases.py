@@ -1,10 +1,14 @@
 """What the loop asks of the four phases as a whole."""
 
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 
 import pytest
 
+from rl4p.advantage.gae import GAE
+from rl4p.critic.shared import Shared
 from rl4p.errors import InputError
+from rl4p.reward.weighted import Weighted
 from rl4p.update.ppo import PPO
 
 
@@ -48,8 +52,9 @@ def test_memory_is_carried_from_call_to_call_and_others_have_none(phases):
 
 
 def test_an_update_with_memory_is_refused(phases):
-    with pytest.raises(InputError, match="An update keeps no memory"):
-        phases(update=Counting()).initial_memory()
+    for name in ("update", "correction", "critic"):
+        with pytest.raises(InputError, match=f"{name} has an initial_state, and keeps no memory"):
+            phases(**{name: Counting()}).initial_memory()
 
 
 def test_needs_are_the_union(phases):
@@ -58,6 +63,42 @@ def test_needs_are_the_union(phases):
     assert phases(advantage=Counting(needs=frozenset({"proximal_logprobs"}))).needs() == {
         "proximal_logprobs"
     }
+
+
+@pytest.mark.parametrize(
+    ("name", "need", "given"),
+    [
+        ("rollout", "entropy", "no scores"),
+        ("reward", "reference_logprobs", "no scores"),
+        ("kl", "entropy", r"\['reference_logprobs'\]"),
+        ("entropy", "collision", r"\['entropy'\]"),
+        ("critic", "entropy", "no scores"),
+    ],
+)
+def test_a_need_that_would_not_reach_its_phase_is_refused(phases, name, need, given):
+    sentence = rf"{name} needs \['{need}'\], which would not reach it: it is given {given}"
+    with pytest.raises(InputError, match=sentence):
+        phases(**{name: Counting(needs=frozenset({need}))}).needs()
+
+
+def test_a_term_of_the_reward_is_given_no_scores_and_keeps_no_memory(phases):
+    reward = Weighted(terms={"odd": SimpleNamespace(weight=1.0, needs={"entropy"})})
+    with pytest.raises(InputError, match=r"reward needs \['entropy'\], which would not reach it"):
+        phases(reward=reward).needs()
+    with pytest.raises(ValueError, match=r"terms\.odd has an initial_state"):
+        Weighted(terms={"odd": Counting()})
+
+
+def test_a_correction_is_given_what_it_needs(phases):
+    assert phases(correction=Counting(needs=frozenset({"entropy"}))).needs() == {"entropy"}
+
+
+def test_values_and_a_critic_go_together(phases):
+    with pytest.raises(InputError, match="choose critic=shared or critic=apart"):
+        phases(advantage=GAE()).needs()
+    with pytest.raises(InputError, match="returns of advantage=gae, and of no other"):
+        phases(critic=Shared()).needs()
+    assert phases(critic=Shared(), advantage=GAE()).needs() == {"values"}
 
 
 def test_a_need_that_nobody_meets_is_refused(phases):

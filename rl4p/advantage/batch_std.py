@@ -23,6 +23,8 @@ class BatchStd(AdvantageOptions):
       epsilon: added to the deviation.
     """
 
+    compares_group = True
+
     epsilon: AboveZero = 1e-4
 
     def __call__(self, trajectories: Trajectories, rewards: Rewards) -> Array:

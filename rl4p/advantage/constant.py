@@ -16,6 +16,9 @@ class Constant(AdvantageOptions):
     With `rollout=demonstrations update=reinforce` this is supervised training.
     """
 
+    one_sign = True
+    reads_total = False
+
     value: float = 1.0
 
     def __call__(self, trajectories: Trajectories, rewards: Rewards) -> Array:

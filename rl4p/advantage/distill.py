@@ -26,6 +26,7 @@ class Distill(AdvantageOptions):
     """
 
     needs = frozenset({"teacher_logprobs"})
+    reads_total = False
 
     def __call__(
         self, trajectories: Trajectories, rewards: Rewards, *, scores: Mapping[str, Array]

@@ -18,6 +18,8 @@ class DrGRPO(AdvantageOptions):
     and so does an invalid sample.
     """
 
+    compares_group = True
+
     def __call__(self, trajectories: Trajectories, rewards: Rewards) -> Array:
         group = group_statistics(rewards.total_B, rewards.valid_B, trajectories.group_ids_B)
         return spread_over_tokens(group.difference_B, trajectories)

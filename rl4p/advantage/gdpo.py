@@ -31,6 +31,9 @@ class GDPO(AdvantageOptions):
       epsilon: added to the deviations.
     """
 
+    compares_group = True
+    reads_total = False
+
     # Not in the hash, which a mapping does not have and the compile cache asks for.
     weights: Mapping[str, float] = field(default_factory=dict, hash=False)
     epsilon: AboveZero = 1e-4

@@ -23,6 +23,8 @@ class GPG(AdvantageOptions):
     and so does an invalid sample.
     """
 
+    compares_group = True
+
     def __call__(self, trajectories: Trajectories, rewards: Rewards) -> Array:
         group = group_statistics(rewards.total_B, rewards.valid_B, trajectories.group_ids_B)
         valid_B = rewards.valid_B.astype(jnp.float32)

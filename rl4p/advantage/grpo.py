@@ -22,6 +22,8 @@ class GRPO(AdvantageOptions):
       ddof: the deviation divides by count - ddof: 1 as in TRL and verl, 0 as in the paper's std.
     """
 
+    compares_group = True
+
     epsilon: AboveZero = 1e-4
     ddof: Natural = 1
 

@@ -53,6 +53,8 @@ class MaxEntGRPO(AdvantageOptions):
       tau_min, tau_max: what tau is clamped to.
     """
 
+    compares_group = True
+
     reward_temperature: AboveZero = 1.0
     floor: AboveZero = 1e-6
     beta: NonNegative = 0.0

@@ -22,6 +22,8 @@ class MaxRL(AdvantageOptions):
     and so does an invalid sample.
     """
 
+    compares_group = True
+
     def __call__(self, trajectories: Trajectories, rewards: Rewards) -> Array:
         group = group_statistics(rewards.total_B, rewards.valid_B, trajectories.group_ids_B)
         positive_B = group.mean_B > 0

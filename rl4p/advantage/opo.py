@@ -21,6 +21,8 @@ class OPO(AdvantageOptions):
     gets exactly 0, and so does an invalid sample.
     """
 
+    compares_group = True
+
     def __call__(self, trajectories: Trajectories, rewards: Rewards) -> Array:
         lengths_B, group_ids_B = response_lengths(trajectories), trajectories.group_ids_B
         counts_B = rewards.valid_B & (lengths_B > 0)

@@ -28,6 +28,7 @@ class OptimalTokenBaseline(AdvantageOptions):
     """
 
     needs = frozenset({"proximal_logprobs", "collision"})
+    compares_group = True
 
     def __call__(
         self, trajectories: Trajectories, rewards: Rewards, *, scores: Mapping[str, Array]

@@ -1,7 +1,7 @@
 """The options that every advantage takes, and what the caller does with them around the call."""
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import jax.numpy as jnp
 
@@ -17,7 +17,14 @@ class AdvantageOptions:
       clip: advantages are clipped to [-clip, clip] afterwards; 0 is off.
       mask_truncated: samples that the token limit cut are treated as invalid: they leave the
         baseline and the loss.
+      reads_total: whether the total reward is looked at (`compatibility.py`).
+      compares_group: whether a sample that equals its siblings gets 0.
+      one_sign: whether all advantages have the same sign.
     """
+
+    reads_total: ClassVar[bool] = True
+    compares_group: ClassVar[bool] = False
+    one_sign: ClassVar[bool] = False
 
     clip: NonNegative = 0.0
     mask_truncated: bool = False

@@ -27,6 +27,8 @@ class PassK(AdvantageOptions):
       epsilon: added to the deviation.
     """
 
+    compares_group = True
+
     epsilon: AboveZero = 1e-4
 
     def __call__(self, trajectories: Trajectories, rewards: Rewards) -> Array:

@@ -19,6 +19,8 @@ class Preference(AdvantageOptions):
     taken: the order of rows matters here, and nowhere else.
     """
 
+    compares_group = True
+
     def __call__(self, trajectories: Trajectories, rewards: Rewards) -> Array:
         total_B, valid_B, group_ids_B = rewards.total_B, rewards.valid_B, trajectories.group_ids_B
         group = group_statistics(total_B, valid_B, group_ids_B)

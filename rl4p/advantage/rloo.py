@@ -19,6 +19,8 @@ class RLOO(AdvantageOptions):
     have its reward, gets exactly 0, and so does an invalid sample.
     """
 
+    compares_group = True
+
     def __call__(self, trajectories: Trajectories, rewards: Rewards) -> Array:
         group = group_statistics(rewards.total_B, rewards.valid_B, trajectories.group_ids_B)
         scale_B = group.count_B / jnp.maximum(group.count_B - 1, 1)

@@ -32,6 +32,7 @@ class SEEDGRPO(AdvantageOptions):
     alpha: NonNegative = 1.0
 
     needs = frozenset({"answer_clusters"})
+    compares_group = True
 
     def __call__(
         self, trajectories: Trajectories, rewards: Rewards, *, scores: Mapping[str, Array]

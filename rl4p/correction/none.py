@@ -1,6 +1,7 @@
 """No correction."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import jax.numpy as jnp
 
@@ -10,6 +11,8 @@ from rl4p.types import Array
 @dataclass(frozen=True, kw_only=True)
 class NONE:
     """Every token of the mask weighs 1."""
+
+    active: ClassVar[bool] = False
 
     def __call__(self, log_ratio_BT: Array, mask_BT: Array) -> Array:
         return jnp.where(mask_BT, jnp.ones_like(log_ratio_BT), 0.0)

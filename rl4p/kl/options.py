@@ -20,12 +20,19 @@ class KLOptions:
       importance_weight: times w = pi / pi_behaviour, log w clamped to +-20: the tokens were
         sampled by another policy than pi. With k1 and k3 w is differentiable, so that the gradient
         of an unbiased value is unbiased (DeepSeek-V3.2); with k2 and k3_plus it is a constant,
-        because their gradient, not their value, is what a sample of pi estimates.
+        because their gradient, not their value, is what a sample of pi estimates. In the loss only.
     """
 
     estimator: Estimator = "k3"
     placement: Literal["in_loss", "in_reward"] = "in_loss"
     importance_weight: bool = False
+
+    def __post_init__(self) -> None:
+        if self.importance_weight and self.placement == "in_reward":
+            raise ValueError(
+                "importance_weight=true acts in the loss alone: in the reward, the divergence is "
+                "that of the policy that sampled, and the weight is 1."
+            )
 
     def penalty(self, logprobs_BT: Array, reference_BT: Array, behaviour_BT: Array) -> Array:
         kl_BT = kl_estimate(logprobs_BT, reference_BT, self.estimator)

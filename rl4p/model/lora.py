@@ -40,6 +40,10 @@ class LoRA:
             re.compile(self.targets)
         except re.error as error:
             raise ValueError(f"targets={self.targets} is no regular expression: {error}.") from None
+        if self.rank == 0 and (self.alpha, self.targets) != (LoRA.alpha, LoRA.targets):
+            raise ValueError(
+                "alpha and targets are of adapters, and rank=0 makes none: say a rank."
+            )
 
     @property
     def scale(self) -> float:

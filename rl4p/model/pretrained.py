@@ -90,6 +90,11 @@ class Pretrained:
                 f"{folder} holds a sequence classifier, which writes no tokens: it can be a reward "
                 "(rl4p.reward.classifier.Classifier), not a policy."
             )
+        if self.experts != "dense" and not decoder.config.experts:
+            raise InputError(
+                f"model.experts={self.experts} is for a model with experts, and {folder} has none: "
+                "leave it out."
+            )
         check_kernel(self.attention, decoder.config, self.dtype, mesh.platform)
         mesh.check_divides(decoder.config.dimensions)
         tokenizer: Any = load_tokenizer(folder)  # its stubs give a token id any of six types

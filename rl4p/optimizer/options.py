@@ -33,6 +33,13 @@ class OptimizerOptions:
     max_grad_norm: NonNegative = 1.0
     moment_dtype: Literal["float32", "bfloat16"] = "float32"
 
+    def __post_init__(self) -> None:
+        if self.schedule == "constant" and self.final_fraction:
+            raise ValueError(
+                f"final_fraction={self.final_fraction} is where schedule=linear and "
+                "schedule=cosine end, and this one is constant: choose one of them."
+            )
+
     def descent(self, direction: optax.GradientTransformation) -> optax.GradientTransformation:
         """-(direction + weight_decay x parameter), the direction being that of a clipped gradient.
 

@@ -26,6 +26,19 @@ class Weighted:
     terms: Mapping[str, Any]
     max_invalid: Share = 0.5
 
+    def __post_init__(self) -> None:
+        for name, term in self.terms.items():
+            if hasattr(term, "initial_state"):
+                raise ValueError(
+                    f"terms.{name} has an initial_state, and a term keeps no memory: write a "
+                    "reward of your own for that."
+                )
+
+    @property
+    def needs(self) -> frozenset[str]:
+        """The scores that its terms ask for; none can be given to a reward (`phases.py`)."""
+        return frozenset().union(*(getattr(term, "needs", ()) for term in self.terms.values()))
+
     def __call__(self, trajectories: Trajectories, texts: Texts) -> Rewards:
         rows = len(texts.responses)
         grades = {name: grade(name, term, texts) for name, term in self.terms.items()}

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
@@ -18,6 +19,8 @@ class Demonstrations:
     No policy chose these tokens: behaviour logprobs are 0 and the policy version is -1. A solution
     over `max_response_tokens` is cut there and marked so (`Finish.LENGTH`).
     """
+
+    samples: ClassVar[bool] = False
 
     max_response_tokens: Positive
 

@@ -10,7 +10,7 @@ from rl4p.types import Array
 from rl4p.update.options import Aggregation
 
 
-def aggregation_weights(mask_BT: Array, aggregation: Aggregation, length: int) -> Array:
+def aggregation_weights(mask_BT: Array, aggregation: Aggregation, length: int | None) -> Array:
     """Weights w_BT, 0 outside the mask, such that the loss is sum(w_BT * loss_BT).
 
     With l_b the loss tokens of sequence b, and N the number of sequences that have any:
@@ -31,4 +31,5 @@ def aggregation_weights(mask_BT: Array, aggregation: Aggregation, length: int) -
         case "sequence_mean_token_sum":
             return mask / sequences
         case "constant":
+            assert length is not None  # `UpdateOptions` sees to it
             return mask / sequences / length

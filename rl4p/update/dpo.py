@@ -49,6 +49,13 @@ class DPO(UpdateOptions):
     length_normalised: bool = False
     aggregation: Aggregation = "sequence_mean_token_mean"
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.kind == "ipo" and self.label_smoothing:
+            raise ValueError("label_smoothing is of kind=dpo and kind=simpo; kind=ipo has none.")
+        if self.kind == "simpo" and self.length_normalised:
+            raise ValueError("kind=simpo is always normalised by length: leave it out.")
+
     @property
     def needs(self) -> frozenset[str]:
         return super().needs | (set() if self.kind == "simpo" else {"reference_logprobs"})

@@ -257,7 +257,9 @@ def token_loss(
     # Rows that no policy sampled have no behaviour to differ from.
     sampled = mask & (trajectories.policy_version_B[:, None] >= 0)
     mismatch_BT = jnp.where(sampled, proximal_BT - trajectories.behaviour_logprobs_BT, 0.0)
-    loss_BT = loss_BT * objective.correction(mismatch_BT, mask)
+    needs = getattr(objective.correction, "needs", ())
+    asked = {"scores": {name: micro.scores[name] for name in needs}} if needs else {}
+    loss_BT = loss_BT * objective.correction(mismatch_BT, mask, **asked)
     if objective.entropy.selects:
         loss_BT = jnp.where(micro.scores["selected"], loss_BT, 0.0)
     if objective.entropy.active:

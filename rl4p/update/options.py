@@ -1,7 +1,7 @@
 """The options that every update takes. Not an algorithm: fields only."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 from rl4p.bounds import Positive
 
@@ -16,21 +16,37 @@ class UpdateOptions:
 
     Attributes:
       aggregation: how per-token losses become one number (`update/aggregation.py`).
-      aggregation_length: what `constant` divides each sequence's sum by, in tokens.
+      aggregation_length: what `constant` divides each sequence's sum by, in tokens; None with the
+        others.
       epochs: passes over the batch in one step of the loop.
       minibatches: optimizer updates per pass.
       tokens_per_microbatch: tokens (padding included) whose activations are in the memory of a
         device at once; it changes memory and speed, never the gradient.
       microbatch_widths: loops at most that are compiled for rows of different lengths, the last for
         the shortest: more of them pad less and compile longer.
+      reads_advantages: whether the loss looks at advantages (`compatibility.py`).
     """
 
+    reads_advantages: ClassVar[bool] = True
+
     aggregation: Aggregation = "token_mean"
-    aggregation_length: Positive = 1024
+    aggregation_length: Positive | None = None
     epochs: Positive = 1
     minibatches: Positive = 1
     tokens_per_microbatch: Positive = 2048
     microbatch_widths: Positive = 8
+
+    def __post_init__(self) -> None:
+        if self.aggregation == "constant" and self.aggregation_length is None:
+            raise ValueError(
+                "aggregation=constant divides by a length in tokens: say which, by "
+                "update.aggregation_length (Dr. GRPO takes max_response_tokens)."
+            )
+        if self.aggregation != "constant" and self.aggregation_length is not None:
+            raise ValueError(
+                f"aggregation_length={self.aggregation_length} is read by aggregation=constant "
+                f"alone, and this is {self.aggregation}: leave it out."
+            )
 
     @property
     def needs(self) -> frozenset[str]:

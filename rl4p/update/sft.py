@@ -14,5 +14,7 @@ class SFT(UpdateOptions):
     a policy's own samples it trains on all of them, the bad ones too.
     """
 
+    reads_advantages = False
+
     def __call__(self, logprobs_BT: Array, batch: TrainingBatch) -> tuple[Array, dict[str, Array]]:
         return -logprobs_BT, {}

@@ -24,7 +24,7 @@ def test_the_importance_weight(estimator, value, slope):
 
 
 def test_in_the_reward_nothing_is_differentiated():
-    options = KLOptions(estimator="k1", placement="in_reward", importance_weight=True)
+    options = KLOptions(estimator="k1", placement="in_reward")
     run = jax.value_and_grad(lambda x: options.penalty(x, jnp.float32(-0.5), jnp.float32(0)))
     np.testing.assert_array_equal(run(jnp.float32(0)), (0.5, 0))
 
@@ -52,3 +52,8 @@ def test_extremes_are_finite(estimator, distance):
     options = KLOptions(estimator=estimator, importance_weight=True)
     run = jax.value_and_grad(lambda x: options.penalty(x, jnp.float32(0), jnp.float32(0)))
     assert np.isfinite(run(jnp.float32(distance))).all()
+
+
+def test_a_weight_in_the_reward_is_refused():
+    with pytest.raises(ValueError, match="importance_weight=true acts in the loss alone"):
+        KLOptions(placement="in_reward", importance_weight=True)

@@ -150,3 +150,10 @@ def test_join():
     joined = join(frozen, {"a": {"c": {"f": 4}}, "g": 5})
     assert joined == {"a": {"b": 1, "c": {"d": 2, "f": 4}}, "e": 3, "g": 5}
     assert frozen == {"a": {"b": 1, "c": {"d": 2}}, "e": 3}
+
+
+@pytest.mark.parametrize("options", [{"alpha": 8.0}, {"targets": "query"}])
+def test_options_of_adapters_without_a_rank_are_refused(options):
+    with pytest.raises(ValueError, match="rank=0 makes none: say a rank"):
+        LoRA(**options)
+    LoRA(rank=1, **options)

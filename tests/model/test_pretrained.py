@@ -1,4 +1,5 @@
 import json
+from dataclasses import replace
 
 import huggingface_hub
 import jax
@@ -7,6 +8,7 @@ import pytest
 
 from rl4p.errors import InputError
 from rl4p.mesh import Mesh
+from rl4p.model import pretrained
 from rl4p.model.huggingface import write_model
 from rl4p.model.pretrained import Pretrained
 from rl4p.rollout.naive_sampler import NaiveSampler
@@ -46,9 +48,12 @@ def test_dtypes_and_how_layers_run_are_options(folder, layers):
     assert {str(x.dtype) for x in jax.tree.leaves(params)} == {"bfloat16"}
 
 
-def test_how_experts_are_reached_is_an_option(folder):
-    assert build(folder)[0].decoder.experts == "dense"
-    assert build(folder, experts="grouped")[0].decoder.experts == "grouped"
+def test_how_experts_are_reached_is_an_option(folder, monkeypatch):
+    config = replace(pretrained.read_config(folder), experts=4, chosen_experts=2)
+    monkeypatch.setattr(pretrained, "read_config", lambda _: config)
+    for experts in ("dense", "grouped"):
+        policy = Pretrained(path=str(folder), experts=experts).policy(folder, Mesh(dp=1))
+        assert policy.decoder.experts == experts
 
 
 def test_a_classifier_is_no_policy(folder):
@@ -178,3 +183,8 @@ def test_the_policy_that_comes_with_the_package_loads():
     policy, params = build("rl4p/tiny")
     assert policy.tokenizer.chat_template
     assert all(np.isfinite(x).all() for x in jax.tree.leaves(jax.device_get(params)))
+
+
+def test_a_way_with_experts_is_refused_where_there_are_none():
+    with pytest.raises(InputError, match=r"model\.experts=grouped is for a model with experts"):
+        build("rl4p/tiny", experts="grouped")

@@ -14,6 +14,7 @@ from rl4p.optimizer.adafactor import Adafactor
 from rl4p.optimizer.adamw import AdamW
 from rl4p.optimizer.lion import Lion
 from rl4p.optimizer.muon import Muon
+from rl4p.optimizer.options import OptimizerOptions
 from rl4p.optimizer.sgd import SGD
 
 pytestmark = pytest.mark.mixed_dtypes
@@ -119,3 +120,9 @@ def test_a_state_that_is_given_up_in_training_comes_back_from_a_checkpoint(
         assert isinstance(a, jax.Array)
         assert a.dtype == b.dtype
         np.testing.assert_array_equal(a, b)
+
+
+def test_an_end_of_the_learning_rate_needs_a_schedule():
+    with pytest.raises(ValueError, match=r"final_fraction=0\.1 is where schedule=linear"):
+        OptimizerOptions(learning_rate=1.0, final_fraction=0.1)
+    OptimizerOptions(learning_rate=1.0, final_fraction=0.1, schedule="cosine")

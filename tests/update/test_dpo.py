@@ -84,3 +84,13 @@ def test_a_reference_is_asked_for_but_by_simpo():
     assert DPO().needs == {"reference_logprobs"}
     assert DPO(kind="simpo").needs == set()
     assert DPO.whole_groups
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"kind": "ipo", "label_smoothing": 0.1}, {"kind": "simpo", "length_normalised": True}],
+    ids=["ipo", "simpo"],
+)
+def test_what_its_kind_has_no_use_for_is_refused(options):
+    with pytest.raises(ValueError, match=f"kind={options['kind']}"):
+        DPO(**options)

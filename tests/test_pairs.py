@@ -1,0 +1,213 @@
+"""Every pair of options either acts together or is refused.
+
+Each pair of options of different groups is composed as on a command line, and trains two steps.
+Then each of the two must have left a trace: parameters that differ from those without it. A pair
+in which one could not act must be refused when the run is built: `refused_pairs.yaml` lists them.
+"""
+
+import itertools
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import yaml
+
+from rl4p.collector.synchronous import Synchronous
+from rl4p.configuration import compose
+from rl4p.errors import InputError
+from rl4p.experiment import build
+from rl4p.loop import train
+from rl4p.model.scratch import Scratch
+
+pytestmark = [pytest.mark.slow, pytest.mark.mixed_dtypes]
+
+CONF = Path(__file__).resolve().parents[1] / "conf"
+# By pair, the sentence that refuses it; the file names each sentence once.
+TABLE = {
+    pair: sentence
+    for sentence, pairs in yaml.safe_load(
+        (Path(__file__).parent / "refused_pairs.yaml").read_text()
+    ).items()
+    for pair in pairs
+}
+
+BASE = (
+    *("model=scratch", "data.train_size=40", "data.held_out_size=4", "tracker=none", "steps=2"),
+    *("prompts_per_step=4", "group_size=4", "max_response_tokens=8", "optimizer=sgd"),
+    *("optimizer.learning_rate=0.1", "optimizer.max_grad_norm=0", "update.epochs=2"),
+    *("update.microbatch_widths=1", "debug=on"),
+    "+reward.terms.capital._target_=rl4p.reward.format.Format",
+    "+reward.terms.capital.pattern='.*[A-Z].*'",
+    "+reward.terms.even._target_=rl4p.reward.format.Format",
+    "+reward.terms.even.pattern='.*[02468]'",
+)
+SHAPE = {"width": 16, "layers": 1, "heads": 2, "key_value_heads": 1, "feed_forward_width": 32}
+TEACHER = ("+model@teacher=scratch", *(f"teacher.{name}={n}" for name, n in SHAPE.items()))
+SMALL = tuple(f"model.{name}={n}" for name, n in SHAPE.items())
+LARGE = (*SMALL, "model.vocabulary=512", "model.dtype=float32", "model.attention=xla")
+
+# By option: what makes it act in a run this small, beside its name.
+MORE = {
+    "advantage=distill": TEACHER,
+    "correction=sequence_mask": ("correction.low=0.9", "correction.weighted=true"),
+    "entropy=adaptive": ("entropy.alpha=0.05", "entropy.target=10"),
+    "entropy=bonus": ("entropy.alpha=0.05",),
+    "kl=fixed": ("kl.beta=0.5",),
+    "kl=adaptive": ("kl.beta=0.5",),
+    "kl=fixed in_reward": ("kl.beta=0.5", "kl.placement=in_reward"),
+    "kl=fixed weighted": ("kl.beta=0.5", "kl.importance_weight=true"),
+    "model=scratch": SMALL,
+    "model=pretrained": ("model.path=rl4p/tiny",),
+    "model=llama3_1_8b": LARGE,
+    "model=qwen2_5_7b": LARGE,
+    "model=tiny lora": ("model.lora.rank=2",),
+    "update=ppo constant": (
+        *("update.aggregation=constant", "update.aggregation_length=8"),
+        "update.minibatches=2",
+    ),
+}
+# What an option asks for in another group, unless the pair itself chooses there.
+COMPANIONS = {
+    "advantage=gae": {"critic": "shared"},
+    "critic=shared": {"advantage": "gae"},
+    "critic=apart": {"advantage": "gae"},
+    "update=sft": {"advantage": "constant"},
+    "rollout=demonstrations": {"advantage": "constant", "update": "reinforce"},
+}
+GROUPS = ("critic", "advantage", "update", "kl", "entropy", "correction", "rollout", "model")
+# What an option is compared with, to see whether it acted; and what a run has without being asked.
+# Neither is in a pair: with it, a pair is an option alone.
+OTHERWISE = {"advantage": "constant", "kl": "none", "entropy": "none", "correction": "none"}
+PLAIN = {
+    *("critic=none", "kl=none", "entropy=none", "correction=none"),
+    *("rollout=continuous", "model=scratch"),
+}
+
+
+def options(group: str) -> list[str]:
+    names = [f"{group}={path.stem}" for path in sorted((CONF / group).glob("*.yaml"))]
+    return names + [name for name in MORE if name.startswith(f"{group}=") and name not in names]
+
+
+def group_of(option: str) -> str:
+    return option.partition("=")[0]
+
+
+PAIRS = [
+    (a, b)
+    for one, other in itertools.combinations(GROUPS, 2)
+    for a, b in itertools.product(options(one), options(other))
+    if not PLAIN & {a, b}
+]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stale:
+    """Samples with other parameters than those that are trained, so that a correction can act."""
+
+    def __call__(self, phases, policy, state, stream, watch, **sizes):
+        def moved(x):
+            return x * (1 + 0.05 * jax.random.normal(jax.random.key(x.size), x.shape))
+
+        old = replace(state, params=jax.tree.map(moved, state.params))
+        return Synchronous()(phases, policy, old, stream, watch, **sizes)
+
+
+@contextmanager
+def models_are_made_once():
+    """Hands out copies of a model's first parameters: to make them takes longer than a step."""
+    make, made = Scratch.build, {}
+
+    def build_once(model, mesh, key):
+        known = model, jax.random.key_data(key).tobytes()
+        if known not in made:
+            made[known] = make(model, mesh, key)
+        policy, params = made[known]
+        return policy, jax.tree.map(jnp.copy, params)
+
+    Scratch.build = build_once
+    try:
+        yield
+    finally:
+        Scratch.build = make
+
+
+@pytest.fixture(scope="module", autouse=True)
+def quick_models():
+    with models_are_made_once():
+        yield
+
+
+@cache
+def outcome(*chosen: str) -> tuple[np.ndarray, np.ndarray, np.ndarray] | str:
+    """Parameters before and after two steps, and a critic's after them; or why it is refused."""
+    groups = {group_of(option): option for option in chosen}
+    for option in chosen:
+        for group, name in COMPANIONS.get(option, {}).items():
+            groups.setdefault(group, f"{group}={name}")
+    groups.setdefault("model", "model=scratch")
+    words = [option.partition(" ")[0] for option in groups.values()]
+    more = [word for option in groups.values() for word in MORE.get(option, ())]
+    try:
+        run = build(compose([*BASE, *words, *more]))
+    except InputError as error:
+        return str(error)
+    loop = run.loop
+    if groups.get("rollout") != "rollout=demonstrations":
+        loop = replace(loop, collector=Stale())
+    before = flat(run.state.params)
+    *_, last = train(loop, run.state, run.stream)
+    critic = {k: v for k, v in last.state.params.items() if k == "critic"}
+    assert not last.metrics["update/skipped"]
+    return before, flat(last.state.params), flat(critic)
+
+
+def flat(params) -> np.ndarray:
+    leaves = [np.asarray(x, np.float64).ravel() for x in jax.tree.leaves(params)]
+    return np.concatenate([np.zeros(0), *leaves])
+
+
+def leaves_a_trace(option: str, partner: str) -> bool:
+    """Whether two steps with the option go elsewhere than without it."""
+    group, found = group_of(option), outcome(partner, option)
+    before, after, critic = found
+    if group == "critic":
+        return bool(np.abs(critic).sum() > 0)  # the head began at 0
+    if group not in OTHERWISE:
+        return bool(np.linalg.norm(after - before) > 0)
+    neutral = f"{group}={OTHERWISE[group]}"
+    if option == neutral:
+        return True
+    without = outcome(partner, neutral)
+    if isinstance(without, str):  # the partner goes with this option alone
+        without = outcome(neutral)
+    if len(without[1]) != len(after):
+        return True
+    return bool(np.linalg.norm(without[1] - after) > 1e-5 * np.linalg.norm(after - before))
+
+
+@pytest.mark.parametrize("group", GROUPS)
+def test_an_option_alone_acts(group):
+    for option in options(group):
+        assert not isinstance(outcome(option), str), (option, outcome(option))
+
+
+@pytest.mark.parametrize("groups", itertools.combinations(GROUPS, 2), ids="-".join)
+def test_every_pair_acts_or_is_refused(groups):
+    silent, wrong = [], []
+    for a, b in PAIRS:
+        if (group_of(a), group_of(b)) != groups:
+            continue
+        found = outcome(b, a)
+        said = found if isinstance(found, str) else None
+        if said != TABLE.get(f"{a}, {b}"):
+            wrong.append((a, b, said))
+        elif said is None:
+            silent += [(x, y) for x, y in ((a, b), (b, a)) if not leaves_a_trace(x, y)]
+    assert not wrong
+    assert not silent
