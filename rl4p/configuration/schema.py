@@ -70,7 +70,7 @@ class Evaluation:
     """The keys of `evaluation`."""
 
     every: Natural
-    prompts: Positive
+    prompts: Positive | None
     term: str
     rollout: Any  # None, or a node
 

@@ -24,9 +24,9 @@ class JSONLines:
 
     Attributes:
       path: the file to train on.
-      held_out_path: the file to evaluate on; without one, `held_out_size` rows of `path`, chosen by
-        the hash of their question, are left out of training.
-      held_out_size: how many rows are held out.
+      held_out_path: the file to evaluate on, all of it (`evaluation.prompts` takes fewer).
+      held_out_size: without a `held_out_path`, so many rows of `path`, chosen by the hash of their
+        question, are left out of training and evaluated on; None is 256.
       question_key, answer_key: names of the fields.
       task: names the metrics.
       system_prompt: stands before every question; None for none.
@@ -34,11 +34,18 @@ class JSONLines:
 
     path: str
     held_out_path: str | None = None
-    held_out_size: Positive = 256
+    held_out_size: Positive | None = None
     question_key: str = "question"
     answer_key: str = "answer"
     task: str = "jsonl"
     system_prompt: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.held_out_path is not None and self.held_out_size is not None:
+            raise ValueError(
+                "held_out_size is for a data set without a held_out_path: leave it out "
+                "(evaluation.prompts says how many of that file's questions are asked)."
+            )
 
     @cached_property
     def rows(self) -> list[Question]:
@@ -52,15 +59,20 @@ class JSONLines:
         rows = [row for row in rows if row.id not in held_out]
         if not rows:
             raise InputError(
-                f"data.held_out_size={self.held_out_size} holds out every row of {self.path}; "
+                f"data.held_out_size={self.kept_back} holds out every row of {self.path}; "
                 "give a smaller one, or a data.held_out_path."
             )
         return rows
 
     def held_out(self) -> Sequence[Question]:
         if self.held_out_path is not None:
-            return self.read("held_out_path", self.held_out_path)[: self.held_out_size]
-        return sorted(self.rows, key=lambda row: row.id)[: self.held_out_size]
+            return self.read("held_out_path", self.held_out_path)
+        return sorted(self.rows, key=lambda row: row.id)[: self.kept_back]
+
+    @property
+    def kept_back(self) -> int:
+        """How many rows of `path` are held out."""
+        return 256 if self.held_out_size is None else self.held_out_size
 
     def read(self, key: str, name: str) -> list[Question]:
         path = Path(name)

@@ -1,7 +1,9 @@
 """An endless, checkpointable stream of prompts."""
 
 import hashlib
+import json
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -40,15 +42,20 @@ class PromptStream:
             taken += [self.prompts[row] for row in rows]
         return taken
 
+    @cached_property
     def digest(self) -> str:
-        """Names the prompts: their ids and their order before any shuffle."""
+        """Returns a digest of all that a run reads of its prompts, in their order before a shuffle.
+
+        The order of keys in `metadata` does not count.
+        """
         digest = hashlib.sha256()
         for prompt in self.prompts:
-            digest.update(prompt.id.encode() + b"\n")
+            row = json.dumps(vars(prompt), sort_keys=True, default=str)
+            digest.update(row.encode() + b"\n")
         return digest.hexdigest()
 
     def state(self) -> dict[str, Any]:
-        return {"epoch": self.epoch, "offset": self.offset, "prompts": self.digest()}
+        return {"epoch": self.epoch, "offset": self.offset, "prompts": self.digest}
 
     def restore(self, state: dict[str, Any]) -> None:
         """Goes on where the state was taken.
@@ -56,9 +63,11 @@ class PromptStream:
         Raises:
           InputError: the prompts are not those that it was taken with.
         """
-        if state["prompts"] != self.digest():
+        if state["prompts"] != self.digest:
             raise InputError(
-                "The prompts are not those of the run any more (did the file of data.path change?)."
+                "The prompts are not those of the run any more: its questions, answers or metadata "
+                "changed (did the file of data.path?), or it was started by an rl4p that checked "
+                "only the questions."
             )
         self.epoch, self.offset = state["epoch"], state["offset"]
         self.order = self.order_of(self.epoch)

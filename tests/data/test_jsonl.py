@@ -112,10 +112,19 @@ def test_a_question_that_stands_twice_is_one_and_counted(write, caplog):
 
 
 def test_a_file_of_its_own_to_hold_out(write):
-    path, other = write([row(f"{n}?") for n in range(3)]), write([row("7?"), row("8?")], "b.jsonl")
-    data = JSONLines(path=path, held_out_path=other, held_out_size=1)
+    """All of it, and all of the other: a full sweep is the default."""
+    path = write([row(f"{n}?") for n in range(3)])
+    other = write([row(f"{n}!") for n in range(300)], "b.jsonl")
+    data = JSONLines(path=path, held_out_path=other)
     assert len(data.train()) == 3
-    assert [q.question for q in data.held_out()] == ["7?"]
+    assert [q.question for q in data.held_out()] == [f"{n}!" for n in range(300)]
+    with pytest.raises(ValueError, match="held_out_size is for a data set without a held_out_pa"):
+        JSONLines(path=path, held_out_path=other, held_out_size=1)
+
+
+def test_without_one_256_rows_are_held_out(write):
+    data = JSONLines(path=write([row(f"{n}?") for n in range(300)]))
+    assert (len(data.held_out()), len(data.train())) == (256, 44)
 
 
 def test_holding_everything_out_is_refused(write):

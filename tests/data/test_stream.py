@@ -66,3 +66,24 @@ def test_a_state_of_other_prompts_is_refused(stream, change):
     with pytest.raises(InputError, match="prompts are not those of the run"):
         ours.restore(stream(**change).state())
     assert ours.take(7) == stream().take(7)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"answer": "other"},
+        {"question": "other"},
+        {"task": "other"},
+        {"solution": "other"},
+        {"tokens": (9,)},
+        {"metadata": {"level": 2}},
+        {"system_prompt": "other"},
+    ],
+    ids=lambda change: next(iter(change)),
+)
+def test_a_state_of_prompts_with_other_contents_is_refused(make_prompt, change):
+    """Their ids are the same: an answer may have been mended in the file since."""
+    state = PromptStream([make_prompt(id="a"), make_prompt(id="b")], seed=0).state()
+    PromptStream([make_prompt(id="a"), make_prompt(id="b")], seed=0).restore(state)
+    with pytest.raises(InputError, match="its questions, answers or metadata changed"):
+        PromptStream([make_prompt(id="a"), make_prompt(id="b", **change)], seed=0).restore(state)
