@@ -121,15 +121,23 @@ class Checkpoints:
             raise RunError(f"The last checkpoint could not be saved: {error}.") from error
 
 
-def restore_params(folder: Path, like: Params) -> tuple[int, Params]:
-    """The newest checkpoint's step and parameters; nothing else of it is read.
+def restore_params(
+    folder: Path, like: Params, *, step: int | None = None, average: bool = False
+) -> tuple[int, Params]:
+    """Reads the parameters of a checkpoint, and nothing else of it.
 
     Args:
       folder: of the run.
       like: shapes, dtypes and shardings.
+      step: of the checkpoint; None is the newest.
+      average: reads the moving average of the parameters in their place.
+
+    Returns:
+      The step, and the parameters.
 
     Raises:
-      InputError: there is none, or it does not fit; the leaves that differ are named.
+      InputError: there is no such checkpoint, or it has no average, or it does not fit; the leaves
+        that differ are named.
     """
     folder = folder / "checkpoints"
     absent = InputError(f"{folder} has no finished checkpoint.")
@@ -143,24 +151,34 @@ def restore_params(folder: Path, like: Params) -> tuple[int, Params]:
             "stream": ocp.JsonCheckpointHandler(),  # or Orbax remarks that it cannot read it
         },
     )
-    step = manager.latest_step()
-    if step is None:
+    steps = sorted(manager.all_steps())
+    if not steps:
         raise absent
-    saved = manager.item_metadata(step)["state"]["params"]
+    if step is None:
+        step = steps[-1]
+    elif step not in steps:
+        raise InputError(
+            f"{folder} has no checkpoint of step {step}; it has those of "
+            f"{', '.join(map(str, steps))} (checkpoint.every and checkpoint.keep say which stay)."
+        )
+    part = "average" if average else "params"
+    saved = manager.item_metadata(step)["state"].get(part)
+    if not saved:
+        raise InputError(f"The run of {folder} kept no moving average: its ema.decay was 0.")
     # A critic beside the policy is none of it.
     check_same_leaves(folder, {name: saved[name] for name in saved if name in like}, like)
     restored = manager.restore(
         step,
         args=ocp.args.Composite(
             state=ocp.args.PyTreeRestore(
-                {"params": like},
-                restore_args={"params": ocp.checkpoint_utils.construct_restore_args(like)},
+                {part: like},
+                restore_args={part: ocp.checkpoint_utils.construct_restore_args(like)},
                 partial_restore=True,
             )
         ),
     )
     manager.close()
-    return step, restored["state"]["params"]
+    return step, restored["state"][part]
 
 
 def as_saved(state: TrainState) -> dict[str, Any]:

@@ -140,6 +140,41 @@ def test_a_critic_beside_the_policy_is_left_behind(tmp_path):
     assert_equal(load(tmp_path / "out")[1], policy)
 
 
+def test_an_older_checkpoint_and_the_moving_average_can_be_had(tmp_path, capsys):
+    """Two checkpoints of a run that keeps an average, each with parameters of its own."""
+    config = compose((*SMALL, "ema.decay=0.5"))
+    run = tmp_path / "run"
+    (run / ".hydra").mkdir(parents=True)
+    OmegaConf.save(config, run / ".hydra" / "config.yaml")
+    experiment = build(config)
+    state, saved = experiment.state, {}
+    with experiment.checkpoint.open(run, experiment.stream) as checkpoints:
+        for step in (3, 5):
+            params = jax.tree.map(lambda x, n=step: x + n, state.params)
+            average = jax.tree.map(lambda x, n=step: x - n, state.params)
+            saved[step] = params, average
+            changed = {"step": np.int32(step), "params": params, "average": average}
+            checkpoints.save(type(state)(**(vars(state) | changed)))
+
+    def exported(*words):
+        out = tmp_path / "-".join(("out", *words))
+        assert main([f"resume={run}", f"out={out}", *words]) == 0
+        return load(out)[1]
+
+    assert_equal(exported(), saved[5][0])
+    assert_equal(exported("step=3"), saved[3][0])
+    assert_equal(exported("average=true"), saved[5][1])
+    assert_equal(exported("step=3", "average=true"), saved[3][1])
+    assert "holds the averaged policy of" in capsys.readouterr().out
+    assert main([f"resume={run}", f"out={tmp_path / 'no'}", "step=4"]) == 2
+    assert "has no checkpoint of step 4; it has those of 3, 5 (" in capsys.readouterr().err
+
+
+def test_an_average_that_was_not_kept_is_refused(run, tmp_path, capsys):
+    assert main([f"resume={run}", f"out={tmp_path / 'out'}", "average=true"]) == 2
+    assert "kept no moving average: its ema.decay was 0." in capsys.readouterr().err
+
+
 def test_a_write_that_fails_leaves_nothing(run, tmp_path, monkeypatch, capsys):
     def full(*_):
         raise OSError(28, "No space left on device")
@@ -164,7 +199,9 @@ def test_an_empty_folder_is_filled_and_another_is_not(run, tmp_path, capsys):
     ("arguments", "sentence"),
     [
         ([], "Give resume=RUN and out=FOLDER"),
-        (["resume=a"], "Give resume=RUN and out=FOLDER, and dtype=, adapter="),
+        (["resume=a"], "Give resume=RUN and out=FOLDER, and step=, average=, dtype=, adapter="),
+        (["resume=a", "out=b", "step=last"], "step=last is not a whole number."),
+        (["resume=a", "out=b", "average=1"], "average=1 is not one of true, false."),
         (["resume=a", "out="], "Give resume=RUN and out=FOLDER"),
         (["run=a", "out=b"], "Give resume=RUN and out=FOLDER"),
         (["resume=a", "out=b", "adapter=yes"], "adapter=yes is not one of true, false."),

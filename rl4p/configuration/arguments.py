@@ -36,3 +36,14 @@ def listed(value: str) -> list[str]:
     """The names in a list such as [a,b]."""
     names = value.strip("[]").replace(" ", "").split(",")
     return [name for name in names if name]
+
+
+def whole_number(key: str, value: str) -> int:
+    """Reads a count.
+
+    Raises:
+      InputError: it is not one.
+    """
+    if not value.isdecimal():
+        raise InputError(f"{key}={value} is not a whole number.")
+    return int(value)
