@@ -7,7 +7,7 @@ import numpy as np
 from rl4p.errors import RunError
 from rl4p.model.policy import Policy
 from rl4p.processes import to_host
-from rl4p.types import Finish, Rewards, Texts, Trajectories
+from rl4p.types import Finish, Rewards, Texts, TrainingBatch, Trajectories
 
 
 class Checker:
@@ -17,7 +17,7 @@ class Checker:
         self.stage = stage
 
     def fail(self, field: str, expected: str, got: Any) -> None:
-        raise RunError(f"Bad batch after {self.stage}: {field} should be {expected}, got {got}.")
+        raise RunError(f"Bad batch {self.stage}: {field} should be {expected}, got {got}.")
 
     def array(self, field: str, value: Any, shape: tuple[int, ...], kind: str) -> np.ndarray:
         """Checks shape, kind of dtype (b, i, f) and finiteness; returns it on the host."""
@@ -44,7 +44,7 @@ def check_rollout(
     """Stage rollout: the arrays, the texts beside them, tokens and version against the policy."""
     trajectories, texts = result
     check_trajectories(trajectories)
-    check = Checker("rollout")
+    check = Checker("after rollout")
     B = trajectories.tokens_BT.shape[0]
     for field, rows in (("prompts", texts.prompts), ("responses", texts.responses)):
         if len(rows) != B:
@@ -57,7 +57,7 @@ def check_rollout(
 
 def check_trajectories(trajectories: Trajectories) -> None:
     """Stage rollout."""
-    check = Checker("rollout")
+    check = Checker("after rollout")
     shape = np.shape(trajectories.tokens_BT)
     if len(shape) != 2 or shape[0] < 1 or shape[1] < 2:
         check.fail("tokens_BT", "[B, T] with B > 0 and T > 1", shape)
@@ -102,7 +102,7 @@ def check_prompts(check: Checker, trajectories: Trajectories, groups: np.ndarray
 
 def check_rewards(rewards: Rewards, trajectories: Trajectories) -> None:
     """Stage rewarded."""
-    check = Checker("reward")
+    check = Checker("after reward")
     B = trajectories.tokens_BT.shape[0]
     total = check.array("total_B", rewards.total_B, (B,), "f")
     valid = check.array("valid_B", rewards.valid_B, (B,), "b")
@@ -113,8 +113,32 @@ def check_rewards(rewards: Rewards, trajectories: Trajectories) -> None:
 
 def check_advantages(advantages_BT: Any, trajectories: Trajectories, rewards: Rewards) -> None:
     """Stage advantaged."""
-    check = Checker("advantage")
+    check = Checker("after advantage")
     host = check.array("advantages_BT", advantages_BT, trajectories.tokens_BT.shape, "f")
     mask, valid = to_host((trajectories.response_mask_BT, rewards.valid_B))
     check.that("advantages_BT", mask | (host == 0), "0 outside the response mask")
     check.that("advantages_BT", valid[:, None] | (host == 0), "0 on invalid samples")
+
+
+def check_training_batch(batch: TrainingBatch) -> None:
+    """Stage trainable: the loss mask, the advantages on it, and the scores beside them."""
+    check = Checker("for the update")
+    B, T = batch.trajectories.tokens_BT.shape
+    loss_mask = check.array("loss_mask_BT", batch.loss_mask_BT, (B, T), "b")
+    response_mask = np.asarray(to_host(batch.trajectories.response_mask_BT))
+    check.that("loss_mask_BT", response_mask | ~loss_mask, "false outside the response mask")
+    advantages = check.array("advantages_BT", batch.advantages_BT, (B, T), "f")
+    check.that("advantages_BT", loss_mask | (advantages == 0), "0 outside the loss mask")
+    for name, values in batch.scores.items():
+        field = f"scores[{name!r}]"
+        shape = tuple(np.shape(values))
+        if shape not in ((B, T), (B,)):
+            check.fail(field, f"of shape {(B, T)} or {(B,)}", shape)
+        if shape == (B, T):
+            on_mask = np.where(loss_mask, np.asarray(to_host(values)), 0)
+            check.that(field, ~np.isnan(on_mask), "a number on the loss mask")
+            if name != "teacher_logprobs":  # a teacher may rule a token out
+                check.that(field, np.isfinite(on_mask), "finite on the loss mask")
+    if "returns" in batch.scores:
+        returns = np.asarray(to_host(batch.scores["returns"]))
+        check.that("scores['returns']", loss_mask | (returns == 0), "0 outside the loss mask")

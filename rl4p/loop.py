@@ -89,6 +89,7 @@ def train(loop: Loop, state: TrainState, stream: PromptStream) -> Iterator[StepI
                 loss_mask_BT=estimated.loss_mask_BT,
                 scores=estimated.for_update(scores),
             )
+            phases.check("update", batch)
             # Its arrays are given up, and those of a memory that a phase left alone are in both.
             state, update_metrics = gradient_step(
                 objective,

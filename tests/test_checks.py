@@ -3,9 +3,15 @@ import dataclasses
 import jax.numpy as jnp
 import pytest
 
-from rl4p.checks import check_advantages, check_rewards, check_rollout, check_trajectories
+from rl4p.checks import (
+    check_advantages,
+    check_rewards,
+    check_rollout,
+    check_training_batch,
+    check_trajectories,
+)
 from rl4p.errors import RunError
-from rl4p.types import Texts
+from rl4p.types import Texts, TrainingBatch
 
 # Row 1 of the batch has a prompt of five tokens and a response of three: its columns 0 to 2 and 11
 # to 15 are padding.
@@ -136,3 +142,45 @@ def test_broken_advantages_are_named(trajectories, rewards, advantages, broken, 
         RunError, match=f"Bad batch after advantage: advantages_BT should be {message}"
     ):
         check_advantages(broken(advantages), trajectories, rewards)
+
+
+@pytest.fixture
+def training_batch(trajectories, rewards, advantages):
+    mask_BT = trajectories.response_mask_BT & rewards.valid_B[:, None]
+    ones_BT = jnp.where(mask_BT, 1.0, 0.0)
+    scores = {"values": ones_BT, "returns": ones_BT, "greedy_rewards": rewards.total_B}
+    return TrainingBatch(
+        trajectories=trajectories,
+        advantages_BT=advantages,
+        loss_mask_BT=mask_BT,
+        scores=scores | {"teacher_logprobs": jnp.where(mask_BT, -jnp.inf, jnp.nan)},
+    )
+
+
+@pytest.mark.parametrize(
+    ("field", "broken", "message"),
+    [
+        ("loss_mask_BT", lambda x: x[1:], r"loss_mask_BT should be of shape \(8, 16\), got"),
+        ("loss_mask_BT", lambda x: x.astype(jnp.int32), "loss_mask_BT should be bool, got int32"),
+        ("loss_mask_BT", lambda x: x.at[0, 1].set(True), "be false outside the response mask"),
+        ("advantages_BT", lambda x: x.at[0, 9].set(jnp.inf), "advantages_BT should be finite"),
+        ("advantages_BT", lambda x: x.at[3, 8].set(1), "should be 0 outside the loss mask, got 1"),
+        ("values", lambda x: x.at[0, 9].set(jnp.inf), r"\['values'\] should be finite on the"),
+        ("values", lambda x: x[:, 0:9], r"of shape \(8, 16\) or \(8,\), got \(8, 9\)"),
+        (
+            "returns",
+            lambda x: x.at[0, 0].set(1),
+            r"\['returns'\] should be 0 outside the loss mask",
+        ),
+        ("teacher_logprobs", lambda x: x.at[0, 9].set(jnp.nan), "be a number on the loss mask"),
+    ],
+)
+def test_a_broken_training_batch_is_named(training_batch, field, broken, message):
+    check_training_batch(training_batch)
+    if field in training_batch.scores:
+        scores = training_batch.scores | {field: broken(training_batch.scores[field])}
+        bad = dataclasses.replace(training_batch, scores=scores)
+    else:
+        bad = dataclasses.replace(training_batch, **{field: broken(getattr(training_batch, field))})
+    with pytest.raises(RunError, match=f"Bad batch for the update: .*{message}"):
+        check_training_batch(bad)
