@@ -1,0 +1,67 @@
+"""The parts of this package are what the contracts say, argument for argument."""
+
+import inspect
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from rl4p import protocols
+from rl4p.configuration import targets
+
+CONF = Path(__file__).resolve().parents[1] / "conf"
+GROUPS = {
+    "rollout": protocols.Rollout,
+    "reward": protocols.Reward,
+    "advantage": protocols.Advantage,
+    "update": protocols.Update,
+    "correction": protocols.Correction,
+    "kl": protocols.KL,
+    "entropy": protocols.Entropy,
+    "critic": protocols.Critic,
+    "collector": protocols.Collector,
+    "optimizer": protocols.Optimizer,
+    "model": protocols.Model,
+    "data": protocols.DataSet,
+}
+# What an advantage is given beside its two arguments, if it asks (`needs`, `initial_state`).
+ASKED_FOR = {"scores", "memory"}
+
+
+def classes() -> list[Any]:
+    found = []
+    for group in GROUPS:
+        for path in sorted((CONF / group).glob("*.yaml")):
+            target = yaml.safe_load(path.read_text())["_target_"]
+            located = targets.locate(target, targets.TRUSTED, group)
+            found.append(pytest.param(group, located, id=f"{group}={path.stem}"))
+    return found
+
+
+def arguments(function: Any) -> list[str]:
+    return [name for name in inspect.signature(function).parameters if name != "self"]
+
+
+@pytest.mark.parametrize(("group", "part"), classes())
+def test_a_part_has_the_members_of_its_contract_with_their_arguments(group, part):
+    contract = GROUPS[group]
+    members = [*getattr(contract, "__annotations__", {}), *vars(contract)]
+    public = [m for m in members if m == "__call__" or not m.startswith("_")]
+    assert public
+    fields = getattr(part, "__dataclass_fields__", {})
+    for name in public:
+        assert hasattr(part, name) or name in fields, name
+        wanted, found = vars(contract).get(name), getattr(part, name, None)
+        if inspect.isfunction(wanted) and inspect.isfunction(found):
+            extra = ASKED_FOR if group == "advantage" else set()
+            assert [n for n in arguments(found) if n not in extra] == arguments(wanted), name
+
+
+def test_a_term_of_the_reward_has_a_weight_and_sees_the_texts():
+    terms = yaml.safe_load((CONF / "reward" / "weighted.yaml").read_text())["terms"]
+    assert terms
+    for term in terms.values():
+        part = targets.locate(term["_target_"], targets.TRUSTED, "reward")
+        assert "weight" in part.__dataclass_fields__
+        assert arguments(part.__call__) == arguments(protocols.RewardTerm.__call__) == ["texts"]

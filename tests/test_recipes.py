@@ -1,0 +1,103 @@
+"""The recipes of `experiments/` run, and the default one learns what its reward asks for."""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+from rl4p.configuration import compose
+from rl4p.experiment import build
+from rl4p.loop import train
+from rl4p.mesh import Mesh
+from rl4p.model.huggingface import write_policy
+from rl4p.model.pretrained import Pretrained
+
+pytestmark = pytest.mark.mixed_dtypes
+
+EXPERIMENTS = Path(__file__).resolve().parents[1] / "experiments"
+RECIPES = sorted(path.stem for path in EXPERIMENTS.glob("*.yaml"))
+
+QUICK = (
+    *("steps=2", "data.train_size=64", "data.held_out_size=8", "tracker=none", "debug=on"),
+    *("prompts_per_step=8", "update.microbatch_widths=1"),
+)
+# Shapes that are only planned with, made small; devices that are not here.
+SMALL = (
+    *("model.width=32", "model.layers=1", "model.heads=4", "model.key_value_heads=2"),
+    *("model.feed_forward_width=64", "model.vocabulary=512", "model.attention=xla", "mesh=single"),
+    "+reward.terms.capital._target_=rl4p.reward.format.Format",
+    "+reward.terms.capital.pattern='.*[A-Z].*'",
+)
+CHANGES: dict[str, tuple[str, ...]] = {
+    "llama3_1_8b_grpo": SMALL,
+    "qwen2_5_7b_grpo": SMALL,
+    "arithmetic_distill": ("teacher.path={teacher}",),
+}
+
+
+@pytest.fixture(scope="session")
+def teacher(tmp_path_factory) -> Path:
+    """The policy of the package with parameters that differ a little from its own."""
+    folder = tmp_path_factory.mktemp("teacher") / "policy"
+    policy, params = Pretrained(path="rl4p/tiny").build(Mesh(dp=1), jax.random.key(0))
+    noise = np.random.default_rng(0)
+    changed = jax.tree.map(lambda x: np.float32(x * noise.normal(1, 0.02, x.shape)), params)
+    write_policy(folder, policy, changed, None)
+    return folder
+
+
+# The large shapes compile longest, and differ from the small ones in numbers alone.
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.slow) if name.endswith("b_grpo") else name
+        for name in RECIPES
+    ],
+)
+def test_a_recipe_trains(name, teacher):
+    changes = [word.format(teacher=teacher) for word in CHANGES.get(name, ())]
+    run = build(compose([f"experiment={name}", *QUICK, *changes]))
+    start = jax.device_get(run.state.params)
+    infos = list(train(run.loop, run.state, run.stream))
+    assert [info.step for info in infos] == [1, 2]
+    for info in infos:
+        assert info.metrics["update/grad_norm"] > 0
+        assert info.metrics["update/skipped"] == 0
+    moved = jax.tree.map(lambda a, b: bool((a != b).any()), start, infos[-1].state.params)
+    assert any(jax.tree.leaves(moved))
+    found = run.evaluation.evaluate(infos[-1].state)
+    assert found["eval/arithmetic/prompts"] == 8
+
+
+@dataclass(frozen=True, kw_only=True)
+class Negated:
+    """Another advantage with its sign turned."""
+
+    of: Any
+
+    def __call__(self, trajectories, rewards):
+        return -self.of(trajectories, rewards)
+
+
+def mean_rewards(*, negated: bool) -> list[float]:
+    """The mean reward of each of ten steps of the default recipe, a little smaller and bolder."""
+    changes = ("tracker=none", "prompts_per_step=16", "optimizer.learning_rate=2e-4", "steps=10")
+    run = build(compose(changes))
+    phases = run.loop.phases
+    if negated:
+        phases = replace(phases, advantage=Negated(of=phases.advantage))
+    loop = replace(run.loop, phases=phases)
+    return [info.metrics["reward/mean"] for info in train(loop, run.state, run.stream)]
+
+
+def test_the_reward_of_the_default_recipe_rises():
+    rewards = mean_rewards(negated=False)
+    assert np.mean(rewards[-3:]) > np.mean(rewards[:3]) + 0.1
+
+
+def test_with_the_advantage_negated_it_falls():
+    rewards = mean_rewards(negated=True)
+    assert np.mean(rewards[-3:]) < np.mean(rewards[:3]) - 0.4
