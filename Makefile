@@ -3,6 +3,9 @@
 #   make train                            the default run; ARGS="advantage=rloo seed=1" changes it
 #   make test                             lint, then the fast tests; ARGS="-k grpo" chooses
 #   make slow                             the tests that `make test` leaves out
+#   make mutants                          faults put into the code, each of which a test must notice
+#   make tpu-plan                         plans for TPUs that are not here
+#   make extras                           whether pip finds what the extras cuda and tpu ask for
 #   make parity                           models against transformers, adapters against PEFT, losses
 #                                         against TRL and Tunix
 #   make lint | format | wheel | clean
@@ -14,9 +17,10 @@ BIN := .venv/bin
 RUNTIME := .venv/.runtime
 DEVELOPMENT := .venv/.development
 PARITY := .venv/.parity
+LIBTPU := .cache/libtpu
 
 .DELETE_ON_ERROR:
-.PHONY: train test slow parity lint format wheel clean
+.PHONY: train test slow mutants tpu-plan extras parity lint format wheel clean
 
 train: $(RUNTIME)
 	$(BIN)/python -m rl4p.train $(ARGS)
@@ -27,6 +31,20 @@ test: lint
 
 slow: $(DEVELOPMENT)
 	$(BIN)/python -m pytest -n 2 --dist loadfile -m slow $(ARGS)
+
+mutants: $(DEVELOPMENT)
+	$(BIN)/python -m tests.mutants $(ARGS)
+
+# libtpu is kept in a folder of its own: where it is installed, JAX looks for a TPU at every import.
+tpu-plan: $(DEVELOPMENT) $(LIBTPU)
+	PYTHONPATH=$(LIBTPU) $(BIN)/python -m pytest -m tpu_plan tests/planning $(ARGS)
+
+# A dry run: it installs nothing, and fails where an extra asks for what does not exist.
+extras: $(RUNTIME)
+	$(BIN)/python -m pip install --dry-run --quiet --disable-pip-version-check -c constraints.txt \
+	  '.[cuda]'
+	$(BIN)/python -m pip install --dry-run --quiet --disable-pip-version-check -c constraints.txt \
+	  '.[tpu]'
 
 # A CPU build of torch serves, and is much smaller; pip's own settings say where to find one.
 parity: $(PARITY)
@@ -62,4 +80,9 @@ $(DEVELOPMENT): $(RUNTIME)
 
 $(PARITY): $(DEVELOPMENT)
 	$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e '.[parity]'
+	@touch $@
+
+$(LIBTPU): pyproject.toml constraints.txt
+	$(BIN)/python -m pip install --disable-pip-version-check --upgrade --no-deps -c constraints.txt \
+	  --target $@ 'libtpu==0.0.42.*'
 	@touch $@
