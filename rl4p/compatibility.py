@@ -6,7 +6,8 @@ the user's own that does not declare a property below is taken to be an ordinary
     rollout.samples            false: no policy drew the tokens (`demonstrations`)
     advantage.reads_total      false: the total reward is not looked at
     advantage.compares_group   true: samples with the rewards of their siblings get 0
-    advantage.one_sign         true: all advantages have one sign
+    advantage.one_sign         true: no two advantages have different signs
+    advantage.uniform          true: all advantages are the same
     update.reads_advantages    false: advantages are not looked at
     update.whole_groups        true: the loss compares samples of a group
     correction.active          false: every token weighs 1
@@ -44,7 +45,7 @@ def advantages_that_nothing_reads(phases: Phases) -> str | None:
     advantage, update = phases.advantage, choice("update", phases.update)
     if getattr(phases.update, "reads_advantages", True):
         return None
-    if not getattr(advantage, "one_sign", False):
+    if not getattr(advantage, "uniform", False):
         return (
             f"{update} does not look at advantages, so {choice('advantage', advantage)} could not "
             "act: choose advantage=constant with it."
@@ -64,7 +65,7 @@ def advantages_of_one_sign_in_pairs(phases: Phases) -> str | None:
         return None
     return (
         f"{choice('update', phases.update)} compares the good samples of a group with the bad ones,"
-        f" and {choice('advantage', phases.advantage)} calls all of them good: choose "
+        f" and {choice('advantage', phases.advantage)} calls none of them bad: choose "
         "advantage=preference."
     )
 

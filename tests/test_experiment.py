@@ -2,11 +2,15 @@
 
 import json
 
+import jax
 import pytest
 
 from rl4p.configuration import compose
 from rl4p.errors import InputError
 from rl4p.experiment import build
+from rl4p.mesh import Mesh
+from rl4p.model.huggingface import write_policy
+from rl4p.model.pretrained import Pretrained
 
 SMALL = (
     "model=scratch",
@@ -66,6 +70,45 @@ def test_a_data_file_is_refused_with_its_line(tmp_path, content, sentence):
         path.write_bytes(content if isinstance(content, bytes) else content.encode())
     small = ("model=scratch", "model.width=32", "model.heads=2", "data=gsm8k")
     assert sentence in refusal(f"data.path={path}", small=small)
+
+
+def test_an_evaluation_asks_as_many_questions_as_it_is_told():
+    assert len(build(compose(SMALL)).evaluation.prompts) == 4
+    run = build(compose([*SMALL, "evaluation.prompts=3"]))
+    assert len(run.evaluation.prompts) == 3
+
+
+@pytest.mark.parametrize(
+    ("overrides", "of_average"),
+    [((), False), (("ema.decay=0.5",), True), (("ema.decay=0.5", "ema.use_for_eval=false"), False)],
+)
+def test_the_average_is_evaluated_where_there_is_one_unless_told(overrides, of_average):
+    assert build(compose([*SMALL, *overrides])).evaluation.of_average is of_average
+
+
+def test_a_sequence_may_be_as_long_as_the_model_has_positions():
+    words = [*SMALL, "model.max_positions=64", "max_prompt_tokens=24"]
+    build(compose([*words, "max_response_tokens=40"]))
+    assert "= 65 is more than the 64 positions" in refusal(*words, "max_response_tokens=41")
+
+
+def test_minibatches_may_not_divide_groups_that_stay_together():
+    """Four groups of two rows: eight minibatches of one row each would divide them."""
+    words = (*SMALL, "update.minibatches=8")
+    build(compose(words))
+    assert "does not divide the 8 sequences of a step by whole groups" in refusal(
+        *words, "update=dpo", small=()
+    )
+
+
+def test_a_teacher_of_another_vocabulary_is_refused(tmp_path):
+    policy, params = Pretrained(path="rl4p/tiny").build(Mesh(dp=1), jax.random.key(0))
+    write_policy(tmp_path / "teacher", policy, params, None)
+    words = ("advantage=distill", "+model@teacher=pretrained", f"teacher.path={tmp_path}/teacher")
+    build(compose([*SMALL, *words]))
+    path = tmp_path / "teacher" / "tokenizer.json"
+    path.write_text(path.read_text().replace('"A":', '"Aa":'))
+    assert "their vocabularies differ" in refusal(*words)
 
 
 def test_a_system_prompt_stands_before_every_question(tmp_path):

@@ -13,9 +13,11 @@ from rl4p.advantage.grpo import GRPO
 from rl4p.collector.synchronous import Synchronous
 from rl4p.critic.shared import Shared
 from rl4p.data.stream import PromptStream
+from rl4p.entropy.bonus import Bonus
 from rl4p.errors import RunError
 from rl4p.evaluation import Evaluation
 from rl4p.kl.adaptive import Adaptive
+from rl4p.kl.fixed import Fixed
 from rl4p.loop import Loop, run_hooks, train
 from rl4p.masking import spread_over_tokens
 from rl4p.optimizer.adamw import AdamW
@@ -25,18 +27,19 @@ from rl4p.scoring import Scoring
 from rl4p.types import StepInfo, Texts
 from rl4p.update.ppo import PPO
 from rl4p.update.reinforce import Reinforce
+from rl4p.update.sft import SFT
 
 pytestmark = pytest.mark.mixed_dtypes
 
 
 @dataclass(frozen=True, kw_only=True)
-class Digits:
-    """Counts digits: a reward that random responses differ in."""
+class OddCharacters:
+    """Counts characters of odd code: random responses of a group always differ in that."""
 
     weight: float = 1.0
 
     def __call__(self, texts):
-        return [float(sum(c.isdigit() for c in response)) for response in texts.responses]
+        return [float(sum(ord(c) % 2 for c in response)) for response in texts.responses]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,7 +61,7 @@ def make_loop(policy, make_phases):
             phases=make_phases(
                 **{
                     "rollout": NaiveSampler(max_response_tokens=8),
-                    "reward": Weighted(terms={"digits": Digits()}),
+                    "reward": Weighted(terms={"odd": OddCharacters()}),
                     "advantage": GRPO(),
                     "update": PPO(),
                 }
@@ -82,6 +85,12 @@ def run(loop, params, prompts, make_state):
 def test_steps_are_counted_and_the_policy_moves(make_loop, params, prompts, make_state):
     infos = run(make_loop(steps=3), params, prompts, make_state)
     assert [info.step for info in infos] == [1, 2, 3]
+    for info in infos:
+        assert info.metrics["update/grad_norm"] > 0
+        assert info.metrics["staleness/max"] == 0  # trained by the step that sampled
+        seconds, rows = info.metrics["time/rollout"], len(info.texts.responses)
+        tokens = rows * info.metrics["rollout/response_tokens"] / seconds
+        assert info.metrics["rollout/tokens_per_second"] == pytest.approx(tokens)
     assert [int(np.asarray(info.trajectories.policy_version_B)[0]) for info in infos] == [0, 1, 2]
     # A step samples with the parameters that the step before it left: the trainer agrees with it.
     assert max(info.metrics["rollout/logprob_gap_max"] for info in infos) < 1e-4
@@ -116,7 +125,7 @@ def test_memory_that_a_phase_leaves_alone_outlives_the_update(
     make_loop, params, prompts, make_state
 ):
     """The update is given the state's arrays to write over: these must not be among them."""
-    reward = Remembering(terms={"digits": Digits()})
+    reward = Remembering(terms={"odd": OddCharacters()})
     infos = run(make_loop(reward=reward), params, prompts, make_state)
     assert infos[-1].state.memory["reward"] == 7
 
@@ -245,6 +254,68 @@ def test_gradients_that_are_not_finite_change_nothing_and_stop_the_run(
         jax.tree.leaves(one.state.params), jax.tree.leaves(params), strict=True
     ):
         np.testing.assert_array_equal(ours, before)
+
+
+@dataclass(frozen=True, kw_only=True)
+class BrokenEverySecondStep(Reinforce):
+    """Its rows know the step that drew them."""
+
+    def __call__(self, logprobs_BT, batch):
+        loss_BT, extras = super().__call__(logprobs_BT, batch)
+        odd_B1 = batch.trajectories.policy_version_B[:, None] % 2 == 1
+        return jnp.where(odd_B1, jnp.nan, loss_BT), extras
+
+
+def test_only_skipped_steps_in_a_row_are_counted(make_loop, params, prompts, make_state):
+    loop = replace(make_loop(steps=6, update=BrokenEverySecondStep()), max_skipped=1)
+    infos = run(loop, params, prompts, make_state)
+    assert [info.metrics["update/skipped"] for info in infos] == [0, 1, 0, 1, 0, 1]
+
+
+def test_a_divergence_in_the_reward_has_its_own_coefficient(make_loop, params, prompts, make_state):
+    """R - 2 (log pi - log pi_reference) of each token, by a sampler that is not the reference."""
+    reference = jax.tree.map(lambda x: x * 1.05, params)
+    kl = Fixed(beta=2.0, estimator="k1", placement="in_reward")
+    loop = make_loop(steps=1, kl=kl, entropy=Bonus(alpha=0.5), advantage=Plain())
+    loop = replace(loop, scoring=Scoring(reference=reference))
+    (info,) = run(loop, params, prompts, make_state)
+    assert abs(info.metrics["update/kl"]) > 1e-3
+    other = replace(loop, phases=replace(loop.phases, kl=replace(kl, beta=1.0)))
+    (half,) = run(other, params, prompts, make_state)
+    # A row's advantage stands on each of its tokens: in the mean, rows weigh by their lengths.
+    lengths_B = np.asarray(info.trajectories.response_mask_BT).sum(axis=1)
+    plain = float(np.sum(info.rewards.total_B * lengths_B) / np.sum(lengths_B))
+    whole, halved = (x.metrics["advantage/mean"] - plain for x in (info, half))
+    assert abs(whole) > 1e-3
+    assert whole == pytest.approx(2 * halved, rel=1e-3)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plain:
+    """The total reward on every token."""
+
+    def __call__(self, trajectories, rewards):
+        return spread_over_tokens(rewards.total_B, trajectories)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Half:
+    """Grades every second response only."""
+
+    weight: float = 1.0
+
+    def __call__(self, texts):
+        return [None if b % 2 else 1.0 for b in range(len(texts.responses))]
+
+
+def test_samples_without_a_grade_are_not_in_the_loss(make_loop, params, prompts, make_state):
+    loop = make_loop(steps=1, reward=Weighted(terms={"half": Half()}), update=SFT())
+    (info,) = run(loop, params, prompts, make_state)
+    mask_BT = np.asarray(info.trajectories.response_mask_BT)
+    valid_BT = mask_BT & (np.arange(len(mask_BT)) % 2 == 0)[:, None]
+    logprobs_BT = np.asarray(info.trajectories.behaviour_logprobs_BT)
+    assert info.metrics["update/loss"] == pytest.approx(-logprobs_BT[valid_BT].mean(), rel=1e-4)
+    assert info.metrics["reward/invalid"] == len(mask_BT) / 2
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -140,10 +140,11 @@ def test_a_run_killed_before_its_first_checkpoint_begins_anew(
 def test_samples_are_recorded_with_their_grades(trained, tmp_path):
     _, (info, _) = trained
     record, mirror = Record(tmp_path), Mirror()
-    hook = RecordSamples(every=1, count=3, record=record, tracked=mirror)
+    hook = RecordSamples(every=1, count=6, record=record, tracked=mirror)  # of two prompts
     hook(info)
     rows = record.samples()
-    assert len(rows) == 3
+    assert len(rows) == 6
+    assert len({row["answer"] for row in rows}) == 2
     for b, row in enumerate(rows):
         assert row["step"] == 1
         assert row["response"] == info.texts.responses[b]

@@ -18,6 +18,7 @@ class Constant(AdvantageOptions):
 
     one_sign = True
     reads_total = False
+    uniform = True
 
     value: float = 1.0
 

@@ -46,6 +46,13 @@ class GAE(AdvantageOptions):
 
     needs = frozenset({"values"})
 
+    def __post_init__(self) -> None:
+        if self.alpha and self.lambda_policy != GAE.lambda_policy:
+            raise ValueError(
+                f"lambda_policy={self.lambda_policy} could not act beside alpha={self.alpha}, "
+                "which computes it from each response's length: leave one of them out."
+            )
+
     def __call__(
         self, trajectories: Trajectories, rewards: Rewards, *, scores: Mapping[str, Array]
     ) -> Array:

@@ -66,6 +66,16 @@ class MaxEntGRPO(AdvantageOptions):
     tau_min: AboveZero = 0.05
     tau_max: AboveZero = 5.0
 
+    def __post_init__(self) -> None:
+        of_controller = ("target_entropy", "tau_warmup", "tau_min", "tau_max")
+        changed = [
+            name for name in of_controller if getattr(self, name) != getattr(type(self), name)
+        ]
+        if changed and not self.tau_learning_rate:
+            raise ValueError(
+                f"{', '.join(changed)} could not act: tau_learning_rate=0 keeps tau as it is."
+            )
+
     @property
     def needs(self) -> frozenset[str]:
         reference = {"reference_logprobs"} if self.beta else set()

@@ -19,12 +19,14 @@ class AdvantageOptions:
         baseline and the loss.
       reads_total: whether the total reward is looked at (`compatibility.py`).
       compares_group: whether a sample that equals its siblings gets 0.
-      one_sign: whether all advantages have the same sign.
+      one_sign: whether no two advantages have different signs.
+      uniform: whether all advantages are the same.
     """
 
     reads_total: ClassVar[bool] = True
     compares_group: ClassVar[bool] = False
     one_sign: ClassVar[bool] = False
+    uniform: ClassVar[bool] = False
 
     clip: NonNegative = 0.0
     mask_truncated: bool = False

@@ -28,6 +28,7 @@ class PassK(AdvantageOptions):
     """
 
     compares_group = True
+    one_sign = True
 
     epsilon: AboveZero = 1e-4
 

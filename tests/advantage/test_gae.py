@@ -74,3 +74,8 @@ def test_whitened_over_the_tokens(batch):
     advantages = phase(trajectories, rewards, scores=scores)
     expected = on_tokens(*(plain - plain.mean()) / (plain.std() + 0.1))
     np.testing.assert_allclose(advantages, expected, rtol=1e-5)
+
+
+def test_a_decay_that_alpha_replaces_is_refused():
+    with pytest.raises(ValueError, match=r"lambda_policy=0\.5 could not act beside alpha=0\.05"):
+        GAE(alpha=0.05, lambda_policy=0.5)

@@ -91,3 +91,9 @@ def test_the_memory_holds_the_tau_that_is_used(make_trajectories, make_rewards, 
     kept, _ = call(MaxEntGRPO(), trajectories, rewards, memory=memory)
     given, _ = call(MaxEntGRPO(tau=3.0), trajectories, rewards)
     np.testing.assert_allclose(kept, given, rtol=1e-5)
+
+
+def test_options_of_a_controller_that_does_nothing_are_refused():
+    with pytest.raises(ValueError, match="target_entropy, tau_max could not act"):
+        MaxEntGRPO(target_entropy=1.0, tau_max=2.0)
+    MaxEntGRPO(target_entropy=1.0, tau_learning_rate=0.1)
