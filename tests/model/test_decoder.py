@@ -91,8 +91,14 @@ def test_prefill_and_decoding_with_a_cache_are_the_full_forward(decoder, params)
     np.testing.assert_array_equal(cache.segment_ids_BS, np.pad(segments, ((0, 0), (0, 2))))
 
 
-def test_what_follows_a_beginning_is_the_end_of_the_whole_row(decoder, params):
-    """Four tokens run first and give keys and values; the other six come behind them."""
+@pytest.mark.parametrize("sliding", [(), (True, False)])
+def test_what_follows_a_beginning_is_the_end_of_the_whole_row(decoder, params, sliding):
+    """Four tokens run first and give keys and values; the other six come behind them.
+
+    A window of three tokens reaches into the beginning, and not to its first token.
+    """
+    config = dataclasses.replace(decoder.config, sliding=sliding, window=3 if sliding else None)
+    decoder = dataclasses.replace(decoder, config=config)
     tokens, positions, segments = layout((0, TOKENS[2]), width=10)
     whole = jax.jit(decoder.hidden)(params, tokens, positions, segments)
     first, rest = (
