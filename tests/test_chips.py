@@ -20,6 +20,23 @@ def test_a_device_is_found_by_what_jax_calls_it(kind, name):
     assert chip_of(kind) is CHIPS[name]
 
 
+@pytest.mark.parametrize(
+    ("name", "gib", "flops", "bandwidth", "described_as"),
+    [
+        ("v5e", 16, 197e12, 0.82e12, "v5e"),
+        ("v5p", 95, 459e12, 2.77e12, "v5"),
+        ("v6e", 32, 918e12, 1.64e12, "v6e"),
+        ("h100", 80e9 / 2**30, 989e12, 3.35e12, None),
+        ("h200", 141e9 / 2**30, 989e12, 4.8e12, None),
+    ],
+)
+def test_a_chip_has_its_vendor_s_figures(name, gib, flops, bandwidth, described_as):
+    chip = CHIPS[name]
+    assert chip.memory == pytest.approx(gib * 2**30)
+    assert (chip.flops, chip.bandwidth, chip.described_as) == (flops, bandwidth, described_as)
+    assert chip.platform == ("gpu" if name.startswith("h") else "tpu")
+
+
 def test_others_are_not_known():
     assert chip_of("cpu") is None
 
@@ -38,7 +55,7 @@ def test_what_is_no_slice_is_refused(topology):
 def test_its_chips_have_to_be_there():
     slice_ = slice_of("v6e:2x4")
     slice_.check(["TPU v6 lite"] * 8, "v6e:2x4")
-    for kinds in (["TPU v6 lite"] * 4, ["TPU v5 lite"] * 8):
+    for kinds in (["TPU v6 lite"] * 4, ["TPU v6 lite"] * 16, ["TPU v5 lite"] * 8):
         with pytest.raises(InputError, match=f"but there are {len(kinds)} of the kind {kinds[0]}"):
             slice_.check(kinds, "v6e:2x4")
 

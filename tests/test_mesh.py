@@ -1,5 +1,6 @@
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import jax
 import numpy as np
@@ -228,10 +229,157 @@ def test_a_cpu_is_divided_into_a_device_for_each_core_once():
     assert "before backends are initialized" in done.stderr
 
 
-def test_rows_are_split_and_parameters_are_everywhere():
+def test_one_device_has_all_rows():
     mesh = Mesh(dp=1)
     tree = {"a": np.arange(6.0).reshape(3, 2), "b": np.arange(3)}
     for place in (mesh.shard_rows, mesh.replicate):
         jax.tree.map(np.testing.assert_array_equal, place(tree), tree)
-    assert not mesh.rows.is_fully_replicated or mesh.size == 1
     assert mesh.everywhere.is_fully_replicated
+    assert mesh.row_shards == mesh.row_multiple == mesh.size == 1
+    for function in (mesh.total, mesh.largest, mesh.total_gradient, mesh.gather_rows):
+        assert function(tree) is tree or function(tree) == tree
+
+
+SEVERAL = """
+import jax, jax.numpy as jnp, numpy as np
+from jax.sharding import PartitionSpec as P
+from rl4p import partition
+from rl4p.mesh import EVERYWHERE, ROWS, Mesh
+
+def parts(x):
+    return [shard.data.shape for shard in x.addressable_shards]
+
+mesh = Mesh(dp=2, fsdp=2, tp=2)
+assert (mesh.size, mesh.row_shards, mesh.row_multiple, mesh.platform) == (8, 4, 4, "cpu")
+
+# Rows are split along dp and fsdp, and each part is on both devices along tp.
+rows = np.arange(16).reshape(8, 2)
+split, whole = mesh.shard_rows({"a": rows, "b": rows[:, 0]}), mesh.replicate(rows)
+assert parts(split["a"]) == [(2, 2)] * 8 and parts(split["b"]) == [(2,)] * 8
+assert parts(whole) == [(8, 2)] * 8
+np.testing.assert_array_equal(split["a"], rows)
+gathered = jax.jit(mesh.gather_rows)(split["a"])
+assert parts(gathered)[0][0] == 8
+np.testing.assert_array_equal(gathered, rows)
+
+# Sums and the largest go over all rows, once.
+def of_rows(shared, rows):
+    return mesh.total(jnp.sum(rows)), mesh.largest(jnp.max(rows)), mesh.total(shared)
+
+def run(function, shared, rows, results):
+    return jax.jit(lambda *x: mesh.on_rows(function, *x, results=results))(shared, rows)
+
+total, largest, shared = run(of_rows, jnp.int32(1), rows, EVERYWHERE)
+assert (int(total), int(largest), int(shared)) == (int(rows.sum()), 15, 4)
+
+# Row by row, each device has its own.
+found = run(lambda shared, rows: rows * shared, jnp.int32(3), rows, ROWS)
+np.testing.assert_array_equal(found, rows * 3)
+
+# A gradient is that of one device: parts along fsdp, gathered in bfloat16, are added up once.
+random = np.random.default_rng(0)
+params = {
+    "embedding": random.normal(size=(4, 8)).astype(np.float32),
+    "norm": {"scale": random.normal(size=8).astype(np.float32)},
+}
+lying = jax.device_put(params, mesh.of_params(params))
+assert parts(lying["embedding"]) == [(2, 4)] * 8 and parts(lying["norm"]["scale"]) == [(8,)] * 8
+dtypes = []
+
+def loss(params, rows, dtype):
+    params = partition.gather(params, dtype)
+    dtypes.append(params["embedding"].dtype.name)
+    x = params["embedding"].astype(jnp.float32)[rows % 4]
+    return jnp.sum(jnp.sin(x * params["norm"]["scale"]) * (1.0 + rows[..., None]))
+
+def gradient(dtype):
+    def of(params, rows):
+        return mesh.total_gradient(jax.grad(loss)(params, rows, dtype))
+    return of
+
+for dtype, tolerance in (("float32", 1e-5), ("bfloat16", 5e-2)):
+    ours = jax.jit(
+        lambda p, r, dtype=dtype: mesh.on_rows(gradient(dtype), p, r, results=mesh.parts(p))
+    )(lying, rows)
+    expected = jax.grad(loss)(params, rows, "float32")
+    for a, b in zip(jax.tree.leaves(ours), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(a, b, rtol=tolerance, atol=tolerance)
+        assert a.dtype == np.float32
+assert "bfloat16" in dtypes
+
+# The gradient of a gathered parameter is added up in the parameter's own dtype: parts of 1 and of
+# 2 ** -9 would be 1 in bfloat16.
+data = Mesh(dp=1, fsdp=2)
+pieces = jnp.asarray([1.0, 2.0**-9], jnp.float32)
+
+def small(params, rows):
+    def loss(params):
+        whole = partition.gather(params, "bfloat16")["embedding"]
+        return jnp.sum(whole.astype(jnp.float32) * rows[0])
+    return data.total_gradient(jax.grad(loss)(params))
+
+ones = {"embedding": jnp.ones((2, 4))}
+added = jax.jit(
+    lambda p, r: data.on_rows(small, p, r, results=data.parts(p))
+)(jax.device_put(ones, data.of_params(ones)), pieces)
+np.testing.assert_array_equal(added["embedding"], np.full((2, 4), 1 + 2.0**-9, np.float32))
+
+# None stops before the others along fsdp; along dp they are free to.
+def steps(shared, rows):
+    return jnp.reshape(partition.in_step(rows[0, 0]), (1, 1))
+
+found = run(steps, jnp.int32(0), rows, ROWS)
+np.testing.assert_array_equal(found[:, 0], [4, 4, 12, 12])
+
+# What an optimizer keeps lies beside its parameter.
+state = mesh.init_beside(lambda p: {"mu": jax.tree.map(jnp.zeros_like, p)}, lying)
+assert parts(state["mu"]["embedding"]) == [(2, 4)] * 8
+fresh = mesh.init(lambda key: {"embedding": jax.random.normal(key, (4, 8))}, jax.random.key(0))
+assert parts(fresh["embedding"]) == [(2, 4)] * 8
+kept = jax.jit(lambda p, s: mesh.keep(jax.tree.map(lambda x: x + 1, p), s))(lying, state)
+assert parts(kept[0]["embedding"]) == [(2, 4)] * 8
+
+# A sampler's parameters are divided along tp alone.
+layers = {"layers": {"up": {"kernel": np.ones((2, 8, 4), np.float32)}}}
+for on in (mesh, Mesh(dp=1, fsdp=2, tp=2, rollout_devices=4)):
+    both = jax.device_put(params | layers, on.of_params(params | layers))
+    given = on.for_sampling(both, "float32")
+    assert set(parts(given["embedding"])) == {(2, 8)}
+    assert len(given["layers"]) == 2
+    assert set(parts(given["layers"][0]["up"]["kernel"])) == {(8, 2)}
+    there = set(on.sampling.devices.devices.flat)
+    assert given["embedding"].sharding.device_set == there
+
+# The last devices sample, and the first train.
+apart = Mesh(rollout_devices=3)
+assert [d.id for d in apart.devices.devices.flat] == [0, 1, 2, 3, 4]
+assert [d.id for d in apart.sampling.devices.devices.flat] == [5, 6, 7]
+assert (apart.row_shards, apart.sampling.row_shards, apart.row_multiple) == (5, 3, 15)
+divided = Mesh(fsdp=2, tp=2, dp=1, rollout_devices=4).sampling
+assert (divided.devices.shape["tp"], divided.row_shards) == (2, 2)
+assert Mesh(dp=2, tp=2).size == 4 and mesh.sampling is mesh
+"""
+
+
+def test_several_devices_split_rows_and_add_up(on_devices):
+    done = subprocess.run(
+        [sys.executable, "-c", SEVERAL], env=on_devices(8), capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
+@pytest.mark.parametrize(
+    ("sizes", "dimension", "parts", "nearest"),
+    [((1, 1, 4), "heads", 6, 3), ((1, 1, 2), "vocabulary", 265, 1), ((1, 5, 1), "width", 32, 4)],
+)
+def test_a_dimension_that_does_not_divide_is_named(monkeypatch, sizes, dimension, parts, nearest):
+    shape = dict(zip(("dp", "fsdp", "tp"), sizes, strict=True))
+    monkeypatch.setattr(Mesh, "devices", SimpleNamespace(shape=shape))
+    axis, size = ("fsdp", sizes[1]) if dimension == "width" else ("tp", sizes[2])
+    sentence = (
+        rf"^mesh\.{axis}={size} does not divide the model's {dimension}, which is {parts}: "
+        rf"the nearest that does is {nearest}\.$"
+    )
+    with pytest.raises(InputError, match=sentence):
+        Mesh().check_divides({dimension: parts})
+    Mesh().check_divides({dimension: 60 * size})

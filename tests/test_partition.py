@@ -120,6 +120,9 @@ def test_sizes_of_the_axes():
     assert Mesh(fsdp="host").sizes(1, 1) == (1, 1, 1)
     assert Mesh(dp=1, fsdp=-1, tp=2).sizes(8, 8) == (1, 4, 2)
     assert Mesh(dp=2, tp=2).sizes(8, 8) == (2, 1, 2)  # the rest stay idle
+    assert Mesh(shape="fsdp:4").sizes(8, 8) == (1, 4, 1)
+    with pytest.raises(InputError, match=r"mesh\.dp=-1 mesh\.fsdp=3 asks for 3 devices"):
+        Mesh(fsdp=3).sizes(8, 8)
     for options, words in (
         ({"dp": 1, "fsdp": 3, "tp": -1}, "mesh.fsdp=3 mesh.tp=-1 asks for 3 devices"),
         ({"dp": -1, "fsdp": -1}, "mesh.dp=-1 mesh.fsdp=-1 is no shape"),
@@ -168,3 +171,46 @@ def test_a_sampler_is_given_layers_one_by_one_and_no_critic():
             given["layers"][i],
             params["layers"],
         )
+
+
+def test_what_has_a_parameter_s_name_and_another_shape_is_whole():
+    """Of factored moments, rows and columns."""
+    params = shapes()
+    state = {"rows": jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[:-1], x.dtype), params)}
+    found = by_name(partition.specs_beside(state, params))
+    assert found["rows/layers/up/kernel"] == PartitionSpec()
+    assert found["rows/embedding"] == PartitionSpec()
+    beside = by_name(partition.specs_beside({"mu": params, "count": jnp.int32(0)}, params))
+    assert beside["mu/layers/up/kernel"] == PartitionSpec(None, "fsdp", "tp")
+    assert beside["count"] == PartitionSpec()
+
+
+def test_what_a_sampler_changes_is_named():
+    """Layers always, since they are cut out; matrices where activations have fewer bytes."""
+    params = shapes(tied_embedding=False)
+    assert partition.changed_for_sampling(params, "float32") == {"layers"}
+    assert partition.changed_for_sampling(params, "bfloat16") == {"layers", "embedding", "head"}
+
+
+def test_layers_are_cut_out_in_order():
+    params = {"layers": {"up": {"kernel": jnp.arange(12.0).reshape(3, 2, 2)}}}
+    layers = partition.as_sampled(params, "float32")["layers"]
+    assert len(layers) == 3
+    for i, layer in enumerate(layers):
+        np.testing.assert_array_equal(layer["up"]["kernel"], params["layers"]["up"]["kernel"][i])
+
+
+def test_the_rules_by_name():
+    assert partition.RULES == {
+        "width": "fsdp",
+        "vocabulary": "tp",
+        "heads": "tp",
+        "key_value_heads": "tp",
+        "feed_forward": "tp",
+    }
+    found = by_name(partition.specs(shapes(experts=4, labels=0)))
+    assert found["layers/experts/gate"] == PartitionSpec(None, None, "fsdp", "tp")
+    assert found["layers/experts/down"] == PartitionSpec(None, None, "tp", "fsdp")
+    along_tp = by_name(partition.specs(shapes(), ("tp",)))
+    assert along_tp["layers/down/kernel"] == PartitionSpec(None, "tp", None)
+    assert along_tp["norm/scale"] == PartitionSpec()

@@ -16,7 +16,7 @@ from rl4p.model.attention import View, softcapped, views
 from rl4p.model.cache import Before, Cache, write
 from rl4p.model.decoder_config import DecoderConfig
 from rl4p.model.kernels import Kernel
-from rl4p.model.layer import Layer, RMSNorm
+from rl4p.model.layer import PRODUCT, Layer, RMSNorm
 from rl4p.model.lora import LoRA
 from rl4p.partition import GATHERED, gather, gathering
 from rl4p.types import Array, Params
@@ -24,6 +24,10 @@ from rl4p.types import Array, Params
 __all__ = ["Before", "Cache", "Decoder", "DecoderConfig", "Remat"]
 
 Remat = Literal["none", "elementwise", "layer"]
+
+PRODUCTS = jax.checkpoint_policies.save_from_both_policies(
+    jax.checkpoint_policies.dots_saveable, jax.checkpoint_policies.save_only_these_names(PRODUCT)
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,7 +153,7 @@ class Decoder:
 
         saved = jax.checkpoint_policies.save_anything_except_these_names(GATHERED)
         if self.remat != "none":
-            saved = jax.checkpoint_policies.dots_saveable if self.remat == "elementwise" else None
+            saved = PRODUCTS if self.remat == "elementwise" else None
         if self.remat != "none" or gathering():
             # Only a loop around it keeps the compiler from finding what is computed again.
             run_layer = jax.checkpoint(run_layer, prevent_cse=self.unroll, policy=saved)

@@ -6,6 +6,7 @@ from typing import Any, Literal
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
 
 from rl4p.model.attention import View, attend
 from rl4p.model.cache import write
@@ -16,6 +17,7 @@ from rl4p.types import Array
 
 ACTIVATIONS = {"silu": nn.silu, "gelu_tanh": partial(nn.gelu, approximate=True)}
 INIT = nn.initializers.normal(0.02)
+PRODUCT = "product of a projection"  # which a policy of recomputing does not know for one
 
 
 class RMSNorm(nn.Module):
@@ -144,7 +146,9 @@ product.defvjp(product_forward, product_backward)
 class Projection(nn.Dense):
     """x W + b; where the parameters hold an adapter of W (`lora.py`), also (x A) B, scaled."""
 
-    dot_general: Any = staticmethod(lambda x, kernel_DF, *_, **__: product(x, kernel_DF))
+    dot_general: Any = staticmethod(
+        lambda x, kernel_DF, *_, **__: checkpoint_name(product(x, kernel_DF), PRODUCT)
+    )
     adapter_scale: float = 0.0
 
     def __call__(self, inputs: Array) -> Array:

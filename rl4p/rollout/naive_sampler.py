@@ -21,6 +21,8 @@ class NaiveSampler(SamplerOptions):
 
     Each sequence has a random key of its own, folded from the step's key and its number, and each
     token one folded from that: what a sequence says does not depend on its neighbours.
+
+    To stay short it runs the prompt of every sequence; `continuous` runs each prompt once.
     """
 
     def __call__(

@@ -1,5 +1,6 @@
 import re
 
+import numpy as np
 import pytest
 
 from rl4p.data.arithmetic import Arithmetic, addition
@@ -52,3 +53,37 @@ def test_questions_are_distinct_and_the_same_in_every_run():
 def test_more_sums_than_there_are_is_refused():
     with pytest.raises(InputError, match=r"is 82, but only 81 sums of 1-digit numbers exist"):
         Arithmetic(digits=1, train_size=62, held_out_size=20)
+
+
+def test_the_sums_are_those_that_the_shipped_policy_knows():
+    """By name: with another generator it would have been trained on what is held out."""
+    data = Arithmetic()
+    train, held_out = data.train(), data.held_out()
+    assert (len(train), len(held_out)) == (16_384, 256)
+    assert [q.question for q in train[:2]] == ["410+467", "298+842"]
+    assert [q.question for q in held_out[:2]] == ["537+157", "309+489"]
+    assert train[0].id == "arithmetic/410+467"
+
+
+def test_numbers_have_as_many_digits_as_asked():
+    for digits in (1, 2, 4):
+        rows = Arithmetic(digits=digits, train_size=50, held_out_size=10).train()
+        assert all(len(x) == digits for q in rows for x in q.question.split("+"))
+    first = {int(q.question[0]) for q in Arithmetic(digits=2, train_size=300).train()}
+    assert first == set(range(1, 10))
+
+
+def test_carelessness_forgets_each_carry_by_itself():
+    """Of sums of two columns that carry twice, about half have either carry forgotten."""
+    rows = Arithmetic(digits=2, train_size=4000, held_out_size=0, carelessness=0.5).train()
+    twice = [
+        q
+        for q in rows
+        for a, b in [q.question.split("+")]
+        if int(a[1]) + int(b[1]) > 9 and int(a[0]) + int(b[0]) > 9
+    ]
+    units = np.mean(["+1=" not in (q.solution or "") for q in twice])
+    tens = np.mean([len(final_answer(q.solution or "") or "") == 2 for q in twice])
+    assert len(twice) > 500
+    assert 0.42 < units < 0.58
+    assert 0.42 < tens < 0.58

@@ -1,8 +1,11 @@
+from dataclasses import fields
+
 import pytest
 
 from rl4p.data.arithmetic import addition
 from rl4p.data.prompts import encode_prompts
 from rl4p.errors import InputError
+from rl4p.types import Question
 
 QUESTIONS = [
     addition(a, b, (False,) * len(str(a))) for a, b in ((1, 2), (123, 456), (34, 12), (9, 9))
@@ -66,3 +69,11 @@ def test_nothing_short_enough_is_refused(encode):
         match=r"max_prompt_tokens=5 is too small: the shortest of the 4 prompts has 6 to",
     ):
         encode(max_prompt_tokens=5)
+
+
+def test_a_prompt_keeps_all_that_its_question_says(encode):
+    question = Question(
+        id="i", question="q", answer="a", task="t", solution="s", metadata={"tests": [1]}
+    )
+    (prompt,), _ = encode([question])
+    assert Question(**{f.name: getattr(prompt, f.name) for f in fields(Question)}) == question

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from rl4p.errors import InputError
-from rl4p.model.decoder import Decoder
+from rl4p.model.decoder import Before, Decoder
 from rl4p.partition import as_sampled
 
 LENGTHS = (7, 3, 10)
@@ -91,6 +91,41 @@ def test_prefill_and_decoding_with_a_cache_are_the_full_forward(decoder, params)
     np.testing.assert_array_equal(cache.segment_ids_BS, np.pad(segments, ((0, 0), (0, 2))))
 
 
+@pytest.mark.parametrize("sliding", [(), (True, False)])
+def test_what_follows_a_beginning_is_the_end_of_the_whole_row(decoder, params, sliding):
+    """Four tokens run first and give keys and values; the other six come behind them.
+
+    A window of three tokens reaches into the beginning, and not to its first token.
+    """
+    config = dataclasses.replace(decoder.config, sliding=sliding, window=3 if sliding else None)
+    decoder = dataclasses.replace(decoder, config=config)
+    tokens, positions, segments = layout((0, TOKENS[2]), width=10)
+    whole = jax.jit(decoder.hidden)(params, tokens, positions, segments)
+    first, rest = (
+        [x[:, here] for x in (tokens, positions, segments)] for here in (slice(4), slice(4, None))
+    )
+    before = Before(jax.jit(decoder.keys_and_values)(params, *first), first[2])
+    behind = jax.jit(decoder.hidden)(params, *rest, before)
+    np.testing.assert_allclose(behind, whole[:, 4:], atol=1e-5)
+
+
+def test_each_row_may_be_extended_at_a_slot_of_its_own(decoder, params):
+    """One token more of two rows, of which one has seven and the other three."""
+    rows = [layout((0, tokens)) for tokens in TOKENS[:2]]
+    tokens, positions, segments = (jnp.concatenate(x) for x in zip(*rows, strict=True))
+    hidden = jax.jit(decoder.hidden)(params, tokens, positions, segments)
+    single, cache = as_sampled(params, decoder.dtype), decoder.empty_cache(2, 8)
+    last = np.array(LENGTHS[:2]) - 1
+    shorter = np.where(np.arange(8) < last[:, None], segments[:, :8], 0)
+    _, cache = jax.jit(decoder.extend)(single, tokens[:, :8], positions[:, :8], shorter, cache, 0)
+    here = (np.arange(2), last)
+    found, cache = jax.jit(decoder.extend)(
+        single, *(x[here][:, None] for x in (tokens, positions, segments)), cache, last
+    )
+    np.testing.assert_allclose(found[:, 0], hidden[here], atol=1e-5)
+    np.testing.assert_array_equal(cache.segment_ids_BS, segments[:, :8])
+
+
 def test_rows_of_padding_alone_are_finite(decoder, params):
     assert jnp.isfinite(run(decoder, params, *layout())).all()
 
@@ -100,6 +135,7 @@ def test_bfloat16_activations_give_float32_logits_near_those_of_float32(decoder,
     half = dataclasses.replace(decoder, dtype="bfloat16")
     (rough,) = logits_of(half, params, (0, TOKENS[2]))
     assert rough.dtype == jnp.float32
+    assert (np.asarray(rough.astype(jnp.bfloat16), np.float32) != rough).mean() > 0.9
     assert jax.eval_shape(half.hidden, params, *layout()).dtype == jnp.bfloat16
     assert 0 < np.std(rough - exact) < 0.05 * np.std(exact)
 
@@ -115,6 +151,22 @@ def test_neither_recomputing_nor_unrolling_changes_a_gradient(decoder, params, o
     plain = dataclasses.replace(decoder, remat="none")
     one, other = (gradient(x) for x in (plain, dataclasses.replace(plain, **option)))
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5), one, other)
+
+
+def test_what_is_recomputed_is_not_kept(decoder, params):
+    """The bytes that a forward leaves for its backward, and the products that both of them run."""
+    kept, products = [], []
+    for remat in ("none", "elementwise", "layer"):
+        run = dataclasses.replace(decoder, remat=remat).hidden
+        row = layout((3, TOKENS[2]))
+        left = jax.eval_shape(
+            lambda x, run=run, row=row: jax.vjp(lambda p: run(p, *row), x)[1], params
+        )
+        kept.append(sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(left)))
+        gradient = jax.grad(lambda p, run=run, row=row: jnp.sum(run(p, *row)))
+        products.append(str(jax.make_jaxpr(gradient)(params)).count("dot_general["))
+    assert kept[0] - kept[2] > 2 * (kept[1] - kept[2]) > 0  # all keep the parameters
+    assert products[0] == products[1] < products[2]
 
 
 @pytest.mark.parametrize("unroll", [False, True])
@@ -145,3 +197,7 @@ def test_fresh_parameters(decoder):
     assert not np.array_equal(layers["gate"]["kernel"][0], layers["gate"]["kernel"][1])
     assert not layers["query"]["bias"].any()
     assert "head" not in params
+    config = dataclasses.replace(decoder.config, tied_embedding=False)
+    other = jax.jit(Decoder(config=config).init)(jax.random.key(0))
+    assert np.std(other["head"]) == pytest.approx(0.02, rel=0.1)
+    assert not np.array_equal(other["head"], other["embedding"])

@@ -12,7 +12,7 @@ from huggingface_hub.errors import (
 )
 
 from rl4p.errors import InputError
-from rl4p.model.hub import SHIPPED, model_folder
+from rl4p.model.hub import SHIPPED, lasting_name, model_folder
 
 NAME = "owner/a-model_1.5"
 
@@ -114,3 +114,20 @@ def test_what_is_neither_is_named_without_asking_anybody(path, download):
     with pytest.raises(InputError, match=r"model\.path=.* is not a folder; .* rl4p/tiny"):
         model_folder(path)
     assert not hasattr(download, "name")
+
+
+@pytest.mark.parametrize("weights", [True, False])
+def test_a_plan_fetches_no_weights(download, tmp_path, weights):
+    download.answer = str(tmp_path)
+    model_folder(NAME, weights=weights)
+    patterns = download.options["allow_patterns"]
+    assert ("model*.safetensors" in patterns) is weights
+    assert {"*.json", "*.jinja"} < {*patterns, ""}
+
+
+def test_a_name_lasts_where_others_read_it(tmp_path, monkeypatch):
+    (tmp_path / "mine").mkdir()
+    monkeypatch.chdir(tmp_path)
+    assert lasting_name("mine") == str(tmp_path / "mine")
+    assert lasting_name("rl4p/tiny") == str(SHIPPED["rl4p/tiny"])
+    assert lasting_name(f"{NAME}@v1") == f"{NAME}@v1"

@@ -8,10 +8,18 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from rl4p.errors import InputError
+from rl4p.errors import InputError, RunError
 from rl4p.model import tensor_files
 from rl4p.model.decoder import Decoder
-from rl4p.model.huggingface import aligned_empty, read_config, read_params, write_model
+from rl4p.model.huggingface import (
+    aligned_empty,
+    read_config,
+    read_params,
+    write_adapter,
+    write_model,
+    write_policy,
+)
+from rl4p.model.lora import LoRA
 
 ENDS = (256, 258)
 
@@ -292,3 +300,73 @@ def test_a_language_model_that_says_it_is_a_classifier_is_refused(folder):
     )
     with pytest.raises(InputError, match=r"score\.weight is missing"):
         read(folder)
+
+
+def test_frequencies_that_old_files_hold_are_passed_over(folder, params):
+    name = "model.layers.0.self_attn.rotary_emb.inv_freq"
+    edit_tensors(folder, lambda tensors: tensors.update({name: np.zeros(4, np.float32)}))
+    assert_equal(read(folder), params)
+
+
+@pytest.mark.parametrize("pad_id", [None, 257])
+def test_an_export_names_its_special_tokens(tmp_path, policy, params, pad_id):
+    write_model(tmp_path, policy.decoder, params, ENDS, pad_id=pad_id)
+    config, generation = (
+        json.loads((tmp_path / name).read_text())
+        for name in ("config.json", "generation_config.json")
+    )
+    assert (config["eos_token_id"], generation["eos_token_id"]) == (ENDS[0], list(ENDS))
+    assert config.get("pad_token_id") == generation.get("pad_token_id") == pad_id
+    assert generation["do_sample"] is True
+
+
+@pytest.mark.parametrize(
+    ("base", "name", "revision"),
+    [("Qwen/Qwen2.5-0.5B@v1", "Qwen/Qwen2.5-0.5B", "v1"), ("/a/folder", "/a/folder", None)],
+)
+def test_an_adapter_is_written_as_peft_reads_it(tmp_path, policy, params, base, name, revision):
+    """A [in, rank] and B [rank, out] stand turned in the file."""
+    decoder = dataclasses.replace(policy.decoder, lora=LoRA(rank=2, alpha=6.0, targets="up|query"))
+    adapters = decoder.lora.init(jax.random.key(0), params)
+    adapters = jax.tree.map(lambda x: x + np.float32(1), adapters)
+    write_adapter(tmp_path, decoder, adapters, base)
+    config = json.loads((tmp_path / "adapter_config.json").read_text())
+    expected = {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "base_model_name_or_path": name,
+        "revision": revision,
+        "r": 2,
+        "lora_alpha": 6.0,
+        "target_modules": ["q_proj", "up_proj"],
+        "bias": "none",
+        "lora_dropout": 0.0,
+    }
+    assert {key: config[key] for key in expected} == expected
+    tensors = load_file(tmp_path / "adapter_model.safetensors")
+    assert len(tensors) == 2 * 2 * 2
+    for layer in range(2):
+        for ours, theirs in (("up", "mlp.up_proj"), ("query", "self_attn.q_proj")):
+            for key, letter in (("lora_a", "A"), ("lora_b", "B")):
+                np.testing.assert_array_equal(
+                    tensors[f"base_model.model.model.layers.{layer}.{theirs}.lora_{letter}.weight"],
+                    np.asarray(adapters["layers"][ours][key][layer]).T,
+                )
+
+
+def test_an_unfinished_export_leaves_nothing(tmp_path, policy, params, monkeypatch):
+    def fails(folder):
+        raise OSError("No space left")
+
+    monkeypatch.setattr(policy.tokenizer, "save_pretrained", fails)
+    with pytest.raises(RunError, match=r"/out could not be written: No space left\.$"):
+        write_policy(tmp_path / "in" / "out", policy, params)
+    assert not list((tmp_path / "in").iterdir())
+
+
+def test_an_export_does_not_write_over_a_folder_that_holds_something(tmp_path, policy, params):
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "mine").write_text("kept")
+    with pytest.raises(RunError, match="could not be written"):
+        write_policy(tmp_path / "out", policy, params)
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["mine"]

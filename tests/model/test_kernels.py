@@ -12,7 +12,7 @@ import pytest
 from rl4p.errors import InputError
 from rl4p.mesh import Mesh
 from rl4p.model.attention import View, attend, visible
-from rl4p.model.kernels import check_kernel, splash
+from rl4p.model.kernels import check_kernel, cudnn, splash
 from rl4p.model.scratch import Scratch
 
 B, T, S, H, K, h = 2, 40, 71, 4, 2, 16
@@ -52,6 +52,27 @@ def test_splash_is_attention_and_so_is_its_gradient(rows, softcap):
     np.testing.assert_allclose(ours[0], expected[0], rtol=1e-4)
     for a, b in zip(ours[1], expected[1], strict=True):
         assert np.linalg.norm(a - b) <= 2e-6 * np.linalg.norm(b)
+
+
+def test_cudnn_is_asked_for_the_same_attention(rows, monkeypatch):
+    """Here JAX's own product stands for it, which takes the same arguments."""
+    asked, product = [], jax.nn.dot_product_attention
+
+    def stands_for(*arrays, implementation, **options):
+        asked.append(implementation)
+        return product(*arrays, **options)
+
+    monkeypatch.setattr(jax.nn, "dot_product_attention", stands_for)
+    arrays, view = rows
+    options = {"query_scalar": 20.0, "softcap": None, "in_order": True}
+    expected = attend(*arrays, view, **options)
+    real = np.asarray(view.segment_ids_BT) > 0
+    for ours in (
+        cudnn(*arrays, view.mask_BTS, query_scalar=20.0),
+        attend(*arrays, view, **options, kernel="cudnn"),
+    ):
+        np.testing.assert_allclose(ours[real], expected[real], atol=1e-5)
+    assert asked == ["cudnn", "cudnn"]
 
 
 def test_splash_lowers_for_a_tpu_in_every_layer(policy, params, make_trajectories):

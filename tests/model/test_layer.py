@@ -1,4 +1,4 @@
-"""Grouped experts against dense ones, against a plain loop, and wherever a decoder runs them."""
+"""Norms and products by hand; experts against each other, a plain loop, and in a decoder."""
 
 import dataclasses
 
@@ -8,12 +8,60 @@ import numpy as np
 import pytest
 
 from rl4p.model.decoder import Decoder
-from rl4p.model.layer import Experts
+from rl4p.model.layer import Experts, Projection, RMSNorm, product
 from tests.golden import forward
 from tests.golden.cases import decoder_config, make_tensors, sequences, to_params
 
 CONFIG = decoder_config("qwen3_moe")  # 2 of 6 experts
 DISPATCHES = ("dense", "grouped")
+
+
+def test_a_norm_divides_by_the_root_of_the_mean_square():
+    """Of 3 and 4 with an epsilon of 12.5, the root of 25; centered, scales are counted from 1."""
+    x, scale = np.float32([[3, 4]]), np.float32([2, -1])
+    for centered, expected in ((False, [6 / 5, -4 / 5]), (True, [9 / 5, 0])):
+        norm = RMSNorm(12.5, centered)
+        found = norm.apply({"params": {"scale": scale}}, x)
+        np.testing.assert_allclose(found[0], expected, rtol=1e-6)
+        fresh = norm.init(jax.random.key(0), x)["params"]["scale"]
+        np.testing.assert_array_equal(fresh, [1 - centered] * 2)
+
+
+def test_a_norm_of_half_precision_is_rounded_once():
+    random = np.random.default_rng(0)
+    x = jnp.asarray(random.normal(size=(4, 32)), jnp.bfloat16)
+    params = {"params": {"scale": jnp.asarray(random.normal(size=32), jnp.float32)}}
+    exact = RMSNorm(1e-6).apply(params, x.astype(jnp.float32))
+    rough = RMSNorm(1e-6).apply(params, x)
+    assert rough.dtype == jnp.bfloat16
+    np.testing.assert_array_equal(rough, exact.astype(jnp.bfloat16))
+
+
+def test_a_product_and_its_own_derivative_are_those_of_jax():
+    random = np.random.default_rng(0)
+    x_BTD, kernel_DF, weights_BTF = (
+        jnp.asarray(random.normal(size=shape), jnp.float32)
+        for shape in ((2, 5, 3), (3, 4), (2, 5, 4))
+    )
+
+    def of(multiply):
+        def loss(x_BTD, kernel_DF):
+            return jnp.sum(weights_BTF * jnp.sin(multiply(x_BTD, kernel_DF)))
+
+        return jax.value_and_grad(loss, argnums=(0, 1))(x_BTD, kernel_DF)
+
+    ours, expected = of(product), of(lambda x, kernel: jnp.einsum("BTD,DF->BTF", x, kernel))
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), ours, expected
+    )
+
+
+def test_a_projection_multiplies_and_adds_its_bias():
+    x = np.float32([[1, 2]])
+    params = {"kernel": np.float32([[1, 0, 3], [0, 1, -1]]), "bias": np.float32([10, 20, 30])}
+    for bias, expected in ((True, [11, 22, 31]), (False, [1, 2, 1])):
+        projection = Projection(3, use_bias=bias, dtype=jnp.float32, parent=None)
+        np.testing.assert_array_equal(projection.apply({"params": params}, x)[0], expected)
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ from rl4p.errors import InputError
 from rl4p.mesh import Mesh
 from rl4p.model.huggingface import write_model, write_policy
 from rl4p.model.logprobs import score_tokens
-from rl4p.model.lora import LoRA, join
+from rl4p.model.lora import LoRA, join, merged_kernel
 from rl4p.model.pretrained import Pretrained
 from rl4p.optimizer.adamw import AdamW
 from rl4p.types import Sampling, TrainingBatch
@@ -84,6 +84,49 @@ def test_a_projection_by_hand(adapted, moved):
     )
     kernel, a, b = (np.asarray(gate[name], np.float64) for name in ("kernel", "lora_a", "lora_b"))
     np.testing.assert_allclose(y, x @ kernel + 3 * (x @ a) @ b, rtol=1e-4, atol=1e-5)
+
+
+def test_the_scale_is_alpha_over_the_rank(adapted, moved, policy, make_trajectories):
+    """So alpha 6 and rank 2 add 3 A B to a kernel."""
+    assert LoRA(rank=2, alpha=6.0).scale == 3.0
+    assert adapted[0].decoder.layer.adapter_scale == 3.0
+    whole = jax.tree.map(np.asarray, adapted[0].whole(moved))
+    layers = {}
+    for name, layer in whole["layers"].items():
+        layers[name] = {key: x for key, x in layer.items() if not key.startswith("lora")}
+        if "lora_a" in layer:
+            layers[name]["kernel"] = layer["kernel"] + 3 * layer["lora_a"] @ layer["lora_b"]
+    merged = whole | {"layers": layers}
+    trajectories = make_trajectories()
+    np.testing.assert_allclose(
+        logprobs(adapted[0], adapted[0].whole(moved), trajectories),
+        logprobs(policy, merged, trajectories),
+        atol=1e-4,
+    )
+
+
+def test_merging_by_hand():
+    a, b = np.float32([[1], [2]]), np.float32([[10, 20]])
+    merged = merged_kernel(jnp.ones((2, 2), jnp.bfloat16), a, b, 0.5)
+    np.testing.assert_array_equal(merged, [[6, 11], [11, 21]])
+    assert merged.dtype == jnp.float32
+
+
+def test_adapters_are_float32_whatever_their_base_is(folder):
+    policy, adapters = Pretrained(
+        path=str(folder), param_dtype="bfloat16", lora=LoRA(rank=1)
+    ).build(Mesh(dp=1), jax.random.key(0))
+    assert {x.dtype.name for x in jax.tree.leaves(adapters)} == {"float32"}
+    assert {x.dtype.name for x in jax.tree.leaves(policy.frozen)} == {"bfloat16"}
+
+
+def test_the_key_is_that_of_fresh_adapters(adapted, folder, params):
+    lora = LoRA(rank=RANK, alpha=ALPHA)
+    jax.tree.map(
+        np.testing.assert_array_equal, adapted[1], jax.jit(lora.init)(jax.random.key(0), params)
+    )
+    first, second = (lora.init(jax.random.key(i), params)["layers"] for i in range(2))
+    assert not np.array_equal(first["up"]["lora_a"], second["up"]["lora_a"])
 
 
 def test_the_targets_are_a_pattern(folder):

@@ -1,11 +1,21 @@
 import itertools
+import re
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from rl4p.model.microbatches import Rows, deal, fold, rows_in, widths
+from rl4p.model.microbatches import (
+    Rows,
+    deal,
+    extents,
+    fold,
+    most_turns,
+    rows_in,
+    rows_of,
+    widths,
+)
 
 T = 128
 
@@ -124,3 +134,41 @@ def test_devices_are_dealt_rows_to_and_fro_the_longest_first(together):
         assert rows.tolist() == [[1, 0, 5], [4, 9, 2], [7, 6, 10], [3, 8, 10]]  # 10 is none
     else:  # pairs, by their sum: (3, 128), (16, 80), (90, 1), (0, 50), (30, 5)
         assert rows.tolist() == [[0, 1, 10, 11], [6, 7, 10, 11], [4, 5, 10, 11], [2, 3, 8, 9]]
+
+
+def test_a_row_is_measured_from_its_first_token_to_its_last():
+    """With padding on both sides, with a gap, and with nothing in it."""
+    ids = np.int32([[0, 0, 1, 1, 0], [1, 0, 0, 2, 0], [0, 0, 0, 0, 0], [0, 0, 0, 0, 3]])
+    left_B, lengths_B = extents(ids)
+    np.testing.assert_array_equal(left_B, [2, 0, 0, 4])
+    np.testing.assert_array_equal(lengths_B, [2, 4, 0, 1])
+
+
+def test_rows_that_are_none_are_zero():
+    batch = {"a": jnp.arange(6).reshape(3, 2), "b": jnp.array([True, True, False])}
+    found = rows_of(batch, jnp.array([2, 3, 0]))
+    np.testing.assert_array_equal(found["a"], [[4, 5], [0, 0], [0, 1]])
+    np.testing.assert_array_equal(found["b"], [False, False, True])
+
+
+def test_a_loop_turns_most_often_where_all_rows_are_of_its_width():
+    """Its name says so, for who counts the work of a program; no row is of a narrower one then."""
+    ids = segments((128,) * 10, [0] * 10)
+
+    def add(count, part, rows):
+        return count + 1
+
+    text = (
+        jax.jit(lambda: fold(add, jnp.int32(0), {"ids": ids}, ids, tokens=300, most_widths=3))
+        .lower()
+        .as_text(debug_info=True)
+    )
+    scopes = set(re.findall(r"microbatches_\d+of\d+x\d+", text))
+    found = {scope: most_turns(f"jit(f)/{scope}/while") for scope in scopes}
+    assert found == {
+        "microbatches_128of128x5": 5,
+        "microbatches_96of128x4": 0,
+        "microbatches_64of128x3": 0,
+    }
+    assert most_turns("jit(f)/while") is None
+    assert most_turns("microbatches_128of128x5/body") is None

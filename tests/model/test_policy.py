@@ -1,3 +1,5 @@
+import dataclasses
+
 import numpy as np
 import pytest
 
@@ -66,3 +68,42 @@ def test_texts_are_decoded_where_they_are_read(policy):
     assert (len(texts), texts[0], texts[-1]) == (3, "12+7", "19")
     assert tuple(texts[1:]) == ("abc", "19")
     assert list(texts) == ["12+7", "abc", "19"]
+
+
+def test_trajectories_say_how_their_rows_are_grouped(policy, make_prompt):
+    """So that groups may share what they begin with."""
+    made, _ = policy.trajectories(
+        [make_prompt((5, 6, 7)), make_prompt(tuple(range(20)))],
+        3,
+        tokens_BR=np.full((6, 2), 65, np.int32),
+        lengths_B=np.full(6, 2),
+        logprobs_BR=np.zeros((6, 2), np.float32),
+        version=0,
+    )
+    assert (made.group_size, made.prompt_columns) == (3, 32)
+
+
+def test_a_text_has_no_special_tokens_whichever_way_it_is_read(policy):
+    end = policy.end_ids[0]
+    texts = Decoded(policy.tokenizer, [[65, end], [end]])
+    assert [texts[0], texts[1], *texts] == [policy.tokenizer.decode([65]), ""] * 2
+
+
+def test_every_end_token_ends_a_response(policy, make_prompt):
+    made, _ = dataclasses.replace(policy, end_ids=(7, 9)).trajectories(
+        [make_prompt((5,))],
+        3,
+        tokens_BR=np.int32([[1, 9], [7, 9], [9, 1]]),
+        lengths_B=np.array([2, 1, 2]),
+        logprobs_BR=np.zeros((3, 2), np.float32),
+        version=0,
+    )
+    assert made.finish_B.tolist() == [Finish.STOP, Finish.STOP, Finish.LENGTH]
+
+
+def test_a_sampler_is_given_no_critic(policy):
+    trained = {"layers": {"up": {"lora_a": 1}}, "critic": {"value": 2}}
+    adapted = dataclasses.replace(policy, frozen={"layers": {"up": {"kernel": 3}}, "norm": 4})
+    without = {"layers": {"up": {"kernel": 3, "lora_a": 1}}, "norm": 4}
+    assert adapted.whole(trained) == without | {"critic": {"value": 2}}
+    assert adapted.without_critic(trained) == without

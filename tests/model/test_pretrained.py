@@ -10,6 +10,7 @@ from rl4p.errors import InputError
 from rl4p.mesh import Mesh
 from rl4p.model import pretrained
 from rl4p.model.huggingface import write_model
+from rl4p.model.lora import LoRA
 from rl4p.model.pretrained import Pretrained
 from rl4p.rollout.naive_sampler import NaiveSampler
 from rl4p.types import Finish, Prompt
@@ -188,3 +189,41 @@ def test_the_policy_that_comes_with_the_package_loads():
 def test_a_way_with_experts_is_refused_where_there_are_none():
     with pytest.raises(InputError, match=r"model\.experts=grouped is for a model with experts"):
         build("rl4p/tiny", experts="grouped")
+
+
+@pytest.mark.parametrize("rank", [0, 2])
+def test_adapters_name_the_base_that_others_find(folder, monkeypatch, rank):
+    """A hub id stays one, and a folder is named whole."""
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda name, **_: str(folder))
+    monkeypatch.chdir(folder.parent)
+    for path, base in (("Qwen/Qwen2.5-0.5B@v1",) * 2, (folder.name, str(folder))):
+        policy, trained = build(path, lora=LoRA(rank=rank))
+        assert policy.base == (base if rank else "")
+        assert bool(policy.frozen) is bool(rank)
+        assert ("lora_a" in trained["layers"]["up"]) is bool(rank)
+
+
+@pytest.mark.parametrize("param_dtype", [None, "bfloat16"])
+@pytest.mark.parametrize("rank", [0, 2])
+def test_the_abstract_parameters_are_those_that_are_built(folder, param_dtype, rank):
+    options = {"param_dtype": param_dtype, "lora": LoRA(rank=rank)}
+    policy, params = build(folder, **options)
+    for path in folder.glob("*.safetensors"):
+        path.unlink()  # weights are not read
+    thought, shapes = Pretrained(path=str(folder), **options).abstract(Mesh(dp=1))
+    assert thought.decoder == policy.decoder
+    for ours, theirs in ((shapes, params), (thought.frozen, policy.frozen)):
+        assert jax.tree.map(lambda x: (x.shape, x.dtype), ours) == jax.tree.map(
+            lambda x: (x.shape, x.dtype), theirs
+        )
+
+
+def test_a_kernel_that_the_devices_do_not_have_is_refused(folder):
+    with pytest.raises(InputError, match=r"model\.attention=cudnn needs an NVIDIA GPU"):
+        build(folder, attention="cudnn")
+
+
+def test_a_mesh_that_does_not_divide_the_model_is_refused(folder, monkeypatch):
+    monkeypatch.setattr(Mesh, "check_divides", lambda mesh, sizes: pytest.fail(str(sizes)))
+    with pytest.raises(pytest.fail.Exception, match="'heads': 4"):
+        build(folder)

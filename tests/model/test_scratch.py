@@ -1,6 +1,10 @@
+import jax
+import numpy as np
 import pytest
 
+from rl4p.errors import InputError
 from rl4p.mesh import ONE_DEVICE
+from rl4p.model.rope import LinearScaling
 from rl4p.model.scratch import Scratch
 
 
@@ -22,3 +26,62 @@ def test_how_layers_run_is_an_option(layers):
 def test_heads_that_do_not_divide_are_refused(shape):
     with pytest.raises(ValueError, match="must divide by heads"):
         Scratch(**{"width": 24} | shape)
+
+
+def test_the_shape_and_how_positions_are_rotated_are_options():
+    config = Scratch(
+        width=24, heads=3, layers=2, feed_forward_width=40, vocabulary=300, max_positions=77,
+        rope_theta=123.0, rope_scaling=LinearScaling(factor=3.0),
+    ).policy(ONE_DEVICE).decoder.config  # fmt: skip
+    shape = ("width", "heads", "key_value_heads", "head_width", "layers", "feed_forward_width")
+    assert [getattr(config, name) for name in shape] == [24, 3, 1, 8, 2, 40]
+    assert (config.vocabulary, config.max_positions) == (300, 77)
+    assert (config.rope_theta, config.rope_scaling) == (123.0, LinearScaling(factor=3.0))
+    assert config.tied_embedding
+
+
+@pytest.mark.parametrize(("bias", "family"), [(True, "qwen2"), (False, "llama")])
+def test_without_biases_it_is_a_llama(bias, family):
+    policy, params = Scratch(width=24, heads=3, attention_bias=bias).abstract(ONE_DEVICE)
+    config = policy.decoder.config
+    assert (config.family, config.attention_bias) == (family, bias)
+    assert ("bias" in params["layers"]["query"]) is bias
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_head_may_be_tied(tied):
+    _, params = Scratch(width=24, heads=3, tied_embedding=tied).abstract(ONE_DEVICE)
+    assert ("head" in params) is not tied
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_parameters_have_a_dtype_of_their_own(dtype):
+    model = Scratch(width=24, heads=3, layers=1, param_dtype=dtype)
+    _, shapes = model.abstract(ONE_DEVICE)
+    policy, params = model.build(ONE_DEVICE, jax.random.key(0))
+    assert policy.decoder.dtype == "float32"
+    for tree in (shapes, params):
+        assert {x.dtype.name for x in jax.tree.leaves(tree)} == {dtype}
+    exact = jax.jit(policy.decoder.init)(jax.random.key(0))
+    rounded = jax.tree.map(lambda x: x.astype(dtype), exact)
+    # Compiled as one program, a number may be rounded the other way.
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(np.float32(a), np.float32(b), rtol=1e-2),
+        params,
+        rounded,
+    )
+
+
+def test_the_key_decides_the_parameters():
+    model = Scratch(width=24, heads=3, layers=1)
+    first, second, other = (
+        model.build(ONE_DEVICE, jax.random.key(seed))[1]["embedding"] for seed in (0, 0, 1)
+    )
+    np.testing.assert_array_equal(first, second)
+    assert not np.array_equal(first, other)
+
+
+def test_a_vocabulary_without_room_for_all_tokens_is_refused():
+    with pytest.raises(InputError, match=r"model\.vocabulary=260 is less than the 261 tokens"):
+        Scratch(vocabulary=260).policy(ONE_DEVICE)
+    assert Scratch(vocabulary=261).policy(ONE_DEVICE).decoder.config.vocabulary == 261

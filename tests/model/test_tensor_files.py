@@ -5,6 +5,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from rl4p.errors import InputError
+from rl4p.model import tensor_files
 from rl4p.model.tensor_files import (
     INDEX,
     SINGLE,
@@ -175,3 +176,37 @@ def test_a_pickle_is_refused_unopened(tmp_path, name):
     (tmp_path / name).write_bytes(pickle.dumps(Bomb()))
     with pytest.raises(InputError, match=rf"as pickle alone \({name}\), .* convert .* safetensors"):
         stored_tensors(tmp_path)
+
+
+def test_some_rows_are_read_from_where_they_stand(folder):
+    stored = stored_tensors(folder)["a"]
+    ((first, piece),) = stored.pieces(slice(1, 3))
+    assert first == 1
+    np.testing.assert_array_equal(piece, TENSORS["a"][1:3])
+
+
+@pytest.mark.parametrize("bytes_at_a_time", [1, 16, 40])
+def test_a_piece_says_which_row_it_begins_with(folder, monkeypatch, bytes_at_a_time):
+    monkeypatch.setattr(tensor_files, "PIECE_BYTES", bytes_at_a_time)
+    pieces = list(stored_tensors(folder)["a"].pieces(slice(0, 3)))
+    rows = max(1, bytes_at_a_time // 16)
+    assert [first for first, _ in pieces] == list(range(0, 3, rows))
+    np.testing.assert_array_equal(np.concatenate([x for _, x in pieces]), TENSORS["a"])
+
+
+@pytest.mark.parametrize("name", ["a", "abcdefg"])
+def test_data_begin_at_a_multiple_of_eight_bytes(tmp_path, name):
+    write_tensors(tmp_path, new({name: TENSORS["a"]}), 10**9)
+    assert stored_tensors(tmp_path)[name].start % 8 == 0
+
+
+@pytest.mark.parametrize(("shard_bytes", "files"), [(58, 1), (57, 2), (1, 3)])
+def test_a_file_may_be_just_as_large_as_the_limit(tmp_path, shard_bytes, files):
+    write_tensors(tmp_path, new(), shard_bytes)
+    assert len(list(tmp_path.glob("*.safetensors"))) == files
+    assert stored_tensors(tmp_path).keys() == TENSORS.keys()
+
+
+def test_a_pickle_beside_safetensors_is_no_matter(folder):
+    (folder / "pytorch_model.bin").write_bytes(b"not opened")
+    assert stored_tensors(folder).keys() == TENSORS.keys()

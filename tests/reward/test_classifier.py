@@ -6,6 +6,7 @@ import pytest
 
 from rl4p.configuration import compose, instantiate
 from rl4p.errors import InputError
+from rl4p.mesh import OwnMesh
 from rl4p.model.decoder import Decoder
 from rl4p.model.huggingface import write_model
 from rl4p.reward.classifier import Classifier, last_scores
@@ -194,3 +195,35 @@ def test_the_command_line_of_its_docstring_adds_it_and_names_it_when_it_is_wrong
     )
     assert rewards.valid_B.tolist() == [True, False]
     assert rewards.terms["model"][0] != 0
+
+
+@pytest.mark.parametrize(
+    ("tokens", "devices", "shapes"),
+    [
+        (1, 1, {(1, 16), (1, 32)}),
+        (40, 1, {(2, 16), (1, 32)}),
+        (8192, 1, {(5, 16), (5, 32)}),  # never more than there are texts
+        (1, 4, {(4, 16), (4, 32)}),
+        (8192, 4, {(8, 16), (8, 32)}),
+    ],
+)
+def test_a_microbatch_has_so_many_tokens_and_divides_among_the_devices(
+    folder, make_prompt, monkeypatch, tokens, devices, shapes
+):
+    seen = set()
+
+    def spy(decoder, params, tokens_BT, last_B):
+        seen.add(tokens_BT.shape)
+        return np.zeros((len(tokens_BT), 2), np.float32)
+
+    monkeypatch.setattr(OwnMesh, "row_shards", devices)
+    monkeypatch.setattr("rl4p.reward.classifier.last_scores", spy)
+    term = load(folder, tokens_per_microbatch=tokens)
+    assert term(texts_of(make_prompt, *PAIRS)) == [0.0] * len(PAIRS)
+    assert seen == shapes
+
+
+def test_its_defaults(folder):
+    term = Classifier(path=str(folder), max_tokens=64)
+    assert (term.weight, term.label, term.dtype) == (1.0, 0, "float32")
+    assert term.tokens_per_microbatch == 8192

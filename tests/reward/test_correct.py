@@ -18,3 +18,8 @@ def test_only_the_final_answer_counts(make_prompt):
 def test_each_response_is_compared_with_its_own_prompt(make_prompt):
     prompts = (make_prompt(answer="1"), make_prompt(answer="2"))
     assert Correct()(Texts(prompts=prompts, responses=("#### 2", "#### 2"))) == [0, 1]
+
+
+def test_a_right_answer_weighs_one_unless_told():
+    assert Correct().weight == 1.0
+    assert Correct(weight=0.25).weight == 0.25

@@ -31,3 +31,8 @@ def test_a_pattern_that_is_none_is_refused():
 
 def test_the_pattern_is_of_the_whole_response():
     assert grades(Format(pattern="a+"), "aa", "ab", "ba", "") == [1, 0, 0, 0]
+
+
+def test_the_form_weighs_half_unless_told():
+    assert Format().weight == 0.5
+    assert Format(weight=2.0).weight == 2.0

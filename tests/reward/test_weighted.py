@@ -87,3 +87,17 @@ def test_too_many_invalid_samples_stop_the_run():
         grade(max_invalid=0.49, a=half, b=Gives(grades=[1] * 4))
     with pytest.raises(RunError, match=r"^100% of the samples"):
         grade(max_invalid=0.5, a=Gives(grades=[None] * 4))
+
+
+def test_a_run_stops_only_above_the_share_that_is_allowed():
+    one = Gives(grades=[1, None, 1, 1])
+    assert grade(max_invalid=0.25, a=one).valid_B.tolist() == [True, False, True, True]
+    with pytest.raises(RunError, match=r"^25% of the samples .*max_invalid is 24%"):
+        grade(max_invalid=0.24, a=one)
+    with pytest.raises(RunError):
+        grade(max_invalid=0.0, a=one)
+    assert grade(max_invalid=0.0, a=Gives(grades=[1] * 4)).valid_B.all()
+
+
+def test_half_of_the_samples_may_be_invalid_unless_told():
+    assert Weighted(terms={}).max_invalid == 0.5

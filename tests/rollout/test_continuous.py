@@ -1,5 +1,6 @@
 import dataclasses
 import math
+import os
 import re
 import subprocess
 import sys
@@ -11,7 +12,15 @@ import pytest
 
 from rl4p.checks import check_trajectories
 from rl4p.rollout import continuous
-from rl4p.rollout.continuous import Continuous, Slots, decode, response_room, slot_counts
+from rl4p.rollout.continuous import (
+    Continuous,
+    Responses,
+    Slots,
+    decode,
+    prefill,
+    response_room,
+    slot_counts,
+)
 from rl4p.rollout.naive_sampler import NaiveSampler
 
 R = 72
@@ -85,6 +94,7 @@ def test_slots_are_given_up_as_sequences_end_and_the_cache_grows(sample, turns):
     sizes, places = [n for n, *_ in turns], [places for *_, places in turns]
     assert sizes == sorted(sizes, reverse=True)
     assert (sizes[0], sizes[-1]) == (32, 8)
+    assert set(sizes) == {32, 16, 8}
     assert places == sorted(places)
     assert (places[0], places[-1]) == (16 + 64, 16 + R)
     assert sum(added for _, added, _ in turns) == ours.response_mask_BT.sum()
@@ -167,61 +177,137 @@ def test_the_cache_has_room_for_the_next_token_and_few_sizes():
         assert all(room <= max(64, 1.5 * (age + 1)) for age, room in enumerate(rooms))
 
 
+@pytest.mark.parametrize("slots", [None, 8])
+def test_each_prompt_is_prefilled_once_for_its_group(sample, prompts, monkeypatch, slots):
+    """Four rows of 16 columns go in and come out, however many samples each prompt has."""
+    seen = []
+
+    def spy(decoder, params, tokens_PT, mask_PT, mesh):
+        prefilled = prefill(decoder, params, tokens_PT, mask_PT, mesh)
+        tokens_PT, mask_PT = np.asarray(tokens_PT), np.asarray(mask_PT)
+        rows = [tokens_PT[p][mask_PT[p]].tolist() for p in range(len(tokens_PT))]
+        seen.append((rows, {x.shape[0] for x in jax.tree.leaves(prefilled)}))
+        return prefilled
+
+    monkeypatch.setattr(continuous, "prefill", spy)
+    sample(Continuous(max_response_tokens=R, slots=slots), group_size=8)
+    assert seen == [([list(prompt.tokens) for prompt in prompts], {4})]
+
+
+def test_a_prefill_runs_no_more_tokens_than_the_prompts_have(policy, params):
+    """Its program multiplies [4 x 16, 32] by the up projection's [32, 48], and nothing larger."""
+    tokens, mask = np.ones((4, 16), np.int32), np.ones((4, 16), bool)
+    given = policy.for_sampling(params)
+    program = str(
+        jax.make_jaxpr(lambda *x: prefill(policy.decoder, *x, policy.mesh))(given, tokens, mask)
+    )
+    rows = {int(n) for n in re.findall(r"f32\[(\d+),16,48\] = dot_general", program)}
+    assert rows == {4}
+
+
+def loop_of(program):
+    """The condition and the body of the largest loop of a compiled program, line by line."""
+    # Copies that XLA inserts do not name the loop: what stands in its computations counts.
+    computation = re.compile(r"^%(\S+) [^\n]*{\n(.*?)^}", re.MULTILINE | re.DOTALL)
+    computations = dict(computation.findall(program))
+    loops = re.findall(r" while\(.*condition=%(\S+), body=%(\S+?),", program)
+    condition, body = max(loops, key=lambda loop: len(computations[loop[1]]))
+    condition, body = (
+        [line.strip() for line in computations[name].splitlines()] for name in (condition, body)
+    )
+    assert len(body) > 50
+    return condition, body
+
+
+def compiled_loops(environment, *names):
+    command = [sys.executable, "-c", DECODE, *names]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stderr[-3000:]
+    programs = done.stdout.split("-- next --")
+    return dict(zip(names, map(loop_of, programs), strict=True))
+
+
 @pytest.fixture(scope="module")
 def decode_text(on_devices):
     """The compiled decode loop of so many devices: 24 slots, and a cache of 48 places."""
+    return lambda devices: compiled_loops(on_devices(devices), "continuous")["continuous"]
 
-    def text(devices):
-        command = [sys.executable, "-c", DECODE]
-        done = subprocess.run(command, capture_output=True, text=True, env=on_devices(devices))
-        assert done.returncode == 0, done.stderr[-3000:]
-        # Copies that XLA inserts do not name the loop: what stands in its computations counts.
-        computation = re.compile(r"^%(\S+) [^\n]*{\n(.*?)^}", re.MULTILINE | re.DOTALL)
-        computations = dict(computation.findall(done.stdout))
-        loops = re.findall(r" while\(.*condition=%(\S+), body=%(\S+?),", done.stdout)
-        condition, body = max(loops, key=lambda loop: len(computations[loop[1]]))
-        lines = [line.strip() for line in computations[body].splitlines()]
-        assert len(lines) > 50
-        return [line.strip() for line in computations[condition].splitlines()], lines
 
-    return text
+@pytest.fixture(scope="module")
+def loops_of_users():
+    """Those of both samplers as users run them, without the flags that make tests compile soon."""
+    environment = {name: x for name, x in os.environ.items() if name != "XLA_FLAGS"}
+    return compiled_loops(environment, "continuous", "naive")
 
 
 DECODE = """
+import sys
 import jax, numpy as np
 from rl4p.mesh import Mesh
 from rl4p.model.scratch import Scratch
 from rl4p.rollout.continuous import Responses, Slots, decode, prefill, rearranged
+from rl4p.rollout.naive_sampler import generate
 from rl4p.types import Sampling
 
 mesh, n = Mesh(), 24
-policy, params = Scratch(width=32, layers=2, heads=4, key_value_heads=2).build(
-    mesh, jax.random.key(0)
-)
-tokens = np.ones((3, 16), np.int32)
-params = policy.for_sampling(params)
-prefilled = prefill(policy.decoder, params, tokens, tokens > 0, mesh)
+model = Scratch(width=32, layers=2, heads=4, key_value_heads=2)
 rows = np.arange(n, dtype=np.int32)
-cache = rearranged(None, prefilled, rows, rows // 8, rows >= 0, 48, mesh)
 slots = Slots(rows, rows, np.zeros_like(rows))
-if mesh.size > 1:
+if mesh.size == 1:  # shapes will do
+    policy, params = model.abstract(mesh)
+    params = jax.eval_shape(policy.for_sampling, params)
+    cache = jax.eval_shape(lambda: policy.decoder.empty_cache(n, 48))
+else:
+    policy, params = model.build(mesh, jax.random.key(0))
+    params = policy.for_sampling(params)
+    tokens = np.ones((3, 16), np.int32)
+    prefilled = prefill(policy.decoder, params, tokens, tokens > 0, mesh)
+    cache = rearranged(None, prefilled, rows, rows // 8, rows >= 0, 48, mesh)
     slots = mesh.shard_rows(slots)
-print(decode.lower(
-    policy.decoder, Sampling(), policy.end_ids, 16, params, np.full(n, 16), slots, cache,
-    mesh.replicate(Responses.empty(n, 32)), jax.random.key(0), False, 0,
-).compile().as_text())
+lowered = {
+    "continuous": lambda: decode.lower(
+        policy.decoder, Sampling(), policy.end_ids, 16, params, np.full(n, 16), slots, cache,
+        mesh.replicate(Responses.empty(n, 32)), jax.random.key(0), False, 0,
+    ),
+    "naive": lambda: generate.lower(
+        policy.decoder, Sampling(), 32, policy.end_ids, params, np.ones((n, 16), np.int32),
+        np.ones((n, 16), bool), jax.random.key(0), False,
+    ),
+}
+print(*(lowered[name]().compile().as_text() for name in sys.argv[1:]), sep="-- next --")
 """
+
+
+def largest_copy(lines):
+    """In numbers, of copies alone or in a fusion, which is named after what it does."""
+    copies = [line for line in lines if re.match(r"%\S*copy\S* = ", line)]
+    shapes = [line.split("(")[0] for line in copies]
+    sizes = [re.search(r"\[([\d,]+)\]", shape) for shape in shapes]
+    return max((math.prod(map(int, size[1].split(","))) for size in sizes if size), default=0)
 
 
 def test_no_turn_copies_the_cache(decode_text):
     """Keys are [24, 2, 8, 48] and values [24, 2, 48, 8], whatever the order of their axes."""
-    _, lines = decode_text(1)
-    # Alone, or in a fusion, which is named after what it does.
-    copies = [line for line in lines if re.match(r"%\S*copy\S* = ", line)]
-    shapes = [line.split("(")[0] for line in copies]
-    sizes = [re.search(r"\[([\d,]+)\]", shape) for shape in shapes]
-    elements = [math.prod(map(int, size[1].split(","))) for size in sizes if size]
-    assert max(elements, default=0) < 24 * 2 * 8 * 48
+    assert largest_copy(decode_text(1)[1]) < 24 * 2 * 8 * 48
+
+
+@pytest.mark.parametrize("name", ["continuous", "naive"])
+def test_no_turn_copies_the_cache_as_users_compile_it(loops_of_users, name):
+    _, lines = loops_of_users[name]
+    cache = [line for line in lines if re.search(r"f32\[24,2,(8,48|48,8)\]", line)]
+    assert len(cache) >= 4  # keys and values of two layers
+    assert largest_copy(lines) < 24 * 2 * 8 * 48
+
+
+def test_a_copy_is_noticed_by_its_size():
+    lines = [
+        "%copy.3 = f32[24,2,8,48]{3,2,1,0} copy(%x)",
+        "%add.1 = f32[99,99]{1,0} add(%x, %y)",
+        "%copy_bitcast_fusion = f32[24]{0} fusion(%x)",
+    ]
+    assert largest_copy(lines) == 24 * 2 * 8 * 48
+    assert largest_copy(lines[1:]) == 24
+    assert largest_copy(lines[1:2]) == 0
 
 
 def test_in_a_turn_devices_only_tell_one_another_whether_to_go_on(decode_text):
@@ -233,3 +319,49 @@ def test_in_a_turn_devices_only_tell_one_another_whether_to_go_on(decode_text):
     assert not body
     assert condition  # that they do tell
     assert all(re.match(r"%\S+ = s32\[\] all-reduce\(", line) for line in condition)
+
+
+def test_what_was_said_goes_to_its_sequence_and_free_slots_say_nothing():
+    """Slots hold sequences 3 and 0 of four, and one of them is free."""
+    said = Responses.empty(4, 2)._replace(lengths_B=np.array([0, 5, 6, 0]))
+    part = Responses(
+        np.int32([[1, 2], [3, 4], [9, 9]]),
+        np.float32([[1, 2], [3, 4], [9, 9]]),
+        np.int32([2, 1, 9]),
+    )
+    found = said.put(np.array([3, 0, 4]), part)
+    np.testing.assert_array_equal(found.tokens_BR, [[3, 4], [0, 0], [0, 0], [1, 2]])
+    np.testing.assert_array_equal(found.logprobs_BR, [[3, 4], [0, 0], [0, 0], [1, 2]])
+    np.testing.assert_array_equal(found.lengths_B, [1, 5, 6, 2])
+    taken = found.take(np.array([3, 1]))
+    np.testing.assert_array_equal(taken.tokens_BR, [[1, 2], [0, 0]])
+    np.testing.assert_array_equal(taken.lengths_B, [2, 5])
+
+
+@pytest.mark.parametrize(
+    ("age", "room"), [(0, 64), (63, 64), (64, 96), (95, 96), (96, 128), (128, 192), (192, 256)]
+)
+def test_the_room_of_a_response_by_hand(age, room):
+    assert response_room(age, 1000) == room
+    assert response_room(age, 100) == min(room, 100)
+
+
+def test_responses_say_which_weights_drew_them(sample):
+    ours, _ = sample(Continuous(max_response_tokens=R), group_size=8)
+    assert ours.policy_version_B.tolist() == [3] * 32
+
+
+@pytest.mark.parametrize("slots", [8, None])
+def test_a_chunk_takes_the_arrays_of_the_one_before(sample, monkeypatch, slots):
+    """The cache is written in place: what went into a chunk is gone behind it."""
+    caches = []
+
+    def spy(*args, **kwargs):
+        found = decode(*args, **kwargs)
+        caches.append([x.is_deleted() for x in jax.tree.leaves((args[7].layers, args[8]))])
+        return found
+
+    monkeypatch.setattr(continuous, "decode", spy)
+    sample(Continuous(max_response_tokens=R, slots=slots), group_size=8)
+    assert len(caches) > 1
+    assert all(all(gone) for gone in caches)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from rl4p.checks import check_trajectories
-from rl4p.rollout.naive_sampler import NaiveSampler
+from rl4p.rollout.naive_sampler import NaiveSampler, generate
 from rl4p.types import Finish, Sampling
 
 R = 8
@@ -167,3 +167,19 @@ def test_half_precision_scores_every_token_that_was_drawn(ending, params, prompt
     gap = np.abs(np.asarray(scores) - np.asarray(trajectories.behaviour_logprobs_BT))[mask]
     assert np.isfinite(gap).all()
     assert np.mean(gap) < 0.05
+
+
+def test_the_loop_ends_with_the_last_row(ending, params):
+    """Every token but one is an end, so that nothing is written behind the longest response."""
+    policy = dataclasses.replace(ending, end_ids=tuple(range(1, 264)))
+    tokens = np.full((2, 16), 65, np.int32)
+    found = generate(
+        policy.decoder, Sampling(), R, policy.end_ids, policy.for_sampling(params),
+        tokens, tokens > 0, jax.random.key(0), False,
+    )  # fmt: skip
+    out, lengths, logprobs = map(np.asarray, found)
+    assert lengths.max() < R
+    written = np.arange(R) < lengths.max()
+    assert not out[:, ~written].any()
+    assert not logprobs[:, ~written].any()
+    assert (logprobs[:, 0] < 0).all()

@@ -1,0 +1,187 @@
+"""Keys of config.json: read strictly, in the spellings of several versions, and written."""
+
+import dataclasses
+
+import pytest
+
+from rl4p.errors import InputError
+from rl4p.model.families.keys import Keys, write_layer_types, write_rope, write_shape
+from rl4p.model.rope import LinearScaling, Llama3Scaling
+from tests.golden.cases import LLAMA3, SHAPE, decoder_config
+
+LLAMA3_SCALING = Llama3Scaling(
+    factor=8.0, low_frequency_factor=1.0, high_frequency_factor=4.0, original_max_positions=64
+)
+
+
+def keys(**config):
+    return Keys(config, "here")
+
+
+@pytest.mark.parametrize(
+    ("value", "kind", "found"),
+    [
+        (3, int, 3),
+        (3, float, 3.0),
+        (0.5, float, 0.5),
+        (False, bool, False),
+        (0, int, 0),
+        ([], list, []),
+    ],
+)
+def test_a_value_has_the_kind_that_was_asked_for(value, kind, found):
+    read = keys(a=value).get("a", kind)
+    assert read == found
+    assert type(read) is kind
+
+
+def test_null_is_as_if_a_key_were_absent():
+    assert keys(a=None).get("a", int, 7) == keys().get("a", int, 7) == 7
+    for absent in (keys(a=None), keys()):
+        with pytest.raises(InputError, match=r"^here has no 'a'\.$"):
+            absent.get("a", int)
+
+
+@pytest.mark.parametrize(
+    ("value", "kind"), [("3", int), (True, int), (3.0, int), (True, float), (1, bool), ({}, list)]
+)
+def test_another_kind_is_refused(value, kind):
+    with pytest.raises(InputError, match=rf"^here: a should be {kind.__name__}, is "):
+        keys(a=value).get("a", kind)
+
+
+def test_what_the_decoder_does_not_follow_is_refused():
+    for config in ({}, {"a": None}, {"a": "silu"}):
+        keys(**config).must_be("a", "silu")
+    with pytest.raises(InputError, match=r"^here asks for activation 'gelu', which is not supp"):
+        keys(a="gelu").must_be("a", "silu", "activation")
+    with pytest.raises(InputError, match=r"^here asks for a False, which"):
+        keys(a=False).must_be("a", None)
+
+
+@pytest.mark.parametrize(
+    ("config", "theta", "scaling"),
+    [
+        ({}, 10_000.0, None),
+        ({"rope_theta": 7}, 7.0, None),
+        ({"rope_theta": None}, 10_000.0, None),
+        ({"rope_parameters": {"rope_type": "default", "rope_theta": 5.0}}, 5.0, None),
+        ({"rope_theta": 3.0, "rope_parameters": {"rope_theta": 5.0}}, 5.0, None),
+        (
+            {"rope_theta": 3.0, "rope_scaling": {"type": "linear", "factor": 2}},
+            3.0,
+            LinearScaling(factor=2.0),
+        ),
+        (
+            {"rope_scaling": {"rope_type": "linear", "type": "yarn", "factor": 2}},
+            10_000.0,
+            LinearScaling(factor=2.0),
+        ),
+        (
+            {
+                "rope_parameters": {"rope_type": "linear", "factor": 4.0},
+                "rope_scaling": {"rope_type": "linear", "factor": 2.0},
+            },
+            10_000.0,
+            LinearScaling(factor=4.0),
+        ),
+        ({"rope_scaling": LLAMA3}, 10_000.0, LLAMA3_SCALING),
+        (
+            {
+                "max_position_embeddings": 99,
+                "rope_scaling": LLAMA3 | {"original_max_position_embeddings": None},
+            },
+            10_000.0,
+            dataclasses.replace(LLAMA3_SCALING, original_max_positions=99),
+        ),
+    ],
+)
+def test_the_rope_options_of_several_versions(config, theta, scaling):
+    assert keys(**config).rope() == {"rope_theta": theta, "rope_scaling": scaling}
+
+
+@pytest.mark.parametrize(
+    ("config", "sentence"),
+    [
+        ({"rope_scaling": {"type": "yarn", "factor": 4}}, "^here asks for rope type 'yarn'"),
+        ({"rope_scaling": {"rope_type": "llama3"}}, "^here, in rope_parameters, has no 'factor'"),
+        ({"rope_scaling": "linear"}, "^here: rope_scaling should be dict, is 'linear'"),
+        ({"partial_rotary_factor": 0.5}, "^here asks for partial_rotary_factor 0.5"),
+        (
+            {"rope_parameters": {"partial_rotary_factor": 0.5}},
+            "^here, in rope_parameters, asks for partial_rotary_factor 0.5",
+        ),
+    ],
+)
+def test_other_rotations_are_refused(config, sentence):
+    with pytest.raises(InputError, match=sentence):
+        keys(**config).rope()
+
+
+def test_the_shape_is_read_from_its_keys():
+    found = keys(**SHAPE | {"head_dim": 16, "num_hidden_layers": 5}).shape()
+    assert found == {
+        "vocabulary": 64,
+        "width": 32,
+        "layers": 5,
+        "heads": 4,
+        "key_value_heads": 2,
+        "head_width": 16,
+        "feed_forward_width": 48,
+        "max_positions": 512,
+        "norm_epsilon": 1e-5,
+    }
+
+
+def test_a_head_is_as_wide_as_the_family_says_or_as_the_width_leaves():
+    absent = SHAPE | {"head_dim": None}
+    assert keys(**absent).shape()["head_width"] == 8
+    assert keys(**absent).shape(head_width=128)["head_width"] == 128
+    assert keys(**SHAPE | {"head_dim": 16}).shape(head_width=128)["head_width"] == 16
+
+
+def test_key_heads_are_as_many_as_query_heads_where_they_are_not_said():
+    assert keys(**SHAPE | {"num_key_value_heads": None}).shape()["key_value_heads"] == 4
+    with pytest.raises(
+        InputError, match="num_attention_heads 4 does not divide by num_key_value_h"
+    ):
+        keys(**SHAPE | {"num_key_value_heads": 3}).shape()
+
+
+@pytest.mark.parametrize("key", ["vocab_size", "rms_norm_eps", "intermediate_size", "hidden_size"])
+def test_a_shape_needs_all_of_its_keys(key):
+    with pytest.raises(InputError, match=f"^here has no '{key}'"):
+        keys(**SHAPE | {key: None}).shape()
+
+
+def test_layers_slide_by_their_names_or_else_by_the_default():
+    default = [True, False, False]
+    assert keys(**SHAPE).sliding(9, default) == {"window": 9, "sliding": (True, False, False)}
+    types = ["full_attention", "sliding_attention", "sliding_attention"]
+    named = keys(**SHAPE | {"layer_types": types}).sliding(9, default)
+    assert named == {"window": 9, "sliding": (False, True, True)}
+    assert keys(**SHAPE).sliding(None, default) == {}
+    assert keys(**SHAPE).sliding(9, [False] * 3) == {}
+    assert keys(**SHAPE | {"layer_types": ["full_attention"] * 3}).sliding(9, default) == {}
+
+
+def test_layer_types_are_written_as_they_are_read():
+    config = decoder_config("gemma2")
+    named = keys(num_hidden_layers=3, layer_types=write_layer_types(config))
+    assert named.sliding(9, [False] * 3)["sliding"] == config.sliding
+    assert write_layer_types(decoder_config("qwen3")) == ["full_attention"] * 3
+
+
+def test_the_shape_is_written_in_the_keys_it_is_read_from():
+    config = decoder_config("qwen3")
+    found = write_shape(config)
+    assert found == SHAPE | {"head_dim": 16}
+
+
+@pytest.mark.parametrize("scaling", [None, LinearScaling(factor=4.0), LLAMA3_SCALING])
+def test_rope_options_are_written_as_they_are_read(scaling):
+    assert keys(**write_rope(5.0, scaling)).rope() == {"rope_theta": 5.0, "rope_scaling": scaling}
+
+
+def test_the_scaling_of_llama_is_written_in_its_own_keys():
+    assert write_rope(5.0, LLAMA3_SCALING) == {"rope_theta": 5.0, "rope_scaling": LLAMA3}

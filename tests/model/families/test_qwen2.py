@@ -1,0 +1,116 @@
+"""Qwen 2: biases on query, key and value; the layers after so many may slide."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from rl4p.errors import InputError
+from rl4p.model.decoder import Decoder
+from tests.golden import forward
+from tests.golden.cases import (
+    decoder_config,
+    make_tensors,
+    noise,
+    sequences,
+    to_params,
+    to_tensors,
+)
+
+GOLDEN = Path(forward.__file__).parent
+
+
+def test_its_keys(read):
+    config = read("qwen2")
+    assert config.attention_bias
+    assert config.tied_embedding
+    assert not config.query_key_norm
+    assert (config.window, config.sliding) == (None, ())
+
+
+@pytest.mark.parametrize(
+    ("key", "option", "default"),
+    [
+        ("tie_word_embeddings", "tied_embedding", False),
+        ("rope_theta", "rope_theta", 10_000.0),
+        ("head_dim", "head_width", 8),
+        ("num_key_value_heads", "key_value_heads", 4),
+    ],
+)
+def test_an_absent_key_is_what_transformers_takes_it_for(read, key, option, default):
+    assert getattr(read("qwen2", without=[key]), option) == default
+
+
+def test_the_layers_after_so_many_slide(read):
+    window = read("qwen2_window")
+    assert (window.window, window.sliding) == (9, (False, True, True))
+    later = read("qwen2_window", {"num_hidden_layers": 30}, without=["max_window_layers"])
+    assert later.sliding == (False,) * 28 + (True,) * 2
+    assert read("qwen2_window", {"max_window_layers": 3}).window is None
+
+
+def test_a_window_is_off_unless_it_is_asked_for(read):
+    for config in (
+        read("qwen2_window", {"use_sliding_window": False}),
+        read("qwen2_window", without=["use_sliding_window"]),
+    ):
+        assert (config.window, config.sliding) == (None, ())
+
+
+def test_layers_may_be_named(read):
+    types = ["sliding_attention", "full_attention", "full_attention"]
+    assert read("qwen2_window", {"layer_types": types}).sliding == (True, False, False)
+
+
+def test_it_is_written_in_its_own_keys(read, written):
+    plain, window = written(read("qwen2")), written(read("qwen2_window"))
+    assert plain["use_sliding_window"] is False
+    expected = {
+        "use_sliding_window": True,
+        "sliding_window": 9,
+        "max_window_layers": 1,
+        "layer_types": ["full_attention", "sliding_attention", "sliding_attention"],
+        "hidden_act": "silu",
+    }
+    assert {key: window[key] for key in expected} == expected
+
+
+def test_its_biases_have_names(read, tensors):
+    names = tensors(read("qwen2"))
+    for ours, theirs in (("query", "q_proj"), ("key", "k_proj"), ("value", "v_proj")):
+        tensor = names[f"model.layers.1.self_attn.{theirs}.bias"]
+        assert (tensor.path, tensor.layer, tensor.transposed) == (
+            ("layers", ours, "bias"),
+            1,
+            False,
+        )
+    assert len(names) == 2 + 3 * 12
+
+
+def test_gradients_are_those_of_transformers():
+    """Of every tensor: its norm, and its product with numbers that are drawn by its name."""
+    config = decoder_config("qwen2")
+    params = to_params(config, make_tensors(config))
+    with np.load(GOLDEN / "qwen2.npz") as file:
+        golden = dict(file)
+    gradient = forward.gradient(Decoder(config=config), params, np.int32(sequences()[-1])[None])
+    ours = to_tensors(config, gradient)
+    names = sorted(ours)
+    norms = np.array([np.linalg.norm(ours[name]) for name in names])
+    products = np.array([np.vdot(ours[name], noise(name, ours[name].shape)) for name in names])
+    np.testing.assert_allclose(norms, golden["gradient_norms"], rtol=1e-4, atol=1e-7)
+    scale = golden["gradient_norms"] + 1e-7
+    np.testing.assert_allclose(products / scale, golden["gradient_products"] / scale, atol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"layer_types": ["full_attention"]}, "layer_types names 1 layers of num_hidden_layers 3"),
+        ({"sliding_window": None}, "has no 'sliding_window'"),
+        ({"hidden_act": "gelu"}, "asks for activation 'gelu'"),
+    ],
+)
+def test_what_the_decoder_does_not_do_is_refused(read, change, sentence):
+    with pytest.raises(InputError, match=rf"^a/config\.json.* {sentence}"):
+        read("qwen2_window", change)

@@ -1,0 +1,71 @@
+"""Where keys and values are written, and what becomes of them when rows are taken."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from rl4p.model.cache import Before, Cache, write
+
+
+@pytest.fixture
+def cache():
+    """Two layers of three rows, one head two wide, four slots; every number is another."""
+
+    def numbers(*shape, start):
+        return jnp.arange(start, start + np.prod(shape), dtype=jnp.int32).reshape(shape)
+
+    return Cache(
+        layers=tuple(
+            (numbers(3, 1, 2, 4, start=i), numbers(3, 1, 4, 2, start=i + 50)) for i in (100, 200)
+        ),
+        positions_BS=numbers(3, 4, start=300),
+        segment_ids_BS=numbers(3, 4, start=400),
+    )
+
+
+@pytest.mark.parametrize("slots", [4, 6])
+def test_rows_are_taken_whole_and_grow_behind(cache, slots):
+    rows = np.array([2, 0, 2, 1])
+    taken = cache.rows(rows, slots)
+    more = slots - 4
+    for (k, v), (old_k, old_v) in zip(taken.layers, cache.layers, strict=True):
+        np.testing.assert_array_equal(
+            k, np.pad(np.asarray(old_k)[rows], [(0, 0)] * 3 + [(0, more)])
+        )
+        np.testing.assert_array_equal(
+            v, np.pad(np.asarray(old_v)[rows], [(0, 0)] * 2 + [(0, more), (0, 0)])
+        )
+    for ours, old in (
+        (taken.positions_BS, cache.positions_BS),
+        (taken.segment_ids_BS, cache.segment_ids_BS),
+    ):
+        np.testing.assert_array_equal(ours, np.pad(np.asarray(old)[rows], [(0, 0), (0, more)]))
+
+
+def test_new_slots_are_written_from_one_place_on_in_all_rows():
+    old, new = np.zeros((2, 5), np.int32), np.int32([[1, 2], [3, 4]])
+    np.testing.assert_array_equal(write(old, new, 2, axis=1), [[0, 0, 1, 2, 0], [0, 0, 3, 4, 0]])
+    np.testing.assert_array_equal(
+        write(old, new, jnp.int32(0), axis=1), [[1, 2, 0, 0, 0], [3, 4, 0, 0, 0]]
+    )
+
+
+@pytest.mark.parametrize("axis", [2, 3])
+def test_each_row_may_have_a_place_of_its_own(axis):
+    old = np.zeros((2, 1, 4, 4), np.float32)
+    new = np.ones([4 if i not in (0, 1, axis) else (2, 1)[i] if i < 2 else 1 for i in range(4)])
+    new = new.astype(np.float32) * np.float32([5, 7]).reshape(2, 1, 1, 1)
+    written = np.moveaxis(np.asarray(write(old, new, jnp.array([3, 1]), axis=axis)), axis, -1)
+    np.testing.assert_array_equal(written[0], np.broadcast_to([0, 0, 0, 5], (1, 4, 4)))
+    np.testing.assert_array_equal(written[1], np.broadcast_to([0, 7, 0, 0], (1, 4, 4)))
+
+
+def test_what_rows_begin_with_stands_at_the_first_positions():
+    before = Before((), np.int32([[1, 1, 0], [1, 0, 0]]))
+    np.testing.assert_array_equal(before.positions_BS, [[0, 1, 2], [0, 1, 2]])
+    assert before.positions_BS.dtype == jnp.int32
+
+
+def test_a_cache_is_a_tree_of_arrays(cache):
+    assert len(jax.tree.leaves(cache)) == 2 * 2 + 2

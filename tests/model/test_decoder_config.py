@@ -1,0 +1,64 @@
+"""What a decoder's configuration says of itself, and what it refuses."""
+
+import dataclasses
+
+import pytest
+
+from rl4p.model.decoder_config import DecoderConfig
+from tests.golden.cases import decoder_config
+
+
+def test_options_that_contradict_each_other_are_refused():
+    config = decoder_config("gemma2")
+    for change, sentence in (
+        ({"window": None}, "sliding names 3 of 3 layers, by a window of None"),
+        ({"sliding": (True,)}, "sliding names 1 of 3 layers, by a window of 9"),
+        ({"chosen_experts": 1}, "1 experts a token, of 0"),
+    ):
+        with pytest.raises(ValueError, match=sentence):
+            dataclasses.replace(config, **change)
+
+
+def test_as_many_experts_as_there_are_may_be_chosen():
+    config = decoder_config("qwen3_moe")
+    assert dataclasses.replace(config, chosen_experts=6).chosen_experts == 6
+    with pytest.raises(ValueError, match="7 experts a token, of 6"):
+        dataclasses.replace(config, chosen_experts=7)
+
+
+@pytest.mark.parametrize(
+    ("case", "mixed"), [("qwen3", False), ("mistral", False), ("gemma2", True), ("gemma3", True)]
+)
+def test_layers_are_mixed_where_some_slide_and_others_do_not(case, mixed):
+    assert decoder_config(case).mixed is mixed
+
+
+def test_its_dimensions_are_those_that_devices_divide():
+    config = DecoderConfig(
+        vocabulary=24, width=16, layers=2, heads=4, key_value_heads=2, head_width=4,
+        feed_forward_width=20, max_positions=32,
+    )  # fmt: skip
+    assert config.dimensions == {
+        "width": 16,
+        "vocabulary": 24,
+        "heads": 4,
+        "key_value_heads": 2,
+        "feed_forward": 20,
+    }
+
+
+def test_a_plain_decoder_is_that_of_qwen2():
+    config = DecoderConfig(
+        vocabulary=8, width=8, layers=1, heads=1, key_value_heads=1, head_width=8,
+        feed_forward_width=8, max_positions=8,
+    )  # fmt: skip
+    assert (config.family, config.rope_theta, config.norm_epsilon) == ("qwen2", 10_000.0, 1e-6)
+    assert config.attention_bias
+    assert config.tied_embedding
+    assert config.activation == "silu"
+    off = (
+        *("rope_scaling", "local_rope_theta", "centered_norm", "post_norms", "query_key_norm"),
+        *("query_scalar", "attention_softcap", "logits_softcap", "window", "sliding"),
+        *("scaled_embedding", "experts", "chosen_experts", "normalized_experts", "labels"),
+    )
+    assert not any(getattr(config, name) for name in off)

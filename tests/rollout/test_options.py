@@ -1,0 +1,56 @@
+"""What every sampler shares: the limit of a response, and the distribution of its tokens."""
+
+import dataclasses
+
+import pytest
+
+from rl4p.configuration import compose, instantiate
+from rl4p.errors import InputError
+from rl4p.rollout.continuous import Continuous
+from rl4p.rollout.naive_sampler import NaiveSampler
+from rl4p.rollout.options import SamplerOptions
+from rl4p.types import Sampling
+
+KINDS = (NaiveSampler, Continuous)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_distribution_is_that_of_the_options(kind):
+    plain = kind(max_response_tokens=4)
+    assert plain.sampling == Sampling(temperature=1.0, top_k=0, top_p=1.0)
+    changed = kind(max_response_tokens=4, temperature=0.5, top_k=3, top_p=0.9)
+    assert changed.sampling == Sampling(temperature=0.5, top_k=3, top_p=0.9)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_samplers_have_the_same_options(kind):
+    shared = {field.name for field in dataclasses.fields(SamplerOptions)}
+    assert shared == {"max_response_tokens", "temperature", "top_k", "top_p"}
+    assert shared <= {field.name for field in dataclasses.fields(kind)}
+    assert issubclass(kind, SamplerOptions)
+
+
+@pytest.mark.parametrize(
+    ("option", "kept"),
+    [
+        ("temperature=0", True),
+        ("temperature=-0.1", False),
+        ("temperature=inf", False),
+        ("temperature=nan", False),
+        ("top_k=0", True),
+        ("top_k=-1", False),
+        ("top_p=1.0", True),
+        ("top_p=0.0", False),
+        ("top_p=1.1", False),
+        ("max_response_tokens=1", True),
+        ("max_response_tokens=0", False),
+    ],
+)
+def test_options_have_a_range(option, kept):
+    key, _, value = option.partition("=")
+    overrides = ["rollout=continuous", f"rollout.{option}"]
+    if kept:
+        assert getattr(instantiate(compose(overrides).rollout), key) == float(value)
+    else:
+        with pytest.raises(InputError, match=rf"^rollout\.{key} must be "):
+            compose(overrides)
