@@ -102,6 +102,30 @@ def test_steps_are_counted_and_the_policy_moves(make_loop, params, prompts, make
     assert len(set(tokens)) == 3
 
 
+def test_a_step_draws_with_a_key_of_its_own(make_loop, params, prompts, make_state):
+    """With parameters that never move, steps still differ in what they draw."""
+    loop = replace(make_loop(steps=3), optimizer=AdamW(learning_rate=0.0), prompts_per_step=4)
+    infos = run(loop, params, prompts, make_state)
+    drawn = [frozenset(zip(prompt_ids(x), x.texts.responses, strict=True)) for x in infos]
+    assert len(set(drawn)) == 3
+
+
+def prompt_ids(info):
+    return [prompt.id for prompt in info.texts.prompts]
+
+
+def test_what_an_update_is_given_is_checked_where_that_is_asked_for(
+    make_loop, params, prompts, make_state
+):
+    seen = []
+    loop = make_loop(steps=1)
+    loop = replace(loop, phases=replace(loop.phases, checks={"update": seen.append}))
+    (info,) = run(loop, params, prompts, make_state)
+    (batch,) = seen
+    np.testing.assert_array_equal(batch.trajectories.tokens_BT, info.trajectories.tokens_BT)
+    assert np.abs(batch.advantages_BT).max() == pytest.approx(info.metrics["advantage/max"])
+
+
 def test_memory_lives_in_the_state(make_loop, params, prompts, make_state):
     infos = run(make_loop(advantage=Baseline()), params, prompts, make_state)
     memory = jax.device_get(infos[-1].state.memory["advantage"])

@@ -45,6 +45,7 @@ BASE = (
     "+reward.terms.capital.pattern='.*[A-Z].*'",
     "+reward.terms.even._target_=rl4p.reward.format.Format",
     "+reward.terms.even.pattern='.*[02468]'",
+    "+reward.terms.even.weight=-0.5",  # so that rewards have both signs
 )
 SHAPE = {"width": 16, "layers": 1, "heads": 2, "key_value_heads": 1, "feed_forward_width": 32}
 TEACHER = ("+model@teacher=scratch", *(f"teacher.{name}={n}" for name, n in SHAPE.items()))
@@ -54,7 +55,6 @@ LARGE = (*SMALL, "model.vocabulary=512", "model.dtype=float32", "model.attention
 # By option: what makes it act in a run this small, beside its name.
 MORE = {
     "advantage=distill": TEACHER,
-    "advantage=reinforce": ("advantage.baseline=1.0",),
     "correction=sequence_mask": ("correction.low=0.9", "correction.weighted=true"),
     "entropy=adaptive": ("entropy.alpha=0.05", "entropy.target=10"),
     "entropy=bonus": ("entropy.alpha=0.05",),

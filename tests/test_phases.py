@@ -3,11 +3,14 @@
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 
+import jax.numpy as jnp
 import pytest
 
 from rl4p.advantage.gae import GAE
 from rl4p.critic.shared import Shared
+from rl4p.entropy.adaptive import Adaptive as AdaptiveEntropy
 from rl4p.errors import InputError
+from rl4p.kl.adaptive import Adaptive as AdaptiveKL
 from rl4p.reward.weighted import Weighted
 from rl4p.update.ppo import PPO
 
@@ -104,6 +107,18 @@ def test_values_and_a_critic_go_together(phases):
 def test_a_need_that_nobody_meets_is_refused(phases):
     with pytest.raises(InputError, match="luck"):
         phases(advantage=Counting(needs=frozenset({"luck"}))).needs()
+
+
+def test_controllers_are_given_what_is_theirs(phases):
+    ours = phases(kl=AdaptiveKL(beta=0.5, target=1.0), entropy=AdaptiveEntropy(alpha=0.25))
+    memory = ours.initial_memory()
+    found = ours.coefficients(memory)
+    assert (float(found["kl"]), float(found["entropy"])) == (0.5, 0.25)
+    metrics = {"update/kl": jnp.float32(1.0), "update/entropy": jnp.float32(7.0)}
+    after = ours.adapt(memory | {"advantage": 1}, metrics)
+    assert after["advantage"] == 1
+    assert float(after["kl"]["coefficient"]) == 0.5  # on its target
+    assert float(after["entropy"]["entropy"]) == 7.0
 
 
 def test_checks_see_the_result_and_the_arguments(phases):

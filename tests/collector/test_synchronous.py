@@ -53,3 +53,27 @@ def test_a_step_takes_its_prompts_samples_groups_and_grades_them(policy, prompts
     np.testing.assert_array_equal(collected.rewards.total_B, solutions)
     assert isinstance(collected.rewards.total_B, jax.Array)
     assert watch.seconds.keys() == {"rollout", "reward"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Remembering(Demonstrations):
+    def __call__(self, *args, memory, **options):
+        return super().__call__(*args, **options), memory + 1
+
+
+def test_what_a_rollout_remembers_is_kept(policy, prompts, make_phases):
+    state = TrainState(
+        step=jax.numpy.int32(0),
+        params=None,
+        optimizer_state=None,
+        key=jax.random.key(0),
+        memory={"rollout": 5},
+    )
+    phases = make_phases(
+        rollout=Remembering(max_response_tokens=40), reward=Weighted(terms={"length": Length()})
+    )
+    stream = PromptStream(prompts, seed=0)
+    collected = Synchronous()(
+        phases, policy, state, stream, Stopwatch(), prompts_per_step=2, group_size=1
+    )
+    assert collected.memory == {"rollout": 6}

@@ -8,6 +8,7 @@ Exit code 1: a mutant survived, or a patch or a test could not be used.
 """
 
 import argparse
+import json
 import os
 import queue
 import shlex
@@ -18,14 +19,62 @@ import tempfile
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 
+import tests.conftest  # noqa: F401  the environment of tests, before workers import JAX
 from tests.mutants.mutant import ROOT, Mutant, read
+from tests.mutants.worker import LATE
 
 COPIED = ("rl4p", "conf", "experiments", "tests", "pyproject.toml", "README.md", "CHANGELOG.md",
-          "CONTRIBUTING.md", "Makefile", "constraints.txt", ".ci")  # fmt: skip
+          "CONTRIBUTING.md", "LICENSE", "Makefile", "constraints.txt", ".ci")  # fmt: skip
 PASSED, FAILED = 0, 1  # exit codes of pytest
 NOTICED, SURVIVED = "noticed", "SURVIVED"
+
+
+class Tree:
+    """A copy of the repository that mutants are tried in, one after the other."""
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir()
+        ignored = shutil.ignore_patterns("__pycache__", "outputs")
+        for name in COPIED:
+            source = ROOT / name
+            if source.is_dir():
+                shutil.copytree(source, folder / name, symlinks=True, ignore=ignored)
+            else:
+                shutil.copy(source, folder / name)
+        self.folder = folder
+        self.worker = subprocess.Popen(
+            [sys.executable, str(ROOT / "tests" / "mutants" / "worker.py"), str(folder)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=os.environ | {"PYTHONDONTWRITEBYTECODE": "1", "TRANSFORMERS_VERBOSITY": "error"},
+        )
+
+    def run(self, tests: str, seconds: float) -> int:
+        """Returns pytest's exit code for these arguments."""
+        assert self.worker.stdin is not None
+        assert self.worker.stdout is not None
+        print(json.dumps({"tests": shlex.split(tests), "seconds": seconds}), file=self.worker.stdin)
+        self.worker.stdin.flush()
+        return int(self.worker.stdout.readline())
+
+    @contextmanager
+    def changed(self, mutant: Mutant):
+        """Has the mutant's fault in the copy.
+
+        Raises:
+          ValueError: it does not apply.
+        """
+        path = self.folder / mutant.file
+        source = path.read_text()
+        path.write_text(mutant.applied(source))
+        try:
+            yield
+        finally:
+            path.write_text(source)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -39,95 +88,45 @@ def main(arguments: Sequence[str] | None = None) -> int:
     chosen = parser.parse_args(arguments)
     mutants = [m for m in read(chosen.files) if chosen.name in m.name or chosen.name in m.file]
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(chosen.workers) as pool:
-        trees: queue.Queue[Path] = queue.Queue()
+        trees: queue.Queue[Tree] = queue.Queue()
         for worker in range(chosen.workers):
-            trees.put(copy_of_the_tree(Path(folder) / str(worker)))
-        if not chosen.trust:
-            started = time.monotonic()
-            tests = sorted({mutant.tests for mutant in mutants})
-            results = pool.map(lambda words: on_a_tree(trees, None, words, chosen.seconds), tests)
-            failing = [words for words, code in zip(tests, results, strict=True) if code != PASSED]
-            if failing:
-                print("These tests do not pass on the code as it is:", *failing, sep="\n  ")
-                return 1
-            print(f"The tests pass on unchanged code ({time.monotonic() - started:.0f} s).")
+            trees.put(Tree(Path(folder) / str(worker)))
+
+        def passes(tests: str) -> bool:
+            tree = trees.get()
+            try:
+                return tree.run(tests, chosen.seconds) == PASSED
+            finally:
+                trees.put(tree)
 
         def verdict(mutant: Mutant) -> str:
-            started = time.monotonic()
-            code = on_a_tree(trees, mutant, mutant.tests, chosen.seconds)
-            found = {PASSED: SURVIVED, FAILED: NOTICED}.get(code, f"NOT JUDGED ({code})")
+            tree, started = trees.get(), time.monotonic()
+            try:
+                with tree.changed(mutant):
+                    code = tree.run(mutant.tests, chosen.seconds)
+                found = {PASSED: SURVIVED, FAILED: NOTICED, LATE: NOTICED}.get(code)
+                found = found or f"NOT JUDGED: exit code {code} of pytest"
+            except ValueError as error:
+                found = f"NOT JUDGED: {error}"
+            finally:
+                trees.put(tree)
             print(f"{found:9} {time.monotonic() - started:5.1f} s  {mutant.name}", flush=True)
             return found
 
+        if not chosen.trust:
+            tests = sorted({mutant.tests for mutant in mutants})
+            failing = [
+                t for t, good in zip(tests, pool.map(passes, tests), strict=True) if not good
+            ]
+            if failing:
+                print("These tests do not pass on the code as it is:", *failing, sep="\n  ")
+                return 1
+            print(f"The tests of {len(mutants)} mutants pass on unchanged code.", flush=True)
         verdicts = list(pool.map(verdict, mutants))
     bad = [m.name for m, found in zip(mutants, verdicts, strict=True) if found != NOTICED]
     print(f"{len(mutants) - len(bad)} of {len(mutants)} mutants are noticed.")
     print(*(f"  not noticed: {name}" for name in bad), sep="\n", end="\n" if bad else "")
     return 1 if bad else 0
-
-
-def copy_of_the_tree(folder: Path) -> Path:
-    """Returns a copy of the repository's files, for one worker to change."""
-    folder.mkdir()
-    ignored = shutil.ignore_patterns("__pycache__", "outputs")
-    for name in COPIED:
-        source = ROOT / name
-        if source.is_dir():
-            shutil.copytree(source, folder / name, symlinks=True, ignore=ignored)
-        else:
-            shutil.copy(source, folder / name)
-    return folder
-
-
-def on_a_tree(
-    trees: "queue.Queue[Path]", mutant: Mutant | None, tests: str, seconds: float
-) -> int | str:
-    """Runs tests in a free copy with the mutant's fault in it.
-
-    Returns:
-      The exit code of pytest, or a word where there is none.
-    """
-    tree = trees.get()
-    try:
-        if mutant is None:
-            return exit_code(tree, tests, seconds)
-        path = tree / mutant.file
-        source = path.read_text()
-        try:
-            changed = mutant.applied(source)
-        except ValueError as error:
-            print(error)
-            return "does not apply"
-        path.write_text(changed)
-        try:
-            return exit_code(tree, tests, seconds)
-        finally:
-            path.write_text(source)
-    finally:
-        trees.put(tree)
-
-
-def exit_code(tree: Path, tests: str, seconds: float) -> int | str:
-    """Runs pytest until the first failure; a run over the limit counts as a failure."""
-    quiet = ("-x", "-q", "-p", "no:cacheprovider", "--no-header", "--tb=no")
-    environment = os.environ | {
-        "JAX_COMPILATION_CACHE_DIR": str(ROOT / ".cache" / "jax"),
-        "PYTHONDONTWRITEBYTECODE": "1",
-    }
-    process = subprocess.Popen(
-        [sys.executable, "-m", "pytest", *quiet, *shlex.split(tests)],
-        cwd=tree,
-        env=environment,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
-    )
-    try:
-        return process.wait(timeout=seconds)
-    except subprocess.TimeoutExpired:
-        os.killpg(process.pid, 9)
-        process.wait()
-        return FAILED
 
 
 if __name__ == "__main__":
