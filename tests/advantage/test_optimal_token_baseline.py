@@ -59,3 +59,10 @@ def test_no_choice_made_is_nothing_to_learn_from(batch):
     trajectories, rewards, scores = batch
     certain = {name: jnp.full((4, 16), float(name == "collision")) for name in scores}
     np.testing.assert_array_equal(COMPILED(trajectories, rewards, scores=certain), 0)
+
+
+def test_a_weight_that_rounds_below_zero_is_none(batch):
+    """Probability 1 with a collision of less: 1 - 2 + 0.99 < 0, which no squared norm can be."""
+    trajectories, rewards, _ = batch
+    scores = {"proximal_logprobs": jnp.zeros((4, 16)), "collision": jnp.full((4, 16), 0.99)}
+    np.testing.assert_array_equal(COMPILED(trajectories, rewards, scores=scores), 0)

@@ -25,3 +25,13 @@ def test_agreement_damps_nothing(make_trajectories, make_rewards, of_samples):
     scores = {"answer_clusters": jnp.full(3, 4, jnp.int32)}
     advantages = SEEDGRPO(alpha=9.0)(trajectories, make_rewards((0, 0, 3)), scores=scores)
     np.testing.assert_allclose(of_samples(trajectories, advantages), [-1, -1, 2], rtol=1e-6)
+
+
+def test_without_damping_it_is_the_advantage_of_dr_grpo(
+    make_trajectories, make_rewards, of_samples
+):
+    trajectories = make_trajectories((1, 8, 2), group_ids=(0, 0, 0))
+    scores = {"answer_clusters": jnp.asarray([1, 2, 3], jnp.int32)}
+    advantages = SEEDGRPO(alpha=0.0)(trajectories, make_rewards((0, 0, 3)), scores=scores)
+    np.testing.assert_allclose(of_samples(trajectories, advantages), [-1, -1, 2], rtol=1e-6)
+    assert SEEDGRPO.needs == {"answer_clusters"}
