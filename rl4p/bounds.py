@@ -2,12 +2,15 @@
 
 from typing import Annotated
 
-from annotated_types import Ge, Gt, IsFinite, Le
+from annotated_types import Ge, Gt, Le
+from pydantic import AllowInfNan
+
+FINITE = AllowInfNan(False)
 
 Natural = Annotated[int, Ge(0)]
 Positive = Annotated[int, Ge(1)]
-NonNegative = Annotated[float, Ge(0), IsFinite]
-AboveZero = Annotated[float, Gt(0), IsFinite]
-AboveOne = Annotated[float, Gt(1), IsFinite]
+NonNegative = Annotated[float, Ge(0), FINITE]
+AboveZero = Annotated[float, Gt(0), FINITE]
+AboveOne = Annotated[float, Gt(1), FINITE]
 Share = Annotated[float, Ge(0), Le(1)]
 TopShare = Annotated[float, Gt(0), Le(1)]
