@@ -25,4 +25,5 @@ def test_a_sample_without_tokens_is_no_sibling(make_trajectories, make_rewards, 
     trajectories = make_trajectories((2, 6, 0), group_ids=(0, 0, 0))
     advantages = OPO()(trajectories, make_rewards((1, 5, 100)))
     np.testing.assert_allclose(of_samples(trajectories, advantages), [-3, 1, 0], rtol=1e-6)
-    np.testing.assert_array_equal(OPO()(trajectories, make_rewards((0.1, 0.1, 0.7))), 0)
+    trajectories = make_trajectories((3, 7, 0), group_ids=(0, 0, 0))
+    np.testing.assert_array_equal(OPO()(trajectories, make_rewards((0.3, 0.3, 100.1))), 0)
