@@ -155,13 +155,21 @@ def test_one_value_has_no_deviation_whatever_it_is_divided_by():
 
 
 def test_a_group_of_invalid_samples_has_neither_highest_nor_lowest():
-    """Their siblings elsewhere are below 0, so that 0 is no value of theirs."""
-    values, groups = jnp.asarray([-3.0, 7.0, -1.0]), jnp.asarray([2, 0, 2])
-    group = group_statistics(values, jnp.asarray([True, False, True]), groups)
-    np.testing.assert_array_equal(group.highest_B, [-1, 0, -1])
-    np.testing.assert_array_equal(group.lowest_B, [-3, 0, -3])
-    np.testing.assert_array_equal(group.count_B, [2, 0, 2])
-    np.testing.assert_array_equal(group.mean_B, [-2, 0, -2])
+    """The others are below 0, and 0, which an invalid sample of theirs counts as, is not theirs."""
+    values, groups = jnp.asarray([-3.0, 7.0, -1.0, 0.0]), jnp.asarray([2, 0, 2, 2])
+    group = group_statistics(values, jnp.asarray([True, False, True, False]), groups)
+    np.testing.assert_array_equal(group.highest_B, [-1, 0, -1, -1])
+    np.testing.assert_array_equal(group.lowest_B, [-3, 0, -3, -3])
+    np.testing.assert_array_equal(group.count_B, [2, 0, 2, 2])
+    np.testing.assert_array_equal(group.mean_B, [-2, 0, -2, -2])
+
+
+@pytest.mark.parametrize("value", [-0.7, 0.7])
+def test_what_is_masked_does_not_make_equal_values_unequal(value):
+    """It counts as 0 in the sums, which is above the values or below them."""
+    values, mask = jnp.full(8, value), jnp.arange(8) < 7
+    assert masked_statistics(values, mask).equal
+    assert group_statistics(values, mask, jnp.zeros(8, int)).equal_B.all()
 
 
 def test_a_softmax_leaves_the_invalid_out_of_the_sum():
