@@ -142,3 +142,38 @@ def test_rewards_of_tokens_come_with_them_and_the_rest_with_the_last(two_turns):
     np.testing.assert_array_equal(token_rewards(trajectories, rewards), expected)
     expected[0, [8, 10, 11]] = 5, 6, 6
     np.testing.assert_array_equal(returns_to_go(trajectories, rewards), expected)
+
+
+def test_one_value_has_no_deviation_whatever_it_is_divided_by():
+    statistics = masked_statistics(jnp.asarray([3.0, 9.0]), jnp.asarray([True, False]), ddof=1)
+    assert (statistics.mean, statistics.std) == (3, 0)
+    nothing = masked_statistics(jnp.asarray([3.0]), jnp.asarray([False]), ddof=1)
+    assert (nothing.mean, nothing.std) == (0, 0)
+    assert nothing.equal
+    alone = group_statistics(jnp.asarray([3.0, 9.0]), jnp.ones(2, bool), jnp.arange(2), ddof=1)
+    np.testing.assert_array_equal(alone.std_B, 0)
+
+
+def test_a_group_of_invalid_samples_has_neither_highest_nor_lowest():
+    """The others are below 0, and 0, which an invalid sample of theirs counts as, is not theirs."""
+    values, groups = jnp.asarray([-3.0, 7.0, -1.0, 0.0]), jnp.asarray([2, 0, 2, 2])
+    group = group_statistics(values, jnp.asarray([True, False, True, False]), groups)
+    np.testing.assert_array_equal(group.highest_B, [-1, 0, -1, -1])
+    np.testing.assert_array_equal(group.lowest_B, [-3, 0, -3, -3])
+    np.testing.assert_array_equal(group.count_B, [2, 0, 2, 2])
+    np.testing.assert_array_equal(group.mean_B, [-2, 0, -2, -2])
+
+
+@pytest.mark.parametrize("value", [-0.7, 0.7])
+def test_what_is_masked_does_not_make_equal_values_unequal(value):
+    """It counts as 0 in the sums, which is above the values or below them."""
+    values, mask = jnp.full(8, value), jnp.arange(8) < 7
+    assert masked_statistics(values, mask).equal
+    assert group_statistics(values, mask, jnp.zeros(8, int)).equal_B.all()
+
+
+def test_a_softmax_leaves_the_invalid_out_of_the_sum():
+    """Odds 1 : 3 in each group, beside an invalid sample of 100."""
+    values = jnp.asarray([0.0, np.log(3), 100.0], jnp.float32)
+    log_softmax = group_log_softmax(values, jnp.asarray([True, True, False]), jnp.zeros(3, int))
+    np.testing.assert_allclose(log_softmax, [np.log(1 / 4), np.log(3 / 4), 0], rtol=1e-5)

@@ -45,7 +45,9 @@ BASE = (
     "+reward.terms.capital.pattern='.*[A-Z].*'",
     "+reward.terms.even._target_=rl4p.reward.format.Format",
     "+reward.terms.even.pattern='.*[02468]'",
-    "+reward.terms.even.weight=-0.5",  # so that rewards have both signs
+    "+reward.terms.small._target_=rl4p.reward.format.Format",
+    "+reward.terms.small.pattern='.*[a-m].*'",
+    "+reward.terms.small.weight=-0.75",  # so that rewards have both signs
 )
 SHAPE = {"width": 16, "layers": 1, "heads": 2, "key_value_heads": 1, "feed_forward_width": 32}
 TEACHER = ("+model@teacher=scratch", *(f"teacher.{name}={n}" for name, n in SHAPE.items()))

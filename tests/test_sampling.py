@@ -96,3 +96,26 @@ def test_of_equal_tokens_greedy_decoding_takes_the_first_and_nan_stays_in_the_vo
     np.testing.assert_array_equal(tokens[:2], [1, 0])
     assert 0 <= tokens[2] < 4
     assert np.isnan(logprobs[2])
+
+
+def test_equal_logits_at_the_edge_of_top_p_are_kept_together():
+    """Of 0.4 and three of 0.2 a half needs two: the three equals stay, whatever their order."""
+    logits = jnp.log(jnp.asarray([0.2, 0.4, 0.2, 0.2]))
+    kept = np.exp(sampling_logprobs(logits, Sampling(top_p=0.5)))
+    np.testing.assert_allclose(kept, [0.2, 0.4, 0.2, 0.2], rtol=1e-6)
+
+
+def test_a_drawn_token_is_kept_in_its_own_row_only():
+    logits = jnp.log(jnp.asarray([[0.2, 0.4, 0.1, 0.3]] * 2))
+    drawn = sampling_logprobs(logits, Sampling(top_k=2, top_p=0.9), jnp.asarray([2, 3]))
+    expected = [[0, 4 / 8, 1 / 8, 3 / 8], [0, 4 / 7, 0, 3 / 7]]
+    np.testing.assert_allclose(np.exp(drawn), expected, rtol=1e-6)
+
+
+def test_greedy_decoding_reports_its_token_at_temperature_one():
+    logits = jnp.log(jnp.asarray([[0.2, 0.5, 0.3]]))
+    keys = jax.random.split(jax.random.key(0), 1)
+    greedy = Sampling(temperature=0.0)
+    token, logprob = draw(logits, greedy, keys, jnp.zeros(1, int), jnp.bool_(True))
+    assert token.tolist() == [1]
+    np.testing.assert_allclose(logprob, np.log([0.5]), rtol=1e-6)

@@ -19,3 +19,16 @@ def test_by_hand(make_trajectories, make_rewards):
     expected = np.zeros((2, 16))
     expected[0, 8:11] = 0.5, 0, -20
     np.testing.assert_array_equal(advantages, expected)
+
+
+def test_a_token_that_the_student_hardly_believed_in_is_clamped_too(
+    make_trajectories, make_rewards
+):
+    """The teacher is e^25 times as sure; a token outside the response may hold anything."""
+    trajectories = make_trajectories((1,))
+    student = jnp.full((1, 16), np.nan).at[0, 8].set(-26.0)
+    trajectories = replace(trajectories, behaviour_logprobs_BT=student)
+    scores = {"teacher_logprobs": jnp.full((1, 16), -1.0)}
+    advantages = Distill()(trajectories, make_rewards((0,)), scores=scores)
+    np.testing.assert_array_equal(advantages, [[0] * 8 + [20] + [0] * 7])
+    assert Distill.needs == {"teacher_logprobs"}

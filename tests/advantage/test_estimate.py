@@ -144,3 +144,54 @@ def test_a_critic_is_taught_the_return_after_the_divergence(rows, scores):
     assert given.keys() == {*scores, "returns"}
     assert given["returns"] is found.returns_BT
     assert found._replace(returns_BT=None).for_update(scores) is scores
+
+
+def test_in_the_reward_the_sample_is_its_own_policys_and_weighs_one(rows, scores):
+    """The policy is its own sampler there: an importance weight is 1. Nothing outside is read."""
+    trajectories, rewards = rows
+    behaviour = trajectories.behaviour_logprobs_BT
+    outside = jnp.where(trajectories.response_mask_BT, behaviour, jnp.nan).at[3].set(jnp.nan)
+    trajectories = replace(trajectories, behaviour_logprobs_BT=outside)
+    phase = Noting()
+    weighted = replace(IN_REWARD, importance_weight=True)
+    estimate(phase, weighted, trajectories, rewards, scores, COEFFICIENT)
+    ((seen, _),) = phase.calls
+    np.testing.assert_array_equal(seen.tokens_BT[0, 2:], [-0.5, -0.25])
+    np.testing.assert_array_equal(seen.total_B, [0.25, 0.25, 0, 0])
+
+
+def test_a_penalty_of_no_weight_has_no_reference(rows):
+    phase = Noting()
+    found = estimate(phase, replace(IN_REWARD, beta=0.0), *rows, {}, COEFFICIENT)
+    ((rewards, _),) = phase.calls
+    assert rewards is rows[1]
+    assert not found.metrics
+
+
+def test_a_sample_that_was_cut_pays_no_penalty_and_is_not_measured(rows, scores):
+    """Without the first row only the second's -0.5 is left."""
+    trajectories, rewards = rows
+    cut = jnp.asarray([Finish.LENGTH, *[Finish.STOP] * 3], jnp.int8)
+    phase = GAE(mask_truncated=True, whiten=False)
+    scores = scores | {"values": jnp.zeros((4, 4))}
+    found = estimate(
+        phase, IN_REWARD, replace(trajectories, finish_B=cut), rewards, scores, COEFFICIENT
+    )
+    assert found.metrics["update/kl"] == -0.5
+    np.testing.assert_array_equal(found.returns_BT[:, 2:], [[0, 0], [0.25, 0], [0, 0], [0, 0]])
+
+
+def test_the_clip_is_of_the_advantages_and_not_of_the_critics_targets(rows, scores):
+    """Two tokens with a return of 1 each, where the critic expects 0."""
+    scores = scores | {"values": jnp.zeros((4, 4))}
+    phase = GAE(clip=0.5, whiten=False, lambda_policy=1.0)
+    found = estimate(phase, NONE(), *rows, scores, COEFFICIENT)
+    np.testing.assert_array_equal(found.returns_BT[0, 2:], [1, 1])
+    np.testing.assert_array_equal(found.advantages_BT[0, 2:], [0.5, 0.5])
+
+
+def test_a_batch_without_tokens_has_no_divergence(rows, scores):
+    trajectories, rewards = rows
+    rewards = replace(rewards, valid_B=jnp.zeros(4, bool), total_B=jnp.zeros(4))
+    found = estimate(Noting(), IN_REWARD, trajectories, rewards, scores, COEFFICIENT)
+    assert found.metrics["update/kl"] == 0

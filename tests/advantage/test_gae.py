@@ -79,3 +79,19 @@ def test_whitened_over_the_tokens(batch):
 def test_a_decay_that_alpha_replaces_is_refused():
     with pytest.raises(ValueError, match=r"lambda_policy=0\.5 could not act beside alpha=0\.05"):
         GAE(alpha=0.05, lambda_policy=0.5)
+
+
+def test_the_length_changes_the_advantages_and_not_the_critics_targets(batch):
+    """At lambda_value 1 they are the rewards to go, here without a discount."""
+    targets = GAE(alpha=0.1).returns(*batch)
+    np.testing.assert_allclose(targets, on_tokens(2, 2, 2), rtol=1e-6)
+    assert GAE.needs == {"values"}
+
+
+def test_nothing_comes_after_a_response_that_fills_its_row(make_trajectories, make_rewards):
+    """Two tokens in the last two columns, values 1 and 3, reward 2: deltas 3 - 1 and 2 - 3."""
+    trajectories = make_trajectories((2,), width=2, limit=2)
+    scores = {"values": jnp.asarray([[9.0, 9.0, 1.0, 3.0]])}
+    phase = GAE(lambda_policy=0.0, whiten=False)
+    advantages = phase(trajectories, make_rewards((2,)), scores=scores)
+    np.testing.assert_allclose(advantages, [[0, 0, 2, -1]], rtol=1e-6)

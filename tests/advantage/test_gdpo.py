@@ -39,3 +39,12 @@ def test_weights_are_by_name(batch, of_samples):
 def test_a_weight_of_no_term_is_named(batch):
     with pytest.raises(InputError, match=r"\['lenght'\].*\['correct', 'length'\]"):
         GDPO(weights={"lenght": 3.0})(*batch)
+
+
+def test_epsilon_is_added_to_both_deviations(make_trajectories, make_rewards, of_samples):
+    """Pairs of 0, 2 and of 0, 4: deviations sqrt 2 and sqrt 8, each plus 1/2, and that of all."""
+    trajectories = make_trajectories((1, 8, 2, 3), group_ids=(1, 1, 0, 0))
+    rewards = make_rewards((0, 2, 0, 4))
+    advantages = of_samples(trajectories, GDPO(epsilon=0.5)(trajectories, rewards))
+    pairs = np.asarray([-1, 1, -2, 2]) / (np.repeat([np.sqrt(2), np.sqrt(8)], 2) + 0.5)
+    np.testing.assert_allclose(advantages, pairs / (pairs.std(ddof=1) + 0.5), rtol=1e-6)

@@ -10,3 +10,13 @@ def test_by_hand(make_trajectories, make_rewards, of_samples):
     rewards = make_rewards((0, 1, 2, 7, 0, 7, 3, 0), valid=(1, 1, 1, 1, 0, 1, 1, 0))
     advantages = jax.jit(GPG())(trajectories, rewards)
     np.testing.assert_array_equal(of_samples(trajectories, advantages), [-2, 0, 2, 0, 0, 0, 0, 0])
+
+
+def test_invalid_samples_are_not_counted(make_trajectories, make_rewards, of_samples):
+    """Five valid samples, of which two teach: 5/2 of (-1, 1). Three invalid ones stand beside."""
+    trajectories = make_trajectories((1, 8, 2, 3, 4, 5, 6, 7), group_ids=(1, 1, 0, 0, 0, 1, 1, 1))
+    rewards = make_rewards((0, 2, 7, 7, 7, 0, 0, 0), valid=(1, 1, 1, 1, 1, 0, 0, 0))
+    advantages = GPG()(trajectories, rewards)
+    np.testing.assert_array_equal(
+        of_samples(trajectories, advantages), [-2.5, 2.5, 0, 0, 0, 0, 0, 0]
+    )

@@ -97,3 +97,50 @@ def test_options_of_a_controller_that_does_nothing_are_refused():
     with pytest.raises(ValueError, match="target_entropy, tau_max could not act"):
         MaxEntGRPO(target_entropy=1.0, tau_max=2.0)
     MaxEntGRPO(target_entropy=1.0, tau_learning_rate=0.1)
+
+
+def test_a_response_without_tokens_leaves_its_group(make_trajectories, make_rewards, of_samples):
+    """It would be the best of three; the other two are as in the first test."""
+    trajectories = make_trajectories((1, 8, 0), group_ids=(1, 1, 1))
+    rewards = make_rewards((0, np.log(3), 9))
+    advantages, _ = call(MaxEntGRPO(), trajectories, rewards)
+    expected = [-0.8, 0.8, 0]
+    np.testing.assert_allclose(of_samples(trajectories, advantages), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_the_floor_counts_the_valid_samples(make_trajectories, make_rewards, of_samples):
+    """Two of the three: (1, 3) / 4 x (1 - 2 x 0.25) + 0.25, as without the third."""
+    trajectories = make_trajectories((1, 8, 2), group_ids=(0, 0, 0))
+    rewards = make_rewards((0, np.log(3), 0), valid=(1, 1, 0))
+    advantages, _ = call(MaxEntGRPO(floor=0.25, tau=1.0), trajectories, rewards)
+    np.testing.assert_allclose(of_samples(trajectories, advantages), [-0.25, 0.25, 0], rtol=1e-5)
+
+
+def test_without_a_learning_rate_nothing_is_asked_for_and_the_memory_stays(
+    make_trajectories, make_rewards
+):
+    trajectories, rewards = make_trajectories((1, 3), group_ids=(0, 0)), make_rewards((0, 1))
+    phase = MaxEntGRPO(tau=3.0)
+    assert phase.needs == set()
+    assert MaxEntGRPO(beta=0.5, tau_learning_rate=0.1).needs == {"reference_logprobs", "entropy"}
+    memory = phase.initial_state() | {"entropy": jnp.float32(0.75), "steps": jnp.int32(4)}
+    _, after = call(phase, trajectories, rewards, memory=memory)
+    assert jax.tree.map(float, after) == {
+        "log_tau": pytest.approx(np.log(3)),
+        "entropy": 0.75,
+        "steps": 4.0,
+    }
+
+
+def test_the_warm_up_counts_the_steps_before_the_first_move(make_trajectories, make_rewards):
+    """The target is 1 and the entropy 0: tau would grow by 0.1 in the logarithm each step."""
+    trajectories, rewards = make_trajectories((1, 3)), make_rewards((0, 1))
+    options = {"tau_learning_rate": 0.1, "target_entropy": 1.0}
+    phase = MaxEntGRPO(tau=1.0, tau_warmup=2, **options)
+    compiled, memory, seen = jax.jit(phase), phase.initial_state(), []
+    for _ in range(4):
+        scores = {"entropy": jnp.zeros((2, 16))}
+        _, memory = compiled(trajectories, rewards, scores=scores, memory=memory)
+        seen.append(float(memory["log_tau"]))
+    np.testing.assert_allclose(seen, [0, 0, 0.1, 0.2], rtol=1e-6)
+    assert memory["steps"] == 4

@@ -10,3 +10,8 @@ def test_by_hand(make_trajectories, make_rewards, of_samples):
     rewards = make_rewards((0, 1, 0, 0, -3, 1, 0), valid=(1, 1, 1, 1, 1, 1, 0))
     advantages = jax.jit(MaxRL())(trajectories, rewards)
     np.testing.assert_array_equal(of_samples(trajectories, advantages), [-1, 3, -1, -1, 0, 0, 0])
+
+
+def test_a_mean_of_zero_is_not_divided_by(make_trajectories, make_rewards):
+    trajectories = make_trajectories((1, 8), group_ids=(0, 0))
+    np.testing.assert_array_equal(MaxRL()(trajectories, make_rewards((-1, 1))), 0)

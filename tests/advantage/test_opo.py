@@ -18,3 +18,12 @@ def test_by_hand(make_trajectories, make_rewards, of_samples):
 def test_siblings_without_tokens_have_no_weight(make_trajectories, make_rewards, lengths):
     trajectories = make_trajectories(lengths, group_ids=(0, 0, 0))
     np.testing.assert_array_equal(OPO()(trajectories, make_rewards((0.3, 0.1, 0.2))), 0)
+
+
+def test_a_sample_without_tokens_is_no_sibling(make_trajectories, make_rewards, of_samples):
+    """The other two are (2 x 1 + 6 x 5) / 8 = 4 on average, or equal and then exactly 0."""
+    trajectories = make_trajectories((2, 6, 0), group_ids=(0, 0, 0))
+    advantages = OPO()(trajectories, make_rewards((1, 5, 100)))
+    np.testing.assert_allclose(of_samples(trajectories, advantages), [-3, 1, 0], rtol=1e-6)
+    trajectories = make_trajectories((3, 7, 0), group_ids=(0, 0, 0))
+    np.testing.assert_array_equal(OPO()(trajectories, make_rewards((0.3, 0.3, 100.1))), 0)

@@ -59,3 +59,18 @@ def test_no_choice_made_is_nothing_to_learn_from(batch):
     trajectories, rewards, scores = batch
     certain = {name: jnp.full((4, 16), float(name == "collision")) for name in scores}
     np.testing.assert_array_equal(COMPILED(trajectories, rewards, scores=certain), 0)
+
+
+def test_a_weight_that_rounds_below_zero_is_none(batch):
+    """Probability 1 with a collision of a half: 1 - 2 + 0.5 < 0, which no squared norm can be.
+
+    Without a weight the first sample, of reward 4, is not in the baseline: that is the second's 0.
+    """
+    trajectories, rewards, scores = batch
+    scores = {
+        "proximal_logprobs": scores["proximal_logprobs"].at[0, 8:10].set(0.0),
+        "collision": scores["collision"].at[0, 8:10].set(0.5),
+    }
+    advantages = COMPILED(trajectories, rewards, scores=scores)
+    np.testing.assert_allclose(advantages[0, 8:10], [4, 4], rtol=1e-6)
+    np.testing.assert_array_equal(advantages[1], 0)

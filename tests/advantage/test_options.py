@@ -1,8 +1,11 @@
 from dataclasses import replace
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from hydra.utils import instantiate
+from omegaconf import OmegaConf
 
 from rl4p.advantage.dr_grpo import DrGRPO
 from rl4p.advantage.options import AdvantageOptions, clipped, drop_truncated
@@ -38,3 +41,19 @@ def test_truncated_samples_are_invalid_and_leave_the_baseline(
     plain = replace(rewards, tokens_BT=None)
     assert drop_truncated(options, trajectories, plain).tokens_BT is None
     assert drop_truncated(DrGRPO(), trajectories, rewards) is rewards
+
+
+def test_the_yaml_of_every_advantage_has_the_defaults_of_its_class():
+    paths = sorted((Path(__file__).resolve().parents[2] / "conf" / "advantage").glob("*.yaml"))
+    assert len(paths) > 20
+    for path in paths:
+        phase = instantiate(OmegaConf.load(path))
+        assert phase == type(phase)(), path.stem
+
+
+def test_a_phase_without_these_options_is_left_alone(make_trajectories, make_rewards):
+    trajectories, rewards = make_trajectories((1,)), make_rewards((1,))
+    cut = replace(trajectories, finish_B=jnp.asarray([Finish.LENGTH], jnp.int8))
+    assert drop_truncated(object(), cut, rewards) is rewards
+    advantages = jnp.asarray([[1e9]])
+    assert clipped(object(), advantages) is advantages

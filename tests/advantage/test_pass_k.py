@@ -20,3 +20,20 @@ def test_two_best_learn_nothing_and_an_invalid_one_is_no_best(
     rewards = make_rewards((1, 1, 0, -3, 0, -1), valid=(1, 1, 1, 1, 0, 1))
     advantages = of_samples(trajectories, PassK()(trajectories, rewards))
     np.testing.assert_allclose(advantages, [0, 0, 0, 0, 0, 2 / (np.sqrt(2) + 1e-4)], rtol=1e-6)
+
+
+def test_an_invalid_sample_is_not_beside_the_best(make_trajectories, make_rewards, of_samples):
+    """Invalid samples have a reward of 0, which is here that of the best: it is still alone."""
+    trajectories = make_trajectories((1, 8, 2), group_ids=(0, 0, 0))
+    rewards = make_rewards((0, 0, -2), valid=(1, 0, 1))
+    advantages = of_samples(trajectories, PassK()(trajectories, rewards))
+    np.testing.assert_allclose(advantages, [2 / (np.sqrt(2) + 1e-4), 0, 0], rtol=1e-6)
+
+
+def test_the_second_is_the_next_lower_reward_and_not_the_lowest(
+    make_trajectories, make_rewards, of_samples
+):
+    """Rewards -3, -2, -1, all below 0: 1 over the deviation 1."""
+    trajectories = make_trajectories((1, 8, 2), group_ids=(0, 0, 0))
+    advantages = of_samples(trajectories, PassK()(trajectories, make_rewards((-3, -1, -2))))
+    np.testing.assert_allclose(advantages, [0, 1 / (1 + 1e-4), 0], rtol=1e-6)

@@ -44,3 +44,26 @@ def test_a_new_task_of_equal_rewards_is_exactly_zero(make_trajectories, make_rew
     memory = RunningBaseline(max_tasks=4).initial_state()
     advantages, _ = call(make_trajectories(), make_rewards([0.9] * 8), [1] * 8, memory)
     np.testing.assert_array_equal(advantages, 0)
+
+
+def test_the_memory_begins_unseen_and_as_long_as_there_are_tasks():
+    phase = RunningBaseline(max_tasks=3)
+    memory = phase.initial_state()
+    np.testing.assert_array_equal(memory["baseline"], np.zeros(3, np.float32))
+    np.testing.assert_array_equal(memory["seen"], [False] * 3)
+    assert phase.needs == {"task_ids"}
+
+
+def test_a_single_sample_of_a_known_task_has_an_advantage(
+    make_trajectories, make_rewards, of_samples
+):
+    """5 is known; 0.75 x 5 + 0.25 x 9 = 6. An invalid sample of a known task moves nothing."""
+    trajectories = make_trajectories((1, 8))
+    memory = {
+        "baseline": jnp.asarray([5.0, 7.0, 0.0, 0.0]),
+        "seen": jnp.asarray([True, True, False, False]),
+    }
+    rewards = make_rewards((9, 0), valid=(1, 0))
+    advantages, memory = call(trajectories, rewards, (0, 1), memory)
+    np.testing.assert_array_equal(of_samples(trajectories, advantages), [4, 0])
+    np.testing.assert_array_equal(memory["baseline"], [6, 7, 0, 0])

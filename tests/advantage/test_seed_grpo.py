@@ -25,3 +25,23 @@ def test_agreement_damps_nothing(make_trajectories, make_rewards, of_samples):
     scores = {"answer_clusters": jnp.full(3, 4, jnp.int32)}
     advantages = SEEDGRPO(alpha=9.0)(trajectories, make_rewards((0, 0, 3)), scores=scores)
     np.testing.assert_allclose(of_samples(trajectories, advantages), [-1, -1, 2], rtol=1e-6)
+
+
+def test_without_damping_it_is_the_advantage_of_dr_grpo(
+    make_trajectories, make_rewards, of_samples
+):
+    trajectories = make_trajectories((1, 8, 2), group_ids=(0, 0, 0))
+    scores = {"answer_clusters": jnp.asarray([1, 2, 3], jnp.int32)}
+    advantages = SEEDGRPO(alpha=0.0)(trajectories, make_rewards((0, 0, 3)), scores=scores)
+    np.testing.assert_allclose(of_samples(trajectories, advantages), [-1, -1, 2], rtol=1e-6)
+    assert SEEDGRPO.needs == {"answer_clusters"}
+
+
+def test_the_same_answer_of_another_group_does_not_agree(
+    make_trajectories, make_rewards, of_samples
+):
+    """Two of one answer: H = 0. Beside them, of another prompt, that answer and one more: log 2."""
+    trajectories = make_trajectories((1, 8, 2, 3), group_ids=(0, 0, 1, 1))
+    scores = {"answer_clusters": jnp.asarray([4, 4, 4, 9], jnp.int32)}
+    advantages = SEEDGRPO(alpha=1.0)(trajectories, make_rewards((0, 2, 0, 2)), scores=scores)
+    np.testing.assert_allclose(of_samples(trajectories, advantages), [-1, 1, -0.5, 0.5], rtol=1e-6)

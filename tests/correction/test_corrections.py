@@ -9,6 +9,11 @@ import pytest
 from hydra.utils import instantiate
 from omegaconf import OmegaConf
 
+from rl4p.correction.sequence_mask import SequenceMask
+from rl4p.correction.sequence_truncate import SequenceTruncate
+from rl4p.correction.token_mask import TokenMask
+from rl4p.correction.token_truncate import TokenTruncate
+
 CONF = Path(__file__).resolve().parents[2] / "conf" / "correction"
 CORRECTIONS = {path.stem: instantiate(OmegaConf.load(path)) for path in sorted(CONF.glob("*.yaml"))}
 MASK = jnp.asarray([[1, 1, 0], [1, 1, 1], [0, 0, 0]], bool)
@@ -52,3 +57,29 @@ def test_rows_in_any_order_and_any_padding(name):
     mask = jnp.pad(MASK[order], ((0, 0), (2, 1)))
     other = CORRECTIONS[name](jnp.asarray(padded), mask)
     np.testing.assert_allclose(other[:, 2:5], plain[order], rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("correction", "largest", "smallest"),
+    [
+        (TokenTruncate(cap=1e9), np.exp(20), np.exp(-20)),
+        (TokenMask(low=0.0, high=1e9), np.exp(20), np.exp(-20)),
+        (SequenceMask(low=0.0, high=1e9, weighted=True), np.exp(20), np.exp(-20)),
+        (SequenceTruncate(cap=1e9), np.exp(20), np.exp(-20)),
+    ],
+    ids=lambda x: type(x).__name__,
+)
+def test_log_weights_are_bounded_at_twenty_and_not_before(correction, largest, smallest):
+    """One token of 19 is within; 100 and -100 are not."""
+    log_w = jnp.asarray([[19.0], [100.0], [-19.0], [-100.0]])
+    weights = correction(log_w, jnp.ones((4, 1), bool))
+    expected = [[np.exp(19)], [largest], [np.exp(-19)], [smallest]]
+    np.testing.assert_allclose(weights, expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize("correction", [TokenMask(low=1.0, high=1.0), SequenceMask(low=1, high=1)])
+def test_the_bounds_are_inside(correction):
+    mask = jnp.ones((1, 2), bool)
+    np.testing.assert_array_equal(correction(jnp.zeros((1, 2)), mask), 1)
+    np.testing.assert_array_equal(correction(jnp.full((1, 2), 1e-3), mask), 0)
+    np.testing.assert_array_equal(correction(jnp.full((1, 2), -1e-3), mask), 0)

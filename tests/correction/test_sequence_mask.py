@@ -1,3 +1,4 @@
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -21,3 +22,10 @@ MASK = jnp.asarray([[1, 1], [1, 1], [1, 0], [0, 0]], bool)
 )
 def test_a_sequence_stays_or_goes_by_its_geometric_mean(options, expected):
     np.testing.assert_allclose(SequenceMask(**options)(jnp.log(W), MASK), expected, rtol=1e-6)
+
+
+def test_weights_of_tokens_have_no_gradient_either():
+    """What stays in by its mean weighs its own w, as a constant."""
+    correction = SequenceMask(low=0.5, high=2.0, weighted=True)
+    slope = jax.grad(lambda x: correction(x, MASK[:1]).sum())(jnp.log(W[:1]))
+    np.testing.assert_array_equal(slope, 0)

@@ -37,3 +37,9 @@ def test_every_token_keeps_its_gradient():
     assert ENTROPY.active
     assert not ENTROPY.selects
     assert ENTROPY.select(jnp.ones((1, 2)), mask) is mask
+
+
+def test_before_the_first_step_the_entropy_counts_as_below_the_target():
+    assert Adaptive(target=0.0, alpha=0.02).coefficient(ENTROPY.initial_state()) == np.float32(0.02)
+    memory = ENTROPY.next_state(ENTROPY.initial_state(), jnp.float32(0.75))
+    assert memory["entropy"] == 0.75

@@ -32,3 +32,7 @@ def test_there_is_no_bonus():
     assert not hasattr(entropy, "initial_state")
     assert entropy.coefficient({}) == 0
     assert not entropy.select(ENTROPIES, jnp.zeros_like(MASK)).any()
+
+
+def test_the_entropy_is_asked_for():
+    assert TopTokens.needs == {"entropy"}

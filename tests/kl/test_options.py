@@ -3,6 +3,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from rl4p.kl.estimators import kl_estimate
 from rl4p.kl.options import KLOptions
 
 
@@ -57,3 +58,17 @@ def test_extremes_are_finite(estimator, distance):
 def test_a_weight_in_the_reward_is_refused():
     with pytest.raises(ValueError, match="importance_weight=true acts in the loss alone"):
         KLOptions(placement="in_reward", importance_weight=True)
+
+
+@pytest.mark.parametrize("estimator", ["k1", "k2", "k3", "k3_plus"])
+def test_without_the_weight_the_sampler_is_not_looked_at(estimator):
+    options = KLOptions(estimator=estimator)
+    ours = options.penalty(jnp.float32(-1), jnp.float32(-1.5), jnp.float32(np.nan))
+    assert ours == kl_estimate(jnp.float32(-1), jnp.float32(-1.5), estimator)
+
+
+@pytest.mark.parametrize(("log_w", "expected"), [(19.0, 19.0), (1e3, 20.0), (-1e3, -20.0)])
+def test_the_log_of_the_weight_is_clamped_at_twenty(log_w, expected):
+    options = KLOptions(estimator="k1", importance_weight=True)
+    weighed = options.penalty(jnp.float32(0), jnp.float32(-2), jnp.float32(-log_w))
+    np.testing.assert_allclose(weighed, 2 * np.exp(expected), rtol=1e-5)

@@ -101,3 +101,17 @@ def test_the_moment_dtype_is_of_the_momentum():
     params = layers(np.ones((1, 2, 2)))
     _, state = updates([params], params, momentum=0.9, moment_dtype="bfloat16")
     assert sorted(str(leaf.dtype) for leaf in jax.tree.leaves(state)).count("bfloat16") == 1
+
+
+def test_a_parameter_of_zero_moves_as_one_of_a_thousandth():
+    """The direction of a first gradient is its sign; one of 0 has none."""
+    gradient = [[[2.0, -4.0], [0.0, 8.0]]]
+    update, _ = updates([layers(gradient)], layers(np.zeros((1, 2, 2))), clip_rms=100.0)
+    np.testing.assert_allclose(direction(update), 1e-3 * np.sign(gradient), rtol=1e-5)
+
+
+def test_a_direction_is_scaled_down_to_the_limit_of_its_root_mean_square():
+    """Signs have a root mean square of 1."""
+    params = layers(np.full((1, 2, 2), 2.0))
+    update, _ = updates([params], params, clip_rms=0.25)
+    np.testing.assert_allclose(direction(update), np.full((1, 2, 2), 0.5), rtol=1e-5)

@@ -33,3 +33,11 @@ def test_the_moment_dtype_is_of_the_first_moment_only(parameter):
     state = AdamW(moment_dtype="bfloat16", max_grad_norm=0).transform()
     adam = state.init({"kernel": jnp.ones((2, 2), parameter)})[0]
     assert (adam.mu["kernel"].dtype, adam.nu["kernel"].dtype) == (jnp.bfloat16, parameter)
+
+
+def test_the_decay_is_of_the_parameter_beside_the_direction():
+    """A gradient of 3 has the direction 1, and a parameter of 5 decays by 0.1 of itself."""
+    transform = AdamW(weight_decay=0.1, max_grad_norm=0).transform()
+    params = {"kernel": jnp.full((1, 1), 5.0)}
+    update, _ = transform.update({"kernel": jnp.full((1, 1), 3.0)}, transform.init(params), params)
+    np.testing.assert_allclose(update["kernel"], [[-1.5]], rtol=1e-5)

@@ -68,3 +68,9 @@ def test_a_transform_sees_one_block_at_a_time():
             lambda row, total=total: np.full(row[0], total / np.prod(row[0][row[3] :]) ** 0.5)
         )
         jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-6), updates, expected)
+
+
+def test_the_parameters_are_asked_for():
+    transform = blockwise(optax.identity())
+    with pytest.raises(ValueError, match="is given the parameters"):
+        transform.update(PARAMS, transform.init(PARAMS))

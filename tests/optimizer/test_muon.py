@@ -113,3 +113,22 @@ def test_the_moment_dtype_is_of_both_first_moments():
     assert states["muon"].inner_state[0].mu["layers"]["query"]["kernel"].dtype == jnp.bfloat16
     assert adam.mu["norm"]["scale"].dtype == jnp.bfloat16
     assert adam.nu["norm"]["scale"].dtype == jnp.float32
+
+
+def test_epsilon_is_added_to_the_norm():
+    """A norm of 5 and an epsilon of 5: singular values 0.3 and 0.4, one iteration from there."""
+    update, _ = first_update(
+        layers([np.diag([3.0, 4.0])]), iterations=1, nesterov=False, epsilon=5.0
+    )
+    expected = -0.2 * 2**0.5 * np.diag(quintic(np.asarray([0.3, 0.4])))
+    np.testing.assert_allclose(update["layers"]["query"]["kernel"], [expected], rtol=1e-4)
+
+
+@pytest.mark.parametrize("shape", [(2, 5), (5, 2)], ids=str)
+def test_the_scale_is_that_of_the_longer_side(shape):
+    """A matrix with one entry is its own singular vectors: one value of 1, one iteration on."""
+    gradient = np.zeros(shape)
+    gradient[1, 1] = -3.0
+    update, _ = first_update(layers([gradient]), iterations=1, update_rms=0.5)
+    expected = np.where(gradient, 0.5 * 5**0.5 * quintic(1.0), 0)
+    np.testing.assert_allclose(update["layers"]["query"]["kernel"], [expected], atol=1e-5)

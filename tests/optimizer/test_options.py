@@ -1,11 +1,15 @@
 """What every optimizer does alike."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
+from hydra.utils import instantiate
+from omegaconf import OmegaConf
 
 from rl4p.checkpoint import Orbax, as_saved
 from rl4p.data.stream import PromptStream
@@ -19,6 +23,7 @@ from rl4p.optimizer.sgd import SGD
 
 pytestmark = pytest.mark.mixed_dtypes
 
+CONF = Path(__file__).resolve().parents[2] / "conf" / "optimizer"
 OPTIMIZERS = [Adafactor, AdamW, Lion, Muon, SGD]
 PARAMS = {
     "embedding": jnp.full((2, 2), 10.0),
@@ -126,3 +131,30 @@ def test_an_end_of_the_learning_rate_needs_a_schedule():
     with pytest.raises(ValueError, match=r"final_fraction=0\.1 is where schedule=linear"):
         OptimizerOptions(learning_rate=1.0, final_fraction=0.1)
     OptimizerOptions(learning_rate=1.0, final_fraction=0.1, schedule="cosine")
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_the_yaml_has_the_defaults_of_the_class(optimizer):
+    """But for the end of the schedule, which is that of the run."""
+    written = OmegaConf.load(CONF / f"{optimizer.__name__.lower()}.yaml")
+    written = OmegaConf.merge({"optimizer": written}, {"steps": 7})
+    assert instantiate(written.optimizer) == optimizer(total_steps=7)
+
+
+def test_the_defaults_change_nothing_but_the_length_of_a_gradient():
+    options = OptimizerOptions(learning_rate=0.5)
+    assert (options.schedule, options.warmup_steps, options.total_steps) == ("constant", 0, 1)
+    assert (options.weight_decay, options.max_grad_norm) == (0.0, 1.0)
+    assert options.moment_dtype == "float32"
+    np.testing.assert_array_equal([options.learning_rate_at(s) for s in (0, 1, 9)], 0.5)
+
+
+def test_the_gradient_is_clipped_before_the_direction_and_the_decay_is_not():
+    """A norm of 5 scaled to 1, doubled by the direction; then 0.5 of the parameter, negated."""
+    options = OptimizerOptions(learning_rate=1.0, max_grad_norm=1.0, weight_decay=0.5)
+    transform = options.descent(optax.scale(2.0))
+    params = {"kernel": jnp.asarray([[10.0, -20.0]])}
+    update, _ = transform.update(
+        {"kernel": jnp.asarray([[3.0, 4.0]])}, transform.init(params), params
+    )
+    np.testing.assert_allclose(update["kernel"], [[-1.2 - 5, -1.6 + 10]], rtol=1e-6)

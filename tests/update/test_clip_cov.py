@@ -46,3 +46,13 @@ def test_the_others_are_clipped_as_in_ppo(make_batch, evaluate):
 
 def test_old_logprobs_are_always_asked_for():
     assert ClipCov().needs == {"proximal_logprobs"}
+
+
+def test_either_side_has_a_clip_of_its_own(make_batch, evaluate):
+    batch = make_batch([[2.0, -2.0]], [[-1, -1]])
+    update = ClipCov(clip_low=0.1, clip_high=0.3)
+    logprobs = [[-1 + np.log(1.5), -1 + np.log(0.5)]]
+    loss_BT, extras, _ = evaluate(update, logprobs, batch)
+    np.testing.assert_allclose(loss_BT, [[-2.6, 1.8]], rtol=1e-6)
+    np.testing.assert_array_equal(extras["clip_high"], [[1, 0]])
+    np.testing.assert_array_equal(extras["clip_low"], [[0, 1]])

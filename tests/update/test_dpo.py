@@ -94,3 +94,29 @@ def test_a_reference_is_asked_for_but_by_simpo():
 def test_what_its_kind_has_no_use_for_is_refused(options):
     with pytest.raises(ValueError, match=f"kind={options['kind']}"):
         DPO(**options)
+
+
+@pytest.mark.parametrize(
+    ("options", "loss"),
+    [
+        ({"kind": "ipo", "length_normalised": True}, 10.5625),  # (1.75 - 5)^2
+        # logit 3.5: 0.9 x 0.0297504 + 0.1 x 3.5297504
+        ({"kind": "simpo", "beta": 2.0, "label_smoothing": 0.1}, 0.3797504),
+        ({"kind": "simpo", "beta": 2.0, "gamma": 1.5}, 0.0788890),  # log(1 + e^-2.5)
+        ({"gamma": 9.0}, 0.5981389),  # of simpo alone
+    ],
+    ids=str,
+)
+def test_options_act_where_they_are_said_to(pair, evaluate, options, loss):
+    loss_BT, _, _ = evaluate(DPO(**options), LOGPROBS, pair, weighted=True)
+    np.testing.assert_allclose(loss_BT.sum(), loss, rtol=1e-5)
+
+
+def test_metrics_of_a_larger_group_are_means_over_a_rows_pairs(make_batch, evaluate):
+    """Scores 1 against 0 and 3: margins 1 and -2. A margin of 0 is not right either."""
+    batch = make_batch([[1], [-1], [-1]], [[0]] * 3, reference_logprobs=[[0]] * 3)
+    _, extras, _ = evaluate(DPO(), [[1], [0], [3]], batch)
+    np.testing.assert_allclose(extras["preference_margin"], [[-0.5], [1], [-2]])
+    np.testing.assert_allclose(extras["preference_accuracy"], [[0.5], [1], [0]])
+    _, extras, _ = evaluate(DPO(), [[1], [1], [1]], batch)
+    np.testing.assert_array_equal(extras["preference_accuracy"], 0)

@@ -34,3 +34,20 @@ def test_a_reference_is_asked_for_only_where_it_is_the_anchor():
     assert DRO().needs == {"reference_logprobs"}
     assert DRO(anchor="behaviour").needs == set()
     assert DRO(epochs=2).needs == {"proximal_logprobs", "reference_logprobs"}
+
+
+def test_rows_that_no_policy_sampled_are_held_to_the_proximal_one(make_batch, evaluate):
+    """A log-ratio of 2 to it: 1/2 x 4, and a slope of 2."""
+    batch = make_batch([[0.0]], [[-3.0]], behaviour=[[0.0]], version=-1)
+    loss_BT, _, slope_BT = evaluate(DRO(anchor="behaviour", tau=1.0), [[-1.0]], batch)
+    np.testing.assert_allclose(loss_BT, [[2.0]], rtol=1e-6)
+    np.testing.assert_allclose(slope_BT, [[2.0]], rtol=1e-6)
+
+
+def test_the_default_aggregation_is_the_mean_over_sequences(make_batch, evaluate):
+    """Squares of 0.8 and 0.5, times 1/2, over two sequences of two tokens and of one."""
+    batch = make_batch(
+        [[0, 0], [0, 0]], [[0, 0]] * 2, mask=[[1, 1], [1, 0]], reference_logprobs=[[-2, -3]] * 2
+    )
+    loss_BT, _, _ = evaluate(DRO(tau=1.0), [[-1.7, -2.5], [-1.5, 9.0]], batch, weighted=True)
+    np.testing.assert_allclose(loss_BT.sum(), (0.64 + 0.25) / 4, rtol=1e-5)

@@ -19,3 +19,11 @@ def test_only_the_rows_own_tokens_count(make_batch, evaluate):
     loss_BT, _, slope_BT = evaluate(GMPO(), [[-1, -1, -1], [-1, 9, 9]], batch, weighted=True)
     np.testing.assert_allclose(loss_BT.sum(), 0.5, rtol=1e-6)
     np.testing.assert_allclose(slope_BT, [[-1 / 6] * 3, [1, 0, 0]], rtol=1e-6)
+
+
+def test_either_side_has_a_clip_of_its_own(make_batch, evaluate):
+    """Log-ratios 0.6 and -0.8: with A > 0 (0.5, -0.8), mean -0.15; with A < 0 (0.6, -0.1), 0.25."""
+    batch = make_batch([[2, 2], [-2, -2]], [[-2, -2]] * 2)
+    loss_BT, _, _ = evaluate(GMPO(clip_low=0.1, clip_high=0.5), [[-1.4, -2.8]] * 2, batch)
+    expected = [[-2 * np.exp(-0.15)] * 2, [2 * np.exp(0.25)] * 2]
+    np.testing.assert_allclose(loss_BT, expected, rtol=1e-6)

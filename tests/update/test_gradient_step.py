@@ -8,12 +8,19 @@ import numpy as np
 import optax
 import pytest
 
+from rl4p.correction.token_truncate import TokenTruncate
+from rl4p.critic.shared import Shared
+from rl4p.entropy.bonus import Bonus
+from rl4p.entropy.top_tokens import TopTokens
+from rl4p.kl.fixed import Fixed
 from rl4p.model.decoder import Decoder, DecoderConfig
-from rl4p.model.logprobs import score_tokens
+from rl4p.model.logprobs import score_tokens, trunk
 from rl4p.optimizer.adamw import AdamW
 from rl4p.types import Sampling, TrainingBatch, TrainState, Trajectories
-from rl4p.update.gradient_step import gradient_step
+from rl4p.update.dpo import DPO
+from rl4p.update.gradient_step import gradient_step, summarise, token_loss
 from rl4p.update.ppo import PPO
+from rl4p.update.reinforce import Reinforce
 
 B, T = 8, 16
 SAMPLING = Sampling(temperature=0.7)
@@ -302,6 +309,7 @@ def test_parameters_in_half_precision_stay_so(in_half_precision):
 def test_without_old_logprobs_the_ratio_is_one(in_half_precision, batch):
     *_, metrics = in_half_precision
     assert metrics["update/approx_kl"] == metrics["update/clip_low"] == 0
+    assert metrics["update/grad_norm"] > 0.1
     loss = -np.mean(batch.advantages_BT[batch.loss_mask_BT])
     assert metrics["update/loss"] == pytest.approx(float(loss), rel=1e-5)
 
@@ -368,3 +376,273 @@ def test_there_are_as_many_loops_over_microbatches_as_is_asked_for(make_objectiv
         return str(gradient_step.trace(*abstract(objective, 8, 96, 264)).jaxpr).count("while[")
 
     assert [loops(most) - loops(1) for most in (2, 4, 8)] == [1, 2, 2]  # 96, 64 and 48 wide
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bounded(PPO):
+    """PPO, whose loss alone is infinite where an advantage is above 50: its gradient is not."""
+
+    def __call__(self, logprobs_BT, batch):
+        loss_BT, extras = super().__call__(logprobs_BT, batch)
+        return loss_BT + jnp.where(batch.advantages_BT > 50, jnp.inf, 0.0), extras
+
+
+def test_the_length_that_divides_is_the_updates_and_a_loss_must_be_finite_too(
+    step, batch, whole, params
+):
+    """The mean over tokens times their number, over seven sequences with a loss and 5 tokens."""
+    update = Bounded(
+        clip_high=0.28,
+        aggregation="constant",
+        aggregation_length=5,
+        tokens_per_microbatch=B * T,
+    )
+    _, metrics = step(batch, update)
+    mask = np.asarray(batch.loss_mask_BT)
+    scale = mask.sum() / mask.any(axis=1).sum() / 5
+    assert metrics["update/loss"] == pytest.approx(scale * whole[1]["update/loss"], rel=1e-5)
+    bad = dataclasses.replace(batch, advantages_BT=batch.advantages_BT.at[0, 8].set(99.0))
+    state, metrics = step(bad, update, number=10)
+    assert metrics["update/loss"] == np.inf
+    assert np.isfinite(metrics["update/grad_norm"])
+    assert metrics["update/skipped"] == 1
+    jax.tree.map(np.testing.assert_array_equal, state.params, params)
+
+
+def test_a_norm_that_overflows_is_not_finite_though_the_loss_is(step, batch, params):
+    """The squares of 1e25 do not fit into a float32."""
+    bad = dataclasses.replace(batch, advantages_BT=batch.advantages_BT * 1e25)
+    state, metrics = step(bad, number=10)
+    assert np.isfinite(metrics["update/loss"])
+    assert metrics["update/grad_norm"] == np.inf
+    assert metrics["update/skipped"] == 1
+    jax.tree.map(np.testing.assert_array_equal, state.params, params)
+
+
+def test_a_state_is_given_up_to_the_step_and_does_not_advance(
+    policy, params, make_state, make_objective, batch
+):
+    optimizer = SumOfGradients()
+    before = make_state(params, optimizer, step=10)
+    after, metrics = gradient_step(
+        make_objective(UPDATE), policy.decoder, SAMPLING, optimizer, {}, before, batch, {}
+    )
+    assert all(leaf.is_deleted() for leaf in jax.tree.leaves(before.params))
+    assert after.step == 10
+    assert jax.random.key_data(after.key).tolist() == [0, 1]
+    assert metrics["update/learning_rate"] == pytest.approx(0.1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Norms:
+    """Remembers the norm of each gradient, and moves nothing."""
+
+    updates: int
+
+    def transform(self):
+        def init(params):
+            return {"norms": jnp.zeros(self.updates), "updates": jnp.int32(0)}
+
+        def update(gradient, state, params=None):
+            norms = state["norms"].at[state["updates"]].set(optax.tree.norm(gradient))
+            return gradient, {"norms": norms, "updates": state["updates"] + 1}
+
+        return optax.GradientTransformation(init, update)
+
+    def learning_rate_at(self, step):
+        return jnp.float32(0)
+
+
+def test_groups_stay_together_in_an_order_that_is_drawn_for_every_pass(
+    policy, params, make_state, make_objective, batch
+):
+    """Pairs that are no neighbours, each a minibatch of its own, against each pair alone.
+
+    A pair that is divided has no loss. The key of the order is folded from the step's key by 1
+    (a rollout has 0), and then by the pass.
+    """
+    groups = np.int32([3, 1, 0, 2, 3, 0, 2, 1])
+    mask = batch.trajectories.response_mask_BT.at[:, 8].set(True)
+    rising = np.asarray(batch.scores["proximal_logprobs"]) + np.arange(8)[:, None] * np.float32(0.1)
+    pairs = TrainingBatch(
+        trajectories=dataclasses.replace(
+            batch.trajectories, group_ids_B=jnp.asarray(groups), response_mask_BT=mask
+        ),
+        advantages_BT=jnp.where(mask, jnp.float32([1, 1, 1, 1, -1, -1, -1, -1])[:, None], 0),
+        loss_mask_BT=mask,
+        scores=dict.fromkeys(("proximal_logprobs", "reference_logprobs"), jnp.asarray(rising)),
+    )
+    epochs, number = 3, 7
+
+    def norms(update, rows, count):
+        optimizer = Norms(updates=count)
+        objective = make_objective(update, group_size=2)
+        state = make_state(params, optimizer, step=number)
+        state, _ = gradient_step(
+            objective, policy.decoder, SAMPLING, optimizer, {}, state, rows, {}
+        )
+        return np.asarray(state.optimizer_state["norms"])
+
+    alone = np.concatenate(
+        [norms(DPO(), jax.tree.map(lambda x, g=g: x[groups == g], pairs), 1) for g in range(4)]
+    )
+    assert alone.min() > 1e-3
+    assert np.diff(np.sort(alone)).min() > 1e-4 * alone.max()
+    found = norms(DPO(epochs=epochs, minibatches=4), pairs, 4 * epochs).reshape(epochs, 4)
+    key = jax.random.fold_in(jax.random.fold_in(jax.random.key(1), number), 1)
+    order = [jax.random.permutation(jax.random.fold_in(key, i), 4) for i in range(epochs)]
+    assert len({tuple(map(int, x)) for x in order}) > 1
+    np.testing.assert_allclose(found, alone[np.asarray(order)], rtol=1e-4)
+
+
+def test_sums_of_several_updates_become_means_over_all_their_tokens():
+    """Updates of 2 and 6 tokens; the returns 8 in all have squares 20: 20 - 64 / 8 = 12."""
+    metrics = summarise(
+        {
+            "tokens": jnp.asarray([2.0, 6.0]),
+            "loss": jnp.asarray([1.0, 4.0]),
+            "grad_norm": jnp.asarray([3.0, 5.0]),
+            "skipped": jnp.asarray([1.0, 1.0]),
+            "weight": jnp.asarray([3.0, 5.0]),
+            "squared_weight": jnp.asarray([6.0, 10.0]),
+            "logprob_gap": jnp.asarray([1.0, 3.0]),
+            "logprob_gap_max": jnp.asarray([7.0, 2.0]),
+            "mismatch_kl": jnp.asarray([0.5, 1.5]),
+            "entropy": jnp.asarray([2.0, 10.0]),
+            "value_loss": jnp.asarray([1.0, 1.0]),
+            "returns": jnp.asarray([5.0, 3.0]),
+            "squared_returns": jnp.asarray([11.0, 9.0]),
+            "squared_value_errors": jnp.asarray([1.0, 2.0]),
+        }
+    )
+    assert {name: float(x) for name, x in metrics.items()} == pytest.approx(
+        {
+            "update/loss": 2.5,
+            "update/grad_norm": 4.0,
+            "update/skipped": 2.0,
+            "update/ess": 64 / 16 / 8,
+            "rollout/logprob_gap_max": 7.0,
+            "rollout/logprob_gap_mean": 0.5,
+            "rollout/mismatch_kl": 0.25,
+            "update/entropy": 1.5,
+            "update/value_loss": 0.25,
+            "update/explained_variance": 1 - 3 / 12,
+        }
+    )
+
+
+def test_sums_of_no_tokens_are_finite():
+    names = (
+        *("tokens", "loss", "grad_norm", "skipped", "weight", "squared_weight", "logprob_gap"),
+        *("logprob_gap_max", "mismatch_kl", "returns", "squared_returns", "squared_value_errors"),
+    )
+    metrics = summarise({name: jnp.zeros(1) for name in names})
+    assert all(np.isfinite(x) for x in metrics.values())
+    assert metrics["update/explained_variance"] == 1
+
+
+@pytest.fixture(scope="module")
+def joined(policy, params, batch, make_objective, score_all):
+    """Losses and metrics of tokens, 0 off the loss mask, where rows 1 and 5 were not sampled."""
+    version = jnp.zeros(B, jnp.int32).at[jnp.asarray([1, 5])].set(-1)
+    trajectories = dataclasses.replace(batch.trajectories, policy_version_B=version)
+    tokens = score_all(policy.decoder, params, trajectories, SAMPLING)
+    random, mask = np.random.default_rng(6), batch.loss_mask_BT
+    drawn = random.normal(0, 0.3, (3, B, T)).astype(np.float32)
+    scores = {
+        "proximal_logprobs": tokens.logprobs_BT + drawn[0],
+        "reference_logprobs": tokens.logprobs_BT + drawn[1],
+        "values": drawn[2],
+        "returns": 1 + drawn[0],
+        "selected": np.broadcast_to(np.arange(T) % 2 == 0, (B, T)),
+    }
+    behaviour = jnp.asarray(scores["proximal_logprobs"]) + drawn[2]
+    trajectories = dataclasses.replace(trajectories, behaviour_logprobs_BT=behaviour)
+    scores = {name: jnp.where(mask, x, jnp.nan) for name, x in scores.items() if name != "selected"}
+    scores["selected"] = mask & (np.arange(T) % 2 == 0)
+    micro = dataclasses.replace(batch, trajectories=trajectories, scores=scores)
+    coefficients = {"kl": jnp.float32(0.3), "entropy": jnp.float32(0.2)}
+
+    def joined(trained=params, **phases):
+        objective = make_objective(Reinforce(), **phases)
+
+        def run(trained, micro):
+            return token_loss(objective, policy.decoder, SAMPLING, trained, micro, coefficients)
+
+        found = jax.jit(run)(trained, micro)
+        return jax.tree.map(lambda x: np.where(mask, x, 0), jax.device_get(found))
+
+    numbers = {name: np.where(mask, x, 0) for name, x in scores.items()} | {
+        "logprobs": np.where(mask, tokens.logprobs_BT, 0),
+        "entropy": np.where(mask, tokens.entropy_BT, 0),
+        "behaviour": np.where(mask, behaviour, 0),
+        "reinforce": np.where(mask, -batch.advantages_BT * tokens.logprobs_BT, 0),
+        "mask": np.asarray(mask),
+        "sampled": np.asarray(mask & (version >= 0)[:, None]),
+    }
+    return joined, numbers
+
+
+def test_a_divergence_reaches_the_tokens_that_lose_their_policy_gradient(joined):
+    """What no policy sampled has no importance weight: neither of the loss nor of the penalty."""
+    run, x = joined
+    loss_BT, metrics = run(
+        entropy=TopTokens(),
+        correction=TokenTruncate(cap=1.1),
+        kl=Fixed(estimator="k2", importance_weight=True),
+    )
+    weight = np.where(x["sampled"], np.exp(x["proximal_logprobs"] - x["behaviour"]), 1.0)
+    of_policy = np.where(x["sampled"], np.exp(x["logprobs"] - x["behaviour"]), 1.0)
+    penalty = of_policy * np.square(x["logprobs"] - x["reference_logprobs"]) / 2
+    expected = x["selected"] * np.minimum(weight, 1.1) * x["reinforce"] + 0.3 * penalty
+    assert (weight > 1.1).any()
+    np.testing.assert_allclose(loss_BT, expected, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(metrics["kl"], penalty, rtol=1e-3, atol=1e-5)
+    gap = np.where(x["sampled"], x["proximal_logprobs"] - x["behaviour"], 0)
+    np.testing.assert_allclose(metrics["logprob_gap"], np.abs(gap), rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(metrics["weight"], x["mask"] * weight, rtol=1e-4)
+    np.testing.assert_allclose(metrics["squared_weight"], x["mask"] * weight**2, rtol=1e-4)
+
+
+def test_a_bonus_is_not_corrected_and_a_divergence_in_the_reward_is_not_in_the_loss(joined):
+    run, x = joined
+    loss_BT, metrics = run(
+        entropy=Bonus(),
+        correction=TokenTruncate(cap=1.1),
+        kl=Fixed(estimator="k2", placement="in_reward"),
+    )
+    weight = np.where(x["sampled"], np.exp(x["proximal_logprobs"] - x["behaviour"]), 1.0)
+    expected = np.minimum(weight, 1.1) * x["reinforce"] - 0.2 * x["entropy"]
+    np.testing.assert_allclose(loss_BT, expected, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(metrics["entropy"], x["entropy"], rtol=1e-4)
+    assert "kl" not in metrics
+
+
+def test_a_critics_loss_is_added_and_what_explains_its_variance_is_summed(
+    joined, policy, params, batch
+):
+    """The values are those of a head that reads the trunk one token before."""
+    run, x = joined
+    critic = Shared(coefficient=0.5, clip=0.1)
+    kernel = np.random.default_rng(7).normal(0, 0.3, 32).astype(np.float32)
+    head = {"value": {"kernel": jnp.asarray(kernel), "bias": jnp.float32(0.25)}}
+    hidden_BTD = jax.jit(lambda p: trunk(policy.decoder, p, batch.trajectories))(params)
+    values = np.where(x["mask"], np.pad((hidden_BTD @ kernel)[:, :-1] + 0.25, ((0, 0), (1, 0))), 0)
+    loss_BT, metrics = run(params | {"critic": head}, critic=critic)
+    near = np.clip(values, x["values"] - 0.1, x["values"] + 0.1)
+    square = np.maximum((values - x["returns"]) ** 2, (near - x["returns"]) ** 2)
+    np.testing.assert_allclose(metrics["value_loss"], 0.25 * square, rtol=1e-3, atol=1e-5)
+    np.testing.assert_allclose(loss_BT, x["reinforce"] + 0.25 * square, rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(metrics["returns"], x["returns"], rtol=1e-5)
+    np.testing.assert_allclose(metrics["squared_returns"], x["returns"] ** 2, rtol=1e-5)
+    errors = (x["returns"] - values) ** 2
+    np.testing.assert_allclose(metrics["squared_value_errors"], errors, rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.mixed_dtypes
+@pytest.mark.parametrize("rows", [8, 2])
+def test_a_microbatch_has_as_many_tokens_as_fit(make_objective, rows):
+    """Rows of 96 tokens with 64 activations each; traced, not run."""
+    objective = make_objective(PPO(tokens_per_microbatch=rows * 96, microbatch_widths=1))
+    program = str(gradient_step.trace(*abstract(objective, 8, 96, 264)).jaxpr)
+    assert [f"f32[{b},96,64]" in program for b in (8, 2)] == [rows == 8, rows == 2]

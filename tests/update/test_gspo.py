@@ -48,3 +48,13 @@ def test_the_default_aggregation_weighs_every_sequence_the_same(make_batch, eval
     loss_BT, _, slope_BT = evaluate(GSPO(), [[-1] * 3] * 2, batch, weighted=True)
     np.testing.assert_allclose(loss_BT.sum(), 0.5, rtol=1e-6)
     np.testing.assert_allclose(slope_BT, [[-1 / 6] * 3, [1, 0, 0]], rtol=1e-6)
+
+
+@pytest.mark.parametrize("form", ["sequence", "token"])
+def test_either_side_has_a_clip_of_its_own(make_batch, evaluate, form):
+    """Ratios e^0.3 = 1.3499 and e^-0.3 = 0.7408, clipped to 1.3 and to 0.9."""
+    batch = make_batch([[1.0], [-1.0]], [[-2.0], [-2.0]])
+    update = GSPO(clip_low=0.1, clip_high=0.3, form=form)
+    loss_BT, _, slope_BT = evaluate(update, [[-1.7], [-2.3]], batch)
+    np.testing.assert_allclose(loss_BT, [[-1.3], [0.9]], rtol=1e-6)
+    np.testing.assert_array_equal(slope_BT, 0)

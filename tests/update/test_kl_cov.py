@@ -29,3 +29,10 @@ def test_equal_advantages_choose_nothing(make_batch):
     batch = make_batch([[0.7, 0.7, 0.7]], [[-1.0, -2.0, -4.0]])
     assert not KLCov(share=1.0).prepare(batch)["penalised"].any()
     assert KLCov().needs == {"proximal_logprobs"}
+
+
+def test_only_covariances_above_zero_are_chosen_however_large_the_share(make_batch):
+    """3, 0, 1 and 0; and of a share that is no token, one."""
+    batch = make_batch([[3, -1, -1, -1]], [[-1, -2, -3, -2]])
+    for share, chosen in ((1.0, [1, 0, 1, 0]), (1e-6, [1, 0, 0, 0])):
+        np.testing.assert_array_equal(KLCov(share=share).prepare(batch)["penalised"], [chosen])

@@ -102,3 +102,15 @@ def test_bad_tokens_that_gained_much_probability_are_bounded_on_request(
     np.testing.assert_allclose(loss_BT, [[loss]], rtol=1e-6)
     np.testing.assert_allclose(slope_BT, [[gradient]], rtol=1e-6)
     assert {name for name, x in extras.items() if x.all()} == clipped
+
+
+@pytest.mark.parametrize("options", [{"delta": 4.0}, {"dual_clip": 3.0}], ids=str)
+def test_bad_tokens_that_lost_probability_are_clipped_as_ever(make_batch, evaluate, options):
+    """The ratio of 1/2 is below the clip, which takes the gradient."""
+    update = PPO(clip_low=0.2, clip_high=0.28, **options)
+    loss_BT, extras, slope_BT = evaluate(
+        update, [[-1.25 + np.log(0.5)]], make_batch([[-2]], [[-1.25]])
+    )
+    np.testing.assert_allclose(loss_BT, [[1.6]], rtol=1e-6)
+    np.testing.assert_array_equal(slope_BT, 0)
+    assert {name for name, x in extras.items() if x.all()} == {"clip_low"}

@@ -33,3 +33,23 @@ def test_rows_that_no_policy_sampled_have_the_proximal_logprobs(make_batch):
     )
     batch = dataclasses.replace(batch, trajectories=trajectories)
     np.testing.assert_array_equal(ratio.sampler_logprobs(batch), [[-3], [-2]])
+
+
+def test_advantages_outside_the_mask_are_nothing(make_batch):
+    batch = make_batch([[2, np.nan], [np.inf, -3]], [[0, 0]] * 2, mask=[[1, 0], [0, 1]])
+    np.testing.assert_array_equal(ratio.masked_advantages(batch), [[2, 0], [0, -3]])
+
+
+def test_the_surrogate_is_clipped_on_the_side_where_the_advantage_pushes():
+    """Bounds 0.9 and 1.3."""
+    ratios = jnp.asarray([0.5, 0.95, 1.2, 1.5] * 2)
+    advantages = jnp.repeat(jnp.asarray([2.0, -2.0]), 4)
+    loss, extras = ratio.clipped_surrogate(ratios, advantages, 0.1, 0.3)
+    np.testing.assert_allclose(loss, [-1, -1.9, -2.4, -2.6, 1.8, 1.9, 2.4, 3], rtol=1e-6)
+    np.testing.assert_array_equal(extras["clip_high"], [0, 0, 0, 1, 0, 0, 0, 0])
+    np.testing.assert_array_equal(extras["clip_low"], [0, 0, 0, 0, 1, 0, 0, 0])
+
+
+def test_lengths_have_the_type_of_what_they_divide(make_batch):
+    batch = make_batch([[1, 1]], [[0, 0]])
+    assert ratio.sequence_lengths(batch, jnp.zeros(1, jnp.bfloat16)).dtype == jnp.bfloat16

@@ -22,3 +22,10 @@ def test_a_sequence_is_tapered_by_the_product_of_its_tokens(make_batch, evaluate
     log = np.log([[0.5, 0.5, 9.0], [2.0, 0.25, 9.0]])
     slope_BT = evaluate(TOPR(level="sequence"), log - 1, batch)[2]
     np.testing.assert_allclose(slope_BT, [[0.25, 0.25, 0], [0.5, 0.5, 0]], rtol=1e-6)
+
+
+def test_the_metric_counts_the_bad_tokens_that_are_tapered(make_batch, evaluate):
+    """Of good and bad tokens at the ratios 1/2 and 2 one alone is."""
+    batch = make_batch([[1, 1, -1, -1]], [[-1] * 4])
+    _, extras, _ = evaluate(TOPR(), [np.log([0.5, 2, 0.5, 2]) - 1], batch)
+    np.testing.assert_array_equal(extras["tapered"], [[0, 0, 1, 0]])

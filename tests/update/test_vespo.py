@@ -27,3 +27,17 @@ def test_the_kernel_weighs_every_token_of_the_sequence(
     np.testing.assert_allclose(extras["vespo_weight"], phi * inside, rtol=1e-5)
     np.testing.assert_allclose(loss_BT, -phi * advantage * logprobs * inside, rtol=1e-5)
     np.testing.assert_allclose(slope_BT, -phi * advantage * inside, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("log_ratios", "log_w"),
+    [
+        ((-30.0, 15.0), -5.0),  # a token counts at most 20
+        ((-15.0, -15.0), -20.0),  # and so does the sum
+    ],
+)
+def test_log_ratios_and_their_sum_are_clamped(make_batch, evaluate, log_ratios, log_w):
+    batch = make_batch([[1.0, 1.0]], [[-40.0, -40.0]])
+    _, extras, _ = evaluate(VESPO(), [np.add(-40.0, log_ratios)], batch)
+    phi = np.exp(2 * log_w + 3 * (1 - np.exp(log_w)))
+    np.testing.assert_allclose(extras["vespo_weight"], [[phi, phi]], rtol=1e-4)
