@@ -1,4 +1,4 @@
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import jax
 import numpy as np
@@ -53,3 +53,42 @@ def test_a_step_takes_its_prompts_samples_groups_and_grades_them(policy, prompts
     np.testing.assert_array_equal(collected.rewards.total_B, solutions)
     assert isinstance(collected.rewards.total_B, jax.Array)
     assert watch.seconds.keys() == {"rollout", "reward"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Watched(Demonstrations):
+    """Notes how it is called, and has the memory counted up."""
+
+    calls: list = field(default_factory=list, hash=False, compare=False)
+
+    def __call__(self, policy, params, prompts, *, memory, **options):
+        self.calls.append((params, options))
+        return super().__call__(policy, params, prompts, **options), memory + 1
+
+
+def test_a_rollout_is_of_this_steps_parameters_key_and_version(policy, prompts, make_phases):
+    rollout = Watched(max_response_tokens=40)
+    state = TrainState(
+        step=jax.numpy.int32(9),
+        params={"w": 1},
+        optimizer_state=None,
+        key=jax.random.key(5),
+        memory={"rollout": 3, "kl": 2},
+    )
+    collected = Synchronous()(
+        make_phases(rollout=rollout, reward=Weighted(terms={"length": Length()})),
+        policy,
+        state,
+        PromptStream(prompts, seed=0),
+        Stopwatch(),
+        prompts_per_step=2,
+        group_size=3,
+    )
+    ((params, options),) = rollout.calls
+    assert params is state.params
+    wanted = jax.random.fold_in(jax.random.fold_in(jax.random.key(5), 9), 0)
+    key = options.pop("key")
+    np.testing.assert_array_equal(jax.random.key_data(key), jax.random.key_data(wanted))
+    assert options == {"group_size": 3, "version": 9}
+    assert collected.memory == {"rollout": 4, "kl": 2}
+    assert len(collected.texts.responses) == 6
