@@ -35,8 +35,8 @@ def evaluate(policy, params, make_prompt, make_state, make_phases):
         prompts = [
             make_prompt(tokens=(257, 65 + i), id=str(i), task=task) for i, task in enumerate(tasks)
         ]
-        # A second, constant term with a large weight: the weighted sum must not matter.
-        terms = {"correct": kind(**listed), "style": Listed(right=(), weight=100.0)}
+        # A second term with a large weight, that all fulfil: the weighted sum must not matter.
+        terms = {"correct": kind(**listed), "style": Listed(right=tuple("01234"), weight=100.0)}
         evaluation = Evaluation(
             every=1,
             phases=make_phases(

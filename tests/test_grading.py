@@ -1,6 +1,7 @@
 """Each process grades its own groups, and all come to the grades of all."""
 
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 
 import jax
 import jax.numpy as jnp
@@ -61,7 +62,7 @@ def in_process(monkeypatch):
 
         def share(things):
             bounds = [i * things // count for i in range(count + 1)]
-            return [range(*pair) for pair in zip(bounds, bounds[1:], strict=False)]
+            return [range(*pair) for pair in pairwise(bounds)]
 
         def gather(rewards, rows):
             gathered.append(rows)

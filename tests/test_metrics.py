@@ -99,3 +99,11 @@ def test_only_what_met_the_limit_is_truncated(make_trajectories, make_rewards, f
 def test_metrics_are_plain_floats(make_trajectories, make_rewards):
     metrics = batch_metrics(3, make_trajectories(), make_rewards(np.ones(8)), jnp.ones((8, 16)))
     assert {type(value) for value in metrics.values()} == {float}
+
+
+def test_what_the_first_parameters_sampled_grows_stale_too(make_trajectories, make_rewards):
+    trajectories = dataclasses.replace(
+        make_trajectories((2, 2)), policy_version_B=jnp.asarray([0, 3], jnp.int32)
+    )
+    metrics = batch_metrics(3, trajectories, make_rewards((1, 2)), jnp.zeros((2, 16)))
+    assert (metrics["staleness/mean"], metrics["staleness/max"]) == (1.5, 3.0)
