@@ -52,6 +52,8 @@ def test_each_curve_has_its_steps_and_its_name(draw):
     assert [text.get_text() for text in axes.get_legend().get_texts()] == [A, B, "reward/mean"]
     assert (axes.get_xlabel(), axes.get_ylabel()) == ("step", "greedy pass@1, held-out prompts")
     assert reward_axes.get_ylabel() == "mean reward of the samples"
+    assert axes.get_shared_x_axes().joined(axes, reward_axes)
+    assert reward_axes.yaxis.get_label_position() == "right"
     assert path.read_bytes().startswith(b"\x89PNG")
 
 
