@@ -53,3 +53,57 @@ def test_the_order_of_the_rows_does_not_matter(make_trajectories, make_rewards):
     assert batch_metrics(1, *shuffled) == pytest.approx(
         batch_metrics(1, trajectories, rewards, advantages)
     )
+
+
+def test_each_term_is_a_mean_over_the_valid_rows(make_trajectories, make_rewards):
+    rewards = make_rewards((4, 1, 0, 3), valid=(1, 1, 0, 1))
+    terms = {"correct": jnp.float32([1, 0, 9, 1]), "style": jnp.float32([3, 1, 9, 2])}
+    rewards = dataclasses.replace(rewards, terms=terms)
+    trajectories = make_trajectories((2, 2, 2, 2))
+    metrics = batch_metrics(0, trajectories, rewards, jnp.zeros((4, 16)))
+    assert metrics["reward/correct"] == pytest.approx(2 / 3)
+    assert metrics["reward/style"] == pytest.approx(6 / 3)
+    assert metrics["reward/mean"] == pytest.approx(8 / 3)
+    assert metrics["reward/invalid"] == 1
+
+
+def test_a_total_on_an_invalid_row_counts_nowhere(make_trajectories, make_rewards):
+    """The contract says 0 there; the mean must not lean on it."""
+    rewards, trajectories = make_rewards((4, 2, 100), valid=(1, 1, 0)), make_trajectories((2,) * 3)
+    metrics = batch_metrics(0, trajectories, rewards, jnp.zeros((3, 16)))
+    assert metrics["reward/mean"] == pytest.approx(3)
+    assert metrics["reward/std"] == pytest.approx(1)
+    assert metrics["reward/correct"] == pytest.approx(3)
+
+
+def test_padding_changes_no_metric(make_trajectories, make_rewards):
+    rewards = make_rewards(np.arange(8) % 3)
+    found = []
+    for padding in ({}, {"left": 3, "right": 5}):
+        trajectories = make_trajectories(**padding)
+        values = jnp.arange(8.0)[:, None] - 3
+        advantages = jnp.where(trajectories.response_mask_BT, values, 0.0)
+        found.append(batch_metrics(1, trajectories, rewards, advantages))
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("finish", [Finish.STOP, Finish.LENGTH, Finish.ABORT])
+def test_only_what_met_the_limit_is_truncated(make_trajectories, make_rewards, finish):
+    trajectories = dataclasses.replace(
+        make_trajectories((2, 2)), finish_B=jnp.full(2, finish, jnp.int8)
+    )
+    metrics = batch_metrics(0, trajectories, make_rewards((1, 2)), jnp.zeros((2, 16)))
+    assert metrics["rollout/truncated"] == (finish == Finish.LENGTH)
+
+
+def test_metrics_are_plain_floats(make_trajectories, make_rewards):
+    metrics = batch_metrics(3, make_trajectories(), make_rewards(np.ones(8)), jnp.ones((8, 16)))
+    assert {type(value) for value in metrics.values()} == {float}
+
+
+def test_what_the_first_parameters_sampled_grows_stale_too(make_trajectories, make_rewards):
+    trajectories = dataclasses.replace(
+        make_trajectories((2, 2)), policy_version_B=jnp.asarray([0, 3], jnp.int32)
+    )
+    metrics = batch_metrics(3, trajectories, make_rewards((1, 2)), jnp.zeros((2, 16)))
+    assert (metrics["staleness/mean"], metrics["staleness/max"]) == (1.5, 3.0)

@@ -1,14 +1,18 @@
+import errno
 import json
 import math
+import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
+import yaml
 
 from rl4p.errors import InputError, RunError
-from rl4p.record import Record
+from rl4p.record import Record, replace_file
 
 
 @pytest.fixture
@@ -127,3 +131,138 @@ def test_the_summary_is_replaced_whole(record):
     record.write_summary({"status": "finished", "step": 2})
     assert record.summary() == {"status": "finished", "step": 2}
     assert [path.name for path in record.folder.iterdir()] == ["summary.json"]
+
+
+def test_a_run_is_described_as_it_was_resolved(record):
+    config = {"seed": 3, "data": {"path": None, "names": ["é", "x"]}, "a": 1e-4}
+    record.describe(config, {"packages": {"jax": "0.10"}, "share": math.inf})
+    text = (record.folder / "config.yaml").read_text()
+    assert yaml.safe_load(text) == config
+    assert list(yaml.safe_load(text)) == ["seed", "data", "a"]
+    assert "é" in text
+    environment = json.loads(
+        (record.folder / "environment.json").read_text(), parse_constant=refuse
+    )
+    assert environment == {"packages": {"jax": "0.10"}, "share": "Infinity"}
+    record.describe({"seed": 4}, {})
+    assert yaml.safe_load((record.folder / "config.yaml").read_text()) == {"seed": 4}
+    assert {path.name for path in record.folder.iterdir()} == {"config.yaml", "environment.json"}
+
+
+@pytest.mark.parametrize("content", ["new", b"new"], ids=["text", "bytes"])
+def test_a_file_is_replaced_by_text_or_bytes(tmp_path, content):
+    replace_file(tmp_path / "x.json", "a much longer text")
+    replace_file(tmp_path / "x.json", content)
+    assert (tmp_path / "x.json").read_bytes() == b"new"
+    assert [path.name for path in tmp_path.iterdir()] == ["x.json"]
+
+
+def test_a_disk_that_fills_up_leaves_the_old_file_whole(tmp_path, monkeypatch):
+    path = tmp_path / "summary.json"
+    path.write_text("old")
+    write = Path.write_bytes
+
+    def half(self, data):
+        write(self, data[: len(data) // 2])
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(Path, "write_bytes", half)
+    with pytest.raises(
+        RunError, match=r"^Cannot write .*summary\.json: No space left on device\.$"
+    ):
+        replace_file(path, "new")
+    assert path.read_text() == "old"
+
+
+def test_a_file_that_cannot_be_moved_into_place_is_one_sentence(tmp_path):
+    (tmp_path / "summary.json").mkdir()
+    with pytest.raises(RunError, match=r"^Cannot write .*summary\.json: Is a directory\.$"):
+        replace_file(tmp_path / "summary.json", "new")
+
+
+def test_the_lines_of_a_step_are_one_write(record, monkeypatch):
+    """So that `kill -9` finds them written, or not, or torn in the last of them alone."""
+    record.log_samples(0, [{"response": "first"}])
+    opened, plain = [], Path.open
+
+    def watched(self, *args, **kwargs):
+        file = plain(self, *args, **kwargs)
+        writes = []
+        opened.append((file, writes))
+
+        class Watched:
+            def __enter__(self):
+                return self
+
+            def __exit__(self, *error):
+                file.close()
+
+            def write(self, data):
+                writes.append(data)
+                return file.write(data)
+
+        return Watched()
+
+    monkeypatch.setattr(Path, "open", watched)
+    record.log_samples(1, [{"response": "x" * 100_000}, {"response": "y"}])
+    monkeypatch.undo()
+    ((file, writes),) = opened
+    assert not hasattr(file, "raw")  # no buffer that a kill would take along
+    assert [data.count(b"\n") for data in writes] == [2]
+    assert [row["step"] for row in record.samples()] == [0, 1, 1]
+
+
+def test_a_line_in_the_middle_is_named_by_its_place_in_the_file(record):
+    for step in range(3):
+        record.log(step, {"a": 1.0})
+    _, offset = record.metrics_from(0)
+    with record.metrics_file.open("a") as file:
+        file.write('{"a": 1.0, "step": 3}\nnonsense\n')
+    with pytest.raises(
+        InputError, match=r"metrics\.jsonl, line 5 is not an object with a \"step\""
+    ):
+        record.metrics_from(offset)
+
+
+def test_reading_goes_on_where_it_ended(record):
+    record.log(0, {"a": 0.0})
+    record.log(1, {"a": 1.0})
+    rows, offset = record.metrics_from(0)
+    assert [row["step"] for row in rows] == [0, 1]
+    assert offset == record.metrics_file.stat().st_size
+    assert record.metrics_from(offset) == ([], offset)
+    record.log(2, {"a": 2.0})
+    rows, offset = record.metrics_from(offset)
+    assert rows == [{"a": 2.0, "step": 2}]
+    assert offset == record.metrics_file.stat().st_size
+
+
+def test_a_run_that_begins_anew_keeps_no_line(record):
+    record.log(0, {"a": 0.0})
+    record.log_samples(0, [{"response": "x"}])
+    record.truncate_after(-1)
+    assert record.metrics_file.read_bytes() == record.samples_file.read_bytes() == b""
+
+
+def test_the_last_step_stays_where_a_run_is_cut_at_it(record):
+    record.log(3, {"a": 0.0})
+    record.log_samples(3, [{"response": "x"}])
+    record.truncate_after(3)
+    assert [row["step"] for row in record.metrics()] == [3]
+    assert [row["step"] for row in record.samples()] == [3]
+
+
+def test_the_step_is_the_steps_own(record):
+    """Whatever a metric is called."""
+    record.log(3, {"step": 9.0, "a": 1.0})
+    assert record.metrics() == [{"a": 1.0, "step": 3}]
+
+
+def test_the_summary_holds_valid_json(record):
+    record.write_summary({"best": {"a": math.nan, "b": [-math.inf]}, "text": "1/0"})
+    text = (record.folder / "summary.json").read_text()
+    assert text.endswith("}\n")
+    assert json.loads(text, parse_constant=refuse) == {
+        "best": {"a": "NaN", "b": ["-Infinity"]},
+        "text": "1/0",
+    }

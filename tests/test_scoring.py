@@ -243,6 +243,46 @@ def test_each_prompt_is_answered_once_by_the_most_probable_tokens(
     np.testing.assert_array_equal(ours, np.float32(wanted))
 
 
+@pytest.mark.parametrize("need", ["proximal_logprobs", "reference_logprobs", "teacher_logprobs"])
+def test_the_sizes_of_microbatches_are_those_of_the_update(ask, score, monkeypatch, need):
+    """And the distribution is the one that was sampled from."""
+    seen, original = [], rl4p.scoring.score_tokens
+
+    def watching(decoder, params, trajectories, **options):
+        seen.append(options)
+        return original(decoder, params, trajectories, **options)
+
+    monkeypatch.setattr(rl4p.scoring, "score_tokens", watching)
+    phases = ask(need, update=PPO(tokens_per_microbatch=3 * T, microbatch_widths=2))
+    score(phases)
+    (options,) = seen
+    assert options["tokens_per_microbatch"] == 3 * T
+    assert options["microbatch_widths"] == 2
+    assert options["sampling"] == phases.rollout.sampling
+    assert options["sampling"].temperature == 0.7
+
+
+def test_what_stands_for_a_row_lies_as_rows_do(ask, score, policy):
+    for name, found in score(ask("greedy_rewards", "answer_clusters", "task_ids")).items():
+        assert isinstance(found, jax.Array), name
+        assert found.sharding.is_equivalent_to(policy.mesh.rows, found.ndim), name
+
+
+def test_greedy_rewards_are_of_the_newest_parameters(
+    policy, params, trained, ask, score, sampler, collected
+):
+    score(ask("greedy_rewards"))
+    prompts = list({prompt.id: prompt for prompt in collected.texts.prompts}.values())
+    options = {"group_size": 1, "key": jax.random.key(0), "version": 0, "greedy": True}
+    new, old = (sampler(policy, x, prompts, **options)[1].responses for x in (trained, params))
+    assert new != old
+    wanted = dict(zip("abc", (2 * letters(response) for response in new), strict=True))
+    found = score(ask("greedy_rewards"))["greedy_rewards"]
+    np.testing.assert_array_equal(
+        found, np.float32([np.nan if x == "b" else wanted[x] for x in IDS])
+    )
+
+
 def texts_of(prompts, responses):
     return Texts(prompts=tuple(prompts), responses=tuple(responses))
 

@@ -1,6 +1,10 @@
+from types import SimpleNamespace
+
 import jax
 import jax.numpy as jnp
 
+import rl4p.stopwatch
+from rl4p.compilation import Compilation
 from rl4p.stopwatch import Stopwatch
 
 
@@ -27,3 +31,20 @@ def test_programs_are_counted_where_they_are_compiled_and_not_where_they_run_aga
         metrics = watch.metrics()
         assert metrics["time/compilations"] == expected
         assert (metrics["time/compile"] > 0) == (expected > 0)
+
+
+def test_seconds_are_those_of_the_clock_since_the_step_began(monkeypatch):
+    clock = iter([100.0, 101.0, 103.5, 110.0, 111.0, 120.0])
+    monkeypatch.setattr(rl4p.stopwatch, "time", SimpleNamespace(perf_counter=lambda: next(clock)))
+    counts = iter([Compilation(seconds=5.0, programs=7), Compilation(seconds=5.75, programs=9)])
+    monkeypatch.setattr(rl4p.stopwatch, "compilation", lambda: next(counts))
+    watch = Stopwatch()
+    for _ in range(2):
+        with watch("update"):
+            pass
+    assert watch.metrics() == {
+        "time/update": 2.5 + 1.0,
+        "time/step": 20.0,
+        "time/compile": 0.75,
+        "time/compilations": 2.0,
+    }

@@ -75,7 +75,8 @@ def resume(
     lines += [f"resume={quoted}", f"hydra.run.dir={quoted}"]
     config = without_hydra(composer.compose(lines, targets=targets))
     for key in MAY_CHANGE:  # before interpolations: what follows `steps` may change with it
-        OmegaConf.update(saved, key, OmegaConf.select(config, key), force_add=True)
+        new = OmegaConf.select(config, key)
+        OmegaConf.update(saved, key, new, merge=False, force_add=True)
     before, after = dict(leaves(resolved(saved))), dict(leaves(resolved(config)))
     changes = [
         f"{key} was {before.get(key, 'absent')} and would be {after.get(key, 'absent')}"

@@ -1,4 +1,4 @@
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import jax
 import numpy as np
@@ -56,24 +56,39 @@ def test_a_step_takes_its_prompts_samples_groups_and_grades_them(policy, prompts
 
 
 @dataclass(frozen=True, kw_only=True)
-class Remembering(Demonstrations):
-    def __call__(self, *args, memory, **options):
-        return super().__call__(*args, **options), memory + 1
+class Watched(Demonstrations):
+    """Notes how it is called, and has the memory counted up."""
+
+    calls: list = field(default_factory=list, hash=False, compare=False)
+
+    def __call__(self, policy, params, prompts, *, memory, **options):
+        self.calls.append((params, options))
+        return super().__call__(policy, params, prompts, **options), memory + 1
 
 
-def test_what_a_rollout_remembers_is_kept(policy, prompts, make_phases):
+def test_a_rollout_is_of_this_steps_parameters_key_and_version(policy, prompts, make_phases):
+    rollout = Watched(max_response_tokens=40)
     state = TrainState(
-        step=jax.numpy.int32(0),
-        params=None,
+        step=jax.numpy.int32(9),
+        params={"w": 1},
         optimizer_state=None,
-        key=jax.random.key(0),
-        memory={"rollout": 5},
+        key=jax.random.key(5),
+        memory={"rollout": 3, "kl": 2},
     )
-    phases = make_phases(
-        rollout=Remembering(max_response_tokens=40), reward=Weighted(terms={"length": Length()})
-    )
-    stream = PromptStream(prompts, seed=0)
     collected = Synchronous()(
-        phases, policy, state, stream, Stopwatch(), prompts_per_step=2, group_size=1
+        make_phases(rollout=rollout, reward=Weighted(terms={"length": Length()})),
+        policy,
+        state,
+        PromptStream(prompts, seed=0),
+        Stopwatch(),
+        prompts_per_step=2,
+        group_size=3,
     )
-    assert collected.memory == {"rollout": 6}
+    ((params, options),) = rollout.calls
+    assert params is state.params
+    wanted = jax.random.fold_in(jax.random.fold_in(jax.random.key(5), 9), 0)
+    key = options.pop("key")
+    np.testing.assert_array_equal(jax.random.key_data(key), jax.random.key_data(wanted))
+    assert options == {"group_size": 3, "version": 9}
+    assert collected.memory == {"rollout": 4, "kl": 2}
+    assert len(collected.texts.responses) == 6

@@ -79,6 +79,7 @@ def toy_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("toy")
     (folder / "toy.py").write_text(TOY)
     (folder / "broken.py").write_text(BROKEN)
+    (folder / "lacking.py").write_text("import absent_library")
     files = dict(FILES)
     for group in schema.GROUPS:
         files.setdefault(f"{group}/plain", "_target_: toy.Part\nsize: 1\nrate: 0.5")

@@ -2,11 +2,13 @@ import logging
 import os
 import subprocess
 import sys
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 import yaml
 
+from rl4p import configuration
 from rl4p.configuration import schema
 from rl4p.errors import InputError, RunError, Stopped
 
@@ -77,6 +79,7 @@ def test_hydras_own_flags_work(toy, shown, capsys):
 
 ENTRY = """
 import sys
+from contextlib import contextmanager
 from pathlib import Path
 from rl4p import configuration
 def job(config):
@@ -182,15 +185,88 @@ def test_the_other_jobs_of_a_sweep_run_when_one_fails(toy, capsys):
     assert "One is wrong." in (toy.folder / "outputs/sweeps/one/1/toy.log").read_text()
 
 
-def test_a_sweep_that_is_stopped_starts_no_other_job(toy):
+@pytest.mark.parametrize(
+    ("error", "exit_code"),
+    [(Stopped("Saved."), 3), (KeyboardInterrupt(), 1)],
+    ids=["signal", "key"],
+)
+def test_a_sweep_that_is_stopped_starts_no_other_job(toy, error, exit_code):
     seeds = []
 
     def job(config):
         seeds.append(config.seed)
-        ends_with(Stopped("Saved."))(config)
+        ends_with(error)(config)
 
-    assert toy.run("sweep=seeds", job=job) == 3
+    assert toy.run("sweep=seeds", job=job) == exit_code
     assert seeds == [0, 1]
+
+
+def test_a_sweep_ends_with_the_exit_code_of_a_job_that_failed(toy):
+    assert toy.run("sweep=seeds", job=ends_with(InputError("No."))) == 2
+
+
+def test_a_sweep_checks_the_arguments_of_every_job(toy, capsys):
+    assert toy.run("-m", "rollout.size=1,two") == 2
+    assert "rollout.size must be a valid integer, not 'two'." in capsys.readouterr().err
+    assert not toy.jobs
+
+
+def test_a_job_that_cannot_write_fails_for_itself(toy, capsys):
+    """Only a folder that Hydra cannot make is an error of the command line."""
+    assert toy.run("seed=7", job=ends_with(OSError("disk full"))) == 1
+    error = capsys.readouterr().err
+    assert error.startswith("Traceback")
+    assert "The run folder cannot be made" not in error
+
+
+# Several processes.
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_only_the_first_process_makes_the_folder(toy, first):
+    met, jobs = [], []
+
+    @contextmanager
+    def join(config):
+        met.append(config.seed)
+        yield first
+        met.append("over")
+
+    configuration.main(
+        "toy",
+        lambda config: jobs.append((config.seed, met[:])),
+        join=join,
+        argv=["seed=3"],
+        conf=toy.conf,
+    )
+    assert met == [3, "over"]
+    assert jobs == [(3, [3])]
+    assert (toy.folder / "outputs/runs/one/.hydra").is_dir() == first
+    assert bool(list(toy.folder.iterdir())) == first
+
+
+def test_what_is_only_shown_meets_nobody(toy, capsys):
+    configuration.main("toy", toy.jobs.append, join=None, argv=["--cfg", "job"], conf=toy.conf)
+    assert "seed: 0" in capsys.readouterr().out
+    assert not toy.jobs
+
+
+def test_modules_beside_the_user_never_hide_installed_ones(toy, monkeypatch):
+    monkeypatch.setattr(sys, "path", ["/somewhere"])
+    configuration.main("toy", toy.jobs.append, argv=["--cfg", "job"], conf=toy.conf)
+    assert sys.path == ["/somewhere", str(toy.folder)]
+    configuration.main("toy", toy.jobs.append, argv=["--cfg", "job"], conf=toy.conf)
+    assert sys.path == ["/somewhere", str(toy.folder)]
+    monkeypatch.setattr(sys, "path", ["", "/somewhere"])  # as `python -m` has it
+    configuration.main("toy", toy.jobs.append, argv=["--cfg", "job"], conf=toy.conf)
+    assert sys.path == ["", "/somewhere"]
+
+
+def test_yaml_of_the_users_own_hides_none_of_the_packages(toy):
+    (toy.folder / "yaml/rollout").mkdir(parents=True)
+    (toy.folder / "yaml/rollout/plain.yaml").write_text("{_target_: toy.Part, size: 77}")
+    assert toy.run("--config-dir", "yaml") == 0
+    assert toy.jobs[-1].rollout.size == 1
 
 
 @pytest.mark.parametrize(
@@ -208,6 +284,10 @@ def test_a_sweep_that_is_stopped_starts_no_other_job(toy):
         (["--experimental-rerun", "run.pickle"], "--config-path, --config-name and --experimental"),
         (["--config-dir", "nowhere"], "--config-dir nowhere is not a folder."),
         (["--cfg", "jobs"], "Argument --cfg/-c: invalid choice: 'jobs'"),
+        (
+            ["-m", "seed=1,2", "+mesh.processes=2"],
+            "Each job of a sweep is one process: leave mesh.processes out.",
+        ),
     ],
 )
 def test_nothing_is_made_before_all_is_checked(toy, capsys, argv, sentence):

@@ -2,8 +2,11 @@ import shutil
 from pathlib import Path
 
 import pytest
+import yaml
 
 from rl4p import configuration
+from rl4p.configuration.resume import MAY_CHANGE, leaves, saved_config
+from rl4p.errors import InputError
 
 
 @pytest.fixture(scope="module")
@@ -149,3 +152,100 @@ def test_a_folder_with_any_name_is_resumed(toy):
     assert toy.run("hydra.run.dir=\"a=1,b 'c'\"") == 0
     assert toy.run("resume=\"a=1,b 'c'\"") == 0
     assert toy.jobs[-1].resume == str(folder)
+
+
+CHANGES = (
+    *("steps=9", "evaluation.every=1", "samples.count=1", "tracker.size=2", "checkpoint.size=2"),
+    *("debug.profile=true", "plan.search=true", "mesh.size=2", "trusted_targets=[toy,mine]"),
+)
+
+
+def test_what_changes_no_number_may_change(toy, started):
+    assert toy.run(f"resume={started}", *CHANGES) == 0
+    (config,) = toy.jobs
+    assert (config.tracker.size, config.checkpoint.size, config.mesh.size) == (2, 2, 2)
+    keys = [change.partition("=")[0] for change in CHANGES]
+    allowed = [key for key in MAY_CHANGE if any(f"{each}.".startswith(f"{key}.") for each in keys)]
+    assert [*allowed, "resume"] == list(MAY_CHANGE)
+
+
+def test_the_sentence_names_what_may_change(toy, started, capsys):
+    assert toy.run(f"resume={started}", "seed=3") == 2
+    assert capsys.readouterr().err == (
+        f"resume={started} cannot change the configuration: seed was 0 and would be 3 (only steps, "
+        "evaluation.every, samples, tracker, checkpoint, debug, plan, mesh may change).\n"
+    )
+
+
+def test_how_many_processes_there_are_is_of_each_start(toy):
+    several = ["+mesh.coordinator=a:1", "+mesh.processes=2", "+mesh.process=0", "mesh.size=3"]
+    node = {"_target_": "toy.anything", "size": 1}
+    (toy.folder / "yaml/mesh").mkdir(parents=True)
+    (toy.folder / "yaml/mesh/open.yaml").write_text(yaml.safe_dump(node))
+    where = ["--config-dir", "yaml"]
+    assert toy.run(*where, "mesh=open", *several) == 0
+    assert toy.run(*where, "resume=outputs/runs/one", "+mesh.processes=4") == 0
+    meshes = [config.mesh for config in toy.jobs]
+    one = {"_target_": "toy.anything", "size": 3}
+    assert meshes == [
+        one | {"coordinator": "a:1", "processes": 2, "process": 0},
+        one | {"processes": 4},
+    ]
+
+
+def test_an_option_that_is_replaced_takes_its_values_along(toy, started):
+    """mesh=other drops the mesh.size of the first start, which another class need not have."""
+    assert toy.run(f"resume={started}", "mesh.size=3") == 0
+    (toy.folder / "yaml/mesh").mkdir(parents=True)
+    (toy.folder / "yaml/mesh/term.yaml").write_text("{_target_: toy.Term, weight: 1.0}")
+    assert toy.run("--config-dir", "yaml", f"resume={started}", "mesh=term") == 0
+    assert toy.jobs[-1].mesh == {"_target_": "toy.Term", "weight": 1.0}
+
+
+def test_what_goes_on_is_kept_as_the_runs_own(toy, started):
+    assert toy.run(f"resume={started}", "steps=9") == 0
+    kept = yaml.safe_load((started / ".hydra/overrides.yaml").read_text())
+    assert "steps=9" in kept
+    assert "advantage=other" in kept
+    assert "+reward.terms.new={_target_:toy.Term,weight:3}" in kept
+    config = yaml.safe_load((started / ".hydra/config.yaml").read_text())
+    assert config["steps"] == 9
+
+
+def test_without_targets_a_run_that_goes_on_may_be_looked_at(toy, started, capsys):
+    from rl4p.configuration.folder import only_run_in
+
+    with only_run_in(started):
+        assert toy.run(f"resume={started}", "--cfg", "job") == 0
+    assert "resume: " in capsys.readouterr().out
+
+
+# What another entry point reads of a run.
+
+
+def test_a_saved_configuration_is_that_of_the_run_and_trusts_what_the_caller_says(started):
+    config = started / ".hydra/config.yaml"
+    config.write_text(config.read_text().replace("- toy", "- os"))
+    saved = saved_config(started, ("model", "seed"), ["mine"])
+    assert (saved.seed, saved.advantage.rate) == (0, 0.25)
+    assert saved.trusted_targets == ["mine"]
+    assert saved_config(started, ("model",), ()).trusted_targets == []
+
+
+@pytest.mark.parametrize(
+    "text", [None, "", "[1]", "a: [1", "seed: 1", "model: {}"], ids=lambda text: repr(text)
+)
+def test_a_folder_without_a_whole_configuration_is_no_run(tmp_path, text):
+    if text is not None:
+        (tmp_path / ".hydra").mkdir()
+        (tmp_path / ".hydra/config.yaml").write_text(text)
+    with pytest.raises(InputError) as refused:
+        saved_config(tmp_path, ("model", "seed"), ())
+    assert str(refused.value) == (
+        f"resume={tmp_path} is not the folder of a run: .hydra/config.yaml is absent or broken."
+    )
+
+
+def test_values_have_dotted_keys():
+    tree = {"a": {"b": 1, "c": {}}, "d": [{"e": 2}]}
+    assert dict(leaves(tree)) == {"a.b": 1, "a.c": {}, "d": [{"e": 2}]}

@@ -54,6 +54,17 @@ def test_a_right_configuration_is_given_as_a_job_gets_it(toy):
         ("evaluation.every", "x", "evaluation.every must be a valid integer, not 'x'."),
         ("debug.check_batches", 1, "debug.check_batches must be a valid boolean, not 1."),
         ("advantage", {"size": 1}, "advantage has no _target_: choose one of its options "),
+        ("teacher", {"size": 1}, "teacher has no _target_: choose one of its options "),
+        ("ema.decay", 1.0, "ema.decay must be less than 1, not 1.0."),
+        ("ema.decay", -0.1, "ema.decay must be at least 0, not -0.1."),
+        ("samples.count", -1, "samples.count must be at least 0, not -1."),
+        ("evaluation.prompts", 0, "evaluation.prompts must be at least 1, not 0."),
+        ("plan.memory_gib", 0.0, "plan.memory_gib must be greater than 0"),
+        ("plan.effort", 1.5, "plan.effort must be less than or equal to 1, not 1.5."),
+        ("plan.effort", -1.5, "plan.effort must be at least -1, not -1.5."),
+        ("prompts_per_step", 0, "prompts_per_step must be at least 1, not 0."),
+        ("max_prompt_tokens", 0, "max_prompt_tokens must be at least 1, not 0."),
+        ("max_response_tokens", 0, "max_response_tokens must be at least 1, not 0."),
     ],
 )
 def test_keys_of_the_root_have_types(changed, key, value, sentence):
@@ -63,7 +74,20 @@ def test_keys_of_the_root_have_types(changed, key, value, sentence):
 
 
 @pytest.mark.parametrize(
-    ("key", "value"), [("seed", 0), ("evaluation.every", 0), ("group_size", 1), ("steps", 1)]
+    ("key", "value"),
+    [
+        ("seed", 0),
+        ("evaluation.every", 0),
+        ("group_size", 1),
+        ("steps", 1),
+        ("ema.decay", 0.0),
+        ("ema.decay", 0.999),
+        ("samples.count", 0),
+        ("plan.memory_gib", 0.5),
+        ("plan.effort", -1.0),
+        ("plan.effort", 1.0),
+        ("teacher", None),
+    ],
 )
 def test_the_smallest_values_are_taken(changed, key, value):
     check(changed(key, value))

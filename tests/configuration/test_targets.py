@@ -7,7 +7,7 @@ from rl4p.configuration import instantiate
 from rl4p.configuration.targets import check_nodes
 from rl4p.errors import InputError
 
-TRUSTED = ["rl4p", "optax", "toy", "toyy", "broken"]
+TRUSTED = ["rl4p", "optax", "toy", "toyy", "broken", "lacking"]
 
 
 def part(**arguments):
@@ -118,6 +118,11 @@ def test_what_fits_is_taken(check, arguments):
             {"_target_": "broken.Part"},
             "rollout._target_=broken.Part cannot be imported: RuntimeError: half finished.",
         ),
+        (
+            {"_target_": "lacking.Part"},
+            "rollout._target_=lacking.Part cannot be imported: ModuleNotFoundError: No module "
+            "named 'absent_library'.",
+        ),
         ({"_target_": "toy.partial"}, "rollout._target_=functools.partial is not trusted"),
     ],
     ids=str,
@@ -126,6 +131,12 @@ def test_what_is_wrong_is_named(check, node, sentence):
     with pytest.raises(InputError) as refused:
         check(node)
     assert str(refused.value).startswith(sentence)
+
+
+def test_a_target_is_not_even_imported_where_it_is_not_trusted(toy):
+    for node in ({"_target_": "broken.Part"}, part(inner=[{"_target_": "broken.Part"}])):
+        with pytest.raises(InputError, match=r"_target_=broken\.Part is not trusted"):
+            check_nodes("rollout", node, ["toy"], {})
 
 
 @pytest.fixture
@@ -157,6 +168,7 @@ def test_interpolations_reach_the_target_resolved(toy):
 def test_code_may_add_arguments(build):
     marker = object()
     assert build(part(size=2), inner=marker) == sys.modules["toy"].Part(size=2, inner=marker)
+    assert build(part(size=2, rate=0.25), size=5) == sys.modules["toy"].Part(size=5, rate=0.25)
 
 
 def test_a_constructor_that_refuses_is_reported_with_its_key(build):

@@ -22,6 +22,9 @@ SMALL = (
     "update.tokens_per_microbatch=64",
     "tracker=none",
 )
+LAYERS, WIDTH, INNER, KEYS = 4, 64, 192, 32
+KERNELS = LAYERS * (2 * WIDTH * WIDTH + 2 * WIDTH * KEYS + 3 * WIDTH * INNER)  # numbers
+TP, FSDP, MICROBATCHES = 2, 4, 4  # 8 rows on each of 4 devices, 64 tokens of 32 at a time
 
 
 @pytest.fixture(scope="session")
@@ -56,3 +59,34 @@ def on_eight(on_devices):
         return json.loads(done.stdout.splitlines()[-1])
 
     return run
+
+
+# The programs of the small run: their costs, and what the text of some says.
+PROGRAMS = """
+import json, sys
+from dataclasses import asdict
+from rl4p.configuration import compose, instantiate
+from rl4p.planning.costs import cost
+from rl4p.planning.hlo import collectives
+from rl4p.planning.programs import programs
+from rl4p.planning.report import described
+from rl4p.planning.topology import planned
+
+config = compose(sys.argv[1:])
+run, chip, memory = described(config, planned(instantiate(config.mesh)))
+found = {program.phase: program for program in programs(run)}
+decode = found["decode"]
+print(json.dumps({
+    "costs": {phase: asdict(cost(program, chip, run.mesh)) for phase, program in found.items()},
+    "gathered": [c.bytes for c in collectives(decode.compiled.as_text()) if c.kind == "all-gather"],
+    "turns": {phase: program.turns for phase, program in found.items()},
+    "read": decode.read,
+    "live": {phase: program.live for phase, program in found.items()},
+}))
+"""
+
+
+@pytest.fixture(scope="session")
+def small(on_eight):
+    """What the programs of the small run cost, and what some of them say."""
+    return on_eight(PROGRAMS, *SMALL)

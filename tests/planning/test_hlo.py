@@ -2,7 +2,6 @@ import pytest
 
 from rl4p.planning.costs import axes_of
 from rl4p.planning.hlo import collectives, first_group, largest_loop_copy
-from rl4p.planning.programs import bytes_refused
 
 SCRIPT = """
 import json, jax, jax.numpy as jnp
@@ -120,15 +119,6 @@ def test_what_only_starts_counts_once_and_by_its_result():
 
 def test_copies_count_in_loops_alone():
     assert largest_loop_copy(ASYNCHRONOUS) == 8 * 128 * 4
-
-
-def test_what_the_compiler_refuses_is_read_from_its_words():
-    words = (
-        "RESOURCE_EXHAUSTED: Ran out of memory on HBM, the total memory required for HLO "
-        "temporaries (15.96G) exceeds available HBM"
-    )
-    assert bytes_refused(words) == int(15.96 * 2**30)
-    assert bytes_refused("INVALID_ARGUMENT: 15.96G exceeds nothing") == 0
 
 
 def test_a_loop_without_the_compilers_word_counts_to_its_constant():

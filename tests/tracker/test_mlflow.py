@@ -298,3 +298,12 @@ def test_a_uri_that_cannot_be_meant(uri, sentence):
     with pytest.raises(InputError, match=sentence) as caught:
         MLflow(uri=uri)
     assert "secret" not in str(caught.value)
+
+
+def test_what_the_user_has_set_of_mlflow_stays(store, monkeypatch):
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "77")
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "x")
+    monkeypatch.delenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES")
+    store.connect()
+    assert os.environ["MLFLOW_HTTP_REQUEST_TIMEOUT"] == "77"
+    assert os.environ["MLFLOW_HTTP_REQUEST_MAX_RETRIES"] == "0"

@@ -63,8 +63,6 @@ def family(store):
 
 @pytest.mark.parametrize("launcher", ["basic", "joblib"])
 def test_the_runs_of_a_sweep_have_one_parent(launcher, store, tmp_path):
-    if launcher == "joblib":  # of the extra `sweep`
-        pytest.importorskip("hydra_plugins.hydra_joblib_launcher")
     result = sweep(tmp_path, "seed=7,8", f"hydra/launcher={launcher}")
     assert result.returncode == 0, result.stderr
     parent, children = family(store)

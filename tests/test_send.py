@@ -1,9 +1,15 @@
+"""A run folder is mirrored after the run, once, and whatever is in the way is one sentence."""
+
 import dataclasses
 
 import pytest
 import yaml
 
-from rl4p.send import main
+from rl4p.send import main, send
+from tests.tracker import conftest as tracker
+
+template, store, record, dead = tracker.template, tracker.store, tracker.record, tracker.dead
+impatient = tracker._impatient
 
 
 @pytest.fixture
@@ -88,3 +94,38 @@ def test_a_store_that_is_down(run, dead, capsys):
     error = capsys.readouterr().err
     assert error.startswith(f"MLflow at {dead} did not take {run.folder}: ConnectionRefusedError")
     assert error.count("\n") == 1
+
+
+def test_a_run_that_was_killed_is_shown_as_stopped(record, store):
+    record.log(0, {"a": 0.0})
+    sentence = send(record.folder, store.uri)
+    assert sentence.endswith(f" stands in MLflow at {store.uri} with its 1 lines of metrics.")
+    client, experiment = store.connect()
+    (mirrored,) = client.search_runs([experiment])
+    assert mirrored.info.status == "KILLED"
+    assert mirrored.data.tags["status"] == "stopped"
+
+
+@pytest.mark.parametrize(("status", "shown"), [("failed", "FAILED"), ("stopped", "KILLED")])
+def test_a_run_has_the_status_of_its_summary(record, store, status, shown):
+    record.write_summary({"status": status})
+    send(record.folder, store.uri)
+    client, experiment = store.connect()
+    (mirrored,) = client.search_runs([experiment])
+    assert mirrored.info.status == shown
+
+
+def test_the_experiment_is_that_of_the_run_unless_another_is_named(run, store):
+    options = dataclasses.asdict(store) | {"_target_": "x", "experiment": "mine"}
+    set_tracker(run, options)
+    send(run.folder)
+    client, experiment = dataclasses.replace(store, experiment="mine").connect()
+    assert len(client.search_runs([experiment])) == 1
+    assert client.get_experiment_by_name("rl4p") is None
+
+
+def test_all_folders_are_sent_until_one_cannot_be(run, store, tmp_path, capsys):
+    assert main([str(run.folder), str(tmp_path), str(run.folder), "--uri", store.uri]) == 2
+    printed = capsys.readouterr()
+    assert printed.out.count("stands in MLflow") == 1
+    assert printed.err.startswith(f"{tmp_path} is not the folder of a run")

@@ -1,0 +1,117 @@
+import fcntl
+import subprocess
+import sys
+
+import pytest
+
+from rl4p.configuration.folder import RECORD, only_run_in, refuse_taken
+from rl4p.errors import InputError
+
+SHARED = fcntl.LOCK_SH
+
+
+def refused(folder, **options):
+    with pytest.raises(InputError) as caught, only_run_in(folder, **options):
+        raise AssertionError("it was let in")
+    assert str(caught.value) == f"Another run is going on in {folder}."
+
+
+def test_a_folder_has_one_run_at_a_time(tmp_path):
+    with only_run_in(tmp_path):
+        refused(tmp_path)
+        refused(tmp_path, lock=SHARED)
+    with only_run_in(tmp_path):
+        pass
+
+
+def test_those_who_only_ask_stand_side_by_side(tmp_path):
+    with only_run_in(tmp_path, lock=SHARED):
+        with only_run_in(tmp_path, lock=SHARED):
+            refused(tmp_path)
+        refused(tmp_path)
+
+
+def test_an_error_within_is_the_callers_and_frees_the_folder(tmp_path):
+    with pytest.raises(OSError, match="disk full"), only_run_in(tmp_path):
+        raise OSError("disk full")
+    with only_run_in(tmp_path):
+        pass
+
+
+def test_the_lock_goes_with_its_process(tmp_path):
+    script = (
+        "import os, sys, pathlib; from rl4p.configuration.folder import only_run_in\n"
+        "with only_run_in(pathlib.Path(sys.argv[1])):\n"
+        "    print('in', flush=True); sys.stdin.readline(); os.abort()\n"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", script, str(tmp_path)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "in\n"
+        refused(tmp_path)
+        process.communicate("go\n")
+    assert process.returncode != 0
+    with only_run_in(tmp_path):
+        pass
+
+
+def test_a_folder_with_a_record_is_taken(tmp_path):
+    refuse_taken("hydra.run.dir", str(tmp_path), RECORD)
+    refuse_taken("hydra.run.dir", str(tmp_path / "absent"), RECORD)
+    (tmp_path / "metrics.jsonl").touch()
+    with pytest.raises(InputError) as caught:
+        refuse_taken("hydra.run.dir", str(tmp_path), RECORD)
+    assert str(caught.value) == (
+        f"hydra.run.dir={tmp_path} holds a run already; go on with it by resume={tmp_path}, or "
+        "choose another folder."
+    )
+    refuse_taken("hydra.sweep.dir", str(tmp_path), f"*/{RECORD}")
+
+
+def test_a_sweep_is_taken_by_one_of_its_jobs(tmp_path):
+    (tmp_path / "0").mkdir()
+    (tmp_path / "1").mkdir()
+    (tmp_path / "1/metrics.jsonl").touch()
+    with pytest.raises(InputError, match=f"go on with it by resume={tmp_path}/1, or choose"):
+        refuse_taken("hydra.sweep.dir", str(tmp_path), f"*/{RECORD}")
+    refuse_taken("hydra.run.dir", str(tmp_path), RECORD)
+
+
+@pytest.mark.parametrize(
+    ("argv", "made", "sentence"),
+    [
+        ([], "outputs/runs/one", "hydra.run.dir=outputs/runs/one holds a run already"),
+        (
+            ["-m", "seed=1,2"],
+            "outputs/sweeps/one/1",
+            "hydra.sweep.dir=outputs/sweeps/one holds a run already; go on with it by resume="
+            "outputs/sweeps/one/1",
+        ),
+    ],
+)
+def test_nothing_is_written_over_a_run(toy, capsys, argv, made, sentence):
+    (toy.folder / made).mkdir(parents=True)
+    (toy.folder / made / "metrics.jsonl").touch()
+    assert toy.run(*argv) == 2
+    assert capsys.readouterr().err.startswith(sentence)
+    assert not toy.jobs
+    assert [path.name for path in toy.folder.rglob("*") if path.is_file()] == ["metrics.jsonl"]
+
+
+def test_a_run_that_goes_on_is_not_resumed_beside_it(toy, capsys):
+    assert toy.run() == 0
+    run = toy.folder / "outputs/runs/one"
+    before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+    with only_run_in(run):
+        assert toy.run(f"resume={run}", "steps=9") == 2
+    assert capsys.readouterr().err == f"Another run is going on in {run}.\n"
+    assert len(toy.jobs) == 1
+    (run / ".lock").unlink()
+    assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
+    with only_run_in(run, lock=SHARED):  # another who only asks
+        assert toy.run(f"resume={run}", "steps=9") == 0
