@@ -146,15 +146,14 @@ def test_a_critic_is_taught_the_return_after_the_divergence(rows, scores):
     assert found._replace(returns_BT=None).for_update(scores) is scores
 
 
-def test_in_the_reward_the_sample_is_its_own_policys_and_weighs_one(rows, scores):
-    """The policy is its own sampler there: an importance weight is 1. Nothing outside is read."""
+def test_in_the_reward_the_sample_is_its_own_policys(rows, scores):
+    """The policy is its own sampler there, and nothing outside the mask is read."""
     trajectories, rewards = rows
     behaviour = trajectories.behaviour_logprobs_BT
     outside = jnp.where(trajectories.response_mask_BT, behaviour, jnp.nan).at[3].set(jnp.nan)
     trajectories = replace(trajectories, behaviour_logprobs_BT=outside)
     phase = Noting()
-    weighted = replace(IN_REWARD, importance_weight=True)
-    estimate(phase, weighted, trajectories, rewards, scores, COEFFICIENT)
+    estimate(phase, IN_REWARD, trajectories, rewards, scores, COEFFICIENT)
     ((seen, _),) = phase.calls
     np.testing.assert_array_equal(seen.tokens_BT[0, 2:], [-0.5, -0.25])
     np.testing.assert_array_equal(seen.total_B, [0.25, 0.25, 0, 0])

@@ -9,9 +9,17 @@ def test_the_defaults_are_one_update_over_all_tokens():
     options = UpdateOptions()
     assert (options.epochs, options.minibatches) == (1, 1)
     assert options.aggregation == "token_mean"
-    assert options.aggregation_length == 1024
+    assert options.aggregation_length is None
     assert options.tokens_per_microbatch == 2048
     assert options.microbatch_widths == 8
+
+
+def test_a_length_and_the_aggregation_that_divides_by_it_go_together():
+    UpdateOptions(aggregation="constant", aggregation_length=7)
+    with pytest.raises(ValueError, match=r"say which, by update\.aggregation_length"):
+        UpdateOptions(aggregation="constant")
+    with pytest.raises(ValueError, match="aggregation_length=7 is read by aggregation=constant al"):
+        UpdateOptions(aggregation_length=7)
 
 
 @pytest.mark.parametrize(
