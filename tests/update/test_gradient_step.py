@@ -639,6 +639,30 @@ def test_a_critics_loss_is_added_and_what_explains_its_variance_is_summed(
     np.testing.assert_allclose(metrics["squared_value_errors"], errors, rtol=1e-3, atol=1e-5)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Reporting(PPO):
+    """Reports what it is given."""
+
+    def __call__(self, logprobs_BT, batch):
+        proximal_BT = batch.scores["proximal_logprobs"]
+        return logprobs_BT, {"logprobs": logprobs_BT, "proximal": proximal_BT}
+
+
+def test_a_loss_reads_zeros_where_there_is_none(policy, params, batch, make_objective):
+    """Whatever the padding holds: -inf is a token outside the support."""
+    mask = batch.loss_mask_BT
+    scores = {"proximal_logprobs": jnp.where(mask, batch.scores["proximal_logprobs"], -jnp.inf)}
+    objective = make_objective(Reporting())
+
+    def run(params, micro):
+        return token_loss(objective, policy.decoder, SAMPLING, params, micro, {})
+
+    _, seen = jax.jit(run)(params, dataclasses.replace(batch, scores=scores))
+    for name in ("logprobs", "proximal"):
+        np.testing.assert_array_equal(seen[name] == 0, ~np.asarray(mask))
+    np.testing.assert_array_equal(seen["proximal"], batch.scores["proximal_logprobs"])
+
+
 @pytest.mark.mixed_dtypes
 @pytest.mark.parametrize("rows", [8, 2])
 def test_a_microbatch_has_as_many_tokens_as_fit(make_objective, rows):
