@@ -144,6 +144,12 @@ def build_teacher(config: DictConfig, policy: Policy, key: Array) -> tuple[Decod
     teacher, params = instantiate(config.teacher).build(policy.mesh, jax.random.fold_in(key, 2))
     if teacher.tokenizer.get_vocab() != policy.tokenizer.get_vocab():
         raise InputError("The teacher's tokens are not the policy's: their vocabularies differ.")
+    drawn, known = policy.decoder.config.vocabulary, teacher.decoder.config.vocabulary
+    if drawn > known:
+        raise InputError(
+            f"The policy may draw token ids under {drawn}, and the teacher's embedding has {known} "
+            "rows: it could not score them all."
+        )
     return teacher.decoder, teacher.whole(params)
 
 

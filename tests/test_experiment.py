@@ -106,6 +106,8 @@ def test_a_teacher_of_another_vocabulary_is_refused(tmp_path):
     write_policy(tmp_path / "teacher", policy, params, None)
     words = ("advantage=distill", "+model@teacher=pretrained", f"teacher.path={tmp_path}/teacher")
     build(compose([*SMALL, *words]))
+    more = "The policy may draw token ids under 300, and the teacher's embedding has 264 rows"
+    assert more in refusal(*words, "model.vocabulary=300")
     path = tmp_path / "teacher" / "tokenizer.json"
     path.write_text(path.read_text().replace('"A":', '"Aa":'))
     assert "their vocabularies differ" in refusal(*words)

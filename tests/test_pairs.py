@@ -50,8 +50,13 @@ BASE = (
     "+reward.terms.small.weight=-0.75",  # so that rewards have both signs
 )
 SHAPE = {"width": 16, "layers": 1, "heads": 2, "key_value_heads": 1, "feed_forward_width": 32}
-TEACHER = ("+model@teacher=scratch", *(f"teacher.{name}={n}" for name, n in SHAPE.items()))
+TEACHER = (
+    "+model@teacher=scratch",
+    "teacher.vocabulary=512",
+    *(f"teacher.{name}={n}" for name, n in SHAPE.items()),
+)
 SMALL = tuple(f"model.{name}={n}" for name, n in SHAPE.items())
+WHOLE_ANSWERS = ("max_response_tokens=40",)  # a policy that can add differs in its results alone
 LARGE = (*SMALL, "model.vocabulary=512", "model.dtype=float32", "model.attention=xla")
 
 # By option: what makes it act in a run this small, beside its name.
@@ -62,13 +67,14 @@ MORE = {
     "entropy=bonus": ("entropy.alpha=0.05",),
     "kl=fixed": ("kl.beta=0.5",),
     "kl=adaptive": ("kl.beta=0.5",),
-    "kl=fixed in_reward": ("kl.beta=0.5", "kl.placement=in_reward"),
+    "kl=fixed in_reward": ("kl.beta=20", "kl.estimator=k1", "kl.placement=in_reward"),
     "kl=fixed weighted": ("kl.beta=0.5", "kl.importance_weight=true"),
     "model=scratch": SMALL,
-    "model=pretrained": ("model.path=rl4p/tiny",),
+    "model=pretrained": ("model.path=rl4p/tiny", *WHOLE_ANSWERS),
+    "model=tiny": WHOLE_ANSWERS,
     "model=llama3_1_8b": LARGE,
     "model=qwen2_5_7b": LARGE,
-    "model=tiny lora": ("model.lora.rank=2",),
+    "model=tiny lora": ("model.lora.rank=2", *WHOLE_ANSWERS),
     "update=ppo constant": (
         *("update.aggregation=constant", "update.aggregation_length=8"),
         "update.minibatches=2",

@@ -28,6 +28,8 @@ class DAPOMix(AdvantageOptions):
       epsilon: added to the deviations.
     """
 
+    compares_group = True
+
     alpha: NonNegative = 0.2
     epsilon: AboveZero = 1e-4
 

@@ -41,6 +41,7 @@ def visit():
                 "count": seen["count"] + rows.put(count_BT, real.astype(jnp.int32)),
                 "place": seen["place"] + moved_BT,
                 "turns": seen["turns"] + 1,
+                "tokens": seen["tokens"] + jnp.sum(real),
             }
 
         B = segment_ids_BT.shape[0]
@@ -49,7 +50,7 @@ def visit():
             "segments": segment_ids_BT,
             "place": jnp.arange(B * T).reshape(B, T),
         }
-        start = {"count": zeros, "place": zeros, "turns": jnp.int32(0)}
+        start = {"count": zeros, "place": zeros, "turns": jnp.int32(0), "tokens": jnp.int32(0)}
         return fold(
             add,
             start,
@@ -70,6 +71,7 @@ def test_every_token_is_seen_once_and_put_back_in_its_place(visit, tokens, toget
     ids = segments(lengths, left[:12])
     seen = visit(ids, tokens, together)
     np.testing.assert_array_equal(seen["count"], ids)
+    assert seen["tokens"] == ids.sum()  # rows that fill a microbatch up have none
     np.testing.assert_array_equal(seen["place"], np.where(ids, np.arange(12 * T).reshape(12, T), 0))
 
 

@@ -1,6 +1,6 @@
 """Plans for TPUs, compiled by libtpu without any: what recipes and documents say they take.
 
-`make tpu_plan` runs them, with a libtpu of its own on the path; without it they fail.
+`make tpu-plan` runs them, with a libtpu of its own on the path; without it they fail.
 """
 
 import json

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -49,11 +51,29 @@ def test_a_worked_answer_and_an_end_token_stand_where_samples_would(policy, make
 
 
 def test_groups_repeat_a_demonstration(policy, make_prompt):
-    prompts = [make_prompt((65,), solution="a"), make_prompt((66,), solution="b")]
+    prompts = [make_prompt((65,), solution="a"), make_prompt((66,), solution="bc")]
     trajectories, texts = demonstrate(policy, prompts, group_size=3)
+    lengths_B = np.asarray(trajectories.response_mask_BT).sum(axis=1)
+    assert lengths_B.tolist() == [2, 2, 2, 3, 3, 3]
     assert trajectories.group_ids_B.tolist() == [0, 0, 0, 1, 1, 1]
     assert trajectories.policy_version_B.tolist() == [-1] * 6
-    assert texts.responses == ("a", "a", "a", "b", "b", "b")
+    assert texts.responses == ("a", "a", "a", "bc", "bc", "bc")
+
+
+def test_the_tokenizer_adds_no_tokens_of_its_own(policy, make_prompt):
+    """Some put a token before every text, which no response begins with."""
+    asked = []
+
+    class Tokenizer:
+        def __call__(self, texts, **options):
+            asked.append(options)
+            return policy.tokenizer(texts, **options)
+
+        def batch_decode(self, *arguments, **options):
+            return policy.tokenizer.batch_decode(*arguments, **options)
+
+    demonstrate(replace(policy, tokenizer=Tokenizer()), [make_prompt((65,), solution="a")])
+    assert asked == [{"add_special_tokens": False}]
 
 
 def test_a_prompt_without_a_worked_answer_is_named(policy, make_prompt):
