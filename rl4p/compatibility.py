@@ -42,6 +42,7 @@ def choice(group: str, phase: Any) -> str:
 
 
 def advantages_that_nothing_reads(phases: Phases) -> str | None:
+    """Refuses an advantage beside an update that learns from all samples alike."""
     advantage, update = phases.advantage, choice("update", phases.update)
     if getattr(phases.update, "reads_advantages", True):
         return None
@@ -59,6 +60,7 @@ def advantages_that_nothing_reads(phases: Phases) -> str | None:
 
 
 def advantages_of_one_sign_in_pairs(phases: Phases) -> str | None:
+    """Refuses an update that needs good and bad samples beside an advantage without both."""
     if not getattr(phases.update, "whole_groups", False):
         return None
     if not getattr(phases.advantage, "one_sign", False):
@@ -71,6 +73,7 @@ def advantages_of_one_sign_in_pairs(phases: Phases) -> str | None:
 
 
 def divergence_in_a_reward_that_nothing_reads(phases: Phases) -> str | None:
+    """Refuses a penalty taken from rewards that the advantage does not look at."""
     if not (phases.kl.active and phases.kl.placement == "in_reward"):
         return None
     if getattr(phases.advantage, "reads_total", True):
@@ -82,7 +85,7 @@ def divergence_in_a_reward_that_nothing_reads(phases: Phases) -> str | None:
 
 
 def demonstrations_in_the_place_of_samples(phases: Phases) -> str | None:
-    """Worked answers have no behaviour log-probabilities, and are the same for a whole group."""
+    """Refuses what needs samples of a policy, or samples that differ, beside demonstrations."""
     if getattr(phases.rollout, "samples", True):
         return None
     rollout, advantage = choice("rollout", phases.rollout), choice("advantage", phases.advantage)

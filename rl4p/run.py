@@ -96,19 +96,16 @@ def refuse_what_only_a_plan_reads(config: DictConfig) -> None:
     """Refuses the options of `rl4p.plan` that a run would ignore.
 
     Raises:
-      InputError: `plan.search`; or another of them without `plan.check`, which compiles a plan.
+      InputError: an option of a plan that no run has; or `plan.memory_gib` without `plan.check`,
+        which compares the memory of the run's own programs with it.
     """
     plan = config.plan
-    if plan.search:
-        raise InputError("plan.search=true is for python -m rl4p.plan: a run does not search.")
-    ignored = {"memory_gib": None, "all_widths": False, "effort": -1.0}
-    changed = [
-        f"plan.{name}={plan[name]}" for name, value in ignored.items() if plan[name] != value
-    ]
-    if changed and not plan.check:
-        raise InputError(
-            f"{' '.join(changed)} acts with plan.check=true, or in python -m rl4p.plan."
-        )
+    of_a_plan = {"search": False, "all_widths": False, "effort": -1.0}
+    changed = [f"plan.{name}={plan[name]}" for name, no in of_a_plan.items() if plan[name] != no]
+    if changed:
+        raise InputError(f"{' '.join(changed)} is for python -m rl4p.plan: a run ignores it.")
+    if plan.memory_gib is not None and not plan.check:
+        raise InputError(f"plan.memory_gib={plan.memory_gib} acts with plan.check=true alone.")
 
 
 @contextmanager

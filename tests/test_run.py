@@ -201,11 +201,11 @@ def test_the_digest_sees_names_shapes_dtypes_and_bytes():
 @pytest.mark.parametrize(
     ("overrides", "sentence"),
     [
-        (("plan=sweep",), "plan.search=true is for python -m rl4p.plan"),
-        (("plan.search=true", "plan.check=true"), "a run does not search"),
-        (("plan.memory_gib=4",), "plan.memory_gib=4.* acts with plan.check=true"),
-        (("plan.effort=0",), "plan.effort=0"),
-        (("plan.all_widths=true",), "plan.all_widths=True"),
+        (("plan=sweep",), "plan.search=True is for python -m rl4p.plan: a run ignores it"),
+        (("plan.search=true", "plan.check=true"), "plan.search=True is for python"),
+        (("plan.memory_gib=4",), "plan.memory_gib=4.* acts with plan.check=true alone"),
+        (("plan.effort=0", "plan.check=true"), "plan.effort=0.* is for python"),
+        (("plan.all_widths=true",), "plan.all_widths=True is for python"),
     ],
 )
 def test_a_run_refuses_what_only_a_plan_reads(overrides, sentence):
