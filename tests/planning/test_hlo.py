@@ -119,6 +119,15 @@ def test_what_only_starts_counts_once_and_by_its_result():
 
 def test_copies_count_in_loops_alone():
     assert largest_loop_copy(ASYNCHRONOUS) == 8 * 128 * 4
+    called = """%called (p: f32[8,128]) -> f32[32,128] {
+  %p = f32[8,128]{1,0} parameter(0)
+  ROOT %copy.3 = f32[32,128]{1,0} copy(%p)
+}
+
+"""
+    call = "  %copy.2 = f32[32,128]{1,0} call(%x), to_apply=%called"
+    text = ASYNCHRONOUS.replace("  %copy.2 = f32[16,128]{1,0} copy(%x)", call)
+    assert largest_loop_copy(text.replace("ENTRY", called + "ENTRY")) == 8 * 128 * 4
 
 
 def test_a_loop_without_the_compilers_word_counts_to_its_constant():

@@ -263,6 +263,33 @@ def test_a_store_that_fails_midway_gets_the_rest_when_it_is_back(store, record, 
     assert "no such table: metrics" in warning.getMessage()
 
 
+def test_a_file_that_could_not_be_sent_is_sent_again(store, record, monkeypatch):
+    sent, attempts = [], []
+
+    class Mirror:
+        def __init__(self, *arguments):
+            pass
+
+        def send_metrics(self):
+            pass
+
+        def send_files(self, name):
+            attempts.append(name)
+            if len(attempts) == 1:
+                raise OSError("the store is away")
+            sent.append(name)
+
+        def close(self, status):
+            pass
+
+    monkeypatch.setattr(tracking, "Mirror", Mirror)
+    tracked = store.open(record.folder)
+    tracked.artifact(record.folder / "extra.txt")
+    wait_for(lambda: attempts)
+    assert tracked.finish("finished")
+    assert (attempts, sent) == (["extra.txt"] * 2, ["extra.txt"])
+
+
 def test_processes_that_start_at_once_share_a_fresh_database(tmp_path):
     program = (
         "import sys, pathlib; from rl4p.record import Record\n"
