@@ -140,9 +140,6 @@ def restore_params(
         that differ are named.
     """
     folder = folder / "checkpoints"
-    absent = InputError(f"{folder} has no finished checkpoint.")
-    if not folder.is_dir():
-        raise absent
     manager = ocp.CheckpointManager(
         folder.absolute(),
         options=ocp.CheckpointManagerOptions(create=False),
@@ -153,7 +150,7 @@ def restore_params(
     )
     steps = sorted(manager.all_steps())
     if not steps:
-        raise absent
+        raise InputError(f"{folder} has no finished checkpoint.")
     if step is None:
         step = steps[-1]
     elif step not in steps:

@@ -103,15 +103,10 @@ def test_steps_are_counted_and_the_policy_moves(make_loop, params, prompts, make
 
 
 def test_a_step_draws_with_a_key_of_its_own(make_loop, params, prompts, make_state):
-    """With parameters that never move, steps still differ in what they draw."""
-    loop = replace(make_loop(steps=3), optimizer=AdamW(learning_rate=0.0), prompts_per_step=4)
-    infos = run(loop, params, prompts, make_state)
-    drawn = [frozenset(zip(prompt_ids(x), x.texts.responses, strict=True)) for x in infos]
-    assert len(set(drawn)) == 3
-
-
-def prompt_ids(info):
-    return [prompt.id for prompt in info.texts.prompts]
+    """With parameters that never move, and one prompt, steps still differ in what they draw."""
+    loop = replace(make_loop(steps=3), optimizer=AdamW(learning_rate=0.0))
+    infos = run(loop, params, prompts[:1], make_state)
+    assert len({tuple(info.texts.responses) for info in infos}) == 3
 
 
 def test_what_an_update_is_given_is_checked_where_that_is_asked_for(
