@@ -11,6 +11,8 @@ from rl4p.experiment import build
 from rl4p.mesh import Mesh
 from rl4p.model.huggingface import write_policy
 from rl4p.model.pretrained import Pretrained
+from rl4p.rollout.continuous import Continuous
+from rl4p.rollout.naive_sampler import NaiveSampler
 
 SMALL = (
     "model=scratch",
@@ -70,6 +72,12 @@ def test_a_data_file_is_refused_with_its_line(tmp_path, content, sentence):
         path.write_bytes(content if isinstance(content, bytes) else content.encode())
     small = ("model=scratch", "model.width=32", "model.heads=2", "data=gsm8k")
     assert sentence in refusal(f"data.path={path}", small=small)
+
+
+def test_an_evaluation_may_have_a_sampler_of_its_own():
+    run = build(compose([*SMALL, "+rollout@evaluation.rollout=naive_sampler"]))
+    assert isinstance(run.evaluation.phases.rollout, NaiveSampler)
+    assert isinstance(run.loop.phases.rollout, Continuous)
 
 
 def test_an_evaluation_asks_as_many_questions_as_it_is_told():

@@ -55,9 +55,8 @@ def test_a_killed_run_goes_on_bit_for_bit(whole, command, train, tmp_path):
     assert_gone_on(folder, whole)
 
 
-@pytest.mark.parametrize(
-    "number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_stopped_run_saves_says_how_to_resume_and_goes_on(
     whole, command, train, tmp_path, number
 ):

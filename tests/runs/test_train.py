@@ -80,6 +80,7 @@ def test_a_second_run_reads_its_programs_from_the_users_cache(train, tmp_path, m
     assert lines(tmp_path / "first") == lines(tmp_path / "second")
 
 
+@pytest.mark.slow
 def test_a_profile_holds_the_programs_of_a_step(train, tmp_path):
     process = train("steps=3", "debug.profile=true", f"hydra.run.dir={tmp_path}")
     assert process.returncode == 0, process.stderr
@@ -151,7 +152,9 @@ class MovingBaseline:
 """
 
 
-@pytest.mark.parametrize("name", ["AboveAverage", "MovingBaseline"])
+@pytest.mark.parametrize(
+    "name", [pytest.param("AboveAverage", marks=pytest.mark.slow), "MovingBaseline"]
+)
 def test_phases_of_the_users_own_are_named_in_yaml_and_on_the_command_line(train, tmp_path, name):
     """With the file that the README shows, and one with memory."""
     readme = (Path(__file__).parents[2] / "README.md").read_text()
