@@ -77,7 +77,10 @@ def run(config: DictConfig) -> dict[str, Any]:
             try:
                 seconds = time.perf_counter() - started
                 summary = outcome.summary(status, seconds, compilation().since(compiled))
-                record.write_summary(summary)
+                if outcome.begun or config.resume is None:
+                    record.write_summary(summary)
+                else:  # it could not go on, and stays as it was
+                    status = (record.summary() or {}).get("status", "stopped")
                 if first() and outcome.has_curve():
                     plot_learning_curve(record.metrics(), folder / "plots" / "learning_curve.png")
             finally:
@@ -260,9 +263,10 @@ class Outcome:
     resumed_from: int | None = None
     times: list[dict[str, float]] = field(default_factory=list)
     step: int = 0
+    begun: bool = False
 
     def begin(self, state: TrainState, *, resumed: bool) -> None:
-        self.state, self.step = state, int(state.step)
+        self.state, self.step, self.begun = state, int(state.step), True
         self.resumed_from = self.step if resumed else None
 
     def add(self, info: StepInfo) -> None:

@@ -12,6 +12,7 @@ from tests.runs.conftest import assert_same_checkpoint, assert_trains, lines, su
 
 # With everything that a run remembers: a critic, two controllers, a moving average of the weights.
 MEMORY = ("advantage=gae", "critic=shared", "kl=adaptive", "entropy=adaptive", "ema.decay=0.5")
+RECORDED = ("metrics.jsonl", "samples.jsonl", "summary.json")
 STEPS = ("steps=8", "checkpoint.every=3", *MEMORY)
 
 
@@ -78,9 +79,11 @@ def test_more_steps_may_be_asked_for_but_nothing_else(whole, train, tmp_path):
     process = train(f"resume={whole}", "advantage=rloo", small=())
     assert process.returncode == 2
     assert "advantage._target_ was" in process.stderr
+    before = {whole / name: (whole / name).read_bytes() for name in RECORDED}
     process = train(f"resume={whole}", "steps=2", small=())
     assert process.returncode == 2
     assert "is at step 8 already" in process.stderr
+    assert {path: path.read_bytes() for path in before} == before
     folder = tmp_path / "run"
     shorter = ("steps=6", "checkpoint.every=3", *MEMORY)
     assert train(*shorter, f"hydra.run.dir={folder}").returncode == 0
@@ -104,3 +107,4 @@ def test_a_run_that_lost_its_checkpoints_keeps_its_record(whole, train, tmp_path
     assert process.returncode == 2
     assert "no finished checkpoint" in process.stderr
     assert lines(folder) == lines(whole)
+    assert summary(folder) == summary(whole)
