@@ -155,6 +155,7 @@ def test_a_run_goes_from_two_processes_to_one_and_back(start, tmp_path):
         assert_alike(alone, folder, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_missing_process_is_named(start, tmp_path):
     folder = tmp_path / "run"
     late = ("mesh.initialization_timeout=4", f"hydra.run.dir={folder}")

@@ -290,6 +290,7 @@ def test_a_file_that_could_not_be_sent_is_sent_again(store, record, monkeypatch)
     assert (attempts, sent) == (["extra.txt"] * 2, ["extra.txt"])
 
 
+@pytest.mark.slow
 def test_processes_that_start_at_once_share_a_fresh_database(tmp_path):
     program = (
         "import sys, pathlib; from rl4p.record import Record\n"
