@@ -24,7 +24,7 @@ from pathlib import Path
 
 import tests.conftest  # noqa: F401  the environment of tests, before workers import JAX
 from tests.mutants.mutant import ROOT, Mutant, read
-from tests.mutants.worker import LATE
+from tests.mutants.worker import BROKEN, LATE
 
 COPIED = ("rl4p", "conf", "experiments", "tests", "pyproject.toml", "README.md", "CHANGELOG.md",
           "CONTRIBUTING.md", "LICENSE", "Makefile", "constraints.txt", ".ci")  # fmt: skip
@@ -104,7 +104,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             try:
                 with tree.changed(mutant):
                     code = tree.run(mutant.tests, chosen.seconds)
-                found = {PASSED: SURVIVED, FAILED: NOTICED, LATE: NOTICED}.get(code)
+                # A fault may also hang the tests, or end the process that runs them: unchanged code
+                # does neither, as the run before this one has shown.
+                noticed = (FAILED, LATE, BROKEN)
+                found = {PASSED: SURVIVED, **dict.fromkeys(noticed, NOTICED)}.get(code)
                 found = found or f"NOT JUDGED: exit code {code} of pytest"
             except ValueError as error:
                 found = f"NOT JUDGED: {error}"
