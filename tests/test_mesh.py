@@ -272,7 +272,7 @@ def run(function, shared, rows, results):
 total, largest, shared = run(of_rows, jnp.int32(1), rows, EVERYWHERE)
 assert (int(total), int(largest), int(shared)) == (int(rows.sum()), 15, 4)
 
-# Row by row, each device has its own.
+# Each device has its own rows.
 found = run(lambda shared, rows: rows * shared, jnp.int32(3), rows, ROWS)
 np.testing.assert_array_equal(found, rows * 3)
 

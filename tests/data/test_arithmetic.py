@@ -74,7 +74,7 @@ def test_numbers_have_as_many_digits_as_asked():
 
 
 def test_carelessness_forgets_each_carry_by_itself():
-    """Of sums of two columns that carry twice, about half have either carry forgotten."""
+    """In a sum with two carries, each carry is forgotten about half of the time."""
     rows = Arithmetic(digits=2, train_size=4000, held_out_size=0, carelessness=0.5).train()
     twice = [
         q

@@ -41,7 +41,7 @@ def test_a_window_counts_the_present_token(window, last):
 
 
 def plain(q_BTHh, k_BKhS, v_BKSh, mask_BTS, query_scalar, softcap):
-    """Row by row, head by head; query heads 0 and 1 read key head 0, and so on."""
+    """Checks each row and head. Query heads 0 and 1 read key head 0, the next two key head 1."""
     q, k, v = (np.asarray(x, np.float64) for x in (q_BTHh, k_BKhS, v_BKSh))
     out = np.zeros(q.shape)
     for b in range(q.shape[0]):

@@ -1,4 +1,4 @@
-"""Rotations and their scaling, by hand."""
+"""Tests rotary embeddings and their scaling against values computed by hand."""
 
 import jax.numpy as jnp
 import numpy as np

@@ -1,4 +1,4 @@
-"""What a plan is given is, in shape and place, what a run has."""
+"""Tests that a plan sees arrays of the same shapes and shardings as a run."""
 
 from dataclasses import fields, replace
 from types import SimpleNamespace

@@ -49,7 +49,7 @@ def test_a_phase_holds_what_the_run_keeps_beside_its_arguments(small):
         assert each["total"] == memory - each["aliased"]
 
 
-# One program on one device.
+# Compiles a single program for a single device.
 
 N = 64
 CHIP = Chip(platform="tpu", kind="a chip", memory=1, flops=1e6, bandwidth=1e4)
@@ -169,7 +169,7 @@ def run(*, remat="layer", optimizer=None, rollout=None, tokens=1024, sequences=6
         ({}, [("update", 150, 20)], "optimizer.moment_dtype=bfloat16, or 6 chips like these"),
         ({"optimizer": "one without moments"}, [("update", 150, 20)], "6 chips like these"),
         ({"optimizer": AdamW(moment_dtype="bfloat16")}, [("update", 101, 0)], "5 chips like these"),
-        # Its temporaries are: what is kept for the backward pass, then fewer tokens.
+        # The temporaries are too large: recompute more first, then take fewer tokens at a time.
         ({"remat": "none"}, [("update", 150, 100)], "model.remat=layer"),
         ({"remat": "elementwise"}, [("update", 150, 100)], "model.remat=layer"),
         ({"remat": "none"}, [("scores", 150, 100)], "update.tokens_per_microbatch=512"),

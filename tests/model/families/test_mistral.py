@@ -1,4 +1,4 @@
-"""Mistral: one window for all layers, or none."""
+"""Tests what is particular to Mistral: all layers have one attention window, or none has."""
 
 import pytest
 
