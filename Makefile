@@ -25,9 +25,10 @@ LIBTPU := .cache/libtpu
 train: $(RUNTIME)
 	$(BIN)/python -m rl4p.train $(ARGS)
 
-# Two processes, since XLA compiles on one core; a file's tests stay together and share its fixtures.
+# Three processes keep two cores busy: XLA compiles on one, and tests that start a run wait for it.
+# The tests of a file stay together and share its fixtures.
 test: lint
-	$(BIN)/python -m pytest -n 2 --dist loadfile $(ARGS)
+	$(BIN)/python -m pytest -n 3 --dist loadfile $(ARGS)
 
 slow: $(DEVELOPMENT)
 	$(BIN)/python -m pytest -n 2 --dist loadfile -m slow $(ARGS)

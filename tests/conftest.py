@@ -1,5 +1,6 @@
 """What every test runs under: offline, on the CPU, strict promotion, fixed seeds."""
 
+import gc
 import logging
 import os
 import random
@@ -35,6 +36,10 @@ from rl4p.types import Finish, Prompt, Rewards, TrainState, Trajectories  # noqa
 # Hydra sets logging up anew, which closes the handlers that are there, and that of absl (Orbax
 # brings it) closes its stream: it would be the one that pytest captures.
 absl.logging.get_absl_handler().python_handler.setStream(sys.__stderr__)
+
+# Tracing makes many small objects that stay: to look through all of them for cycles after every few
+# hundred, as Python does, takes a tenth of the time of the tests.
+gc.set_threshold(100_000, 20, 100)
 
 # The same examples in every run; a first example may compile, which no deadline should count.
 hypothesis.settings.register_profile("tests", derandomize=True, deadline=None, max_examples=25)

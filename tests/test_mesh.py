@@ -167,16 +167,17 @@ def test_a_cache_is_divided_by_rows_and_heads_which_must_divide(on_devices):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "arguments",
     [
         ("continuous", "2,2,2"),
-        pytest.param(("continuous", "8,1,1", "1,8,1", "1,2,4"), marks=pytest.mark.slow),
-        pytest.param(("naive", "8,1,1", "1,8,1", "1,2,4", "2,2,2"), marks=pytest.mark.slow),
-        pytest.param(("shared", "4,1,1", "1,4,2"), marks=pytest.mark.slow),
-        pytest.param(("apart", "1,2,2"), marks=pytest.mark.slow),
+        ("continuous", "8,1,1", "1,8,1", "1,2,4"),
+        ("naive", "8,1,1", "1,8,1", "1,2,4", "2,2,2"),
+        ("shared", "4,1,1", "1,4,2"),
+        ("apart", "1,2,2"),
     ],
-    ids=" ".join,
+    ids=lambda names: " ".join(names).replace(",", "x"),
 )
 def test_one_device_and_eight_sample_and_train_alike(on_devices, arguments):
     command = [sys.executable, "-c", SHAPES, *arguments]

@@ -106,6 +106,7 @@ def test_layers_that_slide_see_as_far_into_the_prompt(policy, gradient, make_sta
     assert abs(shared[1]["update/entropy"] - everything[1]["update/entropy"]) > 1e-4
 
 
+@pytest.mark.slow
 def test_adapters_alone_have_gradients(policy, params, gradient, make_state, trajectories):
     lora = LoRA(rank=2)
     decoder = dataclasses.replace(policy.decoder, lora=lora)

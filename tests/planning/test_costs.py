@@ -17,6 +17,7 @@ from tests.planning.conftest import FSDP, INNER, KERNELS, MICROBATCHES, TP, WIDT
 # Of the small run on eight devices.
 
 
+@pytest.mark.slow
 def test_parameters_are_gathered_layer_by_layer_and_again_in_the_backward(small):
     gathered = small["costs"]["update"]["collectives"]["all-gather over fsdp"]
     expected = 2 * MICROBATCHES * KERNELS * 4 / TP
@@ -24,6 +25,7 @@ def test_parameters_are_gathered_layer_by_layer_and_again_in_the_backward(small)
     assert gathered["sent"] == pytest.approx(expected * (FSDP - 1) / FSDP, rel=0.05)
 
 
+@pytest.mark.slow
 def test_their_gradients_are_added_up_into_the_parts(small):
     scattered = small["costs"]["update"]["collectives"]["reduce-scatter over fsdp"]
     embedding = 264 * WIDTH * 4 / TP
@@ -31,6 +33,7 @@ def test_their_gradients_are_added_up_into_the_parts(small):
     assert scattered["bytes"] == pytest.approx(expected, rel=0.05)
 
 
+@pytest.mark.slow
 def test_a_phase_holds_what_the_run_keeps_beside_its_arguments(small):
     costs = small["costs"]
     parameters = 4 * (KERNELS + 264 * WIDTH)

@@ -19,6 +19,7 @@ def count(function, *arguments, turns=1):
     return product_flops(jax.make_jaxpr(function)(*arguments).jaxpr, turns)
 
 
+@pytest.mark.slow
 def test_products_are_counted_as_often_as_their_loops_turn(small):
     P, G, W, R = 8, 4, 16, 16
     head = 264 * WIDTH

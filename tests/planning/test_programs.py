@@ -14,19 +14,23 @@ from tests.planning.conftest import FSDP, KERNELS, KEYS, LAYERS, TP, WIDTH
 # Of the small run on eight devices.
 
 
+@pytest.mark.slow
 def test_decoding_gathers_no_parameters(small):
     assert max(small["gathered"], default=0) < WIDTH * KEYS * 4 / TP  # the smallest kernel's part
 
 
+@pytest.mark.slow
 def test_decoding_copies_no_cache(small):
     keys_of_a_layer = 8 * KEYS * 32 * 4 / TP  # 8 slots on a device, 32 places
     assert small["costs"]["decode"]["largest_loop_copy"] < keys_of_a_layer
 
 
+@pytest.mark.slow
 def test_a_step_is_its_programs_in_their_order(small):
     assert list(small["costs"]) == ["weights", "prefill", "arrange", "decode", "update"]
 
 
+@pytest.mark.slow
 def test_decoding_turns_once_a_token_and_reads_what_it_turns_over(small):
     """All 32 sequences at once, 16 tokens each; a turn reads the parameters and half a cache."""
     assert small["turns"] == dict.fromkeys(small["costs"], 1) | {"decode": 16}
@@ -35,6 +39,7 @@ def test_decoding_turns_once_a_token_and_reads_what_it_turns_over(small):
     assert small["read"] == pytest.approx(16 * (parameters + cache * 24 / 32), rel=0.02)
 
 
+@pytest.mark.slow
 def test_what_lives_is_at_least_what_a_program_is_given(small):
     for phase, found in small["costs"].items():
         assert small["live"][phase] >= 0.99 * found["arguments"], phase

@@ -60,8 +60,14 @@ def assert_same(ours, theirs):
             np.testing.assert_array_equal(a, b, err_msg=name)
 
 
-@pytest.mark.parametrize("slots", [None, 1, 8, 13])
-@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("slots", "seed"),
+    [
+        (None, 0),
+        (13, 0),
+        *(pytest.param(*x, marks=pytest.mark.slow) for x in [(1, 0), (8, 0), (1, 1), (13, 1)]),
+    ],
+)
 def test_the_tokens_are_those_of_the_naive_sampler(sample, slots, seed):
     options = {"max_response_tokens": R, "temperature": 0.9, "top_k": 200, "top_p": 0.95}
     ours, our_texts = sample(Continuous(**options, slots=slots), group_size=8, seed=seed)
@@ -75,7 +81,12 @@ def test_the_tokens_are_those_of_the_naive_sampler(sample, slots, seed):
 
 
 @pytest.mark.parametrize(
-    "options", [{"greedy": True, "group_size": 8}, {"group_size": 1}, {"group_size": 3}]
+    "options",
+    [
+        {"greedy": True, "group_size": 8},
+        {"group_size": 3},
+        pytest.param({"group_size": 1}, marks=pytest.mark.slow),
+    ],
 )
 def test_greedy_answers_and_other_group_sizes_are_the_same_too(sample, options):
     ours, _ = sample(Continuous(max_response_tokens=R), **options)
@@ -229,8 +240,8 @@ def compiled_loops(environment, *names):
 
 @pytest.fixture(scope="module")
 def decode_text(on_devices):
-    """The compiled decode loop of so many devices: 24 slots, and a cache of 48 places."""
-    return lambda devices: compiled_loops(on_devices(devices), "continuous")["continuous"]
+    """The compiled decode loop of two devices: 24 slots, and a cache of 48 places."""
+    return compiled_loops(on_devices(2), "continuous")["continuous"]
 
 
 @pytest.fixture(scope="module")
@@ -286,13 +297,9 @@ def largest_copy(lines):
     return max((math.prod(map(int, size[1].split(","))) for size in sizes if size), default=0)
 
 
-def test_no_turn_copies_the_cache(decode_text):
-    """Keys are [24, 2, 8, 48] and values [24, 2, 48, 8], whatever the order of their axes."""
-    assert largest_copy(decode_text(1)[1]) < 24 * 2 * 8 * 48
-
-
 @pytest.mark.parametrize("name", ["continuous", "naive"])
-def test_no_turn_copies_the_cache_as_users_compile_it(loops_of_users, name):
+def test_no_decode_step_copies_the_cache(loops_of_users, name):
+    """Keys are [24, 2, 8, 48] and values [24, 2, 48, 8], whatever the order of their axes."""
     _, lines = loops_of_users[name]
     cache = [line for line in lines if re.search(r"f32\[24,2,(8,48|48,8)\]", line)]
     assert len(cache) >= 4  # keys and values of two layers
@@ -314,7 +321,7 @@ def test_in_a_turn_devices_only_tell_one_another_whether_to_go_on(decode_text):
     collectives = ("all-gather(", "all-reduce(", "all-to-all(", "collective-permute(")
     condition, body = (
         [line for line in lines if any(name in line for name in collectives)]
-        for lines in decode_text(2)
+        for lines in decode_text
     )
     assert not body
     assert condition  # that they do tell

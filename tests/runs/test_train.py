@@ -152,9 +152,8 @@ class MovingBaseline:
 """
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param("AboveAverage", marks=pytest.mark.slow), "MovingBaseline"]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["AboveAverage", "MovingBaseline"])
 def test_phases_of_the_users_own_are_named_in_yaml_and_on_the_command_line(train, tmp_path, name):
     """With the file that the README shows, and one with memory."""
     readme = (Path(__file__).parents[2] / "README.md").read_text()

@@ -61,7 +61,8 @@ def family(store):
     return parent, sorted(children, key=lambda run: run.info.run_name)
 
 
-@pytest.mark.parametrize("launcher", [pytest.param("basic", marks=pytest.mark.slow), "joblib"])
+@pytest.mark.slow
+@pytest.mark.parametrize("launcher", ["basic", "joblib"])
 def test_the_runs_of_a_sweep_have_one_parent(launcher, store, tmp_path):
     result = sweep(tmp_path, "seed=7,8", f"hydra/launcher={launcher}")
     assert result.returncode == 0, result.stderr

@@ -76,12 +76,10 @@ COMBINATIONS = {
 CASES = {name: {"update": LOSSES[name]} for name in NAMES} | COMBINATIONS
 # The loss of a token is no function of its own tokens' scores alone.
 OF_SEQUENCES = {"dpo", "dro", "gmpo", "gspo", "kimi", "luspo", "vespo"}
-# What selects over the batch, couples rows, or joins a loss; the others' programs are slow tests.
-SPLIT = {"clip_cov", "dpo", "kl_cov", "m2po", *COMBINATIONS}
 ON_DEVICES = [x for x in COMBINATIONS if x.startswith(("dpo", "m2po"))]
 
 # Compiling the whole update takes seconds for each: these always, all of them by `make slow`.
-ALWAYS = SPLIT | {"ppo", "gspo"}
+ALWAYS = {"ppo", "gspo", "clip_cov", *COMBINATIONS}
 
 
 def cases(always):
@@ -89,7 +87,7 @@ def cases(always):
     return pytest.mark.parametrize("name", [pytest.param(x, marks=marks[x]) for x in CASES])
 
 
-every_case, some_cases = cases(ALWAYS), cases(SPLIT)
+every_case, some_cases = cases(ALWAYS), cases(COMBINATIONS)
 
 
 def losses(*left_out):
