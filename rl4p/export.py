@@ -39,11 +39,11 @@ def export(given: Mapping[str, str]) -> str:
     step = whole_number("step", given["step"]) if "step" in given else None
     import jax
 
-    from rl4p.checkpoint import restore_params
     from rl4p.configuration import instantiate
     from rl4p.configuration.resume import saved_config
-    from rl4p.mesh import Mesh
+    from rl4p.distributed.mesh import Mesh
     from rl4p.model.huggingface import write_policy
+    from rl4p.runs.checkpoint import restore_params
 
     config: Any = saved_config(run, ("model", "seed"), listed(given.get("trusted_targets", "")))
     if out.exists() and (not out.is_dir() or any(out.iterdir())):

@@ -22,6 +22,8 @@ Two things any phase may have beside its call:
       answer_clusters                         [B], equal where two samples end in the same answer
       task_ids                                [B], the row's task among those of the training data
 
+  ``scores.NAME`` in the configuration adds a name of your own (`Score`), [B, T].
+
 * ``initial_state()``: makes a phase one with memory (a running baseline, say): a rollout, a reward,
   an advantage, a KL penalty or an entropy phase. The call then takes one more argument, ``memory``,
   and returns ``(result, memory)``; the loop keeps it in `TrainState.memory` and checkpoints it. Its
@@ -30,32 +32,27 @@ Two things any phase may have beside its call:
 Shapes are explained in `types.py`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import optax
 
-from rl4p.data.stream import PromptStream
-from rl4p.mesh import Mesh
+from rl4p.distributed.mesh import Mesh
 from rl4p.model.policy import Policy
-from rl4p.stopwatch import Stopwatch
 from rl4p.types import (
     Array,
+    Microbatching,
     Params,
     Prompt,
     Question,
     Rewards,
     Sampling,
-    StepInfo,
     Texts,
     TrainingBatch,
     TrainState,
     Trajectories,
 )
-
-if TYPE_CHECKING:
-    from rl4p.phases import Phases
 
 
 class Rollout(Protocol):
@@ -100,6 +97,47 @@ class Rollout(Protocol):
         ...
 
 
+@dataclass(frozen=True, kw_only=True)
+class PlannedProgram:
+    """A compiled function of a rollout, as its `plan` describes it.
+
+    Attributes:
+      phase: its name in the plan.
+      traced: by JAX, from shapes with shardings.
+      live: arrays, as shapes, that are on the devices while it runs: its arguments and all others.
+      turns: iterations of the loop in it that has no fixed number of them.
+      read: bytes that each device reads at least; None if it reads every argument once.
+    """
+
+    phase: str
+    traced: Any
+    live: Any
+    turns: int = 1
+    read: float | None = None
+
+
+class PlannedRollout(Rollout, Protocol):
+    """A rollout that `rl4p.plan` can plan; the plan of any other says that it leaves it out."""
+
+    def plan(self, run: Any) -> Generator[PlannedProgram, Any, None]:
+        """Yields the programs of a call, in their order, on the devices that sample.
+
+        Each ``yield`` returns the results of that program as shapes with shardings, or None if the
+        compiler found that it cannot fit.
+
+        Args:
+          run: a `planning.abstract.AbstractRun`: the policy, and shapes at their largest.
+        """
+        ...
+
+    def slots_of(self, sequences: int) -> int | None:
+        """Returns how many of a step's sequences are decoded at a time, by the option `slots`.
+
+        None: there is no such option, and the plan neither searches for it nor advises it.
+        """
+        ...
+
+
 class Reward(Protocol):
     """Texts to grades."""
 
@@ -126,9 +164,10 @@ class RewardTerm(Protocol):
 class Advantage(Protocol):
     """Grades to one number per token. Pure JAX: the loop compiles it.
 
-    Two options are applied around the call where a phase has them (`advantage/options.py`): `clip`
-    and `mask_truncated`. One that teaches a critic has a method ``returns`` too, with the arguments
-    of the call, which gives the critic's targets: float32 [B, T].
+    Two options are applied around the call where a phase has them
+    (`learner/advantage_options.py`): `clip` and `mask_truncated`. One that teaches a critic has a
+    method ``returns`` too, with the arguments of the call, which gives the critic's targets:
+    float32 [B, T].
     """
 
     def __call__(self, trajectories: Trajectories, rewards: Rewards) -> Array:
@@ -137,9 +176,10 @@ class Advantage(Protocol):
 
 
 class Update(Protocol):
-    """A policy loss. Pure JAX: `update/gradient_step.py` differentiates, sums and applies it.
+    """A policy loss. Pure JAX: `learner/gradient_step.py` differentiates, sums and applies it.
 
-    The fields of `update/options.py` come with it: derive from `UpdateOptions`. It may also have
+    The fields of `learner/update_options.py` come with it: derive from `UpdateOptions`. It may also
+    have
 
     * ``prepare(batch)``: sees the whole minibatch before it is split into microbatches, and returns
       arrays [B, T] by name, which stand in ``batch.scores`` of each: for what is chosen or
@@ -151,8 +191,9 @@ class Update(Protocol):
     aggregation_length: int | None
     epochs: int
     minibatches: int
-    tokens_per_microbatch: int
-    microbatch_widths: int
+
+    @property
+    def microbatching(self) -> Microbatching: ...
 
     def __call__(self, logprobs_BT: Array, batch: TrainingBatch) -> tuple[Array, dict[str, Array]]:
         """The loss of each token, to minimise.
@@ -252,47 +293,22 @@ class Critic(Protocol):
     def own_trunk(self) -> bool: ...
 
 
-@dataclass(frozen=True, kw_only=True)
-class Objective:
-    """What a gradient step descends: the policy's loss, and what joins it.
-
-    Attributes:
-      rows_together: so many rows, of one group, are never divided.
-    """
-
-    update: Any
-    correction: Any
-    kl: Any
-    entropy: Any
-    critic: Any
-    rows_together: int = 1
-
-
-@dataclass(frozen=True, kw_only=True)
-class Collected:
-    """Graded trajectories, and the memory of the phases after they were collected."""
-
-    trajectories: Trajectories
-    texts: Texts
-    rewards: Rewards
-    memory: dict[str, Any]
-
-
-class Collector(Protocol):
-    """Drives rollout and reward: how prompts become graded trajectories."""
+class Score(Protocol):
+    """A score of the user's own: `scores.NAME` computes it, and phases name it in ``needs``."""
 
     def __call__(
         self,
-        phases: "Phases",
         policy: Policy,
         state: TrainState,
-        stream: PromptStream,
-        watch: Stopwatch,
-        *,
-        prompts_per_step: int,
-        group_size: int,
-    ) -> Collected:
-        """Collects the P x G trajectories of one step; takes its prompts from the stream."""
+        trajectories: Trajectories,
+        texts: Texts,
+        rewards: Rewards,
+    ) -> Array:
+        """Returns float32 [B, T], once a step, before the advantage.
+
+        Args:
+          state: of the start of the step; a score does not change it.
+        """
         ...
 
 
@@ -322,15 +338,4 @@ class Model(Protocol):
 
     def build(self, mesh: Mesh, key: Array) -> tuple[Policy, Params]:
         """The policy, and its parameters on the mesh."""
-        ...
-
-
-class Hook(Protocol):
-    """A side effect after every `every`-th step of the loop, and after the last."""
-
-    @property
-    def every(self) -> int: ...
-
-    def __call__(self, info: StepInfo) -> dict[str, float] | None:
-        """Returns metrics to add to those of the step, for the hooks after this one."""
         ...

@@ -13,9 +13,9 @@ from pathlib import Path
 import yaml
 
 from rl4p.errors import InputError, RunError
-from rl4p.record import Record
-from rl4p.tracker.mirror import Mirror
-from rl4p.tracker.mlflow import MLflow, reason
+from rl4p.runs.record import Record
+from rl4p.runs.tracker.mirror import Mirror
+from rl4p.runs.tracker.mlflow import MLflow, reason
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

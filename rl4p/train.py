@@ -9,8 +9,10 @@ from rl4p import configuration
 
 
 def job(config: DictConfig) -> Any:
-    from rl4p.processes import blaming  # imports JAX, which printing a configuration should not
-    from rl4p.run import run
+    from rl4p.distributed.processes import (
+        blaming,  # imports JAX, which printing a configuration should not
+    )
+    from rl4p.runs.run import run
 
     with blaming():
         return run(config)
@@ -20,7 +22,7 @@ def join(config: DictConfig) -> AbstractContextManager[bool]:
     """Whether this process is the first of the run's."""
     if {config.mesh.coordinator, config.mesh.processes, config.mesh.process} == {None}:
         return nullcontext(True)
-    from rl4p.processes import join
+    from rl4p.distributed.processes import join
 
     return join(config)
 

@@ -86,6 +86,19 @@ class Sampling:
     top_p: float = 1.0
 
 
+@dataclass(frozen=True, kw_only=True)
+class Microbatching:
+    """How the rows of a batch are divided into microbatches. It never changes a gradient.
+
+    Attributes:
+      tokens: of one microbatch at most, padding included; a microbatch has one row at least.
+      widths: how many loops are compiled at most for rows of different lengths; 1 pads all alike.
+    """
+
+    tokens: int
+    widths: int = 8
+
+
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True, kw_only=True)
 class Trajectories:

@@ -30,7 +30,7 @@ import jax.numpy as jnp  # noqa: E402
 import numpy as np  # noqa: E402
 import pytest  # noqa: E402
 
-from rl4p.mesh import Mesh  # noqa: E402
+from rl4p.distributed.mesh import Mesh  # noqa: E402
 from rl4p.types import Finish, Prompt, Rewards, TrainState, Trajectories  # noqa: E402
 
 # Hydra sets logging up anew, which closes the handlers that are there, and that of absl (Orbax
@@ -220,11 +220,11 @@ def make_state():
 @pytest.fixture(scope="session")
 def make_phases():
     """Phases with nothing beside the update's own loss, unless a test says otherwise."""
-    from rl4p.correction.none import NONE as NO_CORRECTION
-    from rl4p.critic.none import NONE as NO_CRITIC
-    from rl4p.entropy.none import NONE as NO_ENTROPY
-    from rl4p.kl.none import NONE as NO_KL
-    from rl4p.phases import Phases
+    from rl4p.learner.correction.none import NONE as NO_CORRECTION
+    from rl4p.learner.critic.none import NONE as NO_CRITIC
+    from rl4p.learner.entropy.none import NONE as NO_ENTROPY
+    from rl4p.learner.kl.none import NONE as NO_KL
+    from rl4p.loop.phases import Phases
 
     def make(**phases):
         nothing = {
@@ -252,7 +252,7 @@ def make_objective(make_phases):
 @pytest.fixture(scope="session")
 def score_all():
     """Log-probabilities and entropies of all tokens, in one microbatch, differentiable."""
-    from rl4p.model.logprobs import token_scores, trunk
+    from rl4p.learner.logprobs import token_scores, trunk
 
     def score(decoder, params, trajectories, sampling):
         hidden_BTD = trunk(decoder, params, trajectories)

@@ -8,11 +8,12 @@ import pytest
 from omegaconf import OmegaConf
 
 from rl4p.configuration import compose
-from rl4p.experiment import build
+from rl4p.distributed.mesh import Mesh
+from rl4p.experiment.build import build
 from rl4p.export import main
-from rl4p.mesh import Mesh
 from rl4p.model import huggingface
 from rl4p.model.pretrained import Pretrained
+from rl4p.runs.checkpoint import Orbax
 
 SMALL = (
     "model=scratch", "model.width=32", "model.layers=2", "model.heads=2", "data.train_size=20",
@@ -31,7 +32,7 @@ def made(tmp_path_factory):
     state = experiment.state
     params = jax.tree.map(lambda x: x + jax.random.normal(state.key, x.shape), state.params)
     changed = {"step": np.int32(7), "params": params}
-    with experiment.checkpoint.open(folder, experiment.stream) as checkpoints:
+    with Orbax().open(folder, experiment.loop.stateful) as checkpoints:
         checkpoints.save(type(state)(**(vars(state) | changed)))
     return folder, experiment.loop.policy, params
 
@@ -114,7 +115,7 @@ def test_adapters_are_merged_or_written_alone(run, tmp_path, capsys):
     OmegaConf.save(config, lora_run / ".hydra" / "config.yaml")
     experiment = build(config)
     assert "0.01M parameters beside 0.35M frozen (1.5% trained)" in experiment.sizes
-    with experiment.checkpoint.open(lora_run, experiment.stream) as checkpoints:
+    with Orbax().open(lora_run, experiment.loop.stateful) as checkpoints:
         checkpoints.save(experiment.state)
     assert main([f"resume={lora_run}", f"out={tmp_path / 'alone'}", "adapter=true"]) == 0
     assert "holds the adapter of" in capsys.readouterr().out
@@ -132,7 +133,7 @@ def test_a_critic_beside_the_policy_is_left_behind(tmp_path):
     (run / ".hydra").mkdir(parents=True)
     OmegaConf.save(config, run / ".hydra" / "config.yaml")
     experiment = build(config)
-    with experiment.checkpoint.open(run, experiment.stream) as checkpoints:
+    with Orbax().open(run, experiment.loop.stateful) as checkpoints:
         checkpoints.save(experiment.state)
     assert main([f"resume={run}", f"out={tmp_path / 'out'}"]) == 0
     policy = {name: x for name, x in experiment.state.params.items() if name != "critic"}
@@ -148,7 +149,7 @@ def test_an_older_checkpoint_and_the_moving_average_can_be_had(tmp_path, capsys)
     OmegaConf.save(config, run / ".hydra" / "config.yaml")
     experiment = build(config)
     state, saved = experiment.state, {}
-    with experiment.checkpoint.open(run, experiment.stream) as checkpoints:
+    with Orbax().open(run, experiment.loop.stateful) as checkpoints:
         for step in (3, 5):
             params = jax.tree.map(lambda x, n=step: x + n, state.params)
             average = jax.tree.map(lambda x, n=step: x - n, state.params)

@@ -8,15 +8,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
+
+from tests.options import keys_of
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE, CONF, EXPERIMENTS = ROOT / "rl4p", ROOT / "conf", ROOT / "experiments"
 
-PHASES = (
-    *("rollout", "reward", "advantage", "update", "collector"),
-    *("correction", "kl", "entropy"),
-)
+# By configuration group, the package that its options are in: one module for each.
+PHASES = {
+    **{group: f"rl4p.{group}" for group in ("rollout", "reward", "advantage", "update")},
+    **{group: f"rl4p.learner.{group}" for group in ("correction", "kl", "entropy")},
+    **{group: f"rl4p.loop.{group}" for group in ("collector", "source")},
+}
 ENTRY_POINTS = ("train", "plan", "export", "send")
 INSTANTIATE_KEYS = {"_target_", "_partial_", "_recursive_", "_convert_", "_args_"}
 
@@ -56,21 +59,21 @@ PHASE_OPTIONS = [path for path in OPTIONS if path.parent.name in PHASES]
 TARGETS = [
     pytest.param(node, id=f"{relative(path)}:{node['_target_']}")
     for path in OPTIONS
-    for node in ours(yaml.safe_load(path.read_text()))
+    for node in ours(keys_of(path))
 ]
 
 
 @pytest.mark.parametrize("path", PHASE_OPTIONS, ids=relative)
 def test_a_phase_has_one_name_in_its_yaml_file_its_module_and_its_class(path: Path) -> None:
     group, name = path.parent.name, path.stem
-    module, _, class_name = yaml.safe_load(path.read_text())["_target_"].rpartition(".")
-    assert module == f"rl4p.{group}.{name}"
+    module, _, class_name = keys_of(path)["_target_"].rpartition(".")
+    assert module == f"{PHASES[group]}.{name}"
     assert class_name.casefold() == name.replace("_", "")
 
 
 @pytest.mark.parametrize("path", PHASE_OPTIONS, ids=relative)
 def test_a_phase_is_one_documented_frozen_dataclass(path: Path) -> None:
-    target = yaml.safe_load(path.read_text())["_target_"]
+    target = keys_of(path)["_target_"]
     module = importlib.import_module(target.rpartition(".")[0])
     public: list[Any] = [
         member
@@ -128,6 +131,11 @@ def test_a_module_has_a_test_file_of_its_own(path: Path) -> None:
     )
 
 
+def test_the_package_is_a_few_rooms_beside_its_entry_points() -> None:
+    names = {path.stem for path in PACKAGE.iterdir() if path.name[0] != "_"}
+    assert len(names - set(ENTRY_POINTS)) <= 16
+
+
 def test_no_file_is_a_drawer() -> None:
     drawers = {"utils", "util", "helpers", "helper", "misc", "common", "base", "tools"}
     assert not [relative(path) for path in MODULES if drawers & {path.stem, path.parent.name}]
@@ -138,7 +146,7 @@ def test_files_are_short() -> None:
 
 
 def test_the_loop_is_read_at_a_glance() -> None:
-    assert lines(PACKAGE / "loop.py") < 150
+    assert lines(PACKAGE / "loop" / "loop.py") < 150
 
 
 def test_entry_points_are_thin() -> None:

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -17,11 +18,10 @@ import numpy as np
 import pytest
 import yaml
 
-from rl4p.collector.synchronous import Synchronous
 from rl4p.configuration import compose
 from rl4p.errors import InputError
-from rl4p.experiment import build
-from rl4p.loop import train
+from rl4p.experiment.build import build
+from rl4p.loop.loop import train
 from rl4p.model.scratch import Scratch
 
 pytestmark = [pytest.mark.slow, pytest.mark.mixed_dtypes]
@@ -119,12 +119,13 @@ PAIRS = [
 class Stale:
     """Samples with other parameters than those that are trained, so that a correction can act."""
 
-    def __call__(self, phases, policy, state, stream, watch, **sizes):
+    of: Any
+
+    def collect(self, state):
         def moved(x):
             return x * (1 + 0.05 * jax.random.normal(jax.random.key(x.size), x.shape))
 
-        old = replace(state, params=jax.tree.map(moved, state.params))
-        return Synchronous()(phases, policy, old, stream, watch, **sizes)
+        return self.of.collect(replace(state, params=jax.tree.map(moved, state.params)))
 
 
 @contextmanager
@@ -168,9 +169,9 @@ def outcome(*chosen: str) -> tuple[np.ndarray, np.ndarray, np.ndarray] | str:
         return str(error)
     loop = run.loop
     if groups.get("rollout") != "rollout=demonstrations":
-        loop = replace(loop, collector=Stale())
+        loop = replace(loop, collector=Stale(of=loop.collector))
     before = flat(run.state.params)
-    *_, last = train(loop, run.state, run.stream)
+    *_, last = train(loop, run.state)
     critic = {k: v for k, v in last.state.params.items() if k == "critic"}
     assert not last.metrics["update/skipped"]
     return before, flat(last.state.params), flat(critic)

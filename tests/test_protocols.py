@@ -9,6 +9,8 @@ import yaml
 
 from rl4p import protocols
 from rl4p.configuration import targets
+from rl4p.loop import protocols as loop
+from tests.options import keys_of
 
 CONF = Path(__file__).resolve().parents[1] / "conf"
 GROUPS = {
@@ -20,7 +22,8 @@ GROUPS = {
     "kl": protocols.KL,
     "entropy": protocols.Entropy,
     "critic": protocols.Critic,
-    "collector": protocols.Collector,
+    "collector": loop.Collector,
+    "source": loop.Source,
     "optimizer": protocols.Optimizer,
     "model": protocols.Model,
     "data": protocols.DataSet,
@@ -33,7 +36,7 @@ def classes() -> list[Any]:
     found = []
     for group in GROUPS:
         for path in sorted((CONF / group).glob("*.yaml")):
-            target = yaml.safe_load(path.read_text())["_target_"]
+            target = keys_of(path)["_target_"]
             located = targets.locate(target, targets.TRUSTED, group)
             found.append(pytest.param(group, located, id=f"{group}={path.stem}"))
     return found

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from rl4p.configuration import compose
-from rl4p.experiment import build
-from rl4p.loop import train
-from rl4p.mesh import Mesh
+from rl4p.distributed.mesh import Mesh
+from rl4p.experiment.build import build
+from rl4p.loop.loop import train
 from rl4p.model.huggingface import write_policy
 from rl4p.model.pretrained import Pretrained
 
@@ -55,7 +55,7 @@ def test_a_recipe_trains(name, teacher):
     changes = [word.format(teacher=teacher) for word in CHANGES.get(name, ())]
     run = build(compose([f"experiment={name}", *QUICK, *changes]))
     start = jax.device_get(run.state.params)
-    infos = list(train(run.loop, run.state, run.stream))
+    infos = list(train(run.loop, run.state))
     assert [info.step for info in infos] == [1, 2]
     for info in infos:
         assert info.metrics["update/grad_norm"] > 0
@@ -85,7 +85,7 @@ def mean_rewards(*, steps: int, negated: bool) -> list[float]:
     if negated:
         phases = replace(phases, advantage=Negated(of=phases.advantage))
     loop = replace(run.loop, phases=phases)
-    return [info.metrics["reward/mean"] for info in train(loop, run.state, run.stream)]
+    return [info.metrics["reward/mean"] for info in train(loop, run.state)]
 
 
 def test_the_reward_of_the_default_recipe_rises():

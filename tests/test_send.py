@@ -29,7 +29,7 @@ def set_tracker(record, tracker):
 
 
 def test_a_run_is_sent_once_however_often_one_asks(run, store, capsys):
-    set_tracker(run, {"_target_": "rl4p.tracker.mlflow.MLflow", **dataclasses.asdict(store)})
+    set_tracker(run, {"_target_": "rl4p.runs.tracker.mlflow.MLflow", **dataclasses.asdict(store)})
     assert main([str(run.folder)]) == main([str(run.folder)]) == 0
     client, experiment = store.connect()
     (mirrored,) = client.search_runs([experiment])
@@ -64,7 +64,7 @@ def test_a_run_that_was_killed_can_be_sent_and_then_go_on(record, store):
 
 
 def test_uri_and_experiment_can_be_others_than_the_runs(run, store, dead):
-    set_tracker(run, {"_target_": "rl4p.tracker.mlflow.MLflow", "uri": dead})
+    set_tracker(run, {"_target_": "rl4p.runs.tracker.mlflow.MLflow", "uri": dead})
     assert main([str(run.folder), "--uri", store.uri, "--experiment", "other"]) == 0
     client, experiment = dataclasses.replace(store, experiment="other").connect()
     assert len(client.search_runs([experiment])) == 1
@@ -77,7 +77,7 @@ def test_a_folder_that_no_run_made(tmp_path, capsys):
 
 
 def test_a_run_without_a_store(run, capsys):
-    set_tracker(run, {"_target_": "rl4p.tracker.none.NoTracker"})
+    set_tracker(run, {"_target_": "rl4p.runs.tracker.none.NoTracker"})
     assert main([str(run.folder)]) == 2
     assert "was run without MLflow: say by --uri where to send it." in capsys.readouterr().err
 

@@ -8,8 +8,8 @@ import pytest
 from omegaconf import OmegaConf
 
 import rl4p.configuration
-import rl4p.processes
-import rl4p.run
+import rl4p.distributed.processes
+import rl4p.runs.run
 import rl4p.train
 
 ALONE = {"coordinator": None, "processes": None, "process": None}
@@ -33,8 +33,8 @@ def test_a_job_is_a_run_whose_errors_the_other_processes_hear_of(monkeypatch):
             raise ValueError("wrong")
         return {"status": "finished"}
 
-    monkeypatch.setattr(rl4p.processes, "blaming", blaming)
-    monkeypatch.setattr(rl4p.run, "run", run)
+    monkeypatch.setattr(rl4p.distributed.processes, "blaming", blaming)
+    monkeypatch.setattr(rl4p.runs.run, "run", run)
     assert rl4p.train.job("good") == {"status": "finished"}
     with pytest.raises(ValueError, match="wrong"):
         rl4p.train.job("bad")
@@ -42,7 +42,7 @@ def test_a_job_is_a_run_whose_errors_the_other_processes_hear_of(monkeypatch):
 
 
 def test_a_process_that_is_told_of_no_others_is_the_first(monkeypatch):
-    monkeypatch.setattr(rl4p.processes, "join", None)
+    monkeypatch.setattr(rl4p.distributed.processes, "join", None)
     with rl4p.train.join(OmegaConf.create({"mesh": ALONE})) as first:
         assert first is True
 
@@ -52,7 +52,9 @@ def test_a_process_that_is_told_of_no_others_is_the_first(monkeypatch):
 )
 def test_any_key_of_several_processes_has_them_meet(monkeypatch, key):
     met = []
-    monkeypatch.setattr(rl4p.processes, "join", lambda c: met.append(c) or nullcontext(False))
+    monkeypatch.setattr(
+        rl4p.distributed.processes, "join", lambda c: met.append(c) or nullcontext(False)
+    )
     config = OmegaConf.create({"mesh": ALONE | key})
     with rl4p.train.join(config) as first:
         assert first is False
@@ -71,7 +73,7 @@ def test_main_is_the_entry_point_of_this_name(monkeypatch):
 def test_importing_it_loads_nothing_heavy():
     script = (
         "import sys, rl4p.train\n"
-        "assert not sys.modules.keys() & {'jax', 'numpy', 'orbax', 'mlflow', 'rl4p.run'}"
+        "assert not sys.modules.keys() & {'jax', 'numpy', 'orbax', 'mlflow', 'rl4p.runs.run'}"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

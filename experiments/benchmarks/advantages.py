@@ -16,9 +16,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from experiments.benchmarks.timing import median_seconds
-from rl4p.advantage.estimate import estimate
 from rl4p.configuration import compose, instantiate
 from rl4p.configuration.composition import CONF
+from rl4p.loop.estimate import estimate
 from rl4p.types import Finish, Rewards, Trajectories
 
 B, T, PROMPT, G, PARAMETERS = 4096, 72, 32, 8, 0.35e6

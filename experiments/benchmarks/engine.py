@@ -30,19 +30,19 @@ import numpy as np
 from experiments.benchmarks.peers.__main__ import machine
 from experiments.benchmarks.peers.workload import WORKLOADS, Workload, matmul_rate, step_flops
 from experiments.benchmarks.timing import in_turn, median_seconds
-from rl4p.correction import none as correction
-from rl4p.critic import none as critic
-from rl4p.entropy import none as entropy
-from rl4p.kl import none as kl
-from rl4p.mesh import Mesh
+from rl4p.distributed.mesh import Mesh
+from rl4p.learner.correction import none as correction
+from rl4p.learner.critic import none as critic
+from rl4p.learner.entropy import none as entropy
+from rl4p.learner.gradient_step import gradient_step
+from rl4p.learner.kl import none as kl
+from rl4p.learner.optimizer.adamw import AdamW
 from rl4p.model.decoder import Decoder, DecoderConfig
 from rl4p.model.policy import Policy
 from rl4p.model.tokenizer import byte_tokenizer
-from rl4p.optimizer.adamw import AdamW
 from rl4p.protocols import Objective
 from rl4p.rollout.continuous import Continuous
 from rl4p.types import Prompt, Sampling, TrainingBatch, TrainState, Trajectories
-from rl4p.update.gradient_step import gradient_step
 from rl4p.update.ppo import PPO
 
 UNIFORM = WORKLOADS["uniform"]

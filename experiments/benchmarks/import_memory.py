@@ -17,7 +17,7 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 
-from rl4p.mesh import Mesh
+from rl4p.distributed.mesh import Mesh
 from rl4p.model.decoder import Decoder, DecoderConfig
 from rl4p.model.huggingface import read_config, read_params, write_model
 

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 import jax.numpy as jnp
 
-from rl4p.advantage.options import AdvantageOptions
-from rl4p.masking import loss_mask
+from rl4p.learner.advantage_options import AdvantageOptions
+from rl4p.learner.masking import loss_mask
 from rl4p.types import Array, Rewards, Trajectories
 
 

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 import jax
 import jax.numpy as jnp
 
-from rl4p.advantage.options import AdvantageOptions
-from rl4p.bounds import AboveZero, NonNegative, Share
-from rl4p.masking import loss_mask, response_lengths, token_rewards, whiten
+from rl4p.configuration.bounds import AboveZero, NonNegative, Share
+from rl4p.learner.advantage_options import AdvantageOptions
+from rl4p.learner.masking import loss_mask, response_lengths, token_rewards, whiten
 from rl4p.types import Array, Rewards, Trajectories
 
 

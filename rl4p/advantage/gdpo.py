@@ -5,10 +5,10 @@ from dataclasses import dataclass, field
 
 import jax.numpy as jnp
 
-from rl4p.advantage.options import AdvantageOptions
-from rl4p.bounds import AboveZero
+from rl4p.configuration.bounds import AboveZero
 from rl4p.errors import InputError
-from rl4p.masking import group_statistics, masked_statistics, spread_over_tokens
+from rl4p.learner.advantage_options import AdvantageOptions
+from rl4p.learner.masking import group_statistics, masked_statistics, spread_over_tokens
 from rl4p.types import Array, Rewards, Trajectories
 
 

@@ -4,8 +4,8 @@ from dataclasses import dataclass
 
 import jax.numpy as jnp
 
-from rl4p.advantage.options import AdvantageOptions
-from rl4p.masking import group_statistics, masked_sum, spread_over_tokens
+from rl4p.learner.advantage_options import AdvantageOptions
+from rl4p.learner.masking import group_statistics, masked_sum, spread_over_tokens
 from rl4p.types import Array, Rewards, Trajectories
 
 

@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass
 
-from rl4p.advantage.options import AdvantageOptions
-from rl4p.bounds import AboveZero, Natural
-from rl4p.masking import group_statistics, spread_over_tokens
+from rl4p.configuration.bounds import AboveZero, Natural
+from rl4p.learner.advantage_options import AdvantageOptions
+from rl4p.learner.masking import group_statistics, spread_over_tokens
 from rl4p.types import Array, Rewards, Trajectories
 
 

@@ -8,9 +8,9 @@ from typing import Literal
 
 import jax.numpy as jnp
 
-from rl4p.advantage.options import AdvantageOptions
-from rl4p.bounds import AboveZero, Natural, NonNegative
-from rl4p.masking import (
+from rl4p.configuration.bounds import AboveZero, Natural, NonNegative
+from rl4p.learner.advantage_options import AdvantageOptions
+from rl4p.learner.masking import (
     group_log_softmax,
     group_statistics,
     loss_mask,

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 import jax
 import jax.numpy as jnp
 
-from rl4p.advantage.options import AdvantageOptions
-from rl4p.masking import group_statistics, spread_over_tokens
+from rl4p.learner.advantage_options import AdvantageOptions
+from rl4p.learner.masking import group_statistics, spread_over_tokens
 from rl4p.types import Array, Rewards, Trajectories
 
 

@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass
 
-from rl4p.advantage.options import AdvantageOptions
-from rl4p.bounds import AboveZero
-from rl4p.masking import loss_mask, returns_to_go, whiten
+from rl4p.configuration.bounds import AboveZero
+from rl4p.learner.advantage_options import AdvantageOptions
+from rl4p.learner.masking import loss_mask, returns_to_go, whiten
 from rl4p.types import Array, Rewards, Trajectories
 
 

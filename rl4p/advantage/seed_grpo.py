@@ -6,9 +6,9 @@ from dataclasses import dataclass
 import jax
 import jax.numpy as jnp
 
-from rl4p.advantage.options import AdvantageOptions
-from rl4p.bounds import NonNegative
-from rl4p.masking import group_statistics, group_total, spread_over_tokens
+from rl4p.configuration.bounds import NonNegative
+from rl4p.learner.advantage_options import AdvantageOptions
+from rl4p.learner.masking import group_statistics, group_total, spread_over_tokens
 from rl4p.types import Array, Rewards, Trajectories
 
 

@@ -11,6 +11,7 @@ from yaml import YAMLError
 
 from rl4p.configuration.composition import Composer
 from rl4p.configuration.folder import only_run_in
+from rl4p.configuration.moved import renewed
 from rl4p.configuration.schema import without_hydra
 from rl4p.configuration.targets import join, resolved
 from rl4p.errors import InputError
@@ -53,6 +54,7 @@ def resume(
         saved = OmegaConf.load(folder / ".hydra" / "config.yaml")
         if not isinstance(saved, DictConfig):
             raise ValueError("config.yaml is no mapping")
+        saved = renewed(saved)
     except OSError as error:
         reason = f"{error.filename}: {error.strerror}"
         raise InputError(f"resume={given} is not the folder of a run: {reason}.") from error
@@ -112,6 +114,7 @@ def saved_config(folder: Path, keys: Sequence[str], trusted: Sequence[str]) -> D
     if not isinstance(config, DictConfig) or not set(keys) <= set(config):
         file = ".hydra/config.yaml"
         raise InputError(f"resume={folder} is not the folder of a run: {file} is absent or broken.")
+    config = renewed(config)
     config.trusted_targets = list(trusted)
     return config
 

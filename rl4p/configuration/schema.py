@@ -14,6 +14,7 @@ from rl4p.configuration.targets import (
     check_trust,
     check_type,
     holds_node,
+    is_node,
     join,
     require_trust,
     resolved,
@@ -24,6 +25,7 @@ Natural = Annotated[int, Field(ge=0)]
 Positive = Annotated[int, Field(ge=1)]
 Section = Any  # a plain mapping: SECTIONS has its keys
 Group = Any  # a node, or nodes by name
+Table = Any  # nodes by names of the user's choice
 
 # Hydra's configuration may name Hydra's plugins too, and logging has selectors of its own.
 TRUSTED_BY_HYDRA = ("hydra._internal.core_plugins", "hydra_plugins", "optuna.samplers")
@@ -40,6 +42,7 @@ class Root:
     group_size: Positive
     max_prompt_tokens: Positive
     max_response_tokens: Positive
+    max_skipped: Natural
     resume: str | None
     trusted_targets: tuple[str, ...]
     evaluation: Section
@@ -56,6 +59,7 @@ class Root:
     entropy: Group
     critic: Group
     collector: Group
+    source: Group
     model: Group
     data: Group
     optimizer: Group
@@ -63,6 +67,8 @@ class Root:
     tracker: Group
     checkpoint: Group
     teacher: Any  # None, or a node
+    hooks: Table
+    scores: Table
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,7 +124,12 @@ SECTIONS = {
     "plan": Plan,
 }
 OPTIONAL = ("teacher",)
-GROUPS = [field.name for field in fields(Root) if field.type is Any and field.name not in SECTIONS]
+TABLES = ("hooks", "scores")
+GROUPS = [
+    field.name
+    for field in fields(Root)
+    if field.type is Any and field.name not in (*SECTIONS, *TABLES)
+]
 
 
 def check(config: DictConfig, *, targets: bool = True) -> None:
@@ -143,8 +154,18 @@ def check(config: DictConfig, *, targets: bool = True) -> None:
     for name in GROUPS:
         if not holds_node(tree[name]) and not (name in OPTIONAL and tree[name] is None):
             raise InputError(f"{name} has no _target_: choose one of its options ({name}=NAME).")
+    for table in TABLES:
+        check_type(table, tree[table], dict)
+        for name, node in tree[table].items():
+            if not is_node(node):
+                raise InputError(
+                    f"{join(table, name)} has no _target_: +{join(table, name)}._target_="
+                    "package.module.Class adds one."
+                )
     if targets:
-        below = {join(name, key): tree[name][key] for name in SECTIONS for key in tree[name]}
+        below = {
+            join(name, key): tree[name][key] for name in (*SECTIONS, *TABLES) for key in tree[name]
+        }
         for key, value in {**{name: tree[name] for name in GROUPS}, **below}.items():
             check_nodes(key, value, trusted, config.hydra.runtime.choices)
 

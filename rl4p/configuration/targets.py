@@ -20,6 +20,7 @@ from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 from pydantic import ConfigDict, PydanticUserError, TypeAdapter, ValidationError
 from pydantic_core import SchemaError
 
+from rl4p.configuration.moved import moved
 from rl4p.errors import InputError
 
 TRUSTED = ("rl4p", "optax")
@@ -119,6 +120,8 @@ def locate(target: str, trusted: Collection[str], key: str) -> Any:
         if missing is None or not f"{module_name}.".startswith(f"{missing}."):
             reason = " ".join(f"{type(error).__name__}: {error}".split())
             raise InputError(f"{key}={target} cannot be imported: {reason}.") from error
+        if (now := moved(target)) != target:
+            raise InputError(f"{key}={target} is called {now} now.") from error
         parent, _, leaf = missing.rpartition(".")
         folders = getattr(sys.modules[parent], "__path__", []) if parent else None
         names = [found.name for found in pkgutil.iter_modules(folders)]

@@ -1,1 +1,1 @@
-"""Questions, and the checkpointable stream of prompts made from them."""
+"""Questions and their answers: data sets, and the prompts made from them."""

@@ -7,7 +7,7 @@ from typing import Annotated
 import numpy as np
 from annotated_types import Ge, Le
 
-from rl4p.bounds import Natural, Positive, Share
+from rl4p.configuration.bounds import Natural, Positive, Share
 from rl4p.errors import InputError
 from rl4p.types import Question
 

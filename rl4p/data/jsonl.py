@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from rl4p.bounds import Positive
+from rl4p.configuration.bounds import Positive
+from rl4p.data.answer import final_answer
 from rl4p.errors import InputError
-from rl4p.tasks.answer import final_answer
 from rl4p.types import Question
 
 log = logging.getLogger(__name__)

@@ -11,6 +11,7 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 
+from rl4p.distributed.partition import GATHERED, gather, gathering
 from rl4p.errors import InputError
 from rl4p.model.attention import View, softcapped, views
 from rl4p.model.cache import Before, Cache, write
@@ -18,7 +19,6 @@ from rl4p.model.decoder_config import DecoderConfig
 from rl4p.model.kernels import Kernel
 from rl4p.model.layer import PRODUCT, Layer, RMSNorm
 from rl4p.model.lora import LoRA
-from rl4p.partition import GATHERED, gather, gathering
 from rl4p.types import Array, Params
 
 __all__ = ["Before", "Cache", "Decoder", "DecoderConfig", "Remat"]

@@ -13,8 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import SingleDeviceSharding
 
+from rl4p.distributed.mesh import Mesh
 from rl4p.errors import InputError, RunError
-from rl4p.mesh import Mesh
 from rl4p.model.decoder import Decoder, DecoderConfig
 from rl4p.model.families import FAMILIES, Tensor, family_of
 from rl4p.model.families.labels import read_labels, write_labels

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from rl4p.bounds import AboveZero, Natural
+from rl4p.configuration.bounds import AboveZero, Natural
 from rl4p.errors import InputError
 from rl4p.types import Array, Params
 

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 import jax
 import numpy as np
 
-from rl4p.mesh import Mesh
+from rl4p.distributed.mesh import Mesh
+from rl4p.distributed.processes import to_host
 from rl4p.model.decoder import Decoder
 from rl4p.model.lora import join
-from rl4p.processes import to_host
 from rl4p.types import Array, Finish, Params, Prompt, Texts, Trajectories
 
 if TYPE_CHECKING:

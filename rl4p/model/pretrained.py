@@ -8,8 +8,8 @@ from typing import Any, Literal
 
 import jax
 
+from rl4p.distributed.mesh import Mesh
 from rl4p.errors import InputError
-from rl4p.mesh import Mesh
 from rl4p.model.decoder import Decoder, Remat
 from rl4p.model.hub import lasting_name, model_folder
 from rl4p.model.huggingface import read_config, read_params

@@ -6,9 +6,9 @@ from typing import Any, Literal
 
 import jax
 
-from rl4p.bounds import AboveZero, Positive
+from rl4p.configuration.bounds import AboveZero, Positive
+from rl4p.distributed.mesh import Mesh
 from rl4p.errors import InputError
-from rl4p.mesh import Mesh
 from rl4p.model.decoder import Decoder, DecoderConfig, Remat
 from rl4p.model.kernels import Kernel, check_kernel
 from rl4p.model.policy import Policy

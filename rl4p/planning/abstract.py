@@ -9,12 +9,12 @@ import jax.numpy as jnp
 from omegaconf import DictConfig
 
 from rl4p.configuration import instantiate
+from rl4p.distributed.mesh import Mesh, with_places
+from rl4p.distributed.partition import as_sampled, changed_for_sampling
 from rl4p.errors import InputError
-from rl4p.experiment import build_phases, check_lengths, check_rows
-from rl4p.mesh import Mesh, with_places
+from rl4p.experiment.build import build_phases, check_lengths, check_rows
+from rl4p.loop.phases import Phases
 from rl4p.model.policy import Policy, padded_width
-from rl4p.partition import as_sampled, changed_for_sampling
-from rl4p.phases import Phases
 from rl4p.protocols import Optimizer
 from rl4p.types import Params, TrainingBatch, TrainState, Trajectories
 
@@ -84,7 +84,17 @@ class AbstractRun:
         return self.policy.frozen or self.without_critic()
 
     def rows(self, shape: tuple[int, ...], dtype: Any, mesh: Mesh | None = None) -> Any:
+        """Returns the shape of an array whose rows are split over a mesh."""
         return jax.ShapeDtypeStruct(shape, dtype, sharding=(mesh or self.mesh).rows)
+
+    def replicated(self, tree: Any, mesh: Mesh | None = None) -> Any:
+        """Returns shapes of arrays that every device of a mesh has whole."""
+        return everywhere(mesh or self.mesh, tree)
+
+    def bytes_per_decode_step(self, params: Params, *others: Any) -> float:
+        """Returns the bytes that a device reads for one token of its rows: layers, head, others."""
+        head = params.get("head", params["embedding"])
+        return bytes_of_chip((params["layers"], head, others))
 
     def trajectories(self) -> Trajectories:
         B, T = self.sequences, self.prompt_columns + self.response_tokens

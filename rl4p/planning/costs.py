@@ -8,13 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from rl4p.chips import GIB, Chip
-from rl4p.mesh import Mesh
+from rl4p.distributed.chips import GIB, Chip
+from rl4p.distributed.mesh import Mesh
 from rl4p.planning.abstract import AbstractRun
 from rl4p.planning.flops import product_flops
 from rl4p.planning.hlo import collectives, largest_loop_copy
-from rl4p.planning.programs import Program
-from rl4p.rollout.continuous import Continuous
+from rl4p.planning.programs import Program, slots_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -148,8 +147,8 @@ def advice(run: AbstractRun, costs: Sequence[Cost], memory: float) -> str:
         if run.response_tokens <= tokens < update.tokens_per_microbatch:
             return f"update.tokens_per_microbatch={tokens}"
         return chips
-    if worst.phase in ("arrange", "decode") and isinstance(run.phases.rollout, Continuous):
-        slots = min(run.phases.rollout.slots or run.sequences, run.sequences)
+    slots = slots_of(run)
+    if worst.phase in ("arrange", "decode") and slots is not None:
         share = memory / worst.total
         fewer = 2 ** int(math.log2(max(1.0, slots * share)))
         if run.mesh.row_shards * 8 <= fewer < slots:

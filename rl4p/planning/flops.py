@@ -6,7 +6,7 @@ from typing import Any
 
 from jax.extend.core import ClosedJaxpr, Jaxpr
 
-from rl4p.model.microbatches import most_turns
+from rl4p.learner.microbatches import most_turns
 
 
 def product_flops(jaxpr: Jaxpr, turns: int = 1) -> float:

@@ -6,32 +6,19 @@ arguments are another's results takes them as that one lays them out.
 
 import re
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 
-from rl4p.mesh import with_places
-from rl4p.model.logprobs import score_tokens
-from rl4p.partition import as_sampled
+from rl4p.distributed.mesh import with_places
+from rl4p.distributed.partition import as_sampled
+from rl4p.learner.gradient_step import gradient_step
+from rl4p.learner.logprobs import score_tokens
+from rl4p.loop.scoring import OF_POLICY
 from rl4p.planning.abstract import AbstractRun, bytes_of_chip, everywhere
-from rl4p.rollout.continuous import (
-    Continuous,
-    Responses,
-    Slots,
-    decode,
-    of_cache,
-    prefill,
-    rearranged,
-    slot_counts,
-)
-from rl4p.rollout.naive_sampler import NaiveSampler, generate
-from rl4p.scoring import OF_POLICY
-from rl4p.types import Params
-from rl4p.update.gradient_step import gradient_step
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,6 +33,7 @@ class Program:
       turns: of its loop that goes on for as long as there is something to do.
       read: bytes of one device that it reads at least, if that is not each argument once.
       seconds: that compiling took.
+      sampled: whether it runs on the devices that sample.
     """
 
     phase: str
@@ -56,6 +44,7 @@ class Program:
     turns: int = 1
     read: float | None = None
     seconds: float = 0.0
+    sampled: bool = False
 
     def results(self) -> Any:
         return with_places(self.traced.out_info, self.compiled.output_shardings)
@@ -108,8 +97,8 @@ def programs(run: AbstractRun) -> list[Program]:
 
 
 def hand_over(run: AbstractRun) -> Iterator[Program]:
-    """`Mesh.for_sampling`, where the devices are the same."""
-    if type(run.phases.rollout) in SAMPLERS and run.mesh.sampling is run.mesh:
+    """Yields `Mesh.for_sampling`, where the devices are the same."""
+    if plans_itself(run.phases.rollout) and run.mesh.sampling is run.mesh:
         whole, wanted = run.without_critic(), run.handed_over()
         places = jax.tree.map(lambda x: x.sharding, wanted)
         dtype = run.policy.decoder.dtype
@@ -117,95 +106,44 @@ def hand_over(run: AbstractRun) -> Iterator[Program]:
         yield program("weights", changed.trace({name: whole[name] for name in wanted}), run.lasting)
 
 
-SAMPLED = ("prefill", "arrange", "decode")  # phases of the devices that sample
+def plans_itself(rollout: Any) -> bool:
+    """Returns whether the rollout says which programs it runs (`protocols.PlannedRollout`)."""
+    return hasattr(rollout, "plan")
+
+
+def unplanned(run: AbstractRun) -> list[str]:
+    """Returns the phases of a step that run programs which no plan knows."""
+    rollout = run.phases.rollout
+    samples = getattr(rollout, "samples", True)
+    teacher = "teacher_logprobs" in run.phases.needs()
+    scores = [f"scores.{name}" for name in run.phases.scores]
+    return (
+        ["rollout"] * (samples and not plans_itself(rollout)) + ["the teacher"] * teacher + scores
+    )
+
+
+def slots_of(run: AbstractRun) -> int | None:
+    """Returns how many sequences the rollout decodes at a time; None without such an option."""
+    rollout: Any = run.phases.rollout
+    return rollout.slots_of(run.sequences) if plans_itself(rollout) else None
 
 
 def rollout(run: AbstractRun) -> list[Program]:
-    """Those of the rollout phase; none of one that runs no program of this package."""
-    of = SAMPLERS.get(type(run.phases.rollout))
-    return [] if of is None else list(of(run))
-
-
-def of_continuous(run: AbstractRun) -> Iterator[Program]:
-    """`Continuous.__call__`, when its cache is at its largest."""
-    sampler: Any = run.phases.rollout
-    policy, mesh, params = run.policy, run.mesh.sampling, run.sampling_params()
-    P, W, B, R = run.prompts, run.prompt_columns, run.sequences, run.response_tokens
-    replicated = partial(everywhere, mesh)
-    lasting = run.lasting_where_sampled()
-    rows = P + -P % mesh.row_shards
-    tokens_PT, mask_PT = (run.rows((rows, W), dtype, mesh) for dtype in (jnp.int32, jnp.bool_))
-    traced = prefill.trace(policy.decoder, params, tokens_PT, mask_PT, mesh)
-    first = program("prefill", traced, lasting)
-    yield first
-    if first.compiled is None:  # what follows takes its results
-        return
-    prefilled = first.results()
-
-    n = slot_counts(min(sampler.slots or B, B), mesh.row_shards, R)[0]
-    of_slots: Any = jax.ShapeDtypeStruct((n,), jnp.int32)
-    new_n = jax.ShapeDtypeStruct((n,), jnp.bool_)
-    on_rows = (lambda x: run.rows(x.shape, x.dtype, mesh)) if mesh.size > 1 else replicated
-    cache = jax.eval_shape(lambda cache, rows: cache.rows(rows, W + R), prefilled, of_slots)
-    cache = with_places(cache, of_cache(cache, mesh))
-    arranged = rearranged.trace(cache, prefilled, of_slots, of_slots, new_n, W + R, mesh)
-    yield program("arrange", arranged, (lasting, prefilled, cache))
-
-    slots = jax.tree.map(on_rows, Slots(of_slots, of_slots, of_slots))
-    responses = replicated(jax.eval_shape(lambda: Responses.empty(B, R)))
-    key = replicated(run.state.key)
-    traced = decode.trace(
-        policy.decoder,
-        sampler.sampling,
-        policy.end_ids,
-        W,
-        params,
-        jax.ShapeDtypeStruct((B,), jnp.int32),
-        slots,
-        cache,
-        responses,
-        key,
-        False,
-        0,
-    )
-    turns = R * -(-B // n)
-    # A cache is read as far as it is written: half of the responses, taken over all turns.
-    written = bytes_of_chip(cache.layers) * (W + R / 2) / (W + R)
-    read = turns * (bytes_of_chip((params["layers"], head_of(params))) + written)
-    live = (lasting, prefilled, cache, slots, responses)
-    yield program("decode", traced, live, turns=turns, read=read)
-
-
-def head_of(params: Params) -> Any:
-    return params.get("head", params["embedding"])
-
-
-def of_naive_sampler(run: AbstractRun) -> Iterator[Program]:
-    """`NaiveSampler.__call__`."""
-    sampler, policy, params = run.phases.rollout, run.policy, run.sampling_params()
-    B, W, R = run.sequences, run.prompt_columns, run.response_tokens
-    mesh = run.mesh.sampling
-    tokens_BT, mask_BT = (run.rows((B, W), dtype, mesh) for dtype in (jnp.int32, jnp.bool_))
-    traced = generate.trace(
-        policy.decoder,
-        sampler.sampling,
-        R,
-        policy.end_ids,
-        params,
-        tokens_BT,
-        mask_BT,
-        everywhere(mesh, run.state.key),
-        False,
-    )
-    lasting = run.lasting_where_sampled()
-    read = R * bytes_of_chip((params["layers"], head_of(params)))
-    yield program("decode", traced, (lasting, tokens_BT, mask_BT), turns=R, read=read)
-
-
-SAMPLERS: dict[type, Callable[[AbstractRun], Iterator[Program]]] = {
-    Continuous: of_continuous,
-    NaiveSampler: of_naive_sampler,
-}
+    """Compiles the programs of the rollout, as it describes them; none if it does not."""
+    if not plans_itself(run.phases.rollout):
+        return []
+    described, compiled = run.phases.rollout.plan(run), []
+    each = next(described, None)
+    while each is not None:
+        compiled.append(
+            program(each.phase, each.traced, each.live, turns=each.turns, read=each.read)
+        )
+        results = None if compiled[-1].compiled is None else compiled[-1].results()
+        try:
+            each = described.send(results)
+        except StopIteration:
+            each = None
+    return [replace(each, sampled=True) for each in compiled]
 
 
 def scoring(run: AbstractRun) -> Iterator[Program]:
@@ -213,8 +151,7 @@ def scoring(run: AbstractRun) -> Iterator[Program]:
     phases, needs = run.phases, run.phases.needs()
     options = {
         "sampling": phases.rollout.sampling,
-        "tokens_per_microbatch": phases.update.tokens_per_microbatch,
-        "microbatch_widths": phases.update.microbatch_widths,
+        "microbatching": phases.update.microbatching,
         "mesh": run.mesh,
     }
     trajectories = run.trajectories()

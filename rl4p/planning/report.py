@@ -13,13 +13,13 @@ from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
 from rich.table import Table
 
-from rl4p.chips import GIB, Chip
 from rl4p.configuration import instantiate
+from rl4p.distributed.chips import GIB, Chip
+from rl4p.distributed.mesh import Mesh
 from rl4p.errors import InputError, RunError
-from rl4p.mesh import Mesh
 from rl4p.planning.abstract import AbstractRun, abstract_run
 from rl4p.planning.costs import Cost, advice, as_json, cost, unit_of
-from rl4p.planning.programs import SAMPLED, programs
+from rl4p.planning.programs import programs, unplanned
 from rl4p.planning.search import search
 from rl4p.planning.topology import memory_of, planned, reports_memory
 
@@ -89,11 +89,10 @@ def described(config: DictConfig, mesh: Mesh) -> tuple[AbstractRun, Chip, float]
 
 def costs_of(run: AbstractRun, chip: Chip) -> list[Cost]:
     """Of all programs, each divided among the devices that run it."""
-
-    def mesh(phase: str) -> Mesh:
-        return run.mesh.sampling if phase in SAMPLED else run.mesh
-
-    return [cost(program, chip, mesh(program.phase)) for program in programs(run)]
+    return [
+        cost(program, chip, run.mesh.sampling if program.sampled else run.mesh)
+        for program in programs(run)
+    ]
 
 
 def summary(run: AbstractRun, chip: Chip, memory: float, costs: list[Cost]) -> dict[str, Any]:
@@ -106,9 +105,12 @@ def summary(run: AbstractRun, chip: Chip, memory: float, costs: list[Cost]) -> d
     else:
         change = advice(run, costs, memory)
         verdict = f"It does not fit: {use}. What would help most: {change}."
+    if left_out := unplanned(run):
+        verdict += f" Not planned, and not counted: {', '.join(left_out)}."
     return {
         "fits": fits,
         "verdict": verdict,
+        "unplanned": left_out,
         "change": change,
         "chip": chip.kind,
         "memory": memory,

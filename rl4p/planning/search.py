@@ -5,12 +5,11 @@ from copy import deepcopy
 
 from omegaconf import DictConfig, OmegaConf
 
-from rl4p.mesh import Mesh
+from rl4p.distributed.mesh import Mesh
 from rl4p.planning.abstract import AbstractRun, abstract_run
 from rl4p.planning.costs import cost
-from rl4p.planning.programs import Program, hand_over, programs, rollout, update
+from rl4p.planning.programs import Program, hand_over, programs, rollout, slots_of, update
 from rl4p.planning.topology import memory_of
-from rl4p.rollout.continuous import Continuous
 
 
 def search(config: DictConfig, mesh: Mesh, memory: float) -> dict[str, int | None]:
@@ -43,10 +42,11 @@ def search(config: DictConfig, mesh: Mesh, memory: float) -> dict[str, int | Non
             most=positions - config.max_prompt_tokens,
         ),
     }
-    if isinstance(run.phases.rollout, Continuous):
+    slots = slots_of(run)
+    if slots is not None:
         found["rollout.slots"] = largest(
             fits("rollout.slots", lambda run: [*hand_over(run), *rollout(run)]),
-            min(run.phases.rollout.slots or B, B),
+            slots,
             least=mesh.row_shards,
             most=B,
         )

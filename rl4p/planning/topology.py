@@ -10,9 +10,9 @@ from typing import Any
 import jax
 from jax.experimental import topologies
 
-from rl4p.chips import Chip, chip_of, slice_of
+from rl4p.distributed.chips import Chip, chip_of, slice_of
+from rl4p.distributed.mesh import Mesh
 from rl4p.errors import InputError
-from rl4p.mesh import Mesh
 
 # Before libtpu is loaded: it would look for the machine that it is part of, and let no other
 # process load it too.

@@ -9,9 +9,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from rl4p.bounds import Natural, Positive
+from rl4p.configuration.bounds import Natural, Positive
+from rl4p.distributed.mesh import Mesh, OwnMesh
 from rl4p.errors import InputError
-from rl4p.mesh import Mesh, OwnMesh
 from rl4p.model.decoder import Decoder
 from rl4p.model.heads import scores
 from rl4p.model.hub import model_folder

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from rl4p.tasks.answer import final_answer, same_answer
+from rl4p.data.answer import final_answer, same_answer
 from rl4p.types import Texts
 
 

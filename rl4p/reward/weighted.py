@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from rl4p.bounds import Share
+from rl4p.configuration.bounds import Share
 from rl4p.errors import RunError
 from rl4p.types import Rewards, Texts, Trajectories
 

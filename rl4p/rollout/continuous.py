@@ -1,7 +1,7 @@
 """The fast sampler: slots that finished sequences leave to those that wait."""
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
@@ -10,14 +10,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from rl4p.bounds import Positive
-from rl4p.mesh import Mesh
+from rl4p.configuration.bounds import Positive
+from rl4p.distributed.mesh import Mesh, with_places
+from rl4p.distributed.processes import to_host
 from rl4p.model.cache import Cache, write
 from rl4p.model.decoder import Decoder
 from rl4p.model.policy import Policy
-from rl4p.processes import to_host
+from rl4p.model.sampling import draw
+from rl4p.protocols import PlannedProgram
 from rl4p.rollout.options import SamplerOptions
-from rl4p.sampling import draw
 from rl4p.types import Array, Params, Prompt, Sampling, Texts, Trajectories
 
 
@@ -52,7 +53,7 @@ class Continuous(SamplerOptions):
         (P, width), R = tokens_PT.shape, self.max_response_tokens
         mesh, params = policy.mesh.sampling, policy.for_sampling(params)
         B = P * group_size
-        sizes = slot_counts(min(self.slots or B, B), mesh.row_shards, R)
+        sizes = slot_counts(self.slots_of(B), mesh.row_shards, R)
         fill = (0, -P % mesh.row_shards), (0, 0)
         rows = (np.pad(x, fill, mode="edge") for x in (tokens_PT, mask_PT))
         prefilled = prefill(policy.decoder, params, *mesh.shard_rows(tuple(rows)), mesh)
@@ -86,6 +87,64 @@ class Continuous(SamplerOptions):
             )
             slots = to_host(slots)
         return policy.trajectories(prompts, group_size, version=version, **responses._asdict())
+
+    def plan(self, run: Any) -> Generator[PlannedProgram, Any, None]:
+        """Yields `prefill`, `arrange` and `decode`, with the cache at its largest."""
+        policy, mesh, params = run.policy, run.mesh.sampling, run.sampling_params()
+        P, W, B, R = run.prompts, run.prompt_columns, run.sequences, run.response_tokens
+        lasting = run.lasting_where_sampled()
+        rows = P + -P % mesh.row_shards
+        tokens_PT, mask_PT = (run.rows((rows, W), dtype, mesh) for dtype in (jnp.int32, jnp.bool_))
+        traced = prefill.trace(policy.decoder, params, tokens_PT, mask_PT, mesh)
+        prefilled = yield PlannedProgram(phase="prefill", traced=traced, live=lasting)
+        if prefilled is None:  # the other programs take it
+            return
+
+        n = slot_counts(self.slots_of(B), mesh.row_shards, R)[0]
+        of_slots: Any = jax.ShapeDtypeStruct((n,), jnp.int32)
+        new_n = jax.ShapeDtypeStruct((n,), jnp.bool_)
+        cache = jax.eval_shape(lambda cache, rows: cache.rows(rows, W + R), prefilled, of_slots)
+        cache = with_places(cache, of_cache(cache, mesh))
+        traced = rearranged.trace(cache, prefilled, of_slots, of_slots, new_n, W + R, mesh)
+        live = (lasting, prefilled, cache)
+        yield PlannedProgram(phase="arrange", traced=traced, live=live)
+
+        slots = Slots(of_slots, of_slots, of_slots)
+        if mesh.size > 1:
+            slots = jax.tree.map(lambda x: run.rows(x.shape, x.dtype, mesh), slots)
+        else:
+            slots = run.replicated(slots, mesh)
+        responses = run.replicated(jax.eval_shape(lambda: Responses.empty(B, R)), mesh)
+        traced = decode.trace(
+            policy.decoder,
+            self.sampling,
+            policy.end_ids,
+            W,
+            params,
+            jax.ShapeDtypeStruct((B,), jnp.int32),
+            slots,
+            cache,
+            responses,
+            run.replicated(run.state.key, mesh),
+            False,
+            0,
+        )
+        turns = R * -(-B // n)
+        # A cache is read as far as it is written: half of the responses, taken over all steps.
+        written = (W + R / 2) / (W + R)
+        weights = run.bytes_per_decode_step(params)
+        caches = run.bytes_per_decode_step(params, cache.layers) - weights
+        yield PlannedProgram(
+            phase="decode",
+            traced=traced,
+            live=(live, slots, responses),
+            turns=turns,
+            read=turns * (weights + caches * written),
+        )
+
+    def slots_of(self, sequences: int) -> int:
+        """Returns how many of so many sequences are decoded at a time."""
+        return min(self.slots or sequences, sequences)
 
 
 class Slots(NamedTuple):

@@ -6,7 +6,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from rl4p.bounds import Positive
+from rl4p.configuration.bounds import Positive
 from rl4p.errors import InputError
 from rl4p.model.policy import Policy
 from rl4p.types import Array, Params, Prompt, Sampling, Texts, Trajectories

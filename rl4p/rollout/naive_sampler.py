@@ -1,8 +1,9 @@
 """The readable reference sampler: a static batch, one jitted program."""
 
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -10,8 +11,9 @@ import numpy as np
 
 from rl4p.model.decoder import Decoder
 from rl4p.model.policy import Policy
+from rl4p.model.sampling import draw
+from rl4p.protocols import PlannedProgram
 from rl4p.rollout.options import SamplerOptions
-from rl4p.sampling import draw
 from rl4p.types import Array, Params, Prompt, Sampling, Texts, Trajectories
 
 
@@ -57,6 +59,33 @@ class NaiveSampler(SamplerOptions):
             logprobs_BR=logprobs_BR,
             version=version,
         )
+
+    def plan(self, run: Any) -> Generator[PlannedProgram, Any, None]:
+        """Yields `decode`, which prefills too."""
+        policy, mesh, params = run.policy, run.mesh.sampling, run.sampling_params()
+        B, W, R = run.sequences, run.prompt_columns, run.response_tokens
+        tokens_BT, mask_BT = (run.rows((B, W), dtype, mesh) for dtype in (jnp.int32, jnp.bool_))
+        traced = generate.trace(
+            policy.decoder,
+            self.sampling,
+            R,
+            policy.end_ids,
+            params,
+            tokens_BT,
+            mask_BT,
+            run.replicated(run.state.key, mesh),
+            False,
+        )
+        yield PlannedProgram(
+            phase="decode",
+            traced=traced,
+            live=(run.lasting_where_sampled(), tokens_BT, mask_BT),
+            turns=R,
+            read=R * run.bytes_per_decode_step(params),
+        )
+
+    def slots_of(self, sequences: int) -> None:
+        """Returns None: all sequences are decoded at once."""
 
 
 @partial(

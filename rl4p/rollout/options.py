@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from rl4p.bounds import Natural, NonNegative, Positive, TopShare
+from rl4p.configuration.bounds import Natural, NonNegative, Positive, TopShare
 from rl4p.types import Sampling
 
 

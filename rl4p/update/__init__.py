@@ -1,1 +1,1 @@
-"""The update phase: policy losses, and the one gradient step that they share."""
+"""The update phase: policy losses, one a file. `learner` differentiates and applies them."""

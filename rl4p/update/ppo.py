@@ -4,10 +4,10 @@ from dataclasses import dataclass
 
 import jax.numpy as jnp
 
-from rl4p.bounds import AboveOne, NonNegative, Share
+from rl4p.configuration.bounds import AboveOne, NonNegative, Share
+from rl4p.learner.ratio import clamped_exp, clipped_surrogate, log_ratio
+from rl4p.learner.update_options import UpdateOptions
 from rl4p.types import Array, TrainingBatch
-from rl4p.update.options import UpdateOptions
-from rl4p.update.ratio import clamped_exp, clipped_surrogate, log_ratio
 
 
 @dataclass(frozen=True, kw_only=True)

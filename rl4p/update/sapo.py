@@ -5,10 +5,10 @@ from dataclasses import dataclass
 import jax
 import jax.numpy as jnp
 
-from rl4p.bounds import AboveZero
+from rl4p.configuration.bounds import AboveZero
+from rl4p.learner.ratio import clamped_exp, log_ratio
+from rl4p.learner.update_options import Aggregation, UpdateOptions
 from rl4p.types import Array, TrainingBatch
-from rl4p.update.options import Aggregation, UpdateOptions
-from rl4p.update.ratio import clamped_exp, log_ratio
 
 
 @dataclass(frozen=True, kw_only=True)

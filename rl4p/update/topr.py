@@ -6,9 +6,9 @@ from typing import Literal
 import jax
 import jax.numpy as jnp
 
+from rl4p.learner.ratio import clamped_exp, log_ratio, sequence_sum
+from rl4p.learner.update_options import UpdateOptions
 from rl4p.types import Array, TrainingBatch
-from rl4p.update.options import UpdateOptions
-from rl4p.update.ratio import clamped_exp, log_ratio, sequence_sum
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from rl4p.partition import as_sampled
+from rl4p.distributed.partition import as_sampled
 
 SLOTS = 80  # of caches
 

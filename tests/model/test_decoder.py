@@ -6,9 +6,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from rl4p.distributed.partition import as_sampled
 from rl4p.errors import InputError
 from rl4p.model.decoder import Before, Decoder
-from rl4p.partition import as_sampled
 
 LENGTHS = (7, 3, 10)
 TOKENS = [np.random.default_rng(i).integers(0, 256, n) for i, n in enumerate(LENGTHS)]

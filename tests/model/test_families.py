@@ -8,10 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from rl4p.distributed.partition import as_sampled
 from rl4p.errors import InputError
 from rl4p.model.decoder import Decoder
 from rl4p.model.families import FAMILIES, family_of
-from rl4p.partition import as_sampled
 from tests.golden import forward
 from tests.golden.cases import CASES, decoder_config, make_tensors, noise, sequences, to_tensors
 from tests.golden.cases import to_params as assembled

@@ -139,7 +139,7 @@ FOUR_DEVICES = """
 import sys, jax, numpy as np
 from pathlib import Path
 from jax.sharding import NamedSharding, PartitionSpec
-from rl4p.mesh import Mesh
+from rl4p.distributed.mesh import Mesh
 from rl4p.model.decoder import Decoder
 from rl4p.model.huggingface import read_config, read_params, read_part, stored_tensors
 from rl4p.model.families import FAMILIES

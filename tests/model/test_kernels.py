@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from rl4p.distributed.mesh import Mesh
 from rl4p.errors import InputError
-from rl4p.mesh import Mesh
 from rl4p.model.attention import View, attend, visible
 from rl4p.model.kernels import check_kernel, cudnn, splash
 from rl4p.model.scratch import Scratch
@@ -91,7 +91,7 @@ ALONG_TP = """
 import jax, jax.numpy as jnp, numpy as np
 from functools import partial
 from jax.sharding import PartitionSpec as P
-from rl4p.mesh import Mesh
+from rl4p.distributed.mesh import Mesh
 from rl4p.model.kernels import splash
 
 B, T, H, K, h = 2, 40, 4, 2, 16

@@ -5,15 +5,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from rl4p.distributed.mesh import Mesh
 from rl4p.errors import InputError
-from rl4p.mesh import Mesh
+from rl4p.learner.gradient_step import gradient_step
+from rl4p.learner.logprobs import score_tokens
+from rl4p.learner.optimizer.adamw import AdamW
 from rl4p.model.huggingface import write_model, write_policy
-from rl4p.model.logprobs import score_tokens
 from rl4p.model.lora import LoRA, join, merged_kernel
 from rl4p.model.pretrained import Pretrained
-from rl4p.optimizer.adamw import AdamW
-from rl4p.types import Sampling, TrainingBatch
-from rl4p.update.gradient_step import gradient_step
+from rl4p.types import Microbatching, Sampling, TrainingBatch
 from rl4p.update.reinforce import Reinforce
 
 RANK, ALPHA = 2, 6.0
@@ -46,7 +46,7 @@ def moved(adapted):
 
 def logprobs(policy, params, trajectories):
     return score_tokens(
-        policy.decoder, params, trajectories, Sampling(), tokens_per_microbatch=128
+        policy.decoder, params, trajectories, Sampling(), microbatching=Microbatching(tokens=128)
     )["logprobs"]
 
 

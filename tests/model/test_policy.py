@@ -3,7 +3,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from rl4p.checks import check_trajectories
+from rl4p.loop.checks import check_trajectories
 from rl4p.model.policy import Decoded, padded_width
 from rl4p.types import Finish
 

@@ -6,8 +6,8 @@ import jax
 import numpy as np
 import pytest
 
+from rl4p.distributed.mesh import Mesh
 from rl4p.errors import InputError
-from rl4p.mesh import Mesh
 from rl4p.model import pretrained
 from rl4p.model.huggingface import write_model
 from rl4p.model.lora import LoRA

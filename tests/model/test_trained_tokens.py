@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from rl4p.data.prompts import encode_prompts
+from rl4p.distributed.mesh import Mesh
 from rl4p.errors import InputError
-from rl4p.mesh import Mesh
 from rl4p.model.policy import Policy
 from rl4p.model.tokenizer import CHAT_TEMPLATE, byte_tokenizer, load_tokenizer
 from rl4p.rollout.demonstrations import Demonstrations

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from rl4p.model.logprobs import TokenScores
+from rl4p.learner.logprobs import TokenScores
 from rl4p.types import Sampling, TrainingBatch, Trajectories
 
 LENGTHS = (7, 3, 5, 1, 7, 2, 6, 4)  # 35 tokens; two groups of four
@@ -82,7 +82,7 @@ def our_loss(monkeypatch, make_objective, batch_of):
     other projects see all rows at once.
     """
     # Not by the package's attribute, which is the function of the same name.
-    step = pytest.importorskip("rl4p.update.gradient_step")
+    step = pytest.importorskip("rl4p.learner.gradient_step")
 
     def scores(decoder, params, hidden, trajectories, sampling):
         ids_BT = trajectories.tokens_BT
@@ -98,7 +98,7 @@ def our_loss(monkeypatch, make_objective, batch_of):
 
     monkeypatch.setattr(step, "trunk", trunk)
     monkeypatch.setattr(step, "token_scores", scores)
-    monkeypatch.setattr("rl4p.critic.shared.values", lambda head, hidden: hidden)
+    monkeypatch.setattr("rl4p.learner.critic.shared.values", lambda head, hidden: hidden)
 
     def evaluate(numbers, update, *, group_size=1, **phases):
         update = replace(update, tokens_per_microbatch=4 * numbers.mask.shape[1])

@@ -7,7 +7,7 @@ import jax
 import numpy as np
 import pytest
 
-from rl4p.mesh import Mesh
+from rl4p.distributed.mesh import Mesh
 from rl4p.model.huggingface import write_policy
 from rl4p.model.lora import LoRA
 from rl4p.model.pretrained import Pretrained

@@ -10,7 +10,7 @@ from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
 
 from rl4p.configuration import compose, instantiate
 from rl4p.errors import InputError
-from rl4p.experiment import build
+from rl4p.experiment.build import build
 from rl4p.planning import abstract
 from rl4p.planning.abstract import OF_ROWS, abstract_run, bytes_of_chip
 from rl4p.types import Trajectories
@@ -105,7 +105,7 @@ def test_trajectories_are_those_of_the_sampler_at_their_largest(pair):
     real, _ = sampler(
         policy,
         experiment.state.params,
-        experiment.stream.take(4),
+        experiment.loop.source.take(4, 0),
         group_size=2,
         key=jax.random.key(0),
         version=0,

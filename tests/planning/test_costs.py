@@ -6,8 +6,8 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from rl4p.chips import GIB, Chip
-from rl4p.optimizer.adamw import AdamW
+from rl4p.distributed.chips import GIB, Chip
+from rl4p.learner.optimizer.adamw import AdamW
 from rl4p.planning.costs import Cost, advice, as_json, axes_of, cost, unit_of
 from rl4p.planning.programs import Program, program
 from rl4p.rollout.continuous import Continuous

@@ -6,8 +6,9 @@ import pytest
 from jax.experimental import pallas as pl
 from jax.sharding import AbstractMesh, PartitionSpec
 
-from rl4p.model.microbatches import fold
+from rl4p.learner.microbatches import fold
 from rl4p.planning.flops import product_flops
+from rl4p.types import Microbatching
 from tests.planning.conftest import KERNELS, LAYERS, WIDTH
 
 A, B = jnp.ones((3, 4)), jnp.ones((4, 5))
@@ -90,7 +91,7 @@ def test_microbatches_are_those_of_rows_of_the_full_width():
         return total + jnp.sum(part @ jnp.ones((128, 3)))
 
     def folded(x, ids):
-        return fold(add, jnp.float32(0), x, ids, tokens=256, most_widths=1)
+        return fold(add, jnp.float32(0), x, ids, Microbatching(tokens=256, widths=1))
 
     rows = jnp.ones((12, 128)), jnp.ones((12, 128), jnp.int32)
     assert count(folded, *rows) == count(folded, *rows, turns=99) == 12 * 2 * 128 * 3

@@ -8,7 +8,8 @@ import json, jax, jax.numpy as jnp
 from dataclasses import asdict
 from functools import partial
 from jax.sharding import PartitionSpec as P
-from rl4p.model.microbatches import fold
+from rl4p.types import Microbatching
+from rl4p.learner.microbatches import fold
 from rl4p.planning.hlo import collectives, largest_loop_copy
 
 mesh = jax.make_mesh((4, 2), ("a", "b"), (jax.sharding.AxisType.Auto,) * 2)
@@ -39,7 +40,7 @@ def unknown(x):
 def microbatches(x, ids):
     def add(total, part, rows):
         return total + jax.lax.psum(jnp.sum(part * total), "a")
-    return fold(add, jnp.float32(1), x, ids, tokens=256, most_widths=8)
+    return fold(add, jnp.float32(1), x, ids, Microbatching(tokens=256))
 
 x8, w = jnp.ones((8, 8)), jnp.ones((8, 8))
 f = on_each(scanned, (P(), P("a")), P())

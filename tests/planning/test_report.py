@@ -8,8 +8,8 @@ import jax
 import pytest
 from omegaconf import OmegaConf
 
-from rl4p.chips import GIB, Chip
 from rl4p.configuration import compose
+from rl4p.distributed.chips import GIB, Chip
 from rl4p.errors import InputError, RunError
 from rl4p.planning import report
 from rl4p.planning.costs import Cost, Traffic

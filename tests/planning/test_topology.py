@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from jax.experimental import topologies
 
-from rl4p.chips import GIB
+from rl4p.distributed.chips import GIB
+from rl4p.distributed.mesh import Mesh
 from rl4p.errors import InputError
-from rl4p.mesh import Mesh
 from rl4p.planning import topology
 from rl4p.planning.topology import (
     ALONE,

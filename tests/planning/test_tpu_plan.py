@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from rl4p.chips import GIB
+from rl4p.distributed.chips import GIB
 
 EXPERIMENTS = Path(__file__).resolve().parents[2] / "experiments"
 README = (EXPERIMENTS / "launch" / "README.md").read_text()

@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 
 from rl4p.configuration import compose, instantiate
+from rl4p.distributed.mesh import OwnMesh
 from rl4p.errors import InputError
-from rl4p.mesh import OwnMesh
 from rl4p.model.decoder import Decoder
 from rl4p.model.huggingface import write_model
 from rl4p.reward.classifier import Classifier, last_scores

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 import pytest
 
-from rl4p.checks import check_trajectories
+from rl4p.loop.checks import check_trajectories
 from rl4p.rollout import continuous
 from rl4p.rollout.continuous import (
     Continuous,
@@ -254,7 +254,7 @@ def loops_of_users():
 DECODE = """
 import sys
 import jax, numpy as np
-from rl4p.mesh import Mesh
+from rl4p.distributed.mesh import Mesh
 from rl4p.model.scratch import Scratch
 from rl4p.rollout.continuous import Responses, Slots, decode, prefill, rearranged
 from rl4p.rollout.naive_sampler import generate

@@ -3,8 +3,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from rl4p.checks import check_trajectories
 from rl4p.errors import InputError
+from rl4p.loop.checks import check_trajectories
 from rl4p.rollout.demonstrations import Demonstrations
 from rl4p.types import Finish, Sampling
 

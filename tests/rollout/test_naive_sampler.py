@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from rl4p.checks import check_trajectories
+from rl4p.loop.checks import check_trajectories
 from rl4p.rollout.naive_sampler import NaiveSampler, generate
 from rl4p.types import Finish, Sampling
 

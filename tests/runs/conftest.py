@@ -84,7 +84,7 @@ def assert_trains(rows: list[dict[str, Any]]) -> None:
 
 
 def checkpoint(folder: Path, step: int | None = None) -> tuple[dict[str, np.ndarray], Any]:
-    """Everything that a checkpoint holds: its arrays by name, and the state of the stream.
+    """Returns all that a checkpoint holds: its arrays by name, and the state of other parts.
 
     Args:
       folder: of the run.
@@ -99,7 +99,7 @@ def checkpoint(folder: Path, step: int | None = None) -> tuple[dict[str, np.ndar
     )
     leaves, _ = jax.tree.flatten_with_path(reader.restore(saved, restore_args=on_host))
     arrays = {jax.tree_util.keystr(path): np.asarray(x) for path, x in leaves}
-    return arrays, json.loads((last / "stream" / "metadata").read_text())
+    return arrays, json.loads((last / "parts" / "metadata").read_text())
 
 
 def params(folder: Path) -> np.ndarray:
@@ -112,11 +112,11 @@ def params(folder: Path) -> np.ndarray:
 
 def assert_same_checkpoint(a: Path, b: Path) -> None:
     """Checks that two runs ended with the same bytes: everything that a step changes."""
-    (one, stream), (other, other_stream) = checkpoint(a), checkpoint(b)
+    (one, parts), (other, other_parts) = checkpoint(a), checkpoint(b)
     assert one.keys() == other.keys()
     for name in one:
         np.testing.assert_array_equal(one[name], other[name], err_msg=name, strict=True)
-    assert stream == other_stream
+    assert parts == other_parts
 
 
 def summary(folder: Path) -> dict[str, Any]:

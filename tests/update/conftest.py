@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from rl4p.learner.aggregation import aggregation_weights
 from rl4p.types import TrainingBatch, Trajectories
-from rl4p.update.aggregation import aggregation_weights
 
 
 @pytest.fixture(scope="session")

@@ -4,19 +4,19 @@
 """
 
 import dataclasses
-from pathlib import Path
 
 from hydra.utils import instantiate
 from omegaconf import OmegaConf
 
-CONF = Path(__file__).resolve().parents[2] / "conf"
+from tests.options import CONF, keys_of
+
 NAMES = sorted(path.stem for path in (CONF / "update").glob("*.yaml"))
 
 
 def built(group, name, **changes):
     """The option of a group that its YAML describes."""
     return dataclasses.replace(
-        instantiate(OmegaConf.load(CONF / group / f"{name}.yaml")), **changes
+        instantiate(OmegaConf.create(keys_of(CONF / group / f"{name}.yaml"))), **changes
     )
 
 

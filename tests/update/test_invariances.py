@@ -17,12 +17,12 @@ import numpy as np
 import pytest
 
 from rl4p.advantage.gae import GAE
-from rl4p.model.logprobs import score_tokens
-from rl4p.optimizer.sgd import SGD
+from rl4p.learner.aggregation import aggregation_weights
+from rl4p.learner.gradient_step import gradient_step
+from rl4p.learner.logprobs import score_tokens
+from rl4p.learner.optimizer.sgd import SGD
 from rl4p.rollout.naive_sampler import NaiveSampler
-from rl4p.types import Sampling, TrainingBatch
-from rl4p.update.aggregation import aggregation_weights
-from rl4p.update.gradient_step import gradient_step
+from rl4p.types import Microbatching, Sampling, TrainingBatch
 from tests.update.losses import (
     CONF,
     CONSTANT_WEIGHT,
@@ -113,7 +113,7 @@ def scored(policy, params, make_trajectories):
         trajectories,
         SAMPLING,
         names=("entropy", "logprobs"),
-        tokens_per_microbatch=B * T,
+        microbatching=Microbatching(tokens=B * T),
     )
 
 
@@ -459,7 +459,7 @@ def packed_logprobs(policy, params, scored):
     )
     trajectories = packed(batch).trajectories
     found = score_tokens(
-        policy.decoder, params, trajectories, SAMPLING, tokens_per_microbatch=B * T
+        policy.decoder, params, trajectories, SAMPLING, microbatching=Microbatching(tokens=B * T)
     )
     return np.asarray(found["logprobs"]).reshape(B, T)
 
@@ -488,7 +488,7 @@ def test_sampled_tokens_are_scored_as_they_were_drawn(policy, params, prompts):
     options = {"group_size": 2, "key": jax.random.key(2), "version": 0}
     trajectories, _ = sampler(policy, params, prompts, **options)
     mask = np.asarray(trajectories.response_mask_BT)
-    options = {"tokens_per_microbatch": trajectories.tokens_BT.size}
+    options = {"microbatching": Microbatching(tokens=trajectories.tokens_BT.size)}
     drawn = np.asarray(trajectories.behaviour_logprobs_BT)[mask]
     for sampling, same in ((sampler.sampling, True), (Sampling(), False)):
         scores = score_tokens(policy.decoder, params, trajectories, sampling, **options)
@@ -499,10 +499,10 @@ def test_sampled_tokens_are_scored_as_they_were_drawn(policy, params, prompts):
 # Reads programs' arguments, and writes gradients and metrics by name.
 EIGHT_DEVICES = """
 import pickle, sys, jax, numpy as np
-from rl4p.mesh import Mesh
+from rl4p.distributed.mesh import Mesh
 from rl4p.types import TrainState
-from rl4p.update.aggregation import aggregation_weights
-from rl4p.update.gradient_step import gradient_step
+from rl4p.learner.aggregation import aggregation_weights
+from rl4p.learner.gradient_step import gradient_step
 
 cases, decoder, sampling, optimizer, coefficients, options = pickle.load(sys.stdin.buffer)
 mesh, found = Mesh(dp=8), {}

@@ -12,7 +12,7 @@ import numpy as np
 from workload import load_tokenizer
 
 import rl4p
-from rl4p.mesh import Mesh
+from rl4p.distributed.mesh import Mesh
 from rl4p.model.decoder import Decoder
 from rl4p.model.huggingface import read_config, read_params
 from rl4p.model.policy import Policy

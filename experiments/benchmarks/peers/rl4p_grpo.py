@@ -12,15 +12,15 @@ from rl4p_generate import check_logprob, load
 
 import rl4p
 from rl4p.advantage.grpo import GRPO
-from rl4p.collector.synchronous import Synchronous
-from rl4p.correction import none as correction
-from rl4p.critic import none as critic
-from rl4p.data.stream import PromptStream
-from rl4p.entropy import none as entropy
-from rl4p.kl import none as kl
-from rl4p.loop import Loop, train
-from rl4p.optimizer.adamw import AdamW
-from rl4p.phases import Phases
+from rl4p.loop.collector.synchronous import Synchronous
+from rl4p.learner.correction import none as correction
+from rl4p.learner.critic import none as critic
+from rl4p.loop.source.stream import Stream
+from rl4p.learner.entropy import none as entropy
+from rl4p.learner.kl import none as kl
+from rl4p.loop.loop import Loop, train
+from rl4p.learner.optimizer.adamw import AdamW
+from rl4p.loop.phases import Phases
 from rl4p.reward.weighted import Weighted
 from rl4p.rollout.continuous import Continuous
 from rl4p.types import TrainState
@@ -44,21 +44,24 @@ def main():
     logprob = check_logprob(policy, params, w)
     rec = Recorder("rl4p", rl4p.__version__, w, micro_batch_tokens=a.micro_batch_tokens)
     optimizer = AdamW(learning_rate=a.learning_rate, max_grad_norm=0.0)  # the peers do not clip
+    phases = Phases(
+        rollout=Continuous(max_response_tokens=w.max_new),
+        reward=Weighted(terms={"words": DistinctWords()}),
+        advantage=GRPO(),
+        update=PPO(tokens_per_microbatch=a.micro_batch_tokens),
+        correction=correction.NONE(),
+        kl=kl.NONE(),
+        entropy=entropy.NONE(),
+        critic=critic.NONE(),
+    )
+    source = Stream().open(prompts, seed=0)
+    sizes = {"prompts_per_step": w.prompts, "group_size": w.group}
     loop = Loop(
         policy=policy,
-        phases=Phases(
-            rollout=Continuous(max_response_tokens=w.max_new),
-            reward=Weighted(terms={"words": DistinctWords()}),
-            advantage=GRPO(),
-            update=PPO(tokens_per_microbatch=a.micro_batch_tokens),
-            correction=correction.NONE(),
-            kl=kl.NONE(),
-            entropy=entropy.NONE(),
-            critic=critic.NONE(),
-        ),
-        collector=Synchronous(),
+        phases=phases,
+        source=source,
+        collector=Synchronous().open(phases, policy, source, **sizes),
         optimizer=optimizer,
-        prompts_per_step=w.prompts,
         group_size=w.group,
         steps=a.warmup + a.steps,
     )
@@ -69,7 +72,7 @@ def main():
         key=jax.random.key(0),
         memory={},
     )
-    steps = train(loop, state, PromptStream(prompts, seed=0))
+    steps = train(loop, state)
     while True:
         begin = time.perf_counter()
         info = next(steps, None)

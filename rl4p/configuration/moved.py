@@ -1,0 +1,48 @@
+"""Names of older versions: the configuration of a run that was started with them stays valid."""
+
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+
+# By the beginning of a `_target_`, what stands there now.
+MOVED = {
+    "rl4p.checkpoint.": "rl4p.runs.checkpoint.",
+    "rl4p.collector.": "rl4p.loop.collector.",
+    "rl4p.correction.": "rl4p.learner.correction.",
+    "rl4p.critic.": "rl4p.learner.critic.",
+    "rl4p.entropy.": "rl4p.learner.entropy.",
+    "rl4p.kl.": "rl4p.learner.kl.",
+    "rl4p.mesh.": "rl4p.distributed.mesh.",
+    "rl4p.optimizer.": "rl4p.learner.optimizer.",
+    "rl4p.tracker.": "rl4p.runs.tracker.",
+}
+# Keys that are newer than some runs, with the values that do what was done without them.
+ADDED = {
+    "source": {"_target_": "rl4p.loop.source.stream.Stream"},
+    "max_skipped": 5,
+    "hooks": {},
+    "scores": {},
+}
+
+
+def moved(target: str) -> str:
+    """Returns what a `_target_` is called now."""
+    for old, new in MOVED.items():
+        if target.startswith(old):
+            return new + target.removeprefix(old)
+    return target
+
+
+def renewed(config: DictConfig) -> DictConfig:
+    """Returns the configuration of a run folder in the names of today."""
+
+    def of(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {
+                key: moved(x) if key == "_target_" and isinstance(x, str) else of(x)
+                for key, x in value.items()
+            }
+        return [of(x) for x in value] if isinstance(value, list) else value
+
+    tree = of(OmegaConf.to_container(config, resolve=False))
+    return OmegaConf.create(ADDED | tree)

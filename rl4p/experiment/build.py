@@ -1,0 +1,253 @@
+"""Wires the instantiated parts of a configuration into something that can run."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from omegaconf import DictConfig, OmegaConf
+
+from rl4p.configuration import instantiate
+from rl4p.data.prompts import encode_prompts
+from rl4p.distributed.mesh import Mesh
+from rl4p.errors import InputError
+from rl4p.experiment.compatibility import choice, refuse_what_cannot_act
+from rl4p.learner.microbatches import rows_in
+from rl4p.loop.checks import check_advantages, check_rewards, check_rollout, check_training_batch
+from rl4p.loop.evaluation import Evaluation
+from rl4p.loop.loop import Loop
+from rl4p.loop.phases import Phases
+from rl4p.loop.scoring import Scoring
+from rl4p.model.decoder import Decoder
+from rl4p.model.policy import Policy, padded_width
+from rl4p.types import Array, Params, Prompt, TrainState
+
+
+@dataclass(frozen=True, kw_only=True)
+class Experiment:
+    """The parts of a run, built and checked, before its first step."""
+
+    config: Mapping[str, Any]  # resolved
+    loop: Loop
+    state: TrainState
+    evaluation: Evaluation
+    sizes: str  # what a step is made of, in a few lines for people
+
+
+def build(config: DictConfig) -> Experiment:
+    """Instantiates everything and checks that the parts fit one another.
+
+    Raises:
+      InputError: they do not, or data or weights are wrong; the configuration key is named.
+    """
+    mesh: Mesh = instantiate(config.mesh)
+    phases = build_phases(config)
+    rows = check_rows(config, phases, mesh)
+    key = jax.random.key(config.seed)
+    needs = phases.needs()
+    if config.teacher is not None and "teacher_logprobs" not in needs:
+        raise InputError(
+            f"{choice('advantage', phases.advantage)} has no use for a teacher: choose "
+            "advantage=distill, or leave the teacher out."
+        )
+    terms = getattr(phases.reward, "terms", None)
+    if terms is not None and config.evaluation.term not in terms:
+        raise InputError(
+            f"evaluation.term={config.evaluation.term} is not a term of the reward; its terms are "
+            f"{', '.join(terms)}."
+        )
+    data = instantiate(config.data)
+    questions, held_out = data.train(), data.held_out()
+    policy, params = instantiate(config.model).build(mesh, jax.random.fold_in(key, 0))
+    sampler = phases.rollout
+    if config.evaluation.rollout is not None:
+        sampler = instantiate(config.evaluation.rollout)
+    check_lengths(config, policy, phases.rollout.max_response_tokens, sampler.max_response_tokens)
+    options = {
+        "system_prompt": data.system_prompt,
+        "max_prompt_tokens": config.max_prompt_tokens,
+        "template": policy.template,
+    }
+    prompts, dropped = encode_prompts(questions, policy.tokenizer, **options)
+    test_prompts, test_dropped = encode_prompts(held_out, policy.tokenizer, **options)
+
+    scoring = Scoring(
+        reference=reference_params(policy, params) if "reference_logprobs" in needs else None,
+        teacher=build_teacher(config, policy, key) if "teacher_logprobs" in needs else None,
+        tasks=tuple(sorted({question.task for question in questions})),
+    )
+    if phases.critic.active:
+        critic = mesh.init(partial(phases.critic.init, policy.decoder), policy.whole(params))
+        params = params | {"critic": critic}
+    optimizer = instantiate(config.optimizer)
+    state = TrainState(
+        step=mesh.replicate(np.int32(0)),
+        params=params,
+        optimizer_state=mesh.init_beside(optimizer.transform().init, params),
+        key=mesh.replicate(jax.random.fold_in(key, 1)),
+        memory=mesh.replicate(phases.initial_memory()),
+        average=jax.tree.map(jnp.copy, params) if config.ema.decay else {},
+    )
+    evaluation = Evaluation(
+        every=config.evaluation.every,
+        phases=replace(phases, rollout=sampler),
+        policy=policy,
+        prompts=test_prompts[: config.evaluation.prompts],
+        term=config.evaluation.term,
+        rows=rows,
+        of_average=config.ema.decay > 0 and config.ema.use_for_eval,
+    )
+    source = instantiate(config.source).open(prompts, seed=config.seed)
+    collector = instantiate(config.collector).open(
+        phases,
+        policy,
+        source,
+        prompts_per_step=config.prompts_per_step,
+        group_size=config.group_size,
+    )
+    loop = Loop(
+        policy=policy,
+        phases=phases,
+        source=source,
+        collector=collector,
+        optimizer=optimizer,
+        group_size=config.group_size,
+        steps=config.steps,
+        scoring=scoring,
+        average_decay=config.ema.decay,
+        max_skipped=config.max_skipped,
+    )
+    return Experiment(
+        config=OmegaConf.to_container(config, resolve=True),  # type: ignore[arg-type]
+        loop=loop,
+        state=state,
+        evaluation=evaluation,
+        sizes=f"{describe_model(policy, params)}; "
+        f"{describe_data(prompts, dropped, test_prompts, test_dropped)}\n"
+        f"{describe_step(config, phases, prompts, policy.mesh)}",
+    )
+
+
+def reference_params(policy: Policy, params: Params) -> Params:
+    """The policy that the run begins with: an adapter's base, or a copy."""
+    return policy.frozen or jax.tree.map(jnp.copy, params)
+
+
+def build_teacher(config: DictConfig, policy: Policy, key: Array) -> tuple[Decoder, Params]:
+    if config.teacher is None:
+        raise InputError(
+            "The advantage needs a teacher: +model@teacher=pretrained teacher.path=FOLDER."
+        )
+    teacher, params = instantiate(config.teacher).build(policy.mesh, jax.random.fold_in(key, 2))
+    if teacher.tokenizer.get_vocab() != policy.tokenizer.get_vocab():
+        raise InputError("The teacher's tokens are not the policy's: their vocabularies differ.")
+    drawn, known = policy.decoder.config.vocabulary, teacher.decoder.config.vocabulary
+    if drawn > known:
+        raise InputError(
+            f"The policy may draw token ids under {drawn}, and the teacher's embedding has {known} "
+            "rows: it could not score them all."
+        )
+    return teacher.decoder, teacher.whole(params)
+
+
+def build_phases(config: DictConfig) -> Phases:
+    checks = {
+        "rollout": check_rollout,
+        "reward": lambda rewards, trajectories, texts: check_rewards(rewards, trajectories),
+        "advantage": lambda found, trajectories, rewards, *_, **__: check_advantages(
+            found.advantages_BT, trajectories, rewards
+        ),
+        "update": check_training_batch,
+    }
+    phases = Phases(
+        rollout=instantiate(config.rollout),
+        reward=instantiate(config.reward),
+        advantage=instantiate(config.advantage),
+        update=instantiate(config["update"]),  # .update is a method of mappings
+        correction=instantiate(config.correction),
+        kl=instantiate(config.kl),
+        entropy=instantiate(config.entropy),
+        critic=instantiate(config.critic),
+        scores={name: instantiate(node) for name, node in config.scores.items()},
+        checks=checks if config.debug.check_batches else {},
+    )
+    refuse_what_cannot_act(phases)
+    return phases
+
+
+def check_rows(config: DictConfig, phases: Phases, mesh: Mesh) -> int:
+    """How many sequences a step has; devices and minibatches must divide them."""
+    rows = config.prompts_per_step * config.group_size
+    # The first use of JAX, and the last time that its devices can be chosen.
+    if mesh.size < jax.device_count() and jax.process_count() > 1:
+        raise InputError(
+            f"mesh is of {mesh.size} devices, but {jax.process_count()} processes have "
+            f"{jax.device_count()}: with several processes it takes all."
+        )
+    if rows % mesh.row_multiple:
+        raise InputError(
+            f"prompts_per_step x group_size = {rows} sequences do not divide over the "
+            f"{mesh.row_multiple} parts that the mesh makes of them."
+        )
+    together = phases.objective(config.group_size).rows_together
+    if rows % (phases.update.minibatches * together):
+        raise InputError(
+            f"update.minibatches={phases.update.minibatches} does not divide the {rows} sequences "
+            f"of a step{' by whole groups' if together > 1 else ''}."
+        )
+    return rows
+
+
+def check_lengths(config: DictConfig, policy: Policy, *response_limits: int) -> None:
+    if set(response_limits) != {config.max_response_tokens}:
+        raise InputError(
+            "The rollout's max_response_tokens is that of the root: set max_response_tokens."
+        )
+    longest = config.max_prompt_tokens + config.max_response_tokens
+    limit = policy.decoder.config.max_positions
+    if longest > limit:
+        raise InputError(
+            f"max_prompt_tokens + max_response_tokens = {longest} is more than the {limit} "
+            "positions of the model."
+        )
+
+
+def describe_model(policy: Policy, params: Params) -> str:
+    trained, frozen = (
+        sum(leaf.size for leaf in jax.tree.leaves(tree)) for tree in (params, policy.frozen)
+    )
+    share = f" beside {frozen / 1e6:,.2f}M frozen ({trained / (trained + frozen):.1%} trained)"
+    devices = policy.mesh.devices.devices.flatten()
+    return (
+        f"{trained / 1e6:,.2f}M parameters{share if frozen else ''} on {len(devices)} "
+        f"{devices[0].device_kind} ({devices[0].platform})"
+    )
+
+
+def describe_data(
+    prompts: list[Prompt], dropped: int, test_prompts: list[Prompt], test_dropped: int
+) -> str:
+    over = dropped + test_dropped
+    return f"{len(prompts):,} prompts and {len(test_prompts):,} held out" + (
+        f" ({over:,} dropped for being longer than max_prompt_tokens)" if over else ""
+    )
+
+
+def describe_step(config: DictConfig, phases: Phases, prompts: list[Prompt], mesh: Mesh) -> str:
+    """The derived sizes: sequences, tokens (padding included), updates, microbatches."""
+    sequences = config.prompts_per_step * config.group_size
+    width = padded_width(max(len(prompt.tokens) for prompt in prompts))
+    width += phases.rollout.max_response_tokens
+    update = phases.update
+    updates = update.epochs * update.minibatches
+    rows = -(-sequences // update.minibatches // mesh.row_shards)  # of a device
+    microbatches = -(-rows // rows_in(width, update.tokens_per_microbatch))
+    return (
+        f"a step: {config.prompts_per_step} prompts x {config.group_size} samples = {sequences} "
+        f"sequences, at most {sequences * width:,} tokens, {updates} "
+        f"update{'s' * (updates > 1)} of at most {microbatches} "
+        f"microbatch{'es' * (microbatches > 1)}"
+    )

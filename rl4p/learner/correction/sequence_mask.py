@@ -1,0 +1,33 @@
+"""Sequences that strayed too far, left out."""
+
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+
+from rl4p.configuration.bounds import AboveZero, NonNegative
+from rl4p.types import Array
+
+
+@dataclass(frozen=True, kw_only=True)
+class SequenceMask:
+    """0 on a sequence whose geometric mean of w over its tokens is not in [low, high].
+
+    Attributes:
+      low, high: a geometric mean moves far less than a token's w.
+      weighted: the tokens of the others weigh their own w; otherwise 1 (pure rejection).
+    """
+
+    low: NonNegative = 0.99
+    high: AboveZero = 1.01
+    weighted: bool = False
+
+    def __call__(self, log_ratio_BT: Array, mask_BT: Array) -> Array:
+        log_w_BT = jax.lax.stop_gradient(jnp.where(mask_BT, log_ratio_BT, 0.0))
+        tokens_B1 = jnp.sum(mask_BT, axis=1, keepdims=True, dtype=log_w_BT.dtype)
+        mean_B1 = jnp.sum(log_w_BT, axis=1, keepdims=True) / jnp.maximum(tokens_B1, 1)
+        geometric_B1 = jnp.exp(jnp.clip(mean_B1, -20.0, 20.0))
+        inside_B1 = (geometric_B1 >= self.low) & (geometric_B1 <= self.high)
+        own_BT = jnp.exp(jnp.clip(log_w_BT, -20.0, 20.0))
+        weights_BT = own_BT if self.weighted else jnp.ones_like(own_BT)
+        return jnp.where(mask_BT & inside_B1, weights_BT, 0.0)

@@ -1,0 +1,25 @@
+"""Truncated importance sampling of whole sequences."""
+
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+
+from rl4p.configuration.bounds import AboveZero
+from rl4p.types import Array
+
+
+@dataclass(frozen=True, kw_only=True)
+class SequenceTruncate:
+    """min(prod_t w_t, cap), the same on each token of the sequence (as in verl and TRL).
+
+    Attributes:
+      cap: of the product.
+    """
+
+    cap: AboveZero = 2.0
+
+    def __call__(self, log_ratio_BT: Array, mask_BT: Array) -> Array:
+        log_w_BT = jax.lax.stop_gradient(jnp.where(mask_BT, log_ratio_BT, 0.0))
+        log_w_B1 = jnp.clip(jnp.sum(log_w_BT, axis=1, keepdims=True), -20.0, 20.0)
+        return jnp.where(mask_BT, jnp.minimum(jnp.exp(log_w_B1), self.cap), 0.0)

@@ -1,0 +1,27 @@
+"""Masked importance sampling."""
+
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+
+from rl4p.configuration.bounds import AboveZero, NonNegative
+from rl4p.types import Array
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenMask:
+    """w of each token where low <= w <= high, and 0 elsewhere (IcePop, 2510.18855).
+
+    Attributes:
+      low, high: of IcePop.
+    """
+
+    low: NonNegative = 0.5
+    high: AboveZero = 5.0
+
+    def __call__(self, log_ratio_BT: Array, mask_BT: Array) -> Array:
+        log_w_BT = jax.lax.stop_gradient(jnp.where(mask_BT, log_ratio_BT, 0.0))
+        weights_BT = jnp.exp(jnp.clip(log_w_BT, -20.0, 20.0))
+        inside = (weights_BT >= self.low) & (weights_BT <= self.high)
+        return jnp.where(mask_BT & inside, weights_BT, 0.0)

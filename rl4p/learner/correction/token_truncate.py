@@ -1,0 +1,25 @@
+"""Truncated importance sampling."""
+
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+
+from rl4p.configuration.bounds import AboveZero
+from rl4p.types import Array
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenTruncate:
+    """min(w, cap) of each token (truncated importance sampling, as in verl and TRL).
+
+    Attributes:
+      cap: of w.
+    """
+
+    cap: AboveZero = 2.0
+
+    def __call__(self, log_ratio_BT: Array, mask_BT: Array) -> Array:
+        log_w_BT = jax.lax.stop_gradient(jnp.where(mask_BT, log_ratio_BT, 0.0))
+        weights_BT = jnp.minimum(jnp.exp(jnp.clip(log_w_BT, -20.0, 20.0)), self.cap)
+        return jnp.where(mask_BT, weights_BT, 0.0)

@@ -1,0 +1,35 @@
+"""A critic with a trunk of its own."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import jax
+import jax.numpy as jnp
+
+from rl4p.learner.critic.options import CriticOptions
+from rl4p.learner.logprobs import trunk
+from rl4p.model.decoder import Decoder
+from rl4p.model.heads import init_value_head, values
+from rl4p.types import Array, Params, Trajectories
+
+
+@dataclass(frozen=True, kw_only=True)
+class Apart(CriticOptions):
+    """V_t = h_{t-1} w + b on the activations of a second trunk, which begins as the policy's.
+
+    As in PPO for language models (2203.02155): twice the parameters and twice the forwards, and
+    neither loss disturbs the other.
+    """
+
+    own_trunk: ClassVar[bool] = True
+
+    def init(self, decoder: Decoder, policy_params: Params) -> Params:
+        """What stands at `critic` among the trained parameters; every estimate starts at 0."""
+        copied = {name: policy_params[name] for name in ("embedding", "layers", "norm")}
+        return jax.tree.map(jnp.copy, copied) | {"value": init_value_head(decoder.config.width)}
+
+    def values(
+        self, decoder: Decoder, params: Params, hidden_BTD: Array, trajectories: Trajectories
+    ) -> Array:
+        """float32 [B, T], at t that of the state which token t is chosen in."""
+        return values(params["critic"], trunk(decoder, params["critic"], trajectories))

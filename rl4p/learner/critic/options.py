@@ -1,0 +1,38 @@
+"""What every critic shares. Not an algorithm: its loss, and how much that weighs."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import jax.numpy as jnp
+
+from rl4p.configuration.bounds import AboveZero, NonNegative
+from rl4p.types import Array
+
+
+@dataclass(frozen=True, kw_only=True)
+class CriticOptions:
+    """PPO's value loss (as in OpenAI's baselines and in verl), per token, to minimise:
+
+        loss = coefficient/2 max((V - R)^2, (clip(V, V_old - clip, V_old + clip) - R)^2)
+
+    R is the advantage's `returns`, and V_old the value at the start of the step. It is summed as
+    the policy's loss is (`update.aggregation`), and joins it in one gradient.
+
+    Attributes:
+      coefficient: of the value loss.
+      clip: how far a value may move in one step; None is the plain square.
+    """
+
+    active: ClassVar[bool] = True
+    own_trunk: ClassVar[bool] = False  # whether `values` runs one
+
+    coefficient: NonNegative = 0.5
+    clip: AboveZero | None = 0.5
+
+    def loss(self, values_BT: Array, old_values_BT: Array, returns_BT: Array) -> Array:
+        """float32 [B, T], to be read on the loss mask only; differentiable by `values_BT`."""
+        square_BT = jnp.square(values_BT - returns_BT)
+        if self.clip is not None:
+            clipped_BT = jnp.clip(values_BT, old_values_BT - self.clip, old_values_BT + self.clip)
+            square_BT = jnp.maximum(square_BT, jnp.square(clipped_BT - returns_BT))
+        return 0.5 * self.coefficient * square_BT

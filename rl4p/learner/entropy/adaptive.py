@@ -1,0 +1,52 @@
+"""An entropy bonus that seeks a target."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import jax.numpy as jnp
+
+from rl4p.configuration.bounds import AboveZero, NonNegative
+from rl4p.types import Array
+
+
+@dataclass(frozen=True, kw_only=True)
+class Adaptive:
+    """The adaptive entropy control of Skywork-OR1 (2505.22312), once a step:
+
+        alpha = c where H <= target, else 0
+        c <- c + step where H < target, c - step where H > target, kept in [0, maximum]
+
+    H is the mean entropy of the step before, which this step's loss cannot wait for (the paper: of
+    the step itself); before the first step it counts as below the target. The paper does not bound
+    c from above. A step whose entropy is not finite changes nothing.
+
+    Attributes:
+      target: of the mean entropy, in nats.
+      step: of the coefficient.
+      alpha: the first c.
+      maximum: of c.
+    """
+
+    active: ClassVar[bool] = True
+    selects: ClassVar[bool] = False
+
+    target: NonNegative = 0.2
+    step: AboveZero = 0.005
+    alpha: NonNegative = 0.0
+    maximum: NonNegative = 0.05
+
+    def coefficient(self, memory: dict[str, Array]) -> Array:
+        below = memory["entropy"] <= self.target
+        return jnp.where(below, memory["coefficient"], 0.0)
+
+    def select(self, entropy_BT: Array, mask_BT: Array) -> Array:
+        return mask_BT
+
+    def initial_state(self) -> dict[str, Array]:
+        return {"coefficient": jnp.float32(self.alpha), "entropy": jnp.float32(0)}
+
+    def next_state(self, memory: dict[str, Array], measured: Array) -> dict[str, Array]:
+        moved = memory["coefficient"] + self.step * jnp.sign(self.target - measured)
+        after = {"coefficient": jnp.clip(moved, 0.0, self.maximum), "entropy": measured}
+        finite = jnp.isfinite(measured)
+        return {name: jnp.where(finite, x, memory[name]) for name, x in after.items()}

@@ -1,0 +1,315 @@
+"""One step of the loop's worth of optimizer updates: epochs x minibatches x microbatches.
+
+Everything that normalises is computed over the whole minibatch before it is split, so a gradient
+does not depend on how many microbatches it was summed from.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from rl4p.distributed.mesh import EVERYWHERE, ONE_DEVICE, Mesh
+from rl4p.distributed.partition import gather
+from rl4p.learner.aggregation import aggregation_weights
+from rl4p.learner.logprobs import token_scores, trunk
+from rl4p.learner.masking import masked_sum
+from rl4p.learner.microbatches import Rows, deal, fold, rows_of
+from rl4p.learner.objective import Objective
+from rl4p.learner.shared_prompts import KeysAndValues, SharedPrompts, added, pays, taken
+from rl4p.model.decoder import Before, Decoder
+from rl4p.model.lora import join
+from rl4p.types import Array, Metrics, Params, Sampling, TrainingBatch, TrainState, Trajectories
+
+
+@partial(
+    jax.jit,
+    static_argnames=("objective", "decoder", "sampling", "optimizer", "mesh"),
+    donate_argnames="state",
+)
+def gradient_step(
+    objective: Objective,
+    decoder: Decoder,
+    sampling: Sampling,
+    optimizer: Any,
+    frozen: Params,
+    state: TrainState,
+    batch: TrainingBatch,
+    coefficients: dict[str, Array],
+    mesh: Mesh = ONE_DEVICE,
+) -> tuple[TrainState, Metrics]:
+    """Runs `update.epochs` passes of `update.minibatches` optimizer updates over the batch.
+
+    Args:
+      objective: the policy loss, and what joins it.
+      decoder, sampling: the policy, and the distribution that its tokens were drawn from.
+      optimizer: `protocols.Optimizer`.
+      frozen: parameters that those of the state stand beside (`Policy.frozen`).
+      state: given up to the call (donated).
+      batch: rows are whole sequences; their number must divide by the minibatches.
+      coefficients: of `kl` and `entropy` in this step.
+      mesh: whose devices share the rows, each in microbatches of its own, and add their gradients
+        up once for each update.
+
+    Returns:
+      The state after the updates (its step is not advanced: the loop does that) and metrics under
+      `update/` and `rollout/logprob_gap_*`.
+    """
+    update, together = objective.update, rows_together(objective, batch.trajectories, mesh)
+    key = jax.random.fold_in(state.step_key(), 1)
+    # Blocks of rows that stay together, found by their group and never by position.
+    rows = jnp.arange(batch.loss_mask_BT.shape[0])
+    if together > 1:
+        rows = jnp.argsort(batch.trajectories.group_ids_B, stable=True)
+    blocks = rows.reshape(-1, together)
+
+    def pass_order(epoch: Array) -> Array:
+        if update.minibatches == 1:
+            return blocks.reshape(1, -1)
+        order = jax.random.permutation(jax.random.fold_in(key, epoch), blocks)
+        return order.reshape(update.minibatches, -1)
+
+    order = jax.vmap(pass_order)(jnp.arange(update.epochs))
+    order = order.reshape(update.epochs * update.minibatches, -1)
+    learning_rate = optimizer.learning_rate_at(state.step)
+
+    def one_update(carry: tuple[Params, Any], row_ids: Array) -> tuple[tuple[Params, Any], Any]:
+        params, optimizer_state = carry
+        minibatch = jax.tree.map(lambda x: x[row_ids], batch)
+        gradient, sums = minibatch_gradient(
+            objective, decoder, sampling, frozen, params, minibatch, coefficients, mesh
+        )
+        norm = optax.tree.norm(gradient)
+        direction, new_optimizer_state = optimizer.transform().update(
+            gradient, optimizer_state, params
+        )
+        new_params = optax.apply_updates(
+            params, jax.tree.map(lambda d: learning_rate * d, direction)
+        )
+        # A gradient that is not finite changes nothing; the loop counts it and gives up in time.
+        finite = jnp.isfinite(norm) & jnp.isfinite(sums["loss"])
+        carry = jax.tree.map(
+            lambda new, old: jnp.where(finite, new, old),
+            (new_params, new_optimizer_state),
+            (params, optimizer_state),
+        )
+        carry = mesh.keep(*carry)
+        return carry, sums | {"grad_norm": norm, "skipped": jnp.where(finite, 0.0, 1.0)}
+
+    (params, optimizer_state), sums = jax.lax.scan(
+        one_update, (state.params, state.optimizer_state), order
+    )
+    state = replace(state, params=params, optimizer_state=optimizer_state)
+    return state, summarise(sums) | {"update/learning_rate": learning_rate}
+
+
+def minibatch_gradient(
+    objective: Objective,
+    decoder: Decoder,
+    sampling: Sampling,
+    frozen: Params,
+    params: Params,
+    batch: TrainingBatch,
+    coefficients: dict[str, Array],
+    mesh: Mesh = ONE_DEVICE,
+) -> tuple[Params, dict[str, Array]]:
+    """The gradient of the aggregated loss, summed over microbatches, and sums for the metrics."""
+    update, trajectories = objective.update, batch.trajectories
+    shared_prompts = shares_prompts(objective, trajectories, mesh)
+    weights_BT = aggregation_weights(
+        batch.loss_mask_BT, update.aggregation, update.aggregation_length
+    )
+    batch = prepared(objective, batch)
+
+    def loss_and_sums(
+        params: Params,
+        layers: KeysAndValues,
+        before: Callable[[KeysAndValues], Before | None],
+        shared: Any,
+        micro: TrainingBatch,
+        weights_BT: Array,
+    ) -> Any:
+        frozen, coefficients = shared
+        whole = gather(join(frozen, params), decoder.dtype)
+        loss_BT, per_token = token_loss(
+            objective, decoder, sampling, whole, micro, coefficients, before(layers)
+        )
+        mask = micro.loss_mask_BT
+        loss = jnp.sum(jnp.where(mask, weights_BT * loss_BT, 0.0))
+        sums = {name: masked_sum(x.astype(jnp.float32), mask) for name, x in per_token.items()}
+        sums |= {"loss": loss, "tokens": jnp.sum(mask, dtype=jnp.float32)}
+        gap_max = jnp.max(jnp.where(mask, per_token["logprob_gap"], 0.0))
+        return loss, jax.lax.stop_gradient((sums, gap_max))
+
+    def of_rows(shared: Any, rows: tuple[TrainingBatch, Array]) -> Any:
+        params, *shared = shared
+
+        def whole(params: Params) -> Params:
+            return gather(join(shared[0], params), decoder.dtype)
+
+        prompts = SharedPrompts.of(
+            decoder, rows[0].trajectories, update.microbatching, shared=shared_prompts
+        )
+        rows = prompts.rest(rows)
+        found = prompts.keys_and_values(whole(params))
+
+        def arguments(micro: tuple[TrainingBatch, Array], groups_b: Array) -> tuple:
+            before = partial(prompts.before, groups_b=groups_b)
+            return params, taken(found, groups_b), before, shared, *micro
+
+        def accumulate(carry: Any, micro: tuple[TrainingBatch, Array], rows: Rows) -> Any:
+            gradient, of_found, sums, gap_max = carry
+            groups_b = prompts.groups(rows)
+            of_micro = jax.value_and_grad(loss_and_sums, argnums=(0, 1), has_aux=True)
+            (_, (new_sums, new_max)), new = of_micro(*arguments(micro, groups_b))
+            add = partial(jax.tree.map, jnp.add)
+            gradient, of_found = add(gradient, new[0]), added(of_found, groups_b, new[1])
+            return gradient, of_found, add(sums, new_sums), jnp.maximum(gap_max, new_max)
+
+        all_groups_B = jnp.arange(rows[1].shape[0]) // prompts.group_size
+        shapes = jax.eval_shape(lambda: loss_and_sums(*arguments(rows, all_groups_B))[1])
+        zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
+        nothing = (
+            jax.tree.map(jnp.zeros_like, params),
+            jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.float32), found),
+        )
+        gradient, of_found, sums, gap_max = fold(
+            accumulate,
+            (*nothing, *zeros),
+            rows,
+            rows[0].trajectories.segment_ids_BT,
+            update.microbatching,
+            together=objective.rows_together,
+        )
+        gradient = prompts.add_gradient(gradient, whole, params, of_found)
+        sums, gap_max = mesh.total(sums), mesh.largest(gap_max)
+        return mesh.total_gradient(gradient), sums, gap_max
+
+    rows = batch, weights_BT  # those that fill a device or a microbatch up have no weight
+    if mesh.row_shards > 1:
+        together = rows_together(objective, trajectories, mesh)
+        rows = rows_of(rows, deal(trajectories.segment_ids_BT, mesh.row_shards, together))
+    shared = params, frozen, coefficients
+    places = mesh.parts(params), EVERYWHERE, EVERYWHERE
+    gradient, sums, gap_max = mesh.on_rows(of_rows, shared, rows, results=places)
+    return gradient, sums | {"logprob_gap_max": gap_max}
+
+
+def shares_prompts(objective: Objective, trajectories: Trajectories, mesh: Mesh) -> bool:
+    """Not where minibatches divide groups, nor where a critic runs the rows itself."""
+    divides = objective.update.minibatches > 1
+    return not divides and not objective.critic.own_trunk and pays(trajectories, mesh)
+
+
+def rows_together(objective: Objective, trajectories: Trajectories, mesh: Mesh) -> int:
+    """How many rows of one group no device and no minibatch divides."""
+    if shares_prompts(objective, trajectories, mesh):
+        return trajectories.group_size
+    return objective.rows_together
+
+
+def prepared(objective: Objective, batch: TrainingBatch) -> TrainingBatch:
+    """The minibatch with what must be known of all its rows before they are split."""
+    scores = dict(batch.scores)
+    if hasattr(objective.update, "prepare"):
+        scores |= objective.update.prepare(batch)
+    if objective.entropy.selects:
+        scores["selected"] = objective.entropy.select(scores["entropy"], batch.loss_mask_BT)
+    return replace(batch, scores=scores)
+
+
+def token_loss(
+    objective: Objective,
+    decoder: Decoder,
+    sampling: Sampling,
+    params: Params,
+    micro: TrainingBatch,
+    coefficients: dict[str, Array],
+    before: Before | None = None,
+) -> tuple[Array, dict[str, Array]]:
+    """The loss of each token of a microbatch, and its metrics: [B, T], read on the loss mask.
+
+    w (the policy loss) + beta KL - alpha H + the critic's loss, w being the correction.
+    """
+    mask, trajectories = micro.loss_mask_BT, micro.trajectories
+
+    def on_mask(x_BT: Array) -> Array:
+        # Padding may hold -inf (a token outside the support): out before any arithmetic.
+        return jnp.where(mask, x_BT, 0.0)
+
+    hidden_BTD = trunk(decoder, params, trajectories, before)
+    tokens = token_scores(decoder, params, hidden_BTD, trajectories, sampling)
+    logprobs_BT = on_mask(tokens.logprobs_BT)
+    constant_BT = jax.lax.stop_gradient(logprobs_BT)
+    proximal_BT = on_mask(micro.scores.get("proximal_logprobs", constant_BT))
+    micro = replace(micro, scores=micro.scores | {"proximal_logprobs": proximal_BT})
+    loss_BT, extras = objective.update(logprobs_BT, micro)
+
+    # Rows that no policy sampled have no behaviour to differ from.
+    sampled = mask & (trajectories.policy_version_B[:, None] >= 0)
+    mismatch_BT = jnp.where(sampled, proximal_BT - trajectories.behaviour_logprobs_BT, 0.0)
+    needs = getattr(objective.correction, "needs", ())
+    asked = {"scores": {name: micro.scores[name] for name in needs}} if needs else {}
+    loss_BT = loss_BT * objective.correction(mismatch_BT, mask, **asked)
+    if objective.entropy.selects:
+        loss_BT = jnp.where(micro.scores["selected"], loss_BT, 0.0)
+    if objective.entropy.active:
+        loss_BT = loss_BT - coefficients["entropy"] * tokens.entropy_BT
+    if objective.kl.active and objective.kl.placement == "in_loss":
+        reference_BT = on_mask(micro.scores["reference_logprobs"])
+        behaviour_BT = jnp.where(sampled, trajectories.behaviour_logprobs_BT, constant_BT)
+        divergence_BT = objective.kl.penalty(logprobs_BT, reference_BT, on_mask(behaviour_BT))
+        loss_BT = loss_BT + coefficients["kl"] * divergence_BT
+        extras = extras | {"kl": divergence_BT}
+    if objective.critic.active:
+        values_BT = on_mask(objective.critic.values(decoder, params, hidden_BTD, trajectories))
+        returns_BT, old_values_BT = (on_mask(micro.scores[x]) for x in ("returns", "values"))
+        value_loss_BT = objective.critic.loss(values_BT, old_values_BT, returns_BT)
+        loss_BT = loss_BT + value_loss_BT
+        extras = extras | {
+            "value_loss": value_loss_BT,
+            "returns": returns_BT,
+            "squared_returns": jnp.square(returns_BT),
+            "squared_value_errors": jnp.square(returns_BT - values_BT),
+        }
+
+    log_ratio_BT = constant_BT - proximal_BT
+    weight_BT = jnp.exp(jnp.clip(mismatch_BT, -20.0, 20.0))
+    return loss_BT, {
+        "entropy": tokens.entropy_BT,
+        "approx_kl": jnp.expm1(jnp.clip(log_ratio_BT, -20.0, 20.0)) - log_ratio_BT,
+        "logprob_gap": jnp.abs(mismatch_BT),
+        "mismatch_kl": weight_BT - 1 - mismatch_BT,
+        "weight": weight_BT,
+        "squared_weight": jnp.square(weight_BT),
+    } | extras
+
+
+def summarise(sums: dict[str, Array]) -> Metrics:
+    """Sums of each update, stacked over updates, to one metric each: sums over counts."""
+    tokens = jnp.maximum(jnp.sum(sums["tokens"]), 1)
+    total = {name: jnp.sum(x) for name, x in sums.items()}
+    effective = jnp.square(total["weight"]) / jnp.maximum(total["squared_weight"], 1e-9)
+    special: Metrics = {
+        "update/loss": jnp.mean(sums["loss"]),
+        "update/grad_norm": jnp.mean(sums["grad_norm"]),
+        "update/skipped": total["skipped"],
+        "update/ess": effective / tokens,  # 1 where sampler and trainer agree
+        "rollout/logprob_gap_max": jnp.max(sums["logprob_gap_max"]),
+        "rollout/logprob_gap_mean": total["logprob_gap"] / tokens,
+        "rollout/mismatch_kl": total["mismatch_kl"] / tokens,
+    }
+    used = {
+        *("loss", "grad_norm", "skipped", "tokens", "weight", "squared_weight"),
+        *("logprob_gap", "logprob_gap_max", "mismatch_kl"),
+        *("returns", "squared_returns", "squared_value_errors"),
+    }
+    if "returns" in sums:
+        variance = total["squared_returns"] - jnp.square(total["returns"]) / tokens
+        unexplained = total["squared_value_errors"] / jnp.maximum(variance, 1e-9)
+        special["update/explained_variance"] = 1 - unexplained
+    return special | {f"update/{name}": x / tokens for name, x in total.items() if name not in used}

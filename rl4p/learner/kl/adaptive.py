@@ -1,0 +1,46 @@
+"""A penalty whose weight seeks a target."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import jax.numpy as jnp
+
+from rl4p.configuration.bounds import AboveOne, AboveZero, Share
+from rl4p.learner.kl.options import KLOptions
+from rl4p.types import Array
+
+
+@dataclass(frozen=True, kw_only=True)
+class Adaptive(KLOptions):
+    """beta x KL(pi || pi_reference) with a proportional controller (1909.08593), once a step:
+
+        beta <- beta (1 + clip(KL / target - 1, -limit, limit) / horizon)
+
+    A step whose KL is not finite leaves beta as it is. The paper counts its horizon in sequences
+    (here: theirs over the sequences of a step) and its KL per sequence (here: per token).
+
+    Attributes:
+      beta: the first coefficient.
+      target: the mean penalty of a token that beta is to bring about.
+      limit: s, of the error that one step sees.
+      horizon: steps that an error of 1 would need to change beta by its own size.
+    """
+
+    active: ClassVar[bool] = True
+    needs: ClassVar[frozenset[str]] = frozenset({"reference_logprobs"})
+
+    beta: AboveZero = 0.001
+    target: AboveZero = 0.1
+    limit: Share = 0.2
+    horizon: AboveOne = 40.0
+
+    def coefficient(self, memory: dict[str, Array]) -> Array:
+        return memory["coefficient"]
+
+    def initial_state(self) -> dict[str, Array]:
+        return {"coefficient": jnp.float32(self.beta)}
+
+    def next_state(self, memory: dict[str, Array], measured: Array) -> dict[str, Array]:
+        error = jnp.clip(measured / self.target - 1.0, -self.limit, self.limit)
+        factor = jnp.where(jnp.isfinite(measured), 1.0 + error / self.horizon, 1.0)
+        return {"coefficient": memory["coefficient"] * factor}

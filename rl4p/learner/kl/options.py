@@ -1,0 +1,44 @@
+"""What every penalty on the divergence shares. Not an algorithm: how a token is measured."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+
+from rl4p.learner.kl.estimators import Estimator, kl_estimate
+from rl4p.types import Array
+
+
+@dataclass(frozen=True, kw_only=True)
+class KLOptions:
+    """How the divergence is measured, and where it acts.
+
+    Attributes:
+      estimator: `estimators.py`.
+      placement: added to the loss, or subtracted from the reward (without a gradient).
+      importance_weight: times w = pi / pi_behaviour, log w clamped to +-20: the tokens were
+        sampled by another policy than pi. With k1 and k3 w is differentiable, so that the gradient
+        of an unbiased value is unbiased (DeepSeek-V3.2); with k2 and k3_plus it is a constant,
+        because their gradient, not their value, is what a sample of pi estimates. In the loss only.
+    """
+
+    estimator: Estimator = "k3"
+    placement: Literal["in_loss", "in_reward"] = "in_loss"
+    importance_weight: bool = False
+
+    def __post_init__(self) -> None:
+        if self.importance_weight and self.placement == "in_reward":
+            raise ValueError(
+                "importance_weight=true acts in the loss alone: in the reward, the divergence is "
+                "that of the policy that sampled, and the weight is 1."
+            )
+
+    def penalty(self, logprobs_BT: Array, reference_BT: Array, behaviour_BT: Array) -> Array:
+        kl_BT = kl_estimate(logprobs_BT, reference_BT, self.estimator)
+        if self.importance_weight:
+            weight_BT = jnp.exp(jnp.clip(logprobs_BT - behaviour_BT, -20.0, 20.0))
+            if self.estimator in ("k2", "k3_plus"):
+                weight_BT = jax.lax.stop_gradient(weight_BT)
+            kl_BT = weight_BT * kl_BT
+        return kl_BT if self.placement == "in_loss" else jax.lax.stop_gradient(kl_BT)

@@ -1,0 +1,171 @@
+"""Log-probabilities of given tokens under given parameters: one forward, no [B, T, V] array."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from rl4p.distributed.mesh import ONE_DEVICE, ROWS, Mesh
+from rl4p.distributed.partition import gather
+from rl4p.learner.microbatches import Rows, deal, fold, rows_of
+from rl4p.learner.shared_prompts import SharedPrompts, pays, taken
+from rl4p.model.decoder import Before, Decoder
+from rl4p.model.sampling import sampling_logprobs
+from rl4p.types import Array, Microbatching, Params, Sampling, Trajectories
+
+LOGITS_PER_CHUNK = 2**24  # float32: 64 MiB of logits at a time, recomputed in the backward pass
+
+
+class TokenScores(NamedTuple):
+    """What one forward says of every token of the responses, row by row aligned with `tokens_BT`.
+
+    The shift between a token and what predicts it is made here and nowhere else. Outside the
+    response mask, and in the first column, which nothing predicts, all is 0.
+
+    Attributes:
+      logprobs_BT: float32 log p(token t | tokens before t), on the distribution that `Sampling`
+        describes, each token within its support.
+      entropy_BT: float32, in nats, of the distribution that token t was drawn from.
+      collision_BT: float32, the sum of its squared probabilities.
+    """
+
+    logprobs_BT: Array
+    entropy_BT: Array
+    collision_BT: Array
+
+
+def token_scores(
+    decoder: Decoder,
+    params: Params,
+    hidden_BTD: Array,
+    trajectories: Trajectories,
+    sampling: Sampling,
+) -> TokenScores:
+    """Scores the tokens of the responses, from the trunk's activations (`trunk`).
+
+    Logits exist for `LOGITS_PER_CHUNK` at a time. Where that is more than one chunk, the tokens of
+    each response come first, and chunks that hold no token of any are left out.
+    """
+    B, T, _ = hidden_BTD.shape
+    mask_BT = trajectories.response_mask_BT[:, 1:]
+    inputs = hidden_BTD[:, :-1], trajectories.tokens_BT[:, 1:]
+
+    def score(hidden_BCD: Array, targets_BC: Array) -> tuple[Array, ...]:
+        logits_BCV = decoder.logits(params, hidden_BCD)
+        logprobs_BCV = sampling_logprobs(logits_BCV, sampling, targets_BC)
+        # A -inf outside the support must not meet the 0 of its probability.
+        finite_BCV = jnp.where(jnp.isfinite(logprobs_BCV), logprobs_BCV, 0.0)
+        probs_BCV = jnp.exp(logprobs_BCV)
+        return (
+            jnp.take_along_axis(logprobs_BCV, targets_BC[..., None], axis=-1)[..., 0],
+            -jnp.sum(probs_BCV * finite_BCV, axis=-1),
+            jnp.sum(jnp.square(probs_BCV), axis=-1),
+        )
+
+    columns = max(1, LOGITS_PER_CHUNK // (B * decoder.config.vocabulary))
+    if columns >= T - 1:
+        scores = jax.checkpoint(score)(*inputs)
+    else:
+        order_BT = jnp.argsort(~mask_BT, axis=1)
+
+        def chunks(x: Array) -> Array:
+            """[B, T - 1, ...] in order, as [chunks, B, columns, ...]."""
+            order = order_BT.reshape(*order_BT.shape, *(1,) * (x.ndim - 2))
+            x = jnp.take_along_axis(x, order, axis=1)
+            x = jnp.pad(x, ((0, 0), (0, -(T - 1) % columns), *((0, 0),) * (x.ndim - 2)))
+            return jnp.moveaxis(x.reshape(B, -1, columns, *x.shape[2:]), 1, 0)
+
+        @jax.checkpoint  # around the branch: inside it, each chunk would keep a copy of the head
+        def score_chunk(chunk: tuple[Array, ...]) -> tuple[Array, ...]:
+            *inputs, mask_BC = chunk
+            nothing = (jnp.zeros(mask_BC.shape, jnp.float32),) * 3
+            return jax.lax.cond(jnp.any(mask_BC), score, lambda *_: nothing, *inputs)
+
+        in_chunks = jax.lax.map(score_chunk, (*map(chunks, inputs), chunks(mask_BT)))
+        in_order = (jnp.moveaxis(x, 0, 1).reshape(B, -1)[:, : T - 1] for x in in_chunks)
+        back_BT = jnp.argsort(order_BT, axis=1)
+        scores = tuple(jnp.take_along_axis(x, back_BT, axis=1) for x in in_order)
+    masked = (jnp.where(mask_BT, x, 0.0) for x in scores)
+    return TokenScores(*(jnp.pad(x, ((0, 0), (1, 0))) for x in masked))
+
+
+def trunk(
+    decoder: Decoder, params: Params, trajectories: Trajectories, before: Before | None = None
+) -> Array:
+    """The activations [B, T, D] that every head reads."""
+    return decoder.hidden(
+        params,
+        trajectories.tokens_BT,
+        trajectories.positions_BT,
+        trajectories.segment_ids_BT,
+        before,
+    )
+
+
+@partial(
+    jax.jit,
+    static_argnames=(*("decoder", "sampling", "microbatching", "names", "values", "mesh"),),
+)
+def score_tokens(
+    decoder: Decoder,
+    params: Params,
+    trajectories: Trajectories,
+    sampling: Sampling,
+    *,
+    microbatching: Microbatching,
+    names: tuple[str, ...] = ("logprobs",),
+    values: Callable[..., Array] | None = None,
+    mesh: Mesh = ONE_DEVICE,
+) -> dict[str, Array]:
+    """Runs one forward without a gradient, microbatch by microbatch.
+
+    Args:
+      names: of `TokenScores`: logprobs, entropy, collision; and `values`.
+      values: a critic's function of (decoder, params, activations, trajectories).
+      mesh: whose devices share the rows, each in microbatches of its own.
+
+    Returns:
+      By name, float32 [B, T].
+    """
+    shared = values is None and pays(trajectories, mesh)  # a critic may read the prompts itself
+
+    def of_rows(params: Params, trajectories: Trajectories) -> dict[str, Array]:
+        params = gather(params, decoder.dtype)
+        prompts = SharedPrompts.of(decoder, trajectories, microbatching, shared=shared)
+        trajectories, of_prompts = prompts.rest(trajectories), prompts.keys_and_values(params)
+
+        def score(found: dict[str, Array], part: Trajectories, rows: Rows) -> dict[str, Array]:
+            groups_b = prompts.groups(rows)
+            before = prompts.before(taken(of_prompts, groups_b), groups_b)
+            hidden_BTD = trunk(decoder, params, part, before)
+            scores = token_scores(decoder, params, hidden_BTD, part, sampling)
+            new = {name: getattr(scores, f"{name}_BT") for name in names if name != "values"}
+            if values is not None:
+                new["values"] = values(decoder, params, hidden_BTD, part)
+            return {name: rows.put(found[name], x) for name, x in new.items()}
+
+        zeros_BT = jnp.zeros(trajectories.tokens_BT.shape, jnp.float32)
+        found = fold(
+            score,
+            dict.fromkeys((*names, "values") if values else names, zeros_BT),
+            trajectories,
+            trajectories.segment_ids_BT,
+            microbatching,
+        )
+        return jax.tree.map(lambda x: jnp.pad(x, ((0, 0), (prompts.columns, 0))), found)
+
+    if mesh.row_shards == 1 and not shared:
+        return of_rows(params, trajectories)
+    B = trajectories.tokens_BT.shape[0]
+    rows_b, together = jnp.arange(B), 1
+    if shared:
+        rows_b, together = jnp.argsort(trajectories.group_ids_B), trajectories.group_size
+    if mesh.row_shards > 1:
+        dealt_b = deal(trajectories.segment_ids_BT[rows_b], mesh.row_shards, together)
+        rows_b = rows_b.at[dealt_b].get(mode="fill", fill_value=B)
+    found = mesh.on_rows(of_rows, params, rows_of(trajectories, rows_b), results=ROWS)
+    return jax.tree.map(
+        lambda x: jnp.zeros((B, *x.shape[1:])).at[rows_b].set(x, mode="drop"), found
+    )

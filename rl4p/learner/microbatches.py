@@ -1,0 +1,127 @@
+"""Microbatches of rows of about one length: little padding, and one program for all lengths."""
+
+import re
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from rl4p.distributed.partition import in_step
+from rl4p.types import Array, Microbatching
+
+
+class Rows(NamedTuple):
+    """Where the rows of a microbatch stand in their batch: row r, from column `left`."""
+
+    rows_b: Array  # B for a row that only fills the microbatch up
+    left_b: Array
+
+    def take(self, x: Array, width: int) -> jax.Array:
+        """Their part [b, width] of [B, T], or [b] of [B]; 0 where there is nothing."""
+        if x.ndim == 1:
+            return jnp.asarray(x).at[self.rows_b].get(mode="fill", fill_value=0)
+        columns = self.left_b[:, None] + jnp.arange(width)[None]
+        return jnp.asarray(x).at[self.rows_b[:, None], columns].get(mode="fill", fill_value=0)
+
+    def put(self, x_BT: Array, part: Array) -> jax.Array:
+        """[B, T] with what they are now, [b, width], in their place."""
+        columns = self.left_b[:, None] + jnp.arange(part.shape[1])[None]
+        return jnp.asarray(x_BT).at[self.rows_b[:, None], columns].set(part, mode="drop")
+
+
+def fold(
+    add: Callable[[Any, Any, Rows], Any],
+    start: Any,
+    batch: Any,
+    segment_ids_BT: Array,
+    microbatching: Microbatching,
+    *,
+    together: int = 1,
+) -> Any:
+    """start, then add(start, microbatch, rows) over a batch's microbatches, longest rows first.
+
+    A microbatch has one of a few widths (`widths`), each with a loop of its own that turns as often
+    as the lengths of this batch ask for: nothing is compiled anew for other lengths. Its rows begin
+    at their first token, so that columns of padding on either side cost nothing.
+
+    Args:
+      add: not differentiated through; it may differentiate.
+      batch: arrays [B, T] or [B], of which `add` sees [b, width] or [b].
+      together: so many neighbouring rows stay in one microbatch.
+    """
+    B, T = segment_ids_BT.shape
+    left_B, lengths_B = extents(segment_ids_BT)
+    longest = jnp.max(lengths_B.reshape(-1, together), axis=1)
+    order_B = jnp.argsort(-longest)[:, None] * together + jnp.arange(together)[None]
+    order_B = order_B.reshape(-1)
+    carry = jnp.int32(0), start
+    found = widths(T, microbatching.widths)
+    for width, narrower in zip(found, (*found[1:], 0), strict=True):
+        b = min(B, rows_in(width, microbatching.tokens, together))
+        wide = in_step(jnp.sum(longest > narrower) * together)
+
+        def turn(carry: Any, width: int = width, b: int = b) -> Any:
+            done, value = carry
+            ids_b = done + jnp.arange(b)
+            rows_b = jnp.where(ids_b < B, order_B[jnp.minimum(ids_b, B - 1)], B)
+            rows = Rows(rows_b, left_B[jnp.minimum(rows_b, B - 1)])
+            part = jax.tree.map(lambda x: rows.take(x, width), batch)
+            return done + b, add(value, part, rows)
+
+        with jax.named_scope(f"microbatches_{width}of{T}x{-(-B // b)}"):
+            carry = jax.lax.while_loop(lambda carry, end=wide: carry[0] < end, turn, carry)
+    return carry[1]
+
+
+def most_turns(scope: str) -> int | None:
+    """Of the loop of `fold` that has this scope, if all rows are as long as they may be.
+
+    None: it is no loop of `fold`.
+    """
+    found = re.search(r"microbatches_(\d+)of(\d+)x(\d+)(?:/while)?$", scope)
+    if found is None:
+        return None
+    width, widest, turns = map(int, found.groups())
+    return turns if width == widest else 0
+
+
+def extents(segment_ids_BT: Array) -> tuple[Array, Array]:
+    """The column of each row's first token, and how many columns it needs from there."""
+    real_BT = segment_ids_BT > 0
+    left_B = jnp.argmax(real_BT, axis=1)
+    columns = jnp.arange(real_BT.shape[1])[None]
+    return left_B, jnp.max(jnp.where(real_BT, columns + 1, 0), axis=1) - left_B
+
+
+def deal(segment_ids_BT: Array, devices: int, together: int = 1) -> Array:
+    """The rows of each device, one after the other: blocks of the most tokens are dealt first.
+
+    Each round goes the other way than the last, so that all have about as much to do, in as many
+    rows: the number B, which is no row, fills them up.
+    """
+    tokens = jnp.sum(extents(segment_ids_BT)[1].reshape(-1, together), axis=1)
+    blocks = tokens.shape[0]
+    order = jnp.pad(jnp.argsort(-tokens), (0, -blocks % devices), constant_values=blocks)
+    rounds = order.reshape(-1, devices)
+    rounds = rounds.at[1::2].set(rounds[1::2, ::-1])
+    rows = rounds.T.reshape(-1, 1) * together + jnp.arange(together)[None]
+    return rows.reshape(-1)
+
+
+def rows_of(batch: Any, rows_b: Array) -> Any:
+    """Some rows of arrays [B, ...]; zeros where there is no such row."""
+    return jax.tree.map(lambda x: x.at[rows_b].get(mode="fill", fill_value=0), batch)
+
+
+def widths(T: int, most: int) -> tuple[int, ...]:
+    """T, then the multiple of 16 nearest to 3/4 of the one before, from 48: so many at most."""
+    found = [T]
+    while len(found) < most and 48 <= (narrower := (3 * found[-1] + 31) // 64 * 16) < found[-1]:
+        found.append(narrower)
+    return tuple(found)
+
+
+def rows_in(width: int, tokens: int, block: int = 1) -> int:
+    """How many rows of this width a microbatch has: in whole blocks, one at least."""
+    return max(1, tokens // (width * block)) * block

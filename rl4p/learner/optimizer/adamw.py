@@ -1,0 +1,30 @@
+"""AdamW."""
+
+from dataclasses import dataclass
+
+import optax
+
+from rl4p.configuration.bounds import AboveZero, NonNegative, Share
+from rl4p.learner.optimizer.options import OptimizerOptions
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdamW(OptimizerOptions):
+    """AdamW (1711.05101), the moments corrected for their bias where they are read:
+
+        mu <- b1 mu + (1 - b1) g,   nu <- b2 nu + (1 - b2) g^2
+        direction mu / (sqrt(nu) + epsilon)
+
+    `moment_dtype` is that of mu. The second moment nu stays: at b2 = 0.999 its changes are smaller
+    than bfloat16 tells apart.
+    """
+
+    learning_rate: NonNegative = 5e-5
+    b1: Share = 0.9
+    b2: Share = 0.999
+    epsilon: AboveZero = 1e-8
+
+    def transform(self) -> optax.GradientTransformation:
+        return self.descent(
+            optax.scale_by_adam(self.b1, self.b2, self.epsilon, mu_dtype=self.moment_dtype)
+        )

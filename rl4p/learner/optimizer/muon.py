@@ -1,0 +1,72 @@
+"""Muon."""
+
+from dataclasses import dataclass
+
+import jax
+import optax
+import optax.contrib
+
+from rl4p.configuration.bounds import AboveZero, NonNegative, Positive, Share
+from rl4p.learner.optimizer.blocks import is_inner_matrix
+from rl4p.learner.optimizer.options import OptimizerOptions
+from rl4p.types import Params
+
+
+@dataclass(frozen=True, kw_only=True)
+class Muon(OptimizerOptions):
+    """Momentum orthogonalised by Newton-Schulz (K. Jordan, 2024), in the scale of 2502.16982:
+
+        mu <- momentum mu + (1 - momentum) g
+        direction update_rms sqrt(max(in, out)) U V^T,   where mu = U S V^T
+
+    for each matrix [in, out] of each layer and expert apart; adapters are matrices too. Nesterov's
+    mu is one step ahead by the same gradient, and either is corrected for its bias. Embeddings,
+    heads, norms and biases take AdamW's direction instead. The scale gives a matrix the root mean
+    square that AdamW's have, so one learning rate serves both.
+
+    `iterations` steps of the quintic iteration bring singular values to about 0.7 to 1.2, not to 1;
+    those far below the largest come out lower. They run in the dtype of the gradient.
+    `moment_dtype` is that of mu, here and in AdamW.
+
+    Attributes:
+      momentum, nesterov, iterations: of the matrices.
+      update_rms: root mean square of a matrix's direction, were its singular values 1.
+      b1, b2: of the rest.
+      epsilon: of both: beside the norm that mu is divided by, and in AdamW.
+    """
+
+    learning_rate: NonNegative = 3e-4
+    momentum: Share = 0.95
+    nesterov: bool = True
+    iterations: Positive = 5
+    update_rms: AboveZero = 0.2
+    b1: Share = 0.9
+    b2: Share = 0.999
+    epsilon: AboveZero = 1e-8
+
+    def transform(self) -> optax.GradientTransformation:
+        matrices = optax.contrib.scale_by_muon(
+            ns_steps=self.iterations,
+            beta=self.momentum,
+            eps=self.epsilon,
+            mu_dtype=self.moment_dtype,
+            nesterov=self.nesterov,
+            weight_dimension_numbers=last_two_axes,
+        )
+        rest = optax.scale_by_adam(self.b1, self.b2, self.epsilon, mu_dtype=self.moment_dtype)
+        scale = optax.stateless(lambda updates, _: self.scaled(updates))
+        return self.descent(
+            optax.partition({"muon": optax.chain(matrices, scale), "adamw": rest}, labels)
+        )
+
+    def scaled(self, updates: Params) -> Params:
+        return jax.tree.map(lambda x: self.update_rms * max(x.shape[-2:]) ** 0.5 * x, updates)
+
+
+def last_two_axes(matrices: Params) -> Params:
+    """The axes of a matrix; optax goes over those before them one by one."""
+    return jax.tree.map(lambda _: optax.contrib.MuonDimensionNumbers(-2, -1), matrices)
+
+
+def labels(params: Params) -> Params:
+    return jax.tree.map(lambda inner: "muon" if inner else "adamw", is_inner_matrix(params))

@@ -1,0 +1,62 @@
+"""The options that every optimizer takes, and what happens around its direction."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import optax
+
+from rl4p.configuration.bounds import Natural, NonNegative, Positive, Share
+from rl4p.learner.optimizer.blocks import is_matrix
+from rl4p.learner.optimizer.schedule import Schedule, learning_rate_at
+from rl4p.types import Array
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimizerOptions:
+    """How large a gradient may be, and how far and under which decay a step goes.
+
+    Attributes:
+      learning_rate: the peak.
+      schedule, warmup_steps, total_steps, final_fraction: see `optimizer/schedule.py`.
+      weight_decay: decoupled (1711.05101); touches matrices only (`blocks.is_matrix`).
+      max_grad_norm: the global norm that a larger gradient is scaled down to; 0 is off.
+      moment_dtype: of the moments that the optimizer names; the others have the parameters' dtype.
+        Optax also decays in it: in bfloat16 a decay of 0.9 acts as 0.898, and 0.99 as 0.988.
+    """
+
+    learning_rate: NonNegative
+    schedule: Schedule = "constant"
+    warmup_steps: Natural = 0
+    total_steps: Positive = 1
+    final_fraction: Share = 0.0
+    weight_decay: NonNegative = 0.0
+    max_grad_norm: NonNegative = 1.0
+    moment_dtype: Literal["float32", "bfloat16"] = "float32"
+
+    def __post_init__(self) -> None:
+        if self.schedule == "constant" and self.final_fraction:
+            raise ValueError(
+                f"final_fraction={self.final_fraction} is where schedule=linear and "
+                "schedule=cosine end, and this one is constant: choose one of them."
+            )
+
+    def descent(self, direction: optax.GradientTransformation) -> optax.GradientTransformation:
+        """-(direction + weight_decay x parameter), the direction being that of a clipped gradient.
+
+        That is the update at learning rate 1; the training step scales it by `learning_rate_at`.
+        """
+        decay = optax.add_decayed_weights(self.weight_decay, mask=is_matrix)
+        update = optax.chain(direction, decay, optax.scale(-1.0))
+        if self.max_grad_norm == 0:
+            return update
+        return optax.chain(optax.clip_by_global_norm(self.max_grad_norm), update)
+
+    def learning_rate_at(self, step: Array | int) -> Array:
+        return learning_rate_at(
+            step,
+            learning_rate=self.learning_rate,
+            schedule=self.schedule,
+            warmup_steps=self.warmup_steps,
+            total_steps=self.total_steps,
+            final_fraction=self.final_fraction,
+        )

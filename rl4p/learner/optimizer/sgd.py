@@ -1,0 +1,30 @@
+"""Stochastic gradient descent."""
+
+from dataclasses import dataclass
+
+import optax
+
+from rl4p.configuration.bounds import NonNegative, Share
+from rl4p.learner.optimizer.options import OptimizerOptions
+
+
+@dataclass(frozen=True, kw_only=True)
+class SGD(OptimizerOptions):
+    """Gradient descent with momentum:
+
+        trace <- momentum trace + g,   direction trace, or g + momentum trace (Nesterov)
+
+    The trace is a sum and no mean: it grows to g / (1 - momentum). Without momentum there is none.
+    `moment_dtype` is that of the trace.
+    """
+
+    learning_rate: NonNegative = 5e-3
+    momentum: Share = 0.9
+    nesterov: bool = False
+
+    def transform(self) -> optax.GradientTransformation:
+        if self.momentum == 0:
+            return self.descent(optax.identity())
+        return self.descent(
+            optax.trace(self.momentum, self.nesterov, accumulator_dtype=self.moment_dtype)
+        )

@@ -1,0 +1,148 @@
+"""Prompts that all rows of a group begin with: run once for the group, forward and backward.
+
+A row is then the last token of its prompt, and what follows. Its attention reads the keys and
+values of the tokens before, computed once for the group; their gradients are summed over the rows
+and go back through the prompt once. For a prompt of S tokens and G responses of R, an update costs
+4 S + 3 G R forwards of a token in place of 3 G (S + R): the prompt's activations are not kept, so
+its forward is run again in front of its backward.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Self
+
+import jax
+import jax.numpy as jnp
+
+from rl4p.distributed.mesh import Mesh
+from rl4p.learner.microbatches import Rows, fold
+from rl4p.model.decoder import Before, Decoder
+from rl4p.types import Array, Microbatching, Params, Trajectories
+
+FEWEST_COLUMNS = 64  # of less there is little to save, and programs more to compile
+
+KeysAndValues = tuple[Array, ...]  # of all layers: [L, P, K, h, S] and [L, P, K, S, h]; or none
+
+
+def pays(trajectories: Trajectories, mesh: Mesh) -> bool:
+    """Whether groups share a prompt that is worth it, and each device can have whole groups."""
+    rows_of_devices = mesh.row_shards * trajectories.group_size
+    return (
+        trajectories.group_size > 1
+        and trajectories.prompt_columns >= FEWEST_COLUMNS
+        and trajectories.tokens_BT.shape[0] % rows_of_devices == 0
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class SharedPrompts:
+    """The prompts of P groups, each without its last token; no columns where nothing is shared.
+
+    Attributes:
+      group_size: the rows of a group, which stand side by side.
+      microbatching: of prompts, as of rows.
+    """
+
+    decoder: Decoder
+    tokens_PS: Array
+    positions_PS: Array
+    segment_ids_PS: Array
+    group_size: int
+    microbatching: Microbatching
+
+    @classmethod
+    def of(
+        cls,
+        decoder: Decoder,
+        trajectories: Trajectories,
+        microbatching: Microbatching,
+        *,
+        shared: bool,
+    ) -> Self:
+        """Those of rows that are sorted by group."""
+        G = trajectories.group_size if shared else 1
+        S = trajectories.prompt_columns - 1 if shared else 0
+        return cls(
+            decoder=decoder,
+            tokens_PS=trajectories.tokens_BT[::G, :S],
+            positions_PS=trajectories.positions_BT[::G, :S],
+            segment_ids_PS=trajectories.segment_ids_BT[::G, :S],
+            group_size=G,
+            microbatching=microbatching,
+        )
+
+    @property
+    def columns(self) -> int:
+        return self.tokens_PS.shape[1]
+
+    def rest(self, rows: Any) -> Any:
+        """Arrays [B, T] without the columns that stand here."""
+        return jax.tree.map(lambda x: x if x.ndim == 1 else x[:, self.columns :], rows)
+
+    def keys_and_values(self, params: Params) -> KeysAndValues:
+        """Of all prompts, each from column 0 on; () where nothing is shared."""
+        if not self.columns:
+            return ()
+        c, (P, S) = self.decoder.config, self.tokens_PS.shape
+        K, h = c.key_value_heads, c.head_width
+        shapes = (c.layers, P, K, h, S), (c.layers, P, K, S, h)
+
+        def put(found: KeysAndValues, part: tuple[Array, ...], rows: Rows) -> KeysAndValues:
+            more = (0, S - part[0].shape[1])
+            keys, values = self.decoder.keys_and_values(params, *part)
+            keys = jnp.pad(keys, [(0, 0)] * 4 + [more])
+            values = jnp.pad(values, [(0, 0)] * 3 + [more, (0, 0)])
+            return jax.tree.map(
+                lambda x, new: x.at[:, rows.rows_b].set(new, mode="drop"), found, (keys, values)
+            )
+
+        return self.fold(put, tuple(jnp.zeros(shape, self.decoder.dtype) for shape in shapes))
+
+    def add_gradient(
+        self,
+        gradient: Params,
+        whole: Callable[[Params], Params],
+        params: Params,
+        of_found: KeysAndValues,
+    ) -> Params:
+        """With that of what has these gradients by `keys_and_values(whole(params))`."""
+        if not self.columns:
+            return gradient
+
+        def add(gradient: Params, part: tuple[Array, ...], rows: Rows) -> Params:
+            width, (keys, values) = part[0].shape[1], taken(of_found, rows.rows_b)
+            back = jax.vjp(lambda x: self.decoder.keys_and_values(whole(x), *part), params)[1]
+            cotangents = keys[..., :width], values[:, :, :, :width]
+            cotangents = jax.tree.map(lambda x: x.astype(self.decoder.dtype), cotangents)
+            return jax.tree.map(jnp.add, gradient, back(cotangents)[0])
+
+        return self.fold(add, gradient)
+
+    def fold(self, add: Callable[[Any, Any, Rows], Any], start: Any) -> Any:
+        prompts = self.tokens_PS, self.positions_PS, self.segment_ids_PS
+        return fold(add, start, prompts, self.segment_ids_PS, self.microbatching)
+
+    def groups(self, rows: Rows) -> Array:
+        """Of the rows of a microbatch; P, which is none, where a row only fills it up."""
+        return rows.rows_b // self.group_size
+
+    def before(self, layers: KeysAndValues, groups_b: Array) -> Before | None:
+        """What rows of these groups begin with, of whom `layers` was taken."""
+        if not self.columns:
+            return None
+        lengths_P = jnp.sum(jnp.asarray(self.segment_ids_PS) > 0, axis=1)
+        lengths_b = lengths_P.at[groups_b].get(mode="fill", fill_value=0)
+        here_bS = jnp.arange(self.columns)[None] < lengths_b[:, None]
+        return Before(layers, here_bS.astype(jnp.int32))
+
+
+def taken(found: KeysAndValues, groups_b: Array) -> KeysAndValues:
+    """[L, b, ...] of [L, P, ...]; 0 for a group that is none."""
+    return jax.tree.map(lambda x: x.at[:, groups_b].get(mode="fill", fill_value=0), found)
+
+
+def added(found: KeysAndValues, groups_b: Array, new: KeysAndValues) -> KeysAndValues:
+    """Found [L, P, ...] with [L, b, ...] more; what is of no group is left out."""
+    return jax.tree.map(
+        lambda x, new: x.at[:, groups_b].add(new.astype(x.dtype), mode="drop"), found, new
+    )

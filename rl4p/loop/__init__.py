@@ -1,0 +1,1 @@
+"""The loop, and the parts that it calls: phases, collectors, sources, scores, evaluation."""

@@ -1,0 +1,81 @@
+"""Rollout, then reward, one after the other, with the newest parameters."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+
+from rl4p.loop.grading import graded
+from rl4p.loop.phases import Phases
+from rl4p.loop.protocols import Collected, OpenSource
+from rl4p.loop.stopwatch import Stopwatch
+from rl4p.model.policy import Policy
+from rl4p.types import TrainState
+
+
+@dataclass(frozen=True, kw_only=True)
+class Synchronous:
+    """Takes a step's prompts, draws a group of responses to each, and grades them all."""
+
+    def open(
+        self,
+        phases: Phases,
+        policy: Policy,
+        source: OpenSource,
+        *,
+        prompts_per_step: int,
+        group_size: int,
+    ) -> "OpenSynchronous":
+        return OpenSynchronous(phases, policy, source, prompts_per_step, group_size)
+
+
+class OpenSynchronous:
+    """An `OpenCollector` that keeps nothing from one step to the next."""
+
+    def __init__(
+        self,
+        phases: Phases,
+        policy: Policy,
+        source: OpenSource,
+        prompts_per_step: int,
+        group_size: int,
+    ) -> None:
+        self.phases = phases
+        self.policy = policy
+        self.source = source
+        self.prompts_per_step = prompts_per_step
+        self.group_size = group_size
+
+    def collect(self, state: TrainState) -> Collected:
+        watch, step = Stopwatch(), int(state.step)
+        prompts = self.source.take(self.prompts_per_step, step)
+        with watch("rollout"):
+            (trajectories, texts), memory = self.phases.call(
+                "rollout",
+                state.memory,
+                self.policy,
+                state.params,
+                prompts,
+                group_size=self.group_size,
+                key=jax.random.fold_in(state.step_key(), 0),
+                version=step,
+            )
+        with watch("reward"):
+            rewards, memory = graded(self.phases, memory, trajectories, texts)
+            rewards = self.policy.mesh.shard_rows(rewards)
+        return Collected(
+            trajectories=trajectories,
+            texts=texts,
+            rewards=rewards,
+            memory=memory,
+            metrics=watch.times(),
+        )
+
+    def state(self) -> dict[str, Any]:
+        return {}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        pass
+
+    def close(self) -> None:
+        pass

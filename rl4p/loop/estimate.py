@@ -1,0 +1,75 @@
+"""The advantage phase as the loop calls it: its options, its scores, the divergence as a reward."""
+
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+
+from rl4p.learner.advantage_options import clipped, drop_truncated
+from rl4p.learner.masking import loss_mask
+from rl4p.types import Array, Rewards, Trajectories
+
+
+class Estimate(NamedTuple):
+    """What the update learns from.
+
+    Attributes:
+      loss_mask_BT: the response mask without samples that are invalid, or were dropped here.
+      returns_BT: the critic's targets; None without one.
+      metrics: `update/kl`, the mean of a token, where the divergence was taken from the rewards.
+    """
+
+    advantages_BT: Array
+    loss_mask_BT: Array
+    returns_BT: Array | None
+    metrics: dict[str, Array]
+
+    def for_update(self, scores: dict[str, Array]) -> dict[str, Array]:
+        """The scores with what the critic is to learn."""
+        return scores if self.returns_BT is None else scores | {"returns": self.returns_BT}
+
+
+def estimate(
+    advantage: Any,
+    kl: Any,
+    trajectories: Trajectories,
+    rewards: Rewards,
+    scores: dict[str, Array],
+    coefficient: Array,
+    **memory: Any,
+) -> Any:
+    """Calls an advantage phase (`protocols.Advantage`) with what it asked for.
+
+    Args:
+      kl: `protocols.KL`; placed in the reward, it is subtracted from it token by token.
+      coefficient: of the divergence.
+      memory: the phase's, where it has one.
+
+    Returns:
+      An `Estimate`; and the memory, where there is one.
+    """
+    rewards = drop_truncated(advantage, trajectories, rewards)
+    mask_BT, metrics = loss_mask(trajectories, rewards), {}
+    if kl.active and kl.placement == "in_reward":
+        behaviour_BT = jnp.where(mask_BT, trajectories.behaviour_logprobs_BT, 0.0)
+        reference_BT = jnp.where(mask_BT, scores["reference_logprobs"], 0.0)
+        divergence_BT = kl.penalty(behaviour_BT, reference_BT, behaviour_BT)
+        divergence_BT = jnp.where(mask_BT, divergence_BT, 0.0)
+        tokens = jnp.maximum(jnp.sum(mask_BT, dtype=jnp.float32), 1)
+        metrics["update/kl"] = jnp.sum(divergence_BT) / tokens
+        penalty_BT = -coefficient * divergence_BT
+        own_BT = 0.0 if rewards.tokens_BT is None else rewards.tokens_BT
+        rewards = replace(
+            rewards,
+            total_B=rewards.total_B + jnp.sum(penalty_BT, axis=1),
+            tokens_BT=own_BT + penalty_BT,
+        )
+    needs = getattr(advantage, "needs", ())
+    asked = {"scores": {name: scores[name] for name in needs}} if needs else {}
+    result = advantage(trajectories, rewards, **asked, **memory)
+    advantages_BT, *new_memory = result if memory else (result,)
+    returns_BT = None
+    if hasattr(advantage, "returns"):
+        returns_BT = advantage.returns(trajectories, rewards, asked["scores"])
+    found = Estimate(clipped(advantage, advantages_BT), mask_BT, returns_BT, metrics)
+    return (found, *new_memory) if memory else found

@@ -1,0 +1,51 @@
+"""The metrics of a collected batch, by the names that everything else uses.
+
+Rates and means are sums over counts. Invalid samples are counted and left out of the means.
+"""
+
+import numpy as np
+
+from rl4p.distributed.processes import to_host
+from rl4p.learner.masking import group_statistics
+from rl4p.types import Array, Finish, Rewards, Trajectories
+
+
+def batch_metrics(
+    step: int, trajectories: Trajectories, rewards: Rewards, advantages_BT: Array
+) -> dict[str, float]:
+    """Rewards, lengths and staleness (in steps) of the trajectories that `step` trains on."""
+    group = group_statistics(rewards.total_B, rewards.valid_B, trajectories.group_ids_B)
+    rewards, mask_BT, finish_B, version_B, groups_B, equal_B, advantages_BT = to_host(
+        (
+            rewards,
+            trajectories.response_mask_BT,
+            trajectories.finish_B,
+            trajectories.policy_version_B,
+            trajectories.group_ids_B,
+            group.equal_B,
+            advantages_BT,
+        )
+    )
+    valid_B = rewards.valid_B
+    counted = max(int(valid_B.sum()), 1)
+    mean = float(rewards.total_B[valid_B].sum()) / counted
+    variance = float(np.square(rewards.total_B[valid_B] - mean).sum()) / counted
+    _, first_B = np.unique(groups_B, return_index=True)
+    on_tokens = advantages_BT[mask_BT]
+    age_B = np.where(version_B < 0, 0, step - version_B)  # -1: no policy sampled it
+    return {
+        "reward/mean": mean,
+        "reward/std": variance**0.5,
+        **{
+            f"reward/{name}": float(grade_B[valid_B].sum()) / counted
+            for name, grade_B in rewards.terms.items()
+        },
+        "reward/invalid": float((~valid_B).sum()),
+        "rollout/response_tokens": float(mask_BT.sum()) / len(mask_BT),
+        "rollout/truncated": float((finish_B == Finish.LENGTH).mean()),
+        "advantage/zero_std_groups": float(equal_B[first_B].sum()) / len(first_B),
+        "advantage/mean": float(on_tokens.mean()) if on_tokens.size else 0.0,
+        "advantage/max": float(np.abs(on_tokens).max()) if on_tokens.size else 0.0,
+        "staleness/mean": float(age_B.mean()),
+        "staleness/max": float(age_B.max()),
+    }

@@ -1,0 +1,154 @@
+"""The phases of a run, and what the loop may ask of them as a whole."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from rl4p.errors import InputError
+from rl4p.learner.objective import Objective
+from rl4p.protocols import (
+    KL,
+    Advantage,
+    Correction,
+    Entropy,
+    Reward,
+    Rollout,
+    Score,
+    Update,
+)
+
+# What any phase may ask for in `needs`; `scoring.py` computes it after the rewards are known.
+SCORES = frozenset(
+    {
+        "answer_clusters",
+        "collision",
+        "entropy",
+        "greedy_rewards",
+        "proximal_logprobs",
+        "reference_logprobs",
+        "task_ids",
+        "teacher_logprobs",
+        "values",
+    }
+)
+
+# The phases that are given all scores that they ask for, and those that are given one.
+GIVEN_ALL = ("advantage", "update", "correction")
+GIVEN_ONE = {"kl": "reference_logprobs", "entropy": "entropy"}
+KEEP_MEMORY = ("rollout", "reward", "advantage", "kl", "entropy")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Phases:
+    """Rollout, reward, advantage and update, and what joins the update's loss.
+
+    Attributes:
+      scores: by name, scores of the user's own (`protocols.Score`) that phases may ask for.
+      checks: by phase name, called with the phase's result and arguments, and for an update with
+        the batch that it is given (`debug.check_batches`).
+    """
+
+    rollout: Rollout
+    reward: Reward
+    advantage: Advantage
+    update: Update
+    correction: Correction
+    kl: KL
+    entropy: Entropy
+    critic: Any  # `protocols.Critic`
+    scores: dict[str, Score] = field(default_factory=dict)
+    checks: dict[str, Callable[..., None]] = field(default_factory=dict)
+
+    def items(self) -> list[tuple[str, Any]]:
+        """Returns the phases by name."""
+        names = (each.name for each in fields(self))
+        return [(name, getattr(self, name)) for name in names if name not in ("scores", "checks")]
+
+    def needs(self) -> frozenset[str]:
+        """Returns the union of the scores that the phases need.
+
+        Raises:
+          InputError: a phase needs what nobody computes, or what would not reach it; or a score of
+            the user's own has the name of another, or no phase needs it.
+        """
+        needs: frozenset[str] = frozenset()
+        if twice := sorted(SCORES & self.scores.keys()):
+            raise InputError(f"scores.{twice[0]} has the name of a score that rl4p computes.")
+        known = SCORES | self.scores.keys()
+        for name, phase in self.items():
+            asked = frozenset(getattr(phase, "needs", ()))
+            if asked - known:
+                raise InputError(
+                    f"{name} needs {sorted(asked - known)}; the loop can compute {sorted(known)}, "
+                    "and scores.NAME adds another."
+                )
+            given = known if name in GIVEN_ALL else frozenset({GIVEN_ONE.get(name)})
+            if asked - given:
+                what = f"['{GIVEN_ONE[name]}']" if name in GIVEN_ONE else "no scores"
+                raise InputError(
+                    f"{name} needs {sorted(asked - given)}, which would not reach it: it is given "
+                    f"{what}."
+                )
+            needs |= asked
+        if unused := sorted(self.scores.keys() - needs):
+            raise InputError(f"No phase needs scores.{unused[0]}: leave it out.")
+        if "values" in needs and not self.critic.active:
+            raise InputError("The advantage needs values: choose critic=shared or critic=apart.")
+        if self.critic.active and not hasattr(self.advantage, "returns"):
+            raise InputError("A critic learns the returns of advantage=gae, and of no other.")
+        return needs
+
+    def objective(self, group_size: int) -> Objective:
+        """What the gradient step descends; it is static, and compiled in."""
+        return Objective(
+            update=self.update,
+            correction=self.correction,
+            kl=self.kl,
+            entropy=self.entropy,
+            critic=self.critic,
+            rows_together=group_size if getattr(self.update, "whole_groups", False) else 1,
+        )
+
+    def initial_memory(self) -> dict[str, Any]:
+        """The memory of each phase that has one."""
+        keeping = [(name, phase) for name, phase in self.items() if hasattr(phase, "initial_state")]
+        for name, _ in keeping:
+            if name not in KEEP_MEMORY:
+                raise InputError(
+                    f"{name} has an initial_state, and keeps no memory: what an update calls runs "
+                    "on microbatches, which are summed in any order."
+                )
+        return {name: phase.initial_state() for name, phase in keeping}
+
+    def call(
+        self, name: str, memory: dict[str, Any], *args: Any, **kwargs: Any
+    ) -> tuple[Any, dict[str, Any]]:
+        """Calls a phase, with its memory where it has one: (result, memory of all phases)."""
+        phase = getattr(self, name)
+        if name in memory:
+            result, state = phase(*args, **kwargs, memory=memory[name])
+            memory = memory | {name: state}
+        else:
+            result = phase(*args, **kwargs)
+        self.check(name, result, *args, **kwargs)
+        return result, memory
+
+    def check(self, name: str, *args: Any, **kwargs: Any) -> None:
+        """Checks what a phase returned, or what an update is given, if that was asked for."""
+        if name in self.checks:
+            self.checks[name](*args, **kwargs)
+
+    def coefficients(self, memory: dict[str, Any]) -> dict[str, Any]:
+        """The weights of the divergence and of the entropy in this step."""
+        return {
+            "kl": self.kl.coefficient(memory.get("kl", {})),
+            "entropy": self.entropy.coefficient(memory.get("entropy", {})),
+        }
+
+    def adapt(self, memory: dict[str, Any], metrics: dict[str, Any]) -> dict[str, Any]:
+        """The memory after a step that measured these."""
+        return memory | {
+            name: getattr(self, name).next_state(memory[name], metrics[f"update/{name}"])
+            for name in ("kl", "entropy")
+            if name in memory
+        }

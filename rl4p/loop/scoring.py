@@ -1,0 +1,114 @@
+"""What phases ask for in `needs`: exactly that, and as few forwards as give it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from rl4p.data.answer import final_answer, number
+from rl4p.distributed.processes import to_host
+from rl4p.learner.logprobs import score_tokens
+from rl4p.loop.evaluation import greedy_rewards
+from rl4p.loop.phases import Phases
+from rl4p.loop.protocols import Collected
+from rl4p.model.decoder import Decoder
+from rl4p.model.policy import Policy
+from rl4p.types import Array, Params, Texts, TrainState
+
+# By need, what one forward of the policy gives.
+OF_POLICY = {
+    "proximal_logprobs": "logprobs",
+    "entropy": "entropy",
+    "collision": "collision",
+    "values": "values",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scoring:
+    """What scores refer to, beside the policy.
+
+    Attributes:
+      reference: the parameters that the run began with; None where no phase asks for them.
+      teacher: a decoder of the policy's vocabulary, and its parameters; None without one.
+      tasks: of the training data, in the order of their names.
+    """
+
+    reference: Params | None = None
+    teacher: tuple[Decoder, Params] | None = None
+    tasks: tuple[str, ...] = ()
+
+    def __call__(
+        self, phases: Phases, policy: Policy, state: TrainState, collected: Collected
+    ) -> dict[str, Array]:
+        """The arrays by name, those of `Phases.needs`."""
+        needs = phases.needs()
+        trajectories, texts = collected.trajectories, collected.texts
+        options = {
+            "sampling": phases.rollout.sampling,
+            "microbatching": phases.update.microbatching,
+            "mesh": policy.mesh,
+        }
+        scores: dict[str, Array] = {}
+        of_policy = sorted(needs & OF_POLICY.keys())
+        if of_policy:
+            found = score_tokens(
+                policy.decoder,
+                policy.whole(state.params),
+                trajectories,
+                names=tuple(OF_POLICY[name] for name in of_policy),
+                values=phases.critic.values if "values" in needs else None,
+                **options,
+            )
+            scores |= {name: found[OF_POLICY[name]] for name in of_policy}
+        others = {
+            "reference_logprobs": (policy.decoder, self.reference),
+            "teacher_logprobs": self.teacher,
+        }
+        for name in sorted(needs & others.keys()):
+            decoder, params = others[name]
+            scores[name] = score_tokens(decoder, params, trajectories, **options)["logprobs"]
+        for name in sorted(needs & phases.scores.keys()):
+            score_BT = phases.scores[name](policy, state, trajectories, texts, collected.rewards)
+            scores[name] = policy.mesh.shard_rows(score_BT)
+        of_rows = {
+            "greedy_rewards": lambda: baselines(phases, policy, state, texts),
+            "answer_clusters": lambda: answer_clusters(texts),
+            "task_ids": lambda: task_ids(texts, self.tasks),
+        }
+        for name in sorted(needs & of_rows.keys()):
+            scores[name] = policy.mesh.shard_rows(of_rows[name]())
+        return scores
+
+
+def baselines(phases: Phases, policy: Policy, state: TrainState, texts: Texts) -> np.ndarray:
+    """The total reward of one greedy response to each row's prompt: float32 [B], nan if invalid.
+
+    Each prompt is answered once.
+    """
+    prompts = list({prompt.id: prompt for prompt in texts.prompts}.values())
+    rows = len(prompts) + -len(prompts) % policy.mesh.row_multiple
+    rewards = greedy_rewards(phases, policy, state.params, state, prompts, rows=rows)
+    total, valid = to_host((rewards.total_B, rewards.valid_B))
+    by_id = {prompt.id: total[row] if valid[row] else np.nan for row, prompt in enumerate(prompts)}
+    return np.asarray([by_id[prompt.id] for prompt in texts.prompts], np.float32)
+
+
+def answer_clusters(texts: Texts) -> np.ndarray:
+    """int32 [B], equal where two responses end in the same number, or else in the same text.
+
+    Responses without a final answer are one cluster.
+    """
+
+    def key_of(answer: str | None) -> object:
+        value = None if answer is None else number(answer)
+        return answer if value is None else value
+
+    keys = [key_of(final_answer(response)) for response in texts.responses]
+    order = {key: i for i, key in enumerate(dict.fromkeys(keys))}
+    return np.asarray([order[key] for key in keys], np.int32)
+
+
+def task_ids(texts: Texts, tasks: Sequence[str]) -> np.ndarray:
+    """int32 [B]: where the row's task stands among these."""
+    return np.asarray([tasks.index(prompt.task) for prompt in texts.prompts], np.int32)

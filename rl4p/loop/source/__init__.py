@@ -1,0 +1,1 @@
+"""Sources: which prompts come next."""

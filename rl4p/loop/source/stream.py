@@ -1,0 +1,86 @@
+"""Prompts epoch after epoch, each epoch in an order of its own."""
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from rl4p.errors import InputError
+from rl4p.types import Prompt, Rewards, Texts
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stream:
+    """Shuffles the prompts of the data set anew for every epoch, by the seed of the run."""
+
+    def open(self, prompts: Sequence[Prompt], *, seed: int) -> "PromptStream":
+        return PromptStream(prompts, seed)
+
+
+class PromptStream:
+    """Gives out prompts without an end. An `OpenSource`.
+
+    The order is a pure function of (seed, epoch), so the whole state is two numbers, and a stream
+    restored from them goes on as if it had never stopped. A take that reaches the end of an epoch
+    goes on into the next: it returns exactly as many prompts as were asked for, always.
+    """
+
+    def __init__(self, prompts: Sequence[Prompt], seed: int) -> None:
+        self.prompts = prompts
+        self.seed = seed
+        self.epoch = 0
+        self.offset = 0
+        self.order = self.order_of(0)
+
+    def order_of(self, epoch: int) -> np.ndarray:
+        random = np.random.Generator(np.random.Philox([self.seed, epoch]))
+        return random.permutation(len(self.prompts))
+
+    def take(self, count: int, step: int) -> list[Prompt]:
+        """Returns the next prompts, whatever the step."""
+        taken: list[Prompt] = []
+        while len(taken) < count:
+            if self.offset == len(self.prompts):
+                self.epoch, self.offset = self.epoch + 1, 0
+                self.order = self.order_of(self.epoch)
+            rows = self.order[self.offset : self.offset + count - len(taken)]
+            self.offset += len(rows)
+            taken += [self.prompts[row] for row in rows]
+        return taken
+
+    def credit(self, step: int, texts: Texts, rewards: Rewards) -> None:
+        """Changes nothing: the order does not depend on rewards."""
+
+    @cached_property
+    def digest(self) -> str:
+        """Returns a digest of all that a run reads of its prompts, in their order before a shuffle.
+
+        The order of keys in `metadata` does not count.
+        """
+        digest = hashlib.sha256()
+        for prompt in self.prompts:
+            row = json.dumps(vars(prompt), sort_keys=True, default=str)
+            digest.update(row.encode() + b"\n")
+        return digest.hexdigest()
+
+    def state(self) -> dict[str, Any]:
+        return {"epoch": self.epoch, "offset": self.offset, "prompts": self.digest}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Goes on where the state was taken.
+
+        Raises:
+          InputError: the prompts are not those that it was taken with.
+        """
+        if state["prompts"] != self.digest:
+            raise InputError(
+                "The prompts are not those of the run any more: its questions, answers or metadata "
+                "changed (did the file of data.path?), or it was started by an rl4p that checked "
+                "only the questions."
+            )
+        self.epoch, self.offset = state["epoch"], state["offset"]
+        self.order = self.order_of(self.epoch)

@@ -1,0 +1,1 @@
+"""A run in its folder: record, checkpoints, hooks, trackers, signals, summary."""

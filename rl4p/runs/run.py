@@ -1,0 +1,350 @@
+"""Runs an experiment in its folder: record, hooks, signals, summary."""
+
+import hashlib
+import importlib.metadata
+import logging
+import shlex
+import statistics
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import jax
+import numpy as np
+from hydra.core.hydra_config import HydraConfig
+from omegaconf import DictConfig
+from rich.console import Console
+
+import rl4p
+from rl4p.configuration import instantiate
+from rl4p.configuration.folder import only_run_in
+from rl4p.distributed.processes import agreed, anywhere, blaming, first, to_host
+from rl4p.errors import InputError, Stopped
+from rl4p.experiment.build import Experiment, build
+from rl4p.loop.compilation import Compilation, compilation, keep_programs
+from rl4p.loop.loop import run_hooks, train
+from rl4p.loop.protocols import Hook
+from rl4p.planning.report import refuse_what_does_not_fit
+from rl4p.runs.checkpoint import Checkpoints
+from rl4p.runs.plots import plot_learning_curve
+from rl4p.runs.profiler import Profiler
+from rl4p.runs.progress import ProgressBar, print_summary
+from rl4p.runs.record import Record
+from rl4p.runs.signals import StopRequest
+from rl4p.runs.tracker import TrackedRun
+from rl4p.runs.tracker.none import NoTracker
+from rl4p.types import Params, StepInfo, TrainState
+
+log = logging.getLogger(__name__)
+
+PHASES = ("rollout", "reward", "scoring", "advantage", "update")
+PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "transformers", "numpy")
+
+
+def run(config: DictConfig) -> dict[str, Any]:
+    """The job of `python -m rl4p.train`; returns the summary.
+
+    Raises:
+      InputError, RunError: as the parts do.
+      Stopped: by a signal, with everything saved.
+    """
+    started, compiled = time.perf_counter(), compilation()
+    keep_programs()
+    folder = Path(agreed(HydraConfig.get().runtime.output_dir))
+    with recorded_in(folder) as record, StopRequest() as request:
+        if config.resume is None and record.metrics():
+            raise InputError(f"{folder} holds a run already; go on with it by resume={folder}.")
+        refuse_what_only_a_plan_reads(config)
+        if config.plan.check:
+            refuse_what_does_not_fit(config)
+        experiment = build(config)
+        console = Console(highlight=False, soft_wrap=True, quiet=not first())
+        console.print(f"{folder}\n{experiment.sizes}")
+        record.describe(experiment.config, environment(experiment))
+        tracked = (instantiate(config.tracker) if first() else NoTracker()).open(folder)
+        checkpoints = instantiate(config.checkpoint).open(folder, experiment.loop.stateful)
+        outcome = Outcome(record=record, state=experiment.state)
+        status = "failed"
+        try:
+            with (
+                closing(experiment.loop.collector),
+                checkpoints,
+                blaming(),
+            ):  # a last save that fails is a failed run
+                run_steps(config, experiment, checkpoints, record, tracked, outcome, request)
+            status = "finished" if outcome.step == config.steps else "stopped"
+        finally:
+            try:
+                seconds = time.perf_counter() - started
+                summary = outcome.summary(status, seconds, compilation().since(compiled))
+                if outcome.begun or config.resume is None:
+                    record.write_summary(summary)
+                else:  # it could not go on, and stays as it was
+                    status = (record.summary() or {}).get("status", "stopped")
+                if first() and outcome.has_curve():
+                    plot_learning_curve(record.metrics(), folder / "plots" / "learning_curve.png")
+            finally:
+                tracked.finish(status)
+        if first():
+            print_summary(folder, summary)
+        if status == "stopped":
+            raise Stopped(
+                f"Stopped after step {outcome.step}, everything is saved; go on with: "
+                f"{resume_command(config, folder)}"
+            )
+        return summary
+
+
+def refuse_what_only_a_plan_reads(config: DictConfig) -> None:
+    """Refuses the options of `rl4p.plan` that a run would ignore.
+
+    Raises:
+      InputError: an option of a plan that no run has; or `plan.memory_gib` without `plan.check`,
+        which compares the memory of the run's own programs with it.
+    """
+    plan = config.plan
+    of_a_plan = {"search": False, "all_widths": False, "effort": -1.0}
+    changed = [f"plan.{name}={plan[name]}" for name, no in of_a_plan.items() if plan[name] != no]
+    if changed:
+        raise InputError(f"{' '.join(changed)} is for python -m rl4p.plan: a run ignores it.")
+    if plan.memory_gib is not None and not plan.check:
+        raise InputError(f"plan.memory_gib={plan.memory_gib} acts with plan.check=true alone.")
+
+
+@contextmanager
+def recorded_in(folder: Path) -> Iterator[Record]:
+    """The record of the run, which is its first process's; what another notes is let go."""
+    if first():
+        with only_run_in(folder):
+            yield Record(folder)
+    else:
+        with TemporaryDirectory() as own:
+            yield Record(Path(own))
+
+
+def resume_command(config: DictConfig, folder: Path) -> str:
+    """What to type to go on: the folders of YAML and the trust of the command line said anew."""
+    words = ["python", "-m", "rl4p.train", f"resume={folder}"]
+    for source in HydraConfig.get().runtime.config_sources:
+        if source.provider == "command-line":
+            words += ["--config-dir", source.path]
+    if config.trusted_targets:  # trust is never taken over from a run folder
+        words.append(f"trusted_targets=[{','.join(config.trusted_targets)}]")
+    return shlex.join(words)
+
+
+def run_steps(
+    config: DictConfig,
+    experiment: Experiment,
+    checkpoints: Checkpoints,
+    record: Record,
+    tracked: TrackedRun,
+    outcome: "Outcome",
+    request: StopRequest,
+) -> None:
+    """All steps with their hooks, from the start or a checkpoint, until the last or a signal."""
+    samples = config.samples
+    lines_every = max(1, config.steps // 20)
+    bar = ProgressBar(config.steps, lines_every, samples.every, quiet=not first())
+    with bar:
+        state = first_state(config, experiment, checkpoints, record, tracked)
+        outcome.begin(state, resumed=config.resume is not None)
+        bar.begin(outcome.step, record.metrics()[-1] if first() else {})
+        hooks: list[Hook] = [
+            experiment.evaluation,
+            *(instantiate(node) for node in config.hooks.values()),  # their metrics are recorded
+            RecordSamples(every=samples.every, count=samples.count, record=record, tracked=tracked),
+            RecordMetrics(record=record, tracked=tracked, outcome=outcome),
+            bar,
+            checkpoints,
+        ]
+        steps = train(experiment.loop, state)
+        with ExitStack() as stack:
+            if config.debug.profile:
+                traces = record.folder / "profile"
+                hooks.append(stack.enter_context(Profiler(traces, outcome.step, config.steps)))
+            while not (asked := anywhere(request.received is not None)):
+                if (info := next(steps, None)) is None:
+                    break
+                run_hooks(hooks, info, last=info.step == config.steps)
+                if first() and info.step == 1 and info.metrics["advantage/max"] == 0:
+                    warn_of_no_advantage(config.group_size)
+        if asked:
+            checkpoints.save(outcome.state)  # no other hook: a resumed run has the same lines
+
+
+def first_state(
+    config: DictConfig,
+    experiment: Experiment,
+    checkpoints: Checkpoints,
+    record: Record,
+    tracked: TrackedRun,
+) -> TrainState:
+    """The state to go on from: that of the newest checkpoint, or the initial one, evaluated."""
+    if config.resume is not None and not agreed(died_young(record, checkpoints)):
+        state = checkpoints.restore(experiment.state)
+        if int(state.step) > config.steps:
+            raise InputError(
+                f"steps={config.steps}, but {config.resume} is at step {int(state.step)} already."
+            )
+        record.truncate_after(int(state.step))
+        return state
+    record.truncate_after(-1)
+    first = experiment.evaluation.evaluate(experiment.state)
+    record.log(0, first)
+    tracked.log(0, first)
+    return experiment.state
+
+
+def died_young(record: Record, checkpoints: Checkpoints) -> bool:
+    """Whether a run was killed before its first checkpoint was complete: it begins anew.
+
+    One that has no checkpoint though it is older has lost it, and its record must not go too.
+    """
+    steps = record.metrics()[-1]["step"] if record.metrics() else 0
+    young = checkpoints.every == 0 or steps <= 2 * checkpoints.every  # saving takes a while
+    return checkpoints.latest() is None and record.summary() is None and young
+
+
+def warn_of_no_advantage(group_size: int) -> None:
+    reason = ": group_size=1 has no siblings to compare with" if group_size == 1 else ""
+    log.warning("Every advantage of the first step is zero, so it taught nothing%s.", reason)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecordMetrics:
+    """Writes the step's line, mirrors it, and keeps what the summary needs. A hook."""
+
+    record: Record
+    tracked: TrackedRun
+    outcome: "Outcome"
+    every: int = 1
+
+    def __call__(self, info: StepInfo) -> None:
+        self.record.log(info.step, info.metrics)
+        self.tracked.log(info.step, info.metrics)
+        self.outcome.add(info)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecordSamples:
+    """Writes the first samples of a step, with their grades, to samples.jsonl. A hook."""
+
+    every: int
+    count: int
+    record: Record
+    tracked: TrackedRun
+
+    def __call__(self, info: StepInfo) -> None:
+        rewards = info.rewards
+        rows = range(min(self.count, len(info.texts.responses)))
+        self.record.log_samples(
+            info.step,
+            [
+                {
+                    "id": info.texts.prompts[row].id,
+                    "prompt": info.texts.prompts[row].question,
+                    "response": info.texts.responses[row],
+                    "answer": info.texts.prompts[row].answer,
+                    "reward": float(rewards.total_B[row]),
+                    "terms": {name: float(grade_B[row]) for name, grade_B in rewards.terms.items()},
+                }
+                for row in rows
+            ],
+        )
+        self.tracked.artifact(self.record.samples_file)
+
+
+@dataclass(kw_only=True)
+class Outcome:
+    """What summary.json says; filled while the run goes on, so that a failed run has one too."""
+
+    record: Record
+    state: TrainState
+    resumed_from: int | None = None
+    times: list[dict[str, float]] = field(default_factory=list)
+    step: int = 0
+    begun: bool = False
+
+    def begin(self, state: TrainState, *, resumed: bool) -> None:
+        self.state, self.step, self.begun = state, int(state.step), True
+        self.resumed_from = self.step if resumed else None
+
+    def add(self, info: StepInfo) -> None:
+        self.state, self.step = info.state, info.step
+        self.times.append({name: info.metrics.get(f"time/{name}", 0.0) for name in PHASES})
+
+    def has_curve(self) -> bool:
+        return any("reward/mean" in row for row in self.record.metrics())
+
+    def summary(self, status: str, seconds: float, compiled: Compilation) -> dict[str, Any]:
+        evaluations = [
+            {name: value for name, value in row.items() if name.startswith("eval/")}
+            for row in self.record.metrics()
+        ]
+        evaluations = [evaluation for evaluation in evaluations if evaluation]
+        names = {name for evaluation in evaluations for name in evaluation}
+        best = {name: max(e[name] for e in evaluations if name in e) for name in sorted(names)}
+        return {
+            "status": status,
+            "step": self.step,
+            "evaluation": {
+                "first": evaluations[0] if evaluations else {},
+                "last": evaluations[-1] if evaluations else {},
+                "best": best,
+            },
+            "params_sha256": params_sha256(self.state.params) if status != "failed" else None,
+            "seconds": {"total": seconds}
+            | {name: sum(times[name] for times in self.times) for name in PHASES},
+            "median_seconds": {
+                name: statistics.median(times[name] for times in self.times) if self.times else 0.0
+                for name in PHASES
+            },
+            "compilation": asdict(compiled),
+            "resumed_from": self.resumed_from,
+        }
+
+
+def params_sha256(params: Params) -> str:
+    """A digest of the names, shapes, dtypes and bytes of all parameters, in the order of names."""
+    digest = hashlib.sha256()
+    for path, value in jax.tree_util.tree_flatten_with_path(params)[0]:
+        array = np.asarray(to_host(value))
+        name = jax.tree_util.keystr(path, simple=True, separator="/")
+        digest.update(f"{name} {array.shape} {array.dtype}\n".encode())
+        digest.update(np.ascontiguousarray(array).tobytes())
+    return digest.hexdigest()
+
+
+def environment(experiment: Experiment) -> dict[str, Any]:
+    """Where the run takes place: commit, versions, devices, the overrides it was given."""
+    devices = experiment.loop.policy.mesh.devices.devices.flatten()
+    return {
+        **git_state(Path(__file__).parents[2]),
+        "device": devices[0].device_kind,
+        "devices": len(devices),
+        "processes": jax.process_count(),
+        "packages": {"rl4p": rl4p.__version__}
+        | {name: importlib.metadata.version(name) for name in PACKAGES},
+        "overrides": list(HydraConfig.get().overrides.task),
+    }
+
+
+def git_state(checkout: Path) -> dict[str, Any]:
+    """Commit of a checkout, and whether files differ from it; nothing where it is none."""
+
+    def git(*words: str) -> str:
+        command = ["git", "-C", str(checkout), *words]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+    if not (checkout / ".git").exists():  # a repository further up is somebody else's
+        return {}
+    try:
+        return {"git_commit": git("rev-parse", "HEAD"), "git_dirty": bool(git("status", "-s"))}
+    except (OSError, subprocess.CalledProcessError):
+        return {}

@@ -1,0 +1,73 @@
+"""One parent run in MLflow for the runs of a sweep (``python -m rl4p.train -m ...``)."""
+
+import atexit
+import logging
+import os
+from pathlib import Path
+from typing import Any
+
+from hydra.experimental.callback import Callback
+from omegaconf import DictConfig, OmegaConf
+
+from rl4p.errors import InputError
+from rl4p.runs.tracker.mirror import PARENT, run_name
+from rl4p.runs.tracker.mlflow import PARENT_VARIABLE, MLflow, reason
+
+log = logging.getLogger(__name__)
+
+
+class ParentRun(Callback):
+    """Hydra's callback that opens the parent before the first job and closes it after the last.
+
+    Jobs find the parent by an environment variable, which launchers hand on to their processes. A
+    store that is down costs a warning, the parent, and the seconds in which one request gives up.
+    """
+
+    def __init__(self) -> None:
+        # The store, and the parent's id. No client: launchers pickle callbacks.
+        self._parent: tuple[MLflow, str] | None = None
+
+    def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
+        os.environ.pop(PARENT_VARIABLE, None)
+        options: Any = OmegaConf.to_container(config.tracker, resolve=True)
+        if options.pop("_target_", None) != f"{MLflow.__module__}.{MLflow.__qualname__}":
+            return
+        try:
+            tracker = MLflow(**options)
+        except (InputError, TypeError):
+            return  # every job will say so, in better words
+        folder = Path(config.hydra.sweep.dir).absolute()
+        tags = {"folder": str(folder), "sweep": " ".join(config.hydra.overrides.task)}
+        try:
+            client, experiment = tracker.connect()
+            run = client.create_run(experiment, run_name=run_name(folder), tags=tags)
+        except Exception as error:  # noqa: BLE001 - whatever it is, the sweep goes on
+            log.warning(
+                "The runs of this sweep get no parent from MLflow at %s: %s",
+                tracker.uri,
+                reason(error),
+            )
+            return
+        self._parent = tracker, run.info.run_id
+        os.environ[PARENT_VARIABLE] = run.info.run_id
+        # Hydra calls no on_multirun_end when a job has failed.
+        atexit.register(self._close, "FAILED")
+
+    def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
+        self._close("FINISHED")
+
+    def _close(self, status: str) -> None:
+        if self._parent is None:
+            return
+        tracker, parent = self._parent
+        self._parent = None
+        os.environ.pop(PARENT_VARIABLE, None)
+        atexit.unregister(self._close)
+        failed = f"tags.`{PARENT}` = '{parent}' and attributes.status = 'FAILED'"
+        try:
+            client, experiment = tracker.connect()
+            if client.search_runs([experiment], failed, max_results=1):
+                status = "FAILED"
+            client.set_terminated(parent, status)
+        except Exception as error:  # noqa: BLE001 - the runs are over, and have their records
+            log.warning("MLflow still shows this sweep as running: %s", reason(error))

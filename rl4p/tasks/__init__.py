@@ -1,1 +1,0 @@
-"""What tasks have in common: reading a final answer off a text."""

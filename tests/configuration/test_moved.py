@@ -1,0 +1,34 @@
+import pytest
+from omegaconf import OmegaConf
+
+from rl4p.configuration import compose
+from rl4p.configuration.moved import ADDED, MOVED, moved, renewed
+from rl4p.configuration.targets import locate
+from rl4p.errors import InputError
+
+
+def of_an_older_version(config):
+    """The configuration as it was before the names of `MOVED` and the keys of `ADDED`."""
+    text = OmegaConf.to_yaml(config)
+    for old, new in MOVED.items():
+        text = text.replace(f"_target_: {new}", f"_target_: {old}")
+    return OmegaConf.create({k: x for k, x in OmegaConf.create(text).items() if k not in ADDED})
+
+
+@pytest.mark.parametrize("overrides", [[], ["kl=fixed", "critic=shared", "advantage=gae"]])
+def test_an_older_configuration_becomes_that_of_today(overrides):
+    config = compose(overrides)
+    older = of_an_older_version(config)
+    assert older.mesh._target_ == "rl4p.mesh.Mesh"
+    assert "source" not in older
+    assert renewed(older) == renewed(config) == config
+
+
+def test_a_name_of_today_stays():
+    assert moved("rl4p.learner.kl.fixed.Fixed") == "rl4p.learner.kl.fixed.Fixed"
+    assert moved("mine.kl.fixed.Fixed") == "mine.kl.fixed.Fixed"
+
+
+def test_a_target_that_has_moved_is_said_by_its_new_name():
+    with pytest.raises(InputError, match=r"^kl\._target_=rl4p\.kl\.fixed\.Fixed is called rl4p\."):
+        locate("rl4p.kl.fixed.Fixed", ["rl4p"], "kl._target_")

@@ -1,0 +1,387 @@
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import jax
+import numpy as np
+import pytest
+
+from rl4p.distributed.mesh import Mesh
+from rl4p.errors import InputError
+
+# On one device and on several: greedy and drawn responses, and three updates on them.
+SHAPES = """
+import dataclasses, sys, jax, numpy as np
+from rl4p.advantage.grpo import GRPO
+from rl4p.data.arithmetic import Arithmetic
+from rl4p.data.prompts import encode_prompts
+from rl4p.learner.correction import none as correction
+from rl4p.learner.critic import none as critic
+from rl4p.learner.entropy import none as entropy
+from rl4p.learner.kl import none as kl
+from rl4p.distributed.mesh import Mesh
+from rl4p.protocols import Objective
+from rl4p.learner.logprobs import score_tokens
+from rl4p.model.scratch import Scratch
+from rl4p.learner.optimizer.adamw import AdamW
+from rl4p.rollout.continuous import Continuous
+from rl4p.rollout.naive_sampler import NaiveSampler
+from rl4p.types import Rewards, TrainingBatch, TrainState
+from rl4p.types import Microbatching
+from rl4p.learner.gradient_step import gradient_step, shares_prompts
+from rl4p.update.reinforce import Reinforce
+
+samplers = [sampler(max_response_tokens=8) for sampler in (NaiveSampler, Continuous)]
+optimizer = AdamW(learning_rate=1e-3)
+# 16 rows, two on each device; with one device in microbatches of four
+objective = Objective(
+    update=Reinforce(tokens_per_microbatch=4 * 24), correction=correction.NONE(), kl=kl.NONE(),
+    entropy=entropy.NONE(), critic=critic.NONE(),
+)
+
+model = Scratch(width=32, layers=2, heads=8, key_value_heads=4, feed_forward_width=48)
+built, start = model.build(Mesh(dp=1), jax.random.key(0))
+# Far enough from uniform that the order of a sum does not choose the token; at 10 times, logits are
+# rounded by 2e-5, and that is what gradients would differ by.
+start = jax.tree.map(lambda x: np.asarray(x) * 3, start) | {"norm": jax.device_get(start["norm"])}
+
+def run(mesh, sampler, system_prompt=None, max_prompt_tokens=16):
+    policy = dataclasses.replace(built, mesh=mesh)
+    params = jax.device_put(start, mesh.of_params(start))
+    parts = mesh.devices.shape["fsdp"] * mesh.devices.shape["tp"]
+    for x in (params["embedding"], params["layers"]["up"]["kernel"]):
+        assert x.addressable_shards[0].data.size * parts == x.size
+    questions = Arithmetic(digits=2, train_size=4, held_out_size=0).train()
+    prompts, _ = encode_prompts(
+        questions,
+        policy.tokenizer,
+        system_prompt=system_prompt,
+        max_prompt_tokens=max_prompt_tokens,
+    )
+    options = {"group_size": 4, "key": jax.random.key(3), "version": 0}
+    greedy, _ = sampler(policy, params, prompts, **options, greedy=True)
+    sampled, _ = sampler(policy, params, prompts, **options)
+    assert len(sampled.tokens_BT.sharding.device_set) == mesh.size
+    rewards = Rewards(
+        total_B=np.float32(np.arange(16) ** 2 % 5), terms={}, valid_B=np.arange(16) != 6
+    )
+    rewards = mesh.shard_rows(rewards)
+    assert rewards.total_B.addressable_shards[0].data.shape == (16 // mesh.row_shards,)
+    advantages = jax.jit(GRPO())(sampled, rewards)
+    state = TrainState(
+        step=mesh.replicate(np.int32(0)),
+        params=params,
+        optimizer_state=mesh.init_beside(optimizer.transform().init, params),
+        key=mesh.replicate(jax.random.key(1)),
+        memory={},
+    )
+    batch = TrainingBatch(
+        trajectories=sampled,
+        advantages_BT=advantages,
+        loss_mask_BT=sampled.response_mask_BT & rewards.valid_B[:, None],
+        scores={},
+    )
+    scores = score_tokens(
+        policy.decoder, params, sampled, sampler.sampling, names=("logprobs", "entropy"),
+        microbatching=Microbatching(tokens=4 * 24), mesh=mesh,
+    )
+    places = [x.sharding for x in jax.tree.leaves((state.params, state.optimizer_state))]
+    for step in range(3):
+        state, metrics = gradient_step(
+            objective, policy.decoder, sampler.sampling, optimizer, {}, state, batch, {}, mesh
+        )
+        if not step:
+            moments = state.optimizer_state[1][0].mu  # a tenth of the gradient
+            moments = jax.device_get(moments)
+    arrays = jax.tree.leaves((state.params, state.optimizer_state))
+    for place, x in zip(places, arrays, strict=True):
+        assert x.sharding.is_equivalent_to(place, x.ndim)
+    assert shares_prompts(objective, sampled, mesh) is (system_prompt is not None)
+    return jax.device_get(
+        (greedy.tokens_BT, sampled.tokens_BT, state.params, moments, metrics, scores)
+    )
+
+def assert_alike(one, several):
+    np.testing.assert_array_equal(one[0], several[0])
+    np.testing.assert_array_equal(one[1], several[1])
+    for a, b in zip(one[2:4], several[2:4], strict=True):  # Adam makes much of what rounding leaves
+        # of a gradient that is 0, as that of the keys' bias: leaf by leaf, that would be compared.
+        a, b = (np.concatenate([x.ravel() for x in jax.tree.leaves(tree)]) for tree in (a, b))
+        assert np.linalg.norm(a - b) <= 1e-6 * np.linalg.norm(a)
+    assert one[4].keys() == several[4].keys()
+    assert one[4]["update/grad_norm"] > 0
+    for name in one[4]:
+        np.testing.assert_allclose(one[4][name], several[4][name], rtol=1e-5, atol=1e-6)
+    for name in one[5]:
+        np.testing.assert_allclose(one[5][name], several[5][name], atol=2e-5)
+
+kind, *shapes = sys.argv[1:]
+one = Mesh(dp=1)
+if kind == "shared":  # prompts that pay for it: four groups of four, on four devices
+    long = {"system_prompt": "Add the two numbers, digit by digit.", "max_prompt_tokens": 64}
+    alone = run(one, samplers[1], **long)
+    for shape in shapes:
+        assert_alike(alone, run(Mesh(shape=shape), samplers[1], **long))
+elif kind == "apart":  # the last four of eight sample, and the others train
+    mesh = Mesh(shape=shapes[0], rollout_devices=4)
+    assert not {*mesh.devices.devices.flat} & {*mesh.sampling.devices.devices.flat}
+    for sampler in samplers:
+        assert_alike(run(one, sampler), run(mesh, sampler))
+else:
+    sampler = samplers[kind == "continuous"]
+    alone = run(one, sampler)
+    for shape in shapes:
+        assert_alike(alone, run(Mesh(shape=shape), sampler))
+"""
+
+DIVIDED = """
+import jax, numpy as np
+from rl4p.errors import InputError
+from rl4p.distributed.mesh import Mesh
+from rl4p.model.scratch import Scratch
+from rl4p.rollout.continuous import prefill, rearranged
+
+mesh = Mesh(shape="1,2,2")
+model = dict(width=32, layers=2, heads=4, feed_forward_width=64)
+policy, params = Scratch(**model, key_value_heads=2).build(mesh, jax.random.key(0))
+tokens, rows = np.ones((4, 16), np.int32), np.arange(8)
+found = prefill(
+    policy.decoder, policy.for_sampling(params), *mesh.shard_rows((tokens, tokens > 0)), mesh
+)
+cache = rearranged(None, found, rows, rows // 2, rows >= 0, 24, mesh)
+for x in jax.tree.leaves(cache.layers):
+    assert x.addressable_shards[0].data.shape == (4, 1, *x.shape[2:])  # of [8, 2, ...]
+try:
+    Scratch(**model, key_value_heads=1).build(mesh, jax.random.key(0))
+except InputError as error:
+    print(error)
+"""
+
+
+def test_a_cache_is_divided_by_rows_and_heads_which_must_divide(on_devices):
+    command = [sys.executable, "-c", DIVIDED]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=on_devices(4))
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stdout.strip() == (
+        "mesh.tp=2 does not divide the model's key_value_heads, which is 1: "
+        "the nearest that does is 1."
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("continuous", "2,2,2"),
+        ("continuous", "8,1,1", "1,8,1", "1,2,4"),
+        ("naive", "8,1,1", "1,8,1", "1,2,4", "2,2,2"),
+        ("shared", "4,1,1", "1,4,2"),
+        ("apart", "1,2,2"),
+    ],
+    ids=lambda names: " ".join(names).replace(",", "x"),
+)
+def test_one_device_and_eight_sample_and_train_alike(on_devices, arguments):
+    command = [sys.executable, "-c", SHAPES, *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=on_devices(8))
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
+def test_a_mesh_of_devices_that_are_not_there_is_refused():
+    there = jax.device_count()
+    with pytest.raises(
+        InputError, match=rf"mesh\.dp=1000 asks for 1000 devices, but there are {there}\."
+    ):
+        Mesh(dp=1000).size  # noqa: B018
+
+
+@pytest.mark.parametrize("dp", [0, -2])
+def test_sizes_are_counts(dp):
+    with pytest.raises(InputError, match=rf"mesh\.dp={dp} is no shape: sizes are at least 1"):
+        Mesh(dp=dp).size  # noqa: B018
+
+
+def test_some_device_must_be_left_for_updates():
+    there = jax.device_count()
+    with pytest.raises(InputError, match=f"leaves none of {there} devices for updates"):
+        Mesh(rollout_devices=there).size  # noqa: B018
+
+
+def test_all_devices_are_taken_unless_told():
+    assert Mesh().size == jax.device_count()
+    assert Mesh(dp=1).size == 1
+
+
+CORES = """
+import sys
+from rl4p.errors import InputError
+from rl4p.distributed.mesh import Mesh, usable_cores
+
+assert Mesh(cpu_devices=-1).size == usable_cores() >= 1
+assert Mesh(dp=1).size == 1
+try:
+    Mesh(cpu_devices=usable_cores() + 1).size
+except InputError as error:
+    sys.exit(str(error))
+"""
+
+
+def test_a_cpu_is_divided_into_a_device_for_each_core_once():
+    done = subprocess.run([sys.executable, "-c", CORES], capture_output=True, text=True)
+    assert done.stderr.startswith("mesh.cpu_devices=")
+    assert "before backends are initialized" in done.stderr
+
+
+def test_one_device_has_all_rows():
+    mesh = Mesh(dp=1)
+    tree = {"a": np.arange(6.0).reshape(3, 2), "b": np.arange(3)}
+    for place in (mesh.shard_rows, mesh.replicate):
+        jax.tree.map(np.testing.assert_array_equal, place(tree), tree)
+    assert mesh.everywhere.is_fully_replicated
+    assert mesh.row_shards == mesh.row_multiple == mesh.size == 1
+    for function in (mesh.total, mesh.largest, mesh.total_gradient, mesh.gather_rows):
+        assert function(tree) is tree or function(tree) == tree
+
+
+SEVERAL = """
+import jax, jax.numpy as jnp, numpy as np
+from jax.sharding import PartitionSpec as P
+from rl4p.distributed import partition
+from rl4p.distributed.mesh import EVERYWHERE, ROWS, Mesh
+
+def parts(x):
+    return [shard.data.shape for shard in x.addressable_shards]
+
+mesh = Mesh(dp=2, fsdp=2, tp=2)
+assert (mesh.size, mesh.row_shards, mesh.row_multiple, mesh.platform) == (8, 4, 4, "cpu")
+
+# Rows are split along dp and fsdp, and each part is on both devices along tp.
+rows = np.arange(16).reshape(8, 2)
+split, whole = mesh.shard_rows({"a": rows, "b": rows[:, 0]}), mesh.replicate(rows)
+assert parts(split["a"]) == [(2, 2)] * 8 and parts(split["b"]) == [(2,)] * 8
+assert parts(whole) == [(8, 2)] * 8
+np.testing.assert_array_equal(split["a"], rows)
+gathered = jax.jit(mesh.gather_rows)(split["a"])
+assert parts(gathered)[0][0] == 8
+np.testing.assert_array_equal(gathered, rows)
+
+# Sums and the largest go over all rows, once.
+def of_rows(shared, rows):
+    return mesh.total(jnp.sum(rows)), mesh.largest(jnp.max(rows)), mesh.total(shared)
+
+def run(function, shared, rows, results):
+    return jax.jit(lambda *x: mesh.on_rows(function, *x, results=results))(shared, rows)
+
+total, largest, shared = run(of_rows, jnp.int32(1), rows, EVERYWHERE)
+assert (int(total), int(largest), int(shared)) == (int(rows.sum()), 15, 4)
+
+# Each device has its own rows.
+found = run(lambda shared, rows: rows * shared, jnp.int32(3), rows, ROWS)
+np.testing.assert_array_equal(found, rows * 3)
+
+# A gradient is that of one device: parts along fsdp, gathered in bfloat16, are added up once.
+random = np.random.default_rng(0)
+params = {
+    "embedding": random.normal(size=(4, 8)).astype(np.float32),
+    "norm": {"scale": random.normal(size=8).astype(np.float32)},
+}
+lying = jax.device_put(params, mesh.of_params(params))
+assert parts(lying["embedding"]) == [(2, 4)] * 8 and parts(lying["norm"]["scale"]) == [(8,)] * 8
+dtypes = []
+
+def loss(params, rows, dtype):
+    params = partition.gather(params, dtype)
+    dtypes.append(params["embedding"].dtype.name)
+    x = params["embedding"].astype(jnp.float32)[rows % 4]
+    return jnp.sum(jnp.sin(x * params["norm"]["scale"]) * (1.0 + rows[..., None]))
+
+def gradient(dtype):
+    def of(params, rows):
+        return mesh.total_gradient(jax.grad(loss)(params, rows, dtype))
+    return of
+
+for dtype, tolerance in (("float32", 1e-5), ("bfloat16", 5e-2)):
+    ours = jax.jit(
+        lambda p, r, dtype=dtype: mesh.on_rows(gradient(dtype), p, r, results=mesh.parts(p))
+    )(lying, rows)
+    expected = jax.grad(loss)(params, rows, "float32")
+    for a, b in zip(jax.tree.leaves(ours), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(a, b, rtol=tolerance, atol=tolerance)
+        assert a.dtype == np.float32
+assert "bfloat16" in dtypes
+
+# The gradient of a gathered parameter is added up in the parameter's own dtype: parts of 1 and of
+# 2 ** -9 would be 1 in bfloat16.
+data = Mesh(dp=1, fsdp=2)
+pieces = jnp.asarray([1.0, 2.0**-9], jnp.float32)
+
+def small(params, rows):
+    def loss(params):
+        whole = partition.gather(params, "bfloat16")["embedding"]
+        return jnp.sum(whole.astype(jnp.float32) * rows[0])
+    return data.total_gradient(jax.grad(loss)(params))
+
+ones = {"embedding": jnp.ones((2, 4))}
+added = jax.jit(
+    lambda p, r: data.on_rows(small, p, r, results=data.parts(p))
+)(jax.device_put(ones, data.of_params(ones)), pieces)
+np.testing.assert_array_equal(added["embedding"], np.full((2, 4), 1 + 2.0**-9, np.float32))
+
+# None stops before the others along fsdp; along dp they are free to.
+def steps(shared, rows):
+    return jnp.reshape(partition.in_step(rows[0, 0]), (1, 1))
+
+found = run(steps, jnp.int32(0), rows, ROWS)
+np.testing.assert_array_equal(found[:, 0], [4, 4, 12, 12])
+
+# What an optimizer keeps lies beside its parameter.
+state = mesh.init_beside(lambda p: {"mu": jax.tree.map(jnp.zeros_like, p)}, lying)
+assert parts(state["mu"]["embedding"]) == [(2, 4)] * 8
+fresh = mesh.init(lambda key: {"embedding": jax.random.normal(key, (4, 8))}, jax.random.key(0))
+assert parts(fresh["embedding"]) == [(2, 4)] * 8
+kept = jax.jit(lambda p, s: mesh.keep(jax.tree.map(lambda x: x + 1, p), s))(lying, state)
+assert parts(kept[0]["embedding"]) == [(2, 4)] * 8
+
+# A sampler's parameters are divided along tp alone.
+layers = {"layers": {"up": {"kernel": np.ones((2, 8, 4), np.float32)}}}
+for on in (mesh, Mesh(dp=1, fsdp=2, tp=2, rollout_devices=4)):
+    both = jax.device_put(params | layers, on.of_params(params | layers))
+    given = on.for_sampling(both, "float32")
+    assert set(parts(given["embedding"])) == {(2, 8)}
+    assert len(given["layers"]) == 2
+    assert set(parts(given["layers"][0]["up"]["kernel"])) == {(8, 2)}
+    there = set(on.sampling.devices.devices.flat)
+    assert given["embedding"].sharding.device_set == there
+
+# The last devices sample, and the first train.
+apart = Mesh(rollout_devices=3)
+assert [d.id for d in apart.devices.devices.flat] == [0, 1, 2, 3, 4]
+assert [d.id for d in apart.sampling.devices.devices.flat] == [5, 6, 7]
+assert (apart.row_shards, apart.sampling.row_shards, apart.row_multiple) == (5, 3, 15)
+divided = Mesh(fsdp=2, tp=2, dp=1, rollout_devices=4).sampling
+assert (divided.devices.shape["tp"], divided.row_shards) == (2, 2)
+assert Mesh(dp=2, tp=2).size == 4 and mesh.sampling is mesh
+"""
+
+
+def test_several_devices_split_rows_and_add_up(on_devices):
+    done = subprocess.run(
+        [sys.executable, "-c", SEVERAL], env=on_devices(8), capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
+@pytest.mark.parametrize(
+    ("sizes", "dimension", "parts", "nearest"),
+    [((1, 1, 4), "heads", 6, 3), ((1, 1, 2), "vocabulary", 265, 1), ((1, 5, 1), "width", 32, 4)],
+)
+def test_a_dimension_that_does_not_divide_is_named(monkeypatch, sizes, dimension, parts, nearest):
+    shape = dict(zip(("dp", "fsdp", "tp"), sizes, strict=True))
+    monkeypatch.setattr(Mesh, "devices", SimpleNamespace(shape=shape))
+    axis, size = ("fsdp", sizes[1]) if dimension == "width" else ("tp", sizes[2])
+    sentence = (
+        rf"^mesh\.{axis}={size} does not divide the model's {dimension}, which is {parts}: "
+        rf"the nearest that does is {nearest}\.$"
+    )
+    with pytest.raises(InputError, match=sentence):
+        Mesh().check_divides({dimension: parts})
+    Mesh().check_divides({dimension: 60 * size})

@@ -1,0 +1,216 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import PartitionSpec
+
+from rl4p.distributed import partition
+from rl4p.distributed.mesh import Mesh, sizes_of
+from rl4p.errors import InputError
+from rl4p.learner.optimizer.adafactor import Adafactor
+from rl4p.learner.optimizer.adamw import AdamW
+from rl4p.learner.optimizer.muon import Muon
+from rl4p.model.decoder import Decoder, DecoderConfig
+from rl4p.model.lora import LoRA
+from rl4p.model.scratch import Scratch
+
+SHAPE = {
+    "vocabulary": 24,
+    "width": 16,
+    "layers": 2,
+    "heads": 4,
+    "key_value_heads": 2,
+    "head_width": 4,
+    "feed_forward_width": 20,
+    "max_positions": 32,
+}
+
+
+def shapes(lora: int = 0, **options):
+    decoder = Decoder(config=DecoderConfig(**SHAPE | options))
+    params = jax.eval_shape(decoder.init, jax.random.key(0))
+    if not lora:
+        return params
+    return jax.eval_shape(LoRA(rank=lora).init, jax.random.key(0), params)
+
+
+def by_name(tree):
+    return {
+        jax.tree_util.keystr(path, simple=True, separator="/"): leaf
+        for path, leaf in jax.tree.leaves_with_path(tree)
+    }
+
+
+@pytest.mark.parametrize("options", [{}, {"tied_embedding": False}, {"experts": 4}])
+def test_every_large_parameter_is_divided_along_both_axes(options):
+    params = shapes(**options)
+    for name, spec in by_name(partition.specs(params)).items():
+        small = name.endswith(("scale", "bias", "router"))
+        assert ({*spec} >= {"fsdp", "tp"}) is not small, name
+
+
+def test_products_are_divided_so_that_one_sum_ends_each_half_of_a_layer():
+    found = by_name(partition.specs(shapes()))
+    assert found["embedding"] == PartitionSpec("tp", "fsdp")
+    for name in ("query", "key", "value", "gate", "up"):
+        assert found[f"layers/{name}/kernel"] == PartitionSpec(None, "fsdp", "tp")
+    for name in ("output", "down"):
+        assert found[f"layers/{name}/kernel"] == PartitionSpec(None, "tp", "fsdp")
+    assert found["layers/query/bias"] == PartitionSpec(None, "tp")
+    assert found["norm/scale"] == PartitionSpec()
+
+
+def test_an_adapter_lies_as_the_matrix_beside_it():
+    found = by_name(partition.specs(shapes(lora=3)))
+    assert found["layers/query/lora_a"] == PartitionSpec(None, "fsdp", None)
+    assert found["layers/query/lora_b"] == PartitionSpec(None, None, "tp")
+    assert found["layers/down/lora_a"] == PartitionSpec(None, "tp", None)
+    assert found["layers/down/lora_b"] == PartitionSpec(None, None, "fsdp")
+
+
+def test_one_axis_of_the_mesh_never_divides_a_parameter_twice(monkeypatch):
+    monkeypatch.setitem(partition.RULES, "feed_forward", "fsdp")
+    with pytest.raises(ValueError, match=r"down.*feed_forward.*width.*fsdp.*fsdp"):
+        partition.specs(shapes())
+
+
+@pytest.mark.parametrize("optimizer", [AdamW(), Muon(), Adafactor()])
+def test_what_an_optimizer_keeps_of_a_parameter_lies_beside_it(optimizer):
+    params = shapes()
+    state = jax.eval_shape(optimizer.transform().init, params)
+    places, arrays = (by_name(x) for x in (partition.specs_beside(state, params), state))
+    wanted, sizes = by_name(partition.specs(params)), by_name(params)
+    beside = 0
+    for name, place in places.items():
+        of = next((key for key in wanted if name.endswith(key)), None)
+        if of is not None and arrays[name].shape == sizes[of].shape:
+            assert place == wanted[of]
+            beside += 1
+        else:  # a count, or a moment of rows
+            assert place == PartitionSpec()
+    assert beside or isinstance(optimizer, Adafactor)
+
+
+@pytest.mark.parametrize(
+    ("shape", "sizes"),
+    [("1,-1,1", (1, -1, 1)), ("dp:2,fsdp:-1", (2, -1, 1)), (" tp:4 ", (1, 1, 4))],
+)
+def test_shapes_of_meshes(shape, sizes):
+    assert tuple(sizes_of(shape).values()) == sizes
+
+
+@pytest.mark.parametrize(
+    ("shape", "words"),
+    [([1, -1, 2], "1,-1,2"), ({"dp": 2, "fsdp": -1}, "dp:2,fsdp:-1"), ("2,2,2", "2,2,2")],
+)
+def test_a_shape_may_be_a_list_or_a_dictionary(shape, words):
+    assert Mesh(shape=shape) == Mesh(shape=words)
+    assert hash(Mesh(shape=shape)) == hash(Mesh(shape=words))
+
+
+@pytest.mark.parametrize("shape", ["1,2", "dp:2,dp:4", "dp:two", "pp:2", "", "dp:2,4"])
+def test_a_shape_that_is_none_is_refused(shape):
+    with pytest.raises(InputError, match=rf"mesh\.shape={shape} is no shape of a mesh"):
+        Mesh(shape=shape).sizes(8, 8)
+
+
+def test_sizes_of_the_axes():
+    assert Mesh().sizes(8, 8) == (8, 1, 1)
+    assert Mesh(fsdp="host").sizes(16, 4) == (4, 4, 1)  # fsdp inside a host, dp over hosts
+    assert Mesh(fsdp="host").sizes(1, 1) == (1, 1, 1)
+    assert Mesh(dp=1, fsdp=-1, tp=2).sizes(8, 8) == (1, 4, 2)
+    assert Mesh(dp=2, tp=2).sizes(8, 8) == (2, 1, 2)  # the rest stay idle
+    assert Mesh(shape="fsdp:4").sizes(8, 8) == (1, 4, 1)
+    with pytest.raises(InputError, match=r"mesh\.dp=-1 mesh\.fsdp=3 asks for 3 devices"):
+        Mesh(fsdp=3).sizes(8, 8)
+    for options, words in (
+        ({"dp": 1, "fsdp": 3, "tp": -1}, "mesh.fsdp=3 mesh.tp=-1 asks for 3 devices"),
+        ({"dp": -1, "fsdp": -1}, "mesh.dp=-1 mesh.fsdp=-1 is no shape"),
+        ({"dp": 4, "tp": 4}, "asks for 16 devices, but there are 8"),
+    ):
+        with pytest.raises(InputError, match=words):
+            Mesh(**options).sizes(8, 8)
+
+
+def test_a_gradient_is_whole_without_a_mesh():
+    params = {"embedding": jnp.ones((4, 2))}
+    assert partition.gather(params, "bfloat16") is params
+    assert not partition.gathering()
+
+
+def test_a_sampler_is_given_matrices_as_they_are_multiplied():
+    """And nothing but these: a norm is computed in float32. Products are the same, bit for bit."""
+    policy, params = Scratch(width=32, layers=2, heads=4, dtype="bfloat16").build(
+        Mesh(dp=1), jax.random.key(0)
+    )
+    given = policy.for_sampling(params)
+    dtypes = {name: x.dtype.name for name, x in by_name(given).items()}
+    assert {name for name, dtype in dtypes.items() if dtype == "bfloat16"} == {
+        name for name in dtypes if name == "embedding" or name.endswith("kernel")
+    }
+    tokens = np.arange(12).reshape(2, 6)
+    ones = np.ones_like(tokens)
+    hidden = [
+        policy.decoder.extend(
+            x, tokens, ones.cumsum(1) - 1, ones, policy.decoder.empty_cache(2, 6), 0
+        )[0]
+        for x in (partition.as_sampled(params, "float32"), given)
+    ]
+    np.testing.assert_array_equal(*(np.asarray(x, np.float32) for x in hidden))
+
+
+def test_a_sampler_is_given_layers_one_by_one_and_no_critic():
+    """All else is not copied."""
+    policy, params = Scratch(width=32, layers=2, heads=4).build(Mesh(dp=1), jax.random.key(0))
+    given = policy.for_sampling(params | {"critic": {"head": jnp.ones(32)}})
+    assert given.keys() == params.keys()
+    assert all(given[name] is params[name] for name in params.keys() - {"layers"})
+    for i in range(2):
+        jax.tree.map(
+            lambda x, x_L, i=i: np.testing.assert_array_equal(x, x_L[i]),
+            given["layers"][i],
+            params["layers"],
+        )
+
+
+def test_what_has_a_parameter_s_name_and_another_shape_is_whole():
+    """Of factored moments, rows and columns."""
+    params = shapes()
+    state = {"rows": jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[:-1], x.dtype), params)}
+    found = by_name(partition.specs_beside(state, params))
+    assert found["rows/layers/up/kernel"] == PartitionSpec()
+    assert found["rows/embedding"] == PartitionSpec()
+    beside = by_name(partition.specs_beside({"mu": params, "count": jnp.int32(0)}, params))
+    assert beside["mu/layers/up/kernel"] == PartitionSpec(None, "fsdp", "tp")
+    assert beside["count"] == PartitionSpec()
+
+
+def test_what_a_sampler_changes_is_named():
+    """Layers always, since they are cut out; matrices where activations have fewer bytes."""
+    params = shapes(tied_embedding=False)
+    assert partition.changed_for_sampling(params, "float32") == {"layers"}
+    assert partition.changed_for_sampling(params, "bfloat16") == {"layers", "embedding", "head"}
+
+
+def test_layers_are_cut_out_in_order():
+    params = {"layers": {"up": {"kernel": jnp.arange(12.0).reshape(3, 2, 2)}}}
+    layers = partition.as_sampled(params, "float32")["layers"]
+    assert len(layers) == 3
+    for i, layer in enumerate(layers):
+        np.testing.assert_array_equal(layer["up"]["kernel"], params["layers"]["up"]["kernel"][i])
+
+
+def test_the_rules_by_name():
+    assert partition.RULES == {
+        "width": "fsdp",
+        "vocabulary": "tp",
+        "heads": "tp",
+        "key_value_heads": "tp",
+        "feed_forward": "tp",
+    }
+    found = by_name(partition.specs(shapes(experts=4, labels=0)))
+    assert found["layers/experts/gate"] == PartitionSpec(None, None, "fsdp", "tp")
+    assert found["layers/experts/down"] == PartitionSpec(None, None, "tp", "fsdp")
+    along_tp = by_name(partition.specs(shapes(), ("tp",)))
+    assert along_tp["layers/down/kernel"] == PartitionSpec(None, "tp", None)
+    assert along_tp["norm/scale"] == PartitionSpec()

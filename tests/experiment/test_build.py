@@ -1,0 +1,145 @@
+"""Parts that do not fit one another are refused by the key that names them."""
+
+import json
+
+import jax
+import pytest
+
+from rl4p.configuration import compose
+from rl4p.distributed.mesh import Mesh
+from rl4p.errors import InputError
+from rl4p.experiment.build import build
+from rl4p.model.huggingface import write_policy
+from rl4p.model.pretrained import Pretrained
+from rl4p.rollout.continuous import Continuous
+from rl4p.rollout.naive_sampler import NaiveSampler
+
+SMALL = (
+    "model=scratch",
+    "model.width=32",
+    "model.layers=1",
+    "model.heads=2",
+    "data.train_size=20",
+    "data.held_out_size=4",
+    "prompts_per_step=4",
+    "group_size=2",
+)
+
+
+def refusal(*overrides: str, small: tuple[str, ...] = SMALL) -> str:
+    with pytest.raises(InputError) as caught:
+        build(compose([*small, *overrides]))
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("override", "sentence"),
+    [
+        ("max_prompt_tokens=3", "max_prompt_tokens=3 is too small: the shortest"),
+        ("max_response_tokens=5000", "is more than the 2048 positions of the model"),
+        ("update.minibatches=3", "update.minibatches=3 does not divide the 8 sequences"),
+        ("+model@teacher=pretrained teacher.path=/nowhere", "has no use for a teacher: choose adv"),
+        ("update.aggregation=constant", "aggregation=constant divides by a length in tokens"),
+        ("update.aggregation_length=9", "aggregation_length=9 is read by aggregation=constant"),
+        ("mesh.dp=64", "mesh.dp=64 mesh.fsdp=host asks for 64 devices"),
+        ("data.digits=1", None),
+        ("data.train_size=99999999", "but only 810000 sums of 3-digit numbers exist"),
+        ("model.heads=3", "width 32 must divide by heads 3"),
+    ],
+)
+def test_what_does_not_fit_is_named(override, sentence):
+    if sentence is None:
+        build(compose([*SMALL, override]))
+    else:
+        assert sentence in refusal(*override.split())
+
+
+@pytest.mark.parametrize(
+    ("content", "sentence"),
+    [
+        (None, "cannot be read: No such file"),
+        ("", "has no rows"),
+        ('{"question": "1+1?", "answer": "2"}\nno json\n', "line 2: not JSON"),
+        ('{"question": "1+1?"}\n', 'line 1: no text under "answer"'),
+        ('{"answer": "2"}\n', 'line 1: no text under "question"'),
+        ("[1]\n", "line 1: a JSON object is expected, not list"),
+        (b'{"question": "\xff"}\n', "line 1: not UTF-8"),
+    ],
+)
+def test_a_data_file_is_refused_with_its_line(tmp_path, content, sentence):
+    path = tmp_path / "rows.jsonl"
+    if content is not None:
+        path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    small = ("model=scratch", "model.width=32", "model.heads=2", "data=gsm8k")
+    assert sentence in refusal(f"data.path={path}", small=small)
+
+
+def test_an_evaluation_may_have_a_sampler_of_its_own():
+    run = build(compose([*SMALL, "+rollout@evaluation.rollout=naive_sampler"]))
+    assert isinstance(run.evaluation.phases.rollout, NaiveSampler)
+    assert isinstance(run.loop.phases.rollout, Continuous)
+
+
+def test_an_evaluation_asks_as_many_questions_as_it_is_told():
+    assert len(build(compose(SMALL)).evaluation.prompts) == 4
+    run = build(compose([*SMALL, "evaluation.prompts=3"]))
+    assert len(run.evaluation.prompts) == 3
+
+
+@pytest.mark.parametrize(
+    ("overrides", "of_average"),
+    [((), False), (("ema.decay=0.5",), True), (("ema.decay=0.5", "ema.use_for_eval=false"), False)],
+)
+def test_the_average_is_evaluated_where_there_is_one_unless_told(overrides, of_average):
+    assert build(compose([*SMALL, *overrides])).evaluation.of_average is of_average
+
+
+def test_a_sequence_may_be_as_long_as_the_model_has_positions():
+    words = [*SMALL, "model.max_positions=64", "max_prompt_tokens=24"]
+    build(compose([*words, "max_response_tokens=40"]))
+    assert "= 65 is more than the 64 positions" in refusal(*words, "max_response_tokens=41")
+
+
+def test_minibatches_may_not_divide_groups_that_stay_together():
+    """Four groups of two rows: eight minibatches of one row each would divide them."""
+    words = (*SMALL, "update.minibatches=8")
+    build(compose(words))
+    assert "does not divide the 8 sequences of a step by whole groups" in refusal(
+        *words, "update=dpo", small=()
+    )
+
+
+def test_a_teacher_of_another_vocabulary_is_refused(tmp_path):
+    policy, params = Pretrained(path="rl4p/tiny").build(Mesh(dp=1), jax.random.key(0))
+    write_policy(tmp_path / "teacher", policy, params, None)
+    words = ("advantage=distill", "+model@teacher=pretrained", f"teacher.path={tmp_path}/teacher")
+    build(compose([*SMALL, *words]))
+    more = "The policy may draw token ids under 300, and the teacher's embedding has 264 rows"
+    assert more in refusal(*words, "model.vocabulary=300")
+    path = tmp_path / "teacher" / "tokenizer.json"
+    path.write_text(path.read_text().replace('"A":', '"Aa":'))
+    assert "their vocabularies differ" in refusal(*words)
+
+
+def test_a_system_prompt_stands_before_every_question(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    rows = [{"question": f"{n}+1?", "answer": f"#### {n + 1}"} for n in range(12)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    experiment = build(
+        compose(
+            [
+                "model=scratch",
+                "model.width=32",
+                "model.heads=2",
+                "data=gsm8k",
+                "data.held_out_size=2",
+                f"data.path={path}",
+                "max_prompt_tokens=128",
+                "data.system_prompt=Think.",
+            ]
+        )
+    )
+    tokenizer = experiment.loop.policy.tokenizer
+    texts = [tokenizer.decode(prompt.tokens) for prompt in experiment.loop.source.prompts]
+    assert all(text.startswith("<|system|>Think.<|end|><|user|>") for text in texts)
+    assert all(text.endswith("+1?<|end|><|assistant|>") for text in texts)

@@ -1,0 +1,117 @@
+"""Phases that cannot act together are refused, and the table of them is complete.
+
+What is here builds phases without running them; `test_pairs.py` trains every pair.
+"""
+
+import itertools
+from typing import Any
+
+import pytest
+import yaml
+
+from rl4p.configuration import compose, instantiate, targets
+from rl4p.errors import InputError
+from rl4p.experiment.build import build_phases
+from rl4p.experiment.compatibility import choice, refuse_what_cannot_act
+from rl4p.learner.correction.token_mask import TokenMask
+from rl4p.learner.masking import spread_over_tokens
+from tests.options import keys_of
+from tests.test_pairs import COMPANIONS, CONF, MORE, PAIRS, TABLE, group_of, options
+
+OF_PHASES = ("critic", "advantage", "update", "kl", "entropy", "correction", "rollout")
+
+
+@pytest.fixture(scope="module")
+def config():
+    return compose(["update.epochs=2"])
+
+
+def phase(option: str) -> Any:
+    """Builds a phase from its YAML file, without composing a whole configuration."""
+    group, name = option.partition(" ")[0].split("=")
+    node = keys_of(CONF / group / f"{name}.yaml")
+    for word in MORE.get(option, ()):
+        key, value = word.removeprefix(f"{group}.").split("=")
+        node |= {key: yaml.safe_load(value)} if word.startswith(f"{group}.") else {}
+    node |= {"max_response_tokens": 8} if group == "rollout" else {}
+    return targets.build(node, targets.TRUSTED, group)
+
+
+def refusal(phases) -> str | None:
+    try:
+        refuse_what_cannot_act(phases)
+        phases.needs()
+    except InputError as error:
+        return str(error)
+    return None
+
+
+def test_the_table_is_what_phases_say(config):
+    """For every pair of options of phases, the table has the very sentence, or no line."""
+    plain, wrong = build_phases(config), []
+    built = {option: phase(option) for group in OF_PHASES for option in options(group)}
+    for a, b in PAIRS:
+        if not {group_of(a), group_of(b)} <= set(OF_PHASES):
+            continue
+        groups = {group_of(option): option for option in (a, b)}
+        for option in (b, a):
+            for group, name in COMPANIONS.get(option, {}).items():
+                groups.setdefault(group, f"{group}={name}")
+        chosen = {group: built[option] for group, option in groups.items()}
+        said = refusal(type(plain)(**{**vars(plain), **chosen}))
+        if said != TABLE.get(f"{a}, {b}"):
+            wrong.append((a, b, said, TABLE.get(f"{a}, {b}")))
+    assert not wrong
+
+
+def test_the_table_names_pairs_that_exist():
+    assert set(TABLE) <= {f"{a}, {b}" for a, b in PAIRS}
+    assert len(TABLE) > 50
+    assert all(len(sentence) < 250 and sentence.endswith(".") for sentence in TABLE.values())
+
+
+@pytest.mark.parametrize(
+    ("overrides", "sentence"),
+    [
+        (("advantage=constant", "advantage.value=2", "update=sft"), "advantage.value and"),
+        (("advantage=constant", "advantage.clip=1", "update=sft"), "advantage.clip could not act"),
+        (("advantage=grpo", "update=sft"), "advantage=grpo could not act: choose advantage=const"),
+        (("advantage=constant", "update=dpo"), "choose advantage=preference"),
+    ],
+)
+def test_what_nothing_reads_is_refused(overrides, sentence):
+    with pytest.raises(InputError, match=sentence):
+        build_phases(compose(overrides))
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ("advantage=constant", "update=sft"),
+        ("advantage=constant", "update=sft", "rollout=demonstrations"),
+        ("advantage=constant", "kl=fixed"),
+        ("advantage=constant", "kl=fixed", "kl.beta=0", "kl.placement=in_reward"),
+        ("advantage=gdpo", "kl=fixed"),
+        ("advantage=grpo", "kl=fixed", "kl.placement=in_reward", "correction=token_mask"),
+    ],
+)
+def test_what_acts_is_not(overrides):
+    build_phases(compose(overrides))
+
+
+def test_a_phase_of_the_users_own_is_an_ordinary_one(config):
+    """It declares nothing: it is taken to read the rewards, and to be named by its class."""
+
+    class Mine:
+        def __call__(self, trajectories, rewards):
+            return spread_over_tokens(rewards.total_B, trajectories)
+
+    phases = build_phases(config)
+    for update, in_reward in itertools.product(("ppo", "dpo"), (False, True)):
+        words = ["kl=fixed", "kl.placement=in_reward"] if in_reward else ["kl=none"]
+        other = build_phases(compose([f"update={update}", *words]))
+        refuse_what_cannot_act(type(other)(**{**vars(other), "advantage": Mine()}))
+    sft = instantiate(compose(["update=sft", "advantage=constant"])["update"])
+    with pytest.raises(InputError, match="advantage=Mine could not act"):
+        refuse_what_cannot_act(type(phases)(**{**vars(phases), "advantage": Mine(), "update": sft}))
+    assert choice("correction", TokenMask()) == "correction=token_mask"

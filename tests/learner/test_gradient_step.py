@@ -1,0 +1,672 @@
+import dataclasses
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from rl4p.learner.correction.token_truncate import TokenTruncate
+from rl4p.learner.critic.shared import Shared
+from rl4p.learner.entropy.bonus import Bonus
+from rl4p.learner.entropy.top_tokens import TopTokens
+from rl4p.learner.gradient_step import gradient_step, summarise, token_loss
+from rl4p.learner.kl.fixed import Fixed
+from rl4p.learner.logprobs import score_tokens, trunk
+from rl4p.learner.optimizer.adamw import AdamW
+from rl4p.model.decoder import Decoder, DecoderConfig
+from rl4p.types import Microbatching, Sampling, TrainingBatch, TrainState, Trajectories
+from rl4p.update.dpo import DPO
+from rl4p.update.ppo import PPO
+from rl4p.update.reinforce import Reinforce
+
+B, T = 8, 16
+SAMPLING = Sampling(temperature=0.7)
+UPDATE = PPO(clip_high=0.28, tokens_per_microbatch=B * T)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SumOfGradients:
+    """Adds gradients up in its state; the parameters begin to move at step 10."""
+
+    def transform(self):
+        def init(params):
+            return {"sum": jax.tree.map(jnp.zeros_like, params), "updates": jnp.int32(0)}
+
+        def update(gradient, state, params=None):
+            total = jax.tree.map(jnp.add, state["sum"], gradient)
+            down = jax.tree.map(jnp.negative, gradient)
+            return down, {"sum": total, "updates": state["updates"] + 1}
+
+        return optax.GradientTransformation(init, update)
+
+    def learning_rate_at(self, step):
+        return jnp.where(step >= 10, 0.1, 0.0)
+
+
+@pytest.fixture(scope="module")
+def batch(policy, params, make_trajectories):
+    """Advantages of both signs, ratios on both sides of the clip, and row 3 invalid."""
+    trajectories = make_trajectories()
+    random = np.random.default_rng(0)
+    logprobs = score_tokens(
+        policy.decoder, params, trajectories, SAMPLING, microbatching=Microbatching(tokens=B * T)
+    )["logprobs"]
+    noise = random.normal(0, 0.3, (B, T)).astype(np.float32)
+    mask = trajectories.response_mask_BT & (np.arange(B) != 3)[:, None]
+    return TrainingBatch(
+        trajectories=trajectories,
+        advantages_BT=jnp.where(mask, random.normal(0, 1, (B, 1)).astype(np.float32), 0),
+        loss_mask_BT=mask,
+        scores={"proximal_logprobs": jnp.where(mask, logprobs + noise, 0)},
+    )
+
+
+@pytest.fixture(scope="module")
+def step(policy, params, make_state, make_objective):
+    def step(batch, update: Any = UPDATE, optimizer: Any = SumOfGradients(), number=0):
+        state = make_state(params, optimizer, step=number)
+        objective = make_objective(update)
+        return gradient_step(objective, policy.decoder, SAMPLING, optimizer, {}, state, batch, {})
+
+    return step
+
+
+@pytest.fixture(scope="module")
+def whole(step, batch):
+    """The update that the others must equal: one microbatch, as few columns as there are."""
+    return summed(step(batch))
+
+
+def summed(result):
+    state, metrics = result
+    return jax.device_get(state.optimizer_state["sum"]), {n: float(x) for n, x in metrics.items()}
+
+
+def assert_same_update(ours, wanted):
+    (gradient, metrics), (expected, expected_metrics) = ours, wanted
+    flat, expected = (
+        np.concatenate([leaf.ravel() for leaf in jax.tree.leaves(tree)])
+        for tree in (gradient, expected)
+    )
+    assert np.linalg.norm(flat - expected) <= 1e-6 * np.linalg.norm(expected)
+    assert metrics == pytest.approx(expected_metrics, rel=1e-5, abs=1e-7)
+
+
+@pytest.mark.parametrize("rows", [4, 2, 1, 0])
+def test_microbatches_change_nothing(step, batch, whole, rows):
+    """2, 4 and 8 of them; a limit of less than a row is one row."""
+    update = dataclasses.replace(UPDATE, tokens_per_microbatch=max(rows * T, 1))
+    assert_same_update(summed(step(batch, update)), whole)
+
+
+def test_microbatches_change_nothing_where_sequences_are_averaged(step, batch):
+    """Three, the last one short. A mean of means is the mean over tokens of scaled advantages."""
+    update = dataclasses.replace(
+        UPDATE, aggregation="sequence_mean_token_mean", tokens_per_microbatch=3 * T
+    )
+    lengths = np.asarray(batch.loss_mask_BT).sum(axis=1, keepdims=True)
+    scale = lengths.sum() / np.maximum(lengths, 1) / np.sum(lengths > 0)
+    scaled = dataclasses.replace(batch, advantages_BT=batch.advantages_BT * np.float32(scale))
+    assert_same_update(summed(step(batch, update)), summed(step(scaled)))
+
+
+@pytest.mark.parametrize(("left", "right"), [(8, 0), (0, 8), (3, 5)])
+def test_padding_changes_nothing(step, batch, whole, make_trajectories, left, right):
+    columns = ((0, 0), (left, right))
+    padded = TrainingBatch(
+        trajectories=make_trajectories(left=left, right=right),
+        advantages_BT=jnp.pad(batch.advantages_BT, columns),
+        loss_mask_BT=jnp.pad(batch.loss_mask_BT, columns),
+        scores={"proximal_logprobs": jnp.pad(batch.scores["proximal_logprobs"], columns)},
+    )
+    update = dataclasses.replace(UPDATE, tokens_per_microbatch=B * (T + 8))
+    assert_same_update(summed(step(padded, update)), whole)
+
+
+def test_the_order_of_sequences_changes_nothing(step, batch, whole):
+    order = np.random.default_rng(1).permutation(B)
+    assert_same_update(summed(step(jax.tree.map(lambda x: x[order], batch))), whole)
+
+
+def test_what_is_outside_the_loss_mask_may_hold_anything(step, batch, whole):
+    outside = ~batch.loss_mask_BT
+    trajectories = dataclasses.replace(
+        batch.trajectories,
+        behaviour_logprobs_BT=jnp.where(outside, jnp.nan, batch.trajectories.behaviour_logprobs_BT),
+    )
+    poisoned = dataclasses.replace(
+        batch,
+        trajectories=trajectories,
+        advantages_BT=jnp.where(outside, jnp.nan, batch.advantages_BT),
+        scores={
+            "proximal_logprobs": jnp.where(outside, -jnp.inf, batch.scores["proximal_logprobs"])
+        },
+    )
+    assert_same_update(summed(step(poisoned)), whole)
+
+
+def test_what_no_policy_sampled_has_no_gap_to_the_sampler(step, batch):
+    version = batch.trajectories.policy_version_B.at[jnp.asarray([0, 5])].set(-1)
+    trajectories = dataclasses.replace(batch.trajectories, policy_version_B=version)
+    _, metrics = step(dataclasses.replace(batch, trajectories=trajectories))
+    gap = np.abs(batch.scores["proximal_logprobs"] - batch.trajectories.behaviour_logprobs_BT)
+    sampled = np.asarray(batch.loss_mask_BT) & (np.asarray(version) >= 0)[:, None]
+    assert metrics["rollout/logprob_gap_max"] == gap[sampled].max()
+
+
+@pytest.mark.parametrize("nothing", ["advantages_BT", "loss_mask_BT"])
+def test_without_advantages_or_tokens_the_gradient_is_exactly_zero(step, batch, nothing):
+    empty = dataclasses.replace(batch, **{nothing: jnp.zeros_like(getattr(batch, nothing))})
+    gradient, metrics = summed(step(empty))
+    assert not any(leaf.any() for leaf in jax.tree.leaves(gradient))
+    assert np.isfinite(list(metrics.values())).all()
+    assert metrics["update/loss"] == metrics["update/grad_norm"] == metrics["update/skipped"] == 0
+
+
+def in_numpy(numpy_logits, config, params, batch):
+    """Loss and metrics of `UPDATE` in float64, row by row, without padding."""
+    losses, columns = 0.0, {name: [] for name in ("kl", "entropy", "low", "high", "mismatch")}
+    for row in range(B):
+        real = np.flatnonzero(batch.trajectories.segment_ids_BT[row])
+        tokens = batch.trajectories.tokens_BT[row, real]
+        scores = numpy_logits(config, params, tokens) / SAMPLING.temperature
+        scores -= np.log(np.sum(np.exp(scores), axis=1, keepdims=True))
+        for i in range(1, len(real)):
+            if not batch.loss_mask_BT[row, real[i]]:
+                continue
+            log_p, A = scores[i - 1, tokens[i]], np.float64(batch.advantages_BT[row, real[i]])
+            proximal = np.float64(batch.scores["proximal_logprobs"][row, real[i]])
+            ratio = np.exp(log_p - proximal)
+            losses += -min(A * ratio, A * np.clip(ratio, 0.8, 1.28))
+            columns["kl"].append(ratio - 1 - np.log(ratio))
+            columns["entropy"].append(-np.sum(np.exp(scores[i - 1]) * scores[i - 1]))
+            columns["low"].append(ratio < 0.8 and A < 0)
+            columns["high"].append(ratio > 1.28 and A > 0)
+            behaviour = np.float64(batch.trajectories.behaviour_logprobs_BT[row, real[i]])
+            columns["mismatch"].append(proximal - behaviour)
+    count = len(columns["kl"])
+    return losses / count, {name: np.asarray(x) for name, x in columns.items()}
+
+
+def test_loss_metrics_and_gradient_are_those_of_numpy_in_float64(
+    policy, params, batch, whole, numpy_logits
+):
+    """The gradient against central differences, along a random direction for each parameter."""
+    gradient, metrics = whole
+    batch, config = jax.device_get(batch), policy.decoder.config
+    loss, columns = in_numpy(numpy_logits, config, params, batch)
+    assert columns["low"].any()
+    assert columns["high"].any()
+    norm = np.sqrt(sum(np.sum(np.square(leaf)) for leaf in jax.tree.leaves(gradient)))
+    weight = np.exp(columns["mismatch"])
+    assert metrics == pytest.approx(
+        {
+            "update/loss": loss,
+            "update/grad_norm": norm,
+            "update/skipped": 0.0,
+            "update/learning_rate": 0.0,
+            "update/approx_kl": columns["kl"].mean(),
+            "update/entropy": columns["entropy"].mean(),
+            "update/clip_low": columns["low"].mean(),
+            "update/clip_high": columns["high"].mean(),
+            "update/ess": weight.sum() ** 2 / np.square(weight).sum() / len(weight),
+            "rollout/logprob_gap_max": np.abs(columns["mismatch"]).max(),
+            "rollout/logprob_gap_mean": np.abs(columns["mismatch"]).mean(),
+            "rollout/mismatch_kl": (weight - 1 - columns["mismatch"]).mean(),
+        },
+        rel=1e-4,
+    )
+    random, flat = np.random.default_rng(2), jax.tree_util.tree_leaves_with_path(params)
+    leaves = [np.float64(leaf) for _, leaf in flat]
+    treedef = jax.tree.structure(params)
+    for i, slope in enumerate(jax.tree.leaves(gradient)):
+        direction = random.normal(0, 1e-5, slope.shape)
+        ends = [
+            in_numpy(
+                numpy_logits,
+                config,
+                treedef.unflatten([*leaves[:i], leaves[i] + sign * direction, *leaves[i + 1 :]]),
+                batch,
+            )[0]
+            for sign in (1, -1)
+        ]
+        expected = (ends[0] - ends[1]) / 2
+        scale = np.linalg.norm(slope) * 1e-5  # of such a derivative along a random direction
+        assert abs(np.sum(slope * direction) - expected) < 1e-4 * scale, flat[i][0]
+
+
+# Two passes of four minibatches; every row has five tokens, so that all minibatches weigh the same.
+SEVERAL = dataclasses.replace(UPDATE, epochs=2, minibatches=4)
+
+
+@pytest.fixture(scope="module")
+def full(batch):
+    rows = jnp.asarray([0, 5, 7, 0, 5, 7, 0, 5])
+    full = jax.tree.map(lambda x: x[rows], batch)
+    return dataclasses.replace(full, loss_mask_BT=full.loss_mask_BT & (np.arange(T) < 13))
+
+
+def test_every_sequence_is_in_one_minibatch_of_every_pass(step, full):
+    """Parameters stand still: the eight gradients of two rows add up to 8 times the whole."""
+    whole, _ = summed(step(full))
+    state, metrics = step(full, SEVERAL)
+    total, _ = summed((state, metrics))
+    assert state.optimizer_state["updates"] == 8
+    for a, b in zip(jax.tree.leaves(total), jax.tree.leaves(whole), strict=True):
+        np.testing.assert_allclose(a, 8 * b, atol=1e-5 * np.abs(8 * b).max())
+
+
+def test_minibatches_are_drawn_anew_in_every_step_and_the_same_in_the_same(step, full):
+    def moved(number):
+        state, metrics = step(full, SEVERAL, number=number)
+        assert metrics["update/learning_rate"] == pytest.approx(0.1)
+        return np.asarray(state.params["embedding"])
+
+    np.testing.assert_array_equal(moved(10), moved(10))
+    assert not np.allclose(moved(10), moved(11), rtol=0, atol=1e-5)
+
+
+def test_a_gradient_that_is_not_finite_changes_nothing_and_is_counted(step, batch, params):
+    bad = dataclasses.replace(batch, advantages_BT=batch.advantages_BT.at[0, 8].set(jnp.inf))
+    state, metrics = step(bad, number=10)
+    assert metrics["update/skipped"] == 1
+    jax.tree.map(np.testing.assert_array_equal, state.params, params)
+    assert state.optimizer_state["updates"] == 0
+    assert not any(leaf.any() for leaf in jax.tree.leaves(state.optimizer_state["sum"]))
+
+
+def test_the_other_minibatches_are_not_lost_to_a_bad_one(step, full, params):
+    bad = dataclasses.replace(full, advantages_BT=full.advantages_BT.at[0, 8].set(jnp.nan))
+    state, metrics = step(bad, SEVERAL, number=10)
+    assert metrics["update/skipped"] == 2  # once a pass
+    assert state.optimizer_state["updates"] == 6
+    assert all(jnp.isfinite(leaf).all() for leaf in jax.tree.leaves(state.params))
+    assert not np.array_equal(state.params["embedding"], params["embedding"])
+
+
+@pytest.fixture(scope="module")
+def in_half_precision(policy, params, make_state, make_objective, batch):
+    """Parameters before, state after and metrics of a real optimizer, without old logprobs."""
+    decoder = dataclasses.replace(policy.decoder, dtype="bfloat16")
+    half = jax.tree.map(lambda x: x.astype(jnp.bfloat16), params)
+    optimizer = AdamW(learning_rate=1e-2)
+    state = make_state(half, optimizer)
+    batch = dataclasses.replace(batch, scores={})
+    objective = make_objective(UPDATE)
+    return half, *gradient_step(objective, decoder, SAMPLING, optimizer, {}, state, batch, {})
+
+
+def test_parameters_in_half_precision_stay_so(in_half_precision):
+    before, state, metrics = in_half_precision
+    assert {leaf.dtype for leaf in jax.tree.leaves(state.params)} == {jnp.dtype("bfloat16")}
+    assert metrics["update/skipped"] == 0
+    assert not np.array_equal(state.params["embedding"], before["embedding"])
+
+
+def test_without_old_logprobs_the_ratio_is_one(in_half_precision, batch):
+    *_, metrics = in_half_precision
+    assert metrics["update/approx_kl"] == metrics["update/clip_low"] == 0
+    assert metrics["update/grad_norm"] > 0.1
+    loss = -np.mean(batch.advantages_BT[batch.loss_mask_BT])
+    assert metrics["update/loss"] == pytest.approx(float(loss), rel=1e-5)
+
+
+def abstract(objective, rows, columns, words):
+    """Arguments of a gradient step, as shapes."""
+    decoder = Decoder(
+        config=DecoderConfig(
+            vocabulary=words,
+            width=64,
+            layers=1,
+            heads=2,
+            head_width=32,
+            key_value_heads=1,
+            feed_forward_width=64,
+            max_positions=columns,
+        )
+    )
+
+    def array(dtype, *shape):
+        return jax.ShapeDtypeStruct(shape, dtype)
+
+    params = jax.eval_shape(decoder.init, jax.random.key(0))
+    optimizer, of_token = AdamW(), (rows, columns)
+    state = TrainState(
+        step=array(np.int32),
+        params=params,
+        optimizer_state=jax.eval_shape(optimizer.transform().init, params),
+        key=jax.eval_shape(lambda: jax.random.key(0)),
+        memory={},
+    )
+    batch = TrainingBatch(
+        trajectories=Trajectories(
+            tokens_BT=array(np.int32, *of_token),
+            response_mask_BT=array(bool, *of_token),
+            positions_BT=array(np.int32, *of_token),
+            segment_ids_BT=array(np.int32, *of_token),
+            behaviour_logprobs_BT=array(np.float32, *of_token),
+            group_ids_B=array(np.int32, rows),
+            policy_version_B=array(np.int32, rows),
+            finish_B=array(np.int8, rows),
+        ),
+        advantages_BT=array(np.float32, *of_token),
+        loss_mask_BT=array(bool, *of_token),
+        scores={},
+    )
+    coefficients = {"kl": array(np.float32), "entropy": array(np.float32)}
+    return objective, decoder, SAMPLING, optimizer, {}, state, batch, coefficients
+
+
+@pytest.mark.mixed_dtypes
+def test_logits_of_all_tokens_are_never_in_memory_at_once(make_objective):
+    """16k tokens of 152k words are 10 GB of logits; compiled, not run."""
+    rows, columns, words = 16, 1024, 152_000
+    objective = make_objective(PPO(tokens_per_microbatch=rows * columns, microbatch_widths=1))
+    program = gradient_step.lower(*abstract(objective, rows, columns, words)).compile()
+    assert program.memory_analysis().temp_size_in_bytes < rows * columns * words * 4 / 10
+
+
+@pytest.mark.mixed_dtypes
+def test_there_are_as_many_loops_over_microbatches_as_is_asked_for(make_objective):
+    def loops(most):
+        objective = make_objective(PPO(microbatch_widths=most))
+        return str(gradient_step.trace(*abstract(objective, 8, 96, 264)).jaxpr).count("while[")
+
+    assert [loops(most) - loops(1) for most in (2, 4, 8)] == [1, 2, 2]  # 96, 64 and 48 wide
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bounded(PPO):
+    """PPO, whose loss alone is infinite where an advantage is above 50: its gradient is not."""
+
+    def __call__(self, logprobs_BT, batch):
+        loss_BT, extras = super().__call__(logprobs_BT, batch)
+        return loss_BT + jnp.where(batch.advantages_BT > 50, jnp.inf, 0.0), extras
+
+
+def test_the_length_that_divides_is_the_updates_and_a_loss_must_be_finite_too(
+    step, batch, whole, params
+):
+    """The mean over tokens times their number, over seven sequences with a loss and 5 tokens."""
+    update = Bounded(
+        clip_high=0.28,
+        aggregation="constant",
+        aggregation_length=5,
+        tokens_per_microbatch=B * T,
+    )
+    _, metrics = step(batch, update)
+    mask = np.asarray(batch.loss_mask_BT)
+    scale = mask.sum() / mask.any(axis=1).sum() / 5
+    assert metrics["update/loss"] == pytest.approx(scale * whole[1]["update/loss"], rel=1e-5)
+    bad = dataclasses.replace(batch, advantages_BT=batch.advantages_BT.at[0, 8].set(99.0))
+    state, metrics = step(bad, update, number=10)
+    assert metrics["update/loss"] == np.inf
+    assert np.isfinite(metrics["update/grad_norm"])
+    assert metrics["update/skipped"] == 1
+    jax.tree.map(np.testing.assert_array_equal, state.params, params)
+
+
+def test_a_norm_that_overflows_is_not_finite_though_the_loss_is(step, batch, params):
+    """The squares of 1e25 do not fit into a float32."""
+    bad = dataclasses.replace(batch, advantages_BT=batch.advantages_BT * 1e25)
+    state, metrics = step(bad, number=10)
+    assert np.isfinite(metrics["update/loss"])
+    assert metrics["update/grad_norm"] == np.inf
+    assert metrics["update/skipped"] == 1
+    jax.tree.map(np.testing.assert_array_equal, state.params, params)
+
+
+def test_a_state_is_given_up_to_the_step_and_does_not_advance(
+    policy, params, make_state, make_objective, batch
+):
+    optimizer = SumOfGradients()
+    before = make_state(params, optimizer, step=10)
+    after, metrics = gradient_step(
+        make_objective(UPDATE), policy.decoder, SAMPLING, optimizer, {}, before, batch, {}
+    )
+    assert all(leaf.is_deleted() for leaf in jax.tree.leaves(before.params))
+    assert after.step == 10
+    assert jax.random.key_data(after.key).tolist() == [0, 1]
+    assert metrics["update/learning_rate"] == pytest.approx(0.1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Norms:
+    """Remembers the norm of each gradient, and moves nothing."""
+
+    updates: int
+
+    def transform(self):
+        def init(params):
+            return {"norms": jnp.zeros(self.updates), "updates": jnp.int32(0)}
+
+        def update(gradient, state, params=None):
+            norms = state["norms"].at[state["updates"]].set(optax.tree.norm(gradient))
+            return gradient, {"norms": norms, "updates": state["updates"] + 1}
+
+        return optax.GradientTransformation(init, update)
+
+    def learning_rate_at(self, step):
+        return jnp.float32(0)
+
+
+def test_groups_stay_together_in_an_order_that_is_drawn_for_every_pass(
+    policy, params, make_state, make_objective, batch
+):
+    """Pairs that are no neighbours, each a minibatch of its own, against each pair alone.
+
+    A pair that is divided has no loss. The key of the order is folded from the step's key by 1
+    (a rollout has 0), and then by the pass.
+    """
+    groups = np.int32([3, 1, 0, 2, 3, 0, 2, 1])
+    mask = batch.trajectories.response_mask_BT.at[:, 8].set(True)
+    rising = np.asarray(batch.scores["proximal_logprobs"]) + np.arange(8)[:, None] * np.float32(0.1)
+    pairs = TrainingBatch(
+        trajectories=dataclasses.replace(
+            batch.trajectories, group_ids_B=jnp.asarray(groups), response_mask_BT=mask
+        ),
+        advantages_BT=jnp.where(mask, jnp.float32([1, 1, 1, 1, -1, -1, -1, -1])[:, None], 0),
+        loss_mask_BT=mask,
+        scores=dict.fromkeys(("proximal_logprobs", "reference_logprobs"), jnp.asarray(rising)),
+    )
+    epochs, number = 3, 7
+
+    def norms(update, rows, count):
+        optimizer = Norms(updates=count)
+        objective = make_objective(update, group_size=2)
+        state = make_state(params, optimizer, step=number)
+        state, _ = gradient_step(
+            objective, policy.decoder, SAMPLING, optimizer, {}, state, rows, {}
+        )
+        return np.asarray(state.optimizer_state["norms"])
+
+    alone = np.concatenate(
+        [norms(DPO(), jax.tree.map(lambda x, g=g: x[groups == g], pairs), 1) for g in range(4)]
+    )
+    assert alone.min() > 1e-3
+    assert np.diff(np.sort(alone)).min() > 1e-4 * alone.max()
+    found = norms(DPO(epochs=epochs, minibatches=4), pairs, 4 * epochs).reshape(epochs, 4)
+    key = jax.random.fold_in(jax.random.fold_in(jax.random.key(1), number), 1)
+    order = [jax.random.permutation(jax.random.fold_in(key, i), 4) for i in range(epochs)]
+    assert len({tuple(map(int, x)) for x in order}) > 1
+    np.testing.assert_allclose(found, alone[np.asarray(order)], rtol=1e-4)
+
+
+def test_sums_of_several_updates_become_means_over_all_their_tokens():
+    """Updates of 2 and 6 tokens; the returns 8 in all have squares 20: 20 - 64 / 8 = 12."""
+    metrics = summarise(
+        {
+            "tokens": jnp.asarray([2.0, 6.0]),
+            "loss": jnp.asarray([1.0, 4.0]),
+            "grad_norm": jnp.asarray([3.0, 5.0]),
+            "skipped": jnp.asarray([1.0, 1.0]),
+            "weight": jnp.asarray([3.0, 5.0]),
+            "squared_weight": jnp.asarray([6.0, 10.0]),
+            "logprob_gap": jnp.asarray([1.0, 3.0]),
+            "logprob_gap_max": jnp.asarray([7.0, 2.0]),
+            "mismatch_kl": jnp.asarray([0.5, 1.5]),
+            "entropy": jnp.asarray([2.0, 10.0]),
+            "value_loss": jnp.asarray([1.0, 1.0]),
+            "returns": jnp.asarray([5.0, 3.0]),
+            "squared_returns": jnp.asarray([11.0, 9.0]),
+            "squared_value_errors": jnp.asarray([1.0, 2.0]),
+        }
+    )
+    assert {name: float(x) for name, x in metrics.items()} == pytest.approx(
+        {
+            "update/loss": 2.5,
+            "update/grad_norm": 4.0,
+            "update/skipped": 2.0,
+            "update/ess": 64 / 16 / 8,
+            "rollout/logprob_gap_max": 7.0,
+            "rollout/logprob_gap_mean": 0.5,
+            "rollout/mismatch_kl": 0.25,
+            "update/entropy": 1.5,
+            "update/value_loss": 0.25,
+            "update/explained_variance": 1 - 3 / 12,
+        }
+    )
+
+
+def test_sums_of_no_tokens_are_finite():
+    names = (
+        *("tokens", "loss", "grad_norm", "skipped", "weight", "squared_weight", "logprob_gap"),
+        *("logprob_gap_max", "mismatch_kl", "returns", "squared_returns", "squared_value_errors"),
+    )
+    metrics = summarise({name: jnp.zeros(1) for name in names})
+    assert all(np.isfinite(x) for x in metrics.values())
+    assert metrics["update/explained_variance"] == 1
+
+
+@pytest.fixture(scope="module")
+def joined(policy, params, batch, make_objective, score_all):
+    """Losses and metrics of tokens, 0 off the loss mask, where rows 1 and 5 were not sampled."""
+    version = jnp.zeros(B, jnp.int32).at[jnp.asarray([1, 5])].set(-1)
+    trajectories = dataclasses.replace(batch.trajectories, policy_version_B=version)
+    tokens = score_all(policy.decoder, params, trajectories, SAMPLING)
+    random, mask = np.random.default_rng(6), batch.loss_mask_BT
+    drawn = random.normal(0, 0.3, (3, B, T)).astype(np.float32)
+    scores = {
+        "proximal_logprobs": tokens.logprobs_BT + drawn[0],
+        "reference_logprobs": tokens.logprobs_BT + drawn[1],
+        "values": drawn[2],
+        "returns": 1 + drawn[0],
+        "selected": np.broadcast_to(np.arange(T) % 2 == 0, (B, T)),
+    }
+    behaviour = jnp.asarray(scores["proximal_logprobs"]) + drawn[2]
+    trajectories = dataclasses.replace(trajectories, behaviour_logprobs_BT=behaviour)
+    scores = {name: jnp.where(mask, x, jnp.nan) for name, x in scores.items() if name != "selected"}
+    scores["selected"] = mask & (np.arange(T) % 2 == 0)
+    micro = dataclasses.replace(batch, trajectories=trajectories, scores=scores)
+    coefficients = {"kl": jnp.float32(0.3), "entropy": jnp.float32(0.2)}
+
+    def joined(trained=params, **phases):
+        objective = make_objective(Reinforce(), **phases)
+
+        def run(trained, micro):
+            return token_loss(objective, policy.decoder, SAMPLING, trained, micro, coefficients)
+
+        found = jax.jit(run)(trained, micro)
+        return jax.tree.map(lambda x: np.where(mask, x, 0), jax.device_get(found))
+
+    numbers = {name: np.where(mask, x, 0) for name, x in scores.items()} | {
+        "logprobs": np.where(mask, tokens.logprobs_BT, 0),
+        "entropy": np.where(mask, tokens.entropy_BT, 0),
+        "behaviour": np.where(mask, behaviour, 0),
+        "reinforce": np.where(mask, -batch.advantages_BT * tokens.logprobs_BT, 0),
+        "mask": np.asarray(mask),
+        "sampled": np.asarray(mask & (version >= 0)[:, None]),
+    }
+    return joined, numbers
+
+
+def test_a_divergence_reaches_the_tokens_that_lose_their_policy_gradient(joined):
+    """What no policy sampled has no importance weight: neither of the loss nor of the penalty."""
+    run, x = joined
+    loss_BT, metrics = run(
+        entropy=TopTokens(),
+        correction=TokenTruncate(cap=1.1),
+        kl=Fixed(estimator="k2", importance_weight=True),
+    )
+    weight = np.where(x["sampled"], np.exp(x["proximal_logprobs"] - x["behaviour"]), 1.0)
+    of_policy = np.where(x["sampled"], np.exp(x["logprobs"] - x["behaviour"]), 1.0)
+    penalty = of_policy * np.square(x["logprobs"] - x["reference_logprobs"]) / 2
+    expected = x["selected"] * np.minimum(weight, 1.1) * x["reinforce"] + 0.3 * penalty
+    assert (weight > 1.1).any()
+    np.testing.assert_allclose(loss_BT, expected, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(metrics["kl"], penalty, rtol=1e-3, atol=1e-5)
+    gap = np.where(x["sampled"], x["proximal_logprobs"] - x["behaviour"], 0)
+    np.testing.assert_allclose(metrics["logprob_gap"], np.abs(gap), rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(metrics["weight"], x["mask"] * weight, rtol=1e-4)
+    np.testing.assert_allclose(metrics["squared_weight"], x["mask"] * weight**2, rtol=1e-4)
+
+
+def test_a_bonus_is_not_corrected_and_a_divergence_in_the_reward_is_not_in_the_loss(joined):
+    run, x = joined
+    loss_BT, metrics = run(
+        entropy=Bonus(),
+        correction=TokenTruncate(cap=1.1),
+        kl=Fixed(estimator="k2", placement="in_reward"),
+    )
+    weight = np.where(x["sampled"], np.exp(x["proximal_logprobs"] - x["behaviour"]), 1.0)
+    expected = np.minimum(weight, 1.1) * x["reinforce"] - 0.2 * x["entropy"]
+    np.testing.assert_allclose(loss_BT, expected, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(metrics["entropy"], x["entropy"], rtol=1e-4)
+    assert "kl" not in metrics
+
+
+def test_a_critics_loss_is_added_and_what_explains_its_variance_is_summed(
+    joined, policy, params, batch
+):
+    """The values are those of a head that reads the trunk one token before."""
+    run, x = joined
+    critic = Shared(coefficient=0.5, clip=0.1)
+    kernel = np.random.default_rng(7).normal(0, 0.3, 32).astype(np.float32)
+    head = {"value": {"kernel": jnp.asarray(kernel), "bias": jnp.float32(0.25)}}
+    hidden_BTD = jax.jit(lambda p: trunk(policy.decoder, p, batch.trajectories))(params)
+    values = np.where(x["mask"], np.pad((hidden_BTD @ kernel)[:, :-1] + 0.25, ((0, 0), (1, 0))), 0)
+    loss_BT, metrics = run(params | {"critic": head}, critic=critic)
+    near = np.clip(values, x["values"] - 0.1, x["values"] + 0.1)
+    square = np.maximum((values - x["returns"]) ** 2, (near - x["returns"]) ** 2)
+    np.testing.assert_allclose(metrics["value_loss"], 0.25 * square, rtol=1e-3, atol=1e-5)
+    np.testing.assert_allclose(loss_BT, x["reinforce"] + 0.25 * square, rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(metrics["returns"], x["returns"], rtol=1e-5)
+    np.testing.assert_allclose(metrics["squared_returns"], x["returns"] ** 2, rtol=1e-5)
+    errors = (x["returns"] - values) ** 2
+    np.testing.assert_allclose(metrics["squared_value_errors"], errors, rtol=1e-3, atol=1e-5)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reporting(PPO):
+    """Reports what it is given."""
+
+    def __call__(self, logprobs_BT, batch):
+        proximal_BT = batch.scores["proximal_logprobs"]
+        return logprobs_BT, {"logprobs": logprobs_BT, "proximal": proximal_BT}
+
+
+def test_a_loss_reads_zeros_where_there_is_none(policy, params, batch, make_objective):
+    """Whatever the padding holds: -inf is a token outside the support."""
+    mask = batch.loss_mask_BT
+    scores = {"proximal_logprobs": jnp.where(mask, batch.scores["proximal_logprobs"], -jnp.inf)}
+    objective = make_objective(Reporting())
+
+    def run(params, micro):
+        return token_loss(objective, policy.decoder, SAMPLING, params, micro, {})
+
+    _, seen = jax.jit(run)(params, dataclasses.replace(batch, scores=scores))
+    for name in ("logprobs", "proximal"):
+        np.testing.assert_array_equal(seen[name] == 0, ~np.asarray(mask))
+    np.testing.assert_array_equal(seen["proximal"], batch.scores["proximal_logprobs"])
+
+
+@pytest.mark.mixed_dtypes
+@pytest.mark.parametrize("rows", [8, 2])
+def test_a_microbatch_has_as_many_tokens_as_fit(make_objective, rows):
+    """Rows of 96 tokens with 64 activations each; traced, not run."""
+    objective = make_objective(PPO(tokens_per_microbatch=rows * 96, microbatch_widths=1))
+    program = str(gradient_step.trace(*abstract(objective, 8, 96, 264)).jaxpr)
+    assert [f"f32[{b},96,64]" in program for b in (8, 2)] == [rows == 8, rows == 2]

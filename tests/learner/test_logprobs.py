@@ -1,0 +1,153 @@
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from rl4p.learner.logprobs import score_tokens, token_scores, trunk
+from rl4p.model import logprobs
+from rl4p.types import Microbatching, Sampling
+
+
+@pytest.fixture(scope="module")
+def trajectories(make_trajectories):
+    return make_trajectories()
+
+
+@pytest.mark.parametrize("temperature", [0.5, 1.5])
+def test_scores_are_aligned_with_their_tokens(
+    policy, params, trajectories, numpy_logits, score_all, temperature
+):
+    """Log p of token t stands at t, and was made from the tokens before it."""
+    sampling = Sampling(temperature=temperature)
+    for x in score_all(policy.decoder, params, trajectories, sampling):
+        assert not np.where(trajectories.response_mask_BT, 0, x).any()
+    trajectories = dataclasses.replace(
+        trajectories, response_mask_BT=trajectories.segment_ids_BT > 0
+    )
+    ours, entropy, collision = score_all(policy.decoder, params, trajectories, sampling)
+    assert not ours[:, 0].any()
+    for row in (0, 1, 3):
+        real = np.flatnonzero(trajectories.segment_ids_BT[row])
+        tokens = np.asarray(trajectories.tokens_BT[row, real])
+        scores = numpy_logits(policy.decoder.config, params, tokens)[:-1] / temperature
+        scores -= np.log(np.sum(np.exp(scores), axis=1, keepdims=True))
+        expected = scores[np.arange(len(tokens) - 1), tokens[1:]]
+        np.testing.assert_allclose(ours[row, real[1:]], expected, atol=1e-5)
+        np.testing.assert_allclose(
+            entropy[row, real[1:]], -np.sum(np.exp(scores) * scores, axis=1), atol=1e-5
+        )
+        squares = np.sum(np.exp(2 * scores), axis=1)
+        np.testing.assert_allclose(collision[row, real[1:]], squares, rtol=1e-4)
+
+
+def test_logits_a_few_tokens_at_a_time_change_nothing(policy, params, trajectories, monkeypatch):
+    """120 scored tokens, seven at a time."""
+
+    def loss(params, per_chunk):
+        monkeypatch.setattr(logprobs, "LOGITS_PER_CHUNK", per_chunk)
+        hidden_BTD = trunk(policy.decoder, params, trajectories)
+        scores, entropy, _ = token_scores(
+            policy.decoder, params, hidden_BTD, trajectories, Sampling()
+        )
+        kept = trajectories.response_mask_BT
+        return jnp.sum(jnp.where(kept, scores + 0.1 * entropy, 0)), (scores, entropy)
+
+    chunked, whole = (
+        jax.jit(jax.value_and_grad(lambda p, n=n: loss(p, n), has_aux=True))(params)
+        for n in (7 * policy.decoder.config.vocabulary, 2**24)
+    )
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), chunked, whole
+    )
+
+
+@pytest.mark.parametrize("columns", [3, 7])
+def test_chunks_that_hold_no_scored_token_are_left_out(
+    policy, params, make_trajectories, monkeypatch, columns
+):
+    """Responses have so many tokens as a chunk has columns, and all else is not a number."""
+    trajectories = make_trajectories((columns,) * 8)
+    hidden_BTD = jnp.broadcast_to(jnp.arange(1.0, 33.0), (8, 16, 32))
+    read_BT = np.pad(np.asarray(trajectories.response_mask_BT)[:, 1:], ((0, 0), (0, 1)))
+    hidden_BTD = jnp.where(read_BT[..., None], hidden_BTD, jnp.nan)
+
+    def loss(params):
+        found = token_scores(policy.decoder, params, hidden_BTD, trajectories, Sampling())
+        return jnp.sum(found.logprobs_BT)
+
+    monkeypatch.setattr(
+        logprobs, "LOGITS_PER_CHUNK", columns * 8 * policy.decoder.config.vocabulary
+    )
+    value, gradient = jax.value_and_grad(loss)({"embedding": params["embedding"]})
+    assert np.isfinite(value)
+    assert np.isfinite(gradient["embedding"]).all()
+    assert np.abs(gradient["embedding"]).max() > 0
+
+
+def test_the_entropy_is_that_of_the_support(policy, params, trajectories, numpy_logits, score_all):
+    """Of the three most probable tokens at a temperature of 0.7; the drawn one belongs to them."""
+    whole = dataclasses.replace(trajectories, response_mask_BT=trajectories.segment_ids_BT > 0)
+    sampling = Sampling(temperature=0.7, top_k=3)
+    found = score_all(policy.decoder, params, whole, sampling)
+    real = np.flatnonzero(trajectories.segment_ids_BT[0])
+    tokens = np.asarray(trajectories.tokens_BT[0, real])
+    logits = numpy_logits(policy.decoder.config, params, tokens)[:-1] / 0.7
+    for t, row in enumerate(logits):
+        kept = sorted({*np.argsort(-row)[:3].tolist(), int(tokens[t + 1])})
+        scores = row[kept] - np.log(np.sum(np.exp(row[kept])))
+        at = 0, real[t + 1]
+        own = scores[kept.index(int(tokens[t + 1]))]
+        np.testing.assert_allclose(found.logprobs_BT[at], own, atol=1e-4)
+        entropy = -np.sum(np.exp(scores) * scores)
+        np.testing.assert_allclose(found.entropy_BT[at], entropy, atol=1e-4)
+        np.testing.assert_allclose(found.collision_BT[at], np.sum(np.exp(2 * scores)), atol=1e-4)
+
+
+def test_scores_are_those_that_were_asked_for(policy, params, trajectories):
+    """A critic's function sees the parameters, the activations and the rows of a microbatch."""
+
+    def first(decoder, params, hidden_BTD, trajectories):
+        return hidden_BTD[..., 0] + params["norm"]["scale"][0] * jnp.float32(trajectories.tokens_BT)
+
+    found = score_tokens(
+        policy.decoder, params, trajectories, Sampling(), names=("entropy",), values=first,
+        microbatching=Microbatching(tokens=3 * 16),
+    )  # fmt: skip
+    assert set(found) == {"entropy", "values"}
+    hidden_BTD = trunk(policy.decoder, params, trajectories)
+    expected = first(policy.decoder, params, hidden_BTD, trajectories)
+    real = np.asarray(trajectories.segment_ids_BT) > 0
+    np.testing.assert_allclose(found["values"][real], expected[real], atol=1e-4)
+
+
+def test_scoring_in_microbatches_is_scoring_at_once(policy, params, trajectories, score_all):
+    sampling = Sampling(temperature=1.5, top_k=40, top_p=0.9)
+    whole = score_all(policy.decoder, params, trajectories, sampling)
+    names = ("logprobs", "entropy", "collision")
+    parts = score_tokens(
+        policy.decoder,
+        params,
+        trajectories,
+        sampling,
+        names=names,
+        microbatching=Microbatching(tokens=3 * 16),
+    )
+    assert set(parts) == set(names)
+    for ours, expected in zip(map(parts.get, names), whole, strict=True):
+        np.testing.assert_allclose(ours, expected, atol=1e-5)
+
+
+def test_a_token_outside_the_support_has_a_finite_score_and_gradient(policy, params, trajectories):
+    """Random tokens are hardly ever among the two most probable."""
+
+    def loss(params):
+        hidden_BTD = trunk(policy.decoder, params, trajectories)
+        sampling = Sampling(top_k=2, top_p=0.5)
+        found = token_scores(policy.decoder, params, hidden_BTD, trajectories, sampling)
+        return sum(map(jnp.sum, found)), found.logprobs_BT
+
+    (_, scores), gradient = jax.jit(jax.value_and_grad(loss, has_aux=True))(params)
+    assert all(jnp.isfinite(x).all() for x in (scores, *jax.tree.leaves(gradient)))
+    assert scores.min() < -1

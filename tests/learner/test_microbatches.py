@@ -1,0 +1,178 @@
+import itertools
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from rl4p.learner.microbatches import (
+    Rows,
+    deal,
+    extents,
+    fold,
+    most_turns,
+    rows_in,
+    rows_of,
+    widths,
+)
+from rl4p.types import Microbatching
+
+T = 128
+
+
+def segments(lengths, left):
+    """Rows of so many tokens after so many columns of padding."""
+    column = np.arange(T)
+    start, length = np.array(left)[:, None], np.array(lengths)[:, None]
+    return ((column >= start) & (column < start + length)).astype(np.int32)
+
+
+@pytest.fixture(scope="module")
+def visit():
+    """Which tokens a fold sees: their count by place, and the largest microbatch of each width."""
+
+    def run(segment_ids_BT, tokens, together, most_widths=8):
+        def add(seen, part, rows):
+            assert part["segments"].shape == part["place"].shape
+            real = part["segments"] > 0
+            count_BT = jnp.zeros(segment_ids_BT.shape, jnp.int32)
+            moved_BT = rows.put(count_BT, jnp.where(real, part["place"], 0))
+            return {
+                "count": seen["count"] + rows.put(count_BT, real.astype(jnp.int32)),
+                "place": seen["place"] + moved_BT,
+                "turns": seen["turns"] + 1,
+                "tokens": seen["tokens"] + jnp.sum(real),
+            }
+
+        B = segment_ids_BT.shape[0]
+        zeros = jnp.zeros(segment_ids_BT.shape, jnp.int32)
+        batch = {
+            "segments": segment_ids_BT,
+            "place": jnp.arange(B * T).reshape(B, T),
+        }
+        start = {"count": zeros, "place": zeros, "turns": jnp.int32(0), "tokens": jnp.int32(0)}
+        return fold(
+            add,
+            start,
+            batch,
+            segment_ids_BT,
+            Microbatching(tokens=tokens, widths=most_widths),
+            together=together,
+        )
+
+    return jax.jit(run, static_argnums=(1, 2, 3))
+
+
+@pytest.mark.parametrize("tokens", [1, 100, 200, 1000, 10_000])
+@pytest.mark.parametrize("together", [1, 2, 3])
+def test_every_token_is_seen_once_and_put_back_in_its_place(visit, tokens, together):
+    lengths, left = (3, 128, 0, 50, 90, 1, 16, 80, 30, 5, 127, 48), (0, 0, 9, 60, 8, 127, 3, 0) * 2
+    ids = segments(lengths, left[:12])
+    seen = visit(ids, tokens, together)
+    np.testing.assert_array_equal(seen["count"], ids)
+    assert seen["tokens"] == ids.sum()  # rows that fill a microbatch up have none
+    np.testing.assert_array_equal(seen["place"], np.where(ids, np.arange(12 * T).reshape(12, T), 0))
+
+
+def test_short_rows_are_in_narrow_microbatches_and_empty_ones_in_none(visit):
+    """Of 160 tokens: one row 128 or 96 wide, two rows 64 wide, three rows 48 wide."""
+    assert widths(T, 8) == (128, 96, 64, 48)
+    lengths = (100, 20, 0, 81, 70, 30, 0, 60, 10, 48)
+    seen = visit(segments(lengths, [7] * 10), 160, 1)
+    assert int(seen["turns"]) == 5  # 100 | 81 | 70 | 60 and 48 | 30, 20 and 10
+    assert int(visit(segments([0] * 10, [7] * 10), 160, 1)["turns"]) == 0
+
+
+def test_other_lengths_compile_nothing_anew(visit):
+    sizes = [visit._cache_size()]
+    for lengths in ((5,) * 4, (128,) * 4, (0,) * 4):
+        visit(segments(lengths, [0] * 4), 300, 1)
+        sizes.append(visit._cache_size())
+    assert sizes[1:] == [sizes[0] + 1] * 3
+
+
+@pytest.mark.parametrize(("most", "turns"), [(1, 8), (2, 8), (3, 6), (4, 5)])
+def test_fewer_widths_pad_more(visit, most, turns):
+    ids = segments((100, 20, 0, 81, 70, 30, 0, 60, 10, 48), [7] * 10)
+    seen = visit(ids, 160, 1, most)
+    assert int(seen["turns"]) == turns
+    np.testing.assert_array_equal(seen["count"], ids)
+
+
+@pytest.mark.parametrize("longest", [1, 16, 47, 48, 72, 80, 192, 320, 4096])
+@pytest.mark.parametrize("most", [1, 3, 8])
+def test_widths_are_few_and_fall(longest, most):
+    found = widths(longest, most)
+    assert found[0] == longest
+    assert len(found) <= most
+    assert all(a > b >= 48 and b % 16 == 0 for a, b in itertools.pairwise(found))
+
+
+def test_each_width_is_about_three_quarters_of_the_one_before():
+    assert widths(257, 8) == (257, 192, 144, 112, 80, 64, 48)
+    assert widths(1025, 8) == (1025, 768, 576, 432, 320, 240, 176, 128)
+    assert widths(72, 8) == (72, 48)
+
+
+def test_a_microbatch_has_one_row_or_block_at_least():
+    assert [rows_in(16, limit) for limit in (1, 16, 31, 32, 127, 128)] == [1, 1, 1, 2, 7, 8]
+    assert [rows_in(16, limit, 2) for limit in (1, 63, 64, 96)] == [2, 2, 4, 6]
+
+
+def test_what_fills_a_microbatch_up_is_zero():
+    x_BT, x_B = jnp.ones((2, 4)), jnp.ones(2)
+    rows = Rows(jnp.array([1, 2]), jnp.array([3, 0]))
+    np.testing.assert_array_equal(rows.take(x_BT, 3), [[1, 0, 0], [0, 0, 0]])
+    np.testing.assert_array_equal(rows.take(x_B, 3), [1, 0])
+    np.testing.assert_array_equal(rows.put(x_BT, 5 * jnp.ones((2, 3))), [[1] * 4, [1, 1, 1, 5]])
+
+
+@pytest.mark.parametrize("together", [1, 2])
+def test_devices_are_dealt_rows_to_and_fro_the_longest_first(together):
+    lengths = (3, 128, 0, 50, 90, 1, 16, 80, 30, 5)
+    rows = np.asarray(deal(segments(lengths, [0] * 10), 4, together)).reshape(4, -1)
+    if together == 1:
+        assert rows.tolist() == [[1, 0, 5], [4, 9, 2], [7, 6, 10], [3, 8, 10]]  # 10 is none
+    else:  # pairs, by their sum: (3, 128), (16, 80), (90, 1), (0, 50), (30, 5)
+        assert rows.tolist() == [[0, 1, 10, 11], [6, 7, 10, 11], [4, 5, 10, 11], [2, 3, 8, 9]]
+
+
+def test_a_row_is_measured_from_its_first_token_to_its_last():
+    """With padding on both sides, with a gap, and with nothing in it."""
+    ids = np.int32([[0, 0, 1, 1, 0], [1, 0, 0, 2, 0], [0, 0, 0, 0, 0], [0, 0, 0, 0, 3]])
+    left_B, lengths_B = extents(ids)
+    np.testing.assert_array_equal(left_B, [2, 0, 0, 4])
+    np.testing.assert_array_equal(lengths_B, [2, 4, 0, 1])
+
+
+def test_rows_that_are_none_are_zero():
+    batch = {"a": jnp.arange(6).reshape(3, 2), "b": jnp.array([True, True, False])}
+    found = rows_of(batch, jnp.array([2, 3, 0]))
+    np.testing.assert_array_equal(found["a"], [[4, 5], [0, 0], [0, 1]])
+    np.testing.assert_array_equal(found["b"], [False, False, True])
+
+
+def test_a_loop_turns_most_often_where_all_rows_are_of_its_width():
+    """Its name says so, for who counts the work of a program; no row is of a narrower one then."""
+    ids = segments((128,) * 10, [0] * 10)
+
+    def add(count, part, rows):
+        return count + 1
+
+    text = (
+        jax.jit(
+            lambda: fold(add, jnp.int32(0), {"ids": ids}, ids, Microbatching(tokens=300, widths=3))
+        )
+        .lower()
+        .as_text(debug_info=True)
+    )
+    scopes = set(re.findall(r"microbatches_\d+of\d+x\d+", text))
+    found = {scope: most_turns(f"jit(f)/{scope}/while") for scope in scopes}
+    assert found == {
+        "microbatches_128of128x5": 5,
+        "microbatches_96of128x4": 0,
+        "microbatches_64of128x3": 0,
+    }
+    assert most_turns("jit(f)/while") is None
+    assert most_turns("microbatches_128of128x5/body") is None

@@ -1,0 +1,88 @@
+from dataclasses import dataclass, field
+
+import jax
+import numpy as np
+
+from rl4p.loop.collector.synchronous import Synchronous
+from rl4p.loop.source.stream import PromptStream
+from rl4p.reward.weighted import Weighted
+from rl4p.rollout.demonstrations import Demonstrations
+from rl4p.types import TrainState
+
+
+@dataclass(frozen=True, kw_only=True)
+class Counting(Weighted):
+    def __call__(self, trajectories, texts, memory):
+        return super().__call__(trajectories, texts), memory + len(texts.responses)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Length:
+    weight: float = 1.0
+
+    def __call__(self, texts):
+        return [float(len(response)) for response in texts.responses]
+
+
+def test_a_step_takes_its_prompts_samples_groups_and_grades_them(policy, prompts, make_phases):
+    stream = PromptStream(prompts, seed=0)
+    expected = PromptStream(prompts, seed=0).take(6, 0)[3:]
+    stream.take(3, 8)
+    state = TrainState(
+        step=jax.numpy.int32(9),
+        params=None,
+        optimizer_state=None,
+        key=jax.random.key(0),
+        memory={"reward": 100},
+    )
+    phases = make_phases(
+        rollout=Demonstrations(max_response_tokens=40),
+        reward=Counting(terms={"length": Length()}),
+    )
+    collector = Synchronous().open(phases, policy, stream, prompts_per_step=3, group_size=2)
+    collected = collector.collect(state)
+    assert collected.texts.prompts == tuple(prompt for prompt in expected for _ in range(2))
+    assert collected.trajectories.group_ids_B.tolist() == [0, 0, 1, 1, 2, 2]
+    assert collected.trajectories.policy_version_B.tolist() == [-1] * 6  # demonstrations
+    assert collected.memory == {"reward": 106}
+    assert state.memory == {"reward": 100}
+    assert (stream.epoch, stream.offset) == (1, 2)
+    solutions = [len(prompt.solution or "") for prompt in collected.texts.prompts]
+    np.testing.assert_array_equal(collected.rewards.total_B, solutions)
+    assert isinstance(collected.rewards.total_B, jax.Array)
+    assert collected.metrics.keys() == {"time/rollout", "time/reward"}
+    assert collector.state() == {}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Watched(Demonstrations):
+    """Notes how it is called, and has the memory counted up."""
+
+    calls: list = field(default_factory=list, hash=False, compare=False)
+
+    def __call__(self, policy, params, prompts, *, memory, **options):
+        self.calls.append((params, options))
+        return super().__call__(policy, params, prompts, **options), memory + 1
+
+
+def test_a_rollout_is_of_this_steps_parameters_key_and_version(policy, prompts, make_phases):
+    rollout = Watched(max_response_tokens=40)
+    state = TrainState(
+        step=jax.numpy.int32(9),
+        params={"w": 1},
+        optimizer_state=None,
+        key=jax.random.key(5),
+        memory={"rollout": 3, "kl": 2},
+    )
+    phases = make_phases(rollout=rollout, reward=Weighted(terms={"length": Length()}))
+    source = PromptStream(prompts, seed=0)
+    collector = Synchronous().open(phases, policy, source, prompts_per_step=2, group_size=3)
+    collected = collector.collect(state)
+    ((params, options),) = rollout.calls
+    assert params is state.params
+    wanted = jax.random.fold_in(jax.random.fold_in(jax.random.key(5), 9), 0)
+    key = options.pop("key")
+    np.testing.assert_array_equal(jax.random.key_data(key), jax.random.key_data(wanted))
+    assert options == {"group_size": 3, "version": 9}
+    assert collected.memory == {"rollout": 4, "kl": 2}
+    assert len(collected.texts.responses) == 6

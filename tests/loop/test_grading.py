@@ -1,0 +1,136 @@
+"""Each process grades its own groups, and all come to the grades of all."""
+
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import rl4p.loop.grading
+from rl4p.loop.grading import graded
+from rl4p.reward.weighted import Weighted
+from rl4p.types import Texts
+
+MASKED = ("tokens_BT", "response_mask_BT", "group_ids_B")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Seeing(Weighted):
+    """Notes the trajectories and texts of every call."""
+
+    calls: list = field(default_factory=list, hash=False, compare=False)
+
+    def __call__(self, trajectories, texts):
+        self.calls.append((trajectories, texts))
+        return super().__call__(trajectories, texts)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Remembering(Seeing):
+    """Adds the rows it has seen to its memory."""
+
+    def __call__(self, trajectories, texts, memory):
+        return super().__call__(trajectories, texts), memory + len(texts.responses)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stated:
+    """The number that a response is."""
+
+    weight: float = 2.0
+
+    def __call__(self, texts):
+        return [float(response) for response in texts.responses]
+
+
+@pytest.fixture
+def batch(make_trajectories, make_prompt):
+    """Three groups of two rows."""
+    trajectories = replace(make_trajectories((3,) * 6, group_ids=(0, 0, 1, 1, 2, 2)), group_size=2)
+    prompts = tuple(make_prompt(id=str(i // 2)) for i in range(6))
+    return trajectories, Texts(prompts=prompts, responses=tuple("012345"))
+
+
+@pytest.fixture
+def in_process(monkeypatch):
+    """Has the reward phase run as if it were this process of some."""
+
+    def among(process, count):
+        gathered = []
+
+        def share(things):
+            bounds = [i * things // count for i in range(count + 1)]
+            return [range(*pair) for pair in pairwise(bounds)]
+
+        def gather(rewards, rows):
+            gathered.append(rows)
+            return rewards
+
+        monkeypatch.setattr(rl4p.loop.grading, "share", share)
+        monkeypatch.setattr(rl4p.loop.grading, "gathered_rows", gather)
+        monkeypatch.setattr(jax, "process_index", lambda: process)
+        return gathered
+
+    return among
+
+
+def test_one_process_grades_all_rows_as_they_are(batch, make_phases):
+    reward = Seeing(terms={"stated": Stated()})
+    rewards, memory = graded(make_phases(reward=reward), {"kl": 1}, *batch)
+    np.testing.assert_array_equal(rewards.total_B, np.arange(6) * 2.0)
+    assert memory == {"kl": 1}
+    ((trajectories, texts),) = reward.calls
+    assert trajectories is batch[0]
+    assert texts is batch[1]
+
+
+@pytest.mark.parametrize(("count", "parts"), [(2, [(0, 2), (2, 6)]), (3, [(0, 2), (2, 4), (4, 6)])])
+def test_a_process_grades_whole_groups_of_its_own(batch, make_phases, in_process, count, parts):
+    trajectories, texts = batch
+    seen = []
+    for process, (start, stop) in enumerate(parts):
+        reward = Seeing(terms={"stated": Stated()})
+        gathered = in_process(process, count)
+        rewards, _ = graded(make_phases(reward=reward), {}, *batch)
+        assert gathered == [[range(*part) for part in parts]]
+        np.testing.assert_array_equal(rewards.total_B, 2.0 * np.arange(start, stop))
+        ((own, own_texts),) = reward.calls
+        assert own_texts.responses == texts.responses[start:stop]
+        assert own_texts.prompts == texts.prompts[start:stop]
+        for name in MASKED:
+            np.testing.assert_array_equal(
+                getattr(own, name), getattr(trajectories, name)[start:stop]
+            )
+            assert isinstance(getattr(own, name), np.ndarray)
+        seen += own_texts.responses
+    assert tuple(seen) == texts.responses
+
+
+def test_a_reward_with_memory_sees_all_rows_in_every_process(batch, make_phases, in_process):
+    for process in range(2):
+        reward = Remembering(terms={"stated": Stated()})
+        gathered = in_process(process, 2)
+        rewards, memory = graded(make_phases(reward=reward), {"reward": 100}, *batch)
+        np.testing.assert_array_equal(rewards.total_B, 2.0 * np.arange(6))
+        assert memory == {"reward": 106}
+        assert gathered == []
+        ((trajectories, _),) = reward.calls
+        assert isinstance(trajectories.tokens_BT, np.ndarray)  # no other process's devices
+
+
+def test_more_processes_than_groups_grade_all_rows_each(batch, make_phases, in_process):
+    reward = Seeing(terms={"stated": Stated()})
+    gathered = in_process(1, 4)
+    rewards, _ = graded(make_phases(reward=reward), {}, *batch)
+    np.testing.assert_array_equal(rewards.total_B, 2.0 * np.arange(6))
+    assert gathered == []
+
+
+def test_rows_of_groups_of_unknown_size_are_divided_one_by_one(batch, make_phases, in_process):
+    trajectories = replace(batch[0], group_size=1, tokens_BT=jnp.copy(batch[0].tokens_BT))
+    reward = Seeing(terms={"stated": Stated()})
+    in_process(0, 4)
+    rewards, _ = graded(make_phases(reward=reward), {}, trajectories, batch[1])
+    np.testing.assert_array_equal(rewards.total_B, [0.0])

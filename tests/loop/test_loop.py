@@ -1,0 +1,364 @@
+"""The loop on a tiny policy: state, needs, memory, and gradients that are not finite."""
+
+from dataclasses import dataclass, replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import rl4p.loop.scoring
+from rl4p.advantage.gae import GAE
+from rl4p.advantage.grpo import GRPO
+from rl4p.errors import RunError
+from rl4p.learner.critic.shared import Shared
+from rl4p.learner.entropy.bonus import Bonus
+from rl4p.learner.kl.adaptive import Adaptive
+from rl4p.learner.kl.fixed import Fixed
+from rl4p.learner.masking import spread_over_tokens
+from rl4p.learner.optimizer.adamw import AdamW
+from rl4p.loop.collector.synchronous import Synchronous
+from rl4p.loop.evaluation import Evaluation
+from rl4p.loop.loop import Loop, run_hooks, train
+from rl4p.loop.scoring import Scoring
+from rl4p.loop.source.stream import Stream
+from rl4p.reward.weighted import Weighted
+from rl4p.rollout.naive_sampler import NaiveSampler
+from rl4p.types import StepInfo, Texts
+from rl4p.update.ppo import PPO
+from rl4p.update.reinforce import Reinforce
+from rl4p.update.sft import SFT
+
+pytestmark = pytest.mark.mixed_dtypes
+
+
+@dataclass(frozen=True, kw_only=True)
+class OddCharacters:
+    """Counts characters of odd code: random responses of a group always differ in that."""
+
+    weight: float = 1.0
+
+    def __call__(self, texts):
+        return [float(sum(ord(c) % 2 for c in response)) for response in texts.responses]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Baseline:
+    def initial_state(self):
+        return {"sum": jnp.float32(0), "steps": jnp.int32(0)}
+
+    def __call__(self, trajectories, rewards, memory):
+        advantages_BT = spread_over_tokens(rewards.total_B - memory["sum"], trajectories)
+        total = memory["sum"] + jnp.sum(rewards.total_B)
+        return advantages_BT, {"sum": total, "steps": memory["steps"] + 1}
+
+
+@pytest.fixture
+def make_loop(policy, make_phases):
+    def make(steps=2, **phases):
+        return Loop(
+            policy=policy,
+            phases=make_phases(
+                **{
+                    "rollout": NaiveSampler(max_response_tokens=8),
+                    "reward": Weighted(terms={"odd": OddCharacters()}),
+                    "advantage": GRPO(),
+                    "update": PPO(),
+                }
+                | phases
+            ),
+            source=None,  # of each run: `taking`
+            collector=None,
+            optimizer=AdamW(learning_rate=1e-2),
+            group_size=4,
+            steps=steps,
+        )
+
+    return make
+
+
+def taking(prompts, loop):
+    """The loop with a source of these prompts, two at a step, and a collector."""
+    source = Stream().open(prompts, seed=0)
+    collector = Synchronous().open(
+        loop.phases, loop.policy, source, prompts_per_step=2, group_size=4
+    )
+    return replace(loop, source=source, collector=collector)
+
+
+def run(loop, params, prompts, make_state):
+    state = make_state(params, loop.optimizer, memory=loop.phases.initial_memory())
+    return list(train(taking(prompts, loop), state))
+
+
+def test_steps_are_counted_and_the_policy_moves(make_loop, params, prompts, make_state):
+    infos = run(make_loop(steps=3), params, prompts, make_state)
+    assert [info.step for info in infos] == [1, 2, 3]
+    for info in infos:
+        assert info.metrics["update/grad_norm"] > 0
+        assert info.metrics["staleness/max"] == 0  # trained by the step that sampled
+        seconds, rows = info.metrics["time/rollout"], len(info.texts.responses)
+        tokens = rows * info.metrics["rollout/response_tokens"] / seconds
+        assert info.metrics["rollout/tokens_per_second"] == pytest.approx(tokens)
+    assert [int(np.asarray(info.trajectories.policy_version_B)[0]) for info in infos] == [0, 1, 2]
+    # A step samples with the parameters that the step before it left: the trainer agrees with it.
+    assert max(info.metrics["rollout/logprob_gap_max"] for info in infos) < 1e-4
+    last = infos[-1].state
+    assert int(last.step) == 3
+    moved = jax.tree.map(lambda a, b: bool(jnp.any(a != b)), last.params, params)
+    assert any(jax.tree.leaves(moved))
+    tokens = [np.asarray(info.trajectories.tokens_BT).tobytes() for info in infos]
+    assert len(set(tokens)) == 3
+
+
+def test_a_step_draws_with_a_key_of_its_own(make_loop, params, prompts, make_state):
+    """With parameters that never move, and one prompt, steps still differ in what they draw."""
+    loop = replace(make_loop(steps=3), optimizer=AdamW(learning_rate=0.0))
+    infos = run(loop, params, prompts[:1], make_state)
+    assert len({tuple(info.texts.responses) for info in infos}) == 3
+
+
+def test_what_an_update_is_given_is_checked_where_that_is_asked_for(
+    make_loop, params, prompts, make_state
+):
+    seen = []
+    loop = make_loop(steps=1)
+    loop = replace(loop, phases=replace(loop.phases, checks={"update": seen.append}))
+    (info,) = run(loop, params, prompts, make_state)
+    (batch,) = seen
+    np.testing.assert_array_equal(batch.trajectories.tokens_BT, info.trajectories.tokens_BT)
+    assert np.abs(batch.advantages_BT).max() == pytest.approx(info.metrics["advantage/max"])
+
+
+def test_memory_lives_in_the_state(make_loop, params, prompts, make_state):
+    infos = run(make_loop(advantage=Baseline()), params, prompts, make_state)
+    memory = jax.device_get(infos[-1].state.memory["advantage"])
+    rewards = [float(np.asarray(info.rewards.total_B).sum()) for info in infos]
+    assert memory["steps"] == 2
+    assert memory["sum"] == pytest.approx(sum(rewards))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Remembering(Weighted):
+    """Grades with a memory that it gives back as it is."""
+
+    def initial_state(self):
+        return jnp.float32(7)
+
+    def __call__(self, trajectories, texts, memory):
+        return super().__call__(trajectories, texts), memory
+
+
+def test_memory_that_a_phase_leaves_alone_outlives_the_update(
+    make_loop, params, prompts, make_state
+):
+    """The update is given the state's arrays to write over: these must not be among them."""
+    reward = Remembering(terms={"odd": OddCharacters()})
+    infos = run(make_loop(reward=reward), params, prompts, make_state)
+    assert infos[-1].state.memory["reward"] == 7
+
+
+@pytest.mark.parametrize(("update", "calls"), [(PPO(), 0), (PPO(minibatches=2), 2)])
+def test_no_forward_runs_that_nobody_needs(
+    make_loop, params, prompts, make_state, monkeypatch, update, calls
+):
+    counted = []
+    score = rl4p.loop.scoring.score_tokens
+
+    def counting(*args, **options):
+        counted.append(args)
+        return score(*args, **options)
+
+    monkeypatch.setattr(rl4p.loop.scoring, "score_tokens", counting)
+    infos = run(make_loop(update=update), params, prompts, make_state)
+    assert len(counted) == calls
+    assert max(info.metrics["rollout/logprob_gap_max"] for info in infos) < 1e-4
+
+
+def test_a_critic_learns_beside_the_policy(make_loop, policy, params, prompts, make_state):
+    critic = Shared()
+    loop = make_loop(advantage=GAE(), critic=critic)
+    params = params | {"critic": critic.init(policy.decoder, params)}
+    infos = run(loop, params, prompts, make_state)
+    for info in infos:
+        assert info.metrics["update/value_loss"] > 0
+        assert np.isfinite(info.metrics["update/explained_variance"])
+    # A head of zeros expects nothing: what is unexplained is the square of the returns.
+    rewards = np.asarray(infos[0].rewards.total_B)[:, None]
+    returns = np.broadcast_to(rewards, infos[0].trajectories.response_mask_BT.shape)
+    returns = np.float64(returns[np.asarray(infos[0].trajectories.response_mask_BT)])
+    explained = 1 - np.mean(returns**2) / np.var(returns)
+    assert infos[0].metrics["update/explained_variance"] == pytest.approx(explained, rel=1e-4)
+    head = jax.device_get(infos[-1].state.params["critic"]["value"])
+    assert head["bias"] != 0
+    assert head["kernel"].all()
+
+
+def test_the_weight_of_an_adaptive_penalty_moves_and_is_remembered(
+    make_loop, params, prompts, make_state
+):
+    """Step by step as its own measure says; before the first update there is no divergence."""
+    kl = Adaptive(beta=0.5, target=1e-3, limit=0.2, horizon=10.0)
+    loop = replace(make_loop(kl=kl, steps=3), scoring=Scoring(reference=params))
+    state = make_state(params, loop.optimizer, memory=loop.phases.initial_memory())
+    beta, seen = 0.5, []
+    for info in train(taking(prompts, loop), state):
+        measured = info.metrics["update/kl"]
+        beta *= 1 + np.clip(measured / 1e-3 - 1, -0.2, 0.2) / 10
+        assert info.state.memory["kl"]["coefficient"] == pytest.approx(beta, rel=1e-5)
+        seen.append(measured)
+    assert seen[0] == pytest.approx(0, abs=1e-6)
+    assert seen[-1] > 1e-3
+
+
+def test_the_moving_average_follows_the_parameters_and_is_what_is_evaluated(
+    make_loop, policy, params, prompts, make_state
+):
+    loop = replace(make_loop(), average_decay=0.75)
+    state = make_state(params, loop.optimizer)
+    state = replace(state, average=jax.tree.map(jnp.copy, params))
+    expected = jax.device_get(params)
+    for info in train(taking(prompts, loop), state):
+        expected = jax.tree.map(
+            lambda a, x: 0.75 * a + 0.25 * np.asarray(x), expected, info.state.params
+        )
+    jax.tree.map(
+        lambda a, x: np.testing.assert_allclose(a, x, rtol=1e-5, atol=1e-6),
+        jax.device_get(info.state.average),
+        expected,
+    )
+    # Far from one another, so that one says what the other does not.
+    state = replace(info.state, params=jax.tree.map(jnp.negative, info.state.params))
+    sampler = loop.phases.rollout
+    options = {"group_size": 1, "key": jax.random.key(0), "version": 0, "greedy": True}
+    _, texts = sampler(policy, state.average, prompts, **options)
+    evaluation = Evaluation(
+        every=1,
+        phases=replace(loop.phases, reward=Weighted(terms={"as": SaidBy(texts=texts)})),
+        policy=policy,
+        prompts=prompts,
+        term="as",
+        rows=len(prompts),
+    )
+    (task,) = {prompt.task for prompt in prompts}
+    assert evaluation.evaluate(state)[f"eval/{task}/pass_at_1"] == 0
+    evaluation = replace(evaluation, of_average=True)
+    assert evaluation.evaluate(state)[f"eval/{task}/pass_at_1"] == 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class SaidBy:
+    """Right is the response that was given before."""
+
+    texts: Texts
+    weight: float = 1.0
+
+    def __call__(self, texts):
+        before = {
+            prompt.id: x for prompt, x in zip(self.texts.prompts, self.texts.responses, strict=True)
+        }
+        pairs = zip(texts.prompts, texts.responses, strict=True)
+        return [float(before[prompt.id] == response) for prompt, response in pairs]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Broken(Reinforce):
+    def __call__(self, logprobs_BT, batch):
+        return logprobs_BT * jnp.nan, {}
+
+
+def test_gradients_that_are_not_finite_change_nothing_and_stop_the_run(
+    make_loop, params, prompts, make_state
+):
+    loop = replace(make_loop(steps=10, update=Broken()), max_skipped=2)
+    infos = []
+    state = make_state(params, loop.optimizer)
+    with pytest.raises(RunError, match=r"not finite in steps \[1, 2, 3\]"):
+        infos.extend(train(taking(prompts, loop), state))
+    del infos
+    one = next(train(taking(prompts, loop), make_state(params, loop.optimizer)))
+    assert one.metrics["update/skipped"] == 1
+    for ours, before in zip(
+        jax.tree.leaves(one.state.params), jax.tree.leaves(params), strict=True
+    ):
+        np.testing.assert_array_equal(ours, before)
+
+
+@dataclass(frozen=True, kw_only=True)
+class BrokenEverySecondStep(Reinforce):
+    """Its rows know the step that drew them."""
+
+    def __call__(self, logprobs_BT, batch):
+        loss_BT, extras = super().__call__(logprobs_BT, batch)
+        odd_B1 = batch.trajectories.policy_version_B[:, None] % 2 == 1
+        return jnp.where(odd_B1, jnp.nan, loss_BT), extras
+
+
+def test_only_skipped_steps_in_a_row_are_counted(make_loop, params, prompts, make_state):
+    loop = replace(make_loop(steps=6, update=BrokenEverySecondStep()), max_skipped=1)
+    infos = run(loop, params, prompts, make_state)
+    assert [info.metrics["update/skipped"] for info in infos] == [0, 1, 0, 1, 0, 1]
+
+
+def test_a_divergence_in_the_reward_has_its_own_coefficient(make_loop, params, prompts, make_state):
+    """R - 2 (log pi - log pi_reference) of each token, by a sampler that is not the reference."""
+    reference = jax.tree.map(lambda x: x * 1.05, params)
+    kl = Fixed(beta=2.0, estimator="k1", placement="in_reward")
+    loop = make_loop(steps=1, kl=kl, entropy=Bonus(alpha=0.5), advantage=Plain())
+    loop = replace(loop, scoring=Scoring(reference=reference))
+    (info,) = run(loop, params, prompts, make_state)
+    assert abs(info.metrics["update/kl"]) > 1e-3
+    other = replace(loop, phases=replace(loop.phases, kl=replace(kl, beta=1.0)))
+    (half,) = run(other, params, prompts, make_state)
+    # A row's advantage stands on each of its tokens: in the mean, rows weigh by their lengths.
+    lengths_B = np.asarray(info.trajectories.response_mask_BT).sum(axis=1)
+    plain = float(np.sum(info.rewards.total_B * lengths_B) / np.sum(lengths_B))
+    whole, halved = (x.metrics["advantage/mean"] - plain for x in (info, half))
+    assert abs(whole) > 1e-3
+    assert whole == pytest.approx(2 * halved, rel=1e-3)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plain:
+    """The total reward on every token."""
+
+    def __call__(self, trajectories, rewards):
+        return spread_over_tokens(rewards.total_B, trajectories)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Half:
+    """Grades every second response only."""
+
+    weight: float = 1.0
+
+    def __call__(self, texts):
+        return [None if b % 2 else 1.0 for b in range(len(texts.responses))]
+
+
+def test_samples_without_a_grade_are_not_in_the_loss(make_loop, params, prompts, make_state):
+    loop = make_loop(steps=1, reward=Weighted(terms={"half": Half()}), update=SFT())
+    (info,) = run(loop, params, prompts, make_state)
+    mask_BT = np.asarray(info.trajectories.response_mask_BT)
+    valid_BT = mask_BT & (np.arange(len(mask_BT)) % 2 == 0)[:, None]
+    logprobs_BT = np.asarray(info.trajectories.behaviour_logprobs_BT)
+    assert info.metrics["update/loss"] == pytest.approx(-logprobs_BT[valid_BT].mean(), rel=1e-4)
+    assert info.metrics["reward/invalid"] == len(mask_BT) / 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class Note:
+    name: str
+    every: int
+
+    def __call__(self, info):
+        return {self.name: float(len(info.metrics))}
+
+
+def test_hooks_have_their_turn_and_hand_metrics_on():
+    info = StepInfo(
+        step=4, state=None, trajectories=None, texts=None, rewards=None, metrics={"a": 0.0}
+    )  # fmt: skip
+    hooks = [Note(name="b", every=2), Note(name="c", every=3), Note(name="d", every=0)]
+    assert run_hooks(hooks, info, last=False).metrics == {"a": 0.0, "b": 1.0}
+    assert run_hooks(hooks, info, last=True).metrics == {"a": 0.0, "b": 1.0, "c": 2.0, "d": 3.0}

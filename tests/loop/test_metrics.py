@@ -1,0 +1,109 @@
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from rl4p.loop.metrics import batch_metrics
+from rl4p.types import Finish
+
+
+def test_every_metric_by_hand(make_trajectories, make_rewards):
+    """Three groups: (1, 0, invalid), (2, 2), (5)."""
+    trajectories = dataclasses.replace(
+        make_trajectories((1, 2, 3, 4, 0, 8), group_ids=(0, 0, 0, 5, 5, 2)),
+        finish_B=jnp.asarray([Finish.LENGTH, 0, 0, Finish.ABORT, 0, Finish.LENGTH], jnp.int8),
+        policy_version_B=jnp.asarray([8, 8, 5, -1, 6, 8], jnp.int32),
+    )
+    rewards = make_rewards((1, 0, 0, 2, 2, 5), valid=(1, 1, 0, 1, 1, 1))
+    advantages = jnp.where(
+        trajectories.response_mask_BT, jnp.asarray([[1.0], [-3], [0], [0], [9], [0]]), 0.0
+    )
+    assert batch_metrics(8, trajectories, rewards, advantages) == pytest.approx(
+        {
+            "reward/mean": 10 / 5,
+            "reward/std": np.sqrt((1 + 4 + 0 + 0 + 9) / 5),
+            "reward/correct": 2.0,
+            "reward/invalid": 1.0,
+            "rollout/response_tokens": 18 / 6,
+            "rollout/truncated": 2 / 6,
+            "advantage/zero_std_groups": 2 / 3,
+            "advantage/mean": (1 * 1 + 2 * -3) / 18,
+            "advantage/max": 3.0,  # the 9 stands on no token
+            "staleness/mean": (3 + 2) / 6,  # what no policy sampled is not stale
+            "staleness/max": 3.0,
+        }
+    )
+
+
+def test_a_batch_of_nothing_has_finite_metrics(make_trajectories, make_rewards):
+    trajectories, rewards = make_trajectories((0, 0)), make_rewards((0, 0), valid=(0, 0))
+    metrics = batch_metrics(0, trajectories, rewards, jnp.zeros((2, 16)))
+    assert np.isfinite(list(metrics.values())).all()
+    assert metrics["reward/invalid"] == 2
+    assert metrics["advantage/zero_std_groups"] == 1
+
+
+def test_the_order_of_the_rows_does_not_matter(make_trajectories, make_rewards):
+    trajectories, rewards = make_trajectories(), make_rewards(np.arange(8) % 3)
+    advantages = jnp.where(trajectories.response_mask_BT, 1.0, 0.0)
+    order = np.random.default_rng(0).permutation(8)
+    shuffled = jax.tree.map(lambda x: x[order], (trajectories, rewards, advantages))
+    assert batch_metrics(1, *shuffled) == pytest.approx(
+        batch_metrics(1, trajectories, rewards, advantages)
+    )
+
+
+def test_each_term_is_a_mean_over_the_valid_rows(make_trajectories, make_rewards):
+    rewards = make_rewards((4, 1, 0, 3), valid=(1, 1, 0, 1))
+    terms = {"correct": jnp.float32([1, 0, 9, 1]), "style": jnp.float32([3, 1, 9, 2])}
+    rewards = dataclasses.replace(rewards, terms=terms)
+    trajectories = make_trajectories((2, 2, 2, 2))
+    metrics = batch_metrics(0, trajectories, rewards, jnp.zeros((4, 16)))
+    assert metrics["reward/correct"] == pytest.approx(2 / 3)
+    assert metrics["reward/style"] == pytest.approx(6 / 3)
+    assert metrics["reward/mean"] == pytest.approx(8 / 3)
+    assert metrics["reward/invalid"] == 1
+
+
+def test_a_total_on_an_invalid_row_counts_nowhere(make_trajectories, make_rewards):
+    """The contract says 0 there; the mean must not lean on it."""
+    rewards, trajectories = make_rewards((4, 2, 100), valid=(1, 1, 0)), make_trajectories((2,) * 3)
+    metrics = batch_metrics(0, trajectories, rewards, jnp.zeros((3, 16)))
+    assert metrics["reward/mean"] == pytest.approx(3)
+    assert metrics["reward/std"] == pytest.approx(1)
+    assert metrics["reward/correct"] == pytest.approx(3)
+
+
+def test_padding_changes_no_metric(make_trajectories, make_rewards):
+    rewards = make_rewards(np.arange(8) % 3)
+    found = []
+    for padding in ({}, {"left": 3, "right": 5}):
+        trajectories = make_trajectories(**padding)
+        values = jnp.arange(8.0)[:, None] - 3
+        advantages = jnp.where(trajectories.response_mask_BT, values, 0.0)
+        found.append(batch_metrics(1, trajectories, rewards, advantages))
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("finish", [Finish.STOP, Finish.LENGTH, Finish.ABORT])
+def test_only_what_met_the_limit_is_truncated(make_trajectories, make_rewards, finish):
+    trajectories = dataclasses.replace(
+        make_trajectories((2, 2)), finish_B=jnp.full(2, finish, jnp.int8)
+    )
+    metrics = batch_metrics(0, trajectories, make_rewards((1, 2)), jnp.zeros((2, 16)))
+    assert metrics["rollout/truncated"] == (finish == Finish.LENGTH)
+
+
+def test_metrics_are_plain_floats(make_trajectories, make_rewards):
+    metrics = batch_metrics(3, make_trajectories(), make_rewards(np.ones(8)), jnp.ones((8, 16)))
+    assert {type(value) for value in metrics.values()} == {float}
+
+
+def test_what_the_first_parameters_sampled_grows_stale_too(make_trajectories, make_rewards):
+    trajectories = dataclasses.replace(
+        make_trajectories((2, 2)), policy_version_B=jnp.asarray([0, 3], jnp.int32)
+    )
+    metrics = batch_metrics(3, trajectories, make_rewards((1, 2)), jnp.zeros((2, 16)))
+    assert (metrics["staleness/mean"], metrics["staleness/max"]) == (1.5, 3.0)

@@ -1,0 +1,313 @@
+"""Every need gives its array, and nothing runs that nobody asked for."""
+
+from dataclasses import dataclass, field, replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import rl4p.loop.scoring
+from rl4p.distributed.mesh import Mesh
+from rl4p.experiment.build import reference_params
+from rl4p.learner.critic.shared import Shared
+from rl4p.learner.kl.fixed import Fixed
+from rl4p.learner.logprobs import trunk
+from rl4p.learner.optimizer.sgd import SGD
+from rl4p.loop.scoring import Scoring, answer_clusters, task_ids
+from rl4p.model.heads import init_value_head, values
+from rl4p.model.lora import LoRA, join
+from rl4p.model.scratch import Scratch
+from rl4p.protocols import Collected
+from rl4p.reward.weighted import Weighted
+from rl4p.rollout.naive_sampler import NaiveSampler
+from rl4p.types import Texts
+from rl4p.update.ppo import PPO
+
+B, T = 8, 16
+# Three prompts of two tasks, in any order; the middle one cannot be graded.
+IDS = ("a", "b", "a", "c", "c", "b", "c", "a")
+TASKS = {"a": "sums", "b": "sums", "c": "primes"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asking:
+    """An advantage that is never called; one that could teach a critic."""
+
+    needs: frozenset = frozenset()
+
+    def returns(self, trajectories, rewards, scores): ...
+
+
+def letters(response):
+    return float(sum(map(ord, response)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Letters:
+    """The sum of the response's characters; None for prompt b."""
+
+    weight: float = 2.0
+
+    def __call__(self, texts):
+        pairs = zip(texts.prompts, texts.responses, strict=True)
+        return [None if prompt.id == "b" else letters(response) for prompt, response in pairs]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Counting(NaiveSampler):
+    """Notes the prompts of every call."""
+
+    calls: list = field(default_factory=list, hash=False, compare=False)
+
+    def __call__(self, policy, params, prompts, **options):
+        self.calls.append([prompt.id for prompt in prompts])
+        return super().__call__(policy, params, prompts, **options)
+
+
+@pytest.fixture
+def sampler():
+    return Counting(max_response_tokens=8, temperature=0.7)
+
+
+@pytest.fixture
+def ask(make_phases, sampler):
+    """Phases whose advantage has these needs."""
+
+    def ask(*needs, **phases):
+        return make_phases(
+            **{
+                "rollout": sampler,
+                "reward": Weighted(terms={"letters": Letters()}),
+                "advantage": Asking(needs=frozenset(needs)),
+                "update": PPO(tokens_per_microbatch=4 * T),
+                "critic": Shared(),
+            }
+            | phases
+        )
+
+    return ask
+
+
+@pytest.fixture(scope="module")
+def trained(params):
+    """Other parameters than those the run began with, and a critic beside them."""
+    moved = jax.tree.map(lambda x: 0.9 * x, params)
+    head = init_value_head(32) | {"kernel": jnp.linspace(-1, 1, 32), "bias": jnp.float32(0.5)}
+    return moved | {"critic": {"value": head}}
+
+
+@pytest.fixture(scope="module")
+def collected(make_prompt, make_trajectories):
+    prompts = tuple(
+        make_prompt(tokens=(257, 65 + "abc".index(x)), id=x, task=TASKS[x]) for x in IDS
+    )
+    texts = Texts(prompts=prompts, responses=tuple(f"#### {i}" for i in range(B)))
+    return Collected(trajectories=make_trajectories(), texts=texts, rewards=None, memory={})
+
+
+@pytest.fixture(scope="module")
+def teacher():
+    model = Scratch(width=16, layers=1, heads=2, key_value_heads=1, feed_forward_width=24)
+    policy, params = model.build(Mesh(dp=1), jax.random.key(7))
+    return policy.decoder, jax.tree.map(lambda x: 10 * x, params)
+
+
+@pytest.fixture
+def score(policy, params, trained, make_state, collected, teacher):
+    """What is found for phases, of a policy that has moved."""
+
+    def score(phases, policy=policy, trained=trained, **scoring):
+        scoring = {"reference": params, "teacher": teacher} | scoring
+        state = make_state(trained, SGD())
+        return Scoring(**scoring, tasks=("primes", "sums"))(phases, policy, state, collected)
+
+    return score
+
+
+@pytest.fixture
+def forwards(monkeypatch):
+    """The decoders that scored something."""
+    counted, score = [], rl4p.loop.scoring.score_tokens
+
+    def counting(decoder, *args, **options):
+        counted.append(decoder)
+        return score(decoder, *args, **options)
+
+    monkeypatch.setattr(rl4p.loop.scoring, "score_tokens", counting)
+    return counted
+
+
+def assert_scores(ours, wanted, collected):
+    mask = np.asarray(collected.trajectories.response_mask_BT)
+    np.testing.assert_allclose(np.asarray(ours)[mask], np.asarray(wanted)[mask], rtol=2e-5)
+
+
+def test_one_forward_of_the_policy_gives_all_that_is_asked_of_it(
+    policy, trained, ask, score, score_all, sampler, collected, forwards
+):
+    names = ("proximal_logprobs", "entropy", "collision", "values")
+    ours = score(ask(*names))
+    assert forwards == [policy.decoder]
+    assert ours.keys() == set(names)
+    wanted = score_all(policy.decoder, trained, collected.trajectories, sampler.sampling)
+    assert_scores(ours["proximal_logprobs"], wanted.logprobs_BT, collected)
+    assert_scores(ours["entropy"], wanted.entropy_BT, collected)
+    assert_scores(ours["collision"], wanted.collision_BT, collected)
+    hidden_BTD = trunk(policy.decoder, trained, collected.trajectories)
+    assert_scores(ours["values"], values(trained["critic"], hidden_BTD), collected)
+
+
+def test_the_reference_is_what_the_run_began_with(
+    policy, params, ask, score, score_all, sampler, collected, forwards
+):
+    """A penalty asks for it, and the advantage may too: it is scored once."""
+    ours = score(ask("reference_logprobs", kl=Fixed()))
+    assert forwards == [policy.decoder]
+    wanted = score_all(policy.decoder, params, collected.trajectories, sampler.sampling)
+    assert_scores(ours["reference_logprobs"], wanted.logprobs_BT, collected)
+
+
+def test_the_reference_outlives_the_parameters_that_the_update_takes(policy, params):
+    mine = jax.tree.map(jnp.copy, params)
+    reference = reference_params(policy, mine)
+    jax.tree.map(lambda x: x.delete(), mine)
+    jax.tree.map(np.testing.assert_array_equal, reference, params)
+
+
+def test_the_reference_of_adapters_is_their_base(
+    policy, params, ask, score, score_all, sampler, collected
+):
+    lora = LoRA(rank=2)
+    adapted = replace(policy, decoder=replace(policy.decoder, lora=lora), frozen=params)
+    trained = jax.tree.map(lambda x: x + 0.1, lora.init(jax.random.key(3), params))
+    reference = reference_params(adapted, trained)
+    assert reference is adapted.frozen
+    phases = ask("reference_logprobs", "proximal_logprobs")
+    ours = score(phases, policy=adapted, trained=trained, reference=reference)
+    options = (collected.trajectories, sampler.sampling)
+    base = score_all(policy.decoder, params, *options).logprobs_BT
+    moved = score_all(adapted.decoder, join(params, trained), *options).logprobs_BT
+    assert_scores(ours["reference_logprobs"], base, collected)
+    assert_scores(ours["proximal_logprobs"], moved, collected)
+    assert not np.allclose(base, moved, atol=0.1)
+
+
+def test_a_teacher_is_another_decoder(ask, score, score_all, teacher, sampler, collected, forwards):
+    ours = score(ask("teacher_logprobs"))
+    assert forwards == [teacher[0]]
+    wanted = score_all(*teacher, collected.trajectories, sampler.sampling)
+    assert_scores(ours["teacher_logprobs"], wanted.logprobs_BT, collected)
+
+
+@pytest.mark.parametrize(
+    ("needs", "phases", "count"),
+    [
+        ((), {}, 0),
+        ((), {"update": PPO(minibatches=2)}, 1),
+        ((), {"kl": Fixed(beta=0.0)}, 0),
+        (("answer_clusters", "task_ids"), {}, 0),
+        (("proximal_logprobs", "reference_logprobs", "teacher_logprobs"), {}, 3),
+    ],
+)
+def test_nothing_runs_that_nobody_asked_for(
+    ask, score, forwards, sampler, collected, needs, phases, count
+):
+    phases = ask(*needs, **phases)
+    ours = score(phases)
+    assert ours.keys() == phases.needs()
+    assert len(forwards) == count
+    assert not sampler.calls
+    rows = {"answer_clusters", "task_ids"}
+    assert all(x.shape == ((B,) if name in rows else (B, T)) for name, x in ours.items())
+
+
+class Four(Mesh):
+    """One device that counts as four."""
+
+    row_multiple = 4
+
+
+def test_each_prompt_is_answered_once_by_the_most_probable_tokens(
+    policy, trained, ask, score, sampler, collected
+):
+    """Three prompts on four devices; what cannot be graded is nan and no reward of 0."""
+    ours = score(ask("greedy_rewards"), policy=replace(policy, mesh=Four(dp=1)))["greedy_rewards"]
+    assert sampler.calls.pop() == ["a", "b", "c", "a"]
+    prompts = {prompt.id: prompt for prompt in collected.texts.prompts}
+    options = {"group_size": 1, "key": jax.random.key(9), "version": 0}
+    _, texts = sampler(policy, trained, list(prompts.values()), **options, greedy=True)
+    sums = dict(zip(prompts, map(letters, texts.responses), strict=True))
+    assert sums["a"] != sums["c"]
+    wanted = [np.nan if x == "b" else 2 * sums[x] for x in IDS]
+    np.testing.assert_array_equal(ours, np.float32(wanted))
+
+
+@pytest.mark.parametrize("need", ["proximal_logprobs", "reference_logprobs", "teacher_logprobs"])
+def test_the_sizes_of_microbatches_are_those_of_the_update(ask, score, monkeypatch, need):
+    """And the distribution is the one that was sampled from."""
+    seen, original = [], rl4p.loop.scoring.score_tokens
+
+    def watching(decoder, params, trajectories, **options):
+        seen.append(options)
+        return original(decoder, params, trajectories, **options)
+
+    monkeypatch.setattr(rl4p.loop.scoring, "score_tokens", watching)
+    phases = ask(need, update=PPO(tokens_per_microbatch=3 * T, microbatch_widths=2))
+    score(phases)
+    (options,) = seen
+    assert options["microbatching"].tokens == 3 * T
+    assert options["microbatching"].widths == 2
+    assert options["sampling"] == phases.rollout.sampling
+    assert options["sampling"].temperature == 0.7
+
+
+def test_what_stands_for_a_row_lies_as_rows_do(ask, score, policy):
+    for name, found in score(ask("greedy_rewards", "answer_clusters", "task_ids")).items():
+        assert isinstance(found, jax.Array), name
+        assert found.sharding.is_equivalent_to(policy.mesh.rows, found.ndim), name
+
+
+def test_greedy_rewards_are_of_the_newest_parameters(
+    policy, params, trained, ask, score, sampler, collected
+):
+    score(ask("greedy_rewards"))
+    prompts = list({prompt.id: prompt for prompt in collected.texts.prompts}.values())
+    options = {"group_size": 1, "key": jax.random.key(0), "version": 0, "greedy": True}
+    new, old = (sampler(policy, x, prompts, **options)[1].responses for x in (trained, params))
+    assert new != old
+    wanted = dict(zip("abc", (2 * letters(response) for response in new), strict=True))
+    found = score(ask("greedy_rewards"))["greedy_rewards"]
+    np.testing.assert_array_equal(
+        found, np.float32([np.nan if x == "b" else wanted[x] for x in IDS])
+    )
+
+
+def texts_of(prompts, responses):
+    return Texts(prompts=tuple(prompts), responses=tuple(responses))
+
+
+def test_answers_are_alike_as_numbers_or_else_as_texts():
+    responses = {
+        "so #### 1,000": 0,
+        "#### 1000": 0,
+        "####  $1000. ": 0,
+        "#### 0": 1,
+        "#### 0.0": 1,
+        "no answer": 2,
+        "": 2,
+        "#### None": 3,
+        "#### x": 4,
+        "####  x ": 4,
+        "#### 1,00": 5,
+    }
+    found = answer_clusters(texts_of((), responses))
+    assert found.tolist() == list(responses.values())
+    assert found.dtype == np.int32
+
+
+def test_a_task_is_where_it_stands_among_those_of_the_training_data(make_prompt):
+    prompts = [make_prompt(task=task) for task in ("sums", "primes", "sums")]
+    found = task_ids(texts_of(prompts, ("",) * 3), ("primes", "sums"))
+    assert found.tolist() == [1, 0, 1]
+    assert found.dtype == np.int32

@@ -1,0 +1,121 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from rl4p.model.sampling import draw, sampling_logprobs
+from rl4p.types import Sampling
+
+LOGITS = np.random.default_rng(0).normal(0, 3, (5, 17)).astype(np.float32)
+
+
+def by_sorting(logits_V, sampling):
+    """One distribution, token by token from the most probable down."""
+    logits_V = np.float64(logits_V) / (sampling.temperature or 1.0)
+    order = np.argsort(-logits_V)[: sampling.top_k or None]
+    probabilities = np.exp(logits_V[order] - logits_V.max())
+    probabilities /= probabilities.sum()
+    kept, before = [], 0.0
+    for token, probability in zip(order, probabilities, strict=True):
+        if sampling.top_p < 1 and before >= sampling.top_p:
+            break
+        kept.append(token)
+        before += probability
+    result = np.full(logits_V.shape, -np.inf)
+    result[kept] = logits_V[kept] - np.log(np.sum(np.exp(logits_V[kept])))
+    return result
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.5, 1.0, 1.5])
+@pytest.mark.parametrize("top_k", [0, 1, 5, 17, 100])
+@pytest.mark.parametrize("top_p", [1.0, 0.9, 0.5, 1e-6])
+def test_the_distribution_is_that_of_plain_sorting(temperature, top_k, top_p):
+    sampling = Sampling(temperature=temperature, top_k=top_k, top_p=top_p)
+    ours = sampling_logprobs(jnp.asarray(LOGITS), sampling)
+    np.testing.assert_allclose(ours, [by_sorting(row, sampling) for row in LOGITS], rtol=1e-5)
+    np.testing.assert_allclose(np.exp(ours).sum(axis=-1), 1, rtol=1e-6)
+
+
+def test_top_p_is_taken_from_what_top_k_left():
+    """Of 0.4, 0.3, 0.2, 0.1 the first two are 4/7 and 3/7 after top_k = 2: 0.5 < 4/7 keeps one."""
+    logits = jnp.log(jnp.asarray([0.2, 0.4, 0.1, 0.3]))
+    both = sampling_logprobs(logits, Sampling(top_k=2, top_p=0.5))
+    np.testing.assert_array_equal(both, [-np.inf, 0, -np.inf, -np.inf])
+    alone = sampling_logprobs(logits, Sampling(top_p=0.5))
+    np.testing.assert_allclose(np.exp(alone), [0, 4 / 7, 0, 3 / 7], rtol=1e-6)
+
+
+def test_equal_logits_are_kept_or_cut_together():
+    np.testing.assert_allclose(
+        np.exp(sampling_logprobs(jnp.asarray([1.0, 1.0, 0.0, 1.0]), Sampling(top_k=2))),
+        [1 / 3, 1 / 3, 0, 1 / 3],
+        rtol=1e-6,
+    )
+
+
+def test_the_gradient_outside_the_support_is_zero_and_never_nan():
+    sampling = Sampling(temperature=0.7, top_k=5, top_p=0.9)
+    best = int(LOGITS[0].argmax())
+    gradient = jax.grad(lambda x: sampling_logprobs(x, sampling)[best])(jnp.asarray(LOGITS[0]))
+    inside = np.isfinite(by_sorting(LOGITS[0], sampling))
+    assert np.isfinite(gradient).all()
+    np.testing.assert_array_equal(np.asarray(gradient)[~inside], 0)
+    assert np.all(np.asarray(gradient)[inside] != 0)
+
+
+@pytest.mark.parametrize("sampling", [Sampling(top_k=2), Sampling(top_p=0.5)], ids=str)
+def test_a_token_that_was_drawn_stays_in_the_support(sampling):
+    """Of 0.4, 0.3, 0.2, 0.1 two are kept, and the drawn one with them."""
+    logits = jnp.log(jnp.asarray([0.2, 0.4, 0.1, 0.3]))
+    with_third = np.exp(sampling_logprobs(logits, sampling, jnp.asarray(2)))
+    np.testing.assert_allclose(with_third, [0, 4 / 8, 1 / 8, 3 / 8], rtol=1e-6)
+    within = sampling_logprobs(logits, sampling, jnp.asarray(1))
+    np.testing.assert_array_equal(within, sampling_logprobs(logits, sampling))
+
+
+@pytest.mark.parametrize("greedy", [False, True])
+def test_tokens_are_those_that_jax_draws_with_each_row_s_key(greedy):
+    sampling = Sampling(temperature=0.7, top_k=5, top_p=0.9)
+    keys, t = jax.random.split(jax.random.key(0), len(LOGITS)), jnp.arange(len(LOGITS))
+    logprobs = sampling_logprobs(jnp.asarray(LOGITS), sampling)
+    for turn in range(20):
+        tokens, of_tokens = draw(jnp.asarray(LOGITS), sampling, keys, t + turn, jnp.bool_(greedy))
+        folded = jax.vmap(jax.random.fold_in)(keys, t + turn)
+        by_jax = jax.vmap(jax.random.categorical)(folded, logprobs)
+        expected = logprobs.argmax(axis=-1) if greedy else by_jax
+        np.testing.assert_array_equal(tokens, expected)
+        assert tokens.dtype == jnp.int32
+        chosen = jnp.take_along_axis(logprobs, expected[:, None], axis=1)[:, 0]
+        np.testing.assert_allclose(of_tokens, chosen, rtol=1e-6)
+
+
+def test_of_equal_tokens_greedy_decoding_takes_the_first_and_nan_stays_in_the_vocabulary():
+    logits = jnp.asarray([[1.0, 3.0, 0.0, 3.0], [2.0, 2.0, 2.0, 2.0], [jnp.nan] * 4])
+    keys = jax.random.split(jax.random.key(0), 3)
+    tokens, logprobs = draw(logits, Sampling(), keys, jnp.zeros(3, int), jnp.bool_(True))
+    np.testing.assert_array_equal(tokens[:2], [1, 0])
+    assert 0 <= tokens[2] < 4
+    assert np.isnan(logprobs[2])
+
+
+def test_equal_logits_at_the_edge_of_top_p_are_kept_together():
+    """Of 0.4 and three of 0.2 a half needs two: the three equals stay, whatever their order."""
+    logits = jnp.log(jnp.asarray([0.2, 0.4, 0.2, 0.2]))
+    kept = np.exp(sampling_logprobs(logits, Sampling(top_p=0.5)))
+    np.testing.assert_allclose(kept, [0.2, 0.4, 0.2, 0.2], rtol=1e-6)
+
+
+def test_a_drawn_token_is_kept_in_its_own_row_only():
+    logits = jnp.log(jnp.asarray([[0.2, 0.4, 0.1, 0.3]] * 2))
+    drawn = sampling_logprobs(logits, Sampling(top_k=2, top_p=0.9), jnp.asarray([2, 3]))
+    expected = [[0, 4 / 8, 1 / 8, 3 / 8], [0, 4 / 7, 0, 3 / 7]]
+    np.testing.assert_allclose(np.exp(drawn), expected, rtol=1e-6)
+
+
+def test_greedy_decoding_reports_its_token_at_temperature_one():
+    logits = jnp.log(jnp.asarray([[0.2, 0.5, 0.3]]))
+    keys = jax.random.split(jax.random.key(0), 1)
+    greedy = Sampling(temperature=0.0)
+    token, logprob = draw(logits, greedy, keys, jnp.zeros(1, int), jnp.bool_(True))
+    assert token.tolist() == [1]
+    np.testing.assert_allclose(logprob, np.log([0.5]), rtol=1e-6)

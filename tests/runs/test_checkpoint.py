@@ -1,0 +1,329 @@
+"""Everything a step changes is saved bit for bit, and what does not fit is named."""
+
+import shutil
+from dataclasses import fields, replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from rl4p.errors import InputError, RunError
+from rl4p.learner.optimizer.adamw import AdamW
+from rl4p.loop.source.stream import PromptStream
+from rl4p.runs.checkpoint import Orbax, as_saved, restore_params
+from rl4p.types import StepInfo, TrainState
+
+
+def stream_of(prompts, taken=0):
+    stream = PromptStream(prompts, seed=3)
+    stream.take(taken, 0)
+    return stream
+
+
+def parts(state):
+    """A tree of each of its fields, without what saving makes of them."""
+    named = {field.name: getattr(state, field.name) for field in fields(TrainState)}
+    return named | {"key": jax.random.key_data(state.key)}
+
+
+def assert_equal(left, right):
+    left, right = (jax.tree_util.tree_flatten_with_path(parts(x))[0] for x in (left, right))
+    assert [path for path, _ in left] == [path for path, _ in right]
+    for (path, a), (_, b) in zip(left, right, strict=True):
+        assert a.dtype == b.dtype, path
+        np.testing.assert_array_equal(a, b, err_msg=str(path))
+
+
+def distinct(tree, start=1):
+    """The tree with other numbers in each leaf, none of which is 0."""
+    leaves, structure = jax.tree.flatten(tree)
+    return structure.unflatten(
+        jnp.asarray(np.arange(x.size).reshape(x.shape) % 97 + start + i, x.dtype)
+        for i, x in enumerate(leaves)
+    )
+
+
+@pytest.fixture
+def trained(params, make_state):
+    """A state of which no part is that of a new run, and no two trees are alike."""
+    state = make_state(params, AdamW(), step=4, memory={"advantage": {"mean": jnp.float32(0.3)}})
+    return replace(
+        state,
+        optimizer_state=distinct(state.optimizer_state),
+        key=jax.random.key(42),
+        average=distinct(params, start=1000),
+    )
+
+
+@pytest.fixture
+def fresh(params, make_state):
+    """What a resumed run builds, before anything is restored."""
+    state = make_state(jax.tree.map(jnp.zeros_like, params), AdamW())
+    return replace(
+        state,
+        memory={"advantage": {"mean": jnp.float32(0)}},
+        average=jax.tree.map(jnp.zeros_like, params),
+    )
+
+
+def test_state_and_stream_come_back_bit_for_bit(tmp_path, trained, fresh, prompts):
+    with Orbax().open(tmp_path, {"source": stream_of(prompts, 7)}) as checkpoints:
+        checkpoints.save(trained)
+    stream = stream_of(prompts)
+    with Orbax().open(tmp_path, {"source": stream}) as checkpoints:
+        assert_equal(checkpoints.restore(fresh), trained)
+    assert stream.state() == stream_of(prompts, 7).state()
+    assert [prompt.id for prompt in stream.take(9, 4)] == [
+        prompt.id for prompt in stream_of(prompts, 7).take(9, 4)
+    ]
+
+
+def test_the_test_above_would_notice_any_part_that_is_not_restored(trained, fresh):
+    old, new = parts(trained), parts(fresh)
+    assert as_saved(trained).keys() == old.keys()
+    for name in old:
+        leaves = jax.tree.leaves(jax.tree.map(jnp.array_equal, old[name], new[name]))
+        assert leaves, name
+        assert not any(leaves), name
+
+
+def test_what_is_restored_replaces_no_more_than_the_arrays(tmp_path, trained, fresh, prompts):
+    """Optax's named tuples and the kind of the random key are those of the run that goes on."""
+    with Orbax().open(tmp_path, {"source": stream_of(prompts)}) as checkpoints:
+        checkpoints.save(trained)
+    with Orbax().open(tmp_path, {"source": stream_of(prompts)}) as checkpoints:
+        restored = checkpoints.restore(fresh)
+    assert jax.tree.structure(restored) == jax.tree.structure(fresh)
+    assert jax.random.key_impl(restored.key) == jax.random.key_impl(fresh.key)
+    places = jax.tree.map(lambda x: x.sharding, (restored.params, restored.optimizer_state))
+    assert places == jax.tree.map(lambda x: x.sharding, (fresh.params, fresh.optimizer_state))
+
+
+def test_the_hook_saves_the_step_it_is_shown(tmp_path, trained, fresh, prompts, make_prompt):
+    info = StepInfo(step=4, state=trained, trajectories=None, texts=None, rewards=None, metrics={})  # type: ignore[arg-type]
+    with Orbax(every=7).open(tmp_path, {"source": stream_of(prompts)}) as checkpoints:
+        assert checkpoints.every == 7
+        assert checkpoints(info) is None
+    with Orbax().open(tmp_path, {"source": stream_of(prompts)}) as checkpoints:
+        assert checkpoints.latest() == 4
+        assert_equal(checkpoints.restore(fresh), trained)
+
+
+@pytest.mark.parametrize("attempt", range(5))
+def test_a_save_is_of_its_step_though_the_next_update_is_given_the_arrays(tmp_path, attempt):
+    """Saving goes on in the background while the donated arrays are written over."""
+    state = {"w": jnp.full((1024, 1024), float(attempt)), "b": jnp.arange(2_000_000.0)}
+    expected = jax.device_get(jax.tree.map(jnp.copy, state))
+    write_over = jax.jit(lambda tree: jax.tree.map(lambda x: x * 0 - 1, tree), donate_argnums=0)
+    train_state = make_plain_state(state)
+    with Orbax().open(tmp_path, {"source": stream_of([])}) as checkpoints:
+        checkpoints.save(train_state)
+        for _ in range(20):
+            state = write_over(state)
+        jax.block_until_ready(state)
+    with Orbax().open(tmp_path, {"source": stream_of([])}) as checkpoints:
+        restored = checkpoints.restore(make_plain_state(jax.tree.map(jnp.zeros_like, state)))
+    for name in expected:
+        np.testing.assert_array_equal(restored.params[name], expected[name])
+
+
+def make_plain_state(params):
+    return TrainState(
+        step=jnp.int32(1), params=params, optimizer_state=(), key=jax.random.key(0), memory={}
+    )
+
+
+def test_the_newest_is_restored_and_the_oldest_goes(tmp_path, params, prompts, make_state):
+    with Orbax(keep=2).open(tmp_path, {"source": stream_of(prompts)}) as checkpoints:
+        for step in (1, 2, 3):
+            checkpoints.save(make_state(params, AdamW(), step=step))
+    assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["2", "3"]
+    with Orbax().open(tmp_path, {"source": stream_of(prompts)}) as checkpoints:
+        assert int(checkpoints.restore(make_state(params, AdamW())).step) == 3
+
+
+def test_parameters_alone_are_read_without_a_trace(tmp_path, params, prompts, make_state):
+    with Orbax().open(tmp_path, {"source": stream_of(prompts)}) as checkpoints:
+        checkpoints.save(make_state(params, AdamW(), step=1))
+        checkpoints.save(make_state(jax.tree.map(lambda x: x + 1, params), AdamW(), step=2))
+    files = sorted(tmp_path.rglob("*"))
+    step, restored = restore_params(tmp_path, params)
+    assert step == 2
+    jax.tree.map(lambda a, b: np.testing.assert_array_equal(a, b + 1), restored, params)
+    assert sorted(tmp_path.rglob("*")) == files
+    with pytest.raises(InputError, match=r"head is absent there and"):
+        restore_params(tmp_path, params | {"head": params["embedding"]})
+    with pytest.raises(InputError, match=r"nowhere/checkpoints has no finished checkpoint"):
+        restore_params(tmp_path / "nowhere", params)
+    assert sorted(tmp_path.rglob("*")) == files
+
+
+def test_without_a_checkpoint_there_is_nothing_to_resume(tmp_path, params, prompts, make_state):
+    with (
+        Orbax().open(tmp_path, {"source": stream_of(prompts)}) as checkpoints,
+        pytest.raises(InputError, match="no finished checkpoint"),
+    ):
+        checkpoints.restore(make_state(params, AdamW()))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [lambda x: x.astype(jnp.bfloat16), lambda x: jnp.concatenate([x, x])],
+    ids=["dtype", "shape"],
+)
+def test_what_does_not_fit_is_named(tmp_path, params, prompts, make_state, change):
+    with Orbax().open(tmp_path, {"source": stream_of(prompts)}) as checkpoints:
+        checkpoints.save(make_state(params, AdamW()))
+    other = make_state(params, AdamW())
+    other = replace(other, params=params | {"norm": {"scale": change(params["norm"]["scale"])}})
+    with (
+        Orbax().open(tmp_path, {"source": stream_of(prompts)}) as checkpoints,
+        pytest.raises(InputError) as caught,
+    ):
+        checkpoints.restore(other)
+    sentence = "params/norm/scale is ((32,), 'float32') there and"
+    assert sentence in str(caught.value)
+    assert "embedding" not in str(caught.value)
+
+
+def test_a_leaf_that_only_one_side_has_is_named(tmp_path, params, prompts, make_state):
+    state = make_state(params, AdamW(), memory={"advantage": jnp.float32(0)})
+    with Orbax().open(tmp_path, {"source": stream_of(prompts)}) as checkpoints:
+        checkpoints.save(make_state(params, AdamW()))
+        checkpoints.save(replace(state, step=jnp.int32(1)))
+    with Orbax().open(tmp_path, {"source": stream_of(prompts)}) as checkpoints:
+        with pytest.raises(InputError, match=r"memory/advantage is .* there and absent here\.$"):
+            checkpoints.restore(make_state(params, AdamW()))
+        # Nothing was moved by the attempt, and what fits is restored.
+        assert checkpoints.parts["source"].state() == stream_of(prompts).state()
+        assert int(checkpoints.restore(state).step) == 1
+
+
+def test_many_differences_are_counted_and_five_are_named(tmp_path, params, prompts, make_state):
+    with Orbax().open(tmp_path, {"source": stream_of(prompts)}) as checkpoints:
+        checkpoints.save(make_state(params, AdamW()))
+    narrow = make_state(jax.tree.map(lambda x: x.astype(jnp.bfloat16), params), AdamW())
+    with (
+        Orbax().open(tmp_path, {"source": stream_of(prompts)}) as checkpoints,
+        pytest.raises(InputError) as caught,
+    ):
+        checkpoints.restore(narrow)
+    sentence = str(caught.value)
+    differing = len(jax.tree.leaves(params)) * 2  # with the second moment; the first is float32
+    assert sentence.count(" there and ") == 5
+    assert sentence.endswith(f"; and {differing - 5} more.")
+
+
+def test_five_differences_are_all_named(tmp_path, params, prompts, make_state):
+    memory = {f"m{i}": jnp.float32(0) for i in range(5)}
+    with Orbax().open(tmp_path, {"source": stream_of(prompts)}) as checkpoints:
+        checkpoints.save(make_state(params, AdamW(), memory=memory))
+    with (
+        Orbax().open(tmp_path, {"source": stream_of(prompts)}) as checkpoints,
+        pytest.raises(InputError, match=r"memory/m4 is .* there and absent here\.$") as caught,
+    ):
+        checkpoints.restore(make_state(params, AdamW()))
+    assert str(caught.value).count(" there and ") == 5
+
+
+def test_a_checkpoint_of_other_prompts_is_refused(tmp_path, params, prompts, make_state):
+    with Orbax().open(tmp_path, {"source": stream_of(prompts)}) as checkpoints:
+        checkpoints.save(make_state(params, AdamW(), step=1))
+    with (
+        Orbax().open(tmp_path, {"source": stream_of(prompts[1:])}) as checkpoints,
+        pytest.raises(InputError, match="The prompts are not those of the run any more"),
+    ):
+        checkpoints.restore(make_state(params, AdamW()))
+
+
+def test_a_step_is_saved_once(tmp_path, params, prompts, make_state):
+    """A signal may come in the very step whose turn it was."""
+    with Orbax().open(tmp_path, {"source": stream_of(prompts)}) as checkpoints:
+        checkpoints.save(make_state(params, AdamW(), step=1))
+        checkpoints.save(make_state(jax.tree.map(jnp.zeros_like, params), AdamW(), step=1))
+    with Orbax().open(tmp_path, {"source": stream_of(prompts)}) as checkpoints:
+        checkpoints.save(make_state(jax.tree.map(jnp.zeros_like, params), AdamW(), step=1))
+        restored = checkpoints.restore(make_state(params, AdamW()))
+    jax.tree.map(np.testing.assert_array_equal, restored.params, params)
+
+
+def test_a_step_that_orbax_skips_is_no_silent_success(tmp_path, params, prompts, make_state):
+    with Orbax().open(tmp_path, {"source": stream_of(prompts)}) as checkpoints:
+        checkpoints.save(make_state(params, AdamW(), step=3))
+        with pytest.raises(RunError, match=r"^The checkpoint of step 2 was not saved\.$"):
+            checkpoints.save(make_state(params, AdamW(), step=2))
+
+
+@pytest.mark.parametrize(
+    "error", [OSError("disk full"), ValueError("disk full")], ids=["os", "value"]
+)
+def test_a_save_that_fails_is_one_sentence(tmp_path, prompts, monkeypatch, error):
+    def fails(*args, **kwargs):
+        raise error
+
+    checkpoints = Orbax().open(tmp_path, {"source": stream_of(prompts)})
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoints.manager, "save", fails)
+        with pytest.raises(
+            RunError, match=r"^A checkpoint up to step 1 could not be saved: disk full\.$"
+        ):
+            checkpoints.save(make_plain_state({"w": jnp.ones(2)}))
+        patch.setattr(checkpoints.manager, "wait_until_finished", fails)
+        with pytest.raises(
+            RunError, match=r"^The last checkpoint could not be saved: disk full\.$"
+        ):
+            checkpoints.__exit__()
+    checkpoints.close()
+
+
+def test_the_last_save_is_waited_for_where_the_run_ends(tmp_path, prompts, monkeypatch):
+    checkpoints, calls = Orbax().open(tmp_path, {"source": stream_of(prompts)}), []
+    for name in ("wait_until_finished", "close"):
+        method = getattr(checkpoints.manager, name)
+        monkeypatch.setattr(
+            checkpoints.manager,
+            name,
+            lambda name=name, method=method: (calls.append(name), method()),
+        )
+    with checkpoints as entered:
+        assert entered is checkpoints
+        assert calls == []
+    assert calls[:2] == ["wait_until_finished", "close"]
+
+
+def test_a_checkpoint_that_was_not_finished_is_none(tmp_path, params, prompts, make_state):
+    """What a kill leaves: Orbax writes under another name, until all is there."""
+    with Orbax().open(tmp_path, {"source": stream_of(prompts)}) as checkpoints:
+        checkpoints.save(make_state(params, AdamW(), step=1))
+    folder = tmp_path / "checkpoints"
+    shutil.copytree(folder / "1", folder / "2.orbax-checkpoint-tmp")
+    assert restore_params(tmp_path, params)[0] == 1
+    with Orbax().open(tmp_path, {"source": stream_of(prompts)}) as checkpoints:
+        assert checkpoints.latest() == 1
+
+
+def test_a_folder_of_no_finished_checkpoint_has_no_parameters(tmp_path, params):
+    (tmp_path / "checkpoints").mkdir()
+    with pytest.raises(InputError, match=r"/checkpoints has no finished checkpoint\.$"):
+        restore_params(tmp_path, params)
+
+
+def test_a_critic_is_none_of_the_policys_parameters(tmp_path, params, prompts, make_state):
+    critic = {"value": {"kernel": jnp.ones(32)}}
+    state = make_state(params | {"critic": critic}, AdamW(), step=1)
+    with Orbax().open(tmp_path, {"source": stream_of(prompts)}) as checkpoints:
+        checkpoints.save(state)
+    _, restored = restore_params(tmp_path, params)
+    assert restored.keys() == params.keys()
+    jax.tree.map(np.testing.assert_array_equal, restored, params)
+
+
+def test_parameters_of_another_dtype_are_refused_and_not_cast(
+    tmp_path, params, prompts, make_state
+):
+    with Orbax().open(tmp_path, {"source": stream_of(prompts)}) as checkpoints:
+        checkpoints.save(make_state(params, AdamW(), step=1))
+    narrow = jax.tree.map(lambda x: x.astype(jnp.bfloat16), params)
+    with pytest.raises(InputError, match=r"embedding is \(\(264, 32\), 'float32'\) there and"):
+        restore_params(tmp_path, narrow)

@@ -1,0 +1,73 @@
+"""The learning curve shows each number of the record at its step."""
+
+import pytest
+
+import rl4p.runs.plots
+from rl4p.runs.plots import plot_learning_curve
+
+A, B = "eval/a/pass_at_1", "eval/b/pass_at_1"
+ROWS = [
+    {"step": 0, A: 0.1, B: 0.5, "eval/a/prompts": 9.0},
+    {"step": 1, "reward/mean": 0.25},
+    {"step": 2, "reward/mean": 0.75, A: 0.4},
+    {"step": 3, "reward/mean": -1.5, A: 0.6, B: 0.9},
+]
+
+
+@pytest.fixture
+def draw(monkeypatch, tmp_path):
+    """The axes of pass@1 and of the reward, and the path of a picture of these rows."""
+
+    def drawn(rows):
+        figures = []
+
+        class Kept(rl4p.runs.plots.Figure):
+            def __init__(self, *args, **kwargs):
+                super().__init__(*args, **kwargs)
+                figures.append(self)
+
+        monkeypatch.setattr(rl4p.runs.plots, "Figure", Kept)
+        path = tmp_path / "plots" / "deep" / "curve.png"
+        plot_learning_curve(rows, path)
+        ((axes, reward_axes),) = [figure.axes for figure in figures]
+        return axes, reward_axes, path
+
+    return drawn
+
+
+def points(axes):
+    return {
+        line.get_label(): list(zip(line.get_xdata(), line.get_ydata(), strict=True))
+        for line in axes.get_lines()
+    }
+
+
+def test_each_curve_has_its_steps_and_its_name(draw):
+    axes, reward_axes, path = draw(ROWS)
+    assert points(axes) == {
+        A: [(0, 0.1), (2, 0.4), (3, 0.6)],
+        B: [(0, 0.5), (3, 0.9)],
+    }
+    assert points(reward_axes) == {"reward/mean": [(1, 0.25), (2, 0.75), (3, -1.5)]}
+    assert [text.get_text() for text in axes.get_legend().get_texts()] == [A, B, "reward/mean"]
+    assert (axes.get_xlabel(), axes.get_ylabel()) == ("step", "greedy pass@1, held-out prompts")
+    assert reward_axes.get_ylabel() == "mean reward of the samples"
+    assert axes.get_shared_x_axes().joined(axes, reward_axes)
+    assert reward_axes.yaxis.get_label_position() == "right"
+    assert path.read_bytes().startswith(b"\x89PNG")
+
+
+def test_shares_fill_the_axis_and_lie_on_top(draw):
+    axes, reward_axes, _ = draw(ROWS)
+    assert axes.get_ylim() == (-0.02, 1.02)
+    assert axes.get_zorder() > reward_axes.get_zorder()
+    assert not axes.patch.get_visible()  # it would hide the reward
+    low, high = reward_axes.get_ylim()
+    assert low < -1.5 < 0.75 < high
+
+
+def test_a_picture_is_drawn_anew(draw):
+    _, _, path = draw(ROWS)
+    first = path.read_bytes()
+    draw([*ROWS, {"step": 4, "reward/mean": 3.0, A: 1.0}])
+    assert path.read_bytes() != first

@@ -1,0 +1,79 @@
+"""A trace is of three steps, once two have compiled, and ends however the run does."""
+
+from types import SimpleNamespace
+
+import jax
+import pytest
+
+from rl4p.runs.profiler import Profiler
+
+
+@pytest.fixture
+def traced(monkeypatch, tmp_path):
+    """Runs the steps after `begin`; what is traced, by the steps that had ended then."""
+    events = []
+
+    def run(begin, steps, *, until=None):
+        ended = begin
+        monkeypatch.setattr(
+            jax.profiler,
+            "start_trace",
+            lambda folder, **options: events.append(("start", ended, folder, options)),
+        )
+        monkeypatch.setattr(jax.profiler, "stop_trace", lambda: events.append(("stop", ended)))
+        with Profiler(tmp_path, begin, steps) as profiler:
+            assert profiler.every == 1
+            for step in range(begin + 1, (until or steps) + 1):
+                ended = step
+                profiler(SimpleNamespace(step=step))
+        return [event[:2] for event in events]
+
+    run.events = events
+    return run
+
+
+@pytest.mark.parametrize(
+    ("begin", "steps", "first", "last"),
+    [
+        (0, 80, 2, 5),
+        (0, 5, 2, 5),
+        (0, 4, 2, 4),
+        (0, 3, 2, 3),
+        (0, 2, 1, 2),
+        (0, 1, 0, 1),
+        (10, 80, 12, 15),
+        (10, 11, 10, 11),
+    ],
+)
+def test_three_steps_are_traced_once_two_have_compiled(traced, begin, steps, first, last):
+    assert traced(begin, steps) == [("start", first), ("stop", last)]
+
+
+def test_a_trace_that_is_cut_short_is_ended_once(traced):
+    assert traced(0, 80, until=3) == [("start", 2), ("stop", 3)]
+
+
+def test_a_run_that_ends_before_its_trace_has_none(traced):
+    assert traced(0, 80, until=1) == []
+
+
+@pytest.mark.parametrize("begin", [5, 7])
+def test_a_run_that_is_over_has_none(traced, begin):
+    assert traced(begin, 5) == []
+
+
+def test_a_trace_is_for_perfetto_and_without_frames_of_python(traced, tmp_path):
+    traced(0, 5)
+    (_, _, folder, options), _ = traced.events
+    assert folder == tmp_path
+    assert options["create_perfetto_trace"] is True
+    assert options["profiler_options"].python_tracer_level == 0
+
+
+def test_an_error_in_a_traced_step_ends_the_trace(monkeypatch, tmp_path):
+    events = []
+    monkeypatch.setattr(jax.profiler, "start_trace", lambda *a, **k: events.append("start"))
+    monkeypatch.setattr(jax.profiler, "stop_trace", lambda: events.append("stop"))
+    with pytest.raises(RuntimeError, match="a step"), Profiler(tmp_path, 0, 1):
+        raise RuntimeError("a step")
+    assert events == ["start", "stop"]

@@ -1,0 +1,170 @@
+"""What a run prints: enough to follow it, and nothing that the model could misuse."""
+
+from types import SimpleNamespace
+
+import pytest
+from rich.console import Console
+
+from rl4p.runs.progress import ProgressBar, print_summary, shorten, time_table
+
+METRICS = {"reward/mean": 0.25, "rollout/tokens_per_second": 1234.4, "time/step": 2.0}
+
+
+def info(step, *, response="#### 3", **metrics):
+    prompt = SimpleNamespace(question="1+2?", answer="3")
+    return SimpleNamespace(
+        step=step,
+        metrics=METRICS | metrics,
+        texts=SimpleNamespace(prompts=(prompt, None), responses=(response, "another")),
+        rewards=SimpleNamespace(total_B=[1.5, 0.0]),
+    )
+
+
+@pytest.fixture
+def printed(capsys, monkeypatch):
+    """The lines that a bar prints while it is called with these."""
+    monkeypatch.setenv("COLUMNS", "200")
+
+    def lines(infos, *, steps=10, lines_every=5, samples_every=0, begin=None, **options):
+        with ProgressBar(steps, lines_every, samples_every, **options) as bar:
+            if begin is not None:
+                bar.begin(*begin)
+            for each in infos:
+                bar(each)
+        return capsys.readouterr().out.splitlines()
+
+    return lines
+
+
+def test_a_plain_line_comes_now_and_then_and_at_the_end(printed):
+    lines = printed([info(step) for step in range(1, 13)], steps=12)
+    assert lines == [
+        "step 5/12  reward 0.250  1,234 tokens/s  2.00 s a step, 14 s left",
+        "step 10/12  reward 0.250  1,234 tokens/s  2.00 s a step, 4 s left",
+        "step 12/12  reward 0.250  1,234 tokens/s  2.00 s a step, 0 s left",
+    ]
+
+
+def test_the_newest_evaluation_stays_in_sight(printed):
+    lines = printed(
+        [
+            info(1),
+            info(2, **{"eval/sums/pass_at_1": 0.5, "eval/sums/prompts": 8.0}),
+            info(3),
+        ],
+        lines_every=1,
+        begin=(0, {"eval/sums/pass_at_1": 0.125}),
+    )
+    assert [line.partition("  reward 0.250  ")[2].partition("1,234")[0] for line in lines] == [
+        "sums pass@1 0.125  ",
+        "sums pass@1 0.500  ",
+        "sums pass@1 0.500  ",
+    ]
+
+
+def test_all_tasks_are_named(printed):
+    metrics = {"eval/a/pass_at_1": 0.5, "eval/b/pass_at_1": 1.0}
+    (line,) = printed([info(5, **metrics)])
+    assert "a pass@1 0.500  b pass@1 1.000  1,234 tokens/s" in line
+
+
+def test_a_quiet_bar_prints_nothing(printed):
+    assert printed([info(5)], samples_every=1, quiet=True) == []
+
+
+def test_the_first_sample_is_shown_when_it_is_its_turn(printed):
+    lines = printed([info(step) for step in range(1, 5)], samples_every=2)
+    assert lines == [f"  step {step}  1+2?  ->  #### 3  reward 1.50, answer 3" for step in (2, 4)]
+
+
+def test_a_models_text_is_no_markup_and_moves_no_cursor(printed):
+    (line,) = printed(
+        [info(1, response="[red]x[/red]\x1b[2J\n:smile: y")], samples_every=1, lines_every=100
+    )
+    assert "[red]x[/red]\N{REPLACEMENT CHARACTER}[2J :smile: y" in line
+
+
+def test_a_bar_goes_on_from_the_step_of_the_checkpoint():
+    bar = ProgressBar(10, 5, 0)
+    assert bar.every == 1
+    bar.begin(4, {})
+    (task,) = bar.bar.tasks
+    assert (task.completed, task.total) == (4, 10)
+    bar(info(7))
+    assert task.completed == 7
+    assert "reward 0.250" in task.description
+
+
+def test_a_bar_moves_on_a_terminal_alone():
+    bar = ProgressBar(10, 5, 0)
+    assert bar.bar.disable
+    assert not bar.console.is_terminal
+
+
+@pytest.mark.parametrize(
+    ("text", "limit", "line"),
+    [
+        ("abc", 3, "abc"),
+        ("abcd", 3, "ab…"),
+        ("a\nb", 9, "a b"),
+        ("a\x00b\u2028c", 9, "a\N{REPLACEMENT CHARACTER}b\N{REPLACEMENT CHARACTER}c"),
+        ("", 3, ""),
+    ],
+)
+def test_a_text_becomes_one_printable_line(text, limit, line):
+    assert shorten(text, limit) == line
+
+
+def test_a_text_is_shortened_to_160_characters():
+    assert shorten("x" * 160) == "x" * 160
+    assert shorten("x" * 161) == "x" * 159 + "…"
+
+
+SUMMARY = {
+    "status": "finished",
+    "step": 4,
+    "evaluation": {
+        "first": {"eval/a/pass_at_1": 0.25, "eval/a/prompts": 8.0},
+        "last": {"eval/a/pass_at_1": 0.5, "eval/a/prompts": 8.0, "eval/b/pass_at_1": 1.0},
+        "best": {"eval/a/pass_at_1": 0.75, "eval/b/pass_at_1": 1.0},
+    },
+    "seconds": {"total": 20.0, "rollout": 9.0, "update": 6.0},
+    "median_seconds": {"rollout": 2.0, "update": 1.25},
+    "compilation": {"seconds": 3.4, "programs": 7, "from_cache": 2},
+}
+
+
+def words(text):
+    return [line.split() for line in text.splitlines()]
+
+
+def test_the_summary_has_each_task_first_last_and_best(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    print_summary(tmp_path, SUMMARY)
+    out = capsys.readouterr().out
+    lines = words(out)
+    assert lines[0] == ["held", "out", "first", "last", "best"]
+    assert lines[1] == ["a/pass_at_1", "0.250", "0.500", "0.750"]
+    assert lines[2] == ["b/pass_at_1", "-", "1.000", "1.000"]
+    assert "prompts" not in out
+    assert out.splitlines()[-2:] == [
+        "finished at step 4 after 20 s, 3 of them to compile 7 programs (2 from the cache)",
+        f"{tmp_path}: metrics.jsonl, samples.jsonl, plots/learning_curve.png",
+    ]
+
+
+def test_times_add_up_to_the_whole(capsys):
+    Console(width=200).print(time_table(SUMMARY))
+    assert words(capsys.readouterr().out) == [
+        ["time", "seconds", "share", "a", "step,", "median"],
+        ["rollout", "9.0", "45.0", "%", "2.000"],
+        ["update", "6.0", "30.0", "%", "1.250"],
+        ["the", "rest", "5.0", "25.0", "%"],
+    ]
+
+
+def test_a_run_of_no_step_has_no_times(tmp_path, capsys):
+    print_summary(tmp_path, SUMMARY | {"step": 0, "status": "stopped"})
+    out = capsys.readouterr().out
+    assert "stopped at step 0" in out
+    assert "the rest" not in out

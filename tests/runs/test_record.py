@@ -1,0 +1,268 @@
+import errno
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+
+from rl4p.errors import InputError, RunError
+from rl4p.runs.record import Record, replace_file
+
+
+@pytest.fixture
+def record(tmp_path):
+    return Record(tmp_path)
+
+
+def refuse(word):
+    raise AssertionError(f"{word} is not JSON")
+
+
+def test_a_line_is_flat_with_sorted_keys_and_exact_floats(record):
+    record.log(0, {"eval/arithmetic/pass_at_1": 0.25})
+    record.log(np.int32(1), {"update/loss": 0.1 + 0.2, "reward/mean": np.float32(0.1), "tokens": 7})
+    assert record.metrics_file.read_text() == (
+        '{"eval/arithmetic/pass_at_1": 0.25, "step": 0}\n'
+        '{"reward/mean": 0.10000000149011612, "step": 1, "tokens": 7.0, "update/loss": '
+        "0.30000000000000004}\n"
+    )
+    assert record.metrics()[1]["update/loss"] == 0.1 + 0.2
+    assert record.metrics()[1]["step"] == 1
+
+
+def test_numbers_that_are_not_finite_are_valid_json_and_read_back(record):
+    record.log(1, {"a": math.nan, "b": math.inf, "c": -math.inf})
+    json.loads(record.metrics_file.read_text(), parse_constant=refuse)
+    (row,) = record.metrics()
+    assert math.isnan(row["a"])
+    assert (row["b"], row["c"]) == (math.inf, -math.inf)
+
+
+def test_a_sample_keeps_its_texts_as_they_are(record):
+    sample = {"prompt": "1/0?\n\u2028", "response": "NaN \ud800", "reward": math.nan}
+    record.log_samples(2, [sample | {"terms": {"correct": [math.inf, 1.0]}}])
+    json.loads(record.samples_file.read_text(), parse_constant=refuse)
+    (row,) = record.samples()
+    assert row == {"step": 2, **sample, "reward": "NaN", "terms": {"correct": ["Infinity", 1.0]}}
+
+
+def test_a_torn_last_line_is_left_out_until_its_end_comes(record):
+    record.log(1, {"a": 1.0})
+    with record.metrics_file.open("a") as file:
+        file.write('{"a": 2.0, "st')
+    rows, offset = record.metrics_from(0)
+    assert [row["step"] for row in rows] == [1]
+    with record.metrics_file.open("a") as file:
+        file.write('ep": 2}\n')
+    assert record.metrics_from(offset) == (
+        [{"a": 2.0, "step": 2}],
+        len(record.metrics_file.read_bytes()),
+    )
+    assert record.metrics_from(len(record.metrics_file.read_bytes()))[0] == []
+
+
+def test_a_resumed_run_drops_later_steps_and_the_torn_line(record):
+    for step in range(5):
+        record.log(step, {"a": step / 3})
+        record.log_samples(step, [{"response": "x"}, {"response": "y"}])
+    lines = record.metrics_file.read_text().splitlines(keepends=True)
+    for path in (record.metrics_file, record.samples_file):
+        with path.open("a") as file:
+            file.write('{"torn')
+    record.truncate_after(4)
+    assert record.metrics_file.read_text() == "".join(lines)
+    record.truncate_after(2)
+    assert record.metrics_file.read_text() == "".join(lines[:3])
+    assert [row["step"] for row in record.samples()] == [0, 0, 1, 1, 2, 2]
+    record.log(3, {"a": 1.0})
+    assert record.metrics_file.read_text() == "".join(lines[:3]) + lines[3]
+
+
+def test_a_folder_without_a_record_is_one_of_no_steps(record):
+    record.truncate_after(3)
+    assert record.metrics() == record.samples() == []
+    assert record.summary() is None
+
+
+@pytest.mark.parametrize("line", ["nonsense", "[1]", '{"a": 1.0}'])
+def test_a_line_that_no_run_wrote_is_named(record, line):
+    record.log(1, {"a": 1.0})
+    with record.metrics_file.open("a") as file:
+        file.write(f"{line}\n")
+    record.log(2, {"a": 1.0})
+    with pytest.raises(InputError, match=r"metrics\.jsonl, line 2 is not an object"):
+        record.metrics()
+
+
+def test_kill_loses_no_line_that_was_logged(tmp_path):
+    program = (
+        "import sys, pathlib; from rl4p.runs.record import Record\n"
+        "record = Record(pathlib.Path(sys.argv[1]))\n"
+        "for step in range(10**9):\n"
+        "    record.log(step, {'a': 1 / (step + 1)}); print(step, flush=True)\n"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", program, str(tmp_path)], stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        while process.stdout.readline() != "200\n":
+            pass
+        process.send_signal(signal.SIGKILL)
+        logged = 200 + len([line for line in process.stdout if line.endswith("\n")])
+    steps = [row["step"] for row in Record(tmp_path).metrics()]
+    assert steps == list(range(len(steps)))
+    assert len(steps) > logged
+
+
+def test_what_cannot_be_written_is_one_sentence(record):
+    record.metrics_file.mkdir()
+    with pytest.raises(RunError, match=r"Cannot write .*metrics\.jsonl: Is a directory\."):
+        record.log(1, {"a": 1.0})
+
+
+def test_the_summary_is_replaced_whole(record):
+    record.write_summary({"status": "stopped", "evaluation": {"last": {"a": math.nan}}})
+    record.write_summary({"status": "finished", "step": 2})
+    assert record.summary() == {"status": "finished", "step": 2}
+    assert [path.name for path in record.folder.iterdir()] == ["summary.json"]
+
+
+def test_a_run_is_described_as_it_was_resolved(record):
+    config = {"seed": 3, "data": {"path": None, "names": ["é", "x"]}, "a": 1e-4}
+    record.describe(config, {"packages": {"jax": "0.10"}, "share": math.inf})
+    text = (record.folder / "config.yaml").read_text()
+    assert yaml.safe_load(text) == config
+    assert list(yaml.safe_load(text)) == ["seed", "data", "a"]
+    assert "é" in text
+    environment = json.loads(
+        (record.folder / "environment.json").read_text(), parse_constant=refuse
+    )
+    assert environment == {"packages": {"jax": "0.10"}, "share": "Infinity"}
+    record.describe({"seed": 4}, {})
+    assert yaml.safe_load((record.folder / "config.yaml").read_text()) == {"seed": 4}
+    assert {path.name for path in record.folder.iterdir()} == {"config.yaml", "environment.json"}
+
+
+@pytest.mark.parametrize("content", ["new", b"new"], ids=["text", "bytes"])
+def test_a_file_is_replaced_by_text_or_bytes(tmp_path, content):
+    replace_file(tmp_path / "x.json", "a much longer text")
+    replace_file(tmp_path / "x.json", content)
+    assert (tmp_path / "x.json").read_bytes() == b"new"
+    assert [path.name for path in tmp_path.iterdir()] == ["x.json"]
+
+
+def test_a_disk_that_fills_up_leaves_the_old_file_whole(tmp_path, monkeypatch):
+    path = tmp_path / "summary.json"
+    path.write_text("old")
+    write = Path.write_bytes
+
+    def half(self, data):
+        write(self, data[: len(data) // 2])
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(Path, "write_bytes", half)
+    with pytest.raises(
+        RunError, match=r"^Cannot write .*summary\.json: No space left on device\.$"
+    ):
+        replace_file(path, "new")
+    assert path.read_text() == "old"
+
+
+def test_a_file_that_cannot_be_moved_into_place_is_one_sentence(tmp_path):
+    (tmp_path / "summary.json").mkdir()
+    with pytest.raises(RunError, match=r"^Cannot write .*summary\.json: Is a directory\.$"):
+        replace_file(tmp_path / "summary.json", "new")
+
+
+def test_the_lines_of_a_step_are_one_write(record, monkeypatch):
+    """So that `kill -9` finds them written, or not, or torn in the last of them alone."""
+    record.log_samples(0, [{"response": "first"}])
+    opened, plain = [], Path.open
+
+    def watched(self, *args, **kwargs):
+        file = plain(self, *args, **kwargs)
+        writes = []
+        opened.append((file, writes))
+
+        class Watched:
+            def __enter__(self):
+                return self
+
+            def __exit__(self, *error):
+                file.close()
+
+            def write(self, data):
+                writes.append(data)
+                return file.write(data)
+
+        return Watched()
+
+    monkeypatch.setattr(Path, "open", watched)
+    record.log_samples(1, [{"response": "x" * 100_000}, {"response": "y"}])
+    monkeypatch.undo()
+    ((file, writes),) = opened
+    assert not hasattr(file, "raw")  # no buffer that a kill would take along
+    assert [data.count(b"\n") for data in writes] == [2]
+    assert [row["step"] for row in record.samples()] == [0, 1, 1]
+
+
+def test_a_line_in_the_middle_is_named_by_its_place_in_the_file(record):
+    for step in range(3):
+        record.log(step, {"a": 1.0})
+    _, offset = record.metrics_from(0)
+    with record.metrics_file.open("a") as file:
+        file.write('{"a": 1.0, "step": 3}\nnonsense\n')
+    with pytest.raises(
+        InputError, match=r"metrics\.jsonl, line 5 is not an object with a \"step\""
+    ):
+        record.metrics_from(offset)
+
+
+def test_reading_goes_on_where_it_ended(record):
+    record.log(0, {"a": 0.0})
+    record.log(1, {"a": 1.0})
+    rows, offset = record.metrics_from(0)
+    assert [row["step"] for row in rows] == [0, 1]
+    assert offset == record.metrics_file.stat().st_size
+    assert record.metrics_from(offset) == ([], offset)
+    record.log(2, {"a": 2.0})
+    rows, offset = record.metrics_from(offset)
+    assert rows == [{"a": 2.0, "step": 2}]
+    assert offset == record.metrics_file.stat().st_size
+
+
+def test_a_run_that_begins_anew_keeps_no_line(record):
+    record.log(0, {"a": 0.0})
+    record.log_samples(0, [{"response": "x"}])
+    record.truncate_after(-1)
+    assert record.metrics_file.read_bytes() == record.samples_file.read_bytes() == b""
+
+
+def test_the_last_step_stays_where_a_run_is_cut_at_it(record):
+    record.log(3, {"a": 0.0})
+    record.log_samples(3, [{"response": "x"}])
+    record.truncate_after(3)
+    assert [row["step"] for row in record.metrics()] == [3]
+    assert [row["step"] for row in record.samples()] == [3]
+
+
+def test_the_step_is_the_steps_own(record):
+    """Whatever a metric is called."""
+    record.log(3, {"step": 9.0, "a": 1.0})
+    assert record.metrics() == [{"a": 1.0, "step": 3}]
+
+
+def test_the_summary_holds_valid_json(record):
+    record.write_summary({"best": {"a": math.nan, "b": [-math.inf]}, "text": "1/0"})
+    text = (record.folder / "summary.json").read_text()
+    assert text.endswith("}\n")
+    assert json.loads(text, parse_constant=refuse) == {
+        "best": {"a": "NaN", "b": ["-Infinity"]},
+        "text": "1/0",
+    }

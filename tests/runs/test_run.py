@@ -1,0 +1,243 @@
+"""What a run does around its steps: where it begins, what it leaves, what it refuses."""
+
+import subprocess
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from rl4p.configuration import compose
+from rl4p.errors import InputError
+from rl4p.experiment.build import build
+from rl4p.loop.loop import train
+from rl4p.runs.checkpoint import Orbax
+from rl4p.runs.record import Record
+from rl4p.runs.run import (
+    Outcome,
+    RecordMetrics,
+    RecordSamples,
+    died_young,
+    first_state,
+    git_state,
+    params_sha256,
+    refuse_what_only_a_plan_reads,
+)
+from rl4p.runs.tracker.none import NoTracker
+
+pytestmark = pytest.mark.mixed_dtypes
+
+SMALL = (
+    *("model=scratch", "model.width=16", "model.layers=1", "model.heads=2", "tracker=none"),
+    *("model.feed_forward_width=32", "data.train_size=20", "data.held_out_size=4", "steps=2"),
+    *("prompts_per_step=4", "group_size=4", "max_response_tokens=8", "ema.decay=0.5"),
+    *("kl=adaptive", "entropy=adaptive", "optimizer.learning_rate=0.01", "evaluation.term=capital"),
+    "+reward.terms.capital._target_=rl4p.reward.format.Format",
+    "+reward.terms.capital.pattern='.*[A-Z].*'",
+)
+
+
+@pytest.fixture(scope="module")
+def config():
+    return compose(SMALL)
+
+
+@pytest.fixture(scope="module")
+def trained(config):
+    """An experiment, the infos of its two steps, and its last state on the host."""
+    experiment = build(config)
+    infos = list(train(experiment.loop, experiment.state))
+    assert all(info.metrics["update/grad_norm"] > 0 for info in infos)
+    return experiment, infos
+
+
+class Mirror:
+    """A tracked run that notes what it is told."""
+
+    def __init__(self):
+        self.logged, self.artifacts = [], []
+
+    def log(self, step, metrics):
+        self.logged.append((step, dict(metrics)))
+
+    def artifact(self, path):
+        self.artifacts.append(path)
+
+
+def leaves(state):
+    state = replace(state, key=jax.random.key_data(state.key))
+    return jax.tree.leaves(jax.device_get(vars(state)))
+
+
+def test_a_resumed_run_begins_with_all_that_was_saved(trained, tmp_path):
+    experiment, infos = trained
+    state, record = infos[-1].state, Record(tmp_path)
+    with Orbax().open(tmp_path, experiment.loop.stateful) as checkpoints:
+        checkpoints.save(state)
+    for step in range(4):
+        record.log(step, {"reward/mean": float(step)})
+    again = compose([*SMALL, f"resume={tmp_path}"])
+    fresh = build(again)
+    with Orbax().open(tmp_path, fresh.loop.stateful) as checkpoints:
+        found = first_state(again, fresh, checkpoints, record, Mirror())
+    ours, theirs = leaves(found), leaves(state)
+    assert len(ours) == len(theirs)
+    for a, b in zip(ours, theirs, strict=True):
+        np.testing.assert_array_equal(a, b)
+    assert fresh.loop.source.state() == experiment.loop.source.state()
+    assert [row["step"] for row in record.metrics()] == [0, 1, 2]  # 3 is trained again
+    too_few = compose([*SMALL, f"resume={tmp_path}", "steps=1"])
+    with (
+        Orbax().open(tmp_path, fresh.loop.stateful) as checkpoints,
+        pytest.raises(InputError, match=r"steps=1, but .* is at step 2 already"),
+    ):
+        first_state(too_few, fresh, checkpoints, record, Mirror())
+
+
+def test_a_new_run_is_evaluated_before_its_first_step(config, tmp_path):
+    experiment, record, mirror = build(config), Record(tmp_path), Mirror()
+    with Orbax().open(tmp_path, experiment.loop.stateful) as checkpoints:
+        state = first_state(config, experiment, checkpoints, record, mirror)
+    assert state is experiment.state
+    (row,) = record.metrics()
+    expected = experiment.evaluation.evaluate(state)
+    assert expected["eval/arithmetic/prompts"] == 4
+    assert row == expected | {"step": 0}
+    assert mirror.logged == [(0, expected)]
+
+
+def checkpoints_of(every, latest):
+    class Checkpoints:
+        def latest(self):
+            return latest
+
+    found = Checkpoints()
+    found.every = every
+    return found
+
+
+@pytest.mark.parametrize(
+    ("every", "latest", "steps", "summary", "young"),
+    [
+        (3, None, 5, False, True),
+        (3, None, 6, False, True),
+        (3, None, 7, False, False),  # it lost its checkpoints
+        (3, 3, 5, False, False),
+        (3, None, 5, True, False),  # it ended
+        (0, None, 99, False, True),  # only the last step is saved
+    ],
+)
+def test_a_run_killed_before_its_first_checkpoint_begins_anew(
+    tmp_path, every, latest, steps, summary, young
+):
+    record = Record(tmp_path)
+    record.log(steps, {})
+    if summary:
+        record.write_summary({})
+    assert died_young(record, checkpoints_of(every, latest)) is young
+
+
+def test_samples_are_recorded_with_their_grades(trained, tmp_path):
+    _, (info, _) = trained
+    record, mirror = Record(tmp_path), Mirror()
+    hook = RecordSamples(every=1, count=6, record=record, tracked=mirror)  # of two prompts
+    hook(info)
+    rows = record.samples()
+    assert len(rows) == 6
+    assert len({row["answer"] for row in rows}) == 2
+    for b, row in enumerate(rows):
+        assert row["step"] == 1
+        assert row["response"] == info.texts.responses[b]
+        assert row["prompt"] == info.texts.prompts[b].question
+        assert row["answer"] == info.texts.prompts[b].answer
+        assert row["id"] == info.texts.prompts[b].id
+        assert row["reward"] == pytest.approx(float(info.rewards.total_B[b]))
+        assert row["terms"].keys() == {"correct", "format", "capital"}
+        assert row["terms"]["capital"] == float(info.rewards.terms["capital"][b])
+    assert mirror.artifacts == [record.samples_file]
+
+
+def test_metrics_are_recorded_mirrored_and_summed_up(trained, tmp_path):
+    experiment, infos = trained
+    record, mirror = Record(tmp_path), Mirror()
+    outcome = Outcome(record=record, state=experiment.state)
+    outcome.begin(replace(infos[0].state, step=jnp.int32(1)), resumed=True)
+    assert (outcome.step, outcome.resumed_from) == (1, 1)
+    hook = RecordMetrics(record=record, tracked=mirror, outcome=outcome)
+    assert not outcome.has_curve()
+    for info, passed in zip(infos, (0.25, 0.125), strict=True):
+        metrics = info.metrics | {"eval/t/pass_at_1": passed, "time/rollout": float(info.step)}
+        hook(replace(info, metrics=metrics))
+    assert outcome.has_curve()
+    assert [step for step, _ in mirror.logged] == [1, 2]
+    assert record.metrics()[1]["reward/mean"] == infos[1].metrics["reward/mean"]
+    from rl4p.loop.compilation import compilation
+
+    found = outcome.summary("finished", 7.0, compilation())
+    assert (found["status"], found["step"], found["resumed_from"]) == ("finished", 2, 1)
+    assert found["evaluation"]["first"] == {"eval/t/pass_at_1": 0.25}
+    assert found["evaluation"]["last"] == {"eval/t/pass_at_1": 0.125}
+    assert found["evaluation"]["best"] == {"eval/t/pass_at_1": 0.25}
+    assert found["seconds"]["total"] == 7.0
+    assert found["seconds"]["rollout"] == 3.0
+    assert found["median_seconds"]["rollout"] == 1.5
+    assert found["params_sha256"] == params_sha256(infos[1].state.params)
+    assert outcome.summary("failed", 7.0, compilation())["params_sha256"] is None
+
+
+def test_the_digest_sees_names_shapes_dtypes_and_bytes():
+    base = {"a": np.zeros((2, 3), np.float32), "b": np.ones(4, np.float32)}
+    others = [
+        base | {"a": np.zeros((3, 2), np.float32)},
+        base | {"a": np.zeros((2, 3), np.int32)},
+        base | {"b": np.full(4, np.float32(1) + np.float32(2**-23), np.float32)},
+        {"a": base["a"], "c": base["b"]},
+    ]
+    digests = [params_sha256(tree) for tree in (base, *others)]
+    assert len(set(digests)) == 5
+    assert params_sha256(dict(reversed(base.items()))) == digests[0]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "sentence"),
+    [
+        (("plan=sweep",), "plan.search=True is for python -m rl4p.plan: a run ignores it"),
+        (("plan.search=true", "plan.check=true"), "plan.search=True is for python"),
+        (("plan.memory_gib=4",), "plan.memory_gib=4.* acts with plan.check=true alone"),
+        (("plan.effort=0", "plan.check=true"), "plan.effort=0.* is for python"),
+        (("plan.all_widths=true",), "plan.all_widths=True is for python"),
+    ],
+)
+def test_a_run_refuses_what_only_a_plan_reads(overrides, sentence):
+    with pytest.raises(InputError, match=sentence):
+        refuse_what_only_a_plan_reads(compose(overrides))
+
+
+def test_a_run_takes_a_plan_that_it_checks():
+    refuse_what_only_a_plan_reads(compose(()))
+    refuse_what_only_a_plan_reads(compose(["plan.check=true", "plan.memory_gib=4"]))
+
+
+def test_a_run_names_its_commit(tmp_path):
+    assert git_state(tmp_path) == {}
+
+    def git(*words):
+        identity = ("-c", "user.name=a", "-c", "user.email=a@b.c")
+        command = ["git", "-C", str(tmp_path), *identity, *words]
+        subprocess.run(command, check=True, capture_output=True)
+
+    git("init", "-q")
+    (tmp_path / "a").write_text("1")
+    git("add", "a")
+    git("commit", "-qm", "one")
+    clean = git_state(tmp_path)
+    assert len(clean["git_commit"]) == 40
+    assert clean["git_dirty"] is False
+    (tmp_path / "a").write_text("2")
+    assert git_state(tmp_path) == clean | {"git_dirty": True}
+
+
+def test_no_tracker_is_told_nothing(tmp_path):
+    NoTracker().open(tmp_path).log(1, {"a": 1.0})
+    assert not list(tmp_path.iterdir())

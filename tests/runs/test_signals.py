@@ -1,0 +1,71 @@
+"""A first signal asks a run to stop, a second one does what it did before."""
+
+import os
+import signal
+import threading
+
+import pytest
+
+from rl4p.runs.signals import SIGNALS, StopRequest
+
+
+@pytest.fixture
+def before():
+    """Handlers that note signals, as those before the run."""
+    noted = []
+    old = {number: signal.signal(number, lambda n, frame: noted.append(n)) for number in SIGNALS}
+    yield noted
+    for number, handler in old.items():
+        signal.signal(number, handler)
+
+
+def handlers():
+    return {number: signal.getsignal(number) for number in SIGNALS}
+
+
+def test_sigterm_and_ctrl_c_are_what_is_listened_to():
+    assert set(SIGNALS) == {signal.SIGTERM, signal.SIGINT}
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+def test_a_signal_is_remembered_and_the_second_goes_through(before, number):
+    with StopRequest() as request:
+        assert request.received is None
+        os.kill(os.getpid(), number)
+        assert request.received is number
+        assert before == []
+        os.kill(os.getpid(), number)
+        assert before == [number]
+        other = next(each for each in SIGNALS if each != number)
+        os.kill(os.getpid(), other)
+        assert before == [number, other]
+    assert request.received is number
+
+
+def test_handlers_are_those_of_before_once_it_is_left(before):
+    old = handlers()
+    with StopRequest():
+        assert not set(handlers().values()) & set(old.values())
+    assert handlers() == old
+    with pytest.raises(RuntimeError, match="a run that fails"), StopRequest():
+        raise RuntimeError("a run that fails")
+    assert handlers() == old
+    os.kill(os.getpid(), signal.SIGTERM)
+    assert before == [signal.SIGTERM]
+
+
+def test_in_another_thread_signals_do_what_they_did(before):
+    old, found = handlers(), []
+
+    def work():
+        with StopRequest() as request:
+            found.append(handlers())
+            os.kill(os.getpid(), signal.SIGINT)
+        found.append(request.received)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert found == [old, None]
+    assert handlers() == old
+    assert before == [signal.SIGINT]

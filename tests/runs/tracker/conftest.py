@@ -1,0 +1,60 @@
+import shutil
+import socket
+
+import pytest
+
+from rl4p.runs.record import Record
+from rl4p.runs.tracker import mlflow
+from rl4p.runs.tracker.mlflow import MLflow
+
+CONFIG = {
+    "seed": 3,
+    "steps": 4,
+    "group_size": 8,
+    "advantage": {"_target_": "rl4p.advantage.grpo.GRPO", "epsilon": 1e-4},
+    "optimizer": {"_target_": "rl4p.learner.optimizer.adamw.AdamW", "learning_rate": 2e-4},
+    "model": {"_target_": "rl4p.model.tiny.Tiny", "path": "policies/tiny"},
+    "data": {"_target_": "rl4p.data.jsonl.JSONL", "path": None},
+}
+
+
+@pytest.fixture(scope="session")
+def template(tmp_path_factory):
+    """An empty database: MLflow takes seconds to make one."""
+    path = tmp_path_factory.mktemp("template") / "mlflow.db"
+    MLflow(uri=f"sqlite:///{path}", experiment="template").connect()
+    return path
+
+
+@pytest.fixture
+def store(template, tmp_path):
+    """A tracker with an SQLite store of its own."""
+    (tmp_path / "outputs").mkdir()
+    path = shutil.copy(template, tmp_path / "outputs/mlflow.db")
+    return MLflow(uri=f"sqlite:///{path}", close_timeout_seconds=60.0)
+
+
+@pytest.fixture
+def record(tmp_path):
+    """The record of a run that has just begun."""
+    folder = tmp_path / "runs/2026-11-21/12-30-05"
+    folder.mkdir(parents=True)
+    record = Record(folder)
+    record.describe(CONFIG, {"git_commit": "0a1b2c", "device": "cpu", "packages": {"jax": "0.10"}})
+    return record
+
+
+@pytest.fixture
+def dead():
+    """The address of a server that is down."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return f"http://127.0.0.1:{free.getsockname()[1]}"
+
+
+@pytest.fixture(autouse=True)
+def _impatient(monkeypatch):
+    """No test waits for the rhythm of a real run."""
+    monkeypatch.setattr(mlflow, "SECONDS_BETWEEN_BATCHES", 0.01)
+    monkeypatch.setattr(mlflow, "SECONDS_BETWEEN_ATTEMPTS", 0.05)
+    monkeypatch.delenv(mlflow.PARENT_VARIABLE, raising=False)

@@ -1,0 +1,337 @@
+import fcntl
+import math
+import os
+import socket
+import sqlite3
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+
+from rl4p.errors import InputError
+from rl4p.runs.tracker import mlflow as tracking
+from rl4p.runs.tracker.mirror import COMMIT, IDENTITY, PARENT
+from rl4p.runs.tracker.mlflow import MLflow
+
+
+def runs_in(tracker):
+    client, experiment = tracker.connect()
+    return client, client.search_runs([experiment], order_by=["attributes.start_time"])
+
+
+def history_in(client, run, key):
+    return [(m.step, m.value, m.timestamp) for m in client.get_metric_history(run.info.run_id, key)]
+
+
+def step(record, tracked, number, **metrics):
+    """What the loop does after a step."""
+    metrics = {"reward/mean": number / 10, "time/step": 2.0, **metrics}
+    record.log(number, metrics)
+    tracked.log(number, metrics)
+
+
+def wait_for(condition):
+    """Returns when the thread has come so far."""
+    for _ in range(6000):
+        if condition():
+            return
+        time.sleep(0.01)
+    raise AssertionError("the thread did not come so far in a minute")
+
+
+def test_a_whole_run_is_mirrored(store, record, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    hydra = record.folder / ".hydra"
+    hydra.mkdir()
+    (hydra / "hydra.yaml").write_text(
+        "hydra: {runtime: {choices: {advantage: dr_grpo, model: tiny}}}"
+    )
+    (hydra / "overrides.yaml").write_text("[advantage=dr_grpo, +update.clip_high=0.3]")
+    tracked = store.open(record.folder)
+    for number in range(4):
+        step(record, tracked, number)
+    record.log_samples(3, [{"response": "1+1=2"}])
+    record.write_summary({"status": "finished"})
+    (record.folder / "plots").mkdir()
+    (record.folder / "plots/learning_curve.png").write_bytes(b"png")
+    tracked.artifact(record.folder / "plots/learning_curve.png")
+    assert tracked.finish("finished")
+
+    client, (run,) = runs_in(store)
+    assert run.info.run_name == "2026-11-21/12-30-05"
+    assert run.info.status == "FINISHED"
+    assert run.data.params == {
+        "seed": "3",
+        "steps": "4",
+        "group_size": "8",
+        "advantage": "dr_grpo",
+        "model": "tiny",
+        "model.path": "policies/tiny",
+        "data": "rl4p.data.jsonl.JSONL",
+        "optimizer": "rl4p.learner.optimizer.adamw.AdamW",
+        "optimizer.learning_rate": "0.0002",
+        "update.clip_high": "0.3",
+    }
+    tags = {"git_commit": "0a1b2c", COMMIT: "0a1b2c", "device": "cpu", "status": "finished"}
+    assert run.data.tags.items() >= (tags | {"folder": str(record.folder)}).items()
+    start = run.info.start_time
+    assert history_in(client, run, "reward/mean") == [
+        (number, number / 10, start + 2000 * (number + 1)) for number in range(4)
+    ]
+    artifacts = tmp_path / "outputs/mlartifacts" / run.info.run_id / "artifacts"
+    for name in ("config.yaml", "environment.json", "samples.jsonl", "plots/learning_curve.png"):
+        assert (artifacts / name).read_bytes() == (record.folder / name).read_bytes()
+    assert not (tmp_path / "mlruns").exists()
+
+
+def test_names_and_numbers_that_mlflow_refuses(store, record):
+    tracked = store.open(record.folder)
+    odd = {"eval/pass@1": 1.0, "a = (%b)": 2.0, "/eval//x/../y/": 3.0, "z" * 300: 4.0}
+    step(record, tracked, 1, **odd, nan=math.nan, high=math.inf, low=-math.inf)
+    assert tracked.finish("failed")
+    _, (run,) = runs_in(store)
+    assert run.info.status == "FAILED"
+    metrics = run.data.metrics
+    assert metrics["eval/pass_1"] == 1.0
+    assert metrics["a _ __b_"] == 2.0
+    assert metrics["eval/y"] == 3.0
+    assert metrics["z" * 250] == 4.0
+    assert math.isnan(metrics["nan"])
+    assert metrics["high"] > 1e308
+    assert metrics["low"] < -1e308
+
+
+def test_a_step_divided_over_batches_is_sent_whole_though_a_batch_fails(store, record, caplog):
+    for number in range(3):
+        record.log(number, {f"m{i:03}": i for i in range(700)})
+    with sqlite3.connect(store._database, isolation_level=None) as database:
+        database.execute(
+            "create trigger fail before insert on metrics when new.key = 'm699' and new.step = 1"
+            " begin select raise(abort, 'disk full'); end"
+        )
+        tracked = store.open(record.folder)
+        tracked.log(2, {})
+        wait_for(lambda: caplog.records)
+        database.execute("drop trigger fail")
+    assert tracked.finish("finished")
+    client, (run,) = runs_in(store)
+    for key in ("m000", "m699"):
+        assert [s for s, *_ in history_in(client, run, key)] == [0, 1, 2]
+
+
+def test_a_resumed_run_goes_on_in_the_same_run_and_repeats_no_step(store, record, caplog):
+    tracked = store.open(record.folder)
+    for number in range(4):
+        step(record, tracked, number)
+    assert tracked.finish("stopped")
+    client, (run,) = runs_in(store)
+    assert run.info.status == "KILLED"
+
+    config = yaml.safe_load((record.folder / "config.yaml").read_text())
+    record.describe(config | {"steps": 6}, {})  # a parameter is final in MLflow
+    tracked = store.open(record.folder)
+    wait_for(lambda: client.get_run(run.info.run_id).info.status == "RUNNING")
+    tracked.artifact(record.folder / "config.yaml")
+    wait_for(lambda: not tracked._files)  # the thread has nothing left to do
+    record.truncate_after(2)
+    for number in range(3, 6):
+        step(record, tracked, number, **{"time/step": 9.0, "reward/longer_lines_than_before": 1.0})
+    assert tracked.finish("finished")
+    client, (run,) = runs_in(store)
+    assert run.info.status == "FINISHED"
+    assert [s for s, *_ in history_in(client, run, "reward/mean")] == list(range(6))
+    assert not caplog.records
+
+
+def test_a_batch_sent_twice_stands_there_once(store, record):
+    """The store took it, and the process died before it could note that."""
+    tracked = store.open(record.folder)
+    for number in range(3):
+        step(record, tracked, number)
+    assert tracked.finish("stopped")
+    client, (run,) = runs_in(store)
+    client.set_tag(run.info.run_id, "rl4p.sent", "0")
+    assert store.open(record.folder).finish("stopped")
+    assert [s for s, *_ in history_in(client, run, "reward/mean")] == [0, 1, 2]
+
+
+def test_a_run_deleted_in_mlflow_is_made_anew(store, record):
+    step(record, tracked := store.open(record.folder), 1)
+    assert tracked.finish("finished")
+    client, (deleted,) = runs_in(store)
+    client.delete_run(deleted.info.run_id)
+    assert store.open(record.folder).finish("finished")
+    _, (run,) = runs_in(store)
+    assert run.info.run_id != deleted.info.run_id
+    assert run.data.tags[IDENTITY] == deleted.data.tags[IDENTITY]
+    assert run.data.metrics["reward/mean"] == 0.1
+
+
+def test_a_run_of_a_sweep_is_the_parents_child(store, record, monkeypatch):
+    monkeypatch.setenv(tracking.PARENT_VARIABLE, "0a1b")
+    assert store.open(record.folder).finish("finished")
+    _, (run,) = runs_in(store)
+    assert run.data.tags[PARENT] == "0a1b"
+
+
+def test_no_call_waits_for_a_store_that_is_busy(store, record, caplog):
+    with Path(f"{store._database}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # another process is migrating, for ever
+        tracked = MLflow(uri=store.uri, close_timeout_seconds=0.05).open(record.folder)
+        for number in range(1000):
+            step(record, tracked, number)
+        tracked.artifact(record.folder / "config.yaml")
+        assert not tracked.finish("finished")
+        assert [r.getMessage() for r in caplog.records] == [
+            f"MLflow at {store.uri} lacks some of this run (it was too slow, or never answered);"
+            f" send it by: python -m rl4p.send {record.folder}"
+        ]
+    assert len(record.metrics()) == 1000
+    tracked._ended.wait()  # the thread ends once it can
+
+
+def test_a_server_that_is_down_costs_two_sentences(dead, record, caplog):
+    tracked = MLflow(uri=dead).open(record.folder)
+    wait_for(lambda: caplog.records)
+    for number in range(3):
+        step(record, tracked, number)
+    assert not tracked.finish("finished")
+    assert len(record.metrics()) == 3
+    during, at_the_end = [r.getMessage() for r in caplog.records]
+    assert during.startswith(f"The run goes on without MLflow at {dead} until it answers: ")
+    assert "ConnectionRefusedError" in during
+    assert len(during) < 200
+    assert at_the_end.endswith(f"send it by: python -m rl4p.send {record.folder}")
+
+
+def test_a_process_ends_though_its_server_never_answers(record):
+    program = (
+        "import sys, pathlib; from rl4p.runs.record import Record\n"
+        "from rl4p.runs.tracker.mlflow import MLflow\n"
+        "record = Record(pathlib.Path(sys.argv[2]))\n"
+        "tracked = MLflow(uri=sys.argv[1], close_timeout_seconds=0.1).open(record.folder)\n"
+        "sys.stdin.readline()\n"
+        "for step in range(5):\n"
+        "    record.log(step, {'a': 1.0}); tracked.log(step, {'a': 1.0})\n"
+        "print(tracked.finish('finished'))\n"
+    )
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"http://127.0.0.1:{server.getsockname()[1]}"
+        process = subprocess.Popen(
+            [sys.executable, "-c", program, address, str(record.folder)],
+            env=os.environ | {"MLFLOW_HTTP_REQUEST_TIMEOUT": "1000"},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        connection, _ = server.accept()  # the thread has sent its question, and waits
+        with connection:
+            out, err = process.communicate("go on\n", timeout=60)
+    assert process.returncode == 0
+    assert out == "False\n"
+    assert err.count("\n") == 1
+    assert (
+        f"(it was too slow, or never answered); send it by: python -m rl4p.send {record.folder}"
+        in err
+    )
+    assert len(record.metrics()) == 5
+
+
+def test_a_store_that_fails_midway_gets_the_rest_when_it_is_back(store, record, caplog):
+    lock = Path(f"{store._database}.lock")
+    with sqlite3.connect(store._database, isolation_level=None) as database:
+        tracked = store.open(record.folder)
+        step(record, tracked, 0)
+        sent = "select count(*) from metrics where key = 'reward/mean'"
+        wait_for(lambda: database.execute(sent).fetchone() == (1,))
+        database.execute("alter table metrics rename to away")
+        step(record, tracked, 1)
+        wait_for(lambda: caplog.records)
+        for _ in range(2):  # and two attempts more
+            before = lock.stat().st_mtime_ns
+            wait_for(lambda last=before: lock.stat().st_mtime_ns > last)
+        database.execute("alter table away rename to metrics")
+    step(record, tracked, 2)
+    assert tracked.finish("finished")
+    client, (run,) = runs_in(store)
+    assert [s for s, *_ in history_in(client, run, "reward/mean")] == [0, 1, 2]
+    (warning,) = [record for record in caplog.records if record.name.startswith("rl4p")]
+    assert "no such table: metrics" in warning.getMessage()
+
+
+def test_a_file_that_could_not_be_sent_is_sent_again(store, record, monkeypatch):
+    sent, attempts = [], []
+
+    class Mirror:
+        def __init__(self, *arguments):
+            pass
+
+        def send_metrics(self):
+            pass
+
+        def send_files(self, name):
+            attempts.append(name)
+            if len(attempts) == 1:
+                raise OSError("the store is away")
+            sent.append(name)
+
+        def close(self, status):
+            pass
+
+    monkeypatch.setattr(tracking, "Mirror", Mirror)
+    tracked = store.open(record.folder)
+    tracked.artifact(record.folder / "extra.txt")
+    wait_for(lambda: attempts)
+    assert tracked.finish("finished")
+    assert (attempts, sent) == (["extra.txt"] * 2, ["extra.txt"])
+
+
+@pytest.mark.slow
+def test_processes_that_start_at_once_share_a_fresh_database(tmp_path):
+    program = (
+        "import sys, pathlib; from rl4p.runs.record import Record\n"
+        "from rl4p.runs.tracker.mlflow import MLflow\n"
+        "record = Record(pathlib.Path(sys.argv[1])); record.folder.mkdir()\n"
+        "record.describe({'seed': 0}, {}); record.log(0, {'a': 1.0})\n"
+        "tracker = MLflow(uri='sqlite:///outputs/mlflow.db', close_timeout_seconds=120.0)\n"
+        "sys.exit(not tracker.open(record.folder).finish('finished'))\n"
+    )
+    processes = [
+        subprocess.Popen([sys.executable, "-c", program, f"run{i}"], cwd=tmp_path) for i in range(4)
+    ]
+    assert [process.wait() for process in processes] == [0, 0, 0, 0]
+    _, runs = runs_in(MLflow(uri=f"sqlite:///{tmp_path}/outputs/mlflow.db"))
+    assert [run.data.metrics for run in runs] == [{"a": 1.0}] * 4
+
+
+def test_a_relative_database_is_one_of_the_working_directory(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    tracker = MLflow(uri="sqlite:///outputs/mlflow.db")
+    assert tracker.uri == f"sqlite:///{tmp_path}/outputs/mlflow.db"
+    assert MLflow(uri=tracker.uri).uri == tracker.uri
+
+
+@pytest.mark.parametrize(
+    ("uri", "sentence"),
+    [
+        ("http://me:secret@host:5000", "tracker.uri holds a password"),
+        ("outputs/mlflow.db", "names no kind of store: write sqlite:///PATH"),
+    ],
+)
+def test_a_uri_that_cannot_be_meant(uri, sentence):
+    with pytest.raises(InputError, match=sentence) as caught:
+        MLflow(uri=uri)
+    assert "secret" not in str(caught.value)
+
+
+def test_what_the_user_has_set_of_mlflow_stays(store, monkeypatch):
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "77")
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "x")
+    monkeypatch.delenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES")
+    store.connect()
+    assert os.environ["MLFLOW_HTTP_REQUEST_TIMEOUT"] == "77"
+    assert os.environ["MLFLOW_HTTP_REQUEST_MAX_RETRIES"] == "0"
