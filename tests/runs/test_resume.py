@@ -100,6 +100,7 @@ def test_a_run_killed_before_its_first_checkpoint_begins_anew(whole, command, tr
     assert_gone_on(folder, whole)
 
 
+@pytest.mark.slow
 def test_a_run_that_lost_its_checkpoints_keeps_its_record(whole, train, tmp_path):
     folder = tmp_path / "run"
     shutil.copytree(whole, folder, ignore=shutil.ignore_patterns("checkpoints"))
