@@ -206,6 +206,7 @@ def test_a_sweep_that_is_stopped_starts_no_other_job(toy, error, exit_code):
     assert seeds == [0, 1]
 
 
+@pytest.mark.slow
 def test_a_sweep_ends_with_the_exit_code_of_a_job_that_failed(toy):
     assert toy.run("sweep=seeds", job=ends_with(InputError("No."))) == 2
 

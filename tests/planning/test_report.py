@@ -53,6 +53,7 @@ def test_what_does_not_fit_is_said_with_what_to_change(plan, tmp_path):
     }
 
 
+@pytest.mark.slow
 def test_devices_that_cannot_be_compiled_for_are_one_clear_sentence(plan, tmp_path):
     done = plan("mesh=h200_8", f"hydra.run.dir={tmp_path}", small=("model=scratch",))
     assert done.returncode == 2
