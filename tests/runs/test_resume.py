@@ -44,6 +44,7 @@ def assert_gone_on(folder: Path, whole: Path) -> None:
     assert_same_checkpoint(folder, whole)
 
 
+@pytest.mark.slow
 def test_a_killed_run_goes_on_bit_for_bit(whole, command, train, tmp_path):
     folder = tmp_path / "run"
     # It dies in whichever step comes while the checkpoint of step 3 is committed.
