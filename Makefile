@@ -1,7 +1,7 @@
 # Every target sets up what it needs in .venv, on a machine with Python 3.11 to 3.13 and make.
 #
 #   make train                            the default run; ARGS="advantage=rloo seed=1" changes it
-#   make test                             lint, then the fast tests; ARGS="-k grpo" chooses
+#   make test                             lint, and the fast tests; ARGS="-k grpo" chooses
 #   make slow                             the tests that `make test` leaves out
 #   make mutants                          faults put into the code, each of which a test must notice
 #   make tpu-plan                         plans for TPUs that are not here
@@ -26,9 +26,11 @@ train: $(RUNTIME)
 	$(BIN)/python -m rl4p.train $(ARGS)
 
 # Three processes keep two cores busy: XLA compiles on one, and tests that start a run wait for it.
-# The tests of a file stay together and share its fixtures.
-test: lint
-	$(BIN)/python -m pytest -n 3 --dist loadfile $(ARGS)
+# The tests of a file stay together and share its fixtures. Lint runs beside them.
+test: $(DEVELOPMENT)
+	$(MAKE) --no-print-directory lint & lint=$$!; \
+	$(BIN)/python -m pytest -n 3 --dist loadfile $(ARGS); tests=$$?; \
+	wait $$lint || { echo 'make lint has failed: what it says stands above.'; exit 1; }; exit $$tests
 
 slow: $(DEVELOPMENT)
 	$(BIN)/python -m pytest -n 2 --dist loadfile -m slow $(ARGS)

@@ -141,6 +141,7 @@ def test_a_critic_beside_the_policy_is_left_behind(tmp_path):
     assert_equal(load(tmp_path / "out")[1], policy)
 
 
+@pytest.mark.slow
 def test_an_older_checkpoint_and_the_moving_average_can_be_had(tmp_path, capsys):
     """Two checkpoints of a run that keeps an average, each with parameters of its own."""
     config = compose((*SMALL, "ema.decay=0.5"))

@@ -165,13 +165,16 @@ def test_a_folder_that_cannot_be_made_is_a_sentence(toy, capsys):
     assert capsys.readouterr().err.startswith("The run folder cannot be made: ")
 
 
-@pytest.mark.parametrize("argv", [["-m", "seed=0,1,2"], ["sweep=seeds"]])
+@pytest.mark.parametrize(
+    "argv", [["-m", "seed=0,1,2"], pytest.param(["sweep=seeds"], marks=pytest.mark.slow)]
+)
 def test_a_sweep_runs_every_job(toy, argv):
     assert toy.run(*argv) == 0
     assert [job.seed for job in toy.jobs] == [0, 1, 2]
     assert (toy.folder / "outputs/sweeps/one/2/.hydra/config.yaml").exists()
 
 
+@pytest.mark.slow
 def test_the_other_jobs_of_a_sweep_run_when_one_fails(toy, capsys):
     seeds = []
 
@@ -187,8 +190,10 @@ def test_the_other_jobs_of_a_sweep_run_when_one_fails(toy, capsys):
 
 @pytest.mark.parametrize(
     ("error", "exit_code"),
-    [(Stopped("Saved."), 3), (KeyboardInterrupt(), 1)],
-    ids=["signal", "key"],
+    [
+        pytest.param(Stopped("Saved."), 3, id="signal"),
+        pytest.param(KeyboardInterrupt(), 1, id="key", marks=pytest.mark.slow),
+    ],
 )
 def test_a_sweep_that_is_stopped_starts_no_other_job(toy, error, exit_code):
     seeds = []
@@ -201,6 +206,7 @@ def test_a_sweep_that_is_stopped_starts_no_other_job(toy, error, exit_code):
     assert seeds == [0, 1]
 
 
+@pytest.mark.slow
 def test_a_sweep_ends_with_the_exit_code_of_a_job_that_failed(toy):
     assert toy.run("sweep=seeds", job=ends_with(InputError("No."))) == 2
 

@@ -119,6 +119,7 @@ def test_a_folder_that_is_no_run_is_left_as_it_was(toy, capsys, there, sentence)
     assert (toy.folder / "elsewhere").exists() == bool(there)
 
 
+@pytest.mark.slow
 def test_a_job_of_a_sweep_is_resumed_alone(toy):
     assert toy.run("sweep=seeds", "advantage=other") == 0
     toy.jobs.clear()

@@ -158,6 +158,7 @@ except InputError as error:
 """
 
 
+@pytest.mark.slow
 def test_a_cache_is_divided_by_rows_and_heads_which_must_divide(on_devices):
     command = [sys.executable, "-c", DIVIDED]
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=on_devices(4))

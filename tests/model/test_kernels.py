@@ -117,6 +117,7 @@ for a, b in zip(jax.jit(divided)(q, k, v, ids), jax.jit(gradient)(q, k, v, ids))
 """
 
 
+@pytest.mark.slow
 def test_along_tp_each_device_runs_its_own_heads(on_devices):
     done = subprocess.run(
         [sys.executable, "-c", ALONG_TP], env=on_devices(4), capture_output=True, text=True

@@ -18,6 +18,7 @@ from rl4p.planning.report import costs_of, one_width, refuse_what_does_not_fit, 
 MIB = 2**20
 
 
+@pytest.mark.slow
 def test_what_does_not_fit_is_said_with_what_to_change(plan, tmp_path):
     done = plan("plan.memory_gib=0.001", f"hydra.run.dir={tmp_path}")
     assert done.returncode == 1, done.stderr
@@ -52,6 +53,7 @@ def test_what_does_not_fit_is_said_with_what_to_change(plan, tmp_path):
     }
 
 
+@pytest.mark.slow
 def test_devices_that_cannot_be_compiled_for_are_one_clear_sentence(plan, tmp_path):
     done = plan("mesh=h200_8", f"hydra.run.dir={tmp_path}", small=("model=scratch",))
     assert done.returncode == 2
@@ -273,6 +275,7 @@ def test_a_plan_that_does_not_fit_is_written_and_is_an_error(job):
 RUN = ("model=scratch", "model.width=32", "model.layers=1", "model.heads=2", "mesh=single")
 
 
+@pytest.mark.slow
 @pytest.mark.mixed_dtypes
 def test_a_run_without_room_is_refused_before_it_starts():
     with pytest.raises(InputError) as caught:

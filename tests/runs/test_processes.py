@@ -167,6 +167,7 @@ def test_a_missing_process_is_named(start, tmp_path):
     assert not folder.exists()
 
 
+@pytest.mark.slow
 def test_processes_of_different_runs_do_not_meet(start, tmp_path):
     run = start(2, 1, f"hydra.run.dir={tmp_path / 'run'}", only=(0,))
     address = next(word for word in run[0].args if word.startswith("mesh.coordinator="))

@@ -44,6 +44,7 @@ def assert_gone_on(folder: Path, whole: Path) -> None:
     assert_same_checkpoint(folder, whole)
 
 
+@pytest.mark.slow
 def test_a_killed_run_goes_on_bit_for_bit(whole, command, train, tmp_path):
     folder = tmp_path / "run"
     # It dies in whichever step comes while the checkpoint of step 3 is committed.
@@ -100,6 +101,7 @@ def test_a_run_killed_before_its_first_checkpoint_begins_anew(whole, command, tr
     assert_gone_on(folder, whole)
 
 
+@pytest.mark.slow
 def test_a_run_that_lost_its_checkpoints_keeps_its_record(whole, train, tmp_path):
     folder = tmp_path / "run"
     shutil.copytree(whole, folder, ignore=shutil.ignore_patterns("checkpoints"))

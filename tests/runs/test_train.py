@@ -90,6 +90,7 @@ def test_a_profile_holds_the_programs_of_a_step(train, tmp_path):
     assert any("gradient_step" in name for name in names)
 
 
+@pytest.mark.slow
 def test_the_same_run_twice_agrees_in_every_digit(folder, train, tmp_path):
     assert_trains(lines(folder))
     assert train("steps=3", f"hydra.run.dir={tmp_path / 'again'}").returncode == 0

@@ -207,6 +207,7 @@ def test_a_server_that_is_down_costs_two_sentences(dead, record, caplog):
     assert at_the_end.endswith(f"send it by: python -m rl4p.send {record.folder}")
 
 
+@pytest.mark.slow
 def test_a_process_ends_though_its_server_never_answers(record):
     program = (
         "import sys, pathlib; from rl4p.runs.record import Record\n"

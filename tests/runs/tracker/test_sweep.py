@@ -74,6 +74,7 @@ def test_the_runs_of_a_sweep_have_one_parent(launcher, store, tmp_path):
     assert [child.data.metrics["a"] for child in children] == [7.0, 8.0]
 
 
+@pytest.mark.slow
 def test_a_sweep_with_a_failed_run_has_failed(store, tmp_path):
     assert sweep(tmp_path, "seed=13,8").returncode == 1
     parent, children = family(store)
