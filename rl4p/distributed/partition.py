@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import PartitionSpec
 
+from rl4p.distributed.parameters import declared
 from rl4p.types import Array, Params
 
 GATHERED = "gathered parameters"  # what a backward pass gathers again, if it keeps all else
@@ -27,32 +28,13 @@ RULES = {
     "feed_forward": "tp",  # elementwise between two products: one sum for a layer
 }
 
-# By the end of a parameter's path; what is not here, and is small, is whole on every device.
-AXES: dict[str, tuple[str | None, ...]] = {
-    "embedding": ("vocabulary", "width"),
-    "head": ("vocabulary", "width"),
-    "query/kernel": ("width", "heads"),
-    "key/kernel": ("width", "key_value_heads"),
-    "value/kernel": ("width", "key_value_heads"),
-    "query/bias": ("heads",),
-    "key/bias": ("key_value_heads",),
-    "value/bias": ("key_value_heads",),
-    "output/kernel": ("heads", "width"),
-    "gate/kernel": ("width", "feed_forward"),
-    "up/kernel": ("width", "feed_forward"),
-    "down/kernel": ("feed_forward", "width"),
-    "experts/gate": (None, "width", "feed_forward"),
-    "experts/up": (None, "width", "feed_forward"),
-    "experts/down": (None, "feed_forward", "width"),
-}
-
 
 def spec(path: tuple, ndim: int, axes: tuple[str, ...] = ("fsdp", "tp")) -> PartitionSpec:
     """Where a parameter of this path is divided by these axes of the mesh.
 
     Axes in front of those of the table (layers) are not divided.
     """
-    names = axes_of(path)
+    names = declared(path).axes if ndim else ()  # numbers stand beside parameters
     front = ndim - len(names)
     if front < 0:
         return PartitionSpec()
@@ -61,16 +43,6 @@ def spec(path: tuple, ndim: int, axes: tuple[str, ...] = ("fsdp", "tp")) -> Part
     if len(set(filter(None, divided))) < len([axis for axis in divided if axis]):
         raise ValueError(f"{keys(path)}: {names} would be divided as {divided}, one axis twice.")
     return PartitionSpec(*[None] * front, *divided) if any(divided) else PartitionSpec()
-
-
-def axes_of(path: tuple) -> tuple[str | None, ...]:
-    """The names of a parameter's last axes; those of an adapter are of the matrix beside it."""
-    names = [str(getattr(key, "key", getattr(key, "name", ""))) for key in path]
-    *_, parent, name = ["", "", *names]
-    if name in ("lora_a", "lora_b"):
-        into, out = AXES[f"{parent}/kernel"]
-        return (into, None) if name == "lora_a" else (None, out)
-    return AXES.get(f"{parent}/{name}", AXES.get(name, ()))
 
 
 def specs(tree: Any, axes: tuple[str, ...] = ("fsdp", "tp")) -> Any:
@@ -115,7 +87,7 @@ def changed_for_sampling(params: Params, dtype: str) -> frozenset[str]:
 
 def is_wider(path: tuple, x: Any, dtype: str) -> bool:
     """Whether it is a matrix of more bytes than activations have."""
-    return "width" in axes_of(path) and x.dtype.itemsize > jnp.dtype(dtype).itemsize
+    return "width" in declared(path).axes and x.dtype.itemsize > jnp.dtype(dtype).itemsize
 
 
 def keys(path: tuple) -> str:

@@ -106,19 +106,21 @@ class Checkpoints:
         if step is None:
             raise InputError(f"{self.folder} has no finished checkpoint to resume from.")
         wanted, metadata = as_saved(state), self.manager.item_metadata(step)
+        held = set(metadata.keys())
+        parts = "parts" if "parts" in held else "stream"
         check_same_leaves(self.folder, metadata["state"], wanted)
         items = {
             "state": ocp.args.StandardRestore(
                 jax.tree.map(ocp.utils.to_shape_dtype_struct, wanted)
             ),
-            (item := "stream" if metadata["parts"] is None else "parts"): ocp.args.JsonRestore(),
+            parts: ocp.args.JsonRestore(),
         }
-        if metadata["arrays"] is not None:
+        if "arrays" in held:
             shapes = {name: np.empty(x.shape, x.dtype) for name, x in metadata["arrays"].items()}
             items["arrays"] = ocp.args.StandardRestore(shapes)
         restored = self.manager.restore(step, args=ocp.args.Composite(**items))
-        states = with_arrays(restored[item], restored.get("arrays") or {})
-        if item == "stream":
+        states = with_arrays(restored[parts], restored["arrays"] if "arrays" in held else {})
+        if parts == "stream":
             states = {"source": states}
         for name, part in self.parts.items():
             part.restore(states.get(name, {}))

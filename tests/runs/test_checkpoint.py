@@ -1,5 +1,6 @@
 """Everything a step changes is saved bit for bit, and what does not fit is named."""
 
+import json
 import shutil
 from dataclasses import fields, replace
 
@@ -77,6 +78,52 @@ def test_state_and_stream_come_back_bit_for_bit(tmp_path, trained, fresh, prompt
     assert [prompt.id for prompt in stream.take(9, 4)] == [
         prompt.id for prompt in stream_of(prompts, 7).take(9, 4)
     ]
+
+
+class Ahead:
+    """A part with arrays in its state, as a collector has that samples ahead."""
+
+    def __init__(self):
+        self.kept = {}
+
+    def state(self):
+        tokens = np.arange(6, dtype=np.int32).reshape(2, 3)
+        return {"prompts": ["a", "b"], "batches": [{"tokens": tokens}, {"mean": np.float64([0.5])}]}
+
+    def restore(self, state):
+        self.kept = state
+
+
+def test_other_parts_come_back_with_their_arrays(tmp_path, trained, fresh, prompts):
+    with Orbax().open(tmp_path, {"source": stream_of(prompts, 7), "ahead": Ahead()}) as checkpoints:
+        checkpoints.save(trained)
+    stream, ahead = stream_of(prompts), Ahead()
+    with Orbax().open(tmp_path, {"source": stream, "ahead": ahead}) as checkpoints:
+        checkpoints.restore(fresh)
+    assert stream.state() == stream_of(prompts, 7).state()
+    first, second = ahead.kept["batches"]
+    np.testing.assert_array_equal(first["tokens"], [[0, 1, 2], [3, 4, 5]], strict=False)
+    assert first["tokens"].dtype == np.int32
+    assert second["mean"].dtype == np.float64
+    assert second["mean"] == 0.5
+    assert ahead.kept["prompts"] == ["a", "b"]
+
+
+def test_a_checkpoint_of_an_older_version_is_read(tmp_path, trained, fresh, prompts):
+    """Its item `stream` holds the state of the source alone."""
+    with Orbax().open(tmp_path, {"source": stream_of(prompts, 7)}) as checkpoints:
+        checkpoints.save(trained)
+    step = tmp_path / "checkpoints" / "4"
+    (step / "parts").rename(step / "stream")
+    saved = step / "stream" / "metadata"
+    saved.write_text(json.dumps(json.loads(saved.read_text())["source"]))
+    metadata = step / "_CHECKPOINT_METADATA"
+    metadata.write_text(metadata.read_text().replace('"parts"', '"stream"'))
+    stream, ahead = stream_of(prompts), Ahead()
+    with Orbax().open(tmp_path, {"source": stream, "ahead": ahead}) as checkpoints:
+        assert_equal(checkpoints.restore(fresh), trained)
+    assert stream.state() == stream_of(prompts, 7).state()
+    assert ahead.kept == {}
 
 
 def test_the_test_above_would_notice_any_part_that_is_not_restored(trained, fresh):

@@ -10,28 +10,24 @@ from typing import Any
 import jax
 import optax
 
+from rl4p.distributed.parameters import declared
 from rl4p.types import Array, Params
-
-OUTER_MATRICES = ("embedding", "head", "score")
-INNER_MATRICES = ("kernel", "lora_a", "lora_b", "router", "gate", "up", "down")
 
 
 def is_matrix(params: Params) -> Params:
-    """True on kernels, adapters, experts and embeddings (stacked or not), told by their names.
+    """Returns a tree that is True at matrices, stacked or not.
 
     A kernel of one dimension (a head with one output) is a vector.
     """
-    return _named(params, OUTER_MATRICES + INNER_MATRICES)
+    return jax.tree_util.tree_map_with_path(
+        lambda path, leaf: declared(path).matrix and leaf.ndim >= 2, params
+    )
 
 
 def is_inner_matrix(params: Params) -> Params:
-    """As `is_matrix`, without what maps from or to the vocabulary or labels."""
-    return _named(params, INNER_MATRICES)
-
-
-def _named(params: Params, names: tuple[str, ...]) -> Params:
+    """Returns the same without what maps from or to the vocabulary or labels."""
     return jax.tree_util.tree_map_with_path(
-        lambda path, leaf: path[-1].key in names and leaf.ndim >= 2, params
+        lambda path, leaf: declared(path).inner and leaf.ndim >= 2, params
     )
 
 
