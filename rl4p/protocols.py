@@ -34,11 +34,12 @@ Shapes are explained in `types.py`.
 
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import optax
 
 from rl4p.distributed.mesh import Mesh
+from rl4p.model.decoder import Decoder
 from rl4p.model.policy import Policy
 from rl4p.types import (
     Array,
@@ -116,7 +117,8 @@ class PlannedProgram:
     read: float | None = None
 
 
-class PlannedRollout(Rollout, Protocol):
+@runtime_checkable
+class Planned(Protocol):
     """A rollout that `rl4p.plan` can plan; the plan of any other says that it leaves it out."""
 
     def plan(self, run: Any) -> Generator[PlannedProgram, Any, None]:
@@ -135,6 +137,15 @@ class PlannedRollout(Rollout, Protocol):
 
         None: there is no such option, and the plan neither searches for it nor advises it.
         """
+        ...
+
+
+@runtime_checkable
+class Remembers(Protocol):
+    """A phase with memory."""
+
+    def initial_state(self) -> Any:
+        """Returns the memory before the first step: a tree of arrays."""
         ...
 
 
@@ -166,8 +177,7 @@ class Advantage(Protocol):
 
     Two options are applied around the call where a phase has them
     (`learner/advantage_options.py`): `clip` and `mask_truncated`. One that teaches a critic has a
-    method ``returns`` too, with the arguments of the call, which gives the critic's targets:
-    float32 [B, T].
+    method ``returns`` too (`TeachesCritic`).
     """
 
     def __call__(self, trajectories: Trajectories, rewards: Rewards) -> Array:
@@ -175,16 +185,21 @@ class Advantage(Protocol):
         ...
 
 
+@runtime_checkable
+class TeachesCritic(Protocol):
+    """An advantage that a critic learns from."""
+
+    def returns(self, trajectories: Trajectories, rewards: Rewards, scores: Any) -> Array:
+        """Returns the critic's targets: float32 [B, T]."""
+        ...
+
+
 class Update(Protocol):
     """A policy loss. Pure JAX: `learner/gradient_step.py` differentiates, sums and applies it.
 
-    The fields of `learner/update_options.py` come with it: derive from `UpdateOptions`. It may also
-    have
-
-    * ``prepare(batch)``: sees the whole minibatch before it is split into microbatches, and returns
-      arrays [B, T] by name, which stand in ``batch.scores`` of each: for what is chosen or
-      normalised over all rows.
-    * ``whole_groups = True``: the rows of a group are never divided, for a loss that couples them.
+    The fields of `learner/update_options.py` come with it: derive from `UpdateOptions`. With
+    ``whole_groups = True`` the rows of a group are never divided, for a loss that couples them. One
+    that must see all rows of a minibatch has a method ``prepare`` too (`Prepares`).
     """
 
     aggregation: Any
@@ -192,8 +207,13 @@ class Update(Protocol):
     epochs: int
     minibatches: int
 
+    tokens_per_microbatch: int
+    microbatch_widths: int
+
     @property
-    def microbatching(self) -> Microbatching: ...
+    def microbatching(self) -> Microbatching:
+        """How rows are divided, by the two fields above."""
+        ...
 
     def __call__(self, logprobs_BT: Array, batch: TrainingBatch) -> tuple[Array, dict[str, Array]]:
         """The loss of each token, to minimise.
@@ -205,6 +225,19 @@ class Update(Protocol):
 
         Returns:
           loss_BT float32, and metrics as arrays [B, T]: both are read on the loss mask only.
+        """
+        ...
+
+
+@runtime_checkable
+class Prepares(Protocol):
+    """An update that chooses or normalises over all rows of a minibatch."""
+
+    def prepare(self, batch: TrainingBatch) -> dict[str, Array]:
+        """Returns arrays [B, T] by name, which stand in ``batch.scores`` of each microbatch.
+
+        Args:
+          batch: the whole minibatch, before it is split.
         """
         ...
 
@@ -277,10 +310,7 @@ class Entropy(Protocol):
 
 
 class Critic(Protocol):
-    """Values of states, and the loss that teaches them; where active, it has more (`critic/`).
-
-    ``init(decoder, policy_params)`` makes what stands at `critic` among the trained parameters;
-    ``values(decoder, params, hidden_BTD, trajectories)`` reads it; ``loss(values, old, returns)``.
+    """Values of states, and the loss that teaches them; one that is active is an `Estimator` too.
 
     Attributes:
       own_trunk: whether `values` runs the tokens itself, and so must be given whole sequences.
@@ -291,6 +321,25 @@ class Critic(Protocol):
 
     @property
     def own_trunk(self) -> bool: ...
+
+
+@runtime_checkable
+class Estimator(Protocol):
+    """What an active critic has."""
+
+    def init(self, decoder: Decoder, policy_params: Params) -> Params:
+        """Returns what stands at `critic` among the trained parameters."""
+        ...
+
+    def values(
+        self, decoder: Decoder, params: Params, hidden_BTD: Array, trajectories: Trajectories
+    ) -> Array:
+        """Returns float32 [B, T], at t the value of the state that token t is chosen in."""
+        ...
+
+    def loss(self, values_BT: Array, old_values_BT: Array, returns_BT: Array) -> Array:
+        """Returns the loss of each value: float32 [B, T]."""
+        ...
 
 
 class Score(Protocol):

@@ -31,7 +31,7 @@ import numpy as np  # noqa: E402
 import pytest  # noqa: E402
 
 from rl4p.distributed.mesh import Mesh  # noqa: E402
-from rl4p.types import Finish, Prompt, Rewards, TrainState, Trajectories  # noqa: E402
+from rl4p.types import Finish, Prompt, Rewards, TrainingBatch, TrainState, Trajectories  # noqa: E402
 
 # Hydra sets logging up anew, which closes the handlers that are there, and that of absl (Orbax
 # brings it) closes its stream: it would be the one that pytest captures.
@@ -303,3 +303,49 @@ def numpy_logits():
         return norm(x, params["norm"]["scale"], config) @ head_VD.T
 
     return logits
+
+
+@pytest.fixture(scope="session")
+def make_batch():
+    def make(advantages, proximal, *, mask=None, behaviour=None, groups=None, version=0, **scores):
+        """Rows of numbers; without a mask every token counts."""
+
+        def array(x, dtype=jnp.float32):
+            return jnp.asarray(np.broadcast_to(x, np.shape(advantages)), dtype)
+
+        B = len(advantages)
+        mask = array(True if mask is None else mask, bool)
+        trajectories = Trajectories(
+            tokens_BT=array(0, jnp.int32),
+            response_mask_BT=mask,
+            positions_BT=array(0, jnp.int32),
+            segment_ids_BT=array(1, jnp.int32),
+            behaviour_logprobs_BT=array(proximal if behaviour is None else behaviour),
+            group_ids_B=jnp.asarray(np.zeros(B) if groups is None else groups, jnp.int32),
+            policy_version_B=jnp.full(B, version, jnp.int32),
+            finish_B=jnp.zeros(B, jnp.int8),
+        )
+        scores = {"proximal_logprobs": proximal} | scores
+        return TrainingBatch(
+            trajectories=trajectories,
+            advantages_BT=array(advantages),
+            loss_mask_BT=mask,
+            scores={name: array(x) for name, x in scores.items()},
+        )
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def of_samples():
+    """The one value of each sample's response tokens, when it is right on all of them."""
+
+    def of_samples(trajectories, advantages):
+        advantages, mask = np.asarray(advantages), np.asarray(trajectories.response_mask_BT)
+        values = np.where(mask, advantages, -np.inf).max(axis=1)
+        values = np.where(mask.any(axis=1), values, 0)
+        np.testing.assert_array_equal(advantages, np.where(mask, values[:, None], 0))
+        assert advantages.dtype == np.float32
+        return values
+
+    return of_samples

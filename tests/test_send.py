@@ -6,7 +6,7 @@ import pytest
 import yaml
 
 from rl4p.send import main, send
-from tests.tracker import conftest as tracker
+from tests.runs.tracker import conftest as tracker
 
 template, store, record, dead = tracker.template, tracker.store, tracker.record, tracker.dead
 impatient = tracker._impatient

@@ -45,4 +45,4 @@ def renewed(config: DictConfig) -> DictConfig:
         return [of(x) for x in value] if isinstance(value, list) else value
 
     tree = of(OmegaConf.to_container(config, resolve=False))
-    return OmegaConf.create(ADDED | tree)
+    return DictConfig(ADDED | tree)

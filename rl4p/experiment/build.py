@@ -79,8 +79,8 @@ def build(config: DictConfig) -> Experiment:
         teacher=build_teacher(config, policy, key) if "teacher_logprobs" in needs else None,
         tasks=tuple(sorted({question.task for question in questions})),
     )
-    if phases.critic.active:
-        critic = mesh.init(partial(phases.critic.init, policy.decoder), policy.whole(params))
+    if phases.estimator is not None:
+        critic = mesh.init(partial(phases.estimator.init, policy.decoder), policy.whole(params))
         params = params | {"critic": critic}
     optimizer = instantiate(config.optimizer)
     state = TrainState(

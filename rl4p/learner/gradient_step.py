@@ -23,6 +23,7 @@ from rl4p.learner.objective import Objective
 from rl4p.learner.shared_prompts import KeysAndValues, SharedPrompts, added, pays, taken
 from rl4p.model.decoder import Before, Decoder
 from rl4p.model.lora import join
+from rl4p.protocols import Estimator, Prepares
 from rl4p.types import Array, Metrics, Params, Sampling, TrainingBatch, TrainState, Trajectories
 
 
@@ -215,7 +216,7 @@ def rows_together(objective: Objective, trajectories: Trajectories, mesh: Mesh) 
 def prepared(objective: Objective, batch: TrainingBatch) -> TrainingBatch:
     """The minibatch with what must be known of all its rows before they are split."""
     scores = dict(batch.scores)
-    if hasattr(objective.update, "prepare"):
+    if isinstance(objective.update, Prepares):
         scores |= objective.update.prepare(batch)
     if objective.entropy.selects:
         scores["selected"] = objective.entropy.select(scores["entropy"], batch.loss_mask_BT)
@@ -265,7 +266,7 @@ def token_loss(
         divergence_BT = objective.kl.penalty(logprobs_BT, reference_BT, on_mask(behaviour_BT))
         loss_BT = loss_BT + coefficients["kl"] * divergence_BT
         extras = extras | {"kl": divergence_BT}
-    if objective.critic.active:
+    if isinstance(objective.critic, Estimator):
         values_BT = on_mask(objective.critic.values(decoder, params, hidden_BTD, trajectories))
         returns_BT, old_values_BT = (on_mask(micro.scores[x]) for x in ("returns", "values"))
         value_loss_BT = objective.critic.loss(values_BT, old_values_BT, returns_BT)

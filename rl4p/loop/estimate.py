@@ -7,6 +7,7 @@ import jax.numpy as jnp
 
 from rl4p.learner.advantage_options import clipped, drop_truncated
 from rl4p.learner.masking import loss_mask
+from rl4p.protocols import TeachesCritic
 from rl4p.types import Array, Rewards, Trajectories
 
 
@@ -69,7 +70,7 @@ def estimate(
     result = advantage(trajectories, rewards, **asked, **memory)
     advantages_BT, *new_memory = result if memory else (result,)
     returns_BT = None
-    if hasattr(advantage, "returns"):
+    if isinstance(advantage, TeachesCritic):
         returns_BT = advantage.returns(trajectories, rewards, asked["scores"])
     found = Estimate(clipped(advantage, advantages_BT), mask_BT, returns_BT, metrics)
     return (found, *new_memory) if memory else found

@@ -10,12 +10,17 @@ from rl4p.protocols import (
     KL,
     Advantage,
     Correction,
+    Critic,
     Entropy,
+    Estimator,
+    Remembers,
     Reward,
     Rollout,
     Score,
+    TeachesCritic,
     Update,
 )
+from rl4p.types import Array
 
 # What any phase may ask for in `needs`; `scoring.py` computes it after the rewards are known.
 SCORES = frozenset(
@@ -55,7 +60,7 @@ class Phases:
     correction: Correction
     kl: KL
     entropy: Entropy
-    critic: Any  # `protocols.Critic`
+    critic: Critic
     scores: dict[str, Score] = field(default_factory=dict)
     checks: dict[str, Callable[..., None]] = field(default_factory=dict)
 
@@ -94,9 +99,27 @@ class Phases:
             raise InputError(f"No phase needs scores.{unused[0]}: leave it out.")
         if "values" in needs and not self.critic.active:
             raise InputError("The advantage needs values: choose critic=shared or critic=apart.")
-        if self.critic.active and not hasattr(self.advantage, "returns"):
+        if self.critic.active and not isinstance(self.advantage, TeachesCritic):
             raise InputError("A critic learns the returns of advantage=gae, and of no other.")
         return needs
+
+    @property
+    def estimator(self) -> Estimator | None:
+        """The critic, if it is active.
+
+        Raises:
+          InputError: it has not all the methods of one.
+        """
+        if not self.critic.active:
+            return None
+        if not isinstance(self.critic, Estimator):
+            raise InputError("critic is active, and has not the methods init, values and loss.")
+        return self.critic
+
+    @property
+    def values(self) -> Callable[..., Array] | None:
+        """The `values` of the critic, if it is active."""
+        return None if self.estimator is None else self.estimator.values
 
     def objective(self, group_size: int) -> Objective:
         """What the gradient step descends; it is static, and compiled in."""
@@ -111,7 +134,7 @@ class Phases:
 
     def initial_memory(self) -> dict[str, Any]:
         """The memory of each phase that has one."""
-        keeping = [(name, phase) for name, phase in self.items() if hasattr(phase, "initial_state")]
+        keeping = [(name, phase) for name, phase in self.items() if isinstance(phase, Remembers)]
         for name, _ in keeping:
             if name not in KEEP_MEMORY:
                 raise InputError(

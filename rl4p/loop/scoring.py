@@ -57,7 +57,7 @@ class Scoring:
                 policy.whole(state.params),
                 trajectories,
                 names=tuple(OF_POLICY[name] for name in of_policy),
-                values=phases.critic.values if "values" in needs else None,
+                values=phases.values if "values" in needs else None,
                 **options,
             )
             scores |= {name: found[OF_POLICY[name]] for name in of_policy}

@@ -147,8 +147,8 @@ def abstract_run(config: DictConfig, mesh: Mesh) -> AbstractRun:
     frozen = [policy.frozen]
     if "reference_logprobs" in needs and not policy.frozen:
         frozen.append(params)
-    if phases.critic.active:
-        critic = partial(phases.critic.init, policy.decoder)
+    if phases.estimator is not None:
+        critic = partial(phases.estimator.init, policy.decoder)
         params = params | {"critic": mesh.shapes(critic, whole)}
     optimizer = instantiate(config.optimizer)
     moments = jax.eval_shape(optimizer.transform().init, params)

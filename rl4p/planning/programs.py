@@ -19,6 +19,7 @@ from rl4p.learner.gradient_step import gradient_step
 from rl4p.learner.logprobs import score_tokens
 from rl4p.loop.scoring import OF_POLICY
 from rl4p.planning.abstract import AbstractRun, bytes_of_chip, everywhere
+from rl4p.protocols import Planned
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,7 +99,7 @@ def programs(run: AbstractRun) -> list[Program]:
 
 def hand_over(run: AbstractRun) -> Iterator[Program]:
     """Yields `Mesh.for_sampling`, where the devices are the same."""
-    if plans_itself(run.phases.rollout) and run.mesh.sampling is run.mesh:
+    if isinstance(run.phases.rollout, Planned) and run.mesh.sampling is run.mesh:
         whole, wanted = run.without_critic(), run.handed_over()
         places = jax.tree.map(lambda x: x.sharding, wanted)
         dtype = run.policy.decoder.dtype
@@ -106,33 +107,28 @@ def hand_over(run: AbstractRun) -> Iterator[Program]:
         yield program("weights", changed.trace({name: whole[name] for name in wanted}), run.lasting)
 
 
-def plans_itself(rollout: Any) -> bool:
-    """Returns whether the rollout says which programs it runs (`protocols.PlannedRollout`)."""
-    return hasattr(rollout, "plan")
-
-
 def unplanned(run: AbstractRun) -> list[str]:
     """Returns the phases of a step that run programs which no plan knows."""
     rollout = run.phases.rollout
     samples = getattr(rollout, "samples", True)
-    teacher = "teacher_logprobs" in run.phases.needs()
-    scores = [f"scores.{name}" for name in run.phases.scores]
-    return (
-        ["rollout"] * (samples and not plans_itself(rollout)) + ["the teacher"] * teacher + scores
-    )
+    left_out = ["rollout"] if samples and not isinstance(rollout, Planned) else []
+    if "teacher_logprobs" in run.phases.needs():
+        left_out.append("the teacher")
+    return left_out + [f"scores.{name}" for name in run.phases.scores]
 
 
 def slots_of(run: AbstractRun) -> int | None:
     """Returns how many sequences the rollout decodes at a time; None without such an option."""
-    rollout: Any = run.phases.rollout
-    return rollout.slots_of(run.sequences) if plans_itself(rollout) else None
+    rollout = run.phases.rollout
+    return rollout.slots_of(run.sequences) if isinstance(rollout, Planned) else None
 
 
 def rollout(run: AbstractRun) -> list[Program]:
     """Compiles the programs of the rollout, as it describes them; none if it does not."""
-    if not plans_itself(run.phases.rollout):
+    rollout = run.phases.rollout
+    if not isinstance(rollout, Planned):
         return []
-    described, compiled = run.phases.rollout.plan(run), []
+    described, compiled = rollout.plan(run), []
     each = next(described, None)
     while each is not None:
         compiled.append(
@@ -161,7 +157,7 @@ def scoring(run: AbstractRun) -> Iterator[Program]:
     if of_policy:
         calls["scores"] = {
             "names": tuple(OF_POLICY[name] for name in of_policy),
-            "values": phases.critic.values if "values" in needs else None,
+            "values": phases.values if "values" in needs else None,
         }
     if "reference_logprobs" in needs:
         calls["reference"] = {}

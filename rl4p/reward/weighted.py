@@ -8,6 +8,7 @@ import numpy as np
 
 from rl4p.configuration.bounds import Share
 from rl4p.errors import RunError
+from rl4p.protocols import Remembers
 from rl4p.types import Rewards, Texts, Trajectories
 
 
@@ -28,7 +29,7 @@ class Weighted:
 
     def __post_init__(self) -> None:
         for name, term in self.terms.items():
-            if hasattr(term, "initial_state"):
+            if isinstance(term, Remembers):
                 raise ValueError(
                     f"terms.{name} has an initial_state, and a term keeps no memory: write a "
                     "reward of your own for that."

@@ -31,18 +31,3 @@ def make_scores():
         }
 
     return make
-
-
-@pytest.fixture(scope="session")
-def of_samples():
-    """The one value of each sample's response tokens, when it is right on all of them."""
-
-    def of_samples(trajectories, advantages):
-        advantages, mask = np.asarray(advantages), np.asarray(trajectories.response_mask_BT)
-        values = np.where(mask, advantages, -np.inf).max(axis=1)
-        values = np.where(mask.any(axis=1), values, 0)
-        np.testing.assert_array_equal(advantages, np.where(mask, values[:, None], 0))
-        assert advantages.dtype == np.float32
-        return values
-
-    return of_samples

@@ -234,7 +234,7 @@ def test_a_cpu_is_divided_into_a_device_for_each_core_once():
 
 def test_one_device_has_all_rows():
     mesh = Mesh(dp=1)
-    tree = {"a": np.arange(6.0).reshape(3, 2), "b": np.arange(3)}
+    tree = {"scale": np.arange(6.0).reshape(3, 2), "embedding": np.arange(3)}
     for place in (mesh.shard_rows, mesh.replicate):
         jax.tree.map(np.testing.assert_array_equal, place(tree), tree)
     assert mesh.everywhere.is_fully_replicated

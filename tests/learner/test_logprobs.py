@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from rl4p.learner import logprobs
 from rl4p.learner.logprobs import score_tokens, token_scores, trunk
-from rl4p.model import logprobs
 from rl4p.types import Microbatching, Sampling
 
 

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from rl4p.update import ratio
+from rl4p.learner import ratio
 
 
 def test_what_is_outside_the_mask_is_never_read(make_batch):

@@ -200,3 +200,13 @@ def test_bytes_are_those_of_one_device():
     assert bytes_of_chip({"x": [array((3,), jnp.bool_), array((), jnp.float32)], "y": {}}) == 7
     keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), 3))
     assert bytes_of_chip(keys) == 3 * 8
+
+
+def test_a_decode_step_reads_the_head_which_may_be_the_embedding(pair):
+    _, run = pair
+    number = jax.ShapeDtypeStruct((4,), jnp.float32)
+    tied = {"embedding": number, "layers": {}}
+    assert run.bytes_per_decode_step(tied) == 16
+    head = jax.ShapeDtypeStruct((8,), jnp.float32)
+    assert run.bytes_per_decode_step(tied | {"head": head}) == 32
+    assert run.bytes_per_decode_step(tied, [number, number]) == 48

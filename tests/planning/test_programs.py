@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import pytest
 
 from rl4p.planning import programs as planning
-from rl4p.planning.programs import Program, bytes_refused, head_of, program, rollout
+from rl4p.planning.programs import Program, bytes_refused, program, rollout
 from rl4p.rollout.demonstrations import Demonstrations
 from tests.planning.conftest import FSDP, KERNELS, KEYS, LAYERS, TP, WIDTH
 
@@ -146,8 +146,3 @@ def test_scores_are_planned_as_phases_need_them(monkeypatch):
     assert phases("kl=fixed") == ["reference"]
     assert phases("update.minibatches=2") == ["scores"]
     assert phases("advantage=gae", "critic=shared", "kl=fixed") == ["scores", "reference"]
-
-
-def test_the_head_is_the_embedding_where_they_are_tied():
-    assert head_of({"embedding": 1}) == 1
-    assert head_of({"embedding": 1, "head": 2}) == 2

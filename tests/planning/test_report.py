@@ -14,6 +14,7 @@ from rl4p.errors import InputError, RunError
 from rl4p.planning import report
 from rl4p.planning.costs import Cost, Traffic
 from rl4p.planning.report import costs_of, one_width, refuse_what_does_not_fit, show, summary
+from rl4p.rollout.naive_sampler import NaiveSampler
 
 MIB = 2**20
 
@@ -92,9 +93,15 @@ def run():
     shape = {"dp": 1, "fsdp": 4, "tp": 2}
     return SimpleNamespace(
         mesh=SimpleNamespace(devices=SimpleNamespace(shape=shape), topology="v9:2x4", size=8),
-        phases=SimpleNamespace(update=update, rollout=None),
+        phases=SimpleNamespace(
+            update=update,
+            rollout=NaiveSampler(max_response_tokens=32),
+            needs=frozenset,
+            scores={},
+        ),
         prompts=8,
         group_size=4,
+        sequences=32,
         prompt_columns=16,
         response_tokens=32,
     )
@@ -184,7 +191,12 @@ def test_one_loop_over_microbatches_is_planned_for_and_the_configuration_stays()
 def test_each_program_is_divided_among_the_devices_that_run_it(monkeypatch):
     phases = ("weights", "prefill", "arrange", "decode", "scores", "reference", "update")
     monkeypatch.setattr(
-        report, "programs", lambda run: [SimpleNamespace(phase=phase) for phase in phases]
+        report,
+        "programs",
+        lambda run: [
+            SimpleNamespace(phase=phase, sampled=phase in ("prefill", "arrange", "decode"))
+            for phase in phases
+        ],
     )
     monkeypatch.setattr(report, "cost", lambda program, chip, mesh: (program.phase, mesh))
     run = SimpleNamespace(mesh=SimpleNamespace(sampling="sampling"))

@@ -1,4 +1,4 @@
-"""Batches from plain numbers, and a loss as the gradient step evaluates it."""
+"""A loss as the gradient step evaluates it."""
 
 import dataclasses
 from functools import partial
@@ -9,38 +9,6 @@ import numpy as np
 import pytest
 
 from rl4p.learner.aggregation import aggregation_weights
-from rl4p.types import TrainingBatch, Trajectories
-
-
-@pytest.fixture(scope="session")
-def make_batch():
-    def make(advantages, proximal, *, mask=None, behaviour=None, groups=None, version=0, **scores):
-        """Rows of numbers; without a mask every token counts."""
-
-        def array(x, dtype=jnp.float32):
-            return jnp.asarray(np.broadcast_to(x, np.shape(advantages)), dtype)
-
-        B = len(advantages)
-        mask = array(True if mask is None else mask, bool)
-        trajectories = Trajectories(
-            tokens_BT=array(0, jnp.int32),
-            response_mask_BT=mask,
-            positions_BT=array(0, jnp.int32),
-            segment_ids_BT=array(1, jnp.int32),
-            behaviour_logprobs_BT=array(proximal if behaviour is None else behaviour),
-            group_ids_B=jnp.asarray(np.zeros(B) if groups is None else groups, jnp.int32),
-            policy_version_B=jnp.full(B, version, jnp.int32),
-            finish_B=jnp.zeros(B, jnp.int8),
-        )
-        scores = {"proximal_logprobs": proximal} | scores
-        return TrainingBatch(
-            trajectories=trajectories,
-            advantages_BT=array(advantages),
-            loss_mask_BT=mask,
-            scores={name: array(x) for name, x in scores.items()},
-        )
-
-    return make
 
 
 @pytest.fixture(scope="session")

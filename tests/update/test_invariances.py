@@ -100,7 +100,7 @@ def losses(*left_out):
 def test_every_option_of_what_joins_a_loss_is_in_a_combination(group):
     there = {path.stem for path in (CONF / group).glob("*.yaml")} - {"none"}
     used = {type(phases[group]).__module__ for phases in COMBINATIONS.values() if group in phases}
-    assert used == {f"rl4p.{group}.{name}" for name in there}
+    assert used == {f"rl4p.learner.{group}.{name}" for name in there}
 
 
 @pytest.fixture(scope="module")
