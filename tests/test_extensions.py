@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.slow  # and in continuous integration: nine processes start
+
 CODE = """
 from dataclasses import dataclass, replace
 
