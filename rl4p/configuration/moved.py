@@ -4,8 +4,9 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-# By the beginning of a `_target_`, what stands there now.
+# By the beginning of a `_target_`, what stands there now; the first that fits.
 MOVED = {
+    "rl4p.critic.apart.Apart": "rl4p.learner.critic.separate.Separate",
     "rl4p.checkpoint.": "rl4p.runs.checkpoint.",
     "rl4p.collector.": "rl4p.loop.collector.",
     "rl4p.correction.": "rl4p.learner.correction.",
@@ -16,6 +17,9 @@ MOVED = {
     "rl4p.optimizer.": "rl4p.learner.optimizer.",
     "rl4p.tracker.": "rl4p.runs.tracker.",
 }
+# Options of a group, and keys of any option, that are called otherwise now.
+OPTIONS = {"critic": {"apart": "separate"}}
+KEYS = {"key_value_heads": "num_kv_heads"}
 # Keys that are newer than some runs, with the values that do what was done without them.
 ADDED = {
     "source": {"_target_": "rl4p.loop.source.stream.Stream"},
@@ -33,13 +37,21 @@ def moved(target: str) -> str:
     return target
 
 
+def renewed_override(line: str) -> str:
+    """Returns an override of a command line in the names of today."""
+    key, equals, value = line.partition("=")
+    parent, dot, name = key.rpartition(".")
+    value = OPTIONS.get(key, {}).get(value, value)
+    return f"{parent}{dot}{KEYS.get(name, name)}{equals}{value}"
+
+
 def renewed(config: DictConfig) -> DictConfig:
     """Returns the configuration of a run folder in the names of today."""
 
     def of(value: Any) -> Any:
         if isinstance(value, dict):
             return {
-                key: moved(x) if key == "_target_" and isinstance(x, str) else of(x)
+                KEYS.get(key, key): moved(x) if key == "_target_" and isinstance(x, str) else of(x)
                 for key, x in value.items()
             }
         return [of(x) for x in value] if isinstance(value, list) else value

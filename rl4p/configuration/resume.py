@@ -11,7 +11,7 @@ from yaml import YAMLError
 
 from rl4p.configuration.composition import Composer
 from rl4p.configuration.folder import only_run_in
-from rl4p.configuration.moved import renewed
+from rl4p.configuration.moved import renewed, renewed_override
 from rl4p.configuration.schema import without_hydra
 from rl4p.configuration.targets import join, resolved
 from rl4p.errors import InputError
@@ -50,7 +50,8 @@ def resume(
     """
     folder = Path(given).expanduser().resolve()
     try:
-        lines = [str(line) for line in OmegaConf.load(folder / ".hydra" / "overrides.yaml")]
+        given_then = OmegaConf.load(folder / ".hydra" / "overrides.yaml")
+        lines = [renewed_override(str(line)) for line in given_then]
         saved = OmegaConf.load(folder / ".hydra" / "config.yaml")
         if not isinstance(saved, DictConfig):
             raise ValueError("config.yaml is no mapping")

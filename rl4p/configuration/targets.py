@@ -20,7 +20,7 @@ from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 from pydantic import ConfigDict, PydanticUserError, TypeAdapter, ValidationError
 from pydantic_core import SchemaError
 
-from rl4p.configuration.moved import moved
+from rl4p.configuration.moved import KEYS, moved
 from rl4p.errors import InputError
 
 TRUSTED = ("rl4p", "optax")
@@ -72,6 +72,8 @@ def unknown_key(key: str, names: Collection[str], owner: str) -> InputError:
     """What to say of a key that its owner does not have, but for these names."""
     parent, _, name = key.rpartition(".")
     hint = did_you_mean(name, names, join(parent, "{}"))
+    if KEYS.get(name) in names:
+        hint = f"; it is called {join(parent, KEYS[name])} now"
     options = f"options: {', '.join(names)}" if names else "it has none"
     return InputError(f"{key} is not an option of {owner}{hint} ({options})")
 

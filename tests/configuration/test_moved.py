@@ -2,7 +2,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from rl4p.configuration import compose
-from rl4p.configuration.moved import ADDED, MOVED, moved, renewed
+from rl4p.configuration.moved import ADDED, KEYS, MOVED, moved, renewed, renewed_override
 from rl4p.configuration.targets import locate
 from rl4p.errors import InputError
 
@@ -12,16 +12,39 @@ def of_an_older_version(config):
     text = OmegaConf.to_yaml(config)
     for old, new in MOVED.items():
         text = text.replace(f"_target_: {new}", f"_target_: {old}")
+    for old, new in KEYS.items():
+        text = text.replace(f"{new}:", f"{old}:")
     return OmegaConf.create({k: x for k, x in OmegaConf.create(text).items() if k not in ADDED})
 
 
-@pytest.mark.parametrize("overrides", [[], ["kl=fixed", "critic=shared", "advantage=gae"]])
+@pytest.mark.parametrize("overrides", [[], ["critic=separate", "advantage=gae", "model=scratch"]])
 def test_an_older_configuration_becomes_that_of_today(overrides):
     config = compose(overrides)
     older = of_an_older_version(config)
     assert older.mesh._target_ == "rl4p.mesh.Mesh"
     assert "source" not in older
     assert renewed(older) == renewed(config) == config
+
+
+@pytest.mark.parametrize(
+    ("line", "now"),
+    [
+        ("critic=apart", "critic=separate"),
+        ("model.key_value_heads=2", "model.num_kv_heads=2"),
+        ("+teacher.key_value_heads=2", "+teacher.num_kv_heads=2"),
+        ("critic=shared", "critic=shared"),
+        ("data.path=apart", "data.path=apart"),
+        ("~hooks.mine", "~hooks.mine"),
+    ],
+)
+def test_an_older_override_becomes_that_of_today(line, now):
+    assert renewed_override(line) == now
+    assert renewed_override(now) == now
+
+
+def test_an_older_key_is_said_by_its_new_name():
+    with pytest.raises(InputError, match="it is called model.num_kv_heads now"):
+        compose(["model=scratch", "model.key_value_heads=2"])
 
 
 def test_a_name_of_today_stays():
