@@ -16,7 +16,7 @@ def scores(params: Params, hidden: Array) -> Array:
 
 
 def init_value_head(width: int) -> Params:
-    """Returns float32 parameters for the key `value` of a decoder; all estimates start at 0."""
+    """Returns float32 parameters to store under `value`; all estimates start at 0."""
     return {"kernel": jnp.zeros(width), "bias": jnp.zeros(())}
 
 
