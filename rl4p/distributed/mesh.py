@@ -137,7 +137,7 @@ class Mesh:
 
     @property
     def platform(self) -> str:
-        """cpu, gpu or tpu."""
+        """The platform of the devices: cpu, gpu or tpu."""
         return self.devices.devices.flat[0].platform
 
     @property

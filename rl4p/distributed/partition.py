@@ -89,7 +89,7 @@ def changed_for_sampling(params: Params, dtype: str) -> frozenset[str]:
 
 
 def is_wider(path: tuple, x: Any, dtype: str) -> bool:
-    """Returns whether it is a matrix in a wider dtype than that of activations."""
+    """Returns whether a parameter is a matrix in a wider dtype than that of activations."""
     return "width" in declared(path).axes and x.dtype.itemsize > jnp.dtype(dtype).itemsize
 
 

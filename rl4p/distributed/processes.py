@@ -204,7 +204,7 @@ def to_host(tree: Any) -> Any:
 
 
 def is_spread(x: Any) -> bool:
-    """Returns whether it is an array on devices of several processes."""
+    """Returns whether x is an array on devices of several processes."""
     return isinstance(x, jax.Array) and not x.is_fully_addressable
 
 

@@ -20,7 +20,7 @@ from typing import Any
 from rl4p.errors import InputError, RunError, Stopped
 
 GRACE = 15.0  # seconds in which a process may end by itself after a failure
-HEARD = 2.0  # seconds for the same where process 0 reported the failure
+HEARD = 2.0  # the same in processes other than 0 if another process failed
 SILENCE = {"TCP_KEEPIDLE": 15, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}  # then the host counts as gone
 HELLO = 5.0  # seconds in which a new connection must identify itself
 

@@ -35,7 +35,7 @@ class Views(NamedTuple):
 
     def of(self, slides: bool) -> View:
         view = self.sliding if slides else self.whole
-        assert view is not None  # by `views`
+        assert view is not None  # ensured by `views`
         return view
 
     def choose(self, slides: Array) -> View:

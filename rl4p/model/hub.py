@@ -59,7 +59,7 @@ def fetch(path: str, files: Sequence[str] = FILES) -> Path:
             name,
             revision=revision or None,
             allow_patterns=list(files),
-            ignore_patterns=["*/*"],  # a pattern's * does not stop at folders
+            ignore_patterns=["*/*"],  # the * of FILES also matches folders
             etag_timeout=SECONDS,
         )
     except GatedRepoError:

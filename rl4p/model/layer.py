@@ -21,7 +21,7 @@ PRODUCT = "product of a projection"  # checkpoint policies do not see that `prod
 
 
 class RMSNorm(nn.Module):
-    """x / rms(x) * scale (1910.07467), in float32; times 1 + scale if centered."""
+    """The norm x / rms(x) * scale (1910.07467), in float32; 1 + scale if centered."""
 
     epsilon: float
     centered: bool = False

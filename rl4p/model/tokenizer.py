@@ -10,9 +10,7 @@ from rl4p.configuration.targets import did_you_mean
 from rl4p.errors import InputError
 from rl4p.model.tensor_files import read_json
 
-if (
-    TYPE_CHECKING
-):  # imported where it is used, because the import takes half a second
+if TYPE_CHECKING:  # imported where it is used, because the import takes half a second
     from transformers import PreTrainedTokenizerFast
 
 # Silences a message of transformers at import about the absence of torch.

@@ -63,7 +63,7 @@ class Continuous(SamplerOptions):
         while waiting or (slots.sequence_n < B).any():
             slots, source_n = slots.arranged(waiting, sizes, B)
             prompt_n = np.minimum(slots.sequence_n, B - 1) // group_size
-            new_n = slots.age_n == 0  # next they read the last token of their prompt
+            new_n = slots.age_n == 0  # these first read the last token of their prompt
             slots = slots._replace(token_n=np.where(new_n, tokens_PT[prompt_n, -1], slots.token_n))
             room = max(room, response_room(int(slots.age_n.max()), R))
             cache = rearranged(cache, prefilled, source_n, prompt_n, new_n, width + room, mesh)
@@ -97,7 +97,7 @@ class Continuous(SamplerOptions):
         tokens_PT, mask_PT = (run.rows((rows, W), dtype, mesh) for dtype in (jnp.int32, jnp.bool_))
         traced = prefill.trace(policy.decoder, params, tokens_PT, mask_PT, mesh)
         prefilled = yield PlannedProgram(phase="prefill", traced=traced, live=lasting)
-        if prefilled is None:  # the other programs take it
+        if prefilled is None:  # the other programs need it
             return
 
         n = slot_counts(self.slots_of(B), mesh.row_shards, R)[0]
