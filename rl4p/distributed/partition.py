@@ -1,8 +1,8 @@
 """The sharding of parameters: one table from the names of their axes to axes of the mesh.
 
 A parameter sharded along `fsdp` is gathered where it is used, and its gradient is reduce-scattered
-to the shards. A parameter sharded along `tp` is never gathered: the compiler sums the partial
-results of matrix products.
+to the shards. A parameter sharded along `tp` stays sharded: the compiler sums the partial results
+of matrix products.
 """
 
 from collections.abc import Callable
