@@ -1,1 +1,1 @@
-"""Questions and their answers: data sets, and the prompts made from them."""
+"""Data sets of questions and answers, and the prompts made from them."""

@@ -1,4 +1,4 @@
-"""A synthetic task: sums of whole numbers, with column-by-column working."""
+"""A synthetic task: sums of whole numbers, with solutions worked column by column."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,24 +11,24 @@ from rl4p.configuration.bounds import Natural, Positive, Share
 from rl4p.errors import InputError
 from rl4p.types import Question
 
-Digits = Annotated[int, Ge(1), Le(9)]  # all pairs of numbers are counted in 64 bits
+Digits = Annotated[int, Ge(1), Le(9)]  # the number of pairs must fit into 64 bits
 
 
 @dataclass(frozen=True, kw_only=True)
 class Arithmetic:
-    """`347+585`, whose worked solution is `7+5=12 4+8+1=13 3+5+1=9 #### 932`.
+    """A data set of sums such as `347+585`, worked as `7+5=12 4+8+1=13 3+5+1=9 #### 932`.
 
-    All pairs of numbers with exactly `digits` digits, drawn without replacement by a seed of the
-    data set's own: the same questions in every run, and none of those held out among the others.
+    Pairs of numbers with exactly `digits` digits are drawn without replacement. The data set has
+    its own seed, so every run has the same questions, and no held-out question is trained on.
 
     Attributes:
-      digits: of both numbers.
-      train_size, held_out_size: how many sums.
-      carelessness: how probable it is that a worked solution forgets a carry, each carry by itself.
-        The reference answer is right all the same. The shipped policy was taught by such a careless
-        teacher, so that there is something left to learn from rewards.
-      seed: of the data set, apart from the run's.
-      system_prompt: stands before every question; None for none.
+      digits: the number of digits of both numbers.
+      train_size, held_out_size: the numbers of sums.
+      carelessness: the probability that a worked solution forgets a carry, independently for each
+        carry. The reference answer is always right. The shipped policy was trained on such careless
+        solutions, which leaves something to learn from rewards.
+      seed: the seed of the data set, independent of the run's.
+      system_prompt: a text before every question; None for none.
     """
 
     digits: Digits = 3
@@ -47,7 +47,7 @@ class Arithmetic:
 
     @property
     def numbers(self) -> int:
-        """How many numbers have `digits` digits."""
+        """The number of integers with `digits` digits."""
         return 9 * 10 ** (self.digits - 1)
 
     def questions(self) -> list[Question]:
@@ -70,9 +70,9 @@ class Arithmetic:
 
 
 def addition(first: int, second: int, forget: Sequence[bool]) -> Question:
-    """One sum, worked from the units up; a carry is the third number of a column.
+    """Returns one sum, worked from the units up; a carry is the third number of a column.
 
-    `forget[i]` drops the carry out of column i (units first), and the working goes on with that.
+    `forget[i]` drops the carry out of column i (units first), and later columns go on without it.
     """
     columns, worked, carry = [], "", 0
     digits = zip(reversed(str(first)), reversed(str(second)), forget, strict=True)

@@ -18,18 +18,18 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class JSONLines:
-    """One JSON object a line, with a question and a worked answer that ends in ``#### <number>``.
+    """A file with one JSON object per line: a question, and an answer ending ``#### <number>``.
 
-    An answer without ``####`` is taken whole as the reference.
+    If an answer has no ``####``, its full text is the reference answer.
 
     Attributes:
       path: the file to train on.
-      held_out_path: the file to evaluate on, all of it (`evaluation.prompts` takes fewer).
-      held_out_size: without a `held_out_path`, so many rows of `path`, chosen by the hash of their
-        question, are left out of training and evaluated on; None is 256.
-      question_key, answer_key: names of the fields.
-      task: names the metrics.
-      system_prompt: stands before every question; None for none.
+      held_out_path: the file to evaluate on. `evaluation.prompts` limits how much of it is used.
+      held_out_size: without a `held_out_path`, the number of rows of `path` that are held out of
+        training for evaluation, chosen by the hash of the question; None is 256.
+      question_key, answer_key: the names of the fields.
+      task: the task name in the metrics.
+      system_prompt: a text before every question; None for none.
     """
 
     path: str
@@ -71,7 +71,7 @@ class JSONLines:
 
     @property
     def kept_back(self) -> int:
-        """How many rows of `path` are held out."""
+        """The number of rows of `path` that are held out."""
         return 256 if self.held_out_size is None else self.held_out_size
 
     def read(self, key: str, name: str) -> list[Question]:
@@ -85,7 +85,7 @@ class JSONLines:
         rows = [self.parse(path, i, line) for i, line in enumerate(lines, 1) if line.strip()]
         if not rows:
             raise InputError(f"data.{key}={name} has no rows.")
-        # The same question twice is one question: it must not stand on both sides of the split.
+        # A repeated question counts once, so that it is never in both parts of the split.
         distinct = list({row.id: row for row in reversed(rows)}.values())[::-1]
         if len(distinct) < len(rows):
             log.warning("%s: %d repeated questions skipped.", path, len(rows) - len(distinct))
@@ -97,7 +97,7 @@ class JSONLines:
             row = json.loads(line.decode("utf-8-sig"))
         except UnicodeDecodeError:
             raise InputError(f"{where}: not UTF-8.") from None
-        except (ValueError, RecursionError) as error:  # a number too long, brackets too deep
+        except (ValueError, RecursionError) as error:  # number too long, nesting too deep
             raise InputError(f"{where}: not JSON ({getattr(error, 'msg', error)}).") from None
         if not isinstance(row, dict):
             raise InputError(f"{where}: a JSON object is expected, not {type(row).__name__}.")
@@ -109,7 +109,7 @@ class JSONLines:
                 )
             try:
                 row[key].encode()
-            except UnicodeEncodeError:  # half of a surrogate pair, which JSON can spell
+            except UnicodeEncodeError:  # a lone surrogate, which JSON allows
                 raise InputError(f'{where}: not UTF-8 under "{key}".') from None
         question, solution = row[self.question_key], row[self.answer_key]
         reference = final_answer(solution)

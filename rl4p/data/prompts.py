@@ -1,4 +1,4 @@
-"""Questions to prompts: the chat template, and a limit on their length."""
+"""The conversion of questions to prompts, by the chat template and a limit on length."""
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -20,14 +20,14 @@ def encode_prompts(
     max_prompt_tokens: int,
     template: Mapping[str, Any] | None = None,
 ) -> tuple[list[Prompt], int]:
-    """Prompts in their chat template, and how many were dropped for being too long.
+    """Returns prompts in their chat template, and the number dropped for being too long.
 
-    The template alone says which special tokens stand where: the tokenizer adds none of its own.
-    `template` holds arguments to it. A prompt over `max_prompt_tokens` is dropped and never cut:
-    half a question teaches the wrong thing.
+    Only the template adds special tokens, never the tokenizer. `template` holds arguments of the
+    chat template. A prompt over `max_prompt_tokens` is dropped and not cut, because half a question
+    teaches the wrong thing.
 
     Raises:
-      InputError: no prompt is short enough, or the template refuses one.
+      InputError: no prompt is short enough, or the template refuses a conversation.
     """
     if not questions:
         raise InputError("The data set has no questions: see data.")

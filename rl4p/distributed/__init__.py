@@ -1,1 +1,1 @@
-"""Devices and processes: the mesh, the sharding of arrays, and the processes of a run."""
+"""The device mesh, the sharding of arrays, and the processes of a run."""

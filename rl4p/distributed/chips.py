@@ -1,4 +1,4 @@
-"""Chips that a mesh may name: what JAX calls them, their memory and their rates."""
+"""The chips that `mesh.topology` may name: their names in JAX, memory and rates."""
 
 import math
 import re
@@ -11,15 +11,15 @@ GIB = 2**30
 
 @dataclass(frozen=True, kw_only=True)
 class Chip:
-    """One device.
+    """A kind of device.
 
     Attributes:
       platform: cpu, gpu or tpu.
-      kind: what its `device_kind` begins with.
-      memory: bytes; of a CPU not known beforehand, 0.
-      flops: of bfloat16 products, in a second; 0 is not known.
-      bandwidth: bytes of its memory, in a second; 0 is not known.
-      described_as: what libtpu calls it when it describes slices without having them.
+      kind: a prefix of the `device_kind` that JAX reports.
+      memory: the size in bytes; 0 if unknown.
+      flops: bfloat16 operations per second in matrix products; 0 if unknown.
+      bandwidth: memory bandwidth in bytes per second; 0 if unknown.
+      described_as: libtpu's name for the chip in a description of a slice that is not attached.
     """
 
     platform: str
@@ -30,7 +30,7 @@ class Chip:
     described_as: str | None = None
 
 
-# The vendors' figures.
+# Figures from the vendors.
 CHIPS = {
     "v5e": Chip(
         platform="tpu",
@@ -63,20 +63,20 @@ CHIPS = {
 
 @dataclass(frozen=True, kw_only=True)
 class Slice:
-    """So many chips of one kind, by how they are wired."""
+    """A number of chips of one kind, given by their wiring."""
 
     chip: Chip
-    wiring: str  # 4x4
+    wiring: str  # such as 4x4
 
     @property
     def count(self) -> int:
         return math.prod(int(n) for n in self.wiring.split("x"))
 
     def check(self, kinds: list[str], topology: str) -> None:
-        """Refuses devices of other kinds, or of another number.
+        """Checks that the devices have the kind and the number of this slice.
 
         Raises:
-          InputError: they are not this slice.
+          InputError: the kind or the number differs.
         """
         kind = kinds[0]
         if chip_of(kind) is not self.chip or len(kinds) != self.count:
@@ -87,10 +87,10 @@ class Slice:
 
 
 def slice_of(topology: str) -> Slice:
-    """Of a name such as v5e:4x4.
+    """Returns the slice that a name such as v5e:4x4 stands for.
 
     Raises:
-      InputError: there is no such chip, or no such wiring.
+      InputError: the chip is unknown, or the wiring is not numbers joined by x.
     """
     name, _, wiring = topology.partition(":")
     if name not in CHIPS or not re.fullmatch(r"[1-9]\d*(x[1-9]\d*)*", wiring):
@@ -102,6 +102,6 @@ def slice_of(topology: str) -> Slice:
 
 
 def chip_of(kind: str) -> Chip | None:
-    """The chip of a `device_kind`; None if the table has none."""
+    """Returns the chip of a `device_kind`, or None if the table does not have it."""
     found = [chip for chip in CHIPS.values() if kind.startswith(chip.kind)]
-    return max(found, key=lambda chip: len(chip.kind), default=None)  # v5 lite is no v5
+    return max(found, key=lambda chip: len(chip.kind), default=None)  # v5 also fits v5 lite

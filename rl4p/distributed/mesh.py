@@ -1,4 +1,4 @@
-"""The devices of a run, and how arrays lie on them."""
+"""The devices of a run, and the sharding of arrays on them."""
 
 import math
 import os
@@ -22,26 +22,28 @@ AXES = ("dp", "fsdp", "tp")
 
 @dataclass(frozen=True, kw_only=True)
 class Mesh:
-    """Devices along three axes: rows are split over `dp` and `fsdp`, parameters over `fsdp`, `tp`.
+    """A mesh of three axes: `dp` and `fsdp` divide rows, `fsdp` and `tp` divide parameters.
 
     Attributes:
-      dp: devices that have rows of their own, and their gradients in common; -1 takes what there
-        is.
-      fsdp: devices that have rows of their own, and each a part of the parameters, gathered layer
-        by layer; -1 takes what there is, `host` those of one process.
-      tp: devices that share each row: heads, feed-forward and vocabulary are divided among them.
-      shape: the three in one and in their place: [1,-1,1], {dp:2,fsdp:-1}, or as words "1,-1,1",
-        "dp:2,fsdp:-1" (which on a command line are quoted twice: a bare comma is a sweep there).
-      cpu_devices: how many a CPU is divided into, -1 being one for each core; None leaves it to
-        JAX, for which a CPU is one device. Its cores share the work of large products well, and
-        that of decoding hardly at all; but every device holds all parameters.
-      topology: the chips that there have to be, as v5e:4x4 (`chips.py`), which `rl4p.plan` compiles
-        for without having them; None is whatever there is.
-      rollout_devices: so many, the last ones, only sample, and the axes above divide the others;
-        each has all parameters, or its part along `tp`. None: all devices do both.
-      coordinator, processes, process: host:port that process 0 listens at, how many there are, and
-        which this is; None for one alone. `processes` is auto where a cluster says all three.
-      initialization_timeout: seconds for all of them to come.
+      dp: data-parallel devices: each has its own rows, and their gradients are summed. -1 takes
+        all devices that the other axes leave.
+      fsdp: data-parallel devices that also divide the parameters, which are gathered layer by
+        layer. -1 takes all devices that the other axes leave, `host` those of one process.
+      tp: devices that share each row and divide heads, feed-forward and vocabulary.
+      shape: all three axes at once, in place of the options above: [1,-1,1], {dp:2,fsdp:-1}, or
+        the strings "1,-1,1", "dp:2,fsdp:-1". Quote a string twice on a command line, since Hydra
+        takes a bare comma for a sweep.
+      cpu_devices: the number of devices that a CPU is divided into; -1 is one for each core, and
+        None leaves it at JAX's one. The cores of one device share large matrix products well, but
+        decoding hardly at all. Without `fsdp` or `tp`, every device holds all parameters.
+      topology: the chips that must be present, such as v5e:4x4 (`chips.py`); `rl4p.plan` compiles
+        for them without having them. None accepts any devices.
+      rollout_devices: the number of devices, taken from the end, that only sample. The axes above
+        divide the other devices. Each sampling device holds all parameters, or its shard along
+        `tp`. None: every device both samples and trains.
+      coordinator, processes, process: the host:port of process 0, the number of processes, and the
+        index of this one; None for a single process. `processes=auto` asks the cluster for them.
+      initialization_timeout: seconds to wait for all processes.
     """
 
     dp: int = -1
@@ -62,11 +64,11 @@ class Mesh:
             shape = ",".join(f"{axis}:{size}" for axis, size in shape.items())
         elif shape is not None and not isinstance(shape, str):
             shape = ",".join(map(str, shape))
-        object.__setattr__(self, "shape", shape)  # a mesh is hashed
+        object.__setattr__(self, "shape", shape)  # a string, since a mesh must be hashable
 
     @cached_property
     def there(self) -> Sequence[Any]:
-        """All devices, of which the mesh takes as many as its axes ask for."""
+        """All available devices; the mesh takes as many as its axes ask for."""
         if self.cpu_devices is not None:
             divide_cpu(usable_cores() if self.cpu_devices == -1 else self.cpu_devices)
         devices = jax.devices()
@@ -94,16 +96,16 @@ class Mesh:
 
     @cached_property
     def sampling(self) -> "Mesh":
-        """The devices that sample: these, unless some do nothing else."""
+        """The mesh that samples: this one, unless `rollout_devices` sets devices aside."""
         if not self.rollout_devices:
             return self
         return RolloutMesh(tp=self.devices.shape["tp"], of=self)
 
     def sizes(self, devices: int, local: int) -> tuple[int, ...]:
-        """Of the three axes, among so many devices, so many of which are of one process.
+        """Returns the sizes of the three axes for `devices` devices, `local` of one process.
 
         Raises:
-          InputError: they do not make up that many.
+          InputError: the sizes are invalid or do not fit the number of devices.
         """
         asked: dict[str, Any] = {"dp": self.dp, "fsdp": self.fsdp, "tp": self.tp}
         if self.shape is not None:
@@ -125,17 +127,17 @@ class Mesh:
 
     @property
     def row_shards(self) -> int:
-        """How many parts the rows of a batch are in."""
+        """The number of shards that the rows of a batch are divided into."""
         return self.devices.shape["dp"] * self.devices.shape["fsdp"]
 
     @property
     def row_multiple(self) -> int:
-        """What numbers of rows divide by, here and where they are sampled."""
+        """The number that a row count must be a multiple of, on this and the sampling mesh."""
         return math.lcm(self.row_shards, self.sampling.row_shards)
 
     @property
     def platform(self) -> str:
-        """cpu, gpu or tpu."""
+        """The platform of the devices: cpu, gpu or tpu."""
         return self.devices.devices.flat[0].platform
 
     @property
@@ -144,7 +146,7 @@ class Mesh:
 
     @property
     def rows_and_heads(self) -> NamedSharding:
-        """Of arrays [B, K, ...], such as a cache's keys."""
+        """The sharding of arrays [B, K, ...], such as the keys of a cache."""
         return NamedSharding(self.devices, PartitionSpec(("dp", "fsdp"), "tp"))
 
     @property
@@ -152,17 +154,17 @@ class Mesh:
         return NamedSharding(self.devices, PartitionSpec())
 
     def shard_rows(self, tree: Any) -> Any:
-        """Arrays with their first axis split over the devices."""
+        """Returns the arrays with their first axis sharded over `dp` and `fsdp`."""
         return place(tree, self.rows)
 
     def replicate(self, tree: Any) -> Any:
         return place(tree, self.everywhere)
 
     def check_divides(self, dimensions: Mapping[str, int]) -> None:
-        """Those of a model, by the names of `partition.RULES`.
+        """Checks that the mesh divides a model's dimensions, named as in `partition.RULES`.
 
         Raises:
-          InputError: an axis of the mesh does not divide one that lies along it.
+          InputError: an axis of the mesh does not divide a dimension that it shards.
         """
         for name, size in dimensions.items():
             axis = RULES[name]
@@ -175,35 +177,37 @@ class Mesh:
                     f"the nearest that does is {nearest}."
                 )
 
-    # Parameters, and what stands beside each.
+    # Parameters and optimizer state.
 
     def of_params(self, params: Params) -> Any:
-        """How they lie (`partition.py`), as shardings: of arrays, or of their shapes."""
+        """Returns the shardings (`partition.py`) of a tree of parameters, or of their shapes."""
         return jax.tree.map(partial(NamedSharding, self.devices), specs(params))
 
     def of_optimizer_state(self, state: Any, params: Params) -> Any:
         return jax.tree.map(partial(NamedSharding, self.devices), specs_beside(state, params))
 
     def init(self, init: Callable[..., Params], *arguments: Any) -> Params:
-        """Fresh parameters, of which each device makes its part."""
+        """Returns new parameters; each device creates only its own shard."""
         shardings = self.of_params(jax.eval_shape(init, *arguments))
         return jax.jit(init, out_shardings=shardings)(*arguments)
 
     def shapes(self, init: Callable[..., Params], *arguments: Any) -> Params:
-        """Of what `init` would make, with their places."""
+        """Returns the shapes and shardings of the parameters that `init` would create."""
         shapes = jax.eval_shape(init, *arguments)
         return with_places(shapes, self.of_params(shapes))
 
     def init_beside(self, init: Callable[[Params], Any], params: Params) -> Any:
-        """The state of an optimizer, each part beside its parameter."""
+        """Returns an optimizer's state, in which each moment is sharded as its parameter."""
         shardings = self.of_optimizer_state(jax.eval_shape(init, params), params)
         return jax.jit(init, out_shardings=shardings)(params)
 
     def for_sampling(self, params: Params, dtype: str) -> Params:
-        """On the devices that sample, whole or divided along `tp`: each token reads them all.
+        """Returns the parameters on the sampling mesh, sharded along `tp` and otherwise replicated.
+
+        They are not divided along `fsdp`, because every decode step reads all of them.
 
         Args:
-          dtype: of activations.
+          dtype: the dtype of activations.
         """
         changed = changed_for_sampling(params, dtype)
         params = params | as_sampled({name: params[name] for name in changed}, dtype)
@@ -212,14 +216,14 @@ class Mesh:
         return place(params, self.of_sampling(params))
 
     def of_sampling(self, params: Params) -> Any:
-        """How they lie for that, as shardings."""
+        """Returns the shardings of a tree of parameters on the sampling mesh."""
         there = partial(NamedSharding, self.sampling.devices)
         return jax.tree.map(there, specs(params, ("tp",)))
 
     # Within a compiled function.
 
     def keep(self, params: Params, optimizer_state: Any) -> tuple[Params, Any]:
-        """As they lie, where the compiler would otherwise choose."""
+        """Constrains both trees to their shardings, which the compiler might otherwise change."""
         if self.size == 1:
             return params, optimizer_state
         return jax.lax.with_sharding_constraint(
@@ -228,7 +232,7 @@ class Mesh:
         )
 
     def gather_rows(self, tree: Any) -> Any:
-        """Arrays with all their rows on each device; their other axes as they lie."""
+        """Returns the arrays with all rows on each device; the sharding of other axes stays."""
         if self.row_shards == 1:
             return tree
 
@@ -242,15 +246,14 @@ class Mesh:
     def on_rows(
         self, function: Callable[[Any, Any], Any], shared: Any, rows: Any, *, results: Any
     ) -> Any:
-        """function(shared, rows), called on each device with its part of the rows.
+        """Calls function(shared, rows) on each device with that device's shard of the rows.
 
-        Devices wait for one another only where the function has them add up (`total`, `largest`)
-        or gather parameters (`partition.gather`). Along `tp` the compiler divides the work.
+        Devices wait for one another only where the function reduces (`total`, `largest`) or
+        gathers parameters (`partition.gather`). Along `tp` the compiler divides the work.
 
         Args:
-          shared: parameters, of which each device has its part, and numbers.
-          results: the place of what the function returns: `ROWS`, `EVERYWHERE`, or
-            `parts(params)`.
+          shared: scalars, and parameters sharded along `fsdp`.
+          results: partition specs of the result: `ROWS`, `EVERYWHERE`, or `parts(params)`.
         """
         if self.row_shards == 1:
             return function(shared, rows)
@@ -265,11 +268,11 @@ class Mesh:
         )(shared, rows)
 
     def parts(self, params: Params) -> Any:
-        """The place of what is divided as parameters are."""
+        """Returns the partition specs of parameters, or their gradient, along `fsdp`."""
         return specs(params, ("fsdp",))
 
     def of_rows(self, *but: str) -> tuple[str, ...]:
-        """The axes that rows are split over, but those along which there is one device."""
+        """Returns the axes of more than one device that rows are sharded over, except `but`."""
         sizes = self.devices.shape
         return tuple(axis for axis in ("dp", "fsdp") if sizes[axis] > 1 and axis not in but)
 
@@ -277,7 +280,7 @@ class Mesh:
         return jax.lax.psum(tree, axes) if (axes := self.of_rows()) else tree
 
     def total_gradient(self, gradient: Params) -> Params:
-        """What was gathered has been added up along `fsdp` already."""
+        """Sums a gradient over devices, except along `fsdp` where gathering has summed it."""
 
         def of(place: PartitionSpec, x: Array) -> Array:
             axes = self.of_rows("fsdp") if "fsdp" in place else self.of_rows()
@@ -291,7 +294,7 @@ class Mesh:
 
 @dataclass(frozen=True, kw_only=True)
 class RolloutMesh(Mesh):
-    """The last devices of another mesh, which only sample."""
+    """The sampling mesh over the last devices of another mesh."""
 
     of: Mesh
 
@@ -302,7 +305,7 @@ class RolloutMesh(Mesh):
 
 @dataclass(frozen=True, kw_only=True)
 class OwnMesh(Mesh):
-    """The devices of this process alone, for what it does by itself."""
+    """A mesh over the devices of this process alone."""
 
     @cached_property
     def there(self) -> Sequence[Any]:
@@ -310,7 +313,7 @@ class OwnMesh(Mesh):
 
 
 def with_places(shapes: Any, shardings: Any) -> Any:
-    """Arrays, or their shapes, as shapes that lie so."""
+    """Returns the shapes of arrays (or of shapes) with the given shardings."""
     return jax.tree.map(
         lambda x, place: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place), shapes, shardings
     )
@@ -320,10 +323,10 @@ ROWS, EVERYWHERE = PartitionSpec(("dp", "fsdp")), PartitionSpec()
 
 
 def sizes_of(shape: str) -> dict[str, int]:
-    """Of the axes: "1,-1,1" is dp, fsdp, tp; "dp:2,fsdp:-1" names them, and the rest are 1.
+    """Returns the axis sizes in "1,-1,1" (dp, fsdp, tp) or "dp:2,fsdp:-1" (the rest are 1).
 
     Raises:
-      InputError: it is neither.
+      InputError: the text has neither form.
     """
     parts = [part.strip() for part in shape.split(",")]
     named = [part.partition(":")[::2] for part in parts]
@@ -342,13 +345,17 @@ def sizes_of(shape: str) -> dict[str, int]:
 
 
 def usable_cores() -> int:
-    if hasattr(os, "sched_getaffinity"):  # Linux, where a process may be held to some of them
+    if hasattr(os, "sched_getaffinity"):  # Linux can restrict a process to some cores
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
 
 
 def divide_cpu(devices: int) -> None:
-    """Only before JAX is first used, or to what it is already."""
+    """Divides the CPU into devices, which JAX allows only before its first use.
+
+    Raises:
+      InputError: JAX is already in use with another number of devices.
+    """
     try:
         jax.config.update("jax_num_cpu_devices", devices)
     except (RuntimeError, ValueError) as error:

@@ -1,25 +1,26 @@
-"""What every parameter declares: its axes, and whether it is a matrix.
+"""A table of all parameters: the axes of each, and whether it is a matrix.
 
-Sharding, weight decay and the optimizers that look at whole matrices are derived from this table. A
-parameter that is not in it is refused, and not silently replicated or left undecayed: a critic of
-your own adds what it trains to `DECLARED`, in the module that it stands in.
+Sharding, weight decay and the choice of parameters for matrix optimizers are derived from this
+table. A parameter that is not in the table is an error, so that it is never silently replicated or
+left undecayed. A critic of your own adds its parameters to `DECLARED` in its own module.
 """
 
 from dataclasses import dataclass
 from typing import Any
 
-ADAPTERS = ("lora_a", "lora_b")  # they stand beside the kernel that they adapt
+ADAPTERS = ("lora_a", "lora_b")  # siblings of the kernel that they adapt
 
 
 @dataclass(frozen=True)
 class Parameter:
-    """A parameter, by the end of its path.
+    """The properties of a parameter, which is identified by the end of its path.
 
     Attributes:
-      axes: the names of its last axes (`partition.RULES`); None for one that is never divided. Axes
-        in front of them (layers) are not divided either.
-      matrix: whether it is a matrix, or a stack of them: those decay, and Muon takes them.
-      inner: a matrix that maps neither from nor to the vocabulary or labels.
+      axes: the names of its last axes (`partition.RULES`); None for an axis that is never sharded.
+        Leading axes, such as that of stacked layers, are never sharded.
+      matrix: whether it is a matrix or a stack of matrices; only matrices have weight decay.
+      inner: whether it is a matrix that maps neither from nor to the vocabulary or labels; Muon
+        takes only these.
     """
 
     axes: tuple[str | None, ...]
@@ -54,10 +55,10 @@ DECLARED: dict[str, Parameter] = {
 
 
 def declared(path: tuple[Any, ...]) -> Parameter:
-    """Returns what the parameter at a path of a tree of parameters has declared.
+    """Returns the declaration of the parameter at a path of the parameter tree.
 
     Raises:
-      ValueError: it is not in the table.
+      ValueError: the parameter is not in the table.
     """
     *_, parent, name = ["", "", *names(path)]
     if name in ADAPTERS and (kernel := DECLARED.get(f"{parent}/kernel")):
@@ -73,5 +74,5 @@ def declared(path: tuple[Any, ...]) -> Parameter:
 
 
 def names(path: tuple[Any, ...]) -> list[str]:
-    """Returns the keys of a path, as words."""
+    """Returns the keys of a path as strings."""
     return [str(getattr(key, "key", getattr(key, "name", ""))) for key in path]

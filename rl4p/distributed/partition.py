@@ -1,8 +1,8 @@
-"""How parameters lie on the devices: one table from their names to axes of the mesh.
+"""The sharding of parameters: one table from the names of their axes to axes of the mesh.
 
-Each axis of a parameter has a name, and that name says which axis of the mesh divides it. What is
-divided along `fsdp` is gathered where it is used, and its gradient is added up into the parts; what
-is divided along `tp` stays so, and the compiler adds up what products leave in parts.
+A parameter sharded along `fsdp` is gathered where it is used, and its gradient is reduce-scattered
+to the shards. A parameter sharded along `tp` stays sharded: the compiler sums the partial results
+of matrix products.
 """
 
 from collections.abc import Callable
@@ -17,24 +17,24 @@ from jax.sharding import PartitionSpec
 from rl4p.distributed.parameters import declared
 from rl4p.types import Array, Params
 
-GATHERED = "gathered parameters"  # what a backward pass gathers again, if it keeps all else
+GATHERED = "gathered parameters"  # a backward pass gathers them again, even if it keeps all else
 
-# By the name of an axis, the axis of the mesh that divides it.
+# From the name of a parameter's axis to the axis of the mesh that divides it.
 RULES = {
-    "width": "fsdp",  # in every large parameter once, so each device holds its share of all
-    "vocabulary": "tp",  # logits in parts: a softmax adds up two numbers for each token
-    "heads": "tp",  # a head's attention needs no other head
-    "key_value_heads": "tp",  # as the query heads that read them
-    "feed_forward": "tp",  # elementwise between two products: one sum for a layer
+    "width": "fsdp",  # every large parameter has this axis once
+    "vocabulary": "tp",  # shards the logits: a softmax reduces two numbers per token
+    "heads": "tp",  # the attention of one head needs no other head
+    "key_value_heads": "tp",  # on the devices of the query heads that use them
+    "feed_forward": "tp",  # elementwise between two matrix products: one sum per layer
 }
 
 
 def spec(path: tuple, ndim: int, axes: tuple[str, ...] = ("fsdp", "tp")) -> PartitionSpec:
-    """Where a parameter of this path is divided by these axes of the mesh.
+    """Returns the partition spec of the parameter at `path` over these axes of the mesh.
 
-    Axes in front of those of the table (layers) are not divided.
+    Leading axes that the table does not name, such as that of stacked layers, are not divided.
     """
-    names = declared(path).axes if ndim else ()  # numbers stand beside parameters
+    names = declared(path).axes if ndim else ()  # trees of parameters may hold scalars too
     front = ndim - len(names)
     if front < 0:
         return PartitionSpec()
@@ -46,12 +46,15 @@ def spec(path: tuple, ndim: int, axes: tuple[str, ...] = ("fsdp", "tp")) -> Part
 
 
 def specs(tree: Any, axes: tuple[str, ...] = ("fsdp", "tp")) -> Any:
-    """`spec` of each leaf of a tree of parameters, and of what else stands beside them."""
+    """Returns the `spec` of each leaf of a tree of parameters, which may hold scalars too."""
     return jax.tree.map_with_path(lambda path, x: spec(path, jnp.ndim(x), axes), tree)
 
 
 def specs_beside(tree: Any, params: Params) -> Any:
-    """Of an optimizer's state: what has a parameter's name and shape lies as it does."""
+    """Returns the specs of an optimizer's state.
+
+    A leaf with the name and shape of a parameter is sharded as it; all others are replicated.
+    """
     shapes = {keys(path): jnp.shape(x) for path, x in jax.tree.leaves_with_path(params)}
 
     def of(path: tuple, x: Any) -> PartitionSpec:
@@ -64,9 +67,9 @@ def specs_beside(tree: Any, params: Params) -> Any:
 
 @partial(jax.jit, static_argnames="dtype")
 def as_sampled(params: Params, dtype: str) -> Params:
-    """As every token reads them: layers one by one, matrices in the dtype of activations.
+    """Returns parameters for sampling: one tree per layer, and matrices in the activations' dtype.
 
-    A decoding loop would cut its layers out, and turn the matrices into it, at every turn.
+    Otherwise the decoding loop would slice the stacked layers and cast them at every decode step.
     """
 
     def of(path: tuple, x: Array) -> Array:
@@ -80,13 +83,13 @@ def as_sampled(params: Params, dtype: str) -> Params:
 
 
 def changed_for_sampling(params: Params, dtype: str) -> frozenset[str]:
-    """The names of what `as_sampled` changes: the rest can be the very same arrays."""
+    """Returns the top-level names that `as_sampled` changes; it can share all other arrays."""
     wider = jax.tree.map_with_path(lambda path, x: is_wider(path, x, dtype), params)
     return frozenset({name for name in params if any(jax.tree.leaves(wider[name]))} | {"layers"})
 
 
 def is_wider(path: tuple, x: Any, dtype: str) -> bool:
-    """Whether it is a matrix of more bytes than activations have."""
+    """Returns whether a parameter is a matrix in a wider dtype than that of activations."""
     return "width" in declared(path).axes and x.dtype.itemsize > jnp.dtype(dtype).itemsize
 
 
@@ -94,19 +97,19 @@ def keys(path: tuple) -> str:
     return jax.tree_util.keystr(path)
 
 
-# Within a function that runs on each device by itself (`Mesh.on_rows`).
+# Within a function that `Mesh.on_rows` runs on each device.
 
 
 def gathering() -> bool:
-    """Whether devices hold parts of parameters, and so must gather them in step."""
+    """Returns whether `fsdp` shards parameters here, so that devices must gather in step."""
     mesh = jax.sharding.get_abstract_mesh()
     return "fsdp" in mesh.manual_axes and mesh.shape["fsdp"] > 1
 
 
 def gather(params: Params, dtype: Any) -> Params:
-    """Parameters of which this device has its part along `fsdp`, gathered in this dtype.
+    """Gathers this device's shards of the parameters along `fsdp`, in the given dtype.
 
-    Not those of stacked layers: each is gathered when it runs (and then has no `layers` in front).
+    Skips stacked layers: each layer is gathered when it runs, without `layers` in its path.
     """
     if not gathering():
         return params
@@ -124,10 +127,10 @@ def gather(params: Params, dtype: Any) -> Params:
 
 @partial(jax.custom_vjp, nondiff_argnums=(1, 2, 3))
 def all_gathered(x: Array, axis: int, dtype: Any, place: PartitionSpec) -> Array:
-    """Gathered in the dtype of activations; gradients are added up in that of the parameter.
+    """Gathers a shard in `dtype`; the gradient is summed in the dtype of the parameter.
 
     Args:
-      place: how the parameter lies along `tp`, and stays.
+      place: the partition spec along `tp`, which does not change.
     """
 
     def gathered(x: Array) -> Array:
@@ -154,10 +157,10 @@ all_gathered.defvjp(gathered_forward, gathered_backward)
 
 
 def along_tp(function: Callable[[Array], Array], place: PartitionSpec) -> Callable[[Array], Array]:
-    """The function of each device's part along `tp`.
+    """Returns the function mapped over each device's shard along `tp`.
 
-    The compiler, which divides all else along `tp`, would gather what meets a collective of another
-    axis, and then each device had whole parameters.
+    Left to the compiler, a collective of another axis would first gather its argument along `tp`,
+    and each device would then hold the full parameters.
     """
     mesh = jax.sharding.get_abstract_mesh()
     if mesh.shape.get("tp", 1) == 1 or "tp" in mesh.manual_axes:
@@ -168,5 +171,5 @@ def along_tp(function: Callable[[Array], Array], place: PartitionSpec) -> Callab
 
 
 def in_step(count: Array) -> Array:
-    """The largest of the devices that gather together: none may stop before the others."""
+    """Returns the largest count of the devices that gather together, so that none stops early."""
     return jax.lax.pmax(count, "fsdp") if gathering() else count

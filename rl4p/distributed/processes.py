@@ -1,7 +1,8 @@
-"""The processes of a run: each runs the same program, and has some of the devices.
+"""The processes of a run: each runs the same program and owns some of the devices.
 
-Arrays are of all processes together (`place`), and no process can read what lies on another's
-devices, unless all ask for it (`to_host`). Texts are of one process, files of the first.
+Arrays are global: all processes create them together (`place`). A process can read the shards of
+other processes only if all processes call `to_host`. Texts belong to one process. Only process 0
+writes files.
 """
 
 import hashlib
@@ -26,16 +27,16 @@ _joined: list[RollCall] = []
 
 @contextmanager
 def join(config: DictConfig) -> Iterator[bool]:
-    """Meets the other processes of `mesh.processes`; within, JAX sees the devices of all.
+    """Joins the other processes of `mesh.processes`, so that JAX sees the devices of all of them.
 
-    An error in one of them ends all: the others say which one it was, and exit by 1.
+    An error in one process ends all: the others name that process and exit with code 1.
 
     Yields:
-      Whether this is the first, which alone writes files.
+      Whether this is process 0, which alone writes files.
 
     Raises:
-      InputError: the keys do not say where and which, or the processes' configurations differ.
-      RunError: one is missing.
+      InputError: the keys of `mesh` are incomplete, or the processes' configurations differ.
+      RunError: a process is missing.
     """
     found = of_cluster(config.mesh) if config.mesh.processes == "auto" else of_keys(config.mesh)
     if found is None:
@@ -46,7 +47,7 @@ def join(config: DictConfig) -> Iterator[bool]:
     timeout = config.mesh.initialization_timeout
     call = RollCall(process, processes)
     call.gather(host.strip("[]"), int(port) - 1, run=digest(config), timeout=timeout)
-    with call:  # after JAX was imported: its atexit comes after ours
+    with call:  # after the import of JAX, so that our atexit handler runs before JAX's
         try:
             jax.distributed.initialize(
                 coordinator,
@@ -63,10 +64,10 @@ def join(config: DictConfig) -> Iterator[bool]:
 
 
 def of_keys(mesh: DictConfig) -> tuple[str, int, int, None] | None:
-    """Coordinator, processes, process and devices; None for a process that is alone.
+    """Returns coordinator, processes, process and devices; None for a single process.
 
     Raises:
-      InputError: some of the three keys are missing, or do not fit.
+      InputError: some of the three keys are missing or invalid.
     """
     if (mesh.coordinator, mesh.processes, mesh.process) == (None, None, None):
         return None
@@ -86,12 +87,12 @@ def of_keys(mesh: DictConfig) -> tuple[str, int, int, None] | None:
 
 
 def of_cluster(mesh: DictConfig) -> tuple[str, int, int, Any] | None:
-    """The same, as JAX reads it from SLURM, Open MPI, Kubernetes or a TPU's host.
+    """Returns the same as `of_keys`, read by JAX from SLURM, Open MPI, Kubernetes or a TPU host.
 
     Raises:
-      InputError: no such cluster has started this process.
+      InputError: no such cluster started this process.
     """
-    from jax._src.clusters import ClusterEnv  # what jax.distributed.initialize asks
+    from jax._src.clusters import ClusterEnv  # jax.distributed.initialize uses it too
 
     found = ClusterEnv.auto_detect_unset_distributed_params(
         mesh.coordinator, None, mesh.process, None, None, mesh.initialization_timeout
@@ -106,7 +107,7 @@ def of_cluster(mesh: DictConfig) -> tuple[str, int, int, Any] | None:
 
 
 def digest(config: DictConfig) -> str:
-    """Of what all processes must have in common."""
+    """Returns a hash of the configuration without `mesh.process`; it must agree everywhere."""
     content: Any = OmegaConf.to_container(config, resolve=False)
     content.pop("hydra", None)
     content["mesh"]["process"] = None
@@ -114,17 +115,17 @@ def digest(config: DictConfig) -> str:
 
 
 def first() -> bool:
-    """Whether this process writes files and speaks to people."""
+    """Returns whether this is process 0, which writes the files and prints the output."""
     return not _joined or _joined[-1].process == 0
 
 
 def agreed(value: Any) -> Any:
-    """What the first process says, of strings, numbers and None; all must ask."""
+    """Returns process 0's value, which JSON must be able to express; all processes must call."""
     return _joined[-1].agreed(value) if _joined else value
 
 
 def anywhere(holds: bool) -> bool:
-    """Whether it holds in any process; all must ask."""
+    """Returns whether the condition holds in any process; all processes must call this."""
     if jax.process_count() == 1:
         return holds
     return bool(np.any(process_allgather(np.asarray(holds))))
@@ -132,10 +133,10 @@ def anywhere(holds: bool) -> bool:
 
 @contextmanager
 def blaming() -> Iterator[None]:
-    """Tells the other processes of an error at once, before anything waits for them.
+    """Reports an error to the other processes at once, before anything waits for them.
 
     Raises:
-      RunError: it came of another's end; that one is named.
+      RunError: the error is a consequence of another process's failure; names that process.
     """
     try:
         yield
@@ -154,10 +155,11 @@ def blaming() -> Iterator[None]:
 
 
 def place(tree: Any, sharding: Any) -> Any:
-    """`jax.device_put`, also on devices of several processes, which all have the same values.
+    """Moves arrays to devices as `jax.device_put` does, also to those of several processes.
 
     Args:
-      sharding: one for all leaves, or a tree of them.
+      tree: arrays; every process must pass the same values.
+      sharding: one sharding for all leaves, or a tree of shardings.
     """
     if jax.process_count() == 1:
         return jax.device_put(tree, sharding)
@@ -177,7 +179,7 @@ def place(tree: Any, sharding: Any) -> Any:
 
 
 def placed(x: Any, sharding: jax.sharding.Sharding) -> jax.Array:
-    """From this process's copy of the value."""
+    """Returns a global array, made from this process's copy of the value."""
     if isinstance(x, jax.Array) and jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
         data = placed(jax.random.key_data(x), sharding)
         return jax.random.wrap_key_data(data, impl=jax.random.key_impl(x))
@@ -187,11 +189,11 @@ def placed(x: Any, sharding: jax.sharding.Sharding) -> jax.Array:
 
 
 def to_host(tree: Any) -> Any:
-    """`jax.device_get`, also of what lies on devices of several processes; all must ask."""
+    """Copies arrays to the host, also those of several processes, which must then all call."""
     if jax.process_count() > 1:
         leaves, structure = jax.tree.flatten(tree)
         parts = [i for i, x in enumerate(leaves) if is_spread(x) and not x.is_fully_replicated]
-        if parts:  # one program for all of them
+        if parts:  # one program gathers all of these arrays
             mesh = leaves[parts[0]].sharding.mesh
             everywhere = NamedSharding(mesh, PartitionSpec())
             whole = jax.jit(same, out_shardings=everywhere)([leaves[i] for i in parts])
@@ -202,7 +204,7 @@ def to_host(tree: Any) -> Any:
 
 
 def is_spread(x: Any) -> bool:
-    """Whether no process has all of it at hand."""
+    """Returns whether x is an array on devices of several processes."""
     return isinstance(x, jax.Array) and not x.is_fully_addressable
 
 
@@ -215,18 +217,18 @@ def same(x: Any) -> Any:
 
 
 def share(count: int) -> list[range]:
-    """So many things in order, each process's part of them."""
+    """Divides `count` items in order, and returns the range of each process."""
     n = jax.process_count()
     bounds = [i * count // n for i in range(n + 1)]
     return [range(a, b) for a, b in pairwise(bounds)]
 
 
 def gathered_rows(tree: Any, rows: list[range]) -> Any:
-    """Host arrays whose rows each process has some of, whole on all of them; all must ask.
+    """Returns arrays with the rows of all processes, on every host; all processes must call this.
 
     Args:
-      tree: of arrays with this process's rows first.
-      rows: of each process, in order, together all.
+      tree: host arrays that hold this process's rows.
+      rows: the rows of each process, in the order of the processes.
     """
     widest = max(map(len, rows))
 

@@ -1,7 +1,8 @@
-"""How the processes of a run find one another, and hear at once when one of them ends.
+"""Connections between the processes of a run, which report at once that a process has ended.
 
-JAX would wait for a missing process without naming it, and end the others by an abort some minutes
-after one has died. Here every process keeps a connection to the first, which closes with it.
+JAX waits for a missing process without naming it, and aborts the others only minutes after a
+process has died. Here every process keeps a connection to process 0. The connection closes when
+either process ends.
 """
 
 import atexit
@@ -19,18 +20,18 @@ from typing import Any
 from rl4p.errors import InputError, RunError, Stopped
 
 GRACE = 15.0  # seconds in which a process may end by itself after a failure
-HEARD = 2.0  # the same, where it only heard of one
-SILENCE = {"TCP_KEEPIDLE": 15, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}  # then a host is gone
-HELLO = 5.0  # seconds for who connects to say who it is
+HEARD = 2.0  # the same in processes other than 0 if another process failed
+SILENCE = {"TCP_KEEPIDLE": 15, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}  # then the host counts as gone
+HELLO = 5.0  # seconds in which a new connection must identify itself
 
 
 class RollCall:
-    """The connections of one process; a context, within which all are there.
+    """The connections of one process; a context manager for the time that all processes run.
 
     Attributes:
-      process: which one this is, from 0.
-      processes: how many there are.
-      failure: what to say of another that has failed; None as long as none has.
+      process: the index of this process, from 0.
+      processes: the number of processes.
+      failure: the message about the first process that failed; None before any failure.
     """
 
     def __init__(self, process: int, processes: int) -> None:
@@ -44,15 +45,16 @@ class RollCall:
         self.lock = threading.RLock()
 
     def gather(self, host: str, port: int, *, run: str, timeout: float) -> None:
-        """Waits for all, at the first process's host and this port.
+        """Waits until all processes have connected to process 0.
 
         Args:
-          run: what must be the same on all of them.
+          host, port: the address of process 0.
+          run: a text that must be equal on all processes.
           timeout: seconds.
 
         Raises:
-          RunError: some did not come; they are named.
-          InputError: those that came do not belong together.
+          RunError: some processes did not connect; names them.
+          InputError: the processes do not belong to the same run.
         """
         until = time.monotonic() + timeout
         try:
@@ -99,7 +101,7 @@ class RollCall:
         hello = receive(connection, HELLO)
         peer = hello.get("process") if hello else None
         if hello is None or not isinstance(peer, int):
-            connection.close()  # no process of ours: something that tries ports
+            connection.close()  # not a process of this run, but perhaps a port scanner
             return
         if peer in self.peers or not 0 < peer < self.processes:
             problem = f"of {self.processes} processes, numbered from 0, two say that they are it"
@@ -140,7 +142,7 @@ class RollCall:
             raise RunError(f"Process 0 {said}; this is process {self.process} of {self.processes}.")
 
     def agreed(self, value: Any) -> Any:
-        """The first process's value, of what JSON can say; all must ask, in the same order."""
+        """Returns process 0's value (JSON); all processes must call this in the same order."""
         if self.process == 0:
             self.tell(said=value)
             return value
@@ -152,10 +154,10 @@ class RollCall:
         raise RunError(self.failure)
 
     def blames(self, error: BaseException) -> RunError | None:
-        """The error to show in place of one that is but a consequence of another process's end."""
+        """Returns the error to raise in place of one that another process's failure caused."""
         if isinstance(error, InputError | RunError | Stopped | KeyboardInterrupt | SystemExit):
             return None
-        until = time.monotonic() + 2  # the news may be on its way
+        until = time.monotonic() + 2  # the report of the failure may still be on its way
         while self.failure is None and time.monotonic() < until:
             time.sleep(0.05)
         return None if self.failure is None else RunError(self.failure)
@@ -181,7 +183,7 @@ class RollCall:
             self.confess(error)
 
     def confess(self, error: BaseException) -> None:
-        """Tells the others of an error of this process's own."""
+        """Reports an error of this process to the others."""
         with self.lock:
             if self.failure is not None:
                 return
@@ -194,7 +196,7 @@ class RollCall:
 
     def listen(self, peer: int, connection: socket.socket) -> None:
         with connection, connection.makefile("rb") as lines, suppress(OSError, ValueError):
-            for line in lines:  # a reset, or half a line, is an end as any
+            for line in lines:  # a reset or an incomplete line also ends the connection
                 message = json.loads(line)
                 if "bye" in message:
                     return
@@ -202,7 +204,7 @@ class RollCall:
                     self.fail(message["failed"])
                     return
                 self.said.put(message["said"])
-        if self.left:  # and who has heard the good-bye is gone
+        if self.left:  # this process has said good-bye, so the others may close
             return
         self.fail(f"Process {peer} of {self.processes} has died: see what it printed.")
 
@@ -213,20 +215,20 @@ class RollCall:
             self.failure, self.exit_code = sentence, RunError.exit_code
             if self.process == 0:
                 self.tell(failed=sentence)
-        grace = HEARD if self.process else GRACE  # the first has files to finish
+        grace = HEARD if self.process else GRACE  # process 0 has files to finish
         threading.Thread(target=self.end_late, args=(grace,), daemon=True).start()
 
     def end_late(self, grace: float) -> None:
-        """The main thread may wait for ever for a process that is gone."""
+        """Ends this process after `grace` seconds; its main thread may wait for a dead process."""
         time.sleep(grace)
         print(self.failure, file=sys.stderr, flush=True)
         os._exit(self.exit_code)
 
     def end(self) -> None:
-        """Before JAX's own end, which would wait for the others, and abort."""
+        """Ends a failed process before JAX's exit handler, which would wait and then abort."""
         if self.failure is None:
             return
-        if self.process == 0:  # JAX ends the others by an abort once this one is gone
+        if self.process == 0:  # once this process is gone, JAX aborts the others
             until = time.monotonic() + GRACE
             for reader in self.readers:
                 reader.join(max(until - time.monotonic(), 0))
@@ -235,13 +237,13 @@ class RollCall:
         os._exit(self.exit_code)
 
     def tell(self, **message: Any) -> None:
-        """Says it to those that this one is connected to; who is gone has its own thread."""
+        """Sends a message to all connected processes; the readers handle a closed connection."""
         for connection in self.peers.values():
             send(connection, **message)
 
 
 def keeping(connection: socket.socket) -> socket.socket:
-    """Notices by itself, in half a minute, that the other host does not answer any more."""
+    """Turns on TCP keepalive, which notices within half a minute that the host is unreachable."""
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in SILENCE.items():
         if hasattr(socket, name):  # Linux
@@ -250,7 +252,7 @@ def keeping(connection: socket.socket) -> socket.socket:
 
 
 def send(connection: socket.socket, **message: Any) -> bool:
-    """Whether it went out."""
+    """Sends a message, and returns whether that succeeded."""
     try:
         connection.sendall(json.dumps(message).encode() + b"\n")
     except OSError:
@@ -259,7 +261,7 @@ def send(connection: socket.socket, **message: Any) -> bool:
 
 
 def receive(connection: socket.socket, timeout: float) -> dict[str, Any] | None:
-    """One message; None if none came in time, or something else did."""
+    """Returns one message, or None if none arrived in time or it was not valid."""
     connection.settimeout(timeout)
     try:
         with connection.makefile("rb", buffering=0) as file:

@@ -1,1 +1,1 @@
-"""The policy: a Flax decoder, its tokenizer, and Hugging Face folders in and out."""
+"""The policy: a Flax decoder, its tokenizer, and readers and writers of Hugging Face folders."""

@@ -1,4 +1,4 @@
-"""Attention, and what each token of a row may see of it."""
+"""Attention and its masks."""
 
 from typing import NamedTuple
 
@@ -15,19 +15,19 @@ MASKED = -1e30  # finite: a row without any visible key must not become nan
 
 
 class View(NamedTuple):
-    """What attention knows of places: rotations of the tokens' positions, and what they see."""
+    """The inputs of attention that depend on positions: rotations, mask and segments."""
 
     cos: Array  # [B, T, 1, h/2]
     sin: Array  # [B, T, 1, h/2]
     mask_BTS: Array
-    segment_ids_BT: Array  # of queries; the mask says it too, kernels ask for these
+    segment_ids_BT: Array  # of queries; the mask includes them, but kernels take segments
     segment_ids_BS: Array  # of keys
 
 
 class Views(NamedTuple):
-    """The view of layers that see the whole past, and of those that slide; None if there are none.
+    """The views of full-attention layers and of sliding layers; None if there are no such layers.
 
-    What does not differ between them is the same array.
+    Both views share the arrays that do not differ.
     """
 
     whole: View | None
@@ -35,11 +35,11 @@ class Views(NamedTuple):
 
     def of(self, slides: bool) -> View:
         view = self.sliding if slides else self.whole
-        assert view is not None  # by `views`
+        assert view is not None  # ensured by `views`
         return view
 
     def choose(self, slides: Array) -> View:
-        """The view of a layer of which only the device knows whether it slides."""
+        """Returns the view of a layer whose kind is a traced value, as in a scan over layers."""
         whole, sliding = self.of(False), self.of(True)
         return View(
             *(a if a is b else jnp.where(slides, a, b) for a, b in zip(sliding, whole, strict=True))
@@ -53,9 +53,9 @@ def visible(
     key_segments_BS: Array,
     window: int | None = None,
 ) -> Array:
-    """The attention mask [B, T, S]: the same segment, not padding, not the future.
+    """Returns the attention mask [B, T, S]: the same segment, not padding, not the future.
 
-    A window cuts what lies as many tokens back or more.
+    With a window, a token also sees no key that is `window` or more tokens back.
     """
     same = query_segments_BT[:, :, None] == key_segments_BS[:, None, :]
     distance_BTS = query_positions_BT[:, :, None] - key_positions_BS[:, None, :]
@@ -70,7 +70,7 @@ def views(
     key_positions_BS: Array,
     key_segments_BS: Array,
 ) -> Views:
-    """Those that the decoder's layers need, and no others."""
+    """Returns only the views that the decoder's layers need."""
     places = (positions_BT, segment_ids_BT, key_positions_BS, key_segments_BS)
     segments = segment_ids_BT, key_segments_BS
     rotated = rotations(positions_BT, c.head_width, c.rope_theta, c.rope_scaling)
@@ -84,7 +84,7 @@ def views(
 
 
 def softcapped(x: Array, cap: float | None) -> Array:
-    """Squeezed into (-cap, cap): cap tanh(x / cap) (2408.00118)."""
+    """Squeezes x into (-cap, cap) by cap tanh(x / cap) (2408.00118)."""
     return x if cap is None else cap * jnp.tanh(x / cap)
 
 
@@ -99,13 +99,13 @@ def attend(
     in_order: bool,
     kernel: Kernel = "xla",
 ) -> Array:
-    """Softmax attention, H / K query heads to each key head; the softmax is in float32.
+    """Computes softmax attention with H / K query heads per KV head; the softmax is in float32.
 
     Args:
-      k_BKhS, v_BKSh: as a cache holds them, so that decoding multiplies by them as they lie.
-      in_order: the queries are the last of the keys' tokens and no token sees a later column, so
-        blocks of queries leave the keys behind them out: nearly half of the work.
-      kernel: what multiplies, where they are in order.
+      k_BKhS, v_BKSh: keys and values in the layout of a cache, so that decoding needs no transpose.
+      in_order: whether the queries are the last T of the S keys and no token sees a later column.
+        Blocks of queries then skip later keys, which saves nearly half of the work.
+      kernel: the implementation to use if `in_order` is set.
     """
     if in_order and kernel == "cudnn":
         return cudnn(q_BTHh, k_BKhS, v_BKSh, view.mask_BTS, query_scalar=query_scalar)
@@ -115,8 +115,8 @@ def attend(
         return splash(q_BTHh, k_BKhS, v_BKSh, *segments, **options)
     B, T, H, h = q_BTHh.shape
     K = k_BKhS.shape[1]
-    # The query heads of a key head side by side: two plain matrix products, faster than one
-    # contraction over five axes.
+    # Merging the query heads of a KV head with the queries gives two plain matrix products, which
+    # are faster than a contraction over five axes.
     q_BTKGh = jnp.reshape(q_BTHh * query_scalar**-0.5, (B, T, K, H // K, h))
     q_BKGTh = q_BTKGh.transpose(0, 2, 3, 1, 4)
 
@@ -131,7 +131,7 @@ def attend(
         return out_BKMh.reshape(B, K, H // K, end - start, h)
 
     if in_order:
-        size = -(-T // min(4, max(1, round(T / QUERY_BLOCK))))  # few blocks: each is compiled
+        size = -(-T // min(4, max(1, round(T / QUERY_BLOCK))))  # few, since each compiles
         places = [(start, min(start + size, T)) for start in range(0, T, size)]
         before = v_BKSh.shape[2] - T
         blocks = [block(start, end, before + end) for start, end in places]

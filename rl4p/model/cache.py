@@ -1,4 +1,4 @@
-"""Keys and values of tokens that a decoder has seen."""
+"""The keys and values of tokens that a decoder has processed."""
 
 from dataclasses import dataclass
 from functools import partial
@@ -13,17 +13,17 @@ from rl4p.types import Array
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True, kw_only=True)
 class Cache:
-    """Keys and values of all layers, with what tells which slots a token may see.
+    """The keys and values of all layers, with the positions and segments that masks depend on.
 
-    Keys stand transposed: a row's scores are then a product with the cache as it lies.
+    Keys are stored transposed, so that a row's scores are a product with the cache as it is stored.
     """
 
     layers: tuple[tuple[Array, Array], ...]  # L of ([B, K, h, S], [B, K, S, h])
     positions_BS: Array
-    segment_ids_BS: Array  # 0 on slots not written
+    segment_ids_BS: Array  # 0 on unwritten slots
 
     def rows(self, rows_b: Array, slots: int) -> "Cache":
-        """Some of its rows, with so many slots (as it has, or more)."""
+        """Returns the given rows, padded to `slots` slots (at least as many as now)."""
 
         def take(x: Array, axis: int) -> jax.Array:
             more = [(0, 0)] * x.ndim
@@ -38,10 +38,10 @@ class Cache:
 
 
 class Before(NamedTuple):
-    """What rows begin with: keys and values of the tokens before theirs, from position 0 on."""
+    """The prefix keys and values of rows: those of the tokens from position 0 to their first."""
 
     layers: tuple[Array, ...]  # of all layers: [L, B, K, h, S], [L, B, K, S, h]
-    segment_ids_BS: Array  # 0 behind the last
+    segment_ids_BS: Array  # 0 after the end of the prefix
 
     @property
     def positions_BS(self) -> Array:  # noqa: N802
@@ -50,8 +50,8 @@ class Before(NamedTuple):
 
 
 def write(cache: Array, new: Array, slot: Array | int, axis: int) -> Array:
-    """New slots from `slot` on: one for all rows, or [B], of one token each, one for each row."""
+    """Writes `new` from `slot` on; with an array [B] of slots, one token per row at its slot."""
     if jnp.ndim(slot) == 0:
         return jax.lax.dynamic_update_slice_in_dim(cache, new, slot, axis=axis)
-    # Mapped over rows, and not indexed by them: devices that share the rows write each its own.
+    # Rows are mapped and not indexed, so that each device writes only its own rows.
     return jax.vmap(partial(jax.lax.dynamic_update_slice_in_dim, axis=axis - 1))(cache, new, slot)

@@ -1,8 +1,8 @@
-"""A decoder-only transformer: Flax layers, stacked over depth, with explicit parameters.
+"""A decoder-only transformer of Flax layers, with explicit parameters stacked over layers.
 
-The parameters of all layers are stacked along a leading axis L. Training scans over that axis, or
-unrolls it; decoding slices it once, outside its loop, and always unrolls, since a scanned cache
-would be rewritten whole at every token.
+The parameters of all layers are stacked along a leading axis L. Training scans over that axis or
+unrolls it. Decoding slices it once, before its loop, and always unrolls, because a scan would
+rewrite the full cache at every decode step.
 """
 
 from dataclasses import dataclass, field
@@ -32,22 +32,22 @@ PRODUCTS = jax.checkpoint_policies.save_from_both_policies(
 
 @dataclass(frozen=True, kw_only=True)
 class Decoder:
-    """The functions of a decoder; it holds no arrays.
+    """The functions of a decoder, without its parameters.
 
     Attributes:
-      config: the shape.
-      dtype: of activations, "float32" or "bfloat16"; logits are float32 always.
-      remat: what the backward pass computes again instead of keeping it: `none`, `elementwise` (all
-        but matrix products) or `layer`.
-      unroll: runs the layers of training one after the other in place of a scan over them, whose
-        slices and stacks cost a CPU time: quicker there, and longer to compile. Only where `remat`
-        is `none`: with no loop around it, a CPU's compiler keeps what it should compute again.
-      experts: how tokens meet their experts (`layer.Experts`), where there are any.
-      attention: the kernel over whole rows (`kernels.py`).
-      lora: of the adapters, where parameters hold some.
+      config: the shape and the options of the model.
+      dtype: the dtype of activations, "float32" or "bfloat16"; logits are always float32.
+      remat: which activations the backward pass recomputes: `none`, `elementwise` (all but matrix
+        products) or `layer`.
+      unroll: unrolls the layers in training instead of scanning over them. On a CPU this runs
+        faster, since a scan slices and stacks, but compiles longer. It requires `remat=none`:
+        without a loop, a CPU's compiler keeps the activations that it should recompute.
+      experts: the dispatch of tokens to experts (`layer.Experts`), if the model has experts.
+      attention: the attention kernel for full sequences (`kernels.py`).
+      lora: the options of adapters, if the parameters contain any.
 
     Raises:
-      InputError: `unroll` with another `remat`.
+      InputError: `unroll` is set and `remat` is not `none`.
     """
 
     config: DecoderConfig
@@ -71,7 +71,7 @@ class Decoder:
         return Layer(self.config, dtype, self.experts, self.attention, self.lora.scale, parent=None)
 
     def init(self, key: Array) -> Params:
-        """Fresh float32 parameters: normal(0, 0.02), residual outputs scaled by 1/sqrt(2 L)."""
+        """Returns float32 parameters: normal(0, 0.02), residual outputs scaled by 1/sqrt(2 L)."""
         c = self.config
         key_embed, key_head, key_layers = jax.random.split(key, 3)
         x_BTD, angle = jnp.zeros((1, 1, c.width), self.dtype), jnp.zeros((1, 1, 1, 1))
@@ -100,10 +100,10 @@ class Decoder:
         return params
 
     def embed(self, params: Params, tokens_BT: Array) -> Array:
-        # Token ids are checked where they enter (the tokenizer against the vocabulary): indexing
-        # here would clamp an id outside it silently.
+        # Indexing would silently clamp a token id outside the vocabulary. The ids are checked when
+        # the tokenizer is loaded.
         x_BTD = params["embedding"].astype(self.dtype)[tokens_BT]
-        if self.config.scaled_embedding:  # the factor is rounded first, as Gemma was trained
+        if self.config.scaled_embedding:  # Gemma was trained with the factor rounded to the dtype
             x_BTD = x_BTD * jnp.asarray(self.config.width**0.5, self.dtype)
         return x_BTD
 
@@ -115,14 +115,14 @@ class Decoder:
         segment_ids_BT: Array,
         before: Before | None = None,
     ) -> Array:
-        """Final normed activations [B, T, D] of whole sequences, or of what follows a beginning."""
+        """Returns final normed activations [B, T, D] of sequences, which may follow a prefix."""
         tokens = tokens_BT, positions_BT, segment_ids_BT
         return self.final_norm(params, self.run_layers(params, *tokens, before=before)[0])
 
     def keys_and_values(
         self, params: Params, tokens_BT: Array, positions_BT: Array, segment_ids_BT: Array
     ) -> tuple[Array, Array]:
-        """Those of all layers, [L, B, K, h, T] and [L, B, K, T, h], of whole sequences."""
+        """Returns the keys [L, B, K, h, T] and values [L, B, K, T, h] of all layers."""
         return self.run_layers(params, tokens_BT, positions_BT, segment_ids_BT, keep=True)[1]
 
     def run_layers(
@@ -135,7 +135,7 @@ class Decoder:
         before: Before | None = None,
         keep: bool = False,
     ) -> tuple[Array, Any]:
-        """Activations [B, T, D], and the keys and values of all layers, if they are to be kept."""
+        """Returns activations [B, T, D], and the keys and values of all layers if `keep` is set."""
         c, keys = self.config, (positions_BT, segment_ids_BT)
         if before is not None:
             keys = tuple(
@@ -155,7 +155,7 @@ class Decoder:
         if self.remat != "none":
             saved = PRODUCTS if self.remat == "elementwise" else None
         if self.remat != "none" or gathering():
-            # Only a loop around it keeps the compiler from finding what is computed again.
+            # A loop already keeps the compiler from merging the recomputation with the original.
             run_layer = jax.checkpoint(run_layer, prevent_cse=self.unroll, policy=saved)
         slides_L = jnp.asarray(c.sliding) if c.mixed else None
         caches = None if before is None else before.layers
@@ -167,7 +167,7 @@ class Decoder:
         return norm.apply({"params": params["norm"]}, x_BTD)
 
     def logits(self, params: Params, hidden: Array) -> Array:
-        """float32 [..., V] from [..., D]."""
+        """Returns float32 logits [..., V] of final activations [..., D]."""
         head_VD = params["embedding" if self.config.tied_embedding else "head"]
         logits = jnp.einsum(
             "...D,VD->...V",
@@ -196,15 +196,14 @@ class Decoder:
         cache: Cache,
         slot: Array | int,
     ) -> tuple[Array, Cache]:
-        """Runs T more tokens of each row.
+        """Runs T more tokens of each row, and writes their keys and values to the cache.
 
         Args:
-          params: with their layers one by one (`partition.as_sampled`).
-          slot: of the cache: the first of T that are written, of all rows; or [B] with T = 1, each
-            row's own.
+          params: parameters with one tree per layer (`partition.as_sampled`).
+          slot: the first cache slot to write; or, with T = 1, an array [B] of one slot per row.
 
         Returns:
-          Final normed activations [B, T, D] and the cache.
+          Final normed activations [B, T, D] and the new cache.
         """
         positions_BS = write(cache.positions_BS, positions_BT, slot, axis=1)
         segment_ids_BS = write(cache.segment_ids_BS, segment_ids_BT, slot, axis=1)

@@ -1,4 +1,4 @@
-"""What a decoder is made of; each family of models is a choice among these options."""
+"""The configuration of a decoder; each model family is a choice among these options."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -11,21 +11,22 @@ class DecoderConfig:
     """The shape and the options of a decoder.
 
     Attributes:
-      family: the model type whose options these are; an export is written in its names.
-      rope_theta, rope_scaling: of rotary embeddings; `local_rope_theta`, if any, is that of layers
-        with a window, which are never scaled.
+      family: the model type; an export uses its names.
+      rope_theta, rope_scaling: the base and scaling of rotary embeddings.
+      local_rope_theta: the base in sliding layers, which then have no scaling; None uses
+        `rope_theta` and `rope_scaling` there too.
       centered_norm: norms multiply by 1 + scale.
-      post_norms: attention and feed-forward have a norm behind them too, within the residual.
-      query_key_norm: queries and keys are normed, each head by itself, before they are rotated.
-      query_scalar: queries are scaled by its inverse root; None is the head's width.
-      attention_softcap, logits_softcap: c in c tanh(x / c); None is no cap.
-      window: tokens that a sliding layer sees, the present one included.
-      sliding: whether each layer slides, L of them; empty if none does.
-      scaled_embedding: embeddings are multiplied by the root of the width.
-      experts: how many feed-forwards each layer has; 0 is one for all tokens.
-      chosen_experts: how many of them serve a token.
-      normalized_experts: the weights of the chosen ones sum to one.
-      labels: scores that a classifier gives a text (`heads.scores`); it has no head of tokens. 0 is
+      post_norms: the outputs of attention and feed-forward are normed before the residual sum.
+      query_key_norm: queries and keys are normed in each head before they are rotated.
+      query_scalar: queries are divided by its square root; None is the head width.
+      attention_softcap, logits_softcap: c in c tanh(x / c); None applies no cap.
+      window: the number of tokens that a sliding layer sees, the present token included.
+      sliding: for each of L layers, whether it has a sliding window; empty if none has.
+      scaled_embedding: embeddings are multiplied by the square root of the width.
+      experts: the number of experts per layer; 0 is one feed-forward for all tokens.
+      chosen_experts: the number of experts per token.
+      normalized_experts: the weights of a token's chosen experts sum to one.
+      labels: the number of scores of a classifier (`heads.scores`), which has no token head; 0 for
         a language model.
     """
 
@@ -70,7 +71,7 @@ class DecoderConfig:
 
     @property
     def dimensions(self) -> dict[str, int]:
-        """Those that devices may divide (`partition.RULES`)."""
+        """The sizes that a mesh may divide, by the names of `partition.RULES`."""
         return {
             "width": self.width,
             "vocabulary": self.vocabulary,
@@ -81,5 +82,5 @@ class DecoderConfig:
 
     @property
     def mixed(self) -> bool:
-        """Some layers slide and others do not."""
+        """Whether some layers have a sliding window and others do not."""
         return len(set(self.sliding)) == 2

@@ -1,4 +1,4 @@
-"""Heads on a decoder's trunk beside that of tokens: a classifier's scores, a critic's values."""
+"""Heads of a decoder other than the token head: a classifier's scores and a critic's values."""
 
 import jax.numpy as jnp
 
@@ -6,7 +6,7 @@ from rl4p.types import Array, Params
 
 
 def scores(params: Params, hidden: Array) -> Array:
-    """float32 [..., labels] from [..., D]: h S^T; of a decoder with `labels`."""
+    """Returns scores h S^T, float32 [..., labels], of a decoder with `labels`."""
     return jnp.einsum(
         "...D,ND->...N",
         hidden,
@@ -16,18 +16,18 @@ def scores(params: Params, hidden: Array) -> Array:
 
 
 def init_value_head(width: int) -> Params:
-    """float32 parameters, to stand at `value` among a decoder's: every estimate starts at 0."""
+    """Returns float32 parameters to store under `value`; all estimates start at 0."""
     return {"kernel": jnp.zeros(width), "bias": jnp.zeros(())}
 
 
 def values(params: Params, hidden_BTD: Array) -> Array:
-    """Estimates of the return, aligned with `token_logprobs`.
+    """Returns a critic's estimates of the return, aligned with `token_logprobs`.
 
         V_t = h_{t-1} w + b
 
     Returns:
-      float32 [B, T], at t that of the state which token t is chosen in; the first column, before
-      which nothing was read, is 0. Read it on the response mask only.
+      float32 [B, T]. Column t is the value of the state in which token t is chosen. The first
+      column has no earlier token and is 0. Use the values on the response mask only.
     """
     head = params["value"]
     kernel_D, bias = (head[name].astype(jnp.float32) for name in ("kernel", "bias"))

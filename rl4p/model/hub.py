@@ -1,4 +1,4 @@
-"""Models by name: folders on this machine, the one in the package, and the Hugging Face hub."""
+"""Lookup of models by name: in local folders, in the package and on the Hugging Face hub."""
 
 import re
 from collections.abc import Sequence
@@ -8,19 +8,19 @@ from rl4p.errors import InputError
 
 SHIPPED = {"rl4p/tiny": Path(__file__).parent / "tiny"}
 HUB_ID = re.compile(r"\w[\w.-]*/\w[\w.-]*(@[\w./-]+)?")
-# Never pickles, and never a second copy of the weights in another layout.
+# Excludes pickles and second copies of the weights in other layouts.
 FILES = ("*.json", "*.jinja", "model*.safetensors")
-SECONDS = 10  # to wait for the hub's first word
+SECONDS = 10  # timeout of the hub's first answer
 
 
 def model_folder(path: str, *, weights: bool = True) -> Path:
-    """The folder of `model.path`: a folder here, else `rl4p/tiny`, else one fetched from the hub.
+    """Returns the folder of `model.path`: a local one, else `rl4p/tiny`, else one from the hub.
 
-    What the hub gave stays in its cache (HF_HOME), and without a network that is used.
-    `weights=False` fetches what describes the model alone.
+    Files from the hub stay in its cache (HF_HOME), which is used without a network.
+    `weights=False` fetches all files but the weights.
 
     Raises:
-      InputError: it is none of these, or cannot be fetched; one sentence says why.
+      InputError: the path is none of these, or cannot be fetched.
     """
     if Path(path).is_dir():
         return Path(path)
@@ -36,14 +36,14 @@ def model_folder(path: str, *, weights: bool = True) -> Path:
 
 
 def lasting_name(path: str) -> str:
-    """What others find the model of `model.path` by: a hub id, or the whole path of a folder."""
+    """Returns the name by which others find the model: a hub id, or a folder's absolute path."""
     if Path(path).is_dir() or path in SHIPPED:
         return str(model_folder(path).absolute())
     return path
 
 
 def fetch(path: str, files: Sequence[str] = FILES) -> Path:
-    # Half a second to import, and most runs do not need it.
+    # Imported here, because it takes half a second and most runs do not need it.
     from huggingface_hub import constants, snapshot_download
     from huggingface_hub.errors import (
         GatedRepoError,
@@ -59,7 +59,7 @@ def fetch(path: str, files: Sequence[str] = FILES) -> Path:
             name,
             revision=revision or None,
             allow_patterns=list(files),
-            ignore_patterns=["*/*"],  # a pattern's * does not stop at folders
+            ignore_patterns=["*/*"],  # the * of FILES also matches folders
             etag_timeout=SECONDS,
         )
     except GatedRepoError:

@@ -1,4 +1,4 @@
-"""Hugging Face folders in and out: config.json and safetensors to parameters and back."""
+"""Readers and writers of Hugging Face folders: config.json, safetensors and adapters."""
 
 import json
 from collections.abc import Callable
@@ -32,14 +32,14 @@ from rl4p.model.tensor_files import (
 from rl4p.types import Array, Params
 
 SHARD_BYTES = 5 * 10**9
-ALIGNMENT = 64  # bytes; the CPU backend takes such memory as it is, and copies any other
+ALIGNMENT = 64  # bytes; the CPU backend uses aligned memory in place, and copies any other
 
 
 def read_config(folder: Path) -> DecoderConfig:
-    """The shape that config.json describes.
+    """Returns the decoder configuration that config.json describes.
 
     Raises:
-      InputError: no config.json, a key is missing, or it asks for what the decoder does not do.
+      InputError: the file or a key is missing, or the decoder does not support an option.
     """
     if not (folder / "config.json").is_file():
         raise InputError(f"model.path={folder} has no config.json.")
@@ -51,21 +51,21 @@ def read_config(folder: Path) -> DecoderConfig:
 def read_params(
     folder: Path, decoder: Decoder, dtype: str | None, mesh: Mesh | None = None
 ) -> Params:
-    """The parameters of a folder's safetensors on their devices, in the decoder's stacked form.
+    """Reads the parameters of a folder's safetensors onto devices, stacked over layers.
 
-    One parameter is on the host at a time, and only the part of it that this process's devices
-    hold; on the CPU it is not copied once more.
+    The host holds one parameter at a time, and only the shards of this process's devices. On the
+    CPU the parameter is not copied again.
 
     Args:
-      folder: holds model.safetensors, or an index and the files it names.
-      decoder: says which parameters there are.
-      dtype: of the parameters; None keeps that of the files (float32 for the layers of a parameter
-        that differ).
-      mesh: whose devices hold them; None for the first device alone.
+      folder: a folder with model.safetensors, or with an index and the files it names.
+      decoder: the decoder whose parameters are read.
+      dtype: the dtype of the parameters; None keeps that of the files, or float32 for a stacked
+        parameter whose layers differ.
+      mesh: the mesh that shards them; None for the first device alone.
 
     Raises:
       InputError: files are missing or broken; or tensors are missing, extra or of another shape
-        (all of them are named).
+        (names all of them).
     """
     stored = stored_tensors(folder)
     shapes = jax.eval_shape(decoder.init, jax.random.key(0))
@@ -90,7 +90,7 @@ def read_params(
             dtype=own if dtype is None else jnp.dtype(dtype),
         )
         array = jax.make_array_from_callback(leaf(shapes, path).shape, leaf(places, path), read)
-        node[path[-1]] = array.block_until_ready()  # before the next one takes memory
+        node[path[-1]] = array.block_until_ready()  # before the next one needs memory
     return params
 
 
@@ -100,9 +100,9 @@ def check_fit(
     parameters: dict[tuple[str, ...], list[Tensor]],
     shapes: Params,
 ) -> None:
-    """Compares what the files hold with what the decoder has, before anything is read."""
+    """Checks the tensors of the files against the decoder's parameters before reading them."""
     problems = []
-    known = {"lm_head.weight"}  # some files repeat the tied head
+    known = {"lm_head.weight"}  # some files repeat the tied embedding under this name
     for path, tensors in parameters.items():
         for tensor in tensors:
             known.add(tensor.name)
@@ -119,21 +119,21 @@ def check_fit(
     problems += [
         f"{name} is not part of this model"
         for name in stored
-        if name not in known and not name.endswith("rotary_emb.inv_freq")  # of the config, in Llama
+        if name not in known and not name.endswith("rotary_emb.inv_freq")  # follows from config
     ]
     if problems:
         raise InputError(f"The weights in {folder} do not fit: {'; '.join(problems)}.")
 
 
 def read_part(
-    index: Any,  # a slice for each axis; JAX's own annotation allows None
+    index: Any,  # one slice per axis; Any, because JAX's annotation allows None
     *,
     tensors: list[Tensor],
     stored: dict[str, StoredTensor],
     shape: tuple[int, ...],
     dtype: np.dtype,
 ) -> np.ndarray:
-    """The part of a parameter at `index`, filled from the tensors that it is stacked of."""
+    """Returns the part of a parameter at `index`, read from the tensors stacked in it."""
     bounds = [range(*part.indices(size)) for part, size in zip(index, shape, strict=True)]
     whole = aligned_empty(tuple(map(len, bounds)), dtype)
     for tensor in tensors:
@@ -151,12 +151,12 @@ def read_part(
 
 
 def place(tensor: Tensor) -> tuple[int, ...]:
-    """Where a tensor stands along the leading axes of its parameter."""
+    """Returns a tensor's index along the leading axes (layer, expert) of its parameter."""
     return tuple(i for i in (tensor.layer, tensor.expert) if i is not None)
 
 
 def copy(source: np.ndarray, target: np.ndarray) -> None:
-    if source.dtype == target.dtype:  # as integers: NumPy moves bfloat16 number by number
+    if source.dtype == target.dtype:  # as integers, since NumPy copies bfloat16 one by one
         bits = np.dtype(f"u{source.dtype.itemsize}")
         source, target = source.view(bits), target.view(bits)
     target[...] = source
@@ -179,7 +179,7 @@ def leaf(tree: Any, path: tuple[str, ...]) -> Any:
 def one_tensor(
     arrays: tuple[Array, ...], at: tuple[Array, ...], *, scale: float, dtype: Any, transposed: bool
 ) -> Array:
-    """A tensor of a stacked parameter, as it is in the files; its adapter, if any, merged."""
+    """Returns one tensor of a stacked parameter as in the files, with any adapter merged."""
     tensor, *adapter = (jnp.asarray(array[at]) for array in arrays)
     if adapter:
         tensor = merged_kernel(tensor, adapter[0], adapter[1], scale)
@@ -200,13 +200,13 @@ def write_model(
     """Writes config.json, generation_config.json and safetensors, one tensor after another.
 
     Args:
-      folder: is made; what is in it is written over.
-      decoder: whose parameters these are.
-      params: stacked, on any devices; adapters among them are merged into what they adapt.
-      end_ids: all end tokens, the one that a writer of texts would use first.
-      pad_id: for readers that want one.
-      dtype: of the files; None keeps that of the parameters.
-      shard_bytes: the size from which files are divided.
+      folder: the folder to create; existing files in it are overwritten.
+      decoder: the decoder of the parameters.
+      params: stacked parameters on any devices; adapters are merged into their kernels.
+      end_ids: all end tokens; config.json names only the first.
+      pad_id: the pad token; None writes none.
+      dtype: the dtype of the files; None keeps that of the parameters.
+      shard_bytes: the total size above which tensors are divided among several files.
     """
     folder.mkdir(parents=True, exist_ok=True)
     family = FAMILIES[decoder.config.family]
@@ -239,7 +239,7 @@ def write_model(
 
 
 def adapter_of(params: Params, tensor: Tensor) -> tuple[Array, ...]:
-    """A and B of LoRA beside a kernel; none where it has no adapter."""
+    """Returns a kernel's LoRA matrices A and B; empty if the tensor has no adapter."""
     beside = leaf(params, tensor.path[:-1])
     adapted = tensor.path[-1] == "kernel" and "lora_a" in beside
     return (beside["lora_a"], beside["lora_b"]) if adapted else ()
@@ -253,14 +253,14 @@ def new_tensor(name: str, make: Callable[[], Array]) -> NewTensor:
 def write_adapter(
     folder: Path, decoder: Decoder, adapters: Params, base: str, dtype: str | None = None
 ) -> None:
-    """Writes adapter_config.json and adapter_model.safetensors, in the names of PEFT.
+    """Writes adapter_config.json and adapter_model.safetensors, with the names of PEFT.
 
     Args:
-      folder: is made; what is in it is written over.
-      decoder: whose parameters the adapters stand beside.
-      adapters: what was trained.
-      base: what the model that they belong to is loaded by: a folder, or a hub id.
-      dtype: of the file; None keeps that of the adapters.
+      folder: the folder to create; existing files in it are overwritten.
+      decoder: the decoder of the base model.
+      adapters: the trained adapters.
+      base: the folder or hub id of the base model.
+      dtype: the dtype of the file; None keeps that of the adapters.
     """
     folder.mkdir(parents=True, exist_ok=True)
     tensors, targets = [], set()
@@ -305,16 +305,16 @@ def write_policy(
     *,
     adapter: bool = False,
 ) -> None:
-    """A model with its tokenizer and chat template, in a folder that appears when it is complete.
+    """Writes a model with its tokenizer and chat template; the folder appears once complete.
 
     Args:
-      folder: is not there, or empty.
+      folder: the folder to write, which must be absent or empty.
       policy, trained: the policy and its trained parameters.
       dtype, shard_bytes: see `write_model`.
-      adapter: write the adapters alone, for PEFT, and not merged into their base.
+      adapter: whether to write only the adapters, for PEFT, instead of merging them.
 
     Raises:
-      RunError: it could not be written.
+      RunError: the folder could not be written.
     """
     folder = folder.absolute()
     try:
@@ -334,6 +334,6 @@ def write_policy(
                     shard_bytes=shard_bytes,
                 )
             policy.tokenizer.save_pretrained(unfinished)
-            unfinished.rename(folder)  # where nothing is, or an empty folder
+            unfinished.rename(folder)  # fails unless the target is absent or empty
     except OSError as error:
         raise RunError(f"{folder} could not be written: {error}.") from error

@@ -1,6 +1,6 @@
-"""Attention over whole rows by the kernels of accelerators, which hold no matrix of scores.
+"""Attention kernels of accelerators for full sequences, which never store the score matrix.
 
-Queries are the last T of S keys. Decoding, where a row has one query, is left to XLA.
+The T queries belong to the last T of the S keys. Decoding, with one query per row, uses XLA.
 """
 
 from typing import Literal
@@ -16,11 +16,15 @@ from rl4p.types import Array
 
 Kernel = Literal["xla", "cudnn", "splash"]
 
-LANES = 128  # splash works on as many keys and queries at a time, or a multiple
+LANES = 128  # splash takes blocks of a multiple of this many queries and keys
 
 
 def check_kernel(kernel: Kernel, config: DecoderConfig, dtype: str, platform: str) -> None:
-    """Refuses a kernel that these devices do not have, or that cannot run this model."""
+    """Checks that these devices have the kernel and that it supports the model.
+
+    Raises:
+      InputError: they do not; says why.
+    """
     name = f"model.attention={kernel}"
     if kernel == "xla":
         return
@@ -40,7 +44,7 @@ def check_kernel(kernel: Kernel, config: DecoderConfig, dtype: str, platform: st
 def cudnn(
     q_BTHh: Array, k_BKhS: Array, v_BKSh: Array, mask_BTS: Array, *, query_scalar: float
 ) -> jax.Array:
-    """By cuDNN (2205.14135), through JAX."""
+    """Computes attention by cuDNN (2205.14135), through JAX."""
     B, T = q_BTHh.shape[:2]
     out_BTHh = jax.nn.dot_product_attention(
         q_BTHh,
@@ -64,9 +68,9 @@ def splash(
     softcap: float | None,
     interpret: bool = False,
 ) -> jax.Array:
-    """By JAX's kernel for TPUs, which leaves out the blocks of keys behind the queries.
+    """Computes attention by JAX's TPU kernel, which skips blocks of keys after the queries.
 
-    The compiler cannot divide a kernel: along `tp` each device is told to run its own heads.
+    The compiler cannot divide a kernel, so `shard_map` runs each device's heads along `tp`.
     """
 
     def run(q: Array, k: Array, v: Array, ids_BT: Array, ids_BS: Array) -> jax.Array:
@@ -97,10 +101,10 @@ def splash_of_heads(
     softcap: float | None,
     interpret: bool,
 ) -> jax.Array:
-    """`splash` of the heads of one device."""
+    """Runs the kernel of `splash` on the heads of one device."""
     B, T, H, h = q_BTHh.shape
     _, K, S, _ = v_BKSh.shape
-    more = -T % LANES  # queries that only fill up, each with a key of its own to see
+    more = -T % LANES  # padding queries, each of which sees one padding key
     keys = S + more + -(S + more) % LANES
 
     def filled(x: Array, axis: int, size: int) -> jax.Array:

@@ -1,4 +1,4 @@
-"""One layer of the decoder: norms, attention and feed-forward, or experts."""
+"""One layer of the decoder: norms, attention, and a feed-forward or experts."""
 
 from functools import partial
 from typing import Any, Literal
@@ -17,11 +17,11 @@ from rl4p.types import Array
 
 ACTIVATIONS = {"silu": nn.silu, "gelu_tanh": partial(nn.gelu, approximate=True)}
 INIT = nn.initializers.normal(0.02)
-PRODUCT = "product of a projection"  # which a policy of recomputing does not know for one
+PRODUCT = "product of a projection"  # checkpoint policies do not see that `product` is a dot
 
 
 class RMSNorm(nn.Module):
-    """x / rms(x) * scale (1910.07467), in float32; times 1 + scale if centered."""
+    """The norm x / rms(x) * scale (1910.07467), in float32; 1 + scale if centered."""
 
     epsilon: float
     centered: bool = False
@@ -37,18 +37,18 @@ class RMSNorm(nn.Module):
 
 
 class Experts(nn.Module):
-    """Gated feed-forwards, each token weighing its own few (2101.03961, 2505.09388).
+    """A mixture of gated feed-forwards, of which each token uses a few (2101.03961, 2505.09388).
 
         p = softmax(x R); y = sum over the chosen e of p_e (act(x G_e) * x U_e) D_e
 
-    with p of the chosen divided by its sum if `normalized_experts`. The dispatch changes no number
-    but in rounding:
+    If `normalized_experts` is set, p of the chosen experts is divided by its sum. The dispatch
+    changes results only by rounding:
 
-    * dense: every expert runs on every token, and the weight of those not chosen is 0;
-    * grouped: the pairs of a token and an expert that it chose are sorted by expert, and each
-      expert runs on its own stretch of them (`ragged_dot`). None has a capacity and no pair is
-      dropped. Less work only where `ragged_dot` is native: on a CPU every expert runs on every
-      pair. A sampler's pairs are the whole batch's: several devices gather its rows to sort them.
+    * dense: every expert runs on every token, with weight 0 for experts that were not chosen.
+    * grouped: pairs of a token and its chosen expert are sorted by expert, and each expert runs on
+      its own range (`ragged_dot`). Experts have no capacity limit, so no pair is dropped. This
+      saves work only where `ragged_dot` is native: on a CPU every expert runs on every pair. In
+      sampling, several devices gather all rows of the batch to sort the pairs.
     """
 
     config: DecoderConfig
@@ -99,7 +99,7 @@ class Experts(nn.Module):
         up_EDF: jax.Array,
         down_EFD: jax.Array,
     ) -> Array:
-        """N = B x T x C pairs; their orders are permutations, so no gradient adds atomically."""
+        """Runs N = B x T x C sorted pairs; sorting permutes, so no gradient adds atomically."""
         experts_N = chosen_BTC.reshape(-1)
         sorted_N = jnp.argsort(experts_N)
         unsorted_N = jnp.argsort(sorted_N)
@@ -122,10 +122,10 @@ def permuted(x: Array, order_N: Array) -> jax.Array:
 
 @jax.custom_vjp
 def product(x: Array, kernel_DF: Array) -> Array:
-    """The product x W over the last axis of x.
+    """Returns the product x W over the last axis of x.
 
-    Its own derivative only says dW = x^T dy as one product over all tokens. JAX's is the transpose
-    of (dy)^T x, for which a CPU copies dy, and all that is fused into it, transposed.
+    The custom derivative computes dW = x^T dy as one product over all tokens. JAX would transpose
+    (dy)^T x instead, for which a CPU copies dy, and everything fused into it, transposed.
     """
     return jnp.tensordot(x, kernel_DF, axes=1)
 
@@ -144,7 +144,7 @@ product.defvjp(product_forward, product_backward)
 
 
 class Projection(nn.Dense):
-    """x W + b; where the parameters hold an adapter of W (`lora.py`), also (x A) B, scaled."""
+    """The projection x W + b; plus scale (x A) B if the parameters adapt W (`lora.py`)."""
 
     dot_general: Any = staticmethod(
         lambda x, kernel_DF, *_, **__: checkpoint_name(product(x, kernel_DF), PRODUCT)
@@ -162,7 +162,7 @@ class Projection(nn.Dense):
 
 
 class Layer(nn.Module):
-    """Attention and feed-forward, each after a norm and around a residual."""
+    """A decoder layer: attention and feed-forward, each with a norm before it and a residual."""
 
     config: DecoderConfig
     dtype: Any
@@ -207,10 +207,10 @@ class Layer(nn.Module):
         cache: tuple[Array, Array] | None = None,
         slot: Array | int | None = None,
     ) -> tuple[Array, tuple[Array, Array]]:
-        """Returns the layer's output and its keys and values: those of x, or the whole cache.
+        """Returns the layer's output, and the keys and values of the cache and of x.
 
         Args:
-          slot: of the cache, where the keys and values of x are written; None puts them behind it.
+          slot: the cache slot where the keys and values of x are written; None appends them.
         """
         attended, cache = self.attention(self.attention_norm(x_BTD), view, cache, slot)
         post_norms = self.config.post_norms

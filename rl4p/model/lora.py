@@ -1,4 +1,4 @@
-"""Low-rank adapters: small matrices beside frozen ones, and trained in their place."""
+"""Low-rank adapters: small matrices that are trained while the model's matrices are frozen."""
 
 import math
 import re
@@ -17,17 +17,17 @@ PROJECTIONS = ("query", "key", "value", "output", "gate", "up", "down")
 
 @dataclass(frozen=True, kw_only=True)
 class LoRA:
-    """Low-rank adaptation (2106.09685): W of a layer's projection stays, and A and B are trained,
+    """Low-rank adaptation (2106.09685): W of a layer's projection is frozen, A and B are trained.
 
         y = x W + (alpha / rank) (x A) B
 
-    A [in, rank] begins uniform in +-1 / sqrt(in) and B [rank, out] at 0, so that the policy begins
-    as its base. Adapters are float32, whatever the base is.
+    A [in, rank] is initialized uniformly in +-1 / sqrt(in) and B [rank, out] with 0, so that the
+    policy starts equal to its base. Adapters are float32 for any dtype of the base.
 
     Attributes:
-      rank: 0 is no adapter: all parameters are trained.
+      rank: the rank of the adapters; 0 trains all parameters and adds no adapters.
       alpha: the adapter's weight is alpha / rank.
-      targets: a regular expression; the projections whose whole name it matches are adapted. They
+      targets: a regular expression for the full names of the adapted projections. The projections
         are query, key, value, output, gate, up and down.
     """
 
@@ -50,10 +50,10 @@ class LoRA:
         return self.alpha / max(self.rank, 1)
 
     def init(self, key: Array, base: Params) -> Params:
-        """Adapters of the projections of `base`, as a tree of their own.
+        """Returns new adapters for the projections of `base`, as a separate tree.
 
         Raises:
-          InputError: no projection is a target.
+          InputError: `targets` matches no projection.
         """
         kernels = {
             name: base["layers"][name]["kernel"]
@@ -80,7 +80,7 @@ class LoRA:
 
 
 def join(frozen: Params, trained: Params) -> Params:
-    """One tree of two that have no leaf in common."""
+    """Merges two trees that have no leaf in common."""
     if not frozen:
         return trained
     joined: dict[str, Any] = dict(frozen)
@@ -90,6 +90,6 @@ def join(frozen: Params, trained: Params) -> Params:
 
 
 def merged_kernel(kernel: Array, lora_a: Array, lora_b: Array, scale: float) -> Array:
-    """W + scale A B, in float32."""
+    """Returns W + scale A B in float32."""
     product = jnp.matmul(lora_a, lora_b, precision=jax.lax.Precision.HIGHEST)
     return kernel.astype(jnp.float32) + scale * product

@@ -1,4 +1,4 @@
-"""A policy as the phases see it: decoder, tokenizer, mesh."""
+"""The policy that the phases use: decoder, tokenizer and mesh."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,13 +19,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Policy:
-    """What does not change while a policy is trained; its parameters travel apart.
+    """The constant parts of a policy; the trained parameters are passed separately.
 
     Attributes:
-      end_ids: every token that ends a response.
-      pad_id: fills rows up; masks say what is padding, never this id.
+      end_ids: all tokens that end a response; demonstrations end with the first.
+      pad_id: the token that fills rows; only masks, never this id, define padding.
       template: arguments of the tokenizer's chat template.
-      frozen: parameters that are not trained, which those that are stand beside (LoRA's base).
+      frozen: parameters that are not trained: with LoRA, those of the base model.
       base: the folder or hub id that `frozen` comes from.
     """
 
@@ -39,22 +39,22 @@ class Policy:
     base: str = ""
 
     def whole(self, trained: Params) -> Params:
-        """The parameters that the decoder runs with."""
+        """Returns the merged parameters, frozen and trained, that the decoder takes."""
         return join(self.frozen, trained)
 
     def without_critic(self, trained: Params) -> Params:
-        """The same, without a critic."""
+        """Returns the merged parameters without those of a critic."""
         return {name: x for name, x in self.whole(trained).items() if name != "critic"}
 
     def for_sampling(self, trained: Params) -> Params:
-        """These, as a sampler reads them: each device has all that it needs at every token.
+        """Returns the merged parameters without a critic, on the sampling mesh.
 
-        Layers are one by one (`Decoder.extend`), matrices in the dtype of activations.
+        They have one tree per layer (`Decoder.extend`) and matrices in the dtype of activations.
         """
         return self.mesh.for_sampling(self.without_critic(trained), self.decoder.dtype)
 
     def pad_prompts(self, prompts: Sequence[Prompt]) -> tuple[np.ndarray, np.ndarray]:
-        """Tokens and mask [B, T], padded left: all responses start in one column."""
+        """Returns tokens and mask [B, T], padded left so that responses start in one column."""
         width = padded_width(max(len(prompt.tokens) for prompt in prompts))
         tokens_BT = np.full((len(prompts), width), self.pad_id, np.int32)
         mask_BT = np.zeros((len(prompts), width), bool)
@@ -73,13 +73,13 @@ class Policy:
         logprobs_BR: Array,
         version: int,
     ) -> tuple[Trajectories, Texts]:
-        """Prompts padded left and `group_size` responses to each beside them, split over the mesh.
+        """Joins left-padded prompts with `group_size` responses each, sharded over the mesh.
 
         Args:
-          tokens_BR: int32; what stands behind a response's length is not read.
-          lengths_B: at least 1.
-          logprobs_BR: float32, of the distribution that the tokens were drawn from.
-          version: of the parameters that drew them.
+          tokens_BR: int32 response tokens; columns beyond a response's length are ignored.
+          lengths_B: the lengths of responses, at least 1.
+          logprobs_BR: float32, under the distribution that the tokens were drawn from.
+          version: the weight version that drew the tokens.
         """
         tokens_BR, lengths_B, logprobs_BR = to_host((tokens_BR, lengths_B, logprobs_BR))
         tokens_PT, mask_PT = self.pad_prompts(prompts)
@@ -118,7 +118,7 @@ class Policy:
 
 @dataclass(frozen=True)
 class Decoded(Sequence[str]):
-    """Responses as texts, each decoded when it is read: of several processes, each reads some."""
+    """A lazy sequence of decoded responses, since each of several processes reads only some."""
 
     tokenizer: "PreTrainedTokenizerFast"
     tokens: list[list[int]]
@@ -136,5 +136,5 @@ class Decoded(Sequence[str]):
 
 
 def padded_width(longest: int) -> int:
-    """The next power of two, at least 16: few widths, so few compilations."""
+    """Returns the next power of two, at least 16: few widths need few compilations."""
     return max(16, int(2 ** np.ceil(np.log2(longest))))

@@ -1,4 +1,4 @@
-"""A policy from a Hugging Face folder, here or on the hub."""
+"""A policy from a Hugging Face folder on this machine or on the hub."""
 
 import logging
 from collections.abc import Mapping
@@ -25,22 +25,22 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class Pretrained:
-    """config.json, safetensors, tokenizer.json and chat template of one folder.
+    """A policy from config.json, safetensors, tokenizer.json and chat template of one folder.
 
     Attributes:
-      path: the folder; or OWNER/NAME, or OWNER/NAME@REVISION, on the Hugging Face hub; `rl4p/tiny`
-        is the policy that comes with the package.
-      dtype: of activations.
-      param_dtype: of the parameters, which are what the optimizer changes: in bfloat16 most of its
-        steps are lost in rounding. None keeps that of the files.
-      remat: what the backward pass recomputes (`Decoder`): the less is kept, the longer it takes.
-      unroll: compiles the layers one after the other: quicker updates on a CPU, with
-        `remat=none` (`Decoder`).
-      attention: the kernel over whole rows: `xla`; or `cudnn` or `splash`, of a GPU or a TPU.
-      experts: how tokens meet their experts, in a model that has any: `dense` runs all of them on
-        every token, `grouped` each on the tokens that chose it (not faster on a CPU).
+      path: a folder, or OWNER/NAME or OWNER/NAME@REVISION on the Hugging Face hub. `rl4p/tiny` is
+        the policy that comes with the package.
+      dtype: the dtype of activations.
+      param_dtype: the dtype of the model's parameters; None keeps that of the files. If bfloat16
+        parameters are trained, rounding loses most of the optimizer's steps.
+      remat: which activations the backward pass recomputes (`Decoder`), to save memory for time.
+      unroll: unrolls the layers, which makes updates faster on a CPU; requires `remat=none`
+        (`Decoder`).
+      attention: the attention kernel for full sequences: `xla`, `cudnn` (GPU) or `splash` (TPU).
+      experts: the dispatch in a model with experts: `dense` runs all experts on every token,
+        `grouped` runs each on the tokens that chose it (not faster on a CPU).
       template: arguments of the chat template, such as `enable_thinking`.
-      lora: adapters that are trained in place of the parameters; see `lora.py`.
+      lora: the adapters that are trained in place of the parameters; see `lora.py`.
     """
 
     path: str
@@ -54,7 +54,7 @@ class Pretrained:
     lora: LoRA = field(default_factory=LoRA)
 
     def build(self, mesh: Mesh, key: Array) -> tuple[Policy, Params]:
-        """The policy and its trained parameters on the mesh; the key is for fresh adapters."""
+        """Returns the policy and its trained parameters; `key` initializes new adapters."""
         folder = model_folder(self.path)
         policy = self.policy(folder, mesh)
         params = read_params(folder, policy.decoder, self.param_dtype, mesh)
@@ -64,10 +64,10 @@ class Pretrained:
         return replace(policy, frozen=params, base=lasting_name(self.path)), adapters
 
     def abstract(self, mesh: Mesh) -> tuple[Policy, Params]:
-        """The same with the shapes of parameters, and their places: weights are not read."""
+        """Returns the policy and the shapes and shardings of its parameters, without weights."""
         folder, key = model_folder(self.path, weights=False), jax.random.key(0)
         policy = self.policy(folder, mesh)
-        dtype = self.param_dtype or "float32"  # files are not asked
+        dtype = self.param_dtype or "float32"  # weight files are not read here
         shapes = mesh.shapes(policy.decoder.init, key)
         params = jax.tree.map(lambda x: x.update(dtype=dtype), shapes)
         if not self.lora.rank:
@@ -75,7 +75,7 @@ class Pretrained:
         return replace(policy, frozen=params), mesh.shapes(self.lora.init, key, params)
 
     def policy(self, folder: Path, mesh: Mesh) -> Policy:
-        """All but the parameters."""
+        """Returns the policy without its parameters."""
         decoder = Decoder(
             config=read_config(folder),
             dtype=self.dtype,
@@ -97,7 +97,7 @@ class Pretrained:
             )
         check_kernel(self.attention, decoder.config, self.dtype, mesh.platform)
         mesh.check_divides(decoder.config.dimensions)
-        tokenizer: Any = load_tokenizer(folder)  # its stubs give a token id any of six types
+        tokenizer: Any = load_tokenizer(folder)  # Any, since stubs allow six types of token id
         check_template(tokenizer, self.template)
         ends = read_end_ids(folder)
         if not ends and tokenizer.eos_token_id is None:
@@ -105,7 +105,7 @@ class Pretrained:
                 f"{folder} names no end token: add eos_token to tokenizer_config.json, or "
                 "eos_token_id to generation_config.json."
             )
-        # The tokenizer's own end token stands first: demonstrations end with it.
+        # The tokenizer's end token comes first, because demonstrations end with the first.
         own = () if tokenizer.eos_token_id is None else (tokenizer.eos_token_id,)
         ends = tuple(dict.fromkeys((*own, *ends)))
         vocabulary = decoder.config.vocabulary
@@ -118,7 +118,7 @@ class Pretrained:
                     f"{whose} in {folder} has token {largest}, but the embedding only {vocabulary} "
                     "rows, from 0."
                 )
-        if tokenizer.pad_token_id is None:  # as with Llama; masks say what is padding
+        if tokenizer.pad_token_id is None:  # as with Llama; padding is defined by masks
             log.warning(
                 "The tokenizer in %s has no pad token: rows are filled with an end.", folder
             )
@@ -133,7 +133,7 @@ class Pretrained:
 
 
 def read_end_ids(folder: Path) -> tuple[int, ...]:
-    """All end tokens that generation_config.json names; none if it does not say."""
+    """Returns all end tokens in generation_config.json; empty if it names none."""
     path = folder / "generation_config.json"
     ends = read_json(path).get("eos_token_id") if path.is_file() else None
     ends = ends if isinstance(ends, list) else [] if ends is None else [ends]

@@ -1,4 +1,4 @@
-"""Rotary position embeddings (2104.09864), halves convention, and their scaling."""
+"""Rotary position embeddings (2104.09864) that rotate halves of a head, and their scaling."""
 
 from dataclasses import dataclass
 
@@ -11,7 +11,7 @@ from rl4p.types import Array
 
 @dataclass(frozen=True, kw_only=True)
 class LinearScaling:
-    """Positions divided by a factor (2306.15595)."""
+    """The scaling that divides positions by a factor (2306.15595)."""
 
     factor: float
 
@@ -21,9 +21,9 @@ class LinearScaling:
 
 @dataclass(frozen=True, kw_only=True)
 class Llama3Scaling:
-    """Long waves stretched by a factor, short ones kept, between them a blend (Llama 3.1).
+    """The scaling of Llama 3.1: stretches long waves, keeps short ones, and blends in between.
 
-    With n = original_max_positions / wavelength, the turns of a wave within the original context,
+    With n = original_max_positions / wavelength, the number of periods in the original context,
     and s = clip((n - low) / (high - low), 0, 1):
 
         frequency' = (1 - s) frequency / factor + s frequency
@@ -49,9 +49,9 @@ Scaling = LinearScaling | Llama3Scaling
 def rotations(
     positions_BT: Array, head_width: int, theta: float, scaling: Scaling | None
 ) -> tuple[jax.Array, jax.Array]:
-    """Cosines and sines [B, T, 1, h/2] of position x theta^(-2i/h), float32."""
+    """Returns float32 cosines and sines [B, T, 1, h/2] of position x theta^(-2i/h)."""
     half = head_width // 2
-    # On the host in float64: a position multiplies the error of the last digit.
+    # Computed on the host in float64, because positions multiply the rounding error.
     frequency = theta ** (-np.arange(half) / half)
     frequency = frequency if scaling is None else scaling(frequency)
     frequency = jnp.asarray(frequency, jnp.float32)[None, None, None]
@@ -60,7 +60,7 @@ def rotations(
 
 
 def rotate(x: Array, cos: Array, sin: Array) -> Array:
-    """Rotates the halves of [B, T, heads, h]."""
+    """Rotates pairs of [B, T, heads, h], each with one element of either half of h."""
     first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
     rotated = jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
     return rotated.astype(x.dtype)

@@ -1,4 +1,4 @@
-"""The sampling distribution, defined once: a sampler draws from it, the trainer scores under it."""
+"""The sampling distribution: samplers draw from it, and the trainer computes its logprobs."""
 
 import jax
 import jax.numpy as jnp
@@ -7,15 +7,15 @@ from rl4p.types import Array, Sampling
 
 
 def sampling_logprobs(logits_V: Array, sampling: Sampling, drawn: Array | None = None) -> Array:
-    """Log-probabilities of the distribution that tokens are drawn from.
+    """Returns the log-probabilities of the distribution that tokens are drawn from.
 
     Args:
       logits_V: float32 [..., V].
-      sampling: temperature 0 gives the distribution at temperature 1, on which greedy decoding
-        takes the argmax.
-      drawn: int32 [...], tokens that were drawn: they stay in the support whatever their rank now.
-        Rounding, or an update since, may have put one over the edge of top-k or top-p, and the
-        -inf of a single token would cost the whole step.
+      sampling: temperature, top-k and top-p. Temperature 0 gives the distribution at temperature
+        1, whose argmax greedy decoding takes.
+      drawn: int32 [...], tokens that were drawn; they always stay in the support. Rounding or an
+        update may have moved a token out of top-k or top-p, and the -inf of one token would spoil
+        the step.
 
     Returns:
       float32 [..., V], normalised over the support; -inf outside it. The temperature divides the
@@ -36,7 +36,7 @@ def sampling_logprobs(logits_V: Array, sampling: Sampling, drawn: Array | None =
     if sampling.top_p < 1:
         sorted_V = -jnp.sort(-logits_V, axis=-1)
         before_V = jnp.cumsum(jax.nn.softmax(sorted_V, axis=-1), axis=-1)
-        # A token stays while the probability of the tokens above it is under top_p: never empty.
+        # A token stays if the tokens above it have less than top_p; the first always stays.
         keep_V = jnp.roll(before_V, 1, axis=-1).at[..., 0].set(0.0) < sampling.top_p
         threshold = jnp.min(jnp.where(keep_V, sorted_V, jnp.inf), axis=-1, keepdims=True)
         logits_V = cut(logits_V, threshold)
@@ -46,7 +46,7 @@ def sampling_logprobs(logits_V: Array, sampling: Sampling, drawn: Array | None =
 def draw(
     logits_BV: Array, sampling: Sampling, keys_B: Array, t_B: Array, greedy: Array
 ) -> tuple[jax.Array, jax.Array]:
-    """Token t of each row, drawn with a key folded from the row's own: int32 [B], logprobs [B]."""
+    """Draws token t_B of each row by its key folded with t; returns int32 [B] and logprobs [B]."""
     logprobs_BV = sampling_logprobs(logits_BV, sampling)
     V = logprobs_BV.shape[-1]
 
@@ -59,9 +59,9 @@ def draw(
 
 
 def first_of_the_largest(x_BV: Array) -> jax.Array:
-    """jnp.argmax along V: int32 [B]; the last place where all are NaN.
+    """Returns jnp.argmax along V, int32 [B]; the last index if all values are NaN.
 
-    A CPU takes pairs of value and place one by one, and plain reductions eight or sixteen at once.
+    On a CPU, argmax compares pairs of value and index one by one, but max and min are vectorized.
     """
     V = x_BV.shape[-1]
     largest_B1 = jnp.max(x_BV, axis=-1, keepdims=True)

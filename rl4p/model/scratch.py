@@ -1,4 +1,4 @@
-"""A policy from scratch: random parameters, one token per byte."""
+"""A policy from scratch, with random parameters and one token per byte."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,19 +19,20 @@ from rl4p.types import Array, Params
 
 @dataclass(frozen=True, kw_only=True)
 class Scratch:
-    """A decoder of the shape of Qwen2, or of Llama where attention has no bias.
+    """A policy with the architecture of Qwen2, or of Llama if `attention_bias` is false.
 
     Attributes:
-      width, layers, heads, key_value_heads, feed_forward_width: the shape; a head is width / heads
-        wide.
-      vocabulary: rows of the embedding; None is as many as there are tokens.
+      width, layers, heads, key_value_heads, feed_forward_width: the shape; the head width is
+        width / heads.
+      vocabulary: the rows of the embedding; None is the number of tokens, rounded up to a
+        multiple of 8.
       tied_embedding, attention_bias, rope_theta, rope_scaling: as in `DecoderConfig`.
-      dtype: of activations.
-      param_dtype: of the parameters.
-      remat: what the backward pass recomputes (`Decoder`).
-      unroll: compiles the layers one after the other: quicker updates on a CPU, with
-        `remat=none` (`Decoder`).
-      attention: the kernel over whole rows: `xla`; or `cudnn` or `splash`, of a GPU or a TPU.
+      dtype: the dtype of activations.
+      param_dtype: the dtype of the parameters.
+      remat: which activations the backward pass recomputes (`Decoder`).
+      unroll: unrolls the layers, which makes updates faster on a CPU; requires `remat=none`
+        (`Decoder`).
+      attention: the attention kernel for full sequences: `xla`, `cudnn` (GPU) or `splash` (TPU).
     """
 
     width: Positive = 96
@@ -59,17 +60,17 @@ class Scratch:
             )
 
     def build(self, mesh: Mesh, key: Array) -> tuple[Policy, Params]:
-        """The policy and its parameters on the mesh."""
+        """Returns the policy and its parameters on the mesh."""
         policy = self.policy(mesh)
         return policy, mesh.init(self.init(policy), key)
 
     def abstract(self, mesh: Mesh) -> tuple[Policy, Params]:
-        """The same with the shapes of parameters, and their places: none is made."""
+        """Returns the policy and the shapes and shardings of its parameters; creates no arrays."""
         policy = self.policy(mesh)
         return policy, mesh.shapes(self.init(policy), jax.random.key(0))
 
     def init(self, policy: Policy) -> Callable[[Array], Params]:
-        """Makes parameters of a key."""
+        """Returns a function from a random key to parameters."""
         if self.param_dtype == "float32":
             return policy.decoder.init
         return lambda key: jax.tree.map(
@@ -77,7 +78,7 @@ class Scratch:
         )
 
     def policy(self, mesh: Mesh) -> Policy:
-        """All but the parameters."""
+        """Returns the policy without its parameters."""
         tokenizer: Any = byte_tokenizer()
         if self.vocabulary is not None and self.vocabulary < len(tokenizer):
             raise InputError(

@@ -1,7 +1,7 @@
-"""Folders of safetensors: checked as a whole, read by pieces, written one tensor at a time.
+"""Folders of safetensors: checked completely, read in pieces, written one tensor at a time.
 
-The library checks a file; the bytes are read and written here. It maps a whole file into memory,
-where its pages count as ours, and it writes only what is all in memory at once.
+The safetensors library only checks files. It is not used to read, because it maps a full file into
+the memory of the process, nor to write, because it needs all tensors in memory at once.
 """
 
 import json
@@ -20,16 +20,16 @@ from rl4p.errors import InputError
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 DTYPES = {"F32": jnp.dtype("float32"), "F16": jnp.dtype("float16"), "BF16": jnp.dtype("bfloat16")}
-PIECE_BYTES = 2**24  # read at a time
+PIECE_BYTES = 2**24  # the most that is read at a time
 
 
 @dataclass(frozen=True, kw_only=True)
 class StoredTensor:
-    """A tensor in a file, not read yet.
+    """A tensor in a file, which has not been read yet.
 
     Attributes:
-      kind: safetensors' name of its dtype.
-      start: where its bytes begin in the file.
+      kind: the name of its dtype in safetensors.
+      start: the offset of its first byte in the file.
     """
 
     file: Path
@@ -38,7 +38,7 @@ class StoredTensor:
     start: int
 
     def pieces(self, rows: slice) -> Iterator[tuple[int, np.ndarray]]:
-        """These rows, a few at a time, each with the number of its first row."""
+        """Yields the rows in pieces, each with the index of its first row."""
         dtype = DTYPES[self.kind]
         row_bytes = dtype.itemsize * int(np.prod(self.shape[1:]))
         count = max(1, PIECE_BYTES // max(1, row_bytes))
@@ -66,11 +66,11 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def stored_tensors(folder: Path) -> dict[str, StoredTensor]:
-    """The tensors of a folder by name, from one file or as many as its index names.
+    """Returns the tensors of a folder by name, from one file or from the files in its index.
 
     Raises:
-      InputError: a file is missing or broken, or does not hold what the index says of it (all
-        tensors of which that is so are named).
+      InputError: a file is missing or broken, or its tensors differ from those in the index; names
+        all such tensors.
     """
     if not (folder / INDEX).is_file():
         if not (folder / SINGLE).is_file():
@@ -116,13 +116,13 @@ def no_weights(folder: Path) -> str:
 
 
 def read_header(path: Path) -> dict[str, StoredTensor]:
-    """What one file holds.
+    """Returns the tensors of one file by name.
 
     Raises:
-      InputError: it is not a safetensors file from its first byte to its last.
+      InputError: the file is not a complete safetensors file.
     """
     try:
-        with safe_open(path, framework="numpy"):  # checks sizes, dtypes and that offsets meet
+        with safe_open(path, framework="numpy"):  # checks sizes, dtypes and offsets
             pass
     except (SafetensorError, OSError) as error:
         raise InputError(f"{path} is not a whole safetensors file: {error}.") from None
@@ -143,7 +143,7 @@ def read_header(path: Path) -> dict[str, StoredTensor]:
 
 @dataclass(frozen=True, kw_only=True)
 class NewTensor:
-    """A tensor to write: its array is made when its turn comes, and let go before the next."""
+    """A tensor to write, whose array is created just before it is written and then released."""
 
     name: str
     shape: tuple[int, ...]
@@ -156,7 +156,7 @@ class NewTensor:
 
 
 def write_tensors(folder: Path, tensors: Sequence[NewTensor], shard_bytes: int) -> None:
-    """One file, or several with an index if they are larger than `shard_bytes` together."""
+    """Writes one file, or several files and an index if the total exceeds `shard_bytes`."""
     shards: list[list[NewTensor]] = []
     room = 0
     for tensor in tensors:
@@ -185,7 +185,7 @@ def write_tensors(folder: Path, tensors: Sequence[NewTensor], shard_bytes: int) 
 
 def write_file(path: Path, tensors: Sequence[NewTensor]) -> None:
     kinds = {dtype: kind for kind, dtype in DTYPES.items()}
-    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}  # transformers asks for this
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}  # transformers requires this
     end = 0
     for tensor in tensors:
         start, end = end, end + tensor.bytes
@@ -195,7 +195,7 @@ def write_file(path: Path, tensors: Sequence[NewTensor]) -> None:
             "data_offsets": [start, end],
         }
     encoded = json.dumps(header, separators=(",", ":")).encode()
-    encoded += b" " * (-len(encoded) % 8)  # the data begins aligned
+    encoded += b" " * (-len(encoded) % 8)  # aligns the data
     with path.open("wb") as file:
         file.write(len(encoded).to_bytes(8, "little") + encoded)
         for tensor in tensors:

@@ -1,4 +1,4 @@
-"""Tokenizers: read from a folder and checked, or made here byte by byte."""
+"""Tokenizers: read from a folder and checked, or built with one token per byte."""
 
 import os
 import re
@@ -10,12 +10,10 @@ from rl4p.configuration.targets import did_you_mean
 from rl4p.errors import InputError
 from rl4p.model.tensor_files import read_json
 
-if (
-    TYPE_CHECKING
-):  # imported where it is used: it takes half a second, and checking does not need it
+if TYPE_CHECKING:  # imported where it is used, because the import takes half a second
     from transformers import PreTrainedTokenizerFast
 
-# transformers remarks at import that torch is absent.
+# Silences a message of transformers at import about the absence of torch.
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 
 CHAT_TEMPLATE = (
@@ -29,13 +27,13 @@ SPECIAL_TOKENS = ("<|pad|>", "<|end|>", "<|system|>", "<|user|>", "<|assistant|>
 
 
 def load_tokenizer(folder: Path) -> "PreTrainedTokenizerFast":
-    """Reads tokenizer.json and what belongs to it, and checks what training depends on.
+    """Reads tokenizer.json and its companion files, and checks that there is a chat template.
 
-    The class is named here because `AutoTokenizer` goes by the model type of config.json and may
-    put its own class, with its own rules of splitting, in place of the file's.
+    `AutoTokenizer` is not used: it may choose, by the model type in config.json, a class with
+    other rules of splitting than those in the file.
 
     Raises:
-      InputError: a file or the chat template is missing or broken.
+      InputError: a file is missing or broken, or there is no chat template.
     """
     from transformers import PreTrainedTokenizerFast
 
@@ -45,10 +43,10 @@ def load_tokenizer(folder: Path) -> "PreTrainedTokenizerFast":
         read_json(path)
     try:
         tokenizer = PreTrainedTokenizerFast.from_pretrained(folder, local_files_only=True)
-    except Exception as error:  # the library of tokenizer.json raises nothing narrower
+    except Exception as error:  # the tokenizers library raises plain Exception
         reason = " ".join(str(error).split())
         raise InputError(f"The tokenizer in {folder} cannot be read: {reason}.") from error
-    for key in ("is_local", "local_files_only"):  # of this call; they would be saved with it
+    for key in ("is_local", "local_files_only"):  # else they are saved with it
         tokenizer.init_kwargs.pop(key, None)
     if tokenizer.chat_template is None:
         raise InputError(
@@ -61,10 +59,10 @@ def load_tokenizer(folder: Path) -> "PreTrainedTokenizerFast":
 def check_template(
     tokenizer: "PreTrainedTokenizerFast", arguments: Mapping[str, Any], key: str = "model.template"
 ) -> None:
-    """Refuses arguments that the chat template does not know: it would pass over them in silence.
+    """Checks that the chat template knows the arguments, since it ignores unknown ones silently.
 
     Raises:
-      InputError: names the first, and the nearest that the template knows.
+      InputError: an argument is unknown; names it and the nearest name in the template.
     """
     words = set(re.findall(r"[A-Za-z_]\w*", tokenizer.get_chat_template()))
     for name in arguments:
@@ -76,7 +74,7 @@ def check_template(
 
 
 def byte_tokenizer() -> "PreTrainedTokenizerFast":
-    """One token per byte (any text comes back as it was), five special tokens, a chat template."""
+    """Returns a lossless tokenizer of one token per byte, five special tokens and a template."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 

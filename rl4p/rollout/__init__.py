@@ -1,1 +1,1 @@
-"""The rollout phase: prompts to trajectories."""
+"""The rollout phase, which turns prompts into trajectories."""

@@ -1,4 +1,4 @@
-"""The fast sampler: slots that finished sequences leave to those that wait."""
+"""The fast sampler: continuous batching, where waiting sequences take the slots of ended ones."""
 
 from collections import deque
 from collections.abc import Generator, Sequence
@@ -24,16 +24,16 @@ from rl4p.types import Array, Params, Prompt, Sampling, Texts, Trajectories
 
 @dataclass(frozen=True, kw_only=True)
 class Continuous(SamplerOptions):
-    """Samples the very tokens of `naive_sampler`, without waiting for the longest sequence.
+    """A sampler that draws the same tokens as `naive_sampler` by continuous batching.
 
-    Each prompt is prefilled once for its whole group. Then compiled chunks decode one token of
-    every slot per turn; between them, slots whose sequence has ended go to sequences that wait, or,
-    once none does, are given up by halves. The cache holds what the oldest sequence needs and grows
-    in a few steps, since attention pays for every place of it, used or not.
+    Each prompt is prefilled once for its group. Then compiled chunks decode one token of every slot
+    per decode step. Between chunks, waiting sequences take the slots of ended sequences. Once no
+    sequence waits, the number of slots is halved as sequences end. The cache grows in a few steps
+    with the longest response, because attention computes over its whole size, used or not.
 
     Attributes:
-      slots: sequences at a time; None is all of a step at once, the fastest where their cache fits
-        into memory.
+      slots: the number of sequences decoded at a time. None decodes all sequences of a step at
+        once, which is fastest if their cache fits into memory.
     """
 
     slots: Positive | None = None
@@ -63,13 +63,13 @@ class Continuous(SamplerOptions):
         while waiting or (slots.sequence_n < B).any():
             slots, source_n = slots.arranged(waiting, sizes, B)
             prompt_n = np.minimum(slots.sequence_n, B - 1) // group_size
-            new_n = slots.age_n == 0  # next they read the last token of their prompt
+            new_n = slots.age_n == 0  # these first read the last token of their prompt
             slots = slots._replace(token_n=np.where(new_n, tokens_PT[prompt_n, -1], slots.token_n))
             room = max(room, response_room(int(slots.age_n.max()), R))
             cache = rearranged(cache, prefilled, source_n, prompt_n, new_n, width + room, mesh)
             if mesh.size > 1:
                 slots = mesh.shard_rows(slots)
-            n = len(new_n)  # once no more than `enough` go on, another arrangement pays
+            n = len(new_n)  # a chunk ends once at most `enough` sequences go on
             enough = n - max(1, n // 8) if waiting else max((m for m in sizes if m < n), default=0)
             slots, cache, responses = decode(
                 policy.decoder,
@@ -89,7 +89,7 @@ class Continuous(SamplerOptions):
         return policy.trajectories(prompts, group_size, version=version, **responses._asdict())
 
     def plan(self, run: Any) -> Generator[PlannedProgram, Any, None]:
-        """Yields `prefill`, `arrange` and `decode`, with the cache at its largest."""
+        """Yields `prefill`, `arrange` and `decode`, with the largest cache that may occur."""
         policy, mesh, params = run.policy, run.mesh.sampling, run.sampling_params()
         P, W, B, R = run.prompts, run.prompt_columns, run.sequences, run.response_tokens
         lasting = run.lasting_where_sampled()
@@ -97,7 +97,7 @@ class Continuous(SamplerOptions):
         tokens_PT, mask_PT = (run.rows((rows, W), dtype, mesh) for dtype in (jnp.int32, jnp.bool_))
         traced = prefill.trace(policy.decoder, params, tokens_PT, mask_PT, mesh)
         prefilled = yield PlannedProgram(phase="prefill", traced=traced, live=lasting)
-        if prefilled is None:  # the other programs take it
+        if prefilled is None:  # the other programs need it
             return
 
         n = slot_counts(self.slots_of(B), mesh.row_shards, R)[0]
@@ -130,7 +130,7 @@ class Continuous(SamplerOptions):
             0,
         )
         turns = R * -(-B // n)
-        # A cache is read as far as it is written: half of the responses, taken over all steps.
+        # A step reads the written part of the cache: on average, half of the response columns.
         written = (W + R / 2) / (W + R)
         weights = run.bytes_per_decode_step(params)
         caches = run.bytes_per_decode_step(params, cache.layers) - weights
@@ -143,17 +143,17 @@ class Continuous(SamplerOptions):
         )
 
     def slots_of(self, sequences: int) -> int:
-        """Returns how many of so many sequences are decoded at a time."""
+        """Returns how many of a step's sequences are decoded at a time."""
         return min(self.slots or sequences, sequences)
 
 
 class Slots(NamedTuple):
-    """What is decoded side by side.
+    """The sequences that are decoded together, one per slot.
 
     Attributes:
-      sequence_n: which of the B sequences; B where the slot is free.
-      token_n: its newest token.
-      age_n: how many tokens its response has.
+      sequence_n: the index of the slot's sequence among B; B if the slot is free.
+      token_n: the newest token of the sequence.
+      age_n: the number of tokens in its response.
     """
 
     sequence_n: Array
@@ -167,10 +167,10 @@ class Slots(NamedTuple):
     def arranged(
         self, waiting: deque[int], sizes: Sequence[int], B: int
     ) -> tuple["Slots", np.ndarray]:
-        """The sequences that go on, closed up, then of those that wait as many as find a slot.
+        """Moves unfinished sequences to the front, and fills free slots with waiting sequences.
 
         Returns:
-          As few slots as hold them, and the former slot of each; 0 for a new one.
+          The fewest slots of `sizes` that suffice, and the former slot of each; 0 for a new one.
         """
         going = np.flatnonzero(self.sequence_n < B)
         wanted = min(len(going) + len(waiting), sizes[0])
@@ -184,7 +184,7 @@ class Slots(NamedTuple):
 
 
 class Responses(NamedTuple):
-    """What the sequences have said; `lengths_B` tells how much of a row is written."""
+    """The responses so far; `lengths_B` is the number of columns written in each row."""
 
     tokens_BR: Array
     logprobs_BR: Array
@@ -199,13 +199,13 @@ class Responses(NamedTuple):
         )
 
     def take(self, sequence_n: Array) -> "Responses":
-        """Those of some sequences; where the slot is free, of no matter which."""
+        """Returns the rows of the given sequences; the row of a free slot is arbitrary."""
         return Responses(*(jnp.take(x, sequence_n, axis=0, mode="clip") for x in self))
 
     def put(self, sequence_n: Array, part: "Responses") -> "Responses":
-        """With what some sequences have said now; free slots have row B, which is none."""
+        """Returns a copy with the rows of `sequence_n` replaced by `part`, except those at B."""
         B, n = self.lengths_B.shape[0], part.lengths_B.shape[0]
-        # A CPU scatters element by element, and gathers rows: where each row's news stand.
+        # A CPU gathers whole rows but scatters single elements, so only indices are scattered.
         slot_B = jnp.full(B, n).at[sequence_n].set(jnp.arange(n), mode="drop")
 
         def chosen(x: Array, new: Array) -> Array:
@@ -215,11 +215,11 @@ class Responses(NamedTuple):
         return Responses(*map(chosen, self, part))
 
 
-# Each number of slots and each room compiles once: responses must be long for many to pay.
+# Each slot count and each cache size compiles once, which only long responses are worth.
 
 
 def slot_counts(most: int, devices: int, R: int) -> tuple[int, ...]:
-    """Falling: `most`, filled up to the devices, and one half of a half for every 32 tokens."""
+    """Returns falling slot counts: `most` rounded up to the devices, then up to R // 32 halves."""
     counts = [-(-most // devices) * devices]
     for _ in range(R // 32):
         half, odd = divmod(counts[-1], 2)
@@ -230,9 +230,9 @@ def slot_counts(most: int, devices: int, R: int) -> tuple[int, ...]:
 
 
 def response_room(oldest: int, R: int) -> int:
-    """Places of the cache for responses: the first of 64, 96, 128, 192, 256, ... over the oldest's.
+    """Returns the cache slots for responses: the first of 64, 96, 128, 192, ... over `oldest`.
 
-    A limit that no response comes near costs nothing.
+    A high limit R costs nothing unless a response comes near it.
     """
     places = 64
     while places <= oldest:
@@ -244,7 +244,7 @@ def response_room(oldest: int, R: int) -> int:
 def prefill(
     decoder: Decoder, params: Params, tokens_PT: Array, mask_PT: Array, mesh: Mesh
 ) -> Cache:
-    """The cache of the prompts, which slots anywhere may ask for."""
+    """Returns the cache of the prompts, with rows replicated so that any slot can read them."""
     segments_PT = mask_PT.astype(jnp.int32)
     positions_PT = jnp.maximum(jnp.cumsum(segments_PT, axis=1) - 1, 0)
     empty = decoder.empty_cache(*tokens_PT.shape)
@@ -253,8 +253,8 @@ def prefill(
 
 
 def of_cache(cache: Cache, mesh: Mesh) -> Any:
-    """How it lies, as a cache of shardings: rows and heads are where they are computed."""
-    place: Any = Cache  # of which arrays are the fields
+    """Returns the shardings of a cache: rows over `dp` and `fsdp`, KV heads over `tp`."""
+    place: Any = Cache  # typed Any, since the fields here are shardings and not arrays
     return place(
         layers=jax.tree.map(lambda _: mesh.rows_and_heads, cache.layers),
         positions_BS=mesh.rows,
@@ -272,7 +272,7 @@ def rearranged(
     places: int,
     mesh: Mesh,
 ) -> Cache:
-    """The caches of slots: what they had elsewhere, or their prompt's where they are new."""
+    """Returns the cache in the new order of slots; that of a new slot holds its prompt."""
     fresh = prefilled.rows(prompt_n, places)
 
     def choose(new: Array, old: Array) -> jax.Array:
@@ -304,7 +304,7 @@ def decode(
     greedy: Array,
     enough: Array,
 ) -> tuple[Slots, Cache, Responses]:
-    """One token of every slot per turn, until `enough` go on or the oldest fills its cache."""
+    """Decodes until at most `enough` sequences go on, or the longest has filled its cache."""
     B, R = responses.tokens_BR.shape
     began_n, spoken = slots.sequence_n, responses.take(slots.sequence_n)
     room = cache.positions_BS.shape[1] - width
@@ -334,12 +334,12 @@ def decode(
         return Slots(jnp.where(ended_n, B, sequence_n), token_n, age_n), cache, said
 
     def worth(carry: tuple) -> Array:
-        # One sum, for which devices wait for one another: below 0 where one is out of room.
+        # A single sum, since it synchronizes devices; it is below 0 if a sequence is out of room.
         going_n, n = carry[0].sequence_n < B, len(carry[0].sequence_n)
         return jnp.sum(jnp.where(going_n, jnp.where(carry[0].age_n < room, 1, -n), 0)) > enough
 
-    # What is said stays with the slots (free ones write to a column more), and goes to its sequence
-    # at the end: the two may be on different devices, which then meet once a chunk.
+    # New tokens stay with the slots until the end of the chunk (free slots write to an extra
+    # column): a slot and its row of `responses` may be on different devices.
     said = tuple(jnp.pad(x, ((0, 0), (0, 1))) for x in (spoken.tokens_BR, spoken.logprobs_BR))
     slots, cache, said = jax.lax.while_loop(worth, turn, (slots, cache, said))
     tokens_nR, logprobs_nR = (x[:, :R] for x in said)

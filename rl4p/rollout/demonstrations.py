@@ -1,4 +1,4 @@
-"""Worked answers from the data set in place of samples: supervised training in the same loop."""
+"""A rollout that takes worked answers from the data set, for supervised training."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,10 +14,10 @@ from rl4p.types import Array, Params, Prompt, Sampling, Texts, Trajectories
 
 @dataclass(frozen=True, kw_only=True)
 class Demonstrations:
-    """Each prompt's `solution` and an end token, as if the policy had said it.
+    """A rollout whose responses are each prompt's `solution`, followed by an end token.
 
-    No policy chose these tokens: behaviour logprobs are 0 and the policy version is -1. A solution
-    over `max_response_tokens` is cut there and marked so (`Finish.LENGTH`).
+    No policy chose these tokens, so the behaviour logprobs are 0 and the policy version is -1. A
+    solution longer than `max_response_tokens` is cut there and marked `Finish.LENGTH`.
     """
 
     samples: ClassVar[bool] = False

@@ -1,4 +1,4 @@
-"""The readable reference sampler: a static batch, one jitted program."""
+"""A short reference sampler: a static batch in one jitted program."""
 
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
@@ -19,12 +19,14 @@ from rl4p.types import Array, Params, Prompt, Sampling, Texts, Trajectories
 
 @dataclass(frozen=True, kw_only=True)
 class NaiveSampler(SamplerOptions):
-    """Samples all sequences side by side until the last of them has ended.
+    """A sampler that decodes all sequences in one batch until the last of them has ended.
 
-    Each sequence has a random key of its own, folded from the step's key and its number, and each
-    token one folded from that: what a sequence says does not depend on its neighbours.
+    Each sequence has its own random key, folded from the step's key and the sequence's number. Each
+    token has a key folded from its sequence's key. A sequence therefore does not depend on the
+    other sequences of the batch.
 
-    To stay short it runs the prompt of every sequence; `continuous` runs each prompt once.
+    To keep the code short, the prompt is prefilled once per sequence; `continuous` prefills it
+    once per group.
     """
 
     def __call__(
@@ -61,7 +63,7 @@ class NaiveSampler(SamplerOptions):
         )
 
     def plan(self, run: Any) -> Generator[PlannedProgram, Any, None]:
-        """Yields `decode`, which prefills too."""
+        """Yields one program, `decode`, which includes the prefill."""
         policy, mesh, params = run.policy, run.mesh.sampling, run.sampling_params()
         B, W, R = run.sequences, run.prompt_columns, run.response_tokens
         tokens_BT, mask_BT = (run.rows((B, W), dtype, mesh) for dtype in (jnp.int32, jnp.bool_))
@@ -103,10 +105,11 @@ def generate(
     key: Array,
     greedy: Array,
 ) -> tuple[Array, Array, Array]:
-    """Prefill, then one token of every row per turn of a loop that ends with the last row.
+    """Prefills the prompts, then decodes one token of every row per step until all rows have ended.
 
     Returns:
-      Tokens, lengths and log-probabilities of the responses; what stands behind a length is noise.
+      Tokens [B, R], lengths [B] and log-probabilities [B, R] of the responses. Columns beyond a
+      row's length are undefined.
     """
     B, width = prompt_tokens_BT.shape
     ends = jnp.asarray(end_ids, jnp.int32)

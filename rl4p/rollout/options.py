@@ -1,4 +1,4 @@
-"""What every sampler shares. Not an algorithm: how long a response is, and how it is drawn."""
+"""The options that all samplers share: the length of a response and its distribution."""
 
 from dataclasses import dataclass
 
@@ -8,11 +8,11 @@ from rl4p.types import Sampling
 
 @dataclass(frozen=True, kw_only=True)
 class SamplerOptions:
-    """How responses are drawn.
+    """The length and the distribution of responses.
 
     Attributes:
-      max_response_tokens: the limit of a response, the end token included.
-      temperature, top_k, top_p: the distribution (`types.Sampling`).
+      max_response_tokens: the longest response in tokens, the end token included.
+      temperature, top_k, top_p: the sampling distribution (`types.Sampling`).
     """
 
     max_response_tokens: Positive

@@ -1,4 +1,4 @@
-"""Model families: how each one's config.json and tensors become the decoder's, and back."""
+"""Model families: the conversion between each family's config.json and tensors and the decoder."""
 
 from typing import Any
 
@@ -15,10 +15,10 @@ FAMILIES = {
 
 
 def family_of(config: dict[str, Any], where: str) -> Family:
-    """The family that config.json names.
+    """Returns the family that config.json names.
 
     Raises:
-      InputError: its model_type is not known.
+      InputError: the model_type is unknown.
     """
     model_type = config.get("model_type")
     if not isinstance(model_type, str) or model_type not in FAMILIES:

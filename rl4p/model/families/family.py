@@ -1,4 +1,4 @@
-"""What a family is: a reader and a writer of config.json, and a table of names."""
+"""The parts of a family: a reader and a writer of config.json, and a table of tensor names."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -11,11 +11,11 @@ class Tensor(NamedTuple):
     """One tensor of a checkpoint.
 
     Attributes:
-      path: of the parameter that holds it.
-      layer: where it stands along the parameter's leading axis L; None if it has no such axis.
-      expert: where it stands along the axis after L; None if it has no such axis.
-      name: in the files.
-      transposed: kernels are [in, out] here and [out, in] in the files.
+      path: the path of the parameter that contains it.
+      layer: its index along the parameter's leading axis L; None if there is no such axis.
+      expert: its index along the axis after L; None if there is no such axis.
+      name: its name in the files.
+      transposed: whether it is [in, out] in the parameter and [out, in] in the files.
     """
 
     path: tuple[str, ...]
@@ -27,15 +27,16 @@ class Tensor(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Family:
-    """One model type of Hugging Face's.
+    """A model type of Hugging Face.
 
     Attributes:
-      model_type, architecture, classifier: its names in config.json: of the family, of a language
-        model and of a classifier.
-      read_config: (content of config.json, its path for errors) to the decoder's configuration;
-        raises InputError that names the key it cannot follow.
-      write_config: the keys of config.json that describe a decoder, without tokens and dtype.
-      names: every tensor of a checkpoint.
+      model_type, architecture, classifier: the names in config.json of the family, of its language
+        model and of its classifier.
+      read_config: a function from config.json's content, and its path for errors, to the decoder's
+        configuration. It raises InputError, naming the key, for an unsupported option.
+      write_config: a function that returns the keys of config.json for a decoder, without tokens
+        and dtype.
+      names: a function that yields every tensor of a checkpoint.
     """
 
     model_type: str

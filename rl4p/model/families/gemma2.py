@@ -1,4 +1,4 @@
-"""Gemma 2: norms before and behind, soft caps, every other layer slides (2408.00118)."""
+"""Gemma 2: norms before and after each block, soft caps, alternate sliding layers (2408.00118)."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -32,8 +32,8 @@ def read_config(config: dict[str, Any], where: str) -> DecoderConfig:
 
 
 def read_gemma(keys: Keys) -> dict[str, Any]:
-    """What Gemma 2 and 3 have in common."""
-    # transformers ignores hidden_act, which the first files of Gemma wrote.
+    """Returns the options that Gemma 2 and 3 share."""
+    # transformers ignores hidden_act, which the first Gemma files contain.
     keys.must_be("hidden_activation", "gelu_pytorch_tanh", "activation")
     keys.must_be("attention_bias", False)
     keys.must_be("use_bidirectional_attention", False)
@@ -49,7 +49,7 @@ def read_gemma(keys: Keys) -> dict[str, Any]:
 
 
 def read_softcap(keys: Keys, key: str, default: float | None) -> float | None:
-    """Null is no cap; no key is the family's own."""
+    """Returns a soft cap: None if the key is null, the default if it is absent."""
     if default is None or key in keys.config:
         return None if keys.config.get(key) is None else keys.get(key, float)
     return default

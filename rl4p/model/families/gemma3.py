@@ -1,6 +1,6 @@
-"""Gemma 3, its text model: normed queries and keys, two rope bases, every sixth layer whole.
+"""The text model of Gemma 3: normed queries and keys, two rope bases, sliding layers.
 
-Formulas and defaults: 2503.19786.
+By default every sixth layer has full attention. Formulas and defaults: 2503.19786.
 """
 
 from collections.abc import Iterator
@@ -33,10 +33,10 @@ def read_config(config: dict[str, Any], where: str) -> DecoderConfig:
 
 
 def read_rope(keys: Keys) -> dict[str, Any]:
-    """Layers that see everything have one base and may be scaled; those that slide have another.
+    """Returns the rope options: full-attention and sliding layers have different bases.
 
-    transformers 5 writes a section of rope_parameters for each, earlier versions rope_theta,
-    rope_local_base_freq and rope_scaling.
+    Only full-attention layers may be scaled. transformers 5 writes a section of rope_parameters
+    for each kind, earlier versions rope_theta, rope_local_base_freq and rope_scaling.
     """
     sections = Keys(keys.section("rope_parameters"), f"{keys.where}, in rope_parameters,")
     whole, local = sections.section("full_attention"), sections.section("sliding_attention")

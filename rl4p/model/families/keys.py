@@ -1,4 +1,4 @@
-"""Keys of config.json that most families share: read strictly, and written."""
+"""Strict readers and writers of the config.json keys that most families share."""
 
 from typing import Any
 
@@ -8,14 +8,17 @@ from rl4p.model.rope import LinearScaling, Llama3Scaling, Scaling
 
 
 class Keys:
-    """Reads keys of a config.json; what is absent or of another type raises InputError."""
+    """A reader of config.json that raises InputError for a missing key or a wrong type."""
 
     def __init__(self, config: dict[str, Any], where: str) -> None:
         self.config = config
         self.where = where
 
     def get(self, key: str, kind: type, default: Any = None) -> Any:
-        """A value of the kind (an integer will do for a float); null is as if it were absent."""
+        """Returns a value of type `kind`, or the default if it is null or absent.
+
+        An integer is accepted as a float.
+        """
         value = self.config.get(key)
         value = default if value is None else value
         if value is None:
@@ -30,13 +33,13 @@ class Keys:
         return InputError(f"{self.where} asks for {what}, which is not supported.")
 
     def must_be(self, key: str, only: Any, what: str | None = None) -> None:
-        """Refuses every value of an option but the one that the decoder follows."""
+        """Raises InputError unless the key is absent, null, or the one supported value."""
         value = self.config.get(key)
         if value is not None and value != only:
             raise self.refuse(f"{what or key} {value!r}")
 
     def rope(self) -> dict[str, Any]:
-        """The decoder's rope options.
+        """Returns the decoder's rope options.
 
         transformers 5 writes rope_parameters, earlier versions rope_theta and rope_scaling.
         """
@@ -46,11 +49,11 @@ class Keys:
         return {"rope_theta": theta, "rope_scaling": self.scaling(rope)}
 
     def section(self, key: str) -> dict[str, Any]:
-        """An object within the configuration, empty where it is absent or null."""
+        """Returns an object within the configuration, empty if it is absent or null."""
         return self.get(key, dict, {})
 
     def scaling(self, rope: dict[str, Any]) -> Scaling | None:
-        """How the section stretches positions."""
+        """Returns the scaling of positions in a rope section; None if there is none."""
         keys = Keys(rope, f"{self.where}, in rope_parameters,")
         keys.must_be("partial_rotary_factor", 1.0)
         kind = rope.get("rope_type", rope.get("type", "default"))
@@ -69,7 +72,7 @@ class Keys:
         raise self.refuse(f"rope type {kind!r}")
 
     def sliding(self, window: int | None, default: list[bool]) -> dict[str, Any]:
-        """The decoder's window, and which layers slide: by layer_types, if they are named."""
+        """Returns the decoder's window and sliding layers, by layer_types or else the default."""
         if window is None:
             return {}
         layers, types = self.get("num_hidden_layers", int), self.get("layer_types", list, [])
@@ -88,9 +91,9 @@ class Keys:
     def shape(
         self, head_width: int | None = None, feed_forward: str = "intermediate_size"
     ) -> dict[str, Any]:
-        """The options of the decoder that every family has, but rope's.
+        """Returns the decoder options that every family has, without those of rope.
 
-        `head_width` is the family's own where head_dim is absent.
+        `head_width` is the family's default for an absent head_dim; None is width // heads.
         """
         heads, width = self.get("num_attention_heads", int), self.get("hidden_size", int)
         key_value_heads = self.get("num_key_value_heads", int, heads)
@@ -113,7 +116,7 @@ class Keys:
 
 
 def write_shape(c: DecoderConfig) -> dict[str, Any]:
-    """The keys that every family has."""
+    """Returns the keys that every family has."""
     return {
         "vocab_size": c.vocabulary,
         "hidden_size": c.width,
@@ -130,7 +133,7 @@ def write_shape(c: DecoderConfig) -> dict[str, Any]:
 
 
 def write_rope(theta: float, scaling: Scaling | None) -> dict[str, Any]:
-    """In the keys that all versions of transformers read."""
+    """Returns the rope options in the keys that all versions of transformers read."""
     if scaling is None:
         return {"rope_theta": theta}
     if isinstance(scaling, LinearScaling):

@@ -1,4 +1,4 @@
-"""Keys of config.json that say how many scores a sequence classifier gives."""
+"""The config.json keys for the number of scores of a sequence classifier."""
 
 from typing import Any
 
@@ -8,9 +8,9 @@ KIND = "ForSequenceClassification"
 
 
 def read_labels(config: dict[str, Any], where: str) -> int:
-    """How many scores; 0 where the architecture is no classifier.
+    """Returns the number of scores; 0 if the architecture is not a classifier.
 
-    transformers writes a name for each in id2label, and nothing at all for two.
+    transformers writes a name for each score in id2label, but writes nothing for two scores.
     """
     keys = Keys(config, where)
     names = keys.get("architectures", list, [])

@@ -1,4 +1,4 @@
-"""Llama 3.x, and what has its shape: no biases, scaled positions from 3.1 on (2407.21783)."""
+"""Llama 3.x and models of its shape: no biases, scaled positions since 3.1 (2407.21783)."""
 
 from collections.abc import Iterator
 from typing import Any

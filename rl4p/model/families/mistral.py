@@ -1,4 +1,4 @@
-"""Mistral: no biases; where there is a window, every layer slides (2310.06825)."""
+"""Mistral: no biases; if there is a window, every layer is a sliding layer (2310.06825)."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -10,7 +10,7 @@ from rl4p.model.families.names import LAYER_NAMES, names
 
 
 def read_config(config: dict[str, Any], where: str) -> DecoderConfig:
-    """Null is no window, and no key is that of the first Mistral."""
+    """Reads config.json; sliding_window is off if null, and 4096 (Mistral 7B) if absent."""
     keys = Keys(config, where)
     keys.must_be("hidden_act", "silu", "activation")
     keys.must_be("layer_types", None)

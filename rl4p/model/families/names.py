@@ -1,11 +1,11 @@
-"""Names of tensors that most families share."""
+"""The tensor names that most families share."""
 
 from collections.abc import Iterator, Mapping
 
 from rl4p.model.decoder import DecoderConfig
 from rl4p.model.families.family import Tensor
 
-# Where a parameter of one layer stands in the files; names come after "model.layers.<i>.".
+# From a parameter of a layer to its name in the files, without the prefix "model.layers.<i>.".
 LAYER_NAMES = {
     ("attention_norm", "scale"): "input_layernorm.weight",
     ("feed_forward_norm", "scale"): "post_attention_layernorm.weight",
@@ -20,7 +20,7 @@ LAYER_NAMES = {
 
 
 def names(c: DecoderConfig, layer_names: Mapping[tuple[str, ...], str]) -> Iterator[Tensor]:
-    """Every tensor of a checkpoint, by the table of one layer's."""
+    """Yields every tensor of a checkpoint, given the table of names in one layer."""
     yield Tensor(("embedding",), None, None, "model.embed_tokens.weight", False)
     yield Tensor(("norm", "scale"), None, None, "model.norm.weight", False)
     if c.labels:

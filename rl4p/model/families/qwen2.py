@@ -29,7 +29,7 @@ def read_config(config: dict[str, Any], where: str) -> DecoderConfig:
 
 
 def read_sliding(keys: Keys) -> dict[str, Any]:
-    """Off unless use_sliding_window; without layer_types, the layers after so many slide."""
+    """Reads sliding layers if use_sliding_window: layer_types, else from max_window_layers on."""
     if not keys.get("use_sliding_window", bool, False):
         return {}
     layers = keys.get("num_hidden_layers", int)

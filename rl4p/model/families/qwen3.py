@@ -1,4 +1,4 @@
-"""Qwen 3: queries and keys normed in each head, no biases (2505.09388)."""
+"""Qwen 3, with norms of queries and keys in each head, and without biases (2505.09388)."""
 
 from collections.abc import Iterator
 from typing import Any

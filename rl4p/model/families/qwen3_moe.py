@@ -1,4 +1,4 @@
-"""Qwen 3 with experts: every layer has them, and each token chooses a few (2505.09388)."""
+"""Qwen 3 with experts in every layer, of which each token uses a few (2505.09388)."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -28,7 +28,7 @@ def read_config(config: dict[str, Any], where: str) -> DecoderConfig:
     window = None
     if keys.get("use_sliding_window", bool, False):
         window = keys.get("sliding_window", int)
-    # transformers 5 calls them num_local_experts too.
+    # transformers 5 also writes num_experts as num_local_experts.
     experts = keys.get("num_experts", int, config.get("num_local_experts"))
     chosen = keys.get("num_experts_per_tok", int)
     if chosen > experts:
