@@ -1,10 +1,10 @@
-"""Names of older versions: the configuration of a run that was started with them stays valid."""
+"""Names used by older versions, so that the configurations of older runs stay valid."""
 
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-# By the beginning of a `_target_`, what stands there now.
+# Old prefixes of a `_target_`, and the prefixes that replace them.
 MOVED = {
     "rl4p.checkpoint.": "rl4p.runs.checkpoint.",
     "rl4p.collector.": "rl4p.loop.collector.",
@@ -16,7 +16,7 @@ MOVED = {
     "rl4p.optimizer.": "rl4p.learner.optimizer.",
     "rl4p.tracker.": "rl4p.runs.tracker.",
 }
-# Keys that are newer than some runs, with the values that do what was done without them.
+# Keys that older runs lack, with the values that keep the behaviour of those runs.
 ADDED = {
     "source": {"_target_": "rl4p.loop.source.stream.Stream"},
     "max_skipped": 5,
@@ -26,7 +26,7 @@ ADDED = {
 
 
 def moved(target: str) -> str:
-    """Returns what a `_target_` is called now."""
+    """Returns the current name of a `_target_`."""
     for old, new in MOVED.items():
         if target.startswith(old):
             return new + target.removeprefix(old)
@@ -34,7 +34,7 @@ def moved(target: str) -> str:
 
 
 def renewed(config: DictConfig) -> DictConfig:
-    """Returns the configuration of a run folder in the names of today."""
+    """Returns the configuration of a run folder with current names and keys."""
 
     def of(value: Any) -> Any:
         if isinstance(value, dict):
