@@ -1,4 +1,4 @@
-"""The reward phase: each process grades its own share of the groups, and all learn all grades."""
+"""The call of the reward phase: each process grades a share, and all receive all grades."""
 
 from dataclasses import replace
 from typing import Any
@@ -13,9 +13,9 @@ from rl4p.types import Rewards, Texts, Trajectories
 def graded(
     phases: Phases, memory: dict[str, Any], trajectories: Trajectories, texts: Texts
 ) -> tuple[Rewards, dict[str, Any]]:
-    """As `Phases.call`. Groups stay whole, if their size is known; arrays are then the host's.
+    """Calls the reward phase as `Phases.call` does, on each process's share of whole groups.
 
-    A reward with memory sees all rows, in every process: each would remember something else.
+    With several processes the reward gets host arrays, and a reward with memory all rows.
     """
     together = trajectories.group_size
     groups = share(len(texts.responses) // together)
