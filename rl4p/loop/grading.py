@@ -1,4 +1,4 @@
-"""The call of the reward phase: each process grades a share, and all receive all grades."""
+"""The call of the reward phase: each process grades a share as host arrays and gets all grades."""
 
 from dataclasses import replace
 from typing import Any
@@ -13,9 +13,9 @@ from rl4p.types import Rewards, Texts, Trajectories
 def graded(
     phases: Phases, memory: dict[str, Any], trajectories: Trajectories, texts: Texts
 ) -> tuple[Rewards, dict[str, Any]]:
-    """Calls the reward phase as `Phases.call` does, on each process's share of whole groups.
+    """Calls the reward phase on the process's share of rows; groups of known size are not divided.
 
-    With several processes the reward gets host arrays, and a reward with memory all rows.
+    A reward with memory gets all rows in every process, because the memories must be equal.
     """
     together = trajectories.group_size
     groups = share(len(texts.responses) // together)

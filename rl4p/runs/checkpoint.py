@@ -22,7 +22,7 @@ class Orbax:
     """The options of checkpoints, configured by `conf/checkpoint`.
 
     Attributes:
-      every: the number of steps between checkpoints. The last step is always saved; 0: only it is.
+      every: the number of steps between checkpoints, 0 for none. The last step is always saved.
       keep: the number of checkpoints to keep.
     """
 

@@ -15,7 +15,7 @@ from rl4p.types import TrainState
 
 @dataclass(frozen=True, kw_only=True)
 class Synchronous:
-    """Options of a collector that samples and grades the whole batch of a step in the step."""
+    """Options of a collector that samples and grades all trajectories of a step in that step."""
 
     def open(
         self,
