@@ -1,4 +1,4 @@
-"""The errors that people see as one sentence, each with the exit code of its kind.
+"""Errors that are shown to the user as one sentence. Each class has its own exit code.
 
 Exit codes of every entry point: 0 finished, 2 the configuration or an input is wrong, 3 stopped by
 a signal and saved, 1 anything else.
@@ -6,18 +6,18 @@ a signal and saved, 1 anything else.
 
 
 class InputError(Exception):
-    """The configuration or an input is wrong: says what, where, and what would be right."""
+    """An error in the configuration or an input. The message says where, and what is correct."""
 
     exit_code = 2
 
 
 class RunError(Exception):
-    """A run cannot go on, through no mistake in its configuration: says why, and at which step."""
+    """A failure of a run whose configuration is correct. The message says why the run ended."""
 
     exit_code = 1
 
 
 class Stopped(Exception):
-    """A signal asked the run to stop; everything is saved."""
+    """A stop that a signal requested. The run has been saved."""
 
     exit_code = 3

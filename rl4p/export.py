@@ -1,12 +1,12 @@
-"""A run's policy as a Hugging Face folder, for transformers and inference servers.
+"""Exports the policy of a run as a Hugging Face folder, for transformers and inference servers.
 
     python -m rl4p.export resume=RUN out=FOLDER [step=N] [average=true] [dtype=...] [adapter=true]
 
 Writes the parameters, config.json, generation_config.json, the tokenizer and its chat template.
-`step` names a checkpoint; without it the newest is taken. `average=true` takes the moving average
-of the parameters (`ema.decay`). `dtype` is that of the files; without it they have that of the
-parameters. Adapters (`model.lora`) are merged into their base, or written alone for PEFT by
-`adapter=true`. `trusted_targets=[PACKAGE]` is for a model of your own.
+`step` selects a checkpoint; the default is the newest one. `average=true` exports the moving
+average of the parameters (`ema.decay`). `dtype` sets the dtype of the files; the default is the
+dtype of the parameters. Adapters (`model.lora`) are merged into the base model; `adapter=true`
+writes the adapter alone, for PEFT. A model of your own needs `trusted_targets=[PACKAGE]`.
 """
 
 import sys
@@ -28,11 +28,11 @@ OPTIONAL = {
 
 
 def export(given: Mapping[str, str]) -> str:
-    """Writes the folder that the arguments ask for, and says so in a sentence.
+    """Writes the requested folder and returns a sentence that reports it.
 
     Raises:
-      InputError: `resume` is not the folder of a run, or has no such checkpoint, or `out` is not
-        empty, or an adapter or an average is wanted and the run has none.
+      InputError: `resume` is not the folder of a run, or it has no such checkpoint, or `out` is not
+        empty, or the run has no adapter or no average although one is requested.
     """
     run, out = (Path(given[key]).expanduser() for key in ("resume", "out"))
     adapter, average = (given.get(key) == "true" for key in ("adapter", "average"))
@@ -54,7 +54,7 @@ def export(given: Mapping[str, str]) -> str:
     like = jax.tree.map(
         lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), params
     )
-    del params  # before there are others
+    del params  # frees the memory before the checkpoint is loaded
     step, params = restore_params(run, like, step=step, average=average)
     write_policy(out, policy, params, given.get("dtype"), adapter=adapter)
     what = f"{'averaged ' * average}{'adapter' if adapter else 'policy'}"
@@ -62,7 +62,7 @@ def export(given: Mapping[str, str]) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The command line; returns the exit code."""
+    """Runs the command line and returns the exit code."""
     arguments = sys.argv[1:] if arguments is None else list(arguments)
     if {"-h", "--help"} & set(arguments):
         print(__doc__)

@@ -1,9 +1,9 @@
-"""`python -m rl4p.plan`: what a run costs on its devices, without running it; see --help.
+"""`python -m rl4p.plan`: estimates the cost of a run without running it; see --help.
 
-It takes the arguments of `rl4p.train`, compiles the functions of a step for the devices of `mesh`
-(for named slices, such as mesh=v5e_16, without having any: pip install 'rl4p[plan]'), and says what
-they take of each device's memory. The same stands in plan.json in the run's folder. Exit code 1:
-it does not fit.
+The arguments are those of `rl4p.train`. The plan compiles the functions of a step for the devices
+of `mesh` and reports how much memory they need on each device. A named slice, such as mesh=v5e_16,
+need not be present (pip install 'rl4p[plan]'). The report is also written to plan.json in the run
+folder. The exit code is 1 if the run does not fit.
 """
 
 from typing import Any
@@ -14,13 +14,13 @@ from rl4p import configuration
 
 
 def job(config: DictConfig) -> Any:
-    from rl4p.planning.report import plan  # imports JAX, which printing a configuration should not
+    from rl4p.planning.report import plan  # imports JAX, which --help and --cfg do not need
 
     return plan(config)
 
 
 def main() -> None:
-    """The command line."""
+    """Runs the command line."""
     configuration.main("plan", job)
 
 

@@ -1,35 +1,35 @@
-"""The contracts: what a phase is given, and what it gives back.
+"""The protocols of the phases: their arguments and their results.
 
 A phase is a frozen dataclass with one pure ``__call__``; its fields are its options. Write one in a
 package of your own and name it in YAML or on the command line (README, "A phase of your own"). The
-Protocols are structural: nothing has to be registered, and only an update inherits its options.
+protocols are structural, so nothing has to be registered; only an update inherits its options.
 
-Two things any phase may have beside its call:
+A phase may have two more members:
 
-* ``needs``: a frozenset of names, for what the loop computes before the advantage. Only what is
-  asked for is computed; without it no extra forward runs. An advantage or a correction then takes
-  one more argument, ``scores``, with what it asked for; an update finds it in ``batch.scores``. A
-  KL penalty may ask for `reference_logprobs`, and an entropy phase for `entropy`. What would not
-  reach a phase is refused when the run is built. The names:
+* ``needs``: a frozenset of the names of scores, which the loop computes before the advantage. The
+  loop computes only requested scores; an empty set costs no extra forward pass. An advantage or a
+  correction then takes its scores in one more argument, ``scores``. An update reads them from
+  ``batch.scores``. A KL penalty may request `reference_logprobs`, and an entropy phase `entropy`.
+  Building the run fails if a phase requests a score that it would not receive. The names:
 
       proximal_logprobs, entropy, collision   [B, T], under the policy at the start of the step
-      reference_logprobs                      [B, T], under the policy that the run began with
-                                              (LoRA: its base)
+      reference_logprobs                      [B, T], under the initial policy of the run
+                                              (with LoRA, the base model)
       teacher_logprobs                        [B, T], under the model in `teacher`
-      values                                  [B, T], of the critic; token t's is that of the state
-                                              which it is chosen in
+      values                                  [B, T], of the critic; position t holds the value of
+                                              the state before token t
       greedy_rewards                          [B], of one greedy response to the row's prompt
       answer_clusters                         [B], equal where two samples end in the same answer
-      task_ids                                [B], the row's task among those of the training data
+      task_ids                                [B], the index of the row's task in the training data
 
-  ``scores.NAME`` in the configuration adds a name of your own (`Score`), [B, T].
+  ``scores.NAME`` in the configuration adds a score of your own (`Score`), [B, T].
 
-* ``initial_state()``: makes a phase one with memory (a running baseline, say): a rollout, a reward,
-  an advantage, a KL penalty or an entropy phase. The call then takes one more argument, ``memory``,
-  and returns ``(result, memory)``; the loop keeps it in `TrainState.memory` and checkpoints it. Its
-  leaves are arrays.
+* ``initial_state()``: returns the first memory of a phase with memory, such as a running baseline.
+  A rollout, a reward, an advantage, a KL penalty or an entropy phase may have memory. The call of
+  the first three then takes one more argument, ``memory``, and returns ``(result, memory)``. The
+  loop keeps the memory in `TrainState.memory` and checkpoints it. The leaves are arrays.
 
-Shapes are explained in `types.py`.
+`types.py` explains the shapes.
 """
 
 from collections.abc import Generator, Sequence
@@ -57,16 +57,16 @@ from rl4p.types import (
 
 
 class Rollout(Protocol):
-    """Prompts to trajectories."""
+    """A phase that samples trajectories for prompts."""
 
     @property
     def sampling(self) -> Sampling:
-        """The distribution that the tokens are drawn from; the trainer scores them under it."""
+        """Returns the distribution of the tokens; the trainer scores them under it too."""
         ...
 
     @property
     def max_response_tokens(self) -> int:
-        """The limit of a response in tokens, the end token included."""
+        """Returns the maximum length of a response in tokens, the end token included."""
         ...
 
     def __call__(
@@ -83,14 +83,14 @@ class Rollout(Protocol):
         """Draws `group_size` responses to each of P prompts.
 
         Args:
-          policy: decoder, tokenizer and mesh.
-          params: as they are trained; `policy.for_sampling(params)` is what a token reads.
-          prompts: P prompts; P x group_size divides by the devices of the mesh.
+          policy: the decoder, the tokenizer and the mesh.
+          params: the trained parameters; `policy.for_sampling(params)` prepares them for decoding.
+          prompts: P prompts; P x group_size is a multiple of `mesh.row_multiple`.
           group_size: G.
-          key: a random key that nobody else uses.
-          version: written to `policy_version_B`: the step whose parameters these are (-1 there says
-            that no policy chose the tokens).
-          greedy: take the most probable token always (evaluation).
+          key: a random key that nothing else uses.
+          version: the weight version: the step of these parameters. It is written to
+            `policy_version_B`, where -1 means that no policy chose the tokens.
+          greedy: whether to choose the most probable token at every step (for evaluation).
 
         Returns:
           B = P x G trajectories, and their texts in the same order.
@@ -100,14 +100,14 @@ class Rollout(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class PlannedProgram:
-    """A compiled function of a rollout, as its `plan` describes it.
+    """A traced function of a rollout, which its method `plan` describes.
 
     Attributes:
-      phase: its name in the plan.
-      traced: by JAX, from shapes with shardings.
-      live: arrays, as shapes, that are on the devices while it runs: its arguments and all others.
-      turns: iterations of the loop in it that has no fixed number of them.
-      read: bytes that each device reads at least; None if it reads every argument once.
+      phase: the name of the function in the plan.
+      traced: the function, traced by JAX from shapes with shardings.
+      live: the shapes of all arrays on the devices while it runs, its arguments included.
+      turns: the number of iterations of a loop whose trip count is not static.
+      read: the least bytes that each device reads; None if it reads every argument once.
     """
 
     phase: str
@@ -119,23 +119,23 @@ class PlannedProgram:
 
 @runtime_checkable
 class Planned(Protocol):
-    """A rollout that `rl4p.plan` can plan; the plan of any other says that it leaves it out."""
+    """A rollout that `rl4p.plan` can plan. The plan leaves out other rollouts, and says so."""
 
     def plan(self, run: Any) -> Generator[PlannedProgram, Any, None]:
-        """Yields the programs of a call, in their order, on the devices that sample.
+        """Yields the programs of a call, in their order, on the sampling mesh.
 
         Each ``yield`` returns the results of that program as shapes with shardings, or None if the
-        compiler found that it cannot fit.
+        compiler found that the program cannot fit.
 
         Args:
-          run: a `planning.abstract.AbstractRun`: the policy, and shapes at their largest.
+          run: a `planning.abstract.AbstractRun`: the policy, and all shapes at their maximum.
         """
         ...
 
     def slots_of(self, sequences: int) -> int | None:
         """Returns how many of a step's sequences are decoded at a time, by the option `slots`.
 
-        None: there is no such option, and the plan neither searches for it nor advises it.
+        Returns None if there is no such option; the plan then neither searches nor suggests it.
         """
         ...
 
@@ -145,18 +145,18 @@ class Remembers(Protocol):
     """A phase with memory."""
 
     def initial_state(self) -> Any:
-        """Returns the memory before the first step: a tree of arrays."""
+        """Returns the memory before the first step, a tree of arrays."""
         ...
 
 
 class Reward(Protocol):
-    """Texts to grades."""
+    """A phase that grades trajectories."""
 
     def __call__(self, trajectories: Trajectories, texts: Texts) -> Rewards:
         """Grades every trajectory on the host.
 
         Raises:
-          RunError: a grader is broken (raised, or returned the wrong number of grades).
+          RunError: a grader raised, or returned the wrong number of grades.
         """
         ...
 
@@ -168,16 +168,16 @@ class RewardTerm(Protocol):
     def weight(self) -> float: ...
 
     def __call__(self, texts: Texts) -> Sequence[float | None]:
-        """One grade per row; None or a number that is not finite marks the sample invalid."""
+        """Returns one grade per row; None or a non-finite number marks the sample invalid."""
         ...
 
 
 class Advantage(Protocol):
-    """Grades to one number per token. Pure JAX: the loop compiles it.
+    """A phase that turns rewards into one number per token. It is pure JAX: the loop compiles it.
 
-    Two options are applied around the call where a phase has them
-    (`learner/advantage_options.py`): `clip` and `mask_truncated`. One that teaches a critic has a
-    method ``returns`` too (`TeachesCritic`).
+    The loop applies the options `clip` and `mask_truncated` around the call if the phase has them
+    (`learner/advantage_options.py`). An advantage that trains a critic also has a method
+    ``returns`` (`TeachesCritic`).
     """
 
     def __call__(self, trajectories: Trajectories, rewards: Rewards) -> Array:
@@ -187,7 +187,7 @@ class Advantage(Protocol):
 
 @runtime_checkable
 class TeachesCritic(Protocol):
-    """An advantage that a critic learns from."""
+    """An advantage that provides the targets of a critic."""
 
     def returns(self, trajectories: Trajectories, rewards: Rewards, scores: Any) -> Array:
         """Returns the critic's targets: float32 [B, T]."""
@@ -195,11 +195,11 @@ class TeachesCritic(Protocol):
 
 
 class Update(Protocol):
-    """A policy loss. Pure JAX: `learner/gradient_step.py` differentiates, sums and applies it.
+    """A policy loss. It is pure JAX: `learner/gradient_step.py` differentiates and applies it.
 
-    The fields of `learner/update_options.py` come with it: derive from `UpdateOptions`. With
-    ``whole_groups = True`` the rows of a group are never divided, for a loss that couples them. One
-    that must see all rows of a minibatch has a method ``prepare`` too (`Prepares`).
+    Derive from `UpdateOptions` (`learner/update_options.py`) to get the fields below. A loss that
+    couples the rows of a group sets ``whole_groups = True``; its groups are then never divided. A
+    loss that must see all rows of a minibatch also has a method ``prepare`` (`Prepares`).
     """
 
     aggregation: Any
@@ -212,16 +212,16 @@ class Update(Protocol):
 
     @property
     def microbatching(self) -> Microbatching:
-        """How rows are divided, by the two fields above."""
+        """Returns the division into microbatches, made from the two fields above."""
         ...
 
     def __call__(self, logprobs_BT: Array, batch: TrainingBatch) -> tuple[Array, dict[str, Array]]:
-        """The loss of each token, to minimise.
+        """Returns the loss of each token, to be minimised.
 
         Args:
           logprobs_BT: float32, under the parameters being trained; 0 outside the loss mask.
-          batch: a microbatch; ``batch.scores["proximal_logprobs"]`` is always there (where it was
-            not asked for, it is `logprobs_BT` without its gradient).
+          batch: a microbatch. ``batch.scores["proximal_logprobs"]`` is always present; if no phase
+            requests it, it is `logprobs_BT` without its gradient.
 
         Returns:
           loss_BT float32, and metrics as arrays [B, T]: both are read on the loss mask only.
@@ -231,10 +231,10 @@ class Update(Protocol):
 
 @runtime_checkable
 class Prepares(Protocol):
-    """An update that chooses or normalises over all rows of a minibatch."""
+    """An update that selects or normalises over all rows of a minibatch."""
 
     def prepare(self, batch: TrainingBatch) -> dict[str, Array]:
-        """Returns arrays [B, T] by name, which stand in ``batch.scores`` of each microbatch.
+        """Returns arrays [B, T] by name, which are added to ``batch.scores`` of each microbatch.
 
         Args:
           batch: the whole minibatch, before it is split.
@@ -243,14 +243,14 @@ class Prepares(Protocol):
 
 
 class Correction(Protocol):
-    """Weights of the policy loss for samples of a policy that is not quite the one trained.
+    """Weights of the policy loss that correct for a difference between sampler and trainer.
 
-    The engine that samples computes its own log-probabilities: other kernels, other precision,
-    older weights.
+    The log-probabilities of the sampling engine differ from those of the trainer because of other
+    kernels, another precision or staleness.
     """
 
     def __call__(self, log_ratio_BT: Array, mask_BT: Array) -> Array:
-        """float32 [B, T], 0 outside the loss mask, without a gradient.
+        """Returns weights, float32 [B, T], 0 outside the loss mask, without a gradient.
 
         Args:
           log_ratio_BT: log pi_proximal - log pi_behaviour; read on the mask only.
@@ -259,13 +259,13 @@ class Correction(Protocol):
 
 
 class KL(Protocol):
-    """A penalty on the divergence from the reference, added to the loss or taken from the reward.
+    """A penalty on the divergence from the reference: added to the loss or subtracted from rewards.
 
-    One with memory has ``initial_state()``, and ``next_state(memory, measured)``, which is given
-    the mean penalty of a step's loss tokens after it.
+    A penalty with memory has ``initial_state()`` and ``next_state(memory, measured)``. After each
+    step, `measured` is the mean penalty over the step's loss tokens.
 
     Attributes:
-      active: if false, no reference exists and none is scored.
+      active: if false, there is no penalty, and it needs no reference policy.
     """
 
     @property
@@ -275,19 +275,19 @@ class KL(Protocol):
     def placement(self) -> str: ...
 
     def coefficient(self, memory: dict[str, Array]) -> Array:
-        """Of this step; `memory` is {} for one without."""
+        """Returns the weight of the penalty in this step; `memory` is {} without a memory."""
         ...
 
     def penalty(self, logprobs_BT: Array, reference_BT: Array, behaviour_BT: Array) -> Array:
-        """The estimate of each token, float32 [B, T]; its arguments are 0 outside the mask."""
+        """Returns the estimate per token, float32 [B, T]; the arguments are 0 outside the mask."""
         ...
 
 
 class Entropy(Protocol):
-    """A bonus for entropy, or a choice of tokens by it.
+    """An entropy bonus, or a selection of tokens by their entropy.
 
-    One with memory has ``initial_state()``, and ``next_state(memory, measured)``, which is given
-    the mean entropy of a step's loss tokens after it.
+    A phase with memory has ``initial_state()`` and ``next_state(memory, measured)``. After each
+    step, `measured` is the mean entropy over the step's loss tokens.
 
     Attributes:
       active: if false, no bonus is subtracted from the loss.
@@ -301,19 +301,19 @@ class Entropy(Protocol):
     def selects(self) -> bool: ...
 
     def coefficient(self, memory: dict[str, Array]) -> Array:
-        """Of this step; `memory` is {} for one without."""
+        """Returns the weight of the bonus in this step; `memory` is {} without a memory."""
         ...
 
     def select(self, entropy_BT: Array, mask_BT: Array) -> Array:
-        """The tokens of the whole minibatch that keep their policy gradient: bool [B, T]."""
+        """Returns the tokens of a minibatch that keep their policy gradient: bool [B, T]."""
         ...
 
 
 class Critic(Protocol):
-    """Values of states, and the loss that teaches them; one that is active is an `Estimator` too.
+    """A model of state values and its loss. An active critic is also an `Estimator`.
 
     Attributes:
-      own_trunk: whether `values` runs the tokens itself, and so must be given whole sequences.
+      own_trunk: whether `values` runs its own forward pass, which needs complete sequences.
     """
 
     @property
@@ -325,16 +325,16 @@ class Critic(Protocol):
 
 @runtime_checkable
 class Estimator(Protocol):
-    """What an active critic has."""
+    """The methods of an active critic."""
 
     def init(self, decoder: Decoder, policy_params: Params) -> Params:
-        """Returns what stands at `critic` among the trained parameters."""
+        """Returns the critic's parameters, which are stored under `critic` in the trained tree."""
         ...
 
     def values(
         self, decoder: Decoder, params: Params, hidden_BTD: Array, trajectories: Trajectories
     ) -> Array:
-        """Returns float32 [B, T], at t the value of the state that token t is chosen in."""
+        """Returns float32 [B, T]; position t holds the value of the state before token t."""
         ...
 
     def loss(self, values_BT: Array, old_values_BT: Array, returns_BT: Array) -> Array:
@@ -343,7 +343,7 @@ class Estimator(Protocol):
 
 
 class Score(Protocol):
-    """A score of the user's own: `scores.NAME` computes it, and phases name it in ``needs``."""
+    """A user-defined score: `scores.NAME` configures it, and phases list it in ``needs``."""
 
     def __call__(
         self,
@@ -353,26 +353,26 @@ class Score(Protocol):
         texts: Texts,
         rewards: Rewards,
     ) -> Array:
-        """Returns float32 [B, T], once a step, before the advantage.
+        """Returns float32 [B, T]; called once per step, before the advantage.
 
         Args:
-          state: of the start of the step; a score does not change it.
+          state: the state at the start of the step; a score does not change it.
         """
         ...
 
 
 class Optimizer(Protocol):
-    """A direction and a learning rate, kept apart so that the rate is a metric."""
+    """A direction and a learning rate. They are separate so that the rate can be a metric."""
 
     def transform(self) -> optax.GradientTransformation:
-        """The update at learning rate 1."""
+        """Returns the optax transformation at learning rate 1."""
         ...
 
     def learning_rate_at(self, step: Array | int) -> Array: ...
 
 
 class DataSet(Protocol):
-    """Questions to train on, and questions held out."""
+    """A set of training questions and held-out questions."""
 
     @property
     def system_prompt(self) -> str | None: ...
@@ -383,8 +383,8 @@ class DataSet(Protocol):
 
 
 class Model(Protocol):
-    """Where the policy comes from."""
+    """A source of the policy."""
 
     def build(self, mesh: Mesh, key: Array) -> tuple[Policy, Params]:
-        """The policy, and its parameters on the mesh."""
+        """Returns the policy, and its parameters on the mesh."""
         ...

@@ -1,8 +1,8 @@
-"""Mirrors run folders into MLflow, after a time when it was down or not asked for.
+"""Mirrors run folders into MLflow, for runs that MLflow missed or that were not tracked.
 
     python -m rl4p.send outputs/runs/2026-11-21/12-30-05 [--uri http://host:5000]
 
-What MLflow has of a run already is not sent again.
+Metrics that MLflow already has are not sent again.
 """
 
 import argparse
@@ -19,7 +19,7 @@ from rl4p.runs.tracker.mlflow import MLflow, reason
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The command line; returns the exit code."""
+    """Runs the command line and returns the exit code."""
     parser = argparse.ArgumentParser(
         prog="python -m rl4p.send", description="Mirrors run folders into MLflow."
     )
@@ -37,11 +37,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def send(folder: Path, uri: str | None = None, experiment: str | None = None) -> str:
-    """Sends one run folder, and says so in a sentence.
+    """Sends one run folder and returns a sentence that reports it.
 
     Raises:
-      InputError: this is no run folder, or nothing says where to send it.
-      RunError: the tracking store did not take it.
+      InputError: `folder` is not the folder of a run, or no tracking store is configured.
+      RunError: the tracking store failed or could not be reached.
     """
     if not (folder / "config.yaml").is_file():
         raise InputError(f"{folder} is not the folder of a run: it has no config.yaml.")
@@ -51,7 +51,7 @@ def send(folder: Path, uri: str | None = None, experiment: str | None = None) ->
         raise InputError(f"{folder} was run without MLflow: say by --uri where to send it.")
     tracker = MLflow(uri=uri, experiment=experiment or options.get("experiment", MLflow.experiment))
     record = Record(folder)
-    # A run that was killed has no summary.
+    # A killed run has no summary.
     status = (record.summary() or {}).get("status", "stopped")
     steps = len(record.metrics())
     try:

@@ -1,4 +1,4 @@
-"""`python -m rl4p.train`: trains a policy as configured; see --help."""
+"""`python -m rl4p.train`: trains a policy; see --help."""
 
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -10,7 +10,7 @@ from rl4p import configuration
 
 def job(config: DictConfig) -> Any:
     from rl4p.distributed.processes import (
-        blaming,  # imports JAX, which printing a configuration should not
+        blaming,  # imports JAX, which --help and --cfg do not need
     )
     from rl4p.runs.run import run
 
@@ -19,7 +19,7 @@ def job(config: DictConfig) -> Any:
 
 
 def join(config: DictConfig) -> AbstractContextManager[bool]:
-    """Whether this process is the first of the run's."""
+    """Joins the other processes of the run; yields whether this process is the first."""
     if {config.mesh.coordinator, config.mesh.processes, config.mesh.process} == {None}:
         return nullcontext(True)
     from rl4p.distributed.processes import join
@@ -28,7 +28,7 @@ def join(config: DictConfig) -> AbstractContextManager[bool]:
 
 
 def main() -> None:
-    """The command line."""
+    """Runs the command line."""
     configuration.main("train", job, join=join)
 
 

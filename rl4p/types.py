@@ -1,4 +1,4 @@
-"""What flows between the phases.
+"""The data types that pass between the phases.
 
     prompts --rollout--> Trajectories, Texts --reward--> Rewards
             --advantage--> advantages_BT --update--> TrainState
@@ -7,8 +7,8 @@ Dimension letters, used as suffixes of array names everywhere: P prompts, G samp
 B = P x G sequences, T tokens, V vocabulary, L layers, D width, H query heads, K key/value heads,
 h head width, S cache slots.
 
-Arrays and texts are two objects tied row by row: texts never enter a jitted function, and arrays
-never wait for texts.
+Arrays and texts are two objects with corresponding rows: texts never enter a jitted function, and
+work on arrays never waits for texts.
 """
 
 from collections.abc import Mapping, Sequence
@@ -25,11 +25,11 @@ Metrics = dict[str, Array]
 
 
 class Finish(IntEnum):
-    """Why a response ended."""
+    """The reason why a response ended."""
 
     STOP = 0  # the policy chose an end token
-    LENGTH = 1  # the token limit cut it
-    ABORT = 2  # the engine gave up
+    LENGTH = 1  # the response reached the token limit
+    ABORT = 2  # the engine aborted the response
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,12 +37,12 @@ class Question:
     """One row of a data set.
 
     Attributes:
-      id: stable across runs and machines.
-      question: what the user asks.
+      id: an identifier that is stable across runs and machines.
+      question: the text of the user's message.
       answer: the reference answer that graders compare with.
-      task: names the metrics (``eval/<task>/pass_at_1``).
-      solution: a worked answer, where the data set has one; demonstrations are made of it.
-      metadata: anything else a grader may want.
+      task: the task name, used in the names of metrics (``eval/<task>/pass_at_1``).
+      solution: a worked answer, if the data set has one; demonstrations use it.
+      metadata: any other values that a grader may need.
     """
 
     id: str
@@ -58,7 +58,7 @@ class Prompt(Question):
     """A question in its chat template, as token ids.
 
     Attributes:
-      system_prompt: what stands before the question, for graders with a template of their own.
+      system_prompt: the message before the question, for graders that apply their own template.
     """
 
     tokens: tuple[int, ...]
@@ -67,18 +67,19 @@ class Prompt(Question):
 
 @dataclass(frozen=True, kw_only=True)
 class Texts:
-    """The host side of a batch of trajectories: row b belongs to row b of the arrays."""
+    """The texts of a batch of trajectories, on the host; row b belongs to row b of the arrays."""
 
-    prompts: tuple[Prompt, ...]  # B: each prompt stands once per sample
-    responses: Sequence[str]  # B, special tokens left out
+    prompts: tuple[Prompt, ...]  # length B: each prompt is repeated for each of its samples
+    responses: Sequence[str]  # length B, without special tokens
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sampling:
-    """The distribution that tokens are drawn from: logits / temperature, cut to top-k, then top-p.
+    """The sampling distribution: logits / temperature, truncated to top-k, then to top-p.
 
-    Behaviour and trained log-probabilities both refer to this distribution. Temperature 0 is the
-    argmax, whose log-probability is reported at temperature 1. top_k 0 and top_p 1 are off.
+    Behaviour and trained log-probabilities both refer to this distribution. Temperature 0 selects
+    the argmax and reports its log-probability at temperature 1. top_k = 0 and top_p = 1 disable
+    the truncation.
     """
 
     temperature: float = 1.0
@@ -88,11 +89,11 @@ class Sampling:
 
 @dataclass(frozen=True, kw_only=True)
 class Microbatching:
-    """How the rows of a batch are divided into microbatches. It never changes a gradient.
+    """The division of a batch into microbatches. It never changes a gradient.
 
     Attributes:
-      tokens: of one microbatch at most, padding included; a microbatch has one row at least.
-      widths: how many loops are compiled at most for rows of different lengths; 1 pads all alike.
+      tokens: the most tokens in one microbatch, padding included; it has at least one row.
+      widths: the most loops compiled for rows of different lengths; 1 pads all rows to one length.
     """
 
     tokens: int
@@ -102,21 +103,21 @@ class Microbatching:
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True, kw_only=True)
 class Trajectories:
-    """Sampled sequences, token in, token out: what was sampled is what is trained.
+    """Sampled sequences as token ids. Training uses the sampled ids and never tokenizes text again.
 
     Attributes:
       tokens_BT: int32 token ids, prompt and response.
       response_mask_BT: bool, true exactly on tokens that the policy chose, the end token included.
       positions_BT: int32 position of each token in its sequence, from 0.
       segment_ids_BT: int32, 0 on padding; tokens attend to tokens of the same id only.
-      behaviour_logprobs_BT: float32 log p(token t | tokens before t) under the policy and the
-        support that it was sampled with; 0 where the mask is false.
+      behaviour_logprobs_BT: float32 log p(token t | tokens before t) under the sampling policy and
+        its `Sampling` distribution; 0 where the mask is false.
       group_ids_B: int32 in [0, B), equal for the samples of one prompt, in any order.
-      policy_version_B: int32, the step whose parameters sampled the row; -1 where no policy did.
+      policy_version_B: int32, the step whose parameters sampled the row; -1 if no policy did.
       finish_B: int8, a `Finish`.
-      group_size: how many rows every group has, if it is known to be the same for all; 1 if not.
-      prompt_columns: in the first so many columns rows of a group are alike: their prompt, padded
-        left, without any token that the policy chose; 0 if that is not known.
+      group_size: the number of rows of every group, if it is known to be the same; otherwise 1.
+      prompt_columns: the number of leading columns that hold only prompts, padded left. In these
+        columns the rows of a group are equal; 0 if this is not known.
     """
 
     tokens_BT: Array
@@ -137,12 +138,12 @@ class Rewards:
     """Grades of trajectories.
 
     Attributes:
-      total_B: float32, what the advantage sees; 0 where invalid.
-      terms: each term unweighted, float32 [B].
-      valid_B: bool; a grader that failed makes a sample invalid, not worth zero: it leaves the
-        baseline and the loss.
-      tokens_BT: float32, rewards given at single tokens (a KL penalty), 0 outside the response
-        mask, whose sum is in `total_B`; None where there are none.
+      total_B: float32, the reward that the advantage reads; 0 on invalid samples.
+      terms: the unweighted terms by name, float32 [B].
+      valid_B: bool, false if a grader failed. An invalid sample is not a sample of reward 0: it is
+        left out of the baseline and the loss.
+      tokens_BT: float32, the rewards of single tokens (a KL penalty), 0 outside the response mask;
+        `total_B` includes their sum. None if there are none.
     """
 
     total_B: Array
@@ -154,13 +155,13 @@ class Rewards:
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True, kw_only=True)
 class TrainingBatch:
-    """What an update sees.
+    """The input of an update.
 
     Attributes:
       trajectories: the sampled sequences.
       advantages_BT: float32, 0 outside the loss mask.
       loss_mask_BT: bool, the response mask without invalid samples.
-      scores: what phases asked for in ``needs``, by name: float32 [B, T].
+      scores: the scores that phases list in ``needs``, by name: float32 [B, T].
     """
 
     trajectories: Trajectories
@@ -172,15 +173,15 @@ class TrainingBatch:
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True, kw_only=True)
 class TrainState:
-    """Everything that a step changes, one immutable pytree, checkpointed whole.
+    """The state of training as one immutable pytree. A checkpoint holds all of it.
 
     Attributes:
-      step: int32, steps finished.
-      params: what is trained: the policy (or its adapters), and at `critic` a critic.
-      optimizer_state: of optax.
-      key: the run's random key. A step uses ``fold_in(key, step)`` and never spends a key twice.
-      memory: by phase name, the state of phases that have one (``initial_state``).
-      average: a moving average of the parameters; {} where none is kept.
+      step: int32, the number of finished steps.
+      params: the trained parameters: the policy or its adapters, and the critic under `critic`.
+      optimizer_state: the state of the optax transformation.
+      key: the run's random key. A step uses ``fold_in(key, step)``, and no key is used twice.
+      memory: the state of each phase that has one (``initial_state``), by phase name.
+      average: a moving average of the parameters; {} if none is kept.
     """
 
     step: Array
@@ -191,13 +192,13 @@ class TrainState:
     average: Params = field(default_factory=dict)
 
     def step_key(self) -> Array:
-        """This step's key; rollouts fold in 0 and updates 1, so that nothing is drawn twice."""
+        """Returns the key of this step. A rollout folds in 0 and an update 1, so no key repeats."""
         return jax.random.fold_in(self.key, self.step)
 
 
 @dataclass(frozen=True, kw_only=True)
 class StepInfo:
-    """One finished step of the loop: what hooks see."""
+    """The record of one finished step, which hooks receive."""
 
     step: int
     state: TrainState

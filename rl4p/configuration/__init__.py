@@ -1,7 +1,7 @@
-"""Configuration: Hydra composes it, this package refuses what is wrong with it, and builds it.
+"""Configuration: Hydra composes it; this package validates it and builds objects from it.
 
-`main` wraps every entry point, `compose` gives tests and notebooks a checked configuration, and
-`instantiate` is the only place where a `_target_` becomes an object.
+`main` wraps every entry point, `compose` returns a checked configuration to tests and notebooks,
+and `instantiate` is the only function that turns a `_target_` into an object.
 """
 
 from rl4p.configuration.command_line import compose, main

@@ -1,4 +1,4 @@
-"""KEY=VALUE arguments of an entry point that composes nothing."""
+"""KEY=VALUE arguments of the entry points that do not compose a Hydra configuration."""
 
 from collections.abc import Collection, Mapping, Sequence
 
@@ -10,14 +10,14 @@ def key_values(
     required: Mapping[str, str],
     optional: Mapping[str, Collection[str] | None],
 ) -> dict[str, str]:
-    """The values by key.
+    """Returns the values by key.
 
     Args:
-      required: keys, and what to call their values when asking for them.
-      optional: keys, and the words that their values must be among; None is any.
+      required: maps each required key to the name of its value in error messages.
+      optional: maps each optional key to its allowed values; None allows any value.
 
     Raises:
-      InputError: a key is missing, unknown or empty, or a value is not one of its words.
+      InputError: a key is missing, unknown or empty, or a value is not allowed.
     """
     given = {key: value for key, _, value in (argument.partition("=") for argument in arguments)}
     if not set(required) <= set(given) <= {*required, *optional} or not all(given.values()):
@@ -33,16 +33,16 @@ def key_values(
 
 
 def listed(value: str) -> list[str]:
-    """The names in a list such as [a,b]."""
+    """Returns the names in a list such as [a,b]."""
     names = value.strip("[]").replace(" ", "").split(",")
     return [name for name in names if name]
 
 
 def whole_number(key: str, value: str) -> int:
-    """Reads a count.
+    """Returns `value` as an integer that is not negative.
 
     Raises:
-      InputError: it is not one.
+      InputError: `value` is not such a number.
     """
     if not value.isdecimal():
         raise InputError(f"{key}={value} is not a whole number.")

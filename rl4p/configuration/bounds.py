@@ -1,4 +1,4 @@
-"""Types of options that have a range; the configuration is checked against them."""
+"""Types for options with a limited range; the configuration is checked against them."""
 
 from typing import Annotated
 

@@ -1,8 +1,8 @@
-"""The wrapper of every entry point: preflight, hand-over to Hydra, exit codes.
+"""The wrapper of every entry point: it checks the configuration, calls Hydra and sets exit codes.
 
-What is wrong with a configuration is said before Hydra makes a folder, in one sentence, and for
-every value of a sweep. The preflight composes with Hydra's own loader and parser: there is one
-grammar, and one way of composing.
+The check comes before Hydra creates a folder and covers every value of a sweep. An error is
+reported in one sentence. The check uses Hydra's own loader and parser, so that it accepts the same
+grammar and composes the same configuration.
 """
 
 import logging
@@ -31,12 +31,12 @@ log = logging.getLogger(__name__)
 Job = Callable[[DictConfig], Any]
 Join = Callable[[DictConfig], AbstractContextManager[bool]]
 
-# A run's folder is made by its first process, and written by it alone.
+# Only the first process of a run creates and writes the run folder.
 OTHER_PROCESS = ("hydra.run.dir=.", "hydra.output_subdir=null", "hydra/job_logging=terminal")
 
 
 class JobFailed(Exception):
-    """A job of a sweep failed, and has said why."""
+    """A failure of one job of a sweep, which has already been reported."""
 
     def __init__(self, exit_code: int):
         super().__init__(exit_code)
@@ -51,21 +51,21 @@ def main(
     argv: Sequence[str] | None = None,
     conf: Path = CONF,
 ) -> None:
-    """Checks the command line, and has Hydra run the job, or the jobs of a sweep.
+    """Checks the command line, then runs the job, or the jobs of a sweep, with Hydra.
 
-    Ends in SystemExit unless all went well: 2 the configuration or input is wrong, 3 stopped by a
-    signal and saved, 1 anything else. HYDRA_FULL_ERROR=1 shows the traceback of every error.
+    Raises SystemExit on failure: 2 the configuration or an input is wrong, 3 stopped by a signal
+    and saved, 1 anything else. HYDRA_FULL_ERROR=1 shows the traceback of every error.
 
     Args:
-      name: of the entry point; its log file is called so.
-      job: is given the composed configuration; it imports what is heavy itself.
-      join: meets the other processes of the run, and says whether this is the first.
-      argv: the arguments, in place of the process's own.
+      name: the name of the entry point, and of its log file.
+      job: called with the composed configuration. It imports JAX itself, so that --help is fast.
+      join: joins the other processes of the run; yields whether this process is the first.
+      argv: the arguments; None takes those of the process.
       conf: the folder of the YAML files.
     """
     here = str(Path.cwd())
     if not {"", here} & set(sys.path):
-        sys.path.append(here)  # a console script lacks it, and modules of the user's own are there
+        sys.path.append(here)  # for the user's own modules; a console script lacks this entry
     try:
         launch(name, job, join, sys.argv[1:] if argv is None else list(argv), conf)
     except JobFailed as failure:
@@ -75,14 +75,14 @@ def main(
 
 
 def compose(overrides: Sequence[str] = (), *, conf: Path = CONF) -> DictConfig:
-    """What a job would be given on a command line of these overrides, checked like one."""
+    """Returns the configuration that a job would get from these overrides, fully checked."""
     config = without_hydra(Composer(conf).compose(list(overrides)))
     OmegaConf.set_struct(config, True)
     return config
 
 
 def launch(name: str, job: Job, join: Join, argv: list[str], conf: Path) -> None:
-    """`main` below its exit codes."""
+    """Does the work of `main`, but raises errors instead of setting exit codes."""
     parser = get_args_parser()
     parser.error = refuse_arguments
     args = parser.parse_intermixed_args(argv)
@@ -119,24 +119,24 @@ def launch(name: str, job: Job, join: Join, argv: list[str], conf: Path) -> None
                     hydra.run(CONFIG, reporting(job, mode), [*lines, f"hydra.mode={mode.name}"])
     except HydraException as error:
         raise InputError(one_line(error)) from error
-    except BrokenPipeError:  # `--help | head`: the reader has seen enough
+    except BrokenPipeError:  # the reader closed the pipe, as in `--help | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    except OSError as error:  # a job's own never comes here: see `reporting`
+    except OSError as error:  # never from a job, whose errors `reporting` handles
         raise InputError(f"The run folder cannot be made: {error}.") from error
 
 
 def refuse_arguments(message: str) -> NoReturn:
-    """In place of argparse's usage, which is Hydra's."""
+    """Raises an `InputError` in place of argparse's usage message, which describes Hydra."""
     raise InputError(f"{message[:1].upper()}{message[1:]}; see --help.")
 
 
 def preflight(
     composer: Composer, lines: list[str], multirun: bool, *, targets: bool
 ) -> tuple[list[str], RunMode, DictConfig]:
-    """Checks every job of a command line.
+    """Checks every job of a command line before Hydra starts any.
 
     Returns:
-      The overrides for Hydra, its mode, and the configuration of the (first) job.
+      The overrides for Hydra, its run mode, and the configuration of the first job.
     """
     overrides = composer.parse(lines)
     folder = next((o for o in reversed(overrides) if o.key_or_group == "resume"), None)
@@ -165,7 +165,7 @@ def preflight(
         raise InputError(f"{swept[0].input_line} has several values: add -m to sweep over them.")
     else:
         mode, jobs = RunMode.RUN, [lines]
-    configs = [composer.compose(job, targets=False) for job in jobs]  # all, before any import
+    configs = [composer.compose(job, targets=False) for job in jobs]  # before any slow import
     if targets:
         for config in configs:
             check(config)
@@ -177,23 +177,23 @@ def preflight(
 
 
 def reporting(job: Job, mode: RunMode) -> Job:
-    """The job with its errors reported: at once, and in the log of its own folder."""
+    """Wraps a job so that its errors are printed at once and written to the log of its folder."""
 
     def reporting_job(config: DictConfig) -> Any:
         try:
             return job(config)
         except (Exception, KeyboardInterrupt) as error:
-            log.info("The job ended with an error.", exc_info=error)  # INFO: to the file alone
+            log.info("The job ended with an error.", exc_info=error)  # INFO goes to the file only
             exit_code = report(error)
             if mode == RunMode.MULTIRUN and not isinstance(error, (Stopped, KeyboardInterrupt)):
-                raise JobFailed(exit_code) from error  # Hydra goes on with the other jobs
+                raise JobFailed(exit_code) from error  # Hydra continues with the other jobs
             raise SystemExit(exit_code) from error
 
     return reporting_job
 
 
 def report(error: BaseException) -> int:
-    """Prints one of our errors as its sentence, another with its traceback; the exit code."""
+    """Prints an error and returns its exit code. Errors of rl4p are printed without a traceback."""
     if isinstance(error, KeyboardInterrupt):
         print("Interrupted: what was not saved is lost.", file=sys.stderr)
         return 1

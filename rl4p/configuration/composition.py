@@ -1,4 +1,4 @@
-"""Composing as Hydra does, with sentences for what Hydra refuses."""
+"""Composition with Hydra, and one-sentence messages for the errors that Hydra raises."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,14 +22,14 @@ from rl4p.errors import InputError
 
 CONFIG = "config"  # the primary YAML
 PACKAGE = Path(__file__).resolve().parents[1]
-# The wheel carries conf inside the package; in a checkout it stands beside it.
+# In a wheel, conf is inside the package; in a checkout, it is next to the package.
 CONF = next(filter(Path.is_dir, (PACKAGE / "conf", PACKAGE.parent / "conf")), PACKAGE / "conf")
 
 COMPOSING_FAILED = (HydraException, ValueError, TypeError, YAMLError)
 
 
 class Composer:
-    """Composes and checks configurations from one search path."""
+    """A composer that builds and checks configurations from one search path."""
 
     def __init__(self, conf: Path = CONF, config_dir: str | None = None):
         version.setbase("1.3")
@@ -42,17 +42,17 @@ class Composer:
         self.loader = ConfigLoaderImpl(search_path)
 
     def compose(self, lines: list[str], *, targets: bool = True) -> DictConfig:
-        """One job's configuration, with its `hydra` node.
+        """Returns the checked configuration of one job, with its `hydra` node.
 
         Raises:
-          InputError: naming the key and the nearest right name.
+          InputError: the configuration is wrong; the message names the key and a close match.
         """
         config = self.load(lines)
         check(config, targets=targets)
         return config
 
     def load(self, lines: list[str]) -> DictConfig:
-        """The same unchecked; a key that is swept over keeps its default."""
+        """Returns the configuration of one job unchecked; a swept key keeps its default."""
         try:
             return self.load_with_hydra(lines)
         except MissingConfigException as error:
@@ -61,7 +61,7 @@ class Composer:
             raise self.explain(error, lines) from error
 
     def load_with_hydra(self, lines: list[str]) -> DictConfig:
-        """Raises what Hydra raises."""
+        """Composes with Hydra and lets Hydra's exceptions through."""
         config = self.loader.load_configuration(
             CONFIG, lines, RunMode.MULTIRUN, validate_sweep_overrides=False
         )
@@ -69,7 +69,7 @@ class Composer:
         return config
 
     def parse(self, lines: list[str]) -> list[Override]:
-        """The overrides of a command line."""
+        """Returns the overrides of a command line."""
         parser = OverridesParser.create()
         overrides = []
         for line in lines:
@@ -78,11 +78,11 @@ class Composer:
             except HydraException as error:
                 reason = one_line(error)
                 raise InputError(f"{line} cannot be read as KEY=VALUE: {reason}") from error
-            overrides[-1].config_loader = self.loader  # glob(...) asks it for the options
+            overrides[-1].config_loader = self.loader  # glob(...) reads the options from it
         return overrides
 
     def explain(self, error: Exception, lines: list[str]) -> InputError:
-        """Finds the override that Hydra refused, and says what its key should have been."""
+        """Returns an error that names the override that Hydra refused and a close match."""
 
         def sets_a_value(override: Override) -> bool:
             group = override.key_or_group
@@ -106,7 +106,7 @@ class Composer:
 
 
 def unknown_override(override: Override, config: DictConfig) -> InputError | None:
-    """What to say of an override, if its key is not in the configuration."""
+    """Returns the error for an override whose key is unknown; None if the key exists."""
     node, path = config, ""
     for name in override.key_or_group.split("."):
         parent, path = path, join(path, name)
@@ -126,8 +126,8 @@ def unknown_override(override: Override, config: DictConfig) -> InputError | Non
 
 
 def sweep_jobs(overrides: list[Override]) -> Iterator[list[str]]:
-    """Every value of every axis at least once: the first of each, then each axis on its own."""
-    axes: dict[str, list[str]] = {}  # the last override of a key counts, as in Hydra's sweeper
+    """Yields jobs that use every value once: all first values, then one changed axis at a time."""
+    axes: dict[str, list[str]] = {}  # the last override of a key wins, as in Hydra's sweeper
     for override in overrides:
         key = override.get_key_element()
         axes[key] = [str(override.input_line)]
@@ -143,7 +143,7 @@ def sweep_jobs(overrides: list[Override]) -> Iterator[list[str]]:
 
 
 def unknown_option(error: MissingConfigException) -> InputError:
-    """What to say of an option that its group does not have."""
+    """Returns the error for an option that its group does not have."""
     if error.options is None:
         return InputError(one_line(error).partition(" Config search path")[0])
     path = str(error.missing_cfg_file)
@@ -156,7 +156,7 @@ def unknown_option(error: MissingConfigException) -> InputError:
 
 
 def one_line(error: Exception) -> str:
-    """What Hydra said, and why."""
+    """Returns Hydra's message and its cause in one line."""
     is_reason = isinstance(error.__cause__, OmegaConfBaseException)
     reason = str(error.__cause__).partition("full_key")[0] if is_reason else ""
     return " ".join(f"{error} {reason}".split())

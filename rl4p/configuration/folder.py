@@ -1,4 +1,4 @@
-"""A run folder belongs to one run, and to one process (the first of several) at a time."""
+"""The lock of a run folder: only one run, and only its first process, uses a folder at a time."""
 
 import fcntl
 from collections.abc import Iterator
@@ -7,15 +7,15 @@ from pathlib import Path
 
 from rl4p.errors import InputError
 
-RECORD = "metrics.jsonl"  # a folder that has one holds a run
+RECORD = "metrics.jsonl"  # its presence marks the folder of a run
 
 
 @contextmanager
 def only_run_in(folder: Path, *, lock: int = fcntl.LOCK_EX) -> Iterator[None]:
-    """Refuses a second run in the folder; the lock goes with the process, however it ends.
+    """Refuses a second run in the folder. The lock ends with the process, however it ends.
 
     Args:
-      lock: fcntl.LOCK_SH for those who only ask, and may do so side by side.
+      lock: fcntl.LOCK_SH only tests for a run; several processes may hold it together.
     """
     with (folder / ".lock").open("a") as file:
         try:
@@ -26,12 +26,12 @@ def only_run_in(folder: Path, *, lock: int = fcntl.LOCK_EX) -> Iterator[None]:
 
 
 def refuse_taken(key: str, folder: str, pattern: str) -> None:
-    """Refuses a folder that holds a run, or runs of a sweep, before Hydra writes into it.
+    """Refuses a folder that holds a run or a sweep already, before Hydra writes into it.
 
     Args:
-      key: of the configuration, that names the folder.
-      folder: where a new run, or sweep, would go.
-      pattern: of the files that say that one is there.
+      key: the configuration key that names the folder.
+      folder: the folder for the new run or sweep.
+      pattern: a glob pattern of the files that mark a run.
     """
     holds = next((path.parent for path in Path(folder).glob(pattern)), None)
     if holds is not None:

@@ -1,10 +1,10 @@
-"""Names of older versions: the configuration of a run that was started with them stays valid."""
+"""Names used by older versions, so that the configurations of older runs stay valid."""
 
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-# By the beginning of a `_target_`, what stands there now; the first that fits.
+# Old prefixes of a `_target_`, and the prefixes that replace them; the first match counts.
 MOVED = {
     "rl4p.critic.apart.Apart": "rl4p.learner.critic.separate.Separate",
     "rl4p.checkpoint.": "rl4p.runs.checkpoint.",
@@ -17,10 +17,10 @@ MOVED = {
     "rl4p.optimizer.": "rl4p.learner.optimizer.",
     "rl4p.tracker.": "rl4p.runs.tracker.",
 }
-# Options of a group, and keys of any option, that are called otherwise now.
+# Old names of options, by group, and of keys, with the names that replace them.
 OPTIONS = {"critic": {"apart": "separate"}}
 KEYS = {"key_value_heads": "num_kv_heads"}
-# Keys that are newer than some runs, with the values that do what was done without them.
+# Keys that older runs lack, with the values that keep the behaviour of those runs.
 ADDED = {
     "source": {"_target_": "rl4p.loop.source.stream.Stream"},
     "max_skipped": 5,
@@ -30,7 +30,7 @@ ADDED = {
 
 
 def moved(target: str) -> str:
-    """Returns what a `_target_` is called now."""
+    """Returns the current name of a `_target_`."""
     for old, new in MOVED.items():
         if target.startswith(old):
             return new + target.removeprefix(old)
@@ -38,7 +38,7 @@ def moved(target: str) -> str:
 
 
 def renewed_override(line: str) -> str:
-    """Returns an override of a command line in the names of today."""
+    """Returns an override of a command line with current names."""
     key, equals, value = line.partition("=")
     parent, dot, name = key.rpartition(".")
     value = OPTIONS.get(key, {}).get(value, value)
@@ -46,7 +46,7 @@ def renewed_override(line: str) -> str:
 
 
 def renewed(config: DictConfig) -> DictConfig:
-    """Returns the configuration of a run folder in the names of today."""
+    """Returns the configuration of a run folder with current names and keys."""
 
     def of(value: Any) -> Any:
         if isinstance(value, dict):

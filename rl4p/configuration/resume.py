@@ -1,4 +1,4 @@
-"""Going on with a run: the overrides it was started with, then the new ones, in its own folder."""
+"""Resuming a run in its folder: its original overrides, followed by the new ones."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from fcntl import LOCK_SH
@@ -24,29 +24,29 @@ MAY_CHANGE = (
     "checkpoint",
     "debug",
     "plan",
-    "mesh",  # the same numbers but for rounding
+    "mesh",  # changes the results by rounding only
     "trusted_targets",
     "resume",
 )
-# How many processes there are, and which one this is, is of this start alone.
+# These keys describe the current start, not the run.
 PROCESSES = ("mesh.coordinator", "mesh.processes", "mesh.process")
-# A run folder may come from anybody: what is trusted is said anew on the command line.
+# A run folder may come from anyone, so trust must be given again on the command line.
 NOT_TAKEN_OVER = ("trusted_targets", "resume", *PROCESSES)
 
 
 def resume(
     composer: Composer, given: str, overrides: list[Override], *, targets: bool
 ) -> list[str]:
-    """The overrides for Hydra to go on with a run; it keeps them in the folder as the run's own.
+    """Returns the overrides that resume a run. Hydra saves them in the folder for the next resume.
 
     Args:
-      composer: composes and checks.
-      given: the run's folder, or that of one job of a sweep.
-      overrides: the command line.
+      composer: composes and checks the configuration.
+      given: the folder of a run, or of one job of a sweep.
+      overrides: the overrides of the command line.
       targets: as in `schema.check`.
 
     Raises:
-      InputError: the folder is not a run, or something would change that may not.
+      InputError: the folder is not that of a run, or a key would change that may not.
     """
     folder = Path(given).expanduser().resolve()
     try:
@@ -70,14 +70,14 @@ def resume(
             for old in composer.parse(lines)
             if old.key_or_group not in NOT_TAKEN_OVER
             and old.get_key_element() not in repeated
-            and not old.key_or_group.startswith(chosen)  # of an option that another has replaced
+            and not old.key_or_group.startswith(chosen)  # an option of a group that was replaced
         ),
         *(str(new.input_line) for new in overrides if new.key_or_group != "resume"),
     ]
     quoted = QuotedString(str(folder), Quote.single).with_quotes()
     lines += [f"resume={quoted}", f"hydra.run.dir={quoted}"]
     config = without_hydra(composer.compose(lines, targets=targets))
-    for key in MAY_CHANGE:  # before interpolations: what follows `steps` may change with it
+    for key in MAY_CHANGE:  # before resolving: values interpolated from `steps` change with it
         new = OmegaConf.select(config, key)
         OmegaConf.update(saved, key, new, merge=False, force_add=True)
     before, after = dict(leaves(resolved(saved))), dict(leaves(resolved(config)))
@@ -93,17 +93,17 @@ def resume(
         )
     if targets:
         with only_run_in(folder, lock=LOCK_SH):
-            pass  # a run that goes on there is refused before Hydra writes
+            pass  # refuses a folder whose run is still active, before Hydra writes
     return lines
 
 
 def saved_config(folder: Path, keys: Sequence[str], trusted: Sequence[str]) -> DictConfig:
-    """The configuration that a run was started with.
+    """Returns the configuration that a run was started with.
 
     Args:
-      folder: the run's.
-      keys: of the root, that must be there.
-      trusted: the packages it may name; never those that the folder says.
+      folder: the folder of the run.
+      keys: the keys of the root that must be present.
+      trusted: the packages that it may name; the list in the folder itself is ignored.
 
     Raises:
       InputError: the folder is not that of a run.
@@ -121,7 +121,7 @@ def saved_config(folder: Path, keys: Sequence[str], trusted: Sequence[str]) -> D
 
 
 def leaves(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:
-    """Every value in a tree with its dotted key."""
+    """Yields every value in a tree with its dotted key."""
     if isinstance(value, Mapping) and value:
         for name, child in value.items():
             yield from leaves(child, join(key, name))

@@ -1,4 +1,4 @@
-"""What a composed configuration must satisfy: the root here, its nodes in `targets.py`."""
+"""The schema of a composed configuration: the root keys here, the nodes in `targets.py`."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
@@ -23,18 +23,18 @@ from rl4p.errors import InputError
 
 Natural = Annotated[int, Field(ge=0)]
 Positive = Annotated[int, Field(ge=1)]
-Section = Any  # a plain mapping: SECTIONS has its keys
+Section = Any  # a plain mapping; SECTIONS lists its keys
 Group = Any  # a node, or nodes by name
-Table = Any  # nodes by names of the user's choice
+Table = Any  # nodes under names that the user chooses
 
-# Hydra's configuration may name Hydra's plugins too, and logging has selectors of its own.
+# The `hydra` node may also name Hydra's plugins; its logging node names classes in its own way.
 TRUSTED_BY_HYDRA = ("hydra._internal.core_plugins", "hydra_plugins", "optuna.samplers")
 TRUSTED_IN_LOGGING = ("logging", "colorlog", "ext://sys.stdout", "ext://sys.stderr")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Root:
-    """Every key that stands at the root, and its type. The defaults are in conf/config.yaml."""
+    """The root keys and their types. The defaults are in conf/config.yaml."""
 
     seed: Natural
     steps: Positive
@@ -133,11 +133,11 @@ GROUPS = [
 
 
 def check(config: DictConfig, *, targets: bool = True) -> None:
-    """Refuses a composed configuration, naming the first thing that is wrong with it.
+    """Checks a composed configuration and raises an `InputError` for its first error.
 
     Args:
-      config: with its `hydra` node.
-      targets: also import the targets and check their arguments; takes as long as the imports take.
+      config: the configuration, with its `hydra` node.
+      targets: whether to import the targets and check their arguments, which can be slow.
     """
     tree = resolved(without_hydra(config), complete=targets)
     check_arguments("", tree, Root, "the configuration")
@@ -146,7 +146,7 @@ def check(config: DictConfig, *, targets: bool = True) -> None:
         check_arguments(name, tree[name], section, name)
     trusted = (*TRUSTED, *tree["trusted_targets"])
     check_trust(tree, trusted)
-    # Not resolved: much of it is known only later. An interpolated target is not trusted, then.
+    # Not resolved, because many values are known only later; interpolated targets are refused.
     hydra = OmegaConf.to_container(config.hydra, resolve=False)
     check_trust(hydra, (*trusted, *TRUSTED_BY_HYDRA), "hydra")
     for key, name in logging_selectors(hydra, "hydra"):
@@ -171,7 +171,7 @@ def check(config: DictConfig, *, targets: bool = True) -> None:
 
 
 def logging_selectors(value: Any, key: str) -> Iterator[tuple[str, Any]]:
-    """Where Python's logging takes the name of a piece of code: class, () and ext://."""
+    """Yields the values by which logging looks up code (class, (), ext:// and cfg://)."""
     if isinstance(value, Mapping):
         for name, child in value.items():
             if name in ("class", "()"):
@@ -185,5 +185,5 @@ def logging_selectors(value: Any, key: str) -> Iterator[tuple[str, Any]]:
 
 
 def without_hydra(config: DictConfig) -> DictConfig:
-    """The part that a job is given."""
+    """Returns the configuration without its `hydra` node, as a job receives it."""
     return OmegaConf.masked_copy(config, [str(key) for key in config if key != "hydra"])

@@ -1,8 +1,8 @@
-"""`_target_` nodes: which are trusted, whether their arguments fit, and how they are built.
+"""`_target_` nodes: the check of their trust, the check of their arguments, and their construction.
 
 A node is a mapping with ``_target_: package.module.Name`` and the arguments of that class or
-function. A mapping without it is a plain value, unless there are nodes in it (``reward.terms``):
-then it is open to more nodes, and to nothing else.
+function. A mapping without ``_target_`` is a plain value, unless it contains nodes
+(``reward.terms``): then it accepts more nodes, and nothing else.
 """
 
 import difflib
@@ -24,26 +24,26 @@ from rl4p.configuration.moved import KEYS, moved
 from rl4p.errors import InputError
 
 TRUSTED = ("rl4p", "optax")
-# The functions of this package find and call other code, by name.
+# The functions of this package look up and call other code by name.
 NEVER_TRUSTED = "rl4p.configuration."
-# By these Hydra defers or reshapes a call; nothing here needs that, and it hides what is called.
+# With these keys Hydra defers or changes a call. They are not needed, and they hide the callee.
 REFUSED_KEYS = ("_args_", "_convert_", "_partial_", "_recursive_")
 
 
 def is_node(value: Any) -> bool:
-    """Whether this is to become an object."""
+    """Returns whether a value is a node, which describes an object."""
     return isinstance(value, Mapping) and "_target_" in value
 
 
 def holds_node(value: Any) -> bool:
-    """Whether this is a node, or holds one at any depth."""
+    """Returns whether a value is a node or contains one at any depth."""
     children = value.values() if isinstance(value, Mapping) else value
     is_container = isinstance(value, (Mapping, list))
     return is_node(value) or (is_container and any(holds_node(child) for child in children))
 
 
 def resolved(config: DictConfig, *, complete: bool = True) -> dict[str, Any]:
-    """Plain containers, interpolations resolved; `complete` refuses values that are still ???."""
+    """Returns resolved plain containers; `complete` refuses values that are still ???."""
     try:
         tree = OmegaConf.to_container(config, resolve=True, throw_on_missing=complete)
     except MissingMandatoryValue as error:
@@ -54,22 +54,22 @@ def resolved(config: DictConfig, *, complete: bool = True) -> dict[str, Any]:
     return cast(dict[str, Any], tree)
 
 
-# Sentences.
+# Error messages.
 
 
 def join(key: str, name: object) -> str:
-    """A dotted key."""
+    """Returns the dotted key of a child."""
     return f"{key}.{name}" if key else str(name)
 
 
 def did_you_mean(name: str, names: Iterable[str], form: str = "{}") -> str:
-    """The nearest name, to end a sentence with; empty where none is near."""
+    """Returns a hint with the closest name, to end a sentence; "" if no name is close."""
     near = difflib.get_close_matches(name, list(names), n=1)
     return f"; did you mean {form.format(near[0])}?" if near else ""
 
 
 def unknown_key(key: str, names: Collection[str], owner: str) -> InputError:
-    """What to say of a key that its owner does not have, but for these names."""
+    """Returns the error for a key that its owner does not have; `names` are the valid keys."""
     parent, _, name = key.rpartition(".")
     hint = did_you_mean(name, names, join(parent, "{}"))
     if KEYS.get(name) in names:
@@ -78,7 +78,7 @@ def unknown_key(key: str, names: Collection[str], owner: str) -> InputError:
     return InputError(f"{key} is not an option of {owner}{hint} ({options})")
 
 
-# Trust: decided on strings, before anything is imported.
+# Trust: decided from the names, before any import.
 
 
 def check_trust(value: Any, trusted: Collection[str], key: str = "") -> None:
@@ -98,7 +98,7 @@ def check_trust(value: Any, trusted: Collection[str], key: str = "") -> None:
 
 
 def require_trust(name: Any, trusted: Collection[str], key: str) -> None:
-    """Refuses a name that none of the prefixes is, or stands above, in whole dotted parts."""
+    """Refuses a name unless a prefix equals it or contains it, compared by whole dotted parts."""
     if not isinstance(name, str):
         raise InputError(f"{key} must be a dotted name, not {name!r}.")
     inside = any(f"{name}.".startswith(f"{prefix.rstrip('.')}.") for prefix in trusted)
@@ -110,7 +110,7 @@ def require_trust(name: Any, trusted: Collection[str], key: str) -> None:
 
 
 def locate(target: str, trusted: Collection[str], key: str) -> Any:
-    """The class or function that a `_target_` names."""
+    """Returns the class or function that a `_target_` names."""
     require_trust(target, trusted, key)
     module_name, _, name = target.rpartition(".")
     if not all(target.split(".")) or not module_name:
@@ -134,7 +134,7 @@ def locate(target: str, trusted: Collection[str], key: str) -> Any:
         names = [n for n, value in vars(module).items() if callable(value) and n[0] != "_"]
         hint = did_you_mean(name, names, f"{module_name}.{{}}") or "."
         raise InputError(f"{key}={target}: {module_name} has no class or function {name}{hint}")
-    # What a trusted module has imported is not its own: there is an rl4p module with `partial`.
+    # A trusted module also holds names that it imported, such as `partial`; these are not trusted.
     require_trust(f"{getattr(found, '__module__', 'builtins')}.{name}", trusted, key)
     return found
 
@@ -146,10 +146,10 @@ def check_nodes(key: str, value: Any, trusted: Collection[str], choices: Mapping
     """Imports every target at and below a key, and checks its arguments.
 
     Args:
-      key: where `value` stands in the configuration.
+      key: the key of `value` in the configuration.
       value: plain containers.
-      trusted: prefixes.
-      choices: by group, the name of the option chosen, to speak of.
+      trusted: the trusted prefixes.
+      choices: the chosen option of each group, for error messages.
     """
     if isinstance(value, list):
         for i, element in enumerate(value):
@@ -170,10 +170,10 @@ def check_nodes(key: str, value: Any, trusted: Collection[str], choices: Mapping
 
 
 def check_arguments(key: str, arguments: Mapping[str, Any], target: Any, owner: str) -> None:
-    """Refuses arguments that a target does not take, lacks, or wants to be of another type."""
+    """Refuses arguments that are unknown to a target, missing, or of a wrong type."""
     try:
         parameters = inspect.signature(target).parameters.values()
-    except ValueError:  # written in C, say
+    except ValueError:  # no signature, for example of a function written in C
         return
     named = {p.name: p for p in parameters if p.kind in (p.KEYWORD_ONLY, p.POSITIONAL_OR_KEYWORD)}
     if not any(p.kind is p.VAR_KEYWORD for p in parameters):
@@ -190,7 +190,7 @@ def check_arguments(key: str, arguments: Mapping[str, Any], target: Any, owner: 
 
 
 def type_hints(target: Any) -> dict[str, Any]:
-    """Annotations by argument; none where they name what is not there at run time."""
+    """Returns the annotations by argument; {} if a name in them does not exist at run time."""
     if inspect.isclass(target) and not is_dataclass(target):
         target = target.__init__
     try:
@@ -200,11 +200,11 @@ def type_hints(target: Any) -> dict[str, Any]:
 
 
 def check_type(key: str, value: Any, hint: Any) -> None:
-    """Refuses a value that its annotation does not allow; what cannot be checked is let through.
+    """Refuses a value that its annotation does not allow; accepts annotations it cannot check.
 
-    Nothing is converted, except that an int is a float, and a list whatever sequence is wanted.
+    Values are not converted. An int is a valid float, and a list is valid for any sequence type.
     """
-    try:  # in a tuple, because pydantic takes no config for a dataclass alone
+    try:  # in a tuple, because pydantic accepts no config for a dataclass alone
         options = ConfigDict(arbitrary_types_allowed=True)
         adapter = TypeAdapter(tuple[hint], config=options)  # pyright: ignore[reportInvalidTypeForm]
     except (PydanticUserError, SchemaError, TypeError):
@@ -217,7 +217,7 @@ def check_type(key: str, value: Any, hint: Any) -> None:
             attempts.append(error.errors(include_url=False))
         else:
             return
-    problems = max(attempts, key=lambda attempt: len(attempt[0]["loc"]))  # the one that got further
+    problems = max(attempts, key=lambda attempt: len(attempt[0]["loc"]))  # the deepest error
     place = [part for part in problems[0]["loc"][1:] if isinstance(part, int)]
     if place:
         key, value = key + "".join(f"[{i}]" for i in place), problems[0]["input"]
@@ -233,14 +233,14 @@ def check_type(key: str, value: Any, hint: Any) -> None:
 
 
 def instantiate(node: DictConfig, **extra: Any) -> Any:
-    """Builds what a node describes, the nodes inside it first; lists arrive as tuples.
+    """Builds the object that a node describes, after the nodes inside it. Lists become tuples.
 
     Args:
-      node: a part of a composed configuration, whose root says what is trusted.
-      extra: arguments beside the node's own, or in their place.
+      node: a part of a composed configuration; the root of that configuration sets the trust.
+      extra: further arguments, which override those of the node.
 
     Raises:
-      InputError: a target is not trusted or not there, or its constructor raised ValueError.
+      InputError: a target is not trusted or does not exist, or its constructor raised ValueError.
     """
     key = str(node._get_full_key(None))
     trusted = (*TRUSTED, *(OmegaConf.select(node._get_root(), "trusted_targets") or ()))
@@ -252,7 +252,7 @@ def instantiate(node: DictConfig, **extra: Any) -> Any:
 
 
 def build(value: Any, trusted: Collection[str], key: str) -> Any:
-    """`instantiate` below its checks."""
+    """Builds a value recursively, without the checks of `instantiate`."""
     if isinstance(value, list):
         return tuple(build(element, trusted, f"{key}[{i}]") for i, element in enumerate(value))
     if not isinstance(value, dict):
@@ -268,7 +268,7 @@ def build(value: Any, trusted: Collection[str], key: str) -> Any:
 
 
 def with_tuples(value: Any) -> Any:
-    """Lists as tuples, so that what holds them can be hashed."""
+    """Returns the value with its lists as tuples, which can be hashed."""
     if isinstance(value, list):
         return tuple(with_tuples(element) for element in value)
     if isinstance(value, dict):

@@ -1,1 +1,1 @@
-"""Builds the parts of a run from its configuration, and checks that they fit one another."""
+"""Builds the parts of a run from its configuration and checks that they are compatible."""

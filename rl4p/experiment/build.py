@@ -1,4 +1,4 @@
-"""Wires the instantiated parts of a configuration into something that can run."""
+"""Builds an experiment from the instantiated parts of a configuration."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -34,14 +34,14 @@ class Experiment:
     loop: Loop
     state: TrainState
     evaluation: Evaluation
-    sizes: str  # what a step is made of, in a few lines for people
+    sizes: str  # a short description of the model, the data and a step, for the terminal
 
 
 def build(config: DictConfig) -> Experiment:
-    """Instantiates everything and checks that the parts fit one another.
+    """Instantiates all parts of a run and checks that they are compatible.
 
     Raises:
-      InputError: they do not, or data or weights are wrong; the configuration key is named.
+      InputError: parts are incompatible, or data or weights are wrong; names the configuration key.
     """
     mesh: Mesh = instantiate(config.mesh)
     phases = build_phases(config)
@@ -132,7 +132,7 @@ def build(config: DictConfig) -> Experiment:
 
 
 def reference_params(policy: Policy, params: Params) -> Params:
-    """The policy that the run begins with: an adapter's base, or a copy."""
+    """Returns the initial policy of the run: the base model of adapters, or a copy."""
     return policy.frozen or jax.tree.map(jnp.copy, params)
 
 
@@ -166,7 +166,7 @@ def build_phases(config: DictConfig) -> Phases:
         rollout=instantiate(config.rollout),
         reward=instantiate(config.reward),
         advantage=instantiate(config.advantage),
-        update=instantiate(config["update"]),  # .update is a method of mappings
+        update=instantiate(config["update"]),  # config.update is a method of mappings
         correction=instantiate(config.correction),
         kl=instantiate(config.kl),
         entropy=instantiate(config.entropy),
@@ -179,9 +179,9 @@ def build_phases(config: DictConfig) -> Phases:
 
 
 def check_rows(config: DictConfig, phases: Phases, mesh: Mesh) -> int:
-    """How many sequences a step has; devices and minibatches must divide them."""
+    """Returns the number of sequences in a step; devices and minibatches must divide it."""
     rows = config.prompts_per_step * config.group_size
-    # The first use of JAX, and the last time that its devices can be chosen.
+    # `mesh.size` initializes JAX; its devices cannot be chosen afterwards.
     if mesh.size < jax.device_count() and jax.process_count() > 1:
         raise InputError(
             f"mesh is of {mesh.size} devices, but {jax.process_count()} processes have "
@@ -237,13 +237,13 @@ def describe_data(
 
 
 def describe_step(config: DictConfig, phases: Phases, prompts: list[Prompt], mesh: Mesh) -> str:
-    """The derived sizes: sequences, tokens (padding included), updates, microbatches."""
+    """Describes the derived sizes: sequences, tokens (with padding), updates, microbatches."""
     sequences = config.prompts_per_step * config.group_size
     width = padded_width(max(len(prompt.tokens) for prompt in prompts))
     width += phases.rollout.max_response_tokens
     update = phases.update
     updates = update.epochs * update.minibatches
-    rows = -(-sequences // update.minibatches // mesh.row_shards)  # of a device
+    rows = -(-sequences // update.minibatches // mesh.row_shards)  # on each device
     microbatches = -(-rows // rows_in(width, update.tokens_per_microbatch))
     return (
         f"a step: {config.prompts_per_step} prompts x {config.group_size} samples = {sequences} "

@@ -1,16 +1,16 @@
-"""Refuses phases that cannot act together: no option is accepted and then ignored.
+"""Refuses combinations of phases in which one has no effect: no option is silently ignored.
 
-Each rule is a function of the phases that returns a sentence, or None where all is well. A phase of
-the user's own that does not declare a property below is taken to be an ordinary one.
+Each rule is a function of the phases. It returns an error message, or None if the combination is
+valid. A user-defined phase need not declare these properties; the default is the opposite value.
 
-    rollout.samples            false: no policy drew the tokens (`demonstrations`)
-    advantage.reads_total      false: the total reward is not looked at
-    advantage.compares_group   true: samples with the rewards of their siblings get 0
+    rollout.samples            false: no policy sampled the tokens (`demonstrations`)
+    advantage.reads_total      false: the total reward is not used
+    advantage.compares_group   true: a sample whose group has equal rewards gets 0
     advantage.one_sign         true: no two advantages have different signs
-    advantage.uniform          true: all advantages are the same
-    update.reads_advantages    false: advantages are not looked at
+    advantage.uniform          true: all advantages are equal
+    update.reads_advantages    false: advantages are not used
     update.whole_groups        true: the loss compares samples of a group
-    correction.active          false: every token weighs 1
+    correction.active          false: every token has weight 1
 """
 
 from typing import Any
@@ -23,7 +23,7 @@ def refuse_what_cannot_act(phases: Phases) -> None:
     """Checks every rule.
 
     Raises:
-      InputError: with the sentence of the first rule that is broken.
+      InputError: a rule is broken; the message is that of the first broken rule.
     """
     for rule in (
         advantages_that_nothing_reads,
@@ -36,14 +36,14 @@ def refuse_what_cannot_act(phases: Phases) -> None:
 
 
 def choice(group: str, phase: Any) -> str:
-    """Returns how the command line names a phase of this package: its module is named so."""
+    """Returns a phase as GROUP=NAME, with its module for NAME, or the class of a user's phase."""
     package, _, name = type(phase).__module__.rpartition(".")
     ours = package.startswith("rl4p.") and package.endswith(f".{group}")
     return f"{group}={name if ours else type(phase).__name__}"
 
 
 def advantages_that_nothing_reads(phases: Phases) -> str | None:
-    """Refuses an advantage beside an update that learns from all samples alike."""
+    """Refuses an advantage if the update does not use advantages."""
     advantage, update = phases.advantage, choice("update", phases.update)
     if getattr(phases.update, "reads_advantages", True):
         return None
@@ -61,7 +61,7 @@ def advantages_that_nothing_reads(phases: Phases) -> str | None:
 
 
 def advantages_of_one_sign_in_pairs(phases: Phases) -> str | None:
-    """Refuses an update that needs good and bad samples beside an advantage without both."""
+    """Refuses an update that compares good and bad samples if all advantages have one sign."""
     if not getattr(phases.update, "whole_groups", False):
         return None
     if not getattr(phases.advantage, "one_sign", False):
@@ -74,7 +74,7 @@ def advantages_of_one_sign_in_pairs(phases: Phases) -> str | None:
 
 
 def divergence_in_a_reward_that_nothing_reads(phases: Phases) -> str | None:
-    """Refuses a penalty taken from rewards that the advantage does not look at."""
+    """Refuses a KL penalty in the reward if the advantage does not use the total reward."""
     if not (phases.kl.active and phases.kl.placement == "in_reward"):
         return None
     if getattr(phases.advantage, "reads_total", True):
@@ -86,7 +86,7 @@ def divergence_in_a_reward_that_nothing_reads(phases: Phases) -> str | None:
 
 
 def demonstrations_in_the_place_of_samples(phases: Phases) -> str | None:
-    """Refuses what needs samples of a policy, or samples that differ, beside demonstrations."""
+    """Refuses demonstrations with phases that need samples of a policy, or different samples."""
     if getattr(phases.rollout, "samples", True):
         return None
     rollout, advantage = choice("rollout", phases.rollout), choice("advantage", phases.advantage)

@@ -1,1 +1,1 @@
-"""The loop, and the parts that it calls: phases, collectors, sources, scores, evaluation."""
+"""The training loop and its parts: phases, collectors, sources, scores, evaluation."""

@@ -1,4 +1,4 @@
-"""What a batch must look like at each phase boundary (`debug.check_batches=true`)."""
+"""Checks of a batch at each phase boundary (`debug.check_batches=true`)."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ from rl4p.types import Finish, Rewards, Texts, TrainingBatch, Trajectories
 
 
 class Checker:
-    """Collects nothing and stops at the first fault: stage, field, expected, got."""
+    """A set of checks for one stage. The first failure raises: stage, field, expected, got."""
 
     def __init__(self, stage: str) -> None:
         self.stage = stage
@@ -20,7 +20,7 @@ class Checker:
         raise RunError(f"Bad batch {self.stage}: {field} should be {expected}, got {got}.")
 
     def array(self, field: str, value: Any, shape: tuple[int, ...], kind: str) -> np.ndarray:
-        """Checks shape, kind of dtype (b, i, f) and finiteness; returns it on the host."""
+        """Checks the shape, the kind of dtype (b, i, f) and finiteness; returns a host array."""
         if not hasattr(value, "shape") or not hasattr(value, "dtype"):
             self.fail(field, "an array", type(value).__name__)
         if tuple(value.shape) != shape:
@@ -41,7 +41,7 @@ class Checker:
 def check_rollout(
     result: tuple[Trajectories, Texts], policy: Policy, *_: Any, version: int, **__: Any
 ) -> None:
-    """Stage rollout: the arrays, the texts beside them, tokens and version against the policy."""
+    """Checks the result of a rollout: arrays, texts, token ids and weight versions."""
     trajectories, texts = result
     check_trajectories(trajectories)
     check = Checker("after rollout")
@@ -56,7 +56,7 @@ def check_rollout(
 
 
 def check_trajectories(trajectories: Trajectories) -> None:
-    """Stage rollout."""
+    """Checks the arrays of trajectories: shapes, dtypes, masks and groups."""
     check = Checker("after rollout")
     shape = np.shape(trajectories.tokens_BT)
     if len(shape) != 2 or shape[0] < 1 or shape[1] < 2:
@@ -86,7 +86,7 @@ def check_trajectories(trajectories: Trajectories) -> None:
 
 
 def check_prompts(check: Checker, trajectories: Trajectories, groups: np.ndarray) -> None:
-    """What the trajectories say of their groups: equal sizes, and one prompt."""
+    """Checks that all groups have `group_size` rows, and that the rows of one share a prompt."""
     G, W = trajectories.group_size, trajectories.prompt_columns
     sizes = np.bincount(groups)
     check.that("group_ids_B", (sizes == G) | (sizes == 0), f"of groups of {G} rows")
@@ -101,7 +101,7 @@ def check_prompts(check: Checker, trajectories: Trajectories, groups: np.ndarray
 
 
 def check_rewards(rewards: Rewards, trajectories: Trajectories) -> None:
-    """Stage rewarded."""
+    """Checks the result of the reward phase."""
     check = Checker("after reward")
     B = trajectories.tokens_BT.shape[0]
     total = check.array("total_B", rewards.total_B, (B,), "f")
@@ -112,7 +112,7 @@ def check_rewards(rewards: Rewards, trajectories: Trajectories) -> None:
 
 
 def check_advantages(advantages_BT: Any, trajectories: Trajectories, rewards: Rewards) -> None:
-    """Stage advantaged."""
+    """Checks the result of the advantage phase."""
     check = Checker("after advantage")
     host = check.array("advantages_BT", advantages_BT, trajectories.tokens_BT.shape, "f")
     mask, valid = to_host((trajectories.response_mask_BT, rewards.valid_B))
@@ -121,7 +121,7 @@ def check_advantages(advantages_BT: Any, trajectories: Trajectories, rewards: Re
 
 
 def check_training_batch(batch: TrainingBatch) -> None:
-    """Stage trainable: the loss mask, the advantages on it, and the scores beside them."""
+    """Checks the input of an update: the loss mask, the advantages and the scores."""
     check = Checker("for the update")
     B, T = batch.trajectories.tokens_BT.shape
     loss_mask = check.array("loss_mask_BT", batch.loss_mask_BT, (B, T), "b")
@@ -137,7 +137,7 @@ def check_training_batch(batch: TrainingBatch) -> None:
         if shape == (B, T):
             on_mask = np.where(loss_mask, np.asarray(to_host(values)), 0)
             check.that(field, ~np.isnan(on_mask), "a number on the loss mask")
-            if name != "teacher_logprobs":  # a teacher may rule a token out
+            if name != "teacher_logprobs":  # a teacher may give a token probability 0
                 check.that(field, np.isfinite(on_mask), "finite on the loss mask")
     if "returns" in batch.scores:
         returns = np.asarray(to_host(batch.scores["returns"]))

@@ -1,4 +1,4 @@
-"""What compiling costs, and where compiled programs stay for the next run."""
+"""Counters of compilation time, and the cache of compiled programs."""
 
 import os
 from dataclasses import dataclass, replace
@@ -11,12 +11,12 @@ import jax.monitoring
 
 @dataclass(kw_only=True)
 class Compilation:
-    """Counts of this process.
+    """Counters of compilation in this process.
 
     Attributes:
-      seconds: of tracing, lowering and the compiler, or of reading a program from the cache.
-      programs: how many were compiled, or read from the cache.
-      from_cache: of them; a cache may be refused without a word, so its hits are counted.
+      seconds: the time spent on tracing, lowering and compiling, or on reading from the cache.
+      programs: the number of programs compiled or read from the cache.
+      from_cache: the number read from the cache. It shows whether the cache works.
     """
 
     seconds: float = 0.0
@@ -35,14 +35,14 @@ COUNTED = Compilation()
 
 
 def compilation() -> Compilation:
-    """What was counted until now."""
+    """Returns a copy of the counters."""
     return replace(COUNTED)
 
 
 def count_duration(event: str, duration_secs: float, **_: Any) -> None:
     if event.startswith("/jax/core/compile/"):
         COUNTED.seconds += duration_secs
-    if event == "/jax/core/compile/backend_compile_duration":  # reading from the cache is within it
+    if event == "/jax/core/compile/backend_compile_duration":  # sent for reads of the cache too
         COUNTED.programs += 1
 
 
@@ -56,13 +56,13 @@ jax.monitoring.register_event_listener(count_event)
 
 
 def keep_programs() -> None:
-    """Has JAX keep compiled programs in the user's cache folder, and read them from there.
+    """Makes JAX store compiled programs in the user's cache folder and read them from there.
 
-    JAX's own variables go before: `JAX_COMPILATION_CACHE_DIR` names another folder, and
-    `JAX_ENABLE_COMPILATION_CACHE=false` keeps none.
+    JAX's own variables take precedence: `JAX_COMPILATION_CACHE_DIR` names another folder, and
+    `JAX_ENABLE_COMPILATION_CACHE=false` disables the cache.
     """
     if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
         caches = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
         jax.config.update("jax_compilation_cache_dir", str(caches / "rl4p" / "programs"))
     if "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS" not in os.environ:
-        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)  # a run has hundreds
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)  # many are small

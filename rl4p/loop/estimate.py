@@ -1,4 +1,4 @@
-"""The advantage phase as the loop calls it: its options, its scores, the divergence as a reward."""
+"""The call of the advantage phase, with its options, its scores and a KL penalty in the reward."""
 
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -12,12 +12,12 @@ from rl4p.types import Array, Rewards, Trajectories
 
 
 class Estimate(NamedTuple):
-    """What the update learns from.
+    """The result of the advantage phase, from which the update learns.
 
     Attributes:
-      loss_mask_BT: the response mask without samples that are invalid, or were dropped here.
-      returns_BT: the critic's targets; None without one.
-      metrics: `update/kl`, the mean of a token, where the divergence was taken from the rewards.
+      loss_mask_BT: the response mask without invalid samples and truncated samples dropped here.
+      returns_BT: the targets of the critic; None without a critic.
+      metrics: `update/kl`, the mean penalty per token, if the KL penalty is in the reward.
     """
 
     advantages_BT: Array
@@ -26,7 +26,7 @@ class Estimate(NamedTuple):
     metrics: dict[str, Array]
 
     def for_update(self, scores: dict[str, Array]) -> dict[str, Array]:
-        """The scores with what the critic is to learn."""
+        """Returns the scores, with the targets of the critic if there is one."""
         return scores if self.returns_BT is None else scores | {"returns": self.returns_BT}
 
 
@@ -39,15 +39,15 @@ def estimate(
     coefficient: Array,
     **memory: Any,
 ) -> Any:
-    """Calls an advantage phase (`protocols.Advantage`) with what it asked for.
+    """Calls an advantage phase (`protocols.Advantage`) with the scores that it requested.
 
     Args:
-      kl: `protocols.KL`; placed in the reward, it is subtracted from it token by token.
-      coefficient: of the divergence.
-      memory: the phase's, where it has one.
+      kl: a `protocols.KL`; with placement in_reward it is subtracted from the reward per token.
+      coefficient: the weight of the KL penalty.
+      memory: the memory of the phase, if it has one.
 
     Returns:
-      An `Estimate`; and the memory, where there is one.
+      An `Estimate`, and the new memory if the phase has one.
     """
     rewards = drop_truncated(advantage, trajectories, rewards)
     mask_BT, metrics = loss_mask(trajectories, rewards), {}

@@ -1,4 +1,4 @@
-"""Evaluation: the same rollout and reward phases, without updates."""
+"""Evaluation on held-out prompts, with a rollout and a reward phase and without updates."""
 
 from collections import defaultdict
 from collections.abc import Sequence
@@ -16,15 +16,15 @@ from rl4p.types import Params, Prompt, Rewards, StepInfo, Texts, TrainState
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluation:
-    """Greedy pass@1 on held-out prompts; each question is counted once.
+    """A hook that measures greedy pass@1 on held-out prompts; each question counts once.
 
     Attributes:
-      every: steps between evaluations.
-      phases: of the run, perhaps with another sampler.
-      term: the reward term that says whether an answer is right; never the weighted sum.
-      of_average: evaluates the moving average of the parameters.
-      rows: sequences sampled at a time. As many as a training step has, so that the sampler's
-        compiled program serves both.
+      every: the number of steps between evaluations.
+      phases: the phases of the run, possibly with another rollout.
+      term: the reward term that decides whether an answer is correct; never the weighted sum.
+      of_average: whether to evaluate the moving average of the parameters.
+      rows: the number of sequences sampled at a time. It equals that of a training step, so that
+        both use the same compiled sampler.
     """
 
     every: int
@@ -39,7 +39,7 @@ class Evaluation:
         return self.evaluate(info.state)
 
     def evaluate(self, state: TrainState) -> dict[str, float]:
-        """`eval/<task>/pass_at_1` and `eval/<task>/prompts` for each task among the prompts."""
+        """Returns `eval/<task>/pass_at_1` and `eval/<task>/prompts` for each task."""
         params = state.average if self.of_average else state.params
         right: dict[str, int] = defaultdict(int)
         asked: dict[str, int] = defaultdict(int)
@@ -69,10 +69,10 @@ def greedy_rewards(
     *,
     rows: int,
 ) -> Rewards:
-    """Grades of one greedy response to each prompt.
+    """Samples one greedy response to each prompt and returns the grades.
 
-    The prompts are repeated to the number of rows that is sampled; the surplus is not graded. What
-    a phase would remember of it is let go.
+    The prompts are repeated to fill `rows` sequences; the repetitions are not graded. The memory
+    that the phases return is discarded.
     """
     (trajectories, texts), _ = phases.call(
         "rollout",

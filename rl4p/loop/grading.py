@@ -1,4 +1,4 @@
-"""The reward phase: each process grades its own share of the groups, and all learn all grades."""
+"""The call of the reward phase: each process grades a share as host arrays and gets all grades."""
 
 from dataclasses import replace
 from typing import Any
@@ -13,9 +13,9 @@ from rl4p.types import Rewards, Texts, Trajectories
 def graded(
     phases: Phases, memory: dict[str, Any], trajectories: Trajectories, texts: Texts
 ) -> tuple[Rewards, dict[str, Any]]:
-    """As `Phases.call`. Groups stay whole, if their size is known; arrays are then the host's.
+    """Calls the reward phase on the process's share of rows; groups of known size are not divided.
 
-    A reward with memory sees all rows, in every process: each would remember something else.
+    A reward with memory gets all rows in every process, because the memories must be equal.
     """
     together = trajectories.group_size
     groups = share(len(texts.responses) // together)

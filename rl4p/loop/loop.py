@@ -1,7 +1,7 @@
-"""The loop: take prompts, roll out, reward, advantage, update.
+"""The training loop: prompts, rollout, reward, advantage, update.
 
-It knows no algorithm, no model and no engine by name. Everything that only looks on (logs,
-checkpoints, evaluations, sample tables) is a hook.
+The loop does not depend on any algorithm, model or sampling engine. Everything that only observes
+(logs, checkpoints, evaluations, sample tables) is a hook.
 """
 
 from collections.abc import Iterable, Iterator
@@ -26,13 +26,13 @@ from rl4p.types import Params, StepInfo, TrainingBatch, TrainState
 
 @dataclass(frozen=True, kw_only=True)
 class Loop:
-    """What a run is made of, apart from its state.
+    """The parts of a run, except its state.
 
     Attributes:
-      steps: how many the run has in all.
-      scoring: what scores refer to, beside the policy.
-      average_decay: of the moving average of the parameters; 0 keeps none.
-      max_skipped: steps in a row that may hold a skipped update, for a gradient that is not finite.
+      steps: the total number of steps of the run.
+      scoring: the computation of the scores that phases request.
+      average_decay: the decay of the moving average of the parameters; 0 keeps none.
+      max_skipped: the most consecutive steps that may skip an update with a non-finite gradient.
     """
 
     policy: Policy
@@ -48,17 +48,17 @@ class Loop:
 
     @property
     def stateful(self) -> dict[str, Stateful]:
-        """Returns what a checkpoint holds beside the `TrainState`, in the order of restoring it."""
+        """Returns the parts that are saved with the `TrainState`, in the order of restoring."""
         return {"source": self.source, "collector": self.collector}
 
 
 def train(loop: Loop, state: TrainState) -> Iterator[StepInfo]:
-    """Runs the loop from `state` to its last step, yielding every step as it ends.
+    """Runs the loop from `state` to the last step and yields each step when it ends.
 
-    The state's arrays are given up to the update: whoever wants an old state must copy it.
+    The arrays of a state are donated to the next update: copy a state to keep it.
 
     Raises:
-      RunError: too many updates in a row were not finite.
+      RunError: the gradient was not finite in more than `max_skipped` steps in a row.
     """
     policy, phases, skipped = loop.policy, loop.phases, []
     objective = phases.objective(loop.group_size)
@@ -87,7 +87,7 @@ def train(loop: Loop, state: TrainState) -> Iterator[StepInfo]:
                 scores=estimated.for_update(scores),
             )
             phases.check("update", batch)
-            # Its arrays are given up, and those of a memory that a phase left alone are in both.
+            # The state is donated without its memory, which may share arrays with `memory`.
             state, update_metrics = gradient_step(
                 objective,
                 policy.decoder,
@@ -128,12 +128,12 @@ def train(loop: Loop, state: TrainState) -> Iterator[StepInfo]:
 
 @partial(jax.jit, donate_argnames="average")
 def averaged(average: Params, params: Params, decay: float) -> Params:
-    """The moving average of the parameters: a <- a + (1 - decay) (params - a), in a's dtype."""
+    """Returns the new moving average a <- a + (1 - decay) (params - a), in the dtype of a."""
     return jax.tree.map(lambda a, x: a + (1 - decay) * (x.astype(a.dtype) - a), average, params)
 
 
 def run_hooks(hooks: Iterable[Hook], info: StepInfo, *, last: bool) -> StepInfo:
-    """Calls the hooks whose turn it is, in order; each sees the metrics of those before it."""
+    """Calls the hooks that are due, in order; each receives the metrics of the earlier hooks."""
     for hook in hooks:
         if last or (hook.every > 0 and info.step % hook.every == 0):
             info = replace(info, metrics=info.metrics | (hook(info) or {}))

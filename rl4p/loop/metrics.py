@@ -1,6 +1,7 @@
-"""The metrics of a collected batch, by the names that everything else uses.
+"""The metrics of a collected batch.
 
-Rates and means are sums over counts. Invalid samples are counted and left out of the means.
+Rates and means are sums divided by counts. `reward/invalid` counts invalid samples; the means of
+rewards leave them out.
 """
 
 import numpy as np
@@ -13,7 +14,7 @@ from rl4p.types import Array, Finish, Rewards, Trajectories
 def batch_metrics(
     step: int, trajectories: Trajectories, rewards: Rewards, advantages_BT: Array
 ) -> dict[str, float]:
-    """Rewards, lengths and staleness (in steps) of the trajectories that `step` trains on."""
+    """Returns metrics of the trajectories of `step`: rewards, lengths, staleness in steps, ..."""
     group = group_statistics(rewards.total_B, rewards.valid_B, trajectories.group_ids_B)
     rewards, mask_BT, finish_B, version_B, groups_B, equal_B, advantages_BT = to_host(
         (
@@ -32,7 +33,7 @@ def batch_metrics(
     variance = float(np.square(rewards.total_B[valid_B] - mean).sum()) / counted
     _, first_B = np.unique(groups_B, return_index=True)
     on_tokens = advantages_BT[mask_BT]
-    age_B = np.where(version_B < 0, 0, step - version_B)  # -1: no policy sampled it
+    age_B = np.where(version_B < 0, 0, step - version_B)  # -1: no policy sampled the row
     return {
         "reward/mean": mean,
         "reward/std": variance**0.5,

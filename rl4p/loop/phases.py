@@ -1,4 +1,4 @@
-"""The phases of a run, and what the loop may ask of them as a whole."""
+"""The phases of a run as one object, and their joint properties."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
@@ -22,7 +22,7 @@ from rl4p.protocols import (
 )
 from rl4p.types import Array
 
-# What any phase may ask for in `needs`; `scoring.py` computes it after the rewards are known.
+# The scores that phases may request in `needs`. `scoring.py` computes them after the rewards.
 SCORES = frozenset(
     {
         "answer_clusters",
@@ -37,7 +37,7 @@ SCORES = frozenset(
     }
 )
 
-# The phases that are given all scores that they ask for, and those that are given one.
+# The phases that may request any score, and the only score that each other phase may request.
 GIVEN_ALL = ("advantage", "update", "correction")
 GIVEN_ONE = {"kl": "reference_logprobs", "entropy": "entropy"}
 KEEP_MEMORY = ("rollout", "reward", "advantage", "kl", "entropy")
@@ -45,12 +45,12 @@ KEEP_MEMORY = ("rollout", "reward", "advantage", "kl", "entropy")
 
 @dataclass(frozen=True, kw_only=True)
 class Phases:
-    """Rollout, reward, advantage and update, and what joins the update's loss.
+    """The phases of a run: rollout, reward, advantage, update and the other parts of the loss.
 
     Attributes:
-      scores: by name, scores of the user's own (`protocols.Score`) that phases may ask for.
-      checks: by phase name, called with the phase's result and arguments, and for an update with
-        the batch that it is given (`debug.check_batches`).
+      scores: user-defined scores by name (`protocols.Score`), which phases may request.
+      checks: functions by phase name, called with the result and the arguments of the phase. The
+        check of an update is called with its batch (`debug.check_batches`).
     """
 
     rollout: Rollout
@@ -70,11 +70,11 @@ class Phases:
         return [(name, getattr(self, name)) for name in names if name not in ("scores", "checks")]
 
     def needs(self) -> frozenset[str]:
-        """Returns the union of the scores that the phases need.
+        """Returns the names of all scores that the phases request.
 
         Raises:
-          InputError: a phase needs what nobody computes, or what would not reach it; or a score of
-            the user's own has the name of another, or no phase needs it.
+          InputError: a phase requests an unknown score or one that it would not receive; a user's
+            score has a name of `SCORES` or is not requested; or critic and advantage do not match.
         """
         needs: frozenset[str] = frozenset()
         if twice := sorted(SCORES & self.scores.keys()):
@@ -105,10 +105,10 @@ class Phases:
 
     @property
     def estimator(self) -> Estimator | None:
-        """The critic, if it is active.
+        """Returns the critic if it is active, otherwise None.
 
         Raises:
-          InputError: it has not all the methods of one.
+          InputError: the critic lacks a method of `Estimator`.
         """
         if not self.critic.active:
             return None
@@ -118,11 +118,11 @@ class Phases:
 
     @property
     def values(self) -> Callable[..., Array] | None:
-        """The `values` of the critic, if it is active."""
+        """Returns the method `values` of the critic if it is active, otherwise None."""
         return None if self.estimator is None else self.estimator.values
 
     def objective(self, group_size: int) -> Objective:
-        """What the gradient step descends; it is static, and compiled in."""
+        """Returns the objective of the gradient step, a static argument of its compilation."""
         return Objective(
             update=self.update,
             correction=self.correction,
@@ -133,7 +133,7 @@ class Phases:
         )
 
     def initial_memory(self) -> dict[str, Any]:
-        """The memory of each phase that has one."""
+        """Returns the initial memory of each phase that has one."""
         keeping = [(name, phase) for name, phase in self.items() if isinstance(phase, Remembers)]
         for name, _ in keeping:
             if name not in KEEP_MEMORY:
@@ -146,7 +146,7 @@ class Phases:
     def call(
         self, name: str, memory: dict[str, Any], *args: Any, **kwargs: Any
     ) -> tuple[Any, dict[str, Any]]:
-        """Calls a phase, with its memory where it has one: (result, memory of all phases)."""
+        """Calls a phase, with its memory if it has one; returns (result, memory of all phases)."""
         phase = getattr(self, name)
         if name in memory:
             result, state = phase(*args, **kwargs, memory=memory[name])
@@ -157,19 +157,19 @@ class Phases:
         return result, memory
 
     def check(self, name: str, *args: Any, **kwargs: Any) -> None:
-        """Checks what a phase returned, or what an update is given, if that was asked for."""
+        """Checks the result of a phase, or the batch of an update, if checks are enabled."""
         if name in self.checks:
             self.checks[name](*args, **kwargs)
 
     def coefficients(self, memory: dict[str, Any]) -> dict[str, Any]:
-        """The weights of the divergence and of the entropy in this step."""
+        """Returns the weights of the KL penalty and of the entropy bonus in this step."""
         return {
             "kl": self.kl.coefficient(memory.get("kl", {})),
             "entropy": self.entropy.coefficient(memory.get("entropy", {})),
         }
 
     def adapt(self, memory: dict[str, Any], metrics: dict[str, Any]) -> dict[str, Any]:
-        """The memory after a step that measured these."""
+        """Returns the memory with the KL and entropy coefficients adapted to a step's metrics."""
         return memory | {
             name: getattr(self, name).next_state(memory[name], metrics[f"update/{name}"])
             for name in ("kl", "entropy")

@@ -1,8 +1,8 @@
-"""The contracts of what stands around the phases: sources, collectors and hooks.
+"""The protocols of sources, collectors and hooks.
 
-Sources and collectors are configured as trackers and checkpoints are: a frozen dataclass of options
-whose ``open`` returns a live object. Options are compared and written to YAML. Live objects hold
-positions, buffers and threads; ``state()`` is what a checkpoint keeps of them.
+A source or a collector is configured like a tracker: a frozen dataclass holds its options, and
+``open`` returns a live object. Options can be compared and written to YAML. Live objects hold
+positions, buffers and threads; a checkpoint saves their ``state()``.
 """
 
 from collections.abc import Sequence
@@ -15,43 +15,43 @@ from rl4p.types import Prompt, Rewards, StepInfo, Texts, TrainState, Trajectorie
 
 
 class Stateful(Protocol):
-    """What a checkpoint keeps beside the `TrainState`."""
+    """An object whose state a checkpoint saves with the `TrainState`."""
 
     def state(self) -> dict[str, Any]:
-        """Returns JSON values, and host arrays, at any depth."""
+        """Returns a tree of JSON values and host arrays."""
         ...
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Goes on where the state was taken.
+        """Restores a state that `state` returned.
 
         Raises:
-          InputError: this run is not the one that it was taken in.
+          InputError: the state belongs to another run.
         """
         ...
 
 
 class Source(Protocol):
-    """Options that say which prompts come next."""
+    """Options of a source, which selects the next prompts."""
 
     def open(self, prompts: Sequence[Prompt], *, seed: int) -> "OpenSource":
         """Returns the live source.
 
         Args:
-          prompts: those of the data set, in its order.
-          seed: of the run; the order of prompts may depend on nothing else that is random.
+          prompts: the prompts of the data set, in its order.
+          seed: the seed of the run, the only randomness that the order may depend on.
         """
         ...
 
 
 class OpenSource(Stateful, Protocol):
-    """Gives out prompts, and learns what became of them."""
+    """A live source: it returns prompts and receives their rewards."""
 
     def take(self, count: int, step: int) -> list[Prompt]:
-        """Returns exactly `count` prompts for the step of this number, counted from 0."""
+        """Returns exactly `count` prompts for step `step`, counted from 0."""
         ...
 
     def credit(self, step: int, texts: Texts, rewards: Rewards) -> None:
-        """Learns the responses and rewards that a step was trained on, as soon as it has ended.
+        """Receives the responses and rewards of a step when the step has ended.
 
         Args:
           rewards: on the host; row b belongs to row b of `texts`.
@@ -61,12 +61,12 @@ class OpenSource(Stateful, Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Collected:
-    """What a collector gives the loop for one step.
+    """The result of a collector for one step.
 
     Attributes:
-      memory: of the phases, after these trajectories were collected.
-      metrics: of the collection, `time/rollout` and `time/reward` among them where the phases ran
-        in this step; seconds.
+      memory: the memory of the phases after the collection.
+      metrics: metrics of the collection. They include `time/rollout` and `time/reward` in seconds
+        if these phases ran in this step.
     """
 
     trajectories: Trajectories
@@ -77,7 +77,7 @@ class Collected:
 
 
 class Collector(Protocol):
-    """Options that say how prompts become the graded trajectories of a step."""
+    """Options of a collector, which turns prompts into the graded trajectories of a step."""
 
     def open(
         self,
@@ -88,36 +88,36 @@ class Collector(Protocol):
         prompts_per_step: int,
         group_size: int,
     ) -> "OpenCollector":
-        """Returns the live collector, which drives the phases `rollout` and `reward`."""
+        """Returns the live collector, which calls the phases `rollout` and `reward`."""
         ...
 
 
 class OpenCollector(Stateful, Protocol):
-    """Collects the trajectories of one step after the other.
+    """A live collector, which collects the trajectories of one step after another.
 
-    Its state holds prompts that were taken and not trained on yet, so that a run that goes on loses
-    none and repeats none; {} if nothing outlives a step. The source is restored before it.
+    Its state holds the prompts that were taken but not trained on, so that a resumed run neither
+    loses nor repeats prompts. It is {} if nothing outlives a step. The source is restored first.
     """
 
     def collect(self, state: TrainState) -> Collected:
         """Returns prompts_per_step x group_size graded trajectories for the step `state.step`.
 
-        The arrays of `state` are donated to the update that follows. A collector that samples with
-        them later copies them first (`jax.tree.map(jnp.copy, state.params)`).
+        The arrays of `state` are donated to the update that follows. A collector that uses them
+        afterwards copies them first (`jax.tree.map(jnp.copy, state.params)`).
         """
         ...
 
     def close(self) -> None:
-        """Ends what runs in the background."""
+        """Stops background work."""
         ...
 
 
 class Hook(Protocol):
-    """A side effect after every `every`-th step of the loop, and after the last."""
+    """A side effect after every `every`-th step of the loop and after the last step."""
 
     @property
     def every(self) -> int: ...
 
     def __call__(self, info: StepInfo) -> dict[str, float] | None:
-        """Returns metrics to add to those of the step, for the hooks after this one."""
+        """Returns metrics to add to those of the step; later hooks receive them too."""
         ...

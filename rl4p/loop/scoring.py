@@ -1,4 +1,4 @@
-"""What phases ask for in `needs`: exactly that, and as few forwards as give it."""
+"""The scores that phases request in `needs`, computed with as few forward passes as possible."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from rl4p.model.decoder import Decoder
 from rl4p.model.policy import Policy
 from rl4p.types import Array, Params, Texts, TrainState
 
-# By need, what one forward of the policy gives.
+# The scores that one forward pass of the policy computes, with their names in `score_tokens`.
 OF_POLICY = {
     "proximal_logprobs": "logprobs",
     "entropy": "entropy",
@@ -26,12 +26,12 @@ OF_POLICY = {
 
 @dataclass(frozen=True, kw_only=True)
 class Scoring:
-    """What scores refer to, beside the policy.
+    """The computation of scores, and the models that it uses beside the policy.
 
     Attributes:
-      reference: the parameters that the run began with; None where no phase asks for them.
-      teacher: a decoder of the policy's vocabulary, and its parameters; None without one.
-      tasks: of the training data, in the order of their names.
+      reference: the initial parameters of the run; None if no phase requests their scores.
+      teacher: a decoder with the vocabulary of the policy, and its parameters; None without one.
+      tasks: the names of the tasks in the training data, sorted.
     """
 
     reference: Params | None = None
@@ -41,7 +41,7 @@ class Scoring:
     def __call__(
         self, phases: Phases, policy: Policy, state: TrainState, collected: Collected
     ) -> dict[str, Array]:
-        """The arrays by name, those of `Phases.needs`."""
+        """Returns the scores that `Phases.needs` lists, by name."""
         needs = phases.needs()
         trajectories, texts = collected.trajectories, collected.texts
         options = {
@@ -82,9 +82,9 @@ class Scoring:
 
 
 def baselines(phases: Phases, policy: Policy, state: TrainState, texts: Texts) -> np.ndarray:
-    """The total reward of one greedy response to each row's prompt: float32 [B], nan if invalid.
+    """Returns the total reward of a greedy response to each prompt: float32 [B], nan if invalid.
 
-    Each prompt is answered once.
+    Each distinct prompt is answered once.
     """
     prompts = list({prompt.id: prompt for prompt in texts.prompts}.values())
     rows = len(prompts) + -len(prompts) % policy.mesh.row_multiple
@@ -95,9 +95,9 @@ def baselines(phases: Phases, policy: Policy, state: TrainState, texts: Texts) -
 
 
 def answer_clusters(texts: Texts) -> np.ndarray:
-    """int32 [B], equal where two responses end in the same number, or else in the same text.
+    """Returns int32 [B], equal for responses whose final answers are equal as numbers or as texts.
 
-    Responses without a final answer are one cluster.
+    Responses without a final answer form one cluster.
     """
 
     def key_of(answer: str | None) -> object:
@@ -110,5 +110,5 @@ def answer_clusters(texts: Texts) -> np.ndarray:
 
 
 def task_ids(texts: Texts, tasks: Sequence[str]) -> np.ndarray:
-    """int32 [B]: where the row's task stands among these."""
+    """Returns int32 [B], the index of each row's task in `tasks`."""
     return np.asarray([tasks.index(prompt.task) for prompt in texts.prompts], np.int32)

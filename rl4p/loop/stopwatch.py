@@ -1,4 +1,4 @@
-"""Where the time of a step goes."""
+"""Measurement of the time that the parts of a step take."""
 
 import time
 from collections.abc import Iterator
@@ -8,7 +8,7 @@ from rl4p.loop.compilation import compilation
 
 
 class Stopwatch:
-    """Seconds by name, for one step.
+    """A stopwatch for the named parts of one step.
 
     with watch("rollout"):
         ...
@@ -30,7 +30,7 @@ class Stopwatch:
         return {f"time/{name}": value for name, value in self.seconds.items()}
 
     def metrics(self) -> dict[str, float]:
-        """Returns the times, and of the whole step: seconds, those of compiling, programs."""
+        """Returns the times, and for the step: its seconds, compile seconds and compilations."""
         compiled = compilation().since(self.compiled)
         return self.times() | {
             "time/step": time.perf_counter() - self.started,

@@ -1,1 +1,1 @@
-"""What `python -m rl4p.plan` does: compiles the functions of a run, and reads what they cost."""
+"""`python -m rl4p.plan`: compiles the functions of a run and reports their cost."""

@@ -1,4 +1,4 @@
-"""What the functions of a run are given, as shapes with their places: no array is made."""
+"""The arguments of a run's functions as shapes with shardings; no array is allocated."""
 
 from dataclasses import dataclass
 from functools import partial
@@ -18,17 +18,17 @@ from rl4p.model.policy import Policy, padded_width
 from rl4p.protocols import Optimizer
 from rl4p.types import Params, TrainingBatch, TrainState, Trajectories
 
-# Of `Phases.needs`, those that are [B] and not [B, T].
+# The names in `Phases.needs` whose scores are [B] instead of [B, T].
 OF_ROWS = {"greedy_rewards", "answer_clusters", "task_ids"}
 
 
 @dataclass(frozen=True, kw_only=True)
 class AbstractRun:
-    """The parts of a run at their largest: every prompt and every response as long as it may be.
+    """The parts of a run as shapes, with every prompt and every response at its maximum length.
 
     Attributes:
-      prompts, group_size, prompt_columns, response_tokens: P, G, and the T of a row in two parts.
-      frozen: parameters beside those of the state, and a reference that is a copy of them.
+      prompts, group_size, prompt_columns, response_tokens: P, G, and the two parts of T.
+      frozen: the frozen parameters, and the reference if it is a copy of the initial policy.
     """
 
     mesh: Mesh
@@ -48,51 +48,51 @@ class AbstractRun:
 
     @property
     def lasting(self) -> Any:
-        """What is on the devices all the time."""
+        """Returns the arrays that stay on the devices during the whole run."""
         return self.state, self.frozen
 
     def lasting_where_sampled(self) -> Any:
-        """What is all the time on the devices that sample, and the parameters while they do."""
+        """Returns the arrays that are on the sampling mesh while it samples."""
         if self.mesh.sampling is not self.mesh:
             return self.sampling_params()
         return self.lasting, self.handed_over()
 
     def whole(self) -> Params:
-        """Of the policy, as it is trained."""
+        """Returns the merged parameters of the policy, on the training mesh."""
         return self.policy.whole(self.state.params)
 
     def without_critic(self) -> Params:
-        """The same, without a critic."""
+        """Returns the merged parameters without the critic."""
         return self.policy.without_critic(self.state.params)
 
     def sampling_params(self) -> Params:
-        """These, as a sampler reads them."""
+        """Returns the parameters of the policy, prepared for decoding on the sampling mesh."""
         whole, dtype = self.without_critic(), self.policy.decoder.dtype
         changed = {name: whole[name] for name in changed_for_sampling(whole, dtype)}
         new = jax.eval_shape(partial(as_sampled, dtype=dtype), changed)
         if self.mesh.sampling is not self.mesh or self.mesh.devices.shape["fsdp"] > 1:
-            new = whole | new  # all of them are moved
+            new = whole | new  # the sharding of every parameter changes
         return whole | with_places(new, self.mesh.of_sampling(new))
 
     def handed_over(self) -> Params:
-        """Of these, what is not the very same arrays."""
+        """Returns the sampling parameters that do not share their arrays with the trained ones."""
         whole = self.without_critic()
         return {name: x for name, x in self.sampling_params().items() if x is not whole[name]}
 
     def reference(self) -> Params:
-        """The policy that the run began with."""
+        """Returns the parameters of the initial policy of the run."""
         return self.policy.frozen or self.without_critic()
 
     def rows(self, shape: tuple[int, ...], dtype: Any, mesh: Mesh | None = None) -> Any:
-        """Returns the shape of an array whose rows are split over a mesh."""
+        """Returns the shape of an array whose rows are sharded over a mesh."""
         return jax.ShapeDtypeStruct(shape, dtype, sharding=(mesh or self.mesh).rows)
 
     def replicated(self, tree: Any, mesh: Mesh | None = None) -> Any:
-        """Returns shapes of arrays that every device of a mesh has whole."""
+        """Returns the shapes of arrays that are replicated on a mesh."""
         return everywhere(mesh or self.mesh, tree)
 
     def bytes_per_decode_step(self, params: Params, *others: Any) -> float:
-        """Returns the bytes that a device reads for one token of its rows: layers, head, others."""
+        """Returns the bytes that a device reads in a decode step: layers, head and `others`."""
         head = params.get("head", params["embedding"])
         return bytes_of_chip((params["layers"], head, others))
 
@@ -127,10 +127,10 @@ class AbstractRun:
 
 
 def abstract_run(config: DictConfig, mesh: Mesh) -> AbstractRun:
-    """The run that a configuration describes, on a mesh that need not be here.
+    """Returns the run that a configuration describes, on a mesh whose devices may be absent.
 
     Raises:
-      InputError: parts do not fit one another, as in `experiment.build`.
+      InputError: parts are incompatible, as in `experiment.build`.
     """
     phases = build_phases(config)
     check_rows(config, phases, mesh)
@@ -180,7 +180,7 @@ def everywhere(mesh: Mesh, tree: Any) -> Any:
 
 
 def bytes_of_chip(tree: Any) -> int:
-    """What one device holds of arrays."""
+    """Returns the bytes that one device holds of these arrays."""
 
     def of(x: jax.ShapeDtypeStruct) -> int:
         is_key = jnp.issubdtype(x.dtype, jax.dtypes.prng_key)

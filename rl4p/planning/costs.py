@@ -1,4 +1,4 @@
-"""What each program of a plan costs, and whether it fits."""
+"""The costs of the programs of a plan, and advice if one of them does not fit."""
 
 import math
 from collections import Counter
@@ -18,12 +18,12 @@ from rl4p.planning.programs import Program, slots_of
 
 @dataclass(frozen=True, kw_only=True)
 class Traffic:
-    """Of the collectives of one kind.
+    """The traffic of the collectives of one kind.
 
     Attributes:
-      count: how often one runs.
-      bytes: of the whole arrays that are gathered, reduced or exchanged.
-      sent: that one device sends at least (`hlo.Collective.sent`).
+      count: the number of times that such a collective runs.
+      bytes: the bytes of the full arrays that are gathered, reduced or exchanged.
+      sent: the least bytes that one device sends (`hlo.Collective.sent`).
     """
 
     count: int
@@ -33,17 +33,18 @@ class Traffic:
 
 @dataclass(frozen=True, kw_only=True)
 class Cost:
-    """Of one program, in a step; bytes are those of one device.
+    """The cost of one program in a step. Bytes are those of one device.
 
     Attributes:
-      arguments, outputs, temporaries, aliased: by the compiler; aliased outputs lie in arguments.
-      beside: of what is on the device meanwhile and is no argument.
+      arguments, outputs, temporaries, aliased: the compiler's counts in bytes. Aliased outputs
+        reuse donated buffers.
+      beside: the bytes of arrays that are on the device meanwhile but are not arguments.
       total: beside + arguments + outputs + temporaries - aliased.
-      flops: of all devices: of products, by their shapes.
-      collectives: by kind and the axes that their devices lie along, as "all-gather over fsdp".
-      largest_loop_copy: bytes of the largest array that the body of a loop copies.
-      seconds_at_least: a bound: products at the chip's full rate, or bytes at its full bandwidth,
-        whichever takes longer; None where the chip's rates are not known.
+      flops: the floating-point operations of all matrix products on all devices.
+      collectives: the traffic by kind and mesh axes, such as "all-gather over fsdp".
+      largest_loop_copy: the bytes of the largest array that the body of a loop copies.
+      seconds_at_least: a lower bound: the time of the products at the chip's peak rate or of the
+        reads at its peak bandwidth, whichever is longer. None if the rates are not known.
     """
 
     phase: str
@@ -61,7 +62,7 @@ class Cost:
 
 
 def cost(program: Program, chip: Chip, mesh: Mesh) -> Cost:
-    """Reads the compiled program, which runs on these devices."""
+    """Returns the cost of a compiled program that runs on `mesh`."""
     flops = product_flops(program.traced.jaxpr.jaxpr, program.turns)
     if program.compiled is None:
         return refused(program, flops)
@@ -99,13 +100,13 @@ def cost(program: Program, chip: Chip, mesh: Mesh) -> Cost:
 
 
 def axes_of(group: Sequence[int], shape: Mapping[str, int]) -> str:
-    """Those along which devices of a group differ."""
+    """Returns the mesh axes along which the devices of a group differ."""
     places = np.unravel_index(np.asarray(group), tuple(shape.values()))
     return " x ".join(axis for axis, at in zip(shape, places, strict=True) if len({*at}) > 1)
 
 
 def refused(program: Program, flops: float) -> Cost:
-    """Of a program that the compiler gave up: its results are among its temporaries."""
+    """Returns the cost of a program too large to compile; the temporaries include its results."""
     return Cost(
         phase=program.phase,
         arguments=0,
@@ -127,9 +128,9 @@ def as_json(costs: Sequence[Cost]) -> list[dict[str, Any]]:
 
 
 def advice(run: AbstractRun, costs: Sequence[Cost], memory: float) -> str:
-    """The change that would make the largest program fit; temporaries go by the tokens at a time.
+    """Returns a change of the configuration that should make the largest program fit.
 
-    An estimate: plan again with it.
+    It is an estimate: it takes temporaries as proportional to the tokens in memory. Plan again.
     """
     worst = max(costs, key=lambda each: each.total)
     fixed = worst.total - worst.temporaries
@@ -157,5 +158,5 @@ def advice(run: AbstractRun, costs: Sequence[Cost], memory: float) -> str:
 
 
 def unit_of(size: float) -> tuple[str, int]:
-    """What sizes up to this one are written in."""
+    """Returns the unit for sizes up to `size`: its name and its bytes."""
     return ("GiB", GIB) if size >= GIB / 10 else ("MiB", GIB // 1024)

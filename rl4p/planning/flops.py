@@ -1,4 +1,4 @@
-"""How many floating-point operations a traced function asks for: its products, by their shapes."""
+"""Counts of the floating-point operations of a traced function, from the shapes of its products."""
 
 import math
 from collections.abc import Iterator
@@ -10,20 +10,20 @@ from rl4p.learner.microbatches import most_turns
 
 
 def product_flops(jaxpr: Jaxpr, turns: int = 1) -> float:
-    """Of all devices together; what a backward pass computes again is counted again.
+    """Returns the operations on all devices together, with those that a backward pass recomputes.
 
-    A scan counts as often as it turns, a loop of `microbatches.fold` as often as it may at most, a
-    branch as the dearest does. Only products are counted: `dot_general` and `ragged_dot`.
+    A scan counts by its length, a loop of `microbatches.fold` by its maximum number of iterations,
+    and a conditional by its most expensive branch. Only `dot_general` and `ragged_dot` count.
 
     Args:
-      turns: of loops that go on for as long as there is something to do.
+      turns: the number of iterations of every other loop.
     """
     total = 0.0
     for equation in jaxpr.eqns:
         name, params = equation.primitive.name, equation.params
         if name == "dot_general":
             total += of_dot(equation)
-        elif name in ("ragged_dot", "ragged_dot_general"):  # each row meets one of the matrices
+        elif name in ("ragged_dot", "ragged_dot_general"):  # each row is multiplied by one matrix
             total += of_ragged_dot(equation)
         inner = [product_flops(child, turns) for child in children(params)]
         if name == "while":
@@ -33,7 +33,7 @@ def product_flops(jaxpr: Jaxpr, turns: int = 1) -> float:
             total += max(inner)
         elif name == "scan":
             total += sum(inner) * params["length"]
-        elif name == "shard_map":  # the rest is divided by the compiler, and has whole shapes here
+        elif name == "shard_map":  # inside, shapes are of one shard; elsewhere they are global
             mesh = params["mesh"].shape
             total += sum(inner) * math.prod(mesh[axis] for axis in params["newly_manual_axes"])
         elif name == "pallas_call":
@@ -44,7 +44,7 @@ def product_flops(jaxpr: Jaxpr, turns: int = 1) -> float:
 
 
 def children(params: dict[str, Any]) -> Iterator[Jaxpr]:
-    """The programs within an equation."""
+    """Yields the jaxprs within an equation."""
     for value in params.values():
         for each in value if isinstance(value, (tuple, list)) else (value,):
             if isinstance(each, ClosedJaxpr):
@@ -59,7 +59,7 @@ def of_ragged_dot(equation: Any) -> float:
 
 
 def of_dot(equation: Any) -> float:
-    """Two for each pair of numbers that meet."""
+    """Returns 2 x the number of multiplied pairs, a multiplication and an addition for each."""
     (contracted, _), _ = equation.params["dimension_numbers"]
     shape = equation.invars[0].aval.shape
     met = math.prod(shape[axis] for axis in contracted)

@@ -1,7 +1,7 @@
-"""Reads the text of a compiled program: its collectives and copies, and how often each runs.
+"""Reads the collectives and copies of a compiled program, and how often each runs, from its text.
 
-The compiler counts a loop's body once. Here a loop counts as often as its metadata says (a scan),
-as `microbatches.fold` named it, or as the caller says.
+The compiler counts the body of a loop once. Here the trip count comes from the metadata of the loop
+(a scan), from the name that `microbatches.fold` gave it, or from the caller.
 """
 
 import math
@@ -26,14 +26,14 @@ BITS = {"pred": 8, "token": 0, "opaque": 0}
 
 @dataclass(frozen=True, kw_only=True)
 class Collective:
-    """One instruction.
+    """A collective instruction.
 
     Attributes:
-      kind: of `KINDS`.
-      bytes: of the whole array that n devices share: what is gathered, reduced or exchanged.
-      group: the n devices of the first group, by their places in the mesh.
-      times: how often it runs.
-      name: of the operation that it was made of, with its scopes.
+      kind: one of `KINDS`.
+      bytes: the bytes of the full array that n devices gather, reduce or exchange.
+      group: the n devices of the first group, by their index in the mesh.
+      times: the number of times that it runs.
+      name: the name of the original operation, with its scopes.
     """
 
     kind: str
@@ -44,7 +44,7 @@ class Collective:
 
     @property
     def sent(self) -> float:
-        """Bytes that one device sends at least: b (n - 1) / n, twice that of an all-reduce."""
+        """Returns the least bytes that one device sends: b (n - 1) / n, twice for an all-reduce."""
         if self.kind == "collective-permute":
             return self.times * self.bytes
         share = (len(self.group) - 1) / len(self.group)
@@ -53,7 +53,7 @@ class Collective:
 
 @dataclass(frozen=True, kw_only=True)
 class Instruction:
-    """A line: its result's shapes, its operation, and the whole of it."""
+    """An instruction: the shapes of its results, its operation, and its full line."""
 
     shapes: str
     operation: str
@@ -67,13 +67,13 @@ class Instruction:
 
 @dataclass(kw_only=True)
 class Module:
-    """A program by its computations."""
+    """A program as a set of named computations."""
 
     entry: str = ""
     computations: dict[str, list[Instruction]] = field(default_factory=lambda: defaultdict(list))
 
     def times(self, turns: int) -> Mapping[str, int]:
-        """How often each computation runs: of two branches both count."""
+        """Returns how often each computation runs. All branches of a conditional count."""
         found: dict[str, int] = defaultdict(int)
 
         def visit(name: str, times: int) -> None:
@@ -86,7 +86,7 @@ class Module:
         return found
 
     def known_turns(self, line: str) -> int:
-        """Of a loop, by the compiler's word, or by the constant that it counts to; 0 if neither."""
+        """Returns the trip count of a loop by its metadata or its constant bound; 0 if unknown."""
         word = re.search(r'known_trip_count"?[:=]\s*\{"?n"?[:=]\s*"?(\d+)', line)
         if word:
             return int(word[1])
@@ -125,7 +125,7 @@ def parse(text: str) -> Module:
 
 
 def called(module: Module, instruction: Instruction, turns: int) -> Iterator[tuple[str, int]]:
-    """The computations that an instruction runs, and how often."""
+    """Yields the computations that an instruction calls, and how often."""
     line = instruction.line
     if instruction.operation == "while":
         found = re.search(r"body=%?([\w.\-]+)", line)
@@ -141,7 +141,7 @@ def called(module: Module, instruction: Instruction, turns: int) -> Iterator[tup
 
 
 def size(shapes: str) -> int:
-    """Bytes of all arrays that are named, as u8[4,2]{1,0}."""
+    """Returns the bytes of all arrays in a text of shapes such as u8[4,2]{1,0}."""
     return sum(sizes(shapes))
 
 
@@ -153,7 +153,7 @@ def sizes(shapes: str) -> Iterator[int]:
 
 
 def first_group(line: str) -> tuple[int, ...]:
-    """Of the devices that take part in a collective together, by their places in the mesh."""
+    """Returns the devices of the first group of a collective, by their index in the mesh."""
     found = re.search(r"(?:replica_groups|source_target_pairs)=\{\{([\d,]*)\}", line)
     if found:
         return tuple(map(int, found[1].split(",")))
@@ -178,10 +178,10 @@ def numbers(words: str) -> tuple[int, ...]:
 
 
 def collectives(text: str, turns: int = 1) -> list[Collective]:
-    """Of a whole program, where it turns its loops at most.
+    """Returns the collectives of a program, for the maximum trip counts of its loops.
 
     Args:
-      turns: of loops of which nothing says how often they do.
+      turns: the trip count of loops whose trip count is unknown.
     """
     module, found = parse(text), []
     for name, times in module.times(turns).items():
@@ -203,7 +203,7 @@ def collectives(text: str, turns: int = 1) -> list[Collective]:
 
 
 def shared_bytes(kind: str, instruction: Instruction, n: int) -> int:
-    """What a collective is about; one that only starts has its arguments among its results."""
+    """Returns `Collective.bytes`. The results of a start instruction include its arguments."""
     every = list(sizes(instruction.shapes))
     if instruction.operation.endswith("-start") and kind in ("all-gather", "collective-permute"):
         whole = max(every, default=0)
@@ -213,7 +213,7 @@ def shared_bytes(kind: str, instruction: Instruction, n: int) -> int:
 
 
 def largest_loop_copy(text: str) -> int:
-    """Bytes of the largest array that the body of a loop copies; 0 if it copies none."""
+    """Returns the bytes of the largest array that a loop body copies; 0 if none is copied."""
     module = parse(text)
     bodies, waiting = set(), []
     for instructions in module.computations.values():

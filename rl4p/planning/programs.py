@@ -1,7 +1,7 @@
-"""The compiled functions of a step, in its order, each with all that is on the devices meanwhile.
+"""The compiled functions of a step, in order, each with the arrays on the devices meanwhile.
 
-They are traced from the very calls of the loop, with shapes in the place of arrays. A program whose
-arguments are another's results takes them as that one lays them out.
+The functions are the ones that the loop calls, traced with shapes in place of arrays. Arguments
+that are results of another program have the shardings that this program gives them.
 """
 
 import re
@@ -24,17 +24,18 @@ from rl4p.protocols import Planned
 
 @dataclass(frozen=True, kw_only=True)
 class Program:
-    """A function of a run, compiled.
+    """A compiled function of a run.
 
     Attributes:
-      phase: what it is called in the plan.
-      traced, compiled: by JAX; None where the compiler found that it cannot fit.
-      refused: bytes of temporaries that the compiler did not find room for.
-      live: bytes of one device that hold its arguments and what else stays there meanwhile.
-      turns: of its loop that goes on for as long as there is something to do.
-      read: bytes of one device that it reads at least, if that is not each argument once.
-      seconds: that compiling took.
-      sampled: whether it runs on the devices that sample.
+      phase: the name of the function in the plan.
+      traced: the function, traced by JAX.
+      compiled: the compiled function; None if the compiler found that it cannot fit.
+      refused: the bytes of temporaries for which the compiler found no room.
+      live: the bytes of all arrays on a device while it runs, its arguments included.
+      turns: the number of iterations of a loop whose trip count is not static.
+      read: the least bytes that each device reads; None if it reads every argument once.
+      seconds: the compilation time.
+      sampled: whether it runs on the sampling mesh.
     """
 
     phase: str
@@ -52,7 +53,7 @@ class Program:
 
 
 def program(phase: str, traced: Any, live: Any, **options: Any) -> Program:
-    """Compiles what was traced."""
+    """Compiles a traced function."""
     started = time.perf_counter()
     compiled, refused = None, 0
     try:
@@ -62,7 +63,7 @@ def program(phase: str, traced: Any, live: Any, **options: Any) -> Program:
         if not refused:
             raise
     seconds = time.perf_counter() - started
-    print(f"{phase}: compiled in {seconds:.0f} s", flush=True)  # of a large model it takes minutes
+    print(f"{phase}: compiled in {seconds:.0f} s", flush=True)  # a large model takes minutes
     live = bytes_of_chip(live)
     return Program(
         phase=phase,
@@ -79,7 +80,7 @@ UNITS = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 
 def bytes_refused(message: str) -> int:
-    """Of temporaries, in the compiler's words when they exceed the chip; 0 if it says no such."""
+    """Returns the bytes of temporaries named in an out-of-memory message; 0 for other errors."""
     found = re.search(
         r"RESOURCE_EXHAUSTED.*?\(?([\d.]+)([KMGT])i?B?\)? *exceeds|"
         r"RESOURCE_EXHAUSTED.*?Used ([\d.]+)([KMGT])",
@@ -93,12 +94,12 @@ def bytes_refused(message: str) -> int:
 
 
 def programs(run: AbstractRun) -> list[Program]:
-    """All of a step, one after the other: asked for two at once, libtpu has crashed."""
+    """Returns all programs of a step. They compile in sequence: libtpu has crashed in parallel."""
     return [*hand_over(run), *rollout(run), *scoring(run), update(run)]
 
 
 def hand_over(run: AbstractRun) -> Iterator[Program]:
-    """Yields `Mesh.for_sampling`, where the devices are the same."""
+    """Yields `Mesh.for_sampling`, if the sampling mesh is the training mesh."""
     if isinstance(run.phases.rollout, Planned) and run.mesh.sampling is run.mesh:
         whole, wanted = run.without_critic(), run.handed_over()
         places = jax.tree.map(lambda x: x.sharding, wanted)
@@ -108,7 +109,7 @@ def hand_over(run: AbstractRun) -> Iterator[Program]:
 
 
 def unplanned(run: AbstractRun) -> list[str]:
-    """Returns the phases of a step that run programs which no plan knows."""
+    """Returns the names of the parts of a step whose programs the plan leaves out."""
     rollout = run.phases.rollout
     samples = getattr(rollout, "samples", True)
     left_out = ["rollout"] if samples and not isinstance(rollout, Planned) else []
@@ -118,13 +119,13 @@ def unplanned(run: AbstractRun) -> list[str]:
 
 
 def slots_of(run: AbstractRun) -> int | None:
-    """Returns how many sequences the rollout decodes at a time; None without such an option."""
+    """Returns how many sequences the rollout decodes at a time; None without an option `slots`."""
     rollout = run.phases.rollout
     return rollout.slots_of(run.sequences) if isinstance(rollout, Planned) else None
 
 
 def rollout(run: AbstractRun) -> list[Program]:
-    """Compiles the programs of the rollout, as it describes them; none if it does not."""
+    """Compiles the programs that the rollout describes; returns none if it is not `Planned`."""
     rollout = run.phases.rollout
     if not isinstance(rollout, Planned):
         return []
@@ -143,7 +144,7 @@ def rollout(run: AbstractRun) -> list[Program]:
 
 
 def scoring(run: AbstractRun) -> Iterator[Program]:
-    """Those of `Scoring` that run the policy or its reference; a teacher is not planned."""
+    """Yields the programs of `Scoring` for the policy and the reference, not for the teacher."""
     phases, needs = run.phases, run.phases.needs()
     options = {
         "sampling": phases.rollout.sampling,
@@ -168,7 +169,7 @@ def scoring(run: AbstractRun) -> Iterator[Program]:
 
 
 def update(run: AbstractRun) -> Program:
-    """`gradient_step`."""
+    """Compiles `gradient_step`."""
     phases, batch = run.phases, run.batch()
     coefficients = phases.coefficients(phases.initial_memory())
     coefficients = jax.tree.map(

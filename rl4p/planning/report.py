@@ -1,4 +1,4 @@
-"""The job of `python -m rl4p.plan`: compiles, prints a table, writes plan.json."""
+"""The job of `python -m rl4p.plan`, which prints a table and writes plan.json."""
 
 import json
 import logging
@@ -27,11 +27,11 @@ log = logging.getLogger(__name__)
 
 
 def plan(config: DictConfig) -> dict[str, Any]:
-    """What plan.json holds.
+    """Plans a run and returns the content of plan.json.
 
     Raises:
-      InputError: the devices cannot be planned for, or parts do not fit one another.
-      RunError: it does not fit into memory.
+      InputError: the devices cannot be planned for, or parts of the run are incompatible.
+      RunError: the run does not fit into memory.
     """
     folder = Path(HydraConfig.get().runtime.output_dir)
     started = time.perf_counter()
@@ -54,19 +54,22 @@ def plan(config: DictConfig) -> dict[str, Any]:
 
 
 def one_width(config: DictConfig) -> DictConfig:
-    """One loop over microbatches, the widest: others compile as long, and need no more memory."""
+    """Returns the configuration with only the widest microbatch loop, which needs the most memory.
+
+    Leaving the others out saves their compilation.
+    """
     config = deepcopy(config)
     OmegaConf.update(config, "update.microbatch_widths", 1, force_add=True)
     return config
 
 
 def refuse_what_does_not_fit(config: DictConfig) -> None:
-    """For a run that is to start on the devices that are here; nothing, if they report no memory.
+    """Checks that a run fits on its devices, unless their memory is neither reported nor set.
 
-    All its programs are compiled, as the run would, which then finds them in the cache.
+    The check compiles all programs of the run, which then finds them in the cache.
 
     Raises:
-      InputError: it does not fit.
+      InputError: the run does not fit.
     """
     mesh = instantiate(config.mesh)
     if config.plan.memory_gib is None and not reports_memory(mesh):
@@ -79,7 +82,7 @@ def refuse_what_does_not_fit(config: DictConfig) -> None:
 
 
 def described(config: DictConfig, mesh: Mesh) -> tuple[AbstractRun, Chip, float]:
-    """The run, its chip, and the bytes that programs may take of one."""
+    """Returns the run, its chip, and the bytes of a chip that programs may use."""
     run = abstract_run(config, mesh)
     chip, memory = memory_of(mesh)
     if config.plan.memory_gib is not None:
@@ -88,7 +91,7 @@ def described(config: DictConfig, mesh: Mesh) -> tuple[AbstractRun, Chip, float]
 
 
 def costs_of(run: AbstractRun, chip: Chip) -> list[Cost]:
-    """Of all programs, each divided among the devices that run it."""
+    """Returns the costs of all programs, each for the mesh that runs it."""
     return [
         cost(program, chip, run.mesh.sampling if program.sampled else run.mesh)
         for program in programs(run)
@@ -129,7 +132,7 @@ def summary(run: AbstractRun, chip: Chip, memory: float, costs: list[Cost]) -> d
 
 
 def show(found: dict[str, Any], costs: list[Cost]) -> None:
-    """The table, for people."""
+    """Prints the plan as a table."""
     mesh = " x ".join(f"{axis} {size}" for axis, size in found["mesh"].items() if size > 1)
     step = found["step"]
     devices = 1
@@ -163,7 +166,7 @@ def show(found: dict[str, Any], costs: list[Cost]) -> None:
         for kind, traffic in each.collectives.items()
         if traffic.sent >= 0.005 * unit
     }
-    console = Console(highlight=False, width=max(120, Console().width))  # the table is as wide
+    console = Console(highlight=False, width=max(120, Console().width))  # the width of the table
     console.print(
         f"{devices} x {found['chip']} ({written(found['memory'])} {name} each) as {mesh or 'one'}: "
         f"{step['prompts']} prompts x {step['group_size']} samples of at most "

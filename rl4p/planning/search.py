@@ -1,4 +1,4 @@
-"""The largest microbatches, responses and slots that fit, each with the others as configured."""
+"""Search for the largest microbatches, responses and slots that fit, one option at a time."""
 
 from collections.abc import Callable
 from copy import deepcopy
@@ -13,7 +13,7 @@ from rl4p.planning.topology import memory_of
 
 
 def search(config: DictConfig, mesh: Mesh, memory: float) -> dict[str, int | None]:
-    """By key, the largest power of two that fits; None where none does that may be."""
+    """Returns, by key, the largest power of two that fits; None if no allowed value fits."""
     run, chip = abstract_run(config, mesh), memory_of(mesh)[0]
     B, T = run.sequences, run.prompt_columns + run.response_tokens
     positions = run.policy.decoder.config.max_positions
@@ -54,10 +54,10 @@ def search(config: DictConfig, mesh: Mesh, memory: float) -> dict[str, int | Non
 
 
 def largest(fits: Callable[[int], bool], start: int, *, least: int, most: int) -> int | None:
-    """Of the powers of two that fit, supposing that all below the largest do.
+    """Returns the largest power of two that fits, assuming that all smaller ones fit too.
 
-    Doubles or halves from where the configuration stands, which is seldom far off: each try is a
-    compilation.
+    The search doubles or halves from the configured value, because each trial costs compilations
+    and the configured value is usually close. `None` means that no value down to `least` fits.
     """
     value = power_of_two(min(start, most))
     if fits(value):
@@ -72,5 +72,5 @@ def largest(fits: Callable[[int], bool], start: int, *, least: int, most: int) -
 
 
 def power_of_two(n: int) -> int:
-    """The largest that is not over n."""
+    """Returns the largest power of two that is at most n."""
     return 1 << (max(1, n).bit_length() - 1)

@@ -1,4 +1,4 @@
-"""The devices of a plan: those that there are, or a slice that libtpu describes."""
+"""The devices of a plan: those of this machine, or a slice that libtpu describes."""
 
 import importlib.util
 import os
@@ -14,8 +14,8 @@ from rl4p.distributed.chips import Chip, chip_of, slice_of
 from rl4p.distributed.mesh import Mesh
 from rl4p.errors import InputError
 
-# Before libtpu is loaded: it would look for the machine that it is part of, and let no other
-# process load it too.
+# Set before libtpu is loaded. Otherwise it queries the metadata of the TPU host, and no other
+# process can load it.
 ALONE = {
     "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
     "TPU_SKIP_MDS_QUERY": "1",
@@ -27,19 +27,19 @@ ALONE = {
 
 @dataclass(frozen=True, kw_only=True)
 class DescribedMesh(Mesh):
-    """A mesh of chips that are not here: programs can be compiled for them, and not run."""
+    """A mesh of absent chips, for which programs can be compiled but not run."""
 
     @cached_property
     def there(self) -> Sequence[Any]:
-        assert self.topology is not None  # by `planned`
+        assert self.topology is not None  # ensured by `planned`
         return described(self.topology)
 
 
 def planned(mesh: Mesh) -> Mesh:
-    """The mesh to plan for; call it before JAX has looked for devices.
+    """Returns the mesh to plan for. Call it before JAX initializes its devices.
 
     Raises:
-      InputError: its chips cannot be described here.
+      InputError: the chips of the mesh cannot be described on this machine.
     """
     if mesh.topology is None:
         return mesh
@@ -47,7 +47,7 @@ def planned(mesh: Mesh) -> Mesh:
 
 
 def described(topology: str) -> list[Any]:
-    """The chips of a slice such as v5e:4x4."""
+    """Returns the described chips of a slice such as v5e:4x4."""
     asked = slice_of(topology)
     if asked.chip.described_as is None:
         raise InputError(
@@ -62,7 +62,7 @@ def described(topology: str) -> list[Any]:
         )
     for name, value in ALONE.items():
         os.environ.setdefault(name, value)
-    if "JAX_PLATFORMS" not in os.environ:  # with libtpu installed, JAX would look for a TPU
+    if "JAX_PLATFORMS" not in os.environ:  # otherwise JAX looks for a TPU if libtpu is installed
         jax.config.update("jax_platforms", "cpu")
     try:
         slice_ = topologies.get_topology_desc(
@@ -75,12 +75,12 @@ def described(topology: str) -> list[Any]:
 
 
 def reports_memory(mesh: Mesh) -> bool:
-    """Whether the devices say how much programs may take of them."""
+    """Returns whether the devices report how much memory programs may use."""
     return "bytes_limit" in (mesh.devices.devices.flat[0].memory_stats() or {})
 
 
 def memory_of(mesh: Mesh) -> tuple[Chip, float]:
-    """The chip of a mesh, and the bytes that programs may take of one; 0 is not known."""
+    """Returns the chip of a mesh, and the bytes of it that programs may use; 0 if unknown."""
     device = mesh.devices.devices.flat[0]
     chip = chip_of(device.device_kind) or Chip(platform=device.platform, kind=device.device_kind)
     if isinstance(mesh, DescribedMesh):
@@ -88,6 +88,6 @@ def memory_of(mesh: Mesh) -> tuple[Chip, float]:
     stats = device.memory_stats() or {}
     if "bytes_limit" in stats:
         return chip, stats["bytes_limit"]
-    if chip.platform == "cpu":  # its devices share it
+    if chip.platform == "cpu":  # the devices of a CPU share its memory
         return chip, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / mesh.size
     return chip, chip.memory

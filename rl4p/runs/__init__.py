@@ -1,1 +1,1 @@
-"""A run in its folder: record, checkpoints, hooks, trackers, signals, summary."""
+"""Runs and their folders: record, checkpoints, hooks, trackers, signals, summary."""

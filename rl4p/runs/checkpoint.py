@@ -1,4 +1,4 @@
-"""Checkpoints by Orbax: asynchronous, atomic, and of everything that a step changes."""
+"""Asynchronous, atomic checkpoints of the complete training state, with Orbax."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -14,16 +14,16 @@ from rl4p.errors import InputError, RunError
 from rl4p.loop.protocols import Stateful
 from rl4p.types import Params, StepInfo, TrainState
 
-ARRAY = "__array__"  # the only key of what stands for an array in JSON
+ARRAY = "__array__"  # the only key of a JSON object that replaces an array
 
 
 @dataclass(frozen=True, kw_only=True)
 class Orbax:
-    """What `conf/checkpoint` configures.
+    """The options of checkpoints, configured by `conf/checkpoint`.
 
     Attributes:
-      every: steps between checkpoints; 0 is the last only, which is always saved.
-      keep: how many stay.
+      every: the number of steps between checkpoints, 0 for none. The last step is always saved.
+      keep: the number of checkpoints to keep.
     """
 
     every: Natural = 50
@@ -33,18 +33,18 @@ class Orbax:
         """Opens the checkpoints of a run folder.
 
         Args:
-          parts: by name, what is saved and restored beside the `TrainState`.
+          parts: the other objects to save and restore with the `TrainState`, by name.
         """
         return Checkpoints(folder / "checkpoints", parts, every=self.every, keep=self.keep)
 
 
 class Checkpoints:
-    """The checkpoints of one run; a hook that saves.
+    """The checkpoints of one run, and the hook that saves them.
 
-    A checkpoint holds the whole `TrainState` (parameters, optimizer, step, random key, memory), and
-    of other parts (the source, the collector) what their ``state()`` returns: JSON values in the
-    item `parts`, arrays in the item `arrays`, which is absent if there are none. It appears under
-    its final name only when it is complete.
+    A checkpoint holds the whole `TrainState` (parameters, optimizer, step, random key, memory) and
+    the ``state()`` of the other parts (the source, the collector). The JSON values of these states
+    are in the item `parts`. Their arrays are in the item `arrays`, which is absent if there are
+    none. A checkpoint appears under its final name only when it is complete.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class Checkpoints:
             item_handlers={
                 "state": ocp.StandardCheckpointHandler(),
                 "parts": ocp.JsonCheckpointHandler(),
-                "stream": ocp.JsonCheckpointHandler(),  # of older runs: the source's state
+                "stream": ocp.JsonCheckpointHandler(),  # the state of the source in older runs
                 "arrays": ocp.StandardCheckpointHandler(),
             },
         )
@@ -68,7 +68,7 @@ class Checkpoints:
         self.save(info.state)
 
     def save(self, state: TrainState) -> None:
-        """Starts to save; returns once the arrays may change again."""
+        """Starts an asynchronous save; returns when the arrays may be donated again."""
         step = int(state.step)
         if step in self.manager.all_steps():
             return
@@ -83,7 +83,7 @@ class Checkpoints:
         try:
             saved = self.manager.save(step, args=ocp.args.Composite(**items))
         except (OSError, ValueError) as error:
-            # An asynchronous save fails in the call after it.
+            # An asynchronous save that fails raises in the next call.
             raise RunError(
                 f"A checkpoint up to step {step} could not be saved: {error}."
             ) from error
@@ -91,16 +91,16 @@ class Checkpoints:
             raise RunError(f"The checkpoint of step {step} was not saved.")
 
     def latest(self) -> int | None:
-        """The step of the newest finished checkpoint."""
+        """Returns the step of the newest finished checkpoint, or None."""
         return self.manager.latest_step()
 
     def restore(self, state: TrainState) -> TrainState:
-        """The newest checkpoint, in the shapes, dtypes and shardings of `state`.
+        """Returns the newest checkpoint with the shapes, dtypes and shardings of `state`.
 
-        The other parts go back to where they were.
+        Also restores the other parts.
 
         Raises:
-          InputError: there is none, or it does not fit; the leaves that differ are named.
+          InputError: there is no checkpoint, or its leaves differ; the message names them.
         """
         step = self.latest()
         if step is None:
@@ -133,10 +133,10 @@ class Checkpoints:
         self.close()
 
     def close(self) -> None:
-        """Waits for the last save.
+        """Waits for the last save to finish.
 
         Raises:
-          RunError: it failed; without this call nobody would know.
+          RunError: the save failed. Only this call reports the failure of the last save.
         """
         try:
             self.manager.wait_until_finished()
@@ -148,20 +148,20 @@ class Checkpoints:
 def restore_params(
     folder: Path, like: Params, *, step: int | None = None, average: bool = False
 ) -> tuple[int, Params]:
-    """Reads the parameters of a checkpoint, and nothing else of it.
+    """Reads only the parameters of a checkpoint.
 
     Args:
-      folder: of the run.
-      like: shapes, dtypes and shardings.
-      step: of the checkpoint; None is the newest.
-      average: reads the moving average of the parameters in their place.
+      folder: the folder of the run.
+      like: the shapes, dtypes and shardings of the parameters.
+      step: the step of the checkpoint; None selects the newest.
+      average: whether to read the moving average of the parameters instead.
 
     Returns:
       The step, and the parameters.
 
     Raises:
-      InputError: there is no such checkpoint, or it has no average, or it does not fit; the leaves
-        that differ are named.
+      InputError: there is no such checkpoint, or it has no average, or its leaves differ; the
+        message names them.
     """
     folder = folder / "checkpoints"
     manager = ocp.CheckpointManager(
@@ -169,7 +169,7 @@ def restore_params(
         options=ocp.CheckpointManagerOptions(create=False),
         item_handlers={
             "state": ocp.PyTreeCheckpointHandler(),
-            # Or Orbax remarks that it cannot read them.
+            # Without these handlers Orbax warns that it cannot read the items.
             "parts": ocp.JsonCheckpointHandler(),
             "stream": ocp.JsonCheckpointHandler(),
             "arrays": ocp.StandardCheckpointHandler(),
@@ -189,7 +189,7 @@ def restore_params(
     saved = manager.item_metadata(step)["state"].get(part)
     if not saved:
         raise InputError(f"The run of {folder} kept no moving average: its ema.decay was 0.")
-    # A critic beside the policy is none of it.
+    # A critic in the checkpoint is not part of the policy.
     check_same_leaves(folder, {name: saved[name] for name in saved if name in like}, like)
     restored = manager.restore(
         step,
@@ -206,7 +206,7 @@ def restore_params(
 
 
 def as_saved(state: TrainState) -> dict[str, Any]:
-    """The state as plain arrays in dicts: typed random keys become their data."""
+    """Returns the state as a dict of plain arrays; the typed random key becomes its data."""
     return {
         "step": state.step,
         "params": state.params,
@@ -223,7 +223,7 @@ def from_saved(saved: dict[str, Any], like: TrainState) -> TrainState:
 
 
 def without_arrays(state: Any, arrays: dict[str, np.ndarray]) -> Any:
-    """Returns JSON values in place of arrays, which are put into `arrays` by a number each."""
+    """Returns the state with JSON values in place of arrays; adds these to `arrays`, numbered."""
     if isinstance(state, Mapping):
         return {name: without_arrays(x, arrays) for name, x in state.items()}
     if isinstance(state, (list, tuple)):
@@ -236,7 +236,7 @@ def without_arrays(state: Any, arrays: dict[str, np.ndarray]) -> Any:
 
 
 def with_arrays(state: Any, arrays: Mapping[str, np.ndarray]) -> Any:
-    """Returns the state that `without_arrays` was given; tuples are lists now."""
+    """Returns the argument of `without_arrays` from its results, with lists in place of tuples."""
     if isinstance(state, list):
         return [with_arrays(x, arrays) for x in state]
     if not isinstance(state, dict):
@@ -247,7 +247,7 @@ def with_arrays(state: Any, arrays: Mapping[str, np.ndarray]) -> Any:
 
 
 def check_same_leaves(folder: Path, saved: Any, wanted: Any) -> None:
-    """Compares shapes and dtypes leaf by leaf: Orbax would cast silently."""
+    """Refuses leaves whose shapes or dtypes differ, because Orbax would cast them silently."""
 
     def leaves(tree: Any) -> dict[str, tuple]:
         flat = jax.tree_util.tree_flatten_with_path(tree)[0]

@@ -1,4 +1,4 @@
-"""The picture of a run."""
+"""The plot of a run's learning curve."""
 
 from pathlib import Path
 from typing import Any
@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 
 
 def plot_learning_curve(rows: list[dict[str, Any]], path: Path) -> None:
-    """Draws pass@1 on held-out prompts, and the training reward, over the steps of the record."""
+    """Plots pass@1 on held-out prompts and the training reward against the step."""
     figure = Figure(figsize=(7.0, 4.2), layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
@@ -24,7 +24,7 @@ def plot_learning_curve(rows: list[dict[str, Any]], path: Path) -> None:
     axes.set_ylabel("greedy pass@1, held-out prompts")
     axes.set_ylim(-0.02, 1.02)
     axes.grid(alpha=0.25)
-    axes.set_zorder(reward_axes.get_zorder() + 1)  # the curve that matters lies on top
+    axes.set_zorder(reward_axes.get_zorder() + 1)  # draws pass@1 over the reward
     axes.patch.set_visible(False)
     handles = [*axes.get_lines(), *reward_axes.get_lines()]
     axes.legend(handles=handles, loc="lower right", frameon=False)

@@ -1,4 +1,4 @@
-"""A trace of a few steps, for Perfetto: where the time of a step goes, operation by operation."""
+"""A Perfetto trace of a few steps, with the time of every operation."""
 
 from pathlib import Path
 
@@ -10,14 +10,14 @@ COMPILING, TRACED = 2, 3  # steps
 
 
 class Profiler:
-    """A hook, and a context that ends a trace that is cut short.
+    """A hook that traces three steps. As a context manager it ends an unfinished trace.
 
-    It traces three steps, once two have compiled what there is to compile, or the last step of a
-    shorter run.
+    The trace starts after two steps, in which the functions are compiled. In a shorter run it
+    covers the last step.
 
     Attributes:
-      every: 1: it counts the steps.
-      folder: where the trace is written, as `perfetto_trace.json.gz` some folders down.
+      every: 1, because the hook counts the steps itself.
+      folder: the folder of the trace, which is in a subfolder, as `perfetto_trace.json.gz`.
     """
 
     def __init__(self, folder: Path, begin: int, steps: int) -> None:
@@ -41,8 +41,8 @@ class Profiler:
 
     def start_after(self, step: int) -> None:
         if step == self.first < self.last:
-            # Frames of Python would fill the trace, and hooks in threads that come and go have
-            # ended a run of Python 3.11 with signal 11.
+            # Python frames would fill the trace. In Python 3.11 the Python tracer also crashed a
+            # run (signal 11) when threads started and ended.
             options = jax.profiler.ProfileOptions()
             options.python_tracer_level = 0
             jax.profiler.start_trace(

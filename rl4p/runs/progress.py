@@ -1,4 +1,4 @@
-"""What a person sees of a run: a line that moves, samples now and then, a table at the end."""
+"""The terminal output of a run: a progress bar, occasional samples, and a table at the end."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,11 +13,11 @@ from rl4p.types import StepInfo
 
 
 class ProgressBar:
-    """A hook; on a terminal a moving bar, elsewhere a plain line now and then.
+    """A hook that shows a progress bar on a terminal, and otherwise prints plain lines.
 
     Attributes:
-      every: 1: it looks at every step, and decides for itself what to print.
-      lines_every: steps between plain lines.
+      every: 1, because the hook receives every step and decides itself what to print.
+      lines_every: the number of steps between plain lines.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class ProgressBar:
         self.bar.stop()
 
     def begin(self, step: int, metrics: Mapping[str, float]) -> None:
-        """The step to go on from, and the last metrics known."""
+        """Sets the first step and the last known metrics."""
         self.note_evaluation(metrics)
         self.bar.update(self.task, completed=step, description=f"{self.pass_at_1} compiling")
 
@@ -69,14 +69,14 @@ class ProgressBar:
             self.print_sample(info)
 
     def note_evaluation(self, metrics: Mapping[str, float]) -> None:
-        """Remembers pass@1, if it is among them."""
+        """Stores pass@1 for the next lines, if the metrics contain it."""
         scores = {k: v for k, v in metrics.items() if k.endswith("/pass_at_1")}
         if scores:
             named = [f"{name.split('/')[1]} pass@1 {score:.3f}" for name, score in scores.items()]
             self.pass_at_1 = "  ".join(named) + "  "
 
     def print_sample(self, info: StepInfo) -> None:
-        """The step's first sample. Text of a model's is printed as it is, never as markup."""
+        """Prints the first sample of a step. The model's text is never interpreted as markup."""
         prompt, response = info.texts.prompts[0], info.texts.responses[0]
         reward = float(info.rewards.total_B[0])
         self.console.print(
@@ -92,7 +92,7 @@ class ProgressBar:
 
 
 def shorten(text: str, limit: int = 160) -> str:
-    """One printable line of at most `limit` characters."""
+    """Returns the text as one printable line of at most `limit` characters."""
     line = "".join(
         c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text.replace("\n", " ")
     )
@@ -100,7 +100,7 @@ def shorten(text: str, limit: int = 160) -> str:
 
 
 def print_summary(folder: Path, summary: Mapping[str, Any]) -> None:
-    """The small table at the end of a run."""
+    """Prints the tables at the end of a run."""
     evaluation, seconds = summary["evaluation"], summary["seconds"]
     table = Table(box=None, padding=(0, 2, 0, 0), title_justify="left")
     for column in ("held out", "first", "last", "best"):
@@ -128,7 +128,7 @@ def print_summary(folder: Path, summary: Mapping[str, Any]) -> None:
 
 
 def time_table(summary: Mapping[str, Any]) -> Table:
-    """Seconds of the run by phase; the rest is start, evaluations and checkpoints."""
+    """Returns a table of seconds by phase; the rest is startup, evaluations and checkpoints."""
     seconds, medians = summary["seconds"], summary["median_seconds"]
     total = seconds["total"]
     table = Table(box=None, padding=(0, 2, 0, 0))

@@ -1,15 +1,15 @@
-"""The files of a run folder that are the truth about the run; a tracker only mirrors them.
+"""The record of a run: the files in its folder that trackers mirror.
 
     config.yaml       the resolved configuration
     environment.json  git commit, device, package versions, ...
-    metrics.jsonl     an object a step: {"reward/mean": 0.5, "step": 3, ...}, keys sorted. A step's
-                      evaluation stands in the same line; step 0 is before training
-    samples.jsonl     an object a sample: {"step": 3, "prompt": ..., "response": ..., ...}
-    summary.json      how the run ended
+    metrics.jsonl     one object per step: {"reward/mean": 0.5, "step": 3, ...}, keys sorted. The
+                      evaluation of a step is in the same line; step 0 is before training
+    samples.jsonl     one object per sample: {"step": 3, "prompt": ..., "response": ..., ...}
+    summary.json      the status and the final results of the run
 
-Lines are written whole and at once: `kill -9` loses at most the line being written, which readers
-leave out. Floats round-trip exactly. JSON has no word for what is not finite: such numbers are the
-strings "NaN", "Infinity" and "-Infinity", and metrics read back as floats.
+Each line is written in one call, so `kill -9` loses at most the current line, and readers skip an
+incomplete line. Floats round-trip exactly. JSON has no non-finite numbers: they are the strings
+"NaN", "Infinity" and "-Infinity", and metrics read back as floats.
 """
 
 import json
@@ -27,9 +27,9 @@ from rl4p.errors import InputError, RunError
 
 @dataclass(frozen=True)
 class Record:
-    """Writes and reads the record of the run in `folder`.
+    """A reader and writer of the record of the run in `folder`.
 
-    What cannot be written (a full disk, a folder without permission) is a `RunError`.
+    Methods that write raise a `RunError` if they fail (a full disk, missing permissions).
     """
 
     folder: Path
@@ -43,12 +43,12 @@ class Record:
         return self.folder / "samples.jsonl"
 
     def describe(self, config: Mapping[str, Any], environment: Mapping[str, Any]) -> None:
-        """Keeps what the run is: its resolved configuration, and where it runs."""
+        """Writes the resolved configuration and the environment of the run."""
         replace_file(self.folder / "config.yaml", _yaml(config))
         replace_file(self.folder / "environment.json", _document(environment))
 
     def log(self, step: int, metrics: Mapping[str, Any]) -> None:
-        """Appends the line of a step; values are anything that `float` takes."""
+        """Appends the line of a step. `float` must accept the values."""
         row = {name: float(value) for name, value in metrics.items()} | {"step": int(step)}
         _append(self.metrics_file, [row])
 
@@ -56,11 +56,11 @@ class Record:
         _append(self.samples_file, [{"step": int(step)} | dict(sample) for sample in samples])
 
     def metrics(self) -> list[dict[str, Any]]:
-        """All finished steps: "step" is an int, everything else a float."""
+        """Returns the lines of all finished steps; "step" is an int, other values are floats."""
         return self.metrics_from(0)[0]
 
     def metrics_from(self, offset: int) -> tuple[list[dict[str, Any]], int]:
-        """The steps that stand from a byte offset on, and the offset to go on from later."""
+        """Returns the steps from a byte offset onwards, and the offset after the last of them."""
         rows = []
         for row, end in _rows(self.metrics_file, offset):
             rows.append({k: v if k == "step" else float(v) for k, v in row.items()})
@@ -71,7 +71,7 @@ class Record:
         return [row for row, _ in _rows(self.samples_file)]
 
     def truncate_after(self, step: int) -> None:
-        """Drops the lines of later steps, and a torn last line: a resumed run writes them anew."""
+        """Removes the lines of later steps, which a resumed run repeats, and an incomplete line."""
         for path in (self.metrics_file, self.samples_file):
             end = 0
             for row, after in _rows(path):
@@ -79,19 +79,19 @@ class Record:
                     break
                 end = after
             if path.exists():
-                os.truncate(path, end)  # one system call: a kill leaves the file cut or uncut
+                os.truncate(path, end)  # one system call, so it is atomic even if the run is killed
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
         replace_file(self.folder / "summary.json", _document(summary))
 
     def summary(self) -> dict[str, Any] | None:
-        """None where the run has not ended, or was killed."""
+        """Returns the summary; None if the run has not ended, or was killed."""
         path = self.folder / "summary.json"
         return json.loads(path.read_text()) if path.exists() else None
 
 
 def replace_file(path: Path, content: str | bytes) -> None:
-    """Writes a file so that at every moment the old or the new content stands there, whole."""
+    """Writes a file atomically: readers see either the old or the new content, complete."""
     new = path.with_name(path.name + ".new")
     try:
         new.write_bytes(content.encode() if isinstance(content, str) else content)
@@ -103,14 +103,14 @@ def replace_file(path: Path, content: str | bytes) -> None:
 def _append(path: Path, rows: list[dict[str, Any]]) -> None:
     lines = "".join(json.dumps(_finite(row), sort_keys=True) + "\n" for row in rows)
     try:
-        with path.open("ab", buffering=0) as file:  # one write: no line is left half in a buffer
+        with path.open("ab", buffering=0) as file:  # one write, so no buffer holds part of a line
             file.write(lines.encode())
     except OSError as error:
         raise RunError(f"Cannot write {path}: {error.strerror}.") from error
 
 
 def _rows(path: Path, offset: int = 0) -> Iterator[tuple[dict[str, Any], int]]:
-    """The objects of whole lines from a byte offset on, each with the offset behind its line."""
+    """Yields the objects of complete lines from an offset onwards, with the offset after each."""
     if not path.exists():
         return
     with path.open("rb") as file:
@@ -139,7 +139,7 @@ def _document(value: Mapping[str, Any]) -> str:
 
 
 def _finite(value: Any) -> Any:
-    """The value as JSON can hold it."""
+    """Returns the value with non-finite floats as strings, because JSON has none."""
     if isinstance(value, Mapping):
         return {key: _finite(item) for key, item in value.items()}
     if isinstance(value, list | tuple):

@@ -1,4 +1,4 @@
-"""Runs an experiment in its folder: record, hooks, signals, summary."""
+"""The job of `python -m rl4p.train`: a run in its folder with hooks, signals and a summary."""
 
 import hashlib
 import importlib.metadata
@@ -47,11 +47,11 @@ PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "transformers"
 
 
 def run(config: DictConfig) -> dict[str, Any]:
-    """The job of `python -m rl4p.train`; returns the summary.
+    """Runs or resumes an experiment and returns its summary.
 
     Raises:
-      InputError, RunError: as the parts do.
-      Stopped: by a signal, with everything saved.
+      InputError, RunError: raised by the parts of the run.
+      Stopped: a signal stopped the run; everything is saved.
     """
     started, compiled = time.perf_counter(), compilation()
     keep_programs()
@@ -75,7 +75,7 @@ def run(config: DictConfig) -> dict[str, Any]:
                 closing(experiment.loop.collector),
                 checkpoints,
                 blaming(),
-            ):  # a last save that fails is a failed run
+            ):  # if the last save fails, the run has failed
                 run_steps(config, experiment, checkpoints, record, tracked, outcome, request)
             status = "finished" if outcome.step == config.steps else "stopped"
         finally:
@@ -84,7 +84,7 @@ def run(config: DictConfig) -> dict[str, Any]:
                 summary = outcome.summary(status, seconds, compilation().since(compiled))
                 if outcome.begun or config.resume is None:
                     record.write_summary(summary)
-                else:  # it could not go on, and stays as it was
+                else:  # the run could not be resumed; its summary stays unchanged
                     status = (record.summary() or {}).get("status", "stopped")
                 if first() and outcome.has_curve():
                     plot_learning_curve(record.metrics(), folder / "plots" / "learning_curve.png")
@@ -104,8 +104,8 @@ def refuse_what_only_a_plan_reads(config: DictConfig) -> None:
     """Refuses the options of `rl4p.plan` that a run would ignore.
 
     Raises:
-      InputError: an option of a plan that no run has; or `plan.memory_gib` without `plan.check`,
-        which compares the memory of the run's own programs with it.
+      InputError: an option of a plan has no effect on a run, or `plan.memory_gib` is set without
+        `plan.check`, the only option of a run that reads it.
     """
     plan = config.plan
     of_a_plan = {"search": False, "all_widths": False, "effort": -1.0}
@@ -118,7 +118,7 @@ def refuse_what_only_a_plan_reads(config: DictConfig) -> None:
 
 @contextmanager
 def recorded_in(folder: Path) -> Iterator[Record]:
-    """The record of the run, which is its first process's; what another notes is let go."""
+    """Yields the record of the run. Processes other than the first get a temporary record."""
     if first():
         with only_run_in(folder):
             yield Record(folder)
@@ -128,12 +128,12 @@ def recorded_in(folder: Path) -> Iterator[Record]:
 
 
 def resume_command(config: DictConfig, folder: Path) -> str:
-    """What to type to go on: the folders of YAML and the trust of the command line said anew."""
+    """Returns the command that resumes the run, with its --config-dir and trusted_targets."""
     words = ["python", "-m", "rl4p.train", f"resume={folder}"]
     for source in HydraConfig.get().runtime.config_sources:
         if source.provider == "command-line":
             words += ["--config-dir", source.path]
-    if config.trusted_targets:  # trust is never taken over from a run folder
+    if config.trusted_targets:  # never read from a run folder
         words.append(f"trusted_targets=[{','.join(config.trusted_targets)}]")
     return shlex.join(words)
 
@@ -147,7 +147,7 @@ def run_steps(
     outcome: "Outcome",
     request: StopRequest,
 ) -> None:
-    """All steps with their hooks, from the start or a checkpoint, until the last or a signal."""
+    """Runs the steps and their hooks from the start or a checkpoint to the end or a signal."""
     samples = config.samples
     lines_every = max(1, config.steps // 20)
     bar = ProgressBar(config.steps, lines_every, samples.every, quiet=not first())
@@ -157,7 +157,7 @@ def run_steps(
         bar.begin(outcome.step, record.metrics()[-1] if first() else {})
         hooks: list[Hook] = [
             experiment.evaluation,
-            *(instantiate(node) for node in config.hooks.values()),  # their metrics are recorded
+            *(instantiate(node) for node in config.hooks.values()),  # before RecordMetrics
             RecordSamples(every=samples.every, count=samples.count, record=record, tracked=tracked),
             RecordMetrics(record=record, tracked=tracked, outcome=outcome),
             bar,
@@ -175,7 +175,7 @@ def run_steps(
                 if first() and info.step == 1 and info.metrics["advantage/max"] == 0:
                     warn_of_no_advantage(config.group_size)
         if asked:
-            checkpoints.save(outcome.state)  # no other hook: a resumed run has the same lines
+            checkpoints.save(outcome.state)  # no other hook, so that a resumed run has equal lines
 
 
 def first_state(
@@ -185,7 +185,7 @@ def first_state(
     record: Record,
     tracked: TrackedRun,
 ) -> TrainState:
-    """The state to go on from: that of the newest checkpoint, or the initial one, evaluated."""
+    """Returns the state of the newest checkpoint, or the initial state after its evaluation."""
     if config.resume is not None and not agreed(died_young(record, checkpoints)):
         state = checkpoints.restore(experiment.state)
         if int(state.step) > config.steps:
@@ -202,12 +202,12 @@ def first_state(
 
 
 def died_young(record: Record, checkpoints: Checkpoints) -> bool:
-    """Whether a run was killed before its first checkpoint was complete: it begins anew.
+    """Returns whether a run was killed before its first checkpoint. Such a run starts again.
 
-    One that has no checkpoint though it is older has lost it, and its record must not go too.
+    An older run without a checkpoint has lost it. Its record must be kept, so it does not restart.
     """
     steps = record.metrics()[-1]["step"] if record.metrics() else 0
-    young = checkpoints.every == 0 or steps <= 2 * checkpoints.every  # saving takes a while
+    young = checkpoints.every == 0 or steps <= 2 * checkpoints.every  # allows for a slow save
     return checkpoints.latest() is None and record.summary() is None and young
 
 
@@ -218,7 +218,7 @@ def warn_of_no_advantage(group_size: int) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class RecordMetrics:
-    """Writes the step's line, mirrors it, and keeps what the summary needs. A hook."""
+    """A hook that records and mirrors the metrics of a step and adds the step to the outcome."""
 
     record: Record
     tracked: TrackedRun
@@ -233,7 +233,7 @@ class RecordMetrics:
 
 @dataclass(frozen=True, kw_only=True)
 class RecordSamples:
-    """Writes the first samples of a step, with their grades, to samples.jsonl. A hook."""
+    """A hook that writes the first samples of a step and their grades to samples.jsonl."""
 
     every: int
     count: int
@@ -262,7 +262,7 @@ class RecordSamples:
 
 @dataclass(kw_only=True)
 class Outcome:
-    """What summary.json says; filled while the run goes on, so that a failed run has one too."""
+    """The content of summary.json, updated after every step so that a failed run has one too."""
 
     record: Record
     state: TrainState
@@ -311,7 +311,7 @@ class Outcome:
 
 
 def params_sha256(params: Params) -> str:
-    """A digest of the names, shapes, dtypes and bytes of all parameters, in the order of names."""
+    """Returns a digest of the names, shapes, dtypes and bytes of all parameters, sorted by name."""
     digest = hashlib.sha256()
     for path, value in jax.tree_util.tree_flatten_with_path(params)[0]:
         array = np.asarray(to_host(value))
@@ -322,7 +322,7 @@ def params_sha256(params: Params) -> str:
 
 
 def environment(experiment: Experiment) -> dict[str, Any]:
-    """Where the run takes place: commit, versions, devices, the overrides it was given."""
+    """Returns the environment of the run: commit, versions, devices and overrides."""
     devices = experiment.loop.policy.mesh.devices.devices.flatten()
     return {
         **git_state(Path(__file__).parents[2]),
@@ -336,13 +336,13 @@ def environment(experiment: Experiment) -> dict[str, Any]:
 
 
 def git_state(checkout: Path) -> dict[str, Any]:
-    """Commit of a checkout, and whether files differ from it; nothing where it is none."""
+    """Returns the commit of a checkout and whether files differ from it; {} without a checkout."""
 
     def git(*words: str) -> str:
         command = ["git", "-C", str(checkout), *words]
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 
-    if not (checkout / ".git").exists():  # a repository further up is somebody else's
+    if not (checkout / ".git").exists():  # ignores a repository that contains the folder
         return {}
     try:
         return {"git_commit": git("rev-parse", "HEAD"), "git_dirty": bool(git("status", "-s"))}

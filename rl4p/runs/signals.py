@@ -1,4 +1,4 @@
-"""SIGTERM and Ctrl-C ask a run to stop after its step; a second one stops it at once."""
+"""SIGTERM and Ctrl-C stop a run after its current step; a second signal stops it at once."""
 
 import signal
 import threading
@@ -8,9 +8,9 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 class StopRequest:
-    """While entered, remembers that a signal came, and which.
+    """A context manager that stores the first signal that it receives.
 
-    Handlers can be set in the main thread only; elsewhere signals do what they did before.
+    It has no effect outside the main thread, where Python cannot set signal handlers.
     """
 
     def __init__(self) -> None:

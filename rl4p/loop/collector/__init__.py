@@ -1,1 +1,1 @@
-"""Collectors: how prompts become graded trajectories."""
+"""Collectors, which turn prompts into graded trajectories."""

@@ -1,4 +1,4 @@
-"""Rollout, then reward, one after the other, with the newest parameters."""
+"""A collector that runs rollout and reward in sequence, with the newest parameters."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -15,7 +15,7 @@ from rl4p.types import TrainState
 
 @dataclass(frozen=True, kw_only=True)
 class Synchronous:
-    """Takes a step's prompts, draws a group of responses to each, and grades them all."""
+    """Options of a collector that samples and grades all trajectories of a step in that step."""
 
     def open(
         self,
@@ -30,7 +30,7 @@ class Synchronous:
 
 
 class OpenSynchronous:
-    """An `OpenCollector` that keeps nothing from one step to the next."""
+    """An `OpenCollector` without state between steps."""
 
     def __init__(
         self,

@@ -1,1 +1,1 @@
-"""Sources: which prompts come next."""
+"""Sources, which select the next prompts."""

@@ -1,4 +1,4 @@
-"""Prompts epoch after epoch, each epoch in an order of its own."""
+"""A source that repeats the prompts in epochs, each epoch in a different order."""
 
 import hashlib
 import json
@@ -15,18 +15,18 @@ from rl4p.types import Prompt, Rewards, Texts
 
 @dataclass(frozen=True, kw_only=True)
 class Stream:
-    """Shuffles the prompts of the data set anew for every epoch, by the seed of the run."""
+    """Options of a source that shuffles the prompts again for every epoch, by the run's seed."""
 
     def open(self, prompts: Sequence[Prompt], *, seed: int) -> "PromptStream":
         return PromptStream(prompts, seed)
 
 
 class PromptStream:
-    """Gives out prompts without an end. An `OpenSource`.
+    """An endless `OpenSource` of prompts.
 
-    The order is a pure function of (seed, epoch), so the whole state is two numbers, and a stream
-    restored from them goes on as if it had never stopped. A take that reaches the end of an epoch
-    goes on into the next: it returns exactly as many prompts as were asked for, always.
+    The order is a pure function of (seed, epoch). Epoch and offset are therefore the whole position
+    of a stream, and a restored stream continues as if it had never stopped. `take` continues into
+    the next epoch when one ends, so that it always returns `count` prompts.
     """
 
     def __init__(self, prompts: Sequence[Prompt], seed: int) -> None:
@@ -41,7 +41,7 @@ class PromptStream:
         return random.permutation(len(self.prompts))
 
     def take(self, count: int, step: int) -> list[Prompt]:
-        """Returns the next prompts, whatever the step."""
+        """Returns the next `count` prompts; `step` has no effect."""
         taken: list[Prompt] = []
         while len(taken) < count:
             if self.offset == len(self.prompts):
@@ -53,13 +53,13 @@ class PromptStream:
         return taken
 
     def credit(self, step: int, texts: Texts, rewards: Rewards) -> None:
-        """Changes nothing: the order does not depend on rewards."""
+        """Does nothing, because the order does not depend on rewards."""
 
     @cached_property
     def digest(self) -> str:
-        """Returns a digest of all that a run reads of its prompts, in their order before a shuffle.
+        """Returns a digest of all fields of the prompts, in the order of the data set.
 
-        The order of keys in `metadata` does not count.
+        The order of keys in `metadata` does not matter.
         """
         digest = hashlib.sha256()
         for prompt in self.prompts:
@@ -71,10 +71,10 @@ class PromptStream:
         return {"epoch": self.epoch, "offset": self.offset, "prompts": self.digest}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Goes on where the state was taken.
+        """Restores the position in the stream.
 
         Raises:
-          InputError: the prompts are not those that it was taken with.
+          InputError: the prompts differ from those of the saved run.
         """
         if state["prompts"] != self.digest:
             raise InputError(

@@ -1,7 +1,7 @@
-"""Trackers: mirrors of a run's record for people to look at and compare runs in.
+"""Trackers, which mirror the records of runs so that people can view and compare them.
 
-The record (`record.py`) is written first and is complete without any tracker, so a tracker may
-fail, lag or be absent; `python -m rl4p.send` mirrors a run folder later.
+The record (`record.py`) is written first and is complete without a tracker, so a tracker may fail,
+lag or be absent. `python -m rl4p.send` mirrors a run folder later.
 """
 
 from pathlib import Path
@@ -9,24 +9,24 @@ from typing import Protocol
 
 
 class TrackedRun(Protocol):
-    """A run being mirrored. No call waits on a disk or a network, but `finish`, within a bound."""
+    """A mirrored run. Only `finish` waits for a disk or a network, for a limited time."""
 
     def log(self, step: int, metrics: dict[str, float]) -> None:
-        """A step is over; its line stands in ``metrics.jsonl``, which only grows from here on."""
+        """Reports a step whose line is in ``metrics.jsonl``, which from now on is only appended."""
         ...
 
     def artifact(self, path: Path) -> None:
-        """A file of the run folder is worth showing now; at the end all of them are."""
+        """Requests to mirror a file of the run folder now; `finish` mirrors all files."""
         ...
 
     def finish(self, status: str) -> bool:
-        """The run is over: "finished", "stopped" or "failed". True if the mirror is complete."""
+        """Ends the run: "finished", "stopped" or "failed". Returns whether all data was sent."""
         ...
 
 
 class Tracker(Protocol):
-    """What ``conf/tracker`` configures."""
+    """The options of a tracker, configured by ``conf/tracker``."""
 
     def open(self, folder: Path) -> TrackedRun:
-        """Starts to mirror a run folder, or goes on with it; `Record.describe` comes before."""
+        """Starts or continues to mirror a run folder, after `Record.describe` was called."""
         ...

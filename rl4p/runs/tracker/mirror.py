@@ -1,4 +1,4 @@
-"""Copies a run folder into MLflow, as often as one likes: what stands there is not sent again."""
+"""A mirror of a run folder in MLflow. It may be repeated: metrics are not sent twice."""
 
 import json
 import posixpath
@@ -14,19 +14,19 @@ from rl4p.runs.record import Record, replace_file
 if TYPE_CHECKING:
     from mlflow import MlflowClient
 
-IDENTITY = "rl4p.run"  # tag: names the run in every store; the run folder keeps it in tracker.json
-SENT = "rl4p.sent"  # tag: metrics up to this step stand in the store
-PARENT = "mlflow.parentRunId"  # tag: MLflow's own, as is the next
+IDENTITY = "rl4p.run"  # tag: identifies the run in every store; tracker.json holds its value
+SENT = "rl4p.sent"  # tag: metrics up to this step are in the store
+PARENT = "mlflow.parentRunId"  # tag of MLflow, like COMMIT
 COMMIT = "mlflow.source.git.commit"
 STATUS = {"finished": "FINISHED", "stopped": "KILLED", "failed": "FAILED"}
-METRICS_PER_BATCH = 1000  # MLflow refuses more
+METRICS_PER_BATCH = 1000  # the limit of MLflow
 FIRST_FILES = ("config.yaml", "environment.json")
 LAST_FILES = (*FIRST_FILES, "samples.jsonl", "summary.json", "plots/*")
 
 TABLE = "samples.json"
-ROWS_OF_TABLE = 1000  # the newest
+ROWS_OF_TABLE = 1000  # the newest samples
 
-# The parameters of the compare view, beside what the command line set.
+# The parameters that MLflow's compare view shows, in addition to the overrides.
 ROOT_KEYS = ("seed", "steps", "prompts_per_step", "group_size")
 ROOT_KEYS += ("max_prompt_tokens", "max_response_tokens")
 GROUPS = ("rollout", "reward", "advantage", "update", "collector", "model", "data", "optimizer")
@@ -34,13 +34,14 @@ OPTIONS = ("model.path", "data.path", "optimizer.learning_rate")
 
 
 class Mirror:
-    """A run folder and its run in MLflow. Every call waits for the store and raises what fails.
+    """A run folder and its run in MLflow. Every call waits for the store and raises its errors.
 
-    After a failure take a new mirror: it asks the store how far the last one came. The store's run
-    is found by a tag and not by its id, so that one whose creation was answered too late is found
-    too, and one that was deleted is made anew. The time of a metric is the start of the run plus
-    its ``time/step`` so far. It depends on the record alone, and MLflow keeps a metric of equal
-    step, time and value once, so that a batch sent twice stands there once.
+    * After an error, create a new mirror. It reads from the store which steps were sent.
+    * A tag identifies the run in the store, not the run's id. This also finds a run whose creation
+      was answered too late, and creates a deleted run again.
+    * The time of a metric is the start of the run plus the ``time/step`` of all steps so far. It
+      depends on the record alone. MLflow stores metrics of equal step, time and value once, so a
+      batch that is sent twice has no effect.
     """
 
     def __init__(
@@ -49,10 +50,10 @@ class Mirror:
         """Finds or creates the run, with its parameters and tags.
 
         Args:
-          client: of the store.
-          experiment_id: where the run belongs in the store.
-          folder: of the run, described by `Record.describe`.
-          parent: the run in the store that stands for the sweep.
+          client: a client of the store.
+          experiment_id: the experiment of the run in the store.
+          folder: the folder of the run, after `Record.describe` was called.
+          parent: the id of the sweep's run in the store.
         """
         from mlflow.entities import Param, RunTag
 
@@ -73,7 +74,7 @@ class Mirror:
         self._offset = 0  # in metrics.jsonl
         client.update_run(self._id, status="RUNNING")
         tags = _tags(self._folder) | ({PARENT: parent} if parent else {})
-        # A parameter is final in MLflow; where a resumed run changed one, config.yaml says so.
+        # MLflow cannot change a parameter; config.yaml shows the new value of a resumed run.
         parameters = [
             Param(k, v) for k, v in _parameters(self._folder).items() if k not in run.data.params
         ]
@@ -83,7 +84,7 @@ class Mirror:
         self.send_files(*FIRST_FILES)
 
     def send_metrics(self) -> None:
-        """Sends the lines that the record has gained."""
+        """Sends the new lines of the record."""
         from mlflow.entities import Metric, RunTag
 
         rows, self._offset = self._record.metrics_from(self._offset)
@@ -95,21 +96,21 @@ class Mirror:
                 metrics += [Metric(_key(name), value, time, step) for name, value in row.items()]
         for start in range(0, len(metrics), METRICS_PER_BATCH):
             batch = metrics[start : start + METRICS_PER_BATCH]
-            # The last step of a full batch may go on in the next one.
+            # The last step of a full batch may continue in the next batch.
             self._sent = batch[-1].step - (start + METRICS_PER_BATCH < len(metrics))
             self._client.log_batch(self._id, batch, tags=[RunTag(SENT, str(self._sent))])
 
     def send_files(self, *patterns: str) -> None:
-        """Sends the files of the run folder that match, each under its path there."""
+        """Sends the files of the run folder that match, with their relative paths."""
         for pattern in patterns:
             for path in sorted(self._folder.glob(pattern)):
                 place = path.relative_to(self._folder).parent.as_posix()
                 self._client.log_artifact(self._id, str(path), None if place == "." else place)
 
     def send_table(self) -> None:
-        """Sends the samples as the table that MLflow shows and compares.
+        """Sends the samples as a table for MLflow's views.
 
-        Not by its `log_table`, which appends to what stands there: a resumed run would double it.
+        MLflow's `log_table` is not used: it appends, so a resumed run would repeat its rows.
         """
         rows = [
             sample | sample.pop("terms", {}) for sample in self._record.samples()[-ROWS_OF_TABLE:]
@@ -123,7 +124,7 @@ class Mirror:
         self._client.set_tag(self._id, "mlflow.loggedArtifacts", shown)
 
     def close(self, status: str) -> None:
-        """Sends what is left, and how the run ended."""
+        """Sends the remaining data and the final status."""
         self.send_metrics()
         self.send_files(*LAST_FILES)
         self.send_table()
@@ -134,12 +135,12 @@ class Mirror:
 
 
 def run_name(folder: Path) -> str:
-    """The last two parts of the path: "2026-11-21/12-30-05", or "12-30-05/3" in a sweep."""
+    """Returns the end of the path: "2026-11-21/12-30-05", or "12-30-05/3" in a sweep."""
     return "/".join(folder.parts[-2:])
 
 
 def _modified(path: Path) -> int | None:
-    """When the file was written last, in MLflow's milliseconds; None, its now, without a file."""
+    """Returns the file's modification time in ms; None, MLflow's current time, without a file."""
     return int(path.stat().st_mtime * 1000) if path.exists() else None
 
 
@@ -151,7 +152,7 @@ def _identity(folder: Path) -> str:
 
 
 def _key(name: str) -> str:
-    """The name in the letters that MLflow takes, and as a path that means itself."""
+    """Returns the name with characters that MLflow allows, as a normalized path."""
     return posixpath.normpath(re.sub(r"[^\w/. :-]", "_", name)).strip("./")[:250] or "_"
 
 
@@ -164,7 +165,7 @@ def _tags(folder: Path) -> dict[str, str]:
 
 
 def _parameters(folder: Path) -> dict[str, str]:
-    """What tells runs apart: sizes, the name of each phase, and all that the command line set."""
+    """Returns the parameters that distinguish runs: sizes, names of phases, and all overrides."""
     config = yaml.safe_load((folder / "config.yaml").read_text())
     names, overrides = {}, []
     if (hydra := folder / ".hydra").is_dir():

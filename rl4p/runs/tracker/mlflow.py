@@ -1,4 +1,4 @@
-"""MLflow as the mirror of runs: in an SQLite file of its own making, or on a server."""
+"""A tracker that mirrors runs into MLflow, in an SQLite file that it creates or on a server."""
 
 import fcntl
 import logging
@@ -20,31 +20,31 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 SQLITE = "sqlite:///"
-PARENT_VARIABLE = "RL4P_PARENT_RUN_ID"  # the sweep that the runs of this process belong to
-# A batch costs 15 ms of a core, whatever it holds: fast steps share one.
+PARENT_VARIABLE = "RL4P_PARENT_RUN_ID"  # holds the id of the sweep's run
+# A batch of any size costs 15 ms of a core, so fast steps share a batch.
 SECONDS_BETWEEN_BATCHES = 2.0
 SECONDS_BETWEEN_ATTEMPTS = 30.0
 LATE = "it was too slow, or never answered"
-# What the user has set stays. By default one request to a server that is down takes four minutes.
+# The user's variables take precedence. By default a request to a dead server takes four minutes.
 SETTINGS = {
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0",
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
     "MLFLOW_DISABLE_TELEMETRY": "true",
-    "MLFLOW_LOGGING_LEVEL": "CRITICAL",  # it logs a traceback where an error is raised as well
+    "MLFLOW_LOGGING_LEVEL": "CRITICAL",  # MLflow logs a traceback of errors that it also raises
     "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
 }
 
 
 @dataclass(frozen=True, kw_only=True)
 class MLflow:
-    """Mirrors runs into MLflow from a thread of its own, so that a run never waits for it.
+    """A tracker that mirrors runs into MLflow in a separate thread, so that a run does not wait.
 
     Attributes:
-      uri: of the tracking store: ``sqlite:///`` and a path, from the working directory unless it
-        begins with another slash, or the address of a server. Passwords come in MLflow's own
-        variables, MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD.
-      experiment: the name that the runs are listed under.
-      close_timeout_seconds: how long the end of a run may wait for what is not sent yet.
+      uri: the tracking store: ``sqlite:///PATH`` relative to the working directory,
+        ``sqlite:////PATH`` absolute, or the address of a server. Credentials belong in
+        MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD.
+      experiment: the MLflow experiment of the runs.
+      close_timeout_seconds: how long the end of a run may wait for unsent data.
     """
 
     uri: str
@@ -73,9 +73,9 @@ class MLflow:
         return BackgroundMirror(self, folder)
 
     def connect(self) -> "tuple[MlflowClient, str]":
-        """A client and the id of the experiment, both made where they are not there yet.
+        """Returns a client and the id of the experiment, creating store and experiment if needed.
 
-        Waits for the store; raises whatever MLflow and the libraries below it raise.
+        Waits for the store, and raises any error of MLflow and of the libraries that it uses.
         """
         for name, value in SETTINGS.items():
             os.environ.setdefault(name, value)
@@ -85,14 +85,14 @@ class MLflow:
             client = mlflow.MlflowClient(self.uri)
             if (found := client.get_experiment_by_name(self.experiment)) is not None:
                 return client, found.experiment_id
-            # MLflow would put the artifacts of an SQLite store into the working directory.
+            # By default MLflow puts the artifacts of an SQLite store into the working directory.
             artifacts = self._database and (self._database.parent / "mlartifacts").as_uri()
             return client, client.create_experiment(self.experiment, artifacts)
 
 
 @contextmanager
 def _one_at_a_time(database: Path | None) -> Iterator[None]:
-    """Processes that create and migrate one fresh SQLite database together would ruin it."""
+    """Locks a SQLite database, which processes would corrupt if several created it at once."""
     if database is None:
         yield
         return
@@ -103,19 +103,19 @@ def _one_at_a_time(database: Path | None) -> Iterator[None]:
 
 
 class BackgroundMirror:
-    """A `TrackedRun`: a thread that follows the record in the run folder.
+    """A `TrackedRun` with a thread that follows the record in the run folder.
 
-    The thread reads the record rather than a queue: nothing can overflow or be lost, and a store
-    that was away for an hour gets that hour when it is back.
+    The thread reads the record instead of a queue, so nothing can overflow or be lost. When a store
+    is reachable again after a failure, it receives everything that it missed.
     """
 
     def __init__(self, tracker: MLflow, folder: Path):
-        """Starts the thread. It is a daemon: one that hangs does not keep the process alive."""
+        """Starts a daemon thread, which cannot keep the process alive if it hangs."""
         self._tracker = tracker
         self._folder = folder.resolve()
         self._parent = os.environ.get(PARENT_VARIABLE)
-        self._files: dict[str, None] = {}  # to send soon; a dict for its order and atomic calls
-        self._grown = False  # before the first step a resumed run may still cut its record
+        self._files: dict[str, None] = {}  # to send; a dict keeps the order and has atomic calls
+        self._grown = False  # until the first step, a resumed run may still truncate its record
         self._status = "failed"
         self._failure: str | None = LATE
         self._news, self._closing, self._ended = (threading.Event() for _ in range(3))
@@ -162,7 +162,7 @@ class BackgroundMirror:
                 if last:
                     mirror.close(self._status)
                 self._failure = None if last else LATE
-            except Exception as error:  # noqa: BLE001 - whatever it is, the run goes on
+            except Exception as error:  # noqa: BLE001 - the run continues after any error
                 self._failure = reason(error)
                 mirror, pause = None, SECONDS_BETWEEN_ATTEMPTS
                 self._news.set()
@@ -178,9 +178,9 @@ class BackgroundMirror:
 
 
 def reason(error: BaseException) -> str:
-    """What went wrong first, in one line: "ConnectionRefusedError: [Errno 111] Connection refused".
+    """Returns the original cause: "ConnectionRefusedError: [Errno 111] Connection refused".
 
-    MLflow wraps it in several errors, each quoting the one below with all its addresses.
+    MLflow wraps it in several errors, each of which quotes the error below in full.
     """
     while error.__context__ is not None:
         error = error.__context__

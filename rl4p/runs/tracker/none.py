@@ -1,4 +1,4 @@
-"""No tracker: the record in the run folder is all."""
+"""A tracker that does nothing; the record stays in the run folder."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -6,7 +6,7 @@ from pathlib import Path
 
 @dataclass(frozen=True, kw_only=True)
 class NoTracker:
-    """Mirrors nothing."""
+    """A tracker, and a tracked run, that mirror nothing."""
 
     def open(self, folder: Path) -> "NoTracker":
         return self

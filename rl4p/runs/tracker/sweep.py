@@ -1,4 +1,4 @@
-"""One parent run in MLflow for the runs of a sweep (``python -m rl4p.train -m ...``)."""
+"""The parent run in MLflow for the runs of a sweep (``python -m rl4p.train -m ...``)."""
 
 import atexit
 import logging
@@ -17,14 +17,14 @@ log = logging.getLogger(__name__)
 
 
 class ParentRun(Callback):
-    """Hydra's callback that opens the parent before the first job and closes it after the last.
+    """A Hydra callback that opens the parent before the first job and closes it after the last.
 
-    Jobs find the parent by an environment variable, which launchers hand on to their processes. A
-    store that is down costs a warning, the parent, and the seconds in which one request gives up.
+    An environment variable tells the jobs the parent; launchers pass it on to their processes. If
+    the store is down, the sweep gets a warning and no parent, after the timeout of one request.
     """
 
     def __init__(self) -> None:
-        # The store, and the parent's id. No client: launchers pickle callbacks.
+        # The store and the parent's id. It holds no client, because launchers pickle callbacks.
         self._parent: tuple[MLflow, str] | None = None
 
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
@@ -35,13 +35,13 @@ class ParentRun(Callback):
         try:
             tracker = MLflow(**options)
         except (InputError, TypeError):
-            return  # every job will say so, in better words
+            return  # every job reports this error with a better message
         folder = Path(config.hydra.sweep.dir).absolute()
         tags = {"folder": str(folder), "sweep": " ".join(config.hydra.overrides.task)}
         try:
             client, experiment = tracker.connect()
             run = client.create_run(experiment, run_name=run_name(folder), tags=tags)
-        except Exception as error:  # noqa: BLE001 - whatever it is, the sweep goes on
+        except Exception as error:  # noqa: BLE001 - the sweep continues after any error
             log.warning(
                 "The runs of this sweep get no parent from MLflow at %s: %s",
                 tracker.uri,
@@ -50,7 +50,7 @@ class ParentRun(Callback):
             return
         self._parent = tracker, run.info.run_id
         os.environ[PARENT_VARIABLE] = run.info.run_id
-        # Hydra calls no on_multirun_end when a job has failed.
+        # Hydra does not call on_multirun_end if a job has failed.
         atexit.register(self._close, "FAILED")
 
     def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
@@ -69,5 +69,5 @@ class ParentRun(Callback):
             if client.search_runs([experiment], failed, max_results=1):
                 status = "FAILED"
             client.set_terminated(parent, status)
-        except Exception as error:  # noqa: BLE001 - the runs are over, and have their records
+        except Exception as error:  # noqa: BLE001 - the runs have ended and their records exist
             log.warning("MLflow still shows this sweep as running: %s", reason(error))
