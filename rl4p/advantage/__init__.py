@@ -1,1 +1,1 @@
-"""The advantage phase: rewards to one number per response token."""
+"""The advantage phase, which turns rewards into one number per response token."""

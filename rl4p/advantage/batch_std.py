@@ -1,4 +1,4 @@
-"""The mean of the group, the deviation of the batch."""
+"""Group-relative advantages, divided by the deviation of the batch."""
 
 from dataclasses import dataclass
 
@@ -14,10 +14,10 @@ class BatchStd(AdvantageOptions):
 
         A = (r - mean(group)) / (std(batch) + epsilon)
 
-    std(batch) is that of the rewards of all valid samples and divides by count - 1, as in TRL.
+    std(batch) is over the rewards of all valid samples and divides by count - 1, as in TRL.
 
-    A sample without a valid sibling, or whose valid siblings all have its reward, gets exactly 0,
-    and so does an invalid sample; all of them but the last count in std(batch).
+    The advantage is exactly 0 for invalid samples, and in a group that has fewer than two valid
+    samples or whose valid samples all have the same reward. Such groups count in std(batch).
 
     Attributes:
       epsilon: added to the deviation.

@@ -11,7 +11,7 @@ from rl4p.types import Array, Rewards, Trajectories
 
 @dataclass(frozen=True, kw_only=True)
 class Constant(AdvantageOptions):
-    """A = value on every response token of every valid sample.
+    """The advantage A = value on every response token of every valid sample.
 
     With `rollout=demonstrations update=reinforce` this is supervised training.
     """

@@ -1,4 +1,4 @@
-"""Group-relative and batch-relative advantages, mixed."""
+"""A mix of group-relative and batch-relative advantages."""
 
 from dataclasses import dataclass
 
@@ -12,19 +12,19 @@ from rl4p.types import Array, Rewards, Trajectories
 
 @dataclass(frozen=True, kw_only=True)
 class DAPOMix(AdvantageOptions):
-    """GRPO's advantage and a share of the globally normalised one, on every response token:
+    """GRPO's advantage plus a share of the batch-normalised one, on every response token:
 
         A = (r - mean(group)) / (std(group) + epsilon)
           + alpha (r - mean(batch)) / (std(batch) + epsilon)
 
-    Mean and deviation of the batch are over its valid samples; deviations divide by count - 1.
+    Mean and deviation of the batch are over its valid samples. Deviations divide by count - 1.
 
-    A sample without a valid sibling, or whose valid siblings all have its reward, gets exactly 0
-    from both parts (the groups that DAPO, 2503.14476, would not train on; they count in the batch's
-    statistics), and so does an invalid sample.
+    The advantage is exactly 0 for invalid samples, and in a group that has fewer than two valid
+    samples or whose valid samples all have the same reward. DAPO (2503.14476) would not train on
+    such groups; here they count in the batch's statistics.
 
     Attributes:
-      alpha: the share of the global part.
+      alpha: weight of the batch-relative part.
       epsilon: added to the deviations.
     """
 

@@ -16,13 +16,13 @@ class Distill(AdvantageOptions):
 
         A_t = log pi_teacher - log pi_student, clamped to +-20
 
-    the sampled estimate of minus the reverse KL, token by token: no token answers for those after
-    it. The student is the policy that drew the token (`behaviour_logprobs_BT`), which costs no
-    forward; the paper differentiates the divergence over the whole vocabulary instead. The clamp
-    keeps a token that the teacher rules out (-inf) finite.
+    A_t is the sampled estimate of minus the reverse KL of one token: later tokens do not affect it.
+    The student is the policy that drew the token (`behaviour_logprobs_BT`), which needs no forward
+    pass. The paper differentiates the divergence over the whole vocabulary instead. The clamp keeps
+    A_t finite for a token that the teacher rules out (-inf).
 
-    Rewards are not looked at, except that an invalid sample gets 0; groups are not either. A token
-    on which both agree gets exactly 0.
+    Rewards and groups are ignored, except that an invalid sample gets 0. A token on which teacher
+    and student agree gets exactly 0.
     """
 
     needs = frozenset({"teacher_logprobs"})

@@ -14,8 +14,8 @@ class DrGRPO(AdvantageOptions):
     Dividing by the deviation would favour prompts that are nearly always or nearly never solved.
     The paper's other half is the loss: `update.aggregation=constant`.
 
-    A sample without a valid sibling, or whose valid siblings all have its reward, gets exactly 0,
-    and so does an invalid sample.
+    The advantage is exactly 0 for invalid samples, and in a group that has fewer than two valid
+    samples or whose valid samples all have the same reward.
     """
 
     compares_group = True

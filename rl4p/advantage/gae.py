@@ -14,27 +14,27 @@ from rl4p.types import Array, Rewards, Trajectories
 
 @dataclass(frozen=True, kw_only=True)
 class GAE(AdvantageOptions):
-    """GAE (1506.02438), over the response tokens t of a sequence, V the critic's value before t:
+    """GAE (1506.02438), over the response tokens t of a sequence, with V_t the value before t:
 
         delta_t = r_t + gamma V_{t+1} - V_t
         A_t     = delta_t + gamma lambda A_{t+1}
 
-    t + 1 is the next response token, whatever stands between (a tool's answer, another turn), and
-    V = A = 0 after the last: tokens that the policy did not choose neither discount nor decay.
-    r_t is `Rewards.tokens_BT`, and the rest of the reward comes with the last token.
+    t + 1 is the next response token. Tokens in between that the policy did not choose (a tool's
+    answer, another turn) neither discount nor decay. After the last token, V = A = 0. r_t is
+    `Rewards.tokens_BT`, and the last token receives the rest of the reward.
 
-    The critic's targets are `returns`. Advantages are whitened over the response tokens of the
-    batch's valid samples. Groups are not looked at, and equal rewards are 0 only where the critic
-    expects them; whitened advantages that are all equal are exactly 0. An invalid sample gets 0.
+    `returns` gives the critic's targets. Advantages are whitened over the response tokens of the
+    batch's valid samples, and are exactly 0 if they are all equal. Groups are ignored: equal
+    rewards give 0 only where the critic predicts them. An invalid sample gets 0.
 
     Attributes:
       gamma: the discount.
-      lambda_policy, lambda_value: the decay of advantages, and that of the critic's targets (VAPO,
-        2504.05118, has 1 for the critic).
-      alpha: above 0, lambda_policy is max(0, 1 - 1 / (alpha l)) with l the response's length, as in
-        VAPO (which has alpha 0.05); 0 is off.
+      lambda_policy, lambda_value: the decay for the advantages, and for the critic's targets (1 in
+        VAPO, 2504.05118).
+      alpha: if above 0, lambda_policy is max(0, 1 - 1 / (alpha l)) for a response of l tokens, as
+        in VAPO (with alpha 0.05).
       whiten: whether advantages are whitened.
-      epsilon: added to their deviation.
+      epsilon: added to the deviation of the advantages.
     """
 
     gamma: Share = 1.0
@@ -68,7 +68,7 @@ class GAE(AdvantageOptions):
     def returns(
         self, trajectories: Trajectories, rewards: Rewards, scores: Mapping[str, Array]
     ) -> Array:
-        """The critic's targets, A + V with `lambda_value`: [B, T], 0 outside the loss mask."""
+        """Returns the critic's targets A + V by `lambda_value`: [B, T], 0 outside the loss mask."""
         lambda_B = jnp.full(rewards.total_B.shape, self.lambda_value, jnp.float32)
         advantages_BT = self._estimate(trajectories, rewards, scores["values"], lambda_B)
         mask_BT = loss_mask(trajectories, rewards)
@@ -89,7 +89,7 @@ class GAE(AdvantageOptions):
 
 
 def reverse_recurrence(factor_BT: Array, addend_BT: Array) -> Array:
-    """x_t = factor_t x_{t+1} + addend_t from the last column back, in log T steps."""
+    """Computes x_t = factor_t x_{t+1} + addend_t from the last column back, in log T steps."""
 
     def compose(later: tuple[Array, Array], earlier: tuple[Array, Array]) -> tuple[Array, Array]:
         return earlier[0] * later[0], earlier[0] * later[1] + earlier[1]

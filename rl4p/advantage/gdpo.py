@@ -1,4 +1,4 @@
-"""Each term of the reward normalised by itself."""
+"""Group-relative advantages with each reward term normalised separately."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -19,12 +19,12 @@ class GDPO(AdvantageOptions):
         S = sum over terms k of w_k (r_k - mean_k(group)) / (std_k(group) + epsilon)
         A = S / (std(S) + epsilon), over the batch's valid samples
 
-    so that a term of small spread is not drowned by one of large. Deviations divide by count - 1.
-    The paper subtracts mean(S) too, which is 0 up to rounding: S sums to 0 in each group. The
-    reward's own weights and its total are not looked at.
+    A term of large spread thus cannot hide one of small spread. Deviations divide by count - 1. The
+    paper also subtracts mean(S), which is 0 up to rounding, because S sums to 0 in each group. The
+    reward's own weights and its total are ignored.
 
-    A sample without a valid sibling, or whose valid siblings equal it in every term, gets exactly
-    0, and so does an invalid sample.
+    The advantage is exactly 0 for invalid samples, and in a group that has fewer than two valid
+    samples or whose valid samples are equal in every term.
 
     Attributes:
       weights: w_k by the name of the term; 1 for a term that is not named.
@@ -34,7 +34,7 @@ class GDPO(AdvantageOptions):
     compares_group = True
     reads_total = False
 
-    # Not in the hash, which a mapping does not have and the compile cache asks for.
+    # Not in the hash: the compile cache hashes a phase, and a mapping has no hash.
     weights: Mapping[str, float] = field(default_factory=dict, hash=False)
     epsilon: AboveZero = 1e-4
 

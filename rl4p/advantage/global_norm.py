@@ -10,10 +10,10 @@ from rl4p.types import Array, Rewards, Trajectories
 
 @dataclass(frozen=True, kw_only=True)
 class GlobalNorm(AdvantageOptions):
-    """A = (r - mean(batch)) / (std(batch) + epsilon), on every response token.
+    """The advantage A = (r - mean(batch)) / (std(batch) + epsilon), on every response token.
 
-    Over the batch's valid samples; the deviation divides by count - 1. Groups are not looked at: a
-    batch of equal rewards gets exactly 0, a group of them does not. An invalid sample gets 0.
+    Statistics are over valid samples, and the deviation divides by count - 1. Groups are ignored: a
+    batch of equal rewards gets exactly 0, a group does not. An invalid sample gets 0.
 
     Attributes:
       epsilon: added to the deviation.

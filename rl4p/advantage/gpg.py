@@ -1,4 +1,4 @@
-"""Group-relative advantages, scaled up for the groups that teach nothing."""
+"""Group-relative advantages, scaled up to compensate for groups with equal rewards."""
 
 from dataclasses import dataclass
 
@@ -15,12 +15,12 @@ class GPG(AdvantageOptions):
 
         A = B / M (r - mean(group))
 
-    B counts the batch's valid samples and M those of them in groups whose rewards differ: what the
-    equal groups leave out of the mean gradient is made up for. (Counted by group as in the paper,
-    and not by A != 0, which rounding decides for a reward that is the mean.)
+    B counts the batch's valid samples, and M those in groups whose rewards differ. The factor makes
+    up for the other groups, which add 0 to the mean gradient. M is counted by group, as in the
+    paper, not by A != 0, which rounding would decide for a reward equal to the mean.
 
-    A sample without a valid sibling, or whose valid siblings all have its reward, gets exactly 0,
-    and so does an invalid sample.
+    The advantage is exactly 0 for invalid samples, and in a group that has fewer than two valid
+    samples or whose valid samples all have the same reward.
     """
 
     compares_group = True

@@ -14,8 +14,8 @@ class GRPO(AdvantageOptions):
 
         A = (r - mean(group)) / (std(group) + epsilon), the same on every response token
 
-    A sample without a valid sibling, or whose valid siblings all have its reward, gets exactly 0,
-    and so does an invalid sample.
+    The advantage is exactly 0 for invalid samples, and in a group that has fewer than two valid
+    samples or whose valid samples all have the same reward.
 
     Attributes:
       epsilon: added to the deviation.

@@ -1,4 +1,4 @@
-"""Listwise weights toward a maximum-entropy target."""
+"""Listwise weights with a maximum-entropy target."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -25,32 +25,33 @@ Memory = dict[str, Array]
 
 @dataclass(frozen=True, kw_only=True)
 class MaxEntGRPO(AdvantageOptions):
-    """MaxEnt-GRPO: weights over the K valid samples of a group, on every response token:
+    """MaxEnt-GRPO, with weights over the K valid samples of a group, on every response token:
 
         q = softmax(r / reward_temperature), then q (1 - floor K) + floor
         w = softmax((log q + beta log pi_ref) / (tau + beta))
         A = K w - 1
 
-    log pi_ref is the mean over the response tokens, so that length alone moves no weight. The step
-    uses the tau of its memory; then, with H the mean entropy of the step's response tokens,
+    log pi_ref is the mean over the response tokens, so that length alone changes no weight. A step
+    uses the tau in memory. Then tau is updated from H, the mean entropy of the response tokens:
 
         H_ema = 0.9 H_ema + 0.1 H, from the first H on
         log tau += tau_learning_rate (target_entropy - H_ema), clamped, after tau_warmup steps
 
-    A sample without a valid sibling, or whose valid siblings all have its reward, gets exactly 0
-    (the reference alone trains nothing, where the formula has it move weights), and so does an
-    invalid sample. One without response tokens has no log pi_ref and leaves its group.
+    The advantage is exactly 0 for invalid samples, and in a group that has fewer than two valid
+    samples or whose valid samples all have the same reward (where the formula would let the
+    reference alone change the weights). A sample without response tokens has no log pi_ref and does
+    not count in its group.
 
     Attributes:
-      reward_temperature: of q.
+      reward_temperature: temperature of q.
       floor: the least that q gives to a sample; floor K should be far under 1.
-      beta: the weight of the reference; with 0 no reference is asked for.
+      beta: weight of the reference; 0 needs no reference.
       denominator: `tau_plus_beta`, or `tau` alone.
-      tau: the first temperature of w.
-      tau_learning_rate: 0 keeps tau as it is, and no entropy is asked for.
+      tau: initial temperature of w.
+      tau_learning_rate: 0 keeps tau constant and needs no entropy.
       target_entropy: in nats per token.
-      tau_warmup: steps in which only H_ema moves.
-      tau_min, tau_max: what tau is clamped to.
+      tau_warmup: number of first steps in which only H_ema changes.
+      tau_min, tau_max: bounds of tau.
     """
 
     compares_group = True
@@ -128,5 +129,5 @@ class MaxEntGRPO(AdvantageOptions):
             "entropy": average,
             "steps": steps,
         }
-        # A step without a valid token measures nothing.
+        # A step without a valid token has no entropy, and leaves the memory unchanged.
         return {name: jnp.where(tokens > 0, x, memory[name]) for name, x in new.items()}

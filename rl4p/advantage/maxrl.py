@@ -1,4 +1,4 @@
-"""Group-relative advantages over the mean."""
+"""Group-relative advantages, divided by the group's mean."""
 
 from dataclasses import dataclass
 
@@ -15,11 +15,11 @@ class MaxRL(AdvantageOptions):
 
         A = (r - mean(group)) / mean(group), 0 where the mean is not above 0
 
-    For rewards of 0 and 1 a truncated maximum-likelihood objective: rare successes weigh most. With
-    rewards under 0 a mean just above 0 makes it as large as you like: `clip` is for that.
+    For rewards of 0 and 1, this truncated maximum-likelihood objective weights rare successes most.
+    With negative rewards, a mean just above 0 makes A arbitrarily large; `clip` limits it.
 
-    A sample without a valid sibling, or whose valid siblings all have its reward, gets exactly 0,
-    and so does an invalid sample.
+    The advantage is exactly 0 for invalid samples, and in a group that has fewer than two valid
+    samples or whose valid samples all have the same reward.
     """
 
     compares_group = True

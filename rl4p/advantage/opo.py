@@ -1,4 +1,4 @@
-"""The length-weighted baseline."""
+"""Group-relative advantages with a length-weighted baseline."""
 
 from dataclasses import dataclass
 
@@ -15,10 +15,10 @@ class OPO(AdvantageOptions):
 
         A = r - sum(l r) / sum(l) over the group, l the response's length in tokens
 
-    the baseline of least variance if the squared gradient of a sequence grows with its length.
+    The baseline has the least variance if the squared gradient of a sequence grows with its length.
 
-    A sample without a valid sibling that has tokens, or whose valid siblings all have its reward,
-    gets exactly 0, and so does an invalid sample.
+    The advantage is exactly 0 for invalid samples, and in a group that has fewer than two valid
+    samples with tokens, or in which these all have the same reward.
     """
 
     compares_group = True
@@ -28,7 +28,7 @@ class OPO(AdvantageOptions):
         counts_B = rewards.valid_B & (lengths_B > 0)
         group = group_statistics(rewards.total_B, counts_B, group_ids_B)
         weights_B = jnp.where(counts_B, lengths_B, 0.0)
-        # From the mean on, so that a large reward that all share does not cost digits.
+        # Relative to the mean, so that a large reward common to all costs no precision.
         shift_B = group_total(weights_B * group.difference_B, group_ids_B)
         shift_B = shift_B / jnp.maximum(group_total(weights_B, group_ids_B), 1)
         zero_B = group.equal_B | ~counts_B

@@ -1,4 +1,4 @@
-"""A baseline for every token."""
+"""Group-relative advantages with a baseline per token."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,13 +18,13 @@ class OptimalTokenBaseline(AdvantageOptions):
         B_t = sum(R_t W_t) / sum(W_t), over the samples of the group that have a token t
         A_t = R_t - B_t
 
-    R_t is the reward from t on, pi_j the probability of the token chosen: W_t is the squared norm
-    of the logits' gradient up to t. Tokens are counted from the first of the response, and those
-    that the policy did not choose are not counted (verl's variant for several turns).
+    R_t is the reward from t on, and pi_j the probability of the chosen token j. W_t is the squared
+    norm of the gradient of the logits up to t. The index t counts only tokens that the policy
+    chose, from the first of the response (verl's variant for several turns).
 
-    Where the R_t of the group are all equal A_t is exactly 0, so also in a group of one and where
-    the longest response has outrun its siblings: verl can give the whole R_t there. It is 0 too
-    where sum(W_t) is, for then no choice was made so far, and on invalid samples.
+    A_t is exactly 0 if the R_t of the group are all equal. This includes groups of one sample, and
+    tokens that only the longest response reaches; verl can give the whole R_t there. A_t is also 0
+    on invalid samples, and where sum(W_t) is 0 because no token so far was a real choice.
     """
 
     needs = frozenset({"proximal_logprobs", "collision"})
@@ -36,7 +36,7 @@ class OptimalTokenBaseline(AdvantageOptions):
         mask_BT = loss_mask(trajectories, rewards)
         B, T = mask_BT.shape
         nth_BT = jnp.cumsum(mask_BT, axis=1, dtype=jnp.int32) - 1
-        # [group, nth token]; T lies outside and is neither written nor read.
+        # [group, nth token]; index T is out of bounds, and is neither written nor read.
         place = (trajectories.group_ids_B[:, None], jnp.where(mask_BT, nth_BT, T))
 
         def read(table_BT: Array) -> Array:
@@ -47,7 +47,7 @@ class OptimalTokenBaseline(AdvantageOptions):
 
         probability_BT = jnp.exp(jnp.where(mask_BT, scores["proximal_logprobs"], 0.0))
         collision_BT = jnp.where(mask_BT, scores["collision"], 1.0)
-        # At least (1 - pi)^2, but for rounding.
+        # At least (1 - pi)^2; only rounding can make it negative.
         energy_BT = jnp.maximum(1.0 - 2.0 * probability_BT + collision_BT, 0.0)
         weight_BT = jnp.cumsum(jnp.where(mask_BT, energy_BT, 0.0), axis=1)
         returns_BT = returns_to_go(trajectories, rewards)

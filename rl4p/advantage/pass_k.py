@@ -1,4 +1,4 @@
-"""Only the best sample of a group learns."""
+"""Advantages for the best sample of each group only."""
 
 from dataclasses import dataclass
 
@@ -16,12 +16,12 @@ class PassK(AdvantageOptions):
 
         A = (r1 - r2) / (std(group) + epsilon) for the best sample, 0 for the others
 
-    r1 and r2 are the two highest rewards, with r2 = r1 where the best is not alone: then nothing is
-    learnt, for the group's best would be as good without it. The division is verl's, and the
-    deviation divides by count - 1; the paper has none.
+    r1 and r2 are the two highest rewards. If several samples share the highest reward, r2 = r1 and
+    A = 0, because the group's best would be as good without one of them. The division is verl's,
+    with a deviation that divides by count - 1; the paper has no division.
 
-    A sample without a valid sibling, or whose valid siblings all have its reward, gets exactly 0,
-    and so does an invalid sample.
+    The advantage is exactly 0 for invalid samples, and in a group that has fewer than two valid
+    samples or whose valid samples all have the same reward.
 
     Attributes:
       epsilon: added to the deviation.

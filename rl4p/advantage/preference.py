@@ -1,4 +1,4 @@
-"""The best against the worst."""
+"""The best sample of each group against the worst."""
 
 from dataclasses import dataclass
 
@@ -14,9 +14,9 @@ from rl4p.types import Array, Rewards, Trajectories
 class Preference(AdvantageOptions):
     """The pairs of DPO (2305.18290): in each group +1 for the best sample, -1 for the worst.
 
-    On every response token; 0 for all other samples, for all of a group whose valid samples have
-    equal rewards or are fewer than two, and for invalid ones. Of equally good ones the first row is
-    taken: the order of rows matters here, and nowhere else.
+    The values are on every response token. All other samples get 0, and so do invalid samples and
+    groups with fewer than two valid samples or with equal rewards. Of equally good samples the
+    first row is taken: this is the only advantage that depends on the order of rows.
     """
 
     compares_group = True

@@ -1,4 +1,4 @@
-"""The reward against a constant."""
+"""The reward minus a constant."""
 
 from dataclasses import dataclass
 
@@ -13,7 +13,7 @@ from rl4p.types import Array, Rewards, Trajectories
 class Reinforce(AdvantageOptions):
     """The simplest baseline (Williams 1992): A = r - baseline, on every response token.
 
-    No sample sees another: neither groups nor equal rewards are special, and only an invalid
+    Samples do not affect each other, so groups and equal rewards are not special. Only an invalid
     sample, or one whose reward is the baseline, gets 0.
     """
 

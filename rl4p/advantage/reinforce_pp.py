@@ -1,4 +1,4 @@
-"""Whitened returns."""
+"""Returns, whitened over the batch."""
 
 from dataclasses import dataclass
 
@@ -15,12 +15,12 @@ class ReinforcePP(AdvantageOptions):
         R_t = sum over s >= t of r_s
         A_t = (R_t - mean) / (std + epsilon), over the response tokens of the batch's valid samples
 
-    r_s is the reward of a token (`Rewards.tokens_BT`: a KL penalty); the rest of the reward comes
-    with the last token. Long responses weigh more in the mean, which is over tokens; the deviation
-    divides by their count. Returns are not discounted.
+    r_s is the reward of a token (`Rewards.tokens_BT`: a KL penalty), and the last token receives
+    the rest of the reward. The mean is over tokens, so long responses weigh more; the deviation
+    divides by the number of tokens. Returns are not discounted.
 
-    The baseline is the batch's: groups are not looked at. A batch whose returns are all equal gets
-    exactly 0, a group of equal rewards does not; an invalid sample gets 0.
+    The baseline is the batch's, and groups are ignored. A batch whose returns are all equal gets
+    exactly 0, a group of equal rewards does not. An invalid sample gets 0.
 
     Attributes:
       epsilon: added to the deviation.

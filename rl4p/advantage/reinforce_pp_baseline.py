@@ -17,9 +17,9 @@ class ReinforcePPBaseline(AdvantageOptions):
         d = r - mean(group)
         A = (d - mean(d)) / (std(d) + epsilon), mean and std over the batch's loss tokens
 
-    A sample without a valid sibling, or whose valid siblings all have its reward, gets exactly 0,
-    and so does an invalid sample. In the paper the first two get -mean(d) / std(d), which is not 0
-    where lengths differ; they count in mean and std here too.
+    The advantage is exactly 0 for invalid samples, and in a group that has fewer than two valid
+    samples or whose valid samples all have the same reward. The paper gives such groups -mean(d) /
+    std(d), which is not 0 if lengths differ. Their valid samples count in mean and std.
 
     Attributes:
       epsilon: added to the deviation.

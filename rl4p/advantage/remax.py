@@ -14,9 +14,9 @@ from rl4p.types import Array, Rewards, Trajectories
 class ReMax(AdvantageOptions):
     """ReMax (2310.10505): A = r - r(greedy response to the same prompt), on every response token.
 
-    The baseline is not the group's: a single sample has an advantage, and equal rewards give 0 only
-    where the greedy response has theirs. An invalid sample gets 0, and so does one whose greedy
-    response could not be graded (nan).
+    The baseline does not depend on the group: a single sample has an advantage, and equal rewards
+    give 0 only if the greedy response has the same reward. Invalid samples get 0, and so do samples
+    whose greedy response could not be graded (nan).
     """
 
     needs = frozenset({"greedy_rewards"})

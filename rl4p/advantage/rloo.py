@@ -11,12 +11,12 @@ from rl4p.types import Array, Rewards, Trajectories
 
 @dataclass(frozen=True, kw_only=True)
 class RLOO(AdvantageOptions):
-    """REINFORCE Leave-One-Out (2402.14740): the baseline of a sample is its siblings' mean,
+    """REINFORCE Leave-One-Out (2402.14740), where the baseline of a sample is its siblings' mean:
 
         A = r - mean(group without it) = G / (G - 1) (r - mean(group))
 
-    with G the group's valid samples. A sample without a valid sibling, or whose valid siblings all
-    have its reward, gets exactly 0, and so does an invalid sample.
+    G counts the group's valid samples. The advantage is exactly 0 for invalid samples, and in a
+    group that has fewer than two valid samples or whose valid samples all have the same reward.
     """
 
     compares_group = True

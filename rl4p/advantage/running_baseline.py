@@ -20,17 +20,17 @@ class RunningBaseline(AdvantageOptions):
         A = r - b[task]
         b[task] <- decay b[task] + (1 - decay) mean(r of the task's valid samples in this step)
 
-    The paper updates b by every single game, before it is subtracted, and starts at 0. Here A comes
-    first, so that no sample is in its own baseline, and in the step that first sees a task both its
-    baseline and its new b are the mean of the step.
+    The paper starts b at 0 and updates b after every single game, before the subtraction. Here A is
+    computed before the update, so that no sample is in its own baseline. In the step that first
+    sees a task, the mean of the step serves as baseline and as the new b.
 
-    Groups are not looked at: equal rewards are 0 only where b is what they are (exactly so when the
-    task is new), and a single sample of a known task has an advantage. An invalid sample gets 0 and
-    does not move b.
+    Groups are ignored: equal rewards give 0 only if b has the same value (exactly so for a new
+    task), and a single sample of a known task has an advantage. An invalid sample gets 0 and does
+    not change b.
 
     Attributes:
       decay: the share of the old average that a step keeps.
-      max_tasks: the length of the memory; tasks past it share the last place.
+      max_tasks: the length of the memory; tasks beyond it share the last entry.
     """
 
     decay: Share = 0.95
@@ -58,7 +58,7 @@ class RunningBaseline(AdvantageOptions):
         known_B = jnp.where(rewards.valid_B, rewards.total_B - old_B, 0.0)
         advantages_B = jnp.where(seen_B, known_B, step.difference_B)
         moved_B = self.decay * old_B + (1.0 - self.decay) * step.mean_B
-        # All valid samples of a task write the same; what lies outside is not written.
+        # All valid samples of a task write the same value; invalid ones have no index to write.
         place_B = jnp.where(rewards.valid_B, task_B, self.max_tasks)
         return spread_over_tokens(advantages_B, trajectories), {
             "baseline": jnp.asarray(memory["baseline"])

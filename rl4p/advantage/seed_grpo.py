@@ -1,4 +1,4 @@
-"""Group-relative advantages, damped where the answers disagree."""
+"""Group-relative advantages, reduced where the answers disagree."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -19,14 +19,14 @@ class SEEDGRPO(AdvantageOptions):
         H = -sum over answers c of p_c log p_c, p_c the share of the group's samples that gave c
         A = (r - mean(group)) / (1 + alpha H / log G)
 
-    over the group's G valid samples: H / log G is 1 where no two answers agree, and a prompt that
-    the policy is unsure of moves it less.
+    G counts the group's valid samples. H / log G is 1 if no two answers agree, so that a prompt
+    with uncertain answers changes the policy less.
 
-    A sample without a valid sibling, or whose valid siblings all have its reward, gets exactly 0,
-    and so does an invalid sample.
+    The advantage is exactly 0 for invalid samples, and in a group that has fewer than two valid
+    samples or whose valid samples all have the same reward.
 
     Attributes:
-      alpha: how much disagreement damps; 0 is Dr. GRPO's advantage.
+      alpha: how much disagreement reduces the advantage; 0 gives Dr. GRPO's advantage.
     """
 
     alpha: NonNegative = 1.0
@@ -50,7 +50,7 @@ class SEEDGRPO(AdvantageOptions):
 
 
 def count_equal(ids_B: Array, valid_B: Array, group_ids_B: Array) -> Array:
-    """How many valid samples of its group have a sample's id; ids may be any integers."""
+    """Returns how many valid samples of its group share a sample's id; ids may be any integers."""
     order_B = jnp.lexsort((ids_B, group_ids_B))
     pair_B2 = jnp.stack([group_ids_B, ids_B], axis=1)[order_B]
     starts_B = jnp.any(pair_B2[1:] != pair_B2[:-1], axis=1)

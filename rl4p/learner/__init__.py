@@ -1,1 +1,1 @@
-"""The training step: one gradient step for all losses, and everything that joins the loss."""
+"""The training step: one gradient step for all losses, and the parts that make up a loss."""

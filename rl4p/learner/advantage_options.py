@@ -1,4 +1,4 @@
-"""The options that every advantage takes, and what the caller does with them around the call."""
+"""The options that every advantage takes, and the functions that apply them."""
 
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
@@ -11,15 +11,15 @@ from rl4p.types import Array, Finish, Rewards, Trajectories
 
 @dataclass(frozen=True, kw_only=True)
 class AdvantageOptions:
-    """Fields only: whoever calls the phase applies them, the phases do not.
+    """Options of an advantage. The caller of the advantage applies `clip` and `mask_truncated`.
 
     Attributes:
-      clip: advantages are clipped to [-clip, clip] afterwards; 0 is off.
-      mask_truncated: samples that the token limit cut are treated as invalid: they leave the
-        baseline and the loss.
-      reads_total: whether the total reward is looked at (`compatibility.py`).
-      compares_group: whether a sample that equals its siblings gets 0.
-      one_sign: whether no two advantages have different signs.
+      clip: clips the advantages to [-clip, clip]; 0 disables clipping.
+      mask_truncated: treats samples cut off by the token limit as invalid. Invalid samples count in
+        neither the baseline nor the loss.
+      reads_total: whether the advantage depends on the total reward (`compatibility.py`).
+      compares_group: whether a sample gets 0 if its siblings have the same reward.
+      one_sign: whether no two advantages have opposite signs.
       uniform: whether all advantages are the same.
     """
 
@@ -33,9 +33,9 @@ class AdvantageOptions:
 
 
 def drop_truncated(advantage: Any, trajectories: Trajectories, rewards: Rewards) -> Rewards:
-    """The rewards with samples cut by the token limit made invalid, where the phase says so.
+    """Marks samples cut off by the token limit as invalid, if `mask_truncated` is true.
 
-    A phase of the user's own may do without these options.
+    An advantage of the user's own may lack this option.
     """
     if not getattr(advantage, "mask_truncated", False):
         return rewards
@@ -51,6 +51,6 @@ def drop_truncated(advantage: Any, trajectories: Trajectories, rewards: Rewards)
 
 
 def clipped(advantage: Any, advantages_BT: Array) -> Array:
-    """The advantages within +-clip, where the phase has one."""
+    """Returns the advantages clipped to [-clip, clip], or unchanged if `clip` is 0 or missing."""
     clip = getattr(advantage, "clip", 0.0)
     return jnp.clip(advantages_BT, -clip, clip) if clip else advantages_BT

@@ -1,7 +1,7 @@
-"""How per-token losses become one number, as weights that are computed once per optimizer update.
+"""The aggregation of per-token losses, as weights that are computed once per optimizer update.
 
-Because the weights come from the whole minibatch, the loss is a plain sum afterwards: it does not
-change with the number of microbatches, with padding, or with the width of the batch.
+The weights come from the whole minibatch, so the loss is a plain weighted sum. The loss does
+not depend on the number of microbatches, on padding, or on the width of the batch.
 """
 
 import jax.numpy as jnp
@@ -11,9 +11,9 @@ from rl4p.types import Array
 
 
 def aggregation_weights(mask_BT: Array, aggregation: Aggregation, length: int | None) -> Array:
-    """Weights w_BT, 0 outside the mask, such that the loss is sum(w_BT * loss_BT).
+    """Returns weights w_BT, 0 outside the mask, such that the loss is sum(w_BT * loss_BT).
 
-    With l_b the loss tokens of sequence b, and N the number of sequences that have any:
+    l_b is the number of loss tokens of sequence b, and N the number of sequences that have any:
 
         token_mean                 1 / sum(l)          every token counts the same
         sequence_mean_token_mean   1 / (N l_b)         every sequence counts the same (GRPO's paper)
@@ -31,5 +31,5 @@ def aggregation_weights(mask_BT: Array, aggregation: Aggregation, length: int | 
         case "sequence_mean_token_sum":
             return mask / sequences
         case "constant":
-            assert length is not None  # `UpdateOptions` sees to it
+            assert length is not None  # `UpdateOptions` guarantees it
             return mask / sequences / length

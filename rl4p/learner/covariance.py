@@ -1,4 +1,4 @@
-"""The covariance of advantage and log-probability, token by token."""
+"""The covariance of advantage and log-probability, per token."""
 
 import jax.numpy as jnp
 
@@ -6,11 +6,11 @@ from rl4p.types import Array, TrainingBatch
 
 
 def token_covariance(batch: TrainingBatch) -> Array:
-    """(A - mean A)(log pi_proximal - mean log pi_proximal), the means over all loss tokens.
+    """Returns (A - mean A)(log pi_proximal - mean log pi_proximal), with means over loss tokens.
 
-    float32 [B, T], 0 outside the loss mask (2505.22617). The paper's code takes log pi
-    of the current policy in each microbatch; here it is the proximal policy over the minibatch, so
-    that the choice is made once and does not depend on how the minibatch is split.
+    float32 [B, T], 0 outside the loss mask (2505.22617). The paper's code uses log pi of the
+    current policy in each microbatch. Here log pi is the proximal policy's over the minibatch, so
+    tokens are chosen once per update, whatever the split into microbatches.
     """
     mask = batch.loss_mask_BT
 

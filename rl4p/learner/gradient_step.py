@@ -1,7 +1,7 @@
-"""One step of the loop's worth of optimizer updates: epochs x minibatches x microbatches.
+"""The optimizer updates of one step of the loop: epochs x minibatches x microbatches.
 
-Everything that normalises is computed over the whole minibatch before it is split, so a gradient
-does not depend on how many microbatches it was summed from.
+All normalisation is computed over the whole minibatch before it is split, so a gradient does not
+depend on the number of microbatches.
 """
 
 from collections.abc import Callable
@@ -46,23 +46,23 @@ def gradient_step(
     """Runs `update.epochs` passes of `update.minibatches` optimizer updates over the batch.
 
     Args:
-      objective: the policy loss, and what joins it.
-      decoder, sampling: the policy, and the distribution that its tokens were drawn from.
-      optimizer: `protocols.Optimizer`.
-      frozen: parameters that those of the state stand beside (`Policy.frozen`).
-      state: given up to the call (donated).
-      batch: rows are whole sequences; their number must divide by the minibatches.
-      coefficients: of `kl` and `entropy` in this step.
-      mesh: whose devices share the rows, each in microbatches of its own, and add their gradients
-        up once for each update.
+      objective: the policy loss and the terms that are added to it.
+      decoder, sampling: the decoder, and the distribution that the tokens were drawn from.
+      optimizer: a `protocols.Optimizer`.
+      frozen: the parameters that are not trained (`Policy.frozen`).
+      state: the state before the step; its buffers are donated.
+      batch: one whole sequence per row; the minibatches must divide the number of rows.
+      coefficients: the coefficients of `kl` and `entropy` in this step.
+      mesh: the mesh whose devices share the rows. Each device forms its own microbatches, and
+        gradients are summed over the devices once per update.
 
     Returns:
-      The state after the updates (its step is not advanced: the loop does that) and metrics under
-      `update/` and `rollout/logprob_gap_*`.
+      The state after the updates, and metrics under `update/` and `rollout/`. The state has the
+      same `step` as before: the loop advances it.
     """
     update, together = objective.update, rows_together(objective, batch.trajectories, mesh)
     key = jax.random.fold_in(state.step_key(), 1)
-    # Blocks of rows that stay together, found by their group and never by position.
+    # The rows of a block stay in one minibatch. Blocks are formed by group id, not by position.
     rows = jnp.arange(batch.loss_mask_BT.shape[0])
     if together > 1:
         rows = jnp.argsort(batch.trajectories.group_ids_B, stable=True)
@@ -91,7 +91,7 @@ def gradient_step(
         new_params = optax.apply_updates(
             params, jax.tree.map(lambda d: learning_rate * d, direction)
         )
-        # A gradient that is not finite changes nothing; the loop counts it and gives up in time.
+        # A gradient that is not finite changes nothing. The loop stops after too many of them.
         finite = jnp.isfinite(norm) & jnp.isfinite(sums["loss"])
         carry = jax.tree.map(
             lambda new, old: jnp.where(finite, new, old),
@@ -118,7 +118,7 @@ def minibatch_gradient(
     coefficients: dict[str, Array],
     mesh: Mesh = ONE_DEVICE,
 ) -> tuple[Params, dict[str, Array]]:
-    """The gradient of the aggregated loss, summed over microbatches, and sums for the metrics."""
+    """Returns the gradient of the aggregated loss over all microbatches, and sums for metrics."""
     update, trajectories = objective.update, batch.trajectories
     shared_prompts = shares_prompts(objective, trajectories, mesh)
     weights_BT = aggregation_weights(
@@ -190,7 +190,7 @@ def minibatch_gradient(
         sums, gap_max = mesh.total(sums), mesh.largest(gap_max)
         return mesh.total_gradient(gradient), sums, gap_max
 
-    rows = batch, weights_BT  # those that fill a device or a microbatch up have no weight
+    rows = batch, weights_BT  # rows that pad a device or a microbatch have weight 0
     if mesh.row_shards > 1:
         together = rows_together(objective, trajectories, mesh)
         rows = rows_of(rows, deal(trajectories.segment_ids_BT, mesh.row_shards, together))
@@ -201,20 +201,24 @@ def minibatch_gradient(
 
 
 def shares_prompts(objective: Objective, trajectories: Trajectories, mesh: Mesh) -> bool:
-    """Not where minibatches divide groups, nor where a critic runs the rows itself."""
+    """Returns whether the rows of a group share the computation of their prompt.
+
+    They do not if there are several minibatches, which may divide a group, or if a separate critic
+    runs the rows itself.
+    """
     divides = objective.update.minibatches > 1
     return not divides and not objective.critic.own_trunk and pays(trajectories, mesh)
 
 
 def rows_together(objective: Objective, trajectories: Trajectories, mesh: Mesh) -> int:
-    """How many rows of one group no device and no minibatch divides."""
+    """Returns how many rows of one group stay on one device and in one minibatch."""
     if shares_prompts(objective, trajectories, mesh):
         return trajectories.group_size
     return objective.rows_together
 
 
 def prepared(objective: Objective, batch: TrainingBatch) -> TrainingBatch:
-    """The minibatch with what must be known of all its rows before they are split."""
+    """Adds the scores that depend on all rows of the minibatch, before the minibatch is split."""
     scores = dict(batch.scores)
     if isinstance(objective.update, Prepares):
         scores |= objective.update.prepare(batch)
@@ -232,14 +236,14 @@ def token_loss(
     coefficients: dict[str, Array],
     before: Before | None = None,
 ) -> tuple[Array, dict[str, Array]]:
-    """The loss of each token of a microbatch, and its metrics: [B, T], read on the loss mask.
+    """Returns the loss of each token of a microbatch, and its metrics: [B, T], valid on the mask.
 
-    w (the policy loss) + beta KL - alpha H + the critic's loss, w being the correction.
+    The loss is w (policy loss) + beta KL - alpha H + value loss, with w the correction.
     """
     mask, trajectories = micro.loss_mask_BT, micro.trajectories
 
     def on_mask(x_BT: Array) -> Array:
-        # Padding may hold -inf (a token outside the support): out before any arithmetic.
+        # Padding may hold -inf (a token outside the support). Remove it before any arithmetic.
         return jnp.where(mask, x_BT, 0.0)
 
     hidden_BTD = trunk(decoder, params, trajectories, before)
@@ -250,7 +254,7 @@ def token_loss(
     micro = replace(micro, scores=micro.scores | {"proximal_logprobs": proximal_BT})
     loss_BT, extras = objective.update(logprobs_BT, micro)
 
-    # Rows that no policy sampled have no behaviour to differ from.
+    # Rows that no policy sampled have no behaviour log-probabilities.
     sampled = mask & (trajectories.policy_version_B[:, None] >= 0)
     mismatch_BT = jnp.where(sampled, proximal_BT - trajectories.behaviour_logprobs_BT, 0.0)
     needs = getattr(objective.correction, "needs", ())
@@ -291,7 +295,7 @@ def token_loss(
 
 
 def summarise(sums: dict[str, Array]) -> Metrics:
-    """Sums of each update, stacked over updates, to one metric each: sums over counts."""
+    """Returns one metric per name from sums that are stacked over updates: sums over counts."""
     tokens = jnp.maximum(jnp.sum(sums["tokens"]), 1)
     total = {name: jnp.sum(x) for name, x in sums.items()}
     effective = jnp.square(total["weight"]) / jnp.maximum(total["squared_weight"], 1e-9)

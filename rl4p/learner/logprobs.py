@@ -1,4 +1,4 @@
-"""Log-probabilities of given tokens under given parameters: one forward, no [B, T, V] array."""
+"""Log-probabilities of given tokens, from one forward pass without a [B, T, V] array."""
 
 from collections.abc import Callable
 from functools import partial
@@ -15,20 +15,20 @@ from rl4p.model.decoder import Before, Decoder
 from rl4p.model.sampling import sampling_logprobs
 from rl4p.types import Array, Microbatching, Params, Sampling, Trajectories
 
-LOGITS_PER_CHUNK = 2**24  # float32: 64 MiB of logits at a time, recomputed in the backward pass
+LOGITS_PER_CHUNK = 2**24  # 64 MiB of float32 logits at a time, recomputed in the backward pass
 
 
 class TokenScores(NamedTuple):
-    """What one forward says of every token of the responses, row by row aligned with `tokens_BT`.
+    """Scores of every response token from one forward pass, aligned with `tokens_BT`.
 
-    The shift between a token and what predicts it is made here and nowhere else. Outside the
-    response mask, and in the first column, which nothing predicts, all is 0.
+    Only this module handles the offset between a token and the position that predicts it. All
+    scores are 0 outside the response mask and in the first column, which no position predicts.
 
     Attributes:
-      logprobs_BT: float32 log p(token t | tokens before t), on the distribution that `Sampling`
-        describes, each token within its support.
-      entropy_BT: float32, in nats, of the distribution that token t was drawn from.
-      collision_BT: float32, the sum of its squared probabilities.
+      logprobs_BT: float32 log p(token t | tokens before t) under the distribution of `Sampling`,
+        with token t itself always kept in the support.
+      entropy_BT: float32, entropy of the distribution that token t was drawn from, in nats.
+      collision_BT: float32, sum of the squared probabilities of that distribution.
     """
 
     logprobs_BT: Array
@@ -43,10 +43,10 @@ def token_scores(
     trajectories: Trajectories,
     sampling: Sampling,
 ) -> TokenScores:
-    """Scores the tokens of the responses, from the trunk's activations (`trunk`).
+    """Scores the tokens of the responses from the trunk's activations (`trunk`).
 
-    Logits exist for `LOGITS_PER_CHUNK` at a time. Where that is more than one chunk, the tokens of
-    each response come first, and chunks that hold no token of any are left out.
+    About `LOGITS_PER_CHUNK` logits exist at a time. With more than one chunk, the response tokens
+    of each row are sorted to the front, and chunks without any response token are skipped.
     """
     B, T, _ = hidden_BTD.shape
     mask_BT = trajectories.response_mask_BT[:, 1:]
@@ -55,7 +55,7 @@ def token_scores(
     def score(hidden_BCD: Array, targets_BC: Array) -> tuple[Array, ...]:
         logits_BCV = decoder.logits(params, hidden_BCD)
         logprobs_BCV = sampling_logprobs(logits_BCV, sampling, targets_BC)
-        # A -inf outside the support must not meet the 0 of its probability.
+        # Outside the support, -inf times a probability of 0 would be nan.
         finite_BCV = jnp.where(jnp.isfinite(logprobs_BCV), logprobs_BCV, 0.0)
         probs_BCV = jnp.exp(logprobs_BCV)
         return (
@@ -71,13 +71,13 @@ def token_scores(
         order_BT = jnp.argsort(~mask_BT, axis=1)
 
         def chunks(x: Array) -> Array:
-            """[B, T - 1, ...] in order, as [chunks, B, columns, ...]."""
+            """Returns [B, T - 1, ...] sorted by `order_BT`, as [chunks, B, columns, ...]."""
             order = order_BT.reshape(*order_BT.shape, *(1,) * (x.ndim - 2))
             x = jnp.take_along_axis(x, order, axis=1)
             x = jnp.pad(x, ((0, 0), (0, -(T - 1) % columns), *((0, 0),) * (x.ndim - 2)))
             return jnp.moveaxis(x.reshape(B, -1, columns, *x.shape[2:]), 1, 0)
 
-        @jax.checkpoint  # around the branch: inside it, each chunk would keep a copy of the head
+        @jax.checkpoint  # around `cond`: inside it, each chunk would keep a copy of the head
         def score_chunk(chunk: tuple[Array, ...]) -> tuple[Array, ...]:
             *inputs, mask_BC = chunk
             nothing = (jnp.zeros(mask_BC.shape, jnp.float32),) * 3
@@ -94,7 +94,7 @@ def token_scores(
 def trunk(
     decoder: Decoder, params: Params, trajectories: Trajectories, before: Before | None = None
 ) -> Array:
-    """The activations [B, T, D] that every head reads."""
+    """Returns the activations [B, T, D] that every head reads."""
     return decoder.hidden(
         params,
         trajectories.tokens_BT,
@@ -119,17 +119,17 @@ def score_tokens(
     values: Callable[..., Array] | None = None,
     mesh: Mesh = ONE_DEVICE,
 ) -> dict[str, Array]:
-    """Runs one forward without a gradient, microbatch by microbatch.
+    """Scores the response tokens in microbatches, without a gradient.
 
     Args:
-      names: of `TokenScores`: logprobs, entropy, collision; and `values`.
-      values: a critic's function of (decoder, params, activations, trajectories).
-      mesh: whose devices share the rows, each in microbatches of its own.
+      names: the scores to compute: logprobs, entropy, collision (`TokenScores`), values.
+      values: the critic's function of (decoder, params, activations, trajectories).
+      mesh: the mesh whose devices share the rows; each device forms its own microbatches.
 
     Returns:
-      By name, float32 [B, T].
+      The scores by name, float32 [B, T].
     """
-    shared = values is None and pays(trajectories, mesh)  # a critic may read the prompts itself
+    shared = values is None and pays(trajectories, mesh)  # a critic may run the prompts itself
 
     def of_rows(params: Params, trajectories: Trajectories) -> dict[str, Array]:
         params = gather(params, decoder.dtype)

@@ -1,8 +1,8 @@
-"""Masked reductions and group statistics, each stated once for the whole project.
+"""Masked reductions and group statistics, each defined once for the whole project.
 
-All of them are sums over counts, so that neither padding, nor the order of rows, nor a split into
-microbatches changes a result. Masks are applied with `where` before anything that could overflow:
-``nan * 0`` is nan.
+All functions divide sums by counts, so a result does not depend on padding, on the order of rows,
+or on the split into microbatches. Masks are applied with `where` before any operation that could
+overflow, because ``nan * 0`` is nan.
 """
 
 from typing import NamedTuple
@@ -14,22 +14,22 @@ from rl4p.types import Array, Rewards, Trajectories
 
 
 def masked_sum(values: Array, mask: Array) -> Array:
-    """Sum of the values where the mask is true."""
+    """Returns the sum of the values where the mask is true."""
     return jnp.sum(jnp.where(mask, values, 0))
 
 
 def loss_mask(trajectories: Trajectories, rewards: Rewards) -> Array:
-    """The response mask without invalid samples: bool [B, T]."""
+    """Returns the response mask without invalid samples: bool [B, T]."""
     return trajectories.response_mask_BT & rewards.valid_B[:, None]
 
 
 def response_lengths(trajectories: Trajectories) -> Array:
-    """Response tokens of each sequence: float32 [B]."""
+    """Returns the number of response tokens of each sequence: float32 [B]."""
     return jnp.sum(trajectories.response_mask_BT, axis=1, dtype=jnp.float32)
 
 
 class MaskedStatistics(NamedTuple):
-    """Statistics of all values where a mask is true: scalars."""
+    """Scalar statistics of all values where a mask is true."""
 
     mean: Array
     std: Array
@@ -37,7 +37,7 @@ class MaskedStatistics(NamedTuple):
 
 
 def masked_statistics(values: Array, mask: Array, *, ddof: int = 0) -> MaskedStatistics:
-    """Mean and deviation over a mask of any shape; the deviation divides by count - ddof."""
+    """Computes statistics over a mask of any shape; the deviation divides by count - ddof."""
     clean = jnp.where(mask, values, 0.0)
     count = jnp.sum(mask, dtype=jnp.float32)
     mean = jnp.sum(clean) / jnp.maximum(count, 1)
@@ -50,33 +50,33 @@ def masked_statistics(values: Array, mask: Array, *, ddof: int = 0) -> MaskedSta
 
 
 def whiten(values: Array, mask: Array, *, epsilon: float, ddof: int = 0) -> Array:
-    """(x - mean) / (std + epsilon) over the mask; exactly 0 outside it and where all are equal."""
+    """Returns (x - mean) / (std + epsilon) on the mask, else 0; all 0 if the values are equal."""
     mean, std, equal = masked_statistics(values, mask, ddof=ddof)
     return jnp.where(mask & ~equal, (values - mean) / (std + epsilon), 0.0)
 
 
 def group_total(values_B: Array, group_ids_B: Array, groups: int | None = None) -> Array:
-    """The sum over each sample's group, spread back to the samples; group ids are under `groups`.
+    """Returns, for each sample, the sum of the values over its group.
 
-    Without `groups` they are in [0, B).
+    Group ids are in [0, groups); `groups` is B by default.
     """
     groups = values_B.shape[0] if groups is None else groups
     return jax.ops.segment_sum(values_B, group_ids_B, num_segments=groups)[group_ids_B]
 
 
 class GroupStatistics(NamedTuple):
-    """Statistics of each sample's group, over its valid samples, spread back to the samples.
+    """Statistics over the valid samples of each group, repeated for every sample of the group.
 
-    `highest_B` and `lowest_B` are 0 where the group has no valid sample.
+    `highest_B` and `lowest_B` are 0 if the group has no valid sample.
     """
 
-    count_B: Array  # valid samples in the group, float32
+    count_B: Array  # number of valid samples in the group, float32
     mean_B: Array
     std_B: Array
     equal_B: Array  # bool: fewer than two valid samples, or all of them equal
     highest_B: Array
     lowest_B: Array
-    difference_B: Array  # value - mean, exactly 0 where the sample is invalid or its group equal
+    difference_B: Array  # value - mean, exactly 0 for invalid samples and where `equal_B`
 
 
 def group_statistics(
@@ -87,17 +87,17 @@ def group_statistics(
     ddof: int = 0,
     groups: int | None = None,
 ) -> GroupStatistics:
-    """Count, mean and deviation of each group, found by group id and never by position.
+    """Computes the statistics of each group. Groups are found by id, not by position.
+
+    `equal_B` compares the largest value with the smallest, so a group of equal rewards gets a
+    difference of exactly 0, without the rounding error of r - mean(r).
 
     Args:
-      values_B: float32; entries that are not valid may hold anything, nan too.
-      valid_B: bool, the samples that count.
+      values_B: float32; values of invalid samples may be anything, even nan.
+      valid_B: bool, the samples to include.
       group_ids_B: int32 in [0, groups).
       ddof: the deviation divides by count - ddof.
-      groups: how many ids there are; B without it.
-
-    `equal_B` is decided on the values themselves (largest = smallest), so that a group of equal
-    rewards can be given exactly 0 and not the rounding noise of r - mean(r).
+      groups: the number of group ids; B by default.
     """
     groups = values_B.shape[0] if groups is None else groups
     clean_B = jnp.where(valid_B, values_B, 0.0)
@@ -125,7 +125,7 @@ def group_statistics(
 
 
 def group_log_softmax(values_B: Array, valid_B: Array, group_ids_B: Array) -> Array:
-    """The log of exp(x) / sum over the group's valid samples of exp(x); 0 where invalid."""
+    """Returns the log-softmax over the valid samples of each group; 0 for invalid samples."""
     group = group_statistics(values_B, valid_B, group_ids_B)
     shifted_B = jnp.where(valid_B, values_B - group.highest_B, 0.0)
     total_B = group_total(jnp.where(valid_B, jnp.exp(shifted_B), 0.0), group_ids_B)
@@ -133,14 +133,14 @@ def group_log_softmax(values_B: Array, valid_B: Array, group_ids_B: Array) -> Ar
 
 
 def spread_over_tokens(values_B: Array, trajectories: Trajectories) -> Array:
-    """One value per sequence, on each of its response tokens and 0 elsewhere: float32 [B, T]."""
+    """Copies the value of each sequence to its response tokens, 0 elsewhere: float32 [B, T]."""
     return jnp.where(trajectories.response_mask_BT, values_B[:, None], 0.0)
 
 
 def token_rewards(trajectories: Trajectories, rewards: Rewards) -> Array:
-    """When the reward comes: float32 [B, T], 0 outside the loss mask.
+    """Returns the reward that each token receives: float32 [B, T], 0 outside the loss mask.
 
-    What `rewards.tokens_BT` does not say comes with the last response token.
+    The last response token receives the part of the total that is not in `rewards.tokens_BT`.
     """
     mask_BT = loss_mask(trajectories, rewards)
     column = jnp.arange(mask_BT.shape[1])[None]
@@ -153,9 +153,9 @@ def token_rewards(trajectories: Trajectories, rewards: Rewards) -> Array:
 
 
 def returns_to_go(trajectories: Trajectories, rewards: Rewards) -> Array:
-    """The undiscounted reward from token t on: float32 [B, T], 0 outside the loss mask.
+    """Returns the undiscounted reward from token t on: float32 [B, T], 0 outside the loss mask.
 
-    It is the total without what came before, so that it is exactly the total where no token has a
+    The result is the total minus all earlier rewards, so it is exactly the total if no token has a
     reward of its own.
     """
     mask_BT = loss_mask(trajectories, rewards)

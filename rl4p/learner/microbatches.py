@@ -1,4 +1,4 @@
-"""Microbatches of rows of about one length: little padding, and one program for all lengths."""
+"""Microbatches of rows of similar length: little padding, and one program for all lengths."""
 
 import re
 from collections.abc import Callable
@@ -12,20 +12,20 @@ from rl4p.types import Array, Microbatching
 
 
 class Rows(NamedTuple):
-    """Where the rows of a microbatch stand in their batch: row r, from column `left`."""
+    """The positions of a microbatch's rows in their batch: row numbers and first columns."""
 
-    rows_b: Array  # B for a row that only fills the microbatch up
+    rows_b: Array  # B for a row that only pads the microbatch
     left_b: Array
 
     def take(self, x: Array, width: int) -> jax.Array:
-        """Their part [b, width] of [B, T], or [b] of [B]; 0 where there is nothing."""
+        """Returns the rows' part [b, width] of [B, T], or [b] of [B]; 0 outside the batch."""
         if x.ndim == 1:
             return jnp.asarray(x).at[self.rows_b].get(mode="fill", fill_value=0)
         columns = self.left_b[:, None] + jnp.arange(width)[None]
         return jnp.asarray(x).at[self.rows_b[:, None], columns].get(mode="fill", fill_value=0)
 
     def put(self, x_BT: Array, part: Array) -> jax.Array:
-        """[B, T] with what they are now, [b, width], in their place."""
+        """Returns [B, T] with these rows replaced by `part` [b, width]."""
         columns = self.left_b[:, None] + jnp.arange(part.shape[1])[None]
         return jnp.asarray(x_BT).at[self.rows_b[:, None], columns].set(part, mode="drop")
 
@@ -39,16 +39,17 @@ def fold(
     *,
     together: int = 1,
 ) -> Any:
-    """start, then add(start, microbatch, rows) over a batch's microbatches, longest rows first.
+    """Folds `add` over the microbatches of a batch, longest rows first, beginning with `start`.
 
-    A microbatch has one of a few widths (`widths`), each with a loop of its own that turns as often
-    as the lengths of this batch ask for: nothing is compiled anew for other lengths. Its rows begin
-    at their first token, so that columns of padding on either side cost nothing.
+    A microbatch has one of a few widths (`widths`). Each width has its own loop, and only the
+    number of its iterations depends on the lengths in the batch, so new lengths need no
+    compilation. The rows of a microbatch begin at their first token, so columns of padding on
+    either side cost nothing.
 
     Args:
-      add: not differentiated through; it may differentiate.
+      add: maps (value, microbatch, rows) to a new value; `fold` itself is not differentiable.
       batch: arrays [B, T] or [B], of which `add` sees [b, width] or [b].
-      together: so many neighbouring rows stay in one microbatch.
+      together: the number of neighbouring rows that stay in one microbatch.
     """
     B, T = segment_ids_BT.shape
     left_B, lengths_B = extents(segment_ids_BT)
@@ -75,9 +76,9 @@ def fold(
 
 
 def most_turns(scope: str) -> int | None:
-    """Of the loop of `fold` that has this scope, if all rows are as long as they may be.
+    """Returns the iterations of the loop of `fold` with this scope, if all rows have full length.
 
-    None: it is no loop of `fold`.
+    Returns None if the scope does not belong to a loop of `fold`.
     """
     found = re.search(r"microbatches_(\d+)of(\d+)x(\d+)(?:/while)?$", scope)
     if found is None:
@@ -87,7 +88,7 @@ def most_turns(scope: str) -> int | None:
 
 
 def extents(segment_ids_BT: Array) -> tuple[Array, Array]:
-    """The column of each row's first token, and how many columns it needs from there."""
+    """Returns the column of each row's first token, and the number of columns to its last token."""
     real_BT = segment_ids_BT > 0
     left_B = jnp.argmax(real_BT, axis=1)
     columns = jnp.arange(real_BT.shape[1])[None]
@@ -95,10 +96,11 @@ def extents(segment_ids_BT: Array) -> tuple[Array, Array]:
 
 
 def deal(segment_ids_BT: Array, devices: int, together: int = 1) -> Array:
-    """The rows of each device, one after the other: blocks of the most tokens are dealt first.
+    """Deals blocks of rows to the devices, blocks with the most tokens first.
 
-    Each round goes the other way than the last, so that all have about as much to do, in as many
-    rows: the number B, which is no row, fills them up.
+    Returns the row numbers of the first device, then those of the next. Every second round runs in
+    reverse order, so that devices get similar numbers of tokens. Row numbers >= B pad the devices
+    to the same number of rows.
     """
     tokens = jnp.sum(extents(segment_ids_BT)[1].reshape(-1, together), axis=1)
     blocks = tokens.shape[0]
@@ -110,12 +112,12 @@ def deal(segment_ids_BT: Array, devices: int, together: int = 1) -> Array:
 
 
 def rows_of(batch: Any, rows_b: Array) -> Any:
-    """Some rows of arrays [B, ...]; zeros where there is no such row."""
+    """Returns the given rows of arrays [B, ...]; zeros for row numbers outside the batch."""
     return jax.tree.map(lambda x: x.at[rows_b].get(mode="fill", fill_value=0), batch)
 
 
 def widths(T: int, most: int) -> tuple[int, ...]:
-    """T, then the multiple of 16 nearest to 3/4 of the one before, from 48: so many at most."""
+    """Returns T and multiples of 16 down to 48, each about 3/4 of the previous: at most `most`."""
     found = [T]
     while len(found) < most and 48 <= (narrower := (3 * found[-1] + 31) // 64 * 16) < found[-1]:
         found.append(narrower)
@@ -123,5 +125,5 @@ def widths(T: int, most: int) -> tuple[int, ...]:
 
 
 def rows_in(width: int, tokens: int, block: int = 1) -> int:
-    """How many rows of this width a microbatch has: in whole blocks, one at least."""
+    """Returns how many rows of this width a microbatch has: whole blocks, at least one."""
     return max(1, tokens // (width * block)) * block

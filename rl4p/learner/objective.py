@@ -1,4 +1,4 @@
-"""What a gradient step descends."""
+"""The objective of a gradient step."""
 
 from dataclasses import dataclass
 
@@ -7,10 +7,10 @@ from rl4p.protocols import KL, Correction, Critic, Entropy, Update
 
 @dataclass(frozen=True, kw_only=True)
 class Objective:
-    """The policy's loss, and what joins it. It is static: the gradient step is compiled for it.
+    """The policy loss and the terms added to it. Static: the gradient step is compiled for it.
 
     Attributes:
-      rows_together: how many rows of one group no minibatch and no microbatch divides.
+      rows_together: how many rows of one group stay in one minibatch and one microbatch.
     """
 
     update: Update

@@ -1,7 +1,7 @@
-"""Probability ratios, and what the losses do with them.
+"""Probability ratios, and the operations on them that losses share.
 
-Every ratio is the exponential of a log-ratio that is 0 outside the loss mask and clamped to +-20:
-beyond it the value stays and the gradient is 0.
+Every ratio is the exponential of a log-ratio that is 0 outside the loss mask and clamped to +-20.
+Beyond the clamp the value is constant and the gradient is 0.
 """
 
 import jax.numpy as jnp
@@ -10,7 +10,7 @@ from rl4p.types import Array, TrainingBatch
 
 
 def log_ratio(logprobs_BT: Array, base_BT: Array, batch: TrainingBatch) -> Array:
-    """log(pi / pi_base), 0 outside the loss mask (where both may be -inf), not clamped."""
+    """Returns log(pi / pi_base), not clamped; 0 outside the loss mask, where both may be -inf."""
     return jnp.where(batch.loss_mask_BT, logprobs_BT - base_BT, 0.0)
 
 
@@ -19,31 +19,31 @@ def clamped_exp(log_ratio: Array) -> Array:
 
 
 def sequence_sum(values_BT: Array, batch: TrainingBatch) -> Array:
-    """Sum over each row's loss tokens: [B, 1]; 0 for a row without any."""
+    """Returns the sum over each row's loss tokens: [B, 1]; 0 for a row without loss tokens."""
     return jnp.sum(jnp.where(batch.loss_mask_BT, values_BT, 0.0), axis=1, keepdims=True)
 
 
 def sequence_lengths(batch: TrainingBatch, like: Array) -> Array:
-    """Loss tokens of each row, at least 1: [B, 1], of the type of `like`."""
+    """Returns the number of loss tokens of each row, at least 1: [B, 1], in the dtype of `like`."""
     return jnp.maximum(jnp.sum(batch.loss_mask_BT, axis=1, keepdims=True, dtype=like.dtype), 1)
 
 
 def sequence_mean(values_BT: Array, batch: TrainingBatch) -> Array:
-    """Mean over each row's loss tokens: [B, 1]; 0 for a row without any."""
+    """Returns the mean over each row's loss tokens: [B, 1]; 0 for a row without loss tokens."""
     return sequence_sum(values_BT, batch) / sequence_lengths(batch, values_BT)
 
 
 def sampler_logprobs(batch: TrainingBatch) -> Array:
-    """The sampler's logprobs; those of the proximal policy on rows that no policy sampled."""
+    """Returns the sampler's logprobs, or the proximal policy's for rows that no policy sampled."""
     sampled_B1 = batch.trajectories.policy_version_B[:, None] >= 0
     behaviour_BT = batch.trajectories.behaviour_logprobs_BT
     return jnp.where(sampled_B1, behaviour_BT, batch.scores["proximal_logprobs"])
 
 
 def masked_advantages(batch: TrainingBatch) -> Array:
-    """The advantages, 0 outside the loss mask: for losses whose ratio a whole row shares.
+    """Returns the advantages, 0 outside the loss mask, for losses whose ratio a whole row shares.
 
-    There the gradient of a token passes through its row, and 0 x nan from outside would too.
+    With a shared ratio, 0 x nan from outside the mask would reach the gradient of every token.
     """
     return jnp.where(batch.loss_mask_BT, batch.advantages_BT, 0.0)
 
@@ -51,7 +51,7 @@ def masked_advantages(batch: TrainingBatch) -> Array:
 def clipped_surrogate(
     ratio_BT: Array, advantages_BT: Array, low: float, high: float
 ) -> tuple[Array, dict[str, Array]]:
-    """max(-A rho, -A clip(rho, 1 - low, 1 + high)), and where the clip takes the gradient."""
+    """Returns max(-A rho, -A clip(rho, 1 - low, 1 + high)), and where the gradient is clipped."""
     clipped = jnp.clip(ratio_BT, 1.0 - low, 1.0 + high)
     return jnp.maximum(-advantages_BT * ratio_BT, -advantages_BT * clipped), {
         "clip_low": (ratio_BT < 1.0 - low) & (advantages_BT < 0),

@@ -1,10 +1,10 @@
-"""Prompts that all rows of a group begin with: run once for the group, forward and backward.
+"""Shared prompts: a prompt runs forward and backward once for all rows of its group.
 
-A row is then the last token of its prompt, and what follows. Its attention reads the keys and
-values of the tokens before, computed once for the group; their gradients are summed over the rows
-and go back through the prompt once. For a prompt of S tokens and G responses of R, an update costs
-4 S + 3 G R forwards of a token in place of 3 G (S + R): the prompt's activations are not kept, so
-its forward is run again in front of its backward.
+A row then consists of the last token of its prompt and the response. The row's attention reads the
+prefix keys and values, which are computed once per group. The gradients of the keys and values are
+summed over the rows and go back through the prompt once. For a prompt of S tokens and G responses
+of R, an update costs 4 S + 3 G R token forwards instead of 3 G (S + R). The prompt costs 4 and not
+3, because its activations are not kept: its forward pass runs again before its backward pass.
 """
 
 from collections.abc import Callable
@@ -19,13 +19,13 @@ from rl4p.learner.microbatches import Rows, fold
 from rl4p.model.decoder import Before, Decoder
 from rl4p.types import Array, Microbatching, Params, Trajectories
 
-FEWEST_COLUMNS = 64  # of less there is little to save, and programs more to compile
+FEWEST_COLUMNS = 64  # a shorter prompt saves little and adds programs to compile
 
-KeysAndValues = tuple[Array, ...]  # of all layers: [L, P, K, h, S] and [L, P, K, S, h]; or none
+KeysAndValues = tuple[Array, ...]  # stacked over layers: [L, P, K, h, S], [L, P, K, S, h]; or ()
 
 
 def pays(trajectories: Trajectories, mesh: Mesh) -> bool:
-    """Whether groups share a prompt that is worth it, and each device can have whole groups."""
+    """Returns whether prompts are long enough to share, and groups divide evenly over devices."""
     rows_of_devices = mesh.row_shards * trajectories.group_size
     return (
         trajectories.group_size > 1
@@ -36,11 +36,11 @@ def pays(trajectories: Trajectories, mesh: Mesh) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class SharedPrompts:
-    """The prompts of P groups, each without its last token; no columns where nothing is shared.
+    """The prompts of P groups, each without its last token; no columns if nothing is shared.
 
     Attributes:
-      group_size: the rows of a group, which stand side by side.
-      microbatching: of prompts, as of rows.
+      group_size: the number of rows in a group, which are neighbours.
+      microbatching: how prompts are divided into microbatches, the same as for rows.
     """
 
     decoder: Decoder
@@ -59,7 +59,7 @@ class SharedPrompts:
         *,
         shared: bool,
     ) -> Self:
-        """Those of rows that are sorted by group."""
+        """Creates the shared prompts of rows that are sorted by group."""
         G = trajectories.group_size if shared else 1
         S = trajectories.prompt_columns - 1 if shared else 0
         return cls(
@@ -76,11 +76,11 @@ class SharedPrompts:
         return self.tokens_PS.shape[1]
 
     def rest(self, rows: Any) -> Any:
-        """Arrays [B, T] without the columns that stand here."""
+        """Returns arrays [B, T] without the columns of the shared prompts."""
         return jax.tree.map(lambda x: x if x.ndim == 1 else x[:, self.columns :], rows)
 
     def keys_and_values(self, params: Params) -> KeysAndValues:
-        """Of all prompts, each from column 0 on; () where nothing is shared."""
+        """Returns the keys and values of all prompts, from column 0 on; () if nothing is shared."""
         if not self.columns:
             return ()
         c, (P, S) = self.decoder.config, self.tokens_PS.shape
@@ -105,7 +105,7 @@ class SharedPrompts:
         params: Params,
         of_found: KeysAndValues,
     ) -> Params:
-        """With that of what has these gradients by `keys_and_values(whole(params))`."""
+        """Adds the gradient of `params`, given that of `keys_and_values(whole(params))`."""
         if not self.columns:
             return gradient
 
@@ -123,11 +123,11 @@ class SharedPrompts:
         return fold(add, start, prompts, self.segment_ids_PS, self.microbatching)
 
     def groups(self, rows: Rows) -> Array:
-        """Of the rows of a microbatch; P, which is none, where a row only fills it up."""
+        """Returns the group of each row of a microbatch; P (no group) for a row of padding."""
         return rows.rows_b // self.group_size
 
     def before(self, layers: KeysAndValues, groups_b: Array) -> Before | None:
-        """What rows of these groups begin with, of whom `layers` was taken."""
+        """Returns the prefix keys and values of rows in these groups; `layers` is from `taken`."""
         if not self.columns:
             return None
         lengths_P = jnp.sum(jnp.asarray(self.segment_ids_PS) > 0, axis=1)
@@ -137,12 +137,12 @@ class SharedPrompts:
 
 
 def taken(found: KeysAndValues, groups_b: Array) -> KeysAndValues:
-    """[L, b, ...] of [L, P, ...]; 0 for a group that is none."""
+    """Returns the groups' part [L, b, ...] of [L, P, ...]; 0 for a group number outside [0, P)."""
     return jax.tree.map(lambda x: x.at[:, groups_b].get(mode="fill", fill_value=0), found)
 
 
 def added(found: KeysAndValues, groups_b: Array, new: KeysAndValues) -> KeysAndValues:
-    """Found [L, P, ...] with [L, b, ...] more; what is of no group is left out."""
+    """Returns [L, P, ...] with [L, b, ...] added at the groups, without numbers outside [0, P)."""
     return jax.tree.map(
         lambda x, new: x.at[:, groups_b].add(new.astype(x.dtype), mode="drop"), found, new
     )

@@ -1,4 +1,4 @@
-"""The options that every update takes. Not an algorithm: fields only."""
+"""The options that every update takes."""
 
 from dataclasses import dataclass
 from typing import ClassVar, Literal
@@ -13,19 +13,18 @@ Aggregation = Literal[
 
 @dataclass(frozen=True, kw_only=True)
 class UpdateOptions:
-    """How a loss is summed and how often the optimizer steps.
+    """Options of an update: the aggregation of its loss, and the number of optimizer updates.
 
     Attributes:
-      aggregation: how per-token losses become one number (`update/aggregation.py`).
-      aggregation_length: what `constant` divides each sequence's sum by, in tokens; None with the
-        others.
+      aggregation: how per-token losses become one number (`learner/aggregation.py`).
+      aggregation_length: what `constant` divides each sequence's sum by, in tokens; else None.
       epochs: passes over the batch in one step of the loop.
       minibatches: optimizer updates per pass.
-      tokens_per_microbatch: tokens (padding included) whose activations are in the memory of a
-        device at once; it changes memory and speed, never the gradient.
-      microbatch_widths: loops at most that are compiled for rows of different lengths, the last for
-        the shortest: more of them pad less and compile longer.
-      reads_advantages: whether the loss looks at advantages (`compatibility.py`).
+      tokens_per_microbatch: number of tokens (padding included) whose activations a device holds at
+        once. The number changes memory and speed, never the gradient.
+      microbatch_widths: maximum number of loops that are compiled for rows of different lengths.
+        More loops pad less and take longer to compile.
+      reads_advantages: whether the loss depends on the advantages (`compatibility.py`).
     """
 
     reads_advantages: ClassVar[bool] = True
@@ -51,11 +50,11 @@ class UpdateOptions:
 
     @property
     def microbatching(self) -> Microbatching:
-        """Returns how the rows of a minibatch, and those to score, are divided."""
+        """Returns how the rows of a minibatch, and rows to score, are split into microbatches."""
         return Microbatching(tokens=self.tokens_per_microbatch, widths=self.microbatch_widths)
 
     @property
     def needs(self) -> frozenset[str]:
-        """With one update per step the old policy is the current one, and no extra forward runs."""
+        """Returns `proximal_logprobs` if a step has several updates; with one, rho is 1 anyway."""
         several = self.epochs * self.minibatches > 1
         return frozenset({"proximal_logprobs"} if several else ())

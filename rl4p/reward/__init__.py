@@ -1,1 +1,1 @@
-"""The reward phase: texts to grades."""
+"""The reward phase, which grades texts."""

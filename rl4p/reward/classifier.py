@@ -1,4 +1,4 @@
-"""What does a reward model say?"""
+"""The scores of a reward model."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class RewardModel(NamedTuple):
-    """A sequence classifier and what it reads with; `pad_id` is that of its config.json."""
+    """A sequence classifier with its tokenizer and mesh; `pad_id` is that of its config.json."""
 
     decoder: Decoder
     params: Params
@@ -37,26 +37,26 @@ class RewardModel(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Classifier:
-    r"""One score of a sequence classifier: h_last s_label, as it is (no sigmoid, no scaling).
+    r"""One raw score of a sequence classifier: h_last s_label, without a sigmoid or scaling.
 
         python -m rl4p.train +reward.terms.NAME.path=FOLDER \
             +reward.terms.NAME._target_=rl4p.reward.classifier.Classifier
 
-    Prompt and response are rendered by the classifier's own chat template, the system prompt before
-    them; the template alone says which special tokens there are. As in transformers, the last token
-    is the last that is not config.json's pad_token_id: where the pad token also ends turns, the
-    score is that of the token before. A text over `max_tokens` gets None and is never cut.
+    The classifier's own chat template renders the system prompt, the prompt and the response, and
+    alone decides on special tokens. As in transformers, the score is that of the last token that is
+    not config.json's pad_token_id: if the pad token also ends turns, the score is that of the token
+    before. A text longer than `max_tokens` gets None and is never truncated.
 
-    It is read once, when the run is built; every device has all of it, and rows are split over
-    them. A folder that will not do is refused then.
+    The classifier is read once, when the run is built; an unsuitable folder is refused then. The
+    parameters are replicated, and rows are split over the devices.
 
     Attributes:
       path: a folder with config.json (architectures: ...ForSequenceClassification), safetensors,
         tokenizer and chat template; or OWNER/NAME, or OWNER/NAME@REVISION, on the hub.
-      label: which of its scores.
-      max_tokens: of prompt and response together, in the classifier's tokens.
-      tokens_per_microbatch: in memory at once, padding included.
-      dtype: of parameters and activations; scores are float32 always.
+      label: index of the score.
+      max_tokens: limit of prompt and response together, in the classifier's tokens.
+      tokens_per_microbatch: number of tokens in memory at once, padding included.
+      dtype: dtype of parameters and activations; scores are always float32.
     """
 
     weight: float = 1.0
@@ -69,7 +69,7 @@ class Classifier:
     def __post_init__(self) -> None:
         try:
             _ = self.model
-        except InputError as error:  # as what `instantiate` puts this term's own key before
+        except InputError as error:  # `instantiate` puts this term's key before it
             raise ValueError(str(error).removeprefix("model.")) from error
 
     @cached_property
@@ -110,7 +110,7 @@ class Classifier:
             if len(row) <= self.max_tokens:
                 by_width.setdefault(padded_width(len(row)), []).append(b)
         for width, members in by_width.items():
-            # As many for each batch of this size, so that a width is compiled once.
+            # All batches of a width have the same size, so that a width is compiled once.
             count = max(1, min(self.tokens_per_microbatch // width, len(rows)))
             count += -count % self.model.mesh.row_shards
             for start in range(0, len(members), count):
@@ -121,7 +121,7 @@ class Classifier:
         return grades
 
     def tokens(self, prompt: Prompt, response: str) -> list[int]:
-        """The conversation as the classifier reads it."""
+        """Returns the conversation in tokens of the classifier."""
         system = prompt.system_prompt
         return self.model.tokenizer.apply_chat_template(  # pyright: ignore[reportReturnType]
             [
@@ -134,7 +134,7 @@ class Classifier:
         )
 
     def scores(self, rows: Sequence[Sequence[int]], count: int, width: int) -> np.ndarray:
-        """float32 [count], 0s of tokens beyond the rows."""
+        """Returns float32 [count]; scores beyond the given rows are those of padding."""
         decoder, params, _, mesh, pad_id = self.model
         tokens_BT, last_B = np.zeros((count, width), np.int32), np.zeros(count, np.int32)
         for b, row in enumerate(rows):
@@ -146,7 +146,7 @@ class Classifier:
 
 @partial(jax.jit, static_argnames="decoder")
 def last_scores(decoder: Decoder, params: Params, tokens_BT: Array, last_B: Array) -> Array:
-    """float32 [B, labels], at the last token of each row; what stands behind it is not seen."""
+    """Returns float32 [B, labels], at the last token of each row; tokens after it are masked."""
     positions_BT = jnp.broadcast_to(jnp.arange(tokens_BT.shape[1]), tokens_BT.shape)
     segment_ids_BT = (positions_BT <= last_B[:, None]).astype(jnp.int32)
     hidden_BTD = decoder.hidden(params, tokens_BT, positions_BT, segment_ids_BT)

@@ -1,4 +1,4 @@
-"""Is the final answer right?"""
+"""The correctness of the final answer."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from rl4p.types import Texts
 
 @dataclass(frozen=True, kw_only=True)
 class Correct:
-    """1 where what follows the response's last ``####`` equals the prompt's answer, else 0."""
+    """A grade of 1 if the text after the last ``####`` equals the prompt's answer, else 0."""
 
     weight: float = 1.0
 

@@ -1,4 +1,4 @@
-"""Does the response have the form that was asked for?"""
+"""The format of the response."""
 
 import re
 from collections.abc import Sequence
@@ -9,9 +9,9 @@ from rl4p.types import Texts
 
 @dataclass(frozen=True, kw_only=True)
 class Format:
-    """1 where the whole response matches a regular expression (``.`` spans lines), else 0.
+    """A grade of 1 if the whole response matches a regular expression (``.`` spans lines), else 0.
 
-    The default asks for some working and then, at the very end, ``#### <number>``.
+    The default pattern requires some working and then, at the very end, ``#### <number>``.
     """
 
     weight: float = 0.5

@@ -1,4 +1,4 @@
-"""A weighted sum of terms."""
+"""A weighted sum of reward terms."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,14 +14,14 @@ from rl4p.types import Rewards, Texts, Trajectories
 
 @dataclass(frozen=True, kw_only=True)
 class Weighted:
-    """r = sum over terms of weight x grade.
+    """The reward r = sum over terms of weight x grade.
 
-    A grade that is None or not finite makes its sample invalid, for all terms: it is never counted
-    as a zero. Terms are reported unweighted.
+    A grade that is None or not finite makes its sample invalid for all terms. Such a grade never
+    counts as 0. Terms are reported unweighted.
 
     Attributes:
-      terms: by name, objects with a `weight` that are called with the texts (`RewardTerm`).
-      max_invalid: the share of invalid samples in a batch above which the run stops.
+      terms: objects by name, each with a `weight` and called with the texts (`RewardTerm`).
+      max_invalid: largest share of invalid samples in a batch; above it the run stops.
     """
 
     terms: Mapping[str, Any]
@@ -37,7 +37,7 @@ class Weighted:
 
     @property
     def needs(self) -> frozenset[str]:
-        """The scores that its terms ask for; none can be given to a reward (`phases.py`)."""
+        """Returns the scores that the terms ask for; a reward cannot get any (`phases.py`)."""
         return frozenset().union(*(getattr(term, "needs", ()) for term in self.terms.values()))
 
     def __call__(self, trajectories: Trajectories, texts: Texts) -> Rewards:
@@ -66,7 +66,7 @@ class Weighted:
 
 
 def grade(name: str, term: Any, texts: Texts) -> np.ndarray:
-    """One term's grades as float64 [B], nan where it gave none."""
+    """Returns the grades of one term as float64 [B], nan where the term gave none."""
     try:
         grades: Sequence[float | None] = term(texts)
         grades_B = np.asarray([np.nan if g is None else float(g) for g in grades])

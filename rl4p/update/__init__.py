@@ -1,1 +1,1 @@
-"""The update phase: policy losses, one a file. `learner` differentiates and applies them."""
+"""The update phase: policy losses, one per file. `learner` differentiates and applies them."""

@@ -14,14 +14,15 @@ from rl4p.types import Array, TrainingBatch
 
 @dataclass(frozen=True, kw_only=True)
 class CISPO(UpdateOptions):
-    """CISPO (MiniMax-M1, 2506.13585), per token: no token loses its gradient,
+    """CISPO (MiniMax-M1, 2506.13585), per token; no token loses its gradient (sg: stop_gradient):
 
         loss = -sg[clip(pi / pi_proximal, lowest, highest)] A log pi
 
     Attributes:
-      bound: how `low` and `high` are meant. `absolute`: the weight is in [low, high] (TRL and
-        ScaleRL 2510.13786, whose high is 5). `relative`: in [1 - low, 1 + high] (the paper, verl).
-      low, high: the paper has no lower bound: absolute 0, relative 1.
+      bound: the meaning of `low` and `high`. `absolute`: the weight is clipped to [low, high] (TRL
+        and ScaleRL 2510.13786, with high = 5). `relative`: to [1 - low, 1 + high] (the paper,
+        verl).
+      low, high: the paper has no lower bound, which is absolute 0 or relative 1.
     """
 
     bound: Literal["absolute", "relative"] = "absolute"

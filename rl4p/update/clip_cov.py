@@ -1,4 +1,4 @@
-"""PPO without the gradient of the tokens that drive the entropy down."""
+"""PPO's loss without the gradient of the tokens that reduce the entropy most."""
 
 from dataclasses import dataclass
 
@@ -14,18 +14,18 @@ from rl4p.types import Array, TrainingBatch
 
 @dataclass(frozen=True, kw_only=True)
 class ClipCov(UpdateOptions):
-    """Clip-Cov (2505.22617): PPO's loss, times 0 on tokens chosen by their covariance
+    """Clip-Cov (2505.22617): PPO's loss, set to 0 on tokens chosen by their covariance:
 
         (A - mean A)(log pi - mean log pi), strictly between covariance_low and covariance_high
 
-    where log pi is the proximal policy's (`covariance.py`). The paper draws share x tokens of these
-    at random; here they are the largest, ties included, so that no order and no key matters. And
-    the paper chooses among tokens that PPO does not clip; here PPO's clip is not looked at (it
-    moves from update to update), so a chosen token may be one without a gradient already.
+    log pi is the proximal policy's (`covariance.py`). The paper draws share x tokens at random from
+    those in the bounds. Here the largest are chosen, ties included, so that neither order nor key
+    matters. The paper chooses among tokens that PPO does not clip. Here PPO's clip is ignored,
+    because it changes from update to update, so a chosen token may already have no gradient.
 
     Attributes:
-      clip_low, clip_high: of PPO.
-      share: of the minibatch's loss tokens, at least one; 2e-4 in verl.
+      clip_low, clip_high: bounds of PPO's clip.
+      share: share of the minibatch's loss tokens to choose, at least one token; 2e-4 in verl.
       covariance_low, covariance_high: far above the mean covariance, and below outliers.
     """
 
@@ -40,7 +40,7 @@ class ClipCov(UpdateOptions):
         return super().needs | {"proximal_logprobs"}
 
     def prepare(self, batch: TrainingBatch) -> dict[str, Array]:
-        """`dropped`: 1 on the tokens of the minibatch that lose their gradient."""
+        """Returns `dropped`: true on the tokens of the minibatch that lose their gradient."""
         covariance_BT = token_covariance(batch)
         between = (covariance_BT > self.covariance_low) & (covariance_BT < self.covariance_high)
         count = share_count(batch.loss_mask_BT, self.share)

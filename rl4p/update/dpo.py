@@ -1,4 +1,4 @@
-"""Direct Preference Optimization and its kin."""
+"""Direct Preference Optimization, IPO and SimPO."""
 
 from dataclasses import dataclass
 from typing import ClassVar, Literal
@@ -14,30 +14,31 @@ from rl4p.types import Array, TrainingBatch
 
 @dataclass(frozen=True, kw_only=True)
 class DPO(UpdateOptions):
-    """Preferences between samples of one prompt. With the score of a sequence
+    """Preference losses between samples of one prompt. With the score of a sequence
 
         s = log pi(y) - log pi_reference(y)          dpo, ipo
         s = (1/l) log pi(y)                          simpo
 
-    and h = s_chosen - s_rejected, a pair's loss is
+    and h = s_chosen - s_rejected, the loss of a pair is
 
         dpo (2305.18290)     -(1 - e) log sigmoid(beta h) - e log sigmoid(-beta h)
         ipo (2310.12036)     (h - 1 / (2 beta))^2
-        simpo (2405.14734)   that of dpo with beta h - gamma in the place of beta h
+        simpo (2405.14734)   the loss of dpo, with beta h - gamma instead of beta h
 
-    with e the label smoothing of cDPO. Within a group (found by its id), each sample with A > 0 is
-    chosen against each with A < 0; A = 0 is neither, nor is a row without loss tokens. A sample's
-    loss is the mean over its pairs and stands on each of its tokens, so that
-    `sequence_mean_token_mean`, the default here, gives the mean of the pairs' losses where groups
-    are pairs, as in the papers. In larger groups it is the mean over groups of the mean over their
-    pairs, each weighing as many rows as it has; rows of neither kind count in the mean with 0.
+    where e is the label smoothing of cDPO. Within a group (found by its id), each sample with A > 0
+    is chosen against each sample with A < 0. Samples with A = 0 and rows without loss tokens are in
+    no pair. The loss of a sample is the mean over its pairs, on each of its tokens. Therefore
+    `sequence_mean_token_mean`, the default here, gives the mean of the pairs' losses if groups are
+    pairs, as in the papers. With larger groups, it gives a mean over groups of the mean over their
+    pairs. The weight of a group is its number of rows in pairs; rows in no pair add a loss of 0.
 
     Attributes:
-      kind: of loss.
-      beta: 0.1 in DPO and IPO; SimPO's is 2 and more.
-      label_smoothing: e, of dpo and simpo.
-      gamma: SimPO's target margin, after beta.
-      length_normalised: dpo and ipo with the mean over tokens too (TRL's ipo); simpo always is.
+      kind: the loss.
+      beta: 0.1 in DPO and IPO; SimPO uses 2 and more.
+      label_smoothing: e, for dpo and simpo.
+      gamma: SimPO's target margin, subtracted from beta h.
+      length_normalised: whether dpo and ipo use the mean over tokens (TRL's ipo); simpo always
+        does.
     """
 
     whole_groups: ClassVar[bool] = True  # a group's rows must never be divided
@@ -64,7 +65,7 @@ class DPO(UpdateOptions):
         score_B1 = self.scores(logprobs_BT, batch)
         sign_B1 = jnp.sign(sequence_sum(batch.advantages_BT, batch))
         groups_B = batch.trajectories.group_ids_B
-        # Row b against row c of its group: +1 where b is chosen and c rejected, -1 the other way.
+        # +1 if row b is chosen and row c of its group is rejected, -1 for the reverse.
         same_BB = groups_B[:, None] == groups_B[None, :]
         pair_BB = jnp.where(same_BB & (sign_B1 * sign_B1.T < 0), sign_B1, 0.0)
         margin_BB = jnp.where(pair_BB != 0, pair_BB * (score_B1 - score_B1.T), 0.0)
@@ -80,7 +81,7 @@ class DPO(UpdateOptions):
         }
 
     def scores(self, logprobs_BT: Array, batch: TrainingBatch) -> Array:
-        """The score s of each row: [B, 1]."""
+        """Returns the score s of each row: [B, 1]."""
         if self.kind != "simpo":
             logprobs_BT = logprobs_BT - batch.scores["reference_logprobs"]
         total_B1 = sequence_sum(logprobs_BT, batch)
@@ -89,7 +90,7 @@ class DPO(UpdateOptions):
         return total_B1
 
     def pair_loss(self, margin: Array) -> Array:
-        """The loss of pairs with margin h."""
+        """Returns the loss of pairs with margin h."""
         if self.kind == "ipo":
             return jnp.square(margin - 1 / (2 * self.beta))
         logit = self.beta * margin - (self.gamma if self.kind == "simpo" else 0.0)

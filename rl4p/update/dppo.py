@@ -17,18 +17,18 @@ class DPPO(UpdateOptions):
     """DPPO with the binary total variation (2602.04879), per token:
 
         dropped where A > 0 and pi - mu > delta, or A < 0 and mu - pi > delta
-        loss = -A sg[min(pi / mu, ratio_cap)] log pi on the others, 0 on those
+        loss = -A sg[min(pi / mu, ratio_cap)] log pi on the other tokens, 0 on dropped tokens
 
-    The trust region is one of probabilities, not of ratios: a rare token may change its ratio
-    freely, a likely one may not. The slope by log pi is that of -A pi / mu up to the cap (the form
-    of verl). The paper's variants by KL and by the top-k tokens are left out.
+    The trust region limits probabilities, not ratios: the ratio of a rare token may change freely,
+    that of a likely token may not. Up to the cap, the derivative with respect to log pi is that of
+    -A pi / mu (verl's form). The paper's variants with KL and with the top-k tokens are omitted.
 
     Attributes:
-      delta: verl's figure for this variant.
-      anchor: mu. `behaviour` is the sampler, as the paper argues for: the ratio is then the whole
-        importance weight (leave `correction` at none). `proximal` is PPO's choice. Rows that no
-        policy sampled always have the proximal one.
-      ratio_cap: truncates the importance weight.
+      delta: largest change of a probability; the default is verl's for this variant.
+      anchor: mu. `behaviour` is the sampling policy, as the paper recommends: the ratio is then the
+        full importance weight (leave `correction` at none). `proximal` is PPO's choice, and always
+        applies to rows that no policy sampled.
+      ratio_cap: upper bound of the importance weight.
     """
 
     delta: Share = 0.15

@@ -13,19 +13,19 @@ from rl4p.types import Array, TrainingBatch
 
 @dataclass(frozen=True, kw_only=True)
 class DRO(UpdateOptions):
-    """DRO (2405.19107): the policy's half of the paper's quadratic loss,
+    """DRO (2405.19107), the policy's part of the paper's quadratic loss:
 
         loss = -A log pi + (tau / 2) (log pi - log pi_anchor)^2
 
-    with A = r - V: any baseline serves as V (the paper learns one; its own loss is left out).
+    with A = r - V. Any baseline serves as V: the paper learns one, and its loss for V is omitted.
 
     Attributes:
-      tau: of the square.
-      anchor: `reference`, as in the paper, or `behaviour`: the sampler, as in Tinker's `dro` (rows
-        that no policy sampled have the proximal policy).
-      level: log pi of the `sequence`, as in the paper, or of each `token`, as in Tinker. The square
-        of a sequence is spread evenly over its tokens, so that `sequence_mean_token_sum`, the
-        default here, gives the mean of the formula over sequences, at either level.
+      tau: coefficient of the square.
+      anchor: `reference`, as in the paper, or `behaviour`, the sampling policy, as in Tinker's
+        `dro`. The behaviour of rows that no policy sampled is the proximal policy.
+      level: whether log pi is that of the `sequence`, as in the paper, or of each `token`, as in
+        Tinker. The square of a sequence is spread evenly over its tokens, so that
+        `sequence_mean_token_sum`, the default here, gives the mean over sequences at either level.
     """
 
     tau: NonNegative = 0.1

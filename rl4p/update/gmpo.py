@@ -12,17 +12,17 @@ from rl4p.types import Array, TrainingBatch
 
 @dataclass(frozen=True, kw_only=True)
 class GMPO(UpdateOptions):
-    """GMPO (2507.20673): each token's log-ratio is clipped on the side where its advantage pushes,
+    """GMPO (2507.20673), with log-ratios clipped on the side to which the advantage pushes:
 
         c_t = min(log rho_t, clip_high) where A_t > 0, max(log rho_t, -clip_low) where A_t < 0
         loss = -A exp(mean_t c_t), on every token of the row
 
-    With `sequence_mean_token_mean`, the default here, it sums to the paper's mean over sequences,
-    with the mean of A over the row where A differs from token to token (as in verl). The mean is
-    clamped to +-20 before the exponential.
+    rho is pi / pi_proximal. `sequence_mean_token_mean`, the default here, gives the paper's mean
+    over sequences; if A differs between tokens of a row, the row uses its mean of A (as in verl).
+    The mean log-ratio is clamped to +-20 before the exponential.
 
     Attributes:
-      clip_low, clip_high: on the log-ratio: the paper's clip is (e^-0.4, e^0.4).
+      clip_low, clip_high: bounds of the log-ratio: the paper's clip is (e^-0.4, e^0.4).
     """
 
     clip_low: NonNegative = 0.4

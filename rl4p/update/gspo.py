@@ -20,19 +20,19 @@ from rl4p.types import Array, TrainingBatch
 
 @dataclass(frozen=True, kw_only=True)
 class GSPO(UpdateOptions):
-    """GSPO (2507.18071): the ratio of a sequence is the geometric mean of its tokens' ratios,
+    """GSPO (2507.18071), whose ratio of a sequence is the geometric mean of its tokens' ratios:
 
         s = exp(mean_t log(pi / pi_proximal)), the mean over the row's loss tokens
         loss = max(-A s, -A clip(s, 1 - clip_low, 1 + clip_high)), on every token of the row
 
-    With `sequence_mean_token_mean`, the default here, it sums to the paper's mean over sequences.
-    The mean log-ratio is clamped to +-20 (verl: to at most 10).
+    `sequence_mean_token_mean`, the default here, gives the paper's mean over sequences. The mean
+    log-ratio is clamped to +-20 (verl: to at most 10).
 
     Attributes:
-      clip_low, clip_high: of the paper's experiments, far narrower than a token's clip.
-      form: `sequence`, or `token` (GSPO-token, what verl runs): s_t = sg[s] pi_t / sg[pi_t], the
-        same value, whose gradient gives each token its own advantage. Where A is the same on
-        all tokens of a row, the two have the same gradient.
+      clip_low, clip_high: from the paper's experiments, far narrower than a token's clip.
+      form: `sequence`, or `token` (GSPO-token, used by verl): s_t = sg[s] pi_t / sg[pi_t]. The
+        value is the same, but the gradient gives each token its own advantage. Both forms have the
+        same gradient if A is the same on all tokens of a row.
     """
 
     clip_low: Share = 3e-4

@@ -1,4 +1,4 @@
-"""The mirror descent of Kimi k1.5."""
+"""The policy mirror descent of Kimi k1.5."""
 
 from dataclasses import dataclass
 
@@ -16,13 +16,13 @@ class Kimi(UpdateOptions):
 
         loss = -A log pi(y) + (tau / 2) (log pi(y) - log pi_proximal(y))^2
 
-    the surrogate whose gradient the paper gives, with logs of whole sequences and A = r - mean(r)
-    (`advantage=dr_grpo`). The square is spread evenly over the row's l tokens, so that
-    `sequence_mean_token_sum`, the default here, gives the paper's mean over sequences. No
-    exponential is taken, and nothing is clamped. `dro` can square token by token.
+    This surrogate has the gradient that the paper gives, with log-probabilities of whole sequences
+    and A = r - mean(r) (`advantage=dr_grpo`). The square is spread evenly over the row's tokens, so
+    that `sequence_mean_token_sum`, the default here, gives the paper's mean over sequences. There
+    is no exponential and no clamp. `dro` can square token by token instead.
 
     Attributes:
-      tau: ROLL's figure.
+      tau: coefficient of the square; the default is ROLL's.
     """
 
     tau: NonNegative = 0.1

@@ -1,4 +1,4 @@
-"""A penalty on the tokens that drive the entropy down."""
+"""A penalty on the tokens that reduce the entropy most."""
 
 from dataclasses import dataclass
 
@@ -14,18 +14,18 @@ from rl4p.types import Array, TrainingBatch
 
 @dataclass(frozen=True, kw_only=True)
 class KLCov(UpdateOptions):
-    """KL-Cov (2505.22617), per token:
+    """KL-Cov (2505.22617), per token, with rho = pi / pi_proximal:
 
-        loss = -A rho, and + coefficient |log rho| on the tokens of the largest covariance
+        loss = -A rho, and + coefficient |log rho| on the tokens with the largest covariance
 
-    with the covariance (A - mean A)(log pi - mean log pi) of the proximal policy (`covariance.py`).
-    Nothing is clipped, and |log rho| stands for the divergence from the proximal policy, both as
-    in verl. Only covariances above 0 are chosen: where all advantages are equal, none is. At
-    rho = 1 the penalty has no slope: it acts from the second update of a step on.
+    The covariance is (A - mean A)(log pi - mean log pi) of the proximal policy (`covariance.py`).
+    As in verl, nothing is clipped, and |log rho| measures the divergence from the proximal policy.
+    Only covariances above 0 are chosen, so none is if all advantages are equal. The penalty has no
+    gradient at rho = 1, so it acts from the second update of a step on.
 
     Attributes:
-      share: of the minibatch's loss tokens, at least one, ties included; 2e-4 in verl.
-      coefficient: of the penalty.
+      share: share of the minibatch's loss tokens, at least one, ties included; 2e-4 in verl.
+      coefficient: weight of the penalty.
     """
 
     share: TopShare = 2e-4
@@ -36,7 +36,7 @@ class KLCov(UpdateOptions):
         return super().needs | {"proximal_logprobs"}
 
     def prepare(self, batch: TrainingBatch) -> dict[str, Array]:
-        """`penalised`: 1 on the tokens of the minibatch that get the penalty."""
+        """Returns `penalised`: true on the tokens of the minibatch that get the penalty."""
         covariance_BT = token_covariance(batch)
         count = share_count(batch.loss_mask_BT, self.share)
         candidates_BT = batch.loss_mask_BT & (covariance_BT > 0)
@@ -45,7 +45,7 @@ class KLCov(UpdateOptions):
     def __call__(self, logprobs_BT: Array, batch: TrainingBatch) -> tuple[Array, dict[str, Array]]:
         log_ratio_BT = log_ratio(logprobs_BT, batch.scores["proximal_logprobs"], batch)
         penalised = batch.scores["penalised"]
-        distance_BT = jnp.sign(log_ratio_BT) * log_ratio_BT  # the slope of jnp.abs at 0 is 1
+        distance_BT = jnp.sign(log_ratio_BT) * log_ratio_BT  # jnp.abs has gradient 1 at 0
         penalty_BT = jnp.where(penalised, self.coefficient * distance_BT, 0.0)
         loss_BT = -batch.advantages_BT * clamped_exp(log_ratio_BT) + penalty_BT
         return loss_BT, {"kl_cov": penalised}

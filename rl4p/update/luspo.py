@@ -18,17 +18,17 @@ from rl4p.types import Array, TrainingBatch
 
 @dataclass(frozen=True, kw_only=True)
 class LUSPO(UpdateOptions):
-    """LUSPO (2602.05261): the sequence loss of GSPO times the length of the sequence,
+    """LUSPO (2602.05261), the sequence loss of GSPO times the length of the sequence:
 
         s = exp(mean_t log(pi / pi_proximal))
         loss = (1/N) sum_b l_b max(-A s, -A clip(s, 1 - clip_low, 1 + clip_high))
 
-    The term stands on each of the l_b tokens, so that `sequence_mean_token_sum`, the default here,
-    gives that number (as TRL's `luspo` with ratios of sequences). With
-    `sequence_mean_token_mean` it would be GSPO.
+    Each of the l_b tokens has the loss max(...), so that `sequence_mean_token_sum`, the default
+    here, gives this formula (as TRL's `luspo` with ratios of sequences). `sequence_mean_token_mean`
+    would give GSPO.
 
     Attributes:
-      clip_low, clip_high: of the paper's experiments.
+      clip_low, clip_high: from the paper's experiments.
     """
 
     clip_low: Share = 2e-3

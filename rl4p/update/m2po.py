@@ -12,20 +12,21 @@ from rl4p.types import Array, TrainingBatch
 
 @dataclass(frozen=True, kw_only=True)
 class M2PO(UpdateOptions):
-    """M2PO (2510.01161), for stale samples: the tokens with the largest
+    """M2PO (2510.01161), for stale samples. The tokens with the largest
 
         m2 = (log pi_proximal - log pi_behaviour)^2
 
-    are left out until the mean of m2 over the others is at most `threshold`; on these
-    loss = -A rho with rho = pi / pi_proximal, without a clip.
+    are left out until the mean of m2 over the others is at most `threshold`. On the others, loss =
+    -A rho with rho = pi / pi_proximal, without a clip.
 
-    The choice is made over the minibatch, once an update, with the proximal policy in the place of
-    the current one, as in AReaL; AReaL then clips as PPO does, the paper does not. Tokens of equal
-    m2 stay or go together, and where even the smallest m2 is too large all go (AReaL keeps one).
-    The sampler's weight is left to `correction`. Rows that no policy sampled have m2 = 0.
+    The choice is made once per update over the minibatch, with the proximal policy instead of the
+    current one, as in AReaL (which then clips as PPO does; the paper does not). Tokens of equal m2
+    are kept or left out together. If even the smallest m2 is too large, all are left out (AReaL
+    keeps one). The importance weight is left to `correction`. m2 is 0 on rows that no policy
+    sampled.
 
     Attributes:
-      threshold: near 0 all that is not on-policy goes.
+      threshold: upper bound of the mean of m2; near 0 only on-policy tokens are kept.
     """
 
     threshold: AboveZero = 0.04
@@ -35,12 +36,12 @@ class M2PO(UpdateOptions):
         return super().needs | {"proximal_logprobs"}
 
     def prepare(self, batch: TrainingBatch) -> dict[str, Array]:
-        """`trusted`: 1 on the tokens of the minibatch that keep their loss."""
+        """Returns `trusted`: true on the tokens of the minibatch that keep their loss."""
         proximal_BT = batch.scores["proximal_logprobs"]
         m2_BT = jnp.square(log_ratio(proximal_BT, sampler_logprobs(batch), batch))
         ranked = jnp.sort(jnp.where(batch.loss_mask_BT, m2_BT, jnp.inf).ravel())
         count = jnp.arange(1, ranked.size + 1, dtype=ranked.dtype)
-        # Only a whole run of equal values may be the last that is kept.
+        # The cut never divides a run of equal values.
         whole = ranked < jnp.append(ranked[1:], jnp.inf)
         kept = whole & (jnp.cumsum(ranked) <= self.threshold * count)
         largest = jnp.max(jnp.where(kept, ranked, -1.0))

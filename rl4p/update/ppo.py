@@ -17,16 +17,16 @@ class PPO(UpdateOptions):
         rho = pi / pi_proximal
         loss = max(-A rho, -A clip(rho, 1 - clip_low, 1 + clip_high))
 
-    clip_high above clip_low is DAPO's clip-higher (2503.14476). The log-ratio is clamped to
-    +-20 before the exponential. With one update per step rho is 1 and its gradient that of
-    REINFORCE; the clip acts from the second update of a step on.
+    clip_high > clip_low is DAPO's clip-higher (2503.14476). The log-ratio is clamped to +-20 before
+    the exponential. With one update per step, rho is 1 and the gradient is that of REINFORCE; the
+    clip acts from the second update of a step on.
 
     Attributes:
       clip_low, clip_high: the ratio is clipped to [1 - clip_low, 1 + clip_high].
-      dual_clip: c; where A < 0 the loss is at most -c A (1912.09729: c = 3). None is off.
-      delta: the first rho of the formula is min(rho, delta) (two-sided clipping, INTELLECT-2,
-        2505.07291: delta = 4). From 1 + clip_high on it is the same function as dual_clip; below,
-        it also narrows the clip of good tokens. None is off.
+      dual_clip: c: where A < 0 the loss is at most -c A (1912.09729: c = 3). None disables it.
+      delta: replaces the first rho of the formula by min(rho, delta) (two-sided clipping,
+        INTELLECT-2, 2505.07291: delta = 4). From 1 + clip_high on, this is the same function as
+        dual_clip; a smaller delta also narrows the clip of tokens with A > 0. None disables it.
     """
 
     clip_low: Share = 0.2

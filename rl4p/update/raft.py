@@ -12,9 +12,9 @@ from rl4p.types import Array, TrainingBatch
 class RAFT(UpdateOptions):
     """RAFT (2304.06767), per token: -log pi where A > 0, 0 elsewhere.
 
-    The advantage only chooses and never weighs: above the group's mean with `advantage=grpo`, the
-    best sample alone, as in the paper, with `pass_k`. The other samples count in the mean of the
-    aggregation: where the paper divides by the samples it kept, this divides by all.
+    The advantage selects samples but does not weight them: `advantage=grpo` selects those above the
+    group's mean, and `pass_k` the best sample only, as in the paper. The aggregation divides by all
+    samples, where the paper divides by the selected ones.
     """
 
     def __call__(self, logprobs_BT: Array, batch: TrainingBatch) -> tuple[Array, dict[str, Array]]:

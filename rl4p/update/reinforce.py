@@ -10,7 +10,7 @@ from rl4p.types import Array, TrainingBatch
 class Reinforce(UpdateOptions):
     """REINFORCE (Williams 1992), per token, to minimise: -A log pi.
 
-    With `advantage=constant` it is the likelihood of the responses: supervised training.
+    With `advantage=constant` this is supervised training on the responses.
     """
 
     def __call__(self, logprobs_BT: Array, batch: TrainingBatch) -> tuple[Array, dict[str, Array]]:

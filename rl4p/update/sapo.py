@@ -13,15 +13,16 @@ from rl4p.types import Array, TrainingBatch
 
 @dataclass(frozen=True, kw_only=True)
 class SAPO(UpdateOptions):
-    """SAPO (2511.20347), per token: a smooth gate instead of a clip,
+    """SAPO (2511.20347), per token, with a smooth gate instead of a clip:
 
         loss = -A (4 / tau) sigmoid(tau (rho - 1)), tau by the sign of A
 
-    Its slope by log pi is -A 4 p (1 - p) rho with p the sigmoid: -A at rho = 1, and little far from
-    it. The paper averages within a sequence first (`sequence_mean_token_mean`, the default here).
+    The derivative with respect to log pi is -A 4 p (1 - p) rho, with p the sigmoid: -A at rho = 1,
+    and small far from it. `sequence_mean_token_mean`, the default here, averages within a sequence
+    first, as the paper does.
 
     Attributes:
-      tau_positive, tau_negative: where A > 0, and elsewhere; the larger, the sooner the gate shuts.
+      tau_positive, tau_negative: where A > 0, and elsewhere; a larger tau shuts the gate sooner.
     """
 
     tau_positive: AboveZero = 1.0

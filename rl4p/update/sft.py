@@ -10,8 +10,8 @@ from rl4p.types import Array, TrainingBatch
 class SFT(UpdateOptions):
     """The negative log-likelihood of the responses, per token: -log pi on the loss mask.
 
-    The advantages are not looked at. With `rollout=demonstrations` it is supervised training; with
-    a policy's own samples it trains on all of them, the bad ones too.
+    The loss ignores advantages. With `rollout=demonstrations` this is supervised training; with the
+    policy's own samples it trains on all of them, including the bad ones.
     """
 
     reads_advantages = False

@@ -13,15 +13,15 @@ from rl4p.types import Array, TrainingBatch
 
 @dataclass(frozen=True, kw_only=True)
 class TOPR(UpdateOptions):
-    """TOPR (2503.14286): good samples as in supervised training, bad ones by a tapered weight,
+    """TOPR (2503.14286), with the supervised loss on good samples and a tapered weight on bad ones:
 
         loss = -A log pi where A >= 0, -sg[clip(rho, 0, 1)] A log pi where A < 0
 
-    rho is to the proximal policy; the paper's is to the sampler, which `correction` adds.
+    rho is pi / pi_proximal. In the paper it is pi / pi_behaviour: `correction` adds the difference.
 
     Attributes:
-      level: rho of the token, or of the `sequence`: the product over its loss tokens,
-        as in the paper.
+      level: whether rho is that of each `token`, or that of the `sequence`: the product over its
+        loss tokens, as in the paper.
     """
 
     level: Literal["token", "sequence"] = "token"

@@ -13,16 +13,16 @@ from rl4p.types import Array, TrainingBatch
 
 @dataclass(frozen=True, kw_only=True)
 class VESPO(UpdateOptions):
-    """VESPO (2602.10693), in the form of TRL: a Gamma kernel of the sequence's ratio,
+    """VESPO (2602.10693), in the form of TRL, with a Gamma kernel of the sequence's ratio:
 
         w = prod_t pi / pi_proximal over the row's loss tokens
         phi = w^k exp(lambda (1 - w)), 1 at w = 1
         loss = -sg[phi] A log pi
 
-    k and lambda by the sign of A (those of A >= 0 at 0, as in TRL). log w is the sum of the tokens'
-    log-ratios, not their mean, each clamped to +-20, and so is the sum (TRL: from below to
-    log 1e-8). TRL multiplies the correction for the sampler into w; here `correction` stays a
-    factor of the loss. TRL averages over all tokens (`token_mean`).
+    The sign of A selects k and lambda; A = 0 counts as positive, as in TRL. log w is the sum of the
+    tokens' log-ratios, not their mean. Each log-ratio and the sum are clamped to +-20 (the lower
+    bound in TRL is log 1e-8). TRL multiplies the correction for the sampler into w; here
+    `correction` is a factor of the loss. TRL averages over all tokens (`token_mean`).
 
     Attributes:
       k_positive, lambda_positive: where A >= 0.

@@ -1,1 +1,1 @@
-"""Weights for what another policy sampled: `protocols.Correction`."""
+"""Importance weights for tokens that another policy sampled: `protocols.Correction`."""

@@ -10,7 +10,7 @@ from rl4p.types import Array
 
 @dataclass(frozen=True, kw_only=True)
 class NONE:
-    """Every token of the mask weighs 1."""
+    """A weight of 1 on every token of the mask."""
 
     active: ClassVar[bool] = False
 

@@ -1,4 +1,4 @@
-"""Sequences that strayed too far, left out."""
+"""Rejection of sequences by their importance weights w = pi_proximal / pi_behaviour."""
 
 from dataclasses import dataclass
 
@@ -11,11 +11,11 @@ from rl4p.types import Array
 
 @dataclass(frozen=True, kw_only=True)
 class SequenceMask:
-    """0 on a sequence whose geometric mean of w over its tokens is not in [low, high].
+    """Weights of 0 on sequences whose geometric mean of w over their tokens is outside [low, high].
 
     Attributes:
-      low, high: a geometric mean moves far less than a token's w.
-      weighted: the tokens of the others weigh their own w; otherwise 1 (pure rejection).
+      low, high: the bounds. A geometric mean changes far less than the w of a single token.
+      weighted: whether the tokens of accepted sequences weigh w; if false they weigh 1.
     """
 
     low: NonNegative = 0.99

@@ -1,4 +1,4 @@
-"""Truncated importance sampling of whole sequences."""
+"""Truncated importance sampling of whole sequences, with w_t = pi_proximal / pi_behaviour."""
 
 from dataclasses import dataclass
 
@@ -11,10 +11,10 @@ from rl4p.types import Array
 
 @dataclass(frozen=True, kw_only=True)
 class SequenceTruncate:
-    """min(prod_t w_t, cap), the same on each token of the sequence (as in verl and TRL).
+    """The weight min(prod_t w_t, cap) on each token of a sequence (as in verl and TRL).
 
     Attributes:
-      cap: of the product.
+      cap: upper bound of the product.
     """
 
     cap: AboveZero = 2.0

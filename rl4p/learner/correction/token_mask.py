@@ -1,4 +1,4 @@
-"""Masked importance sampling."""
+"""Masked importance sampling of tokens, with w = pi_proximal / pi_behaviour."""
 
 from dataclasses import dataclass
 
@@ -11,10 +11,10 @@ from rl4p.types import Array
 
 @dataclass(frozen=True, kw_only=True)
 class TokenMask:
-    """w of each token where low <= w <= high, and 0 elsewhere (IcePop, 2510.18855).
+    """The weight w on tokens with low <= w <= high, and 0 on other tokens (IcePop, 2510.18855).
 
     Attributes:
-      low, high: of IcePop.
+      low, high: bounds of w; the defaults are those of IcePop.
     """
 
     low: NonNegative = 0.5

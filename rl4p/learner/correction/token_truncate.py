@@ -1,4 +1,4 @@
-"""Truncated importance sampling."""
+"""Truncated importance sampling of tokens, with w = pi_proximal / pi_behaviour."""
 
 from dataclasses import dataclass
 
@@ -11,10 +11,10 @@ from rl4p.types import Array
 
 @dataclass(frozen=True, kw_only=True)
 class TokenTruncate:
-    """min(w, cap) of each token (truncated importance sampling, as in verl and TRL).
+    """The weight min(w, cap) of each token (as in verl and TRL).
 
     Attributes:
-      cap: of w.
+      cap: upper bound of w.
     """
 
     cap: AboveZero = 2.0

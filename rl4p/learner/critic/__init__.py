@@ -1,1 +1,1 @@
-"""The critic: estimates of the return, for advantages that need `values`."""
+"""Critics, which estimate the return for advantages that need `values`."""

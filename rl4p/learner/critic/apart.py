@@ -1,4 +1,4 @@
-"""A critic with a trunk of its own."""
+"""A separate critic, with its own trunk."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -15,21 +15,21 @@ from rl4p.types import Array, Params, Trajectories
 
 @dataclass(frozen=True, kw_only=True)
 class Apart(CriticOptions):
-    """V_t = h_{t-1} w + b on the activations of a second trunk, which begins as the policy's.
+    """A value head V_t = h_{t-1} w + b on a second trunk, initialised as a copy of the policy's.
 
-    As in PPO for language models (2203.02155): twice the parameters and twice the forwards, and
-    neither loss disturbs the other.
+    As in PPO for language models (2203.02155). A separate critic needs twice the parameters and
+    twice the forward passes, but neither loss changes the parameters of the other.
     """
 
     own_trunk: ClassVar[bool] = True
 
     def init(self, decoder: Decoder, policy_params: Params) -> Params:
-        """What stands at `critic` among the trained parameters; every estimate starts at 0."""
+        """Returns the parameters to train under `critic`; every estimate starts at 0."""
         copied = {name: policy_params[name] for name in ("embedding", "layers", "norm")}
         return jax.tree.map(jnp.copy, copied) | {"value": init_value_head(decoder.config.width)}
 
     def values(
         self, decoder: Decoder, params: Params, hidden_BTD: Array, trajectories: Trajectories
     ) -> Array:
-        """float32 [B, T], at t that of the state which token t is chosen in."""
+        """Returns float32 [B, T]: at t, the value of the state in which token t is chosen."""
         return values(params["critic"], trunk(decoder, params["critic"], trajectories))

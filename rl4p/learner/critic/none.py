@@ -6,7 +6,7 @@ from typing import ClassVar
 
 @dataclass(frozen=True, kw_only=True)
 class NONE:
-    """No value head, no value loss; an advantage that needs `values` is refused."""
+    """No value head and no value loss. An advantage that needs `values` is refused."""
 
     active: ClassVar[bool] = False
     own_trunk: ClassVar[bool] = False

@@ -1,4 +1,4 @@
-"""What every critic shares. Not an algorithm: its loss, and how much that weighs."""
+"""The options that every critic takes, and the value loss."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -15,22 +15,22 @@ class CriticOptions:
 
         loss = coefficient/2 max((V - R)^2, (clip(V, V_old - clip, V_old + clip) - R)^2)
 
-    R is the advantage's `returns`, and V_old the value at the start of the step. It is summed as
-    the policy's loss is (`update.aggregation`), and joins it in one gradient.
+    R is the advantage's `returns`, and V_old the value at the start of the step. The value loss is
+    aggregated like the policy loss (`update.aggregation`), and one gradient serves both losses.
 
     Attributes:
-      coefficient: of the value loss.
-      clip: how far a value may move in one step; None is the plain square.
+      coefficient: weight of the value loss.
+      clip: half-width of the clipping range around V_old; None gives the plain square.
     """
 
     active: ClassVar[bool] = True
-    own_trunk: ClassVar[bool] = False  # whether `values` runs one
+    own_trunk: ClassVar[bool] = False  # whether `values` runs its own trunk
 
     coefficient: NonNegative = 0.5
     clip: AboveZero | None = 0.5
 
     def loss(self, values_BT: Array, old_values_BT: Array, returns_BT: Array) -> Array:
-        """float32 [B, T], to be read on the loss mask only; differentiable by `values_BT`."""
+        """Returns float32 [B, T], valid on the loss mask only; differentiable in `values_BT`."""
         square_BT = jnp.square(values_BT - returns_BT)
         if self.clip is not None:
             clipped_BT = jnp.clip(values_BT, old_values_BT - self.clip, old_values_BT + self.clip)

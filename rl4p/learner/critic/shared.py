@@ -1,4 +1,4 @@
-"""A value head on the policy's own trunk."""
+"""A value head on the policy's trunk."""
 
 from dataclasses import dataclass
 
@@ -12,22 +12,22 @@ from rl4p.types import Array, Params, Trajectories
 
 @dataclass(frozen=True, kw_only=True)
 class Shared(CriticOptions):
-    """V_t = h_{t-1} w + b on the policy's activations: no further forward, a head to train.
+    """A value head V_t = h_{t-1} w + b on the policy's activations, without another forward pass.
 
     Attributes:
-      detach: the value loss trains the head alone and leaves the trunk to the policy's loss.
+      detach: whether the value loss trains the head only, and does not change the trunk.
     """
 
     detach: bool = False
 
     def init(self, decoder: Decoder, policy_params: Params) -> Params:
-        """What stands at `critic` among the trained parameters; every estimate starts at 0."""
+        """Returns the parameters to train under `critic`; every estimate starts at 0."""
         return {"value": init_value_head(decoder.config.width)}
 
     def values(
         self, decoder: Decoder, params: Params, hidden_BTD: Array, trajectories: Trajectories
     ) -> Array:
-        """float32 [B, T], at t that of the state which token t is chosen in."""
+        """Returns float32 [B, T]: at t, the value of the state in which token t is chosen."""
         return values(
             params["critic"], jax.lax.stop_gradient(hidden_BTD) if self.detach else hidden_BTD
         )

@@ -1,1 +1,1 @@
-"""Keeping the policy from growing certain too soon: `protocols.Entropy`."""
+"""Entropy bonuses, and the selection of tokens by entropy: `protocols.Entropy`."""

@@ -1,4 +1,4 @@
-"""An entropy bonus that seeks a target."""
+"""An entropy bonus whose coefficient adapts to a target."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -11,20 +11,21 @@ from rl4p.types import Array
 
 @dataclass(frozen=True, kw_only=True)
 class Adaptive:
-    """The adaptive entropy control of Skywork-OR1 (2505.22312), once a step:
+    """The adaptive entropy control of Skywork-OR1 (2505.22312), applied once per step:
 
         alpha = c where H <= target, else 0
         c <- c + step where H < target, c - step where H > target, kept in [0, maximum]
 
-    H is the mean entropy of the step before, which this step's loss cannot wait for (the paper: of
-    the step itself); before the first step it counts as below the target. The paper does not bound
-    c from above. A step whose entropy is not finite changes nothing.
+    The first line uses the H of the previous step, because the entropy of a step is known only
+    after its loss (the paper uses the same step's). In the first step c is used as if H were below
+    the target. The paper has no upper bound of c. A step whose entropy is not finite changes
+    nothing.
 
     Attributes:
-      target: of the mean entropy, in nats.
-      step: of the coefficient.
-      alpha: the first c.
-      maximum: of c.
+      target: desired mean entropy, in nats.
+      step: change of c per step.
+      alpha: initial c.
+      maximum: upper bound of c.
     """
 
     active: ClassVar[bool] = True

@@ -1,4 +1,4 @@
-"""An entropy bonus of fixed weight."""
+"""An entropy bonus with a fixed coefficient."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -11,7 +11,7 @@ from rl4p.types import Array
 
 @dataclass(frozen=True, kw_only=True)
 class Bonus:
-    """alpha x H(pi(. | tokens before t)), subtracted from each token's loss.
+    """The bonus alpha x H(pi(. | tokens before t)), subtracted from the loss of each token.
 
     Attributes:
       alpha: the coefficient.

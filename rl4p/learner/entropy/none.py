@@ -1,4 +1,4 @@
-"""Entropy left to itself."""
+"""No entropy bonus."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -10,7 +10,7 @@ from rl4p.types import Array
 
 @dataclass(frozen=True, kw_only=True)
 class NONE:
-    """No bonus, and every token keeps its gradient."""
+    """No entropy bonus and no selection: every token keeps its gradient."""
 
     active: ClassVar[bool] = False
     selects: ClassVar[bool] = False

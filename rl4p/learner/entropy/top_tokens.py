@@ -1,4 +1,4 @@
-"""Policy gradients of the uncertain tokens only."""
+"""Policy gradients on high-entropy tokens only."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -12,13 +12,13 @@ from rl4p.types import Array
 
 @dataclass(frozen=True, kw_only=True)
 class TopTokens:
-    """Only the tokens with the highest entropy keep their policy gradient (2506.01939).
+    """A policy gradient on only the tokens with the highest entropy (2506.01939).
 
-    They are the share of the minibatch's loss tokens with the largest entropy, at least one, ties
-    at the threshold included. There is no bonus.
+    The share is taken of the minibatch's loss tokens. At least one token is selected, and ties at
+    the threshold are included. There is no entropy bonus.
 
     Attributes:
-      share: the paper's 20 percent.
+      share: share of the tokens to select; the default is the paper's 20 percent.
     """
 
     active: ClassVar[bool] = False

@@ -1,1 +1,1 @@
-"""Keeping the policy near a reference: `protocols.KL`."""
+"""Penalties that keep the policy near a reference: `protocols.KL`."""

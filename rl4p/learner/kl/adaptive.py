@@ -1,4 +1,4 @@
-"""A penalty whose weight seeks a target."""
+"""A KL penalty whose coefficient adapts to a target."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -12,18 +12,19 @@ from rl4p.types import Array
 
 @dataclass(frozen=True, kw_only=True)
 class Adaptive(KLOptions):
-    """beta x KL(pi || pi_reference) with a proportional controller (1909.08593), once a step:
+    """The penalty beta x KL(pi || pi_reference), with beta updated once per step (1909.08593):
 
         beta <- beta (1 + clip(KL / target - 1, -limit, limit) / horizon)
 
-    A step whose KL is not finite leaves beta as it is. The paper counts its horizon in sequences
-    (here: theirs over the sequences of a step) and its KL per sequence (here: per token).
+    A step whose KL is not finite does not change beta. The paper measures KL per sequence; here KL
+    is per token. The paper counts its horizon in sequences; here it is the paper's divided by the
+    number of sequences in a step.
 
     Attributes:
-      beta: the first coefficient.
-      target: the mean penalty of a token that beta is to bring about.
-      limit: s, of the error that one step sees.
-      horizon: steps that an error of 1 would need to change beta by its own size.
+      beta: initial coefficient.
+      target: desired mean penalty per token.
+      limit: bound of the relative error KL / target - 1.
+      horizon: number of steps in which an error of 1 would change beta by its own size.
     """
 
     active: ClassVar[bool] = True

@@ -1,4 +1,4 @@
-"""Estimates of the divergence from a reference, from one sampled token."""
+"""Estimators of the divergence from a reference, from one sampled token."""
 
 from typing import Literal
 
@@ -11,17 +11,18 @@ Estimator = Literal["k1", "k2", "k3", "k3_plus"]
 
 
 def kl_estimate(logprobs: Array, reference: Array, estimator: Estimator) -> Array:
-    """KL(pi || pi_reference) by a token that pi sampled (Schulman, "Approximating KL divergence").
+    """Estimates KL(pi || pi_reference) from a token that pi sampled.
 
-    With d = log pi - log pi_reference, and each one's slope by log pi:
+    The estimators are Schulman's ("Approximating KL divergence"). With the difference
+    d = log pi - log pi_reference, their values and derivatives with respect to log pi are:
 
-        k1        d                    1            unbiased; of both signs
+        k1        d                    1            unbiased; may be negative
         k2        d^2 / 2              d            biased; its gradient is that of the divergence
         k3        exp(-d) - 1 + d      1 - exp(-d)  unbiased, never negative; biased gradient
         k3_plus   the value of k3      d            k3's value with k2's gradient (verl)
 
-    As a loss on its own k1 has a gradient of expectation 0: it belongs in the reward. d is clamped
-    to +-20 in the exponential of k3.
+    As a loss, k1 alone has a gradient of expectation 0, so k1 belongs in the reward. The
+    exponential of k3 clamps d to +-20.
     """
     difference = logprobs - reference
     if estimator == "k1":
@@ -32,5 +33,5 @@ def kl_estimate(logprobs: Array, reference: Array, estimator: Estimator) -> Arra
     k3 = jnp.expm1(jnp.clip(-difference, -20.0, 20.0)) + difference
     if estimator == "k3":
         return k3
-    # Not k3 - k2 + k2, whose value loses its digits where the two are far apart.
+    # The value of k3 - k2 + k2 would lose precision where k2 is much larger than k3.
     return jax.lax.stop_gradient(k3) + (k2 - jax.lax.stop_gradient(k2))

@@ -1,4 +1,4 @@
-"""A penalty of fixed weight."""
+"""A KL penalty with a fixed coefficient."""
 
 from dataclasses import dataclass
 
@@ -11,7 +11,7 @@ from rl4p.types import Array
 
 @dataclass(frozen=True, kw_only=True)
 class Fixed(KLOptions):
-    """beta x KL(pi || pi_reference); with beta 0 there is no reference.
+    """The penalty beta x KL(pi || pi_reference). With beta = 0 there is no reference.
 
     Attributes:
       beta: the coefficient.

@@ -1,4 +1,4 @@
-"""No reference."""
+"""No KL penalty."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -10,7 +10,7 @@ from rl4p.types import Array
 
 @dataclass(frozen=True, kw_only=True)
 class NONE:
-    """No penalty, and no reference in memory."""
+    """No penalty, and no reference policy in memory."""
 
     placement: ClassVar[str] = "in_loss"
     active: ClassVar[bool] = False

@@ -1,4 +1,4 @@
-"""What every penalty on the divergence shares. Not an algorithm: how a token is measured."""
+"""The options that every KL penalty takes, and the penalty of a token."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -12,15 +12,15 @@ from rl4p.types import Array
 
 @dataclass(frozen=True, kw_only=True)
 class KLOptions:
-    """How the divergence is measured, and where it acts.
+    """Options of a KL penalty: how the divergence is estimated, and where the penalty acts.
 
     Attributes:
-      estimator: `estimators.py`.
-      placement: added to the loss, or subtracted from the reward (without a gradient).
-      importance_weight: times w = pi / pi_behaviour, log w clamped to +-20: the tokens were
-        sampled by another policy than pi. With k1 and k3 w is differentiable, so that the gradient
-        of an unbiased value is unbiased (DeepSeek-V3.2); with k2 and k3_plus it is a constant,
-        because their gradient, not their value, is what a sample of pi estimates. In the loss only.
+      estimator: see `estimators.py`.
+      placement: `in_loss`, or `in_reward`: subtracted from the reward, without a gradient.
+      importance_weight: multiplies the penalty in the loss by w = pi / pi_behaviour, with log w
+        clamped to +-20, because pi_behaviour sampled the tokens. With k1 and k3, w is
+        differentiable, so the gradient of their unbiased value is unbiased (DeepSeek-V3.2). With k2
+        and k3_plus, w is a constant, because not their value but their gradient is unbiased.
     """
 
     estimator: Estimator = "k3"

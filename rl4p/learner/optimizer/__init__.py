@@ -1,1 +1,1 @@
-"""Optimizers from optax, by configuration."""
+"""Optimizers from optax, built from the configuration."""

@@ -11,22 +11,22 @@ from rl4p.learner.optimizer.options import OptimizerOptions
 
 @dataclass(frozen=True, kw_only=True)
 class Adafactor(OptimizerOptions):
-    """Adafactor (1804.04235): a second moment of a row and a column for each matrix.
+    """Adafactor (1804.04235), with the second moment of a matrix kept per row and per column:
 
         nu <- d nu + (1 - d) (g^2 + 1e-30),   d = 1 - t^-decay_exponent, in the t-th update
         u = g / sqrt(nu),   nu of an entry = its row's mean x its column's mean / the mean of all
         direction u / max(1, rms(u) / clip_rms) x max(1e-3, rms(parameter))
 
-    Each matrix of each layer and expert stands for itself, in the row and column and in every rms.
-    The learning rate is thus relative to the parameters'. The paper's own schedule is left out.
-    Momentum, an average of the directions, is off by default; `moment_dtype` is that of it alone.
+    Means and rms are computed for each matrix of each layer and expert separately. The last factor
+    makes the learning rate relative to the parameter. The paper's own schedule is omitted.
+    Momentum, an average of the directions, is off by default; `moment_dtype` is its dtype only.
 
     Attributes:
-      decay_exponent: of the second moment's decay, which begins at 0 and goes to 1.
-      min_factored_size: a matrix with a shorter side has its second moment whole.
-      clip_rms: the root mean square that a larger u is scaled down to.
-      relative: times the parameter's root mean square; false makes the learning rate absolute.
-      momentum: 0 keeps none.
+      decay_exponent: exponent in d, the decay of the second moment, which grows from 0 to 1.
+      min_factored_size: a matrix with a shorter side keeps its full second moment.
+      clip_rms: upper bound of the root mean square of u.
+      relative: whether to apply the last factor; if false, the learning rate is absolute.
+      momentum: decay of the average; 0 disables momentum.
     """
 
     learning_rate: NonNegative = 2e-3

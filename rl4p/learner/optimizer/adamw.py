@@ -10,13 +10,13 @@ from rl4p.learner.optimizer.options import OptimizerOptions
 
 @dataclass(frozen=True, kw_only=True)
 class AdamW(OptimizerOptions):
-    """AdamW (1711.05101), the moments corrected for their bias where they are read:
+    """AdamW (1711.05101), with moments that are corrected for their bias when they are used:
 
         mu <- b1 mu + (1 - b1) g,   nu <- b2 nu + (1 - b2) g^2
         direction mu / (sqrt(nu) + epsilon)
 
-    `moment_dtype` is that of mu. The second moment nu stays: at b2 = 0.999 its changes are smaller
-    than bfloat16 tells apart.
+    `moment_dtype` is the dtype of mu only. At b2 = 0.999, the changes of nu would be below the
+    resolution of bfloat16.
     """
 
     learning_rate: NonNegative = 5e-5

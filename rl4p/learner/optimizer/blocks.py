@@ -1,7 +1,7 @@
-"""What a leaf of the parameters is: a matrix or a vector, or a stack of them over depth.
+"""The classification of parameter leaves: matrices and vectors, single or stacked over layers.
 
-Leaves under `layers` are stacked along L, and those of experts along E after it. An optimizer that
-looks at more than single numbers must take each block of the stack apart.
+Leaves under `layers` are stacked along L, and leaves of experts along L and E. An optimizer that
+looks at more than single numbers must handle each block of the stack separately.
 """
 
 import math
@@ -25,14 +25,14 @@ def is_matrix(params: Params) -> Params:
 
 
 def is_inner_matrix(params: Params) -> Params:
-    """Returns the same without what maps from or to the vocabulary or labels."""
+    """Returns a tree that is True at matrices, except those from or to the vocabulary or labels."""
     return jax.tree_util.tree_map_with_path(
         lambda path, leaf: declared(path).inner and leaf.ndim >= 2, params
     )
 
 
 def stacked_axes(params: Params) -> Params:
-    """The number of leading axes of each leaf that count blocks: L, or L and E."""
+    """Returns the number of leading axes of each leaf that stack blocks: 0, 1 (L) or 2 (L, E)."""
 
     def count(path: Any, leaf: Array, matrix: bool) -> int:
         if matrix:
@@ -43,9 +43,9 @@ def stacked_axes(params: Params) -> Params:
 
 
 def blockwise(transform: optax.GradientTransformation) -> optax.GradientTransformation:
-    """The transform, run on each block of each leaf as if it were the only parameter.
+    """Returns a transform that treats each block of each leaf as if it were the only parameter.
 
-    Its state is a tree like the parameters, with a state, stacked, at each leaf.
+    The state is a tree like the parameters; each leaf holds the stacked states of its blocks.
     """
 
     def over_blocks(function: Any, leaf: Array, axes: int, *others: Any) -> Any:

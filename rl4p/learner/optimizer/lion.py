@@ -10,13 +10,13 @@ from rl4p.learner.optimizer.options import OptimizerOptions
 
 @dataclass(frozen=True, kw_only=True)
 class Lion(OptimizerOptions):
-    """Lion (2302.06675), one moment:
+    """Lion (2302.06675), with one moment:
 
         direction sign(b1 mu + (1 - b1) g),   then   mu <- b2 mu + (1 - b2) g
 
-    Every entry moves by the whole learning rate: the paper takes one 3 to 10 times smaller than
-    AdamW's, and a weight decay larger by as much. (The default is AdamW's, as few steps want it.)
-    `moment_dtype` is that of mu.
+    Every entry moves by the full learning rate. The paper's learning rate is 3 to 10 times smaller
+    than AdamW's, and its weight decay larger by the same factor. The default here is AdamW's, which
+    suits runs of few steps. `moment_dtype` is the dtype of mu.
     """
 
     learning_rate: NonNegative = 5e-5

@@ -14,25 +14,25 @@ from rl4p.types import Params
 
 @dataclass(frozen=True, kw_only=True)
 class Muon(OptimizerOptions):
-    """Momentum orthogonalised by Newton-Schulz (K. Jordan, 2024), in the scale of 2502.16982:
+    """Momentum orthogonalised by Newton-Schulz (K. Jordan, 2024), with the scale of 2502.16982:
 
         mu <- momentum mu + (1 - momentum) g
         direction update_rms sqrt(max(in, out)) U V^T,   where mu = U S V^T
 
-    for each matrix [in, out] of each layer and expert apart; adapters are matrices too. Nesterov's
-    mu is one step ahead by the same gradient, and either is corrected for its bias. Embeddings,
-    heads, norms and biases take AdamW's direction instead. The scale gives a matrix the root mean
-    square that AdamW's have, so one learning rate serves both.
+    Each matrix [in, out] of each layer and expert is handled separately; adapters are matrices too.
+    With `nesterov`, mu takes one more step with the same gradient. Either mu is bias-corrected.
+    Embeddings, heads, norms and biases use AdamW's direction instead. The scale gives a matrix the
+    root mean square of an AdamW direction, so one learning rate serves both.
 
     `iterations` steps of the quintic iteration bring singular values to about 0.7 to 1.2, not to 1;
-    those far below the largest come out lower. They run in the dtype of the gradient.
-    `moment_dtype` is that of mu, here and in AdamW.
+    values far below the largest end lower. The iteration runs in the gradient's dtype.
+    `moment_dtype` is the dtype of mu, here and in AdamW.
 
     Attributes:
-      momentum, nesterov, iterations: of the matrices.
-      update_rms: root mean square of a matrix's direction, were its singular values 1.
-      b1, b2: of the rest.
-      epsilon: of both: beside the norm that mu is divided by, and in AdamW.
+      momentum, nesterov, iterations: for the matrices.
+      update_rms: root mean square of a matrix's direction if all singular values were 1.
+      b1, b2: for the other parameters (AdamW).
+      epsilon: for both: added to the norm that divides mu, and in AdamW.
     """
 
     learning_rate: NonNegative = 3e-4
@@ -64,7 +64,7 @@ class Muon(OptimizerOptions):
 
 
 def last_two_axes(matrices: Params) -> Params:
-    """The axes of a matrix; optax goes over those before them one by one."""
+    """Returns the axes of a matrix; optax treats the axes before them as a batch."""
     return jax.tree.map(lambda _: optax.contrib.MuonDimensionNumbers(-2, -1), matrices)
 
 

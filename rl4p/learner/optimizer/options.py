@@ -1,4 +1,4 @@
-"""The options that every optimizer takes, and what happens around its direction."""
+"""The options that every optimizer takes, and the transform that they define."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -13,15 +13,16 @@ from rl4p.types import Array
 
 @dataclass(frozen=True, kw_only=True)
 class OptimizerOptions:
-    """How large a gradient may be, and how far and under which decay a step goes.
+    """Options of an optimizer: the learning rate, weight decay and gradient clipping.
 
     Attributes:
-      learning_rate: the peak.
+      learning_rate: peak learning rate.
       schedule, warmup_steps, total_steps, final_fraction: see `optimizer/schedule.py`.
-      weight_decay: decoupled (1711.05101); touches matrices only (`blocks.is_matrix`).
-      max_grad_norm: the global norm that a larger gradient is scaled down to; 0 is off.
-      moment_dtype: of the moments that the optimizer names; the others have the parameters' dtype.
-        Optax also decays in it: in bfloat16 a decay of 0.9 acts as 0.898, and 0.99 as 0.988.
+      weight_decay: decoupled weight decay (1711.05101), for matrices only (`blocks.is_matrix`).
+      max_grad_norm: global norm that larger gradients are scaled down to; 0 disables clipping.
+      moment_dtype: dtype of the moments that each optimizer names; other moments have the dtype of
+        the parameters. Optax also rounds the decay to this dtype: in bfloat16 a decay of 0.9 acts
+        as 0.898, and 0.99 as 0.988.
     """
 
     learning_rate: NonNegative
@@ -41,9 +42,9 @@ class OptimizerOptions:
             )
 
     def descent(self, direction: optax.GradientTransformation) -> optax.GradientTransformation:
-        """-(direction + weight_decay x parameter), the direction being that of a clipped gradient.
+        """Returns the transform -(direction + weight_decay x parameter), with clipped gradients.
 
-        That is the update at learning rate 1; the training step scales it by `learning_rate_at`.
+        This is the update at learning rate 1; the training step scales it by `learning_rate_at`.
         """
         decay = optax.add_decayed_weights(self.weight_decay, mask=is_matrix)
         update = optax.chain(direction, decay, optax.scale(-1.0))

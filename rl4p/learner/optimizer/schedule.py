@@ -18,10 +18,11 @@ def learning_rate_at(
     total_steps: int,
     final_fraction: float,
 ) -> Array:
-    """The learning rate of a step (counted from 0), float32.
+    """Returns the learning rate of a step (counted from 0), float32.
 
-    Linear warm-up over `warmup_steps`, reaching `learning_rate` with its last step; then constant,
-    or down to `final_fraction` of it at `total_steps`, linearly or on half a cosine.
+    The warm-up is linear over `warmup_steps` and reaches `learning_rate` at its last step. Then the
+    learning rate is constant, or falls to `final_fraction` of its peak at `total_steps`, along a
+    line or half a cosine.
     """
     step = jnp.asarray(step, jnp.float32)
     warmup = jnp.minimum(1.0, (step + 1) / max(warmup_steps, 1))

@@ -14,8 +14,8 @@ class SGD(OptimizerOptions):
 
         trace <- momentum trace + g,   direction trace, or g + momentum trace (Nesterov)
 
-    The trace is a sum and no mean: it grows to g / (1 - momentum). Without momentum there is none.
-    `moment_dtype` is that of the trace.
+    The trace is a sum, not a mean: it grows to g / (1 - momentum). Without momentum there is no
+    trace. `moment_dtype` is the dtype of the trace.
     """
 
     learning_rate: NonNegative = 5e-3
