@@ -99,7 +99,7 @@ def policy_and_params():
     from rl4p.model.scratch import Scratch
 
     model = Scratch(
-        width=32, layers=2, heads=4, key_value_heads=2, feed_forward_width=48, max_positions=64
+        width=32, layers=2, heads=4, num_kv_heads=2, feed_forward_width=48, max_positions=64
     )
     policy, params = model.build(Mesh(dp=1), jax.random.key(0))
     noise = np.random.default_rng(0)
@@ -290,7 +290,7 @@ def numpy_logits():
             heads = []
             for head in range(config.heads):
                 own = slice(head * h, (head + 1) * h)
-                shared = head * config.key_value_heads // config.heads
+                shared = head * config.num_kv_heads // config.heads
                 shared = slice(shared * h, (shared + 1) * h)
                 scores = rotated(q[:, own], config) @ rotated(k[:, shared], config).T / np.sqrt(h)
                 weights = np.exp(np.where(future, -np.inf, scores))

@@ -128,7 +128,7 @@ def test_adapters_are_merged_or_written_alone(run, tmp_path, capsys):
 
 
 def test_a_critic_beside_the_policy_is_left_behind(tmp_path):
-    config = compose((*SMALL, "advantage=gae", "critic=apart"))
+    config = compose((*SMALL, "advantage=gae", "critic=separate"))
     run = tmp_path / "run"
     (run / ".hydra").mkdir(parents=True)
     OmegaConf.save(config, run / ".hydra" / "config.yaml")

@@ -49,7 +49,7 @@ BASE = (
     "+reward.terms.small.pattern='.*[a-m].*'",
     "+reward.terms.small.weight=-0.75",  # so that rewards have both signs
 )
-SHAPE = {"width": 16, "layers": 1, "heads": 2, "key_value_heads": 1, "feed_forward_width": 32}
+SHAPE = {"width": 16, "layers": 1, "heads": 2, "num_kv_heads": 1, "feed_forward_width": 32}
 TEACHER = (
     "+model@teacher=scratch",
     "teacher.vocabulary=512",
@@ -84,7 +84,7 @@ MORE = {
 COMPANIONS = {
     "advantage=gae": {"critic": "shared"},
     "critic=shared": {"advantage": "gae"},
-    "critic=apart": {"advantage": "gae"},
+    "critic=separate": {"advantage": "gae"},
     "update=sft": {"advantage": "constant"},
     "rollout=demonstrations": {"advantage": "constant", "update": "reinforce"},
 }

@@ -26,7 +26,7 @@ QUICK = (
 )
 # Shapes that are only planned with, made small; devices that are not here.
 SMALL = (
-    *("model.width=32", "model.layers=1", "model.heads=4", "model.key_value_heads=2"),
+    *("model.width=32", "model.layers=1", "model.heads=4", "model.num_kv_heads=2"),
     *("model.feed_forward_width=64", "model.vocabulary=512", "model.attention=xla", "mesh=single"),
     "+reward.terms.capital._target_=rl4p.reward.format.Format",
     "+reward.terms.capital.pattern='.*[A-Z].*'",

@@ -72,7 +72,7 @@ class Engine:
             width=w.hidden,
             layers=w.layers,
             heads=w.heads,
-            key_value_heads=w.kv_heads,
+            num_kv_heads=w.kv_heads,
             head_width=w.head_dim,
             feed_forward_width=w.intermediate,
             max_positions=4096,

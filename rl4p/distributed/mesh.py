@@ -12,7 +12,13 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from rl4p.configuration.bounds import Natural, Positive
 from rl4p.distributed.chips import slice_of
-from rl4p.distributed.partition import RULES, as_sampled, changed_for_sampling, specs, specs_beside
+from rl4p.distributed.partition import (
+    RULES,
+    changed_for_decoding,
+    for_decoding,
+    specs,
+    specs_beside,
+)
 from rl4p.distributed.processes import place
 from rl4p.errors import InputError
 from rl4p.types import Array, Params
@@ -150,7 +156,7 @@ class Mesh:
         return NamedSharding(self.devices, PartitionSpec(("dp", "fsdp"), "tp"))
 
     @property
-    def everywhere(self) -> NamedSharding:
+    def replicated(self) -> NamedSharding:
         return NamedSharding(self.devices, PartitionSpec())
 
     def shard_rows(self, tree: Any) -> Any:
@@ -158,7 +164,7 @@ class Mesh:
         return place(tree, self.rows)
 
     def replicate(self, tree: Any) -> Any:
-        return place(tree, self.everywhere)
+        return place(tree, self.replicated)
 
     def check_divides(self, dimensions: Mapping[str, int]) -> None:
         """Checks that the mesh divides a model's dimensions, named as in `partition.RULES`.
@@ -179,26 +185,26 @@ class Mesh:
 
     # Parameters and optimizer state.
 
-    def of_params(self, params: Params) -> Any:
+    def param_shardings(self, params: Params) -> Any:
         """Returns the shardings (`partition.py`) of a tree of parameters, or of their shapes."""
         return jax.tree.map(partial(NamedSharding, self.devices), specs(params))
 
-    def of_optimizer_state(self, state: Any, params: Params) -> Any:
+    def optimizer_state_shardings(self, state: Any, params: Params) -> Any:
         return jax.tree.map(partial(NamedSharding, self.devices), specs_beside(state, params))
 
     def init(self, init: Callable[..., Params], *arguments: Any) -> Params:
         """Returns new parameters; each device creates only its own shard."""
-        shardings = self.of_params(jax.eval_shape(init, *arguments))
+        shardings = self.param_shardings(jax.eval_shape(init, *arguments))
         return jax.jit(init, out_shardings=shardings)(*arguments)
 
     def shapes(self, init: Callable[..., Params], *arguments: Any) -> Params:
         """Returns the shapes and shardings of the parameters that `init` would create."""
         shapes = jax.eval_shape(init, *arguments)
-        return with_places(shapes, self.of_params(shapes))
+        return with_shardings(shapes, self.param_shardings(shapes))
 
     def init_beside(self, init: Callable[[Params], Any], params: Params) -> Any:
         """Returns an optimizer's state, in which each moment is sharded as its parameter."""
-        shardings = self.of_optimizer_state(jax.eval_shape(init, params), params)
+        shardings = self.optimizer_state_shardings(jax.eval_shape(init, params), params)
         return jax.jit(init, out_shardings=shardings)(params)
 
     def for_sampling(self, params: Params, dtype: str) -> Params:
@@ -209,13 +215,13 @@ class Mesh:
         Args:
           dtype: the dtype of activations.
         """
-        changed = changed_for_sampling(params, dtype)
-        params = params | as_sampled({name: params[name] for name in changed}, dtype)
+        changed = changed_for_decoding(params, dtype)
+        params = params | for_decoding({name: params[name] for name in changed}, dtype)
         if self.sampling is self and self.devices.shape["fsdp"] == 1:
             return params
-        return place(params, self.of_sampling(params))
+        return place(params, self.sampling_shardings(params))
 
-    def of_sampling(self, params: Params) -> Any:
+    def sampling_shardings(self, params: Params) -> Any:
         """Returns the shardings of a tree of parameters on the sampling mesh."""
         there = partial(NamedSharding, self.sampling.devices)
         return jax.tree.map(there, specs(params, ("tp",)))
@@ -228,7 +234,7 @@ class Mesh:
             return params, optimizer_state
         return jax.lax.with_sharding_constraint(
             (params, optimizer_state),
-            (self.of_params(params), self.of_optimizer_state(optimizer_state, params)),
+            (self.param_shardings(params), self.optimizer_state_shardings(optimizer_state, params)),
         )
 
     def gather_rows(self, tree: Any) -> Any:
@@ -253,7 +259,7 @@ class Mesh:
 
         Args:
           shared: scalars, and parameters sharded along `fsdp`.
-          results: partition specs of the result: `ROWS`, `EVERYWHERE`, or `parts(params)`.
+          results: partition specs of the result: `ROWS`, `REPLICATED`, or `parts(params)`.
         """
         if self.row_shards == 1:
             return function(shared, rows)
@@ -312,14 +318,14 @@ class OwnMesh(Mesh):
         return jax.local_devices()
 
 
-def with_places(shapes: Any, shardings: Any) -> Any:
+def with_shardings(shapes: Any, shardings: Any) -> Any:
     """Returns the shapes of arrays (or of shapes) with the given shardings."""
     return jax.tree.map(
         lambda x, place: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place), shapes, shardings
     )
 
 
-ROWS, EVERYWHERE = PartitionSpec(("dp", "fsdp")), PartitionSpec()
+ROWS, REPLICATED = PartitionSpec(("dp", "fsdp")), PartitionSpec()
 
 
 def sizes_of(shape: str) -> dict[str, int]:

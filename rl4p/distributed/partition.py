@@ -24,7 +24,7 @@ RULES = {
     "width": "fsdp",  # every large parameter has this axis once
     "vocabulary": "tp",  # shards the logits: a softmax reduces two numbers per token
     "heads": "tp",  # the attention of one head needs no other head
-    "key_value_heads": "tp",  # on the devices of the query heads that use them
+    "num_kv_heads": "tp",  # on the devices of the query heads that use them
     "feed_forward": "tp",  # elementwise between two matrix products: one sum per layer
 }
 
@@ -66,7 +66,7 @@ def specs_beside(tree: Any, params: Params) -> Any:
 
 
 @partial(jax.jit, static_argnames="dtype")
-def as_sampled(params: Params, dtype: str) -> Params:
+def for_decoding(params: Params, dtype: str) -> Params:
     """Returns parameters for sampling: one tree per layer, and matrices in the activations' dtype.
 
     Otherwise the decoding loop would slice the stacked layers and cast them at every decode step.
@@ -82,8 +82,8 @@ def as_sampled(params: Params, dtype: str) -> Params:
     return params | {"layers": single}
 
 
-def changed_for_sampling(params: Params, dtype: str) -> frozenset[str]:
-    """Returns the top-level names that `as_sampled` changes; it can share all other arrays."""
+def changed_for_decoding(params: Params, dtype: str) -> frozenset[str]:
+    """Returns the top-level names that `for_decoding` changes; it can share all other arrays."""
     wider = jax.tree.map_with_path(lambda path, x: is_wider(path, x, dtype), params)
     return frozenset({name for name in params if any(jax.tree.leaves(wider[name]))} | {"layers"})
 

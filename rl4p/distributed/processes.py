@@ -166,8 +166,8 @@ def place(tree: Any, sharding: Any) -> Any:
     leaves, structure = jax.tree.flatten(tree)
     one = isinstance(sharding, jax.sharding.Sharding)
     shardings = [sharding] * len(leaves) if one else structure.flatten_up_to(sharding)
-    spread = {i for i, x in enumerate(leaves) if is_spread(x)}
-    moved = [i for i in spread if not lies_so(leaves[i], shardings[i])]
+    spread = {i for i, x in enumerate(leaves) if spans_processes(x)}
+    moved = [i for i in spread if not has_sharding(leaves[i], shardings[i])]
     if moved:
         to = [shardings[i] for i in moved]
         found = jax.jit(same, out_shardings=to)([leaves[i] for i in moved])
@@ -192,7 +192,9 @@ def to_host(tree: Any) -> Any:
     """Copies arrays to the host, also those of several processes, which must then all call."""
     if jax.process_count() > 1:
         leaves, structure = jax.tree.flatten(tree)
-        parts = [i for i, x in enumerate(leaves) if is_spread(x) and not x.is_fully_replicated]
+        parts = [
+            i for i, x in enumerate(leaves) if spans_processes(x) and not x.is_fully_replicated
+        ]
         if parts:  # one program gathers all of these arrays
             mesh = leaves[parts[0]].sharding.mesh
             everywhere = NamedSharding(mesh, PartitionSpec())
@@ -203,12 +205,12 @@ def to_host(tree: Any) -> Any:
     return jax.device_get(tree)
 
 
-def is_spread(x: Any) -> bool:
+def spans_processes(x: Any) -> bool:
     """Returns whether x is an array on devices of several processes."""
     return isinstance(x, jax.Array) and not x.is_fully_addressable
 
 
-def lies_so(x: jax.Array, sharding: jax.sharding.Sharding) -> bool:
+def has_sharding(x: jax.Array, sharding: jax.sharding.Sharding) -> bool:
     return x.sharding.is_equivalent_to(sharding, x.ndim)
 
 

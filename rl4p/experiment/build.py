@@ -80,7 +80,7 @@ def build(config: DictConfig) -> Experiment:
         tasks=tuple(sorted({question.task for question in questions})),
     )
     if phases.estimator is not None:
-        critic = mesh.init(partial(phases.estimator.init, policy.decoder), policy.whole(params))
+        critic = mesh.init(partial(phases.estimator.init, policy.decoder), policy.merged(params))
         params = params | {"critic": critic}
     optimizer = instantiate(config.optimizer)
     state = TrainState(
@@ -150,7 +150,7 @@ def build_teacher(config: DictConfig, policy: Policy, key: Array) -> tuple[Decod
             f"The policy may draw token ids under {drawn}, and the teacher's embedding has {known} "
             "rows: it could not score them all."
         )
-    return teacher.decoder, teacher.whole(params)
+    return teacher.decoder, teacher.merged(params)
 
 
 def build_phases(config: DictConfig) -> Phases:

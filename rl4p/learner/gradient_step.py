@@ -13,15 +13,15 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from rl4p.distributed.mesh import EVERYWHERE, ONE_DEVICE, Mesh
+from rl4p.distributed.mesh import ONE_DEVICE, REPLICATED, Mesh
 from rl4p.distributed.partition import gather
 from rl4p.learner.aggregation import aggregation_weights
 from rl4p.learner.logprobs import token_scores, trunk
 from rl4p.learner.masking import masked_sum
 from rl4p.learner.microbatches import Rows, deal, fold, rows_of
 from rl4p.learner.objective import Objective
-from rl4p.learner.shared_prompts import KeysAndValues, SharedPrompts, added, pays, taken
-from rl4p.model.decoder import Before, Decoder
+from rl4p.learner.shared_prompts import KeysAndValues, SharedPrompts, add_groups, pays, take_groups
+from rl4p.model.decoder import Decoder, Prefix
 from rl4p.model.lora import join
 from rl4p.protocols import Estimator, Prepares
 from rl4p.types import Array, Metrics, Params, Sampling, TrainingBatch, TrainState, Trajectories
@@ -129,7 +129,7 @@ def minibatch_gradient(
     def loss_and_sums(
         params: Params,
         layers: KeysAndValues,
-        before: Callable[[KeysAndValues], Before | None],
+        before: Callable[[KeysAndValues], Prefix | None],
         shared: Any,
         micro: TrainingBatch,
         weights_BT: Array,
@@ -160,7 +160,7 @@ def minibatch_gradient(
 
         def arguments(micro: tuple[TrainingBatch, Array], groups_b: Array) -> tuple:
             before = partial(prompts.before, groups_b=groups_b)
-            return params, taken(found, groups_b), before, shared, *micro
+            return params, take_groups(found, groups_b), before, shared, *micro
 
         def accumulate(carry: Any, micro: tuple[TrainingBatch, Array], rows: Rows) -> Any:
             gradient, of_found, sums, gap_max = carry
@@ -168,7 +168,7 @@ def minibatch_gradient(
             of_micro = jax.value_and_grad(loss_and_sums, argnums=(0, 1), has_aux=True)
             (_, (new_sums, new_max)), new = of_micro(*arguments(micro, groups_b))
             add = partial(jax.tree.map, jnp.add)
-            gradient, of_found = add(gradient, new[0]), added(of_found, groups_b, new[1])
+            gradient, of_found = add(gradient, new[0]), add_groups(of_found, groups_b, new[1])
             return gradient, of_found, add(sums, new_sums), jnp.maximum(gap_max, new_max)
 
         all_groups_B = jnp.arange(rows[1].shape[0]) // prompts.group_size
@@ -195,7 +195,7 @@ def minibatch_gradient(
         together = rows_together(objective, trajectories, mesh)
         rows = rows_of(rows, deal(trajectories.segment_ids_BT, mesh.row_shards, together))
     shared = params, frozen, coefficients
-    places = mesh.parts(params), EVERYWHERE, EVERYWHERE
+    places = mesh.parts(params), REPLICATED, REPLICATED
     gradient, sums, gap_max = mesh.on_rows(of_rows, shared, rows, results=places)
     return gradient, sums | {"logprob_gap_max": gap_max}
 
@@ -234,7 +234,7 @@ def token_loss(
     params: Params,
     micro: TrainingBatch,
     coefficients: dict[str, Array],
-    before: Before | None = None,
+    before: Prefix | None = None,
 ) -> tuple[Array, dict[str, Array]]:
     """Returns the loss of each token of a microbatch, and its metrics: [B, T], valid on the mask.
 

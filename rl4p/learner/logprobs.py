@@ -10,8 +10,8 @@ import jax.numpy as jnp
 from rl4p.distributed.mesh import ONE_DEVICE, ROWS, Mesh
 from rl4p.distributed.partition import gather
 from rl4p.learner.microbatches import Rows, deal, fold, rows_of
-from rl4p.learner.shared_prompts import SharedPrompts, pays, taken
-from rl4p.model.decoder import Before, Decoder
+from rl4p.learner.shared_prompts import SharedPrompts, pays, take_groups
+from rl4p.model.decoder import Decoder, Prefix
 from rl4p.model.sampling import sampling_logprobs
 from rl4p.types import Array, Microbatching, Params, Sampling, Trajectories
 
@@ -92,7 +92,7 @@ def token_scores(
 
 
 def trunk(
-    decoder: Decoder, params: Params, trajectories: Trajectories, before: Before | None = None
+    decoder: Decoder, params: Params, trajectories: Trajectories, before: Prefix | None = None
 ) -> Array:
     """Returns the activations [B, T, D] that every head reads."""
     return decoder.hidden(
@@ -138,7 +138,7 @@ def score_tokens(
 
         def score(found: dict[str, Array], part: Trajectories, rows: Rows) -> dict[str, Array]:
             groups_b = prompts.groups(rows)
-            before = prompts.before(taken(of_prompts, groups_b), groups_b)
+            before = prompts.before(take_groups(of_prompts, groups_b), groups_b)
             hidden_BTD = trunk(decoder, params, part, before)
             scores = token_scores(decoder, params, hidden_BTD, part, sampling)
             new = {name: getattr(scores, f"{name}_BT") for name in names if name != "values"}

@@ -75,7 +75,7 @@ def fold(
     return carry[1]
 
 
-def most_turns(scope: str) -> int | None:
+def max_iterations(scope: str) -> int | None:
     """Returns the iterations of the loop of `fold` with this scope, if all rows have full length.
 
     Returns None if the scope does not belong to a loop of `fold`.

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 
 from rl4p.distributed.mesh import Mesh
 from rl4p.learner.microbatches import Rows, fold
-from rl4p.model.decoder import Before, Decoder
+from rl4p.model.decoder import Decoder, Prefix
 from rl4p.types import Array, Microbatching, Params, Trajectories
 
 FEWEST_COLUMNS = 64  # a shorter prompt saves little and adds programs to compile
@@ -84,7 +84,7 @@ class SharedPrompts:
         if not self.columns:
             return ()
         c, (P, S) = self.decoder.config, self.tokens_PS.shape
-        K, h = c.key_value_heads, c.head_width
+        K, h = c.num_kv_heads, c.head_width
         shapes = (c.layers, P, K, h, S), (c.layers, P, K, S, h)
 
         def put(found: KeysAndValues, part: tuple[Array, ...], rows: Rows) -> KeysAndValues:
@@ -110,7 +110,7 @@ class SharedPrompts:
             return gradient
 
         def add(gradient: Params, part: tuple[Array, ...], rows: Rows) -> Params:
-            width, (keys, values) = part[0].shape[1], taken(of_found, rows.rows_b)
+            width, (keys, values) = part[0].shape[1], take_groups(of_found, rows.rows_b)
             back = jax.vjp(lambda x: self.decoder.keys_and_values(whole(x), *part), params)[1]
             cotangents = keys[..., :width], values[:, :, :, :width]
             cotangents = jax.tree.map(lambda x: x.astype(self.decoder.dtype), cotangents)
@@ -126,22 +126,22 @@ class SharedPrompts:
         """Returns the group of each row of a microbatch; P (no group) for a row of padding."""
         return rows.rows_b // self.group_size
 
-    def before(self, layers: KeysAndValues, groups_b: Array) -> Before | None:
+    def before(self, layers: KeysAndValues, groups_b: Array) -> Prefix | None:
         """Returns the prefix keys and values of rows in these groups; `layers` is from `taken`."""
         if not self.columns:
             return None
         lengths_P = jnp.sum(jnp.asarray(self.segment_ids_PS) > 0, axis=1)
         lengths_b = lengths_P.at[groups_b].get(mode="fill", fill_value=0)
         here_bS = jnp.arange(self.columns)[None] < lengths_b[:, None]
-        return Before(layers, here_bS.astype(jnp.int32))
+        return Prefix(layers, here_bS.astype(jnp.int32))
 
 
-def taken(found: KeysAndValues, groups_b: Array) -> KeysAndValues:
+def take_groups(found: KeysAndValues, groups_b: Array) -> KeysAndValues:
     """Returns the groups' part [L, b, ...] of [L, P, ...]; 0 for a group number outside [0, P)."""
     return jax.tree.map(lambda x: x.at[:, groups_b].get(mode="fill", fill_value=0), found)
 
 
-def added(found: KeysAndValues, groups_b: Array, new: KeysAndValues) -> KeysAndValues:
+def add_groups(found: KeysAndValues, groups_b: Array, new: KeysAndValues) -> KeysAndValues:
     """Returns [L, P, ...] with [L, b, ...] added at the groups, without numbers outside [0, P)."""
     return jax.tree.map(
         lambda x, new: x.at[:, groups_b].add(new.astype(x.dtype), mode="drop"), found, new

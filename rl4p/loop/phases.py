@@ -98,7 +98,7 @@ class Phases:
         if unused := sorted(self.scores.keys() - needs):
             raise InputError(f"No phase needs scores.{unused[0]}: leave it out.")
         if "values" in needs and not self.critic.active:
-            raise InputError("The advantage needs values: choose critic=shared or critic=apart.")
+            raise InputError("The advantage needs values: choose critic=shared or critic=separate.")
         if self.critic.active and not isinstance(self.advantage, TeachesCritic):
             raise InputError("A critic learns the returns of advantage=gae, and of no other.")
         return needs

@@ -54,7 +54,7 @@ class Scoring:
         if of_policy:
             found = score_tokens(
                 policy.decoder,
-                policy.whole(state.params),
+                policy.merged(state.params),
                 trajectories,
                 names=tuple(OF_POLICY[name] for name in of_policy),
                 values=phases.values if "values" in needs else None,

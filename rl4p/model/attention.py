@@ -14,7 +14,7 @@ QUERY_BLOCK = 64
 MASKED = -1e30  # finite: a row without any visible key must not become nan
 
 
-class View(NamedTuple):
+class AttentionInputs(NamedTuple):
     """The inputs of attention that depend on positions: rotations, mask and segments."""
 
     cos: Array  # [B, T, 1, h/2]
@@ -30,18 +30,18 @@ class Views(NamedTuple):
     Both views share the arrays that do not differ.
     """
 
-    whole: View | None
-    sliding: View | None
+    whole: AttentionInputs | None
+    sliding: AttentionInputs | None
 
-    def of(self, slides: bool) -> View:
+    def of(self, slides: bool) -> AttentionInputs:
         view = self.sliding if slides else self.whole
         assert view is not None  # ensured by `views`
         return view
 
-    def choose(self, slides: Array) -> View:
+    def choose(self, slides: Array) -> AttentionInputs:
         """Returns the view of a layer whose kind is a traced value, as in a scan over layers."""
         whole, sliding = self.of(False), self.of(True)
-        return View(
+        return AttentionInputs(
             *(a if a is b else jnp.where(slides, a, b) for a, b in zip(sliding, whole, strict=True))
         )
 
@@ -75,12 +75,14 @@ def views(
     segments = segment_ids_BT, key_segments_BS
     rotated = rotations(positions_BT, c.head_width, c.rope_theta, c.rope_scaling)
     if not any(c.sliding):
-        return Views(View(*rotated, visible(*places), *segments), None)
+        return Views(AttentionInputs(*rotated, visible(*places), *segments), None)
     local = rotated
     if c.local_rope_theta is not None:
         local = rotations(positions_BT, c.head_width, c.local_rope_theta, None)
-    sliding = View(*local, visible(*places, window=c.window), *segments)
-    return Views(None if all(c.sliding) else View(*rotated, visible(*places), *segments), sliding)
+    sliding = AttentionInputs(*local, visible(*places, window=c.window), *segments)
+    return Views(
+        None if all(c.sliding) else AttentionInputs(*rotated, visible(*places), *segments), sliding
+    )
 
 
 def softcapped(x: Array, cap: float | None) -> Array:
@@ -92,7 +94,7 @@ def attend(
     q_BTHh: Array,
     k_BKhS: Array,
     v_BKSh: Array,
-    view: View,
+    view: AttentionInputs,
     *,
     query_scalar: float,
     softcap: float | None,

@@ -37,7 +37,7 @@ class Cache:
         )
 
 
-class Before(NamedTuple):
+class Prefix(NamedTuple):
     """The prefix keys and values of rows: those of the tokens from position 0 to their first."""
 
     layers: tuple[Array, ...]  # of all layers: [L, B, K, h, S], [L, B, K, S, h]

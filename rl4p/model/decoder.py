@@ -13,15 +13,15 @@ import jax.numpy as jnp
 
 from rl4p.distributed.partition import GATHERED, gather, gathering
 from rl4p.errors import InputError
-from rl4p.model.attention import View, softcapped, views
-from rl4p.model.cache import Before, Cache, write
+from rl4p.model.attention import AttentionInputs, softcapped, views
+from rl4p.model.cache import Cache, Prefix, write
 from rl4p.model.decoder_config import DecoderConfig
 from rl4p.model.kernels import Kernel
 from rl4p.model.layer import PRODUCT, Layer, RMSNorm
 from rl4p.model.lora import LoRA
 from rl4p.types import Array, Params
 
-__all__ = ["Before", "Cache", "Decoder", "DecoderConfig", "Remat"]
+__all__ = ["Cache", "Decoder", "DecoderConfig", "Prefix", "Remat"]
 
 Remat = Literal["none", "elementwise", "layer"]
 
@@ -76,7 +76,7 @@ class Decoder:
         key_embed, key_head, key_layers = jax.random.split(key, 3)
         x_BTD, angle = jnp.zeros((1, 1, c.width), self.dtype), jnp.zeros((1, 1, 1, 1))
         ones = jnp.ones((1, 1), jnp.int32)
-        view = View(angle, angle, jnp.ones((1, 1, 1), bool), ones, ones)
+        view = AttentionInputs(angle, angle, jnp.ones((1, 1, 1), bool), ones, ones)
 
         def init_layer(layer_key: jax.Array) -> Params:
             return self.layer.init(layer_key, x_BTD, view)["params"]
@@ -113,7 +113,7 @@ class Decoder:
         tokens_BT: Array,
         positions_BT: Array,
         segment_ids_BT: Array,
-        before: Before | None = None,
+        before: Prefix | None = None,
     ) -> Array:
         """Returns final normed activations [B, T, D] of sequences, which may follow a prefix."""
         tokens = tokens_BT, positions_BT, segment_ids_BT
@@ -132,7 +132,7 @@ class Decoder:
         positions_BT: Array,
         segment_ids_BT: Array,
         *,
-        before: Before | None = None,
+        before: Prefix | None = None,
         keep: bool = False,
     ) -> tuple[Array, Any]:
         """Returns activations [B, T, D], and the keys and values of all layers if `keep` is set."""
@@ -179,7 +179,7 @@ class Decoder:
 
     def empty_cache(self, rows: int, slots: int) -> Cache:
         c = self.config
-        heads, h = c.key_value_heads, c.head_width
+        heads, h = c.num_kv_heads, c.head_width
         zeros = jnp.zeros((rows, slots), jnp.int32)
         keys, values = (rows, heads, h, slots), (rows, heads, slots, h)
         layers = tuple(
@@ -199,7 +199,7 @@ class Decoder:
         """Runs T more tokens of each row, and writes their keys and values to the cache.
 
         Args:
-          params: parameters with one tree per layer (`partition.as_sampled`).
+          params: parameters with one tree per layer (`partition.for_decoding`).
           slot: the first cache slot to write; or, with T = 1, an array [B] of one slot per row.
 
         Returns:

@@ -34,7 +34,7 @@ class DecoderConfig:
     width: int  # D
     layers: int  # L
     heads: int  # H
-    key_value_heads: int  # K
+    num_kv_heads: int  # K
     head_width: int  # h
     feed_forward_width: int
     max_positions: int
@@ -76,7 +76,7 @@ class DecoderConfig:
             "width": self.width,
             "vocabulary": self.vocabulary,
             "heads": self.heads,
-            "key_value_heads": self.key_value_heads,
+            "num_kv_heads": self.num_kv_heads,
             "feed_forward": self.feed_forward_width,
         }
 

@@ -70,7 +70,7 @@ def read_params(
     stored = stored_tensors(folder)
     shapes = jax.eval_shape(decoder.init, jax.random.key(0))
     alone = SingleDeviceSharding(jax.local_devices()[0])
-    places = jax.tree.map(lambda _: alone, shapes) if mesh is None else mesh.of_params(shapes)
+    places = jax.tree.map(lambda _: alone, shapes) if mesh is None else mesh.param_shardings(shapes)
     parameters: dict[tuple[str, ...], list[Tensor]] = {}
     for tensor in FAMILIES[decoder.config.family].names(decoder.config):
         parameters.setdefault(tensor.path, []).append(tensor)
@@ -327,7 +327,7 @@ def write_policy(
                 write_model(
                     unfinished,
                     policy.decoder,
-                    policy.whole(trained),
+                    policy.merged(trained),
                     policy.end_ids,
                     pad_id=policy.pad_id,
                     dtype=dtype,

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
-from rl4p.model.attention import View, attend
+from rl4p.model.attention import AttentionInputs, attend
 from rl4p.model.cache import write
 from rl4p.model.decoder_config import DecoderConfig
 from rl4p.model.kernels import Kernel
@@ -185,8 +185,8 @@ class Layer(nn.Module):
         norm = partial(RMSNorm, c.norm_epsilon, c.centered_norm)
         self.attention_norm = norm()
         self.query = dense(c.heads * c.head_width, c.attention_bias)
-        self.key = dense(c.key_value_heads * c.head_width, c.attention_bias)
-        self.value = dense(c.key_value_heads * c.head_width, c.attention_bias)
+        self.key = dense(c.num_kv_heads * c.head_width, c.attention_bias)
+        self.value = dense(c.num_kv_heads * c.head_width, c.attention_bias)
         self.output = dense(c.width)
         self.feed_forward_norm = norm()
         if c.query_key_norm:
@@ -203,7 +203,7 @@ class Layer(nn.Module):
     def __call__(
         self,
         x_BTD: Array,
-        view: View,
+        view: AttentionInputs,
         cache: tuple[Array, Array] | None = None,
         slot: Array | int | None = None,
     ) -> tuple[Array, tuple[Array, Array]]:
@@ -221,15 +221,15 @@ class Layer(nn.Module):
     def attention(
         self,
         x_BTD: Array,
-        view: View,
+        view: AttentionInputs,
         cache: tuple[Array, Array] | None,
         slot: Array | int | None,
     ) -> tuple[Array, tuple[Array, Array]]:
         c = self.config
         B, T, _ = x_BTD.shape
         q = self.query(x_BTD).reshape(B, T, c.heads, c.head_width)
-        k = self.key(x_BTD).reshape(B, T, c.key_value_heads, c.head_width)
-        v = self.value(x_BTD).reshape(B, T, c.key_value_heads, c.head_width)
+        k = self.key(x_BTD).reshape(B, T, c.num_kv_heads, c.head_width)
+        v = self.value(x_BTD).reshape(B, T, c.num_kv_heads, c.head_width)
         if c.query_key_norm:
             q, k = self.query_norm(q), self.key_norm(k)
         q, k = rotate(q, view.cos, view.sin), rotate(k, view.cos, view.sin)

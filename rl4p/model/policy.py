@@ -38,7 +38,7 @@ class Policy:
     frozen: Params = field(default_factory=dict, repr=False, compare=False)
     base: str = ""
 
-    def whole(self, trained: Params) -> Params:
+    def merged(self, trained: Params) -> Params:
         """Returns the merged parameters, frozen and trained, that the decoder takes."""
         return join(self.frozen, trained)
 

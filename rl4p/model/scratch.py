@@ -22,7 +22,7 @@ class Scratch:
     """A policy with the architecture of Qwen2, or of Llama if `attention_bias` is false.
 
     Attributes:
-      width, layers, heads, key_value_heads, feed_forward_width: the shape; the head width is
+      width, layers, heads, num_kv_heads, feed_forward_width: the shape; the head width is
         width / heads.
       vocabulary: the rows of the embedding; None is the number of tokens, rounded up to a
         multiple of 8.
@@ -38,7 +38,7 @@ class Scratch:
     width: Positive = 96
     layers: Positive = 3
     heads: Positive = 3
-    key_value_heads: Positive = 1
+    num_kv_heads: Positive = 1
     feed_forward_width: Positive = 288
     vocabulary: Positive | None = None
     max_positions: Positive = 2048
@@ -53,10 +53,10 @@ class Scratch:
     attention: Kernel = "xla"
 
     def __post_init__(self) -> None:
-        if self.width % self.heads or self.heads % self.key_value_heads:
+        if self.width % self.heads or self.heads % self.num_kv_heads:
             raise ValueError(
                 f"width {self.width} must divide by heads {self.heads}, and heads by "
-                f"key_value_heads {self.key_value_heads}."
+                f"num_kv_heads {self.num_kv_heads}."
             )
 
     def build(self, mesh: Mesh, key: Array) -> tuple[Policy, Params]:
@@ -90,7 +90,7 @@ class Scratch:
             width=self.width,
             layers=self.layers,
             heads=self.heads,
-            key_value_heads=self.key_value_heads,
+            num_kv_heads=self.num_kv_heads,
             head_width=self.width // self.heads,
             feed_forward_width=self.feed_forward_width,
             max_positions=self.max_positions,

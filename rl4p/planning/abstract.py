@@ -9,8 +9,8 @@ import jax.numpy as jnp
 from omegaconf import DictConfig
 
 from rl4p.configuration import instantiate
-from rl4p.distributed.mesh import Mesh, with_places
-from rl4p.distributed.partition import as_sampled, changed_for_sampling
+from rl4p.distributed.mesh import Mesh, with_shardings
+from rl4p.distributed.partition import changed_for_decoding, for_decoding
 from rl4p.errors import InputError
 from rl4p.experiment.build import build_phases, check_lengths, check_rows
 from rl4p.loop.phases import Phases
@@ -47,19 +47,19 @@ class AbstractRun:
         return self.prompts * self.group_size
 
     @property
-    def lasting(self) -> Any:
+    def resident(self) -> Any:
         """Returns the arrays that stay on the devices during the whole run."""
         return self.state, self.frozen
 
-    def lasting_where_sampled(self) -> Any:
+    def resident_while_sampling(self) -> Any:
         """Returns the arrays that are on the sampling mesh while it samples."""
         if self.mesh.sampling is not self.mesh:
             return self.sampling_params()
-        return self.lasting, self.handed_over()
+        return self.resident, self.copied_for_sampling()
 
-    def whole(self) -> Params:
+    def merged(self) -> Params:
         """Returns the merged parameters of the policy, on the training mesh."""
-        return self.policy.whole(self.state.params)
+        return self.policy.merged(self.state.params)
 
     def without_critic(self) -> Params:
         """Returns the merged parameters without the critic."""
@@ -68,13 +68,13 @@ class AbstractRun:
     def sampling_params(self) -> Params:
         """Returns the parameters of the policy, prepared for decoding on the sampling mesh."""
         whole, dtype = self.without_critic(), self.policy.decoder.dtype
-        changed = {name: whole[name] for name in changed_for_sampling(whole, dtype)}
-        new = jax.eval_shape(partial(as_sampled, dtype=dtype), changed)
+        changed = {name: whole[name] for name in changed_for_decoding(whole, dtype)}
+        new = jax.eval_shape(partial(for_decoding, dtype=dtype), changed)
         if self.mesh.sampling is not self.mesh or self.mesh.devices.shape["fsdp"] > 1:
             new = whole | new  # the sharding of every parameter changes
-        return whole | with_places(new, self.mesh.of_sampling(new))
+        return whole | with_shardings(new, self.mesh.sampling_shardings(new))
 
-    def handed_over(self) -> Params:
+    def copied_for_sampling(self) -> Params:
         """Returns the sampling parameters that do not share their arrays with the trained ones."""
         whole = self.without_critic()
         return {name: x for name, x in self.sampling_params().items() if x is not whole[name]}
@@ -89,7 +89,7 @@ class AbstractRun:
 
     def replicated(self, tree: Any, mesh: Mesh | None = None) -> Any:
         """Returns the shapes of arrays that are replicated on a mesh."""
-        return everywhere(mesh or self.mesh, tree)
+        return replicated(mesh or self.mesh, tree)
 
     def bytes_per_decode_step(self, params: Params, *others: Any) -> float:
         """Returns the bytes that a device reads in a decode step: layers, head and `others`."""
@@ -143,7 +143,7 @@ def abstract_run(config: DictConfig, mesh: Mesh) -> AbstractRun:
         )
     policy, params = model.abstract(mesh)
     check_lengths(config, policy, phases.rollout.max_response_tokens)
-    whole = policy.whole(params)
+    whole = policy.merged(params)
     frozen = [policy.frozen]
     if "reference_logprobs" in needs and not policy.frozen:
         frozen.append(params)
@@ -154,10 +154,10 @@ def abstract_run(config: DictConfig, mesh: Mesh) -> AbstractRun:
     moments = jax.eval_shape(optimizer.transform().init, params)
     key = jax.eval_shape(lambda: jax.random.key(0))
     state = TrainState(
-        step=everywhere(mesh, jax.ShapeDtypeStruct((), jnp.int32)),
+        step=replicated(mesh, jax.ShapeDtypeStruct((), jnp.int32)),
         params=params,
-        optimizer_state=with_places(moments, mesh.of_optimizer_state(moments, params)),
-        key=everywhere(mesh, key),
+        optimizer_state=with_shardings(moments, mesh.optimizer_state_shardings(moments, params)),
+        key=replicated(mesh, key),
         memory={},
         average=params if config.ema.decay else {},
     )
@@ -175,8 +175,8 @@ def abstract_run(config: DictConfig, mesh: Mesh) -> AbstractRun:
     )
 
 
-def everywhere(mesh: Mesh, tree: Any) -> Any:
-    return with_places(tree, jax.tree.map(lambda _: mesh.everywhere, tree))
+def replicated(mesh: Mesh, tree: Any) -> Any:
+    return with_shardings(tree, jax.tree.map(lambda _: mesh.replicated, tree))
 
 
 def bytes_of_chip(tree: Any) -> int:

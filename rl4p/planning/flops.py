@@ -6,7 +6,7 @@ from typing import Any
 
 from jax.extend.core import ClosedJaxpr, Jaxpr
 
-from rl4p.learner.microbatches import most_turns
+from rl4p.learner.microbatches import max_iterations
 
 
 def product_flops(jaxpr: Jaxpr, turns: int = 1) -> float:
@@ -27,7 +27,7 @@ def product_flops(jaxpr: Jaxpr, turns: int = 1) -> float:
             total += of_ragged_dot(equation)
         inner = [product_flops(child, turns) for child in children(params)]
         if name == "while":
-            most = most_turns(str(equation.source_info.name_stack))
+            most = max_iterations(str(equation.source_info.name_stack))
             total += sum(inner) * (turns if most is None else most)
         elif name == "cond":
             total += max(inner)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from rl4p.learner.microbatches import most_turns
+from rl4p.learner.microbatches import max_iterations
 
 KINDS = ("all-gather", "all-reduce", "reduce-scatter", "all-to-all", "collective-permute")
 COMPUTATION = re.compile(r"^(?:ENTRY )?%?([\w.\-]+) \(.*\{$")
@@ -129,7 +129,7 @@ def called(module: Module, instruction: Instruction, turns: int) -> Iterator[tup
     line = instruction.line
     if instruction.operation == "while":
         found = re.search(r"body=%?([\w.\-]+)", line)
-        known, most = module.known_turns(line), most_turns(instruction.name)
+        known, most = module.known_turns(line), max_iterations(instruction.name)
         if found:
             yield found[1], known or (turns if most is None else most)
         return

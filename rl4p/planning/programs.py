@@ -13,12 +13,12 @@ from typing import Any
 
 import jax
 
-from rl4p.distributed.mesh import with_places
-from rl4p.distributed.partition import as_sampled
+from rl4p.distributed.mesh import with_shardings
+from rl4p.distributed.partition import for_decoding
 from rl4p.learner.gradient_step import gradient_step
 from rl4p.learner.logprobs import score_tokens
 from rl4p.loop.scoring import OF_POLICY
-from rl4p.planning.abstract import AbstractRun, bytes_of_chip, everywhere
+from rl4p.planning.abstract import AbstractRun, bytes_of_chip, replicated
 from rl4p.protocols import Planned
 
 
@@ -49,7 +49,7 @@ class Program:
     sampled: bool = False
 
     def results(self) -> Any:
-        return with_places(self.traced.out_info, self.compiled.output_shardings)
+        return with_shardings(self.traced.out_info, self.compiled.output_shardings)
 
 
 def program(phase: str, traced: Any, live: Any, **options: Any) -> Program:
@@ -95,17 +95,19 @@ def bytes_refused(message: str) -> int:
 
 def programs(run: AbstractRun) -> list[Program]:
     """Returns all programs of a step. They compile in sequence: libtpu has crashed in parallel."""
-    return [*hand_over(run), *rollout(run), *scoring(run), update(run)]
+    return [*weights_for_sampling(run), *rollout(run), *scoring(run), update(run)]
 
 
-def hand_over(run: AbstractRun) -> Iterator[Program]:
+def weights_for_sampling(run: AbstractRun) -> Iterator[Program]:
     """Yields `Mesh.for_sampling`, if the sampling mesh is the training mesh."""
     if isinstance(run.phases.rollout, Planned) and run.mesh.sampling is run.mesh:
-        whole, wanted = run.without_critic(), run.handed_over()
+        whole, wanted = run.without_critic(), run.copied_for_sampling()
         places = jax.tree.map(lambda x: x.sharding, wanted)
         dtype = run.policy.decoder.dtype
-        changed = jax.jit(partial(as_sampled, dtype=dtype), out_shardings=places)
-        yield program("weights", changed.trace({name: whole[name] for name in wanted}), run.lasting)
+        changed = jax.jit(partial(for_decoding, dtype=dtype), out_shardings=places)
+        yield program(
+            "weights", changed.trace({name: whole[name] for name in wanted}), run.resident
+        )
 
 
 def unplanned(run: AbstractRun) -> list[str]:
@@ -152,7 +154,7 @@ def scoring(run: AbstractRun) -> Iterator[Program]:
         "mesh": run.mesh,
     }
     trajectories = run.trajectories()
-    live = run.lasting, run.batch()
+    live = run.resident, run.batch()
     of_policy = sorted(needs & OF_POLICY.keys())
     calls = {}
     if of_policy:
@@ -163,7 +165,7 @@ def scoring(run: AbstractRun) -> Iterator[Program]:
     if "reference_logprobs" in needs:
         calls["reference"] = {}
     for phase, more in calls.items():
-        params = run.whole() if phase == "scores" else run.reference()
+        params = run.merged() if phase == "scores" else run.reference()
         traced = score_tokens.trace(run.policy.decoder, params, trajectories, **options, **more)
         yield program(phase, traced, live)
 
@@ -173,7 +175,7 @@ def update(run: AbstractRun) -> Program:
     phases, batch = run.phases, run.batch()
     coefficients = phases.coefficients(phases.initial_memory())
     coefficients = jax.tree.map(
-        lambda x: everywhere(run.mesh, jax.eval_shape(lambda: x)) if hasattr(x, "dtype") else x,
+        lambda x: replicated(run.mesh, jax.eval_shape(lambda: x)) if hasattr(x, "dtype") else x,
         coefficients,
     )
     traced = gradient_step.trace(
@@ -187,4 +189,4 @@ def update(run: AbstractRun) -> Program:
         coefficients,
         run.mesh,
     )
-    return program("update", traced, (run.lasting, batch))
+    return program("update", traced, (run.resident, batch))

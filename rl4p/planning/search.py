@@ -8,7 +8,14 @@ from omegaconf import DictConfig, OmegaConf
 from rl4p.distributed.mesh import Mesh
 from rl4p.planning.abstract import AbstractRun, abstract_run
 from rl4p.planning.costs import cost
-from rl4p.planning.programs import Program, hand_over, programs, rollout, slots_of, update
+from rl4p.planning.programs import (
+    Program,
+    programs,
+    rollout,
+    slots_of,
+    update,
+    weights_for_sampling,
+)
 from rl4p.planning.topology import memory_of
 
 
@@ -45,7 +52,7 @@ def search(config: DictConfig, mesh: Mesh, memory: float) -> dict[str, int | Non
     slots = slots_of(run)
     if slots is not None:
         found["rollout.slots"] = largest(
-            fits("rollout.slots", lambda run: [*hand_over(run), *rollout(run)]),
+            fits("rollout.slots", lambda run: [*weights_for_sampling(run), *rollout(run)]),
             slots,
             least=mesh.row_shards,
             most=B,

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from rl4p.configuration.bounds import Positive
-from rl4p.distributed.mesh import Mesh, with_places
+from rl4p.distributed.mesh import Mesh, with_shardings
 from rl4p.distributed.processes import to_host
 from rl4p.model.cache import Cache, write
 from rl4p.model.decoder import Decoder
@@ -92,11 +92,11 @@ class Continuous(SamplerOptions):
         """Yields `prefill`, `arrange` and `decode`, with the largest cache that may occur."""
         policy, mesh, params = run.policy, run.mesh.sampling, run.sampling_params()
         P, W, B, R = run.prompts, run.prompt_columns, run.sequences, run.response_tokens
-        lasting = run.lasting_where_sampled()
+        resident = run.resident_while_sampling()
         rows = P + -P % mesh.row_shards
         tokens_PT, mask_PT = (run.rows((rows, W), dtype, mesh) for dtype in (jnp.int32, jnp.bool_))
         traced = prefill.trace(policy.decoder, params, tokens_PT, mask_PT, mesh)
-        prefilled = yield PlannedProgram(phase="prefill", traced=traced, live=lasting)
+        prefilled = yield PlannedProgram(phase="prefill", traced=traced, live=resident)
         if prefilled is None:  # the other programs need it
             return
 
@@ -104,9 +104,9 @@ class Continuous(SamplerOptions):
         of_slots: Any = jax.ShapeDtypeStruct((n,), jnp.int32)
         new_n = jax.ShapeDtypeStruct((n,), jnp.bool_)
         cache = jax.eval_shape(lambda cache, rows: cache.rows(rows, W + R), prefilled, of_slots)
-        cache = with_places(cache, of_cache(cache, mesh))
+        cache = with_shardings(cache, of_cache(cache, mesh))
         traced = rearranged.trace(cache, prefilled, of_slots, of_slots, new_n, W + R, mesh)
-        live = (lasting, prefilled, cache)
+        live = (resident, prefilled, cache)
         yield PlannedProgram(phase="arrange", traced=traced, live=live)
 
         slots = Slots(of_slots, of_slots, of_slots)
@@ -312,7 +312,7 @@ def decode(
     lengths_n = jnp.asarray(lengths_B)[jnp.minimum(slots.sequence_n, B - 1)]
     ones_n1 = jnp.ones((len(slots.token_n), 1), jnp.int32)
 
-    def turn(carry: tuple) -> tuple:
+    def decode_step(carry: tuple) -> tuple:
         (sequence_n, token_n, age_n), cache, said = carry
         hidden_n1D, cache = decoder.extend(
             params,
@@ -341,7 +341,7 @@ def decode(
     # New tokens stay with the slots until the end of the chunk (free slots write to an extra
     # column): a slot and its row of `responses` may be on different devices.
     said = tuple(jnp.pad(x, ((0, 0), (0, 1))) for x in (spoken.tokens_BR, spoken.logprobs_BR))
-    slots, cache, said = jax.lax.while_loop(worth, turn, (slots, cache, said))
+    slots, cache, said = jax.lax.while_loop(worth, decode_step, (slots, cache, said))
     tokens_nR, logprobs_nR = (x[:, :R] for x in said)
     spoken = Responses(tokens_nR, logprobs_nR, slots.age_n)
     return slots, cache, responses.put(began_n, spoken)

@@ -81,7 +81,7 @@ class NaiveSampler(SamplerOptions):
         yield PlannedProgram(
             phase="decode",
             traced=traced,
-            live=(run.lasting_where_sampled(), tokens_BT, mask_BT),
+            live=(run.resident_while_sampling(), tokens_BT, mask_BT),
             turns=R,
             read=R * run.bytes_per_decode_step(params),
         )
@@ -128,7 +128,7 @@ def generate(
             for buffer, value in zip(out, column, strict=True)
         )
 
-    def turn(carry: tuple) -> tuple:
+    def decode_step(carry: tuple) -> tuple:
         t, done_B, lengths_B, token_B, cache, out = carry
         hidden_BTD, cache = decoder.extend(
             params,
@@ -160,5 +160,7 @@ def generate(
     out = write(out, (token_B, logprob_B), jnp.int32(0))
     ones_B = jnp.ones(B, jnp.int32)
     start = (jnp.int32(1), jnp.isin(token_B, ends), ones_B, token_B, cache, out)
-    _, _, lengths_B, _, _, (tokens_BR, logprobs_BR) = jax.lax.while_loop(unfinished, turn, start)
+    _, _, lengths_B, _, _, (tokens_BR, logprobs_BR) = jax.lax.while_loop(
+        unfinished, decode_step, start
+    )
     return tokens_BR, lengths_B, logprobs_BR

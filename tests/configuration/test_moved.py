@@ -43,7 +43,7 @@ def test_an_older_override_becomes_that_of_today(line, now):
 
 
 def test_an_older_key_is_said_by_its_new_name():
-    with pytest.raises(InputError, match="it is called model.num_kv_heads now"):
+    with pytest.raises(InputError, match=r"it is called model\.num_kv_heads now"):
         compose(["model=scratch", "model.key_value_heads=2"])
 
 

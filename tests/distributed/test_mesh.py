@@ -39,7 +39,7 @@ objective = Objective(
     entropy=entropy.NONE(), critic=critic.NONE(),
 )
 
-model = Scratch(width=32, layers=2, heads=8, key_value_heads=4, feed_forward_width=48)
+model = Scratch(width=32, layers=2, heads=8, num_kv_heads=4, feed_forward_width=48)
 built, start = model.build(Mesh(dp=1), jax.random.key(0))
 # Far enough from uniform that the order of a sum does not choose the token; at 10 times, logits are
 # rounded by 2e-5, and that is what gradients would differ by.
@@ -47,7 +47,7 @@ start = jax.tree.map(lambda x: np.asarray(x) * 3, start) | {"norm": jax.device_g
 
 def run(mesh, sampler, system_prompt=None, max_prompt_tokens=16):
     policy = dataclasses.replace(built, mesh=mesh)
-    params = jax.device_put(start, mesh.of_params(start))
+    params = jax.device_put(start, mesh.param_shardings(start))
     parts = mesh.devices.shape["fsdp"] * mesh.devices.shape["tp"]
     for x in (params["embedding"], params["layers"]["up"]["kernel"]):
         assert x.addressable_shards[0].data.size * parts == x.size
@@ -122,7 +122,7 @@ if kind == "shared":  # prompts that pay for it: four groups of four, on four de
     alone = run(one, samplers[1], **long)
     for shape in shapes:
         assert_alike(alone, run(Mesh(shape=shape), samplers[1], **long))
-elif kind == "apart":  # the last four of eight sample, and the others train
+elif kind == "separate":  # the last four of eight sample, and the others train
     mesh = Mesh(shape=shapes[0], rollout_devices=4)
     assert not {*mesh.devices.devices.flat} & {*mesh.sampling.devices.devices.flat}
     for sampler in samplers:
@@ -143,7 +143,7 @@ from rl4p.rollout.continuous import prefill, rearranged
 
 mesh = Mesh(shape="1,2,2")
 model = dict(width=32, layers=2, heads=4, feed_forward_width=64)
-policy, params = Scratch(**model, key_value_heads=2).build(mesh, jax.random.key(0))
+policy, params = Scratch(**model, num_kv_heads=2).build(mesh, jax.random.key(0))
 tokens, rows = np.ones((4, 16), np.int32), np.arange(8)
 found = prefill(
     policy.decoder, policy.for_sampling(params), *mesh.shard_rows((tokens, tokens > 0)), mesh
@@ -152,7 +152,7 @@ cache = rearranged(None, found, rows, rows // 2, rows >= 0, 24, mesh)
 for x in jax.tree.leaves(cache.layers):
     assert x.addressable_shards[0].data.shape == (4, 1, *x.shape[2:])  # of [8, 2, ...]
 try:
-    Scratch(**model, key_value_heads=1).build(mesh, jax.random.key(0))
+    Scratch(**model, num_kv_heads=1).build(mesh, jax.random.key(0))
 except InputError as error:
     print(error)
 """
@@ -164,7 +164,7 @@ def test_a_cache_is_divided_by_rows_and_heads_which_must_divide(on_devices):
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=on_devices(4))
     assert done.returncode == 0, done.stderr[-3000:]
     assert done.stdout.strip() == (
-        "mesh.tp=2 does not divide the model's key_value_heads, which is 1: "
+        "mesh.tp=2 does not divide the model's num_kv_heads, which is 1: "
         "the nearest that does is 1."
     )
 
@@ -177,7 +177,7 @@ def test_a_cache_is_divided_by_rows_and_heads_which_must_divide(on_devices):
         ("continuous", "8,1,1", "1,8,1", "1,2,4"),
         ("naive", "8,1,1", "1,8,1", "1,2,4", "2,2,2"),
         ("shared", "4,1,1", "1,4,2"),
-        ("apart", "1,2,2"),
+        ("separate", "1,2,2"),
     ],
     ids=lambda names: " ".join(names).replace(",", "x"),
 )
@@ -237,7 +237,7 @@ def test_one_device_has_all_rows():
     tree = {"scale": np.arange(6.0).reshape(3, 2), "embedding": np.arange(3)}
     for place in (mesh.shard_rows, mesh.replicate):
         jax.tree.map(np.testing.assert_array_equal, place(tree), tree)
-    assert mesh.everywhere.is_fully_replicated
+    assert mesh.replicated.is_fully_replicated
     assert mesh.row_shards == mesh.row_multiple == mesh.size == 1
     for function in (mesh.total, mesh.largest, mesh.total_gradient, mesh.gather_rows):
         assert function(tree) is tree or function(tree) == tree
@@ -247,7 +247,7 @@ SEVERAL = """
 import jax, jax.numpy as jnp, numpy as np
 from jax.sharding import PartitionSpec as P
 from rl4p.distributed import partition
-from rl4p.distributed.mesh import EVERYWHERE, ROWS, Mesh
+from rl4p.distributed.mesh import REPLICATED, ROWS, Mesh
 
 def parts(x):
     return [shard.data.shape for shard in x.addressable_shards]
@@ -272,7 +272,7 @@ def of_rows(shared, rows):
 def run(function, shared, rows, results):
     return jax.jit(lambda *x: mesh.on_rows(function, *x, results=results))(shared, rows)
 
-total, largest, shared = run(of_rows, jnp.int32(1), rows, EVERYWHERE)
+total, largest, shared = run(of_rows, jnp.int32(1), rows, REPLICATED)
 assert (int(total), int(largest), int(shared)) == (int(rows.sum()), 15, 4)
 
 # Each device has its own rows.
@@ -285,7 +285,7 @@ params = {
     "embedding": random.normal(size=(4, 8)).astype(np.float32),
     "norm": {"scale": random.normal(size=8).astype(np.float32)},
 }
-lying = jax.device_put(params, mesh.of_params(params))
+lying = jax.device_put(params, mesh.param_shardings(params))
 assert parts(lying["embedding"]) == [(2, 4)] * 8 and parts(lying["norm"]["scale"]) == [(8,)] * 8
 dtypes = []
 
@@ -324,7 +324,7 @@ def small(params, rows):
 ones = {"embedding": jnp.ones((2, 4))}
 added = jax.jit(
     lambda p, r: data.on_rows(small, p, r, results=data.parts(p))
-)(jax.device_put(ones, data.of_params(ones)), pieces)
+)(jax.device_put(ones, data.param_shardings(ones)), pieces)
 np.testing.assert_array_equal(added["embedding"], np.full((2, 4), 1 + 2.0**-9, np.float32))
 
 # None stops before the others along fsdp; along dp they are free to.
@@ -345,7 +345,7 @@ assert parts(kept[0]["embedding"]) == [(2, 4)] * 8
 # A sampler's parameters are divided along tp alone.
 layers = {"layers": {"up": {"kernel": np.ones((2, 8, 4), np.float32)}}}
 for on in (mesh, Mesh(dp=1, fsdp=2, tp=2, rollout_devices=4)):
-    both = jax.device_put(params | layers, on.of_params(params | layers))
+    both = jax.device_put(params | layers, on.param_shardings(params | layers))
     given = on.for_sampling(both, "float32")
     assert set(parts(given["embedding"])) == {(2, 8)}
     assert len(given["layers"]) == 2

@@ -6,7 +6,7 @@ from rl4p.distributed.partition import specs
 from rl4p.learner.optimizer.blocks import is_matrix
 from rl4p.model.decoder import Decoder, DecoderConfig
 
-SHAPE = {"vocabulary": 24, "width": 16, "layers": 2, "heads": 4, "key_value_heads": 2}
+SHAPE = {"vocabulary": 24, "width": 16, "layers": 2, "heads": 4, "num_kv_heads": 2}
 SHAPE |= {"head_width": 4, "feed_forward_width": 20, "max_positions": 32}
 
 

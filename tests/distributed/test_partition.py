@@ -19,7 +19,7 @@ SHAPE = {
     "width": 16,
     "layers": 2,
     "heads": 4,
-    "key_value_heads": 2,
+    "num_kv_heads": 2,
     "head_width": 4,
     "feed_forward_width": 20,
     "max_positions": 32,
@@ -154,7 +154,7 @@ def test_a_sampler_is_given_matrices_as_they_are_multiplied():
         policy.decoder.extend(
             x, tokens, ones.cumsum(1) - 1, ones, policy.decoder.empty_cache(2, 6), 0
         )[0]
-        for x in (partition.as_sampled(params, "float32"), given)
+        for x in (partition.for_decoding(params, "float32"), given)
     ]
     np.testing.assert_array_equal(*(np.asarray(x, np.float32) for x in hidden))
 
@@ -188,13 +188,13 @@ def test_what_has_a_parameter_s_name_and_another_shape_is_whole():
 def test_what_a_sampler_changes_is_named():
     """Layers always, since they are cut out; matrices where activations have fewer bytes."""
     params = shapes(tied_embedding=False)
-    assert partition.changed_for_sampling(params, "float32") == {"layers"}
-    assert partition.changed_for_sampling(params, "bfloat16") == {"layers", "embedding", "head"}
+    assert partition.changed_for_decoding(params, "float32") == {"layers"}
+    assert partition.changed_for_decoding(params, "bfloat16") == {"layers", "embedding", "head"}
 
 
 def test_layers_are_cut_out_in_order():
     params = {"layers": {"up": {"kernel": jnp.arange(12.0).reshape(3, 2, 2)}}}
-    layers = partition.as_sampled(params, "float32")["layers"]
+    layers = partition.for_decoding(params, "float32")["layers"]
     assert len(layers) == 3
     for i, layer in enumerate(layers):
         np.testing.assert_array_equal(layer["up"]["kernel"], params["layers"]["up"]["kernel"][i])
@@ -205,7 +205,7 @@ def test_the_rules_by_name():
         "width": "fsdp",
         "vocabulary": "tp",
         "heads": "tp",
-        "key_value_heads": "tp",
+        "num_kv_heads": "tp",
         "feed_forward": "tp",
     }
     found = by_name(partition.specs(shapes(experts=4, labels=0)))

@@ -90,8 +90,8 @@ def test_processes_may_differ_in_their_number_alone():
 def test_one_process_places_as_jax_does():
     mesh = Mesh(dp=1)
     tree = {"x": np.arange(6.0).reshape(3, 2), "key": jax.random.key(0)}
-    placed = processes.place(tree, mesh.everywhere)
-    assert placed["x"].sharding == mesh.everywhere
+    placed = processes.place(tree, mesh.replicated)
+    assert placed["x"].sharding == mesh.replicated
     np.testing.assert_array_equal(processes.to_host(placed["x"]), tree["x"])
     assert OwnMesh() != Mesh()
     assert OwnMesh().size == jax.local_device_count()
@@ -202,15 +202,15 @@ def test_one_process_is_enough(monkeypatch, others, holds):
 
 @pytest.mark.parametrize("x", [np.arange(3), np.arange(3.0), np.array([True, False]), 2])
 def test_a_copy_of_the_host_is_placed_as_jax_would(x):
-    placed = processes.placed(x, Mesh(dp=1).everywhere)
-    expected = jax.device_put(x, Mesh(dp=1).everywhere)
+    placed = processes.placed(x, Mesh(dp=1).replicated)
+    expected = jax.device_put(x, Mesh(dp=1).replicated)
     assert (placed.dtype, placed.sharding) == (expected.dtype, expected.sharding)
     np.testing.assert_array_equal(placed, expected)
 
 
 def test_a_random_key_is_placed_as_one():
     key = jax.random.key(7)
-    placed = processes.placed(key, Mesh(dp=1).everywhere)
+    placed = processes.placed(key, Mesh(dp=1).replicated)
     assert placed.dtype == key.dtype
     np.testing.assert_array_equal(jax.random.key_data(placed), jax.random.key_data(key))
 

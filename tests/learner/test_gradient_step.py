@@ -323,7 +323,7 @@ def abstract(objective, rows, columns, words):
             layers=1,
             heads=2,
             head_width=32,
-            key_value_heads=1,
+            num_kv_heads=1,
             feed_forward_width=64,
             max_positions=columns,
         )

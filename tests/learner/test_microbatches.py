@@ -11,7 +11,7 @@ from rl4p.learner.microbatches import (
     deal,
     extents,
     fold,
-    most_turns,
+    max_iterations,
     rows_in,
     rows_of,
     widths,
@@ -168,11 +168,11 @@ def test_a_loop_turns_most_often_where_all_rows_are_of_its_width():
         .as_text(debug_info=True)
     )
     scopes = set(re.findall(r"microbatches_\d+of\d+x\d+", text))
-    found = {scope: most_turns(f"jit(f)/{scope}/while") for scope in scopes}
+    found = {scope: max_iterations(f"jit(f)/{scope}/while") for scope in scopes}
     assert found == {
         "microbatches_128of128x5": 5,
         "microbatches_96of128x4": 0,
         "microbatches_64of128x3": 0,
     }
-    assert most_turns("jit(f)/while") is None
-    assert most_turns("microbatches_128of128x5/body") is None
+    assert max_iterations("jit(f)/while") is None
+    assert max_iterations("microbatches_128of128x5/body") is None

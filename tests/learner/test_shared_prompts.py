@@ -7,7 +7,7 @@ import optax
 import pytest
 
 from rl4p.distributed.mesh import Mesh
-from rl4p.learner.critic.apart import Apart
+from rl4p.learner.critic.separate import Separate
 from rl4p.learner.critic.shared import Shared
 from rl4p.learner.gradient_step import gradient_step, shares_prompts
 from rl4p.learner.logprobs import score_tokens
@@ -165,7 +165,7 @@ def test_prompts_are_shared_only_where_it_pays_and_is_right(trajectories, make_o
 
     assert shares()
     assert shares(critic=Shared())
-    assert not shares(critic=Apart())  # which runs the rows itself
+    assert not shares(critic=Separate())  # which runs the rows itself
     assert not shares(PPO(minibatches=2))  # which divide groups
     for known in ({"group_size": 1}, {"prompt_columns": 32}):
         assert not shares(rows=dataclasses.replace(trajectories, **known))

@@ -97,7 +97,7 @@ def test_a_correction_is_given_what_it_needs(phases):
 
 
 def test_values_and_a_critic_go_together(phases):
-    with pytest.raises(InputError, match="choose critic=shared or critic=apart"):
+    with pytest.raises(InputError, match="choose critic=shared or critic=separate"):
         phases(advantage=GAE()).needs()
     with pytest.raises(InputError, match="returns of advantage=gae, and of no other"):
         phases(critic=Shared()).needs()

@@ -110,7 +110,7 @@ def collected(make_prompt, make_trajectories):
 
 @pytest.fixture(scope="module")
 def teacher():
-    model = Scratch(width=16, layers=1, heads=2, key_value_heads=1, feed_forward_width=24)
+    model = Scratch(width=16, layers=1, heads=2, num_kv_heads=1, feed_forward_width=24)
     policy, params = model.build(Mesh(dp=1), jax.random.key(7))
     return policy.decoder, jax.tree.map(lambda x: 10 * x, params)
 

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from rl4p.model.attention import View, Views, attend, softcapped, views, visible
+from rl4p.model.attention import AttentionInputs, Views, attend, softcapped, views, visible
 from tests.golden.cases import decoder_config
 
 H, K, h = 4, 2, 8
@@ -64,7 +64,7 @@ def random_rows(T, before):
     places = jnp.broadcast_to(jnp.arange(S), (2, S))
     mask = visible(places[:, before:], keys[:, before:], places, keys)
     angle = jnp.zeros((1, 1, 1, 1))
-    return arrays, View(angle, angle, mask, keys[:, before:], keys)
+    return arrays, AttentionInputs(angle, angle, mask, keys[:, before:], keys)
 
 
 @pytest.mark.parametrize(

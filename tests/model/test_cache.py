@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from rl4p.model.cache import Before, Cache, write
+from rl4p.model.cache import Cache, Prefix, write
 
 
 @pytest.fixture
@@ -62,7 +62,7 @@ def test_each_row_may_have_a_place_of_its_own(axis):
 
 
 def test_what_rows_begin_with_stands_at_the_first_positions():
-    before = Before((), np.int32([[1, 1, 0], [1, 0, 0]]))
+    before = Prefix((), np.int32([[1, 1, 0], [1, 0, 0]]))
     np.testing.assert_array_equal(before.positions_BS, [[0, 1, 2], [0, 1, 2]])
     assert before.positions_BS.dtype == jnp.int32
 

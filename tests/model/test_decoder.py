@@ -6,9 +6,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from rl4p.distributed.partition import as_sampled
+from rl4p.distributed.partition import for_decoding
 from rl4p.errors import InputError
-from rl4p.model.decoder import Before, Decoder
+from rl4p.model.decoder import Decoder, Prefix
 
 LENGTHS = (7, 3, 10)
 TOKENS = [np.random.default_rng(i).integers(0, 256, n) for i, n in enumerate(LENGTHS)]
@@ -80,7 +80,7 @@ def test_prefill_and_decoding_with_a_cache_are_the_full_forward(decoder, params)
     tokens, positions, segments = (jnp.concatenate(x) for x in zip(*rows, strict=True))
     hidden = jax.jit(decoder.hidden)(params, tokens, positions, segments)
     extend = jax.jit(decoder.extend)
-    single, cache = as_sampled(params, decoder.dtype), decoder.empty_cache(2, 18)
+    single, cache = for_decoding(params, decoder.dtype), decoder.empty_cache(2, 18)
     parts = []
     for start, end in ((0, 13), (13, 14), (14, 15), (15, 16)):
         chunk = (x[:, start:end] for x in (tokens, positions, segments))
@@ -104,7 +104,7 @@ def test_what_follows_a_beginning_is_the_end_of_the_whole_row(decoder, params, s
     first, rest = (
         [x[:, here] for x in (tokens, positions, segments)] for here in (slice(4), slice(4, None))
     )
-    before = Before(jax.jit(decoder.keys_and_values)(params, *first), first[2])
+    before = Prefix(jax.jit(decoder.keys_and_values)(params, *first), first[2])
     behind = jax.jit(decoder.hidden)(params, *rest, before)
     np.testing.assert_allclose(behind, whole[:, 4:], atol=1e-5)
 
@@ -114,7 +114,7 @@ def test_each_row_may_be_extended_at_a_slot_of_its_own(decoder, params):
     rows = [layout((0, tokens)) for tokens in TOKENS[:2]]
     tokens, positions, segments = (jnp.concatenate(x) for x in zip(*rows, strict=True))
     hidden = jax.jit(decoder.hidden)(params, tokens, positions, segments)
-    single, cache = as_sampled(params, decoder.dtype), decoder.empty_cache(2, 8)
+    single, cache = for_decoding(params, decoder.dtype), decoder.empty_cache(2, 8)
     last = np.array(LENGTHS[:2]) - 1
     shorter = np.where(np.arange(8) < last[:, None], segments[:, :8], 0)
     _, cache = jax.jit(decoder.extend)(single, tokens[:, :8], positions[:, :8], shorter, cache, 0)

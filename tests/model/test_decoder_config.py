@@ -35,21 +35,21 @@ def test_layers_are_mixed_where_some_slide_and_others_do_not(case, mixed):
 
 def test_its_dimensions_are_those_that_devices_divide():
     config = DecoderConfig(
-        vocabulary=24, width=16, layers=2, heads=4, key_value_heads=2, head_width=4,
+        vocabulary=24, width=16, layers=2, heads=4, num_kv_heads=2, head_width=4,
         feed_forward_width=20, max_positions=32,
     )  # fmt: skip
     assert config.dimensions == {
         "width": 16,
         "vocabulary": 24,
         "heads": 4,
-        "key_value_heads": 2,
+        "num_kv_heads": 2,
         "feed_forward": 20,
     }
 
 
 def test_a_plain_decoder_is_that_of_qwen2():
     config = DecoderConfig(
-        vocabulary=8, width=8, layers=1, heads=1, key_value_heads=1, head_width=8,
+        vocabulary=8, width=8, layers=1, heads=1, num_kv_heads=1, head_width=8,
         feed_forward_width=8, max_positions=8,
     )  # fmt: skip
     assert (config.family, config.rope_theta, config.norm_epsilon) == ("qwen2", 10_000.0, 1e-6)

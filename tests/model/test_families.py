@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from rl4p.distributed.partition import as_sampled
+from rl4p.distributed.partition import for_decoding
 from rl4p.errors import InputError
 from rl4p.model.decoder import Decoder
 from rl4p.model.families import FAMILIES, family_of
@@ -83,7 +83,7 @@ def test_decoding_with_a_cache_changes_nothing(case, plain):
     tokens = np.pad(np.int32(ROWS[-1]), (padding, 0), constant_values=9)[None]
     positions = np.maximum(np.arange(padding + T, dtype=np.int32) - padding, 0)[None]
     segments = np.int32(np.arange(padding + T) >= padding)[None]
-    params, cache = as_sampled(params, decoder.dtype), decoder.empty_cache(1, forward.SLOTS)
+    params, cache = for_decoding(params, decoder.dtype), decoder.empty_cache(1, forward.SLOTS)
     starts = [0, *range(padding + 20, padding + T)]
     parts = []
     for start, end in zip(starts, [*starts[1:], padding + T], strict=True):

@@ -241,7 +241,7 @@ def test_a_broken_config_is_named(tmp_path, content, sentence):
         ({"rope_theta": 1e6}, "rope_theta", 1e6),
         ({"rope_parameters": {"rope_type": "default", "rope_theta": 1e6}}, "rope_theta", 1e6),
         ({"head_dim": None}, "head_width", 8),
-        ({"num_key_value_heads": None}, "key_value_heads", 4),
+        ({"num_key_value_heads": None}, "num_kv_heads", 4),
     ],
 )
 def test_spellings_of_several_versions_are_read(folder, change, field, value):

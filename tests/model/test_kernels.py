@@ -11,7 +11,7 @@ import pytest
 
 from rl4p.distributed.mesh import Mesh
 from rl4p.errors import InputError
-from rl4p.model.attention import View, attend, visible
+from rl4p.model.attention import AttentionInputs, attend, visible
 from rl4p.model.kernels import check_kernel, cudnn, splash
 from rl4p.model.scratch import Scratch
 
@@ -30,7 +30,7 @@ def rows():
     places = jnp.broadcast_to(jnp.arange(S), (B, S))
     mask = visible(places[:, S - T :], own, places, keys)
     angle = jnp.zeros((1, 1, 1, 1))
-    return (q, k, v), View(angle, angle, mask, own, keys)
+    return (q, k, v), AttentionInputs(angle, angle, mask, own, keys)
 
 
 @pytest.mark.parametrize("softcap", [None, 5.0])

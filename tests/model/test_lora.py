@@ -179,11 +179,11 @@ def test_merged_they_are_the_same_policy(adapted, moved, make_trajectories, tmp_
     merged, params = Pretrained(path=str(tmp_path / "out")).build(Mesh(dp=1), jax.random.key(0))
     trajectories = make_trajectories()
     mask = trajectories.response_mask_BT
-    ours = np.where(mask, logprobs(policy, policy.whole(moved), trajectories), 0)
+    ours = np.where(mask, logprobs(policy, policy.merged(moved), trajectories), 0)
     np.testing.assert_allclose(
         np.where(mask, logprobs(merged, params, trajectories), 0), ours, atol=2e-5
     )
-    base = np.where(mask, logprobs(policy, policy.whole(adapted[1]), trajectories), 0)
+    base = np.where(mask, logprobs(policy, policy.merged(adapted[1]), trajectories), 0)
     assert np.abs(base - ours).max() > 0.01
 
 

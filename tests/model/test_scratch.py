@@ -22,7 +22,7 @@ def test_how_layers_run_is_an_option(layers):
     assert {name: getattr(decoder, name) for name in options} == options
 
 
-@pytest.mark.parametrize("shape", [{"width": 30, "heads": 4}, {"heads": 3, "key_value_heads": 2}])
+@pytest.mark.parametrize("shape", [{"width": 30, "heads": 4}, {"heads": 3, "num_kv_heads": 2}])
 def test_heads_that_do_not_divide_are_refused(shape):
     with pytest.raises(ValueError, match="must divide by heads"):
         Scratch(**{"width": 24} | shape)
@@ -33,7 +33,7 @@ def test_the_shape_and_how_positions_are_rotated_are_options():
         width=24, heads=3, layers=2, feed_forward_width=40, vocabulary=300, max_positions=77,
         rope_theta=123.0, rope_scaling=LinearScaling(factor=3.0),
     ).policy(ONE_DEVICE).decoder.config  # fmt: skip
-    shape = ("width", "heads", "key_value_heads", "head_width", "layers", "feed_forward_width")
+    shape = ("width", "heads", "num_kv_heads", "head_width", "layers", "feed_forward_width")
     assert [getattr(config, name) for name in shape] == [24, 3, 1, 8, 2, 40]
     assert (config.vocabulary, config.max_positions) == (300, 77)
     assert (config.rope_theta, config.rope_scaling) == (123.0, LinearScaling(factor=3.0))

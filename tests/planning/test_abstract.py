@@ -31,7 +31,7 @@ SMALL = (
 )
 ALL = (
     "advantage=gae",
-    "critic=apart",
+    "critic=separate",
     "kl=fixed",
     "ema.decay=0.5",
     "optimizer.moment_dtype=bfloat16",
@@ -86,16 +86,16 @@ def test_what_is_frozen_is_what_a_run_keeps_beside_its_state(pair):
     assert bytes_of_chip(run.frozen) == sum(
         x.size * x.dtype.itemsize for x in jax.tree.leaves(kept)
     )
-    assert looks(run.whole()) == looks(policy.whole(experiment.state.params))
+    assert looks(run.merged()) == looks(policy.merged(experiment.state.params))
     assert "critic" not in run.without_critic()
-    assert looks(run.lasting) == looks((run.state, run.frozen))
+    assert looks(run.resident) == looks((run.state, run.frozen))
 
 
 def test_parameters_are_sampled_with_as_the_run_hands_them_over(pair):
     experiment, run = pair
     policy = experiment.loop.policy
     assert parts(run.sampling_params()) == parts(policy.for_sampling(experiment.state.params))
-    for name, x in run.handed_over().items():
+    for name, x in run.copied_for_sampling().items():
         assert x is not run.without_critic()[name]
 
 
@@ -178,12 +178,14 @@ def test_a_model_that_cannot_be_planned_with_says_what_it_lacks(monkeypatch):
 def test_devices_that_only_sample_hold_the_parameters_alone():
     config = compose(list(SMALL))
     run = abstract_run(config, instantiate(config.mesh))
-    assert run.lasting_where_sampled() == (run.lasting, run.handed_over())
-    apart = SimpleNamespace(of_sampling=run.mesh.of_sampling)
-    mesh = SimpleNamespace(sampling=apart, of_sampling=run.mesh.of_sampling)
+    assert run.resident_while_sampling() == (run.resident, run.copied_for_sampling())
+    apart = SimpleNamespace(sampling_shardings=run.mesh.sampling_shardings)
+    mesh = SimpleNamespace(sampling=apart, sampling_shardings=run.mesh.sampling_shardings)
     other = replace(run, mesh=mesh)
-    assert looks(other.lasting_where_sampled()) == looks(other.sampling_params())
-    assert other.handed_over().keys() == run.without_critic().keys()  # all of them are moved
+    assert looks(other.resident_while_sampling()) == looks(other.sampling_params())
+    assert (
+        other.copied_for_sampling().keys() == run.without_critic().keys()
+    )  # all of them are moved
 
 
 def test_bytes_are_those_of_one_device():

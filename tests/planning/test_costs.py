@@ -37,10 +37,10 @@ def test_their_gradients_are_added_up_into_the_parts(small):
 def test_a_phase_holds_what_the_run_keeps_beside_its_arguments(small):
     costs = small["costs"]
     parameters = 4 * (KERNELS + 264 * WIDTH)
-    of_sampling, state = parameters / TP, 3 * parameters / TP / FSDP  # two moments
-    assert costs["weights"]["outputs"] == pytest.approx(of_sampling, rel=0.02)
+    sampling_shardings, state = parameters / TP, 3 * parameters / TP / FSDP  # two moments
+    assert costs["weights"]["outputs"] == pytest.approx(sampling_shardings, rel=0.02)
     assert costs["weights"]["total"] == pytest.approx(
-        of_sampling + state + costs["weights"]["temporaries"], rel=0.02
+        sampling_shardings + state + costs["weights"]["temporaries"], rel=0.02
     )
     # Norms are not divided; of the last layer a prefill needs keys and values alone.
     unread = 4 * (2 * WIDTH * WIDTH + 3 * WIDTH * INNER) / TP

@@ -108,7 +108,7 @@ def test_a_sampler_of_others_runs_no_program_of_ours():
     phases = SimpleNamespace(rollout=Demonstrations(max_response_tokens=8))
     run = SimpleNamespace(phases=phases, mesh=SimpleNamespace())
     assert rollout(run) == []
-    assert list(planning.hand_over(run)) == []
+    assert list(planning.weights_for_sampling(run)) == []
 
 
 def test_what_follows_a_prefill_that_cannot_fit_is_not_compiled(monkeypatch):

@@ -76,7 +76,7 @@ def found(monkeypatch):
         "rollout",
         lambda run: [costing(100), costing(10 * (run.phases.rollout.slots or 64))],
     )
-    monkeypatch.setattr(searching, "hand_over", lambda run: iter([costing(1)]))
+    monkeypatch.setattr(searching, "weights_for_sampling", lambda run: iter([costing(1)]))
     monkeypatch.setattr(
         searching, "programs", lambda run: [costing(0), costing(2 * run.response_tokens)]
     )

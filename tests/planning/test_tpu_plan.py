@@ -21,7 +21,7 @@ TRAFFIC = re.compile(
     r"^    (\w+): (\S+ over .+) ([\d,]+) times, ([\d.]+) GiB in all, ([\d.]+) sent by a chip$",
     re.MULTILINE,
 )
-SMALL_SHAPE = ("model.heads=8", "model.key_value_heads=4", "model.attention=splash", "mesh.tp=4")
+SMALL_SHAPE = ("model.heads=8", "model.num_kv_heads=4", "model.attention=splash", "mesh.tp=4")
 
 
 def recipes() -> list[tuple[str, str, float, float]]:

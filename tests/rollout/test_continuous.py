@@ -261,7 +261,7 @@ from rl4p.rollout.naive_sampler import generate
 from rl4p.types import Sampling
 
 mesh, n = Mesh(), 24
-model = Scratch(width=32, layers=2, heads=4, key_value_heads=2)
+model = Scratch(width=32, layers=2, heads=4, num_kv_heads=2)
 rows = np.arange(n, dtype=np.int32)
 slots = Slots(rows, rows, np.zeros_like(rows))
 if mesh.size == 1:  # shapes will do

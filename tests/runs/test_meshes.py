@@ -11,8 +11,8 @@ from safetensors.numpy import load_file
 import rl4p
 from tests.runs.conftest import assert_trains, lines, params, summary
 
-MODEL = ("model.heads=8", "model.key_value_heads=4", "model.feed_forward_width=64")
-PHASES = ("advantage=gae", "critic=apart", "kl=fixed", "ema.decay=0.5", "prompts_per_step=8")
+MODEL = ("model.heads=8", "model.num_kv_heads=4", "model.feed_forward_width=64")
+PHASES = ("advantage=gae", "critic=separate", "kl=fixed", "ema.decay=0.5", "prompts_per_step=8")
 
 
 @pytest.fixture(scope="module")

@@ -20,7 +20,7 @@ KEPT = (
     "prompts_per_step=8",
     "samples.every=1",
     "samples.count=16",
-    "model.key_value_heads=2",
+    "model.num_kv_heads=2",
 )
 
 
@@ -143,7 +143,7 @@ def test_slurm_says_who_is_who(command, on_devices, tmp_path):
 
 @pytest.mark.slow
 def test_a_run_goes_from_two_processes_to_one_and_back(start, tmp_path):
-    phases = ("steps=4", "checkpoint.every=2", "advantage=gae", "critic=apart", "kl=fixed")
+    phases = ("steps=4", "checkpoint.every=2", "advantage=gae", "critic=separate", "kl=fixed")
     alone, two, one = (tmp_path / name for name in ("alone", "two", "one"))
     ended(start(1, 1, *KEPT, *phases, f"hydra.run.dir={alone}"), [0])
     ended(start(2, 2, *KEPT, *phases, "steps=2", f"hydra.run.dir={two}"), [0, 0])

@@ -67,10 +67,10 @@ COMBINATIONS = {
         "kl": built("kl", "fixed", importance_weight=True),
         "critic": built("critic", "shared"),
     },
-    "reinforce, critic apart, top_tokens": {
+    "reinforce, critic separate, top_tokens": {
         "update": built("update", "reinforce"),
         "entropy": built("entropy", "top_tokens"),
-        "critic": built("critic", "apart"),
+        "critic": built("critic", "separate"),
     },
 }
 CASES = {name: {"update": LOSSES[name]} for name in NAMES} | COMBINATIONS

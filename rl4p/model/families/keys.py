@@ -96,18 +96,18 @@ class Keys:
         `head_width` is the family's default for an absent head_dim; None is width // heads.
         """
         heads, width = self.get("num_attention_heads", int), self.get("hidden_size", int)
-        key_value_heads = self.get("num_key_value_heads", int, heads)
-        if heads % key_value_heads:
+        num_kv_heads = self.get("num_key_value_heads", int, heads)
+        if heads % num_kv_heads:
             raise InputError(
                 f"{self.where}: num_attention_heads {heads} does not divide by "
-                f"num_key_value_heads {key_value_heads}."
+                f"num_key_value_heads {num_kv_heads}."
             )
         return {
             "vocabulary": self.get("vocab_size", int),
             "width": width,
             "layers": self.get("num_hidden_layers", int),
             "heads": heads,
-            "key_value_heads": key_value_heads,
+            "num_kv_heads": num_kv_heads,
             "head_width": self.get("head_dim", int, head_width or width // heads),
             "feed_forward_width": self.get(feed_forward, int),
             "max_positions": self.get("max_position_embeddings", int),
@@ -123,7 +123,7 @@ def write_shape(c: DecoderConfig) -> dict[str, Any]:
         "intermediate_size": c.feed_forward_width,
         "num_hidden_layers": c.layers,
         "num_attention_heads": c.heads,
-        "num_key_value_heads": c.key_value_heads,
+        "num_key_value_heads": c.num_kv_heads,
         "head_dim": c.head_width,
         "max_position_embeddings": c.max_positions,
         **write_rope(c.rope_theta, c.rope_scaling),

@@ -37,7 +37,7 @@ def test_half_the_square_is_weighed_by_the_coefficient():
     np.testing.assert_allclose(run(jnp.float32(-1)), (1.125, -0.75))
 
 
-@pytest.mark.parametrize("name", ["none", "shared", "apart"])
+@pytest.mark.parametrize("name", ["none", "shared", "separate"])
 def test_the_yaml_has_the_defaults_of_the_class(name):
     critic = instantiate(OmegaConf.load(CONF / f"{name}.yaml"))
     assert critic == type(critic)()

@@ -97,7 +97,7 @@ def test_a_state_that_is_given_up_in_training_comes_back_from_a_checkpoint(
     """As in a run: begun by a compiled init, carried by a scan, its arrays donated."""
     optimizer = optimizer(moment_dtype=dtype)
     transform, mesh = optimizer.transform(), Mesh(dp=1)
-    begin = jax.jit(transform.init, out_shardings=mesh.everywhere)
+    begin = jax.jit(transform.init, out_shardings=mesh.replicated)
     gradient = as_gradient(1e-3, params)
 
     def run(state):

@@ -125,7 +125,7 @@ def test_the_shape_is_read_from_its_keys():
         "width": 32,
         "layers": 5,
         "heads": 4,
-        "key_value_heads": 2,
+        "num_kv_heads": 2,
         "head_width": 16,
         "feed_forward_width": 48,
         "max_positions": 512,
@@ -141,7 +141,7 @@ def test_a_head_is_as_wide_as_the_family_says_or_as_the_width_leaves():
 
 
 def test_key_heads_are_as_many_as_query_heads_where_they_are_not_said():
-    assert keys(**SHAPE | {"num_key_value_heads": None}).shape()["key_value_heads"] == 4
+    assert keys(**SHAPE | {"num_key_value_heads": None}).shape()["num_kv_heads"] == 4
     with pytest.raises(
         InputError, match="num_attention_heads 4 does not divide by num_key_value_h"
     ):

@@ -34,7 +34,7 @@ def test_its_keys(read):
         ("tie_word_embeddings", "tied_embedding", False),
         ("rope_theta", "rope_theta", 10_000.0),
         ("head_dim", "head_width", 8),
-        ("num_key_value_heads", "key_value_heads", 4),
+        ("num_key_value_heads", "num_kv_heads", 4),
     ],
 )
 def test_an_absent_key_is_what_transformers_takes_it_for(read, key, option, default):

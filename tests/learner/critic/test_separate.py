@@ -2,13 +2,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from rl4p.learner.critic.apart import Apart
+from rl4p.learner.critic.separate import Separate
 from rl4p.learner.critic.shared import Shared
 
 
 def test_it_begins_as_a_copy_of_the_policys_trunk(policy, params, read):
     """A copy and not the same arrays: an update gives them all up, each once."""
-    critic = Apart()
+    critic = Separate()
     assert critic.active
     assert critic.own_trunk
     begun = critic.init(policy.decoder, params)
@@ -23,18 +23,18 @@ def test_it_begins_as_a_copy_of_the_policys_trunk(policy, params, read):
 def test_while_the_trunks_are_the_same_it_reads_what_a_shared_critic_reads(
     policy, params, read, with_head
 ):
-    of_critic = with_head(Apart().init(policy.decoder, params))
-    apart, shared = (read(critic, of_critic)[0] for critic in (Apart(), Shared()))
-    assert np.abs(apart).max() > 0.1
-    np.testing.assert_allclose(apart, shared, rtol=1e-5, atol=1e-5)
+    of_critic = with_head(Separate().init(policy.decoder, params))
+    separate, shared = (read(critic, of_critic)[0] for critic in (Separate(), Shared()))
+    assert np.abs(separate).max() > 0.1
+    np.testing.assert_allclose(separate, shared, rtol=1e-5, atol=1e-5)
 
 
 def test_neither_disturbs_the_other(policy, params, read, with_head):
     """The value has no gradient by the policy's parameters, and one by all of its own."""
-    of_critic = with_head(Apart().init(policy.decoder, params))
+    of_critic = with_head(Separate().init(policy.decoder, params))
 
     def total(of_critic, of_policy):
-        return jnp.sum(jnp.square(read(Apart(), of_critic, of_policy)[0]))
+        return jnp.sum(jnp.square(read(Separate(), of_critic, of_policy)[0]))
 
     ours, policys = jax.grad(total, argnums=(0, 1))(of_critic, params)
     assert not any(x.any() for x in jax.tree.leaves(policys))

@@ -14,7 +14,7 @@ from rl4p.types import Array, Params, Trajectories
 
 
 @dataclass(frozen=True, kw_only=True)
-class Apart(CriticOptions):
+class Separate(CriticOptions):
     """A value head V_t = h_{t-1} w + b on a second trunk, initialised as a copy of the policy's.
 
     As in PPO for language models (2203.02155). A separate critic needs twice the parameters and
