@@ -44,7 +44,7 @@ class Policy:
 
     def without_critic(self, trained: Params) -> Params:
         """Returns the merged parameters without those of a critic."""
-        return {name: x for name, x in self.whole(trained).items() if name != "critic"}
+        return {name: x for name, x in self.merged(trained).items() if name != "critic"}
 
     def for_sampling(self, trained: Params) -> Params:
         """Returns the merged parameters without a critic, on the sampling mesh.

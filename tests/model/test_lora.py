@@ -68,7 +68,7 @@ def test_shapes_and_first_values(adapted, params):
 def test_it_begins_as_its_base(adapted, policy, params, make_trajectories):
     trajectories = make_trajectories()
     np.testing.assert_array_equal(
-        logprobs(adapted[0], adapted[0].whole(adapted[1]), trajectories),
+        logprobs(adapted[0], adapted[0].merged(adapted[1]), trajectories),
         logprobs(policy, params, trajectories),
     )
 
@@ -77,7 +77,7 @@ def test_a_projection_by_hand(adapted, moved):
     """Y = x W + b + (6 / 2) (x A) B, of the gate of layer 1."""
     from rl4p.model.layer import Projection
 
-    gate = jax.tree.map(lambda x: x[1], adapted[0].whole(moved)["layers"]["gate"])
+    gate = jax.tree.map(lambda x: x[1], adapted[0].merged(moved)["layers"]["gate"])
     x = np.random.default_rng(0).normal(size=(3, 32)).astype(np.float32)
     y = Projection(48, use_bias=False, dtype=jnp.float32, adapter_scale=3.0, parent=None).apply(
         {"params": gate}, x
@@ -90,7 +90,7 @@ def test_the_scale_is_alpha_over_the_rank(adapted, moved, policy, make_trajector
     """So alpha 6 and rank 2 add 3 A B to a kernel."""
     assert LoRA(rank=2, alpha=6.0).scale == 3.0
     assert adapted[0].decoder.layer.adapter_scale == 3.0
-    whole = jax.tree.map(np.asarray, adapted[0].whole(moved))
+    whole = jax.tree.map(np.asarray, adapted[0].merged(moved))
     layers = {}
     for name, layer in whole["layers"].items():
         layers[name] = {key: x for key, x in layer.items() if not key.startswith("lora")}
@@ -99,7 +99,7 @@ def test_the_scale_is_alpha_over_the_rank(adapted, moved, policy, make_trajector
     merged = whole | {"layers": layers}
     trajectories = make_trajectories()
     np.testing.assert_allclose(
-        logprobs(adapted[0], adapted[0].whole(moved), trajectories),
+        logprobs(adapted[0], adapted[0].merged(moved), trajectories),
         logprobs(policy, merged, trajectories),
         atol=1e-4,
     )

@@ -105,5 +105,5 @@ def test_a_sampler_is_given_no_critic(policy):
     trained = {"layers": {"up": {"lora_a": 1}}, "critic": {"value": 2}}
     adapted = dataclasses.replace(policy, frozen={"layers": {"up": {"kernel": 3}}, "norm": 4})
     without = {"layers": {"up": {"kernel": 3, "lora_a": 1}}, "norm": 4}
-    assert adapted.whole(trained) == without | {"critic": {"value": 2}}
+    assert adapted.merged(trained) == without | {"critic": {"value": 2}}
     assert adapted.without_critic(trained) == without
