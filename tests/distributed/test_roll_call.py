@@ -139,6 +139,9 @@ def test_a_death_is_noticed_by_all(three, gone):
     sentence = "Process 2 of 3 has died: see what it printed."
     assert failures([first, second]) == [sentence] * 2
     assert first.exit_code == second.exit_code == 1
+    until = time.monotonic() + 5.0  # each says so in a thread of its own, after its sentence
+    while not {first, second} <= {call for call, _ in gone} and time.monotonic() < until:
+        time.sleep(0.01)
     graces = {call: grace for call, grace in gone if call is not third}
     assert graces == {first: 15.0, second: 2.0}
     with pytest.raises(RunError, match="Process 2 of 3 has died"):

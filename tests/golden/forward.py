@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from rl4p.distributed.partition import as_sampled
+from rl4p.distributed.partition import for_decoding
 
 SLOTS = 80  # of caches
 
@@ -50,7 +50,7 @@ def extend(decoder, params, tokens, positions, segments, cache, slot):
 
 def greedy(decoder, params, prompt_T, count):
     """The most likely next token, so many times; token by token, by a cache."""
-    params, cache = as_sampled(params, decoder.dtype), decoder.empty_cache(1, SLOTS)
+    params, cache = for_decoding(params, decoder.dtype), decoder.empty_cache(1, SLOTS)
     tokens = list(prompt_T)
     for slot in range(len(prompt_T) + count - 1):
         row = (np.int32([[x]]) for x in (tokens[slot], slot, 1))
