@@ -53,10 +53,9 @@ class ProgressBar:
 
     def __call__(self, info: StepInfo) -> None:
         self.note_evaluation(info.metrics)
-        line = (
-            f"reward {info.metrics['reward/mean']:.3f}  {self.pass_at_1}"
-            f"{info.metrics['rollout/tokens_per_second']:,.0f} tokens/s"
-        )
+        line = f"reward {info.metrics['reward/mean']:.3f}  {self.pass_at_1}".rstrip()
+        if (rate := info.metrics.get("rollout/tokens_per_second")) is not None:
+            line += f"  {rate:,.0f} tokens/s"
         self.bar.update(self.task, completed=info.step, description=line)
         due = info.step % self.lines_every == 0 or info.step == self.steps
         if not self.console.is_terminal and due:

@@ -68,6 +68,14 @@ def test_all_tasks_are_named(printed):
     assert "a pass@1 0.500  b pass@1 1.000  1,234 tokens/s" in line
 
 
+def test_a_step_that_sampled_nothing_has_no_rate(printed):
+    """As with a collector that samples ahead."""
+    later = info(5)
+    del later.metrics["rollout/tokens_per_second"]
+    (line,) = printed([later])
+    assert line == "step 5/10  reward 0.250  2.00 s a step, 10 s left"
+
+
 def test_a_quiet_bar_prints_nothing(printed):
     assert printed([info(5)], samples_every=1, quiet=True) == []
 
