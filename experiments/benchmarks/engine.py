@@ -36,11 +36,11 @@ from rl4p.learner.critic import none as critic
 from rl4p.learner.entropy import none as entropy
 from rl4p.learner.gradient_step import gradient_step
 from rl4p.learner.kl import none as kl
+from rl4p.learner.objective import Objective
 from rl4p.learner.optimizer.adamw import AdamW
 from rl4p.model.decoder import Decoder, DecoderConfig
 from rl4p.model.policy import Policy
 from rl4p.model.tokenizer import byte_tokenizer
-from rl4p.protocols import Objective
 from rl4p.rollout.continuous import Continuous
 from rl4p.types import Prompt, Sampling, TrainingBatch, TrainState, Trajectories
 from rl4p.update.ppo import PPO

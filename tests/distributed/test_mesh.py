@@ -20,7 +20,7 @@ from rl4p.learner.critic import none as critic
 from rl4p.learner.entropy import none as entropy
 from rl4p.learner.kl import none as kl
 from rl4p.distributed.mesh import Mesh
-from rl4p.protocols import Objective
+from rl4p.learner.objective import Objective
 from rl4p.learner.logprobs import score_tokens
 from rl4p.model.scratch import Scratch
 from rl4p.learner.optimizer.adamw import AdamW

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from rl4p.distributed.parameters import DECLARED, vector
 from rl4p.learner.logprobs import TokenScores
 from rl4p.types import Sampling, TrainingBatch, Trajectories
 
@@ -96,6 +97,8 @@ def our_loss(monkeypatch, make_objective, batch_of):
         assert before is None  # no prompt is shared here
         return params["values"][trajectories.tokens_BT]
 
+    for name in ("logprobs", "entropy", "values"):  # in the place of parameters
+        monkeypatch.setitem(DECLARED, name, vector())
     monkeypatch.setattr(step, "trunk", trunk)
     monkeypatch.setattr(step, "token_scores", scores)
     monkeypatch.setattr("rl4p.learner.critic.shared.values", lambda head, hidden: hidden)
