@@ -8,6 +8,8 @@ left undecayed. A critic of your own adds its parameters to `DECLARED` in its ow
 from dataclasses import dataclass
 from typing import Any
 
+from rl4p.errors import InputError
+
 ADAPTERS = ("lora_a", "lora_b")  # siblings of the kernel that they adapt
 
 
@@ -58,7 +60,7 @@ def declared(path: tuple[Any, ...]) -> Parameter:
     """Returns the declaration of the parameter at a path of the parameter tree.
 
     Raises:
-      ValueError: the parameter is not in the table.
+      InputError: the parameter is not in the table.
     """
     *_, parent, name = ["", "", *names(path)]
     if name in ADAPTERS and (kernel := DECLARED.get(f"{parent}/kernel")):
@@ -66,9 +68,9 @@ def declared(path: tuple[Any, ...]) -> Parameter:
         return Parameter((into, None) if name == "lora_a" else (None, out))
     found = DECLARED.get(f"{parent}/{name}", DECLARED.get(name))
     if found is None:
-        raise ValueError(
-            f"{'/'.join(names(path))} has not declared its axes: "
-            "rl4p/distributed/parameters.py says how."
+        raise InputError(
+            f"The parameter {'/'.join(names(path))} has not declared its axes: add it to "
+            "rl4p.distributed.parameters.DECLARED where it is defined."
         )
     return found
 

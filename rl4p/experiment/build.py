@@ -20,6 +20,7 @@ from rl4p.loop.checks import check_advantages, check_rewards, check_rollout, che
 from rl4p.loop.evaluation import Evaluation
 from rl4p.loop.loop import Loop
 from rl4p.loop.phases import Phases
+from rl4p.loop.protocols import Hook
 from rl4p.loop.scoring import Scoring
 from rl4p.model.decoder import Decoder
 from rl4p.model.policy import Policy, padded_width
@@ -34,6 +35,7 @@ class Experiment:
     loop: Loop
     state: TrainState
     evaluation: Evaluation
+    hooks: tuple[Hook, ...]  # the user's
     sizes: str  # a short description of the model, the data and a step, for the terminal
 
 
@@ -125,6 +127,7 @@ def build(config: DictConfig) -> Experiment:
         loop=loop,
         state=state,
         evaluation=evaluation,
+        hooks=tuple(instantiate(node) for node in config.hooks.values()),
         sizes=f"{describe_model(policy, params)}; "
         f"{describe_data(prompts, dropped, test_prompts, test_dropped)}\n"
         f"{describe_step(config, phases, prompts, policy.mesh)}",

@@ -270,7 +270,7 @@ def token_loss(
         divergence_BT = objective.kl.penalty(logprobs_BT, reference_BT, on_mask(behaviour_BT))
         loss_BT = loss_BT + coefficients["kl"] * divergence_BT
         extras = extras | {"kl": divergence_BT}
-    if isinstance(objective.critic, Estimator):
+    if objective.critic.active and isinstance(objective.critic, Estimator):
         values_BT = on_mask(objective.critic.values(decoder, params, hidden_BTD, trajectories))
         returns_BT, old_values_BT = (on_mask(micro.scores[x]) for x in ("returns", "values"))
         value_loss_BT = objective.critic.loss(values_BT, old_values_BT, returns_BT)

@@ -91,10 +91,13 @@ class AbstractRun:
         """Returns the shapes of arrays that are replicated on a mesh."""
         return replicated(mesh or self.mesh, tree)
 
-    def bytes_per_decode_step(self, params: Params, *others: Any) -> float:
-        """Returns the bytes that a device reads in a decode step: layers, head and `others`."""
-        head = params.get("head", params["embedding"])
-        return bytes_of_chip((params["layers"], head, others))
+    def bytes_of(self, tree: Any) -> int:
+        """Returns the bytes of arrays on one device."""
+        return bytes_of_chip(tree)
+
+    def bytes_per_decode_step(self, params: Params) -> int:
+        """Returns the bytes of parameters that a device reads in a decode step: layers and head."""
+        return bytes_of_chip((params["layers"], params.get("head", params["embedding"])))
 
     def trajectories(self) -> Trajectories:
         B, T = self.sequences, self.prompt_columns + self.response_tokens

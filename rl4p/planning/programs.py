@@ -7,7 +7,7 @@ that are results of another program have the shardings that this program gives t
 import re
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -131,18 +131,18 @@ def rollout(run: AbstractRun) -> list[Program]:
     rollout = run.phases.rollout
     if not isinstance(rollout, Planned):
         return []
-    described, compiled = rollout.plan(run), []
-    each = next(described, None)
-    while each is not None:
-        compiled.append(
-            program(each.phase, each.traced, each.live, turns=each.turns, read=each.read)
-        )
-        results = None if compiled[-1].compiled is None else compiled[-1].results()
+    described, compiled, results = rollout.plan(run), [], None
+    while True:
         try:
             each = described.send(results)
         except StopIteration:
-            each = None
-    return [replace(each, sampled=True) for each in compiled]
+            return compiled
+        compiled.append(
+            program(
+                each.phase, each.traced, each.live, turns=each.turns, read=each.read, sampled=True
+            )
+        )
+        results = None if compiled[-1].compiled is None else compiled[-1].results()
 
 
 def scoring(run: AbstractRun) -> Iterator[Program]:

@@ -133,7 +133,7 @@ class Continuous(SamplerOptions):
         # A step reads the written part of the cache: on average, half of the response columns.
         written = (W + R / 2) / (W + R)
         weights = run.bytes_per_decode_step(params)
-        caches = run.bytes_per_decode_step(params, cache.layers) - weights
+        caches = run.bytes_of(cache.layers)
         yield PlannedProgram(
             phase="decode",
             traced=traced,

@@ -157,7 +157,7 @@ def run_steps(
         bar.begin(outcome.step, record.metrics()[-1] if first() else {})
         hooks: list[Hook] = [
             experiment.evaluation,
-            *(instantiate(node) for node in config.hooks.values()),  # before RecordMetrics
+            *experiment.hooks,  # before RecordMetrics
             RecordSamples(every=samples.every, count=samples.count, record=record, tracked=tracked),
             RecordMetrics(record=record, tracked=tracked, outcome=outcome),
             bar,

@@ -3,6 +3,7 @@ import pytest
 
 from rl4p.distributed.parameters import DECLARED, Parameter, declared
 from rl4p.distributed.partition import specs
+from rl4p.errors import InputError
 from rl4p.learner.optimizer.blocks import is_matrix
 from rl4p.model.decoder import Decoder, DecoderConfig
 
@@ -35,7 +36,9 @@ def test_an_adapter_has_the_axes_of_its_kernel():
 def test_what_is_not_declared_is_refused_wherever_it_is_asked_for():
     tree = {"layers": {"twist": {"kernel": jax.ShapeDtypeStruct((2, 4, 4), "float32")}}}
     for ask in (specs, is_matrix):
-        with pytest.raises(ValueError, match=r"^layers/twist/kernel has not declared its axes"):
+        with pytest.raises(
+            InputError, match=r"^The parameter layers/twist/kernel has not declared"
+        ):
             ask(tree)
 
 
