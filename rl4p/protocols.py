@@ -89,7 +89,7 @@ class Rollout(Protocol):
           group_size: G.
           key: a random key that nothing else uses.
           version: the weight version: the step of these parameters. It is written to
-            `policy_version_B`, where -1 means that no policy chose the tokens.
+            `policy_version_BT`, where -1 means that no policy drew the token.
           greedy: whether to choose the most probable token at every step (for evaluation).
 
         Returns:

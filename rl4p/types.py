@@ -112,8 +112,9 @@ class Trajectories:
       segment_ids_BT: int32, 0 on padding; tokens attend to tokens of the same id only.
       behaviour_logprobs_BT: float32 log p(token t | tokens before t) under the sampling policy and
         its `Sampling` distribution; 0 where the mask is false.
+      policy_version_BT: int32, the weight version that drew each token, which is the step of its
+        parameters; -1 on tokens that no policy drew.
       group_ids_B: int32 in [0, B), equal for the samples of one prompt, in any order.
-      policy_version_B: int32, the step whose parameters sampled the row; -1 if no policy did.
       finish_B: int8, a `Finish`.
       group_size: the number of rows of every group, if it is known to be the same; otherwise 1.
       prompt_columns: the number of leading columns that hold only prompts, padded left. In these
@@ -125,8 +126,8 @@ class Trajectories:
     positions_BT: Array
     segment_ids_BT: Array
     behaviour_logprobs_BT: Array
+    policy_version_BT: Array
     group_ids_B: Array
-    policy_version_B: Array
     finish_B: Array
     group_size: int = field(default=1, metadata={"static": True})
     prompt_columns: int = field(default=0, metadata={"static": True})

@@ -31,7 +31,15 @@ import numpy as np  # noqa: E402
 import pytest  # noqa: E402
 
 from rl4p.distributed.mesh import Mesh  # noqa: E402
-from rl4p.types import Finish, Prompt, Rewards, TrainingBatch, TrainState, Trajectories  # noqa: E402
+from rl4p.rollout.engine import Completion, finish  # noqa: E402
+from rl4p.types import (  # noqa: E402
+    Finish,
+    Prompt,
+    Rewards,
+    TrainingBatch,
+    TrainState,
+    Trajectories,
+)
 
 # Hydra sets logging up anew, which closes the handlers that are there, and that of absl (Orbax
 # brings it) closes its stream: it would be the one that pytest captures.
@@ -99,7 +107,7 @@ def policy_and_params():
     from rl4p.model.scratch import Scratch
 
     model = Scratch(
-        width=32, layers=2, heads=4, num_kv_heads=2, feed_forward_width=48, max_positions=64
+        width=32, layers=2, heads=4, num_kv_heads=2, feed_forward_width=48, max_positions=128
     )
     policy, params = model.build(Mesh(dp=1), jax.random.key(0))
     noise = np.random.default_rng(0)
@@ -179,12 +187,31 @@ def make_trajectories():
             positions_BT=pad(np.maximum(np.cumsum(segments, axis=1, dtype=np.int32) - 1, 0)),
             segment_ids_BT=pad(segments),
             behaviour_logprobs_BT=pad(np.where(mask, logprobs, np.float32(0))),
+            policy_version_BT=pad(np.where(mask, np.int32(0), np.int32(-1)), -1),
             group_ids_B=jnp.asarray(
                 np.arange(B) // 4 if group_ids is None else group_ids, jnp.int32
             ),
-            policy_version_B=jnp.zeros(B, jnp.int32),
             finish_B=jnp.full(B, Finish.STOP, jnp.int8),
         )
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def make_completions():
+    """Completions from rows of numbers, cut to their lengths."""
+
+    def make(tokens_BR, lengths_B, logprob=-2.0, *, version=0, end_ids=()):
+        rows = [np.int32(row)[:n] for row, n in zip(tokens_BR, lengths_B, strict=True)]
+        return [
+            Completion(
+                tokens=row,
+                logprobs=np.full(len(row), logprob, np.float32),
+                versions=np.full(len(row), version, np.int32),
+                finish=finish(row, end_ids),
+            )
+            for row in rows
+        ]
 
     return make
 
@@ -321,8 +348,8 @@ def make_batch():
             positions_BT=array(0, jnp.int32),
             segment_ids_BT=array(1, jnp.int32),
             behaviour_logprobs_BT=array(proximal if behaviour is None else behaviour),
+            policy_version_BT=jnp.where(mask, jnp.int32(version), -1),
             group_ids_B=jnp.asarray(np.zeros(B) if groups is None else groups, jnp.int32),
-            policy_version_B=jnp.full(B, version, jnp.int32),
             finish_B=jnp.zeros(B, jnp.int8),
         )
         scores = {"proximal_logprobs": proximal} | scores

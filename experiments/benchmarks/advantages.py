@@ -43,8 +43,8 @@ def batch() -> tuple[Trajectories, Rewards, dict[str, jax.Array]]:
         positions_BT=zeros,
         segment_ids_BT=zeros + 1,
         behaviour_logprobs_BT=logprobs,
+        policy_version_BT=zeros,
         group_ids_B=jnp.arange(B, dtype=jnp.int32) // G,
-        policy_version_B=jnp.zeros(B, jnp.int32),
         finish_B=jnp.full(B, int(Finish.STOP), jnp.int8),
     )
     grades = jnp.asarray(random.integers(0, 2, B).astype(np.float32))

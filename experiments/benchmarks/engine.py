@@ -41,8 +41,17 @@ from rl4p.learner.optimizer.adamw import AdamW
 from rl4p.model.decoder import Decoder, DecoderConfig
 from rl4p.model.policy import Policy
 from rl4p.model.tokenizer import byte_tokenizer
+from rl4p.rollout.answers import answers
 from rl4p.rollout.continuous import Continuous
-from rl4p.types import Prompt, Sampling, TrainingBatch, TrainState, Trajectories
+from rl4p.rollout.engine import Completion
+from rl4p.types import (
+    Finish,
+    Prompt,
+    Sampling,
+    TrainingBatch,
+    TrainState,
+    Trajectories,
+)
 from rl4p.update.ppo import PPO
 
 UNIFORM = WORKLOADS["uniform"]
@@ -96,15 +105,16 @@ class Engine:
 
     def batch(self, policy: Policy) -> TrainingBatch:
         w, random = self.workload, np.random.default_rng(0)
-        rows = w.sequences, w.max_new
-        trajectories, _ = policy.trajectories(
-            self.prompts(),
-            w.group,
-            tokens_BR=random.integers(3, min(w.vocab, 256), rows).astype(np.int32),
-            lengths_B=np.full(w.sequences, w.max_new),
-            logprobs_BR=np.full(rows, -np.log(w.vocab), np.float32),
-            version=0,
-        )
+        completions = [
+            Completion(
+                tokens=random.integers(3, min(w.vocab, 256), w.max_new).astype(np.int32),
+                logprobs=np.full(w.max_new, -np.log(w.vocab), np.float32),
+                versions=np.zeros(w.max_new, np.int32),
+                finish=Finish.LENGTH,
+            )
+            for _ in range(w.sequences)
+        ]
+        trajectories, _ = answers(policy, self.prompts(), completions, w.max_new)
         advantages = random.normal(size=(w.sequences, 1)).astype(np.float32)
         mask = trajectories.response_mask_BT
         return TrainingBatch(

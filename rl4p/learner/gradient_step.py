@@ -254,8 +254,8 @@ def token_loss(
     micro = replace(micro, scores=micro.scores | {"proximal_logprobs": proximal_BT})
     loss_BT, extras = objective.update(logprobs_BT, micro)
 
-    # Rows that no policy sampled have no behaviour log-probabilities.
-    sampled = mask & (trajectories.policy_version_B[:, None] >= 0)
+    # Tokens that no policy drew have no behaviour log-probabilities.
+    sampled = mask & (trajectories.policy_version_BT >= 0)
     mismatch_BT = jnp.where(sampled, proximal_BT - trajectories.behaviour_logprobs_BT, 0.0)
     needs = getattr(objective.correction, "needs", ())
     asked = {"scores": {name: micro.scores[name] for name in needs}} if needs else {}

@@ -34,10 +34,10 @@ def sequence_mean(values_BT: Array, batch: TrainingBatch) -> Array:
 
 
 def sampler_logprobs(batch: TrainingBatch) -> Array:
-    """Returns the sampler's logprobs, or the proximal policy's for rows that no policy sampled."""
-    sampled_B1 = batch.trajectories.policy_version_B[:, None] >= 0
+    """Returns the sampler's logprobs, or the proximal policy's of tokens that no policy drew."""
+    drawn_BT = batch.trajectories.policy_version_BT >= 0
     behaviour_BT = batch.trajectories.behaviour_logprobs_BT
-    return jnp.where(sampled_B1, behaviour_BT, batch.scores["proximal_logprobs"])
+    return jnp.where(drawn_BT, behaviour_BT, batch.scores["proximal_logprobs"])
 
 
 def masked_advantages(batch: TrainingBatch) -> Array:

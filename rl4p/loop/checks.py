@@ -49,10 +49,10 @@ def check_rollout(
     for field, rows in (("prompts", texts.prompts), ("responses", texts.responses)):
         if len(rows) != B:
             check.fail(field, f"of length {B}", len(rows))
-    tokens, versions = to_host((trajectories.tokens_BT, trajectories.policy_version_B))
+    tokens, versions = to_host((trajectories.tokens_BT, trajectories.policy_version_BT))
     vocabulary = policy.decoder.config.vocabulary
     check.that("tokens_BT", tokens < vocabulary, f"under the vocabulary, {vocabulary}")
-    check.that("policy_version_B", versions <= version, f"at most the step, {version}")
+    check.that("policy_version_BT", versions <= version, f"at most the step, {version}")
 
 
 def check_trajectories(trajectories: Trajectories) -> None:
@@ -71,14 +71,15 @@ def check_trajectories(trajectories: Trajectories) -> None:
     segments = check.array("segment_ids_BT", trajectories.segment_ids_BT, (B, T), "i")
     positions = check.array("positions_BT", trajectories.positions_BT, (B, T), "i")
     logprobs = check.array("behaviour_logprobs_BT", trajectories.behaviour_logprobs_BT, (B, T), "f")
+    versions = check.array("policy_version_BT", trajectories.policy_version_BT, (B, T), "i")
     groups = check.array("group_ids_B", trajectories.group_ids_B, (B,), "i")
-    check.array("policy_version_B", trajectories.policy_version_B, (B,), "i")
     finish = check.array("finish_B", trajectories.finish_B, (B,), "i")
     check.that("response_mask_BT", ~mask | (segments > 0), "false on padding")
     check.that("response_mask_BT", ~mask[:, 0], "false in the first column: nothing predicts it")
     check.that("positions_BT", positions >= 0, "at least 0")
     check.that("behaviour_logprobs_BT", logprobs <= 1e-5, "at most 0")
     check.that("behaviour_logprobs_BT", mask | (logprobs == 0), "0 outside the response mask")
+    check.that("policy_version_BT", mask | (versions == -1), "-1 outside the response mask")
     check.that("group_ids_B", (groups >= 0) & (groups < B), f"in [0, {B})")
     if trajectories.group_size > 1:
         check_prompts(check, trajectories, groups)

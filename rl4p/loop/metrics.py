@@ -16,12 +16,12 @@ def batch_metrics(
 ) -> dict[str, float]:
     """Returns metrics of the trajectories of `step`: rewards, lengths, staleness in steps, ..."""
     group = group_statistics(rewards.total_B, rewards.valid_B, trajectories.group_ids_B)
-    rewards, mask_BT, finish_B, version_B, groups_B, equal_B, advantages_BT = to_host(
+    rewards, mask_BT, finish_B, version_BT, groups_B, equal_B, advantages_BT = to_host(
         (
             rewards,
             trajectories.response_mask_BT,
             trajectories.finish_B,
-            trajectories.policy_version_B,
+            trajectories.policy_version_BT,
             trajectories.group_ids_B,
             group.equal_B,
             advantages_BT,
@@ -33,7 +33,8 @@ def batch_metrics(
     variance = float(np.square(rewards.total_B[valid_B] - mean).sum()) / counted
     _, first_B = np.unique(groups_B, return_index=True)
     on_tokens = advantages_BT[mask_BT]
-    age_B = np.where(version_B < 0, 0, step - version_B)  # -1: no policy sampled the row
+    version = version_BT[mask_BT]
+    age = np.where(version < 0, 0, step - version)  # -1: no policy drew the token
     return {
         "reward/mean": mean,
         "reward/std": variance**0.5,
@@ -47,6 +48,6 @@ def batch_metrics(
         "advantage/zero_std_groups": float(equal_B[first_B].sum()) / len(first_B),
         "advantage/mean": float(on_tokens.mean()) if on_tokens.size else 0.0,
         "advantage/max": float(np.abs(on_tokens).max()) if on_tokens.size else 0.0,
-        "staleness/mean": float(age_B.mean()),
-        "staleness/max": float(age_B.max()),
+        "staleness/mean": float(age.mean()) if age.size else 0.0,
+        "staleness/max": float(age.max()) if age.size else 0.0,
     }

@@ -16,14 +16,14 @@ from rl4p.distributed.processes import to_host
 from rl4p.model.cache import Cache, write
 from rl4p.model.decoder import Decoder
 from rl4p.model.policy import Policy
-from rl4p.model.sampling import draw
 from rl4p.protocols import PlannedProgram
-from rl4p.rollout.options import SamplerOptions
-from rl4p.types import Array, Params, Prompt, Sampling, Texts, Trajectories
+from rl4p.rollout.in_process import Batch, Sequences
+from rl4p.rollout.sampler import Sampler
+from rl4p.types import Array, Params, Sampling
 
 
 @dataclass(frozen=True, kw_only=True)
-class Continuous(SamplerOptions):
+class Continuous(Sampler):
     """A sampler that draws the same tokens as `naive_sampler` by continuous batching.
 
     Each prompt is prefilled once for its group. Then compiled chunks decode one token of every slot
@@ -38,31 +38,21 @@ class Continuous(SamplerOptions):
 
     slots: Positive | None = None
 
-    def __call__(
-        self,
-        policy: Policy,
-        params: Params,
-        prompts: Sequence[Prompt],
-        *,
-        group_size: int,
-        key: Array,
-        version: int,
-        greedy: bool = False,
-    ) -> tuple[Trajectories, Texts]:
-        tokens_PT, mask_PT = policy.pad_prompts(prompts)
-        (P, width), R = tokens_PT.shape, self.max_response_tokens
-        mesh, params = policy.mesh.sampling, policy.for_sampling(params)
-        B = P * group_size
+    def decode(
+        self, policy: Policy, params: Params, batch: Batch, *, greedy: bool
+    ) -> tuple[Array, Array, Array]:
+        tokens_PT, mask_PT, request_B, sequences = batch
+        (P, width), B, R = tokens_PT.shape, len(request_B), int(sequences.limits_B.max())
+        mesh = policy.mesh.sampling
         sizes = slot_counts(self.slots_of(B), mesh.row_shards, R)
         fill = (0, -P % mesh.row_shards), (0, 0)
         rows = (np.pad(x, fill, mode="edge") for x in (tokens_PT, mask_PT))
         prefilled = prefill(policy.decoder, params, *mesh.shard_rows(tuple(rows)), mesh)
-        lengths_B = np.repeat(mask_PT.sum(axis=1, dtype=np.int32), group_size)
-        responses, key = mesh.replicate((Responses.empty(B, R), key))
+        responses, sequences = mesh.replicate((Responses.empty(B, R), sequences))
         waiting, slots, cache, room = deque(range(B)), Slots.free(0, B), None, 0
         while waiting or (slots.sequence_n < B).any():
             slots, source_n = slots.arranged(waiting, sizes, B)
-            prompt_n = np.minimum(slots.sequence_n, B - 1) // group_size
+            prompt_n = request_B[np.minimum(slots.sequence_n, B - 1)]
             new_n = slots.age_n == 0  # these first read the last token of their prompt
             slots = slots._replace(token_n=np.where(new_n, tokens_PT[prompt_n, -1], slots.token_n))
             room = max(room, response_room(int(slots.age_n.max()), R))
@@ -77,16 +67,15 @@ class Continuous(SamplerOptions):
                 policy.end_ids,
                 width,
                 params,
-                lengths_B,
+                sequences,
                 slots,
                 cache,
                 responses,
-                key,
                 greedy or self.temperature == 0,
                 enough,
             )
             slots = to_host(slots)
-        return policy.trajectories(prompts, group_size, version=version, **responses._asdict())
+        return responses
 
     def plan(self, run: Any) -> Generator[PlannedProgram, Any, None]:
         """Yields `prefill`, `arrange` and `decode`, with the largest cache that may occur."""
@@ -115,17 +104,17 @@ class Continuous(SamplerOptions):
         else:
             slots = run.replicated(slots, mesh)
         responses = run.replicated(jax.eval_shape(lambda: Responses.empty(B, R)), mesh)
+        sequences = run.replicated(Sequences.shapes(B), mesh)
         traced = decode.trace(
             policy.decoder,
             self.sampling,
             policy.end_ids,
             W,
             params,
-            jax.ShapeDtypeStruct((B,), jnp.int32),
+            sequences,
             slots,
             cache,
             responses,
-            run.replicated(run.state.key, mesh),
             False,
             0,
         )
@@ -296,11 +285,10 @@ def decode(
     end_ids: tuple[int, ...],
     width: int,
     params: Params,
-    lengths_B: Array,
+    sequences: Sequences,
     slots: Slots,
     cache: Cache,
     responses: Responses,
-    key: Array,
     greedy: Array,
     enough: Array,
 ) -> tuple[Slots, Cache, Responses]:
@@ -308,8 +296,7 @@ def decode(
     B, R = responses.tokens_BR.shape
     began_n, spoken = slots.sequence_n, responses.take(slots.sequence_n)
     room = cache.positions_BS.shape[1] - width
-    keys_n = jax.vmap(jax.random.fold_in, (None, 0))(key, slots.sequence_n)
-    lengths_n = jnp.asarray(lengths_B)[jnp.minimum(slots.sequence_n, B - 1)]
+    mine = sequences.take(slots.sequence_n)
     ones_n1 = jnp.ones((len(slots.token_n), 1), jnp.int32)
 
     def decode_step(carry: tuple) -> tuple:
@@ -317,20 +304,20 @@ def decode(
         hidden_n1D, cache = decoder.extend(
             params,
             token_n[:, None],
-            (lengths_n + age_n - 1)[:, None],
+            (mine.lengths_B + age_n - 1)[:, None],
             ones_n1,
             cache,
             width + age_n - 1,
         )
         logits_nV = decoder.logits(params, hidden_n1D[:, 0])
-        token_n, logprob_n = draw(logits_nV, sampling, keys_n, age_n, greedy)
+        token_n, logprob_n = mine.draw(logits_nV, sampling, age_n, greedy)
         column_n = jnp.where(sequence_n < B, age_n, R)
         said = tuple(
             write(x, new[:, None], column_n, axis=1)
             for x, new in zip(said, (token_n, logprob_n), strict=True)
         )
         age_n = jnp.where(sequence_n < B, age_n + 1, age_n)
-        ended_n = jnp.isin(token_n, jnp.asarray(end_ids, jnp.int32)) | (age_n == R)
+        ended_n = jnp.isin(token_n, jnp.asarray(end_ids, jnp.int32)) | (age_n == mine.limits_B)
         return Slots(jnp.where(ended_n, B, sequence_n), token_n, age_n), cache, said
 
     def worth(carry: tuple) -> Array:

@@ -9,6 +9,8 @@ import numpy as np
 from rl4p.configuration.bounds import Positive
 from rl4p.errors import InputError
 from rl4p.model.policy import Policy
+from rl4p.rollout.answers import answers
+from rl4p.rollout.engine import Completion, finish
 from rl4p.types import Array, Params, Prompt, Sampling, Texts, Trajectories
 
 
@@ -50,20 +52,18 @@ class Demonstrations:
                 f"rollout=demonstrations needs a worked solution for every prompt; {without} of "
                 "this data set has none."
             )
-        P, R = len(prompts), self.max_response_tokens
-        tokens_PR, lengths_P = np.zeros((P, R), np.int32), np.zeros(P, np.int32)
         solutions = policy.tokenizer(
             [prompt.solution or "" for prompt in prompts], add_special_tokens=False
         )["input_ids"]
-        for row, solution in enumerate(solutions):
-            tokens = [*solution, policy.end_ids[0]][:R]
-            tokens_PR[row, : len(tokens)] = tokens
-            lengths_P[row] = len(tokens)
-        return policy.trajectories(
-            prompts,
-            group_size,
-            tokens_BR=np.repeat(tokens_PR, group_size, axis=0),
-            lengths_B=np.repeat(lengths_P, group_size),
-            logprobs_BR=np.zeros((P * group_size, R), np.float32),
-            version=-1,
-        )
+        completions = []
+        for solution in solutions:
+            ended = [*solution, policy.end_ids[0]]
+            tokens = np.array(ended[: self.max_response_tokens], np.int32)
+            completion = Completion(
+                tokens=tokens,
+                logprobs=np.zeros(tokens.shape, np.float32),
+                versions=np.full_like(tokens, -1),
+                finish=finish(tokens, policy.end_ids),
+            )
+            completions += [completion] * group_size
+        return answers(policy, prompts, completions, self.max_response_tokens)

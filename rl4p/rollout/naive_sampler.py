@@ -1,24 +1,23 @@
 """A short reference sampler: a static batch in one jitted program."""
 
-from collections.abc import Generator, Sequence
+from collections.abc import Generator
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from rl4p.model.decoder import Decoder
 from rl4p.model.policy import Policy
-from rl4p.model.sampling import draw
 from rl4p.protocols import PlannedProgram
-from rl4p.rollout.options import SamplerOptions
-from rl4p.types import Array, Params, Prompt, Sampling, Texts, Trajectories
+from rl4p.rollout.in_process import Batch, Sequences
+from rl4p.rollout.sampler import Sampler
+from rl4p.types import Array, Params, Sampling
 
 
 @dataclass(frozen=True, kw_only=True)
-class NaiveSampler(SamplerOptions):
+class NaiveSampler(Sampler):
     """A sampler that decodes all sequences in one batch until the last of them has ended.
 
     Each sequence has its own random key, folded from the step's key and the sequence's number. Each
@@ -29,37 +28,20 @@ class NaiveSampler(SamplerOptions):
     once per group.
     """
 
-    def __call__(
-        self,
-        policy: Policy,
-        params: Params,
-        prompts: Sequence[Prompt],
-        *,
-        group_size: int,
-        key: Array,
-        version: int,
-        greedy: bool = False,
-    ) -> tuple[Trajectories, Texts]:
-        tokens_PT, mask_PT = policy.pad_prompts(prompts)
+    def decode(
+        self, policy: Policy, params: Params, batch: Batch, *, greedy: bool
+    ) -> tuple[Array, Array, Array]:
         mesh = policy.mesh.sampling
-        rows = (np.repeat(x, group_size, axis=0) for x in (tokens_PT, mask_PT))
-        tokens_BR, lengths_B, logprobs_BR = generate(
+        tokens_BT, mask_BT = (x[batch.request_B] for x in (batch.tokens_PT, batch.mask_PT))
+        return generate(
             policy.decoder,
             self.sampling,
-            self.max_response_tokens,
+            int(batch.sequences.limits_B.max()),
             policy.end_ids,
-            policy.for_sampling(params),
-            *mesh.shard_rows(tuple(rows)),
-            mesh.replicate(key),
+            params,
+            *mesh.shard_rows((tokens_BT, mask_BT)),
+            mesh.shard_rows(batch.sequences),
             greedy or self.temperature == 0,
-        )
-        return policy.trajectories(
-            prompts,
-            group_size,
-            tokens_BR=tokens_BR,
-            lengths_B=lengths_B,
-            logprobs_BR=logprobs_BR,
-            version=version,
         )
 
     def plan(self, run: Any) -> Generator[PlannedProgram, Any, None]:
@@ -75,7 +57,7 @@ class NaiveSampler(SamplerOptions):
             params,
             tokens_BT,
             mask_BT,
-            run.replicated(run.state.key, mesh),
+            jax.tree.map(lambda x: run.rows(x.shape, x.dtype, mesh), Sequences.shapes(B)),
             False,
         )
         yield PlannedProgram(
@@ -102,25 +84,26 @@ def generate(
     params: Params,
     prompt_tokens_BT: Array,
     prompt_mask_BT: Array,
-    key: Array,
+    sequences: Sequences,
     greedy: Array,
 ) -> tuple[Array, Array, Array]:
     """Prefills the prompts, then decodes one token of every row per step until all rows have ended.
 
     Returns:
-      Tokens [B, R], lengths [B] and log-probabilities [B, R] of the responses. Columns beyond a
+      Tokens [B, R], log-probabilities [B, R] and lengths [B] of the responses. Columns beyond a
       row's length are undefined.
     """
     B, width = prompt_tokens_BT.shape
     ends = jnp.asarray(end_ids, jnp.int32)
-    keys_B = jax.vmap(jax.random.fold_in, (None, 0))(key, jnp.arange(B))
     prompt_segments_BT = prompt_mask_BT.astype(jnp.int32)
     prompt_positions_BT = jnp.maximum(jnp.cumsum(prompt_segments_BT, axis=1) - 1, 0)
-    prompt_lengths_B = jnp.sum(prompt_segments_BT, axis=1)
 
     def choose(hidden_BD: Array, t: Array) -> tuple[Array, Array]:
         logits_BV = decoder.logits(params, hidden_BD)
-        return draw(logits_BV, sampling, keys_B, jnp.broadcast_to(t, B), greedy)
+        return sequences.draw(logits_BV, sampling, t, greedy)
+
+    def ended(token_B: Array, t: Array) -> Array:
+        return jnp.isin(token_B, ends) | (t + 1 == sequences.limits_B)
 
     def write(out: tuple[Array, ...], column: tuple[Array, ...], t: Array) -> tuple[Array, ...]:
         return tuple(
@@ -133,7 +116,7 @@ def generate(
         hidden_BTD, cache = decoder.extend(
             params,
             token_B[:, None],
-            (prompt_lengths_B + t - 1)[:, None],
+            (sequences.lengths_B + t - 1)[:, None],
             jnp.ones((B, 1), jnp.int32),
             cache,
             width + t - 1,
@@ -141,7 +124,7 @@ def generate(
         token_B, logprob_B = choose(hidden_BTD[:, 0], t)
         out = write(out, (token_B, logprob_B), t)
         lengths_B = jnp.where(done_B, lengths_B, t + 1)
-        return t + 1, done_B | jnp.isin(token_B, ends), lengths_B, token_B, cache, out
+        return t + 1, done_B | ended(token_B, t), lengths_B, token_B, cache, out
 
     def unfinished(carry: tuple) -> Array:
         t, done_B, *_ = carry
@@ -159,8 +142,8 @@ def generate(
     out = tuple(jnp.zeros((B, max_response_tokens), x.dtype) for x in (token_B, logprob_B))
     out = write(out, (token_B, logprob_B), jnp.int32(0))
     ones_B = jnp.ones(B, jnp.int32)
-    start = (jnp.int32(1), jnp.isin(token_B, ends), ones_B, token_B, cache, out)
+    start = (jnp.int32(1), ended(token_B, jnp.int32(0)), ones_B, token_B, cache, out)
     _, _, lengths_B, _, _, (tokens_BR, logprobs_BR) = jax.lax.while_loop(
         unfinished, decode_step, start
     )
-    return tokens_BR, lengths_B, logprobs_BR
+    return tokens_BR, logprobs_BR, lengths_B

@@ -149,8 +149,8 @@ def test_what_is_outside_the_loss_mask_may_hold_anything(step, batch, whole):
 
 
 def test_what_no_policy_sampled_has_no_gap_to_the_sampler(step, batch):
-    version = batch.trajectories.policy_version_B.at[jnp.asarray([0, 5])].set(-1)
-    trajectories = dataclasses.replace(batch.trajectories, policy_version_B=version)
+    version = batch.trajectories.policy_version_BT.at[jnp.asarray([0, 5])].set(-1)
+    trajectories = dataclasses.replace(batch.trajectories, policy_version_BT=version)
     _, metrics = step(dataclasses.replace(batch, trajectories=trajectories))
     gap = np.abs(batch.scores["proximal_logprobs"] - batch.trajectories.behaviour_logprobs_BT)
     sampled = np.asarray(batch.loss_mask_BT) & (np.asarray(version) >= 0)[:, None]
@@ -348,8 +348,8 @@ def abstract(objective, rows, columns, words):
             positions_BT=array(np.int32, *of_token),
             segment_ids_BT=array(np.int32, *of_token),
             behaviour_logprobs_BT=array(np.float32, *of_token),
+            policy_version_BT=array(np.int32, *of_token),
             group_ids_B=array(np.int32, rows),
-            policy_version_B=array(np.int32, rows),
             finish_B=array(np.int8, rows),
         ),
         advantages_BT=array(np.float32, *of_token),
@@ -544,8 +544,8 @@ def test_sums_of_no_tokens_are_finite():
 @pytest.fixture(scope="module")
 def joined(policy, params, batch, make_objective, score_all):
     """Losses and metrics of tokens, 0 off the loss mask, where rows 1 and 5 were not sampled."""
-    version = jnp.zeros(B, jnp.int32).at[jnp.asarray([1, 5])].set(-1)
-    trajectories = dataclasses.replace(batch.trajectories, policy_version_B=version)
+    version = jnp.zeros((B, T), jnp.int32).at[jnp.asarray([1, 5])].set(-1)
+    trajectories = dataclasses.replace(batch.trajectories, policy_version_BT=version)
     tokens = score_all(policy.decoder, params, trajectories, SAMPLING)
     random, mask = np.random.default_rng(6), batch.loss_mask_BT
     drawn = random.normal(0, 0.3, (3, B, T)).astype(np.float32)

@@ -26,13 +26,12 @@ def test_the_exponential_is_bounded_and_flat_beyond():
     np.testing.assert_allclose(slope, [0, 0.36787944, 1, 0], rtol=1e-6)
 
 
-def test_rows_that_no_policy_sampled_have_the_proximal_logprobs(make_batch):
-    batch = make_batch([[1], [1]], [[-1], [-2]], behaviour=[[-3], [0]])
-    trajectories = dataclasses.replace(
-        batch.trajectories, policy_version_B=jnp.asarray([4, -1], jnp.int32)
-    )
+def test_tokens_that_no_policy_drew_have_the_proximal_logprobs(make_batch):
+    batch = make_batch([[1, 1]], [[-1, -2]], behaviour=[[-3, 0]])
+    versions = jnp.asarray([[4, -1]], jnp.int32)
+    trajectories = dataclasses.replace(batch.trajectories, policy_version_BT=versions)
     batch = dataclasses.replace(batch, trajectories=trajectories)
-    np.testing.assert_array_equal(ratio.sampler_logprobs(batch), [[-3], [-2]])
+    np.testing.assert_array_equal(ratio.sampler_logprobs(batch), [[-3, -2]])
 
 
 def test_advantages_outside_the_mask_are_nothing(make_batch):

@@ -13,6 +13,7 @@ from rl4p.learner.gradient_step import gradient_step, shares_prompts
 from rl4p.learner.logprobs import score_tokens
 from rl4p.learner.shared_prompts import pays
 from rl4p.model.lora import LoRA
+from rl4p.rollout.answers import answers
 from rl4p.types import Microbatching, Sampling, TrainingBatch
 from rl4p.update.ppo import PPO
 
@@ -23,18 +24,12 @@ SAMPLING = Sampling(temperature=1.5)
 
 
 @pytest.fixture(scope="module")
-def trajectories(policy, make_prompt):
+def trajectories(policy, make_prompt, make_completions):
     """Four prompts, of one token to sixty, and three responses to each; rows in no order."""
     random = np.random.default_rng(0)
     prompts = [make_prompt(tuple(random.integers(0, 256, n).tolist())) for n in PROMPTS]
-    made, _ = policy.trajectories(
-        prompts,
-        G,
-        tokens_BR=random.integers(0, 256, (B, R), np.int32),
-        lengths_B=np.array(LENGTHS),
-        logprobs_BR=random.uniform(-7, -5, (B, R)).astype(np.float32),
-        version=0,
-    )
+    tokens = random.integers(0, 256, (B, R), np.int32)
+    made, _ = answers(policy, prompts, make_completions(tokens, LENGTHS, -6.0), R)
     assert (made.group_size, made.prompt_columns) == (G, W)
     order = random.permutation(B)
     return jax.tree.map(lambda x: jnp.asarray(x)[order], made)

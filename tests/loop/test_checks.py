@@ -56,7 +56,8 @@ def test_a_good_batch_passes(trajectories, rewards, advantages):
         ("behaviour_logprobs_BT", lambda x: x.at[1, 3].set(-1), "0 outside the response mask"),
         ("group_ids_B", lambda x: x.at[0].set(8), r"in \[0, 8\), got 1 entries"),
         ("group_ids_B", lambda x: x[:4], r"of shape \(8,\), got \(4,\)"),
-        ("policy_version_B", lambda x: x.astype(jnp.uint8), "a signed integer, got uint8"),
+        ("policy_version_BT", lambda x: x.astype(jnp.uint8), "a signed integer, got uint8"),
+        ("policy_version_BT", lambda x: x.at[0, 0].set(0), "-1 outside the response mask"),
         ("finish_B", lambda x: x.at[3].set(9), "a Finish, got 1 entries"),
     ],
 )
@@ -93,7 +94,7 @@ def test_prompts_that_a_group_does_not_share_are_named(make_trajectories, field,
         ("prompts", lambda x: x[1:], "of length 8, got 7"),
         ("responses", lambda x: (*x, ""), "of length 8, got 9"),
         ("tokens_BT", lambda x: x.at[1, 1].set(264), "under the vocabulary, 264, got 1 entries"),
-        ("policy_version_B", lambda x: x + 4, "at most the step, 3, got 8 entries"),
+        ("policy_version_BT", lambda x: x.at[0, 9].set(4), "at most the step, 3, got 1 entries"),
         ("tokens_BT", lambda x: x - 300, "at least 0"),
     ],
 )

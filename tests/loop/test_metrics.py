@@ -11,10 +11,12 @@ from rl4p.types import Finish
 
 def test_every_metric_by_hand(make_trajectories, make_rewards):
     """Three groups: (1, 0, invalid), (2, 2), (5)."""
+    made = make_trajectories((1, 2, 3, 4, 0, 8), group_ids=(0, 0, 0, 5, 5, 2))
+    versions = jnp.asarray([[8], [8], [5], [-1], [6], [8]], jnp.int32)
     trajectories = dataclasses.replace(
-        make_trajectories((1, 2, 3, 4, 0, 8), group_ids=(0, 0, 0, 5, 5, 2)),
+        made,
         finish_B=jnp.asarray([Finish.LENGTH, 0, 0, Finish.ABORT, 0, Finish.LENGTH], jnp.int8),
-        policy_version_B=jnp.asarray([8, 8, 5, -1, 6, 8], jnp.int32),
+        policy_version_BT=jnp.where(made.response_mask_BT, versions, -1),
     )
     rewards = make_rewards((1, 0, 0, 2, 2, 5), valid=(1, 1, 0, 1, 1, 1))
     advantages = jnp.where(
@@ -31,7 +33,7 @@ def test_every_metric_by_hand(make_trajectories, make_rewards):
             "advantage/zero_std_groups": 2 / 3,
             "advantage/mean": (1 * 1 + 2 * -3) / 18,
             "advantage/max": 3.0,  # the 9 stands on no token
-            "staleness/mean": (3 + 2) / 6,  # what no policy sampled is not stale
+            "staleness/mean": 3 * 3 / 18,  # three tokens; those that no policy drew are not stale
             "staleness/max": 3.0,
         }
     )
@@ -102,8 +104,8 @@ def test_metrics_are_plain_floats(make_trajectories, make_rewards):
 
 
 def test_what_the_first_parameters_sampled_grows_stale_too(make_trajectories, make_rewards):
-    trajectories = dataclasses.replace(
-        make_trajectories((2, 2)), policy_version_B=jnp.asarray([0, 3], jnp.int32)
-    )
+    made = make_trajectories((2, 2))
+    versions = jnp.where(made.response_mask_BT, jnp.asarray([[0], [3]], jnp.int32), -1)
+    trajectories = dataclasses.replace(made, policy_version_BT=versions)
     metrics = batch_metrics(3, trajectories, make_rewards((1, 2)), jnp.zeros((2, 16)))
     assert (metrics["staleness/mean"], metrics["staleness/max"]) == (1.5, 3.0)

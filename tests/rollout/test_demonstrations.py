@@ -56,7 +56,7 @@ def test_groups_repeat_a_demonstration(policy, make_prompt):
     lengths_B = np.asarray(trajectories.response_mask_BT).sum(axis=1)
     assert lengths_B.tolist() == [2, 2, 2, 3, 3, 3]
     assert trajectories.group_ids_B.tolist() == [0, 0, 0, 1, 1, 1]
-    assert trajectories.policy_version_B.tolist() == [-1] * 6
+    assert (np.asarray(trajectories.policy_version_BT) == -1).all()
     assert texts.responses == ("a", "a", "a", "bc", "bc", "bc")
 
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from rl4p.loop.checks import check_trajectories
+from rl4p.rollout.in_process import Sequences
 from rl4p.rollout.naive_sampler import NaiveSampler, generate
 from rl4p.types import Finish, Sampling
 
@@ -74,7 +75,8 @@ def test_a_response_goes_on_to_its_first_end_token_and_no_further(sample, ending
 def test_rows_are_their_prompts_side_by_side(sample, prompts):
     trajectories, texts = sample(SAMPLER)
     assert trajectories.group_ids_B.tolist() == [0, 0, 1, 1, 2, 2, 3, 3]
-    assert trajectories.policy_version_B.tolist() == [3] * 8
+    mask = np.asarray(trajectories.response_mask_BT)
+    np.testing.assert_array_equal(trajectories.policy_version_BT, np.where(mask, 3, -1))
     assert texts.prompts == tuple(prompt for prompt in prompts for _ in range(2))
     for row, prompt in enumerate(texts.prompts):
         real = np.asarray(trajectories.segment_ids_BT[row]) > 0
@@ -172,12 +174,14 @@ def test_half_precision_scores_every_token_that_was_drawn(ending, params, prompt
 def test_the_loop_ends_with_the_last_row(ending, params):
     """Every token but one is an end, so that nothing is written behind the longest response."""
     policy = dataclasses.replace(ending, end_ids=tuple(range(1, 264)))
-    tokens = np.full((2, 16), 65, np.int32)
+    tokens, ones = np.full((2, 16), 65, np.int32), np.ones(2, np.int32)
+    keys = np.uint32([[0, 1], [2, 3]])
+    sequences = Sequences(lengths_B=16 * ones, limits_B=R * ones, drawn_B=0 * ones, keys_B=keys)
     found = generate(
         policy.decoder, Sampling(), R, policy.end_ids, policy.for_sampling(params),
-        tokens, tokens > 0, jax.random.key(0), False,
+        tokens, tokens > 0, sequences, False,
     )  # fmt: skip
-    out, lengths, logprobs = map(np.asarray, found)
+    out, logprobs, lengths = map(np.asarray, found)
     assert lengths.max() < R
     written = np.arange(R) < lengths.max()
     assert not out[:, ~written].any()

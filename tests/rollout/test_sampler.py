@@ -8,7 +8,7 @@ from rl4p.configuration import compose, instantiate
 from rl4p.errors import InputError
 from rl4p.rollout.continuous import Continuous
 from rl4p.rollout.naive_sampler import NaiveSampler
-from rl4p.rollout.options import SamplerOptions
+from rl4p.rollout.sampler import Sampler
 from rl4p.types import Sampling
 
 KINDS = (NaiveSampler, Continuous)
@@ -24,10 +24,10 @@ def test_the_distribution_is_that_of_the_options(kind):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_samplers_have_the_same_options(kind):
-    shared = {field.name for field in dataclasses.fields(SamplerOptions)}
+    shared = {field.name for field in dataclasses.fields(Sampler)}
     assert shared == {"max_response_tokens", "temperature", "top_k", "top_p"}
     assert shared <= {field.name for field in dataclasses.fields(kind)}
-    assert issubclass(kind, SamplerOptions)
+    assert issubclass(kind, Sampler)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,77 @@
+"""The trajectories and texts of prompts that were answered once for each sample."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import jax
+import numpy as np
+
+from rl4p.model.policy import Policy, pad_left
+from rl4p.rollout.engine import Completion
+from rl4p.types import Prompt, Texts, Trajectories
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
+
+def answers(
+    policy: Policy, prompts: Sequence[Prompt], completions: Sequence[Completion], columns: int
+) -> tuple[Trajectories, Texts]:
+    """Joins P prompts, padded left, with G completions each, sharded over the mesh.
+
+    Args:
+      completions: P x G completions, in the order of the prompts.
+      columns: the number of columns of the responses, at least as many as the longest.
+    """
+    B, group_size = len(completions), len(completions) // len(prompts)
+    tokens_PT, mask_PT = pad_left([prompt.tokens for prompt in prompts], policy.pad_id)
+    mask_BR = np.arange(columns) < np.array([[len(x.tokens)] for x in completions])
+
+    def beside(prompt_PT: np.ndarray, response_BR: np.ndarray) -> np.ndarray:
+        return np.concatenate([np.repeat(prompt_PT, group_size, axis=0), response_BR], axis=1)
+
+    def of_responses(name: str, outside: float, prompt_PT: np.ndarray) -> np.ndarray:
+        values = np.concatenate([getattr(x, name) for x in completions])
+        response_BR = np.full(mask_BR.shape, outside, values.dtype)
+        response_BR[mask_BR] = values
+        return beside(prompt_PT, response_BR)
+
+    segments_BT = beside(mask_PT, mask_BR).astype(np.int32)
+    trajectories = Trajectories(
+        tokens_BT=of_responses("tokens", policy.pad_id, tokens_PT),
+        response_mask_BT=beside(np.zeros_like(mask_PT), mask_BR),
+        positions_BT=np.maximum(np.cumsum(segments_BT, axis=1, dtype=np.int32) - 1, 0),
+        segment_ids_BT=segments_BT,
+        behaviour_logprobs_BT=of_responses("logprobs", 0, np.zeros(mask_PT.shape, np.float32)),
+        policy_version_BT=of_responses("versions", -1, np.full_like(tokens_PT, -1)),
+        group_ids_B=np.arange(B, dtype=np.int32) // group_size,
+        finish_B=np.array([x.finish for x in completions], np.int8),
+        group_size=group_size,
+        prompt_columns=tokens_PT.shape[1],
+    )
+    responses = Decoded(policy.tokenizer, [x.tokens.tolist() for x in completions])
+    texts = Texts(
+        prompts=tuple(prompt for prompt in prompts for _ in range(group_size)),
+        responses=responses if jax.process_count() > 1 else tuple(responses),
+    )
+    return policy.mesh.shard_rows(trajectories), texts
+
+
+@dataclass(frozen=True)
+class Decoded(Sequence[str]):
+    """A lazy sequence of decoded responses, since each of several processes reads only some."""
+
+    tokenizer: "PreTrainedTokenizerFast"
+    tokens: list[list[int]]
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def __getitem__(self, at: Any) -> Any:
+        if isinstance(at, slice):
+            return Decoded(self.tokenizer, self.tokens[at])
+        return self.tokenizer.decode(self.tokens[at], skip_special_tokens=True)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.tokenizer.batch_decode(self.tokens, skip_special_tokens=True))

@@ -1,0 +1,82 @@
+"""Engines: tokens in, tokens out. A sampler opens one with its method `open(policy)`."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from rl4p.types import Finish, Params
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """A context that an engine continues once for each of its keys.
+
+    Attributes:
+      tokens: the token ids of the context, at least one.
+      keys_N: uint32 [N, ...], the data of N random keys (`jax.random.key_data`), one for each
+        completion. Token t of a completion is drawn with fold_in(key, drawn + t). A completion
+        therefore does not depend on the other requests.
+      max_tokens: the most tokens of a completion, the end token included.
+      drawn: how many tokens at the end of the context these keys have already drawn; above 0 if
+        the request continues a partial response.
+    """
+
+    tokens: Sequence[int]
+    keys_N: np.ndarray
+    max_tokens: int
+    drawn: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Completion:
+    """The continuation of a context, on the host.
+
+    Attributes:
+      tokens: int32 [n], the token ids, the end token included.
+      logprobs: float32 [n], under the distribution that the tokens were drawn from.
+      versions: int32 [n], the weight version that drew each token; -1 if no policy did.
+      finish: the reason why it ended.
+    """
+
+    tokens: np.ndarray
+    logprobs: np.ndarray
+    versions: np.ndarray
+    finish: Finish
+
+
+class Engine(Protocol):
+    """A source of completions, which samples with published weights.
+
+    Attributes:
+      version: the weight version that it decodes with; -1 before the first `publish`.
+    """
+
+    version: int
+
+    def publish(self, params: Params, version: int) -> None:
+        """Replaces the weights; returns when every later completion uses the new ones."""
+        ...
+
+    def complete(self, requests: Sequence[Request], *, greedy: bool = False) -> list[Completion]:
+        """Returns the completions of all requests, in the order of the requests and their keys.
+
+        Contexts and limits may differ. A completion depends on its own context and key only.
+
+        Args:
+          greedy: whether to choose the most probable token at every step.
+
+        Raises:
+          InputError: a request does not fit into the positions of the model.
+        """
+        ...
+
+    def close(self) -> None:
+        """Releases the weights."""
+        ...
+
+
+def finish(tokens: np.ndarray, end_ids: Sequence[int]) -> Finish:
+    """Returns whether tokens ended with an end token or at their limit."""
+    return Finish.STOP if tokens[-1] in end_ids else Finish.LENGTH

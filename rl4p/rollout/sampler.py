@@ -1,0 +1,83 @@
+"""What all in-process samplers share: options, engine and rollout."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from rl4p.configuration.bounds import Natural, NonNegative, Positive, TopShare
+from rl4p.distributed.processes import to_host
+from rl4p.model.policy import Policy
+from rl4p.rollout.answers import answers
+from rl4p.rollout.engine import Request
+from rl4p.rollout.in_process import Batch, InProcess
+from rl4p.types import Array, Params, Prompt, Sampling, Texts, Trajectories
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sampler(ABC):
+    """A rollout that answers each prompt `group_size` times with an engine of this process.
+
+    A sampler implements `decode`, which its engine calls.
+
+    Attributes:
+      max_response_tokens: the longest response in tokens, the end token included.
+      temperature, top_k, top_p: the sampling distribution (`types.Sampling`).
+    """
+
+    max_response_tokens: Positive
+    temperature: NonNegative = 1.0
+    top_k: Natural = 0
+    top_p: TopShare = 1.0
+
+    @property
+    def sampling(self) -> Sampling:
+        return Sampling(temperature=self.temperature, top_k=self.top_k, top_p=self.top_p)
+
+    def open(self, policy: Policy) -> InProcess:
+        """Returns the engine; `publish` gives it its first weights."""
+        return InProcess(policy, self.decode)
+
+    def __call__(
+        self,
+        policy: Policy,
+        params: Params,
+        prompts: Sequence[Prompt],
+        *,
+        group_size: int,
+        key: Array,
+        version: int,
+        greedy: bool = False,
+    ) -> tuple[Trajectories, Texts]:
+        engine, limit = self.open(policy), self.max_response_tokens
+        engine.publish(params, version)
+        keys_P = np.split(to_host(sequence_keys(key, len(prompts) * group_size)), len(prompts))
+        requests = [
+            Request(tokens=prompt.tokens, keys_N=keys_N, max_tokens=limit)
+            for prompt, keys_N in zip(prompts, keys_P, strict=True)
+        ]
+        return answers(policy, prompts, engine.complete(requests, greedy=greedy), limit)
+
+    @abstractmethod
+    def decode(
+        self, policy: Policy, params: Params, batch: Batch, *, greedy: bool
+    ) -> tuple[Array, Array, Array]:
+        """Continues the contexts of a batch.
+
+        Args:
+          params: the result of `policy.for_sampling`.
+
+        Returns:
+          Tokens [B, R], log-probabilities [B, R] and lengths [B] of the completions, where R is
+          the largest of `batch.limits_B`. Columns beyond a completion's length are undefined.
+        """
+
+
+@partial(jax.jit, static_argnames="B")
+def sequence_keys(key: Array, B: int) -> Array:
+    """Returns the data of B keys: the key of each sequence is folded from its number."""
+    return jax.random.key_data(jax.vmap(jax.random.fold_in, (None, 0))(key, jnp.arange(B)))

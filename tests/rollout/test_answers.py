@@ -1,0 +1,62 @@
+import numpy as np
+
+from rl4p.loop.checks import check_trajectories
+from rl4p.rollout.answers import Decoded, answers
+from rl4p.types import Finish
+
+
+def test_responses_stand_beside_their_prompts_in_groups(policy, make_prompt, make_completions):
+    end, letters = policy.end_ids[0], policy.tokenizer("abcd")["input_ids"]
+    prompts = [make_prompt((5, 6, 7)), make_prompt((8,))]
+    tokens = [[*letters[:3], end], [letters[0], 7, 7, 7], [end, 7, 7, 7], letters]
+    completions = make_completions(tokens, (4, 1, 1, 4), version=3, end_ids=policy.end_ids)
+    trajectories, texts = answers(policy, prompts, completions, 5)
+    check_trajectories(trajectories)
+    pad = policy.pad_id
+    np.testing.assert_array_equal(
+        trajectories.tokens_BT[:, 16:],
+        [[*tokens[0], pad], [letters[0], *[pad] * 4], [end, *[pad] * 4], [*letters, pad]],
+    )
+    np.testing.assert_array_equal(
+        trajectories.tokens_BT[:, 12:16], [[pad, 5, 6, 7]] * 2 + [[pad, pad, pad, 8]] * 2
+    )
+    mask = np.array([[1, 1, 1, 1, 0], [1, 0, 0, 0, 0], [1, 0, 0, 0, 0], [1, 1, 1, 1, 0]])
+    np.testing.assert_array_equal(trajectories.response_mask_BT[:, 16:], mask)
+    assert not trajectories.response_mask_BT[:, :16].any()
+    np.testing.assert_array_equal(trajectories.behaviour_logprobs_BT[:, 16:], -2.0 * mask)
+    np.testing.assert_array_equal(trajectories.policy_version_BT[:, 16:], 4 * mask - 1)
+    assert (trajectories.policy_version_BT[:, :16] == -1).all()
+    np.testing.assert_array_equal(trajectories.positions_BT[1, 12:], [0, 0, 1, 2, 3, 3, 3, 3, 3])
+    assert trajectories.group_ids_B.tolist() == [0, 0, 1, 1]
+    finish = [Finish.STOP, Finish.LENGTH, Finish.STOP, Finish.LENGTH]
+    assert trajectories.finish_B.tolist() == finish
+    assert texts.prompts == (prompts[0], prompts[0], prompts[1], prompts[1])
+    assert texts.responses == ("abc", "a", "", "abcd")
+
+
+def test_versions_may_change_within_a_response(policy, make_prompt, make_completions):
+    (completion,) = make_completions([[65, 66, 67]], [3])
+    completion.versions[:] = [4, 4, 5]
+    trajectories, _ = answers(policy, [make_prompt((5,))], [completion], 4)
+    assert trajectories.policy_version_BT[0, 15:].tolist() == [-1, 4, 4, 5, -1]
+
+
+def test_texts_are_decoded_where_they_are_read(policy):
+    words = policy.tokenizer(["12+7", "abc", "19"], add_special_tokens=False)["input_ids"]
+    texts = Decoded(policy.tokenizer, [[*words[0], policy.end_ids[0]], *words[1:]])
+    assert (len(texts), texts[0], texts[-1]) == (3, "12+7", "19")
+    assert tuple(texts[1:]) == ("abc", "19")
+    assert list(texts) == ["12+7", "abc", "19"]
+
+
+def test_trajectories_say_how_their_rows_are_grouped(policy, make_prompt, make_completions):
+    """So that groups may share what they begin with."""
+    prompts = [make_prompt((5, 6, 7)), make_prompt(tuple(range(20)))]
+    made, _ = answers(policy, prompts, make_completions(np.full((6, 2), 65), [2] * 6), 2)
+    assert (made.group_size, made.prompt_columns) == (3, 32)
+
+
+def test_a_text_has_no_special_tokens_whichever_way_it_is_read(policy):
+    end = policy.end_ids[0]
+    texts = Decoded(policy.tokenizer, [[65, end], [end]])
+    assert [texts[0], texts[1], *texts] == [policy.tokenizer.decode([65]), ""] * 2

@@ -1,0 +1,134 @@
+"""Requests of all kinds, answered by the engine of each sampler."""
+
+import dataclasses
+
+import jax
+import numpy as np
+import pytest
+
+from rl4p.errors import InputError
+from rl4p.rollout.continuous import Continuous
+from rl4p.rollout.engine import Request
+from rl4p.rollout.in_process import Batch
+from rl4p.rollout.naive_sampler import NaiveSampler
+from rl4p.types import Finish
+
+R = 40
+KINDS = [NaiveSampler, Continuous]
+
+
+@pytest.fixture(scope="module")
+def ending(policy):
+    """One token in 44 ends a response: some are short, some are cut at R."""
+    return dataclasses.replace(policy, end_ids=tuple(range(0, 264, 44)))
+
+
+@pytest.fixture(params=KINDS)
+def engine(request, ending, params):
+    engine = request.param(max_response_tokens=R, temperature=0.9, top_k=200).open(ending)
+    engine.publish(params, 3)
+    return engine
+
+
+def keys(*seeds):
+    return np.stack([jax.random.key_data(jax.random.key(seed)) for seed in seeds])
+
+
+@pytest.fixture(scope="module")
+def requests():
+    """Contexts and limits of several lengths, and several completions of one of them."""
+    random = np.random.default_rng(0)
+    contexts = [random.integers(0, 256, n).tolist() for n in (3, 16, 9, 1, 12)]
+    limits, seeds = (R, 5, 30, R, 1), ((0,), (1,), (2, 3, 4), (5,), (6, 7))
+    return [
+        Request(tokens=tokens, keys_N=keys(*several), max_tokens=limit)
+        for tokens, limit, several in zip(contexts, limits, seeds, strict=True)
+    ]
+
+
+def assert_same(ours, theirs):
+    assert len(ours) == len(theirs)
+    for a, b in zip(ours, theirs, strict=True):
+        assert a.tokens.tolist() == b.tokens.tolist()
+        np.testing.assert_allclose(a.logprobs, b.logprobs, atol=1e-5)
+        assert (a.versions.tolist(), a.finish) == (b.versions.tolist(), b.finish)
+
+
+def test_each_completion_is_its_requests_own(engine, requests, ending):
+    """Alone, in another order, or beside others: the same tokens."""
+    together = engine.complete(requests)
+    alone = [x for request in requests for x in engine.complete([request])]
+    assert_same(together, alone)
+    one_key = [
+        dataclasses.replace(request, keys_N=key[None])
+        for request in requests
+        for key in request.keys_N
+    ]
+    assert_same(together, engine.complete(one_key[::-1])[::-1])
+    limits = [R, 5, 30, 30, 30, R, 1, 1]
+    for completion, limit in zip(together, limits, strict=True):
+        tokens = completion.tokens.tolist()
+        assert 1 <= len(tokens) <= limit
+        assert not set(tokens[:-1]) & set(ending.end_ids)
+        stopped = tokens[-1] in ending.end_ids
+        assert completion.finish == (Finish.STOP if stopped else Finish.LENGTH)
+        assert stopped or len(tokens) == limit
+        assert completion.versions.tolist() == [3] * len(tokens)
+    assert {x.finish for x in together} == {Finish.STOP, Finish.LENGTH}
+    assert len({tuple(x.tokens) for x in together[2:5]}) == 3  # of one context, by three keys
+
+
+def test_both_samplers_answer_alike(ending, params, requests):
+    found = []
+    for kind in KINDS:
+        engine = kind(max_response_tokens=R).open(ending)
+        engine.publish(params, 0)
+        found.append(engine.complete(requests))
+    assert_same(*found)
+
+
+def test_a_partial_response_goes_on_as_if_it_had_not_stopped(engine, ending, requests):
+    (whole,) = engine.complete(requests[:1])
+    assert len(whole.tokens) > 8
+    first = dataclasses.replace(requests[0], max_tokens=8)
+    (begun,) = engine.complete([first])
+    rest = dataclasses.replace(
+        requests[0],
+        tokens=[*requests[0].tokens, *begun.tokens.tolist()],
+        max_tokens=R - 8,
+        drawn=8,
+    )
+    (ended,) = engine.complete([rest])
+    assert [*begun.tokens, *ended.tokens] == whole.tokens.tolist()
+    logprobs = np.concatenate([begun.logprobs, ended.logprobs])
+    np.testing.assert_allclose(logprobs, whole.logprobs, atol=1e-5)
+    (again,) = engine.complete([dataclasses.replace(rest, drawn=0)])
+    assert again.tokens.tolist() != ended.tokens.tolist()
+
+
+def test_new_weights_are_used_from_the_next_completion_on(engine, params, requests):
+    before = engine.complete(requests, greedy=True)
+    engine.publish(jax.tree.map(lambda x: -x, params), 4)
+    after = engine.complete(requests, greedy=True)
+    assert engine.version == 4
+    assert {int(v) for x in after for v in x.versions} == {4}
+    assert [x.tokens.tolist() for x in before] != [x.tokens.tolist() for x in after]
+    engine.close()
+    assert engine.params is None
+
+
+def test_a_request_that_the_model_has_no_positions_for_is_refused(engine):
+    request = Request(tokens=[5] * 100, keys_N=keys(0), max_tokens=29)
+    sentence = "100 tokens with max_tokens=29 is longer than the 128 positions of the model"
+    with pytest.raises(InputError, match=sentence):
+        engine.complete([request])
+
+
+def test_a_batch_has_one_row_of_constants_for_each_completion(requests):
+    batch = Batch.of([dataclasses.replace(requests[0], drawn=2), *requests[1:3]], 0)
+    assert batch.request_B.tolist() == [0, 1, 2, 2, 2]
+    lengths, limits, drawn, found = batch.sequences
+    assert lengths.tolist() == [3, 16, 9, 9, 9]
+    assert limits.tolist() == [R, 5, 30, 30, 30]
+    assert drawn.tolist() == [2, 0, 0, 0, 0]
+    np.testing.assert_array_equal(found, keys(0, 1, 2, 3, 4))
