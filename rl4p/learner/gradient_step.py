@@ -18,7 +18,7 @@ from rl4p.distributed.partition import gather
 from rl4p.learner.aggregation import aggregation_weights
 from rl4p.learner.logprobs import token_scores, trunk
 from rl4p.learner.masking import masked_sum
-from rl4p.learner.microbatches import Rows, deal, fold, rows_of
+from rl4p.learner.microbatches import Rows, fold, spread
 from rl4p.learner.objective import Objective
 from rl4p.learner.shared_prompts import KeysAndValues, SharedPrompts, add_groups, pays, take_groups
 from rl4p.model.decoder import Decoder, Prefix
@@ -190,13 +190,15 @@ def minibatch_gradient(
         sums, gap_max = mesh.total(sums), mesh.largest(gap_max)
         return mesh.total_gradient(gradient), sums, gap_max
 
-    rows = batch, weights_BT  # rows that pad a device or a microbatch have weight 0
-    if mesh.row_shards > 1:
-        together = rows_together(objective, trajectories, mesh)
-        rows = rows_of(rows, deal(trajectories.segment_ids_BT, mesh.row_shards, together))
-    shared = params, frozen, coefficients
-    places = mesh.parts(params), REPLICATED, REPLICATED
-    gradient, sums, gap_max = mesh.on_rows(of_rows, shared, rows, results=places)
+    gradient, sums, gap_max = spread(
+        of_rows,
+        (params, frozen, coefficients),
+        (batch, weights_BT),  # rows that pad a device or a microbatch have weight 0
+        trajectories.segment_ids_BT,
+        mesh,
+        together=rows_together(objective, trajectories, mesh),
+        results=(mesh.parts(params), REPLICATED, REPLICATED),
+    )
     return gradient, sums | {"logprob_gap_max": gap_max}
 
 

@@ -7,9 +7,9 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from rl4p.distributed.mesh import ONE_DEVICE, ROWS, Mesh
+from rl4p.distributed.mesh import ONE_DEVICE, Mesh
 from rl4p.distributed.partition import gather
-from rl4p.learner.microbatches import Rows, deal, fold, rows_of
+from rl4p.learner.microbatches import Rows, fold, rows_of, scattered, spread
 from rl4p.learner.shared_prompts import SharedPrompts, pays, take_groups
 from rl4p.model.decoder import Decoder, Prefix
 from rl4p.model.sampling import sampling_logprobs
@@ -156,16 +156,12 @@ def score_tokens(
         )
         return jax.tree.map(lambda x: jnp.pad(x, ((0, 0), (prompts.columns, 0))), found)
 
-    if mesh.row_shards == 1 and not shared:
-        return of_rows(params, trajectories)
-    B = trajectories.tokens_BT.shape[0]
-    rows_b, together = jnp.arange(B), 1
-    if shared:
-        rows_b, together = jnp.argsort(trajectories.group_ids_B), trajectories.group_size
-    if mesh.row_shards > 1:
-        dealt_b = deal(trajectories.segment_ids_BT[rows_b], mesh.row_shards, together)
-        rows_b = rows_b.at[dealt_b].get(mode="fill", fill_value=B)
-    found = mesh.on_rows(of_rows, params, rows_of(trajectories, rows_b), results=ROWS)
-    return jax.tree.map(
-        lambda x: jnp.zeros((B, *x.shape[1:])).at[rows_b].set(x, mode="drop"), found
-    )
+    def of_all(trajectories: Trajectories, together: int = 1) -> dict[str, Array]:
+        segment_ids_BT = trajectories.segment_ids_BT
+        return spread(of_rows, params, trajectories, segment_ids_BT, mesh, together=together)
+
+    if not shared:
+        return of_all(trajectories)
+    by_group_B = jnp.argsort(trajectories.group_ids_B)
+    found = of_all(rows_of(trajectories, by_group_B), trajectories.group_size)
+    return scattered(found, by_group_B, len(by_group_B))

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from rl4p.distributed.mesh import ROWS, Mesh
 from rl4p.distributed.partition import in_step
 from rl4p.types import Array, Microbatching
 
@@ -93,6 +94,40 @@ def extents(segment_ids_BT: Array) -> tuple[Array, Array]:
     left_B = jnp.argmax(real_BT, axis=1)
     columns = jnp.arange(real_BT.shape[1])[None]
     return left_B, jnp.max(jnp.where(real_BT, columns + 1, 0), axis=1) - left_B
+
+
+def spread(
+    function: Callable[[Any, Any], Any],
+    shared: Any,
+    rows: Any,
+    segment_ids_BT: Array,
+    mesh: Mesh,
+    *,
+    together: int = 1,
+    results: Any = ROWS,
+) -> Any:
+    """Calls function(shared, rows) on each device with rows of about as many tokens.
+
+    Args:
+      shared, results: as in `Mesh.on_rows`.
+      rows: arrays [B, ...]; rows that pad a device are 0.
+      together: the number of neighbouring rows that stay on one device.
+
+    Returns:
+      The results; arrays [B, ...] in the order of the rows if `results` is `ROWS`.
+    """
+    if mesh.row_shards == 1:
+        return function(shared, rows)
+    B, rows_b = segment_ids_BT.shape[0], deal(segment_ids_BT, mesh.row_shards, together)
+    found = mesh.on_rows(function, shared, rows_of(rows, rows_b), results=results)
+    return scattered(found, rows_b, B) if results is ROWS else found
+
+
+def scattered(rows: Any, rows_b: Array, B: int) -> Any:
+    """Returns arrays [B, ...] that hold the given rows at `rows_b`, the reverse of `rows_of`."""
+    return jax.tree.map(
+        lambda x: jnp.zeros((B, *x.shape[1:]), x.dtype).at[rows_b].set(x, mode="drop"), rows
+    )
 
 
 def deal(segment_ids_BT: Array, devices: int, together: int = 1) -> Array:

@@ -1,6 +1,5 @@
 """The scores of a reward model."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -12,6 +11,7 @@ import numpy as np
 from rl4p.configuration.bounds import Natural, Positive
 from rl4p.distributed.mesh import Mesh, OwnMesh
 from rl4p.errors import InputError
+from rl4p.learner.microbatches import Rows, fold, spread
 from rl4p.model.decoder import Decoder
 from rl4p.model.heads import scores
 from rl4p.model.hub import model_folder
@@ -19,10 +19,12 @@ from rl4p.model.huggingface import read_config, read_params
 from rl4p.model.policy import padded_width
 from rl4p.model.tensor_files import read_json
 from rl4p.model.tokenizer import load_tokenizer
-from rl4p.types import Array, Params, Prompt, Texts
+from rl4p.types import Array, Microbatching, Params, Prompt, Texts
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
+
+WIDTHS = 4  # loops for rows of different lengths; each compiles the model once
 
 
 class RewardModel(NamedTuple):
@@ -104,21 +106,17 @@ class Classifier:
             self.tokens(prompt, response)
             for prompt, response in zip(texts.prompts, texts.responses, strict=True)
         ]
-        grades: list[float | None] = [None] * len(rows)
-        by_width: dict[int, list[int]] = {}
-        for b, row in enumerate(rows):
-            if len(row) <= self.max_tokens:
-                by_width.setdefault(padded_width(len(row)), []).append(b)
-        for width, members in by_width.items():
-            # All batches of a width have the same size, so that a width is compiled once.
-            count = max(1, min(self.tokens_per_microbatch // width, len(rows)))
-            count += -count % self.model.mesh.row_shards
-            for start in range(0, len(members), count):
-                chosen = members[start : start + count]
-                scores_B = self.scores([rows[b] for b in chosen], count, width)
-                for b, score in zip(chosen, scores_B.tolist(), strict=False):
-                    grades[b] = score
-        return grades
+        decoder, params, _, mesh, pad_id = self.model
+        kept = [row if len(row) <= self.max_tokens else [] for row in rows]
+        T = padded_width(max(1, *map(len, kept)))
+        tokens_BT = np.array([row + [0] * (T - len(row)) for row in kept], np.int32)
+        last_B = [max((t for t, x in enumerate(row) if x != pad_id), default=0) for row in kept]
+        lengths_B = np.array([t + 1 if row else 0 for t, row in zip(last_B, kept, strict=True)])
+        batch = mesh.replicate((tokens_BT, lengths_B.astype(np.int32)))
+        microbatching = Microbatching(tokens=self.tokens_per_microbatch, widths=WIDTHS)
+        scores_BL = np.asarray(last_scores(decoder, params, *batch, microbatching, mesh))
+        scores_B = scores_BL[:, self.label].tolist()
+        return [score if row else None for score, row in zip(scores_B, kept, strict=True)]
 
     def tokens(self, prompt: Prompt, response: str) -> list[int]:
         """Returns the conversation in tokens of the classifier."""
@@ -133,22 +131,29 @@ class Classifier:
             return_dict=False,
         )
 
-    def scores(self, rows: Sequence[Sequence[int]], count: int, width: int) -> np.ndarray:
-        """Returns float32 [count]; scores beyond the given rows are those of padding."""
-        decoder, params, _, mesh, pad_id = self.model
-        tokens_BT, last_B = np.zeros((count, width), np.int32), np.zeros(count, np.int32)
-        for b, row in enumerate(rows):
-            tokens_BT[b, : len(row)] = row
-            last_B[b] = max((t for t, token in enumerate(row) if token != pad_id), default=0)
-        batch = mesh.shard_rows((tokens_BT, last_B))
-        return np.asarray(last_scores(decoder, params, *batch))[:, self.label]
 
+@partial(jax.jit, static_argnames=("decoder", "microbatching", "mesh"))
+def last_scores(
+    decoder: Decoder,
+    params: Params,
+    tokens_BT: Array,
+    lengths_B: Array,
+    microbatching: Microbatching,
+    mesh: Mesh,
+) -> Array:
+    """Returns float32 [B, labels], at the last token of each row; 0 for a row of length 0."""
 
-@partial(jax.jit, static_argnames="decoder")
-def last_scores(decoder: Decoder, params: Params, tokens_BT: Array, last_B: Array) -> Array:
-    """Returns float32 [B, labels], at the last token of each row; tokens after it are masked."""
-    positions_BT = jnp.broadcast_to(jnp.arange(tokens_BT.shape[1]), tokens_BT.shape)
-    segment_ids_BT = (positions_BT <= last_B[:, None]).astype(jnp.int32)
-    hidden_BTD = decoder.hidden(params, tokens_BT, positions_BT, segment_ids_BT)
-    hidden_BD = jnp.take_along_axis(hidden_BTD, last_B[:, None, None], axis=1)[:, 0]
-    return scores(params, hidden_BD)
+    def of_rows(params: Params, batch: tuple[Array, Array]) -> Array:
+        def score(scores_BL: Any, part: tuple[Array, Array], rows: Rows) -> Array:
+            tokens_BT, segment_ids_BT = part
+            positions_BT = jnp.broadcast_to(jnp.arange(tokens_BT.shape[1]), tokens_BT.shape)
+            hidden_BTD = decoder.hidden(params, tokens_BT, positions_BT, segment_ids_BT)
+            last_B = jnp.maximum(jnp.sum(segment_ids_BT, axis=1) - 1, 0)
+            hidden_BD = jnp.take_along_axis(hidden_BTD, last_B[:, None, None], axis=1)[:, 0]
+            return scores_BL.at[rows.rows_b].set(scores(params, hidden_BD), mode="drop")
+
+        zeros_BL = jnp.zeros((batch[0].shape[0], decoder.config.labels))
+        return fold(score, zeros_BL, batch, batch[1], microbatching)
+
+    segment_ids_BT = (jnp.arange(tokens_BT.shape[1]) < lengths_B[:, None]).astype(jnp.int32)
+    return spread(of_rows, params, (tokens_BT, segment_ids_BT), segment_ids_BT, mesh)

@@ -1,11 +1,12 @@
 import dataclasses
 import json
+import subprocess
+import sys
 
 import numpy as np
 import pytest
 
 from rl4p.configuration import compose, instantiate
-from rl4p.distributed.mesh import OwnMesh
 from rl4p.errors import InputError
 from rl4p.model.decoder import Decoder
 from rl4p.model.huggingface import write_model
@@ -197,30 +198,39 @@ def test_the_command_line_of_its_docstring_adds_it_and_names_it_when_it_is_wrong
     assert rewards.terms["model"][0] != 0
 
 
-@pytest.mark.parametrize(
-    ("tokens", "devices", "shapes"),
-    [
-        (1, 1, {(1, 16), (1, 32)}),
-        (40, 1, {(2, 16), (1, 32)}),
-        (8192, 1, {(5, 16), (5, 32)}),  # never more than there are texts
-        (1, 4, {(4, 16), (4, 32)}),
-        (8192, 4, {(8, 16), (8, 32)}),
-    ],
-)
-def test_a_microbatch_has_so_many_tokens_and_divides_among_the_devices(
-    folder, make_prompt, monkeypatch, tokens, devices, shapes
-):
-    seen = set()
+def test_a_microbatch_has_so_many_tokens(folder, make_prompt, monkeypatch):
+    """Texts of 16 tokens and more in rows of 32: two narrow ones fit into 64 tokens, one wide."""
+    shapes, hidden = set(), Decoder.hidden
 
-    def spy(decoder, params, tokens_BT, last_B):
-        seen.add(tokens_BT.shape)
-        return np.zeros((len(tokens_BT), 2), np.float32)
+    def spy(decoder, params, tokens_BT, *rest):
+        shapes.add(tokens_BT.shape)
+        return hidden(decoder, params, tokens_BT, *rest)
 
-    monkeypatch.setattr(OwnMesh, "row_shards", devices)
-    monkeypatch.setattr("rl4p.reward.classifier.last_scores", spy)
-    term = load(folder, tokens_per_microbatch=tokens)
-    assert term(texts_of(make_prompt, *PAIRS)) == [0.0] * len(PAIRS)
-    assert seen == shapes
+    monkeypatch.setattr(Decoder, "hidden", spy)
+    load(folder, tokens_per_microbatch=97)(texts_of(make_prompt, *PAIRS, ("1", "2" * 40)))
+    assert shapes == {(1, 64), (2, 48)}
+
+
+def test_rows_are_split_over_devices(folder, make_prompt, on_devices):
+    """Two devices score what one scores, and a text that is too long is left out on both."""
+    program = f"""
+import json, numpy as np
+from rl4p.reward.classifier import Classifier
+from rl4p.types import Prompt, Texts
+pairs = {[*PAIRS, ("ab", "x" * 99)]!r}
+prompt = lambda q: Prompt(id="a", question=q, answer="", task="t", tokens=(0,))
+term = Classifier(path={str(folder)!r}, max_tokens=64)
+assert term.model.mesh.row_shards == 2
+texts = Texts(prompts=tuple(prompt(q) for q, _ in pairs), responses=tuple(r for _, r in pairs))
+print(json.dumps(term(texts)))
+"""
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, capture_output=True, text=True, env=on_devices(2))
+    assert done.returncode == 0, done.stderr[-2000:]
+    *found, long = json.loads(done.stdout.splitlines()[-1])
+    assert long is None
+    alone = load(folder)(texts_of(make_prompt, *PAIRS))
+    np.testing.assert_allclose(found, alone, atol=1e-5)
 
 
 def test_its_defaults(folder):
