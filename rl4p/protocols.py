@@ -106,14 +106,14 @@ class PlannedProgram:
       phase: the name of the function in the plan.
       traced: the function, traced by JAX from shapes with shardings.
       live: the shapes of all arrays on the devices while it runs, its arguments included.
-      turns: the number of iterations of a loop whose trip count is not static.
+      iterations: the number of iterations of a loop whose trip count is not static.
       read: the least bytes that each device reads; None if it reads every argument once.
     """
 
     phase: str
     traced: Any
     live: Any
-    turns: int = 1
+    iterations: int = 1
     read: float | None = None
 
 

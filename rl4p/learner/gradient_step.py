@@ -16,14 +16,14 @@ import optax
 from rl4p.distributed.mesh import ONE_DEVICE, REPLICATED, Mesh
 from rl4p.distributed.partition import gather
 from rl4p.learner.aggregation import aggregation_weights
-from rl4p.learner.logprobs import token_scores, trunk
 from rl4p.learner.masking import masked_sum
 from rl4p.learner.microbatches import Rows, fold, spread
 from rl4p.learner.objective import Objective
 from rl4p.learner.shared_prompts import KeysAndValues, SharedPrompts, add_groups, pays, take_groups
+from rl4p.learner.token_loss import token_loss
 from rl4p.model.decoder import Decoder, Prefix
 from rl4p.model.lora import join
-from rl4p.protocols import Estimator, Prepares
+from rl4p.protocols import Prepares
 from rl4p.types import Array, Metrics, Params, Sampling, TrainingBatch, TrainState, Trajectories
 
 
@@ -227,73 +227,6 @@ def prepared(objective: Objective, batch: TrainingBatch) -> TrainingBatch:
     if objective.entropy.selects:
         scores["selected"] = objective.entropy.select(scores["entropy"], batch.loss_mask_BT)
     return replace(batch, scores=scores)
-
-
-def token_loss(
-    objective: Objective,
-    decoder: Decoder,
-    sampling: Sampling,
-    params: Params,
-    micro: TrainingBatch,
-    coefficients: dict[str, Array],
-    before: Prefix | None = None,
-) -> tuple[Array, dict[str, Array]]:
-    """Returns the loss of each token of a microbatch, and its metrics: [B, T], valid on the mask.
-
-    The loss is w (policy loss) + beta KL - alpha H + value loss, with w the correction.
-    """
-    mask, trajectories = micro.loss_mask_BT, micro.trajectories
-
-    def on_mask(x_BT: Array) -> Array:
-        # Padding may hold -inf (a token outside the support). Remove it before any arithmetic.
-        return jnp.where(mask, x_BT, 0.0)
-
-    hidden_BTD = trunk(decoder, params, trajectories, before)
-    tokens = token_scores(decoder, params, hidden_BTD, trajectories, sampling)
-    logprobs_BT = on_mask(tokens.logprobs_BT)
-    constant_BT = jax.lax.stop_gradient(logprobs_BT)
-    proximal_BT = on_mask(micro.scores.get("proximal_logprobs", constant_BT))
-    micro = replace(micro, scores=micro.scores | {"proximal_logprobs": proximal_BT})
-    loss_BT, extras = objective.update(logprobs_BT, micro)
-
-    # Tokens that no policy drew have no behaviour log-probabilities.
-    sampled = mask & (trajectories.policy_version_BT >= 0)
-    mismatch_BT = jnp.where(sampled, proximal_BT - trajectories.behaviour_logprobs_BT, 0.0)
-    needs = getattr(objective.correction, "needs", ())
-    asked = {"scores": {name: micro.scores[name] for name in needs}} if needs else {}
-    loss_BT = loss_BT * objective.correction(mismatch_BT, mask, **asked)
-    if objective.entropy.selects:
-        loss_BT = jnp.where(micro.scores["selected"], loss_BT, 0.0)
-    if objective.entropy.active:
-        loss_BT = loss_BT - coefficients["entropy"] * tokens.entropy_BT
-    if objective.kl.active and objective.kl.placement == "in_loss":
-        reference_BT = on_mask(micro.scores["reference_logprobs"])
-        behaviour_BT = jnp.where(sampled, trajectories.behaviour_logprobs_BT, constant_BT)
-        divergence_BT = objective.kl.penalty(logprobs_BT, reference_BT, on_mask(behaviour_BT))
-        loss_BT = loss_BT + coefficients["kl"] * divergence_BT
-        extras = extras | {"kl": divergence_BT}
-    if objective.critic.active and isinstance(objective.critic, Estimator):
-        values_BT = on_mask(objective.critic.values(decoder, params, hidden_BTD, trajectories))
-        returns_BT, old_values_BT = (on_mask(micro.scores[x]) for x in ("returns", "values"))
-        value_loss_BT = objective.critic.loss(values_BT, old_values_BT, returns_BT)
-        loss_BT = loss_BT + value_loss_BT
-        extras = extras | {
-            "value_loss": value_loss_BT,
-            "returns": returns_BT,
-            "squared_returns": jnp.square(returns_BT),
-            "squared_value_errors": jnp.square(returns_BT - values_BT),
-        }
-
-    log_ratio_BT = constant_BT - proximal_BT
-    weight_BT = jnp.exp(jnp.clip(mismatch_BT, -20.0, 20.0))
-    return loss_BT, {
-        "entropy": tokens.entropy_BT,
-        "approx_kl": jnp.expm1(jnp.clip(log_ratio_BT, -20.0, 20.0)) - log_ratio_BT,
-        "logprob_gap": jnp.abs(mismatch_BT),
-        "mismatch_kl": weight_BT - 1 - mismatch_BT,
-        "weight": weight_BT,
-        "squared_weight": jnp.square(weight_BT),
-    } | extras
 
 
 def summarise(sums: dict[str, Array]) -> Metrics:

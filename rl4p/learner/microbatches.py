@@ -84,8 +84,8 @@ def max_iterations(scope: str) -> int | None:
     found = re.search(r"microbatches_(\d+)of(\d+)x(\d+)(?:/while)?$", scope)
     if found is None:
         return None
-    width, widest, turns = map(int, found.groups())
-    return turns if width == widest else 0
+    width, widest, iterations = map(int, found.groups())
+    return iterations if width == widest else 0
 
 
 def extents(segment_ids_BT: Array) -> tuple[Array, Array]:

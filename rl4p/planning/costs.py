@@ -63,7 +63,7 @@ class Cost:
 
 def cost(program: Program, chip: Chip, mesh: Mesh) -> Cost:
     """Returns the cost of a compiled program that runs on `mesh`."""
-    flops = product_flops(program.traced.jaxpr.jaxpr, program.turns)
+    flops = product_flops(program.traced.jaxpr.jaxpr, program.iterations)
     if program.compiled is None:
         return refused(program, flops)
     memory, text = program.compiled.memory_analysis(), program.compiled.as_text()
@@ -71,7 +71,7 @@ def cost(program: Program, chip: Chip, mesh: Mesh) -> Cost:
     temporaries, aliased = memory.temp_size_in_bytes, memory.alias_size_in_bytes
     beside = max(0, program.live - arguments)
     count, whole, sent = Counter[str](), Counter[str](), Counter[str]()
-    for each in collectives(text, program.turns):
+    for each in collectives(text, program.iterations):
         name = f"{each.kind} over {axes_of(each.group, mesh.devices.shape)}"
         count[name] += each.times
         whole[name] += each.times * each.bytes

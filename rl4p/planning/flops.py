@@ -9,14 +9,14 @@ from jax.extend.core import ClosedJaxpr, Jaxpr
 from rl4p.learner.microbatches import max_iterations
 
 
-def product_flops(jaxpr: Jaxpr, turns: int = 1) -> float:
+def product_flops(jaxpr: Jaxpr, iterations: int = 1) -> float:
     """Returns the operations on all devices together, with those that a backward pass recomputes.
 
     A scan counts by its length, a loop of `microbatches.fold` by its maximum number of iterations,
     and a conditional by its most expensive branch. Only `dot_general` and `ragged_dot` count.
 
     Args:
-      turns: the number of iterations of every other loop.
+      iterations: the number of iterations of every other loop.
     """
     total = 0.0
     for equation in jaxpr.eqns:
@@ -25,10 +25,10 @@ def product_flops(jaxpr: Jaxpr, turns: int = 1) -> float:
             total += of_dot(equation)
         elif name in ("ragged_dot", "ragged_dot_general"):  # each row is multiplied by one matrix
             total += of_ragged_dot(equation)
-        inner = [product_flops(child, turns) for child in children(params)]
+        inner = [product_flops(child, iterations) for child in children(params)]
         if name == "while":
             most = max_iterations(str(equation.source_info.name_stack))
-            total += sum(inner) * (turns if most is None else most)
+            total += sum(inner) * (iterations if most is None else most)
         elif name == "cond":
             total += max(inner)
         elif name == "scan":

@@ -72,20 +72,20 @@ class Module:
     entry: str = ""
     computations: dict[str, list[Instruction]] = field(default_factory=lambda: defaultdict(list))
 
-    def times(self, turns: int) -> Mapping[str, int]:
+    def times(self, iterations: int) -> Mapping[str, int]:
         """Returns how often each computation runs. All branches of a conditional count."""
         found: dict[str, int] = defaultdict(int)
 
         def visit(name: str, times: int) -> None:
             found[name] += times
             for instruction in self.computations.get(name, ()):
-                for child, each in called(self, instruction, turns):
+                for child, each in called(self, instruction, iterations):
                     visit(child, times * each)
 
         visit(self.entry, 1)
         return found
 
-    def known_turns(self, line: str) -> int:
+    def known_iterations(self, line: str) -> int:
         """Returns the trip count of a loop by its metadata or its constant bound; 0 if unknown."""
         word = re.search(r'known_trip_count"?[:=]\s*\{"?n"?[:=]\s*"?(\d+)', line)
         if word:
@@ -124,14 +124,14 @@ def parse(text: str) -> Module:
     return module
 
 
-def called(module: Module, instruction: Instruction, turns: int) -> Iterator[tuple[str, int]]:
+def called(module: Module, instruction: Instruction, iterations: int) -> Iterator[tuple[str, int]]:
     """Yields the computations that an instruction calls, and how often."""
     line = instruction.line
     if instruction.operation == "while":
         found = re.search(r"body=%?([\w.\-]+)", line)
-        known, most = module.known_turns(line), max_iterations(instruction.name)
+        known, most = module.known_iterations(line), max_iterations(instruction.name)
         if found:
-            yield found[1], known or (turns if most is None else most)
+            yield found[1], known or (iterations if most is None else most)
         return
     for name in (*CALLED.findall(line), *BRANCHES.findall(line)):
         yield name, 1
@@ -177,14 +177,14 @@ def numbers(words: str) -> tuple[int, ...]:
     return tuple(map(int, words.split(",")))
 
 
-def collectives(text: str, turns: int = 1) -> list[Collective]:
+def collectives(text: str, iterations: int = 1) -> list[Collective]:
     """Returns the collectives of a program, for the maximum trip counts of its loops.
 
     Args:
-      turns: the trip count of loops whose trip count is unknown.
+      iterations: the trip count of loops whose trip count is unknown.
     """
     module, found = parse(text), []
-    for name, times in module.times(turns).items():
+    for name, times in module.times(iterations).items():
         for instruction in module.computations.get(name, ()):
             kind = instruction.operation.removesuffix("-start")
             if kind not in KINDS or not times:

@@ -32,7 +32,7 @@ class Program:
       compiled: the compiled function; None if the compiler found that it cannot fit.
       refused: the bytes of temporaries for which the compiler found no room.
       live: the bytes of all arrays on a device while it runs, its arguments included.
-      turns: the number of iterations of a loop whose trip count is not static.
+      iterations: the number of iterations of a loop whose trip count is not static.
       read: the least bytes that each device reads; None if it reads every argument once.
       seconds: the compilation time.
       sampled: whether it runs on the sampling mesh.
@@ -43,7 +43,7 @@ class Program:
     compiled: Any
     live: int
     refused: int = 0
-    turns: int = 1
+    iterations: int = 1
     read: float | None = None
     seconds: float = 0.0
     sampled: bool = False
@@ -139,7 +139,12 @@ def rollout(run: AbstractRun) -> list[Program]:
             return compiled
         compiled.append(
             program(
-                each.phase, each.traced, each.live, turns=each.turns, read=each.read, sampled=True
+                each.phase,
+                each.traced,
+                each.live,
+                iterations=each.iterations,
+                read=each.read,
+                sampled=True,
             )
         )
         results = None if compiled[-1].compiled is None else compiled[-1].results()

@@ -118,7 +118,7 @@ class Continuous(Sampler):
             False,
             0,
         )
-        turns = R * -(-B // n)
+        iterations = R * -(-B // n)
         # A step reads the written part of the cache: on average, half of the response columns.
         written = (W + R / 2) / (W + R)
         weights = run.bytes_per_decode_step(params)
@@ -127,8 +127,8 @@ class Continuous(Sampler):
             phase="decode",
             traced=traced,
             live=(live, slots, responses),
-            turns=turns,
-            read=turns * (weights + caches * written),
+            iterations=iterations,
+            read=iterations * (weights + caches * written),
         )
 
     def slots_of(self, sequences: int) -> int:

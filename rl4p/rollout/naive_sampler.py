@@ -64,7 +64,7 @@ class NaiveSampler(Sampler):
             phase="decode",
             traced=traced,
             live=(run.resident_while_sampling(), tokens_BT, mask_BT),
-            turns=R,
+            iterations=R,
             read=R * run.bytes_per_decode_step(params),
         )
 

@@ -79,7 +79,7 @@ decode = found["decode"]
 print(json.dumps({
     "costs": {phase: asdict(cost(program, chip, run.mesh)) for phase, program in found.items()},
     "gathered": [c.bytes for c in collectives(decode.compiled.as_text()) if c.kind == "all-gather"],
-    "turns": {phase: program.turns for phase, program in found.items()},
+    "iterations": {phase: program.iterations for phase, program in found.items()},
     "read": decode.read,
     "live": {phase: program.live for phase, program in found.items()},
 }))

@@ -97,7 +97,7 @@ def test_what_is_beside_is_never_less_than_nothing():
 def test_a_program_that_was_refused_costs_what_it_asked_for():
     traced = make().traced
     refused = Program(
-        phase="decode", traced=traced, compiled=None, live=100, refused=7, turns=1, seconds=2.0
+        phase="decode", traced=traced, compiled=None, live=100, refused=7, iterations=1, seconds=2.0
     )
     found = cost(refused, CHIP, TWO)
     assert (found.total, found.beside, found.temporaries) == (107, 100, 7)

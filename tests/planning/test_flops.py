@@ -16,8 +16,8 @@ PRODUCT = 2 * 3 * 4 * 5
 SQUARE = jnp.ones((4, 4))
 
 
-def count(function, *arguments, turns=1):
-    return product_flops(jax.make_jaxpr(function)(*arguments).jaxpr, turns)
+def count(function, *arguments, iterations=1):
+    return product_flops(jax.make_jaxpr(function)(*arguments).jaxpr, iterations)
 
 
 @pytest.mark.slow
@@ -66,7 +66,7 @@ def test_a_scan_turns_as_often_as_it_is_long():
         return jax.lax.scan(lambda x, _: (x @ SQUARE, None), x, None, length=6)[0]
 
     assert count(scanned, A) == 6 * 2 * 3 * 4 * 4
-    assert count(scanned, A, turns=9) == 6 * 2 * 3 * 4 * 4
+    assert count(scanned, A, iterations=9) == 6 * 2 * 3 * 4 * 4
 
 
 def test_a_loop_of_unknown_length_turns_as_often_as_the_caller_says():
@@ -74,7 +74,7 @@ def test_a_loop_of_unknown_length_turns_as_often_as_the_caller_says():
         return jax.lax.while_loop(lambda x: jnp.sum(x) < 9, lambda x: x @ SQUARE, x)
 
     assert count(looped, A) == 2 * 3 * 4 * 4
-    assert count(looped, A, turns=9) == 9 * 2 * 3 * 4 * 4
+    assert count(looped, A, iterations=9) == 9 * 2 * 3 * 4 * 4
 
 
 def test_of_branches_the_dearest_counts():
@@ -85,7 +85,7 @@ def test_of_branches_the_dearest_counts():
 
 
 def test_microbatches_are_those_of_rows_of_the_full_width():
-    """Twelve rows of 128 columns, 256 tokens at a time: six turns of two rows."""
+    """Twelve rows of 128 columns, 256 tokens at a time: six iterations of two rows."""
 
     def add(total, part, rows):
         return total + jnp.sum(part @ jnp.ones((128, 3)))
@@ -94,7 +94,7 @@ def test_microbatches_are_those_of_rows_of_the_full_width():
         return fold(add, jnp.float32(0), x, ids, Microbatching(tokens=256, widths=1))
 
     rows = jnp.ones((12, 128)), jnp.ones((12, 128), jnp.int32)
-    assert count(folded, *rows) == count(folded, *rows, turns=99) == 12 * 2 * 128 * 3
+    assert count(folded, *rows) == count(folded, *rows, iterations=99) == 12 * 2 * 128 * 3
 
 
 def test_each_row_of_a_ragged_product_meets_one_of_the_matrices():

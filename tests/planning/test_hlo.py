@@ -14,9 +14,9 @@ from rl4p.planning.hlo import collectives, largest_loop_copy
 
 mesh = jax.make_mesh((4, 2), ("a", "b"), (jax.sharding.AxisType.Auto,) * 2)
 
-def read(function, *arguments, turns=1):
+def read(function, *arguments, iterations=1):
     text = jax.jit(function).lower(*arguments).compile().as_text()
-    found = [asdict(c) | {"sent": c.sent} for c in collectives(text, turns)]
+    found = [asdict(c) | {"sent": c.sent} for c in collectives(text, iterations)]
     return found, text
 
 def on_each(function, specs, out):
@@ -46,7 +46,7 @@ x8, w = jnp.ones((8, 8)), jnp.ones((8, 8))
 f = on_each(scanned, (P(), P("a")), P())
 found = {"scan": read(f, jnp.ones((8, 8)), jnp.ones((8, 8)))[0]}
 found["kinds"] = read(on_each(other, P(), (P("a"), P())), jnp.ones((32, 8)))[0]
-found["unknown"] = read(on_each(unknown, P(), P()), jnp.ones((4, 4)), turns=9)[0]
+found["unknown"] = read(on_each(unknown, P(), P()), jnp.ones((4, 4)), iterations=9)[0]
 rows = jnp.ones((12, 128)), jnp.ones((12, 128), jnp.int32)
 found["fold"] = read(on_each(microbatches, P(), P()), *rows)[0]
 print(json.dumps(found))
@@ -137,9 +137,9 @@ def test_a_loop_without_the_compilers_word_counts_to_its_constant():
         "  %n = s32[]{:T(128)} constant(5)\n  %i = s32[] get-tuple-element(%p), index=0\n"
         "  ROOT %lt.1 = pred[]{:T(512)} compare(%i, %n), direction=LT",
     )
-    (gathered,) = collectives(text, turns=3)
+    (gathered,) = collectives(text, iterations=3)
     assert gathered.times == 5
-    (gathered,) = collectives(text.replace("compare(%i, %n)", "compare(%n, %i)"), turns=3)
+    (gathered,) = collectives(text.replace("compare(%i, %n)", "compare(%n, %i)"), iterations=3)
     assert gathered.times == 3  # nobody knows
 
 

@@ -33,7 +33,7 @@ def test_a_step_is_its_programs_in_their_order(small):
 @pytest.mark.slow
 def test_decoding_turns_once_a_token_and_reads_what_it_turns_over(small):
     """All 32 sequences at once, 16 tokens each; a turn reads the parameters and half a cache."""
-    assert small["turns"] == dict.fromkeys(small["costs"], 1) | {"decode": 16}
+    assert small["iterations"] == dict.fromkeys(small["costs"], 1) | {"decode": 16}
     parameters = 4 * (KERNELS + 264 * WIDTH) / TP
     cache = LAYERS * 2 * (32 / FSDP) * KEYS * (16 + 16) * 4 / TP
     assert small["read"] == pytest.approx(16 * (parameters + cache * 24 / 32), rel=0.02)
@@ -54,7 +54,7 @@ def test_a_program_is_compiled_once_and_says_so(capsys):
     made = program("scores", jax.jit(lambda x: (x @ x.T).astype(jnp.bfloat16)).trace(X), [X, X])
     assert capsys.readouterr().out == "scores: compiled in 0 s\n"
     assert (made.phase, made.live, made.refused) == ("scores", 2 * 4 * 8 * 4, 0)
-    assert (made.turns, made.read) == (1, None)
+    assert (made.iterations, made.read) == (1, None)
     results = made.results()
     assert (results.shape, results.dtype) == ((4, 4), jnp.bfloat16)
     assert results.sharding is not None

@@ -171,7 +171,7 @@ def test_bfloat16_is_near(folder, make_prompt):
         ),
         ({}, {"label": 2}, r"^label=2, but .* has 2, from 0\.$"),
         ({"id2label": {"0": "good"}}, {}, r"score\.weight should be \(1, 32\), is \(2, 32\)"),
-        ({}, {"max_tokens": 65}, r"^max_tokens=65 is more than the 64 positions of "),
+        ({}, {"max_tokens": 129}, r"^max_tokens=129 is more than the 128 positions of "),
         ({"vocab_size": 260}, {}, r"tokenizer in .* has token 260, but .* only 260 rows"),
     ],
 )

@@ -1,0 +1,27 @@
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from rl4p.learner.logprobs import score_tokens
+from rl4p.types import Microbatching, Sampling, TrainingBatch
+
+B, T = 8, 16
+SAMPLING = Sampling(temperature=0.7)
+
+
+@pytest.fixture(scope="module")
+def batch(policy, params, make_trajectories):
+    """Advantages of both signs, ratios on both sides of the clip, and row 3 invalid."""
+    trajectories = make_trajectories()
+    random = np.random.default_rng(0)
+    logprobs = score_tokens(
+        policy.decoder, params, trajectories, SAMPLING, microbatching=Microbatching(tokens=B * T)
+    )["logprobs"]
+    noise = random.normal(0, 0.3, (B, T)).astype(np.float32)
+    mask = trajectories.response_mask_BT & (np.arange(B) != 3)[:, None]
+    return TrainingBatch(
+        trajectories=trajectories,
+        advantages_BT=jnp.where(mask, random.normal(0, 1, (B, 1)).astype(np.float32), 0),
+        loss_mask_BT=mask,
+        scores={"proximal_logprobs": jnp.where(mask, logprobs + noise, 0)},
+    )
