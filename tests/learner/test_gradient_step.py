@@ -128,7 +128,7 @@ def test_what_no_policy_sampled_has_no_gap_to_the_sampler(step, batch):
     trajectories = dataclasses.replace(batch.trajectories, policy_version_BT=version)
     _, metrics = step(dataclasses.replace(batch, trajectories=trajectories))
     gap = np.abs(batch.scores["proximal_logprobs"] - batch.trajectories.behaviour_logprobs_BT)
-    sampled = np.asarray(batch.loss_mask_BT) & (np.asarray(version) >= 0)[:, None]
+    sampled = np.asarray(batch.loss_mask_BT) & (np.asarray(version) >= 0)
     assert metrics["rollout/logprob_gap_max"] == gap[sampled].max()
 
 
