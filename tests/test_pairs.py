@@ -52,12 +52,11 @@ BASE = (
 SHAPE = {"width": 16, "layers": 1, "heads": 2, "num_kv_heads": 1, "feed_forward_width": 32}
 TEACHER = (
     "+model@teacher=scratch",
-    "teacher.vocabulary=512",
     *(f"teacher.{name}={n}" for name, n in SHAPE.items()),
 )
 SMALL = tuple(f"model.{name}={n}" for name, n in SHAPE.items())
 WHOLE_ANSWERS = ("max_response_tokens=40",)  # a policy that can add differs in its results alone
-LARGE = (*SMALL, "model.vocabulary=512", "model.dtype=float32", "model.attention=xla")
+LARGE = (*SMALL, "model.vocabulary=264", "model.dtype=float32", "model.attention=xla")
 
 # By option: what makes it act in a run this small, beside its name.
 MORE = {
