@@ -71,7 +71,7 @@ def test_texts_are_decoded_where_they_are_read(policy):
 
 
 def test_trajectories_say_how_their_rows_are_grouped(policy, make_prompt):
-    """So that groups may share what they begin with."""
+    """Groups need this to share their prompts."""
     made, _ = policy.trajectories(
         [make_prompt((5, 6, 7)), make_prompt(tuple(range(20)))],
         3,

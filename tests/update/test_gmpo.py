@@ -14,7 +14,7 @@ def test_each_token_is_clipped_where_its_advantage_pushes(make_batch, evaluate):
 
 
 def test_only_the_rows_own_tokens_count(make_batch, evaluate):
-    """Ratio 1: -A on each, weighed 1 / (2 sequences x length)."""
+    """At ratio 1 the loss is -A for each row, with the weight 1 / (2 sequences x length)."""
     batch = make_batch([[1] * 3, [-2] * 3], [[-1] * 3] * 2, mask=[[1, 1, 1], [1, 0, 0]])
     loss_BT, _, slope_BT = evaluate(GMPO(), [[-1, -1, -1], [-1, 9, 9]], batch, weighted=True)
     np.testing.assert_allclose(loss_BT.sum(), 0.5, rtol=1e-6)

@@ -73,7 +73,7 @@ def main() -> None:
 
 
 def measure(workload: str, checkpoint: Path, options: argparse.Namespace) -> dict:
-    """Returns the summaries of all engines, and the floor at the mean length of rl4p's responses."""
+    """Returns the engines' summaries, and the floor at the mean length of rl4p's responses."""
     found: dict = {"rollout": {}, "step": {}}
     printed: dict = {}
     for turn, (kind, engines) in itertools.product(range(options.rounds), ENGINES.items()):
