@@ -1,13 +1,13 @@
-# Every target sets up what it needs in .venv, on a machine with Python 3.11 to 3.13 and make.
+# Every target installs its requirements into .venv. The machine needs Python 3.11 to 3.13 and make.
 #
 #   make train                            the default run; ARGS="advantage=rloo seed=1" changes it
-#   make test                             lint, and the fast tests; ARGS="-k grpo" chooses
+#   make test                             lint, and the fast tests; ARGS="-k grpo" selects some
 #   make slow                             the tests that `make test` leaves out
-#   make mutants                          faults put into the code, each of which a test must notice
-#   make tpu-plan                         plans for TPUs that are not here
-#   make extras                           whether pip finds what the extras cuda and tpu ask for
-#   make parity                           models against transformers, adapters against PEFT, losses
-#                                         against TRL and Tunix
+#   make mutants                          mutation tests: a test must detect each fault in the code
+#   make tpu-plan                         plans for TPUs, on a machine without TPUs
+#   make extras                           checks that pip can install the extras cuda and tpu
+#   make parity                           compares models with transformers, adapters with PEFT,
+#                                         losses with TRL and Tunix
 #   make lint | format | wheel | clean
 
 PYTHON ?= python3
@@ -25,8 +25,8 @@ LIBTPU := .cache/libtpu
 train: $(RUNTIME)
 	$(BIN)/python -m rl4p.train $(ARGS)
 
-# Three processes keep two cores busy: XLA compiles on one, and tests that start a run wait for it.
-# The tests of a file stay together and share its fixtures. Lint runs beside them.
+# Three processes keep two cores busy: XLA compiles on one core, and a test that starts a run waits.
+# All tests of a file run in one process, which shares their fixtures. Lint runs at the same time.
 test: $(DEVELOPMENT)
 	$(MAKE) --no-print-directory lint & lint=$$!; \
 	$(BIN)/python -m pytest -n 3 --dist loadfile $(ARGS); tests=$$?; \
@@ -38,18 +38,18 @@ slow: $(DEVELOPMENT)
 mutants: $(DEVELOPMENT)
 	$(BIN)/python -m tests.mutants $(ARGS)
 
-# libtpu is kept in a folder of its own: where it is installed, JAX looks for a TPU at every import.
+# libtpu has its own folder: if it were installed in .venv, JAX would look for a TPU at every import.
 tpu-plan: $(DEVELOPMENT) $(LIBTPU)
 	PYTHONPATH=$(LIBTPU) $(BIN)/python -m pytest -m tpu_plan tests/planning $(ARGS)
 
-# A dry run: it installs nothing, and fails where an extra asks for what does not exist.
+# Installs nothing (a dry run), and fails if pip cannot find a requirement of an extra.
 extras: $(RUNTIME)
 	$(BIN)/python -m pip install --dry-run --quiet --disable-pip-version-check -c constraints.txt \
 	  '.[cuda]'
 	$(BIN)/python -m pip install --dry-run --quiet --disable-pip-version-check -c constraints.txt \
 	  '.[tpu]'
 
-# A CPU build of torch serves, and is much smaller; pip's own settings say where to find one.
+# A CPU build of torch is enough, and much smaller; configure pip's index to install one.
 parity: $(PARITY)
 	$(BIN)/python -m pytest -m parity tests/parity $(ARGS)
 

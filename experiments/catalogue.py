@@ -1,4 +1,4 @@
-"""The table and the picture of what every estimator and every loss learns on the default task.
+"""A table and a picture of the learning curves of every estimator and loss on the default task.
 
     python -m experiments.catalogue outputs/catalogue/*/     # the folders of the sweeps
 
@@ -44,7 +44,7 @@ COMMANDS = """\
 
 
 def runs(folders: list[Path]) -> dict[str, list[dict[str, Any]]]:
-    """By what was chosen, the evaluations of each seed."""
+    """Returns, for each choice of options, the evaluations of each seed."""
     found = defaultdict(list)
     for file in sorted(path for folder in folders for path in folder.glob("*/summary.json")):
         summary = json.loads(file.read_text())
@@ -80,11 +80,11 @@ def main(folders: list[Path]) -> None:
     (HERE / "catalogue.md").write_text(
         "# What each estimator and each loss learns\n\n"
         "The default task (three-digit sums, a policy of 0.35M parameters that forgets carries, "
-        f"pass@1 0.117 before), {' or '.join(map(str, steps))} steps, seeds for each: "
-        f"{' or '.join(map(str, seeds))}; the rest as its YAML has it. A curve says that it learns "
-        "here, not that it is better than another: all have one learning rate. With one update a "
-        "step the ratio is one, and losses that differ from `ppo` (the `advantage=grpo` line) only "
-        "off the policy have its very digits. Made by\n\n"
+        f"initial pass@1 0.117), {' or '.join(map(str, steps))} steps, seeds for each: "
+        f"{' or '.join(map(str, seeds))}; all other options as in their YAML files. A curve shows "
+        "that a method learns on this task; it does not rank the methods, because all use one "
+        "learning rate. With one update per step the ratio is 1: losses that differ from `ppo` "
+        "(the `advantage=grpo` line) only off-policy have exactly its digits. Made by\n\n"
         f"{COMMANDS}\n"
         "![Greedy pass@1 over steps of every estimator and loss](catalogue.png)\n\n"
         f"| chosen | pass@1 after the last step, mean ± deviation | least best of a seed | "
@@ -94,7 +94,7 @@ def main(folders: list[Path]) -> None:
 
 
 def draw(found: dict[str, list[dict[int, float]]]) -> None:
-    """Small multiples: one panel each, the seeds as thin lines and their mean as a thick one."""
+    """Draws one panel per choice, with the seeds as thin lines and their mean as a thick one."""
     columns = 6
     rows = -(-len(found) // columns)
     figure = Figure(figsize=(2.1 * columns, 1.5 * rows), layout="constrained")

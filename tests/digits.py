@@ -1,10 +1,10 @@
-"""Compares the numbers of two checkouts, for changes that must not change any.
+"""Compares the numbers of two checkouts, for changes that must not change any number.
 
     python tests/digits.py BEFORE AFTER [--steps 80] [--only grpo]
 
-Each checkout runs the default recipe, and one step of each loss that goes another way through the
-code, on one device and on eight virtual ones (2 x 2 x 2). Printed are the cases whose metrics,
-times apart, or whose digests of the parameters differ; the exit code is 1 if there are some.
+Each checkout runs the default recipe and one step of each loss with a code path of its own, on one
+device and on eight virtual devices (2 x 2 x 2). Prints the cases with different metrics (except
+times) or different digests of the parameters. The exit code is 1 if there are such cases.
 """
 
 import argparse
@@ -39,11 +39,11 @@ CASES = {
     "lora": ("model=pretrained", "model.path={dense}", "model.lora.rank=4"),
     "experts": ("model=pretrained", "model.path={experts}"),
 }
-# Words that the checkout AFTER calls otherwise.
+# Names that are different in the checkout AFTER.
 RENAMED = {"critic=apart": "critic=separate", "model.key_value_heads=": "model.num_kv_heads="}
 MESHES = {"one device": ("mesh=single",), "2 x 2 x 2": ("mesh=single", "mesh.shape=[2,2,2]")}
 
-# Writes two policies into Hugging Face folders; run in the checkout BEFORE alone.
+# Writes two policies into Hugging Face folders; runs in the checkout BEFORE only.
 WRITE = """
 import dataclasses, sys
 from pathlib import Path
@@ -80,7 +80,7 @@ def python(checkout: Path, *arguments: str, devices: int = 1) -> None:
 
 
 def numbers(folder: Path) -> tuple[list[dict[str, float]], str]:
-    """The lines of metrics without times, and the digest of the parameters."""
+    """Returns the lines of metrics without times, and the digest of the parameters."""
     timed = ("time/", "rollout/tokens_per_second")
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     rows = [{k: x for k, x in row.items() if not k.startswith(timed)} for row in rows]

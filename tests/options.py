@@ -1,4 +1,4 @@
-"""Options of configuration groups, as Hydra composes them."""
+"""The keys of configuration options, after Hydra's composition."""
 
 from pathlib import Path
 from typing import Any
@@ -9,8 +9,8 @@ CONF = Path(__file__).resolve().parents[1] / "conf"
 
 
 def keys_of(path: Path) -> dict[str, Any]:
-    """Returns the keys of an option: those of the option that it is made of, and its own."""
-    own: Any = OmegaConf.to_container(OmegaConf.load(path))  # to PyYAML 1e-4 is a string
+    """Returns the keys of an option, including those of the options that it inherits from."""
+    own: Any = OmegaConf.to_container(OmegaConf.load(path))  # PyYAML reads 1e-4 as a string
     parents = [name for name in own.pop("defaults", []) if name != "_self_"]
     keys: dict[str, Any] = {}
     for name in parents:

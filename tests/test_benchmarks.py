@@ -32,7 +32,7 @@ def test_engines_are_compared_by_the_token_since_their_responses_differ_in_lengt
 def test_medians_are_of_all_rounds_and_not_of_their_medians():
     rounds = [[row("1.0", 100, x) for x in times] for times in ([1.0, 2.0, 9.0, 2.0], [3.0, 4.0])]
     found = peers.joined(rounds)
-    assert found["repetitions"] == 4  # each round's last line is its own summary
+    assert found["repetitions"] == 4  # the last line of a round is its summary
     assert (found["rollout_s"], found["rollout_s_best"]) == (2.5, 1.0)
     assert found["tokens_per_s"] == pytest.approx((100 / 2 + 100 / 3) / 2, rel=1e-3)
 
@@ -47,11 +47,11 @@ def test_a_script_that_fails_is_shown():
 @pytest.mark.slow
 @pytest.mark.parametrize("script", ["rl4p_generate.py", "rl4p_grpo.py"])
 def test_our_scripts_run_the_workload(tmp_path, script, monkeypatch):
-    monkeypatch.delenv("XLA_FLAGS")  # quick to compile would be slow to run
+    monkeypatch.delenv("XLA_FLAGS")  # fast compilation makes slow programs
     peers.call(None, "workload.py", "--workload=uniform", f"--checkpoint={tmp_path}")
     options = ("--workload=uniform", f"--checkpoint={tmp_path}", "--warmup=0", "--steps=1")
     first, last = peers.call(None, script, *options)
     assert first["completion_tokens"] == last["completion_tokens"] == 64 * 128
     assert first["longest"] == 128
     assert last["summary"]
-    assert last["check_logprob"] == pytest.approx(-6.28718, abs=1e-4)  # TRL's and Tunix's
+    assert last["check_logprob"] == pytest.approx(-6.28718, abs=1e-4)  # as with TRL and Tunix

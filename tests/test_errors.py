@@ -1,4 +1,4 @@
-"""Each kind of error has an exit code of its own, which scripts go by."""
+"""Tests that each kind of error has its own exit code, which scripts rely on."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""`python -m rl4p.export`: a run becomes a folder that others read, or a sentence says why not."""
+"""Tests `python -m rl4p.export`: other libraries read its folder, or one sentence says why not."""
 
 import json
 
@@ -23,7 +23,7 @@ SMALL = (
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
-    """A run's folder with a checkpoint of step 7, made of what `rl4p.train` makes it of."""
+    """Returns the folder of a run with a checkpoint of step 7, as `rl4p.train` writes it."""
     folder = tmp_path_factory.mktemp("run")
     config = compose(SMALL)
     (folder / ".hydra").mkdir()
@@ -86,7 +86,7 @@ def test_a_large_policy_is_divided(made, tmp_path):
 
 
 def test_nothing_of_the_run_but_its_model_is_needed(run, tmp_path):
-    """Neither data, nor tracker, nor optimizer: a run can be exported where it was not made."""
+    """Without data, tracker and optimizer a run can be exported on another machine."""
     copy = tmp_path / "run"
     (copy / ".hydra").mkdir(parents=True)
     (copy / "checkpoints").symlink_to(run / "checkpoints")
@@ -122,7 +122,7 @@ def test_adapters_are_merged_or_written_alone(run, tmp_path, capsys):
     assert (tmp_path / "alone" / "adapter_model.safetensors").is_file()
     assert not (tmp_path / "alone" / "model.safetensors").exists()
     assert main([f"resume={lora_run}", f"out={tmp_path / 'merged'}"]) == 0
-    assert_equal(load(tmp_path / "merged")[1], experiment.loop.policy.frozen)  # B is 0 yet
+    assert_equal(load(tmp_path / "merged")[1], experiment.loop.policy.frozen)  # B is still 0
     assert main([f"resume={run}", f"out={tmp_path / 'none'}", "adapter=true"]) == 2
     assert "has no adapter to write alone" in capsys.readouterr().err
 
@@ -143,7 +143,7 @@ def test_a_critic_beside_the_policy_is_left_behind(tmp_path):
 
 @pytest.mark.slow
 def test_an_older_checkpoint_and_the_moving_average_can_be_had(tmp_path, capsys):
-    """Two checkpoints of a run that keeps an average, each with parameters of its own."""
+    """A run with an average has two checkpoints with different parameters."""
     config = compose((*SMALL, "ema.decay=0.5"))
     run = tmp_path / "run"
     (run / ".hydra").mkdir(parents=True)

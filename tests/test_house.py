@@ -1,4 +1,4 @@
-"""The house rules that no linter knows: names agree, YAML shows all options, files are short."""
+"""Checks project rules that linters do not know: names, complete YAML options, short files."""
 
 import ast
 import dataclasses
@@ -14,7 +14,7 @@ from tests.options import keys_of
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE, CONF, EXPERIMENTS = ROOT / "rl4p", ROOT / "conf", ROOT / "experiments"
 
-# By configuration group, the package that its options are in: one module for each.
+# For each configuration group, the package of its options, with one module for each.
 PHASES = {
     **{group: f"rl4p.{group}" for group in ("rollout", "reward", "advantage", "update")},
     **{group: f"rl4p.learner.{group}" for group in ("correction", "kl", "entropy")},
@@ -33,7 +33,7 @@ def lines(path: Path) -> int:
 
 
 def ours(node: Any) -> Iterator[dict]:
-    """Every mapping in a YAML tree that instantiates a class of this package."""
+    """Yields every mapping in a YAML tree that instantiates a class of this package."""
     if isinstance(node, dict):
         if str(node.get("_target_", "")).startswith("rl4p."):
             yield node
@@ -86,7 +86,7 @@ def test_a_phase_is_one_documented_frozen_dataclass(path: Path) -> None:
     assert phase is locate(target)
     assert phase.__dataclass_params__.frozen
     assert all(field.kw_only for field in dataclasses.fields(phase))
-    # A dataclass without a docstring is given its signature for one.
+    # Without a docstring a dataclass gets its signature as one.
     assert not vars(phase)["__doc__"].startswith(f"{phase.__name__}(")
 
 

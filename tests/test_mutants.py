@@ -1,4 +1,4 @@
-"""Every mutant still applies: one that does not would no longer show that a test notices."""
+"""Tests that every mutant still applies; otherwise `make mutants` could not use it."""
 
 import subprocess
 import sys
@@ -18,7 +18,7 @@ def test_there_are_many_with_names_of_their_own():
 
 
 def fault(mutant) -> str | None:
-    """Says why a mutant cannot be used; None where it can."""
+    """Returns why a mutant cannot be used, or None."""
     source = (ROOT / mutant.file).read_text()
     try:
         changed = mutant.applied(source)
@@ -37,7 +37,7 @@ def test_every_mutant_applies_and_is_tested():
 
 
 def test_a_mutant_that_cannot_be_used_is_named():
-    """One that no longer applies, one that changes nothing, and one that nothing tests."""
+    """Such mutants do not apply, change nothing, or have no test."""
     good = MUTANTS[0]
     assert "its text stands 0 times" in fault(replace(good, before="nowhere"))
     assert "changes nothing" in fault(replace(good, after=good.before))
@@ -45,7 +45,7 @@ def test_a_mutant_that_cannot_be_used_is_named():
 
 
 def test_a_mutant_is_wrong_and_not_merely_broken(tmp_path: Path):
-    """A name that does not exist would be noticed by any test that passes by."""
+    """Any test detects an undefined name, so such a mutant would show nothing."""
     for number, mutant in enumerate(MUTANTS):
         changed = mutant.applied((ROOT / mutant.file).read_text())
         if mutant.file.endswith(".py"):

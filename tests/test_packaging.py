@@ -1,4 +1,4 @@
-"""What `pip install .` gives a person: the package, its configuration, recipes and model."""
+"""Tests the contents of `pip install .`: the package, its configuration, recipes and model."""
 
 import ast
 import os
@@ -18,7 +18,7 @@ PIN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*==[A-Za-z0-9.!+]+")
 
 
 def distribution(requirement: str) -> str:
-    """The name of a requirement, as package indexes compare names."""
+    """Returns the normalised name of a requirement, as package indexes compare names."""
     name = re.match(r"[A-Za-z0-9._-]+", requirement)
     assert name is not None, requirement
     return re.sub(r"[-_.]+", "-", name[0]).lower()
@@ -26,7 +26,7 @@ def distribution(requirement: str) -> str:
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The wheel made from the source distribution made from this tree: what is published."""
+    """Builds the source distribution and returns the wheel made from it, as for a release."""
     folder = tmp_path_factory.mktemp("dist")
     build = [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(folder), str(ROOT)]
     subprocess.run(build, check=True, capture_output=True, text=True)
@@ -36,7 +36,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the wheel unpacked, which is all that installing a pure wheel does."""
+    """Returns a folder with the unpacked wheel; installing a pure wheel does nothing else."""
     folder = tmp_path_factory.mktemp("site")
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(folder)
@@ -92,7 +92,7 @@ def test_a_script_stands_for_a_function(script: str) -> None:
 
 
 def test_what_the_package_imports_is_required() -> None:
-    """A package that only comes along with another may leave with it."""
+    """A package that is installed only as a dependency of another may disappear with it."""
     owners = packages_distributions()
     imported = set()
     for path in (ROOT / "rl4p").rglob("*.py"):
@@ -113,7 +113,7 @@ def test_what_the_package_imports_is_required() -> None:
 def test_every_requirement_has_its_tested_version() -> None:
     lines = (ROOT / "constraints.txt").read_text().splitlines()
     pins = [line for line in lines if not line.startswith("#")]
-    assert not [line for line in pins if not PIN.fullmatch(line)]  # no hosts, no paths
+    assert not [line for line in pins if not PIN.fullmatch(line)]  # neither hosts nor paths
     required = {
         distribution(requirement)
         for requirements in (

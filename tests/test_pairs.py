@@ -1,8 +1,8 @@
-"""Every pair of options either acts together or is refused.
+"""Tests that every pair of options either has an effect or is refused.
 
-Each pair of options of different groups is composed as on a command line, and trains two steps.
-Then each of the two must have left a trace: parameters that differ from those without it. A pair
-in which one could not act must be refused when the run is built: `refused_pairs.yaml` lists them.
+Each pair of options of different groups is composed as on a command line and trains two steps.
+Each option must change the parameters, compared with a run without it. A pair in which an option
+would have no effect must be refused when the run is built: `refused_pairs.yaml` lists these pairs.
 """
 
 import itertools
@@ -27,7 +27,7 @@ from rl4p.model.scratch import Scratch
 pytestmark = [pytest.mark.slow, pytest.mark.mixed_dtypes]
 
 CONF = Path(__file__).resolve().parents[1] / "conf"
-# By pair, the sentence that refuses it; the file names each sentence once.
+# From each pair to the error that refuses it; the file contains each error once.
 TABLE = {
     pair: sentence
     for sentence, pairs in yaml.safe_load(
@@ -47,7 +47,7 @@ BASE = (
     "+reward.terms.even.pattern='.*[02468]'",
     "+reward.terms.small._target_=rl4p.reward.format.Format",
     "+reward.terms.small.pattern='.*[a-m].*'",
-    "+reward.terms.small.weight=-0.75",  # so that rewards have both signs
+    "+reward.terms.small.weight=-0.75",  # makes rewards of both signs
 )
 SHAPE = {"width": 16, "layers": 1, "heads": 2, "num_kv_heads": 1, "feed_forward_width": 32}
 TEACHER = (
@@ -55,10 +55,10 @@ TEACHER = (
     *(f"teacher.{name}={n}" for name, n in SHAPE.items()),
 )
 SMALL = tuple(f"model.{name}={n}" for name, n in SHAPE.items())
-WHOLE_ANSWERS = ("max_response_tokens=40",)  # a policy that can add differs in its results alone
+WHOLE_ANSWERS = ("max_response_tokens=40",)  # a policy that can add differs in results only
 LARGE = (*SMALL, "model.vocabulary=264", "model.dtype=float32", "model.attention=xla")
 
-# By option: what makes it act in a run this small, beside its name.
+# From each option to further keys that make it have an effect in such a small run.
 MORE = {
     "advantage=distill": TEACHER,
     "correction=sequence_mask": ("correction.low=0.9", "correction.weighted=true"),
@@ -79,7 +79,7 @@ MORE = {
         "update.minibatches=2",
     ),
 }
-# What an option asks for in another group, unless the pair itself chooses there.
+# Options that an option needs in other groups, unless the pair itself chooses there.
 COMPANIONS = {
     "advantage=gae": {"critic": "shared"},
     "critic=shared": {"advantage": "gae"},
@@ -88,8 +88,8 @@ COMPANIONS = {
     "rollout=demonstrations": {"advantage": "constant", "update": "reinforce"},
 }
 GROUPS = ("critic", "advantage", "update", "kl", "entropy", "correction", "rollout", "model")
-# What an option is compared with, to see whether it acted; and what a run has without being asked.
-# Neither is in a pair: with it, a pair is an option alone.
+# `OTHERWISE` has the options to compare with, `PLAIN` the defaults of a run. No pair contains a
+# default, since such a pair would test one option alone.
 OTHERWISE = {"advantage": "constant", "kl": "none", "entropy": "none", "correction": "none"}
 PLAIN = {
     *("critic=none", "kl=none", "entropy=none", "correction=none"),
@@ -116,7 +116,7 @@ PAIRS = [
 
 @dataclass(frozen=True, kw_only=True)
 class Stale:
-    """Samples with other parameters than those that are trained, so that a correction can act."""
+    """A collector that samples with parameters other than the trained ones, for corrections."""
 
     of: Any
 
@@ -129,7 +129,7 @@ class Stale:
 
 @contextmanager
 def models_are_made_once():
-    """Hands out copies of a model's first parameters: to make them takes longer than a step."""
+    """Caches the initial parameters of models, which take longer to make than a step."""
     make, made = Scratch.build, {}
 
     def build_once(model, mesh, key):
@@ -154,7 +154,7 @@ def quick_models():
 
 @cache
 def outcome(*chosen: str) -> tuple[np.ndarray, np.ndarray, np.ndarray] | str:
-    """Parameters before and after two steps, and a critic's after them; or why it is refused."""
+    """Returns the parameters before and after two steps and the final critic, or the error."""
     groups = {group_of(option): option for option in chosen}
     for option in chosen:
         for group, name in COMPANIONS.get(option, {}).items():
@@ -182,18 +182,18 @@ def flat(params) -> np.ndarray:
 
 
 def leaves_a_trace(option: str, partner: str) -> bool:
-    """Whether two steps with the option go elsewhere than without it."""
+    """Returns whether two steps with the option end in other parameters than without it."""
     group, found = group_of(option), outcome(partner, option)
     before, after, critic = found
     if group == "critic":
-        return bool(np.abs(critic).sum() > 0)  # the head began at 0
+        return bool(np.abs(critic).sum() > 0)  # the initial head is 0
     if group not in OTHERWISE:
         return bool(np.linalg.norm(after - before) > 0)
     neutral = f"{group}={OTHERWISE[group]}"
     if option == neutral:
         return True
     without = outcome(partner, neutral)
-    if isinstance(without, str):  # the partner goes with this option alone
+    if isinstance(without, str):  # the partner needs this option
         without = outcome(neutral)
     if len(without[1]) != len(after):
         return True

@@ -1,4 +1,4 @@
-"""The entry point of plans: its help and its configuration need no JAX."""
+"""Tests the entry point of plans: its help and its configuration need no JAX."""
 
 import subprocess
 import sys
@@ -25,7 +25,7 @@ def test_the_job_is_the_plan_of_its_configuration(monkeypatch):
 
 
 def test_main_is_the_entry_point_of_this_name(monkeypatch):
-    """A plan is of one process: it joins no others."""
+    """A plan is a single process and joins no others."""
     called = []
     monkeypatch.setattr(
         rl4p.configuration, "main", lambda *args, **options: called.append((args, options))

@@ -1,4 +1,4 @@
-"""The parts of this package are what the contracts say, argument for argument."""
+"""Tests that the parts of this package have the arguments of their contracts."""
 
 import inspect
 from pathlib import Path
@@ -28,7 +28,7 @@ GROUPS = {
     "model": protocols.Model,
     "data": protocols.DataSet,
 }
-# What an advantage is given beside its two arguments, if it asks (`needs`, `initial_state`).
+# Arguments that an advantage receives only on request (`needs`, `initial_state`).
 ASKED_FOR = {"scores", "memory"}
 
 

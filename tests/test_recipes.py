@@ -1,4 +1,4 @@
-"""The recipes of `experiments/` run, and the default one learns what its reward asks for."""
+"""Tests that the recipes of `experiments/` run, and that the default recipe learns."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -24,7 +24,7 @@ QUICK = (
     *("steps=2", "data.train_size=64", "data.held_out_size=8", "tracker=none", "debug=on"),
     *("prompts_per_step=8", "update.microbatch_widths=1"),
 )
-# Shapes that are only planned with, made small; devices that are not here.
+# Shrinks recipes that are only for planning, and replaces devices that are absent.
 SMALL = (
     *("model.width=32", "model.layers=1", "model.heads=4", "model.num_kv_heads=2"),
     *("model.feed_forward_width=64", "model.vocabulary=512", "model.attention=xla", "mesh=single"),
@@ -40,7 +40,7 @@ CHANGES: dict[str, tuple[str, ...]] = {
 
 @pytest.fixture(scope="session")
 def teacher(tmp_path_factory) -> Path:
-    """The policy of the package with parameters that differ a little from its own."""
+    """Returns the policy of the package with slightly changed parameters."""
     folder = tmp_path_factory.mktemp("teacher") / "policy"
     policy, params = Pretrained(path="rl4p/tiny").build(Mesh(dp=1), jax.random.key(0))
     noise = np.random.default_rng(0)
@@ -49,7 +49,7 @@ def teacher(tmp_path_factory) -> Path:
     return folder
 
 
-@pytest.mark.slow  # and in continuous integration; the parts of recipes have tests of their own
+@pytest.mark.slow  # continuous integration runs it; other tests cover the parts of recipes
 @pytest.mark.parametrize("name", RECIPES)
 def test_a_recipe_trains(name, teacher):
     changes = [word.format(teacher=teacher) for word in CHANGES.get(name, ())]
@@ -68,7 +68,7 @@ def test_a_recipe_trains(name, teacher):
 
 @dataclass(frozen=True, kw_only=True)
 class Negated:
-    """Another advantage with its sign turned."""
+    """An advantage with the opposite sign of another."""
 
     of: Any
 
@@ -77,7 +77,7 @@ class Negated:
 
 
 def mean_rewards(*, steps: int, negated: bool) -> list[float]:
-    """The mean reward of some steps of the default recipe, a little smaller and bolder."""
+    """Returns the mean rewards of the default recipe, smaller and with a higher learning rate."""
     changes = ("tracker=none", "prompts_per_step=16", "optimizer.learning_rate=2e-4")
     changes += (f"steps={steps}",)
     run = build(compose(changes))

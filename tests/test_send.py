@@ -1,4 +1,4 @@
-"""A run folder is mirrored after the run, once, and whatever is in the way is one sentence."""
+"""Tests that a finished run is sent once, and that every problem is one sentence."""
 
 import dataclasses
 
@@ -14,7 +14,7 @@ impatient = tracker._impatient
 
 @pytest.fixture
 def run(record):
-    """A run whose tracker was down all the time."""
+    """Returns the record of a run whose tracker was always down."""
     for number in range(3):
         record.log(number, {"reward/mean": number / 10})
     record.log_samples(2, [{"response": "2"}])

@@ -1,4 +1,4 @@
-"""The entry point: it imports JAX as late as it can, and joins processes only if there are some."""
+"""Tests the entry point: it imports JAX late, and joins other processes only if there are any."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""Defaults of what flows between the phases, what of it is static, and the key of a step."""
+"""Tests the data types between phases: defaults, static fields, and the key of a step."""
 
 import dataclasses
 
@@ -36,7 +36,7 @@ def test_no_average_is_kept_by_default_and_none_is_shared():
 
 
 def test_all_fields_of_a_state_are_arrays_that_a_step_may_change():
-    """So that a checkpoint holds them all, and a step of another number compiles nothing."""
+    """A checkpoint therefore holds them all, and another step number compiles nothing."""
     ours = state(jax.random.key(0), 5, average={"w": jnp.ones(2)})
     assert len(jax.tree.leaves(ours)) == 3  # the step, the key and the average
     calls = []
@@ -73,7 +73,7 @@ def test_a_question_needs_no_solution_and_a_prompt_no_system_prompt():
 
 
 def test_rows_of_trajectories_are_taken_and_what_is_known_of_all_rows_stays(make_trajectories):
-    """Group size and prompt columns are no arrays: another value is another program."""
+    """Group size and prompt columns are static: another value compiles another program."""
     plain = make_trajectories((1, 2))
     assert (plain.group_size, plain.prompt_columns) == (1, 0)
     known = dataclasses.replace(plain, group_size=2, prompt_columns=4)

@@ -1,12 +1,12 @@
-"""How long each advantage takes, as a share of a step.
+"""The time of each advantage, as a share of the time of a step.
 
     python -m experiments.benchmarks.advantages
 
-B = 4096 sequences of 72 tokens in groups of 8, as the default task has them (it has B = 256); the
-median of eleven calls of each compiled estimator, beside the least that a step can take here: the
-matrix products of one forward and one backward pass of the package's own policy of 0.35M
-parameters (6 FLOPs a parameter and token) at this machine's measured float32 rate. Sampling and
-attention are left out, and there is no smaller policy, so the true share is smaller.
+Times each compiled estimator (the median of eleven calls) on B = 4096 sequences of 72 tokens in
+groups of 8. The default task has such sequences, with B = 256. The time of a step is a lower bound:
+the matrix products of one forward and one backward pass of the package's own policy of 0.35M
+parameters (6 FLOPs per parameter and token) at this machine's measured float32 rate. The bound
+leaves out sampling and attention, and no policy is smaller, so the true share is smaller.
 """
 
 from functools import partial
@@ -25,7 +25,7 @@ B, T, PROMPT, G, PARAMETERS = 4096, 72, 32, 8, 0.35e6
 
 
 def matmul_rate() -> float:
-    """FLOPs a second of a large float32 product."""
+    """Returns the FLOPs per second of a large float32 product."""
     a = jnp.ones((2048, 2048))
     product = jax.jit(jnp.matmul)
     return 2 * 2048**3 / median_seconds(lambda: product(a, a), 11)

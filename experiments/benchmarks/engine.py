@@ -1,18 +1,19 @@
-"""The update and the sampler alone, against what this machine can do.
+"""The speed of the update and of the sampler, relative to the machine's peak rates.
 
     python -m experiments.benchmarks.engine
 
-* The update: useful FLOPs (matrix products; no padding, each sequence with a prompt of its own,
-  backward twice forward) over its time, as a share of what matrix products alone reach. Those are
-  measured in turn with the update, a second long: a machine that others share is not equally fast
-  in two minutes, nor as fast for a second as for the best millisecond, which is beside it.
-  `unrolled`: with `model.unroll=true model.remat=none`.
+* The update: its useful FLOPs per second, as a share of the FLOPs per second of matrix products.
+  Useful FLOPs are those of matrix products without padding; each sequence has its own prompt, and
+  backward counts twice forward. Updates and products of about a second are timed in turn, because
+  the speed of a shared machine changes within minutes. The table also has the share of the best
+  single product, which takes milliseconds and is faster. `unrolled` means `model.unroll=true
+  model.remat=none`.
 * The sampler: the same responses under a limit of 256 tokens and of 2048.
-* On a GPU, in bfloat16 with a model of 1.5B: the update, and decoding 128 rows as a share of what
-  reading the parameters and the cache once a token would take.
+* On a GPU, in bfloat16 with a model of 1.5B: the update, and the decoding of 128 rows. Decoding is
+  compared with the time of reading the parameters and the cache once per token.
 
-Medians of nine after two, and of 25 for the short sampler on a CPU; prints a table and writes it to
-experiments/benchmarks/engine.md.
+All times are medians of nine calls after two warm-up calls (25 for the short sampler on a CPU).
+Prints a table and writes it to experiments/benchmarks/engine.md.
 """
 
 import argparse
@@ -92,7 +93,7 @@ class Engine:
         return Policy(decoder=decoder, tokenizer=tokenizer, mesh=self.mesh, end_ids=ends, pad_id=0)
 
     def params(self, policy: Policy) -> Any:
-        """As the samplers and updates of a run have them: float32 where they are trained."""
+        """Returns parameters as a run has them: float32, since they are trained."""
         return self.mesh.init(policy.decoder.init, jax.random.key(0))
 
     def prompts(self) -> list[Prompt]:
@@ -126,14 +127,14 @@ class Engine:
 
 
 class Products(NamedTuple):
-    """About a second of matrix products, one after the other."""
+    """Matrix products, one after the other, that take about a second."""
 
     run: Callable[[], Any]
     flops: float
 
 
 def update(engine: Engine, tokens_per_microbatch: int) -> Callable[[], TrainState]:
-    """One PPO gradient step with AdamW over all rows."""
+    """Returns a function that runs one PPO gradient step with AdamW over all rows."""
     policy, optimizer = engine.policy(), AdamW(learning_rate=1e-7)
     params, batch = engine.params(policy), engine.batch(policy)
     objective = Objective(
@@ -190,7 +191,7 @@ def update_row(engine: Engine, tokens: int, products: Products, best: float) -> 
 
 
 def numpy_products(n: int = 1024, times: int = 100) -> Products:
-    """Those by which the peers' floor is measured."""
+    """Returns products of the size that `matmul_rate` measures for the peers' floor."""
     a = np.random.default_rng(0).standard_normal((n, n), dtype=np.float32)
     b, out = a.T.copy(), np.empty_like(a)
 
@@ -202,7 +203,10 @@ def numpy_products(n: int = 1024, times: int = 100) -> Products:
 
 
 def capacity_row(engine: Engine) -> str:
-    """A sixteenth of the words ends a response, so that all have ended before the lower limit."""
+    """Returns the row that compares two limits.
+
+    One token in sixteen is an end token, so that all responses end before the lower limit.
+    """
     ends = tuple(range(engine.workload.vocab // 16))
     few, many = sampler(engine, 256, ends), sampler(engine, 2048, ends)
     a, b = (np.asarray(sample().response_mask_BT).sum(axis=1) for sample in (few, many))
@@ -230,14 +234,14 @@ def bandwidth_row(engine: Engine, bandwidth: float) -> str:
 
 
 def gpu_products(n: int = 8192, times: int = 500) -> Products:
-    """In bfloat16."""
+    """Returns products of large matrices in bfloat16."""
     a = jnp.ones((n, n), jnp.bfloat16)
     product = jax.jit(lambda a: jax.lax.fori_loop(0, times, lambda _, x: a @ x, a))
     return Products(lambda: product(a), times * 2.0 * n**3)
 
 
 def gpu_bandwidth() -> float:
-    """Bytes a second of a copy."""
+    """Returns the bytes per second that a copy reads and writes."""
     big, copy = jnp.ones(2**30, jnp.int8), jax.jit(lambda x: x + 1)
     return 2 * big.size / median_seconds(lambda: copy(big))
 

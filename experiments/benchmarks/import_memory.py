@@ -1,10 +1,10 @@
-"""Peak host memory while a checkpoint of 1 GB is imported, as a multiple of its size.
+"""Peak host memory during the import of a checkpoint of 1 GB, as a multiple of its size.
 
     python -m experiments.benchmarks.import_memory
 
-Writes a bfloat16 checkpoint of random numbers, in shards, to a temporary folder; imports it in a
-process of its own with the dtype kept; prints that process's peak, everything in it included
-(Python, JAX, the parameters themselves).
+Writes a bfloat16 checkpoint of random numbers, in shards, to a temporary folder. Imports it in
+another process with the dtype kept. Prints the peak memory of that whole process (Python, JAX, the
+parameters themselves).
 """
 
 import json
@@ -54,7 +54,7 @@ def read(folder: Path) -> None:
 
 def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
-        for task in ("make", "read"):  # a process each: the peak is that of the second
+        for task in ("make", "read"):  # one process each: the second one prints its own peak
             subprocess.run([sys.executable, "-m", __spec__.name, task, folder], check=True)
 
 

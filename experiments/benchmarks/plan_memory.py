@@ -3,10 +3,10 @@
     python -m experiments.benchmarks.plan_memory [KEY=VALUE ...]
 
 Plans the update of a policy of 12M parameters on one CPU device, then runs it on real arrays in a
-process of its own. Planned: what the compiler says the program takes, arguments + outputs +
-temporaries - aliased. Measured: by how much the highest resident memory of the process during the
-call (VmHWM, which Linux lets a process reset) is over its resident memory before, plus the
-arguments, which are resident already. The rows are of full length, as a plan assumes.
+separate process. Planned: the compiler's arguments + outputs + temporaries - aliased. Measured: the
+growth of resident memory during the call, plus the arguments, which are resident before it. The
+growth is VmHWM, the peak that Linux lets a process reset, minus VmRSS before the call. The rows
+have full length, as a plan assumes.
 """
 
 import json
@@ -34,13 +34,13 @@ TOKENS_PER_MICROBATCH = (2048, 8192)
 
 
 def resident(key: str) -> int:
-    """Bytes: VmRSS now, VmHWM at the highest since it was reset."""
+    """Returns the bytes of VmRSS (current) or VmHWM (the peak since its reset)."""
     (line,) = (x for x in Path("/proc/self/status").read_text().splitlines() if x.startswith(key))
     return int(line.split()[1]) * 1024
 
 
 def arrays(shapes: Any) -> Any:
-    """Real ones: rows of full length, parameters of nearly nothing."""
+    """Returns real arrays of these shapes: rows of full length and tiny parameters."""
     import jax
     import jax.numpy as jnp
 

@@ -1,4 +1,4 @@
-"""Medians of seconds."""
+"""Median times of calls."""
 
 import statistics
 import time
@@ -9,12 +9,12 @@ import jax
 
 
 def median_seconds(call: Callable[[], Any], repeats: int = 5) -> float:
-    """Of a call, until its arrays are there; after two calls that are not counted."""
+    """Returns the median time of a call until its arrays are ready, after two warm-up calls."""
     return in_turn([call], repeats)[0]
 
 
 def in_turn(calls: list[Callable[[], Any]], repeats: int = 5) -> list[float]:
-    """Of each call, made in turn, so that a slow minute of the machine is in all of them."""
+    """Returns the median time of each call; they take turns, so that a slow minute slows all."""
     rounds = [[seconds(call) for call in calls] for _ in range(2 + repeats)]
     return [statistics.median(times) for times in zip(*rounds[2:], strict=True)]
 

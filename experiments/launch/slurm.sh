@@ -1,6 +1,6 @@
 #!/bin/bash
-# A run on two nodes of eight GPUs: one process for each GPU, as JAX reads it from SLURM. Submitted
-# again under the same name, it goes on where it stopped.
+# Runs on two nodes with eight GPUs each: one process per GPU, which JAX detects from SLURM. A job
+# that is submitted again under the same name resumes its run.
 #
 #   sbatch --job-name=first experiments/launch/slurm.sh experiment=NAME mesh=fsdp
 #
@@ -9,7 +9,7 @@
 #SBATCH --gpus-per-node=8
 #SBATCH --cpus-per-task=8
 #SBATCH --time=12:00:00
-#SBATCH --signal=TERM@120 # seconds before the end: the run saves, and exits by 3
+#SBATCH --signal=TERM@120 # seconds before the end: the run saves, and exits with code 3
 
 RUN="${RUNS:-$SCRATCH/rl4p}/$SLURM_JOB_NAME" # on a file system that all nodes see
 if [ -e "$RUN/metrics.jsonl" ]; then
@@ -17,5 +17,5 @@ if [ -e "$RUN/metrics.jsonl" ]; then
 else
   set -- "$@" hydra.run.dir="$RUN"
 fi
-# SLURM would end all tasks with the first that fails, and nobody could say which one that was.
+# SLURM must not kill all tasks when the first one fails: they still have to report which one failed.
 exec srun --kill-on-bad-exit=0 --wait=60 python -m rl4p.train "$@" mesh.processes=auto

@@ -1,4 +1,4 @@
-"""What the tests of advantages share."""
+"""Fixtures for the tests of advantages."""
 
 import jax.numpy as jnp
 import numpy as np
@@ -7,7 +7,7 @@ import pytest
 
 @pytest.fixture(scope="session")
 def make_scores():
-    """Every array that an advantage may ask for; nan wherever it may be anything."""
+    """Returns a function that makes every score; values that may not matter are nan."""
 
     def make(trajectories, seed=0):
         mask = np.asarray(trajectories.response_mask_BT)

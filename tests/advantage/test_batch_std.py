@@ -5,7 +5,7 @@ from rl4p.advantage.batch_std import BatchStd
 
 
 def test_by_hand(make_trajectories, make_rewards, of_samples):
-    """Rewards 0, 2, 6, 8 have mean 4 and squares 16 + 4 + 4 + 16 = 40, over 3; 4 + epsilon."""
+    """Rewards 0, 2, 6, 8 have the mean 4 and the variance (16 + 4 + 4 + 16) / 3."""
     trajectories = make_trajectories((1, 8, 2, 3, 4), group_ids=(4, 4, 0, 0, 0))
     rewards = make_rewards((0, 2, 6, 8, 0), valid=(1, 1, 1, 1, 0))
     advantages = jax.jit(BatchStd(epsilon=0.5))(trajectories, rewards)
@@ -16,7 +16,7 @@ def test_by_hand(make_trajectories, make_rewards, of_samples):
 def test_an_equal_group_is_zero_and_still_counts_in_the_deviation(
     make_trajectories, make_rewards, of_samples
 ):
-    """0.1 three times and then 1, 0: not the deviation of (1, 0) alone, which is 0.7071."""
+    """The deviation is that of all five rewards, not of (1, 0) alone, which is 0.7071."""
     trajectories = make_trajectories((1, 8, 2, 3, 4), group_ids=(1, 1, 1, 0, 0))
     total = np.asarray([0.1, 0.1, 0.1, 1, 0])
     advantages = of_samples(trajectories, BatchStd()(trajectories, make_rewards(total)))

@@ -5,7 +5,7 @@ from rl4p.advantage.dapo_mix import DAPOMix
 
 
 def test_by_hand(make_trajectories, make_rewards, of_samples):
-    """Groups (0, 2), (6, 8), both -+1 / sqrt 2; of all four the mean is 4, squares 40 over 3."""
+    """Groups (0, 2) and (6, 8) have the deviation sqrt 2; the batch has mean 4, variance 40 / 3."""
     trajectories = make_trajectories((1, 8, 2, 3, 4), group_ids=(4, 4, 0, 0, 0))
     rewards = make_rewards((0, 2, 6, 8, 0), valid=(1, 1, 1, 1, 0))
     advantages = jax.jit(DAPOMix(alpha=0.5, epsilon=0.1))(trajectories, rewards)

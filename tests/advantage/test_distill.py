@@ -8,7 +8,7 @@ from rl4p.advantage.distill import Distill
 
 
 def test_by_hand(make_trajectories, make_rewards):
-    """Teacher less student; a token that the teacher rules out is clamped."""
+    """The advantage is teacher minus student; it is clamped if the teacher's probability is 0."""
     trajectories = make_trajectories((3, 2))
     student, teacher = np.zeros((2, 16), np.float32), np.full((2, 16), np.nan, np.float32)
     student[0, 8:11], teacher[0, 8:11] = (-1, -2, -3), (-0.5, -2, -np.inf)
@@ -24,7 +24,7 @@ def test_by_hand(make_trajectories, make_rewards):
 def test_a_token_that_the_student_hardly_believed_in_is_clamped_too(
     make_trajectories, make_rewards
 ):
-    """The teacher is e^25 times as sure; a token outside the response may hold anything."""
+    """The teacher's probability is e^25 times the student's; outside the response all is nan."""
     trajectories = make_trajectories((1,))
     student = jnp.full((1, 16), np.nan).at[0, 8].set(-26.0)
     trajectories = replace(trajectories, behaviour_logprobs_BT=student)

@@ -10,7 +10,7 @@ from rl4p.advantage.gae import GAE
 
 @pytest.fixture
 def batch(make_trajectories, make_rewards):
-    """Three response tokens with another's two between them, and one of reward 2 at the end."""
+    """Returns three rows: 3 tokens with a gap of 2 columns, no token, and an invalid sample."""
     trajectories = make_trajectories((5, 0, 4))
     mask = np.asarray(trajectories.response_mask_BT).copy()
     mask[0, 9:11] = False
@@ -29,9 +29,9 @@ def on_tokens(*values):
     return expected
 
 
-# With gamma 0.5: delta = 0.5 x 1 - 0.5 = 0, 0.5 x -1 - 1 = -1.5, 2 - -1 = 3.
+# With gamma 0.5 the deltas are 0.5 x 1 - 0.5 = 0, 0.5 x -1 - 1 = -1.5 and 2 - -1 = 3.
 def test_by_hand_over_two_turns(batch):
-    """Lambda 0.5, so 0.25 a token: 3, then -1.5 + 0.75, then 0 - 0.75 / 4."""
+    """Gamma x lambda is 0.25: from the last token on, 3, then -1.5 + 0.75, then 0 - 0.75 / 4."""
     trajectories, rewards, scores = batch
     phase = GAE(gamma=0.5, lambda_policy=0.5, whiten=False)
     advantages = jax.jit(phase)(trajectories, rewards, scores=scores)
@@ -39,7 +39,7 @@ def test_by_hand_over_two_turns(batch):
 
 
 def test_the_critics_targets_have_a_lambda_of_their_own(batch):
-    """At lambda 1 they are the discounted rewards 0.5, 1, 2, at 0 the next value; V comes off."""
+    """Targets are discounted returns (0.5, 1, 2) at lambda 1, and r + gamma V at lambda 0."""
     sums = GAE(gamma=0.5, lambda_policy=0.3).returns(*batch)
     np.testing.assert_allclose(sums, on_tokens(0.5, 1, 2), rtol=1e-6)
     steps = jax.jit(GAE(gamma=0.5, lambda_value=0.0).returns)(*batch)
@@ -48,7 +48,7 @@ def test_the_critics_targets_have_a_lambda_of_their_own(batch):
 
 @pytest.mark.parametrize(("alpha", "decay"), [(1.0, 2 / 3), (0.5, 1 / 3), (0.1, 0.0)])
 def test_lambda_grows_with_the_length(batch, alpha, decay):
-    """Of three tokens: 1 - 1 / (3 alpha), and never under 0."""
+    """With three tokens lambda is 1 - 1 / (3 alpha), but at least 0."""
     trajectories, rewards, scores = batch
     advantages = GAE(alpha=alpha, whiten=False)(trajectories, rewards, scores=scores)
     second = -2 + decay * 3
@@ -57,7 +57,7 @@ def test_lambda_grows_with_the_length(batch, alpha, decay):
 
 
 def test_a_reward_comes_at_its_token_and_the_rest_at_the_last(batch):
-    """Of 2 in all, -1 at the first token: 3 is left. Lambda 0 leaves the deltas."""
+    """The total is 2 and the first token has -1, so the last gets 3. Lambda 0 leaves the deltas."""
     trajectories, rewards, scores = batch
     tokens = np.zeros((3, 16), np.float32)
     tokens[0, 8], tokens[2] = -1, np.nan
@@ -82,14 +82,14 @@ def test_a_decay_that_alpha_replaces_is_refused():
 
 
 def test_the_length_changes_the_advantages_and_not_the_critics_targets(batch):
-    """At lambda_value 1 they are the rewards to go, here without a discount."""
+    """At lambda_value 1 the targets are the returns, here without a discount."""
     targets = GAE(alpha=0.1).returns(*batch)
     np.testing.assert_allclose(targets, on_tokens(2, 2, 2), rtol=1e-6)
     assert GAE.needs == {"values"}
 
 
 def test_nothing_comes_after_a_response_that_fills_its_row(make_trajectories, make_rewards):
-    """Two tokens in the last two columns, values 1 and 3, reward 2: deltas 3 - 1 and 2 - 3."""
+    """Two tokens fill the last two columns: values 1 and 3, reward 2, deltas 3 - 1 and 2 - 3."""
     trajectories = make_trajectories((2,), width=2, limit=2)
     scores = {"values": jnp.asarray([[9.0, 9.0, 1.0, 3.0]])}
     phase = GAE(lambda_policy=0.0, whiten=False)

@@ -11,7 +11,7 @@ from rl4p.errors import InputError
 
 @pytest.fixture
 def batch(make_trajectories, make_rewards):
-    """Two groups of two, of a small term and a large one that disagree in the second group."""
+    """Returns two groups of two; a small and a large term disagree in the second group."""
     terms = {
         "correct": jnp.asarray([0, 1, 1, 0, 0], jnp.float32),
         "length": jnp.asarray([0, 100, 0, 300, np.nan], jnp.float32),
@@ -21,16 +21,16 @@ def batch(make_trajectories, make_rewards):
     return trajectories, replace(rewards, terms=terms)
 
 
-# A pair (x, y) is -+0.5 |x - y| / (|x - y| / sqrt 2): -+0.7071 whatever its spread.
+# A normalised pair is -+0.5 |x - y| / (|x - y| / sqrt 2) = -+0.7071 for any x and y.
 def test_by_hand(batch, of_samples):
-    """Sums -+1.4142 and 0: squares 4 over 3. The large term does not drown the small."""
+    """The sums are -+1.4142 and 0, with variance 4 / 3. Both terms weigh the same."""
     advantages = of_samples(batch[0], jax.jit(GDPO())(*batch))
     expected = np.asarray([-np.sqrt(2), np.sqrt(2), 0, 0, 0]) / np.sqrt(4 / 3)
     np.testing.assert_allclose(advantages, expected, rtol=1e-3, atol=1e-3)
 
 
 def test_weights_are_by_name(batch, of_samples):
-    """Three times the second: sums -+4 x 0.7071 and -+2 x 0.7071, squares 16 + 4 over 3."""
+    """With weight 3 for a term the sums are -+4 x 0.7071 and -+2 x 0.7071, with variance 20 / 3."""
     advantages = of_samples(batch[0], jax.jit(GDPO(weights={"length": 3.0}))(*batch))
     expected = np.sqrt(0.5) * np.asarray([-4, 4, -2, 2, 0]) / np.sqrt(20 / 3)
     np.testing.assert_allclose(advantages, expected, rtol=1e-3)
@@ -42,7 +42,7 @@ def test_a_weight_of_no_term_is_named(batch):
 
 
 def test_epsilon_is_added_to_both_deviations(make_trajectories, make_rewards, of_samples):
-    """Pairs of 0, 2 and of 0, 4: deviations sqrt 2 and sqrt 8, each plus 1/2, and that of all."""
+    """The groups' deviations sqrt 2 and sqrt 8, and that of the batch, each increase by 1/2."""
     trajectories = make_trajectories((1, 8, 2, 3), group_ids=(1, 1, 0, 0))
     rewards = make_rewards((0, 2, 0, 4))
     advantages = of_samples(trajectories, GDPO(epsilon=0.5)(trajectories, rewards))

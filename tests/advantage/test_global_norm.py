@@ -5,7 +5,7 @@ from rl4p.advantage.global_norm import GlobalNorm
 
 
 def test_by_hand(make_trajectories, make_rewards, of_samples):
-    """Mean 4, squares 16 + 4 + 4 + 16 = 40 over 3, whatever the groups and lengths."""
+    """The mean is 4 and the variance (16 + 4 + 4 + 16) / 3, for any groups and lengths."""
     trajectories = make_trajectories((1, 8, 2, 3, 4), group_ids=(4, 4, 0, 1, 0))
     rewards = make_rewards((0, 2, 6, 8, 0), valid=(1, 1, 1, 1, 0))
     advantages = jax.jit(GlobalNorm(epsilon=0.1))(trajectories, rewards)

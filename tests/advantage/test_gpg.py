@@ -5,7 +5,7 @@ from rl4p.advantage.gpg import GPG
 
 
 def test_by_hand(make_trajectories, make_rewards, of_samples):
-    """Six valid samples, of which the three of the first group teach: twice (-1, 0, 1)."""
+    """Three of six valid samples, those of the first group, have an advantage: 6/3 x (-1, 0, 1)."""
     trajectories = make_trajectories((1, 8, 2, 3, 4, 5, 6, 7), group_ids=(1, 1, 1, 0, 0, 0, 5, 1))
     rewards = make_rewards((0, 1, 2, 7, 0, 7, 3, 0), valid=(1, 1, 1, 1, 0, 1, 1, 0))
     advantages = jax.jit(GPG())(trajectories, rewards)
@@ -13,7 +13,7 @@ def test_by_hand(make_trajectories, make_rewards, of_samples):
 
 
 def test_invalid_samples_are_not_counted(make_trajectories, make_rewards, of_samples):
-    """Five valid samples, of which two teach: 5/2 of (-1, 1). Three invalid ones stand beside."""
+    """Two of five valid samples have an advantage: 5/2 x (-1, 1). Three more are invalid."""
     trajectories = make_trajectories((1, 8, 2, 3, 4, 5, 6, 7), group_ids=(1, 1, 0, 0, 0, 1, 1, 1))
     rewards = make_rewards((0, 2, 7, 7, 7, 0, 0, 0), valid=(1, 1, 1, 1, 1, 0, 0, 0))
     advantages = GPG()(trajectories, rewards)

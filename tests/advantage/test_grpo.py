@@ -13,7 +13,7 @@ from rl4p.advantage.grpo import GRPO
     ],
 )
 def test_by_hand(make_trajectories, make_rewards, ddof, deviations):
-    """Rewards (0, 1, 2) with mean 1, and (0, 0, 0, 1) with mean 1/4: squares 2 and 3/4 in all."""
+    """(0, 1, 2) has mean 1 and squared deviations 2 in all; (0, 0, 0, 1) has 1/4 and 3/4."""
     trajectories = make_trajectories((1, 8, 2, 3, 0, 5, 4), group_ids=(3, 3, 3, 0, 0, 0, 0))
     rewards = make_rewards((0, 1, 2, 0, 0, 0, 1))
     advantages = jax.jit(GRPO(ddof=ddof))(trajectories, rewards)

@@ -1,7 +1,7 @@
-"""What holds for every advantage, and what holds for those that compare with the group.
+"""Invariances of every advantage, and of those relative to the group.
 
-The advantages are those of conf/advantage: a new one is held to all of this, and to what is said of
-group baselines too unless it is named in `NOT_RELATIVE`.
+The advantages are all files of conf/advantage. A new advantage has to pass all tests here,
+including those for group baselines, unless `NOT_RELATIVE` names it.
 """
 
 import importlib
@@ -21,7 +21,7 @@ CONF = Path(__file__).resolve().parents[2] / "conf" / "advantage"
 
 
 def built(name, **changes):
-    options = dict(OmegaConf.load(CONF / f"{name}.yaml"))  # to PyYAML 1e-4 is a string
+    options = dict(OmegaConf.load(CONF / f"{name}.yaml"))  # PyYAML reads 1e-4 as a string
     module, _, class_name = options.pop("_target_").rpartition(".")
     return getattr(importlib.import_module(module), class_name)(**options | changes)
 
@@ -42,13 +42,13 @@ NOT_RELATIVE = {
     "running_baseline",
 }
 RELATIVE = [name for name, file in FILES.items() if file not in NOT_RELATIVE]
-# The sum over a group is 0 where all that is done to r - mean is to scale it by the group.
+# The sum over a group is 0 if the advantage only scales r - mean by a factor of the group.
 SUMS_TO_NOTHING = {
     *("batch_std", "dr_grpo", "gdpo", "gpg", "grpo", "maxent_grpo", "maxrl", "preference"),
     *("rloo", "seed_grpo"),
 }
 
-# Eight samples in groups of three and five, whose members stand in any order; one has no response.
+# Eight samples in groups of three and five, in mixed order; one has no response.
 LENGTHS = (8, 3, 2, 5, 1, 8, 0, 6)
 GROUPS = (6, 6, 6, 1, 1, 1, 1, 1)
 TASKS = (3, 3, 3, 0, 0, 0, 0, 0)
@@ -89,7 +89,7 @@ def arguments(name, scores):
 
 
 def run(name, batch, call=None):
-    """The advantages, when they are finite, float32, and 0 off the loss mask."""
+    """Returns the advantages; checks that they are finite, float32, and 0 outside the loss mask."""
     trajectories, rewards, scores = batch
     result = (call or compiled(name))(trajectories, rewards, **arguments(name, scores))
     advantages = result[0] if hasattr(PHASES[name], "initial_state") else result
@@ -103,10 +103,10 @@ def run(name, batch, call=None):
 
 
 def graded(name, values, valid):
-    """Rewards in sevenths, which round; made such that the advantage is defined by them alone."""
-    if FILES[name] == "maxrl":  # a mean that rounds to 0 or does not is divided by
+    """Returns rewards in sevenths, which round, or others if rounding or ties would matter."""
+    if FILES[name] == "maxrl":  # divides by the mean, which may round to 0
         values = np.float32(values) / 8
-    elif FILES[name] == "preference":  # of equal ones the first row is taken
+    elif FILES[name] == "preference":  # ties depend on the order of the rows
         values = np.float32(values) + np.arange(8, dtype=np.float32) / 16
     else:
         values = np.float32(values) / 7
@@ -114,7 +114,7 @@ def graded(name, values, valid):
 
 
 @each
-@settings(max_examples=10)  # for each of them
+@settings(max_examples=10)  # for each advantage
 @given(
     values=st.lists(st.integers(-3, 3), min_size=8, max_size=8),
     valid=st.lists(st.booleans(), min_size=8, max_size=8),
@@ -137,7 +137,7 @@ def test_advantages_move_with_their_samples_whatever_the_order_and_the_ids(
 @each
 @pytest.mark.parametrize("columns", [[0] * 3, [16] * 3, [9, 9, 10]], ids=str)
 def test_columns_that_the_policy_did_not_choose_change_nothing(make_batch, name, columns):
-    """Padding left and right, and another's turn within the response."""
+    """Such columns are padding on both sides, and tokens of another turn within the response."""
     batch = make_batch((1, 0, 0, 0, 1, 2, 0, 0), (1, 1, 1, 1, 1, 1, 1, 0), tokens=True)
     plain = run(name, batch)
 
@@ -166,10 +166,10 @@ def test_an_invalid_sample_has_none_and_counts_for_nothing(make_batch, name):
     rest = run(name, make_batch(total, valid, tokens=True))
     np.testing.assert_array_equal(rest[[2, 7]], 0)
     assert (rest[[0, 1, 3, 4, 5]] != 0).any()
-    # The same with the invalid ones in a group of their own.
+    # The same, with the invalid samples in a separate group.
     apart = make_batch(total, valid, (6, 6, 0, 1, 1, 1, 1, 0), tokens=True)
     np.testing.assert_allclose(rest, run(name, apart), rtol=1e-6)
-    # And with anything at all in their rows.
+    # The same, with arbitrary values in the rows of invalid samples.
     invalid = ~np.asarray(valid, bool)
 
     def spoilt(x):
@@ -185,7 +185,7 @@ def test_an_invalid_sample_has_none_and_counts_for_nothing(make_batch, name):
 
 @each
 def test_a_response_without_tokens_disturbs_nobody(make_batch, name):
-    """Its reward may count; its row has no advantage, and everything stays finite."""
+    """Its reward may count in baselines. Its row has no advantage, and everything stays finite."""
     batch = make_batch((1, 0, 0, 0, 1, 2, 5, 0))
     assert (run(name, batch)[6] == 0).all()
     silent = replace(batch[0], response_mask_BT=jnp.zeros((8, 16), bool))
@@ -211,7 +211,7 @@ def test_what_it_asks_for_is_known(make_batch, name):
 @each_relative
 @pytest.mark.parametrize("value", [0.0, 1.0, 0.1, 0.9, 1 / 3, 1e-8, 1e8, -0.7])
 def test_equal_rewards_give_exactly_zero(make_batch, name, value):
-    """The mean of three times 0.9 is not 0.9, and that of seven times 0.1 is not 0.1."""
+    """By rounding, the mean of three 0.9 is not 0.9, and the mean of seven 0.1 is not 0.1."""
     alike = (value,) * 8
     np.testing.assert_array_equal(run(name, make_batch(alike, group_ids=(2,) * 7 + (5,))), 0)
     np.testing.assert_array_equal(run(name, make_batch(alike)), 0)

@@ -12,7 +12,7 @@ def call(phase, trajectories, rewards, scores=None, memory=None):
 
 
 def test_by_hand_without_a_reference(make_trajectories, make_rewards, of_samples):
-    """Q = (1, 3) / 4 for rewards 0 and log 3; squared by tau 1/2 (1, 9) / 10; times 2, less 1."""
+    """Rewards 0 and log 3 give q = (1, 3) / 4; tau 1/2 squares it: w = (1, 9) / 10; A = 2 w - 1."""
     trajectories = make_trajectories((1, 8, 2, 3), group_ids=(1, 1, 1, 0))
     rewards = make_rewards((0, np.log(3), 0, 5), valid=(1, 1, 0, 1))
     advantages, _ = call(MaxEntGRPO(), trajectories, rewards)
@@ -21,7 +21,7 @@ def test_by_hand_without_a_reference(make_trajectories, make_rewards, of_samples
 
 
 def test_the_reward_has_a_temperature_and_q_a_floor(make_trajectories, make_rewards, of_samples):
-    """Rewards 0 and 2 log 3 at temperature 2 are (1, 3) / 4; half of it and 1/4: (3, 5) / 8."""
+    """Rewards 0 and 2 log 3 at temperature 2 give (1, 3) / 4; with the floor, half of it + 1/4."""
     trajectories = make_trajectories((1, 8), group_ids=(0, 0))
     phase = MaxEntGRPO(reward_temperature=2.0, floor=0.25, tau=1.0)
     advantages, _ = call(phase, trajectories, make_rewards((0, 2 * np.log(3))))
@@ -30,7 +30,7 @@ def test_the_reward_has_a_temperature_and_q_a_floor(make_trajectories, make_rewa
 
 @pytest.mark.parametrize(("denominator", "odds"), [("tau_plus_beta", np.sqrt(12)), ("tau", 12.0)])
 def test_by_hand_with_a_reference(make_trajectories, make_rewards, of_samples, denominator, odds):
-    """Odds of 3 by q and of 4 by the mean token of the reference, whatever the lengths."""
+    """The odds are 3 by q and 4 by the reference's mean token, independent of the lengths."""
     trajectories = make_trajectories((2, 3), group_ids=(0, 0))
     reference = np.full((2, 16), np.nan, np.float32)
     reference[0, 8:10], reference[1, 8:11] = np.log(1 / 8), np.log(1 / 2)
@@ -52,9 +52,9 @@ def test_extreme_rewards_stay_finite(make_trajectories, make_rewards, of_samples
 
 
 def test_tau_follows_the_entropy(make_trajectories, make_rewards):
-    """Entropies 1 and 3 by token mean: (1 + 3 x 3) / 4 = 2.5; then 0.9 x 2.5 + 0.1 x 0.5 = 2.3.
+    """The mean entropy over tokens is (1 + 3 x 3) / 4 = 2.5, then 0.9 x 2.5 + 0.1 x 0.5 = 2.3.
 
-    Above the target 2 tau falls, once the first step is over: log 0.5 + 0.1 (2 - 2.3).
+    Tau falls since this is above the target 2, but not in the first step: log 0.5 + 0.1 (2 - 2.3).
     """
     trajectories = make_trajectories((1, 3, 5))
     rewards = make_rewards((0, 1, 0), valid=(1, 1, 0))
@@ -100,7 +100,7 @@ def test_options_of_a_controller_that_does_nothing_are_refused():
 
 
 def test_a_response_without_tokens_leaves_its_group(make_trajectories, make_rewards, of_samples):
-    """It would be the best of three; the other two are as in the first test."""
+    """The third sample has the highest reward; the other two are as in the first test."""
     trajectories = make_trajectories((1, 8, 0), group_ids=(1, 1, 1))
     rewards = make_rewards((0, np.log(3), 9))
     advantages, _ = call(MaxEntGRPO(), trajectories, rewards)
@@ -109,7 +109,7 @@ def test_a_response_without_tokens_leaves_its_group(make_trajectories, make_rewa
 
 
 def test_the_floor_counts_the_valid_samples(make_trajectories, make_rewards, of_samples):
-    """Two of the three: (1, 3) / 4 x (1 - 2 x 0.25) + 0.25, as without the third."""
+    """With two valid samples q is (1, 3) / 4 x (1 - 2 x 0.25) + 0.25, as without the third."""
     trajectories = make_trajectories((1, 8, 2), group_ids=(0, 0, 0))
     rewards = make_rewards((0, np.log(3), 0), valid=(1, 1, 0))
     advantages, _ = call(MaxEntGRPO(floor=0.25, tau=1.0), trajectories, rewards)
@@ -133,7 +133,7 @@ def test_without_a_learning_rate_nothing_is_asked_for_and_the_memory_stays(
 
 
 def test_the_warm_up_counts_the_steps_before_the_first_move(make_trajectories, make_rewards):
-    """The target is 1 and the entropy 0: tau would grow by 0.1 in the logarithm each step."""
+    """With target 1 and entropy 0, log tau would grow by 0.1 in each step."""
     trajectories, rewards = make_trajectories((1, 3)), make_rewards((0, 1))
     options = {"tau_learning_rate": 0.1, "target_entropy": 1.0}
     phase = MaxEntGRPO(tau=1.0, tau_warmup=2, **options)

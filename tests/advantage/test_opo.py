@@ -6,7 +6,7 @@ from rl4p.advantage.opo import OPO
 
 
 def test_by_hand(make_trajectories, make_rewards, of_samples):
-    """(1 x 0 + 8 x 1 + 3 x 4) / 12 = 5/3, and (2 x 3 + 6 x -1) / 8 = 0 with one invalid."""
+    """Baselines: (1 x 0 + 8 x 1 + 3 x 4) / 12 = 5/3; (2 x 3 + 6 x -1) / 8 = 0, one is invalid."""
     trajectories = make_trajectories((1, 8, 3, 2, 7, 6), group_ids=(1, 1, 1, 0, 0, 0))
     rewards = make_rewards((0, 1, 4, 3, 0, -1), valid=(1, 1, 1, 1, 0, 1))
     advantages = jax.jit(OPO())(trajectories, rewards)
@@ -21,7 +21,7 @@ def test_siblings_without_tokens_have_no_weight(make_trajectories, make_rewards,
 
 
 def test_a_sample_without_tokens_is_no_sibling(make_trajectories, make_rewards, of_samples):
-    """The other two are (2 x 1 + 6 x 5) / 8 = 4 on average, or equal and then exactly 0."""
+    """The baseline of the others is (2 x 1 + 6 x 5) / 8 = 4; equal rewards give exactly 0."""
     trajectories = make_trajectories((2, 6, 0), group_ids=(0, 0, 0))
     advantages = OPO()(trajectories, make_rewards((1, 5, 100)))
     np.testing.assert_allclose(of_samples(trajectories, advantages), [-3, 1, 0], rtol=1e-6)

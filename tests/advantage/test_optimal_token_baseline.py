@@ -12,9 +12,10 @@ COMPILED = jax.jit(OptimalTokenBaseline())
 
 @pytest.fixture
 def batch(make_trajectories, make_rewards):
-    """Two samples whose tokens weigh 0.5, 1.5 and 1.5, 0.5, 0.5, the second with a gap in it.
+    """Returns samples with token weights (0.5, 1.5) and (1.5, 0.5, 0.5), the second with a gap.
 
-    1 - 2 x 0.5 + 0.5 = 0.5, and 1 - 2 x 0.25 + 1 = 1.5. One sample is alone and one invalid.
+    The weights are 1 - 2 x 0.5 + 0.5 = 0.5 and 1 - 2 x 0.25 + 1 = 1.5. Of two more samples one is
+    alone in its group and one is invalid.
     """
     trajectories = make_trajectories((2, 5, 1, 4), group_ids=(2, 2, 0, 2))
     mask = np.asarray(trajectories.response_mask_BT).copy()
@@ -32,9 +33,9 @@ def batch(make_trajectories, make_rewards):
 
 
 def test_by_hand(batch):
-    """4 x 0.5 / (0.5 + 1.5) = 1 at the first token, 4 x 2 / (2 + 2) = 2 at the second.
+    """The baseline is 4 x 0.5 / (0.5 + 1.5) = 1 at the first token and 4 x 2 / (2 + 2) = 2 next.
 
-    The third token of the second sample has no sibling beside it.
+    At the third token the second sample has no sibling.
     """
     trajectories, rewards, scores = batch
     advantages = COMPILED(trajectories, rewards, scores=scores)
@@ -44,7 +45,7 @@ def test_by_hand(batch):
 
 
 def test_rewards_of_tokens_count_from_their_token_on(batch):
-    """The first sample has 2 of its 4 at its first token: from the second on 2, B = 2 x 2 / 4."""
+    """The first token gets 2 of the reward 4: from the second on the return is 2, B = 2 x 2 / 4."""
     trajectories, rewards, scores = batch
     tokens = np.zeros((4, 16), np.float32)
     tokens[0, 8] = 2
@@ -55,16 +56,16 @@ def test_rewards_of_tokens_count_from_their_token_on(batch):
 
 
 def test_no_choice_made_is_nothing_to_learn_from(batch):
-    """Probability 1 everywhere: no weight at all."""
+    """Tokens of probability 1 have the weight 0."""
     trajectories, rewards, scores = batch
     certain = {name: jnp.full((4, 16), float(name == "collision")) for name in scores}
     np.testing.assert_array_equal(COMPILED(trajectories, rewards, scores=certain), 0)
 
 
 def test_a_weight_that_rounds_below_zero_is_none(batch):
-    """Probability 1 with a collision of a half: 1 - 2 + 0.5 < 0, which no squared norm can be.
+    """Probability 1 with a collision of 1/2 gives 1 - 2 + 0.5 < 0, which counts as weight 0.
 
-    Without a weight the first sample, of reward 4, is not in the baseline: that is the second's 0.
+    The first sample, of reward 4, then has no weight: the baseline is the second's reward 0.
     """
     trajectories, rewards, scores = batch
     scores = {

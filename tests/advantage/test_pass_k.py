@@ -5,7 +5,7 @@ from rl4p.advantage.pass_k import PassK
 
 
 def test_by_hand(make_trajectories, make_rewards, of_samples):
-    """(0, 1, 5): mean 2, squares 4 + 1 + 9 over 2; (3, -1) with one invalid: 4 over sqrt 8."""
+    """(0, 1, 5) has mean 2 and variance (4 + 1 + 9) / 2; (3, -1), without the invalid, 8."""
     trajectories = make_trajectories((1, 8, 2, 3, 4, 5), group_ids=(1, 1, 1, 0, 0, 0))
     rewards = make_rewards((0, 1, 5, 3, 0, -1), valid=(1, 1, 1, 1, 0, 1))
     advantages = jax.jit(PassK(epsilon=0.5))(trajectories, rewards)
@@ -23,7 +23,7 @@ def test_two_best_learn_nothing_and_an_invalid_one_is_no_best(
 
 
 def test_an_invalid_sample_is_not_beside_the_best(make_trajectories, make_rewards, of_samples):
-    """Invalid samples have a reward of 0, which is here that of the best: it is still alone."""
+    """The invalid sample has the reward 0, like the best: the best sample is still unique."""
     trajectories = make_trajectories((1, 8, 2), group_ids=(0, 0, 0))
     rewards = make_rewards((0, 0, -2), valid=(1, 0, 1))
     advantages = of_samples(trajectories, PassK()(trajectories, rewards))
@@ -33,7 +33,7 @@ def test_an_invalid_sample_is_not_beside_the_best(make_trajectories, make_reward
 def test_the_second_is_the_next_lower_reward_and_not_the_lowest(
     make_trajectories, make_rewards, of_samples
 ):
-    """Rewards -3, -2, -1, all below 0: 1 over the deviation 1."""
+    """With rewards -3, -2, -1 the best gets 1, divided by the deviation 1."""
     trajectories = make_trajectories((1, 8, 2), group_ids=(0, 0, 0))
     advantages = of_samples(trajectories, PassK()(trajectories, make_rewards((-3, -1, -2))))
     np.testing.assert_allclose(advantages, [0, 1 / (1 + 1e-4), 0], rtol=1e-6)

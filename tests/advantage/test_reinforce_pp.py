@@ -8,7 +8,7 @@ from rl4p.advantage.reinforce_pp import ReinforcePP
 
 
 def test_by_hand(make_trajectories, make_rewards, of_samples):
-    """Tokens 1, 1, 1, 5: mean 2, squares 3 x 1 + 9 = 12 over 4, deviation sqrt 3."""
+    """Tokens have returns 1, 1, 1, 5: mean 2, variance (3 x 1 + 9) / 4 = 3."""
     trajectories = make_trajectories((3, 1, 0, 4))
     rewards = make_rewards((1, 5, 100, 0), valid=(1, 1, 1, 0))
     advantages = jax.jit(ReinforcePP())(trajectories, rewards)
@@ -17,7 +17,7 @@ def test_by_hand(make_trajectories, make_rewards, of_samples):
 
 
 def test_rewards_of_tokens_count_from_their_token_on(make_trajectories, make_rewards):
-    """Tokens -1, 0, -2 and 4 at the end: 1, 2, 2; beside it 3 tokens of 5. Mean 20 / 6."""
+    """Rewards -1, 0, -2 and a final 4 give returns 1, 2, 2; the next are 5, 5, 5: mean 20 / 6."""
     trajectories = make_trajectories((3, 3, 8))
     tokens = np.zeros((3, 16), np.float32)
     tokens[0, 8:11], tokens[2] = (-1, 0, -2), np.nan

@@ -5,7 +5,7 @@ from rl4p.advantage.reinforce_pp_baseline import ReinforcePPBaseline
 
 
 def test_by_hand(make_trajectories, make_rewards, of_samples):
-    """Differences -1 on one token, 1 on three, and 0 on the two of an equal group.
+    """Differences are -1 (one token), 1 (three tokens), and 0 (two tokens of an equal group).
 
     Mean 2 / 6, mean square 4 / 6, variance 4/6 - 4/36 = 5/9. The equal group stays 0.
     """

@@ -6,7 +6,7 @@ from rl4p.advantage.remax import ReMax
 
 
 def test_by_hand(make_trajectories, make_rewards, of_samples):
-    """Against 0.5 for the one prompt and 2 for the other; one greedy response has no grade."""
+    """Two prompts have the baselines 0.5 and 2; the third's greedy response has no grade."""
     trajectories = make_trajectories((1, 8, 2, 3, 4), group_ids=(1, 1, 0, 0, 3))
     rewards = make_rewards((0, 1, 2, 0, 7), valid=(1, 1, 1, 0, 1))
     scores = {"greedy_rewards": jnp.asarray([0.5, 0.5, 2, 2, np.nan], jnp.float32)}

@@ -5,7 +5,7 @@ from rl4p.advantage.rloo import RLOO
 
 
 def test_by_hand(make_trajectories, make_rewards):
-    """Each sample against the mean of the others: (0, 1, 5), then 3 and -1 with one invalid."""
+    """Each baseline is the mean of the others: (0, 1, 5), then (3, -1) and an invalid sample."""
     trajectories = make_trajectories((1, 8, 2, 3, 0, 5), group_ids=(1, 1, 1, 0, 0, 0))
     rewards = make_rewards((0, 1, 5, 3, 0, -1), valid=(1, 1, 1, 1, 0, 1))
     advantages = jax.jit(RLOO())(trajectories, rewards)

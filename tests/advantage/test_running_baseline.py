@@ -13,7 +13,7 @@ def call(trajectories, rewards, tasks, memory):
 
 
 def test_by_hand_over_two_steps(make_trajectories, make_rewards, of_samples):
-    """A new task starts at its mean, (1 + 5) / 2 = 3; then 3/4 x 3 + 1/4 x 11 = 5."""
+    """A new task starts at its mean, (1 + 5) / 2 = 3; then it is 3/4 x 3 + 1/4 x 11 = 5."""
     trajectories = make_trajectories((1, 8, 2, 3))
     memory = RunningBaseline(max_tasks=4).initial_state()
 
@@ -57,7 +57,7 @@ def test_the_memory_begins_unseen_and_as_long_as_there_are_tasks():
 def test_a_single_sample_of_a_known_task_has_an_advantage(
     make_trajectories, make_rewards, of_samples
 ):
-    """5 is known; 0.75 x 5 + 0.25 x 9 = 6. An invalid sample of a known task moves nothing."""
+    """The baseline is 5, then 0.75 x 5 + 0.25 x 9 = 6. An invalid sample changes no baseline."""
     trajectories = make_trajectories((1, 8))
     memory = {
         "baseline": jnp.asarray([5.0, 7.0, 0.0, 0.0]),

@@ -6,10 +6,10 @@ from rl4p.advantage.seed_grpo import SEEDGRPO
 
 
 def test_by_hand(make_trajectories, make_rewards, of_samples):
-    """Four answers 2 + 1 + 1: H = log 2 / 2 + 2 log 4 / 4 = 1.5 log 2, of log 4: 3/4.
+    """Four samples give three answers (2 + 1 + 1): H / log 4 = 1.5 log 2 / log 4 = 3/4.
 
-    The second group gives two answers for two valid samples: all of log 2. Its invalid sample
-    agrees with one of them, and both use an id of the first group.
+    In the second group two valid samples give two answers: H / log 2 = 1. Its invalid sample has
+    the same answer as one of them. Both groups contain the same cluster id.
     """
     trajectories = make_trajectories((1, 8, 2, 3, 4, 5, 6), group_ids=(3, 3, 0, 3, 0, 3, 0))
     rewards = make_rewards((1, 0, 1, 0, 0, 0, 0), valid=(1, 1, 1, 1, 0, 1, 1))
@@ -40,7 +40,7 @@ def test_without_damping_it_is_the_advantage_of_dr_grpo(
 def test_the_same_answer_of_another_group_does_not_agree(
     make_trajectories, make_rewards, of_samples
 ):
-    """Two of one answer: H = 0. Beside them, of another prompt, that answer and one more: log 2."""
+    """The first group has one answer (H = 0), the second that answer and another (H = log 2)."""
     trajectories = make_trajectories((1, 8, 2, 3), group_ids=(0, 0, 1, 1))
     scores = {"answer_clusters": jnp.asarray([4, 4, 4, 9], jnp.int32)}
     advantages = SEEDGRPO(alpha=1.0)(trajectories, make_rewards((0, 2, 0, 2)), scores=scores)

@@ -1,4 +1,4 @@
-"""A small tree of YAML, and targets for it that import at once."""
+"""A small tree of YAML files, with targets that are fast to import."""
 
 import logging
 import shutil
@@ -112,7 +112,7 @@ def toy_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def toy(
     toy_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[SimpleNamespace]:
-    """In an empty folder: `compose(*overrides)`, and `run(*argv, job=)`, the exit code."""
+    """Yields `compose(*overrides)` and `run(*argv, job=)`, which returns the exit code."""
     monkeypatch.syspath_prepend(str(toy_folder))
     monkeypatch.chdir(tmp_path)
     conf = toy_folder / "conf"
@@ -142,6 +142,6 @@ def toy(
         handler.close()
     root.handlers[:], level = before
     root.setLevel(level)
-    for logger in root.manager.loggerDict.values():  # which hydra/job_logging=disabled does
+    for logger in root.manager.loggerDict.values():  # hydra/job_logging=disabled disables them
         if isinstance(logger, logging.Logger):
             logger.disabled = False

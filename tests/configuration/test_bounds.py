@@ -1,4 +1,4 @@
-"""The edges of each range: which of them are inside, as the configuration finds it."""
+"""Tests which bounds of a range are allowed, as the configuration checks them."""
 
 import math
 from typing import Annotated, get_origin

@@ -21,7 +21,7 @@ def process(*arguments: str, cwd: Path, **environment: str) -> subprocess.Comple
     )
 
 
-# The real entry point and the real YAML, where no target has to be imported.
+# The real entry point and the real YAML, in cases that import no target.
 
 
 def test_help_is_a_screen_that_names_every_group_and_key(tmp_path):
@@ -75,7 +75,7 @@ def test_hydras_own_flags_work(toy, shown, capsys):
     assert "hydra" in capsys.readouterr().out
 
 
-# Runs of the toy tree.
+# Runs with the toy tree.
 
 ENTRY = """
 import sys
@@ -100,7 +100,7 @@ configuration.main("entry", job, conf=Path(sys.argv.pop(1)))
 )
 def test_code_of_the_users_own_is_found_beside_them(toy, tmp_path, arguments):
     (tmp_path / "bin").mkdir()
-    (tmp_path / "bin/entry.py").write_text(ENTRY)  # a script: its folder is on the path, not ours
+    (tmp_path / "bin/entry.py").write_text(ENTRY)  # sys.path has a script's folder, not ours
     (tmp_path / "mine.py").write_text("from toy import Term\nclass Own(Term): pass\n")
     (tmp_path / "yaml/reward").mkdir(parents=True)
     own = {"_target_": "toy.Terms", "terms": {"mine": {"_target_": "mine.Own", "weight": 2}}}
@@ -218,7 +218,7 @@ def test_a_sweep_checks_the_arguments_of_every_job(toy, capsys):
 
 
 def test_a_job_that_cannot_write_fails_for_itself(toy, capsys):
-    """Only a folder that Hydra cannot make is an error of the command line."""
+    """Only a run folder that Hydra cannot create is an error of the command line."""
     assert toy.run("seed=7", job=ends_with(OSError("disk full"))) == 1
     error = capsys.readouterr().err
     assert error.startswith("Traceback")
@@ -263,7 +263,7 @@ def test_modules_beside_the_user_never_hide_installed_ones(toy, monkeypatch):
     assert sys.path == ["/somewhere", str(toy.folder)]
     configuration.main("toy", toy.jobs.append, argv=["--cfg", "job"], conf=toy.conf)
     assert sys.path == ["/somewhere", str(toy.folder)]
-    monkeypatch.setattr(sys, "path", ["", "/somewhere"])  # as `python -m` has it
+    monkeypatch.setattr(sys, "path", ["", "/somewhere"])  # as with `python -m`
     configuration.main("toy", toy.jobs.append, argv=["--cfg", "job"], conf=toy.conf)
     assert sys.path == ["", "/somewhere"]
 

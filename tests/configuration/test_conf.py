@@ -1,4 +1,4 @@
-"""The YAML that comes with the package: all of it composes, and fits its targets."""
+"""Tests the YAML of the package: every file composes and fits its target."""
 
 import pytest
 

@@ -113,5 +113,5 @@ def test_a_run_that_goes_on_is_not_resumed_beside_it(toy, capsys):
     assert len(toy.jobs) == 1
     (run / ".lock").unlink()
     assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
-    with only_run_in(run, lock=SHARED):  # another who only asks
+    with only_run_in(run, lock=SHARED):  # another process that holds a shared lock
         assert toy.run(f"resume={run}", "steps=9") == 0

@@ -8,7 +8,7 @@ from rl4p.errors import InputError
 
 
 def of_an_older_version(config):
-    """The configuration as it was before the names of `MOVED` and the keys of `ADDED`."""
+    """Returns the configuration with the old names of `MOVED` and without the keys of `ADDED`."""
     text = OmegaConf.to_yaml(config)
     for old, new in MOVED.items():
         text = text.replace(f"_target_: {new}", f"_target_: {old}")

@@ -11,7 +11,7 @@ from rl4p.errors import InputError
 
 @pytest.fixture(scope="module")
 def first_run(toy_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of a job, with a term of its own and an option that is not the default."""
+    """Returns the folder of a run with a reward term and an option that are not the default."""
     folder = tmp_path_factory.mktemp("first") / "run"
     argv = ["+reward.terms.new={_target_:toy.Term,weight:3}", "advantage=other"]
     with pytest.MonkeyPatch.context() as patch:
@@ -23,12 +23,12 @@ def first_run(toy_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
 
 @pytest.fixture
 def started(toy, first_run: Path) -> Path:
-    """A copy of it, which nobody else changes."""
+    """Returns a copy of `first_run` that a test may change."""
     return Path(shutil.copytree(first_run, toy.folder / "outputs/runs/first"))
 
 
 def hydra(overrides: str, config: str) -> dict[str, str]:
-    """The files of what might be a run."""
+    """Returns the files of a folder that looks like a run's."""
     folder = "elsewhere/.hydra"
     return {f"{folder}/overrides.yaml": overrides, f"{folder}/config.yaml": config}
 
@@ -195,7 +195,7 @@ def test_how_many_processes_there_are_is_of_each_start(toy):
 
 
 def test_an_option_that_is_replaced_takes_its_values_along(toy, started):
-    """mesh=other drops the mesh.size of the first start, which another class need not have."""
+    """mesh=other drops the mesh.size of the first start, since another class may not have it."""
     assert toy.run(f"resume={started}", "mesh.size=3") == 0
     (toy.folder / "yaml/mesh").mkdir(parents=True)
     (toy.folder / "yaml/mesh/term.yaml").write_text("{_target_: toy.Term, weight: 1.0}")
@@ -221,7 +221,7 @@ def test_without_targets_a_run_that_goes_on_may_be_looked_at(toy, started, capsy
     assert "resume: " in capsys.readouterr().out
 
 
-# What another entry point reads of a run.
+# Reading a run in another entry point.
 
 
 def test_a_saved_configuration_is_that_of_the_run_and_trusts_what_the_caller_says(started):

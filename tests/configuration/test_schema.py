@@ -16,7 +16,7 @@ def composed(toy_folder) -> DictConfig:
 
 @pytest.fixture
 def changed(composed, toy):
-    """The composed configuration with one key set, or left out."""
+    """Returns a function that sets or removes one key of the composed configuration."""
 
     def change(key: str, value: Any = None, *, out: bool = False) -> DictConfig:
         config = copy.deepcopy(composed)

@@ -65,7 +65,7 @@ def test_arguments_have_the_types_of_the_signature(check, arguments, sentence):
         {"inner": [part()]},
         {"typed": part()},
         {"typed": None},
-        {"size": part()},  # what it makes is not known
+        {"size": part()},  # the type of the object is not known
     ],
     ids=str,
 )

@@ -41,7 +41,7 @@ def test_a_careful_teacher_is_always_right_and_a_careless_one_is_not():
 
 
 def test_questions_are_distinct_and_the_same_in_every_run():
-    data = Arithmetic(digits=1, train_size=61, held_out_size=20)  # all 81 there are
+    data = Arithmetic(digits=1, train_size=61, held_out_size=20)  # 81 questions are all there are
     train, held_out = data.train(), data.held_out()
     assert (len(train), len(held_out)) == (61, 20)
     assert len({q.id for q in [*train, *held_out]}) == 81
@@ -56,7 +56,7 @@ def test_more_sums_than_there_are_is_refused():
 
 
 def test_the_sums_are_those_that_the_shipped_policy_knows():
-    """By name: with another generator it would have been trained on what is held out."""
+    """The names are checked: another generator would put trained sums into the held-out set."""
     data = Arithmetic()
     train, held_out = data.train(), data.held_out()
     assert (len(train), len(held_out)) == (16_384, 256)

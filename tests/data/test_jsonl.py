@@ -26,7 +26,7 @@ def test_a_row_in_the_format_of_gsm8k(write):
     first, second = data.train()
     assert (first.question, first.answer, first.task) == ("1+1?", "2", "gsm8k")
     assert first.solution == "One and one. #### 2"
-    assert second.answer == "4"  # without a marker, all of it
+    assert second.answer == "4"  # without a marker, the whole answer
 
 
 def test_a_byte_order_mark_and_foreign_line_ends_are_no_fault(write):
@@ -112,7 +112,7 @@ def test_a_question_that_stands_twice_is_one_and_counted(write, caplog):
 
 
 def test_a_file_of_its_own_to_hold_out(write):
-    """All of it, and all of the other: a full sweep is the default."""
+    """By default every row of both files is used."""
     path = write([row(f"{n}?") for n in range(3)])
     other = write([row(f"{n}!") for n in range(300)], "b.jsonl")
     data = JSONLines(path=path, held_out_path=other)

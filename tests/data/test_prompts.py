@@ -43,7 +43,7 @@ def test_the_system_prompt_stands_first(encode, policy):
 
 
 def test_long_prompts_are_dropped_and_counted_and_never_cut(encode):
-    """Three special tokens and 3, 7, 5 and 3 bytes."""
+    """Prompts have three special tokens and 3, 7, 5 and 3 bytes."""
     for limit, kept in (
         (6, [0, 3]),
         (7, [0, 3]),

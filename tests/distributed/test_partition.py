@@ -86,7 +86,7 @@ def test_what_an_optimizer_keeps_of_a_parameter_lies_beside_it(optimizer):
         if of is not None and arrays[name].shape == sizes[of].shape:
             assert place == wanted[of]
             beside += 1
-        else:  # a count, or a moment of rows
+        else:  # a step count, or row sums of a factored moment
             assert place == PartitionSpec()
     assert beside or isinstance(optimizer, Adafactor)
 
@@ -116,10 +116,10 @@ def test_a_shape_that_is_none_is_refused(shape):
 
 def test_sizes_of_the_axes():
     assert Mesh().sizes(8, 8) == (8, 1, 1)
-    assert Mesh(fsdp="host").sizes(16, 4) == (4, 4, 1)  # fsdp inside a host, dp over hosts
+    assert Mesh(fsdp="host").sizes(16, 4) == (4, 4, 1)  # fsdp within a host, dp over hosts
     assert Mesh(fsdp="host").sizes(1, 1) == (1, 1, 1)
     assert Mesh(dp=1, fsdp=-1, tp=2).sizes(8, 8) == (1, 4, 2)
-    assert Mesh(dp=2, tp=2).sizes(8, 8) == (2, 1, 2)  # the rest stay idle
+    assert Mesh(dp=2, tp=2).sizes(8, 8) == (2, 1, 2)  # four devices are not used
     assert Mesh(shape="fsdp:4").sizes(8, 8) == (1, 4, 1)
     with pytest.raises(InputError, match=r"mesh\.dp=-1 mesh\.fsdp=3 asks for 3 devices"):
         Mesh(fsdp=3).sizes(8, 8)
@@ -139,7 +139,7 @@ def test_a_gradient_is_whole_without_a_mesh():
 
 
 def test_a_sampler_is_given_matrices_as_they_are_multiplied():
-    """And nothing but these: a norm is computed in float32. Products are the same, bit for bit."""
+    """Norms stay in float32, which they compute in. The results are equal bit for bit."""
     policy, params = Scratch(width=32, layers=2, heads=4, dtype="bfloat16").build(
         Mesh(dp=1), jax.random.key(0)
     )
@@ -160,7 +160,7 @@ def test_a_sampler_is_given_matrices_as_they_are_multiplied():
 
 
 def test_a_sampler_is_given_layers_one_by_one_and_no_critic():
-    """All else is not copied."""
+    """Other parameters are not copied."""
     policy, params = Scratch(width=32, layers=2, heads=4).build(Mesh(dp=1), jax.random.key(0))
     given = policy.for_sampling(params | {"critic": {"head": jnp.ones(32)}})
     assert given.keys() == params.keys()
@@ -174,7 +174,7 @@ def test_a_sampler_is_given_layers_one_by_one_and_no_critic():
 
 
 def test_what_has_a_parameter_s_name_and_another_shape_is_whole():
-    """Of factored moments, rows and columns."""
+    """Factored second moments have the parameter's name, but only its rows or columns."""
     params = shapes()
     state = {"rows": jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[:-1], x.dtype), params)}
     found = by_name(partition.specs_beside(state, params))
@@ -186,7 +186,7 @@ def test_what_has_a_parameter_s_name_and_another_shape_is_whole():
 
 
 def test_what_a_sampler_changes_is_named():
-    """Layers always, since they are cut out; matrices where activations have fewer bytes."""
+    """Layers always change, since they are sliced; matrices change if activations are narrower."""
     params = shapes(tied_embedding=False)
     assert partition.changed_for_decoding(params, "float32") == {"layers"}
     assert partition.changed_for_decoding(params, "bfloat16") == {"layers", "embedding", "head"}

@@ -1,4 +1,4 @@
-"""What a process does alone, and what a cluster's environment says; tests/runs has the others."""
+"""Tests one process alone, and the detection of clusters; tests/runs starts several processes."""
 
 import jax
 import numpy as np
@@ -15,7 +15,7 @@ ALONE = ["mesh=dp"]
 
 @pytest.fixture
 def slurm(monkeypatch):
-    """The environment of one task of a SLURM job."""
+    """Sets the environment of one task of a SLURM job."""
 
     def task(process, tasks):
         for name, value in {
@@ -31,7 +31,7 @@ def slurm(monkeypatch):
 
 
 def test_a_process_is_alone_unless_it_is_told(slurm):
-    slurm(1, 2)  # a job of two tasks, in each of which somebody may try something else
+    slurm(1, 2)  # a job of two tasks, in which a user may start anything
     with processes.join(compose(ALONE)) as first:
         assert first
         assert processes.first()
@@ -107,7 +107,7 @@ def test_all_rows_are_somebodys():
 
 @pytest.fixture
 def joined(monkeypatch):
-    """This process as one of several, by a call that keeps what it is told."""
+    """Makes this process one of several, with a roll call that records its messages."""
 
     class Call:
         def __init__(self, process):
@@ -182,7 +182,7 @@ def test_things_are_shared_out_in_order(monkeypatch, count, n, shares):
 
 
 def test_rows_of_several_processes_are_put_together_in_order(monkeypatch):
-    """Three rows of the first and one of the second, which is filled up to be sent."""
+    """Three rows of the first process and one of the second, which is padded for the exchange."""
     others = {(3, 2): np.float32([[7, 7], [0, 0], [0, 0]]), (3,): np.int32([9, 0, 0])}
     monkeypatch.setattr(
         processes, "process_allgather", lambda x: np.stack([x, others[x.shape].astype(x.dtype)])

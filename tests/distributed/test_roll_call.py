@@ -18,7 +18,7 @@ def port():
 
 
 def gathered(port, *calls, timeout=5.0, runs=None):
-    """Each call's error, or None, in its own thread."""
+    """Runs each `gather` in a thread and returns the errors (None without an error)."""
     found = {}
 
     def gather(call, run):
@@ -49,7 +49,7 @@ def test_all_come_in_any_order_and_hear_what_the_first_says(port):
         assert [calls[i].agreed(None) for i in (0, 2)] == [7, 7]
     for call in calls:
         for reader in call.readers:
-            reader.join(5)  # a good-bye is no death
+            reader.join(5)  # a good-bye is not a failure
         assert call.failure is None
 
 
@@ -77,7 +77,7 @@ def test_other_programs_and_other_runs_are_not_taken_in(port):
 def test_what_merely_tries_the_port_is_no_process(port):
     def try_port():
         while not first.peers:
-            # The port may close between the two calls: all have met by then.
+            # The port may close between the two calls, since all processes have connected by then.
             with socket.socket() as stranger, suppress(ConnectionError):
                 if stranger.connect_ex(("localhost", port)) == 0:
                     stranger.sendall(b"GET / HTTP/1.1\r\n\r\n")
@@ -103,7 +103,7 @@ def test_errors_of_ones_own_are_not_blamed_on_others(port):
 
 @pytest.fixture
 def gone(monkeypatch):
-    """Who would have ended, and after how many seconds; none does."""
+    """Returns the calls of `end_late`, with their seconds, which end no process here."""
     ends = []
     monkeypatch.setattr(RollCall, "end_late", lambda call, grace: ends.append((call, grace)))
     monkeypatch.setattr("atexit.register", lambda function: None)
@@ -112,7 +112,7 @@ def gone(monkeypatch):
 
 @pytest.fixture
 def three(port, gone):
-    """Three processes that have met and listen."""
+    """Yields three processes that have connected and listen."""
     calls = [RollCall(process, 3) for process in range(3)]
     assert gathered(port, *calls) == [None] * 3
     for call in calls:
@@ -126,7 +126,7 @@ def three(port, gone):
 
 
 def failures(calls, seconds=5.0):
-    """What each says of another, once all do."""
+    """Returns the failure that each process reports, once all report one."""
     until = time.monotonic() + seconds
     while any(call.failure is None for call in calls) and time.monotonic() < until:
         time.sleep(0.01)
@@ -139,7 +139,7 @@ def test_a_death_is_noticed_by_all(three, gone):
     sentence = "Process 2 of 3 has died: see what it printed."
     assert failures([first, second]) == [sentence] * 2
     assert first.exit_code == second.exit_code == 1
-    until = time.monotonic() + 5.0  # each says so in a thread of its own, after its sentence
+    until = time.monotonic() + 5.0  # each does so in a separate thread, after its message
     while not {first, second} <= {call for call, _ in gone} and time.monotonic() < until:
         time.sleep(0.01)
     graces = {call: grace for call, grace in gone if call is not third}
@@ -151,7 +151,7 @@ def test_a_death_is_noticed_by_all(three, gone):
 def test_the_death_of_the_first_is_noticed_too(three):
     first, second, third = three
     connections = list(first.peers.values())
-    first.peers.clear()  # the dead tell nobody: it would take the others for the dead ones
+    first.peers.clear()  # a dead process reports nothing; without this it would blame the others
     for connection in connections:
         connection.shutdown(socket.SHUT_RDWR)
     assert failures([second, third]) == ["Process 0 of 3 has died: see what it printed."] * 2
@@ -171,7 +171,7 @@ def test_an_error_of_one_is_that_of_all(three, gone, error, sentence, code):
     second.__exit__(type(error), error, None)
     assert failures(three) == [f"Process 1 of 3 failed: {sentence}"] * 3
     assert (first.exit_code, second.exit_code, third.exit_code) == (1, code, 1)
-    second.confess(RuntimeError("later"))  # the first word counts
+    second.confess(RuntimeError("later"))  # the first failure counts
     assert second.failure == f"Process 1 of 3 failed: {sentence}"
     until = time.monotonic() + 5
     while len(gone) < 3 and time.monotonic() < until:
@@ -210,7 +210,7 @@ def test_an_exit_because_of_an_error_is_that_error(three):
 
 
 def test_who_leaves_last_misses_nobody(three):
-    """The others, who have heard its good-bye, are gone without a word."""
+    """The others have received its good-bye and end silently."""
     first, second, third = three
     first.__exit__(None, None, None)
     for reader in (*second.readers, *third.readers, *first.readers):
@@ -249,7 +249,7 @@ def test_what_people_ask_for_is_not_blamed_on_others(error):
 
 @pytest.mark.parametrize("process", [2, 3, -1])
 def test_a_number_beyond_how_many_there_are_is_refused(port, process):
-    """Process 0 is told to expect one other."""
+    """Process 0 expects one other process."""
     first, other = RollCall(0, 2), RollCall(process, 2)
     errors = gathered(port, first, other)
     sentence = f"mesh.process={process}: there are 2 processes, numbered from 0."

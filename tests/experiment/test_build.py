@@ -1,4 +1,4 @@
-"""Parts that do not fit one another are refused by the key that names them."""
+"""Tests that parts which do not fit one another are refused with the key of one of them."""
 
 import json
 
@@ -101,7 +101,7 @@ def test_a_sequence_may_be_as_long_as_the_model_has_positions():
 
 
 def test_minibatches_may_not_divide_groups_that_stay_together():
-    """Four groups of two rows: eight minibatches of one row each would divide them."""
+    """Four groups of two rows: eight minibatches of one row each would split them."""
     words = (*SMALL, "update.minibatches=8")
     build(compose(words))
     assert "does not divide the 8 sequences of a step by whole groups" in refusal(

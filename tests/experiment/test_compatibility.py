@@ -1,6 +1,6 @@
-"""Phases that cannot act together are refused, and the table of them is complete.
+"""Tests that phases which cannot work together are refused, and that their table is complete.
 
-What is here builds phases without running them; `test_pairs.py` trains every pair.
+The tests here build phases without running them; `test_pairs.py` trains every pair.
 """
 
 import itertools
@@ -47,7 +47,7 @@ def refusal(phases) -> str | None:
 
 
 def test_the_table_is_what_phases_say(config):
-    """For every pair of options of phases, the table has the very sentence, or no line."""
+    """For every pair of options of phases, the table has the exact error, or no line."""
     plain, wrong = build_phases(config), []
     built = {option: phase(option) for group in OF_PHASES for option in options(group)}
     for a, b in PAIRS:
@@ -100,7 +100,7 @@ def test_what_acts_is_not(overrides):
 
 
 def test_a_phase_of_the_users_own_is_an_ordinary_one(config):
-    """It declares nothing: it is taken to read the rewards, and to be named by its class."""
+    """A class without declarations reads rewards, and errors call it by its class name."""
 
     class Mine:
         def __call__(self, trajectories, rewards):

@@ -1,1 +1,1 @@
-"""Small models of every family, and what transformers makes of them (`make.py`)."""
+"""Small models of every family, and the outputs of transformers for them (`make.py`)."""

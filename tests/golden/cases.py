@@ -1,7 +1,7 @@
-"""One small config.json for each family and option, in the keys that hub folders use.
+"""One small config.json for each family and option, with the keys of folders on the hub.
 
-The numbers are such that every option tells: caps near the size of what they cap, windows shorter
-than the sequences, scalars that are not the defaults.
+The numbers make every option matter: caps are near the values that they cap, windows are shorter
+than the sequences, and scalars are not the defaults.
 """
 
 import zlib
@@ -33,7 +33,7 @@ LLAMA3 = {
     "original_max_position_embeddings": 64,
 }
 GEMMA = {
-    "head_dim": 16,  # not width / heads
+    "head_dim": 16,  # differs from width / heads
     "hidden_activation": "gelu_pytorch_tanh",
     "query_pre_attn_scalar": 10,
     "sliding_window": 9,
@@ -91,7 +91,7 @@ def decoder_config(case: str) -> DecoderConfig:
 
 
 def expected_shapes(config: DecoderConfig) -> dict[str, tuple[int, ...]]:
-    """The shape of every tensor in the files."""
+    """Returns the shape of every tensor in the files."""
     shapes = jax.eval_shape(Decoder(config=config).init, jax.random.key(0))
     result = {}
     for path, layer, expert, name, transposed in FAMILIES[config.family].names(config):
@@ -101,13 +101,13 @@ def expected_shapes(config: DecoderConfig) -> dict[str, tuple[int, ...]]:
 
 
 def noise(name: str, shape: tuple[int, ...]) -> np.ndarray:
-    """Of variance one, by name; uniform, since how NumPy draws that has never changed."""
+    """Returns noise of variance one, seeded by name; NumPy has never changed `random()`."""
     random = np.random.default_rng(zlib.crc32(name.encode()))
     return ((random.random(shape) - 0.5) * 12**0.5).astype(np.float32)
 
 
 def make_tensors(config: DecoderConfig) -> dict[str, np.ndarray]:
-    """Weights that need not be stored."""
+    """Returns weights that can be drawn again and need not be stored."""
     tensors = {}
     for name, shape in expected_shapes(config).items():
         if name.endswith("norm.weight"):
@@ -123,12 +123,12 @@ def make_tensors(config: DecoderConfig) -> dict[str, np.ndarray]:
 
 
 def sequences() -> list[np.ndarray]:
-    """Of 1, 12 and 40 tokens."""
+    """Returns sequences of 1, 12 and 40 tokens."""
     return [np.random.default_rng(n).integers(0, SHAPE["vocab_size"], n) for n in (1, 12, 40)]
 
 
 def to_params(config: DecoderConfig, tensors: dict[str, np.ndarray]) -> dict:
-    """Tensors of the files as parameters, by the family's names."""
+    """Returns parameters for the tensors of the files, by the family's names."""
     shapes = jax.eval_shape(Decoder(config=config).init, jax.random.key(0))
     params = jax.tree.map(lambda x: np.full(x.shape, np.nan, np.float32), shapes)
     for path, layer, expert, name, transposed in FAMILIES[config.family].names(config):
@@ -138,7 +138,7 @@ def to_params(config: DecoderConfig, tensors: dict[str, np.ndarray]) -> dict:
 
 
 def to_tensors(config: DecoderConfig, params: dict) -> dict[str, np.ndarray]:
-    """Parameters, or what has their shape, as tensors of the files."""
+    """Returns the tensors of the files for parameters, or for a tree of their shape."""
     tensors = {}
     for path, layer, expert, name, transposed in FAMILIES[config.family].names(config):
         array = np.asarray(leaf(params, path))[tuple(i for i in (layer, expert) if i is not None)]

@@ -1,4 +1,4 @@
-"""What golden files and parity compare: logits, gradients and greedy tokens of a decoder."""
+"""Functions that golden files and parity tests compare: logits, gradients and greedy tokens."""
 
 from functools import partial
 
@@ -8,11 +8,11 @@ import numpy as np
 
 from rl4p.distributed.partition import for_decoding
 
-SLOTS = 80  # of caches
+SLOTS = 80  # of the cache
 
 
 def rows(sequences, width):
-    """Tokens, positions and segment ids [B, width], padded right."""
+    """Returns tokens, positions and segment ids [B, width], padded right."""
     tokens, positions, segments = (np.zeros((len(sequences), width), np.int32) for _ in range(3))
     positions[:] = np.arange(width)
     for b, sequence in enumerate(sequences):
@@ -27,7 +27,7 @@ def logits(decoder, params, tokens, positions, segments):
 
 @partial(jax.jit, static_argnums=0)
 def gradient(decoder, params, tokens_BT):
-    """Of the mean cross entropy of the next token."""
+    """Returns the gradient of the mean cross entropy of the next token."""
 
     def loss(params):
         places = (jnp.broadcast_to(jnp.arange(tokens_BT.shape[1]), tokens_BT.shape),)
@@ -42,14 +42,14 @@ def gradient(decoder, params, tokens_BT):
 
 @partial(jax.jit, static_argnums=0)
 def extend(decoder, params, tokens, positions, segments, cache, slot):
-    """Logits of more tokens, and the cache."""
+    """Returns the logits of more tokens, and the cache."""
     row = (tokens, positions, segments)
     hidden_BTD, cache = decoder.extend(params, *row, cache, slot)
     return decoder.logits(params, hidden_BTD), cache
 
 
 def greedy(decoder, params, prompt_T, count):
-    """The most likely next token, so many times; token by token, by a cache."""
+    """Returns the `count` most likely next tokens, decoded one by one with a cache."""
     params, cache = for_decoding(params, decoder.dtype), decoder.empty_cache(1, SLOTS)
     tokens = list(prompt_T)
     for slot in range(len(prompt_T) + count - 1):

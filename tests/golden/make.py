@@ -1,8 +1,8 @@
 """Makes the golden files: `python -m tests.golden.make`, in an environment with torch.
 
-Each <case>.npz holds what transformers makes of a case (`cases.py`) on torch, in float32 on the
-CPU: logits of sequences, 64 greedy tokens, and of each tensor's gradient its norm and its product
-with noise. Weights are drawn again wherever they are needed.
+Each <case>.npz holds the outputs of transformers for a case (`cases.py`) on torch, in float32 on
+the CPU: the logits of the sequences, 64 greedy tokens, and for each tensor the norm of its gradient
+and the product of the gradient with noise. The weights are not stored; tests draw them again.
 """
 
 import sys
@@ -18,7 +18,7 @@ GREEDY = 64
 
 
 def load(case: str):
-    """The case as transformers reads it from its files."""
+    """Returns the case's model as transformers reads it from its files."""
     import torch
     import transformers
     from safetensors.numpy import save_file
@@ -39,7 +39,7 @@ def load(case: str):
 
 
 def file_gradients(model) -> dict[str, np.ndarray]:
-    """Gradients by the names of the files, which hold the experts one by one."""
+    """Returns gradients by the names in the files, which store experts one by one."""
     gradients = {}
     for name, parameter in model.named_parameters():
         gradient = parameter.grad.numpy()
@@ -57,7 +57,7 @@ def file_gradients(model) -> dict[str, np.ndarray]:
 
 
 def loss_gradients(model, tokens: np.ndarray) -> dict[str, np.ndarray]:
-    """Of the mean cross entropy of the next token."""
+    """Returns the gradients of the mean cross entropy of the next token."""
     import torch
 
     model.zero_grad()

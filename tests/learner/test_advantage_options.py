@@ -23,7 +23,7 @@ def test_the_limit_is_off_at_zero():
 def test_truncated_samples_are_invalid_and_leave_the_baseline(
     make_trajectories, make_rewards, of_samples
 ):
-    """Rewards 4, 1, 3, 2 whose first is cut and whose last has no grade: (1, 3) with mean 2."""
+    """The first sample is truncated and the last invalid: (1, 3) are left, with mean 2."""
     finish = jnp.asarray([Finish.LENGTH, Finish.STOP, Finish.ABORT, Finish.STOP], jnp.int8)
     trajectories = replace(make_trajectories((8, 2, 3, 4)), finish_B=finish)
     tokens = jnp.where(trajectories.response_mask_BT, 0.5, 0.0)

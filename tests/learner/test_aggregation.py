@@ -4,7 +4,7 @@ import pytest
 
 from rl4p.learner.aggregation import aggregation_weights
 
-# Three sequences with 1, 3 and no loss tokens; the last of them does not count as a sequence.
+# Three sequences with 1, 3 and no loss tokens. The third does not count as a sequence.
 MASK = jnp.asarray([[0, 1, 0, 0], [0, 1, 1, 1], [0, 0, 0, 0]], bool)
 ALL = ("token_mean", "sequence_mean_token_mean", "sequence_mean_token_sum", "constant")
 

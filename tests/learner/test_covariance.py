@@ -5,7 +5,7 @@ from rl4p.learner.covariance import token_covariance
 
 
 def test_by_hand_and_outside_the_mask_nothing(make_batch):
-    """Advantages less their mean 0: (3, -1, -1, -1); logprobs less -2: (1, 0, -1, 0)."""
+    """Advantages minus their mean 0: (3, -1, -1, -1). Logprobs minus -2: (1, 0, -1, 0)."""
     batch = make_batch(
         [[3, -1, np.nan], [-1, -1, np.nan]],
         [[-1, -2, np.nan], [-3, -2, -np.inf]],
@@ -20,5 +20,5 @@ def test_no_tokens_have_none(make_batch):
 
 
 def test_both_are_centred(make_batch):
-    """Advantages 5 and 1 less 3, logprobs -1 and -3 less -2: 2 x 1 and -2 x -1."""
+    """Advantages 5 and 1 minus 3, times logprobs -1 and -3 minus -2: 2 x 1 and -2 x -1."""
     np.testing.assert_allclose(token_covariance(make_batch([[5, 1]], [[-1, -3]])), [[2, 2]])

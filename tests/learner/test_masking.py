@@ -31,7 +31,7 @@ def test_what_is_masked_does_not_count_even_where_it_is_not_finite():
 
 @pytest.mark.parametrize(("ddof", "pair", "triple"), [(0, 1.0, 6**0.5), (1, 2**0.5, 3.0)])
 def test_groups_are_found_by_id_and_may_be_uneven(ddof, pair, triple):
-    """(1 - 2)^2 + (3 - 2)^2 = 2 over 2 or 1; 9 + 0 + 9 = 18 over 3 or 2."""
+    """Squares: (1 - 2)^2 + (3 - 2)^2 = 2, divided by 2 or 1; 9 + 0 + 9 = 18, divided by 3 or 2."""
     values, groups = jnp.asarray([1.0, 0.0, 3.0, 3.0, 6.0]), jnp.asarray([4, 2, 2, 4, 2])
     group = group_statistics(values, jnp.ones(5, bool), groups, ddof=ddof)
     np.testing.assert_array_equal(group.count_B, [2, 3, 3, 2, 3])
@@ -79,7 +79,7 @@ def test_there_may_be_more_groups_than_samples():
 
 @pytest.mark.parametrize(("ddof", "std"), [(0, 12**0.5 / 2), (1, 2.0)])
 def test_a_masked_deviation_is_over_the_mask(ddof, std):
-    """1, 1, 1, 5: mean 2, squares 1 + 1 + 1 + 9 over 4 or 3."""
+    """1, 1, 1, 5 has mean 2 and squares 1 + 1 + 1 + 9, divided by 4 or 3."""
     values = jnp.asarray([[1.0, np.nan, 1.0], [np.inf, 1.0, 5.0]])
     mask = jnp.isfinite(values)
     statistics = masked_statistics(values, mask, ddof=ddof)
@@ -99,7 +99,7 @@ def test_equal_values_are_white_as_exact_zeros(count):
 
 
 def test_a_softmax_of_each_group():
-    """Odds 1 : 3, and 1 for the sample that is left alone; large values do not overflow."""
+    """The odds are 1 : 3; a sample alone has the probability 1. Large values do not overflow."""
     values = jnp.asarray([0.0, 1e4, np.log(3), np.nan, 1e4 + 1, -1e4], jnp.float32)
     groups = jnp.asarray([2, 5, 2, 5, 0, 0])
     log_softmax = group_log_softmax(values, jnp.isfinite(values), groups)
@@ -109,7 +109,7 @@ def test_a_softmax_of_each_group():
 
 @pytest.fixture
 def two_turns(make_trajectories, make_rewards):
-    """Response tokens 8, 10 and 11 of one row, none of the next, four of an invalid one."""
+    """Returns a row with response tokens 8, 10 and 11, one with none, and an invalid one."""
     trajectories = make_trajectories((4, 0, 4))
     mask = trajectories.response_mask_BT.at[0, 9].set(False)
     rewards = make_rewards((5, 7, 0), valid=(1, 1, 0))
@@ -132,7 +132,7 @@ def test_a_reward_comes_with_the_last_token(two_turns):
 
 
 def test_rewards_of_tokens_come_with_them_and_the_rest_with_the_last(two_turns):
-    """Of 5 in all -1, 0 and 2 are given, so that 4 are left; what is masked may be nan."""
+    """Of a reward of 5 the tokens get -1, 0 and 2; the last one also gets the remaining 4."""
     trajectories, rewards = two_turns
     tokens = np.full((3, 16), np.nan, np.float32)
     tokens[0, [8, 10, 11]] = -1, 0, 2
@@ -155,7 +155,7 @@ def test_one_value_has_no_deviation_whatever_it_is_divided_by():
 
 
 def test_a_group_of_invalid_samples_has_neither_highest_nor_lowest():
-    """The others are below 0, and 0, which an invalid sample of theirs counts as, is not theirs."""
+    """The other group is below 0; the 0 of its invalid sample is not its highest value."""
     values, groups = jnp.asarray([-3.0, 7.0, -1.0, 0.0]), jnp.asarray([2, 0, 2, 2])
     group = group_statistics(values, jnp.asarray([True, False, True, False]), groups)
     np.testing.assert_array_equal(group.highest_B, [-1, 0, -1, -1])
@@ -166,14 +166,14 @@ def test_a_group_of_invalid_samples_has_neither_highest_nor_lowest():
 
 @pytest.mark.parametrize("value", [-0.7, 0.7])
 def test_what_is_masked_does_not_make_equal_values_unequal(value):
-    """It counts as 0 in the sums, which is above the values or below them."""
+    """A masked value counts as 0 in the sums; 0 is above or below the other values."""
     values, mask = jnp.full(8, value), jnp.arange(8) < 7
     assert masked_statistics(values, mask).equal
     assert group_statistics(values, mask, jnp.zeros(8, int)).equal_B.all()
 
 
 def test_a_softmax_leaves_the_invalid_out_of_the_sum():
-    """Odds 1 : 3 in each group, beside an invalid sample of 100."""
+    """The odds are 1 : 3, beside an invalid sample of 100."""
     values = jnp.asarray([0.0, np.log(3), 100.0], jnp.float32)
     log_softmax = group_log_softmax(values, jnp.asarray([True, True, False]), jnp.zeros(3, int))
     np.testing.assert_allclose(log_softmax, [np.log(1 / 4), np.log(3 / 4), 0], rtol=1e-5)

@@ -40,7 +40,7 @@ def test_advantages_outside_the_mask_are_nothing(make_batch):
 
 
 def test_the_surrogate_is_clipped_on_the_side_where_the_advantage_pushes():
-    """Bounds 0.9 and 1.3."""
+    """The bounds are 0.9 and 1.3."""
     ratios = jnp.asarray([0.5, 0.95, 1.2, 1.5] * 2)
     advantages = jnp.repeat(jnp.asarray([2.0, -2.0]), 4)
     loss, extras = ratio.clipped_surrogate(ratios, advantages, 0.1, 0.3)

@@ -12,7 +12,7 @@ CANDIDATES = jnp.asarray([[1, 1, 1], [1, 0, 0]], bool)
     ("count", "chosen"),
     [
         (1, [[1, 0, 0], [0, 0, 0]]),
-        (2, [[1, 0, 1], [1, 0, 0]]),  # two are equal: both
+        (2, [[1, 0, 1], [1, 0, 0]]),  # two tokens are equal: both are chosen
         (3, [[1, 0, 1], [1, 0, 0]]),
         (4, [[1, 1, 1], [1, 0, 0]]),
         (9, [[1, 1, 1], [1, 0, 0]]),

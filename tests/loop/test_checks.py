@@ -13,8 +13,8 @@ from rl4p.loop.checks import (
 )
 from rl4p.types import Texts, TrainingBatch
 
-# Row 1 of the batch has a prompt of five tokens and a response of three: its columns 0 to 2 and 11
-# to 15 are padding.
+# Row 1 of the batch has a prompt of five tokens and a response of three: its columns 0 to 2 and
+# 11 to 15 are padding.
 
 
 @pytest.fixture
@@ -78,7 +78,7 @@ def test_broken_trajectories_are_named(trajectories, field, broken, message):
     ],
 )
 def test_prompts_that_a_group_does_not_share_are_named(make_trajectories, field, broken, message):
-    """Two groups, each of four rows with one prompt."""
+    """Two groups of four rows, each with one prompt."""
     made = make_trajectories(prompt_lengths=(8,) * 4 + (5,) * 4)
     tokens = made.tokens_BT.at[:, :8].set(jnp.repeat(made.tokens_BT[::4, :8], 4, axis=0))
     made = dataclasses.replace(made, tokens_BT=tokens, group_size=4, prompt_columns=8)

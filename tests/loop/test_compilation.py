@@ -1,4 +1,4 @@
-"""Programs are counted as they are compiled or read, and kept where the user's caches are."""
+"""Tests the counters of compilation, and the folder of the cache of compiled programs."""
 
 from pathlib import Path
 
@@ -14,7 +14,7 @@ KEPT = ("jax_compilation_cache_dir", "jax_persistent_cache_min_compile_time_secs
 
 @pytest.fixture
 def counted(monkeypatch):
-    """Counts of this test alone."""
+    """Returns a counter that starts at zero."""
     monkeypatch.setattr(counting, "COUNTED", Compilation())
     return counting.compilation
 
@@ -47,7 +47,7 @@ def test_only_hits_of_the_cache_are_programs_from_it(counted):
 
 def test_a_program_compiled_before_is_read_from_the_cache():
     x = jnp.arange(7.0)
-    jax.jit(lambda x: x * 31 + 7)(x)  # the cache has it from here on, if not from another run
+    jax.jit(lambda x: x * 31 + 7)(x)  # the program is in the cache now, perhaps from another run
     before = compilation()
     jax.jit(lambda x: x * 31 + 7)(x)
     found = compilation().since(before)
@@ -57,7 +57,7 @@ def test_a_program_compiled_before_is_read_from_the_cache():
 
 @pytest.fixture
 def keep(monkeypatch):
-    """Where programs are kept in this environment, and from how many seconds on."""
+    """Yields a function that returns JAX's cache settings in an environment."""
     before = {name: getattr(jax.config, name) for name in KEPT}
 
     def settings(**environment):

@@ -1,4 +1,4 @@
-"""An advantage phase as the loop calls it, by hand."""
+"""Tests the call of an advantage phase in the loop, with numbers computed by hand."""
 
 from dataclasses import dataclass, field, replace
 
@@ -16,12 +16,12 @@ from rl4p.loop.estimate import estimate
 from rl4p.types import Finish
 
 COEFFICIENT = jnp.float32(0.5)
-IN_REWARD = Fixed(beta=0.1, estimator="k1", placement="in_reward")  # the coefficient is the loop's
+IN_REWARD = Fixed(beta=0.1, estimator="k1", placement="in_reward")  # `COEFFICIENT` replaces beta
 
 
 @dataclass(frozen=True, kw_only=True)
 class Noting:
-    """r on every token; notes what it is called with."""
+    """An advantage that puts r on every token and records its calls."""
 
     needs: frozenset = frozenset()
     calls: list = field(default_factory=list)
@@ -33,7 +33,7 @@ class Noting:
 
 @pytest.fixture
 def rows(make_trajectories, make_rewards):
-    """Four rows with 2, 1, 0 and 1 response tokens in columns 2 and 3; the last is invalid."""
+    """Returns rows with 2, 1, 0 and 1 response tokens in columns 2 and 3; the last is invalid."""
     trajectories = make_trajectories((2, 1, 0, 1), width=2, limit=2, group_ids=(0, 0, 0, 0))
     behaviour = (
         jnp.zeros((4, 4))
@@ -46,7 +46,7 @@ def rows(make_trajectories, make_rewards):
 
 @pytest.fixture
 def scores():
-    """A reference that is nan where no token counts, and something that nobody asks for."""
+    """Returns a reference that is nan outside the tokens that count, and a score nobody needs."""
     reference = np.full((4, 4), np.nan, np.float32)
     reference[0, 2:], reference[1, 2] = (-2.0, -2.5), -0.5
     return {"reference_logprobs": jnp.asarray(reference), "entropy": jnp.zeros((4, 4))}
@@ -55,7 +55,7 @@ def scores():
 def test_samples_that_were_cut_are_left_out_and_advantages_are_clipped(
     make_trajectories, make_rewards
 ):
-    """Rewards 4, 0, 9, 2 whose third was cut: mean 2, so 2, -2 and 0, clipped to 1.5."""
+    """Rewards 4, 0, 9, 2, the third truncated: mean 2, differences 2, -2 and 0, clipped to 1.5."""
     finish = jnp.asarray([Finish.STOP, Finish.STOP, Finish.LENGTH, Finish.STOP], jnp.int8)
     trajectories = replace(make_trajectories((2, 1, 3, 2)), finish_B=finish)
     rewards = make_rewards((4, 0, 9, 2))
@@ -73,7 +73,7 @@ def test_samples_that_were_cut_are_left_out_and_advantages_are_clipped(
 
 
 def test_the_divergence_is_taken_from_the_reward_token_by_token(rows, scores):
-    """The divergence is (1, 0.5) in the first row and -0.5 in the second, halved here."""
+    """The divergence is (1, 0.5) in the first row and -0.5 in the second, times 0.5."""
     phase = Noting()
     found = estimate(phase, IN_REWARD, *rows, scores, COEFFICIENT)
     ((rewards, asked),) = phase.calls
@@ -88,7 +88,7 @@ def test_the_divergence_is_taken_from_the_reward_token_by_token(rows, scores):
 
 def test_rewards_that_tokens_have_already_stay_theirs(rows, scores):
     trajectories, rewards = rows
-    tokens = jnp.zeros((4, 4)).at[0, 2].set(0.75)  # of the total of 1
+    tokens = jnp.zeros((4, 4)).at[0, 2].set(0.75)  # of a total of 1
     phase = Noting()
     estimate(
         phase, IN_REWARD, trajectories, replace(rewards, tokens_BT=tokens), scores, COEFFICIENT
@@ -115,7 +115,7 @@ def test_an_advantage_is_given_what_it_asked_for_and_no_more(rows, scores):
 
 
 def test_memory_goes_in_and_comes_out(rows):
-    """Task 1 is known to be worth 0.25, task 0 is new; the clip acts on the first alone."""
+    """Task 1 has the baseline 0.25 and task 0 is new; the clip changes the first sample only."""
     phase = RunningBaseline(decay=0.5, max_tasks=2, clip=0.5)
     memory = {"baseline": jnp.asarray([0.0, 0.25]), "seen": jnp.asarray([False, True])}
     scores = {"task_ids": jnp.asarray([1, 0, 0, 1], jnp.int32)}
@@ -126,7 +126,7 @@ def test_memory_goes_in_and_comes_out(rows):
 
 
 def test_a_critic_is_taught_the_return_after_the_divergence(rows, scores):
-    """Undiscounted rewards to go: 1 - 0.5 - 0.25, 1 - 0.25; 0.25; and nothing elsewhere.
+    """Undiscounted returns: 1 - 0.5 - 0.25 and 1 - 0.25; 0.25; and 0 elsewhere.
 
     Advantages with lambda 0 are r_t + V_{t+1} - V_t.
     """
@@ -147,7 +147,7 @@ def test_a_critic_is_taught_the_return_after_the_divergence(rows, scores):
 
 
 def test_in_the_reward_the_sample_is_its_own_policys(rows, scores):
-    """The policy is its own sampler there, and nothing outside the mask is read."""
+    """The penalty takes the sampler's log-probabilities for the policy's, only inside the mask."""
     trajectories, rewards = rows
     behaviour = trajectories.behaviour_logprobs_BT
     outside = jnp.where(trajectories.response_mask_BT, behaviour, jnp.nan).at[3].set(jnp.nan)
@@ -168,7 +168,7 @@ def test_a_penalty_of_no_weight_has_no_reference(rows):
 
 
 def test_a_sample_that_was_cut_pays_no_penalty_and_is_not_measured(rows, scores):
-    """Without the first row only the second's -0.5 is left."""
+    """Without the first row only the second row's -0.5 is left."""
     trajectories, rewards = rows
     cut = jnp.asarray([Finish.LENGTH, *[Finish.STOP] * 3], jnp.int8)
     phase = GAE(mask_truncated=True, whiten=False)
@@ -181,7 +181,7 @@ def test_a_sample_that_was_cut_pays_no_penalty_and_is_not_measured(rows, scores)
 
 
 def test_the_clip_is_of_the_advantages_and_not_of_the_critics_targets(rows, scores):
-    """Two tokens with a return of 1 each, where the critic expects 0."""
+    """Two tokens have a return of 1 each, where the critic expects 0."""
     scores = scores | {"values": jnp.zeros((4, 4))}
     phase = GAE(clip=0.5, whiten=False, lambda_policy=1.0)
     found = estimate(phase, NONE(), *rows, scores, COEFFICIENT)

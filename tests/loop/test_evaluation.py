@@ -1,4 +1,4 @@
-"""Each held-out question counts once, by the term that says right from wrong."""
+"""Tests that each held-out question counts once, by the term that decides correctness."""
 
 from dataclasses import dataclass, field, replace
 
@@ -16,7 +16,7 @@ from rl4p.types import StepInfo
 
 @dataclass(frozen=True, kw_only=True)
 class Listed:
-    """Right for the prompts whose ids are listed; None for those that cannot be graded."""
+    """A term: 1 for prompts with the ids of `right`, None for those of `broken`, otherwise 0."""
 
     right: tuple[str, ...]
     broken: tuple[str, ...] = ()
@@ -35,7 +35,7 @@ def evaluate(policy, params, make_prompt, make_state, make_phases):
         prompts = [
             make_prompt(tokens=(257, 65 + i), id=str(i), task=task) for i, task in enumerate(tasks)
         ]
-        # A second term with a large weight, that all fulfil: the weighted sum must not matter.
+        # All responses get the second term, which has a large weight: the sum must not matter.
         terms = {"correct": kind(**listed), "style": Listed(right=tuple("01234"), weight=100.0)}
         evaluation = Evaluation(
             every=1,
@@ -75,7 +75,7 @@ def test_a_term_that_the_reward_lacks_is_named(evaluate):
 
 
 def test_an_answer_is_right_from_a_grade_of_one_on(evaluate):
-    """A term may give partial credit; only full credit counts, and more than full does too."""
+    """A term may give partial credit. Only full credit counts as correct, and so does more."""
 
     @dataclass(frozen=True, kw_only=True)
     class Partial(Listed):
@@ -91,7 +91,7 @@ def test_without_prompts_there_is_nothing_to_report(evaluate):
 
 @dataclass(frozen=True, kw_only=True)
 class Watched(NaiveSampler):
-    """Notes how it is called."""
+    """A sampler that records its calls."""
 
     calls: list = field(default_factory=list, hash=False, compare=False)
 
@@ -102,7 +102,7 @@ class Watched(NaiveSampler):
 
 @dataclass(frozen=True, kw_only=True)
 class Remembering(Weighted):
-    """Keeps the number of rows it has seen."""
+    """A reward whose memory counts the rows it has graded."""
 
     seen: list = field(default_factory=list, hash=False, compare=False)
 
@@ -118,13 +118,13 @@ def watched():
 
 @pytest.fixture
 def asked(make_prompt):
-    """Five prompts of a task."""
+    """Returns five prompts of a task."""
     return [make_prompt(tokens=(257, 65 + i), id=str(i), task="a") for i in range(5)]
 
 
 @pytest.fixture
 def state(params, make_state):
-    """In its third step, with an average that is not the parameters."""
+    """Returns a state of step 3 with an average that differs from the parameters."""
     average = jax.tree.map(lambda x: 0.5 * x, params)
     return replace(make_state(params, AdamW(), step=3, memory={"reward": 7}), average=average)
 

@@ -1,4 +1,4 @@
-"""Each process grades its own groups, and all come to the grades of all."""
+"""Tests that each process grades its own groups, and that all receive all grades."""
 
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
@@ -18,7 +18,7 @@ MASKED = ("tokens_BT", "response_mask_BT", "group_ids_B")
 
 @dataclass(frozen=True, kw_only=True)
 class Seeing(Weighted):
-    """Notes the trajectories and texts of every call."""
+    """A reward that records its trajectories and texts."""
 
     calls: list = field(default_factory=list, hash=False, compare=False)
 
@@ -29,7 +29,7 @@ class Seeing(Weighted):
 
 @dataclass(frozen=True, kw_only=True)
 class Remembering(Seeing):
-    """Adds the rows it has seen to its memory."""
+    """A reward that adds the number of its rows to its memory."""
 
     def __call__(self, trajectories, texts, memory):
         return super().__call__(trajectories, texts), memory + len(texts.responses)
@@ -37,7 +37,7 @@ class Remembering(Seeing):
 
 @dataclass(frozen=True, kw_only=True)
 class Stated:
-    """The number that a response is."""
+    """A term that reads the grade from the response."""
 
     weight: float = 2.0
 
@@ -47,7 +47,7 @@ class Stated:
 
 @pytest.fixture
 def batch(make_trajectories, make_prompt):
-    """Three groups of two rows."""
+    """Returns three groups of two rows."""
     trajectories = replace(make_trajectories((3,) * 6, group_ids=(0, 0, 1, 1, 2, 2)), group_size=2)
     prompts = tuple(make_prompt(id=str(i // 2)) for i in range(6))
     return trajectories, Texts(prompts=prompts, responses=tuple("012345"))
@@ -55,7 +55,7 @@ def batch(make_trajectories, make_prompt):
 
 @pytest.fixture
 def in_process(monkeypatch):
-    """Has the reward phase run as if it were this process of some."""
+    """Returns a function that runs the reward phase as if in one of several processes."""
 
     def among(process, count):
         gathered = []

@@ -1,4 +1,4 @@
-"""The loop on a tiny policy: state, needs, memory, and gradients that are not finite."""
+"""Tests the loop on a tiny policy: state, needs, memory, and gradients that are not finite."""
 
 from dataclasses import dataclass, replace
 
@@ -34,7 +34,7 @@ pytestmark = pytest.mark.mixed_dtypes
 
 @dataclass(frozen=True, kw_only=True)
 class OddCharacters:
-    """Counts characters of odd code: random responses of a group always differ in that."""
+    """A term that counts characters with odd codes; it differs between random responses."""
 
     weight: float = 1.0
 
@@ -67,7 +67,7 @@ def make_loop(policy, make_phases):
                 }
                 | phases
             ),
-            source=None,  # of each run: `taking`
+            source=None,  # `taking` sets it for each run
             collector=None,
             optimizer=AdamW(learning_rate=1e-2),
             group_size=4,
@@ -78,7 +78,7 @@ def make_loop(policy, make_phases):
 
 
 def taking(prompts, loop):
-    """The loop with a source of these prompts, two at a step, and a collector."""
+    """Returns the loop with a source of these prompts, two per step, and a collector."""
     source = Stream().open(prompts, seed=0)
     collector = Synchronous().open(
         loop.phases, loop.policy, source, prompts_per_step=2, group_size=4
@@ -96,13 +96,13 @@ def test_steps_are_counted_and_the_policy_moves(make_loop, params, prompts, make
     assert [info.step for info in infos] == [1, 2, 3]
     for info in infos:
         assert info.metrics["update/grad_norm"] > 0
-        assert info.metrics["staleness/max"] == 0  # trained by the step that sampled
+        assert info.metrics["staleness/max"] == 0  # trained in the step that sampled them
         seconds, rows = info.metrics["time/rollout"], len(info.texts.responses)
         tokens = rows * info.metrics["rollout/response_tokens"] / seconds
         assert info.metrics["rollout/tokens_per_second"] == pytest.approx(tokens)
     versions = [np.asarray(info.trajectories.policy_version_BT) for info in infos]
     assert [set(np.ravel(x)) for x in versions] == [{-1, 0}, {-1, 1}, {-1, 2}]
-    # A step samples with the parameters that the step before it left: the trainer agrees with it.
+    # A step samples with the parameters of the step before: sampler and trainer agree.
     assert max(info.metrics["rollout/logprob_gap_max"] for info in infos) < 1e-4
     last = infos[-1].state
     assert int(last.step) == 3
@@ -113,7 +113,7 @@ def test_steps_are_counted_and_the_policy_moves(make_loop, params, prompts, make
 
 
 def test_a_step_draws_with_a_key_of_its_own(make_loop, params, prompts, make_state):
-    """With parameters that never move, and one prompt, steps still differ in what they draw."""
+    """With constant parameters and one prompt, the responses of the steps still differ."""
     loop = replace(make_loop(steps=3), optimizer=AdamW(learning_rate=0.0))
     infos = run(loop, params, prompts[:1], make_state)
     assert len({tuple(info.texts.responses) for info in infos}) == 3
@@ -141,7 +141,7 @@ def test_memory_lives_in_the_state(make_loop, params, prompts, make_state):
 
 @dataclass(frozen=True, kw_only=True)
 class Remembering(Weighted):
-    """Grades with a memory that it gives back as it is."""
+    """A reward that returns its memory unchanged."""
 
     def initial_state(self):
         return jnp.float32(7)
@@ -153,7 +153,7 @@ class Remembering(Weighted):
 def test_memory_that_a_phase_leaves_alone_outlives_the_update(
     make_loop, params, prompts, make_state
 ):
-    """The update is given the state's arrays to write over: these must not be among them."""
+    """The update receives donated arrays, and these must not be among them."""
     reward = Remembering(terms={"odd": OddCharacters()})
     infos = run(make_loop(reward=reward), params, prompts, make_state)
     assert infos[-1].state.memory["reward"] == 7
@@ -184,7 +184,7 @@ def test_a_critic_learns_beside_the_policy(make_loop, policy, params, prompts, m
     for info in infos:
         assert info.metrics["update/value_loss"] > 0
         assert np.isfinite(info.metrics["update/explained_variance"])
-    # A head of zeros expects nothing: what is unexplained is the square of the returns.
+    # A head of zeros predicts 0: the error is the return itself.
     rewards = np.asarray(infos[0].rewards.total_B)[:, None]
     returns = np.broadcast_to(rewards, infos[0].trajectories.response_mask_BT.shape)
     returns = np.float64(returns[np.asarray(infos[0].trajectories.response_mask_BT)])
@@ -198,7 +198,7 @@ def test_a_critic_learns_beside_the_policy(make_loop, policy, params, prompts, m
 def test_the_weight_of_an_adaptive_penalty_moves_and_is_remembered(
     make_loop, params, prompts, make_state
 ):
-    """Step by step as its own measure says; before the first update there is no divergence."""
+    """The coefficient follows the measured divergence; before the first update there is none."""
     kl = Adaptive(beta=0.5, target=1e-3, limit=0.2, horizon=10.0)
     loop = replace(make_loop(kl=kl, steps=3), scoring=Scoring(reference=params))
     state = make_state(params, loop.optimizer, memory=loop.phases.initial_memory())
@@ -228,7 +228,7 @@ def test_the_moving_average_follows_the_parameters_and_is_what_is_evaluated(
         jax.device_get(info.state.average),
         expected,
     )
-    # Far from one another, so that one says what the other does not.
+    # The parameters and their average differ strongly, and so do their responses.
     state = replace(info.state, params=jax.tree.map(jnp.negative, info.state.params))
     sampler = loop.phases.rollout
     options = {"group_size": 1, "key": jax.random.key(0), "version": 0, "greedy": True}
@@ -249,7 +249,7 @@ def test_the_moving_average_follows_the_parameters_and_is_what_is_evaluated(
 
 @dataclass(frozen=True, kw_only=True)
 class SaidBy:
-    """Right is the response that was given before."""
+    """A term that is 1 if the response is the one given before."""
 
     texts: Texts
     weight: float = 1.0
@@ -287,7 +287,7 @@ def test_gradients_that_are_not_finite_change_nothing_and_stop_the_run(
 
 @dataclass(frozen=True, kw_only=True)
 class BrokenEverySecondStep(Reinforce):
-    """Its rows know the step that drew them."""
+    """An update whose loss is nan in every second step."""
 
     def __call__(self, logprobs_BT, batch):
         loss_BT, extras = super().__call__(logprobs_BT, batch)
@@ -302,7 +302,7 @@ def test_only_skipped_steps_in_a_row_are_counted(make_loop, params, prompts, mak
 
 
 def test_a_divergence_in_the_reward_has_its_own_coefficient(make_loop, params, prompts, make_state):
-    """R - 2 (log pi - log pi_reference) of each token, by a sampler that is not the reference."""
+    """Each token has r - 2 (log pi - log pi_reference); the sampler differs from the reference."""
     reference = jax.tree.map(lambda x: x * 1.05, params)
     kl = Fixed(beta=2.0, estimator="k1", placement="in_reward")
     loop = make_loop(steps=1, kl=kl, entropy=Bonus(alpha=0.5), advantage=Plain())
@@ -311,7 +311,7 @@ def test_a_divergence_in_the_reward_has_its_own_coefficient(make_loop, params, p
     assert abs(info.metrics["update/kl"]) > 1e-3
     other = replace(loop, phases=replace(loop.phases, kl=replace(kl, beta=1.0)))
     (half,) = run(other, params, prompts, make_state)
-    # A row's advantage stands on each of its tokens: in the mean, rows weigh by their lengths.
+    # Every token of a row has its advantage, so rows weigh by their lengths in the mean.
     lengths_B = np.asarray(info.trajectories.response_mask_BT).sum(axis=1)
     plain = float(np.sum(info.rewards.total_B * lengths_B) / np.sum(lengths_B))
     whole, halved = (x.metrics["advantage/mean"] - plain for x in (info, half))
@@ -321,7 +321,7 @@ def test_a_divergence_in_the_reward_has_its_own_coefficient(make_loop, params, p
 
 @dataclass(frozen=True, kw_only=True)
 class Plain:
-    """The total reward on every token."""
+    """An advantage with the total reward on every token."""
 
     def __call__(self, trajectories, rewards):
         return spread_over_tokens(rewards.total_B, trajectories)
@@ -329,7 +329,7 @@ class Plain:
 
 @dataclass(frozen=True, kw_only=True)
 class Half:
-    """Grades every second response only."""
+    """A term that grades every second response only."""
 
     weight: float = 1.0
 

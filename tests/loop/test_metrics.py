@@ -10,7 +10,7 @@ from rl4p.types import Finish
 
 
 def test_every_metric_by_hand(make_trajectories, make_rewards):
-    """Three groups: (1, 0, invalid), (2, 2), (5)."""
+    """The rewards of three groups are (1, 0, invalid), (2, 2) and (5)."""
     made = make_trajectories((1, 2, 3, 4, 0, 8), group_ids=(0, 0, 0, 5, 5, 2))
     versions = jnp.asarray([[8], [8], [5], [-1], [6], [8]], jnp.int32)
     trajectories = dataclasses.replace(
@@ -32,8 +32,8 @@ def test_every_metric_by_hand(make_trajectories, make_rewards):
             "rollout/truncated": 2 / 6,
             "advantage/zero_std_groups": 2 / 3,
             "advantage/mean": (1 * 1 + 2 * -3) / 18,
-            "advantage/max": 3.0,  # the 9 stands on no token
-            "staleness/mean": 3 * 3 / 18,  # three tokens; those that no policy drew are not stale
+            "advantage/max": 3.0,  # the 9 is on no token
+            "staleness/mean": 3 * 3 / 18,  # a token that no policy drew has staleness 0
             "staleness/max": 3.0,
         }
     )
@@ -70,7 +70,7 @@ def test_each_term_is_a_mean_over_the_valid_rows(make_trajectories, make_rewards
 
 
 def test_a_total_on_an_invalid_row_counts_nowhere(make_trajectories, make_rewards):
-    """The contract says 0 there; the mean must not lean on it."""
+    """The contract says 0 there, but the mean must not depend on it."""
     rewards, trajectories = make_rewards((4, 2, 100), valid=(1, 1, 0)), make_trajectories((2,) * 3)
     metrics = batch_metrics(0, trajectories, rewards, jnp.zeros((3, 16)))
     assert metrics["reward/mean"] == pytest.approx(3)

@@ -1,4 +1,4 @@
-"""What the loop asks of the four phases as a whole."""
+"""Tests the calls of the loop to all phases."""
 
 from dataclasses import dataclass, field
 from types import SimpleNamespace
@@ -17,7 +17,7 @@ from rl4p.update.ppo import PPO
 
 @dataclass(frozen=True, kw_only=True)
 class Counting:
-    """A phase with memory."""
+    """A phase whose memory counts its calls."""
 
     needs: frozenset = field(default=frozenset())
 
@@ -117,7 +117,7 @@ def test_controllers_are_given_what_is_theirs(phases):
     metrics = {"update/kl": jnp.float32(1.0), "update/entropy": jnp.float32(7.0)}
     after = ours.adapt(memory | {"advantage": 1}, metrics)
     assert after["advantage"] == 1
-    assert float(after["kl"]["coefficient"]) == 0.5  # on its target
+    assert float(after["kl"]["coefficient"]) == 0.5  # the divergence is at its target
     assert float(after["entropy"]["entropy"]) == 7.0
 
 

@@ -1,4 +1,4 @@
-"""The live source and collector of this package have the methods of their contracts."""
+"""Tests that the live source and collector of this package have the methods of their contracts."""
 
 import inspect
 

@@ -1,4 +1,4 @@
-"""Every need gives its array, and nothing runs that nobody asked for."""
+"""Tests that every need gives its array, and that nothing is computed without a need."""
 
 from dataclasses import dataclass, field, replace
 
@@ -25,14 +25,14 @@ from rl4p.types import Texts
 from rl4p.update.ppo import PPO
 
 B, T = 8, 16
-# Three prompts of two tasks, in any order; the middle one cannot be graded.
+# Three prompts of two tasks, in mixed order; prompt b cannot be graded.
 IDS = ("a", "b", "a", "c", "c", "b", "c", "a")
 TASKS = {"a": "sums", "b": "sums", "c": "primes"}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Asking:
-    """An advantage that is never called; one that could teach a critic."""
+    """An advantage that is never called; `returns` makes it fit for a critic."""
 
     needs: frozenset = frozenset()
 
@@ -45,7 +45,7 @@ def letters(response):
 
 @dataclass(frozen=True, kw_only=True)
 class Letters:
-    """The sum of the response's characters; None for prompt b."""
+    """A term that sums the characters of a response; None for prompt b."""
 
     weight: float = 2.0
 
@@ -56,7 +56,7 @@ class Letters:
 
 @dataclass(frozen=True, kw_only=True)
 class Counting(NaiveSampler):
-    """Notes the prompts of every call."""
+    """A sampler that records the prompts of every call."""
 
     calls: list = field(default_factory=list, hash=False, compare=False)
 
@@ -72,7 +72,7 @@ def sampler():
 
 @pytest.fixture
 def ask(make_phases, sampler):
-    """Phases whose advantage has these needs."""
+    """Returns a function that builds phases whose advantage has these needs."""
 
     def ask(*needs, **phases):
         return make_phases(
@@ -91,7 +91,7 @@ def ask(make_phases, sampler):
 
 @pytest.fixture(scope="module")
 def trained(params):
-    """Other parameters than those the run began with, and a critic beside them."""
+    """Returns parameters that differ from the initial ones, with a critic."""
     moved = jax.tree.map(lambda x: 0.9 * x, params)
     head = init_value_head(32) | {"kernel": jnp.linspace(-1, 1, 32), "bias": jnp.float32(0.5)}
     return moved | {"critic": {"value": head}}
@@ -117,7 +117,7 @@ def teacher():
 
 @pytest.fixture
 def score(policy, params, trained, make_state, collected, teacher):
-    """What is found for phases, of a policy that has moved."""
+    """Returns a function that computes the scores that phases need, for trained parameters."""
 
     def score(phases, policy=policy, trained=trained, **scoring):
         scoring = {"reference": params, "teacher": teacher} | scoring
@@ -129,7 +129,7 @@ def score(policy, params, trained, make_state, collected, teacher):
 
 @pytest.fixture
 def forwards(monkeypatch):
-    """The decoders that scored something."""
+    """Returns the list of decoders that have scored a batch."""
     counted, score = [], rl4p.loop.scoring.score_tokens
 
     def counting(decoder, *args, **options):
@@ -163,7 +163,7 @@ def test_one_forward_of_the_policy_gives_all_that_is_asked_of_it(
 def test_the_reference_is_what_the_run_began_with(
     policy, params, ask, score, score_all, sampler, collected, forwards
 ):
-    """A penalty asks for it, and the advantage may too: it is scored once."""
+    """The penalty and the advantage both need it, but it is scored once."""
     ours = score(ask("reference_logprobs", kl=Fixed()))
     assert forwards == [policy.decoder]
     wanted = score_all(policy.decoder, params, collected.trajectories, sampler.sampling)
@@ -225,7 +225,7 @@ def test_nothing_runs_that_nobody_asked_for(
 
 
 class Four(Mesh):
-    """One device that counts as four."""
+    """A mesh of one device that pretends to have four."""
 
     row_multiple = 4
 
@@ -233,7 +233,7 @@ class Four(Mesh):
 def test_each_prompt_is_answered_once_by_the_most_probable_tokens(
     policy, trained, ask, score, sampler, collected
 ):
-    """Three prompts on four devices; what cannot be graded is nan and no reward of 0."""
+    """Three prompts on four devices; without a grade the reward is nan, not 0."""
     ours = score(ask("greedy_rewards"), policy=replace(policy, mesh=Four(dp=1)))["greedy_rewards"]
     assert sampler.calls.pop() == ["a", "b", "c", "a"]
     prompts = {prompt.id: prompt for prompt in collected.texts.prompts}
@@ -247,7 +247,7 @@ def test_each_prompt_is_answered_once_by_the_most_probable_tokens(
 
 @pytest.mark.parametrize("need", ["proximal_logprobs", "reference_logprobs", "teacher_logprobs"])
 def test_the_sizes_of_microbatches_are_those_of_the_update(ask, score, monkeypatch, need):
-    """And the distribution is the one that was sampled from."""
+    """The sampling distribution is also the rollout's."""
     seen, original = [], rl4p.loop.scoring.score_tokens
 
     def watching(decoder, params, trajectories, **options):

@@ -1,4 +1,4 @@
-"""What a token sees, by hand, and attention against a plain loop in float64."""
+"""Tests attention masks by hand, and attention against a plain loop in float64."""
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +12,7 @@ H, K, h = 4, 2, 8
 
 
 def test_a_token_sees_itself_and_what_was_before_it_in_its_segment():
-    """Two sequences of two tokens between padding, whose positions repeat those of a sequence."""
+    """Two sequences of two tokens between padding; both, and padding, repeat positions."""
     segments = np.int32([[0, 1, 1, 2, 2, 0]])
     positions = np.int32([[0, 0, 1, 0, 1, 1]])
     nothing = [0, 0, 0, 0, 0, 0]
@@ -41,7 +41,7 @@ def test_a_window_counts_the_present_token(window, last):
 
 
 def plain(q_BTHh, k_BKhS, v_BKSh, mask_BTS, query_scalar, softcap):
-    """Checks each row and head. Query heads 0 and 1 read key head 0, the next two key head 1."""
+    """Computes each row and head. Query heads 0 and 1 read KV head 0, the next two KV head 1."""
     q, k, v = (np.asarray(x, np.float64) for x in (q_BTHh, k_BKhS, v_BKSh))
     out = np.zeros(q.shape)
     for b in range(q.shape[0]):
@@ -56,7 +56,7 @@ def plain(q_BTHh, k_BKhS, v_BKSh, mask_BTS, query_scalar, softcap):
 
 
 def random_rows(T, before):
-    """Queries that are the last T of T + before keys; the first of row 1 are padding."""
+    """Returns the queries of the last T of T + before keys; the first keys of row 1 are padding."""
     random, S = np.random.default_rng(0), T + before
     shapes = (2, T, H, h), (2, K, h, S), (2, K, S, h)
     arrays = [jnp.asarray(random.normal(size=shape), jnp.float32) for shape in shapes]
@@ -72,9 +72,9 @@ def random_rows(T, before):
     [
         (5, 3, None, False),
         (1, 7, 2.0, False),
-        (97, 0, None, True),  # two blocks of queries, the last of them shorter
+        (97, 0, None, True),  # two blocks of queries, the second shorter
         (130, 20, 2.0, True),
-        (300, 5, None, True),  # four
+        (300, 5, None, True),  # four blocks
     ],
 )
 def test_attention_is_its_formula(T, before, softcap, in_order):
@@ -97,7 +97,7 @@ def test_blocks_of_queries_leave_out_the_keys_behind_them():
             for equation in program(*arrays).jaxpr.eqns
             if equation.primitive.name == "dot_general"
         ]
-        return sum(sizes[::2])  # the scores: every other product
+        return sum(sizes[::2])  # every other product is the scores
 
     assert products(in_order=True) == products(in_order=False) * (1 + 2 + 3 + 4) / 16
 
@@ -148,7 +148,7 @@ ROW = (np.arange(12, dtype=np.int32)[None], np.ones((1, 12), np.int32))
 
 
 def test_layers_that_slide_have_a_window_and_a_rope_of_their_own():
-    """Gemma 3's: whole layers are scaled by 8 and have a base of 500, sliding ones a base of 50."""
+    """Full layers of Gemma 3 are scaled by 8 with base 500; sliding layers have base 50."""
     config = decoder_config("gemma3")
     seen = views(config, *ROW, *ROW)
     whole, sliding = seen.of(False), seen.of(True)

@@ -1,4 +1,4 @@
-"""Where keys and values are written, and what becomes of them when rows are taken."""
+"""Tests where keys and values are written, and which remain when rows are selected."""
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +10,7 @@ from rl4p.model.cache import Cache, Prefix, write
 
 @pytest.fixture
 def cache():
-    """Two layers of three rows, one head two wide, four slots; every number is another."""
+    """Returns a cache of two layers, three rows, one head of width two and four slots."""
 
     def numbers(*shape, start):
         return jnp.arange(start, start + np.prod(shape), dtype=jnp.int32).reshape(shape)

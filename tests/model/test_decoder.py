@@ -20,9 +20,9 @@ def decoder(policy):
 
 
 def layout(*sequences, width=16):
-    """One row: sequences written at their columns, each with a segment id of its own, from 1."""
+    """Returns one row with sequences at their columns, each with its own segment id, from 1."""
     tokens, positions, segments = (np.zeros((1, width), np.int32) for _ in range(3))
-    tokens[:] = 99  # padding is not told by a zero
+    tokens[:] = 99  # padding must not be recognised by a zero
     for segment, (start, sequence) in enumerate(sequences, 1):
         here = slice(start, start + len(sequence))
         tokens[0, here], positions[0, here] = sequence, np.arange(len(sequence))
@@ -36,7 +36,7 @@ def run(decoder, params, *row):
 
 
 def logits_of(decoder, params, *sequences):
-    """Logits of a row, cut out again for each sequence."""
+    """Returns the logits of each sequence in a row."""
     logits_TV = run(decoder, params, *layout(*sequences))
     return [logits_TV[start : start + len(sequence)] for start, sequence in sequences]
 
@@ -75,7 +75,7 @@ def test_a_future_token_changes_nothing_before_it(decoder, params):
 
 
 def test_prefill_and_decoding_with_a_cache_are_the_full_forward(decoder, params):
-    """Two rows, padded left; then three more tokens one at a time."""
+    """Two rows, padded left, are prefilled; then three more tokens are decoded one by one."""
     rows = [layout((16 - n, tokens)) for n, tokens in zip(LENGTHS[::2], TOKENS[::2], strict=True)]
     tokens, positions, segments = (jnp.concatenate(x) for x in zip(*rows, strict=True))
     hidden = jax.jit(decoder.hidden)(params, tokens, positions, segments)
@@ -93,9 +93,9 @@ def test_prefill_and_decoding_with_a_cache_are_the_full_forward(decoder, params)
 
 @pytest.mark.parametrize("sliding", [(), (True, False)])
 def test_what_follows_a_beginning_is_the_end_of_the_whole_row(decoder, params, sliding):
-    """Four tokens run first and give keys and values; the other six come behind them.
+    """Four tokens run first and give their keys and values; the other six follow.
 
-    A window of three tokens reaches into the beginning, and not to its first token.
+    A window of three tokens reaches into these four, but not to the first.
     """
     config = dataclasses.replace(decoder.config, sliding=sliding, window=3 if sliding else None)
     decoder = dataclasses.replace(decoder, config=config)
@@ -110,7 +110,7 @@ def test_what_follows_a_beginning_is_the_end_of_the_whole_row(decoder, params, s
 
 
 def test_each_row_may_be_extended_at_a_slot_of_its_own(decoder, params):
-    """One token more of two rows, of which one has seven and the other three."""
+    """One more token for two rows, of which one has seven tokens and the other three."""
     rows = [layout((0, tokens)) for tokens in TOKENS[:2]]
     tokens, positions, segments = (jnp.concatenate(x) for x in zip(*rows, strict=True))
     hidden = jax.jit(decoder.hidden)(params, tokens, positions, segments)
@@ -154,7 +154,7 @@ def test_neither_recomputing_nor_unrolling_changes_a_gradient(decoder, params, o
 
 
 def test_what_is_recomputed_is_not_kept(decoder, params):
-    """The bytes that a forward leaves for its backward, and the products that both of them run."""
+    """Counts the bytes that a forward keeps for its backward, and the products of both."""
     kept, products = [], []
     for remat in ("none", "elementwise", "layer"):
         run = dataclasses.replace(decoder, remat=remat).hidden
@@ -165,7 +165,7 @@ def test_what_is_recomputed_is_not_kept(decoder, params):
         kept.append(sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(left)))
         gradient = jax.grad(lambda p, run=run, row=row: jnp.sum(run(p, *row)))
         products.append(str(jax.make_jaxpr(gradient)(params)).count("dot_general["))
-    assert kept[0] - kept[2] > 2 * (kept[1] - kept[2]) > 0  # all keep the parameters
+    assert kept[0] - kept[2] > 2 * (kept[1] - kept[2]) > 0  # all three keep the parameters
     assert products[0] == products[1] < products[2]
 
 

@@ -1,4 +1,4 @@
-"""What a decoder's configuration says of itself, and what it refuses."""
+"""Tests the properties of a decoder's configuration, and the values that it refuses."""
 
 import dataclasses
 

@@ -1,4 +1,4 @@
-"""Every family against golden files that transformers made (tests/golden), and against itself."""
+"""Tests every family against golden files of transformers (tests/golden), and itself."""
 
 import re
 from pathlib import Path
@@ -22,7 +22,7 @@ ROWS, WIDTH = sequences(), 64
 
 @pytest.fixture(scope="module", params=CASES)
 def case(request):
-    """Decoder, parameters and what transformers made of them."""
+    """Returns a decoder, its parameters and the outputs of transformers for them."""
     config = decoder_config(request.param)
     with np.load(GOLDEN / f"{request.param}.npz") as file:
         golden = dict(file)
@@ -31,7 +31,7 @@ def case(request):
 
 @pytest.fixture(scope="module")
 def plain(case):
-    """Logits of each sequence in a row of its own."""
+    """Returns the logits of each sequence in a separate row."""
     decoder, params, _ = case
     logits = np.asarray(forward.logits(decoder, params, *forward.rows(ROWS, WIDTH)))
     return [row[: len(tokens)] for row, tokens in zip(logits, ROWS, strict=True)]
@@ -41,7 +41,7 @@ def test_logits_are_those_of_transformers(case, plain):
     np.testing.assert_allclose(np.concatenate(plain), case[2]["logits"], atol=1e-4)
 
 
-@pytest.mark.slow  # `make parity` holds them against the living transformers
+@pytest.mark.slow  # `make parity` compares them with the installed transformers
 def test_gradients_are_those_of_transformers(case):
     decoder, params, golden = case
     gradient = forward.gradient(decoder, params, np.int32(ROWS[-1])[None])
@@ -61,7 +61,7 @@ def test_greedy_tokens_are_those_of_transformers(case):
 
 
 def test_padding_and_packing_change_nothing(case, plain):
-    """All in one row, the longest last and padding between them; then each in a row padded left."""
+    """All sequences in one row, the longest last, with padding; then each in a row padded left."""
     decoder, params, _ = case
     tokens, positions, segments = (np.zeros((3, WIDTH), np.int32) for _ in range(3))
     tokens[:] = 9
@@ -77,7 +77,7 @@ def test_padding_and_packing_change_nothing(case, plain):
 
 
 def test_decoding_with_a_cache_changes_nothing(case, plain):
-    """Padded left, a prefill longer than the window, then tokens one at a time."""
+    """A prefill longer than the window, padded left, then tokens one by one."""
     decoder, params, _ = case
     padding, T = 3, len(ROWS[-1])
     tokens = np.pad(np.int32(ROWS[-1]), (padding, 0), constant_values=9)[None]
@@ -102,7 +102,7 @@ def test_a_configuration_comes_back_whole(case):
 
 
 def test_every_parameter_has_names_and_no_other(case):
-    """`assembled` starts from parameters that are not numbers."""
+    """`assembled` fills in parameters that are nan at first."""
     assert all(np.isfinite(x).all() for x in jax.tree.leaves(case[1]))
 
 
@@ -113,14 +113,14 @@ def test_fresh_parameters(case):
     for name, tensor in to_tensors(decoder.config, params).items():
         if name.endswith("norm.weight"):
             assert (tensor == (0 if case == "gemma2" else 1)).all(), name
-        else:  # residual outputs by 1 / sqrt(2 x 3 layers)
+        else:  # output projections are scaled by 1 / sqrt(2 x 3 layers)
             smaller = name.endswith(("o_proj.weight", "down_proj.weight"))
             deviation = 0.02 * (6**-0.5 if smaller else 1)
             assert np.std(tensor) == pytest.approx(deviation, rel=0.15), name
 
 
 def test_only_what_a_decoder_needs_is_made():
-    """One mask where all layers see alike; two where some slide."""
+    """One mask if all layers have the same view; two if some layers slide."""
 
     def masks(case):
         config = decoder_config(case)

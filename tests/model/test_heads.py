@@ -8,7 +8,7 @@ HIDDEN_BTD = np.float32([[[1, 0], [0, 1], [2, 3]], [[5, 5], [-1, 2], [0, 0]]])
 
 
 def test_values_are_those_of_the_state_before_each_token():
-    """With w = (2, -1) and b = 0.5: 2 x 1 + 0.5, then -1 + 0.5; the last state chooses no token."""
+    """With w = (2, -1), b = 0.5: 2 x 1 + 0.5, then -1 + 0.5; the last state predicts no token."""
     params = {"value": {"kernel": np.float32([2, -1]), "bias": np.float32(0.5)}}
     expected = [[0, 2.5, -0.5], [0, 5.5, -3.5]]
     np.testing.assert_array_equal(values(params, HIDDEN_BTD), expected)
@@ -27,7 +27,7 @@ def test_values_are_float32_of_rounded_activations_and_a_rounded_head():
     hidden_BTD = jnp.asarray([[[256, 1], [0, 0]]], jnp.bfloat16)
     value_BT = values({"value": head}, hidden_BTD)
     assert value_BT.dtype == jnp.float32
-    np.testing.assert_array_equal(value_BT, [[0, 257]])  # bfloat16 has no 257
+    np.testing.assert_array_equal(value_BT, [[0, 257]])  # bfloat16 cannot represent 257
 
 
 def test_scores_have_one_number_per_label_and_any_leading_axes():

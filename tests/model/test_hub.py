@@ -19,7 +19,7 @@ NAME = "owner/a-model_1.5"
 
 @pytest.fixture
 def download(monkeypatch):
-    """Stands for the hub, which no test reaches: keeps its calls, answers as it is told."""
+    """Replaces the hub, which no test contacts; records the calls and returns a set answer."""
 
     class Download:
         answer = None
@@ -100,7 +100,7 @@ def test_a_hub_out_of_reach_is_told_from_one_that_is_switched_off(download, monk
 
 
 def test_offline_the_refusal_comes_at_once():
-    """The library itself, under HF_HUB_OFFLINE."""
+    """Calls the library itself, with HF_HUB_OFFLINE."""
     start = time.perf_counter()
     with pytest.raises(
         InputError, match=r"^model\.path=no-one/nothing is not a folder, and HF_HUB"

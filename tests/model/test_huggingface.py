@@ -68,7 +68,7 @@ def test_an_untied_head_and_half_precision_too(tmp_path, policy, params, dtype):
 
 
 def test_the_layout_is_that_of_qwen2(folder, params):
-    """Names and [out, in] kernels, as a reader of another library expects them."""
+    """Other libraries expect these names and [out, in] kernels."""
     tensors = load_file(folder / "model.safetensors")
     assert len(tensors) == 2 + 2 * 12
     np.testing.assert_array_equal(tensors["model.embed_tokens.weight"], params["embedding"])
@@ -84,7 +84,7 @@ def test_the_layout_is_that_of_qwen2(folder, params):
 
 
 def test_a_divided_folder_is_read(folder, policy, params):
-    """Files of 20 kB: the 32 x 264 embedding alone is larger."""
+    """Files have at most 20 kB; the 32 x 264 embedding alone is larger."""
     write_model(folder, policy.decoder, params, ENDS, shard_bytes=20_000)
     (folder / "model.safetensors").unlink()
     index = json.loads((folder / "model.safetensors.index.json").read_text())
@@ -134,7 +134,7 @@ def test_the_cpu_takes_what_was_read_without_a_copy():
     assert jax.device_put(memory).unsafe_buffer_pointer() == memory.ctypes.data
 
 
-# Four devices; parameters everywhere, and divided along each of their axes in turn.
+# Four devices, with parameters replicated and then sharded along each of their axes.
 FOUR_DEVICES = """
 import sys, jax, numpy as np
 from pathlib import Path
@@ -251,7 +251,7 @@ def test_spellings_of_several_versions_are_read(folder, change, field, value):
 
 @pytest.fixture
 def classifier(policy, params):
-    """Three labels, and neither a tied head nor one of its own."""
+    """Returns a classifier with three labels, and neither a tied nor an untied token head."""
     config = dataclasses.replace(policy.decoder.config, labels=3, tied_embedding=False)
     return Decoder(config=config), params | {"score": params["embedding"][5:8] + 1}
 
@@ -279,7 +279,7 @@ def test_fresh_classifiers_have_scores_and_no_head(classifier):
     [
         ({}, 3),
         ({"id2label": {"0": "good"}}, 1),
-        ({"id2label": None}, 2),  # as transformers writes it
+        ({"id2label": None}, 2),  # transformers writes null for two labels
         ({"id2label": None, "num_labels": 5}, 5),
         ({"architectures": ["Qwen2ForCausalLM"]}, 0),
         ({"architectures": None}, 0),
@@ -325,7 +325,7 @@ def test_an_export_names_its_special_tokens(tmp_path, policy, params, pad_id):
     [("Qwen/Qwen2.5-0.5B@v1", "Qwen/Qwen2.5-0.5B", "v1"), ("/a/folder", "/a/folder", None)],
 )
 def test_an_adapter_is_written_as_peft_reads_it(tmp_path, policy, params, base, name, revision):
-    """A [in, rank] and B [rank, out] stand turned in the file."""
+    """The file has A [in, rank] and B [rank, out] transposed."""
     decoder = dataclasses.replace(policy.decoder, lora=LoRA(rank=2, alpha=6.0, targets="up|query"))
     adapters = decoder.lora.init(jax.random.key(0), params)
     adapters = jax.tree.map(lambda x: x + np.float32(1), adapters)

@@ -20,7 +20,7 @@ B, T, S, H, K, h = 2, 40, 71, 4, 2, 16
 
 @pytest.fixture(scope="module")
 def rows():
-    """Forty tokens behind at most 31: padding between them in row 0, and at its end."""
+    """Returns forty tokens after at most 31 prefix keys; in row 0 padding follows both."""
     random = np.random.default_rng(0)
     shapes = (B, T, H, h), (B, K, h, S), (B, K, S, h)
     q, k, v = (jnp.asarray(random.normal(size=shape), jnp.float32) for shape in shapes)
@@ -55,7 +55,7 @@ def test_splash_is_attention_and_so_is_its_gradient(rows, softcap):
 
 
 def test_cudnn_is_asked_for_the_same_attention(rows, monkeypatch):
-    """Here JAX's own product stands for it, which takes the same arguments."""
+    """JAX's own implementation replaces cuDNN; it takes the same arguments."""
     asked, product = [], jax.nn.dot_product_attention
 
     def stands_for(*arrays, implementation, **options):
@@ -76,7 +76,7 @@ def test_cudnn_is_asked_for_the_same_attention(rows, monkeypatch):
 
 
 def test_splash_lowers_for_a_tpu_in_every_layer(policy, params, make_trajectories):
-    """Forward and backward, as `Decoder.hidden` calls it."""
+    """Tests the forward and the backward of `Decoder.hidden`."""
     decoder, made = dataclasses.replace(policy.decoder, attention="splash"), make_trajectories()
     tokens = made.tokens_BT, made.positions_BT, made.segment_ids_BT
     gradient = jax.jit(jax.grad(lambda params: jnp.sum(decoder.hidden(params, *tokens))))

@@ -1,4 +1,4 @@
-"""Norms and products by hand; experts against each other, a plain loop, and in a decoder."""
+"""Tests norms and products by hand, and expert dispatches against a loop and in a decoder."""
 
 import dataclasses
 
@@ -12,12 +12,12 @@ from rl4p.model.layer import Experts, Projection, RMSNorm, product
 from tests.golden import forward
 from tests.golden.cases import decoder_config, make_tensors, sequences, to_params
 
-CONFIG = decoder_config("qwen3_moe")  # 2 of 6 experts
+CONFIG = decoder_config("qwen3_moe")  # 2 of 6 experts are chosen
 DISPATCHES = ("dense", "grouped")
 
 
 def test_a_norm_divides_by_the_root_of_the_mean_square():
-    """Of 3 and 4 with an epsilon of 12.5, the root of 25; centered, scales are counted from 1."""
+    """For 3, 4 and epsilon 12.5 the root is 5; a centered norm adds 1 to its scale."""
     x, scale = np.float32([[3, 4]]), np.float32([2, -1])
     for centered, expected in ((False, [6 / 5, -4 / 5]), (True, [9 / 5, 0])):
         norm = RMSNorm(12.5, centered)
@@ -66,7 +66,7 @@ def test_a_projection_multiplies_and_adds_its_bias():
 
 @pytest.fixture(scope="module")
 def experts():
-    """Of one layer: parameters, and 2 x 5 tokens."""
+    """Returns the parameters of one layer, and 2 x 5 tokens."""
     layers = to_params(CONFIG, make_tensors(CONFIG))["layers"]["experts"]
     x_BTD = np.random.default_rng(0).normal(size=(2, 5, CONFIG.width)).astype(np.float32)
     return jax.tree.map(lambda x_L: x_L[0], layers), x_BTD
@@ -78,7 +78,7 @@ def run(dispatch, params, x_BTD, dtype="float32"):
 
 
 def by_a_loop(params, x_BTD):
-    """Token by token in float64; also which experts any token chose."""
+    """Computes token by token in float64; returns also the set of chosen experts."""
     params = jax.tree.map(np.float64, params)
     rows, used = [], set()
     for x in np.float64(x_BTD).reshape(-1, CONFIG.width):
@@ -95,7 +95,7 @@ def by_a_loop(params, x_BTD):
 
 
 def crowded(params, x_BTD):
-    """All tokens choose experts 4 and 1, and the others get none."""
+    """Returns a router that sends all tokens to experts 4 and 1."""
     x_BTD = np.array(x_BTD)
     x_BTD[..., 0] = 3.0
     router = 0.01 * params["router"]
@@ -150,7 +150,7 @@ def decoders():
 
 
 def test_the_logits_of_a_decoder_are_the_same(decoders):
-    """In a scan over layers, under jit; padding, which chooses experts too, included."""
+    """Runs a scan over layers under jit; padding is routed to experts too."""
     dense, grouped, params = decoders
     rows = forward.rows(sequences(), 48)
     expected = np.asarray(forward.logits(dense, params, *rows))

@@ -1,4 +1,4 @@
-"""Adapters: an untouched base at first, small matrices trained alone, merged without a trace."""
+"""Tests adapters: the initial base is unchanged, only adapters train, and they can be merged."""
 
 import jax
 import jax.numpy as jnp
@@ -39,7 +39,7 @@ def adapted(folder):
 
 @pytest.fixture(scope="module")
 def moved(adapted):
-    """Adapters somewhere else than where they begin."""
+    """Returns adapters that differ from their initial values."""
     key = jax.random.key(1)
     return jax.tree.map(lambda x: x + 0.1 * jax.random.normal(key, x.shape), adapted[1])
 
@@ -74,7 +74,7 @@ def test_it_begins_as_its_base(adapted, policy, params, make_trajectories):
 
 
 def test_a_projection_by_hand(adapted, moved):
-    """Y = x W + b + (6 / 2) (x A) B, of the gate of layer 1."""
+    """The gate of layer 1 computes y = x W + b + (6 / 2) (x A) B."""
     from rl4p.model.layer import Projection
 
     gate = jax.tree.map(lambda x: x[1], adapted[0].merged(moved)["layers"]["gate"])
@@ -87,7 +87,7 @@ def test_a_projection_by_hand(adapted, moved):
 
 
 def test_the_scale_is_alpha_over_the_rank(adapted, moved, policy, make_trajectories):
-    """So alpha 6 and rank 2 add 3 A B to a kernel."""
+    """With alpha 6 and rank 2 the kernel of the merged parameters grows by 3 A B."""
     assert LoRA(rank=2, alpha=6.0).scale == 3.0
     assert adapted[0].decoder.layer.adapter_scale == 3.0
     whole = jax.tree.map(np.asarray, adapted[0].merged(moved))
@@ -141,7 +141,7 @@ def test_the_targets_are_a_pattern(folder):
 def test_adapters_are_trained_and_their_base_is_not(
     adapted, make_trajectories, make_state, make_objective
 ):
-    """A step from B = 0 moves B alone, since the gradient of A is a multiple of B."""
+    """The first step, from B = 0, changes B only, since the gradient of A is a multiple of B."""
     policy, adapters = adapted
     trajectories = make_trajectories()
     mask = trajectories.response_mask_BT

@@ -98,7 +98,7 @@ def test_end_tokens_are_that_of_the_tokenizer_and_those_of_the_generation_config
 
 
 def test_a_policy_stops_at_every_end_token(folder):
-    """All 264 tokens but one are ends: a response is over at its first token, or goes on."""
+    """All 264 tokens but one are end tokens: a response ends at its first token or continues."""
     ends = sorted(set(range(264)) - {5})
     (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": ends}))
     policy, params = build(folder)
@@ -147,7 +147,7 @@ def test_without_a_pad_token_rows_are_filled_with_an_end_token(folder):
     edit(folder / "tokenizer_config.json", lambda config: config.pop("pad_token"))
     policy, _ = build(folder)
     assert policy.pad_id == 256
-    assert policy.tokenizer.pad_token_id is None  # an export does not invent one
+    assert policy.tokenizer.pad_token_id is None  # an export must not add one
 
 
 def test_a_path_that_is_no_folder_is_named():
@@ -193,7 +193,7 @@ def test_a_way_with_experts_is_refused_where_there_are_none():
 
 @pytest.mark.parametrize("rank", [0, 2])
 def test_adapters_name_the_base_that_others_find(folder, monkeypatch, rank):
-    """A hub id stays one, and a folder is named whole."""
+    """An id on the hub stays as it is; a folder is written as its full path."""
     monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda name, **_: str(folder))
     monkeypatch.chdir(folder.parent)
     for path, base in (("Qwen/Qwen2.5-0.5B@v1",) * 2, (folder.name, str(folder))):
@@ -209,7 +209,7 @@ def test_the_abstract_parameters_are_those_that_are_built(folder, param_dtype, r
     options = {"param_dtype": param_dtype, "lora": LoRA(rank=rank)}
     policy, params = build(folder, **options)
     for path in folder.glob("*.safetensors"):
-        path.unlink()  # weights are not read
+        path.unlink()  # weights must not be read
     thought, shapes = Pretrained(path=str(folder), **options).abstract(Mesh(dp=1))
     assert thought.decoder == policy.decoder
     for ours, theirs in ((shapes, params), (thought.frozen, policy.frozen)):

@@ -8,7 +8,7 @@ from rl4p.model.rope import LinearScaling, Llama3Scaling, rotate, rotations
 
 
 def test_the_angle_is_the_position_times_a_falling_frequency():
-    """Of a head 4 wide and a base of 100, frequencies are 1 and 1 / 10."""
+    """With head width 4 and base 100 the frequencies are 1 and 1 / 10."""
     cos, sin = rotations(np.int32([[0, 3]]), 4, 100.0, None)
     assert cos.shape == sin.shape == (1, 2, 1, 2)
     np.testing.assert_allclose(cos[0, :, 0], [[1, 1], np.cos([3, 0.3])], rtol=1e-6)
@@ -16,7 +16,7 @@ def test_the_angle_is_the_position_times_a_falling_frequency():
 
 
 def test_angles_are_exact_far_from_the_beginning():
-    """A frequency in half precision is off by a whole turn there."""
+    """With a frequency in half precision the angle would be wrong by a full turn."""
     positions = np.int32([[30_000]])
     cos, _ = rotations(positions, 16, 10_000.0, None)
     expected = np.cos(30_000 * 10_000.0 ** (-np.arange(8) / 8))
@@ -64,7 +64,7 @@ def test_linear_scaling_divides_positions():
 
 
 def test_llama3_scaling_by_hand():
-    """Of 64 positions: over 4 turns kept, under 1 turn divided by 8, at 2.5 turns halfway."""
+    """In 64 positions 4 turns or more stay, up to 1 turn is divided by 8, 2.5 is halfway."""
     scaling = Llama3Scaling(
         factor=8.0, low_frequency_factor=1.0, high_frequency_factor=4.0, original_max_positions=64
     )

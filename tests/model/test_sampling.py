@@ -10,7 +10,7 @@ LOGITS = np.random.default_rng(0).normal(0, 3, (5, 17)).astype(np.float32)
 
 
 def by_sorting(logits_V, sampling):
-    """One distribution, token by token from the most probable down."""
+    """Computes one distribution, token by token from the most probable one."""
     logits_V = np.float64(logits_V) / (sampling.temperature or 1.0)
     order = np.argsort(-logits_V)[: sampling.top_k or None]
     probabilities = np.exp(logits_V[order] - logits_V.max())
@@ -37,7 +37,7 @@ def test_the_distribution_is_that_of_plain_sorting(temperature, top_k, top_p):
 
 
 def test_top_p_is_taken_from_what_top_k_left():
-    """Of 0.4, 0.3, 0.2, 0.1 the first two are 4/7 and 3/7 after top_k = 2: 0.5 < 4/7 keeps one."""
+    """After top_k = 2, 0.4 and 0.3 of 0.4, 0.3, 0.2, 0.1 are 4/7 and 3/7: 0.5 < 4/7 keeps one."""
     logits = jnp.log(jnp.asarray([0.2, 0.4, 0.1, 0.3]))
     both = sampling_logprobs(logits, Sampling(top_k=2, top_p=0.5))
     np.testing.assert_array_equal(both, [-np.inf, 0, -np.inf, -np.inf])
@@ -65,7 +65,7 @@ def test_the_gradient_outside_the_support_is_zero_and_never_nan():
 
 @pytest.mark.parametrize("sampling", [Sampling(top_k=2), Sampling(top_p=0.5)], ids=str)
 def test_a_token_that_was_drawn_stays_in_the_support(sampling):
-    """Of 0.4, 0.3, 0.2, 0.1 two are kept, and the drawn one with them."""
+    """Two of 0.4, 0.3, 0.2, 0.1 are kept, and also the drawn token."""
     logits = jnp.log(jnp.asarray([0.2, 0.4, 0.1, 0.3]))
     with_third = np.exp(sampling_logprobs(logits, sampling, jnp.asarray(2)))
     np.testing.assert_allclose(with_third, [0, 4 / 8, 1 / 8, 3 / 8], rtol=1e-6)
@@ -99,7 +99,7 @@ def test_of_equal_tokens_greedy_decoding_takes_the_first_and_nan_stays_in_the_vo
 
 
 def test_equal_logits_at_the_edge_of_top_p_are_kept_together():
-    """Of 0.4 and three of 0.2 a half needs two: the three equals stay, whatever their order."""
+    """Half of (0.4, 0.2, 0.2, 0.2) needs two tokens; equal tokens stay together in any order."""
     logits = jnp.log(jnp.asarray([0.2, 0.4, 0.2, 0.2]))
     kept = np.exp(sampling_logprobs(logits, Sampling(top_p=0.5)))
     np.testing.assert_allclose(kept, [0.2, 0.4, 0.2, 0.2], rtol=1e-6)

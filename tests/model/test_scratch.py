@@ -9,7 +9,7 @@ from rl4p.model.scratch import Scratch
 
 
 def test_a_policy_from_scratch_knows_every_token(policy):
-    assert policy.decoder.config.vocabulary == 264  # 256 bytes and five special tokens, by eights
+    assert policy.decoder.config.vocabulary == 264  # 256 bytes and 5 special tokens, rounded up
     assert policy.decoder.config.head_width == 8
     assert policy.end_ids == (policy.tokenizer.eos_token_id,)
     assert policy.pad_id not in policy.end_ids
@@ -64,7 +64,7 @@ def test_parameters_have_a_dtype_of_their_own(dtype):
         assert {x.dtype.name for x in jax.tree.leaves(tree)} == {dtype}
     exact = jax.jit(policy.decoder.init)(jax.random.key(0))
     rounded = jax.tree.map(lambda x: x.astype(dtype), exact)
-    # Compiled as one program, a number may be rounded the other way.
+    # A compiled program may round a number differently.
     jax.tree.map(
         lambda a, b: np.testing.assert_allclose(np.float32(a), np.float32(b), rtol=1e-2),
         params,

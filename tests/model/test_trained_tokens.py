@@ -1,4 +1,4 @@
-"""Which tokens a prompt is made of and which of a row are trained, token by token, by tokenizer."""
+"""Tests the tokens of prompts, and the tokens that are trained, for several tokenizers."""
 
 import numpy as np
 import pytest
@@ -30,7 +30,7 @@ THINKING = CHAT_TEMPLATE.replace(
 
 
 def tokenizer(folder, *, template=CHAT_TEMPLATE, adds_bos=False, **special):
-    """A byte tokenizer that was saved and read; `adds_bos` as Llama's and Gemma's do by default."""
+    """Returns a saved and loaded byte tokenizer; Llama's and Gemma's have `adds_bos` by default."""
     from tokenizers.processors import TemplateProcessing
 
     made = byte_tokenizer()
@@ -64,7 +64,7 @@ def shown(tokenizer, ids):
             {"system_prompt": "Go"},
             "<|system|> G o <|end|> <|user|> 1 + 2 <|end|> <|assistant|>",
         ),
-        # A template that begins with <bos>, and a tokenizer that adds one: one of them, not two.
+        # The template begins with <bos> and the tokenizer adds <bos>: the result has one.
         (
             {"bos_token": "<|system|>", "adds_bos": True, "template": begins(CHAT_TEMPLATE)},
             {},
@@ -75,7 +75,7 @@ def shown(tokenizer, ids):
             {},
             "<|system|> <|user|> 1 + 2 <|end|> <|assistant|>",
         ),
-        # The model was trained on what its template writes, which here has no <bos>.
+        # The model was trained on the template's output, which here has no <bos>.
         ({"adds_bos": True}, {}, "<|user|> 1 + 2 <|end|> <|assistant|>"),
         (
             {"template": THINKING},
@@ -93,7 +93,7 @@ def test_special_tokens_stand_where_the_template_puts_them(tmp_path, made, optio
 
 @pytest.fixture
 def demonstrate(policy):
-    """The tokens of a row with padding left out, and those of them that are trained."""
+    """Returns a function that gives a row's tokens without padding, and those that are trained."""
 
     def demonstrate(tokenizer, prompts):
         own = Policy(

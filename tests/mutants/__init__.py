@@ -1,1 +1,1 @@
-"""Small faults put into the code on purpose, each of which some test must notice."""
+"""Small faults in the code, each of which a test must detect."""

@@ -1,9 +1,9 @@
-"""Runs each mutant against the tests that should notice it, and prints the survivors.
+"""Runs each mutant against the tests that should detect it, and prints the survivors.
 
     make mutants                           all of them
     make mutants ARGS="--name checkpoint"  those with a word in their name or file
 
-First the same tests run on the code as it is: a test that fails anyway notices nothing.
+First the same tests run on the unchanged code: a test that already fails detects nothing.
 Exit code 1: a mutant survived, or a patch or a test could not be used.
 """
 
@@ -33,7 +33,7 @@ NOTICED, SURVIVED = "noticed", "SURVIVED"
 
 
 class Tree:
-    """A copy of the repository that mutants are tried in, one after the other."""
+    """A copy of the repository in which mutants are tried, one after the other."""
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir()
@@ -54,7 +54,7 @@ class Tree:
         )
 
     def run(self, tests: str, seconds: float) -> int:
-        """Returns pytest's exit code for these arguments."""
+        """Runs pytest with these arguments and returns its exit code."""
         assert self.worker.stdin is not None
         assert self.worker.stdout is not None
         print(json.dumps({"tests": shlex.split(tests), "seconds": seconds}), file=self.worker.stdin)
@@ -63,10 +63,10 @@ class Tree:
 
     @contextmanager
     def changed(self, mutant: Mutant):
-        """Has the mutant's fault in the copy.
+        """Applies the mutant to the copy for the duration of the context.
 
         Raises:
-          ValueError: it does not apply.
+          ValueError: the mutant does not apply.
         """
         path = self.folder / mutant.file
         source = path.read_text()
@@ -78,7 +78,7 @@ class Tree:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The command line; returns the exit code."""
+    """Runs the command line and returns its exit code."""
     parser = argparse.ArgumentParser(prog="python -m tests.mutants", description=__doc__)
     parser.add_argument("files", nargs="*", type=Path, help="YAML files of mutants")
     parser.add_argument("--name", default="", help="only mutants with this in their name or file")
@@ -104,8 +104,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             try:
                 with tree.changed(mutant):
                     code = tree.run(mutant.tests, chosen.seconds)
-                # A fault may also hang the tests, or end the process that runs them: unchanged code
-                # does neither, as the run before this one has shown.
+                # A fault may also make the tests hang or kill their process. The run on unchanged
+                # code has shown that the tests alone do neither.
                 noticed = (FAILED, LATE, BROKEN)
                 found = {PASSED: SURVIVED, **dict.fromkeys(noticed, NOTICED)}.get(code)
                 found = found or f"NOT JUDGED: exit code {code} of pytest"

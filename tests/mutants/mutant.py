@@ -1,4 +1,4 @@
-"""What a mutant is, and where the ones of this project are listed."""
+"""The mutants of this project, read from the YAML files of this folder."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,11 +15,11 @@ class Mutant:
     """A patch that makes one place of the code wrong.
 
     Attributes:
-      name: says in words what is wrong with the changed code.
+      name: a description of the fault.
       file: the file to change, relative to the repository.
-      before: the text to replace. It stands in the file exactly once.
+      before: the text to replace, which occurs exactly once in the file.
       after: the wrong text.
-      tests: the arguments that pytest is given, separated by spaces.
+      tests: the arguments of pytest, separated by spaces.
     """
 
     name: str
@@ -32,7 +32,7 @@ class Mutant:
         """Returns the source with the fault in it.
 
         Raises:
-          ValueError: `before` is not there exactly once, so that the patch no longer applies.
+          ValueError: `before` does not occur exactly once, so the patch no longer applies.
         """
         count = source.count(self.before)
         if count != 1:

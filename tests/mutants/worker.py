@@ -1,7 +1,7 @@
-"""Runs pytest in one copy of the repository, as often as it is asked to.
+"""Runs pytest in one copy of the repository, once for each request.
 
-It reads a JSON line for each run, and answers with pytest's exit code. What takes long to import is
-imported once: each run is a fork of a process that has it already, and nothing of this project.
+Reads one JSON line per request and prints pytest's exit code. Slow imports happen only once: each
+run is a fork of a process that has imported them, but nothing of this project.
 """
 
 import json
@@ -23,7 +23,7 @@ BROKEN, LATE = 99, 124
 
 
 def in_a_fork(tree: str, tests: list[str], seconds: float) -> int:
-    """Returns the exit code of pytest, or `LATE` where it took longer than it may."""
+    """Returns the exit code of pytest, or `LATE` if it exceeded the time limit."""
     child = os.fork()
     if child == 0:
         code = BROKEN
@@ -49,8 +49,8 @@ def in_a_fork(tree: str, tests: list[str], seconds: float) -> int:
 
 
 def main(tree: str) -> None:
-    """Answers line by line until there are no more."""
-    del sys.path[0]  # this folder: tests find their own
+    """Answers requests from standard input, line by line."""
+    del sys.path[0]  # this folder: each copy has its own tests
     for line in sys.stdin:
         run = json.loads(line)
         print(in_a_fork(tree, run["tests"], run["seconds"]), flush=True)

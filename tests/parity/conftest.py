@@ -1,4 +1,4 @@
-"""The same numbers for a loss of this project and for one of another."""
+"""Fixtures that give the same numbers to a loss of this project and to one of another."""
 
 from dataclasses import replace
 from types import SimpleNamespace
@@ -18,9 +18,9 @@ ADVANTAGES = (1.2, -0.7, 0.4, -0.9, -1.5, 0.8, 0.0, 0.7)
 
 @pytest.fixture(scope="session")
 def numbers():
-    """Logprobs of every kind for eight responses, all of them different from one another.
+    """Returns log-probabilities of every kind for eight responses, all different from one another.
 
-    What stands outside the mask is no zeros.
+    Outside the mask the numbers are not 0.
     """
     random = np.random.default_rng(0)
     shape = (len(LENGTHS), max(LENGTHS))
@@ -43,7 +43,7 @@ def numbers():
 
 @pytest.fixture(scope="session")
 def batch_of():
-    """Numbers as a batch; its token ids say where in the numbers a token stands."""
+    """Returns a function that makes a batch of numbers; token ids are their indices."""
 
     def make(numbers):
         B, T = numbers.mask.shape
@@ -77,12 +77,12 @@ def batch_of():
 
 @pytest.fixture
 def our_loss(monkeypatch, make_objective, batch_of):
-    """The gradient step's loss and slopes, with numbers in the place of a model's forward.
+    """Returns a function that computes the gradient step's loss and slopes from given numbers.
 
-    Everything behind the forward is what a run executes, and it is done in two microbatches: the
-    other projects see all rows at once.
+    The numbers replace a model's forward. All later code is that of a run, in two microbatches. The
+    other projects process all rows at once.
     """
-    # Not by the package's attribute, which is the function of the same name.
+    # The package's attribute of this name is the function, not the module.
     step = pytest.importorskip("rl4p.learner.gradient_step")
 
     def scores(decoder, params, hidden, trajectories, sampling):
@@ -94,10 +94,10 @@ def our_loss(monkeypatch, make_objective, batch_of):
         )
 
     def trunk(decoder, params, trajectories, before):
-        assert before is None  # no prompt is shared here
+        assert before is None  # no prompts are shared here
         return params["values"][trajectories.tokens_BT]
 
-    for name in ("logprobs", "entropy", "values"):  # in the place of parameters
+    for name in ("logprobs", "entropy", "values"):  # they replace parameters
         monkeypatch.setitem(DECLARED, name, vector())
     monkeypatch.setattr(step, "trunk", trunk)
     monkeypatch.setattr(step, "token_scores", scores)
@@ -113,7 +113,7 @@ def our_loss(monkeypatch, make_objective, batch_of):
         arrays = {name: jnp.asarray(getattr(numbers, name).ravel()) for name in names}
         params = {**arrays, "critic": {}}
 
-        with jax.disable_jit():  # many losses, each evaluated once: compiling would take longer
+        with jax.disable_jit():  # each loss runs once, so compiling would take longer
             decoder = SimpleNamespace(dtype="float32")
             gradient, sums = step.minibatch_gradient(
                 objective, decoder, Sampling(), {}, params, batch_of(numbers), coefficients

@@ -1,4 +1,4 @@
-"""Models of transformers' own making, with no parameter at 0 or 1."""
+"""Models built by transformers, with no parameter equal to 0 or 1."""
 
 import pytest
 
@@ -6,7 +6,7 @@ from tests.golden.cases import CASES
 
 
 def random_model(case, auto_class, **options):
-    """On torch, on the CPU, float32; the test is skipped where there is no torch."""
+    """Returns a torch model on the CPU in float32; skips the test without torch."""
     torch = pytest.importorskip("torch")
     transformers = pytest.importorskip("transformers")
     config = transformers.AutoConfig.for_model(**CASES[case] | options)

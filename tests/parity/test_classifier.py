@@ -1,4 +1,4 @@
-"""Sequence classifiers against transformers on torch, on the CPU in float32."""
+"""Compares sequence classifiers with transformers on torch, on the CPU in float32."""
 
 import json
 
@@ -22,8 +22,8 @@ PAD = 3
     params=["qwen2", "qwen3", "llama", "mistral", "gemma2", "gemma3", "qwen3_moe"],
 )
 def pair(request, tmp_path_factory):
-    """A classifier of transformers' own making, and the reward term that reads its folder."""
-    labels = 1 + len(request.param) % 3  # two, which its config.json does not say, too
+    """Returns a classifier of transformers and the reward term that reads its folder."""
+    labels = 1 + len(request.param) % 3  # includes two, which config.json does not write
     options = {"vocab_size": 264, "num_labels": labels, "pad_token_id": PAD}
     model = random_model(request.param, "AutoModelForSequenceClassification", **options)
     folder = tmp_path_factory.mktemp(request.param)
@@ -43,7 +43,7 @@ def theirs(model, tokens, mask):
 
 
 def test_logits(pair):
-    """Padded right, as transformers pads; one sequence ends with a pad token of its own."""
+    """Rows are padded right, as in transformers; one sequence ends with a real pad token."""
     case, model, term = pair
     random = np.random.default_rng(1)
     tokens = np.full((len(LENGTHS), max(LENGTHS)), PAD)

@@ -1,4 +1,4 @@
-"""What we export, opened by transformers: no remark, the same weights, the same words."""
+"""Tests that transformers reads our exports: no warnings, equal weights, equal tokens."""
 
 import logging
 from contextlib import contextmanager
@@ -20,7 +20,7 @@ QUESTIONS = ("123+456", "999+1", "7")
 
 @contextmanager
 def remarks():
-    """Everything that transformers says at level WARNING; Python's warnings are errors anyway."""
+    """Collects the messages of transformers at level WARNING; Python's warnings are errors."""
     said = []
 
     class Keep(logging.Handler):
@@ -47,7 +47,7 @@ def tiny():
 
 @pytest.fixture(scope="module", params=[(None, 5 * 10**9), ("bfloat16", 5 * 10**9), (None, 10**5)])
 def opened(request, tiny, tmp_path_factory):
-    """In one file and in several, in float32 and in bfloat16."""
+    """Opens exports in one file and in several, in float32 and in bfloat16."""
     pytest.importorskip("torch")
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -107,9 +107,9 @@ def test_its_tokens_and_greedy_words_are_ours(opened, tiny):
         assert tokenizer.decode(response, skip_special_tokens=True) == texts.responses[0]
 
 
-@pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing:FutureWarning")  # PEFT's own
+@pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing:FutureWarning")  # from PEFT itself
 def test_peft_opens_an_adapter(tmp_path):
-    """The adapter on its base gives the logits of both merged, by transformers and by PEFT."""
+    """The adapter on its base gives the merged logits, in transformers and in PEFT."""
     torch = pytest.importorskip("torch")
     peft = pytest.importorskip("peft")
     from transformers import AutoModelForCausalLM
@@ -130,7 +130,7 @@ def test_peft_opens_an_adapter(tmp_path):
         adapted = beside(tokens).logits
     assert float((adapted - merged).abs().max()) < 2e-4
     assert float((base - merged).abs().max()) > 0.1
-    # Every adapter of the file was taken: none is at its first value, which is 0 for B.
+    # Every adapter of the file was read: no B is 0, its initial value.
     taken = [p for name, p in beside.named_parameters() if "lora_B" in name]
     assert len(taken) == 4 * 3
     assert all(float(p.detach().abs().max()) > 0 for p in taken)

@@ -1,4 +1,4 @@
-"""Ours against transformers on torch, on the CPU in float32: `make parity`."""
+"""Compares decoders with transformers on torch, on the CPU in float32: `make parity`."""
 
 import json
 
@@ -19,7 +19,7 @@ LENGTHS = (1, 2, 9, 64, 300)
 
 @pytest.fixture(scope="module", params=CASES)
 def pair(request, tmp_path_factory):
-    """A model of transformers' own making, and what our reader makes of its folder."""
+    """Returns a model of transformers, and the decoder and parameters read from its folder."""
     model = random_model(request.param, "AutoModelForCausalLM")
     folder = tmp_path_factory.mktemp(request.param)
     model.save_pretrained(folder)
@@ -60,7 +60,7 @@ def test_gradients(pair):
     worst = {
         name: np.linalg.norm(ours[name] - theirs[name]) / np.linalg.norm(theirs[name])
         for name in ours
-        if ours[name].any() or theirs[name].any()  # an expert that no token chose has none
+        if ours[name].any() or theirs[name].any()  # an expert without tokens has no gradient
     }
     print(f"{case}: largest relative difference of gradients {max(worst.values()):.1e}")
     assert len(worst) >= 0.8 * len(ours)

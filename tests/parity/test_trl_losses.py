@@ -1,9 +1,9 @@
-"""Losses and advantages against TRL's trainers, on the same tensors: `make parity`.
+"""Compares losses and advantages with TRL's trainers on the same tensors: `make parity`.
 
-TRL's own code does all the arithmetic: its trainers are built for real on the tiny policy, what
-they generate and what a forward gives is taken from `numbers`, and everything between (old
-logprobs, corrections, advantages, the loss and its sum) is theirs. Where TRL and this project
-differ on purpose, a test says why and by how much.
+TRL's own code does all the arithmetic. Its trainers are built for the tiny policy. `numbers`
+replaces the generated tokens and the outputs of the forward; old logprobs, corrections, advantages,
+the loss and its sum come from TRL. Where TRL and this project differ on purpose, a test says why
+and by how much.
 """
 
 import os
@@ -43,12 +43,12 @@ from rl4p.update.vespo import VESPO
 
 pytestmark = [
     pytest.mark.parity,
-    # Names of transformers' that TRL and PEFT still use.
+    # Names of transformers that TRL and PEFT still use.
     pytest.mark.filterwarnings("ignore:.*gradient_checkpointing:FutureWarning"),
 ]
 os.environ["TRL_EXPERIMENTAL_SILENCE"] = "1"
 TINY = str(Path(rl4p.__file__).parent / "model" / "tiny")
-KL = {"beta": 0.3, "use_bias_correction_kl": False}  # on by default; it has a test of its own
+KL = {"beta": 0.3, "use_bias_correction_kl": False}  # on by default; another test compares it
 TOKEN = 5  # not an end token
 REWARDS = (1.0, 0.0, 0.5, 0.0, 2.0, 0.25, 1.0, 0.0)
 
@@ -69,7 +69,7 @@ def tiny(torch):
 
 @pytest.fixture
 def make_trainer(tiny, tmp_path):
-    """A trainer of the class and the options given; the reward functions give fixed numbers."""
+    """Returns a function that builds a trainer whose reward functions return fixed numbers."""
     from datasets import Dataset
     from trl import GRPOConfig, GRPOTrainer
 
@@ -81,7 +81,7 @@ def make_trainer(tiny, tmp_path):
             "activation_checkpointing": False,
             "per_device_train_batch_size": 8,
             "num_generations": 4,
-            "num_iterations": 2,  # so that the old logprobs differ from the current ones
+            "num_iterations": 2,  # makes the old logprobs differ from the current ones
             "max_completion_length": 9,
             "report_to": [],
         } | options
@@ -94,13 +94,13 @@ def make_trainer(tiny, tmp_path):
             return grade
 
         built = trainer(
-            model=TINY if options.get("beta") else tiny[0],  # a reference is loaded by its name
+            model=TINY if options.get("beta") else tiny[0],  # TRL loads a reference by its name
             reward_funcs=[grader(k) for k in range(len(rewards))],
             args=config(**options),
             train_dataset=Dataset.from_dict({"prompt": ["1"] * 8}),
             processing_class=tiny[1],
         )
-        built.use_vllm = vllm  # only to have the sampler corrected for: nothing is generated
+        built.use_vllm = vllm  # enables the correction for the sampler; nothing is generated
         built.current_gradient_accumulation_steps = 1
         return built
 
@@ -109,7 +109,7 @@ def make_trainer(tiny, tmp_path):
 
 @pytest.fixture
 def collect(torch, make_trainer):
-    """A trainer, and what it makes of the numbers before the loss: its inputs."""
+    """Returns a function that builds a trainer and the inputs of its loss from the numbers."""
     from trl import RLOOTrainer
 
     def run(numbers, *, truncated=(), **options):
@@ -147,12 +147,12 @@ def collect(torch, make_trainer):
 
 @pytest.fixture
 def their_loss(torch, collect):
-    """TRL's loss of the numbers, and its slopes."""
+    """Returns a function that computes TRL's loss of the numbers, and its slopes."""
 
     def evaluate(numbers, *, kept=None, **options):
         trainer, inputs, tensors = collect(numbers, **options)
         inputs["advantages"] = torch.tensor(numbers.advantages)
-        if kept is not None:  # as TRL leaves out what a tool has written
+        if kept is not None:  # TRL masks the output of tools in this way
             inputs["tool_mask"] = torch.tensor(kept).int()
         loss = trainer.compute_loss(trainer.model, inputs)
         loss.backward()
@@ -176,7 +176,7 @@ def assert_different(ours, theirs):
     assert np.abs(ours.logprobs - theirs.logprobs).max() > 1e-3
 
 
-# What both have: TRL's options, our update, and what joins its loss.
+# What both projects have: TRL's options, our update, and the other parts of our loss.
 SAME = {
     "grpo": ({"loss_type": "grpo"}, PPO(aggregation="sequence_mean_token_mean"), {}),
     "bnpo": ({"loss_type": "bnpo"}, PPO(), {}),
@@ -285,8 +285,8 @@ def test_gmpo(numbers, our_loss, their_loss):
 
 
 def test_the_divergence_weighted_by_the_ratio(numbers, our_loss, their_loss):
-    # The ratio of TRL is pi / pi_old, whoever sampled; ours is pi / pi_behaviour, as in
-    # DeepSeek-V3.2: it is the sampler's distribution that the tokens came from.
+    # TRL's ratio is pi / pi_old for any sampler. Ours is pi / pi_behaviour, as in DeepSeek-V3.2,
+    # because the tokens come from the sampler's distribution.
     options = {"loss_type": "dapo", "beta": 0.3, "use_bias_correction_kl": True}
     kl, theirs = Fixed(beta=0.3, importance_weight=True), their_loss(numbers, **options)
     unchanged = SimpleNamespace(**vars(numbers) | {"behaviour": numbers.proximal})
@@ -294,12 +294,12 @@ def test_the_divergence_weighted_by_the_ratio(numbers, our_loss, their_loss):
     assert_different(our_loss(numbers, PPO(), kl=kl), theirs)
 
 
-# Where the two differ on purpose.
+# Deliberate differences.
 
 
 def test_a_row_without_loss_tokens_is_no_sequence(numbers, our_loss, their_loss):
-    # TRL divides by all rows, also by those that were masked whole; here the mean is over the
-    # sequences that have tokens, so that dropping a sample does not shrink the others' steps.
+    # TRL divides by all rows, including rows that are masked completely. Here the mean is over
+    # sequences with tokens, so that dropping a sample does not shrink the steps of the others.
     kept = np.ones_like(numbers.mask)
     kept[[1, 4]] = False
     theirs = their_loss(numbers, kept=kept, loss_type="grpo")
@@ -310,8 +310,8 @@ def test_a_row_without_loss_tokens_is_no_sequence(numbers, our_loss, their_loss)
 
 
 def test_token_mean_is_over_the_minibatch(numbers, our_loss, their_loss):
-    # TRL's bnpo divides by the tokens of a microbatch, and an accumulated gradient changes with
-    # its size; here the count is the minibatch's. Its dapo does as we do (above).
+    # TRL's bnpo divides by the tokens of a microbatch, so the gradient depends on its size.
+    # Here the count is the minibatch's. TRL's dapo agrees with us (above).
 
     def half(rows):
         part = {name: x[rows] for name, x in vars(numbers).items()}
@@ -328,8 +328,8 @@ def test_token_mean_is_over_the_minibatch(numbers, our_loss, their_loss):
 
 
 def test_a_ratio_beyond_float32_stays_finite(numbers, our_loss, their_loss):
-    # TRL does not bound the log-ratio, and its exponential overflows on a bad token far from the
-    # old policy; ours is clamped to +-20, and beyond that the token has no slope.
+    # TRL does not bound the log-ratio: its exponential overflows on a bad token far from the old
+    # policy. Ours is clamped to +-20, and beyond these bounds the slope is 0.
     far = numbers.logprobs.copy()
     far[1, 0] = numbers.proximal[1, 0] + 100
     far = SimpleNamespace(**vars(numbers) | {"logprobs": far})
@@ -345,7 +345,7 @@ def test_a_ratio_beyond_float32_stays_finite(numbers, our_loss, their_loss):
 
 def test_the_share_of_uncertain_tokens_is_rounded_down(numbers, our_loss, their_loss):
     # TRL compares with an interpolated quantile, which keeps floor(0.25 x 34) + 1 = 9 of 35
-    # tokens; a share of 0.25 is floor(0.25 x 35) = 8 here. The extra one is the ninth largest.
+    # tokens. Here a share of 0.25 is floor(0.25 x 35) = 8. The extra token is the ninth largest.
     theirs = their_loss(numbers, loss_type="cispo", epsilon_high=5.0, top_entropy_quantile=0.25)
     ours = our_loss(numbers, CISPO(), entropy=TopTokens(share=0.25))
     order = np.sort(np.where(numbers.mask, numbers.entropy, 0).ravel())[::-1]
@@ -355,8 +355,8 @@ def test_the_share_of_uncertain_tokens_is_rounded_down(numbers, our_loss, their_
 
 
 def test_the_entropy_bonus_is_summed_as_the_loss_is(numbers, our_loss, their_loss):
-    # TRL's bonus is the mean over tokens whatever the loss type; here it is a part of each token's
-    # loss and has that one's weight: the same at token_mean (above), another thing elsewhere.
+    # TRL's bonus is the mean over tokens for any loss type. Here it is a part of each token's loss
+    # and has the same weight. Both agree for token_mean (above), and differ otherwise.
     theirs = their_loss(numbers, loss_type="grpo", entropy_coef=0.2)
     ours = our_loss(numbers, PPO(aggregation="sequence_mean_token_mean"), entropy=Bonus(alpha=0.2))
     np.testing.assert_allclose(ours.logprobs, theirs.logprobs, rtol=0, atol=1e-5)
@@ -367,8 +367,8 @@ def test_the_entropy_bonus_is_summed_as_the_loss_is(numbers, our_loss, their_los
 
 def test_sequences_are_masked_by_their_geometric_mean(numbers, our_loss, their_loss):
     # TRL masks by the product of a sequence's ratios, which leaves any interval as the sequence
-    # grows, and weighs what it keeps by the product; here the bounds are on the geometric mean, and
-    # the weights are each token's own. On sequences of one token the two are the same.
+    # grows, and weighs kept sequences by the product. Here the bounds are on the geometric mean,
+    # and each token has its own weight. Both agree on sequences of one token.
     options = {
         "loss_type": "dapo",
         "vllm": True,
@@ -387,8 +387,8 @@ def test_sequences_are_masked_by_their_geometric_mean(numbers, our_loss, their_l
 
 
 def test_vespo_and_the_correction_are_two_factors(numbers, our_loss, their_loss):
-    # TRL multiplies the correction into the ratio that the kernel sees; here a correction is a
-    # factor of the loss for every update alike. Without one they are the same (above).
+    # TRL multiplies the correction into the ratio that the kernel reads. Here a correction is a
+    # factor of the loss of every update. Without a correction both agree (above).
     options = {"loss_type": "vespo", "vllm_importance_sampling_mode": "token_truncate"}
     theirs = their_loss(numbers, vllm=True, vllm_importance_sampling_clip_max=1.1, **options)
     ours = our_loss(numbers, VESPO(), correction=TokenTruncate(cap=1.1))
@@ -398,14 +398,14 @@ def test_vespo_and_the_correction_are_two_factors(numbers, our_loss, their_loss)
     np.testing.assert_allclose(
         ours.logprobs, plain.logprobs * np.where(numbers.mask, np.exp(log_w), 0), atol=1e-5
     )
-    # What TRL does is our kernel at the ratio to the sampler: proximal moved by log w.
+    # TRL's result is our kernel at the ratio to the sampler: proximal is moved by log w.
     moved = SimpleNamespace(**vars(numbers) | {"proximal": numbers.proximal - log_w})
     assert_same(our_loss(moved, VESPO()), theirs)
 
 
 def test_a_truncated_sample_is_dropped_from_its_group(numbers, collect, advantages, our_batch):
-    # TRL takes the tokens of a response that the limit cut out of the loss and leaves its reward
-    # in the baseline; here it is out of both, for its reward is that of an answer not finished.
+    # TRL removes the tokens of a truncated response from the loss, but keeps its reward in the
+    # baseline. Here it is in neither, since its reward is that of an unfinished answer.
     _, inputs, _ = collect(numbers, truncated=(0,), mask_truncated_completions=True)
     trajectories, rewards = our_batch(numbers)
     finish_B = trajectories.finish_B.at[0].set(int(Finish.LENGTH))
@@ -422,7 +422,7 @@ def test_a_truncated_sample_is_dropped_from_its_group(numbers, collect, advantag
 
 
 def hand(rewards):
-    """(r - mean) / (std + 1e-4) of a group, its deviation divided by count - 1."""
+    """Returns (r - mean) / (std + 1e-4) of a group; the variance divides by count - 1."""
     return (np.array(rewards) - np.mean(rewards)) / (np.std(rewards, ddof=1) + 1e-4)
 
 
@@ -461,7 +461,7 @@ def advantages():
 )
 @pytest.mark.parametrize("failed", [(), (2,)], ids=["all", "one_failed"])
 def test_advantages(numbers, collect, advantages, our_batch, options, phase, failed):
-    """A reward that could not be graded (None in TRL) leaves the baseline in both."""
+    """Neither project counts a sample without a grade (None in TRL) in the baseline."""
     rewards = tuple(None if b in failed else r for b, r in enumerate(REWARDS))
     _, inputs, _ = collect(numbers, rewards=(rewards,), **options)
     found = advantages(phase, *our_batch(numbers, (rewards,)))
@@ -484,7 +484,7 @@ def assert_advantages(found, inputs, numbers):
 
 
 def test_a_failed_sample_leaves_the_loss(numbers, collect, advantages, our_batch):
-    """TRL gives it advantage 0 and counts its tokens in the loss's mean; here they do not count."""
+    """TRL gives it advantage 0 but counts its tokens in the mean of the loss; we do not."""
     rewards = (*REWARDS[:2], None, *REWARDS[3:])
     _, inputs, _ = collect(numbers, rewards=(rewards,))
     found = advantages(GRPO(), *our_batch(numbers, (rewards,)))
@@ -493,8 +493,8 @@ def test_a_failed_sample_leaves_the_loss(numbers, collect, advantages, our_batch
 
 
 def test_equal_rewards_give_exactly_nothing(numbers, collect, advantages, our_batch):
-    # TRL divides the rounding of the mean by 1e-4, its floor for the deviation; here a group of
-    # equal rewards is found by comparison and its advantages are 0.
+    # TRL divides the rounding error of the mean by 1e-4, its epsilon for the deviation. Here a
+    # comparison finds a group of equal rewards, and its advantages are 0.
     rewards = (0.9, 0.9, 0.9, None, *REWARDS[4:])
     _, inputs, _ = collect(numbers, rewards=(rewards,))
     found = advantages(GRPO(), *our_batch(numbers, (rewards,)))
@@ -519,15 +519,15 @@ def collect_rloo(collect):
 @pytest.mark.parametrize("beta", [0.0, 0.3])
 @pytest.mark.parametrize("failed", [(), (2,)], ids=["all", "one_failed"])
 def test_rloo_advantages(numbers, collect_rloo, advantages, our_batch, beta, failed):
-    # With beta, both take the sum of log pi_old - log pi_reference (k1) from the reward; here pi
-    # is the sampler, which TRL's trainer does not tell apart from the old policy.
+    # With beta, both subtract the sum of log pi_old - log pi_reference (k1) from the reward. Here
+    # pi is the sampler, which TRL's trainer does not distinguish from the old policy.
     rewards = tuple(None if b in failed else r for b, r in enumerate(REWARDS))
     same = SimpleNamespace(**vars(numbers) | {"behaviour": numbers.proximal})
     _, inputs, _ = collect_rloo(same, rewards=(rewards,), beta=beta)
     kl = Fixed(beta=beta, estimator="k1", placement="in_reward")
     scores = {"reference_logprobs": jnp.asarray(numbers.reference)}
     found = advantages(RLOO(), *our_batch(same, (rewards,)), kl, scores)
-    if beta:  # a token's return does not hold what came before it: the first has it all
+    if beta:  # a return excludes earlier tokens; the first token's has all
         theirs = np.asarray(inputs["advantages"])
         np.testing.assert_allclose(found.advantages_BT[:, 0], theirs, rtol=0, atol=1e-5)
     else:
@@ -535,8 +535,8 @@ def test_rloo_advantages(numbers, collect_rloo, advantages, our_batch, beta, fai
 
 
 def test_rloo_at_the_old_policy(torch, numbers, collect_rloo, our_loss):
-    # The loss of TRL's RLOO is PPO's on the ratio of whole sequences, a product that leaves the
-    # clip with length, and no update here has it. Its slope at the old policy is REINFORCE's.
+    # TRL's RLOO uses PPO's loss on the ratio of whole sequences. This product leaves the clip range
+    # as the length grows, and no update here has it. Its slope at the old policy is REINFORCE's.
     same = SimpleNamespace(**vars(numbers) | {"proximal": numbers.logprobs})
     trainer, inputs, tensors = collect_rloo(same)
     inputs["advantages"] = torch.tensor(numbers.advantages)
@@ -557,7 +557,7 @@ def pairs(numbers):
 
 @pytest.fixture
 def their_dpo(torch, tiny, tmp_path):
-    """DPOTrainer's loss and its slope by the logprobs, one model's and the reference's replaced."""
+    """Returns a function for DPOTrainer's loss and slope, with given logprobs of both models."""
     from datasets import Dataset
     from trl import DPOConfig, DPOTrainer
 
@@ -577,13 +577,13 @@ def their_dpo(torch, tiny, tmp_path):
             train_dataset=Dataset.from_list([row]),
             processing_class=tiny[1],
         )
-        order = [0, 2, 4, 6, 1, 3, 5, 7]  # all chosen, then all rejected
+        order = [0, 2, 4, 6, 1, 3, 5, 7]  # first all chosen, then all rejected
         mask = torch.tensor(pairs.mask[order])
         logprobs = torch.tensor(pairs.logprobs[order], requires_grad=True)
 
         def model_of(logprobs):
             def forward(**_):
-                # As the fused head does it, 0 on what has no label.
+                # As in the fused head: 0 for a token without a label.
                 zeros = torch.zeros(mask.shape)
                 return SimpleNamespace(
                     log_probs=torch.where(mask, logprobs, 0.0),
@@ -595,7 +595,7 @@ def their_dpo(torch, tiny, tmp_path):
             return forward
 
         trainer.ref_model = model_of(torch.tensor(pairs.reference[order]))
-        width = pairs.mask.shape[1] + 1  # one token of a prompt
+        width = pairs.mask.shape[1] + 1  # the prompt has one token
         inputs = {
             "input_ids": torch.full((8, width), TOKEN),
             "attention_mask": torch.ones((8, width), dtype=torch.long),
@@ -625,14 +625,14 @@ def test_dpo(pairs, our_loss, their_dpo, options, update):
 
 
 def test_the_ipo_of_the_paper_is_not_divided_by_lengths(pairs, our_loss, their_dpo):
-    """TRL's ipo is on means over tokens; the paper's formula, the default here, is on sums."""
+    """TRL's ipo uses means over tokens; the paper's formula, our default, uses sums."""
     theirs = their_dpo(pairs, loss_type=["ipo"], beta=0.3)
     assert_different(our_loss(pairs, DPO(kind="ipo", beta=0.3), group_size=2), theirs)
 
 
 def test_smoothed_labels(pairs, our_loss, their_dpo):
-    # cDPO: TRL has the smoothing in `robust` only, unbiased by (1 - 2e) and with the flipped term
-    # subtracted; cDPO's sum, the mean here, is that of its two sigmoid losses, weighed.
+    # cDPO: TRL has label smoothing in `robust` only, which subtracts the flipped term and divides
+    # by (1 - 2e). cDPO, compared here, is the weighted sum of its two sigmoid losses.
     flipped = swapped(pairs)
     right = their_dpo(pairs, loss_type=["sigmoid"], beta=0.3)
     wrong = their_dpo(flipped, loss_type=["sigmoid"], beta=0.3)
@@ -643,7 +643,7 @@ def test_smoothed_labels(pairs, our_loss, their_dpo):
 
 
 def swapped(pairs):
-    """Each pair the other way round."""
+    """Swaps the two responses of each pair."""
 
     def swap(x):
         return x.reshape(4, 2, -1)[:, ::-1].reshape(x.shape)
@@ -655,11 +655,11 @@ def swapped(pairs):
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 @pytest.mark.parametrize("gamma", [0.0, 0.7])
 def test_simpo(torch, pairs, our_loss, smoothing, gamma):
-    """CPOTrainer's loss of the mean logprobs that its forward would give."""
+    """Compares with CPOTrainer's loss of the mean logprobs that its forward would return."""
     from accelerate import Accelerator
     from trl.experimental.cpo import CPOTrainer
 
-    trainer = CPOTrainer.__new__(CPOTrainer)  # not built: its loss reads no more than this
+    trainer = CPOTrainer.__new__(CPOTrainer)  # not initialised: its loss reads nothing else
     state = {"loss_type": "simpo", "alpha": 0.0, "beta": 2.0, "simpo_gamma": gamma}
     vars(trainer).update(state, label_smoothing=smoothing, accelerator=Accelerator(cpu=True))
     logprobs, mask = torch.tensor(pairs.logprobs, requires_grad=True), torch.tensor(pairs.mask)

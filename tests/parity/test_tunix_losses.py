@@ -1,10 +1,10 @@
-"""Losses and advantages against Tunix's, on the same arrays: `make parity`.
+"""Compares losses and advantages with Tunix on the same arrays: `make parity`.
 
-Tunix's own functions run, with given numbers in the place of its models' forwards: GRPO's and
-PPO's policy losses, the value loss, the sums, GAE and DPO. Where Tunix and this project differ on
-purpose, a test says why and by how much.
+Tunix's own functions run, with given numbers instead of the outputs of its models: the policy
+losses of GRPO and PPO, the value loss, the sums, GAE and DPO. Where Tunix and this project differ
+on purpose, a test says why and by how much.
 
-The version is the newest that goes with our pins, 0.1.5: 0.1.7 wants safetensors below 0.8.
+The version 0.1.5 is the newest that fits our pinned versions: 0.1.7 needs safetensors below 0.8.
 """
 
 from dataclasses import replace
@@ -30,14 +30,14 @@ from rl4p.update.ppo import PPO
 pytestmark = [
     pytest.mark.parity,
     pytest.mark.mixed_dtypes,  # Tunix mixes types
-    pytest.mark.filterwarnings("ignore::DeprecationWarning"),  # of the packages that it loads
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),  # from packages that Tunix imports
 ]
 REWARDS = (1.0, 0.0, 0.5, 0.0, 2.0, 0.25, 1.0, 0.0)
 
 
 @pytest.fixture(scope="module")
 def tunix():
-    """Its modules; importing them asks for no device and no network."""
+    """Returns Tunix's modules; their import needs no device and no network."""
     pytest.importorskip("tunix")
     from tunix.rl import common, function_registry
     from tunix.rl.grpo import dapo_learner, grpo_learner
@@ -57,12 +57,12 @@ def tunix():
 
 @pytest.fixture(autouse=True)
 def forwards(tunix, monkeypatch):
-    """What Tunix calls a model is the array that the model would give."""
+    """Replaces Tunix's forwards: a "model" is the array that the forward returns."""
 
     def logprobs(model, *_, return_logits=False, **__):
         return (model, LOGITS) if return_logits else model
 
-    def values(model, *_, **__):  # of all tokens, the last of which predicts nothing
+    def values(model, *_, **__):  # values of all tokens; the last one predicts nothing
         return jnp.pad(model, ((0, 0), (1, 1)))
 
     monkeypatch.setattr(tunix.common, "compute_per_token_logps", logprobs)
@@ -73,7 +73,7 @@ LOGITS = np.random.default_rng(1).normal(0, 1, (8, 7, 11)).astype(np.float32)
 
 
 def example(module, numbers, **fields):
-    """What Tunix trains on."""
+    """Returns Tunix's training example with these numbers."""
     return module.TrainExample(
         prompt_ids=jnp.ones((8, 2), jnp.int32),
         prompt_mask=jnp.ones((8, 2), bool),
@@ -86,7 +86,7 @@ def example(module, numbers, **fields):
 
 
 def theirs(loss, x):
-    """A loss of Tunix's at x, and its slope."""
+    """Returns Tunix's loss at x, and its slope."""
     with jax.numpy_rank_promotion("allow"):
         value, slope = jax.value_and_grad(lambda x: loss(x)[0])(jnp.asarray(x))
     return SimpleNamespace(loss=float(value), slope=np.asarray(slope))
@@ -128,7 +128,7 @@ def test_dapo(tunix, numbers, our_loss, their_grpo):
 
 
 def test_dr_grpo(tunix, numbers, our_loss):
-    """Its sum over a fixed length is reached by `norm`, rows x length; the loss has no option."""
+    """`norm`, rows x length, gives the sum over a fixed length; the loss has no option for it."""
     per_token = jnp.asarray(numbers.logprobs)
     total = tunix.common.aggregate_loss(
         per_token, jnp.asarray(numbers.mask), "sequence-mean-token-sum-norm", norm=8 * 9
@@ -222,7 +222,7 @@ def test_grpo_advantages(tunix, numbers, batch_of, make_rewards):
 
 
 def gae(tunix, numbers):
-    """Advantages and returns by Tunix, the reward on the last token, gamma 0.9 and lambda 0.8."""
+    """Returns Tunix's advantages and returns, with the reward on the last token."""
     lengths = numbers.mask.sum(axis=1)
     rewards = np.zeros(numbers.mask.shape, np.float32)
     rewards[np.arange(8), lengths - 1] = REWARDS
@@ -256,13 +256,13 @@ def test_gae(tunix, numbers, batch_of):
     )
 
 
-# Where the two differ on purpose.
+# Deliberate differences.
 
 
 def test_whitening_divides_by_the_count(tunix, numbers, batch_of):
-    # Tunix's deviation divides by count - 1 and has its floor, 1e-8, under the root; over the
-    # thousands of tokens of a batch the first is no matter, and here it divides by the count and
-    # adds 1e-4, the floor of every other advantage.
+    # Tunix's variance divides by count - 1, which hardly matters for thousands of tokens, and has
+    # the epsilon 1e-8 under the root. Here the variance divides by the count, and 1e-4 is added to
+    # the deviation, as in every other advantage.
     phase = GAE(gamma=0.9, lambda_policy=0.8)
     ours = phase(
         batch_of(numbers).trajectories,
@@ -277,7 +277,7 @@ def test_whitening_divides_by_the_count(tunix, numbers, batch_of):
 
 
 def test_a_row_without_loss_tokens_is_no_sequence(tunix, numbers, our_loss, their_grpo):
-    """Tunix's mean is over all rows, also over those without a token; ours over the others."""
+    """Tunix's mean is over all rows, including rows without a token; ours leaves these out."""
     mask = numbers.mask.copy()
     mask[[1, 4]] = False
     fewer = SimpleNamespace(**vars(numbers) | {"mask": mask})
@@ -288,7 +288,7 @@ def test_a_row_without_loss_tokens_is_no_sequence(tunix, numbers, our_loss, thei
 
 
 def test_a_ratio_beyond_float32_stays_finite(tunix, numbers, our_loss, their_grpo):
-    """Tunix bounds the log-ratio in gspo-token only; ours is clamped to +-20 everywhere."""
+    """Tunix bounds the log-ratio in gspo-token only; we clamp it to +-20 everywhere."""
     logprobs = numbers.logprobs.copy()
     logprobs[1, 0] = numbers.proximal[1, 0] + 100
     far = SimpleNamespace(**vars(numbers) | {"logprobs": logprobs})
@@ -299,8 +299,8 @@ def test_a_ratio_beyond_float32_stays_finite(tunix, numbers, our_loss, their_grp
 
 
 def test_gspo_is_clamped_further_out(tunix, numbers, our_loss, their_grpo):
-    # Tunix holds a mean log-ratio at 10, and so does verl; ours goes to 20: a bound that keeps the
-    # exponential finite, and no part of the loss.
+    # Tunix clamps a mean log-ratio at 10, and so does verl; we clamp at 20. The bound only keeps
+    # the exponential finite; it is not a part of the loss.
     logprobs = numbers.proximal.copy()
     logprobs[1] += 15
     far = SimpleNamespace(**vars(numbers) | {"logprobs": logprobs})
@@ -311,7 +311,7 @@ def test_gspo_is_clamped_further_out(tunix, numbers, our_loss, their_grpo):
 
 
 def test_equal_rewards_give_exactly_nothing(tunix, numbers, batch_of, make_rewards):
-    # Tunix divides the rounding of the mean by 1e-4; here equality is found by comparison.
+    # Tunix divides the rounding error of the mean by 1e-4; here a comparison finds equal rewards.
     rewards = (0.85, 0.85, 0.85, 1.0, 1.0, 1.0)
     estimator = tunix.registry.get_advantage_estimator("grpo")
     found = np.asarray(estimator(rewards=jnp.asarray(rewards), num_generations=3))

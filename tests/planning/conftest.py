@@ -1,4 +1,4 @@
-"""Plans of a small policy on eight virtual devices, in processes of their own."""
+"""Plans of a small policy on eight virtual devices, in separate processes."""
 
 import json
 import subprocess
@@ -23,13 +23,13 @@ SMALL = (
     "tracker=none",
 )
 LAYERS, WIDTH, INNER, KEYS = 4, 64, 192, 32
-KERNELS = LAYERS * (2 * WIDTH * WIDTH + 2 * WIDTH * KEYS + 3 * WIDTH * INNER)  # numbers
-TP, FSDP, MICROBATCHES = 2, 4, 4  # 8 rows on each of 4 devices, 64 tokens of 32 at a time
+KERNELS = LAYERS * (2 * WIDTH * WIDTH + 2 * WIDTH * KEYS + 3 * WIDTH * INNER)  # their parameters
+TP, FSDP, MICROBATCHES = 2, 4, 4  # 8 rows on each of 4 devices; 2 rows of 32 columns at a time
 
 
 @pytest.fixture(scope="session")
 def plan(on_devices):
-    """Runs the entry point."""
+    """Returns a function that runs the entry point."""
 
     def run(*overrides, small=SMALL):
         return subprocess.run(
@@ -45,7 +45,7 @@ def plan(on_devices):
 
 @pytest.fixture(scope="session")
 def on_eight(on_devices):
-    """What a script prints, as JSON; its arguments are those of a small run."""
+    """Returns a function that runs a script on eight devices and reads the JSON that it prints."""
 
     def run(script, *arguments):
         done = subprocess.run(
@@ -61,7 +61,7 @@ def on_eight(on_devices):
     return run
 
 
-# The programs of the small run: their costs, and what the text of some says.
+# Prints the costs of the small run's programs, and some properties of their compiled text.
 PROGRAMS = """
 import json, sys
 from dataclasses import asdict
@@ -88,5 +88,5 @@ print(json.dumps({
 
 @pytest.fixture(scope="session")
 def small(on_eight):
-    """What the programs of the small run cost, and what some of them say."""
+    """Returns the output of `PROGRAMS` for the small run."""
     return on_eight(PROGRAMS, *SMALL)

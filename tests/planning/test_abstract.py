@@ -52,7 +52,7 @@ def looks(tree):
 
 
 def parts(tree):
-    """The same, where two ways to say that one device has all are alike."""
+    """Returns shapes, dtypes and shard shapes, which ignore equivalent spellings of a sharding."""
     return jax.tree.map(lambda x: (x.shape, str(x.dtype), x.sharding.shard_shape(x.shape)), tree)
 
 
@@ -183,9 +183,7 @@ def test_devices_that_only_sample_hold_the_parameters_alone():
     mesh = SimpleNamespace(sampling=apart, sampling_shardings=run.mesh.sampling_shardings)
     other = replace(run, mesh=mesh)
     assert looks(other.resident_while_sampling()) == looks(other.sampling_params())
-    assert (
-        other.copied_for_sampling().keys() == run.without_critic().keys()
-    )  # all of them are moved
+    assert other.copied_for_sampling().keys() == run.without_critic().keys()  # all of them move
 
 
 def test_bytes_are_those_of_one_device():

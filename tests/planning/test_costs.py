@@ -1,4 +1,4 @@
-"""A program costs what the compiler says, and advice names what would make it smaller."""
+"""Tests that costs are the compiler's, and that advice names options which reduce them."""
 
 from types import SimpleNamespace
 
@@ -14,7 +14,7 @@ from rl4p.rollout.continuous import Continuous
 from rl4p.rollout.naive_sampler import NaiveSampler
 from tests.planning.conftest import FSDP, INNER, KERNELS, MICROBATCHES, TP, WIDTH
 
-# Of the small run on eight devices.
+# The small run on eight devices.
 
 
 @pytest.mark.slow
@@ -42,17 +42,17 @@ def test_a_phase_holds_what_the_run_keeps_beside_its_arguments(small):
     assert costs["weights"]["total"] == pytest.approx(
         sampling_shardings + state + costs["weights"]["temporaries"], rel=0.02
     )
-    # Norms are not divided; of the last layer a prefill needs keys and values alone.
+    # Norms are replicated; a prefill needs only keys and values of the last layer.
     unread = 4 * (2 * WIDTH * WIDTH + 3 * WIDTH * INNER) / TP
     assert costs["prefill"]["beside"] == pytest.approx(state + unread, rel=0.05)
     decode = costs["decode"]
-    assert decode["beside"] >= state  # and the prompts' cache
+    assert decode["beside"] >= state  # and the cache of the prompts
     for each in costs.values():
         memory = each["beside"] + each["arguments"] + each["outputs"] + each["temporaries"]
         assert each["total"] == memory - each["aliased"]
 
 
-# Compiles a single program for a single device.
+# A single program on a single device.
 
 N = 64
 CHIP = Chip(platform="tpu", kind="a chip", memory=1, flops=1e6, bandwidth=1e4)
@@ -60,7 +60,7 @@ TWO = SimpleNamespace(devices=SimpleNamespace(shape={"dp": 2, "fsdp": 1, "tp": 1
 
 
 def make(**options):
-    """X + x w, where x is written over: N x N numbers of four bytes each."""
+    """Returns the program x + x w, which donates x: N x N numbers of four bytes each."""
     x = jax.ShapeDtypeStruct((N, N), jnp.float32)
     step = jax.jit(lambda x, w: x + x @ w, donate_argnums=0)
     return program("update", step.trace(x, x), [x] * 5, **options)
@@ -70,7 +70,7 @@ def test_a_program_costs_what_the_compiler_says():
     found = cost(make(), CHIP, TWO)
     array = N * N * 4
     assert (found.arguments, found.outputs, found.aliased) == (2 * array, array, array)
-    assert found.beside == 3 * array  # of five that live, two are arguments
+    assert found.beside == 3 * array  # of five live arrays, two are arguments
     assert found.total == 3 * array + 2 * array + array + found.temporaries - array
     assert found.flops == 2 * N**3
     assert found.phase == "update"
@@ -79,7 +79,7 @@ def test_a_program_costs_what_the_compiler_says():
 
 
 def test_the_bound_is_the_slower_of_products_and_bytes():
-    products, read = 2 * N**3 / 2, 2 * N * N * 4  # a half of the products, and each argument once
+    products, read = 2 * N**3 / 2, 2 * N * N * 4  # half the products, and both arguments once
     assert cost(make(), CHIP, TWO).seconds_at_least == max(products / 1e6, read / 1e4) == read / 1e4
     slow = Chip(platform="tpu", kind="a chip", flops=1e3, bandwidth=1e4)
     assert cost(make(), slow, TWO).seconds_at_least == products / 1e3
@@ -168,11 +168,11 @@ def run(*, remat="layer", optimizer=None, rollout=None, tokens=1024, sequences=6
 @pytest.mark.parametrize(
     ("options", "costs", "change"),
     [
-        # What the update keeps is too much: its moments, or more chips.
+        # The arrays that outlast the update are too large: its moments, or too few chips.
         ({}, [("update", 150, 20)], "optimizer.moment_dtype=bfloat16, or 6 chips like these"),
         ({"optimizer": "one without moments"}, [("update", 150, 20)], "6 chips like these"),
         ({"optimizer": AdamW(moment_dtype="bfloat16")}, [("update", 101, 0)], "5 chips like these"),
-        # The temporaries are too large: recompute more first, then take fewer tokens at a time.
+        # The temporaries are too large: first recompute more, then use smaller microbatches.
         ({"remat": "none"}, [("update", 150, 100)], "model.remat=layer"),
         ({"remat": "elementwise"}, [("update", 150, 100)], "model.remat=layer"),
         ({"remat": "none"}, [("scores", 150, 100)], "update.tokens_per_microbatch=512"),
@@ -182,7 +182,7 @@ def run(*, remat="layer", optimizer=None, rollout=None, tokens=1024, sequences=6
         ({}, [("reference", 450, 400)], "update.tokens_per_microbatch=128"),
         ({"tokens": 32}, [("update", 150, 100)], "update.tokens_per_microbatch=16"),
         ({"tokens": 16}, [("update", 150, 100)], "6 chips like these"),
-        # A sampler's cache goes by its slots.
+        # The size of a sampler's cache depends on its slots.
         ({}, [("decode", 200, 0)], "rollout.slots=32"),
         ({}, [("arrange", 201, 0)], "rollout.slots=16"),
         ({"sequences": 16}, [("decode", 200, 0)], "8 chips like these"),
@@ -198,7 +198,7 @@ def run(*, remat="layer", optimizer=None, rollout=None, tokens=1024, sequences=6
         ),
         ({"rollout": NaiveSampler(max_response_tokens=16)}, [("decode", 200, 0)], "8 chips like"),
         ({}, [("prefill", 200, 0)], "8 chips like these"),
-        # The largest program decides.
+        # The largest program determines the advice.
         ({}, [("update", 150, 100), ("decode", 200, 0)], "rollout.slots=32"),
         ({}, [("update", 250, 200), ("decode", 200, 0)], "update.tokens_per_microbatch=256"),
     ],

@@ -1,4 +1,4 @@
-"""Products are counted by their shapes, as often as their loops turn."""
+"""Tests that matrix products are counted by their shapes and by the turns of their loops."""
 
 import jax
 import jax.numpy as jnp
@@ -29,7 +29,7 @@ def test_products_are_counted_as_often_as_their_loops_turn(small):
     assert small["costs"]["prefill"]["flops"] == pytest.approx(prefill)
     decode = R * P * G * (kernels + 2 * head + LAYERS * 2 * 2 * WIDTH * (W + R))
     assert small["costs"]["decode"]["flops"] == pytest.approx(decode)
-    # Forward and twice that backward, and once more what rematerialisation does not keep.
+    # A forward, twice that for the backward, and one more forward of what is not kept.
     tokens = P * G * (W + R)
     forward = tokens * (kernels + 2 * head)
     attention = LAYERS * P * G * 2 * 2 * WIDTH * (W + R) ** 2
@@ -85,7 +85,7 @@ def test_of_branches_the_dearest_counts():
 
 
 def test_microbatches_are_those_of_rows_of_the_full_width():
-    """Twelve rows of 128 columns, 256 tokens at a time: six iterations of two rows."""
+    """Twelve rows of 128 columns, 256 tokens per microbatch: six iterations of two rows."""
 
     def add(total, part, rows):
         return total + jnp.sum(part @ jnp.ones((128, 3)))
@@ -112,7 +112,7 @@ def test_what_each_device_does_for_itself_is_done_by_all():
             lambda x: x @ SQUARE, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False
         )(x)
 
-    # Three rows on each of two, and the same on each of four beside them.
+    # Three rows on each of two devices, repeated on the four along the other axis.
     assert count(on_each, jnp.ones((6, 4))) == 8 * 2 * 3 * 4 * 4
 
 

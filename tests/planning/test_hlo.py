@@ -66,7 +66,7 @@ def only(found, kind):
 def test_what_a_scan_gathers_is_gathered_at_every_turn(found):
     gathered = only(found["scan"], "all-gather")
     assert (len(gathered["group"]), gathered["bytes"]) == (4, 8 * 8 * 4)
-    assert gathered["times"] in (1, 5)  # moved out of the loop, or not: the compiler's to choose
+    assert gathered["times"] in (1, 5)  # the compiler may move it out of the loop
     assert gathered["sent"] == gathered["times"] * 8 * 8 * 4 * 3 / 4
 
 
@@ -84,7 +84,7 @@ def test_a_loop_of_which_nobody_knows_turns_as_often_as_the_caller_says(found):
 
 
 def test_microbatches_are_as_many_as_rows_of_the_full_width_make(found):
-    """128 columns, 256 tokens: two rows at a time of twelve; the narrower loops do not turn."""
+    """128 columns and 256 tokens: two of twelve rows at a time; the narrower loops do not run."""
     times = [each["times"] for each in found["fold"]]
     assert times == [6]
 
@@ -140,7 +140,7 @@ def test_a_loop_without_the_compilers_word_counts_to_its_constant():
     (gathered,) = collectives(text, iterations=3)
     assert gathered.times == 5
     (gathered,) = collectives(text.replace("compare(%i, %n)", "compare(%n, %i)"), iterations=3)
-    assert gathered.times == 3  # nobody knows
+    assert gathered.times == 3  # the count is not known
 
 
 @pytest.mark.parametrize(
@@ -156,6 +156,6 @@ def test_a_loop_without_the_compilers_word_counts_to_its_constant():
     ],
 )
 def test_a_group_lies_along_axes_of_the_mesh(groups, first, axes):
-    """In a mesh of dp 1, fsdp 4 and tp 2."""
+    """The mesh has dp 1, fsdp 4 and tp 2."""
     assert first_group(f"%x = f32[8] all-gather(%y), {groups}, dimensions={{0}}") == first
     assert axes_of(first, {"dp": 1, "fsdp": 4, "tp": 2}) == axes

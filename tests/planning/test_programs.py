@@ -1,4 +1,4 @@
-"""The programs of a plan are those of a run, with what stays on the devices meanwhile."""
+"""Tests that a plan has the programs of a run, and counts arrays that stay on the devices."""
 
 from types import SimpleNamespace
 
@@ -11,17 +11,17 @@ from rl4p.planning.programs import Program, bytes_refused, program, rollout
 from rl4p.rollout.demonstrations import Demonstrations
 from tests.planning.conftest import FSDP, KERNELS, KEYS, LAYERS, TP, WIDTH
 
-# Of the small run on eight devices.
+# The small run on eight devices.
 
 
 @pytest.mark.slow
 def test_decoding_gathers_no_parameters(small):
-    assert max(small["gathered"], default=0) < WIDTH * KEYS * 4 / TP  # the smallest kernel's part
+    assert max(small["gathered"], default=0) < WIDTH * KEYS * 4 / TP  # the smallest kernel's shard
 
 
 @pytest.mark.slow
 def test_decoding_copies_no_cache(small):
-    keys_of_a_layer = 8 * KEYS * 32 * 4 / TP  # 8 slots on a device, 32 places
+    keys_of_a_layer = 8 * KEYS * 32 * 4 / TP  # 8 slots per device, 32 positions
     assert small["costs"]["decode"]["largest_loop_copy"] < keys_of_a_layer
 
 
@@ -32,7 +32,7 @@ def test_a_step_is_its_programs_in_their_order(small):
 
 @pytest.mark.slow
 def test_decoding_turns_once_a_token_and_reads_what_it_turns_over(small):
-    """All 32 sequences at once, 16 tokens each; a turn reads the parameters and half a cache."""
+    """All 32 sequences decode 16 tokens; a decode step reads the parameters and half a cache."""
     assert small["iterations"] == dict.fromkeys(small["costs"], 1) | {"decode": 16}
     parameters = 4 * (KERNELS + 264 * WIDTH) / TP
     cache = LAYERS * 2 * (32 / FSDP) * KEYS * (16 + 16) * 4 / TP
@@ -45,7 +45,7 @@ def test_what_lives_is_at_least_what_a_program_is_given(small):
         assert small["live"][phase] >= 0.99 * found["arguments"], phase
 
 
-# One program.
+# A single program.
 
 X = jax.ShapeDtypeStruct((4, 8), jnp.float32)
 
@@ -61,7 +61,7 @@ def test_a_program_is_compiled_once_and_says_so(capsys):
 
 
 def refusing(message):
-    """A traced function that the compiler gives up."""
+    """Returns a traced function whose compilation fails with this message."""
 
     def compile():
         raise jax.errors.JaxRuntimeError(message)

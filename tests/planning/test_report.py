@@ -1,4 +1,4 @@
-"""A plan is a table, a verdict and plan.json, which say the same."""
+"""Tests that the table, the verdict and plan.json of a plan agree."""
 
 import json
 import math
@@ -30,12 +30,12 @@ def test_what_does_not_fit_is_said_with_what_to_change(plan, tmp_path):
     assert written["verdict"] == done.stderr.strip()
     assert written["mesh"] == {"dp": 1, "fsdp": 4, "tp": 2}
     assert math.isclose(written["memory"], 0.001 * 2**30)
-    assert written["step"]["microbatch_widths"] == 1  # the widest alone
+    assert written["step"]["microbatch_widths"] == 1  # only the widest
     phases = {each["phase"]: each for each in written["phases"]}
     assert list(phases) == ["weights", "prefill", "arrange", "decode", "update"]
     assert written["change"] in written["verdict"]
     assert phases["update"]["collectives"]["all-gather over fsdp"]["count"] > 0
-    # What each phase sends is printed, unless it would be 0.00: in MiB, since all is small.
+    # The report lists what each phase sends, in MiB here, unless it rounds to 0.00.
     shown = [line for line in done.stdout.splitlines() if " times, " in line]
     assert shown == [
         f"{each['phase']}: {kind} {traffic['count']:,} times, {traffic['bytes'] / MIB:,.2f} MiB in "
@@ -64,7 +64,7 @@ def test_devices_that_cannot_be_compiled_for_are_one_clear_sentence(plan, tmp_pa
     assert len(done.stderr.splitlines()) == 1
 
 
-# Without any compiler.
+# Tests without a compiler.
 
 
 def costing(phase, *, total=10 * GIB, collectives=None, seconds=None):
@@ -167,7 +167,7 @@ def test_the_table_has_a_row_for_each_program(run, capsys, monkeypatch):
     assert lines[4] == (
         "decode: all-gather over fsdp 1,234 times, 2.00 GiB in all, 1.50 sent by a chip"
     )
-    assert lines[5].startswith("Bytes are of one chip")  # what would be 0.00 is left out
+    assert lines[5].startswith("Bytes are of one chip")  # lines with 0.00 are left out
     assert lines[-2:] == [
         "the largest that fits: rollout.slots=64",
         "It fits: 10.00 of 16.00 GiB of a chip, in decode.",
@@ -209,12 +209,12 @@ def test_each_program_is_divided_among_the_devices_that_run_it(monkeypatch):
     assert found["update"] is run.mesh
 
 
-# The job.
+# The job of the entry point.
 
 
 @pytest.fixture
 def job(run, monkeypatch, tmp_path):
-    """`plan` of a configuration, without a compiler; what it did on the way."""
+    """Returns a function that runs `plan` without a compiler, and records its calls."""
     done = SimpleNamespace(configs=[], settings={}, searched=[], folder=tmp_path)
     runtime = SimpleNamespace(runtime=SimpleNamespace(output_dir=str(tmp_path)))
     monkeypatch.setattr(report.HydraConfig, "get", lambda: runtime)
@@ -247,7 +247,7 @@ def test_a_plan_is_written_as_it_is_returned(job):
     assert found["seconds"] >= 0
     assert "largest" not in found
     assert job.searched == []
-    assert job.settings == {}  # the compiler's effort for devices that are here is a run's
+    assert job.settings == {}  # attached devices need no compiler effort setting
     assert [config["update"].microbatch_widths for config in job.configs] == [1]
 
 
@@ -282,7 +282,7 @@ def test_a_plan_that_does_not_fit_is_written_and_is_an_error(job):
     assert written["verdict"] == str(caught.value)
 
 
-# Before a run.
+# The check before a run.
 
 RUN = ("model=scratch", "model.width=32", "model.layers=1", "model.heads=2", "mesh=single")
 

@@ -45,7 +45,7 @@ def test_nothing_below_the_least_is_tried():
 
 @pytest.fixture
 def found(monkeypatch):
-    """The largest values, where programs cost what the configuration says, and no compiler runs."""
+    """Returns a function that runs a search with invented costs, without a compiler."""
 
     def run_of(config, mesh):
         update = SimpleNamespace(tokens_per_microbatch=config["update"].tokens_per_microbatch)
@@ -108,8 +108,8 @@ def test_each_key_is_searched_with_the_others_as_configured(found):
 
 def test_a_search_ends_where_a_step_and_the_model_do(found):
     assert found(1e9) == {
-        "update.tokens_per_microbatch": 2048,  # of 64 sequences of 48 tokens
-        "max_response_tokens": 1024,  # 2048 positions less those of the prompt
+        "update.tokens_per_microbatch": 2048,  # 64 sequences of 48 tokens
+        "max_response_tokens": 1024,  # 2048 positions minus those of the prompt
         "rollout.slots": 64,
     }
 
@@ -118,7 +118,7 @@ def test_what_fits_in_no_size_is_none(found):
     assert found(30.0) == {
         "update.tokens_per_microbatch": 16,
         "max_response_tokens": 8,
-        "rollout.slots": None,  # at four slots, one on each device
+        "rollout.slots": None,  # at least four slots, one per device
     }
     assert found(1.0)["max_response_tokens"] is None
 

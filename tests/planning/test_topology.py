@@ -1,4 +1,4 @@
-"""The devices of a plan are those that are here, or those that libtpu describes."""
+"""Tests that a plan uses the local devices, or devices that libtpu describes."""
 
 import importlib.util
 import os
@@ -65,7 +65,7 @@ def test_without_libtpu_the_sentence_says_how_to_install_it(monkeypatch):
 
 @pytest.fixture
 def libtpu(monkeypatch):
-    """A libtpu that notes what it is asked, in which environment, and which platforms JAX has."""
+    """Replaces libtpu; records requests, environment variables and JAX's platforms."""
     asked = SimpleNamespace(calls=[], settings=[], error=None)
 
     def describe(**options):
@@ -74,7 +74,7 @@ def libtpu(monkeypatch):
             raise asked.error
         return SimpleNamespace(devices=("a chip", "another"))
 
-    for name in ALONE:  # set once, so that what is set in the test is taken back
+    for name in ALONE:  # monkeypatch then restores the values that the test sets
         monkeypatch.setenv(name, "")
         monkeypatch.delenv(name)
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: name == "libtpu")
@@ -114,7 +114,7 @@ def test_a_wiring_that_libtpu_does_not_know_is_one_sentence(libtpu, kind):
 
 
 def mesh_of(kind, platform="tpu", stats=None, *, described=False):
-    """Two devices."""
+    """Returns a mesh of two devices."""
     device = SimpleNamespace(device_kind=kind, platform=platform, memory_stats=lambda: stats)
     devices = SimpleNamespace(devices=np.array([device, device], object), size=2)
     if not described:

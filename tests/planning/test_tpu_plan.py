@@ -1,6 +1,6 @@
-"""Plans for TPUs, compiled by libtpu without any: what recipes and documents say they take.
+"""Compiles plans for TPUs with libtpu, and compares them with recipes and documents.
 
-`make tpu-plan` runs them, with a libtpu of its own on the path; without it they fail.
+`make tpu-plan` runs these tests with its own libtpu on the path; without it they fail.
 """
 
 import json
@@ -25,7 +25,7 @@ SMALL_SHAPE = ("model.heads=8", "model.num_kv_heads=4", "model.attention=splash"
 
 
 def recipes() -> list[tuple[str, str, float, float]]:
-    """What the headers say: experiment, mesh, GiB taken and GiB there are."""
+    """Returns the figures of the recipes' headers: experiment, mesh, GiB needed, GiB available."""
     found = []
     for path in sorted(EXPERIMENTS.glob("*.yaml")):
         text = path.read_text()
@@ -41,7 +41,7 @@ def recipes() -> list[tuple[str, str, float, float]]:
 
 @pytest.fixture(scope="module")
 def planned(plan, tmp_path_factory):
-    """plan.json of a recipe, planned once."""
+    """Returns a function that plans a recipe once and returns its plan.json."""
     plans = {}
 
     def of(experiment, mesh):
@@ -57,7 +57,7 @@ def planned(plan, tmp_path_factory):
 
 
 def as_printed(figure, digits):
-    """Equal to it within a hundredth, or within half of its last digit."""
+    """Returns a number equal up to one percent, or up to half of the last printed digit."""
     return pytest.approx(figure, rel=0.01, abs=0.501 * 10.0**-digits)
 
 
@@ -66,7 +66,7 @@ def number(text):
 
 
 def test_the_figures_are_found_in_the_text():
-    """Else the tests below would compare nothing."""
+    """Checks that the tests below have something to compare."""
     assert [case[:2] for case in recipes()] == [
         ("llama3_1_8b_grpo", "v6e_8"),
         ("qwen2_5_7b_grpo", "v5p_8"),

@@ -18,7 +18,7 @@ TERM = "+reward.terms.model"
 
 @pytest.fixture(scope="module")
 def classifier(policy, params):
-    """Two labels over the trunk of the tests' policy."""
+    """Returns a classifier of two labels with the trunk of the tests' policy."""
     config = dataclasses.replace(policy.decoder.config, labels=2, tied_embedding=False)
     return Decoder(config=config), params | {"score": params["embedding"][5:7]}
 
@@ -33,7 +33,7 @@ def folder(classifier, policy, tmp_path_factory):
 
 @pytest.fixture
 def copied(folder, tmp_path):
-    """One to change."""
+    """Returns a copy of the folder that a test may change."""
     for path in folder.iterdir():
         (tmp_path / path.name).write_bytes(path.read_bytes())
     return tmp_path
@@ -41,7 +41,7 @@ def copied(folder, tmp_path):
 
 @pytest.fixture
 def expected(classifier, policy, numpy_logits):
-    """Scores at the last token of a text, in plain NumPy."""
+    """Returns a function that computes the score at the last token of a text, in plain NumPy."""
 
     def score(text, label=0):
         tokens = policy.tokenizer.encode(text, add_special_tokens=False)
@@ -79,7 +79,7 @@ PAIRS = (("1+2", "3"), ("1+2", "4"), ("12+34", "6+4=10, 46 #### 46"), ("?", ""),
 def test_each_row_gets_the_score_at_its_last_token(
     folder, make_prompt, expected, tokens_per_microbatch
 ):
-    """Two widths, 16 and 32; one row at a time, two of the narrow ones, and all at once."""
+    """Rows have the width 16 or 32; the limits allow one row, two narrow rows, or all at a time."""
     term = load(folder, tokens_per_microbatch=tokens_per_microbatch)
     grades = term(texts_of(make_prompt, *PAIRS))
     wanted = [expected(chat(*pair)) for pair in PAIRS]
@@ -100,7 +100,7 @@ def test_the_system_prompt_of_a_prompt_is_read(folder, make_prompt, expected):
 
 
 def test_a_text_that_is_too_long_gets_none_and_is_not_cut(folder, make_prompt, expected):
-    """16 tokens: 4 special ones, 2 of the question, 10 of the response."""
+    """The limit is 16 tokens: 4 special tokens, 2 of the question, 10 of the response."""
     pairs = (("ab", "x" * 10), ("ab", "x" * 11), ("ab", ""))
     first, second, third = load(folder, max_tokens=16)(texts_of(make_prompt, *pairs))
     assert second is None
@@ -118,7 +118,7 @@ def test_texts_of_one_width_are_compiled_once(folder, make_prompt):
 
 
 def test_template_and_special_tokens_are_its_own(copied, make_prompt, expected):
-    """The tokenizer would begin every text with a token, and its template does so already."""
+    """The tokenizer adds a first token to every text, but its template has that token already."""
     (copied / "chat_template.jinja").write_text(
         "{{ '<|system|>' }}{% for m in messages %}{{ m['content'] + '<|end|>' }}{% endfor %}"
     )
@@ -144,7 +144,7 @@ def test_template_and_special_tokens_are_its_own(copied, make_prompt, expected):
 def test_the_last_token_is_the_last_that_is_not_padding(
     copied, policy, make_prompt, expected, pad_token
 ):
-    """As in transformers; Llama's pad token may well end turns. Without one it is the last."""
+    """As in transformers, a pad token may also end turns (Llama). Without one the last counts."""
     pad_id = None if pad_token is None else policy.tokenizer.convert_tokens_to_ids(pad_token)
     edit(copied / "config.json", {"pad_token_id": pad_id})
     (grade,) = load(copied)(texts_of(make_prompt, ("1+2", "3")))

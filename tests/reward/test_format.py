@@ -13,8 +13,8 @@ def grades(term, *responses):
     [
         ("7+5=12 #### 12", 1),
         ("several\nlines\n#### -1,200.5", 1),
-        ("7+5=12 #### 12 ", 0),  # something after the answer
-        ("#### 12", 0),  # no working
+        ("7+5=12 #### 12 ", 0),  # text after the answer
+        ("#### 12", 0),  # no working before the answer
         ("7+5=12", 0),
         ("7+5=12 ####", 0),
         ("", 0),

@@ -13,7 +13,7 @@ NAN, INF = float("nan"), float("inf")
 
 @dataclass(frozen=True, kw_only=True)
 class Gives:
-    """The same grades for every batch; an exception is raised."""
+    """A term that returns the same grades for every batch, or raises an exception."""
 
     grades: Any
     weight: float = 1.0

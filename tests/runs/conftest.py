@@ -1,4 +1,4 @@
-"""Runs of the real entry point, in processes of their own."""
+"""Fixtures that run the real entry point in separate processes."""
 
 import json
 import subprocess
@@ -12,15 +12,15 @@ import numpy as np
 import orbax.checkpoint as ocp
 import pytest
 
-# A term of the reward that random responses are as likely to satisfy as not, so that there is
-# something to learn from: a run whose rewards are all equal trains nothing.
+# A reward term that random responses satisfy about half of the time. A run in which all rewards
+# are equal trains nothing.
 GRADED = (
     "+reward.terms.capital._target_=rl4p.reward.format.Format",
     "+reward.terms.capital.weight=1.0",
     "+reward.terms.capital.pattern='.*[A-Z].*'",
     "evaluation.term=capital",
 )
-# Small and quick to compile; the tracker has tests of its own.
+# Small and fast to compile. The tracker has its own tests.
 SMALL = (
     *GRADED,
     "model=scratch",
@@ -43,7 +43,7 @@ SMALL = (
 
 @pytest.fixture(scope="session")
 def command() -> Callable[..., list[str]]:
-    """The command line of a small run in a folder."""
+    """Returns a function that gives the command line of a small run."""
 
     def line(*overrides: str, small: Sequence[str] = SMALL) -> list[str]:
         return [sys.executable, "-m", "rl4p.train", *small, *overrides]
@@ -53,7 +53,7 @@ def command() -> Callable[..., list[str]]:
 
 @pytest.fixture(scope="session")
 def train(command: Callable[..., list[str]]) -> Callable[..., subprocess.CompletedProcess[str]]:
-    """Runs to the end."""
+    """Returns a function that runs a small run to its end."""
 
     def run(*overrides: str, cwd: Path | None = None, **options: Any) -> Any:
         process = subprocess.run(
@@ -66,7 +66,7 @@ def train(command: Callable[..., list[str]]) -> Callable[..., subprocess.Complet
 
 
 def lines(folder: Path) -> list[dict[str, Any]]:
-    """The record without what a clock says: the rest of two equal runs is equal in every digit."""
+    """Returns the record without times; all else is equal in every digit for two equal runs."""
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     clock = ("time/", "rollout/tokens_per_second")
     return [{k: v for k, v in row.items() if not k.startswith(clock)} for row in rows]
@@ -79,16 +79,16 @@ def assert_trains(rows: list[dict[str, Any]]) -> None:
     for row in steps:
         assert row["update/grad_norm"] > 0, row["step"]
         assert row["update/skipped"] == 0, row["step"]
-        # All of one sign, and equal or not: the mean's size would be as large as the largest's.
+        # With one sign the size of the mean would be about that of the largest advantage.
         assert 0 <= abs(row["advantage/mean"]) < 0.99 * row["advantage/max"], row["step"]
 
 
 def checkpoint(folder: Path, step: int | None = None) -> tuple[dict[str, np.ndarray], Any]:
-    """Returns all that a checkpoint holds: its arrays by name, and the state of other parts.
+    """Returns the arrays of a checkpoint by name, and the state of the source and collector.
 
     Args:
-      folder: of the run.
-      step: None is the last.
+      folder: the folder of the run.
+      step: the step of the checkpoint; None is the last one.
     """
     steps = {int(path.name): path for path in (folder / "checkpoints").iterdir()}
     last = steps[max(steps) if step is None else step]
@@ -103,7 +103,7 @@ def checkpoint(folder: Path, step: int | None = None) -> tuple[dict[str, np.ndar
 
 
 def params(folder: Path) -> np.ndarray:
-    """The parameters of the last checkpoint, as one vector."""
+    """Returns the parameters of the last checkpoint as one vector."""
     arrays, _ = checkpoint(folder)
     return np.concatenate(
         [x.ravel() for name, x in arrays.items() if name.startswith("['params']")]
@@ -111,7 +111,7 @@ def params(folder: Path) -> np.ndarray:
 
 
 def assert_same_checkpoint(a: Path, b: Path) -> None:
-    """Checks that two runs ended with the same bytes: everything that a step changes."""
+    """Checks that the last checkpoints of two runs are equal bit for bit."""
     (one, parts), (other, other_parts) = checkpoint(a), checkpoint(b)
     assert one.keys() == other.keys()
     for name in one:

@@ -1,4 +1,4 @@
-"""Everything a step changes is saved bit for bit, and what does not fit is named."""
+"""Tests that checkpoints restore every bit that a step changes, and refuse what does not fit."""
 
 import json
 import shutil
@@ -23,7 +23,7 @@ def stream_of(prompts, taken=0):
 
 
 def parts(state):
-    """A tree of each of its fields, without what saving makes of them."""
+    """Returns the fields of a state in a form that tests can compare."""
     named = {field.name: getattr(state, field.name) for field in fields(TrainState)}
     return named | {"key": jax.random.key_data(state.key)}
 
@@ -37,7 +37,7 @@ def assert_equal(left, right):
 
 
 def distinct(tree, start=1):
-    """The tree with other numbers in each leaf, none of which is 0."""
+    """Returns the tree with different numbers in each leaf, none of which is 0."""
     leaves, structure = jax.tree.flatten(tree)
     return structure.unflatten(
         jnp.asarray(np.arange(x.size).reshape(x.shape) % 97 + start + i, x.dtype)
@@ -47,7 +47,7 @@ def distinct(tree, start=1):
 
 @pytest.fixture
 def trained(params, make_state):
-    """A state of which no part is that of a new run, and no two trees are alike."""
+    """Returns a state that differs from a new run's in every part, and has no two equal trees."""
     state = make_state(params, AdamW(), step=4, memory={"advantage": {"mean": jnp.float32(0.3)}})
     return replace(
         state,
@@ -59,7 +59,7 @@ def trained(params, make_state):
 
 @pytest.fixture
 def fresh(params, make_state):
-    """What a resumed run builds, before anything is restored."""
+    """Returns the state of a resumed run before restoring."""
     state = make_state(jax.tree.map(jnp.zeros_like, params), AdamW())
     return replace(
         state,
@@ -81,7 +81,7 @@ def test_state_and_stream_come_back_bit_for_bit(tmp_path, trained, fresh, prompt
 
 
 class Ahead:
-    """A part with arrays in its state, as a collector has that samples ahead."""
+    """A part with arrays in its state, like a collector that samples ahead."""
 
     def __init__(self):
         self.kept = {}
@@ -110,7 +110,7 @@ def test_other_parts_come_back_with_their_arrays(tmp_path, trained, fresh, promp
 
 
 def test_a_checkpoint_of_an_older_version_is_read(tmp_path, trained, fresh, prompts):
-    """Its item `stream` holds the state of the source alone."""
+    """The item `stream` of such a checkpoint holds only the state of the source."""
     with Orbax().open(tmp_path, {"source": stream_of(prompts, 7)}) as checkpoints:
         checkpoints.save(trained)
     step = tmp_path / "checkpoints" / "4"
@@ -136,7 +136,7 @@ def test_the_test_above_would_notice_any_part_that_is_not_restored(trained, fres
 
 
 def test_what_is_restored_replaces_no_more_than_the_arrays(tmp_path, trained, fresh, prompts):
-    """Optax's named tuples and the kind of the random key are those of the run that goes on."""
+    """Optax's named tuples and the kind of the random key come from the resumed run."""
     with Orbax().open(tmp_path, {"source": stream_of(prompts)}) as checkpoints:
         checkpoints.save(trained)
     with Orbax().open(tmp_path, {"source": stream_of(prompts)}) as checkpoints:
@@ -159,7 +159,7 @@ def test_the_hook_saves_the_step_it_is_shown(tmp_path, trained, fresh, prompts, 
 
 @pytest.mark.parametrize("attempt", range(5))
 def test_a_save_is_of_its_step_though_the_next_update_is_given_the_arrays(tmp_path, attempt):
-    """Saving goes on in the background while the donated arrays are written over."""
+    """Saving continues in the background while the donated arrays are overwritten."""
     state = {"w": jnp.full((1024, 1024), float(attempt)), "b": jnp.arange(2_000_000.0)}
     expected = jax.device_get(jax.tree.map(jnp.copy, state))
     write_over = jax.jit(lambda tree: jax.tree.map(lambda x: x * 0 - 1, tree), donate_argnums=0)
@@ -242,7 +242,7 @@ def test_a_leaf_that_only_one_side_has_is_named(tmp_path, params, prompts, make_
     with Orbax().open(tmp_path, {"source": stream_of(prompts)}) as checkpoints:
         with pytest.raises(InputError, match=r"memory/advantage is .* there and absent here\.$"):
             checkpoints.restore(make_state(params, AdamW()))
-        # Nothing was moved by the attempt, and what fits is restored.
+        # The failed attempt changed nothing, and a state that fits is restored.
         assert checkpoints.parts["source"].state() == stream_of(prompts).state()
         assert int(checkpoints.restore(state).step) == 1
 
@@ -257,7 +257,7 @@ def test_many_differences_are_counted_and_five_are_named(tmp_path, params, promp
     ):
         checkpoints.restore(narrow)
     sentence = str(caught.value)
-    differing = len(jax.tree.leaves(params)) * 2  # with the second moment; the first is float32
+    differing = len(jax.tree.leaves(params)) * 2  # the second moment too; the first is float32
     assert sentence.count(" there and ") == 5
     assert sentence.endswith(f"; and {differing - 5} more.")
 
@@ -285,7 +285,7 @@ def test_a_checkpoint_of_other_prompts_is_refused(tmp_path, params, prompts, mak
 
 
 def test_a_step_is_saved_once(tmp_path, params, prompts, make_state):
-    """A signal may come in the very step whose turn it was."""
+    """A signal may arrive in a step that is saved anyway."""
     with Orbax().open(tmp_path, {"source": stream_of(prompts)}) as checkpoints:
         checkpoints.save(make_state(params, AdamW(), step=1))
         checkpoints.save(make_state(jax.tree.map(jnp.zeros_like, params), AdamW(), step=1))
@@ -340,7 +340,7 @@ def test_the_last_save_is_waited_for_where_the_run_ends(tmp_path, prompts, monke
 
 
 def test_a_checkpoint_that_was_not_finished_is_none(tmp_path, params, prompts, make_state):
-    """What a kill leaves: Orbax writes under another name, until all is there."""
+    """A killed save leaves this: Orbax uses a temporary name until the checkpoint is complete."""
     with Orbax().open(tmp_path, {"source": stream_of(prompts)}) as checkpoints:
         checkpoints.save(make_state(params, AdamW(), step=1))
     folder = tmp_path / "checkpoints"

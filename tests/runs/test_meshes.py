@@ -1,4 +1,4 @@
-"""The same run on one device and on several, and from one to another."""
+"""Tests that a run on one device, on several, or resumed on others gives the same numbers."""
 
 import subprocess
 import sys
@@ -32,12 +32,12 @@ def train_on(command, on_devices):
 
 
 def assert_alike(a: Path, b: Path) -> None:
-    """The same metrics but for a clock, and the same parameters, both but for rounding."""
+    """Checks that metrics (except times) and parameters agree up to rounding."""
     assert_trains(lines(a))
     for one, other in zip(lines(a), lines(b), strict=True):
         assert one.keys() == other.keys()
         for name in one:
-            if not name.startswith("rollout/logprob_gap"):  # which is rounding itself
+            if not name.startswith("rollout/logprob_gap"):  # this gap is the rounding itself
                 np.testing.assert_allclose(
                     one[name], other[name], rtol=1e-3, atol=1e-5, err_msg=name
                 )

@@ -1,4 +1,4 @@
-"""The learning curve shows each number of the record at its step."""
+"""Tests that the learning curve shows each number of the record at its step."""
 
 import pytest
 
@@ -16,7 +16,7 @@ ROWS = [
 
 @pytest.fixture
 def draw(monkeypatch, tmp_path):
-    """The axes of pass@1 and of the reward, and the path of a picture of these rows."""
+    """Returns a function that plots rows; it returns both axes and the path of the picture."""
 
     def drawn(rows):
         figures = []
@@ -61,7 +61,7 @@ def test_shares_fill_the_axis_and_lie_on_top(draw):
     axes, reward_axes, _ = draw(ROWS)
     assert axes.get_ylim() == (-0.02, 1.02)
     assert axes.get_zorder() > reward_axes.get_zorder()
-    assert not axes.patch.get_visible()  # it would hide the reward
+    assert not axes.patch.get_visible()  # otherwise it would hide the reward
     low, high = reward_axes.get_ylim()
     assert low < -1.5 < 0.75 < high
 

@@ -1,4 +1,4 @@
-"""Runs of several processes that really are several, on this machine."""
+"""Tests runs of several real processes on this machine."""
 
 import contextlib
 import json
@@ -14,7 +14,7 @@ import pytest
 
 from tests.runs.conftest import assert_trains, lines, params, summary
 
-# Every response of every step is kept.
+# Records every response of every step.
 KEPT = (
     "steps=3",
     "prompts_per_step=8",
@@ -26,7 +26,7 @@ KEPT = (
 
 @pytest.fixture(scope="module")
 def start(command, on_devices):
-    """Starts the processes of a run; those that a test leaves behind are ended."""
+    """Yields a function that starts the processes of a run; ends the processes that remain."""
     with contextlib.ExitStack() as stack:
 
         def run(processes: int, devices: int, *overrides: str, only=None, env=None, **options):
@@ -53,7 +53,7 @@ def start(command, on_devices):
 
 
 def free_port() -> int:
-    """One that is free, as is the one below it."""
+    """Returns a free port whose lower neighbour is free too."""
     while True:
         with socket.socket() as one, socket.socket() as below, contextlib.suppress(OSError):
             one.bind(("", 0))
@@ -62,7 +62,7 @@ def free_port() -> int:
 
 
 def ended(processes, codes, seconds=200) -> list[str]:
-    """What they said on standard error, once all have ended with these codes."""
+    """Waits for all processes, checks their exit codes, and returns their standard error."""
     spoken = [process.communicate(timeout=seconds)[1] for process in processes]
     assert [process.returncode for process in processes] == list(codes), "\n".join(spoken)
     return spoken
@@ -76,9 +76,9 @@ def wait_for_step(folder: Path, step: int) -> None:
 
 
 def assert_alike(a: Path, b: Path, *, rtol: float = 1e-6) -> None:
-    """The same responses and grades; all parameters together, and metrics, but for rounding.
+    """Checks that responses and grades are equal, and parameters and metrics up to rounding.
 
-    Both must have trained: parameters that never moved are alike for no reason.
+    Both runs must have trained: parameters that never changed would be equal without meaning.
     """
     assert_trains(lines(a))
     assert (a / "samples.jsonl").read_text() == (b / "samples.jsonl").read_text()
@@ -113,13 +113,13 @@ def test_the_devices_of_two_processes_are_as_good_as_those_of_one(shape, start, 
         place = () if devices == 1 else (f"mesh.shape='{shape}'",)
         ended(start(processes, devices, *KEPT, *place, f"hydra.run.dir={folder}"), [0] * processes)
     assert_alike(folders[1, 4], folders[2, 2])
-    # Divided parameters are added up in another order, of which Adam makes more.
+    # Sharded parameters are summed in another order; Adam amplifies the difference.
     assert_alike(folders[1, 1], folders[2, 2], rtol=1e-6 if shape == "4,1,1" else 3e-6)
 
 
 @pytest.mark.slow
 def test_slurm_says_who_is_who(command, on_devices, tmp_path):
-    """Its variables, without it. The folder's name is of the clock, and the first says it."""
+    """SLURM's variables are set, without SLURM. Process 0 chooses the folder, named by the time."""
     job = {"JOB_ID": "1", "STEP_NODELIST": "localhost", "NTASKS": "2", "STEP_NUM_NODES": "1"}
     port, run = str(free_port()), []
     for task in "01":

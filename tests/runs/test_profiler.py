@@ -1,4 +1,4 @@
-"""A trace is of three steps, once two have compiled, and ends however the run does."""
+"""Tests that a trace has three steps, after two that compile, and always ends."""
 
 from types import SimpleNamespace
 
@@ -10,7 +10,7 @@ from rl4p.runs.profiler import Profiler
 
 @pytest.fixture
 def traced(monkeypatch, tmp_path):
-    """Runs the steps after `begin`; what is traced, by the steps that had ended then."""
+    """Returns a function that runs steps and returns after which steps a trace starts and stops."""
     events = []
 
     def run(begin, steps, *, until=None):

@@ -1,4 +1,4 @@
-"""What a run prints: enough to follow it, and nothing that the model could misuse."""
+"""Tests the terminal output of a run, and that responses cannot insert control characters."""
 
 from types import SimpleNamespace
 
@@ -22,7 +22,7 @@ def info(step, *, response="#### 3", **metrics):
 
 @pytest.fixture
 def printed(capsys, monkeypatch):
-    """The lines that a bar prints while it is called with these."""
+    """Returns a function that calls a progress bar and returns the lines that it prints."""
     monkeypatch.setenv("COLUMNS", "200")
 
     def lines(infos, *, steps=10, lines_every=5, samples_every=0, begin=None, **options):
@@ -69,7 +69,7 @@ def test_all_tasks_are_named(printed):
 
 
 def test_a_step_that_sampled_nothing_has_no_rate(printed):
-    """As with a collector that samples ahead."""
+    """A collector that samples ahead has such steps."""
     later = info(5)
     del later.metrics["rollout/tokens_per_second"]
     (line,) = printed([later])

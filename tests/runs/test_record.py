@@ -181,7 +181,7 @@ def test_a_file_that_cannot_be_moved_into_place_is_one_sentence(tmp_path):
 
 
 def test_the_lines_of_a_step_are_one_write(record, monkeypatch):
-    """So that `kill -9` finds them written, or not, or torn in the last of them alone."""
+    """After `kill -9` the lines are all written, or none is, or only the last one is torn."""
     record.log_samples(0, [{"response": "first"}])
     opened, plain = [], Path.open
 
@@ -207,7 +207,7 @@ def test_the_lines_of_a_step_are_one_write(record, monkeypatch):
     record.log_samples(1, [{"response": "x" * 100_000}, {"response": "y"}])
     monkeypatch.undo()
     ((file, writes),) = opened
-    assert not hasattr(file, "raw")  # no buffer that a kill would take along
+    assert not hasattr(file, "raw")  # a kill would lose a buffer
     assert [data.count(b"\n") for data in writes] == [2]
     assert [row["step"] for row in record.samples()] == [0, 1, 1]
 
@@ -253,7 +253,7 @@ def test_the_last_step_stays_where_a_run_is_cut_at_it(record):
 
 
 def test_the_step_is_the_steps_own(record):
-    """Whatever a metric is called."""
+    """The step wins over a metric of the same name."""
     record.log(3, {"step": 9.0, "a": 1.0})
     assert record.metrics() == [{"a": 1.0, "step": 3}]
 

@@ -1,4 +1,4 @@
-"""A run that was stopped or killed goes on as if nothing had happened."""
+"""Tests that a stopped or killed run resumes as if it had never stopped."""
 
 import shutil
 import signal
@@ -10,7 +10,7 @@ import pytest
 
 from tests.runs.conftest import assert_same_checkpoint, assert_trains, lines, summary
 
-# With everything that a run remembers: a critic, two controllers, a moving average of the weights.
+# With all kinds of memory: a critic, two controllers, a moving average of the weights.
 MEMORY = ("advantage=gae", "critic=shared", "kl=adaptive", "entropy=adaptive", "ema.decay=0.5")
 RECORDED = ("metrics.jsonl", "samples.jsonl", "summary.json")
 STEPS = ("steps=8", "checkpoint.every=3", *MEMORY)
@@ -25,7 +25,7 @@ def whole(train, tmp_path_factory) -> Path:
 
 
 def interrupt(command: list[str], awaited: Path, number: signal.Signals) -> int:
-    """Starts a run and sends it a signal once a file is there; its exit code."""
+    """Starts a run, sends it a signal once a file exists, and returns its exit code."""
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
     while process.poll() is None:
         if awaited.exists():
@@ -37,7 +37,7 @@ def interrupt(command: list[str], awaited: Path, number: signal.Signals) -> int:
 
 
 def assert_gone_on(folder: Path, whole: Path) -> None:
-    """Checks that a run that was interrupted left what the whole one left, in every digit."""
+    """Checks that an interrupted run equals an uninterrupted one in every digit."""
     assert lines(folder) == lines(whole)
     assert (folder / "samples.jsonl").read_text() == (whole / "samples.jsonl").read_text()
     assert summary(folder)["params_sha256"] == summary(whole)["params_sha256"]
@@ -47,7 +47,7 @@ def assert_gone_on(folder: Path, whole: Path) -> None:
 @pytest.mark.slow
 def test_a_killed_run_goes_on_bit_for_bit(whole, command, train, tmp_path):
     folder = tmp_path / "run"
-    # It dies in whichever step comes while the checkpoint of step 3 is committed.
+    # The run is killed in some later step, as soon as the checkpoint of step 3 exists.
     killed = command(*STEPS, f"hydra.run.dir={folder}")
     interrupt(killed, folder / "checkpoints" / "3", signal.SIGKILL)
     assert not (folder / "summary.json").exists()

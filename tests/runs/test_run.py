@@ -1,4 +1,4 @@
-"""What a run does around its steps: where it begins, what it leaves, what it refuses."""
+"""Tests the start of a run, the files that it writes, and the errors that it raises."""
 
 import subprocess
 from dataclasses import replace
@@ -45,7 +45,7 @@ def config():
 
 @pytest.fixture(scope="module")
 def trained(config):
-    """An experiment, the infos of its two steps, and its last state on the host."""
+    """Returns an experiment, the infos of its two steps, and its last state on the host."""
     experiment = build(config)
     infos = list(train(experiment.loop, experiment.state))
     assert all(info.metrics["update/grad_norm"] > 0 for info in infos)
@@ -53,7 +53,7 @@ def trained(config):
 
 
 class Mirror:
-    """A tracked run that notes what it is told."""
+    """A tracked run that records its calls."""
 
     def __init__(self):
         self.logged, self.artifacts = [], []
@@ -86,7 +86,7 @@ def test_a_resumed_run_begins_with_all_that_was_saved(trained, tmp_path):
     for a, b in zip(ours, theirs, strict=True):
         np.testing.assert_array_equal(a, b)
     assert fresh.loop.source.state() == experiment.loop.source.state()
-    assert [row["step"] for row in record.metrics()] == [0, 1, 2]  # 3 is trained again
+    assert [row["step"] for row in record.metrics()] == [0, 1, 2]  # step 3 is trained again
     too_few = compose([*SMALL, f"resume={tmp_path}", "steps=1"])
     with (
         Orbax().open(tmp_path, fresh.loop.stateful) as checkpoints,
@@ -122,7 +122,7 @@ def checkpoints_of(every, latest):
     [
         (3, None, 5, False, True),
         (3, None, 6, False, True),
-        (3, None, 7, False, False),  # it lost its checkpoints
+        (3, None, 7, False, False),  # its checkpoints are lost
         (3, 3, 5, False, False),
         (3, None, 5, True, False),  # it ended
         (0, None, 99, False, True),  # only the last step is saved

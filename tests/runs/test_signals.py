@@ -1,4 +1,4 @@
-"""A first signal asks a run to stop, a second one does what it did before."""
+"""Tests that a first signal asks a run to stop, and a second one calls the previous handler."""
 
 import os
 import signal
@@ -11,7 +11,7 @@ from rl4p.runs.signals import SIGNALS, StopRequest
 
 @pytest.fixture
 def before():
-    """Handlers that note signals, as those before the run."""
+    """Installs handlers that record signals, as the handlers before a run."""
     noted = []
     old = {number: signal.signal(number, lambda n, frame: noted.append(n)) for number in SIGNALS}
     yield noted

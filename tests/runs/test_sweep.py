@@ -1,4 +1,4 @@
-"""A sweep: one MLflow run as parent, one child a job, in a database made before they start."""
+"""Tests a sweep: a parent run in MLflow, a child per job, and a database made beforehand."""
 
 from pathlib import Path
 

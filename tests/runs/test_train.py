@@ -1,4 +1,4 @@
-"""`python -m rl4p.train` from the outside: its folder, its exit codes, its promises."""
+"""Tests `python -m rl4p.train` from the outside: its folder, its exit codes, its promises."""
 
 import gzip
 import json
@@ -156,7 +156,7 @@ class MovingBaseline:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["AboveAverage", "MovingBaseline"])
 def test_phases_of_the_users_own_are_named_in_yaml_and_on_the_command_line(train, tmp_path, name):
-    """With the file that the README shows, and one with memory."""
+    """Uses the phase in the README, and one with memory."""
     readme = (Path(__file__).parents[2] / "README.md").read_text()
     code = readme.partition("```python\n")[2].partition("```")[0]
     (tmp_path / "my_phases.py").write_text(code + MEMORY)

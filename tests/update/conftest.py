@@ -1,4 +1,4 @@
-"""A loss as the gradient step evaluates it."""
+"""A fixture that evaluates a loss as the gradient step does."""
 
 import dataclasses
 from functools import partial
@@ -14,10 +14,10 @@ from rl4p.learner.aggregation import aggregation_weights
 @pytest.fixture(scope="session")
 def evaluate():
     def evaluate(update, logprobs, batch, *, weighted=False, prepared=False):
-        """Losses and extras on the mask (0 elsewhere), and the slope of the losses' sum.
+        """Returns losses and extras on the mask (0 elsewhere), and the slope of the sum of losses.
 
-        With `weighted` the losses are those that the update's aggregation sums; where they are
-        `prepared` the batch has the scores of `prepare` already.
+        `weighted` losses have the weights of the update's aggregation. A `prepared` batch has
+        the scores of `prepare` already.
         """
         logprobs_BT = jnp.asarray(logprobs, batch.advantages_BT.dtype)
         return jax.tree.map(np.asarray, compiled(update, logprobs_BT, batch, weighted, prepared))

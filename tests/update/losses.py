@@ -1,6 +1,6 @@
-"""Every policy loss that the package brings, at the options of its YAML, and what sets some apart.
+"""Every policy loss of the package with the options of its YAML, and sets of special cases.
 
-`NAMES` are the files of conf/update; `LOSSES` has variants of them beside.
+`NAMES` are the files of conf/update; `LOSSES` also has variants of them.
 """
 
 import dataclasses
@@ -14,7 +14,7 @@ NAMES = sorted(path.stem for path in (CONF / "update").glob("*.yaml"))
 
 
 def built(group, name, **changes):
-    """The option of a group that its YAML describes."""
+    """Builds an option of a group from its YAML."""
     return dataclasses.replace(
         instantiate(OmegaConf.create(keys_of(CONF / group / f"{name}.yaml"))), **changes
     )
@@ -34,11 +34,11 @@ LOSSES |= {
     "kl_cov-half": dataclasses.replace(LOSSES["kl_cov"], share=0.5),
 }
 
-# At ratio 1 the gradient is not -A for these: raft and sft look at no advantage's size, dpo at its
-# sign in pairs, clip_cov takes the gradient of the tokens that it chose.
+# At ratio 1 the gradient of these is not -A: raft and sft ignore the size of advantages, dpo uses
+# their sign in pairs, and clip_cov drops the gradient of chosen tokens.
 NOT_REINFORCE = {"raft", "sft", "dpo", "dpo-ipo", "dpo-simpo", "clip_cov", "clip_cov-half"}
-# With A = 0: sft imitates all the same, kimi and dro pull to their anchor.
+# With A = 0 the gradient of these is not 0: sft still imitates; kimi and dro have an anchor.
 NOT_STILL = {"sft", "kimi", "dro", "dro-token"}
-# The weight of a token is a constant to its gradient: the loss is not what is differentiated, and
-# finite differences see another slope. Their slopes are held by hand in their own tests.
+# The gradient of these treats the weight of a token as a constant. Finite differences of the loss
+# therefore differ from it; their own tests check the slopes by hand.
 CONSTANT_WEIGHT = {"cispo", "dppo", "topr", "topr-sequence", "vespo", "gspo-token"}

@@ -8,17 +8,17 @@ from rl4p.update.clip_cov import ClipCov
     ("options", "dropped"),
     [
         ({"share": 0.25}, [1, 0, 0, 0]),
-        ({"share": 2e-4}, [1, 0, 0, 0]),  # at least one
+        ({"share": 2e-4}, [1, 0, 0, 0]),  # at least one token
         ({"share": 0.5}, [1, 0, 1, 0]),
-        ({"share": 1.0}, [1, 0, 1, 0]),  # the others are not above 0.5
-        ({"share": 0.25, "covariance_high": 3.0}, [0, 0, 1, 0]),  # strictly below
+        ({"share": 1.0}, [1, 0, 1, 0]),  # the other covariances are not above 0.5
+        ({"share": 0.25, "covariance_high": 3.0}, [0, 0, 1, 0]),  # the upper bound is exclusive
         ({"share": 0.25, "covariance_low": 3.0}, [0, 0, 0, 0]),
     ],
 )
 def test_the_tokens_of_the_largest_covariance_lose_their_gradient(
     make_batch, evaluate, options, dropped
 ):
-    """Covariances 3, 0, 1 and 0 (test_covariance.py), at ratio 1."""
+    """The covariances are 3, 0, 1 and 0 (test_covariance.py), at ratio 1."""
     logprobs = [[-1, -2, -3, -2]]
     batch = make_batch([[3, -1, -1, -1]], logprobs)
     loss_BT, extras, slope_BT = evaluate(
@@ -31,7 +31,7 @@ def test_the_tokens_of_the_largest_covariance_lose_their_gradient(
 
 
 def test_ties_go_together(make_batch):
-    """Advantages less their mean (1, -1, -1, 1), logprobs (1, -1, 1, -1): 1, 1, -1 and -1."""
+    """Advantages minus their mean (1, -1, -1, 1), logprobs (1, -1, 1, -1): 1, 1, -1 and -1."""
     batch = make_batch([[2, 0, 0, 2]], [[-1, -3, -1, -3]])
     dropped = ClipCov(share=0.25, covariance_low=0.5).prepare(batch)["dropped"]
     np.testing.assert_array_equal(dropped, [[1, 1, 0, 0]])

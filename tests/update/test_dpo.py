@@ -4,7 +4,7 @@ import pytest
 from rl4p.update.dpo import DPO
 
 REFERENCE = [[-1.5, -2.0, 0.0], [-2.0, 0.0, 0.0]]
-LOGPROBS = [[-1.0, -2.0, 9.0], [-3.5, 9.0, 9.0]]  # less the reference: 0.5 and -1.5; h = 2
+LOGPROBS = [[-1.0, -2.0, 9.0], [-3.5, 9.0, 9.0]]  # minus the reference: 0.5 and -1.5; h = 2
 MASK = [[1, 1, 0], [1, 0, 0]]
 
 
@@ -55,9 +55,9 @@ def test_a_group_without_both_kinds_has_no_loss(make_batch, evaluate, advantages
 
 
 def test_partners_are_found_by_their_group(make_batch, evaluate):
-    """One token a row and no reference: scores 1, 2, 3, 4, 5 and h of 1 - 4 and 5 - 2.
+    """With one token per row and no reference the scores are 1, 2, 3, 4, 5; h is 1 - 4 and 5 - 2.
 
-    The sixth row has no tokens and the third is of a group of its own: neither is in a pair.
+    The sixth row has no tokens and the third is alone in its group: neither is in a pair.
     """
     batch = make_batch(
         [[1], [-1], [-1], [-1], [1], [1]],
@@ -68,13 +68,13 @@ def test_partners_are_found_by_their_group(make_batch, evaluate):
     )
     _, extras, slope_BT = evaluate(DPO(beta=1.0), [[1], [2], [3], [4], [5], [np.nan]], batch)
     np.testing.assert_allclose(extras["preference_margin"][:, 0], [-3, 3, 0, -3, 3, 0])
-    # each row of a pair has its loss: twice sigmoid(3) = 0.9525741 and sigmoid(-3) = 0.0474259
+    # both rows of a pair have its loss: twice sigmoid(3) = 0.9525741 and sigmoid(-3) = 0.0474259
     expected = [-1.9051483, 0.0948517, 0, 1.9051483, -0.0948517, 0]
     np.testing.assert_allclose(slope_BT[:, 0], expected, rtol=1e-5)
 
 
 def test_a_larger_group_is_the_mean_of_its_pairs(make_batch, evaluate):
-    """Scores 1 against 0 and -1: log(1 + e^-1) = 0.3132617, log(1 + e^-2) = 0.1269280."""
+    """The score 1 against 0 and -1: log(1 + e^-1) = 0.3132617, log(1 + e^-2) = 0.1269280."""
     batch = make_batch([[1], [-1], [-1]], [[0]] * 3, reference_logprobs=[[0]] * 3)
     loss_BT, _, _ = evaluate(DPO(beta=1.0), [[1], [0], [-1]], batch, weighted=True)
     np.testing.assert_allclose(loss_BT.sum(), (0.3132617 + 0.1269280) / 2, rtol=1e-6)
@@ -103,7 +103,7 @@ def test_what_its_kind_has_no_use_for_is_refused(options):
         # logit 3.5: 0.9 x 0.0297504 + 0.1 x 3.5297504
         ({"kind": "simpo", "beta": 2.0, "label_smoothing": 0.1}, 0.3797504),
         ({"kind": "simpo", "beta": 2.0, "gamma": 1.5}, 0.0788890),  # log(1 + e^-2.5)
-        ({"gamma": 9.0}, 0.5981389),  # of simpo alone
+        ({"gamma": 9.0}, 0.5981389),  # only simpo has a gamma
     ],
     ids=str,
 )
@@ -113,7 +113,7 @@ def test_options_act_where_they_are_said_to(pair, evaluate, options, loss):
 
 
 def test_metrics_of_a_larger_group_are_means_over_a_rows_pairs(make_batch, evaluate):
-    """Scores 1 against 0 and 3: margins 1 and -2. A margin of 0 is not right either."""
+    """The score 1 against 0 and 3 has the margins 1 and -2. A margin of 0 is not correct."""
     batch = make_batch([[1], [-1], [-1]], [[0]] * 3, reference_logprobs=[[0]] * 3)
     _, extras, _ = evaluate(DPO(), [[1], [0], [3]], batch)
     np.testing.assert_allclose(extras["preference_margin"], [[-0.5], [1], [-2]])

@@ -9,18 +9,18 @@ from rl4p.update.dppo import DPPO
     [
         (1.0, 0.4, 0.3, 4 / 3, None),
         (1.0, 0.5, 0.3, 0.0, "clip_high"),
-        (1.0, 0.1, 0.3, 1 / 3, None),  # a good token that lost probability may gain it back
+        (1.0, 0.1, 0.3, 1 / 3, None),  # a good token may regain lost probability
         (-1.0, 0.5, 0.3, 5 / 3, None),
         (-1.0, 0.2, 0.3, 2 / 3, None),
         (-1.0, 0.1, 0.3, 0.0, "clip_low"),
-        (1.0, 0.1, 0.001, 20.0, None),  # a rare token keeps its gradient; its weight is capped
+        (1.0, 0.1, 0.001, 20.0, None),  # a rare token keeps its gradient, with a capped weight
         (0.0, 0.9, 0.1, 9.0, None),
     ],
 )
 def test_tokens_are_dropped_by_the_change_of_their_probability(
     make_batch, evaluate, advantage, probability, anchor, weight, clipped
 ):
-    """The proximal policy is far from both and is not looked at."""
+    """The proximal policy is far from both and does not matter."""
     batch = make_batch([[advantage]], [[-9.0]], behaviour=[[np.log(anchor)]])
     loss_BT, extras, slope_BT = evaluate(DPPO(), [[np.log(probability)]], batch)
     expected = -weight * advantage * np.log(probability)

@@ -7,7 +7,7 @@ from rl4p.update.dro import DRO
 @pytest.mark.parametrize(
     ("level", "penalties", "slopes"),
     [
-        ("sequence", (0.16, 0.16), (0.8, 0.8)),  # log-ratios 0.3 and 0.5: 1/2 x 0.64 in all
+        ("sequence", (0.16, 0.16), (0.8, 0.8)),  # log-ratios 0.3 and 0.5, sum 0.8: 1/2 x 0.64
         ("token", (0.045, 0.125), (0.3, 0.5)),
     ],
 )
@@ -37,7 +37,7 @@ def test_a_reference_is_asked_for_only_where_it_is_the_anchor():
 
 
 def test_rows_that_no_policy_sampled_are_held_to_the_proximal_one(make_batch, evaluate):
-    """A log-ratio of 2 to it: 1/2 x 4, and a slope of 2."""
+    """The log-ratio to it is 2: the loss is 1/2 x 4 and the slope 2."""
     batch = make_batch([[0.0]], [[-3.0]], behaviour=[[0.0]], version=-1)
     loss_BT, _, slope_BT = evaluate(DRO(anchor="behaviour", tau=1.0), [[-1.0]], batch)
     np.testing.assert_allclose(loss_BT, [[2.0]], rtol=1e-6)
@@ -45,7 +45,7 @@ def test_rows_that_no_policy_sampled_are_held_to_the_proximal_one(make_batch, ev
 
 
 def test_the_default_aggregation_is_the_mean_over_sequences(make_batch, evaluate):
-    """Squares of 0.8 and 0.5, times 1/2, over two sequences of two tokens and of one."""
+    """Half of the squares of 0.8 and 0.5, over two sequences of two tokens and of one."""
     batch = make_batch(
         [[0, 0], [0, 0]], [[0, 0]] * 2, mask=[[1, 1], [1, 0]], reference_logprobs=[[-2, -3]] * 2
     )

@@ -16,7 +16,7 @@ from rl4p.update.gspo import GSPO
 def test_the_ratio_is_the_geometric_mean(
     make_batch, evaluate, form, advantage, loss, slope, clipped
 ):
-    """Log-ratios 0.2 and 0.4 with mean 0.3, whose exponential is 1.3498588."""
+    """The log-ratios 0.2 and 0.4 have the mean 0.3, whose exponential is 1.3498588."""
     batch = make_batch([[advantage] * 3], [[-2, -3, -4]], mask=[[1, 1, 0]])
     update = GSPO(clip_low=0.2, clip_high=0.2, form=form)
     loss_BT, extras, slope_BT = evaluate(update, [[-1.8, -2.6, 5.0]], batch)
@@ -26,7 +26,7 @@ def test_the_ratio_is_the_geometric_mean(
 
 
 def test_low_ratios_are_clipped_for_bad_sequences(make_batch, evaluate):
-    """Log-ratios -0.3 on average: 0.7408182."""
+    """The mean log-ratio is -0.3, whose exponential is 0.7408182."""
     batch = make_batch([[-1.0, -1.0], [1.0, 1.0]], [[-2, -3], [-2, -3]])
     update = GSPO(clip_low=0.2, clip_high=0.2)
     loss_BT, extras, slope_BT = evaluate(update, [[-2.2, -3.4], [-2.2, -3.4]], batch)
@@ -43,7 +43,7 @@ def test_the_token_form_gives_each_token_its_own_advantage(make_batch, evaluate)
 
 
 def test_the_default_aggregation_weighs_every_sequence_the_same(make_batch, evaluate):
-    """Losses -1 (three tokens) and 2 (one): half their sum; slopes 1/2 -A over the length."""
+    """Losses are -1 (three tokens) and 2 (one), and count half; slopes are 1/2 -A / length."""
     batch = make_batch([[1] * 3, [-2] * 3], [[-1] * 3] * 2, mask=[[1, 1, 1], [1, 0, 0]])
     loss_BT, _, slope_BT = evaluate(GSPO(), [[-1] * 3] * 2, batch, weighted=True)
     np.testing.assert_allclose(loss_BT.sum(), 0.5, rtol=1e-6)
@@ -52,7 +52,7 @@ def test_the_default_aggregation_weighs_every_sequence_the_same(make_batch, eval
 
 @pytest.mark.parametrize("form", ["sequence", "token"])
 def test_either_side_has_a_clip_of_its_own(make_batch, evaluate, form):
-    """Ratios e^0.3 = 1.3499 and e^-0.3 = 0.7408, clipped to 1.3 and to 0.9."""
+    """The ratios are e^0.3 = 1.3499 and e^-0.3 = 0.7408, clipped to 1.3 and to 0.9."""
     batch = make_batch([[1.0], [-1.0]], [[-2.0], [-2.0]])
     update = GSPO(clip_low=0.1, clip_high=0.3, form=form)
     loss_BT, _, slope_BT = evaluate(update, [[-1.7], [-2.3]], batch)

@@ -1,9 +1,9 @@
-"""What holds for the whole update: forward, loss, what joins it, microbatches, gradient.
+"""Tests of the whole update: forward, loss, further terms, microbatches, gradient.
 
-The losses are those of conf/update, and the combinations have every option of conf/correction,
-conf/kl, conf/entropy and conf/critic: a new one is held to all of this, or a test says that it is
-missing. Every program is compiled once and kept, with few of XLA's optimizations: compiling is what
-this file costs.
+The losses are all files of conf/update. The combinations have every option of conf/correction,
+conf/kl, conf/entropy and conf/critic. A new file is tested automatically, or a test reports that it
+is missing. Every program is compiled once and cached, with few of XLA's optimizations, because
+compilation dominates the time of this file.
 """
 
 import dataclasses
@@ -38,11 +38,11 @@ SAMPLING = Sampling(temperature=0.7)
 OPTIMIZER = SGD(learning_rate=0.0, momentum=0.5, max_grad_norm=0.0)  # its trace is the gradient
 COEFFICIENTS = {"kl": np.float32(0.3), "entropy": np.float32(0.2)}
 QUICK = {"xla_backend_optimization_level": 0}
-# Pairs whose rows are not neighbours. Row 2 has no response; row 5, of its group, is invalid.
+# The rows of a pair are not neighbours. Row 2 has no response; row 5, of its group, is invalid.
 GROUPS = (3, 1, 0, 2, 3, 0, 2, 1)
 INVALID = 5
 
-# What joins a loss. Limits are set where some of the samples are on either side of them.
+# Corrections and other terms of the loss, with limits between the values of the samples.
 COMBINATIONS = {
     "ppo, token_truncate, kl fixed, entropy bonus": {
         "update": built("update", "ppo"),
@@ -74,11 +74,11 @@ COMBINATIONS = {
     },
 }
 CASES = {name: {"update": LOSSES[name]} for name in NAMES} | COMBINATIONS
-# The loss of a token is no function of its own tokens' scores alone.
+# In these losses the loss of a token depends on other tokens of its sequence or pair.
 OF_SEQUENCES = {"dpo", "dro", "gmpo", "gspo", "kimi", "luspo", "vespo"}
 ON_DEVICES = [x for x in COMBINATIONS if x.startswith(("dpo", "m2po"))]
 
-# Compiling the whole update takes seconds for each: these always, all of them by `make slow`.
+# Compiling an update takes seconds. These cases always run, all others with `make slow`.
 ALWAYS = {"ppo", "gspo", "clip_cov", *COMBINATIONS}
 
 
@@ -105,7 +105,7 @@ def test_every_option_of_what_joins_a_loss_is_in_a_combination(group):
 
 @pytest.fixture(scope="module")
 def scored(policy, params, make_trajectories):
-    """The rows, and their scores under the policy."""
+    """Returns the rows, and their scores under the policy."""
     trajectories = make_trajectories(group_ids=GROUPS)
     return trajectories, score_tokens(
         policy.decoder,
@@ -119,7 +119,7 @@ def scored(policy, params, make_trajectories):
 
 @pytest.fixture(scope="module")
 def numbers(scored):
-    """All that any case may need: sampler, reference and start of the step differ a little."""
+    """Returns all arrays of any case; sampler, reference and start of the step differ slightly."""
     scores, random = jax.device_get(scored[1]), np.random.default_rng(0)
 
     def near(x_BT, scale):
@@ -140,10 +140,10 @@ def numbers(scored):
 
 @pytest.fixture(scope="module")
 def build(policy, params, make_phases, make_trajectories, numbers):
-    """Objective, parameters and batch of a case, with the scores that it asks for and no others."""
+    """Returns a function that builds objective, parameters and batch with the needed scores."""
 
     def build(name, *, left=0, right=0, outside=0.0, **changes):
-        """With `left` and `right` more columns of padding, and `outside` where no loss is."""
+        """Adds `left` and `right` columns of padding, and sets `outside` where no loss is."""
         advantage = GAE() if "critic" in CASES[name] else None
         phases = make_phases(advantage=advantage, **CASES[name])
         trajectories = make_trajectories(group_ids=GROUPS, left=left, right=right)
@@ -172,14 +172,14 @@ def build(policy, params, make_phases, make_trajectories, numbers):
 
 
 def with_values(critic):
-    """A head that no longer is 0, so that the trunk has a gradient."""
+    """Returns a critic with a head that is not 0, so that its trunk has a gradient."""
     head = np.random.default_rng(5).normal(0, 0.3, critic["value"]["kernel"].shape)
     return critic | {"value": critic["value"] | {"kernel": jnp.asarray(head, jnp.float32)}}
 
 
 @pytest.fixture(scope="module")
 def step(policy, make_state):
-    """Gradient, as one vector, and metrics of an update in microbatches of so many rows."""
+    """Returns a function that computes gradient and metrics, with `rows` rows per microbatch."""
     programs = {}
 
     def step(objective, params, batch, rows=B):
@@ -205,7 +205,7 @@ def read(state, metrics):
 
 @pytest.fixture(scope="module")
 def plain(build, step):
-    """The update that the others must equal: one microbatch, no more columns than there are."""
+    """Returns a function for the reference update: one microbatch and no extra padding."""
     found = {}
 
     def plain(name):
@@ -226,7 +226,7 @@ def assert_same_update(ours, wanted, tolerance=2e-6):
 
 
 def reordered(batch):
-    """Other rows first, and other names for the groups."""
+    """Returns the batch with its rows in another order and with other group ids."""
     batch = jax.tree.map(lambda x: x[np.random.default_rng(1).permutation(B)], batch)
     groups = np.int32([6, 0, 5, 3])[batch.trajectories.group_ids_B]
     trajectories = dataclasses.replace(batch.trajectories, group_ids_B=groups)
@@ -242,7 +242,7 @@ def test_the_order_of_rows_and_the_names_of_groups_change_nothing(build, step, p
 
 @some_cases
 def test_padding_on_both_sides_and_microbatches_change_nothing(build, step, plain, name):
-    """Four microbatches. What one of these changes alone, the slow tests tell apart."""
+    """Runs four microbatches. The slow tests change one of these properties at a time."""
     objective, params, batch = build(name, left=3, right=5)
     assert_same_update(step(objective, params, reordered(batch), rows=2), plain(name))
 
@@ -251,7 +251,7 @@ def test_padding_on_both_sides_and_microbatches_change_nothing(build, step, plai
 @every_case
 @pytest.mark.parametrize("rows", [4, 3, 2, 1])
 def test_microbatches_change_nothing(build, step, plain, name, rows):
-    """2, 3, 4 and 8 of them, or as many as there are pairs where these stay together."""
+    """Runs 2, 3, 4 and 8 of them, or one per pair if pairs stay together."""
     assert_same_update(step(*build(name), rows=rows), plain(name))
 
 
@@ -264,7 +264,7 @@ def test_padding_changes_nothing(build, step, plain, name, padding):
 
 @every_case
 def test_nothing_without_a_loss_matters(build, step, plain, name):
-    """Neither what an invalid sample says, nor the prompt of a row that has no response."""
+    """Such tokens are the response of an invalid sample and the prompt of an empty response."""
     objective, params, batch = build(name, outside=np.nan)
     tokens = batch.trajectories.tokens_BT.copy()
     tokens[[2, INVALID]] = np.random.default_rng(3).integers(0, 256, (2, T), np.int32)
@@ -297,12 +297,12 @@ def test_at_ratio_one_the_gradient_is_that_of_reinforce(build, step, numbers, sc
 @pytest.mark.slow
 @losses(NOT_REINFORCE)
 def test_without_old_logprobs_the_gradient_is_that_of_reinforce(build, step, numbers, scored, name):
-    """On-policy: where the update does not ask for the start of the step, nobody scores it."""
+    """On-policy: log-probabilities at the start of the step are not computed if not needed."""
     assert_reinforce(build, step, numbers, scored, name, left_out={"proximal_logprobs"})
 
 
 def assert_reinforce(build, step, numbers, scored, name, left_out=frozenset()):
-    """With one advantage to a row: a ratio that the row shares gives all its tokens their mean."""
+    """Advantages are constant in a row, since a ratio of the whole row would average them."""
     same = np.asarray(scored[1]["logprobs"])
     changes = dict.fromkeys(("behaviour", "proximal_logprobs", "reference_logprobs"), same)
     changes["advantages"] = np.repeat(numbers["advantages"][:, 8:9], T, axis=1)
@@ -319,7 +319,7 @@ def assert_reinforce(build, step, numbers, scored, name, left_out=frozenset()):
 
 @pytest.fixture(scope="module")
 def oracle(policy, scored, numpy_logits):
-    """Log-probabilities, entropies and values of all tokens in float64, from parameters alike."""
+    """Returns a function that computes logprobs, entropies and values of all tokens in float64."""
     config, trajectories = policy.decoder.config, jax.device_get(scored[0])
 
     def logits_of(params):
@@ -338,7 +338,7 @@ def oracle(policy, scored, numpy_logits):
         if "critic" in params:
             trunk = params | params["critic"]
             for b, (row, logits) in enumerate(logits_of(trunk)):
-                # The activations are what the logits are linear in.
+                # The logits are linear in the activations.
                 hidden = np.linalg.lstsq(trunk["embedding"], logits.T)[0].T
                 values = hidden @ trunk["value"]["kernel"] + trunk["value"]["bias"]
                 values_BT[b, row[1:]] = values[:-1]
@@ -349,7 +349,7 @@ def oracle(policy, scored, numpy_logits):
 
 @pytest.fixture(scope="module")
 def differences(oracle):
-    """What the oracle sees at parameters, and how it changes a little along random directions."""
+    """Returns the oracle's output, and its changes along random directions of the parameters."""
 
     def differences(params):
         params = jax.tree.map(np.float64, jax.device_get(params))
@@ -377,10 +377,10 @@ def wide(batch):
 def test_the_gradient_is_that_of_finite_differences_in_float64(
     build, plain, differences, evaluate, name
 ):
-    """Central differences of the loss.
+    """Compares with central differences of the loss.
 
-    Where a token's weight is a constant to the gradient: of the log-probabilities, times the slope
-    of the loss by them.
+    If a token's weight is a constant to the gradient, the differences are those of the
+    log-probabilities, times the slope of the loss.
     """
     gradient, metrics = plain(name)
     objective, params, batch = build(name)
@@ -396,14 +396,14 @@ def test_the_gradient_is_that_of_finite_differences_in_float64(
             change = loss(up) - loss(down)
             if name in CONSTANT_WEIGHT:
                 change = np.sum(slope_BT * (up - down))
-            # Of such a derivative along a random direction.
+            # The derivative along a random direction.
             scale = np.linalg.norm(gradient) * 1e-5
             assert abs(np.sum(gradient * direction) - change / 2) < 1e-4 * scale
 
 
 @pytest.mark.parametrize("name", COMBINATIONS)
 def test_what_joins_a_loss_is_added_to_it(build, plain, differences, name):
-    """Weight x loss + beta KL - alpha H + the critic's, in float64, from what the oracle sees."""
+    """The sum is weight x loss + beta KL - alpha H + the critic's loss, in float64."""
     gradient, metrics = plain(name)
     objective, params, batch = build(name)
     seen, changes = differences(params)
@@ -439,7 +439,7 @@ def test_what_joins_a_loss_is_added_to_it(build, plain, differences, name):
 
 
 def packed(batch):
-    """Two rows in one, told apart by their segment ids; each keeps its positions."""
+    """Returns two rows in one, with different segment ids and their own positions."""
     batch = jax.tree.map(lambda x: x.reshape(B // 2, 2 * T) if x.ndim == 2 else x[::2], batch)
     segments = batch.trajectories.segment_ids_BT.copy()
     segments[:, T:] *= 2
@@ -449,7 +449,7 @@ def packed(batch):
 
 @pytest.fixture(scope="module")
 def packed_logprobs(policy, params, scored):
-    """Of two rows in one, as two rows again."""
+    """Splits the logprobs of two packed rows into two rows."""
     nothing = np.zeros((B, T), np.float32)
     batch = TrainingBatch(
         trajectories=jax.device_get(scored[0]),
@@ -483,7 +483,7 @@ def test_packed_sequences_have_the_token_losses_of_padded_ones(
 
 
 def test_sampled_tokens_are_scored_as_they_were_drawn(policy, params, prompts):
-    """The temperature is in the logits of both sides."""
+    """Both sides have the temperature in the logits."""
     sampler = NaiveSampler(max_response_tokens=8, temperature=0.7)
     options = {"group_size": 2, "key": jax.random.key(2), "version": 0}
     trajectories, _ = sampler(policy, params, prompts, **options)
@@ -496,7 +496,7 @@ def test_sampled_tokens_are_scored_as_they_were_drawn(policy, params, prompts):
         assert np.allclose(logprobs, drawn, rtol=0, atol=1e-4) == same
 
 
-# Reads programs' arguments, and writes gradients and metrics by name.
+# Reads the arguments of programs, and writes gradients and metrics by name.
 EIGHT_DEVICES = """
 import pickle, sys, jax, numpy as np
 from rl4p.distributed.mesh import Mesh

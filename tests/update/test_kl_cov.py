@@ -4,7 +4,7 @@ from rl4p.update.kl_cov import KLCov
 
 
 def test_the_tokens_of_the_largest_covariance_get_the_penalty(make_batch, evaluate):
-    """Covariances 3, 0, 1, 0. Log-ratio -0.5 everywhere: e^-0.5 = 0.6065307, penalty 2 x 0.5."""
+    """Covariances are 3, 0, 1, 0 and log-ratios -0.5: e^-0.5 = 0.6065307, penalty 2 x 0.5."""
     proximal = np.asarray([[-1.0, -2.0, -3.0, -2.0]])
     batch = make_batch([[3, -1, -1, -1]], proximal)
     update = KLCov(share=0.25, coefficient=2.0)
@@ -32,7 +32,7 @@ def test_equal_advantages_choose_nothing(make_batch):
 
 
 def test_only_covariances_above_zero_are_chosen_however_large_the_share(make_batch):
-    """3, 0, 1 and 0; and of a share that is no token, one."""
+    """The covariances are 3, 0, 1 and 0. A share of less than a token chooses one."""
     batch = make_batch([[3, -1, -1, -1]], [[-1, -2, -3, -2]])
     for share, chosen in ((1.0, [1, 0, 1, 0]), (1e-6, [1, 0, 0, 0])):
         np.testing.assert_array_equal(KLCov(share=share).prepare(batch)["penalised"], [chosen])

@@ -1,7 +1,7 @@
-"""What holds for every policy loss that the package brings, at the options of its YAML.
+"""Tests that hold for every policy loss of the package, with the options of its YAML.
 
-The losses are evaluated in float64, as the gradient step does it: what `prepare` gives is computed
-over the whole batch, and everything outside the loss mask is thrown away.
+The losses are evaluated in float64, as in the gradient step: `prepare` sees the whole batch, and
+everything outside the loss mask is dropped.
 """
 
 import dataclasses
@@ -29,7 +29,7 @@ def double():
 
 @pytest.fixture(scope="module")
 def example(make_batch):
-    """Eight rows in pairs; the sampler, the reference and the start of the step all differ."""
+    """Returns a function for eight rows in pairs; sampler, reference and step start differ."""
 
     def make(*, left=0, right=0, order=slice(None), outside=0.0, **changes):
         random = np.random.default_rng(0)
@@ -60,7 +60,7 @@ def example(make_batch):
         return jnp.asarray(logprobs, jnp.float64), wide(batch)
 
     def wide(batch):
-        """In float64; the numbers were rounded once, so that every layout has the same."""
+        """Converts to float64; the numbers were rounded before, so every layout has the same."""
         return jax.tree.map(lambda x: x.astype(jnp.float64) if x.dtype == jnp.float32 else x, batch)
 
     return make
@@ -129,7 +129,7 @@ def test_any_padding(example, evaluate, name, padding):
 
 @losses()
 def test_groups_apart_are_the_same_as_together(example, evaluate, name):
-    """Microbatches of whole groups, with what was prepared over the whole."""
+    """Microbatches contain whole groups, and `prepare` has seen the whole batch."""
     logprobs, batch = example()
     update = LOSSES[name]
     if hasattr(update, "prepare"):

@@ -11,7 +11,7 @@ UPDATE = PPO(clip_low=0.2, clip_high=0.28)
 
 @jax.jit
 def run(logprobs_BT, batch):
-    """Losses, what else is reported, and the slope of the losses' sum."""
+    """Returns losses, extras, and the slope of the sum of losses."""
 
     def total(logprobs_BT):
         loss_BT, extras = UPDATE(logprobs_BT, batch)
@@ -34,15 +34,15 @@ def batch(trajectories, advantage, proximal):
 @pytest.mark.parametrize(
     ("advantage", "ratio", "loss", "gradient", "clipped"),
     [
-        # the gradient is that of the loss by log pi: -A rho, or 0 where the clip acts
+        # the slope with respect to log pi is -A rho, or 0 where the clip applies
         (2.0, 1.0, -2.0, -2.0, None),
         (-2.0, 1.0, 2.0, 2.0, None),
         (2.0, 1.1, -2.2, -2.2, None),
         (2.0, 1.5, -2.56, 0.0, "clip_high"),
-        (2.0, 0.5, -1.0, -1.0, None),  # a good token that lost probability may gain it back
+        (2.0, 0.5, -1.0, -1.0, None),  # a good token may regain lost probability
         (-2.0, 0.9, 1.8, 1.8, None),
         (-2.0, 0.5, 1.6, 0.0, "clip_low"),
-        (-2.0, 1.5, 3.0, 3.0, None),  # a bad token that gained probability loses it, unbounded
+        (-2.0, 1.5, 3.0, 3.0, None),  # a bad token loses gained probability, without a bound
         (0.0, 1.5, 0.0, 0.0, None),
     ],
 )
@@ -88,7 +88,7 @@ def test_old_logprobs_are_asked_for_only_where_they_differ(options, needs):
         ({"delta": 4.0}, -2.0, 2.0, 4.0, 4.0, set()),
         ({"delta": 4.0}, -2.0, 5.0, 8.0, 0.0, {"clip_delta"}),
         ({"delta": 4.0}, 2.0, 5.0, -2.56, 0.0, {"clip_high"}),
-        ({"delta": 1.1}, 2.0, 1.2, -2.2, 0.0, set()),  # below 1 + clip_high good tokens feel it
+        ({"delta": 1.1}, 2.0, 1.2, -2.2, 0.0, set()),  # below 1 + clip_high it limits good tokens
         ({"delta": 1.1}, -2.0, 1.2, 2.4, 2.4, {"clip_delta"}),
         ({"delta": 4.0, "dual_clip": 3.0}, -2.0, 5.0, 6.0, 0.0, {"clip_delta", "clip_dual"}),
     ],
@@ -106,7 +106,7 @@ def test_bad_tokens_that_gained_much_probability_are_bounded_on_request(
 
 @pytest.mark.parametrize("options", [{"delta": 4.0}, {"dual_clip": 3.0}], ids=str)
 def test_bad_tokens_that_lost_probability_are_clipped_as_ever(make_batch, evaluate, options):
-    """The ratio of 1/2 is below the clip, which takes the gradient."""
+    """The ratio 1/2 is below the clip range, so the gradient is 0."""
     update = PPO(clip_low=0.2, clip_high=0.28, **options)
     loss_BT, extras, slope_BT = evaluate(
         update, [[-1.25 + np.log(0.5)]], make_batch([[-2]], [[-1.25]])

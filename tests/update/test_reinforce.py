@@ -27,6 +27,6 @@ def test_the_loss_by_hand_and_its_gradient_is_that_of_ppo_at_ratio_one(make_traj
     ]
     np.testing.assert_array_equal(slopes[0], -advantages)
     np.testing.assert_allclose(slopes[0], slopes[1], rtol=1e-6)
-    # It asks for no old logprobs, and would not look at them.
+    # It needs no old logprobs and ignores them.
     other = dataclasses.replace(batch, scores={"proximal_logprobs": logprobs - 1})
     np.testing.assert_array_equal(Reinforce()(logprobs, other)[0], loss)

@@ -17,7 +17,7 @@ def test_only_bad_tokens_are_tapered(make_batch, evaluate, advantage, ratio, wei
 
 
 def test_a_sequence_is_tapered_by_the_product_of_its_tokens(make_batch, evaluate):
-    """Ratios 1/2 and 1/2: 1/4 on both. 2 and 1/4: 1/2, though one of them gained probability."""
+    """Ratios 1/2 and 1/2 give 1/4 for both tokens. 2 and 1/4 give 1/2, even for the ratio 2."""
     batch = make_batch([[-1] * 3, [-1] * 3], [[-1] * 3] * 2, mask=[[1, 1, 0]] * 2)
     log = np.log([[0.5, 0.5, 9.0], [2.0, 0.25, 9.0]])
     slope_BT = evaluate(TOPR(level="sequence"), log - 1, batch)[2]
@@ -25,7 +25,7 @@ def test_a_sequence_is_tapered_by_the_product_of_its_tokens(make_batch, evaluate
 
 
 def test_the_metric_counts_the_bad_tokens_that_are_tapered(make_batch, evaluate):
-    """Of good and bad tokens at the ratios 1/2 and 2 one alone is."""
+    """Of good and bad tokens at the ratios 1/2 and 2 only one is tapered."""
     batch = make_batch([[1, 1, -1, -1]], [[-1] * 4])
     _, extras, _ = evaluate(TOPR(), [np.log([0.5, 2, 0.5, 2]) - 1], batch)
     np.testing.assert_array_equal(extras["tapered"], [[0, 0, 1, 0]])

@@ -33,7 +33,7 @@ def test_the_kernel_weighs_every_token_of_the_sequence(
     ("log_ratios", "log_w"),
     [
         ((-30.0, 15.0), -5.0),  # a token counts at most 20
-        ((-15.0, -15.0), -20.0),  # and so does the sum
+        ((-15.0, -15.0), -20.0),  # the sum counts at most 20 too
     ],
 )
 def test_log_ratios_and_their_sum_are_clamped(make_batch, evaluate, log_ratios, log_w):

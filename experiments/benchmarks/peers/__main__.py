@@ -1,13 +1,13 @@
-"""rl4p beside TRL and Tunix: the same weights, prompts and cores, one script after the other.
+"""Compares rl4p with TRL and Tunix on the same weights, prompts and cores.
 
-    sh experiments/benchmarks/peers/setup.sh ENVIRONMENTS        # once: the peers, pinned
+    sh experiments/benchmarks/peers/setup.sh ENVIRONMENTS        # once: installs the pinned peers
     python -m experiments.benchmarks.peers ENVIRONMENTS
 
-Prints two tables for each workload (`workload.py`) and writes them, with a picture and all that
-was measured, to `experiments/benchmarks/`: peers.md, peers.png, peers.json. The engines take turns
-in rounds, so that a slow minute of the machine is not one engine's alone. It takes half an hour, in
-which nothing else may run; `--workloads uniform` measures that one again, and keeps what the same
-day and machine gave the other.
+Prints two tables for each workload (`workload.py`). Writes them to `experiments/benchmarks/`, with
+a picture and all measurements: peers.md, peers.png, peers.json. The engines take turns in rounds,
+so that a slow minute of the machine does not slow down one engine only. A run takes half an hour,
+in which nothing else may run. `--workloads uniform` measures that workload again and keeps the
+other one's results if they have the same date and machine.
 """
 
 import argparse
@@ -27,7 +27,7 @@ from experiments.benchmarks.peers.workload import medians
 
 HERE = Path(__file__).parent
 WORKLOADS = ("uniform", "longtail")
-# By what is measured: name of the engine, its environment (None: this one), its script.
+# For each measurement: the name of the engine, its environment (None: this one), its script.
 ENGINES = {
     "rollout": [
         ("rl4p", None, "rl4p_generate.py"),
@@ -73,7 +73,7 @@ def main() -> None:
 
 
 def measure(workload: str, checkpoint: Path, options: argparse.Namespace) -> dict:
-    """The summaries of all engines, and the floor at the mean length that rl4p's responses had."""
+    """Returns the engines' summaries, and the floor at the mean length of rl4p's responses."""
     found: dict = {"rollout": {}, "step": {}}
     printed: dict = {}
     for turn, (kind, engines) in itertools.product(range(options.rounds), ENGINES.items()):
@@ -97,14 +97,14 @@ def measure(workload: str, checkpoint: Path, options: argparse.Namespace) -> dic
 
 
 def joined(rounds: list[list[dict]]) -> dict:
-    """The summary of all repetitions of an engine, each round of them with its own summary last."""
+    """Returns the summary of an engine over all rounds; the last line of a round is its summary."""
     rows = [row for lines in rounds for row in lines[:-1]]
     peak = max(lines[-1]["peak_rss_mb"] for lines in rounds)
     return rounds[-1][-1] | medians(rows) | {"peak_rss_mb": peak}
 
 
 def with_shim(engines: list, environments: Path) -> list:
-    """Those of torch once more with the shim, where the processor is not Intel's."""
+    """Returns the engines; torch's again with the shim if the processor is not Intel's."""
     intel = "GenuineIntel" in Path("/proc/cpuinfo").read_text()
     if intel or not (environments / SHIM).exists():
         return engines
@@ -113,7 +113,7 @@ def with_shim(engines: list, environments: Path) -> list:
 
 
 def call(python: Path | None, script: str, *words: str, preload: Path | None = None) -> list[dict]:
-    """The JSON lines that a script of this folder prints."""
+    """Runs a script of this folder and returns the JSON lines that it prints."""
     environment = dict(os.environ)
     if preload is not None:
         environment["LD_PRELOAD"] = str(preload)
@@ -137,22 +137,21 @@ def machine() -> str:
 
 HEAD = """# rl4p beside TRL and Tunix
 
-GRPO steps on two CPU cores in float32: identical weights, prompts, groups, reward and number of
-updates; what is alike and what each engine was set to stands in
-[peers/README.md](peers/README.md). Medians over rounds in which the engines take turns, in seconds.
-Made by
+GRPO steps on two CPU cores in float32, with identical weights, prompts, groups, reward and number
+of updates. [peers/README.md](peers/README.md) has the workloads and the settings of each engine.
+Times are medians in seconds, over rounds in which the engines take turns. Made by
 
     sh experiments/benchmarks/peers/setup.sh ENVIRONMENTS
     python -m experiments.benchmarks.peers ENVIRONMENTS
 
-The floor is the arithmetic of the useful matrix products over this machine's rate (numpy's best on
-1024 x 1024). `times` is how much longer than rl4p an engine takes for a token.
+The floor is the time of the useful matrix products at this machine's rate (numpy's best on
+1024 x 1024). `times` is an engine's time per token, relative to rl4p.
 
 ![Seconds of a step](peers.png)"""
 
 
 def section(workload: str, found: dict) -> str:
-    """Two tables of one workload."""
+    """Returns the two tables of one workload."""
     floor = found["floor"]
     text = (
         f"\n## {workload}\n\n{floor['rollout_gflop']} GFLOP of rollout and "
@@ -168,7 +167,7 @@ def section(workload: str, found: dict) -> str:
         for name, row in rows.items():
             seconds, best = row[f"{kind}_s"], row[f"{kind}_s_best"]
             update = "" if kind == "rollout" else f"{seconds - row['rollout_s']:.2f}"
-            # Other lengths are other work: the share of the floor is that of as many tokens.
+            # Lengths differ between engines: the floor is scaled to the engine's own tokens.
             mine = rows["rl4p"]["completion_tokens"]
             share = floor[f"{kind}_floor_s"] / seconds * row["completion_tokens"] / mine
             text += (
@@ -180,7 +179,7 @@ def section(workload: str, found: dict) -> str:
 
 
 def draw(workloads: dict, path: Path) -> None:
-    """One bar an engine, rollout and the rest of the step, per workload."""
+    """Draws one bar per engine for each workload: the rollout, and the rest of the step."""
     figure, axes = plt.subplots(1, len(workloads), figsize=(4.2 * len(workloads), 3), squeeze=False)
     for axis, (name, found) in zip(axes[0], workloads.items(), strict=True):
         rows = found["step"]

@@ -1,4 +1,4 @@
-"""Rollout alone with transformers' generate(), the engine that TRL uses on a CPU."""
+"""The rollout alone with transformers' generate(), the engine that TRL uses on a CPU."""
 
 from workload import EOS, WORKLOADS, Recorder, arguments, limit_threads, prompt_ids
 
@@ -16,7 +16,7 @@ def load(path):
 
 
 def check_logprob(model, w):
-    """Mean log-probability of the prompts under the initial weights (same in every peer)."""
+    """Returns the mean log-probability of the prompts under the initial weights, as every peer."""
     ids = torch.tensor(prompt_ids(w))
     with torch.no_grad():
         logp = model(ids).logits.log_softmax(-1)[:, :-1]

@@ -1,4 +1,4 @@
-"""Rollout alone with rl4p's sampler, `rollout=continuous`."""
+"""The rollout alone with rl4p's sampler, `rollout=continuous`."""
 
 from workload import EOS, PAD, THREADS, WORKLOADS, Recorder, arguments, limit_threads, prompt_ids
 
@@ -21,7 +21,7 @@ from rl4p.types import Prompt
 
 
 def load(path, w):
-    """The policy, its parameters, and the workload's prompts."""
+    """Returns the policy, its parameters, and the workload's prompts."""
     mesh = Mesh(cpu_devices=-1)  # mesh=cores: as many devices as there are cores
     assert mesh.size == THREADS
     decoder = Decoder(config=read_config(Path(path)), remat="none", unroll=True)
@@ -40,7 +40,7 @@ def load(path, w):
 
 
 def check_logprob(policy, params, w):
-    """Mean log-probability of the prompts under the initial weights (same in every peer)."""
+    """Returns the mean log-probability of the prompts under the initial weights, as every peer."""
     ids_BT = jnp.asarray(prompt_ids(w), jnp.int32)
     ones_BT = jnp.ones_like(ids_BT)
     positions_BT = jnp.cumsum(ones_BT, axis=1) - 1

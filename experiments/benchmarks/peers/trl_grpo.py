@@ -25,7 +25,7 @@ torch.set_num_threads(2)
 
 
 class Clock(transformers.TrainerCallback):
-    """A step runs from on_step_begin to on_step_end; its rollout ends when the reward is called."""
+    """A timer of steps, on_step_begin to on_step_end, and of rollouts, which end at the reward."""
 
     def __init__(self, record):
         self.record = record

@@ -1,4 +1,4 @@
-"""Rollout alone with Tunix's own JAX sampler (the "vanilla" engine)."""
+"""The rollout alone with Tunix's own JAX sampler (the "vanilla" engine)."""
 
 from workload import (
     WORKLOADS,
@@ -39,7 +39,7 @@ def load(path, w):
 
 
 def check_logprob(model, w):
-    """Mean log-probability of the prompts under the initial weights (same in every peer)."""
+    """Returns the mean log-probability of the prompts under the initial weights, as every peer."""
     ids = jnp.array(prompt_ids(w))
     positions = jnp.broadcast_to(jnp.arange(ids.shape[1]), ids.shape)
     causal = jnp.tril(jnp.ones((1, ids.shape[1], ids.shape[1]), bool))
@@ -53,7 +53,7 @@ def eos_tokens(w):
 
 
 def completion_length(w, without_eos):
-    """Tunix drops <eos> from the completion; count it as the generated token that it is."""
+    """Returns the number of generated tokens, with the <eos> that Tunix drops."""
     return min(without_eos + 1, w.max_new)
 
 

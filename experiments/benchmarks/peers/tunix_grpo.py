@@ -64,7 +64,7 @@ def main():
         return [reward(text) for text in completions]
 
     def batches():
-        """Hands out one batch per step; the learner comes back for the next when a step is over."""
+        """Yields one batch per step; the learner asks for the next one when a step is over."""
         for i in range(a.warmup + a.steps):
             rollout.seed = jax.random.PRNGKey(i)  # otherwise every step draws the same numbers
             begin = time.perf_counter()

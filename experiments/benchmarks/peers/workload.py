@@ -1,4 +1,4 @@
-"""The two GRPO workloads that all run, and the files that make them identical.
+"""The two GRPO workloads of all engines, with identical weights and tokenizer.
 
     python workload.py --workload uniform --checkpoint DIR    write tokenizer + weights
     python workload.py --workload uniform --floor             FLOPs and the matmul floor
@@ -52,14 +52,14 @@ WORKLOADS = {
 
 
 def limit_threads():
-    """Call before numpy, torch or jax is imported: every peer gets the same two cores."""
+    """Gives every peer the same two cores; call it before numpy, torch or jax is imported."""
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:THREADS])
     for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
         os.environ[name] = str(THREADS)
 
 
 def prompt_ids(w, seed=0):
-    """[prompts, prompt_len] token ids: <bos>, then uniform over the ordinary words."""
+    """Returns token ids [prompts, prompt_len]: <bos>, then uniform over the ordinary words."""
     import numpy as np
 
     ids = np.random.default_rng(seed).integers(3, w.vocab, (w.prompts, w.prompt_len))
@@ -72,7 +72,7 @@ def prompt_texts(w, seed=0):
 
 
 def reward(text):
-    """Number of distinct words, modulo 7."""
+    """Returns the number of distinct words, modulo 7."""
     return float(len(set(text.split())) % 7)
 
 
@@ -96,7 +96,7 @@ def load_tokenizer(path):
 
 
 def save_weights(w, path, seed=0):
-    """Seeded random Qwen2 weights: normal(0, 0.02), norms 1, q/k/v biases 0."""
+    """Writes seeded random Qwen2 weights: normal(0, 0.02), norms 1, q/k/v biases 0."""
     import numpy as np
     from safetensors.numpy import save_file
 
@@ -148,11 +148,11 @@ def save_weights(w, path, seed=0):
 
 
 def step_flops(w, lengths):
-    """Useful FLOPs of one GRPO step, (rollout, update), for the given completion lengths.
+    """Returns the useful FLOPs of one GRPO step, (rollout, update), for these completion lengths.
 
-    Counts the matrix products only (2 per multiply-add): every sequence prefills its own
-    prompt, attention is causal (no masked work), the head runs only where a logit is used,
-    nothing is spent on padding or finished sequences, and backward costs twice forward.
+    Counts the matrix products only, with 2 FLOPs per multiply-add. Every sequence prefills its own
+    prompt. Masked attention, padding, finished sequences and unused logits count nothing. A
+    backward pass counts twice its forward pass.
     """
     d, kv = w.hidden, w.kv_heads * w.head_dim
     linear = 2 * w.layers * (2 * d * d + 2 * d * kv + 3 * d * w.intermediate)
@@ -166,7 +166,7 @@ def step_flops(w, lengths):
 
 
 class Recorder:
-    """Collects one record per repetition and prints it as a JSON line."""
+    """A printer of JSON lines: one record per repetition, then a summary."""
 
     def __init__(self, peer, version, w, **extra):
         self.w, self.rows = w, []
@@ -200,7 +200,7 @@ class Recorder:
 
 
 def medians(rows):
-    """Of repetitions, as a summary has them: medians, and the best of each beside them."""
+    """Returns the median and the best of each measurement over the repetitions."""
     out = {"repetitions": len(rows)}
     for key in "completion_tokens", "rollout_s", "step_s", "tokens_per_s":
         values = [row[key] for row in rows if row[key] is not None]
@@ -214,7 +214,7 @@ def medians(rows):
 
 
 def arguments(default_steps, **options):
-    """The command line that the benchmark scripts share."""
+    """Parses the command line that the benchmark scripts share."""
     p = argparse.ArgumentParser()
     p.add_argument("--workload", choices=WORKLOADS, required=True)
     p.add_argument("--checkpoint", required=True, help="directory written by workload.py")
@@ -226,7 +226,7 @@ def arguments(default_steps, **options):
 
 
 def matmul_rate(n=1024, seconds=3.0):
-    """Best float32 FLOP/s that numpy reaches on an n x n x n product with two threads."""
+    """Returns the best float32 FLOP/s of numpy on an n x n x n product with two threads."""
     import numpy as np
 
     a = np.random.default_rng(0).standard_normal((n, n), dtype=np.float32)

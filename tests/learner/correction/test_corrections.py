@@ -1,4 +1,4 @@
-"""What holds for every correction, at the options of its YAML."""
+"""Tests that hold for every correction, with the options of its YAML."""
 
 from pathlib import Path
 
@@ -70,7 +70,7 @@ def test_rows_in_any_order_and_any_padding(name):
     ids=lambda x: type(x).__name__,
 )
 def test_log_weights_are_bounded_at_twenty_and_not_before(correction, largest, smallest):
-    """One token of 19 is within; 100 and -100 are not."""
+    """A log weight of 19 is inside the bounds; 100 and -100 are not."""
     log_w = jnp.asarray([[19.0], [100.0], [-19.0], [-100.0]])
     weights = correction(log_w, jnp.ones((4, 1), bool))
     expected = [[np.exp(19)], [largest], [np.exp(-19)], [smallest]]

@@ -9,4 +9,4 @@ def test_weights_outside_the_bounds_are_nothing():
     weights = TokenMask()(log_w, jnp.asarray([[True] * 5]))
     np.testing.assert_allclose(weights, [[0, 0.51, 1, 4.9, 0]], rtol=1e-6)
     both = TokenMask(low=0.0, high=1.0)(jnp.zeros((1, 1)), jnp.asarray([[True]]))
-    np.testing.assert_array_equal(both, 1)  # the bounds belong to the inside
+    np.testing.assert_array_equal(both, 1)  # weights equal to a bound are kept

@@ -1,4 +1,4 @@
-"""Rows, and what the policy's trunk makes of them."""
+"""Rows, and the outputs of the policy's trunk for them."""
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +15,7 @@ def rows(make_trajectories):
 
 @pytest.fixture(scope="session")
 def read(policy, params, rows):
-    """Returns a critic's values under its parameters, and the policy's trunk under its own."""
+    """Returns a function that computes a critic's values and the policy's trunk."""
 
     def read(critic, of_critic, of_policy=params):
         hidden_BTD = trunk(policy.decoder, of_policy, rows)
@@ -27,7 +27,7 @@ def read(policy, params, rows):
 
 @pytest.fixture(scope="session")
 def with_head():
-    """Returns a critic's parameters with a head that is not 0."""
+    """Returns a function that replaces a critic's head with one that is not 0."""
 
     def with_head(critic_params):
         kernel = np.random.default_rng(0).normal(size=32).astype(np.float32)

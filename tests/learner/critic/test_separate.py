@@ -7,7 +7,7 @@ from rl4p.learner.critic.shared import Shared
 
 
 def test_it_begins_as_a_copy_of_the_policys_trunk(policy, params, read):
-    """A copy and not the same arrays: an update gives them all up, each once."""
+    """The arrays must be distinct, because an update donates each of them once."""
     critic = Separate()
     assert critic.active
     assert critic.own_trunk
@@ -30,7 +30,7 @@ def test_while_the_trunks_are_the_same_it_reads_what_a_shared_critic_reads(
 
 
 def test_neither_disturbs_the_other(policy, params, read, with_head):
-    """The value has no gradient by the policy's parameters, and one by all of its own."""
+    """The value has a zero gradient for the policy's parameters, and a gradient for its own."""
     of_critic = with_head(Separate().init(policy.decoder, params))
 
     def total(of_critic, of_policy):

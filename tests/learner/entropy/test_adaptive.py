@@ -13,11 +13,11 @@ ENTROPY = Adaptive(target=0.2, step=0.005, alpha=0.02, maximum=0.03)
     [
         ((), [0.02]),
         ((0.1,), [0.02, 0.025]),
-        ((0.1, 0.1, 0.1), [0.02, 0.025, 0.03, 0.03]),  # at most the maximum
-        ((0.2,), [0.02, 0.02]),  # at the target it stays, and acts
-        ((0.9,), [0.02, 0.0]),  # above the target it does not act
-        ((0.9, 0.1), [0.02, 0.0, 0.02]),  # but has fallen to 0.015, and rises from there
-        ((0.9,) * 6 + (0.1,), [0.02] + [0] * 6 + [0.005]),  # at least 0
+        ((0.1, 0.1, 0.1), [0.02, 0.025, 0.03, 0.03]),  # limited by the maximum
+        ((0.2,), [0.02, 0.02]),  # at the target the coefficient stays and applies
+        ((0.9,), [0.02, 0.0]),  # above the target it does not apply
+        ((0.9, 0.1), [0.02, 0.0, 0.02]),  # it has fallen to 0.015 meanwhile, and rises from there
+        ((0.9,) * 6 + (0.1,), [0.02] + [0] * 6 + [0.005]),  # never below 0
         ((0.1, np.nan), [0.02, 0.025, 0.025]),
     ],
 )

@@ -12,9 +12,9 @@ KL = Adaptive(beta=0.5, target=0.1, limit=0.2, horizon=10.0)
     ("measured", "coefficient"),
     [
         (0.1, 0.5),
-        (0.11, 0.505),  # error 0.1
+        (0.11, 0.505),  # the error is 0.1
         (0.09, 0.495),
-        (5.0, 0.51),  # error 49, cut at 0.2
+        (5.0, 0.51),  # the error is 49, clipped to 0.2
         (-5.0, 0.49),
         (np.nan, 0.5),
         (np.inf, 0.5),

@@ -18,9 +18,9 @@ from rl4p.learner.kl.estimators import kl_estimate
         ("k3_plus", 0.5, 0.1065307, 0.5),
         ("k3_plus", -0.5, 0.1487213, -0.5),
         ("k3", 0.0, 0.0, 0.0),
-        ("k3", 1e-4, 5.0e-9, 1e-4),  # not lost in rounding
+        ("k3", 1e-4, 5.0e-9, 1e-4),  # not lost to rounding
         ("k3", 1e4, 9999.0, 1.0),
-        ("k3", -1e4, 485155194.4, 1.0),  # e^20: the exponential is flat from there on
+        ("k3", -1e4, 485155194.4, 1.0),  # e^20: beyond it the exponential is constant
         ("k3_plus", -1e4, 485155194.4, -1e4),
     ],
 )
@@ -28,15 +28,15 @@ def test_values_and_slopes(estimator, difference, value, slope):
     reference = jnp.float32(0.0)
     run = jax.value_and_grad(lambda x: kl_estimate(x, reference, estimator))
     got, got_slope = run(jnp.float32(difference))
-    small = difference == 1e-4  # float32 has few digits left of its square
+    small = difference == 1e-4  # float32 keeps few digits of its square
     np.testing.assert_allclose(got, value, rtol=2e-3 if small else 1e-6)
     np.testing.assert_allclose(got_slope, slope, rtol=1e-3 if small else 1e-6)
 
 
 def test_expectations_over_all_tokens():
-    """KL = ln 2 / 4 of (1/2, 1/4, 1/4) from (1/4, 1/4, 1/2).
+    """The KL divergence of (1/2, 1/4, 1/4) from (1/4, 1/4, 1/2) is ln 2 / 4.
 
-    Its gradient by the logits is p (d - KL): a token's share times how far it is from the mean.
+    Its gradient with respect to the logits is p (d - KL), where d is a token's log-ratio.
     """
     logits = jnp.log(jnp.asarray([0.5, 0.25, 0.25]))
     reference = jnp.log(jnp.asarray([0.25, 0.25, 0.5]))

@@ -10,7 +10,7 @@ from rl4p.learner.kl.options import KLOptions
 @pytest.mark.parametrize(
     ("estimator", "value", "slope"),
     [
-        # d = 0.5, w = 2: times 2, and the slope is w (k + k') where w is differentiable
+        # d = 0.5 and w = 2: the value doubles, and the slope is w (k + k') if w is differentiable
         ("k1", 1.0, 3.0),
         ("k2", 0.25, 1.0),
         ("k3", 0.2130613, 1.0),
@@ -32,7 +32,7 @@ def test_in_the_reward_nothing_is_differentiated():
 
 @pytest.mark.parametrize("estimator", ["k1", "k2", "k3", "k3_plus"])
 def test_the_weight_makes_value_or_gradient_right_for_another_sampler(estimator):
-    """The sampler is uniform over three tokens; the oracle is in test_estimators.py."""
+    """The sampler is uniform over three tokens; test_estimators.py computes the expected values."""
     logits = jnp.log(jnp.asarray([0.5, 0.25, 0.25]))
     reference, behaviour = jnp.log(jnp.asarray([0.25, 0.25, 0.5])), jnp.log(jnp.ones(3) / 3)
     options = KLOptions(estimator=estimator, importance_weight=True)

@@ -1,4 +1,4 @@
-"""The YAML of the group has the defaults of its classes."""
+"""Tests that the YAML of the group has the defaults of its classes."""
 
 from pathlib import Path
 

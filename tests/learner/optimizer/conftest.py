@@ -5,7 +5,7 @@ from rl4p.distributed.parameters import DECLARED, Parameter, vector
 
 @pytest.fixture(autouse=True)
 def toys(monkeypatch):
-    """Parameters of small trees, which have no module around them."""
+    """Declares the parameters of small trees that no module owns."""
     for name in ("kernel", "gate", "up", "down"):
         monkeypatch.setitem(DECLARED, name, Parameter((None, None)))
     monkeypatch.setitem(DECLARED, "bias", vector())

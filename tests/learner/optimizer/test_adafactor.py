@@ -9,7 +9,7 @@ pytestmark = pytest.mark.mixed_dtypes
 
 
 def updates(gradients, params, **options):
-    """The last update, and the state after it."""
+    """Returns the last update and the state after it."""
     transform = Adafactor(max_grad_norm=0, **options).transform()
     state = transform.init(params)
     for gradient in gradients:
@@ -26,7 +26,7 @@ def direction(update, name="kernel"):
 
 
 def test_a_factored_step_by_hand():
-    """g^2 = [1 4; 9 16]: rows mean 2.5 and 12.5, columns 5 and 10, all 7.5.
+    """g^2 = [1 4; 9 16] has the row means 2.5 and 12.5, column means 5 and 10, mean 7.5.
 
     nu = [2.5 x 5, 2.5 x 10; 12.5 x 5, 12.5 x 10] / 7.5 = [5/3, 10/3; 25/3, 50/3].
     """
@@ -43,7 +43,7 @@ def test_a_factored_step_by_hand():
 
 
 def test_two_steps_without_factors_by_hand():
-    """Gradients 2 and 4: nu = 4, then d 4 + (1 - d) 16 with d = 1 - 2^-0.5."""
+    """Gradients 2 and 4 give nu = 4, then d 4 + (1 - d) 16 with d = 1 - 2^-0.5."""
     params = layers(np.full((1, 1, 1), 3.0))
     options = {"decay_exponent": 0.5, "clip_rms": 100.0}
     gradients = [layers([[[2.0]]]), layers([[[4.0]]])]
@@ -57,7 +57,7 @@ def test_two_steps_without_factors_by_hand():
 
 
 def test_the_direction_is_clipped_in_each_block():
-    """After 1 everywhere, 4 in one layer: u = 4 / sqrt(d + 16 (1 - d)) there, clipped to 1."""
+    """One layer has the gradient 1, then 4: u = 4 / sqrt(d + 16 (1 - d)), clipped to 1."""
     params = layers(np.ones((2, 2, 2)))
     second = np.stack([np.ones((2, 2)), np.full((2, 2), 4.0)])
     update, _ = updates([layers(np.ones((2, 2, 2))), layers(second)], params)
@@ -104,14 +104,14 @@ def test_the_moment_dtype_is_of_the_momentum():
 
 
 def test_a_parameter_of_zero_moves_as_one_of_a_thousandth():
-    """The direction of a first gradient is its sign; one of 0 has none."""
+    """The first direction is the sign of the gradient, and 0 for a gradient of 0."""
     gradient = [[[2.0, -4.0], [0.0, 8.0]]]
     update, _ = updates([layers(gradient)], layers(np.zeros((1, 2, 2))), clip_rms=100.0)
     np.testing.assert_allclose(direction(update), 1e-3 * np.sign(gradient), rtol=1e-5)
 
 
 def test_a_direction_is_scaled_down_to_the_limit_of_its_root_mean_square():
-    """Signs have a root mean square of 1."""
+    """A direction of signs has the root mean square 1."""
     params = layers(np.full((1, 2, 2), 2.0))
     update, _ = updates([params], params, clip_rms=0.25)
     np.testing.assert_allclose(direction(update), np.full((1, 2, 2), 0.5), rtol=1e-5)

@@ -9,7 +9,7 @@ pytestmark = pytest.mark.mixed_dtypes
 
 
 def test_the_first_update_is_the_sign_of_the_gradient():
-    """That is mu / sqrt(nu) at the first step, whatever b1, b2 and the learning rate."""
+    """At the first step mu / sqrt(nu) is the sign, for any b1, b2 and learning rate."""
     transform = AdamW(learning_rate=7.0, max_grad_norm=0).transform()
     params = {"kernel": jnp.full((2, 2), 10.0), "bias": jnp.full(2, 10.0)}
     gradient = jax.tree.map(lambda x: jnp.full(x.shape, 0.3), params)
@@ -36,7 +36,7 @@ def test_the_moment_dtype_is_of_the_first_moment_only(parameter):
 
 
 def test_the_decay_is_of_the_parameter_beside_the_direction():
-    """A gradient of 3 has the direction 1, and a parameter of 5 decays by 0.1 of itself."""
+    """The gradient 3 has the direction 1, and the parameter 5 decays by a tenth."""
     transform = AdamW(weight_decay=0.1, max_grad_norm=0).transform()
     params = {"kernel": jnp.full((1, 1), 5.0)}
     update, _ = transform.update({"kernel": jnp.full((1, 1), 3.0)}, transform.init(params), params)

@@ -6,7 +6,7 @@ import pytest
 
 from rl4p.learner.optimizer.blocks import blockwise, is_inner_matrix, is_matrix, stacked_axes
 
-# name: (shape, matrix, of the inner ones, stacked axes); L = 2, E = 3
+# name: (shape, is_matrix, is_inner_matrix, stacked_axes); L = 2, E = 3
 LEAVES = {
     "embedding": ((5, 4), True, False, 0),
     "head": ((5, 4), True, False, 0),
@@ -59,7 +59,7 @@ def test_every_parameter_of_the_decoder_is_told_apart(params):
 
 @pytest.mark.mixed_dtypes
 def test_a_transform_sees_one_block_at_a_time():
-    """Clipped to a norm of 1, block by block: 1 / sqrt(its size) everywhere."""
+    """Each block is clipped to the norm 1, which gives 1 / sqrt(block size) everywhere."""
     transform = blockwise(optax.chain(optax.clip_by_global_norm(1.0), optax.trace(0.5)))
     state, update = transform.init(PARAMS), jax.jit(transform.update)
     for total in (1.0, 1.5):

@@ -8,7 +8,7 @@ pytestmark = pytest.mark.mixed_dtypes
 
 
 def test_two_updates_by_hand():
-    """Gradients 2, then g: 0.9 x 0.5 x 2 + 0.1 g changes sign at g = -9; mu goes on by b2 = 0.5."""
+    """After a gradient of 2, 0.9 x 0.5 x 2 + 0.1 g changes its sign at g = -9; mu uses b2 = 0.5."""
     transform = Lion(b1=0.9, b2=0.5, max_grad_norm=0, weight_decay=0.1).transform()
     params = {"kernel": jnp.full((1, 3), 4.0)}
     state = transform.init(params)

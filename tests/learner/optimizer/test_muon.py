@@ -28,10 +28,10 @@ def quintic(x):
 
 
 def test_a_step_by_hand():
-    """diag(3, 4) / 5 has singular values 0.6 and 0.8; two iterations map each on its own.
+    """diag(3, 4) / 5 has the singular values 0.6 and 0.8; each iteration maps them separately.
 
-    They go to 1.1932 and 0.9766 in the first, and from there to 0.9114 and 0.7201; the scale is
-    0.5 sqrt(2), and the parameter of 1 decays by 0.1.
+    The first iteration gives 1.1932 and 0.9766, the second 0.9114 and 0.7201. The scale is
+    0.5 sqrt(2), and the parameter 1 decays by 0.1.
     """
     update, _ = first_update(
         layers([np.diag([3.0, 4.0])]), iterations=2, update_rms=0.5, weight_decay=0.1
@@ -43,9 +43,9 @@ def test_a_step_by_hand():
 
 @pytest.mark.parametrize("nesterov", [True, False])
 def test_the_second_update_follows_the_momentum(nesterov):
-    """mu: (0.5 x 0.5 g0 + 0.5 g1) / 0.75; Nesterov adds the gradient once more.
+    """The momentum is (0.5 x 0.5 g0 + 0.5 g1) / 0.75. Nesterov adds the gradient once more:
 
-    Then 0.5 (0.25 g0 + 0.5 g1) / 0.875 + 0.5 g1 / 0.75: both diagonal for diagonal gradients.
+    0.5 (0.25 g0 + 0.5 g1) / 0.875 + 0.5 g1 / 0.75. Both are diagonal for diagonal gradients.
     """
     g0, g1 = np.diag([3.0, 1.0]), np.diag([-1.0, 2.0])
     transform = Muon(momentum=0.5, nesterov=nesterov, iterations=1, max_grad_norm=0).transform()
@@ -61,7 +61,7 @@ def test_the_second_update_follows_the_momentum(nesterov):
 @pytest.mark.parametrize("shape", [(24, 6, 4), (2, 4, 6), (2, 3, 6, 4)], ids=str)
 def test_every_matrix_of_every_layer_and_expert_is_orthogonalised(shape):
     layer = np.arange(shape[0]).reshape(-1, *[1] * (len(shape) - 1))
-    scale = 1e-3 ** (layer % 2)  # layers of unequal gradients
+    scale = 1e-3 ** (layer % 2)  # layers have gradients of different size
     tree = {"layers": {"experts": {"gate": jnp.float32(random(*shape) * scale)}}}
     update = first_update(tree)[0]["layers"]["experts"]["gate"]
     values = np.linalg.svd(update / (0.2 * 6**0.5), compute_uv=False)
@@ -79,7 +79,7 @@ def test_a_layer_does_not_touch_the_next():
 
 
 def test_a_layer_without_a_gradient_stays():
-    """Adapters begin like this: B is 0, so A has no gradient."""
+    """Adapters start in this state: B is 0, so A has no gradient."""
     update, _ = first_update(layers(np.stack([np.zeros((4, 2)), random(4, 2)]), "lora_a"))
     np.testing.assert_array_equal(update["layers"]["query"]["lora_a"][0], np.zeros((4, 2)))
     assert np.isfinite(update["layers"]["query"]["lora_a"]).all()
@@ -116,7 +116,7 @@ def test_the_moment_dtype_is_of_both_first_moments():
 
 
 def test_epsilon_is_added_to_the_norm():
-    """A norm of 5 and an epsilon of 5: singular values 0.3 and 0.4, one iteration from there."""
+    """The norm 5 plus the epsilon 5 gives singular values 0.3 and 0.4, then one iteration."""
     update, _ = first_update(
         layers([np.diag([3.0, 4.0])]), iterations=1, nesterov=False, epsilon=5.0
     )
@@ -126,7 +126,7 @@ def test_epsilon_is_added_to_the_norm():
 
 @pytest.mark.parametrize("shape", [(2, 5), (5, 2)], ids=str)
 def test_the_scale_is_that_of_the_longer_side(shape):
-    """A matrix with one entry is its own singular vectors: one value of 1, one iteration on."""
+    """A matrix with a single nonzero entry has the singular value 1 before the one iteration."""
     gradient = np.zeros(shape)
     gradient[1, 1] = -3.0
     update, _ = first_update(layers([gradient]), iterations=1, update_rms=0.5)

@@ -1,4 +1,4 @@
-"""What every optimizer does alike."""
+"""Tests that hold for every optimizer."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -65,7 +65,7 @@ def test_decay_touches_matrices_only(optimizer):
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize(("limit", "scale"), [(0.0, 1.0), (100.0, 1.0), (2.0, 0.5)])
 def test_a_long_gradient_is_scaled_down_to_the_limit(optimizer, limit, scale):
-    """25 entries of 0.8: a norm of 4. All that is kept of it is as if it came shorter."""
+    """The gradient has 25 entries of 0.8: the norm 4. The state is that of a shorter gradient."""
     long = as_gradient(0.8)
     _, state = first_update(optimizer(max_grad_norm=limit), long)
     shorter = jax.tree.map(lambda x: scale * x, long)
@@ -94,7 +94,7 @@ def test_the_learning_rate_is_the_schedule_and_not_in_the_update(optimizer):
 def test_a_state_that_is_given_up_in_training_comes_back_from_a_checkpoint(
     tmp_path, params, make_state, optimizer, dtype
 ):
-    """As in a run: begun by a compiled init, carried by a scan, its arrays donated."""
+    """As in a run, a compiled init begins the state, and a scan carries it in donated arrays."""
     optimizer = optimizer(moment_dtype=dtype)
     transform, mesh = optimizer.transform(), Mesh(dp=1)
     begin = jax.jit(transform.init, out_shardings=mesh.replicated)
@@ -134,7 +134,7 @@ def test_an_end_of_the_learning_rate_needs_a_schedule():
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_the_yaml_has_the_defaults_of_the_class(optimizer):
-    """But for the end of the schedule, which is that of the run."""
+    """Only the end of the schedule differs: it is the end of the run."""
     written = OmegaConf.load(CONF / f"{optimizer.__name__.lower()}.yaml")
     written = OmegaConf.merge({"optimizer": written}, {"steps": 7})
     assert instantiate(written.optimizer) == optimizer(total_steps=7)
@@ -149,7 +149,7 @@ def test_the_defaults_change_nothing_but_the_length_of_a_gradient():
 
 
 def test_the_gradient_is_clipped_before_the_direction_and_the_decay_is_not():
-    """A norm of 5 scaled to 1, doubled by the direction; then 0.5 of the parameter, negated."""
+    """The norm 5 is clipped to 1 and doubled; half the parameter is added; the sum is negated."""
     options = OptimizerOptions(learning_rate=1.0, max_grad_norm=1.0, weight_decay=0.5)
     transform = options.descent(optax.scale(2.0))
     params = {"kernel": jnp.asarray([[10.0, -20.0]])}

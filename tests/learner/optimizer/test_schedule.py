@@ -17,7 +17,7 @@ def rates(steps, **options):
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
-        # at steps 0, 2, 4, 6, 8 and, past the end, 10
+        # at steps 0, 2, 4, 6, 8 and, after the end, 10
         ({}, [2, 2, 2, 2, 2, 2]),
         ({"schedule": "linear"}, [2, 1.5, 1, 0.5, 0, 0]),
         ({"schedule": "linear", "final_fraction": 0.1}, [2, 1.55, 1.1, 0.65, 0.2, 0.2]),
@@ -26,7 +26,7 @@ def rates(steps, **options):
             {"schedule": "cosine", "final_fraction": 0.5},
             [2, 1.5 + 0.5**1.5, 1.5, 1.5 - 0.5**1.5, 1, 1],
         ),
-        # the warm-up reaches the peak with its last step, and the rest begins after it
+        # the last step of the warm-up has the peak rate; the schedule starts after it
         ({"warmup_steps": 4}, [0.5, 1.5, 2, 2, 2, 2]),
         ({"warmup_steps": 4, "schedule": "linear"}, [0.5, 1.5, 2, 1, 0, 0]),
         ({"warmup_steps": 4, "schedule": "cosine"}, [0.5, 1.5, 2, 1, 0, 0]),

@@ -11,7 +11,7 @@ pytestmark = pytest.mark.mixed_dtypes
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
-        # gradients 2 and -1; decay 0.1 of a parameter at 4
+        # gradients 2 and -1; a parameter of 4 decays by 0.1 of itself
         ({"momentum": 0.0}, -(-1 + 0.4)),
         ({"momentum": 0.5}, -(0.5 * 2 - 1 + 0.4)),
         ({"momentum": 0.5, "nesterov": True}, -(-1 + 0.5 * (0.5 * 2 - 1) + 0.4)),
@@ -33,7 +33,7 @@ def test_without_momentum_there_is_no_state():
 
 
 def test_the_moment_dtype_is_of_the_momentum():
-    """It is decayed in its dtype too: 0.9 is 0.8984375 in bfloat16."""
+    """The decay of the momentum has this dtype too: 0.9 is 0.8984375 in bfloat16."""
     transform = SGD(moment_dtype="bfloat16", max_grad_norm=0).transform()
     params = {"bias": jnp.ones(2)}
     _, state = transform.update(params, transform.init(params), params)

@@ -56,7 +56,7 @@ def test_a_step_takes_its_prompts_samples_groups_and_grades_them(policy, prompts
 
 @dataclass(frozen=True, kw_only=True)
 class Watched(Demonstrations):
-    """Notes how it is called, and has the memory counted up."""
+    """A rollout with memory that records its calls."""
 
     calls: list = field(default_factory=list, hash=False, compare=False)
 

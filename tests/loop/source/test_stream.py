@@ -37,11 +37,11 @@ def test_counts_are_exact_and_every_epoch_is_a_permutation(stream, size, takes):
 
 @pytest.mark.parametrize("offset", range(16))
 def test_a_restored_stream_goes_on_as_if_it_had_never_stopped(stream, offset):
-    """At every offset of two epochs of seven, their ends among them."""
+    """Tests every offset of two epochs of seven prompts, including the ends of epochs."""
     whole, ours, restored = stream(), stream(), stream()
     expected = whole.take(40, 0)
     ours.take(offset, 0)
-    restored.take(3, 0)  # whatever it did before
+    restored.take(3, 0)  # restoring must not depend on earlier calls
     restored.restore(json.loads(json.dumps(ours.state())))
     later = restored.take(11, 0) + restored.take(40 - offset - 11, 0)
     assert later == expected[offset:]
@@ -82,7 +82,7 @@ def test_a_state_of_other_prompts_is_refused(stream, change):
     ids=lambda change: next(iter(change)),
 )
 def test_a_state_of_prompts_with_other_contents_is_refused(make_prompt, change):
-    """Their ids are the same: an answer may have been mended in the file since."""
+    """The ids are the same, but an answer in the file may have been corrected meanwhile."""
     state = PromptStream([make_prompt(id="a"), make_prompt(id="b")], seed=0).state()
     PromptStream([make_prompt(id="a"), make_prompt(id="b")], seed=0).restore(state)
     with pytest.raises(InputError, match="its questions, answers or metadata changed"):

@@ -1,4 +1,4 @@
-"""What tests of one family have in common: a small config.json of it, read and written."""
+"""Fixtures for the tests of one family: a small config.json, and the names of its tensors."""
 
 import pytest
 
@@ -10,7 +10,7 @@ WHERE = "a/config.json"
 
 @pytest.fixture(scope="session")
 def read():
-    """Reads a case's config.json with keys changed; a key that is None is written as null."""
+    """Returns a function that reads a case's config.json with changed keys (None: null)."""
 
     def read(case, change=(), *, without=()):
         config = {k: v for k, v in (CASES[case] | dict(change)).items() if k not in without}
@@ -21,13 +21,13 @@ def read():
 
 @pytest.fixture(scope="session")
 def written():
-    """The keys of an exported config.json."""
+    """Returns a function that exports the keys of config.json."""
     return lambda config: FAMILIES[config.family].write_config(config)
 
 
 @pytest.fixture(scope="session")
 def tensors():
-    """Every tensor of a checkpoint by its name in the files."""
+    """Returns a function that lists every tensor of a checkpoint by its name in the files."""
 
     def tensors(config):
         found = list(FAMILIES[config.family].names(config))

@@ -1,4 +1,4 @@
-"""What every family has: three names of its own, and a place for each parameter, once."""
+"""Tests every family: three names of its own, and one place for each parameter."""
 
 import dataclasses
 

@@ -1,4 +1,4 @@
-"""Gemma 2: its keys, its caps, its norms."""
+"""Tests Gemma 2: its keys, its caps, its norms."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Gemma 3: two rope bases, whole layers among sliding ones, normed queries and keys."""
+"""Tests Gemma 3: two rope bases, full and sliding layers, normed queries and keys."""
 
 import pytest
 
@@ -12,7 +12,7 @@ def test_its_keys(read):
     assert config.post_norms
     assert config.centered_norm
     assert config.scaled_embedding
-    assert config.sliding == (True, True, False)  # every third, in this case
+    assert config.sliding == (True, True, False)  # in this case every third layer is full
     assert (config.rope_theta, config.local_rope_theta) == (500.0, 50.0)
     assert config.rope_scaling == LinearScaling(factor=8.0)
     assert config.attention_softcap is None

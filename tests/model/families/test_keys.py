@@ -1,4 +1,4 @@
-"""Keys of config.json: read strictly, in the spellings of several versions, and written."""
+"""Tests that keys of config.json are read strictly, in several versions, and written."""
 
 import dataclasses
 

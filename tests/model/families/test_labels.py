@@ -1,4 +1,4 @@
-"""How many scores a classifier's config.json says it gives."""
+"""Tests how the number of a classifier's labels is read from its config.json."""
 
 import pytest
 

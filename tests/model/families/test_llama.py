@@ -1,4 +1,4 @@
-"""Llama: no biases, scaled positions."""
+"""Tests Llama: no biases, scaled positions."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Tests what is particular to Mistral: all layers have one attention window, or none has."""
+"""Tests Mistral: all layers have the same attention window, or none has one."""
 
 import pytest
 
@@ -25,7 +25,7 @@ def test_an_absent_head_is_not_tied(read):
 def test_it_is_written_in_its_own_keys(read, written, window):
     keys = written(read("mistral", {"sliding_window": window}))
     assert keys["sliding_window"] == window
-    assert "sliding_window" in keys  # without it a reader takes the first Mistral's
+    assert "sliding_window" in keys  # the default is the first Mistral's window
     assert keys["hidden_act"] == "silu"
 
 

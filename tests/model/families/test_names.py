@@ -1,4 +1,4 @@
-"""Names that most families share, one by one."""
+"""Tests the tensor names that most families share."""
 
 import dataclasses
 
@@ -23,7 +23,7 @@ from tests.golden.cases import decoder_config
     ],
 )
 def test_a_parameter_of_a_layer(name, path):
-    """Kernels are [out, in] in the files, and norms are as they are here."""
+    """Kernels are transposed in the files, [out, in]; norms are not."""
     found = {tensor.name: tensor for tensor in names(decoder_config("llama"), LAYER_NAMES)}
     for layer in range(3):
         tensor = found[f"model.layers.{layer}.{name}.weight"]
@@ -41,7 +41,7 @@ def test_a_parameter_of_a_layer(name, path):
     ],
 )
 def test_what_stands_beside_the_layers(change, expected):
-    """Embeddings are [V, D] here as in the files."""
+    """The embedding is [V, D] here and in the files."""
     config = dataclasses.replace(decoder_config("llama"), **change)
     beside = [tensor for tensor in names(config, LAYER_NAMES) if tensor.layer is None]
     assert {tensor.name: tensor.path for tensor in beside} == {

@@ -1,4 +1,4 @@
-"""Qwen 2: biases on query, key and value; the layers after so many may slide."""
+"""Tests Qwen 2: biases on query, key and value; layers after a given one may slide."""
 
 from pathlib import Path
 
@@ -88,7 +88,7 @@ def test_its_biases_have_names(read, tensors):
 
 
 def test_gradients_are_those_of_transformers():
-    """Of every tensor: its norm, and its product with numbers that are drawn by its name."""
+    """Compares each tensor's gradient by its norm, and by its product with noise seeded by name."""
     config = decoder_config("qwen2")
     params = to_params(config, make_tensors(config))
     with np.load(GOLDEN / "qwen2.npz") as file:

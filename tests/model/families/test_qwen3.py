@@ -1,4 +1,4 @@
-"""Qwen 3: queries and keys normed in each head, no biases."""
+"""Tests Qwen 3: queries and keys normed in each head, no biases."""
 
 import pytest
 

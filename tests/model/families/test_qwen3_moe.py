@@ -1,4 +1,4 @@
-"""Qwen 3 with experts: how many, how wide, and how they are named."""
+"""Tests Qwen 3 MoE: the number, the width and the names of experts."""
 
 import pytest
 

@@ -20,7 +20,7 @@ CONFIG = {
 
 @pytest.fixture(scope="session")
 def template(tmp_path_factory):
-    """An empty database: MLflow takes seconds to make one."""
+    """Returns an empty database, which takes MLflow seconds to create."""
     path = tmp_path_factory.mktemp("template") / "mlflow.db"
     MLflow(uri=f"sqlite:///{path}", experiment="template").connect()
     return path
@@ -28,7 +28,7 @@ def template(tmp_path_factory):
 
 @pytest.fixture
 def store(template, tmp_path):
-    """A tracker with an SQLite store of its own."""
+    """Returns a tracker with its own SQLite store."""
     (tmp_path / "outputs").mkdir()
     path = shutil.copy(template, tmp_path / "outputs/mlflow.db")
     return MLflow(uri=f"sqlite:///{path}", close_timeout_seconds=60.0)
@@ -36,7 +36,7 @@ def store(template, tmp_path):
 
 @pytest.fixture
 def record(tmp_path):
-    """The record of a run that has just begun."""
+    """Returns the record of a run that has just begun."""
     folder = tmp_path / "runs/2026-11-21/12-30-05"
     folder.mkdir(parents=True)
     record = Record(folder)
@@ -46,7 +46,7 @@ def record(tmp_path):
 
 @pytest.fixture
 def dead():
-    """The address of a server that is down."""
+    """Returns the address of a server that is down."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         return f"http://127.0.0.1:{free.getsockname()[1]}"
@@ -54,7 +54,7 @@ def dead():
 
 @pytest.fixture(autouse=True)
 def _impatient(monkeypatch):
-    """No test waits for the rhythm of a real run."""
+    """Shortens the waiting times of the tracker."""
     monkeypatch.setattr(mlflow, "SECONDS_BETWEEN_BATCHES", 0.01)
     monkeypatch.setattr(mlflow, "SECONDS_BETWEEN_ATTEMPTS", 0.05)
     monkeypatch.delenv(mlflow.PARENT_VARIABLE, raising=False)

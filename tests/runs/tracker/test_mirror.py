@@ -1,4 +1,4 @@
-"""What MLflow is told of a run folder: names, times, parameters and a table of samples."""
+"""Tests the data that MLflow receives: names, times, parameters and a table of samples."""
 
 import json
 import os
@@ -12,7 +12,7 @@ from rl4p.runs.tracker.mirror import IDENTITY, PARENT, SENT, TABLE, Mirror, run_
 
 
 class Client:
-    """A store that remembers what it was sent, and may know a run already."""
+    """A store that records the data it receives, and may know a run already."""
 
     def __init__(self, **tags):
         self.batches, self.files, self.tags, self.ended = [], [], {}, None
@@ -112,7 +112,7 @@ def test_another_mirror_goes_on_after_the_last_step_that_was_sent(record):
     client = Client(**{SENT: "1"})
     Mirror(client, "12", record.folder).send_metrics()
     assert [m for m in client.sent() if m[0] == "a"] == [
-        ("a", 2.0, 2, 7000),  # the time of the steps before counts
+        ("a", 2.0, 2, 7000),  # includes the time of earlier steps
         ("a", 3.0, 3, 9000),
     ]
 
@@ -234,7 +234,7 @@ def test_parameters_are_the_choices_of_a_run_and_its_command_line(record):
     overrides = ["seed=9", "++a.b=x=y", "~c"]
     (hydra / "overrides.yaml").write_text(yaml.safe_dump(overrides))
     found = mirroring._parameters(record.folder)
-    assert found["advantage"] == "rloo"  # and not the class
+    assert found["advantage"] == "rloo"  # the option, not the class
     assert "kl" not in found
     assert (found["seed"], found["a.b"], found["c"]) == ("9", "x=y", "")
     assert found["optimizer.learning_rate"] == "0.0002"

@@ -27,14 +27,14 @@ def history_in(client, run, key):
 
 
 def step(record, tracked, number, **metrics):
-    """What the loop does after a step."""
+    """Logs a step as the loop does."""
     metrics = {"reward/mean": number / 10, "time/step": 2.0, **metrics}
     record.log(number, metrics)
     tracked.log(number, metrics)
 
 
 def wait_for(condition):
-    """Returns when the thread has come so far."""
+    """Waits until the thread has reached a condition."""
     for _ in range(6000):
         if condition():
             return
@@ -131,11 +131,11 @@ def test_a_resumed_run_goes_on_in_the_same_run_and_repeats_no_step(store, record
     assert run.info.status == "KILLED"
 
     config = yaml.safe_load((record.folder / "config.yaml").read_text())
-    record.describe(config | {"steps": 6}, {})  # a parameter is final in MLflow
+    record.describe(config | {"steps": 6}, {})  # MLflow does not allow changing a parameter
     tracked = store.open(record.folder)
     wait_for(lambda: client.get_run(run.info.run_id).info.status == "RUNNING")
     tracked.artifact(record.folder / "config.yaml")
-    wait_for(lambda: not tracked._files)  # the thread has nothing left to do
+    wait_for(lambda: not tracked._files)  # the thread has nothing left to send
     record.truncate_after(2)
     for number in range(3, 6):
         step(record, tracked, number, **{"time/step": 9.0, "reward/longer_lines_than_before": 1.0})
@@ -147,7 +147,7 @@ def test_a_resumed_run_goes_on_in_the_same_run_and_repeats_no_step(store, record
 
 
 def test_a_batch_sent_twice_stands_there_once(store, record):
-    """The store took it, and the process died before it could note that."""
+    """The store received the batch, but the process died before recording that."""
     tracked = store.open(record.folder)
     for number in range(3):
         step(record, tracked, number)
@@ -179,7 +179,7 @@ def test_a_run_of_a_sweep_is_the_parents_child(store, record, monkeypatch):
 
 def test_no_call_waits_for_a_store_that_is_busy(store, record, caplog):
     with Path(f"{store._database}.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # another process is migrating, for ever
+        fcntl.flock(lock, fcntl.LOCK_EX)  # another process migrates and never ends
         tracked = MLflow(uri=store.uri, close_timeout_seconds=0.05).open(record.folder)
         for number in range(1000):
             step(record, tracked, number)
@@ -190,7 +190,7 @@ def test_no_call_waits_for_a_store_that_is_busy(store, record, caplog):
             f" send it by: python -m rl4p.send {record.folder}"
         ]
     assert len(record.metrics()) == 1000
-    tracked._ended.wait()  # the thread ends once it can
+    tracked._ended.wait()  # the thread ends when the lock is free
 
 
 def test_a_server_that_is_down_costs_two_sentences(dead, record, caplog):
@@ -229,7 +229,7 @@ def test_a_process_ends_though_its_server_never_answers(record):
             stderr=subprocess.PIPE,
             text=True,
         )
-        connection, _ = server.accept()  # the thread has sent its question, and waits
+        connection, _ = server.accept()  # the thread has sent a request and waits
         with connection:
             out, err = process.communicate("go on\n", timeout=60)
     assert process.returncode == 0
@@ -252,7 +252,7 @@ def test_a_store_that_fails_midway_gets_the_rest_when_it_is_back(store, record, 
         database.execute("alter table metrics rename to away")
         step(record, tracked, 1)
         wait_for(lambda: caplog.records)
-        for _ in range(2):  # and two attempts more
+        for _ in range(2):  # two more attempts
             before = lock.stat().st_mtime_ns
             wait_for(lambda last=before: lock.stat().st_mtime_ns > last)
         database.execute("alter table away rename to metrics")

@@ -52,7 +52,7 @@ def sweep(folder, *arguments):
 
 
 def family(store):
-    """The parent of all runs but itself in the store, and these children."""
+    """Returns the only run without a parent, and its children, which are all other runs."""
     client, experiment = store.connect()
     runs = client.search_runs([experiment])
     (parent,) = [run for run in runs if PARENT not in run.data.tags]
