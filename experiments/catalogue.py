@@ -29,7 +29,7 @@ COMMANDS = """\
         advantage=reinforce,reinforce_pp,reinforce_pp_baseline,remax,running_baseline,\\
     optimal_token_baseline,maxent_grpo,seed_grpo
     python -m rl4p.train -m $COMMON hydra.sweep.dir=outputs/catalogue/critic \\
-        advantage=gae critic=shared,apart
+        advantage=gae critic=shared,separate
     python -m rl4p.train -m $COMMON hydra.sweep.dir=outputs/catalogue/updates \\
         update=cispo,clip_cov,dppo,dro,gmpo,gspo,kimi,kl_cov,luspo,m2po,raft,reinforce,sapo,sft,topr,vespo
     python -m rl4p.train -m $COMMON hydra.sweep.dir=outputs/catalogue/pairs \\
