@@ -7,7 +7,8 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from rl4p.distributed.mesh import ONE_DEVICE, ROWS, Mesh
+from rl4p.distributed.collectives import ROWS, on_rows
+from rl4p.distributed.mesh import ONE_DEVICE, Mesh
 from rl4p.distributed.partition import gather
 from rl4p.learner.microbatches import Rows, deal, fold, rows_of
 from rl4p.learner.shared_prompts import SharedPrompts, pays, take_groups
@@ -165,7 +166,7 @@ def score_tokens(
     if mesh.row_shards > 1:
         dealt_b = deal(trajectories.segment_ids_BT[rows_b], mesh.row_shards, together)
         rows_b = rows_b.at[dealt_b].get(mode="fill", fill_value=B)
-    found = mesh.on_rows(of_rows, params, rows_of(trajectories, rows_b), results=ROWS)
+    found = on_rows(mesh, of_rows, params, rows_of(trajectories, rows_b), results=ROWS)
     return jax.tree.map(
         lambda x: jnp.zeros((B, *x.shape[1:])).at[rows_b].set(x, mode="drop"), found
     )

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 import numpy as np
 
+from rl4p.distributed import placement
 from rl4p.distributed.mesh import Mesh
 from rl4p.distributed.processes import to_host
 from rl4p.model.decoder import Decoder
@@ -51,7 +52,7 @@ class Policy:
 
         They have one tree per layer (`Decoder.extend`) and matrices in the dtype of activations.
         """
-        return self.mesh.for_sampling(self.without_critic(trained), self.decoder.dtype)
+        return placement.for_sampling(self.mesh, self.without_critic(trained), self.decoder.dtype)
 
     def pad_prompts(self, prompts: Sequence[Prompt]) -> tuple[np.ndarray, np.ndarray]:
         """Returns tokens and mask [B, T], padded left so that responses start in one column."""
