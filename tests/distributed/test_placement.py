@@ -33,11 +33,11 @@ assert parts(fresh["embedding"]) == [(2, 4)] * 8
 said = placement.shapes(mesh, init, jax.random.key(0))["embedding"]
 assert (said.shape, said.sharding) == ((4, 8), fresh["embedding"].sharding)
 
-# An update keeps them.
+# An update returns its results in these shardings, whatever those of its arguments.
 def update(params, state):
     return placement.constrain(mesh, jax.tree.map(lambda x: x + 1, params), state)
 
-kept = jax.jit(update)(lying, state)
+kept = jax.jit(update)(*mesh.replicate((lying, state)))
 assert parts(kept[0]["embedding"]) == parts(kept[1]["mu"]["embedding"]) == [(2, 4)] * 8
 
 # A sampler's parameters are divided along tp alone.
