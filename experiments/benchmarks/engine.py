@@ -31,6 +31,7 @@ import numpy as np
 from experiments.benchmarks.peers.__main__ import machine
 from experiments.benchmarks.peers.workload import WORKLOADS, Workload, matmul_rate, step_flops
 from experiments.benchmarks.timing import in_turn, median_seconds
+from rl4p.distributed import placement
 from rl4p.distributed.mesh import Mesh
 from rl4p.learner.correction import none as correction
 from rl4p.learner.critic import none as critic
@@ -94,7 +95,7 @@ class Engine:
 
     def params(self, policy: Policy) -> Any:
         """Returns parameters as a run has them: float32, since they are trained."""
-        return self.mesh.init(policy.decoder.init, jax.random.key(0))
+        return placement.init(self.mesh, policy.decoder.init, jax.random.key(0))
 
     def prompts(self) -> list[Prompt]:
         w, random = self.workload, np.random.default_rng(0)

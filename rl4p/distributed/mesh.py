@@ -1,33 +1,26 @@
-"""The devices of a run, and the sharding of arrays on them."""
+"""The device mesh of a run, and the shardings of rows on it."""
 
 import math
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any, Literal
 
 import jax
 from jax.sharding import NamedSharding, PartitionSpec
 
-from rl4p.configuration.bounds import Natural, Positive
 from rl4p.distributed.chips import slice_of
-from rl4p.distributed.partition import (
-    RULES,
-    changed_for_decoding,
-    for_decoding,
-    specs,
-    specs_beside,
-)
-from rl4p.distributed.processes import place
+from rl4p.distributed.partition import RULES
+from rl4p.distributed.processes import ProcessOptions, place
 from rl4p.errors import InputError
-from rl4p.types import Array, Params
 
 AXES = ("dp", "fsdp", "tp")
+ROW_AXES = ("dp", "fsdp")  # these divide the rows of a batch
 
 
 @dataclass(frozen=True, kw_only=True)
-class Mesh:
+class Mesh(ProcessOptions):
     """A mesh of three axes: `dp` and `fsdp` divide rows, `fsdp` and `tp` divide parameters.
 
     Attributes:
@@ -47,9 +40,6 @@ class Mesh:
       rollout_devices: the number of devices, taken from the end, that only sample. The axes above
         divide the other devices. Each sampling device holds all parameters, or its shard along
         `tp`. None: every device both samples and trains.
-      coordinator, processes, process: the host:port of process 0, the number of processes, and the
-        index of this one; None for a single process. `processes=auto` asks the cluster for them.
-      initialization_timeout: seconds to wait for all processes.
     """
 
     dp: int = -1
@@ -59,10 +49,6 @@ class Mesh:
     cpu_devices: int | None = None
     topology: str | None = None
     rollout_devices: int | None = None
-    coordinator: str | None = None
-    processes: Positive | Literal["auto"] | None = None
-    process: Natural | None = None
-    initialization_timeout: Positive = 120
 
     def __post_init__(self) -> None:
         shape = self.shape
@@ -73,7 +59,7 @@ class Mesh:
         object.__setattr__(self, "shape", shape)  # a string, since a mesh must be hashable
 
     @cached_property
-    def there(self) -> Sequence[Any]:
+    def available(self) -> Sequence[Any]:
         """All available devices; the mesh takes as many as its axes ask for."""
         if self.cpu_devices is not None:
             divide_cpu(usable_cores() if self.cpu_devices == -1 else self.cpu_devices)
@@ -89,12 +75,12 @@ class Mesh:
 
     @cached_property
     def devices(self) -> jax.sharding.Mesh:
-        apart, there = self.rollout_devices or 0, len(self.there)
-        if not 0 <= apart < there:
+        apart, count = self.rollout_devices or 0, len(self.available)
+        if not 0 <= apart < count:
             raise InputError(
-                f"mesh.rollout_devices={apart} leaves none of {there} devices for updates."
+                f"mesh.rollout_devices={apart} leaves none of {count} devices for updates."
             )
-        devices = self.there[: there - apart]
+        devices = self.available[: count - apart]
         local = sum(device.process_index == devices[0].process_index for device in devices)
         sizes = self.sizes(len(devices), local)
         auto = (jax.sharding.AxisType.Auto,) * len(AXES)
@@ -105,7 +91,7 @@ class Mesh:
         """The mesh that samples: this one, unless `rollout_devices` sets devices aside."""
         if not self.rollout_devices:
             return self
-        return RolloutMesh(tp=self.devices.shape["tp"], of=self)
+        return RolloutMesh(tp=self.devices.shape["tp"], training=self)
 
     def sizes(self, devices: int, local: int) -> tuple[int, ...]:
         """Returns the sizes of the three axes for `devices` devices, `local` of one process.
@@ -148,12 +134,12 @@ class Mesh:
 
     @property
     def rows(self) -> NamedSharding:
-        return NamedSharding(self.devices, ROWS)
+        return NamedSharding(self.devices, PartitionSpec(ROW_AXES))
 
     @property
     def rows_and_heads(self) -> NamedSharding:
         """The sharding of arrays [B, K, ...], such as the keys of a cache."""
-        return NamedSharding(self.devices, PartitionSpec(("dp", "fsdp"), "tp"))
+        return NamedSharding(self.devices, PartitionSpec(ROW_AXES, "tp"))
 
     @property
     def replicated(self) -> NamedSharding:
@@ -183,130 +169,16 @@ class Mesh:
                     f"the nearest that does is {nearest}."
                 )
 
-    # Parameters and optimizer state.
-
-    def param_shardings(self, params: Params) -> Any:
-        """Returns the shardings (`partition.py`) of a tree of parameters, or of their shapes."""
-        return jax.tree.map(partial(NamedSharding, self.devices), specs(params))
-
-    def optimizer_state_shardings(self, state: Any, params: Params) -> Any:
-        return jax.tree.map(partial(NamedSharding, self.devices), specs_beside(state, params))
-
-    def init(self, init: Callable[..., Params], *arguments: Any) -> Params:
-        """Returns new parameters; each device creates only its own shard."""
-        shardings = self.param_shardings(jax.eval_shape(init, *arguments))
-        return jax.jit(init, out_shardings=shardings)(*arguments)
-
-    def shapes(self, init: Callable[..., Params], *arguments: Any) -> Params:
-        """Returns the shapes and shardings of the parameters that `init` would create."""
-        shapes = jax.eval_shape(init, *arguments)
-        return with_shardings(shapes, self.param_shardings(shapes))
-
-    def init_beside(self, init: Callable[[Params], Any], params: Params) -> Any:
-        """Returns an optimizer's state, in which each moment is sharded as its parameter."""
-        shardings = self.optimizer_state_shardings(jax.eval_shape(init, params), params)
-        return jax.jit(init, out_shardings=shardings)(params)
-
-    def for_sampling(self, params: Params, dtype: str) -> Params:
-        """Returns the parameters on the sampling mesh, sharded along `tp` and otherwise replicated.
-
-        They are not divided along `fsdp`, because every decode step reads all of them.
-
-        Args:
-          dtype: the dtype of activations.
-        """
-        changed = changed_for_decoding(params, dtype)
-        params = params | for_decoding({name: params[name] for name in changed}, dtype)
-        if self.sampling is self and self.devices.shape["fsdp"] == 1:
-            return params
-        return place(params, self.sampling_shardings(params))
-
-    def sampling_shardings(self, params: Params) -> Any:
-        """Returns the shardings of a tree of parameters on the sampling mesh."""
-        there = partial(NamedSharding, self.sampling.devices)
-        return jax.tree.map(there, specs(params, ("tp",)))
-
-    # Within a compiled function.
-
-    def keep(self, params: Params, optimizer_state: Any) -> tuple[Params, Any]:
-        """Constrains both trees to their shardings, which the compiler might otherwise change."""
-        if self.size == 1:
-            return params, optimizer_state
-        return jax.lax.with_sharding_constraint(
-            (params, optimizer_state),
-            (self.param_shardings(params), self.optimizer_state_shardings(optimizer_state, params)),
-        )
-
-    def gather_rows(self, tree: Any) -> Any:
-        """Returns the arrays with all rows on each device; the sharding of other axes stays."""
-        if self.row_shards == 1:
-            return tree
-
-        def of(x: Array) -> Array:
-            others = (PartitionSpec.UNCONSTRAINED,) * (x.ndim - 1)
-            place = NamedSharding(self.devices, PartitionSpec(None, *others))
-            return jax.lax.with_sharding_constraint(x, place)
-
-        return jax.tree.map(of, tree)
-
-    def on_rows(
-        self, function: Callable[[Any, Any], Any], shared: Any, rows: Any, *, results: Any
-    ) -> Any:
-        """Calls function(shared, rows) on each device with that device's shard of the rows.
-
-        Devices wait for one another only where the function reduces (`total`, `largest`) or
-        gathers parameters (`partition.gather`). Along `tp` the compiler divides the work.
-
-        Args:
-          shared: scalars, and parameters sharded along `fsdp`.
-          results: partition specs of the result: `ROWS`, `REPLICATED`, or `parts(params)`.
-        """
-        if self.row_shards == 1:
-            return function(shared, rows)
-        axes = {"dp", "fsdp"} if self.devices.shape["tp"] > 1 else set(AXES)
-        return jax.shard_map(
-            function,
-            mesh=self.devices,
-            in_specs=(specs(shared, ("fsdp",)), ROWS),
-            out_specs=results,
-            axis_names=axes,
-            check_vma=False,
-        )(shared, rows)
-
-    def parts(self, params: Params) -> Any:
-        """Returns the partition specs of parameters, or their gradient, along `fsdp`."""
-        return specs(params, ("fsdp",))
-
-    def of_rows(self, *but: str) -> tuple[str, ...]:
-        """Returns the axes of more than one device that rows are sharded over, except `but`."""
-        sizes = self.devices.shape
-        return tuple(axis for axis in ("dp", "fsdp") if sizes[axis] > 1 and axis not in but)
-
-    def total(self, tree: Any) -> Any:
-        return jax.lax.psum(tree, axes) if (axes := self.of_rows()) else tree
-
-    def total_gradient(self, gradient: Params) -> Params:
-        """Sums a gradient over devices, except along `fsdp` where gathering has summed it."""
-
-        def of(place: PartitionSpec, x: Array) -> Array:
-            axes = self.of_rows("fsdp") if "fsdp" in place else self.of_rows()
-            return jax.lax.psum(x, axes) if axes else x
-
-        return jax.tree.map(of, self.parts(gradient), gradient)
-
-    def largest(self, tree: Any) -> Any:
-        return jax.lax.pmax(tree, axes) if (axes := self.of_rows()) else tree
-
 
 @dataclass(frozen=True, kw_only=True)
 class RolloutMesh(Mesh):
     """The sampling mesh over the last devices of another mesh."""
 
-    of: Mesh
+    training: Mesh
 
     @cached_property
-    def there(self) -> Sequence[Any]:
-        return self.of.there[-(self.of.rollout_devices or 0) :]
+    def available(self) -> Sequence[Any]:
+        return self.training.available[-(self.training.rollout_devices or 0) :]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -314,18 +186,8 @@ class OwnMesh(Mesh):
     """A mesh over the devices of this process alone."""
 
     @cached_property
-    def there(self) -> Sequence[Any]:
+    def available(self) -> Sequence[Any]:
         return jax.local_devices()
-
-
-def with_shardings(shapes: Any, shardings: Any) -> Any:
-    """Returns the shapes of arrays (or of shapes) with the given shardings."""
-    return jax.tree.map(
-        lambda x, place: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place), shapes, shardings
-    )
-
-
-ROWS, REPLICATED = PartitionSpec(("dp", "fsdp")), PartitionSpec()
 
 
 def sizes_of(shape: str) -> dict[str, int]:

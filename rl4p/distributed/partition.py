@@ -97,7 +97,7 @@ def keys(path: tuple) -> str:
     return jax.tree_util.keystr(path)
 
 
-# Within a function that `Mesh.on_rows` runs on each device.
+# Within a function that `collectives.on_rows` runs on each device.
 
 
 def gathering() -> bool:

@@ -9,8 +9,9 @@ import hashlib
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -19,10 +20,27 @@ from jax.experimental.multihost_utils import process_allgather
 from jax.sharding import NamedSharding, PartitionSpec
 from omegaconf import DictConfig, OmegaConf
 
+from rl4p.configuration.bounds import Natural, Positive
 from rl4p.distributed.roll_call import RollCall
 from rl4p.errors import InputError, RunError, Stopped
 
 _joined: list[RollCall] = []
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProcessOptions:
+    """The options of `mesh` that name the processes of a run.
+
+    Attributes:
+      coordinator, processes, process: the host:port of process 0, the number of processes, and the
+        index of this one; None for a single process. `processes=auto` asks the cluster for them.
+      initialization_timeout: seconds to wait for all processes.
+    """
+
+    coordinator: str | None = None
+    processes: Positive | Literal["auto"] | None = None
+    process: Natural | None = None
+    initialization_timeout: Positive = 120
 
 
 @contextmanager

@@ -12,6 +12,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from rl4p.configuration import instantiate
 from rl4p.data.prompts import encode_prompts
+from rl4p.distributed import placement
 from rl4p.distributed.mesh import Mesh
 from rl4p.errors import InputError
 from rl4p.experiment.compatibility import choice, refuse_what_cannot_act
@@ -82,13 +83,13 @@ def build(config: DictConfig) -> Experiment:
         tasks=tuple(sorted({question.task for question in questions})),
     )
     if phases.estimator is not None:
-        critic = mesh.init(partial(phases.estimator.init, policy.decoder), policy.merged(params))
-        params = params | {"critic": critic}
+        init = partial(phases.estimator.init, policy.decoder)
+        params = params | {"critic": placement.init(mesh, init, policy.merged(params))}
     optimizer = instantiate(config.optimizer)
     state = TrainState(
         step=mesh.replicate(np.int32(0)),
         params=params,
-        optimizer_state=mesh.init_beside(optimizer.transform().init, params),
+        optimizer_state=placement.init_beside(mesh, optimizer.transform().init, params),
         key=mesh.replicate(jax.random.fold_in(key, 1)),
         memory=mesh.replicate(phases.initial_memory()),
         average=jax.tree.map(jnp.copy, params) if config.ema.decay else {},

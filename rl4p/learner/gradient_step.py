@@ -13,7 +13,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from rl4p.distributed.mesh import ONE_DEVICE, REPLICATED, Mesh
+from rl4p.distributed import collectives, placement
+from rl4p.distributed.mesh import ONE_DEVICE, Mesh
 from rl4p.distributed.partition import gather
 from rl4p.learner.aggregation import aggregation_weights
 from rl4p.learner.masking import masked_sum
@@ -98,7 +99,7 @@ def gradient_step(
             (new_params, new_optimizer_state),
             (params, optimizer_state),
         )
-        carry = mesh.keep(*carry)
+        carry = placement.constrain(mesh, *carry)
         return carry, sums | {"grad_norm": norm, "skipped": jnp.where(finite, 0.0, 1.0)}
 
     (params, optimizer_state), sums = jax.lax.scan(
@@ -187,8 +188,8 @@ def minibatch_gradient(
             together=objective.rows_together,
         )
         gradient = prompts.add_gradient(gradient, whole, params, of_found)
-        sums, gap_max = mesh.total(sums), mesh.largest(gap_max)
-        return mesh.total_gradient(gradient), sums, gap_max
+        sums, gap_max = collectives.total(mesh, sums), collectives.largest(mesh, gap_max)
+        return collectives.total_gradient(mesh, gradient), sums, gap_max
 
     gradient, sums, gap_max = spread(
         of_rows,
@@ -197,7 +198,7 @@ def minibatch_gradient(
         trajectories.segment_ids_BT,
         mesh,
         together=rows_together(objective, trajectories, mesh),
-        results=(mesh.parts(params), REPLICATED, REPLICATED),
+        results=(collectives.parts(params), collectives.REPLICATED, collectives.REPLICATED),
     )
     return gradient, sums | {"logprob_gap_max": gap_max}
 

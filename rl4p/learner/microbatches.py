@@ -7,7 +7,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from rl4p.distributed.mesh import ROWS, Mesh
+from rl4p.distributed.collectives import ROWS, on_rows
+from rl4p.distributed.mesh import Mesh
 from rl4p.distributed.partition import in_step
 from rl4p.types import Array, Microbatching
 
@@ -109,7 +110,7 @@ def spread(
     """Calls function(shared, rows) on each device with rows of about as many tokens.
 
     Args:
-      shared, results: as in `Mesh.on_rows`.
+      shared, results: as in `collectives.on_rows`.
       rows: arrays [B, ...]; rows that pad a device are 0.
       together: the number of neighbouring rows that stay on one device.
 
@@ -119,7 +120,7 @@ def spread(
     if mesh.row_shards == 1:
         return function(shared, rows)
     B, rows_b = segment_ids_BT.shape[0], deal(segment_ids_BT, mesh.row_shards, together)
-    found = mesh.on_rows(function, shared, rows_of(rows, rows_b), results=results)
+    found = on_rows(mesh, function, shared, rows_of(rows, rows_b), results=results)
     return scattered(found, rows_b, B) if results is ROWS else found
 
 

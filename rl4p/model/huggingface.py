@@ -14,6 +14,7 @@ import numpy as np
 from jax.sharding import SingleDeviceSharding
 
 from rl4p.distributed.mesh import Mesh
+from rl4p.distributed.placement import param_shardings
 from rl4p.errors import InputError, RunError
 from rl4p.model.decoder import Decoder, DecoderConfig
 from rl4p.model.families import FAMILIES, Tensor, family_of
@@ -70,7 +71,7 @@ def read_params(
     stored = stored_tensors(folder)
     shapes = jax.eval_shape(decoder.init, jax.random.key(0))
     alone = SingleDeviceSharding(jax.local_devices()[0])
-    places = jax.tree.map(lambda _: alone, shapes) if mesh is None else mesh.param_shardings(shapes)
+    places = param_shardings(mesh, shapes) if mesh else jax.tree.map(lambda _: alone, shapes)
     parameters: dict[tuple[str, ...], list[Tensor]] = {}
     for tensor in FAMILIES[decoder.config.family].names(decoder.config):
         parameters.setdefault(tensor.path, []).append(tensor)

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from rl4p.distributed import placement
 from rl4p.distributed.mesh import Mesh
 from rl4p.model.decoder import Decoder
 from rl4p.model.lora import join
@@ -49,7 +50,7 @@ class Policy:
 
         They have one tree per layer (`Decoder.extend`) and matrices in the dtype of activations.
         """
-        return self.mesh.for_sampling(self.without_critic(trained), self.decoder.dtype)
+        return placement.for_sampling(self.mesh, self.without_critic(trained), self.decoder.dtype)
 
 
 def padded_width(longest: int) -> int:

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 import jax
 
+from rl4p.distributed import placement
 from rl4p.distributed.mesh import Mesh
 from rl4p.errors import InputError
 from rl4p.model.decoder import Decoder, Remat
@@ -60,7 +61,7 @@ class Pretrained:
         params = read_params(folder, policy.decoder, self.param_dtype, mesh)
         if not self.lora.rank:
             return policy, params
-        adapters = mesh.init(self.lora.init, key, params)
+        adapters = placement.init(mesh, self.lora.init, key, params)
         return replace(policy, frozen=params, base=lasting_name(self.path)), adapters
 
     def abstract(self, mesh: Mesh) -> tuple[Policy, Params]:
@@ -68,11 +69,11 @@ class Pretrained:
         folder, key = model_folder(self.path, weights=False), jax.random.key(0)
         policy = self.policy(folder, mesh)
         dtype = self.param_dtype or "float32"  # weight files are not read here
-        shapes = mesh.shapes(policy.decoder.init, key)
+        shapes = placement.shapes(mesh, policy.decoder.init, key)
         params = jax.tree.map(lambda x: x.update(dtype=dtype), shapes)
         if not self.lora.rank:
             return policy, params
-        return replace(policy, frozen=params), mesh.shapes(self.lora.init, key, params)
+        return replace(policy, frozen=params), placement.shapes(mesh, self.lora.init, key, params)
 
     def policy(self, folder: Path, mesh: Mesh) -> Policy:
         """Returns the policy without its parameters."""

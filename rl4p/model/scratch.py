@@ -7,6 +7,7 @@ from typing import Any, Literal
 import jax
 
 from rl4p.configuration.bounds import AboveZero, Positive
+from rl4p.distributed import placement
 from rl4p.distributed.mesh import Mesh
 from rl4p.errors import InputError
 from rl4p.model.decoder import Decoder, DecoderConfig, Remat
@@ -62,12 +63,12 @@ class Scratch:
     def build(self, mesh: Mesh, key: Array) -> tuple[Policy, Params]:
         """Returns the policy and its parameters on the mesh."""
         policy = self.policy(mesh)
-        return policy, mesh.init(self.init(policy), key)
+        return policy, placement.init(mesh, self.init(policy), key)
 
     def abstract(self, mesh: Mesh) -> tuple[Policy, Params]:
         """Returns the policy and the shapes and shardings of its parameters; creates no arrays."""
         policy = self.policy(mesh)
-        return policy, mesh.shapes(self.init(policy), jax.random.key(0))
+        return policy, placement.shapes(mesh, self.init(policy), jax.random.key(0))
 
     def init(self, policy: Policy) -> Callable[[Array], Params]:
         """Returns a function from a random key to parameters."""

@@ -9,7 +9,8 @@ import jax.numpy as jnp
 from omegaconf import DictConfig
 
 from rl4p.configuration import instantiate
-from rl4p.distributed.mesh import Mesh, with_shardings
+from rl4p.distributed import placement
+from rl4p.distributed.mesh import Mesh
 from rl4p.distributed.partition import changed_for_decoding, for_decoding
 from rl4p.errors import InputError
 from rl4p.experiment.build import build_phases, check_lengths, check_rows
@@ -72,7 +73,7 @@ class AbstractRun:
         new = jax.eval_shape(partial(for_decoding, dtype=dtype), changed)
         if self.mesh.sampling is not self.mesh or self.mesh.devices.shape["fsdp"] > 1:
             new = whole | new  # the sharding of every parameter changes
-        return whole | with_shardings(new, self.mesh.sampling_shardings(new))
+        return whole | placement.with_shardings(new, placement.sampling_shardings(self.mesh, new))
 
     def copied_for_sampling(self) -> Params:
         """Returns the sampling parameters that do not share their arrays with the trained ones."""
@@ -152,14 +153,15 @@ def abstract_run(config: DictConfig, mesh: Mesh) -> AbstractRun:
         frozen.append(params)
     if phases.estimator is not None:
         critic = partial(phases.estimator.init, policy.decoder)
-        params = params | {"critic": mesh.shapes(critic, whole)}
+        params = params | {"critic": placement.shapes(mesh, critic, whole)}
     optimizer = instantiate(config.optimizer)
     moments = jax.eval_shape(optimizer.transform().init, params)
+    shardings = placement.optimizer_state_shardings(mesh, moments, params)
     key = jax.eval_shape(lambda: jax.random.key(0))
     state = TrainState(
         step=replicated(mesh, jax.ShapeDtypeStruct((), jnp.int32)),
         params=params,
-        optimizer_state=with_shardings(moments, mesh.optimizer_state_shardings(moments, params)),
+        optimizer_state=placement.with_shardings(moments, shardings),
         key=replicated(mesh, key),
         memory={},
         average=params if config.ema.decay else {},
@@ -179,7 +181,7 @@ def abstract_run(config: DictConfig, mesh: Mesh) -> AbstractRun:
 
 
 def replicated(mesh: Mesh, tree: Any) -> Any:
-    return with_shardings(tree, jax.tree.map(lambda _: mesh.replicated, tree))
+    return placement.with_shardings(tree, jax.tree.map(lambda _: mesh.replicated, tree))
 
 
 def bytes_of_chip(tree: Any) -> int:

@@ -13,8 +13,8 @@ from typing import Any
 
 import jax
 
-from rl4p.distributed.mesh import with_shardings
 from rl4p.distributed.partition import for_decoding
+from rl4p.distributed.placement import with_shardings
 from rl4p.learner.gradient_step import gradient_step
 from rl4p.learner.logprobs import score_tokens
 from rl4p.loop.scoring import OF_POLICY
@@ -99,7 +99,7 @@ def programs(run: AbstractRun) -> list[Program]:
 
 
 def weights_for_sampling(run: AbstractRun) -> Iterator[Program]:
-    """Yields `Mesh.for_sampling`, if the sampling mesh is the training mesh."""
+    """Yields `placement.for_sampling`, if the sampling mesh is the training mesh."""
     if isinstance(run.phases.rollout, Planned) and run.mesh.sampling is run.mesh:
         whole, wanted = run.without_critic(), run.copied_for_sampling()
         places = jax.tree.map(lambda x: x.sharding, wanted)

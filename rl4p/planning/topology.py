@@ -30,7 +30,7 @@ class DescribedMesh(Mesh):
     """A mesh of absent chips, for which programs can be compiled but not run."""
 
     @cached_property
-    def there(self) -> Sequence[Any]:
+    def available(self) -> Sequence[Any]:
         assert self.topology is not None  # ensured by `planned`
         return described(self.topology)
 

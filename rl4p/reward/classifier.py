@@ -155,5 +155,5 @@ def last_scores(
         zeros_BL = jnp.zeros((batch[0].shape[0], decoder.config.labels))
         return fold(score, zeros_BL, batch, batch[1], microbatching)
 
-    segment_ids_BT = (jnp.arange(tokens_BT.shape[1]) < lengths_B[:, None]).astype(jnp.int32)
+    segment_ids_BT = (jnp.arange(tokens_BT.shape[1])[None] < lengths_B[:, None]).astype(jnp.int32)
     return spread(of_rows, params, (tokens_BT, segment_ids_BT), segment_ids_BT, mesh)

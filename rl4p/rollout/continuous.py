@@ -11,7 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from rl4p.configuration.bounds import Positive
-from rl4p.distributed.mesh import Mesh, with_shardings
+from rl4p.distributed.collectives import gather_rows
+from rl4p.distributed.mesh import Mesh
+from rl4p.distributed.placement import with_shardings
 from rl4p.distributed.processes import to_host
 from rl4p.model.cache import Cache, write
 from rl4p.model.decoder import Decoder
@@ -238,7 +240,7 @@ def prefill(
     positions_PT = jnp.maximum(jnp.cumsum(segments_PT, axis=1) - 1, 0)
     empty = decoder.empty_cache(*tokens_PT.shape)
     inputs = tokens_PT, positions_PT, segments_PT
-    return mesh.gather_rows(decoder.extend(params, *inputs, empty, 0)[1])
+    return gather_rows(mesh, decoder.extend(params, *inputs, empty, 0)[1])
 
 
 def of_cache(cache: Cache, mesh: Mesh) -> Any:

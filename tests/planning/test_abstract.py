@@ -179,9 +179,8 @@ def test_devices_that_only_sample_hold_the_parameters_alone():
     config = compose(list(SMALL))
     run = abstract_run(config, instantiate(config.mesh))
     assert run.resident_while_sampling() == (run.resident, run.copied_for_sampling())
-    apart = SimpleNamespace(sampling_shardings=run.mesh.sampling_shardings)
-    mesh = SimpleNamespace(sampling=apart, sampling_shardings=run.mesh.sampling_shardings)
-    other = replace(run, mesh=mesh)
+    apart = SimpleNamespace(devices=run.mesh.devices)
+    other = replace(run, mesh=SimpleNamespace(sampling=apart))
     assert looks(other.resident_while_sampling()) == looks(other.sampling_params())
     assert other.copied_for_sampling().keys() == run.without_critic().keys()  # all of them move
 

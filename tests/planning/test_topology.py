@@ -39,7 +39,7 @@ def test_a_slice_is_the_same_mesh_of_chips_that_are_not_here():
 
 def test_a_described_mesh_takes_the_chips_of_its_slice(monkeypatch):
     monkeypatch.setattr(topology, "described", lambda name: [name, "chips"])
-    assert planned(Mesh(topology="v5e:4x4")).there == ["v5e:4x4", "chips"]
+    assert planned(Mesh(topology="v5e:4x4")).available == ["v5e:4x4", "chips"]
 
 
 @pytest.mark.parametrize("kind", ["h200", "h100"])

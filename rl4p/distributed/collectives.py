@@ -1,0 +1,75 @@
+"""The calls of a function on each device's rows, and the reductions within such a function."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+from jax.sharding import NamedSharding, PartitionSpec
+
+from rl4p.distributed.mesh import AXES, ROW_AXES, Mesh
+from rl4p.distributed.partition import specs
+from rl4p.types import Array, Params
+
+ROWS, REPLICATED = PartitionSpec(ROW_AXES), PartitionSpec()
+
+
+def on_rows(mesh: Mesh, function: Callable, shared: Any, rows: Any, *, results: Any) -> Any:
+    """Calls function(shared, rows) on each device with that device's shard of the rows.
+
+    Devices wait for one another only where the function reduces (`total`, `largest`) or gathers
+    parameters (`partition.gather`). Along `tp` the compiler divides the work.
+
+    Args:
+      shared: scalars, and parameters sharded along `fsdp`.
+      results: partition specs of the result: `ROWS`, `REPLICATED`, or `parts(params)`.
+    """
+    if mesh.row_shards == 1:
+        return function(shared, rows)
+    return jax.shard_map(
+        function,
+        mesh=mesh.devices,
+        in_specs=(parts(shared), ROWS),
+        out_specs=results,
+        axis_names=set(ROW_AXES if mesh.devices.shape["tp"] > 1 else AXES),
+        check_vma=False,
+    )(shared, rows)
+
+
+def parts(params: Params) -> Any:
+    """Returns the partition specs of parameters, or their gradient, along `fsdp`."""
+    return specs(params, ("fsdp",))
+
+
+def gather_rows(mesh: Mesh, tree: Any) -> Any:
+    """Returns the arrays with all rows on each device; the sharding of other axes stays."""
+    if mesh.row_shards == 1:
+        return tree
+
+    def of(x: Array) -> Array:
+        spec = PartitionSpec(None, *[PartitionSpec.UNCONSTRAINED] * (x.ndim - 1))
+        return jax.lax.with_sharding_constraint(x, NamedSharding(mesh.devices, spec))
+
+    return jax.tree.map(of, tree)
+
+
+def total(mesh: Mesh, tree: Any) -> Any:
+    return jax.lax.psum(tree, axes) if (axes := row_axes(mesh)) else tree
+
+
+def total_gradient(mesh: Mesh, gradient: Params) -> Params:
+    """Sums a gradient over devices, except along `fsdp` where gathering has summed it."""
+
+    def of(spec: PartitionSpec, x: Array) -> Array:
+        axes = row_axes(mesh, without="fsdp" if "fsdp" in spec else None)
+        return jax.lax.psum(x, axes) if axes else x
+
+    return jax.tree.map(of, parts(gradient), gradient)
+
+
+def largest(mesh: Mesh, tree: Any) -> Any:
+    return jax.lax.pmax(tree, axes) if (axes := row_axes(mesh)) else tree
+
+
+def row_axes(mesh: Mesh, without: str | None = None) -> tuple[str, ...]:
+    """Returns the axes of more than one device that rows are sharded over, except `without`."""
+    return tuple(axis for axis in ROW_AXES if mesh.devices.shape[axis] > 1 and axis != without)

@@ -1,0 +1,73 @@
+"""The creation of parameters and optimizer states on a mesh, and their shardings."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import jax
+from jax.sharding import NamedSharding
+
+from rl4p.distributed.mesh import Mesh
+from rl4p.distributed.partition import changed_for_decoding, for_decoding, specs, specs_beside
+from rl4p.distributed.processes import place
+from rl4p.types import Params
+
+
+def param_shardings(mesh: Mesh, params: Params) -> Any:
+    """Returns the shardings (`partition.py`) of a tree of parameters, or of their shapes."""
+    return jax.tree.map(partial(NamedSharding, mesh.devices), specs(params))
+
+
+def optimizer_state_shardings(mesh: Mesh, state: Any, params: Params) -> Any:
+    return jax.tree.map(partial(NamedSharding, mesh.devices), specs_beside(state, params))
+
+
+def init(mesh: Mesh, function: Callable[..., Params], *arguments: Any) -> Params:
+    """Returns the new parameters function(*arguments); each device creates only its own shard."""
+    shardings = param_shardings(mesh, jax.eval_shape(function, *arguments))
+    return jax.jit(function, out_shardings=shardings)(*arguments)
+
+
+def shapes(mesh: Mesh, function: Callable[..., Params], *arguments: Any) -> Params:
+    """Returns the shapes and shardings of the parameters that `init` would return."""
+    params = jax.eval_shape(function, *arguments)
+    return with_shardings(params, param_shardings(mesh, params))
+
+
+def init_beside(mesh: Mesh, function: Callable[[Params], Any], params: Params) -> Any:
+    """Returns the optimizer state function(params); each moment is sharded as its parameter."""
+    shardings = optimizer_state_shardings(mesh, jax.eval_shape(function, params), params)
+    return jax.jit(function, out_shardings=shardings)(params)
+
+
+def for_sampling(mesh: Mesh, params: Params, dtype: str) -> Params:
+    """Returns the parameters on the sampling mesh, sharded along `tp` and otherwise replicated.
+
+    They are not divided along `fsdp`, because every decode step reads all of them. `dtype` is the
+    dtype of activations.
+    """
+    changed = changed_for_decoding(params, dtype)
+    params = params | for_decoding({name: params[name] for name in changed}, dtype)
+    if mesh.sampling is mesh and mesh.devices.shape["fsdp"] == 1:
+        return params
+    return place(params, sampling_shardings(mesh, params))
+
+
+def sampling_shardings(mesh: Mesh, params: Params) -> Any:
+    """Returns the shardings of a tree of parameters on the sampling mesh."""
+    return jax.tree.map(partial(NamedSharding, mesh.sampling.devices), specs(params, ("tp",)))
+
+
+def constrain(mesh: Mesh, params: Params, state: Any) -> tuple[Params, Any]:
+    """Constrains both trees to their shardings, which the compiler might otherwise change."""
+    if mesh.size == 1:
+        return params, state
+    shardings = param_shardings(mesh, params), optimizer_state_shardings(mesh, state, params)
+    return jax.lax.with_sharding_constraint((params, state), shardings)
+
+
+def with_shardings(shapes: Any, shardings: Any) -> Any:
+    """Returns the shapes of arrays (or of shapes) with the given shardings."""
+    return jax.tree.map(
+        lambda x, to: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=to), shapes, shardings
+    )
