@@ -50,7 +50,7 @@ def export(given: Mapping[str, str]) -> str:
         raise InputError(f"out={out} is not empty.")
     policy, params = instantiate(config.model).build(Mesh(dp=1), jax.random.key(config.seed))
     if adapter and not policy.frozen:
-        raise InputError(f"{run} trained all parameters and has no adapter to write alone.")
+        raise InputError(f"{run} has no adapter, as it trained all parameters: leave adapter out.")
     like = jax.tree.map(
         lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), params
     )

@@ -23,9 +23,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m rl4p.send", description="Mirrors run folders into MLflow."
     )
-    parser.add_argument("run", nargs="+", type=Path, help="a run's folder")
-    parser.add_argument("--uri", help="of the tracking store, if not the one the run was set to")
-    parser.add_argument("--experiment", help="its name, likewise")
+    parser.add_argument("run", nargs="+", type=Path, help="the folder of a run")
+    parser.add_argument("--uri", help="the tracking store (default: that of the run)")
+    parser.add_argument("--experiment", help="the MLflow experiment (default: that of the run)")
     chosen = parser.parse_args(arguments)
     try:
         for folder in chosen.run:
@@ -48,7 +48,7 @@ def send(folder: Path, uri: str | None = None, experiment: str | None = None) ->
     options = yaml.safe_load((folder / "config.yaml").read_text()).get("tracker", {})
     uri = uri or options.get("uri")
     if uri is None:
-        raise InputError(f"{folder} was run without MLflow: say by --uri where to send it.")
+        raise InputError(f"{folder} was run without MLflow: set --uri to the store to send it to.")
     tracker = MLflow(uri=uri, experiment=experiment or options.get("experiment", MLflow.experiment))
     record = Record(folder)
     # A killed run has no summary.
@@ -57,8 +57,8 @@ def send(folder: Path, uri: str | None = None, experiment: str | None = None) ->
     try:
         Mirror(*tracker.connect(), folder).close(status)
     except Exception as error:
-        raise RunError(f"MLflow at {tracker.uri} did not take {folder}: {reason(error)}") from error
-    return f"{folder} stands in MLflow at {tracker.uri} with its {steps} lines of metrics."
+        raise RunError(f"MLflow at {tracker.uri} did not save {folder}: {reason(error)}") from error
+    return f"{folder} is in MLflow at {tracker.uri} with its {steps} lines of metrics."
 
 
 if __name__ == "__main__":

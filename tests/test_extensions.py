@@ -244,7 +244,7 @@ def test_a_score(start):
     _, error = start("+scores=position", code=2)
     assert error.startswith("No phase needs scores.position: leave it out.")
     _, error = start("advantage=late", code=2)
-    assert error.startswith("advantage needs ['position']; the loop can compute")
+    assert error.startswith("advantage needs ['position']; but the loop computes")
 
 
 def test_a_hook(start):
@@ -260,4 +260,4 @@ def test_a_sampler_that_plans_itself(start):
     folder, _ = start("rollout=unplanned", program="plan")
     plan = json.loads((folder / "plan.json").read_text())
     assert [each["phase"] for each in plan["phases"]] == ["update"]
-    assert plan["verdict"].endswith(" Not planned, and not counted: rollout.")
+    assert plan["verdict"].endswith(" Not included in the plan: rollout.")

@@ -44,7 +44,7 @@ def test_a_run_is_sent_once_however_often_one_asks(run, store, capsys):
         "samples.json",
         "summary.json",
     }
-    sentence = f"{run.folder} stands in MLflow at {store.uri} with its 3 lines of metrics.\n"
+    sentence = f"{run.folder} is in MLflow at {store.uri} with its 3 lines of metrics.\n"
     assert capsys.readouterr().out == 2 * sentence
 
 
@@ -79,27 +79,27 @@ def test_a_folder_that_no_run_made(tmp_path, capsys):
 def test_a_run_without_a_store(run, capsys):
     set_tracker(run, {"_target_": "rl4p.runs.tracker.none.NoTracker"})
     assert main([str(run.folder)]) == 2
-    assert "was run without MLflow: say by --uri where to send it." in capsys.readouterr().err
+    assert "was run without MLflow: set --uri to the store" in capsys.readouterr().err
 
 
 def test_a_record_with_a_line_that_no_run_wrote(run, store, capsys):
     with run.metrics_file.open("a") as file:
         file.write("nonsense\n")
     assert main([str(run.folder), "--uri", store.uri]) == 2
-    assert "metrics.jsonl, line 4 is not an object" in capsys.readouterr().err
+    assert "metrics.jsonl, line 4 is not a JSON object" in capsys.readouterr().err
 
 
 def test_a_store_that_is_down(run, dead, capsys):
     assert main([str(run.folder), "--uri", dead]) == 1
     error = capsys.readouterr().err
-    assert error.startswith(f"MLflow at {dead} did not take {run.folder}: ConnectionRefusedError")
+    assert error.startswith(f"MLflow at {dead} did not save {run.folder}: ConnectionRefusedError")
     assert error.count("\n") == 1
 
 
 def test_a_run_that_was_killed_is_shown_as_stopped(record, store):
     record.log(0, {"a": 0.0})
     sentence = send(record.folder, store.uri)
-    assert sentence.endswith(f" stands in MLflow at {store.uri} with its 1 lines of metrics.")
+    assert sentence.endswith(f" is in MLflow at {store.uri} with its 1 lines of metrics.")
     client, experiment = store.connect()
     (mirrored,) = client.search_runs([experiment])
     assert mirrored.info.status == "KILLED"
@@ -127,5 +127,5 @@ def test_the_experiment_is_that_of_the_run_unless_another_is_named(run, store):
 def test_all_folders_are_sent_until_one_cannot_be(run, store, tmp_path, capsys):
     assert main([str(run.folder), str(tmp_path), str(run.folder), "--uri", store.uri]) == 2
     printed = capsys.readouterr()
-    assert printed.out.count("stands in MLflow") == 1
+    assert printed.out.count("is in MLflow") == 1
     assert printed.err.startswith(f"{tmp_path} is not the folder of a run")

@@ -49,8 +49,8 @@ class GAE(AdvantageOptions):
     def __post_init__(self) -> None:
         if self.alpha and self.lambda_policy != GAE.lambda_policy:
             raise ValueError(
-                f"lambda_policy={self.lambda_policy} could not act beside alpha={self.alpha}, "
-                "which computes it from each response's length: leave one of them out."
+                f"lambda_policy={self.lambda_policy} conflicts with alpha={self.alpha}, which "
+                "computes it from the length of each response: set only one of them."
             )
 
     def __call__(

@@ -74,7 +74,7 @@ class MaxEntGRPO(AdvantageOptions):
         ]
         if changed and not self.tau_learning_rate:
             raise ValueError(
-                f"{', '.join(changed)} could not act: tau_learning_rate=0 keeps tau as it is."
+                f"{', '.join(changed)} would have no effect: tau_learning_rate=0 keeps tau fixed."
             )
 
     @property

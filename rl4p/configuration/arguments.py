@@ -22,9 +22,7 @@ def key_values(
     given = {key: value for key, _, value in (argument.partition("=") for argument in arguments)}
     if not set(required) <= set(given) <= {*required, *optional} or not all(given.values()):
         needed = " and ".join(f"{key}={value}" for key, value in required.items())
-        raise InputError(
-            f"Give {needed}, and {', '.join(f'{key}=' for key in optional)} if you like."
-        )
+        raise InputError(f"Give {needed}. Optional: {', '.join(f'{key}=' for key in optional)}.")
     for key, value in given.items():
         words = optional.get(key)
         if words is not None and value not in words:

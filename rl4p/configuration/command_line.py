@@ -88,8 +88,8 @@ def launch(name: str, job: Job, join: Join, argv: list[str], conf: Path) -> None
     args = parser.parse_intermixed_args(argv)
     if args.config_path or args.config_name or args.experimental_rerun:
         raise InputError(
-            "--config-path, --config-name and --experimental-rerun are not supported: add YAML of "
-            "your own with --config-dir, and go on with a run with resume=FOLDER."
+            "--config-path, --config-name and --experimental-rerun are not supported: add your own "
+            "YAML with --config-dir, and continue a run with resume=FOLDER."
         )
     if args.multirun and (args.cfg or args.info):
         raise InputError("--cfg and --info show a single job: leave -m out.")
@@ -122,7 +122,7 @@ def launch(name: str, job: Job, join: Join, argv: list[str], conf: Path) -> None
     except BrokenPipeError:  # the reader closed the pipe, as in `--help | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except OSError as error:  # never from a job, whose errors `reporting` handles
-        raise InputError(f"The run folder cannot be made: {error}.") from error
+        raise InputError(f"The run folder cannot be created: {error}.") from error
 
 
 def refuse_arguments(message: str) -> NoReturn:
@@ -142,25 +142,25 @@ def preflight(
     folder = next((o for o in reversed(overrides) if o.key_or_group == "resume"), None)
     if folder is not None and folder.value() is not None:
         if multirun or folder.is_sweep_override():
-            raise InputError("resume goes on with a single run: give one folder, and no -m.")
+            raise InputError("resume continues a single run: give one folder, and leave -m out.")
         lines = resume(composer, str(folder.value()), overrides, targets=targets)
         return lines, RunMode.RUN, composer.load(lines)
     swept = [override for override in overrides if override.is_sweep_override()]
     for override in swept:
         if override.is_hydra_override():
             raise InputError(
-                f"{override.input_line} has several values: Hydra's own keys take one."
+                f"{override.input_line} has several values, but a hydra key takes only one."
             )
     base = composer.load(lines)
     if base.get("resume") is not None:
-        raise InputError("resume belongs on the command line: resume=FOLDER.")
+        raise InputError("Set resume only on the command line: resume=FOLDER.")
     if multirun or base.hydra.mode == RunMode.MULTIRUN:
         mode = RunMode.MULTIRUN
         params = OmegaConf.select(base, "hydra.sweeper.params") or {}
         axes = composer.parse([f"{key}={values}" for key, values in params.items()])
         jobs = list(sweep_jobs([*axes, *overrides]))
         if any(override.key_or_group == "mesh.processes" for override in overrides):
-            raise InputError("Each job of a sweep is one process: leave mesh.processes out.")
+            raise InputError("Each job of a sweep runs in one process: leave mesh.processes out.")
     elif swept:
         raise InputError(f"{swept[0].input_line} has several values: add -m to sweep over them.")
     else:
@@ -195,7 +195,7 @@ def reporting(job: Job, mode: RunMode) -> Job:
 def report(error: BaseException) -> int:
     """Prints an error and returns its exit code. Errors of rl4p are printed without a traceback."""
     if isinstance(error, KeyboardInterrupt):
-        print("Interrupted: what was not saved is lost.", file=sys.stderr)
+        print("Interrupted: the work since the last save is lost.", file=sys.stderr)
         return 1
     if not isinstance(error, (InputError, RunError, Stopped)):
         traceback.print_exception(error)

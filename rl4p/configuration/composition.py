@@ -99,7 +99,7 @@ class Composer:
                     break
                 wrong_key = sets_a_value(override) and unknown_override(override, config)
                 if override.is_add() and not wrong_key:
-                    return InputError(f"{override.input_line[1:]} needs no +: it is there already.")
+                    return InputError(f"{override.input_line[1:]} needs no +: it already exists.")
                 refusal = InputError(f"{override.input_line} is refused: {one_line(error)}")
                 return wrong_key or refusal
         return InputError(one_line(error))
@@ -111,7 +111,7 @@ def unknown_override(override: Override, config: DictConfig) -> InputError | Non
     for name in override.key_or_group.split("."):
         parent, path = path, join(path, name)
         if not isinstance(node, DictConfig):
-            return InputError(f"{path} does not exist: {parent} is a value.")
+            return InputError(f"{path} does not exist: {parent} is a value and has no keys.")
         if name not in node:
             choice = config.hydra.runtime.choices.get(parent)
             owner = f"{parent}={choice}" if choice else parent or "the configuration"
@@ -119,7 +119,7 @@ def unknown_override(override: Override, config: DictConfig) -> InputError | Non
             refusal = unknown_key(path, names, owner)
             plain = OmegaConf.to_container(node, resolve=False)
             if parent and holds_node(plain) and not is_node(plain):
-                return InputError(f"{refusal}; +{path}._target_=... would add it.")
+                return InputError(f"{refusal}; add it with +{path}._target_=...")
             return refusal
         node = node[name]
     return None
@@ -134,7 +134,7 @@ def sweep_jobs(overrides: list[Override]) -> Iterator[list[str]]:
         if override.is_discrete_sweep():
             axes[key] = [f"{key}={value}" for value in override.sweep_string_iterator()]
         if not axes[key]:
-            raise InputError(f"{override.input_line} gives no values to sweep over.")
+            raise InputError(f"{override.input_line} has no values to sweep over.")
     first = {key: values[0] for key, values in axes.items()}
     yield list(first.values())
     for key, values in axes.items():

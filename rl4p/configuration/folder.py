@@ -21,7 +21,7 @@ def only_run_in(folder: Path, *, lock: int = fcntl.LOCK_EX) -> Iterator[None]:
         try:
             fcntl.flock(file, lock | fcntl.LOCK_NB)
         except OSError:
-            raise InputError(f"Another run is going on in {folder}.") from None
+            raise InputError(f"Another run is using {folder}.") from None
         yield
 
 
@@ -36,6 +36,6 @@ def refuse_taken(key: str, folder: str, pattern: str) -> None:
     holds = next((path.parent for path in Path(folder).glob(pattern)), None)
     if holds is not None:
         raise InputError(
-            f"{key}={folder} holds a run already; go on with it by resume={holds}, or choose "
+            f"{key}={folder} already contains a run: continue it with resume={holds}, or choose "
             "another folder."
         )

@@ -54,14 +54,14 @@ def resume(
         lines = [renewed_override(str(line)) for line in given_then]
         saved = OmegaConf.load(folder / ".hydra" / "config.yaml")
         if not isinstance(saved, DictConfig):
-            raise ValueError("config.yaml is no mapping")
+            raise ValueError("config.yaml is not a mapping")
         saved = renewed(saved)
     except OSError as error:
         reason = f"{error.filename}: {error.strerror}"
         raise InputError(f"resume={given} is not the folder of a run: {reason}.") from error
     except (ValueError, YAMLError) as error:
         reason = " ".join(str(error).split())
-        raise InputError(f"resume={given} has a .hydra that cannot be read: {reason}.") from error
+        raise InputError(f"resume={given}: its .hydra folder cannot be read: {reason}.") from error
     repeated = {override.get_key_element() for override in overrides}
     chosen = tuple(f"{override.key_or_group}." for override in overrides)
     lines = [

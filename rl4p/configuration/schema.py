@@ -159,8 +159,8 @@ def check(config: DictConfig, *, targets: bool = True) -> None:
         for name, node in tree[table].items():
             if not is_node(node):
                 raise InputError(
-                    f"{join(table, name)} has no _target_: +{join(table, name)}._target_="
-                    "package.module.Class adds one."
+                    f"{join(table, name)} has no _target_: add one with "
+                    f"+{join(table, name)}._target_=package.module.Class."
                 )
     if targets:
         below = {

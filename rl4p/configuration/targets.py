@@ -73,8 +73,8 @@ def unknown_key(key: str, names: Collection[str], owner: str) -> InputError:
     parent, _, name = key.rpartition(".")
     hint = did_you_mean(name, names, join(parent, "{}"))
     if KEYS.get(name) in names:
-        hint = f"; it is called {join(parent, KEYS[name])} now"
-    options = f"options: {', '.join(names)}" if names else "it has none"
+        hint = f"; it is now called {join(parent, KEYS[name])}"
+    options = f"options: {', '.join(names)}" if names else "it has no options"
     return InputError(f"{key} is not an option of {owner}{hint} ({options})")
 
 
@@ -90,7 +90,7 @@ def check_trust(value: Any, trusted: Collection[str], key: str = "") -> None:
         for name, child in value.items():
             if name in REFUSED_KEYS:
                 raise InputError(
-                    f"{join(key, name)} is refused: beside _target_, only arguments may stand."
+                    f"{join(key, name)} is refused: only arguments can be next to _target_."
                 )
             if name == "_target_":
                 require_trust(child, trusted, join(key, name))
@@ -104,8 +104,8 @@ def require_trust(name: Any, trusted: Collection[str], key: str) -> None:
     inside = any(f"{name}.".startswith(f"{prefix.rstrip('.')}.") for prefix in trusted)
     if not inside or name.startswith(NEVER_TRUSTED):
         raise InputError(
-            f"{key}={name} is not trusted: allowed are {', '.join(trusted)}, and the packages of "
-            "your own that trusted_targets=[...] names."
+            f"{key}={name} is not trusted: allowed are {', '.join(trusted)}, and your own "
+            "packages that trusted_targets=[...] lists."
         )
 
 
@@ -123,7 +123,7 @@ def locate(target: str, trusted: Collection[str], key: str) -> Any:
             reason = " ".join(f"{type(error).__name__}: {error}".split())
             raise InputError(f"{key}={target} cannot be imported: {reason}.") from error
         if (now := moved(target)) != target:
-            raise InputError(f"{key}={target} is called {now} now.") from error
+            raise InputError(f"{key}={target} is now called {now}.") from error
         parent, _, leaf = missing.rpartition(".")
         folders = getattr(sys.modules[parent], "__path__", []) if parent else None
         names = [found.name for found in pkgutil.iter_modules(folders)]

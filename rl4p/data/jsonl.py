@@ -43,8 +43,8 @@ class JSONLines:
     def __post_init__(self) -> None:
         if self.held_out_path is not None and self.held_out_size is not None:
             raise ValueError(
-                "held_out_size is for a data set without a held_out_path: leave it out "
-                "(evaluation.prompts says how many of that file's questions are asked)."
+                "held_out_size cannot be combined with held_out_path: leave it out "
+                "(evaluation.prompts sets how many questions of that file are used)."
             )
 
     @cached_property
@@ -59,8 +59,8 @@ class JSONLines:
         rows = [row for row in rows if row.id not in held_out]
         if not rows:
             raise InputError(
-                f"data.held_out_size={self.kept_back} holds out every row of {self.path}; "
-                "give a smaller one, or a data.held_out_path."
+                f"data.held_out_size={self.kept_back} holds out every row of {self.path}: "
+                "set a smaller value, or set data.held_out_path."
             )
         return rows
 
@@ -104,8 +104,8 @@ class JSONLines:
         for key in (self.question_key, self.answer_key):
             if not isinstance(row.get(key), str) or not row[key].strip():
                 raise InputError(
-                    f'{where}: no text under "{key}"; the row has {sorted(row)} '
-                    "(data.question_key and data.answer_key name the fields)."
+                    f'{where}: no text under "{key}": the row has the fields {sorted(row)} '
+                    "(set data.question_key and data.answer_key)."
                 )
             try:
                 row[key].encode()

@@ -30,7 +30,7 @@ def encode_prompts(
       InputError: no prompt is short enough, or the template refuses a conversation.
     """
     if not questions:
-        raise InputError("The data set has no questions: see data.")
+        raise InputError("The data set has no questions: check the settings of data.")
     system = [{"role": "system", "content": system_prompt}] if system_prompt else []
     conversations = [[*system, {"role": "user", "content": row.question}] for row in questions]
     try:
@@ -43,7 +43,7 @@ def encode_prompts(
         )
     except TemplateError as error:
         asked = "data.system_prompt and model.template" if system else "model.template"
-        raise InputError(f"The model's chat template says: {error} (see {asked}).") from None
+        raise InputError(f"The model's chat template fails: {error} (check {asked}).") from None
     prompts = [
         Prompt(
             id=row.id,

@@ -81,8 +81,8 @@ class Slice:
         kind = kinds[0]
         if chip_of(kind) is not self.chip or len(kinds) != self.count:
             raise InputError(
-                f"mesh.topology={topology} is {self.count} chips of the kind {self.chip.kind}, but "
-                f"there are {len(kinds)} of the kind {kind}."
+                f"mesh.topology={topology} needs {self.count} chips of kind {self.chip.kind}, but "
+                f"this run has {len(kinds)} of kind {kind}."
             )
 
 
@@ -95,7 +95,7 @@ def slice_of(topology: str) -> Slice:
     name, _, wiring = topology.partition(":")
     if name not in CHIPS or not re.fullmatch(r"[1-9]\d*(x[1-9]\d*)*", wiring):
         raise InputError(
-            f"mesh.topology={topology} is not CHIP:WIRING, as v5e:4x4; chips are "
+            f"mesh.topology={topology} must have the form CHIP:WIRING (v5e:4x4); chips are "
             f"{', '.join(CHIPS)}."
         )
     return Slice(chip=CHIPS[name], wiring=wiring)

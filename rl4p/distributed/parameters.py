@@ -69,7 +69,7 @@ def declared(path: tuple[Any, ...]) -> Parameter:
     found = DECLARED.get(f"{parent}/{name}", DECLARED.get(name))
     if found is None:
         raise InputError(
-            f"The parameter {'/'.join(names(path))} has not declared its axes: add it to "
+            f"The parameter {'/'.join(names(path))} has no declared axes: add it to "
             "rl4p.distributed.parameters.DECLARED where it is defined."
         )
     return found

@@ -91,12 +91,12 @@ def of_keys(mesh: DictConfig) -> tuple[str, int, int, None] | None:
         return None
     if None in (mesh.coordinator, mesh.processes, mesh.process):
         raise InputError(
-            "mesh.coordinator=HOST:PORT, mesh.processes and mesh.process go together; on a "
-            "cluster that says them itself, mesh.processes=auto stands alone."
+            "Set mesh.coordinator=HOST:PORT, mesh.processes and mesh.process together. On a "
+            "cluster that provides them, set only mesh.processes=auto."
         )
     host, _, port = mesh.coordinator.rpartition(":")
     if not host or not port.isdecimal() or not 1 < int(port) < 65536:
-        raise InputError(f"mesh.coordinator={mesh.coordinator} is not HOST:PORT.")
+        raise InputError(f"mesh.coordinator={mesh.coordinator} must have the form HOST:PORT.")
     if mesh.process >= mesh.processes:
         raise InputError(
             f"mesh.process={mesh.process}: there are {mesh.processes} processes, numbered from 0."
@@ -118,7 +118,7 @@ def of_cluster(mesh: DictConfig) -> tuple[str, int, int, Any] | None:
     coordinator, processes, process, devices = found
     if coordinator is None or processes is None or process is None:
         raise InputError(
-            "mesh.processes=auto finds no cluster that says how many there are: give "
+            "mesh.processes=auto found no cluster that provides the number of processes: set "
             "mesh.coordinator=HOST:PORT, mesh.processes and mesh.process."
         )
     return None if processes == 1 else (coordinator, processes, process, devices)

@@ -82,7 +82,7 @@ class RollCall:
             server = socket.create_server(("", port), family=family, dualstack_ipv6=dual)
         except OSError as error:
             raise InputError(
-                f"mesh.coordinator: port {port}, one below it, cannot be used: {error.strerror}."
+                f"Port {port}, one below mesh.coordinator, cannot be used: {error.strerror}."
             ) from error
         with server:
             while missing := sorted(set(range(1, self.processes)) - self.peers.keys()):
@@ -92,7 +92,7 @@ class RollCall:
                 except TimeoutError:
                     names = ", ".join(map(str, missing))
                     raise RunError(
-                        f"Process {names} of {self.processes} (from 0) did not come within "
+                        f"Process {names} of {self.processes} (from 0) did not connect within "
                         f"{timeout:g} s (mesh.initialization_timeout)."
                     ) from None
                 self.admit(keeping(connection), run)
@@ -104,7 +104,7 @@ class RollCall:
             connection.close()  # not a process of this run, but perhaps a port scanner
             return
         if peer in self.peers or not 0 < peer < self.processes:
-            problem = f"of {self.processes} processes, numbered from 0, two say that they are it"
+            problem = f"two of the {self.processes} processes, numbered from 0, have this number"
             if peer not in self.peers and peer != 0:
                 problem = f"there are {self.processes} processes, numbered from 0"
             send(connection, failed=f"mesh.process={peer}: {problem}.")
@@ -113,8 +113,8 @@ class RollCall:
         self.peers[peer] = connection
         if hello.get("run") != run:
             raise InputError(
-                f"Process {peer} was started with another configuration than process 0: they may "
-                "differ in mesh.process only."
+                f"The configurations of process {peer} and process 0 differ: only mesh.process may "
+                "differ."
             )
 
     def find_first(
@@ -128,7 +128,7 @@ class RollCall:
                 if time.monotonic() > until:
                     raise RunError(
                         f"Process 0 of {self.processes} did not answer process {self.process} at "
-                        f"{host}:{port}, one below mesh.coordinator, within {timeout:g} s "
+                        f"{host}:{port} (one below mesh.coordinator) within {timeout:g} s "
                         f"(mesh.initialization_timeout): {error}."
                     ) from error
                 time.sleep(0.2)
@@ -138,7 +138,7 @@ class RollCall:
         if "failed" in answer:
             raise RunError(answer["failed"])
         if answer.get("start") != self.processes:
-            said = f"counts {answer['start']} processes" if "start" in answer else "ended"
+            said = f"expects {answer['start']} processes" if "start" in answer else "ended"
             raise RunError(f"Process 0 {said}; this is process {self.process} of {self.processes}.")
 
     def agreed(self, value: Any) -> Any:
@@ -206,7 +206,7 @@ class RollCall:
                 self.said.put(message["said"])
         if self.left:  # this process has said good-bye, so the others may close
             return
-        self.fail(f"Process {peer} of {self.processes} has died: see what it printed.")
+        self.fail(f"Process {peer} of {self.processes} has died: see its output.")
 
     def fail(self, sentence: str) -> None:
         with self.lock:

@@ -53,7 +53,7 @@ def build(config: DictConfig) -> Experiment:
     needs = phases.needs()
     if config.teacher is not None and "teacher_logprobs" not in needs:
         raise InputError(
-            f"{choice('advantage', phases.advantage)} has no use for a teacher: choose "
+            f"{choice('advantage', phases.advantage)} does not use a teacher: choose "
             "advantage=distill, or leave the teacher out."
         )
     terms = getattr(phases.reward, "terms", None)
@@ -143,16 +143,16 @@ def reference_params(policy: Policy, params: Params) -> Params:
 def build_teacher(config: DictConfig, policy: Policy, key: Array) -> tuple[Decoder, Params]:
     if config.teacher is None:
         raise InputError(
-            "The advantage needs a teacher: +model@teacher=pretrained teacher.path=FOLDER."
+            "The advantage needs a teacher: add +model@teacher=pretrained teacher.path=FOLDER."
         )
     teacher, params = instantiate(config.teacher).build(policy.mesh, jax.random.fold_in(key, 2))
     if teacher.tokenizer.get_vocab() != policy.tokenizer.get_vocab():
-        raise InputError("The teacher's tokens are not the policy's: their vocabularies differ.")
+        raise InputError("The teacher must have the policy's tokenizer: their vocabularies differ.")
     drawn, known = policy.decoder.config.vocabulary, teacher.decoder.config.vocabulary
     if drawn > known:
         raise InputError(
-            f"The policy may draw token ids under {drawn}, and the teacher's embedding has {known} "
-            "rows: it could not score them all."
+            f"The policy can sample token ids below {drawn}, but the teacher's embedding has only "
+            f"{known} rows, so it cannot score all of them."
         )
     return teacher.decoder, teacher.merged(params)
 
@@ -188,19 +188,19 @@ def check_rows(config: DictConfig, phases: Phases, mesh: Mesh) -> int:
     # `mesh.size` initializes JAX; its devices cannot be chosen afterwards.
     if mesh.size < jax.device_count() and jax.process_count() > 1:
         raise InputError(
-            f"mesh is of {mesh.size} devices, but {jax.process_count()} processes have "
-            f"{jax.device_count()}: with several processes it takes all."
+            f"mesh uses {mesh.size} devices, but {jax.process_count()} processes have "
+            f"{jax.device_count()}: with several processes it must use all."
         )
     if rows % mesh.row_multiple:
         raise InputError(
-            f"prompts_per_step x group_size = {rows} sequences do not divide over the "
-            f"{mesh.row_multiple} parts that the mesh makes of them."
+            f"prompts_per_step x group_size = {rows} sequences must be a multiple of "
+            f"{mesh.row_multiple}, so that the mesh can divide them over its devices."
         )
     together = phases.objective(config.group_size).rows_together
     if rows % (phases.update.minibatches * together):
         raise InputError(
             f"update.minibatches={phases.update.minibatches} does not divide the {rows} sequences "
-            f"of a step{' by whole groups' if together > 1 else ''}."
+            f"of a step into equal parts{' of whole groups' if together > 1 else ''}."
         )
     return rows
 
@@ -208,7 +208,7 @@ def check_rows(config: DictConfig, phases: Phases, mesh: Mesh) -> int:
 def check_lengths(config: DictConfig, policy: Policy, *response_limits: int) -> None:
     if set(response_limits) != {config.max_response_tokens}:
         raise InputError(
-            "The rollout's max_response_tokens is that of the root: set max_response_tokens."
+            "The rollout must use the top-level max_response_tokens: set only that one."
         )
     longest = config.max_prompt_tokens + config.max_response_tokens
     limit = policy.decoder.config.max_positions
@@ -223,7 +223,7 @@ def describe_model(policy: Policy, params: Params) -> str:
     trained, frozen = (
         sum(leaf.size for leaf in jax.tree.leaves(tree)) for tree in (params, policy.frozen)
     )
-    share = f" beside {frozen / 1e6:,.2f}M frozen ({trained / (trained + frozen):.1%} trained)"
+    share = f" and {frozen / 1e6:,.2f}M frozen ({trained / (trained + frozen):.1%} trained)"
     devices = policy.mesh.devices.devices.flatten()
     return (
         f"{trained / 1e6:,.2f}M parameters{share if frozen else ''} on {len(devices)} "

@@ -49,13 +49,13 @@ def advantages_that_nothing_reads(phases: Phases) -> str | None:
         return None
     if not getattr(advantage, "uniform", False):
         return (
-            f"{update} does not look at advantages, so {choice('advantage', advantage)} could not "
-            "act: choose advantage=constant with it."
+            f"{update} does not use advantages, so {choice('advantage', advantage)} would have no "
+            "effect: choose advantage=constant."
         )
     if getattr(advantage, "value", 1.0) != 1.0 or getattr(advantage, "clip", 0.0):
         return (
-            f"{update} does not look at advantages, so advantage.value and advantage.clip could "
-            "not act: leave them out."
+            f"{update} does not use advantages, so advantage.value and advantage.clip would have "
+            "no effect: leave them out."
         )
     return None
 
@@ -68,7 +68,7 @@ def advantages_of_one_sign_in_pairs(phases: Phases) -> str | None:
         return None
     return (
         f"{choice('update', phases.update)} compares the good samples of a group with the bad ones,"
-        f" and {choice('advantage', phases.advantage)} calls none of them bad: choose "
+        f" but {choice('advantage', phases.advantage)} marks none of them as bad: choose "
         "advantage=preference."
     )
 
@@ -80,8 +80,8 @@ def divergence_in_a_reward_that_nothing_reads(phases: Phases) -> str | None:
     if getattr(phases.advantage, "reads_total", True):
         return None
     return (
-        f"{choice('advantage', phases.advantage)} does not look at the total reward, so "
-        "kl.placement=in_reward could not act: say kl.placement=in_loss."
+        f"{choice('advantage', phases.advantage)} does not use the total reward, so "
+        "kl.placement=in_reward would have no effect: set kl.placement=in_loss."
     )
 
 
@@ -92,31 +92,31 @@ def demonstrations_in_the_place_of_samples(phases: Phases) -> str | None:
     rollout, advantage = choice("rollout", phases.rollout), choice("advantage", phases.advantage)
     if getattr(phases.correction, "active", True):
         return (
-            f"{rollout} has no sampling policy to correct for: choose correction=none in the place "
+            f"{rollout} has no sampling policy to correct for: choose correction=none instead "
             f"of {choice('correction', phases.correction)}."
         )
     if phases.kl.active and phases.kl.placement == "in_reward":
         return (
-            f"{rollout} has no log-probabilities of a sampling policy, which "
-            "kl.placement=in_reward is measured with: say kl.placement=in_loss."
+            f"{rollout} has no log-probabilities of a sampling policy, but "
+            "kl.placement=in_reward needs them: set kl.placement=in_loss."
         )
     if phases.kl.active and getattr(phases.kl, "importance_weight", False):
         return (
-            f"{rollout} has no sampling policy, so kl.importance_weight=true could not act: leave "
-            "it out."
+            f"{rollout} has no sampling policy, so kl.importance_weight=true would have no effect: "
+            "leave it out."
         )
     if getattr(phases.update, "whole_groups", False):
         return (
-            f"{choice('update', phases.update)} compares the samples of a prompt, and {rollout} "
-            "gives the same answer for each: choose update=sft."
+            f"{choice('update', phases.update)} compares the samples of a prompt, but {rollout} "
+            "gives the same answer for all of them: choose update=sft."
         )
     needs = getattr(phases.advantage, "needs", frozenset())
     if getattr(phases.advantage, "compares_group", False):
-        reason = "compares the samples of a prompt, and"
+        reason = "compares the samples of a prompt, but"
     elif "greedy_rewards" in needs:
-        reason = "compares samples with a greedy one, and"
+        reason = "compares samples with a greedy one, but"
     elif "teacher_logprobs" in needs:
-        reason = "compares a teacher with the policy that sampled, and"
+        reason = "compares a teacher with the sampling policy, but"
     else:
         return None
     return f"{advantage} {reason} {rollout} has no samples of a policy: choose advantage=constant."

@@ -39,13 +39,13 @@ class UpdateOptions:
     def __post_init__(self) -> None:
         if self.aggregation == "constant" and self.aggregation_length is None:
             raise ValueError(
-                "aggregation=constant divides by a length in tokens: say which, by "
-                "update.aggregation_length (Dr. GRPO takes max_response_tokens)."
+                "aggregation=constant divides by a length in tokens: set "
+                "update.aggregation_length (Dr. GRPO uses max_response_tokens)."
             )
         if self.aggregation != "constant" and self.aggregation_length is not None:
             raise ValueError(
-                f"aggregation_length={self.aggregation_length} is read by aggregation=constant "
-                f"alone, and this is {self.aggregation}: leave it out."
+                f"aggregation_length={self.aggregation_length} works only with "
+                f"aggregation=constant, not with {self.aggregation}: leave it out."
             )
 
     @property

@@ -78,21 +78,21 @@ class Phases:
         """
         needs: frozenset[str] = frozenset()
         if twice := sorted(SCORES & self.scores.keys()):
-            raise InputError(f"scores.{twice[0]} has the name of a score that rl4p computes.")
+            raise InputError(f"scores.{twice[0]} is the name of a built-in score: choose another.")
         known = SCORES | self.scores.keys()
         for name, phase in self.items():
             asked = frozenset(getattr(phase, "needs", ()))
             if asked - known:
                 raise InputError(
-                    f"{name} needs {sorted(asked - known)}; the loop can compute {sorted(known)}, "
-                    "and scores.NAME adds another."
+                    f"{name} needs {sorted(asked - known)}, but the loop computes {sorted(known)}: "
+                    "add other scores as scores.NAME."
                 )
             given = known if name in GIVEN_ALL else frozenset({GIVEN_ONE.get(name)})
             if asked - given:
-                what = f"['{GIVEN_ONE[name]}']" if name in GIVEN_ONE else "no scores"
+                what = f"only ['{GIVEN_ONE[name]}']" if name in GIVEN_ONE else "no scores"
                 raise InputError(
-                    f"{name} needs {sorted(asked - given)}, which would not reach it: it is given "
-                    f"{what}."
+                    f"{name} needs {sorted(asked - given)}, but the loop passes {what} to this "
+                    "phase."
                 )
             needs |= asked
         if unused := sorted(self.scores.keys() - needs):
@@ -100,7 +100,7 @@ class Phases:
         if "values" in needs and not self.critic.active:
             raise InputError("The advantage needs values: choose critic=shared or critic=separate.")
         if self.critic.active and not isinstance(self.advantage, TeachesCritic):
-            raise InputError("A critic learns the returns of advantage=gae, and of no other.")
+            raise InputError("A critic needs advantage=gae: choose it, or choose critic=none.")
         return needs
 
     @property
@@ -113,7 +113,7 @@ class Phases:
         if not self.critic.active:
             return None
         if not isinstance(self.critic, Estimator):
-            raise InputError("critic is active, and has not the methods init, values and loss.")
+            raise InputError("critic is active, so it must have the methods init, values and loss.")
         return self.critic
 
     @property
@@ -138,8 +138,8 @@ class Phases:
         for name, _ in keeping:
             if name not in KEEP_MEMORY:
                 raise InputError(
-                    f"{name} has an initial_state, and keeps no memory: what an update calls runs "
-                    "on microbatches, which are summed in any order."
+                    f"{name} has an initial_state but cannot keep memory: it runs on microbatches, "
+                    "which are summed in any order."
                 )
         return {name: phase.initial_state() for name, phase in keeping}
 

@@ -61,8 +61,8 @@ class Decoder:
     def __post_init__(self) -> None:
         if self.unroll and self.remat != "none":
             raise InputError(
-                f"model.unroll=true keeps all that model.remat={self.remat} would compute again: "
-                "say model.remat=none with it, or leave it out."
+                f"model.unroll=true keeps the activations that model.remat={self.remat} would "
+                "recompute: set model.remat=none, or leave model.unroll out."
             )
 
     @property

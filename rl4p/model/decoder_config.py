@@ -63,11 +63,13 @@ class DecoderConfig:
     def __post_init__(self) -> None:
         if self.sliding and (len(self.sliding) != self.layers or not self.window):
             raise ValueError(
-                f"sliding names {len(self.sliding)} of {self.layers} layers, by a window of "
-                f"{self.window}."
+                f"sliding has {len(self.sliding)} entries and window is {self.window}: give one "
+                f"entry for each of the {self.layers} layers, and a window above 0."
             )
         if self.chosen_experts > self.experts:
-            raise ValueError(f"{self.chosen_experts} experts a token, of {self.experts}.")
+            raise ValueError(
+                f"chosen_experts={self.chosen_experts} is more than experts={self.experts}."
+            )
 
     @property
     def dimensions(self) -> dict[str, int]:

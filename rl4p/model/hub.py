@@ -28,7 +28,7 @@ def model_folder(path: str, *, weights: bool = True) -> Path:
         return SHIPPED[path]
     if not HUB_ID.fullmatch(path):
         raise InputError(
-            f"model.path={path} is not a folder; give one with config.json, safetensors and "
+            f"model.path={path} is not a folder: give one with config.json, safetensors and "
             "tokenizer.json, a hub id (OWNER/NAME or OWNER/NAME@REVISION), or "
             f"{', '.join(SHIPPED)}."
         )
@@ -63,15 +63,15 @@ def fetch(path: str, files: Sequence[str] = FILES) -> Path:
             etag_timeout=SECONDS,
         )
     except GatedRepoError:
-        reason = "the hub gives it only to those whom its owner lets in (`hf auth login`)"
+        reason = "the hub gives access only with its owner's permission (`hf auth login`)"
     except RepositoryNotFoundError:
-        reason = "the hub has no such model, or only for others (`hf auth login`)"
+        reason = "the hub has no such model, or it is private (`hf auth login`)"
     except RevisionNotFoundError:
         reason = f"the hub's {name} has no revision {revision}"
     except LocalEntryNotFoundError:
-        reason = "the hub cannot be reached, and its cache here does not have it"
+        reason = "the hub cannot be reached, and the local cache does not have it"
         if constants.HF_HUB_OFFLINE:
-            reason = "HF_HUB_OFFLINE is set, and the hub's cache here does not have it"
+            reason = "HF_HUB_OFFLINE is set, and the local cache does not have it"
     except (HfHubHTTPError, OSError, ValueError) as error:
         reason = f"the hub failed: {' '.join(str(error).split())}".rstrip(".")
     else:

@@ -114,16 +114,16 @@ def check_fit(
             shape = leaf(shapes, path).shape[len(place(tensor)) :]
             shape = shape[::-1] if tensor.transposed else shape
             if found.shape != shape:
-                problems.append(f"{tensor.name} should be {shape}, is {found.shape}")
+                problems.append(f"{tensor.name} must have shape {shape}, not {found.shape}")
             if found.kind not in DTYPES:
-                problems.append(f"{tensor.name} is {found.kind} and not {', '.join(DTYPES)}")
+                problems.append(f"{tensor.name} is {found.kind}, not one of {', '.join(DTYPES)}")
     problems += [
         f"{name} is not part of this model"
         for name in stored
         if name not in known and not name.endswith("rotary_emb.inv_freq")  # follows from config
     ]
     if problems:
-        raise InputError(f"The weights in {folder} do not fit: {'; '.join(problems)}.")
+        raise InputError(f"The weights in {folder} do not match the model: {'; '.join(problems)}.")
 
 
 def read_part(

@@ -30,11 +30,11 @@ def check_kernel(kernel: Kernel, config: DecoderConfig, dtype: str, platform: st
         return
     where, devices = {"cudnn": ("gpu", "an NVIDIA GPU"), "splash": ("tpu", "a TPU")}[kernel]
     reasons = {
-        f"needs {devices}, and these devices are {platform}": platform != where,
-        f"needs model.dtype=bfloat16, and not {dtype}": kernel == "cudnn" and dtype != "bfloat16",
-        f"needs heads of a multiple of 8, and not {config.head_width}": config.head_width % 8 != 0,
-        "cannot cap scores, as this model does": kernel == "cudnn" and config.attention_softcap,
-        "has no sliding window, as this model does": kernel == "splash" and any(config.sliding),
+        f"needs {devices}, but these devices are {platform}": platform != where,
+        f"needs model.dtype=bfloat16, not {dtype}": kernel == "cudnn" and dtype != "bfloat16",
+        f"needs a head width divisible by 8, not {config.head_width}": config.head_width % 8 != 0,
+        "does not support this model's score cap": kernel == "cudnn" and config.attention_softcap,
+        "does not support this model's sliding window": kernel == "splash" and any(config.sliding),
     }
     for reason, holds in reasons.items():
         if holds:

@@ -39,10 +39,10 @@ class LoRA:
         try:
             re.compile(self.targets)
         except re.error as error:
-            raise ValueError(f"targets={self.targets} is no regular expression: {error}.") from None
+            raise ValueError(f"targets={self.targets} is not a valid regex: {error}.") from None
         if self.rank == 0 and (self.alpha, self.targets) != (LoRA.alpha, LoRA.targets):
             raise ValueError(
-                "alpha and targets are of adapters, and rank=0 makes none: say a rank."
+                "alpha and targets have no effect with rank=0, which adds no adapter: set rank."
             )
 
     @property
@@ -63,7 +63,7 @@ class LoRA:
         if not kernels:
             names = [name for name in PROJECTIONS if name in base["layers"]]
             raise InputError(
-                f"model.lora.targets={self.targets} matches no projection of this model: it has "
+                f"model.lora.targets={self.targets} matches no projection of this model, which has "
                 f"{', '.join(names)}."
             )
 

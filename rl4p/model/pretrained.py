@@ -88,12 +88,12 @@ class Pretrained:
         )
         if decoder.config.labels:
             raise InputError(
-                f"{folder} holds a sequence classifier, which writes no tokens: it can be a reward "
-                "(rl4p.reward.classifier.Classifier), not a policy."
+                f"{folder} is a sequence classifier, which generates no tokens: use it as a reward "
+                "(rl4p.reward.classifier.Classifier), not as a policy."
             )
         if self.experts != "dense" and not decoder.config.experts:
             raise InputError(
-                f"model.experts={self.experts} is for a model with experts, and {folder} has none: "
+                f"model.experts={self.experts} is for a model with experts, but {folder} has none: "
                 "leave it out."
             )
         check_kernel(self.attention, decoder.config, self.dtype, mesh.platform)
@@ -103,7 +103,7 @@ class Pretrained:
         ends = read_end_ids(folder)
         if not ends and tokenizer.eos_token_id is None:
             raise InputError(
-                f"{folder} names no end token: add eos_token to tokenizer_config.json, or "
+                f"{folder} defines no end token: add eos_token to tokenizer_config.json, or "
                 "eos_token_id to generation_config.json."
             )
         # The tokenizer's end token comes first, because demonstrations end with the first.
@@ -116,12 +116,12 @@ class Pretrained:
         ):
             if largest >= vocabulary:
                 raise InputError(
-                    f"{whose} in {folder} has token {largest}, but the embedding only {vocabulary} "
-                    "rows, from 0."
+                    f"{whose} in {folder} has token {largest}, but the embedding has only "
+                    f"{vocabulary} rows, numbered from 0."
                 )
         if tokenizer.pad_token_id is None:  # as with Llama; padding is defined by masks
             log.warning(
-                "The tokenizer in %s has no pad token: rows are filled with an end.", folder
+                "The tokenizer in %s has no pad token: rows are padded with an end token.", folder
             )
         return Policy(
             decoder=decoder,
@@ -139,5 +139,5 @@ def read_end_ids(folder: Path) -> tuple[int, ...]:
     ends = read_json(path).get("eos_token_id") if path.is_file() else None
     ends = ends if isinstance(ends, list) else [] if ends is None else [ends]
     if not all(type(end) is int and end >= 0 for end in ends):
-        raise InputError(f"{path}: eos_token_id should be a token id or a list of them, is {ends}.")
+        raise InputError(f"{path}: eos_token_id must be a token id or a list of them, not {ends}.")
     return tuple(dict.fromkeys(ends))

@@ -56,8 +56,8 @@ class Scratch:
     def __post_init__(self) -> None:
         if self.width % self.heads or self.heads % self.num_kv_heads:
             raise ValueError(
-                f"width {self.width} must divide by heads {self.heads}, and heads by "
-                f"num_kv_heads {self.num_kv_heads}."
+                f"width {self.width} must be a multiple of heads {self.heads}, and heads a "
+                f"multiple of num_kv_heads {self.num_kv_heads}."
             )
 
     def build(self, mesh: Mesh, key: Array) -> tuple[Policy, Params]:
@@ -83,8 +83,8 @@ class Scratch:
         tokenizer: Any = byte_tokenizer()
         if self.vocabulary is not None and self.vocabulary < len(tokenizer):
             raise InputError(
-                f"model.vocabulary={self.vocabulary} is less than the {len(tokenizer)} tokens that "
-                "there are."
+                f"model.vocabulary={self.vocabulary} is less than the {len(tokenizer)} tokens of "
+                "the tokenizer."
             )
         config = DecoderConfig(
             vocabulary=self.vocabulary or -(-len(tokenizer) // 8) * 8,

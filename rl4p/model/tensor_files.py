@@ -61,7 +61,7 @@ def read_json(path: Path) -> dict[str, Any]:
     except ValueError as error:
         raise InputError(f"{path} is not JSON: {error}.") from None
     if not isinstance(content, dict):
-        raise InputError(f"{path} is no JSON object.")
+        raise InputError(f"{path} is not a JSON object.")
     return content
 
 
@@ -82,26 +82,26 @@ def stored_tensors(folder: Path) -> dict[str, StoredTensor]:
     for name, file in weight_map.items():
         if not isinstance(file, str) or not re.fullmatch(r"[^/\\]+\.safetensors", file):
             raise InputError(
-                f"{folder / INDEX} puts {name} into {file!r}, which is no safetensors file of this "
-                "folder."
+                f"{folder / INDEX} puts {name} into {file!r}, which is not the name of a "
+                "safetensors file in this folder."
             )
     names = sorted(set(weight_map.values()))
     absent = [name for name in names if not (folder / name).is_file()]
     if absent:
-        raise InputError(f"{folder / INDEX} names files that are not there: {', '.join(absent)}.")
+        raise InputError(f"{folder / INDEX} names files that do not exist: {', '.join(absent)}.")
     found = {name: read_header(folder / name) for name in names}
     problems = [
         f"{name} is missing from {file}"
         for name, file in weight_map.items()
         if name not in found[file]
     ] + [
-        f"{name} stands in {file}, and the index does not say so"
+        f"{name} is in {file}, but the index does not list it there"
         for file in names
         for name in found[file]
         if weight_map.get(name) != file
     ]
     if problems:
-        raise InputError(f"{folder / INDEX} is not true of its files: {'; '.join(problems)}.")
+        raise InputError(f"{folder / INDEX} does not match its files: {'; '.join(problems)}.")
     return {name: found[file][name] for name, file in weight_map.items()}
 
 
@@ -110,8 +110,8 @@ def no_weights(folder: Path) -> str:
     if not pickles:
         return f"{folder} has no {SINGLE} and no {INDEX}."
     return (
-        f"{folder} has its weights as pickle alone ({', '.join(pickles)}), which is a program and "
-        "is never opened; convert them to safetensors."
+        f"{folder} has its weights only as pickle ({', '.join(pickles)}), which can run code and "
+        "is never opened: convert them to safetensors."
     )
 
 
@@ -125,7 +125,7 @@ def read_header(path: Path) -> dict[str, StoredTensor]:
         with safe_open(path, framework="numpy"):  # checks sizes, dtypes and offsets
             pass
     except (SafetensorError, OSError) as error:
-        raise InputError(f"{path} is not a whole safetensors file: {error}.") from None
+        raise InputError(f"{path} is not a complete safetensors file: {error}.") from None
     with path.open("rb") as file:
         size = int.from_bytes(file.read(8), "little")
         header = json.loads(file.read(size))

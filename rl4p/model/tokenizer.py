@@ -67,7 +67,7 @@ def check_template(
     words = set(re.findall(r"[A-Za-z_]\w*", tokenizer.get_chat_template()))
     for name in arguments:
         if name in GIVEN:
-            raise InputError(f"{key}.{name} is not for a configuration to say.")
+            raise InputError(f"{key}.{name} is set by rl4p: leave it out.")
         if name not in words:
             hint = did_you_mean(name, words, f"{key}.{{}}") or "."
             raise InputError(f"{key}.{name} does not occur in the model's chat template{hint}")

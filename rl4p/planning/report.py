@@ -73,12 +73,12 @@ def refuse_what_does_not_fit(config: DictConfig) -> None:
     """
     mesh = instantiate(config.mesh)
     if config.plan.memory_gib is None and not reports_memory(mesh):
-        log.warning("plan.check: these devices report no memory, so nothing was checked.")
+        log.warning("plan.check: these devices do not report their memory, so nothing was checked.")
         return
     run, chip, memory = described(config, mesh)
     found = summary(run, chip, memory, costs_of(run, chip))
     if not found["fits"]:
-        raise InputError(f"{found['verdict']} plan.check=false tries it all the same.")
+        raise InputError(f"{found['verdict']} Set plan.check=false to run it anyway.")
 
 
 def described(config: DictConfig, mesh: Mesh) -> tuple[AbstractRun, Chip, float]:
@@ -102,14 +102,14 @@ def summary(run: AbstractRun, chip: Chip, memory: float, costs: list[Cost]) -> d
     worst = max(costs, key=lambda each: each.total)
     fits = memory == 0 or worst.total <= memory
     name, unit = unit_of(worst.total)
-    use = f"{worst.total / unit:,.2f} of {memory / unit:,.2f} {name} of a chip, in {worst.phase}"
+    use = f"{worst.total / unit:,.2f} of {memory / unit:,.2f} {name} per chip, in {worst.phase}"
     if fits:
         verdict, change = f"It fits: {use}.", None
     else:
         change = advice(run, costs, memory)
-        verdict = f"It does not fit: {use}. What would help most: {change}."
+        verdict = f"It does not fit: {use}. The most helpful change: {change}."
     if left_out := unplanned(run):
-        verdict += f" Not planned, and not counted: {', '.join(left_out)}."
+        verdict += f" Not included in the plan: {', '.join(left_out)}."
     return {
         "fits": fits,
         "verdict": verdict,
@@ -144,8 +144,8 @@ def show(found: dict[str, Any], costs: list[Cost]) -> None:
         return f"{size / unit:,.2f}"
 
     table = Table(box=None, padding=(0, 2, 0, 0))
-    columns = (name, "beside", "arguments", "outputs", "temporary", "aliased", "total")
-    more = ("TFLOP", "sent", "at least", "compiled")
+    columns = (name, "other", "arguments", "outputs", "temporary", "aliased", "total")
+    more = ("TFLOP", "sent", "time >=", "compiled")
     for column in (*columns, *more):
         table.add_column(column, justify="left" if column == name else "right")
     for each in costs:
@@ -175,14 +175,14 @@ def show(found: dict[str, Any], costs: list[Cost]) -> None:
     console.print(table)
     for (phase, kind), traffic in kinds.items():
         console.print(
-            f"{phase}: {kind} {traffic.count:,} times, {written(traffic.bytes)} {name} in all, "
-            f"{written(traffic.sent)} sent by a chip"
+            f"{phase}: {kind} {traffic.count:,} times, {written(traffic.bytes)} {name} in total, "
+            f"{written(traffic.sent)} sent per chip"
         )
     console.print(
-        "Bytes are of one chip, TFLOP of all, for responses of the full length; `at least` is a "
-        "bound: the chip's full rate of products, or of memory."
+        "Bytes are per chip, TFLOP for all chips, for responses of full length. `other`: arrays in "
+        "memory besides the arguments. `time >=`: a bound by peak FLOP/s and memory bandwidth."
     )
     for key, value in found.get("largest", {}).items():
-        console.print(f"the largest that fits: {key}={value}")
+        console.print(f"the largest value that fits: {key}={value}")
     if found["fits"]:
         console.print(found["verdict"])

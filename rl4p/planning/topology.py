@@ -51,13 +51,13 @@ def described(topology: str) -> list[Any]:
     asked = slice_of(topology)
     if asked.chip.described_as is None:
         raise InputError(
-            f"mesh.topology={topology} cannot be planned for: only a host that has "
-            f"{asked.chip.kind} can compile for them, and there mesh=dp, fsdp or fsdp_tp plan for "
-            "what is there."
+            f"mesh.topology={topology} cannot be planned: only a host with {asked.chip.kind} can "
+            "compile for this chip. On such a host choose mesh=dp, fsdp or fsdp_tp, which plan for "
+            "its devices."
         )
     if importlib.util.find_spec("libtpu") is None:
         raise InputError(
-            f"mesh.topology={topology} is compiled for by libtpu, which is not installed: "
+            f"mesh.topology={topology} needs libtpu, which is not installed: "
             "pip install 'rl4p[plan]'."
         )
     for name, value in ALONE.items():

@@ -21,9 +21,7 @@ class Format:
         try:
             re.compile(self.pattern)
         except re.error as error:
-            raise ValueError(
-                f"pattern {self.pattern!r} is no regular expression: {error}"
-            ) from None
+            raise ValueError(f"pattern {self.pattern!r} is not a valid regex: {error}") from None
 
     def __call__(self, texts: Texts) -> Sequence[float]:
         pattern = re.compile(self.pattern, re.DOTALL)

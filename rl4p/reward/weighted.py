@@ -31,8 +31,8 @@ class Weighted:
         for name, term in self.terms.items():
             if isinstance(term, Remembers):
                 raise ValueError(
-                    f"terms.{name} has an initial_state, and a term keeps no memory: write a "
-                    "reward of your own for that."
+                    f"terms.{name} has an initial_state, but a term cannot keep memory: write "
+                    "your own reward for that."
                 )
 
     @property
@@ -51,7 +51,7 @@ class Weighted:
             failed = {name: int(np.sum(~np.isfinite(grade_B))) for name, grade_B in grades.items()}
             raise RunError(
                 f"{invalid:.0%} of the samples could not be graded (reward.max_invalid is "
-                f"{self.max_invalid:.0%}); failed grades of {rows} by term: {failed}."
+                f"{self.max_invalid:.0%}); failed grades by term, of {rows} samples: {failed}."
             )
         clean = {name: np.where(valid_B, grade_B, 0.0) for name, grade_B in grades.items()}
         total_B = sum(
@@ -72,8 +72,8 @@ def grade(name: str, term: Any, texts: Texts) -> np.ndarray:
         grades_B = np.asarray([np.nan if g is None else float(g) for g in grades])
     except Exception as error:
         raise RunError(
-            f"reward.terms.{name} raised {type(error).__name__}: {error}. A sample that cannot be "
-            "graded should get None."
+            f"reward.terms.{name} raised {type(error).__name__}: {error}. Return None for a "
+            "sample that cannot be graded."
         ) from error
     if len(grades_B) != len(texts.responses):
         raise RunError(

@@ -85,7 +85,7 @@ class Checkpoints:
         except (OSError, ValueError) as error:
             # An asynchronous save that fails raises in the next call.
             raise RunError(
-                f"A checkpoint up to step {step} could not be saved: {error}."
+                f"The checkpoint of step {step} or an earlier step could not be saved: {error}."
             ) from error
         if not saved:
             raise RunError(f"The checkpoint of step {step} was not saved.")
@@ -183,12 +183,12 @@ def restore_params(
     elif step not in steps:
         raise InputError(
             f"{folder} has no checkpoint of step {step}; it has those of "
-            f"{', '.join(map(str, steps))} (checkpoint.every and checkpoint.keep say which stay)."
+            f"{', '.join(map(str, steps))} (set by checkpoint.every and checkpoint.keep)."
         )
     part = "average" if average else "params"
     saved = manager.item_metadata(step)["state"].get(part)
     if not saved:
-        raise InputError(f"The run of {folder} kept no moving average: its ema.decay was 0.")
+        raise InputError(f"The run in {folder} has no moving average, because its ema.decay was 0.")
     # A critic in the checkpoint is not part of the policy.
     check_same_leaves(folder, {name: saved[name] for name in saved if name in like}, like)
     restored = manager.restore(
@@ -262,13 +262,13 @@ def check_same_leaves(folder: Path, saved: Any, wanted: Any) -> None:
 
     old, new = leaves(saved), leaves(wanted)
     differences = [
-        f"{name} is {old.get(name, 'absent')} there and {new.get(name, 'absent')} here"
+        f"{name} is {old.get(name, 'absent')} in it and {new.get(name, 'absent')} in the run"
         for name in sorted(old.keys() | new.keys())
         if old.get(name) != new.get(name)
     ]
     if differences:
         raise InputError(
-            f"The checkpoint in {folder} does not fit the configured run: "
+            f"The checkpoint in {folder} does not match the configured run: "
             f"{'; '.join(differences[:5])}"
             + (f"; and {len(differences) - 5} more" if len(differences) > 5 else "")
             + "."

@@ -62,7 +62,7 @@ class ProgressBar:
             seconds = info.metrics["time/step"]
             left = (self.steps - info.step) * seconds
             self.console.print(
-                f"step {info.step}/{self.steps}  {line}  {seconds:.2f} s a step, {left:.0f} s left"
+                f"step {info.step}/{self.steps}  {line}  {seconds:.2f} s/step, {left:.0f} s left"
             )
         if self.samples_every and info.step % self.samples_every == 0:
             self.print_sample(info)
@@ -117,7 +117,7 @@ def print_summary(folder: Path, summary: Mapping[str, Any]) -> None:
     compiled = summary["compilation"]
     console.print(
         f"{summary['status']} at step {summary['step']} after {seconds['total']:.0f} s, "
-        f"{compiled['seconds']:.0f} of them to compile {compiled['programs']} programs "
+        f"of which {compiled['seconds']:.0f} s to compile {compiled['programs']} programs "
         f"({compiled['from_cache']} from the cache)",
         soft_wrap=True,
     )
@@ -131,7 +131,7 @@ def time_table(summary: Mapping[str, Any]) -> Table:
     seconds, medians = summary["seconds"], summary["median_seconds"]
     total = seconds["total"]
     table = Table(box=None, padding=(0, 2, 0, 0))
-    for column in ("time", "seconds", "share", "a step, median"):
+    for column in ("time", "seconds", "share", "median per step"):
         table.add_column(column, justify="left" if column == "time" else "right")
     for name, median in medians.items():
         share = f"{100 * seconds[name] / total:.1f} %"

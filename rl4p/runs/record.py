@@ -125,7 +125,7 @@ def _rows(path: Path, offset: int = 0) -> Iterator[tuple[dict[str, Any], int]]:
             except (ValueError, TypeError, KeyError) as error:
                 number = path.read_bytes()[:offset].count(b"\n")
                 raise InputError(
-                    f'{path}, line {number} is not an object with a "step", as a run writes it.'
+                    f'{path}, line {number} is not a JSON object with the key "step".'
                 ) from error
             yield row, offset
 

@@ -58,7 +58,7 @@ def run(config: DictConfig) -> dict[str, Any]:
     folder = Path(agreed(HydraConfig.get().runtime.output_dir))
     with recorded_in(folder) as record, StopRequest() as request:
         if config.resume is None and record.metrics():
-            raise InputError(f"{folder} holds a run already; go on with it by resume={folder}.")
+            raise InputError(f"{folder} already contains a run: continue it with resume={folder}.")
         refuse_what_only_a_plan_reads(config)
         if config.plan.check:
             refuse_what_does_not_fit(config)
@@ -94,7 +94,7 @@ def run(config: DictConfig) -> dict[str, Any]:
             print_summary(folder, summary)
         if status == "stopped":
             raise Stopped(
-                f"Stopped after step {outcome.step}, everything is saved; go on with: "
+                f"Stopped after step {outcome.step}, everything is saved. Continue with: "
                 f"{resume_command(config, folder)}"
             )
         return summary
@@ -111,9 +111,9 @@ def refuse_what_only_a_plan_reads(config: DictConfig) -> None:
     of_a_plan = {"search": False, "all_widths": False, "effort": -1.0}
     changed = [f"plan.{name}={plan[name]}" for name, no in of_a_plan.items() if plan[name] != no]
     if changed:
-        raise InputError(f"{' '.join(changed)} is for python -m rl4p.plan: a run ignores it.")
+        raise InputError(f"{' '.join(changed)} is only for python -m rl4p.plan: leave it out.")
     if plan.memory_gib is not None and not plan.check:
-        raise InputError(f"plan.memory_gib={plan.memory_gib} acts with plan.check=true alone.")
+        raise InputError(f"plan.memory_gib={plan.memory_gib} needs plan.check=true.")
 
 
 @contextmanager
@@ -190,7 +190,7 @@ def first_state(
         state = checkpoints.restore(experiment.state)
         if int(state.step) > config.steps:
             raise InputError(
-                f"steps={config.steps}, but {config.resume} is at step {int(state.step)} already."
+                f"steps={config.steps}, but {config.resume} is already at step {int(state.step)}."
             )
         record.truncate_after(int(state.step))
         return state
@@ -212,8 +212,8 @@ def died_young(record: Record, checkpoints: Checkpoints) -> bool:
 
 
 def warn_of_no_advantage(group_size: int) -> None:
-    reason = ": group_size=1 has no siblings to compare with" if group_size == 1 else ""
-    log.warning("Every advantage of the first step is zero, so it taught nothing%s.", reason)
+    reason = ": group_size=1 leaves nothing to compare a sample with" if group_size == 1 else ""
+    log.warning("Every advantage of the first step is zero, so it trained nothing%s.", reason)
 
 
 @dataclass(frozen=True, kw_only=True)

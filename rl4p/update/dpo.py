@@ -53,9 +53,9 @@ class DPO(UpdateOptions):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.kind == "ipo" and self.label_smoothing:
-            raise ValueError("label_smoothing is of kind=dpo and kind=simpo; kind=ipo has none.")
+            raise ValueError("label_smoothing needs kind=dpo or kind=simpo, not kind=ipo.")
         if self.kind == "simpo" and self.length_normalised:
-            raise ValueError("kind=simpo is always normalised by length: leave it out.")
+            raise ValueError("kind=simpo always normalises by length: leave length_normalised out.")
 
     @property
     def needs(self) -> frozenset[str]:

@@ -77,7 +77,7 @@ def test_whitened_over_the_tokens(batch):
 
 
 def test_a_decay_that_alpha_replaces_is_refused():
-    with pytest.raises(ValueError, match=r"lambda_policy=0\.5 could not act beside alpha=0\.05"):
+    with pytest.raises(ValueError, match=r"lambda_policy=0\.5 conflicts with alpha=0\.05"):
         GAE(alpha=0.05, lambda_policy=0.5)
 
 

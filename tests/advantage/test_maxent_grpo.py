@@ -94,7 +94,7 @@ def test_the_memory_holds_the_tau_that_is_used(make_trajectories, make_rewards, 
 
 
 def test_options_of_a_controller_that_does_nothing_are_refused():
-    with pytest.raises(ValueError, match="target_entropy, tau_max could not act"):
+    with pytest.raises(ValueError, match="target_entropy, tau_max would have no effect"):
         MaxEntGRPO(target_entropy=1.0, tau_max=2.0)
     MaxEntGRPO(target_entropy=1.0, tau_learning_rate=0.1)
 

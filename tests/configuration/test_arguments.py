@@ -30,9 +30,7 @@ def test_values_are_found_by_key_in_any_order():
 def test_what_is_missing_empty_or_unknown_is_answered_by_what_to_give(arguments):
     with pytest.raises(InputError) as refused:
         key_values(arguments, REQUIRED, OPTIONAL)
-    assert str(refused.value) == (
-        "Give resume=RUN and out=FOLDER, and dtype=, trusted= if you like."
-    )
+    assert str(refused.value) == ("Give resume=RUN and out=FOLDER. Optional: dtype=, trusted=.")
 
 
 @pytest.mark.parametrize("word", ["float", "Float32", "float32,bfloat16", "f"])

@@ -162,7 +162,7 @@ def test_hydra_full_error_shows_the_traceback(toy, capsys, monkeypatch):
 def test_a_folder_that_cannot_be_made_is_a_sentence(toy, capsys):
     (toy.folder / "file").write_text("")
     assert toy.run("hydra.run.dir=file/run") == 2
-    assert capsys.readouterr().err.startswith("The run folder cannot be made: ")
+    assert capsys.readouterr().err.startswith("The run folder cannot be created: ")
 
 
 @pytest.mark.parametrize(
@@ -222,7 +222,7 @@ def test_a_job_that_cannot_write_fails_for_itself(toy, capsys):
     assert toy.run("seed=7", job=ends_with(OSError("disk full"))) == 1
     error = capsys.readouterr().err
     assert error.startswith("Traceback")
-    assert "The run folder cannot be made" not in error
+    assert "The run folder cannot be created" not in error
 
 
 # Several processes.
@@ -283,7 +283,7 @@ def test_yaml_of_the_users_own_hides_none_of_the_packages(toy):
         (["-m", "advantage=other,plain", "advantage.sise=1"], "advantage.sise is not an option of"),
         (["-m", "rollout.rate=0.1,0.2,x"], "rollout.rate must be a valid number, not 'x'."),
         (["sweep=seeds", "hydra.sweeper.params={seed:'0,-1'}"], "seed must be at least 0, not -1."),
-        (["-m", "hydra.sweep.dir=a,b"], "hydra.sweep.dir=a,b has several values: Hydra's own"),
+        (["-m", "hydra.sweep.dir=a,b"], "hydra.sweep.dir=a,b has several values, but a hydra key"),
         (["seed=0,1"], "seed=0,1 has several values: add -m to sweep over them."),
         (["--cfg", "job", "-m"], "--cfg and --info show a single job: leave -m out."),
         (["--config-name", "other"], "--config-path, --config-name and --experimental-rerun are"),
@@ -292,7 +292,7 @@ def test_yaml_of_the_users_own_hides_none_of_the_packages(toy):
         (["--cfg", "jobs"], "Argument --cfg/-c: invalid choice: 'jobs'"),
         (
             ["-m", "seed=1,2", "+mesh.processes=2"],
-            "Each job of a sweep is one process: leave mesh.processes out.",
+            "Each job of a sweep runs in one process: leave mesh.processes out.",
         ),
     ],
 )

@@ -19,9 +19,9 @@ from rl4p.errors import InputError
             "rollout.sise=1",
             "rollout=plain; did you mean rollout.size? (options: size, rate)",
         ),
-        ("seed.x=1", "seed.x does not exist: seed is a value."),
+        ("seed.x=1", "seed.x does not exist: seed is a value and has no keys."),
         ("hydra.sweep.dirr=1", "hydra.sweep.dirr is not an option of hydra.sweep; did you mean "),
-        ("reward.terms.new._target_=toy.Term", "; +reward.terms.new._target_=... would add it."),
+        ("reward.terms.new._target_=toy.Term", "; add it with +reward.terms.new._target_=..."),
         ("reward.terms.rigth.weight=1", "did you mean reward.terms.right? (options: right, tidy);"),
         ("advantage=othr", "did you mean advantage=other? (options: other, plain)"),
         ("experiment=no_option", "advantage=othr does not exist; did you mean advantage=other? "),
@@ -29,8 +29,8 @@ from rl4p.errors import InputError
         ("experiment=godo", "experiment=godo does not exist; did you mean experiment=good? "),
         ("experiment=not_yaml", "not_yaml.yaml"),
         ("advantage=null", "advantage=null is refused: Config group override must be a string"),
-        ("+advantage=other", "advantage=other needs no +: it is there already."),
-        ("+seed=1", "seed=1 needs no +: it is there already."),
+        ("+advantage=other", "advantage=other needs no +: it already exists."),
+        ("+seed=1", "seed=1 needs no +: it already exists."),
         ("seed", "seed cannot be read as KEY=VALUE: missing EQUAL"),
         ("seed=[1", "seed=[1 cannot be read as KEY=VALUE: no viable alternative"),
     ],
@@ -62,5 +62,5 @@ def test_every_value_of_a_sweep_is_in_a_job(toy, lines, jobs):
 
 
 def test_a_sweep_over_nothing_is_refused(toy):
-    with pytest.raises(InputError, match=r"advantage=glob\(x\*\) gives no values"):
+    with pytest.raises(InputError, match=r"advantage=glob\(x\*\) has no values"):
         list(sweep_jobs(Composer(toy.conf).parse(["advantage=glob(x*)"])))

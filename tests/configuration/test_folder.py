@@ -13,7 +13,7 @@ SHARED = fcntl.LOCK_SH
 def refused(folder, **options):
     with pytest.raises(InputError) as caught, only_run_in(folder, **options):
         raise AssertionError("it was let in")
-    assert str(caught.value) == f"Another run is going on in {folder}."
+    assert str(caught.value) == f"Another run is using {folder}."
 
 
 def test_a_folder_has_one_run_at_a_time(tmp_path):
@@ -67,7 +67,7 @@ def test_a_folder_with_a_record_is_taken(tmp_path):
     with pytest.raises(InputError) as caught:
         refuse_taken("hydra.run.dir", str(tmp_path), RECORD)
     assert str(caught.value) == (
-        f"hydra.run.dir={tmp_path} holds a run already; go on with it by resume={tmp_path}, or "
+        f"hydra.run.dir={tmp_path} already contains a run: continue it with resume={tmp_path}, or "
         "choose another folder."
     )
     refuse_taken("hydra.sweep.dir", str(tmp_path), f"*/{RECORD}")
@@ -77,7 +77,7 @@ def test_a_sweep_is_taken_by_one_of_its_jobs(tmp_path):
     (tmp_path / "0").mkdir()
     (tmp_path / "1").mkdir()
     (tmp_path / "1/metrics.jsonl").touch()
-    with pytest.raises(InputError, match=f"go on with it by resume={tmp_path}/1, or choose"):
+    with pytest.raises(InputError, match=f"continue it with resume={tmp_path}/1, or choose"):
         refuse_taken("hydra.sweep.dir", str(tmp_path), f"*/{RECORD}")
     refuse_taken("hydra.run.dir", str(tmp_path), RECORD)
 
@@ -85,11 +85,11 @@ def test_a_sweep_is_taken_by_one_of_its_jobs(tmp_path):
 @pytest.mark.parametrize(
     ("argv", "made", "sentence"),
     [
-        ([], "outputs/runs/one", "hydra.run.dir=outputs/runs/one holds a run already"),
+        ([], "outputs/runs/one", "hydra.run.dir=outputs/runs/one already contains a run"),
         (
             ["-m", "seed=1,2"],
             "outputs/sweeps/one/1",
-            "hydra.sweep.dir=outputs/sweeps/one holds a run already; go on with it by resume="
+            "hydra.sweep.dir=outputs/sweeps/one already contains a run: continue it with resume="
             "outputs/sweeps/one/1",
         ),
     ],
@@ -109,7 +109,7 @@ def test_a_run_that_goes_on_is_not_resumed_beside_it(toy, capsys):
     before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
     with only_run_in(run):
         assert toy.run(f"resume={run}", "steps=9") == 2
-    assert capsys.readouterr().err == f"Another run is going on in {run}.\n"
+    assert capsys.readouterr().err == f"Another run is using {run}.\n"
     assert len(toy.jobs) == 1
     (run / ".lock").unlink()
     assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before

@@ -133,12 +133,12 @@ def test_a_job_of_a_sweep_is_resumed_alone(toy):
 @pytest.mark.parametrize("argv", [["-m"], ["-m", "seed=1,2"]])
 def test_a_sweep_is_not_resumed(toy, started, capsys, argv):
     assert toy.run(*argv, f"resume={started}") == 2
-    assert "resume goes on with a single run" in capsys.readouterr().err
+    assert "resume continues a single run" in capsys.readouterr().err
 
 
 def test_resume_in_yaml_is_refused(toy, capsys):
     assert toy.run("experiment=resume") == 2
-    assert "resume belongs on the command line" in capsys.readouterr().err
+    assert "Set resume only on the command line" in capsys.readouterr().err
 
 
 def test_a_run_folder_says_nothing_about_trust(toy, started, capsys):

@@ -184,7 +184,7 @@ def test_building_trusts_no_more_than_checking(build, target):
 
 @pytest.mark.parametrize("node", [part(_partial_=True), part(inner=[part(_args_=[])])], ids=str)
 def test_building_knows_no_switches_either(build, node):
-    with pytest.raises(InputError, match="is refused: beside _target_, only arguments may stand"):
+    with pytest.raises(InputError, match="is refused: only arguments can be next to _target_"):
         build(node)
 
 

@@ -53,7 +53,7 @@ def test_other_names_of_the_fields(write):
         ('{"question": ' + "9" * 5000 + "}", "not JSON"),
         ("[1]", "a JSON object is expected, not list"),
         ("null", "a JSON object is expected, not NoneType"),
-        ('{"answer": "2"}', r"""no text under "question"; the row has \['answer'\]"""),
+        ('{"answer": "2"}', r"""no text under "question": the row has the fields \['answer'\]"""),
         ('{"question": "1+1?"}', 'no text under "answer"'),
         (row(question=""), 'no text under "question"'),
         (row(answer=" \n"), 'no text under "answer"'),
@@ -118,7 +118,7 @@ def test_a_file_of_its_own_to_hold_out(write):
     data = JSONLines(path=path, held_out_path=other)
     assert len(data.train()) == 3
     assert [q.question for q in data.held_out()] == [f"{n}!" for n in range(300)]
-    with pytest.raises(ValueError, match="held_out_size is for a data set without a held_out_pa"):
+    with pytest.raises(ValueError, match="held_out_size cannot be combined with held_out_path"):
         JSONLines(path=path, held_out_path=other, held_out_size=1)
 
 

@@ -36,9 +36,7 @@ def test_an_adapter_has_the_axes_of_its_kernel():
 def test_what_is_not_declared_is_refused_wherever_it_is_asked_for():
     tree = {"layers": {"twist": {"kernel": jax.ShapeDtypeStruct((2, 4, 4), "float32")}}}
     for ask in (specs, is_matrix):
-        with pytest.raises(
-            InputError, match=r"^The parameter layers/twist/kernel has not declared"
-        ):
+        with pytest.raises(InputError, match=r"^The parameter layers/twist/kernel has no declared"):
             ask(tree)
 
 

@@ -58,12 +58,12 @@ def test_a_cluster_says_who_is_who(slurm):
 @pytest.mark.parametrize(
     ("keys", "sentence"),
     [
-        (["processes=2"], "mesh.coordinator=HOST:PORT, mesh.processes and mesh.process go togeth"),
-        (["process=0"], "mesh.coordinator=HOST:PORT, mesh.processes and mesh.process go togeth"),
-        (["processes=auto"], "mesh.processes=auto finds no cluster that says how many there are"),
+        (["processes=2"], "Set mesh.coordinator=HOST:PORT, mesh.processes and mesh.process togeth"),
+        (["process=0"], "Set mesh.coordinator=HOST:PORT, mesh.processes and mesh.process togeth"),
+        (["processes=auto"], "mesh.processes=auto found no cluster that provides the number"),
         (
             ["coordinator=here", "processes=2", "process=0"],
-            "mesh.coordinator=here is not HOST:PORT.",
+            "mesh.coordinator=here must have the form HOST:PORT.",
         ),
         (
             ["coordinator=here:4000", "processes=2", "process=2"],
@@ -231,5 +231,5 @@ def test_a_coordinator_has_a_port_and_one_below_it(coordinator, good):
     if good:
         assert processes.of_keys(mesh) == (coordinator, 2, 1, None)
     else:
-        with pytest.raises(InputError, match=r"is not HOST:PORT\.$"):
+        with pytest.raises(InputError, match=r"must have the form HOST:PORT\.$"):
             processes.of_keys(mesh)

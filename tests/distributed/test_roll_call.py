@@ -55,7 +55,7 @@ def test_all_come_in_any_order_and_hear_what_the_first_says(port):
 
 def test_who_does_not_come_is_named_to_those_who_did(port):
     first, third = gathered(port, RollCall(0, 4), RollCall(2, 4), timeout=1.0)
-    assert str(first).startswith("Process 1, 3 of 4 (from 0) did not come within 1 s")
+    assert str(first).startswith("Process 1, 3 of 4 (from 0) did not connect within 1 s")
     assert str(third) == str(first)
     (alone,) = gathered(port, RollCall(1, 2), timeout=0.5)
     assert "Process 0 of 2 did not answer process 1 at localhost" in str(alone)
@@ -63,13 +63,13 @@ def test_who_does_not_come_is_named_to_those_who_did(port):
 
 def test_one_number_is_not_given_to_two_processes(port):
     errors = gathered(port, RollCall(0, 3), RollCall(1, 3), RollCall(1, 3))
-    assert all("two say that they are it" in str(error) for error in errors)
+    assert all("have this number" in str(error) for error in errors)
 
 
 def test_other_programs_and_other_runs_are_not_taken_in(port):
     first, second = gathered(port, RollCall(0, 2), RollCall(1, 2), runs=["one", "another"])
     assert isinstance(first, InputError)
-    assert "Process 1 was started with another configuration" in str(second)
+    assert "The configurations of process 1 and process 0 differ" in str(second)
     (beyond,) = gathered(port, RollCall(5, 2), timeout=0.5)
     assert "did not answer" in str(beyond)
 
@@ -136,7 +136,7 @@ def failures(calls, seconds=5.0):
 def test_a_death_is_noticed_by_all(three, gone):
     first, second, third = three
     third.peers[0].shutdown(socket.SHUT_RDWR)
-    sentence = "Process 2 of 3 has died: see what it printed."
+    sentence = "Process 2 of 3 has died: see its output."
     assert failures([first, second]) == [sentence] * 2
     assert first.exit_code == second.exit_code == 1
     until = time.monotonic() + 5.0  # each does so in a separate thread, after its message
@@ -154,7 +154,7 @@ def test_the_death_of_the_first_is_noticed_too(three):
     first.peers.clear()  # a dead process reports nothing; without this it would blame the others
     for connection in connections:
         connection.shutdown(socket.SHUT_RDWR)
-    assert failures([second, third]) == ["Process 0 of 3 has died: see what it printed."] * 2
+    assert failures([second, third]) == ["Process 0 of 3 has died: see its output."] * 2
 
 
 @pytest.mark.parametrize(
@@ -261,7 +261,7 @@ def test_processes_that_count_otherwise_are_refused(port):
     first = RollCall(0, 2)
     errors = gathered(port, first, RollCall(1, 3))
     assert errors[0] is None
-    assert str(errors[1]) == "Process 0 counts 2 processes; this is process 1 of 3."
+    assert str(errors[1]) == "Process 0 expects 2 processes; this is process 1 of 3."
     first.peers[1].close()
 
 
@@ -279,4 +279,4 @@ def test_a_port_that_is_taken_is_named(port):
     with socket.create_server(("", port)):
         (error,) = gathered(port, RollCall(0, 2), timeout=0.5)
     assert isinstance(error, InputError)
-    assert f"port {port}, one below it, cannot be used" in str(error)
+    assert f"Port {port}, one below mesh.coordinator, cannot be used" in str(error)

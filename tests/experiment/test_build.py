@@ -38,13 +38,13 @@ def refusal(*overrides: str, small: tuple[str, ...] = SMALL) -> str:
         ("max_prompt_tokens=3", "max_prompt_tokens=3 is too small: the shortest"),
         ("max_response_tokens=5000", "is more than the 2048 positions of the model"),
         ("update.minibatches=3", "update.minibatches=3 does not divide the 8 sequences"),
-        ("+model@teacher=pretrained teacher.path=/nowhere", "has no use for a teacher: choose adv"),
+        ("+model@teacher=pretrained teacher.path=/nowhere", "does not use a teacher: choose adv"),
         ("update.aggregation=constant", "aggregation=constant divides by a length in tokens"),
-        ("update.aggregation_length=9", "aggregation_length=9 is read by aggregation=constant"),
+        ("update.aggregation_length=9", "aggregation_length=9 works only with aggregation=consta"),
         ("mesh.dp=64", "mesh.dp=64 mesh.fsdp=host asks for 64 devices"),
         ("data.digits=1", None),
         ("data.train_size=99999999", "but only 810000 sums of 3-digit numbers exist"),
-        ("model.heads=3", "width 32 must divide by heads 3"),
+        ("model.heads=3", "width 32 must be a multiple of heads 3"),
     ],
 )
 def test_what_does_not_fit_is_named(override, sentence):
@@ -104,7 +104,7 @@ def test_minibatches_may_not_divide_groups_that_stay_together():
     """Four groups of two rows: eight minibatches of one row each would split them."""
     words = (*SMALL, "update.minibatches=8")
     build(compose(words))
-    assert "does not divide the 8 sequences of a step by whole groups" in refusal(
+    assert "does not divide the 8 sequences of a step into equal parts of whole groups" in refusal(
         *words, "update=dpo", small=()
     )
 
@@ -114,7 +114,7 @@ def test_a_teacher_of_another_vocabulary_is_refused(tmp_path):
     write_policy(tmp_path / "teacher", policy, params, None)
     words = ("advantage=distill", "+model@teacher=pretrained", f"teacher.path={tmp_path}/teacher")
     build(compose([*SMALL, *words]))
-    more = "The policy may draw token ids under 300, and the teacher's embedding has 264 rows"
+    more = "The policy can sample token ids below 300, but the teacher's embedding has only 264 row"
     assert more in refusal(*words, "model.vocabulary=300")
     path = tmp_path / "teacher" / "tokenizer.json"
     path.write_text(path.read_text().replace('"A":', '"Aa":'))

@@ -74,8 +74,8 @@ def test_the_table_names_pairs_that_exist():
     ("overrides", "sentence"),
     [
         (("advantage=constant", "advantage.value=2", "update=sft"), "advantage.value and"),
-        (("advantage=constant", "advantage.clip=1", "update=sft"), "advantage.clip could not act"),
-        (("advantage=grpo", "update=sft"), "advantage=grpo could not act: choose advantage=const"),
+        (("advantage=constant", "advantage.clip=1", "update=sft"), "advantage.clip would have no"),
+        (("advantage=grpo", "update=sft"), "advantage=grpo would have no effect: choose advantage"),
         (("advantage=constant", "update=dpo"), "choose advantage=preference"),
     ],
 )
@@ -112,6 +112,6 @@ def test_a_phase_of_the_users_own_is_an_ordinary_one(config):
         other = build_phases(compose([f"update={update}", *words]))
         refuse_what_cannot_act(type(other)(**{**vars(other), "advantage": Mine()}))
     sft = instantiate(compose(["update=sft", "advantage=constant"])["update"])
-    with pytest.raises(InputError, match="advantage=Mine could not act"):
+    with pytest.raises(InputError, match="advantage=Mine would have no effect"):
         refuse_what_cannot_act(type(phases)(**{**vars(phases), "advantage": Mine(), "update": sft}))
     assert choice("correction", TokenMask()) == "correction=token_mask"

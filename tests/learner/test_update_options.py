@@ -16,9 +16,9 @@ def test_the_defaults_are_one_update_over_all_tokens():
 
 def test_a_length_and_the_aggregation_that_divides_by_it_go_together():
     UpdateOptions(aggregation="constant", aggregation_length=7)
-    with pytest.raises(ValueError, match=r"say which, by update\.aggregation_length"):
+    with pytest.raises(ValueError, match=r"set update\.aggregation_length"):
         UpdateOptions(aggregation="constant")
-    with pytest.raises(ValueError, match="aggregation_length=7 is read by aggregation=constant al"):
+    with pytest.raises(ValueError, match="aggregation_length=7 works only with aggregation=const"):
         UpdateOptions(aggregation_length=7)
 
 

@@ -178,7 +178,7 @@ def test_unrolled_layers_are_no_loop(decoder, params, unroll):
 
 @pytest.mark.parametrize("remat", ["elementwise", "layer"])
 def test_unrolled_layers_recompute_nothing_and_say_so(decoder, remat):
-    with pytest.raises(InputError, match=rf"model.remat={remat} .* say model.remat=none"):
+    with pytest.raises(InputError, match=rf"model.remat={remat} .* set model.remat=none"):
         dataclasses.replace(decoder, remat=remat, unroll=True)
 
 

@@ -136,6 +136,6 @@ def test_only_what_a_decoder_needs_is_made():
 def test_a_family_that_is_not_known_is_refused(model_type):
     config = CASES["qwen2"] | {"model_type": model_type}
     known = "qwen2, qwen3, qwen3_moe, llama, mistral, gemma2, gemma3_text"
-    sentence = f"a/config.json: model_type {model_type!r} is not known; known are {known}."
+    sentence = f"a/config.json: model_type {model_type!r} is not supported; use {known}."
     with pytest.raises(InputError, match=f"^{re.escape(sentence)}$"):
         family_of(config, "a/config.json")

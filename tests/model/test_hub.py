@@ -72,8 +72,8 @@ def test_a_name_is_fetched_without_pickles_and_second_copies(tmp_path, download,
 @pytest.mark.parametrize(
     ("error", "reason"),
     [
-        (http(RepositoryNotFoundError), "the hub has no such model, or only for others"),
-        (http(GatedRepoError), "the hub gives it only to those whom its owner lets in"),
+        (http(RepositoryNotFoundError), "the hub has no such model, or it is private"),
+        (http(GatedRepoError), "the hub gives access only with its owner's permission"),
         (http(RevisionNotFoundError), f"the hub's {NAME} has no revision v1"),
         (http(HfHubHTTPError), r"the hub failed: a long message"),
         (OSError("No space left"), "the hub failed: No space left"),
@@ -94,7 +94,7 @@ def test_a_hub_out_of_reach_is_told_from_one_that_is_switched_off(download, monk
     for offline, reason in ((True, "HF_HUB_OFFLINE is set"), (False, "the hub cannot be reached")):
         monkeypatch.setattr(constants, "HF_HUB_OFFLINE", offline)
         with pytest.raises(
-            InputError, match=rf"and {reason}, and .*cache here does not have it\.$"
+            InputError, match=rf"and {reason}, and .*the local cache does not have it\.$"
         ):
             model_folder(NAME)
 
@@ -111,7 +111,7 @@ def test_offline_the_refusal_comes_at_once():
 
 @pytest.mark.parametrize("path", ["/nowhere", "nowhere", "a/b/c", "a b/c", "../x/y", "a/b@", "./a"])
 def test_what_is_neither_is_named_without_asking_anybody(path, download):
-    with pytest.raises(InputError, match=r"model\.path=.* is not a folder; .* rl4p/tiny"):
+    with pytest.raises(InputError, match=r"model\.path=.* is not a folder: .* rl4p/tiny"):
         model_folder(path)
     assert not hasattr(download, "name")
 

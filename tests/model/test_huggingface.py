@@ -120,7 +120,7 @@ def test_layers_of_several_dtypes_meet_in_float32(folder, policy, params):
 
 def test_a_whole_number_dtype_is_refused(folder):
     edit_tensors(folder, lambda t: t.update({"model.norm.weight": np.ones(32, np.int8)}))
-    with pytest.raises(InputError, match=r"model\.norm\.weight is I8 and not F32, F16, BF16"):
+    with pytest.raises(InputError, match=r"model\.norm\.weight is I8, not one of F32, F16, BF16"):
         read(folder)
 
 
@@ -193,11 +193,11 @@ def test_every_tensor_that_does_not_fit_is_named(folder):
     with pytest.raises(InputError) as error:
         read(folder)
     for sentence in (
-        f"The weights in {folder} do not fit: ",
+        f"The weights in {folder} do not match the model: ",
         "model.norm.weight is missing",
         "model.layers.1.mlp.up_proj.weight is missing",
         "model.layers.0.self_attn.q_norm.weight is not part of this model",
-        "model.layers.0.self_attn.q_proj.weight should be (32, 32), is (32, 31)",
+        "model.layers.0.self_attn.q_proj.weight must have shape (32, 32), not (32, 31)",
     ):
         assert sentence in str(error.value)
 
@@ -205,7 +205,7 @@ def test_every_tensor_that_does_not_fit_is_named(folder):
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        ({"model_type": "mamba"}, "model_type 'mamba' is not known; known are qwen2"),
+        ({"model_type": "mamba"}, "model_type 'mamba' is not supported; use qwen2"),
         ({"rope_scaling": {"type": "yarn", "factor": 4}}, "asks for rope type 'yarn'"),
         ({"hidden_act": "gelu"}, "asks for activation 'gelu'"),
     ],
@@ -221,7 +221,7 @@ def test_what_the_decoder_does_not_do_is_refused(folder, change, sentence):
     [
         (None, r"model\.path=.* has no config\.json"),
         ("{", r"config\.json is not JSON"),
-        ("[]", r"config\.json is no JSON object"),
+        ("[]", r"config\.json is not a JSON object"),
         (b"\xff", r"config\.json is not JSON"),
         ('{"model_type": "qwen2"}', r"config\.json has no 'num_attention_heads'"),
     ],
@@ -290,7 +290,7 @@ def test_how_many_labels_config_json_says(tmp_path, classifier, change, labels):
     edit(tmp_path / "config.json", lambda config: config | change)
     assert read_config(tmp_path).labels == labels
     if labels not in (0, 3):
-        with pytest.raises(InputError, match=rf"score\.weight should be \({labels}, 32\), is \(3"):
+        with pytest.raises(InputError, match=rf"must have shape \({labels}, 32\), not \(3"):
             read(tmp_path)
 
 

@@ -128,12 +128,12 @@ def test_along_tp_each_device_runs_its_own_heads(on_devices):
 @pytest.mark.parametrize(
     ("kernel", "platform", "dtype", "config", "message"),
     [
-        ("cudnn", "cpu", "bfloat16", {}, "needs an NVIDIA GPU, and these devices are cpu"),
-        ("splash", "gpu", "float32", {}, "needs a TPU, and these devices are gpu"),
-        ("cudnn", "gpu", "float32", {}, "needs model.dtype=bfloat16, and not float32"),
-        ("cudnn", "gpu", "bfloat16", {"head_width": 12}, "heads of a multiple of 8, and not 12"),
-        ("cudnn", "gpu", "bfloat16", {"attention_softcap": 9.0}, "cannot cap scores"),
-        ("splash", "tpu", "float32", {"sliding": (True, False), "window": 4}, "no sliding window"),
+        ("cudnn", "cpu", "bfloat16", {}, "needs an NVIDIA GPU, but these devices are cpu"),
+        ("splash", "gpu", "float32", {}, "needs a TPU, but these devices are gpu"),
+        ("cudnn", "gpu", "float32", {}, "needs model.dtype=bfloat16, not float32"),
+        ("cudnn", "gpu", "bfloat16", {"head_width": 12}, "head width divisible by 8, not 12"),
+        ("cudnn", "gpu", "bfloat16", {"attention_softcap": 9.0}, "score cap"),
+        ("splash", "tpu", "float32", {"sliding": (True, False), "window": 4}, "sliding window"),
     ],
 )
 def test_what_a_kernel_cannot_do_is_one_clear_sentence(

@@ -62,7 +62,7 @@ def test_a_classifier_is_no_policy(folder):
         folder / "config.json",
         lambda config: config.update(architectures=["Qwen2ForSequenceClassification"]),
     )
-    with pytest.raises(InputError, match=r"holds a sequence classifier, .* a reward .*, not a pol"):
+    with pytest.raises(InputError, match=r"is a sequence classifier, .* a reward .*, not as a pol"):
         build(folder)
 
 
@@ -120,9 +120,9 @@ def test_a_policy_stops_at_every_end_token(folder):
     ("content", "sentence"),
     [
         ("{", r"generation_config\.json is not JSON"),
-        ("[]", r"generation_config\.json is no JSON object"),
-        ('{"eos_token_id": "</s>"}', r"generation_config\.json: eos_token_id should be a token id"),
-        ('{"eos_token_id": [1, -1]}', r"eos_token_id should be a token id .* is \[1, -1\]"),
+        ("[]", r"generation_config\.json is not a JSON object"),
+        ('{"eos_token_id": "</s>"}', r"generation_config\.json: eos_token_id must be a token id"),
+        ('{"eos_token_id": [1, -1]}', r"eos_token_id must be a token id .* not \[1, -1\]"),
         (
             '{"eos_token_id": 264}',
             r"generation_config\.json in .* has token 264, but .* only 264",
@@ -139,7 +139,7 @@ def test_a_folder_that_names_no_end_token_is_refused(folder):
     edit(folder / "tokenizer_config.json", lambda config: config.pop("eos_token"))
     assert build(folder)[0].end_ids == (256, 258)
     (folder / "generation_config.json").unlink()
-    with pytest.raises(InputError, match=r"names no end token: add eos_token .* or eos_token_id"):
+    with pytest.raises(InputError, match=r"defines no end token: add eos_token .* or eos_token_id"):
         build(folder)
 
 
@@ -151,7 +151,7 @@ def test_without_a_pad_token_rows_are_filled_with_an_end_token(folder):
 
 
 def test_a_path_that_is_no_folder_is_named():
-    with pytest.raises(InputError, match=r"model\.path=/nowhere is not a folder; .* rl4p/tiny"):
+    with pytest.raises(InputError, match=r"model\.path=/nowhere is not a folder: .* rl4p/tiny"):
         build("/nowhere")
 
 

@@ -24,7 +24,7 @@ def test_how_layers_run_is_an_option(layers):
 
 @pytest.mark.parametrize("shape", [{"width": 30, "heads": 4}, {"heads": 3, "num_kv_heads": 2}])
 def test_heads_that_do_not_divide_are_refused(shape):
-    with pytest.raises(ValueError, match="must divide by heads"):
+    with pytest.raises(ValueError, match="must be a multiple of heads"):
         Scratch(**{"width": 24} | shape)
 
 

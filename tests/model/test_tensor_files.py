@@ -88,7 +88,7 @@ def test_a_file_is_closed_before_it_is_too_large(folder):
 def test_a_missing_shard_is_named(folder):
     divided(folder)
     (folder / "model-00002-of-00002.safetensors").unlink()
-    with pytest.raises(InputError, match=r"names files .* not there: model-00002-of-00002\.safet"):
+    with pytest.raises(InputError, match=r"names files .* not exist: model-00002-of-00002\.safet"):
         stored_tensors(folder)
 
 
@@ -103,8 +103,8 @@ def test_an_index_that_is_not_true_is_refused_with_all_tensors(folder):
     for sentence in (
         "b is missing from model-00001-of-00002.safetensors",
         "d is missing from model-00002-of-00002.safetensors",
-        "b stands in model-00002-of-00002.safetensors, and the index does not say so",
-        "c stands in model-00002-of-00002.safetensors, and the index does not say so",
+        "b is in model-00002-of-00002.safetensors, but the index does not list it",
+        "c is in model-00002-of-00002.safetensors, but the index does not list it",
     ):
         assert sentence in str(error.value)
 
@@ -119,7 +119,7 @@ def test_a_broken_index_is_named(folder, content):
 @pytest.mark.parametrize("file", ["../x.safetensors", "/etc/passwd", "", "..", "a.bin", 7])
 def test_an_index_cannot_point_out_of_its_folder(folder, file):
     divided(folder).write_text(json.dumps({"weight_map": {"a": file}}))
-    with pytest.raises(InputError, match="no safetensors file of this folder"):
+    with pytest.raises(InputError, match="not the name of a safetensors file in this folder"):
         stored_tensors(folder)
 
 
@@ -148,7 +148,7 @@ def huge(content):
 def test_what_is_not_a_whole_file_is_named(folder, change):
     path = folder / SINGLE
     path.write_bytes(change(path.read_bytes()))
-    with pytest.raises(InputError, match=r"model\.safetensors is not a whole safetensors file"):
+    with pytest.raises(InputError, match=r"model\.safetensors is not a complete safetensors file"):
         read_header(path)
 
 
@@ -174,7 +174,7 @@ def test_a_pickle_is_refused_unopened(tmp_path, name):
     import pickle
 
     (tmp_path / name).write_bytes(pickle.dumps(Bomb()))
-    with pytest.raises(InputError, match=rf"as pickle alone \({name}\), .* convert .* safetensors"):
+    with pytest.raises(InputError, match=rf"only as pickle \({name}\), .* convert .* safetensors"):
         stored_tensors(tmp_path)
 
 

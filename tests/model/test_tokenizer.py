@@ -69,7 +69,7 @@ def test_a_tokenizer_may_do_without_pad_and_end(folder, keys):
     ("name", "content", "sentence"),
     [
         ("tokenizer.json", "{", r"tokenizer\.json is not JSON"),
-        ("tokenizer_config.json", "[]", r"tokenizer_config\.json is no JSON object"),
+        ("tokenizer_config.json", "[]", r"tokenizer_config\.json is not a JSON object"),
         ("tokenizer.json", '{"model": {}}', r"The tokenizer in .* cannot be read: "),
     ],
 )
@@ -98,7 +98,7 @@ def test_what_is_saved_says_nothing_of_how_it_was_loaded(folder, tmp_path):
             r"model\.template\.enable_thinkin .* mean .*\.enable_thinking\?",
         ),
         ({"zzz": 1}, r"model\.template\.zzz does not occur in the model's chat template\."),
-        ({"messages": []}, r"model\.template\.messages is not for a configuration to say"),
+        ({"messages": []}, r"model\.template\.messages is set by rl4p"),
     ],
 )
 def test_an_argument_that_the_template_does_not_know_is_refused(arguments, sentence):

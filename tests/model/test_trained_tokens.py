@@ -143,5 +143,5 @@ def test_a_template_that_refuses_a_prompt_says_so(tmp_path):
     )
     made = tokenizer(tmp_path, template=refuses)
     assert prompt(made).tokens
-    with pytest.raises(InputError, match=r"says: System role not supported \(see data\.system_pr"):
+    with pytest.raises(InputError, match=r"fails: System role not supported \(check data\.system"):
         prompt(made, system_prompt="Go")

@@ -24,7 +24,7 @@ def test_what_does_not_fit_is_said_with_what_to_change(plan, tmp_path):
     done = plan("plan.memory_gib=0.001", f"hydra.run.dir={tmp_path}")
     assert done.returncode == 1, done.stderr
     assert done.stderr.startswith("It does not fit: ")
-    assert "What would help most: " in done.stderr
+    assert "The most helpful change: " in done.stderr
     written = json.loads((tmp_path / "plan.json").read_text())
     assert not written["fits"]
     assert written["verdict"] == done.stderr.strip()
@@ -39,7 +39,7 @@ def test_what_does_not_fit_is_said_with_what_to_change(plan, tmp_path):
     shown = [line for line in done.stdout.splitlines() if " times, " in line]
     assert shown == [
         f"{each['phase']}: {kind} {traffic['count']:,} times, {traffic['bytes'] / MIB:,.2f} MiB in "
-        f"all, {traffic['sent'] / MIB:,.2f} sent by a chip"
+        f"total, {traffic['sent'] / MIB:,.2f} sent per chip"
         for each in written["phases"]
         for kind, traffic in each["collectives"].items()
         if traffic["sent"] >= 0.005 * MIB
@@ -59,7 +59,7 @@ def test_devices_that_cannot_be_compiled_for_are_one_clear_sentence(plan, tmp_pa
     done = plan("mesh=h200_8", f"hydra.run.dir={tmp_path}", small=("model=scratch",))
     assert done.returncode == 2
     assert done.stderr.startswith(
-        "mesh.topology=h200:8 cannot be planned for: only a host that has NVIDIA H200"
+        "mesh.topology=h200:8 cannot be planned: only a host with NVIDIA H200"
     )
     assert len(done.stderr.splitlines()) == 1
 
@@ -110,13 +110,13 @@ def run():
 @pytest.mark.parametrize(
     ("memory", "fits", "verdict"),
     [
-        (16 * GIB, True, "It fits: 10.00 of 16.00 GiB of a chip, in decode."),
-        (10 * GIB, True, "It fits: 10.00 of 10.00 GiB of a chip, in decode."),
-        (0, True, "It fits: 10.00 of 0.00 GiB of a chip, in decode."),
+        (16 * GIB, True, "It fits: 10.00 of 16.00 GiB per chip, in decode."),
+        (10 * GIB, True, "It fits: 10.00 of 10.00 GiB per chip, in decode."),
+        (0, True, "It fits: 10.00 of 0.00 GiB per chip, in decode."),
         (
             10 * GIB - 1,
             False,
-            "It does not fit: 10.00 of 10.00 GiB of a chip, in decode. What would help most: 9 "
+            "It does not fit: 10.00 of 10.00 GiB per chip, in decode. The most helpful change: 9 "
             "chips like these.",
         ),
     ],
@@ -158,19 +158,19 @@ def test_the_table_has_a_row_for_each_program(run, capsys, monkeypatch):
         "tokens"
     )
     assert lines[1].split() == [
-        *("GiB", "beside", "arguments", "outputs", "temporary", "aliased", "total", "TFLOP"),
-        *("sent", "at", "least", "compiled"),
+        *("GiB", "other", "arguments", "outputs", "temporary", "aliased", "total", "TFLOP"),
+        *("sent", "time", ">=", "compiled"),
     ]
     numbers = ["0.25", "1.00", "2.00", "3.00", "0.50"]
     assert lines[2].split() == ["decode", *numbers, "10.00", "2.5", "1.50", "1.25", "s", "7", "s"]
     assert lines[3].split() == ["update", *numbers, "9.00", "2.5", "0.00", "7", "s"]
     assert lines[4] == (
-        "decode: all-gather over fsdp 1,234 times, 2.00 GiB in all, 1.50 sent by a chip"
+        "decode: all-gather over fsdp 1,234 times, 2.00 GiB in total, 1.50 sent per chip"
     )
-    assert lines[5].startswith("Bytes are of one chip")  # lines with 0.00 are left out
+    assert lines[5].startswith("Bytes are per chip")  # lines with 0.00 are left out
     assert lines[-2:] == [
-        "the largest that fits: rollout.slots=64",
-        "It fits: 10.00 of 16.00 GiB of a chip, in decode.",
+        "the largest value that fits: rollout.slots=64",
+        "It fits: 10.00 of 16.00 GiB per chip, in decode.",
     ]
 
 
@@ -263,7 +263,7 @@ def test_a_plan_that_searches_says_what_it_found(job, run, capsys):
     assert mesh is run.mesh
     assert memory == 12 * GIB
     assert config["update"].microbatch_widths == 1
-    assert "the largest that fits: rollout.slots=8" in capsys.readouterr().out
+    assert "the largest value that fits: rollout.slots=8" in capsys.readouterr().out
 
 
 def test_chips_that_are_not_here_are_compiled_for_with_the_effort_that_is_asked_for(job):
@@ -294,7 +294,7 @@ def test_a_run_without_room_is_refused_before_it_starts():
         refuse_what_does_not_fit(compose([*RUN, "plan.memory_gib=0.0001"]))
     sentence = str(caught.value)
     assert sentence.startswith("It does not fit: ")
-    assert sentence.endswith(". plan.check=false tries it all the same.")
+    assert sentence.endswith(". Set plan.check=false to run it anyway.")
 
 
 def test_a_run_with_room_may_start(monkeypatch, run):
@@ -307,7 +307,7 @@ def test_devices_that_report_no_memory_are_not_checked(caplog):
     refuse_what_does_not_fit(compose(list(RUN)))
     (warning,) = [r for r in caplog.records if r.name.startswith("rl4p")]
     assert warning.getMessage() == (
-        "plan.check: these devices report no memory, so nothing was checked."
+        "plan.check: these devices do not report their memory, so nothing was checked."
     )
 
 

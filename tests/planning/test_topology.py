@@ -47,9 +47,9 @@ def test_a_gpu_can_be_planned_for_only_where_it_is(kind):
     with pytest.raises(InputError) as caught:
         described(f"{kind}:8")
     assert str(caught.value) == (
-        f"mesh.topology={kind}:8 cannot be planned for: only a host that has NVIDIA "
-        f"{kind.upper()} can compile for them, and there mesh=dp, fsdp or fsdp_tp plan for what "
-        "is there."
+        f"mesh.topology={kind}:8 cannot be planned: only a host with NVIDIA {kind.upper()} can "
+        "compile for this chip. On such a host choose mesh=dp, fsdp or fsdp_tp, which plan for its "
+        "devices."
     )
 
 
@@ -58,8 +58,7 @@ def test_without_libtpu_the_sentence_says_how_to_install_it(monkeypatch):
     with pytest.raises(InputError) as caught:
         described("v5e:4x4")
     assert str(caught.value) == (
-        "mesh.topology=v5e:4x4 is compiled for by libtpu, which is not installed: "
-        "pip install 'rl4p[plan]'."
+        "mesh.topology=v5e:4x4 needs libtpu, which is not installed: pip install 'rl4p[plan]'."
     )
 
 

@@ -18,7 +18,7 @@ README = (EXPERIMENTS / "launch" / "README.md").read_text()
 FIGURE = re.compile(r"(\d+\.\d+) of (\d+)(?: GiB of each chip)?(?: of (v\w+))?")
 ROW = re.compile(r"^    (\w+) +((?:[\d.,]+ +){7}[\d.,]+) +([\d.]+) s +\d+ s$", re.MULTILINE)
 TRAFFIC = re.compile(
-    r"^    (\w+): (\S+ over .+) ([\d,]+) times, ([\d.]+) GiB in all, ([\d.]+) sent by a chip$",
+    r"^    (\w+): (\S+ over .+) ([\d,]+) times, ([\d.]+) GiB in total, ([\d.]+) sent per chip$",
     re.MULTILINE,
 )
 SMALL_SHAPE = ("model.heads=8", "model.num_kv_heads=4", "model.attention=splash", "mesh.tp=4")
@@ -76,7 +76,7 @@ def test_the_figures_are_found_in_the_text():
     assert "$ python -m rl4p.plan experiment=llama3_1_8b_grpo mesh=v6e_8\n" in README
     phases = ["weights", "prefill", "arrange", "decode", "update"]
     assert [row[0] for row in ROW.findall(README)] == phases
-    assert len(TRAFFIC.findall(README)) == README.count(" sent by a chip\n") > 5
+    assert len(TRAFFIC.findall(README)) == README.count(" sent per chip\n") > 5
 
 
 @pytest.mark.tpu_plan
@@ -117,7 +117,7 @@ def test_the_plan_that_is_printed_in_the_document_is_the_plan(planned):
         assert traffic["bytes"] / GIB == as_printed(number(whole), 2), (phase, kind)
         assert traffic["sent"] / GIB == as_printed(number(sent), 2), (phase, kind)
     verdict = re.search(
-        r"^    It fits: ([\d.]+) of ([\d.]+) GiB of a chip, in (\w+)\.$", README, re.MULTILINE
+        r"^    It fits: ([\d.]+) of ([\d.]+) GiB per chip, in (\w+)\.$", README, re.MULTILINE
     )
     assert verdict is not None
     worst = max(phases.values(), key=lambda each: each["total"])

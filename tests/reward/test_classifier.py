@@ -170,7 +170,7 @@ def test_bfloat16_is_near(folder, make_prompt):
             r"^path=.* has no score head: .* \['Qwen2ForCausalLM'\], none a sequence classifier\.$",
         ),
         ({}, {"label": 2}, r"^label=2, but .* has 2, from 0\.$"),
-        ({"id2label": {"0": "good"}}, {}, r"score\.weight should be \(1, 32\), is \(2, 32\)"),
+        ({"id2label": {"0": "good"}}, {}, r"weight must have shape \(1, 32\), not \(2, 32\)"),
         ({}, {"max_tokens": 129}, r"^max_tokens=129 is more than the 128 positions of "),
         ({"vocab_size": 260}, {}, r"tokenizer in .* has token 260, but .* only 260 rows"),
     ],

@@ -25,7 +25,7 @@ def test_working_then_the_answer_at_the_very_end(response, grade):
 
 
 def test_a_pattern_that_is_none_is_refused():
-    with pytest.raises(ValueError, match=r"pattern 'a\(' is no regular expression: "):
+    with pytest.raises(ValueError, match=r"pattern 'a\(' is not a valid regex: "):
         Format(pattern="a(")
 
 

@@ -82,7 +82,7 @@ def test_too_many_invalid_samples_stop_the_run():
     half = Gives(grades=[1, None, None, 1])
     assert not grade(max_invalid=0.5, a=half).valid_B.all()
     with pytest.raises(
-        RunError, match=r"^50% of the samples .* is 49%\); failed grades of 4 by term: \{'a': 2"
+        RunError, match=r"^50% of the samples .* is 49%\); failed grades by term, of 4 .*: \{'a': 2"
     ):
         grade(max_invalid=0.49, a=half, b=Gives(grades=[1] * 4))
     with pytest.raises(RunError, match=r"^100% of the samples"):

@@ -199,7 +199,7 @@ def test_parameters_alone_are_read_without_a_trace(tmp_path, params, prompts, ma
     assert step == 2
     jax.tree.map(lambda a, b: np.testing.assert_array_equal(a, b + 1), restored, params)
     assert sorted(tmp_path.rglob("*")) == files
-    with pytest.raises(InputError, match=r"head is absent there and"):
+    with pytest.raises(InputError, match=r"head is absent in it and"):
         restore_params(tmp_path, params | {"head": params["embedding"]})
     with pytest.raises(InputError, match=r"nowhere/checkpoints has no finished checkpoint"):
         restore_params(tmp_path / "nowhere", params)
@@ -229,7 +229,7 @@ def test_what_does_not_fit_is_named(tmp_path, params, prompts, make_state, chang
         pytest.raises(InputError) as caught,
     ):
         checkpoints.restore(other)
-    sentence = "params/norm/scale is ((32,), 'float32') there and"
+    sentence = "params/norm/scale is ((32,), 'float32') in it and"
     assert sentence in str(caught.value)
     assert "embedding" not in str(caught.value)
 
@@ -240,7 +240,7 @@ def test_a_leaf_that_only_one_side_has_is_named(tmp_path, params, prompts, make_
         checkpoints.save(make_state(params, AdamW()))
         checkpoints.save(replace(state, step=jnp.int32(1)))
     with Orbax().open(tmp_path, {"source": stream_of(prompts)}) as checkpoints:
-        with pytest.raises(InputError, match=r"memory/advantage is .* there and absent here\.$"):
+        with pytest.raises(InputError, match=r"advantage is .* in it and absent in the run\.$"):
             checkpoints.restore(make_state(params, AdamW()))
         # The failed attempt changed nothing, and a state that fits is restored.
         assert checkpoints.parts["source"].state() == stream_of(prompts).state()
@@ -258,7 +258,7 @@ def test_many_differences_are_counted_and_five_are_named(tmp_path, params, promp
         checkpoints.restore(narrow)
     sentence = str(caught.value)
     differing = len(jax.tree.leaves(params)) * 2  # the second moment too; the first is float32
-    assert sentence.count(" there and ") == 5
+    assert sentence.count(" in it and ") == 5
     assert sentence.endswith(f"; and {differing - 5} more.")
 
 
@@ -268,10 +268,10 @@ def test_five_differences_are_all_named(tmp_path, params, prompts, make_state):
         checkpoints.save(make_state(params, AdamW(), memory=memory))
     with (
         Orbax().open(tmp_path, {"source": stream_of(prompts)}) as checkpoints,
-        pytest.raises(InputError, match=r"memory/m4 is .* there and absent here\.$") as caught,
+        pytest.raises(InputError, match=r"m4 is .* in it and absent in the run\.$") as caught,
     ):
         checkpoints.restore(make_state(params, AdamW()))
-    assert str(caught.value).count(" there and ") == 5
+    assert str(caught.value).count(" in it and ") == 5
 
 
 def test_a_checkpoint_of_other_prompts_is_refused(tmp_path, params, prompts, make_state):
@@ -279,7 +279,7 @@ def test_a_checkpoint_of_other_prompts_is_refused(tmp_path, params, prompts, mak
         checkpoints.save(make_state(params, AdamW(), step=1))
     with (
         Orbax().open(tmp_path, {"source": stream_of(prompts[1:])}) as checkpoints,
-        pytest.raises(InputError, match="The prompts are not those of the run any more"),
+        pytest.raises(InputError, match="The prompts are not those that the run started with"),
     ):
         checkpoints.restore(make_state(params, AdamW()))
 
@@ -313,7 +313,7 @@ def test_a_save_that_fails_is_one_sentence(tmp_path, prompts, monkeypatch, error
     with monkeypatch.context() as patch:
         patch.setattr(checkpoints.manager, "save", fails)
         with pytest.raises(
-            RunError, match=r"^A checkpoint up to step 1 could not be saved: disk full\.$"
+            RunError, match=r"^The checkpoint of step 1 or an earlier .* saved: disk full\.$"
         ):
             checkpoints.save(make_plain_state({"w": jnp.ones(2)}))
         patch.setattr(checkpoints.manager, "wait_until_finished", fails)
@@ -372,5 +372,5 @@ def test_parameters_of_another_dtype_are_refused_and_not_cast(
     with Orbax().open(tmp_path, {"source": stream_of(prompts)}) as checkpoints:
         checkpoints.save(make_state(params, AdamW(), step=1))
     narrow = jax.tree.map(lambda x: x.astype(jnp.bfloat16), params)
-    with pytest.raises(InputError, match=r"embedding is \(\(264, 32\), 'float32'\) there and"):
+    with pytest.raises(InputError, match=r"embedding is \(\(264, 32\), 'float32'\) in it and"):
         restore_params(tmp_path, narrow)

@@ -160,8 +160,8 @@ def test_a_missing_process_is_named(start, tmp_path):
     folder = tmp_path / "run"
     late = ("mesh.initialization_timeout=4", f"hydra.run.dir={folder}")
     first, third = ended(start(4, 1, *late, only=(0, 2)), [1, 1], seconds=30)
-    assert "Process 1, 3 of 4 (from 0) did not come within 4 s" in first
-    assert "Process 1, 3 of 4 (from 0) did not come within 4 s" in third
+    assert "Process 1, 3 of 4 (from 0) did not connect within 4 s" in first
+    assert "Process 1, 3 of 4 (from 0) did not connect within 4 s" in third
     (alone,) = ended(start(2, 1, *late, only=(1,)), [1], seconds=30)
     assert "Process 0 of 2 did not answer process 1" in alone
     assert not folder.exists()
@@ -174,7 +174,7 @@ def test_processes_of_different_runs_do_not_meet(start, tmp_path):
     other = ("mesh.processes=2", "mesh.process=1", "seed=7")
     run += start(1, 1, address, *other, f"hydra.run.dir={tmp_path / 'run'}")
     for said in ended(run, [2, 1], seconds=30):
-        assert said.startswith("Process 1 was started with another configuration than process 0")
+        assert said.startswith("The configurations of process 1 and process 0 differ")
 
 
 @pytest.mark.slow

@@ -39,9 +39,9 @@ def printed(capsys, monkeypatch):
 def test_a_plain_line_comes_now_and_then_and_at_the_end(printed):
     lines = printed([info(step) for step in range(1, 13)], steps=12)
     assert lines == [
-        "step 5/12  reward 0.250  1,234 tokens/s  2.00 s a step, 14 s left",
-        "step 10/12  reward 0.250  1,234 tokens/s  2.00 s a step, 4 s left",
-        "step 12/12  reward 0.250  1,234 tokens/s  2.00 s a step, 0 s left",
+        "step 5/12  reward 0.250  1,234 tokens/s  2.00 s/step, 14 s left",
+        "step 10/12  reward 0.250  1,234 tokens/s  2.00 s/step, 4 s left",
+        "step 12/12  reward 0.250  1,234 tokens/s  2.00 s/step, 0 s left",
     ]
 
 
@@ -73,7 +73,7 @@ def test_a_step_that_sampled_nothing_has_no_rate(printed):
     later = info(5)
     del later.metrics["rollout/tokens_per_second"]
     (line,) = printed([later])
-    assert line == "step 5/10  reward 0.250  2.00 s a step, 10 s left"
+    assert line == "step 5/10  reward 0.250  2.00 s/step, 10 s left"
 
 
 def test_a_quiet_bar_prints_nothing(printed):
@@ -156,7 +156,7 @@ def test_the_summary_has_each_task_first_last_and_best(tmp_path, capsys, monkeyp
     assert lines[2] == ["b/pass_at_1", "-", "1.000", "1.000"]
     assert "prompts" not in out
     assert out.splitlines()[-2:] == [
-        "finished at step 4 after 20 s, 3 of them to compile 7 programs (2 from the cache)",
+        "finished at step 4 after 20 s, of which 3 s to compile 7 programs (2 from the cache)",
         f"{tmp_path}: metrics.jsonl, samples.jsonl, plots/learning_curve.png",
     ]
 
@@ -164,7 +164,7 @@ def test_the_summary_has_each_task_first_last_and_best(tmp_path, capsys, monkeyp
 def test_times_add_up_to_the_whole(capsys):
     Console(width=200).print(time_table(SUMMARY))
     assert words(capsys.readouterr().out) == [
-        ["time", "seconds", "share", "a", "step,", "median"],
+        ["time", "seconds", "share", "median", "per", "step"],
         ["rollout", "9.0", "45.0", "%", "2.000"],
         ["update", "6.0", "30.0", "%", "1.250"],
         ["the", "rest", "5.0", "25.0", "%"],

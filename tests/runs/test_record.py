@@ -96,7 +96,7 @@ def test_a_line_that_no_run_wrote_is_named(record, line):
     with record.metrics_file.open("a") as file:
         file.write(f"{line}\n")
     record.log(2, {"a": 1.0})
-    with pytest.raises(InputError, match=r"metrics\.jsonl, line 2 is not an object"):
+    with pytest.raises(InputError, match=r"metrics\.jsonl, line 2 is not a JSON object"):
         record.metrics()
 
 
@@ -219,7 +219,7 @@ def test_a_line_in_the_middle_is_named_by_its_place_in_the_file(record):
     with record.metrics_file.open("a") as file:
         file.write('{"a": 1.0, "step": 3}\nnonsense\n')
     with pytest.raises(
-        InputError, match=r"metrics\.jsonl, line 5 is not an object with a \"step\""
+        InputError, match=r"metrics\.jsonl, line 5 is not a JSON object with the key \"step\""
     ):
         record.metrics_from(offset)
 

@@ -83,7 +83,7 @@ def test_more_steps_may_be_asked_for_but_nothing_else(whole, train, tmp_path):
     before = {whole / name: (whole / name).read_bytes() for name in RECORDED}
     process = train(f"resume={whole}", "steps=2", small=())
     assert process.returncode == 2
-    assert "is at step 8 already" in process.stderr
+    assert "is already at step 8" in process.stderr
     assert {path: path.read_bytes() for path in before} == before
     folder = tmp_path / "run"
     shorter = ("steps=6", "checkpoint.every=3", *MEMORY)

@@ -90,7 +90,7 @@ def test_a_resumed_run_begins_with_all_that_was_saved(trained, tmp_path):
     too_few = compose([*SMALL, f"resume={tmp_path}", "steps=1"])
     with (
         Orbax().open(tmp_path, fresh.loop.stateful) as checkpoints,
-        pytest.raises(InputError, match=r"steps=1, but .* is at step 2 already"),
+        pytest.raises(InputError, match=r"steps=1, but .* is already at step 2"),
     ):
         first_state(too_few, fresh, checkpoints, record, Mirror())
 
@@ -202,11 +202,11 @@ def test_the_digest_sees_names_shapes_dtypes_and_bytes():
 @pytest.mark.parametrize(
     ("overrides", "sentence"),
     [
-        (("plan=sweep",), "plan.search=True is for python -m rl4p.plan: a run ignores it"),
-        (("plan.search=true", "plan.check=true"), "plan.search=True is for python"),
-        (("plan.memory_gib=4",), "plan.memory_gib=4.* acts with plan.check=true alone"),
-        (("plan.effort=0", "plan.check=true"), "plan.effort=0.* is for python"),
-        (("plan.all_widths=true",), "plan.all_widths=True is for python"),
+        (("plan=sweep",), "plan.search=True is only for python -m rl4p.plan: leave it out"),
+        (("plan.search=true", "plan.check=true"), "plan.search=True is only for python"),
+        (("plan.memory_gib=4",), "plan.memory_gib=4.* needs plan.check=true"),
+        (("plan.effort=0", "plan.check=true"), "plan.effort=0.* is only for python"),
+        (("plan.all_widths=true",), "plan.all_widths=True is only for python"),
     ],
 )
 def test_a_run_refuses_what_only_a_plan_reads(overrides, sentence):

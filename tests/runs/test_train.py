@@ -133,7 +133,7 @@ def test_questions_from_a_file_run_from_end_to_end(train, tmp_path):
 def test_one_sample_a_prompt_is_allowed_and_remarked_upon(train, tmp_path):
     process = train("steps=1", "group_size=1", f"hydra.run.dir={tmp_path / 'run'}")
     assert process.returncode == 0
-    assert "group_size=1 has no siblings" in process.stderr
+    assert "group_size=1 leaves nothing" in process.stderr
     assert lines(tmp_path / "run")[1]["update/grad_norm"] == 0
 
 

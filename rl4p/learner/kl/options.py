@@ -30,8 +30,8 @@ class KLOptions:
     def __post_init__(self) -> None:
         if self.importance_weight and self.placement == "in_reward":
             raise ValueError(
-                "importance_weight=true acts in the loss alone: in the reward, the divergence is "
-                "that of the policy that sampled, and the weight is 1."
+                "importance_weight=true needs placement=in_loss: in the reward, the divergence is "
+                "that of the sampling policy, so the weight is 1."
             )
 
     def penalty(self, logprobs_BT: Array, reference_BT: Array, behaviour_BT: Array) -> Array:

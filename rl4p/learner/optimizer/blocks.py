@@ -63,7 +63,7 @@ def blockwise(transform: optax.GradientTransformation) -> optax.GradientTransfor
 
     def update(gradient: Params, state: Any, params: Params | None = None) -> tuple[Params, Any]:
         if params is None:
-            raise ValueError("A blockwise transform is given the parameters.")
+            raise ValueError("A blockwise transform needs the parameters: pass params to update.")
         leaves, treedef = jax.tree.flatten(gradient)
         results = [
             over_blocks(transform.update, *leaf_and_rest)

@@ -37,8 +37,8 @@ class OptimizerOptions:
     def __post_init__(self) -> None:
         if self.schedule == "constant" and self.final_fraction:
             raise ValueError(
-                f"final_fraction={self.final_fraction} is where schedule=linear and "
-                "schedule=cosine end, and this one is constant: choose one of them."
+                f"final_fraction={self.final_fraction} has no effect with schedule=constant: "
+                "choose schedule=linear or schedule=cosine, or leave it out."
             )
 
     def descent(self, direction: optax.GradientTransformation) -> optax.GradientTransformation:

@@ -78,9 +78,9 @@ class PromptStream:
         """
         if state["prompts"] != self.digest:
             raise InputError(
-                "The prompts are not those of the run any more: its questions, answers or metadata "
-                "changed (did the file of data.path?), or it was started by an rl4p that checked "
-                "only the questions."
+                "The prompts are not those that the run started with: questions, answers or "
+                "metadata changed (check the file of data.path), or an older rl4p, which checked "
+                "only the questions, started the run."
             )
         self.epoch, self.offset = state["epoch"], state["offset"]
         self.order = self.order_of(self.epoch)

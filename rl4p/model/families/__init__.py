@@ -23,6 +23,6 @@ def family_of(config: dict[str, Any], where: str) -> Family:
     model_type = config.get("model_type")
     if not isinstance(model_type, str) or model_type not in FAMILIES:
         raise InputError(
-            f"{where}: model_type {model_type!r} is not known; known are {', '.join(FAMILIES)}."
+            f"{where}: model_type {model_type!r} is not supported; use {', '.join(FAMILIES)}."
         )
     return FAMILIES[model_type]

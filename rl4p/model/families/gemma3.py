@@ -45,7 +45,7 @@ def read_rope(keys: Keys) -> dict[str, Any]:
         "rope_local_base_freq": keys.get("rope_local_base_freq", float, 10_000.0),
     }
     if keys.scaling(local) is not None:
-        raise keys.refuse("scaled positions in layers that slide")
+        raise keys.refuse("scaled positions in sliding-window layers")
     sections.config = whole
     theta = sections.get("rope_theta", float, old["rope_theta"])
     sections.config = local

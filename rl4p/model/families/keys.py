@@ -26,7 +26,7 @@ class Keys:
         if kind is float and type(value) is int:
             value = float(value)
         if type(value) is not kind:
-            raise InputError(f"{self.where}: {key} should be {kind.__name__}, is {value!r}.")
+            raise InputError(f"{self.where}: {key} must be {kind.__name__}, not {value!r}.")
         return value
 
     def refuse(self, what: str) -> InputError:
@@ -83,7 +83,7 @@ class Keys:
         sliding = tuple(slides[layer_type] for layer_type in types) or tuple(default)
         if len(sliding) != layers:
             raise InputError(
-                f"{self.where}: layer_types names {len(sliding)} layers of num_hidden_layers "
+                f"{self.where}: layer_types has {len(sliding)} entries, but num_hidden_layers is "
                 f"{layers}."
             )
         return {"window": window, "sliding": sliding} if any(sliding) else {}
@@ -99,7 +99,7 @@ class Keys:
         num_kv_heads = self.get("num_key_value_heads", int, heads)
         if heads % num_kv_heads:
             raise InputError(
-                f"{self.where}: num_attention_heads {heads} does not divide by "
+                f"{self.where}: num_attention_heads {heads} is not a multiple of "
                 f"num_key_value_heads {num_kv_heads}."
             )
         return {

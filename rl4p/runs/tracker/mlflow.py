@@ -24,7 +24,7 @@ PARENT_VARIABLE = "RL4P_PARENT_RUN_ID"  # holds the id of the sweep's run
 # A batch of any size costs 15 ms of a core, so fast steps share a batch.
 SECONDS_BETWEEN_BATCHES = 2.0
 SECONDS_BETWEEN_ATTEMPTS = 30.0
-LATE = "it was too slow, or never answered"
+LATE = "it was too slow or did not answer"
 # The user's variables take precedence. By default a request to a dead server takes four minutes.
 SETTINGS = {
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0",
@@ -54,11 +54,11 @@ class MLflow:
     def __post_init__(self):
         if not urlsplit(self.uri).scheme:
             raise InputError(
-                f"tracker.uri={self.uri} names no kind of store: write sqlite:///PATH or http://..."
+                f"tracker.uri={self.uri} has no scheme: write sqlite:///PATH or http://..."
             )
         if urlsplit(self.uri).password:
             raise InputError(
-                "tracker.uri holds a password, which would be kept with the run: set"
+                "tracker.uri contains a password, which would be saved with the run: set"
                 " MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD instead."
             )
         if self._database:
@@ -137,7 +137,7 @@ class BackgroundMirror:
         self._ended.wait(self._tracker.close_timeout_seconds)
         if self._failure:
             log.warning(
-                "MLflow at %s lacks some of this run (%s); send it by: python -m rl4p.send %s",
+                "MLflow at %s lacks a part of this run (%s); send it with: python -m rl4p.send %s",
                 self._tracker.uri,
                 self._failure,
                 self._folder,
@@ -168,7 +168,7 @@ class BackgroundMirror:
                 self._news.set()
                 if not warned and not last:
                     log.warning(
-                        "The run goes on without MLflow at %s until it answers: %s",
+                        "The run continues without MLflow at %s until it answers: %s",
                         self._tracker.uri,
                         self._failure,
                     )

@@ -43,7 +43,7 @@ class ParentRun(Callback):
             run = client.create_run(experiment, run_name=run_name(folder), tags=tags)
         except Exception as error:  # noqa: BLE001 - the sweep continues after any error
             log.warning(
-                "The runs of this sweep get no parent from MLflow at %s: %s",
+                "The runs of this sweep have no parent run in MLflow at %s: %s",
                 tracker.uri,
                 reason(error),
             )

@@ -56,7 +56,7 @@ def test_extremes_are_finite(estimator, distance):
 
 
 def test_a_weight_in_the_reward_is_refused():
-    with pytest.raises(ValueError, match="importance_weight=true acts in the loss alone"):
+    with pytest.raises(ValueError, match="importance_weight=true needs placement=in_loss"):
         KLOptions(placement="in_reward", importance_weight=True)
 
 

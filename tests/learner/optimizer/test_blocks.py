@@ -72,5 +72,5 @@ def test_a_transform_sees_one_block_at_a_time():
 
 def test_the_parameters_are_asked_for():
     transform = blockwise(optax.identity())
-    with pytest.raises(ValueError, match="is given the parameters"):
+    with pytest.raises(ValueError, match="needs the parameters"):
         transform.update(PARAMS, transform.init(PARAMS))

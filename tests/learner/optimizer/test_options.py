@@ -127,7 +127,7 @@ def test_a_state_that_is_given_up_in_training_comes_back_from_a_checkpoint(
 
 
 def test_an_end_of_the_learning_rate_needs_a_schedule():
-    with pytest.raises(ValueError, match=r"final_fraction=0\.1 is where schedule=linear"):
+    with pytest.raises(ValueError, match=r"final_fraction=0\.1 has no effect with schedule=const"):
         OptimizerOptions(learning_rate=1.0, final_fraction=0.1)
     OptimizerOptions(learning_rate=1.0, final_fraction=0.1, schedule="cosine")
 

@@ -81,7 +81,7 @@ def test_its_names_are_those_of_gemma_2_and_of_qwen_3(read, tensors):
         ({"use_bidirectional_attention": True}, "asks for use_bidirectional_attention"),
         (
             {"rope_parameters": {"sliding_attention": {"rope_type": "linear", "factor": 2}}},
-            "asks for scaled positions in layers that slide",
+            "asks for scaled positions in sliding-window layers",
         ),
         ({"rope_scaling": {"rope_type": "yarn", "factor": 2}}, "asks for rope type 'yarn'"),
     ],

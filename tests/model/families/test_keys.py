@@ -46,7 +46,7 @@ def test_null_is_as_if_a_key_were_absent():
     ("value", "kind"), [("3", int), (True, int), (3.0, int), (True, float), (1, bool), ({}, list)]
 )
 def test_another_kind_is_refused(value, kind):
-    with pytest.raises(InputError, match=rf"^here: a should be {kind.__name__}, is "):
+    with pytest.raises(InputError, match=rf"^here: a must be {kind.__name__}, not "):
         keys(a=value).get("a", kind)
 
 
@@ -105,7 +105,7 @@ def test_the_rope_options_of_several_versions(config, theta, scaling):
     [
         ({"rope_scaling": {"type": "yarn", "factor": 4}}, "^here asks for rope type 'yarn'"),
         ({"rope_scaling": {"rope_type": "llama3"}}, "^here, in rope_parameters, has no 'factor'"),
-        ({"rope_scaling": "linear"}, "^here: rope_scaling should be dict, is 'linear'"),
+        ({"rope_scaling": "linear"}, "^here: rope_scaling must be dict, not 'linear'"),
         ({"partial_rotary_factor": 0.5}, "^here asks for partial_rotary_factor 0.5"),
         (
             {"rope_parameters": {"partial_rotary_factor": 0.5}},
@@ -143,7 +143,7 @@ def test_a_head_is_as_wide_as_the_family_says_or_as_the_width_leaves():
 def test_key_heads_are_as_many_as_query_heads_where_they_are_not_said():
     assert keys(**SHAPE | {"num_key_value_heads": None}).shape()["num_kv_heads"] == 4
     with pytest.raises(
-        InputError, match="num_attention_heads 4 does not divide by num_key_value_h"
+        InputError, match="num_attention_heads 4 is not a multiple of num_key_value_h"
     ):
         keys(**SHAPE | {"num_key_value_heads": 3}).shape()
 

@@ -28,7 +28,7 @@ def test_labels_are_counted(config, labels):
 
 
 def test_a_number_that_is_none_is_refused():
-    with pytest.raises(InputError, match=r"^here: num_labels should be int, is '5'"):
+    with pytest.raises(InputError, match=r"^here: num_labels must be int, not '5'"):
         read_labels(CLASSIFIER | {"num_labels": "5"}, "here")
 
 

@@ -38,7 +38,7 @@ def test_it_has_no_biases(read, tensors):
     [
         ({"layer_types": ["full_attention"] * 3}, r"asks for layer_types \[.*\]"),
         ({"hidden_act": "gelu"}, "asks for activation 'gelu'"),
-        ({"sliding_window": "9"}, "sliding_window should be int, is '9'"),
+        ({"sliding_window": "9"}, "sliding_window must be int, not '9'"),
     ],
 )
 def test_what_the_decoder_does_not_do_is_refused(read, change, sentence):

@@ -106,7 +106,7 @@ def test_gradients_are_those_of_transformers():
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        ({"layer_types": ["full_attention"]}, "layer_types names 1 layers of num_hidden_layers 3"),
+        ({"layer_types": ["full_attention"]}, "layer_types has 1 entries, but num_hidden_layers"),
         ({"sliding_window": None}, "has no 'sliding_window'"),
         ({"hidden_act": "gelu"}, "asks for activation 'gelu'"),
     ],

@@ -186,8 +186,8 @@ def test_no_call_waits_for_a_store_that_is_busy(store, record, caplog):
         tracked.artifact(record.folder / "config.yaml")
         assert not tracked.finish("finished")
         assert [r.getMessage() for r in caplog.records] == [
-            f"MLflow at {store.uri} lacks some of this run (it was too slow, or never answered);"
-            f" send it by: python -m rl4p.send {record.folder}"
+            f"MLflow at {store.uri} lacks a part of this run (it was too slow or did not answer);"
+            f" send it with: python -m rl4p.send {record.folder}"
         ]
     assert len(record.metrics()) == 1000
     tracked._ended.wait()  # the thread ends when the lock is free
@@ -201,10 +201,10 @@ def test_a_server_that_is_down_costs_two_sentences(dead, record, caplog):
     assert not tracked.finish("finished")
     assert len(record.metrics()) == 3
     during, at_the_end = [r.getMessage() for r in caplog.records]
-    assert during.startswith(f"The run goes on without MLflow at {dead} until it answers: ")
+    assert during.startswith(f"The run continues without MLflow at {dead} until it answers: ")
     assert "ConnectionRefusedError" in during
     assert len(during) < 200
-    assert at_the_end.endswith(f"send it by: python -m rl4p.send {record.folder}")
+    assert at_the_end.endswith(f"send it with: python -m rl4p.send {record.folder}")
 
 
 @pytest.mark.slow
@@ -236,7 +236,7 @@ def test_a_process_ends_though_its_server_never_answers(record):
     assert out == "False\n"
     assert err.count("\n") == 1
     assert (
-        f"(it was too slow, or never answered); send it by: python -m rl4p.send {record.folder}"
+        f"(it was too slow or did not answer); send it with: python -m rl4p.send {record.folder}"
         in err
     )
     assert len(record.metrics()) == 5
@@ -319,8 +319,8 @@ def test_a_relative_database_is_one_of_the_working_directory(tmp_path, monkeypat
 @pytest.mark.parametrize(
     ("uri", "sentence"),
     [
-        ("http://me:secret@host:5000", "tracker.uri holds a password"),
-        ("outputs/mlflow.db", "names no kind of store: write sqlite:///PATH"),
+        ("http://me:secret@host:5000", "tracker.uri contains a password"),
+        ("outputs/mlflow.db", "has no scheme: write sqlite:///PATH"),
     ],
 )
 def test_a_uri_that_cannot_be_meant(uri, sentence):

@@ -123,7 +123,7 @@ def test_a_server_that_is_down_costs_the_parent_and_a_sentence(dead, caplog):
     callback.on_multirun_end(config({}))
     assert PARENT_VARIABLE not in os.environ
     (warning,) = caplog.records
-    assert f"no parent from MLflow at {dead}: ConnectionRefusedError" in warning.getMessage()
+    assert f"no parent run in MLflow at {dead}: ConnectionRefusedError" in warning.getMessage()
 
 
 def test_launchers_can_pickle_the_callback(store):
