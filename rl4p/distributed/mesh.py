@@ -78,7 +78,7 @@ class Mesh(ProcessOptions):
         apart, count = self.rollout_devices or 0, len(self.available)
         if not 0 <= apart < count:
             raise InputError(
-                f"mesh.rollout_devices={apart} leaves none of {count} devices for updates."
+                f"mesh.rollout_devices={apart} leaves no device for updates: there are {count}."
             )
         devices = self.available[: count - apart]
         local = sum(device.process_index == devices[0].process_index for device in devices)
@@ -107,7 +107,7 @@ class Mesh(ProcessOptions):
         fixed = math.prod(size for size in sizes if size != -1)
         if min(sizes) < -1 or 0 in sizes or sizes.count(-1) > 1:
             raise InputError(
-                f"{words} is no shape: sizes are at least 1, and one of them may be -1."
+                f"{words} is not a valid shape: sizes are at least 1, and at most one is -1."
             )
         if fixed > devices or (-1 in sizes and devices % fixed):
             raise InputError(f"{words} asks for {fixed} devices, but there are {devices}.")
@@ -206,8 +206,8 @@ def sizes_of(shape: str) -> dict[str, int]:
         sizes = {}
     if not sizes or len(sizes) < len(named) or not set(sizes) <= set(AXES):
         raise InputError(
-            f"mesh.shape={shape} is no shape of a mesh: it is three numbers, as [1,-1,1] for "
-            "dp, fsdp and tp, or named ones, as {dp:2,fsdp:-1}."
+            f"mesh.shape={shape} is not a valid shape: write three sizes, such as [1,-1,1] for dp, "
+            "fsdp and tp, or named sizes, such as {dp:2,fsdp:-1}."
         )
     return dict.fromkeys(AXES, 1) | sizes
 
@@ -227,7 +227,7 @@ def divide_cpu(devices: int) -> None:
     try:
         jax.config.update("jax_num_cpu_devices", devices)
     except (RuntimeError, ValueError) as error:
-        raise InputError(f"mesh.cpu_devices={devices} cannot be: {error}") from error
+        raise InputError(f"mesh.cpu_devices={devices} cannot be set: {error}") from error
 
 
 ONE_DEVICE = Mesh(dp=1)

@@ -142,8 +142,8 @@ def abstract_run(config: DictConfig, mesh: Mesh) -> AbstractRun:
     model = instantiate(config.model)
     if not hasattr(model, "abstract"):
         raise InputError(
-            f"model._target_={config.model._target_} cannot be planned with: it has no method "
-            "`abstract(mesh)`, that gives the policy and the shapes of its parameters."
+            f"model._target_={config.model._target_} cannot be planned: it needs a method "
+            "`abstract(mesh)`, which returns the policy and the shapes of its parameters."
         )
     policy, params = model.abstract(mesh)
     check_lengths(config, policy, phases.rollout.max_response_tokens)

@@ -80,11 +80,13 @@ class Classifier:
         config, file = read_config(folder), folder / "config.json"
         if not config.labels:
             raise InputError(
-                f"path={folder} has no score head: its architectures are "
-                f"{read_json(file).get('architectures')}, none a sequence classifier."
+                f"path={folder} has no score head: none of its architectures "
+                f"{read_json(file).get('architectures')} is a sequence classifier."
             )
         if self.label >= config.labels:
-            raise InputError(f"label={self.label}, but {folder} has {config.labels}, from 0.")
+            raise InputError(
+                f"label={self.label}, but the labels of {folder} are 0 to {config.labels - 1}."
+            )
         if self.max_tokens > config.max_positions:
             raise InputError(
                 f"max_tokens={self.max_tokens} is more than the {config.max_positions} positions "
@@ -94,8 +96,8 @@ class Classifier:
         largest = max(tokenizer.get_vocab().values())
         if largest >= config.vocabulary:
             raise InputError(
-                f"The tokenizer in {folder} has token {largest}, but the embedding only "
-                f"{config.vocabulary} rows, from 0."
+                f"The tokenizer in {folder} has token {largest}, but the embedding has only "
+                f"{config.vocabulary} rows."
             )
         decoder, mesh = Decoder(config=config, dtype=self.dtype), OwnMesh()
         params = read_params(folder, decoder, self.dtype, mesh)

@@ -43,14 +43,14 @@ class Demonstrations:
     ) -> tuple[Trajectories, Texts]:
         if greedy:
             raise InputError(
-                "rollout=demonstrations has no policy to evaluate: give the evaluation a sampler, "
-                "by +rollout@evaluation.rollout=continuous."
+                "rollout=demonstrations has no policy to evaluate: add a sampler for the "
+                "evaluation, +rollout@evaluation.rollout=continuous."
             )
         without = next((prompt.id for prompt in prompts if prompt.solution is None), None)
         if without is not None:
             raise InputError(
-                f"rollout=demonstrations needs a worked solution for every prompt; {without} of "
-                "this data set has none."
+                f"rollout=demonstrations needs a solution for every prompt, but {without} of this "
+                "data set has none."
             )
         solutions = policy.tokenizer(
             [prompt.solution or "" for prompt in prompts], add_special_tokens=False

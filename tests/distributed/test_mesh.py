@@ -198,13 +198,13 @@ def test_a_mesh_of_devices_that_are_not_there_is_refused():
 
 @pytest.mark.parametrize("dp", [0, -2])
 def test_sizes_are_counts(dp):
-    with pytest.raises(InputError, match=rf"mesh\.dp={dp} is no shape: sizes are at least 1"):
+    with pytest.raises(InputError, match=rf"mesh\.dp={dp} is not a valid shape: sizes are at "):
         Mesh(dp=dp).size  # noqa: B018
 
 
 def test_some_device_must_be_left_for_updates():
     there = jax.device_count()
-    with pytest.raises(InputError, match=f"leaves none of {there} devices for updates"):
+    with pytest.raises(InputError, match=f"leaves no device for updates: there are {there}"):
         Mesh(rollout_devices=there).size  # noqa: B018
 
 

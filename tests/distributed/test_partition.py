@@ -110,7 +110,7 @@ def test_a_shape_may_be_a_list_or_a_dictionary(shape, words):
 
 @pytest.mark.parametrize("shape", ["1,2", "dp:2,dp:4", "dp:two", "pp:2", "", "dp:2,4"])
 def test_a_shape_that_is_none_is_refused(shape):
-    with pytest.raises(InputError, match=rf"mesh\.shape={shape} is no shape of a mesh"):
+    with pytest.raises(InputError, match=rf"mesh\.shape={shape} is not a valid shape"):
         Mesh(shape=shape).sizes(8, 8)
 
 
@@ -125,7 +125,7 @@ def test_sizes_of_the_axes():
         Mesh(fsdp=3).sizes(8, 8)
     for options, words in (
         ({"dp": 1, "fsdp": 3, "tp": -1}, "mesh.fsdp=3 mesh.tp=-1 asks for 3 devices"),
-        ({"dp": -1, "fsdp": -1}, "mesh.dp=-1 mesh.fsdp=-1 is no shape"),
+        ({"dp": -1, "fsdp": -1}, "mesh.dp=-1 mesh.fsdp=-1 is not a valid shape"),
         ({"dp": 4, "tp": 4}, "asks for 16 devices, but there are 8"),
     ):
         with pytest.raises(InputError, match=words):

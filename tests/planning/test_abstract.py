@@ -170,7 +170,7 @@ def test_a_model_that_cannot_be_planned_with_says_what_it_lacks(monkeypatch):
     with pytest.raises(InputError) as caught:
         abstract_run(config, mesh)
     assert str(caught.value).startswith(
-        "model._target_=rl4p.model.scratch.Scratch cannot be planned with: it has no method "
+        "model._target_=rl4p.model.scratch.Scratch cannot be planned: it needs a method "
         "`abstract(mesh)`"
     )
 

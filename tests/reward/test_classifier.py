@@ -167,12 +167,12 @@ def test_bfloat16_is_near(folder, make_prompt):
         (
             {"architectures": ["Qwen2ForCausalLM"]},
             {},
-            r"^path=.* has no score head: .* \['Qwen2ForCausalLM'\], none a sequence classifier\.$",
+            r"^path=.* has no score head: .* \['Qwen2ForCausalLM'\] is a sequence classifier\.$",
         ),
-        ({}, {"label": 2}, r"^label=2, but .* has 2, from 0\.$"),
+        ({}, {"label": 2}, r"^label=2, but the labels of .* are 0 to 1\.$"),
         ({"id2label": {"0": "good"}}, {}, r"weight must have shape \(1, 32\), not \(2, 32\)"),
         ({}, {"max_tokens": 129}, r"^max_tokens=129 is more than the 128 positions of "),
-        ({"vocab_size": 260}, {}, r"tokenizer in .* has token 260, but .* only 260 rows"),
+        ({"vocab_size": 260}, {}, r"tokenizer in .* has token 260, but .* has only 260 rows"),
     ],
 )
 def test_a_folder_that_will_not_do_is_refused(copied, change, options, sentence):

@@ -78,7 +78,7 @@ def test_the_tokenizer_adds_no_tokens_of_its_own(policy, make_prompt):
 
 def test_a_prompt_without_a_worked_answer_is_named(policy, make_prompt):
     prompts = [make_prompt(solution="a"), make_prompt(id="bare")]
-    with pytest.raises(InputError, match=r"rollout=demonstrations needs .*; bare of this data set"):
+    with pytest.raises(InputError, match=r"rollout=demonstrations needs .* but bare of this data"):
         demonstrate(policy, prompts)
 
 
