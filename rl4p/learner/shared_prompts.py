@@ -127,7 +127,7 @@ class SharedPrompts:
         return rows.rows_b // self.group_size
 
     def before(self, layers: KeysAndValues, groups_b: Array) -> Prefix | None:
-        """Returns the prefix keys and values of rows in these groups; `layers` is from `taken`."""
+        """Returns the prefix keys and values of rows; `layers` is what `take_groups` returns."""
         if not self.columns:
             return None
         lengths_P = jnp.sum(jnp.asarray(self.segment_ids_PS) > 0, axis=1)
