@@ -43,13 +43,13 @@ from rl4p.model.decoder import Decoder
 from rl4p.model.policy import Policy
 from rl4p.types import (
     Array,
+    Episode,
     Microbatching,
     Params,
     Prompt,
     Question,
     Rewards,
     Sampling,
-    Texts,
     TrainingBatch,
     TrainState,
     Trajectories,
@@ -79,7 +79,7 @@ class Rollout(Protocol):
         key: Array,
         version: int,
         greedy: bool = False,
-    ) -> tuple[Trajectories, Texts]:
+    ) -> tuple[Trajectories, Sequence[Episode]]:
         """Draws `group_size` responses to each of P prompts.
 
         Args:
@@ -93,7 +93,7 @@ class Rollout(Protocol):
           greedy: whether to choose the most probable token at every step (for evaluation).
 
         Returns:
-          B = P x G trajectories, and their texts in the same order.
+          B = P x G trajectories, and their episodes in the same order.
         """
         ...
 
@@ -152,7 +152,7 @@ class Remembers(Protocol):
 class Reward(Protocol):
     """A phase that grades trajectories."""
 
-    def __call__(self, trajectories: Trajectories, texts: Texts) -> Rewards:
+    def __call__(self, trajectories: Trajectories, episodes: Sequence[Episode]) -> Rewards:
         """Grades every trajectory on the host.
 
         Raises:
@@ -167,7 +167,7 @@ class RewardTerm(Protocol):
     @property
     def weight(self) -> float: ...
 
-    def __call__(self, texts: Texts) -> Sequence[float | None]:
+    def __call__(self, episodes: Sequence[Episode]) -> Sequence[float | None]:
         """Returns one grade per row; None or a non-finite number marks the sample invalid."""
         ...
 
@@ -350,7 +350,7 @@ class Score(Protocol):
         policy: Policy,
         state: TrainState,
         trajectories: Trajectories,
-        texts: Texts,
+        episodes: Sequence[Episode],
         rewards: Rewards,
     ) -> Array:
         """Returns float32 [B, T]; called once per step, before the advantage.

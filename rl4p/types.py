@@ -1,14 +1,14 @@
 """The data types that pass between the phases.
 
-    prompts --rollout--> Trajectories, Texts --reward--> Rewards
+    prompts --rollout--> Trajectories, Episodes --reward--> Rewards
             --advantage--> advantages_BT --update--> TrainState
 
 Dimension letters, used as suffixes of array names everywhere: P prompts, G samples of a prompt,
 B = P x G sequences, T tokens, V vocabulary, L layers, D width, H query heads, K key/value heads,
 h head width, S cache slots.
 
-Arrays and texts are two objects with corresponding rows: texts never enter a jitted function, and
-work on arrays never waits for texts.
+Arrays and episodes are two objects with corresponding rows: episodes never enter a jitted function,
+and work on arrays never waits for texts.
 """
 
 from collections.abc import Mapping, Sequence
@@ -66,11 +66,26 @@ class Prompt(Question):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Texts:
-    """The texts of a batch of trajectories, on the host; row b belongs to row b of the arrays."""
+class Episode:
+    """A row of trajectories in words, on the host; episode b belongs to row b of the arrays.
 
-    prompts: tuple[Prompt, ...]  # length B: each prompt is repeated for each of its samples
-    responses: Sequence[str]  # length B, without special tokens
+    Attributes:
+      prompt: the prompt, the same object for all samples of a group.
+      response: the text of the response, without special tokens.
+    """
+
+    prompt: Prompt
+    response: str
+
+    @property
+    def messages(self) -> list[dict[str, str]]:
+        """Returns the conversation as a chat template takes it."""
+        system = self.prompt.system_prompt
+        return [
+            *([{"role": "system", "content": system}] if system else []),
+            {"role": "user", "content": self.prompt.question},
+            {"role": "assistant", "content": self.response},
+        ]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -204,6 +219,6 @@ class StepInfo:
     step: int
     state: TrainState
     trajectories: Trajectories
-    texts: Texts
+    episodes: Sequence[Episode]
     rewards: Rewards
     metrics: dict[str, float]

@@ -33,6 +33,7 @@ import pytest  # noqa: E402
 from rl4p.distributed.mesh import Mesh  # noqa: E402
 from rl4p.rollout.engine import Completion, finish  # noqa: E402
 from rl4p.types import (  # noqa: E402
+    Episode,
     Finish,
     Prompt,
     Rewards,
@@ -193,6 +194,18 @@ def make_trajectories():
             ),
             finish_B=jnp.full(B, Finish.STOP, jnp.int8),
         )
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def make_episodes(make_prompt):
+    """Returns a function that makes episodes from responses, with one prompt or one for each."""
+
+    def make(responses, prompts=None):
+        prompts = [make_prompt()] * len(responses) if prompts is None else prompts
+        pairs = zip(prompts, responses, strict=True)
+        return tuple(Episode(prompt=prompt, response=response) for prompt, response in pairs)
 
     return make
 

@@ -18,7 +18,7 @@ import numpy as np
 
 from rl4p.loop.collector.synchronous import Synchronous
 from rl4p.loop.protocols import Collected
-from rl4p.types import Prompt, Rewards, Texts, Trajectories
+from rl4p.types import Episode, Prompt, Rewards, Trajectories
 from rl4p.rollout.naive_sampler import NaiveSampler
 
 
@@ -49,8 +49,8 @@ class OpenOneBehind:
         return {
             "trajectories": vars(trajectories),
             "rewards": vars(rewards),
-            "prompts": [vars(prompt) for prompt in self.ahead.texts.prompts],
-            "responses": list(self.ahead.texts.responses),
+            "prompts": [vars(episode.prompt) for episode in self.ahead.episodes],
+            "responses": [episode.response for episode in self.ahead.episodes],
         }
 
     def restore(self, state):
@@ -59,9 +59,10 @@ class OpenOneBehind:
         prompts = [Prompt(**row | {"tokens": tuple(row["tokens"])}) for row in state["prompts"]]
         arrays = Trajectories(**state["trajectories"]), Rewards(**state["rewards"])
         trajectories, rewards = self.now.policy.mesh.shard_rows(arrays)
-        texts = Texts(prompts=tuple(prompts), responses=tuple(state["responses"]))
+        pairs = zip(prompts, state["responses"], strict=True)
+        episodes = [Episode(prompt=prompt, response=response) for prompt, response in pairs]
         self.ahead = Collected(
-            trajectories=trajectories, texts=texts, rewards=rewards, memory={}, metrics={}
+            trajectories=trajectories, episodes=episodes, rewards=rewards, memory={}, metrics={}
         )
 
     def close(self):
@@ -85,8 +86,8 @@ class OpenLongest:
         self.next += count
         return taken
 
-    def credit(self, step, texts, rewards):
-        self.credited.append([step, len(texts.responses), float(np.mean(rewards.total_B))])
+    def credit(self, step, episodes, rewards):
+        self.credited.append([step, len(episodes), float(np.mean(rewards.total_B))])
 
     def state(self):
         return {"next": self.next, "credited": self.credited}
@@ -99,7 +100,7 @@ class OpenLongest:
 class Position:
     '''How far in its response a token stands, from 0 to 1.'''
 
-    def __call__(self, policy, state, trajectories, texts, rewards):
+    def __call__(self, policy, state, trajectories, episodes, rewards):
         mask_BT = jnp.asarray(trajectories.response_mask_BT)
         count_BT = jnp.cumsum(mask_BT, axis=1, dtype=jnp.float32)
         return jnp.where(mask_BT, count_BT / jnp.max(count_BT, axis=1, keepdims=True), 0.0)
@@ -123,7 +124,7 @@ class Vowels:
     every: int = 1
 
     def __call__(self, info):
-        said = "".join(info.texts.responses)
+        said = "".join(episode.response for episode in info.episodes)
         return {"mine/vowels": float(sum(letter in "aeiou" for letter in said.lower()))}
 
 

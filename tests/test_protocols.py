@@ -61,10 +61,10 @@ def test_a_part_has_the_members_of_its_contract_with_their_arguments(group, part
             assert [n for n in arguments(found) if n not in extra] == arguments(wanted), name
 
 
-def test_a_term_of_the_reward_has_a_weight_and_sees_the_texts():
+def test_a_term_of_the_reward_has_a_weight_and_sees_the_episodes():
     terms = yaml.safe_load((CONF / "reward" / "weighted.yaml").read_text())["terms"]
     assert terms
     for term in terms.values():
         part = targets.locate(term["_target_"], targets.TRUSTED, "reward")
         assert "weight" in part.__dataclass_fields__
-        assert arguments(part.__call__) == arguments(protocols.RewardTerm.__call__) == ["texts"]
+        assert arguments(part.__call__) == arguments(protocols.RewardTerm.__call__) == ["episodes"]

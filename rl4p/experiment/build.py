@@ -160,7 +160,7 @@ def build_teacher(config: DictConfig, policy: Policy, key: Array) -> tuple[Decod
 def build_phases(config: DictConfig) -> Phases:
     checks = {
         "rollout": check_rollout,
-        "reward": lambda rewards, trajectories, texts: check_rewards(rewards, trajectories),
+        "reward": lambda rewards, trajectories, episodes: check_rewards(rewards, trajectories),
         "advantage": lambda found, trajectories, rewards, *_, **__: check_advantages(
             found.advantages_BT, trajectories, rewards
         ),

@@ -1,5 +1,6 @@
 """Checks of a batch at each phase boundary (`debug.check_batches=true`)."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -7,7 +8,7 @@ import numpy as np
 from rl4p.distributed.processes import to_host
 from rl4p.errors import RunError
 from rl4p.model.policy import Policy
-from rl4p.types import Finish, Rewards, Texts, TrainingBatch, Trajectories
+from rl4p.types import Episode, Finish, Rewards, TrainingBatch, Trajectories
 
 
 class Checker:
@@ -39,16 +40,19 @@ class Checker:
 
 
 def check_rollout(
-    result: tuple[Trajectories, Texts], policy: Policy, *_: Any, version: int, **__: Any
+    result: tuple[Trajectories, Sequence[Episode]],
+    policy: Policy,
+    *_: Any,
+    version: int,
+    **__: Any,
 ) -> None:
-    """Checks the result of a rollout: arrays, texts, token ids and weight versions."""
-    trajectories, texts = result
+    """Checks the result of a rollout: arrays, episodes, token ids and weight versions."""
+    trajectories, episodes = result
     check_trajectories(trajectories)
     check = Checker("after rollout")
     B = trajectories.tokens_BT.shape[0]
-    for field, rows in (("prompts", texts.prompts), ("responses", texts.responses)):
-        if len(rows) != B:
-            check.fail(field, f"of length {B}", len(rows))
+    if len(episodes) != B:
+        check.fail("episodes", f"of length {B}", len(episodes))
     tokens, versions = to_host((trajectories.tokens_BT, trajectories.policy_version_BT))
     vocabulary = policy.decoder.config.vocabulary
     check.that("tokens_BT", tokens < vocabulary, f"under the vocabulary, {vocabulary}")

@@ -11,7 +11,7 @@ from rl4p.errors import InputError
 from rl4p.loop.grading import graded
 from rl4p.loop.phases import Phases
 from rl4p.model.policy import Policy
-from rl4p.types import Params, Prompt, Rewards, StepInfo, Texts, TrainState
+from rl4p.types import Params, Prompt, Rewards, StepInfo, TrainState
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,7 +74,7 @@ def greedy_rewards(
     The prompts are repeated to fill `rows` sequences; the repetitions are not graded. The memory
     that the phases return is discarded.
     """
-    (trajectories, texts), _ = phases.call(
+    (trajectories, episodes), _ = phases.call(
         "rollout",
         state.memory,
         policy,
@@ -90,6 +90,6 @@ def greedy_rewards(
         phases,
         state.memory,
         jax.tree.map(lambda x: x[counted], trajectories),
-        Texts(prompts=texts.prompts[counted], responses=texts.responses[counted]),
+        episodes[counted],
     )
     return rewards

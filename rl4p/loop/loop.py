@@ -112,15 +112,15 @@ def train(loop: Loop, state: TrainState) -> Iterator[StepInfo]:
             raise RunError(f"The gradient was not finite in steps {skipped}: nothing was updated.")
         metrics |= watch.metrics() | collected.metrics
         if seconds := metrics.get("time/rollout"):
-            tokens = metrics["rollout/response_tokens"] * len(collected.texts.responses)
+            tokens = metrics["rollout/response_tokens"] * len(collected.episodes)
             metrics["rollout/tokens_per_second"] = tokens / seconds
         rewards = to_host(rewards)
-        loop.source.credit(step, collected.texts, rewards)
+        loop.source.credit(step, collected.episodes, rewards)
         yield StepInfo(
             step=step + 1,
             state=state,
             trajectories=trajectories,
-            texts=collected.texts,
+            episodes=collected.episodes,
             rewards=rewards,
             metrics=metrics,
         )

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from rl4p.loop.phases import Phases
 from rl4p.model.policy import Policy
-from rl4p.types import Prompt, Rewards, StepInfo, Texts, TrainState, Trajectories
+from rl4p.types import Episode, Prompt, Rewards, StepInfo, TrainState, Trajectories
 
 
 class Stateful(Protocol):
@@ -50,11 +50,11 @@ class OpenSource(Stateful, Protocol):
         """Returns exactly `count` prompts for step `step`, counted from 0."""
         ...
 
-    def credit(self, step: int, texts: Texts, rewards: Rewards) -> None:
+    def credit(self, step: int, episodes: Sequence[Episode], rewards: Rewards) -> None:
         """Receives the responses and rewards of a step when the step has ended.
 
         Args:
-          rewards: on the host; row b belongs to row b of `texts`.
+          rewards: on the host; row b belongs to episode b.
         """
         ...
 
@@ -70,7 +70,7 @@ class Collected:
     """
 
     trajectories: Trajectories
-    texts: Texts
+    episodes: Sequence[Episode]
     rewards: Rewards
     memory: dict[str, Any]
     metrics: dict[str, float]

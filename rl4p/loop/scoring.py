@@ -13,7 +13,7 @@ from rl4p.loop.phases import Phases
 from rl4p.loop.protocols import Collected
 from rl4p.model.decoder import Decoder
 from rl4p.model.policy import Policy
-from rl4p.types import Array, Params, Texts, TrainState
+from rl4p.types import Array, Episode, Params, TrainState
 
 # The scores that one forward pass of the policy computes, with their names in `score_tokens`.
 OF_POLICY = {
@@ -43,7 +43,7 @@ class Scoring:
     ) -> dict[str, Array]:
         """Returns the scores that `Phases.needs` lists, by name."""
         needs = phases.needs()
-        trajectories, texts = collected.trajectories, collected.texts
+        trajectories, episodes = collected.trajectories, collected.episodes
         options = {
             "sampling": phases.rollout.sampling,
             "microbatching": phases.update.microbatching,
@@ -69,32 +69,34 @@ class Scoring:
             decoder, params = others[name]
             scores[name] = score_tokens(decoder, params, trajectories, **options)["logprobs"]
         for name in sorted(needs & phases.scores.keys()):
-            score_BT = phases.scores[name](policy, state, trajectories, texts, collected.rewards)
+            score_BT = phases.scores[name](policy, state, trajectories, episodes, collected.rewards)
             scores[name] = policy.mesh.shard_rows(score_BT)
         of_rows = {
-            "greedy_rewards": lambda: baselines(phases, policy, state, texts),
-            "answer_clusters": lambda: answer_clusters(texts),
-            "task_ids": lambda: task_ids(texts, self.tasks),
+            "greedy_rewards": lambda: baselines(phases, policy, state, episodes),
+            "answer_clusters": lambda: answer_clusters(episodes),
+            "task_ids": lambda: task_ids(episodes, self.tasks),
         }
         for name in sorted(needs & of_rows.keys()):
             scores[name] = policy.mesh.shard_rows(of_rows[name]())
         return scores
 
 
-def baselines(phases: Phases, policy: Policy, state: TrainState, texts: Texts) -> np.ndarray:
+def baselines(
+    phases: Phases, policy: Policy, state: TrainState, episodes: Sequence[Episode]
+) -> np.ndarray:
     """Returns the total reward of a greedy response to each prompt: float32 [B], nan if invalid.
 
     Each distinct prompt is answered once.
     """
-    prompts = list({prompt.id: prompt for prompt in texts.prompts}.values())
+    prompts = list({each.prompt.id: each.prompt for each in episodes}.values())
     rows = len(prompts) + -len(prompts) % policy.mesh.row_multiple
     rewards = greedy_rewards(phases, policy, state.params, state, prompts, rows=rows)
     total, valid = to_host((rewards.total_B, rewards.valid_B))
     by_id = {prompt.id: total[row] if valid[row] else np.nan for row, prompt in enumerate(prompts)}
-    return np.asarray([by_id[prompt.id] for prompt in texts.prompts], np.float32)
+    return np.asarray([by_id[each.prompt.id] for each in episodes], np.float32)
 
 
-def answer_clusters(texts: Texts) -> np.ndarray:
+def answer_clusters(episodes: Sequence[Episode]) -> np.ndarray:
     """Returns int32 [B], equal for responses whose final answers are equal as numbers or as texts.
 
     Responses without a final answer form one cluster.
@@ -104,11 +106,11 @@ def answer_clusters(texts: Texts) -> np.ndarray:
         value = None if answer is None else number(answer)
         return answer if value is None else value
 
-    keys = [key_of(final_answer(response)) for response in texts.responses]
+    keys = [key_of(final_answer(each.response)) for each in episodes]
     order = {key: i for i, key in enumerate(dict.fromkeys(keys))}
     return np.asarray([order[key] for key in keys], np.int32)
 
 
-def task_ids(texts: Texts, tasks: Sequence[str]) -> np.ndarray:
+def task_ids(episodes: Sequence[Episode], tasks: Sequence[str]) -> np.ndarray:
     """Returns int32 [B], the index of each row's task in `tasks`."""
-    return np.asarray([tasks.index(prompt.task) for prompt in texts.prompts], np.int32)
+    return np.asarray([tasks.index(each.prompt.task) for each in episodes], np.int32)

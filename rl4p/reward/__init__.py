@@ -1,1 +1,1 @@
-"""The reward phase, which grades texts."""
+"""The reward phase, which grades episodes."""

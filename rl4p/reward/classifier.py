@@ -1,5 +1,6 @@
 """The scores of a reward model."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -19,7 +20,7 @@ from rl4p.model.huggingface import read_config, read_params
 from rl4p.model.policy import padded_width
 from rl4p.model.tensor_files import read_json
 from rl4p.model.tokenizer import load_tokenizer
-from rl4p.types import Array, Microbatching, Params, Prompt, Texts
+from rl4p.types import Array, Episode, Microbatching, Params
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -103,11 +104,8 @@ class Classifier:
         params = read_params(folder, decoder, self.dtype, mesh)
         return RewardModel(decoder, params, tokenizer, mesh, read_json(file).get("pad_token_id"))
 
-    def __call__(self, texts: Texts) -> list[float | None]:
-        rows = [
-            self.tokens(prompt, response)
-            for prompt, response in zip(texts.prompts, texts.responses, strict=True)
-        ]
+    def __call__(self, episodes: Sequence[Episode]) -> list[float | None]:
+        rows = [self.tokens(episode) for episode in episodes]
         decoder, params, _, mesh, pad_id = self.model
         kept = [row if len(row) <= self.max_tokens else [] for row in rows]
         T = padded_width(max(1, *map(len, kept)))
@@ -120,17 +118,10 @@ class Classifier:
         scores_B = scores_BL[:, self.label].tolist()
         return [score if row else None for score, row in zip(scores_B, kept, strict=True)]
 
-    def tokens(self, prompt: Prompt, response: str) -> list[int]:
+    def tokens(self, episode: Episode) -> list[int]:
         """Returns the conversation in tokens of the classifier."""
-        system = prompt.system_prompt
         return self.model.tokenizer.apply_chat_template(  # pyright: ignore[reportReturnType]
-            [
-                *([{"role": "system", "content": system}] if system else []),
-                {"role": "user", "content": prompt.question},
-                {"role": "assistant", "content": response},
-            ],
-            tokenize=True,
-            return_dict=False,
+            episode.messages, tokenize=True, return_dict=False
         )
 
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rl4p.data.answer import final_answer, same_answer
-from rl4p.types import Texts
+from rl4p.types import Episode
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -13,8 +13,8 @@ class Correct:
 
     weight: float = 1.0
 
-    def __call__(self, texts: Texts) -> Sequence[float]:
+    def __call__(self, episodes: Sequence[Episode]) -> Sequence[float]:
         return [
-            float(same_answer(final_answer(response), prompt.answer))
-            for prompt, response in zip(texts.prompts, texts.responses, strict=True)
+            float(same_answer(final_answer(episode.response), episode.prompt.answer))
+            for episode in episodes
         ]

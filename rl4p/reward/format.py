@@ -4,7 +4,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from rl4p.types import Texts
+from rl4p.types import Episode
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,6 +23,6 @@ class Format:
         except re.error as error:
             raise ValueError(f"pattern {self.pattern!r} is not a valid regex: {error}") from None
 
-    def __call__(self, texts: Texts) -> Sequence[float]:
+    def __call__(self, episodes: Sequence[Episode]) -> Sequence[float]:
         pattern = re.compile(self.pattern, re.DOTALL)
-        return [float(pattern.fullmatch(response) is not None) for response in texts.responses]
+        return [float(pattern.fullmatch(each.response) is not None) for each in episodes]

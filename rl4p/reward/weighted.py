@@ -9,7 +9,7 @@ import numpy as np
 from rl4p.configuration.bounds import Share
 from rl4p.errors import RunError
 from rl4p.protocols import Remembers
-from rl4p.types import Rewards, Texts, Trajectories
+from rl4p.types import Episode, Rewards, Trajectories
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,7 +20,7 @@ class Weighted:
     counts as 0. Terms are reported unweighted.
 
     Attributes:
-      terms: objects by name, each with a `weight` and called with the texts (`RewardTerm`).
+      terms: objects by name, each with a `weight` and called with the episodes (`RewardTerm`).
       max_invalid: largest share of invalid samples in a batch; above it the run stops.
     """
 
@@ -40,9 +40,9 @@ class Weighted:
         """Returns the scores that the terms ask for; a reward cannot get any (`phases.py`)."""
         return frozenset().union(*(getattr(term, "needs", ()) for term in self.terms.values()))
 
-    def __call__(self, trajectories: Trajectories, texts: Texts) -> Rewards:
-        rows = len(texts.responses)
-        grades = {name: grade(name, term, texts) for name, term in self.terms.items()}
+    def __call__(self, trajectories: Trajectories, episodes: Sequence[Episode]) -> Rewards:
+        rows = len(episodes)
+        grades = {name: grade(name, term, episodes) for name, term in self.terms.items()}
         valid_B = np.ones(rows, bool)
         for grade_B in grades.values():
             valid_B &= np.isfinite(grade_B)
@@ -65,18 +65,18 @@ class Weighted:
         )
 
 
-def grade(name: str, term: Any, texts: Texts) -> np.ndarray:
+def grade(name: str, term: Any, episodes: Sequence[Episode]) -> np.ndarray:
     """Returns the grades of one term as float64 [B], nan where the term gave none."""
     try:
-        grades: Sequence[float | None] = term(texts)
+        grades: Sequence[float | None] = term(episodes)
         grades_B = np.asarray([np.nan if g is None else float(g) for g in grades])
     except Exception as error:
         raise RunError(
             f"reward.terms.{name} raised {type(error).__name__}: {error}. Return None for a "
             "sample that cannot be graded."
         ) from error
-    if len(grades_B) != len(texts.responses):
+    if len(grades_B) != len(episodes):
         raise RunError(
-            f"reward.terms.{name} gave {len(grades_B)} grades for {len(texts.responses)} responses."
+            f"reward.terms.{name} gave {len(grades_B)} grades for {len(episodes)} responses."
         )
     return grades_B

@@ -1,4 +1,4 @@
-"""The trajectories and texts of prompts that were answered once for each sample."""
+"""The trajectories and episodes of prompts that were answered once for each sample."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ import numpy as np
 
 from rl4p.model.policy import Policy, pad_left
 from rl4p.rollout.engine import Completion
-from rl4p.types import Prompt, Texts, Trajectories
+from rl4p.types import Episode, Prompt, Trajectories
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 def answers(
     policy: Policy, prompts: Sequence[Prompt], completions: Sequence[Completion], columns: int
-) -> tuple[Trajectories, Texts]:
+) -> tuple[Trajectories, Sequence[Episode]]:
     """Joins P prompts, padded left, with G completions each, sharded over the mesh.
 
     Args:
@@ -50,19 +50,18 @@ def answers(
         group_size=group_size,
         prompt_columns=tokens_PT.shape[1],
     )
-    responses = Decoded(policy.tokenizer, [x.tokens.tolist() for x in completions])
-    texts = Texts(
-        prompts=tuple(prompt for prompt in prompts for _ in range(group_size)),
-        responses=responses if jax.process_count() > 1 else tuple(responses),
-    )
-    return policy.mesh.shard_rows(trajectories), texts
+    of_rows = [prompt for prompt in prompts for _ in range(group_size)]
+    episodes = Decoded(policy.tokenizer, of_rows, [x.tokens.tolist() for x in completions])
+    episodes = episodes if jax.process_count() > 1 else tuple(episodes)
+    return policy.mesh.shard_rows(trajectories), episodes
 
 
 @dataclass(frozen=True)
-class Decoded(Sequence[str]):
-    """A lazy sequence of decoded responses, since each of several processes reads only some."""
+class Decoded(Sequence[Episode]):
+    """A lazy sequence of episodes, since each of several processes decodes only some."""
 
     tokenizer: "PreTrainedTokenizerFast"
+    prompts: list[Prompt]
     tokens: list[list[int]]
 
     def __len__(self) -> int:
@@ -70,8 +69,11 @@ class Decoded(Sequence[str]):
 
     def __getitem__(self, at: Any) -> Any:
         if isinstance(at, slice):
-            return Decoded(self.tokenizer, self.tokens[at])
-        return self.tokenizer.decode(self.tokens[at], skip_special_tokens=True)
+            return Decoded(self.tokenizer, self.prompts[at], self.tokens[at])
+        response: Any = self.tokenizer.decode(self.tokens[at], skip_special_tokens=True)
+        return Episode(prompt=self.prompts[at], response=response)
 
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.tokenizer.batch_decode(self.tokens, skip_special_tokens=True))
+    def __iter__(self) -> Iterator[Episode]:
+        responses = self.tokenizer.batch_decode(self.tokens, skip_special_tokens=True)
+        for prompt, response in zip(self.prompts, responses, strict=True):
+            yield Episode(prompt=prompt, response=response)

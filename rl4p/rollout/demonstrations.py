@@ -11,7 +11,7 @@ from rl4p.errors import InputError
 from rl4p.model.policy import Policy
 from rl4p.rollout.answers import answers
 from rl4p.rollout.engine import Completion, finish
-from rl4p.types import Array, Params, Prompt, Sampling, Texts, Trajectories
+from rl4p.types import Array, Episode, Params, Prompt, Sampling, Trajectories
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +40,7 @@ class Demonstrations:
         key: Array,
         version: int,
         greedy: bool = False,
-    ) -> tuple[Trajectories, Texts]:
+    ) -> tuple[Trajectories, Sequence[Episode]]:
         if greedy:
             raise InputError(
                 "rollout=demonstrations has no policy to evaluate: add a sampler for the "

@@ -66,7 +66,8 @@ class Batch(NamedTuple):
     @staticmethod
     def of(requests: Sequence[Request], pad_id: int) -> "Batch":
         """Creates the batch of requests."""
-        request_B = np.repeat(np.arange(len(requests)), [len(x.keys_N) for x in requests])
+        counts_P = [len(x.keys_N) for x in requests]
+        request_B = np.repeat(np.arange(len(requests), dtype=np.int32), counts_P)
         constants_P = np.array([(len(x.tokens), x.max_tokens, x.drawn) for x in requests], np.int32)
         keys_B = np.concatenate([x.keys_N for x in requests])
         return Batch(

@@ -15,7 +15,7 @@ from rl4p.model.policy import Policy
 from rl4p.rollout.answers import answers
 from rl4p.rollout.engine import Request
 from rl4p.rollout.in_process import Batch, InProcess
-from rl4p.types import Array, Params, Prompt, Sampling, Texts, Trajectories
+from rl4p.types import Array, Episode, Params, Prompt, Sampling, Trajectories
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,7 +52,7 @@ class Sampler(ABC):
         key: Array,
         version: int,
         greedy: bool = False,
-    ) -> tuple[Trajectories, Texts]:
+    ) -> tuple[Trajectories, Sequence[Episode]]:
         engine, limit = self.open(policy), self.max_response_tokens
         engine.publish(params, version)
         keys_P = np.split(to_host(sequence_keys(key, len(prompts) * group_size)), len(prompts))

@@ -76,7 +76,7 @@ class ProgressBar:
 
     def print_sample(self, info: StepInfo) -> None:
         """Prints the first sample of a step. The model's text is never interpreted as markup."""
-        prompt, response = info.texts.prompts[0], info.texts.responses[0]
+        prompt, response = info.episodes[0].prompt, info.episodes[0].response
         reward = float(info.rewards.total_B[0])
         self.console.print(
             Text.assemble(

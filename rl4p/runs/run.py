@@ -242,19 +242,18 @@ class RecordSamples:
 
     def __call__(self, info: StepInfo) -> None:
         rewards = info.rewards
-        rows = range(min(self.count, len(info.texts.responses)))
         self.record.log_samples(
             info.step,
             [
                 {
-                    "id": info.texts.prompts[row].id,
-                    "prompt": info.texts.prompts[row].question,
-                    "response": info.texts.responses[row],
-                    "answer": info.texts.prompts[row].answer,
+                    "id": episode.prompt.id,
+                    "prompt": episode.prompt.question,
+                    "response": episode.response,
+                    "answer": episode.prompt.answer,
                     "reward": float(rewards.total_B[row]),
                     "terms": {name: float(grade_B[row]) for name, grade_B in rewards.terms.items()},
                 }
-                for row in rows
+                for row, episode in enumerate(info.episodes[: self.count])
             ],
         )
         self.tracked.artifact(self.record.samples_file)

@@ -11,7 +11,7 @@ from rl4p.loop.checks import (
     check_training_batch,
     check_trajectories,
 )
-from rl4p.types import Texts, TrainingBatch
+from rl4p.types import TrainingBatch
 
 # Row 1 of the batch has a prompt of five tokens and a response of three: its columns 0 to 2 and
 # 11 to 15 are padding.
@@ -91,23 +91,23 @@ def test_prompts_that_a_group_does_not_share_are_named(make_trajectories, field,
 @pytest.mark.parametrize(
     ("field", "broken", "message"),
     [
-        ("prompts", lambda x: x[1:], "of length 8, got 7"),
-        ("responses", lambda x: (*x, ""), "of length 8, got 9"),
+        ("episodes", lambda x: x[1:], "of length 8, got 7"),
+        ("episodes", lambda x: (*x, x[0]), "of length 8, got 9"),
         ("tokens_BT", lambda x: x.at[1, 1].set(264), "under the vocabulary, 264, got 1 entries"),
         ("policy_version_BT", lambda x: x.at[0, 9].set(4), "at most the step, 3, got 1 entries"),
         ("tokens_BT", lambda x: x - 300, "at least 0"),
     ],
 )
-def test_a_broken_rollout_is_named(policy, trajectories, make_prompt, field, broken, message):
-    texts = Texts(prompts=(make_prompt(),) * 8, responses=("",) * 8)
-    check_rollout((trajectories, texts), policy, version=3)
-    if field in ("prompts", "responses"):
-        texts = dataclasses.replace(texts, **{field: broken(getattr(texts, field))})
+def test_a_broken_rollout_is_named(policy, trajectories, make_episodes, field, broken, message):
+    episodes = make_episodes(("",) * 8)
+    check_rollout((trajectories, episodes), policy, version=3)
+    if field == "episodes":
+        episodes = broken(episodes)
     else:
         bad = broken(getattr(trajectories, field))
         trajectories = dataclasses.replace(trajectories, **{field: bad})
     with pytest.raises(RunError, match=f"Bad batch after rollout: {field} should be {message}"):
-        check_rollout((trajectories, texts), policy, version=3)
+        check_rollout((trajectories, episodes), policy, version=3)
 
 
 @pytest.mark.parametrize(

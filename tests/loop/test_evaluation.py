@@ -22,10 +22,10 @@ class Listed:
     broken: tuple[str, ...] = ()
     weight: float = 1.0
 
-    def __call__(self, texts):
+    def __call__(self, episodes):
         return [
             None if prompt.id in self.broken else float(prompt.id in self.right)
-            for prompt in texts.prompts
+            for prompt in (episode.prompt for episode in episodes)
         ]
 
 
@@ -79,8 +79,8 @@ def test_an_answer_is_right_from_a_grade_of_one_on(evaluate):
 
     @dataclass(frozen=True, kw_only=True)
     class Partial(Listed):
-        def __call__(self, texts):
-            return [{"0": 0.99, "1": 1.0, "2": 3.0}[prompt.id] for prompt in texts.prompts]
+        def __call__(self, episodes):
+            return [{"0": 0.99, "1": 1.0, "2": 3.0}[each.prompt.id] for each in episodes]
 
     assert evaluate(["a"] * 3, rows=4, kind=Partial, right=())["eval/a/pass_at_1"] == 2 / 3
 
@@ -106,9 +106,9 @@ class Remembering(Weighted):
 
     seen: list = field(default_factory=list, hash=False, compare=False)
 
-    def __call__(self, trajectories, texts, memory):
-        self.seen.append((len(texts.responses), trajectories.tokens_BT.shape[0]))
-        return super().__call__(trajectories, texts), memory + len(texts.responses)
+    def __call__(self, trajectories, episodes, memory):
+        self.seen.append((len(episodes), trajectories.tokens_BT.shape[0]))
+        return super().__call__(trajectories, episodes), memory + len(episodes)
 
 
 @pytest.fixture
@@ -141,7 +141,7 @@ def test_each_chunk_is_sampled_greedily_in_full_and_graded_in_part(
         term="correct",
         rows=3,
     )
-    info = StepInfo(step=3, state=state, trajectories=None, texts=None, rewards=None, metrics={})  # type: ignore[arg-type]
+    info = StepInfo(step=3, state=state, trajectories=None, episodes=None, rewards=None, metrics={})  # type: ignore[arg-type]
     assert evaluation(info) == {"eval/a/pass_at_1": 1 / 5, "eval/a/prompts": 5.0}
     assert [ids for ids, *_ in watched.calls] == [["0", "1", "2"], ["3", "4", "3"]]
     assert reward.seen == [(3, 3), (2, 2)]

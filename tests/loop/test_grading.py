@@ -11,28 +11,27 @@ import pytest
 import rl4p.loop.grading
 from rl4p.loop.grading import graded
 from rl4p.reward.weighted import Weighted
-from rl4p.types import Texts
 
 MASKED = ("tokens_BT", "response_mask_BT", "group_ids_B")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Seeing(Weighted):
-    """A reward that records its trajectories and texts."""
+    """A reward that records its trajectories and episodes."""
 
     calls: list = field(default_factory=list, hash=False, compare=False)
 
-    def __call__(self, trajectories, texts):
-        self.calls.append((trajectories, texts))
-        return super().__call__(trajectories, texts)
+    def __call__(self, trajectories, episodes):
+        self.calls.append((trajectories, episodes))
+        return super().__call__(trajectories, episodes)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Remembering(Seeing):
     """A reward that adds the number of its rows to its memory."""
 
-    def __call__(self, trajectories, texts, memory):
-        return super().__call__(trajectories, texts), memory + len(texts.responses)
+    def __call__(self, trajectories, episodes, memory):
+        return super().__call__(trajectories, episodes), memory + len(episodes)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,16 +40,16 @@ class Stated:
 
     weight: float = 2.0
 
-    def __call__(self, texts):
-        return [float(response) for response in texts.responses]
+    def __call__(self, episodes):
+        return [float(episode.response) for episode in episodes]
 
 
 @pytest.fixture
-def batch(make_trajectories, make_prompt):
+def batch(make_trajectories, make_prompt, make_episodes):
     """Returns three groups of two rows."""
     trajectories = replace(make_trajectories((3,) * 6, group_ids=(0, 0, 1, 1, 2, 2)), group_size=2)
     prompts = tuple(make_prompt(id=str(i // 2)) for i in range(6))
-    return trajectories, Texts(prompts=prompts, responses=tuple("012345"))
+    return trajectories, make_episodes("012345", prompts)
 
 
 @pytest.fixture
@@ -81,14 +80,14 @@ def test_one_process_grades_all_rows_as_they_are(batch, make_phases):
     rewards, memory = graded(make_phases(reward=reward), {"kl": 1}, *batch)
     np.testing.assert_array_equal(rewards.total_B, np.arange(6) * 2.0)
     assert memory == {"kl": 1}
-    ((trajectories, texts),) = reward.calls
+    ((trajectories, episodes),) = reward.calls
     assert trajectories is batch[0]
-    assert texts is batch[1]
+    assert episodes is batch[1]
 
 
 @pytest.mark.parametrize(("count", "parts"), [(2, [(0, 2), (2, 6)]), (3, [(0, 2), (2, 4), (4, 6)])])
 def test_a_process_grades_whole_groups_of_its_own(batch, make_phases, in_process, count, parts):
-    trajectories, texts = batch
+    trajectories, episodes = batch
     seen = []
     for process, (start, stop) in enumerate(parts):
         reward = Seeing(terms={"stated": Stated()})
@@ -96,16 +95,15 @@ def test_a_process_grades_whole_groups_of_its_own(batch, make_phases, in_process
         rewards, _ = graded(make_phases(reward=reward), {}, *batch)
         assert gathered == [[range(*part) for part in parts]]
         np.testing.assert_array_equal(rewards.total_B, 2.0 * np.arange(start, stop))
-        ((own, own_texts),) = reward.calls
-        assert own_texts.responses == texts.responses[start:stop]
-        assert own_texts.prompts == texts.prompts[start:stop]
+        ((own, own_episodes),) = reward.calls
+        assert own_episodes == episodes[start:stop]
         for name in MASKED:
             np.testing.assert_array_equal(
                 getattr(own, name), getattr(trajectories, name)[start:stop]
             )
             assert isinstance(getattr(own, name), np.ndarray)
-        seen += own_texts.responses
-    assert tuple(seen) == texts.responses
+        seen += own_episodes
+    assert tuple(seen) == episodes
 
 
 def test_a_reward_with_memory_sees_all_rows_in_every_process(batch, make_phases, in_process):

@@ -24,7 +24,7 @@ from rl4p.loop.scoring import Scoring
 from rl4p.loop.source.stream import Stream
 from rl4p.reward.weighted import Weighted
 from rl4p.rollout.naive_sampler import NaiveSampler
-from rl4p.types import StepInfo, Texts
+from rl4p.types import StepInfo
 from rl4p.update.ppo import PPO
 from rl4p.update.reinforce import Reinforce
 from rl4p.update.sft import SFT
@@ -38,8 +38,8 @@ class OddCharacters:
 
     weight: float = 1.0
 
-    def __call__(self, texts):
-        return [float(sum(ord(c) % 2 for c in response)) for response in texts.responses]
+    def __call__(self, episodes):
+        return [float(sum(ord(c) % 2 for c in episode.response)) for episode in episodes]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,7 +97,7 @@ def test_steps_are_counted_and_the_policy_moves(make_loop, params, prompts, make
     for info in infos:
         assert info.metrics["update/grad_norm"] > 0
         assert info.metrics["staleness/max"] == 0  # trained in the step that sampled them
-        seconds, rows = info.metrics["time/rollout"], len(info.texts.responses)
+        seconds, rows = info.metrics["time/rollout"], len(info.episodes)
         tokens = rows * info.metrics["rollout/response_tokens"] / seconds
         assert info.metrics["rollout/tokens_per_second"] == pytest.approx(tokens)
     versions = [np.asarray(info.trajectories.policy_version_BT) for info in infos]
@@ -116,7 +116,7 @@ def test_a_step_draws_with_a_key_of_its_own(make_loop, params, prompts, make_sta
     """With constant parameters and one prompt, the responses of the steps still differ."""
     loop = replace(make_loop(steps=3), optimizer=AdamW(learning_rate=0.0))
     infos = run(loop, params, prompts[:1], make_state)
-    assert len({tuple(info.texts.responses) for info in infos}) == 3
+    assert len({tuple(episode.response for episode in info.episodes) for info in infos}) == 3
 
 
 def test_what_an_update_is_given_is_checked_where_that_is_asked_for(
@@ -146,8 +146,8 @@ class Remembering(Weighted):
     def initial_state(self):
         return jnp.float32(7)
 
-    def __call__(self, trajectories, texts, memory):
-        return super().__call__(trajectories, texts), memory
+    def __call__(self, trajectories, episodes, memory):
+        return super().__call__(trajectories, episodes), memory
 
 
 def test_memory_that_a_phase_leaves_alone_outlives_the_update(
@@ -232,10 +232,10 @@ def test_the_moving_average_follows_the_parameters_and_is_what_is_evaluated(
     state = replace(info.state, params=jax.tree.map(jnp.negative, info.state.params))
     sampler = loop.phases.rollout
     options = {"group_size": 1, "key": jax.random.key(0), "version": 0, "greedy": True}
-    _, texts = sampler(policy, state.average, prompts, **options)
+    _, episodes = sampler(policy, state.average, prompts, **options)
     evaluation = Evaluation(
         every=1,
-        phases=replace(loop.phases, reward=Weighted(terms={"as": SaidBy(texts=texts)})),
+        phases=replace(loop.phases, reward=Weighted(terms={"as": SaidBy(episodes=episodes)})),
         policy=policy,
         prompts=prompts,
         term="as",
@@ -251,15 +251,12 @@ def test_the_moving_average_follows_the_parameters_and_is_what_is_evaluated(
 class SaidBy:
     """A term that is 1 if the response is the one given before."""
 
-    texts: Texts
+    episodes: tuple
     weight: float = 1.0
 
-    def __call__(self, texts):
-        before = {
-            prompt.id: x for prompt, x in zip(self.texts.prompts, self.texts.responses, strict=True)
-        }
-        pairs = zip(texts.prompts, texts.responses, strict=True)
-        return [float(before[prompt.id] == response) for prompt, response in pairs]
+    def __call__(self, episodes):
+        before = {each.prompt.id: each.response for each in self.episodes}
+        return [float(before[each.prompt.id] == each.response) for each in episodes]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -333,8 +330,8 @@ class Half:
 
     weight: float = 1.0
 
-    def __call__(self, texts):
-        return [None if b % 2 else 1.0 for b in range(len(texts.responses))]
+    def __call__(self, episodes):
+        return [None if b % 2 else 1.0 for b in range(len(episodes))]
 
 
 def test_samples_without_a_grade_are_not_in_the_loss(make_loop, params, prompts, make_state):
@@ -358,7 +355,7 @@ class Note:
 
 def test_hooks_have_their_turn_and_hand_metrics_on():
     info = StepInfo(
-        step=4, state=None, trajectories=None, texts=None, rewards=None, metrics={"a": 0.0}
+        step=4, state=None, trajectories=None, episodes=None, rewards=None, metrics={"a": 0.0}
     )  # fmt: skip
     hooks = [Note(name="b", every=2), Note(name="c", every=3), Note(name="d", every=0)]
     assert run_hooks(hooks, info, last=False).metrics == {"a": 0.0, "b": 1.0}

@@ -21,7 +21,6 @@ from rl4p.model.lora import LoRA, join
 from rl4p.model.scratch import Scratch
 from rl4p.reward.weighted import Weighted
 from rl4p.rollout.naive_sampler import NaiveSampler
-from rl4p.types import Texts
 from rl4p.update.ppo import PPO
 
 B, T = 8, 16
@@ -49,9 +48,8 @@ class Letters:
 
     weight: float = 2.0
 
-    def __call__(self, texts):
-        pairs = zip(texts.prompts, texts.responses, strict=True)
-        return [None if prompt.id == "b" else letters(response) for prompt, response in pairs]
+    def __call__(self, episodes):
+        return [None if each.prompt.id == "b" else letters(each.response) for each in episodes]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,13 +96,13 @@ def trained(params):
 
 
 @pytest.fixture(scope="module")
-def collected(make_prompt, make_trajectories):
+def collected(make_prompt, make_trajectories, make_episodes):
     prompts = tuple(
         make_prompt(tokens=(257, 65 + "abc".index(x)), id=x, task=TASKS[x]) for x in IDS
     )
-    texts = Texts(prompts=prompts, responses=tuple(f"#### {i}" for i in range(B)))
+    episodes = make_episodes([f"#### {i}" for i in range(B)], prompts)
     return Collected(
-        trajectories=make_trajectories(), texts=texts, rewards=None, memory={}, metrics={}
+        trajectories=make_trajectories(), episodes=episodes, rewards=None, memory={}, metrics={}
     )
 
 
@@ -236,10 +234,10 @@ def test_each_prompt_is_answered_once_by_the_most_probable_tokens(
     """Three prompts on four devices; without a grade the reward is nan, not 0."""
     ours = score(ask("greedy_rewards"), policy=replace(policy, mesh=Four(dp=1)))["greedy_rewards"]
     assert sampler.calls.pop() == ["a", "b", "c", "a"]
-    prompts = {prompt.id: prompt for prompt in collected.texts.prompts}
+    prompts = {each.prompt.id: each.prompt for each in collected.episodes}
     options = {"group_size": 1, "key": jax.random.key(9), "version": 0}
-    _, texts = sampler(policy, trained, list(prompts.values()), **options, greedy=True)
-    sums = dict(zip(prompts, map(letters, texts.responses), strict=True))
+    _, episodes = sampler(policy, trained, list(prompts.values()), **options, greedy=True)
+    sums = dict(zip(prompts, (letters(each.response) for each in episodes), strict=True))
     assert sums["a"] != sums["c"]
     wanted = [np.nan if x == "b" else 2 * sums[x] for x in IDS]
     np.testing.assert_array_equal(ours, np.float32(wanted))
@@ -274,9 +272,10 @@ def test_greedy_rewards_are_of_the_newest_parameters(
     policy, params, trained, ask, score, sampler, collected
 ):
     score(ask("greedy_rewards"))
-    prompts = list({prompt.id: prompt for prompt in collected.texts.prompts}.values())
+    prompts = list({each.prompt.id: each.prompt for each in collected.episodes}.values())
     options = {"group_size": 1, "key": jax.random.key(0), "version": 0, "greedy": True}
-    new, old = (sampler(policy, x, prompts, **options)[1].responses for x in (trained, params))
+    answered = [sampler(policy, x, prompts, **options)[1] for x in (trained, params)]
+    new, old = ([each.response for each in episodes] for episodes in answered)
     assert new != old
     wanted = dict(zip("abc", (2 * letters(response) for response in new), strict=True))
     found = score(ask("greedy_rewards"))["greedy_rewards"]
@@ -285,11 +284,7 @@ def test_greedy_rewards_are_of_the_newest_parameters(
     )
 
 
-def texts_of(prompts, responses):
-    return Texts(prompts=tuple(prompts), responses=tuple(responses))
-
-
-def test_answers_are_alike_as_numbers_or_else_as_texts():
+def test_answers_are_alike_as_numbers_or_else_as_texts(make_episodes):
     responses = {
         "so #### 1,000": 0,
         "#### 1000": 0,
@@ -303,13 +298,13 @@ def test_answers_are_alike_as_numbers_or_else_as_texts():
         "####  x ": 4,
         "#### 1,00": 5,
     }
-    found = answer_clusters(texts_of((), responses))
+    found = answer_clusters(make_episodes(tuple(responses)))
     assert found.tolist() == list(responses.values())
     assert found.dtype == np.int32
 
 
-def test_a_task_is_where_it_stands_among_those_of_the_training_data(make_prompt):
+def test_a_task_is_where_it_stands_among_those_of_the_training_data(make_prompt, make_episodes):
     prompts = [make_prompt(task=task) for task in ("sums", "primes", "sums")]
-    found = task_ids(texts_of(prompts, ("",) * 3), ("primes", "sums"))
+    found = task_ids(make_episodes(("",) * 3, prompts), ("primes", "sums"))
     assert found.tolist() == [1, 0, 1]
     assert found.dtype == np.int32

@@ -103,7 +103,7 @@ def demonstrate(policy):
             end_ids=(tokenizer.eos_token_id,),
             pad_id=tokenizer.pad_token_id,
         )
-        drawn, texts = Demonstrations(max_response_tokens=8)(
+        drawn, episodes = Demonstrations(max_response_tokens=8)(
             own, None, prompts, group_size=1, key=None, version=0
         )
         tokens, trained, segments = map(
@@ -113,7 +113,7 @@ def demonstrate(policy):
             (shown(tokenizer, row[here > 0]), shown(tokenizer, row[mask]))
             for row, mask, here in zip(tokens, trained, segments, strict=True)
         ]
-        return rows, texts.responses
+        return rows, tuple(episode.response for episode in episodes)
 
     return demonstrate
 

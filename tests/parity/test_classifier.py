@@ -9,7 +9,6 @@ from rl4p.model.families import FAMILIES
 from rl4p.model.huggingface import write_model
 from rl4p.model.tokenizer import byte_tokenizer
 from rl4p.reward.classifier import Classifier, last_scores
-from rl4p.types import Texts
 from tests.parity.models import random_model
 
 pytestmark = pytest.mark.parity
@@ -60,11 +59,11 @@ def test_logits(pair):
     assert worst <= 2e-4
 
 
-def test_the_reward_is_what_transformers_says_of_the_conversation(pair, make_prompt):
+def test_the_reward_is_what_transformers_says_of_the_conversation(pair, make_prompt, make_episodes):
     _, model, term = pair
     tokenizer = term.model.tokenizer
     prompt, responses = make_prompt(question="1+2"), ("3", "four", "x" * 40)
-    grades = term(Texts(prompts=(prompt,) * 3, responses=responses))
+    grades = term(make_episodes(responses, (prompt,) * 3))
     for response, grade in zip(responses, grades, strict=True):
         chat = ({"role": "user", "content": "1+2"}, {"role": "assistant", "content": response})
         tokens = tokenizer.apply_chat_template(list(chat), return_dict=True, return_tensors="np")

@@ -96,7 +96,7 @@ def test_its_tokens_and_greedy_words_are_ours(opened, tiny):
         assert theirs["input_ids"][0].tolist() == ids
         prompt = Prompt(id="a", question=question, answer="", task="t", tokens=tuple(ids))
         key = jax.random.key(0)
-        drawn, texts = sampler(
+        drawn, (episode,) = sampler(
             policy, params, [prompt], group_size=1, key=key, version=0, greedy=True
         )
         response = np.asarray(drawn.tokens_BT)[np.asarray(drawn.response_mask_BT)]
@@ -104,7 +104,7 @@ def test_its_tokens_and_greedy_words_are_ours(opened, tiny):
             words = model.float().generate(**theirs, max_new_tokens=40, do_sample=False)
         assert not said
         assert words[0, len(ids) :].tolist() == response.tolist()
-        assert tokenizer.decode(response, skip_special_tokens=True) == texts.responses[0]
+        assert tokenizer.decode(response, skip_special_tokens=True) == episode.response
 
 
 @pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing:FutureWarning")  # from PEFT itself

@@ -11,7 +11,7 @@ from rl4p.errors import InputError
 from rl4p.model.decoder import Decoder
 from rl4p.model.huggingface import write_model
 from rl4p.reward.classifier import Classifier, last_scores
-from rl4p.types import Texts
+from rl4p.types import Episode
 
 TERM = "+reward.terms.model"
 
@@ -65,11 +65,11 @@ def chat(question, response, system=""):
     return f"{system}<|user|>{question}<|end|><|assistant|>{response}<|end|>"
 
 
-def texts_of(make_prompt, *pairs):
-    return Texts(
-        prompts=tuple(make_prompt(question=question) for question, _ in pairs),
-        responses=tuple(response for _, response in pairs),
-    )
+def episodes_of(make_prompt, *pairs):
+    return [
+        Episode(prompt=make_prompt(question=question), response=response)
+        for question, response in pairs
+    ]
 
 
 PAIRS = (("1+2", "3"), ("1+2", "4"), ("12+34", "6+4=10, 46 #### 46"), ("?", ""), ("1+2", "3"))
@@ -81,7 +81,7 @@ def test_each_row_gets_the_score_at_its_last_token(
 ):
     """Rows have the width 16 or 32; the limits allow one row, two narrow rows, or all at a time."""
     term = load(folder, tokens_per_microbatch=tokens_per_microbatch)
-    grades = term(texts_of(make_prompt, *PAIRS))
+    grades = term(episodes_of(make_prompt, *PAIRS))
     wanted = [expected(chat(*pair)) for pair in PAIRS]
     assert np.std(wanted) > 0.1
     np.testing.assert_allclose(grades, wanted, atol=1e-4)
@@ -89,31 +89,31 @@ def test_each_row_gets_the_score_at_its_last_token(
 
 
 def test_a_label_is_chosen(folder, make_prompt, expected):
-    grades = load(folder, label=1)(texts_of(make_prompt, *PAIRS))
+    grades = load(folder, label=1)(episodes_of(make_prompt, *PAIRS))
     np.testing.assert_allclose(grades, [expected(chat(*pair), 1) for pair in PAIRS], atol=1e-4)
 
 
 def test_the_system_prompt_of_a_prompt_is_read(folder, make_prompt, expected):
     prompt = make_prompt(question="1+2", system_prompt="Add.")
-    (grade,) = load(folder)(Texts(prompts=(prompt,), responses=("3",)))
+    (grade,) = load(folder)([Episode(prompt=prompt, response="3")])
     assert grade == pytest.approx(expected(chat("1+2", "3", "Add.")), abs=1e-4)
 
 
 def test_a_text_that_is_too_long_gets_none_and_is_not_cut(folder, make_prompt, expected):
     """The limit is 16 tokens: 4 special tokens, 2 of the question, 10 of the response."""
     pairs = (("ab", "x" * 10), ("ab", "x" * 11), ("ab", ""))
-    first, second, third = load(folder, max_tokens=16)(texts_of(make_prompt, *pairs))
+    first, second, third = load(folder, max_tokens=16)(episodes_of(make_prompt, *pairs))
     assert second is None
     assert first == pytest.approx(expected(chat(*pairs[0])), abs=1e-4)
     assert third == pytest.approx(expected(chat(*pairs[2])), abs=1e-4)
-    assert load(folder, max_tokens=4)(texts_of(make_prompt, *pairs[:2])) == [None, None]
+    assert load(folder, max_tokens=4)(episodes_of(make_prompt, *pairs[:2])) == [None, None]
 
 
 def test_texts_of_one_width_are_compiled_once(folder, make_prompt):
     term = load(folder)
-    term(texts_of(make_prompt, *[("a", "b")] * 7))
+    term(episodes_of(make_prompt, *[("a", "b")] * 7))
     before = last_scores._cache_size()
-    term(texts_of(make_prompt, *[("a", "b")] * 5, ("b", "x" * 200), ("c", "dd")))
+    term(episodes_of(make_prompt, *[("a", "b")] * 5, ("b", "x" * 200), ("c", "dd")))
     assert last_scores._cache_size() == before
 
 
@@ -136,7 +136,7 @@ def test_template_and_special_tokens_are_its_own(copied, make_prompt, expected):
     (copied / "tokenizer.json").write_text(json.dumps(tokenizer))
     term = load(copied)
     assert term.model.tokenizer.encode("a")[0] == begin
-    (grade,) = term(texts_of(make_prompt, ("1+2", "3")))
+    (grade,) = term(episodes_of(make_prompt, ("1+2", "3")))
     assert grade == pytest.approx(expected("<|system|>1+2<|end|>3<|end|>"), abs=1e-4)
 
 
@@ -147,14 +147,14 @@ def test_the_last_token_is_the_last_that_is_not_padding(
     """As in transformers, a pad token may also end turns (Llama). Without one the last counts."""
     pad_id = None if pad_token is None else policy.tokenizer.convert_tokens_to_ids(pad_token)
     edit(copied / "config.json", {"pad_token_id": pad_id})
-    (grade,) = load(copied)(texts_of(make_prompt, ("1+2", "3")))
+    (grade,) = load(copied)(episodes_of(make_prompt, ("1+2", "3")))
     text = chat("1+2", "3").removesuffix(pad_token or "never")
     assert text.endswith("<|assistant|>3" if pad_token else "3<|end|>")
     assert grade == pytest.approx(expected(text), abs=1e-4)
 
 
 def test_bfloat16_is_near(folder, make_prompt):
-    texts = texts_of(make_prompt, *PAIRS)
+    texts = episodes_of(make_prompt, *PAIRS)
     half = load(folder, dtype="bfloat16")
     assert {str(x.dtype) for x in half.model.params["layers"]["gate"].values()} == {"bfloat16"}
     exact, rough = (np.array(term(texts)) for term in (load(folder), half))
@@ -192,7 +192,7 @@ def test_the_command_line_of_its_docstring_adds_it_and_names_it_when_it_is_wrong
     with pytest.raises(InputError, match=r"^reward\.terms\.model: path=/nowhere is not a folder"):
         reward("/nowhere")
     rewards = reward(folder)(
-        make_trajectories((1, 1)), texts_of(make_prompt, ("1+2", "3"), ("1+2", "x" * 99))
+        make_trajectories((1, 1)), episodes_of(make_prompt, ("1+2", "3"), ("1+2", "x" * 99))
     )
     assert rewards.valid_B.tolist() == [True, False]
     assert rewards.terms["model"][0] != 0
@@ -207,7 +207,7 @@ def test_a_microbatch_has_so_many_tokens(folder, make_prompt, monkeypatch):
         return hidden(decoder, params, tokens_BT, *rest)
 
     monkeypatch.setattr(Decoder, "hidden", spy)
-    load(folder, tokens_per_microbatch=97)(texts_of(make_prompt, *PAIRS, ("1", "2" * 40)))
+    load(folder, tokens_per_microbatch=97)(episodes_of(make_prompt, *PAIRS, ("1", "2" * 40)))
     assert shapes == {(1, 64), (2, 48)}
 
 
@@ -216,20 +216,19 @@ def test_rows_are_split_over_devices(folder, make_prompt, on_devices):
     program = f"""
 import json, numpy as np
 from rl4p.reward.classifier import Classifier
-from rl4p.types import Prompt, Texts
+from rl4p.types import Episode, Prompt
 pairs = {[*PAIRS, ("ab", "x" * 99)]!r}
 prompt = lambda q: Prompt(id="a", question=q, answer="", task="t", tokens=(0,))
 term = Classifier(path={str(folder)!r}, max_tokens=64)
 assert term.model.mesh.row_shards == 2
-texts = Texts(prompts=tuple(prompt(q) for q, _ in pairs), responses=tuple(r for _, r in pairs))
-print(json.dumps(term(texts)))
+print(json.dumps(term([Episode(prompt=prompt(q), response=r) for q, r in pairs])))
 """
     command = [sys.executable, "-c", program]
     done = subprocess.run(command, capture_output=True, text=True, env=on_devices(2))
     assert done.returncode == 0, done.stderr[-2000:]
     *found, long = json.loads(done.stdout.splitlines()[-1])
     assert long is None
-    alone = load(folder)(texts_of(make_prompt, *PAIRS))
+    alone = load(folder)(episodes_of(make_prompt, *PAIRS))
     np.testing.assert_allclose(found, alone, atol=1e-5)
 
 

@@ -1,11 +1,12 @@
 import pytest
 
 from rl4p.reward.format import Format
-from rl4p.types import Texts
+from rl4p.types import Episode, Prompt
 
 
 def grades(term, *responses):
-    return term(Texts(prompts=(), responses=responses))
+    prompt = Prompt(id="a", question="", answer="", task="t", tokens=())
+    return term([Episode(prompt=prompt, response=response) for response in responses])
 
 
 @pytest.mark.parametrize(

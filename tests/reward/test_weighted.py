@@ -6,7 +6,6 @@ import pytest
 
 from rl4p.errors import RunError
 from rl4p.reward.weighted import Weighted
-from rl4p.types import Texts
 
 NAN, INF = float("nan"), float("inf")
 
@@ -18,15 +17,15 @@ class Gives:
     grades: Any
     weight: float = 1.0
 
-    def __call__(self, texts):
+    def __call__(self, episodes):
         if isinstance(self.grades, Exception):
             raise self.grades
         return self.grades
 
 
 def grade(max_invalid=1.0, rows=4, **terms):
-    texts = Texts(prompts=(), responses=("",) * rows)
-    return Weighted(terms=terms, max_invalid=max_invalid)(None, texts)  # type: ignore[arg-type]
+    episodes = [None] * rows  # the terms here do not read them
+    return Weighted(terms=terms, max_invalid=max_invalid)(None, episodes)  # type: ignore[arg-type]
 
 
 def test_the_total_is_weighted_and_the_terms_are_not():

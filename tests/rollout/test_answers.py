@@ -10,7 +10,7 @@ def test_responses_stand_beside_their_prompts_in_groups(policy, make_prompt, mak
     prompts = [make_prompt((5, 6, 7)), make_prompt((8,))]
     tokens = [[*letters[:3], end], [letters[0], 7, 7, 7], [end, 7, 7, 7], letters]
     completions = make_completions(tokens, (4, 1, 1, 4), version=3, end_ids=policy.end_ids)
-    trajectories, texts = answers(policy, prompts, completions, 5)
+    trajectories, episodes = answers(policy, prompts, completions, 5)
     check_trajectories(trajectories)
     pad = policy.pad_id
     np.testing.assert_array_equal(
@@ -30,8 +30,9 @@ def test_responses_stand_beside_their_prompts_in_groups(policy, make_prompt, mak
     assert trajectories.group_ids_B.tolist() == [0, 0, 1, 1]
     finish = [Finish.STOP, Finish.LENGTH, Finish.STOP, Finish.LENGTH]
     assert trajectories.finish_B.tolist() == finish
-    assert texts.prompts == (prompts[0], prompts[0], prompts[1], prompts[1])
-    assert texts.responses == ("abc", "a", "", "abcd")
+    first, second = prompts
+    assert [episode.prompt for episode in episodes] == [first, first, second, second]
+    assert [episode.response for episode in episodes] == ["abc", "a", "", "abcd"]
 
 
 def test_versions_may_change_within_a_response(policy, make_prompt, make_completions):
@@ -41,12 +42,15 @@ def test_versions_may_change_within_a_response(policy, make_prompt, make_complet
     assert trajectories.policy_version_BT[0, 15:].tolist() == [-1, 4, 4, 5, -1]
 
 
-def test_texts_are_decoded_where_they_are_read(policy):
+def test_episodes_are_decoded_where_they_are_read(policy, make_prompt, make_episodes):
     words = policy.tokenizer(["12+7", "abc", "19"], add_special_tokens=False)["input_ids"]
-    texts = Decoded(policy.tokenizer, [[*words[0], policy.end_ids[0]], *words[1:]])
-    assert (len(texts), texts[0], texts[-1]) == (3, "12+7", "19")
-    assert tuple(texts[1:]) == ("abc", "19")
-    assert list(texts) == ["12+7", "abc", "19"]
+    prompts = [make_prompt(id=x) for x in "abc"]
+    lazy = Decoded(policy.tokenizer, prompts, [[*words[0], policy.end_ids[0]], *words[1:]])
+    whole = make_episodes(("12+7", "abc", "19"), prompts)
+    assert len(lazy) == 3
+    assert (lazy[0], lazy[-1]) == (whole[0], whole[-1])
+    assert tuple(lazy[1:]) == whole[1:]
+    assert tuple(lazy) == whole
 
 
 def test_trajectories_say_how_their_rows_are_grouped(policy, make_prompt, make_completions):
@@ -56,7 +60,7 @@ def test_trajectories_say_how_their_rows_are_grouped(policy, make_prompt, make_c
     assert (made.group_size, made.prompt_columns) == (3, 32)
 
 
-def test_a_text_has_no_special_tokens_whichever_way_it_is_read(policy):
-    end = policy.end_ids[0]
-    texts = Decoded(policy.tokenizer, [[65, end], [end]])
-    assert [texts[0], texts[1], *texts] == [policy.tokenizer.decode([65]), ""] * 2
+def test_a_text_has_no_special_tokens_whichever_way_it_is_read(policy, make_prompt):
+    end, letter = policy.end_ids[0], policy.tokenizer.decode([65])
+    lazy = Decoded(policy.tokenizer, [make_prompt()] * 2, [[65, end], [end]])
+    assert [x.response for x in (lazy[0], lazy[1], *lazy)] == [letter, ""] * 2

@@ -73,11 +73,11 @@ QUICK = [(None, 0), (13, 0)]  # the other cases are slow tests
 )
 def test_the_tokens_are_those_of_the_naive_sampler(sample, slots, seed):
     options = {"max_response_tokens": R, "temperature": 0.9, "top_k": 200, "top_p": 0.95}
-    ours, our_texts = sample(Continuous(**options, slots=slots), group_size=8, seed=seed)
-    theirs, their_texts = sample(NaiveSampler(**options), group_size=8, seed=seed)
+    ours, our_episodes = sample(Continuous(**options, slots=slots), group_size=8, seed=seed)
+    theirs, their_episodes = sample(NaiveSampler(**options), group_size=8, seed=seed)
     check_trajectories(ours)
     assert_same(ours, theirs)
-    assert our_texts == their_texts
+    assert our_episodes == their_episodes
     lengths = ours.response_mask_BT.sum(axis=1)
     assert lengths.min() < 8
     assert lengths.max() == R

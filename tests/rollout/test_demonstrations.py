@@ -23,7 +23,7 @@ def test_a_worked_answer_and_an_end_token_stand_where_samples_would(policy, make
         make_prompt((68,), solution="abcdef"),  # is cut
         make_prompt((69,), solution=""),
     ]
-    trajectories, texts = demonstrate(policy, prompts)
+    trajectories, episodes = demonstrate(policy, prompts)
     check_trajectories(trajectories)
     a, b, c, d = policy.tokenizer("abcd")["input_ids"]
     end, pad = policy.end_ids[0], policy.pad_id
@@ -36,8 +36,8 @@ def test_a_worked_answer_and_an_end_token_stand_where_samples_would(policy, make
         [[1, 1, 1, 0], [1, 1, 1, 1], [1, 1, 1, 1], [1, 0, 0, 0]],
     )
     assert trajectories.finish_B.tolist() == [Finish.STOP, Finish.STOP, Finish.LENGTH, Finish.STOP]
-    assert texts.responses == ("ab", "abc", "abcd", "")
-    assert texts.prompts == tuple(prompts)
+    assert tuple(episode.response for episode in episodes) == ("ab", "abc", "abcd", "")
+    assert tuple(episode.prompt for episode in episodes) == tuple(prompts)
     row = (
         np.asarray(trajectories.tokens_BT)[0, 14:16],
         np.asarray(trajectories.positions_BT)[0, 14:],
@@ -52,12 +52,12 @@ def test_a_worked_answer_and_an_end_token_stand_where_samples_would(policy, make
 
 def test_groups_repeat_a_demonstration(policy, make_prompt):
     prompts = [make_prompt((65,), solution="a"), make_prompt((66,), solution="bc")]
-    trajectories, texts = demonstrate(policy, prompts, group_size=3)
+    trajectories, episodes = demonstrate(policy, prompts, group_size=3)
     lengths_B = np.asarray(trajectories.response_mask_BT).sum(axis=1)
     assert lengths_B.tolist() == [2, 2, 2, 3, 3, 3]
     assert trajectories.group_ids_B.tolist() == [0, 0, 0, 1, 1, 1]
     assert (np.asarray(trajectories.policy_version_BT) == -1).all()
-    assert texts.responses == ("a", "a", "a", "bc", "bc", "bc")
+    assert tuple(episode.response for episode in episodes) == ("a", "a", "a", "bc", "bc", "bc")
 
 
 def test_the_tokenizer_adds_no_tokens_of_its_own(policy, make_prompt):

@@ -73,12 +73,13 @@ def test_a_response_goes_on_to_its_first_end_token_and_no_further(sample, ending
 
 
 def test_rows_are_their_prompts_side_by_side(sample, prompts):
-    trajectories, texts = sample(SAMPLER)
+    trajectories, episodes = sample(SAMPLER)
     assert trajectories.group_ids_B.tolist() == [0, 0, 1, 1, 2, 2, 3, 3]
     mask = np.asarray(trajectories.response_mask_BT)
     np.testing.assert_array_equal(trajectories.policy_version_BT, np.where(mask, 3, -1))
-    assert texts.prompts == tuple(prompt for prompt in prompts for _ in range(2))
-    for row, prompt in enumerate(texts.prompts):
+    of_rows = [episode.prompt for episode in episodes]
+    assert of_rows == [prompt for prompt in prompts for _ in range(2)]
+    for row, prompt in enumerate(of_rows):
         real = np.asarray(trajectories.segment_ids_BT[row]) > 0
         tokens = np.asarray(trajectories.tokens_BT[row])[real].tolist()
         assert tokens == [*prompt.tokens, *tokens_of(trajectories, row)]

@@ -148,7 +148,9 @@ def test_what_is_restored_replaces_no_more_than_the_arrays(tmp_path, trained, fr
 
 
 def test_the_hook_saves_the_step_it_is_shown(tmp_path, trained, fresh, prompts, make_prompt):
-    info = StepInfo(step=4, state=trained, trajectories=None, texts=None, rewards=None, metrics={})  # type: ignore[arg-type]
+    info = StepInfo(
+        step=4, state=trained, trajectories=None, episodes=None, rewards=None, metrics={}
+    )  # type: ignore[arg-type]
     with Orbax(every=7).open(tmp_path, {"source": stream_of(prompts)}) as checkpoints:
         assert checkpoints.every == 7
         assert checkpoints(info) is None

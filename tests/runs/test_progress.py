@@ -15,7 +15,7 @@ def info(step, *, response="#### 3", **metrics):
     return SimpleNamespace(
         step=step,
         metrics=METRICS | metrics,
-        texts=SimpleNamespace(prompts=(prompt, None), responses=(response, "another")),
+        episodes=(SimpleNamespace(prompt=prompt, response=response), None),
         rewards=SimpleNamespace(total_B=[1.5, 0.0]),
     )
 

@@ -148,10 +148,10 @@ def test_samples_are_recorded_with_their_grades(trained, tmp_path):
     assert len({row["answer"] for row in rows}) == 2
     for b, row in enumerate(rows):
         assert row["step"] == 1
-        assert row["response"] == info.texts.responses[b]
-        assert row["prompt"] == info.texts.prompts[b].question
-        assert row["answer"] == info.texts.prompts[b].answer
-        assert row["id"] == info.texts.prompts[b].id
+        assert row["response"] == info.episodes[b].response
+        assert row["prompt"] == info.episodes[b].prompt.question
+        assert row["answer"] == info.episodes[b].prompt.answer
+        assert row["id"] == info.episodes[b].prompt.id
         assert row["reward"] == pytest.approx(float(info.rewards.total_B[b]))
         assert row["terms"].keys() == {"correct", "format", "capital"}
         assert row["terms"]["capital"] == float(info.rewards.terms["capital"][b])

@@ -33,8 +33,8 @@ class DistinctWords:
 
     weight: float = 1.0
 
-    def __call__(self, texts):
-        return [reward(text) for text in texts.responses]
+    def __call__(self, episodes):
+        return [reward(episode.response) for episode in episodes]
 
 
 def main():

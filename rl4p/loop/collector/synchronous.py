@@ -50,7 +50,7 @@ class OpenSynchronous:
         watch, step = Stopwatch(), int(state.step)
         prompts = self.source.take(self.prompts_per_step, step)
         with watch("rollout"):
-            (trajectories, texts), memory = self.phases.call(
+            (trajectories, episodes), memory = self.phases.call(
                 "rollout",
                 state.memory,
                 self.policy,
@@ -61,11 +61,11 @@ class OpenSynchronous:
                 version=step,
             )
         with watch("reward"):
-            rewards, memory = graded(self.phases, memory, trajectories, texts)
+            rewards, memory = graded(self.phases, memory, trajectories, episodes)
             rewards = self.policy.mesh.shard_rows(rewards)
         return Collected(
             trajectories=trajectories,
-            texts=texts,
+            episodes=episodes,
             rewards=rewards,
             memory=memory,
             metrics=watch.times(),

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from rl4p.errors import InputError
-from rl4p.types import Prompt, Rewards, Texts
+from rl4p.types import Episode, Prompt, Rewards
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,7 +52,7 @@ class PromptStream:
             taken += [self.prompts[row] for row in rows]
         return taken
 
-    def credit(self, step: int, texts: Texts, rewards: Rewards) -> None:
+    def credit(self, step: int, episodes: Sequence[Episode], rewards: Rewards) -> None:
         """Does nothing, because the order does not depend on rewards."""
 
     @cached_property

@@ -12,16 +12,16 @@ from rl4p.types import TrainState
 
 @dataclass(frozen=True, kw_only=True)
 class Counting(Weighted):
-    def __call__(self, trajectories, texts, memory):
-        return super().__call__(trajectories, texts), memory + len(texts.responses)
+    def __call__(self, trajectories, episodes, memory):
+        return super().__call__(trajectories, episodes), memory + len(episodes)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Length:
     weight: float = 1.0
 
-    def __call__(self, texts):
-        return [float(len(response)) for response in texts.responses]
+    def __call__(self, episodes):
+        return [float(len(episode.response)) for episode in episodes]
 
 
 def test_a_step_takes_its_prompts_samples_groups_and_grades_them(policy, prompts, make_phases):
@@ -41,13 +41,14 @@ def test_a_step_takes_its_prompts_samples_groups_and_grades_them(policy, prompts
     )
     collector = Synchronous().open(phases, policy, stream, prompts_per_step=3, group_size=2)
     collected = collector.collect(state)
-    assert collected.texts.prompts == tuple(prompt for prompt in expected for _ in range(2))
+    asked = [episode.prompt for episode in collected.episodes]
+    assert asked == [prompt for prompt in expected for _ in range(2)]
     assert collected.trajectories.group_ids_B.tolist() == [0, 0, 1, 1, 2, 2]
     assert set(np.ravel(collected.trajectories.policy_version_BT)) == {-1}  # demonstrations
     assert collected.memory == {"reward": 106}
     assert state.memory == {"reward": 100}
     assert (stream.epoch, stream.offset) == (1, 2)
-    solutions = [len(prompt.solution or "") for prompt in collected.texts.prompts]
+    solutions = [len(prompt.solution or "") for prompt in asked]
     np.testing.assert_array_equal(collected.rewards.total_B, solutions)
     assert isinstance(collected.rewards.total_B, jax.Array)
     assert collected.metrics.keys() == {"time/rollout", "time/reward"}
@@ -85,4 +86,4 @@ def test_a_rollout_is_of_this_steps_parameters_key_and_version(policy, prompts, 
     np.testing.assert_array_equal(jax.random.key_data(key), jax.random.key_data(wanted))
     assert options == {"group_size": 3, "version": 9}
     assert collected.memory == {"rollout": 4, "kl": 2}
-    assert len(collected.texts.responses) == 6
+    assert len(collected.episodes) == 6
