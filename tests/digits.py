@@ -30,7 +30,10 @@ CASES = {
     "gae, critic shared": (*SCRATCH, "advantage=gae", "critic=shared"),
     "gae, critic apart": (*SCRATCH, "advantage=gae", "critic=apart"),
     "dpo": (*SCRATCH, "advantage=preference", "update=dpo"),
-    "sft": (*SCRATCH, "rollout=demonstrations", "advantage=constant", "update=sft"),
+    "sft": (
+        *(*SCRATCH, "rollout=demonstrations", "advantage=constant", "update=sft"),
+        "+rollout@evaluation.rollout=continuous",
+    ),
     "distill": (
         *(*SCRATCH, "advantage=distill", "update=reinforce", "+model@teacher=scratch"),
         *("teacher.heads=4", "teacher.width=32", "teacher.layers=1"),
