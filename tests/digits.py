@@ -36,14 +36,14 @@ CASES = {
     ),
     "distill": (
         *(*SCRATCH, "advantage=distill", "update=reinforce", "+model@teacher=scratch"),
-        *("teacher.heads=4", "teacher.width=32", "teacher.layers=1"),
+        *("teacher.heads=4", "teacher.key_value_heads=2", "teacher.width=32", "teacher.layers=1"),
     ),
     "kl fixed": (*SCRATCH, "kl=fixed", "kl.beta=0.5"),
     "lora": ("model=pretrained", "model.path={dense}", "model.lora.rank=4"),
     "experts": ("model=pretrained", "model.path={experts}"),
 }
 # Names that are different in the checkout AFTER.
-RENAMED = {"critic=apart": "critic=separate", "model.key_value_heads=": "model.num_kv_heads="}
+RENAMED = {"critic=apart": "critic=separate", ".key_value_heads=": ".num_kv_heads="}
 MESHES = {"one device": ("mesh=single",), "2 x 2 x 2": ("mesh=single", "mesh.shape=[2,2,2]")}
 
 # Writes two policies into Hugging Face folders; runs in the checkout BEFORE only.

@@ -245,7 +245,7 @@ def test_a_score(start):
     _, error = start("+scores=position", code=2)
     assert error.startswith("No phase needs scores.position: leave it out.")
     _, error = start("advantage=late", code=2)
-    assert error.startswith("advantage needs ['position']; but the loop computes")
+    assert error.startswith("advantage needs ['position'], but the loop computes")
 
 
 def test_a_hook(start):
