@@ -1,8 +1,11 @@
 """Tests that every mutant still applies; otherwise `make mutants` could not use it."""
 
+import ast
+import importlib
 import subprocess
 import sys
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -59,6 +62,19 @@ def test_a_mutant_is_wrong_and_not_merely_broken(tmp_path: Path):
     }
     assert not wrong
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_the_imports_of_a_mutant_exist():
+    """A mutant that fails to import a moved module would show nothing either."""
+    importing = [mutant for mutant in MUTANTS if "import " in mutant.after]
+    assert importing
+    for mutant in importing:
+        for node in ast.walk(ast.parse(mutant.applied((ROOT / mutant.file).read_text()))):
+            if isinstance(node, ast.ImportFrom) and str(node.module).startswith("rl4p"):
+                module = importlib.import_module(str(node.module))
+                for alias in node.names:
+                    name = f"{node.module}.{alias.name}"
+                    assert hasattr(module, alias.name) or find_spec(name), (mutant.name, name)
 
 
 def test_a_patch_that_no_longer_applies_is_named():
