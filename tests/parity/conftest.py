@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from rl4p.distributed.parameters import DECLARED, vector
+from rl4p.learner.gradient_step import minibatch_gradient
 from rl4p.learner.logprobs import TokenScores
 from rl4p.types import Sampling, TrainingBatch, Trajectories
 
@@ -82,8 +83,6 @@ def our_loss(monkeypatch, make_objective, batch_of):
     The numbers replace a model's forward. All later code is that of a run, in two microbatches. The
     other projects process all rows at once.
     """
-    # The package's attribute of this name is the function, not the module.
-    step = pytest.importorskip("rl4p.learner.gradient_step")
 
     def scores(decoder, params, hidden, trajectories, sampling):
         ids_BT = trajectories.tokens_BT
@@ -99,8 +98,8 @@ def our_loss(monkeypatch, make_objective, batch_of):
 
     for name in ("logprobs", "entropy", "values"):  # they replace parameters
         monkeypatch.setitem(DECLARED, name, vector())
-    monkeypatch.setattr(step, "trunk", trunk)
-    monkeypatch.setattr(step, "token_scores", scores)
+    monkeypatch.setattr("rl4p.learner.token_loss.trunk", trunk)
+    monkeypatch.setattr("rl4p.learner.token_loss.token_scores", scores)
     monkeypatch.setattr("rl4p.learner.critic.shared.values", lambda head, hidden: hidden)
 
     def evaluate(numbers, update, *, group_size=1, **phases):
@@ -115,7 +114,7 @@ def our_loss(monkeypatch, make_objective, batch_of):
 
         with jax.disable_jit():  # each loss runs once, so compiling would take longer
             decoder = SimpleNamespace(dtype="float32")
-            gradient, sums = step.minibatch_gradient(
+            gradient, sums = minibatch_gradient(
                 objective, decoder, Sampling(), {}, params, batch_of(numbers), coefficients
             )
         slopes = {name: np.asarray(gradient[name]).reshape(numbers.mask.shape) for name in names}

@@ -9,6 +9,7 @@ from rl4p.model.families import FAMILIES
 from rl4p.model.huggingface import write_model
 from rl4p.model.tokenizer import byte_tokenizer
 from rl4p.reward.classifier import Classifier, last_scores
+from rl4p.types import Microbatching
 from tests.parity.models import random_model
 
 pytestmark = pytest.mark.parity
@@ -50,10 +51,12 @@ def test_logits(pair):
     for b, length in enumerate(LENGTHS):
         tokens[b, :length], mask[b, :length] = random.integers(4, 264, length), 1
     tokens[2, 8] = PAD
-    last = np.int32([0, 1, 7, 63, 299])
+    lengths = np.int32([1, 2, 8, 64, 300])  # up to the last token that is not padding
     wanted = theirs(model, tokens, mask)
     assert np.std(wanted) > 0.3
-    ours = last_scores(term.model.decoder, term.model.params, np.int32(tokens), last)
+    model = term.model
+    sizes = Microbatching(tokens=1024, widths=3)
+    ours = last_scores(model.decoder, model.params, np.int32(tokens), lengths, sizes, model.mesh)
     worst = np.max(np.abs(ours - wanted))
     print(f"{case}: largest difference of scores {worst:.1e}, of {np.max(np.abs(wanted)):.1f}")
     assert worst <= 2e-4
