@@ -1,4 +1,4 @@
-"""What all in-process samplers share: options, engine and rollout."""
+"""The options, the engine and the rollout that all in-process samplers share."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence

@@ -1,3 +1,5 @@
+"""Tests of the gradient step. They are one file because most share its compiled programs."""
+
 import dataclasses
 from dataclasses import dataclass
 from typing import Any

@@ -3,7 +3,7 @@
 TRL's own code does all the arithmetic. Its trainers are built for the tiny policy. `numbers`
 replaces the generated tokens and the outputs of the forward; old logprobs, corrections, advantages,
 the loss and its sum come from TRL. Where TRL and this project differ on purpose, a test says why
-and by how much.
+and by how much. It is one file because all tests share the fixtures that build them.
 """
 
 import os

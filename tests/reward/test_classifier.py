@@ -199,7 +199,7 @@ def test_the_command_line_of_its_docstring_adds_it_and_names_it_when_it_is_wrong
 
 
 def test_a_microbatch_has_so_many_tokens(folder, make_prompt, monkeypatch):
-    """Texts of 16 tokens and more in rows of 32: two narrow ones fit into 64 tokens, one wide."""
+    """With 97 tokens, a microbatch has two rows of 48 tokens or one row of 64."""
     shapes, hidden = set(), Decoder.hidden
 
     def spy(decoder, params, tokens_BT, *rest):

@@ -3,7 +3,7 @@
 The losses are all files of conf/update. The combinations have every option of conf/correction,
 conf/kl, conf/entropy and conf/critic. A new file is tested automatically, or a test reports that it
 is missing. Every program is compiled once and cached, with few of XLA's optimizations, because
-compilation dominates the time of this file.
+compilation dominates the time of this file. It is one file because all tests share these programs.
 """
 
 import dataclasses
@@ -264,7 +264,7 @@ def test_padding_changes_nothing(build, step, plain, name, padding):
 
 @every_case
 def test_nothing_without_a_loss_matters(build, step, plain, name):
-    """Such tokens are the response of an invalid sample and the prompt of an empty response."""
+    """No token of row 2 (an empty response) or of row INVALID (an invalid sample) has a loss."""
     objective, params, batch = build(name, outside=np.nan)
     tokens = batch.trajectories.tokens_BT.copy()
     tokens[[2, INVALID]] = np.random.default_rng(3).integers(0, 256, (2, T), np.int32)

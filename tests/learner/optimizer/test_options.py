@@ -65,7 +65,7 @@ def test_decay_touches_matrices_only(optimizer):
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize(("limit", "scale"), [(0.0, 1.0), (100.0, 1.0), (2.0, 0.5)])
 def test_a_long_gradient_is_scaled_down_to_the_limit(optimizer, limit, scale):
-    """The gradient has 25 entries of 0.8: the norm 4. The state is that of a shorter gradient."""
+    """A gradient of norm 4 (25 entries of 0.8) acts as one that is shorter by the scale."""
     long = as_gradient(0.8)
     _, state = first_update(optimizer(max_grad_norm=limit), long)
     shorter = jax.tree.map(lambda x: scale * x, long)
