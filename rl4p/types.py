@@ -214,7 +214,11 @@ class TrainState:
 
 @dataclass(frozen=True, kw_only=True)
 class StepInfo:
-    """The record of one finished step, which hooks receive."""
+    """The record of one finished step, which hooks receive.
+
+    Attributes:
+      advantages_BT, loss_mask_BT: those of the `TrainingBatch`, if the loop passes them on.
+    """
 
     step: int
     state: TrainState
@@ -222,3 +226,5 @@ class StepInfo:
     episodes: Sequence[Episode]
     rewards: Rewards
     metrics: dict[str, float]
+    advantages_BT: Array | None = None
+    loss_mask_BT: Array | None = None

@@ -20,6 +20,10 @@ MOVED = {
 # Old names of options, by group, and of keys, with the names that replace them.
 OPTIONS = {"critic": {"apart": "separate"}}
 KEYS = {"key_value_heads": "num_kv_heads"}
+# Options that older runs lack, by target, with the values that keep the behaviour of those runs.
+ADDED_OPTIONS = {
+    "rl4p.data.jsonl.JSONLines": {"reference_key": None, "several_answers": False},
+}
 # Keys that older runs lack, with the values that keep the behaviour of those runs.
 ADDED = {
     "source": {"_target_": "rl4p.loop.source.stream.Stream"},
@@ -50,10 +54,11 @@ def renewed(config: DictConfig) -> DictConfig:
 
     def of(value: Any) -> Any:
         if isinstance(value, dict):
-            return {
+            node = {
                 KEYS.get(key, key): moved(x) if key == "_target_" and isinstance(x, str) else of(x)
                 for key, x in value.items()
             }
+            return ADDED_OPTIONS.get(str(node.get("_target_")), {}) | node
         return [of(x) for x in value] if isinstance(value, list) else value
 
     tree = of(OmegaConf.to_container(config, resolve=False))

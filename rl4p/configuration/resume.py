@@ -1,4 +1,4 @@
-"""Resuming a run in its folder: its original overrides, followed by the new ones."""
+"""Resuming or reading a run in its folder: its original overrides, followed by the new ones."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from fcntl import LOCK_SH
@@ -9,7 +9,7 @@ from hydra.core.override_parser.types import Override, Quote, QuotedString
 from omegaconf import DictConfig, OmegaConf
 from yaml import YAMLError
 
-from rl4p.configuration.composition import Composer
+from rl4p.configuration.composition import CONF, Composer
 from rl4p.configuration.folder import only_run_in
 from rl4p.configuration.moved import renewed, renewed_override
 from rl4p.configuration.schema import without_hydra
@@ -49,31 +49,8 @@ def resume(
       InputError: the folder is not that of a run, or a key would change that may not.
     """
     folder = Path(given).expanduser().resolve()
-    try:
-        given_then = OmegaConf.load(folder / ".hydra" / "overrides.yaml")
-        lines = [renewed_override(str(line)) for line in given_then]
-        saved = OmegaConf.load(folder / ".hydra" / "config.yaml")
-        if not isinstance(saved, DictConfig):
-            raise ValueError("config.yaml is not a mapping")
-        saved = renewed(saved)
-    except OSError as error:
-        reason = f"{error.filename}: {error.strerror}"
-        raise InputError(f"resume={given} is not the folder of a run: {reason}.") from error
-    except (ValueError, YAMLError) as error:
-        reason = " ".join(str(error).split())
-        raise InputError(f"resume={given}: its .hydra folder cannot be read: {reason}.") from error
-    repeated = {override.get_key_element() for override in overrides}
-    chosen = tuple(f"{override.key_or_group}." for override in overrides)
-    lines = [
-        *(
-            str(old.input_line)
-            for old in composer.parse(lines)
-            if old.key_or_group not in NOT_TAKEN_OVER
-            and old.get_key_element() not in repeated
-            and not old.key_or_group.startswith(chosen)  # an option of a group that was replaced
-        ),
-        *(str(new.input_line) for new in overrides if new.key_or_group != "resume"),
-    ]
+    lines, saved = as_started("resume", given)
+    lines = followed_by(composer, lines, [o for o in overrides if o.key_or_group != "resume"])
     quoted = QuotedString(str(folder), Quote.single).with_quotes()
     lines += [f"resume={quoted}", f"hydra.run.dir={quoted}"]
     config = without_hydra(composer.compose(lines, targets=targets))
@@ -95,6 +72,74 @@ def resume(
         with only_run_in(folder, lock=LOCK_SH):
             pass  # refuses a folder whose run is still active, before Hydra writes
     return lines
+
+
+def as_started(key: str, given: str) -> tuple[list[str], DictConfig]:
+    """Returns the overrides and the configuration in a run folder, with current names.
+
+    Args:
+      key: the key of the command line that names the folder, for error messages.
+
+    Raises:
+      InputError: the folder is not that of a run.
+    """
+    hydra = Path(given).expanduser().resolve() / ".hydra"
+    try:
+        lines = [renewed_override(str(line)) for line in OmegaConf.load(hydra / "overrides.yaml")]
+        saved = OmegaConf.load(hydra / "config.yaml")
+        if not isinstance(saved, DictConfig):
+            raise ValueError("config.yaml is not a mapping")
+        return lines, renewed(saved)
+    except OSError as error:
+        reason = f"{error.filename}: {error.strerror}"
+        raise InputError(f"{key}={given} is not the folder of a run: {reason}.") from error
+    except (ValueError, YAMLError) as error:
+        reason = " ".join(str(error).split())
+        raise InputError(f"{key}={given}: its .hydra folder cannot be read: {reason}.") from error
+
+
+def followed_by(composer: Composer, lines: list[str], overrides: list[Override]) -> list[str]:
+    """Returns the overrides of a run, without those that the new ones replace, and the new ones."""
+    repeated = {override.get_key_element() for override in overrides}
+    chosen = tuple(f"{override.key_or_group}." for override in overrides)
+    return [
+        *(
+            str(old.input_line)
+            for old in composer.parse(lines)
+            if old.key_or_group not in NOT_TAKEN_OVER
+            and old.get_key_element() not in repeated
+            and not old.key_or_group.startswith(chosen)  # an option of a group that was replaced
+        ),
+        *(str(new.input_line) for new in overrides),
+    ]
+
+
+def config_of_run(given: str, overrides: Sequence[str], *, conf: Path = CONF) -> DictConfig:
+    """Returns the configuration of a run with other overrides, for a job that only reads the run.
+
+    The mesh of the run is not taken over, because the job may run on another machine.
+
+    Args:
+      given: the value of ``run=``, the folder of a run or of one job of a sweep.
+      overrides: the overrides of the job. They may not change the shape of the model.
+
+    Raises:
+      InputError: the folder is not that of a run, or an override is wrong, or this version of rl4p
+        would compose another model than that of the run.
+    """
+    composer = Composer(conf)
+    lines, saved = as_started("run", given)
+    lines = [line for line in lines if not line.lstrip("+~").startswith(("mesh=", "mesh."))]
+    then = composer.compose(followed_by(composer, lines, []), targets=False)
+    if resolved(then.model) != resolved(saved.model):
+        raise InputError(
+            f"run={given}: the options of model={then.hydra.runtime.choices.get('model')} have "
+            "changed since this run, so its policy cannot be built again from its overrides."
+        )
+    lines = followed_by(composer, lines, composer.parse(list(overrides)))
+    config = without_hydra(composer.compose(lines))
+    OmegaConf.set_struct(config, True)
+    return config
 
 
 def saved_config(folder: Path, keys: Sequence[str], trusted: Sequence[str]) -> DictConfig:

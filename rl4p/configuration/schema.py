@@ -87,6 +87,7 @@ class Samples:
 
     every: Natural
     count: Natural
+    tokens: bool
 
 
 @dataclass(frozen=True, kw_only=True)

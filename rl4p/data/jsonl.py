@@ -3,8 +3,8 @@
 import hashlib
 import json
 import logging
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -20,7 +20,8 @@ log = logging.getLogger(__name__)
 class JSONLines:
     """A file with one JSON object per line: a question, and an answer ending ``#### <number>``.
 
-    If an answer has no ``####``, its full text is the reference answer.
+    If an answer has no ``####``, its full text is the reference answer. `rl4p.generate` writes such
+    files from sampled responses.
 
     Attributes:
       path: the file to train on.
@@ -28,6 +29,10 @@ class JSONLines:
       held_out_size: without a `held_out_path`, the number of rows of `path` that are held out of
         training for evaluation, chosen by the hash of the question; None is 256.
       question_key, answer_key: the names of the fields.
+      reference_key: a field with the reference answer alone; None takes it from the answer.
+      several_answers: whether a question may have several rows, as samples of a policy do. All of
+        its answers are then trained on; an evaluation asks it once. Otherwise the first row of a
+        question counts.
       task: the task name in the metrics.
       system_prompt: a text before every question; None for none.
     """
@@ -37,6 +42,8 @@ class JSONLines:
     held_out_size: Positive | None = None
     question_key: str = "question"
     answer_key: str = "answer"
+    reference_key: str | None = None
+    several_answers: bool = False
     task: str = "jsonl"
     system_prompt: str | None = None
 
@@ -55,8 +62,8 @@ class JSONLines:
         rows = self.rows
         if self.held_out_path is not None:
             return rows
-        held_out = {row.id for row in self.held_out()}
-        rows = [row for row in rows if row.id not in held_out]
+        held_out = {row.question for row in self.held_out()}
+        rows = [row for row in rows if row.question not in held_out]
         if not rows:
             raise InputError(
                 f"data.held_out_size={self.kept_back} holds out every row of {self.path}: "
@@ -66,8 +73,10 @@ class JSONLines:
 
     def held_out(self) -> Sequence[Question]:
         if self.held_out_path is not None:
-            return self.read("held_out_path", self.held_out_path)
-        return sorted(self.rows, key=lambda row: row.id)[: self.kept_back]
+            rows = self.read("held_out_path", self.held_out_path)
+            return first_of_each(rows, lambda row: row.question)
+        asked = first_of_each(self.rows, lambda row: row.question)
+        return sorted(asked, key=lambda row: row.id)[: self.kept_back]
 
     @property
     def kept_back(self) -> int:
@@ -85,11 +94,18 @@ class JSONLines:
         rows = [self.parse(path, i, line) for i, line in enumerate(lines, 1) if line.strip()]
         if not rows:
             raise InputError(f"data.{key}={name} has no rows.")
-        # A repeated question counts once, so that it is never in both parts of the split.
-        distinct = list({row.id: row for row in reversed(rows)}.values())[::-1]
+        if self.several_answers:
+            distinct = first_of_each(rows, lambda row: (row.question, row.solution))
+            what = "rows skipped"
+        else:
+            # The first row of a question, at the place of its last: saved runs depend on it.
+            distinct = list({row.id: row for row in reversed(rows)}.values())[::-1]
+            what = "questions skipped (data.several_answers=true keeps their other answers)"
         if len(distinct) < len(rows):
-            log.warning("%s: %d repeated questions skipped.", path, len(rows) - len(distinct))
-        return distinct
+            log.warning("%s: %d repeated %s.", path, len(rows) - len(distinct), what)
+        # The first answer of a question has the id that the question has without other answers.
+        first = {row.id: row for row in reversed(distinct)}
+        return [row if row is first[row.id] else with_own_id(row) for row in distinct]
 
     def parse(self, path: Path, line_number: int, line: bytes) -> Question:
         where = f"{path}, line {line_number}"
@@ -101,22 +117,44 @@ class JSONLines:
             raise InputError(f"{where}: not JSON ({getattr(error, 'msg', error)}).") from None
         if not isinstance(row, dict):
             raise InputError(f"{where}: a JSON object is expected, not {type(row).__name__}.")
-        for key in (self.question_key, self.answer_key):
+        for key in filter(None, (self.question_key, self.answer_key, self.reference_key)):
             if not isinstance(row.get(key), str) or not row[key].strip():
                 raise InputError(
                     f'{where}: no text under "{key}": the row has the fields {sorted(row)} '
-                    "(set data.question_key and data.answer_key)."
+                    "(set data.question_key, data.answer_key and data.reference_key)."
                 )
             try:
                 row[key].encode()
             except UnicodeEncodeError:  # a lone surrogate, which JSON allows
                 raise InputError(f'{where}: not UTF-8 under "{key}".') from None
         question, solution = row[self.question_key], row[self.answer_key]
-        reference = final_answer(solution)
+        if self.reference_key is not None:
+            reference = row[self.reference_key].strip()
+        else:
+            reference = final_answer(solution)
         return Question(
-            id=hashlib.sha256(question.encode()).hexdigest()[:16],
+            id=digest(question),
             question=question,
             answer=solution.strip() if reference is None else reference,
             task=self.task,
             solution=solution,
         )
+
+
+def first_of_each(
+    rows: Sequence[Question], identity: Callable[[Question], Hashable]
+) -> list[Question]:
+    """Returns the rows, in their order, without those whose identity an earlier row has."""
+    found: dict[Hashable, Question] = {}
+    for row in rows:
+        found.setdefault(identity(row), row)
+    return list(found.values())
+
+
+def with_own_id(row: Question) -> Question:
+    """Returns the row with an id that depends on its answer too."""
+    return replace(row, id=digest(f"{row.question}\0{row.solution}"))
+
+
+def digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -41,6 +41,10 @@ class Weighted:
         return frozenset().union(*(getattr(term, "needs", ()) for term in self.terms.values()))
 
     def __call__(self, trajectories: Trajectories, episodes: Sequence[Episode]) -> Rewards:
+        return self.of_texts(episodes)
+
+    def of_texts(self, episodes: Sequence[Episode]) -> Rewards:
+        """Grades episodes without their arrays, which the terms do not see."""
         rows = len(episodes)
         grades = {name: grade(name, term, episodes) for name, term in self.terms.items()}
         valid_B = np.ones(rows, bool)

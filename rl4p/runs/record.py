@@ -4,7 +4,8 @@
     environment.json  git commit, device, package versions, ...
     metrics.jsonl     one object per step: {"reward/mean": 0.5, "step": 3, ...}, keys sorted. The
                       evaluation of a step is in the same line; step 0 is before training
-    samples.jsonl     one object per sample: {"step": 3, "prompt": ..., "response": ..., ...}
+    samples.jsonl     one object per sample: {"step": 3, "prompt": ..., "response": ..., ...}; see
+                      samples.py
     summary.json      the status and the final results of the run
 
 Each line is written in one call, so `kill -9` loses at most the current line, and readers skip an

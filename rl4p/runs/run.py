@@ -35,6 +35,7 @@ from rl4p.runs.plots import plot_learning_curve
 from rl4p.runs.profiler import Profiler
 from rl4p.runs.progress import ProgressBar, print_summary
 from rl4p.runs.record import Record
+from rl4p.runs.samples import RecordSamples
 from rl4p.runs.signals import StopRequest
 from rl4p.runs.tracker import TrackedRun
 from rl4p.runs.tracker.none import NoTracker
@@ -158,7 +159,13 @@ def run_steps(
         hooks: list[Hook] = [
             experiment.evaluation,
             *experiment.hooks,  # before RecordMetrics
-            RecordSamples(every=samples.every, count=samples.count, record=record, tracked=tracked),
+            RecordSamples(
+                every=samples.every,
+                count=samples.count,
+                record=record,
+                tracked=tracked,
+                tokenizer=experiment.loop.policy.tokenizer if samples.tokens else None,
+            ),
             RecordMetrics(record=record, tracked=tracked, outcome=outcome),
             bar,
             checkpoints,
@@ -229,34 +236,6 @@ class RecordMetrics:
         self.record.log(info.step, info.metrics)
         self.tracked.log(info.step, info.metrics)
         self.outcome.add(info)
-
-
-@dataclass(frozen=True, kw_only=True)
-class RecordSamples:
-    """A hook that writes the first samples of a step and their grades to samples.jsonl."""
-
-    every: int
-    count: int
-    record: Record
-    tracked: TrackedRun
-
-    def __call__(self, info: StepInfo) -> None:
-        rewards = info.rewards
-        self.record.log_samples(
-            info.step,
-            [
-                {
-                    "id": episode.prompt.id,
-                    "prompt": episode.prompt.question,
-                    "response": episode.response,
-                    "answer": episode.prompt.answer,
-                    "reward": float(rewards.total_B[row]),
-                    "terms": {name: float(grade_B[row]) for name, grade_B in rewards.terms.items()},
-                }
-                for row, episode in enumerate(info.episodes[: self.count])
-            ],
-        )
-        self.tracked.artifact(self.record.samples_file)
 
 
 @dataclass(kw_only=True)

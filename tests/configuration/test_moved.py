@@ -2,7 +2,15 @@ import pytest
 from omegaconf import OmegaConf
 
 from rl4p.configuration import compose
-from rl4p.configuration.moved import ADDED, KEYS, MOVED, moved, renewed, renewed_override
+from rl4p.configuration.moved import (
+    ADDED,
+    ADDED_OPTIONS,
+    KEYS,
+    MOVED,
+    moved,
+    renewed,
+    renewed_override,
+)
 from rl4p.configuration.targets import locate
 from rl4p.errors import InputError
 
@@ -55,3 +63,12 @@ def test_a_name_of_today_stays():
 def test_a_target_that_has_moved_is_said_by_its_new_name():
     with pytest.raises(InputError, match=r"^kl\._target_=rl4p\.kl\.fixed\.Fixed is now called rl"):
         locate("rl4p.kl.fixed.Fixed", ["rl4p"], "kl._target_")
+
+
+def test_options_of_today_are_added_to_an_older_configuration():
+    config = compose(["data=jsonl", "data.path=a", "+data@teacher=gsm8k", "teacher.path=b"])
+    older = OmegaConf.to_container(config)
+    for added in ADDED_OPTIONS.values():
+        for key in added:
+            del older["data"][key], older["teacher"][key]
+    assert renewed(OmegaConf.create(older)) == config

@@ -5,7 +5,7 @@ import pytest
 import yaml
 
 from rl4p import configuration
-from rl4p.configuration.resume import MAY_CHANGE, leaves, saved_config
+from rl4p.configuration.resume import MAY_CHANGE, config_of_run, leaves, saved_config
 from rl4p.errors import InputError
 
 
@@ -250,3 +250,36 @@ def test_a_folder_without_a_whole_configuration_is_no_run(tmp_path, text):
 def test_values_have_dotted_keys():
     tree = {"a": {"b": 1, "c": {}}, "d": [{"e": 2}]}
     assert dict(leaves(tree)) == {"a.b": 1, "a.c": {}, "d": [{"e": 2}]}
+
+
+def test_a_job_that_reads_a_run_gets_its_configuration_with_other_overrides(toy, started):
+    before = files(started)
+    config = config_of_run(str(started), ["steps=9", "+rollout.flag=true"], conf=toy.conf)
+    assert (config.reward.terms.new.weight, config.advantage.rate) == (3, 0.25)
+    assert (config.steps, config.rollout.flag) == (9, True)
+    assert config_of_run(str(started), ["advantage=plain"], conf=toy.conf).advantage.rate == 0.5
+    assert "hydra" not in config
+    assert files(started) == before
+
+
+def test_the_mesh_of_the_run_is_not_taken_over(toy, started):
+    path = started / ".hydra" / "overrides.yaml"
+    path.write_text(path.read_text() + "- mesh=plain\n- mesh.size=7\n")
+    assert config_of_run(str(started), [], conf=toy.conf).mesh.size == 1
+    assert config_of_run(str(started), ["mesh.size=3"], conf=toy.conf).mesh.size == 3
+
+
+def test_a_model_that_would_be_another_is_refused(toy, started):
+    path = started / ".hydra" / "config.yaml"
+    config = yaml.safe_load(path.read_text())
+    config["model"]["rate"] = 0.75  # what the option was when the run began
+    path.write_text(yaml.safe_dump(config))
+    with pytest.raises(InputError, match=r"the options of model=plain have changed since this run"):
+        config_of_run(str(started), [], conf=toy.conf)
+
+
+def test_a_job_that_reads_a_run_says_what_is_wrong(toy, started):
+    with pytest.raises(InputError, match="run=nowhere is not the folder of a run"):
+        config_of_run("nowhere", [], conf=toy.conf)
+    with pytest.raises(InputError, match="seed must be"):
+        config_of_run(str(started), ["seed=-1"], conf=toy.conf)

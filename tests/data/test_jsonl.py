@@ -130,3 +130,37 @@ def test_without_one_256_rows_are_held_out(write):
 def test_holding_everything_out_is_refused(write):
     with pytest.raises(InputError, match=r"data\.held_out_size=256 holds out every row"):
         JSONLines(path=write([row()])).train()
+
+
+def test_several_answers_to_a_question_are_rows_of_their_own(write, caplog):
+    lines = [("1+1?", "so 2"), ("2+2?", "4"), ("1+1?", "2"), ("1+1?", "so 2")]
+    path = write([row(*line) for line in lines])
+    other = write([row("1+1?", "a"), row("1+1?", "b")], "b.jsonl")
+    data = JSONLines(path=path, held_out_path=other, several_answers=True)
+    rows = data.train()
+    assert sorted((q.question, q.solution) for q in rows) == [
+        ("1+1?", "2"), ("1+1?", "so 2"), ("2+2?", "4"),
+    ]  # fmt: skip
+    assert len({q.id for q in rows}) == 3
+    for row_alone in JSONLines(path=path, held_out_path=other).train():
+        assert row_alone in rows
+    assert "1 repeated rows skipped." in caplog.text
+    assert "2 repeated questions skipped (data.several_answers=true keeps" in caplog.text
+    assert [q.solution for q in data.held_out()] == ["a"]  # an evaluation asks a question once
+
+
+def test_a_question_with_several_answers_is_on_one_side_of_the_split(write):
+    lines = [row(f"{n}?", answer) for answer in ("a", "b") for n in range(20)]
+    data = JSONLines(path=write(lines), held_out_size=5, several_answers=True)
+    held_out, train = data.held_out(), data.train()
+    assert (len(held_out), len(train)) == (5, 30)
+    assert {q.question for q in held_out}.isdisjoint(q.question for q in train)
+    assert {q.solution for q in held_out} == {"a"}
+
+
+def test_a_reference_answer_of_its_own(write):
+    line = row("1+1?", "it is #### 3", gold=" 2 ")
+    (question,) = JSONLines(path=write([line]), reference_key="gold", held_out_size=0).train()
+    assert (question.answer, question.solution) == ("2", "it is #### 3")
+    with pytest.raises(InputError, match=r'no text under "gold".*data\.reference_key'):
+        JSONLines(path=write([row()]), reference_key="gold").train()

@@ -17,7 +17,6 @@ from rl4p.runs.record import Record
 from rl4p.runs.run import (
     Outcome,
     RecordMetrics,
-    RecordSamples,
     died_young,
     first_state,
     git_state,
@@ -136,26 +135,6 @@ def test_a_run_killed_before_its_first_checkpoint_begins_anew(
     if summary:
         record.write_summary({})
     assert died_young(record, checkpoints_of(every, latest)) is young
-
-
-def test_samples_are_recorded_with_their_grades(trained, tmp_path):
-    _, (info, _) = trained
-    record, mirror = Record(tmp_path), Mirror()
-    hook = RecordSamples(every=1, count=6, record=record, tracked=mirror)  # of two prompts
-    hook(info)
-    rows = record.samples()
-    assert len(rows) == 6
-    assert len({row["answer"] for row in rows}) == 2
-    for b, row in enumerate(rows):
-        assert row["step"] == 1
-        assert row["response"] == info.episodes[b].response
-        assert row["prompt"] == info.episodes[b].prompt.question
-        assert row["answer"] == info.episodes[b].prompt.answer
-        assert row["id"] == info.episodes[b].prompt.id
-        assert row["reward"] == pytest.approx(float(info.rewards.total_B[b]))
-        assert row["terms"].keys() == {"correct", "format", "capital"}
-        assert row["terms"]["capital"] == float(info.rewards.terms["capital"][b])
-    assert mirror.artifacts == [record.samples_file]
 
 
 def test_metrics_are_recorded_mirrored_and_summed_up(trained, tmp_path):

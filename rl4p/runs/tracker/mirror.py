@@ -25,6 +25,7 @@ LAST_FILES = (*FIRST_FILES, "samples.jsonl", "summary.json", "plots/*")
 
 TABLE = "samples.json"
 ROWS_OF_TABLE = 1000  # the newest samples
+APART = ("terms", "tokens")  # no columns: terms have one each, and lists of tokens are too long
 
 # The parameters that MLflow's compare view shows, in addition to the overrides.
 ROOT_KEYS = ("seed", "steps", "prompts_per_step", "group_size")
@@ -117,7 +118,7 @@ class Mirror:
         ]
         if not rows:
             return
-        columns = list(dict.fromkeys(name for row in rows for name in row if name != "terms"))
+        columns = list(dict.fromkeys(name for row in rows for name in row if name not in APART))
         data = [[row.get(name) for name in columns] for row in rows]
         self._client.log_dict(self._id, {"columns": columns, "data": data}, TABLE)
         shown = json.dumps([{"path": TABLE, "type": "table"}])

@@ -153,7 +153,8 @@ def test_files_stand_under_their_path_in_the_folder(record, client):
 def test_the_table_has_a_row_for_each_of_the_newest_samples(record, client, monkeypatch):
     monkeypatch.setattr(mirroring, "ROWS_OF_TABLE", 2)
     record.log_samples(1, [{"response": "x"}])
-    record.log_samples(2, [{"response": "y", "terms": {"correct": 1.0}}, {"response": "z"}])
+    graded = {"response": "y", "terms": {"correct": 1.0}, "tokens": {"ids": [1], "texts": ["y"]}}
+    record.log_samples(2, [graded, {"response": "z"}])
     mirror = Mirror(client, "12", record.folder)
     mirror.send_table()
     name, table = client.table

@@ -1,0 +1,61 @@
+"""The policy of a run folder or of a configuration, without the optimizer and the loop."""
+
+from pathlib import Path
+from typing import Any
+
+import jax
+from omegaconf import DictConfig
+
+from rl4p.configuration import instantiate
+from rl4p.errors import InputError
+from rl4p.model.policy import Policy
+from rl4p.rollout.sampler import Sampler
+from rl4p.runs.checkpoint import restore_params
+from rl4p.types import Params
+
+
+def load_policy(
+    config: DictConfig, run: Path | None, *, step: int | None = None, average: bool = False
+) -> tuple[Policy, Params, int | None]:
+    """Builds the model of a configuration, with the parameters of a checkpoint if there is a run.
+
+    Args:
+      config: the composed configuration, of the run if there is one (`config_of_run`).
+      run: the folder of a run; None keeps the initial parameters of the model.
+      step: the step of the checkpoint; None selects the newest.
+      average: whether to read the moving average of the parameters.
+
+    Returns:
+      The policy, its parameters, and the step of the checkpoint (None without a run).
+
+    Raises:
+      InputError: the model cannot be built, or there is no such checkpoint.
+    """
+    key = jax.random.fold_in(jax.random.key(config.seed), 0)
+    policy, params = instantiate(config.model).build(instantiate(config.mesh), key)
+    if run is None:
+        return policy, params, None
+    like = jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), params
+    )
+    del params  # frees the memory before the checkpoint is loaded
+    step, params = restore_params(run, like, step=step, average=average)
+    return policy, params, step
+
+
+def sampler_of(config: DictConfig) -> Sampler:
+    """Returns `rollout`, or `evaluation.rollout` if the rollout of the run samples nothing.
+
+    Raises:
+      InputError: neither is a sampler with an engine.
+    """
+    found: list[Any] = [instantiate(config.rollout)]
+    if config.evaluation.rollout is not None:
+        found.append(instantiate(config.evaluation.rollout))
+    for rollout in found:
+        if isinstance(rollout, Sampler):
+            return rollout
+    raise InputError(
+        f"rollout ({config.rollout._target_}) does not sample with an engine: choose "
+        "rollout=continuous."
+    )
