@@ -31,6 +31,17 @@ ADDED = {
     "hooks": {},
     "scores": {},
 }
+# Such keys of sections.
+ADDED_BELOW = {
+    "evaluation": {
+        "held_out": True,
+        "tasks": {},
+        "samples": 0,
+        "pass_at_k": None,
+        "seed": 0,
+        "rows": None,
+    },
+}
 
 
 def moved(target: str) -> str:
@@ -62,4 +73,7 @@ def renewed(config: DictConfig) -> DictConfig:
         return [of(x) for x in value] if isinstance(value, list) else value
 
     tree = of(OmegaConf.to_container(config, resolve=False))
+    for section, added in ADDED_BELOW.items():
+        if isinstance(tree.get(section), dict):
+            tree[section] = added | tree[section]
     return DictConfig(ADDED | tree)

@@ -79,6 +79,12 @@ class Evaluation:
     prompts: Positive | None
     term: str
     rollout: Any  # None, or a node
+    held_out: bool
+    tasks: Table
+    samples: Natural
+    pass_at_k: tuple[Annotated[int, Field(ge=2)], ...] | None
+    seed: Natural
+    rows: Positive | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,6 +132,7 @@ SECTIONS = {
 }
 OPTIONAL = ("teacher",)
 TABLES = ("hooks", "scores")
+TASKS = "evaluation.tasks"  # a table within a section
 GROUPS = [
     field.name
     for field in fields(Root)
@@ -155,9 +162,10 @@ def check(config: DictConfig, *, targets: bool = True) -> None:
     for name in GROUPS:
         if not holds_node(tree[name]) and not (name in OPTIONAL and tree[name] is None):
             raise InputError(f"{name} has no _target_: choose one of its options ({name}=NAME).")
-    for table in TABLES:
-        check_type(table, tree[table], dict)
-        for name, node in tree[table].items():
+    tables = {**{name: tree[name] for name in TABLES}, TASKS: tree["evaluation"]["tasks"]}
+    for table, nodes in tables.items():
+        check_type(table, nodes, dict)
+        for name, node in nodes.items():
             if not is_node(node):
                 raise InputError(
                     f"{join(table, name)} has no _target_: add one with "

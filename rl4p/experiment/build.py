@@ -11,11 +11,17 @@ import numpy as np
 from omegaconf import DictConfig, OmegaConf
 
 from rl4p.configuration import instantiate
-from rl4p.data.prompts import encode_prompts
 from rl4p.distributed import placement
 from rl4p.distributed.mesh import Mesh
 from rl4p.errors import InputError
 from rl4p.experiment.compatibility import choice, refuse_what_cannot_act
+from rl4p.experiment.evaluation import (
+    build_evaluation,
+    check_term,
+    encoder,
+    held_out_questions,
+    sampler_of,
+)
 from rl4p.learner.microbatches import rows_in
 from rl4p.loop.checks import check_advantages, check_rewards, check_rollout, check_training_batch
 from rl4p.loop.evaluation import Evaluation
@@ -56,26 +62,18 @@ def build(config: DictConfig) -> Experiment:
             f"{choice('advantage', phases.advantage)} does not use a teacher: choose "
             "advantage=distill, or leave the teacher out."
         )
-    terms = getattr(phases.reward, "terms", None)
-    if terms is not None and config.evaluation.term not in terms:
-        raise InputError(
-            f"evaluation.term={config.evaluation.term} is not a term of the reward; its terms are "
-            f"{', '.join(terms)}."
-        )
+    check_term(config, phases)
     data = instantiate(config.data)
-    questions, held_out = data.train(), data.held_out()
+    questions, held_out = data.train(), held_out_questions(config, data)
     policy, params = instantiate(config.model).build(mesh, jax.random.fold_in(key, 0))
-    sampler = phases.rollout
-    if config.evaluation.rollout is not None:
-        sampler = instantiate(config.evaluation.rollout)
+    sampler = sampler_of(config, phases)
     check_lengths(config, policy, phases.rollout.max_response_tokens, sampler.max_response_tokens)
-    options = {
-        "system_prompt": data.system_prompt,
-        "max_prompt_tokens": config.max_prompt_tokens,
-        "template": policy.template,
-    }
-    prompts, dropped = encode_prompts(questions, policy.tokenizer, **options)
-    test_prompts, test_dropped = encode_prompts(held_out, policy.tokenizer, **options)
+    encode = encoder(config, policy)
+    prompts, dropped = encode(questions, system_prompt=data.system_prompt)
+    of_evaluation = replace(phases, rollout=sampler)
+    evaluation, test_dropped = build_evaluation(
+        config, of_evaluation, policy, held_out, encode, rows=rows
+    )
 
     scoring = Scoring(
         reference=reference_params(policy, params) if "reference_logprobs" in needs else None,
@@ -93,15 +91,6 @@ def build(config: DictConfig) -> Experiment:
         key=mesh.replicate(jax.random.fold_in(key, 1)),
         memory=mesh.replicate(phases.initial_memory()),
         average=jax.tree.map(jnp.copy, params) if config.ema.decay else {},
-    )
-    evaluation = Evaluation(
-        every=config.evaluation.every,
-        phases=replace(phases, rollout=sampler),
-        policy=policy,
-        prompts=test_prompts[: config.evaluation.prompts],
-        term=config.evaluation.term,
-        rows=rows,
-        of_average=config.ema.decay > 0 and config.ema.use_for_eval,
     )
     source = instantiate(config.source).open(prompts, seed=config.seed)
     collector = instantiate(config.collector).open(
@@ -130,7 +119,7 @@ def build(config: DictConfig) -> Experiment:
         evaluation=evaluation,
         hooks=tuple(instantiate(node) for node in config.hooks.values()),
         sizes=f"{describe_model(policy, params)}; "
-        f"{describe_data(prompts, dropped, test_prompts, test_dropped)}\n"
+        f"{describe_data(prompts, dropped, evaluation, test_dropped)}\n"
         f"{describe_step(config, phases, prompts, policy.mesh)}",
     )
 
@@ -158,6 +147,18 @@ def build_teacher(config: DictConfig, policy: Policy, key: Array) -> tuple[Decod
 
 
 def build_phases(config: DictConfig) -> Phases:
+    """Returns the phases of a run, which are compatible.
+
+    Raises:
+      InputError: a phase would have no effect.
+    """
+    phases = instantiate_phases(config)
+    refuse_what_cannot_act(phases)
+    return phases
+
+
+def instantiate_phases(config: DictConfig) -> Phases:
+    """Returns the phases, which are not checked against one another."""
     checks = {
         "rollout": check_rollout,
         "reward": lambda rewards, trajectories, episodes: check_rewards(rewards, trajectories),
@@ -166,7 +167,7 @@ def build_phases(config: DictConfig) -> Phases:
         ),
         "update": check_training_batch,
     }
-    phases = Phases(
+    return Phases(
         rollout=instantiate(config.rollout),
         reward=instantiate(config.reward),
         advantage=instantiate(config.advantage),
@@ -178,8 +179,6 @@ def build_phases(config: DictConfig) -> Phases:
         scores={name: instantiate(node) for name, node in config.scores.items()},
         checks=checks if config.debug.check_batches else {},
     )
-    refuse_what_cannot_act(phases)
-    return phases
 
 
 def check_rows(config: DictConfig, phases: Phases, mesh: Mesh) -> int:
@@ -232,10 +231,11 @@ def describe_model(policy: Policy, params: Params) -> str:
 
 
 def describe_data(
-    prompts: list[Prompt], dropped: int, test_prompts: list[Prompt], test_dropped: int
+    prompts: list[Prompt], dropped: int, evaluation: Evaluation, test_dropped: int
 ) -> str:
     over = dropped + test_dropped
-    return f"{len(prompts):,} prompts and {len(test_prompts):,} held out" + (
+    samples = f", each with {evaluation.samples} samples" if evaluation.samples else ""
+    return f"{len(prompts):,} prompts and {len(evaluation.prompts):,} held out{samples}" + (
         f" ({over:,} dropped for being longer than max_prompt_tokens)" if over else ""
     )
 

@@ -1,66 +1,216 @@
-"""Evaluation on held-out prompts, with a rollout and a reward phase and without updates."""
+"""Evaluation on held-out prompts, with a rollout and a reward phase and without updates.
 
-from collections import defaultdict
-from collections.abc import Sequence
-from dataclasses import dataclass
+Responses are sampled in chunks, which depend on the prompts and the options alone. The greedy
+chunks of a data set come first, then those of its samples. Sample s of a prompt has a random key
+that is folded from the seed, the task, the id of the prompt and s, never from a position in a
+batch.
+"""
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, closing
+from dataclasses import dataclass, field
+from functools import partial
+from math import gcd
+from typing import Any
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 
 from rl4p.distributed.processes import to_host
 from rl4p.errors import InputError
+from rl4p.loop.accuracy import Tally, metrics_of
 from rl4p.loop.grading import graded
 from rl4p.loop.phases import Phases
+from rl4p.loop.stopwatch import Stopwatch
 from rl4p.model.policy import Policy
-from rl4p.types import Params, Prompt, Rewards, StepInfo, TrainState
+from rl4p.rollout.answers import answers
+from rl4p.rollout.engine import Engine, Request
+from rl4p.types import Array, Episode, Params, Prompt, Rewards, StepInfo, TrainState, Trajectories
+
+KEY = 3  # folded into the seed; a run folds smaller numbers into its own
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chunk:
+    """Responses that are sampled together.
+
+    Attributes:
+      prompts: the prompts; each has `together` consecutive rows.
+      first: the number of the first sample of each prompt; empty for greedy responses.
+      together: the number of samples of each prompt in this chunk.
+    """
+
+    prompts: Sequence[Prompt]
+    first: Sequence[int] = ()
+    together: int = 1
+
+    def rows(self) -> list[tuple[Prompt, int | None]]:
+        """Returns the prompt and the number of the sample of each row; None for greedy."""
+        if not self.first:
+            return [(prompt, None) for prompt in self.prompts]
+        return [
+            (prompt, first + i)
+            for prompt, first in zip(self.prompts, self.first, strict=True)
+            for i in range(self.together)
+        ]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answered:
+    """The graded responses of a chunk, in the order of its rows."""
+
+    chunk: Chunk
+    trajectories: Trajectories
+    episodes: Sequence[Episode]
+    rewards: Rewards
 
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluation:
-    """A hook that measures greedy pass@1 on held-out prompts; each question counts once.
+    """A hook that measures pass@1, and with samples pass@k and avg@n, on held-out prompts.
 
     Attributes:
       every: the number of steps between evaluations.
       phases: the phases of the run, possibly with another rollout.
+      sets: the prompts of each data set; no chunk has prompts of two.
       term: the reward term that decides whether an answer is correct; never the weighted sum.
+      rows: the number of sequences sampled at a time. By default it is that of a training step, so
+        that both use the same compiled sampler.
       of_average: whether to evaluate the moving average of the parameters.
-      rows: the number of sequences sampled at a time. It equals that of a training step, so that
-        both use the same compiled sampler.
+      samples: the number of samples of each prompt, in addition to the greedy response.
+      pass_at_k: the values of k for pass@k, from 2 to `samples`.
+      seed: the seed of the samples.
     """
 
     every: int
     phases: Phases
     policy: Policy
-    prompts: Sequence[Prompt]
+    sets: Sequence[Sequence[Prompt]]
     term: str
     rows: int
     of_average: bool = False
+    samples: int = 0
+    pass_at_k: Sequence[int] = field(default=())
+    seed: int = 0
+
+    @property
+    def prompts(self) -> list[Prompt]:
+        """Returns the prompts of all sets."""
+        return [prompt for prompts in self.sets for prompt in prompts]
 
     def __call__(self, info: StepInfo) -> dict[str, float]:
-        return self.evaluate(info.state)
+        return self.timed(info.state)
+
+    def timed(self, state: TrainState) -> dict[str, float]:
+        """Returns the metrics of `evaluate`, and `time/evaluation` in seconds."""
+        watch = Stopwatch()
+        with watch("evaluation"):
+            metrics = self.evaluate(state)
+        return metrics | watch.times()
 
     def evaluate(self, state: TrainState) -> dict[str, float]:
-        """Returns `eval/<task>/pass_at_1` and `eval/<task>/prompts` for each task."""
-        params = state.average if self.of_average else state.params
-        right: dict[str, int] = defaultdict(int)
-        asked: dict[str, int] = defaultdict(int)
-        for start in range(0, len(self.prompts), self.rows):
-            chunk = self.prompts[start : start + self.rows]
-            rewards = greedy_rewards(self.phases, self.policy, params, state, chunk, rows=self.rows)
-            if self.term not in rewards.terms:
-                raise InputError(
-                    f"evaluation.term={self.term} is not a term of the reward; its terms are "
-                    f"{', '.join(rewards.terms) or 'none'}."
+        """Returns `eval/<task>/pass_at_1` and `eval/<task>/prompts` for each task.
+
+        With samples also `avg_at_<samples>` and `pass_at_<k>`. If some responses could not be
+        graded, `invalid` is their number.
+        """
+        tally = Tally()
+        for answered in self.answered(state):
+            correct_B, valid_B = self.judged(answered.rewards)
+            rows = zip(answered.chunk.rows(), correct_B, valid_B, strict=True)
+            for (prompt, sample), correct, valid in rows:
+                tally.add(
+                    prompt.task, prompt.id, greedy=sample is None, correct=correct, valid=valid
                 )
-            grades_B, valid_B = to_host((rewards.terms[self.term], rewards.valid_B))
-            for prompt, grade, valid in zip(chunk, grades_B, valid_B, strict=True):
-                right[prompt.task] += bool(valid and grade >= 1)
-                asked[prompt.task] += 1
-        return {f"eval/{task}/pass_at_1": right[task] / n for task, n in asked.items()} | {
-            f"eval/{task}/prompts": float(n) for task, n in asked.items()
-        }
+        return metrics_of(tally.scores(self.samples, self.pass_at_k))
+
+    def judged(self, rewards: Rewards) -> tuple[list[bool], list[bool]]:
+        """Returns for each row whether the answer is correct and whether it could be graded.
+
+        Raises:
+          InputError: the reward lacks the term that decides.
+        """
+        if self.term not in rewards.terms:
+            raise InputError(
+                f"evaluation.term={self.term} is not a term of the reward; its terms are "
+                f"{', '.join(rewards.terms) or 'none'}."
+            )
+        grades_B, valid_B = to_host((rewards.terms[self.term], rewards.valid_B))
+        return (valid_B & (grades_B >= 1)).tolist(), valid_B.tolist()
+
+    def answered(self, state: TrainState, *, begin: int = 0) -> Iterator[Answered]:
+        """Samples and grades the chunks in order and yields each.
+
+        Args:
+          begin: the number of chunks to leave out at the start.
+        """
+        params = state.average if self.of_average else state.params
+        with ExitStack() as stack:
+            engine: Engine | None = None
+            for chunk in self.chunks()[begin:]:
+                if not chunk.first:
+                    found = greedy_answers(
+                        self.phases, self.policy, params, state, chunk.prompts, rows=self.rows
+                    )
+                else:
+                    if engine is None:
+                        rollout: Any = self.phases.rollout
+                        engine = stack.enter_context(closing(rollout.open(self.policy)))
+                        engine.publish(params, int(state.step))
+                    found = self.sampled(engine, state, chunk)
+                trajectories, episodes, rewards = found
+                yield Answered(
+                    chunk=chunk, trajectories=trajectories, episodes=episodes, rewards=rewards
+                )
+
+    def chunks(self) -> list[Chunk]:
+        """Returns the chunks of `rows` sequences; the last one of a set may have fewer.
+
+        A chunk of samples has a divisor of `rows` and of `samples` as the number of samples of a
+        prompt. With `samples` equal to `group_size` its shapes are those of a training step.
+        """
+        together = gcd(self.rows, self.samples) if self.samples else 1
+        at_a_time = self.rows // together
+        found = []
+        for prompts in self.sets:
+            found += [
+                Chunk(prompts=prompts[start : start + self.rows])
+                for start in range(0, len(prompts), self.rows)
+            ]
+            pairs = [(x, first) for x in prompts for first in range(0, self.samples, together)]
+            for start in range(0, len(pairs), at_a_time):
+                chosen, first = zip(*pairs[start : start + at_a_time], strict=True)
+                found.append(Chunk(prompts=chosen, first=first, together=together))
+        return found
+
+    def sampled(
+        self, engine: Engine, state: TrainState, chunk: Chunk
+    ) -> tuple[Trajectories, Sequence[Episode], Rewards]:
+        """Samples a chunk of samples and returns its responses and their grades.
+
+        The prompts are repeated to fill `rows` sequences; the repetitions are not graded.
+        """
+        count, limit = self.rows // chunk.together, self.phases.rollout.max_response_tokens
+        repeated = [i % len(chunk.prompts) for i in range(count)]
+        prompts = [chunk.prompts[i] for i in repeated]
+        keys_PN = sample_keys(
+            jax.random.fold_in(jax.random.key(self.seed), KEY),
+            np.array([words(prompt) for prompt in prompts]),
+            np.array([chunk.first[i] for i in repeated], np.int32),
+            chunk.together,
+        )
+        requests = [
+            Request(tokens=prompt.tokens, keys_N=keys_N, max_tokens=limit)
+            for prompt, keys_N in zip(prompts, to_host(keys_PN), strict=True)
+        ]
+        found = answers(self.policy, prompts, engine.complete(requests), limit)
+        self.phases.check("rollout", found, self.policy, version=int(state.step))
+        return graded_part(self.phases, state, found, len(chunk.prompts) * chunk.together)
 
 
-def greedy_rewards(
+def greedy_answers(
     phases: Phases,
     policy: Policy,
     params: Params,
@@ -68,13 +218,13 @@ def greedy_rewards(
     prompts: Sequence[Prompt],
     *,
     rows: int,
-) -> Rewards:
-    """Samples one greedy response to each prompt and returns the grades.
+) -> tuple[Trajectories, Sequence[Episode], Rewards]:
+    """Samples one greedy response to each prompt and returns the responses and their grades.
 
     The prompts are repeated to fill `rows` sequences; the repetitions are not graded. The memory
     that the phases return is discarded.
     """
-    (trajectories, episodes), _ = phases.call(
+    found, _ = phases.call(
         "rollout",
         state.memory,
         policy,
@@ -85,11 +235,34 @@ def greedy_rewards(
         version=int(state.step),
         greedy=True,
     )
-    counted = slice(len(prompts))
-    rewards, _ = graded(
-        phases,
-        state.memory,
-        jax.tree.map(lambda x: x[counted], trajectories),
-        episodes[counted],
-    )
-    return rewards
+    return graded_part(phases, state, found, len(prompts))
+
+
+def graded_part(
+    phases: Phases,
+    state: TrainState,
+    found: tuple[Trajectories, Sequence[Episode]],
+    count: int,
+) -> tuple[Trajectories, Sequence[Episode], Rewards]:
+    """Grades the first `count` rows and returns these rows and their grades."""
+    trajectories = jax.tree.map(lambda x: x[:count], found[0])
+    episodes = found[1][:count]
+    rewards, _ = graded(phases, state.memory, trajectories, episodes)
+    return trajectories, episodes, rewards
+
+
+def words(prompt: Prompt) -> np.ndarray:
+    """Returns uint32 [2], which are practically never equal for two prompts."""
+    digest = hashlib.sha256(f"{prompt.task}\0{prompt.id}".encode()).digest()
+    return np.frombuffer(digest[:8], "<u4").astype(np.uint32)
+
+
+@partial(jax.jit, static_argnames="together")
+def sample_keys(key: Array, words_P2: Array, first_P: Array, together: int) -> Array:
+    """Returns the data of the keys of `together` consecutive samples of P prompts, [P, N, ...]."""
+
+    def of_prompt(words_2: Array, first: Array) -> Array:
+        own = jax.random.fold_in(jax.random.fold_in(key, words_2[0]), words_2[1])
+        return jax.vmap(jax.random.fold_in, (None, 0))(own, first + jnp.arange(together))
+
+    return jax.random.key_data(jax.vmap(of_prompt)(words_P2, first_P))

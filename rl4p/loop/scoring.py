@@ -8,7 +8,7 @@ import numpy as np
 from rl4p.data.answer import final_answer, number
 from rl4p.distributed.processes import to_host
 from rl4p.learner.logprobs import score_tokens
-from rl4p.loop.evaluation import greedy_rewards
+from rl4p.loop.evaluation import greedy_answers
 from rl4p.loop.phases import Phases
 from rl4p.loop.protocols import Collected
 from rl4p.model.decoder import Decoder
@@ -90,7 +90,7 @@ def baselines(
     """
     prompts = list({each.prompt.id: each.prompt for each in episodes}.values())
     rows = len(prompts) + -len(prompts) % policy.mesh.row_multiple
-    rewards = greedy_rewards(phases, policy, state.params, state, prompts, rows=rows)
+    *_, rewards = greedy_answers(phases, policy, state.params, state, prompts, rows=rows)
     total, valid = to_host((rewards.total_B, rewards.valid_B))
     by_id = {prompt.id: total[row] if valid[row] else np.nan for row, prompt in enumerate(prompts)}
     return np.asarray([by_id[each.prompt.id] for each in episodes], np.float32)

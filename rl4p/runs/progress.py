@@ -1,5 +1,6 @@
 """The terminal output of a run: a progress bar, occasional samples, and a table at the end."""
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -105,7 +106,7 @@ def print_summary(folder: Path, summary: Mapping[str, Any]) -> None:
     for column in ("held out", "first", "last", "best"):
         table.add_column(column, justify="left" if column == "held out" else "right")
     for name in evaluation["last"]:
-        if name.endswith("/pass_at_1"):
+        if re.search(r"/(pass|avg)_at_\d+$", name):
             values = (evaluation[when].get(name) for when in ("first", "last", "best"))
             table.add_row(
                 name.removeprefix("eval/"), *("-" if v is None else f"{v:.3f}" for v in values)
@@ -127,7 +128,10 @@ def print_summary(folder: Path, summary: Mapping[str, Any]) -> None:
 
 
 def time_table(summary: Mapping[str, Any]) -> Table:
-    """Returns a table of seconds by phase; the rest is startup, evaluations and checkpoints."""
+    """Returns a table of seconds by phase; the rest is startup and checkpoints.
+
+    A median is that of the steps with the phase, since not every step has an evaluation.
+    """
     seconds, medians = summary["seconds"], summary["median_seconds"]
     total = seconds["total"]
     table = Table(box=None, padding=(0, 2, 0, 0))

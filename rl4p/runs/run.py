@@ -7,7 +7,7 @@ import shlex
 import statistics
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -43,7 +43,7 @@ from rl4p.types import Params, StepInfo, TrainState
 
 log = logging.getLogger(__name__)
 
-PHASES = ("rollout", "reward", "scoring", "advantage", "update")
+PHASES = ("rollout", "reward", "scoring", "advantage", "update", "evaluation")
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "transformers", "numpy")
 
 
@@ -155,6 +155,8 @@ def run_steps(
     with bar:
         state = first_state(config, experiment, checkpoints, record, tracked)
         outcome.begin(state, resumed=config.resume is not None)
+        if checkpoints.latest() is None:  # not restored, so it was evaluated just now
+            outcome.count(record.metrics()[-1])
         bar.begin(outcome.step, record.metrics()[-1] if first() else {})
         hooks: list[Hook] = [
             experiment.evaluation,
@@ -202,7 +204,7 @@ def first_state(
         record.truncate_after(int(state.step))
         return state
     record.truncate_after(-1)
-    first = experiment.evaluation.evaluate(experiment.state)
+    first = experiment.evaluation.timed(experiment.state)
     record.log(0, first)
     tracked.log(0, first)
     return experiment.state
@@ -255,7 +257,12 @@ class Outcome:
 
     def add(self, info: StepInfo) -> None:
         self.state, self.step = info.state, info.step
-        self.times.append({name: info.metrics.get(f"time/{name}", 0.0) for name in PHASES})
+        self.count(info.metrics)
+
+    def count(self, metrics: Mapping[str, float]) -> None:
+        """Adds the times of the phases of a step, or of the evaluation before the first step."""
+        present = (name for name in PHASES if f"time/{name}" in metrics)
+        self.times.append({name: metrics[f"time/{name}"] for name in present})
 
     def has_curve(self) -> bool:
         return any("reward/mean" in row for row in self.record.metrics())
@@ -268,6 +275,7 @@ class Outcome:
         evaluations = [evaluation for evaluation in evaluations if evaluation]
         names = {name for evaluation in evaluations for name in evaluation}
         best = {name: max(e[name] for e in evaluations if name in e) for name in sorted(names)}
+        times = {name: [each[name] for each in self.times if name in each] for name in PHASES}
         return {
             "status": status,
             "step": self.step,
@@ -277,11 +285,9 @@ class Outcome:
                 "best": best,
             },
             "params_sha256": params_sha256(self.state.params) if status != "failed" else None,
-            "seconds": {"total": seconds}
-            | {name: sum(times[name] for times in self.times) for name in PHASES},
-            "median_seconds": {
-                name: statistics.median(times[name] for times in self.times) if self.times else 0.0
-                for name in PHASES
+            "seconds": {"total": seconds} | {name: sum(times[name]) for name in PHASES},
+            "median_seconds": {  # of the steps with that phase
+                name: statistics.median(times[name]) if times[name] else 0.0 for name in PHASES
             },
             "compilation": asdict(compiled),
             "resumed_from": self.resumed_from,

@@ -5,6 +5,7 @@ from rl4p.configuration import compose
 from rl4p.configuration.moved import (
     ADDED,
     ADDED_OPTIONS,
+    ADDED_BELOW,
     KEYS,
     MOVED,
     moved,
@@ -16,13 +17,16 @@ from rl4p.errors import InputError
 
 
 def of_an_older_version(config):
-    """Returns the configuration with the old names of `MOVED` and without the keys of `ADDED`."""
+    """Returns the configuration with the old names of `MOVED`, without the keys that were added."""
     text = OmegaConf.to_yaml(config)
     for old, new in MOVED.items():
         text = text.replace(f"_target_: {new}", f"_target_: {old}")
     for old, new in KEYS.items():
         text = text.replace(f"{new}:", f"{old}:")
-    return OmegaConf.create({k: x for k, x in OmegaConf.create(text).items() if k not in ADDED})
+    tree = {k: x for k, x in OmegaConf.create(text).items() if k not in ADDED}
+    for section, added in ADDED_BELOW.items():
+        tree[section] = {k: x for k, x in tree[section].items() if k not in added}
+    return OmegaConf.create(tree)
 
 
 @pytest.mark.parametrize("overrides", [[], ["critic=separate", "advantage=gae", "model=scratch"]])
@@ -31,6 +35,7 @@ def test_an_older_configuration_becomes_that_of_today(overrides):
     older = of_an_older_version(config)
     assert older.mesh._target_ == "rl4p.mesh.Mesh"
     assert "source" not in older
+    assert "samples" not in older.evaluation
     assert renewed(older) == renewed(config) == config
 
 

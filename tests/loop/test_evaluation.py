@@ -1,6 +1,7 @@
 """Tests that each held-out question counts once, by the term that decides correctness."""
 
 from dataclasses import dataclass, field, replace
+from itertools import combinations
 
 import jax
 import numpy as np
@@ -8,8 +9,10 @@ import pytest
 
 from rl4p.errors import InputError
 from rl4p.learner.optimizer.adamw import AdamW
-from rl4p.loop.evaluation import Evaluation, greedy_rewards
+from rl4p.loop.evaluation import Evaluation, greedy_answers, sample_keys, words
 from rl4p.reward.weighted import Weighted
+from rl4p.rollout.continuous import Continuous
+from rl4p.rollout.in_process import InProcess
 from rl4p.rollout.naive_sampler import NaiveSampler
 from rl4p.types import StepInfo
 
@@ -44,7 +47,7 @@ def evaluate(policy, params, make_prompt, make_state, make_phases):
                 reward=Weighted(terms=terms, max_invalid=1.0),
             ),
             policy=policy,
-            prompts=prompts,
+            sets=[prompts],
             term=term,
             rows=rows,
         )
@@ -66,7 +69,7 @@ def test_questions_count_once_whatever_is_sampled_at_a_time(evaluate, rows):
 
 def test_what_cannot_be_graded_is_not_right(evaluate):
     found = evaluate(["a", "a"], rows=2, right=("0", "1"), broken=("1",))
-    assert found["eval/a/pass_at_1"] == 0.5
+    assert found == {"eval/a/pass_at_1": 0.5, "eval/a/prompts": 2.0, "eval/a/invalid": 1.0}
 
 
 def test_a_term_that_the_reward_lacks_is_named(evaluate):
@@ -137,12 +140,14 @@ def test_each_chunk_is_sampled_greedily_in_full_and_graded_in_part(
         every=1,
         phases=make_phases(rollout=watched, reward=reward),
         policy=policy,
-        prompts=asked,
+        sets=[asked],
         term="correct",
         rows=3,
     )
     info = StepInfo(step=3, state=state, trajectories=None, episodes=None, rewards=None, metrics={})  # type: ignore[arg-type]
-    assert evaluation(info) == {"eval/a/pass_at_1": 1 / 5, "eval/a/prompts": 5.0}
+    found = evaluation(info)
+    assert found.pop("time/evaluation") > 0
+    assert found == {"eval/a/pass_at_1": 1 / 5, "eval/a/prompts": 5.0}
     assert [ids for ids, *_ in watched.calls] == [["0", "1", "2"], ["3", "4", "3"]]
     assert reward.seen == [(3, 3), (2, 2)]
     assert state.memory == {"reward": 7}
@@ -163,7 +168,7 @@ def test_the_parameters_are_the_newest_or_their_average(
             rollout=watched, reward=Weighted(terms={"correct": Listed(right=())}, max_invalid=1.0)
         ),
         policy=policy,
-        prompts=asked[:2],
+        sets=[asked[:2]],
         term="correct",
         rows=2,
         of_average=of_average,
@@ -173,8 +178,8 @@ def test_the_parameters_are_the_newest_or_their_average(
     assert params is (state.average if of_average else state.params)
 
 
-def test_greedy_rewards_are_in_the_order_of_the_prompts(policy, asked, state, make_phases, watched):
-    rewards = greedy_rewards(
+def test_greedy_answers_are_in_the_order_of_the_prompts(policy, asked, state, make_phases, watched):
+    trajectories, episodes, rewards = greedy_answers(
         make_phases(rollout=watched, reward=Weighted(terms={"correct": Listed(right=("0", "3"))})),
         policy,
         state.params,
@@ -183,4 +188,141 @@ def test_greedy_rewards_are_in_the_order_of_the_prompts(policy, asked, state, ma
         rows=8,
     )
     assert np.asarray(rewards.terms["correct"]).tolist() == [1, 0, 0, 1, 0]
+    assert [each.prompt.id for each in episodes] == list("01234")
+    assert len(trajectories.tokens_BT) == 5
     assert [ids for ids, *_ in watched.calls] == [list("01234012")]
+
+
+# Samples.
+
+
+@dataclass(frozen=True, kw_only=True)
+class Even:
+    """A term: 1 if the response has an even number of characters; it records the episodes."""
+
+    seen: list = field(default_factory=list, hash=False, compare=False)
+    weight: float = 1.0
+
+    def __call__(self, episodes):
+        self.seen.extend((x.prompt.task, x.prompt.id, x.response) for x in episodes)
+        return [float(len(each.response) % 2 == 0) for each in episodes]
+
+
+@pytest.fixture
+def sampled(policy, make_phases, make_prompt, state):
+    """Returns a function that gives the metrics and the (task, id, response) in their order."""
+
+    def run(sets, *, rows, samples, rollout=NaiveSampler, **options):
+        term = Even()
+        evaluation = Evaluation(
+            every=1,
+            phases=make_phases(
+                rollout=rollout(max_response_tokens=8), reward=Weighted(terms={"even": term})
+            ),
+            policy=policy,
+            sets=[
+                [make_prompt(tokens=(257, 65 + i), id=str(i), task=task) for i in range(count)]
+                for task, count in sets
+            ],
+            term="even",
+            rows=rows,
+            samples=samples,
+            **options,
+        )
+        return evaluation.evaluate(replace(state, memory={})), term.seen, evaluation
+
+    return run
+
+
+def of_each(seen):
+    """Returns the sorted responses by task and prompt."""
+    found = {}
+    for task, prompt, response in seen:
+        found.setdefault((task, prompt), []).append(response)
+    return {name: sorted(responses) for name, responses in found.items()}
+
+
+def test_samples_do_not_depend_on_what_is_sampled_with_them(sampled):
+    """Chunks of 4 rows hold two samples of two prompts, chunks of 6 all six of one."""
+    _, alone, _ = sampled([("a", 3)], rows=6, samples=6)
+    _, others, _ = sampled([("b", 2), ("a", 3)], rows=4, samples=6)
+    assert of_each(alone) == {name: x for name, x in of_each(others).items() if name[0] == "a"}
+    assert all(len(responses) == 7 for responses in of_each(alone).values())  # one is greedy
+    distinct = {response for responses in of_each(others).values() for response in responses}
+    assert len(distinct) > 30  # of 35 responses
+
+
+def test_samplers_draw_the_same_samples(sampled):
+    _, one, _ = sampled([("a", 3)], rows=6, samples=4)
+    _, other, _ = sampled([("a", 3)], rows=6, samples=4, rollout=Continuous)
+    assert one == other
+
+
+def test_another_seed_draws_other_samples_and_the_same_greedy_responses(sampled):
+    _, one, _ = sampled([("a", 4)], rows=4, samples=4)
+    _, other, _ = sampled([("a", 4)], rows=4, samples=4, seed=1)
+    assert one[:4] == other[:4]
+    assert not set(one[4:]) & set(other[4:])
+
+
+def test_the_metrics_are_those_of_the_responses(sampled):
+    found, seen, _ = sampled([("a", 3), ("b", 2)], rows=4, samples=4, pass_at_k=(2,))
+    assert found.keys() == {
+        f"eval/{task}/{name}"
+        for task in "ab"
+        for name in ("pass_at_1", "prompts", "avg_at_4", "pass_at_2")
+    }
+    right = [len(response) % 2 == 0 for task, _, response in seen if task == "a"]
+    assert found["eval/a/pass_at_1"] == sum(right[:3]) / 3
+    assert found["eval/a/avg_at_4"] == pytest.approx(sum(right[3:]) / 12)
+    pairs = [
+        one or other
+        for i in range(3)
+        for one, other in combinations(right[3 + 4 * i : 7 + 4 * i], 2)
+    ]
+    assert found["eval/a/pass_at_2"] == pytest.approx(sum(pairs) / len(pairs))
+    assert 0 < sum(right) < len(right)
+
+
+@pytest.mark.parametrize(
+    ("rows", "samples", "together"), [(8, 8, 8), (8, 4, 4), (8, 6, 2), (8, 16, 8), (8, 3, 1)]
+)
+def test_chunks_are_as_large_as_a_step_and_cover_each_sample_once(sampled, rows, samples, together):
+    *_, evaluation = sampled([], rows=rows, samples=samples)
+    prompts = [object(), object(), object()]
+    chunks = replace(evaluation, sets=[prompts, prompts[:1]]).chunks()
+    greedy = [chunk for chunk in chunks if not chunk.first]
+    assert [chunk.prompts for chunk in greedy] == [prompts, prompts[:1]]
+    drawn = [chunk for chunk in chunks if chunk.first]
+    assert {chunk.together for chunk in drawn} == {together}
+    assert all(len(chunk.rows()) <= rows for chunk in drawn)
+    wanted = [(prompt, i) for prompt in [*prompts, prompts[0]] for i in range(samples)]
+    assert [row for chunk in drawn for row in chunk.rows()] == wanted
+
+
+def test_the_last_chunk_may_be_left_to_a_later_start(sampled, state):
+    *_, evaluation = sampled([("a", 3)], rows=4, samples=4)
+    state = replace(state, memory={})
+    whole = [[e.response for e in x.episodes] for x in evaluation.answered(state)]
+    later = [[e.response for e in x.episodes] for x in evaluation.answered(state, begin=2)]
+    assert len(whole) == 4
+    assert later == whole[2:]
+
+
+def test_a_key_is_that_of_its_task_prompt_and_sample(make_prompt):
+    key = jax.random.key(0)
+    prompts = [make_prompt(id=i, task=task) for task in "ab" for i in ("1", "2")]
+    words_P2 = np.array([words(prompt) for prompt in prompts])
+    assert words_P2.dtype == np.uint32
+    first = np.zeros(4, np.int32)
+    keys = np.asarray(sample_keys(key, words_P2, first, 4))
+    assert len({tuple(x) for x in keys.reshape(16, -1).tolist()}) == 16
+    later = np.asarray(sample_keys(key, words_P2[::-1], first + 2, 2))
+    np.testing.assert_array_equal(later, keys[::-1, 2:])
+
+
+def test_an_engine_is_closed_when_its_samples_are_drawn(sampled, monkeypatch):
+    closed = []
+    monkeypatch.setattr(InProcess, "close", lambda self: closed.append(self.params is not None))
+    sampled([("a", 1)], rows=2, samples=2)
+    assert closed == [True]

@@ -237,7 +237,7 @@ def test_the_moving_average_follows_the_parameters_and_is_what_is_evaluated(
         every=1,
         phases=replace(loop.phases, reward=Weighted(terms={"as": SaidBy(episodes=episodes)})),
         policy=policy,
-        prompts=prompts,
+        sets=[prompts],
         term="as",
         rows=len(prompts),
     )

@@ -102,8 +102,10 @@ def test_a_new_run_is_evaluated_before_its_first_step(config, tmp_path):
     (row,) = record.metrics()
     expected = experiment.evaluation.evaluate(state)
     assert expected["eval/arithmetic/prompts"] == 4
-    assert row == expected | {"step": 0}
-    assert mirror.logged == [(0, expected)]
+    time = {"time/evaluation": row["time/evaluation"]}
+    assert time["time/evaluation"] > 0
+    assert row == expected | time | {"step": 0}
+    assert mirror.logged == [(0, expected | time)]
 
 
 def checkpoints_of(every, latest):
@@ -145,8 +147,10 @@ def test_metrics_are_recorded_mirrored_and_summed_up(trained, tmp_path):
     assert (outcome.step, outcome.resumed_from) == (1, 1)
     hook = RecordMetrics(record=record, tracked=mirror, outcome=outcome)
     assert not outcome.has_curve()
+    outcome.count({"eval/t/pass_at_1": 0.5, "time/evaluation": 4.0})  # before the first step
     for info, passed in zip(infos, (0.25, 0.125), strict=True):
         metrics = info.metrics | {"eval/t/pass_at_1": passed, "time/rollout": float(info.step)}
+        metrics |= {"time/evaluation": 1.0} if info.step == 2 else {}
         hook(replace(info, metrics=metrics))
     assert outcome.has_curve()
     assert [step for step, _ in mirror.logged] == [1, 2]
@@ -161,6 +165,7 @@ def test_metrics_are_recorded_mirrored_and_summed_up(trained, tmp_path):
     assert found["seconds"]["total"] == 7.0
     assert found["seconds"]["rollout"] == 3.0
     assert found["median_seconds"]["rollout"] == 1.5
+    assert (found["seconds"]["evaluation"], found["median_seconds"]["evaluation"]) == (5.0, 2.5)
     assert found["params_sha256"] == params_sha256(infos[1].state.params)
     assert outcome.summary("failed", 7.0, compilation())["params_sha256"] is None
 

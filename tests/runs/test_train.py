@@ -36,7 +36,8 @@ def test_a_run_leaves_its_record(folder):
     raw = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     evaluation = {"eval/arithmetic/pass_at_1", "eval/arithmetic/prompts"}
     assert set(raw[1]) == METRICS
-    assert set(raw[2]) == METRICS | evaluation
+    assert set(raw[2]) == METRICS | evaluation | {"time/evaluation"}
+    assert "time/evaluation" in raw[0]
     assert set(rows[0]) == evaluation | {"step"}
     assert all(row["rollout/logprob_gap_max"] < 1e-4 for row in rows[1:])
     compiled = [row["time/compilations"] for row in raw[1:]]
@@ -54,10 +55,14 @@ def test_the_summary_is_the_contract_for_scripts(folder):
     assert found["status"] == "finished"
     assert found["step"] == 3
     assert set(found["evaluation"]) == {"first", "last", "best"}
-    phases = {"rollout", "reward", "scoring", "advantage", "update"}
+    phases = {"rollout", "reward", "scoring", "advantage", "update", "evaluation"}
     assert set(found["seconds"]) == {"total"} | phases
     assert set(found["median_seconds"]) == phases
     assert all(found["seconds"][name] >= found["median_seconds"][name] > 0 for name in phases)
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    times = [row["time/evaluation"] for row in rows if "time/evaluation" in row]
+    assert len(times) == 3  # before the first step, after the second and after the last
+    assert found["seconds"]["evaluation"] == pytest.approx(sum(times))
     assert found["compilation"]["programs"] >= found["compilation"]["from_cache"] >= 0
     assert found["compilation"]["programs"] > 0
     assert found["compilation"]["seconds"] > 0

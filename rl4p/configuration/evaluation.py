@@ -1,0 +1,286 @@
+"""The configuration of `python -m rl4p.evaluate`: that of a run, or one composed like a run's.
+
+With run=FOLDER the parts that an evaluation uses (`OF_RUN`) are those of the run, as its folder has
+them. If the command line changes one of these parts, the part is composed again from the overrides
+of the run followed by the new ones. Everything else has its default and has no effect.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hydra.core.override_parser.types import Override
+from omegaconf import DictConfig, OmegaConf, open_dict
+from yaml import YAMLError
+
+from rl4p.configuration.composition import CONF, Composer
+from rl4p.configuration.moved import renewed, renewed_override
+from rl4p.configuration.resume import NOT_TAKEN_OVER, PROCESSES, leaves
+from rl4p.configuration.schema import check, without_hydra
+from rl4p.configuration.targets import resolved
+from rl4p.errors import InputError
+
+# The parts of a run's configuration that its evaluation uses.
+OF_RUN = (
+    "seed",
+    "prompts_per_step",
+    "group_size",
+    "max_prompt_tokens",
+    "max_response_tokens",
+    "evaluation",
+    "rollout",
+    "reward",
+    "model",
+    "data",
+    "mesh",
+    "tracker",
+)
+# The keys that a command line may set, each with all keys below it.
+MAY_SET = (
+    "data",
+    "suite",
+    "evaluation",
+    "reward",
+    "rollout",
+    "max_prompt_tokens",
+    "max_response_tokens",
+    "mesh",
+    "tracker",
+    "debug",
+    "trusted_targets",
+)
+OF_MODEL = ("model", "seed", "experiment")  # without a run
+OF_CHECKPOINT = ("model.dtype", "model.template")  # with a run, whose parameters fix the rest
+INSTEAD = {
+    "prompts_per_step": "evaluation.rows",
+    "group_size": "evaluation.samples",
+    "seed": "evaluation.seed",
+    "resume": "run",
+    "steps": "step",
+}
+# The options that act on samples, and not on greedy responses.
+OF_SAMPLES = ("temperature", "top_k", "top_p")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """The policy to evaluate, and the folder for the results.
+
+    Attributes:
+      out: the folder for the results.
+      run: the folder of a run; None evaluates `model`.
+      step: the step of the run's checkpoint; None selects the newest.
+      average: whether to evaluate the moving average of the run's parameters.
+    """
+
+    out: Path
+    run: Path | None = None
+    step: int | None = None
+    average: bool = False
+
+
+def read(
+    words: Sequence[str], *, config_dir: str | None = None, conf: Path = CONF
+) -> tuple[Request, DictConfig]:
+    """Returns the request and the checked configuration of a command line.
+
+    Args:
+      words: KEY=VALUE; run, step, average and out are those of the request, the others overrides.
+      config_dir: a folder with further YAML files.
+      conf: the folder of the YAML files of the package.
+
+    Raises:
+      InputError: a word is wrong, or would have no effect on an evaluation.
+    """
+    own = {"run", "step", "average", "out"}
+    given = {key: value for key, equals, value in (x.partition("=") for x in words) if equals}
+    request = request_of({key: given[key] for key in own & given.keys()})
+    composer = Composer(conf, config_dir)
+    lines = [word for word in words if word.partition("=")[0] not in own]
+    overrides = composer.parse(lines)
+    refuse_what_cannot_act(overrides, request)
+    if request.run is None:
+        config = composer.compose(lines, targets=False)
+    else:
+        config = of_run(composer, request.run, overrides)
+    name_what_is_not_read(config)
+    check(config)
+    config = without_hydra(config)
+    refuse_what_is_not_used(overrides, config)
+    OmegaConf.set_struct(config, True)
+    return request, config
+
+
+def request_of(given: dict[str, str]) -> Request:
+    """Returns the request from its words.
+
+    Raises:
+      InputError: `out` is missing, a value is wrong, or step or average have no run.
+    """
+    if not given.get("out"):
+        raise InputError("Give out=FOLDER, the folder for evaluation.json and responses.jsonl.")
+    for key in ("step", "average"):
+        if key in given and "run" not in given:
+            raise InputError(f"{key}={given[key]} needs the run that it belongs to: run=FOLDER.")
+    if "run" in given and not given["run"]:
+        raise InputError("run= is empty: give the folder of a run.")
+    if "step" in given and not given["step"].isdecimal():
+        raise InputError(f"step={given['step']} is not a whole number.")
+    if given.get("average", "false") not in ("true", "false"):
+        raise InputError(f"average={given['average']} is not one of true, false.")
+    return Request(
+        out=Path(given["out"]).expanduser(),
+        run=Path(given["run"]).expanduser() if "run" in given else None,
+        step=int(given["step"]) if "step" in given else None,
+        average=given.get("average") == "true",
+    )
+
+
+def place(override: Override) -> str:
+    """Returns the key in the configuration that an override sets: model@teacher sets teacher."""
+    return str(override.package or override.key_or_group)
+
+
+def begins(key: str, prefixes: Sequence[str]) -> bool:
+    """Returns whether a key is one of the prefixes, or below one."""
+    return any(f"{key}.".startswith(f"{prefix}.") for prefix in prefixes)
+
+
+def refuse_what_cannot_act(overrides: Sequence[Override], request: Request) -> None:
+    """Checks that each override acts on an evaluation.
+
+    Raises:
+      InputError: one does not, or it has several values.
+    """
+    may = (*MAY_SET, *(OF_MODEL if request.run is None else OF_CHECKPOINT))
+    for override in overrides:
+        key = place(override)
+        if override.is_sweep_override():
+            raise InputError(
+                f"{override.input_line} has several values, but one command evaluates one policy."
+            )
+        if key in ("evaluation.every", "debug.profile") or not begins(key, may):
+            hint = f": set {INSTEAD[key]}" if key in INSTEAD else ""
+            if not hint and request.run is not None and begins(key, OF_MODEL):
+                hint = f": the run has its own (only {' and '.join(OF_CHECKPOINT)} can be set)"
+            hint = hint or f": leave it out (an evaluation reads {', '.join(may)})"
+            raise InputError(f"{override.input_line} has no effect on an evaluation{hint}.")
+
+
+def name_what_is_not_read(config: DictConfig) -> None:
+    """Sets `path` to `held_out_path` in data sets that lack it: there is nothing to train on."""
+    with open_dict(config):
+        for node in (config.data, *config.evaluation.tasks.values()):
+            if OmegaConf.is_missing(node, "path") and node.get("held_out_path") is not None:
+                node.path = node.held_out_path
+
+
+def refuse_what_is_not_used(overrides: Sequence[Override], config: DictConfig) -> None:
+    """Checks that each override acts in this configuration.
+
+    Raises:
+      InputError: a part is not used, or an option acts only on samples and there are none.
+    """
+    evaluation = config.evaluation
+    own = evaluation.rollout is not None
+    sampler = "evaluation.rollout" if own else "rollout"
+    for override in overrides:
+        key, line = place(override), override.input_line
+        if own and begins(key, ["rollout"]):
+            raise InputError(
+                f"{line} has no effect, because this evaluation has its own rollout: set "
+                f"evaluation.{key}."
+            )
+        if not evaluation.held_out and begins(key, ["data"]):
+            raise InputError(
+                f"{line} has no effect, because evaluation.held_out=false: leave it out."
+            )
+        of_samples = key in [f"{sampler}.{name}" for name in OF_SAMPLES]
+        if of_samples and not evaluation.samples:
+            raise InputError(
+                f"{line} has no effect on greedy responses: set evaluation.samples=N to sample."
+            )
+
+
+def of_run(composer: Composer, folder: Path, new: Sequence[Override]) -> DictConfig:
+    """Returns the configuration for a run, with its `hydra` node.
+
+    Raises:
+      InputError: the folder is not that of a run, or the configuration of the package has changed
+        since the run in a part that the command line changes.
+    """
+    saved, lines = saved_run(folder)
+    repeated = {override.get_key_element() for override in new}
+    chosen = tuple(f"{place(override)}." for override in new)
+    old = [x for x in composer.parse(lines) if is_of_evaluation(x)]
+    kept = [
+        str(x.input_line)
+        for x in old
+        if x.get_key_element() not in repeated and not place(x).startswith(chosen)
+    ]
+    added = [str(x.input_line) for x in new]
+    config = composer.load([*kept, *added])
+    changed = {part(override) for override in new}
+    then = composer.load([str(x.input_line) for x in old]) if changed & set(OF_RUN) else None
+    with open_dict(config):
+        for key in OF_RUN:
+            if key not in changed:
+                config[key] = saved[key]
+            elif then is not None:
+                refuse_other_defaults(folder, key, saved, then)
+    return config
+
+
+def saved_run(folder: Path) -> tuple[DictConfig, list[str]]:
+    """Returns the configuration in the folder of a run, and the overrides of its command line."""
+    try:
+        saved = OmegaConf.load(folder / ".hydra" / "config.yaml")
+        lines = OmegaConf.load(folder / ".hydra" / "overrides.yaml")
+    except (OSError, YAMLError):
+        saved = lines = None
+    if not isinstance(saved, DictConfig) or not set(OF_RUN) <= set(saved) or lines is None:
+        raise InputError(
+            f"run={folder} is not the folder of a run: its .hydra folder is absent or broken."
+        )
+    saved = renewed(saved)
+    for key in PROCESSES:  # they describe a start of the run
+        OmegaConf.update(saved, key, None, force_add=True)
+    return saved, [renewed_override(str(line)) for line in lines]
+
+
+def is_of_evaluation(override: Override) -> bool:
+    """Returns whether an override of a run concerns the parts that its evaluation uses."""
+    key = place(override)
+    return begins(key, (*OF_RUN, "suite", "experiment")) and key not in NOT_TAKEN_OVER
+
+
+def part(override: Override) -> str:
+    """Returns the key of the root that an override changes."""
+    key = place(override).partition(".")[0]
+    return "evaluation" if key == "suite" else key
+
+
+def refuse_other_defaults(folder: Path, key: str, saved: DictConfig, then: DictConfig) -> None:
+    """Refuses to change a part of a run that its command line no longer gives.
+
+    Raises:
+      InputError: the run has other values in this part than the same command line gives now.
+    """
+
+    def values(config: DictConfig) -> dict[str, Any]:
+        return dict(leaves(resolved(config, complete=False)[key], key))
+
+    before, now = values(saved), values(without_hydra(then))
+    names = [name for name in {**before, **now} if before.get(name) != now.get(name)]
+    names = [name for name in names if name not in PROCESSES]
+    if names:
+        raise InputError(
+            f"{key} cannot be changed, because its defaults are others than when {folder} was run: "
+            f"{', '.join(listed(names, before, now))}."
+        )
+
+
+def listed(names: Sequence[str], before: dict[str, Any], now: dict[str, Any]) -> Iterator[str]:
+    for name in names:
+        yield f"{name} was {before.get(name, 'absent')} and is {now.get(name, 'absent')}"

@@ -1,0 +1,205 @@
+"""Builds the evaluation: the held-out prompts of the data and of further tasks, and its options."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+from omegaconf import DictConfig
+
+from rl4p.configuration import instantiate
+from rl4p.data.prompts import encode_prompts
+from rl4p.errors import InputError
+from rl4p.loop.evaluation import Evaluation
+from rl4p.loop.phases import Phases
+from rl4p.model.policy import Policy
+from rl4p.types import Prompt, Question
+
+Encode = Callable[..., tuple[list[Prompt], int]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeldOut:
+    """The held-out questions of one data set.
+
+    Attributes:
+      key: the configuration key of the data set.
+      system_prompt: the text before every question, or None.
+    """
+
+    key: str
+    questions: Sequence[Question]
+    system_prompt: str | None
+
+
+def held_out_questions(config: DictConfig, data: Any) -> list[HeldOut]:
+    """Returns the held-out questions of `data` and of each of `evaluation.tasks`.
+
+    The questions of `evaluation.tasks.NAME` get the task NAME.
+
+    Raises:
+      InputError: there is no task, or two data sets have a task of the same name.
+    """
+    found = []
+    if config.evaluation.held_out:
+        questions = data.held_out()
+        found.append(HeldOut(key="data", questions=questions, system_prompt=data.system_prompt))
+    for name, node in config.evaluation.tasks.items():
+        source = instantiate(node)
+        questions = [replace(question, task=str(name)) for question in source.held_out()]
+        key = f"evaluation.tasks.{name}"
+        found.append(HeldOut(key=key, questions=questions, system_prompt=source.system_prompt))
+    if not found:
+        raise InputError(
+            "evaluation.held_out=false leaves no task to evaluate: choose suite=NAME, or add "
+            "+data@evaluation.tasks.NAME=OPTION."
+        )
+    owners: dict[str, str] = {}
+    for each in found:
+        for task in {question.task for question in each.questions}:
+            if task in owners:
+                raise InputError(
+                    f"{each.key} has the name of a task of {owners[task]}: choose another name, or "
+                    "leave the held-out questions of data out with evaluation.held_out=false."
+                )
+        owners |= dict.fromkeys((question.task for question in each.questions), each.key)
+    return found
+
+
+def build_evaluation(
+    config: DictConfig,
+    phases: Phases,
+    policy: Policy,
+    held_out: Sequence[HeldOut],
+    encode: Encode,
+    *,
+    rows: int,
+) -> tuple[Evaluation, int]:
+    """Returns the evaluation, and the number of prompts dropped for being too long.
+
+    Args:
+      phases: with the rollout of the evaluation (`sampler_of`).
+      encode: the result of `encoder`.
+      rows: the number of sequences of a training step.
+
+    Raises:
+      InputError: options cannot act or do not fit; names the configuration key.
+    """
+    options, sets, dropped = config.evaluation, [], 0
+    for each in held_out:
+        prompts, long = encode(each.questions, system_prompt=each.system_prompt)
+        sets.append(prompts[: options.prompts])
+        dropped += long
+    refuse_samples_that_cannot_be(config, phases.rollout, sets)
+    if options.rows is not None:
+        rows = options.rows
+        if rows % policy.mesh.row_multiple:
+            raise InputError(
+                f"evaluation.rows={rows} must be a multiple of {policy.mesh.row_multiple}, so that "
+                "the mesh can divide them over its devices."
+            )
+    evaluation = Evaluation(
+        every=options.every,
+        phases=phases,
+        policy=policy,
+        sets=sets,
+        term=options.term,
+        rows=rows,
+        of_average=config.ema.decay > 0 and config.ema.use_for_eval,
+        samples=options.samples,
+        pass_at_k=pass_at_k(options),
+        seed=options.seed,
+    )
+    return evaluation, dropped
+
+
+def encoder(config: DictConfig, policy: Policy) -> Encode:
+    """Returns `encode_prompts` for the policy, without the questions and the system prompt."""
+    return partial(
+        encode_prompts,
+        tokenizer=policy.tokenizer,
+        max_prompt_tokens=config.max_prompt_tokens,
+        template=policy.template,
+    )
+
+
+def check_term(config: DictConfig, phases: Phases) -> None:
+    """Checks that the reward has the term that decides, if the reward has named terms.
+
+    Raises:
+      InputError: it has not.
+    """
+    terms = getattr(phases.reward, "terms", None)
+    if terms is not None and config.evaluation.term not in terms:
+        raise InputError(
+            f"evaluation.term={config.evaluation.term} is not a term of the reward; its terms are "
+            f"{', '.join(terms)}."
+        )
+
+
+def sampler_of(config: DictConfig, phases: Phases) -> Any:
+    """Returns the rollout of the evaluation: its own, or that of the run."""
+    node = config.evaluation.rollout
+    return phases.rollout if node is None else instantiate(node)
+
+
+def pass_at_k(options: DictConfig) -> tuple[int, ...]:
+    """Returns the values of k: those of the configuration, or 2, 4, 8, ... up to `samples`.
+
+    Raises:
+      InputError: a value is larger than `evaluation.samples`.
+    """
+    samples = options.samples
+    if options.pass_at_k is None:
+        return tuple(2**i for i in range(1, samples.bit_length()) if 2**i <= samples)
+    for k in options.pass_at_k:
+        if k > samples:
+            raise InputError(
+                f"evaluation.pass_at_k has {k}, but pass@{k} needs {k} samples or more: set "
+                f"evaluation.samples={k}."
+            )
+    return tuple(sorted(set(options.pass_at_k)))
+
+
+def refuse_samples_that_cannot_be(
+    config: DictConfig, sampler: Any, sets: Sequence[Sequence[Prompt]]
+) -> None:
+    """Checks the options of samples.
+
+    Raises:
+      InputError: the sampler cannot draw samples, or a prompt cannot be told from another.
+    """
+    options = config.evaluation
+    if not options.samples:
+        if options.seed:
+            raise InputError(
+                f"evaluation.seed={options.seed} is the seed of samples: set evaluation.samples."
+            )
+        return
+    name = "rollout" if options.rollout is None else "evaluation.rollout"
+    if not hasattr(sampler, "open"):
+        raise InputError(
+            f"evaluation.samples={options.samples} needs a sampler with an engine, but "
+            f"{name} ({type(sampler).__name__}) has no method open (rl4p/rollout/engine.py)."
+        )
+    if sampler.sampling.temperature == 0:
+        raise InputError(
+            f"{name}.temperature=0 makes all samples of a prompt equal: leave "
+            f"evaluation.samples={options.samples} out, or set a temperature."
+        )
+    for prompts in sets:
+        if twice := repeated(prompts):
+            raise InputError(
+                f"Two prompts of the task {twice[0]} have the id {twice[1]}: the samples of a "
+                "prompt are counted by its id, so every id must be different."
+            )
+
+
+def repeated(prompts: Sequence[Prompt]) -> tuple[str, str] | None:
+    """Returns the task and the id of a prompt that occurs twice, or None."""
+    seen: set[tuple[str, str]] = set()
+    for prompt in prompts:
+        if (name := (prompt.task, prompt.id)) in seen:
+            return name
+        seen.add(name)
+    return None

@@ -1,0 +1,156 @@
+"""Accuracies of graded responses: pass@1, avg@n and pass@k, with 95 % confidence intervals.
+
+The samples of one prompt are not independent, so the prompts are the unit of every interval. A
+statistic is a mean over prompts, p = sum_i x_i / P, of values x_i in [0, 1]. Its interval is
+Wilson's score interval for n_eff independent trials:
+
+    n_eff = P p (1 - p) / var(x),   var(x) = sum_i (x_i - p)^2 / P
+
+p (1 - p) / n_eff is then the variance of the mean over P prompts. If every x_i is 0 or 1, as with
+one response to each prompt, then n_eff = P and this is Wilson's interval of a proportion. Several
+samples of a prompt reduce var(x), so that n_eff lies between P (the samples of a prompt are equal)
+and the number of samples (they are independent). Unlike p +- 1.96 standard errors, the interval
+stays in [0, 1] and has a width if all prompts are right or all are wrong; n_eff is then P.
+"""
+
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import prod, sqrt
+
+import numpy as np
+
+Z = 1.959963984540054  # the 97.5 % quantile of the normal distribution
+METHOD = (
+    "95 %, over prompts: Wilson's score interval, for samples with the effective number of trials "
+    "that the variance between prompts gives"
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Estimate:
+    """An accuracy with the bounds of its 95 % confidence interval."""
+
+    value: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Score:
+    """The accuracies of one task.
+
+    Attributes:
+      prompts, samples: the numbers of prompts, and of samples of each.
+      invalid: the number of responses that could not be graded; they count as wrong.
+      pass_at_1: of the greedy responses.
+      average: avg@samples, the mean accuracy of the samples; None without samples.
+      pass_at_k: pass@k for some k from 2 to `samples`.
+    """
+
+    prompts: int
+    samples: int
+    invalid: int
+    pass_at_1: Estimate
+    average: Estimate | None
+    pass_at_k: dict[int, Estimate]
+
+    def metrics(self) -> dict[str, float]:
+        """Returns the values by the names of metrics; `invalid` only if there are any."""
+        found = {"pass_at_1": self.pass_at_1.value, "prompts": float(self.prompts)}
+        if self.average is not None:
+            found[f"avg_at_{self.samples}"] = self.average.value
+        found |= {f"pass_at_{k}": each.value for k, each in self.pass_at_k.items()}
+        return found | ({"invalid": float(self.invalid)} if self.invalid else {})
+
+
+class Tally:
+    """Counts of right and of invalid responses by task and prompt."""
+
+    def __init__(self) -> None:
+        self.greedy: dict[str, list[bool]] = defaultdict(list)
+        self.sampled: dict[str, Counter[str]] = defaultdict(Counter)
+        self.invalid: Counter[str] = Counter()
+
+    def add(self, task: str, prompt: str, *, greedy: bool, correct: bool, valid: bool) -> None:
+        """Counts one response.
+
+        Args:
+          prompt: the id of the prompt, which its samples share.
+        """
+        if greedy:
+            self.greedy[task].append(correct)
+        else:
+            self.sampled[task][prompt] += correct
+        self.invalid[task] += not valid
+
+    def scores(self, samples: int, pass_at_k: Sequence[int]) -> dict[str, Score]:
+        """Returns the scores by task, in the order in which the tasks were first counted.
+
+        Args:
+          samples: the number of samples of each prompt.
+          pass_at_k: the values of k, at most `samples`.
+        """
+        found = {}
+        for task, right in self.greedy.items():
+            P, right_P = len(right), np.array(list(self.sampled[task].values()))
+            found[task] = Score(
+                prompts=P,
+                samples=samples,
+                invalid=self.invalid[task],
+                pass_at_1=estimate(np.array(right, float), P),
+                average=estimate(right_P / samples, P * samples) if samples else None,
+                pass_at_k={
+                    k: estimate(passed(right_P, samples, k), P * (samples // k)) for k in pass_at_k
+                },
+            )
+        return found
+
+
+def metrics_of(scores: Mapping[str, Score]) -> dict[str, float]:
+    """Returns `eval/<task>/<name>` for each task."""
+    return {
+        f"eval/{task}/{name}": value
+        for task, score in scores.items()
+        for name, value in score.metrics().items()
+    }
+
+
+def passed(right_P: np.ndarray, samples: int, k: int) -> np.ndarray:
+    """Returns the unbiased estimates of pass@k of prompts with c of n samples right.
+
+    1 - C(n - c, k) / C(n, k), the probability that k of the n samples, drawn without replacement,
+    include a right one (2107.03374). It is computed as 1 - prod_{i = n-c+1}^{n} (1 - k / i), where
+    no factor is large.
+    """
+    table = [
+        1 - prod(1 - k / i for i in range(samples - c + 1, samples + 1))
+        if samples - c >= k
+        else 1.0
+        for c in range(samples + 1)
+    ]
+    return np.array(table)[right_P]
+
+
+def estimate(values_P: np.ndarray, most: int) -> Estimate:
+    """Returns the mean of values in [0, 1], one for each prompt, with the interval defined above.
+
+    Args:
+      most: the largest n_eff, since samples of equal values might be so by chance.
+    """
+    P = len(values_P)
+    p = float(np.sum(values_P)) / P
+    variance = float(np.sum((values_P - p) ** 2)) / P
+    if P == 1 or p in (0.0, 1.0):
+        n = P  # says nothing about the variance between prompts
+    else:
+        n = min(most, P * p * (1 - p) / variance) if variance else most
+    return Estimate(value=p, **dict(zip(("low", "high"), wilson(p, n), strict=True)))
+
+
+def wilson(p: float, n: float) -> tuple[float, float]:
+    """Returns Wilson's 95 % interval of a proportion p of n trials."""
+    center = p + Z**2 / (2 * n)
+    half = Z * sqrt(p * (1 - p) / n + Z**2 / (4 * n**2))
+    low, high = ((center + side) / (1 + Z**2 / n) for side in (-half, half))
+    return (0.0 if p == 0 else low), (1.0 if p == 1 else high)
