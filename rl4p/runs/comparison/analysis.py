@@ -1,0 +1,159 @@
+"""The comparison itself: groups of runs with their statistics and the differences between them."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import combinations
+from pathlib import Path
+
+import numpy as np
+
+from rl4p.errors import InputError
+from rl4p.runs.comparison import statistics
+from rl4p.runs.comparison.groups import Group, grouped
+from rl4p.runs.comparison.measures import Costs, Metric, chosen_metric, mean_costs
+from rl4p.runs.comparison.runs import LeftOut, Run
+from rl4p.runs.comparison.statistics import Difference, Interval
+
+SHARE = (0.0, 1.0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result:
+    """A group with its statistics.
+
+    Attributes:
+      values: the last value of the metric of each run, by seed.
+      interval: the confidence interval of `iqm`; None if the seeds give none.
+      costs: the mean costs of a run.
+    """
+
+    group: Group
+    values: dict[int, float]
+    mean: float
+    iqm: float
+    interval: Interval | None
+    costs: Costs
+
+
+@dataclass(frozen=True, kw_only=True)
+class Compared:
+    """A difference between two groups.
+
+    Attributes:
+      better, worse: indices into `Comparison.results`.
+      difference: better - worse.
+      supported: whether the seeds support the difference, considering all comparisons.
+    """
+
+    better: int
+    worse: int
+    difference: Difference
+    supported: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """All that is known of some runs.
+
+    Attributes:
+      results: the groups, the one with the highest interquartile mean first.
+      compared: every pair of groups.
+      left_out: the runs that are not compared.
+      folder: the folder of index.html and compare.json.
+    """
+
+    metric: Metric
+    results: tuple[Result, ...]
+    compared: tuple[Compared, ...]
+    left_out: tuple[LeftOut, ...]
+    folder: Path
+
+    @property
+    def page(self) -> Path:
+        return self.folder / "index.html"
+
+    def to_best(self, index: int) -> Compared | None:
+        """Returns the comparison of a group with the first one; None for the first one."""
+        return next(
+            (each for each in self.compared if {each.better, each.worse} == {0, index}), None
+        )
+
+
+def analysed(
+    runs: Sequence[Run], left_out: Sequence[LeftOut], folder: Path, metric: str | None = None
+) -> Comparison:
+    """Groups runs and compares each group with each other one.
+
+    Args:
+      runs: finished runs; an equal run that comes later replaces an earlier one.
+      left_out: other runs, which the comparison names.
+      folder: the folder for the files of the comparison.
+      metric: the name of the metric; higher values count as better. None is pass@1.
+
+    Raises:
+      InputError: no run has finished, or none has recorded the metric.
+    """
+    if not runs:
+        named = "; ".join(f"{run.name}: {run.reason}" for run in left_out[:5])
+        raise InputError(f"None of the {len(left_out)} runs has finished. {named}.")
+    chosen = chosen_metric(runs, metric)
+    measured = [run for run in runs if math.isfinite(chosen.last(run))]
+    if not measured:
+        raise InputError(f"{chosen.name} is not a finite number in any of the {len(runs)} runs.")
+    without = [
+        LeftOut(name=run.name, reason=f"its last {chosen.name} is {_missing(chosen.last(run))}")
+        for run in runs
+        if run not in measured
+    ]
+    groups, repeated = grouped(measured)
+    resolution = chosen.resolution(measured)
+    results = sorted(
+        (_result(group, chosen, resolution) for group in groups), key=lambda result: -result.iqm
+    )
+    pairs = [
+        _compared(results, first, second, resolution)
+        for first, second in combinations(range(len(results)), 2)
+    ]
+    answers = statistics.supported([pair.difference.p_value for pair in pairs])
+    return Comparison(
+        metric=chosen,
+        results=tuple(results),
+        compared=tuple(
+            replace(pair, supported=answer) for pair, answer in zip(pairs, answers, strict=True)
+        ),
+        left_out=(*left_out, *without, *repeated),
+        folder=folder,
+    )
+
+
+def _result(group: Group, metric: Metric, resolution: float) -> Result:
+    values = {run.seed: metric.last(run) for run in group.runs}
+    numbers = np.array(list(values.values()))
+    within = metric.is_share and 0 <= numbers.min() <= numbers.max() <= 1
+    return Result(
+        group=group,
+        values=values,
+        mean=float(numbers.mean()),
+        iqm=statistics.iqm(numbers),
+        interval=statistics.interval(
+            numbers,
+            resolution=resolution,
+            bounds=SHARE if within else (-math.inf, math.inf),
+        ),
+        costs=mean_costs(group.runs),
+    )
+
+
+def _compared(results: Sequence[Result], first: int, second: int, resolution: float) -> Compared:
+    """Compares two groups. The paired difference may have another sign than that of the means."""
+    a, b = results[first].values, results[second].values
+    found = statistics.difference(a, b, resolution=resolution)
+    if found.estimate < 0:
+        first, second = second, first
+        found = statistics.difference(b, a, resolution=resolution)
+    return Compared(better=first, worse=second, difference=found, supported=False)
+
+
+def _missing(value: float) -> str:
+    return "missing" if math.isnan(value) else str(value)

@@ -1,0 +1,152 @@
+"""What is measured of a run: the value of the metric, its costs, and its curves.
+
+Costs are sums over the steps of the record: `time/step` has no evaluations, no start and no
+compilation before the first step. A metric that a run does not record is nan.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from rl4p.errors import InputError
+from rl4p.runs.comparison.runs import Run
+
+PASS_AT_1 = "/pass_at_1"
+ENTROPY, GAP = "update/entropy", "rollout/logprob_gap_max"
+LENGTH, TRUNCATED, EFFECTIVE = "rollout/response_tokens", "rollout/truncated", "update/ess"
+REWARD, SECONDS, SPEED = "reward/mean", "time/step", "rollout/tokens_per_second"
+# The curves under that of the metric, with what they show.
+CURVES = {
+    REWARD: "mean reward of the samples",
+    LENGTH: "response length (tokens)",
+    ENTROPY: "entropy of the policy (nats per token)",
+    GAP: "sampler gap (largest, of log-probabilities)",
+    TRUNCATED: "truncated responses (share)",
+}
+RECORDED = (*CURVES, EFFECTIVE, SECONDS, SPEED, "time/rollout")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Metric:
+    """The metric that is compared: the last value of one metric, or the mean of several tasks."""
+
+    names: tuple[str, ...]
+
+    @property
+    def name(self) -> str:
+        return self.names[0] if len(self.names) == 1 else f"mean of {', '.join(self.names)}"
+
+    @property
+    def is_share(self) -> bool:
+        """Returns whether the metric is a share of the prompts, between 0 and 1."""
+        return all("/pass_at_" in name for name in self.names)
+
+    def series(self, run: Run) -> dict[int, float]:
+        """Returns the value at each step that recorded all of `names`."""
+        return {
+            int(row["step"]): sum(row[name] for name in self.names) / len(self.names)
+            for row in run.rows
+            if all(name in row for name in self.names)
+        }
+
+    def last(self, run: Run) -> float:
+        """Returns the last value; nan if the run never recorded it."""
+        return next(reversed(self.series(run).values()), math.nan)
+
+    def resolution(self, runs: Sequence[Run]) -> float:
+        """Returns the distance of two neighbouring values of pass@1, which counts prompts."""
+        if not all(name.endswith(PASS_AT_1) for name in self.names):
+            return 0.0
+        names = [name.removesuffix(PASS_AT_1) + "/prompts" for name in self.names]
+        prompts = [row[name] for run in runs for row in run.rows for name in names if name in row]
+        return 1 / (max(prompts) * len(names)) if prompts and max(prompts) > 0 else 0.0
+
+
+def chosen_metric(runs: Sequence[Run], name: str | None) -> Metric:
+    """Returns the metric with this name; None is pass@1 of every task of the runs.
+
+    Raises:
+      InputError: no run has recorded it.
+    """
+    recorded = sorted({key for run in runs for row in run.rows for key in row} - {"step"})
+    if name is not None:
+        if name not in recorded:
+            raise InputError(f"metric={name} is in none of the runs; they have {_list(recorded)}.")
+        return Metric(names=(name,))
+    tasks = [key for key in recorded if key.startswith("eval/") and key.endswith(PASS_AT_1)]
+    if not tasks:
+        raise InputError(
+            f"The runs have no eval/*/pass_at_1: set metric= to one of {_list(recorded)}."
+        )
+    return Metric(names=tuple(tasks))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Costs:
+    """The costs and the health of a run, or their means over the runs of a group.
+
+    Attributes:
+      seconds: the time of all steps.
+      tokens: the sampled tokens.
+      device_hours: the time multiplied by the number of devices.
+      truncated: the mean share of responses that reached the limit.
+      effective: the mean effective sample size, as a share of the samples; 1 is on-policy.
+    """
+
+    seconds: float
+    tokens: float
+    device_hours: float
+    truncated: float
+    effective: float
+
+
+def costs(run: Run) -> Costs:
+    seconds = float(np.sum(_column(run, SECONDS)))
+    return Costs(
+        seconds=seconds,
+        tokens=float(np.sum(tokens(run))),
+        device_hours=seconds * run.devices / 3600,
+        truncated=_mean(_column(run, TRUNCATED)),
+        effective=_mean(_column(run, EFFECTIVE)),
+    )
+
+
+def mean_costs(runs: Sequence[Run]) -> Costs:
+    each = [vars(costs(run)) for run in runs]
+    return Costs(**{name: _mean([values[name] for values in each]) for name in each[0]})
+
+
+def tokens(run: Run) -> np.ndarray:
+    """Returns the sampled tokens of each step.
+
+    The measured speed counts the sequences of the step; a rollout without one samples
+    `prompts_per_step` times `group_size`.
+    """
+    sequences = run.config.get("prompts_per_step", 0) * run.config.get("group_size", 0)
+    return np.array(
+        [
+            row[SPEED] * row["time/rollout"]
+            if SPEED in row and "time/rollout" in row
+            else row.get(LENGTH, 0.0) * sequences
+            for row in _steps(run)
+        ]
+    )
+
+
+def _steps(run: Run) -> list[Mapping[str, float]]:
+    return [row for row in run.rows if row["step"] > 0]
+
+
+def _column(run: Run, name: str) -> list[float]:
+    return [row[name] for row in _steps(run) if name in row]
+
+
+def _mean(values: Sequence[float]) -> float:
+    finite = [value for value in values if math.isfinite(value)]
+    return sum(finite) / len(finite) if finite else math.nan
+
+
+def _list(names: Sequence[str]) -> str:
+    return ", ".join(names[:40]) or "no metrics"

@@ -1,0 +1,172 @@
+"""The report of a comparison: index.html, compare.json, and the tables on the terminal."""
+
+import json
+import math
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from rl4p.errors import RunError
+from rl4p.runs.comparison import words
+from rl4p.runs.comparison.analysis import Comparison, analysed
+from rl4p.runs.comparison.page import page
+from rl4p.runs.comparison.runs import LeftOut, Run, read_folders
+from rl4p.runs.comparison.statistics import LEVEL
+from rl4p.runs.record import replace_file
+
+
+def compare(folders: Iterable[Path], out: Path, *, metric: str | None = None) -> Comparison:
+    """Compares the runs below some folders and writes `out`/index.html and `out`/compare.json.
+
+    Args:
+      folders: folders of runs or of sweeps.
+      out: the folder for the files, which is created.
+      metric: the metric to compare; None is pass@1 on the held-out prompts.
+
+    Raises:
+      InputError: there is no finished run, or none has the metric.
+      RunError: the files cannot be written.
+    """
+    runs, left_out = read_folders(folders)
+    return write(runs, left_out, out, metric=metric)
+
+
+def write(
+    runs: Sequence[Run], left_out: Sequence[LeftOut], out: Path, *, metric: str | None = None
+) -> Comparison:
+    """Does the work of `compare` for runs that were read already."""
+    comparison = analysed(runs, left_out, out, metric)
+    try:
+        comparison.folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise RunError(f"Cannot create {comparison.folder}: {error.strerror}.") from error
+    replace_file(comparison.page, page(comparison))
+    replace_file(
+        comparison.folder / "compare.json", json.dumps(document(comparison), indent=2) + "\n"
+    )
+    return comparison
+
+
+def document(comparison: Comparison) -> dict[str, Any]:
+    """Returns the content of compare.json; a number that is unknown is null."""
+    names = [result.group.name for result in comparison.results]
+    return {
+        "groups": [
+            {
+                "name": result.group.name,
+                "overrides": list(result.group.overrides),
+                "runs": [run.name for run in result.group.runs],
+                "metric": comparison.metric.name,
+                "values": {str(seed): value for seed, value in result.values.items()},
+                "mean": result.mean,
+                "iqm": result.iqm,
+                "interval": _pair(result.interval),
+                **{name: _finite(value) for name, value in vars(result.costs).items()},
+            }
+            for result in comparison.results
+        ],
+        "differences": [
+            {
+                "better": names[each.better],
+                "worse": names[each.worse],
+                "difference": each.difference.estimate,
+                "interval": _pair(each.difference.interval),
+                "p_value": each.difference.p_value,
+                "pairs": each.difference.pairs,
+                "probability_of_improvement": each.difference.probability,
+                "supported": each.supported,
+            }
+            for each in comparison.compared
+        ],
+        "left_out": [vars(run) for run in comparison.left_out],
+        "sentences": words.sentences(comparison),
+    }
+
+
+def print_comparison(comparison: Comparison) -> None:
+    """Prints the tables, the sentences, the runs that are left out, and the path of the page."""
+    console = Console(highlight=False)
+    console.print(results_table(comparison))
+    console.print(costs_table(comparison))
+    for sentence in words.sentences(comparison):
+        console.print(Text(printable(sentence)))
+    for run in comparison.left_out:
+        console.print(Text(printable(f"  {run.name}: {run.reason}")))
+    console.print(Text(str(comparison.page)), soft_wrap=True)
+
+
+def results_table(comparison: Comparison) -> Table:
+    """Returns the statistics of the metric by group, without markup in the names."""
+    table = _table(
+        comparison.metric.name,
+        "IQM",
+        f"{LEVEL:.0%} interval",
+        "mean",
+        "to the best",
+        "P(best >)",
+        "seeds",
+    )
+    for index, result in enumerate(comparison.results):
+        to_best = comparison.to_best(index)
+        sign, better, gap = -1.0, 0.5, "best"
+        if to_best is not None:
+            sign = 1.0 if to_best.better == index else -1.0
+            found = to_best.difference
+            better = found.probability if sign < 0 else 1 - found.probability
+            gap = words.number(sign * found.estimate, sign=True) + (
+                "*" if to_best.supported else ""
+            )
+        table.add_row(
+            Text(printable(result.group.name)),
+            words.number(result.iqm),
+            words.span(result.interval),
+            words.number(result.mean),
+            gap,
+            f"{better:.2f}" if to_best is not None else "",
+            str(len(result.values)),
+        )
+    if any(each.supported for each in comparison.compared):
+        table.caption = "* the seeds support this difference"
+        table.caption_justify = "left"
+    return table
+
+
+def costs_table(comparison: Comparison) -> Table:
+    """Returns the mean costs of a run by group."""
+    table = _table("means of a run", "time", "tokens", "device hours", "truncated", "ESS")
+    for result in comparison.results:
+        costs = result.costs
+        table.add_row(
+            Text(printable(result.group.name)),
+            words.duration(costs.seconds),
+            words.amount(costs.tokens),
+            words.number(costs.device_hours),
+            words.share(costs.truncated),
+            words.number(costs.effective),
+        )
+    return table
+
+
+def printable(text: str) -> str:
+    """Returns the text without characters that control a terminal."""
+    return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)
+
+
+def _table(first: str, *others: str) -> Table:
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    table.add_column(Text(printable(first)), overflow="fold")
+    for column in others:
+        table.add_column(column, justify="right", no_wrap=True)
+    return table
+
+
+def _pair(interval: tuple[float, float] | None) -> list[float] | None:
+    return None if interval is None else list(interval)
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None

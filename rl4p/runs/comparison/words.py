@@ -1,0 +1,160 @@
+"""The comparison in sentences, and its numbers as text."""
+
+import math
+from collections.abc import Sequence
+
+from rl4p.runs.comparison.analysis import Compared, Comparison, Result
+from rl4p.runs.comparison.statistics import ERROR_RATE, FEWEST_SEEDS, LEVEL, Interval
+
+MANY = 5  # groups in one sentence
+SENTENCES = 4  # about the groups that are better than others
+
+
+def sentences(comparison: Comparison) -> list[str]:
+    """Returns what the runs show: the best group, the supported differences, what is missing."""
+    results, metric = comparison.results, comparison.metric.name
+    said = [_of_best(results, metric)]
+    if len(results) > 1:
+        said += _of_differences(comparison)
+    said += _of_few_seeds(results)
+    if comparison.left_out:
+        said.append(f"{_counted(len(comparison.left_out), 'run is', 'runs are')} left out.")
+    return said
+
+
+def _of_best(results: Sequence[Result], metric: str) -> str:
+    best = results[0]
+    equal = [each.group.name for each in results[1:] if each.iqm == best.iqm]
+    shown = number(best.iqm)
+    if best.interval is not None:
+        shown += f", {LEVEL:.0%} interval {span(best.interval)}"
+    text = f"{best.group.name} has the highest {metric}: {shown}, "
+    if equal:
+        text = f"{_listed([best.group.name, *equal])} have the highest {metric}: {shown}, "
+    if len(results) == 1:
+        text = f"All runs have one configuration. Its {metric} is {shown}, "
+    return text + f"the interquartile mean of {_counted(len(best.values), 'seed', 'seeds')}."
+
+
+def _of_differences(comparison: Comparison) -> list[str]:
+    supported = [each for each in comparison.compared if each.supported]
+    tested = [each for each in comparison.compared if each.difference.p_value is not None]
+    said = _of_supported(supported, [result.group.name for result in comparison.results])
+    said += _of_unsupported(comparison, [each for each in tested if not each.supported])
+    rate = f"at most {ERROR_RATE:.0%}"
+    if len(tested) == 1:
+        said.append(
+            f"If both were equal, the seeds would support a difference in {rate} of such sweeps."
+        )
+    elif tested:
+        said.append(
+            f"Of the differences that are called supported in this way, {rate} are expected to be "
+            f"wrong ({len(tested)} comparisons)."
+        )
+    if len(supported) < len(tested):
+        said.append("A difference that is not supported may be real: more seeds can show it.")
+    return said
+
+
+def _of_supported(supported: Sequence[Compared], names: Sequence[str]) -> list[str]:
+    said = []
+    for better in sorted({each.better for each in supported})[:SENTENCES]:
+        found = [each for each in supported if each.better == better]
+        claim = f"The seeds support that {names[better]} is better than "
+        if len(found) == 1:
+            said.append(f"{claim}{names[found[0].worse]}: {_measured(found[0])}.")
+        else:
+            said.append(f"{claim}{_listed([names[each.worse] for each in found])}.")
+    if rest := len({each.better for each in supported}) - len(said):
+        groups = _counted(rest, "further group is", "further groups are")
+        said.append(f"{groups} better than another one; compare.json has all differences.")
+    return said or ["The seeds support no difference between the groups."]
+
+
+def _of_unsupported(comparison: Comparison, unsupported: Sequence[Compared]) -> list[str]:
+    names = [result.group.name for result in comparison.results]
+    of_best = [each for each in unsupported if 0 in (each.better, each.worse)]
+    if len(of_best) == 1:
+        one = of_best[0]
+        return [f"They do not tell {names[one.better]} from {names[one.worse]}: {_measured(one)}."]
+    others = [names[each.better + each.worse] for each in of_best]  # one of the two is 0
+    return [f"They do not tell {names[0]} from {_listed(others)}."] if others else []
+
+
+def _of_few_seeds(results: Sequence[Result]) -> list[str]:
+    few = [each.group.name for each in results if len(each.values) < FEWEST_SEEDS]
+    said = []
+    if few:
+        whose = "Every group" if len(few) == len(results) > 1 else _listed(few)
+        has = "has" if len(few) == 1 or len(few) == len(results) else "have"
+        said.append(
+            f"{whose} {has} fewer than {FEWEST_SEEDS} seeds, which give no interval and support no "
+            "difference: run more, for example seed=0,1,2,3,4."
+        )
+    constant = [
+        each.group.name
+        for each in results
+        if each.interval is None and len(each.values) >= FEWEST_SEEDS
+    ]
+    if constant:
+        said.append(f"All seeds of {_listed(constant)} have equal values, which give no interval.")
+    return said
+
+
+def _measured(compared: Compared) -> str:
+    found = compared.difference
+    how = f"over {found.pairs} seeds that both have" if found.pairs else "over unpaired seeds"
+    shown = f"{number(found.estimate, sign=True)} {how}"
+    if found.interval is not None:
+        shown += f", {1 - ERROR_RATE:.0%} interval {span(found.interval, sign=True)}"
+    return f"{shown}, probability of improvement {found.probability:.2f}"
+
+
+def number(value: float, *, sign: bool = False) -> str:
+    """Returns a value of the metric with three decimals, or three digits if it is large or tiny."""
+    if not math.isfinite(value):
+        return "\N{EM DASH}"
+    plus = "+" if sign else ""
+    if value and not 5e-3 <= abs(value) < 1e3:
+        return f"{value:{plus}.3g}"
+    return f"{value:{plus}.3f}"
+
+
+def span(interval: Interval | None, *, sign: bool = False) -> str:
+    if interval is None:
+        return "\N{EM DASH}"
+    return f"[{number(interval[0], sign=sign)}, {number(interval[1], sign=sign)}]"
+
+
+def share(value: float) -> str:
+    return f"{100 * value:.1f} %" if math.isfinite(value) else "\N{EM DASH}"
+
+
+def amount(value: float) -> str:
+    """Returns a count in thousands, millions or billions: 1.24M."""
+    if not math.isfinite(value):
+        return "\N{EM DASH}"
+    for unit, name in ((1e9, "B"), (1e6, "M"), (1e3, "k")):
+        if value >= unit:
+            return f"{value / unit:.3g}{name}"
+    return f"{value:.4g}"
+
+
+def duration(seconds: float) -> str:
+    if not math.isfinite(seconds):
+        return "\N{EM DASH}"
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+
+
+def _counted(count: int, one: str, many: str) -> str:
+    return f"{count} {one if count == 1 else many}"
+
+
+def _listed(names: Sequence[str]) -> str:
+    """Returns "a", "a and b", or "a, b and c"; of many names the first ones."""
+    shown = list(names[:MANY])
+    if len(names) > MANY:
+        shown.append(f"{len(names) - MANY} others")
+    return shown[0] if len(shown) == 1 else f"{', '.join(shown[:-1])} and {shown[-1]}"

@@ -1,0 +1,84 @@
+"""Tests the metric that is compared and the costs of a run, with numbers computed by hand."""
+
+import math
+
+import pytest
+
+from rl4p.errors import InputError
+from rl4p.runs.comparison.measures import Metric, chosen_metric, costs, mean_costs, tokens
+from rl4p.runs.comparison.runs import Run
+
+SUMS, WORDS = "eval/sums/pass_at_1", "eval/words/pass_at_1"
+
+
+def run(*rows, **config):
+    found = {"prompts_per_step": 3, "group_size": 2} | config
+    rows = [{"step": step} | row for step, row in enumerate(rows)]
+    return Run(name="run", seed=0, config=found, rows=rows, devices=4)
+
+
+def test_the_default_metric_is_pass_at_1():
+    only = run({"reward/mean": 1.0, SUMS: 0.5, "eval/sums/prompts": 8.0})
+    metric = chosen_metric([only], None)
+    assert metric.name == SUMS
+    assert metric.is_share
+    assert metric.resolution([only]) == 1 / 8
+
+
+def test_the_metric_of_several_tasks_is_their_mean():
+    both = run({SUMS: 0.5, WORDS: 1.0, "eval/sums/prompts": 8.0, "eval/words/prompts": 4.0})
+    metric = chosen_metric([both], None)
+    assert metric.name == f"mean of {SUMS}, {WORDS}"
+    assert metric.last(both) == 0.75
+    assert metric.resolution([both]) == 1 / 16
+
+
+def test_the_last_value_counts_even_if_a_better_one_came_before():
+    assert chosen_metric([run({SUMS: 0.5})], None).last(run({SUMS: 0.9}, {SUMS: 0.7}, {})) == 0.7
+
+
+def test_a_run_without_the_metric_has_none():
+    assert math.isnan(Metric(names=(SUMS,)).last(run({WORDS: 1.0})))
+    assert math.isnan(Metric(names=(SUMS, WORDS)).last(run({WORDS: 1.0})))
+
+
+def test_any_metric_can_be_chosen():
+    metric = chosen_metric([run({"reward/mean": 3.0})], "reward/mean")
+    assert metric.last(run({"reward/mean": 4.0})) == 4.0
+    assert not metric.is_share
+    assert metric.resolution([run({"reward/mean": 3.0})]) == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [("eval/x", "metric=eval/x is in none of the runs; they have a, b."), (None, "one of a, b.")],
+)
+def test_a_metric_that_no_run_has_is_an_error_that_lists_them(name, message):
+    with pytest.raises(InputError) as error:
+        chosen_metric([run({"a": 1.0}), run({"b": 1.0})], name)
+    assert message in str(error.value)
+
+
+def test_costs_are_sums_over_steps():
+    row = {"time/step": 900.0, "rollout/response_tokens": 10.0, "rollout/truncated": 0.5}
+    found = costs(run({}, row | {"update/ess": 0.8}, row | {"update/ess": 0.6}))
+    assert found.seconds == 1800
+    assert found.device_hours == 2  # four devices, half an hour
+    assert found.tokens == 2 * 10 * 3 * 2
+    assert found.truncated == 0.5
+    assert found.effective == pytest.approx(0.7)
+
+
+def test_measured_speed_counts_the_tokens_of_a_step_of_another_size():
+    fast = {"rollout/tokens_per_second": 50.0, "time/rollout": 2.0, "rollout/response_tokens": 9.0}
+    assert tokens(run({}, fast)).tolist() == [100]
+
+
+def test_the_first_evaluation_is_no_step():
+    assert costs(run({"time/step": 5.0, "rollout/response_tokens": 5.0})).seconds == 0
+
+
+def test_unrecorded_costs_are_unknown_and_leave_the_mean():
+    known, unknown = run({}, {"update/ess": 0.5}), run({}, {"update/ess": math.nan})
+    assert math.isnan(costs(unknown).effective)
+    assert mean_costs([known, unknown]).effective == 0.5

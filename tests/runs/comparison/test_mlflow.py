@@ -1,0 +1,98 @@
+"""Tests that an MLflow store alone gives the same comparison as the folders of its runs."""
+
+import shutil
+
+import pytest
+
+from rl4p.errors import InputError, RunError
+from rl4p.runs.comparison.analysis import analysed
+from rl4p.runs.comparison.mlflow import read_experiment
+from rl4p.runs.comparison.report import document
+from rl4p.runs.comparison.runs import find, read_folders
+from rl4p.runs.comparison.samples import side_by_side
+from rl4p.runs.tracker.mirror import Mirror
+from tests.runs.comparison.conftest import METRIC, write_run
+from tests.runs.tracker import conftest as tracker
+
+template, store, dead = tracker.template, tracker.store, tracker.dead
+impatient = tracker._impatient
+
+
+def send(store, folder, status="finished"):
+    Mirror(*store.connect(), folder).close(status)
+
+
+@pytest.fixture
+def sent(sweep, store):
+    """Returns the sweep, whose runs are in the store too."""
+    for folder in find(sweep):
+        send(store, folder)
+    return sweep
+
+
+def without_names(found):
+    return [{k: v for k, v in group.items() if k != "runs"} for group in found["groups"]]
+
+
+def test_the_store_alone_gives_the_same_groups_and_differences(sent, store):
+    from_folders = analysed(*read_folders([sent]), sent)
+    shutil.rmtree(sent)
+    from_store = analysed(*read_experiment("rl4p", store.uri), sent)
+    one, other = document(from_folders), document(from_store)
+    assert without_names(one) == without_names(other)
+    assert one["differences"] == other["differences"]
+    assert one["sentences"] == other["sentences"]
+    groups = [result.group for result in from_store.results]
+    assert side_by_side(groups)
+    assert all("sweep/rloo-" in name for name in other["groups"][0]["runs"])
+
+
+def test_without_artifacts_the_parameters_name_the_groups(sent, store):
+    shutil.rmtree(sent.parent / "outputs" / "mlartifacts")
+    found = analysed(*read_experiment("rl4p", store.uri), sent)
+    assert [result.group.label for result in found.results] == ["rloo", "grpo"]
+    assert sorted(found.results[0].values) == [0, 1, 2]
+    assert found.results[0].costs.tokens == 4 * 200
+
+
+def test_runs_that_did_not_finish_and_parents_are_no_runs(sent, store, tmp_path):
+    client, experiment = store.connect()
+    client.create_run(experiment, run_name="the parent of a sweep")
+    send(store, write_run(tmp_path / "bad", status="failed"), "failed")
+    send(store, write_run(tmp_path / "killed", status=None), "stopped")
+    runs, left_out = read_experiment("rl4p", store.uri)
+    assert len(runs) == 6
+    assert sorted(each.reason for each in left_out) == [
+        "it failed at step 4",
+        "it was stopped at step 4",
+    ]
+
+
+def test_another_metric_is_read_on_request(sent, store):
+    assert "update/loss" not in read_experiment("rl4p", store.uri)[0][0].rows[-1]
+    rows = [{"step": 0, METRIC: 0.0, "update/loss": 7.0}]
+    send(store, write_run(sent / "new", rows=rows))
+    found, _ = read_experiment("rl4p", store.uri, "update/loss")
+    assert found[-1].rows == rows
+
+
+def test_an_experiment_that_is_not_there_is_an_error_that_lists_the_others(store):
+    with pytest.raises(InputError, match=r"experiment=none is not in .* which has .*template"):
+        read_experiment("none", store.uri)
+
+
+def test_an_experiment_without_runs_is_an_error(store):
+    with pytest.raises(InputError, match=r"has no run of rl4p\.train"):
+        read_experiment("template", store.uri)
+
+
+def test_a_database_that_does_not_exist_is_not_created(tmp_path):
+    path = tmp_path / "none.db"
+    with pytest.raises(InputError, match="does not exist"):
+        read_experiment("rl4p", f"sqlite:///{path}")
+    assert not path.exists()
+
+
+def test_a_store_that_is_down_is_one_sentence(dead):
+    with pytest.raises(RunError, match="cannot be read: ConnectionRefusedError"):
+        read_experiment("rl4p", dead)

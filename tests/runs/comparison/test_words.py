@@ -1,0 +1,116 @@
+"""Tests the sentences: they claim what the seeds support, and say where seeds are missing."""
+
+import math
+
+import pytest
+
+from rl4p.runs.comparison import words
+from rl4p.runs.comparison.runs import LeftOut
+from rl4p.runs.comparison.words import amount, duration, number, share, span
+from tests.runs.comparison.test_analysis import METRIC, compare, runs
+
+
+def said(*left_out, **algorithms):
+    return words.sentences(compare(runs(**algorithms), left_out))
+
+
+def test_a_supported_difference_is_claimed_with_its_figures():
+    best, claim, *rest = said(a=[0.70, 0.72, 0.71], b=[0.90, 0.91, 0.92])
+    assert best.startswith(f"advantage=b has the highest {METRIC}: 0.910, 95% interval [0.8")
+    assert best.endswith("the interquartile mean of 3 seeds.")
+    assert claim.startswith(
+        "The seeds support that advantage=b is better than advantage=a: +0.200 over 3 seeds that "
+        "both have, 96% interval [+0.1"
+    )
+    assert claim.endswith("probability of improvement 1.00.")
+    assert any("in at most 4% of such sweeps" in sentence for sentence in rest)
+    assert not any("do not tell" in sentence for sentence in rest)
+
+
+def test_an_unsupported_difference_is_not_claimed():
+    text = " ".join(said(a=[0.70, 0.92, 0.71], b=[0.90, 0.71, 0.82]))
+    assert "The seeds support no difference between the groups." in text
+    assert "They do not tell advantage=b from advantage=a: +0.0" in text
+    assert "may be real" in text
+
+
+def test_several_differences_of_a_group_are_one_sentence():
+    text = said(
+        a=[0.70, 0.72, 0.71], b=[0.90, 0.91, 0.92], c=[0.69, 0.73, 0.70], d=[0.905, 0.905, 0.92]
+    )
+    assert text[1] == (
+        "The seeds support that advantage=b is better than advantage=a and advantage=c."
+    )
+    assert "They do not tell advantage=b from advantage=d: +0." in " ".join(text)
+    assert any("at most 4% are expected to be wrong (6 comparisons)" in each for each in text)
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_too_few_seeds_are_told_and_nothing_is_claimed(count):
+    text = " ".join(said(a=[0.1] * count, b=[0.9, 0.8][:count]))
+    assert "Every group has fewer than 3 seeds, which give no interval" in text
+    assert "seed=0,1,2,3,4" in text
+    assert "support that" not in text
+    assert "interval [" not in text
+
+
+def test_one_group_with_few_seeds_is_named():
+    text = said(a=[0.1, 0.2], b=[0.9, 0.8, 0.7])
+    assert any(sentence.startswith("advantage=a has fewer than 3 seeds") for sentence in text)
+
+
+def test_equal_values_are_told():
+    comparison = compare([*runs(a=[0.5, 0.5, 0.5], b=[0.1, 0.2, 0.3])], metric=METRIC)
+    assert comparison.results[0].interval is not None  # pass@1 counts prompts
+    rows = [{"step": 0, "other": 1.0}]
+    members = [type(run)(**(vars(run) | {"rows": rows})) for run in runs(a=[1, 1, 1], b=[1, 1, 1])]
+    text = " ".join(words.sentences(compare(members, metric="other")))
+    assert "All seeds of advantage=a and advantage=b have equal values" in text
+    assert "advantage=a and advantage=b have the highest other: 1.000" in text
+
+
+def test_a_single_configuration_is_described():
+    (text,) = said(a=[0.5, 0.6, 0.7])
+    assert text.startswith(f"All runs have one configuration. Its {METRIC} is 0.600, 95% interval")
+
+
+def test_runs_that_are_left_out_are_counted():
+    left_out = [LeftOut(name="x", reason="y")] * 2
+    assert said(*left_out, a=[0.5])[-1] == "2 runs are left out."
+    assert said(left_out[0], a=[0.5])[-1] == "1 run is left out."
+
+
+def test_many_groups_are_shortened():
+    many = {f"a{i}": [0.1, 0.1 + 1e-3 * i, 0.2] for i in range(30)}
+    text = said(best=[0.9, 0.91, 0.92], **many)
+    assert "and 25 others" in " ".join(text)
+
+
+def test_a_sweep_of_many_differences_has_few_sentences():
+    text = said(**{f"a{i}": [i, i + 0.01, i + 0.02] for i in range(30)})
+    assert len(text) == 1 + words.SENTENCES + 2
+    assert "25 further groups are better than another one; compare.json has all" in " ".join(text)
+
+
+def test_numbers_are_short():
+    assert number(0.91234) == "0.912"
+    assert number(0.05, sign=True) == "+0.050"
+    assert number(-0.1, sign=True) == "-0.100"
+    assert number(0.0) == "0.000"
+    assert number(3.1e-5) == "3.1e-05"
+    assert number(12345.6) == "1.23e+04"
+    assert span((0.1, 0.25)) == "[0.100, 0.250]"
+    assert share(0.126) == "12.6 %"
+    assert [amount(x) for x in (0.5, 999, 12_345, 1.5e6, 2e9)] == [
+        "0.5",
+        "999",
+        "12.3k",
+        "1.5M",
+        "2B",
+    ]
+    assert [duration(x) for x in (59.6, 600, 9000)] == ["60 s", "10 min", "2.5 h"]
+
+
+def test_what_is_unknown_is_a_dash():
+    unknown = [span(None), *(text(math.nan) for text in (number, share, amount, duration))]
+    assert set(unknown) == {"\N{EM DASH}"}
