@@ -11,7 +11,7 @@ CONF = Path(__file__).resolve().parents[1] / "conf"
 def keys_of(path: Path) -> dict[str, Any]:
     """Returns the keys of an option, including those of the options that it inherits from."""
     own: Any = OmegaConf.to_container(OmegaConf.load(path))  # PyYAML reads 1e-4 as a string
-    # A mapping is an option of another group, which a suite adds.
+    # A mapping selects options of another group, whose keys are not inherited.
     defaults = [name for name in own.pop("defaults", []) if isinstance(name, str)]
     parents = [name for name in defaults if name != "_self_"]
     keys: dict[str, Any] = {}

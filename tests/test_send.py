@@ -98,7 +98,7 @@ def test_a_store_that_is_down(run, dead, capsys):
 
 def test_a_run_that_was_killed_is_shown_as_stopped(record, store):
     record.log(0, {"a": 0.0})
-    sentence = send(record.folder, store.uri)
+    sentence = send(record.folder, uri=store.uri)
     assert sentence.endswith(f" is in MLflow at {store.uri} with its 1 lines of metrics.")
     client, experiment = store.connect()
     (mirrored,) = client.search_runs([experiment])
@@ -109,15 +109,15 @@ def test_a_run_that_was_killed_is_shown_as_stopped(record, store):
 @pytest.mark.parametrize(("status", "shown"), [("failed", "FAILED"), ("stopped", "KILLED")])
 def test_a_run_has_the_status_of_its_summary(record, store, status, shown):
     record.write_summary({"status": status})
-    send(record.folder, store.uri)
+    send(record.folder, uri=store.uri)
     client, experiment = store.connect()
     (mirrored,) = client.search_runs([experiment])
     assert mirrored.info.status == shown
 
 
 def test_the_experiment_is_that_of_the_run_unless_another_is_named(run, store):
-    options = dataclasses.asdict(store) | {"_target_": "x", "experiment": "mine"}
-    set_tracker(run, options)
+    options = dataclasses.asdict(store) | {"experiment": "mine"}
+    set_tracker(run, {"_target_": "rl4p.runs.tracker.mlflow.MLflow", **options})
     send(run.folder)
     client, experiment = dataclasses.replace(store, experiment="mine").connect()
     assert len(client.search_runs([experiment])) == 1
@@ -129,3 +129,31 @@ def test_all_folders_are_sent_until_one_cannot_be(run, store, tmp_path, capsys):
     printed = capsys.readouterr()
     assert printed.out.count("is in MLflow") == 1
     assert printed.err.startswith(f"{tmp_path} is not the folder of a run")
+
+
+def test_a_run_of_several_trackers_is_sent_to_its_store(run, store):
+    mlflow = {"_target_": "rl4p.runs.tracker.mlflow.MLflow", **dataclasses.asdict(store)}
+    trackers = {"csv": {"_target_": "rl4p.runs.tracker.csv.CSV"}, "mlflow": mlflow}
+    several = {"_target_": "rl4p.runs.tracker.several.Several", "uri": "a", "trackers": trackers}
+    set_tracker(run, several)
+    assert send(run.folder).endswith("with its 3 lines of metrics.")
+    client, experiment = store.connect()
+    assert len(client.search_runs([experiment])) == 1
+
+
+def test_a_run_of_an_older_version_is_sent_to_its_store(run, store):
+    set_tracker(run, {"_target_": "rl4p.tracker.mlflow.MLflow", "uri": store.uri})
+    send(run.folder)
+    client, experiment = store.connect()
+    assert len(client.search_runs([experiment])) == 1
+
+
+def test_a_run_is_sent_to_another_tracker(run, capsys):
+    assert main([str(run.folder), "--tracker", "csv"]) == 0
+    assert capsys.readouterr().out.endswith("is in tracker=csv with its 3 lines of metrics.\n")
+    assert len((run.folder / "metrics.csv").read_text().splitlines()) == 4
+
+
+def test_an_option_that_the_tracker_lacks(run, capsys):
+    assert main([str(run.folder), "--tracker", "csv", "--uri", "x"]) == 2
+    assert "tracker=csv cannot be opened: " in capsys.readouterr().err

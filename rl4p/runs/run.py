@@ -39,6 +39,7 @@ from rl4p.runs.samples import RecordSamples
 from rl4p.runs.signals import StopRequest
 from rl4p.runs.tracker import TrackedRun
 from rl4p.runs.tracker.none import NoTracker
+from rl4p.runs.tracker.several import SeveralRuns
 from rl4p.types import Params, StepInfo, TrainState
 
 log = logging.getLogger(__name__)
@@ -63,11 +64,12 @@ def run(config: DictConfig) -> dict[str, Any]:
         refuse_what_only_a_plan_reads(config)
         if config.plan.check:
             refuse_what_does_not_fit(config)
+        tracker = instantiate(config.tracker) if first() else NoTracker()
         experiment = build(config)
         console = Console(highlight=False, soft_wrap=True, quiet=not first())
         console.print(f"{folder}\n{experiment.sizes}")
         record.describe(experiment.config, environment(experiment))
-        tracked = (instantiate(config.tracker) if first() else NoTracker()).open(folder)
+        tracked = SeveralRuns({type(tracker).__name__: tracker}, folder)
         checkpoints = instantiate(config.checkpoint).open(folder, experiment.loop.stateful)
         outcome = Outcome(record=record, state=experiment.state)
         status = "failed"

@@ -30,3 +30,31 @@ class Tracker(Protocol):
     def open(self, folder: Path) -> TrackedRun:
         """Starts or continues to mirror a run folder, after `Record.describe` was called."""
         ...
+
+
+class Mirror(Protocol):
+    """A run folder and its copy in a store. Every call waits for the store and raises its errors.
+
+    It reads the record from the folder. After an error it is abandoned, and a new mirror sends what
+    the store lacks.
+    """
+
+    def send_metrics(self) -> None:
+        """Sends the new lines of the record."""
+        ...
+
+    def send_files(self, *patterns: str) -> None:
+        """Sends the files of the run folder that match."""
+        ...
+
+    def close(self, status: str) -> None:
+        """Sends the remaining data and the final status."""
+        ...
+
+    def upload(self, status: str) -> None:
+        """Sends requested data that may take long, such as a checkpoint; called after `close`."""
+        ...
+
+    def abandon(self) -> None:
+        """Releases files and threads after an error. Never raises."""
+        ...

@@ -1,5 +1,6 @@
 """A mirror of a run folder in MLflow. It may be repeated: metrics are not sent twice."""
 
+import getpass
 import json
 import posixpath
 import re
@@ -7,31 +8,30 @@ import uuid
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import yaml
-
 from rl4p.runs.record import Record, replace_file
+from rl4p.runs.tracker.description import DataSet, Description
+from rl4p.runs.tracker.registration import checkpoints, register_policy, upload_checkpoint
+from rl4p.runs.tracker.steps import TimedSteps
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
+    from mlflow.entities import DatasetInput, Run
+    from mlflow.system_metrics.system_metrics_monitor import SystemMetricsMonitor
 
 IDENTITY = "rl4p.run"  # tag: identifies the run in every store; tracker.json holds its value
 SENT = "rl4p.sent"  # tag: metrics up to this step are in the store
-PARENT = "mlflow.parentRunId"  # tag of MLflow, like COMMIT
+PARENT = "mlflow.parentRunId"  # tag of MLflow, like the next ones
 COMMIT = "mlflow.source.git.commit"
+NOTE = "mlflow.note.content"
 STATUS = {"finished": "FINISHED", "stopped": "KILLED", "failed": "FAILED"}
 METRICS_PER_BATCH = 1000  # the limit of MLflow
 FIRST_FILES = ("config.yaml", "environment.json")
 LAST_FILES = (*FIRST_FILES, "samples.jsonl", "summary.json", "plots/*")
+LAST_FILES += ("evaluation*.json", "responses*.jsonl", "evaluation/**/*.json*")
 
 TABLE = "samples.json"
 ROWS_OF_TABLE = 1000  # the newest samples
 APART = ("terms", "tokens")  # no columns: terms have one each, and lists of tokens are too long
-
-# The parameters that MLflow's compare view shows, in addition to the overrides.
-ROOT_KEYS = ("seed", "steps", "prompts_per_step", "group_size")
-ROOT_KEYS += ("max_prompt_tokens", "max_response_tokens")
-GROUPS = ("rollout", "reward", "advantage", "update", "collector", "model", "data", "optimizer")
-OPTIONS = ("model.path", "data.path", "optimizer.learning_rate")
 
 
 class Mirror:
@@ -40,61 +40,74 @@ class Mirror:
     * After an error, create a new mirror. It reads from the store which steps were sent.
     * A tag identifies the run in the store, not the run's id. This also finds a run whose creation
       was answered too late, and creates a deleted run again.
-    * The time of a metric is the start of the run plus the ``time/step`` of all steps so far. It
-      depends on the record alone. MLflow stores metrics of equal step, time and value once, so a
-      batch that is sent twice has no effect.
+    * The time of a metric depends on the record alone (`TimedSteps`). MLflow stores metrics of
+      equal step, time and value once, so a batch that is sent twice has no effect.
     """
 
     def __init__(
-        self, client: "MlflowClient", experiment_id: str, folder: Path, parent: str | None = None
+        self,
+        client: "MlflowClient",
+        experiment_id: str,
+        folder: Path,
+        parent: str | None = None,
+        *,
+        system_metrics: bool = False,
+        upload_checkpoints: bool = False,
+        register: str | None = None,
+        trusted: tuple[str, ...] = (),
     ):
-        """Finds or creates the run, with its parameters and tags.
+        """Finds or creates the run, with its parameters, tags and data sets.
 
         Args:
           client: a client of the store.
           experiment_id: the experiment of the run in the store.
           folder: the folder of the run, after `Record.describe` was called.
           parent: the id of the sweep's run in the store.
+          system_metrics: whether to measure the machine until the mirror is closed.
+          upload_checkpoints: whether `upload` sends the newest checkpoint.
+          register: the name of the model that `upload` registers; None for none.
+          trusted: the packages that the export of the policy may use.
         """
         from mlflow.entities import Param, RunTag
 
         self._client = client
         self._folder = folder.resolve()
         self._record = Record(self._folder)
-        identity = _identity(self._folder)
-        found = client.search_runs([experiment_id], f"tags.`{IDENTITY}` = '{identity}'")
-        run = next(iter(found), None) or client.create_run(
+        self._uploads = upload_checkpoints, register, trusted
+        description = Description(self._folder)
+        identity = identity_of(self._folder)
+        run = find_run(client, experiment_id, identity) or client.create_run(
             experiment_id,
-            start_time=_modified(self._folder / "config.yaml"),
-            run_name=run_name(self._folder),
-            tags={IDENTITY: identity},
+            start_time=int(1000 * description.started),
+            run_name=description.name,
+            tags=source_tags() | {IDENTITY: identity, NOTE: f"`{description.command}`"},
         )
         self._id = run.info.run_id
         self._sent = int(run.data.tags.get(SENT, -1))
-        self._milliseconds = float(run.info.start_time)
-        self._offset = 0  # in metrics.jsonl
+        self._steps = TimedSteps(self._folder, run.info.start_time)
         client.update_run(self._id, status="RUNNING")
-        tags = _tags(self._folder) | ({PARENT: parent} if parent else {})
+        tags = _tags(description) | ({PARENT: parent} if parent else {})
         # MLflow cannot change a parameter; config.yaml shows the new value of a resumed run.
-        parameters = [
-            Param(k, v) for k, v in _parameters(self._folder).items() if k not in run.data.params
-        ]
+        parameters = {mlflow_key(k): v[:6000] for k, v in description.parameters.items()}
+        new = [Param(k, v) for k, v in parameters.items() if k not in run.data.params]
         client.log_batch(
-            self._id, params=parameters[:100], tags=[RunTag(k, v[:8000]) for k, v in tags.items()]
+            self._id, params=new[:100], tags=[RunTag(k, v[:8000]) for k, v in tags.items()]
         )
+        if not run.inputs.dataset_inputs:
+            client.log_inputs(self._id, [_input(data_set) for data_set in description.data_sets])
         self.send_files(*FIRST_FILES)
+        self._monitor = _monitor(client, self._id) if system_metrics else None
 
     def send_metrics(self) -> None:
         """Sends the new lines of the record."""
         from mlflow.entities import Metric, RunTag
 
-        rows, self._offset = self._record.metrics_from(self._offset)
-        metrics = []
-        for row in rows:
-            self._milliseconds += 1000 * row.get("time/step", 0.0)
-            if (step := row.pop("step")) > self._sent:
-                time = int(self._milliseconds)
-                metrics += [Metric(_key(name), value, time, step) for name, value in row.items()]
+        metrics = [
+            Metric(mlflow_key(name), value, int(time), step)
+            for step, time, row in self._steps.new()
+            if step > self._sent
+            for name, value in row.items()
+        ]
         for start in range(0, len(metrics), METRICS_PER_BATCH):
             batch = metrics[start : start + METRICS_PER_BATCH]
             # The last step of a full batch may continue in the next batch.
@@ -124,20 +137,68 @@ class Mirror:
         shown = json.dumps([{"path": TABLE, "type": "table"}])
         self._client.set_tag(self._id, "mlflow.loggedArtifacts", shown)
 
+    def send_checkpoints(self) -> None:
+        """Sends where the checkpoints are, which may be gigabytes, instead of the checkpoints."""
+        if (found := checkpoints(self._folder)) is not None:
+            self._client.log_dict(self._id, found, "checkpoints.json")
+            self._client.set_tag(self._id, "checkpoints", found["folder"])
+
     def close(self, status: str) -> None:
         """Sends the remaining data and the final status."""
         self.send_metrics()
         self.send_files(*LAST_FILES)
         self.send_table()
+        self.send_checkpoints()
         self._client.set_tag(self._id, "status", status)
+        if self._monitor is not None:
+            self._monitor.finish()
         self._client.set_terminated(
             self._id, STATUS.get(status, "KILLED"), _modified(self._record.metrics_file)
         )
 
+    def upload(self, status: str) -> None:
+        """Uploads the newest checkpoint and registers the policy, if these were requested.
 
-def run_name(folder: Path) -> str:
-    """Returns the end of the path: "2026-11-21/12-30-05", or "12-30-05/3" in a sweep."""
-    return "/".join(folder.parts[-2:])
+        Only the policy of a run that has finished is registered.
+        """
+        checkpoint, name, trusted = self._uploads
+        if checkpoint:
+            upload_checkpoint(self._client, self._id, self._folder)
+        if name is not None and status == "finished":
+            register_policy(self._client, self._id, self._folder, name, trusted)
+
+    def abandon(self) -> None:
+        if self._monitor is not None:
+            self._monitor._shutdown_event.set()  # `finish` would wait for the store
+
+
+def find_run(client: "MlflowClient", experiment_id: str, identity: str) -> "Run | None":
+    """Returns the run with this identity; None if there is none, or if it was deleted."""
+    found = client.search_runs([experiment_id], f"tags.`{IDENTITY}` = '{identity}'")
+    return next(iter(found), None)
+
+
+def source_tags() -> dict[str, str]:
+    """Returns the tags for MLflow's columns "Source" and "User"."""
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):  # in a container, a user may have no name
+        user = "unknown"
+    return {
+        "mlflow.user": user,
+        "mlflow.source.name": "rl4p.train",
+        "mlflow.source.type": "LOCAL",
+    }
+
+
+def _monitor(client: "MlflowClient", run_id: str) -> "SystemMetricsMonitor":
+    """Starts MLflow's thread that measures the machine."""
+    from mlflow.system_metrics.system_metrics_monitor import SystemMetricsMonitor
+
+    uri = client.tracking_uri
+    monitor = SystemMetricsMonitor(run_id, resume_logging=True, tracking_uri=uri)
+    monitor.start()
+    return monitor
 
 
 def _modified(path: Path) -> int | None:
@@ -145,39 +206,35 @@ def _modified(path: Path) -> int | None:
     return int(path.stat().st_mtime * 1000) if path.exists() else None
 
 
-def _identity(folder: Path) -> str:
+def identity_of(folder: Path) -> str:
     path = folder / "tracker.json"
     if not path.exists():
         replace_file(path, json.dumps({IDENTITY: uuid.uuid4().hex}) + "\n")
     return json.loads(path.read_text())[IDENTITY]
 
 
-def _key(name: str) -> str:
+def mlflow_key(name: str) -> str:
     """Returns the name with characters that MLflow allows, as a normalized path."""
     return posixpath.normpath(re.sub(r"[^\w/. :-]", "_", name)).strip("./")[:250] or "_"
 
 
-def _tags(folder: Path) -> dict[str, str]:
-    environment = json.loads((folder / "environment.json").read_text())
-    tags = {_key(k): str(v) for k, v in environment.items() if isinstance(v, str | int | float)}
+def _tags(description: Description) -> dict[str, str]:
+    flat = description.environment.items()
+    tags = {mlflow_key(k): str(v) for k, v in flat if isinstance(v, str | int | float)}
     if "git_commit" in tags:
         tags[COMMIT] = tags["git_commit"]
-    return tags | {"folder": str(folder)}
+    return tags | {"folder": str(description.folder), "command": description.command}
 
 
-def _parameters(folder: Path) -> dict[str, str]:
-    """Returns the parameters that distinguish runs: sizes, names of phases, and all overrides."""
-    config = yaml.safe_load((folder / "config.yaml").read_text())
-    names, overrides = {}, []
-    if (hydra := folder / ".hydra").is_dir():
-        names = yaml.safe_load((hydra / "hydra.yaml").read_text())["hydra"]["runtime"]["choices"]
-        overrides = yaml.safe_load((hydra / "overrides.yaml").read_text())
-    found = {key: config.get(key) for key in ROOT_KEYS}
-    for group in GROUPS:
-        options = config.get(group) or {}
-        found[group] = names.get(group, options.get("_target_"))
-        found |= {key: options.get(key.split(".")[1]) for key in OPTIONS if key.startswith(group)}
-    for override in overrides:
-        key, _, value = override.partition("=")
-        found[key.lstrip("+~")] = value
-    return {_key(k): str(v)[:6000] for k, v in found.items() if v is not None}
+def _input(data_set: DataSet) -> "DatasetInput":
+    from mlflow.entities import Dataset, DatasetInput, InputTag
+
+    if data_set.uri is None:
+        kind, source = "code", {"tags": {k: str(v) for k, v in data_set.options.items()}}
+    else:
+        kind, source = "local", {"uri": data_set.uri}
+    profile = None if data_set.rows is None else json.dumps({"num_rows": data_set.rows})
+    return DatasetInput(
+        Dataset(data_set.name, data_set.digest, kind, json.dumps(source), profile=profile),
+        [InputTag("mlflow.data.context", data_set.context)],
+    )

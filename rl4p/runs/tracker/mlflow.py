@@ -1,9 +1,7 @@
 """A tracker that mirrors runs into MLflow, in an SQLite file that it creates or on a server."""
 
 import fcntl
-import logging
 import os
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -12,19 +10,19 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from rl4p.errors import InputError
+from rl4p.runs.tracker.background import BackgroundMirror
+from rl4p.runs.tracker.description import Description
 from rl4p.runs.tracker.mirror import Mirror
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
 
-log = logging.getLogger(__name__)
-
+TARGET = "rl4p.runs.tracker.mlflow.MLflow"
 SQLITE = "sqlite:///"
 PARENT_VARIABLE = "RL4P_PARENT_RUN_ID"  # holds the id of the sweep's run
-# A batch of any size costs 15 ms of a core, so fast steps share a batch.
-SECONDS_BETWEEN_BATCHES = 2.0
-SECONDS_BETWEEN_ATTEMPTS = 30.0
-LATE = "it was too slow or did not answer"
+# Tag of an experiment: MLflow opens it in the view for training. Without it MLflow guesses, and
+# opens an experiment without runs in the view for agents.
+KIND, TRAINING = "mlflow.experimentKind", "custom_model_development"
 # The user's variables take precedence. By default a request to a dead server takes four minutes.
 SETTINGS = {
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0",
@@ -45,11 +43,22 @@ class MLflow:
         MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD.
       experiment: the MLflow experiment of the runs.
       close_timeout_seconds: how long the end of a run may wait for unsent data.
+      system_metrics: whether MLflow measures the machine (CPU, memory, disk, network, NVIDIA GPUs
+        with pynvml) every 10 seconds, under ``system/``.
+      upload_checkpoints: whether to upload the newest checkpoint at the end of the run. MLflow
+        shows the path of the checkpoints in any case.
+      register: the name under which a run that finishes registers its policy, exported as a Hugging
+        Face folder, as a new version of a model; None to register nothing.
+      upload_timeout_seconds: how long the end of a run may wait for the uploads of these two.
     """
 
     uri: str
     experiment: str = "rl4p"
     close_timeout_seconds: float = 10.0
+    system_metrics: bool = False
+    upload_checkpoints: bool = False
+    register: str | None = None
+    upload_timeout_seconds: float = 3600.0
 
     def __post_init__(self):
         if not urlsplit(self.uri).scheme:
@@ -61,6 +70,11 @@ class MLflow:
                 "tracker.uri contains a password, which would be saved with the run: set"
                 " MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD instead."
             )
+        if self.register is not None and not set(self.register).isdisjoint("/:"):
+            raise InputError(
+                f"tracker.register={self.register} contains / or :, which MLflow does not allow in"
+                " the name of a model: choose another name."
+            )
         if self._database:
             object.__setattr__(self, "uri", SQLITE + str(self._database))
 
@@ -69,8 +83,44 @@ class MLflow:
         is_file = self.uri.startswith(SQLITE)
         return Path(self.uri.removeprefix(SQLITE)).absolute() if is_file else None
 
-    def open(self, folder: Path) -> "BackgroundMirror":
-        return BackgroundMirror(self, folder)
+    def open(self, folder: Path) -> BackgroundMirror:
+        trusted = Description(folder).config.get("trusted_targets") or ()
+        parent = os.environ.get(PARENT_VARIABLE)
+        uploads = self.upload_checkpoints or self.register is not None
+        return BackgroundMirror(
+            folder,
+            lambda: self.mirror(folder, parent, live=True, trusted=tuple(trusted)),
+            name=f"MLflow at {self.uri}",
+            close_timeout_seconds=self.close_timeout_seconds,
+            upload_timeout_seconds=self.upload_timeout_seconds if uploads else 0.0,
+            repeat=f"; send it with: python -m rl4p.send {folder.resolve()}",
+        )
+
+    def mirror(
+        self,
+        folder: Path,
+        parent: str | None = None,
+        *,
+        live: bool = False,
+        trusted: tuple[str, ...] = (),
+    ) -> Mirror:
+        """Returns a mirror of a run folder, connected to the store.
+
+        Args:
+          folder: the folder of the run.
+          parent: the id of the sweep's run in the store.
+          live: whether the run is active in this process, so that the machine can be measured.
+          trusted: the packages that an export of the policy may use.
+        """
+        return Mirror(
+            *self.connect(),
+            folder,
+            parent,
+            system_metrics=live and self.system_metrics,
+            upload_checkpoints=self.upload_checkpoints,
+            register=self.register,
+            trusted=trusted,
+        )
 
     def connect(self) -> "tuple[MlflowClient, str]":
         """Returns a client and the id of the experiment, creating store and experiment if needed.
@@ -83,11 +133,15 @@ class MLflow:
 
         with _one_at_a_time(self._database):
             client = mlflow.MlflowClient(self.uri)
-            if (found := client.get_experiment_by_name(self.experiment)) is not None:
-                return client, found.experiment_id
-            # By default MLflow puts the artifacts of an SQLite store into the working directory.
-            artifacts = self._database and (self._database.parent / "mlartifacts").as_uri()
-            return client, client.create_experiment(self.experiment, artifacts)
+            found = client.get_experiment_by_name(self.experiment)
+            if found is None:
+                # By default, MLflow puts the artifacts of SQLite into the working directory.
+                artifacts = self._database and (self._database.parent / "mlartifacts").as_uri()
+                made = client.create_experiment(self.experiment, artifacts, tags={KIND: TRAINING})
+                return client, made
+            if KIND not in found.tags:  # made by an older version, or by hand
+                client.set_experiment_tag(found.experiment_id, KIND, TRAINING)
+            return client, found.experiment_id
 
 
 @contextmanager
@@ -100,88 +154,3 @@ def _one_at_a_time(database: Path | None) -> Iterator[None]:
     with Path(f"{database}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
-
-
-class BackgroundMirror:
-    """A `TrackedRun` with a thread that follows the record in the run folder.
-
-    The thread reads the record instead of a queue, so nothing can overflow or be lost. When a store
-    is reachable again after a failure, it receives everything that it missed.
-    """
-
-    def __init__(self, tracker: MLflow, folder: Path):
-        """Starts a daemon thread, which cannot keep the process alive if it hangs."""
-        self._tracker = tracker
-        self._folder = folder.resolve()
-        self._parent = os.environ.get(PARENT_VARIABLE)
-        self._files: dict[str, None] = {}  # to send; a dict keeps the order and has atomic calls
-        self._grown = False  # until the first step, a resumed run may still truncate its record
-        self._status = "failed"
-        self._failure: str | None = LATE
-        self._news, self._closing, self._ended = (threading.Event() for _ in range(3))
-        self._news.set()
-        threading.Thread(target=self._work, name="tracker", daemon=True).start()
-
-    def log(self, step: int, metrics: dict[str, float]) -> None:
-        self._grown = True
-        self._news.set()
-
-    def artifact(self, path: Path) -> None:
-        self._files[str(path.resolve().relative_to(self._folder))] = None
-        self._news.set()
-
-    def finish(self, status: str) -> bool:
-        self._status = status
-        self._closing.set()
-        self._news.set()
-        self._ended.wait(self._tracker.close_timeout_seconds)
-        if self._failure:
-            log.warning(
-                "MLflow at %s lacks a part of this run (%s); send it with: python -m rl4p.send %s",
-                self._tracker.uri,
-                self._failure,
-                self._folder,
-            )
-        return not self._failure
-
-    def _work(self) -> None:
-        mirror, warned, last = None, False, False
-        while not last:
-            self._news.wait()
-            self._news.clear()
-            last = self._closing.is_set()
-            pause = SECONDS_BETWEEN_BATCHES
-            try:
-                if mirror is None:
-                    mirror = Mirror(*self._tracker.connect(), self._folder, self._parent)
-                if self._grown:
-                    mirror.send_metrics()
-                for name in list(self._files):
-                    mirror.send_files(name)
-                    del self._files[name]
-                if last:
-                    mirror.close(self._status)
-                self._failure = None if last else LATE
-            except Exception as error:  # noqa: BLE001 - the run continues after any error
-                self._failure = reason(error)
-                mirror, pause = None, SECONDS_BETWEEN_ATTEMPTS
-                self._news.set()
-                if not warned and not last:
-                    log.warning(
-                        "The run continues without MLflow at %s until it answers: %s",
-                        self._tracker.uri,
-                        self._failure,
-                    )
-                warned = True
-            self._closing.wait(pause)
-        self._ended.set()
-
-
-def reason(error: BaseException) -> str:
-    """Returns the original cause: "ConnectionRefusedError: [Errno 111] Connection refused".
-
-    MLflow wraps it in several errors, each of which quotes the error below in full.
-    """
-    while error.__context__ is not None:
-        error = error.__context__
-    return " ".join(f"{type(error).__name__}: {error}".split())[:300]

@@ -3,15 +3,22 @@
 import atexit
 import logging
 import os
+import shlex
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, OmegaConf
 
 from rl4p.errors import InputError
-from rl4p.runs.tracker.mirror import PARENT, run_name
-from rl4p.runs.tracker.mlflow import PARENT_VARIABLE, MLflow, reason
+from rl4p.runs.tracker.background import reason
+from rl4p.runs.tracker.description import options_of, short, swept
+from rl4p.runs.tracker.mirror import IDENTITY, NOTE, PARENT, find_run, identity_of, source_tags
+from rl4p.runs.tracker.mlflow import PARENT_VARIABLE, TARGET, MLflow
+from rl4p.runs.tracker.view import links, share_view
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
 
 log = logging.getLogger(__name__)
 
@@ -19,28 +26,31 @@ log = logging.getLogger(__name__)
 class ParentRun(Callback):
     """A Hydra callback that opens the parent before the first job and closes it after the last.
 
+    The parent's name is what the sweep varies ("advantage=grpo,rloo seed=0,1,2"). Its description
+    links to the table of its runs. A sweep that continues in the same folder has the same parent.
+
     An environment variable tells the jobs the parent; launchers pass it on to their processes. If
     the store is down, the sweep gets a warning and no parent, after the timeout of one request.
     """
 
     def __init__(self) -> None:
-        # The store and the parent's id. It holds no client, because launchers pickle callbacks.
-        self._parent: tuple[MLflow, str] | None = None
+        # The store, the parent's id and the keys that vary. It holds no client, because launchers
+        # pickle callbacks.
+        self._parent: tuple[MLflow, str, list[str]] | None = None
 
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
         os.environ.pop(PARENT_VARIABLE, None)
-        options: Any = OmegaConf.to_container(config.tracker, resolve=True)
-        if options.pop("_target_", None) != f"{MLflow.__module__}.{MLflow.__qualname__}":
+        options = options_of(OmegaConf.to_container(config.tracker, resolve=True), TARGET)
+        if options is None:
             return
         try:
             tracker = MLflow(**options)
         except (InputError, TypeError):
             return  # every job reports this error with a better message
-        folder = Path(config.hydra.sweep.dir).absolute()
-        tags = {"folder": str(folder), "sweep": " ".join(config.hydra.overrides.task)}
+        params = OmegaConf.select(config, "hydra.sweeper.params") or {}
+        axes = swept(config.hydra.overrides.task, params)
         try:
-            client, experiment = tracker.connect()
-            run = client.create_run(experiment, run_name=run_name(folder), tags=tags)
+            parent = open_parent(*tracker.connect(), config, axes)
         except Exception as error:  # noqa: BLE001 - the sweep continues after any error
             log.warning(
                 "The runs of this sweep have no parent run in MLflow at %s: %s",
@@ -48,8 +58,8 @@ class ParentRun(Callback):
                 reason(error),
             )
             return
-        self._parent = tracker, run.info.run_id
-        os.environ[PARENT_VARIABLE] = run.info.run_id
+        self._parent = tracker, parent, list(axes)
+        os.environ[PARENT_VARIABLE] = parent
         # Hydra does not call on_multirun_end if a job has failed.
         atexit.register(self._close, "FAILED")
 
@@ -59,15 +69,42 @@ class ParentRun(Callback):
     def _close(self, status: str) -> None:
         if self._parent is None:
             return
-        tracker, parent = self._parent
+        tracker, parent, keys = self._parent
         self._parent = None
         os.environ.pop(PARENT_VARIABLE, None)
         atexit.unregister(self._close)
-        failed = f"tags.`{PARENT}` = '{parent}' and attributes.status = 'FAILED'"
         try:
             client, experiment = tracker.connect()
-            if client.search_runs([experiment], failed, max_results=1):
+            children = client.search_runs([experiment], f"tags.`{PARENT}` = '{parent}'")
+            if any(child.info.status == "FAILED" for child in children):
                 status = "FAILED"
+            share_view(client, experiment, parent, keys, children)
             client.set_terminated(parent, status)
         except Exception as error:  # noqa: BLE001 - the runs have ended and their records exist
             log.warning("MLflow still shows this sweep as running: %s", reason(error))
+
+
+def open_parent(
+    client: "MlflowClient", experiment: str, config: DictConfig, axes: dict[str, str]
+) -> str:
+    """Returns the id of the parent run of a sweep, which it finds or creates.
+
+    Args:
+      axes: the values over which the sweep runs, by key.
+    """
+    folder = Path(config.hydra.sweep.dir).absolute()
+    folder.mkdir(parents=True, exist_ok=True)
+    identity = identity_of(folder)
+    command = shlex.join(["python", "-m", "rl4p.train", "-m", *config.hydra.overrides.task])
+    tags = {"folder": str(folder), "sweep": " ".join(config.hydra.overrides.task)}
+    if (found := find_run(client, experiment, identity)) is not None:
+        parent = found.info.run_id
+        client.update_run(parent, status="RUNNING")
+    else:
+        name = short(f"{key}={values}" for key, values in axes.items())
+        tags |= source_tags() | {IDENTITY: identity, "command": command}
+        name = name or "/".join(folder.parts[-2:])
+        parent = client.create_run(experiment, run_name=name, tags=tags).info.run_id
+        client.set_tag(parent, NOTE, f"`{command}`\n\n{links(experiment, parent)}")
+    share_view(client, experiment, parent, list(axes), [])
+    return parent

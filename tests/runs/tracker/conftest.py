@@ -1,10 +1,11 @@
 import shutil
 import socket
+import time
 
 import pytest
 
 from rl4p.runs.record import Record
-from rl4p.runs.tracker import mlflow
+from rl4p.runs.tracker import background, mlflow
 from rl4p.runs.tracker.mlflow import MLflow
 
 CONFIG = {
@@ -55,6 +56,15 @@ def dead():
 @pytest.fixture(autouse=True)
 def _impatient(monkeypatch):
     """Shortens the waiting times of the tracker."""
-    monkeypatch.setattr(mlflow, "SECONDS_BETWEEN_BATCHES", 0.01)
-    monkeypatch.setattr(mlflow, "SECONDS_BETWEEN_ATTEMPTS", 0.05)
+    monkeypatch.setattr(background, "SECONDS_BETWEEN_BATCHES", 0.01)
+    monkeypatch.setattr(background, "SECONDS_BETWEEN_ATTEMPTS", 0.05)
     monkeypatch.delenv(mlflow.PARENT_VARIABLE, raising=False)
+
+
+def wait_for(condition):
+    """Waits until the thread has reached a condition."""
+    for _ in range(6000):
+        if condition():
+            return
+        time.sleep(0.01)
+    raise AssertionError("the thread did not come so far in a minute")

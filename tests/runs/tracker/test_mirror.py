@@ -5,10 +5,10 @@ import os
 from types import SimpleNamespace
 
 import pytest
-import yaml
 
 from rl4p.runs.tracker import mirror as mirroring
-from rl4p.runs.tracker.mirror import IDENTITY, PARENT, SENT, TABLE, Mirror, run_name
+from rl4p.runs.tracker.description import Description
+from rl4p.runs.tracker.mirror import IDENTITY, PARENT, SENT, TABLE, Mirror
 
 
 class Client:
@@ -18,7 +18,8 @@ class Client:
         self.batches, self.files, self.tags, self.ended = [], [], {}, None
         self.params, self.updates, self.created = {}, [], []
         info = SimpleNamespace(run_id="7", start_time=1000)
-        self.run = SimpleNamespace(info=info, data=SimpleNamespace(tags=tags, params={"seed": "3"}))
+        data = SimpleNamespace(tags=tags, params={"seed": "3"})
+        self.run = SimpleNamespace(info=info, data=data, inputs=SimpleNamespace(dataset_inputs=[]))
 
     def search_runs(self, experiments, query):
         self.query = experiments, query
@@ -35,6 +36,9 @@ class Client:
         self.batches.append([(m.key, m.value, m.step, m.timestamp) for m in metrics])
         self.params |= {param.key: param.value for param in params}
         self.tags |= {tag.key: tag.value for tag in tags}
+
+    def log_inputs(self, run, datasets):
+        self.inputs = datasets
 
     def log_artifact(self, run, path, place):
         self.files.append((os.path.basename(path), place))  # noqa: PTH119
@@ -64,11 +68,9 @@ def test_a_run_is_created_once_under_the_name_that_its_folder_keeps(record, clie
     assert client.query == (["12"], f"tags.`{IDENTITY}` = '{identity}'")
     ((experiment, options),) = client.created
     assert experiment == "12"
-    assert options == {
-        "start_time": 5000,
-        "run_name": "2026-11-21/12-30-05",
-        "tags": {IDENTITY: identity},
-    }
+    name = Description(record.folder).name
+    assert (options["start_time"], options["run_name"]) == (5000, name)
+    assert options["tags"][IDENTITY] == identity
     assert client.updates == [("7", {"status": "RUNNING"})]
     assert client.tags[PARENT] == "0a1b"
     assert client.files == [("config.yaml", None), ("environment.json", None)]
@@ -84,7 +86,15 @@ def test_parameters_that_stand_there_are_final(record):
     Mirror(client, "12", record.folder)
     assert "seed" not in client.params
     assert client.params["steps"] == "4"
-    assert len(client.params) == 8
+    assert len(client.params) == 9
+
+
+def test_data_sets_that_stand_there_are_not_sent_again(record, client):
+    Mirror(client, "12", record.folder)
+    assert [data_set.tags[0].value for data_set in client.inputs] == ["training", "evaluation"]
+    client.run.inputs.dataset_inputs, client.inputs = client.inputs, None
+    Mirror(client, "12", record.folder)
+    assert client.inputs is None
 
 
 def test_metrics_are_at_the_start_of_the_run_plus_its_steps(record, client):
@@ -207,44 +217,44 @@ def test_a_run_of_no_steps_ends_now(record, client):
     ],
 )
 def test_names_are_in_letters_that_mlflow_takes(name, key):
-    assert mirroring._key(name) == key
-
-
-def test_the_name_of_a_run_is_the_end_of_its_path(tmp_path):
-    assert run_name(tmp_path / "runs/2026-11-21/12-30-05") == "2026-11-21/12-30-05"
-    assert run_name(tmp_path / "sweeps/x/12-30-05/3") == "12-30-05/3"
+    assert mirroring.mlflow_key(name) == key
 
 
 def test_tags_are_what_is_flat_of_the_environment(record):
     environment = {"git_commit": "0a", "git_dirty": True, "devices": 8, "packages": {"jax": "1"}}
     record.describe({}, environment)
-    assert mirroring._tags(record.folder) == {
+    assert mirroring._tags(Description(record.folder)) == {
         "git_commit": "0a",
         "git_dirty": "True",
         "devices": "8",
         "mlflow.source.git.commit": "0a",
         "folder": str(record.folder),
+        "command": "python -m rl4p.train",
     }
 
 
-def test_parameters_are_the_choices_of_a_run_and_its_command_line(record):
-    hydra = record.folder / ".hydra"
-    hydra.mkdir()
-    choices = {"advantage": "rloo", "kl": "fixed"}
-    (hydra / "hydra.yaml").write_text(yaml.safe_dump({"hydra": {"runtime": {"choices": choices}}}))
-    overrides = ["seed=9", "++a.b=x=y", "~c"]
-    (hydra / "overrides.yaml").write_text(yaml.safe_dump(overrides))
-    found = mirroring._parameters(record.folder)
-    assert found["advantage"] == "rloo"  # the option, not the class
-    assert "kl" not in found
-    assert (found["seed"], found["a.b"], found["c"]) == ("9", "x=y", "")
-    assert found["optimizer.learning_rate"] == "0.0002"
-    assert "data.path" not in found  # None
+def test_a_user_without_a_name_is_unknown(monkeypatch):
+    def nobody():
+        raise KeyError("getpwuid(): uid not found: 1234")
+
+    monkeypatch.setattr(mirroring.getpass, "getuser", nobody)
+    assert mirroring.source_tags()["mlflow.user"] == "unknown"
 
 
-def test_a_long_value_is_cut_to_what_mlflow_takes(record):
-    record.describe({"seed": "x" * 7000}, {"note": "y" * 9000})
-    assert len(mirroring._parameters(record.folder)["seed"]) == 6000
-    client = Client()
+def test_checkpoints_are_linked_and_not_sent(record, client):
+    (record.folder / "checkpoints/50").mkdir(parents=True)
+    (record.folder / "checkpoints/50/weights").write_bytes(b"12345")
+    Mirror(client, "12", record.folder).close("finished")
+    name, found = client.table
+    assert name == "checkpoints.json"
+    place = str(record.folder / "checkpoints")
+    assert found == {"folder": place, "steps": [50], "bytes_of_newest": 5}
+    assert client.tags["checkpoints"] == place
+    assert not [file for file, _ in client.files if file == "weights"]
+
+
+def test_a_long_value_is_cut_to_what_mlflow_takes(record, client):
+    record.describe({"steps": "x" * 7000}, {"note": "y" * 9000})
     Mirror(client, "12", record.folder)
+    assert len(client.params["steps"]) == 6000
     assert len(client.tags["note"]) == 8000

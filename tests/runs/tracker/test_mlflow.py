@@ -1,20 +1,24 @@
+import dataclasses
 import fcntl
+import getpass
 import math
 import os
 import socket
 import sqlite3
 import subprocess
 import sys
-import time
+import threading
 from pathlib import Path
 
 import pytest
 import yaml
+from mlflow.entities import Metric, Param, RunTag
 
 from rl4p.errors import InputError
 from rl4p.runs.tracker import mlflow as tracking
-from rl4p.runs.tracker.mirror import COMMIT, IDENTITY, PARENT
-from rl4p.runs.tracker.mlflow import MLflow
+from rl4p.runs.tracker.mirror import COMMIT, IDENTITY, PARENT, identity_of
+from rl4p.runs.tracker.mlflow import KIND, TRAINING, MLflow
+from tests.runs.tracker.conftest import wait_for
 
 
 def runs_in(tracker):
@@ -31,15 +35,6 @@ def step(record, tracked, number, **metrics):
     metrics = {"reward/mean": number / 10, "time/step": 2.0, **metrics}
     record.log(number, metrics)
     tracked.log(number, metrics)
-
-
-def wait_for(condition):
-    """Waits until the thread has reached a condition."""
-    for _ in range(6000):
-        if condition():
-            return
-        time.sleep(0.01)
-    raise AssertionError("the thread did not come so far in a minute")
 
 
 def test_a_whole_run_is_mirrored(store, record, tmp_path, monkeypatch):
@@ -61,7 +56,7 @@ def test_a_whole_run_is_mirrored(store, record, tmp_path, monkeypatch):
     assert tracked.finish("finished")
 
     client, (run,) = runs_in(store)
-    assert run.info.run_name == "2026-11-21/12-30-05"
+    assert run.info.run_name == "advantage=dr_grpo update.clip_high=0.3"
     assert run.info.status == "FINISHED"
     assert run.data.params == {
         "seed": "3",
@@ -69,6 +64,7 @@ def test_a_whole_run_is_mirrored(store, record, tmp_path, monkeypatch):
         "group_size": "8",
         "advantage": "dr_grpo",
         "model": "tiny",
+        "advantage._target_": "rl4p.advantage.grpo.GRPO",
         "model.path": "policies/tiny",
         "data": "rl4p.data.jsonl.JSONL",
         "optimizer": "rl4p.learner.optimizer.adamw.AdamW",
@@ -85,6 +81,78 @@ def test_a_whole_run_is_mirrored(store, record, tmp_path, monkeypatch):
     for name in ("config.yaml", "environment.json", "samples.jsonl", "plots/learning_curve.png"):
         assert (artifacts / name).read_bytes() == (record.folder / name).read_bytes()
     assert not (tmp_path / "mlruns").exists()
+
+
+def test_the_columns_source_user_commit_and_dataset_are_filled(store, record):
+    tracked = store.open(record.folder)
+    assert tracked.finish("finished")
+    _, (run,) = runs_in(store)
+    assert run.data.tags["mlflow.source.name"] == "rl4p.train"
+    assert run.data.tags["mlflow.source.type"] == "LOCAL"
+    assert run.data.tags["mlflow.user"] == run.info.user_id == getpass.getuser()
+    assert run.data.tags["command"] == "python -m rl4p.train"
+    inputs = [(i.dataset.name, i.tags[0].value) for i in run.inputs.dataset_inputs]
+    assert sorted(inputs) == [
+        ("rl4p.data.jsonl.JSONL", "training"),
+        ("rl4p.data.jsonl.JSONL (held out)", "evaluation"),
+    ]
+    assert store.open(record.folder).finish("finished")
+    _, (run,) = runs_in(store)
+    assert len(run.inputs.dataset_inputs) == 2  # a resumed run does not repeat them
+
+
+def test_an_experiment_opens_in_the_view_for_training(store):
+    client, experiment = store.connect()
+    assert client.get_experiment(experiment).tags[KIND] == TRAINING
+
+
+def test_the_view_of_an_older_experiment_is_set_and_that_of_the_user_kept(store):
+    client, _ = store.connect()
+    older, chosen = (client.create_experiment(name) for name in ("older", "chosen"))
+    client.set_experiment_tag(chosen, KIND, "genai_development")
+    for name in ("older", "chosen"):
+        dataclasses.replace(store, experiment=name).connect()
+    assert client.get_experiment(older).tags[KIND] == TRAINING
+    assert client.get_experiment(chosen).tags[KIND] == "genai_development"
+
+
+def test_a_run_of_an_older_version_continues_under_its_name(store, record):
+    """Such a run has no tag of a source, and its name is the end of its path."""
+    client, experiment = store.connect()
+    identity = identity_of(record.folder)
+    old = client.create_run(experiment, run_name="2026-11-21/12-30-05", tags={IDENTITY: identity})
+    client.log_batch(
+        old.info.run_id,
+        [Metric("reward/mean", 0.0, old.info.start_time, 0)],
+        [Param("advantage", "older")],
+        [RunTag("rl4p.sent", "0")],
+    )
+    step(record, tracked := store.open(record.folder), 0)
+    step(record, tracked, 1)
+    assert tracked.finish("finished")
+    _, (run,) = runs_in(store)
+    assert run.info.run_name == "2026-11-21/12-30-05"
+    assert run.data.params["advantage"] == "older"
+    assert run.data.params["seed"] == "3"
+    assert [s for s, *_ in history_in(client, run, "reward/mean")] == [0, 1]
+
+
+def test_the_machine_is_measured_on_request(store, record, monkeypatch):
+    monkeypatch.setenv("MLFLOW_SYSTEM_METRICS_SAMPLING_INTERVAL", "0.02")
+    client, _ = store.connect()
+    tracked = dataclasses.replace(store, system_metrics=True).open(record.folder)
+    wait_for(lambda: runs_in(store)[1])
+    (run,) = runs_in(store)[1]
+    name = "system/cpu_utilization_percentage"
+    wait_for(lambda: name in client.get_run(run.info.run_id).data.metrics)
+    assert tracked.finish("finished")
+    assert [thread.name for thread in threading.enumerate()].count("SystemMetricsMonitor") == 0
+    assert client.get_run(run.info.run_id).info.status == "FINISHED"
+
+
+def test_a_name_that_no_model_may_have(store):
+    with pytest.raises(InputError, match=r"tracker\.register=a/b contains / or :"):
+        dataclasses.replace(store, register="a/b")
 
 
 def test_names_and_numbers_that_mlflow_refuses(store, record):
@@ -268,7 +336,7 @@ def test_a_file_that_could_not_be_sent_is_sent_again(store, record, monkeypatch)
     sent, attempts = [], []
 
     class Mirror:
-        def __init__(self, *arguments):
+        def __init__(self, *arguments, **options):
             pass
 
         def send_metrics(self):
@@ -283,7 +351,10 @@ def test_a_file_that_could_not_be_sent_is_sent_again(store, record, monkeypatch)
         def close(self, status):
             pass
 
-    monkeypatch.setattr(tracking, "Mirror", Mirror)
+        def abandon(self):
+            pass
+
+    monkeypatch.setattr(MLflow, "mirror", Mirror)
     tracked = store.open(record.folder)
     tracked.artifact(record.folder / "extra.txt")
     wait_for(lambda: attempts)

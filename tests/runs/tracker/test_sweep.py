@@ -68,9 +68,10 @@ def test_the_runs_of_a_sweep_have_one_parent(launcher, store, tmp_path):
     assert result.returncode == 0, result.stderr
     parent, children = family(store)
     assert parent.info.status == "FINISHED"
-    assert parent.info.run_name == "2026-11-21/12-30-05"
+    assert parent.info.run_name == "seed=7,8"
     assert parent.data.tags["sweep"] == "seed=7,8"
-    assert [child.info.run_name for child in children] == ["12-30-05/0", "12-30-05/1"]
+    assert parent.data.tags["mlflow.source.name"] == "rl4p.train"
+    assert [child.info.run_name for child in children] == ["seed=7", "seed=8"]
     assert [child.data.metrics["a"] for child in children] == [7.0, 8.0]
 
 

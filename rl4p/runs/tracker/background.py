@@ -1,0 +1,132 @@
+"""A thread that mirrors a run folder, so that the run never waits for a tracker."""
+
+import logging
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+from rl4p.runs.tracker import Mirror
+
+log = logging.getLogger(__name__)
+
+# A batch of metrics costs a mirror some milliseconds whatever its size, so fast steps share one.
+SECONDS_BETWEEN_BATCHES = 5.0
+SECONDS_BETWEEN_ATTEMPTS = 30.0
+LATE = "it was too slow or did not answer"
+
+
+class BackgroundMirror:
+    """A `TrackedRun` with a thread that follows the record in the run folder.
+
+    The thread reads the record instead of a queue, so nothing can overflow or be lost. When a store
+    is reachable again after a failure, it receives everything that it missed.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        connect: Callable[[], Mirror],
+        *,
+        name: str,
+        close_timeout_seconds: float,
+        upload_timeout_seconds: float = 0.0,
+        repeat: str = "",
+    ):
+        """Starts a daemon thread, which cannot keep the process alive if it hangs.
+
+        Args:
+          folder: the folder of the run.
+          connect: returns a mirror. Called in the thread, again after every error.
+          name: the tracker and its place, for warnings.
+          close_timeout_seconds: how long `finish` waits for the data.
+          upload_timeout_seconds: how long `finish` then waits for the requested uploads; 0 if there
+            are none.
+          repeat: the end of the warning about missing data, which says how to send it.
+        """
+        self._folder = folder.resolve()
+        self._connect = connect
+        self._name, self._repeat = name, repeat
+        self._timeouts = close_timeout_seconds, upload_timeout_seconds
+        self._files: dict[str, None] = {}  # to send; a dict keeps the order and has atomic calls
+        self._grown = False  # until the first step, a resumed run may still truncate its record
+        self._status = "failed"
+        self._failure: str | None = LATE
+        self._news, self._closing = threading.Event(), threading.Event()
+        self._sent, self._ended = threading.Event(), threading.Event()
+        self._news.set()
+        threading.Thread(target=self._work, name="tracker", daemon=True).start()
+
+    def log(self, step: int, metrics: dict[str, float]) -> None:
+        self._grown = True
+        self._news.set()
+
+    def artifact(self, path: Path) -> None:
+        self._files[str(path.resolve().relative_to(self._folder))] = None
+        self._news.set()
+
+    def finish(self, status: str) -> bool:
+        self._status = status
+        self._closing.set()
+        self._news.set()
+        close_timeout, upload_timeout = self._timeouts
+        if self._sent.wait(close_timeout):
+            self._ended.wait(upload_timeout)
+        if self._failure:
+            log.warning(
+                "%s lacks a part of this run (%s)%s", self._name, self._failure, self._repeat
+            )
+        return not self._failure
+
+    def _work(self) -> None:
+        mirror, warned, last = None, False, False
+        while not last:
+            self._news.wait()
+            self._news.clear()
+            last = self._closing.is_set()
+            pause = SECONDS_BETWEEN_BATCHES
+            try:
+                mirror = mirror or self._connect()
+                if self._grown:
+                    mirror.send_metrics()
+                for name in list(self._files):
+                    mirror.send_files(name)
+                    del self._files[name]
+                self._failure = LATE
+                if last:
+                    mirror.close(self._status)
+                    self._upload(mirror)
+            except Exception as error:  # noqa: BLE001 - the run continues after any error
+                self._failure = reason(error)
+                if mirror is not None:
+                    mirror.abandon()
+                mirror, pause = None, SECONDS_BETWEEN_ATTEMPTS
+                self._news.set()
+                if not warned and not last:
+                    log.warning(
+                        "The run continues without %s until it answers: %s",
+                        self._name,
+                        self._failure,
+                    )
+                warned = True
+            self._closing.wait(pause)
+        self._sent.set()
+        self._ended.set()
+
+    def _upload(self, mirror: Mirror) -> None:
+        """Uploads what was requested; from now on `finish` waits for that alone."""
+        requested = self._timeouts[1] > 0
+        self._failure = LATE if requested else None
+        self._sent.set()
+        if requested:
+            mirror.upload(self._status)
+            self._failure = None
+
+
+def reason(error: BaseException) -> str:
+    """Returns the original cause: "ConnectionRefusedError: [Errno 111] Connection refused".
+
+    MLflow wraps it in several errors, each of which quotes the error below in full.
+    """
+    while error.__context__ is not None:
+        error = error.__context__
+    return " ".join(f"{type(error).__name__}: {error}".split())[:300]

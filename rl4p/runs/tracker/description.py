@@ -1,0 +1,276 @@
+"""What trackers show of a run beside its metrics: name, parameters and data sets, from its folder.
+
+Trackers read the folder, not the objects of the run, so that `rl4p.send` shows the same later.
+"""
+
+import hashlib
+import json
+import re
+import shlex
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import yaml
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.errors import HydraException
+
+from rl4p.configuration.moved import moved
+
+# Keys that do not change the result of a run. They are neither in its name nor in its parameters.
+HOUSEKEEPING = ("hydra", "tracker", "checkpoint", "samples", "debug", "plan", "resume")
+HOUSEKEEPING += ("trusted_targets",)
+
+# The parameters of every run. With the overrides they are about 20: MLflow compares more slowly.
+ROOT_KEYS = ("seed", "steps", "prompts_per_step", "group_size")
+ROOT_KEYS += ("max_prompt_tokens", "max_response_tokens")
+PHASES = ("rollout", "reward", "advantage", "update")
+GROUPS = (*PHASES, "model", "data", "optimizer")
+OPTIONS = ("model.path", "data.path", "optimizer.learning_rate")
+
+LONGEST_NAME = 120
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataSet:
+    """A data set that a run reads.
+
+    Attributes:
+      name: the name of its file or of its option, such as "arithmetic".
+      digest: depends on the content and on the options that select rows, not on the place.
+      context: "training" or "evaluation".
+      uri: its file; None if the run generates it.
+      options: the options of `data`.
+      rows: the number of rows; None if it is not known.
+    """
+
+    name: str
+    digest: str
+    context: str
+    uri: str | None
+    options: Mapping[str, Any]
+    rows: int | None
+
+
+@dataclass(frozen=True)
+class Description:
+    """The description of the run in `folder`, after `Record.describe` was called."""
+
+    folder: Path
+
+    @cached_property
+    def config(self) -> dict[str, Any]:
+        return yaml.safe_load((self.folder / "config.yaml").read_text())
+
+    @cached_property
+    def environment(self) -> dict[str, Any]:
+        return json.loads((self.folder / "environment.json").read_text())
+
+    @cached_property
+    def overrides(self) -> list[str]:
+        path = self.folder / ".hydra" / "overrides.yaml"
+        return (yaml.safe_load(path.read_text()) or []) if path.exists() else []
+
+    @property
+    def command(self) -> str:
+        return shlex.join(["python", "-m", "rl4p.train", *self.overrides])
+
+    @property
+    def started(self) -> float:
+        """The time in seconds at which the record was begun, or at which the run was resumed."""
+        return (self.folder / "config.yaml").stat().st_mtime
+
+    @cached_property
+    def name(self) -> str:
+        """What differs in its sweep ("advantage=rloo seed=2"), or the overrides of a single run.
+
+        A run without overrides has the names of its model and task, and its date.
+        """
+        values = keys_and_values(self.overrides)
+        swept = [key for key in self._swept if key in values]
+        shown = {key: values[key] for key in swept or values}
+        if shown:
+            return short(f"{key}={last_part(value)}" for key, value in shown.items())
+        model, data = self.config.get("model") or {}, self.config.get("data") or {}
+        names = [self._choice("model", model), data.get("task") or self._choice("data", data)]
+        date = datetime.fromtimestamp(self.started).strftime("%Y-%m-%d %H:%M")
+        return short([*(str(name) for name in names if name), date])
+
+    @cached_property
+    def parameters(self) -> dict[str, str]:
+        """The sizes, the names and classes of the phases, and all overrides, as texts."""
+        found: dict[str, Any] = {key: self.config.get(key) for key in ROOT_KEYS}
+        for group in GROUPS:
+            options = self.config.get(group) or {}
+            found[group] = self._choice(group, options)
+            if group in PHASES:
+                found[f"{group}._target_"] = options.get("_target_")
+            own = [key for key in OPTIONS if key.startswith(f"{group}.")]
+            found |= {key: options.get(key.split(".")[1]) for key in own}
+        found |= {
+            key: target
+            for key, target in targets(self.config)
+            if not target.startswith(("rl4p.", "optax."))
+        }
+        found |= keys_and_values(self.overrides)
+        return {key: str(value) for key, value in found.items() if value is not None}
+
+    @cached_property
+    def data_sets(self) -> list[DataSet]:
+        """The data sets for training and for evaluation."""
+        data = dict(self.config.get("data") or {})
+        name = self._choice("data", data)
+        if not name:
+            return []
+        target = data.pop("_target_", None)
+        paths = {"training": data.pop("path", None), "evaluation": data.pop("held_out_path", None)}
+        split = paths["evaluation"] is None  # the evaluation takes rows of the same data
+        sizes = {"training": data.get("train_size"), "evaluation": data.get("held_out_size")}
+        found = []
+        for context in paths:
+            path = paths[context] or paths["training"]
+            file = None if path is None else self._working_directory / path
+            digest = hashlib.sha256(json.dumps([data, split and context], default=str).encode())
+            rows = sizes[context]
+            if file is not None and file.is_file():
+                rows = update_from_lines(digest, file)
+                rows = None if split else rows
+            else:
+                digest.update(f"{target} {path}".encode())
+            found.append(
+                DataSet(
+                    name=(name if path is None else Path(path).name)
+                    + (" (held out)" if split and context == "evaluation" else ""),
+                    digest=digest.hexdigest()[:8],
+                    context=context,
+                    uri=None if file is None else str(file),
+                    options={"_target_": target, **data},
+                    rows=rows,
+                )
+            )
+        return found
+
+    @cached_property
+    def _hydra(self) -> dict[str, Any]:
+        path = self.folder / ".hydra" / "hydra.yaml"
+        return yaml.safe_load(path.read_text())["hydra"] if path.exists() else {}
+
+    @property
+    def _working_directory(self) -> Path:
+        return Path((self._hydra.get("runtime") or {}).get("cwd") or ".")
+
+    @property
+    def sweep(self) -> str | None:
+        """The end of the path of the sweep; None if the run is no job of one."""
+        found = self._sweep_file
+        return None if found is None else "/".join(found.parent.parts[-2:])
+
+    @cached_property
+    def _sweep_file(self) -> Path | None:
+        """The file in which Hydra saves what was swept."""
+        # Not from hydra.sweep.dir, which is saved with its ${now:...}.
+        parents = list(self.folder.resolve().parents)[:3]
+        files = (parent / "multirun.yaml" for parent in parents)
+        return next((file for file in files if file.exists()), None)
+
+    @property
+    def _swept(self) -> list[str]:
+        """The keys that differ between the jobs of the sweep."""
+        if self._sweep_file is None:
+            return []
+        hydra = (yaml.safe_load(self._sweep_file.read_text()) or {}).get("hydra") or {}
+        task = (hydra.get("overrides") or {}).get("task") or []
+        return list(swept(task, (hydra.get("sweeper") or {}).get("params") or {}))
+
+    def _choice(self, group: str, options: Mapping[str, Any]) -> str | None:
+        """Returns the chosen option of a group, or the name of its class."""
+        runtime = self._hydra.get("runtime") or {}
+        choice = (runtime.get("choices") or {}).get(group)
+        if group == "model" and choice == "pretrained" and options.get("path"):
+            return Path(options["path"]).name
+        return choice or options.get("_target_")
+
+
+def options_of(tracker: Any, target: str) -> dict[str, Any] | None:
+    """Returns the options of one tracker in a ``tracker`` node; None if it is not there.
+
+    Args:
+      tracker: the node, which may hold several trackers.
+      target: the ``_target_`` of the tracker.
+    """
+    if not isinstance(tracker, Mapping):
+        return None
+    if moved(str(tracker.get("_target_"))) == target:
+        return {str(name): value for name, value in tracker.items() if name != "_target_"}
+    found = (options_of(node, target) for node in (tracker.get("trackers") or {}).values())
+    return next((options for options in found if options is not None), None)
+
+
+def keys_and_values(overrides: Iterable[str]) -> dict[str, str]:
+    """Returns the overrides of a command line by key, without those of housekeeping."""
+    found = {}
+    for override in overrides:
+        key, _, value = override.partition("=")
+        key = key.lstrip("+~")
+        if not is_housekeeping(key):
+            found[key] = re.sub(r"\\(.)", r"\1", value)  # Hydra saves sqlite\:///...
+    return found
+
+
+def is_housekeeping(key: str) -> bool:
+    return key.replace("/", ".").replace("@", ".").split(".")[0] in HOUSEKEEPING
+
+
+def swept(overrides: Iterable[str], params: Mapping[str, Any]) -> dict[str, str]:
+    """Returns the values over which a sweep runs, by key: {"seed": "0,1,2"}.
+
+    Args:
+      overrides: the overrides of the command line of the sweep.
+      params: ``hydra.sweeper.params``, whose keys the command line may replace.
+    """
+    found = {key: str(value) for key, value in params.items()}
+    parser = OverridesParser.create()
+    for line in overrides:
+        try:
+            override = parser.parse_override(line)
+        except HydraException:  # an older Hydra accepted it
+            continue
+        key, _, value = line.partition("=")
+        found.pop(key.lstrip("+~"), None)
+        if override.is_sweep_override():
+            found[key.lstrip("+~")] = value
+    return {key: value for key, value in found.items() if not is_housekeeping(key)}
+
+
+def targets(value: Any, key: str = "") -> Iterator[tuple[str, str]]:
+    """Yields every ``_target_`` in a tree with its dotted key."""
+    if isinstance(value, Mapping):
+        for name, child in value.items():
+            inner = f"{key}.{name}" if key else str(name)
+            if name == "_target_":
+                yield inner, str(child)
+            else:
+                yield from targets(child, inner)
+
+
+def last_part(value: str) -> str:
+    """Returns the last part of a path, and other values unchanged."""
+    return Path(value).name if value.startswith(("/", "./", "../", "~")) else value
+
+
+def short(words: Iterable[str]) -> str:
+    text = " ".join(words)
+    return text if len(text) <= LONGEST_NAME else f"{text[: LONGEST_NAME - 1]}…"
+
+
+def update_from_lines(digest: Any, file: Path) -> int:
+    """Adds the bytes of a file to a digest and returns its number of lines."""
+    lines = 0
+    with file.open("rb") as opened:
+        while block := opened.read(2**20):
+            digest.update(block)
+            lines += block.count(b"\n")
+    return lines

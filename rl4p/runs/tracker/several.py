@@ -1,0 +1,83 @@
+"""Several trackers for one run. A tracker that fails stops neither the run nor another tracker."""
+
+import logging
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rl4p.errors import InputError
+from rl4p.runs.tracker import TrackedRun, Tracker
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Several:
+    """Several trackers, each of which mirrors the same record.
+
+    Attributes:
+      uri, experiment: the store and the experiment of MLflow, under the same keys as in
+        `tracker=mlflow`. The YAML of MLflow in ``conf/tracker/with`` refers to them.
+      trackers: the trackers by name.
+    """
+
+    uri: str
+    experiment: str = "rl4p"
+    trackers: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self):
+        if not self.trackers:
+            raise InputError("tracker=several has no tracker: write tracker/with=[mlflow,csv].")
+
+    def open(self, folder: Path) -> "SeveralRuns":
+        return SeveralRuns(self.trackers, folder)
+
+
+class SeveralRuns:
+    """A `TrackedRun` that passes every call to several others and survives their errors."""
+
+    def __init__(self, trackers: Mapping[str, Tracker], folder: Path):
+        """Opens the trackers. An `InputError` is raised, because the user can correct it."""
+        self._runs: dict[str, TrackedRun] = {}
+        self._failed: set[str] = set()
+        for name, tracker in trackers.items():
+            try:
+                self._runs[name] = tracker.open(folder)
+            except InputError:
+                raise
+            except Exception as error:  # noqa: BLE001 - the run continues after any error
+                self._lost(name, error)
+
+    def log(self, step: int, metrics: dict[str, float]) -> None:
+        self._each(lambda run: run.log(step, metrics))
+
+    def artifact(self, path: Path) -> None:
+        self._each(lambda run: run.artifact(path))
+
+    def finish(self, status: str) -> bool:
+        """Ends the trackers side by side, so that they wait as long as the slowest one."""
+
+        def ended(name: str) -> bool:
+            try:
+                return self._runs[name].finish(status)
+            except Exception as error:  # noqa: BLE001 - the run continues after any error
+                self._lost(name, error)
+                return False
+
+        with ThreadPoolExecutor(max(1, len(self._runs))) as pool:
+            done = list(pool.map(ended, self._runs))
+        return all(done) and not self._failed
+
+    def _each(self, call: Callable[[TrackedRun], None]) -> None:
+        for name, run in self._runs.items():
+            try:
+                call(run)
+            except Exception as error:  # noqa: BLE001 - the run continues after any error
+                self._lost(name, error)
+
+    def _lost(self, name: str, error: Exception) -> None:
+        if name not in self._failed:
+            log.warning("The tracker %s failed, and the run continues: %r", name, error)
+        self._failed.add(name)

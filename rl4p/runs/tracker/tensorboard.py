@@ -1,0 +1,126 @@
+"""A tracker that writes event files for TensorBoard, with tensorboardX (extra `tensorboard`)."""
+
+import re
+from contextlib import suppress
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from rl4p.errors import InputError
+from rl4p.runs.record import Record
+from rl4p.runs.tracker.background import BackgroundMirror
+from rl4p.runs.tracker.description import Description
+from rl4p.runs.tracker.steps import TimedSteps
+
+FOLDER = "tensorboard"
+SAMPLES = 20  # the newest samples, shown as text
+
+
+@dataclass(frozen=True, kw_only=True)
+class TensorBoard:
+    """A tracker that writes ``tensorboard/NAME`` into the run folder.
+
+    ``tensorboard --logdir outputs`` shows all runs below it. NAME says what the run is, such as
+    "advantage=rloo seed=2".
+
+    Attributes:
+      close_timeout_seconds: how long the end of a run may wait for the file.
+    """
+
+    close_timeout_seconds: float = 10.0
+
+    def __post_init__(self):
+        if find_spec("tensorboardX") is None:
+            raise InputError("tracker=tensorboard needs tensorboardX: pip install tensorboardX.")
+
+    def open(self, folder: Path) -> BackgroundMirror:
+        return BackgroundMirror(
+            folder,
+            lambda: self.mirror(folder),
+            name=f"TensorBoard in {folder / FOLDER}",
+            close_timeout_seconds=self.close_timeout_seconds,
+            repeat=f"; write it with: python -m rl4p.send --tracker tensorboard {folder.resolve()}",
+        )
+
+    def mirror(self, folder: Path) -> "EventFile":
+        return EventFile(folder)
+
+
+class EventFile:
+    """The event file of a run folder.
+
+    The file is written anew from the record whenever the run is opened, so a resumed run has no
+    step twice. A TensorBoard that shows the run at that time drops what it read before.
+    """
+
+    def __init__(self, folder: Path):
+        from tensorboardX.event_file_writer import EventsWriter
+
+        self._description = description = Description(folder)
+        self._record = Record(folder)
+        self._steps = TimedSteps(folder, 1000 * description.started)
+        self._times: dict[int, float] = {}  # of the written steps, in seconds
+        place = folder / FOLDER
+        name = re.sub(r"[^\w=.,+ -]", "_", description.name).strip(". ") or "run"
+        place = next(iter(sorted(place.glob("*/"))), place / name)  # keeps the name of the first
+        place.mkdir(parents=True, exist_ok=True)
+        for old in place.glob("*.tfevents.*"):
+            old.unlink()
+        self._writer = EventsWriter(str(place / "events"))
+        self._writer.flush()
+
+    def send_metrics(self) -> None:
+        from tensorboardX.proto.event_pb2 import Event
+        from tensorboardX.proto.summary_pb2 import Summary
+
+        for step, milliseconds, metrics in self._steps.new():
+            if not self._times:
+                self._begin(list(metrics))
+            self._times[step] = milliseconds / 1000
+            values = [Summary.Value(tag=name, simple_value=x) for name, x in metrics.items()]
+            self._write(Event(summary=Summary(value=values)), step)
+        self._writer.flush()
+
+    def send_files(self, *patterns: str) -> None:
+        """Writes nothing: the samples, which TensorBoard can show, follow at the end."""
+
+    def close(self, status: str) -> None:
+        from tensorboardX.proto.event_pb2 import Event
+        from tensorboardX.summary import text
+
+        self.send_metrics()
+        for sample in self._record.samples()[-SAMPLES:]:
+            shown = "\n\n".join(f"**{name}**: {value}" for name, value in sample.items())
+            name = f"samples/{sample.get('id', 'sample')}"
+            self._write(Event(summary=text(name, shown)), sample["step"])
+        if self._times:
+            self._write(Event(summary=self._end), max(self._times))
+        self._writer.close()
+
+    def upload(self, status: str) -> None:
+        pass
+
+    def abandon(self) -> None:
+        with suppress(OSError, ValueError):  # it may be closed already
+            self._writer.close()
+
+    def _begin(self, names: list[str]) -> None:
+        """Writes the parameters, for the view that compares them with the metrics."""
+        from tensorboardX.proto.event_pb2 import Event, SessionLog
+        from tensorboardX.summary import hparams, text
+
+        restart = Event()
+        restart.session_log.CopyFrom(SessionLog(status=SessionLog.START))
+        compared = [name for name in names if name.startswith("eval/")] + ["reward/mean"]
+        parameters = self._description.parameters
+        experiment, session, self._end = hparams(parameters, dict.fromkeys(compared, 0.0))
+        command = text("command", f"`{self._description.command}`")
+        self._write(restart, 0)
+        for summary in (experiment, session, command):
+            self._write(Event(summary=summary), 0)
+
+    def _write(self, event: Any, step: int) -> None:
+        event.step = step
+        event.wall_time = self._times.get(step, self._description.started)
+        self._writer.write_event(event)

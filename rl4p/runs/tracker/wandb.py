@@ -1,0 +1,133 @@
+"""A tracker that mirrors runs into Weights & Biases (extra `wandb`)."""
+
+import json
+import logging
+import os
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Literal
+
+from rl4p.errors import InputError
+from rl4p.runs.record import Record, replace_file
+from rl4p.runs.tracker.background import BackgroundMirror
+from rl4p.runs.tracker.description import Description
+from rl4p.runs.tracker.mirror import identity_of
+from rl4p.runs.tracker.steps import TimedSteps
+
+# Not config.yaml, which is the name of a file of wandb.
+FILES = ("environment.json", "samples.jsonl", "summary.json", "plots/*")
+SENT = "wandb.json"  # in the run folder: the last step that was sent
+ROWS_OF_TABLE = 1000  # the newest samples
+EXIT_CODES = {"finished": 0, "stopped": 0}
+# The user's variables take precedence.
+SETTINGS = {"WANDB_ERROR_REPORTING": "false", "WANDB_SILENT": "true"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class WandB:
+    """A tracker that mirrors runs into Weights & Biases, in a separate thread.
+
+    Attributes:
+      project, entity: the place of the runs; an entity of None is the default of the account.
+      mode: "online", or "offline", which writes files into the run folder and uses no network;
+        ``wandb sync RUN_FOLDER/wandb/offline-run-*`` sends them later.
+      close_timeout_seconds: how long the end of a run may wait for the server.
+      system_metrics: whether to measure the machine.
+    """
+
+    project: str = "rl4p"
+    entity: str | None = None
+    mode: Literal["online", "offline"] = "online"
+    close_timeout_seconds: float = 30.0
+    system_metrics: bool = False
+
+    def __post_init__(self):
+        if find_spec("wandb") is None:
+            raise InputError("tracker=wandb needs wandb: pip install wandb.")
+
+    def open(self, folder: Path) -> BackgroundMirror:
+        return BackgroundMirror(
+            folder,
+            lambda: self.mirror(folder),
+            name="Weights & Biases",
+            close_timeout_seconds=self.close_timeout_seconds,
+            repeat=f"; send it with: python -m rl4p.send --tracker wandb {folder.resolve()}",
+        )
+
+    def mirror(self, folder: Path) -> "WandBRun":
+        return WandBRun(self, folder)
+
+
+class WandBRun:
+    """A run folder and its run in Weights & Biases.
+
+    The server refuses a step that it has, and an offline run has no server to ask. So a file in the
+    run folder holds the last step that was sent.
+    """
+
+    def __init__(self, options: WandB, folder: Path):
+        for name, value in SETTINGS.items():
+            os.environ.setdefault(name, value)
+        import wandb
+
+        logging.getLogger("wandb").setLevel(logging.ERROR)
+        description = Description(folder)
+        self._folder = folder.resolve()
+        self._record = Record(folder)
+        self._steps = TimedSteps(folder, 0)
+        self._sent = self._folder / SENT
+        self._last = json.loads(self._sent.read_text())["step"] if self._sent.exists() else -1
+        self._run = wandb.init(
+            id=identity_of(self._folder),
+            resume=None if options.mode == "offline" else "allow",
+            project=options.project,
+            entity=options.entity,
+            mode=options.mode,
+            dir=str(self._folder),
+            name=description.name,
+            group=description.sweep,
+            notes=description.command,
+            config=description.parameters | {"config": description.config},
+            settings=wandb.Settings(
+                console="off",  # the terminal belongs to the run
+                silent=True,
+                save_code=False,
+                x_disable_stats=not options.system_metrics,
+            ),
+        )
+
+    def send_metrics(self) -> None:
+        for step, _, metrics in self._steps.new():
+            if step > self._last:
+                self._run.log(metrics, step=step)
+                self._last = step
+        replace_file(self._sent, json.dumps({"step": self._last}) + "\n")
+
+    def send_files(self, *patterns: str) -> None:
+        for pattern in patterns:
+            for path in sorted(self._folder.glob(pattern)):
+                self._run.save(str(path), base_path=str(self._folder), policy="now")
+
+    def close(self, status: str) -> None:
+        self.send_metrics()
+        self.send_files(*FILES)
+        self._send_table()
+        self._run.summary["status"] = status
+        self._run.finish(exit_code=EXIT_CODES.get(status, 1))
+
+    def upload(self, status: str) -> None:
+        pass
+
+    def abandon(self) -> None:
+        pass
+
+    def _send_table(self) -> None:
+        import wandb
+
+        samples = self._record.samples()[-ROWS_OF_TABLE:]
+        if samples:
+            rows = [sample | sample.pop("terms", {}) for sample in samples]
+            columns = list(dict.fromkeys(name for row in rows for name in row))
+            data = [[row.get(name) for name in columns] for row in rows]
+            self._run.log({"samples": wandb.Table(columns=columns, data=data)}, step=self._last)

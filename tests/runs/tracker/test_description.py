@@ -1,0 +1,205 @@
+import os
+
+import pytest
+import yaml
+
+from rl4p.runs.record import Record
+from rl4p.runs.tracker.description import Description, options_of, swept
+
+
+def hydra_of(record, *, overrides=(), choices=None, cwd="."):
+    """Writes the files that Hydra saves in the folder of a run."""
+    folder = record.folder / ".hydra"
+    folder.mkdir()
+    runtime = {"choices": choices or {}, "cwd": str(cwd)}
+    (folder / "hydra.yaml").write_text(yaml.safe_dump({"hydra": {"runtime": runtime}}))
+    (folder / "overrides.yaml").write_text(yaml.safe_dump(list(overrides)))
+
+
+def sweep_of(record, *task, params=None):
+    """Writes the file that Hydra saves in the folder of a sweep."""
+    hydra = {"overrides": {"task": list(task)}, "sweeper": {"params": params}}
+    path = record.folder.parent / "multirun.yaml"
+    path.write_text(yaml.safe_dump({"hydra": hydra}))
+
+
+def test_a_single_run_is_named_by_its_overrides(record):
+    overrides = ["seed=9", "+update.clip_high=0.3", "tracker=none", "hydra.run.dir=x", "~kl"]
+    hydra_of(record, overrides=overrides)
+    assert Description(record.folder).name == "seed=9 update.clip_high=0.3 kl="
+
+
+def test_a_path_is_named_by_its_last_part(record):
+    hydra_of(record, overrides=["model.path=/home/me/models/Qwen3-0.6B", "data.path=a/b"])
+    assert Description(record.folder).name == "model.path=Qwen3-0.6B data.path=a/b"
+
+
+def test_a_run_without_overrides_is_named_by_its_model_its_task_and_its_date(record, monkeypatch):
+    hydra_of(record, choices={"model": "tiny", "data": "arithmetic"}, overrides=["tracker=csv"])
+    os.utime(record.folder / "config.yaml", (1795000000, 1795000000))
+    name = Description(record.folder).name
+    assert name.startswith("tiny arithmetic 2026-11-")
+
+
+def test_a_pretrained_model_is_named_by_its_folder(record):
+    hydra_of(record, choices={"model": "pretrained", "data": "gsm8k"})
+    assert Description(record.folder).name.startswith("tiny gsm8k 20")  # policies/tiny
+    assert Description(record.folder).parameters["model"] == "tiny"
+
+
+def test_a_long_name_is_cut(record):
+    hydra_of(record, overrides=[f"key_{i}={'x' * 20}" for i in range(20)])
+    name = Description(record.folder).name
+    assert len(name) == 120
+    assert name.endswith("…")
+
+
+def test_a_job_of_a_sweep_is_named_by_what_differs(record):
+    hydra_of(record, overrides=["steps=5", "advantage=rloo", "seed=2"])
+    sweep_of(record, "steps=5", "advantage=grpo,rloo", "seed=range(3)")
+    description = Description(record.folder)
+    assert description.name == "advantage=rloo seed=2"
+    assert description.sweep == "runs/2026-11-21"
+
+
+def test_a_job_of_a_preset_is_named_by_the_preset(record):
+    hydra_of(record, overrides=["sweep=seeds", "seed=2"])
+    sweep_of(record, "sweep=seeds", params={"seed": "0,1,2"})
+    assert Description(record.folder).name == "seed=2"
+
+
+def test_a_single_run_has_no_sweep(record):
+    assert Description(record.folder).sweep is None
+
+
+@pytest.mark.parametrize(
+    ("task", "params", "found"),
+    [
+        (["seed=0,1", "steps=5"], {}, {"seed": "0,1"}),
+        (["+a=1,2", "b=range(2)"], {}, {"a": "1,2", "b": "range(2)"}),
+        (["kl=choice(none,fixed)"], {}, {"kl": "choice(none,fixed)"}),
+        (["tracker.uri=a,b", "hydra.x=1,2"], {}, {}),
+        (["seed=7"], {"seed": "0,1,2", "steps": "1,2"}, {"steps": "1,2"}),
+        (["x=[1,2]", "y={a:1,b:2}", "z='1,2'"], {}, {}),
+    ],
+)  # fmt: skip
+def test_what_is_swept(task, params, found):
+    assert swept(task, params) == found
+
+
+def test_parameters_are_sizes_choices_classes_and_overrides(record):
+    config = {
+        "seed": 3,
+        "advantage": {"_target_": "mine.Advantage"},
+        "reward": {
+            "_target_": "rl4p.reward.weighted.Weighted",
+            "terms": {"brief": {"_target_": "mine.Brief"}, "right": {"_target_": "rl4p.R"}},
+        },
+        "optimizer": {"_target_": "rl4p.x.AdamW", "learning_rate": 2e-4},
+        "data": {"_target_": "rl4p.data.jsonl.JSONL", "path": None},
+        "kl": {"_target_": "rl4p.learner.kl.fixed.Fixed"},
+    }
+    record.describe(config, {})
+    overrides = ["seed=9", "++a.b=x=y", "~c", "tracker.uri=sqlite\\:///x.db", r"note=a\,b"]
+    hydra_of(record, overrides=overrides, choices={"advantage": "own", "kl": "fixed"})
+    assert Description(record.folder).parameters == {
+        "seed": "9",
+        "advantage": "own",
+        "advantage._target_": "mine.Advantage",
+        "reward": "rl4p.reward.weighted.Weighted",
+        "reward._target_": "rl4p.reward.weighted.Weighted",
+        "reward.terms.brief._target_": "mine.Brief",
+        "optimizer": "rl4p.x.AdamW",
+        "optimizer.learning_rate": "0.0002",
+        "data": "rl4p.data.jsonl.JSONL",
+        "a.b": "x=y",
+        "c": "",
+        "note": "a,b",
+    }
+
+
+def test_the_default_run_has_about_twenty_parameters(record):
+    from omegaconf import OmegaConf
+
+    from rl4p.configuration import compose
+
+    record.describe(OmegaConf.to_container(compose(), resolve=True), {})
+    hydra_of(record, choices={"model": "tiny", "data": "arithmetic", "advantage": "grpo"})
+    parameters = Description(record.folder).parameters
+    assert 15 <= len(parameters) <= 20
+    assert parameters["advantage._target_"] == "rl4p.advantage.grpo.GRPO"
+
+
+def data_of(record, tmp_path, **data):
+    record.describe({"data": data}, {})
+    if not (record.folder / ".hydra").exists():
+        hydra_of(record, choices={"data": "questions"}, cwd=tmp_path)
+    return Description(record.folder).data_sets
+
+
+def test_files_are_data_sets_with_digests_of_their_content(record, tmp_path):
+    (tmp_path / "train.jsonl").write_text("{}\n{}\n")
+    (tmp_path / "test.jsonl").write_text("{}\n")
+    train, test = data_of(record, tmp_path, path="train.jsonl", held_out_path="test.jsonl")
+    assert (train.name, train.context, train.rows) == ("train.jsonl", "training", 2)
+    assert (test.name, test.context, test.rows) == ("test.jsonl", "evaluation", 1)
+    assert train.uri == str(tmp_path / "train.jsonl")
+    assert train.digest != test.digest
+
+    (tmp_path / "train.jsonl").rename(tmp_path / "moved.jsonl")
+    moved, _ = data_of(record, tmp_path, path="moved.jsonl", held_out_path="test.jsonl")
+    assert moved.digest == train.digest
+    (tmp_path / "moved.jsonl").write_text("{}\n[]\n")
+    changed, _ = data_of(record, tmp_path, path="moved.jsonl", held_out_path="test.jsonl")
+    assert changed.digest != train.digest
+
+
+def test_rows_that_are_held_out_of_a_file_are_a_data_set(record, tmp_path):
+    (tmp_path / "all.jsonl").write_text("{}\n{}\n")
+    few = data_of(record, tmp_path, path="all.jsonl", held_out_size=1)
+    assert [data_set.name for data_set in few] == ["all.jsonl", "all.jsonl (held out)"]
+    assert few[0].digest != few[1].digest
+    many = data_of(record, tmp_path, path="all.jsonl", held_out_size=2)
+    assert few[1].digest != many[1].digest  # other rows
+
+
+def test_generated_questions_are_data_sets_with_digests_of_their_options(record, tmp_path):
+    options = {"_target_": "rl4p.data.arithmetic.Arithmetic", "train_size": 9, "held_out_size": 3}
+    train, test = data_of(record, tmp_path, **options)
+    assert [data_set.rows for data_set in (train, test)] == [9, 3]
+    assert (train.name, test.name) == ("questions", "questions (held out)")
+    assert train.uri is None
+    assert train.options["_target_"] == "rl4p.data.arithmetic.Arithmetic"
+    other, _ = data_of(record, tmp_path, **options, digits=4)
+    assert other.digest != train.digest
+
+
+def test_a_file_that_is_gone_is_still_named(record, tmp_path):
+    train, test = data_of(record, tmp_path, path="gone.jsonl", held_out_path="away.jsonl")
+    assert (train.name, test.name, train.rows) == ("gone.jsonl", "away.jsonl", None)
+    assert train.digest != test.digest
+
+
+def test_a_configuration_without_data_has_no_data_set(tmp_path):
+    record = Record(tmp_path)
+    record.describe({}, {})
+    assert Description(tmp_path).data_sets == []
+
+
+MLFLOW = "rl4p.runs.tracker.mlflow.MLflow"
+NODE = {"_target_": MLFLOW, "uri": "b"}
+
+
+@pytest.mark.parametrize(
+    ("tracker", "found"),
+    [
+        ({"_target_": MLFLOW, "uri": "a"}, {"uri": "a"}),
+        ({"_target_": "rl4p.tracker.mlflow.MLflow", "uri": "a"}, {"uri": "a"}),  # its old place
+        ({"_target_": "x", "trackers": {"a": {"_target_": "y"}, "m": NODE}}, {"uri": "b"}),
+        ({"_target_": "mine.MLflow", "uri": "a"}, None),
+        ({"_target_": "x.Several", "uri": "a", "trackers": {}}, None),
+        (None, None),
+    ],
+)  # fmt: skip
+def test_the_options_of_one_of_several_trackers(tracker, found):
+    assert options_of(tracker, MLFLOW) == found
