@@ -2,11 +2,11 @@
 
     python -m rl4p.export resume=RUN out=FOLDER [step=N] [average=true] [dtype=...] [adapter=true]
 
-Writes the parameters, config.json, generation_config.json, the tokenizer and its chat template.
-`step` selects a checkpoint; the default is the newest one. `average=true` exports the moving
-average of the parameters (`ema.decay`). `dtype` sets the dtype of the files; the default is the
-dtype of the parameters. Adapters (`model.lora`) are merged into the base model; `adapter=true`
-writes the adapter alone, for PEFT. A model of your own needs `trusted_targets=[PACKAGE]`.
+Writes the parameters, config.json, generation_config.json, the tokenizer and its chat template. RUN
+is a folder or `latest`. `step` selects a checkpoint; the default is the newest. `average=true`
+exports the moving average of the parameters (`ema.decay`). `dtype` is that of the files. Adapters
+(`model.lora`) are merged into the base model; `adapter=true` writes them alone, for PEFT. A model
+of your own needs `trusted_targets=[PACKAGE]`.
 """
 
 import sys
@@ -34,17 +34,17 @@ def export(given: Mapping[str, str]) -> str:
       InputError: `resume` is not the folder of a run, or it has no such checkpoint, or `out` is not
         empty, or the run has no adapter or no average although one is requested.
     """
-    run, out = (Path(given[key]).expanduser() for key in ("resume", "out"))
     adapter, average = (given.get(key) == "true" for key in ("adapter", "average"))
     step = whole_number("step", given["step"]) if "step" in given else None
     import jax
 
     from rl4p.configuration import instantiate
-    from rl4p.configuration.resume import saved_config
+    from rl4p.configuration.resume import run_folder, saved_config
     from rl4p.distributed.mesh import Mesh
     from rl4p.model.huggingface import write_policy
     from rl4p.runs.checkpoint import restore_params
 
+    run, out = run_folder(given["resume"]), Path(given["out"]).expanduser()
     config: Any = saved_config(run, ("model", "seed"), listed(given.get("trusted_targets", "")))
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise InputError(f"out={out} is not empty.")

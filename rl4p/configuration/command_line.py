@@ -11,6 +11,7 @@ import sys
 import traceback
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -20,10 +21,12 @@ from hydra.errors import HydraException
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
+from rl4p.configuration.completion import shell_completion
 from rl4p.configuration.composition import CONF, CONFIG, Composer, one_line, sweep_jobs
 from rl4p.configuration.folder import RECORD, refuse_taken
 from rl4p.configuration.resume import resume
 from rl4p.configuration.schema import check, without_hydra
+from rl4p.configuration.unreadable import several_values, unknown_flags
 from rl4p.errors import InputError, RunError, Stopped
 
 log = logging.getLogger(__name__)
@@ -84,7 +87,7 @@ def compose(overrides: Sequence[str] = (), *, conf: Path = CONF) -> DictConfig:
 def launch(name: str, job: Job, join: Join, argv: list[str], conf: Path) -> None:
     """Does the work of `main`, but raises errors instead of setting exit codes."""
     parser = get_args_parser()
-    parser.error = refuse_arguments
+    parser.error = partial(refuse_arguments, argv)
     args = parser.parse_intermixed_args(argv)
     if args.config_path or args.config_name or args.experimental_rerun:
         raise InputError(
@@ -101,7 +104,7 @@ def launch(name: str, job: Job, join: Join, argv: list[str], conf: Path) -> None
         elif args.hydra_help:
             hydra.hydra_help(CONFIG, parser, args)
         elif args.shell_completion:
-            hydra.shell_completion(CONFIG, args.overrides)
+            shell_completion(name, conf, args.overrides)
         else:
             shows = args.cfg or args.info
             lines, mode, config = preflight(
@@ -125,8 +128,12 @@ def launch(name: str, job: Job, join: Join, argv: list[str], conf: Path) -> None
         raise InputError(f"The run folder cannot be created: {error}.") from error
 
 
-def refuse_arguments(message: str) -> NoReturn:
+def refuse_arguments(argv: list[str], message: str) -> NoReturn:
     """Raises an `InputError` in place of argparse's usage message, which describes Hydra."""
+    _, _, refused = message.partition("unrecognized arguments: ")
+    flags = [word for word in argv if word.startswith("-") and f" {word} " in f" {refused} "]
+    if error := unknown_flags(flags, argv):
+        raise error
     raise InputError(f"{message[:1].upper()}{message[1:]}; see --help.")
 
 
@@ -162,7 +169,7 @@ def preflight(
         if any(override.key_or_group == "mesh.processes" for override in overrides):
             raise InputError("Each job of a sweep runs in one process: leave mesh.processes out.")
     elif swept:
-        raise InputError(f"{swept[0].input_line} has several values: add -m to sweep over them.")
+        raise several_values(swept[0])
     else:
         mode, jobs = RunMode.RUN, [lines]
     configs = [composer.compose(job, targets=False) for job in jobs]  # before any slow import

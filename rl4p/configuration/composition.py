@@ -12,12 +12,14 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException, MissingConfigException
 from hydra.types import RunMode
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
+from rl4p.configuration.corrections import of_option
+from rl4p.configuration.refusals import Catalogue, value_of, wrong_key, wrong_option
 from rl4p.configuration.schema import check
-from rl4p.configuration.targets import did_you_mean, holds_node, is_node, join, unknown_key
+from rl4p.configuration.unreadable import unreadable
 from rl4p.errors import InputError
 
 CONFIG = "config"  # the primary YAML
@@ -40,6 +42,7 @@ class Composer:
             folder = f"file://{Path(config_dir).resolve()}"
             search_path.prepend("command-line", folder, SearchPathQuery(provider="schema"))
         self.loader = ConfigLoaderImpl(search_path)
+        self.catalogue = Catalogue(self.loader)
 
     def compose(self, lines: list[str], *, targets: bool = True) -> DictConfig:
         """Returns the checked configuration of one job, with its `hydra` node.
@@ -56,7 +59,7 @@ class Composer:
         try:
             return self.load_with_hydra(lines)
         except MissingConfigException as error:
-            raise unknown_option(error) from error
+            raise self.missing(error) from error
         except COMPOSING_FAILED as error:
             raise self.explain(error, lines) from error
 
@@ -72,12 +75,12 @@ class Composer:
         """Returns the overrides of a command line."""
         parser = OverridesParser.create()
         overrides = []
-        for line in lines:
+        for index, line in enumerate(lines):
             try:
                 overrides.append(parser.parse_override(line))
             except HydraException as error:
-                reason = one_line(error)
-                raise InputError(f"{line} cannot be read as KEY=VALUE: {reason}") from error
+                choices = self.catalogue.options_like(line)
+                raise unreadable(lines, index, one_line(error), choices) from error
             overrides[-1].config_loader = self.loader  # glob(...) reads the options from it
         return overrides
 
@@ -97,32 +100,23 @@ class Composer:
             except COMPOSING_FAILED:
                 if override is None or config is None:
                     break
-                wrong_key = sets_a_value(override) and unknown_override(override, config)
-                if override.is_add() and not wrong_key:
+                unknown = sets_a_value(override) and wrong_key(self.catalogue, override, config)
+                if override.is_add() and not unknown:
                     return InputError(f"{override.input_line[1:]} needs no +: it already exists.")
+                if of_option(override.key_or_group, value_of(override)) and not unknown:
+                    return wrong_option(self.catalogue, override.key_or_group, value_of(override))
                 refusal = InputError(f"{override.input_line} is refused: {one_line(error)}")
-                return wrong_key or refusal
+                return unknown or refusal
         return InputError(one_line(error))
 
-
-def unknown_override(override: Override, config: DictConfig) -> InputError | None:
-    """Returns the error for an override whose key is unknown; None if the key exists."""
-    node, path = config, ""
-    for name in override.key_or_group.split("."):
-        parent, path = path, join(path, name)
-        if not isinstance(node, DictConfig):
-            return InputError(f"{path} does not exist: {parent} is a value and has no keys.")
-        if name not in node:
-            choice = config.hydra.runtime.choices.get(parent)
-            owner = f"{parent}={choice}" if choice else parent or "the configuration"
-            names = [str(key) for key in node if key not in ("hydra", "_target_")]
-            refusal = unknown_key(path, names, owner)
-            plain = OmegaConf.to_container(node, resolve=False)
-            if parent and holds_node(plain) and not is_node(plain):
-                return InputError(f"{refusal}; add it with +{path}._target_=...")
-            return refusal
-        node = node[name]
-    return None
+    def missing(self, error: MissingConfigException) -> InputError:
+        """Returns the error for an option that its group does not have."""
+        if error.options is None:
+            return InputError(one_line(error).partition(" Config search path")[0])
+        path = str(error.missing_cfg_file)
+        cut = path.rpartition if path.startswith("hydra/") else path.partition
+        group, _, option = cut("/")
+        return wrong_option(self.catalogue, group, option)
 
 
 def sweep_jobs(overrides: list[Override]) -> Iterator[list[str]]:
@@ -140,19 +134,6 @@ def sweep_jobs(overrides: list[Override]) -> Iterator[list[str]]:
     for key, values in axes.items():
         for value in values[1:]:
             yield list((first | {key: value}).values())
-
-
-def unknown_option(error: MissingConfigException) -> InputError:
-    """Returns the error for an option that its group does not have."""
-    if error.options is None:
-        return InputError(one_line(error).partition(" Config search path")[0])
-    path = str(error.missing_cfg_file)
-    cut = path.rpartition if path.startswith("hydra/") else path.partition
-    group, _, option = cut("/")
-    hint = did_you_mean(option, error.options, f"{group}={{}}")
-    return InputError(
-        f"{group}={option} does not exist{hint} (options: {', '.join(error.options)})"
-    )
 
 
 def one_line(error: Exception) -> str:

@@ -1,13 +1,20 @@
-"""The lock of a run folder: only one run, and only its first process, uses a folder at a time."""
+"""The folder of a run: its name on the command line, and its lock.
+
+Only one run, and only its first process, uses a folder at a time.
+"""
 
 import fcntl
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from rl4p.configuration.corrections import write
+from rl4p.configuration.quoting import command, override
 from rl4p.errors import InputError
 
 RECORD = "metrics.jsonl"  # its presence marks the folder of a run
+RUNS = Path("outputs/runs")  # the runs that got no other `hydra.run.dir`
+LATEST = "latest"
 
 
 @contextmanager
@@ -25,17 +32,61 @@ def only_run_in(folder: Path, *, lock: int = fcntl.LOCK_EX) -> Iterator[None]:
         yield
 
 
-def refuse_taken(key: str, folder: str, pattern: str) -> None:
+def run_folder(given: str, *, key: str = "resume") -> Path:
+    """Returns the absolute path of the run that a value names: a folder, or the latest run.
+
+    The latest run is the one that was started or resumed last under `outputs/runs`.
+
+    Args:
+      key: the key of the command line that has the value, for error messages.
+
+    Raises:
+      InputError: there is no run under `outputs/runs`.
+    """
+    if given != LATEST:
+        return Path(given).expanduser().resolve()
+    if not (runs := newest_runs()):
+        raise InputError(f"{key}={LATEST}: there is no run under {RUNS.resolve()}.")
+    return runs[0].resolve()
+
+
+def newest_runs() -> list[Path]:
+    """Returns the runs under `outputs/runs`, the one that was started or resumed last first."""
+    starts = [*RUNS.glob("*/.hydra/config.yaml"), *RUNS.glob("*/*/.hydra/config.yaml")]
+    runs = [start for start in starts if (start.parents[1] / RECORD).exists()]
+    runs.sort(key=lambda start: start.stat().st_mtime_ns, reverse=True)
+    return [start.parents[1] for start in runs]
+
+
+def not_a_run(given: str, reason: str, *, key: str = "resume") -> InputError:
+    """Returns the error for a value of `resume`, or of another key, that is not a run's folder."""
+    problem = f"{key}={given} is not the folder of a run: {reason}"
+    if given.lower() in ("true", "yes", "auto", "last", "newest", "1"):
+        return InputError(write(f"{key}={given} is not a folder", [f"{key}={LATEST}"]))
+    above = (folder for folder in Path(given).expanduser().parents if (folder / RECORD).is_file())
+    if (holds := next(above, None)) is not None:
+        return InputError(write(problem, [override(key, str(holds))]))
+    return InputError(f"{problem}.")
+
+
+def refuse_taken(key: str, folder: str | None, pattern: str) -> None:
     """Refuses a folder that holds a run or a sweep already, before Hydra writes into it.
 
     Args:
       key: the configuration key that names the folder.
       folder: the folder for the new run or sweep.
       pattern: a glob pattern of the files that mark a run.
+
+    Raises:
+      InputError: the folder holds a run, or its name is empty, which is the working directory.
     """
+    if not folder:
+        problem = f"{key} is empty, so the run would write into the working directory"
+        raise InputError(write(problem, [f"{key}=outputs/my_run"]))
     holds = next((path.parent for path in Path(folder).glob(pattern)), None)
     if holds is not None:
+        resume = command([override("resume", str(holds))])
         raise InputError(
-            f"{key}={folder} already contains a run: continue it with resume={holds}, or choose "
-            "another folder."
+            f"{key}={folder} already contains a run: continue it with {resume}, or choose another "
+            "folder."
         )

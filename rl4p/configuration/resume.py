@@ -10,7 +10,7 @@ from omegaconf import DictConfig, OmegaConf
 from yaml import YAMLError
 
 from rl4p.configuration.composition import CONF, Composer
-from rl4p.configuration.folder import only_run_in
+from rl4p.configuration.folder import not_a_run, only_run_in, run_folder
 from rl4p.configuration.moved import renewed, renewed_override
 from rl4p.configuration.schema import without_hydra
 from rl4p.configuration.targets import join, resolved
@@ -41,14 +41,14 @@ def resume(
 
     Args:
       composer: composes and checks the configuration.
-      given: the folder of a run, or of one job of a sweep.
+      given: the folder of a run or of one job of a sweep, or `latest`.
       overrides: the overrides of the command line.
       targets: as in `schema.check`.
 
     Raises:
       InputError: the folder is not that of a run, or a key would change that may not.
     """
-    folder = Path(given).expanduser().resolve()
+    folder = run_folder(given)
     lines, saved = as_started("resume", given)
     lines = followed_by(composer, lines, [o for o in overrides if o.key_or_group != "resume"])
     quoted = QuotedString(str(folder), Quote.single).with_quotes()
@@ -83,7 +83,7 @@ def as_started(key: str, given: str) -> tuple[list[str], DictConfig]:
     Raises:
       InputError: the folder is not that of a run.
     """
-    hydra = Path(given).expanduser().resolve() / ".hydra"
+    hydra = run_folder(given, key=key) / ".hydra"
     try:
         lines = [renewed_override(str(line)) for line in OmegaConf.load(hydra / "overrides.yaml")]
         saved = OmegaConf.load(hydra / "config.yaml")
@@ -92,7 +92,7 @@ def as_started(key: str, given: str) -> tuple[list[str], DictConfig]:
         return lines, renewed(saved)
     except OSError as error:
         reason = f"{error.filename}: {error.strerror}"
-        raise InputError(f"{key}={given} is not the folder of a run: {reason}.") from error
+        raise not_a_run(given, reason, key=key) from error
     except (ValueError, YAMLError) as error:
         reason = " ".join(str(error).split())
         raise InputError(f"{key}={given}: its .hydra folder cannot be read: {reason}.") from error

@@ -16,6 +16,7 @@ from rl4p.configuration.targets import (
     holds_node,
     is_node,
     join,
+    names_in,
     require_trust,
     resolved,
 )
@@ -44,7 +45,7 @@ class Root:
     max_response_tokens: Positive
     max_skipped: Natural
     resume: str | None
-    trusted_targets: tuple[str, ...]
+    trusted_targets: tuple[str, ...] | str
     evaluation: Section
     samples: Section
     ema: Section
@@ -152,7 +153,7 @@ def check(config: DictConfig, *, targets: bool = True) -> None:
     for name, section in SECTIONS.items():
         check_type(name, tree[name], dict)
         check_arguments(name, tree[name], section, name)
-    trusted = (*TRUSTED, *tree["trusted_targets"])
+    trusted = (*TRUSTED, *names_in(tree["trusted_targets"]))
     check_trust(tree, trusted)
     # Not resolved, because many values are known only later; interpolated targets are refused.
     hydra = OmegaConf.to_container(config.hydra, resolve=False)

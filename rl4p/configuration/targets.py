@@ -20,6 +20,7 @@ from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 from pydantic import ConfigDict, PydanticUserError, TypeAdapter, ValidationError
 from pydantic_core import SchemaError
 
+from rl4p.configuration.corrections import SECTIONS, fill, of_key, write
 from rl4p.configuration.moved import KEYS, moved
 from rl4p.errors import InputError
 
@@ -28,6 +29,13 @@ TRUSTED = ("rl4p", "optax")
 NEVER_TRUSTED = "rl4p.configuration."
 # With these keys Hydra defers or changes a call. They are not needed, and they hide the callee.
 REFUSED_KEYS = ("_args_", "_convert_", "_partial_", "_recursive_")
+
+# Words for values that YAML writes differently, with the value and its YAML.
+WORDS = {
+    **dict.fromkeys(("none", "null", "nil"), (None, "null")),
+    **dict.fromkeys(("yes", "on"), (True, "true")),
+    **dict.fromkeys(("no", "off"), (False, "false")),
+}
 
 
 def is_node(value: Any) -> bool:
@@ -68,9 +76,11 @@ def did_you_mean(name: str, names: Iterable[str], form: str = "{}") -> str:
     return f"; did you mean {form.format(near[0])}?" if near else ""
 
 
-def unknown_key(key: str, names: Collection[str], owner: str) -> InputError:
+def unknown_key(key: str, names: Collection[str], owner: str, value: Any = None) -> InputError:
     """Returns the error for a key that its owner does not have; `names` are the valid keys."""
     parent, _, name = key.rpartition(".")
+    if value is not None and (known := of_key(key, str(value), whole=True)):
+        return InputError(known.after(f"{key} is not an option of {owner}"))
     hint = did_you_mean(name, names, join(parent, "{}"))
     if KEYS.get(name) in names:
         hint = f"; it is now called {join(parent, KEYS[name])}"
@@ -95,6 +105,13 @@ def check_trust(value: Any, trusted: Collection[str], key: str = "") -> None:
             if name == "_target_":
                 require_trust(child, trusted, join(key, name))
             check_trust(child, trusted, join(key, name))
+
+
+def names_in(trusted_targets: str | Iterable[str] | None) -> tuple[str, ...]:
+    """Returns the names in `trusted_targets`, which is a list or a single name."""
+    if isinstance(trusted_targets, str):
+        return (trusted_targets,)
+    return tuple(trusted_targets or ())
 
 
 def require_trust(name: Any, trusted: Collection[str], key: str) -> None:
@@ -179,7 +196,7 @@ def check_arguments(key: str, arguments: Mapping[str, Any], target: Any, owner: 
     if not any(p.kind is p.VAR_KEYWORD for p in parameters):
         for name in arguments:
             if name not in named:
-                raise unknown_key(join(key, name), named, owner)
+                raise unknown_key(join(key, name), named, owner, arguments[name])
     for name, parameter in named.items():
         if parameter.default is parameter.empty and name not in arguments:
             raise InputError(f"{join(key, name)} is missing: {owner} needs it.")
@@ -204,20 +221,9 @@ def check_type(key: str, value: Any, hint: Any) -> None:
 
     Values are not converted. An int is a valid float, and a list is valid for any sequence type.
     """
-    try:  # in a tuple, because pydantic accepts no config for a dataclass alone
-        options = ConfigDict(arbitrary_types_allowed=True)
-        adapter = TypeAdapter(tuple[hint], config=options)  # pyright: ignore[reportInvalidTypeForm]
-    except (PydanticUserError, SchemaError, TypeError):
+    problems = type_errors(value, hint)
+    if not problems:
         return
-    attempts = []
-    for candidate in (with_tuples(value), value):
-        try:
-            adapter.validate_python((candidate,), strict=True)
-        except ValidationError as error:
-            attempts.append(error.errors(include_url=False))
-        else:
-            return
-    problems = max(attempts, key=lambda attempt: len(attempt[0]["loc"]))  # the deepest error
     place = [part for part in problems[0]["loc"][1:] if isinstance(part, int)]
     if place:
         key, value = key + "".join(f"[{i}]" for i in place), problems[0]["input"]
@@ -225,8 +231,46 @@ def check_type(key: str, value: Any, hint: Any) -> None:
     wanted = " or ".join(dict.fromkeys(wanted)).replace("greater than or equal to", "at least")
     choices = [choice for choice in typing.get_args(hint) if isinstance(choice, str)]
     near = did_you_mean(value, choices, f"{key}={{}}") if isinstance(value, str) else ""
-    wanted = wanted.replace("tuple", "list")
-    raise InputError(f"{key} must be {wanted}, not {value!r}{near or '.'}")
+    problem = f"{key} must be {wanted.replace('tuple', 'list')}, not {value!r}"
+    if not place and (instead := meant(key, value, hint)):
+        raise InputError(write(problem, instead))
+    raise InputError(f"{problem}{near or '.'}")
+
+
+def type_errors(value: Any, hint: Any) -> list[Any]:
+    """Returns pydantic's errors for a value; [] if it is valid or the annotation is not checked."""
+    try:  # in a tuple, because pydantic accepts no config for a dataclass alone
+        options = ConfigDict(arbitrary_types_allowed=True)
+        adapter = TypeAdapter(tuple[hint], config=options)  # pyright: ignore[reportInvalidTypeForm]
+    except (PydanticUserError, SchemaError, TypeError):
+        return []
+    attempts = []
+    for candidate in (with_tuples(value), value):
+        try:
+            adapter.validate_python((candidate,), strict=True)
+        except ValidationError as error:
+            attempts.append(error.errors(include_url=False))
+        else:
+            return []
+    return max(attempts, key=lambda attempt: len(attempt[0]["loc"]))  # the deepest error
+
+
+def meant(key: str, value: Any, hint: Any) -> list[str] | None:
+    """Returns the overrides with a valid value that reads much like a value of a wrong type."""
+    if key in SECTIONS and not isinstance(value, (Mapping, list)):
+        return fill(SECTIONS[key], str(value))
+    several = isinstance(value, list) and len(value) > 1
+    if several and not any(type_errors(each, hint) for each in value):
+        return ["-m", f"{key}={','.join(map(str, value))}"]
+    candidates: list[tuple[Any, str]] = [([value], f"[{value}]")]
+    if isinstance(value, float) and value.is_integer():
+        candidates.append((int(value), str(int(value))))
+    if isinstance(value, str) and value.lower() in WORDS:
+        candidates.append(WORDS[value.lower()])
+    for candidate, written in candidates:
+        if not type_errors(candidate, hint):
+            return [f"{key}={written}"]
+    return None
 
 
 # Building.
@@ -243,7 +287,7 @@ def instantiate(node: DictConfig, **extra: Any) -> Any:
       InputError: a target is not trusted or does not exist, or its constructor raised ValueError.
     """
     key = str(node._get_full_key(None))
-    trusted = (*TRUSTED, *(OmegaConf.select(node._get_root(), "trusted_targets") or ()))
+    trusted = (*TRUSTED, *names_in(OmegaConf.select(node._get_root(), "trusted_targets")))
     tree = resolved(node)
     check_trust(tree, trusted, key)
     if not is_node(tree):

@@ -2,8 +2,6 @@
 
 import hashlib
 import importlib.metadata
-import logging
-import shlex
 import statistics
 import subprocess
 import time
@@ -23,6 +21,8 @@ from rich.console import Console
 import rl4p
 from rl4p.configuration import instantiate
 from rl4p.configuration.folder import only_run_in
+from rl4p.configuration.quoting import command, override
+from rl4p.configuration.targets import names_in
 from rl4p.distributed.processes import agreed, anywhere, blaming, first, to_host
 from rl4p.errors import InputError, Stopped
 from rl4p.experiment.build import Experiment, build
@@ -31,6 +31,7 @@ from rl4p.loop.loop import run_hooks, train
 from rl4p.loop.protocols import Hook
 from rl4p.planning.report import refuse_what_does_not_fit
 from rl4p.runs.checkpoint import Checkpoints
+from rl4p.runs.diagnosis import Diagnosis
 from rl4p.runs.plots import plot_learning_curve
 from rl4p.runs.profiler import Profiler
 from rl4p.runs.progress import ProgressBar, print_summary
@@ -41,8 +42,6 @@ from rl4p.runs.tracker import TrackedRun
 from rl4p.runs.tracker.none import NoTracker
 from rl4p.runs.tracker.several import SeveralRuns
 from rl4p.types import Params, StepInfo, TrainState
-
-log = logging.getLogger(__name__)
 
 PHASES = ("rollout", "reward", "scoring", "advantage", "update", "evaluation")
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "transformers", "numpy")
@@ -60,7 +59,8 @@ def run(config: DictConfig) -> dict[str, Any]:
     folder = Path(agreed(HydraConfig.get().runtime.output_dir))
     with recorded_in(folder) as record, StopRequest() as request:
         if config.resume is None and record.metrics():
-            raise InputError(f"{folder} already contains a run: continue it with resume={folder}.")
+            resume = command([override("resume", str(folder))])
+            raise InputError(f"{folder} already contains a run: continue it with {resume}.")
         refuse_what_only_a_plan_reads(config)
         if config.plan.check:
             refuse_what_does_not_fit(config)
@@ -72,6 +72,7 @@ def run(config: DictConfig) -> dict[str, Any]:
         tracked = SeveralRuns({type(tracker).__name__: tracker}, folder)
         checkpoints = instantiate(config.checkpoint).open(folder, experiment.loop.stateful)
         outcome = Outcome(record=record, state=experiment.state)
+        diagnosis = Diagnosis(config=experiment.config, quiet=not first())
         status = "failed"
         try:
             with (
@@ -79,12 +80,15 @@ def run(config: DictConfig) -> dict[str, Any]:
                 checkpoints,
                 blaming(),
             ):  # if the last save fails, the run has failed
-                run_steps(config, experiment, checkpoints, record, tracked, outcome, request)
+                run_steps(
+                    config, experiment, checkpoints, record, tracked, outcome, diagnosis, request
+                )
             status = "finished" if outcome.step == config.steps else "stopped"
         finally:
             try:
                 seconds = time.perf_counter() - started
                 summary = outcome.summary(status, seconds, compilation().since(compiled))
+                summary["warnings"] = diagnosis.end()
                 if outcome.begun or config.resume is None:
                     record.write_summary(summary)
                 else:  # the run could not be resumed; its summary stays unchanged
@@ -95,6 +99,8 @@ def run(config: DictConfig) -> dict[str, Any]:
                 tracked.finish(status)
         if first():
             print_summary(folder, summary)
+            if note := diagnosis.note():
+                console.print(note)
         if status == "stopped":
             raise Stopped(
                 f"Stopped after step {outcome.step}, everything is saved. Continue with: "
@@ -132,13 +138,13 @@ def recorded_in(folder: Path) -> Iterator[Record]:
 
 def resume_command(config: DictConfig, folder: Path) -> str:
     """Returns the command that resumes the run, with its --config-dir and trusted_targets."""
-    words = ["python", "-m", "rl4p.train", f"resume={folder}"]
+    words = ["python", "-m", "rl4p.train", override("resume", str(folder))]
     for source in HydraConfig.get().runtime.config_sources:
         if source.provider == "command-line":
             words += ["--config-dir", source.path]
     if config.trusted_targets:  # never read from a run folder
-        words.append(f"trusted_targets=[{','.join(config.trusted_targets)}]")
-    return shlex.join(words)
+        words.append(f"trusted_targets=[{','.join(names_in(config.trusted_targets))}]")
+    return command(words)
 
 
 def run_steps(
@@ -148,6 +154,7 @@ def run_steps(
     record: Record,
     tracked: TrackedRun,
     outcome: "Outcome",
+    diagnosis: Diagnosis,
     request: StopRequest,
 ) -> None:
     """Runs the steps and their hooks from the start or a checkpoint to the end or a signal."""
@@ -160,6 +167,7 @@ def run_steps(
         if checkpoints.latest() is None:  # not restored, so it was evaluated just now
             outcome.count(record.metrics()[-1])
         bar.begin(outcome.step, record.metrics()[-1] if first() else {})
+        diagnosis.begin(record.metrics())
         hooks: list[Hook] = [
             experiment.evaluation,
             *experiment.hooks,  # before RecordMetrics
@@ -172,6 +180,7 @@ def run_steps(
             ),
             RecordMetrics(record=record, tracked=tracked, outcome=outcome),
             bar,
+            diagnosis,
             checkpoints,
         ]
         steps = train(experiment.loop, state)
@@ -183,8 +192,6 @@ def run_steps(
                 if (info := next(steps, None)) is None:
                     break
                 run_hooks(hooks, info, last=info.step == config.steps)
-                if first() and info.step == 1 and info.metrics["advantage/max"] == 0:
-                    warn_of_no_advantage(config.group_size)
         if asked:
             checkpoints.save(outcome.state)  # no other hook, so that a resumed run has equal lines
 
@@ -220,11 +227,6 @@ def died_young(record: Record, checkpoints: Checkpoints) -> bool:
     steps = record.metrics()[-1]["step"] if record.metrics() else 0
     young = checkpoints.every == 0 or steps <= 2 * checkpoints.every  # allows for a slow save
     return checkpoints.latest() is None and record.summary() is None and young
-
-
-def warn_of_no_advantage(group_size: int) -> None:
-    reason = ": group_size=1 leaves nothing to compare a sample with" if group_size == 1 else ""
-    log.warning("Every advantage of the first step is zero, so it trained nothing%s.", reason)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -21,7 +21,10 @@ from rl4p.errors import InputError
         ),
         ("seed.x=1", "seed.x does not exist: seed is a value and has no keys."),
         ("hydra.sweep.dirr=1", "hydra.sweep.dirr is not an option of hydra.sweep; did you mean "),
-        ("reward.terms.new._target_=toy.Term", "; add it with +reward.terms.new._target_=..."),
+        (
+            "reward.terms.new._target_=toy.Term",
+            "to add it: write +reward.terms.new._target_=toy.Term",
+        ),
         ("reward.terms.rigth.weight=1", "did you mean reward.terms.right? (options: right, tidy);"),
         ("advantage=othr", "did you mean advantage=other? (options: other, plain)"),
         ("experiment=no_option", "advantage=othr does not exist; did you mean advantage=other? "),
@@ -31,7 +34,7 @@ from rl4p.errors import InputError
         ("advantage=null", "advantage=null is refused: Config group override must be a string"),
         ("+advantage=other", "advantage=other needs no +: it already exists."),
         ("+seed=1", "seed=1 needs no +: it already exists."),
-        ("seed", "seed cannot be read as KEY=VALUE: missing EQUAL"),
+        ("seed", "seed is not KEY=VALUE: --help lists the keys."),
         ("seed=[1", "seed=[1 cannot be read as KEY=VALUE: no viable alternative"),
     ],
 )

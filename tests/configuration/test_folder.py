@@ -1,10 +1,13 @@
 import fcntl
+import os
 import subprocess
 import sys
 
 import pytest
+import yaml
 
-from rl4p.configuration.folder import RECORD, only_run_in, refuse_taken
+from rl4p.configuration.composition import CONF
+from rl4p.configuration.folder import RECORD, RUNS, newest_runs, only_run_in, refuse_taken
 from rl4p.errors import InputError
 
 SHARED = fcntl.LOCK_SH
@@ -115,3 +118,37 @@ def test_a_run_that_goes_on_is_not_resumed_beside_it(toy, capsys):
     assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
     with only_run_in(run, lock=SHARED):  # another process that holds a shared lock
         assert toy.run(f"resume={run}", "steps=9") == 0
+
+
+@pytest.mark.parametrize("folder", ["", None])
+def test_an_empty_folder_is_refused(folder):
+    with pytest.raises(InputError, match=r"write hydra\.sweep\.dir=outputs/my_run"):
+        refuse_taken("hydra.sweep.dir", folder, RECORD)
+
+
+def test_a_taken_folder_is_named_so_that_it_can_be_pasted(tmp_path):
+    folder = tmp_path / "a b, c"
+    folder.mkdir()
+    (folder / RECORD).write_text("")
+    with pytest.raises(InputError) as refused:
+        refuse_taken("hydra.run.dir", str(folder), RECORD)
+    assert f"""continue it with 'resume="{folder}"', or""" in str(refused.value)
+
+
+def test_runs_without_a_folder_of_their_own_are_where_latest_looks():
+    folder = yaml.safe_load((CONF / "config.yaml").read_text())["hydra"]["run"]["dir"]
+    before, _, after = folder.partition("/${")
+    assert before == str(RUNS)
+    assert after.count("/") == 1  # newest_runs looks one and two levels down
+
+
+def test_the_newest_run_is_first(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for age, name in enumerate(["b/new", "a", "c/old"]):
+        start = RUNS / name / ".hydra/config.yaml"
+        start.parent.mkdir(parents=True)
+        start.write_text("")
+        os.utime(start, (1000 - age, 1000 - age))
+        (RUNS / name / RECORD).write_text("")
+    (RUNS / "a" / RECORD).unlink()
+    assert newest_runs() == [RUNS / "b/new", RUNS / "c/old"]

@@ -4,8 +4,8 @@ from omegaconf import OmegaConf
 from rl4p.configuration import compose
 from rl4p.configuration.moved import (
     ADDED,
-    ADDED_OPTIONS,
     ADDED_BELOW,
+    ADDED_OPTIONS,
     KEYS,
     MOVED,
     moved,

@@ -1,10 +1,13 @@
+import os
 import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
 import yaml
 
 from rl4p import configuration
+from rl4p.configuration.quoting import command, override
 from rl4p.configuration.resume import MAY_CHANGE, config_of_run, leaves, saved_config
 from rl4p.errors import InputError
 
@@ -46,6 +49,46 @@ def test_a_run_goes_on_as_it_was_in_its_own_folder(toy, started, absolute):
     assert (config.steps, config.optimizer.size, config.evaluation.every) == (9, 9, 1)
     assert (config.reward.terms.new.weight, config.advantage.rate) == (3, 0.25)
     assert list(started.parent.iterdir()) == [started]
+
+
+@pytest.mark.parametrize(
+    "name", ["a b", "a,b=c", "été ünïcode", "it's", 'say "so"', "both ' and \"", "a (1)", "[a]{b}"]
+)
+def test_a_folder_of_any_name_is_pasted_back_from_the_printed_command(toy, started, name):
+    folder = started.rename(started.parent / name)
+    pasted = f"printf '%s' {command([override('resume', str(folder))])}"
+    line = subprocess.run(["bash", "-c", pasted], capture_output=True, text=True, check=True).stdout
+    assert toy.run(line, "steps=9") == 0
+    assert toy.jobs[-1].resume == str(folder)
+    assert toy.run(f"resume={folder.parent.name}/latest") == 2  # no run of this name
+
+
+def test_the_latest_run_is_the_one_that_started_last(toy, started, capsys):
+    (started / "metrics.jsonl").write_text("")
+    shutil.copytree(started, started.parent / "DATE/old")
+    shutil.copytree(started, started.parent / "DATE/no_run")
+    (started.parent / "DATE/no_run/metrics.jsonl").unlink()
+    for age, name in enumerate(("DATE/no_run", "first", "DATE/old")):
+        os.utime(started.parent / name / ".hydra/config.yaml", (1000 - age, 1000 - age))
+    assert toy.run("resume=latest", "steps=9") == 0
+    assert toy.jobs[-1].resume == str(started)
+    os.utime(started.parent / "DATE/old/.hydra/config.yaml")
+    os.utime(started / ".hydra/config.yaml", (1, 1))
+    assert toy.run("resume=latest", "--cfg", "job") == 0
+    assert "DATE/old" in capsys.readouterr().out
+
+
+def test_without_a_run_there_is_no_latest(toy, capsys):
+    assert toy.run("resume=latest") == 2
+    expected = f"resume=latest: there is no run under {toy.folder / 'outputs/runs'}.\n"
+    assert capsys.readouterr().err == expected
+
+
+def test_a_folder_inside_a_run_names_the_run(toy, started, capsys):
+    (started / "metrics.jsonl").write_text("")
+    (started / "checkpoints/3").mkdir(parents=True)
+    assert toy.run(f"resume={started}/checkpoints/3") == 2
+    assert capsys.readouterr().err.endswith(f": write resume={started}\n")
 
 
 def test_a_run_is_resumed_twice_and_keeps_what_was_changed_first(toy, started):
@@ -101,7 +144,7 @@ def test_another_configuration_is_refused_with_the_difference(
         (hydra("[1", "a: 1"), "cannot be read"),
         (hydra("[]", "a: [1"), "cannot be read"),
         (hydra("[]", "[1]"), "cannot be read"),
-        (hydra("[seed]", "a: 1"), "seed cannot be read as KEY=VALUE"),
+        (hydra("[seed]", "a: 1"), "seed is not KEY=VALUE"),
         (hydra("[]", "a: 1"), "a was 1 and would be absent"),
     ],
     ids=str,

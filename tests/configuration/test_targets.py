@@ -23,19 +23,34 @@ def check(toy):
     ("arguments", "sentence"),
     [
         ({"size": "abc"}, "rollout.size must be a valid integer, not 'abc'."),
-        ({"size": 2.0}, "rollout.size must be a valid integer, not 2.0."),
+        ({"size": 2.0}, "rollout.size must be a valid integer, not 2.0: write rollout.size=2"),
         ({"size": True}, "rollout.size must be a valid integer, not True."),
         ({"size": [1]}, "rollout.size must be a valid integer, not [1]."),
+        (
+            {"size": [1, 2]},
+            "rollout.size must be a valid integer, not [1, 2]: write -m rollout.size=1,2",
+        ),
+        ({"size": [1, "b"]}, "rollout.size must be a valid integer, not [1, 'b']."),
         ({"rate": "fast"}, "rollout.rate must be a valid number, not 'fast'."),
         ({"rate": True}, "rollout.rate must be a valid number, not True."),
         ({"flag": 1}, "rollout.flag must be a valid boolean, not 1."),
-        ({"limit": "none"}, "rollout.limit must be a valid integer, not 'none'."),
+        (
+            {"flag": "no"},
+            "rollout.flag must be a valid boolean, not 'no': write rollout.flag=false",
+        ),
+        (
+            {"limit": "none"},
+            "rollout.limit must be a valid integer, not 'none': write rollout.limit=null",
+        ),
         (
             {"mode": "meen"},
             "rollout.mode must be 'mean' or 'total', not 'meen'; did you mean rollout.mode=mean?",
         ),
         ({"mode": 1}, "rollout.mode must be 'mean' or 'total', not 1."),
-        ({"names": "abc"}, "rollout.names must be a valid list, not 'abc'."),
+        (
+            {"names": "abc"},
+            "rollout.names must be a valid list, not 'abc': write 'rollout.names=[abc]'",
+        ),
         ({"listed": [1, "b"]}, "rollout.listed[1] must be a valid integer, not 'b'."),
         ({"names": [1]}, "rollout.names[0] must be a valid string, not 1."),
         ({"typed": {"size": 1}}, "rollout.typed must be an instance of Part, not {'size': 1}."),

@@ -67,6 +67,8 @@ def test_the_summary_is_the_contract_for_scripts(folder):
     assert found["compilation"]["programs"] > 0
     assert found["compilation"]["seconds"] > 0
     assert found["resumed_from"] is None
+    fields = {"name", "first_step", "step", "metric", "value", "meaning", "remedy"}
+    assert all(set(warning) == fields for warning in found["warnings"])
     assert len(found["params_sha256"]) == 64
 
 
@@ -138,7 +140,9 @@ def test_questions_from_a_file_run_from_end_to_end(train, tmp_path):
 def test_one_sample_a_prompt_is_allowed_and_remarked_upon(train, tmp_path):
     process = train("steps=1", "group_size=1", f"hydra.run.dir={tmp_path / 'run'}")
     assert process.returncode == 0
-    assert "group_size=1 leaves nothing" in process.stderr
+    assert process.stderr.count("group_size=1 leaves nothing") == 1
+    warned = [warning["name"] for warning in summary(tmp_path / "run")["warnings"]]
+    assert "no_advantage" in warned
     assert lines(tmp_path / "run")[1]["update/grad_norm"] == 0
 
 

@@ -1,0 +1,101 @@
+import pytest
+
+from rl4p.configuration.composition import Composer
+from rl4p.configuration.corrections import Correction
+from rl4p.configuration.refusals import (
+    Catalogue,
+    same_key_elsewhere,
+    settled,
+    with_another_option,
+    wrong_key,
+    wrong_option,
+)
+
+
+@pytest.fixture(scope="module")
+def composer():
+    return Composer()
+
+
+@pytest.fixture(scope="module")
+def catalogue(composer) -> Catalogue:
+    return composer.catalogue
+
+
+def test_a_catalogue_knows_groups_options_and_their_keys(catalogue):
+    assert {"advantage", "update", "experiment", "sweep"} <= set(catalogue.groups())
+    assert "hydra" not in catalogue.groups()
+    assert catalogue.options("data") == ["arithmetic", "gsm8k", "jsonl"]
+    assert catalogue.options("nonsense") == []
+    assert catalogue.options_with("data", "path") == ["gsm8k", "jsonl"]
+    assert catalogue.options_like("Dr-GRPO") == [["advantage=dr_grpo"]]
+
+
+@pytest.mark.parametrize(
+    ("group", "option", "end"),
+    [
+        ("advantage", "DR_GRPO", "write advantage=dr_grpo"),
+        ("advantage", "grpoo", "did you mean advantage=grpo? (options: "),
+        ("update", "rloo", "but another group has it: write advantage=rloo"),
+        ("experiment", "mine.yaml", "add --config-dir FOLDER experiment=mine"),
+        ("hydra/launcher", "grpo", "(options: "),
+    ],
+)
+def test_a_wrong_option_names_a_right_one(catalogue, group, option, end):
+    assert end in str(wrong_option(catalogue, group, option))
+
+
+def test_a_right_key_is_not_refused(composer):
+    config = composer.load([])
+    for line in ("optimizer.learning_rate=1", "reward.terms.correct.weight=2", "seed=1"):
+        (override,) = composer.parse([line])
+        assert wrong_key(composer.catalogue, override, config) is None
+
+
+@pytest.mark.parametrize(
+    ("line", "end"),
+    [
+        ("optimizer.temperature=1", "of optimizer=adamw: write rollout.temperature=1"),
+        ("every=5", "write checkpoint.every=5 or evaluation.every=5 or samples.every=5"),
+        ("advantage.epsilonn=1", "did you mean advantage.epsilon? (options: epsilon, ddof, "),
+        ("seed.x=1", "seed.x does not exist: seed is a value and has no keys."),
+        (
+            "reward.terms.corect.weight=1",
+            "reward.terms.correct? (options: correct, format); to add it: write +",
+        ),
+        ("_target_=x", "_target_ is not an option of the configuration; did you mean "),
+    ],
+)
+def test_a_wrong_key_names_a_right_one(composer, line, end):
+    (override,) = composer.parse([line])
+    assert end in str(wrong_key(composer.catalogue, override, composer.load([])))
+
+
+def test_many_places_are_not_listed(composer):
+    config = composer.load([])
+    assert len(same_key_elsewhere("dtype", config)) == 1
+    many = composer.load(["+hooks={a:{every:1},b:{every:1},c:{every:1}}"])
+    (override,) = composer.parse(["every=5"])
+    assert "write" not in str(wrong_key(composer.catalogue, override, many))
+
+
+def test_a_key_inside_another_comes_before_its_namesakes(composer):
+    config = composer.load([])
+    assert same_key_elsewhere("reward.correct.weight", config) == ["reward.terms.correct.weight"]
+    assert len(same_key_elsewhere("weight", config)) == 2
+
+
+def test_an_option_is_moved_to_the_group_that_has_it(catalogue):
+    assert settled(catalogue, Correction(["advantage=gspo"])).overrides == ["update=gspo"]
+    assert settled(catalogue, Correction(["advantage=GRPO"])).overrides == ["advantage=grpo"]
+    assert settled(catalogue, Correction(["advantage=mine"])).overrides == ["advantage=mine"]
+    assert settled(catalogue, Correction(["seed=1"])).overrides == ["seed=1"]
+
+
+def test_another_option_has_the_key(catalogue):
+    assert with_another_option(catalogue, "critic.clip", "1") == [
+        ["critic=separate", "critic.clip=1"],
+        ["critic=shared", "critic.clip=1"],
+    ]
+    assert with_another_option(catalogue, "dpo.beta", "1") == [["update=dpo", "update.beta=1"]]
+    assert with_another_option(catalogue, "seed", "1") == []

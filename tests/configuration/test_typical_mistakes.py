@@ -1,0 +1,151 @@
+"""Mistakes that people make at this command line, each corrected from its message alone.
+
+The message of a mistake ends with the words to write instead. A test copies these words out of the
+message, and checks that the command line accepts them.
+"""
+
+import shlex
+from pathlib import Path
+
+import pytest
+from omegaconf import OmegaConf
+
+from rl4p import configuration
+from rl4p.configuration import command_line
+from rl4p.configuration.composition import CONF, Composer
+from rl4p.configuration.schema import without_hydra
+from rl4p.errors import InputError
+
+HOME = Path.home()
+
+# What is typed, and what the message says to write instead.
+MISTAKES = {
+    # Keys of other libraries.
+    "batch_size=32": "prompts_per_step=32",
+    "per_device_train_batch_size=4": "update.tokens_per_microbatch=2048",
+    "num_generations=8": "group_size=8",
+    "rollout.n=8": "group_size=8",
+    "max_tokens=256": "max_response_tokens=256",
+    "max_prompt_length=64": "max_prompt_tokens=64",
+    "lr=1e-4": "optimizer.learning_rate=1e-4",
+    "optimizer.lr=1e-4": "optimizer.learning_rate=1e-4",
+    "+lr=0.01": "optimizer.learning_rate=0.01",
+    "learning_rate=1e-4": "optimizer.learning_rate=1e-4",
+    "epochs=2": "update.epochs=2",
+    "max_steps=100": "steps=100",
+    "temperature=0.7": "rollout.temperature=0.7",
+    "clip_range=0.3": "update.clip_low=0.3 update.clip_high=0.3",
+    "output_dir=x": "hydra.run.dir=x",
+    "eval_steps=10": "evaluation.every=10",
+    "algorithm=grpo": "advantage=grpo",
+    "algorithm=ppo": "update=ppo",
+    "model_name_or_path=Qwen/Qwen3-4B": "model=pretrained model.path=Qwen/Qwen3-4B",
+    # Parts of rl4p that need another option first.
+    "kl=0.1": "kl=fixed kl.beta=0.1",
+    "kl.coefficient=0.1": "kl=fixed kl.beta=0.1",
+    "kl.beta=0.1": "kl=adaptive kl.beta=0.1 or kl=fixed kl.beta=0.1",
+    "beta=0.04": "kl=fixed kl.beta=0.04",
+    "entropy=0.01": "entropy=bonus entropy.alpha=0.01",
+    "critic=true": "advantage=gae critic=shared",
+    "gamma=0.99": "advantage=gae critic=shared advantage.gamma=0.99",
+    "data.path=x": "data=gsm8k data.path=x or data=jsonl data.path=x",
+    "ppo.clip_high=0.28": "update=ppo update.clip_high=0.28",
+    "reward.correct.weight=2": "reward.terms.correct.weight=2",
+    "reward.terms.tidy.weight=1": "+reward.terms.tidy._target_=package.module.Class "
+    "+reward.terms.tidy.weight=1",
+    "evaluation=10": "evaluation.every=10",
+    # Options that are called something else.
+    "mesh=gpu": "mesh=auto",
+    "mesh=cuda:0": "mesh=auto",
+    "advantage=GRPO": "advantage=grpo",
+    "advantage=ppo": "update=ppo",
+    "model=Qwen/Qwen2.5-0.5B": "model=pretrained model.path=Qwen/Qwen2.5-0.5B",
+    "data=train.jsonl": "data=jsonl data.path=train.jsonl",
+    "experiment=arithmetic_sft.yaml": "experiment=arithmetic_sft",
+    "experiment=experiments/arithmetic_sft.yaml": "experiment=arithmetic_sft",
+    "optimizer=adam": "optimizer=adamw",
+    "rollout=vllm": "rollout=continuous",
+    # Values.
+    "steps=1e3": "steps=1000",
+    "seed=[0,1,2]": "-m seed=0,1,2",
+    "evaluation.prompts=None": "evaluation.prompts=null",
+    "debug.profile=yes": "debug.profile=true",
+    "trusted_targets=mine,yours": "trusted_targets=[mine,yours]",
+    "resume=true": "resume=latest",
+    "hydra.run.dir=": "hydra.run.dir=outputs/my_run",
+    # Words.
+    "help": "--help",
+    "grpo": "advantage=grpo",
+    "--seed 1": "seed=1",
+    "--advantage=grpo": "advantage=grpo",
+    "--learning-rate 1e-4 group_size=4": "optimizer.learning_rate=1e-4",
+    "group_size = 8": "group_size=8",
+    "'group_size = 8'": "group_size=8",
+    "seed=0, 1, 2": "-m seed=0,1,2",
+    "seed:1": "seed=1",
+    "seed==1": "seed=1",
+    "model=pretrained model.path=~/models/x": f"model.path={HOME}/models/x",
+    "data=jsonl data.path=été/a.jsonl": "'data.path=\"été/a.jsonl\"'",
+    "data=jsonl data.path=a,b.jsonl": "'data.path=\"a,b.jsonl\"'",
+    "data=jsonl data.path=a=b.jsonl": "'data.path=\"a=b.jsonl\"'",
+    "data=jsonl 'data.path=a (b).jsonl'": "'data.path=\"a (b).jsonl\"'",
+}
+# The rest of a command line whose mistake is in one of several words.
+KEPT = ("model=pretrained", "data=jsonl")
+
+
+def refused(line: str) -> str:
+    with pytest.raises(InputError) as refusal:
+        command_line.launch("train", pytest.fail, pytest.fail, shlex.split(line), CONF)
+    message = str(refusal.value)
+    assert "\n" not in message
+    return message
+
+
+@pytest.fixture(scope="module")
+def with_a_run(tmp_path_factory) -> Path:
+    """A working directory with a run, for `resume=latest`."""
+    working = tmp_path_factory.mktemp("working")
+    run = working / "outputs/runs/one"
+    (run / ".hydra").mkdir(parents=True)
+    config = without_hydra(Composer().load([]))
+    (run / ".hydra/config.yaml").write_text(OmegaConf.to_yaml(config))
+    (run / ".hydra/overrides.yaml").write_text("[]\n")
+    (run / "metrics.jsonl").write_text("")
+    return working
+
+
+@pytest.mark.parametrize(("line", "correction"), MISTAKES.items(), ids=MISTAKES)
+def test_the_message_of_a_mistake_ends_with_what_to_write(
+    line, correction, with_a_run, monkeypatch
+):
+    monkeypatch.setattr(command_line, "check", pytest.fail)  # imports the targets, which is slow
+    _, found, written = refused(line).rpartition(": write ")
+    assert (found, written) == (": write ", correction)
+    monkeypatch.undo()
+    monkeypatch.chdir(with_a_run)
+    for choice in written.split(" or "):
+        words = shlex.split(choice.replace("package.module.Class", "rl4p.reward.correct.Correct"))
+        if words == ["--help"]:
+            continue  # a test of the command line shows it
+        kept = [word for word in shlex.split(line) if word in KEPT]
+        overrides = [word for word in words if word != "-m"]
+        command_line.preflight(
+            Composer(), [*kept, *overrides], "-m" in words, targets="resume=" not in choice
+        )
+
+
+def test_there_are_at_least_twenty():
+    assert len(MISTAKES) >= 20
+
+
+def test_a_single_trusted_name_needs_no_brackets(tmp_path, monkeypatch):
+    (tmp_path / "my_terms.py").write_text(
+        "from dataclasses import dataclass\n@dataclass\nclass Tidy:\n    weight: float = 1.0\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    added = "+reward.terms.tidy._target_=my_terms.Tidy"
+    config = configuration.compose([added, "trusted_targets=my_terms"])
+    assert type(configuration.instantiate(config.reward).terms["tidy"]).__name__ == "Tidy"
+    with pytest.raises(InputError, match="not trusted"):
+        configuration.compose([added, "trusted_targets=my_term"])

@@ -1,0 +1,189 @@
+"""Tests each rule on rows that show its symptom, and on runs that are made to fail for real."""
+
+from typing import Any
+
+import pytest
+
+from rl4p.configuration import compose
+from rl4p.experiment.build import build
+from rl4p.loop.loop import run_hooks, train
+from rl4p.runs.diagnosis import Diagnosis, diagnose
+from rl4p.runs.history import WINDOW, History
+from rl4p.runs.symptoms import LAST_RULE, RULES, loss_note
+from tests.runs.failing import SOUND, config_of, late, rows_of
+
+
+@pytest.fixture(scope="module")
+def config() -> dict[str, Any]:
+    return config_of()
+
+
+def names(rows, config) -> list[str]:
+    return [finding.name for finding in diagnose(rows, config)]
+
+
+@pytest.mark.parametrize("steps", [0, 1, WINDOW, 80])
+def test_a_sound_run_has_no_findings(config, steps):
+    assert names(rows_of(steps), config) == []
+
+
+SYMPTOMS = {
+    "skipped_updates": {"update_skipped": lambda step: float(step == 38)},
+    "invalid_grades": {"reward_invalid": 8.0},
+    "no_advantage": {"advantage_max": 0.0, "update_grad_norm": 0.0},
+    "truncated": {"rollout_truncated": late(0.7, 0.0)},
+    "equal_groups": {"advantage_zero_std_groups": 0.97, "reward_mean": 0.02},
+    "sampler_gap": {"rollout_logprob_gap_mean": late(0.08, 1e-6)},
+    "clipped": {"update_clip_high": 0.35},
+    "large_steps": {"update_approx_kl": 0.3},
+    "far_from_reference": {"update_kl": 0.8},
+    "fallen_reward": {"reward_mean": late(0.1, 0.5)},
+    "collapsed_entropy": {"update_entropy": late(0.01, 0.4)},
+    "no_gradient": {"update_grad_norm": 0.0},
+    "flat_reward": {"reward_mean": 0.5},
+}
+
+
+def test_every_rule_has_a_symptom_here():
+    assert set(SYMPTOMS) == {rule.__name__ for rule in (*RULES, LAST_RULE)}
+
+
+@pytest.mark.parametrize("name", SYMPTOMS)
+def test_a_symptom_is_found_alone_and_its_remedy_is_an_override(name, config):
+    rows = rows_of(40, **SYMPTOMS[name])
+    (found,) = diagnose(rows, config | {"steps": 40})
+    assert found.name == name
+    assert found.step == 40
+    assert found.metric.split(" + ")[0] in rows[-1]
+    line = str(found)
+    assert "\n" not in line
+    assert line.startswith(f"{found.metric} is ")
+    assert line.endswith(f" Try {found.remedy}")
+    compose([found.remedy.partition(",")[0]] if name != "far_from_reference" else ["kl=fixed"])
+
+
+@pytest.mark.parametrize("name", sorted(set(SYMPTOMS) - {"no_advantage", "invalid_grades"}))
+def test_a_symptom_of_one_step_is_no_finding(name, config):
+    """Two rules speak at once: what they report is a fact of one step already."""
+    changes = SYMPTOMS[name] | {"update_skipped": 0.0}
+    after = {
+        key.replace("_", "/", 1): value(40) if callable(value) else value
+        for key, value in changes.items()
+    }
+    rows = rows_of(39)
+    assert names([*rows, SOUND | after | {"step": 40}], config | {"steps": 40}) == []
+
+
+@pytest.mark.parametrize("name", ["equal_groups", "collapsed_entropy", "flat_reward", "truncated"])
+def test_a_solved_task_looks_like_a_failure_and_is_none(name, config):
+    rows = rows_of(40, **SYMPTOMS[name])
+    rows.append({"step": 40, "eval/arithmetic/pass_at_1": 0.97})
+    assert names(rows, config | {"steps": 40}) == []
+
+
+def test_supervised_training_has_no_reward_to_rise():
+    config = config_of("experiment=arithmetic_sft")
+    assert names(rows_of(60, reward_mean=1.5, update_entropy=late(0.01, 0.4)), config) == []
+    assert names(rows_of(60, advantage_zero_std_groups=1.0), config) == []
+
+
+def test_a_group_of_one_is_explained_at_the_first_step():
+    config = config_of("group_size=1")
+    rows = rows_of(1, advantage_max=0.0, update_grad_norm=0.0)
+    (found,) = diagnose(rows, config)
+    assert "group_size=1 leaves nothing to compare a sample with" in found.meaning
+    assert found.remedy == "group_size=8"
+
+
+def test_a_wide_group_that_differs_is_no_finding_for_a_baseline_over_the_batch():
+    config = config_of("advantage=reinforce")
+    assert names(rows_of(20, advantage_zero_std_groups=1.0), config) == []
+
+
+def test_stale_samples_differ_and_a_correction_is_for_them():
+    stale = {"staleness_max": 1.0, "rollout_logprob_gap_mean": 0.1}
+    (found,) = diagnose(rows_of(20, **stale), config_of())
+    assert found.remedy == "correction=token_truncate"
+    assert "older weights" in found.meaning
+    assert names(rows_of(20, **stale), config_of("correction=token_truncate")) == []
+
+
+def test_sequence_clips_are_narrow_by_design():
+    assert names(rows_of(20, update_clip_high=0.6), config_of("update=gspo")) == []
+
+
+def test_a_phase_that_this_machine_lacks_has_unknown_properties(config):
+    other = config | {"advantage": {"_target_": "absent.Class"}}
+    assert names(rows_of(20, advantage_zero_std_groups=1.0), other) == []
+
+
+def test_a_flat_reward_needs_patience_in_the_middle_of_a_run(config):
+    rows = rows_of(120, reward_mean=0.5)
+    assert names(rows[:40], config | {"steps": 150}) == []
+    assert names(rows[:41], config | {"steps": 40}) == ["flat_reward"]
+    assert names(rows, config | {"steps": 150}) == ["flat_reward"]
+    assert names(rows, config | {"steps": 1000}) == []
+
+
+def test_a_cause_is_told_without_the_flat_reward_that_follows_from_it(config):
+    rows = rows_of(60, reward_mean=0.5, rollout_truncated=0.9)
+    assert names(rows, config) == ["truncated"]
+
+
+# The note on the loss.
+
+
+def test_a_loss_near_0_is_explained_if_the_run_is_on_policy(config):
+    note = loss_note(History(rows_of(5), config))
+    assert note is not None
+    assert "no failure" in note
+    assert loss_note(History(rows_of(5, update_loss=0.5), config)) is None
+    assert loss_note(History(rows_of(5), config_of("update.epochs=2"))) is None
+    assert loss_note(History(rows_of(5, update_grad_norm=0.0), config)) is None
+    assert loss_note(History([], config)) is None
+
+
+# Runs made to fail for real.
+
+QUICK = ("tracker=none", "data.held_out_size=32", "evaluation.every=10", "samples.every=0")
+
+
+def run(*overrides: str) -> list[str]:
+    """Trains, and returns the names of the findings at the end."""
+    config = compose([*QUICK, *overrides])
+    experiment = build(config)
+    hook = Diagnosis(config=experiment.config)
+    hook.begin([experiment.evaluation.evaluate(experiment.state) | {"step": 0}])
+    for info in train(experiment.loop, experiment.state):
+        run_hooks([experiment.evaluation, hook], info, last=info.step == config.steps)
+    last = hook.rows[-1]["step"]
+    return [found["name"] for found in hook.end() if found["step"] == last]
+
+
+SMALL = ("steps=2", "prompts_per_step=4", "group_size=4")
+GRADERS = ("trusted_targets=[tests]",)
+
+
+@pytest.mark.mixed_dtypes
+@pytest.mark.parametrize(
+    ("overrides", "expected"),
+    [
+        (("group_size=1",), ["no_advantage"]),
+        (("max_response_tokens=3", "reward.terms.format.weight=0"), ["no_advantage", "truncated"]),
+        (
+            (
+                *(
+                    "~reward.terms.format",
+                    "reward.terms.correct._target_=tests.runs.failing.Always",
+                ),
+                *GRADERS,
+            ),
+            ["no_advantage"],
+        ),
+        (("+reward.terms.x._target_=tests.runs.failing.Fails", *GRADERS), ["invalid_grades"]),
+        (("rollout.temperature=0",), ["no_advantage"]),
+    ],
+    ids=["one-sample", "truncated", "constant-reward", "failing-grader", "greedy"],
+)
+def test_a_run_made_to_fail_says_why(overrides, expected):
+    assert run(*SMALL, *overrides) == expected
