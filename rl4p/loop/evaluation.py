@@ -1,22 +1,18 @@
 """Evaluation on held-out prompts, with a rollout and a reward phase and without updates.
 
 Responses are sampled in chunks, which depend on the prompts and the options alone. The greedy
-chunks of a data set come first, then those of its samples. Sample s of a prompt has a random key
-that is folded from the seed, the task, the id of the prompt and s, never from a position in a
+chunks of a data set come first, then those of its samples. The random key of a sample depends on
+the seed, the task, the id of the prompt and the number of the sample, never on a position in a
 batch.
 """
 
-import hashlib
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
-from functools import partial
 from math import gcd
 from typing import Any
 
 import jax
-import jax.numpy as jnp
-import numpy as np
 
 from rl4p.distributed.processes import to_host
 from rl4p.errors import InputError
@@ -27,9 +23,8 @@ from rl4p.loop.stopwatch import Stopwatch
 from rl4p.model.policy import Policy
 from rl4p.rollout.answers import answers
 from rl4p.rollout.engine import Engine, Request
-from rl4p.types import Array, Episode, Params, Prompt, Rewards, StepInfo, TrainState, Trajectories
-
-KEY = 3  # folded into the seed; a run folds smaller numbers into its own
+from rl4p.rollout.response_keys import response_keys
+from rl4p.types import Episode, Params, Prompt, Rewards, StepInfo, TrainState, Trajectories
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -195,15 +190,15 @@ class Evaluation:
         count, limit = self.rows // chunk.together, self.phases.rollout.max_response_tokens
         repeated = [i % len(chunk.prompts) for i in range(count)]
         prompts = [chunk.prompts[i] for i in repeated]
-        keys_PN = sample_keys(
-            jax.random.fold_in(jax.random.key(self.seed), KEY),
-            np.array([words(prompt) for prompt in prompts]),
-            np.array([chunk.first[i] for i in repeated], np.int32),
+        keys_PN = response_keys(
+            self.seed,
+            [f"{prompt.task}\0{prompt.id}" for prompt in prompts],
             chunk.together,
+            first=[chunk.first[i] for i in repeated],
         )
         requests = [
             Request(tokens=prompt.tokens, keys_N=keys_N, max_tokens=limit)
-            for prompt, keys_N in zip(prompts, to_host(keys_PN), strict=True)
+            for prompt, keys_N in zip(prompts, keys_PN, strict=True)
         ]
         found = answers(self.policy, prompts, engine.complete(requests), limit)
         self.phases.check("rollout", found, self.policy, version=int(state.step))
@@ -249,20 +244,3 @@ def graded_part(
     episodes = found[1][:count]
     rewards, _ = graded(phases, state.memory, trajectories, episodes)
     return trajectories, episodes, rewards
-
-
-def words(prompt: Prompt) -> np.ndarray:
-    """Returns uint32 [2], which are practically never equal for two prompts."""
-    digest = hashlib.sha256(f"{prompt.task}\0{prompt.id}".encode()).digest()
-    return np.frombuffer(digest[:8], "<u4").astype(np.uint32)
-
-
-@partial(jax.jit, static_argnames="together")
-def sample_keys(key: Array, words_P2: Array, first_P: Array, together: int) -> Array:
-    """Returns the data of the keys of `together` consecutive samples of P prompts, [P, N, ...]."""
-
-    def of_prompt(words_2: Array, first: Array) -> Array:
-        own = jax.random.fold_in(jax.random.fold_in(key, words_2[0]), words_2[1])
-        return jax.vmap(jax.random.fold_in, (None, 0))(own, first + jnp.arange(together))
-
-    return jax.random.key_data(jax.vmap(of_prompt)(words_P2, first_P))

@@ -15,28 +15,36 @@ from rl4p.types import Array
 PURPOSE = 0x67656E
 
 
-def response_keys(seed: int, prompt_ids: Sequence[str], samples: int) -> np.ndarray:
+def response_keys(
+    seed: int, names: Sequence[str], samples: int, *, first: Sequence[int] | None = None
+) -> np.ndarray:
     """Returns uint32 [P, samples, ...], the data of one random key for each response.
 
     The key of sample n of a prompt is the key of the seed, folded with 64 bits of a hash of the
-    prompt's id and then with n. It depends neither on other prompts nor on the number of samples.
+    prompt's name and then with n. It depends neither on other prompts nor on the number of samples.
+
+    Args:
+      names: a name for each prompt, such as its id, by which prompts are told apart.
+      samples: the number of consecutive samples of each prompt.
+      first: the number of the first of them, by prompt; None is 0 for all.
     """
-    words_P2 = np.array([words(prompt_id) for prompt_id in prompt_ids], np.uint32)
-    return to_host(folded(jax.random.key(seed), words_P2, samples))
+    words_P2 = np.array([words(name) for name in names], np.uint32)
+    first_P = np.zeros(len(names), np.int32) if first is None else np.array(first, np.int32)
+    return to_host(folded(jax.random.key(seed), words_P2, first_P, samples))
 
 
-def words(prompt_id: str) -> tuple[int, int]:
-    """Returns two 32-bit numbers, which are a hash of the id."""
-    digest = hashlib.sha256(prompt_id.encode()).digest()
+def words(name: str) -> tuple[int, int]:
+    """Returns two 32-bit numbers, which are a hash of the name."""
+    digest = hashlib.sha256(name.encode()).digest()
     return int.from_bytes(digest[:4], "big"), int.from_bytes(digest[4:8], "big")
 
 
 @partial(jax.jit, static_argnames="samples")
-def folded(key: Array, words_P2: Array, samples: int) -> Array:
+def folded(key: Array, words_P2: Array, first_P: Array, samples: int) -> Array:
     key = jax.random.fold_in(key, PURPOSE)
 
-    def of_prompt(words_2: Array) -> Array:
+    def of_prompt(words_2: Array, first: Array) -> Array:
         own = jax.random.fold_in(jax.random.fold_in(key, words_2[0]), words_2[1])
-        return jax.vmap(jax.random.fold_in, (None, 0))(own, jnp.arange(samples))
+        return jax.vmap(jax.random.fold_in, (None, 0))(own, first + jnp.arange(samples))
 
-    return jax.random.key_data(jax.vmap(of_prompt)(words_P2))
+    return jax.random.key_data(jax.vmap(of_prompt)(words_P2, first_P))

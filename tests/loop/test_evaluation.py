@@ -9,11 +9,12 @@ import pytest
 
 from rl4p.errors import InputError
 from rl4p.learner.optimizer.adamw import AdamW
-from rl4p.loop.evaluation import Evaluation, greedy_answers, sample_keys, words
+from rl4p.loop.evaluation import Evaluation, greedy_answers
 from rl4p.reward.weighted import Weighted
 from rl4p.rollout.continuous import Continuous
 from rl4p.rollout.in_process import InProcess
 from rl4p.rollout.naive_sampler import NaiveSampler
+from rl4p.rollout.response_keys import response_keys
 from rl4p.types import StepInfo
 
 
@@ -309,16 +310,22 @@ def test_the_last_chunk_may_be_left_to_a_later_start(sampled, state):
     assert later == whole[2:]
 
 
-def test_a_key_is_that_of_its_task_prompt_and_sample(make_prompt):
-    key = jax.random.key(0)
-    prompts = [make_prompt(id=i, task=task) for task in "ab" for i in ("1", "2")]
-    words_P2 = np.array([words(prompt) for prompt in prompts])
-    assert words_P2.dtype == np.uint32
-    first = np.zeros(4, np.int32)
-    keys = np.asarray(sample_keys(key, words_P2, first, 4))
-    assert len({tuple(x) for x in keys.reshape(16, -1).tolist()}) == 16
-    later = np.asarray(sample_keys(key, words_P2[::-1], first + 2, 2))
-    np.testing.assert_array_equal(later, keys[::-1, 2:])
+def test_a_key_is_that_of_its_task_prompt_and_sample(sampled, monkeypatch):
+    drawn = []
+    complete = InProcess.complete
+
+    def recorded(self, requests, *, greedy=False):
+        if not greedy:
+            drawn.extend(request.keys_N for request in requests)
+        return complete(self, requests, greedy=greedy)
+
+    monkeypatch.setattr(InProcess, "complete", recorded)
+    sampled([("a", 1), ("b", 1)], rows=2, samples=4)
+    keys = np.concatenate(drawn)
+    assert len(np.unique(keys, axis=0)) == len(keys) == 8
+    names = [f"{task}\0{prompt_id}" for task, prompt_id in (("a", "0"), ("b", "0"))]
+    wanted = response_keys(0, names, 4)
+    np.testing.assert_array_equal(keys, wanted.reshape(keys.shape))
 
 
 def test_an_engine_is_closed_when_its_samples_are_drawn(sampled, monkeypatch):

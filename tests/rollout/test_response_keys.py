@@ -8,6 +8,8 @@ def test_a_key_depends_on_seed_prompt_and_sample_only():
     assert keys.shape[:2] == (3, 4)
     assert keys.dtype == np.uint32
     np.testing.assert_array_equal(response_keys(0, ["c", "a"], 2), keys[[2, 0], :2])
+    later = response_keys(0, ["a", "b"], 2, first=[2, 1])
+    np.testing.assert_array_equal(later, [keys[0, 2:4], keys[1, 1:3]])
 
 
 def test_all_keys_differ():

@@ -12,7 +12,6 @@ from omegaconf import DictConfig
 
 from rl4p.configuration import instantiate
 from rl4p.configuration.evaluation import Request
-from rl4p.distributed.mesh import Mesh
 from rl4p.experiment.build import check_lengths, instantiate_phases
 from rl4p.experiment.evaluation import (
     build_evaluation,
@@ -23,9 +22,8 @@ from rl4p.experiment.evaluation import (
 )
 from rl4p.loop.evaluation import Evaluation
 from rl4p.model.hub import lasting_name
-from rl4p.model.policy import Policy
-from rl4p.runs.checkpoint import restore_params
-from rl4p.types import Params, Prompt, TrainState
+from rl4p.runs.policy import load_policy
+from rl4p.types import Prompt, TrainState
 
 LINK = "rl4p.evaluates"  # tag: the identity of the evaluated run, of its tracker.json
 
@@ -51,12 +49,13 @@ def build_subject(config: DictConfig, request: Request) -> Subject:
     Raises:
       InputError: parts are incompatible, or data, checkpoint or weights are wrong.
     """
-    mesh: Mesh = instantiate(config.mesh)
     phases = instantiate_phases(config)
     check_term(config, phases)
     data = instantiate(config.data) if config.evaluation.held_out else None
     held_out = held_out_questions(config, data)
-    policy, params, step, source = load(config, request, mesh)
+    policy, params, step = load_policy(
+        config, request.run, step=request.step, average=request.average
+    )
     sampler = sampler_of(config, phases)
     check_lengths(config, policy, sampler.max_response_tokens)
     evaluation, dropped = build_evaluation(
@@ -68,33 +67,24 @@ def build_subject(config: DictConfig, request: Request) -> Subject:
         rows=config.prompts_per_step * config.group_size,
     )
     state = TrainState(
-        step=np.int32(step),
+        step=np.int32(step or 0),
         params=params,
         optimizer_state=None,
         key=jax.random.key(config.seed),
-        memory=mesh.replicate(phases.initial_memory()),
+        memory=policy.mesh.replicate(phases.initial_memory()),
     )
     evaluation = replace(evaluation, of_average=False)  # `request.average` has selected it
-    return Subject(evaluation=evaluation, state=state, source=source, dropped=dropped)
-
-
-def load(
-    config: DictConfig, request: Request, mesh: Mesh
-) -> tuple[Policy, Params, int, dict[str, Any]]:
-    """Returns the policy, its parameters, their step (0 for a model), and their source."""
-    policy, params = instantiate(config.model).build(
-        mesh, jax.random.fold_in(jax.random.key(config.seed), 0)
+    return Subject(
+        evaluation=evaluation, state=state, source=source_of(config, request, step), dropped=dropped
     )
+
+
+def source_of(config: DictConfig, request: Request, step: int | None) -> dict[str, Any]:
+    """Returns where the parameters come from, as JSON."""
     if request.run is None:
         path = config.model.get("path")
-        return policy, params, 0, {"model": lasting_name(path) if path else config.model._target_}
-    like = jax.tree.map(
-        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), params
-    )
-    del params  # frees the memory before the checkpoint is loaded
-    step, params = restore_params(request.run, like, step=request.step, average=request.average)
-    source = {"run": str(request.run.resolve()), "step": step, "average": request.average}
-    return policy, params, step, source
+        return {"model": lasting_name(path) if path else config.model._target_}
+    return {"run": str(request.run.resolve()), "step": step, "average": request.average}
 
 
 def identity_of(run: Path) -> str | None:
