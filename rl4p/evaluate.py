@@ -24,16 +24,21 @@ command continues an evaluation that was stopped or killed, with the same number
 import argparse
 import sys
 from collections.abc import Sequence
-from pathlib import Path
+from functools import partial
 
-from rl4p.configuration.command_line import refuse_arguments, report
+from rl4p.configuration.command_line import refuse_arguments
+from rl4p.configuration.job_options import run_job
 
 
-def evaluate(words: Sequence[str], config_dir: str | None) -> None:
-    """Runs the evaluation of a command line."""
+def job(arguments: list[str]) -> None:
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.error = partial(refuse_arguments, arguments)
+    parser.add_argument("--config-dir")
+    parser.add_argument("words", nargs="*")
+    given = parser.parse_intermixed_args(arguments)
     from rl4p.configuration.evaluation import read
 
-    request, config = read(words, config_dir=config_dir)
+    request, config = read(given.words, config_dir=given.config_dir)
     from rl4p.distributed.processes import blaming, join  # imports JAX, which errors do not need
     from rl4p.runs.evaluation.job import evaluate
 
@@ -43,23 +48,7 @@ def evaluate(words: Sequence[str], config_dir: str | None) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command line and returns the exit code."""
-    arguments = sys.argv[1:] if arguments is None else list(arguments)
-    if not arguments or {"-h", "--help"} & set(arguments):
-        print(__doc__)
-        return 0
-    here = str(Path.cwd())
-    if not {"", here} & set(sys.path):
-        sys.path.append(here)  # for the user's own modules; a console script lacks this entry
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    parser.error = refuse_arguments
-    parser.add_argument("--config-dir")
-    parser.add_argument("words", nargs="*")
-    try:
-        chosen = parser.parse_intermixed_args(arguments)
-        evaluate(chosen.words, chosen.config_dir)
-    except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001 - printed, with its exit code
-        return report(error)
-    return 0
+    return run_job(__doc__ or "", job, arguments)
 
 
 if __name__ == "__main__":

@@ -12,11 +12,10 @@ from typing import Any
 
 from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig, OmegaConf, open_dict
-from yaml import YAMLError
 
 from rl4p.configuration.composition import CONF, Composer
-from rl4p.configuration.moved import renewed, renewed_override
-from rl4p.configuration.resume import NOT_TAKEN_OVER, PROCESSES, leaves
+from rl4p.configuration.folder import run_folder
+from rl4p.configuration.resume import NOT_TAKEN_OVER, PROCESSES, as_started, leaves
 from rl4p.configuration.schema import check, without_hydra
 from rl4p.configuration.targets import resolved
 from rl4p.errors import InputError
@@ -131,7 +130,7 @@ def request_of(given: dict[str, str]) -> Request:
         raise InputError(f"average={given['average']} is not one of true, false.")
     return Request(
         out=Path(given["out"]).expanduser(),
-        run=Path(given["run"]).expanduser() if "run" in given else None,
+        run=run_folder(given["run"], key="run") if "run" in given else None,
         step=int(given["step"]) if "step" in given else None,
         average=given.get("average") == "true",
     )
@@ -234,19 +233,14 @@ def of_run(composer: Composer, folder: Path, new: Sequence[Override]) -> DictCon
 
 def saved_run(folder: Path) -> tuple[DictConfig, list[str]]:
     """Returns the configuration in the folder of a run, and the overrides of its command line."""
-    try:
-        saved = OmegaConf.load(folder / ".hydra" / "config.yaml")
-        lines = OmegaConf.load(folder / ".hydra" / "overrides.yaml")
-    except (OSError, YAMLError):
-        saved = lines = None
-    if not isinstance(saved, DictConfig) or not set(OF_RUN) <= set(saved) or lines is None:
+    lines, saved = as_started("run", str(folder))
+    if not set(OF_RUN) <= set(saved):
         raise InputError(
             f"run={folder} is not the folder of a run: its .hydra folder is absent or broken."
         )
-    saved = renewed(saved)
     for key in PROCESSES:  # they describe a start of the run
         OmegaConf.update(saved, key, None, force_add=True)
-    return saved, [renewed_override(str(line)) for line in lines]
+    return saved, lines
 
 
 def is_of_evaluation(override: Override) -> bool:
