@@ -1,21 +1,24 @@
 """`python -m rl4p.train`: trains a policy; see --help."""
 
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from pathlib import Path
 
 from omegaconf import DictConfig
 
 from rl4p import configuration
 
 
-def job(config: DictConfig) -> Any:
+def job(config: DictConfig) -> float:
+    """Runs or resumes an experiment and returns what a search maximizes."""
     from rl4p.distributed.processes import (
         blaming,  # imports JAX, which --help and --cfg do not need
     )
     from rl4p.runs.run import run
+    from rl4p.runs.sweep import objective
 
     with blaming():
-        return run(config)
+        return objective(run(config))
 
 
 def join(config: DictConfig) -> AbstractContextManager[bool]:
@@ -27,9 +30,16 @@ def join(config: DictConfig) -> AbstractContextManager[bool]:
     return join(config)
 
 
+def after_sweep(folder: Path, runs: Sequence[Path]) -> None:
+    """Compares the runs of a sweep that have finished."""
+    from rl4p.runs.sweep import compare_runs
+
+    compare_runs(folder, runs)
+
+
 def main() -> None:
     """Runs the command line."""
-    configuration.main("train", job, join=join)
+    configuration.main("train", job, join=join, after_sweep=after_sweep)
 
 
 if __name__ == "__main__":

@@ -31,11 +31,11 @@ def test_a_job_is_a_run_whose_errors_the_other_processes_hear_of(monkeypatch):
         said.append(config)
         if config == "bad":
             raise ValueError("wrong")
-        return {"status": "finished"}
+        return {"evaluation": {"last": {"eval/a/pass_at_1": 0.5}}}
 
     monkeypatch.setattr(rl4p.distributed.processes, "blaming", blaming)
     monkeypatch.setattr(rl4p.runs.run, "run", run)
-    assert rl4p.train.job("good") == {"status": "finished"}
+    assert rl4p.train.job("good") == 0.5
     with pytest.raises(ValueError, match="wrong"):
         rl4p.train.job("bad")
     assert said == ["listening", "good", "listening", "bad", "wrong"]

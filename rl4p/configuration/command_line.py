@@ -22,10 +22,14 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
 from rl4p.configuration.completion import shell_completion
-from rl4p.configuration.composition import CONF, CONFIG, Composer, one_line, sweep_jobs
+from rl4p.configuration.composition import CONF, CONFIG, Composer, one_line
 from rl4p.configuration.folder import RECORD, refuse_taken
+from rl4p.configuration.launcher import AfterSweep, JobFailed, run_sweep
+from rl4p.configuration.quoting import quoted
 from rl4p.configuration.resume import resume
-from rl4p.configuration.schema import check, without_hydra
+from rl4p.configuration.schema import without_hydra
+from rl4p.configuration.sweep import FAILURE, MULTIRUN, Sweep
+from rl4p.configuration.sweep_start import new_sweep, resumed_sweep
 from rl4p.configuration.unreadable import several_values, unknown_flags
 from rl4p.errors import InputError, RunError, Stopped
 
@@ -38,19 +42,12 @@ Join = Callable[[DictConfig], AbstractContextManager[bool]]
 OTHER_PROCESS = ("hydra.run.dir=.", "hydra.output_subdir=null", "hydra/job_logging=terminal")
 
 
-class JobFailed(Exception):
-    """A failure of one job of a sweep, which has already been reported."""
-
-    def __init__(self, exit_code: int):
-        super().__init__(exit_code)
-        self.exit_code = exit_code
-
-
 def main(
     name: str,
     job: Job,
     *,
     join: Join = lambda config: nullcontext(True),
+    after_sweep: AfterSweep | None = None,
     argv: Sequence[str] | None = None,
     conf: Path = CONF,
 ) -> None:
@@ -63,6 +60,8 @@ def main(
       name: the name of the entry point, and of its log file.
       job: called with the composed configuration. It imports JAX itself, so that --help is fast.
       join: joins the other processes of the run; yields whether this process is the first.
+      after_sweep: called with the folder of a sweep and the folders of its finished jobs. It is
+        given by entry points whose sweeps can be resumed, because their jobs keep records.
       argv: the arguments; None takes those of the process.
       conf: the folder of the YAML files.
     """
@@ -70,7 +69,8 @@ def main(
     if not {"", here} & set(sys.path):
         sys.path.append(here)  # for the user's own modules; a console script lacks this entry
     try:
-        launch(name, job, join, sys.argv[1:] if argv is None else list(argv), conf)
+        argv = sys.argv[1:] if argv is None else list(argv)
+        launch(name, job, join, after_sweep, argv, conf)
     except JobFailed as failure:
         raise SystemExit(failure.exit_code) from failure
     except (Exception, KeyboardInterrupt) as error:
@@ -84,7 +84,14 @@ def compose(overrides: Sequence[str] = (), *, conf: Path = CONF) -> DictConfig:
     return config
 
 
-def launch(name: str, job: Job, join: Join, argv: list[str], conf: Path) -> None:
+def launch(
+    name: str,
+    job: Job,
+    join: Join,
+    after_sweep: AfterSweep | None,
+    argv: list[str],
+    conf: Path,
+) -> None:
     """Does the work of `main`, but raises errors instead of setting exit codes."""
     parser = get_args_parser()
     parser.error = partial(refuse_arguments, argv)
@@ -107,19 +114,27 @@ def launch(name: str, job: Job, join: Join, argv: list[str], conf: Path) -> None
             shell_completion(name, conf, args.overrides)
         else:
             shows = args.cfg or args.info
-            lines, mode, config = preflight(
-                composer, args.overrides, args.multirun, targets=not shows
+            lines, config, sweep = preflight(
+                composer,
+                args.overrides,
+                args.multirun,
+                targets=not shows,
+                resumable=after_sweep is not None,
             )
             if args.cfg:
                 hydra.show_cfg(CONFIG, lines, args.cfg, args.package, args.resolve)
             elif args.info:
                 hydra.show_info(args.info, CONFIG, lines)
-            elif mode == RunMode.MULTIRUN:
-                hydra.multirun(CONFIG, reporting(job, mode), [*lines, f"hydra.mode={mode.name}"])
+            elif sweep is not None:
+                lines += [f"hydra.mode={RunMode.MULTIRUN.name}"]
+                lines += [
+                    quoted("hydra.sweep.dir", str(sweep.folder))
+                ]  # its name may hold the time
+                run_sweep(hydra, job, lines, sweep, report, after_sweep)
             else:
                 with join(config) as first:
                     lines += () if first else OTHER_PROCESS
-                    hydra.run(CONFIG, reporting(job, mode), [*lines, f"hydra.mode={mode.name}"])
+                    hydra.run(CONFIG, reporting(job), [*lines, f"hydra.mode={RunMode.RUN.name}"])
     except HydraException as error:
         raise InputError(one_line(error)) from error
     except BrokenPipeError:  # the reader closed the pipe, as in `--help | head`
@@ -138,21 +153,27 @@ def refuse_arguments(argv: list[str], message: str) -> NoReturn:
 
 
 def preflight(
-    composer: Composer, lines: list[str], multirun: bool, *, targets: bool
-) -> tuple[list[str], RunMode, DictConfig]:
+    composer: Composer, lines: list[str], multirun: bool, *, targets: bool, resumable: bool
+) -> tuple[list[str], DictConfig, Sweep | None]:
     """Checks every job of a command line before Hydra starts any.
 
     Returns:
-      The overrides for Hydra, its run mode, and the configuration of the first job.
+      The overrides for Hydra, the configuration of the (first) job, and the sweep, if it is one.
     """
     overrides = composer.parse(lines)
     folder = next((o for o in reversed(overrides) if o.key_or_group == "resume"), None)
-    if folder is not None and folder.value() is not None:
-        if multirun or folder.is_sweep_override():
-            raise InputError("resume continues a single run: give one folder, and leave -m out.")
-        lines = resume(composer, str(folder.value()), overrides, targets=targets)
-        return lines, RunMode.RUN, composer.load(lines)
     swept = [override for override in overrides if override.is_sweep_override()]
+    if folder is not None and folder.value() is not None:
+        if multirun or swept:
+            raise InputError(
+                "resume continues a single run or a whole sweep: give one folder, leave -m out, "
+                "and give no key several values."
+            )
+        given = Path(str(folder.value())).expanduser().resolve()
+        if resumable and (given / MULTIRUN).exists():
+            return resumed_sweep(composer, given, overrides, targets=targets)
+        lines = resume(composer, str(folder.value()), overrides, targets=targets)
+        return lines, composer.load(lines), None
     for override in swept:
         if override.is_hydra_override():
             raise InputError(
@@ -162,38 +183,26 @@ def preflight(
     if base.get("resume") is not None:
         raise InputError("Set resume only on the command line: resume=FOLDER.")
     if multirun or base.hydra.mode == RunMode.MULTIRUN:
-        mode = RunMode.MULTIRUN
-        params = OmegaConf.select(base, "hydra.sweeper.params") or {}
-        axes = composer.parse([f"{key}={values}" for key, values in params.items()])
-        jobs = list(sweep_jobs([*axes, *overrides]))
-        if any(override.key_or_group == "mesh.processes" for override in overrides):
-            raise InputError("Each job of a sweep runs in one process: leave mesh.processes out.")
-    elif swept:
+        return lines, *new_sweep(composer, base, overrides, targets=targets, resumable=resumable)
+    if swept:
         raise several_values(swept[0])
-    else:
-        mode, jobs = RunMode.RUN, [lines]
-    configs = [composer.compose(job, targets=False) for job in jobs]  # before any slow import
+    config = composer.compose(lines, targets=targets)
     if targets:
-        for config in configs:
-            check(config)
-        if mode == RunMode.RUN:
-            refuse_taken("hydra.run.dir", base.hydra.run.dir, RECORD)
-        else:
-            refuse_taken("hydra.sweep.dir", base.hydra.sweep.dir, f"*/{RECORD}")
-    return lines, mode, configs[0]
+        refuse_taken("hydra.run.dir", base.hydra.run.dir, RECORD)
+    return lines, config, None
 
 
-def reporting(job: Job, mode: RunMode) -> Job:
+def reporting(job: Job) -> Job:
     """Wraps a job so that its errors are printed at once and written to the log of its folder."""
 
     def reporting_job(config: DictConfig) -> Any:
+        if config.resume is not None:
+            (Path(config.resume) / FAILURE).unlink(missing_ok=True)  # of a job of a sweep
         try:
             return job(config)
         except (Exception, KeyboardInterrupt) as error:
             log.info("The job ended with an error.", exc_info=error)  # INFO goes to the file only
             exit_code = report(error)
-            if mode == RunMode.MULTIRUN and not isinstance(error, (Stopped, KeyboardInterrupt)):
-                raise JobFailed(exit_code) from error  # Hydra continues with the other jobs
             raise SystemExit(exit_code) from error
 
     return reporting_job

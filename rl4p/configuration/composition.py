@@ -1,7 +1,8 @@
 """Composition with Hydra, and one-sentence messages for the errors that Hydra raises."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import cast
 
 from hydra import version
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
@@ -9,7 +10,11 @@ from hydra._internal.utils import create_config_search_path
 from hydra.core.config_search_path import SearchPathQuery
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Override
+from hydra.core.override_parser.types import (
+    IntervalSweep,
+    Override,
+    ValueType,
+)
 from hydra.errors import HydraException, MissingConfigException
 from hydra.types import RunMode
 from omegaconf import DictConfig
@@ -28,6 +33,12 @@ PACKAGE = Path(__file__).resolve().parents[1]
 CONF = next(filter(Path.is_dir, (PACKAGE / "conf", PACKAGE.parent / "conf")), PACKAGE / "conf")
 
 COMPOSING_FAILED = (HydraException, ValueError, TypeError, YAMLError)
+
+# Options of Hydra's groups that come with a plugin, and the extra of rl4p that installs it.
+PLUGINS = {
+    "hydra/launcher": {"joblib": "sweep", "submitit_local": "sweep", "submitit_slurm": "sweep"},
+    "hydra/sweeper": {"optuna": "search"},
+}
 
 
 class Composer:
@@ -116,6 +127,8 @@ class Composer:
         path = str(error.missing_cfg_file)
         cut = path.rpartition if path.startswith("hydra/") else path.partition
         group, _, option = cut("/")
+        if (extra := PLUGINS.get(group, {}).get(option)) is not None:
+            return InputError(f"{group}={option} needs a plugin: pip install 'rl4p[{extra}]'.")
         return wrong_option(self.catalogue, group, option)
 
 
@@ -127,6 +140,9 @@ def sweep_jobs(overrides: list[Override]) -> Iterator[list[str]]:
         axes[key] = [str(override.input_line)]
         if override.is_discrete_sweep():
             axes[key] = [f"{key}={value}" for value in override.sweep_string_iterator()]
+        elif override.is_interval_sweep():  # for a search; both ends stand for all values
+            interval = cast(IntervalSweep, override.value())
+            axes[key] = [f"{key}={end}" for end in (interval.start, interval.end)]
         if not axes[key]:
             raise InputError(f"{override.input_line} has no values to sweep over.")
     first = {key: values[0] for key, values in axes.items()}
@@ -134,6 +150,37 @@ def sweep_jobs(overrides: list[Override]) -> Iterator[list[str]]:
     for key, values in axes.items():
         for value in values[1:]:
             yield list((first | {key: value}).values())
+
+
+def refused_jobs(
+    overrides: Sequence[Override],
+    jobs: Sequence[Sequence[str]],
+    errors: Mapping[int, InputError],
+) -> InputError:
+    """Returns one error for the jobs of a sweep that cannot run; it names the values to leave out.
+
+    Args:
+      overrides: those of the sweep.
+      jobs: its jobs from `sweep_jobs`, which have the same keys in the same order.
+      errors: the errors by the index of the job.
+    """
+    globs = {o.get_key_element() for o in overrides if o.value_type == ValueType.GLOB_CHOICE_SWEEP}
+    told = []
+    for sentence in dict.fromkeys(str(error) for error in errors.values()):
+        failed = {index for index, error in errors.items() if str(error) == sentence}
+        for column in zip(*jobs, strict=True):
+            key = column[0].partition("=")[0]
+            values = {column[index] for index in failed}
+            with_them = {index for index, value in enumerate(column) if value in values}
+            if with_them == failed != set(range(len(jobs))) and not sentence.startswith(key):
+                sentence += f" This refuses {', '.join(sorted(values))}: leave it out"
+                if key in globs:
+                    names = sorted(value.partition("=")[2] for value in values)
+                    sentence += f" with {key}=glob(..., exclude=[{','.join(names)}])"
+                sentence += "."
+                break
+        told.append(sentence)
+    return InputError(" ".join(told))
 
 
 def one_line(error: Exception) -> str:

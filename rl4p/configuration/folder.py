@@ -15,6 +15,7 @@ from rl4p.errors import InputError
 RECORD = "metrics.jsonl"  # its presence marks the folder of a run
 RUNS = Path("outputs/runs")  # the runs that got no other `hydra.run.dir`
 LATEST = "latest"
+JOBS = "jobs.yaml"  # its presence marks the folder of a sweep
 
 
 @contextmanager
@@ -69,6 +70,17 @@ def not_a_run(given: str, reason: str, *, key: str = "resume") -> InputError:
     return InputError(f"{problem}.")
 
 
+def is_in_use(folder: Path) -> bool:
+    """Returns whether a run is using the folder."""
+    if not (folder / ".lock").exists():
+        return False
+    try:
+        with only_run_in(folder, lock=fcntl.LOCK_SH):
+            return False
+    except InputError:
+        return True
+
+
 def refuse_taken(key: str, folder: str | None, pattern: str) -> None:
     """Refuses a folder that holds a run or a sweep already, before Hydra writes into it.
 
@@ -85,6 +97,8 @@ def refuse_taken(key: str, folder: str | None, pattern: str) -> None:
         raise InputError(write(problem, [f"{key}=outputs/my_run"]))
     holds = next((path.parent for path in Path(folder).glob(pattern)), None)
     if holds is not None:
+        if (Path(folder) / JOBS).exists():
+            holds = Path(folder)
         resume = command([override("resume", str(holds))])
         raise InputError(
             f"{key}={folder} already contains a run: continue it with {resume}, or choose another "

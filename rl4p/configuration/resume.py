@@ -5,13 +5,14 @@ from fcntl import LOCK_SH
 from pathlib import Path
 from typing import Any
 
-from hydra.core.override_parser.types import Override, Quote, QuotedString
+from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig, OmegaConf
 from yaml import YAMLError
 
 from rl4p.configuration.composition import CONF, Composer
 from rl4p.configuration.folder import not_a_run, only_run_in, run_folder
 from rl4p.configuration.moved import renewed, renewed_override
+from rl4p.configuration.quoting import quoted
 from rl4p.configuration.schema import without_hydra
 from rl4p.configuration.targets import join, resolved
 from rl4p.errors import InputError
@@ -50,10 +51,23 @@ def resume(
     """
     folder = run_folder(given)
     lines, saved = as_started("resume", given)
-    lines = followed_by(composer, lines, [o for o in overrides if o.key_or_group != "resume"])
-    quoted = QuotedString(str(folder), Quote.single).with_quotes()
-    lines += [f"resume={quoted}", f"hydra.run.dir={quoted}"]
-    config = without_hydra(composer.compose(lines, targets=targets))
+    lines = followed_by(composer, lines, overrides)
+    lines += [quoted("resume", str(folder)), quoted("hydra.run.dir", str(folder))]
+    refuse_changes(given, saved, without_hydra(composer.compose(lines, targets=targets)))
+    if targets:
+        with only_run_in(folder, lock=LOCK_SH):
+            pass  # refuses a folder whose run is still active, before Hydra writes
+    return lines
+
+
+def refuse_changes(given: str, saved: DictConfig, config: DictConfig) -> None:
+    """Refuses a configuration in which a key would change that may not.
+
+    Args:
+      given: the folder, as it was given.
+      saved: the configuration of the earlier start; its keys that may change are changed.
+      config: the configuration of this start.
+    """
     for key in MAY_CHANGE:  # before resolving: values interpolated from `steps` change with it
         new = OmegaConf.select(config, key)
         OmegaConf.update(saved, key, new, merge=False, force_add=True)
@@ -68,10 +82,6 @@ def resume(
             f"resume={given} cannot change the configuration: {', '.join(changes)} "
             f"(only {', '.join(MAY_CHANGE[:-2])} may change)."
         )
-    if targets:
-        with only_run_in(folder, lock=LOCK_SH):
-            pass  # refuses a folder whose run is still active, before Hydra writes
-    return lines
 
 
 def as_started(key: str, given: str) -> tuple[list[str], DictConfig]:
@@ -98,19 +108,21 @@ def as_started(key: str, given: str) -> tuple[list[str], DictConfig]:
         raise InputError(f"{key}={given}: its .hydra folder cannot be read: {reason}.") from error
 
 
-def followed_by(composer: Composer, lines: list[str], overrides: list[Override]) -> list[str]:
+def followed_by(
+    composer: Composer, lines: Sequence[str], overrides: Sequence[Override]
+) -> list[str]:
     """Returns the overrides of a run, without those that the new ones replace, and the new ones."""
     repeated = {override.get_key_element() for override in overrides}
     chosen = tuple(f"{override.key_or_group}." for override in overrides)
     return [
         *(
             str(old.input_line)
-            for old in composer.parse(lines)
+            for old in composer.parse(list(lines))
             if old.key_or_group not in NOT_TAKEN_OVER
             and old.get_key_element() not in repeated
             and not old.key_or_group.startswith(chosen)  # an option of a group that was replaced
         ),
-        *(str(new.input_line) for new in overrides),
+        *(str(new.input_line) for new in overrides if new.key_or_group != "resume"),
     ]
 
 

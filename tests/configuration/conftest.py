@@ -93,7 +93,7 @@ def toy_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "_self_",
         {"experiment": None},
     ]
-    defaults.append({"override hydra/job_logging": "quiet"})
+    defaults += [{f"override hydra/{name}_logging": "quiet"} for name in ("job", "hydra")]
     shutil.copytree(CONF / "hydra", folder / "conf" / "hydra")
     root = yaml.safe_load((CONF / "config.yaml").read_text())
     root |= {"defaults": defaults, "seed": 0, "steps": 5, "trusted_targets": ["toy"]}
@@ -127,9 +127,9 @@ def toy(
     def compose(*overrides: str) -> DictConfig:
         return configuration.compose(overrides, conf=conf)
 
-    def run(*argv: str, job: Callable[[DictConfig], Any] = jobs.append) -> int:
+    def run(*argv: str, job: Callable[[DictConfig], Any] = jobs.append, **options: Any) -> int:
         try:
-            configuration.main("toy", job, argv=argv, conf=conf)
+            configuration.main("toy", job, argv=argv, conf=conf, **options)
         except SystemExit as end:
             return int(end.code or 0)
         return 0

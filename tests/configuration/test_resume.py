@@ -7,6 +7,7 @@ import pytest
 import yaml
 
 from rl4p import configuration
+from rl4p.configuration.folder import only_run_in
 from rl4p.configuration.quoting import command, override
 from rl4p.configuration.resume import MAY_CHANGE, config_of_run, leaves, saved_config
 from rl4p.errors import InputError
@@ -170,13 +171,14 @@ def test_a_job_of_a_sweep_is_resumed_alone(toy):
     assert toy.run(f"resume={job}", "steps=9") == 0
     (config,) = toy.jobs
     assert (config.seed, config.steps, config.advantage.rate) == (1, 9, 0.25)
-    assert {path.name for path in job.parent.iterdir()} == {"0", "1", "2", "multirun.yaml"}
+    made = {"0", "1", "2", "multirun.yaml", "jobs.yaml", ".lock"}
+    assert {path.name for path in job.parent.iterdir()} == made
 
 
-@pytest.mark.parametrize("argv", [["-m"], ["-m", "seed=1,2"]])
-def test_a_sweep_is_not_resumed(toy, started, capsys, argv):
+@pytest.mark.parametrize("argv", [["-m"], ["-m", "seed=1,2"], ["seed=1,2"]])
+def test_a_run_is_not_resumed_as_several(toy, started, capsys, argv):
     assert toy.run(*argv, f"resume={started}") == 2
-    assert "resume continues a single run" in capsys.readouterr().err
+    assert "resume continues a single run or a whole sweep" in capsys.readouterr().err
 
 
 def test_resume_in_yaml_is_refused(toy, capsys):
@@ -257,8 +259,6 @@ def test_what_goes_on_is_kept_as_the_runs_own(toy, started):
 
 
 def test_without_targets_a_run_that_goes_on_may_be_looked_at(toy, started, capsys):
-    from rl4p.configuration.folder import only_run_in
-
     with only_run_in(started):
         assert toy.run(f"resume={started}", "--cfg", "job") == 0
     assert "resume: " in capsys.readouterr().out

@@ -1,9 +1,30 @@
-"""Tests a sweep: a parent run in MLflow, a child per job, and a database made beforehand."""
+"""Tests sweeps of real runs: their launchers, their ends, and that a killed one resumes."""
 
+import json
+import math
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import mlflow
 import pytest
+
+from rl4p.runs.sweep import best_values, objective
+from tests.runs.conftest import assert_same_checkpoint, lines, summary
+
+JOBLIB = ("hydra/launcher=joblib",)
+SUBMITIT = ("hydra/launcher=submitit_local",)
+
+
+def runs_in(uri: str, name: str = "rl4p") -> list:
+    client = mlflow.MlflowClient(uri)
+    experiment = client.get_experiment_by_name(name)
+    assert experiment is not None
+    return list(client.search_runs([experiment.experiment_id]))
 
 
 @pytest.mark.slow
@@ -14,10 +35,7 @@ def test_a_sweep_is_one_parent_and_a_child_a_job(train, tmp_path: Path):
         f"hydra.sweep.dir={tmp_path / 'sweep'}", cwd=tmp_path,
     )  # fmt: skip
     assert process.returncode == 0, process.stderr
-    client = mlflow.MlflowClient(uri)
-    experiment = client.get_experiment_by_name("rl4p")
-    assert experiment is not None
-    runs = client.search_runs([experiment.experiment_id])
+    runs = runs_in(uri)
     parents = [run for run in runs if "mlflow.parentRunId" not in run.data.tags]
     children = [run for run in runs if "mlflow.parentRunId" in run.data.tags]
     assert len(parents) == 1
@@ -27,3 +45,123 @@ def test_a_sweep_is_one_parent_and_a_child_a_job(train, tmp_path: Path):
     }  # fmt: skip
     assert {run.info.status for run in children} == {"FINISHED"}
     assert all("update/loss" in run.data.metrics for run in children)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "launcher",
+    [pytest.param((*JOBLIB, "hydra.launcher.n_jobs=8"), id="joblib"),
+     pytest.param(SUBMITIT, id="submitit")],
+)  # fmt: skip
+def test_eight_parallel_jobs_share_a_fresh_database(train, tmp_path: Path, launcher):
+    uri = f"sqlite:///{tmp_path / 'mlflow.db'}"
+    process = train(
+        "-m", "seed=0,1,2,3,4,5,6,7", "steps=2", *launcher, "tracker=mlflow",
+        f"tracker.uri={uri}", "tracker.close_timeout_seconds=120",
+        f"hydra.sweep.dir={tmp_path / 'sweep'}", cwd=tmp_path,
+    )  # fmt: skip
+    assert process.returncode == 0, process.stderr
+    assert "8 jobs, 8 finished" in process.stdout
+    children = [run for run in runs_in(uri) if "mlflow.parentRunId" in run.data.tags]
+    assert sorted(run.data.params["seed"] for run in children) == [str(n) for n in range(8)]
+    assert {run.info.status for run in children} == {"FINISHED"}
+    for run in children:
+        recorded = lines(Path(run.data.tags["folder"]))
+        assert run.data.metrics["update/loss"] == recorded[-1]["update/loss"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("launcher", [(), (*JOBLIB, "hydra.launcher.n_jobs=2"), SUBMITIT], ids=str)
+def test_the_other_jobs_run_when_one_fails_and_the_end_says_which(train, tmp_path, launcher):
+    folder = tmp_path / "sweep"
+    arguments = ("-m", "update=sft,ppo", "seed=0,1")  # sft takes no advantages, as the run finds
+    process = train(*arguments, "steps=1", *launcher, f"hydra.sweep.dir={folder}", cwd=tmp_path)
+    assert process.returncode == 2
+    assert {path.parent.name for path in folder.glob("*/summary.json")} == {"2", "3"}
+    assert "4 jobs, 2 finished, 2 failed" in process.stdout
+    for seed in (0, 1):
+        failed = json.loads((folder / str(seed) / "failure.json").read_text())
+        assert f"  failed: update=sft seed={seed}\n    {failed['error']}\n" in process.stdout
+        assert failed["exit_code"] == 2
+    page = folder / "compare" / "index.html"
+    assert page.exists()
+    assert str(page) in process.stdout
+    assert set(json.loads((folder / "compare/compare.json").read_text())) >= {"groups"}
+
+
+STEPS = ("steps=6", "checkpoint.every=2")
+GRID = ("-m", "seed=0,1,2")
+JOBS = ("0", "1", "2")
+
+
+@pytest.fixture(scope="module")
+def whole(train, tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("whole") / "sweep"
+    assert train(*GRID, *STEPS, f"hydra.sweep.dir={folder}").returncode == 0
+    for job in JOBS:
+        assert sum(row.get("update/grad_norm", 0.0) > 0 for row in lines(folder / job)) >= 3
+    return folder
+
+
+def killed_in(job: Path, command: list[str], number: signal.Signals) -> str:
+    """Starts a sweep in a process group, and signals the group after a checkpoint of the job."""
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
+    )
+    while process.poll() is None and not (job / "checkpoints/2").exists():
+        time.sleep(0.002)
+    os.killpg(process.pid, number)
+    return process.communicate()[0]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("launcher", "number"),
+    [
+        pytest.param((), signal.SIGKILL, id="killed"),
+        pytest.param((), signal.SIGTERM, id="stopped"),
+        pytest.param((*JOBLIB, "hydra.launcher.n_jobs=2"), signal.SIGKILL, id="joblib"),
+    ],
+)
+def test_a_sweep_resumes_bit_for_bit(whole, command, tmp_path, launcher, number):
+    folder = tmp_path / "a sweep, été"  # the command that is printed has to quote it
+    line = command(*GRID, *STEPS, *launcher, f"hydra.sweep.dir='{folder}'")
+    printed = killed_in(folder / "1", line, number)
+    finished = {path.parent.name for path in folder.glob("*/summary.json")}
+    assert finished < set(JOBS)
+    if number == signal.SIGTERM:
+        assert "1 stopped or killed, 1 not started" in printed
+        (resumed,) = re.findall(r"Run what is left with: python (.*)\n", printed)
+    else:
+        resumed = f"-m rl4p.train \"resume='{folder}'\""
+    before = {
+        path: path.read_bytes() for name in finished for path in (folder / name).rglob("*.json*")
+        if summary(folder / name)["status"] == "finished"
+    }  # fmt: skip
+    process = subprocess.run(
+        f"{sys.executable} {resumed}", shell=True, capture_output=True, text=True, check=False
+    )
+    assert process.returncode == 0, process.stderr
+    assert "3 jobs, 3 finished" in process.stdout
+    assert {path: path.read_bytes() for path in before} == before
+    assert summary(folder / "1")["resumed_from"] in (2, 4, 5)
+    for job in JOBS:
+        assert lines(folder / job) == lines(whole / job)
+        samples = (folder / job / "samples.jsonl").read_text()
+        assert samples == (whole / job / "samples.jsonl").read_text()
+        assert summary(folder / job)["params_sha256"] == summary(whole / job)["params_sha256"]
+        assert_same_checkpoint(folder / job, whole / job)
+
+
+def test_a_search_maximizes_the_mean_pass_at_1_of_the_last_evaluation():
+    last = {"eval/a/pass_at_1": 0.5, "eval/b/pass_at_1": 1.0, "eval/b/pass_at_8": 0.0}
+    first = {"eval/a/pass_at_1": 0.1}
+    assert objective({"evaluation": {"first": first, "last": last, "best": {}}}) == 0.75
+    assert math.isnan(objective({"evaluation": {"first": {}, "last": {}, "best": {}}}))
+
+
+def test_the_best_values_of_a_search_are_read(tmp_path):
+    assert best_values(tmp_path) is None
+    results = "name: optuna\nbest_params: {seed: 1, kl.beta: 0.1}\nbest_value: 0.5\n"
+    (tmp_path / "optimization_results.yaml").write_text(results)
+    assert best_values(tmp_path) == "best: seed=1 kl.beta=0.1 (pass@1 0.500)"

@@ -1,0 +1,227 @@
+"""The start of a sweep: the jobs of a new one, and what is left of one that is resumed."""
+
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
+from hydra.core.override_parser.types import Override
+from omegaconf import DictConfig, OmegaConf, open_dict, read_write
+from yaml import YAMLError
+
+from rl4p.configuration.composition import Composer, refused_jobs, sweep_jobs
+from rl4p.configuration.folder import RECORD, refuse_taken
+from rl4p.configuration.moved import renewed_override
+from rl4p.configuration.quoting import override
+from rl4p.configuration.resume import followed_by, refuse_changes, resume
+from rl4p.configuration.schema import check, without_hydra
+from rl4p.configuration.sweep import MULTIRUN, State, Sweep, SweepJob, named, read_jobs, state
+from rl4p.errors import InputError
+
+
+def new_sweep(
+    composer: Composer,
+    base: DictConfig,
+    overrides: list[Override],
+    *,
+    targets: bool,
+    resumable: bool,
+) -> tuple[DictConfig, Sweep]:
+    """Checks the jobs of a new sweep, and returns the configuration of the first, and the sweep.
+
+    Args:
+      composer: composes and checks configurations.
+      base: the configuration of the sweep.
+      overrides: the overrides of the command line.
+      targets: as in `schema.check`.
+      resumable: whether the jobs keep records, so that the sweep can be resumed.
+
+    Raises:
+      InputError: jobs are wrong; the message names the values that they come from.
+    """
+    params = OmegaConf.select(base, "hydra.sweeper.params") or {}
+    axes = composer.parse([f"{key}={values}" for key, values in params.items()])
+    of_hydra = [override for override in overrides if override.is_hydra_override()]
+    axes += [override for override in overrides if not override.is_hydra_override()]
+    if any(override.key_or_group == "mesh.processes" for override in overrides):
+        raise InputError("Each job of a sweep runs in one process: leave mesh.processes out.")
+    for axis in axes:
+        if axis.is_interval_sweep() and not is_search(base):
+            raise InputError(f"{axis.input_line} needs a search: add sweep=search.")
+    tried = list(sweep_jobs([*axes, *of_hydra]))
+    if is_search(base) and len(tried) == 1:
+        raise InputError(
+            "This search has no key to choose values for: give one, for example with "
+            "'optimizer.learning_rate=interval(1e-5,1e-3)' and -m."
+        )
+    configs, errors = [], {}
+    for number, job in enumerate(tried):  # before any slow import
+        try:
+            configs.append(composer.compose(job, targets=False))
+        except InputError as error:
+            errors[number] = error
+    if targets and not errors:
+        for number, config in enumerate(configs):
+            try:
+                check(config)
+            except InputError as error:
+                errors[number] = error
+    if errors:
+        raise refused_jobs(axes, tried, errors) from next(iter(errors.values()))
+    if targets:
+        refuse_taken("hydra.sweep.dir", base.hydra.sweep.dir, f"*/{RECORD}")
+    place = Path(base.hydra.sweep.dir).absolute()
+    sweep = Sweep(
+        folder=place,
+        jobs=() if is_search(base) else tuple(jobs_of(composer, base, axes, of_hydra)),
+        given=tuple(str(override.input_line) for override in overrides),
+        left=None,
+        command=command(place, configs[0], []) if resumable and not is_search(base) else "",
+    )
+    return configs[0], sweep
+
+
+def is_search(config: DictConfig) -> bool:
+    """Returns whether the sweeper chooses jobs by the results of earlier ones."""
+    basic = f"{BasicSweeper.__module__}.{BasicSweeper.__qualname__}"
+    return config.hydra.sweeper.get("_target_") != basic
+
+
+def jobs_of(
+    composer: Composer,
+    config: DictConfig,
+    overrides: Sequence[Override],
+    of_hydra: Sequence[Override],
+) -> list[SweepJob]:
+    """Returns the jobs that Hydra's own sweeper makes of the overrides, in its order.
+
+    Args:
+      composer: composes configurations.
+      config: the configuration of the sweep.
+      overrides: its overrides, without those of Hydra.
+      of_hydra: those of Hydra.
+
+    Raises:
+      InputError: two jobs would have the same folder.
+    """
+    (lists,) = BasicSweeper.split_arguments(list(overrides), None)
+    unresolved: Any = OmegaConf.to_container(config.hydra.sweep)
+    numbered = unresolved["subdir"] == "${hydra.job.num}"
+    own = [str(override.input_line) for override in of_hydra]
+    folders = [
+        str(number) if numbered else subdir(composer, [*lines, *own], number)
+        for number, lines in enumerate(lists)
+    ]
+    if len(set(folders)) < len(folders):
+        raise InputError(
+            f"hydra.sweep.subdir gives {len(folders)} jobs only {len(set(folders))} folders: leave "
+            "it out to number them."
+        )
+    return named(zip(folders, lists, strict=True))
+
+
+def subdir(composer: Composer, lines: list[str], number: int) -> str:
+    """Returns the folder that a `hydra.sweep.subdir` of the user's own gives a job."""
+    config = composer.load(lines)
+    with read_write(config.hydra), open_dict(config.hydra):
+        config.hydra.job.num = config.hydra.job.id = number
+    return str(config.hydra.sweep.subdir)
+
+
+def resumed_sweep(
+    composer: Composer, folder: Path, overrides: list[Override], *, targets: bool
+) -> tuple[list[str], DictConfig, Sweep]:
+    """Checks what is left of a sweep; the arguments are those of `new_sweep`.
+
+    Returns:
+      The overrides of the sweep, its configuration, and the sweep.
+    """
+    if not targets:
+        raise InputError(
+            f"--cfg and --info show a single job: give its folder, such as resume={folder / '0'}."
+        )
+    lines, jobs, left = resume_sweep(composer, folder, overrides)
+    config = composer.load(lines)
+    sweep = Sweep(
+        folder=folder,
+        jobs=tuple(jobs),
+        given=(),
+        left=left,
+        command=command(folder, config, overrides),
+    )
+    return lines, config, sweep
+
+
+def resume_sweep(
+    composer: Composer, folder: Path, overrides: list[Override]
+) -> tuple[list[str], list[SweepJob], dict[str, list[str]]]:
+    """Returns what resumes a sweep: jobs that were stopped or killed continue, others run anew.
+
+    Args:
+      composer: composes and checks the configuration.
+      folder: the folder of the sweep.
+      overrides: the overrides of the command line. Those of Hydra apply to the sweep (another
+        launcher), the others to each job that has not finished (more steps).
+
+    Returns:
+      The overrides of the sweep, all its jobs, and the overrides of each job to run by its folder.
+
+    Raises:
+      InputError: a job is still active, or a key would change that may not.
+    """
+    jobs = read_jobs(folder)
+    try:
+        saved = OmegaConf.load(folder / MULTIRUN).hydra.overrides
+        old = [renewed_override(str(line)) for line in (*saved.hydra, *saved.task)]
+    except (OSError, AttributeError, TypeError, YAMLError) as error:
+        reason = " ".join(str(error).split())
+        raise InputError(f"resume={folder}: its {MULTIRUN} cannot be read: {reason}.") from error
+    old = [line for line in old if not line.startswith(("hydra.sweep.dir=", "hydra.mode="))]
+    lines = followed_by(composer, old, overrides)
+    of_hydra = [override for override in composer.parse(lines) if override.is_hydra_override()]
+    new = [override for override in overrides if not override.is_hydra_override()]
+    steps = next((o.value() for o in reversed(new) if o.key_or_group == "steps"), None)
+    left = {}
+    for job in jobs:
+        place = folder / job.folder
+        found = state(place, steps if isinstance(steps, int) else None)
+        if found is State.RUNNING:
+            raise InputError(f"Another run is using {place}.")
+        if found is State.STOPPED:
+            left[job.folder] = resume(composer, str(place), [*of_hydra, *new], targets=True)
+        elif found is not State.FINISHED:
+            left[job.folder] = begin_anew(composer, place, job, [*of_hydra, *new])
+    return lines, jobs, {name: without_hydras(composer, left[name]) for name in left}
+
+
+def begin_anew(
+    composer: Composer, place: Path, job: SweepJob, overrides: list[Override]
+) -> list[str]:
+    """Returns the overrides of a job of a sweep that failed or has not started."""
+    then = [renewed_override(line) for line in job.overrides]
+    lines = followed_by(composer, then, overrides)
+    config = composer.compose(lines)
+    kept = [o for o in overrides if o.is_hydra_override() or o.key_or_group == "trusted_targets"]
+    saved = composer.compose(followed_by(composer, then, kept), targets=False)
+    refuse_changes(str(place), without_hydra(saved), without_hydra(config))
+    return lines
+
+
+def without_hydras(composer: Composer, lines: list[str]) -> list[str]:
+    """Returns the overrides without those of Hydra, which apply to a whole sweep."""
+    return [str(o.input_line) for o in composer.parse(lines) if not o.is_hydra_override()]
+
+
+def command(folder: Path, config: DictConfig, overrides: Sequence[Override]) -> str:
+    """Returns the command that resumes a sweep, which can be pasted into a shell."""
+    words = ["python", "-m", f"rl4p.{config.hydra.job.name}"]
+    words.append(override("resume", str(folder)))
+    for source in config.hydra.runtime.config_sources:
+        if source.provider == "command-line":
+            words += ["--config-dir", source.path]
+    if config.trusted_targets:  # never read from the folder
+        words.append(f"trusted_targets=[{','.join(config.trusted_targets)}]")
+    not_again = ("resume", "trusted_targets")
+    words += [str(o.input_line) for o in overrides if o.key_or_group not in not_again]
+    return shlex.join(words)

@@ -1,0 +1,53 @@
+"""The results of a sweep: what a search maximizes, its best values, and the comparison."""
+
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import yaml
+
+from rl4p.errors import InputError, RunError
+
+BEST = "optimization_results.yaml"  # which the Optuna sweeper writes
+
+
+def objective(summary: Mapping[str, Any]) -> float:
+    """Returns the mean pass@1 over all tasks of the last evaluation of a run.
+
+    It is nan for a run without an evaluation.
+    """
+    last = summary["evaluation"]["last"]
+    scores = [float(value) for name, value in last.items() if name.endswith("/pass_at_1")]
+    return fmean(scores) if scores else float("nan")
+
+
+def compare_runs(folder: Path, runs: Sequence[Path]) -> None:
+    """Prints the comparison of the runs of a sweep, and writes its page.
+
+    Args:
+      folder: the folder of the sweep; the page is `compare/index.html` in it.
+      runs: the folders of the runs that have finished.
+    """
+    if (best := best_values(folder)) is not None:
+        print(best)
+    if not runs:
+        return
+    from rl4p.runs.comparison.report import compare, print_comparison
+
+    out = folder / "compare"
+    try:
+        print_comparison(compare(runs, out))
+    except (InputError, RunError, OSError) as error:  # the runs have ended and are complete
+        print(f"The runs of this sweep cannot be compared: {error}", file=sys.stderr)
+
+
+def best_values(folder: Path) -> str | None:
+    """Returns a line with the best values that a search found; None if it is no search."""
+    try:
+        found = yaml.safe_load((folder / BEST).read_text())
+        values = " ".join(f"{key}={value}" for key, value in found["best_params"].items())
+        return f"best: {values} (pass@1 {found['best_value']:.3f})"
+    except (OSError, KeyError, TypeError, ValueError):
+        return None

@@ -1,0 +1,97 @@
+"""Tests sweeps of jobs that fail, with Hydra's own launcher; tests/runs has the other launchers."""
+
+import json
+from pathlib import Path
+
+import pytest
+from hydra.core.hydra_config import HydraConfig
+
+from rl4p.configuration.launcher import JobFailed, one_sentence, report_launcher
+from rl4p.errors import InputError, RunError
+
+
+class TerminatedWorkerError(Exception):
+    __module__ = "joblib.externals.loky.process_executor"
+
+
+def fails(seen, *seeds):
+    def job(config):
+        seen.append(config.seed)
+        if config.seed in seeds:
+            raise RunError(f"{config.seed} is wrong.")
+
+    return job
+
+
+@pytest.mark.parametrize("options", [[], ["hydra.sweeper.max_batch_size=1"]])
+def test_a_failed_job_neither_stops_nor_hides_the_others(toy, capsys, options):
+    seen, folder = [], toy.folder / "outputs/sweeps/one"
+    assert toy.run("-m", "seed=0,1,2,3", *options, job=fails(seen, 0, 2)) == 1
+    assert seen == [0, 1, 2, 3]
+    printed = capsys.readouterr()
+    assert printed.err == "0 is wrong.\n2 is wrong.\n"
+    assert printed.out.splitlines() == [
+        f"4 jobs in {folder}",
+        *(f"job {seed + 1} of 4: seed={seed}" for seed in range(4)),
+        f"{folder}: 4 jobs, 2 finished, 2 failed",
+        *("  failed: seed=0", "    0 is wrong.", f"    {folder / '0'}"),
+        *("  failed: seed=2", "    2 is wrong.", f"    {folder / '2'}"),
+    ]
+
+
+def test_the_finished_runs_are_handed_on(toy):
+    handed = []
+
+    def job(config):
+        if config.seed == 1:
+            raise InputError("No.")
+        summary = json.dumps({"status": "finished", "step": config.steps})
+        (Path(HydraConfig.get().runtime.output_dir) / "summary.json").write_text(summary)
+
+    def after(*given):
+        handed.append(given)
+
+    assert toy.run("-m", "seed=0,1,2", job=job, after_sweep=after) == 2
+    folder = toy.folder / "outputs/sweeps/one"
+    assert handed == [(folder, [folder / "0", folder / "2"])]
+
+
+def test_a_job_without_a_record_has_not_finished(toy, capsys):
+    assert toy.run("-m", "seed=0,1", after_sweep=lambda *_: None) == 1
+    assert "2 jobs, 2 not started" in capsys.readouterr().out
+
+
+def test_a_new_start_forgets_the_failure(toy):
+    folder = toy.folder / "outputs/sweeps/one"
+    assert toy.run("-m", "seed=0,1", job=fails([], 1)) == 1
+    assert (folder / "1/failure.json").exists()
+    assert toy.run(f"resume={folder / '1'}") == 0
+    assert not (folder / "1/failure.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("error", "sentence"),
+    [
+        (InputError("Two\n words."), "Two words."),
+        (KeyError("bug"), "KeyError: 'bug'"),
+        (KeyboardInterrupt(), "KeyboardInterrupt"),
+    ],
+)
+def test_an_error_is_one_line(error, sentence):
+    assert one_sentence(error) == sentence
+
+
+def test_a_launcher_that_lost_a_job_says_so_in_a_sentence():
+    said = []
+
+    def report(error):
+        said.append(f"{type(error).__name__}: {error}")
+        return 1
+
+    assert report_launcher(JobFailed(2), report) == 2
+    assert report_launcher(TerminatedWorkerError("killed\nby 9"), report) == 1
+    assert report_launcher(ValueError("bug"), report) == 1
+    assert said == [
+        "RunError: The process of a job was killed or ended early: killed by 9",
+        "ValueError: bug",
+    ]
