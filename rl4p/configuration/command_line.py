@@ -27,7 +27,7 @@ from rl4p.configuration.folder import RECORD, refuse_taken
 from rl4p.configuration.launcher import AfterSweep, JobFailed, run_sweep
 from rl4p.configuration.quoting import quoted
 from rl4p.configuration.resume import resume
-from rl4p.configuration.schema import without_hydra
+from rl4p.configuration.schema import check, without_hydra
 from rl4p.configuration.sweep import FAILURE, MULTIRUN, Sweep
 from rl4p.configuration.sweep_start import new_sweep, resumed_sweep
 from rl4p.configuration.unreadable import several_values, unknown_flags
@@ -186,9 +186,10 @@ def preflight(
         return lines, *new_sweep(composer, base, overrides, targets=targets, resumable=resumable)
     if swept:
         raise several_values(swept[0])
-    config = composer.compose(lines, targets=targets)
+    config = composer.compose(lines, targets=False)  # before any slow import
     if targets:
         refuse_taken("hydra.run.dir", base.hydra.run.dir, RECORD)
+        check(config)
     return lines, config, None
 
 

@@ -72,7 +72,7 @@ KEYS = (
     Key("max_prompt_length max_input_length prompt_length", "max_prompt_tokens={}"),
     Key("random_seed rng_seed", "seed={}"),
     # The optimizer.
-    Key("lr", "optimizer.learning_rate={}"),
+    Key("lr learning_rate", "optimizer.learning_rate={}"),
     Key("lr_scheduler_type lr_scheduler scheduler lr_schedule", "optimizer.schedule={}"),
     Key("warmup num_warmup_steps lr_warmup_steps", "optimizer.warmup_steps={}"),
     Key("grad_clip max_norm clip_grad gradient_clipping", "optimizer.max_grad_norm={}"),
@@ -117,7 +117,7 @@ KEYS = (
     Key("torch_dtype precision", "model.dtype={}"),
     Key("bf16", "model.dtype=bfloat16"),
     Key("lora_rank lora_r", "model.lora.rank={}"),
-    Key("temp", "rollout.temperature={}"),
+    Key("temp temperature", "rollout.temperature={}"),
     Key("device devices num_gpus n_gpus_per_node", "mesh=auto", USES_ALL),
     Key("tensor_parallel_size tp_size", "mesh=fsdp_tp mesh.tp={}"),
     # The folder and the events of a run.

@@ -246,5 +246,5 @@ def loss_note(history: History) -> str | None:
         return None
     return (
         f"update/loss stays near 0 (mean size {size:.2g}). This is no failure: on-policy the "
-        f"advantages sum to about 0, the gradient does not (update/grad_norm {norm:.2g})."
+        f"advantages sum to about 0, and the gradient is not 0 (update/grad_norm {norm:.2g})."
     )

@@ -61,7 +61,6 @@ MISTAKES = {
     "advantage=ppo": "update=ppo",
     "model=Qwen/Qwen2.5-0.5B": "model=pretrained model.path=Qwen/Qwen2.5-0.5B",
     "data=train.jsonl": "data=jsonl data.path=train.jsonl",
-    "experiment=arithmetic_sft.yaml": "experiment=arithmetic_sft",
     "experiment=experiments/arithmetic_sft.yaml": "experiment=arithmetic_sft",
     "optimizer=adam": "optimizer=adamw",
     "rollout=vllm": "rollout=continuous",
@@ -70,7 +69,7 @@ MISTAKES = {
     "seed=[0,1,2]": "-m seed=0,1,2",
     "evaluation.prompts=None": "evaluation.prompts=null",
     "debug.profile=yes": "debug.profile=true",
-    "trusted_targets=mine,yours": "trusted_targets=[mine,yours]",
+    "trusted_targets=mine,yours": "'trusted_targets=[mine,yours]'",
     "resume=true": "resume=latest",
     "hydra.run.dir=": "hydra.run.dir=outputs/my_run",
     # Words.

@@ -220,7 +220,7 @@ def _widened(low: float, high: float) -> Interval:
 
 
 def _ticks(low: float, high: float, count: int) -> list[float]:
-    ticks = MaxNLocator(nbins=count).tick_values(low, high)
+    ticks = MaxNLocator(nbins=count, steps=[1, 2, 2.5, 5, 10]).tick_values(low, high)
     rounding = 1e-9 * (high - low)
     return [float(tick) for tick in ticks if low - rounding <= tick <= high + rounding]
 

@@ -60,17 +60,19 @@ def evaluate(config: DictConfig, request: Request) -> dict[str, Any]:
     console = Console(highlight=False, quiet=not first())
     with written_to(request.out) as out, StopRequest() as stop:
         subject = build_subject(config, request)
-        described = description(config, subject)
-        refuse_other(out / REQUEST, described)
-        evaluation = subject.evaluation
+        described, evaluation = description(config, subject), subject.evaluation
         responses = Responses(out / "responses.jsonl", evaluation.chunks())
+        if next(responses.rows(), None) is None:
+            replace_file(out / REQUEST, json.dumps(described, indent=2) + "\n")
+        else:
+            refuse_other(out / REQUEST, described)
         begin = agreed(responses.finished() if first() else None)
         record = Record(out)
         record.describe(used(config), environment(subject, request.run))
         tracked = (instantiate(config.tracker) if first() else NoTracker()).open(out)
         status = "failed"
         try:
-            console.print(f"{request.out}\n{introduction(subject, begin)}", soft_wrap=True)
+            console.print(introduction(subject, begin), soft_wrap=True)
             status = "finished" if respond(subject, responses, begin, console, stop) else "stopped"
             if status == "stopped":
                 done = sum(1 for _ in responses.rows()) if first() else 0
@@ -90,7 +92,9 @@ def evaluate(config: DictConfig, request: Request) -> dict[str, Any]:
                 print_report(found, console)
         finally:
             tracked.finish(status)
-    console.print(f"{request.out}: evaluation.json, responses.jsonl, plots/evaluation.png")
+    console.print(
+        f"{request.out}: evaluation.json, responses.jsonl, plots/evaluation.png", soft_wrap=True
+    )
     return found
 
 
@@ -140,14 +144,11 @@ def used(config: DictConfig) -> dict[str, Any]:
 
 
 def refuse_other(path: Path, wanted: dict[str, Any]) -> None:
-    """Writes the description of the evaluation, or compares it with the one that the folder holds.
+    """Compares the description of the evaluation with the one that the folder holds.
 
     Raises:
       InputError: they differ; the message names the keys.
     """
-    if not path.exists():
-        replace_file(path, json.dumps(wanted, indent=2) + "\n")
-        return
     before, after = (
         dict(leaves(tree))
         for tree in (json.loads(path.read_text()), json.loads(json.dumps(wanted)))

@@ -41,7 +41,7 @@ class Responses:
         Raises:
           InputError: a line is not that of this evaluation.
         """
-        rows, done, end = iter(self.rows()), 0, 0
+        rows, done, end, after = iter(self.rows()), 0, 0, 0
         for chunk in self.chunks:
             for prompt, sample in chunk.rows():
                 row, after = next(rows, (None, 0))

@@ -67,7 +67,7 @@ def build_subject(config: DictConfig, request: Request) -> Subject:
         rows=config.prompts_per_step * config.group_size,
     )
     state = TrainState(
-        step=np.int32(step or 0),
+        step=policy.mesh.replicate(np.int32(step or 0)),
         params=params,
         optimizer_state=None,
         key=jax.random.key(config.seed),

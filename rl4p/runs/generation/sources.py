@@ -82,7 +82,8 @@ def of_policy(
         samples=config.group_size,
         prompts_at_a_time=config.prompts_per_step,
     )
-    of_run = f"{options.run} after step {step}" if run else f"model {config.model._target_}"
+    model = config.model.get("path") or config.model._target_
+    of_run = f"{options.run} after step {step}" if run else str(model)
     over = f" ({dropped:,} dropped for being longer than max_prompt_tokens)" if dropped else ""
     return Source(
         questions=prompts,

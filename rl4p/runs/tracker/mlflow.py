@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 TARGET = "rl4p.runs.tracker.mlflow.MLflow"
 SQLITE = "sqlite:///"
 PARENT_VARIABLE = "RL4P_PARENT_RUN_ID"  # holds the id of the sweep's run
-# Tag of an experiment: MLflow opens it in the view for training. Without it MLflow guesses, and
-# opens an experiment without runs in the view for agents.
+# Tag of an experiment: its kind, which selects the view "Model training". MLflow 3.17 reads it only
+# without the switch "GenAI | Model training"; with it, the link or the last choice decides.
 KIND, TRAINING = "mlflow.experimentKind", "custom_model_development"
 # The user's variables take precedence. By default a request to a dead server takes four minutes.
 SETTINGS = {

@@ -15,7 +15,7 @@ from rl4p.runs.tracker.background import reason
 from rl4p.runs.tracker.description import options_of, short, swept
 from rl4p.runs.tracker.mirror import IDENTITY, NOTE, PARENT, find_run, identity_of, source_tags
 from rl4p.runs.tracker.mlflow import PARENT_VARIABLE, TARGET, MLflow
-from rl4p.runs.tracker.view import links, share_view
+from rl4p.runs.tracker.view import links, page, share_view
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -80,8 +80,22 @@ class ParentRun(Callback):
                 status = "FAILED"
             share_view(client, experiment, parent, keys, children)
             client.set_terminated(parent, status)
+            print(where_to_look(tracker.uri, page(experiment, parent)))
         except Exception as error:  # noqa: BLE001 - the runs have ended and their records exist
             log.warning("MLflow still shows this sweep as running: %s", reason(error))
+
+
+def where_to_look(uri: str, page: str) -> str:
+    """Returns a sentence with the address of the runs of a sweep.
+
+    Args:
+      uri: the tracking store.
+      page: the address below that of MLflow.
+    """
+    if uri.startswith("http"):
+        return f"The runs in MLflow: {uri.rstrip('/')}/{page}"
+    command = shlex.join(["mlflow", "ui", "--backend-store-uri", uri])
+    return f"The runs in MLflow ({command}): http://127.0.0.1:5000/{page}"
 
 
 def open_parent(

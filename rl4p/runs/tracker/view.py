@@ -19,13 +19,21 @@ VIEW = "mlflow.sharedViewState."
 REWARD = "reward/mean"
 
 
+def page(experiment: str, parent: str) -> str:
+    """Returns the address of the runs of a sweep, below that of MLflow.
+
+    It opens "Model training". Without ``workflowType`` MLflow 3.17 opens the view that the browser
+    showed last, and at first "GenAI".
+    """
+    view = f"workflowType=machine_learning&viewStateShareKey={parent}"
+    return f"#/experiments/{experiment}/runs?{view}&compareRunsMode=TABLE"
+
+
 def links(experiment: str, parent: str) -> str:
-    """Returns links, in Markdown, to the views of the runs of a sweep."""
-    page = f"#/experiments/{experiment}/runs?viewStateShareKey={parent}"
-    return (
-        f"[Table of the runs, what differs first]({page}&compareRunsMode=TABLE) · "
-        f"[Charts of the runs]({page}&compareRunsMode=CHART)"
-    )
+    """Returns links, in Markdown, to the table and to the charts of the runs of a sweep."""
+    table = page(experiment, parent)
+    charts = table.replace("=TABLE", "=CHART")
+    return f"[Table of the runs, what differs first]({table}) · [Charts of the runs]({charts})"
 
 
 def share_view(
@@ -45,7 +53,7 @@ def share_view(
       children: the runs so far. Their evaluations become the next columns.
     """
     names = {name for child in children for name in child.data.metrics}
-    scores = sorted(name for name in names if name.startswith("eval/"))
+    scores = sorted(x for x in names if x.startswith("eval/") and not x.endswith("/prompts"))
     client.set_experiment_tag(experiment, VIEW + parent, json.dumps(view(parent, keys, scores)))
 
 

@@ -23,7 +23,7 @@ def test_greedy_accuracies_are_bars():
     plot_bars(axes, {"a": score(0.5), "b": score(0.75)})
     assert [bar.get_width() for bar in axes.patches] == [0.5, 0.75]
     assert [label.get_text() for label in axes.get_yticklabels()] == ["a", "b"]
-    (_, _, (segments,)) = axes.containers[0].errorbar
+    (_, _, (segments,)) = axes.containers[0]  # the bars are the second container
     ends = [segment[:, 0].tolist() for segment in segments.get_segments()]
     assert ends == [pytest.approx([0.4, 0.55]), pytest.approx([0.65, 0.8])]
 

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from dataclasses import replace
 
 import pytest
@@ -207,6 +208,7 @@ def test_a_run_is_sampled_and_a_kill_changes_nothing(tmp_path, train):
     process = subprocess.Popen([sys.executable, "-m", *command, f"out={killed}"])
     responses = killed.with_suffix(".responses.jsonl")
     while process.poll() is None:
+        time.sleep(0.01)
         if responses.exists() and responses.stat().st_size:
             process.kill()  # after its first chunk of ten
             process.wait()

@@ -8,7 +8,7 @@ from omegaconf import OmegaConf
 
 from rl4p.runs.tracker.mirror import PARENT
 from rl4p.runs.tracker.mlflow import PARENT_VARIABLE
-from rl4p.runs.tracker.sweep import ParentRun
+from rl4p.runs.tracker.sweep import ParentRun, where_to_look
 
 APP = """
 import pathlib, sys
@@ -88,7 +88,8 @@ def config(tracker):
     return OmegaConf.create({"tracker": tracker, "hydra": hydra})
 
 
-def test_failed_runs_count_where_the_launcher_hides_them(store, record):
+def test_failed_runs_count_where_the_launcher_hides_them(store, record, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     callback = ParentRun()
     callback.on_multirun_start(
         config({"_target_": "rl4p.runs.tracker.mlflow.MLflow", "uri": store.uri})
@@ -118,7 +119,8 @@ def test_nothing_is_made_where_no_run_will_be_mirrored(tracker, tmp_path, monkey
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_server_that_is_down_costs_the_parent_and_a_sentence(dead, caplog):
+def test_a_server_that_is_down_costs_the_parent_and_a_sentence(dead, caplog, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     callback = ParentRun()
     callback.on_multirun_start(config({"_target_": "rl4p.runs.tracker.mlflow.MLflow", "uri": dead}))
     callback.on_multirun_end(config({}))
@@ -127,7 +129,42 @@ def test_a_server_that_is_down_costs_the_parent_and_a_sentence(dead, caplog):
     assert f"no parent run in MLflow at {dead}: ConnectionRefusedError" in warning.getMessage()
 
 
-def test_launchers_can_pickle_the_callback(store):
+def test_a_sweep_that_continues_has_the_same_parent(store, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    node = {"_target_": "rl4p.runs.tracker.mlflow.MLflow", "uri": store.uri}
+    parents = []
+    for _ in range(2):
+        callback = ParentRun()
+        callback.on_multirun_start(config(node))
+        parents.append(os.environ[PARENT_VARIABLE])
+        callback.on_multirun_end(config({}))
+    assert parents[0] == parents[1]
+    client, experiment = store.connect()
+    (parent,) = client.search_runs([experiment])
+    assert parent.info.status == "FINISHED"
+    said = capsys.readouterr().out
+    assert f"mlflow ui --backend-store-uri {store.uri}" in said
+    assert f"/#/experiments/{experiment}/runs?" in said
+    assert parents[0] in parent.data.tags["mlflow.note.content"]
+
+
+def test_the_address_of_a_server_is_that_of_its_page():
+    assert where_to_look("http://host:5000/", "#/x") == "The runs in MLflow: http://host:5000/#/x"
+
+
+def test_several_trackers_have_a_parent_if_one_is_mlflow(store, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    node = {"_target_": "rl4p.runs.tracker.mlflow.MLflow", "uri": store.uri}
+    several = {"_target_": "rl4p.runs.tracker.several.Several", "trackers": {"mlflow": node}}
+    callback = ParentRun()
+    callback.on_multirun_start(config(several))
+    assert PARENT_VARIABLE in os.environ
+    callback.on_multirun_end(config(several))
+    assert family(store)[0].info.run_name == "sweeps/1"
+
+
+def test_launchers_can_pickle_the_callback(store, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     callback = ParentRun()
     callback.on_multirun_start(
         config({"_target_": "rl4p.runs.tracker.mlflow.MLflow", "uri": store.uri})

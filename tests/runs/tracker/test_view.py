@@ -1,7 +1,7 @@
 import json
 from types import SimpleNamespace
 
-from rl4p.runs.tracker.view import VIEW, links, share_view, view
+from rl4p.runs.tracker.view import VIEW, links, page, share_view, view
 
 
 def test_what_differs_is_first_and_the_scores_follow():
@@ -24,4 +24,11 @@ def test_the_view_is_a_tag_whose_name_the_links_hold(store):
     share_view(client, experiment, "0a1b", ["seed"], [child])
     saved = json.loads(client.get_experiment(experiment).tags[f"{VIEW}0a1b"])
     assert saved == view("0a1b", ["seed"], ["eval/b/pass_at_1"])
-    assert links(experiment, "0a1b").count(f"/{experiment}/runs?viewStateShareKey=0a1b&") == 2
+    assert page(experiment, "0a1b") in links(experiment, "0a1b")
+
+
+def test_the_link_opens_the_view_for_training():
+    assert page("1", "0a1b") == (
+        "#/experiments/1/runs?workflowType=machine_learning&viewStateShareKey=0a1b"
+        "&compareRunsMode=TABLE"
+    )
