@@ -5,6 +5,7 @@
 #   make slow                             the tests that `make test` leaves out
 #   make mutants                          mutation tests: a test must detect each fault in the code
 #   make tpu-plan                         plans for TPUs, on a machine without TPUs
+#   make docs                             the documentation: .cache/docs/site/index.html
 #   make extras                           checks that pip can install the extras cuda and tpu
 #   make parity                           compares models with transformers, adapters with PEFT,
 #                                         losses with TRL and Tunix
@@ -16,11 +17,12 @@ ARGS ?=
 BIN := .venv/bin
 RUNTIME := .venv/.runtime
 DEVELOPMENT := .venv/.development
+DOCUMENTATION := .venv/.documentation
 PARITY := .venv/.parity
 LIBTPU := .cache/libtpu
 
 .DELETE_ON_ERROR:
-.PHONY: train test slow mutants tpu-plan extras parity lint format wheel clean
+.PHONY: train test slow mutants tpu-plan docs extras parity lint format wheel clean
 
 train: $(RUNTIME)
 	$(BIN)/python -m rl4p.train $(ARGS)
@@ -41,6 +43,11 @@ mutants: $(DEVELOPMENT)
 # libtpu has its own folder: if it were installed in .venv, JAX would look for a TPU at every import.
 tpu-plan: $(DEVELOPMENT) $(LIBTPU)
 	PYTHONPATH=$(LIBTPU) $(BIN)/python -m pytest -m tpu_plan tests/planning $(ARGS)
+
+# The pages are made in .cache/docs, and the site from them.
+docs: $(DOCUMENTATION)
+	$(BIN)/python -m docs.generator .cache/docs
+	cd .cache/docs && PYTHONPATH=$(CURDIR) $(CURDIR)/$(BIN)/zensical build --strict -f mkdocs.yml
 
 # Installs nothing (a dry run), and fails if pip cannot find a requirement of an extra.
 extras: $(RUNTIME)
@@ -83,6 +90,10 @@ $(DEVELOPMENT): $(RUNTIME)
 
 $(PARITY): $(DEVELOPMENT)
 	$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e '.[parity]'
+	@touch $@
+
+$(DOCUMENTATION): $(RUNTIME)
+	$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e '.[docs]'
 	@touch $@
 
 $(LIBTPU): pyproject.toml constraints.txt

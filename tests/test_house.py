@@ -110,18 +110,6 @@ def test_the_experiments_are_the_options_of_their_group() -> None:
     assert (CONF / "experiment").resolve() == EXPERIMENTS
 
 
-def test_the_readme_lists_every_group_and_option() -> None:
-    rows = {}
-    for line in (ROOT / "README.md").read_text().splitlines():
-        if line.startswith("| `"):
-            group, _, options = line.strip("| ").partition(" | ")
-            rows[group.strip("`")] = options
-    groups = {path.parent.name for path in OPTIONS if path.parent.name != "job_logging"}
-    assert groups <= rows.keys() | {"experiment"}
-    for path in OPTIONS:
-        assert path.parent.name == "experiment" or f"`{path.stem}`" in rows[path.parent.name], path
-
-
 @pytest.mark.parametrize("path", MODULES, ids=relative)
 def test_a_module_has_a_test_file_of_its_own(path: Path) -> None:
     place = path.relative_to(PACKAGE)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.documents import DOCS, write_files
 from tests.runs.conftest import assert_same_checkpoint, assert_trains, lines, summary
 
 METRICS = {
@@ -146,34 +147,17 @@ def test_one_sample_a_prompt_is_allowed_and_remarked_upon(train, tmp_path):
     assert lines(tmp_path / "run")[1]["update/grad_norm"] == 0
 
 
-MEMORY = """
-
-@dataclass(frozen=True, kw_only=True)
-class MovingBaseline:
-    decay: float = 0.9
-
-    def initial_state(self):
-        return {"mean": jnp.zeros(())}
-
-    def __call__(self, trajectories, rewards, memory):
-        advantages = spread_over_tokens(rewards.total_B - memory["mean"], trajectories)
-        mean = self.decay * memory["mean"] + (1 - self.decay) * rewards.total_B.mean()
-        return advantages, {"mean": mean}
-"""
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["AboveAverage", "MovingBaseline"])
+@pytest.mark.parametrize("name", ["better", "moving"])
 def test_phases_of_the_users_own_are_named_in_yaml_and_on_the_command_line(train, tmp_path, name):
-    """Uses the phase in the README, and one with memory."""
-    readme = (Path(__file__).parents[2] / "README.md").read_text()
-    code = readme.partition("```python\n")[2].partition("```")[0]
-    (tmp_path / "my_phases.py").write_text(code + MEMORY)
-    (tmp_path / "conf" / "advantage").mkdir(parents=True)
-    (tmp_path / "conf" / "advantage" / "mine.yaml").write_text(f"_target_: my_phases.{name}\n")
+    """Uses the phases in the documents, of which `moving` has memory."""
+    write_files(DOCS / "estimator.md", tmp_path)
+    write_files(DOCS / "reward.md", tmp_path)
     process = train(
-        "--config-dir=conf", "advantage=mine", "+reward.terms.brevity._target_=my_phases.Brevity",
-        "trusted_targets=[my_phases]", "steps=2", "hydra.run.dir=run", cwd=tmp_path,
+        "--config-dir=conf", f"advantage={name}",
+        "+reward.terms.brevity._target_=my_rewards.Brevity",
+        "trusted_targets=[my_phases,my_memory,my_rewards]", "steps=2", "hydra.run.dir=run",
+        cwd=tmp_path,
     )  # fmt: skip
     assert process.returncode == 0, process.stderr
     first = lines(tmp_path / "run")[1]

@@ -1,0 +1,1 @@
+"""The pages of the documentation, and the generator of its references (`docs.generator`)."""
