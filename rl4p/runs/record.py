@@ -71,6 +71,18 @@ class Record:
     def samples(self) -> list[dict[str, Any]]:
         return [row for row, _ in _rows(self.samples_file)]
 
+    def table_of_samples(self, newest: int) -> tuple[list[str], list[list[Any]]]:
+        """Returns the columns and the rows of a table of the newest samples.
+
+        Each reward term has a column. Tokens have none, because their lists are too long.
+        """
+        rows = []
+        for sample in self.samples()[-newest:]:
+            terms, _ = sample.pop("terms", {}), sample.pop("tokens", None)
+            rows.append(sample | terms)
+        columns = list(dict.fromkeys(name for row in rows for name in row))
+        return columns, [[row.get(name) for name in columns] for row in rows]
+
     def truncate_after(self, step: int) -> None:
         """Removes the lines of later steps, which a resumed run repeats, and an incomplete line."""
         for path in (self.metrics_file, self.samples_file):

@@ -25,8 +25,9 @@ from rl4p.runs.comparison.runs import (
     unreadable,
 )
 from rl4p.runs.record import Record
+from rl4p.runs.tracker.background import reason
 from rl4p.runs.tracker.mirror import IDENTITY, STATUS
-from rl4p.runs.tracker.mlflow import SETTINGS, SQLITE, MLflow, reason
+from rl4p.runs.tracker.mlflow import SETTINGS, SQLITE, MLflow
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient

@@ -31,7 +31,6 @@ LAST_FILES += ("evaluation*.json", "responses*.jsonl", "evaluation/**/*.json*")
 
 TABLE = "samples.json"
 ROWS_OF_TABLE = 1000  # the newest samples
-APART = ("terms", "tokens")  # no columns: terms have one each, and lists of tokens are too long
 
 
 class Mirror:
@@ -126,13 +125,9 @@ class Mirror:
 
         MLflow's `log_table` is not used: it appends, so a resumed run would repeat its rows.
         """
-        rows = [
-            sample | sample.pop("terms", {}) for sample in self._record.samples()[-ROWS_OF_TABLE:]
-        ]
-        if not rows:
+        columns, data = self._record.table_of_samples(ROWS_OF_TABLE)
+        if not data:
             return
-        columns = list(dict.fromkeys(name for row in rows for name in row if name not in APART))
-        data = [[row.get(name) for name in columns] for row in rows]
         self._client.log_dict(self._id, {"columns": columns, "data": data}, TABLE)
         shown = json.dumps([{"path": TABLE, "type": "table"}])
         self._client.set_tag(self._id, "mlflow.loggedArtifacts", shown)

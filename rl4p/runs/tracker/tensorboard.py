@@ -90,7 +90,9 @@ class EventFile:
         from tensorboardX.summary import text
 
         self.send_metrics()
-        for sample in self._record.samples()[-SAMPLES:]:
+        columns, rows = self._record.table_of_samples(SAMPLES)
+        for row in rows:
+            sample = {name: x for name, x in zip(columns, row, strict=True) if x is not None}
             shown = "\n\n".join(f"**{name}**: {value}" for name, value in sample.items())
             name = f"samples/{sample.get('id', 'sample')}"
             self._write(Event(summary=text(name, shown)), sample["step"])

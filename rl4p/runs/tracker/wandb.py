@@ -125,9 +125,6 @@ class WandBRun:
     def _send_table(self) -> None:
         import wandb
 
-        samples = self._record.samples()[-ROWS_OF_TABLE:]
-        if samples:
-            rows = [sample | sample.pop("terms", {}) for sample in samples]
-            columns = list(dict.fromkeys(name for row in rows for name in row))
-            data = [[row.get(name) for name in columns] for row in rows]
+        columns, data = self._record.table_of_samples(ROWS_OF_TABLE)
+        if data:
             self._run.log({"samples": wandb.Table(columns=columns, data=data)}, step=self._last)
