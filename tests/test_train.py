@@ -67,7 +67,8 @@ def test_main_is_the_entry_point_of_this_name(monkeypatch):
         rl4p.configuration, "main", lambda *args, **options: called.append((args, options))
     )
     rl4p.train.main()
-    assert called == [(("train", rl4p.train.job), {"join": rl4p.train.join})]
+    options = {"join": rl4p.train.join, "after_sweep": rl4p.train.after_sweep}
+    assert called == [(("train", rl4p.train.job), options)]
 
 
 def test_importing_it_loads_nothing_heavy():

@@ -5,8 +5,9 @@ them. If the command line changes one of these parts, the part is composed again
 of the run followed by the new ones. Everything else has its default and has no effect.
 """
 
+import shlex
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -71,12 +72,14 @@ class Request:
       run: the folder of a run; None evaluates `model`.
       step: the step of the run's checkpoint; None selects the newest.
       average: whether to evaluate the moving average of the run's parameters.
+      command: the command line, for the record.
     """
 
     out: Path
     run: Path | None = None
     step: int | None = None
     average: bool = False
+    command: str = field(default="", compare=False)
 
 
 def read(
@@ -95,6 +98,9 @@ def read(
     own = {"run", "step", "average", "out"}
     given = {key: value for key, equals, value in (x.partition("=") for x in words) if equals}
     request = request_of({key: given[key] for key in own & given.keys()})
+    folder = [] if config_dir is None else ["--config-dir", config_dir]
+    command = shlex.join(["python", "-m", "rl4p.evaluate", *words, *folder])
+    request = replace(request, command=command)
     composer = Composer(conf, config_dir)
     lines = [word for word in words if word.partition("=")[0] not in own]
     overrides = composer.parse(lines)

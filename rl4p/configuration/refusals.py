@@ -83,7 +83,7 @@ def wrong_key(catalogue: Catalogue, override: Override, config: DictConfig) -> I
     Args:
       config: the configuration without this override.
     """
-    node, path, parent = config, "", ""
+    node, path, parent, name = config, "", "", ""
     for name in override.key_or_group.split("."):
         parent, path = path, join(path, name)
         if not isinstance(node, DictConfig):

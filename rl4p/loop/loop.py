@@ -123,8 +123,8 @@ def train(loop: Loop, state: TrainState) -> Iterator[StepInfo]:
             episodes=collected.episodes,
             rewards=rewards,
             metrics=metrics,
-            advantages_BT=estimated.advantages_BT,
-            loss_mask_BT=estimated.loss_mask_BT,
+            advantages_BT=batch.advantages_BT,
+            loss_mask_BT=batch.loss_mask_BT,
         )
 
 

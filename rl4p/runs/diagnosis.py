@@ -1,7 +1,7 @@
 """Explains from the metrics of a run what goes wrong in it: one line for each finding."""
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -105,7 +105,7 @@ class Diagnosis:
             self.seen[finding.name] = first, finding
         return found
 
-    def tell(self, findings: Any) -> None:
+    def tell(self, findings: Iterable[Finding]) -> None:
         for finding in findings:
             if not self.quiet:
                 log.warning("%s", finding)

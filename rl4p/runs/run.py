@@ -168,16 +168,17 @@ def run_steps(
             outcome.count(record.metrics()[-1])
         bar.begin(outcome.step, record.metrics()[-1] if first() else {})
         diagnosis.begin(record.metrics())
+        record_samples = RecordSamples(
+            every=samples.every,
+            count=samples.count,
+            record=record,
+            tracked=tracked,
+            tokenizer=experiment.loop.policy.tokenizer if samples.tokens else None,
+        )
         hooks: list[Hook] = [
             experiment.evaluation,
             *experiment.hooks,  # before RecordMetrics
-            RecordSamples(
-                every=samples.every,
-                count=samples.count,
-                record=record,
-                tracked=tracked,
-                tokenizer=experiment.loop.policy.tokenizer if samples.tokens else None,
-            ),
+            record_samples,
             RecordMetrics(record=record, tracked=tracked, outcome=outcome),
             bar,
             diagnosis,

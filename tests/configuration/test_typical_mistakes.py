@@ -128,10 +128,11 @@ def test_the_message_of_a_mistake_ends_with_what_to_write(
         if words == ["--help"]:
             continue  # a test of the command line shows it
         kept = [word for word in shlex.split(line) if word in KEPT]
-        overrides = [word for word in words if word != "-m"]
-        command_line.preflight(
-            Composer(), [*kept, *overrides], "-m" in words, targets="resume=" not in choice
-        )
+        overrides = kept + [word for word in words if word != "-m"]
+        if "-m" in words or choice.startswith("resume="):
+            command_line.preflight(Composer(), overrides, "-m" in words, targets=False)
+        else:
+            configuration.compose(overrides)
 
 
 def test_there_are_at_least_twenty():

@@ -27,7 +27,8 @@ from tests.mutants.mutant import ROOT, Mutant, read
 from tests.mutants.worker import BROKEN, LATE
 
 COPIED = ("rl4p", "conf", "experiments", "tests", "pyproject.toml", "README.md", "CHANGELOG.md",
-          "CONTRIBUTING.md", "LICENSE", "Makefile", "constraints.txt", ".ci", "docs", "mkdocs.yml")  # fmt: skip
+          "CONTRIBUTING.md", "LICENSE", "Makefile", "constraints.txt", ".ci", "docs",
+          "mkdocs.yml")  # fmt: skip
 PASSED, FAILED = 0, 1  # exit codes of pytest
 NOTICED, SURVIVED = "noticed", "SURVIVED"
 

@@ -144,7 +144,7 @@ def test_a_sweep_resumes_bit_for_bit(whole, command, tmp_path, launcher, number)
     assert process.returncode == 0, process.stderr
     assert "3 jobs, 3 finished" in process.stdout
     assert {path: path.read_bytes() for path in before} == before
-    assert summary(folder / "1")["resumed_from"] in (2, 4, 5)
+    assert 2 <= summary(folder / "1")["resumed_from"] < 6
     for job in JOBS:
         assert lines(folder / job) == lines(whole / job)
         samples = (folder / job / "samples.jsonl").read_text()

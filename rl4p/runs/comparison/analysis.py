@@ -73,11 +73,16 @@ class Comparison:
     def page(self) -> Path:
         return self.folder / "index.html"
 
-    def to_best(self, index: int) -> Compared | None:
-        """Returns the comparison of a group with the first one; None for the first one."""
-        return next(
-            (each for each in self.compared if {each.better, each.worse} == {0, index}), None
-        )
+    def to_best(self, index: int) -> tuple[Difference, bool] | None:
+        """Returns the difference of a group to the first one, and whether it is supported.
+
+        It is None for the first group. A group may be better than the first one for equal seeds.
+        """
+        for each in self.compared:
+            if {each.better, each.worse} == {0, index}:
+                found = each.difference
+                return found if each.better == index else found.reversed(), each.supported
+        return None
 
 
 def analysed(
@@ -150,8 +155,7 @@ def _compared(results: Sequence[Result], first: int, second: int, resolution: fl
     a, b = results[first].values, results[second].values
     found = statistics.difference(a, b, resolution=resolution)
     if found.estimate < 0:
-        first, second = second, first
-        found = statistics.difference(b, a, resolution=resolution)
+        first, second, found = second, first, found.reversed()
     return Compared(better=first, worse=second, difference=found, supported=False)
 
 

@@ -16,6 +16,7 @@ IGNORED = (
     "resume",
     "trusted_targets",
     "tracker",
+    "checkpoint",
     "samples",
     "debug",
     "plan",

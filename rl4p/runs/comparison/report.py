@@ -90,7 +90,9 @@ def document(comparison: Comparison) -> dict[str, Any]:
 def print_comparison(comparison: Comparison) -> None:
     """Prints the tables, the sentences, the runs that are left out, and the path of the page."""
     console = Console(highlight=False)
+    console.print(Text(printable(f"The last {comparison.metric.name} of the runs")))
     console.print(results_table(comparison))
+    console.print("The means of a run")
     console.print(costs_table(comparison))
     for sentence in words.sentences(comparison):
         console.print(Text(printable(sentence)))
@@ -101,32 +103,20 @@ def print_comparison(comparison: Comparison) -> None:
 
 def results_table(comparison: Comparison) -> Table:
     """Returns the statistics of the metric by group, without markup in the names."""
-    table = _table(
-        comparison.metric.name,
-        "IQM",
-        f"{LEVEL:.0%} interval",
-        "mean",
-        "to the best",
-        "P(best >)",
-        "seeds",
-    )
+    table = _table("IQM", f"{LEVEL:.0%} interval", "mean", "to the best", "P(best >)", "seeds")
     for index, result in enumerate(comparison.results):
-        to_best = comparison.to_best(index)
-        sign, better, gap = -1.0, 0.5, "best"
-        if to_best is not None:
-            sign = 1.0 if to_best.better == index else -1.0
-            found = to_best.difference
-            better = found.probability if sign < 0 else 1 - found.probability
-            gap = words.number(sign * found.estimate, sign=True) + (
-                "*" if to_best.supported else ""
-            )
+        gap, chance = "best", ""
+        if (to_best := comparison.to_best(index)) is not None:
+            found, supported = to_best
+            gap = words.number(found.estimate, sign=True) + "*" * supported
+            chance = f"{1 - found.probability:.2f}"
         table.add_row(
             Text(printable(result.group.name)),
             words.number(result.iqm),
             words.span(result.interval),
             words.number(result.mean),
             gap,
-            f"{better:.2f}" if to_best is not None else "",
+            chance,
             str(len(result.values)),
         )
     if any(each.supported for each in comparison.compared):
@@ -137,7 +127,7 @@ def results_table(comparison: Comparison) -> Table:
 
 def costs_table(comparison: Comparison) -> Table:
     """Returns the mean costs of a run by group."""
-    table = _table("means of a run", "time", "tokens", "device hours", "truncated", "ESS")
+    table = _table("time", "tokens", "device hours", "truncated", "ESS")
     for result in comparison.results:
         costs = result.costs
         table.add_row(
@@ -156,10 +146,10 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)
 
 
-def _table(first: str, *others: str) -> Table:
+def _table(*columns: str) -> Table:
     table = Table(box=None, padding=(0, 2, 0, 0))
-    table.add_column(Text(printable(first)), overflow="fold")
-    for column in others:
+    table.add_column("group", overflow="fold")
+    for column in columns:
         table.add_column(column, justify="right", no_wrap=True)
     return table
 

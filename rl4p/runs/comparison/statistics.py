@@ -35,7 +35,7 @@ algorithms with deviations of 0.02.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
 import numpy as np
@@ -103,6 +103,12 @@ class Difference:
     p_value: float | None
     pairs: int
     probability: float
+
+    def reversed(self) -> "Difference":
+        """Returns the difference b - a."""
+        bounds = self.interval and (-self.interval[1], -self.interval[0])
+        probability = 1 - self.probability
+        return replace(self, estimate=-self.estimate, interval=bounds, probability=probability)
 
 
 def difference(

@@ -114,6 +114,7 @@ def number(value: float, *, sign: bool = False) -> str:
     """Returns a value of the metric with three decimals, or three digits if it is large or tiny."""
     if not math.isfinite(value):
         return "\N{EM DASH}"
+    value += 0.0  # makes a negative zero positive
     plus = "+" if sign else ""
     if value and not 5e-3 <= abs(value) < 1e3:
         return f"{value:{plus}.3g}"

@@ -68,7 +68,7 @@ def evaluate(config: DictConfig, request: Request) -> dict[str, Any]:
             refuse_other(out / REQUEST, described)
         begin = agreed(responses.finished() if first() else None)
         record = Record(out)
-        record.describe(used(config), environment(subject, request.run))
+        record.describe(used(config), environment(subject, request))
         tracked = (instantiate(config.tracker) if first() else NoTracker()).open(out)
         status = "failed"
         try:
@@ -227,13 +227,14 @@ def mirror(step: int, metrics: dict[str, float], record: Record, tracked: Tracke
         tracked.artifact(record.folder / name)
 
 
-def environment(subject: Subject, run: Path | None) -> dict[str, Any]:
+def environment(subject: Subject, request: Request) -> dict[str, Any]:
     """Returns the environment of the evaluation, with the identity of the evaluated run."""
     devices = subject.evaluation.policy.mesh.devices.devices.flatten()
-    identity = None if run is None else identity_of(run)
+    identity = None if request.run is None else identity_of(request.run)
     return {
         **git_state(Path(__file__).parents[3]),
         "kind": "evaluation",
+        "command": request.command,
         **subject.source,
         **({LINK: identity} if identity else {}),
         "device": devices[0].device_kind,

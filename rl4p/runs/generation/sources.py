@@ -8,7 +8,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import jax
 from omegaconf import DictConfig
 
 from rl4p.configuration.targets import resolved
@@ -53,12 +52,15 @@ def of_policy(
       InputError: the run has no such checkpoint, or the model, the mesh and the lengths do not go
         together.
     """
+    if {config.mesh.coordinator, config.mesh.processes, config.mesh.process} != {None}:
+        raise InputError(
+            "rl4p.generate runs in one process: leave mesh.coordinator, mesh.processes and "
+            "mesh.process out."
+        )
     keep_programs()
     run = None if options.run is None else Path(options.run).expanduser().resolve()
     sampler = sampler_of(config)
     policy, params, step = load_policy(config, run, step=options.step, average=options.average)
-    if jax.process_count() > 1:
-        raise InputError("rl4p.generate runs in one process: leave mesh.processes out.")
     longest = config.max_prompt_tokens + sampler.max_response_tokens
     if longest > policy.decoder.config.max_positions:
         raise InputError(

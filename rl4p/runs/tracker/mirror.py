@@ -92,7 +92,7 @@ class Mirror:
         client.log_batch(
             self._id, params=new[:100], tags=[RunTag(k, v[:8000]) for k, v in tags.items()]
         )
-        if not run.inputs.dataset_inputs:
+        if not (run.inputs and run.inputs.dataset_inputs):
             client.log_inputs(self._id, [_input(data_set) for data_set in description.data_sets])
         self.send_files(*FIRST_FILES)
         self._monitor = _monitor(client, self._id) if system_metrics else None

@@ -119,6 +119,6 @@ def open_parent(
         tags |= source_tags() | {IDENTITY: identity, "command": command}
         name = name or "/".join(folder.parts[-2:])
         parent = client.create_run(experiment, run_name=name, tags=tags).info.run_id
-        client.set_tag(parent, NOTE, f"`{command}`\n\n{links(experiment, parent)}")
+        client.set_tag(parent, NOTE, f"{links(experiment, parent)}\n\n`{command}`")
     share_view(client, experiment, parent, list(axes), [])
     return parent

@@ -71,22 +71,20 @@ class EventFile:
         self._writer.flush()
 
     def send_metrics(self) -> None:
-        from tensorboardX.proto.event_pb2 import Event
-        from tensorboardX.proto.summary_pb2 import Summary
-
         for step, milliseconds, metrics in self._steps.new():
             if not self._times:
                 self._begin(list(metrics))
             self._times[step] = milliseconds / 1000
-            values = [Summary.Value(tag=name, simple_value=x) for name, x in metrics.items()]
-            self._write(Event(summary=Summary(value=values)), step)
+            event = _messages().Event()
+            for name, value in metrics.items():
+                event.summary.value.add(tag=name, simple_value=value)
+            self._write(event, step)
         self._writer.flush()
 
     def send_files(self, *patterns: str) -> None:
         """Writes nothing: the samples, which TensorBoard can show, follow at the end."""
 
     def close(self, status: str) -> None:
-        from tensorboardX.proto.event_pb2 import Event
         from tensorboardX.summary import text
 
         self.send_metrics()
@@ -95,9 +93,9 @@ class EventFile:
             sample = {name: x for name, x in zip(columns, row, strict=True) if x is not None}
             shown = "\n\n".join(f"**{name}**: {value}" for name, value in sample.items())
             name = f"samples/{sample.get('id', 'sample')}"
-            self._write(Event(summary=text(name, shown)), sample["step"])
+            self._write(_messages().Event(summary=text(name, shown)), sample["step"])
         if self._times:
-            self._write(Event(summary=self._end), max(self._times))
+            self._write(_messages().Event(summary=self._end), max(self._times))
         self._writer.close()
 
     def upload(self, status: str) -> None:
@@ -109,20 +107,26 @@ class EventFile:
 
     def _begin(self, names: list[str]) -> None:
         """Writes the parameters, for the view that compares them with the metrics."""
-        from tensorboardX.proto.event_pb2 import Event, SessionLog
         from tensorboardX.summary import hparams, text
 
-        restart = Event()
-        restart.session_log.CopyFrom(SessionLog(status=SessionLog.START))
+        restart = _messages().Event()
+        restart.session_log.status = _messages().SessionLog.START
         compared = [name for name in names if name.startswith("eval/")] + ["reward/mean"]
         parameters = self._description.parameters
         experiment, session, self._end = hparams(parameters, dict.fromkeys(compared, 0.0))
         command = text("command", f"`{self._description.command}`")
         self._write(restart, 0)
         for summary in (experiment, session, command):
-            self._write(Event(summary=summary), 0)
+            self._write(_messages().Event(summary=summary), 0)
 
     def _write(self, event: Any, step: int) -> None:
         event.step = step
         event.wall_time = self._times.get(step, self._description.started)
         self._writer.write_event(event)
+
+
+def _messages() -> Any:
+    """Returns the messages of event files, which no type checker sees: they are made at import."""
+    from tensorboardX.proto import event_pb2
+
+    return event_pb2

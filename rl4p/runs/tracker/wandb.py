@@ -6,7 +6,7 @@ import os
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from rl4p.errors import InputError
 from rl4p.runs.record import Record, replace_file
@@ -127,4 +127,5 @@ class WandBRun:
 
         columns, data = self._record.table_of_samples(ROWS_OF_TABLE)
         if data:
-            self._run.log({"samples": wandb.Table(columns=columns, data=data)}, step=self._last)
+            table: Any = wandb.Table  # its annotations want lists of a wider type
+            self._run.log({"samples": table(columns=columns, data=data)}, step=self._last)

@@ -47,7 +47,10 @@ def test_every_two_groups_are_compared_once():
     found = compare(runs(a=[0.1, 0.2, 0.3], b=[0.9, 0.8, 0.7], c=[0.5, 0.5, 0.6]))
     assert {(each.better, each.worse) for each in found.compared} == {(0, 1), (0, 2), (1, 2)}
     assert found.to_best(0) is None
-    assert found.to_best(2) is found.compared[1]
+    difference, supported = found.to_best(2)
+    assert difference.estimate == pytest.approx(-0.6)
+    assert difference.probability == 0
+    assert supported is found.compared[1].supported
 
 
 def test_a_difference_that_all_seeds_show_is_supported():
@@ -66,6 +69,7 @@ def test_the_better_group_of_a_pair_is_better_for_equal_seeds():
     (pair,) = found.compared
     assert (pair.better, pair.worse) == (1, 0)
     assert pair.difference.estimate == pytest.approx(0.1)
+    assert found.to_best(1)[0] == pair.difference  # b minus a, the first group
 
 
 def test_an_interval_of_a_share_is_within_its_range():

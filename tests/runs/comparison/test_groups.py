@@ -83,6 +83,7 @@ def test_two_settings_that_vary_independently_are_both_named():
         {"tracker": {"uri": "b"}},
         {"resume": "runs/1"},
         {"trusted_targets": ["mine"]},
+        {"checkpoint": {"every": 0}},
         {"samples": {"every": 0}},
         {"mesh": {"processes": 2, "process": 1, "coordinator": "host:1"}},
         {"debug": {"profile": True}},

@@ -211,6 +211,7 @@ def test_a_difference_changes_its_sign_with_the_order():
     assert one.interval == pytest.approx((-other.interval[1], -other.interval[0]))
     assert one.p_value == other.p_value
     assert one.probability == pytest.approx(1 - other.probability)
+    assert one.reversed().interval == pytest.approx(other.interval)
 
 
 def test_seeds_that_only_one_group_has_are_left_out_of_pairs():

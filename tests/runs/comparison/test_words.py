@@ -96,7 +96,7 @@ def test_numbers_are_short():
     assert number(0.91234) == "0.912"
     assert number(0.05, sign=True) == "+0.050"
     assert number(-0.1, sign=True) == "-0.100"
-    assert number(0.0) == "0.000"
+    assert number(-0.0) == "0.000"
     assert number(3.1e-5) == "3.1e-05"
     assert number(12345.6) == "1.23e+04"
     assert span((0.1, 0.25)) == "[0.100, 0.250]"

@@ -236,6 +236,7 @@ def test_a_tracker_gets_the_scores_and_the_identity_of_the_run(run, evaluate, tm
     found = json.loads(seen.read_text())
     assert found["environment"]["rl4p.evaluates"] == "abc"
     assert found["environment"]["kind"] == "evaluation"
+    assert found["environment"]["command"].startswith(f"python -m rl4p.evaluate run={run} out=")
     ((step, metrics),) = found["logged"]
     assert step == 3
     assert scores(metrics) == scores(lines(tmp_path / "out")[0])

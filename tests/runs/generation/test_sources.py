@@ -35,6 +35,12 @@ def test_lengths_beyond_the_model_are_refused(questions):
         of_policy(config, Options(out="a"), questions, None)
 
 
+def test_several_processes_are_refused(questions):
+    config = compose([*SMALL, "mesh.processes=2"])
+    with pytest.raises(InputError, match=r"runs in one process: leave mesh\.coordinator"):
+        of_policy(config, Options(out="a"), questions, None)
+
+
 def test_a_server_gets_the_sampling_distribution(questions):
     config = compose(["rollout.temperature=0.5", "rollout.top_p=0.9", "max_response_tokens=7"])
     source = of_server(config, SERVER, questions, "Add.")
