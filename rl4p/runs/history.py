@@ -51,13 +51,23 @@ class History:
         return median(self.values(metric)[:WINDOW])
 
     @cached_property
+    def evaluations(self) -> list[float]:
+        """The pass@1 of each evaluation, of the worst task."""
+        scores = [
+            [float(x) for name, x in row.items() if name.endswith("/pass_at_1")]
+            for row in self.rows
+        ]
+        return [min(found) for found in scores if found]
+
+    @property
     def solved(self) -> bool:
         """Whether the last evaluation answers nearly all held-out prompts correctly."""
-        for row in reversed(self.rows):
-            scores = [float(x) for name, x in row.items() if name.endswith("/pass_at_1")]
-            if scores:
-                return min(scores) >= SOLVED
-        return False
+        return bool(self.evaluations) and self.evaluations[-1] >= SOLVED
+
+    @property
+    def began_solved(self) -> bool:
+        """Whether the first evaluation does so too; a grader that accepts all looks like this."""
+        return bool(self.evaluations) and self.evaluations[0] >= SOLVED
 
     @cached_property
     def change(self) -> float:

@@ -73,7 +73,7 @@ def invalid_grades(history: History) -> Symptom | None:
 
 def no_advantage(history: History) -> Symptom | None:
     recent = history.recent("advantage/max")
-    if any(recent) or not recent or history.solved:
+    if any(recent) or not recent or (history.solved and not history.began_solved):
         return None
     why, remedy = "in each group all rewards are equal", larger_group(history)
     if history.config["group_size"] == 1 and history.compares_groups:
@@ -83,7 +83,7 @@ def no_advantage(history: History) -> Symptom | None:
     elif not any(history.recent("reward/std")):
         why = (
             f"all samples get the reward {history.late('reward/mean'):.3g}, as the prompts are too "
-            "hard or too easy, or the grader does not find the answers (see samples.jsonl)"
+            "hard or too easy, or the grader is wrong (see samples.jsonl)"
         )
     return Symptom("advantage/max", 0.0, f"nothing is trained: {why}.", remedy)
 
