@@ -107,6 +107,8 @@ def test_a_command_is_accepted_as_it_stands(path, words, tmp_path, monkeypatch):
     write_files(path, tmp_path)
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
+    for file in tmp_path.glob("*.py"):  # another document may have a module of this name
+        monkeypatch.delitem(sys.modules, file.stem, raising=False)
     started = []  # what Hydra would start; it is stopped after all checks of the command line
     for start in ("run", "multirun", "show_cfg"):
         monkeypatch.setattr(Hydra, start, lambda *given, **options: started.append(given))

@@ -50,6 +50,8 @@ MAY_SET = (
     "debug",
     "trusted_targets",
 )
+# Keys below these that act on training only.
+NOT_HERE = ("evaluation.every", "debug.profile", "tracker.register", "tracker.upload_checkpoints")
 OF_MODEL = ("model", "seed", "experiment")  # without a run
 OF_CHECKPOINT = ("model.dtype", "model.template")  # with a run, whose parameters fix the rest
 INSTEAD = {
@@ -165,7 +167,7 @@ def refuse_what_cannot_act(overrides: Sequence[Override], request: Request) -> N
             raise InputError(
                 f"{override.input_line} has several values, but one command evaluates one policy."
             )
-        if key in ("evaluation.every", "debug.profile") or not begins(key, may):
+        if key in NOT_HERE or not begins(key, may):
             hint = f": set {INSTEAD[key]}" if key in INSTEAD else ""
             if not hint and request.run is not None and begins(key, OF_MODEL):
                 hint = f": the run has its own (only {' and '.join(OF_CHECKPOINT)} can be set)"

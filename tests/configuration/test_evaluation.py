@@ -164,6 +164,7 @@ def test_a_file_that_is_only_evaluated_needs_no_other():
         ("+model@teacher=tiny", "+model@teacher=tiny has no effect"),
         ("hydra.run.dir=x", "hydra.run.dir=x has no effect"),
         ("evaluation.every=3", "evaluation.every=3 has no effect"),
+        ("tracker.register=mine", "tracker.register=mine has no effect"),
         ("debug.profile=true", "debug.profile=true has no effect"),
         ("data.digits=2,3", "has several values, but one command evaluates one policy."),
         ("data.digitss=2", "data.digitss is not an option of data=arithmetic; did you mean"),

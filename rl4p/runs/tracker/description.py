@@ -76,7 +76,14 @@ class Description:
 
     @property
     def command(self) -> str:
-        return shlex.join(["python", "-m", "rl4p.train", *self.overrides])
+        """The command line; an evaluation records its own."""
+        own = self.environment.get("command")
+        return own or shlex.join(["python", "-m", "rl4p.train", *self.overrides])
+
+    @property
+    def is_evaluation(self) -> bool:
+        """Whether the folder is that of an evaluation, which trains nothing."""
+        return self.environment.get("kind") == "evaluation"
 
     @property
     def started(self) -> float:
@@ -95,7 +102,8 @@ class Description:
         if shown:
             return short(f"{key}={last_part(value)}" for key, value in shown.items())
         model, data = self.config.get("model") or {}, self.config.get("data") or {}
-        names = [self._choice("model", model), data.get("task") or self._choice("data", data)]
+        names = ["evaluation"] if self.is_evaluation else []
+        names += [self._choice("model", model), data.get("task") or self._choice("data", data)]
         date = datetime.fromtimestamp(self.started).strftime("%Y-%m-%d %H:%M")
         return short([*(str(name) for name in names if name), date])
 

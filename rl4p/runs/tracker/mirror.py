@@ -154,8 +154,10 @@ class Mirror:
     def upload(self, status: str) -> None:
         """Uploads the newest checkpoint and registers the policy, if these were requested.
 
-        Only the policy of a run that has finished is registered.
+        Only the policy of a run that has finished is registered. An evaluation has neither.
         """
+        if Description(self._folder).is_evaluation:
+            return
         checkpoint, name, trusted = self._uploads
         if checkpoint:
             upload_checkpoint(self._client, self._id, self._folder)

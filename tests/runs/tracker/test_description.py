@@ -203,3 +203,13 @@ NODE = {"_target_": MLFLOW, "uri": "b"}
 )  # fmt: skip
 def test_the_options_of_one_of_several_trackers(tracker, found):
     assert options_of(tracker, MLFLOW) == found
+
+
+def test_an_evaluation_has_its_own_name_and_command(record):
+    config = yaml.safe_load((record.folder / "config.yaml").read_text())
+    command = "python -m rl4p.evaluate run=a out=b"
+    record.describe(config, {"kind": "evaluation", "command": command})
+    description = Description(record.folder)
+    assert description.is_evaluation
+    assert description.name.startswith("evaluation tiny ")
+    assert description.command == command
