@@ -95,7 +95,7 @@ KEPT = ("model=pretrained", "data=jsonl")
 
 def refused(line: str) -> str:
     with pytest.raises(InputError) as refusal:
-        command_line.launch("train", pytest.fail, pytest.fail, shlex.split(line), CONF)
+        command_line.launch("train", pytest.fail, pytest.fail, None, shlex.split(line), CONF)
     message = str(refusal.value)
     assert "\n" not in message
     return message
@@ -130,7 +130,9 @@ def test_the_message_of_a_mistake_ends_with_what_to_write(
         kept = [word for word in shlex.split(line) if word in KEPT]
         overrides = kept + [word for word in words if word != "-m"]
         if "-m" in words or choice.startswith("resume="):
-            command_line.preflight(Composer(), overrides, "-m" in words, targets=False)
+            command_line.preflight(
+                Composer(), overrides, "-m" in words, targets=False, resumable=True
+            )
         else:
             configuration.compose(overrides)
 

@@ -185,5 +185,6 @@ GRADERS = ("trusted_targets=[tests]",)
     ],
     ids=["one-sample", "truncated", "constant-reward", "failing-grader", "greedy"],
 )
+@pytest.mark.slow
 def test_a_run_made_to_fail_says_why(overrides, expected):
     assert run(*SMALL, *overrides) == expected

@@ -211,5 +211,5 @@ def test_an_evaluation_has_its_own_name_and_command(record):
     record.describe(config, {"kind": "evaluation", "command": command})
     description = Description(record.folder)
     assert description.is_evaluation
-    assert description.name.startswith("evaluation tiny ")
+    assert description.name.startswith("evaluation ")
     assert description.command == command
