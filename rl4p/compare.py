@@ -18,26 +18,21 @@ have not finished are named and left out.
 import sys
 from collections.abc import Sequence
 
-from rl4p.errors import InputError, RunError
+from rl4p.configuration.job_options import run_job
+
+
+def job(arguments: list[str]) -> None:
+    from rl4p.runs.comparison.report import print_comparison, write
+    from rl4p.runs.comparison.sources import parsed, read
+
+    given = parsed(arguments)
+    runs, left_out, out = read(given)
+    print_comparison(write(runs, left_out, out, metric=given.get("metric")))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command line and returns the exit code."""
-    arguments = sys.argv[1:] if arguments is None else list(arguments)
-    if {"-h", "--help"} & set(arguments):
-        print(__doc__)
-        return 0
-    from rl4p.runs.comparison.report import print_comparison, write
-    from rl4p.runs.comparison.sources import parsed, read
-
-    try:
-        given = parsed(arguments)
-        runs, left_out, out = read(given)
-        print_comparison(write(runs, left_out, out, metric=given.get("metric")))
-    except (InputError, RunError) as error:
-        print(error, file=sys.stderr)
-        return error.exit_code
-    return 0
+    return run_job(__doc__ or "", job, arguments)
 
 
 if __name__ == "__main__":
