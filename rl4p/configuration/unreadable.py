@@ -66,9 +66,10 @@ def unreadable(
 
 
 def without_spaces(lines: Sequence[str], index: int) -> list[str] | None:
-    """Returns the words around an index as one override, if spaces divide it: `seed = 1`, `0, 1`.
+    """Joins the parts of an override that was written with spaces, such as `seed = 1`.
 
-    Returns None if the words are not parts of one override.
+    Returns the joined override, after `-m` if it has several values. Returns None if the word at
+    `index` is not part of such an override.
     """
     line, before, after = lines[index], lines[:index], lines[index + 1 :]
     if after and after[0].startswith("=") and "=" not in line:
