@@ -229,6 +229,7 @@ def options(group: str) -> list[str]:
     return sorted(path.stem for path in (CONF / group).glob("*.yaml"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("group", IN_THE_INDEX)
 def test_the_paper_index_has_every_option_with_its_command(site, group):
     index, page = ((site / f"algorithms/{each}.md").read_text() for each in ("index", group))
@@ -243,6 +244,7 @@ def test_the_paper_index_has_every_option_with_its_command(site, group):
         refuse_what_cannot_act(phases)
 
 
+@pytest.mark.slow
 def test_the_paper_index_links_papers_and_quotes_the_catalogue(site):
     page = (site / "algorithms/update.md").read_text()
     section = page.partition("\n## gspo\n")[2].partition("\n## ")[0]
@@ -256,6 +258,7 @@ def catalogue() -> str:
     return (ROOT / "experiments" / "catalogue.md").read_text()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("group", GROUPS)
 def test_the_reference_has_every_option_and_key_of_a_group(site, group):
     file = f"{group.replace('/', '_')}.md"
@@ -271,6 +274,7 @@ def test_the_reference_has_every_option_and_key_of_a_group(site, group):
             assert written or key == "defaults", (option, key)
 
 
+@pytest.mark.slow
 def test_a_key_is_described_by_its_comment_and_an_inherited_one_by_the_comment_of_its_origin(site):
     page = (site / "reference/configuration/update.md").read_text()
     section = page.partition("\n## gspo\n")[2].partition("\n## ")[0]

@@ -123,13 +123,13 @@ def passed(right_P: np.ndarray, samples: int, k: int) -> np.ndarray:
     include a right one (2107.03374). It is computed as 1 - prod_{i = n-c+1}^{n} (1 - k / i), where
     no factor is large.
     """
-    table = [
-        1 - prod(1 - k / i for i in range(samples - c + 1, samples + 1))
+    estimates = {
+        c: 1 - prod(1 - k / i for i in range(samples - c + 1, samples + 1))
         if samples - c >= k
         else 1.0
-        for c in range(samples + 1)
-    ]
-    return np.array(table)[right_P]
+        for c in set(right_P.tolist())
+    }
+    return np.array([estimates[c] for c in right_P.tolist()])
 
 
 def estimate(values_P: np.ndarray, most: int) -> Estimate:

@@ -59,6 +59,7 @@ def test_groups_options_and_keys_are_completed(tab):
     assert tab("rl4p-train group") == ["group_size="]
 
 
+@pytest.mark.slow
 def test_the_keys_are_those_of_the_chosen_options(tab):
     assert "update.beta=" in tab("rl4p-train update=dpo update.")
     assert "update.beta=" not in tab("rl4p-train update.")
@@ -68,17 +69,20 @@ def test_every_script_that_composes_has_it(tab):
     assert "mesh=v5e_16" in tab("rl4p-plan mesh=v5e", script="rl4p-plan")
 
 
+@pytest.mark.slow
 def test_flags_are_completed(tab):
     assert tab("rl4p-train --mul") == ["--multirun"]
     assert tab("rl4p-train --config-") == ["--config-dir"]  # the others are refused
 
 
+@pytest.mark.slow
 def test_a_wrong_line_offers_what_it_can_and_prints_no_error(tab):
     assert tab("rl4p-train advantage=grpoo advantage.eps") == []
     assert tab("rl4p-train help optimizer.le") == []
     assert tab("rl4p-train batch_size=1 rollout=na") == ["rollout=naive_sampler"]
 
 
+@pytest.mark.slow
 def test_options_of_the_users_own_are_completed(tab, tmp_path):
     (tmp_path / "mine/advantage").mkdir(parents=True)
     (tmp_path / "mine/advantage/better.yaml").write_text("_target_: my_phases.Better\n")
@@ -87,6 +91,7 @@ def test_options_of_the_users_own_are_completed(tab, tmp_path):
     assert tab("rl4p-train advantage=be") == []
 
 
+@pytest.mark.slow
 def test_runs_to_resume_are_completed(tab, tmp_path):
     assert tab("rl4p-train resume=") == ["resume=latest"]
     folder = tmp_path / "outputs/runs/2026-11-23/10-00-00-1"
@@ -113,6 +118,7 @@ def test_what_cannot_be_completed_is_a_sentence(tmp_path, arguments, sentence):
     assert ran.stderr.count("\n") == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shell", ["zsh", "fish"])
 def test_other_shells_get_their_own_code(scripts, shell):
     command = [scripts / "rl4p-train", "--shell-completion", f"install={shell}"]

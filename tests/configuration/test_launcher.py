@@ -39,6 +39,7 @@ def test_a_failed_job_neither_stops_nor_hides_the_others(toy, capsys, options):
     ]
 
 
+@pytest.mark.slow
 def test_the_finished_runs_are_handed_on(toy):
     handed = []
 
@@ -56,11 +57,13 @@ def test_the_finished_runs_are_handed_on(toy):
     assert handed == [(folder, [folder / "0", folder / "2"])]
 
 
+@pytest.mark.slow
 def test_a_job_without_a_record_has_not_finished(toy, capsys):
     assert toy.run("-m", "seed=0,1", after_sweep=lambda *_: None) == 1
     assert "2 jobs, 2 not started" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_a_new_start_forgets_the_failure(toy):
     folder = toy.folder / "outputs/sweeps/one"
     assert toy.run("-m", "seed=0,1", job=fails([], 1)) == 1

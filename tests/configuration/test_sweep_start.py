@@ -104,6 +104,7 @@ def test_a_resumed_sweep_runs_what_is_left(toy, capsys):
     assert sweep(toy, f"resume={folder}") == (0, [])
 
 
+@pytest.mark.slow
 def test_a_sweep_is_extended(toy):
     folder = toy.folder / "outputs/sweeps/one"
     sweep(toy, "-m", "seed=0,1", ends={1: Stopped("Saved.")})
@@ -117,6 +118,7 @@ def test_a_sweep_is_extended(toy):
     assert sweep(toy, f"resume={folder}") == (0, [])
 
 
+@pytest.mark.slow
 def test_a_run_that_was_killed_while_it_was_extended_is_not_finished(toy):
     folder = toy.folder / "outputs/sweeps/one"
     sweep(toy, "-m", "seed=0,1")
@@ -126,6 +128,7 @@ def test_a_run_that_was_killed_while_it_was_extended_is_not_finished(toy):
     assert [(config.seed, config.steps) for config in seen] == [(1, 9)]
 
 
+@pytest.mark.slow
 def test_folders_of_a_sweep_with_names_of_their_own(toy):
     name = "hydra.sweep.subdir='a, ${seed}'"
     exit_code, _ = sweep(toy, "-m", "seed=0,1", name, ends={0: InputError("Zero.")})
@@ -137,6 +140,7 @@ def test_folders_of_a_sweep_with_names_of_their_own(toy):
     assert made == {"a, 0", "a, 1", "failed"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [0, 1])  # a job that was stopped, and one that has not started
 def test_a_sweep_keeps_its_configuration(toy, capsys, seed):
     folder = toy.folder / "outputs/sweeps/one"
@@ -147,6 +151,7 @@ def test_a_sweep_keeps_its_configuration(toy, capsys, seed):
     assert files(folder) == before
 
 
+@pytest.mark.slow
 def test_a_sweep_whose_job_is_active_waits_for_it(toy, capsys):
     folder = toy.folder / "outputs/sweeps/one"
     sweep(toy, "-m", "seed=0,1", ends={0: Stopped("Saved.")})
@@ -156,6 +161,7 @@ def test_a_sweep_whose_job_is_active_waits_for_it(toy, capsys):
         assert f"Another run is using {busy}." in capsys.readouterr().err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "text", "sentence"),
     [
@@ -177,6 +183,7 @@ def test_a_sweep_with_a_broken_record_is_refused(toy, capsys, name, text, senten
     assert error.count("\n") == 2  # and that of the sweep that was stopped
 
 
+@pytest.mark.slow
 def test_a_sweep_is_not_shown_as_one_job(toy, capsys):
     sweep(toy, "-m", "seed=0,1", ends={0: Stopped("Saved.")})
     assert sweep(toy, "resume=outputs/sweeps/one", "--cfg", "job") == (2, [])

@@ -114,7 +114,14 @@ def with_a_run(tmp_path_factory) -> Path:
     return working
 
 
-@pytest.mark.parametrize(("line", "correction"), MISTAKES.items(), ids=MISTAKES)
+# Each takes half a second: `make test` has every fourth, `make slow` the others.
+EACH = [
+    pytest.param(line, correction, id=line, marks=[pytest.mark.slow] if i % 4 else [])
+    for i, (line, correction) in enumerate(MISTAKES.items())
+]
+
+
+@pytest.mark.parametrize(("line", "correction"), EACH)
 def test_the_message_of_a_mistake_ends_with_what_to_write(
     line, correction, with_a_run, monkeypatch
 ):

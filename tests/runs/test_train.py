@@ -165,6 +165,7 @@ def test_phases_of_the_users_own_are_named_in_yaml_and_on_the_command_line(train
     assert first["advantage/max"] > 0
 
 
+@pytest.mark.slow
 def test_bad_input_is_one_sentence_and_exit_code_2(train, tmp_path):
     process = train("max_prompt_tokens=3", "steps=1", f"hydra.run.dir={tmp_path / 'run'}")
     assert process.returncode == 2

@@ -114,6 +114,7 @@ def test_one_run_without_samples_has_a_page(tmp_path):
     assert not elements.open
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("groups", "seeds"), [(33, 3), (100, 1)])
 def test_a_sweep_of_a_hundred_long_runs_has_a_small_page(tmp_path, groups, seeds):
     """Every metric of every step is recorded."""

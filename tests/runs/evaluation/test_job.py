@@ -49,6 +49,7 @@ def test_the_numbers_are_those_of_the_evaluation_within_the_run(run, whole):
     assert any(0 < value < 1 for value in values)
 
 
+@pytest.mark.slow
 def test_an_older_checkpoint_and_the_average_are_other_policies(run, whole, evaluate, tmp_path):
     assert evaluate(f"run={run}", "step=1", f"out={tmp_path}/older")[0] == 0
     assert scores(lines(tmp_path / "older")[0]) == scores(lines(run)[1])
@@ -189,6 +190,7 @@ def test_a_stopped_evaluation_says_how_to_continue(run, evaluate, tmp_path):
     assert evaluate(f"run={run}", f"out={tmp_path}/out", *MANY)[0] == 0
 
 
+@pytest.mark.slow
 def test_a_changed_evaluation_in_the_folder_is_refused(run, whole, evaluate):
     before = {path: path.read_bytes() for path in whole.glob("*.json*")}
     for words, sentence in (
@@ -219,6 +221,7 @@ def test_a_folder_of_something_else_is_left_alone(run, evaluate, tmp_path):
     assert "cannot be created: Not a directory." in error
 
 
+@pytest.mark.slow
 def test_a_tracker_gets_the_scores_and_the_identity_of_the_run(run, evaluate, tmp_path):
     """Without MLflow the run has no identity, so this test gives it one."""
     seen = tmp_path / "seen.json"

@@ -76,6 +76,7 @@ def test_a_full_disk_is_named(responses):
         responses.append([{}])
 
 
+@pytest.mark.slow
 def test_a_line_has_all_that_is_known_of_a_response(subject):
     evaluation = replace(subject.evaluation, samples=2)
     greedy, *_, drawn = evaluation.answered(subject.state)
@@ -103,6 +104,7 @@ def test_a_line_has_all_that_is_known_of_a_response(subject):
     assert json.loads(json.dumps(rows)) == rows
 
 
+@pytest.mark.slow
 def test_a_response_that_could_not_be_graded_has_no_grades(subject):
     """Its grades are zeros in the arrays, which would look like wrong answers."""
 

@@ -17,6 +17,7 @@ def parameters(subject):
     return {f"['params']{jax.tree_util.keystr(path)}": np.asarray(x) for path, x in flat}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("step", [None, 1])
 def test_the_parameters_are_those_of_the_checkpoint(run, tmp_path, step):
     words = [] if step is None else [f"step={step}"]
@@ -31,6 +32,7 @@ def test_the_parameters_are_those_of_the_checkpoint(run, tmp_path, step):
     assert subject.source == {"run": str(run), "step": step or 3, "average": False}
 
 
+@pytest.mark.slow
 def test_the_average_is_not_taken_twice(run, tmp_path):
     """The state of an evaluation has no other average than the one in its parameters."""
     words = ["average=true", "evaluation.samples=0"]
@@ -53,6 +55,7 @@ def test_a_model_is_its_own_source(tmp_path):
         build_subject(config, request)
 
 
+@pytest.mark.slow
 def test_prompts_that_are_too_long_are_counted(run, tmp_path):
     words = ["max_prompt_tokens=10", "evaluation.samples=0"]
     request, config = read([f"run={run}", f"out={tmp_path}", *words])

@@ -48,6 +48,7 @@ def test_the_policy_of_the_package_keeps_what_is_right(out, capsys):
     assert f"data.path={out}" in printed
 
 
+@pytest.mark.slow
 def test_the_same_command_samples_nothing_again(out, monkeypatch, capsys):
     command = [f"out={out}", *POLICY, "prompts=10", "keep=correct"]
     generate(command)
@@ -63,6 +64,7 @@ def test_the_same_command_samples_nothing_again(out, monkeypatch, capsys):
         generate([*command, "seed=1"])
 
 
+@pytest.mark.slow
 def test_a_job_that_a_signal_stops_goes_on_and_ends_the_same(out, tmp_path, monkeypatch):
     command = [*POLICY, "prompts=20", "best=1"]
     whole = tmp_path / "whole"
@@ -84,11 +86,13 @@ def test_a_job_that_a_signal_stops_goes_on_and_ends_the_same(out, tmp_path, monk
     assert files(parts / "kept.jsonl") == files(whole / "kept.jsonl")
 
 
+@pytest.mark.slow
 def test_without_grades(out):
     generate([f"out={out}", *POLICY, "prompts=3", "grade=false"])
     assert {(row["reward"], len(row["terms"])) for row in rows(out)} == {(None, 0)}
 
 
+@pytest.mark.slow
 def test_held_out_questions(out, tmp_path):
     generate([f"out={out}", *POLICY, "prompts=3", "split=held_out", "data.held_out_size=2"])
     assert len({row["id"] for row in rows(out.with_suffix(".responses.jsonl"))}) == 2
