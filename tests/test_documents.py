@@ -282,6 +282,7 @@ def test_a_key_is_described_by_its_comment_and_an_inherited_one_by_the_comment_o
     assert "| `update.epochs` | `1` | passes over the batch in one step |" in section
 
 
+@pytest.mark.slow
 def test_every_page_has_a_place_in_the_navigation(site):
     def places(entry) -> list[str]:
         if isinstance(entry, dict):
@@ -322,6 +323,7 @@ def documented() -> set[str]:
     return {metric for line in own for metric in METRIC.findall(line)}
 
 
+@pytest.mark.slow
 @pytest.mark.mixed_dtypes
 def test_every_metric_of_a_run_is_explained():
     run = build(compose([

@@ -93,6 +93,7 @@ def test_the_reward_of_the_default_recipe_rises():
     assert np.mean(rewards[-3:]) > np.mean(rewards[:3]) + 0.1
 
 
+@pytest.mark.slow
 def test_with_the_advantage_negated_it_falls():
     rewards = mean_rewards(steps=6, negated=True)
     assert np.mean(rewards[-2:]) < np.mean(rewards[:3]) - 0.4

@@ -78,6 +78,7 @@ def sweep(toy, *argv, ends=None) -> tuple[int, list[DictConfig]]:
     return toy.run(*argv, job=training(seen, ends), after_sweep=lambda *_: None), seen
 
 
+@pytest.mark.slow
 def test_a_resumed_sweep_runs_what_is_left(toy, capsys):
     ends = {1: RunError("One is wrong."), 3: Stopped("Saved.")}
     exit_code, seen = sweep(toy, "-m", "seed=0,1,2,3,4,5", "advantage=other", ends=ends)

@@ -276,6 +276,7 @@ def in_half_precision(policy, params, make_state, make_objective, batch):
     return half, *gradient_step(objective, decoder, SAMPLING, optimizer, {}, state, batch, {})
 
 
+@pytest.mark.slow
 def test_parameters_in_half_precision_stay_so(in_half_precision):
     before, state, metrics = in_half_precision
     assert {leaf.dtype for leaf in jax.tree.leaves(state.params)} == {jnp.dtype("bfloat16")}
@@ -337,6 +338,7 @@ def abstract(objective, rows, columns, words):
     return objective, decoder, SAMPLING, optimizer, {}, state, batch, coefficients
 
 
+@pytest.mark.slow
 @pytest.mark.mixed_dtypes
 def test_logits_of_all_tokens_are_never_in_memory_at_once(make_objective):
     """16k tokens of 152k words are 10 GB of logits; compiled, not run."""
@@ -346,6 +348,7 @@ def test_logits_of_all_tokens_are_never_in_memory_at_once(make_objective):
     assert program.memory_analysis().temp_size_in_bytes < rows * columns * words * 4 / 10
 
 
+@pytest.mark.slow
 @pytest.mark.mixed_dtypes
 def test_there_are_as_many_loops_over_microbatches_as_is_asked_for(make_objective):
     def loops(most):
@@ -430,6 +433,7 @@ class Norms:
         return jnp.float32(0)
 
 
+@pytest.mark.slow
 def test_groups_stay_together_in_an_order_that_is_drawn_for_every_pass(
     policy, params, make_state, make_objective, batch
 ):

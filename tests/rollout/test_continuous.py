@@ -87,7 +87,7 @@ def test_the_tokens_are_those_of_the_naive_sampler(sample, slots, seed):
     "options",
     [
         {"greedy": True, "group_size": 8},
-        {"group_size": 3},
+        pytest.param({"group_size": 3}, marks=pytest.mark.slow),
         pytest.param({"group_size": 1}, marks=pytest.mark.slow),
     ],
 )
@@ -97,6 +97,7 @@ def test_greedy_answers_and_other_group_sizes_are_the_same_too(sample, options):
     assert_same(ours, theirs)
 
 
+@pytest.mark.slow
 def test_temperature_zero_is_greedy(sample):
     ours, _ = sample(Continuous(max_response_tokens=R, temperature=0.0), group_size=1)
     theirs, _ = sample(Continuous(max_response_tokens=R), group_size=1, greedy=True)
@@ -141,6 +142,7 @@ def turns_of(turns, lengths):
     return count
 
 
+@pytest.mark.slow
 def test_few_programs_serve_all_lengths(sample):
     """Two numbers of slots, 16 and 8, by two sizes of the cache."""
     sampler = Continuous(max_response_tokens=R, slots=16, top_k=7)
@@ -302,6 +304,7 @@ def largest_copy(lines):
     return max((math.prod(map(int, size[1].split(","))) for size in sizes if size), default=0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["continuous", "naive"])
 def test_no_decode_step_copies_the_cache(loops_of_users, name):
     """Keys are [24, 2, 8, 48] and values [24, 2, 48, 8], whatever the order of their axes."""
@@ -322,6 +325,7 @@ def test_a_copy_is_noticed_by_its_size():
     assert largest_copy(lines[1:2]) == 0
 
 
+@pytest.mark.slow
 def test_in_a_turn_devices_only_tell_one_another_whether_to_go_on(decode_text):
     collectives = ("all-gather(", "all-reduce(", "all-to-all(", "collective-permute(")
     condition, body = (

@@ -34,6 +34,7 @@ def without_names(found):
     return [{k: v for k, v in group.items() if k != "runs"} for group in found["groups"]]
 
 
+@pytest.mark.slow
 def test_the_store_alone_gives_the_same_groups_and_differences(sent, store):
     from_folders = analysed(*read_folders([sent]), sent)
     shutil.rmtree(sent)
@@ -71,6 +72,7 @@ def test_runs_that_did_not_finish_and_parents_are_no_runs(sent, store, tmp_path)
     ]
 
 
+@pytest.mark.slow
 def test_another_metric_is_read_on_request(sent, store):
     assert "update/loss" not in read_experiment("rl4p", store.uri)[0][0].rows[-1]
     rows = [{"step": 0, METRIC: 0.0, "update/loss": 7.0}]

@@ -86,7 +86,8 @@ def test_the_terminal_shows_tables_sentences_left_out_runs_and_the_page(sweep, c
     assert "-0.200*" in row
     assert "* the seeds support this difference" in shown
     assert "The seeds support that advantage=rloo is better" in " ".join(shown.split())
-    assert "bad: it failed at step 4" in " ".join(shown.split())
+    # A long line is wrapped, within the path of the folder too.
+    assert "bad:itfailedatstep4" in "".join(shown.split())
     assert lines[-1] == str(sweep / "compare" / "index.html")
     assert max(map(len, lines[:-1])) <= 80
 

@@ -48,6 +48,7 @@ def test_scores_are_values_of_json(tasks):
     assert list(tasks) == ["a", "b"]
 
 
+@pytest.mark.slow
 def test_the_table_has_each_accuracy_with_its_interval(tasks, subject, capsys):
     """It fits into a terminal of 80 columns."""
     found = {"tasks": tasks} | settings(compose(), subject.evaluation)

@@ -98,6 +98,7 @@ def test_held_out_questions(out, tmp_path):
     assert len({row["id"] for row in rows(out.with_suffix(".responses.jsonl"))}) == 2
 
 
+@pytest.mark.slow
 def test_nothing_to_keep_is_an_error_that_says_why(out):
     impossible = "reward.terms.format.pattern=never"
     with pytest.raises(RunError, match=r"None of 8 responses can be kept \(8 below the least"):
