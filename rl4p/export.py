@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from rl4p.configuration.arguments import key_values, listed, whole_number
-from rl4p.errors import InputError, RunError
+from rl4p.configuration.job_options import run_job
+from rl4p.errors import InputError
 
 YES_OR_NO = ("true", "false")
 OPTIONAL = {
@@ -61,18 +62,13 @@ def export(given: Mapping[str, str]) -> str:
     return f"{out} holds the {what} of {run} after step {step}."
 
 
+def job(arguments: list[str]) -> None:
+    print(export(key_values(arguments, {"resume": "RUN", "out": "FOLDER"}, OPTIONAL)))
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command line and returns the exit code."""
-    arguments = sys.argv[1:] if arguments is None else list(arguments)
-    if {"-h", "--help"} & set(arguments):
-        print(__doc__)
-        return 0
-    try:
-        print(export(key_values(arguments, {"resume": "RUN", "out": "FOLDER"}, OPTIONAL)))
-    except (InputError, RunError) as error:
-        print(error, file=sys.stderr)
-        return error.exit_code
-    return 0
+    return run_job(__doc__ or "", job, arguments)
 
 
 if __name__ == "__main__":

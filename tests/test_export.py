@@ -245,6 +245,7 @@ def test_a_checkpoint_of_another_model_is_refused(run, tmp_path, capsys):
     assert "embedding is ((264, 32), 'float32') in it" in capsys.readouterr().err
 
 
-def test_help_says_the_keys(capsys):
-    assert main(["--help"]) == 0
+@pytest.mark.parametrize("word", ["-h", "--help"])
+def test_help_says_the_keys(word, capsys):
+    assert main([word]) == 0
     assert "resume=RUN out=FOLDER" in capsys.readouterr().out
