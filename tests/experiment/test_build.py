@@ -80,12 +80,6 @@ def test_an_evaluation_may_have_a_sampler_of_its_own():
     assert isinstance(run.loop.phases.rollout, Continuous)
 
 
-def test_an_evaluation_asks_as_many_questions_as_it_is_told():
-    assert len(build(compose(SMALL)).evaluation.prompts) == 4
-    run = build(compose([*SMALL, "evaluation.prompts=3"]))
-    assert len(run.evaluation.prompts) == 3
-
-
 @pytest.mark.parametrize(
     ("overrides", "of_average"),
     [((), False), (("ema.decay=0.5",), True), (("ema.decay=0.5", "ema.use_for_eval=false"), False)],
