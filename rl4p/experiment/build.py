@@ -19,8 +19,8 @@ from rl4p.experiment.evaluation import (
     build_evaluation,
     check_term,
     encoder,
+    evaluation_sampler,
     held_out_questions,
-    sampler_of,
 )
 from rl4p.learner.microbatches import rows_in
 from rl4p.loop.checks import check_advantages, check_rewards, check_rollout, check_training_batch
@@ -66,7 +66,7 @@ def build(config: DictConfig) -> Experiment:
     data = instantiate(config.data)
     questions, held_out = data.train(), held_out_questions(config, data)
     policy, params = instantiate(config.model).build(mesh, jax.random.fold_in(key, 0))
-    sampler = sampler_of(config, phases)
+    sampler = evaluation_sampler(config, phases)
     check_lengths(config, policy, phases.rollout.max_response_tokens, sampler.max_response_tokens)
     encode = encoder(config, policy)
     prompts, dropped = encode(questions, system_prompt=data.system_prompt)

@@ -78,7 +78,7 @@ def build_evaluation(
     """Returns the evaluation, and the number of prompts dropped for being too long.
 
     Args:
-      phases: with the rollout of the evaluation (`sampler_of`).
+      phases: with the rollout of the evaluation (`evaluation_sampler`).
       encode: the result of `encoder`.
       rows: the number of sequences of a training step.
 
@@ -137,7 +137,7 @@ def check_term(config: DictConfig, phases: Phases) -> None:
         )
 
 
-def sampler_of(config: DictConfig, phases: Phases) -> Any:
+def evaluation_sampler(config: DictConfig, phases: Phases) -> Any:
     """Returns the rollout of the evaluation: its own, or that of the run."""
     node = config.evaluation.rollout
     return phases.rollout if node is None else instantiate(node)

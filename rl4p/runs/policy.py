@@ -43,7 +43,7 @@ def load_policy(
     return policy, params, step
 
 
-def sampler_of(config: DictConfig) -> Sampler:
+def run_sampler(config: DictConfig) -> Sampler:
     """Returns `rollout`, or `evaluation.rollout` if the rollout of the run samples nothing.
 
     Raises:

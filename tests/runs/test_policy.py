@@ -8,7 +8,7 @@ from rl4p.errors import InputError
 from rl4p.experiment.build import build
 from rl4p.rollout.continuous import Continuous
 from rl4p.runs.checkpoint import Orbax
-from rl4p.runs.policy import load_policy, sampler_of
+from rl4p.runs.policy import load_policy, run_sampler
 
 SMALL = (
     "model=scratch", "model.width=32", "model.layers=1", "model.heads=2", "data.train_size=20",
@@ -61,11 +61,11 @@ def test_a_checkpoint_that_is_absent_is_said(saved):
 
 
 def test_the_sampler_of_a_supervised_run_is_that_of_its_evaluation():
-    assert sampler_of(compose(["rollout.top_k=3"])).top_k == 3
-    found = sampler_of(compose(["experiment=arithmetic_sft", "evaluation.rollout.top_k=5"]))
+    assert run_sampler(compose(["rollout.top_k=3"])).top_k == 3
+    found = run_sampler(compose(["experiment=arithmetic_sft", "evaluation.rollout.top_k=5"]))
     assert isinstance(found, Continuous)
     assert found.top_k == 5
     config = compose(["experiment=arithmetic_sft"])
     OmegaConf.update(config, "evaluation.rollout", None)
     with pytest.raises(InputError, match="does not sample with an engine: choose rollout=contin"):
-        sampler_of(config)
+        run_sampler(config)

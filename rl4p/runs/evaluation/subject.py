@@ -17,8 +17,8 @@ from rl4p.experiment.evaluation import (
     build_evaluation,
     check_term,
     encoder,
+    evaluation_sampler,
     held_out_questions,
-    sampler_of,
 )
 from rl4p.loop.evaluation import Evaluation
 from rl4p.model.hub import lasting_name
@@ -56,7 +56,7 @@ def build_subject(config: DictConfig, request: Request) -> Subject:
     policy, params, step = load_policy(
         config, request.run, step=request.step, average=request.average
     )
-    sampler = sampler_of(config, phases)
+    sampler = evaluation_sampler(config, phases)
     check_lengths(config, policy, sampler.max_response_tokens)
     evaluation, dropped = build_evaluation(
         config,

@@ -19,7 +19,7 @@ from rl4p.runs.generation.local import sample_locally
 from rl4p.runs.generation.options import Options
 from rl4p.runs.generation.responses import Responses
 from rl4p.runs.generation.server import Client
-from rl4p.runs.policy import load_policy, sampler_of
+from rl4p.runs.policy import load_policy, run_sampler
 from rl4p.types import Question
 
 
@@ -59,7 +59,7 @@ def of_policy(
         )
     keep_programs()
     run = None if options.run is None else Path(options.run).expanduser().resolve()
-    sampler = sampler_of(config)
+    sampler = run_sampler(config)
     policy, params, step = load_policy(config, run, step=options.step, average=options.average)
     longest = config.max_prompt_tokens + sampler.max_response_tokens
     if longest > policy.decoder.config.max_positions:
@@ -113,7 +113,7 @@ def of_server(
     Raises:
       InputError: a sampling option is not part of the protocol, or there is no API key.
     """
-    server, sampling = options.server, sampler_of(config).sampling
+    server, sampling = options.server, run_sampler(config).sampling
     chat = Chat(
         model=server.model,
         sampling=sampling,
