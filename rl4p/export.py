@@ -14,8 +14,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from rl4p.configuration import instantiate
 from rl4p.configuration.arguments import key_values, listed, whole_number
+from rl4p.configuration.folder import run_folder
 from rl4p.configuration.job_options import run_job
+from rl4p.configuration.resume import saved_config
 from rl4p.errors import InputError
 
 YES_OR_NO = ("true", "false")
@@ -37,18 +40,16 @@ def export(given: Mapping[str, str]) -> str:
     """
     adapter, average = (given.get(key) == "true" for key in ("adapter", "average"))
     step = whole_number("step", given["step"]) if "step" in given else None
-    import jax
-
-    from rl4p.configuration import instantiate
-    from rl4p.configuration.resume import run_folder, saved_config
-    from rl4p.distributed.mesh import Mesh
-    from rl4p.model.huggingface import write_policy
-    from rl4p.runs.checkpoint import restore_params
-
     run, out = run_folder(given["resume"]), Path(given["out"]).expanduser()
     config: Any = saved_config(run, ("model", "seed"), listed(given.get("trusted_targets", "")))
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise InputError(f"out={out} is not empty.")
+    import jax  # which the errors above do not need
+
+    from rl4p.distributed.mesh import Mesh
+    from rl4p.model.huggingface import write_policy
+    from rl4p.runs.checkpoint import restore_params
+
     policy, params = instantiate(config.model).build(Mesh(dp=1), jax.random.key(config.seed))
     if adapter and not policy.frozen:
         raise InputError(f"{run} has no adapter, as it trained all parameters: leave adapter out.")
