@@ -1,24 +1,21 @@
 """The configuration of `python -m rl4p.evaluate`: that of a run, or one composed like a run's.
 
-With run=FOLDER the parts that an evaluation uses (`OF_RUN`) are those of the run, as its folder has
-them. If the command line changes one of these parts, the part is composed again from the overrides
-of the run followed by the new ones. Everything else has its default and has no effect.
+With run=FOLDER the parts that an evaluation uses (`OF_RUN`) are those of the run
+(`resume.config_of_run`). Everything else has its default and has no effect.
 """
 
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from rl4p.configuration.composition import CONF, Composer
 from rl4p.configuration.folder import run_folder
-from rl4p.configuration.resume import NOT_TAKEN_OVER, PROCESSES, as_started, leaves
+from rl4p.configuration.resume import begins, config_of_run, place
 from rl4p.configuration.schema import check, without_hydra
-from rl4p.configuration.targets import resolved
 from rl4p.errors import InputError
 
 # The parts of a run's configuration that its evaluation uses.
@@ -110,7 +107,7 @@ def read(
     if request.run is None:
         config = composer.compose(lines, targets=False)
     else:
-        config = of_run(composer, request.run, overrides)
+        config = config_of_run(composer, str(request.run), overrides, OF_RUN)
     name_what_is_not_read(config)
     check(config)
     config = without_hydra(config)
@@ -142,16 +139,6 @@ def request_of(given: dict[str, str]) -> Request:
         step=int(given["step"]) if "step" in given else None,
         average=given.get("average") == "true",
     )
-
-
-def place(override: Override) -> str:
-    """Returns the key in the configuration that an override sets: model@teacher sets teacher."""
-    return str(override.package or override.key_or_group)
-
-
-def begins(key: str, prefixes: Sequence[str]) -> bool:
-    """Returns whether a key is one of the prefixes, or below one."""
-    return any(f"{key}.".startswith(f"{prefix}.") for prefix in prefixes)
 
 
 def refuse_what_cannot_act(overrides: Sequence[Override], request: Request) -> None:
@@ -208,81 +195,3 @@ def refuse_what_is_not_used(overrides: Sequence[Override], config: DictConfig) -
             raise InputError(
                 f"{line} has no effect on greedy responses: set evaluation.samples=N to sample."
             )
-
-
-def of_run(composer: Composer, folder: Path, new: Sequence[Override]) -> DictConfig:
-    """Returns the configuration for a run, with its `hydra` node.
-
-    Raises:
-      InputError: the folder is not that of a run, or the configuration of the package has changed
-        since the run in a part that the command line changes.
-    """
-    saved, lines = saved_run(folder)
-    repeated = {override.get_key_element() for override in new}
-    chosen = tuple(f"{place(override)}." for override in new)
-    old = [x for x in composer.parse(lines) if is_of_evaluation(x)]
-    kept = [
-        str(x.input_line)
-        for x in old
-        if x.get_key_element() not in repeated and not place(x).startswith(chosen)
-    ]
-    added = [str(x.input_line) for x in new]
-    config = composer.load([*kept, *added])
-    changed = {part(override) for override in new}
-    then = composer.load([str(x.input_line) for x in old]) if changed & set(OF_RUN) else None
-    with open_dict(config):
-        for key in OF_RUN:
-            if key not in changed:
-                config[key] = saved[key]
-            elif then is not None:
-                refuse_other_defaults(folder, key, saved, then)
-    return config
-
-
-def saved_run(folder: Path) -> tuple[DictConfig, list[str]]:
-    """Returns the configuration in the folder of a run, and the overrides of its command line."""
-    lines, saved = as_started("run", str(folder))
-    if not set(OF_RUN) <= set(saved):
-        raise InputError(
-            f"run={folder} is not the folder of a run: its .hydra folder is absent or broken."
-        )
-    for key in PROCESSES:  # they describe a start of the run
-        OmegaConf.update(saved, key, None, force_add=True)
-    return saved, lines
-
-
-def is_of_evaluation(override: Override) -> bool:
-    """Returns whether an override of a run concerns the parts that its evaluation uses."""
-    key = place(override)
-    return begins(key, (*OF_RUN, "suite", "experiment")) and key not in NOT_TAKEN_OVER
-
-
-def part(override: Override) -> str:
-    """Returns the key of the root that an override changes."""
-    key = place(override).partition(".")[0]
-    return "evaluation" if key == "suite" else key
-
-
-def refuse_other_defaults(folder: Path, key: str, saved: DictConfig, then: DictConfig) -> None:
-    """Refuses to change a part of a run that its command line no longer gives.
-
-    Raises:
-      InputError: the run has other values in this part than the same command line gives now.
-    """
-
-    def values(config: DictConfig) -> dict[str, Any]:
-        return dict(leaves(resolved(config, complete=False)[key], key))
-
-    before, now = values(saved), values(without_hydra(then))
-    names = [name for name in {**before, **now} if before.get(name) != now.get(name)]
-    names = [name for name in names if name not in PROCESSES]
-    if names:
-        raise InputError(
-            f"{key} cannot be changed, because its defaults are others than when {folder} was run: "
-            f"{', '.join(listed(names, before, now))}."
-        )
-
-
-def listed(names: Sequence[str], before: dict[str, Any], now: dict[str, Any]) -> Iterator[str]:
-    for name in names:
-        yield f"{name} was {before.get(name, 'absent')} and is {now.get(name, 'absent')}"

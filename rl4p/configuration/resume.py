@@ -1,20 +1,21 @@
 """Resuming or reading a run in its folder: its original overrides, followed by the new ones."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from fcntl import LOCK_SH
 from pathlib import Path
 from typing import Any
 
 from hydra.core.override_parser.types import Override
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, OmegaConf, open_dict
 from yaml import YAMLError
 
-from rl4p.configuration.composition import CONF, Composer
+from rl4p.configuration.composition import Composer
+from rl4p.configuration.differences import differences, leaves
 from rl4p.configuration.folder import not_a_run, only_run_in, run_folder
 from rl4p.configuration.moved import renewed, renewed_override
 from rl4p.configuration.quoting import quoted
 from rl4p.configuration.schema import without_hydra
-from rl4p.configuration.targets import join, resolved
+from rl4p.configuration.targets import resolved
 from rl4p.errors import InputError
 
 MAY_CHANGE = (
@@ -71,15 +72,9 @@ def refuse_changes(given: str, saved: DictConfig, config: DictConfig) -> None:
     for key in MAY_CHANGE:  # before resolving: values interpolated from `steps` change with it
         new = OmegaConf.select(config, key)
         OmegaConf.update(saved, key, new, merge=False, force_add=True)
-    before, after = dict(leaves(resolved(saved))), dict(leaves(resolved(config)))
-    changes = [
-        f"{key} was {before.get(key, 'absent')} and would be {after.get(key, 'absent')}"
-        for key in dict.fromkeys([*before, *after])
-        if key not in before or key not in after or before[key] != after[key]
-    ]
-    if changes:
+    if changes := differences(resolved(saved), resolved(config)):
         raise InputError(
-            f"resume={given} cannot change the configuration: {', '.join(changes)} "
+            f"resume={given} cannot change the configuration: {changes} "
             f"(only {', '.join(MAY_CHANGE[:-2])} may change)."
         )
 
@@ -108,50 +103,101 @@ def as_started(key: str, given: str) -> tuple[list[str], DictConfig]:
         raise InputError(f"{key}={given}: its .hydra folder cannot be read: {reason}.") from error
 
 
+def place(override: Override) -> str:
+    """Returns the key in the configuration that an override sets: model@teacher sets teacher."""
+    return str(override.package or override.key_or_group)
+
+
+def begins(key: str, prefixes: Sequence[str]) -> bool:
+    """Returns whether a key is one of the prefixes, or below one."""
+    return any(f"{key}.".startswith(f"{prefix}.") for prefix in prefixes)
+
+
 def followed_by(
     composer: Composer, lines: Sequence[str], overrides: Sequence[Override]
 ) -> list[str]:
     """Returns the overrides of a run, without those that the new ones replace, and the new ones."""
     repeated = {override.get_key_element() for override in overrides}
-    chosen = tuple(f"{override.key_or_group}." for override in overrides)
+    chosen = tuple(f"{place(override)}." for override in overrides)
     return [
         *(
             str(old.input_line)
             for old in composer.parse(list(lines))
-            if old.key_or_group not in NOT_TAKEN_OVER
+            if place(old) not in NOT_TAKEN_OVER
             and old.get_key_element() not in repeated
-            and not old.key_or_group.startswith(chosen)  # an option of a group that was replaced
+            and not place(old).startswith(chosen)  # an option of a group that was replaced
         ),
-        *(str(new.input_line) for new in overrides if new.key_or_group != "resume"),
+        *(str(new.input_line) for new in overrides if place(new) != "resume"),
     ]
 
 
-def config_of_run(given: str, overrides: Sequence[str], *, conf: Path = CONF) -> DictConfig:
-    """Returns the configuration of a run with other overrides, for a job that only reads the run.
+def config_of_run(
+    composer: Composer, given: str, overrides: Sequence[Override], parts: Sequence[str]
+) -> DictConfig:
+    """Returns the configuration of a job that reads a run, with its `hydra` node, unchecked.
 
-    The mesh of the run is not taken over, because the job may run on another machine.
+    The parts that the job uses are those of the run, as its folder has them. A part that the
+    command line changes is composed again, from the overrides of the run followed by the new ones.
+    Every other part has its default.
 
     Args:
       given: the value of ``run=``, the folder of a run or of one job of a sweep.
-      overrides: the overrides of the job. They may not change the shape of the model.
+      overrides: the overrides of the command line.
+      parts: the keys of the root that the job takes over from the run.
 
     Raises:
-      InputError: the folder is not that of a run, or an override is wrong, or this version of rl4p
-        would compose another model than that of the run.
+      InputError: the folder is not that of a run, or the configuration of the package has changed
+        since the run in a part that the command line changes.
     """
-    composer = Composer(conf)
     lines, saved = as_started("run", given)
-    lines = [line for line in lines if not line.lstrip("+~").startswith(("mesh=", "mesh."))]
-    then = composer.compose(followed_by(composer, lines, []), targets=False)
-    if resolved(then.model) != resolved(saved.model):
+    if not set(parts) <= set(saved):
         raise InputError(
-            f"run={given}: the options of model={then.hydra.runtime.choices.get('model')} have "
-            "changed since this run, so its policy cannot be built again from its overrides."
+            f"run={given} is not the folder of a run: its .hydra folder is absent or broken."
         )
-    lines = followed_by(composer, lines, composer.parse(list(overrides)))
-    config = without_hydra(composer.compose(lines))
-    OmegaConf.set_struct(config, True)
+    for key in PROCESSES:  # they describe a start of the run
+        if begins(key, parts):
+            OmegaConf.update(saved, key, None, force_add=True)
+    of_parts = (*parts, "suite", "experiment")
+    old = [str(x.input_line) for x in composer.parse(lines) if begins(place(x), of_parts)]
+    config = composer.load(followed_by(composer, old, overrides))
+    changed = {part(override) for override in overrides} & set(parts)
+    then = composer.load(followed_by(composer, old, [])) if changed else None
+    with open_dict(config):
+        for key in parts:
+            if key not in changed:
+                config[key] = saved[key]
+            elif then is not None and isinstance(saved[key], DictConfig):  # not replaced as a whole
+                refuse_other_defaults(given, key, saved, then)
     return config
+
+
+def part(override: Override) -> str:
+    """Returns the key of the root that an override changes."""
+    key = place(override).partition(".")[0]
+    return "evaluation" if key == "suite" else key
+
+
+def refuse_other_defaults(given: str, key: str, saved: DictConfig, then: DictConfig) -> None:
+    """Refuses to change a part of a run that its command line no longer gives.
+
+    Raises:
+      InputError: the run has other values in this part than the same command line gives now.
+    """
+
+    def values(config: DictConfig) -> dict[str, Any]:
+        return dict(leaves(resolved(config, complete=False)[key], key))
+
+    before, now = values(saved), values(without_hydra(then))
+    changes = [
+        f"{name} was {before.get(name, 'absent')} and is {now.get(name, 'absent')}"
+        for name in {**before, **now}
+        if before.get(name) != now.get(name) and name not in PROCESSES
+    ]
+    if changes:
+        raise InputError(
+            f"{key} cannot be changed, because its defaults are others than when {given} was run: "
+            f"{', '.join(changes)}."
+        )
 
 
 def saved_config(folder: Path, keys: Sequence[str], trusted: Sequence[str]) -> DictConfig:
@@ -175,12 +221,3 @@ def saved_config(folder: Path, keys: Sequence[str], trusted: Sequence[str]) -> D
     config = renewed(config)
     config.trusted_targets = list(trusted)
     return config
-
-
-def leaves(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:
-    """Yields every value in a tree with its dotted key."""
-    if isinstance(value, Mapping) and value:
-        for name, child in value.items():
-            yield from leaves(child, join(key, name))
-    else:
-        yield key, value

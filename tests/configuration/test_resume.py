@@ -5,11 +5,13 @@ from pathlib import Path
 
 import pytest
 import yaml
+from omegaconf import OmegaConf
 
 from rl4p import configuration
+from rl4p.configuration.composition import Composer
 from rl4p.configuration.folder import only_run_in
 from rl4p.configuration.quoting import command, override
-from rl4p.configuration.resume import MAY_CHANGE, config_of_run, leaves, saved_config
+from rl4p.configuration.resume import MAY_CHANGE, config_of_run, followed_by, saved_config
 from rl4p.errors import InputError
 
 
@@ -290,39 +292,87 @@ def test_a_folder_without_a_whole_configuration_is_no_run(tmp_path, text):
     )
 
 
-def test_values_have_dotted_keys():
-    tree = {"a": {"b": 1, "c": {}}, "d": [{"e": 2}]}
-    assert dict(leaves(tree)) == {"a.b": 1, "a.c": {}, "d": [{"e": 2}]}
+PARTS = ("seed", "rollout", "reward", "model", "evaluation")
 
 
-def test_a_job_that_reads_a_run_gets_its_configuration_with_other_overrides(toy, started):
+@pytest.fixture
+def read(toy):
+    """Returns a function that reads a run with overrides, as a job that uses `PARTS`."""
+
+    def function(run, *overrides, parts=PARTS):
+        composer = Composer(toy.conf)
+        return config_of_run(composer, str(run), composer.parse(list(overrides)), parts)
+
+    return function
+
+
+def change(run, key, value):
+    """Changes a value in the configuration of a run, as if its default had been another then."""
+    path = run / ".hydra" / "config.yaml"
+    config = OmegaConf.load(path)
+    OmegaConf.update(config, key, value, force_add=True)
+    OmegaConf.save(config, path)
+
+
+def test_a_job_that_reads_a_run_gets_the_parts_that_it_uses(read, started):
     before = files(started)
-    config = config_of_run(str(started), ["steps=9", "+rollout.flag=true"], conf=toy.conf)
-    assert (config.reward.terms.new.weight, config.advantage.rate) == (3, 0.25)
-    assert (config.steps, config.rollout.flag) == (9, True)
-    assert config_of_run(str(started), ["advantage=plain"], conf=toy.conf).advantage.rate == 0.5
-    assert "hydra" not in config
+    config = read(started, "steps=9", "+rollout.flag=true")
+    assert (config.reward.terms.new.weight, config.rollout.flag) == (3, True)
+    assert (config.steps, config.advantage.rate) == (9, 0.5)  # the advantage is not used
     assert files(started) == before
 
 
-def test_the_mesh_of_the_run_is_not_taken_over(toy, started):
+def test_a_part_that_is_not_changed_is_as_the_folder_has_it(read, started):
+    change(started, "model.rate", 0.75)
+    assert read(started, "rollout.size=2", "seed=4").model.rate == 0.75
+    with pytest.raises(InputError) as refused:
+        read(started, "model.size=2")
+    assert str(refused.value) == (
+        "model cannot be changed, because its defaults are others than when "
+        f"{started} was run: model.rate was 0.75 and is 0.5."
+    )
+
+
+def test_a_single_value_replaces_whatever_the_run_had(read, started):
+    change(started, "seed", 5)
+    assert (read(started).seed, read(started, "seed=4").seed) == (5, 4)
+
+
+def test_a_part_that_the_job_does_not_use_is_not_taken_over(read, started):
     path = started / ".hydra" / "overrides.yaml"
-    path.write_text(path.read_text() + "- mesh=plain\n- mesh.size=7\n")
-    assert config_of_run(str(started), [], conf=toy.conf).mesh.size == 1
-    assert config_of_run(str(started), ["mesh.size=3"], conf=toy.conf).mesh.size == 3
+    path.write_text(path.read_text() + "- mesh=plain\n- mesh.size=7\n- trusted_targets=[os]\n")
+    config = read(started)
+    assert (config.mesh.size, config.trusted_targets) == (1, ["toy"])
+    assert read(started, "mesh.size=3").mesh.size == 3
 
 
-def test_a_model_that_would_be_another_is_refused(toy, started):
-    path = started / ".hydra" / "config.yaml"
-    config = yaml.safe_load(path.read_text())
-    config["model"]["rate"] = 0.75  # what the option was when the run began
-    path.write_text(yaml.safe_dump(config))
-    with pytest.raises(InputError, match=r"the options of model=plain have changed since this run"):
-        config_of_run(str(started), [], conf=toy.conf)
+def test_the_processes_of_the_run_are_not_those_of_the_job(read, started):
+    change(started, "mesh.processes", 2)
+    assert read(started, parts=("mesh",)).mesh.processes is None
 
 
-def test_a_job_that_reads_a_run_says_what_is_wrong(toy, started):
+def test_a_job_that_reads_a_run_says_what_is_wrong(read, started):
     with pytest.raises(InputError, match="run=nowhere is not the folder of a run"):
-        config_of_run("nowhere", [], conf=toy.conf)
-    with pytest.raises(InputError, match="seed must be"):
-        config_of_run(str(started), ["seed=-1"], conf=toy.conf)
+        read("nowhere")
+    (started / ".hydra" / "config.yaml").write_text("seed: 1")
+    with pytest.raises(InputError, match="folder is absent or broken"):
+        read(started)
+
+
+def test_an_option_of_a_group_replaces_only_what_has_its_place(toy):
+    """A teacher is another model than the policy, although both are options of the group."""
+    composer = Composer(toy.conf)
+    lines = ["model.size=3", "+model@teacher=plain", "teacher.size=4", "data.size=5"]
+
+    def then(*words):
+        return followed_by(composer, lines, composer.parse(list(words)))
+
+    assert then("+model@teacher=plain") == ["model.size=3", "data.size=5", "+model@teacher=plain"]
+    assert then("model=plain") == [*lines[1:], "model=plain"]
+    assert then("+data@evaluation.tasks.new=plain")[:-1] == lines
+
+
+def test_a_teacher_that_is_named_again_leaves_the_model_as_it_was(toy):
+    assert toy.run("model.size=3", "+model@teacher=plain") == 0
+    assert toy.run("resume=outputs/runs/one", "+model@teacher=plain", "steps=9") == 0
+    assert (toy.jobs[-1].model.size, toy.jobs[-1].steps) == (3, 9)

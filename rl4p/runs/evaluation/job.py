@@ -26,9 +26,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 import rl4p
 from rl4p.configuration import instantiate
+from rl4p.configuration.differences import differences
 from rl4p.configuration.evaluation import OF_RUN, Request
 from rl4p.configuration.folder import only_run_in
-from rl4p.configuration.resume import leaves
 from rl4p.distributed.processes import agreed, anywhere, first
 from rl4p.errors import InputError, Stopped
 from rl4p.loop.accuracy import metrics_of
@@ -149,21 +149,15 @@ def refuse_other(path: Path, wanted: dict[str, Any]) -> None:
     Raises:
       InputError: they differ; the message names the keys.
     """
-    before, after = (
-        dict(leaves(tree))
-        for tree in (json.loads(path.read_text()), json.loads(json.dumps(wanted)))
-    )
-    changes = [
-        f"{key.removeprefix('config.')} was {before.get(key, 'absent')} and would be "
-        f"{after.get(key, 'absent')}"
-        for key in {**before, **after}
-        if key not in before or key not in after or before[key] != after[key]
-    ]
-    if changes:
-        more = f", and {len(changes) - 3} more" if len(changes) > 3 else ""
+
+    def by_key(text: str) -> dict[str, Any]:
+        tree = json.loads(text)
+        config = tree.pop("config")  # its keys stand in the message as on the command line
+        return tree | config
+
+    if changes := differences(by_key(path.read_text()), by_key(json.dumps(wanted)), most=3):
         raise InputError(
-            f"out={path.parent} holds another evaluation: {', '.join(changes[:3])}{more}. Choose "
-            "another folder."
+            f"out={path.parent} holds another evaluation: {changes}. Choose another folder."
         )
 
 

@@ -7,11 +7,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 
+from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from rl4p.configuration import compose, instantiate
+from rl4p.configuration.composition import Composer
 from rl4p.configuration.resume import config_of_run
+from rl4p.configuration.schema import check, without_hydra
 from rl4p.errors import InputError, RunError, Stopped
 from rl4p.runs.generation.options import Server, read_options
 from rl4p.runs.generation.responses import Responses
@@ -20,6 +23,21 @@ from rl4p.runs.generation.sources import of_policy, of_server
 from rl4p.runs.record import replace_file
 from rl4p.runs.signals import StopRequest
 from rl4p.types import Question
+
+# The parts of a run's configuration that its responses and grades depend on. The mesh is left out,
+# because the job may run on another machine.
+OF_RUN = (
+    "seed",
+    "prompts_per_step",
+    "group_size",
+    "max_prompt_tokens",
+    "max_response_tokens",
+    "evaluation",
+    "rollout",
+    "reward",
+    "model",
+    "data",
+)
 
 
 def generate(lines: Sequence[str]) -> None:
@@ -31,7 +49,7 @@ def generate(lines: Sequence[str]) -> None:
       Stopped: a signal stopped the job; all responses so far are saved.
     """
     options, overrides = read_options(lines)
-    config = compose(overrides) if options.run is None else config_of_run(options.run, overrides)
+    config = compose(overrides) if options.run is None else read(options.run, overrides)
     data = instantiate(config.data)
     reward = instantiate(config.reward) if options.grade else None
     if reward is not None:
@@ -75,6 +93,16 @@ def generate(lines: Sequence[str]) -> None:
             replace_file(out, "".join(lines))
     console.print("\n".join(summary(rows, chosen, left_out)))
     console.print(f"{out}: train on it with\n  {training_command(out, chosen, data.system_prompt)}")
+
+
+def read(run: str, overrides: Sequence[str]) -> DictConfig:
+    """Returns the checked configuration of a run, with the overrides of the command line."""
+    composer = Composer()
+    config = config_of_run(composer, run, composer.parse(list(overrides)), OF_RUN)
+    check(config)
+    config = without_hydra(config)
+    OmegaConf.set_struct(config, True)
+    return config
 
 
 def refuse_equal_ids(questions: Iterable[Question]) -> None:

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rl4p.configuration.resume import leaves
+from rl4p.configuration.differences import differences
 from rl4p.errors import InputError, RunError
 from rl4p.runs.record import replace_file
 from rl4p.types import Question
@@ -110,22 +110,15 @@ class Responses:
             os.truncate(self.path, 0)
             return
         try:
-            before = dict(leaves(json.loads(self.settings_path.read_text())))
+            before = json.loads(self.settings_path.read_text())
         except ValueError:
             raise InputError(
                 f"{self.settings_path} is not JSON: delete it, or rename it."
             ) from None
-        after = dict(leaves(json.loads(json.dumps(settings))))
-        changes = [
-            f"{key} was {before.get(key, 'absent')} and would be {after.get(key, 'absent')}"
-            for key in dict.fromkeys([*before, *after])
-            if key not in before or key not in after or before[key] != after[key]
-        ]
-        if changes:
-            more = f", and {len(changes) - 3} more" if len(changes) > 3 else ""
+        if changes := differences(before, json.loads(json.dumps(settings)), most=3):
             raise InputError(
-                f"out={out} has responses of another command: {', '.join(changes[:3])}{more}. "
-                "Name another file, or repeat that command."
+                f"out={out} has responses of another command: {changes}. Name another file, or "
+                "repeat that command."
             )
 
     def read(self) -> None:
