@@ -1,5 +1,7 @@
 """Tests the configuration of an evaluation: a run's own, or composed, and what is refused."""
 
+from functools import cache
+
 import pytest
 from omegaconf import OmegaConf
 
@@ -13,6 +15,11 @@ TRAINED = (
 )
 
 
+@cache
+def composed(*lines):
+    return compose(lines)
+
+
 @pytest.fixture
 def run(tmp_path):
     """Returns a function that writes what Hydra writes into the folder of a run."""
@@ -20,7 +27,7 @@ def run(tmp_path):
     def write(*lines):
         folder = tmp_path / "run"
         (folder / ".hydra").mkdir(parents=True)
-        OmegaConf.save(compose(lines), folder / ".hydra" / "config.yaml")
+        OmegaConf.save(composed(*lines), folder / ".hydra" / "config.yaml")
         OmegaConf.save(OmegaConf.create(list(lines)), folder / ".hydra" / "overrides.yaml")
         return folder
 
@@ -38,7 +45,7 @@ def test_a_run_is_evaluated_as_it_was_configured(run, tmp_path):
     folder = run(*TRAINED)
     request, config = read([f"run={folder}", "step=2", "average=true", f"out={tmp_path}/a b"])
     assert request == Request(out=tmp_path / "a b", run=folder, step=2, average=True)
-    then = compose(TRAINED)
+    then = composed(*TRAINED)
     for key in OF_RUN:
         assert config[key] == then[key], key
     assert OmegaConf.is_struct(config)
@@ -83,7 +90,7 @@ def test_a_run_of_several_processes_is_evaluated_by_one(run):
     for more in ((), ("mesh.dp=1",)):
         _, config = read([f"run={folder}", "out=x", *more])
         assert {config.mesh[key] for key in ("processes", "process", "coordinator")} == {None}
-        assert config.mesh.dp == (1 if more else compose(TRAINED).mesh.dp)
+        assert config.mesh.dp == (1 if more else composed(*TRAINED).mesh.dp)
 
 
 def test_a_run_of_an_older_version_has_the_defaults_of_new_keys(run):

@@ -9,7 +9,7 @@ from rl4p.configuration import compose
 from rl4p.data.arithmetic import Arithmetic
 from rl4p.errors import InputError
 from rl4p.experiment.build import build
-from rl4p.experiment.evaluation import held_out_questions, repeated
+from rl4p.experiment.evaluation import held_out_questions, pass_at_k, repeated
 
 SMALL = (
     "model=scratch",
@@ -67,9 +67,21 @@ def test_the_options_reach_the_evaluation():
     evaluation = built("evaluation.samples=6", "evaluation.seed=5", "evaluation.rows=12")
     assert (evaluation.samples, evaluation.seed, evaluation.rows) == (6, 5, 12)
     assert evaluation.pass_at_k == (2, 4)
-    assert built("evaluation.samples=8", "evaluation.pass_at_k=[5,3,5]").pass_at_k == (3, 5)
-    assert built("evaluation.samples=8").pass_at_k == (2, 4, 8)
-    assert (built().rows, built().pass_at_k, built().samples) == (8, (), 0)
+    evaluation = built()
+    assert (evaluation.rows, evaluation.pass_at_k, evaluation.samples) == (8, (), 0)
+
+
+@pytest.mark.parametrize(
+    ("words", "found"),
+    [
+        ("evaluation.samples=8 evaluation.pass_at_k=[5,3,5]", (3, 5)),
+        ("evaluation.samples=8", (2, 4, 8)),
+        ("evaluation.samples=6", (2, 4)),
+        ("evaluation.samples=0", ()),
+    ],
+)
+def test_the_values_of_k_are_given_or_the_powers_of_two(words, found):
+    assert pass_at_k(compose(words.split()).evaluation) == found
 
 
 @pytest.mark.parametrize(
