@@ -31,9 +31,11 @@ COMMANDS = """\
     python -m rl4p.train -m $COMMON hydra.sweep.dir=outputs/catalogue/critic \\
         advantage=gae critic=shared,separate
     python -m rl4p.train -m $COMMON hydra.sweep.dir=outputs/catalogue/updates \\
-        update=cispo,clip_cov,dppo,dro,gmpo,gspo,kimi,kl_cov,luspo,m2po,raft,reinforce,sapo,sft,topr,vespo
+        update=cispo,clip_cov,dppo,dro,gmpo,gspo,kimi,kl_cov,luspo,m2po,raft,reinforce,sapo,topr,vespo
     python -m rl4p.train -m $COMMON hydra.sweep.dir=outputs/catalogue/pairs \\
         advantage=preference update=dpo
+    python -m rl4p.train -m $COMMON hydra.sweep.dir=outputs/catalogue/own_samples \\
+        advantage=constant update=sft
     python -m rl4p.train -m $COMMON hydra.sweep.dir=outputs/catalogue/sft experiment=arithmetic_sft
     python -m rl4p.train tracker=none hydra.run.dir=outputs/teacher
     python -m rl4p.export resume=outputs/teacher out=outputs/teacher_policy

@@ -22,7 +22,8 @@ from hydra._internal.hydra import Hydra
 from docs.generator.site import settings, write
 from rl4p import configuration
 from rl4p.configuration import compose
-from rl4p.configuration.composition import Composer
+from rl4p.configuration.composition import Composer, sweep_jobs
+from rl4p.configuration.schema import without_hydra
 from rl4p.experiment.build import build, build_phases
 from rl4p.experiment.compatibility import refuse_what_cannot_act
 from rl4p.loop.loop import train
@@ -256,6 +257,26 @@ def test_the_paper_index_links_papers_and_quotes_the_catalogue(site):
 
 def catalogue() -> str:
     return (ROOT / "experiments" / "catalogue.md").read_text()
+
+
+def test_the_catalogue_has_the_commands_that_its_program_writes():
+    assert importlib.import_module("experiments.catalogue").COMMANDS in catalogue()
+
+
+@pytest.mark.slow
+def test_every_run_of_the_catalogue_is_accepted():
+    """Each value of each sweep gives phases that go together."""
+    composer = Composer()
+    text = importlib.import_module("experiments.catalogue").COMMANDS
+    # A line of four spaces begins a line of the shell, which continues a list of values.
+    ((common,), *rest) = words_of(re.sub(r"\\\n    (?=\w)", "", text))
+    sweeps = [words for words in rest if words[:4] == [*PYTHON, "rl4p.train", "-m"]]
+    assert len(sweeps) == 8
+    for words in sweeps:
+        given = [*common.partition("=")[2].split(), *words[5:]]
+        swept = [word.replace("seed=0,1,2", "seed=0") for word in given]
+        for job in sweep_jobs(composer.parse(swept)):
+            build_phases(without_hydra(composer.compose(job)))
 
 
 @pytest.mark.slow
