@@ -12,6 +12,7 @@ import pytest
 from rl4p.export import main as export
 from rl4p.runs.evaluation import job
 from tests.runs.conftest import lines
+from tests.runs.test_processes import ended, free_port
 
 FILES = {
     "request.json", "responses.jsonl", "evaluation.json", "config.yaml", "environment.json",
@@ -245,3 +246,31 @@ def test_a_tracker_gets_the_scores_and_the_identity_of_the_run(run, evaluate, tm
     assert scores(metrics) == scores(lines(tmp_path / "out")[0])
     assert found["artifacts"] == ["evaluation.json", "responses.jsonl", "request.json"]
     assert found["status"] == "finished"
+
+
+@pytest.mark.slow
+def test_two_processes_have_the_numbers_of_one(run, whole, on_devices, tmp_path):
+    """Only the first process writes the folder."""
+    out, address, started = tmp_path / "out", f"localhost:{free_port()}", []
+    try:
+        for process in range(2):
+            mesh = (f"mesh.coordinator={address}", "mesh.processes=2", f"mesh.process={process}")
+            command = [sys.executable, "-m", "rl4p.evaluate", f"run={run}", f"out={out}", *mesh]
+            started.append(
+                subprocess.Popen(
+                    command,
+                    env=on_devices(1),
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.PIPE,
+                    text=True,
+                )
+            )
+        ended(started, [0, 0])
+    finally:
+        for process in started:
+            process.kill()
+    (found, rows), (expected, alone) = read(out), read(whole)
+    assert {path.name for path in out.iterdir()} == FILES
+    assert json.loads((out / "environment.json").read_text())["processes"] == 2
+    assert [row["response"] for row in rows] == [row["response"] for row in alone]
+    assert found["tasks"] == expected["tasks"]
