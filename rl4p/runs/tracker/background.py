@@ -10,7 +10,7 @@ from rl4p.runs.tracker import Mirror
 log = logging.getLogger(__name__)
 
 # A batch of metrics costs a mirror some milliseconds whatever its size, so fast steps share one.
-SECONDS_BETWEEN_BATCHES = 5.0
+SECONDS_BETWEEN_BATCHES = 10.0
 SECONDS_BETWEEN_ATTEMPTS = 30.0
 LATE = "it was too slow or did not answer"
 
