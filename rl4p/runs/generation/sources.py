@@ -5,11 +5,11 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig
 
+from rl4p.configuration.folder import run_folder
 from rl4p.configuration.targets import resolved
 from rl4p.data.prompts import encode_prompts
 from rl4p.errors import InputError
@@ -58,7 +58,7 @@ def of_policy(
             "mesh.process out."
         )
     keep_programs()
-    run = None if options.run is None else Path(options.run).expanduser().resolve()
+    run = None if options.run is None else run_folder(options.run, key="run")
     sampler = run_sampler(config)
     policy, params, step = load_policy(config, run, step=options.step, average=options.average)
     longest = config.max_prompt_tokens + sampler.max_response_tokens

@@ -202,7 +202,7 @@ def assert_trains_on_demonstrations(found):
 
 
 @pytest.mark.slow
-def test_a_run_is_sampled_and_a_kill_changes_nothing(tmp_path, train):
+def test_a_run_is_sampled_and_a_kill_changes_nothing(tmp_path, train, monkeypatch):
     assert train(f"hydra.run.dir={tmp_path / 'run'}", "steps=2").returncode == 0
     assert_trains(lines(tmp_path / "run"))
     command = ["rl4p.generate", f"run={tmp_path / 'run'}", "group_size=4", "best=2"]
@@ -221,3 +221,9 @@ def test_a_run_is_sampled_and_a_kill_changes_nothing(tmp_path, train):
     assert 0 < len(rows(responses)) < 160
     assert run(*command, f"out={killed}").returncode == 0
     assert files(killed) == files(whole)
+    (tmp_path / "outputs" / "runs").mkdir(parents=True)
+    (tmp_path / "outputs" / "runs" / "one").symlink_to(tmp_path / "run")
+    monkeypatch.chdir(tmp_path)
+    latest = tmp_path / "latest" / "a.jsonl"
+    assert run(command[0], "run=latest", *command[2:], f"out={latest}").returncode == 0
+    assert files(latest) == files(whole)
