@@ -108,6 +108,7 @@ def test_a_run_folder_cannot_say_what_is_trusted(run, tmp_path, capsys):
     assert copy.is_dir()
 
 
+@pytest.mark.slow
 def test_adapters_are_merged_or_written_alone(run, tmp_path, capsys):
     lora_run = tmp_path / "run"
     config = compose(("model.lora.rank=1", "data.train_size=20", "data.held_out_size=4"))

@@ -257,6 +257,7 @@ def test_what_is_only_shown_meets_nobody(toy, capsys):
     assert not toy.jobs
 
 
+@pytest.mark.slow
 def test_modules_beside_the_user_never_hide_installed_ones(toy, monkeypatch):
     monkeypatch.setattr(sys, "path", ["/somewhere"])
     configuration.main("toy", toy.jobs.append, argv=["--cfg", "job"], conf=toy.conf)

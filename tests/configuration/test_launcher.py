@@ -23,7 +23,10 @@ def fails(seen, *seeds):
     return job
 
 
-@pytest.mark.parametrize("options", [[], ["hydra.sweeper.max_batch_size=1"]])
+ONE_AT_A_TIME = pytest.param(["hydra.sweeper.max_batch_size=1"], marks=pytest.mark.slow)
+
+
+@pytest.mark.parametrize("options", [[], ONE_AT_A_TIME])
 def test_a_failed_job_neither_stops_nor_hides_the_others(toy, capsys, options):
     seen, folder = [], toy.folder / "outputs/sweeps/one"
     assert toy.run("-m", "seed=0,1,2,3", *options, job=fails(seen, 0, 2)) == 1

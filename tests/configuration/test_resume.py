@@ -94,6 +94,7 @@ def test_a_folder_inside_a_run_names_the_run(toy, started, capsys):
     assert capsys.readouterr().err.endswith(f": write resume={started}\n")
 
 
+@pytest.mark.slow
 def test_a_run_is_resumed_twice_and_keeps_what_was_changed_first(toy, started):
     assert toy.run(f"resume={started}", "steps=9", "+tracker.mode=total") == 0
     assert toy.run(f"resume={started}", "evaluation.every=1", "+tracker.mode=mean") == 0
@@ -225,6 +226,7 @@ def test_the_sentence_names_what_may_change(toy, started, capsys):
     )
 
 
+@pytest.mark.slow
 def test_how_many_processes_there_are_is_of_each_start(toy):
     several = ["+mesh.coordinator=a:1", "+mesh.processes=2", "+mesh.process=0", "mesh.size=3"]
     node = {"_target_": "toy.anything", "size": 1}
@@ -241,6 +243,7 @@ def test_how_many_processes_there_are_is_of_each_start(toy):
     ]
 
 
+@pytest.mark.slow
 def test_an_option_that_is_replaced_takes_its_values_along(toy, started):
     """mesh=other drops the mesh.size of the first start, since another class may not have it."""
     assert toy.run(f"resume={started}", "mesh.size=3") == 0

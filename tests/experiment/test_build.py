@@ -103,6 +103,7 @@ def test_minibatches_may_not_divide_groups_that_stay_together():
     )
 
 
+@pytest.mark.slow
 def test_a_teacher_of_another_vocabulary_is_refused(tmp_path):
     policy, params = Pretrained(path="rl4p/tiny").build(Mesh(dp=1), jax.random.key(0))
     write_policy(tmp_path / "teacher", policy, params, None)

@@ -63,6 +63,7 @@ def test_a_task_has_its_own_system_prompt(tmp_path):
     assert "Think" not in texts[0]
 
 
+@pytest.mark.slow
 def test_the_options_reach_the_evaluation():
     evaluation = built("evaluation.samples=6", "evaluation.seed=5", "evaluation.rows=12")
     assert (evaluation.samples, evaluation.seed, evaluation.rows) == (6, 5, 12)

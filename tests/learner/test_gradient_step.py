@@ -79,6 +79,7 @@ def test_microbatches_change_nothing(step, batch, whole, rows):
     assert_same_update(summed(step(batch, update)), whole)
 
 
+@pytest.mark.slow
 def test_microbatches_change_nothing_where_sequences_are_averaged(step, batch):
     """Three, the last one short. A mean of means is the mean over tokens of scaled advantages."""
     update = dataclasses.replace(
@@ -226,6 +227,7 @@ def full(batch):
     return dataclasses.replace(full, loss_mask_BT=full.loss_mask_BT & (np.arange(T) < 13))
 
 
+@pytest.mark.slow
 def test_every_sequence_is_in_one_minibatch_of_every_pass(step, full):
     """Parameters stand still: the eight gradients of two rows add up to 8 times the whole."""
     whole, _ = summed(step(full))

@@ -104,6 +104,7 @@ def test_temperature_zero_is_greedy(sample):
     assert_same(ours, theirs)
 
 
+@pytest.mark.slow
 def test_slots_are_given_up_as_sequences_end_and_the_cache_grows(sample, turns):
     ours, _ = sample(Continuous(max_response_tokens=R), group_size=8)
     sizes, places = [n for n, *_ in turns], [places for *_, places in turns]
@@ -115,6 +116,7 @@ def test_slots_are_given_up_as_sequences_end_and_the_cache_grows(sample, turns):
     assert sum(added for _, added, _ in turns) == ours.response_mask_BT.sum()
 
 
+@pytest.mark.slow
 def test_waiting_sequences_take_the_slots_of_those_that_end(sample, turns):
     """Never more than 8 at a time, and within 1.15 of the least number of turns."""
     ours, _ = sample(Continuous(max_response_tokens=R, slots=8), group_size=64)

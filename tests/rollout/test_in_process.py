@@ -54,6 +54,7 @@ def assert_same(ours, theirs):
         assert (a.versions.tolist(), a.finish) == (b.versions.tolist(), b.finish)
 
 
+@pytest.mark.slow
 def test_each_completion_is_its_requests_own(engine, requests, ending):
     """Alone, in another order, or beside others: the same tokens."""
     together = engine.complete(requests)

@@ -87,7 +87,7 @@ def cases(always):
     return pytest.mark.parametrize("name", [pytest.param(x, marks=marks[x]) for x in CASES])
 
 
-every_case, some_cases = cases(ALWAYS), cases([x for x in COMBINATIONS if "top_tokens" in x])
+every_case, some_cases = cases(ALWAYS), cases([x for x in COMBINATIONS if "token_mask, top" in x])
 
 
 def losses(*left_out):

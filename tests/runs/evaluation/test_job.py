@@ -40,6 +40,7 @@ def whole(run, tmp_path_factory):
     return out
 
 
+@pytest.mark.slow
 def test_the_numbers_are_those_of_the_evaluation_within_the_run(run, whole):
     """Greedy and sampled, of every task, in every digit."""
     (line,) = lines(whole)
@@ -65,6 +66,7 @@ def test_an_older_checkpoint_and_the_average_are_other_policies(run, whole, eval
     assert "has no checkpoint of step 9; it has those of 1, 2, 3" in error
 
 
+@pytest.mark.slow
 def test_an_exported_policy_has_the_numbers_of_its_run(run, whole, evaluate, tmp_path):
     """From a Hugging Face folder, with the graders and tasks given on the command line."""
     assert export([f"resume={run}", f"out={tmp_path}/policy"]) == 0
@@ -82,6 +84,7 @@ def test_an_exported_policy_has_the_numbers_of_its_run(run, whole, evaluate, tmp
     assert f"{tmp_path}/policy: 13 prompts, 1 greedy response and 4 samples to each" in out
 
 
+@pytest.mark.slow
 def test_the_files_are_the_contract_for_scripts(run, whole):
     assert {path.name for path in whole.iterdir()} == FILES
     found, rows = read(whole)
@@ -103,6 +106,7 @@ def test_the_files_are_the_contract_for_scripts(run, whole):
     assert (whole / "plots" / "evaluation.png").read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.slow
 def test_the_scores_are_those_of_the_responses(whole):
     found, rows = read(whole)
     for task, score in found["tasks"].items():
@@ -123,6 +127,7 @@ def test_the_scores_are_those_of_the_responses(whole):
         assert score["truncated"] == np.mean([row["finish"] == "length" for row in own])
 
 
+@pytest.mark.slow
 def test_what_is_printed_says_what_the_score_depends_on(run, whole, evaluate):
     code, out, _ = evaluate(f"run={run}", f"out={whole}")
     assert code == 0
@@ -135,6 +140,7 @@ def test_what_is_printed_says_what_the_score_depends_on(run, whole, evaluate):
     assert "intervals 95 %, over prompts: Wilson's" in words
 
 
+@pytest.mark.slow
 def test_a_finished_evaluation_is_not_sampled_again(run, whole, evaluate, monkeypatch):
     before = {path: path.read_bytes() for path in whole.glob("*.json*")}
     monkeypatch.setattr(job, "rows_of", None)
@@ -207,6 +213,7 @@ def test_a_changed_evaluation_in_the_folder_is_refused(run, whole, evaluate):
     assert {path: path.read_bytes() for path in before} == before
 
 
+@pytest.mark.slow
 def test_a_folder_of_something_else_is_left_alone(run, evaluate, tmp_path):
     before = sorted(run.rglob("*"))
     code, _, error = evaluate(f"run={run}", f"out={run}")

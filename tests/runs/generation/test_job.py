@@ -117,6 +117,7 @@ def served(url, out, *words):
     generate([f"out={out}", f"server={url}", "server.model=m", "group_size=2", *words])
 
 
+@pytest.mark.slow
 def test_a_server_end_to_end(serve, out, capsys):
     def answer(body, number):
         wrong = body["seed"] % 2

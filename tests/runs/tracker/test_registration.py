@@ -76,6 +76,7 @@ def test_a_run_that_finishes_is_a_version_of_the_model(made, store, tmp_path, mo
     assert {path.name: path.read_bytes() for path in Path(place).iterdir()} == exported
 
 
+@pytest.mark.slow
 def test_a_checkpoint_is_uploaded_once_on_request(made, store):
     tracker = dataclasses.replace(store, upload_checkpoints=True)
     for _ in range(2):
@@ -86,6 +87,7 @@ def test_a_checkpoint_is_uploaded_once_on_request(made, store):
     assert names == {f"checkpoints/7/{path.name}" for path in (made / "checkpoints/7").iterdir()}
 
 
+@pytest.mark.slow
 def test_a_policy_that_cannot_be_exported_is_reported(store, record, caplog):
     (record.folder / "checkpoints/7").mkdir(parents=True)
     tracked = dataclasses.replace(store, register="adder").open(record.folder)

@@ -1,6 +1,8 @@
 import json
 from types import SimpleNamespace
 
+import pytest
+
 from rl4p.runs.tracker.view import VIEW, links, page, share_view, view
 
 
@@ -18,6 +20,7 @@ def test_without_an_evaluation_the_reward_orders_the_runs():
     assert view("0a1b", ["seed"], [])["orderByKey"] == "metrics.`reward/mean`"
 
 
+@pytest.mark.slow
 def test_the_view_is_a_tag_whose_name_the_links_hold(store):
     client, experiment = store.connect()
     child = SimpleNamespace(data=SimpleNamespace(metrics={"eval/b/pass_at_1": 1.0, "time/step": 1}))
