@@ -17,6 +17,7 @@ from enum import IntEnum
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 Array = jax.Array | np.ndarray  # on the devices or on the host
@@ -155,17 +156,27 @@ class Rewards:
 
     Attributes:
       total_B: float32, the reward that the advantage reads; 0 on invalid samples.
-      terms: the unweighted terms by name, float32 [B].
-      valid_B: bool, false if a grader failed. An invalid sample is not a sample of reward 0: it is
-        left out of the baseline and the loss.
+      terms: the unweighted terms by name, float32 [B]: nan where a term does not apply to the
+        sample, 0 on invalid samples. Read them where `graded` is true.
+      valid_B: bool, false if a grader failed or no term applies. An invalid sample is not a sample
+        of reward 0: it is left out of the baseline and the loss.
       tokens_BT: float32, the rewards of single tokens (a KL penalty), 0 outside the response mask;
         `total_B` includes their sum. None if there are none.
+      late_B: bool, the samples that are invalid because a term passed its deadline. None if no
+        term has one.
     """
 
     total_B: Array
     terms: dict[str, Array]
     valid_B: Array
     tokens_BT: Array | None = None
+    late_B: Array | None = None
+
+    def graded(self, name: str) -> Array:
+        """Returns the valid samples to which the term applies: bool [B]."""
+        term_B = self.terms[name]
+        isnan = np.isnan if isinstance(term_B, np.ndarray) else jnp.isnan
+        return self.valid_B & ~isnan(term_B)
 
 
 @jax.tree_util.register_dataclass

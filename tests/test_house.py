@@ -19,6 +19,7 @@ PHASES = {
     **{group: f"rl4p.{group}" for group in ("rollout", "reward", "advantage", "update")},
     **{group: f"rl4p.learner.{group}" for group in ("correction", "kl", "entropy")},
     **{group: f"rl4p.loop.{group}" for group in ("collector", "source")},
+    "term": "rl4p.reward",
 }
 ENTRY_POINTS = ("train", "plan", "export", "send", "evaluate", "generate", "samples", "compare")
 INSTANTIATE_KEYS = {"_target_", "_partial_", "_recursive_", "_convert_", "_args_"}

@@ -113,3 +113,14 @@ def test_what_flows_is_never_changed_in_place():
     rewards = Rewards(total_B=0, terms={}, valid_B=True)
     with pytest.raises(dataclasses.FrozenInstanceError):
         rewards.total_B = 1
+
+
+@pytest.mark.parametrize("module", [np, jnp])
+def test_a_term_graded_the_valid_samples_to_which_it_applies(module):
+    rewards = Rewards(
+        total_B=module.zeros(3),
+        terms={"a": module.asarray([1.0, np.nan, 0.0])},
+        valid_B=module.asarray([True, True, False]),
+    )
+    assert rewards.graded("a").tolist() == [True, False, False]
+    assert isinstance(rewards.graded("a"), type(rewards.valid_B))

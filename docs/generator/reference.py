@@ -10,6 +10,7 @@ from docs.generator.algorithms import TITLES
 from docs.generator.docstrings import attributes, first_sentence, linked, located, of_module
 from docs.generator.options import CONF, ROOT, Option, groups, option
 from docs.generator.tables import table
+from rl4p.configuration.schema import PLACES
 
 PACKAGE = ROOT / "rl4p"
 
@@ -69,7 +70,8 @@ def configuration_page(group: str) -> str:
         if "# @package " in path.read_text():  # its keys are not those of the group
             parts.append(f"```yaml\n{without_head(path.read_text())}\n```")
         elif each.keys:
-            parts.append(keys_table(each, f"{group}."))
+            place = PLACES.get(group, group).format("NAME")
+            parts.append(keys_table(each, f"{place}."))
     return "\n\n".join(parts) + "\n"
 
 

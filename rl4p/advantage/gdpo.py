@@ -19,9 +19,10 @@ class GDPO(AdvantageOptions):
         S = sum over terms k of w_k (r_k - mean_k(group)) / (std_k(group) + epsilon)
         A = S / (std(S) + epsilon), over the batch's valid samples
 
-    A term of large spread thus cannot hide one of small spread. Deviations divide by count - 1. The
-    paper also subtracts mean(S), which is 0 up to rounding, because S sums to 0 in each group. The
-    reward's own weights and its total are ignored.
+    A term of large spread thus cannot hide one of small spread. Samples to which a term does not
+    apply are left out of its mean and deviation, and it adds 0 to their S. Deviations divide by
+    count - 1. The paper also subtracts mean(S), which is 0 up to rounding, because S sums to 0 in
+    each group. The reward's own weights and its total are ignored.
 
     The advantage is exactly 0 for invalid samples, and in a group that has fewer than two valid
     samples or whose valid samples are equal in every term.
@@ -46,7 +47,8 @@ class GDPO(AdvantageOptions):
             )
         sum_B = jnp.zeros_like(rewards.total_B)
         for name, term_B in sorted(rewards.terms.items()):
-            group = group_statistics(term_B, rewards.valid_B, trajectories.group_ids_B, ddof=1)
+            graded_B = rewards.graded(name)
+            group = group_statistics(term_B, graded_B, trajectories.group_ids_B, ddof=1)
             relative_B = group.difference_B / (group.std_B + self.epsilon)
             sum_B = sum_B + self.weights.get(name, 1.0) * relative_B
         batch = masked_statistics(sum_B, rewards.valid_B, ddof=1)

@@ -8,6 +8,7 @@ prints a shell function and registers it for `rl4p-train`. At each press of Tab 
 
 import io
 import os
+import re
 import sys
 from collections.abc import Sequence
 from contextlib import redirect_stderr
@@ -72,6 +73,14 @@ def query(name: str, conf: Path, argument: str, line: str) -> None:
         print(" ".join(word for word in lines if word.startswith(last)))
     else:
         composer = Composer(conf, folders[-1] if folders else None)
+        if placed := re.fullmatch(r"[+~]?([\w/]+)@[\w.]+=(\w*)", last):
+            group, begun = placed.groups()
+            key = last.removesuffix(begun)
+            if argument.endswith("bash"):
+                key = key.partition("@")[2]  # for Bash an @ ends a word
+            found = [x for x in composer.catalogue.options(group) if x.startswith(begun)]
+            print(" ".join(f"{key}{option}" for option in found))
+            return
         Hydra(name, composer.loader).shell_completion(CONFIG, [argument])
 
 

@@ -23,7 +23,7 @@ from yaml import YAMLError
 
 from rl4p.configuration.corrections import of_option
 from rl4p.configuration.refusals import Catalogue, value_of, wrong_key, wrong_option
-from rl4p.configuration.schema import check
+from rl4p.configuration.schema import PLACES, check, without_place
 from rl4p.configuration.unreadable import unreadable
 from rl4p.errors import InputError
 
@@ -114,6 +114,8 @@ class Composer:
                 unknown = sets_a_value(override) and wrong_key(self.catalogue, override, config)
                 if override.is_add() and not unknown:
                     return InputError(f"{override.input_line[1:]} needs no +: it already exists.")
+                if override.key_or_group in PLACES and override.package is None:
+                    return without_place(override.key_or_group, value_of(override))
                 if of_option(override.key_or_group, value_of(override)) and not unknown:
                     return wrong_option(self.catalogue, override.key_or_group, value_of(override))
                 refusal = InputError(f"{override.input_line} is refused: {one_line(error)}")

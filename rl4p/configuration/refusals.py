@@ -105,11 +105,13 @@ def wrong_key(catalogue: Catalogue, override: Override, config: DictConfig) -> I
         added = [f"+{key}={value}"]
         if key != f"{path}._target_":
             added = [f"+{path}._target_=package.module.Class", *added]
+            if parent.endswith("terms") and value in catalogue.options("term"):
+                added = [f"+term@{path}={value}"]
         return InputError(write(f"{unknown_key(path, names, owner)}; to add it", added))
     problem = f"{path} is not an option of {owner}"
     if known := of_key(key, value, whole=True):
         return InputError(settled(catalogue, known).after(problem))
-    if choices := with_another_option(catalogue, key, value):
+    if choices := with_another_option(catalogue, key, value, config.hydra.runtime.choices):
         return InputError(write(problem, *choices))
     if "." not in parent and (known := of_key(key, value)):  # deeper, it is a name of its own
         return InputError(settled(catalogue, known).after(problem))
@@ -138,7 +140,9 @@ def settled(catalogue: Catalogue, correction: Correction) -> Correction:
     return correction._replace(overrides=overrides)
 
 
-def with_another_option(catalogue: Catalogue, key: str, value: str) -> list[list[str]]:
+def with_another_option(
+    catalogue: Catalogue, key: str, value: str, choices: Mapping[str, Any]
+) -> list[list[str]]:
     """Returns the overrides that choose an option which has the key, then set the key.
 
     The option is named by the key itself (`ppo.clip_high`), or it is another one of the group
@@ -148,8 +152,9 @@ def with_another_option(catalogue: Catalogue, key: str, value: str) -> list[list
     if not rest:
         return []
     if first in catalogue.groups():
-        found = catalogue.options_with(first, rest.partition(".")[0])[:MOST_CHOICES]
-        return [[f"{first}={option}", f"{key}={value}"] for option in found]
+        found = catalogue.options_with(first, rest.partition(".")[0])
+        others = [option for option in found if option != choices.get(first)][:MOST_CHOICES]
+        return [[f"{first}={option}", f"{key}={value}"] for option in others]
     return [
         [chosen, f"{chosen.partition('=')[0]}.{rest}={value}"]
         for [chosen] in catalogue.options_like(first)

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 from omegaconf import DictConfig, OmegaConf
 from pydantic import Field
 
+from rl4p.configuration.corrections import write
 from rl4p.configuration.targets import (
     TRUSTED,
     check_arguments,
@@ -134,6 +135,7 @@ SECTIONS = {
 OPTIONAL = ("teacher",)
 TABLES = ("hooks", "scores")
 TASKS = "evaluation.tasks"  # a table within a section
+PLACES = {"term": "reward.terms.{}"}  # by group, a key for an option; it may occur more than once
 GROUPS = [
     field.name
     for field in fields(Root)
@@ -149,6 +151,8 @@ def check(config: DictConfig, *, targets: bool = True) -> None:
       targets: whether to import the targets and check their arguments, which can be slow.
     """
     tree = resolved(without_hydra(config), complete=targets)
+    for group in PLACES.keys() & tree.keys():
+        raise without_place(group, config.hydra.runtime.choices.get(group) or "OPTION")
     check_arguments("", tree, Root, "the configuration")
     for name, section in SECTIONS.items():
         check_type(name, tree[name], dict)
@@ -178,6 +182,14 @@ def check(config: DictConfig, *, targets: bool = True) -> None:
         }
         for key, value in {**{name: tree[name] for name in GROUPS}, **below}.items():
             check_nodes(key, value, trusted, config.hydra.runtime.choices)
+
+
+def without_place(group: str, option: str) -> InputError:
+    """Returns the error for an option of a group that is not at the root, without its place."""
+    place = PLACES[group].format(option)
+    return InputError(
+        write(f"{group}={option} does not say where it belongs", [f"+{group}@{place}={option}"])
+    )
 
 
 def logging_selectors(value: Any, key: str) -> Iterator[tuple[str, Any]]:

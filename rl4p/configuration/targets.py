@@ -182,6 +182,8 @@ def check_nodes(key: str, value: Any, trusted: Collection[str], choices: Mapping
         if not is_node(value) and holds_node(value) and not holds_node(child):
             others = [other for other in children if other != name]
             hint = did_you_mean(name, others, join(key, "{}")) or "."
+            if key.endswith(".terms"):
+                hint = f": choose one with +term@{join(key, name)}=OPTION"
             raise InputError(f"{join(key, name)} has no _target_{hint}")
         check_nodes(join(key, name), child, trusted, choices)
 

@@ -17,6 +17,7 @@ from rl4p.errors import InputError
 from rl4p.experiment.compatibility import choice, refuse_what_cannot_act
 from rl4p.experiment.evaluation import (
     build_evaluation,
+    check_tasks,
     check_term,
     encoder,
     evaluation_sampler,
@@ -65,6 +66,7 @@ def build(config: DictConfig) -> Experiment:
     check_term(config, phases)
     data = instantiate(config.data)
     questions, held_out = data.train(), held_out_questions(config, data)
+    check_tasks(phases, questions, *(each.questions for each in held_out))
     policy, params = instantiate(config.model).build(mesh, jax.random.fold_in(key, 0))
     sampler = evaluation_sampler(config, phases)
     check_lengths(config, policy, phases.rollout.max_response_tokens, sampler.max_response_tokens)
@@ -111,6 +113,7 @@ def build(config: DictConfig) -> Experiment:
         scoring=scoring,
         average_decay=config.ema.decay,
         max_skipped=config.max_skipped,
+        term=config.evaluation.term,
     )
     return Experiment(
         config=OmegaConf.to_container(config, resolve=True),  # type: ignore[arg-type]

@@ -13,6 +13,7 @@ from rl4p.errors import InputError
 from rl4p.loop.evaluation import Evaluation
 from rl4p.loop.phases import Phases
 from rl4p.model.policy import Policy
+from rl4p.reward.router import without_reward
 from rl4p.types import Prompt, Question
 
 Encode = Callable[..., tuple[list[Prompt], int]]
@@ -124,17 +125,34 @@ def encoder(config: DictConfig, policy: Policy) -> Encode:
 
 
 def check_term(config: DictConfig, phases: Phases) -> None:
-    """Checks that the reward has the term that decides, if the reward has named terms.
+    """Checks that the reward, and that of each task, has the term that decides.
+
+    Raises:
+      InputError: it has named terms, but not this one.
+    """
+    tasks = getattr(phases.reward, "tasks", None)
+    rewards = {"the reward": phases.reward}
+    if tasks is not None:
+        rewards = {f"reward.tasks.{task}": reward for task, reward in tasks.items()}
+    for name, reward in rewards.items():
+        terms = getattr(reward, "terms", None)
+        if terms is not None and config.evaluation.term not in terms:
+            raise InputError(
+                f"evaluation.term={config.evaluation.term} is not a term of {name}; its terms are "
+                f"{', '.join(terms) or 'none'}."
+            )
+
+
+def check_tasks(phases: Phases, *sets: Sequence[Question]) -> None:
+    """Checks that a reward by task (`reward=router`) has a reward for each task of the questions.
 
     Raises:
       InputError: it has not.
     """
-    terms = getattr(phases.reward, "terms", None)
-    if terms is not None and config.evaluation.term not in terms:
-        raise InputError(
-            f"evaluation.term={config.evaluation.term} is not a term of the reward; its terms are "
-            f"{', '.join(terms)}."
-        )
+    tasks = getattr(phases.reward, "tasks", None)
+    asked = {question.task for questions in sets for question in questions}
+    if tasks is not None and (unknown := sorted(asked - tasks.keys())):
+        raise InputError(without_reward(unknown, tasks))
 
 
 def evaluation_sampler(config: DictConfig, phases: Phases) -> Any:

@@ -20,8 +20,14 @@ class Checker:
     def fail(self, field: str, expected: str, got: Any) -> None:
         raise RunError(f"Bad batch {self.stage}: {field} should be {expected}, got {got}.")
 
-    def array(self, field: str, value: Any, shape: tuple[int, ...], kind: str) -> np.ndarray:
-        """Checks the shape, the kind of dtype (b, i, f) and finiteness; returns a host array."""
+    def array(
+        self, field: str, value: Any, shape: tuple[int, ...], kind: str, *, nan: bool = False
+    ) -> np.ndarray:
+        """Checks the shape, the kind of dtype (b, i, f) and finiteness; returns a host array.
+
+        Args:
+          nan: whether entries may be nan.
+        """
         if not hasattr(value, "shape") or not hasattr(value, "dtype"):
             self.fail(field, "an array", type(value).__name__)
         if tuple(value.shape) != shape:
@@ -30,8 +36,8 @@ class Checker:
         names = {"b": "bool", "i": "a signed integer", "f": "a float"}
         if host.dtype.kind != kind:
             self.fail(field, names[kind], host.dtype)
-        if kind == "f" and not np.all(np.isfinite(host)):
-            self.fail(field, "finite", f"{np.sum(~np.isfinite(host))} entries that are not")
+        if kind == "f":
+            self.that(field, np.isfinite(host) | (nan & np.isnan(host)), "finite")
         return host
 
     def that(self, field: str, holds: Any, expected: str) -> None:
@@ -113,7 +119,12 @@ def check_rewards(rewards: Rewards, trajectories: Trajectories) -> None:
     valid = check.array("valid_B", rewards.valid_B, (B,), "b")
     check.that("total_B", valid | (total == 0), "0 where invalid")
     for name, grade_B in rewards.terms.items():
-        check.array(f"terms[{name!r}]", grade_B, (B,), "f")
+        field = f"terms[{name!r}]"
+        grade = check.array(field, grade_B, (B,), "f", nan=True)  # where it does not apply
+        check.that(field, valid | (grade == 0), "0 where invalid")
+    if rewards.late_B is not None:
+        late = check.array("late_B", rewards.late_B, (B,), "b")
+        check.that("late_B", ~(late & valid), "false where valid")
 
 
 def check_advantages(advantages_BT: Any, trajectories: Trajectories, rewards: Rewards) -> None:

@@ -122,7 +122,7 @@ class Evaluation:
         return metrics_of(tally.scores(self.samples, self.pass_at_k))
 
     def judged(self, rewards: Rewards) -> tuple[list[bool], list[bool]]:
-        """Returns for each row whether the answer is correct and whether it could be graded.
+        """Returns for each row whether the answer is correct and whether the term graded it.
 
         Raises:
           InputError: the reward lacks the term that decides.
@@ -132,8 +132,9 @@ class Evaluation:
                 f"evaluation.term={self.term} is not a term of the reward; its terms are "
                 f"{', '.join(rewards.terms) or 'none'}."
             )
-        grades_B, valid_B = to_host((rewards.terms[self.term], rewards.valid_B))
-        return (valid_B & (grades_B >= 1)).tolist(), valid_B.tolist()
+        rewards = to_host(rewards)
+        graded_B = rewards.graded(self.term)
+        return (graded_B & (rewards.terms[self.term] >= 1)).tolist(), graded_B.tolist()
 
     def answered(self, state: TrainState, *, begin: int = 0) -> Iterator[Answered]:
         """Samples and grades the chunks in order and yields each.

@@ -14,7 +14,7 @@ from rl4p.distributed.processes import to_host
 from rl4p.errors import RunError
 from rl4p.learner.gradient_step import gradient_step
 from rl4p.loop.estimate import estimate
-from rl4p.loop.metrics import batch_metrics
+from rl4p.loop.metrics import batch_metrics, task_metrics
 from rl4p.loop.phases import Phases
 from rl4p.loop.protocols import Hook, OpenCollector, OpenSource, Stateful
 from rl4p.loop.scoring import Scoring
@@ -33,6 +33,7 @@ class Loop:
       scoring: the computation of the scores that phases request.
       average_decay: the decay of the moving average of the parameters; 0 keeps none.
       max_skipped: the most consecutive steps that may skip an update with a non-finite gradient.
+      term: the reward term that decides whether a response is right, for pass@1 by task.
     """
 
     policy: Policy
@@ -45,6 +46,7 @@ class Loop:
     scoring: Scoring = field(default_factory=Scoring)
     average_decay: float = 0.0
     max_skipped: int = 5
+    term: str | None = None
 
     @property
     def stateful(self) -> dict[str, Stateful]:
@@ -78,6 +80,9 @@ def train(loop: Loop, state: TrainState) -> Iterator[StepInfo]:
                 "advantage", collected.memory, trajectories, rewards, scores, coefficients["kl"]
             )
             metrics = batch_metrics(step, trajectories, rewards, estimated.advantages_BT)
+            if len(loop.scoring.tasks) > 1:
+                tasks_B = [episode.prompt.task for episode in collected.episodes]
+                metrics |= task_metrics(tasks_B, rewards, loop.term)
 
         with watch("update"):
             batch = TrainingBatch(

@@ -1,9 +1,12 @@
 """The metrics of a collected batch.
 
 Rates and means are sums divided by counts. `reward/invalid` counts invalid samples; the means of
-rewards leave them out.
+rewards leave them out. The mean of a term also leaves out the samples to which it does not apply.
 """
 
+from collections.abc import Sequence
+
+import jax
 import numpy as np
 
 from rl4p.distributed.processes import to_host
@@ -31,6 +34,7 @@ def batch_metrics(
     counted = max(int(valid_B.sum()), 1)
     mean = float(rewards.total_B[valid_B].sum()) / counted
     variance = float(np.square(rewards.total_B[valid_B] - mean).sum()) / counted
+    late = 0.0 if rewards.late_B is None else float(rewards.late_B.sum())
     _, first_B = np.unique(groups_B, return_index=True)
     on_tokens = advantages_BT[mask_BT]
     version = version_BT[mask_BT]
@@ -38,11 +42,9 @@ def batch_metrics(
     return {
         "reward/mean": mean,
         "reward/std": variance**0.5,
-        **{
-            f"reward/{name}": float(grade_B[valid_B].sum()) / counted
-            for name, grade_B in rewards.terms.items()
-        },
+        **{f"reward/{name}": mean for name, mean in mean_grades(rewards).items()},
         "reward/invalid": float((~valid_B).sum()),
+        **({"reward/late": late} if late else {}),
         "rollout/response_tokens": float(mask_BT.sum()) / len(mask_BT),
         "rollout/truncated": float((finish_B == Finish.LENGTH).mean()),
         "advantage/zero_std_groups": float(equal_B[first_B].sum()) / len(first_B),
@@ -51,3 +53,34 @@ def batch_metrics(
         "staleness/mean": float(age.mean()) if age.size else 0.0,
         "staleness/max": float(age.max()) if age.size else 0.0,
     }
+
+
+def task_metrics(tasks_B: Sequence[str], rewards: Rewards, term: str | None) -> dict[str, float]:
+    """Returns the metrics of the rewards by task, for the tasks in a batch.
+
+    Args:
+      tasks_B: the task of each row.
+      term: the term that decides whether a response is right; without it there is no pass@1.
+    """
+    rewards, found = to_host(rewards), {}
+    names_B = np.array(tasks_B)
+    for task in sorted(set(tasks_B)):
+        own = jax.tree.map(lambda x, rows_B=names_B == task: x[rows_B], rewards)
+        found[f"reward/{task}/invalid"] = float((~own.valid_B).sum())
+        if own.valid_B.any():
+            found[f"reward/{task}/mean"] = float(own.total_B[own.valid_B].mean())
+        found |= {f"reward/{task}/{name}": mean for name, mean in mean_grades(own).items()}
+        if term in own.terms and (graded_B := own.graded(term)).any():
+            right = float((own.terms[term][graded_B] >= 1).sum())
+            found[f"reward/{task}/pass_at_1"] = right / int(graded_B.sum())
+    return found
+
+
+def mean_grades(rewards: Rewards) -> dict[str, float]:
+    """Returns the mean of each term over the samples that it graded, if there are any."""
+    means = {}
+    for name, grade_B in rewards.terms.items():
+        graded_B = rewards.graded(name)
+        if count := int(graded_B.sum()):
+            means[name] = float(grade_B[graded_B].sum()) / count
+    return means

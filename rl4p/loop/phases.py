@@ -161,6 +161,11 @@ class Phases:
         if name in self.checks:
             self.checks[name](*args, **kwargs)
 
+    def close(self) -> None:
+        """Ends what the reward has opened, such as processes and connections of its terms."""
+        if hasattr(self.reward, "close"):
+            self.reward.close()  # pyright: ignore[reportAttributeAccessIssue]
+
     def coefficients(self, memory: dict[str, Any]) -> dict[str, Any]:
         """Returns the weights of the KL penalty and of the entropy bonus in this step."""
         return {

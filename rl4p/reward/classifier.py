@@ -1,5 +1,6 @@
 """The scores of a reward model."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -9,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from rl4p.configuration.bounds import Natural, Positive
+from rl4p.configuration.bounds import AboveZero, Natural, Positive
 from rl4p.distributed.mesh import Mesh, OwnMesh
 from rl4p.errors import InputError
 from rl4p.learner.microbatches import Rows, fold, spread
@@ -42,13 +43,13 @@ class RewardModel(NamedTuple):
 class Classifier:
     r"""One raw score of a sequence classifier: h_last s_label, without a sigmoid or scaling.
 
-        python -m rl4p.train +reward.terms.NAME.path=FOLDER \
-            +reward.terms.NAME._target_=rl4p.reward.classifier.Classifier
+        python -m rl4p.train +term@reward.terms.model=classifier reward.terms.model.path=FOLDER
 
     The classifier's own chat template renders the system prompt, the prompt and the response, and
     alone decides on special tokens. As in transformers, the score is that of the last token that is
     not config.json's pad_token_id: if the pad token also ends turns, the score is that of the token
-    before. A text longer than `max_tokens` gets None and is never truncated.
+    before. A text longer than `max_tokens` gets nan, which makes the sample invalid; it is never
+    truncated.
 
     The classifier is read once, when the run is built; an unsuitable folder is refused then. The
     parameters are replicated, and rows are split over the devices.
@@ -60,6 +61,7 @@ class Classifier:
       max_tokens: limit of prompt and response together, in the classifier's tokens.
       tokens_per_microbatch: number of tokens in memory at once, padding included.
       dtype: dtype of parameters and activations; scores are always float32.
+      deadline: seconds for a batch; None for no limit, because the first batch compiles the model.
     """
 
     weight: float = 1.0
@@ -68,6 +70,7 @@ class Classifier:
     max_tokens: Positive = 2048
     tokens_per_microbatch: Positive = 8192
     dtype: Literal["float32", "bfloat16"] = "float32"
+    deadline: AboveZero | None = None
 
     def __post_init__(self) -> None:
         try:
@@ -104,7 +107,7 @@ class Classifier:
         params = read_params(folder, decoder, self.dtype, mesh)
         return RewardModel(decoder, params, tokenizer, mesh, read_json(file).get("pad_token_id"))
 
-    def __call__(self, episodes: Sequence[Episode]) -> list[float | None]:
+    def __call__(self, episodes: Sequence[Episode]) -> list[float]:
         rows = [self.tokens(episode) for episode in episodes]
         decoder, params, _, mesh, pad_id = self.model
         kept = [row if len(row) <= self.max_tokens else [] for row in rows]
@@ -116,7 +119,7 @@ class Classifier:
         microbatching = Microbatching(tokens=self.tokens_per_microbatch, widths=WIDTHS)
         scores_BL = np.asarray(last_scores(decoder, params, *batch, microbatching, mesh))
         scores_B = scores_BL[:, self.label].tolist()
-        return [score if row else None for score, row in zip(scores_B, kept, strict=True)]
+        return [score if row else math.nan for score, row in zip(scores_B, kept, strict=True)]
 
     def tokens(self, episode: Episode) -> list[int]:
         """Returns the conversation in tokens of the classifier."""

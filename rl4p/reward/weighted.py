@@ -1,38 +1,58 @@
 """A weighted sum of reward terms."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 
-from rl4p.configuration.bounds import Share
+from rl4p.configuration.bounds import AboveZero, Share
 from rl4p.errors import RunError
 from rl4p.protocols import Remembers
+from rl4p.reward.live_terms import LiveTerm, TermGrades, close_all, of_prompts, rows_of_groups
 from rl4p.types import Episode, Rewards, Trajectories
 
 
 @dataclass(frozen=True, kw_only=True)
 class Weighted:
-    """The reward r = sum over terms of weight x grade.
+    """The reward r = sum over terms of weight x grade, over the terms that apply to the sample.
 
-    A grade that is None or not finite makes its sample invalid for all terms. Such a grade never
-    counts as 0. Terms are reported unweighted.
+    A grade of None means that the term does not apply to the sample. A grade that is not finite, a
+    call that raises, and a call that passes its deadline make their samples invalid for all terms.
+    So does a sample to which no term applies. None of them counts as 0. Terms are reported
+    unweighted.
+
+    The terms of a batch are called side by side, each in a thread of its own (`RewardTerm`).
 
     Attributes:
-      terms: objects by name, each with a `weight` and called with the episodes (`RewardTerm`).
+      terms: objects by name, each with a `weight` (`RewardTerm`, `GroupTerm`).
       max_invalid: largest share of invalid samples in a batch; above it the run stops.
+      deadline: seconds that a term may take for a batch, unless the term has its own `deadline`;
+        None for no limit.
     """
 
     terms: Mapping[str, Any]
     max_invalid: Share = 0.5
+    deadline: AboveZero | None = 60.0
 
     def __post_init__(self) -> None:
         for name, term in self.terms.items():
+            if name in ("mean", "std", "invalid", "late"):
+                raise ValueError(
+                    f"terms.{name}: the metric reward/{name} is that of the whole reward: choose "
+                    "another name."
+                )
             if isinstance(term, Remembers):
                 raise ValueError(
                     f"terms.{name} has an initial_state, but a term cannot keep memory: write "
                     "your own reward for that."
+                )
+            deadline = getattr(term, "deadline", None)
+            if deadline is not None and not (is_number(deadline) and 0 < deadline < np.inf):
+                raise ValueError(
+                    f"terms.{name}.deadline={deadline} must be a number of seconds above 0, or "
+                    "null for no limit."
                 )
 
     @property
@@ -40,47 +60,84 @@ class Weighted:
         """Returns the scores that the terms ask for; a reward cannot get any (`phases.py`)."""
         return frozenset().union(*(getattr(term, "needs", ()) for term in self.terms.values()))
 
-    def __call__(self, trajectories: Trajectories, episodes: Sequence[Episode]) -> Rewards:
-        return self.of_texts(episodes)
+    @property
+    def whole_groups(self) -> bool:
+        """Returns whether a term compares the samples of a group."""
+        return any(getattr(term, "whole_groups", False) for term in self.terms.values())
 
-    def of_texts(self, episodes: Sequence[Episode]) -> Rewards:
+    @cached_property
+    def live(self) -> Mapping[str, LiveTerm]:
+        return {name: LiveTerm(term, self.deadline) for name, term in self.terms.items()}
+
+    def __call__(self, trajectories: Trajectories, episodes: Sequence[Episode]) -> Rewards:
+        group_ids_B = np.asarray(trajectories.group_ids_B) if self.whole_groups else None
+        return self.of_texts(episodes, group_ids_B)
+
+    def of_texts(
+        self, episodes: Sequence[Episode], group_ids_B: np.ndarray | None = None
+    ) -> Rewards:
         """Grades episodes without their arrays, which the terms do not see."""
-        rows = len(episodes)
-        grades = {name: grade(name, term, episodes) for name, term in self.terms.items()}
-        valid_B = np.ones(rows, bool)
-        for grade_B in grades.values():
-            valid_B &= np.isfinite(grade_B)
-        invalid = 1.0 - np.mean(valid_B)
-        if invalid > self.max_invalid:
-            failed = {name: int(np.sum(~np.isfinite(grade_B))) for name, grade_B in grades.items()}
+        return self.start(episodes, group_ids_B, "reward")()
+
+    def start(
+        self, episodes: Sequence[Episode], group_ids_B: np.ndarray | None, key: str
+    ) -> Callable[[], Rewards]:
+        """Calls the terms that have a deadline, and returns a function that waits for them."""
+        groups = []
+        if self.whole_groups:
+            groups = rows_of_groups(of_prompts(episodes) if group_ids_B is None else group_ids_B)
+        waits = {
+            name: live.start(f"{key}.terms.{name}", episodes, groups)
+            for name, live in self.live.items()
+        }
+        without = [name for name in waits if self.live[name].deadline is None]
+
+        def finish() -> Rewards:
+            # First those without a deadline, which run here, while the others run in their threads.
+            found = {name: waits[name]() for name in sorted(waits, key=lambda x: x not in without)}
+            return self.total({name: found[name] for name in self.terms}, len(episodes), key)
+
+        return finish
+
+    def total(self, grades: Mapping[str, TermGrades], rows: int, key: str) -> Rewards:
+        """Returns the weighted sum.
+
+        Raises:
+          RunError: more samples are invalid than `max_invalid` allows.
+        """
+        failed_B, late_B, applies_B = np.zeros((3, rows), bool)
+        for each in grades.values():
+            failed_B |= each.failed_B
+            late_B |= each.failed_B & each.late
+            applies_B |= ~np.isnan(each.grades_B)
+        valid_B = ~failed_B & (applies_B if grades else True)
+        if (invalid := 1.0 - np.mean(valid_B)) > self.max_invalid:
+            failed = {name: int(np.sum(each.failed_B)) for name, each in grades.items()}
+            without = int(np.sum(~failed_B & ~valid_B))
+            problems = [each.problem for each in grades.values() if each.problem]
+            errors = [each.error for each in grades.values() if each.error]
             raise RunError(
-                f"{invalid:.0%} of the samples could not be graded (reward.max_invalid is "
+                f"{invalid:.0%} of the samples could not be graded ({key}.max_invalid is "
                 f"{self.max_invalid:.0%}); failed grades by term, of {rows} samples: {failed}."
-            )
-        clean = {name: np.where(valid_B, grade_B, 0.0) for name, grade_B in grades.items()}
+                + f" No term applies to {without} samples." * bool(without)
+                + "".join(f" {problem}" for problem in problems)
+            ) from next(iter(errors), None)
+        terms = {name: np.where(valid_B, each.grades_B, 0.0) for name, each in grades.items()}
         total_B = sum(
-            (self.terms[name].weight * grade_B for name, grade_B in clean.items()),
+            (self.terms[name].weight * np.nan_to_num(grade_B) for name, grade_B in terms.items()),
             np.zeros(rows),
         )
         return Rewards(
             total_B=total_B.astype(np.float32),
-            terms={name: grade_B.astype(np.float32) for name, grade_B in clean.items()},
+            terms={name: grade_B.astype(np.float32) for name, grade_B in terms.items()},
             valid_B=valid_B,
+            late_B=late_B,
         )
 
+    def close(self) -> None:
+        """Closes the terms; the next grading opens them again."""
+        close_all(self.live)
 
-def grade(name: str, term: Any, episodes: Sequence[Episode]) -> np.ndarray:
-    """Returns the grades of one term as float64 [B], nan where the term gave none."""
-    try:
-        grades: Sequence[float | None] = term(episodes)
-        grades_B = np.asarray([np.nan if g is None else float(g) for g in grades])
-    except Exception as error:
-        raise RunError(
-            f"reward.terms.{name} raised {type(error).__name__}: {error}. Return None for a "
-            "sample that cannot be graded."
-        ) from error
-    if len(grades_B) != len(episodes):
-        raise RunError(
-            f"reward.terms.{name} gave {len(grades_B)} grades for {len(episodes)} responses."
-        )
-    return grades_B
+
+def is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)

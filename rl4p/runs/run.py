@@ -76,6 +76,7 @@ def run(config: DictConfig) -> dict[str, Any]:
         status = "failed"
         try:
             with (
+                closing(experiment.loop.phases),
                 closing(experiment.loop.collector),
                 checkpoints,
                 blaming(),

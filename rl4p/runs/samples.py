@@ -7,7 +7,8 @@ A line of samples.jsonl has these keys; runs of older versions lack some of them
     prompt, answer           the question and its reference answer
     response, finish         the text; why it ended: "stop", "length" or "abort"
     length                   its number of tokens, the end token included
-    reward, terms, valid     the total, the unweighted terms, and whether all terms could grade it
+    reward, terms, valid     the total; the unweighted terms, null where one does not apply; false
+                             if a term could not grade it, or none applies
     advantage                the mean advantage of its tokens in the loss; null if there are none
     tokens                   with samples.tokens=true: {"prompt": the prompt in its chat template,
                              "ids": [...], "texts": [...], "logprobs": [...], under the policy that
@@ -87,7 +88,10 @@ def lines(
             "finish": Finish(int(host["finish_B"][row])).name.lower(),
             "length": int(mask_T.sum()),
             "reward": float(rewards.total_B[row]),
-            "terms": {name: float(grade_B[row]) for name, grade_B in rewards.terms.items()},
+            "terms": {
+                name: None if np.isnan(grade_B[row]) else float(grade_B[row])
+                for name, grade_B in rewards.terms.items()
+            },
             "valid": bool(rewards.valid_B[row]),
             "advantage": mean_advantage(own["advantages_BT"], own["loss_mask_BT"]),
         }

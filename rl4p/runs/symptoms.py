@@ -67,7 +67,10 @@ def invalid_grades(history: History) -> Symptom | None:
     if not share > INVALID:
         return None
     meaning = f"{share:.0%} of the samples are left out, because a grader fails or times out."
-    remedy = f"reward.max_invalid={INVALID}, to stop the run and count the failures by term"
+    tasks = history.option("reward.tasks") or ()  # of reward=router
+    keys = [f"reward.tasks.{task}.max_invalid={INVALID}" for task in tasks]
+    keys = keys or [f"reward.max_invalid={INVALID}"]
+    remedy = f"{' '.join(keys)}, to stop the run and count the failures by term"
     return Symptom("reward/invalid", invalid, meaning, remedy)
 
 

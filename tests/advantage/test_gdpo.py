@@ -48,3 +48,22 @@ def test_epsilon_is_added_to_both_deviations(make_trajectories, make_rewards, of
     advantages = of_samples(trajectories, GDPO(epsilon=0.5)(trajectories, rewards))
     pairs = np.asarray([-1, 1, -2, 2]) / (np.repeat([np.sqrt(2), np.sqrt(8)], 2) + 0.5)
     np.testing.assert_allclose(advantages, pairs / (pairs.std(ddof=1) + 0.5), rtol=1e-6)
+
+
+def test_a_term_is_normalised_over_the_samples_to_which_it_applies(
+    make_trajectories, make_rewards, of_samples
+):
+    """The length applies to two of three samples of a group, and to none of the other group."""
+    nan = np.nan
+    trajectories = make_trajectories((1, 8, 2, 3, 4), group_ids=(1, 1, 1, 0, 0))
+    rewards = make_rewards((9,) * 5)
+    terms = {
+        "correct": jnp.asarray([0, 0, 3, 0, 5], jnp.float32),
+        "length": jnp.asarray([2, nan, 4, nan, nan], jnp.float32),
+    }
+    advantages = of_samples(
+        trajectories, jax.jit(GDPO())(trajectories, replace(rewards, terms=terms))
+    )
+    half, third = np.sqrt(0.5), 1 / np.sqrt(3)
+    sums = np.asarray([-third - half, -third, 2 * third + half, -half, half])
+    np.testing.assert_allclose(advantages, sums / sums.std(ddof=1), rtol=1e-3)

@@ -7,6 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from rl4p.configuration.completion import query
+from rl4p.configuration.composition import CONF
+
 # Presses Tab: calls the registered function as bash does, and prints the words it offers.
 TAB = r"""
 eval "$({script} -sc install=bash)"
@@ -89,6 +92,16 @@ def test_options_of_the_users_own_are_completed(tab, tmp_path):
     assert tab("rl4p-train --config-dir mine advantage=be") == ["advantage=better"]
     assert tab("rl4p-train --config-dir=mine advantage=be") == ["advantage=better"]
     assert tab("rl4p-train advantage=be") == []
+
+
+@pytest.mark.parametrize(
+    ("shell", "words"),
+    [("bash", "reward.terms.x=format"), ("zsh", "+term@reward.terms.x=format")],
+)
+def test_options_that_need_a_place_are_completed(shell, words, capsys):
+    """For Bash an @ ends a word, so that only what follows it is completed."""
+    query("train", CONF, f"query={shell}", "rl4p-train +term@reward.terms.x=fo")
+    assert capsys.readouterr().out.split() == [words]
 
 
 @pytest.mark.slow

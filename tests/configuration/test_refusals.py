@@ -63,6 +63,7 @@ def test_a_right_key_is_not_refused(composer):
             "reward.terms.corect.weight=1",
             "reward.terms.correct? (options: correct, format); to add it: write +",
         ),
+        ("reward.terms.format.patern=x", "format; did you mean reward.terms.format.pattern? "),
         ("_target_=x", "_target_ is not an option of the configuration; did you mean "),
     ],
 )
@@ -93,9 +94,12 @@ def test_an_option_is_moved_to_the_group_that_has_it(catalogue):
 
 
 def test_another_option_has_the_key(catalogue):
-    assert with_another_option(catalogue, "critic.clip", "1") == [
+    assert with_another_option(catalogue, "critic.clip", "1", {}) == [
         ["critic=separate", "critic.clip=1"],
         ["critic=shared", "critic.clip=1"],
     ]
-    assert with_another_option(catalogue, "dpo.beta", "1") == [["update=dpo", "update.beta=1"]]
+    assert with_another_option(catalogue, "critic.clip", "1", {"critic": "shared"}) == [
+        ["critic=separate", "critic.clip=1"]
+    ]
+    assert with_another_option(catalogue, "dpo.beta", "1", {}) == [["update=dpo", "update.beta=1"]]
     assert with_another_option(catalogue, "seed", "1") == []

@@ -108,6 +108,37 @@ def test_what_cannot_act_is_named(words, sentence):
     assert sentence in refusal(*words.split())
 
 
+@pytest.fixture
+def four_tasks(monkeypatch):
+    """Makes the sums a mixture of four tasks."""
+    questions = Arithmetic.questions
+    monkeypatch.setattr(
+        Arithmetic,
+        "questions",
+        lambda self: [replace(x, task=f"task{i % 4}") for i, x in enumerate(questions(self))],
+    )
+
+
+def rewards_of(*tasks):
+    return ["reward=router", *(f"+reward@reward.tasks.{task}=weighted" for task in tasks)]
+
+
+def test_every_task_of_the_data_needs_a_reward_and_its_term(four_tasks):
+    all_tasks = rewards_of("task0", "task1", "task2", "task3")
+    assert len(built(*all_tasks).prompts) == 4
+    assert refusal(*rewards_of("task0", "task2")) == (
+        "The data has the tasks task1, task3, but reward.tasks has only task0, task2: add "
+        "+reward@reward.tasks.task1=weighted +reward@reward.tasks.task3=weighted"
+    )
+    without = [*all_tasks, "~term@reward.tasks.task2.terms.correct"]
+    assert refusal(*without) == (
+        "evaluation.term=correct is not a term of reward.tasks.task2; its terms are format."
+    )
+    # Of the held-out questions too.
+    more = "+data@evaluation.tasks.long=arithmetic"
+    assert "has the tasks long, but reward.tasks has only" in refusal(*all_tasks, more)
+
+
 def test_rows_are_divided_by_the_devices(monkeypatch):
     from rl4p.distributed.mesh import Mesh
 

@@ -35,6 +35,9 @@ def advantages(trajectories, rewards):
 def test_a_good_batch_passes(trajectories, rewards, advantages):
     check_trajectories(trajectories)
     check_rewards(rewards, trajectories)
+    some_B = jnp.where(rewards.valid_B & (rewards.total_B > 0), jnp.nan, 0.0)
+    where = dataclasses.replace(rewards, terms={"some": some_B}, late_B=~rewards.valid_B)
+    check_rewards(where, trajectories)
     check_advantages(advantages, trajectories, rewards)
 
 
@@ -118,6 +121,11 @@ def test_a_broken_rollout_is_named(policy, trajectories, make_episodes, field, b
         ("total_B", lambda x: x.at[3].set(1), "0 where invalid, got 1 entries"),
         ("valid_B", lambda x: x.astype(jnp.float32), "bool, got float32"),
         ("terms", lambda x: x | {"format": jnp.zeros(7)}, r"of shape \(8,\), got \(7,\)"),
+        ("terms", lambda x: x | {"format": jnp.full(8, jnp.inf)}, "finite, got 8 entries"),
+        ("terms", lambda x: x | {"format": jnp.ones(8)}, "0 where invalid, got 1 entries"),
+        ("terms", lambda x: x | {"format": jnp.full(8, jnp.nan)}, "0 where invalid, got 1 entries"),
+        ("late_B", lambda x: jnp.zeros(8), "bool, got float32"),
+        ("late_B", lambda x: jnp.ones(8, bool), "false where valid, got 7 entries"),
     ],
 )
 def test_broken_rewards_are_named(trajectories, rewards, field, broken, message):

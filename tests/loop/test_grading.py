@@ -54,7 +54,10 @@ def batch(make_trajectories, make_prompt, make_episodes):
 
 @pytest.fixture
 def in_process(monkeypatch):
-    """Returns a function that runs the reward phase as if in one of several processes."""
+    """Returns a function that runs the reward phase as if in one of several processes.
+
+    The rows of the other processes are gathered as -1.
+    """
 
     def among(process, count):
         gathered = []
@@ -65,7 +68,13 @@ def in_process(monkeypatch):
 
         def gather(rewards, rows):
             gathered.append(rows)
-            return rewards
+
+            def widened(x):
+                whole = np.full((rows[-1].stop, *x.shape[1:]), -1).astype(x.dtype)
+                whole[rows[process].start : rows[process].stop] = x
+                return whole
+
+            return jax.tree.map(widened, rewards)
 
         monkeypatch.setattr(rl4p.loop.grading, "share", share)
         monkeypatch.setattr(rl4p.loop.grading, "gathered_rows", gather)
@@ -94,7 +103,7 @@ def test_a_process_grades_whole_groups_of_its_own(batch, make_phases, in_process
         gathered = in_process(process, count)
         rewards, _ = graded(make_phases(reward=reward), {}, *batch)
         assert gathered == [[range(*part) for part in parts]]
-        np.testing.assert_array_equal(rewards.total_B, 2.0 * np.arange(start, stop))
+        np.testing.assert_array_equal(rewards.total_B[start:stop], 2.0 * np.arange(start, stop))
         ((own, own_episodes),) = reward.calls
         assert own_episodes == episodes[start:stop]
         for name in MASKED:
@@ -131,4 +140,41 @@ def test_rows_of_groups_of_unknown_size_are_divided_one_by_one(batch, make_phase
     reward = Seeing(terms={"stated": Stated()})
     in_process(0, 4)
     rewards, _ = graded(make_phases(reward=reward), {}, trajectories, batch[1])
-    np.testing.assert_array_equal(rewards.total_B, [0.0])
+    np.testing.assert_array_equal(rewards.total_B, [0.0, *[-1.0] * 5])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Largest:
+    """A term that gives 1 to the largest number of a group."""
+
+    weight: float = 1.0
+    whole_groups: bool = True
+
+    def __call__(self, groups):
+        texts = [[episode.response for episode in group] for group in groups]
+        return [[text == max(group) for text in group] for group in texts]
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_groups_that_terms_compare_stay_whole_in_any_order(batch, make_phases, in_process, size):
+    """The groups are 2 (rows 0 and 4), 0 (rows 1 and 2), and 1 (rows 3 and 5)."""
+    group_ids_B = jnp.asarray([2, 0, 0, 1, 2, 1], jnp.int32)
+    trajectories = replace(batch[0], group_size=size, group_ids_B=group_ids_B)
+    owners = np.zeros(6, int)
+    for process, expected in enumerate([{1, 2}, {0, 3, 4, 5}]):
+        reward = Seeing(terms={"largest": Largest(), "stated": Stated()})
+        in_process(process, 2)
+        rewards, _ = graded(make_phases(reward=reward), {}, trajectories, batch[1])
+        ((own, episodes),) = reward.calls
+        mine_B = rewards.total_B != -1
+        assert set(np.flatnonzero(mine_B)) == expected
+        assert {int(episode.response) for episode in episodes} == expected
+        np.testing.assert_array_equal(
+            own.group_ids_B, [group_ids_B[int(episode.response)] for episode in episodes]
+        )
+        largest_B = np.array([0, 0, 1, 0, 1, 1])
+        np.testing.assert_array_equal(
+            rewards.total_B[mine_B], (2 * np.arange(6) + largest_B)[mine_B]
+        )
+        owners += mine_B
+    assert (owners == 1).all()

@@ -331,7 +331,7 @@ class Half:
     weight: float = 1.0
 
     def __call__(self, episodes):
-        return [None if b % 2 else 1.0 for b in range(len(episodes))]
+        return [np.nan if b % 2 else 1.0 for b in range(len(episodes))]
 
 
 def test_samples_without_a_grade_are_not_in_the_loss(make_loop, params, prompts, make_state):

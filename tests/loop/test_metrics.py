@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from rl4p.loop.metrics import batch_metrics
+from rl4p.loop.metrics import batch_metrics, task_metrics
 from rl4p.types import Finish
 
 
@@ -67,6 +67,50 @@ def test_each_term_is_a_mean_over_the_valid_rows(make_trajectories, make_rewards
     assert metrics["reward/style"] == pytest.approx(6 / 3)
     assert metrics["reward/mean"] == pytest.approx(8 / 3)
     assert metrics["reward/invalid"] == 1
+
+
+def test_the_mean_of_a_term_leaves_out_rows_to_which_it_does_not_apply(
+    make_trajectories, make_rewards
+):
+    nan = jnp.nan
+    rewards = make_rewards((4, 1, 0, 3), valid=(1, 1, 0, 1))
+    terms = {"some": jnp.float32([1, nan, 0, 3]), "none": jnp.float32([nan, nan, 0, nan])}
+    rewards = dataclasses.replace(rewards, terms=terms, late_B=jnp.asarray([0, 0, 1, 0], bool))
+    metrics = batch_metrics(0, make_trajectories((2,) * 4), rewards, jnp.zeros((4, 16)))
+    assert metrics["reward/some"] == pytest.approx(4 / 2)
+    assert "reward/none" not in metrics
+    assert (metrics["reward/invalid"], metrics["reward/late"]) == (1, 1)
+    on_time = dataclasses.replace(rewards, late_B=jnp.zeros(4, bool))
+    metrics = batch_metrics(0, make_trajectories((2,) * 4), on_time, jnp.zeros((4, 16)))
+    assert "reward/late" not in metrics
+
+
+def test_metrics_by_task_by_hand(make_rewards):
+    nan = jnp.nan
+    rewards = make_rewards((4, 1, 0, 3, 2, 0), valid=(1, 1, 0, 1, 1, 0))
+    terms = {
+        "correct": jnp.float32([1, 0.9, 0, 2, nan, 0]),
+        "moves": jnp.float32([nan, nan, 0, 5, 7, 0]),
+    }
+    rewards = dataclasses.replace(rewards, terms=terms)
+    tasks = ["sums", "sums", "sums", "rush", "rush", "lost"]
+    assert task_metrics(tasks, rewards, "correct") == pytest.approx(
+        {
+            "reward/lost/invalid": 1.0,
+            "reward/rush/invalid": 0.0,
+            "reward/rush/mean": 5 / 2,
+            "reward/rush/correct": 2.0,
+            "reward/rush/moves": 12 / 2,
+            "reward/rush/pass_at_1": 1.0,
+            "reward/sums/invalid": 1.0,
+            "reward/sums/mean": 5 / 2,
+            "reward/sums/correct": 1.9 / 2,
+            "reward/sums/pass_at_1": 1 / 2,
+        }
+    )
+    without = task_metrics(tasks, rewards, None)
+    assert not [name for name in without if "pass_at_1" in name]
+    assert {type(x) for x in without.values()} == {float}
 
 
 def test_a_total_on_an_invalid_row_counts_nowhere(make_trajectories, make_rewards):

@@ -109,6 +109,13 @@ def test_a_need_that_nobody_meets_is_refused(phases):
         phases(advantage=Counting(needs=frozenset({"luck"}))).needs()
 
 
+def test_closing_ends_what_the_reward_has_opened(make_phases):
+    closed = []
+    make_phases(reward=SimpleNamespace(close=lambda: closed.append(1))).close()
+    make_phases(reward=SimpleNamespace()).close()
+    assert closed == [1]
+
+
 def test_controllers_are_given_what_is_theirs(phases):
     ours = phases(kl=AdaptiveKL(beta=0.5, target=1.0), entropy=AdaptiveEntropy(alpha=0.25))
     memory = ours.initial_memory()

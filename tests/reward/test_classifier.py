@@ -99,14 +99,14 @@ def test_the_system_prompt_of_a_prompt_is_read(folder, make_prompt, expected):
     assert grade == pytest.approx(expected(chat("1+2", "3", "Add.")), abs=1e-4)
 
 
-def test_a_text_that_is_too_long_gets_none_and_is_not_cut(folder, make_prompt, expected):
+def test_a_text_that_is_too_long_gets_no_grade_and_is_not_cut(folder, make_prompt, expected):
     """The limit is 16 tokens: 4 special tokens, 2 of the question, 10 of the response."""
     pairs = (("ab", "x" * 10), ("ab", "x" * 11), ("ab", ""))
     first, second, third = load(folder, max_tokens=16)(episodes_of(make_prompt, *pairs))
-    assert second is None
+    assert np.isnan(second)
     assert first == pytest.approx(expected(chat(*pairs[0])), abs=1e-4)
     assert third == pytest.approx(expected(chat(*pairs[2])), abs=1e-4)
-    assert load(folder, max_tokens=4)(episodes_of(make_prompt, *pairs[:2])) == [None, None]
+    assert np.isnan(load(folder, max_tokens=4)(episodes_of(make_prompt, *pairs[:2]))).all()
 
 
 def test_texts_of_one_width_are_compiled_once(folder, make_prompt):
@@ -185,8 +185,8 @@ def test_the_command_line_of_its_docstring_adds_it_and_names_it_when_it_is_wrong
     folder, make_prompt, make_trajectories
 ):
     def reward(path):
-        target = f"{TERM}._target_=rl4p.reward.classifier.Classifier"
-        options = [target, f"{TERM}.path={path}", f"{TERM}.max_tokens=64"]
+        options = [f"+term@{TERM[1:]}=classifier", f"{TERM[1:]}.path={path}"]
+        options += [f"{TERM[1:]}.max_tokens=64"]
         return instantiate(compose(options).reward)
 
     with pytest.raises(InputError, match=r"^reward\.terms\.model: path=/nowhere is not a folder"):
@@ -227,7 +227,7 @@ print(json.dumps(term([Episode(prompt=prompt(q), response=r) for q, r in pairs])
     done = subprocess.run(command, capture_output=True, text=True, env=on_devices(2))
     assert done.returncode == 0, done.stderr[-2000:]
     *found, long = json.loads(done.stdout.splitlines()[-1])
-    assert long is None
+    assert np.isnan(long)
     alone = load(folder)(episodes_of(make_prompt, *PAIRS))
     np.testing.assert_allclose(found, alone, atol=1e-5)
 

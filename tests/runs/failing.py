@@ -1,5 +1,6 @@
 """Rows of metrics, and reward terms, of runs that fail in one way."""
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -65,4 +66,4 @@ class Fails:
     weight: float = 1.0
 
     def __call__(self, episodes):
-        return [None if i % 10 == 0 else 0.0 for i, _ in enumerate(episodes)]
+        return [math.nan if i % 10 == 0 else 0.0 for i, _ in enumerate(episodes)]

@@ -61,6 +61,15 @@ def test_a_line_has_the_text_and_the_grades(trained):
         assert row["finish"] == Finish(int(info.trajectories.finish_B[b])).name.lower()
 
 
+def test_a_term_that_does_not_apply_is_null(trained):
+    tokenizer, info = trained
+    terms = info.rewards.terms | {"moves": np.float32([np.nan, 1, *[0] * 30])}
+    info = replace(info, rewards=replace(info.rewards, terms=terms))
+    rows = lines(info, 3, tokenizer)
+    assert [row["terms"]["moves"] for row in rows] == [None, 1.0, 0.0]
+    assert rows[0]["terms"]["correct"] is not None
+
+
 def test_tokens_are_those_of_the_arrays(trained):
     tokenizer, info = trained
     trajectories = info.trajectories

@@ -48,6 +48,13 @@ def test_every_rule_has_a_symptom_here():
     assert set(SYMPTOMS) == {rule.__name__ for rule in (*RULES, LAST_RULE)}
 
 
+def test_the_remedy_for_failing_graders_names_the_rewards_of_tasks(config):
+    routed = config | {"steps": 40, "reward": {"tasks": {"sums": {}, "code": {}}}}
+    (found,) = diagnose(rows_of(40, **SYMPTOMS["invalid_grades"]), routed)
+    keys = "reward.tasks.sums.max_invalid=0.02 reward.tasks.code.max_invalid=0.02, to stop"
+    assert found.remedy.startswith(keys)
+
+
 @pytest.mark.parametrize("name", SYMPTOMS)
 def test_a_symptom_is_found_alone_and_its_remedy_is_an_override(name, config):
     rows = rows_of(40, **SYMPTOMS[name])

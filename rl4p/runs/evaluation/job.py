@@ -14,7 +14,7 @@ import importlib.metadata
 import json
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import closing, contextmanager, nullcontext
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -73,7 +73,9 @@ def evaluate(config: DictConfig, request: Request) -> dict[str, Any]:
         status = "failed"
         try:
             console.print(introduction(subject, begin), soft_wrap=True)
-            status = "finished" if respond(subject, responses, begin, console, stop) else "stopped"
+            with closing(evaluation.phases):
+                answered = respond(subject, responses, begin, console, stop)
+            status = "finished" if answered else "stopped"
             if status == "stopped":
                 done = sum(1 for _ in responses.rows()) if first() else 0
                 raise Stopped(

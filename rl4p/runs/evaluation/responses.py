@@ -4,9 +4,10 @@
      "grades": {term: grade}, "valid", "correct"}
 
 `sample` and `seed` are null on a greedy response. `tokens` counts the tokens of the response, the
-end token included; `finish` is "stop", "length" or "abort". If a grader failed, `valid` is false
-and every grade is null. The lines are in the order of the chunks (`loop/evaluation.py`); those of a
-chunk are written in one call.
+end token included; `finish` is "stop", "length" or "abort". A grade is null if its term does not
+apply; every grade is null if a grader failed. `valid` is false if the term that decides gave no
+grade. The lines are in the order of the chunks (`loop/evaluation.py`); those of a chunk are written
+in one call.
 """
 
 import json
@@ -94,17 +95,20 @@ class Responses:
 def rows_of(evaluation: Evaluation, answered: Answered) -> list[dict[str, Any]]:
     """Returns the lines of a chunk; all processes must call this."""
     correct_B, valid_B = evaluation.judged(answered.rewards)
-    terms, mask_BT, finish_B = to_host(
+    rewards, mask_BT, finish_B = to_host(
         (
-            answered.rewards.terms,
+            answered.rewards,
             answered.trajectories.response_mask_BT,
             answered.trajectories.finish_B,
         )
     )
+    graded = {name: rewards.graded(name) for name in rewards.terms}
     tokens_B = np.sum(mask_BT, axis=1).tolist()
     rows = []
     for b, (prompt, sample) in enumerate(answered.chunk.rows()):
-        grades = {name: float(x_B[b]) if valid_B[b] else None for name, x_B in terms.items()}
+        grades = {
+            name: float(x_B[b]) if graded[name][b] else None for name, x_B in rewards.terms.items()
+        }
         rows.append(
             {
                 "task": prompt.task,

@@ -15,6 +15,7 @@ from rl4p.configuration.evaluation import Request
 from rl4p.experiment.build import check_lengths, instantiate_phases
 from rl4p.experiment.evaluation import (
     build_evaluation,
+    check_tasks,
     check_term,
     encoder,
     evaluation_sampler,
@@ -53,6 +54,7 @@ def build_subject(config: DictConfig, request: Request) -> Subject:
     check_term(config, phases)
     data = instantiate(config.data) if config.evaluation.held_out else None
     held_out = held_out_questions(config, data)
+    check_tasks(phases, *(each.questions for each in held_out))
     policy, params, step = load_policy(
         config, request.run, step=request.step, average=request.average
     )

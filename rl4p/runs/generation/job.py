@@ -4,7 +4,7 @@ import json
 import shlex
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, nullcontext
 from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
@@ -81,7 +81,8 @@ def generate(lines: Sequence[str]) -> None:
                     f"{source.failures[-1]}. Repeat the command to try them again, or add "
                     "server.failed=skip to go on without them."
                 )
-            rows = graded(responses.in_order(), reward, data.system_prompt)
+            with nullcontext() if reward is None else closing(reward):
+                rows = graded(responses.in_order(), reward, data.system_prompt)
             chosen, left_out = kept(rows, options)
             responses.rewrite(row.row for row in rows)
             if not chosen:

@@ -2,13 +2,13 @@
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any
 
 from rl4p.errors import InputError
-from rl4p.protocols import Remembers
-from rl4p.reward.weighted import Weighted
+from rl4p.protocols import Remembers, TextReward
 from rl4p.runs.generation.options import Options
 from rl4p.runs.generation.responses import Response
 from rl4p.types import Episode, Prompt
@@ -23,7 +23,7 @@ class Graded:
 
     Attributes:
       reward: the total; None if it was not graded, or a term could not grade it.
-      terms: the unweighted grades by name.
+      terms: the unweighted grades by name, without those that do not apply.
     """
 
     response: Response
@@ -53,10 +53,10 @@ class Graded:
 
 def check_reward(reward: Any, options: Options) -> None:
     """Refuses a reward that cannot grade texts, and a term that it does not have."""
-    if not isinstance(reward, Weighted) or isinstance(reward, Remembers):
+    if not isinstance(reward, TextReward) or isinstance(reward, Remembers):
         raise InputError(
-            f"{type(reward).__name__} cannot grade texts alone: choose reward=weighted, or "
-            "grade=false."
+            f"{type(reward).__name__} cannot grade texts alone: choose reward=weighted or "
+            "reward=router, or grade=false."
         )
     if options.keep not in (None, TOTAL, *reward.terms):
         raise InputError(
@@ -66,21 +66,37 @@ def check_reward(reward: Any, options: Options) -> None:
 
 
 def graded(
-    responses: Sequence[Response], reward: Weighted | None, system_prompt: str | None
+    responses: Sequence[Response], reward: TextReward | None, system_prompt: str | None
 ) -> list[Graded]:
     """Returns the responses with their grades; without a reward there are none."""
     if reward is None:
         return [Graded(response=response, terms={}) for response in responses]
     found = []
-    for start in range(0, len(responses), AT_A_TIME):
-        part = responses[start : start + AT_A_TIME]
+    for part in parts(responses):
         rewards = reward.of_texts([episode(response, system_prompt) for response in part])
+        graded_B = {name: rewards.graded(name) for name in rewards.terms}
         for b, response in enumerate(part):
-            valid = bool(rewards.valid_B[b])
-            terms = {name: float(grade_B[b]) for name, grade_B in rewards.terms.items() if valid}
-            total = float(rewards.total_B[b]) if valid else None
+            terms = {
+                name: float(grade_B[b])
+                for name, grade_B in rewards.terms.items()
+                if graded_B[name][b]
+            }
+            total = float(rewards.total_B[b]) if rewards.valid_B[b] else None
             found.append(Graded(response=response, reward=total, terms=terms))
     return found
+
+
+def parts(responses: Sequence[Response]) -> Iterator[list[Response]]:
+    """Yields about `AT_A_TIME` responses at a time; never divides consecutive ones to a prompt."""
+    part: list[Response] = []
+    for _, mine in groupby(responses, key=lambda x: (x.question.task, x.question.id)):
+        own = list(mine)
+        if part and len(part) + len(own) > AT_A_TIME:
+            yield part
+            part = []
+        part += own
+    if part:
+        yield part
 
 
 def episode(response: Response, system_prompt: str | None) -> Episode:
@@ -125,11 +141,13 @@ def refusal(row: Graded, options: Options) -> str | None:
         return "empty"
     if options.keep is None and options.best is None:
         return None
-    if row.reward is None:
+    grade = row.reward
+    if grade is not None and options.keep not in (None, TOTAL):
+        grade = row.terms.get(options.keep)
+    if grade is None:
         return "not graded"
     if options.keep is None:
         return None
-    grade = row.reward if options.keep == TOTAL else row.terms[options.keep]
     least = 1.0 if options.at_least is None else options.at_least
     # Grades have the precision of float32.
     reached = grade >= least or math.isclose(grade, least, rel_tol=1e-6)

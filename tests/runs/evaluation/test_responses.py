@@ -112,7 +112,7 @@ def test_a_response_that_could_not_be_graded_has_no_grades(subject):
         weight = 1.0
 
         def __call__(self, episodes):
-            return [None if i == 1 else 1.0 for i in range(len(episodes))]
+            return [float("nan") if i == 1 else 1.0 for i in range(len(episodes))]
 
     reward = Weighted(terms={"capital": Broken()})
     phases = replace(subject.evaluation.phases, reward=reward)
@@ -121,3 +121,27 @@ def test_a_response_that_could_not_be_graded_has_no_grades(subject):
     assert [row["grades"]["capital"] for row in rows[:3]] == [1.0, None, 1.0]
     assert [row["valid"] for row in rows[:3]] == [True, False, True]
     assert [row["correct"] for row in rows[:3]] == [True, False, True]
+
+
+def test_a_term_that_does_not_apply_has_no_grade_and_decides_nothing(subject):
+    class Some:
+        weight = 1.0
+
+        def __init__(self, row):
+            self.row = row
+
+        def __call__(self, episodes):
+            return [None if i == self.row else 1.0 for i in range(len(episodes))]
+
+    reward = Weighted(terms={"capital": Some(0), "other": Some(1)})
+    evaluation = replace(
+        subject.evaluation, phases=replace(subject.evaluation.phases, reward=reward)
+    )
+    rows = rows_of(evaluation, next(evaluation.answered(subject.state)))
+    assert [row["grades"] for row in rows[:3]] == [
+        {"capital": None, "other": 1.0},
+        {"capital": 1.0, "other": None},
+        {"capital": 1.0, "other": 1.0},
+    ]
+    assert [row["valid"] for row in rows[:3]] == [False, True, True]
+    assert [row["correct"] for row in rows[:3]] == [False, True, True]

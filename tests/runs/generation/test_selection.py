@@ -1,4 +1,4 @@
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 
@@ -18,7 +18,8 @@ class Shown:
 
     def __call__(self, episodes):
         assert all(episode.prompt.system_prompt == "Add." for episode in episodes)
-        return [None if "?" in episode.response else 0.7 for episode in episodes]
+        grades = {"?": float("nan"), "-": None}
+        return [grades.get(episode.response, 0.7) for episode in episodes]
 
 
 @pytest.fixture
@@ -59,12 +60,14 @@ def test_texts_are_graded_by_the_terms_of_the_reward(reward, questions, respond)
         respond(questions[0]),
         respond(questions[0], 1, "no"),
         respond(questions[1], 0, "?"),
+        respond(questions[1], 1, "-"),
     ]
-    right, wrong, failed = graded(responses, reward, "Add.")
+    right, wrong, failed, without = graded(responses, reward, "Add.")
     assert right.terms == pytest.approx({"correct": 1, "format": 1, "shown": 0.7})
     assert right.reward == pytest.approx(1 + 0.5 + 0.7)
     assert wrong.terms == pytest.approx({"correct": 0, "format": 0, "shown": 0.7})
     assert (failed.reward, failed.terms) == (None, {})
+    assert (without.reward, without.terms) == (0.0, {"correct": 0, "format": 0})
     assert graded(responses, None, None)[0] == Graded(response=responses[0], terms={})
 
 
@@ -108,6 +111,40 @@ def test_a_term_or_the_total_must_reach_the_least_grade(rows):
         ("11+22", 0), ("11+22", 1),
     ]  # fmt: skip
     assert samples(kept(found, options())[0]) == [("11+22", n) for n in range(3)]
+
+
+def test_a_term_that_does_not_apply_keeps_nothing(rows):
+    (row,) = rows([(1.5, "stop", "a")])
+    without = replace(row, terms={"format": 1.0})
+    assert kept([without], options(keep="correct")) == ([], {"not graded": 1})
+    assert kept([without], options(keep="reward"))[0] == [without]
+
+
+def test_the_responses_to_a_prompt_are_graded_together(questions, respond, monkeypatch):
+    seen = []
+
+    @dataclass(frozen=True, kw_only=True)
+    class Groups:
+        weight: float = 1.0
+        whole_groups: bool = True
+
+        def __call__(self, groups):
+            seen.append([[episode.response for episode in group] for group in groups])
+            return [[len(group)] * len(group) for group in groups]
+
+    monkeypatch.setattr("rl4p.runs.generation.selection.AT_A_TIME", 4)
+    counts = (3, 2, 2, 9)
+    responses = [
+        respond(question, n, f"{i}{n}")
+        for i, (question, count) in enumerate(zip(questions, counts, strict=False))
+        for n in range(count)
+    ]
+    found = graded(responses, Weighted(terms={"size": Groups()}), None)
+    assert [row.response for row in found] == responses
+    sizes = [len(group) for part in seen for group in part]
+    assert sizes == list(counts[: len(sizes)])
+    assert len(seen) >= 2
+    assert [row.terms["size"] for row in found[:4]] == [3, 3, 3, 2]
 
 
 def test_a_grade_of_float32_reaches_its_own_value(rows):

@@ -1,0 +1,222 @@
+"""The live terms of a reward: opened once, called with deadlines, their grades read and checked."""
+
+import inspect
+import logging
+import threading
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from rl4p.errors import InputError, RunError
+from rl4p.protocols import Grades, OpensTerm
+from rl4p.reward import term_threads
+from rl4p.reward.term_threads import Late, TermThread
+from rl4p.types import Episode
+
+log = logging.getLogger(__name__)
+
+CLOSING = 20.0  # seconds to close a term
+
+Groups = Sequence[np.ndarray]  # for each group, the indices of its rows
+
+
+@dataclass(frozen=True, kw_only=True)
+class TermGrades:
+    """The grades of one term.
+
+    Attributes:
+      grades_B: float64, nan where the term does not apply, and where it failed.
+      failed_B: bool, where the term could not grade.
+      late: whether the term passed its deadline.
+      problem: a sentence about a call that gave no grades, or None.
+      error: the exception of the call, or None.
+    """
+
+    grades_B: np.ndarray
+    failed_B: np.ndarray
+    late: bool = False
+    problem: str | None = None
+    error: Exception | None = None
+
+
+class LiveTerm:
+    """A term that is opened when it first grades, and then waits for the next batch.
+
+    Args:
+      term: the term as it is configured.
+      deadline: seconds for a call, unless the term has its own deadline.
+    """
+
+    def __init__(self, term: Any, deadline: float | None) -> None:
+        self.term = term
+        self.deadline: float | None = getattr(term, "deadline", deadline)
+        self.lock = threading.Lock()
+        self.live: Any = None
+        self.thread: TermThread | None = None
+
+    def start(
+        self, key: str, episodes: Sequence[Episode], groups: Groups
+    ) -> Callable[[], TermGrades]:
+        """Starts to grade and returns a function that waits for the grades.
+
+        Args:
+          key: the configuration key of the term, for messages.
+          groups: the rows of each group, for a term with ``whole_groups``.
+        """
+        with self.lock:
+            live = self.opened(key)
+            rows = groups if getattr(self.term, "whole_groups", False) else None
+            call = asking(live, episodes, rows)
+            if self.deadline is None and not is_async(live):
+                wait = call  # in the thread of who waits
+            else:
+                self.thread = self.thread or TermThread(key)
+                wait = self.thread.start(call, self.deadline)
+
+        def finish() -> TermGrades:
+            error = None
+            try:
+                return read(wait())
+            except Late:
+                problem = f"{key} did not return within its deadline of {self.deadline:g} s."
+                late = True
+            except (InputError, RunError):
+                raise  # the term says itself that the run cannot go on
+            except Exception as found:  # noqa: BLE001 - the samples become invalid
+                problem, late, error = f"{key} {told(found)}", False, found
+            log.warning("%s The %d samples are invalid.", problem, len(episodes))
+            nothing_B = np.full(len(episodes), np.nan)
+            return TermGrades(
+                grades_B=nothing_B,
+                failed_B=np.isnan(nothing_B),
+                late=late,
+                problem=problem,
+                error=error,
+            )
+
+        return finish
+
+    def opened(self, key: str) -> Any:
+        """Returns the object to call; the first call opens it."""
+        if self.live is None and isinstance(self.term, OpensTerm):
+            try:
+                self.live = self.term.open()
+            except (InputError, RunError):
+                raise
+            except Exception as error:
+                raise RunError(f"{key} cannot be opened: {told(error)}") from error
+        return self.term if self.live is None else self.live
+
+    def close(self) -> None:
+        """Closes what was opened; the next grading opens it again."""
+        with self.lock, ExitStack() as stack:
+            if self.live is not None:
+                stack.callback(close_in_time, self.live, type(self.term).__name__)
+            if self.thread is not None:
+                stack.callback(self.thread.close)
+            self.live = self.thread = None
+
+
+class WrongCount(Exception):
+    """Grades that are not one for each row."""
+
+
+def is_async(live: Any) -> bool:
+    """Returns whether a call of the object gives a coroutine."""
+    return inspect.iscoroutinefunction(live) or inspect.iscoroutinefunction(type(live).__call__)
+
+
+def asking(live: Any, episodes: Sequence[Episode], groups: Groups | None) -> Callable[[], Any]:
+    """Returns a function that calls a term and returns its grades by row, or awaits them.
+
+    The function also makes the list: a generator does its work only then.
+    """
+
+    def listed(found: Any) -> list[Any]:
+        if groups is None:
+            return counted(list(found), len(episodes), "responses")
+        grades: list[Any] = [None] * len(episodes)
+        of_groups = counted(list(found), len(groups), "groups")
+        for rows, own in zip(groups, of_groups, strict=True):
+            of_rows = counted(list(own), len(rows), "responses of a group")
+            for row, grade in zip(rows.tolist(), of_rows, strict=True):
+                grades[row] = grade
+        return grades
+
+    async def listed_later(found: Any) -> list[Any]:
+        return listed(await found)
+
+    def call() -> Any:
+        if groups is None:
+            found = live(episodes)
+        else:
+            found = live([[episodes[row] for row in rows] for rows in groups])
+        return listed_later(found) if inspect.isawaitable(found) else listed(found)
+
+    return call
+
+
+def counted(grades: list[Any], count: int, what: str) -> list[Any]:
+    if len(grades) != count:
+        raise WrongCount(f"gave {len(grades)} grades for {count} {what}.")
+    return grades
+
+
+def read(grades: Grades) -> TermGrades:
+    """Returns the grades as arrays."""
+    absent_B = np.array([grade is None for grade in grades], bool)
+    grades_B = np.array([np.nan if grade is None else float(grade) for grade in grades], np.float64)
+    failed_B = ~absent_B & ~np.isfinite(grades_B)
+    return TermGrades(grades_B=np.where(failed_B, np.nan, grades_B), failed_B=failed_B)
+
+
+def told(error: Exception) -> str:
+    """Returns what happened, and the line of the user's code in which it did."""
+    if isinstance(error, WrongCount):
+        return str(error)
+    where = ""
+    for frame in traceback.extract_tb(error.__traceback__):
+        if frame.filename in (__file__, term_threads.__file__):
+            where = ""
+        else:
+            where = where or f" ({frame.filename}, line {frame.lineno})"
+    said = f"raised {type(error).__name__}: {error}{where}."
+    if "main thread" in str(error):  # signals
+        said += " Give the term deadline = None, which calls it in the main thread."
+    return said
+
+
+def of_prompts(episodes: Sequence[Episode]) -> np.ndarray:
+    """Returns group ids by the task and the id of the prompt: int32 [B]."""
+    order: dict[tuple[str, str], int] = {}
+    return np.array(
+        [order.setdefault((e.prompt.task, e.prompt.id), len(order)) for e in episodes], np.int32
+    )
+
+
+def rows_of_groups(group_ids_B: np.ndarray) -> list[np.ndarray]:
+    """Returns the rows of each group in order; groups are in the order of their first rows."""
+    _, first, inverse = np.unique(group_ids_B, return_index=True, return_inverse=True)
+    return [np.flatnonzero(inverse == group) for group in np.argsort(first)]
+
+
+def close_in_time(live: Any, name: str) -> None:
+    """Closes a live term, whose calls may hang, in a thread of its own."""
+    thread = TermThread(f"close {name}")
+    try:
+        thread.start(live.close, CLOSING)()
+    except Late:
+        log.warning("%s could not be closed within %g s, and is left as it is.", name, CLOSING)
+    finally:
+        thread.close()
+
+
+def close_all(terms: Mapping[str, LiveTerm]) -> None:
+    """Closes all terms, also after one could not be closed."""
+    with ExitStack() as stack:
+        for term in terms.values():
+            stack.callback(term.close)

@@ -1,0 +1,151 @@
+"""Tests how a term is opened and called, and what is said about one that gives no grades."""
+
+import asyncio
+import threading
+
+import numpy as np
+import pytest
+
+from rl4p.errors import InputError, RunError
+from rl4p.reward.live_terms import LiveTerm, of_prompts, rows_of_groups
+
+KEY = "reward.terms.mine"
+
+
+class Term:
+    """A term made of a function of the responses."""
+
+    def __init__(self, call, **attributes):
+        self.call = call
+        vars(self).update(attributes)
+
+    def __call__(self, episodes):
+        return self.call([episode.response for episode in episodes])
+
+
+def grades_of(term, episodes, groups=()):
+    live = LiveTerm(term, 60.0)
+    try:
+        return live.start(KEY, episodes, groups)()
+    finally:
+        live.close()
+
+
+def test_none_does_not_apply_and_what_is_not_finite_failed(make_episodes):
+    found = grades_of(Term(lambda texts: [1, None, np.nan, np.inf]), make_episodes("abcd"))
+    np.testing.assert_array_equal(found.grades_B, [1, np.nan, np.nan, np.nan])
+    np.testing.assert_array_equal(found.failed_B, [False, False, True, True])
+    assert (found.late, found.problem, found.error) == (False, None, None)
+
+
+def test_a_term_may_be_asynchronous(make_episodes):
+    class Judge:
+        async def __call__(self, episodes):
+            async def ask(episode):
+                await asyncio.sleep(0)
+                return float(episode.response)
+
+            return await asyncio.gather(*map(ask, episodes))
+
+    found = grades_of(Judge(), make_episodes("1230"))
+    np.testing.assert_array_equal(found.grades_B, [1, 2, 3, 0])
+
+
+def test_an_asynchronous_term_may_see_groups_and_have_no_deadline(make_episodes):
+    class Best:
+        whole_groups = True
+        deadline = None
+
+        async def __call__(self, groups):
+            best = [max(each.response for each in group) for group in groups]
+            return [
+                [each.response == top for each in group]
+                for group, top in zip(groups, best, strict=True)
+            ]
+
+    groups = rows_of_groups(np.array([7, 2, 7, 2]))
+    found = grades_of(Best(), make_episodes("1230"), groups)
+    np.testing.assert_array_equal(found.grades_B, [0, 1, 1, 0])
+
+
+def test_the_line_that_raised_is_named(make_episodes):
+    def fails(texts):
+        return texts[99]
+
+    found = grades_of(Term(fails), make_episodes("ab"))
+    line = fails.__code__.co_firstlineno
+    assert found.failed_B.all()
+    assert isinstance(found.error, IndexError)
+    where = f"{__file__}, line {Term.__call__.__code__.co_firstlineno + 1}"
+    assert found.problem == f"{KEY} raised IndexError: list index out of range ({where})."
+    assert line > 0
+
+
+def test_a_signal_is_explained(make_episodes):
+    """Such a term works where the main thread calls it."""
+    import signal
+
+    def by_alarm(texts):
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        return [1] * len(texts)
+
+    found = grades_of(Term(by_alarm), make_episodes("ab"))
+    assert found.problem is not None
+    assert found.problem.endswith(
+        "Give the term deadline = None, which calls it in the main thread."
+    )
+    assert grades_of(Term(by_alarm, deadline=None), make_episodes("ab")).problem is None
+
+
+@pytest.mark.parametrize("error", [InputError, RunError])
+def test_the_errors_of_a_run_pass(make_episodes, error):
+    def fails(texts):
+        raise error("There is no sandbox here.")
+
+    with pytest.raises(error, match=r"^There is no sandbox here\.$"):
+        grades_of(Term(fails), make_episodes("ab"))
+
+
+def test_a_term_that_cannot_be_opened_stops_the_run(make_episodes):
+    def fails():
+        raise OSError("no such socket")
+
+    with pytest.raises(RunError, match=rf"^{KEY} cannot be opened: raised OSError: no such socket"):
+        grades_of(Term(len, open=fails), make_episodes("ab"))
+
+
+def test_a_thread_is_kept_for_the_next_batch_and_ends_when_closed(make_episodes):
+    live = LiveTerm(Term(lambda texts: [1] * len(texts)), 60.0)
+    for _ in range(3):
+        live.start("kept", make_episodes("ab"), ())()
+    (running,) = [x for x in threading.enumerate() if x.name == "kept"]
+    live.close()
+    running.join(60)
+    assert not running.is_alive()
+
+
+def test_a_term_that_cannot_be_closed_is_left(make_episodes, monkeypatch, caplog):
+    monkeypatch.setattr("rl4p.reward.live_terms.CLOSING", 0.05)
+    event = threading.Event()
+
+    class Live:
+        def __call__(self, episodes):
+            return [1] * len(episodes)
+
+        def close(self):
+            event.wait()
+
+    assert grades_of(Term(len, open=Live), make_episodes("ab")).problem is None
+    event.set()
+    assert "Term could not be closed within 0.05 s, and is left as it is." in caplog.text
+
+
+def test_groups_have_their_rows_in_order():
+    rows = rows_of_groups(np.array([4, 0, 4, 2, 0, 4]))
+    assert [x.tolist() for x in rows] == [[0, 2, 5], [1, 4], [3]]
+    assert rows_of_groups(np.array([], int)) == []
+
+
+def test_prompts_of_different_tasks_are_different(make_prompt, make_episodes):
+    prompts = [make_prompt(id=name, task=task) for name, task in ("at", "bt", "at", "au")]
+    assert of_prompts(make_episodes("1234", prompts)).tolist() == [0, 1, 0, 2]
