@@ -8,7 +8,16 @@ import numpy as np
 import pytest
 
 from rl4p import types
-from rl4p.types import Finish, Prompt, Question, Rewards, Sampling, TrainingBatch, TrainState
+from rl4p.types import (
+    Episode,
+    Finish,
+    Prompt,
+    Question,
+    Rewards,
+    Sampling,
+    TrainingBatch,
+    TrainState,
+)
 
 
 def state(key, step, **fields):
@@ -70,6 +79,20 @@ def test_a_question_needs_no_solution_and_a_prompt_no_system_prompt():
     prompt = Prompt(id="a", question="q", answer="1", task="t", tokens=(1, 2))
     assert prompt.system_prompt is None
     assert isinstance(prompt, Question)
+
+
+def test_the_messages_of_a_prompt_and_of_its_episode():
+    messages = tuple({"role": role, "content": role} for role in ("user", "assistant"))
+    plain = Prompt(id="a", question="q", answer="1", task="t", tokens=())
+    asked, system = {"role": "user", "content": "q"}, {"role": "system", "content": "s"}
+    assert plain.prompt_messages() == plain.prompt_messages("") == [asked]
+    assert plain.prompt_messages("s") == [system, asked]
+    spoken = dataclasses.replace(plain, messages=messages + messages[1:], system_prompt="s")
+    assert spoken.prompt_messages("t") == [system, messages[0]]
+    answer = {"role": "assistant", "content": "r"}
+    assert Episode(prompt=spoken, response="r").messages == [system, messages[0], answer]
+    spoken = dataclasses.replace(spoken, messages=(system, *messages, messages[0]))
+    assert spoken.prompt_messages("t") == [system, *messages, messages[0]]
 
 
 def test_rows_of_trajectories_are_taken_and_what_is_known_of_all_rows_stays(make_trajectories):

@@ -63,7 +63,10 @@ class PromptStream:
         """
         digest = hashlib.sha256()
         for prompt in self.prompts:
-            row = json.dumps(vars(prompt), sort_keys=True, default=str)
+            values = vars(prompt)
+            if prompt.messages is None:  # as in runs that were saved before prompts had messages
+                values = {name: value for name, value in values.items() if name != "messages"}
+            row = json.dumps(values, sort_keys=True, default=str)
             digest.update(row.encode() + b"\n")
         return digest.hexdigest()
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from rl4p.data.prompts import system_of
 from rl4p.errors import InputError
 from rl4p.protocols import Remembers
 from rl4p.reward.weighted import Weighted
@@ -87,7 +88,8 @@ def episode(response: Response, system_prompt: str | None) -> Episode:
     """Returns the response as graders take it."""
     question = response.question
     if not isinstance(question, Prompt):  # for a server, which has the tokens
-        question = Prompt(**vars(question), tokens=(), system_prompt=system_prompt)
+        system_prompt = system_of(question.prompt_messages(system_prompt))
+        question = Prompt(**(vars(question) | {"tokens": (), "system_prompt": system_prompt}))
     return Episode(prompt=question, response=response.text)
 
 
