@@ -3,7 +3,7 @@
 import math
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from rl4p.data.prompts import system_of
@@ -40,7 +40,9 @@ class Graded:
     def demonstration(self) -> dict[str, Any]:
         """Returns the line of the kept responses, as `data=jsonl` reads it."""
         question = self.response.question
-        return {
+        asked = replace(question, system_prompt=None).prompt_messages()
+        conversation = {} if question.messages is None else {"messages": asked}
+        return conversation | {
             "question": question.question,
             "answer": self.response.text,
             "reference": question.answer,
