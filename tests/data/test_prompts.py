@@ -127,3 +127,11 @@ def test_a_system_message_in_the_conversation_replaces_both(encode, policy):
 def test_a_conversation_without_a_user_is_refused(encode, messages):
     with pytest.raises(InputError, match="conversation of the question i has no user message"):
         encode([conversation(*messages)])
+
+
+def test_a_question_that_is_repeated_is_encoded_once(encode):
+    first, second = QUESTIONS[:2]
+    prompts, dropped = encode([first, second, first, second, first], max_prompt_tokens=6)
+    assert [prompt.id for prompt in prompts] == [first.id] * 3
+    assert dropped == 2
+    assert prompts[0] is prompts[1]
