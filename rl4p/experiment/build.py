@@ -263,9 +263,12 @@ def describe_step(config: DictConfig, phases: Phases, prompts: list[Prompt], mes
     updates = update.epochs * update.minibatches
     rows = -(-sequences // update.minibatches // mesh.row_shards)  # on each device
     microbatches = -(-rows // rows_in(width, update.tokens_per_microbatch))
+    epochs = config.steps * config.prompts_per_step / len(prompts)
+    trains_on_data = not getattr(phases.rollout, "samples", True)
     return (
         f"a step: {config.prompts_per_step} prompts x {config.group_size} samples = {sequences} "
         f"sequences, at most {sequences * width:,} tokens, {updates} "
         f"update{'s' * (updates > 1)} of at most {microbatches} "
         f"microbatch{'es' * (microbatches > 1)}"
+        + (f"; {config.steps:,} steps are {epochs:.3g} epochs" if trains_on_data else "")
     )
