@@ -34,8 +34,9 @@ def encode_prompts(
     """
     if not questions:
         raise InputError("The data set has no questions: check the settings of data.")
-    conversations = [row.prompt_messages(system_prompt) for row in questions]
-    for row, messages in zip(questions, conversations, strict=True):
+    distinct = {id(row): row for row in questions}  # a mixture repeats questions
+    conversations = [row.prompt_messages(system_prompt) for row in distinct.values()]
+    for row, messages in zip(distinct.values(), conversations, strict=True):
         if not any(message["role"] == "user" for message in messages):
             raise InputError(f"The conversation of the question {row.id} has no user message.")
     systems = [system_of(messages) for messages in conversations]
@@ -44,18 +45,19 @@ def encode_prompts(
         if any(row.tools for row in questions):  # a call takes the tools of one conversation
             tokens: Any = [
                 tokenizer.apply_chat_template(messages, tools=row.tools, **options)  # type: ignore
-                for row, messages in zip(questions, conversations, strict=True)
+                for row, messages in zip(distinct.values(), conversations, strict=True)
             ]
         else:
             tokens = tokenizer.apply_chat_template(conversations, **options)
     except TemplateError as error:
         asked = "data.system_prompt and model.template" if any(systems) else "model.template"
         raise InputError(f"The model's chat template fails: {error} (check {asked}).") from None
-    prompts = [
-        Prompt(**(vars(row) | {"tokens": tuple(ids), "system_prompt": system}))
-        for row, ids, system in zip(questions, tokens, systems, strict=True)
+    made = {
+        key: Prompt(**(vars(row) | {"tokens": tuple(ids), "system_prompt": system}))
+        for (key, row), ids, system in zip(distinct.items(), tokens, systems, strict=True)
         if len(ids) <= max_prompt_tokens
-    ]
+    }
+    prompts = [made[id(row)] for row in questions if id(row) in made]
     if not prompts:
         raise InputError(
             f"max_prompt_tokens={max_prompt_tokens} is too small: the shortest of the "
