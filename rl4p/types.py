@@ -45,6 +45,8 @@ class Question:
       messages: the conversation, if it is more than one message of the user: mappings with `role`
         and `content`, as chat templates take them. `question` is then the last user message.
         Assistant messages at its end are an answer to it, and no part of the prompt.
+      tools: the tools that the conversation may call, as chat templates take them: JSON schemas of
+        functions. None for no tools.
       system_prompt: a text before this question, in place of the data set's; None for the latter.
       metadata: any other values that a grader may need.
     """
@@ -55,6 +57,7 @@ class Question:
     task: str
     solution: str | None = None
     messages: tuple[Mapping[str, Any], ...] | None = None
+    tools: tuple[Mapping[str, Any], ...] | None = None
     system_prompt: str | None = None
     metadata: Mapping[str, Any] = field(default_factory=dict)
 
@@ -77,10 +80,29 @@ class Question:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Demonstration:
+    """A worked answer to a prompt, as token ids; the answers in the prompt are trained with it.
+
+    Attributes:
+      tokens: int32 ids of the last message, from its first trained token to its end token.
+      trained: ranges of tokens in the sequence of prompt and answer, in order: the messages of the
+        assistant, each with its end token.
+    """
+
+    tokens: Sequence[int]
+    trained: tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True, kw_only=True)
 class Prompt(Question):
-    """A question in its chat template, as token ids; `system_prompt` is the one in the tokens."""
+    """A question in its chat template, as token ids; `system_prompt` is the one in the tokens.
+
+    Attributes:
+      demonstration: the worked answer of a conversation, which `rollout=demonstrations` reads.
+    """
 
     tokens: tuple[int, ...]
+    demonstration: Demonstration | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

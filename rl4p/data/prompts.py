@@ -40,14 +40,15 @@ def encode_prompts(
         if not any(message["role"] == "user" for message in messages):
             raise InputError(f"The conversation of the question {row.id} has no user message.")
     systems = [system_of(messages) for messages in conversations]
+    options = {"add_generation_prompt": True, "return_dict": False, **(template or {})}
     try:
-        tokens: Any = tokenizer.apply_chat_template(
-            conversations,
-            add_generation_prompt=True,
-            tokenize=True,
-            return_dict=False,
-            **(template or {}),
-        )
+        if any(row.tools for row in questions):  # a call takes the tools of one conversation
+            tokens: Any = [
+                tokenizer.apply_chat_template(messages, tools=row.tools, **options)  # type: ignore
+                for row, messages in zip(distinct.values(), conversations, strict=True)
+            ]
+        else:
+            tokens = tokenizer.apply_chat_template(conversations, **options)
     except TemplateError as error:
         asked = "data.system_prompt and model.template" if any(systems) else "model.template"
         raise InputError(f"The model's chat template fails: {error} (check {asked}).") from None

@@ -63,9 +63,12 @@ class PromptStream:
         """
         digest = hashlib.sha256()
         for prompt in self.prompts:
-            values = vars(prompt)
-            if prompt.messages is None:  # as in runs that were saved before prompts had messages
-                values = {name: value for name, value in values.items() if name != "messages"}
+            # As in runs that were saved before prompts had these fields.
+            values = {
+                name: value
+                for name, value in vars(prompt).items()
+                if value is not None or name not in ("messages", "tools", "demonstration")
+            }
             row = json.dumps(values, sort_keys=True, default=str)
             digest.update(row.encode() + b"\n")
         return digest.hexdigest()

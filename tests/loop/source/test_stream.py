@@ -1,4 +1,5 @@
 import json
+from array import array
 from itertools import islice
 
 import hypothesis.strategies as st
@@ -7,6 +8,7 @@ from hypothesis import given
 
 from rl4p.errors import InputError
 from rl4p.loop.source.stream import PromptStream
+from rl4p.types import Demonstration
 
 
 @pytest.fixture(scope="module")
@@ -79,6 +81,8 @@ def test_a_state_of_other_prompts_is_refused(stream, change):
         {"metadata": {"level": 2}},
         {"system_prompt": "other"},
         {"messages": ({"role": "user", "content": "other"},)},
+        {"tools": ({"name": "other"},)},
+        {"demonstration": Demonstration(tokens=array("i", range(2000)), trained=((1, 2),))},
     ],
     ids=lambda change: next(iter(change)),
 )
