@@ -26,6 +26,7 @@ ADDED_OPTIONS = {
         "reference_key": None,
         "several_answers": False,
         "messages_key": None,
+        "tools_key": "tools",
         "metadata_keys": [],
         "task_key": None,
         "where": {},

@@ -7,7 +7,6 @@ from io import StringIO
 from pathlib import Path
 from typing import Any
 
-from rl4p.data.fields import check_columns
 from rl4p.data.files import Files
 from rl4p.errors import InputError
 
@@ -48,7 +47,7 @@ class CSV(Files):
                 return
             if repeated := sorted({name for name in names if names.count(name) > 1}):
                 raise InputError(f"{path}: the column names {repeated} stand there twice.")
-            check_columns(self.columns(), names, f"{path}, line 1")
+            self.columns(names, f"{path}, line 1")
             line = reader.line_num + 1
             for fields in reader:
                 place, line = f"{path}, line {line}", reader.line_num + 1

@@ -6,7 +6,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, ClassVar
 
-from rl4p.data.fields import check_columns
 from rl4p.data.rows import Rows
 from rl4p.errors import InputError
 
@@ -46,7 +45,7 @@ class HuggingFace(Rows):
         split = getattr(self, key)
         place = f"{self.path} ({split})"
         rows = self.load(split)
-        columns = check_columns(self.columns(), rows.column_names, place)
+        columns = self.columns(rows.column_names, place)
         for i, row in enumerate(rows.select_columns(columns), 1):
             yield f"{place}, row {i}", row
 

@@ -5,6 +5,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from rl4p.data.fields import MISSING
 from rl4p.errors import InputError
 
 ROLES = ("system", "user", "assistant", "tool")
@@ -56,6 +57,24 @@ def conversation(value: Any, place: str, *, strip_tags: bool) -> tuple[Message, 
     except TypeError as error:
         raise InputError(f"{place}: a message is not plain data ({error}).") from None
     return found
+
+
+def tools_of(value: Any, place: str) -> tuple[Message, ...] | None:
+    """Returns the tools of a row, as chat templates take them, or None if it has none.
+
+    Raises:
+      InputError: the value is no list of mappings; names the place.
+    """
+    if isinstance(value, str):
+        try:
+            value = json.loads(value)
+        except (ValueError, RecursionError):
+            raise InputError(f"{place}: the text is not a list of tools in JSON.") from None
+    if value is MISSING or value is None:
+        return None
+    if not isinstance(value, list | tuple) or not all(isinstance(x, Mapping) for x in value):
+        raise InputError(f"{place}: a list of mappings is expected, not {described(value)}.")
+    return tuple(without_nulls(each) for each in value) or None
 
 
 def message_of(value: Any, place: str) -> Message:

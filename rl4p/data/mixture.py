@@ -129,5 +129,5 @@ def content_of(question: Question) -> str:
 
     Their metadata belongs to it: the text of some tasks is always the same.
     """
-    content = [question.question, question.messages, dict(question.metadata)]
+    content = [question.question, question.messages, question.tools, dict(question.metadata)]
     return json.dumps(content, sort_keys=True, default=str)

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rl4p.data.fields import check_columns
 from rl4p.data.files import Files
 from rl4p.errors import InputError
 
@@ -32,7 +31,7 @@ class Parquet(Files):
 
         try:
             with file.open("rb") as content, parquet.ParquetFile(content) as table:
-                columns = check_columns(self.columns(), table.schema_arrow.names, str(file))
+                columns = self.columns(table.schema_arrow.names, str(file))
                 before = 0
                 for batch in table.iter_batches(BATCH, columns=columns):
                     for i, row in enumerate(values(batch, file, before), before + 1):

@@ -11,8 +11,15 @@ from typing import Any, ClassVar
 
 from rl4p.configuration.bounds import Natural, Positive
 from rl4p.data.answer import final_answer
-from rl4p.data.fields import MISSING, equals_any, names_of, value_of, without_exponent
-from rl4p.data.messages import conversation, without_tags
+from rl4p.data.fields import (
+    MISSING,
+    check_columns,
+    equals_any,
+    names_of,
+    value_of,
+    without_exponent,
+)
+from rl4p.data.messages import conversation, tools_of, without_tags
 from rl4p.errors import InputError
 from rl4p.types import Question
 
@@ -34,6 +41,8 @@ class Rows(ABC):
         `role` and `content` (or `from` and `value`), or such a list as JSON text. Assistant
         messages at its end are no part of the prompt. A conversation with a system message keeps
         it; the others get `system_prompt`.
+      tools_key: a field with the tools that a conversation may call, a list of JSON schemas of
+        functions, or such a list as JSON text. A row or a table may lack it.
       answer_key: the field with the worked answer. The reference answer is its text after ``####``,
         or all of it if it has none. None takes the assistant message at the end of the
         conversation; without one, the question has no worked answer.
@@ -60,6 +69,7 @@ class Rows(ABC):
     held_out_size: Positive | None = None
     question_key: str = "question"
     messages_key: str | None = None
+    tools_key: str = "tools"
     answer_key: str | None = "answer"
     reference_key: str | None = None
     metadata_keys: tuple[str, ...] = ()
@@ -82,6 +92,10 @@ class Rows(ABC):
             raise ValueError(
                 f"question_key={self.question_key} has no effect with messages_key, because the "
                 "question is the last message of the user: leave it out."
+            )
+        if self.messages_key is None and self.tools_key != "tools":
+            raise ValueError(
+                f"tools_key={self.tools_key} has no effect without messages_key: leave it out."
             )
         if self.task_key is not None and self.task != type(self).task:
             raise ValueError(
@@ -209,7 +223,7 @@ class Rows(ABC):
         Raises:
           InputError: a field is absent or has a wrong type; names the place of the row.
         """
-        messages = None
+        messages = tools = None
         if self.messages_key is None:
             question = self.text(row, self.question_key, place)
             if self.strip_tags:
@@ -222,6 +236,7 @@ class Rows(ABC):
                 raise InputError(self.absent(row, self.messages_key, place))
             where = f'{place}, "{self.messages_key}"'
             messages = conversation(value, where, strip_tags=self.strip_tags)
+            tools = tools_of(value_of(row, self.tools_key), f'{place}, "{self.tools_key}"')
             question = next(m["content"] for m in reversed(messages) if m["role"] == "user")
         if self.answer_key is not None:
             solution = self.text(row, self.answer_key, place)
@@ -238,6 +253,7 @@ class Rows(ABC):
             task=self.task_of(row, place),
             solution=solution,
             messages=messages,
+            tools=tools,
             metadata={key: self.value(row, key, place) for key in self.metadata_keys},
         )
         return replace(found, id=self.id_of(found, text_of(found)))
@@ -279,12 +295,19 @@ class Rows(ABC):
             options = "data.messages_key and data.answer_key, which null leaves to the conversation"
         return f'{place}: no text under "{key}": {names_of(row)} (set {options}).'
 
-    def columns(self) -> list[str]:
-        """Returns the names of all fields that the options name."""
+    def columns(self, names: Sequence[str], place: str) -> list[str]:
+        """Returns the columns of a table that the options name.
+
+        Args:
+          names: the columns of the table.
+          place: the table, for error messages.
+        """
         question = self.question_key if self.messages_key is None else self.messages_key
         keys = (question, self.answer_key, self.reference_key, self.task_key)
         named = [key for key in keys if key is not None]
-        return list(dict.fromkeys([*named, *self.metadata_keys, *map(str, self.where)]))
+        if self.messages_key is not None and self.tools_key in names:
+            named.append(self.tools_key)
+        return check_columns([*named, *self.metadata_keys, *map(str, self.where)], names, place)
 
 
 def is_answered(messages: Sequence[Mapping[str, Any]]) -> bool:
@@ -295,7 +318,8 @@ def text_of(row: Question) -> str:
     """Returns the text of a prompt, by which equal prompts are found."""
     if row.messages is None:
         return row.question
-    return json.dumps(row.prompt_messages(), sort_keys=True)
+    asked = row.prompt_messages()
+    return json.dumps(asked if row.tools is None else [asked, row.tools], sort_keys=True)
 
 
 def identity(row: Question) -> Hashable:

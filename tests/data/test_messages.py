@@ -2,7 +2,8 @@ import json
 
 import pytest
 
-from rl4p.data.messages import conversation, without_tags
+from rl4p.data.fields import MISSING
+from rl4p.data.messages import conversation, tools_of, without_tags
 from rl4p.errors import InputError
 
 USER = {"role": "user", "content": "1+1?"}
@@ -79,6 +80,17 @@ def test_what_is_no_conversation_is_refused_with_its_place(value, message):
     with pytest.raises(InputError, match=f"f, line 1(, |: ){message}") as error:
         read(value)
     assert len(str(error.value)) < 300
+
+
+def test_the_tools_of_a_conversation():
+    tools = [{"type": "function", "function": {"name": "add", "description": None}}]
+    found = ({"type": "function", "function": {"name": "add"}},)
+    assert tools_of(tools, "f") == tools_of(json.dumps(tools), "f") == found
+    for none in (None, MISSING, [], "[]", "null"):
+        assert tools_of(none, "f") is None
+    for bad in ("add", ["add"], {"name": "add"}, 3):
+        with pytest.raises(InputError, match=r"f: (the text is not a list of tools|a list of map)"):
+            tools_of(bad, "f")
 
 
 def test_a_message_of_tags_alone_is_refused():

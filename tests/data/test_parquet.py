@@ -58,6 +58,14 @@ def test_an_array_of_messages_with_a_reference_inside_a_struct(write):
         assert (question.question, question.answer, question.task) == ("1+1?", "2", "s")
 
 
+def test_the_tools_of_some_rows(write):
+    messages, tools = [{"role": "user", "content": "1+1?"}], [{"type": "function", "name": "add"}]
+    rows = [{"m": messages, "tools": tools}, {"m": [*messages, *messages], "tools": None}]
+    path = write(rows)
+    data = Parquet(path=path, held_out_path=path, messages_key="m", answer_key=None)
+    assert [question.tools for question in data.train()] == [tuple(tools), None]
+
+
 def test_a_bad_row_is_named_by_file_and_row(write, monkeypatch):
     monkeypatch.setattr(source, "BATCH", 2)
     with pytest.raises(InputError, match=r'rows\.parquet, row 4: no text under "answer"'):

@@ -136,6 +136,17 @@ def test_a_conversation_with_an_answer_beside_it():
         one(row, messages_key="answer")
 
 
+def test_the_tools_of_a_row_belong_to_its_prompt():
+    options = {"messages_key": "m", "answer_key": None}
+    without = one({"m": CONVERSATION}, **options)
+    tools = ({"type": "function", "function": {"name": "add"}},)
+    for key in ("tools", "functions"):
+        question = one({"m": CONVERSATION, key: list(tools)}, tools_key=key, **options)
+        assert question.tools == tools
+        assert question.id != without.id
+    assert without.tools is None
+
+
 def test_equal_conversations_are_one_question(caplog):
     rows = [{"m": [*CONVERSATION, ANSWER]}, {"m": CONVERSATION}, {"m": CONVERSATION[2:]}]
     data = Memory(rows=rows, held_out_rows=rows, messages_key="m", answer_key=None)
@@ -157,9 +168,10 @@ def test_a_system_prompt_that_no_conversation_takes_is_refused():
     [
         ({"held_out_rows": (), "held_out_size": 1}, "held_out_size cannot be .* held_out_rows"),
         ({"messages_key": "m", "question_key": "q"}, "question_key=q has no effect with messages"),
+        ({"tools_key": "t"}, "tools_key=t has no effect without messages_key"),
         ({"task": "t", "task_key": "k"}, "task=t has no effect with task_key"),
     ],
-    ids=["held_out", "messages", "task"],
+    ids=["held_out", "messages", "tools", "task"],
 )
 def test_options_that_cannot_act_together_are_refused(options, message):
     with pytest.raises(ValueError, match=message):
