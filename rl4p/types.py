@@ -43,6 +43,12 @@ class Question:
       answer: the reference answer that graders compare with.
       task: the task name, used in the names of metrics (``eval/<task>/pass_at_1``).
       solution: a worked answer, if the data set has one; demonstrations use it.
+      messages: the conversation, if it is more than one message of the user: mappings with `role`
+        and `content`, as chat templates take them. `question` is then the last user message.
+        Assistant messages at its end are an answer to it, and no part of the prompt.
+      tools: the tools that the conversation may call, as chat templates take them: JSON schemas of
+        functions. None for no tools.
+      system_prompt: a text before this question, in place of the data set's; None for the latter.
       metadata: any other values that a grader may need.
     """
 
@@ -51,19 +57,53 @@ class Question:
     answer: str
     task: str
     solution: str | None = None
+    messages: tuple[Mapping[str, Any], ...] | None = None
+    tools: tuple[Mapping[str, Any], ...] | None = None
+    system_prompt: str | None = None
     metadata: Mapping[str, Any] = field(default_factory=dict)
+
+    def prompt_messages(self, system_prompt: str | None = None) -> list[dict[str, Any]]:
+        """Returns the messages before the response, as a chat template takes them.
+
+        They begin with the first of: a system message in `messages`, the question's own
+        `system_prompt`, and the argument, which is that of the data set.
+        """
+        if self.messages is None:
+            asked: list[dict[str, Any]] = [{"role": "user", "content": self.question}]
+        else:
+            asked = [dict(message) for message in self.messages]
+            while asked and asked[-1]["role"] == "assistant":
+                asked.pop()
+        system = system_prompt if self.system_prompt is None else self.system_prompt
+        if not system or (asked and asked[0]["role"] == "system"):
+            return asked
+        return [{"role": "system", "content": system}, *asked]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Demonstration:
+    """A worked answer to a prompt, as token ids; the answers in the prompt are trained with it.
+
+    Attributes:
+      tokens: int32 ids of the last message, from its first trained token to its end token.
+      trained: ranges of tokens in the sequence of prompt and answer, in order: the messages of the
+        assistant, each with its end token.
+    """
+
+    tokens: Sequence[int]
+    trained: tuple[tuple[int, int], ...]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Prompt(Question):
-    """A question in its chat template, as token ids.
+    """A question in its chat template, as token ids; `system_prompt` is the one in the tokens.
 
     Attributes:
-      system_prompt: the message before the question, for graders that apply their own template.
+      demonstration: the worked answer of a conversation, which `rollout=demonstrations` reads.
     """
 
     tokens: tuple[int, ...]
-    system_prompt: str | None = None
+    demonstration: Demonstration | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,14 +119,9 @@ class Episode:
     response: str
 
     @property
-    def messages(self) -> list[dict[str, str]]:
+    def messages(self) -> list[dict[str, Any]]:
         """Returns the conversation as a chat template takes it."""
-        system = self.prompt.system_prompt
-        return [
-            *([{"role": "system", "content": system}] if system else []),
-            {"role": "user", "content": self.prompt.question},
-            {"role": "assistant", "content": self.response},
-        ]
+        return [*self.prompt.prompt_messages(), {"role": "assistant", "content": self.response}]
 
 
 @dataclass(frozen=True, kw_only=True)

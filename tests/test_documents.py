@@ -29,7 +29,7 @@ from rl4p.experiment.compatibility import refuse_what_cannot_act
 from rl4p.loop.loop import train
 from tests.documents import DOCS, DOCUMENTS, ROOT, blocks, commands, words_of, write_files
 
-LANGUAGES = {"sh", "text", "python", "yaml", "json"}
+LANGUAGES = {"sh", "text", "python", "yaml", "json", "csv"}
 # What only users have: their data, weights, devices and other processes.
 NOT_HERE = re.compile(
     r"/path/to/|gsm8k/|Qwen/|FOLDER|//HOST|^mesh=(v5|v6|h200)|^mesh\.(coordinator|processes)="

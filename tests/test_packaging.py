@@ -103,8 +103,9 @@ def test_what_the_package_imports_is_required() -> None:
             elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
                 imported.add(node.module.split(".")[0])
     third_party = imported - set(sys.stdlib_module_names) - {"rl4p"}
-    # The trackers of these extras import them when they are chosen, and say so if they are absent.
-    extras = [*EXTRAS["tensorboard"], *EXTRAS["wandb"]]
+    # Options that need these extras import them when they are chosen, and name absent ones.
+    optional = ("tensorboard", "wandb", "datasets", "reasoning_gym")
+    extras = [requirement for name in optional for requirement in EXTRAS[name]]
     required = {distribution(requirement) for requirement in [*PROJECT["dependencies"], *extras]}
     assert not {
         module

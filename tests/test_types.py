@@ -8,7 +8,16 @@ import numpy as np
 import pytest
 
 from rl4p import types
-from rl4p.types import Finish, Prompt, Question, Rewards, Sampling, TrainingBatch, TrainState
+from rl4p.types import (
+    Episode,
+    Finish,
+    Prompt,
+    Question,
+    Rewards,
+    Sampling,
+    TrainingBatch,
+    TrainState,
+)
 
 
 def state(key, step, **fields):
@@ -72,6 +81,20 @@ def test_a_question_needs_no_solution_and_a_prompt_no_system_prompt():
     assert isinstance(prompt, Question)
 
 
+def test_the_messages_of_a_prompt_and_of_its_episode():
+    messages = tuple({"role": role, "content": role} for role in ("user", "assistant"))
+    plain = Prompt(id="a", question="q", answer="1", task="t", tokens=())
+    asked, system = {"role": "user", "content": "q"}, {"role": "system", "content": "s"}
+    assert plain.prompt_messages() == plain.prompt_messages("") == [asked]
+    assert plain.prompt_messages("s") == [system, asked]
+    spoken = dataclasses.replace(plain, messages=messages + messages[1:], system_prompt="s")
+    assert spoken.prompt_messages("t") == [system, messages[0]]
+    answer = {"role": "assistant", "content": "r"}
+    assert Episode(prompt=spoken, response="r").messages == [system, messages[0], answer]
+    spoken = dataclasses.replace(spoken, messages=(system, *messages, messages[0]))
+    assert spoken.prompt_messages("t") == [system, *messages, messages[0]]
+
+
 def test_rows_of_trajectories_are_taken_and_what_is_known_of_all_rows_stays(make_trajectories):
     """Group size and prompt columns are static: another value compiles another program."""
     plain = make_trajectories((1, 2))
@@ -108,7 +131,7 @@ def test_a_training_batch_is_taken_apart_by_rows(make_trajectories):
 
 def test_what_flows_is_never_changed_in_place():
     flowing = [x for x in vars(types).values() if dataclasses.is_dataclass(x)]
-    assert len(flowing) == 10
+    assert len(flowing) == 11
     assert [x for x in flowing if not x.__dataclass_params__.frozen] == []
     rewards = Rewards(total_B=0, terms={}, valid_B=True)
     with pytest.raises(dataclasses.FrozenInstanceError):

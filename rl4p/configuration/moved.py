@@ -22,7 +22,18 @@ OPTIONS = {"critic": {"apart": "separate"}}
 KEYS = {"key_value_heads": "num_kv_heads"}
 # Options that older runs lack, by target, with the values that keep the behaviour of those runs.
 ADDED_OPTIONS = {
-    "rl4p.data.jsonl.JSONLines": {"reference_key": None, "several_answers": False},
+    "rl4p.data.jsonl.JSONLines": {
+        "reference_key": None,
+        "several_answers": False,
+        "messages_key": None,
+        "tools_key": "tools",
+        "metadata_keys": [],
+        "task_key": None,
+        "where": {},
+        "skip": 0,
+        "limit": None,
+        "strip_tags": False,
+    },
 }
 # Keys that older runs lack, with the values that keep the behaviour of those runs.
 ADDED = {

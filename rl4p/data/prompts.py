@@ -22,45 +22,51 @@ def encode_prompts(
 ) -> tuple[list[Prompt], int]:
     """Returns prompts in their chat template, and the number dropped for being too long.
 
-    Only the template adds special tokens, never the tokenizer. `template` holds arguments of the
-    chat template. A prompt over `max_prompt_tokens` is dropped and not cut, because half a question
-    teaches the wrong thing.
+    `Question.prompt_messages` are the messages of a prompt: assistant messages at the end of a
+    conversation are left out, and `system_prompt` is left out where a question or its messages
+    have their own. Only the template adds special tokens, never the tokenizer. `template` holds
+    arguments of the chat template. A prompt over `max_prompt_tokens` is dropped and not cut,
+    because half a question teaches the wrong thing.
 
     Raises:
-      InputError: no prompt is short enough, or the template refuses a conversation.
+      InputError: no prompt is short enough, a conversation has no message of the user, or the
+        template refuses one.
     """
     if not questions:
         raise InputError("The data set has no questions: check the settings of data.")
-    system = [{"role": "system", "content": system_prompt}] if system_prompt else []
-    conversations = [[*system, {"role": "user", "content": row.question}] for row in questions]
+    distinct = {id(row): row for row in questions}  # a mixture repeats questions
+    conversations = [row.prompt_messages(system_prompt) for row in distinct.values()]
+    for row, messages in zip(distinct.values(), conversations, strict=True):
+        if not any(message["role"] == "user" for message in messages):
+            raise InputError(f"The conversation of the question {row.id} has no user message.")
+    systems = [system_of(messages) for messages in conversations]
+    options = {"add_generation_prompt": True, "return_dict": False, **(template or {})}
     try:
-        tokens: Any = tokenizer.apply_chat_template(
-            conversations,
-            add_generation_prompt=True,
-            tokenize=True,
-            return_dict=False,
-            **(template or {}),
-        )
+        if any(row.tools for row in questions):  # a call takes the tools of one conversation
+            tokens: Any = [
+                tokenizer.apply_chat_template(messages, tools=row.tools, **options)  # type: ignore
+                for row, messages in zip(distinct.values(), conversations, strict=True)
+            ]
+        else:
+            tokens = tokenizer.apply_chat_template(conversations, **options)
     except TemplateError as error:
-        asked = "data.system_prompt and model.template" if system else "model.template"
+        asked = "data.system_prompt and model.template" if any(systems) else "model.template"
         raise InputError(f"The model's chat template fails: {error} (check {asked}).") from None
-    prompts = [
-        Prompt(
-            id=row.id,
-            question=row.question,
-            answer=row.answer,
-            task=row.task,
-            solution=row.solution,
-            metadata=row.metadata,
-            tokens=tuple(ids),
-            system_prompt=system_prompt,
-        )
-        for row, ids in zip(questions, tokens, strict=True)
+    made = {
+        key: Prompt(**(vars(row) | {"tokens": tuple(ids), "system_prompt": system}))
+        for (key, row), ids, system in zip(distinct.items(), tokens, systems, strict=True)
         if len(ids) <= max_prompt_tokens
-    ]
+    }
+    prompts = [made[id(row)] for row in questions if id(row) in made]
     if not prompts:
         raise InputError(
             f"max_prompt_tokens={max_prompt_tokens} is too small: the shortest of the "
             f"{len(questions)} prompts has {min(map(len, tokens))} tokens."
         )
     return prompts, len(questions) - len(prompts)
+
+
+def system_of(messages: Sequence[Mapping[str, Any]]) -> str | None:
+    """Returns the system message at the beginning of a conversation, or None."""
+    first = messages[0]
+    return first["content"] if first["role"] == "system" else None

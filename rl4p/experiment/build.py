@@ -11,11 +11,13 @@ import numpy as np
 from omegaconf import DictConfig, OmegaConf
 
 from rl4p.configuration import instantiate
+from rl4p.data.conversation import encode_demonstrations
 from rl4p.distributed import placement
 from rl4p.distributed.mesh import Mesh
 from rl4p.errors import InputError
 from rl4p.experiment.compatibility import choice, refuse_what_cannot_act
 from rl4p.experiment.evaluation import (
+    Encode,
     build_evaluation,
     check_tasks,
     check_term,
@@ -71,7 +73,8 @@ def build(config: DictConfig) -> Experiment:
     sampler = evaluation_sampler(config, phases)
     check_lengths(config, policy, phases.rollout.max_response_tokens, sampler.max_response_tokens)
     encode = encoder(config, policy)
-    prompts, dropped = encode(questions, system_prompt=data.system_prompt)
+    to_train = encode if getattr(phases.rollout, "samples", True) else answered(config, policy)
+    prompts, dropped = to_train(questions, system_prompt=data.system_prompt)
     of_evaluation = replace(phases, rollout=sampler)
     evaluation, test_dropped = build_evaluation(
         config, of_evaluation, policy, held_out, encode, rows=rows
@@ -124,6 +127,17 @@ def build(config: DictConfig) -> Experiment:
         sizes=f"{describe_model(policy, params)}; "
         f"{describe_data(prompts, dropped, evaluation, test_dropped)}\n"
         f"{describe_step(config, phases, prompts, policy.mesh)}",
+    )
+
+
+def answered(config: DictConfig, policy: Policy) -> Encode:
+    """Returns `encode_demonstrations` for the policy, the counterpart of `encoder`."""
+    return partial(
+        encode_demonstrations,
+        tokenizer=policy.tokenizer,
+        max_prompt_tokens=config.max_prompt_tokens,
+        end_ids=policy.end_ids,
+        template=policy.template,
     )
 
 
@@ -252,9 +266,12 @@ def describe_step(config: DictConfig, phases: Phases, prompts: list[Prompt], mes
     updates = update.epochs * update.minibatches
     rows = -(-sequences // update.minibatches // mesh.row_shards)  # on each device
     microbatches = -(-rows // rows_in(width, update.tokens_per_microbatch))
+    epochs = config.steps * config.prompts_per_step / len(prompts)
+    trains_on_data = not getattr(phases.rollout, "samples", True)
     return (
         f"a step: {config.prompts_per_step} prompts x {config.group_size} samples = {sequences} "
         f"sequences, at most {sequences * width:,} tokens, {updates} "
         f"update{'s' * (updates > 1)} of at most {microbatches} "
         f"microbatch{'es' * (microbatches > 1)}"
+        + (f"; {config.steps:,} steps are {epochs:.3g} epochs" if trains_on_data else "")
     )

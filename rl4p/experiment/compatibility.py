@@ -10,6 +10,7 @@ valid. A user-defined phase need not declare these properties; the default is th
     advantage.uniform          true: all advantages are equal
     update.reads_advantages    false: advantages are not used
     update.whole_groups        true: the loss compares samples of a group
+    update.pack                true: several sequences share a row
     correction.active          false: every token has weight 1
 """
 
@@ -30,6 +31,7 @@ def refuse_what_cannot_act(phases: Phases) -> None:
         advantages_of_one_sign_in_pairs,
         divergence_in_a_reward_that_nothing_reads,
         demonstrations_in_the_place_of_samples,
+        packed_rows_that_are_read_as_sequences,
     ):
         if sentence := rule(phases):
             raise InputError(sentence)
@@ -120,3 +122,16 @@ def demonstrations_in_the_place_of_samples(phases: Phases) -> str | None:
     else:
         return None
     return f"{advantage} {reason} {rollout} has no samples of a policy: choose advantage=constant."
+
+
+def packed_rows_that_are_read_as_sequences(phases: Phases) -> str | None:
+    """Refuses packed rows with phases that may read a row of the loss as one sequence."""
+    if not getattr(phases.update, "pack", False):
+        return None
+    for group, phase in (("correction", phases.correction), ("critic", phases.critic)):
+        if getattr(phase, "active", True):
+            return (
+                f"update.pack=true puts several sequences into a row, but {choice(group, phase)} "
+                f"reads a row as one sequence: choose {group}=none, or leave update.pack out."
+            )
+    return None

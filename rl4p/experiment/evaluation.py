@@ -1,5 +1,6 @@
 """Builds the evaluation: the held-out prompts of the data and of further tasks, and its options."""
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -89,7 +90,7 @@ def build_evaluation(
     options, sets, dropped = config.evaluation, [], 0
     for each in held_out:
         prompts, long = encode(each.questions, system_prompt=each.system_prompt)
-        sets.append(prompts[: options.prompts])
+        sets.append(first_of_each_task(prompts, options.prompts))
         dropped += long
     refuse_samples_that_cannot_be(config, phases.rollout, sets)
     if options.rows is not None:
@@ -112,6 +113,16 @@ def build_evaluation(
         seed=options.seed,
     )
     return evaluation, dropped
+
+
+def first_of_each_task(prompts: Sequence[Prompt], count: int | None) -> list[Prompt]:
+    """Returns the first `count` prompts of each task, in their order; None returns all."""
+    found, of_task = [], Counter()
+    for prompt in prompts:
+        of_task[prompt.task] += 1
+        if count is None or of_task[prompt.task] <= count:
+            found.append(prompt)
+    return found
 
 
 def encoder(config: DictConfig, policy: Policy) -> Encode:

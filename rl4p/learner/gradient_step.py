@@ -20,6 +20,7 @@ from rl4p.learner.aggregation import aggregation_weights
 from rl4p.learner.masking import masked_sum
 from rl4p.learner.microbatches import Rows, fold, spread
 from rl4p.learner.objective import Objective
+from rl4p.learner.packing import packed
 from rl4p.learner.shared_prompts import KeysAndValues, SharedPrompts, add_groups, pays, take_groups
 from rl4p.learner.token_loss import token_loss
 from rl4p.model.decoder import Decoder, Prefix
@@ -126,6 +127,10 @@ def minibatch_gradient(
         batch.loss_mask_BT, update.aggregation, update.aggregation_length
     )
     batch = prepared(objective, batch)
+    if getattr(update, "pack", False):
+        (batch, weights_BT), segments_BT = packed((batch, weights_BT), trajectories.segment_ids_BT)
+        trajectories = replace(batch.trajectories, segment_ids_BT=segments_BT)
+        batch = replace(batch, trajectories=trajectories)
 
     def loss_and_sums(
         params: Params,
@@ -206,10 +211,10 @@ def minibatch_gradient(
 def shares_prompts(objective: Objective, trajectories: Trajectories, mesh: Mesh) -> bool:
     """Returns whether the rows of a group share the computation of their prompt.
 
-    They do not if there are several minibatches, which may divide a group, or if a separate critic
-    runs the rows itself.
+    They do not if there are several minibatches, which may divide a group, if sequences are packed,
+    or if a separate critic runs the rows itself.
     """
-    divides = objective.update.minibatches > 1
+    divides = objective.update.minibatches > 1 or getattr(objective.update, "pack", False)
     return not divides and not objective.critic.own_trunk and pays(trajectories, mesh)
 
 

@@ -87,6 +87,7 @@ def check_trajectories(trajectories: Trajectories) -> None:
     check.that("response_mask_BT", ~mask | (segments > 0), "false on padding")
     check.that("response_mask_BT", ~mask[:, 0], "false in the first column: nothing predicts it")
     check.that("positions_BT", positions >= 0, "at least 0")
+    check.that("response_mask_BT", ~mask | (positions > 0), "false where a sequence begins")
     check.that("behaviour_logprobs_BT", logprobs <= 1e-5, "at most 0")
     check.that("behaviour_logprobs_BT", mask | (logprobs == 0), "0 outside the response mask")
     check.that("policy_version_BT", mask | (versions == -1), "-1 outside the response mask")

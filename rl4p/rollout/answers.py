@@ -16,13 +16,19 @@ if TYPE_CHECKING:
 
 
 def answers(
-    policy: Policy, prompts: Sequence[Prompt], completions: Sequence[Completion], columns: int
+    policy: Policy,
+    prompts: Sequence[Prompt],
+    completions: Sequence[Completion],
+    columns: int,
+    chosen: Sequence[Sequence[tuple[int, int]]] | None = None,
 ) -> tuple[Trajectories, Sequence[Episode]]:
     """Joins P prompts, padded left, with G completions each, sharded over the mesh.
 
     Args:
       completions: P x G completions, in the order of the prompts.
       columns: the number of columns of the responses, at least as many as the longest.
+      chosen: for each prompt, the ranges of tokens in the sequence of prompt and completion that
+        belong to the response mask; None for exactly the tokens of the completions.
     """
     B, group_size = len(completions), len(completions) // len(prompts)
     tokens_PT, mask_PT = pad_left([prompt.tokens for prompt in prompts], policy.pad_id)
@@ -38,9 +44,19 @@ def answers(
         return beside(prompt_PT, response_BR)
 
     segments_BT = beside(mask_PT, mask_BR).astype(np.int32)
+    response_mask_BT = beside(np.zeros_like(mask_PT), mask_BR)
+    if chosen is not None:
+        response_mask_BT = np.zeros_like(response_mask_BT)
+        for rows_GT, prompt, ranges in zip(
+            np.split(response_mask_BT, len(prompts)), prompts, chosen, strict=True
+        ):
+            first = tokens_PT.shape[1] - len(prompt.tokens)
+            for start, end in ranges:
+                rows_GT[:, first + start : first + end] = True
+        response_mask_BT &= segments_BT > 0  # a response may be cut
     trajectories = Trajectories(
         tokens_BT=of_responses("tokens", policy.pad_id, tokens_PT),
-        response_mask_BT=beside(np.zeros_like(mask_PT), mask_BR),
+        response_mask_BT=response_mask_BT,
         positions_BT=np.maximum(np.cumsum(segments_BT, axis=1, dtype=np.int32) - 1, 0),
         segment_ids_BT=segments_BT,
         behaviour_logprobs_BT=of_responses("logprobs", 0, np.zeros(mask_PT.shape, np.float32)),
@@ -48,7 +64,7 @@ def answers(
         group_ids_B=np.arange(B, dtype=np.int32) // group_size,
         finish_B=np.array([x.finish for x in completions], np.int8),
         group_size=group_size,
-        prompt_columns=tokens_PT.shape[1],
+        prompt_columns=tokens_PT.shape[1] if chosen is None else 0,
     )
     of_rows = [prompt for prompt in prompts for _ in range(group_size)]
     episodes = Decoded(policy.tokenizer, of_rows, [x.tokens.tolist() for x in completions])

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -16,10 +16,14 @@ from rl4p.types import Array, Episode, Params, Prompt, Sampling, Trajectories
 
 @dataclass(frozen=True, kw_only=True)
 class Demonstrations:
-    """A rollout whose responses are each prompt's `solution`, followed by an end token.
+    """A rollout whose responses are worked answers of the data set.
 
-    No policy chose these tokens, so the behaviour logprobs are 0 and the policy version is -1. A
-    solution longer than `max_response_tokens` is cut there and marked `Finish.LENGTH`.
+    The answer to a prompt of a conversation is its `demonstration`; the response mask holds all
+    messages of the assistant, also those in the prompt. The answer to another prompt is its
+    `solution`, followed by an end token.
+
+    No policy chose these tokens, so the behaviour logprobs are 0 and the policy version is -1. An
+    answer longer than `max_response_tokens` is cut there and marked `Finish.LENGTH`.
     """
 
     samples: ClassVar[bool] = False
@@ -46,19 +50,10 @@ class Demonstrations:
                 "rollout=demonstrations has no policy to evaluate: add a sampler for the "
                 "evaluation, +rollout@evaluation.rollout=continuous."
             )
-        without = next((prompt.id for prompt in prompts if prompt.solution is None), None)
-        if without is not None:
-            raise InputError(
-                f"rollout=demonstrations needs a solution for every prompt, but {without} of this "
-                "data set has none."
-            )
-        solutions = policy.tokenizer(
-            [prompt.solution or "" for prompt in prompts], add_special_tokens=False
-        )["input_ids"]
+        answered = worked_answers(policy, prompts)
         completions = []
-        for solution in solutions:
-            ended = [*solution, policy.end_ids[0]]
-            tokens = np.array(ended[: self.max_response_tokens], np.int32)
+        for answer in answered:
+            tokens = np.array(answer[: self.max_response_tokens], np.int32)
             completion = Completion(
                 tokens=tokens,
                 logprobs=np.zeros(tokens.shape, np.float32),
@@ -66,4 +61,39 @@ class Demonstrations:
                 finish=finish(tokens, policy.end_ids),
             )
             completions += [completion] * group_size
-        return answers(policy, prompts, completions, self.max_response_tokens)
+        trained = None
+        if any(prompt.demonstration for prompt in prompts):
+            trained = [trained_ranges(*pair) for pair in zip(prompts, answered, strict=True)]
+        return answers(policy, prompts, completions, self.max_response_tokens, trained)
+
+
+def worked_answers(policy: Policy, prompts: Sequence[Prompt]) -> list[Sequence[int]]:
+    """Returns the tokens of the worked answer to each prompt, the end token included.
+
+    Raises:
+      InputError: a prompt has none, or its conversation was not encoded with its answers.
+    """
+    for prompt in prompts:
+        if prompt.demonstration is None and prompt.messages is not None:
+            raise InputError(
+                f"rollout=demonstrations needs the tokens of the conversation {prompt.id}: encode "
+                "it with rl4p.data.conversation.encode_demonstrations."
+            )
+        if prompt.demonstration is None and prompt.solution is None:
+            raise InputError(
+                f"rollout=demonstrations needs a solution for every prompt, but {prompt.id} of "
+                "this data set has none."
+            )
+    solutions = ["" if prompt.demonstration else prompt.solution or "" for prompt in prompts]
+    encoded: Any = policy.tokenizer(solutions, add_special_tokens=False)["input_ids"]
+    return [
+        prompt.demonstration.tokens if prompt.demonstration else [*solution, policy.end_ids[0]]
+        for prompt, solution in zip(prompts, encoded, strict=True)
+    ]
+
+
+def trained_ranges(prompt: Prompt, answer: Sequence[int]) -> Sequence[tuple[int, int]]:
+    """Returns the ranges of trained tokens in the sequence of a prompt and its worked answer."""
+    if prompt.demonstration is not None:
+        return prompt.demonstration.trained
+    return [(len(prompt.tokens), len(prompt.tokens) + len(answer))]

@@ -6,14 +6,16 @@ A line of samples.jsonl has these keys; runs of older versions lack some of them
     sample                   the number of the sample among the samples of its prompt, from 0
     prompt, answer           the question and its reference answer
     response, finish         the text; why it ended: "stop", "length" or "abort"
-    length                   its number of tokens, the end token included
+    length                   its number of tokens, the end token included; of a demonstration with
+                             several answers, the tokens of all, and `response` is the last
     reward, terms, valid     the total; the unweighted terms, null where one does not apply; false
                              if a term could not grade it, or none applies
     advantage                the mean advantage of its tokens in the loss; null if there are none
     tokens                   with samples.tokens=true: {"prompt": the prompt in its chat template,
                              "ids": [...], "texts": [...], "logprobs": [...], under the policy that
                              sampled them, "mask": "1110", 1 where the token is in the loss,
-                             "advantages": [...], only if they differ between tokens}
+                             "advantages": [...], only if they differ between tokens}; `prompt`
+                             ends where the first answer begins
 """
 
 from collections import Counter
@@ -75,8 +77,11 @@ def lines(
     for row, episode in enumerate(info.episodes[:count]):
         prompt, group = episode.prompt, int(host["group_ids_B"][row])
         mask_T = host["response_mask_BT"][row]
+        # A conversation has tokens of others between its messages.
+        chosen = np.flatnonzero(mask_T)
+        part = slice(chosen[0], chosen[-1] + 1) if chosen.size else slice(0)
         own = {
-            name: None if x is None else x[row][mask_T] for name, x in host.items() if "_BT" in name
+            name: None if x is None else x[row][part] for name, x in host.items() if "_BT" in name
         }
         line = {
             "id": prompt.id,
@@ -96,7 +101,9 @@ def lines(
             "advantage": mean_advantage(own["advantages_BT"], own["loss_mask_BT"]),
         }
         if tokenizer is not None:
-            line["tokens"] = of_tokens(tokenizer, prompt.tokens, own)
+            worked = prompt.demonstration
+            before = prompt.tokens[: worked.trained[0][0]] if worked else prompt.tokens
+            line["tokens"] = of_tokens(tokenizer, before, own)
         found.append(line)
         seen[group] += 1
     return found

@@ -12,9 +12,15 @@ class SFT(UpdateOptions):
 
     The loss ignores advantages. With `rollout=demonstrations` this is supervised training; with the
     policy's own samples it trains on all of them, including the bad ones.
+
+    Attributes:
+      pack: whether several short sequences share a row (`learner/packing.py`). It changes memory
+        and speed, never the gradient.
     """
 
     reads_advantages = False
+
+    pack: bool = False
 
     def __call__(self, logprobs_BT: Array, batch: TrainingBatch) -> tuple[Array, dict[str, Array]]:
         return -logprobs_BT, {}

@@ -8,8 +8,11 @@ from rl4p.configuration.composition import CONF
 OPTIONS = sorted(path.relative_to(CONF).with_suffix("") for path in CONF.glob("*/*.yaml"))
 REQUIRED = {
     "experiment=arithmetic_distill": ["teacher.path=teacher"],
-    "data=gsm8k": ["data.path=train.jsonl"],
+    "data=csv": ["data.path=train.csv"],
+    "data=huggingface": ["data.path=openai/gsm8k"],
     "data=jsonl": ["data.path=train.jsonl"],
+    "data=memory": ["data.rows=[]"],
+    "data=parquet": ["data.path=train.parquet"],
     "model=pretrained": ["model.path=weights"],
 }
 

@@ -143,11 +143,11 @@ def test_a_suite_is_one_file(run, tmp_path):
 
 
 def test_a_file_that_is_only_evaluated_needs_no_other():
-    _, config = read(["data=gsm8k", "data.held_out_path=test.jsonl", "out=x"])
+    _, config = read(["data=jsonl", "data.held_out_path=test.jsonl", "out=x"])
     assert config.data.path == "test.jsonl"
     task = ["+data@evaluation.tasks.t=jsonl", "evaluation.tasks.t.held_out_path=test.jsonl"]
     assert read([*task, "out=x"])[1].evaluation.tasks.t.path == "test.jsonl"
-    assert "data.path has no default" in refusal("data=gsm8k")
+    assert "data.path has no default" in refusal("data=jsonl")
 
 
 @pytest.mark.parametrize(

@@ -31,7 +31,7 @@ def test_a_prompt_is_its_question_in_the_chat_template(encode, policy):
     texts = [policy.tokenizer.decode(prompt.tokens) for prompt in prompts]
     assert texts == [f"<|user|>{q.question}<|end|><|assistant|>" for q in QUESTIONS]
     for prompt, question in zip(prompts, QUESTIONS, strict=True):
-        fields = ("id", "question", "answer", "task", "solution", "metadata")
+        fields = ("id", "question", "answer", "task", "solution", "messages", "metadata")
         assert all(getattr(prompt, name) == getattr(question, name) for name in fields)
 
 
@@ -73,7 +73,65 @@ def test_nothing_short_enough_is_refused(encode):
 
 def test_a_prompt_keeps_all_that_its_question_says(encode):
     question = Question(
-        id="i", question="q", answer="a", task="t", solution="s", metadata={"tests": [1]}
+        id="i",
+        question="q",
+        answer="a",
+        task="t",
+        solution="s",
+        messages=CONVERSATION,
+        system_prompt="p",
+        metadata={"tests": [1]},
     )
     (prompt,), _ = encode([question])
     assert Question(**{f.name: getattr(prompt, f.name) for f in fields(Question)}) == question
+
+
+CONVERSATION = (
+    {"role": "user", "content": "1+2"},
+    {"role": "assistant", "content": "#### 3"},
+    {"role": "user", "content": "3+4"},
+    {"role": "assistant", "content": "#### 7"},
+)
+
+
+def conversation(*messages, **more):
+    return Question(id="i", question="3+4", answer="7", task="t", messages=messages, **more)
+
+
+def test_a_conversation_is_the_prompt_without_the_answer_at_its_end(encode, policy):
+    (prompt,), _ = encode([conversation(*CONVERSATION)])
+    text = policy.tokenizer.decode(prompt.tokens)
+    expected = "<|user|>1+2<|end|><|assistant|>#### 3<|end|><|user|>3+4<|end|><|assistant|>"
+    assert text == expected
+    assert prompt.messages == CONVERSATION
+
+
+def test_the_system_prompt_of_a_question_goes_before_that_of_the_data_set(encode, policy):
+    own, of_data = conversation(*CONVERSATION[:1], system_prompt="A"), QUESTIONS[0]
+    first, second = encode([own, of_data], system_prompt="B")[0]
+    assert policy.tokenizer.decode(first.tokens).startswith("<|system|>A<|end|><|user|>1+2")
+    assert policy.tokenizer.decode(second.tokens).startswith("<|system|>B<|end|><|user|>1+2")
+    assert (first.system_prompt, second.system_prompt) == ("A", "B")
+
+
+def test_a_system_message_in_the_conversation_replaces_both(encode, policy):
+    system = {"role": "system", "content": "C"}
+    question = conversation(system, *CONVERSATION[:1], system_prompt="A")
+    (prompt,), _ = encode([question], system_prompt="B")
+    expected = "<|system|>C<|end|><|user|>1+2<|end|><|assistant|>"
+    assert policy.tokenizer.decode(prompt.tokens) == expected
+    assert prompt.system_prompt == "C"
+
+
+@pytest.mark.parametrize("messages", [(), CONVERSATION[1:2], ({"role": "system", "content": "x"},)])
+def test_a_conversation_without_a_user_is_refused(encode, messages):
+    with pytest.raises(InputError, match="conversation of the question i has no user message"):
+        encode([conversation(*messages)])
+
+
+def test_a_question_that_is_repeated_is_encoded_once(encode):
+    first, second = QUESTIONS[:2]
+    prompts, dropped = encode([first, second, first, second, first], max_prompt_tokens=6)
+    assert [prompt.id for prompt in prompts] == [first.id] * 3
+    assert dropped == 2
+    assert prompts[0] is prompts[1]

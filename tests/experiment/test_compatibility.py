@@ -18,6 +18,7 @@ from rl4p.learner.masking import spread_over_tokens
 from tests.options import keys_of
 from tests.test_pairs import COMPANIONS, CONF, MORE, PAIRS, TABLE, group_of, options
 
+SFT = ("advantage=constant", "update=sft")
 OF_PHASES = ("critic", "advantage", "update", "kl", "entropy", "correction", "rollout")
 
 
@@ -77,6 +78,10 @@ def test_the_table_names_pairs_that_exist():
         (("advantage=constant", "advantage.clip=1", "update=sft"), "advantage.clip would have no"),
         (("advantage=grpo", "update=sft"), "advantage=grpo would have no effect: choose advantage"),
         (("advantage=constant", "update=dpo"), "choose advantage=preference"),
+        (
+            (*SFT, "update.pack=true", "correction=token_mask"),
+            "correction=token_mask reads a row as one sequence: choose correction=none",
+        ),
     ],
 )
 def test_what_nothing_reads_is_refused(overrides, sentence):
@@ -88,7 +93,8 @@ def test_what_nothing_reads_is_refused(overrides, sentence):
     "overrides",
     [
         ("advantage=constant", "update=sft"),
-        ("advantage=constant", "update=sft", "rollout=demonstrations"),
+        (*SFT, "rollout=demonstrations"),
+        (*SFT, "rollout=demonstrations", "update.pack=true"),
         ("advantage=constant", "kl=fixed"),
         ("advantage=constant", "kl=fixed", "kl.beta=0", "kl.placement=in_reward"),
         ("advantage=gdpo", "kl=fixed"),

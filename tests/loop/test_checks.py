@@ -70,6 +70,14 @@ def test_broken_trajectories_are_named(trajectories, field, broken, message):
         check_trajectories(bad)
 
 
+def test_the_first_token_of_a_sequence_is_no_response(trajectories):
+    """In a row of several sequences the token before it belongs to another one."""
+    positions_BT = trajectories.positions_BT.at[0, 9].set(0)
+    bad = dataclasses.replace(trajectories, positions_BT=positions_BT)
+    with pytest.raises(RunError, match="response_mask_BT should be false where a sequence begins"):
+        check_trajectories(bad)
+
+
 @pytest.mark.parametrize(
     ("field", "broken", "message"),
     [

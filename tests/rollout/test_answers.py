@@ -64,3 +64,22 @@ def test_a_text_has_no_special_tokens_whichever_way_it_is_read(policy, make_prom
     end, letter = policy.end_ids[0], policy.tokenizer.decode([65])
     lazy = Decoded(policy.tokenizer, [make_prompt()] * 2, [[65, end], [end]])
     assert [x.response for x in (lazy[0], lazy[1], *lazy)] == [letter, ""] * 2
+
+
+def test_tokens_of_a_prompt_may_be_chosen_too(policy, make_prompt, make_completions):
+    """A conversation has answers before its last question, and other texts between them."""
+    prompts = [make_prompt((5, 6, 7)), make_prompt((8,))]
+    completions = make_completions([[65, 66, 67]] * 4, (3, 2, 3, 3))
+    made, _ = answers(policy, prompts, completions, 4, [[(1, 2), (3, 4), (5, 9)], [(1, 4)]])
+    check_trajectories(made)
+    np.testing.assert_array_equal(
+        made.response_mask_BT[:, 12:],
+        [
+            [0, 0, 1, 0, 1, 0, 1, 0],
+            [0, 0, 1, 0, 1, 0, 0, 0],  # the response is one token shorter
+            [0, 0, 0, 0, 1, 1, 1, 0],
+            [0, 0, 0, 0, 1, 1, 1, 0],
+        ],
+    )
+    assert not made.response_mask_BT[:, :12].any()
+    assert (made.group_size, made.prompt_columns) == (2, 0)  # no prompt is shared

@@ -6,7 +6,7 @@ import pytest
 from rl4p.errors import InputError
 from rl4p.loop.checks import check_trajectories
 from rl4p.rollout.demonstrations import Demonstrations
-from rl4p.types import Finish, Sampling
+from rl4p.types import Demonstration, Finish, Sampling
 
 ROLLOUT = Demonstrations(max_response_tokens=4)
 
@@ -89,3 +89,35 @@ def test_there_is_nothing_to_evaluate(policy, make_prompt):
 
 def test_the_distribution_is_the_plain_one():
     assert ROLLOUT.sampling == Sampling()
+
+
+CHAT = ({"role": "user", "content": "A"}, {"role": "assistant", "content": "ab"})
+
+
+def test_the_answers_of_a_conversation_are_trained_beside_solutions(policy, make_prompt):
+    end = policy.end_ids[0]
+    worked = Demonstration(tokens=[97, 98, end], trained=((1, 2), (3, 6)))
+    long = Demonstration(tokens=[97, 98, 99, 100, end], trained=((1, 6),))
+    prompts = [
+        make_prompt((65, 66, 67), messages=CHAT, demonstration=worked),
+        make_prompt((65,), messages=CHAT, demonstration=long),  # is cut
+        make_prompt((65,), solution="ab"),
+    ]
+    trajectories, episodes = demonstrate(policy, prompts, group_size=2)
+    check_trajectories(trajectories)
+    tokens, mask = map(np.asarray, (trajectories.tokens_BT, trajectories.response_mask_BT))
+    np.testing.assert_array_equal(tokens[0, 13:], [65, 66, 67, 97, 98, end, policy.pad_id])
+    np.testing.assert_array_equal(mask[:2, 13:], [[0, 1, 0, 1, 1, 1, 0]] * 2)
+    np.testing.assert_array_equal(mask[2:4, 13:], [[0, 0, 0, 1, 1, 1, 1]] * 2)
+    np.testing.assert_array_equal(mask[4:, 13:], [[0, 0, 0, 1, 1, 1, 0]] * 2)
+    assert not mask[:, :13].any()
+    finish = [Finish.STOP] * 2 + [Finish.LENGTH] * 2 + [Finish.STOP] * 2
+    assert trajectories.finish_B.tolist() == finish
+    assert [episode.response for episode in episodes] == ["ab", "ab", "abcd", "abcd", "ab", "ab"]
+    assert trajectories.prompt_columns == 0
+
+
+def test_a_conversation_without_the_tokens_of_its_answers_is_named(policy, make_prompt):
+    prompts = [make_prompt(messages=CHAT, solution="ab", id="chat")]
+    with pytest.raises(InputError, match=r"tokens of the conversation chat: encode it with rl4p"):
+        demonstrate(policy, prompts)

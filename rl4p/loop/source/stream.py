@@ -63,7 +63,13 @@ class PromptStream:
         """
         digest = hashlib.sha256()
         for prompt in self.prompts:
-            row = json.dumps(vars(prompt), sort_keys=True, default=str)
+            # As in runs that were saved before prompts had these fields.
+            values = {
+                name: value
+                for name, value in vars(prompt).items()
+                if value is not None or name not in ("messages", "tools", "demonstration")
+            }
+            row = json.dumps(values, sort_keys=True, default=str)
             digest.update(row.encode() + b"\n")
         return digest.hexdigest()
 

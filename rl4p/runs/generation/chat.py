@@ -28,7 +28,7 @@ class Chat:
       sampling: temperature and top-p.
       max_tokens: the longest response.
       seed: the run's seed.
-      system_prompt: the first message; None for none.
+      system_prompt: the first message, unless a question has its own; None for none.
       changes: more fields, or other values; None leaves a field out.
     """
 
@@ -48,10 +48,9 @@ class Chat:
 
     def body(self, question: Question, sample: int) -> dict[str, Any]:
         """Returns the body of the request for one response."""
-        system = [{"role": "system", "content": self.system_prompt}] if self.system_prompt else []
         body = {
             "model": self.model,
-            "messages": [*system, {"role": "user", "content": question.question}],
+            "messages": question.prompt_messages(self.system_prompt),
             "max_tokens": self.max_tokens,
             "temperature": self.sampling.temperature,
             "top_p": self.sampling.top_p,

@@ -55,7 +55,8 @@ def generate(lines: Sequence[str]) -> None:
     if reward is not None:
         check_reward(reward, options)
     questions = data.held_out() if options.split == "held_out" else data.train()
-    questions = list(questions[: options.prompts])
+    questions = list({id(question): question for question in questions}.values())  # of a mixture
+    questions = questions[: options.prompts]
     refuse_equal_ids(questions)
     open_source = of_server if isinstance(options.server, Server) else of_policy
     out = Path(options.out).expanduser()
@@ -143,6 +144,8 @@ def training_command(out: Path, chosen: Sequence[Graded], system_prompt: str | N
     words.append(f"data.path={out}")
     if len({row.response.question.id for row in chosen}) < len(chosen):
         words.append("data.several_answers=true")
+    if all(row.response.question.messages is not None for row in chosen):
+        words.append("data.messages_key=messages")
     if system_prompt:
         words.append(f"data.system_prompt={json.dumps(system_prompt)}")
     return shlex.join(words)

@@ -3,10 +3,11 @@
 import math
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any
 
+from rl4p.data.prompts import system_of
 from rl4p.errors import InputError
 from rl4p.protocols import Remembers, TextReward
 from rl4p.runs.generation.options import Options
@@ -39,7 +40,9 @@ class Graded:
     def demonstration(self) -> dict[str, Any]:
         """Returns the line of the kept responses, as `data=jsonl` reads it."""
         question = self.response.question
-        return {
+        asked = replace(question, system_prompt=None).prompt_messages()
+        conversation = {} if question.messages is None else {"messages": asked}
+        return conversation | {
             "question": question.question,
             "answer": self.response.text,
             "reference": question.answer,
@@ -103,7 +106,8 @@ def episode(response: Response, system_prompt: str | None) -> Episode:
     """Returns the response as graders take it."""
     question = response.question
     if not isinstance(question, Prompt):  # for a server, which has the tokens
-        question = Prompt(**vars(question), tokens=(), system_prompt=system_prompt)
+        system_prompt = system_of(question.prompt_messages(system_prompt))
+        question = Prompt(**(vars(question) | {"tokens": (), "system_prompt": system_prompt}))
     return Episode(prompt=question, response=response.text)
 
 

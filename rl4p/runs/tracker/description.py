@@ -154,7 +154,7 @@ class Description:
                     + (" (held out)" if split and context == "evaluation" else ""),
                     digest=digest.hexdigest()[:8],
                     context=context,
-                    uri=None if file is None else str(file),
+                    uri=str(file) if file is not None and file.exists() else path,
                     options={"_target_": target, **data},
                     rows=rows,
                 )

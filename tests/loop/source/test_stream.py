@@ -1,4 +1,5 @@
 import json
+from array import array
 from itertools import islice
 
 import hypothesis.strategies as st
@@ -7,6 +8,7 @@ from hypothesis import given
 
 from rl4p.errors import InputError
 from rl4p.loop.source.stream import PromptStream
+from rl4p.types import Demonstration
 
 
 @pytest.fixture(scope="module")
@@ -78,6 +80,9 @@ def test_a_state_of_other_prompts_is_refused(stream, change):
         {"tokens": (9,)},
         {"metadata": {"level": 2}},
         {"system_prompt": "other"},
+        {"messages": ({"role": "user", "content": "other"},)},
+        {"tools": ({"name": "other"},)},
+        {"demonstration": Demonstration(tokens=array("i", range(2000)), trained=((1, 2),))},
     ],
     ids=lambda change: next(iter(change)),
 )
@@ -87,3 +92,9 @@ def test_a_state_of_prompts_with_other_contents_is_refused(make_prompt, change):
     PromptStream([make_prompt(id="a"), make_prompt(id="b")], seed=0).restore(state)
     with pytest.raises(InputError, match="questions, answers or metadata changed"):
         PromptStream([make_prompt(id="a"), make_prompt(id="b", **change)], seed=0).restore(state)
+
+
+def test_the_digest_of_prompts_without_messages_is_that_of_older_versions(make_prompt):
+    """Runs that were saved before prompts had messages go on."""
+    digest = "675d1a15f1a4321bb7eeebc3c4b7190771d721b26844e6730c07d0010a749233"
+    assert PromptStream([make_prompt(id="a")], seed=0).digest == digest

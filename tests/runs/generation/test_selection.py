@@ -47,6 +47,16 @@ def rows(questions, respond):
     return make
 
 
+def test_a_kept_answer_to_a_conversation_has_the_messages_before_it(questions, respond):
+    messages = ({"role": "user", "content": "2+3"}, {"role": "assistant", "content": "#### 6"})
+    asked = replace(questions[0], question="2+3", messages=messages, system_prompt="Add.")
+    row = Graded(response=respond(asked, 0, "#### 5", "stop"), terms={}).demonstration
+    assert row["messages"] == [messages[0]]  # the command has the data set's system prompt
+    assert row["answer"] == "#### 5"
+    plain = Graded(response=respond(questions[0], 0, "#### 5", "stop"), terms={}).demonstration
+    assert "messages" not in plain
+
+
 def samples(rows):
     return [(row.response.question.question, row.response.sample) for row in rows]
 

@@ -1,0 +1,302 @@
+"""Conversations as token ids, with the ranges of tokens that are trained.
+
+Trained are the messages of the assistant, each with the token that ends it. System and user
+messages, results of tools and the headers of messages are not. The chat template decides:
+
+* A template with ``{% generation %}`` tags marks what the assistant says.
+* With any other template, a message of the assistant begins where the generation prompt of the
+  messages before it ends. The tokens of that prompt must be the first tokens of the conversation.
+
+A message is trained only after the same tokens that precede it when the policy itself answers.
+Some templates render an earlier message in another way than the last one: Qwen3 leaves out its
+thoughts, Mistral moves the tools. Such a conversation becomes several rows, and each message is
+trained in the row that it ends.
+
+Ranges of tokens are found by tokenizing the text up to a boundary, never by character offsets,
+because some tokenizers leave whitespace out of them (`trim_offsets`).
+"""
+
+import re
+from array import array
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from sys import maxsize
+from typing import TYPE_CHECKING, Any
+
+from jinja2 import TemplateError
+
+from rl4p.data.prompts import encode_prompts, system_of
+from rl4p.errors import InputError
+from rl4p.types import Demonstration, Prompt, Question
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
+Message = Mapping[str, Any]
+Range = tuple[int, int]
+
+TAGS = re.compile(r"\{%[-+]?\s*generation\s*[-+]?%\}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """A conversation, or the beginning of one, as a sequence of tokens.
+
+    Attributes:
+      messages: the number of messages of the conversation; the last one is of the assistant.
+      tokens: the token ids, up to the token that ends the last message.
+      begins: the number of tokens before the last message.
+      trained: the ranges of trained tokens, in order.
+    """
+
+    messages: int
+    tokens: list[int]
+    begins: int
+    trained: tuple[Range, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Template:
+    """The chat template of a conversation.
+
+    Attributes:
+      end_ids: the ids of the tokens that end a message of the assistant.
+      system: the message before the conversation, or none.
+      tools: the tools that the conversation may call (`Question.tools`).
+      arguments: other arguments of the chat template (`model.template`).
+    """
+
+    tokenizer: "PreTrainedTokenizerFast"
+    end_ids: Sequence[int]
+    system: Sequence[Message] = ()
+    tools: Sequence[Message] | None = None
+    arguments: Mapping[str, Any]
+
+    def rows(self, messages: Sequence[Message]) -> list[Row]:
+        """Returns rows in which every message of the assistant is trained exactly once.
+
+        Most conversations are one row. Messages after the last one of the assistant are left out.
+
+        Raises:
+          InputError: no message is of the assistant, or the tokens of one cannot be found.
+        """
+        tagged = TAGS.search(self.source) is not None
+        rows: list[Row] = []
+        for count, message in enumerate(messages, 1):
+            if message["role"] != "assistant":
+                continue
+            if count == 1 and not self.system:
+                raise InputError("message 1 is of the assistant, so that nothing asks for it")
+            part = messages[:count]
+            rows.append(self.of_tags(part) if tagged else self.of_generation_prompt(part))
+        if not rows:
+            raise InputError("no message is of the assistant")
+        return joined(rows)
+
+    def of_generation_prompt(self, messages: Sequence[Message]) -> Row:
+        """Returns the row that trains the last message: all after the generation prompt."""
+        text = self.render(messages)
+        prompt = self.render(messages[:-1], add_generation_prompt=True)
+        tokens, before = self.tokenize(text, prompt)
+        if not text.startswith(prompt):
+            raise InputError(
+                f"it does not begin message {len(messages)} with its generation prompt, so that "
+                "the header of the message is not known (check model.template, or mark what the "
+                "assistant says by {% generation %} in the template)"
+            )
+        if tokens[: len(before)] != before:
+            raise InputError(
+                f"the tokens of the header of message {len(messages)} depend on the text after it "
+                "(remove the whitespace at the beginning of the message, or end the header in the "
+                "template with a special token)"
+            )
+        return self.ended(len(messages), tokens, [(len(before), len(tokens))])
+
+    def of_tags(self, messages: Sequence[Message]) -> Row:
+        """Returns the row that trains the last message: all between tags."""
+        text, spans = self.render_tagged(messages)
+        earlier = sum(message["role"] == "assistant" for message in messages) > 1
+        known = len(self.render_tagged(messages[:-1])[1]) if earlier else 0
+        cuts = [cut for span in spans[known:] for cut in span]
+        if not cuts:
+            raise InputError(f"it has {{% generation %}}, but not around message {len(messages)}")
+        tokens, *parts = self.tokenize(text, *(text[:cut] for cut in cuts))
+        if any(tokens[: len(part)] != part for part in parts):
+            raise InputError(
+                f"a token of message {len(messages)} is on both sides of a {{% generation %}} tag "
+                "(remove the whitespace at the beginning and the end of the message)"
+            )
+        ends = list(map(len, parts))
+        return self.ended(len(messages), tokens, list(zip(ends[::2], ends[1::2], strict=True)))
+
+    def ended(self, count: int, tokens: list[int], ranges: list[Range]) -> Row:
+        """Returns a row that ends with the end token of its last message.
+
+        Raises:
+          InputError: the message has none.
+        """
+        begin, end = ranges[-1]
+        if not ranges[0][0]:
+            raise InputError(f"no token precedes message {count}, so that nothing asks for it")
+        # Tags may enclose the text alone. A template may go on after the end token, with a newline.
+        last = range(begin, min(end + 1, len(tokens)))
+        end = next((i + 1 for i in last if tokens[i] in self.end_ids), None)
+        if end is None:
+            names = self.tokenizer.convert_ids_to_tokens(list(self.end_ids))
+            raise InputError(
+                f"it does not end message {count} with one of the end tokens {names}, so that a "
+                "policy would not learn to end (add the token to eos_token_id in "
+                "generation_config.json)"
+            )
+        trained = (*ranges[:-1], (begin, end))
+        return Row(messages=count, tokens=tokens[:end], begins=ranges[0][0], trained=trained)
+
+    @property
+    def source(self) -> str:
+        return self.tokenizer.get_chat_template(tools=self.tools)  # type: ignore[arg-type]
+
+    def render(self, messages: Sequence[Message], *, add_generation_prompt: bool = False) -> str:
+        text: Any = self.tokenizer.apply_chat_template(
+            [dict(message) for message in (*self.system, *messages)],
+            tools=self.tools,  # type: ignore[arg-type]
+            tokenize=False,
+            add_generation_prompt=add_generation_prompt,
+            **self.arguments,
+        )
+        return text
+
+    def render_tagged(self, messages: Sequence[Message]) -> tuple[str, list[Range]]:
+        """Returns the text, and the ranges of characters between tags."""
+        from transformers.utils.chat_template_utils import render_jinja_template
+
+        texts, ranges = render_jinja_template(
+            conversations=[
+                [
+                    {name: value for name, value in message.items() if value is not None}
+                    for message in (*self.system, *messages)
+                ]
+            ],
+            tools=self.tools,  # type: ignore[arg-type]
+            chat_template=self.source,
+            return_assistant_tokens_mask=True,
+            **{**self.tokenizer.special_tokens_map, **self.arguments},
+        )
+        return texts[0], list(ranges[0])  # type: ignore[arg-type]
+
+    def tokenize(self, *texts: str) -> list[list[int]]:
+        """Returns token ids; only the template adds special tokens."""
+        found: Any = self.tokenizer(list(texts), add_special_tokens=False)
+        return found["input_ids"]
+
+
+def joined(rows: Sequence[Row]) -> list[Row]:
+    """Joins rows that train one message each: a row whose tokens begin a later row joins that."""
+    found: list[Row] = []
+    for row in reversed(rows):
+        if found and found[-1].tokens[: len(row.tokens)] == row.tokens:
+            found[-1] = replace(found[-1], trained=(*row.trained, *found[-1].trained))
+        else:
+            found.append(row)
+    return found[::-1]
+
+
+def encode_demonstrations(
+    questions: Sequence[Question],
+    tokenizer: "PreTrainedTokenizerFast",
+    *,
+    system_prompt: str | None,
+    max_prompt_tokens: int,
+    end_ids: Sequence[int],
+    template: Mapping[str, Any] | None = None,
+) -> tuple[list[Prompt], int]:
+    """Returns the prompts of worked answers, and the number dropped for being too long.
+
+    Each row of a conversation (`Template.rows`) is a prompt, with a `Demonstration`. The prompt is
+    all that precedes the last message of the row; it is dropped if it is longer than
+    `max_prompt_tokens`. A `solution` answers a conversation that ends with another role.
+    `encode_prompts` encodes questions without messages.
+
+    Raises:
+      InputError: no prompt is short enough, or the template does not fit a conversation; names the
+        template, the conversation and the message, counted from 1.
+    """
+    if all(question.messages is None for question in questions):
+        return encode_prompts(
+            questions,
+            tokenizer,
+            system_prompt=system_prompt,
+            max_prompt_tokens=max_prompt_tokens,
+            template=template,
+        )
+    given = {"system_prompt": system_prompt, "template": template or {}}
+    made: dict[int, list[Prompt]] = {}
+    for question in {id(row): row for row in questions}.values():  # a mixture repeats questions
+        if question.messages is None:
+            prompts, _ = encode_prompts([question], tokenizer, max_prompt_tokens=maxsize, **given)
+        else:
+            prompts = demonstrations(question, tokenizer, end_ids=end_ids, **given)
+        made[id(question)] = prompts
+    found = [prompt for question in questions for prompt in made[id(question)]]
+    prompts = [prompt for prompt in found if len(prompt.tokens) <= max_prompt_tokens]
+    if not prompts:
+        raise InputError(
+            f"max_prompt_tokens={max_prompt_tokens} is too small: the shortest of the {len(found)} "
+            f"prompts has {min(len(prompt.tokens) for prompt in found)} tokens."
+        )
+    return prompts, len(found) - len(prompts)
+
+
+def demonstrations(
+    question: Question,
+    tokenizer: "PreTrainedTokenizerFast",
+    *,
+    system_prompt: str | None,
+    end_ids: Sequence[int],
+    template: Mapping[str, Any],
+) -> list[Prompt]:
+    """Returns the prompts of a conversation, one for each row.
+
+    The last one has the question's id and reference answer. For each of the others, the last
+    message of its row is the reference answer.
+    """
+    messages = list(question.messages or ())
+    first = question.prompt_messages(system_prompt)[:1]
+    system = [each for each in first if each["role"] == "system" and each not in messages[:1]]
+    if question.solution is not None and messages[-1]["role"] != "assistant":
+        messages.append({"role": "assistant", "content": question.solution})
+    own = Template(
+        tokenizer=tokenizer,
+        end_ids=end_ids,
+        system=system,
+        tools=question.tools,
+        arguments=template,
+    )
+    try:
+        rows = own.rows(messages)
+    except (InputError, TemplateError, TypeError) as error:  # TypeError: it joins text and no text
+        name = tokenizer.name_or_path or "the model"
+        raise InputError(
+            f"The chat template of {name} does not fit the conversation {question.id}: {error}."
+        ) from None
+    prompts = []
+    for row in rows:
+        part, answered = tuple(messages[: row.messages]), question
+        if row is not rows[-1]:
+            answer = part[-1].get("content") or ""
+            answered = replace(
+                question,
+                id=f"{question.id}/{row.messages}",
+                question=next(x["content"] for x in reversed(part) if x["role"] == "user"),
+                answer=answer,
+                solution=answer,
+            )
+        fields = vars(answered) | {
+            "messages": part,
+            "tokens": tuple(row.tokens[: row.begins]),
+            "system_prompt": system_of([*system, *part]),
+            "demonstration": Demonstration(
+                tokens=array("i", row.tokens[row.begins :]), trained=row.trained
+            ),
+        }
+        prompts.append(Prompt(**fields))
+    return prompts

@@ -1,0 +1,99 @@
+"""Questions from a data set of the Hugging Face library `datasets`."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, ClassVar
+
+from rl4p.data.rows import Rows
+from rl4p.errors import InputError
+
+SAVED = ("dataset_dict.json", "state.json")  # in folders that `save_to_disk` wrote
+
+
+@dataclass(frozen=True, kw_only=True)
+class HuggingFace(Rows):
+    """A data set of the hub, or of a folder.
+
+    Data sets from the hub stay in its cache (HF_HOME), which is used without a network. No code of
+    a data set is executed. `Rows` explains the other options.
+
+    Attributes:
+      path: the id of a data set on the hub, such as `openai/gsm8k`; or a folder that `save_to_disk`
+        wrote; or a folder with files of Parquet, CSV or JSON lines.
+      subset: the name of a subset, which the hub also calls a configuration; None is the only one.
+      split: the split to train on; `train[:10%]` is a part of it.
+      held_out_split: the split to evaluate on. `evaluation.prompts` limits how much of it is used.
+      revision: a branch, a tag or a commit of the data set on the hub; None is its newest.
+    """
+
+    training_key: ClassVar[str] = "split"
+    held_out_key: ClassVar[str] = "held_out_split"
+
+    path: str
+    subset: str | None = None
+    split: str = "train"
+    held_out_split: str | None = None
+    revision: str | None = None
+    task: str = "huggingface"
+
+    def origin(self, key: str) -> str:
+        return f"data.path={self.path} data.{key}={getattr(self, key)}"
+
+    def table(self, key: str) -> Iterator[tuple[str, Any]]:
+        split = getattr(self, key)
+        place = f"{self.path} ({split})"
+        rows = self.load(split)
+        columns = self.columns(rows.column_names, place)
+        for i, row in enumerate(rows.select_columns(columns), 1):
+            yield f"{place}, row {i}", row
+
+    def load(self, split: str) -> Any:
+        """Returns a split as a `datasets.Dataset`.
+
+        Raises:
+          InputError: there is none, or it cannot be fetched; names the option.
+        """
+        if find_spec("datasets") is None:
+            raise InputError(
+                f"data.path={self.path} needs the library datasets: pip install 'rl4p[datasets]'."
+            )
+        # Imported here, because it takes a second and most runs do not need it.
+        import datasets
+
+        folder = Path(self.path)
+        if folder.is_dir() and self.revision is not None:
+            raise InputError(
+                f"data.revision={self.revision} has no effect on the folder data.path={self.path}: "
+                "leave it out."
+            )
+        try:
+            if any((folder / name).is_file() for name in SAVED):
+                return self.saved(datasets.load_from_disk(folder), split)
+            return datasets.load_dataset(
+                self.path, self.subset, split=split, revision=self.revision
+            )
+        except (datasets.exceptions.DatasetsError, OSError, ValueError) as error:
+            raise InputError(
+                f"data.path={self.path} (data.subset={self.subset or 'null'}, split {split}) "
+                f"cannot be loaded: {self.reason(error)}"
+            ) from error
+
+    def saved(self, found: Any, split: str) -> Any:
+        """Returns a split of a data set that `save_to_disk` wrote."""
+        if self.subset is not None:
+            raise ValueError("the folder was written by save_to_disk and has no subsets.")
+        splits = found if hasattr(found, "keys") else {str(found.split or "train"): found}
+        if split not in splits:
+            raise ValueError(f"its splits are {', '.join(splits)}.")
+        return splits[split]
+
+    def reason(self, error: Exception) -> str:
+        """Returns why a data set cannot be loaded, as the end of a sentence."""
+        if isinstance(error, ConnectionError):
+            return (
+                "the hub cannot be reached, and the local cache does not have it. Set data.path to "
+                "a file or a folder on this machine."
+            )
+        return " ".join(str(error).split()).rstrip(".") + "."

@@ -1,0 +1,133 @@
+"""A mixture of data sets, whose tasks share each batch."""
+
+import json
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from math import floor
+from typing import Annotated, Any
+
+from annotated_types import Gt
+
+from rl4p.configuration.bounds import FINITE
+from rl4p.errors import InputError
+from rl4p.types import Question
+
+log = logging.getLogger(__name__)
+
+Weight = Annotated[float, Gt(0), FINITE]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mixture:
+    """Several data sets, in which each set i has the share w_i / sum(w) of the training questions.
+
+    An epoch has every question at least once. Let n_i be the number of questions of set i, and
+    s = max over i of n_i / w_i. The epoch then has r_i = floor(s w_i + 1/2) questions of set i:
+    each of them floor(r_i / n_i) times, and the first r_i mod n_i of them once more. The source
+    shuffles the epoch: chance mixes the tasks of a step, in these proportions on average.
+
+    The questions of the set NAME get the task NAME, unless the set has several tasks. Each question
+    keeps the system prompt of its set. Evaluation reports each task.
+
+    A training question that another set holds out is left out and counted.
+
+    Attributes:
+      sets: data sets by name.
+      weights: w_i by name, 1 for a set without one.
+    """
+
+    sets: Mapping[str, Any]
+    weights: Mapping[str, Weight] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not self.sets:
+            raise ValueError("sets is empty: add a data set with +data@data.sets.NAME=OPTION.")
+        for name in self.weights:
+            if name not in self.sets:
+                raise ValueError(
+                    f"weights.{name} names no data set: the sets are {', '.join(self.sets)}."
+                )
+
+    @property
+    def system_prompt(self) -> None:
+        """None, because the questions have the system prompts of their sets."""
+        return
+
+    def train(self) -> Sequence[Question]:
+        """Returns the questions of an epoch; repeated questions are the same objects."""
+        held_out = set(map(content_of, self.held_out()))
+        found = {}
+        for name, questions in self.questions("train").items():
+            found[name] = [q for q in questions if content_of(q) not in held_out]
+            if left_out := len(questions) - len(found[name]):
+                log.warning(
+                    "data.sets.%s: %d questions left out, because they are held out.",
+                    name,
+                    left_out,
+                )
+            if not found[name]:
+                raise InputError(f"data.sets.{name} has no training questions.")
+        weights = {name: float(self.weights.get(name, 1.0)) for name in found}
+        scale = max(len(found[name]) / weights[name] for name in found)
+        return [
+            question
+            for name, questions in found.items()
+            for question in repeated(questions, floor(scale * weights[name] + 0.5))
+        ]
+
+    def held_out(self) -> Sequence[Question]:
+        return [q for questions in self.questions("held_out").values() for q in questions]
+
+    def questions(self, split: str) -> Mapping[str, list[Question]]:
+        """Returns the questions of each set, with the name of the set in their tasks and ids.
+
+        Args:
+          split: `train` or `held_out`.
+
+        Raises:
+          InputError: a set is unsuitable, or two sets have a task of the same name.
+        """
+        found, owners = {}, {}
+        for name in sorted(self.sets):  # so that the order of the configuration does not matter
+            data = self.sets[name]
+            try:
+                questions = getattr(data, split)()
+            except InputError as error:
+                raise InputError(f"data.sets.{name}: {error}") from None
+            several = len({question.task for question in questions}) > 1
+            found[name] = [
+                replace(
+                    question,
+                    id=f"{name}/{question.id}",
+                    task=question.task if several else name,
+                    system_prompt=(
+                        data.system_prompt
+                        if question.system_prompt is None
+                        else question.system_prompt
+                    ),
+                )
+                for question in questions
+            ]
+            for task in sorted({question.task for question in found[name]}):
+                if owners.setdefault(task, name) != name:
+                    raise InputError(
+                        f"data.sets.{name} and data.sets.{owners[task]} have a task of the same "
+                        f"name, {task}: rename a set."
+                    )
+        return found
+
+
+def repeated(questions: Sequence[Question], count: int) -> list[Question]:
+    """Returns `count` questions: whole copies of all, and then the first ones once more."""
+    copies, more = divmod(count, len(questions))
+    return [*list(questions) * copies, *questions[:more]]
+
+
+def content_of(question: Question) -> str:
+    """Returns what two equal questions of different sets have in common.
+
+    Their metadata belongs to it: the text of some tasks is always the same.
+    """
+    content = [question.question, question.messages, question.tools, dict(question.metadata)]
+    return json.dumps(content, sort_keys=True, default=str)

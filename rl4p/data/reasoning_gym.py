@@ -1,0 +1,119 @@
+"""Questions of the generators of the library reasoning_gym."""
+
+import difflib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from importlib.util import find_spec
+from typing import Any
+
+from rl4p.configuration.bounds import Natural, Positive
+from rl4p.errors import InputError
+from rl4p.types import Question
+
+OWN_OPTIONS = ("seed", "size")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReasoningGym:
+    """A data set of one generator of reasoning_gym, such as `chain_sum` (2505.24760).
+
+        pip install 'rl4p[reasoning_gym]'
+        python -m rl4p.train data=reasoning_gym data.name=chain_sum +data.options.max_digits=2
+
+    Question i of a generator depends on seed + i alone in most generators, so that neighbouring
+    seeds have the same questions, one index apart. Held-out questions are therefore those of the
+    same seed at the indices after the training questions. Training leaves out questions whose
+    text is held out too.
+
+    `metadata` has what makes the question again: `name`, `seed`, `size`, `index` and `options`.
+    The scorers of the library are not used, because some of them run a response as Python code;
+    `reward=weighted` compares the text of the answer.
+
+    Attributes:
+      name: the name of the generator.
+      train_size, held_out_size: the numbers of questions.
+      seed: the seed of the generator, independent of the run's.
+      options: options of the generator, such as the size of its numbers.
+      task: the task name in the metrics; None is `name`.
+      system_prompt: a text before every question; None for none.
+    """
+
+    name: str
+    train_size: Positive = 4096
+    held_out_size: Positive = 256
+    seed: Natural = 0
+    options: Mapping[str, Any] = field(default_factory=dict)
+    task: str | None = None
+    system_prompt: str | None = None
+
+    def __post_init__(self) -> None:
+        if find_spec("reasoning_gym") is None:
+            raise ValueError(
+                "the library reasoning_gym is not installed: run pip install 'rl4p[reasoning_gym]'."
+            )
+        for name in OWN_OPTIONS:
+            if name in self.options:
+                instead = "data.seed" if name == "seed" else "data.train_size"
+                raise ValueError(f"options.{name} is set by rl4p: set {instead}.")
+
+    @property
+    def size(self) -> int:
+        return self.train_size + self.held_out_size
+
+    def generator(self) -> Any:
+        """Returns the library's data set, of training questions and then held-out ones.
+
+        Raises:
+          InputError: there is no such generator, or it refuses its options.
+        """
+        # Imported here, because it takes seconds and most runs do not need it.
+        from reasoning_gym.factory import DATASETS, create_dataset
+
+        if self.name not in DATASETS:
+            near = difflib.get_close_matches(self.name, DATASETS, n=1)
+            hint = f"; did you mean {near[0]}?" if near else "."
+            raise InputError(f"data.name={self.name} is no generator of reasoning_gym{hint}")
+        try:
+            return create_dataset(self.name, seed=self.seed, size=self.size, **self.options)
+        except (AssertionError, TypeError, ValueError) as error:
+            reason = " ".join(str(error).split()) or type(error).__name__
+            raise InputError(
+                f"data.options={dict(self.options)}: {self.name} refuses them ({reason})."
+            ) from error
+
+    @cached_property
+    def questions(self) -> tuple[Question, ...]:
+        """The training questions, and after them the held-out ones."""
+        generator = self.generator()
+        return tuple(self.question(generator[index], index) for index in range(self.size))
+
+    def question(self, entry: Mapping[str, Any], index: int) -> Question:
+        """Returns the question of an entry, whose own metadata may not be plain data."""
+        answer = entry["answer"]
+        return Question(
+            id=f"reasoning_gym/{self.name}/{self.seed + index}",
+            question=entry["question"],
+            answer="" if answer is None else str(answer),
+            task=self.name if self.task is None else self.task,
+            metadata={
+                "name": self.name,
+                "seed": self.seed,
+                "size": self.size,
+                "index": index,
+                "options": dict(self.options),
+            },
+        )
+
+    def train(self) -> Sequence[Question]:
+        held_out = {question.question for question in self.held_out()}
+        found = [q for q in self.questions[: self.train_size] if q.question not in held_out]
+        if not found:
+            raise InputError(
+                f"data.name={self.name} has no question that is not held out: set a smaller "
+                "data.held_out_size, or data.options with more different questions."
+            )
+        return found
+
+    def held_out(self) -> Sequence[Question]:
+        return self.questions[self.train_size :]

@@ -1,0 +1,341 @@
+"""The reading of rows into questions, which all tables and files have in common."""
+
+import hashlib
+import json
+import logging
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any, ClassVar
+
+from rl4p.configuration.bounds import Natural, Positive
+from rl4p.data.answer import final_answer
+from rl4p.data.fields import (
+    MISSING,
+    check_columns,
+    equals_any,
+    names_of,
+    value_of,
+    without_exponent,
+)
+from rl4p.data.messages import conversation, tools_of, without_tags
+from rl4p.errors import InputError
+from rl4p.types import Question
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rows(ABC):
+    """A table whose rows are questions.
+
+    A key names a field of the row; `a.b` is the field b inside the field a. Rows are selected by
+    `where`, then counted by `skip` and `limit`, and then divided into training and held-out rows.
+
+    Attributes:
+      held_out_size: without rows of their own to hold out, the number of questions that are held
+        out of training for evaluation, chosen by the hash of the question; None is 256.
+      question_key: the field with the question.
+      messages_key: a field with a conversation in place of a question: a list of messages with
+        `role` and `content` (or `from` and `value`), or such a list as JSON text. Assistant
+        messages at its end are no part of the prompt. A conversation with a system message keeps
+        it; the others get `system_prompt`.
+      tools_key: a field with the tools that a conversation may call, a list of JSON schemas of
+        functions, or such a list as JSON text. A row or a table may lack it.
+      answer_key: the field with the worked answer. The reference answer is its text after ``####``,
+        or all of it if it has none. None takes the assistant message at the end of the
+        conversation; without one, the question has no worked answer.
+      reference_key: a field with the reference answer alone, a text or a number; None takes it
+        from the worked answer.
+      metadata_keys: fields that graders may read, as `metadata[key]`.
+      task_key: a field with the name of the row's task; None gives all rows `task`.
+      task: the task name in the metrics.
+      where: the rows to use: for each field a value, or a list of values of which the row has one.
+      skip: the number of rows at the beginning that are not used.
+      limit: the number of rows that are used; None uses all. Neither it nor `skip` concerns
+        held-out rows of their own.
+      several_answers: whether a question may have several rows, as samples of a policy do. All of
+        its answers are then trained on; an evaluation asks it once. Otherwise the first row of a
+        question counts.
+      strip_tags: whether think and answer tags are removed from the text of the user; the text
+        between them stays.
+      system_prompt: a text before every question; None for none.
+    """
+
+    training_key: ClassVar[str]  # the option that says where the rows are
+    held_out_key: ClassVar[str]  # the option that says where held-out rows of their own are
+
+    held_out_size: Positive | None = None
+    question_key: str = "question"
+    messages_key: str | None = None
+    tools_key: str = "tools"
+    answer_key: str | None = "answer"
+    reference_key: str | None = None
+    metadata_keys: tuple[str, ...] = ()
+    task_key: str | None = None
+    task: str = "rows"
+    where: Mapping[str, Any] = field(default_factory=dict)
+    skip: Natural = 0
+    limit: Positive | None = None
+    several_answers: bool = False
+    strip_tags: bool = False
+    system_prompt: str | None = None
+
+    def __post_init__(self) -> None:
+        if getattr(self, self.held_out_key) is not None and self.held_out_size is not None:
+            raise ValueError(
+                f"held_out_size cannot be combined with {self.held_out_key}: leave it out "
+                "(evaluation.prompts sets how many of those questions are used)."
+            )
+        if self.messages_key is not None and self.question_key != "question":
+            raise ValueError(
+                f"question_key={self.question_key} has no effect with messages_key, because the "
+                "question is the last message of the user: leave it out."
+            )
+        if self.messages_key is None and self.tools_key != "tools":
+            raise ValueError(
+                f"tools_key={self.tools_key} has no effect without messages_key: leave it out."
+            )
+        if self.task_key is not None and self.task != type(self).task:
+            raise ValueError(
+                f"task={self.task} has no effect with task_key, which names the task of each row: "
+                "leave it out."
+            )
+
+    @abstractmethod
+    def table(self, key: str) -> Iterable[tuple[str, Any]]:
+        """Yields the rows of an option, each after its place in words, for error messages.
+
+        Args:
+          key: `training_key` or `held_out_key`.
+        """
+
+    def origin(self, key: str) -> str:
+        """Returns where the rows of an option are, in words."""
+        return f"data.{key}={getattr(self, key)}"
+
+    @property
+    def holds_out_rows(self) -> bool:
+        """Whether there are held-out rows of their own."""
+        return getattr(self, self.held_out_key) is not None
+
+    @property
+    def kept_back(self) -> int:
+        """The number of training rows that are held out, if there are no others."""
+        return 256 if self.held_out_size is None else self.held_out_size
+
+    @cached_property
+    def all_questions(self) -> list[Question]:
+        return self.read(self.training_key)
+
+    def train(self) -> Sequence[Question]:
+        rows = self.all_questions
+        if self.holds_out_rows:
+            return rows
+        held_out = {identity(row) for row in self.held_out()}
+        rows = [row for row in rows if identity(row) not in held_out]
+        if not rows:
+            raise InputError(
+                f"data.held_out_size={self.kept_back} holds out every row of "
+                f"{self.origin(self.training_key)}: set a smaller value, or set "
+                f"data.{self.held_out_key}."
+            )
+        return rows
+
+    def held_out(self) -> Sequence[Question]:
+        if self.holds_out_rows:
+            return first_of_each(self.read(self.held_out_key), identity)
+        asked = first_of_each(self.all_questions, identity)
+        return sorted(asked, key=lambda row: digest(text_of(row)))[: self.kept_back]
+
+    def read(self, key: str) -> list[Question]:
+        """Returns the questions of an option, without repeated ones.
+
+        Raises:
+          InputError: a row is unsuitable, or there is none; names the file and the line.
+        """
+        origin, rows = self.origin(key), self.selected(key)
+        if self.several_answers:
+            distinct = first_of_each(rows, lambda row: (identity(row), row.solution))
+            what = "rows skipped"
+        else:
+            # The first row of a question, at the place of its last: saved runs depend on it.
+            distinct = list({row.id: row for row in reversed(rows)}.values())[::-1]
+            what = "questions skipped (data.several_answers=true keeps their other answers)"
+        if len(distinct) < len(rows):
+            log.warning("%s: %d repeated %s.", origin, len(rows) - len(distinct), what)
+        self.refuse_a_system_prompt_without_effect(distinct)
+        # The first answer of a question has the id that the question has without other answers.
+        first = {row.id: row for row in reversed(distinct)}
+        return [row if row is first[row.id] else self.with_own_id(row) for row in distinct]
+
+    def selected(self, key: str) -> list[Question]:
+        """Returns the questions that `where`, `skip` and `limit` select, in their order."""
+        sliced = key == self.training_key
+        skip = self.skip if sliced else 0
+        end = skip + self.limit if sliced and self.limit is not None else None
+        found, total, matching = [], 0, 0
+        for place, row in self.table(key):
+            total += 1
+            if not self.matches(row, place):
+                continue
+            matching += 1
+            if matching > skip:
+                found.append(self.question(row, place))
+            if matching == end:
+                break
+        if not total:
+            raise InputError(f"{self.origin(key)} has no rows.")
+        if not matching:
+            raise InputError(
+                f"data.where={dict(self.where)} selects none of the {total:,} rows of "
+                f"{self.origin(key)}."
+            )
+        if not found:
+            raise InputError(
+                f"data.skip={skip} leaves none of the {matching:,} rows of {self.origin(key)}."
+            )
+        return found
+
+    def refuse_a_system_prompt_without_effect(self, rows: Sequence[Question]) -> None:
+        if not self.system_prompt or not rows:
+            return
+        if all(row.messages is not None and row.messages[0]["role"] == "system" for row in rows):
+            raise InputError(
+                "data.system_prompt has no effect, because every conversation has a system message "
+                "of its own: leave it out."
+            )
+
+    def matches(self, row: Any, place: str) -> bool:
+        """Returns whether `where` selects a row."""
+        for key, wanted in self.where.items():
+            value = value_of(row, key)
+            if value is MISSING:
+                raise InputError(f'{place}: no "{key}", which data.where names: {names_of(row)}.')
+            if not equals_any(value, wanted):
+                return False
+        return True
+
+    def question(self, row: Any, place: str) -> Question:
+        """Returns the question of a row.
+
+        Raises:
+          InputError: a field is absent or has a wrong type; names the place of the row.
+        """
+        messages = tools = None
+        if self.messages_key is None:
+            question = self.text(row, self.question_key, place)
+            if self.strip_tags:
+                question = without_tags(question)
+                if not question:
+                    raise InputError(f'{place}: "{self.question_key}" has only tags.')
+        else:
+            value = value_of(row, self.messages_key)
+            if value is MISSING:
+                raise InputError(self.absent(row, self.messages_key, place))
+            where = f'{place}, "{self.messages_key}"'
+            messages = conversation(value, where, strip_tags=self.strip_tags)
+            tools = tools_of(value_of(row, self.tools_key), f'{place}, "{self.tools_key}"')
+            question = next(m["content"] for m in reversed(messages) if m["role"] == "user")
+        if self.answer_key is not None:
+            solution = self.text(row, self.answer_key, place)
+        else:
+            solution = messages[-1]["content"] if messages and is_answered(messages) else None
+        if self.reference_key is not None:
+            reference = self.text(row, self.reference_key, place, number=True).strip()
+        else:
+            reference = None if solution is None else final_answer(solution)
+        found = Question(
+            id="",
+            question=question,
+            answer=(solution or "").strip() if reference is None else reference,
+            task=self.task_of(row, place),
+            solution=solution,
+            messages=messages,
+            tools=tools,
+            metadata={key: self.value(row, key, place) for key in self.metadata_keys},
+        )
+        return replace(found, id=self.id_of(found, text_of(found)))
+
+    def task_of(self, row: Any, place: str) -> str:
+        return self.task if self.task_key is None else self.text(row, self.task_key, place).strip()
+
+    def id_of(self, row: Question, text: str) -> str:
+        """Returns the id of a row, which is a digest of a text, and its task where tasks differ."""
+        return digest(text) if self.task_key is None else f"{row.task}/{digest(text)}"
+
+    def with_own_id(self, row: Question) -> Question:
+        """Returns the row with an id that depends on its answer too."""
+        return replace(row, id=self.id_of(row, f"{text_of(row)}\0{row.solution}"))
+
+    def value(self, row: Any, key: str, place: str) -> Any:
+        """Returns the value of a field."""
+        found = value_of(row, key)
+        if found is MISSING:
+            raise InputError(f'{place}: no "{key}" (data.metadata_keys): {names_of(row)}.')
+        return found
+
+    def text(self, row: Any, key: str, place: str, *, number: bool = False) -> str:
+        """Returns the text of a field; with `number`, also the digits of a number."""
+        value = value_of(row, key)
+        if number and (digits := without_exponent(value)):
+            return digits
+        if not isinstance(value, str) or not value.strip():
+            raise InputError(self.absent(row, key, place))
+        try:
+            value.encode()
+        except UnicodeEncodeError:  # a lone surrogate, which JSON allows
+            raise InputError(f'{place}: not UTF-8 under "{key}".') from None
+        return value
+
+    def absent(self, row: Any, key: str, place: str) -> str:
+        options = "data.question_key, data.answer_key and data.reference_key"
+        if self.messages_key is not None:
+            options = "data.messages_key and data.answer_key, which null leaves to the conversation"
+        return f'{place}: no text under "{key}": {names_of(row)} (set {options}).'
+
+    def columns(self, names: Sequence[str], place: str) -> list[str]:
+        """Returns the columns of a table that the options name.
+
+        Args:
+          names: the columns of the table.
+          place: the table, for error messages.
+        """
+        question = self.question_key if self.messages_key is None else self.messages_key
+        keys = (question, self.answer_key, self.reference_key, self.task_key)
+        named = [key for key in keys if key is not None]
+        if self.messages_key is not None and self.tools_key in names:
+            named.append(self.tools_key)
+        return check_columns([*named, *self.metadata_keys, *map(str, self.where)], names, place)
+
+
+def is_answered(messages: Sequence[Mapping[str, Any]]) -> bool:
+    return messages[-1]["role"] == "assistant" and bool(messages[-1]["content"].strip())
+
+
+def text_of(row: Question) -> str:
+    """Returns the text of a prompt, by which equal prompts are found."""
+    if row.messages is None:
+        return row.question
+    asked = row.prompt_messages()
+    return json.dumps(asked if row.tools is None else [asked, row.tools], sort_keys=True)
+
+
+def identity(row: Question) -> Hashable:
+    """Returns what two rows with the same prompt have in common."""
+    return row.task, text_of(row)
+
+
+def first_of_each(
+    rows: Sequence[Question], identity: Callable[[Question], Hashable]
+) -> list[Question]:
+    """Returns the rows, in their order, without those whose identity an earlier row has."""
+    found: dict[Hashable, Question] = {}
+    for row in rows:
+        found.setdefault(identity(row), row)
+    return list(found.values())
+
+
+def digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:16]

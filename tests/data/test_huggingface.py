@@ -1,0 +1,120 @@
+"""Tests with data sets that the library itself wrote. None needs the hub."""
+
+import pytest
+
+from rl4p.data.huggingface import HuggingFace
+from rl4p.errors import InputError
+
+datasets = pytest.importorskip("datasets")
+
+ROWS = [{"question": f"{n}+1?", "answer": f"#### {n + 1}", "level": n} for n in range(8)]
+
+
+@pytest.fixture(autouse=True)
+def without_a_hub(monkeypatch, tmp_path):
+    """Keeps the cache of converted files, and requests, to the test."""
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
+
+
+@pytest.fixture
+def splits():
+    made = {"train": ROWS, "test": ROWS[:2]}
+    return datasets.DatasetDict({k: datasets.Dataset.from_list(rows) for k, rows in made.items()})
+
+
+@pytest.fixture
+def saved(splits, tmp_path):
+    splits.save_to_disk(tmp_path / "saved")
+    return str(tmp_path / "saved")
+
+
+@pytest.fixture
+def files(splits, tmp_path):
+    """A folder with a Parquet file for each split, like a data set on the hub."""
+    for name, rows in splits.items():
+        rows.to_parquet(tmp_path / "files" / "data" / f"{name}-00000-of-00001.parquet")
+    return str(tmp_path / "files")
+
+
+def test_splits_that_save_to_disk_wrote(saved):
+    data = HuggingFace(path=saved, held_out_split="test", metadata_keys=("level",))
+    assert [(q.question, q.answer, q.metadata["level"]) for q in data.train()[:2]] == [
+        ("0+1?", "1", 0),
+        ("1+1?", "2", 1),
+    ]
+    assert (len(data.train()), len(data.held_out())) == (8, 2)
+
+
+def test_one_saved_split(tmp_path):
+    datasets.Dataset.from_list(ROWS).save_to_disk(tmp_path / "one")
+    data = HuggingFace(path=str(tmp_path / "one"), held_out_size=3)
+    assert (len(data.train()), len(data.held_out())) == (5, 3)
+
+
+def test_a_folder_of_files_and_a_part_of_a_split(files):
+    data = HuggingFace(path=files, split="train[:50%]", held_out_split="test")
+    assert [q.question for q in data.train()] == ["0+1?", "1+1?", "2+1?", "3+1?"]
+    assert len(data.held_out()) == 2
+
+
+def test_message_lists(tmp_path):
+    messages = [{"role": "user", "content": "1+1?"}, {"role": "assistant", "content": "#### 2"}]
+    datasets.Dataset.from_list([{"messages": messages}]).save_to_disk(tmp_path / "chat")
+    data = HuggingFace(path=str(tmp_path / "chat"), messages_key="messages", answer_key=None)
+    (question,) = data.held_out()
+    assert question.messages == tuple(messages)
+    assert question.answer == "2"
+
+
+def test_a_bad_row_and_a_missing_column_are_named(tmp_path):
+    rows = [*ROWS[:2], {"question": "?", "answer": None, "level": 1}]
+    datasets.Dataset.from_list(rows).save_to_disk(tmp_path / "bad")
+    path = str(tmp_path / "bad")
+    with pytest.raises(InputError, match=r'/bad \(train\), row 3: no text under "answer"'):
+        HuggingFace(path=path).train()
+    with pytest.raises(InputError, match=r'/bad \(train\): no column "gold"'):
+        HuggingFace(path=path, reference_key="gold").train()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"split": "dev"}, r"split dev\) cannot be loaded: its splits are train, test"),
+        ({"subset": "main"}, r"data\.subset=main.*save_to_disk and has no subsets"),
+        ({"revision": "v1"}, r"data\.revision=v1 has no effect on the folder"),
+    ],
+    ids=["split", "subset", "revision"],
+)
+def test_what_a_saved_folder_does_not_have_is_refused(saved, options, message):
+    with pytest.raises(InputError, match=message):
+        HuggingFace(path=saved, **options).train()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"split": "dev"}, r"split dev\) cannot be loaded: .*dev"),
+        ({"subset": "main"}, r"data\.subset=main.* cannot be loaded: .*main"),
+    ],
+    ids=["split", "subset"],
+)
+def test_what_a_folder_of_files_does_not_have_is_refused(files, options, message):
+    with pytest.raises(InputError, match=message):
+        HuggingFace(path=files, **options).train()
+
+
+def test_without_a_network_the_sentence_says_what_to_set():
+    with pytest.raises(InputError) as error:
+        HuggingFace(path="openai/gsm8k", subset="main").train()
+    assert str(error.value) == (
+        "data.path=openai/gsm8k (data.subset=main, split train) cannot be loaded: the hub cannot "
+        "be reached, and the local cache does not have it. Set data.path to a file or a folder on "
+        "this machine."
+    )
+
+
+def test_without_the_library_the_sentence_names_the_extra(monkeypatch):
+    monkeypatch.setattr("rl4p.data.huggingface.find_spec", lambda name: None)
+    with pytest.raises(InputError, match=r"needs the library datasets: pip install 'rl4p\[datase"):
+        HuggingFace(path="openai/gsm8k").train()

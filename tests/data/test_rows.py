@@ -1,0 +1,183 @@
+"""Tests of what all sources of rows have in common, with rows in memory."""
+
+import pytest
+
+from rl4p.data.memory import Memory
+from rl4p.data.rows import first_of_each
+from rl4p.errors import InputError
+
+LEVELS = [
+    {"question": f"{n}?", "answer": f"so {n} #### {n}", "level": n % 3, "of": {"kind": "ab"[n % 2]}}
+    for n in range(12)
+]
+
+
+def asked(rows=LEVELS, **options):
+    data = Memory(rows=rows, held_out_rows=rows[:1], **options)
+    return [question.question for question in data.train()]
+
+
+def one(row, **options):
+    (question,) = Memory(rows=[row], held_out_rows=[row], **options).train()
+    return question
+
+
+def test_rows_are_chosen_by_the_values_of_their_fields():
+    assert asked(where={"level": 2}) == ["2?", "5?", "8?", "11?"]
+    assert asked(where={"level": (1, 2), "of.kind": "a"}) == ["2?", "4?", "8?", "10?"]
+    with pytest.raises(InputError, match=r"data\.where=\{'level': 7\} selects none of the 12 rows"):
+        asked(where={"level": 7})
+    with pytest.raises(InputError, match=r'data\.rows, row 1: no "grade", which data\.where names'):
+        asked(where={"grade": 7})
+
+
+def test_a_row_that_is_not_chosen_may_be_unsuitable():
+    assert asked([*LEVELS, {"level": 9}], where={"level": 2}) == ["2?", "5?", "8?", "11?"]
+
+
+def test_rows_are_skipped_and_limited_after_the_choice():
+    assert asked(limit=2) == ["0?", "1?"]
+    assert asked(skip=10) == ["10?", "11?"]
+    assert asked(skip=1, limit=2, where={"level": 2}) == ["5?", "8?"]
+    assert asked(limit=50) == asked()
+    with pytest.raises(InputError, match=r"data\.skip=12 leaves none of the 12 rows of data\.rows"):
+        asked(skip=12)
+
+
+def test_held_out_rows_of_their_own_are_chosen_but_not_limited():
+    data = Memory(rows=LEVELS, held_out_rows=LEVELS, skip=3, limit=1, where={"level": 2})
+    assert [q.question for q in data.held_out()] == ["2?", "5?", "8?", "11?"]
+    assert [q.question for q in data.train()] == ["11?"]
+
+
+def test_questions_are_held_out_of_the_limited_rows():
+    data = Memory(rows=LEVELS, limit=6, held_out_size=2)
+    both = [*data.train(), *data.held_out()]
+    assert sorted(q.question for q in both) == [f"{n}?" for n in range(6)]
+    assert len(data.held_out()) == 2
+
+
+def test_fields_for_graders():
+    question = one(LEVELS[4], metadata_keys=("level", "of.kind"))
+    assert question.metadata == {"level": 1, "of.kind": "a"}
+    with pytest.raises(InputError, match=r'row 1: no "tests" \(data\.metadata_keys\)'):
+        one(LEVELS[4], metadata_keys=("tests",))
+
+
+def test_a_reference_may_be_a_number():
+    row = {"question": "?", "answer": "so", "gold": 42}
+    assert one(row, reference_key="gold").answer == "42"
+    assert one(row, reference_key="gold", answer_key=None).solution is None
+    with pytest.raises(InputError, match='no text under "gold"'):
+        one(row | {"gold": True}, reference_key="gold")
+    with pytest.raises(InputError, match='no text under "answer"'):
+        one(row | {"answer": 42})
+
+
+def test_rows_of_several_tasks():
+    rows = [{"question": "?", "answer": "1", "source": name} for name in ("b", "a", " a ")]
+    questions = Memory(rows=rows, held_out_rows=rows, task_key="source").train()
+    assert [q.task for q in questions] == ["b", "a"]
+    assert [q.id.split("/")[0] for q in questions] == ["b", "a"]
+    with pytest.raises(InputError, match='row 1: no text under "task"'):
+        Memory(rows=rows, task_key="task").train()
+
+
+def test_held_out_questions_are_of_all_tasks():
+    """They are chosen by the hash of the question, and not by the name of the task."""
+    rows = [
+        {"question": f"{n}?", "answer": "1", "source": name}
+        for n in range(30)
+        for name in ("a", "b")
+    ]
+    data = Memory(rows=rows, held_out_size=20, task_key="source")
+    assert {q.task for q in data.held_out()} == {"a", "b"}
+    assert len(data.train()) == 40
+
+
+def test_tags_are_removed_from_the_question_by_choice():
+    row = {"question": "<think>1+1</think>?", "answer": "<answer>2</answer>"}
+    assert one(row).question == "<think>1+1</think>?"
+    question = one(row, strip_tags=True)
+    assert (question.question, question.answer) == ("1+1?", "<answer>2</answer>")
+    with pytest.raises(InputError, match='row 1: "question" has only tags'):
+        one(row | {"question": "<think>"}, strip_tags=True)
+
+
+CONVERSATION = [
+    {"role": "user", "content": "1+1?"},
+    {"role": "assistant", "content": "2"},
+    {"role": "user", "content": "2+2?"},
+]
+ANSWER = {"role": "assistant", "content": "so #### 4"}
+
+
+def test_a_conversation_and_the_answer_at_its_end():
+    options = {"messages_key": "messages", "answer_key": None}
+    question = one({"messages": [*CONVERSATION, ANSWER]}, **options)
+    assert question.messages == (*CONVERSATION, ANSWER)
+    assert question.prompt_messages() == CONVERSATION
+    assert (question.question, question.solution, question.answer) == ("2+2?", "so #### 4", "4")
+    open_ended = one({"messages": CONVERSATION}, **options)
+    assert (open_ended.solution, open_ended.answer) == (None, "")
+    assert open_ended.id == question.id  # the answer is no part of the prompt
+    assert one({"messages": CONVERSATION[2:]}, **options).id != question.id
+
+
+def test_a_conversation_with_an_answer_beside_it():
+    row = {"chat": CONVERSATION, "answer": "#### 5", "truth": {"value": 4}}
+    question = one(row, messages_key="chat", reference_key="truth.value")
+    assert (question.solution, question.answer) == ("#### 5", "4")
+    with pytest.raises(InputError, match=r'no text under "answer".*data\.answer_key, which null'):
+        one({"chat": CONVERSATION}, messages_key="chat")
+    with pytest.raises(InputError, match='row 1: no text under "messages"'):
+        one(row, messages_key="messages")
+    with pytest.raises(InputError, match=r'data\.rows, row 1, "answer": the text is not a list'):
+        one(row, messages_key="answer")
+
+
+def test_the_tools_of_a_row_belong_to_its_prompt():
+    options = {"messages_key": "m", "answer_key": None}
+    without = one({"m": CONVERSATION}, **options)
+    tools = ({"type": "function", "function": {"name": "add"}},)
+    for key in ("tools", "functions"):
+        question = one({"m": CONVERSATION, key: list(tools)}, tools_key=key, **options)
+        assert question.tools == tools
+        assert question.id != without.id
+    assert without.tools is None
+
+
+def test_equal_conversations_are_one_question(caplog):
+    rows = [{"m": [*CONVERSATION, ANSWER]}, {"m": CONVERSATION}, {"m": CONVERSATION[2:]}]
+    data = Memory(rows=rows, held_out_rows=rows, messages_key="m", answer_key=None)
+    assert len(data.train()) == 2
+    assert "1 repeated questions skipped" in caplog.text
+
+
+def test_a_system_prompt_that_no_conversation_takes_is_refused():
+    system = {"role": "system", "content": "Add."}
+    rows = [{"m": [system, *CONVERSATION]}, {"m": CONVERSATION}]
+    options = {"messages_key": "m", "answer_key": None, "system_prompt": "Think."}
+    assert len(Memory(rows=rows, held_out_rows=rows, **options).train()) == 2
+    with pytest.raises(InputError, match=r"data\.system_prompt has no effect, because every conv"):
+        one(rows[0], **options)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"held_out_rows": (), "held_out_size": 1}, "held_out_size cannot be .* held_out_rows"),
+        ({"messages_key": "m", "question_key": "q"}, "question_key=q has no effect with messages"),
+        ({"tools_key": "t"}, "tools_key=t has no effect without messages_key"),
+        ({"task": "t", "task_key": "k"}, "task=t has no effect with task_key"),
+    ],
+    ids=["held_out", "messages", "tools", "task"],
+)
+def test_options_that_cannot_act_together_are_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        Memory(rows=[], **options)
+
+
+def test_the_first_of_each_keeps_the_order():
+    rows = [one({"question": text, "answer": "1"}) for text in ("a", "b", "aa", "bb")]
+    assert [q.question for q in first_of_each(rows, lambda q: q.question[0])] == ["a", "b"]
