@@ -1,5 +1,7 @@
 """Tests that the recipes of `experiments/` run, and that the default recipe learns."""
 
+import itertools
+import json
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -23,6 +25,7 @@ RECIPES = sorted(path.stem for path in EXPERIMENTS.glob("*.yaml"))
 QUICK = (
     *("steps=2", "tracker=none", "debug=on", "prompts_per_step=8", "update.microbatch_widths=1"),
 )
+OF_FILES = ("conversations_sft",)  # have as many rows as their files
 SETS = {"mixture_grpo": ("data.sets.two_digits", "data.sets.three_digits")}  # `data` for others
 # Shrinks recipes that are only for planning, and replaces devices that are absent.
 SMALL = (
@@ -35,6 +38,10 @@ CHANGES: dict[str, tuple[str, ...]] = {
     "llama3_1_8b_grpo": SMALL,
     "qwen2_5_7b_grpo": SMALL,
     "arithmetic_distill": ("teacher.path={teacher}",),
+    "conversations_sft": (
+        *("data.path={chats}", "max_prompt_tokens=64", "max_response_tokens=32"),
+        *("optimizer.learning_rate=1e-4", "optimizer.warmup_steps=0"),
+    ),
 }
 
 
@@ -49,12 +56,28 @@ def teacher(tmp_path_factory) -> Path:
     return folder
 
 
+@pytest.fixture(scope="session")
+def chats(tmp_path_factory) -> Path:
+    """Returns a file of conversations with two answers each."""
+    path = tmp_path_factory.mktemp("chats") / "chats.jsonl"
+    rows = []
+    for a, b in itertools.product(range(1, 9), repeat=2):
+        sums = ((a, b), (b, a + b))
+        texts = [text for x, y in sums for text in (f"{x}+{y}", f"#### {x + y}")]
+        roles = ("user", "assistant") * 2
+        messages = [{"role": r, "content": c} for r, c in zip(roles, texts, strict=True)]
+        rows.append(json.dumps({"messages": messages}) + "\n")
+    path.write_text("".join(rows))
+    return path
+
+
 @pytest.mark.slow  # continuous integration runs it; other tests cover the parts of recipes
 @pytest.mark.parametrize("name", RECIPES)
-def test_a_recipe_trains(name, teacher):
-    changes = [word.format(teacher=teacher) for word in CHANGES.get(name, ())]
+def test_a_recipe_trains(name, teacher, chats):
+    changes = [word.format(teacher=teacher, chats=chats) for word in CHANGES.get(name, ())]
     sets = SETS.get(name, ("data",))
-    sizes = [f"{key}.{size}" for key in sets for size in ("train_size=64", "held_out_size=8")]
+    sizes = ["train_size=64", "held_out_size=8"][name in OF_FILES :]
+    sizes = [f"{key}.{size}" for key in sets for size in sizes]
     run = build(compose([f"experiment={name}", *QUICK, *sizes, *changes]))
     start = jax.device_get(run.state.params)
     infos = list(train(run.loop, run.state))

@@ -43,8 +43,8 @@ def small(tmp_path_factory):
         *("model=scratch", "model.width=32", "model.layers=1", "model.heads=2"),
         *("model.feed_forward_width=64", "model.max_positions=256", "tracker=none", "debug=on"),
         *("prompts_per_step=8", "max_prompt_tokens=112", "max_response_tokens=24", "steps=6"),
-        *("optimizer.learning_rate=0.01", "optimizer.warmup_steps=1"),
-        *("update.microbatch_widths=1", "update.tokens_per_microbatch=2048"),
+        *("optimizer.learning_rate=0.01", "optimizer.warmup_steps=2"),
+        *("update.microbatch_widths=1", "update.tokens_per_microbatch=2048", "update.pack=true"),
     )
 
 

@@ -26,7 +26,7 @@ PROMPTS, RESPONSES = (8, 5, 3, 8, 1, 7, 4, 6), (8, 3, 0, 5, 1, 8, 2, 6)
 def trajectories(make_trajectories):
     """Rows with gaps in their masks, as conversations have."""
     whole = make_trajectories(RESPONSES, PROMPTS)
-    gap = np.arange(T) == 9
+    gap = (np.arange(T) == 9)[None]
     return replace(whole, response_mask_BT=whole.response_mask_BT & ~gap)
 
 

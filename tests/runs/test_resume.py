@@ -1,5 +1,6 @@
 """Tests that a stopped or killed run resumes as if it had never stopped."""
 
+import json
 import shutil
 import signal
 import subprocess
@@ -54,6 +55,36 @@ def test_a_killed_run_goes_on_bit_for_bit(whole, command, train, tmp_path):
     process = train(f"resume={folder}", small=())
     assert process.returncode == 0, process.stderr
     assert summary(folder)["resumed_from"] in (3, 6)
+    assert_gone_on(folder, whole)
+
+
+@pytest.mark.slow
+def test_a_killed_run_on_conversations_goes_on_bit_for_bit(command, train, tmp_path):
+    """Two answers of a conversation are trained; the run is killed in the second of its epochs."""
+    path, whole, folder = tmp_path / "chats.jsonl", tmp_path / "whole", tmp_path / "run"
+    roles, rows = ("user", "assistant") * 2, []
+    for i in range(16):
+        texts = (f"{i}+1", f"#### {i + 1}", f"{i}+2", f"#### {i + 2}")
+        messages = [
+            {"role": role, "content": text} for role, text in zip(roles, texts, strict=True)
+        ]
+        rows.append(json.dumps({"messages": messages}) + "\n")
+    path.write_text("".join(rows))
+    of_chats = (
+        *("experiment=conversations_sft", f"data.path={path}", "data.held_out_size=4"),
+        *("model=scratch", "model.width=32", "model.layers=1", "model.heads=2", "tracker=none"),
+        *("model.feed_forward_width=64", "max_prompt_tokens=48", "max_response_tokens=16"),
+        *("prompts_per_step=4", "steps=8", "checkpoint.every=4", "evaluation.every=4"),
+        *("samples.every=2", "optimizer.warmup_steps=1", "optimizer.learning_rate=0.01"),
+        *("update.microbatch_widths=1", "debug=on"),
+    )
+    assert train(*of_chats, f"hydra.run.dir={whole}", small=()).returncode == 0
+    assert all(row["update/grad_norm"] > 0 for row in lines(whole) if row["step"] > 0)
+    killed = command(*of_chats, f"hydra.run.dir={folder}", small=())
+    interrupt(killed, folder / "checkpoints" / "4", signal.SIGKILL)
+    assert not (folder / "summary.json").exists()
+    process = train(f"resume={folder}", small=())
+    assert process.returncode == 0, process.stderr
     assert_gone_on(folder, whole)
 
 
