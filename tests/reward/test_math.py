@@ -1,10 +1,13 @@
 import logging
 import math
+import threading
 
 import pytest
 
 from rl4p.configuration import compose, instantiate
 from rl4p.errors import InputError
+from rl4p.experiment.build import build
+from rl4p.loop.loop import train
 from rl4p.reward.math import Math
 
 TERM = ("+reward.terms.math._target_=rl4p.reward.math.Math",)
@@ -67,3 +70,39 @@ def test_options_are_checked_when_the_configuration_is_read():
         compose([*TERM, "+reward.terms.math.extract=bocks"])
     with pytest.raises(InputError, match=r"reward\.terms\.math\.response_seconds"):
         compose([*TERM, "+reward.terms.math.response_seconds=0"])
+
+
+BOMBS = [
+    *(r"\boxed{9**9**9}", r"\boxed{9^{9^9}}", r"\boxed{(10^9)!}", r"\boxed{(x+1)^{99999}}"),
+    *("<answer>" * 30_000, r"\boxed{" * 34_000, r"\boxed{" + "(" * 2000 + ")" * 2001 + "}"),
+    r"\boxed{" + r"\frac{1}{" * 400 + "2" + "}" * 401,
+]
+
+
+@pytest.mark.slow
+def test_a_run_goes_on_beside_bombs(graded):
+    found = []
+
+    def grade():
+        term = Math(response_seconds=5.0).open()
+        for bomb in BOMBS:
+            before = term.workers.restarts
+            found.append(
+                (*graded(term, bomb, r"\boxed{\frac{1}{2}}"), term.workers.restarts - before)
+            )
+        term.close()
+
+    thread = threading.Thread(target=grade)
+    sizes = ["prompts_per_step=4", "group_size=4", "max_response_tokens=8", "steps=1000000"]
+    experiment = build(compose([*sizes, "evaluation.every=0"]))
+    steps = train(experiment.loop, experiment.state)
+    next(steps)
+    thread.start()
+    beside = []
+    while thread.is_alive():
+        beside.append(next(steps).metrics)
+    assert [right for _, right, _ in found] == [1.0] * len(BOMBS)
+    assert all(grade == 0.0 or math.isnan(grade) for grade, _, _ in found)
+    assert all(restarts <= 1 for _, _, restarts in found)
+    assert len(beside) >= 10
+    assert any(metrics["update/grad_norm"] > 0 for metrics in beside)

@@ -36,8 +36,6 @@ def test_each_request_gets_a_reply_and_nothing_heavy_is_imported():
     assert heavy.strip() == "[]"
 
 
-
-
 def test_a_function_that_cannot_be_imported_is_reported():
     replies, _ = served("no_such_module:f", "")
     assert replies == [{"failed": "ModuleNotFoundError: No module named 'no_such_module'"}]
