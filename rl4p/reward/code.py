@@ -1,0 +1,228 @@
+"""Unit tests of model-written Python."""
+
+import json
+import os
+import subprocess
+import tempfile
+import time
+from collections.abc import Generator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass
+from typing import Any, BinaryIO
+
+from rl4p.configuration.bounds import AboveZero, Positive
+from rl4p.errors import RunError
+from rl4p.reward.sandbox import Kind, Limits, output, problem, start
+from rl4p.types import Episode
+
+INVALID = float("nan")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Code:
+    """A grade of 1 if the code in the response passes the tests of its prompt, else 0.
+
+    The code is the last complete block between lines of three backticks, or the whole response if
+    it has none. The data set gives the tests in its metadata:
+
+        tests: ["assert add(1, 2) == 3", ...]                 Python that raises if the test fails
+        tests: [{"input": "1 2", "output": "3"}, ...]         standard input and expected output
+        setup: "import math"                                  Python that runs before each test
+
+    Outputs are equal up to white space at the ends of lines and of the output. A prompt without
+    `tests` gets None. Code that fails, takes too long or too much memory fails its tests; a sandbox
+    that fails makes the response invalid.
+
+    The code runs in a sandbox (`sandbox.py`) with Python's standard library only. It cannot write
+    its own grade. Expected outputs never enter the sandbox. Test code runs in another process, to
+    which the solution gives plain values (`sandbox_child.py`): an object that equals everything, an
+    early exit or a changed built-in function changes nothing there. So a test may call functions
+    and classes of the code with numbers, strings, and lists, tuples, sets and dicts of these, but
+    give it no functions, and two objects of its classes are equal only if they are the same.
+
+        python -m rl4p.train term@reward.terms.correct=code ...
+
+    Attributes:
+      sandbox: ``bubblewrap``, or ``none``, which runs the code with all rights of this user.
+      partial: whether the grade is the share of tests that pass.
+      response_seconds: how long all tests of one response may take.
+      memory_mib: the address space of a process.
+      workers: how many responses are graded at a time.
+      deadline: how long all responses of a batch may take, in seconds; None for no limit.
+    """
+
+    weight: float = 1.0
+    sandbox: Kind = "bubblewrap"
+    partial: bool = False
+    response_seconds: AboveZero = 10.0
+    memory_mib: Positive = 512
+    workers: Positive = 2
+    deadline: AboveZero | None = 600.0
+
+    def __post_init__(self) -> None:
+        if (reason := problem(self.sandbox)) is not None:
+            raise ValueError(reason)
+
+    def open(self) -> "OpenCode":
+        """Returns the term with its threads."""
+        return OpenCode(self)
+
+    def __call__(self, episodes: Sequence[Episode]) -> list[float | None]:
+        with closing(self.open()) as live:
+            return live(episodes)
+
+
+class OpenCode:
+    """A `Code` with threads, each of which waits for the sandboxes of one response."""
+
+    def __init__(self, term: Code):
+        self.term = term
+        self.threads = ThreadPoolExecutor(term.workers, "code")
+
+    def __call__(self, episodes: Sequence[Episode]) -> list[float | None]:
+        return list(self.threads.map(self.grade, episodes))
+
+    def close(self) -> None:
+        self.threads.shutdown(cancel_futures=True)
+
+    def grade(self, episode: Episode) -> float | None:
+        found = tests_of(episode)
+        if found is None:
+            return None
+        tests, setup = found
+        code = code_of(episode.response).encode("utf-8", "surrogatepass")
+        until = time.monotonic() + self.term.response_seconds
+        if isinstance(tests[0], str):
+            passed = self.by_calls(code, tests, setup, until)
+        else:
+            passed = self.by_output(code, tests, until)
+        if passed is None:
+            return INVALID
+        return passed / len(tests) if self.term.partial else float(passed == len(tests))
+
+    def by_calls(self, code: bytes, tests: Sequence[Any], setup: str, until: float) -> int | None:
+        """Returns how many tests pass, or None if a sandbox failed."""
+        told = json.dumps({"setup": setup, "tests": tests, "all": not self.term.partial}).encode()
+        with ExitStack() as stack:
+            files = [stack.enter_context(file_of(content)).fileno() for content in (code, told)]
+            with ExitStack() as ends:  # a process that dies closes its pipes only if we do too
+                requests, replies = os.pipe(), os.pipe()  # each: to read, to write
+                for end in (*requests, *replies):
+                    ends.callback(os.close, end)
+                solution = start(
+                    self.term.sandbox,
+                    {"mode": "solution", "code": files[0]},
+                    self.limits,
+                    stdin=requests[0],
+                    stdout=replies[1],
+                    stderr=subprocess.DEVNULL,
+                    inherited=files[:1],
+                )
+                stack.enter_context(closing(solution))
+                pipes = {"requests": requests[1], "replies": replies[0]}
+                tester = start(
+                    self.term.sandbox,
+                    {"mode": "tests", "code": files[1], **pipes},
+                    self.limits,
+                    stderr=subprocess.DEVNULL,
+                    inherited=[files[1], *pipes.values()],
+                )
+                stack.enter_context(closing(tester))
+            lines = output(tester.popen, until)[0].split()
+        return lines.count(b"passed") if lines[:1] == [b"started"] else None
+
+    def by_output(
+        self, code: bytes, tests: Sequence[Mapping[str, str]], until: float
+    ) -> int | None:
+        """Returns how many tests pass, or None if a sandbox failed."""
+        passed = 0
+        for test in tests:
+            started, ended, found = self.outcome(code, test["input"], until)
+            if not started:
+                return None
+            right = ended and same_output(found.decode(errors="replace"), test["output"])
+            passed += right
+            if not (right or self.term.partial) or time.monotonic() >= until:
+                break
+        return passed
+
+    def outcome(self, code: bytes, text: str, until: float) -> tuple[bool, bool, bytes]:
+        """Runs code as a script; returns whether it started, whether it ended, and its output."""
+        with ExitStack() as stack:
+            contents = code, text.encode("utf-8", "surrogatepass")
+            file, stdin = [stack.enter_context(file_of(content)) for content in contents]
+            ready, told = os.pipe()
+            stack.callback(os.close, ready)
+            try:
+                process = start(
+                    self.term.sandbox,
+                    {"mode": "program", "code": file.fileno(), "ready": told},
+                    self.limits,
+                    stdin=stdin,
+                    stderr=subprocess.DEVNULL,
+                    inherited=[file.fileno(), told],
+                )
+            finally:
+                os.close(told)
+            with closing(process):
+                found, ended = output(process.popen, until)
+            return os.read(ready, 1) == b"!", ended, found
+
+    @property
+    def limits(self) -> Limits:
+        return Limits(memory=self.term.memory_mib * 2**20, seconds=self.term.response_seconds)
+
+
+def tests_of(episode: Episode) -> tuple[Sequence[Any], str] | None:
+    """Returns the tests and the set-up of a prompt, or None if it has no tests.
+
+    Raises:
+      RunError: they have another form than `Code` describes.
+    """
+    metadata = episode.prompt.metadata
+    tests, setup = metadata.get("tests"), metadata.get("setup", "")
+    if tests is None:
+        return None
+    tests = list(tests) if isinstance(tests, Sequence) and not isinstance(tests, str) else []
+    calls = all(isinstance(each, str) for each in tests)
+    outputs = all(
+        isinstance(each, Mapping)
+        and set(each) == {"input", "output"}
+        and all(isinstance(value, str) for value in each.values())
+        for each in tests
+    )
+    if not tests or not (calls or outputs) or not isinstance(setup, str):
+        raise RunError(
+            f"The metadata of prompt {episode.prompt.id} has no tests that the term code can run: "
+            'write tests as a list of Python strings or of {"input": ..., "output": ...}, and '
+            "setup as a string."
+        )
+    return tests, setup
+
+
+def code_of(response: str) -> str:
+    """Returns the last complete block of three backticks; without any, the whole response."""
+    parts = response.split("```")
+    if len(parts) == 1:
+        return response
+    blocks = parts[1:-1:2]
+    if not blocks:
+        return ""  # cut off
+    language, newline, rest = blocks[-1].partition("\n")
+    return rest if newline and " " not in language.strip() else blocks[-1]
+
+
+def same_output(found: str, expected: str) -> bool:
+    """Returns whether two outputs are equal up to white space at ends."""
+    lines = [[line.rstrip() for line in text.rstrip().split("\n")] for text in (found, expected)]
+    return lines[0] == lines[1]
+
+
+@contextmanager
+def file_of(content: bytes) -> Generator[BinaryIO, None, None]:
+    """Opens a file without a name, to be read from its beginning."""
+    with tempfile.TemporaryFile() as file:
+        file.write(content)
+        file.seek(0)
+        yield file  # pyright: ignore[reportReturnType]

@@ -1,0 +1,126 @@
+r"""Equality of two mathematical answers, by the library math-verify.
+
+A worker process runs this module (`workers.py`), because an answer of a few characters can take
+years and all memory: ``9^{9^9}``. It imports neither JAX nor NumPy.
+
+The answers are read by a LaTeX grammar only. The reader of plain expressions in math-verify is not
+used, because it calls Python's ``eval`` on parts of the text.
+"""
+
+import functools
+import logging
+import re
+from typing import Any
+
+from math_verify import LatexExtractionConfig, parse, verify
+
+from rl4p.data.answer import final_answer, number
+
+LONGEST = 4096  # characters of an answer; a longer one equals nothing
+NUMBER = re.compile(r"-?\$?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?|-?\$?\.\d+")
+SPACES = re.compile(r"(?<!\\)\\[,;:! ]|\\q?quad(?![a-zA-Z])|~|\s+")
+WORDS = re.compile(r"[a-zA-Z]{3,}(?: [a-zA-Z]+)*")
+SAME = str.maketrans(
+    {
+        "\u2212": "-",
+        "\u2013": "-",
+        "\u00d7": r"\times ",
+        "\u00f7": "/",
+        "\u03c0": r"\pi ",
+        "\u221e": r"\infty ",
+    }
+)
+ENCLOSED = (("$$", "$$"), ("$", "$"), (r"\(", r"\)"), (r"\[", r"\]"))
+CONFIG = (LatexExtractionConfig(),)
+
+logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns that it sets no timeouts
+
+
+def grade(item: dict[str, Any]) -> bool:
+    """Returns whether the answer in a response equals the reference.
+
+    Args:
+      item: ``response``, ``reference``, and ``extract``, which says where the answer is (`answer`).
+    """
+    given = answer(item["response"], item["extract"])
+    return given is not None and equal(item["reference"], given)
+
+
+def answer(response: str, extract: str) -> str | None:
+    r"""Returns the answer in a response, or None if it has none. It takes linear time.
+
+    Args:
+      extract: ``boxed``, the content of the last ``\boxed{}``; ``hashes``, the line after the last
+        ``####``; ``answer``, the content of the last ``<answer></answer>``; ``number``.
+    """
+    if extract == "boxed":
+        return boxed(response)
+    if extract == "hashes":
+        return final_answer(response)
+    if extract == "answer":
+        end = response.rfind("</answer>")
+        start = response.rfind("<answer>", 0, max(end, 0))
+        return response[start + len("<answer>") : end].strip() if start >= 0 else None
+    found = NUMBER.findall(response[-LONGEST:])
+    return found[-1] if found else None
+
+
+def boxed(text: str) -> str | None:
+    r"""Returns the content of the last ``\boxed{}``, which may hold braces; None if unclosed."""
+    start = max(text.rfind(r"\boxed{"), text.rfind(r"\fbox{"))
+    if start < 0:
+        return None
+    start = text.index("{", start) + 1
+    depth, escaped = 1, False
+    for end in range(start, len(text)):
+        character = text[end]
+        if escaped or character == "\\":
+            escaped = not escaped
+        elif character in "{}":
+            depth += 1 if character == "{" else -1
+            if depth == 0:
+                return text[start:end].strip()
+    return None
+
+
+def equal(reference: str, given: str) -> bool:
+    """Returns whether two answers are equal. Two plain numbers are compared exactly."""
+    if len(given) > LONGEST:
+        return False
+    expected, given = plain(reference), plain(given)
+    if expected == given:
+        return given != ""
+    if number(expected) is not None and number(given) is not None and "%" not in expected + given:
+        return number(expected) == number(given)
+    text = r"\\text(?:bf|it|rm)?\{([^{}]*)\}|\\math(?:rm|bf|it)\{([^{}]*)\}"
+    words = re.sub(text, r"\1\2", expected).strip()
+    if WORDS.fullmatch(words):  # the grammar would read a product of letters, in any order
+        return words.casefold() == re.sub(text, r"\1\2", given).strip().casefold()
+    return verify(list(parsed(expected)), list(parsed(given)), timeout_seconds=None)
+
+
+def plain(text: str) -> str:
+    """Returns an answer without what encloses it and with one form for each sign."""
+    text = text.strip()
+    inner = boxed(text)
+    text = text if inner is None else inner
+    for start, end in ENCLOSED:
+        if len(text) > len(start + end) and text.startswith(start) and text.endswith(end):
+            text = text[len(start) : -len(end)]
+            break
+    text = re.sub(r"\\text\{(-?\$?\d[^{}]*)\}", r"\1", text)  # \text{5 ft}
+    text = SPACES.sub(" ", text.translate(SAME)).strip().removesuffix(".").strip()
+    text = text.replace("{,}", ",").replace("**", "^").removeprefix(r"\$").removeprefix("$")
+    if re.fullmatch(r"-?\d{1,3}(?: \d{3})+(?:\.\d+)?", text):  # 12 345
+        return text.replace(" ", "")
+    return re.sub(r"(?<![\d.])(\d+) (\d+)/(\d+)", r"\1\\frac{\2}{\3}", text)  # 3 1/2
+
+
+@functools.lru_cache(maxsize=256)  # the samples of a group share a reference
+def parsed(text: str) -> tuple[Any, ...]:
+    """Returns what math-verify reads in an answer; nothing if it is not mathematics."""
+    percent = re.fullmatch(r"(.*?)\s*(?:\\?%|percent)", text, re.DOTALL)
+    text = f"${percent[1]}$%" if percent else f"${text}$"
+    return tuple(
+        parse(text, extraction_config=CONFIG, fallback_mode="no_fallback", parsing_timeout=0)
+    )

@@ -1,0 +1,92 @@
+"""The equality of mathematical answers."""
+
+import logging
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import Literal
+
+from rl4p.configuration.bounds import AboveZero, Positive
+from rl4p.reward.workers import Failed, Workers
+from rl4p.types import Episode
+
+log = logging.getLogger(__name__)
+
+FUNCTION = "rl4p.reward.equivalence:grade"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Math:
+    r"""A grade of 1 if the answer in the response equals the prompt's answer, else 0.
+
+    The library math-verify compares them as mathematics: 1/2 and ``\frac{1}{2}`` and 0.5,
+    ``2\sqrt{2}`` and ``\sqrt{8}``, {1,2} and {2,1}, 1,000 and 1000, ``5\text{ cm}`` and 5, 50% and
+    both 0.5 and 50 are equal. Two plain numbers are compared exactly. Words are compared as words.
+    A response without an answer gets 0, as does one whose answer is no mathematics.
+
+    Worker processes compare, so that ``9^{9^9}`` cannot stop the run (`workers.py`). A response
+    that takes too long or more than 1 GiB of memory is invalid, and costs a restart of its worker.
+
+        pip install 'rl4p[math]'
+        python -m rl4p.train term@reward.terms.correct=math ...
+
+    Attributes:
+      extract: where the answer is: ``boxed`` in the last ``\boxed{}``, ``hashes`` after the last
+        ``####``, ``answer`` in the last ``<answer></answer>``; ``number`` is the last number.
+      response_seconds: how long one response may take.
+      workers: the number of worker processes.
+      deadline: how long all responses of a batch may take, in seconds; None for no limit.
+    """
+
+    weight: float = 1.0
+    extract: Literal["boxed", "hashes", "answer", "number"] = "boxed"
+    response_seconds: AboveZero = 5.0
+    workers: Positive = 2
+    deadline: AboveZero | None = 600.0
+
+    def __post_init__(self) -> None:
+        if find_spec("math_verify") is None:
+            raise ValueError(
+                "the library math-verify is not installed: run pip install 'rl4p[math]'."
+            )
+
+    def open(self) -> "OpenMath":
+        """Returns the term with its worker processes, which start with the first batch."""
+        return OpenMath(self)
+
+    def __call__(self, episodes: Sequence[Episode]) -> list[float]:
+        with closing(self.open()) as live:
+            return live(episodes)
+
+
+class OpenMath:
+    """A `Math` with worker processes."""
+
+    def __init__(self, term: Math):
+        self.extract = term.extract
+        self.workers = Workers(FUNCTION, count=term.workers, seconds=term.response_seconds)
+        self.warned = False
+
+    def __call__(self, episodes: Sequence[Episode]) -> list[float]:
+        found = self.workers.map(
+            [
+                {
+                    "response": each.response,
+                    "reference": each.prompt.answer,
+                    "extract": self.extract,
+                }
+                for each in episodes
+            ]
+        )
+        failed = [each for each in found if isinstance(each, Failed)]
+        if failed and not self.warned:
+            self.warned = True  # once; the metric reward/invalid counts them
+            log.warning(
+                "%d of %d answers could not be compared, the first because %s.",
+                *(len(failed), len(found), failed[0].reason),
+            )
+        return [float("nan") if isinstance(each, Failed) else float(each) for each in found]
+
+    def close(self) -> None:
+        self.workers.close()

@@ -1,0 +1,173 @@
+"""A sandbox for model-written Python, made by the program bubblewrap.
+
+Inside there are: Python's standard library and the system's libraries, read-only; an empty folder
+`/tmp` of limited size; no network, no other processes, none of this user's files, no environment
+variables. The code can start no process, and its memory, CPU time and files are limited.
+"""
+
+import functools
+import json
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO, Literal
+
+from rl4p.reward import sandbox_child
+from rl4p.reward.seccomp import no_new_processes
+
+Kind = Literal["bubblewrap", "none"]
+SYSTEM = ("/usr", "/lib", "/lib32", "/lib64", "/bin", "/sbin")
+ALONE = "runs the model's code with all rights of this user"
+FILES = 64 * 2**20  # bytes in /tmp, and in one file
+PROBE_SECONDS = 60.0
+LARGEST_OUTPUT = 2**20  # bytes
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """The limits of one process.
+
+    Attributes:
+      memory: bytes of its address space.
+      seconds: its CPU time.
+    """
+
+    memory: int
+    seconds: float
+
+
+def problem(kind: Kind) -> str | None:
+    """Returns a sentence that says why there is no such sandbox here, or None if there is one."""
+    return None if kind == "none" else bubblewrap_problem()
+
+
+@functools.cache
+def bubblewrap_problem() -> str | None:
+    """Returns the problem of bubblewrap, for which it runs a program in a sandbox once."""
+    instead = f"or set sandbox=none, which {ALONE}"
+    limits = Limits(memory=2**30, seconds=10.0)
+    try:
+        with closing(start("bubblewrap", {"mode": "probe"}, limits)) as process:
+            out, errors = process.popen.communicate(timeout=PROBE_SECONDS)
+    except FileNotFoundError:
+        return (
+            "sandbox=bubblewrap needs the program bwrap, which is not installed: install it "
+            f"(apt install bubblewrap), {instead}."
+        )
+    except subprocess.TimeoutExpired:
+        return f"bwrap did not answer: repair bubblewrap, {instead}."
+    if out != b"ready":
+        lines = errors.decode(errors="replace").strip().splitlines() or ["it ended at once"]
+        return (
+            f"bwrap cannot make a sandbox on this machine ({lines[-1][:200]}): allow it "
+            f"unprivileged user namespaces, {instead}."
+        )
+    return None
+
+
+class Process:
+    """A sandboxed process. `close` kills it and all that it has started."""
+
+    def __init__(self, popen: subprocess.Popen[bytes]):
+        self.popen = popen
+
+    def close(self) -> None:
+        if self.popen.poll() is None:
+            os.killpg(self.popen.pid, signal.SIGKILL)
+        self.popen.wait()
+        for pipe in (self.popen.stdout, self.popen.stderr):
+            if pipe is not None:
+                pipe.close()
+
+
+def start(
+    kind: Kind,
+    settings: Mapping[str, Any],
+    limits: Limits,
+    *,
+    stdin: BinaryIO | int = subprocess.DEVNULL,
+    stdout: int = subprocess.PIPE,
+    stderr: int = subprocess.PIPE,
+    inherited: Sequence[int] = (),
+) -> Process:
+    """Starts Python on the program `sandbox_child.py`.
+
+    Args:
+      settings: the arguments of `sandbox_child.main`, without the limits.
+      inherited: the files that the process may use, by the same numbers as here.
+
+    Raises:
+      FileNotFoundError: there is no bwrap.
+    """
+    limited = {"memory": limits.memory, "seconds": limits.seconds, "file_bytes": FILES}
+    code = f"{Path(sandbox_child.__file__).read_text()}\nmain(sys.argv[1])\n"
+    python = os.path.realpath(sys.executable)
+    # -I and -S: no variables, no user's folder, no site-packages.
+    command = [python, "-I", "-S", "-B", "-c", code, json.dumps({**settings, **limited})]
+    with tempfile.TemporaryFile() as rules:
+        files = list(inherited)
+        if kind == "bubblewrap":
+            found = no_new_processes()
+            if found is not None:
+                rules.write(found)
+                rules.seek(0)
+                files.append(rules.fileno())
+            command = [*bubblewrap(found and rules.fileno()), *command]
+        popen = subprocess.Popen(
+            command,
+            stdin=stdin,
+            stdout=stdout,
+            stderr=stderr,
+            pass_fds=files,
+            env={"PATH": "/usr/bin:/bin", "LANG": "C.UTF-8"},
+            start_new_session=True,
+        )
+    return Process(popen)
+
+
+def output(process: subprocess.Popen[bytes], until: float) -> tuple[bytes, bool]:
+    """Returns what a process writes before a time, and whether it then ends without an error."""
+    assert process.stdout is not None
+    found, ended = bytearray(), False
+    with selectors.DefaultSelector() as selector:
+        selector.register(process.stdout, selectors.EVENT_READ)
+        while not ended and selector.select(max(0.0, until - time.monotonic())):
+            part = os.read(process.stdout.fileno(), 1 << 16)
+            found += part
+            if len(found) > LARGEST_OUTPUT:
+                return bytes(found), False
+            ended = not part
+    try:
+        return bytes(found), ended and process.wait(max(0.0, until - time.monotonic())) == 0
+    except subprocess.TimeoutExpired:
+        return bytes(found), False
+
+
+def bubblewrap(seccomp: int | None) -> list[str]:
+    """Returns the command that makes the sandbox, up to the program to run in it.
+
+    Args:
+      seccomp: the file of the filter of system calls.
+    """
+    command = ["bwrap", "--unshare-all", "--die-with-parent", "--new-session"]
+    command += ["--uid", "65534", "--gid", "65534", "--cap-drop", "ALL", "--hostname", "sandbox"]
+    for folder in map(Path, SYSTEM):
+        if folder.is_symlink():
+            command += ["--symlink", str(folder.readlink()), str(folder)]
+        elif folder.is_dir():
+            command += ["--ro-bind", str(folder), str(folder)]
+    own = Path(sys.base_prefix).resolve()
+    if not any(own.is_relative_to(folder) for folder in SYSTEM):
+        command += ["--ro-bind", str(own), str(own)]
+    # What bubblewrap makes itself, the root and /dev (with /dev/shm), is in memory of no limit.
+    command += ["--dev", "/dev", "--remount-ro", "/dev"]
+    command += ["--size", str(FILES), "--tmpfs", "/tmp", "--chdir", "/tmp", "--remount-ro", "/"]
+    return [*command, *([] if seccomp is None else ["--seccomp", str(seccomp)])]

@@ -1,0 +1,263 @@
+"""Worker processes for graders that may hang, crash or use too much memory.
+
+A timeout by signal works in the main thread only, and a timeout by thread cannot stop a loop in C,
+such as ``9**9**9``. A process can always be killed.
+"""
+
+import contextlib
+import json
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from rl4p.errors import RunError
+
+START_SECONDS = 120.0  # until a worker has imported its function; seconds on an idle machine
+LONGEST_REPLY = 1 << 20  # bytes
+# The environment of workers. The rest may contain keys, and workers handle untrusted text.
+KEPT = ("PATH", "HOME", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "TMPDIR", "VIRTUAL_ENV")
+PROGRAM = (
+    "import json, sys; function, seconds, memory, sys.path[:] = json.loads(sys.argv[1]); "
+    "from rl4p.reward.worker_child import serve; serve(function, seconds, memory)"
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Failed:
+    """The result of an item that could not be graded.
+
+    Attributes:
+      reason: what happened, without a subject: "it took longer than 5 seconds".
+    """
+
+    reason: str
+
+
+@dataclass(kw_only=True, eq=False)
+class Worker:
+    """One process, and what stands in its two pipes.
+
+    Attributes:
+      ready: whether it has imported its function.
+      item: the index of the item it works on, or None.
+      due: the time of its deadline, for the item or for its start.
+      outgoing, incoming: what is still to be written, and an incomplete reply.
+    """
+
+    process: subprocess.Popen[bytes]
+    due: float
+    ready: bool = False
+    item: int | None = None
+    outgoing: memoryview = field(default_factory=lambda: memoryview(b""))
+    incoming: bytearray = field(default_factory=bytearray)
+
+    def fileno(self) -> int:
+        """Returns the pipe of the replies, for `selectors`."""
+        assert self.process.stdout is not None
+        return self.process.stdout.fileno()
+
+    def write(self) -> None:
+        """Writes as much as the pipe takes. A large request must not wait for a stuck worker."""
+        assert self.process.stdin is not None
+        try:
+            self.outgoing = self.outgoing[os.write(self.process.stdin.fileno(), self.outgoing) :]
+        except BlockingIOError:
+            pass
+        except BrokenPipeError:
+            self.outgoing = memoryview(b"")  # it has died, which reading will tell
+
+    def read(self) -> dict[str, Any] | None:
+        """Returns a reply, or None if it is not complete yet.
+
+        Raises:
+          EOFError: the process has died, or does not keep to the protocol.
+        """
+        part = os.read(self.fileno(), 1 << 16)
+        self.incoming += part
+        if not part or len(self.incoming) > LONGEST_REPLY:
+            raise EOFError
+        if not part.endswith(b"\n"):
+            return None
+        line = bytes(self.incoming)
+        self.incoming.clear()
+        try:
+            return json.loads(line)
+        except (ValueError, RecursionError):
+            raise EOFError from None
+
+    def kill(self) -> None:
+        """Kills the process and whatever it has started, and waits for it."""
+        if self.process.poll() is None:  # otherwise its number may be another process's by now
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+        for pipe in (self.process.stdin, self.process.stdout):
+            assert pipe is not None
+            with contextlib.suppress(BrokenPipeError):
+                pipe.close()
+
+
+class Workers:
+    """A pool of persistent processes, each of which calls one function for one item at a time.
+
+    An item that exceeds its deadline or the memory limit, or whose process dies, fails alone: its
+    process is killed and replaced, and the other items keep their results. The processes start at
+    the first call and end with this object, with this process (also if it is killed), or by
+    `close`. Calls may come from any thread; they are served one after the other.
+
+    Nothing but JSON passes between the processes. The function has the rights of this user: it may
+    handle untrusted data, but it is no sandbox for untrusted code (`sandbox.py`).
+    """
+
+    def __init__(self, function: str, *, count: int, seconds: float, memory_bytes: int = 2**30):
+        """Prepares a pool; no process is started yet.
+
+        Args:
+          function: ``module:name`` of a function from a JSON value to a JSON value. Its module
+            should import little: each process imports it once.
+          count: the number of processes.
+          seconds: how long an item may take.
+          memory_bytes: the most address space of a process (on Linux).
+        """
+        self.function = function
+        self.count = count
+        self.seconds = seconds
+        self.memory_bytes = memory_bytes
+        self.restarts = 0  # of processes that an item has cost
+        self.lock = threading.Lock()
+        self.workers: list[Worker] = []
+        self.close = weakref.finalize(self, end, self.workers)
+
+    def map(self, items: Sequence[Any]) -> list[Any]:
+        """Returns the results of the function in the order of the items, or a `Failed` for each.
+
+        Raises:
+          RunError: a process cannot be started.
+        """
+        with self.lock:
+            if not self.close.alive:
+                raise RunError(f"The workers of {self.function} are closed.")
+            results: list[Any] = [None] * len(items)
+            waiting = deque(range(len(items)))
+            try:
+                while len(self.workers) < min(self.count, len(items)):
+                    self.workers.append(self.start())
+                while waiting or any(worker.item is not None for worker in self.workers):
+                    self.assign(items, waiting)
+                    self.advance(results)
+            except BaseException:
+                end(self.workers)  # their replies would be taken for those of the next call
+                raise
+            return results
+
+    def start(self) -> Worker:
+        """Starts a process, without waiting until it is ready."""
+        settings = [self.function, self.seconds, self.memory_bytes, sys.path]
+        environment = {name: os.environ[name] for name in KEPT if name in os.environ}
+        try:
+            # A new program, not a copy of this process: JAX has threads, which a copy would lack.
+            process = subprocess.Popen(
+                [sys.executable, "-c", PROGRAM, json.dumps(settings)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                bufsize=0,
+                env=environment | {"PYTHONDONTWRITEBYTECODE": "1"},
+                start_new_session=True,  # Ctrl-C is for the run, which then closes the workers
+            )
+        except OSError as error:
+            raise RunError(f"The workers of {self.function} cannot be started: {error}.") from None
+        assert process.stdin is not None
+        os.set_blocking(process.stdin.fileno(), False)
+        return Worker(process=process, due=time.monotonic() + START_SECONDS)
+
+    def assign(self, items: Sequence[Any], waiting: deque[int]) -> None:
+        """Gives an item to each worker that is free."""
+        for worker in list(self.workers):
+            if not waiting or not worker.ready or worker.item is not None:
+                continue
+            if worker.process.poll() is not None:  # it died while it had nothing to do
+                self.replace(worker)
+                continue
+            worker.item = waiting.popleft()
+            worker.outgoing = memoryview(json.dumps(items[worker.item]).encode() + b"\n")
+            worker.due = time.monotonic() + self.seconds
+            worker.write()
+
+    def advance(self, results: list[Any]) -> None:
+        """Waits for the next replies or the next deadline."""
+        with selectors.DefaultSelector() as selector:
+            waited = [each for each in self.workers if each.item is not None or not each.ready]
+            for worker in waited:
+                selector.register(worker, selectors.EVENT_READ, worker)
+                if worker.outgoing:
+                    selector.register(worker.process.stdin, selectors.EVENT_WRITE, worker)  # pyright: ignore[reportArgumentType]
+            due = min(worker.due for worker in waited)
+            for key, events in selector.select(max(0.0, due - time.monotonic())):
+                if key.data not in self.workers:
+                    continue  # replaced a moment ago
+                if events & selectors.EVENT_WRITE:
+                    key.data.write()
+                else:
+                    self.receive(key.data, results)
+        for worker in waited:
+            if time.monotonic() >= worker.due and worker in self.workers:
+                if not worker.ready:
+                    raise RunError(
+                        f"A worker of {self.function} was not ready after {START_SECONDS:g} "
+                        "seconds."
+                    )
+                if worker.item is not None:
+                    reason = f"it took longer than {self.seconds:g} seconds"
+                    self.fail(worker, results, reason)
+
+    def receive(self, worker: Worker, results: list[Any]) -> None:
+        """Takes what a worker has written."""
+        try:
+            reply = worker.read()
+        except EOFError:
+            if not worker.ready:
+                self.refuse_start("it ended at once")
+            self.fail(worker, results, "its process died")
+            return
+        if reply is None:
+            return
+        if "failed" in reply:
+            self.refuse_start(reply["failed"])
+        if not worker.ready:
+            worker.ready = True
+            return
+        assert worker.item is not None
+        result = Failed(reason=reply["error"]) if "error" in reply else reply["result"]
+        results[worker.item], worker.item = result, None
+        if reply.get("last"):
+            self.replace(worker)
+
+    def refuse_start(self, reason: str) -> None:
+        raise RunError(f"The workers of {self.function} cannot be started: {reason}.")
+
+    def fail(self, worker: Worker, results: list[Any], reason: str) -> None:
+        """Gives up the item of a worker, and replaces the worker."""
+        assert worker.item is not None
+        results[worker.item] = Failed(reason=reason)
+        self.replace(worker)
+
+    def replace(self, worker: Worker) -> None:
+        """Starts a new process in the place of a worker. It gets ready while others work."""
+        worker.kill()
+        self.restarts += 1
+        self.workers[self.workers.index(worker)] = self.start()
+
+
+def end(workers: list[Worker]) -> None:
+    """Kills all workers of a pool."""
+    while workers:
+        workers.pop().kill()

@@ -1,0 +1,199 @@
+import os
+import platform
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from rl4p.reward import sandbox
+from rl4p.reward.sandbox import FILES, Limits, bubblewrap_problem, output, problem, start
+
+WITHOUT = bubblewrap_problem()
+needs_bubblewrap = pytest.mark.skipif(WITHOUT is not None, reason=str(WITHOUT))
+
+
+@pytest.fixture
+def attempt(tmp_path):
+    """Runs code in a sandbox, and returns the last line of what it prints."""
+
+    def attempt(code, seconds=10.0, memory=2**29):
+        path = tmp_path / "attempt.py"
+        path.write_text(code)
+        ready, told = os.pipe()
+        with path.open("rb") as file:
+            settings = {"mode": "program", "code": file.fileno(), "ready": told}
+            process = start(
+                "bubblewrap",
+                settings,
+                Limits(memory=memory, seconds=seconds),
+                stderr=subprocess.STDOUT,
+                inherited=[file.fileno(), told],
+            )
+        os.close(told)
+        found, _ = output(process.popen, time.monotonic() + seconds)
+        process.close()
+        os.close(ready)
+        return found.decode().strip().rpartition("\n")[2]
+
+    return attempt
+
+
+@needs_bubblewrap
+def test_code_runs_with_the_standard_library(attempt):
+    assert attempt("import json, re, random; print(json.dumps([1, 2]))") == "[1, 2]"
+    assert attempt("open('file', 'w').write('kept'); print(open('/tmp/file').read())") == "kept"
+    threads = "import threading as t; x = t.Thread(target=print, args=('ran',)); x.start()"
+    assert attempt(threads) == "ran"
+
+
+@needs_bubblewrap
+def test_there_is_no_network(attempt):
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        socket.create_connection(("127.0.0.1", port)).close()  # it listens
+        code = "import socket; socket.create_connection(('127.0.0.1', {}), 2); print('connected')"
+        assert attempt(code.format(port)).endswith("Connection refused")
+    assert "gaierror" in attempt("import socket; socket.getaddrinfo('example.com', 80)")
+    assert attempt("import socket; print(len(socket.if_nameindex()))") == "1"  # its own loopback
+
+
+@needs_bubblewrap
+def test_files_of_the_user_cannot_be_read_or_written(attempt, tmp_path, monkeypatch):
+    secret = tmp_path / "secret"
+    secret.write_text("password")
+    for path in (secret, Path.home(), "/etc/passwd", __file__, "/proc/self/environ", "/var"):
+        assert "FileNotFoundError" in attempt(f"import os; print(os.stat({str(path)!r}))") or (
+            # A folder above Python's own is there, and nothing else is in it.
+            attempt(f"import os; print(len(os.listdir({str(path)!r})))") == "1"
+        )
+    for path in ("/usr/x", "/x", "/dev/x", "/dev/shm/x", f"{sys.base_prefix}/x"):
+        found = attempt(f"open({path!r}, 'w')")
+        assert "Read-only file system" in found or "Permission denied" in found
+    monkeypatch.setenv("HF_TOKEN", "secret")
+    assert "secret" not in attempt("import os; print(dict(os.environ))")
+
+
+@needs_bubblewrap
+@pytest.mark.skipif(platform.machine() not in ("x86_64", "aarch64"), reason="no table of calls")
+def test_no_process_can_be_started(attempt):
+    bomb = "import os\nwhile True:\n    os.fork()"
+    assert attempt(bomb) == "PermissionError: [Errno 1] Operation not permitted"
+    shell = "import subprocess; subprocess.run(['/bin/sh', '-c', 'echo ran'])"
+    assert attempt(shell).startswith("PermissionError")
+    spawn = "import multiprocessing as m; m.set_start_method('spawn'); m.Process().start()"
+    assert attempt(spawn).startswith("PermissionError")
+    assert attempt("import os; os.memfd_create('x'); print('made')").startswith("PermissionError")
+
+
+@needs_bubblewrap
+def test_other_processes_cannot_be_seen_or_killed(attempt):
+    with subprocess.Popen(["sleep", "60"], start_new_session=True) as bystander:
+        for pid in (bystander.pid, os.getpid()):
+            found = attempt(f"import os; os.kill({pid}, 9); print('killed')")
+            assert found == "ProcessLookupError: [Errno 3] No such process"
+        attempt("import os, signal\nfor pid in (-1, 0, 1, os.getppid()):\n    os.kill(pid, 9)")
+        assert bystander.poll() is None
+        bystander.kill()
+
+
+@needs_bubblewrap
+def test_memory_and_files_are_limited(attempt):
+    assert attempt("len(bytearray(2**30))") == "MemoryError"
+    assert attempt("x = 'a'\nwhile True: x += x") == "MemoryError"
+    large = f"f = open('x', 'wb'); f.write(bytes(2**20) * {FILES // 2**20 + 1})"
+    assert attempt(large).startswith("OSError")
+    many = (
+        "n = 0\ntry:\n    while n < 1000:\n        open(str(n), 'wb').write(bytes(2**20)); n += 1\n"
+        "except OSError as error: print(n, error)"
+    )
+    count, _, reason = attempt(many).partition(" ")
+    assert 0 < int(count) <= FILES // 2**20
+    assert "No space left" in reason
+    threads = (
+        "import threading, time\nfor n in range(10**5):\n"
+        "    threading.Thread(target=time.sleep, args=(60,), daemon=True).start()"
+    )
+    assert attempt(threads) == "RuntimeError: can't start new thread"
+
+
+@needs_bubblewrap
+def test_time_is_limited(attempt):
+    began = time.monotonic()
+    assert attempt("print('began', flush=True)\nwhile True: pass", seconds=0.7) == "began"
+    assert attempt("print('began', flush=True)\n9**9**9", seconds=0.7) == "began"
+    sleep = "import signal, time; signal.signal(15, signal.SIG_IGN); print(1, flush=True)"
+    assert attempt(f"{sleep}; time.sleep(60)", seconds=0.7) == "1"
+    assert time.monotonic() - began < 50
+
+
+@needs_bubblewrap
+def test_a_sandbox_ends_with_its_parent():
+    code = (
+        "import os, sys; from rl4p.reward.sandbox import *; import subprocess\n"
+        "r, w = os.pipe(); f = open(sys.argv[1], 'rb')\n"
+        "s = {'mode': 'program', 'code': f.fileno(), 'ready': w}\n"
+        "x = start('bubblewrap', s, Limits(memory=2**29, seconds=60), stdout=1, "
+        "inherited=[f.fileno(), w])\n"
+        "print(x.popen.pid, flush=True); os.read(r, 1); x.popen.wait()"
+    )
+    path = Path(os.devnull).parent / "null"
+    with subprocess.Popen(
+        [sys.executable, "-c", code, str(path)], stdout=subprocess.PIPE
+    ) as parent:
+        pid = int(parent.stdout.readline())
+        parent.send_signal(signal.SIGKILL)
+    until = time.monotonic() + 20
+    while Path(f"/proc/{pid}/exe").exists() and time.monotonic() < until:
+        time.sleep(0.05)
+    assert not Path(f"/proc/{pid}/exe").exists()
+
+
+@needs_bubblewrap
+def test_a_sandbox_may_be_started_in_any_thread(attempt):
+    found = []
+    threads = [
+        threading.Thread(target=lambda: found.append(attempt("print('ran')"))) for _ in range(3)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == ["ran"] * 3
+
+
+@pytest.fixture
+def unknown():
+    """Nothing is known about bubblewrap, before the test and after it."""
+    bubblewrap_problem.cache_clear()
+    yield
+    bubblewrap_problem.cache_clear()
+
+
+@pytest.mark.usefixtures("unknown")
+def test_a_machine_without_bubblewrap_is_told_what_to_do(monkeypatch):
+    def missing(seccomp):
+        return ["/no/such/bwrap"]
+
+    monkeypatch.setattr(sandbox, "bubblewrap", missing)
+    assert problem("bubblewrap") == (
+        "sandbox=bubblewrap needs the program bwrap, which is not installed: install it (apt "
+        "install bubblewrap), or set sandbox=none, which runs the model's code with all rights of "
+        "this user."
+    )
+    assert problem("none") is None
+
+
+@pytest.mark.usefixtures("unknown")
+def test_a_machine_that_allows_no_sandbox_is_told_what_to_do(monkeypatch):
+    def refuses(seccomp):
+        return ["/bin/sh", "-c", "echo bwrap: No permissions to create new namespace >&2; exit 1"]
+
+    monkeypatch.setattr(sandbox, "bubblewrap", refuses)
+    assert "machine (bwrap: No permissions to create new namespace): allow it" in str(
+        problem("bubblewrap")
+    )

@@ -1,0 +1,245 @@
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from rl4p.errors import RunError
+from rl4p.reward.workers import LONGEST_REPLY, Failed, Workers
+
+FUNCTIONS = """
+import os, time
+
+kept = []
+
+def act(item):
+    name, value = item
+    if name == "sleep":
+        time.sleep(value)
+    elif name == "loop in C":
+        9**9**value
+    elif name == "memory":
+        return len(bytearray(value))
+    elif name == "keep":
+        kept.append(bytearray(value))
+    elif name == "raise":
+        raise ValueError(value)
+    elif name == "exit":
+        os._exit(value)
+    elif name == "print":
+        print(value, flush=True)
+        os.write(1, b"noise\\n")
+    elif name == "no json":
+        return {1, 2}
+    elif name == "large":
+        return "x" * value
+    elif name == "pid":
+        return os.getpid()
+    elif name == "environment":
+        return os.environ.get(value)
+    elif name == "nested":
+        return eval("[" * value + "]" * value)
+    return value
+"""
+
+
+@pytest.fixture
+def functions(tmp_path, monkeypatch):
+    (tmp_path / "graders_of_the_test.py").write_text(FUNCTIONS)
+    monkeypatch.syspath_prepend(tmp_path)
+    return "graders_of_the_test:act"
+
+
+@pytest.fixture
+def workers(functions):
+    pool = Workers(functions, count=2, seconds=0.5, memory_bytes=2**28)
+    yield pool
+    pool.close()
+
+
+def is_alive(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def ends(pid, seconds=20):
+    until = time.monotonic() + seconds
+    while is_alive(pid) and time.monotonic() < until:
+        time.sleep(0.02)
+    return not is_alive(pid)
+
+
+def test_results_come_in_the_order_of_the_items(workers):
+    items = [["value", n] for n in range(40)] + [["value", "é\ud800\n"], ["value", None]]
+    assert workers.map(items) == [value for _, value in items]
+    assert workers.map([]) == []
+    assert workers.restarts == 0
+
+
+@pytest.mark.parametrize(
+    ("item", "reason", "restarts"),
+    [
+        (["sleep", 60], "it took longer than 0.5 seconds", 1),
+        (["loop in C", 9], "it took longer than 0.5 seconds", 1),
+        (["memory", 2**29], "it needs too much memory", 1),
+        (["exit", 0], "its process died", 1),
+        (["large", LONGEST_REPLY], "its process died", 1),
+        (["raise", "of a library"], "ValueError: of a library", 0),
+        (["no json", 0], "TypeError: Object of type set is not JSON serializable", 0),
+    ],
+)
+def test_an_item_that_fails_costs_itself_and_one_restart(workers, item, reason, restarts):
+    before, after = [["value", n] for n in range(9)], [["value", n] for n in range(9, 30)]
+    results = workers.map([*before, item, *after])
+    assert results.pop(9) == Failed(reason=reason)
+    assert results == list(range(30))
+    assert workers.restarts == restarts
+    assert workers.map(after) == list(range(9, 30))
+
+
+def test_a_worker_that_has_crashed_between_two_calls_costs_no_item(workers):
+    (pid,) = workers.map([["pid", 0]])
+    os.kill(pid, signal.SIGKILL)
+    assert ends(pid)
+    assert workers.map([["value", 1], ["value", 2]]) == [1, 2]
+
+
+def test_all_items_may_fail(workers):
+    results = workers.map([["exit", 1]] * 5)
+    assert results == [Failed(reason="its process died")] * 5
+    assert workers.restarts == 5
+
+
+def test_what_a_function_prints_is_no_reply(workers):
+    assert workers.map([["print", '{"result": 7}']] * 3) == ['{"result": 7}'] * 3
+
+
+def test_a_large_item_does_not_wait_for_a_stuck_worker(workers):
+    large = ["value", "x" * 900_000]
+    results = workers.map([["sleep", 60], large, large, ["sleep", 60], large])
+    late = Failed(reason="it took longer than 0.5 seconds")
+    assert results == [late, large[1], large[1], late, large[1]]
+
+
+def test_deep_nesting_ends_neither_the_pool_nor_the_run(workers):
+    results = workers.map([["nested", 90_000], ["value", 1]])
+    assert isinstance(results[0], Failed)
+    assert results[1] == 1
+
+
+def test_processes_are_reused_and_calls_may_come_from_any_thread(workers):
+    assert workers.map([["value", 0]] * 2) == [0, 0]
+    pids, values = [worker.process.pid for worker in workers.workers], {}
+
+    def call(n):
+        values[n] = workers.map([["value", [n, m]] for m in range(50)])
+
+    threads = [threading.Thread(target=call, args=(n,)) for n in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert values == {n: [[n, m] for m in range(50)] for n in range(4)}
+    assert [worker.process.pid for worker in workers.workers] == pids
+
+
+def test_secrets_of_the_run_are_not_in_the_environment_of_workers(workers, monkeypatch):
+    monkeypatch.setenv("WANDB_API_KEY", "secret")
+    assert workers.map([["environment", "WANDB_API_KEY"], ["environment", "PATH"]]) == [
+        None,
+        os.environ["PATH"],
+    ]
+
+
+def test_a_worker_that_has_grown_is_replaced_and_keeps_its_result(functions):
+    pool = Workers(functions, count=1, seconds=9, memory_bytes=2**28)
+    first, kept, second, third = pool.map([["pid", 0], ["keep", 2**27], ["pid", 0], ["pid", 0]])
+    assert (kept, second, pool.restarts) == (2**27, third, 1)
+    assert first != second
+    pool.close()
+
+
+def test_closed_workers_have_ended(workers):
+    pids = set(workers.map([["pid", 0]] * 20))
+    workers.close()
+    assert all(ends(pid) for pid in pids)
+    with pytest.raises(RunError, match=r"The workers of graders_of_the_test:act are closed\."):
+        workers.map([["value", 1]])
+
+
+def test_workers_end_with_their_pool(functions):
+    pool = Workers(functions, count=1, seconds=9)
+    (pid,) = pool.map([["pid", 0]])
+    assert is_alive(pid)
+    del pool
+    assert ends(pid)
+
+
+@pytest.mark.parametrize("busy", [False, True])
+def test_workers_end_when_their_parent_is_killed(functions, busy):
+    script = f"""
+        import os, sys, threading
+        from rl4p.reward.workers import Workers
+        pool = Workers("{functions}", count=1, seconds=0.5)
+        print(pool.map([["pid", 0]])[0], flush=True)
+        if {busy}:  # in a loop in C, where it sees no closed pipe
+            pool.seconds = 60
+            threading.Thread(target=pool.map, args=([["loop in C", 9]],), daemon=True).start()
+        sys.stdin.read()
+    """
+    path = os.pathsep.join(sys.path)
+    with subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(script)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env=os.environ | {"PYTHONPATH": path},
+    ) as parent:
+        pid = int(parent.stdout.readline())
+        time.sleep(0.2 if busy else 0)
+        assert is_alive(pid)
+        parent.kill()
+    assert ends(pid)
+
+
+def test_a_pool_survives_the_end_of_the_thread_that_started_it(workers):
+    pids = []
+    thread = threading.Thread(target=lambda: pids.extend(workers.map([["pid", 0]] * 8)))
+    thread.start()
+    thread.join()
+    assert workers.map([["pid", 0]])[0] in pids
+    assert workers.restarts == 0
+
+
+def test_workers_that_cannot_start_are_a_clear_error():
+    for function, reason in (
+        ("no_such_module:f", r"ModuleNotFoundError: No module named 'no_such_module'\."),
+        ("math:no_such_function", r"AttributeError: module 'math' has no attribute"),
+    ):
+        pool = Workers(function, count=2, seconds=1)
+        with pytest.raises(RunError, match=rf"^The workers of {function} cannot be .*{reason}"):
+            pool.map([1, 2, 3])
+        assert pool.workers == []
+
+
+def test_an_interrupted_call_leaves_no_stale_results(workers, monkeypatch):
+    def interrupt(results):
+        raise KeyboardInterrupt
+
+    assert workers.map([["value", 1]] * 4) == [1] * 4
+    with monkeypatch.context() as patch:
+        patch.setattr(workers, "advance", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            workers.map([["value", "stale"]] * 4)
+    assert workers.map([["value", 2]] * 4) == [2] * 4
+
+
+def test_the_memory_of_a_worker_is_limited(workers):
+    assert workers.map([["memory", 2**26]]) == [2**26]
+    assert isinstance(workers.map([["memory", 2**28]])[0], Failed)
