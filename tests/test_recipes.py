@@ -35,6 +35,9 @@ CHANGES: dict[str, tuple[str, ...]] = {
     "llama3_1_8b_grpo": SMALL,
     "qwen2_5_7b_grpo": SMALL,
     "arithmetic_distill": ("teacher.path={teacher}",),
+    # The policy of the package adds numbers and solves no puzzle: its format makes the difference.
+    "countdown_grpo": ("reward.terms.format.pattern='.*[02468]'", "max_response_tokens=32"),
+    "countdown_tiny_grpo": ("reward.terms.format.pattern='.*[02468]'",),
 }
 
 
@@ -63,7 +66,8 @@ def test_a_recipe_trains(name, teacher):
     moved = jax.tree.map(lambda a, b: bool((a != b).any()), start, infos[-1].state.params)
     assert any(jax.tree.leaves(moved))
     found = run.evaluation.evaluate(infos[-1].state)
-    assert found["eval/arithmetic/prompts"] == 8
+    (asked,) = (value for name, value in found.items() if name.endswith("/prompts"))
+    assert asked == 8
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,7 +11,7 @@ from rl4p.protocols import Remembers
 from rl4p.reward.weighted import Weighted
 from rl4p.runs.generation.options import Options
 from rl4p.runs.generation.responses import Response
-from rl4p.types import Episode, Prompt
+from rl4p.types import Episode, Finish, Prompt
 
 AT_A_TIME = 1024  # responses that a reward term grades together
 TOTAL = "reward"  # the name of the total reward
@@ -88,7 +88,8 @@ def episode(response: Response, system_prompt: str | None) -> Episode:
     question = response.question
     if not isinstance(question, Prompt):  # for a server, which has the tokens
         question = Prompt(**vars(question), tokens=(), system_prompt=system_prompt)
-    return Episode(prompt=question, response=response.text)
+    finish = Finish[response.finish.upper()]
+    return Episode(prompt=question, response=response.text, tokens=response.length, finish=finish)
 
 
 def kept(rows: Sequence[Graded], options: Options) -> tuple[list[Graded], dict[str, int]]:
