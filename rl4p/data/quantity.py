@@ -41,8 +41,8 @@ QUANTITY = re.compile(
       |(?P<number>{WHOLE}(?:\.[0-9]{{1,64}})?|\.[0-9]{{1,64}}))
     (?:\ +(?P<scale>{SCALE}))?
     (?:\ ?(?:%|°|{CURRENCY}|¢))?
-    (?P<unit>(?:(?:\ *|\ ?/\ ?){WORD}(?:\^?[23]|[²³])?)
-             (?:(?:\ +|\ ?/\ ?){WORD}(?:\^?[23]|[²³])?){{0,5}})?""",
+    (?P<unit>(?:(?:\ *|\ ?/\ ?){WORD}(?:\^[23]|[²³])?)
+             (?:(?:\ +|\ ?/\ ?){WORD}(?:\^[23]|[²³])?){{0,5}})?""",
     re.VERBOSE,
 )
 BEFORE = re.compile(
@@ -62,13 +62,13 @@ ATTACHED = words_of(
 ALONE = words_of("m g s h l L C F V W a")  # words of one letter
 # Words that may change the value of the number, or take it back.
 CHANGES = words_of("""
-    and or nor to not no minus plus times over than but if versus vs mod squared cubed factorial is
-    are was equals equal wrong incorrect maybe instead about approximately roughly almost below
-    negative half halves third quarter twice double triple pi sqrt sin cos tan log ln bn mn thirds
-    fourths fifths sixths sevenths eighths ninths tenths hundredths thousandths zero one two three
-    four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen
-    eighteen nineteen twenty thirty forty fifty sixty seventy eighty ninety hundred thousand million
-    billion trillion
+    and or nor to not no minus plus over but if versus vs mod squared cubed factorial is are was
+    equals equal wrong incorrect maybe instead about approximately roughly almost least most
+    below negative half halves third quarter twice double triple pi sqrt sin cos tan log ln bn
+    mn thirds fourths fifths sixths sevenths eighths ninths tenths hundredths thousandths zero
+    one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen
+    sixteen seventeen eighteen nineteen twenty thirty forty fifty sixty seventy eighty ninety
+    hundred thousand million billion trillion
 """)
 CHARACTERS = str.maketrans(
     dict.fromkeys("\u2212\u2013\ufe63\uff0d", "-") | dict.fromkeys("\u00a0\u2009\u202f", " ")
@@ -169,7 +169,7 @@ def without_latex(text: str) -> str:
     text = re.sub(r"\^\{([23])\}", r"^\1", text)
     text = re.sub(
         r"(?:([0-9])\s?)?\\[dt]?frac\s?(?:\{\s?([+-]?[0-9,]{1,64})\s?\}\s?\{\s?([0-9,]{1,64})\s?\}"
-        r"|([0-9])\s?([0-9]))",
+        r"|([0-9])\s?([0-9])(?![0-9]))",
         lambda m: f"{m[1] + ' ' if m[1] else ''}{m[2] or m[4]}/{m[3] or m[5]}",
         text,
     )
