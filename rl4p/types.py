@@ -113,10 +113,14 @@ class Episode:
     Attributes:
       prompt: the prompt, the same object for all samples of a group.
       response: the text of the response, without special tokens.
+      tokens: the number of tokens of the response, the end token included; None if it is not known.
+      finish: the reason why the response ended; None if it is not known.
     """
 
     prompt: Prompt
     response: str
+    tokens: int | None = None
+    finish: Finish | None = None
 
     @property
     def messages(self) -> list[dict[str, Any]]:

@@ -9,7 +9,7 @@ import numpy as np
 
 from rl4p.model.policy import Policy, pad_left
 from rl4p.rollout.engine import Completion
-from rl4p.types import Episode, Prompt, Trajectories
+from rl4p.types import Episode, Finish, Prompt, Trajectories
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -67,7 +67,8 @@ def answers(
         prompt_columns=tokens_PT.shape[1] if chosen is None else 0,
     )
     of_rows = [prompt for prompt in prompts for _ in range(group_size)]
-    episodes = Decoded(policy.tokenizer, of_rows, [x.tokens.tolist() for x in completions])
+    tokens = [x.tokens.tolist() for x in completions]
+    episodes = Decoded(policy.tokenizer, of_rows, tokens, [x.finish for x in completions])
     episodes = episodes if jax.process_count() > 1 else tuple(episodes)
     return policy.mesh.shard_rows(trajectories), episodes
 
@@ -79,17 +80,26 @@ class Decoded(Sequence[Episode]):
     tokenizer: "PreTrainedTokenizerFast"
     prompts: list[Prompt]
     tokens: list[list[int]]
+    finishes: list[Finish]
 
     def __len__(self) -> int:
         return len(self.tokens)
 
     def __getitem__(self, at: Any) -> Any:
         if isinstance(at, slice):
-            return Decoded(self.tokenizer, self.prompts[at], self.tokens[at])
+            return Decoded(self.tokenizer, self.prompts[at], self.tokens[at], self.finishes[at])
         response: Any = self.tokenizer.decode(self.tokens[at], skip_special_tokens=True)
-        return Episode(prompt=self.prompts[at], response=response)
+        return self.episode(at, response)
 
     def __iter__(self) -> Iterator[Episode]:
         responses = self.tokenizer.batch_decode(self.tokens, skip_special_tokens=True)
-        for prompt, response in zip(self.prompts, responses, strict=True):
-            yield Episode(prompt=prompt, response=response)
+        for at, response in enumerate(responses):
+            yield self.episode(at, response)
+
+    def episode(self, at: int, response: str) -> Episode:
+        return Episode(
+            prompt=self.prompts[at],
+            response=response,
+            tokens=len(self.tokens[at]),
+            finish=self.finishes[at],
+        )

@@ -2,7 +2,7 @@ from decimal import Decimal
 
 import pytest
 
-from rl4p.data.answer import final_answer, number, same_answer
+from rl4p.data.answer import extract, final_answer, number, same_answer
 
 
 @pytest.mark.parametrize(
@@ -76,4 +76,85 @@ def test_what_is_no_number(text):
     ],
 )
 def test_answers_are_compared_as_numbers_and_otherwise_as_text(given, reference, same):
+    assert same_answer(given, reference) is same
+
+
+@pytest.mark.parametrize(
+    ("text", "how", "answer"),
+    [
+        ("2+2=4 #### 4", "hashes", "4"),
+        (r"so \boxed{4}.", "hashes", None),
+        (r"so \boxed{4}.", "boxed", "4"),
+        (r"\boxed{3} no, \boxed{ \frac{3}{4} }", "boxed", r"\frac{3}{4}"),
+        (r"\boxed{\{1, \frac{1}{2}\}} }", "boxed", r"\{1, \frac{1}{2}\}"),
+        (r"\boxed{a\\}", "boxed", r"a\\"),
+        (r"\boxed{}", "boxed", ""),
+        (r"\boxed{3} no, \boxed{4", "boxed", None),
+        (r"\boxed{\frac{3}{4}", "boxed", None),
+        ("boxed{4}", "boxed", None),
+        ("<answer> 4 </answer>", "answer", "4"),
+        ("<answer>3</answer> no, <answer>4</answer>", "answer", "4"),
+        ("<answer><answer>4</answer></answer>", "answer", "4"),
+        ("<answer>3</answer> no, <answer>4", "answer", None),
+        ("4</answer>", "answer", None),
+        ("it is 4.", "number", "4"),
+        ("it is four", "number", None),
+        (r"#### 3 and \boxed{4}", ("boxed", "hashes"), "4"),
+        (r"#### 3 and \boxed{4}", ("hashes", "boxed"), r"3 and \boxed{4}"),
+        ("#### 3", ("boxed", "hashes"), "3"),
+        ("it is 3", ("boxed", "hashes"), None),
+        (r"\boxed{}", ("boxed", "number"), ""),
+    ],
+)
+def test_the_answer_stands_where_it_is_said_to(text, how, answer):
+    assert extract(text, how) == answer
+
+
+@pytest.mark.parametrize("how", ["hashes", "boxed", "answer", "number"])
+@pytest.mark.parametrize(
+    "piece",
+    [
+        "#",
+        "####",
+        "\\boxed{",
+        "{",
+        "\\boxed{}",
+        "<answer>",
+        "</answer>",
+        "1,",
+        "-1",
+        "1+",
+        "\\frac{",
+    ],
+)
+def test_a_long_text_is_read_in_linear_time(piece, how):
+    """A quadratic rule would take minutes on each."""
+    assert len(extract(piece * (240_000 // len(piece)), how) or "") < 240_001
+
+
+@pytest.mark.parametrize(
+    ("given", "reference", "same"),
+    [
+        ("5 apples", "5", True),
+        ("$5 per hour", "5", True),
+        ("12%", "12", True),
+        ("12", "12%", True),
+        ("0.12", "12%", False),
+        ("3/4", "0.75", True),
+        ("0.75", "3/4", True),
+        ("0.333", "1/3", False),
+        (r"\frac{3}{4}", "3/4", True),
+        ("1.5 million", "1,500,000", True),
+        ("5 pears", "5 apples", False),
+        ("5", "5 apples", False),
+        ("5 apples", "5 apples", True),
+        ("1  3\n7", "1 3 7", True),
+        ("1 37", "1 3 7", False),
+        ("12 or 15", "12", False),
+        ("2 15", "215", False),
+    ],
+)
+def test_units_and_fractions_are_understood_only_where_the_reference_is_a_number(
+    given, reference, same
+):
     assert same_answer(given, reference) is same

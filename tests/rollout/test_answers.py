@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import numpy as np
 
 from rl4p.loop.checks import check_trajectories
@@ -45,8 +47,15 @@ def test_versions_may_change_within_a_response(policy, make_prompt, make_complet
 def test_episodes_are_decoded_where_they_are_read(policy, make_prompt, make_episodes):
     words = policy.tokenizer(["12+7", "abc", "19"], add_special_tokens=False)["input_ids"]
     prompts = [make_prompt(id=x) for x in "abc"]
-    lazy = Decoded(policy.tokenizer, prompts, [[*words[0], policy.end_ids[0]], *words[1:]])
-    whole = make_episodes(("12+7", "abc", "19"), prompts)
+    tokens = [[*words[0], policy.end_ids[0]], *words[1:]]
+    finishes = [Finish.STOP, Finish.LENGTH, Finish.ABORT]
+    lazy = Decoded(policy.tokenizer, prompts, tokens, finishes)
+    whole = tuple(
+        replace(episode, tokens=count, finish=finish)
+        for episode, count, finish in zip(
+            make_episodes(("12+7", "abc", "19"), prompts), (5, 3, 2), finishes, strict=True
+        )
+    )
     assert len(lazy) == 3
     assert (lazy[0], lazy[-1]) == (whole[0], whole[-1])
     assert tuple(lazy[1:]) == whole[1:]
@@ -62,7 +71,8 @@ def test_trajectories_say_how_their_rows_are_grouped(policy, make_prompt, make_c
 
 def test_a_text_has_no_special_tokens_whichever_way_it_is_read(policy, make_prompt):
     end, letter = policy.end_ids[0], policy.tokenizer.decode([65])
-    lazy = Decoded(policy.tokenizer, [make_prompt()] * 2, [[65, end], [end]])
+    stopped = [Finish.STOP] * 2
+    lazy = Decoded(policy.tokenizer, [make_prompt()] * 2, [[65, end], [end]], stopped)
     assert [x.response for x in (lazy[0], lazy[1], *lazy)] == [letter, ""] * 2
 
 

@@ -12,7 +12,7 @@ from rl4p.errors import InputError
 from rl4p.protocols import Remembers, TextReward
 from rl4p.runs.generation.options import Options
 from rl4p.runs.generation.responses import Response
-from rl4p.types import Episode, Prompt
+from rl4p.types import Episode, Finish, Prompt
 
 AT_A_TIME = 1024  # responses that a reward term grades together
 TOTAL = "reward"  # the name of the total reward
@@ -108,7 +108,8 @@ def episode(response: Response, system_prompt: str | None) -> Episode:
     if not isinstance(question, Prompt):  # for a server, which has the tokens
         system_prompt = system_of(question.prompt_messages(system_prompt))
         question = Prompt(**(vars(question) | {"tokens": (), "system_prompt": system_prompt}))
-    return Episode(prompt=question, response=response.text)
+    finish = Finish[response.finish.upper()]
+    return Episode(prompt=question, response=response.text, tokens=response.length, finish=finish)
 
 
 def kept(rows: Sequence[Graded], options: Options) -> tuple[list[Graded], dict[str, int]]:

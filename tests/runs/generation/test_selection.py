@@ -6,8 +6,10 @@ from rl4p.errors import InputError
 from rl4p.reward.correct import Correct
 from rl4p.reward.format import Format
 from rl4p.reward.weighted import Weighted
+from rl4p.runs.generation import selection
 from rl4p.runs.generation.options import Options
 from rl4p.runs.generation.selection import Graded, check_reward, graded, kept
+from rl4p.types import Finish
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -183,3 +185,9 @@ def test_a_reward_that_cannot_grade_texts_is_refused(reward):
         check_reward(reward, options(keep="corect"))
     with pytest.raises(InputError, match="object cannot grade texts alone: choose reward=weighted"):
         check_reward(object(), options())
+
+
+def test_graders_see_the_length_and_the_end_of_a_response(questions, respond):
+    episode = selection.episode(respond(questions[0], finish="length", length=7), "Add.")
+    assert (episode.tokens, episode.finish) == (7, Finish.LENGTH)
+    assert selection.episode(respond(questions[0]), None).tokens is None

@@ -1,0 +1,31 @@
+"""Different random questions of a generator."""
+
+from collections.abc import Callable
+
+from rl4p.errors import InputError
+from rl4p.types import Question
+
+TRIES = 30  # draws for each question that is asked for
+
+
+def distinct(draw: Callable[[], Question | None], count: int) -> tuple[Question, ...]:
+    """Returns `count` questions with different ids, in the order in which they were drawn first.
+
+    Args:
+      draw: returns a random question, or None if a draw made none.
+
+    Raises:
+      InputError: 30 draws for each question have not made as many.
+    """
+    found: dict[str, Question] = {}
+    for _ in range(TRIES * count):
+        question = draw()
+        if question is not None:
+            found.setdefault(question.id, question)
+        if len(found) == count:
+            return tuple(found.values())
+    raise InputError(
+        f"data.train_size + data.held_out_size is {count}, but {TRIES * count} random draws made "
+        f"only {len(found)} different questions: set smaller sizes, or options of data that allow "
+        "more questions."
+    )

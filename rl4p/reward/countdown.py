@@ -1,0 +1,47 @@
+"""The grade of an expression that has to make a target from given numbers."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rl4p.configuration.bounds import Share
+from rl4p.data.answer import Extraction, extract
+from rl4p.data.countdown import solves
+from rl4p.types import Episode
+
+
+@dataclass(frozen=True, kw_only=True)
+class Countdown:
+    """A grade of 1 if the final answer makes the target from exactly the given numbers.
+
+    The answer is an expression such as ``(3+5)*2`` (`rl4p.data.expression`). It has + - * / and
+    parentheses, each number as often as it is given, and exact fractions in between; a text
+    ``= 16`` after it has to be the target. The numbers and the target are the question's metadata
+    (`numbers`, `target`), or those of the reference answer, if that is an expression. A question
+    with neither is invalid.
+
+    Attributes:
+      extract: where the answer stands (`rl4p.reward.correct`), without `number`.
+      partial: the grade of an expression of the right numbers with another value.
+    """
+
+    weight: float = 1.0
+    extract: Extraction | tuple[Extraction, ...] = "hashes"
+    partial: Share = 0.0
+
+    def __post_init__(self) -> None:
+        if "number" in self.extract:
+            raise ValueError(
+                "extract=number finds a number, but the answer is an expression: write hashes, "
+                "boxed or answer."
+            )
+
+    def __call__(self, episodes: Sequence[Episode]) -> Sequence[float]:
+        return [self.grade(episode) for episode in episodes]
+
+    def grade(self, episode: Episode) -> float:
+        text = extract(episode.response, self.extract) or ""
+        found = solves(text, episode.prompt.answer, episode.prompt.metadata)
+        if found is None:
+            return float("nan")
+        well_formed, right = found
+        return 1.0 if right else self.partial * well_formed
