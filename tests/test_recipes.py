@@ -34,6 +34,8 @@ SMALL = (
     "+reward.terms.capital._target_=rl4p.reward.format.Format",
     "+reward.terms.capital.pattern='.*[A-Z].*'",
 )
+CHANCE = "reward.terms.format.pattern='.*[02468]'"
+SHORT = ("data.system_prompt=null", "max_response_tokens=24", CHANCE)
 CHANGES: dict[str, tuple[str, ...]] = {
     "llama3_1_8b_grpo": SMALL,
     "qwen2_5_7b_grpo": SMALL,
@@ -45,6 +47,10 @@ CHANGES: dict[str, tuple[str, ...]] = {
     # The policy of the package adds numbers and solves no puzzle: its format makes the difference.
     "countdown_grpo": ("reward.terms.format.pattern='.*[02468]'", "max_response_tokens=32"),
     "countdown_tiny_grpo": ("reward.terms.format.pattern='.*[02468]'",),
+    # The policy of the package solves no puzzle: a format that it meets by chance varies instead.
+    "crossword_grpo": SHORT,
+    "rush_hour_grpo": ("data.size=4", *SHORT),
+    "rush_hour_tiny_grpo": (CHANCE,),
 }
 
 

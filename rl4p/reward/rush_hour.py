@@ -1,0 +1,121 @@
+"""The solution of a Rush Hour board."""
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from math import nan
+
+from rl4p.data.answer_tags import stated_answer
+from rl4p.data.rush_hour_board import Board, board_of, play
+from rl4p.data.rush_hour_moves import Move, strict_moves, tolerant_moves
+from rl4p.types import Episode
+
+log = logging.getLogger(__name__)
+
+SOLVE, PREFIX, HEURISTIC = 0.20, 0.10, 0.05  # an exact answer has 0.65 and all of these: 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class RushHour:
+    """A grade of 1 if the moves of a response are those of the reference answer, else 0 or a part.
+
+    The response states its moves between ``<answer>`` and ``</answer>`` (`stated_answer`), in any
+    common notation (`tolerant_moves`). Consecutive moves of one piece in one direction count as one
+    move, here and in the reference. Let p be the moves of the response and g those of the
+    reference. The moves p are played on the board up to the first one that is not possible, or
+    until A is at the exit; h(s) is the number of cells between A and the exit in state s, plus the
+    number of pieces on them; s_0 is the first state and s_p the last one that p reaches. Then
+
+        exact     = 1 if p = g, else 0
+        solve     = min(1, |g| / |p|) if s_p is solved, else 0
+        prefix    = (the number of first moves in which p and g agree) / |p|
+        heuristic = max(0, 1 - h(s_p) / h(s_0))
+
+        shaped    = 0.65 exact + 0.20 solve + 0.10 prefix + 0.05 heuristic
+
+    A response without a list of moves gets 0. A sample is invalid (nan) if the row does not fit:
+    its answer is not in the strict notation, or does not solve the board, or the board that a grade
+    depends on is missing in the metadata (`board`, and `size` if it likes).
+
+    Attributes:
+      shaped: whether to give a part of the grade for less than the exact answer. A shaped grade is
+        1 only for an exact answer, so it can also decide on the accuracy of an evaluation.
+      alternatives: whether another solution without more moves than the reference is exact as well
+        (it then gets 1 in full). A board often has several shortest solutions.
+    """
+
+    weight: float = 1.0
+    shaped: bool = False
+    alternatives: bool = False
+
+    def __call__(self, episodes: Sequence[Episode]) -> Sequence[float]:
+        return [self.grade(episode) for episode in episodes]
+
+    def grade(self, episode: Episode) -> float:
+        prompt = episode.prompt
+        rows, size = prompt.metadata.get("board"), prompt.metadata.get("size")
+        text = None if rows is None else "".join(rows)  # a list of rows, or one text
+        found = reference(prompt.id, prompt.answer, text, size, self.shaped or self.alternatives)
+        if found is None:
+            return nan
+        board, gold = found
+        stated = stated_answer(episode.response)
+        moves = tolerant_moves(stated) if stated else None
+        if moves is None:
+            return 0.0
+        if moves == gold:
+            return 1.0
+        if board is None:
+            return 0.0
+        last, made = play(board, moves)
+        if self.alternatives and last.solved and made == len(moves) <= len(gold):
+            return 1.0
+        return partial_grade(board, last, moves, gold) if self.shaped else 0.0
+
+
+def partial_grade(
+    board: Board, last: Board, moves: tuple[Move, ...], gold: tuple[Move, ...]
+) -> float:
+    """Returns the shaped grade of an answer that is not exact and leads to the board `last`."""
+    agreed = next(
+        (i for i, (a, b) in enumerate(zip(moves, gold, strict=False)) if a != b),
+        min(len(moves), len(gold)),
+    )
+    solve = min(1.0, len(gold) / len(moves)) if last.solved else 0.0
+    heuristic = max(0.0, 1.0 - distance(last) / distance(board))
+    return SOLVE * solve + PREFIX * agreed / len(moves) + HEURISTIC * heuristic
+
+
+def distance(board: Board) -> int:
+    """Returns the number of cells between A and the exit, plus the number of pieces on them."""
+    return board.to_exit + board.blockers
+
+
+@lru_cache(maxsize=4096)
+def reference(
+    row: str, answer: str, text: str | None, size: int | None, board_needed: bool
+) -> tuple[Board | None, tuple[Move, ...]] | None:
+    """Returns the board, if there is one, and the moves of a row; None if the row does not fit.
+
+    The reason is logged, once for each row as long as the cache remembers it.
+    """
+    gold = strict_moves(answer)
+    if gold is None:
+        log.warning("Row %s: the answer %r is not a list of moves such as Bv2,A>1.", row, answer)
+        return None
+    if text is None:
+        if board_needed:
+            log.warning("Row %s has no board in its metadata.", row)
+            return None
+        return None, gold
+    try:
+        board = board_of(text, size)
+    except ValueError as error:
+        log.warning("Row %s: %s.", row, error)
+        return None
+    last, made = play(board, gold)
+    if not last.solved or made != len(gold):
+        log.warning("Row %s: the answer %s does not solve the board %s.", row, answer, board)
+        return None
+    return board, gold
