@@ -44,10 +44,9 @@ CHANGES: dict[str, tuple[str, ...]] = {
         *("data.path={chats}", "max_prompt_tokens=64", "max_response_tokens=32"),
         *("optimizer.learning_rate=1e-4", "optimizer.warmup_steps=0"),
     ),
-    # The policy of the package adds numbers and solves no puzzle: its format makes the difference.
-    "countdown_grpo": ("reward.terms.format.pattern='.*[02468]'", "max_response_tokens=32"),
-    "countdown_tiny_grpo": ("reward.terms.format.pattern='.*[02468]'",),
     # The policy of the package solves no puzzle: a format that it meets by chance varies instead.
+    "countdown_grpo": (CHANCE, "max_response_tokens=32"),
+    "countdown_tiny_grpo": (CHANCE,),
     "crossword_grpo": SHORT,
     "rush_hour_grpo": ("data.size=4", *SHORT),
     "rush_hour_tiny_grpo": (CHANCE,),
