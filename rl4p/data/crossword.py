@@ -10,7 +10,8 @@ import numpy as np
 from rl4p.configuration.bounds import Natural, Positive
 from rl4p.data.crossword_answer import canonical
 from rl4p.data.crossword_facts import clues
-from rl4p.data.jsonl import JSONLines, digest
+from rl4p.data.jsonl import JSONLines
+from rl4p.data.rows import digest
 from rl4p.errors import InputError
 from rl4p.types import Question
 
