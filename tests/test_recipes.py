@@ -31,10 +31,16 @@ SMALL = (
     "+reward.terms.capital._target_=rl4p.reward.format.Format",
     "+reward.terms.capital.pattern='.*[A-Z].*'",
 )
+CHANCE = "reward.terms.format.pattern='.*[02468]'"
+SHORT = ("data.system_prompt=null", "max_response_tokens=24", CHANCE)
 CHANGES: dict[str, tuple[str, ...]] = {
     "llama3_1_8b_grpo": SMALL,
     "qwen2_5_7b_grpo": SMALL,
     "arithmetic_distill": ("teacher.path={teacher}",),
+    # The policy of the package solves no puzzle: a format that it meets by chance varies instead.
+    "crossword_grpo": SHORT,
+    "rush_hour_grpo": ("data.size=4", *SHORT),
+    "rush_hour_tiny_grpo": ("max_response_tokens=24", CHANCE),
 }
 
 
@@ -53,7 +59,9 @@ def teacher(tmp_path_factory) -> Path:
 @pytest.mark.parametrize("name", RECIPES)
 def test_a_recipe_trains(name, teacher):
     changes = [word.format(teacher=teacher) for word in CHANGES.get(name, ())]
-    run = build(compose([f"experiment={name}", *QUICK, *changes]))
+    # The clues of the package are as many as they are.
+    quick = [word for word in QUICK if name != "crossword_grpo" or "train_size" not in word]
+    run = build(compose([f"experiment={name}", *quick, *changes]))
     start = jax.device_get(run.state.params)
     infos = list(train(run.loop, run.state))
     assert [info.step for info in infos] == [1, 2]
@@ -63,7 +71,8 @@ def test_a_recipe_trains(name, teacher):
     moved = jax.tree.map(lambda a, b: bool((a != b).any()), start, infos[-1].state.params)
     assert any(jax.tree.leaves(moved))
     found = run.evaluation.evaluate(infos[-1].state)
-    assert found["eval/arithmetic/prompts"] == 8
+    (asked,) = (value for name, value in found.items() if name.endswith("/prompts"))
+    assert asked == 8
 
 
 @dataclass(frozen=True, kw_only=True)

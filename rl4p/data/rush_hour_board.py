@@ -185,9 +185,9 @@ class StateSpace:
 
     def neighbours(self, state: int) -> list[int]:
         """Returns the states after one move, in a fixed order."""
-        found = []
+        found, mask = [], self.mask
         for shift, by_position in self.pieces:
-            for run in by_position[state >> shift & 7]:
+            for run in by_position[state >> shift & mask]:
                 for cell, flip in run:
                     if state & cell:
                         break
@@ -249,7 +249,7 @@ def solve(board: Board) -> tuple[Move, ...] | None:
         reached = []
         for state in frontier:
             for shift, by_position in pieces:  # `neighbours`, inlined: most of the time is here
-                for run in by_position[state >> shift & 7]:
+                for run in by_position[state >> shift & mask]:
                     for cell, flip in run:
                         if state & cell:
                             break
