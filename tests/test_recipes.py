@@ -25,7 +25,7 @@ RECIPES = sorted(path.stem for path in EXPERIMENTS.glob("*.yaml"))
 QUICK = (
     *("steps=2", "tracker=none", "debug=on", "prompts_per_step=8", "update.microbatch_widths=1"),
 )
-OF_FILES = ("conversations_sft",)  # have as many rows as their files
+OF_FILES = ("conversations_sft", "crossword_grpo")  # have as many rows as their files
 SETS = {"mixture_grpo": ("data.sets.two_digits", "data.sets.three_digits")}  # `data` for others
 # Shrinks recipes that are only for planning, and replaces devices that are absent.
 SMALL = (
@@ -49,7 +49,7 @@ CHANGES: dict[str, tuple[str, ...]] = {
     "countdown_tiny_grpo": (CHANCE,),
     "crossword_grpo": SHORT,
     "rush_hour_grpo": ("data.size=4", *SHORT),
-    "rush_hour_tiny_grpo": (CHANCE,),
+    "rush_hour_tiny_grpo": ("max_response_tokens=24", CHANCE),
 }
 
 

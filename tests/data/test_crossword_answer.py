@@ -55,6 +55,11 @@ def test_an_answer_without_letters_is_nowhere():
     assert not contains("any text", "42")
 
 
+def test_an_accent_does_not_divide_a_word():
+    assert contains("a naïve answer", "NAIVE")
+    assert not contains("a naïve answer", "VE")
+
+
 def test_a_long_text_is_searched_in_linear_time():
     """Words that begin and end as the answer does, but nowhere in whole words."""
     assert not contains("AAAA" * 250_000, "AAAA")

@@ -179,6 +179,14 @@ def test_a_piece_keeps_to_its_line_to_the_board_and_to_empty_cells(move):
     assert board_of(BOARD).after(parsed) is None
 
 
+def test_a_piece_does_not_jump():
+    """Only from 5 x 5 on is there room behind a piece in the way."""
+    board = board_of("AABoo ooBoo ooooo ooooo ooooo")
+    assert board.after(Move("A", ">", 3)) is None
+    space = StateSpace(board)
+    assert {space.board_at(s).pieces[0].start for s in space.neighbours(space.start)} == {0}
+
+
 def test_blockers_are_counted_once_and_walls_by_the_cell():
     board = board_of("AAoBCo oooBCo ooooCo oooooo oooooo oooooo")
     assert (board.to_exit, board.blockers) == (4, 2)
