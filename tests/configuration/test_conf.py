@@ -12,6 +12,8 @@ REQUIRED = {
     "data=huggingface": ["data.path=openai/gsm8k"],
     "data=jsonl": ["data.path=train.jsonl"],
     "data=memory": ["data.rows=[]"],
+    "data=reasoning_gym": ["data.name=chain_sum"],
+    "experiment=conversations_sft": ["data.path=chats.jsonl"],
     "data=parquet": ["data.path=train.parquet"],
     "model=pretrained": ["model.path=weights"],
 }

@@ -54,6 +54,7 @@ def test_a_suite_may_leave_the_data_out_and_prompts_limits_each_task():
 
 def test_prompts_limits_each_task_of_a_mixture():
     words = [f"+data@data.sets.{name}=arithmetic" for name in ("long", "short")]
+    words += [f"data.sets.{name}.train_size=20" for name in ("long", "short")]
     words += ["data.sets.long.digits=4", "data.sets.short.digits=2", "evaluation.prompts=3"]
     evaluation = build(compose([*SMALL[:4], *SMALL[6:], "data=mixture", *words])).evaluation
     assert [prompt.task for prompt in evaluation.prompts] == ["long"] * 3 + ["short"] * 3
