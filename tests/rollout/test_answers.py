@@ -79,7 +79,8 @@ def test_a_text_has_no_special_tokens_whichever_way_it_is_read(policy, make_prom
 def test_tokens_of_a_prompt_may_be_chosen_too(policy, make_prompt, make_completions):
     """A conversation has answers before its last question, and other texts between them."""
     prompts = [make_prompt((5, 6, 7)), make_prompt((8,))]
-    completions = make_completions([[65, 66, 67]] * 4, (3, 2, 3, 3))
+    rows = [[65, 66, 67]] * 4
+    completions = make_completions(rows, (3, 2, 3, 3), logprob=0.0, version=-1)
     made, _ = answers(policy, prompts, completions, 4, [[(1, 2), (3, 4), (5, 9)], [(1, 4)]])
     check_trajectories(made)
     np.testing.assert_array_equal(

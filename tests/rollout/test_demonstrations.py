@@ -95,9 +95,9 @@ CHAT = ({"role": "user", "content": "A"}, {"role": "assistant", "content": "ab"}
 
 
 def test_the_answers_of_a_conversation_are_trained_beside_solutions(policy, make_prompt):
-    end = policy.end_ids[0]
-    worked = Demonstration(tokens=[97, 98, end], trained=((1, 2), (3, 6)))
-    long = Demonstration(tokens=[97, 98, 99, 100, end], trained=((1, 6),))
+    end, (a, b, c, d) = policy.end_ids[0], policy.tokenizer("abcd")["input_ids"]
+    worked = Demonstration(tokens=[a, b, end], trained=((1, 2), (3, 6)))
+    long = Demonstration(tokens=[a, b, c, d, end], trained=((1, 6),))
     prompts = [
         make_prompt((65, 66, 67), messages=CHAT, demonstration=worked),
         make_prompt((65,), messages=CHAT, demonstration=long),  # is cut
@@ -106,7 +106,7 @@ def test_the_answers_of_a_conversation_are_trained_beside_solutions(policy, make
     trajectories, episodes = demonstrate(policy, prompts, group_size=2)
     check_trajectories(trajectories)
     tokens, mask = map(np.asarray, (trajectories.tokens_BT, trajectories.response_mask_BT))
-    np.testing.assert_array_equal(tokens[0, 13:], [65, 66, 67, 97, 98, end, policy.pad_id])
+    np.testing.assert_array_equal(tokens[0, 13:], [65, 66, 67, a, b, end, policy.pad_id])
     np.testing.assert_array_equal(mask[:2, 13:], [[0, 1, 0, 1, 1, 1, 0]] * 2)
     np.testing.assert_array_equal(mask[2:4, 13:], [[0, 0, 0, 1, 1, 1, 1]] * 2)
     np.testing.assert_array_equal(mask[4:, 13:], [[0, 0, 0, 1, 1, 1, 0]] * 2)
