@@ -23,7 +23,7 @@ from docs.generator.site import settings, write
 from rl4p import configuration
 from rl4p.configuration import compose
 from rl4p.configuration.composition import Composer, sweep_jobs
-from rl4p.configuration.schema import without_hydra
+from rl4p.configuration.schema import PLACES, without_hydra
 from rl4p.experiment.build import build, build_phases
 from rl4p.experiment.compatibility import refuse_what_cannot_act
 from rl4p.loop.loop import train
@@ -291,7 +291,8 @@ def test_the_reference_has_every_option_and_key_of_a_group(site, group):
         assert section
         text = (CONF / group / f"{option}.yaml").read_text()
         for key in re.findall(r"^([a-z]\w*):", text, re.MULTILINE):
-            written = f"| `{group}.{key}" in section or f"\n{key}:" in section
+            place = PLACES.get(group, group).format("NAME")
+            written = f"| `{place}.{key}" in section or f"\n{key}:" in section
             assert written or key == "defaults", (option, key)
 
 
