@@ -115,12 +115,13 @@ def start(
     with tempfile.TemporaryFile() as rules:
         files = list(inherited)
         if kind == "bubblewrap":
-            found = no_new_processes()
+            found, seccomp = no_new_processes(), None
             if found is not None:
                 rules.write(found)
                 rules.seek(0)
-                files.append(rules.fileno())
-            command = [*bubblewrap(found and rules.fileno()), *command]
+                seccomp = rules.fileno()
+                files.append(seccomp)
+            command = [*bubblewrap(seccomp), *command]
         popen = subprocess.Popen(
             command,
             stdin=stdin,

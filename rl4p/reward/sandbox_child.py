@@ -163,8 +163,8 @@ def passes(test: str, setup: str, names: list[str], link: "Link") -> bool:
     space: dict[str, Any] = {"__name__": "tests"}
     try:
         tree = list(ast.walk(ast.parse(f"{setup}\n{test}")))
-        prefixes = {x.value.id for x in tree if isinstance(x, ast.Attribute) and is_name(x.value)}
-        for used in {x.id for x in tree if is_name(x)} - vars(builtins).keys():
+        prefixes = {name for x in tree if isinstance(x, ast.Attribute) for name in named(x.value)}
+        for used in {name for x in tree for name in named(x)} - vars(builtins).keys():
             # What Python has is never the solution's, which would then judge itself.
             if used in sys.stdlib_module_names and used in prefixes:
                 space[used] = importlib.import_module(used)
@@ -177,8 +177,9 @@ def passes(test: str, setup: str, names: list[str], link: "Link") -> bool:
     return True
 
 
-def is_name(node: Any) -> bool:
-    return isinstance(node, ast.Name)
+def named(node: Any) -> list[str]:
+    """Returns the name that a node is, if it is one."""
+    return [node.id] if isinstance(node, ast.Name) else []
 
 
 class SolutionError(Exception):
@@ -286,16 +287,16 @@ def packed(value: Any, held: dict[int, Any] | None) -> Any:
         return value
     if isinstance(value, Remote):
         return {"held": value._of}
-    for kind, convert in (
-        *((bool, bool.__bool__), (int, int.__int__), (float, float.__float__), (str, str.__str__)),
-    ):
+    plainly: Any = {int: int.__int__, float: float.__float__, str: str.__str__}
+    for kind, convert in plainly.items():
         if isinstance(value, kind):
             return convert(value)
     if isinstance(value, bytes | bytearray):
         return {type(value).__name__: list(bytes(value))}
     if isinstance(value, complex):
         return {"complex": [value.real, value.imag]}
-    for kind in (list, tuple, set, frozenset):
+    collections: tuple[Any, ...] = (list, tuple, set, frozenset)
+    for kind in collections:
         if isinstance(value, kind):
             return {kind.__name__: [packed(each, held) for each in kind.__iter__(value)]}
     if isinstance(value, dict):

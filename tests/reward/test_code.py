@@ -1,5 +1,4 @@
 import math
-import os
 import sys
 from pathlib import Path
 
@@ -169,12 +168,11 @@ def test_without_a_sandbox_the_run_is_refused_when_it_is_built(monkeypatch):
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the system does not say")
 def test_no_process_is_left(graded, kind):
-    children = Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children")
-    before = children.read_text()
-    graded(
-        [RIGHT, ADDS, "```\nwhile True: pass\n```"],
-        {"tests": SQUARES},
-        sandbox=kind,
-        response_seconds=1.0,
-    )
-    assert children.read_text() == before
+    def children():
+        found = [path.read_text() for path in Path("/proc/self/task").glob("*/children")]
+        return sorted(" ".join(found).split())
+
+    before = children()
+    responses = [RIGHT, ADDS, "```\nwhile True: pass\n```"]
+    graded(responses, {"tests": SQUARES}, sandbox=kind, response_seconds=1.0)
+    assert children() == before
