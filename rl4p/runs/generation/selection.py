@@ -8,7 +8,8 @@ from itertools import groupby
 from typing import Any
 
 from rl4p.errors import InputError
-from rl4p.protocols import Remembers, TextReward
+from rl4p.protocols import Remembers
+from rl4p.reward.protocols import TextReward
 from rl4p.runs.generation.options import Options
 from rl4p.runs.generation.responses import Response
 from rl4p.types import Episode, Prompt
