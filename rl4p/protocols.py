@@ -32,11 +32,10 @@ A phase may have two more members:
 `types.py` explains the shapes.
 """
 
-from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
-import numpy as np
 import optax
 
 from rl4p.distributed.mesh import Mesh
@@ -153,6 +152,8 @@ class Remembers(Protocol):
 class Reward(Protocol):
     """A phase that grades trajectories.
 
+    `rl4p/reward/protocols.py` describes the terms of `reward=weighted`.
+
     A reward may have a method ``close()``, which is called at the end of a run, and
     ``whole_groups = True``, with which the groups of a batch are never divided between processes.
     """
@@ -164,116 +165,6 @@ class Reward(Protocol):
           RunError: too many samples could not be graded.
         """
         ...
-
-
-@runtime_checkable
-class TextReward(Protocol):
-    """A reward that grades texts without their arrays (`reward=weighted`, `reward=router`)."""
-
-    @property
-    def terms(self) -> Mapping[str, Any]:
-        """Returns the terms by name; every batch of rewards has these terms."""
-        ...
-
-    @property
-    def whole_groups(self) -> bool:
-        """Returns whether a term compares the samples of a group, which are then never divided."""
-        ...
-
-    def of_texts(
-        self, episodes: Sequence[Episode], group_ids_B: np.ndarray | None = None
-    ) -> Rewards:
-        """Grades episodes; without `group_ids_B`, the samples of a prompt are a group.
-
-        Raises:
-          RunError: more samples are invalid than `max_invalid` allows.
-        """
-        ...
-
-    def start(
-        self, episodes: Sequence[Episode], group_ids_B: np.ndarray | None, key: str
-    ) -> Callable[[], Rewards]:
-        """Starts to grade and returns a function that waits for the result of `of_texts`.
-
-        Args:
-          key: the configuration key of this reward, for messages.
-        """
-        ...
-
-    def close(self) -> None:
-        """Closes the terms that `open` has opened."""
-        ...
-
-
-Grades = Sequence[float | None]  # None: the term does not apply; nan or infinite: it failed
-
-
-class RewardTerm(Protocol):
-    """One weighted term of `reward=weighted`.
-
-    A term may also have
-
-    * ``deadline``: the seconds that a call may take, in the place of `reward.deadline`. A term of a
-      deadline is called in a thread of its own, beside the other terms. With None it is called in
-      the thread that grades, usually the main thread, and may take any time.
-    * ``whole_groups = True``: it is then called with groups (`GroupTerm`).
-    * ``open()``: returns a live object, which is called in the place of the term, and whose
-      ``close()`` ends what it has started (`OpensTerm`).
-    """
-
-    @property
-    def weight(self) -> float: ...
-
-    def __call__(self, episodes: Sequence[Episode]) -> Grades | Awaitable[Grades]:
-        """Returns one grade per row; the method may be `async def`.
-
-        None means that the term does not apply to the row: it adds nothing to the total and is
-        left out of the mean of the term. A non-finite number means that the row could not be
-        graded, which makes the sample invalid. So does an exception, for all rows of the call.
-        """
-        ...
-
-
-class GroupTerm(Protocol):
-    """A term that compares the samples of a group; it sees all of them at once."""
-
-    whole_groups: Literal[True]
-
-    @property
-    def weight(self) -> float: ...
-
-    def __call__(
-        self, groups: Sequence[Sequence[Episode]]
-    ) -> Sequence[Grades] | Awaitable[Sequence[Grades]]:
-        """Returns for each group one grade per row, in the order of the rows."""
-        ...
-
-
-@runtime_checkable
-class OpensTerm(Protocol):
-    """A term with processes, connections or other things that live as long as the run.
-
-    The first grading opens it, in each process of the run. A term that is only planned or checked
-    is never opened.
-    """
-
-    def open(self) -> "OpenTerm":
-        """Returns the live term.
-
-        Raises:
-          RunError: it cannot be opened here; the message says what is missing.
-        """
-        ...
-
-
-class OpenTerm(Protocol):
-    """A live term."""
-
-    def __call__(self, episodes: Any) -> Any:
-        """Returns the grades, as `RewardTerm` or `GroupTerm` does."""
-        ...
-
-    def close(self) -> None: ...
 
 
 class Advantage(Protocol):

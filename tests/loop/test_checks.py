@@ -135,6 +135,7 @@ def test_a_broken_rollout_is_named(policy, trajectories, make_episodes, field, b
         ("late_B", lambda x: jnp.zeros(8), "bool, got float32"),
         ("late_B", lambda x: jnp.ones(8, bool), "false where valid, got 7 entries"),
     ],
+    ids=range(10),
 )
 def test_broken_rewards_are_named(trajectories, rewards, field, broken, message):
     bad = dataclasses.replace(rewards, **{field: broken(getattr(rewards, field))})

@@ -9,7 +9,8 @@ from typing import Any
 
 from rl4p.data.prompts import system_of
 from rl4p.errors import InputError
-from rl4p.protocols import Remembers, TextReward
+from rl4p.protocols import Remembers
+from rl4p.reward.protocols import TextReward
 from rl4p.runs.generation.options import Options
 from rl4p.runs.generation.responses import Response
 from rl4p.types import Episode, Finish, Prompt
