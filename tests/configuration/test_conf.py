@@ -11,11 +11,14 @@ REQUIRED = {
     "data=csv": ["data.path=train.csv"],
     "data=huggingface": ["data.path=openai/gsm8k"],
     "data=jsonl": ["data.path=train.jsonl"],
+    "data=math": ["data.path=train.jsonl"],
     "data=memory": ["data.rows=[]"],
     "data=reasoning_gym": ["data.name=chain_sum"],
     "experiment=conversations_sft": ["data.path=chats.jsonl"],
     "data=parquet": ["data.path=train.parquet"],
     "model=pretrained": ["model.path=weights"],
+    "term=http_scorer": ["reward.terms.mine.url=http://localhost:9/score"],
+    "term=llm_judge": ["reward.terms.mine.url=http://localhost:9/v1", "reward.terms.mine.model=m"],
 }
 
 
@@ -25,4 +28,7 @@ def test_the_defaults_fit():
 
 @pytest.mark.parametrize("option", [f"{path.parent}={path.name}" for path in OPTIONS])
 def test_every_option_fits(option):
-    configuration.compose([option, *REQUIRED.get(option, [])])
+    words = REQUIRED.get(option, [])
+    if option.startswith("term="):  # a part of the reward
+        option = option.replace("term=", "+term@reward.terms.mine=")
+    configuration.compose([option, *words])
