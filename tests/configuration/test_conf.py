@@ -4,6 +4,7 @@ import pytest
 
 from rl4p import configuration
 from rl4p.configuration.composition import CONF
+from rl4p.configuration.schema import PLACES
 
 OPTIONS = sorted(path.relative_to(CONF).with_suffix("") for path in CONF.glob("*/*.yaml"))
 REQUIRED = {
@@ -11,6 +12,7 @@ REQUIRED = {
     "data=gsm8k": ["data.path=train.jsonl"],
     "data=jsonl": ["data.path=train.jsonl"],
     "model=pretrained": ["model.path=weights"],
+    "term=classifier": ["reward.terms.x.path=classifier"],
 }
 
 
@@ -20,4 +22,6 @@ def test_the_defaults_fit():
 
 @pytest.mark.parametrize("option", [f"{path.parent}={path.name}" for path in OPTIONS])
 def test_every_option_fits(option):
-    configuration.compose([option, *REQUIRED.get(option, [])])
+    group, _, name = option.partition("=")
+    chosen = f"+{group}@{PLACES[group].format('x')}={name}" if group in PLACES else option
+    configuration.compose([chosen, *REQUIRED.get(option, [])])
