@@ -135,7 +135,7 @@ SECTIONS = {
 OPTIONAL = ("teacher",)
 TABLES = ("hooks", "scores")
 TASKS = "evaluation.tasks"  # a table within a section
-PLACES = {"term": "reward.terms.{}"}  # by group, a key for an option; it may occur more than once
+PLACES = {"term": "reward.terms.{}"}  # by group without a key of the root, where options belong
 GROUPS = [
     field.name
     for field in fields(Root)
@@ -186,7 +186,7 @@ def check(config: DictConfig, *, targets: bool = True) -> None:
 
 def without_place(group: str, option: str) -> InputError:
     """Returns the error for an option of a group that is not at the root, without its place."""
-    place = PLACES[group].format(option)
+    place = PLACES[group].format("mine")
     return InputError(
         write(f"{group}={option} does not say where it belongs", [f"+{group}@{place}={option}"])
     )

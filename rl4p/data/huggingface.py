@@ -61,6 +61,7 @@ class HuggingFace(Rows):
             )
         # Imported here, because it takes a second and most runs do not need it.
         import datasets
+        from datasets.exceptions import DatasetsError
 
         folder = Path(self.path)
         if folder.is_dir() and self.revision is not None:
@@ -74,7 +75,7 @@ class HuggingFace(Rows):
             return datasets.load_dataset(
                 self.path, self.subset, split=split, revision=self.revision
             )
-        except (datasets.exceptions.DatasetsError, OSError, ValueError) as error:
+        except (DatasetsError, OSError, ValueError) as error:
             raise InputError(
                 f"data.path={self.path} (data.subset={self.subset or 'null'}, split {split}) "
                 f"cannot be loaded: {self.reason(error)}"

@@ -36,7 +36,7 @@ class Memory(Rows):
         return f"data.{key}"
 
     def table(self, key: str) -> Iterator[tuple[str, Any]]:
-        rows = getattr(self, key)
+        rows: Any = getattr(self, key)
         for i, row in enumerate(rows() if callable(rows) else rows, 1):
             place = f"data.{key}, row {i}"
             if not isinstance(row, Mapping):

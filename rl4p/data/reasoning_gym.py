@@ -4,6 +4,7 @@ import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
 
@@ -68,14 +69,13 @@ class ReasoningGym:
           InputError: there is no such generator, or it refuses its options.
         """
         # Imported here, because it takes seconds and most runs do not need it.
-        from reasoning_gym.factory import DATASETS, create_dataset
-
-        if self.name not in DATASETS:
-            near = difflib.get_close_matches(self.name, DATASETS, n=1)
+        factory: Any = import_module("reasoning_gym.factory")
+        if self.name not in factory.DATASETS:
+            near = difflib.get_close_matches(self.name, factory.DATASETS, n=1)
             hint = f"; did you mean {near[0]}?" if near else "."
             raise InputError(f"data.name={self.name} is no generator of reasoning_gym{hint}")
         try:
-            return create_dataset(self.name, seed=self.seed, size=self.size, **self.options)
+            return factory.create_dataset(self.name, seed=self.seed, size=self.size, **self.options)
         except (AssertionError, TypeError, ValueError) as error:
             reason = " ".join(str(error).split()) or type(error).__name__
             raise InputError(

@@ -4,6 +4,7 @@ import pytest
 
 from rl4p import configuration
 from rl4p.configuration.composition import CONF
+from rl4p.configuration.schema import PLACES
 
 OPTIONS = sorted(path.relative_to(CONF).with_suffix("") for path in CONF.glob("*/*.yaml"))
 REQUIRED = {
@@ -17,8 +18,9 @@ REQUIRED = {
     "experiment=conversations_sft": ["data.path=chats.jsonl"],
     "data=parquet": ["data.path=train.parquet"],
     "model=pretrained": ["model.path=weights"],
-    "term=http_scorer": ["reward.terms.mine.url=http://localhost:9/score"],
-    "term=llm_judge": ["reward.terms.mine.url=http://localhost:9/v1", "reward.terms.mine.model=m"],
+    "term=classifier": ["reward.terms.x.path=classifier"],
+    "term=http_scorer": ["reward.terms.x.url=http://localhost:9/score"],
+    "term=llm_judge": ["reward.terms.x.url=http://localhost:9/v1", "reward.terms.x.model=m"],
 }
 
 
@@ -28,7 +30,6 @@ def test_the_defaults_fit():
 
 @pytest.mark.parametrize("option", [f"{path.parent}={path.name}" for path in OPTIONS])
 def test_every_option_fits(option):
-    words = REQUIRED.get(option, [])
-    if option.startswith("term="):  # a part of the reward
-        option = option.replace("term=", "+term@reward.terms.mine=")
-    configuration.compose([option, *words])
+    group, _, name = option.partition("=")
+    chosen = f"+{group}@{PLACES[group].format('x')}={name}" if group in PLACES else option
+    configuration.compose([chosen, *REQUIRED.get(option, [])])

@@ -102,4 +102,4 @@ def test_another_option_has_the_key(catalogue):
         ["critic=separate", "critic.clip=1"]
     ]
     assert with_another_option(catalogue, "dpo.beta", "1", {}) == [["update=dpo", "update.beta=1"]]
-    assert with_another_option(catalogue, "seed", "1") == []
+    assert with_another_option(catalogue, "seed", "1", {}) == []

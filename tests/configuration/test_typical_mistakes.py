@@ -53,8 +53,8 @@ MISTAKES = {
     "reward.correct.weight=2": "reward.terms.correct.weight=2",
     "reward.terms.tidy.weight=1": "+reward.terms.tidy._target_=package.module.Class "
     "+reward.terms.tidy.weight=1",
-    "term=format": "+term@reward.terms.format=format",
-    "+term=format": "+term@reward.terms.format=format",
+    "term=format": "+term@reward.terms.mine=format",
+    "+term=format": "+term@reward.terms.mine=format",
     "reward.terms.tidy=format": "+term@reward.terms.tidy=format",
     "evaluation=10": "evaluation.every=10",
     # Options that are called something else.
