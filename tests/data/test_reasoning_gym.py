@@ -23,7 +23,7 @@ def test_questions_of_a_generator(make):
     numbers = question.question.split("problem: ")[1].split(" = ")[0]
     assert question.task == "sums"
     assert question.id == "reasoning_gym/chain_sum/0"
-    left, sign, right = numbers.split()
+    left, sign, right = numbers.removesuffix("=").split()
     expected = int(left) + int(right) if sign == "+" else int(left) - int(right)
     assert question.answer == str(expected)
     assert [q.task for q in make().train()[:2]] == ["chain_sum"] * 2
