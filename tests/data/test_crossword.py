@@ -56,7 +56,7 @@ def test_clues_of_a_file_are_asked_with_their_letters(write):
     assert {row.task for row in data.train()} == {"crossword"}
     assert data.train()[1].solution == "<answer>New York</answer>"
     plain = Crossword(path=write(ROWS), letters=False)
-    assert {row.question for row in plain.file.rows} == {row["clue"] for row in ROWS}
+    assert {row.question for row in plain.file.all_questions} == {row["clue"] for row in ROWS}
     assert not [row for row in plain.held_out() if "Norway (" in row.question]
 
 
