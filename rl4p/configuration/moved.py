@@ -34,6 +34,16 @@ ADDED_OPTIONS = {
         "limit": None,
         "strip_tags": False,
     },
+    "rl4p.reward.correct.Correct": {"extract": "hashes"},
+    "rl4p.reward.weighted.Weighted": {"deadline": 60.0},
+    "rl4p.update.sft.SFT": {"pack": False},
+}
+# data=gsm8k was a file of JSON lines with these values, before it could be fetched from the hub.
+FILE, GSM8K = "rl4p.data.jsonl.JSONLines", "rl4p.data.gsm8k.GSM8K"
+OF_GSM8K = {
+    "_target_": FILE,
+    "task": "gsm8k",
+    "system_prompt": "Reason step by step. End with #### and the final number.",
 }
 # Keys that older runs lack, with the values that keep the behaviour of those runs.
 ADDED = {
@@ -80,7 +90,10 @@ def renewed(config: DictConfig) -> DictConfig:
                 KEYS.get(key, key): moved(x) if key == "_target_" and isinstance(x, str) else of(x)
                 for key, x in value.items()
             }
-            return ADDED_OPTIONS.get(str(node.get("_target_")), {}) | node
+            target = str(node.get("_target_"))
+            if "messages_key" not in node and OF_GSM8K.items() <= node.items():
+                node["_target_"] = GSM8K
+            return ADDED_OPTIONS.get(target, {}) | node
         return [of(x) for x in value] if isinstance(value, list) else value
 
     tree = of(OmegaConf.to_container(config, resolve=False))

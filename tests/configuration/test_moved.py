@@ -71,9 +71,14 @@ def test_a_target_that_has_moved_is_said_by_its_new_name():
 
 
 def test_options_of_today_are_added_to_an_older_configuration():
-    config = compose(["data=jsonl", "data.path=a", "+data@teacher=gsm8k", "teacher.path=b"])
+    words = ["data=jsonl", "data.path=a", "+data@teacher=gsm8k", "teacher.path=b", "update=sft"]
+    config = compose([*words, "advantage=constant", "rollout=demonstrations"])
     older = OmegaConf.to_container(config)
-    for added in ADDED_OPTIONS.values():
-        for key in added:
-            del older["data"][key], older["teacher"][key]
+    for key in ADDED_OPTIONS["rl4p.data.jsonl.JSONLines"]:
+        del older["data"][key], older["teacher"][key]
+    older["teacher"]["_target_"] = "rl4p.data.jsonl.JSONLines"
+    del older["reward"]["deadline"], older["reward"]["terms"]["correct"]["extract"]
+    del older["update"]["pack"]
     assert renewed(OmegaConf.create(older)) == config
+    older["teacher"]["task"] = "sums"  # a file that was called otherwise stays one
+    assert renewed(OmegaConf.create(older)).teacher._target_ == "rl4p.data.jsonl.JSONLines"

@@ -54,6 +54,7 @@ def trained(small):
     return run, list(train(run.loop, run.state))
 
 
+@pytest.mark.slow
 def test_the_loss_of_the_answers_falls(trained):
     run, infos = trained
     losses = [info.metrics["update/loss"] for info in infos]
@@ -101,6 +102,7 @@ def by_hand(messages):
         yield f"{message['content']}<|end|>", message["role"] == "assistant"
 
 
+@pytest.mark.slow
 def test_loss_and_gradient_are_those_of_the_answers_by_hand(trained, small):
     """The mean of -log p over the tokens of answers; every other token is only read."""
     _, infos = trained
@@ -132,6 +134,7 @@ def test_loss_and_gradient_are_those_of_the_answers_by_hand(trained, small):
     np.testing.assert_allclose(infos[0].metrics["update/grad_norm"], norm, rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_packing_changes_neither_the_loss_nor_the_parameters(trained, small):
     _, infos = trained
     run = build(compose([*small, "update.pack=false", "steps=2", "optimizer.total_steps=6"]))
@@ -140,6 +143,7 @@ def test_packing_changes_neither_the_loss_nor_the_parameters(trained, small):
             np.testing.assert_allclose(ours.metrics[name], theirs.metrics[name], rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_run_that_was_saved_goes_on_bit_for_bit(trained, small, tmp_path):
     _, infos = trained
     first = build(compose(small))

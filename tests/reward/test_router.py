@@ -78,6 +78,7 @@ def test_a_mixed_batch_of_four_tasks_is_graded_by_four_graders(episodes):
     assert {x.dtype for x in (rewards.total_B, *rewards.terms.values())} == {np.dtype("float32")}
 
 
+@pytest.mark.slow
 @pytest.mark.mixed_dtypes
 def test_a_run_of_four_tasks_reports_terms_by_task(monkeypatch):
     """The terms differ by task, and the gradient learns from all of them."""
