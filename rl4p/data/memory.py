@@ -36,8 +36,9 @@ class Memory(Rows):
         return f"data.{key}"
 
     def table(self, key: str) -> Iterator[tuple[str, Any]]:
-        rows: Any = getattr(self, key)
-        for i, row in enumerate(rows() if callable(rows) else rows, 1):
+        given = getattr(self, key)
+        rows: Any = given() if callable(given) else given
+        for i, row in enumerate(rows, 1):
             place = f"data.{key}, row {i}"
             if not isinstance(row, Mapping):
                 raise InputError(f"{place}: a mapping is expected, not {type(row).__name__}.")
