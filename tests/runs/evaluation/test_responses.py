@@ -123,6 +123,7 @@ def test_a_response_that_could_not_be_graded_has_no_grades(subject):
     assert [row["correct"] for row in rows[:3]] == [True, False, True]
 
 
+@pytest.mark.slow
 def test_a_term_that_does_not_apply_has_no_grade_and_decides_nothing(subject):
     class Some:
         weight = 1.0
