@@ -176,7 +176,7 @@ def short(words: list[str]) -> list[str]:
         added.append("tracker=none")
     if not any(word.startswith("experiment=") for word in words):
         added.append("group_size=2")
-    if not any(word.startswith("data=") for word in words):
+    if not any(word.startswith(("data=", "data.path=")) for word in words):
         added += ["data.train_size=64", "data.held_out_size=8"]
     for long, few in ((r"^seed=0,1,2$", "seed=0,1"), (r"^(data\.held_out_size)=\d+$", r"\1=2")):
         words = [re.sub(long, few, word) for word in words]
