@@ -14,25 +14,12 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 
 from rl4p.configuration.composition import CONF, Composer
 from rl4p.configuration.folder import run_folder
-from rl4p.configuration.resume import begins, config_of_run, place
+from rl4p.configuration.resume import OF_RESPONSES, begins, config_of_run, place
 from rl4p.configuration.schema import check, without_hydra
 from rl4p.errors import InputError
 
 # The parts of a run's configuration that its evaluation uses.
-OF_RUN = (
-    "seed",
-    "prompts_per_step",
-    "group_size",
-    "max_prompt_tokens",
-    "max_response_tokens",
-    "evaluation",
-    "rollout",
-    "reward",
-    "model",
-    "data",
-    "mesh",
-    "tracker",
-)
+OF_RUN = (*OF_RESPONSES, "mesh", "tracker")
 # The keys that a command line may set, each with all keys below it.
 MAY_SET = (
     "data",

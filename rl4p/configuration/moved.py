@@ -34,6 +34,7 @@ ADDED_OPTIONS = {
         "limit": None,
         "strip_tags": False,
     },
+    "rl4p.reward.classifier.Classifier": {"deadline": None},
     "rl4p.reward.correct.Correct": {"extract": "hashes"},
     "rl4p.reward.weighted.Weighted": {"deadline": 60.0},
     "rl4p.update.sft.SFT": {"pack": False},

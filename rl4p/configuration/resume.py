@@ -30,6 +30,20 @@ MAY_CHANGE = (
     "trusted_targets",
     "resume",
 )
+# The parts that the responses of a run and their grades depend on. The mesh is left out, because
+# other responses may be sampled on another machine.
+OF_RESPONSES = (
+    "seed",
+    "prompts_per_step",
+    "group_size",
+    "max_prompt_tokens",
+    "max_response_tokens",
+    "evaluation",
+    "rollout",
+    "reward",
+    "model",
+    "data",
+)
 # These keys describe the current start, not the run.
 PROCESSES = ("mesh.coordinator", "mesh.processes", "mesh.process")
 # A run folder may come from anyone, so trust must be given again on the command line.

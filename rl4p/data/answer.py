@@ -20,7 +20,7 @@ from rl4p.data.quantity import last_quantity, quantity
 
 Extraction = Literal["hashes", "boxed", "answer", "number"]
 MARKER = "####"
-BOX = "\\boxed{"
+BOX = re.compile(r"\\(?:boxed|fbox)\{")
 
 
 def extract(text: str, how: Extraction | Sequence[Extraction]) -> str | None:
@@ -43,14 +43,14 @@ def final_answer(text: str) -> str | None:
 
 
 def boxed(text: str) -> str | None:
-    r"""Returns what stands in the last ``\boxed{}``, or None if it is absent or not closed.
+    r"""Returns what stands in the last ``\boxed{}`` or ``\fbox{}``; None if absent or not closed.
 
     Braces in it are matched; ``\{`` and ``\}`` are characters of the answer.
     """
-    head, found, tail = text.rpartition(BOX)
-    del head
+    boxes = list(BOX.finditer(text))
+    tail = text[boxes[-1].end() :] if boxes else ""
     depth, escaped = 1, False
-    for i, character in enumerate(tail if found else ""):
+    for i, character in enumerate(tail):
         if escaped or character == "\\":
             escaped = not escaped
         elif character in "{}":

@@ -1,5 +1,7 @@
 """The tags ``<think>`` and ``<answer>``, in which a response keeps its reasoning and its answer."""
 
+from rl4p.data.answer import tagged
+
 TAGS = ("<think>", "</think>", "<answer>", "</answer>")
 
 
@@ -10,10 +12,8 @@ def stated_answer(response: str) -> str | None:
     ``<answer>``, it is the text after the last ``</think>``, or the whole response if it has no
     tags at all. None stands for a response that was cut: its last tag was never closed.
     """
-    _, opened, tail = response.rpartition("<answer>")
-    if opened:
-        answer, closed, _ = tail.partition("</answer>")
-        return answer.strip() if closed else None
+    if "<answer>" in response:
+        return tagged(response)
     _, opened, tail = response.rpartition("<think>")
     if opened:
         _, closed, tail = tail.rpartition("</think>")

@@ -68,7 +68,7 @@ def described(topology: str) -> list[Any]:
         slice_ = topologies.get_topology_desc(
             platform="tpu", topology_name=f"{asked.chip.described_as}:{asked.wiring}"
         )
-    except (RuntimeError, ValueError, NotImplementedError) as error:
+    except (RuntimeError, ValueError) as error:
         reason = " ".join(str(error).split())
         raise InputError(f"libtpu does not know mesh.topology={topology}: {reason}") from error
     return list(slice_.devices)

@@ -15,10 +15,9 @@ from typing import Any
 from math_verify import LatexExtractionConfig, parse, verify
 from sympy import Expr
 
-from rl4p.data.answer import final_answer, number
+from rl4p.data.answer import boxed, extract, number
 
 LONGEST = 4096  # characters of an answer; a longer one equals nothing
-NUMBER = re.compile(r"-?\$?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?|-?\$?\.\d+")
 SPACES = re.compile(r"(?<!\\)\\[,;:! ]|\\q?quad(?![a-zA-Z])|~|\s+")
 WORDS = re.compile(r"[a-zA-Z]{3,}(?: [a-zA-Z]+)*")
 SAME = str.maketrans(
@@ -41,47 +40,10 @@ def grade(item: dict[str, Any]) -> bool:
     """Returns whether the answer in a response equals the reference.
 
     Args:
-      item: ``response``, ``reference``, and ``extract``, which says where the answer is (`answer`).
+      item: ``response``, ``reference``, and ``extract``, which says where the answer is.
     """
-    given = answer(item["response"], item["extract"])
+    given = extract(item["response"], item["extract"])
     return given is not None and equal(item["reference"], given)
-
-
-def answer(response: str, extract: str) -> str | None:
-    r"""Returns the answer in a response, or None if it has none. It takes linear time.
-
-    Args:
-      extract: ``boxed``, the content of the last ``\boxed{}``; ``hashes``, the line after the last
-        ``####``; ``answer``, the content of the last ``<answer></answer>``; ``number``.
-    """
-    if extract == "boxed":
-        return boxed(response)
-    if extract == "hashes":
-        return final_answer(response)
-    if extract == "answer":
-        end = response.rfind("</answer>")
-        start = response.rfind("<answer>", 0, max(end, 0))
-        return response[start + len("<answer>") : end].strip() if start >= 0 else None
-    found = NUMBER.findall(response[-LONGEST:])
-    return found[-1] if found else None
-
-
-def boxed(text: str) -> str | None:
-    r"""Returns the content of the last ``\boxed{}``, which may hold braces; None if unclosed."""
-    start = max(text.rfind(r"\boxed{"), text.rfind(r"\fbox{"))
-    if start < 0:
-        return None
-    start = text.index("{", start) + 1
-    depth, escaped = 1, False
-    for end in range(start, len(text)):
-        character = text[end]
-        if escaped or character == "\\":
-            escaped = not escaped
-        elif character in "{}":
-            depth += 1 if character == "{" else -1
-            if depth == 0:
-                return text[start:end].strip()
-    return None
 
 
 def equal(reference: str, given: str) -> bool:

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from importlib.util import find_spec
-from typing import Literal
 
 from rl4p.configuration.bounds import AboveZero, Positive
+from rl4p.data.answer import Extraction
 from rl4p.reward.workers import Failed, Workers
 from rl4p.types import Episode
 
@@ -40,7 +40,7 @@ class Math:
     """
 
     weight: float = 1.0
-    extract: Literal["boxed", "hashes", "answer", "number"] = "boxed"
+    extract: Extraction = "boxed"
     response_seconds: AboveZero = 5.0
     workers: Positive = 2
     deadline: AboveZero | None = 600.0

@@ -2,7 +2,7 @@ from decimal import Decimal
 
 import pytest
 
-from rl4p.data.answer import extract, final_answer, number, same_answer
+from rl4p.data.answer import boxed, extract, final_answer, number, same_answer
 
 
 @pytest.mark.parametrize(
@@ -158,3 +158,41 @@ def test_units_and_fractions_are_understood_only_where_the_reference_is_a_number
     given, reference, same
 ):
     assert same_answer(given, reference) is same
+
+
+@pytest.mark.parametrize(
+    ("text", "content"),
+    [
+        (r"so \boxed{1} and \boxed{2}.", "2"),
+        (r"\boxed{\frac{1}{\sqrt{2}}} ends", r"\frac{1}{\sqrt{2}}"),
+        (r"\boxed{\{1, 2\}}", r"\{1, 2\}"),
+        (r"\boxed{\left\{ x \mid x > 0 \right.}", r"\left\{ x \mid x > 0 \right."),
+        (r"\boxed{a\\}b", r"a\\"),
+        (r"\fbox{3}", "3"),
+        (r"\boxed{}", ""),
+        (r"\boxed{1} \boxed{2", None),
+        (r"\boxed 5", None),
+        ("5", None),
+    ],
+)
+def test_the_last_box_with_its_nested_braces(text, content):
+    assert boxed(text) == content
+    assert extract(text, "boxed") == content
+
+
+@pytest.mark.parametrize(
+    ("how", "text", "found"),
+    [
+        ("hashes", "1 + 1\n#### 2\nthanks", "2"),
+        ("hashes", "2", None),
+        ("answer", "<answer>1</answer> no: <answer> 2 </answer>", "2"),
+        ("answer", "<answer>1</answer> <answer>2", None),
+        ("answer", "2</answer>", None),
+        ("answer", "<answer>2", None),
+        ("number", "from 3 to -1,234.50 dollars.", "-1,234.50"),
+        ("number", "3 or .5", ".5"),
+        ("number", "none", None),
+    ],
+)
+def test_where_the_answer_is(how, text, found):
+    assert extract(text, how) == found

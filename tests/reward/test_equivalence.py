@@ -3,7 +3,7 @@ import sys
 
 import pytest
 
-from rl4p.reward.equivalence import LONGEST, answer, boxed, equal, grade
+from rl4p.reward.equivalence import LONGEST, equal, grade
 
 # A reference and a response's answer.
 EQUAL = [
@@ -46,44 +46,6 @@ def test_a_reference_that_is_no_mathematics_equals_itself():
     assert equal("((x", " ((x ")
     assert equal("R&D", "R&D")
     assert not equal("R&D", "R&B")
-
-
-@pytest.mark.parametrize(
-    ("text", "content"),
-    [
-        (r"so \boxed{1} and \boxed{2}.", "2"),
-        (r"\boxed{\frac{1}{\sqrt{2}}} ends", r"\frac{1}{\sqrt{2}}"),
-        (r"\boxed{\{1, 2\}}", r"\{1, 2\}"),
-        (r"\boxed{\left\{ x \mid x > 0 \right.}", r"\left\{ x \mid x > 0 \right."),
-        (r"\boxed{a\\}b", r"a\\"),
-        (r"\fbox{3}", "3"),
-        (r"\boxed{}", ""),
-        (r"\boxed{1} \boxed{2", None),
-        (r"\boxed 5", None),
-        ("5", None),
-    ],
-)
-def test_the_last_box_with_its_nested_braces(text, content):
-    assert boxed(text) == content
-    assert answer(text, "boxed") == content
-
-
-@pytest.mark.parametrize(
-    ("extract", "text", "found"),
-    [
-        ("hashes", "1 + 1\n#### 2\nthanks", "2"),
-        ("hashes", "2", None),
-        ("answer", "<answer>1</answer> no: <answer> 2 </answer>", "2"),
-        ("answer", "<answer>1</answer> <answer>2", "1"),
-        ("answer", "2</answer>", None),
-        ("answer", "<answer>2", None),
-        ("number", "from 3 to -1,234.50 dollars.", "-1,234.50"),
-        ("number", "3 or .5", ".5"),
-        ("number", "none", None),
-    ],
-)
-def test_where_the_answer_is(extract, text, found):
-    assert answer(text, extract) == found
 
 
 def test_a_response_without_an_answer_is_wrong():

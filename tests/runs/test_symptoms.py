@@ -181,7 +181,8 @@ GRADERS = ("trusted_targets=[tests]",)
             (
                 *(
                     "~reward.terms.format",
-                    "reward.terms.correct._target_=tests.runs.failing.Always",
+                    "~reward.terms.correct",
+                    "+reward.terms.always._target_=tests.runs.failing.Always",
                 ),
                 *GRADERS,
             ),

@@ -13,7 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from rl4p.configuration import compose, instantiate
 from rl4p.configuration.composition import Composer
-from rl4p.configuration.resume import config_of_run
+from rl4p.configuration.resume import OF_RESPONSES, config_of_run
 from rl4p.configuration.schema import check, without_hydra
 from rl4p.errors import InputError, RunError, Stopped
 from rl4p.runs.generation.options import Server, read_options
@@ -23,21 +23,6 @@ from rl4p.runs.generation.sources import of_policy, of_server
 from rl4p.runs.record import replace_file
 from rl4p.runs.signals import StopRequest
 from rl4p.types import Question
-
-# The parts of a run's configuration that its responses and grades depend on. The mesh is left out,
-# because the job may run on another machine.
-OF_RUN = (
-    "seed",
-    "prompts_per_step",
-    "group_size",
-    "max_prompt_tokens",
-    "max_response_tokens",
-    "evaluation",
-    "rollout",
-    "reward",
-    "model",
-    "data",
-)
 
 
 def generate(lines: Sequence[str]) -> None:
@@ -100,7 +85,7 @@ def generate(lines: Sequence[str]) -> None:
 def read(run: str, overrides: Sequence[str]) -> DictConfig:
     """Returns the checked configuration of a run, with the overrides of the command line."""
     composer = Composer()
-    config = config_of_run(composer, run, composer.parse(list(overrides)), OF_RUN)
+    config = config_of_run(composer, run, composer.parse(list(overrides)), OF_RESPONSES)
     check(config)
     config = without_hydra(config)
     OmegaConf.set_struct(config, True)
