@@ -92,7 +92,7 @@ COMMANDS = [
         path,
         words,
         id=f"{name(path)}:{' '.join(words)}",
-        marks=[] if path.name in ("README.md", "quick_start.md") else pytest.mark.slow,
+        marks=[] if path.name == "README.md" else pytest.mark.slow,
     )
     for path in DOCUMENTS
     for words in commands(path)

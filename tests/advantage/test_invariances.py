@@ -130,14 +130,14 @@ def test_advantages_move_with_their_samples_whatever_the_order_and_the_ids(
     plain = run(name, make_batch(total, valid, tokens=tokens))
     renamed = [names[group] for group in GROUPS]
     shuffled = make_batch(total, valid, renamed, tokens=tokens)
-    shuffled = jax.tree.map(lambda x: x[order], shuffled)
+    shuffled = jax.tree.map(lambda x: np.asarray(x)[order], shuffled)
     np.testing.assert_allclose(run(name, shuffled), plain[order], rtol=2e-5, atol=2e-5)
 
 
 @each
-@pytest.mark.parametrize("columns", [[0] * 3, [16] * 3, [9, 9, 10]], ids=str)
-def test_columns_that_the_policy_did_not_choose_change_nothing(make_batch, name, columns):
+def test_columns_that_the_policy_did_not_choose_change_nothing(make_batch, name):
     """Such columns are padding on both sides, and tokens of another turn within the response."""
+    columns = [0, 0, 9, 9, 10, 16]
     batch = make_batch((1, 0, 0, 0, 1, 2, 0, 0), (1, 1, 1, 1, 1, 1, 1, 0), tokens=True)
     plain = run(name, batch)
 

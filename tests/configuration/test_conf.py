@@ -1,11 +1,15 @@
 """Tests the YAML of the package: every file composes and fits its target."""
 
+from itertools import zip_longest
+
 import pytest
 
 from rl4p import configuration
 from rl4p.configuration.composition import CONF
 from rl4p.configuration.schema import PLACES
 
+# Options of these groups change others, or refuse them.
+ALONE = ("advantage", "experiment", "reward", "update")
 OPTIONS = sorted(path.relative_to(CONF).with_suffix("") for path in CONF.glob("*/*.yaml"))
 REQUIRED = {
     "experiment=arithmetic_distill": ["teacher.path=teacher"],
@@ -18,9 +22,12 @@ REQUIRED = {
     "experiment=conversations_sft": ["data.path=chats.jsonl"],
     "data=parquet": ["data.path=train.parquet"],
     "model=pretrained": ["model.path=weights"],
-    "term=classifier": ["reward.terms.x.path=classifier"],
-    "term=http_scorer": ["reward.terms.x.url=http://localhost:9/score"],
-    "term=llm_judge": ["reward.terms.x.url=http://localhost:9/v1", "reward.terms.x.model=m"],
+    "term=classifier": ["reward.terms.my_classifier.path=classifier"],
+    "term=http_scorer": ["reward.terms.my_http_scorer.url=http://localhost:9/score"],
+    "term=llm_judge": [
+        "reward.terms.my_llm_judge.url=http://localhost:9/v1",
+        "reward.terms.my_llm_judge.model=m",
+    ],
 }
 
 
@@ -28,8 +35,24 @@ def test_the_defaults_fit():
     configuration.compose()
 
 
-@pytest.mark.parametrize("option", [f"{path.parent}={path.name}" for path in OPTIONS])
-def test_every_option_fits(option):
+def choices(option):
+    """Returns the overrides that choose an option, as "group=name", and give its required keys."""
     group, _, name = option.partition("=")
-    chosen = f"+{group}@{PLACES[group].format('x')}={name}" if group in PLACES else option
-    configuration.compose([chosen, *REQUIRED.get(option, [])])
+    # An option that belongs below another key has a name of its own there.
+    chosen = f"+{group}@{PLACES[group].format('my_' + name)}={name}" if group in PLACES else option
+    return [chosen, *REQUIRED.get(option, [])]
+
+
+def rounds():
+    """Returns lists of options: one of each group that can be combined, or one option alone."""
+    groups = {}
+    for path in OPTIONS:
+        groups.setdefault(str(path.parent), []).append(f"{path.parent}={path.name}")
+    alone = [option for group in ALONE for option in groups.pop(group)]
+    together = [list(filter(None, options)) for options in zip_longest(*groups.values())]
+    return [*together, *([option] for option in alone)]
+
+
+@pytest.mark.parametrize("options", rounds(), ids=" ".join)
+def test_every_option_fits(options):
+    configuration.compose([override for option in options for override in choices(option)])

@@ -24,6 +24,7 @@ VALUES |= {"update": "gspo", "optimizer": "lion", "data": "jsonl", "tracker": "n
 VALUES |= {"update.clip_low": "0.1", "+reward.terms.mine._target_": "rl4p.reward.correct.Correct"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("known", [*KEYS, *OPTIONS], ids=lambda known: str(known[:2]))
 def test_every_correction_in_the_table_composes(known):
     composer = Composer()

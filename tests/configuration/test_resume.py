@@ -54,8 +54,13 @@ def test_a_run_goes_on_as_it_was_in_its_own_folder(toy, started, absolute):
     assert list(started.parent.iterdir()) == [started]
 
 
+NAMES = ["a b", "a,b=c", "été ünïcode", "it's", 'say "so"', "both ' and \"", "a (1)", "[a]{b}"]
+QUICK = ("a,b=c", "été ünïcode", "both ' and \"")
+
+
 @pytest.mark.parametrize(
-    "name", ["a b", "a,b=c", "été ünïcode", "it's", 'say "so"', "both ' and \"", "a (1)", "[a]{b}"]
+    "name",
+    [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in NAMES],
 )
 def test_a_folder_of_any_name_is_pasted_back_from_the_printed_command(toy, started, name):
     folder = started.rename(started.parent / name)

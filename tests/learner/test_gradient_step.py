@@ -72,7 +72,9 @@ def assert_same_update(ours, wanted):
     assert metrics == pytest.approx(expected_metrics, rel=1e-5, abs=1e-7)
 
 
-@pytest.mark.parametrize("rows", [4, 2, 1, 0])
+@pytest.mark.parametrize(
+    "rows", [4, pytest.param(2, marks=pytest.mark.slow), pytest.param(1, marks=pytest.mark.slow), 0]
+)
 def test_microbatches_change_nothing(step, batch, whole, rows):
     """2, 4 and 8 of them; a limit of less than a row is one row."""
     update = dataclasses.replace(UPDATE, tokens_per_microbatch=max(rows * T, 1))

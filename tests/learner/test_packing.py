@@ -130,7 +130,9 @@ def gradient(policy, params, make_state, make_objective, trajectories):
     return gradient
 
 
-@pytest.mark.parametrize("aggregation", ["token_mean", "sequence_mean_token_mean"])
+@pytest.mark.parametrize(
+    "aggregation", ["token_mean", pytest.param("sequence_mean_token_mean", marks=pytest.mark.slow)]
+)
 def test_the_loss_and_its_gradient_are_those_of_rows_that_are_not_packed(gradient, aggregation):
     (alone, metrics), (together, of_packed) = (
         gradient(aggregation=aggregation, pack=pack) for pack in (False, True)

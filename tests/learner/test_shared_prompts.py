@@ -17,6 +17,8 @@ from rl4p.rollout.answers import answers
 from rl4p.types import Microbatching, Sampling, TrainingBatch
 from rl4p.update.ppo import PPO
 
+pytestmark = pytest.mark.slow  # continuous integration runs this file
+
 PROMPTS, G, R = (40, 17, 60, 1), 3, 8
 B, W, T = len(PROMPTS) * G, 64, 64 + R
 LENGTHS = (8, 1, 5, 3, 3, 3, 8, 8, 2, 6, 1, 4)
@@ -81,7 +83,7 @@ def assert_alike(ours, expected):
         assert np.linalg.norm(a - b) <= 5e-6 * max(np.linalg.norm(b), 1e-3)
 
 
-@pytest.mark.parametrize("tokens", [pytest.param(1, marks=pytest.mark.slow), 150])
+@pytest.mark.parametrize("tokens", [1, 150])
 def test_gradients_are_those_of_whole_rows(policy, gradient, make_state, trajectories, tokens):
     whole = gradient(policy.decoder, alone(trajectories), make_state)
     shared = gradient(policy.decoder, trajectories, make_state, tokens=tokens)
@@ -91,7 +93,6 @@ def test_gradients_are_those_of_whole_rows(policy, gradient, make_state, traject
         np.testing.assert_allclose(shared[1][name], whole[1][name], rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.slow
 def test_layers_that_slide_see_as_far_into_the_prompt(policy, gradient, make_state, trajectories):
     config = dataclasses.replace(policy.decoder.config, sliding=(True, False), window=7)
     decoder = dataclasses.replace(policy.decoder, config=config)
@@ -101,7 +102,6 @@ def test_layers_that_slide_see_as_far_into_the_prompt(policy, gradient, make_sta
     assert abs(shared[1]["update/entropy"] - everything[1]["update/entropy"]) > 1e-4
 
 
-@pytest.mark.slow
 def test_adapters_alone_have_gradients(policy, params, gradient, make_state, trajectories):
     lora = LoRA(rank=2)
     decoder = dataclasses.replace(policy.decoder, lora=lora)

@@ -76,6 +76,7 @@ def test_padding_and_packing_change_nothing(case, plain):
         np.testing.assert_allclose(logits[row, here], plain[which], atol=5e-5)
 
 
+@pytest.mark.slow
 def test_decoding_with_a_cache_changes_nothing(case, plain):
     """A prefill longer than the window, padded left, then tokens one by one."""
     decoder, params, _ = case

@@ -33,7 +33,7 @@ def rows():
     return (q, k, v), AttentionInputs(angle, angle, mask, own, keys)
 
 
-@pytest.mark.parametrize("softcap", [None, 5.0])
+@pytest.mark.parametrize("softcap", [pytest.param(None, marks=pytest.mark.slow), 5.0])
 def test_splash_is_attention_and_so_is_its_gradient(rows, softcap):
     arrays, view = rows
     weights = np.random.default_rng(1).normal(size=(B, T, H * h)).astype(np.float32)

@@ -179,11 +179,9 @@ GRADERS = ("trusted_targets=[tests]",)
         (("max_response_tokens=3", "reward.terms.format.weight=0"), ["no_advantage", "truncated"]),
         (
             (
-                *(
-                    "~reward.terms.format",
-                    "~reward.terms.correct",
-                    "+reward.terms.always._target_=tests.runs.failing.Always",
-                ),
+                "~reward.terms.format",
+                "~reward.terms.correct",
+                "+reward.terms.x._target_=tests.runs.failing.Always",
                 *GRADERS,
             ),
             ["no_advantage"],

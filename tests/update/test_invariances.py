@@ -79,7 +79,7 @@ OF_SEQUENCES = {"dpo", "dro", "gmpo", "gspo", "kimi", "luspo", "vespo"}
 ON_DEVICES = [x for x in COMBINATIONS if x.startswith(("dpo", "m2po"))]
 
 # Compiling an update takes seconds. These cases always run, all others with `make slow`.
-ALWAYS = {"ppo", "gspo", "clip_cov", *COMBINATIONS}
+ALWAYS = {"gspo", *COMBINATIONS}
 
 
 def cases(always):

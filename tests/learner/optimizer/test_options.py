@@ -89,7 +89,7 @@ def test_the_learning_rate_is_the_schedule_and_not_in_the_update(optimizer):
     jax.tree.map(np.testing.assert_array_equal, one, other)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", [pytest.param("float32", marks=pytest.mark.slow), "bfloat16"])
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_a_state_that_is_given_up_in_training_comes_back_from_a_checkpoint(
     tmp_path, params, make_state, optimizer, dtype

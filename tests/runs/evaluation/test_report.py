@@ -69,6 +69,7 @@ def test_the_table_has_each_accuracy_with_its_interval(tasks, subject, capsys):
     ) in lines
 
 
+@pytest.mark.slow
 def test_the_settings_are_those_of_the_evaluation(subject):
     config = compose(["reward.terms.format.weight=0.25"])
     found = settings(config, subject.evaluation)
@@ -83,6 +84,7 @@ def test_the_settings_are_those_of_the_evaluation(subject):
     assert found["graders"]["reward"]["terms"]["format"]["weight"] == 0.25
 
 
+@pytest.mark.slow
 def test_a_rule_is_the_docstring_of_the_term_or_its_name(subject):
     from dataclasses import dataclass, replace
 
