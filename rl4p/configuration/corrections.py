@@ -111,6 +111,11 @@ KEYS = (
     ),
     Key("data_path dataset_path train_file train_files", "data=jsonl data.path={}"),
     Key(
+        "data.path",
+        "data=jsonl data.path={}",
+        "data=csv, gsm8k, huggingface and parquet have it too",
+    ),
+    Key(
         "reward_fn reward_func reward_funcs reward_function",
         "+reward.terms.mine._target_={}",
     ),
@@ -147,6 +152,8 @@ OPTIONS = (
     ),
     Option("model", r".*[/~].*", "model=pretrained model.path={}"),
     Option("data", r".*\.jsonl?", "data=jsonl data.path={}"),
+    Option("data", r".*\.csv", "data=csv data.path={}"),
+    Option("data", r".*\.parquet", "data=parquet data.path={}"),
 )
 
 # Sections of the root and their key that a single value probably means.

@@ -109,7 +109,8 @@ def wrong_key(catalogue: Catalogue, override: Override, config: DictConfig) -> I
                 added = [f"+term@{path}={value}"]
         return InputError(write(f"{unknown_key(path, names, owner)}; to add it", added))
     problem = f"{path} is not an option of {owner}"
-    if known := of_key(key, value, whole=True):
+    of_file = of_option("data", value) if key == "data.path" else None
+    if known := of_file or of_key(key, value, whole=True):
         return InputError(settled(catalogue, known).after(problem))
     if choices := with_another_option(catalogue, key, value, config.hydra.runtime.choices):
         return InputError(write(problem, *choices))

@@ -48,7 +48,8 @@ MISTAKES = {
     "entropy=0.01": "entropy=bonus entropy.alpha=0.01",
     "critic=true": "advantage=gae critic=shared",
     "gamma=0.99": "advantage=gae critic=shared advantage.gamma=0.99",
-    "data.path=x": "data=gsm8k data.path=x or data=jsonl data.path=x",
+    "data.path=x": "data=jsonl data.path=x",
+    "data.path=x.csv": "data=csv data.path=x.csv",
     "ppo.clip_high=0.28": "update=ppo update.clip_high=0.28",
     "reward.correct.weight=2": "reward.terms.correct.weight=2",
     "reward.terms.tidy.weight=1": "+reward.terms.tidy._target_=package.module.Class "
@@ -64,6 +65,7 @@ MISTAKES = {
     "advantage=ppo": "update=ppo",
     "model=Qwen/Qwen2.5-0.5B": "model=pretrained model.path=Qwen/Qwen2.5-0.5B",
     "data=train.jsonl": "data=jsonl data.path=train.jsonl",
+    "data=train.parquet": "data=parquet data.path=train.parquet",
     "experiment=experiments/arithmetic_sft.yaml": "experiment=arithmetic_sft",
     "optimizer=adam": "optimizer=adamw",
     "rollout=vllm": "rollout=continuous",

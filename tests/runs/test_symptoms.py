@@ -182,6 +182,7 @@ GRADERS = ("trusted_targets=[tests]",)
                 "~reward.terms.format",
                 "~reward.terms.correct",
                 "+reward.terms.x._target_=tests.runs.failing.Always",
+                "evaluation.term=x",
                 *GRADERS,
             ),
             ["no_advantage"],
