@@ -142,10 +142,14 @@ def test_folders_of_a_sweep_with_names_of_their_own(toy):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", [0, 1])  # a job that was stopped, and one that has not started
-def test_a_sweep_keeps_its_configuration(toy, capsys, seed):
+@pytest.mark.parametrize(
+    "ends",
+    [{0: Stopped("Saved.")}, {1: RunError("One is wrong.")}],
+    ids=["a job continues", "a job begins anew"],
+)
+def test_a_sweep_keeps_its_configuration(toy, capsys, ends):
     folder = toy.folder / "outputs/sweeps/one"
-    sweep(toy, "-m", "seed=0,1", ends={0: Stopped("Saved.")})
+    sweep(toy, "-m", "seed=0,1", ends=ends)
     before = files(folder)
     assert sweep(toy, f"resume={folder}", "advantage.rate=0.3") == (2, [])
     assert "advantage.rate was 0.5 and would be 0.3" in capsys.readouterr().err
