@@ -1,5 +1,6 @@
 """Tests the weighted sum: terms that do not apply, that fail, and that are too late."""
 
+import re
 import threading
 from dataclasses import dataclass, field
 from typing import Any
@@ -134,6 +135,7 @@ def test_a_term_without_grades_makes_its_samples_invalid_if_that_is_allowed(
     assert not rewards.valid_B.any()
     assert not rewards.late_B.any()
     assert not rewards.total_B.any()
+    assert re.search(sentence, caplog.text)
     assert "The 4 samples are invalid." in caplog.text
 
 

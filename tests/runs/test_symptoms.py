@@ -81,6 +81,16 @@ def test_a_symptom_of_one_step_is_no_finding(name, config):
     assert names([*rows, SOUND | after | {"step": 40}], config | {"steps": 40}) == []
 
 
+LASTING = ("equal_groups", "sampler_gap", "clipped", "large_steps", "far_from_reference")
+
+
+@pytest.mark.parametrize("name", [*LASTING, "truncated", "no_gradient"])
+def test_a_symptom_needs_a_window_of_steps(name, config):
+    changes = {k: v(40) if callable(v) else v for k, v in SYMPTOMS[name].items()}
+    assert names(rows_of(WINDOW - 1, **changes), config) == []
+    assert names(rows_of(WINDOW, **changes), config) == [name]
+
+
 @pytest.mark.parametrize("name", ["equal_groups", "collapsed_entropy", "flat_reward", "truncated"])
 def test_a_solved_task_looks_like_a_failure_and_is_none(name, config):
     rows = rows_of(40, **SYMPTOMS[name])
