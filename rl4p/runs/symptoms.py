@@ -167,7 +167,7 @@ def fallen_reward(history: History) -> Symptom | None:
         return None
     if history.change > -NOISE:
         return None
-    before, now = history.early("reward/mean"), history.late("reward/mean")
+    now, before = mean(history.recent("reward/mean")), mean(history.values("reward/mean")[:WINDOW])
     meaning = f"it was {before:.3g} in the first steps; usually the learning rate is too high."
     return Symptom("reward/mean", now, meaning, lower_rate(history))
 
@@ -205,7 +205,7 @@ def flat_reward(history: History) -> Symptom | None:
         return None
     if not history.learns_from_reward or history.solved or not abs(history.change) <= NOISE:
         return None
-    before, now = history.early("reward/mean"), history.late("reward/mean")
+    now, before = mean(history.recent("reward/mean")), mean(history.values("reward/mean")[:WINDOW])
     meaning = (
         f"it was {before:.3g} in the first steps and has moved by noise only; usually the learning "
         "rate is too low, or the prompts are too hard."

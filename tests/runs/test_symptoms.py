@@ -205,3 +205,11 @@ GRADERS = ("trusted_targets=[tests]",)
 @pytest.mark.slow
 def test_a_run_made_to_fail_says_why(overrides, expected):
     assert run(*SMALL, *overrides) == expected
+
+
+@pytest.mark.mixed_dtypes
+@pytest.mark.slow
+def test_a_hundred_times_the_learning_rate_is_named_and_the_default_has_no_findings():
+    sizes = ("steps=20", "prompts_per_step=8")
+    assert run(*sizes, "optimizer.learning_rate=5e-3")[-1] == "fallen_reward"
+    assert run(*sizes) == []
