@@ -170,7 +170,7 @@ def test_groups_reach_the_terms_that_compare_them(episodes, make_trajectories):
     router = Router(tasks=tasks | {"sums": weighted(a=compares)})
     assert router.whole_groups
     assert not Router(tasks=tasks).whole_groups
-    trajectories = make_trajectories((2,) * 8, group_ids=(5, 1, 5, 2, 1, 3, 6, 3))
+    trajectories = make_trajectories((2,) * 8, group_ids=(5, 1, 6, 2, 1, 3, 6, 3))
     router(trajectories, episodes)
     assert compares.seen == [{"sums"}] * 2  # the groups 5 and 6
 
