@@ -62,6 +62,8 @@ def test_a_resumed_run_is_written_anew_under_the_same_name(record):
     assert TensorBoard().open(record.folder).finish("stopped")
     _, name = events(record)
     assert steps(record) == [0, 1, 2]
+    (old,) = (record.folder / "tensorboard").glob("*/*.tfevents.*")
+    old.rename(old.with_name("events.tfevents.1"))  # within a second, the new name is the old one
     record.truncate_after(1)
     record.describe({"seed": 4}, {})
     tracked = TensorBoard().open(record.folder)
