@@ -80,6 +80,7 @@ BOMBS = [
 
 
 @pytest.mark.slow
+@pytest.mark.mixed_dtypes
 def test_a_run_goes_on_beside_bombs(graded):
     found = []
 
