@@ -4,8 +4,8 @@
     environment.json  git commit, device, package versions, ...
     metrics.jsonl     one object per step: {"reward/mean": 0.5, "step": 3, ...}, keys sorted. The
                       evaluation of a step is in the same line; step 0 is before training
-    samples.jsonl     one object per sample: {"step": 3, "prompt": ..., "response": ..., ...}; see
-                      samples.py
+    samples.jsonl     one object per sample (`samples.py`): {"step": 3, "prompt": ...,
+                      "response": ..., ...}
     summary.json      the status and the final results of the run
 
 Each line is written in one call, so `kill -9` loses at most the current line, and readers skip an
@@ -74,11 +74,13 @@ class Record:
     def table_of_samples(self, newest: int) -> tuple[list[str], list[list[Any]]]:
         """Returns the columns and the rows of a table of the newest samples.
 
-        Each reward term has a column. Tokens have none, because their lists are too long.
+        Each reward term has a column. Tokens and metadata have none, because they are too long.
         """
         rows = []
         for sample in self.samples()[-newest:]:
-            terms, _ = sample.pop("terms", {}), sample.pop("tokens", None)
+            terms = sample.pop("terms", {})
+            for name in ("tokens", "metadata"):
+                sample.pop(name, None)
             rows.append(sample | terms)
         columns = list(dict.fromkeys(name for row in rows for name in row))
         return columns, [[row.get(name) for name in columns] for row in rows]

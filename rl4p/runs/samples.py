@@ -1,16 +1,20 @@
 """The samples of a run: the hook that writes them, and the content of their lines.
 
-A line of samples.jsonl has these keys; runs of older versions lack some of them:
+A line of samples.jsonl is a `Sample` (`sample.py`); keys that are null are left out. Runs of older
+versions lack some keys, and have `finish` in the place of `status`.
 
     step, id, task           the step, and the id and the task of the prompt
     sample                   the number of the sample among the samples of its prompt, from 0
     prompt, answer           the question and its reference answer
-    response, finish         the text; why it ended: "stop", "length" or "abort"
+    metadata                 other values of the prompt, for graders; a value that JSON does not have,
+                             such as a date, is a text
+    response                 the text
+    status                   why it ended: "completed", "truncated" or "aborted"
     length                   its number of tokens, the end token included; of a demonstration with
                              several answers, the tokens of all, and `response` is the last
     reward, terms, valid     the total; the unweighted terms, null where one does not apply; false
                              if a term could not grade it, or none applies
-    advantage                the mean advantage of its tokens in the loss; null if there are none
+    advantage                the mean advantage of its tokens in the loss; absent if there are none
     tokens                   with samples.tokens=true: {"prompt": the prompt in its chat template,
                              "ids": [...], "texts": [...], "logprobs": [...], under the policy that
                              sampled them, "mask": "1110", 1 where the token is in the loss,
@@ -18,6 +22,7 @@ A line of samples.jsonl has these keys; runs of older versions lack some of them
                              ends where the first answer begins
 """
 
+import json
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -29,12 +34,18 @@ import numpy as np
 from rl4p.distributed.processes import to_host
 from rl4p.model.token_texts import token_texts
 from rl4p.runs.record import Record
+from rl4p.runs.sample import Sample, Status
 from rl4p.runs.tracker import TrackedRun
 from rl4p.types import Finish, StepInfo
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
+STATUS = {
+    Finish.STOP: Status.COMPLETED,
+    Finish.LENGTH: Status.TRUNCATED,
+    Finish.ABORT: Status.ABORTED,
+}
 DIGITS = 4  # of numbers per token, so that the file stays small
 
 
@@ -54,14 +65,15 @@ class RecordSamples:
     tokenizer: "PreTrainedTokenizerFast | None" = None
 
     def __call__(self, info: StepInfo) -> None:
-        self.record.log_samples(info.step, lines(info, self.count, self.tokenizer))
+        found = samples_of(info, self.count, self.tokenizer)
+        self.record.log_samples(info.step, [sample.to_dict() for sample in found])
         self.tracked.artifact(self.record.samples_file)
 
 
-def lines(
+def samples_of(
     info: StepInfo, count: int, tokenizer: "PreTrainedTokenizerFast | None"
-) -> list[dict[str, Any]]:
-    """Returns the lines of the first `count` samples of a step; all processes must call this."""
+) -> list[Sample]:
+    """Returns the first `count` samples of a step; all processes must call this."""
     trajectories, rewards = info.trajectories, info.rewards
     arrays = {
         "tokens_BT": trajectories.tokens_BT,
@@ -83,28 +95,33 @@ def lines(
         own = {
             name: None if x is None else x[row][part] for name, x in host.items() if "_BT" in name
         }
-        line = {
-            "id": prompt.id,
-            "task": prompt.task,
-            "sample": seen[group],
-            "prompt": prompt.question,
-            "response": episode.response,
-            "answer": prompt.answer,
-            "finish": Finish(int(host["finish_B"][row])).name.lower(),
-            "length": int(mask_T.sum()),
-            "reward": float(rewards.total_B[row]),
-            "terms": {
-                name: None if np.isnan(grade_B[row]) else float(grade_B[row])
-                for name, grade_B in rewards.terms.items()
-            },
-            "valid": bool(rewards.valid_B[row]),
-            "advantage": mean_advantage(own["advantages_BT"], own["loss_mask_BT"]),
-        }
+        tokens = None
         if tokenizer is not None:
             worked = prompt.demonstration
             before = prompt.tokens[: worked.trained[0][0]] if worked else prompt.tokens
-            line["tokens"] = of_tokens(tokenizer, before, own)
-        found.append(line)
+            tokens = of_tokens(tokenizer, before, own)
+        found.append(
+            Sample(
+                step=info.step,
+                id=prompt.id,
+                task=prompt.task,
+                sample=seen[group],
+                prompt=prompt.question,
+                answer=prompt.answer,
+                metadata=json.loads(json.dumps(dict(prompt.metadata), default=str)),
+                response=episode.response,
+                status=STATUS[Finish(int(host["finish_B"][row]))],
+                length=int(mask_T.sum()),
+                reward=float(rewards.total_B[row]),
+                terms={
+                    name: None if np.isnan(grade_B[row]) else float(grade_B[row])
+                    for name, grade_B in rewards.terms.items()
+                },
+                valid=bool(rewards.valid_B[row]),
+                advantage=mean_advantage(own["advantages_BT"], own["loss_mask_BT"]),
+                tokens=tokens,
+            )
+        )
         seen[group] += 1
     return found
 

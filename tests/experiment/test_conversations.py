@@ -13,7 +13,7 @@ from rl4p.errors import InputError
 from rl4p.experiment.build import build
 from rl4p.loop.loop import train
 from rl4p.runs.checkpoint import Orbax
-from rl4p.runs.samples import lines
+from rl4p.runs.samples import samples_of
 
 pytestmark = pytest.mark.mixed_dtypes
 
@@ -82,7 +82,8 @@ def test_all_answers_of_a_conversation_are_trained_and_nothing_else(trained):
 
 def test_a_sample_shows_what_stands_between_the_answers(trained):
     run, infos = trained
-    (line,) = lines(infos[0], 1, run.loop.policy.tokenizer)
+    (sample,) = samples_of(infos[0], 1, run.loop.policy.tokenizer)
+    line = sample.to_dict()
     tokens, messages = line["tokens"], infos[0].episodes[0].prompt.messages
     assert tokens["prompt"] == (
         f"<|system|>{messages[0]['content']}<|end|><|user|>{messages[1]['content']}<|end|>"

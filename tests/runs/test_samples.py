@@ -12,7 +12,8 @@ from rl4p.configuration import compose
 from rl4p.experiment.build import build
 from rl4p.loop.loop import train
 from rl4p.runs.record import Record
-from rl4p.runs.samples import RecordSamples, lines
+from rl4p.runs.sample import Sample
+from rl4p.runs.samples import STATUS, RecordSamples, samples_of
 from rl4p.types import Finish
 
 pytestmark = pytest.mark.mixed_dtypes
@@ -34,13 +35,19 @@ def trained():
     return experiment.loop.policy.tokenizer, info
 
 
+def lines(info, count, tokenizer):
+    """Returns the lines of the file."""
+    return [sample.to_dict() for sample in samples_of(info, count, tokenizer)]
+
+
 def test_the_hook_writes_the_first_samples_and_mirrors_the_file(trained, tmp_path):
     tokenizer, info = trained
     record, mirrored = Record(tmp_path), []
     tracked = SimpleNamespace(artifact=mirrored.append)
     RecordSamples(every=1, count=6, record=record, tracked=tracked, tokenizer=tokenizer)(info)
     rows = record.samples()
-    assert rows == [{"step": 1} | line for line in lines(info, 6, tokenizer)]
+    assert [Sample.from_dict(row) for row in rows] == samples_of(info, 6, tokenizer)
+    assert [row["step"] for row in rows] == [1] * 6
     assert mirrored == [record.samples_file]
 
 
@@ -58,7 +65,7 @@ def test_a_line_has_the_text_and_the_grades(trained):
         assert row["terms"].keys() == {"correct", "format"}
         assert row["terms"]["correct"] == float(info.rewards.terms["correct"][b])
         assert row["valid"] is True
-        assert row["finish"] == Finish(int(info.trajectories.finish_B[b])).name.lower()
+        assert row["status"] == STATUS[Finish(int(info.trajectories.finish_B[b]))]
 
 
 def test_a_term_that_does_not_apply_is_null(trained):
@@ -81,7 +88,7 @@ def test_tokens_are_those_of_the_arrays(trained):
         logprobs = np.asarray(trajectories.behaviour_logprobs_BT[b])[mask_T]
         np.testing.assert_allclose(tokens["logprobs"], logprobs, atol=5e-5)
         assert len(tokens["texts"]) == row["length"]
-        ended = "<|end|>" if row["finish"] == "stop" else ""
+        ended = "<|end|>" if row["status"] == "completed" else ""
         assert "".join(tokens["texts"]).endswith(ended)
         assert tokens["prompt"] == f"<|user|>{row['prompt']}<|end|><|assistant|>"
 
@@ -90,16 +97,16 @@ def test_the_loss_mask_and_the_advantage_are_those_of_the_update(trained):
     """With `mask_truncated`, truncated responses are not in the loss."""
     tokenizer, info = trained
     rows = lines(info, 32, tokenizer)
-    assert {row["finish"] for row in rows} == {"stop", "length"}
+    assert {row["status"] for row in rows} == {"completed", "truncated"}
     advantages = []
     for b, row in enumerate(rows):
         mask_T = np.asarray(info.trajectories.response_mask_BT[b])
         in_loss = np.asarray(info.loss_mask_BT[b])[mask_T]
         assert row["tokens"]["mask"] == "".join(map(str, in_loss.astype(int)))
-        assert in_loss.all() == (row["finish"] == "stop")
+        assert in_loss.all() == (row["status"] == "completed")
         assert "advantages" not in row["tokens"]  # GRPO gives all tokens of a sample the same
-        if row["finish"] == "length":
-            assert row["advantage"] is None
+        if row["status"] == "truncated":
+            assert "advantage" not in row
         else:
             expected = np.asarray(info.advantages_BT[b])[mask_T][0]
             assert row["advantage"] == pytest.approx(float(expected), abs=1e-4)
@@ -138,7 +145,7 @@ def test_a_loop_of_ones_own_need_not_pass_advantages_on(trained):
     tokenizer, info = trained
     info = replace(info, advantages_BT=None, loss_mask_BT=None)
     (row,) = lines(info, 1, tokenizer)
-    assert row["advantage"] is None
+    assert "advantage" not in row
     assert "mask" not in row["tokens"]
 
 

@@ -47,7 +47,7 @@ function matches(sample, asked) {
   return (!asked.task || sample.task === asked.task)
     && (!asked.right || verdict(sample) === asked.right)
     && (!asked.step || String(sample.step) === asked.step)
-    && (!asked.finish || sample.finish === asked.finish)
+    && (!asked.status || sample.status === asked.status)
     && (!text || [sample.prompt, sample.response, sample.answer, sample.id]
       .some((part) => part && part.toLowerCase().includes(text)));
 }
@@ -93,7 +93,7 @@ function card(sample) {
   add(`reward ${figure(sample.reward, 3)}` + (terms.length ? ` (${terms.join(", ")})` : ""));
   add(`advantage ${figure(sample.advantage, 3)}`);
   add(sample.length === null ? "length absent" : `${sample.length} tokens`);
-  add(sample.finish === null ? "end absent" : `end: ${sample.finish}`);
+  add(sample.status ?? "status absent");
   article.append(head);
   article.append(element("div", "prompt (not trained)", "label"));
   article.append(element("pre", sample.rendered ?? sample.prompt, "prompt"));
@@ -174,7 +174,7 @@ more.addEventListener("click", show);
 fill("task", distinct((sample) => sample.task), "all tasks");
 fill("right", distinct(verdict), "right and wrong");
 fill("step", distinct((sample) => sample.step).sort((a, b) => b - a), "all steps");
-fill("finish", distinct((sample) => sample.finish), "all ends");
+fill("status", distinct((sample) => sample.status), "all");
 if (samples.some((sample) => sample.tokens)) {
   const legend = document.getElementById("legend");
   legend.append("Probability of each token:");

@@ -67,7 +67,7 @@ def data_of(sample: Sample) -> dict[str, Any]:
         "rendered": shown(sample.rendered_prompt),
         "response": visible(sample.response),
         "answer": shown(sample.answer),
-        "finish": shown(sample.finish),
+        "status": shown(sample.status),
         "length": sample.length,
         "reward": plain(sample.reward),
         "terms": {visible(name): plain(grade) for name, grade in sample.terms.items()},

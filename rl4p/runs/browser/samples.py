@@ -12,6 +12,7 @@ import yaml
 from rl4p.configuration.bounds import Natural, Positive
 from rl4p.errors import InputError
 from rl4p.runs.record import Record
+from rl4p.runs.sample import OF_FINISH
 
 DEFAULT_TERM = "correct"
 
@@ -49,7 +50,7 @@ class Sample:
     prompt: str
     response: str
     answer: str | None
-    finish: str | None
+    status: str | None
     length: int | None
     reward: float | None
     terms: Mapping[str, float]
@@ -175,7 +176,7 @@ def sample(row: Mapping[str, Any], term: str) -> Sample:
         prompt=str(row.get("prompt", row.get("question", ""))),
         response=str(row["response"]),
         answer=row.get("answer"),
-        finish=row.get("finish"),
+        status=row.get("status", OF_FINISH.get(str(row.get("finish")))),
         length=length,
         reward=None if row.get("valid") is False else number(row.get("reward")),
         terms=terms,

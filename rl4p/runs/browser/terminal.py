@@ -61,7 +61,7 @@ def title(sample: Sample) -> str:
         f"({terms})" if terms else None,
         None if sample.advantage is None else f"advantage {sample.advantage:+.3g}",
         None if sample.length is None else f"{sample.length} tokens",
-        sample.finish,
+        sample.status,
     )
     return "  ".join(part for part in parts if part)
 

@@ -49,7 +49,7 @@ def old():
 @pytest.fixture
 def hostile():
     tokens = {"texts": [HOSTILE], "logprobs": ["NaN"], "prompt": HOSTILE}
-    names = ("id", "task", "prompt", "response", "answer", "finish")
+    names = ("id", "task", "prompt", "response", "answer", "status")
     return dict.fromkeys(names, HOSTILE) | {"step": 30, "tokens": tokens, "terms": {HOSTILE: "NaN"}}
 
 

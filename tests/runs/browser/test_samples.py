@@ -19,7 +19,7 @@ def test_a_line_of_today(full):
 
 def test_what_an_older_line_lacks_is_absent(old):
     found = sample(old, "correct")
-    absent = (found.task, found.number, found.finish, found.length, found.advantage)
+    absent = (found.task, found.number, found.status, found.length, found.advantage)
     assert absent == (None,) * 5
     assert found.rendered_prompt is None
     assert found.tokens == []

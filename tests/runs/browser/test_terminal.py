@@ -23,7 +23,7 @@ def test_a_sample_with_its_grades_and_tokens(printed, full):
     assert text.startswith("[b]Samples\n")
     assert (
         "step 20  arithmetic/1+2  sample 1  right  reward 1.5  (correct 1, format 1)  "
-        "advantage +0.707  4 tokens  stop" in text
+        "advantage +0.707  4 tokens  completed" in text
     )
     assert "<|user|>1+2<|end|><|assistant|>\n1+2=3 ####↵\n3<|end|>\nanswer 3" in text
     assert "\x1b" not in text
