@@ -11,10 +11,15 @@ CONF = Path(__file__).resolve().parents[1] / "conf"
 def keys_of(path: Path) -> dict[str, Any]:
     """Returns the keys of an option, including those of the options that it inherits from."""
     own: Any = OmegaConf.to_container(OmegaConf.load(path))  # PyYAML reads 1e-4 as a string
-    # A mapping selects options of another group, whose keys are not inherited.
-    defaults = [name for name in own.pop("defaults", []) if isinstance(name, str)]
-    parents = [name for name in defaults if name != "_self_"]
+    own.pop("defaults", None)
     keys: dict[str, Any] = {}
-    for name in parents:
+    for name in parents_of(path):
         keys |= keys_of(path.with_name(f"{name}.yaml"))
     return keys | own
+
+
+def parents_of(path: Path) -> list[str]:
+    """Returns the options of the same group that an option inherits from."""
+    defaults = OmegaConf.load(path).get("defaults") or []
+    # A mapping selects options of another group, whose keys are not inherited.
+    return [name for name in defaults if isinstance(name, str) and name != "_self_"]

@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from omegaconf import OmegaConf
 
-from tests.options import keys_of
+from tests.options import keys_of, parents_of
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE, CONF, EXPERIMENTS = ROOT / "rl4p", ROOT / "conf", ROOT / "experiments"
@@ -21,7 +22,8 @@ PHASES = {
     **{group: f"rl4p.loop.{group}" for group in ("collector", "source")},
     "term": "rl4p.reward",
 }
-ENTRY_POINTS = ("train", "plan", "export", "send", "evaluate", "generate", "samples", "compare")
+ENTRY_POINTS = ("train", "plan", "export", "send", "evaluate", "generate", "regrade", "samples")
+ENTRY_POINTS += ("compare",)
 INSTANTIATE_KEYS = {"_target_", "_partial_", "_recursive_", "_convert_", "_args_"}
 
 
@@ -56,7 +58,12 @@ def is_link(path: Path) -> bool:
 
 MODULES = sorted(PACKAGE.rglob("*.py"))
 OPTIONS = sorted(path for path in CONF.glob("*/*.yaml") if not is_link(path))
-PHASE_OPTIONS = [path for path in OPTIONS if path.parent.name in PHASES]
+# An option that inherits from another of its group chooses values of it, and has no module.
+PHASE_OPTIONS = [
+    path
+    for path in OPTIONS
+    if path.parent.name in PHASES and ("_target_" in OmegaConf.load(path) or not parents_of(path))
+]
 TARGETS = [
     pytest.param(node, id=f"{relative(path)}:{node['_target_']}")
     for path in OPTIONS

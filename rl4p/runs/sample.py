@@ -87,13 +87,13 @@ class Sample:
         status = row.get("status", Status.PENDING)
         if status not in list(Status):
             raise ValueError(f"status is {status!r}, not one of {', '.join(Status)}.")
-        numbers = {
-            key: None if row[key] is None else float(row[key])  # "NaN" is a text in a record
-            for key in ("reward", "advantage")
-            if key in row
-        }
-        terms = {
-            name: None if grade is None else float(grade)
-            for name, grade in (row.get("terms") or {}).items()
-        }
-        return cls(**row | numbers | {"terms": terms, "status": Status(status)})
+        found: dict[str, Any] = row | {"status": Status(status)}
+        for key in ("reward", "advantage"):
+            found[key] = number(row.get(key))
+        found["terms"] = {name: number(x) for name, x in (row.get("terms") or {}).items()}
+        return cls(**found)
+
+
+def number(value: Any) -> float | None:
+    """Returns a float; a record has "NaN" and "Infinity" as texts."""
+    return None if value is None else float(value)

@@ -6,8 +6,8 @@ versions lack some keys, and have `finish` in the place of `status`.
     step, id, task           the step, and the id and the task of the prompt
     sample                   the number of the sample among the samples of its prompt, from 0
     prompt, answer           the question and its reference answer
-    metadata                 other values of the prompt, for graders; a value that JSON does not have,
-                             such as a date, is a text
+    metadata                 other values of the prompt, for graders; those that JSON does not have,
+                             such as dates, are texts
     response                 the text
     status                   why it ended: "completed", "truncated" or "aborted"
     length                   its number of tokens, the end token included; of a demonstration with

@@ -12,7 +12,7 @@ import yaml
 from rl4p.configuration.bounds import Natural, Positive
 from rl4p.errors import InputError
 from rl4p.runs.record import Record
-from rl4p.runs.sample import OF_FINISH
+from rl4p.runs.sample import OF_FINISH, number
 
 DEFAULT_TERM = "correct"
 
@@ -207,8 +207,3 @@ def tokens_of(tokens: Mapping[str, Any]) -> list[Token]:
             texts, column("ids"), column("logprobs"), mask, column("advantages"), strict=True
         )
     ]
-
-
-def number(value: Any) -> float | None:
-    """Returns a float; a record has "NaN" and "Infinity" as texts."""
-    return None if value is None else float(value)

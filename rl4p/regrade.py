@@ -1,0 +1,56 @@
+r"""Grades stored responses again, without a model.
+
+    python -m rl4p.regrade file=FILE out=FILE [task=NAME] [reward=NAME] [KEY=VALUE ...]
+    python -m rl4p.regrade run=FOLDER out=FILE [reward=NAME] [KEY=VALUE ...]
+
+    python -m rl4p.regrade file=responses.jsonl out=graded.jsonl task=gsm8k
+    python -m rl4p.regrade run=outputs/first out=graded.jsonl reward.terms.correct.extract=number
+
+A line of FILE is a JSON object:
+
+  question               the question; or `prompt`
+  answer                 the reference answer, or a worked one that states it after #### or in
+                         \boxed{}
+  response               the text to grade
+  task                   optional: the task of the question
+  metadata               optional: an object with what the grader of the task needs
+  id, length, status     optional: of the question, the tokens of the response, why it ended
+
+The output has the same lines in the same order, each with
+
+  total                  the weighted sum of the terms; null if the response could not be graded
+  terms                  the unweighted grade of each term; null where a term does not apply
+  valid                  false if a grader failed, or no term applies
+
+Options
+  file=FILE              JSON lines of your own, of rl4p.generate or of rl4p.evaluate
+  run=FOLDER             the samples of a run (samples.jsonl), graded by the reward of the run
+  out=FILE               the graded lines; an earlier result is replaced
+  task=NAME              the task of lines that name none
+  reward=NAME            the reward of all lines. Without it, a line is graded by the reward with
+                         the name of its task, if there is one, and otherwise by reward=weighted
+
+The other words are keys of rl4p.train that act on a reward: reward, term, max_response_tokens,
+experiment, trusted_targets. However many lines cannot be graded, the others are, unless
+reward.max_invalid is given.
+"""
+
+import sys
+from collections.abc import Sequence
+
+from rl4p.configuration.job_options import run_job
+
+
+def job(arguments: list[str]) -> None:
+    from rl4p.runs.regrading import regrade  # imports JAX, which --help does not need
+
+    regrade(arguments)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the command line and returns the exit code."""
+    return run_job(__doc__ or "", job, arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

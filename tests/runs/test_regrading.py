@@ -1,0 +1,249 @@
+"""Tests the grades of stored responses."""
+
+import json
+from dataclasses import dataclass
+
+import pytest
+
+from rl4p.errors import InputError, RunError
+from rl4p.runs import regrading
+from rl4p.runs.regrading import regrade
+
+SUM = {"question": "1+1", "answer": "2", "response": "It is #### 2"}
+BOARD = {"board": "oAABCooBCoooDDoo", "size": 4}
+MOVES = {"question": "a board", "answer": "Bv2,A>1", "task": "rush_hour", "metadata": BOARD}
+NUMBERS = {"question": "3 5 7 = 22", "answer": "3*5+7", "task": "countdown"}
+BY_TASK = [
+    {**SUM, "task": "gsm8k"},
+    {**MOVES, "response": "<answer>Bv2</answer>"},
+    {**SUM, "response": "#### 3", "task": "arithmetic", "kept": [1, None]},
+    {**NUMBERS, "response": "so #### 7+3*5"},
+    {**MOVES, "response": "<answer>Bv1,Bv1,A>1</answer>"},
+    {**NUMBERS, "response": "so #### 7+5+3"},
+]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Best:
+    """A term that compares the samples of a group: 1 for the longest response."""
+
+    weight: float = 1.0
+    whole_groups: bool = True
+
+    def __call__(self, groups):
+        return [
+            [float(len(e.response) == max(len(o.response) for o in group)) for e in group]
+            for group in groups
+        ]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ended:
+    """A term that reads what a line says of its response."""
+
+    weight: float = 1.0
+
+    def __call__(self, episodes):
+        return [10.0 * (e.tokens or 0) + (-1 if e.finish is None else e.finish) for e in episodes]
+
+
+@pytest.fixture
+def graded(tmp_path):
+    """Grades rows with some words, and returns the rows of the result."""
+
+    def grade(rows, *words):
+        path, out = tmp_path / "rows.jsonl", tmp_path / "graded.jsonl"
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        regrade([f"file={path}", f"out={out}", *words])
+        return [json.loads(line) for line in out.read_text().splitlines()]
+
+    return grade
+
+
+def test_each_row_is_graded_by_its_own_task(graded, capsys):
+    rows = graded(BY_TASK)
+    assert [row["terms"]["correct"] for row in rows] == [
+        1.0,
+        0.125,
+        0.0,
+        1.0,
+        1.0,
+        pytest.approx(0.1),
+    ]
+    assert all(row["valid"] for row in rows)
+    said = capsys.readouterr().out
+    assert "rush_hour (reward=rush_hour): 2 responses, mean grades: correct 0.5625" in said
+    assert "arithmetic (reward=weighted): 1 responses, mean grades: correct 0.0000" in said
+
+
+def test_rows_keep_their_fields_and_their_order(graded):
+    rows = graded(BY_TASK)
+    for row, before in zip(rows, BY_TASK, strict=True):
+        assert {key: row[key] for key in before} == before
+        assert row.keys() - before.keys() == {"total", "terms", "valid"}
+
+
+def test_the_total_is_the_weighted_sum(graded):
+    (row,) = graded([SUM])
+    assert row["terms"] == {"correct": 1.0, "format": 1.0}
+    assert row["total"] == 1.5
+
+
+def test_a_row_that_cannot_be_graded_is_null_and_the_others_are_graded(graded, capsys):
+    bad = {**MOVES, "answer": "left", "response": "<answer>A>1</answer>"}
+    rows = graded([bad, bad, bad, SUM])
+    assert [row["valid"] for row in rows] == [False, False, False, True]
+    assert rows[0]["total"] is None
+    assert set(rows[0]["terms"].values()) == {None}
+    assert rows[3]["total"] == 1.5
+    assert "3 could not be graded" in capsys.readouterr().out
+
+
+def test_max_invalid_of_the_command_line_counts(graded, tmp_path):
+    bad = {**MOVES, "answer": "left", "response": "<answer>A>1</answer>"}
+    with pytest.raises(RunError, match="100% of the samples could not be graded"):
+        graded([bad], "reward.max_invalid=0.5")
+    assert not (tmp_path / "graded.jsonl").exists()
+
+
+def test_a_reward_grades_rows_of_all_tasks(graded):
+    rows = graded([{**SUM, "task": "countdown", "response": "2"}, SUM], "reward=gsm8k")
+    assert [row["terms"]["correct"] for row in rows] == [1.0, 1.0]
+
+
+def test_options_of_the_reward_of_one_task_can_be_set(graded):
+    row = {**SUM, "response": r"\boxed{2}"}
+    assert graded([row])[0]["terms"]["correct"] == 0.0
+    (found,) = graded([row], "reward.terms.correct.extract=boxed", "reward.terms.format.weight=0")
+    assert (found["terms"]["correct"], found["total"]) == (1.0, 1.0)
+
+
+def test_task_is_that_of_rows_without_one(graded):
+    rows = graded(
+        [{**SUM, "response": "2"}, {**SUM, "response": "2", "task": "mine"}], "task=gsm8k"
+    )
+    assert [row["terms"]["correct"] for row in rows] == [1.0, 0.0]
+
+
+@pytest.mark.parametrize(
+    "answer", ["2", 2, 2.0, "So 1+1=2\n#### 2", r"Thus $\boxed{2}$."], ids=repr
+)
+def test_the_answer_may_be_worked(graded, answer):
+    rows = graded([{**SUM, "answer": answer}, {**SUM, "answer": answer, "response": "#### 1"}])
+    assert [row["terms"]["correct"] for row in rows] == [1.0, 0.0]
+
+
+def test_a_prompt_may_be_called_prompt(graded):
+    row = {"prompt": "1+1", "answer": "2", "response": "#### 2"}
+    assert graded([row])[0]["terms"]["correct"] == 1.0
+
+
+def test_the_samples_of_a_question_are_a_group_wherever_they_stand(graded, monkeypatch):
+    monkeypatch.setattr(regrading, "AT_A_TIME", 2)
+    rows = [
+        {**SUM, "response": "x" * n, "question": q}
+        for q, n in zip("abababc", range(7), strict=True)
+    ]
+    term = ("+reward.terms.best._target_=tests.runs.test_regrading.Best", "trusted_targets=tests")
+    assert [row["terms"]["best"] for row in graded(rows, *term)] == [0, 0, 0, 0, 1, 1, 1]
+
+
+def test_what_a_row_says_of_its_response_reaches_the_term(graded):
+    rows = [
+        {**SUM, "length": 3, "status": "truncated"},
+        {**SUM, "tokens": 2, "finish": "stop"},
+        {**SUM, "status": "pending"},
+    ]
+    term = ("+reward.terms.end._target_=tests.runs.test_regrading.Ended", "trusted_targets=tests")
+    assert [row["terms"]["end"] for row in graded(rows, *term)] == [31, 20, -1]
+
+
+@pytest.fixture(scope="module")
+def run(train, tmp_path_factory):
+    """Returns the folder of a run whose grader reads metadata, and whose rewards vary."""
+    folder = tmp_path_factory.mktemp("regraded") / "run"
+    task = ("data=rush_hour", "data.size=3", "data.least_moves=1", "reward=rush_hour")
+    shape = ("steps=2", "samples.every=1", "samples.count=6", "max_prompt_tokens=512")
+    process = train(*task, *shape, f"hydra.run.dir={folder}")
+    assert process.returncode == 0, process.stderr
+    return folder
+
+
+def test_the_samples_of_a_run_keep_their_grades(run, tmp_path):
+    regrade([f"run={run}", f"out={tmp_path / 'graded.jsonl'}"])
+    rows = [json.loads(line) for line in (tmp_path / "graded.jsonl").read_text().splitlines()]
+    before = [json.loads(line) for line in (run / "samples.jsonl").read_text().splitlines()]
+    assert len(rows) == 12
+    assert len({row["total"] for row in rows}) > 1
+    assert [row["total"] for row in rows] == [row["reward"] for row in before]
+    assert [row["terms"] for row in rows] == [row["terms"] for row in before]
+    assert {row["valid"] for row in rows} == {True}
+
+
+def test_the_reward_of_a_run_can_be_changed(run, tmp_path):
+    words = ("reward.terms.capital.weight=3", "reward.terms.format.weight=0")
+    regrade([f"run={run}", f"out={tmp_path / 'graded.jsonl'}", *words])
+    rows = [json.loads(line) for line in (tmp_path / "graded.jsonl").read_text().splitlines()]
+    capitals = [row["terms"]["capital"] for row in rows]
+    assert set(capitals) == {0.0, 1.0}
+    assert [row["total"] - row["terms"]["correct"] for row in rows] == [3 * x for x in capitals]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("task=gsm8k",), "The samples of a run have tasks"),
+        (("experiment=countdown_grpo",), "experiment has no effect beside run"),
+    ],
+)
+def test_what_cannot_act_on_a_run_is_refused(run, tmp_path, words, said):
+    with pytest.raises(InputError, match=said):
+        regrade([f"run={run}", f"out={tmp_path / 'a.jsonl'}", *words])
+
+
+@pytest.mark.parametrize(
+    ("rows", "words", "said"),
+    [
+        ([{"answer": "2", "response": "2"}], (), 'line 1: no text under "prompt"'),
+        ([SUM, {"question": "a", "answer": "2"}], (), 'line 2: no text under "response"'),
+        ([{"question": "a", "response": "2"}], (), 'line 1: no text under "answer"'),
+        ([{**SUM, "metadata": [1]}], (), 'line 1: "metadata" must be an object'),
+        ([], (), "has no lines"),
+        (
+            [SUM],
+            ("task=gsm9k",),
+            "task=gsm9k is not a task of the package; did you mean task=gsm8k",
+        ),
+        ([SUM], ("seed=1",), "seed=1 has no effect on rl4p.regrade"),
+        ([SUM], ("reward=weightd",), "did you mean reward=weighted"),
+        ([SUM], ("reward=router",), "tasks is empty"),
+        ([SUM], ("run=here",), "Give file=FILE or run=FOLDER"),
+    ],
+)
+def test_wrong_input_gets_one_sentence_and_writes_nothing(graded, tmp_path, rows, words, said):
+    with pytest.raises(InputError) as error:
+        graded(rows, *words)
+    assert said in str(error.value)
+    assert not (tmp_path / "graded.jsonl").exists()
+
+
+def test_only_an_earlier_result_is_replaced(graded, tmp_path):
+    graded([SUM])
+    assert len(graded([SUM, SUM])) == 2
+    (tmp_path / "graded.jsonl").write_text("mine\n")
+    with pytest.raises(InputError, match="was not made by"):
+        graded([SUM])
+    assert (tmp_path / "graded.jsonl").read_text() == "mine\n"
+
+
+def test_the_file_of_the_responses_is_not_replaced(graded, tmp_path):
+    rows = graded([SUM])
+    path = tmp_path / "graded.jsonl"
+    with pytest.raises(InputError, match="is the file with the responses"):
+        regrade([f"file={path}", f"out={path}"])
+    assert json.loads(path.read_text()) == rows[0]
+
+
+def test_a_folder_without_samples_is_refused(tmp_path):
+    with pytest.raises(InputError, match="has no samples"):
+        regrade([f"run={tmp_path}", f"out={tmp_path / 'a.jsonl'}"])
