@@ -25,8 +25,9 @@ RECIPES = sorted(path.stem for path in EXPERIMENTS.glob("*.yaml"))
 QUICK = (
     *("steps=2", "tracker=none", "debug=on", "prompts_per_step=8", "update.microbatch_widths=1"),
 )
-OF_FILES = ("conversations_sft", "crossword_grpo")  # have as many rows as their files
-SETS = {"mixture_grpo": ("data.sets.two_digits", "data.sets.three_digits")}  # `data` for others
+OF_FILES = ("conversations_sft", "crossword_grpo", "gsm8k_grpo")  # have as many rows as their files
+TASKS = ("arithmetic", "countdown", "letter_counting", "sorting")
+SETS = dict.fromkeys(("mixture_grpo", "mixture_sft"), tuple(f"data.sets.{x}" for x in TASKS))
 # Shrinks recipes that are only for planning, and replaces devices that are absent.
 SMALL = (
     *("model.width=32", "model.layers=1", "model.heads=4", "model.num_kv_heads=2"),
@@ -49,6 +50,10 @@ CHANGES: dict[str, tuple[str, ...]] = {
     "countdown_grpo": (CHANCE, "max_response_tokens=32"),
     "countdown_tiny_grpo": (CHANCE,),
     "crossword_grpo": SHORT,
+    "gsm8k_grpo": (
+        *("data.path={problems}", *SHORT),
+        "reward.terms.format.pattern='.*1'",
+    ),
     "rush_hour_grpo": ("data.size=4", *SHORT),
     "rush_hour_tiny_grpo": ("max_response_tokens=24", CHANCE),
 }
@@ -80,10 +85,26 @@ def chats(tmp_path_factory) -> Path:
     return path
 
 
+@pytest.fixture(scope="session")
+def problems(tmp_path_factory) -> Path:
+    """Returns a file with rows like those of GSM8K."""
+    path = tmp_path_factory.mktemp("problems") / "train.jsonl"
+    rows = []
+    for a, b in itertools.product(range(2, 10), repeat=2):
+        question = f"Ann has {a} boxes with {b} pens each. How many pens has she?"
+        answer = (
+            f"{a} boxes with {b} pens are {a}*{b}=<<{a}*{b}={a * b}>>{a * b} pens.\n#### {a * b}"
+        )
+        rows.append(json.dumps({"question": question, "answer": answer}) + "\n")
+    path.write_text("".join(rows))
+    return path
+
+
 @pytest.mark.slow  # continuous integration runs it; other tests cover the parts of recipes
 @pytest.mark.parametrize("name", RECIPES)
-def test_a_recipe_trains(name, teacher, chats):
-    changes = [word.format(teacher=teacher, chats=chats) for word in CHANGES.get(name, ())]
+def test_a_recipe_trains(name, teacher, chats, problems):
+    files = {"teacher": teacher, "chats": chats, "problems": problems}
+    changes = [word.format(**files) for word in CHANGES.get(name, ())]
     sets = SETS.get(name, ("data",))
     sizes = ["train_size=64", "held_out_size=8"][name in OF_FILES :]
     sizes = [f"{key}.{size}" for key in sets for size in sizes]
