@@ -1,5 +1,6 @@
 """The record of a sample: a prompt, its response and the grades, as a line of JSON."""
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
@@ -92,6 +93,11 @@ class Sample:
             found[key] = number(row.get(key))
         found["terms"] = {name: number(x) for name, x in (row.get("terms") or {}).items()}
         return cls(**found)
+
+
+def json_values(metadata: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns metadata as values of JSON; values that it lacks, such as dates, are texts."""
+    return json.loads(json.dumps(dict(metadata), default=str))
 
 
 def number(value: Any) -> float | None:

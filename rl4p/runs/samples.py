@@ -22,7 +22,6 @@ versions lack some keys, and have `finish` in the place of `status`.
                              ends where the first answer begins
 """
 
-import json
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -34,7 +33,7 @@ import numpy as np
 from rl4p.distributed.processes import to_host
 from rl4p.model.token_texts import token_texts
 from rl4p.runs.record import Record
-from rl4p.runs.sample import Sample, Status
+from rl4p.runs.sample import Sample, Status, json_values
 from rl4p.runs.tracker import TrackedRun
 from rl4p.types import Finish, StepInfo
 
@@ -108,7 +107,7 @@ def samples_of(
                 sample=seen[group],
                 prompt=prompt.question,
                 answer=prompt.answer,
-                metadata=json.loads(json.dumps(dict(prompt.metadata), default=str)),
+                metadata=json_values(prompt.metadata),
                 response=episode.response,
                 status=STATUS[Finish(int(host["finish_B"][row]))],
                 length=int(mask_T.sum()),

@@ -141,13 +141,13 @@ def read_samples(path: Path, term: str | None) -> tuple[list[Sample], str]:
 def read_lines(path: Path) -> list[dict[str, Any]]:
     """Returns the objects of a file of JSON lines; an incomplete last line is left out."""
     rows = []
-    for number, line in enumerate(path.read_bytes().split(b"\n")[:-1], 1):
+    for place, line in enumerate(path.read_bytes().split(b"\n")[:-1], 1):
         try:
             row = json.loads(line)
         except ValueError:
             row = None
         if not isinstance(row, dict) or "response" not in row:
-            raise InputError(f'{path}, line {number} is not a JSON object with a "response".')
+            raise InputError(f'{path}, line {place} is not a JSON object with a "response".')
         rows.append(row)
     return rows
 

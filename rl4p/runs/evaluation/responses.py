@@ -1,13 +1,13 @@
 """responses.jsonl: one line per response, which a killed evaluation continues.
 
-    {"task", "id", "sample", "seed", "question", "answer", "response", "tokens", "finish",
-     "grades": {term: grade}, "valid", "correct"}
+    {"task", "id", "sample", "seed", "question", "answer", "metadata", "response", "tokens",
+     "finish", "grades": {term: grade}, "valid", "correct"}
 
-`sample` and `seed` are null on a greedy response. `tokens` counts the tokens of the response, the
-end token included; `finish` is "stop", "length" or "abort". A grade is null if its term does not
-apply; every grade is null if a grader failed. `valid` is false if the term that decides gave no
-grade. The lines are in the order of the chunks (`loop/evaluation.py`); those of a chunk are written
-in one call.
+`sample` and `seed` are null on a greedy response. `metadata` is absent if the question has none.
+`tokens` counts the tokens of the response, the end token included; `finish` is "stop", "length" or
+"abort". A grade is null if its term does not apply; every grade is null if a grader failed. `valid`
+is false if the term that decides gave no grade. The lines are in the order of the chunks (`loop/evaluation.py`); those of
+a chunk are written in one call.
 """
 
 import json
@@ -21,6 +21,7 @@ import numpy as np
 from rl4p.distributed.processes import to_host
 from rl4p.errors import InputError, RunError
 from rl4p.loop.evaluation import Answered, Chunk, Evaluation
+from rl4p.runs.sample import json_values
 from rl4p.types import Finish
 
 
@@ -124,5 +125,6 @@ def rows_of(evaluation: Evaluation, answered: Answered) -> list[dict[str, Any]]:
                 "valid": valid_B[b],
                 "correct": correct_B[b],
             }
+            | ({"metadata": metadata} if (metadata := json_values(prompt.metadata)) else {})
         )
     return rows

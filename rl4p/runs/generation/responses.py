@@ -20,6 +20,7 @@ from typing import Any
 from rl4p.configuration.differences import differences
 from rl4p.errors import InputError, RunError
 from rl4p.runs.record import replace_file
+from rl4p.runs.sample import json_values
 from rl4p.types import Question
 
 
@@ -44,6 +45,7 @@ class Response:
 
     @property
     def row(self) -> dict[str, Any]:
+        metadata = json_values(self.question.metadata)
         return {
             "id": self.question.id,
             "sample": self.sample,
@@ -54,6 +56,7 @@ class Response:
             "finish": self.finish,
             "length": self.length,
             "logprob": self.logprob,
+            **({"metadata": metadata} if metadata else {}),
         }
 
 

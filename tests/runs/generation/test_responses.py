@@ -1,8 +1,12 @@
 import json
+from dataclasses import replace
+from datetime import date
 
 import pytest
 
 from rl4p.errors import InputError
+from rl4p.runs.generation.responses import Response
+from rl4p.types import Question
 
 
 def test_responses_are_read_again(open_responses, questions, respond):
@@ -81,3 +85,13 @@ def test_rewriting_adds_grades_that_reading_leaves_out(open_responses, questions
     first.close()
     assert json.loads(first.path.read_text())["reward"] == 1.0
     assert open_responses().in_order() == [response]
+
+
+def test_metadata_of_a_question_stands_in_its_lines():
+    """Graders need it if the responses are graded again."""
+    metadata = {"board": "oA", "day": date(2026, 1, 2)}
+    question = Question(id="a", question="b", answer="c", task="d", metadata=metadata)
+    row = Response(question=question, sample=0, text="e", finish="stop").row
+    assert row["metadata"] == {"board": "oA", "day": "2026-01-02"}
+    without = Response(question=replace(question, metadata={}), sample=0, text="e", finish="stop")
+    assert "metadata" not in without.row
