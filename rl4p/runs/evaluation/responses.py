@@ -6,8 +6,8 @@
 `sample` and `seed` are null on a greedy response. `metadata` is absent if the question has none.
 `tokens` counts the tokens of the response, the end token included; `finish` is "stop", "length" or
 "abort". A grade is null if its term does not apply; every grade is null if a grader failed. `valid`
-is false if the term that decides gave no grade. The lines are in the order of the chunks (`loop/evaluation.py`); those of
-a chunk are written in one call.
+is false if the term that decides gave no grade. The lines are in the order of the chunks
+(`loop/evaluation.py`); those of a chunk are written in one call.
 """
 
 import json
