@@ -154,8 +154,9 @@ def with_another_option(
         return []
     if first in catalogue.groups():
         found = catalogue.options_with(first, rest.partition(".")[0])
-        others = [option for option in found if option != choices.get(first)][:MOST_CHOICES]
-        return [[f"{first}={option}", f"{key}={value}"] for option in others]
+        if choices.get(first) in found:
+            return []  # what is wrong stands below this key, with other options too
+        return [[f"{first}={option}", f"{key}={value}"] for option in found[:MOST_CHOICES]]
     return [
         [chosen, f"{chosen.partition('=')[0]}.{rest}={value}"]
         for [chosen] in catalogue.options_like(first)
