@@ -43,15 +43,22 @@ class Catalogue:
         ]
 
     def options_with(self, group: str, key: str) -> list[str]:
-        """Returns the options of a group whose own YAML has a key."""
+        """Returns the options of a group whose own YAML has a key, such as `path` or `a.b`."""
         found = []
         for option in self.options(group):
             result = self.loader.repository.load_config(f"{group}/{option}")
-            if result is not None and key in list(
-                result.config
-            ):  # the mapping itself denies having ???
+            if result is not None and has(result.config, key):
                 found.append(option)
         return found
+
+
+def has(node: Any, key: str) -> bool:
+    """Returns whether a mapping has a key, as far as its values are mappings."""
+    name, _, rest = key.partition(".")
+    if name not in list(node):  # the mapping itself denies having ???
+        return False
+    child = node._get_node(name)
+    return not (rest and isinstance(child, DictConfig)) or has(child, rest)
 
 
 def same(name: str, other: str) -> bool:
@@ -153,10 +160,9 @@ def with_another_option(
     if not rest:
         return []
     if first in catalogue.groups():
-        found = catalogue.options_with(first, rest.partition(".")[0])
-        if choices.get(first) in found:
-            return []  # what is wrong stands below this key, with other options too
-        return [[f"{first}={option}", f"{key}={value}"] for option in found[:MOST_CHOICES]]
+        found = catalogue.options_with(first, rest)
+        others = [option for option in found if option != choices.get(first)][:MOST_CHOICES]
+        return [[f"{first}={option}", f"{key}={value}"] for option in others]
     return [
         [chosen, f"{chosen.partition('=')[0]}.{rest}={value}"]
         for [chosen] in catalogue.options_like(first)

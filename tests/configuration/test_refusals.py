@@ -29,6 +29,8 @@ def test_a_catalogue_knows_groups_options_and_their_keys(catalogue):
     assert {"arithmetic", "gsm8k", "jsonl"} <= set(catalogue.options("data"))
     assert catalogue.options("nonsense") == []
     assert catalogue.options_with("data", "carelessness") == ["arithmetic"]
+    assert "countdown" in catalogue.options_with("reward", "terms.format.pattern")
+    assert catalogue.options_with("reward", "terms.format.patern") == []
     assert {"gsm8k", "jsonl"} <= set(catalogue.options_with("data", "path"))
     assert catalogue.options_like("Dr-GRPO") == [["advantage=dr_grpo"]]
 
