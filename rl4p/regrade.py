@@ -31,7 +31,7 @@ Options
                          the name of its task, if there is one, and otherwise by reward=weighted
 
 The other words are keys of rl4p.train that act on a reward: reward, term, max_response_tokens,
-experiment, trusted_targets. However many lines cannot be graded, the others are, unless
+experiment, trusted_targets. Lines that cannot be graded never stop the command, unless
 reward.max_invalid is given.
 """
 

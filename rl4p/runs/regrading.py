@@ -1,15 +1,13 @@
 """The job of `python -m rl4p.regrade`: lines with responses, graded again."""
 
 import json
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from omegaconf import DictConfig, ListConfig, OmegaConf
+from omegaconf import DictConfig, ListConfig
 from rich.console import Console
 
 from rl4p.configuration import instantiate
@@ -23,23 +21,18 @@ from rl4p.data.fields import without_exponent
 from rl4p.data.jsonl import parsed
 from rl4p.data.rows import digest
 from rl4p.errors import InputError
-from rl4p.protocols import Remembers
-from rl4p.reward.live_terms import of_prompts, rows_of_groups
 from rl4p.reward.protocols import TextReward
+from rl4p.runs.grading import Grades, grade, text_reward
 from rl4p.runs.record import Record, replace_file
 from rl4p.runs.sample import OF_FINISH, Status
-from rl4p.types import Episode, Finish, Prompt, Rewards
+from rl4p.runs.samples import STATUS
+from rl4p.types import Episode, Prompt
 
 OWNER = "rl4p.regrade"
 MAY_SET = ("reward", "max_response_tokens", "experiment", "trusted_targets")
 OF_RUN = ("reward", "max_response_tokens")
 RESULT = ("total", "terms", "valid")
-AT_A_TIME = 1024  # responses that a reward term grades together
-FINISH = {
-    Status.COMPLETED: Finish.STOP,
-    Status.TRUNCATED: Finish.LENGTH,
-    Status.ABORTED: Finish.ABORT,
-}
+FINISH = {status: finish for finish, status in STATUS.items()}
 
 Row = dict[str, Any]
 
@@ -79,28 +72,24 @@ def regrade(arguments: Sequence[str]) -> None:
     source = Path(str(options.file or options.run)).expanduser()
     out = Path(options.out).expanduser()
     refuse_foreign(out, source)
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"out={out} cannot be written: {error.strerror}.") from None
     rows = rows_of_run(source) if options.file is None else rows_of_file(source)
     prompts: dict[tuple[str, str], Prompt] = {}
     episodes = [episode(row, where, options.task, prompts) for where, row in rows]
-    tasks = sorted({each.prompt.task for each in episodes})
-    config, rewards_by_task = composed(options, overrides, tasks)
-    reward = instantiate(config.reward)
-    if not isinstance(reward, TextReward) or isinstance(reward, Remembers):
-        raise InputError(
-            f"{type(reward).__name__} cannot grade texts alone: choose reward=weighted or "
-            "reward=router."
-        )
-    found: list[Row] = [{} for _ in episodes]
-    with closing(reward):
-        for part in parts(episodes):
-            rewards = reward.of_texts([episodes[b] for b in part])
-            for b, grades in zip(part, grades_of(rewards), strict=True):
-                found[b] = grades
-    lines = [json.dumps(row | grades) for (_, row), grades in zip(rows, found, strict=True)]
-    out.parent.mkdir(parents=True, exist_ok=True)
+    by_task, rewards = rewards_of(options, overrides, sorted({e.prompt.task for e in episodes}))
+    found: dict[int, Grades] = {}
+    for name, reward in rewards.items():
+        own = [b for b, each in enumerate(episodes) if by_task[each.prompt.task] == name]
+        with closing(reward):
+            found |= zip(own, grade(reward, [episodes[b] for b in own]), strict=True)
+    grades = [found[b] for b in range(len(rows))]
+    lines = [json.dumps(row | vars(each)) for (_, row), each in zip(rows, grades, strict=True)]
     replace_file(out, "".join(line + "\n" for line in lines))
     console = Console(highlight=False, soft_wrap=True, markup=False)
-    for line in summary(episodes, found, rewards_by_task):
+    for line in summary(episodes, grades, by_task):
         console.print(line)
     console.print(f"{out}: {len(lines):,} graded responses")
 
@@ -162,7 +151,7 @@ def episode(
     Args:
       where: the place of the line, for error messages.
       task: the task of a line that names none.
-      prompts: the prompts so far by task and id, so that the samples of a prompt are a group.
+      prompts: the prompts so far by task and content, so that the samples of a prompt are a group.
 
     Raises:
       InputError: a field is absent or has a wrong type.
@@ -173,9 +162,9 @@ def episode(
     if not isinstance(metadata, Mapping):
         raise InputError(f'{where}: "metadata" must be an object.')
     own = row.get("task") or task or "responses"
-    known = row.get("id")
-    content = json.dumps([question, answer, metadata], sort_keys=True)
-    key = (str(own), digest(content) if known is None else str(known))
+    # Not the id alone, because two questions of a file may have the same one.
+    content = digest(json.dumps([question, answer, metadata], sort_keys=True))
+    key = (str(own), content if row.get("id") is None else f"{row['id']}/{content}")
     if key not in prompts:
         reference = final_answer(answer) or boxed(answer) or answer.strip()
         prompts[key] = Prompt(
@@ -202,12 +191,12 @@ def text(row: Row, key: str, where: str) -> str:
     return row[key]
 
 
-def composed(
+def rewards_of(
     options: Options, words: Sequence[str], tasks: Sequence[str]
-) -> tuple[DictConfig, dict[str, str]]:
-    """Returns the checked configuration, and the name of the reward of each task.
+) -> tuple[dict[str, str], dict[str, TextReward]]:
+    """Returns the name of the reward of each task, and the rewards by name.
 
-    The names are empty if the command line or the run determines the reward.
+    The name is "" if the command line or the run determines the reward.
 
     Raises:
       InputError: an override has no effect on grades, or the configuration is wrong.
@@ -221,45 +210,45 @@ def composed(
                 f"{override.input_line} has no effect on {OWNER}{hint or ': leave it out'} (of "
                 f"the configuration it takes {', '.join(MAY_SET)})."
             )
-    names: dict[str, str] = {}
     if options.run is not None:
         if any(override.key_or_group == "experiment" for override in overrides):
             raise InputError("experiment has no effect beside run, which has a reward of its own.")
-        config = config_of_run(composer, options.run, overrides, OF_RUN)
+        configs = {"": config_of_run(composer, options.run, overrides, OF_RUN)}
+        by_task = dict.fromkeys(tasks, "")
+    elif any(override.key_or_group in ("reward", "experiment") for override in overrides):
+        configs = {"": composer.load(list(words))}
+        by_task = dict.fromkeys(tasks, "")
     else:
-        own = not any(x.key_or_group in ("reward", "experiment") for x in overrides)
-        names = rewards_of(composer, options, tasks) if own else {}
-        config = composer.load([*choice_of(names), *words])
-    if not any(str(x.key_or_group).endswith("max_invalid") for x in overrides):
-        allow_invalid(config.reward)
-    check(config)
-    config = without_hydra(config)
-    OmegaConf.set_struct(config, True)
-    return config, names
+        by_task = names_by_task(composer, options.task, tasks)
+        names = sorted(set(by_task.values()))
+        configs = {name: composer.load([f"reward={name}", *words]) for name in names}
+    rewards = {}
+    for name, config in configs.items():
+        if not any(str(x.key_or_group).endswith("max_invalid") for x in overrides):
+            allow_invalid(config.reward)
+        check(config)
+        rewards[name] = text_reward(instantiate(without_hydra(config).reward))
+    return by_task, rewards
 
 
-def rewards_of(composer: Composer, options: Options, tasks: Sequence[str]) -> dict[str, str]:
-    """Returns the name of the reward of each task: the task's own name, or weighted.
+def names_by_task(composer: Composer, given: str | None, tasks: Sequence[str]) -> dict[str, str]:
+    """Returns the name of the reward of each task: the name of the task, or weighted.
+
+    Args:
+      given: the task of lines that name none; None if it is not given.
 
     Raises:
-      InputError: `task` names neither a reward nor a data set.
+      InputError: `given` is the name of neither a reward nor a data set.
     """
     named = sorted(name for name in composer.catalogue.options("reward") if name != "router")
     known = {*named, *composer.catalogue.options("data")}
-    if options.task is not None and options.task not in known:
-        hint = did_you_mean(options.task, sorted(known), "task={}")
+    if given is not None and given not in known:
+        hint = did_you_mean(given, sorted(known), "task={}")
         raise InputError(
-            f"task={options.task} is not a task of the package{hint or ': choose a reward'} "
+            f"task={given} is not a task of the package{hint or ': choose a reward'} "
             f"(reward=NAME grades any task; NAME is one of {', '.join(named)})."
         )
     return {task: task if task in named else "weighted" for task in tasks}
-
-
-def choice_of(names: Mapping[str, str]) -> list[str]:
-    """Returns the overrides that choose the reward of each task: a router if they differ."""
-    if len(set(names.values())) <= 1:
-        return [f"reward={name}" for name in set(names.values())]
-    return ["reward=router", *(f"+reward@reward.tasks.{task}={names[task]}" for task in names)]
 
 
 def allow_invalid(node: Any) -> None:
@@ -274,49 +263,24 @@ def allow_invalid(node: Any) -> None:
             allow_invalid(child)
 
 
-def parts(episodes: Sequence[Episode]) -> Iterator[list[int]]:
-    """Yields the indices of about `AT_A_TIME` responses; never divides those to a prompt."""
-    part: list[int] = []
-    for group in rows_of_groups(of_prompts(episodes)):
-        if part and len(part) + len(group) > AT_A_TIME:
-            yield part
-            part = []
-        part += group.tolist()
-    if part:
-        yield part
-
-
-def grades_of(rewards: Rewards) -> list[Row]:
-    """Returns the grades of each response as JSON values."""
-    graded = {name: np.asarray(rewards.graded(name)) for name in rewards.terms}
-    return [
-        {
-            "total": float(rewards.total_B[b]) if valid else None,
-            "terms": {
-                name: float(grade_B[b]) if graded[name][b] else None
-                for name, grade_B in rewards.terms.items()
-            },
-            "valid": valid,
-        }
-        for b, valid in enumerate(np.asarray(rewards.valid_B).tolist())
-    ]
-
-
 def summary(
-    episodes: Sequence[Episode], found: Sequence[Row], names: Mapping[str, str]
+    episodes: Sequence[Episode], grades: Sequence[Grades], by_task: Mapping[str, str]
 ) -> Iterator[str]:
     """Yields a line for each task: its mean grades, and how many responses are invalid."""
-    for task in sorted({each.prompt.task for each in episodes}):
-        rows = [row for each, row in zip(episodes, found, strict=True) if each.prompt.task == task]
-        means = []
-        for name in dict.fromkeys(name for row in rows for name in row["terms"]):
-            grades = [row["terms"][name] for row in rows if row["terms"][name] is not None]
-            if grades:
-                means.append(f"{name} {sum(grades) / len(grades):.4f}")
-        invalid = Counter(row["valid"] for row in rows)[False]
-        by = f" (reward={names[task]})" if task in names else ""
+    rows: dict[str, list[Grades]] = {}
+    for each, found in zip(episodes, grades, strict=True):
+        rows.setdefault(each.prompt.task, []).append(found)
+    for task, own in sorted(rows.items()):
+        terms: dict[str, list[float]] = {}
+        for found in own:
+            for name, grade_of_term in found.terms.items():
+                if grade_of_term is not None:
+                    terms.setdefault(name, []).append(grade_of_term)
+        means = [f"{name} {sum(values) / len(values):.4f}" for name, values in terms.items()]
+        invalid = sum(not found.valid for found in own)
+        by = f" (reward={by_task[task]})" if by_task[task] else ""
         yield (
-            f"{task}{by}: {len(rows):,} responses"
+            f"{task}{by}: {len(own):,} responses"
             + f", mean grades: {', '.join(means)}" * bool(means)
             + f"; {invalid:,} could not be graded" * bool(invalid)
         )

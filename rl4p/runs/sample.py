@@ -22,7 +22,7 @@ OF_FINISH = {"stop": Status.COMPLETED, "length": Status.TRUNCATED, "abort": Stat
 
 @dataclass(frozen=True, kw_only=True)
 class Sample:
-    """A sample, which is a dictionary of JSON values without loss: `to_dict` and `from_dict`.
+    """A sample. `to_dict` turns it into values of JSON, and `from_dict` back, without loss.
 
     Attributes:
       prompt: the question, without its chat template.

@@ -33,18 +33,14 @@ import numpy as np
 from rl4p.distributed.processes import to_host
 from rl4p.model.token_texts import token_texts
 from rl4p.runs.record import Record
-from rl4p.runs.sample import Sample, Status, json_values
+from rl4p.runs.sample import OF_FINISH, Sample, json_values
 from rl4p.runs.tracker import TrackedRun
 from rl4p.types import Finish, StepInfo
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
-STATUS = {
-    Finish.STOP: Status.COMPLETED,
-    Finish.LENGTH: Status.TRUNCATED,
-    Finish.ABORT: Status.ABORTED,
-}
+STATUS = {finish: OF_FINISH[finish.name.lower()] for finish in Finish}
 DIGITS = 4  # of numbers per token, so that the file stays small
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import pytest
 
 from rl4p.errors import InputError, RunError
-from rl4p.runs import regrading
+from rl4p.runs import grading
 from rl4p.runs.regrading import regrade
 
 SUM = {"question": "1+1", "answer": "2", "response": "It is #### 2"}
@@ -54,7 +54,8 @@ def graded(tmp_path):
     def grade(rows, *words):
         path, out = tmp_path / "rows.jsonl", tmp_path / "graded.jsonl"
         path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-        regrade([f"file={path}", f"out={out}", *words])
+        outs = () if any(word.startswith("out=") for word in words) else (f"out={out}",)
+        regrade([f"file={path}", *outs, *words])
         return [json.loads(line) for line in out.read_text().splitlines()]
 
     return grade
@@ -138,8 +139,24 @@ def test_a_prompt_may_be_called_prompt(graded):
     assert graded([row])[0]["terms"]["correct"] == 1.0
 
 
+def test_questions_with_the_same_id_keep_their_own_answers(graded):
+    rows = [{**SUM, "id": 0}, {**SUM, "id": 0, "answer": "3"}, {**SUM, "id": 1}]
+    assert [row["terms"]["correct"] for row in graded(rows)] == [1.0, 0.0, 1.0]
+
+
+def test_a_task_may_have_any_name(graded):
+    rows = graded([{**SUM, "task": "a.b=c, d"}, {**NUMBERS, "response": "#### 7+3*5"}])
+    assert [row["terms"]["correct"] for row in rows] == [1.0, 1.0]
+
+
+def test_a_place_that_cannot_be_written_is_refused_before_grading(graded, tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(InputError, match="cannot be written"):
+        graded([SUM], f"out={tmp_path / 'file' / 'a.jsonl'}")
+
+
 def test_the_samples_of_a_question_are_a_group_wherever_they_stand(graded, monkeypatch):
-    monkeypatch.setattr(regrading, "AT_A_TIME", 2)
+    monkeypatch.setattr(grading, "AT_A_TIME", 2)
     rows = [
         {**SUM, "response": "x" * n, "question": q}
         for q, n in zip("abababc", range(7), strict=True)

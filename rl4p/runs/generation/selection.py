@@ -2,20 +2,18 @@
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import groupby
 from typing import Any
 
 from rl4p.data.prompts import system_of
 from rl4p.errors import InputError
-from rl4p.protocols import Remembers
 from rl4p.reward.protocols import TextReward
 from rl4p.runs.generation.options import Options
 from rl4p.runs.generation.responses import Response
+from rl4p.runs.grading import grade, text_reward
 from rl4p.types import Episode, Finish, Prompt
 
-AT_A_TIME = 1024  # responses that a reward term grades together
 TOTAL = "reward"  # the name of the total reward
 
 
@@ -57,11 +55,7 @@ class Graded:
 
 def check_reward(reward: Any, options: Options) -> None:
     """Refuses a reward that cannot grade texts, and a term that it does not have."""
-    if not isinstance(reward, TextReward) or isinstance(reward, Remembers):
-        raise InputError(
-            f"{type(reward).__name__} cannot grade texts alone: choose reward=weighted or "
-            "reward=router, or grade=false."
-        )
+    text_reward(reward, otherwise=", or grade=false")
     if options.keep not in (None, TOTAL, *reward.terms):
         raise InputError(
             f"keep={options.keep} is not a term of the reward; its terms are "
@@ -75,32 +69,15 @@ def graded(
     """Returns the responses with their grades; without a reward there are none."""
     if reward is None:
         return [Graded(response=response, terms={}) for response in responses]
-    found = []
-    for part in parts(responses):
-        rewards = reward.of_texts([episode(response, system_prompt) for response in part])
-        graded_B = {name: rewards.graded(name) for name in rewards.terms}
-        for b, response in enumerate(part):
-            terms = {
-                name: float(grade_B[b])
-                for name, grade_B in rewards.terms.items()
-                if graded_B[name][b]
-            }
-            total = float(rewards.total_B[b]) if rewards.valid_B[b] else None
-            found.append(Graded(response=response, reward=total, terms=terms))
-    return found
-
-
-def parts(responses: Sequence[Response]) -> Iterator[list[Response]]:
-    """Yields about `AT_A_TIME` responses at a time; never divides consecutive ones to a prompt."""
-    part: list[Response] = []
-    for _, mine in groupby(responses, key=lambda x: (x.question.task, x.question.id)):
-        own = list(mine)
-        if part and len(part) + len(own) > AT_A_TIME:
-            yield part
-            part = []
-        part += own
-    if part:
-        yield part
+    episodes = [episode(response, system_prompt) for response in responses]
+    return [
+        Graded(
+            response=response,
+            reward=grades.total,
+            terms={name: x for name, x in grades.terms.items() if x is not None},
+        )
+        for response, grades in zip(responses, grade(reward, episodes), strict=True)
+    ]
 
 
 def episode(response: Response, system_prompt: str | None) -> Episode:

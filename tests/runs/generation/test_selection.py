@@ -86,7 +86,7 @@ def test_texts_are_graded_by_the_terms_of_the_reward(reward, questions, respond)
 def test_more_responses_than_are_graded_together(reward, questions, respond, monkeypatch):
     responses = [respond(questions[0], n, f"#### {n}") for n in range(40)]
     whole = graded(responses, reward, "Add.")
-    monkeypatch.setattr("rl4p.runs.generation.selection.AT_A_TIME", 7)
+    monkeypatch.setattr("rl4p.runs.grading.AT_A_TIME", 7)
     assert graded(responses, reward, "Add.") == whole
     assert [row.response.sample for row in whole if row.terms["correct"]] == [33]
 
@@ -144,7 +144,7 @@ def test_the_responses_to_a_prompt_are_graded_together(questions, respond, monke
             seen.append([[episode.response for episode in group] for group in groups])
             return [[len(group)] * len(group) for group in groups]
 
-    monkeypatch.setattr("rl4p.runs.generation.selection.AT_A_TIME", 4)
+    monkeypatch.setattr("rl4p.runs.grading.AT_A_TIME", 4)
     counts = (3, 2, 2, 9)
     responses = [
         respond(question, n, f"{i}{n}")
