@@ -28,8 +28,8 @@ class ReasoningGym:
     text is held out too.
 
     `metadata` has what makes the question again: `name`, `seed`, `size`, `index` and `options`.
-    The scorers of the library are not used, because some of them run a response as Python code;
-    `reward=weighted` compares the text of the answer.
+    `reward=reasoning_gym` makes it again, and takes the score of the library
+    (`rl4p.reward.reasoning_gym`). `reward=weighted` compares the answer with the reference.
 
     Attributes:
       name: the name of the generator.

@@ -112,8 +112,40 @@ def start(
     python = os.path.realpath(sys.executable)
     # -I and -S: no variables, no user's folder, no site-packages.
     command = [python, "-I", "-S", "-B", "-c", code, json.dumps({**settings, **limited})]
+    popen = spawn(
+        kind,
+        command,
+        environment={"PATH": "/usr/bin:/bin", "LANG": "C.UTF-8"},
+        stdin=stdin,
+        stdout=stdout,
+        stderr=stderr,
+        inherited=inherited,
+    )
+    return Process(popen)
+
+
+def spawn(
+    kind: Kind,
+    command: Sequence[str],
+    *,
+    environment: Mapping[str, str],
+    stdin: BinaryIO | int,
+    stdout: int,
+    stderr: int,
+    inherited: Sequence[int] = (),
+    readable: Sequence[Path] = (),
+) -> subprocess.Popen[bytes]:
+    """Starts a program in a sandbox, and in a session of its own. Its pipes have no buffers.
+
+    Args:
+      inherited: the files that the program may use, by the same numbers as here.
+      readable: the folders that it may read besides the system's.
+
+    Raises:
+      FileNotFoundError: there is no bwrap.
+    """
     with tempfile.TemporaryFile() as rules:
-        files = list(inherited)
+        files, prefix = list(inherited), list[str]()
         if kind == "bubblewrap":
             found, seccomp = no_new_processes(), None
             if found is not None:
@@ -121,17 +153,17 @@ def start(
                 rules.seek(0)
                 seccomp = rules.fileno()
                 files.append(seccomp)
-            command = [*bubblewrap(seccomp), *command]
-        popen = subprocess.Popen(
-            command,
+            prefix = bubblewrap(seccomp, readable)
+        return subprocess.Popen(
+            [*prefix, *command],
+            bufsize=0,
             stdin=stdin,
             stdout=stdout,
             stderr=stderr,
             pass_fds=files,
-            env={"PATH": "/usr/bin:/bin", "LANG": "C.UTF-8"},
+            env=environment,
             start_new_session=True,
         )
-    return Process(popen)
 
 
 def output(process: subprocess.Popen[bytes], until: float) -> tuple[bytes, bool]:
@@ -152,11 +184,12 @@ def output(process: subprocess.Popen[bytes], until: float) -> tuple[bytes, bool]
         return bytes(found), False
 
 
-def bubblewrap(seccomp: int | None) -> list[str]:
+def bubblewrap(seccomp: int | None, readable: Sequence[Path] = ()) -> list[str]:
     """Returns the command that makes the sandbox, up to the program to run in it.
 
     Args:
       seccomp: the file of the filter of system calls.
+      readable: the folders that the program may read besides the system's.
     """
     command = ["bwrap", "--unshare-all", "--die-with-parent", "--new-session"]
     command += ["--uid", "65534", "--gid", "65534", "--cap-drop", "ALL", "--hostname", "sandbox"]
@@ -170,5 +203,8 @@ def bubblewrap(seccomp: int | None) -> list[str]:
         command += ["--ro-bind", str(own), str(own)]
     # What bubblewrap makes itself, the root and /dev (with /dev/shm), is in memory of no limit.
     command += ["--dev", "/dev", "--remount-ro", "/dev"]
-    command += ["--size", str(FILES), "--tmpfs", "/tmp", "--chdir", "/tmp", "--remount-ro", "/"]
+    command += ["--size", str(FILES), "--tmpfs", "/tmp", "--chdir", "/tmp"]
+    for folder in map(str, readable):  # after /tmp, which may hold it
+        command += ["--ro-bind", folder, folder]
+    command += ["--remount-ro", "/"]
     return [*command, *([] if seccomp is None else ["--seccomp", str(seccomp)])]

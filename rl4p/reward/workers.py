@@ -17,14 +17,18 @@ import weakref
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 from rl4p.errors import RunError
+from rl4p.reward.sandbox import Kind, spawn
 
 START_SECONDS = 120.0  # until a worker has imported its function; seconds on an idle machine
 LONGEST_REPLY = 1 << 20  # bytes
 # The environment of workers. The rest may contain keys, and workers handle untrusted text.
 KEPT = ("PATH", "HOME", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "TMPDIR", "VIRTUAL_ENV")
+KEPT_IN_SANDBOX = ("PATH", "LANG", "LC_ALL", "LD_LIBRARY_PATH")
 PROGRAM = (
     "import json, sys; function, seconds, memory, sys.path[:] = json.loads(sys.argv[1]); "
     "from rl4p.reward.worker_child import serve; serve(function, seconds, memory)"
@@ -113,11 +117,20 @@ class Workers:
     the first call and end with this object, with this process (also if it is killed), or by
     `close`. Calls may come from any thread; they are served one after the other.
 
-    Nothing but JSON passes between the processes. The function has the rights of this user: it may
-    handle untrusted data, but it is no sandbox for untrusted code (`sandbox.py`).
+    Nothing but JSON passes between the processes. Outside a sandbox the function has the rights of
+    this user: it may handle untrusted data, but must not run untrusted code (`sandbox.py`).
     """
 
-    def __init__(self, function: str, *, count: int, seconds: float, memory_bytes: int = 2**30):
+    def __init__(
+        self,
+        function: str,
+        *,
+        count: int,
+        seconds: float,
+        memory_bytes: int = 2**30,
+        sandbox: Kind = "none",
+        libraries: Sequence[str] = (),
+    ):
         """Prepares a pool; no process is started yet.
 
         Args:
@@ -126,11 +139,15 @@ class Workers:
           count: the number of processes.
           seconds: how long an item may take.
           memory_bytes: the most address space of a process (on Linux).
+          sandbox: what the processes run in.
+          libraries: the modules and packages that the function imports, for a sandbox to show.
         """
         self.function = function
         self.count = count
         self.seconds = seconds
         self.memory_bytes = memory_bytes
+        self.sandbox: Kind = sandbox
+        self.libraries = tuple(libraries)
         self.restarts = 0  # of processes that an item has cost
         self.lock = threading.Lock()
         self.workers: list[Worker] = []
@@ -161,17 +178,19 @@ class Workers:
     def start(self) -> Worker:
         """Starts a process, without waiting until it is ready."""
         settings = [self.function, self.seconds, self.memory_bytes, sys.path]
-        environment = {name: os.environ[name] for name in KEPT if name in os.environ}
+        kept = KEPT if self.sandbox == "none" else KEPT_IN_SANDBOX
+        environment = {name: os.environ[name] for name in kept if name in os.environ}
         try:
             # A new program, not a copy of this process: JAX has threads, which a copy would lack.
-            process = subprocess.Popen(
+            # Its own session keeps Ctrl-C for the run, which then closes the workers.
+            process = spawn(
+                self.sandbox,
                 [sys.executable, "-c", PROGRAM, json.dumps(settings)],
+                environment=environment | {"PYTHONDONTWRITEBYTECODE": "1"},
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
-                bufsize=0,
-                env=environment | {"PYTHONDONTWRITEBYTECODE": "1"},
-                start_new_session=True,  # Ctrl-C is for the run, which then closes the workers
+                readable=folders_of(self.libraries) if self.sandbox == "bubblewrap" else (),
             )
         except OSError as error:
             raise RunError(f"The workers of {self.function} cannot be started: {error}.") from None
@@ -255,6 +274,17 @@ class Workers:
         worker.kill()
         self.restarts += 1
         self.workers[self.workers.index(worker)] = self.start()
+
+
+def folders_of(libraries: Sequence[str]) -> list[Path]:
+    """Returns the folders of Python's environment, of this package and of some modules."""
+    found = [Path(sys.prefix), Path(__file__).parents[1]]
+    for library in libraries:
+        spec = find_spec(library)
+        if spec is not None and spec.origin is not None:
+            package = spec.submodule_search_locations is not None
+            found.append(Path(spec.origin).parents[1 if package else 0])
+    return found
 
 
 def end(workers: list[Worker]) -> None:

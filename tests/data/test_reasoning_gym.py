@@ -42,6 +42,21 @@ def test_neighbouring_seeds_overlap_and_indices_do_not(make):
     assert train.isdisjoint(held_out)
 
 
+class Letters(ReasoningGym):
+    """A data set whose generator needs no library."""
+
+    def generator(self):
+        return [{"question": f"{index}?", "answer": index} for index in range(self.size)]
+
+
+def test_held_out_questions_are_at_the_indices_after_those_of_training(monkeypatch):
+    monkeypatch.setattr("rl4p.data.reasoning_gym.find_spec", lambda name: name)
+    data = Letters(name="letters", train_size=4, held_out_size=2, seed=7)
+    assert [q.question for q in data.train()] == ["0?", "1?", "2?", "3?"]
+    assert [q.question for q in data.held_out()] == ["4?", "5?"]
+    assert [q.id.split("/")[-1] for q in data.held_out()] == ["11", "12"]
+
+
 def test_an_entry_can_be_made_again(make):
     from reasoning_gym.factory import create_dataset
 

@@ -111,7 +111,7 @@ def test_code_that_hangs_costs_its_neighbours_nothing(graded, kind):
 
 
 def test_a_sandbox_that_fails_makes_the_response_invalid(graded, monkeypatch):
-    monkeypatch.setattr(sandbox, "bubblewrap", lambda seccomp: ["/bin/false"])
+    monkeypatch.setattr(sandbox, "bubblewrap", lambda *given: ["/bin/false"])
     monkeypatch.setattr("rl4p.reward.code.problem", lambda kind: None)  # when the run was built
     for tests in (SQUARES, SUMS):
         assert math.isnan(graded(RIGHT, {"tests": tests}, sandbox="bubblewrap")[0])
@@ -156,7 +156,7 @@ def test_outputs_are_equal_up_to_white_space_at_ends():
 
 def test_without_a_sandbox_the_run_is_refused_when_it_is_built(monkeypatch):
     bubblewrap_problem.cache_clear()
-    monkeypatch.setattr(sandbox, "bubblewrap", lambda seccomp: ["/no/such/bwrap"])
+    monkeypatch.setattr(sandbox, "bubblewrap", lambda *given: ["/no/such/bwrap"])
     term = "+reward.terms.code._target_=rl4p.reward.code.Code"
     with pytest.raises(
         InputError, match=r"^reward\.terms\.code.* needs the program bwrap.*or set sandbox=none,"

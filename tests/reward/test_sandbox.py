@@ -176,7 +176,7 @@ def unknown():
 
 @pytest.mark.usefixtures("unknown")
 def test_a_machine_without_bubblewrap_is_told_what_to_do(monkeypatch):
-    def missing(seccomp):
+    def missing(*given):
         return ["/no/such/bwrap"]
 
     monkeypatch.setattr(sandbox, "bubblewrap", missing)
@@ -190,7 +190,7 @@ def test_a_machine_without_bubblewrap_is_told_what_to_do(monkeypatch):
 
 @pytest.mark.usefixtures("unknown")
 def test_a_machine_that_allows_no_sandbox_is_told_what_to_do(monkeypatch):
-    def refuses(seccomp):
+    def refuses(*given):
         return ["/bin/sh", "-c", "echo bwrap: No permissions to create new namespace >&2; exit 1"]
 
     monkeypatch.setattr(sandbox, "bubblewrap", refuses)

@@ -1,5 +1,6 @@
 import os
 import signal
+import socket
 import subprocess
 import sys
 import textwrap
@@ -10,10 +11,11 @@ from pathlib import Path
 import pytest
 
 from rl4p.errors import RunError
+from rl4p.reward.sandbox import bubblewrap_problem
 from rl4p.reward.workers import LONGEST_REPLY, Failed, Workers
 
 FUNCTIONS = """
-import os, time
+import os, socket, subprocess, time
 
 kept = []
 
@@ -42,6 +44,14 @@ def act(item):
         return os.getpid()
     elif name == "environment":
         return os.environ.get(value)
+    elif name == "read":
+        return open(value).read()
+    elif name == "write":
+        return open(value, "w").write("x")
+    elif name == "start":
+        return subprocess.run(["true"]).returncode
+    elif name == "connect":
+        socket.create_connection(("127.0.0.1", value), 2).close()
     elif name == "nested":
         return eval("[" * value + "]" * value)
     return value
@@ -217,6 +227,46 @@ def test_a_pool_survives_the_end_of_the_thread_that_started_it(functions):
     assert pool.map([["pid", 0]]) == pids
     assert pool.restarts == 0
     pool.close()
+
+
+@pytest.mark.skipif(bubblewrap_problem() is not None, reason=str(bubblewrap_problem()))
+def test_in_a_sandbox_a_function_reaches_nothing_of_this_machine(functions, tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", "/home/of/somebody")
+    shown = tmp_path / "shown"
+    shown.mkdir()
+    (tmp_path / "graders_of_the_test.py").rename(shown / "graders_of_the_test.py")
+    monkeypatch.syspath_prepend(shown)
+    secret = tmp_path / "secret"
+    secret.write_text("a key")
+    options = {"count": 1, "seconds": 2, "memory_bytes": 2**28}
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        attempts = {
+            "read": str(secret),
+            "write": str(shown / "graders_of_the_test.py"),
+            "start": None,
+            "connect": server.getsockname()[1],
+        }
+        items = [["value", 7], *attempts.items(), ["environment", "HOME"], ["value", 8]]
+        outside = Workers(functions, **options)
+        del attempts["write"]
+        for result in outside.map(list(attempts.items())):
+            assert not isinstance(result, Failed)
+        outside.close()
+        inside = Workers(
+            functions, **options, sandbox="bubblewrap", libraries=["graders_of_the_test"]
+        )
+        first, *denied, home, last = inside.map(items)
+    assert (first, home, last, inside.restarts) == (7, None, 8, 0)
+    errors = ("FileNotFoundError", "OSError", "PermissionError", "ConnectionRefusedError")
+    assert [each.reason.partition(":")[0] for each in denied] == list(errors)
+    (process,) = (worker.process for worker in inside.workers)
+    assert inside.map([["sleep", 60]]) == [Failed(reason="it took longer than 2 seconds")]
+    assert inside.map([["memory", 2**29], ["value", 9]]) == [
+        Failed(reason="it needs too much memory"),
+        9,
+    ]
+    inside.close()
+    assert ends(process.pid)
 
 
 def test_workers_that_cannot_start_are_a_clear_error():

@@ -1,0 +1,118 @@
+"""The scores of the library reasoning_gym."""
+
+import logging
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from importlib.util import find_spec
+
+from rl4p.configuration.bounds import AboveZero, Positive, Share
+from rl4p.data.answer import Extraction, extract
+from rl4p.reward.sandbox import Kind, problem
+from rl4p.reward.workers import Failed, Workers
+from rl4p.types import Episode
+
+log = logging.getLogger(__name__)
+
+FUNCTION = "rl4p.reward.generator_score:score"
+LIBRARY = "reasoning_gym"
+ENTRY = ("name", "seed", "size", "index", "options")
+MEMORY = 2 * 2**30  # bytes of a process
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReasoningGym:
+    """The score that a generator of reasoning_gym gives to an answer, from 0 to 1 (2505.24760).
+
+    Many generators give a part of the score to an answer that is nearly right or badly formatted.
+    A response without an answer gets 0. A prompt of other data than `data=reasoning_gym` gets None.
+
+    Several scorers of the library run an answer as Python code. They work in processes in a sandbox
+    (`sandbox.py`), which keeps the machine safe. It does not keep the scores safe: a response that
+    attacks its scorer can give itself, and later responses of the same process, any score. So can
+    none that is plain text or numbers. An answer that takes too long, too much memory or ends its
+    scorer with an error is invalid.
+
+        pip install 'rl4p[reasoning_gym]'
+        python -m rl4p.train data=reasoning_gym data.name=n_queens reward=reasoning_gym
+
+    Attributes:
+      extract: where the answer is (`rl4p.reward.correct`).
+      threshold: a score of at least this becomes 1, and one below it 0; None keeps the score.
+      sandbox: ``bubblewrap``, or ``none``, which runs the scorers with all rights of this user.
+      response_seconds: how long one response may take.
+      workers: the number of processes.
+      deadline: how long all responses of a batch may take, in seconds; None for no limit.
+    """
+
+    weight: float = 1.0
+    extract: Extraction | tuple[Extraction, ...] = "answer"
+    threshold: Share | None = None
+    sandbox: Kind = "bubblewrap"
+    response_seconds: AboveZero = 10.0
+    workers: Positive = 2
+    deadline: AboveZero | None = 600.0
+
+    def __post_init__(self) -> None:
+        if find_spec(LIBRARY) is None:
+            raise ValueError(
+                "the library reasoning_gym is not installed: run pip install 'rl4p[reasoning_gym]'."
+            )
+        if (reason := problem(self.sandbox)) is not None:
+            raise ValueError(reason)
+
+    def open(self) -> "OpenReasoningGym":
+        """Returns the term with its processes, which start with the first batch."""
+        return OpenReasoningGym(self)
+
+    def __call__(self, episodes: Sequence[Episode]) -> list[float | None]:
+        with closing(self.open()) as live:
+            return live(episodes)
+
+
+class OpenReasoningGym:
+    """A `ReasoningGym` with its processes."""
+
+    def __init__(self, term: ReasoningGym):
+        self.term = term
+        self.workers = Workers(
+            FUNCTION,
+            count=term.workers,
+            seconds=term.response_seconds,
+            memory_bytes=MEMORY,
+            sandbox=term.sandbox,
+            libraries=[LIBRARY],
+        )
+        self.warned = False
+
+    def __call__(self, episodes: Sequence[Episode]) -> list[float | None]:
+        grades: list[float | None] = [None] * len(episodes)
+        rows, items = [], []
+        for row, episode in enumerate(episodes):
+            if set(ENTRY) <= set(episode.prompt.metadata):
+                answer = extract(episode.response, self.term.extract)
+                grades[row] = 0.0
+                if answer is not None:
+                    rows.append(row)
+                    entry = {key: episode.prompt.metadata[key] for key in ENTRY}
+                    items.append({"answer": answer, **entry})
+        found = self.workers.map(items)
+        failed = [each for each in found if isinstance(each, Failed)]
+        if failed and not self.warned:
+            self.warned = True  # once; the metric reward/invalid counts them
+            log.warning(
+                "%d of %d answers could not be scored, the first because %s.",
+                *(len(failed), len(found), failed[0].reason),
+            )
+        for row, score in zip(rows, found, strict=True):
+            grades[row] = self.grade(score)
+        return grades
+
+    def grade(self, score: float | Failed) -> float:
+        if isinstance(score, Failed):
+            return float("nan")
+        threshold = self.term.threshold
+        return float(score) if threshold is None else float(score >= threshold)
+
+    def close(self) -> None:
+        self.workers.close()
