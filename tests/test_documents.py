@@ -259,8 +259,10 @@ def catalogue() -> str:
     return (ROOT / "experiments" / "catalogue.md").read_text()
 
 
-def test_the_catalogue_has_the_commands_that_its_program_writes():
-    assert importlib.import_module("experiments.catalogue").COMMANDS in catalogue()
+@pytest.mark.parametrize("name", ["catalogue", "task_curves"])
+def test_curves_have_the_commands_that_their_program_writes(name):
+    text = (ROOT / "experiments" / f"{name}.md").read_text()
+    assert importlib.import_module(f"experiments.{name}").COMMANDS in text
 
 
 @pytest.mark.slow
