@@ -7,6 +7,7 @@ FOLDER has GSM8K's train.jsonl and test.jsonl. The command prints
 * how many reference answers are read as numbers, and equal the digits after ``####``;
 * how many reformatted references are right: with separators, currencies, units, LaTeX, fractions;
 * how many near misses are wrong: a digit or the sign changed, another number beside it;
+* the same of `extract=stated`, with each of them also in a box, in bold type and in sentences;
 * how many worked answers of the data set one process grades in a second.
 """
 
@@ -23,6 +24,15 @@ from rl4p.data.answer import final_answer, number
 from rl4p.reward.correct import Correct
 from rl4p.types import Episode, Prompt
 
+# Where a response may state its answer; {gold} is a number elsewhere in the text.
+FORMATS = (
+    "It was {gold}. #### {answer}",
+    r"It was {gold}. \boxed{{{answer}}}",
+    "It was {gold}, so the answer is {answer}",
+    "**Answer:** {answer}\n\nHere {gold} is a number of the text.",
+    "It was {gold}. She pays **{answer}** for it.",
+    "It was {gold}. Now it is {answer}",
+)
 UNITS = ("apples", "km/h", "dollars", "hours per day", "square feet", "percent")
 
 
@@ -81,6 +91,13 @@ def near_misses(random: np.random.Generator, gold: str) -> list[str]:
     ]
 
 
+def in_all_formats(answers: list[str], gold: str) -> Iterator[tuple[str, str]]:
+    """Yields responses that state the answers in each of `FORMATS`, with the reference."""
+    for answer in answers:
+        for form in FORMATS:
+            yield form.format(answer=answer, gold=gold), gold
+
+
 def episodes(pairs: list[tuple[str, str]]) -> Iterator[Episode]:
     """Yields the episodes of responses and their reference answers."""
     for response, gold in pairs:
@@ -112,6 +129,12 @@ def main(folder: Path, *, at_least: int = 5000) -> None:
     grade = Correct()
     print(f"reformatted references right: {sum(grade(list(episodes(same)))):.0f} of {len(same)}")
     print(f"near misses right: {sum(grade(list(episodes(other)))):.0f} of {len(other)}")
+
+    stated = Correct(extract="stated")
+    for name, variants in (("reformatted references", reformatted), ("near misses", near_misses)):
+        pairs = [pair for gold in chosen for pair in in_all_formats(variants(random, gold), gold)]
+        right = sum(stated(list(episodes(pairs))))
+        print(f"{name} right, stated in {len(FORMATS)} formats: {right:.0f} of {len(pairs)}")
 
     rows = list(episodes(list(zip(worked, golds, strict=True))))
     start = time.perf_counter()

@@ -1,38 +1,12 @@
-r"""Final answers of responses: where they stand, and whether two of them are the same.
-
-`extract` finds the final answer of a text by one of four rules:
-
-    hashes   12 apples    of `... #### 12 apples`, GSM8K's format: the rest of the line
-    boxed    \frac{3}{4}  of `... \boxed{\frac{3}{4}}.`, the format of MATH
-    answer   12           of `... <answer> 12 </answer>`
-    number   12           of `... makes 12 apples.`: the last number, in no particular format
-
-Of several marked answers the last one counts. A box or a tag that is never closed belongs to a
-response that was cut: it has no answer, and an earlier answer does not take its place.
-"""
+r"""Final answers of responses: the marks around them, and whether two of them are the same."""
 
 import re
-from collections.abc import Sequence
 from decimal import Decimal, InvalidOperation
-from typing import Literal
 
-from rl4p.data.quantity import last_quantity, quantity
+from rl4p.data.quantity import quantity
 
-Extraction = Literal["hashes", "boxed", "answer", "number"]
 MARKER = "####"
 BOX = re.compile(r"\\(?:boxed|fbox)\{")
-
-
-def extract(text: str, how: Extraction | Sequence[Extraction]) -> str | None:
-    """Returns the final answer of a text, or None if there is none.
-
-    Args:
-      how: one rule, or several that are tried in this order until one finds an answer. Each
-        further rule also accepts responses that do not keep to the format.
-    """
-    rules = (how,) if isinstance(how, str) else how
-    found = (RULES[rule](text) for rule in rules)
-    return next((answer for answer in found if answer is not None), None)
 
 
 def final_answer(text: str) -> str | None:
@@ -66,9 +40,6 @@ def tagged(text: str) -> str | None:
     del head
     inside, closed, _ = tail.partition("</answer>")
     return inside.strip() if found and closed else None
-
-
-RULES = {"hashes": final_answer, "boxed": boxed, "answer": tagged, "number": last_quantity}
 
 
 def number(text: str) -> Decimal | None:

@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from rl4p.data.answer import Extraction, extract, same_answer
+from rl4p.data.answer import same_answer
+from rl4p.data.extraction import Extraction, extract
 from rl4p.types import Episode
 
 
@@ -16,7 +17,9 @@ class Correct:
     Attributes:
       extract: where the final answer stands: `hashes` after the last ``####``, `boxed` in the last
         ``\boxed{}``, `answer` between the last ``<answer>`` and ``</answer>``, `number` the last
-        number of the text. A list is tried in its order: [boxed, hashes].
+        number of the text, `stated` the number in the first of these places that has one, or in
+        a sentence such as ``The answer is 12`` (`rl4p.data.stated`). A list is tried in its order:
+        [boxed, hashes].
     """
 
     weight: float = 1.0

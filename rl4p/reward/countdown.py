@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rl4p.configuration.bounds import Share
-from rl4p.data.answer import Extraction, extract
 from rl4p.data.countdown import solves
+from rl4p.data.extraction import Extraction, extract
 from rl4p.types import Episode
 
 
@@ -20,7 +20,8 @@ class Countdown:
     with neither is invalid.
 
     Attributes:
-      extract: where the answer stands (`rl4p.reward.correct`), without `number`.
+      extract: where the answer stands (`rl4p.reward.correct`), without `number` and
+        `stated`.
       partial: the grade of an expression of the right numbers with another value.
     """
 
@@ -29,11 +30,13 @@ class Countdown:
     partial: Share = 0.0
 
     def __post_init__(self) -> None:
-        if "number" in self.extract:
-            raise ValueError(
-                "extract=number finds a number, but the answer is an expression: write hashes, "
-                "boxed or answer."
-            )
+        rules = (self.extract,) if isinstance(self.extract, str) else self.extract
+        for rule in ("number", "stated"):
+            if rule in rules:
+                raise ValueError(
+                    f"extract={rule} finds a number, but the answer is an expression: write "
+                    "hashes, boxed or answer."
+                )
 
     def __call__(self, episodes: Sequence[Episode]) -> Sequence[float]:
         return [self.grade(episode) for episode in episodes]

@@ -15,7 +15,8 @@ from typing import Any
 from math_verify import LatexExtractionConfig, parse, verify
 from sympy import Expr
 
-from rl4p.data.answer import boxed, extract, number
+from rl4p.data.answer import boxed, number
+from rl4p.data.extraction import extract
 
 LONGEST = 4096  # characters of an answer; a longer one equals nothing
 SPACES = re.compile(r"(?<!\\)\\[,;:! ]|\\q?quad(?![a-zA-Z])|~|\s+")

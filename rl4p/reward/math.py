@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 
 from rl4p.configuration.bounds import AboveZero, Positive
-from rl4p.data.answer import Extraction
+from rl4p.data.extraction import Extraction
 from rl4p.reward.workers import Failed, Workers
 from rl4p.types import Episode
 

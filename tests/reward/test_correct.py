@@ -82,3 +82,18 @@ def test_5000_rewritten_answers_are_right_and_5000_near_misses_are_wrong(variant
     grades = Correct()(list(gsm8k_answers.episodes(pairs)))
     assert len(pairs) > 5000
     assert [pair for pair, found in zip(pairs, grades, strict=True) if found != grade] == []
+
+
+@pytest.mark.parametrize(
+    ("variants", "grade"), [(gsm8k_answers.reformatted, 1.0), (gsm8k_answers.near_misses, 0.0)]
+)
+def test_the_reward_of_gsm8k_reads_numbers_and_near_misses_in_any_format(variants, grade):
+    term = build_phases(compose(["reward=gsm8k"])).reward.terms["correct"]
+    pairs = [
+        pair
+        for random, gold in golds(150)
+        for pair in gsm8k_answers.in_all_formats(variants(random, gold), gold)
+    ]
+    grades = term(list(gsm8k_answers.episodes(pairs)))
+    assert len(pairs) > 10000
+    assert [pair for pair, found in zip(pairs, grades, strict=True) if found != grade] == []
