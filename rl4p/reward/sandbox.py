@@ -9,6 +9,7 @@ import functools
 import json
 import os
 import selectors
+import shutil
 import signal
 import subprocess
 import sys
@@ -131,15 +132,17 @@ def spawn(
     environment: Mapping[str, str],
     stdin: BinaryIO | int,
     stdout: int,
-    stderr: int,
+    stderr: BinaryIO | int,
     inherited: Sequence[int] = (),
     readable: Sequence[Path] = (),
 ) -> subprocess.Popen[bytes]:
     """Starts a program in a sandbox, and in a session of its own. Its pipes have no buffers.
 
+    A sandbox ends with the thread that started it (`--die-with-parent`).
+
     Args:
       inherited: the files that the program may use, by the same numbers as here.
-      readable: the folders that it may read besides the system's.
+      readable: the files and folders that it may read besides the system's.
 
     Raises:
       FileNotFoundError: there is no bwrap.
@@ -189,22 +192,28 @@ def bubblewrap(seccomp: int | None, readable: Sequence[Path] = ()) -> list[str]:
 
     Args:
       seccomp: the file of the filter of system calls.
-      readable: the folders that the program may read besides the system's.
+      readable: the files and folders that the program may read besides the system's.
+
+    Raises:
+      FileNotFoundError: there is no bwrap.
     """
-    command = ["bwrap", "--unshare-all", "--die-with-parent", "--new-session"]
+    # Found here, because the program itself may have another PATH.
+    if (found := shutil.which("bwrap")) is None:
+        raise FileNotFoundError("the program bwrap is not on the PATH")
+    command = [found, "--unshare-all", "--die-with-parent", "--new-session"]
     command += ["--uid", "65534", "--gid", "65534", "--cap-drop", "ALL", "--hostname", "sandbox"]
     for folder in map(Path, SYSTEM):
         if folder.is_symlink():
             command += ["--symlink", str(folder.readlink()), str(folder)]
         elif folder.is_dir():
             command += ["--ro-bind", str(folder), str(folder)]
-    own = Path(sys.base_prefix).resolve()
-    if not any(own.is_relative_to(folder) for folder in SYSTEM):
-        command += ["--ro-bind", str(own), str(own)]
     # What bubblewrap makes itself, the root and /dev (with /dev/shm), is in memory of no limit.
     command += ["--dev", "/dev", "--remount-ro", "/dev"]
     command += ["--size", str(FILES), "--tmpfs", "/tmp", "--chdir", "/tmp"]
-    for folder in map(str, readable):  # after /tmp, which may hold it
-        command += ["--ro-bind", folder, folder]
+    # A virtual environment names Python's folder as it was given, maybe by a symbolic link.
+    python = {Path(sys.base_prefix), Path(sys.base_prefix).resolve()}
+    own = [path for path in python if not any(path.is_relative_to(folder) for folder in SYSTEM)]
+    for path in map(str, [*own, *readable]):  # after /tmp, which may hold it
+        command += ["--ro-bind", path, path]
     command += ["--remount-ro", "/"]
     return [*command, *([] if seccomp is None else ["--seccomp", str(seccomp)])]

@@ -40,6 +40,7 @@ def serve(function: str, seconds: float, memory_bytes: int) -> None:
     except Exception as error:  # noqa: BLE001 the parent reports it
         send(replies, {"failed": f"{type(error).__name__}: {error}"})
         return
+    os.dup2(null, 2)  # it had what goes wrong until here, and the parent keeps that
     send(replies, {"ready": True})
     # A loop in C lets no Python code of this process run, so the deadline is the parent's to
     # enforce. If the parent is gone, this timer ends the process instead: SIGALRM kills it.
@@ -48,7 +49,7 @@ def serve(function: str, seconds: float, memory_bytes: int) -> None:
         signal.setitimer(signal.ITIMER_REAL, seconds + GRACE)
         reply = answer(call, line)
         signal.setitimer(signal.ITIMER_REAL, 0)
-        last = address_space() > memory_bytes / 2  # a later item would pay for the earlier ones
+        last = memory() > memory_bytes / 2  # a later item would pay for the earlier ones
         send(replies, reply | ({"last": True} if last else {}))
         if last:
             return
@@ -87,10 +88,14 @@ def send(file: int, reply: dict[str, Any]) -> None:
         line = line[os.write(file, line) :]
 
 
-def address_space() -> int:
-    """Returns the bytes of this process's address space, or 0 where the system does not say."""
+def memory() -> int:
+    """Returns the bytes of this process's address space.
+
+    Without /proc, as in a sandbox, these are the most bytes of memory that it has used so far.
+    """
     try:
         with open("/proc/self/statm", "rb") as file:  # noqa: PTH123 pathlib is not imported here
             return int(file.read().split()[0]) * resource.getpagesize()
     except OSError:
-        return 0
+        unit = 1 if sys.platform == "darwin" else 1024
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit

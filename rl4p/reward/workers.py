@@ -9,17 +9,20 @@ import json
 import os
 import selectors
 import signal
+import site
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import weakref
 from collections import deque
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from rl4p.errors import RunError
 from rl4p.reward.sandbox import Kind, spawn
@@ -27,8 +30,8 @@ from rl4p.reward.sandbox import Kind, spawn
 START_SECONDS = 120.0  # until a worker has imported its function; seconds on an idle machine
 LONGEST_REPLY = 1 << 20  # bytes
 # The environment of workers. The rest may contain keys, and workers handle untrusted text.
-KEPT = ("PATH", "HOME", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "TMPDIR", "VIRTUAL_ENV")
-KEPT_IN_SANDBOX = ("PATH", "LANG", "LC_ALL", "LD_LIBRARY_PATH")
+KEPT_IN_SANDBOX = ("PATH", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "PYTHONHASHSEED")
+KEPT = (*KEPT_IN_SANDBOX, "HOME", "TMPDIR", "VIRTUAL_ENV")
 PROGRAM = (
     "import json, sys; function, seconds, memory, sys.path[:] = json.loads(sys.argv[1]); "
     "from rl4p.reward.worker_child import serve; serve(function, seconds, memory)"
@@ -51,6 +54,7 @@ class Worker:
     """One process, and what stands in its two pipes.
 
     Attributes:
+      errors: the file of what it writes about its start.
       ready: whether it has imported its function.
       item: the index of the item it works on, or None.
       due: the time of its deadline, for the item or for its start.
@@ -58,6 +62,7 @@ class Worker:
     """
 
     process: subprocess.Popen[bytes]
+    errors: BinaryIO
     due: float
     ready: bool = False
     item: int | None = None
@@ -79,8 +84,8 @@ class Worker:
         except BrokenPipeError:
             self.outgoing = memoryview(b"")  # it has died, which reading will tell
 
-    def read(self) -> dict[str, Any] | None:
-        """Returns a reply, or None if it is not complete yet.
+    def read(self) -> Any:
+        """Returns a reply as a JSON value, or None if it is not complete yet.
 
         Raises:
           EOFError: the process has died, or does not keep to the protocol.
@@ -98,12 +103,18 @@ class Worker:
         except (ValueError, RecursionError):
             raise EOFError from None
 
+    def why_it_ended(self) -> str:
+        """Returns the last line that the process wrote about its start."""
+        self.errors.seek(0)
+        lines = self.errors.read().decode(errors="replace").strip().splitlines()
+        return lines[-1][:300].rstrip(".") if lines else "it ended at once"
+
     def kill(self) -> None:
         """Kills the process and whatever it has started, and waits for it."""
         if self.process.poll() is None:  # otherwise its number may be another process's by now
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
-        for pipe in (self.process.stdin, self.process.stdout):
+        for pipe in (self.process.stdin, self.process.stdout, self.errors):
             assert pipe is not None
             with contextlib.suppress(BrokenPipeError):
                 pipe.close()
@@ -118,7 +129,8 @@ class Workers:
     `close`. Calls may come from any thread; they are served one after the other.
 
     Nothing but JSON passes between the processes. Outside a sandbox the function has the rights of
-    this user: it may handle untrusted data, but must not run untrusted code (`sandbox.py`).
+    this user: it may handle untrusted data, but must not run untrusted code (`sandbox.py`). In a
+    sandbox, code that it runs can forge the results of its process, and nothing else.
     """
 
     def __init__(
@@ -151,6 +163,7 @@ class Workers:
         self.restarts = 0  # of processes that an item has cost
         self.lock = threading.Lock()
         self.workers: list[Worker] = []
+        self.starter = ThreadPoolExecutor(1)  # a sandbox ends with the thread that started it
         self.close = weakref.finalize(self, end, self.workers)
 
     def map(self, items: Sequence[Any]) -> list[Any]:
@@ -180,23 +193,26 @@ class Workers:
         settings = [self.function, self.seconds, self.memory_bytes, sys.path]
         kept = KEPT if self.sandbox == "none" else KEPT_IN_SANDBOX
         environment = {name: os.environ[name] for name in kept if name in os.environ}
+        errors: Any = tempfile.TemporaryFile()  # noqa: SIM115 `Worker.kill` closes it
         try:
             # A new program, not a copy of this process: JAX has threads, which a copy would lack.
             # Its own session keeps Ctrl-C for the run, which then closes the workers.
-            process = spawn(
+            process = self.starter.submit(
+                spawn,
                 self.sandbox,
                 [sys.executable, "-c", PROGRAM, json.dumps(settings)],
                 environment=environment | {"PYTHONDONTWRITEBYTECODE": "1"},
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
-                readable=folders_of(self.libraries) if self.sandbox == "bubblewrap" else (),
-            )
+                stderr=errors,
+                readable=places_of(self.libraries) if self.sandbox == "bubblewrap" else (),
+            ).result()
         except OSError as error:
+            errors.close()
             raise RunError(f"The workers of {self.function} cannot be started: {error}.") from None
         assert process.stdin is not None
         os.set_blocking(process.stdin.fileno(), False)
-        return Worker(process=process, due=time.monotonic() + START_SECONDS)
+        return Worker(process=process, errors=errors, due=time.monotonic() + START_SECONDS)
 
     def assign(self, items: Sequence[Any], waiting: deque[int]) -> None:
         """Gives an item to each worker that is free."""
@@ -244,15 +260,18 @@ class Workers:
             reply = worker.read()
         except EOFError:
             if not worker.ready:
-                self.refuse_start("it ended at once")
+                self.refuse_start(worker.why_it_ended())
             self.fail(worker, results, "its process died")
             return
         if reply is None:
             return
-        if "failed" in reply:
-            self.refuse_start(reply["failed"])
-        if not worker.ready:
+        if not worker.ready:  # it has run nothing but our code, and can be believed
+            if "failed" in reply:
+                self.refuse_start(reply["failed"])
             worker.ready = True
+            return
+        if not is_reply(reply):
+            self.fail(worker, results, "its process wrote something else than a result")
             return
         assert worker.item is not None
         result = Failed(reason=reply["error"]) if "error" in reply else reply["result"]
@@ -276,15 +295,31 @@ class Workers:
         self.workers[self.workers.index(worker)] = self.start()
 
 
-def folders_of(libraries: Sequence[str]) -> list[Path]:
-    """Returns the folders of Python's environment, of this package and of some modules."""
-    found = [Path(sys.prefix), Path(__file__).parents[1]]
+def is_reply(value: Any) -> bool:
+    """Returns whether a JSON value has the form of a reply to an item (`worker_child.py`)."""
+    if not isinstance(value, dict):
+        return False
+    return isinstance(value["error"], str) if "error" in value else "result" in value
+
+
+def places_of(libraries: Sequence[str]) -> list[Path]:
+    """Returns what Python needs to import this package and some modules.
+
+    These are the folders of Python's environment, the folder of each package and the file of each
+    module. Not the folder around them: it may be a project, with a file of keys.
+    """
+    found = [sys.prefix, *site.getsitepackages(), Path(__file__).parents[1]]
+    if site.ENABLE_USER_SITE:
+        found.append(site.getusersitepackages())
     for library in libraries:
         spec = find_spec(library)
-        if spec is not None and spec.origin is not None:
-            package = spec.submodule_search_locations is not None
-            found.append(Path(spec.origin).parents[1 if package else 0])
-    return found
+        if spec is None:
+            continue  # the worker says so
+        if spec.submodule_search_locations is not None:
+            found += spec.submodule_search_locations
+        elif spec.has_location and spec.origin is not None:
+            found.append(spec.origin)
+    return [path for path in map(Path, found) if path.exists()]
 
 
 def end(workers: list[Worker]) -> None:

@@ -6,13 +6,18 @@ import sys
 import textwrap
 import threading
 import time
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from rl4p.errors import RunError
-from rl4p.reward.sandbox import bubblewrap_problem
+from rl4p.reward.sandbox import bubblewrap, bubblewrap_problem
 from rl4p.reward.workers import LONGEST_REPLY, Failed, Workers
+
+WITHOUT = bubblewrap_problem()
+needs_bubblewrap = pytest.mark.skipif(WITHOUT is not None, reason=str(WITHOUT))
+KINDS = ["none", pytest.param("bubblewrap", marks=needs_bubblewrap)]
 
 FUNCTIONS = """
 import os, socket, subprocess, time
@@ -29,6 +34,8 @@ def act(item):
         return len(bytearray(value))
     elif name == "keep":
         kept.append(bytearray(value))
+    elif name == "kept":
+        return len(kept)
     elif name == "raise":
         raise ValueError(value)
     elif name == "exit":
@@ -54,6 +61,13 @@ def act(item):
         socket.create_connection(("127.0.0.1", value), 2).close()
     elif name == "nested":
         return eval("[" * value + "]" * value)
+    elif name == "forge":
+        for file in range(3, 10):
+            try:
+                os.write(file, value.encode() + b"\\n")
+            except OSError:
+                pass
+        time.sleep(60)
     return value
 """
 
@@ -65,9 +79,24 @@ def functions(tmp_path, monkeypatch):
     return "graders_of_the_test:act"
 
 
+@pytest.fixture(params=KINDS)
+def sandboxed(functions, request):
+    """Makes pools with a sandbox, and pools without one."""
+    pools = []
+
+    def sandboxed(**options):
+        options = {"count": 1, "seconds": 60, "sandbox": request.param, **options}
+        pools.append(Workers(functions, **options, libraries=["graders_of_the_test"]))
+        return pools[-1]
+
+    yield sandboxed
+    for pool in pools:
+        pool.close()
+
+
 @pytest.fixture
 def workers(functions):
-    pool = Workers(functions, count=2, seconds=2, memory_bytes=2**28)
+    pool = Workers(functions, count=2, seconds=5, memory_bytes=2**28)
     yield pool
     pool.close()
 
@@ -77,6 +106,12 @@ def is_alive(pid):
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except FileNotFoundError:
         return False
+
+
+def family(pid):
+    """Returns a process and those that it has started; a sandbox is several."""
+    found = " ".join(path.read_text() for path in Path(f"/proc/{pid}/task").glob("*/children"))
+    return [pid, *(each for child in found.split() for each in family(int(child)))]
 
 
 def ends(pid, seconds=20):
@@ -96,8 +131,8 @@ def test_results_come_in_the_order_of_the_items(workers):
 @pytest.mark.parametrize(
     ("item", "reason", "restarts"),
     [
-        (["sleep", 60], "it took longer than 2 seconds", 1),
-        (["loop in C", 9], "it took longer than 2 seconds", 1),
+        (["sleep", 60], "it took longer than 5 seconds", 1),
+        (["loop in C", 9], "it took longer than 5 seconds", 1),
         (["memory", 2**29], "it needs too much memory", 1),
         (["exit", 0], "its process died", 1),
         (["large", LONGEST_REPLY], "its process died", 1),
@@ -134,7 +169,7 @@ def test_what_a_function_prints_is_no_reply(workers):
 def test_a_large_item_does_not_wait_for_a_stuck_worker(workers):
     large = ["value", "x" * 900_000]
     results = workers.map([["sleep", 60], large, large, ["sleep", 60], large])
-    late = Failed(reason="it took longer than 2 seconds")
+    late = Failed(reason="it took longer than 5 seconds")
     assert results == [late, large[1], large[1], late, large[1]]
 
 
@@ -168,12 +203,11 @@ def test_secrets_of_the_run_are_not_in_the_environment_of_workers(workers, monke
     ]
 
 
-def test_a_worker_that_has_grown_is_replaced_and_keeps_its_result(functions):
-    pool = Workers(functions, count=1, seconds=9, memory_bytes=2**28)
-    first, kept, second, third = pool.map([["pid", 0], ["keep", 2**27], ["pid", 0], ["pid", 0]])
-    assert (kept, second, pool.restarts) == (2**27, third, 1)
-    assert first != second
-    pool.close()
+def test_a_worker_that_has_grown_is_replaced_and_keeps_its_result(sandboxed):
+    pool = sandboxed(memory_bytes=2**28)
+    assert pool.map([["keep", 2**20], ["kept", 0]]) == [2**20, 1]
+    assert pool.map([["keep", 2**27], ["kept", 0]]) == [2**27, 0]
+    assert pool.restarts == 1
 
 
 def test_closed_workers_have_ended(workers):
@@ -192,13 +226,16 @@ def test_workers_end_with_their_pool(functions):
     assert ends(pid)
 
 
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("busy", [False, True])
-def test_workers_end_when_their_parent_is_killed(functions, busy):
+def test_workers_end_when_their_parent_is_killed(functions, busy, kind):
     script = f"""
         import os, sys, threading
         from rl4p.reward.workers import Workers
-        pool = Workers("{functions}", count=1, seconds=0.5)
-        print(pool.map([["pid", 0]])[0], flush=True)
+        libraries = ["graders_of_the_test"]
+        pool = Workers("{functions}", count=1, seconds=3, sandbox="{kind}", libraries=libraries)
+        assert pool.map([["value", 7]]) == [7]
+        print(pool.workers[0].process.pid, flush=True)
         if {busy}:  # in a loop in C, where it sees no closed pipe
             pool.seconds = 60
             threading.Thread(target=pool.map, args=([["loop in C", 9]],), daemon=True).start()
@@ -213,23 +250,40 @@ def test_workers_end_when_their_parent_is_killed(functions, busy):
     ) as parent:
         pid = int(parent.stdout.readline())
         time.sleep(0.2 if busy else 0)
-        assert is_alive(pid)
+        pids = family(pid)
+        assert all(is_alive(pid) for pid in pids)
         parent.kill()
-    assert ends(pid)
+    assert all(ends(pid) for pid in pids)
 
 
-def test_a_pool_survives_the_end_of_the_thread_that_started_it(functions):
-    pool = Workers(functions, count=1, seconds=60)
-    pids = []
-    thread = threading.Thread(target=lambda: pids.extend(pool.map([["pid", 0]])))
+def test_a_pool_survives_the_end_of_the_thread_that_started_it(sandboxed):
+    pool = sandboxed()
+    thread = threading.Thread(target=pool.map, args=([["keep", 1]],))
     thread.start()
     thread.join()
-    assert pool.map([["pid", 0]]) == pids
+    (worker,) = pool.workers
+    time.sleep(0.5)  # a sandbox that is about to end has ended
+    assert worker.process.poll() is None
+    assert pool.map([["kept", 0]]) == [1]
     assert pool.restarts == 0
-    pool.close()
 
 
-@pytest.mark.skipif(bubblewrap_problem() is not None, reason=str(bubblewrap_problem()))
+@pytest.mark.parametrize(
+    "reply",
+    [
+        *('{"failed": "by the text"}', "5", "{}", "[]", '{"error": 3}', '{"ready": true}'),
+        *("no JSON", '{"result": 1}\n{"result": 2}', "[" * 90_000),
+    ],
+)
+def test_a_forged_reply_costs_its_item_alone(sandboxed, reply):
+    pool = sandboxed()
+    forged, *others = pool.map([["forge", reply], ["value", 1], ["value", 2]])
+    assert isinstance(forged, Failed)
+    assert forged.reason.startswith("its process ")
+    assert (others, pool.restarts) == ([1, 2], 1)
+
+
+@needs_bubblewrap
 def test_in_a_sandbox_a_function_reaches_nothing_of_this_machine(functions, tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", "/home/of/somebody")
     shown = tmp_path / "shown"
@@ -238,7 +292,7 @@ def test_in_a_sandbox_a_function_reaches_nothing_of_this_machine(functions, tmp_
     monkeypatch.syspath_prepend(shown)
     secret = tmp_path / "secret"
     secret.write_text("a key")
-    options = {"count": 1, "seconds": 2, "memory_bytes": 2**28}
+    options = {"count": 1, "seconds": 5, "memory_bytes": 2**28}
     with socket.create_server(("127.0.0.1", 0)) as server:
         attempts = {
             "read": str(secret),
@@ -260,13 +314,63 @@ def test_in_a_sandbox_a_function_reaches_nothing_of_this_machine(functions, tmp_
     errors = ("FileNotFoundError", "OSError", "PermissionError", "ConnectionRefusedError")
     assert [each.reason.partition(":")[0] for each in denied] == list(errors)
     (process,) = (worker.process for worker in inside.workers)
-    assert inside.map([["sleep", 60]]) == [Failed(reason="it took longer than 2 seconds")]
+    assert inside.map([["sleep", 60]]) == [Failed(reason="it took longer than 5 seconds")]
     assert inside.map([["memory", 2**29], ["value", 9]]) == [
         Failed(reason="it needs too much memory"),
         9,
     ]
     inside.close()
     assert ends(process.pid)
+
+
+@needs_bubblewrap
+def test_a_sandbox_shows_a_module_and_a_package_and_nothing_beside_them(tmp_path, monkeypatch):
+    (tmp_path / "module_of_the_test.py").write_text("import package_of_the_test.part as part")
+    (tmp_path / "package_of_the_test").mkdir()
+    (tmp_path / "package_of_the_test" / "__init__.py").write_text("")
+    (tmp_path / "package_of_the_test" / "part.py").write_text(
+        "import os\n\ndef act(item):\n    return sorted(os.listdir(item))"
+    )
+    (tmp_path / ".env").write_text("KEY=secret")
+    monkeypatch.syspath_prepend(tmp_path)
+    libraries = ["module_of_the_test", "package_of_the_test", "time"]  # the last one has no file
+    options = {"count": 1, "seconds": 60, "sandbox": "bubblewrap", "libraries": libraries}
+    with closing(Workers("package_of_the_test.part:act", **options)) as pool:
+        assert pool.map([str(tmp_path)]) == [["module_of_the_test.py", "package_of_the_test"]]
+
+
+@needs_bubblewrap
+def test_a_sandbox_has_a_python_behind_a_symbolic_link(functions, tmp_path, monkeypatch):
+    (tmp_path / "python").symlink_to(sys.base_prefix)
+    name = Path(sys.executable).resolve().relative_to(Path(sys.base_prefix).resolve())
+    monkeypatch.setattr(sys, "base_prefix", str(tmp_path / "python"))
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python" / name))
+    options = {"count": 1, "seconds": 60, "sandbox": "bubblewrap"}
+    with closing(Workers(functions, **options, libraries=["graders_of_the_test"])) as pool:
+        assert pool.map([["value", 7]]) == [7]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_worker_that_ends_before_it_is_ready_says_why(kind, monkeypatch):
+    monkeypatch.setattr("rl4p.reward.workers.PROGRAM", "raise ValueError('no luck.')")
+    with closing(Workers("math:sqrt", count=1, seconds=60, sandbox=kind)) as pool:
+        with pytest.raises(RunError, match=r"math:sqrt cannot be started: ValueError: no luck\.$"):
+            pool.map([1])
+        assert pool.workers == []
+
+
+@needs_bubblewrap
+def test_the_program_of_the_sandbox_is_the_one_that_was_tested(functions, tmp_path, monkeypatch):
+    """Python finds a program by the PATH of its environment, which differs between the two."""
+    fake = tmp_path / "bwrap"
+    fake.write_text("#!/bin/sh\nexit 1\n")
+    fake.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    assert bubblewrap(None)[0] == str(fake)
+    monkeypatch.setenv("PATH", "")
+    pool = Workers(functions, count=1, seconds=60, sandbox="bubblewrap")
+    with pytest.raises(RunError, match=r"cannot be started: the program bwrap is not on the PATH"):
+        pool.map([1])
 
 
 def test_workers_that_cannot_start_are_a_clear_error():
