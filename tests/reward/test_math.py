@@ -45,7 +45,7 @@ def test_the_place_of_the_answer_is_an_option(graded):
 
 
 def test_a_response_over_the_deadline_is_invalid_and_its_neighbours_are_not(graded, caplog):
-    term = Math(response_seconds=0.5).open()
+    term = Math(response_seconds=3.0).open()
     assert graded(term, r"\boxed{0.5}") == [1.0]
     with caplog.at_level(logging.WARNING):
         grades = graded(term, r"\boxed{0.5}", r"\boxed{9^{9^9}}", r"\boxed{3}", r"\boxed{1/2}")

@@ -73,7 +73,7 @@ def test_a_coroutine_is_cancelled_at_its_deadline(thread):
             raise
 
     with pytest.raises(Late):
-        thread.start(slow, 0.05)()
+        thread.start(slow, 1.0)()
     assert cancelled.wait(60)
     assert thread.start(lambda: 1, 60.0)() == 1  # the thread is free again
 

@@ -98,7 +98,7 @@ def test_a_server_that_hangs_is_left_at_the_deadline(serve, ask):
         return right(body, number)
 
     asked = serve(hangs)
-    _, responses = ask(asked.url, concurrency=1, timeout_seconds=0.3)
+    _, responses = ask(asked.url, concurrency=1, timeout_seconds=2.0)
     ended.set()
     assert (len(responses.found), len(asked.bodies)) == (6, 7)
 
