@@ -19,10 +19,21 @@ class Status(StrEnum):
 # The value of `finish`, which lines of older runs have in the place of `status`.
 OF_FINISH = {"stop": Status.COMPLETED, "length": Status.TRUNCATED, "abort": Status.ABORTED}
 
+# The types of the fields that are neither a status nor a number, and their names in words.
+KINDS: dict[str, tuple[type, str]] = {
+    **dict.fromkeys(("prompt", "answer", "response", "id", "task"), (str, "a text")),
+    **dict.fromkeys(("step", "sample", "length"), (int, "an integer")),
+    **dict.fromkeys(("metadata", "terms", "tokens"), (Mapping, "an object")),
+    "valid": (bool, "true or false"),
+}
+
 
 @dataclass(frozen=True, kw_only=True)
 class Sample:
     """A sample. `to_dict` turns it into values of JSON, and `from_dict` back, without loss.
+
+    A record (`record.py`) writes a number that is not finite as a text. `from_dict` reads it back
+    as a number in the reward, the terms and the advantage; in metadata and tokens it stays a text.
 
     Attributes:
       prompt: the question, without its chat template.
@@ -58,11 +69,12 @@ class Sample:
     tokens: Mapping[str, Any] | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns the fields as JSON values, without those that are None or empty mappings."""
+        """Returns the fields as JSON values, without None, and without empty metadata and terms."""
         found = {each.name: getattr(self, each.name) for each in fields(self)}
         mappings = {key: dict(value) for key, value in found.items() if isinstance(value, Mapping)}
         found |= mappings | {"status": self.status.value}
-        return {key: value for key, value in found.items() if value is not None and value != {}}
+        empty = [key for key in ("metadata", "terms") if not found[key]]
+        return {k: value for k, value in found.items() if value is not None and k not in empty}
 
     @classmethod
     def from_dict(cls, row: Mapping[str, Any]) -> "Sample":
@@ -72,27 +84,44 @@ class Sample:
         lost.
 
         Raises:
-          ValueError: the dictionary has no `prompt`, an unknown key or an unknown status.
+          ValueError: the dictionary has no `prompt`, an unknown key or an unknown status, or a
+            value has a wrong type.
         """
         row = dict(row)
-        if "finish" in row and "status" not in row:
-            finish = row.pop("finish")
-            if finish not in OF_FINISH:
-                raise ValueError(f"finish is {finish!r}, not one of {', '.join(OF_FINISH)}.")
-            row["status"] = OF_FINISH[finish]
+        status = status_of(row)
+        if row.get("status") is None:
+            row.pop("finish", None)
         names = [each.name for each in fields(cls)]
         if unknown := sorted(row.keys() - names):
             raise ValueError(f"a sample has no {unknown[0]}; its keys are {', '.join(names)}.")
         if "prompt" not in row:
             raise ValueError("a sample needs a prompt.")
-        status = row.get("status", Status.PENDING)
-        if status not in list(Status):
-            raise ValueError(f"status is {status!r}, not one of {', '.join(Status)}.")
-        found: dict[str, Any] = row | {"status": Status(status)}
+        optional = [each.name for each in fields(cls) if each.default is None]
+        for key, (kind, wanted) in KINDS.items():
+            value = row.get(key)
+            if key not in row or (value is None and key in optional):
+                continue
+            if not isinstance(value, kind) or isinstance(value, bool) != (kind is bool):
+                raise ValueError(f"{key} must be {wanted}, not {value!r}.")
+        found: dict[str, Any] = row | {"status": status or Status.PENDING}
         for key in ("reward", "advantage"):
             found[key] = number(row.get(key))
-        found["terms"] = {name: number(x) for name, x in (row.get("terms") or {}).items()}
+        found["terms"] = {name: number(x) for name, x in row.get("terms", {}).items()}
         return cls(**found)
+
+
+def status_of(row: Mapping[str, Any]) -> Status | None:
+    """Returns the status of a line, or that of its `finish`; None if it has neither.
+
+    Raises:
+      ValueError: the status or the reason is unknown.
+    """
+    for key, known in (("status", {each.value: each for each in Status}), ("finish", OF_FINISH)):
+        if (value := row.get(key)) is not None:
+            if not isinstance(value, str) or value not in known:
+                raise ValueError(f"{key} is {value!r}, not one of {', '.join(known)}.")
+            return known[value]
+    return None
 
 
 def json_values(metadata: Mapping[str, Any]) -> dict[str, Any]:
@@ -101,5 +130,12 @@ def json_values(metadata: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def number(value: Any) -> float | None:
-    """Returns a float; a record has "NaN" and "Infinity" as texts."""
-    return None if value is None else float(value)
+    """Returns a float; a record has "NaN" and "Infinity" as texts.
+
+    Raises:
+      ValueError: the value is no number.
+    """
+    try:
+        return None if value is None else float(value)
+    except (ValueError, TypeError, OverflowError):
+        raise ValueError(f"{value!r} is not a number.") from None

@@ -174,7 +174,7 @@ more.addEventListener("click", show);
 fill("task", distinct((sample) => sample.task), "all tasks");
 fill("right", distinct(verdict), "right and wrong");
 fill("step", distinct((sample) => sample.step).sort((a, b) => b - a), "all steps");
-fill("status", distinct((sample) => sample.status), "all");
+fill("status", distinct((sample) => sample.status), "all statuses");
 if (samples.some((sample) => sample.tokens)) {
   const legend = document.getElementById("legend");
   legend.append("Probability of each token:");

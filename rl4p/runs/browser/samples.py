@@ -12,7 +12,7 @@ import yaml
 from rl4p.configuration.bounds import Natural, Positive
 from rl4p.errors import InputError
 from rl4p.runs.record import Record
-from rl4p.runs.sample import OF_FINISH, number
+from rl4p.runs.sample import number, status_of
 
 DEFAULT_TERM = "correct"
 
@@ -176,7 +176,7 @@ def sample(row: Mapping[str, Any], term: str) -> Sample:
         prompt=str(row.get("prompt", row.get("question", ""))),
         response=str(row["response"]),
         answer=row.get("answer"),
-        status=row.get("status", OF_FINISH.get(str(row.get("finish")))),
+        status=shown_status(row),
         length=length,
         reward=None if row.get("valid") is False else number(row.get("reward")),
         terms=terms,
@@ -185,6 +185,14 @@ def sample(row: Mapping[str, Any], term: str) -> Sample:
         rendered_prompt=tokens.get("prompt"),
         tokens=tokens_of(tokens),
     )
+
+
+def shown_status(row: Mapping[str, Any]) -> str | None:
+    """Returns the status of a line; one that is unknown stands as another program wrote it."""
+    try:
+        return status_of(row)
+    except ValueError:
+        return str(row.get("status") or row.get("finish"))
 
 
 def terms_of(row: Mapping[str, Any]) -> dict[str, float]:

@@ -17,7 +17,7 @@ def full():
         "prompt": "1+2",
         "response": "1+2=3 ####\n3",
         "answer": "3",
-        "finish": "stop",
+        "status": "completed",
         "length": 4,
         "reward": 1.5,
         "terms": {"correct": 1.0, "format": 1.0},
