@@ -13,7 +13,7 @@ def test_a_file_is_graded_by_one_command(tmp_path, capsys):
     assert rl4p.regrade.main(arguments) == 0, capsys.readouterr().err
     (row,) = map(json.loads, (tmp_path / "new" / "b.jsonl").read_text().splitlines())
     assert row["terms"]["correct"] == 1.0
-    assert "1 graded responses" in capsys.readouterr().out
+    assert "b.jsonl: 1 graded response\n" in capsys.readouterr().out
 
 
 def test_the_help_names_every_option(capsys):

@@ -5,15 +5,18 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from tempfile import TemporaryFile
+from typing import Any, TypeVar
 
 from omegaconf import DictConfig, ListConfig
 from rich.console import Console
 
 from rl4p.configuration import instantiate
 from rl4p.configuration.composition import Composer
+from rl4p.configuration.folder import run_folder
 from rl4p.configuration.job_options import build, split
-from rl4p.configuration.resume import begins, config_of_run, place
+from rl4p.configuration.refusals import same
+from rl4p.configuration.resume import as_started, begins, config_of_run, place
 from rl4p.configuration.schema import check, without_hydra
 from rl4p.configuration.targets import did_you_mean
 from rl4p.data.answer import boxed, final_answer
@@ -23,8 +26,9 @@ from rl4p.data.rows import digest
 from rl4p.errors import InputError
 from rl4p.reward.protocols import TextReward
 from rl4p.runs.grading import Grades, grade, text_reward
+from rl4p.runs.progress import shorten
 from rl4p.runs.record import Record, replace_file
-from rl4p.runs.sample import OF_FINISH, Status
+from rl4p.runs.sample import status_of
 from rl4p.runs.samples import STATUS
 from rl4p.types import Episode, Prompt
 
@@ -33,8 +37,11 @@ MAY_SET = ("reward", "max_response_tokens", "experiment", "trusted_targets")
 OF_RUN = ("reward", "max_response_tokens")
 RESULT = ("total", "terms", "valid")
 FINISH = {status: finish for finish, status in STATUS.items()}
+WHOLE = ("code", "crossword", "reasoning_gym")  # data sets that take no part of an answer
+KINDS = {str: "a text", int: "a natural number", dict: "an object"}
 
 Row = dict[str, Any]
+Value = TypeVar("Value")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,17 +76,24 @@ def regrade(arguments: Sequence[str]) -> None:
     """
     tree, overrides = split(arguments, Options)
     options = build(tree, Options, "", OWNER)
-    source = Path(str(options.file or options.run)).expanduser()
     out = Path(options.out).expanduser()
+    if options.run is not None:
+        source = Record(run_folder(options.run, key="run")).samples_file
+        rows = rows_of_run(options.run)
+    else:
+        source = Path(str(options.file)).expanduser()
+        rows = rows_of_file(source)
     refuse_foreign(out, source)
-    try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InputError(f"out={out} cannot be written: {error.strerror}.") from None
-    rows = rows_of_run(source) if options.file is None else rows_of_file(source)
     prompts: dict[tuple[str, str], Prompt] = {}
-    episodes = [episode(row, where, options.task, prompts) for where, row in rows]
+    episodes = [episode(row, where, options, prompts) for where, row in rows]
+    if options.task is not None and all(task_of(row, where) for where, row in rows):
+        raise InputError(
+            f"task={options.task} has no effect, because every line names its task: leave it out, "
+            "or choose the reward of all lines with reward=NAME."
+        )
     by_task, rewards = rewards_of(options, overrides, sorted({e.prompt.task for e in episodes}))
+    out = out.resolve()  # of a symbolic link the file is replaced, and not the link
+    refuse_unwritable(out)
     found: dict[int, Grades] = {}
     for name, reward in rewards.items():
         own = [b for b, each in enumerate(episodes) if by_task[each.prompt.task] == name]
@@ -91,29 +105,44 @@ def regrade(arguments: Sequence[str]) -> None:
     console = Console(highlight=False, soft_wrap=True, markup=False)
     for line in summary(episodes, grades, by_task):
         console.print(line)
-    console.print(f"{out}: {len(lines):,} graded responses")
+    console.print(f"{options.out}: {counted(len(lines), 'graded response')}")
 
 
 def refuse_foreign(out: Path, source: Path) -> None:
     """Refuses to replace a file that is no earlier result.
 
     Raises:
-      InputError: `out` is the source, a folder, or a file of something else.
+      InputError: `out` is the source, no regular file, not readable, or a file of something else.
     """
-    if out.is_dir():
-        raise InputError(f"out={out} is a folder: name a file.")
-    if not out.exists():
-        return
-    if source.exists() and out.samefile(source):
-        raise InputError(f"out={out} is the file with the responses: name another.")
-    with out.open("rb") as file:
-        line = file.readline()
     try:
-        first = json.loads(line) if line else dict.fromkeys(RESULT)
-    except ValueError:
-        first = None
-    if not isinstance(first, dict) or not first.keys() >= set(RESULT):
+        if out.is_dir():
+            raise InputError(f"out={out} is a folder: name a file.")
+        if not out.exists():
+            return
+        if not out.is_file():
+            raise InputError(f"out={out} is a device or a pipe: name a file.")
+        if source.exists() and out.samefile(source):
+            raise InputError(f"out={out} is the file with the responses: name another.")
+        with out.open("rb") as file:
+            line = file.readline()
+    except OSError as error:
+        raise InputError(f"out={out} cannot be read: {error.strerror}: name another.") from None
+    try:
+        first = parsed(line, str(out)) if line else dict.fromkeys(RESULT)
+    except InputError:
+        first = {}
+    if not first.keys() >= set(RESULT):
         raise InputError(f"out={out} exists and was not made by {OWNER}: name another.")
+
+
+def refuse_unwritable(out: Path) -> None:
+    """Creates the folder of a file, and refuses one in which no file can be written."""
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        with TemporaryFile(dir=out.parent):
+            pass
+    except OSError as error:
+        raise InputError(f"out={out} cannot be written: {error.strerror}.") from None
 
 
 def rows_of_file(path: Path) -> list[tuple[str, Row]]:
@@ -132,63 +161,104 @@ def rows_of_file(path: Path) -> list[tuple[str, Row]]:
     return rows
 
 
-def rows_of_run(folder: Path) -> list[tuple[str, Row]]:
+def rows_of_run(given: str) -> list[tuple[str, Row]]:
     """Returns the samples of a run, each with its place for error messages."""
-    record = Record(folder)
+    as_started("run", given)  # refuses what is not the folder of a run
+    record = Record(run_folder(given, key="run"))
     rows = [(f"{record.samples_file}, line {i}", row) for i, row in enumerate(record.samples(), 1)]
     if not rows:
         raise InputError(
-            f"run={folder} has no samples: it is not the folder of a run, or samples.every was 0."
+            f"run={given} has no samples: choose a run with samples.every above 0, after a step."
         )
     return rows
 
 
 def episode(
-    row: Row, where: str, task: str | None, prompts: dict[tuple[str, str], Prompt]
+    row: Row, where: str, options: Options, prompts: dict[tuple[str, str], Prompt]
 ) -> Episode:
     """Returns the response of a line as graders take it.
 
     Args:
       where: the place of the line, for error messages.
-      task: the task of a line that names none.
       prompts: the prompts so far by task and content, so that the samples of a prompt are a group.
 
     Raises:
       InputError: a field is absent or has a wrong type.
     """
-    question = text(row, "question" if "question" in row else "prompt", where)
-    answer = without_exponent(row.get("answer")) or text(row, "answer", where)
-    metadata = row.get("metadata") or {}
-    if not isinstance(metadata, Mapping):
-        raise InputError(f'{where}: "metadata" must be an object.')
-    own = row.get("task") or task or "responses"
+    other = row.get("question") is None and "prompt" in row
+    question = required(row, "prompt" if other else "question", str, where)
+    answer = without_exponent(row.get("answer")) or required(row, "answer", str, where)
+    metadata = optional(row, "metadata", dict, where) or {}
+    task = task_of(row, where) or options.task or "responses"
     # Not the id alone, because two questions of a file may have the same one.
     content = digest(json.dumps([question, answer, metadata], sort_keys=True))
-    key = (str(own), content if row.get("id") is None else f"{row['id']}/{content}")
+    key = (task, content if row.get("id") is None else f"{row['id']}/{content}")
     if key not in prompts:
-        reference = final_answer(answer) or boxed(answer) or answer.strip()
         prompts[key] = Prompt(
             id=key[1],
             question=question,
-            answer=reference,
-            task=key[0],
+            # The answer of a sample of a run is the reference itself.
+            answer=answer if options.file is None else reference_of(answer, task, where),
+            task=task,
             metadata=metadata,
             tokens=(),
         )
-    length = row.get("length", row.get("tokens"))
-    status = row.get("status", OF_FINISH.get(str(row.get("finish"))))
+    length = optional(row, "length", int, where)
+    if length is None and isinstance(row.get("tokens"), int | float):  # of rl4p.evaluate
+        length = required(row, "tokens", int, where)
+    try:
+        status = status_of(row)
+    except ValueError as error:
+        raise InputError(f"{where}: {error}") from None
     return Episode(
         prompt=prompts[key],
-        response=text(row, "response", where),
-        tokens=length if isinstance(length, int) else None,
-        finish=FINISH.get(status) if status in list(Status) else None,
+        response=required(row, "response", str, where),
+        tokens=length,
+        finish=None if status is None else FINISH.get(status),
     )
 
 
-def text(row: Row, key: str, where: str) -> str:
-    if not isinstance(row.get(key), str):
-        raise InputError(f'{where}: no text under "{key}"; the row has {sorted(map(str, row))}.')
-    return row[key]
+def task_of(row: Row, where: str) -> str:
+    """Returns the task that a line names; "" if it names none."""
+    task = (optional(row, "task", str, where) or "").strip()
+    try:
+        task.encode()
+    except UnicodeEncodeError:  # a lone surrogate, which JSON allows
+        raise InputError(f'{where}: "task" is not UTF-8: write another name.') from None
+    return task
+
+
+def reference_of(answer: str, task: str, where: str) -> str:
+    """Returns the reference answer in an answer, as the data set of the task reads it."""
+    if task in WHOLE:
+        return answer.strip()
+    mark, rule = ("\\boxed{}", boxed) if task == "math" else ("####", final_answer)
+    found = rule(answer)
+    if found == "":
+        raise InputError(
+            f'{where}: "answer" has an empty {mark}: write the reference answer there.'
+        )
+    return answer.strip() if found is None else found
+
+
+def optional(row: Row, key: str, kind: type[Value], where: str) -> Value | None:
+    """Returns the value under a key; None if it is absent or null."""
+    return None if row.get(key) is None else required(row, key, kind, where)
+
+
+def required(row: Row, key: str, kind: type[Value], where: str) -> Value:
+    """Returns the value under a key.
+
+    Raises:
+      InputError: it is absent or of another type.
+    """
+    if key not in row:
+        raise InputError(f'{where}: "{key}" is missing; the row has {", ".join(sorted(row))}.')
+    value = row[key]
+    if type(value) is not kind or (isinstance(value, int) and value < 0):
+        given = shorten(json.dumps(value))
+        raise InputError(f'{where}: "{key}" must be {KINDS[kind]}, not {given}.')
+    return value
 
 
 def rewards_of(
@@ -222,10 +292,9 @@ def rewards_of(
         by_task = names_by_task(composer, options.task, tasks)
         names = sorted(set(by_task.values()))
         configs = {name: composer.load([f"reward={name}", *words]) for name in names}
-    rewards = {}
+    rewards, given = {}, [place(override) for override in overrides]
     for name, config in configs.items():
-        if not any(str(x.key_or_group).endswith("max_invalid") for x in overrides):
-            allow_invalid(config.reward)
+        allow_invalid(config.reward, given)
         check(config)
         rewards[name] = text_reward(instantiate(without_hydra(config).reward))
     return by_task, rewards
@@ -238,29 +307,42 @@ def names_by_task(composer: Composer, given: str | None, tasks: Sequence[str]) -
       given: the task of lines that name none; None if it is not given.
 
     Raises:
-      InputError: `given` is the name of neither a reward nor a data set.
+      InputError: `given` is the name of neither a reward nor a data set, or a task differs from
+        the name of a reward only in case or sign.
     """
     named = sorted(name for name in composer.catalogue.options("reward") if name != "router")
     known = {*named, *composer.catalogue.options("data")}
     if given is not None and given not in known:
-        hint = did_you_mean(given, sorted(known), "task={}")
+        near = next((name for name in sorted(known) if same(name, given)), given)
+        hint = did_you_mean(near, sorted(known), "task={}")
         raise InputError(
             f"task={given} is not a task of the package{hint or ': choose a reward'} "
             f"(reward=NAME grades any task; NAME is one of {', '.join(named)})."
         )
+    for task in tasks:
+        alike = [name for name in named if same(name, task)]
+        if alike and task not in named:
+            raise InputError(
+                f'The task "{task}" has no reward; did you mean "{alike[0]}"? Write it so in the '
+                "lines, or choose the reward of all lines with reward=NAME."
+            )
     return {task: task if task in named else "weighted" for task in tasks}
 
 
-def allow_invalid(node: Any) -> None:
-    """Lets a reward go on however many responses are invalid, at any depth of its configuration."""
+def allow_invalid(node: Any, given: Sequence[str]) -> None:
+    """Lets rewards go on however many responses are invalid, at any depth of a configuration.
+
+    Args:
+      given: the keys of the command line; a limit among them stays.
+    """
     if isinstance(node, DictConfig):
-        if "max_invalid" in node:
+        if "max_invalid" in node and node._get_full_key("max_invalid") not in given:
             node.max_invalid = 1.0
         for key in node:
-            allow_invalid(node._get_node(key))
+            allow_invalid(node._get_node(key), given)
     elif isinstance(node, ListConfig):
         for child in node:
-            allow_invalid(child)
+            allow_invalid(child, given)
 
 
 def summary(
@@ -280,7 +362,12 @@ def summary(
         invalid = sum(not found.valid for found in own)
         by = f" (reward={by_task[task]})" if by_task[task] else ""
         yield (
-            f"{task}{by}: {len(own):,} responses"
+            f"{task}{by}: {counted(len(own), 'response')}"
             + f", mean grades: {', '.join(means)}" * bool(means)
             + f"; {invalid:,} could not be graded" * bool(invalid)
         )
+
+
+def counted(number: int, name: str) -> str:
+    """Returns a number with a name, which gets an s unless the number is 1."""
+    return f"{number:,} {name}" + "s" * (number != 1)

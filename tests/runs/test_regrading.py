@@ -1,6 +1,8 @@
 """Tests the grades of stored responses."""
 
 import json
+import os
+import shutil
 from dataclasses import dataclass
 
 import pytest
@@ -74,7 +76,7 @@ def test_each_row_is_graded_by_its_own_task(graded, capsys):
     assert all(row["valid"] for row in rows)
     said = capsys.readouterr().out
     assert "rush_hour (reward=rush_hour): 2 responses, mean grades: correct 0.5625" in said
-    assert "arithmetic (reward=weighted): 1 responses, mean grades: correct 0.0000" in said
+    assert "arithmetic (reward=weighted): 1 response, mean grades: correct 0.0000" in said
 
 
 def test_rows_keep_their_fields_and_their_order(graded):
@@ -107,6 +109,16 @@ def test_max_invalid_of_the_command_line_counts(graded, tmp_path):
     assert not (tmp_path / "graded.jsonl").exists()
 
 
+def test_max_invalid_of_a_task_is_that_of_no_other(graded):
+    tasks = [f"+reward@reward.tasks.{name}=rush_hour" for name in "ab"]
+    bad = {**MOVES, "answer": "left", "response": "<answer>A>1</answer>"}
+    words = ("reward=router", *tasks, "reward.tasks.a.max_invalid=0.3")
+    rows = [{**bad, "task": "b"}, {**MOVES, "task": "a", "response": "<answer>Bv2</answer>"}]
+    assert [row["valid"] for row in graded(rows, *words)] == [False, True]
+    with pytest.raises(RunError, match=r"reward\.tasks\.a\.max_invalid is 30%"):
+        graded([{**bad, "task": "a"}], *words)
+
+
 def test_a_reward_grades_rows_of_all_tasks(graded):
     rows = graded([{**SUM, "task": "countdown", "response": "2"}, SUM], "reward=gsm8k")
     assert [row["terms"]["correct"] for row in rows] == [1.0, 1.0]
@@ -127,11 +139,32 @@ def test_task_is_that_of_rows_without_one(graded):
 
 
 @pytest.mark.parametrize(
-    "answer", ["2", 2, 2.0, "So 1+1=2\n#### 2", r"Thus $\boxed{2}$."], ids=repr
+    ("answer", "task"),
+    [
+        ("2", "gsm8k"),
+        (2, "gsm8k"),
+        (2.0, "gsm8k"),
+        ("So 1+1=2\n#### 2", "gsm8k"),
+        (r"Thus #### $\boxed{2}$.", "math"),
+        (" 2 ", "math"),
+        ("2", "code"),
+    ],
+    ids=repr,
 )
-def test_the_answer_may_be_worked(graded, answer):
-    rows = graded([{**SUM, "answer": answer}, {**SUM, "answer": answer, "response": "#### 1"}])
+def test_the_answer_may_be_worked(graded, answer, task):
+    row = {**SUM, "answer": answer, "task": task}
+    rows = graded([row, {**row, "response": "#### 1"}], "reward=weighted")
     assert [row["terms"]["correct"] for row in rows] == [1.0, 0.0]
+
+
+@pytest.mark.parametrize(
+    ("answer", "task"),
+    [(r"Thus $\boxed{2}$.", "gsm8k"), ("a = 1\n#### 2", "code"), ("#### 2", "math"), ("", "gsm8k")],
+)
+def test_an_answer_that_the_data_set_takes_as_it_stands_is_no_worked_one(graded, answer, task):
+    row = {**SUM, "answer": answer, "task": task}
+    (found,) = graded([row], "reward=weighted")
+    assert found["terms"]["correct"] == 0.0
 
 
 def test_a_prompt_may_be_called_prompt(graded):
@@ -151,8 +184,9 @@ def test_a_task_may_have_any_name(graded):
 
 def test_a_place_that_cannot_be_written_is_refused_before_grading(graded, tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(InputError, match="cannot be written"):
-        graded([SUM], f"out={tmp_path / 'file' / 'a.jsonl'}")
+    for place in (tmp_path / "file" / "a.jsonl", "/proc/a.jsonl"):
+        with pytest.raises(InputError, match="cannot be written"):
+            graded([SUM], f"out={place}")
 
 
 def test_the_samples_of_a_question_are_a_group_wherever_they_stand(graded, monkeypatch):
@@ -170,9 +204,11 @@ def test_what_a_row_says_of_its_response_reaches_the_term(graded):
         {**SUM, "length": 3, "status": "truncated"},
         {**SUM, "tokens": 2, "finish": "stop"},
         {**SUM, "status": "pending"},
+        {**SUM, "status": None, "finish": None, "length": None, "metadata": None, "task": None},
+        {**SUM, "tokens": {"texts": []}},
     ]
     term = ("+reward.terms.end._target_=tests.runs.test_regrading.Ended", "trusted_targets=tests")
-    assert [row["terms"]["end"] for row in graded(rows, *term)] == [31, 20, -1]
+    assert [row["terms"]["end"] for row in graded(rows, *term)] == [31, 20, -1, -1, -1]
 
 
 @pytest.fixture(scope="module")
@@ -195,6 +231,33 @@ def test_the_samples_of_a_run_keep_their_grades(run, tmp_path):
     assert [row["total"] for row in rows] == [row["reward"] for row in before]
     assert [row["terms"] for row in rows] == [row["terms"] for row in before]
     assert {row["valid"] for row in rows} == {True}
+
+
+def test_the_reference_of_a_sample_is_no_worked_answer(run, tmp_path):
+    folder = tmp_path / "outputs" / "runs" / "copy"
+    shutil.copytree(run, folder)
+    row = {"step": 1, "prompt": "a", "answer": "x #### 2", "task": "rush_hour"}
+    samples = [row | {"response": rf"\boxed{{{each}}}"} for each in ("2", "x #### 2")]
+    (folder / "samples.jsonl").write_text("".join(json.dumps(each) + "\n" for each in samples))
+    words = ("reward=weighted", "reward.terms.correct.extract=boxed")
+    regrade([f"run={folder}", f"out={tmp_path / 'graded.jsonl'}", *words])
+    rows = [json.loads(line) for line in (tmp_path / "graded.jsonl").read_text().splitlines()]
+    assert [row["terms"]["correct"] for row in rows] == [0.0, 1.0]
+
+
+def test_the_latest_run_can_be_graded(run, tmp_path, monkeypatch):
+    shutil.copytree(run, tmp_path / "outputs" / "runs" / "copy")
+    monkeypatch.chdir(tmp_path)
+    regrade(["run=latest", "out=graded.jsonl"])
+    assert len((tmp_path / "graded.jsonl").read_text().splitlines()) == 12
+
+
+def test_a_run_without_samples_is_refused(run, tmp_path):
+    folder = tmp_path / "copy"
+    shutil.copytree(run, folder)
+    (folder / "samples.jsonl").unlink()
+    with pytest.raises(InputError, match="has no samples: choose a run"):
+        regrade([f"run={folder}", f"out={tmp_path / 'a.jsonl'}"])
 
 
 def test_the_reward_of_a_run_can_be_changed(run, tmp_path):
@@ -221,10 +284,34 @@ def test_what_cannot_act_on_a_run_is_refused(run, tmp_path, words, said):
 @pytest.mark.parametrize(
     ("rows", "words", "said"),
     [
-        ([{"answer": "2", "response": "2"}], (), 'line 1: no text under "prompt"'),
-        ([SUM, {"question": "a", "answer": "2"}], (), 'line 2: no text under "response"'),
-        ([{"question": "a", "response": "2"}], (), 'line 1: no text under "answer"'),
-        ([{**SUM, "metadata": [1]}], (), 'line 1: "metadata" must be an object'),
+        (
+            [{"answer": "2", "response": "2"}],
+            (),
+            'line 1: "question" is missing; the row has answer, response.',
+        ),
+        ([SUM, {"question": "a", "answer": "2"}], (), 'line 2: "response" is missing'),
+        ([{"question": "a", "response": "2"}], (), 'line 1: "answer" is missing'),
+        ([{**SUM, "question": None}], (), '"question" must be a text, not null.'),
+        ([{**SUM, "response": None}], (), 'line 1: "response" must be a text, not null.'),
+        ([{**SUM, "answer": True}], (), 'line 1: "answer" must be a text, not true.'),
+        ([{**SUM, "answer": "so ####"}], (), 'line 1: "answer" has an empty ####'),
+        ([{**SUM, "answer": r"\boxed{}", "task": "math"}], (), r"has an empty \boxed{}"),
+        ([{**SUM, "metadata": [1]}], (), 'line 1: "metadata" must be an object, not [1].'),
+        ([{**SUM, "metadata": []}], (), 'line 1: "metadata" must be an object, not [].'),
+        ([{**SUM, "task": 1}], (), 'line 1: "task" must be a text, not 1.'),
+        ([{**SUM, "task": "\ud800"}], (), 'line 1: "task" is not UTF-8'),
+        *(
+            ([{**SUM, key: value}], (), f'"{key}" must be a natural number, not {said}.')
+            for key in ("length", "tokens")
+            for value, said in [(3.0, "3.0"), (True, "true"), (-4, "-4")]
+        ),
+        ([{**SUM, "length": "9999"}], (), '"length" must be a natural number, not "9999".'),
+        ([SUM, {**SUM, "status": "done"}], (), "line 2: status is 'done', not one of pending"),
+        ([{**SUM, "finish": "done"}], (), "line 1: finish is 'done', not one of stop, length"),
+        ([{**SUM, "task": "GSM8K"}], (), 'task "GSM8K" has no reward; did you mean "gsm8k"?'),
+        ([{**SUM, "task": "rush-hour"}], (), 'did you mean "rush_hour"?'),
+        ([SUM], ("task=GSM8K",), "did you mean task=gsm8k?"),
+        ([{**SUM, "task": "a"}], ("task=gsm8k",), "task=gsm8k has no effect, because every line"),
         ([], (), "has no lines"),
         (
             [SUM],
@@ -253,6 +340,22 @@ def test_only_an_earlier_result_is_replaced(graded, tmp_path):
     assert (tmp_path / "graded.jsonl").read_text() == "mine\n"
 
 
+def test_what_is_no_regular_file_is_not_replaced(graded, tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    with (tmp_path / "pipe").open("r+b", buffering=0) as file:
+        file.write(b"mine\n")  # so that no reader waits
+        with pytest.raises(InputError, match="is a device or a pipe: name a file"):
+            graded([SUM], f"out={tmp_path / 'pipe'}")
+    with pytest.raises(InputError, match="cannot be read: File name too long"):
+        graded([SUM], f"out={tmp_path / ('a' * 300)}")
+
+
+def test_a_symbolic_link_stays(graded, tmp_path):
+    (tmp_path / "link.jsonl").symlink_to(tmp_path / "graded.jsonl")
+    assert graded([SUM], f"out={tmp_path / 'link.jsonl'}")[0]["valid"]
+    assert (tmp_path / "link.jsonl").is_symlink()
+
+
 def test_the_file_of_the_responses_is_not_replaced(graded, tmp_path):
     rows = graded([SUM])
     path = tmp_path / "graded.jsonl"
@@ -261,6 +364,6 @@ def test_the_file_of_the_responses_is_not_replaced(graded, tmp_path):
     assert json.loads(path.read_text()) == rows[0]
 
 
-def test_a_folder_without_samples_is_refused(tmp_path):
-    with pytest.raises(InputError, match="has no samples"):
+def test_a_folder_that_is_not_that_of_a_run_is_refused(tmp_path):
+    with pytest.raises(InputError, match=r"run=.* is not the folder of a run"):
         regrade([f"run={tmp_path}", f"out={tmp_path / 'a.jsonl'}"])
