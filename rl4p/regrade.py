@@ -9,12 +9,14 @@ r"""Grades stored responses again, without a model.
 A line of FILE is a JSON object:
 
   question               the question; or `prompt`
-  answer                 the reference answer, or a worked one that states it after #### or in
-                         \boxed{}
+  answer                 the reference answer, or a worked one that states it after ####; for
+                         task=math in \boxed{}. It may be "" for graders that need none
   response               the text to grade
   task                   optional: the task of the question
   metadata               optional: an object with what the grader of the task needs
-  id, length, status     optional: of the question, the tokens of the response, why it ended
+  id                     optional: the id of the question
+  length                 optional: the number of tokens of the response
+  status                 optional: completed, truncated or aborted
 
 The output has the same lines in the same order, each with
 
@@ -24,15 +26,20 @@ The output has the same lines in the same order, each with
 
 Options
   file=FILE              JSON lines of your own, of rl4p.generate or of rl4p.evaluate
-  run=FOLDER             the samples of a run (samples.jsonl), graded by the reward of the run
+  run=FOLDER             the samples of a run (samples.jsonl), graded by the reward of the run;
+                         run=latest is the run that was started last
   out=FILE               the graded lines; an earlier result is replaced
   task=NAME              the task of lines that name none
   reward=NAME            the reward of all lines. Without it, a line is graded by the reward with
                          the name of its task, if there is one, and otherwise by reward=weighted
 
+reward=weighted reads an answer only after ####. task=gsm8k and reward=gsm8k also read a box, a
+sentence such as "The answer is 12", and the last number. The task of a question of
+data=reasoning_gym is the name of its generator: write reward=reasoning_gym.
+
 The other words are keys of rl4p.train that act on a reward: reward, term, max_response_tokens,
-experiment, trusted_targets. Lines that cannot be graded never stop the command, unless
-reward.max_invalid is given.
+experiment, trusted_targets. A line that a grader cannot grade does not stop the command, unless
+reward.max_invalid is given. A malformed line does, before anything is graded or written.
 """
 
 import sys
