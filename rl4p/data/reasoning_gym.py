@@ -1,6 +1,7 @@
 """Questions of the generators of the library reasoning_gym."""
 
 import difflib
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -13,6 +14,20 @@ from rl4p.errors import InputError
 from rl4p.types import Question
 
 OWN_OPTIONS = ("seed", "size")
+# The generators of version 0.1.25 whose questions or reference answers, with their own options,
+# depend on the order of a set of texts. Each process has another order.
+BY_HASH = frozenset(
+    {
+        "intermediate_integration",
+        "isomorphic_strings",
+        "knight_swap",
+        "polynomial_multiplication",
+        "ransom_note",
+        "word_ladder",
+    }
+)
+# Those that draw some questions from random numbers without a seed.
+UNSEEDED = frozenset({"codeio", "list_functions"})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,6 +41,12 @@ class ReasoningGym:
     seeds have the same questions, one index apart. Held-out questions are therefore those of the
     same seed at the indices after the training questions. Training leaves out questions whose
     text is held out too.
+
+    A few generators make other questions or reference answers in each process, for the same seed
+    (`BY_HASH`). They are refused unless the environment has a number as PYTHONHASHSEED, which
+    worker processes inherit:
+
+        PYTHONHASHSEED=0 python -m rl4p.train data=reasoning_gym data.name=word_ladder
 
     `metadata` has what makes the question again: `name`, `seed`, `size`, `index` and `options`.
     `reward=reasoning_gym` makes it again, and takes the score of the library
@@ -57,6 +78,16 @@ class ReasoningGym:
             if name in self.options:
                 instead = "data.seed" if name == "seed" else "data.train_size"
                 raise ValueError(f"options.{name} is set by rl4p: set {instead}.")
+        if self.name in UNSEEDED:
+            raise ValueError(
+                f"name={self.name}: this generator draws questions without a seed, so that no run "
+                "can be repeated: choose another generator."
+            )
+        if self.name in BY_HASH and not os.environ.get("PYTHONHASHSEED", "").isdecimal():
+            raise ValueError(
+                f"name={self.name}: this generator makes other questions or answers in each "
+                "process: set PYTHONHASHSEED=0 in the environment before Python starts."
+            )
 
     @property
     def size(self) -> int:

@@ -5,8 +5,9 @@ from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from importlib.util import find_spec
+from typing import Any
 
-from rl4p.configuration.bounds import AboveZero, Positive, Share
+from rl4p.configuration.bounds import AboveZero, Positive, TopShare
 from rl4p.data.extraction import Extraction, extract
 from rl4p.reward.sandbox import Kind, problem
 from rl4p.reward.workers import Failed, Workers
@@ -29,9 +30,11 @@ class ReasoningGym:
 
     Several scorers of the library run an answer as Python code. They work in processes in a sandbox
     (`sandbox.py`), which keeps the machine safe. It does not keep the scores safe: a response that
-    attacks its scorer can give itself, and later responses of the same process, any score. So can
-    none that is plain text or numbers. An answer that takes too long, too much memory or ends its
-    scorer with an error is invalid.
+    attacks its scorer can give itself, and later responses of the same process, any score from 0 to
+    1. An answer of plain text or numbers cannot do this.
+
+    An answer is invalid if its scorer takes too long or too much memory or ends with an error, or
+    if the generator makes another question than the one that was asked.
 
         pip install 'rl4p[reasoning_gym]'
         python -m rl4p.train data=reasoning_gym data.name=n_queens reward=reasoning_gym
@@ -47,7 +50,7 @@ class ReasoningGym:
 
     weight: float = 1.0
     extract: Extraction | tuple[Extraction, ...] = "answer"
-    threshold: Share | None = None
+    threshold: TopShare | None = None
     sandbox: Kind = "bubblewrap"
     response_seconds: AboveZero = 10.0
     workers: Positive = 2
@@ -95,8 +98,9 @@ class OpenReasoningGym:
                 if answer is not None:
                     rows.append(row)
                     entry = {key: episode.prompt.metadata[key] for key in ENTRY}
-                    items.append({"answer": answer, **entry})
-        found = self.workers.map(items)
+                    question = episode.prompt.question
+                    items.append({"answer": answer, "question": question, **entry})
+        found = [checked(each) for each in self.workers.map(items)]
         failed = [each for each in found if isinstance(each, Failed)]
         if failed and not self.warned:
             self.warned = True  # once; the metric reward/invalid counts them
@@ -116,3 +120,10 @@ class OpenReasoningGym:
 
     def close(self) -> None:
         self.workers.close()
+
+
+def checked(score: Any) -> float | Failed:
+    """Returns a result of a worker, which an answer run as code may have written itself."""
+    if isinstance(score, Failed) or (isinstance(score, float) and 0 <= score <= 1):
+        return score
+    return Failed(reason="its scorer returned no number from 0 to 1")

@@ -1,6 +1,10 @@
+import os
+import subprocess
+import sys
+
 import pytest
 
-from rl4p.data.reasoning_gym import ReasoningGym
+from rl4p.data.reasoning_gym import BY_HASH, UNSEEDED, ReasoningGym
 from rl4p.errors import InputError
 
 SMALL = {"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 2}
@@ -85,6 +89,61 @@ def test_what_the_library_does_not_know_is_refused(make):
         make(options={"seed": 1})
     with pytest.raises(ValueError, match=r"options\.size is set by rl4p: set data\.train_size"):
         make(options={"size": 1})
+
+
+MAKE = """
+import sys
+from hashlib import sha256
+from reasoning_gym.factory import create_dataset
+for name in sys.argv[2:]:
+    entries = create_dataset(name, seed=0, size=int(sys.argv[1]))
+    made = str([(each["question"], each["answer"]) for each in entries])
+    print(name, sha256(made.encode()).hexdigest())
+"""
+
+
+@pytest.fixture
+def differing():
+    """Returns the generators that make something else with another order of sets of texts."""
+    pytest.importorskip("reasoning_gym")
+
+    def differing(size, *names):
+        found = []
+        for seed in "12":
+            done = subprocess.run(
+                [sys.executable, "-c", MAKE, str(size), *names],
+                capture_output=True,
+                check=True,
+                env=os.environ | {"PYTHONHASHSEED": seed},
+            )
+            found.append(set(done.stdout.splitlines()))
+        return {line.split()[0].decode() for line in found[0] - found[1]}
+
+    return differing
+
+
+def test_some_generators_make_other_questions_in_each_process(differing):
+    some = {"isomorphic_strings", "polynomial_multiplication", "ransom_note"}
+    assert differing(4, "chain_sum", *some) == some < BY_HASH
+
+
+@pytest.mark.slow
+def test_all_such_generators_are_known(differing):
+    from reasoning_gym.factory import DATASETS
+
+    assert differing(60, *DATASETS.keys() - {"composite"}) == BY_HASH | UNSEEDED
+
+
+def test_generators_that_make_other_questions_in_each_process_are_refused(monkeypatch):
+    monkeypatch.setattr("rl4p.data.reasoning_gym.find_spec", lambda name: name)
+    for value in ("", "random"):
+        monkeypatch.setenv("PYTHONHASHSEED", value)
+        with pytest.raises(ValueError, match=r"^name=word_ladder: .*: set PYTHONHASHSEED=0 in"):
+            ReasoningGym(name="word_ladder")
+    monkeypatch.setenv("PYTHONHASHSEED", "3")
+    ReasoningGym(name="word_ladder")
+    with pytest.raises(ValueError, match=r"^name=codeio: .*: choose another generator\."):
+        ReasoningGym(name="codeio")
 
 
 def test_without_the_library_the_sentence_names_the_extra(monkeypatch):

@@ -12,6 +12,16 @@ def test_a_question_is_made_again_from_its_metadata():
     questions = [*data.train(), *data.held_out()]
     assert len({question.answer for question in questions}) > 5
     for question in questions:
-        item = {"answer": question.answer, **question.metadata}
-        assert score(item) == 1.0
+        text = question.question
+        item = {"answer": question.answer, "question": text, **question.metadata}
+        assert score(item) == score(item | {"question": f"<user>{text.strip()}<end>"}) == 1.0
         assert score(item | {"answer": f"{int(question.answer) + 1}"}) < 1.0
+
+
+def test_a_question_that_cannot_be_made_again_is_no_wrong_answer():
+    pytest.importorskip("reasoning_gym")
+    from rl4p.reward.generator_score import score
+
+    first, second = ReasoningGym(name="chain_sum", train_size=2, held_out_size=1).train()
+    with pytest.raises(ValueError, match=r"^chain_sum makes another question here; it needs"):
+        score({"answer": first.answer, "question": second.question, **first.metadata})

@@ -1,5 +1,8 @@
 import logging
 import math
+import os
+import subprocess
+import sys
 
 import pytest
 
@@ -22,7 +25,9 @@ def graded(make_episodes, make_prompt):
 
     def graded(name, *answers, **options):
         question = Questions(name=name, train_size=4, held_out_size=1).train()[0]
-        prompt = make_prompt(answer=question.answer, metadata=question.metadata)
+        prompt = make_prompt(
+            answer=question.answer, question=question.question, metadata=question.metadata
+        )
         texts = [answer(question.answer) for answer in answers]
         term = ReasoningGym(**options).open()
         grades = term(make_episodes(texts, [prompt] * len(texts)))
@@ -61,7 +66,7 @@ def test_an_answer_that_is_run_as_code_reaches_nothing(graded, tmp_path, caplog)
             *(lambda x: tagged(list(x)), lambda x: tagged(attack), lambda x: tagged("9**9**9")),
             tagged,
             workers=1,
-            response_seconds=2.0,
+            response_seconds=5.0,
         )
     assert grades[:2] == [0.1, 0.0]
     assert math.isnan(grades[2])
@@ -93,6 +98,71 @@ def test_a_threshold_makes_a_score_right_or_wrong():
         live = ReasoningGym(threshold=threshold).open()
         assert [live.grade(score) for score in scores] == expected
         assert math.isnan(live.grade(Failed(reason="it took longer than 10 seconds")))
+
+
+@pytest.mark.usefixtures("without_the_library")
+def test_a_result_that_is_no_score_makes_its_answer_invalid(
+    make_episodes, make_prompt, monkeypatch
+):
+    metadata = {"name": "sums", "seed": 0, "size": 9, "index": 3, "options": {}}
+    results = [0.0, 0.5, 1.0, 1e9, -1.0, math.nan, "1", None, [1.0]]
+    live = ReasoningGym(threshold=0.5).open()
+    monkeypatch.setattr(live.workers, "map", lambda items: results)
+    prompts = [make_prompt(answer="1", metadata=metadata)] * len(results)
+    grades = live(make_episodes([tagged(1)] * len(results), prompts))
+    assert grades[:3] == [0.0, 1.0, 1.0]
+    assert all(math.isnan(grade) for grade in grades[3:])
+
+
+@needs_bubblewrap
+def test_an_answer_to_another_question_is_invalid(make_episodes, make_prompt, caplog):
+    pytest.importorskip("reasoning_gym")
+    question = Questions(name="chain_sum", train_size=4, held_out_size=1).train()[0]
+    shown = {"answer": question.answer, "metadata": question.metadata}
+    prompts = [make_prompt(**shown, question=text) for text in (question.question, "another")]
+    right, other = ReasoningGym()(make_episodes([tagged(question.answer)] * 2, prompts))
+    assert right == 1.0
+    assert math.isnan(other)
+    assert "ValueError: chain_sum makes another question here" in caplog.text
+
+
+HASHED = """
+from rl4p.data.reasoning_gym import ReasoningGym as Questions
+from rl4p.reward.reasoning_gym import ReasoningGym
+from rl4p.types import Episode, Prompt
+
+questions = Questions(name="isomorphic_strings", train_size=8, held_out_size=1).train()
+episodes = [
+    Episode(
+        prompt=Prompt(**vars(question), tokens=()),
+        response=f"<answer>{question.answer}</answer>",
+        tokens=None,
+        finish=None,
+    )
+    for question in questions
+]
+print(set(ReasoningGym()(episodes)))
+"""
+
+
+@needs_bubblewrap
+def test_workers_make_the_same_questions_if_the_order_of_sets_is_set():
+    pytest.importorskip("reasoning_gym")
+    done = subprocess.run(
+        [sys.executable, "-c", HASHED],
+        capture_output=True,
+        check=True,
+        text=True,
+        env=os.environ | {"PYTHONHASHSEED": "7"},
+    )
+    assert done.stdout == "{1.0}\n"
+
+
+@pytest.mark.usefixtures("without_the_library")
+def test_a_threshold_of_zero_is_refused():
+    """Every answer would be right."""
+    with pytest.raises(InputError, match=r"reward\.terms\.correct\.threshold.*greater than 0"):
+        compose(["reward=reasoning_gym", "reward.terms.correct.threshold=0"])
 
 
 @pytest.mark.usefixtures("without_the_library")
