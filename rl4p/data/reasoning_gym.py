@@ -43,8 +43,8 @@ class ReasoningGym:
     text is held out too.
 
     A few generators make other questions or reference answers in each process, for the same seed
-    (`BY_HASH`). They are refused unless the environment has a number as PYTHONHASHSEED, which
-    worker processes inherit:
+    (`BY_HASH`). They are refused unless the environment has a number as PYTHONHASHSEED. Worker
+    processes inherit it:
 
         PYTHONHASHSEED=0 python -m rl4p.train data=reasoning_gym data.name=word_ladder
 
