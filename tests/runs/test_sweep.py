@@ -110,6 +110,7 @@ def killed_in(job: Path, command: list[str], number: signal.Signals) -> str:
     )
     while process.poll() is None and not (job / "checkpoints/2").exists():
         time.sleep(0.002)
+    assert process.poll() is None, f"The sweep ended first:\n{process.communicate()[0]}"
     os.killpg(process.pid, number)
     return process.communicate()[0]
 

@@ -214,12 +214,12 @@ def test_a_run_is_sampled_and_a_kill_changes_nothing(tmp_path, train, monkeypatc
     process = subprocess.Popen([sys.executable, "-m", *command, f"out={killed}"])
     responses = killed.with_suffix(".responses.jsonl")
     while process.poll() is None:
-        time.sleep(0.01)
+        time.sleep(0.002)
         if responses.exists() and responses.stat().st_size:
             process.kill()  # after its first chunk of ten
             process.wait()
     assert process.returncode == -signal.SIGKILL
-    assert 0 < len(rows(responses)) < 160
+    assert 0 < responses.read_bytes().count(b"\n") < 160  # the last line may be incomplete
     assert run(*command, f"out={killed}").returncode == 0
     assert files(killed) == files(whole)
     (tmp_path / "outputs" / "runs").mkdir(parents=True)

@@ -12,12 +12,14 @@ class Memory:
 
     def __init__(self, *, broken=(), slow=None):
         self.calls, self.broken, self.slow = [], set(broken), slow
+        self.uploading = threading.Event()
 
     def _called(self, name):
         self.calls.append(name)
         if name in self.broken:
             raise OSError("no space left")
         if self.slow is not None and name == "upload":
+            self.uploading.set()
             self.slow.wait()
 
     def send_metrics(self):
@@ -51,6 +53,7 @@ def test_uploads_have_a_time_of_their_own(record, caplog):
     mirror = Memory(slow=threading.Event())
     tracked = begin(record, mirror, upload_timeout_seconds=0.05)
     assert not tracked.finish("finished")
+    assert mirror.uploading.wait(60)  # its thread may be later than the time for uploads
     assert mirror.calls == ["close finished", "upload"]
     (warning,) = caplog.records
     assert warning.getMessage() == (
