@@ -16,6 +16,7 @@ from rl4p.experiment.build import build
 from rl4p.loop.loop import train
 from rl4p.model.huggingface import write_policy
 from rl4p.model.pretrained import Pretrained
+from rl4p.reward.sandbox import bubblewrap_problem
 
 pytestmark = pytest.mark.mixed_dtypes
 
@@ -25,9 +26,12 @@ RECIPES = sorted(path.stem for path in EXPERIMENTS.glob("*.yaml"))
 QUICK = (
     *("steps=2", "tracker=none", "debug=on", "prompts_per_step=8", "update.microbatch_widths=1"),
 )
-OF_FILES = ("conversations_sft", "crossword_grpo", "gsm8k_grpo")  # have as many rows as their files
+# These have as many rows as their files or their generator.
+OF_FILES = ("code_grpo", "conversations_sft", "crossword_grpo", "gsm8k_grpo", "math_grpo")
 TASKS = ("arithmetic", "countdown", "letter_counting", "sorting")
-SETS = dict.fromkeys(("mixture_grpo", "mixture_sft"), tuple(f"data.sets.{x}" for x in TASKS))
+SETS: dict[str, tuple[str, ...]] = dict.fromkeys(
+    ("mixture_grpo", "mixture_sft"), tuple(f"data.sets.{x}" for x in TASKS)
+)
 # Shrinks recipes that are only for planning, and replaces devices that are absent.
 SMALL = (
     *("model.width=32", "model.layers=1", "model.heads=4", "model.num_kv_heads=2"),
@@ -38,9 +42,13 @@ SMALL = (
 )
 CHANCE = "reward.terms.format.pattern='.*[02468]'"
 SHORT = ("data.system_prompt=null", "max_response_tokens=24", CHANCE)
+# The rewards of these tasks have no format term, and the policy of the package is never right.
+WITH_FORMAT = ("term@reward.terms.format=format", *SHORT, "reward.terms.format.pattern='.*='")
 CHANGES: dict[str, tuple[str, ...]] = {
     "llama3_1_8b_grpo": SMALL,
     "qwen2_5_7b_grpo": SMALL,
+    "code_grpo": WITH_FORMAT,
+    "math_grpo": ("data.path={competition}", *WITH_FORMAT),
     "arithmetic_distill": ("teacher.path={teacher}",),
     "conversations_sft": (
         *("data.path={chats}", "max_prompt_tokens=64", "max_response_tokens=32"),
@@ -100,10 +108,24 @@ def problems(tmp_path_factory) -> Path:
     return path
 
 
+@pytest.fixture(scope="session")
+def competition(tmp_path_factory) -> Path:
+    """Returns a file with rows like those of MATH."""
+    path = tmp_path_factory.mktemp("competition") / "train.jsonl"
+    rows = []
+    for a, b in itertools.product(range(2, 10), repeat=2):
+        solution = rf"It is $\boxed{{\frac{{{a}}}{{{b}}}}}$."
+        rows.append(json.dumps({"problem": f"Divide {a} by {b}.", "solution": solution}) + "\n")
+    path.write_text("".join(rows))
+    return path
+
+
 @pytest.mark.slow  # continuous integration runs it; other tests cover the parts of recipes
 @pytest.mark.parametrize("name", RECIPES)
-def test_a_recipe_trains(name, teacher, chats, problems):
-    files = {"teacher": teacher, "chats": chats, "problems": problems}
+def test_a_recipe_trains(name, teacher, chats, problems, competition):
+    if name == "code_grpo" and (reason := bubblewrap_problem()) is not None:
+        pytest.skip(reason)
+    files = {"teacher": teacher, "chats": chats, "problems": problems, "competition": competition}
     changes = [word.format(**files) for word in CHANGES.get(name, ())]
     sets = SETS.get(name, ("data",))
     sizes = ["train_size=64", "held_out_size=8"][name in OF_FILES :]

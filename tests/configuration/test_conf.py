@@ -20,6 +20,7 @@ REQUIRED = {
     "data=memory": ["data.rows=[]"],
     "data=reasoning_gym": ["data.name=chain_sum"],
     "experiment=conversations_sft": ["data.path=chats.jsonl"],
+    "experiment=math_grpo": ["data.path=train.jsonl"],
     "data=parquet": ["data.path=train.parquet"],
     "model=pretrained": ["model.path=weights"],
     "term=classifier": ["reward.terms.my_classifier.path=classifier"],
