@@ -1,6 +1,6 @@
 r"""How fast graders are, and what a response costs that would hang one.
 
-    python -m experiments.benchmarks.graders [plain] [math] [code] [hang] [bombs]
+    python -m experiments.benchmarks.graders [plain] [math] [code] [hang] [bombs] [solver] [share]
 
 * `plain`, `math`, `code`: responses a second, with two worker processes for the last two. The
   responses are as long as a model's on GSM8K and MATH, and half of them are right. Every response
@@ -9,6 +9,11 @@ r"""How fast graders are, and what a response costs that would hang one.
 * `bombs`: for each answer that needs much time or memory, the seconds and the memory of the worker
   processes at their peak, with the default options, called in a thread while a run trains in the
   same process; then the steps of the run and the memory of this process at its peak.
+* `solver`: the milliseconds in which the solver finds a shortest solution of a 6 x 6 board of Rush
+  Hour, over 60 boards that `data=rush_hour` draws.
+* `share`: the share of a step that the reward takes. The policy of the package answers word
+  problems, which it cannot read, with up to 300 tokens, and `reward=gsm8k` grades the answers. The
+  first two steps, in which programs are compiled, do not count.
 """
 
 import json
@@ -16,6 +21,7 @@ import random
 import resource
 import statistics
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -23,6 +29,8 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+from rl4p.data.rush_hour import RushHour
+from rl4p.data.rush_hour_board import board_of, solve
 from rl4p.reward.code import Code
 from rl4p.reward.correct import Correct
 from rl4p.reward.math import Math
@@ -118,7 +126,7 @@ def hang() -> dict[str, float]:
     many = [episode(rf"\boxed{{\frac{{{n}}}{{7}}}}", rf"\frac{{{n}}}{{7}}") for n in range(199)]
     one = episode(BOMBS["9^{9^9}"], "2")
     with closing(Math(workers=2, response_seconds=2.0).open()) as term:
-        seconds = {}
+        seconds, grades = {}, []
         for name, batch in (
             *(("warm", many), ("without", many)),
             *(("with", [*many[:99], one, *many[99:]]), ("after", many)),
@@ -192,9 +200,66 @@ def peak_of(pid: int) -> int:
     return next((int(line.split()[1]) for line in lines if line.startswith("VmHWM:")), 0)
 
 
+def solver() -> dict[str, float]:
+    milliseconds = []
+    for question in RushHour(size=6, held_out_size=60, train_size=1).held_out():
+        board = board_of(question.metadata["board"])
+        began = time.perf_counter()
+        moves = solve(board)
+        milliseconds.append(1000 * (time.perf_counter() - began))
+        assert moves is not None
+        assert len(moves) == question.metadata["moves"]
+    return {
+        "boards": len(milliseconds),
+        "median_milliseconds": round(statistics.median(milliseconds), 2),
+        "most_milliseconds": round(max(milliseconds), 2),
+    }
+
+
+def share() -> dict[str, float]:
+    from rl4p.configuration import compose
+    from rl4p.experiment.build import build
+    from rl4p.loop.loop import train
+
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "train.jsonl"
+        path.write_text("".join(json.dumps(row) + "\n" for row in word_problems()))
+        changes = [f"data.path={path}", "max_prompt_tokens=512", "max_response_tokens=300"]
+        changes += ["steps=10", "evaluation.every=0", "tracker=none"]
+        experiment = build(compose(["data=gsm8k", "reward=gsm8k", *changes]))
+        steps = [info.metrics for info in train(experiment.loop, experiment.state)][2:]
+    found = {
+        name: statistics.median(step[f"time/{key}"] for step in steps)
+        for name, key in (("seconds_of_the_reward", "reward"), ("seconds_of_a_step", "step"))
+    }
+    return {
+        "share": round(statistics.median(x["time/reward"] / x["time/step"] for x in steps), 5),
+        **{name: round(seconds, 4) for name, seconds in found.items()},
+        "mean_response_tokens": round(
+            statistics.fmean(step["rollout/response_tokens"] for step in steps)
+        ),
+    }
+
+
+def word_problems() -> list[dict[str, str]]:
+    """Returns rows like those of GSM8K."""
+    numbers, rows = random.Random(0), []
+    for lost in range(512):
+        a, b = numbers.randrange(30, 100), numbers.randrange(30, 100)
+        rows.append(
+            {
+                "question": f"Ann has {a} boxes with {b} pens each, and loses {lost} of the pens. "
+                "How many pens are left?",
+                "answer": f"{a} * {b} = {a * b} pens, less {lost}.\n#### {a * b - lost}",
+            }
+        )
+    return rows
+
+
 def main() -> None:
     """Prints the figures as JSON."""
     graders = {"plain": plain, "math": math, "code": code, "hang": hang, "bombs": bombs}
+    graders |= {"solver": solver, "share": share}
     names = sys.argv[1:] or list(graders)
     if unknown := set(names) - set(graders):
         sys.exit(f"{', '.join(sorted(unknown))} is none of {', '.join(graders)}.")
