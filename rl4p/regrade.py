@@ -31,11 +31,13 @@ Options
   out=FILE               the graded lines; an earlier result is replaced
   task=NAME              the task of lines that name none
   reward=NAME            the reward of all lines. Without it, a line is graded by the reward with
-                         the name of its task, if there is one, and otherwise by reward=weighted
+                         the name of its task, if there is one, and otherwise by reward=weighted.
+                         A line that names no task, and whose answer is a number, is graded by
+                         reward=gsm8k
 
-reward=weighted reads an answer only after ####. task=gsm8k and reward=gsm8k also read a box, a
-sentence such as "The answer is 12", and the last number. The task of a question of
-data=reasoning_gym is the name of its generator: write reward=reasoning_gym.
+reward=weighted reads an answer only after ####. reward=gsm8k also reads a box, a sentence such as
+"The answer is 12", and the last number. The task of a question of data=reasoning_gym is the name of
+its generator: write reward=reasoning_gym.
 
 The other words are keys of rl4p.train that act on a reward: reward, term, max_response_tokens,
 experiment, trusted_targets. A line that a grader cannot grade does not stop the command, unless

@@ -22,6 +22,7 @@ from rl4p.configuration.targets import did_you_mean
 from rl4p.data.answer import boxed, final_answer
 from rl4p.data.fields import without_exponent
 from rl4p.data.jsonl import parsed
+from rl4p.data.quantity import quantity
 from rl4p.data.rows import digest
 from rl4p.errors import InputError
 from rl4p.reward.protocols import TextReward
@@ -38,6 +39,8 @@ OF_RUN = ("reward", "max_response_tokens")
 RESULT = ("total", "terms", "valid")
 FINISH = {status: finish for finish, status in STATUS.items()}
 WHOLE = ("code", "crossword", "reasoning_gym")  # data sets that take no part of an answer
+# The rewards of lines that name no task: of those whose answer is a number, and of others.
+UNNAMED = {"numbers": "gsm8k", "texts": "weighted"}
 KINDS = {str: "a text", int: "a natural number", dict: "an object"}
 
 Row = dict[str, Any]
@@ -189,7 +192,10 @@ def episode(
     question = required(row, "prompt" if other else "question", str, where)
     answer = without_exponent(row.get("answer")) or required(row, "answer", str, where)
     metadata = optional(row, "metadata", dict, where) or {}
-    task = task_of(row, where) or options.task or "responses"
+    task = task_of(row, where) or options.task or ""
+    if options.file is not None:  # the answer of a sample of a run is the reference itself
+        answer = reference_of(answer, task, where)
+    task = task or ("texts" if quantity(answer, units=False) is None else "numbers")
     # Not the id alone, because two questions of a file may have the same one.
     content = digest(json.dumps([question, answer, metadata], sort_keys=True))
     key = (task, content if row.get("id") is None else f"{row['id']}/{content}")
@@ -197,8 +203,7 @@ def episode(
         prompts[key] = Prompt(
             id=key[1],
             question=question,
-            # The answer of a sample of a run is the reference itself.
-            answer=answer if options.file is None else reference_of(answer, task, where),
+            answer=answer,
             task=task,
             metadata=metadata,
             tokens=(),
@@ -301,7 +306,7 @@ def rewards_of(
 
 
 def names_by_task(composer: Composer, given: str | None, tasks: Sequence[str]) -> dict[str, str]:
-    """Returns the name of the reward of each task: the name of the task, or weighted.
+    """Returns the name of the reward of each task: the name of the task, `UNNAMED`, or weighted.
 
     Args:
       given: the task of lines that name none; None if it is not given.
@@ -326,7 +331,7 @@ def names_by_task(composer: Composer, given: str | None, tasks: Sequence[str]) -
                 f'The task "{task}" has no reward; did you mean "{alike[0]}"? Write it so in the '
                 "lines, or choose the reward of all lines with reward=NAME."
             )
-    return {task: task if task in named else "weighted" for task in tasks}
+    return {task: task if task in named else UNNAMED.get(task, "weighted") for task in tasks}
 
 
 def allow_invalid(node: Any, given: Sequence[str]) -> None:

@@ -86,6 +86,23 @@ def test_rows_keep_their_fields_and_their_order(graded):
         assert row.keys() - before.keys() == {"total", "terms", "valid"}
 
 
+@pytest.mark.parametrize(
+    ("answer", "response", "grade"),
+    [
+        ("12", "The answer is 12, since 3 * 4 = 12.", 1.0),
+        ("3 * 4 = 12\n#### 12", "so \\boxed{12}", 1.0),
+        ("12", "The answer is 15, not 12", 0.0),
+        ("Paris", "#### Paris", 1.0),
+        ("Paris", "The answer is Paris", 0.0),
+    ],
+)
+def test_a_line_without_a_task_is_read_in_any_format_if_its_answer_is_a_number(
+    graded, answer, response, grade
+):
+    (found,) = graded([{"question": "?", "answer": answer, "response": response}])
+    assert found["terms"]["correct"] == grade
+
+
 def test_the_total_is_the_weighted_sum(graded):
     (row,) = graded([SUM])
     assert row["terms"] == {"correct": 1.0, "format": 1.0}
@@ -125,7 +142,7 @@ def test_a_reward_grades_rows_of_all_tasks(graded):
 
 
 def test_options_of_the_reward_of_one_task_can_be_set(graded):
-    row = {**SUM, "response": r"\boxed{2}"}
+    row = {**SUM, "response": r"\boxed{2} or #### 3"}
     assert graded([row])[0]["terms"]["correct"] == 0.0
     (found,) = graded([row], "reward.terms.correct.extract=boxed", "reward.terms.format.weight=0")
     assert (found["terms"]["correct"], found["total"]) == (1.0, 1.0)
