@@ -135,11 +135,13 @@ class Template:
         Raises:
           InputError: the message has none.
         """
-        begin, end = ranges[-1]
         if not ranges[0][0]:
             raise InputError(f"no token precedes message {count}, so that nothing asks for it")
-        # Tags may enclose the text alone. A template may go on after the end token, with a newline.
-        last = range(begin, min(end + 1, len(tokens)))
+        # Tags may enclose the text alone. A template may go on after the end token, with a newline
+        # or, as Phi-3, with another end token between tags of its own.
+        begin, end = ranges[-1]
+        within = (*ranges[:-1], (begin, min(end + 1, len(tokens))))
+        last = (i for each in within for i in range(*each))
         end = next((i + 1 for i in last if tokens[i] in self.end_ids), None)
         if end is None:
             names = self.tokenizer.convert_ids_to_tokens(list(self.end_ids))
@@ -148,7 +150,7 @@ class Template:
                 "policy would not learn to end (add the token to eos_token_id in "
                 "generation_config.json)"
             )
-        trained = (*ranges[:-1], (begin, end))
+        trained = tuple((start, min(stop, end)) for start, stop in within if start < end)
         return Row(messages=count, tokens=tokens[:end], begins=ranges[0][0], trained=trained)
 
     @property
