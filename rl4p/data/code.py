@@ -1,6 +1,6 @@
 """Questions with unit tests, from a file of JSON lines or generated."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import product
@@ -82,8 +82,8 @@ class Code(JSONLines):
 
 
 def are_tests(tests: Any) -> bool:
-    """Returns whether a value of JSON is a list of tests of one kind, and has any."""
-    if not isinstance(tests, list) or not tests:
+    """Returns whether a value is a list of tests of one kind, and has any."""
+    if not isinstance(tests, Sequence) or isinstance(tests, str) or not tests:
         return False
     calls = all(isinstance(each, str) for each in tests)
     return calls or all(

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, BinaryIO
 
 from rl4p.configuration.bounds import AboveZero, Positive
+from rl4p.data.code import are_tests
 from rl4p.errors import RunError
 from rl4p.reward.sandbox import Kind, Limits, output, problem, start
 from rl4p.types import Episode
@@ -184,15 +185,7 @@ def tests_of(episode: Episode) -> tuple[Sequence[Any], str] | None:
     tests, setup = metadata.get("tests"), metadata.get("setup", "")
     if tests is None:
         return None
-    tests = list(tests) if isinstance(tests, Sequence) and not isinstance(tests, str) else []
-    calls = all(isinstance(each, str) for each in tests)
-    outputs = all(
-        isinstance(each, Mapping)
-        and set(each) == {"input", "output"}
-        and all(isinstance(value, str) for value in each.values())
-        for each in tests
-    )
-    if not tests or not (calls or outputs) or not isinstance(setup, str):
+    if not are_tests(tests) or not isinstance(setup, str):
         raise RunError(
             f"The metadata of prompt {episode.prompt.id} has no tests that the term code can run: "
             'write tests as a list of Python strings or of {"input": ..., "output": ...}, and '
