@@ -34,7 +34,7 @@ UNSEEDED = frozenset({"codeio", "list_functions"})
 class ReasoningGym:
     """A data set of one generator of reasoning_gym, such as `chain_sum` (2505.24760).
 
-        pip install 'rl4p[reasoning_gym]'
+        pip install 'rl4p[reasoning-gym]'
         python -m rl4p.train data=reasoning_gym data.name=chain_sum +data.options.max_digits=2
 
     Question i of a generator depends on seed + i alone in most generators, so that neighbouring
@@ -72,7 +72,7 @@ class ReasoningGym:
     def __post_init__(self) -> None:
         if find_spec("reasoning_gym") is None:
             raise ValueError(
-                "the library reasoning_gym is not installed: run pip install 'rl4p[reasoning_gym]'."
+                "the library reasoning_gym is not installed: run pip install 'rl4p[reasoning-gym]'."
             )
         for name in OWN_OPTIONS:
             if name in self.options:

@@ -36,7 +36,7 @@ class ReasoningGym:
     An answer is invalid if its scorer takes too long or too much memory or ends with an error, or
     if the generator makes another question than the one that was asked.
 
-        pip install 'rl4p[reasoning_gym]'
+        pip install 'rl4p[reasoning-gym]'
         python -m rl4p.train data=reasoning_gym data.name=n_queens reward=reasoning_gym
 
     Attributes:
@@ -59,7 +59,7 @@ class ReasoningGym:
     def __post_init__(self) -> None:
         if find_spec(LIBRARY) is None:
             raise ValueError(
-                "the library reasoning_gym is not installed: run pip install 'rl4p[reasoning_gym]'."
+                "the library reasoning_gym is not installed: run pip install 'rl4p[reasoning-gym]'."
             )
         if (reason := problem(self.sandbox)) is not None:
             raise ValueError(reason)
