@@ -148,5 +148,5 @@ def test_generators_that_make_other_questions_in_each_process_are_refused(monkey
 
 def test_without_the_library_the_sentence_names_the_extra(monkeypatch):
     monkeypatch.setattr("rl4p.data.reasoning_gym.find_spec", lambda name: None)
-    with pytest.raises(ValueError, match=r"pip install 'rl4p\[reasoning_gym\]'"):
+    with pytest.raises(ValueError, match=r"pip install 'rl4p\[reasoning-gym\]'"):
         ReasoningGym(name="chain_sum")

@@ -175,7 +175,7 @@ def test_what_is_missing_is_refused_when_the_run_is_built(monkeypatch):
     config = compose(["reward=reasoning_gym"])
     monkeypatch.setattr("rl4p.reward.reasoning_gym.problem", lambda kind: "there is no sandbox.")
     for found, sentence in (
-        (None, r"reasoning_gym is not installed: run pip install 'rl4p\[reasoning_gym\]'"),
+        (None, r"reasoning_gym is not installed: run pip install 'rl4p\[reasoning-gym\]'"),
         (object(), r"there is no sandbox\."),
     ):
         monkeypatch.setattr("rl4p.reward.reasoning_gym.find_spec", lambda name, x=found: x)
