@@ -81,7 +81,8 @@ def test_files_of_the_user_cannot_be_read_or_written(attempt, tmp_path, monkeypa
 @needs_bubblewrap
 @pytest.mark.skipif(platform.machine() not in ("x86_64", "aarch64"), reason="no table of calls")
 def test_no_process_can_be_started(attempt):
-    bomb = "import os\nwhile True:\n    os.fork()"
+    # A bomb that is harmless if it goes off: some mutants let it.
+    bomb = "import os\nfor _ in range(5):\n    os.fork()"
     assert attempt(bomb) == "PermissionError: [Errno 1] Operation not permitted"
     shell = "import subprocess; subprocess.run(['/bin/sh', '-c', 'echo ran'])"
     assert attempt(shell).startswith("PermissionError")
@@ -104,7 +105,7 @@ def test_other_processes_cannot_be_seen_or_killed(attempt):
 @needs_bubblewrap
 def test_memory_and_files_are_limited(attempt):
     assert attempt("len(bytearray(2**30))") == "MemoryError"
-    assert attempt("x = 'a'\nwhile True: x += x") == "MemoryError"
+    assert attempt("x = 'a'\nfor _ in range(32): x += x") == "MemoryError"
     large = f"f = open('x', 'wb'); f.write(bytes(2**20) * {FILES // 2**20 + 1})"
     assert attempt(large).startswith("OSError")
     many = (
@@ -115,7 +116,7 @@ def test_memory_and_files_are_limited(attempt):
     assert 0 < int(count) <= FILES // 2**20
     assert "No space left" in reason
     threads = (
-        "import threading, time\nfor n in range(10**5):\n"
+        "import threading, time\nfor n in range(2000):\n"
         "    threading.Thread(target=time.sleep, args=(60,), daemon=True).start()"
     )
     assert attempt(threads) == "RuntimeError: can't start new thread"
