@@ -34,6 +34,15 @@ ADDED_OPTIONS = {
         "limit": None,
         "strip_tags": False,
     },
+    **{
+        f"rl4p.update.{module}.{name}": {"old_policy": "proximal"}
+        for module, name in (
+            *(("cispo", "CISPO"), ("gmpo", "GMPO"), ("gspo", "GSPO"), ("luspo", "LUSPO")),
+            *(("ppo", "PPO"), ("sapo", "SAPO"), ("topr", "TOPR"), ("vespo", "VESPO")),
+        )
+    },
+    "rl4p.rollout.continuous.Continuous": {"annealing": None},
+    "rl4p.rollout.naive_sampler.NaiveSampler": {"annealing": None},
     "rl4p.reward.classifier.Classifier": {"deadline": None},
     "rl4p.reward.correct.Correct": {"extract": "hashes"},
     "rl4p.reward.weighted.Weighted": {"deadline": 60.0},
@@ -92,6 +101,8 @@ def renewed(config: DictConfig) -> DictConfig:
                 for key, x in value.items()
             }
             target = str(node.get("_target_"))
+            if target == "rl4p.update.dppo.DPPO" and "anchor" in node:
+                node["old_policy"] = node.pop("anchor")
             if "messages_key" not in node and OF_GSM8K.items() <= node.items():
                 node["_target_"] = GSM8K
             return ADDED_OPTIONS.get(target, {}) | node

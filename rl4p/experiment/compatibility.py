@@ -11,7 +11,9 @@ valid. A user-defined phase need not declare these properties; the default is th
     update.reads_advantages    false: advantages are not used
     update.whole_groups        true: the loss compares samples of a group
     update.pack                true: several sequences share a row
+    update.old_policy          behaviour: its ratio is the whole importance weight
     correction.active          false: every token has weight 1
+    correction.weighs          true: its weights contain the ratio of trainer and sampler
 """
 
 from typing import Any
@@ -32,6 +34,7 @@ def refuse_what_cannot_act(phases: Phases) -> None:
         divergence_in_a_reward_that_nothing_reads,
         demonstrations_in_the_place_of_samples,
         packed_rows_that_are_read_as_sequences,
+        importance_that_counts_twice,
     ):
         if sentence := rule(phases):
             raise InputError(sentence)
@@ -107,6 +110,12 @@ def demonstrations_in_the_place_of_samples(phases: Phases) -> str | None:
             f"{rollout} has no sampling policy, so kl.importance_weight=true would have no effect: "
             "leave it out."
         )
+    old_policy = getattr(phases.update, "old_policy", None)
+    if old_policy != getattr(type(phases.update), "old_policy", None):
+        return (
+            f"{rollout} has no sampling policy, so update.old_policy={old_policy} would have no "
+            "effect: leave it out."
+        )
     if getattr(phases.update, "whole_groups", False):
         return (
             f"{choice('update', phases.update)} compares the samples of a prompt, but {rollout} "
@@ -135,3 +144,16 @@ def packed_rows_that_are_read_as_sequences(phases: Phases) -> str | None:
                 f"reads a row as one sequence: choose {group}=none, or leave update.pack out."
             )
     return None
+
+
+def importance_that_counts_twice(phases: Phases) -> str | None:
+    """Refuses a correction that weighs by the ratio which the loss contains already."""
+    if getattr(phases.update, "old_policy", None) != "behaviour":
+        return None
+    if not getattr(phases.correction, "weighs", False):
+        return None
+    return (
+        f"{choice('update', phases.update)} with old_policy=behaviour contains the whole "
+        f"importance weight, so {choice('correction', phases.correction)} would weigh with it "
+        "again: choose correction=none, or update.old_policy=proximal."
+    )

@@ -78,6 +78,7 @@ def gradient_step(
 
     order = jax.vmap(pass_order)(jnp.arange(update.epochs))
     order = order.reshape(update.epochs * update.minibatches, -1)
+    coefficients = coefficients | {"step": state.step}
     learning_rate = optimizer.learning_rate_at(state.step)
 
     def one_update(carry: tuple[Params, Any], row_ids: Array) -> tuple[tuple[Params, Any], Any]:
@@ -246,12 +247,13 @@ def summarise(sums: dict[str, Array]) -> Metrics:
         "update/skipped": total["skipped"],
         "update/ess": effective / tokens,  # 1 where sampler and trainer agree
         "rollout/logprob_gap_max": jnp.max(sums["logprob_gap_max"]),
-        "rollout/logprob_gap_mean": total["logprob_gap"] / tokens,
+        "rollout/logprob_gap_mean": total["logprob_gap"] / jnp.maximum(total["fresh"], 1),
+        "rollout/fresh": total["fresh"] / tokens,
         "rollout/mismatch_kl": total["mismatch_kl"] / tokens,
     }
     used = {
         *("loss", "grad_norm", "skipped", "tokens", "weight", "squared_weight"),
-        *("logprob_gap", "logprob_gap_max", "mismatch_kl"),
+        *("logprob_gap", "logprob_gap_max", "fresh", "mismatch_kl"),
         *("returns", "squared_returns", "squared_value_errors"),
     }
     if "returns" in sums:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -42,8 +42,11 @@ def token_scores(
     hidden_BTD: Array,
     trajectories: Trajectories,
     sampling: Sampling,
+    temperature: Array | None = None,
 ) -> TokenScores:
     """Scores the tokens of the responses from the trunk's activations (`trunk`).
+
+    `temperature` replaces that of `sampling` (`sampling_logprobs`).
 
     About `LOGITS_PER_CHUNK` logits exist at a time. With more than one chunk, the response tokens
     of each row are sorted to the front, and chunks without any response token are skipped.
@@ -54,7 +57,7 @@ def token_scores(
 
     def score(hidden_BCD: Array, targets_BC: Array) -> tuple[Array, ...]:
         logits_BCV = decoder.logits(params, hidden_BCD)
-        logprobs_BCV = sampling_logprobs(logits_BCV, sampling, targets_BC)
+        logprobs_BCV = sampling_logprobs(logits_BCV, sampling, targets_BC, temperature)
         # Outside the support, -inf times a probability of 0 would be nan.
         finite_BCV = jnp.where(jnp.isfinite(logprobs_BCV), logprobs_BCV, 0.0)
         probs_BCV = jnp.exp(logprobs_BCV)
@@ -118,6 +121,7 @@ def score_tokens(
     names: tuple[str, ...] = ("logprobs",),
     values: Callable[..., Array] | None = None,
     mesh: Mesh = ONE_DEVICE,
+    temperature: Array | None = None,
 ) -> dict[str, Array]:
     """Scores the response tokens in microbatches, without a gradient.
 
@@ -125,14 +129,15 @@ def score_tokens(
       names: the scores to compute: logprobs, entropy, collision (`TokenScores`), values.
       values: the critic's function of (decoder, params, activations, trajectories).
       mesh: the mesh whose devices share the rows; each device forms its own microbatches.
+      temperature: a scalar in place of that of `sampling` (`sampling_logprobs`).
 
     Returns:
       The scores by name, float32 [B, T].
     """
     shared = values is None and pays(trajectories, mesh)  # a critic may run the prompts itself
 
-    def of_rows(params: Params, trajectories: Trajectories) -> dict[str, Array]:
-        params = gather(params, decoder.dtype)
+    def of_rows(whole: Any, trajectories: Trajectories) -> dict[str, Array]:
+        params, temperature = gather(whole[0], decoder.dtype), whole[1]
         prompts = SharedPrompts.of(decoder, trajectories, microbatching, shared=shared)
         trajectories, of_prompts = prompts.rest(trajectories), prompts.keys_and_values(params)
 
@@ -140,7 +145,7 @@ def score_tokens(
             groups_b = prompts.groups(rows)
             before = prompts.before(take_groups(of_prompts, groups_b), groups_b)
             hidden_BTD = trunk(decoder, params, part, before)
-            scores = token_scores(decoder, params, hidden_BTD, part, sampling)
+            scores = token_scores(decoder, params, hidden_BTD, part, sampling, temperature)
             new = {name: getattr(scores, f"{name}_BT") for name in names if name != "values"}
             if values is not None:
                 new["values"] = values(decoder, params, hidden_BTD, part)
@@ -158,7 +163,9 @@ def score_tokens(
 
     def of_all(trajectories: Trajectories, together: int = 1) -> dict[str, Array]:
         segment_ids_BT = trajectories.segment_ids_BT
-        return spread(of_rows, params, trajectories, segment_ids_BT, mesh, together=together)
+        return spread(
+            of_rows, (params, temperature), trajectories, segment_ids_BT, mesh, together=together
+        )
 
     if not shared:
         return of_all(trajectories)

@@ -24,6 +24,10 @@ def token_loss(
     """Returns the loss of each token of a microbatch, and its metrics: [B, T], valid on the mask.
 
     The loss is w (policy loss) + beta KL - alpha H + value loss, with w the correction.
+
+    Args:
+      coefficients: beta as `kl` and alpha as `entropy`; `temperature`, if it changes over the run;
+        `step`, whose tokens alone count for `logprob_gap`.
     """
     mask, trajectories = micro.loss_mask_BT, micro.trajectories
 
@@ -32,7 +36,9 @@ def token_loss(
         return jnp.where(mask, x_BT, 0.0)
 
     hidden_BTD = trunk(decoder, params, trajectories, before)
-    tokens = token_scores(decoder, params, hidden_BTD, trajectories, sampling)
+    tokens = token_scores(
+        decoder, params, hidden_BTD, trajectories, sampling, coefficients.get("temperature")
+    )
     logprobs_BT = on_mask(tokens.logprobs_BT)
     constant_BT = jax.lax.stop_gradient(logprobs_BT)
     proximal_BT = on_mask(micro.scores.get("proximal_logprobs", constant_BT))
@@ -67,12 +73,17 @@ def token_loss(
             "squared_value_errors": jnp.square(returns_BT - values_BT),
         }
 
+    # Other tokens differ from the sampler because the policy has changed since.
+    fresh = sampled
+    if "step" in coefficients:
+        fresh &= trajectories.policy_version_BT == coefficients["step"]
     log_ratio_BT = constant_BT - proximal_BT
     weight_BT = jnp.exp(jnp.clip(mismatch_BT, -20.0, 20.0))
     return loss_BT, {
         "entropy": tokens.entropy_BT,
         "approx_kl": jnp.expm1(jnp.clip(log_ratio_BT, -20.0, 20.0)) - log_ratio_BT,
-        "logprob_gap": jnp.abs(mismatch_BT),
+        "logprob_gap": jnp.where(fresh, jnp.abs(mismatch_BT), 0.0),
+        "fresh": fresh,
         "mismatch_kl": weight_BT - 1 - mismatch_BT,
         "weight": weight_BT,
         "squared_weight": jnp.square(weight_BT),

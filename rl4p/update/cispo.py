@@ -7,16 +7,16 @@ import jax
 import jax.numpy as jnp
 
 from rl4p.configuration.bounds import NonNegative
-from rl4p.learner.ratio import clamped_exp, log_ratio
-from rl4p.learner.update_options import UpdateOptions
+from rl4p.learner.ratio import clamped_exp
+from rl4p.learner.ratio_options import RatioOptions
 from rl4p.types import Array, TrainingBatch
 
 
 @dataclass(frozen=True, kw_only=True)
-class CISPO(UpdateOptions):
+class CISPO(RatioOptions):
     """CISPO (MiniMax-M1, 2506.13585), per token; no token loses its gradient (sg: stop_gradient):
 
-        loss = -sg[clip(pi / pi_proximal, lowest, highest)] A log pi
+        loss = -sg[clip(pi / pi_old, lowest, highest)] A log pi
 
     Attributes:
       bound: the meaning of `low` and `high`. `absolute`: the weight is clipped to [low, high] (TRL
@@ -30,7 +30,7 @@ class CISPO(UpdateOptions):
     high: NonNegative = 5.0
 
     def __call__(self, logprobs_BT: Array, batch: TrainingBatch) -> tuple[Array, dict[str, Array]]:
-        ratio = clamped_exp(log_ratio(logprobs_BT, batch.scores["proximal_logprobs"], batch))
+        ratio = clamped_exp(self.log_ratio(logprobs_BT, batch))
         lowest, highest = self.low, self.high
         if self.bound == "relative":
             lowest, highest = 1.0 - self.low, 1.0 + self.high

@@ -7,13 +7,13 @@ import jax
 import jax.numpy as jnp
 
 from rl4p.configuration.bounds import AboveOne, Share
-from rl4p.learner.ratio import clamped_exp, log_ratio, sampler_logprobs
-from rl4p.learner.update_options import UpdateOptions
+from rl4p.learner.ratio import clamped_exp
+from rl4p.learner.ratio_options import RatioOptions
 from rl4p.types import Array, TrainingBatch
 
 
 @dataclass(frozen=True, kw_only=True)
-class DPPO(UpdateOptions):
+class DPPO(RatioOptions):
     """DPPO with the binary total variation (2602.04879), per token:
 
         dropped where A > 0 and pi - mu > delta, or A < 0 and mu - pi > delta
@@ -25,25 +25,23 @@ class DPPO(UpdateOptions):
 
     Attributes:
       delta: largest change of a probability; the default is verl's for this variant.
-      anchor: mu. `behaviour` is the sampling policy, as the paper recommends: the ratio is then the
-        full importance weight (leave `correction` at none). `proximal` is PPO's choice, and always
-        applies to rows that no policy sampled.
+      old_policy: mu. `behaviour` is the sampling policy, as the paper recommends: the ratio is then
+        the full importance weight (leave `correction` at none). `proximal` is PPO's choice, and
+        always applies to tokens that no policy sampled.
       ratio_cap: upper bound of the importance weight.
     """
 
     delta: Share = 0.15
-    anchor: Literal["behaviour", "proximal"] = "behaviour"
+    old_policy: Literal["proximal", "behaviour"] = "behaviour"
     ratio_cap: AboveOne = 20.0
 
     def __call__(self, logprobs_BT: Array, batch: TrainingBatch) -> tuple[Array, dict[str, Array]]:
         mask, advantages_BT = batch.loss_mask_BT, batch.advantages_BT
-        proximal = self.anchor == "proximal"
-        anchor_BT = batch.scores["proximal_logprobs"] if proximal else sampler_logprobs(batch)
         change_BT = jnp.exp(jnp.where(mask, logprobs_BT, 0.0)) - jnp.exp(
-            jnp.where(mask, anchor_BT, 0.0)
+            jnp.where(mask, self.old_logprobs(batch), 0.0)
         )
         high = (advantages_BT > 0) & (change_BT > self.delta)
         low = (advantages_BT < 0) & (change_BT < -self.delta)
-        weight = jnp.minimum(clamped_exp(log_ratio(logprobs_BT, anchor_BT, batch)), self.ratio_cap)
+        weight = jnp.minimum(clamped_exp(self.log_ratio(logprobs_BT, batch)), self.ratio_cap)
         weight = jax.lax.stop_gradient(jnp.where(high | low, 0.0, weight))
         return -weight * advantages_BT * logprobs_BT, {"clip_low": low, "clip_high": high}

@@ -14,15 +14,16 @@ from rl4p.learner.ratio import (
     masked_advantages,
     sequence_mean,
 )
-from rl4p.learner.update_options import Aggregation, UpdateOptions
+from rl4p.learner.ratio_options import RatioOptions
+from rl4p.learner.update_options import Aggregation
 from rl4p.types import Array, TrainingBatch
 
 
 @dataclass(frozen=True, kw_only=True)
-class GSPO(UpdateOptions):
+class GSPO(RatioOptions):
     """GSPO (2507.18071), whose ratio of a sequence is the geometric mean of its tokens' ratios:
 
-        s = exp(mean_t log(pi / pi_proximal)), the mean over the row's loss tokens
+        s = exp(mean_t log(pi / pi_old)), the mean over the row's loss tokens
         loss = max(-A s, -A clip(s, 1 - clip_low, 1 + clip_high)), on every token of the row
 
     `sequence_mean_token_mean`, the default here, gives the paper's mean over sequences. The mean
@@ -41,9 +42,7 @@ class GSPO(UpdateOptions):
     aggregation: Aggregation = "sequence_mean_token_mean"
 
     def __call__(self, logprobs_BT: Array, batch: TrainingBatch) -> tuple[Array, dict[str, Array]]:
-        mean_B1 = sequence_mean(
-            log_ratio(logprobs_BT, batch.scores["proximal_logprobs"], batch), batch
-        )
+        mean_B1 = sequence_mean(self.log_ratio(logprobs_BT, batch), batch)
         if self.form == "sequence":
             ratio_BT = jnp.broadcast_to(clamped_exp(mean_B1), logprobs_BT.shape)
         else:

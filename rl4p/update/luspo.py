@@ -8,19 +8,19 @@ from rl4p.configuration.bounds import NonNegative, Share
 from rl4p.learner.ratio import (
     clamped_exp,
     clipped_surrogate,
-    log_ratio,
     masked_advantages,
     sequence_mean,
 )
-from rl4p.learner.update_options import Aggregation, UpdateOptions
+from rl4p.learner.ratio_options import RatioOptions
+from rl4p.learner.update_options import Aggregation
 from rl4p.types import Array, TrainingBatch
 
 
 @dataclass(frozen=True, kw_only=True)
-class LUSPO(UpdateOptions):
+class LUSPO(RatioOptions):
     """LUSPO (2602.05261), the sequence loss of GSPO times the length of the sequence:
 
-        s = exp(mean_t log(pi / pi_proximal))
+        s = exp(mean_t log(pi / pi_old))
         loss = (1/N) sum_b l_b max(-A s, -A clip(s, 1 - clip_low, 1 + clip_high))
 
     Each of the l_b tokens has the loss max(...), so that `sequence_mean_token_sum`, the default
@@ -36,7 +36,7 @@ class LUSPO(UpdateOptions):
     aggregation: Aggregation = "sequence_mean_token_sum"
 
     def __call__(self, logprobs_BT: Array, batch: TrainingBatch) -> tuple[Array, dict[str, Array]]:
-        log_ratio_BT = log_ratio(logprobs_BT, batch.scores["proximal_logprobs"], batch)
+        log_ratio_BT = self.log_ratio(logprobs_BT, batch)
         ratio_B1 = clamped_exp(sequence_mean(log_ratio_BT, batch))
         ratio_BT = jnp.broadcast_to(ratio_B1, logprobs_BT.shape)
         return clipped_surrogate(ratio_BT, masked_advantages(batch), self.clip_low, self.clip_high)

@@ -5,21 +5,21 @@ from dataclasses import dataclass
 import jax.numpy as jnp
 
 from rl4p.configuration.bounds import AboveOne, NonNegative, Share
-from rl4p.learner.ratio import clamped_exp, clipped_surrogate, log_ratio
-from rl4p.learner.update_options import UpdateOptions
+from rl4p.learner.ratio import clamped_exp, clipped_surrogate
+from rl4p.learner.ratio_options import RatioOptions
 from rl4p.types import Array, TrainingBatch
 
 
 @dataclass(frozen=True, kw_only=True)
-class PPO(UpdateOptions):
+class PPO(RatioOptions):
     """PPO's clipped objective (1707.06347), per token, to minimise:
 
-        rho = pi / pi_proximal
+        rho = pi / pi_old
         loss = max(-A rho, -A clip(rho, 1 - clip_low, 1 + clip_high))
 
     clip_high > clip_low is DAPO's clip-higher (2503.14476). The log-ratio is clamped to +-20 before
-    the exponential. With one update per step, rho is 1 and the gradient is that of REINFORCE; the
-    clip acts from the second update of a step on.
+    the exponential. With one update per step and `old_policy=proximal`, rho is 1 and the gradient
+    is that of REINFORCE; the clip acts from the second update of a step on.
 
     Attributes:
       clip_low, clip_high: the ratio is clipped to [1 - clip_low, 1 + clip_high].
@@ -36,7 +36,7 @@ class PPO(UpdateOptions):
 
     def __call__(self, logprobs_BT: Array, batch: TrainingBatch) -> tuple[Array, dict[str, Array]]:
         advantages_BT = batch.advantages_BT
-        ratio = clamped_exp(log_ratio(logprobs_BT, batch.scores["proximal_logprobs"], batch))
+        ratio = clamped_exp(self.log_ratio(logprobs_BT, batch))
         loss_BT, extras = clipped_surrogate(ratio, advantages_BT, self.clip_low, self.clip_high)
         if self.delta is not None:
             clipped = jnp.clip(ratio, 1.0 - self.clip_low, 1.0 + self.clip_high)

@@ -6,13 +6,14 @@ import jax
 import jax.numpy as jnp
 
 from rl4p.configuration.bounds import AboveZero
-from rl4p.learner.ratio import clamped_exp, log_ratio
-from rl4p.learner.update_options import Aggregation, UpdateOptions
+from rl4p.learner.ratio import clamped_exp
+from rl4p.learner.ratio_options import RatioOptions
+from rl4p.learner.update_options import Aggregation
 from rl4p.types import Array, TrainingBatch
 
 
 @dataclass(frozen=True, kw_only=True)
-class SAPO(UpdateOptions):
+class SAPO(RatioOptions):
     """SAPO (2511.20347), per token, with a smooth gate instead of a clip:
 
         loss = -A (4 / tau) sigmoid(tau (rho - 1)), tau by the sign of A
@@ -30,7 +31,7 @@ class SAPO(UpdateOptions):
     aggregation: Aggregation = "sequence_mean_token_mean"
 
     def __call__(self, logprobs_BT: Array, batch: TrainingBatch) -> tuple[Array, dict[str, Array]]:
-        ratio = clamped_exp(log_ratio(logprobs_BT, batch.scores["proximal_logprobs"], batch))
+        ratio = clamped_exp(self.log_ratio(logprobs_BT, batch))
         positive = batch.advantages_BT > 0
 
         def gate(tau: float) -> Array:

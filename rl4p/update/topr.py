@@ -6,18 +6,19 @@ from typing import Literal
 import jax
 import jax.numpy as jnp
 
-from rl4p.learner.ratio import clamped_exp, log_ratio, sequence_sum
-from rl4p.learner.update_options import UpdateOptions
+from rl4p.learner.ratio import clamped_exp, sequence_sum
+from rl4p.learner.ratio_options import RatioOptions
 from rl4p.types import Array, TrainingBatch
 
 
 @dataclass(frozen=True, kw_only=True)
-class TOPR(UpdateOptions):
+class TOPR(RatioOptions):
     """TOPR (2503.14286), with the supervised loss on good samples and a tapered weight on bad ones:
 
         loss = -A log pi where A >= 0, -sg[clip(rho, 0, 1)] A log pi where A < 0
 
-    rho is pi / pi_proximal. In the paper it is pi / pi_behaviour: `correction` adds the difference.
+    rho is pi / pi_old. The paper has `old_policy=behaviour`; by default `correction` adds the
+    difference.
 
     Attributes:
       level: whether rho is that of each `token`, or that of the `sequence`: the product over its
@@ -27,7 +28,7 @@ class TOPR(UpdateOptions):
     level: Literal["token", "sequence"] = "token"
 
     def __call__(self, logprobs_BT: Array, batch: TrainingBatch) -> tuple[Array, dict[str, Array]]:
-        log_ratio_BT = log_ratio(logprobs_BT, batch.scores["proximal_logprobs"], batch)
+        log_ratio_BT = self.log_ratio(logprobs_BT, batch)
         if self.level == "sequence":
             log_ratio_BT = jnp.broadcast_to(sequence_sum(log_ratio_BT, batch), log_ratio_BT.shape)
         taper = jax.lax.stop_gradient(jnp.minimum(clamped_exp(log_ratio_BT), 1.0))

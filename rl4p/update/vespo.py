@@ -6,16 +6,16 @@ import jax
 import jax.numpy as jnp
 
 from rl4p.configuration.bounds import NonNegative
-from rl4p.learner.ratio import log_ratio, sequence_sum
-from rl4p.learner.update_options import UpdateOptions
+from rl4p.learner.ratio import sequence_sum
+from rl4p.learner.ratio_options import RatioOptions
 from rl4p.types import Array, TrainingBatch
 
 
 @dataclass(frozen=True, kw_only=True)
-class VESPO(UpdateOptions):
+class VESPO(RatioOptions):
     """VESPO (2602.10693), in the form of TRL, with a Gamma kernel of the sequence's ratio:
 
-        w = prod_t pi / pi_proximal over the row's loss tokens
+        w = prod_t pi / pi_old over the row's loss tokens
         phi = w^k exp(lambda (1 - w)), 1 at w = 1
         loss = -sg[phi] A log pi
 
@@ -35,7 +35,7 @@ class VESPO(UpdateOptions):
     lambda_negative: NonNegative = 2.0
 
     def __call__(self, logprobs_BT: Array, batch: TrainingBatch) -> tuple[Array, dict[str, Array]]:
-        log_ratio_BT = log_ratio(logprobs_BT, batch.scores["proximal_logprobs"], batch)
+        log_ratio_BT = self.log_ratio(logprobs_BT, batch)
         clamped_BT = jnp.clip(jax.lax.stop_gradient(log_ratio_BT), -20.0, 20.0)
         log_w_B1 = jnp.clip(sequence_sum(clamped_BT, batch), -20.0, 20.0)
 

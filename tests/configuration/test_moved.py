@@ -82,3 +82,29 @@ def test_options_of_today_are_added_to_an_older_configuration():
     assert renewed(OmegaConf.create(older)) == config
     older["teacher"]["task"] = "sums"  # a file that was called otherwise stays one
     assert renewed(OmegaConf.create(older)).teacher._target_ == "rl4p.data.jsonl.JSONLines"
+
+
+@pytest.mark.parametrize(
+    ("node", "renewed_node"),
+    [
+        (
+            {"_target_": "rl4p.update.dppo.DPPO", "anchor": "proximal"},
+            {"_target_": "rl4p.update.dppo.DPPO", "old_policy": "proximal"},
+        ),
+        (
+            {"_target_": "rl4p.update.ppo.PPO"},
+            {"_target_": "rl4p.update.ppo.PPO", "old_policy": "proximal"},
+        ),
+        (
+            {"_target_": "rl4p.update.dro.DRO", "anchor": "behaviour"},
+            {"_target_": "rl4p.update.dro.DRO", "anchor": "behaviour"},
+        ),
+        (
+            {"_target_": "rl4p.rollout.continuous.Continuous"},
+            {"_target_": "rl4p.rollout.continuous.Continuous", "annealing": None},
+        ),
+    ],
+)
+def test_runs_before_the_old_policy_could_be_chosen_go_on(node, renewed_node):
+    found = renewed(OmegaConf.create({"update": node}))
+    assert OmegaConf.to_container(found)["update"] == renewed_node

@@ -78,6 +78,19 @@ def test_the_table_names_pairs_that_exist():
         (("advantage=constant", "advantage.clip=1", "update=sft"), "advantage.clip would have no"),
         (("advantage=grpo", "update=sft"), "advantage=grpo would have no effect: choose advantage"),
         (("advantage=constant", "update=dpo"), "choose advantage=preference"),
+        (("update.old_policy=behaviour", "correction=token_truncate"), "would weigh with it again"),
+        (
+            ("update=dppo", "correction=token_mask"),
+            "update=dppo with old_policy=behaviour",
+        ),
+        (
+            ("update=dppo", "correction=sequence_mask", "correction.weighted=true"),
+            "correction=sequence_mask would weigh with it again: choose correction=none",
+        ),
+        (
+            ("advantage=constant", "rollout=demonstrations", "update.old_policy=behaviour"),
+            "no sampling policy, so update.old_policy=behaviour would have no effect",
+        ),
         (
             (*SFT, "update.pack=true", "correction=token_mask"),
             "correction=token_mask reads a row as one sequence: choose correction=none",
@@ -96,6 +109,8 @@ def test_what_nothing_reads_is_refused(overrides, sentence):
         (*SFT, "rollout=demonstrations"),
         (*SFT, "rollout=demonstrations", "update.pack=true"),
         ("advantage=constant", "kl=fixed"),
+        ("update.old_policy=behaviour", "correction=sequence_mask"),
+        ("update=dppo", "update.old_policy=proximal", "correction=token_truncate"),
         ("advantage=constant", "kl=fixed", "kl.beta=0", "kl.placement=in_reward"),
         ("advantage=gdpo", "kl=fixed"),
         ("advantage=grpo", "kl=fixed", "kl.placement=in_reward", "correction=token_mask"),

@@ -137,6 +137,22 @@ def test_what_no_policy_sampled_has_no_gap_to_the_sampler(step, batch):
     assert metrics["rollout/logprob_gap_max"] == gap[sampled].max()
 
 
+def test_the_gap_to_the_sampler_is_that_of_tokens_with_the_weights_of_the_step(step, batch):
+    """The others differ because the policy has changed since, which the correction still sees."""
+    _, fresh = step(batch)
+    version = batch.trajectories.policy_version_BT
+    others = jnp.where(jnp.arange(len(version))[:, None] < 5, version + 1, version)
+    trajectories = dataclasses.replace(batch.trajectories, policy_version_BT=others)
+    _, metrics = step(dataclasses.replace(batch, trajectories=trajectories))
+    gap = np.abs(batch.scores["proximal_logprobs"] - batch.trajectories.behaviour_logprobs_BT)
+    mask = np.asarray(batch.loss_mask_BT)
+    rows = np.arange(len(mask))[:, None] >= 5
+    assert metrics["rollout/logprob_gap_max"] == gap[mask & rows].max()
+    assert metrics["rollout/logprob_gap_mean"] == pytest.approx(gap[mask & rows].mean(), rel=1e-5)
+    assert metrics["rollout/fresh"] == pytest.approx((mask & rows).sum() / mask.sum())
+    assert metrics["rollout/mismatch_kl"] == fresh["rollout/mismatch_kl"]
+
+
 @pytest.mark.parametrize("nothing", ["advantages_BT", "loss_mask_BT"])
 def test_without_advantages_or_tokens_the_gradient_is_exactly_zero(step, batch, nothing):
     empty = dataclasses.replace(batch, **{nothing: jnp.zeros_like(getattr(batch, nothing))})
@@ -195,6 +211,7 @@ def test_loss_metrics_and_gradient_are_those_of_numpy_in_float64(
             "update/ess": weight.sum() ** 2 / np.square(weight).sum() / len(weight),
             "rollout/logprob_gap_max": np.abs(columns["mismatch"]).max(),
             "rollout/logprob_gap_mean": np.abs(columns["mismatch"]).mean(),
+            "rollout/fresh": 1.0,
             "rollout/mismatch_kl": (weight - 1 - columns["mismatch"]).mean(),
         },
         rel=1e-4,
@@ -491,6 +508,7 @@ def test_sums_of_several_updates_become_means_over_all_their_tokens():
             "weight": jnp.asarray([3.0, 5.0]),
             "squared_weight": jnp.asarray([6.0, 10.0]),
             "logprob_gap": jnp.asarray([1.0, 3.0]),
+            "fresh": jnp.asarray([1.0, 4.0]),
             "logprob_gap_max": jnp.asarray([7.0, 2.0]),
             "mismatch_kl": jnp.asarray([0.5, 1.5]),
             "entropy": jnp.asarray([2.0, 10.0]),
@@ -507,7 +525,8 @@ def test_sums_of_several_updates_become_means_over_all_their_tokens():
             "update/skipped": 2.0,
             "update/ess": 64 / 16 / 8,
             "rollout/logprob_gap_max": 7.0,
-            "rollout/logprob_gap_mean": 0.5,
+            "rollout/logprob_gap_mean": 0.8,
+            "rollout/fresh": 0.625,
             "rollout/mismatch_kl": 0.25,
             "update/entropy": 1.5,
             "update/value_loss": 0.25,
@@ -518,7 +537,8 @@ def test_sums_of_several_updates_become_means_over_all_their_tokens():
 
 def test_sums_of_no_tokens_are_finite():
     names = (
-        *("tokens", "loss", "grad_norm", "skipped", "weight", "squared_weight", "logprob_gap"),
+        *("tokens", "loss", "grad_norm", "skipped", "weight", "squared_weight"),
+        *("logprob_gap", "fresh"),
         *("logprob_gap_max", "mismatch_kl", "returns", "squared_returns", "squared_value_errors"),
     )
     metrics = summarise({name: jnp.zeros(1) for name in names})

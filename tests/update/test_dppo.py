@@ -30,9 +30,9 @@ def test_tokens_are_dropped_by_the_change_of_their_probability(
 
 
 @pytest.mark.parametrize(
-    ("options", "version"), [({"anchor": "proximal"}, 0), ({"anchor": "behaviour"}, -1)]
+    ("options", "version"), [({"old_policy": "proximal"}, 0), ({"old_policy": "behaviour"}, -1)]
 )
-def test_the_anchor_may_be_the_proximal_policy_and_is_where_none_sampled(
+def test_the_old_policy_may_be_the_proximal_one_and_is_where_none_sampled(
     make_batch, evaluate, options, version
 ):
     batch = make_batch([[1.0]], [[np.log(0.45)]], behaviour=[[0.0]], version=version)

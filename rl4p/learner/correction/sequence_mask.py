@@ -22,6 +22,11 @@ class SequenceMask:
     high: AboveZero = 1.01
     weighted: bool = False
 
+    @property
+    def weighs(self) -> bool:
+        """Whether the weights contain w, and not only 0 and 1."""
+        return self.weighted
+
     def __call__(self, log_ratio_BT: Array, mask_BT: Array) -> Array:
         log_w_BT = jax.lax.stop_gradient(jnp.where(mask_BT, log_ratio_BT, 0.0))
         tokens_B1 = jnp.sum(mask_BT, axis=1, keepdims=True, dtype=log_w_BT.dtype)

@@ -1,6 +1,7 @@
 """Truncated importance sampling of whole sequences, with w_t = pi_proximal / pi_behaviour."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +17,8 @@ class SequenceTruncate:
     Attributes:
       cap: upper bound of the product.
     """
+
+    weighs: ClassVar[bool] = True
 
     cap: AboveZero = 2.0
 

@@ -1,6 +1,7 @@
 """Masked importance sampling of tokens, with w = pi_proximal / pi_behaviour."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +17,8 @@ class TokenMask:
     Attributes:
       low, high: bounds of w; the defaults are those of IcePop.
     """
+
+    weighs: ClassVar[bool] = True
 
     low: NonNegative = 0.5
     high: AboveZero = 5.0

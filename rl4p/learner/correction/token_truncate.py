@@ -1,6 +1,7 @@
 """Truncated importance sampling of tokens, with w = pi_proximal / pi_behaviour."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +17,8 @@ class TokenTruncate:
     Attributes:
       cap: upper bound of w.
     """
+
+    weighs: ClassVar[bool] = True
 
     cap: AboveZero = 2.0
 
