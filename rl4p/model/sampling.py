@@ -6,7 +6,12 @@ import jax.numpy as jnp
 from rl4p.types import Array, Sampling
 
 
-def sampling_logprobs(logits_V: Array, sampling: Sampling, drawn: Array | None = None) -> Array:
+def sampling_logprobs(
+    logits_V: Array,
+    sampling: Sampling,
+    drawn: Array | None = None,
+    temperature: Array | None = None,
+) -> Array:
     """Returns the log-probabilities of the distribution that tokens are drawn from.
 
     Args:
@@ -16,6 +21,8 @@ def sampling_logprobs(logits_V: Array, sampling: Sampling, drawn: Array | None =
       drawn: int32 [...], tokens that were drawn; they always stay in the support. Rounding or an
         update may have moved a token out of top-k or top-p, and the -inf of one token would spoil
         the step.
+      temperature: a scalar above 0 that replaces `sampling.temperature`; it changes without a new
+        compilation. None for that of `sampling`.
 
     Returns:
       float32 [..., V], normalised over the support; -inf outside it. The temperature divides the
@@ -28,7 +35,9 @@ def sampling_logprobs(logits_V: Array, sampling: Sampling, drawn: Array | None =
             outside_V &= ~jax.nn.one_hot(drawn, logits_V.shape[-1], dtype=bool)
         return jnp.where(outside_V, -jnp.inf, logits_V)
 
-    if sampling.temperature > 0:
+    if temperature is not None:
+        logits_V = logits_V / temperature
+    elif sampling.temperature > 0:
         logits_V = logits_V / sampling.temperature
     if sampling.top_k > 0:
         kth = jax.lax.top_k(logits_V, min(sampling.top_k, logits_V.shape[-1]))[0][..., -1:]
@@ -44,10 +53,15 @@ def sampling_logprobs(logits_V: Array, sampling: Sampling, drawn: Array | None =
 
 
 def draw(
-    logits_BV: Array, sampling: Sampling, keys_B: Array, t_B: Array, greedy: Array
+    logits_BV: Array,
+    sampling: Sampling,
+    keys_B: Array,
+    t_B: Array,
+    greedy: Array,
+    temperature: Array | None = None,
 ) -> tuple[jax.Array, jax.Array]:
     """Draws token t_B of each row by its key folded with t; returns int32 [B] and logprobs [B]."""
-    logprobs_BV = sampling_logprobs(logits_BV, sampling)
+    logprobs_BV = sampling_logprobs(logits_BV, sampling, temperature=temperature)
     V = logprobs_BV.shape[-1]
 
     def noise(key: Array, t: Array) -> Array:

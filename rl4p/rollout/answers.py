@@ -24,6 +24,22 @@ def answers(
 ) -> tuple[Trajectories, Sequence[Episode]]:
     """Joins P prompts, padded left, with G completions each, sharded over the mesh.
 
+    The arguments are those of `answers_on_host`.
+    """
+    trajectories, episodes = answers_on_host(policy, prompts, completions, columns, chosen)
+    episodes = episodes if jax.process_count() > 1 else tuple(episodes)
+    return policy.mesh.shard_rows(trajectories), episodes
+
+
+def answers_on_host(
+    policy: Policy,
+    prompts: Sequence[Prompt],
+    completions: Sequence[Completion],
+    columns: int,
+    chosen: Sequence[Sequence[tuple[int, int]]] | None = None,
+) -> tuple[Trajectories, "Decoded"]:
+    """Joins P prompts, padded left, with G completions each.
+
     Args:
       completions: P x G completions, in the order of the prompts.
       columns: the number of columns of the responses, at least as many as the longest.
@@ -68,9 +84,7 @@ def answers(
     )
     of_rows = [prompt for prompt in prompts for _ in range(group_size)]
     tokens = [x.tokens.tolist() for x in completions]
-    episodes = Decoded(policy.tokenizer, of_rows, tokens, [x.finish for x in completions])
-    episodes = episodes if jax.process_count() > 1 else tuple(episodes)
-    return policy.mesh.shard_rows(trajectories), episodes
+    return trajectories, Decoded(policy.tokenizer, of_rows, tokens, [x.finish for x in completions])
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """The fast sampler: continuous batching, where waiting sequences take the slots of ended ones."""
 
 from collections import deque
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
@@ -19,7 +19,7 @@ from rl4p.model.cache import Cache, write
 from rl4p.model.decoder import Decoder
 from rl4p.model.policy import Policy
 from rl4p.protocols import PlannedProgram
-from rl4p.rollout.in_process import Batch, Sequences
+from rl4p.rollout.in_process import Batch, InProcess, Sequences
 from rl4p.rollout.sampler import Sampler
 from rl4p.types import Array, Params, Sampling
 
@@ -40,19 +40,34 @@ class Continuous(Sampler):
 
     slots: Positive | None = None
 
+    def open(self, policy: Policy) -> InProcess:
+        return InProcess(policy, self.decode, stops=True, temperature_at=self.temperature_at)
+
     def decode(
-        self, policy: Policy, params: Params, batch: Batch, *, greedy: bool
+        self,
+        policy: Policy,
+        params: Params,
+        batch: Batch,
+        *,
+        greedy: bool,
+        temperature: float | None = None,
+        stop: Callable[[np.ndarray], bool] | None = None,
     ) -> tuple[Array, Array, Array]:
+        count, R = len(batch.request_B), int(batch.sequences.limits_B.max())
+        if stop is not None:  # later calls go on with as many sequences as happen to be unfinished
+            batch, R = padded(batch), max(R, self.max_response_tokens)
         tokens_PT, mask_PT, request_B, sequences = batch
-        (P, width), B, R = tokens_PT.shape, len(request_B), int(sequences.limits_B.max())
+        (P, width), B = tokens_PT.shape, len(request_B)
         mesh = policy.mesh.sampling
         sizes = slot_counts(self.slots_of(B), mesh.row_shards, R)
         fill = (0, -P % mesh.row_shards), (0, 0)
         rows = (np.pad(x, fill, mode="edge") for x in (tokens_PT, mask_PT))
         prefilled = prefill(policy.decoder, params, *mesh.shard_rows(tuple(rows)), mesh)
         responses, sequences = mesh.replicate((Responses.empty(B, R), sequences))
-        waiting, slots, cache, room = deque(range(B)), Slots.free(0, B), None, 0
+        waiting, slots, cache, room = deque(range(count)), Slots.free(0, B), None, 0
         while waiting or (slots.sequence_n < B).any():
+            if stop is not None and stop(finished(waiting, slots, B)[:count]):
+                break
             slots, source_n = slots.arranged(waiting, sizes, B)
             prompt_n = request_B[np.minimum(slots.sequence_n, B - 1)]
             new_n = slots.age_n == 0  # these first read the last token of their prompt
@@ -75,9 +90,13 @@ class Continuous(Sampler):
                 responses,
                 greedy or self.temperature == 0,
                 enough,
+                R if stop is None else BETWEEN_STOPS,
+                temperature,
             )
             slots = to_host(slots)
-        return responses
+        if count == B:
+            return responses
+        return Responses(*(x[:count] for x in to_host(responses)))  # a slice compiles on a device
 
     def plan(self, run: Any) -> Generator[PlannedProgram, Any, None]:
         """Yields `prefill`, `arrange` and `decode`, with the largest cache that may occur."""
@@ -119,6 +138,7 @@ class Continuous(Sampler):
             responses,
             False,
             0,
+            R,
         )
         iterations = R * -(-B // n)
         # A step reads the written part of the cache: on average, half of the response columns.
@@ -205,6 +225,34 @@ class Responses(NamedTuple):
 
         return Responses(*map(chosen, self, part))
 
+
+def finished(waiting: deque[int], slots: Slots, B: int) -> np.ndarray:
+    """Returns which sequences neither wait nor have a slot: bool [B]."""
+    finished_B = np.ones(B, bool)
+    finished_B[list(waiting)] = False
+    finished_B[slots.sequence_n[slots.sequence_n < B]] = False
+    return finished_B
+
+
+def padded(batch: Batch) -> Batch:
+    """Returns a batch whose numbers of requests and of sequences are powers of two.
+
+    Its last request and its last sequence are repeated. Few sizes need few compilations.
+    """
+
+    def rows(count: int) -> np.ndarray:
+        return np.minimum(np.arange(1 << (count - 1).bit_length()), count - 1)
+
+    row_P, row_B = rows(len(batch.tokens_PT)), rows(len(batch.request_B))
+    return Batch(
+        tokens_PT=batch.tokens_PT[row_P],
+        mask_PT=batch.mask_PT[row_P],
+        request_B=batch.request_B[row_B],
+        sequences=Sequences(*(x[row_B] for x in batch.sequences)),
+    )
+
+
+BETWEEN_STOPS = 32  # tokens; a decode that may be stopped asks so often whether it is
 
 # Each slot count and each cache size compiles once, which only long responses are worth.
 
@@ -293,12 +341,19 @@ def decode(
     responses: Responses,
     greedy: Array,
     enough: Array,
+    most: Array,
+    temperature: Array | None = None,
 ) -> tuple[Slots, Cache, Responses]:
-    """Decodes until at most `enough` sequences go on, or the longest has filled its cache."""
+    """Decodes until at most `enough` sequences go on, or one has filled its cache.
+
+    Args:
+      most: the most tokens that this call adds to a sequence.
+      temperature: in place of that of `sampling`.
+    """
     B, R = responses.tokens_BR.shape
     began_n, spoken = slots.sequence_n, responses.take(slots.sequence_n)
     room = cache.positions_BS.shape[1] - width
-    mine = sequences.take(slots.sequence_n)
+    mine, most_n = sequences.take(slots.sequence_n), jnp.minimum(slots.age_n + most, room)
     ones_n1 = jnp.ones((len(slots.token_n), 1), jnp.int32)
 
     def decode_step(carry: tuple) -> tuple:
@@ -312,7 +367,7 @@ def decode(
             width + age_n - 1,
         )
         logits_nV = decoder.logits(params, hidden_n1D[:, 0])
-        token_n, logprob_n = mine.draw(logits_nV, sampling, age_n, greedy)
+        token_n, logprob_n = mine.draw(logits_nV, sampling, age_n, greedy, temperature)
         column_n = jnp.where(sequence_n < B, age_n, R)
         said = tuple(
             write(x, new[:, None], column_n, axis=1)
@@ -323,9 +378,9 @@ def decode(
         return Slots(jnp.where(ended_n, B, sequence_n), token_n, age_n), cache, said
 
     def worth(carry: tuple) -> Array:
-        # A single sum, since it synchronizes devices; it is below 0 if a sequence is out of room.
+        # A single sum, since it synchronizes devices; it is below 0 if a sequence must not go on.
         going_n, n = carry[0].sequence_n < B, len(carry[0].sequence_n)
-        return jnp.sum(jnp.where(going_n, jnp.where(carry[0].age_n < room, 1, -n), 0)) > enough
+        return jnp.sum(jnp.where(going_n, jnp.where(carry[0].age_n < most_n, 1, -n), 0)) > enough
 
     # New tokens stay with the slots until the end of the chunk (free slots write to an extra
     # column): a slot and its row of `responses` may be on different devices.

@@ -1,6 +1,6 @@
 """Engines: tokens in, tokens out. A sampler opens one with its method `open(policy)`."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -51,21 +51,33 @@ class Engine(Protocol):
 
     Attributes:
       version: the weight version that it decodes with; -1 before the first `publish`.
+      stops: whether `complete` takes `stop`.
     """
 
     version: int
+    stops: bool
 
     def publish(self, params: Params, version: int) -> None:
         """Replaces the weights; returns when every later completion uses the new ones."""
         ...
 
-    def complete(self, requests: Sequence[Request], *, greedy: bool = False) -> list[Completion]:
+    def complete(
+        self,
+        requests: Sequence[Request],
+        *,
+        greedy: bool = False,
+        stop: Callable[[np.ndarray], bool] | None = None,
+    ) -> list[Completion]:
         """Returns the completions of all requests, in the order of the requests and their keys.
 
-        Contexts and limits may differ. A completion depends on its own context and key only.
+        Contexts and limits may differ. A completion depends on its own context and key only. All
+        its tokens are of the weights at the start of the call, also if others are published.
 
         Args:
           greedy: whether to choose the most probable token at every step.
+          stop: asked from time to time with an array of bool, which tells for each completion
+            whether it has finished; once it returns true, the call returns the tokens so far, and
+            unfinished completions have `Finish.ABORT`. They may be empty.
 
         Raises:
           InputError: a request does not fit into the positions of the model.
@@ -77,6 +89,8 @@ class Engine(Protocol):
         ...
 
 
-def finish(tokens: np.ndarray, end_ids: Sequence[int]) -> Finish:
-    """Returns whether tokens ended with an end token or at their limit."""
-    return Finish.STOP if tokens[-1] in end_ids else Finish.LENGTH
+def finish(tokens: np.ndarray, end_ids: Sequence[int], limit: int = 0) -> Finish:
+    """Returns whether tokens ended with an end token, at their limit, or before both."""
+    if len(tokens) and tokens[-1] in end_ids:
+        return Finish.STOP
+    return Finish.ABORT if len(tokens) < limit else Finish.LENGTH

@@ -42,11 +42,16 @@ class Sequences(NamedTuple):
         return Sequences(*(jnp.take(x, sequence_n, axis=0, mode="clip") for x in self))
 
     def draw(
-        self, logits_BV: Array, sampling: Sampling, t_B: Array, greedy: Array
+        self,
+        logits_BV: Array,
+        sampling: Sampling,
+        t_B: Array,
+        greedy: Array,
+        temperature: Array | None = None,
     ) -> tuple[jax.Array, jax.Array]:
         """Draws token t_B of each completion; returns int32 [B] and log-probabilities [B]."""
         keys_B = jax.random.wrap_key_data(jnp.asarray(self.keys_B))
-        return draw(logits_BV, sampling, keys_B, self.drawn_B + t_B, greedy)
+        return draw(logits_BV, sampling, keys_B, self.drawn_B + t_B, greedy, temperature)
 
 
 class Batch(NamedTuple):
@@ -82,22 +87,43 @@ class InProcess:
 
     Args:
       decode: the method `decode` of a sampler.
+      stops: whether it takes `stop`.
+      temperature_at: returns the temperature of a weight version, if it changes over the run.
     """
 
-    def __init__(self, policy: Policy, decode: Callable[..., tuple[Array, Array, Array]]) -> None:
+    def __init__(
+        self,
+        policy: Policy,
+        decode: Callable[..., tuple[Array, Array, Array]],
+        *,
+        stops: bool = False,
+        temperature_at: Callable[[int], float | None] = lambda step: None,
+    ) -> None:
         self.policy = policy
         self.decode = decode
-        self.params: Params | None = None
-        self.version = -1
+        self.stops = stops
+        self.temperature_at = temperature_at
+        self.weights: tuple[Params | None, int] = (None, -1)
+
+    @property
+    def version(self) -> int:
+        return self.weights[1]
 
     def publish(self, params: Params, version: int) -> None:
         """Replaces the weights without a copy where the sampling mesh allows it.
 
         Arrays that the caller donates afterwards, as an update does, can no longer be decoded with.
         """
-        self.params, self.version = self.policy.for_sampling(params), version
+        self.weights = self.policy.for_sampling(params), version
 
-    def complete(self, requests: Sequence[Request], *, greedy: bool = False) -> list[Completion]:
+    def complete(
+        self,
+        requests: Sequence[Request],
+        *,
+        greedy: bool = False,
+        stop: Callable[[np.ndarray], bool] | None = None,
+    ) -> list[Completion]:
+        params, version = self.weights  # another thread may publish new ones meanwhile
         longest = self.policy.decoder.config.max_positions
         for request in requests:
             if len(request.tokens) + request.max_tokens > longest:
@@ -106,16 +132,20 @@ class InProcess:
                     f"{request.max_tokens} is longer than the {longest} positions of the model."
                 )
         batch = Batch.of(requests, self.policy.pad_id)
-        found = self.decode(self.policy, self.params, batch, greedy=greedy)
+        options: dict[str, Any] = {} if stop is None else {"stop": stop}
+        if (temperature := self.temperature_at(version)) is not None:
+            options["temperature"] = temperature
+        found = self.decode(self.policy, params, batch, greedy=greedy, **options)
+        limits = batch.sequences.limits_B.tolist()
         return [
             Completion(
                 tokens=tokens_R[:length],
                 logprobs=logprobs_R[:length],
-                versions=np.full(length, self.version, np.int32),
-                finish=finish(tokens_R[:length], self.policy.end_ids),
+                versions=np.full(length, version, np.int32),
+                finish=finish(tokens_R[:length], self.policy.end_ids, limit),
             )
-            for tokens_R, logprobs_R, length in zip(*to_host(found), strict=True)
+            for tokens_R, logprobs_R, length, limit in zip(*to_host(found), limits, strict=True)
         ]
 
     def close(self) -> None:
-        self.params = None
+        self.weights = None, -1

@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from rl4p.model.decoder import Decoder
 from rl4p.model.policy import Policy
@@ -29,20 +30,32 @@ class NaiveSampler(Sampler):
     """
 
     def decode(
-        self, policy: Policy, params: Params, batch: Batch, *, greedy: bool
+        self,
+        policy: Policy,
+        params: Params,
+        batch: Batch,
+        *,
+        greedy: bool,
+        temperature: float | None = None,
     ) -> tuple[Array, Array, Array]:
-        mesh = policy.mesh.sampling
-        tokens_BT, mask_BT = (x[batch.request_B] for x in (batch.tokens_PT, batch.mask_PT))
-        return generate(
+        mesh, B = policy.mesh.sampling, len(batch.request_B)
+        # The mesh divides the rows, so the last is repeated until it can.
+        row_B = np.minimum(np.arange(B + -B % mesh.row_shards), B - 1)
+        request_B = batch.request_B[row_B]
+        sequences = Sequences(*(x[row_B] for x in batch.sequences))
+        tokens_BT, mask_BT = (x[request_B] for x in (batch.tokens_PT, batch.mask_PT))
+        found = generate(
             policy.decoder,
             self.sampling,
             int(batch.sequences.limits_B.max()),
             policy.end_ids,
             params,
             *mesh.shard_rows((tokens_BT, mask_BT)),
-            mesh.shard_rows(batch.sequences),
+            mesh.shard_rows(sequences),
             greedy or self.temperature == 0,
+            temperature,
         )
+        return found if len(row_B) == B else tuple(x[:B] for x in found)  # pyright: ignore
 
     def plan(self, run: Any) -> Generator[PlannedProgram, Any, None]:
         """Yields one program, `decode`, which includes the prefill."""
@@ -86,6 +99,7 @@ def generate(
     prompt_mask_BT: Array,
     sequences: Sequences,
     greedy: Array,
+    temperature: Array | None = None,
 ) -> tuple[Array, Array, Array]:
     """Prefills the prompts, then decodes one token of every row per step until all rows have ended.
 
@@ -100,7 +114,7 @@ def generate(
 
     def choose(hidden_BD: Array, t: Array) -> tuple[Array, Array]:
         logits_BV = decoder.logits(params, hidden_BD)
-        return sequences.draw(logits_BV, sampling, t, greedy)
+        return sequences.draw(logits_BV, sampling, t, greedy, temperature)
 
     def ended(token_B: Array, t: Array) -> Array:
         return jnp.isin(token_B, ends) | (t + 1 == sequences.limits_B)

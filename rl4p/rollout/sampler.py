@@ -2,8 +2,9 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +13,7 @@ import numpy as np
 from rl4p.configuration.bounds import Natural, NonNegative, Positive, TopShare
 from rl4p.distributed.processes import to_host
 from rl4p.model.policy import Policy
+from rl4p.rollout.annealing.linear import Linear
 from rl4p.rollout.answers import answers
 from rl4p.rollout.engine import Request
 from rl4p.rollout.in_process import Batch, InProcess
@@ -27,20 +29,31 @@ class Sampler(ABC):
     Attributes:
       max_response_tokens: the longest response in tokens, the end token included.
       temperature, top_k, top_p: the sampling distribution (`types.Sampling`).
+      annealing: the change of the temperature over the steps of a run; None for none. Evaluations
+        keep `temperature`.
     """
 
     max_response_tokens: Positive
     temperature: NonNegative = 1.0
+    annealing: Linear | None = None
     top_k: Natural = 0
     top_p: TopShare = 1.0
+
+    def __post_init__(self) -> None:
+        if self.annealing is not None and self.temperature == 0:
+            raise ValueError("annealing needs a temperature above 0 to begin with.")
 
     @property
     def sampling(self) -> Sampling:
         return Sampling(temperature=self.temperature, top_k=self.top_k, top_p=self.top_p)
 
+    def temperature_at(self, step: int) -> float | None:
+        """Returns the temperature of a step if it changes over the run, otherwise None."""
+        return None if self.annealing is None else self.annealing(self.temperature, step)
+
     def open(self, policy: Policy) -> InProcess:
         """Returns the engine; `publish` gives it its first weights."""
-        return InProcess(policy, self.decode)
+        return InProcess(policy, self.decode, temperature_at=self.temperature_at)
 
     def __call__(
         self,
@@ -64,17 +77,31 @@ class Sampler(ABC):
 
     @abstractmethod
     def decode(
-        self, policy: Policy, params: Params, batch: Batch, *, greedy: bool
+        self,
+        policy: Policy,
+        params: Params,
+        batch: Batch,
+        *,
+        greedy: bool,
+        temperature: float | None = None,
     ) -> tuple[Array, Array, Array]:
         """Continues the contexts of a batch.
 
         Args:
           params: the result of `policy.for_sampling`.
+          temperature: in place of the sampler's own; None for that.
 
         Returns:
           Tokens [B, R], log-probabilities [B, R] and lengths [B] of the completions, where R is
           the largest of `batch.limits_B`. Columns beyond a completion's length are undefined.
         """
+
+
+def without_annealing(rollout: Any) -> Any:
+    """Returns the rollout with its first temperature in all steps."""
+    if getattr(rollout, "annealing", None) is None:
+        return rollout
+    return replace(rollout, annealing=None)
 
 
 @partial(jax.jit, static_argnames="B")

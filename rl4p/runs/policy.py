@@ -9,7 +9,7 @@ from omegaconf import DictConfig
 from rl4p.configuration import instantiate
 from rl4p.errors import InputError
 from rl4p.model.policy import Policy
-from rl4p.rollout.sampler import Sampler
+from rl4p.rollout.sampler import Sampler, without_annealing
 from rl4p.runs.checkpoint import restore_params
 from rl4p.types import Params
 
@@ -46,6 +46,8 @@ def load_policy(
 def run_sampler(config: DictConfig) -> Sampler:
     """Returns `rollout`, or `evaluation.rollout` if the rollout of the run samples nothing.
 
+    Its temperature does not change with the step of a checkpoint.
+
     Raises:
       InputError: neither is a sampler with an engine.
     """
@@ -54,7 +56,7 @@ def run_sampler(config: DictConfig) -> Sampler:
         found.append(instantiate(config.evaluation.rollout))
     for rollout in found:
         if isinstance(rollout, Sampler):
-            return rollout
+            return without_annealing(rollout)
     raise InputError(
         f"rollout ({config.rollout._target_}) does not sample with an engine: choose "
         "rollout=continuous."

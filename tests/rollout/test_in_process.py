@@ -7,7 +7,10 @@ import numpy as np
 import pytest
 
 from rl4p.errors import InputError
-from rl4p.rollout.continuous import Continuous
+from rl4p.loop.compilation import compilation
+from rl4p.rollout import continuous
+from rl4p.rollout.annealing.linear import Linear
+from rl4p.rollout.continuous import Continuous, decode
 from rl4p.rollout.engine import Request
 from rl4p.rollout.in_process import Batch
 from rl4p.rollout.naive_sampler import NaiveSampler
@@ -115,7 +118,7 @@ def test_new_weights_are_used_from_the_next_completion_on(engine, params, reques
     assert {int(v) for x in after for v in x.versions} == {4}
     assert [x.tokens.tolist() for x in before] != [x.tokens.tolist() for x in after]
     engine.close()
-    assert engine.params is None
+    assert engine.weights == (None, -1)
 
 
 def test_a_request_that_the_model_has_no_positions_for_is_refused(engine):
@@ -133,3 +136,86 @@ def test_a_batch_has_one_row_of_constants_for_each_completion(requests):
     assert limits.tolist() == [R, 5, 30, 30, 30]
     assert drawn.tolist() == [2, 0, 0, 0, 0]
     np.testing.assert_array_equal(found, keys(0, 1, 2, 3, 4))
+
+
+def test_a_call_that_is_stopped_returns_what_it_has(ending, params, requests, monkeypatch):
+    monkeypatch.setattr(continuous, "BETWEEN_STOPS", 4)
+    whole = Continuous(max_response_tokens=R).open(ending)
+    whole.publish(params, 3)
+    assert whole.stops
+    expected = whole.complete(requests)
+    longest = max(len(completion.tokens) for completion in expected)
+    for turns in range(longest // 4 + 2):
+        left = iter(range(turns))
+        found = whole.complete(requests, stop=lambda _, left=left: next(left, None) is None)
+        for part, completion, limit in zip(
+            found, expected, (R, 5, 30, 30, 30, R, 1, 1), strict=True
+        ):
+            done = min(4 * turns, len(completion.tokens))
+            assert part.tokens.tolist() == completion.tokens[:done].tolist()
+            np.testing.assert_allclose(part.logprobs, completion.logprobs[:done], atol=1e-5)
+            ended = done == len(completion.tokens)
+            assert part.finish == (completion.finish if ended else Finish.ABORT)
+            assert ended or done < limit
+    assert [x.tokens.tolist() for x in found] == [x.tokens.tolist() for x in expected]
+
+
+def test_calls_that_may_be_stopped_have_few_sizes(ending, params, monkeypatch):
+    """After an interruption, any number of sequences is left. Each size would compile."""
+    sizes = []
+
+    def noted(*args, **kwargs):
+        sizes.append((args[8].tokens_BR.shape, args[6].token_n.shape))
+        return decode(*args, **kwargs)
+
+    engine = Continuous(max_response_tokens=R).open(ending)
+    engine.publish(params, 3)
+    requests = [Request(tokens=[70 + i], keys_N=keys(i), max_tokens=9 + i) for i in range(8)]
+    expected = engine.complete(requests)
+    monkeypatch.setattr(continuous, "decode", noted)
+    for count in (5, 6, 8):
+        seen = []
+
+        def go_on(finished, seen=seen):
+            seen.append(len(finished))
+            return False
+
+        found = engine.complete(requests[:count], stop=go_on)
+        assert set(seen) == {count}
+        assert [x.tokens.tolist() for x in found] == [x.tokens.tolist() for x in expected[:count]]
+    assert set(sizes) == {((8, R), (8,))}
+
+
+def test_a_call_keeps_the_weights_that_it_began_with(ending, params, requests):
+    engine = Continuous(max_response_tokens=R).open(ending)
+    engine.publish(params, 3)
+    expected = engine.complete(requests, greedy=True)
+    published = []
+
+    def publish(_):
+        if not published:
+            published.append(engine.publish(jax.tree.map(lambda x: -x, params), 4))
+        return False
+
+    assert_same(engine.complete(requests, greedy=True, stop=publish), expected)
+    assert engine.version == 4
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_temperature_is_that_of_the_weight_version(kind, ending, params, requests):
+    annealed = kind(max_response_tokens=R, annealing=Linear(end=0.4, steps=4)).open(ending)
+    for version, temperature in ((0, 1.0), (2, 0.7), (4, 0.4)):
+        constant = kind(max_response_tokens=R, temperature=temperature).open(ending)
+        for engine in (annealed, constant):
+            engine.publish(params, version)
+        assert_same(annealed.complete(requests), constant.complete(requests))
+
+
+def test_another_temperature_compiles_nothing(ending, params, requests):
+    engine = NaiveSampler(max_response_tokens=R, annealing=Linear(end=0.4, steps=4)).open(ending)
+    engine.publish(params, 0)
+    engine.complete(requests)
+    before = compilation()
+    engine.publish(params, 3)
+    engine.complete(requests)
+    assert compilation().since(before).programs == 0

@@ -6,9 +6,10 @@ import pytest
 
 from rl4p.configuration import compose, instantiate
 from rl4p.errors import InputError
+from rl4p.rollout.annealing.linear import Linear
 from rl4p.rollout.continuous import Continuous
 from rl4p.rollout.naive_sampler import NaiveSampler
-from rl4p.rollout.sampler import Sampler
+from rl4p.rollout.sampler import Sampler, without_annealing
 from rl4p.types import Sampling
 
 KINDS = (NaiveSampler, Continuous)
@@ -25,7 +26,7 @@ def test_the_distribution_is_that_of_the_options(kind):
 @pytest.mark.parametrize("kind", KINDS)
 def test_samplers_have_the_same_options(kind):
     shared = {field.name for field in dataclasses.fields(Sampler)}
-    assert shared == {"max_response_tokens", "temperature", "top_k", "top_p"}
+    assert shared == {"max_response_tokens", "temperature", "annealing", "top_k", "top_p"}
     assert shared <= {field.name for field in dataclasses.fields(kind)}
     assert issubclass(kind, Sampler)
 
@@ -54,3 +55,21 @@ def test_options_have_a_range(option, kept):
     else:
         with pytest.raises(InputError, match=rf"^rollout\.{key} must be "):
             compose(overrides)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_annealing_begins_with_the_temperature(kind):
+    annealing = Linear(end=0.5, steps=2)
+    sampler = kind(max_response_tokens=4, temperature=1.5, annealing=annealing)
+    assert [sampler.temperature_at(step) for step in range(3)] == [1.5, 1.0, 0.5]
+    assert kind(max_response_tokens=4).temperature_at(1) is None
+    fixed = without_annealing(sampler)
+    assert fixed == kind(max_response_tokens=4, temperature=1.5)
+    assert without_annealing(fixed) is fixed
+    with pytest.raises(ValueError, match="annealing needs a temperature above 0"):
+        kind(max_response_tokens=4, temperature=0.0, annealing=annealing)
+
+
+def test_annealing_is_an_option_of_the_command_line():
+    overrides = ["+annealing@rollout.annealing=linear", "rollout.annealing.end=0.6", "steps=30"]
+    assert instantiate(compose(overrides).rollout).annealing == Linear(end=0.6, steps=30)

@@ -1,0 +1,1 @@
+"""Temperatures that change over the steps of a run."""
