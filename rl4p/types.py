@@ -100,10 +100,13 @@ class Prompt(Question):
 
     Attributes:
       demonstration: the worked answer of a conversation, which `rollout=demonstrations` reads.
+      drawn_by: the name of the source that drew the prompt on purpose, such as `replay` or
+        `easy_pool`; None if its turn came.
     """
 
     tokens: tuple[int, ...]
     demonstration: Demonstration | None = None
+    drawn_by: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,7 +1,5 @@
 """A source that repeats the prompts in epochs, each epoch in a different order."""
 
-import hashlib
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -9,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from rl4p.errors import InputError
+from rl4p.loop.digest import check_digest, digest_of
 from rl4p.types import Episode, Prompt, Rewards
 
 
@@ -57,21 +55,14 @@ class PromptStream:
 
     @cached_property
     def digest(self) -> str:
-        """Returns a digest of all fields of the prompts, in the order of the data set.
+        return digest_of(self.prompts)
 
-        The order of keys in `metadata` does not matter.
-        """
-        digest = hashlib.sha256()
-        for prompt in self.prompts:
-            # As in runs that were saved before prompts had these fields.
-            values = {
-                name: value
-                for name, value in vars(prompt).items()
-                if value is not None or name not in ("messages", "tools", "demonstration")
-            }
-            row = json.dumps(values, sort_keys=True, default=str)
-            digest.update(row.encode() + b"\n")
-        return digest.hexdigest()
+    @cached_property
+    def by_id(self) -> dict[str, Prompt]:
+        return {prompt.id: prompt for prompt in self.prompts}
+
+    def find(self, id: str) -> Prompt:
+        return self.by_id[id]
 
     def state(self) -> dict[str, Any]:
         return {"epoch": self.epoch, "offset": self.offset, "prompts": self.digest}
@@ -82,11 +73,6 @@ class PromptStream:
         Raises:
           InputError: the prompts differ from those of the saved run.
         """
-        if state["prompts"] != self.digest:
-            raise InputError(
-                "The prompts are not those that the run started with: questions, answers or "
-                "metadata changed (check the file of data.path), or an older rl4p, which checked "
-                "only the questions, started the run."
-            )
+        check_digest(state["prompts"], self.digest)
         self.epoch, self.offset = state["epoch"], state["offset"]
         self.order = self.order_of(self.epoch)

@@ -1,0 +1,159 @@
+"""A buffer of prompts with statistics of their rewards, for draws by upper confidence bounds."""
+
+import hashlib
+import json
+import math
+import re
+import unicodedata
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from rl4p.types import Question
+
+SPACES = re.compile(r"\s+")
+
+
+@dataclass(kw_only=True)
+class Entry:
+    """A prompt in the buffer, with the mean and variance of its rewards by Welford's method.
+
+    Attributes:
+      id: the id of the prompt.
+      count: n, the number of rewards.
+      mean: their mean.
+      squares: the sum of their squared differences from the mean.
+    """
+
+    id: str
+    count: int = 0
+    mean: float = 0.0
+    squares: float = 0.0
+
+    def add(self, reward: float) -> None:
+        """Adds a reward; one that is not finite counts as 0."""
+        reward = reward if math.isfinite(reward) else 0.0
+        self.count += 1
+        difference = reward - self.mean
+        self.mean += difference / self.count
+        self.squares += difference * (reward - self.mean)
+
+    @property
+    def deviation(self) -> float:
+        """The standard deviation of the rewards; 0 of fewer than two."""
+        return math.sqrt(self.squares / self.count) if self.count > 1 else 0.0
+
+
+class ReplayBuffer:
+    """At most `capacity` prompts with different contents.
+
+    The value v_i of a prompt is the mean of its rewards or their standard deviation. A new prompt
+    enters a full buffer only if its value is above the lowest, whose prompt it replaces.
+
+    Args:
+      value: `mean` or `deviation`.
+      exploration: C in the upper confidence bound v_i + C sqrt(2 ln N / n_i), where n_i is the
+        number of rewards of prompt i and N is the sum over the buffer (Auer et al., 2002).
+    """
+
+    def __init__(self, capacity: int, value: str, exploration: float) -> None:
+        self.capacity = capacity
+        self.value = value
+        self.exploration = exploration
+        self.entries: dict[str, Entry] = {}  # by content, in the order of arrival
+
+    def __len__(self) -> int:
+        return len(self.entries)
+
+    def value_of(self, entry: Entry) -> float:
+        return getattr(entry, self.value)
+
+    def update(self, prompt: Question, rewards: Sequence[float]) -> None:
+        """Adds rewards to the prompt with this content, or adds the prompt if it may enter."""
+        if not len(rewards):
+            return
+        key = content_key(prompt)
+        entry = self.entries.get(key) or Entry(id=prompt.id)
+        for reward in rewards:
+            entry.add(float(reward))
+        if key in self.entries:
+            return
+        if len(self) >= self.capacity:
+            worst = min(self.entries, key=lambda key: self.value_of(self.entries[key]))
+            if self.value_of(entry) <= self.value_of(self.entries[worst]):
+                return
+            del self.entries[worst]
+        self.entries[key] = entry
+
+    def draw(
+        self,
+        count: int,
+        exploit: float,
+        random: np.random.Generator,
+        without: Collection[str] = (),
+    ) -> list[str]:
+        """Returns the ids of up to `count` different prompts, as many as there are.
+
+        Args:
+          exploit: the probability of taking the largest upper confidence bound; otherwise a prompt
+            is drawn uniformly.
+          without: the content keys of prompts that are not drawn.
+        """
+        total = sum(entry.count for entry in self.entries.values())
+        left = {
+            key: self.value_of(entry)
+            + self.exploration * math.sqrt(2 * math.log(total) / entry.count)
+            for key, entry in self.entries.items()
+            if key not in without
+        }
+        drawn = []
+        for _ in range(min(count, len(left))):
+            if random.random() < exploit:
+                key = max(left, key=left.__getitem__)
+            else:
+                key = list(left)[random.integers(len(left))]
+            del left[key]
+            drawn.append(self.entries[key].id)
+        return drawn
+
+    def state(self) -> dict[str, Any]:
+        entries = list(self.entries.values())
+        if not entries:  # a checkpoint cannot hold empty arrays
+            return {}
+        return {
+            "keys": list(self.entries),
+            "ids": [entry.id for entry in entries],
+            "counts": np.array([entry.count for entry in entries], np.int64),
+            "means": np.array([entry.mean for entry in entries], np.float64),
+            "squares": np.array([entry.squares for entry in entries], np.float64),
+        }
+
+    def restore(self, state: dict[str, Any]) -> None:
+        self.entries = {}
+        if not state:
+            return
+        columns = (state["ids"], state["counts"], state["means"], state["squares"])
+        self.entries = {
+            key: Entry(id=id, count=int(count), mean=float(mean), squares=float(squares))
+            for key, id, count, mean, squares in zip(state["keys"], *columns, strict=True)
+        }
+
+
+def content_key(prompt: Question) -> str:
+    """Returns a key that is equal for prompts whose messages have equal roles and contents.
+
+    Contents are compared in Unicode form NFKC, in lower case, with single spaces.
+    """
+    content = [
+        [message["role"], normalised(message.get("content"))]
+        for message in prompt.prompt_messages()
+    ]
+    return hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()
+
+
+def normalised(content: Any) -> Any:
+    if not isinstance(content, str):
+        return content
+    return SPACES.sub(" ", unicodedata.normalize("NFKC", content)).strip().lower()

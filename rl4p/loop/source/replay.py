@@ -1,0 +1,121 @@
+"""A source that asks some of the earlier prompts again."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import numpy as np
+
+from rl4p.configuration.bounds import NonNegative, Positive, Share
+from rl4p.errors import InputError
+from rl4p.loop.protocols import OpenSource, Source
+from rl4p.loop.replay_buffer import ReplayBuffer, content_key
+from rl4p.loop.rewards_by_prompt import rewards_by_prompt
+from rl4p.loop.selection import rounded
+from rl4p.types import Episode, Prompt, Rewards
+
+SALT = 0x7265706C6179  # so that draws are independent of those of other sources
+
+
+@dataclass(frozen=True, kw_only=True)
+class Replay:
+    """Options of a source that replaces a share of the prompts by prompts of a `ReplayBuffer`.
+
+    The buffer holds the prompts of earlier steps with the rewards of their samples. Invalid samples
+    are left out. A prompt is not replayed while samples of it have no rewards yet, so the replayed
+    prompts of a step differ from one another and from its new prompts. They have
+    ``drawn_by="replay"``, and their rewards are added to those that they have.
+
+    Attributes:
+      source: the source of the other prompts.
+      capacity: the most prompts in the buffer.
+      share: the share of the prompts that is replayed, as far as the buffer has others. If it is
+        not a whole number of prompts, chance rounds it up or down.
+      least: the number of prompts in the buffer from which on prompts are replayed.
+      value: what makes a prompt worth replaying: `deviation`, the standard deviation of its
+        rewards, without which most advantages are 0; or `mean`.
+      exploit: the probability that a replayed prompt is the one with the largest upper confidence
+        bound of its value; otherwise it is drawn uniformly.
+      exploration: the weight of the uncertainty in that bound.
+    """
+
+    source: Source
+    capacity: Positive = 1024
+    share: Share = 0.25
+    least: Positive = 64
+    value: Literal["deviation", "mean"] = "deviation"
+    exploit: Share = 0.8
+    exploration: NonNegative = 0.5
+
+    def __post_init__(self) -> None:
+        if self.least > self.capacity:
+            raise ValueError(
+                f"least={self.least} is more than capacity={self.capacity}, so no prompt would be "
+                "replayed."
+            )
+
+    def open(self, prompts: Sequence[Prompt], *, seed: int) -> "OpenReplay":
+        different = len({content_key(prompt) for prompt in prompts})
+        if different < self.least:
+            raise InputError(
+                f"There are {different} different prompts, but a replay begins with "
+                f"least={self.least}: set source.least to fewer."
+            )
+        return OpenReplay(self, self.source.open(prompts, seed=seed), prompts, seed)
+
+
+class OpenReplay:
+    """An `OpenSource` with a buffer of prompts."""
+
+    def __init__(
+        self, options: Replay, source: OpenSource, prompts: Sequence[Prompt], seed: int
+    ) -> None:
+        self.options = options
+        self.source = source
+        self.ids = {prompt.id for prompt in prompts}
+        self.seed = seed
+        self.takes = 0
+        self.pending: set[str] = set()  # the contents of prompts without rewards so far
+        self.buffer = ReplayBuffer(options.capacity, options.value, options.exploration)
+
+    def take(self, count: int, step: int) -> list[Prompt]:
+        options = self.options
+        random = np.random.Generator(np.random.Philox([self.seed, SALT, self.takes]))
+        self.takes += 1
+        most = 0
+        if len(self.buffer) >= options.least:
+            most = rounded(options.share * count, self.seed, SALT, self.takes)
+        taken = self.source.take(count - most, step)
+        self.pending |= {content_key(prompt) for prompt in taken}
+        if most:
+            drawn = self.buffer.draw(most, options.exploit, random, without=self.pending)
+            replayed = [replace(self.source.find(id), drawn_by="replay") for id in drawn]
+            self.pending |= {content_key(prompt) for prompt in replayed}
+            taken += replayed
+        others = self.source.take(count - len(taken), step)
+        self.pending |= {content_key(prompt) for prompt in others}
+        return taken + others
+
+    def credit(self, step: int, episodes: Sequence[Episode], rewards: Rewards) -> None:
+        for prompt, rewards_G in rewards_by_prompt(episodes, rewards):
+            if prompt.id in self.ids:
+                self.pending.discard(content_key(prompt))
+                self.buffer.update(prompt, rewards_G.tolist())
+        self.source.credit(step, episodes, rewards)
+
+    def find(self, id: str) -> Prompt:
+        return self.source.find(id)
+
+    def state(self) -> dict[str, Any]:
+        return {
+            "source": self.source.state(),
+            "takes": self.takes,
+            "pending": sorted(self.pending),
+            "buffer": self.buffer.state(),
+        }
+
+    def restore(self, state: dict[str, Any]) -> None:
+        self.source.restore(state["source"])
+        self.takes = state["takes"]
+        self.pending = set(state["pending"])
+        self.buffer.restore(state["buffer"])
