@@ -1,0 +1,1 @@
+"""Caches of samples, which collectors put in the place of others."""

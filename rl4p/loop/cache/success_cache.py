@@ -1,0 +1,198 @@
+"""A cache of right samples, replayed as demonstrations in groups that have none."""
+
+from collections import OrderedDict
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from rl4p.configuration.bounds import Positive
+from rl4p.errors import InputError
+from rl4p.loop.groups import Group
+from rl4p.loop.phases import Phases
+from rl4p.types import Array, Finish, Rewards
+
+
+@dataclass(frozen=True, kw_only=True)
+class SuccessCache:
+    """Options of a cache with the shortest right sample of each prompt so far.
+
+    If no sample of a group is right, but the cache has one for its prompt, it replaces the last
+    sample of the group, with its grades. Its tokens have no weight version and no behaviour
+    log-probabilities, like those of a demonstration, so corrections leave them alone. Prompts must
+    come again for the cache to act: in a second epoch or by `source=replay`.
+
+    Attributes:
+      capacity: the most prompts in the cache; those that were right longest ago leave first.
+      term: the reward term that is at least 1 for a right sample; None for the total reward.
+    """
+
+    capacity: Positive = 4096
+    term: str | None = "correct"
+
+    def open(self, phases: Phases) -> "OpenSuccessCache":
+        """Returns the live cache.
+
+        Raises:
+          InputError: a phase reads log-probabilities of a sampling policy, which a stored solution
+            lacks.
+        """
+        if phases.kl.active and phases.kl.placement == "in_reward":
+            raise InputError(
+                "collector.cache has samples without log-probabilities of a sampling policy, but "
+                "kl.placement=in_reward needs them: set kl.placement=in_loss."
+            )
+        if "teacher_logprobs" in getattr(phases.advantage, "needs", ()):
+            raise InputError(
+                "collector.cache has samples without log-probabilities of a sampling policy, which "
+                "the advantage compares with a teacher: leave the cache out."
+            )
+        return OpenSuccessCache(self)
+
+
+class Solution(NamedTuple):
+    """A right sample.
+
+    Attributes:
+      tokens: int32 ids of the response, the end token included.
+      response: its text.
+      finish: the reason why it ended.
+      total, terms: its grades.
+    """
+
+    tokens: np.ndarray
+    response: str
+    finish: int
+    total: float
+    terms: dict[str, float]
+
+
+class OpenSuccessCache:
+    """A live cache, by the id of the prompt."""
+
+    def __init__(self, options: SuccessCache) -> None:
+        self.options = options
+        self.solutions: OrderedDict[str, Solution] = OrderedDict()
+
+    def __call__(self, group: Group) -> tuple[Group, bool]:
+        """Returns the group, with a solution if it has none, and whether a sample was replaced.
+
+        Also stores the shortest right sample of the group.
+
+        Raises:
+          InputError: the reward has no such term, or a sample is not a prompt and one response.
+        """
+        term, trajectories = self.options.term, group.trajectories
+        if term is not None and term not in group.rewards.terms:
+            raise InputError(
+                f"collector.cache.term={term} is not a term of the reward, which has "
+                f"{', '.join(sorted(group.rewards.terms))}: name one of them, or null."
+            )
+        if not trajectories.prompt_columns:
+            raise InputError(
+                "collector.cache needs samples of one prompt and one response, which this rollout "
+                "does not promise: leave the cache out."
+            )
+        right_G = group.right(term)
+        if right_G.any():
+            self.store(group, right_G)
+        elif group.prompt.id in self.solutions:
+            return with_solution(group, self.solutions[group.prompt.id]), True
+        return group, False
+
+    def store(self, group: Group, right_G: np.ndarray) -> None:
+        """Stores the shortest right sample of a group, unless the cache has a shorter one."""
+        lengths_G = np.sum(group.trajectories.response_mask_BT, axis=1)
+        row = int(np.argmin(np.where(right_G, lengths_G, np.iinfo(np.int64).max)))
+        old = self.solutions.pop(group.prompt.id, None)
+        new = solution_of(group, row)
+        best = new if old is None or len(new.tokens) < len(old.tokens) else old
+        self.solutions[group.prompt.id] = best
+        while len(self.solutions) > self.options.capacity:
+            self.solutions.popitem(last=False)
+
+    def state(self) -> dict[str, Any]:
+        if not self.solutions:  # a checkpoint cannot hold empty arrays
+            return {}
+        solutions = self.solutions.values()
+        return {
+            "ids": list(self.solutions),
+            "solutions": [
+                {name: x for name, x in solution._asdict().items() if name != "tokens"}
+                for solution in solutions
+            ],
+            "lengths": [len(solution.tokens) for solution in solutions],
+            "tokens": np.concatenate([solution.tokens for solution in solutions]),
+        }
+
+    def restore(self, state: dict[str, Any]) -> None:
+        self.solutions = OrderedDict()
+        if state:
+            parts = np.split(state["tokens"], np.cumsum(state["lengths"])[:-1])
+            for id, fields, tokens in zip(state["ids"], state["solutions"], parts, strict=True):
+                self.solutions[id] = Solution(tokens=tokens, **fields)
+
+
+def solution_of(group: Group, row: int) -> Solution:
+    """Returns a sample of a group as a solution."""
+    trajectories, rewards = group.trajectories, group.rewards
+    return Solution(
+        tokens=np.asarray(trajectories.tokens_BT)[row, trajectories.response_mask_BT[row]],
+        response=group.episodes[row].response,
+        finish=int(trajectories.finish_B[row]),
+        total=float(rewards.total_B[row]),
+        terms={name: float(term_B[row]) for name, term_B in rewards.terms.items()},
+    )
+
+
+def with_solution(group: Group, solution: Solution) -> Group:
+    """Returns a copy of the group whose last sample is the solution."""
+    changed = {
+        name: value.copy()
+        for name, value in vars(group.trajectories).items()
+        if isinstance(value, np.ndarray)
+    }
+    columns, length = group.trajectories.prompt_columns, len(solution.tokens)
+    response = slice(columns, columns + length)
+    rest = slice(columns + length, None)
+    before = changed["positions_BT"][-1, columns - 1]
+    changed["tokens_BT"][-1, response] = solution.tokens
+    changed["response_mask_BT"][-1, response] = True
+    changed["segment_ids_BT"][-1, response] = 1
+    changed["positions_BT"][-1, response] = before + 1 + np.arange(length)
+    changed["response_mask_BT"][-1, rest] = False
+    changed["segment_ids_BT"][-1, rest] = 0
+    changed["positions_BT"][-1, rest] = before + length
+    changed["behaviour_logprobs_BT"][-1, columns:] = 0
+    changed["policy_version_BT"][-1, columns:] = -1
+    changed["finish_B"][-1] = solution.finish
+    episode = replace(
+        group.episodes[-1],
+        response=solution.response,
+        tokens=length,
+        finish=Finish(solution.finish),
+    )
+    return Group(
+        trajectories=replace(group.trajectories, **changed),
+        episodes=(*group.episodes[:-1], episode),
+        rewards=with_grades(group.rewards, solution),
+    )
+
+
+def with_grades(rewards: Rewards, solution: Solution) -> Rewards:
+    """Returns a copy of the grades whose last row are those of the solution."""
+    total_B, valid_B = np.array(rewards.total_B), np.array(rewards.valid_B)
+    total_B[-1], valid_B[-1] = solution.total, True
+    terms: dict[str, Array] = {name: np.array(term_B) for name, term_B in rewards.terms.items()}
+    for name, term_B in terms.items():
+        np.asarray(term_B)[-1] = solution.terms.get(name, np.nan)
+    late_B = tokens_BT = None
+    if rewards.late_B is not None:
+        late_B = np.array(rewards.late_B)
+        late_B[-1] = False
+    if rewards.tokens_BT is not None:
+        tokens_BT = np.array(rewards.tokens_BT)
+        tokens_BT[-1] = 0
+    return Rewards(
+        total_B=total_B, terms=terms, valid_B=valid_B, tokens_BT=tokens_BT, late_B=late_B
+    )

@@ -1,0 +1,204 @@
+"""A collector that samples more prompts until enough groups are worth training on."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from math import ceil
+from typing import Annotated, Any, Literal
+
+import jax
+import numpy as np
+from annotated_types import Ge
+
+from rl4p.configuration.bounds import FINITE, Positive
+from rl4p.distributed.processes import to_host
+from rl4p.loop.cache.success_cache import SuccessCache
+from rl4p.loop.grading import graded as grade
+from rl4p.loop.groups import Group, check_filters, divided, joined
+from rl4p.loop.metrics import drawn_shares
+from rl4p.loop.phases import Phases
+from rl4p.loop.protocols import Collected, Filter, OpenSource
+from rl4p.loop.stopwatch import Stopwatch
+from rl4p.model.policy import Policy
+from rl4p.types import Prompt, TrainState
+
+
+@dataclass(frozen=True, kw_only=True)
+class DynamicSampling:
+    """Options of a collector with filters, as in DAPO (Yu et al., 2025).
+
+    A step samples and grades prompts in rounds. Groups that all filters keep are accepted, in the
+    order of their prompts, until the step has `prompts_per_step` of them. Prompts whose groups were
+    not needed are asked again first in the next step. The source is credited with all groups that
+    were accepted or rejected.
+
+    Attributes:
+      filters: filters by name.
+      rounds: the most rounds of a step.
+      over_sampling: how many prompts a round samples for each missing group. Rounds are rounded up
+        so that the mesh can divide their rows.
+      otherwise: what fills the step if groups are still missing after the last round: `keep` takes
+        the last rejected groups. `drop` takes them as invalid, so that they do not change the loss.
+      cache: a cache of solutions, used before the filters; None for none.
+    """
+
+    filters: Mapping[str, Filter] = field(default_factory=dict)
+    rounds: Positive = 3
+    over_sampling: Annotated[float, Ge(1), FINITE] = 1.0
+    otherwise: Literal["keep", "drop"] = "keep"
+    cache: SuccessCache | None = None
+
+    def __post_init__(self) -> None:
+        if not self.filters and (self.rounds > 1 or self.over_sampling > 1):
+            raise ValueError(
+                "filters is empty, so every group is accepted: add one with "
+                "+filter@collector.filters.NAME=OPTION, or choose collector=synchronous."
+            )
+
+    def open(
+        self,
+        phases: Phases,
+        policy: Policy,
+        source: OpenSource,
+        *,
+        prompts_per_step: int,
+        group_size: int,
+    ) -> "OpenDynamicSampling":
+        return OpenDynamicSampling(self, phases, policy, source, prompts_per_step, group_size)
+
+
+class OpenDynamicSampling:
+    """An `OpenCollector` that keeps the prompts whose groups were not needed."""
+
+    def __init__(
+        self,
+        options: DynamicSampling,
+        phases: Phases,
+        policy: Policy,
+        source: OpenSource,
+        prompts_per_step: int,
+        group_size: int,
+    ) -> None:
+        self.options = options
+        self.phases = phases
+        self.policy = policy
+        self.source = source
+        self.prompts_per_step = prompts_per_step
+        self.group_size = group_size
+        self.cache = options.cache and options.cache.open(phases)
+        check_filters(options.filters, group_size)
+        self.waiting: list[Prompt] = []
+
+    def collect(self, state: TrainState) -> Collected:
+        options, watch, memory = self.options, Stopwatch(), state.memory
+        accepted: list[Group] = []
+        rejected: list[Group] = []
+        graded: list[Group] = []  # the same, without what the cache has changed
+        counts = {"rounds": 0, "sampled": 0, "from_cache": 0}
+        while len(accepted) < self.prompts_per_step and counts["rounds"] < options.rounds:
+            prompts = self.next_prompts(self.prompts_per_step - len(accepted), int(state.step))
+            groups, memory = self.sampled(prompts, state, memory, counts["rounds"], watch)
+            counts["rounds"] += 1
+            counts["sampled"] += len(groups)
+            for number, group in enumerate(groups):
+                if len(accepted) == self.prompts_per_step:
+                    self.waiting = [each.prompt for each in groups[number:]] + self.waiting
+                    break
+                graded.append(group)
+                if self.cache is not None:
+                    group, replaced = self.cache(group)
+                    counts["from_cache"] += replaced
+                keep = all(keeps(group) for keeps in options.filters.values())
+                (accepted if keep else rejected).append(group)
+        counts["rejected"] = len(rejected)
+        counts["missing"] = self.prompts_per_step - len(accepted)
+        batch = accepted + self.others(rejected, counts["missing"])
+        _, episodes, rewards = joined(graded, self.policy.pad_id)
+        self.source.credit(int(state.step), episodes, rewards)
+        trajectories, episodes, rewards = joined(batch, self.policy.pad_id)
+        trajectories, rewards = self.policy.mesh.shard_rows((trajectories, rewards))
+        return Collected(
+            trajectories=trajectories,
+            episodes=episodes,
+            rewards=rewards,
+            memory=memory,
+            metrics=watch.times()
+            | {f"collector/{name}": float(count) for name, count in counts.items()}
+            | drawn_shares([group.episodes[0] for group in batch]),
+        )
+
+    def next_prompts(self, missing: int, step: int) -> list[Prompt]:
+        """Returns the prompts of a round: first those that wait, then new ones."""
+        count, rows = ceil(self.options.over_sampling * missing), self.policy.mesh.row_multiple
+        while count * self.group_size % rows:
+            count += 1
+        asked, self.waiting = self.waiting[:count], self.waiting[count:]
+        return asked + self.source.take(count - len(asked), step)
+
+    def sampled(
+        self,
+        prompts: Sequence[Prompt],
+        state: TrainState,
+        memory: dict[str, Any],
+        number: int,
+        watch: Stopwatch,
+    ) -> tuple[list[Group], dict[str, Any]]:
+        """Returns the graded groups of a round, and the memory of the phases.
+
+        The first round has the random key of a synchronous step. Each other has a key of its own.
+        """
+        key = state.step_key()
+        with watch("rollout"):
+            (trajectories, episodes), memory = self.phases.call(
+                "rollout",
+                memory,
+                self.policy,
+                state.params,
+                prompts,
+                group_size=self.group_size,
+                key=jax.random.fold_in(key, number + 1 if number else 0),
+                version=int(state.step),
+            )
+            # Updates fold in 1, so the rounds fold in 0, 2, 3, ...
+        with watch("reward"):
+            rewards, memory = grade(self.phases, memory, trajectories, episodes)
+        trajectories, rewards = to_host((trajectories, rewards))
+        return divided(trajectories, episodes, rewards), memory
+
+    def others(self, rejected: Sequence[Group], missing: int) -> list[Group]:
+        """Returns the groups in the places of missing ones: the last that were rejected."""
+        others = list(rejected[len(rejected) - missing :])
+        if self.options.otherwise == "keep":
+            return others
+        return [invalid(group) for group in others]
+
+    def state(self) -> dict[str, Any]:
+        return {
+            "waiting": [[prompt.id, prompt.drawn_by] for prompt in self.waiting],
+            "cache": {} if self.cache is None else self.cache.state(),
+        }
+
+    def restore(self, state: dict[str, Any]) -> None:
+        self.waiting = [
+            replace(self.source.find(id), drawn_by=drawn_by) for id, drawn_by in state["waiting"]
+        ]
+        if self.cache is not None:
+            self.cache.restore(state["cache"])
+
+    def close(self) -> None:
+        pass
+
+
+def invalid(group: Group) -> Group:
+    """Returns the group with all samples marked as invalid."""
+    rewards = group.rewards
+    zeros_B = np.zeros_like(rewards.total_B)
+    return replace(
+        group,
+        rewards=replace(
+            rewards,
+            total_B=zeros_B,
+            terms=dict.fromkeys(rewards.terms, zeros_B),
+            valid_B=np.zeros_like(rewards.valid_B),
+            tokens_BT=None if rewards.tokens_BT is None else np.zeros_like(rewards.tokens_BT),
+        ),
+    )

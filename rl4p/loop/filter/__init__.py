@@ -1,0 +1,1 @@
+"""Filters of graded groups: which of them are worth a place in the batch."""

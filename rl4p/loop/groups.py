@@ -1,0 +1,197 @@
+"""Graded groups on the host: a step's batch is divided into them and joined from them."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from rl4p.errors import InputError
+from rl4p.types import Episode, Prompt, Rewards, Trajectories
+
+# What fills the columns outside a sequence. Positions repeat their last value there.
+FILL = {
+    "response_mask_BT": False,
+    "segment_ids_BT": 0,
+    "behaviour_logprobs_BT": 0.0,
+    "policy_version_BT": -1,
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Group:
+    """The samples of one prompt with their grades, on the host.
+
+    Attributes:
+      trajectories: G rows.
+      episodes: the same samples in words.
+      rewards: the grades of these rows.
+    """
+
+    trajectories: Trajectories
+    episodes: Sequence[Episode]
+    rewards: Rewards
+
+    @property
+    def prompt(self) -> Prompt:
+        return self.episodes[0].prompt
+
+    @property
+    def valid_rewards(self) -> np.ndarray:
+        """The total rewards of the valid samples."""
+        return np.asarray(self.rewards.total_B)[np.asarray(self.rewards.valid_B)]
+
+    def right(self, term: str | None) -> np.ndarray:
+        """Returns which samples have at least 1 in a term, or in the total reward: bool [G].
+
+        Raises:
+          InputError: the reward has no such term.
+        """
+        if term is not None and term not in self.rewards.terms:
+            raise InputError(
+                f"term={term} is not a term of the reward, which has "
+                f"{', '.join(sorted(self.rewards.terms))}: name one of them, or null."
+            )
+        if term is None:
+            return np.asarray(self.rewards.valid_B & (self.rewards.total_B >= 1))
+        return np.asarray(self.rewards.graded(term) & (self.rewards.terms[term] >= 1))
+
+
+def check_filters(filters: Mapping[str, Any], group_size: int) -> None:
+    """Refuses filters that would reject every group of this size.
+
+    Raises:
+      InputError: one compares samples, of which a group has too few.
+    """
+    for name, keeps in filters.items():
+        fewest = getattr(keeps, "fewest_samples", 1)
+        if group_size < fewest:
+            raise InputError(
+                f"collector.filters.{name} compares the samples of a group and would reject every "
+                f"group of {group_size}: set group_size={fewest} or more, or leave the filter out "
+                f"(~collector.filters.{name})."
+            )
+
+
+def divided(
+    trajectories: Trajectories, episodes: Sequence[Episode], rewards: Rewards
+) -> list[Group]:
+    """Returns the groups of a batch on the host, in the order of their first rows."""
+    group_ids_B = np.asarray(trajectories.group_ids_B)
+    _, first = np.unique(group_ids_B, return_index=True)
+    found = []
+    for start in np.sort(first):
+        rows = np.flatnonzero(group_ids_B == group_ids_B[start])
+        found.append(
+            Group(
+                trajectories=replace(
+                    rows_of(trajectories, rows), group_ids_B=np.zeros(len(rows), np.int32)
+                ),
+                episodes=tuple(episodes[row] for row in rows.tolist()),
+                rewards=rows_of(rewards, rows),
+            )
+        )
+    return found
+
+
+def rows_of(tree: Any, rows: np.ndarray) -> Any:
+    """Returns the given rows of trajectories or rewards on the host."""
+    changed = {}
+    for name, value in vars(tree).items():
+        if isinstance(value, dict):
+            changed[name] = {key: np.asarray(x)[rows] for key, x in value.items()}
+        elif hasattr(value, "shape"):
+            changed[name] = np.asarray(value)[rows]
+    return replace(tree, **changed)
+
+
+def joined(
+    groups: Sequence[Group], pad_id: int
+) -> tuple[Trajectories, tuple[Episode, ...], Rewards]:
+    """Joins groups to a batch on the host: the rows of group g are in place g, with group id g.
+
+    Prompts are padded left to one width if all groups have them in leading columns.
+    """
+    episodes = tuple(episode for group in groups for episode in group.episodes)
+    parts = [group.trajectories for group in groups]
+    sizes = [len(part.finish_B) for part in parts]
+    columns = [part.prompt_columns for part in parts]
+    prompts = max(columns) if all(columns) else 0
+    before = [prompts - own if prompts else 0 for own in columns]
+    widths = [part.tokens_BT.shape[1] + left for part, left in zip(parts, before, strict=True)]
+
+    def join(name: str) -> np.ndarray:
+        fill, rows = pad_id if name == "tokens_BT" else FILL.get(name, 0), []
+        for part, left, width in zip(parts, before, widths, strict=True):
+            value = np.asarray(getattr(part, name))
+            value = np.pad(value, ((0, 0), (left, 0)), constant_values=fill)
+            after = ((0, 0), (0, max(widths) - width))
+            if name == "positions_BT":
+                rows.append(np.pad(value, after, mode="edge"))
+            else:
+                rows.append(np.pad(value, after, constant_values=fill))
+        return np.concatenate(rows)
+
+    group_size = sizes[0] if len(set(sizes)) == 1 else 1
+    trajectories = Trajectories(
+        tokens_BT=join("tokens_BT"),
+        positions_BT=join("positions_BT"),
+        **{name: join(name) for name in FILL},
+        group_ids_B=np.repeat(np.arange(len(groups), dtype=np.int32), sizes),
+        finish_B=np.concatenate([np.asarray(part.finish_B) for part in parts]),
+        group_size=group_size,
+        prompt_columns=prompts,
+    )
+    rewards = [
+        replace(
+            group.rewards,
+            tokens_BT=np.pad(
+                np.zeros(part.tokens_BT.shape, np.float32)
+                if group.rewards.tokens_BT is None
+                else np.asarray(group.rewards.tokens_BT),
+                ((0, 0), (left, max(widths) - width)),
+            ),
+        )
+        if any(each.rewards.tokens_BT is not None for each in groups)
+        else group.rewards
+        for group, part, left, width in zip(groups, parts, before, widths, strict=True)
+    ]
+    return trajectories, episodes, joined_rewards(rewards)
+
+
+def joined_rewards(parts: Sequence[Rewards]) -> Rewards:
+    """Joins the grades of groups. A term that a group lacks does not apply to it."""
+    names = list(dict.fromkeys(name for part in parts for name in part.terms))
+
+    def term(part: Rewards, name: str) -> np.ndarray:
+        missing = np.where(part.valid_B, np.nan, 0).astype(np.float32)
+        return np.asarray(part.terms.get(name, missing))
+
+    def optional(name: str) -> np.ndarray | None:
+        found = [getattr(part, name) for part in parts]
+        if all(x is None for x in found):
+            return None
+        none = (np.zeros(part.valid_B.shape, bool) for part in parts)
+        return np.concatenate(
+            [no if x is None else np.asarray(x) for x, no in zip(found, none, strict=True)]
+        )
+
+    return Rewards(
+        total_B=np.concatenate([np.asarray(part.total_B) for part in parts]),
+        terms={name: np.concatenate([term(part, name) for part in parts]) for name in names},
+        valid_B=np.concatenate([np.asarray(part.valid_B) for part in parts]),
+        tokens_BT=optional("tokens_BT"),
+        late_B=optional("late_B"),
+    )
+
+
+def newest_only(trajectories: Trajectories) -> Trajectories:
+    """Returns trajectories whose response mask has only the newest tokens of each row."""
+    versions_BT = trajectories.policy_version_BT
+    mask_BT = trajectories.response_mask_BT & (versions_BT == versions_BT.max(1, keepdims=True))
+    return replace(
+        trajectories,
+        response_mask_BT=mask_BT,
+        behaviour_logprobs_BT=np.where(mask_BT, trajectories.behaviour_logprobs_BT, 0),
+        policy_version_BT=np.where(mask_BT, versions_BT, -1),
+    )
