@@ -135,7 +135,12 @@ SECTIONS = {
 OPTIONAL = ("teacher",)
 TABLES = ("hooks", "scores")
 TASKS = "evaluation.tasks"  # a table within a section
-PLACES = {"term": "reward.terms.{}"}  # by group without a key of the root, where options belong
+PLACES = {  # by group without a key of the root, where options belong
+    "annealing": "rollout.annealing",
+    "cache": "collector.cache",
+    "filter": "collector.filters.{}",
+    "term": "reward.terms.{}",
+}
 GROUPS = [
     field.name
     for field in fields(Root)

@@ -15,6 +15,7 @@ from rl4p.loop.evaluation import Evaluation
 from rl4p.loop.phases import Phases
 from rl4p.model.policy import Policy
 from rl4p.reward.router import without_reward
+from rl4p.rollout.sampler import without_annealing
 from rl4p.types import Prompt, Question
 
 Encode = Callable[..., tuple[list[Prompt], int]]
@@ -167,9 +168,10 @@ def check_tasks(phases: Phases, *sets: Sequence[Question]) -> None:
 
 
 def evaluation_sampler(config: DictConfig, phases: Phases) -> Any:
-    """Returns the rollout of the evaluation: its own, or that of the run."""
+    """Returns the rollout of the evaluation, its own or that of the run, without annealing."""
     node = config.evaluation.rollout
-    return phases.rollout if node is None else instantiate(node)
+    rollout = phases.rollout if node is None else instantiate(node)
+    return without_annealing(rollout)
 
 
 def pass_at_k(options: DictConfig) -> tuple[int, ...]:

@@ -14,7 +14,7 @@ from rl4p.distributed.processes import to_host
 from rl4p.errors import RunError
 from rl4p.learner.gradient_step import gradient_step
 from rl4p.loop.estimate import estimate
-from rl4p.loop.metrics import batch_metrics, task_metrics
+from rl4p.loop.metrics import batch_metrics, measured, task_metrics
 from rl4p.loop.phases import Phases
 from rl4p.loop.protocols import Hook, OpenCollector, OpenSource, Stateful
 from rl4p.loop.scoring import Scoring
@@ -73,7 +73,7 @@ def train(loop: Loop, state: TrainState) -> Iterator[StepInfo]:
 
         with watch("scoring"):
             scores = loop.scoring(loop.phases, policy, state, collected)
-            coefficients = phases.coefficients(collected.memory)
+            coefficients = phases.coefficients(collected.memory, step)
 
         with watch("advantage"):
             estimated, memory = phases.call(
@@ -110,7 +110,7 @@ def train(loop: Loop, state: TrainState) -> Iterator[StepInfo]:
             if loop.average_decay:
                 average = averaged(state.average, state.params, loop.average_decay)
                 state = replace(state, average=average)
-            metrics |= {name: float(x) for name, x in to_host(update_metrics).items()}
+            metrics |= measured(update_metrics)
 
         skipped = [*skipped, step + 1] if metrics["update/skipped"] else []
         if len(skipped) > loop.max_skipped:
@@ -119,14 +119,12 @@ def train(loop: Loop, state: TrainState) -> Iterator[StepInfo]:
         if seconds := metrics.get("time/rollout"):
             tokens = metrics["rollout/response_tokens"] * len(collected.episodes)
             metrics["rollout/tokens_per_second"] = tokens / seconds
-        rewards = to_host(rewards)
-        loop.source.credit(step, collected.episodes, rewards)
         yield StepInfo(
             step=step + 1,
             state=state,
             trajectories=trajectories,
             episodes=collected.episodes,
-            rewards=rewards,
+            rewards=to_host(rewards),
             metrics=metrics,
             advantages_BT=batch.advantages_BT,
             loss_mask_BT=batch.loss_mask_BT,

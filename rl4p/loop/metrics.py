@@ -11,7 +11,7 @@ import numpy as np
 
 from rl4p.distributed.processes import to_host
 from rl4p.learner.masking import group_statistics
-from rl4p.types import Array, Finish, Rewards, Trajectories
+from rl4p.types import Array, Episode, Finish, Metrics, Rewards, Trajectories
 
 
 def batch_metrics(
@@ -74,6 +74,47 @@ def task_metrics(tasks_B: Sequence[str], rewards: Rewards, term: str | None) -> 
             right = float((own.terms[term][graded_B] >= 1).sum())
             found[f"reward/{task}/pass_at_1"] = right / int(graded_B.sum())
     return found
+
+
+def measured(metrics: Metrics) -> dict[str, float]:
+    """Returns the metrics of an update as numbers.
+
+    The gap between sampler and trainer is left out if no token was drawn with the weights of this
+    step, whose share is `rollout/fresh`.
+    """
+    numbers = {name: float(x) for name, x in to_host(metrics).items()}
+    if not numbers.pop("rollout/fresh"):
+        for name in ("rollout/logprob_gap_max", "rollout/logprob_gap_mean"):
+            del numbers[name]
+    return numbers
+
+
+def staleness_shares(step: int, trajectories: Trajectories) -> dict[str, float]:
+    """Returns the share of the tokens that are N steps old, as `staleness/share_N`.
+
+    Args:
+      trajectories: on the host; tokens that no policy drew do not count.
+    """
+    version_BT = trajectories.policy_version_BT
+    ages, counts = np.unique(
+        step - version_BT[trajectories.response_mask_BT & (version_BT >= 0)], return_counts=True
+    )
+    total = int(counts.sum())
+    return {
+        f"staleness/share_{age}": count / total
+        for age, count in zip(ages.tolist(), counts.tolist(), strict=True)
+    }
+
+
+def drawn_shares(episodes: Sequence[Episode]) -> dict[str, float]:
+    """Returns the share of prompts that a source drew on purpose, as `source/REPLAY`, by its name.
+
+    Args:
+      episodes: one of each group.
+    """
+    names = [episode.prompt.drawn_by for episode in episodes]
+    drawn = sorted({name for name in names if name is not None})
+    return {f"source/{name}": names.count(name) / len(names) for name in drawn}
 
 
 def mean_grades(rewards: Rewards) -> dict[str, float]:

@@ -1,7 +1,9 @@
 """The phases of a run as one object, and their joint properties."""
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass, field, fields
+from threading import Lock
 from typing import Any
 
 from rl4p.errors import InputError
@@ -40,6 +42,7 @@ SCORES = frozenset(
 # The phases that may request any score, and the only score that each other phase may request.
 GIVEN_ALL = ("advantage", "update", "correction")
 GIVEN_ONE = {"kl": "reference_logprobs", "entropy": "entropy"}
+NOT_PHASES = ("scores", "checks", "grading")
 KEEP_MEMORY = ("rollout", "reward", "advantage", "kl", "entropy")
 
 
@@ -51,6 +54,7 @@ class Phases:
       scores: user-defined scores by name (`protocols.Score`), which phases may request.
       checks: functions by phase name, called with the result and the arguments of the phase. The
         check of an update is called with its batch (`debug.check_batches`).
+      grading: the lock that a call of the reward holds.
     """
 
     rollout: Rollout
@@ -63,11 +67,12 @@ class Phases:
     critic: Critic
     scores: dict[str, Score] = field(default_factory=dict)
     checks: dict[str, Callable[..., None]] = field(default_factory=dict)
+    grading: Any = field(default_factory=Lock, repr=False, compare=False)
 
     def items(self) -> list[tuple[str, Any]]:
         """Returns the phases by name."""
         names = (each.name for each in fields(self))
-        return [(name, getattr(self, name)) for name in names if name not in ("scores", "checks")]
+        return [(name, getattr(self, name)) for name in names if name not in NOT_PHASES]
 
     def needs(self) -> frozenset[str]:
         """Returns the names of all scores that the phases request.
@@ -146,13 +151,18 @@ class Phases:
     def call(
         self, name: str, memory: dict[str, Any], *args: Any, **kwargs: Any
     ) -> tuple[Any, dict[str, Any]]:
-        """Calls a phase, with its memory if it has one; returns (result, memory of all phases)."""
+        """Calls a phase, with its memory if it has one; returns (result, memory of all phases).
+
+        Only one thread at a time calls the reward, so that the deadline of a term does not count
+        the time in which it grades for another thread.
+        """
         phase = getattr(self, name)
-        if name in memory:
-            result, state = phase(*args, **kwargs, memory=memory[name])
-            memory = memory | {name: state}
-        else:
-            result = phase(*args, **kwargs)
+        with self.grading if name == "reward" else nullcontext():
+            if name in memory:
+                result, state = phase(*args, **kwargs, memory=memory[name])
+                memory = memory | {name: state}
+            else:
+                result = phase(*args, **kwargs)
         self.check(name, result, *args, **kwargs)
         return result, memory
 
@@ -166,12 +176,21 @@ class Phases:
         if hasattr(self.reward, "close"):
             self.reward.close()  # pyright: ignore[reportAttributeAccessIssue]
 
-    def coefficients(self, memory: dict[str, Any]) -> dict[str, Any]:
-        """Returns the weights of the KL penalty and of the entropy bonus in this step."""
+    def temperature(self, step: int) -> dict[str, float]:
+        """Returns the temperature of a step as `temperature` if it changes over the run, or {}."""
+        at = getattr(self.rollout, "temperature_at", lambda step: None)
+        return {} if (found := at(step)) is None else {"temperature": found}
+
+    def coefficients(self, memory: dict[str, Any], step: int) -> dict[str, Any]:
+        """Returns the coefficients of a step's loss.
+
+        They are the weights of the KL penalty and of the entropy bonus, and the temperature if it
+        changes over the run.
+        """
         return {
             "kl": self.kl.coefficient(memory.get("kl", {})),
             "entropy": self.entropy.coefficient(memory.get("entropy", {})),
-        }
+        } | self.temperature(step)
 
     def adapt(self, memory: dict[str, Any], metrics: dict[str, Any]) -> dict[str, Any]:
         """Returns the memory with the KL and entropy coefficients adapted to a step's metrics."""

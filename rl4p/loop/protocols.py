@@ -1,4 +1,4 @@
-"""The protocols of sources, collectors and hooks.
+"""The protocols of sources, collectors, filters and hooks.
 
 A source or a collector is configured like a tracker: a frozen dataclass holds its options, and
 ``open`` returns a live object. Options can be compared and written to YAML. Live objects hold
@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from rl4p.loop.groups import Group
 from rl4p.loop.phases import Phases
 from rl4p.model.policy import Policy
 from rl4p.types import Episode, Prompt, Rewards, StepInfo, TrainState, Trajectories
@@ -47,14 +48,26 @@ class OpenSource(Stateful, Protocol):
     """A live source: it returns prompts and receives their rewards."""
 
     def take(self, count: int, step: int) -> list[Prompt]:
-        """Returns exactly `count` prompts for step `step`, counted from 0."""
+        """Returns exactly `count` prompts for step `step`, counted from 0.
+
+        A collector that runs ahead of training takes prompts before the credits of earlier steps.
+        """
         ...
 
     def credit(self, step: int, episodes: Sequence[Episode], rewards: Rewards) -> None:
-        """Receives the responses and rewards of a step when the step has ended.
+        """Receives responses and rewards of whole groups, also of groups that are not trained on.
 
         Args:
+          step: the step that the groups were collected for.
           rewards: on the host; row b belongs to episode b.
+        """
+        ...
+
+    def find(self, id: str) -> Prompt:
+        """Returns the prompt with an id that `take` has returned.
+
+        Raises:
+          KeyError: the source has no such prompt.
         """
         ...
 
@@ -77,7 +90,12 @@ class Collected:
 
 
 class Collector(Protocol):
-    """Options of a collector, which turns prompts into the graded trajectories of a step."""
+    """Options of a collector, which turns prompts into the graded trajectories of a step.
+
+    One that keeps copies of the trained parameters, or that samples during updates, says so to
+    `rl4p.plan` with a method `copies(shared)`, the number of copies on the training mesh (`shared`:
+    whether it is the sampling mesh too), and a property `overlaps`.
+    """
 
     def open(
         self,
@@ -95,6 +113,8 @@ class Collector(Protocol):
 class OpenCollector(Stateful, Protocol):
     """A live collector, which collects the trajectories of one step after another.
 
+    It takes prompts from the source, and credits the source with their rewards.
+
     Its state holds the prompts that were taken but not trained on, so that a resumed run neither
     loses nor repeats prompts. It is {} if nothing outlives a step. The source is restored first.
     """
@@ -109,6 +129,14 @@ class OpenCollector(Stateful, Protocol):
 
     def close(self) -> None:
         """Stops background work."""
+        ...
+
+
+class Filter(Protocol):
+    """A condition that groups must meet to be trained on; collectors call it after the rewards."""
+
+    def __call__(self, group: Group) -> bool:
+        """Returns whether to keep the group."""
         ...
 
 

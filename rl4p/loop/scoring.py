@@ -48,7 +48,7 @@ class Scoring:
             "sampling": phases.rollout.sampling,
             "microbatching": phases.update.microbatching,
             "mesh": policy.mesh,
-        }
+        } | phases.temperature(int(state.step))
         scores: dict[str, Array] = {}
         of_policy = sorted(needs & OF_POLICY.keys())
         if of_policy:

@@ -29,7 +29,9 @@ class AbstractRun:
 
     Attributes:
       prompts, group_size, prompt_columns, response_tokens: P, G, and the two parts of T.
-      frozen: the frozen parameters, and the reference if it is a copy of the initial policy.
+      frozen: the frozen parameters, the reference if it is a copy of the initial policy, and the
+        copies of the parameters that the collector keeps.
+      overlaps: whether the collector samples during updates.
     """
 
     mesh: Mesh
@@ -42,6 +44,7 @@ class AbstractRun:
     group_size: int
     prompt_columns: int
     response_tokens: int
+    overlaps: bool = False
 
     @property
     def sequences(self) -> int:
@@ -154,6 +157,9 @@ def abstract_run(config: DictConfig, mesh: Mesh) -> AbstractRun:
     if phases.estimator is not None:
         critic = partial(phases.estimator.init, policy.decoder)
         params = params | {"critic": placement.shapes(mesh, critic, whole)}
+    collector = instantiate(config.collector)
+    if hasattr(collector, "copies"):
+        frozen += [params] * collector.copies(mesh.sampling is mesh)
     optimizer = instantiate(config.optimizer)
     moments = jax.eval_shape(optimizer.transform().init, params)
     shardings = placement.optimizer_state_shardings(mesh, moments, params)
@@ -177,6 +183,7 @@ def abstract_run(config: DictConfig, mesh: Mesh) -> AbstractRun:
         group_size=config.group_size,
         prompt_columns=padded_width(config.max_prompt_tokens),
         response_tokens=config.max_response_tokens,
+        overlaps=getattr(collector, "overlaps", False) and mesh.sampling is mesh,
     )
 
 

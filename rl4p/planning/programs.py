@@ -117,6 +117,8 @@ def unplanned(run: AbstractRun) -> list[str]:
     left_out = ["rollout"] if samples and not isinstance(rollout, Planned) else []
     if "teacher_logprobs" in run.phases.needs():
         left_out.append("the teacher")
+    if run.overlaps:
+        left_out.append("the memory of sampling and update at the same time")
     return left_out + [f"scores.{name}" for name in run.phases.scores]
 
 
@@ -157,7 +159,7 @@ def scoring(run: AbstractRun) -> Iterator[Program]:
         "sampling": phases.rollout.sampling,
         "microbatching": phases.update.microbatching,
         "mesh": run.mesh,
-    }
+    } | phases.temperature(0)
     trajectories = run.trajectories()
     live = run.resident, run.batch()
     of_policy = sorted(needs & OF_POLICY.keys())
@@ -178,7 +180,7 @@ def scoring(run: AbstractRun) -> Iterator[Program]:
 def update(run: AbstractRun) -> Program:
     """Compiles `gradient_step`."""
     phases, batch = run.phases, run.batch()
-    coefficients = phases.coefficients(phases.initial_memory())
+    coefficients = phases.coefficients(phases.initial_memory(), 0)
     coefficients = jax.tree.map(
         lambda x: replicated(run.mesh, jax.eval_shape(lambda: x)) if hasattr(x, "dtype") else x,
         coefficients,

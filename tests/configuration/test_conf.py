@@ -9,7 +9,7 @@ from rl4p.configuration.composition import CONF
 from rl4p.configuration.schema import PLACES
 
 # Options of these groups change others, or refuse them.
-ALONE = ("advantage", "experiment", "reward", "update")
+ALONE = ("advantage", "cache", "experiment", "filter", "reward", "update")
 OPTIONS = sorted(path.relative_to(CONF).with_suffix("") for path in CONF.glob("*/*.yaml"))
 REQUIRED = {
     "experiment=arithmetic_distill": ["teacher.path=teacher"],
@@ -23,6 +23,17 @@ REQUIRED = {
     "experiment=math_grpo": ["data.path=train.jsonl"],
     "data=parquet": ["data.path=train.parquet"],
     "model=pretrained": ["model.path=weights"],
+    "annealing=linear": ["rollout.annealing.end=0.5"],
+    "cache=success_cache": ["collector=dynamic_sampling"],
+    **{
+        f"filter={path.stem}": ["collector=dynamic_sampling"]
+        for path in (CONF / "filter").glob("*.yaml")
+    },
+    "filter=least_reward": [
+        "collector=asynchronous",
+        "collector.filters.my_least_reward.least=0.5",
+    ],
+    "source=easy_pool": ["source.easy={level: 1}"],
     "term=classifier": ["reward.terms.my_classifier.path=classifier"],
     "term=http_scorer": ["reward.terms.my_http_scorer.url=http://localhost:9/score"],
     "term=llm_judge": [

@@ -25,7 +25,7 @@ def catalogue(composer) -> Catalogue:
 def test_a_catalogue_knows_groups_options_and_their_keys(catalogue):
     assert {"advantage", "update", "experiment", "sweep"} <= set(catalogue.groups())
     assert "hydra" not in catalogue.groups()
-    assert catalogue.options("source") == ["stream"]
+    assert catalogue.options("source") == ["curriculum", "easy_pool", "mixture", "replay", "stream"]
     assert {"arithmetic", "gsm8k", "jsonl"} <= set(catalogue.options("data"))
     assert catalogue.options("nonsense") == []
     assert catalogue.options_with("data", "carelessness") == ["arithmetic"]

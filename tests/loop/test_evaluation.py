@@ -330,6 +330,6 @@ def test_a_key_is_that_of_its_task_prompt_and_sample(sampled, monkeypatch):
 
 def test_an_engine_is_closed_when_its_samples_are_drawn(sampled, monkeypatch):
     closed = []
-    monkeypatch.setattr(InProcess, "close", lambda self: closed.append(self.params is not None))
+    monkeypatch.setattr(InProcess, "close", lambda self: closed.append(self.version >= 0))
     sampled([("a", 1)], rows=2, samples=2)
     assert closed == [True]

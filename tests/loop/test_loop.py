@@ -23,6 +23,7 @@ from rl4p.loop.loop import Loop, run_hooks, train
 from rl4p.loop.scoring import Scoring
 from rl4p.loop.source.stream import Stream
 from rl4p.reward.weighted import Weighted
+from rl4p.rollout.annealing.linear import Linear
 from rl4p.rollout.naive_sampler import NaiveSampler
 from rl4p.types import StepInfo
 from rl4p.update.ppo import PPO
@@ -110,6 +111,28 @@ def test_steps_are_counted_and_the_policy_moves(make_loop, params, prompts, make
     assert any(jax.tree.leaves(moved))
     tokens = [np.asarray(info.trajectories.tokens_BT).tobytes() for info in infos]
     assert len(set(tokens)) == 3
+
+
+@pytest.mark.parametrize("needs", [False, True])
+def test_the_temperature_of_a_step_is_that_of_its_sampler(
+    make_loop, params, prompts, make_state, needs
+):
+    """Trainer and scores use the distribution that the tokens were drawn from."""
+    annealing = Linear(end=0.3, steps=2)
+    rollout = NaiveSampler(max_response_tokens=8, annealing=annealing)
+    phases = {"update": NeedsProximal()} if needs else {}
+    infos = run(make_loop(steps=3, rollout=rollout, **phases), params, prompts, make_state)
+    for info in infos:
+        assert info.metrics["update/grad_norm"] > 0
+        assert info.metrics["rollout/logprob_gap_max"] < 1e-4
+    entropies = [info.metrics["update/entropy"] for info in infos]
+    assert entropies == sorted(entropies, reverse=True)
+    assert entropies[0] > 1.2 * entropies[2]
+
+
+@dataclass(frozen=True, kw_only=True)
+class NeedsProximal(PPO):
+    needs = frozenset({"proximal_logprobs"})
 
 
 def test_a_step_draws_with_a_key_of_its_own(make_loop, params, prompts, make_state):

@@ -1,6 +1,7 @@
 """Tests the calls of the loop to all phases."""
 
-from dataclasses import dataclass, field
+import threading
+from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 
 import jax.numpy as jnp
@@ -52,6 +53,27 @@ def test_memory_is_carried_from_call_to_call_and_others_have_none(phases):
         results.append(result)
         assert ours.call("reward", memory, 5) == (50, memory)
     assert results == [5, 6, 7]
+
+
+def test_threads_take_turns_with_the_reward(phases):
+    inside, second, most = [], threading.Event(), []
+
+    def reward(x):
+        inside.append(x)
+        second.wait(0.2)  # in which another thread would come in
+        most.append(len(inside))
+        inside.remove(x)
+        return x
+
+    ours = phases(reward=reward)
+    changed = replace(ours, advantage=Counting())  # as the loop does
+    calls = [(ours, 1), (changed, 2), (ours, 3)]
+    threads = [threading.Thread(target=of.call, args=("reward", {}, x)) for of, x in calls]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert most == [1, 1, 1]
 
 
 def test_an_update_with_memory_is_refused(phases):
@@ -119,7 +141,7 @@ def test_closing_ends_what_the_reward_has_opened(make_phases):
 def test_controllers_are_given_what_is_theirs(phases):
     ours = phases(kl=AdaptiveKL(beta=0.5, target=1.0), entropy=AdaptiveEntropy(alpha=0.25))
     memory = ours.initial_memory()
-    found = ours.coefficients(memory)
+    found = ours.coefficients(memory, 0)
     assert (float(found["kl"]), float(found["entropy"])) == (0.5, 0.25)
     metrics = {"update/kl": jnp.float32(1.0), "update/entropy": jnp.float32(7.0)}
     after = ours.adapt(memory | {"advantage": 1}, metrics)

@@ -91,6 +91,25 @@ def test_what_is_frozen_is_what_a_run_keeps_beside_its_state(pair):
     assert looks(run.resident) == looks((run.state, run.frozen))
 
 
+@pytest.mark.parametrize(
+    ("overrides", "copies", "overlaps"),
+    [
+        (("collector=asynchronous",), 2, True),
+        (("collector=asynchronous", "collector.ahead=0"), 0, False),
+        (("collector=asynchronous", "collector.ahead=0", "collector.over_sampling=2"), 2, True),
+        (("collector=lagged", "collector.lag=2"), 3, False),
+        (("collector=dynamic_sampling",), 0, False),
+    ],
+)
+def test_the_copies_that_a_collector_keeps_are_frozen_too(overrides, copies, overlaps):
+    config = compose([*SMALL, *overrides])
+    run = abstract_run(config, instantiate(config.mesh))
+    plain = abstract_run(compose(SMALL), run.mesh)
+    more = bytes_of_chip(run.frozen) - bytes_of_chip(plain.frozen)
+    assert more == copies * bytes_of_chip(run.state.params)
+    assert run.overlaps == overlaps
+
+
 def test_parameters_are_sampled_with_as_the_run_hands_them_over(pair):
     experiment, run = pair
     policy = experiment.loop.policy

@@ -104,7 +104,14 @@ def run():
         sequences=32,
         prompt_columns=16,
         response_tokens=32,
+        overlaps=False,
     )
+
+
+def test_a_plan_says_that_it_leaves_out_the_overlap_of_sampling_and_update(run):
+    run.overlaps = True
+    found = summary(run, CHIP, 0, [costing("decode")])
+    assert found["unplanned"] == ["the memory of sampling and update at the same time"]
 
 
 @pytest.mark.parametrize(

@@ -5,12 +5,14 @@ from typing import Any
 
 import jax
 
+from rl4p.distributed.processes import to_host
 from rl4p.loop.grading import graded
+from rl4p.loop.metrics import drawn_shares
 from rl4p.loop.phases import Phases
 from rl4p.loop.protocols import Collected, OpenSource
 from rl4p.loop.stopwatch import Stopwatch
 from rl4p.model.policy import Policy
-from rl4p.types import TrainState
+from rl4p.types import Params, TrainState
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,28 +50,34 @@ class OpenSynchronous:
 
     def collect(self, state: TrainState) -> Collected:
         watch, step = Stopwatch(), int(state.step)
+        version, params = self.weights(state)
         prompts = self.source.take(self.prompts_per_step, step)
         with watch("rollout"):
             (trajectories, episodes), memory = self.phases.call(
                 "rollout",
                 state.memory,
                 self.policy,
-                state.params,
+                params,
                 prompts,
                 group_size=self.group_size,
                 key=jax.random.fold_in(state.step_key(), 0),
-                version=step,
+                version=version,
             )
         with watch("reward"):
             rewards, memory = graded(self.phases, memory, trajectories, episodes)
+            self.source.credit(step, episodes, to_host(rewards))
             rewards = self.policy.mesh.shard_rows(rewards)
         return Collected(
             trajectories=trajectories,
             episodes=episodes,
             rewards=rewards,
             memory=memory,
-            metrics=watch.times(),
+            metrics=watch.times() | drawn_shares(episodes[:: self.group_size]),
         )
+
+    def weights(self, state: TrainState) -> tuple[int, Params]:
+        """Returns the parameters that sample, and their version."""
+        return int(state.step), state.params
 
     def state(self) -> dict[str, Any]:
         return {}

@@ -1,0 +1,65 @@
+"""Phases in the background: what they must fulfil, and the time that they work."""
+
+import time
+from typing import NamedTuple
+
+import jax
+
+from rl4p.errors import InputError
+from rl4p.loop.phases import Phases
+
+
+def check_phases(phases: Phases) -> None:
+    """Refuses phases that cannot run while an update does.
+
+    Raises:
+      InputError: the rollout has no engine, it or the reward keeps a memory, or there are several
+        processes.
+    """
+    needed = None
+    if not hasattr(phases.rollout, "open"):
+        needed = "needs a rollout with an engine: choose rollout=continuous, or"
+    elif memories := phases.initial_memory().keys() & {"rollout", "reward"}:
+        needed = f"cannot keep the memory of the {' and the '.join(sorted(memories))}: choose"
+    elif jax.process_count() > 1:
+        # Threads of several processes would start their programs in different orders.
+        needed = f"runs in one process, but there are {jax.process_count()}: choose"
+    if needed is not None:
+        raise InputError(f"collector=asynchronous {needed} collector=synchronous.")
+
+
+class Times(NamedTuple):
+    """The seconds that a thread worked and did not."""
+
+    busy: float
+    idle: float
+
+
+class WorkingTime:
+    """Measures how long a thread works between two readings, also if work goes on at a reading.
+
+    One lock must guard all calls.
+    """
+
+    def __init__(self) -> None:
+        self.last_reading = time.monotonic()
+        self.since: float | None = None
+        self.busy = 0.0
+
+    def begin(self) -> None:
+        self.since = time.monotonic()
+
+    def end(self) -> None:
+        """Adds the time since `begin`, or since the last reading if that was later."""
+        if self.since is not None:
+            self.busy += time.monotonic() - self.since
+        self.since = None
+
+    def read(self, now: float) -> Times:
+        """Returns the times between the last reading and `now`."""
+        busy, passed = self.busy, now - self.last_reading
+        if self.since is not None:
+            busy += now - self.since
+            self.since = now
+        self.last_reading, self.busy = now, 0.0
+        return Times(busy=busy, idle=max(0.0, passed - busy))

@@ -1,0 +1,396 @@
+"""A collector that samples and grades in the background, while the update runs."""
+
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from math import ceil
+from typing import Annotated, Any, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from annotated_types import Ge
+
+from rl4p.configuration.bounds import FINITE, AboveZero, Natural, Positive
+from rl4p.distributed.processes import to_host
+from rl4p.errors import InputError, RunError
+from rl4p.loop.background import WorkingTime, check_phases
+from rl4p.loop.cache.success_cache import SuccessCache
+from rl4p.loop.flight_requests import finished_groups, requests_for
+from rl4p.loop.flights import Flight, Flights, Limits
+from rl4p.loop.groups import Group, check_filters, divided, joined, newest_only
+from rl4p.loop.metrics import drawn_shares, staleness_shares
+from rl4p.loop.phases import Phases
+from rl4p.loop.protocols import Collected, Filter, OpenSource
+from rl4p.model.policy import Policy
+from rl4p.rollout.answers import answers_on_host
+from rl4p.rollout.engine import Completion, Engine
+from rl4p.types import Array, Params, TrainState
+
+SECONDS_FOR_STALLED = 1.0  # that a thread has to end
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asynchronous:
+    """Options of a collector whose sampling goes on during updates.
+
+    A thread samples groups, with parameters of its own: on the devices of the run, or on
+    `mesh.rollout_devices`. Another thread grades them. A step takes `prompts_per_step` graded
+    groups in the order of their prompts. With ``ahead=0`` a step equals one of
+    `collector=synchronous`, bit for bit.
+
+    Without over-sampling, a step waits for the longest response of the next prompts, so that long
+    responses are not rarer. With over-sampling, it takes the groups that finish first, and others
+    are interrupted then; with `on_new_weights=finish`, they are sampled to their end first.
+
+    Attributes:
+      ahead: how many steps sampling may run ahead of training. Groups start only while fewer than
+        (ahead + 1) `prompts_per_step` groups, and those of `over_sampling`, are in flight.
+      max_staleness: the most steps between the weight version of a trained token and the step that
+        trains it. Older groups are sampled again. None is `ahead`, and one more with over-sampling.
+      on_new_weights: what happens to responses that are being sampled when a step has new weights.
+        `finish` goes on with the old ones. `abort` starts the group again. `continue` keeps its
+        tokens, with their log-probabilities and versions, and goes on with the new weights.
+      over_sampling: how many groups are in flight for each group that the next step needs, on top
+        of those for the steps ahead.
+      late: what happens to a group that would be too old in the next step: `wait` makes the step
+        wait for it, `restart` samples it again with newer weights.
+      only_new_tokens: whether only the tokens of the newest weights in a response are trained.
+      filters: filters by name; a group that one of them rejects is replaced by the next prompt.
+      rounds: a step that has rejected `rounds` x `prompts_per_step` groups keeps all others.
+      max_restarts: a group that was restarted so often keeps its tokens and is waited for.
+      max_failures: how often in a row the engine may return nothing for a group.
+      patience: the seconds after which the run ends if no call of the engine or the reward has
+        ended; more than the longest call takes.
+      cache: a cache of solutions, used before the filters; None for none.
+    """
+
+    ahead: Natural = 1
+    max_staleness: Natural | None = None
+    on_new_weights: Literal["finish", "abort", "continue"] = "finish"
+    over_sampling: Annotated[float, Ge(1), FINITE] = 1.0
+    late: Literal["wait", "restart"] = "wait"
+    only_new_tokens: bool = False
+    filters: Mapping[str, Filter] = field(default_factory=dict)
+    rounds: Positive = 3
+    max_restarts: Positive = 3
+    max_failures: Natural = 3
+    patience: AboveZero = 600.0
+    cache: SuccessCache | None = None
+
+    def __post_init__(self) -> None:
+        if self.max_staleness is not None and self.max_staleness < self.ahead:
+            raise ValueError(
+                f"ahead={self.ahead} makes tokens {self.ahead} steps old, but max_staleness="
+                f"{self.max_staleness} would throw them away: choose at least {self.ahead}."
+            )
+        if not self.overlaps and self.on_new_weights != "finish":
+            raise ValueError(
+                f"on_new_weights={self.on_new_weights} would have no effect, because no group is "
+                "being sampled when a step begins: set ahead or over_sampling, or leave it out."
+            )
+        if self.over_sampling == 1 and self.late != "wait":
+            raise ValueError(
+                f"late={self.late} would have no effect, because a step without over_sampling "
+                "waits for each of its groups: leave it out."
+            )
+        if self.only_new_tokens and self.on_new_weights != "continue":
+            raise ValueError(
+                "only_new_tokens=true would have no effect, because responses have tokens of "
+                "several weights only with on_new_weights=continue: leave it out."
+            )
+
+    @property
+    def overlaps(self) -> bool:
+        """Whether sampling goes on during updates."""
+        return self.ahead > 0 or self.over_sampling > 1
+
+    def copies(self, shared: bool) -> int:
+        """Returns the copies of the parameters on the training mesh."""
+        # A call of the engine keeps the parameters that it began with while newer ones arrive.
+        return 2 if shared and self.overlaps else 0
+
+    def open(
+        self,
+        phases: Phases,
+        policy: Policy,
+        source: OpenSource,
+        *,
+        prompts_per_step: int,
+        group_size: int,
+    ) -> "OpenAsynchronous":
+        return OpenAsynchronous(self, phases, policy, source, prompts_per_step, group_size)
+
+    def limits(self, groups: int, samples: int) -> Limits:
+        """Returns the rules for steps of this size."""
+        extra = ceil(self.over_sampling * groups) - groups
+        staleness = self.ahead + bool(extra) if self.max_staleness is None else self.max_staleness
+        return Limits(
+            groups=groups,
+            samples=samples,
+            ahead=self.ahead,
+            extra=extra,
+            max_staleness=staleness,
+            wait=self.late == "wait",
+            keep_tokens=self.on_new_weights != "abort",
+            max_restarts=self.max_restarts,
+            max_failures=self.max_failures,
+        )
+
+
+class OpenAsynchronous:
+    """An `OpenCollector` with a thread that samples and one that grades.
+
+    The main thread alone takes prompts, rejects groups and hands them out. `condition` guards all.
+    """
+
+    def __init__(
+        self,
+        options: Asynchronous,
+        phases: Phases,
+        policy: Policy,
+        source: OpenSource,
+        prompts_per_step: int,
+        group_size: int,
+    ) -> None:
+        check_phases(phases)
+        self.options = options
+        self.phases = phases
+        self.policy = policy
+        self.source = source
+        self.prompts_per_step = prompts_per_step
+        self.group_size = group_size
+        self.flights = Flights(limits=options.limits(prompts_per_step, group_size))
+        self.cache = options.cache and options.cache.open(phases)
+        check_filters(options.filters, group_size)
+        self.engine: Engine = phases.rollout.open(policy)  # pyright: ignore
+        if options.on_new_weights != "finish" and not self.engine.stops:
+            raise InputError(
+                f"collector.on_new_weights={options.on_new_weights} needs an engine that can be "
+                "stopped between tokens: choose rollout=continuous, or finish."
+            )
+        self.key: Array = jax.random.key(0)  # `collect` sets that of the run
+        self.condition = threading.Condition()
+        self.interrupted = threading.Event()
+        self.outbox: list[tuple[Flight, Group]] = []
+        self.error: BaseException | None = None
+        self.closed = self.stalled = False
+        self.progress = time.monotonic()
+        self.sampling, self.grading = WorkingTime(), WorkingTime()
+        self.threads: list[threading.Thread] = []
+
+    def collect(self, state: TrainState) -> Collected:
+        step, began = int(state.step), time.monotonic()
+        rejected: list[Group] = []
+        with self.condition:
+            self.key = jnp.copy(state.key)  # the update donates that of the state
+            self.publish(state.params, step)
+            self.flights.drop_old(step)
+            batch = self.wait(step, rejected)
+            self.flights.hand_out(batch)
+            in_flight = len(self.flights.flights)
+            finished = sum(flight.complete for flight in self.flights.flights)
+            now = time.monotonic()
+            sampling, grading = self.sampling.read(now), self.grading.read(now)
+            counts, self.flights.counts = self.flights.counts, {}
+        originals = [x.original for x in batch if x.original is not None] + rejected
+        _, episodes, rewards = joined(originals, self.policy.pad_id)
+        self.source.credit(step, episodes, rewards)
+        groups = [x.group for x in batch if x.group is not None]
+        trajectories, episodes, rewards = joined(groups, self.policy.pad_id)
+        if self.options.only_new_tokens:
+            trajectories = newest_only(trajectories)
+        shares = staleness_shares(step, trajectories)
+        trajectories, rewards = self.policy.mesh.shard_rows((trajectories, rewards))
+        return Collected(
+            trajectories=trajectories,
+            episodes=episodes,
+            rewards=rewards,
+            memory=state.memory,
+            metrics={
+                "time/rollout": sampling.busy,
+                "time/reward": grading.busy,
+                "time/trainer_waits": now - began,
+                "time/sampler_waits": sampling.idle,
+                "collector/in_flight": float(in_flight),
+                "collector/queue": float(finished),
+                "collector/sampled": float(len(originals)),
+                "collector/rejected": float(len(rejected)),
+                "collector/from_cache": float(counts.get("from_cache", 0)),
+                "collector/aborted": float(counts.get("aborted", 0)),
+                "collector/too_old": float(counts.get("too_old", 0)),
+            }
+            | shares
+            | drawn_shares([group.episodes[0] for group in groups]),
+        )
+
+    def publish(self, params: Params, version: int) -> None:
+        """Gives the engine parameters of its own, and interrupts it if it should use them."""
+        if self.engine.version == version:
+            return
+        options, mesh = self.options, self.policy.mesh
+        if options.copies(mesh.sampling is mesh):
+            params = jax.tree.map(jnp.copy, params)  # the update donates those of the state
+        self.engine.publish(params, version)
+        if options.on_new_weights != "finish":
+            self.interrupted.set()
+
+    def wait(self, step: int, rejected: list[Group]) -> list[Flight]:
+        """Returns the groups of a step once they are graded; adds those that filters reject."""
+        self.begin()
+        self.progress = time.monotonic()
+        while True:
+            self.sort(rejected)
+            self.flights.admit(lambda count: self.source.take(count, step))
+            self.condition.notify_all()
+            if self.error is not None:
+                raise self.error
+            if (failed := self.flights.failed()) is not None:
+                raise RunError(
+                    f"The engine returned nothing for the prompt {failed.prompt.id} "
+                    f"{failed.failures} times in a row."
+                )
+            if (batch := self.flights.batch(step)) is not None:
+                return batch
+            if time.monotonic() - self.progress > self.options.patience:
+                self.stalled = True
+                raise RunError(
+                    f"Step {step + 1} has waited {self.options.patience:g} seconds "
+                    f"(collector.patience) without progress: {self.flights.progress()}."
+                )
+            self.condition.wait(timeout=1.0)
+
+    def sort(self, rejected: list[Group]) -> None:
+        """Keeps or rejects the groups that were graded."""
+        options, outbox, self.outbox = self.options, self.outbox, []
+        for flight, group in outbox:
+            changed = group
+            if self.cache is not None:
+                changed, replaced = self.cache(group)
+                self.flights.count("from_cache", replaced)
+            full = len(rejected) >= options.rounds * self.prompts_per_step
+            keep = full or all(keeps(changed) for keeps in options.filters.values())
+            if flight not in self.flights.flights:  # it became too old while it was graded
+                continue
+            flight.original = group
+            self.flights.graded(flight, changed, keep=keep)
+            if not keep:
+                rejected.append(group)
+
+    # The other threads.
+
+    def begin(self) -> None:
+        """Starts the threads, once."""
+        if not self.threads:
+            for work in (self.sample, self.grade):
+                thread = threading.Thread(target=self.guarded, args=(work,), daemon=True)
+                self.threads.append(thread)
+                thread.start()
+
+    def guarded(self, work: Any) -> None:
+        """Runs the work of a thread. The main thread raises its error, whatever it is."""
+        try:
+            while work():
+                pass
+        except BaseException as error:  # noqa: BLE001
+            with self.condition:
+                self.error = error
+                self.condition.notify_all()
+
+    def sample(self) -> bool:
+        """Samples the next groups; returns False once the collector is closed."""
+        limits = self.flights.limits
+        start = partial(self.flights.start, limits.groups + limits.extra)
+        with self.condition:
+            if not (flights := self.awaited(lambda: start(self.engine.version))):
+                return False
+            self.interrupted.clear()
+            ready = sum(flight.complete for flight in self.flights.flights)
+            requests, places = requests_for(
+                flights, self.key, self.prompts_per_step, self.phases.rollout.max_response_tokens
+            )
+            self.sampling.begin()
+        needed = max(1, limits.groups - ready) if limits.extra else len(flights) + 1
+
+        def stop(finished: np.ndarray) -> bool:
+            if finished_groups(places, finished) >= needed:
+                self.interrupted.set()
+            return self.interrupted.is_set()
+
+        if self.options.on_new_weights == "finish":
+            completions = self.engine.complete(requests)
+        else:
+            completions = self.engine.complete(requests, stop=stop)
+        with self.condition:
+            self.sampling.end()
+            parts: list[list[Completion | None]] = [[None] * self.group_size for _ in flights]
+            for (flight, sample), completion in zip(places, completions, strict=True):
+                parts[flight][sample] = completion
+            for flight, own in zip(flights, parts, strict=True):
+                self.flights.receive(flight, own, interrupted=self.interrupted.is_set())
+            self.progress = time.monotonic()
+            self.condition.notify_all()
+        return True
+
+    def awaited(self, find: Callable[[], list[Flight]]) -> list[Flight]:
+        """Returns what `find` returns once it is not empty, or [] once the collector is closed."""
+        while not self.closed:
+            if flights := find():
+                return flights
+            self.condition.wait()
+        return []
+
+    def grade(self) -> bool:
+        """Grades the groups that are finished; returns False once the collector is closed."""
+        with self.condition:
+            if not (flights := self.awaited(self.ungraded)):
+                return False
+            self.grading.begin()
+        groups = self.graded(flights)
+        with self.condition:
+            self.grading.end()
+            self.outbox += zip(flights, groups, strict=True)
+            self.progress = time.monotonic()
+            self.condition.notify_all()
+        return True
+
+    def ungraded(self) -> list[Flight]:
+        """Returns the finished groups that are neither graded nor in the outbox."""
+        done = [flight for flight, _ in self.outbox]
+        return [flight for flight in self.flights.to_grade() if flight not in done]
+
+    def graded(self, flights: Sequence[Flight]) -> list[Group]:
+        """Returns the groups of flights, graded in one call of the reward."""
+        limit = self.phases.rollout.max_response_tokens
+        prompts = [flight.prompt for flight in flights]
+        completions = [x for flight in flights for x in flight.completions if x is not None]
+        trajectories, episodes = answers_on_host(self.policy, prompts, completions, limit)
+        episodes = tuple(episodes)
+        newest = max(int(trajectories.policy_version_BT.max()), 0)
+        self.phases.check("rollout", (trajectories, episodes), self.policy, version=newest)
+        rewards, _ = self.phases.call("reward", {}, trajectories, episodes)
+        return divided(trajectories, episodes, to_host(rewards))
+
+    def state(self) -> dict[str, Any]:
+        with self.condition:
+            return {
+                "flights": self.flights.state(),
+                "cache": {} if self.cache is None else self.cache.state(),
+            }
+
+    def restore(self, state: dict[str, Any]) -> None:
+        self.flights.restore(state["flights"], self.source.find)
+        if self.cache is not None:
+            self.cache.restore(state["cache"])
+
+    def close(self) -> None:
+        """Ends the threads, after the call of the engine that is under way."""
+        with self.condition:
+            self.closed = True
+            self.interrupted.set()
+            self.condition.notify_all()
+        for thread in self.threads:  # one that hangs ends with the process
+            thread.join(timeout=SECONDS_FOR_STALLED if self.stalled else None)
+        self.engine.close()

@@ -1,0 +1,76 @@
+"""A collector that samples with the parameters of an earlier step."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from rl4p.configuration.bounds import Natural
+from rl4p.distributed.processes import to_host
+from rl4p.loop.collector.synchronous import OpenSynchronous
+from rl4p.loop.phases import Phases
+from rl4p.loop.protocols import OpenSource
+from rl4p.model.policy import Policy
+from rl4p.types import Params, TrainState
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lagged:
+    """Options of a synchronous collector whose samples are stale by an exact number of steps.
+
+    The lag of `collector=asynchronous` depends on the speed of the machine. This one does not, so
+    two runs agree in every digit. It is for studies of losses and corrections, not for speed.
+
+    Attributes:
+      lag: L; step n samples with the parameters at the start of step max(0, n - L). The devices and
+        each checkpoint hold the parameters of L more steps.
+    """
+
+    lag: Natural = 1
+
+    def copies(self, shared: bool) -> int:
+        """Returns the copies of the parameters on the training mesh."""
+        return self.lag + 1
+
+    def open(
+        self,
+        phases: Phases,
+        policy: Policy,
+        source: OpenSource,
+        *,
+        prompts_per_step: int,
+        group_size: int,
+    ) -> "OpenLagged":
+        return OpenLagged(self.lag, phases, policy, source, prompts_per_step, group_size)
+
+
+class OpenLagged(OpenSynchronous):
+    """An `OpenCollector` with the parameters of earlier steps."""
+
+    def __init__(self, lag: int, *of_synchronous: Any) -> None:
+        super().__init__(*of_synchronous)
+        self.lag = lag
+        self.earlier: list[tuple[int, Params]] = []
+
+    def weights(self, state: TrainState) -> tuple[int, Params]:
+        # The update donates the parameters of the state.
+        self.earlier.append((int(state.step), jax.tree.map(jnp.copy, state.params)))
+        del self.earlier[: -self.lag - 1]
+        version, params = self.earlier[0]
+        if isinstance(params, list):  # restored leaves, on the host
+            leaves, structure = jax.tree.flatten(state.params)
+            places = [leaf.sharding for leaf in leaves]
+            params = structure.unflatten(jax.device_put(params, places))
+        return version, params
+
+    def state(self) -> dict[str, Any]:
+        """Returns the parameters that later steps will sample with."""
+        kept = self.earlier[-self.lag :] if self.lag else []
+        return {
+            "versions": [version for version, _ in kept],
+            "params": [to_host(jax.tree.leaves(params)) for _, params in kept],
+        }
+
+    def restore(self, state: dict[str, Any]) -> None:
+        self.earlier = list(zip(state["versions"], state["params"], strict=True))
