@@ -1,4 +1,4 @@
-"""The plot of a run's learning curve."""
+"""The plots of a run: its learning curve, and the work of its collector."""
 
 from pathlib import Path
 from typing import Any
@@ -33,3 +33,60 @@ def plot_learning_curve(rows: list[dict[str, Any]], path: Path) -> None:
         reward_axes.spines[spine].set_visible(False)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=150)
+
+
+def plot_collector(rows: list[dict[str, Any]], path: Path) -> None:
+    """Plots staleness, waiting times, queue lengths and shares of groups against the step.
+
+    A panel without any metric is left out.
+    """
+    rows = [with_share_of_rejected(row) for row in rows if "time/step" in row]
+    stale = sorted(
+        {name for row in rows for name in row if name.startswith("staleness/share_")},
+        key=lambda name: int(name.rpartition("_")[2]),
+    )
+    replayed = sorted({name for row in rows for name in row if name.startswith("source/")})
+    waits = ("time/step", "time/trainer_waits", "time/sampler_waits")
+    panels = {
+        "share of tokens by age in steps": stale,
+        "seconds": waits if any(waits[1] in row for row in rows) else [],
+        "groups": ["collector/in_flight", "collector/queue"],
+        "share of groups": [*replayed, REJECTED],
+    }
+    shown = {
+        label: present
+        for label, names in panels.items()
+        if (present := [name for name in names if any(name in row for row in rows)])
+    }
+    if not shown:
+        return
+    figure = Figure(figsize=(7.0, 2.1 * len(shown) + 0.4), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.subplots(len(shown), squeeze=False, sharex=True)[:, 0]
+    for panel, (label, names) in zip(axes, shown.items(), strict=True):
+        steps = [row["step"] for row in rows]
+        values = [[row.get(name, 0.0) for row in rows] for name in names]
+        short = [name.rpartition("/")[2].replace("share_", "") for name in names]
+        if names == stale:
+            panel.stackplot(steps, values, labels=[f"{age} steps" for age in short], alpha=0.8)
+        else:
+            for name, line in zip(short, values, strict=True):
+                panel.plot(steps, line, label=name.replace("_", " "), linewidth=1.2)
+        panel.set_ylabel(label)
+        panel.set_ylim(bottom=0)
+        panel.grid(alpha=0.25)
+        panel.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False)
+    axes[-1].set_xlabel("step")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=150)
+
+
+REJECTED = "collector/rejected_share"
+
+
+def with_share_of_rejected(row: dict[str, Any]) -> dict[str, Any]:
+    """Returns a row of metrics with the share of the sampled groups that filters rejected."""
+    rejected = row.get("collector/rejected")
+    if rejected is None:
+        return row
+    return row | {REJECTED: rejected / max(row.get("collector/sampled", rejected), 1)}

@@ -130,16 +130,18 @@ def print_summary(folder: Path, summary: Mapping[str, Any]) -> None:
 def time_table(summary: Mapping[str, Any]) -> Table:
     """Returns a table of seconds by phase; the rest is startup and checkpoints.
 
-    A median is that of the steps with the phase, since not every step has an evaluation.
+    A median is that of the steps with the phase, since not every step has an evaluation. Phases in
+    the background take none of the whole time; only waiting for them does.
     """
     seconds, medians = summary["seconds"], summary["median_seconds"]
     total = seconds["total"]
     table = Table(box=None, padding=(0, 2, 0, 0))
     for column in ("time", "seconds", "share", "median per step"):
         table.add_column(column, justify="left" if column == "time" else "right")
+    background = ("rollout", "reward") if "trainer_waits" in medians else ()
     for name, median in medians.items():
-        share = f"{100 * seconds[name] / total:.1f} %"
-        table.add_row(name, f"{seconds[name]:.1f}", share, f"{median:.3f}")
-    rest = total - sum(seconds[name] for name in medians)
+        share = "in background" if name in background else f"{100 * seconds[name] / total:.1f} %"
+        table.add_row(name.replace("_", " "), f"{seconds[name]:.1f}", share, f"{median:.3f}")
+    rest = total - sum(seconds[name] for name in medians if name not in background)
     table.add_row("the rest", f"{rest:.1f}", f"{100 * rest / total:.1f} %", "")
     return table

@@ -32,7 +32,7 @@ from rl4p.loop.protocols import Hook
 from rl4p.planning.report import refuse_what_does_not_fit
 from rl4p.runs.checkpoint import Checkpoints
 from rl4p.runs.diagnosis import Diagnosis
-from rl4p.runs.plots import plot_learning_curve
+from rl4p.runs.plots import plot_collector, plot_learning_curve
 from rl4p.runs.profiler import Profiler
 from rl4p.runs.progress import ProgressBar, print_summary
 from rl4p.runs.record import Record
@@ -44,6 +44,7 @@ from rl4p.runs.tracker.several import SeveralRuns
 from rl4p.types import Params, StepInfo, TrainState
 
 PHASES = ("rollout", "reward", "scoring", "advantage", "update", "evaluation")
+WAITS = "trainer_waits"  # for samples, if rollout and reward run in the background
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "transformers", "numpy")
 
 
@@ -96,6 +97,8 @@ def run(config: DictConfig) -> dict[str, Any]:
                     status = (record.summary() or {}).get("status", "stopped")
                 if first() and outcome.has_curve():
                     plot_learning_curve(record.metrics(), folder / "plots" / "learning_curve.png")
+                if first() and outcome.has_collector():
+                    plot_collector(record.metrics(), folder / "plots" / "collector.png")
             finally:
                 tracked.finish(status)
         if first():
@@ -267,11 +270,16 @@ class Outcome:
 
     def count(self, metrics: Mapping[str, float]) -> None:
         """Adds the times of the phases of a step, or of the evaluation before the first step."""
-        present = (name for name in PHASES if f"time/{name}" in metrics)
+        present = (name for name in (*PHASES, WAITS) if f"time/{name}" in metrics)
         self.times.append({name: metrics[f"time/{name}"] for name in present})
 
     def has_curve(self) -> bool:
         return any("reward/mean" in row for row in self.record.metrics())
+
+    def has_collector(self) -> bool:
+        """Returns whether a step has metrics of a collector or of a source."""
+        groups = ("collector/", "source/")
+        return any(name.startswith(groups) for row in self.record.metrics() for name in row)
 
     def summary(self, status: str, seconds: float, compiled: Compilation) -> dict[str, Any]:
         evaluations = [
@@ -281,7 +289,8 @@ class Outcome:
         evaluations = [evaluation for evaluation in evaluations if evaluation]
         names = {name for evaluation in evaluations for name in evaluation}
         best = {name: max(e[name] for e in evaluations if name in e) for name in sorted(names)}
-        times = {name: [each[name] for each in self.times if name in each] for name in PHASES}
+        phases = (*PHASES, WAITS) if any(WAITS in each for each in self.times) else PHASES
+        times = {name: [each[name] for each in self.times if name in each] for name in phases}
         return {
             "status": status,
             "step": self.step,
@@ -291,9 +300,9 @@ class Outcome:
                 "best": best,
             },
             "params_sha256": params_sha256(self.state.params) if status != "failed" else None,
-            "seconds": {"total": seconds} | {name: sum(times[name]) for name in PHASES},
+            "seconds": {"total": seconds} | {name: sum(times[name]) for name in phases},
             "median_seconds": {  # of the steps with that phase
-                name: statistics.median(times[name]) if times[name] else 0.0 for name in PHASES
+                name: statistics.median(times[name]) if times[name] else 0.0 for name in phases
             },
             "compilation": asdict(compiled),
             "resumed_from": self.resumed_from,

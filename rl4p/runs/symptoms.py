@@ -119,17 +119,24 @@ def sampler_gap(history: History) -> Symptom | None:
     before, now = history.early(metric), history.late(metric)
     if not history.lasts or not (now > GAP or now > max(GAP / 10, GAP_GROWTH * before)):
         return None
-    uncorrected, stale = history.chooses_none("correction"), history.late("staleness/max") > 0
-    if stale and not uncorrected:
-        return None  # samples of older weights differ, and the correction is there for them
-    why = (
-        "the samples are from older weights"
-        if stale
-        else "sampler and trainer compute different probabilities of the same tokens"
+    meaning = (
+        "sampler and trainer compute different probabilities of tokens of the same weights "
+        f"({before:.2g} in the first steps), so the gradient is biased."
     )
-    meaning = f"{why} ({before:.2g} in the first steps), so the gradient is biased."
+    uncorrected = history.chooses_none("correction")
     remedy = "correction=token_truncate" if uncorrected else "model.dtype=float32"
     return Symptom(metric, now, meaning, remedy)
+
+
+def stale_samples(history: History) -> Symptom | None:
+    """Reports stale samples that neither a correction nor the ratio of the loss allows for."""
+    age = history.late("staleness/mean")
+    coupled = history.option("update.old_policy") == "behaviour"
+    if not history.lasts or not age > 0 or coupled or not history.chooses_none("correction"):
+        return None
+    meaning = f"the samples are {age:.2g} steps old on average, and nothing allows for it."
+    remedy = "correction=token_truncate, or update.old_policy=behaviour"
+    return Symptom("staleness/mean", age, meaning, remedy)
 
 
 def clipped(history: History) -> Symptom | None:
@@ -222,6 +229,7 @@ RULES: tuple[Callable[[History], Symptom | None], ...] = (
     truncated,
     equal_groups,
     sampler_gap,
+    stale_samples,
     clipped,
     large_steps,
     far_from_reference,

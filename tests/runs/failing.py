@@ -17,6 +17,7 @@ SOUND = {
     "rollout/logprob_gap_mean": 1e-6,
     "advantage/zero_std_groups": 0.3,
     "advantage/max": 2.0,
+    "staleness/mean": 0.0,
     "staleness/max": 0.0,
     "update/loss": 1e-9,
     "update/grad_norm": 0.5,

@@ -171,6 +171,19 @@ def test_times_add_up_to_the_whole(capsys):
     ]
 
 
+def test_phases_in_the_background_are_no_part_of_the_whole(capsys):
+    seconds = {"total": 20.0, "rollout": 17.0, "reward": 1.0, "update": 6.0, "trainer_waits": 4.0}
+    medians = {"rollout": 2.0, "reward": 0.5, "update": 1.25, "trainer_waits": 1.0}
+    Console(width=200).print(time_table({"seconds": seconds, "median_seconds": medians}))
+    assert words(capsys.readouterr().out)[1:] == [
+        ["rollout", "17.0", "in", "background", "2.000"],
+        ["reward", "1.0", "in", "background", "0.500"],
+        ["update", "6.0", "30.0", "%", "1.250"],
+        ["trainer", "waits", "4.0", "20.0", "%", "1.000"],
+        ["the", "rest", "10.0", "50.0", "%"],
+    ]
+
+
 def test_a_run_of_no_step_has_no_times(tmp_path, capsys):
     print_summary(tmp_path, SUMMARY | {"step": 0, "status": "stopped"})
     out = capsys.readouterr().out

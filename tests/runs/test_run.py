@@ -166,6 +166,9 @@ def test_metrics_are_recorded_mirrored_and_summed_up(trained, tmp_path):
     assert found["seconds"]["rollout"] == 3.0
     assert found["median_seconds"]["rollout"] == 1.5
     assert (found["seconds"]["evaluation"], found["median_seconds"]["evaluation"]) == (5.0, 2.5)
+    assert "trainer_waits" not in found["seconds"]
+    outcome.count({"time/trainer_waits": 2.5})
+    assert outcome.summary("finished", 7.0, compilation())["seconds"]["trainer_waits"] == 2.5
     assert found["params_sha256"] == params_sha256(infos[1].state.params)
     assert outcome.summary("failed", 7.0, compilation())["params_sha256"] is None
 

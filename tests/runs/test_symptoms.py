@@ -34,6 +34,7 @@ SYMPTOMS = {
     "truncated": {"rollout_truncated": late(0.7, 0.0)},
     "equal_groups": {"advantage_zero_std_groups": 0.97, "reward_mean": 0.02},
     "sampler_gap": {"rollout_logprob_gap_mean": late(0.08, 1e-6)},
+    "stale_samples": {"staleness_mean": 1.0},
     "clipped": {"update_clip_high": 0.35},
     "large_steps": {"update_approx_kl": 0.3},
     "far_from_reference": {"update_kl": 0.8},
@@ -81,7 +82,8 @@ def test_a_symptom_of_one_step_is_no_finding(name, config):
     assert names([*rows, SOUND | after | {"step": 40}], config | {"steps": 40}) == []
 
 
-LASTING = ("equal_groups", "sampler_gap", "clipped", "large_steps", "far_from_reference")
+LASTING = ("equal_groups", "sampler_gap", "stale_samples", "clipped", "large_steps")
+LASTING += ("far_from_reference",)
 
 
 @pytest.mark.parametrize("name", [*LASTING, "truncated", "no_gradient"])
@@ -118,11 +120,13 @@ def test_a_wide_group_that_differs_is_no_finding_for_a_baseline_over_the_batch()
 
 
 def test_stale_samples_differ_and_a_correction_is_for_them():
-    stale = {"staleness_max": 1.0, "rollout_logprob_gap_mean": 0.1}
-    (found,) = diagnose(rows_of(20, **stale), config_of())
-    assert found.remedy == "correction=token_truncate"
-    assert "older weights" in found.meaning
-    assert names(rows_of(20, **stale), config_of("correction=token_truncate")) == []
+    rows = rows_of(20, staleness_mean=1.5)
+    (found,) = diagnose(rows, config_of())
+    assert found.remedy == "correction=token_truncate, or update.old_policy=behaviour"
+    assert "1.5 steps old on average" in found.meaning
+    assert names(rows, config_of("correction=token_truncate")) == []
+    assert names(rows, config_of("update.old_policy=behaviour")) == []
+    assert names(rows, config_of("update=dppo")) == []
 
 
 def test_sequence_clips_are_narrow_by_design():
