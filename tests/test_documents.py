@@ -250,7 +250,7 @@ def test_the_paper_index_links_papers_and_quotes_the_catalogue(site):
     page = (site / "algorithms/update.md").read_text()
     section = page.partition("\n## gspo\n")[2].partition("\n## ")[0]
     assert "GSPO ([2507.18071](https://arxiv.org/abs/2507.18071))" in section
-    assert "    s = exp(mean_t log(pi / pi_proximal))" in section
+    assert "    s = exp(mean_t log(pi / pi_old))" in section
     row = re.search(r"^\| `update=gspo` \| ([^|]+) \|", catalogue(), re.MULTILINE)
     assert f"pass@1 {row[1]} after 40 steps" in section
 
@@ -259,7 +259,7 @@ def catalogue() -> str:
     return (ROOT / "experiments" / "catalogue.md").read_text()
 
 
-@pytest.mark.parametrize("name", ["catalogue", "task_curves"])
+@pytest.mark.parametrize("name", ["catalogue", "collection", "staleness", "task_curves"])
 def test_curves_have_the_commands_that_their_program_writes(name):
     text = (ROOT / "experiments" / f"{name}.md").read_text()
     assert importlib.import_module(f"experiments.{name}").COMMANDS in text

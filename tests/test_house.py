@@ -19,7 +19,8 @@ PACKAGE, CONF, EXPERIMENTS = ROOT / "rl4p", ROOT / "conf", ROOT / "experiments"
 PHASES = {
     **{group: f"rl4p.{group}" for group in ("rollout", "reward", "advantage", "update")},
     **{group: f"rl4p.learner.{group}" for group in ("correction", "kl", "entropy")},
-    **{group: f"rl4p.loop.{group}" for group in ("collector", "source")},
+    **{group: f"rl4p.loop.{group}" for group in ("cache", "collector", "filter", "source")},
+    "annealing": "rl4p.rollout.annealing",
     "term": "rl4p.reward",
 }
 ENTRY_POINTS = ("train", "plan", "export", "send", "evaluate", "generate", "regrade", "samples")

@@ -6,7 +6,7 @@ import sys
 import textwrap
 import threading
 import time
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 
 import pytest
@@ -119,7 +119,8 @@ def ends(pid, seconds=20):
     until = time.monotonic() + seconds
     while is_alive(pid):
         if time.monotonic() > until:
-            os.kill(pid, signal.SIGKILL)
+            with suppress(ProcessLookupError):  # it has ended just now
+                os.kill(pid, signal.SIGKILL)
             return False
         time.sleep(0.02)
     return True
