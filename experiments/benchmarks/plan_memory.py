@@ -72,7 +72,7 @@ def measure(overrides: list[str]) -> dict[str, float]:
     program = update(run)
     planned = cost(program, chip, run.mesh)
     state, batch = arrays(run.state), arrays(run.batch())
-    coefficients = run.phases.coefficients({})
+    coefficients = run.phases.coefficients({}, 0)
     jax.block_until_ready((state, batch))
     Path("/proc/self/clear_refs").write_text("5")  # VmHWM is VmRSS from here on
     before = resident("VmRSS")
