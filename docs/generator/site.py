@@ -17,6 +17,8 @@ ELSEWHERE = {
     Path("CHANGELOG.md"): Path("changelog.md"),
     Path("CONTRIBUTING.md"): Path("contributing.md"),
     Path("experiments/catalogue.md"): Path("algorithms/catalogue.md"),
+    Path("experiments/collection.md"): Path("algorithms/collection.md"),
+    Path("experiments/staleness.md"): Path("algorithms/staleness.md"),
     Path("experiments/task_curves.md"): Path("task_curves.md"),
     Path("experiments/benchmarks/peers.md"): Path("peers.md"),
     Path("experiments/launch/README.md"): Path("launch.md"),
