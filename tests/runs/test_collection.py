@@ -39,7 +39,8 @@ KINDS = {
         "collector.cache.term=capital",
         *REPLAY,
     ),
-    "lagged": ("collector=lagged", "collector.lag=2"),
+    # Larger groups, so that rewards differ in all steps.
+    "lagged": ("collector=lagged", "collector.lag=2", "group_size=4"),
     "annealing": (
         "+annealing@rollout.annealing=linear",
         "rollout.annealing.end=0.7",
