@@ -162,10 +162,11 @@ def test_a_call_that_is_stopped_returns_what_it_has(ending, params, requests, mo
 
 def test_calls_that_may_be_stopped_have_few_sizes(ending, params, monkeypatch):
     """After an interruption, any number of sequences is left. Each size would compile."""
-    sizes = []
+    sizes, used = [], []
 
     def noted(*args, **kwargs):
         sizes.append((args[8].tokens_BR.shape, args[6].token_n.shape))
+        used.append(int((np.asarray(args[6].sequence_n) < 8).sum()))
         return decode(*args, **kwargs)
 
     engine = Continuous(max_response_tokens=R).open(ending)
@@ -181,7 +182,7 @@ def test_calls_that_may_be_stopped_have_few_sizes(ending, params, monkeypatch):
             return False
 
         found = engine.complete(requests[:count], stop=go_on)
-        assert set(seen) == {count}
+        assert (set(seen), max(used)) == ({count}, count)
         assert [x.tokens.tolist() for x in found] == [x.tokens.tolist() for x in expected[:count]]
     assert set(sizes) == {((8, R), (8,))}
 
