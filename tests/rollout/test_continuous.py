@@ -287,7 +287,7 @@ else:
 lowered = {
     "continuous": lambda: decode.lower(
         policy.decoder, Sampling(), policy.end_ids, 16, params, sequences, slots, cache,
-        mesh.replicate(Responses.empty(n, 32)), False, 0,
+        mesh.replicate(Responses.empty(n, 32)), False, 0, 32,
     ),
     "naive": lambda: generate.lower(
         policy.decoder, Sampling(), 32, policy.end_ids, params, np.ones((n, 16), np.int32),
