@@ -1,0 +1,51 @@
+"""What the server asks of its engine, and what it gets back."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from rl4p.types import Finish, Sampling
+
+
+@dataclass(frozen=True, kw_only=True)
+class Work:
+    """A context that is continued once for each seed.
+
+    Attributes:
+      tokens: the token ids of the context, at least one.
+      seeds: one for each completion. Its key is `jax.random.key(seed)`, and token t is drawn with
+        fold_in(key, t). A completion therefore does not depend on other work.
+      max_tokens: the most tokens of a completion, the end token included.
+      sampling: the distribution that tokens are drawn from.
+      end_ids: the tokens that end a completion; the end token is delivered as its last token.
+      min_tokens: a completion cannot end with an end token before it has this many tokens.
+      alternatives: how many of the most probable tokens are reported with each token.
+    """
+
+    tokens: Sequence[int]
+    seeds: Sequence[int]
+    max_tokens: int
+    sampling: Sampling
+    end_ids: tuple[int, ...]
+    min_tokens: int = 0
+    alternatives: int = 0
+
+
+class Part(NamedTuple):
+    """New tokens of one completion.
+
+    Attributes:
+      index: the number of the completion's seed.
+      tokens, logprobs: the new tokens and their log-probabilities.
+      version: the weight version that drew them.
+      alternatives: for each token, the most probable tokens with their log-probabilities, the most
+        probable first; empty if none were asked for.
+      finish: the reason why the completion ended; None if it goes on.
+    """
+
+    index: int
+    tokens: list[int]
+    logprobs: list[float]
+    version: str
+    alternatives: list[list[tuple[int, float]]]
+    finish: Finish | None
