@@ -57,7 +57,12 @@ from rl4p.types import (
 
 
 class Rollout(Protocol):
-    """A phase that samples trajectories for prompts."""
+    """A phase that samples trajectories for prompts.
+
+    A rollout may have a method ``close()``, which is called at the end of a run, and
+    ``max_logprob_gap``, the largest `rollout/logprob_gap_mean` of a step with which the run goes
+    on; None for any.
+    """
 
     @property
     def sampling(self) -> Sampling:

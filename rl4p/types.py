@@ -118,12 +118,14 @@ class Episode:
       response: the text of the response, without special tokens.
       tokens: the number of tokens of the response, the end token included; None if it is not known.
       finish: the reason why the response ended; None if it is not known.
+      engine: the address of the server that sampled the response; "" for this process.
     """
 
     prompt: Prompt
     response: str
     tokens: int | None = None
     finish: Finish | None = None
+    engine: str = ""
 
     @property
     def messages(self) -> list[dict[str, Any]]:

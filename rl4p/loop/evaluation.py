@@ -198,7 +198,12 @@ class Evaluation:
             first=[chunk.first[i] for i in repeated],
         )
         requests = [
-            Request(tokens=prompt.tokens, keys_N=keys_N, max_tokens=limit)
+            Request(
+                tokens=prompt.tokens,
+                keys_N=keys_N,
+                max_tokens=limit,
+                messages=prompt.prompt_messages(),
+            )
             for prompt, keys_N in zip(prompts, keys_PN, strict=True)
         ]
         found = answers(self.policy, prompts, engine.complete(requests), limit)

@@ -272,4 +272,5 @@ def longer(before: Completion | None, part: Completion | None) -> Completion | N
         logprobs=np.concatenate([before.logprobs, part.logprobs]),
         versions=np.concatenate([before.versions, part.versions]),
         finish=part.finish,
+        engine=part.engine,
     )

@@ -17,6 +17,7 @@ from rl4p.loop.estimate import estimate
 from rl4p.loop.metrics import batch_metrics, measured, task_metrics
 from rl4p.loop.phases import Phases
 from rl4p.loop.protocols import Hook, OpenCollector, OpenSource, Stateful
+from rl4p.loop.sampler_gap import check_gap
 from rl4p.loop.scoring import Scoring
 from rl4p.loop.stopwatch import Stopwatch
 from rl4p.model.policy import Policy
@@ -60,7 +61,8 @@ def train(loop: Loop, state: TrainState) -> Iterator[StepInfo]:
     The arrays of a state are donated to the next update: copy a state to keep it.
 
     Raises:
-      RunError: the gradient was not finite in more than `max_skipped` steps in a row.
+      RunError: the gradient was not finite in more than `max_skipped` steps in a row, or sampler
+        and trainer disagree about the tokens (`check_gap`).
     """
     policy, phases, skipped = loop.policy, loop.phases, []
     objective = phases.objective(loop.group_size)
@@ -111,6 +113,7 @@ def train(loop: Loop, state: TrainState) -> Iterator[StepInfo]:
                 average = averaged(state.average, state.params, loop.average_decay)
                 state = replace(state, average=average)
             metrics |= measured(update_metrics)
+            check_gap(phases.rollout, step, metrics, collected.episodes)
 
         skipped = [*skipped, step + 1] if metrics["update/skipped"] else []
         if len(skipped) > loop.max_skipped:

@@ -172,9 +172,10 @@ class Phases:
             self.checks[name](*args, **kwargs)
 
     def close(self) -> None:
-        """Ends what the reward has opened, such as processes and connections of its terms."""
-        if hasattr(self.reward, "close"):
-            self.reward.close()  # pyright: ignore[reportAttributeAccessIssue]
+        """Ends what rollout and reward have opened, such as processes and connections."""
+        for phase in (self.rollout, self.reward):
+            if hasattr(phase, "close"):
+                phase.close()  # pyright: ignore[reportAttributeAccessIssue]
 
     def temperature(self, step: int) -> dict[str, float]:
         """Returns the temperature of a step as `temperature` if it changes over the run, or {}."""

@@ -84,7 +84,8 @@ def answers_on_host(
     )
     of_rows = [prompt for prompt in prompts for _ in range(group_size)]
     tokens = [x.tokens.tolist() for x in completions]
-    return trajectories, Decoded(policy.tokenizer, of_rows, tokens, [x.finish for x in completions])
+    finishes, engines = [x.finish for x in completions], [x.engine for x in completions]
+    return trajectories, Decoded(policy.tokenizer, of_rows, tokens, finishes, engines)
 
 
 @dataclass(frozen=True)
@@ -95,13 +96,15 @@ class Decoded(Sequence[Episode]):
     prompts: list[Prompt]
     tokens: list[list[int]]
     finishes: list[Finish]
+    engines: list[str]
 
     def __len__(self) -> int:
         return len(self.tokens)
 
     def __getitem__(self, at: Any) -> Any:
         if isinstance(at, slice):
-            return Decoded(self.tokenizer, self.prompts[at], self.tokens[at], self.finishes[at])
+            rows = (x[at] for x in (self.prompts, self.tokens, self.finishes, self.engines))
+            return Decoded(self.tokenizer, *rows)
         response: Any = self.tokenizer.decode(self.tokens[at], skip_special_tokens=True)
         return self.episode(at, response)
 
@@ -116,4 +119,5 @@ class Decoded(Sequence[Episode]):
             response=response,
             tokens=len(self.tokens[at]),
             finish=self.finishes[at],
+            engine=self.engines[at],
         )

@@ -1,8 +1,8 @@
 """Engines: tokens in, tokens out. A sampler opens one with its method `open(policy)`."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -21,12 +21,15 @@ class Request:
       max_tokens: the most tokens of a completion, the end token included.
       drawn: how many tokens at the end of the context these keys have already drawn; above 0 if
         the request continues a partial response.
+      messages: the conversation that the context consists of, which servers of chats take instead
+        of tokens; None if it is not known.
     """
 
     tokens: Sequence[int]
     keys_N: np.ndarray
     max_tokens: int
     drawn: int = 0
+    messages: Sequence[Mapping[str, Any]] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,12 +41,14 @@ class Completion:
       logprobs: float32 [n], under the distribution that the tokens were drawn from.
       versions: int32 [n], the weight version that drew each token; -1 if no policy did.
       finish: the reason why it ended.
+      engine: the address of the server that drew the last token; "" for this process.
     """
 
     tokens: np.ndarray
     logprobs: np.ndarray
     versions: np.ndarray
     finish: Finish
+    engine: str = ""
 
 
 class Engine(Protocol):

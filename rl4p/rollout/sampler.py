@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from rl4p.configuration.bounds import Natural, NonNegative, Positive, TopShare
+from rl4p.configuration.bounds import AboveZero, Natural, NonNegative, Positive, TopShare
 from rl4p.distributed.processes import to_host
 from rl4p.model.policy import Policy
 from rl4p.rollout.annealing.linear import Linear
@@ -31,6 +31,8 @@ class Sampler(ABC):
       temperature, top_k, top_p: the sampling distribution (`types.Sampling`).
       annealing: the change of the temperature over the steps of a run; None for none. Evaluations
         keep `temperature`.
+      max_logprob_gap: the run ends if `rollout/logprob_gap_mean` of a step is larger; None never
+        ends it.
     """
 
     max_response_tokens: Positive
@@ -38,6 +40,7 @@ class Sampler(ABC):
     annealing: Linear | None = None
     top_k: Natural = 0
     top_p: TopShare = 1.0
+    max_logprob_gap: AboveZero | None = None
 
     def __post_init__(self) -> None:
         if self.annealing is not None and self.temperature == 0:

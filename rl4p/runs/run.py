@@ -78,6 +78,7 @@ def run(config: DictConfig) -> dict[str, Any]:
         try:
             with (
                 closing(experiment.loop.phases),
+                closing(experiment.evaluation.phases),
                 closing(experiment.loop.collector),
                 checkpoints,
                 blaming(),

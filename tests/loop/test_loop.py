@@ -113,6 +113,36 @@ def test_steps_are_counted_and_the_policy_moves(make_loop, params, prompts, make
     assert len(set(tokens)) == 3
 
 
+@dataclass(frozen=True, kw_only=True)
+class OtherWeights(NaiveSampler):
+    """A sampler that claims the weights of the step, but has kept those of an earlier one."""
+
+    since: int = 0
+
+    def __call__(self, policy, params, prompts, **options):
+        if options["version"] >= self.since:
+            params = jax.tree.map(lambda x: 1.5 * x, params)
+        trajectories, episodes = super().__call__(policy, params, prompts, **options)
+        return trajectories, [replace(x, engine=f"http://{i % 2}") for i, x in enumerate(episodes)]
+
+
+def test_a_sampler_with_other_weights_ends_the_run_in_that_step(
+    make_loop, params, prompts, make_state
+):
+    rollout = OtherWeights(max_response_tokens=8, since=1, max_logprob_gap=0.01)
+    loop = make_loop(steps=3, rollout=rollout)
+    state = make_state(params, loop.optimizer, memory=loop.phases.initial_memory())
+    steps = train(taking(prompts, loop), state)
+    assert next(steps).metrics["update/grad_norm"] > 0
+    wanted = r"http://0 and http://1 do not sample from the weights of step 1 \(version 1\)"
+    with pytest.raises(RunError, match=wanted):
+        next(steps)
+    infos = run(
+        make_loop(rollout=replace(rollout, max_logprob_gap=None)), params, prompts, make_state
+    )
+    assert infos[-1].metrics["rollout/logprob_gap_mean"] > 0.01
+
+
 @pytest.mark.parametrize("needs", [False, True])
 def test_the_temperature_of_a_step_is_that_of_its_sampler(
     make_loop, params, prompts, make_state, needs

@@ -131,10 +131,11 @@ def test_a_need_that_nobody_meets_is_refused(phases):
         phases(advantage=Counting(needs=frozenset({"luck"}))).needs()
 
 
-def test_closing_ends_what_the_reward_has_opened(make_phases):
+@pytest.mark.parametrize("name", ["rollout", "reward"])
+def test_closing_ends_what_a_phase_has_opened(make_phases, name):
     closed = []
-    make_phases(reward=SimpleNamespace(close=lambda: closed.append(1))).close()
-    make_phases(reward=SimpleNamespace()).close()
+    make_phases(**{name: SimpleNamespace(close=lambda: closed.append(1))}).close()
+    make_phases(**{name: SimpleNamespace()}).close()
     assert closed == [1]
 
 

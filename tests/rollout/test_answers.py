@@ -49,11 +49,12 @@ def test_episodes_are_decoded_where_they_are_read(policy, make_prompt, make_epis
     prompts = [make_prompt(id=x) for x in "abc"]
     tokens = [[*words[0], policy.end_ids[0]], *words[1:]]
     finishes = [Finish.STOP, Finish.LENGTH, Finish.ABORT]
-    lazy = Decoded(policy.tokenizer, prompts, tokens, finishes)
+    engines = ["http://a", "", "http://b"]
+    lazy = Decoded(policy.tokenizer, prompts, tokens, finishes, engines)
     whole = tuple(
-        replace(episode, tokens=count, finish=finish)
-        for episode, count, finish in zip(
-            make_episodes(("12+7", "abc", "19"), prompts), (5, 3, 2), finishes, strict=True
+        replace(episode, tokens=count, finish=finish, engine=engine)
+        for episode, count, finish, engine in zip(
+            make_episodes(("12+7", "abc", "19"), prompts), (5, 3, 2), finishes, engines, strict=True
         )
     )
     assert len(lazy) == 3
@@ -72,7 +73,7 @@ def test_trajectories_say_how_their_rows_are_grouped(policy, make_prompt, make_c
 def test_a_text_has_no_special_tokens_whichever_way_it_is_read(policy, make_prompt):
     end, letter = policy.end_ids[0], policy.tokenizer.decode([65])
     stopped = [Finish.STOP] * 2
-    lazy = Decoded(policy.tokenizer, [make_prompt()] * 2, [[65, end], [end]], stopped)
+    lazy = Decoded(policy.tokenizer, [make_prompt()] * 2, [[65, end], [end]], stopped, [""] * 2)
     assert [x.response for x in (lazy[0], lazy[1], *lazy)] == [letter, ""] * 2
 
 
