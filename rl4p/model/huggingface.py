@@ -1,7 +1,7 @@
 """Readers and writers of Hugging Face folders: config.json, safetensors and adapters."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -72,10 +72,11 @@ def read_params(
     shapes = jax.eval_shape(decoder.init, jax.random.key(0))
     alone = SingleDeviceSharding(jax.local_devices()[0])
     places = param_shardings(mesh, shapes) if mesh else jax.tree.map(lambda _: alone, shapes)
-    parameters: dict[tuple[str, ...], list[Tensor]] = {}
+    parameters: dict[tuple, list[Tensor]] = {}
     for tensor in FAMILIES[decoder.config.family].names(decoder.config):
         parameters.setdefault(tensor.path, []).append(tensor)
-    check_fit(folder, stored, parameters, shapes)
+    everything = [tensor for tensors in parameters.values() for tensor in tensors]
+    check_fit(folder, stored, everything, shapes)
     params: dict = {}
     for path, tensors in parameters.items():
         node = params
@@ -98,25 +99,36 @@ def read_params(
 def check_fit(
     folder: Path,
     stored: dict[str, StoredTensor],
-    parameters: dict[tuple[str, ...], list[Tensor]],
+    tensors: Iterable[Tensor],
     shapes: Params,
+    *,
+    complete: bool = True,
 ) -> None:
-    """Checks the tensors of the files against the decoder's parameters before reading them."""
+    """Checks the tensors of the files against the decoder's parameters before reading them.
+
+    Args:
+      folder, stored: the folder, and the tensors of its files.
+      tensors: the tensors of the decoder, with their places in `shapes`.
+      shapes: the parameters, or their shapes.
+      complete: whether no tensor may be missing.
+
+    Raises:
+      InputError: tensors are missing, extra or of another shape (names all of them).
+    """
     problems = []
     known = {"lm_head.weight"}  # some files repeat the tied embedding under this name
-    for path, tensors in parameters.items():
-        for tensor in tensors:
-            known.add(tensor.name)
-            found = stored.get(tensor.name)
-            if found is None:
-                problems.append(f"{tensor.name} is missing")
-                continue
-            shape = leaf(shapes, path).shape[len(place(tensor)) :]
-            shape = shape[::-1] if tensor.transposed else shape
-            if found.shape != shape:
-                problems.append(f"{tensor.name} must have shape {shape}, not {found.shape}")
-            if found.kind not in DTYPES:
-                problems.append(f"{tensor.name} is {found.kind}, not one of {', '.join(DTYPES)}")
+    for tensor in tensors:
+        known.add(tensor.name)
+        found = stored.get(tensor.name)
+        if found is None:
+            problems += [f"{tensor.name} is missing"] if complete else []
+            continue
+        shape = leaf(shapes, tensor.path).shape[len(place(tensor)) :]
+        shape = shape[::-1] if tensor.transposed else shape
+        if found.shape != shape:
+            problems.append(f"{tensor.name} must have shape {shape}, not {found.shape}")
+        if found.kind not in DTYPES:
+            problems.append(f"{tensor.name} is {found.kind}, not one of {', '.join(DTYPES)}")
     problems += [
         f"{name} is not part of this model"
         for name in stored
@@ -133,10 +145,16 @@ def read_part(
     stored: dict[str, StoredTensor],
     shape: tuple[int, ...],
     dtype: np.dtype,
+    start: Any = None,
 ) -> np.ndarray:
-    """Returns the part of a parameter at `index`, read from the tensors stacked in it."""
+    """Returns the part of a parameter at `index`, read from the tensors stacked in it.
+
+    `start` is its value where none of the tensors is; None if they fill it.
+    """
     bounds = [range(*part.indices(size)) for part, size in zip(index, shape, strict=True)]
     whole = aligned_empty(tuple(map(len, bounds)), dtype)
+    if start is not None:
+        copy(np.asarray(start), whole)
     for tensor in tensors:
         at = place(tensor)
         if not all(i in bound for i, bound in zip(at, bounds, strict=False)):
@@ -170,7 +188,7 @@ def aligned_empty(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
     return memory[start : start + size].view(dtype).reshape(shape)
 
 
-def leaf(tree: Any, path: tuple[str, ...]) -> Any:
+def leaf(tree: Any, path: tuple[str | int, ...]) -> Any:
     for key in path:
         tree = tree[key]
     return tree
@@ -210,27 +228,59 @@ def write_model(
       shard_bytes: the total size above which tensors are divided among several files.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    family = FAMILIES[decoder.config.family]
-    tensors = []
-    for tensor in family.names(decoder.config):
+    tensors = model_tensors(decoder, params, lambda _, array: dtype or array.dtype)
+    write_tensors(folder, tensors, shard_bytes)
+    write_configs(folder, decoder, end_ids, pad_id=pad_id, dtype=str(tensors[0].dtype))
+
+
+def model_tensors(
+    decoder: Decoder, params: Params, dtype_of: Callable[[Tensor, Array], Any]
+) -> list[NewTensor]:
+    """Returns all tensors of the files, each to be made from the parameters when it is written.
+
+    Args:
+      decoder: the decoder of the parameters.
+      params: parameters on any devices, with stacked layers or with one tree per layer; adapters
+        are merged into their kernels.
+      dtype_of: a function from a tensor and its parameter to its dtype in the files.
+    """
+    found = []
+    for tensor in held_tensors(decoder, params):
         array = leaf(params, tensor.path)
         make = partial(
             one_tensor,
             (array, *adapter_of(params, tensor)),
             tuple(map(np.int32, place(tensor))),
             scale=decoder.lora.scale,
-            dtype=jnp.dtype(dtype or array.dtype),
+            dtype=jnp.dtype(dtype_of(tensor, array)),
             transposed=tensor.transposed,
         )
-        tensors.append(new_tensor(tensor.name, make))
-    write_tensors(folder, tensors, shard_bytes)
+        found.append(new_tensor(tensor.name, make))
+    return found
+
+
+def held_tensors(decoder: Decoder, params: Params) -> Iterator[Tensor]:
+    """Yields every tensor with its place in these parameters, stacked or one tree per layer."""
+    stacked = isinstance(params["layers"], Mapping)
+    for tensor in FAMILIES[decoder.config.family].names(decoder.config):
+        if stacked or tensor.layer is None:
+            yield tensor
+        else:
+            yield tensor._replace(path=("layers", tensor.layer, *tensor.path[1:]), layer=None)
+
+
+def write_configs(
+    folder: Path, decoder: Decoder, end_ids: tuple[int, ...], *, pad_id: int | None, dtype: str
+) -> None:
+    """Writes config.json and generation_config.json; see `write_model`."""
+    family = FAMILIES[decoder.config.family]
     config = {
         "architectures": [family.classifier if decoder.config.labels else family.architecture],
         "model_type": family.model_type,
         **family.write_config(decoder.config),
         **write_labels(decoder.config.labels),
         "eos_token_id": end_ids[0],
-        "dtype": str(tensors[0].dtype),
+        "dtype": dtype,
     }
     generation = {"eos_token_id": list(end_ids), "do_sample": True}
     if pad_id is not None:

@@ -4,6 +4,7 @@ The safetensors library only checks files. It is not used to read, because it ma
 the memory of the process, nor to write, because it needs all tensors in memory at once.
 """
 
+import hashlib
 import json
 import os
 import re
@@ -155,8 +156,17 @@ class NewTensor:
         return int(np.prod(self.shape)) * self.dtype.itemsize
 
 
-def write_tensors(folder: Path, tensors: Sequence[NewTensor], shard_bytes: int) -> None:
-    """Writes one file, or several files and an index if the total exceeds `shard_bytes`."""
+def write_tensors(
+    folder: Path,
+    tensors: Sequence[NewTensor],
+    shard_bytes: int,
+    write: Callable[[Path, Sequence[NewTensor]], None] | None = None,
+) -> None:
+    """Writes one file, or several files and an index if the total exceeds `shard_bytes`.
+
+    `write` writes one file, in place of `write_file`.
+    """
+    write = write or write_file
     shards: list[list[NewTensor]] = []
     room = 0
     for tensor in tensors:
@@ -166,12 +176,12 @@ def write_tensors(folder: Path, tensors: Sequence[NewTensor], shard_bytes: int) 
         shards[-1].append(tensor)
         room -= tensor.bytes
     if len(shards) == 1:
-        write_file(folder / SINGLE, tensors)
+        write(folder / SINGLE, tensors)
         return
     weight_map = {}
     for number, shard in enumerate(shards, 1):
         name = f"model-{number:05}-of-{len(shards):05}.safetensors"
-        write_file(folder / name, shard)
+        write(folder / name, shard)
         weight_map |= dict.fromkeys((tensor.name for tensor in shard), name)
     index = {
         "metadata": {
@@ -183,7 +193,12 @@ def write_tensors(folder: Path, tensors: Sequence[NewTensor], shard_bytes: int) 
     (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n")
 
 
-def write_file(path: Path, tensors: Sequence[NewTensor]) -> None:
+def write_file(
+    path: Path,
+    tensors: Sequence[NewTensor],
+    note: Callable[[str, np.ndarray], None] = lambda name, array: None,
+) -> None:
+    """Writes one file. `note` is called with the name and the array of each tensor."""
     kinds = {dtype: kind for kind, dtype in DTYPES.items()}
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}  # transformers requires this
     end = 0
@@ -200,6 +215,13 @@ def write_file(path: Path, tensors: Sequence[NewTensor]) -> None:
         file.write(len(encoded).to_bytes(8, "little") + encoded)
         for tensor in tensors:
             array = np.ascontiguousarray(tensor.make())
+            note(tensor.name, array)
             file.write(array.reshape(-1).view(np.uint8).data)
+            del array  # before the next one needs memory
         file.flush()
         os.fsync(file.fileno())
+
+
+def sha256(array: np.ndarray) -> str:
+    """Returns the digest of an array's bytes as they are in a file."""
+    return hashlib.sha256(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data).hexdigest()

@@ -11,14 +11,14 @@ class Tensor(NamedTuple):
     """One tensor of a checkpoint.
 
     Attributes:
-      path: the path of the parameter that contains it.
+      path: the path of the parameter that contains it; an index in it selects a layer's tree.
       layer: its index along the parameter's leading axis L; None if there is no such axis.
       expert: its index along the axis after L; None if there is no such axis.
       name: its name in the files.
       transposed: whether it is [in, out] in the parameter and [out, in] in the files.
     """
 
-    path: tuple[str, ...]
+    path: tuple[str | int, ...]
     layer: int | None
     expert: int | None
     name: str

@@ -1,0 +1,1 @@
+"""Engines over HTTP: servers that sample with the weights of the run."""

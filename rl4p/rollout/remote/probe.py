@@ -1,0 +1,103 @@
+"""A probe that tells whether a server decodes with the weights that it was given."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from rl4p.learner.logprobs import score_tokens
+from rl4p.model.policy import Policy
+from rl4p.types import Finish, Microbatching, Params, Sampling, Trajectories
+
+TEXT = "If 38 + 47 = 85, is 6.02 one of 19 (or so) answers that people gave in 1969? "
+LENGTH = 32
+NEARER = 4  # times, for weights to be called stale
+
+
+class Probe:
+    """A fixed sequence whose log-probabilities depend on all weights.
+
+    Attributes:
+      tokens: the token ids, 32 or as many as the model has positions.
+    """
+
+    def __init__(self, policy: Policy) -> None:
+        tokenizer: Any = policy.tokenizer
+        ids: Any = tokenizer(TEXT, add_special_tokens=False)["input_ids"]
+        length = min(LENGTH, policy.decoder.config.max_positions)
+        ids = ids * -(-length // max(1, len(ids))) or list(range(length))
+        self.policy = policy
+        self.tokens: list[int] = ids[:length]
+
+    def expected(self, params: Params) -> np.ndarray:
+        """Returns float32 [n - 1], log p(token t | tokens before t) of tokens 1 to n - 1.
+
+        They come from the trainer's forward pass, at temperature 1 over the whole vocabulary.
+
+        Args:
+          params: the trained parameters.
+        """
+        rows, T = self.policy.mesh.row_multiple, len(self.tokens)
+        tokens_BT = np.tile(np.int32(self.tokens), (rows, 1))
+        numbers_BT = np.tile(np.arange(T, dtype=np.int32), (rows, 1))
+        trajectories = Trajectories(
+            tokens_BT=tokens_BT,
+            response_mask_BT=numbers_BT > 0,
+            positions_BT=numbers_BT,
+            segment_ids_BT=np.ones((rows, T), np.int32),
+            behaviour_logprobs_BT=np.zeros((rows, T), np.float32),
+            policy_version_BT=np.zeros((rows, T), np.int32),
+            group_ids_B=np.arange(rows, dtype=np.int32),
+            finish_B=np.full(rows, Finish.LENGTH, np.int8),
+        )
+        mesh = self.policy.mesh
+        found = score_tokens(
+            self.policy.decoder,
+            self.policy.merged(params),
+            mesh.shard_rows(trajectories),
+            Sampling(),
+            microbatching=Microbatching(tokens=T, widths=1),
+            mesh=mesh,
+        )
+        return np.asarray(jax.device_get(found["logprobs"]))[0, 1:]
+
+    def problem(
+        self,
+        found: Sequence[float | None] | np.ndarray,
+        expected: np.ndarray,
+        previous: np.ndarray | None,
+        limit: float | None,
+    ) -> str | None:
+        """Returns what is wrong with a server's log-probabilities, or None.
+
+        Args:
+          found: the server's log-probabilities of tokens 1 to n - 1.
+          expected, previous: those of the weights that it was given, and of the ones before.
+          limit: the largest gap of one token; None for any.
+        """
+        values = np.array([np.nan if x is None else x for x in found], np.float64)
+        if values.shape != expected.shape:
+            return (
+                f"it returned {len(values)} log-probabilities of the probe's tokens, not "
+                f"{len(expected)}"
+            )
+        if not np.isfinite(values).all():
+            worst = int(np.argmin(np.isfinite(values)))
+            return f"the log-probability of the probe's token {worst + 1} is {values[worst]}"
+        gaps = np.abs(values - expected)
+        if previous is not None:
+            old, new = (float(np.mean(np.abs(values - x))) for x in (previous, expected))
+            if NEARER * old < new:
+                return (
+                    "it still decodes with the weights before: the mean gap of the probe's "
+                    f"log-probabilities is {new:.3g} to the new weights, and {old:.3g} to the old"
+                )
+        worst = int(np.argmax(gaps))
+        if limit is not None and gaps[worst] > limit:
+            return (
+                f"the log-probability of the probe's token {worst + 1} is {values[worst]:.6g}, "
+                f"but {expected[worst]:.6g} by the new weights: the gap {gaps[worst]:.3g} is above "
+                f"the limit {limit:g}"
+            )
+        return None

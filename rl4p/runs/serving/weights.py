@@ -1,0 +1,117 @@
+"""The replacement of a server's weights by those in a folder, and their checksums."""
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from rl4p.errors import InputError, RunError
+from rl4p.model.families import FAMILIES, Tensor
+from rl4p.model.huggingface import (
+    check_fit,
+    held_tensors,
+    leaf,
+    model_tensors,
+    place,
+    read_config,
+    read_part,
+)
+from rl4p.model.policy import Policy
+from rl4p.model.tensor_files import StoredTensor, sha256, stored_tensors
+from rl4p.types import Params
+
+
+def replacement(folder: Path, policy: Policy) -> Callable[[Params], Params]:
+    """Checks a folder completely, and returns a function that replaces parameters by its tensors.
+
+    The function takes parameters in sampling form (`Policy.for_sampling`) and changes them in
+    place, one after another, so that the host and the devices hold one parameter more than the
+    model. Each keeps its dtype and its sharding. It raises RunError if the folder changes
+    meanwhile; the parameters are then those of two models.
+
+    Args:
+      folder: a folder with config.json and safetensors. It may lack config.json, and tensors, which
+        then keep their values.
+      policy: the policy of the parameters.
+
+    Raises:
+      InputError: the folder is incomplete or broken, or does not fit the model.
+    """
+    if not folder.is_dir():
+        raise InputError(f"{folder} is not a folder.")
+    check_config(folder, policy)
+    stored = stored_tensors(folder)
+    if not stored:
+        raise InputError(f"{folder} has no tensors.")
+    shapes = jax.eval_shape(policy.decoder.init, jax.random.key(0))
+    tensors = FAMILIES[policy.decoder.config.family].names(policy.decoder.config)
+    check_fit(folder, stored, tensors, shapes, complete=False)
+    return partial(replaced, folder=folder, policy=policy, stored=stored)
+
+
+def check_config(folder: Path, policy: Policy) -> None:
+    """Checks that config.json, if there is one, describes the served model."""
+    if not (folder / "config.json").is_file():
+        return
+    found, ours = read_config(folder), policy.decoder.config
+    differing = [
+        f"{name} is {getattr(found, name)}, not {value}"
+        for name, value in vars(ours).items()
+        if getattr(found, name) != value
+    ]
+    if differing:
+        raise InputError(f"{folder} is of another model: {'; '.join(differing)}.")
+
+
+def replaced(
+    params: Params, *, folder: Path, policy: Policy, stored: dict[str, StoredTensor]
+) -> Params:
+    """Returns the parameters after the replacement; see `replacement`."""
+    for name in params.keys() - {"layers"}:  # which `for_sampling` may share with the trainer
+        params[name] = jax.tree.map(lambda x: x, params[name])
+    parameters: dict[tuple, list[Tensor]] = {}
+    for tensor in held_tensors(policy.decoder, params):
+        if tensor.name in stored:
+            parameters.setdefault(tensor.path, []).append(tensor)
+    for path, tensors in parameters.items():
+        node = leaf(params, path[:-1])
+        try:
+            node[path[-1]] = read(node[path[-1]], tensors, stored)
+        except (InputError, OSError) as error:
+            raise RunError(
+                f"{folder} changed or failed while it was read, and the weights are now those of "
+                f"two models: {error}"
+            ) from error
+        if path[-1] == "kernel" and "lora_b" in node:  # the new kernel has it merged
+            node["lora_b"] = jnp.zeros_like(node["lora_b"], device=node["lora_b"].sharding)
+    return params
+
+
+def read(old: jax.Array, tensors: list[Tensor], stored: dict[str, StoredTensor]) -> jax.Array:
+    """Returns a parameter read from the files, with the dtype and the sharding of the old one.
+
+    The values of experts that are not in the files are those of the old one.
+    """
+    whole = not place(tensors[0]) or len(tensors) == old.shape[0]
+    part = partial(read_part, tensors=tensors, stored=stored, shape=old.shape, dtype=old.dtype)
+
+    def of(index: Any) -> np.ndarray:
+        if whole:
+            return part(index)
+        return part(index, start=next(x.data for x in old.addressable_shards if x.index == index))
+
+    return jax.make_array_from_callback(old.shape, old.sharding, of).block_until_ready()
+
+
+def checksums(policy: Policy, params: Params) -> dict[str, str]:
+    """Returns the SHA-256 of each tensor by its name, as if the parameters were written to files.
+
+    Args:
+      policy, params: the policy and its merged parameters, stacked or in sampling form.
+    """
+    tensors = model_tensors(policy.decoder, params, lambda _, array: array.dtype)
+    return {tensor.name: sha256(tensor.make()) for tensor in tensors}
