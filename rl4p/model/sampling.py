@@ -72,6 +72,55 @@ def draw(
     return token_B, jnp.take_along_axis(logprobs_BV, token_B[:, None], axis=1)[:, 0]
 
 
+def draw_each(
+    logits_BV: Array,
+    temperature_B: Array,
+    top_k_B: Array,
+    top_p_B: Array,
+    keys_B: Array,
+    t_B: Array,
+) -> tuple[jax.Array, jax.Array]:
+    """Draws token t_B of each row as `draw` does, with a sampling distribution of each row's own.
+
+    Rows of temperature 0 take the argmax. The vocabulary is sorted only if a row has top-k or
+    top-p, and random numbers are drawn only if a row has a temperature above 0.
+
+    Returns:
+      Tokens int32 [B], and the log-probabilities [B, V] of the rows' distributions.
+    """
+    greedy_B1, V = (temperature_B == 0)[:, None], logits_BV.shape[-1]
+    logits_BV = logits_BV / jnp.where(greedy_B1, 1.0, temperature_B[:, None])
+    cuts_B = (top_k_B > 0) | (top_p_B < 1)
+    logits_BV = jax.lax.cond(
+        jnp.any(cuts_B), cut_each, lambda x_BV, *_: x_BV, logits_BV, top_k_B, top_p_B
+    )
+    logprobs_BV = jax.nn.log_softmax(logits_BV, axis=-1)
+
+    def noise(key: Array, t: Array) -> Array:
+        return jax.random.gumbel(jax.random.fold_in(key, t), (V,))
+
+    def noisy(logprobs_BV: Array) -> jax.Array:
+        noise_BV = jax.vmap(noise)(keys_B, t_B)
+        return jnp.where(greedy_B1, logprobs_BV, logprobs_BV + noise_BV)
+
+    scores_BV = jax.lax.cond(jnp.all(greedy_B1), lambda x_BV: x_BV, noisy, logprobs_BV)
+    return first_of_the_largest(scores_BV), logprobs_BV
+
+
+def cut_each(logits_BV: Array, top_k_B: Array, top_p_B: Array) -> jax.Array:
+    """Returns the logits with -inf outside each row's top-k and top-p, by sorting them once."""
+    sorted_BV = -jnp.sort(-logits_BV, axis=-1)
+    last_B1 = jnp.clip(top_k_B - 1, 0, logits_BV.shape[-1] - 1)[:, None]
+    kth_B1 = jnp.take_along_axis(sorted_BV, last_B1, axis=-1)
+    kth_B1 = jnp.where(top_k_B[:, None] > 0, kth_B1, -jnp.inf)
+    sorted_BV = jnp.where(sorted_BV < kth_B1, -jnp.inf, sorted_BV)
+    before_BV = jnp.roll(jnp.cumsum(jax.nn.softmax(sorted_BV, axis=-1), axis=-1), 1, axis=-1)
+    keep_BV = before_BV.at[:, 0].set(0.0) < top_p_B[:, None]
+    least_B1 = jnp.min(jnp.where(keep_BV, sorted_BV, jnp.inf), axis=-1, keepdims=True)
+    threshold_B1 = jnp.where(top_p_B[:, None] < 1, jnp.maximum(least_B1, kth_B1), kth_B1)
+    return jnp.where(logits_BV < threshold_B1, -jnp.inf, logits_BV)
+
+
 def first_of_the_largest(x_BV: Array) -> jax.Array:
     """Returns jnp.argmax along V, int32 [B]; the last index if all values are NaN.
 

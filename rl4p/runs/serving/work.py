@@ -13,8 +13,9 @@ class Work:
 
     Attributes:
       tokens: the token ids of the context, at least one.
-      seeds: one for each completion. Its key is `jax.random.key(seed)`, and token t is drawn with
-        fold_in(key, t). A completion therefore does not depend on other work.
+      seeds: one for each completion, from 0 to 2**64 - 1. The data of its key are the upper and
+        the lower 32 bits of the seed, as in `jax.random.key(seed)`, which JAX cuts to 32 bits.
+        Token t is drawn with fold_in(key, t). A completion therefore does not depend on others.
       max_tokens: the most tokens of a completion, the end token included.
       sampling: the distribution that tokens are drawn from.
       end_ids: the tokens that end a completion; the end token is delivered as its last token.
@@ -43,7 +44,7 @@ class Part(NamedTuple):
       finish: the reason why the completion ended; None if it goes on.
     """
 
-    index: int
+    index: int  # pyright: ignore[reportIncompatibleMethodOverride]
     tokens: list[int]
     logprobs: list[float]
     version: str
