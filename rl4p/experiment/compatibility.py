@@ -4,6 +4,7 @@ Each rule is a function of the phases. It returns an error message, or None if t
 valid. A user-defined phase need not declare these properties; the default is the opposite value.
 
     rollout.samples            false: no policy sampled the tokens (`demonstrations`)
+    rollout.trains             false: another model sampled the tokens, without log-probabilities
     advantage.reads_total      false: the total reward is not used
     advantage.compares_group   true: a sample whose group has equal rewards gets 0
     advantage.one_sign         true: no two advantages have different signs
@@ -29,6 +30,7 @@ def refuse_what_cannot_act(phases: Phases) -> None:
       InputError: a rule is broken; the message is that of the first broken rule.
     """
     for rule in (
+        samples_of_another_model,
         advantages_that_nothing_reads,
         advantages_of_one_sign_in_pairs,
         divergence_in_a_reward_that_nothing_reads,
@@ -45,6 +47,17 @@ def choice(group: str, phase: Any) -> str:
     package, _, name = type(phase).__module__.rpartition(".")
     ours = package.startswith("rl4p.") and package.endswith(f".{group}")
     return f"{group}={name if ours else type(phase).__name__}"
+
+
+def samples_of_another_model(phases: Phases) -> str | None:
+    """Refuses a rollout that does not sample from the policy that is trained."""
+    if getattr(phases.rollout, "trains", True):
+        return None
+    rollout = choice("rollout", phases.rollout)
+    return (
+        f"{rollout} has no log-probabilities of the policy, so nothing can be trained with it: use "
+        f"it for the evaluation, +rollout@evaluation.{rollout}, and choose another rollout."
+    )
 
 
 def advantages_that_nothing_reads(phases: Phases) -> str | None:

@@ -62,7 +62,12 @@ def sample_locally(
         limit = sampler.max_response_tokens
         completions = engine.complete(
             [
-                Request(tokens=prompt.tokens, keys_N=keys_N, max_tokens=limit)
+                Request(
+                    tokens=prompt.tokens,
+                    keys_N=keys_N,
+                    max_tokens=limit,
+                    messages=prompt.prompt_messages(),
+                )
                 for prompt, keys_N in zip(filled, keys_PN, strict=True)
             ]
         )
