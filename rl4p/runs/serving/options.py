@@ -1,0 +1,125 @@
+"""The options of `python -m rl4p.serve` that are no keys of the configuration."""
+
+import ipaddress
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import Annotated
+
+from annotated_types import Ge, Le
+
+from rl4p.configuration.bounds import Natural, Positive
+from rl4p.configuration.job_options import build, split
+from rl4p.configuration.targets import did_you_mean
+from rl4p.errors import InputError
+
+OWNER = "rl4p.serve"
+# The keys of the configuration that a command line may set, each with all keys below it.
+TAKEN = ("model", "mesh", "trusted_targets")
+WITHOUT_RUN = ("experiment", "seed")
+INSTEAD = {"resume": "run=FOLDER", "steps": "step=N with run=FOLDER", "server": "port=PORT"}
+LENGTHS = "a request chooses its own lengths and sampling"
+INSTEAD |= {
+    "rollout": f"leave it out: {LENGTHS}",
+    "max_response_tokens": f"leave it out: {LENGTHS}",
+}
+
+Port = Annotated[int, Ge(0), Le(65535)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """What to serve, and where.
+
+    Attributes:
+      run: the folder of a run whose policy is served; None serves `model`.
+      step: the step of the run's checkpoint; None is the newest.
+      average: whether to serve the moving average of the run's parameters.
+      host: the address to listen at.
+      port: the port to listen at; 0 chooses a free one.
+      key_variable: the environment variable with the token that requests must have; None for none.
+      name: the name of the model in requests; None is the name of the run's folder or of the model.
+      slots: the completions that are decoded at a time.
+      waiting: the most completions that wait for a slot; further requests are refused.
+      body_mebibytes: the longest body of a request.
+    """
+
+    run: str | None = None
+    step: Natural | None = None
+    average: bool = False
+    host: str = "127.0.0.1"
+    port: Port = 8000
+    key_variable: str | None = None
+    name: str | None = None
+    slots: Positive = 32
+    waiting: Natural = 1024
+    body_mebibytes: Positive = 16
+
+    def __post_init__(self) -> None:
+        if self.run is None and (self.step is not None or self.average):
+            raise InputError("step and average select parameters of a run: add run=FOLDER.")
+        if self.key_variable is None:
+            if not is_loopback(self.host):
+                raise InputError(
+                    f"host={self.host} can be reached from other machines: add key_variable=NAME, "
+                    "the environment variable with the token that requests must send."
+                )
+        elif not re.fullmatch(r"[A-Za-z_]\w*", self.key_variable):
+            raise InputError(  # it may be the token itself, so it is not repeated
+                "key_variable is not the name of an environment variable: write the name, such as "
+                "RL4P_TOKEN, not the token."
+            )
+
+    def token(self) -> str | None:
+        """Returns the token that requests must have, or None.
+
+        Raises:
+          InputError: the environment variable is not set.
+        """
+        if self.key_variable is None:
+            return None
+        token = os.environ.get(self.key_variable, "").strip()
+        if not token:
+            raise InputError(f"The environment variable {self.key_variable} is not set or empty.")
+        return token
+
+
+def is_loopback(host: str) -> bool:
+    """Returns whether only programs of this machine can reach an address."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def read_options(lines: Sequence[str]) -> tuple[Options, list[str]]:
+    """Returns the options of a command line, and its overrides of the configuration.
+
+    Raises:
+      InputError: an option is unknown or wrong, or two do not go together.
+    """
+    tree, overrides = split(lines, Options)
+    options = build(tree, Options, "", OWNER)
+    may = TAKEN if options.run is not None else TAKEN + WITHOUT_RUN
+    for line in overrides:
+        key = line.partition("=")[0].lstrip("+~").partition("@")[0]
+        root = key.partition(".")[0]
+        if root not in may:
+            hint = did_you_mean(key, [field.name for field in fields(Options)])
+            hint = f": {INSTEAD[root]}" if root in INSTEAD else hint
+            raise InputError(
+                f"{line} has no effect on {OWNER}{hint or ': leave it out'} (of the configuration "
+                f"it takes {', '.join(may)})."
+            )
+    if options.run is None and not any(is_model(line) for line in overrides):
+        raise InputError(
+            "There is nothing to serve: write run=FOLDER, model=tiny, or model=pretrained "
+            "model.path=FOLDER."
+        )
+    return options, overrides
+
+
+def is_model(line: str) -> bool:
+    """Returns whether an override chooses a model."""
+    return line.partition("=")[0] in ("model", "experiment")

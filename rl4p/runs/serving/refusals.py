@@ -1,0 +1,44 @@
+"""Answers to requests that cannot be served, in the shape of OpenAI's errors."""
+
+from typing import Any
+
+TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    429: "rate_limit_error",
+}
+
+
+class RefusalError(Exception):
+    """A request that is not served. The message says why, in one sentence.
+
+    Attributes:
+      status: the HTTP status.
+      param: the field of the body that is wrong, if it is one.
+      code: a word that programs can compare.
+    """
+
+    def __init__(
+        self, message: str, *, status: int = 400, param: str | None = None, code: str | None = None
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.param = param
+        self.code = code
+
+    def body(self) -> dict[str, Any]:
+        """Returns the body of the answer."""
+        kind = "server_error" if self.status >= 500 else "invalid_request_error"
+        return {
+            "error": {
+                "message": str(self),
+                "type": TYPES.get(self.status, kind),
+                "param": self.param,
+                "code": self.code,
+            }
+        }
+
+
+class ClientGoneError(Exception):
+    """The client closed the connection before its answer was complete."""

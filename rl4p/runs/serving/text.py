@@ -1,0 +1,113 @@
+"""The text of tokens: of whole completions, of single tokens, and of tokens as they arrive."""
+
+import re
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
+UNFINISHED = "\N{REPLACEMENT CHARACTER}"
+LONG, CONTEXT = 24, 4  # tokens; a longer window is cut to its last few
+BYTE = re.compile(r"<0x([0-9A-F]{2})>")
+
+
+class Texts:
+    """The texts of a tokenizer's tokens. The text of a single token is kept once it was needed."""
+
+    def __init__(self, tokenizer: "PreTrainedTokenizerFast") -> None:
+        from tokenizers import pre_tokenizers
+
+        self.tokenizer = tokenizer
+        self.backend: Any = tokenizer.backend_tokenizer
+        self.alphabet = byte_alphabet(sorted(pre_tokenizers.ByteLevel.alphabet()))
+        self.contents: dict[int, bytes] = {}
+        self.singles: dict[int, str] = {}
+        # A token decoded alone may lose a space at its beginning, so one stands before it.
+        self.anchor: list[int] = self.backend.encode("a", add_special_tokens=False).ids[-1:]
+        self.before = self.decode(self.anchor, skip_special=False)
+
+    def decode(self, tokens: Sequence[int], *, skip_special: bool = True) -> str:
+        """Returns the text of tokens."""
+        return self.backend.decode(tokens, skip_special_tokens=skip_special)
+
+    def single(self, token: int) -> str:
+        """Returns the text of one token; if it is a part of a character, `bytes:` and its bytes."""
+        found = self.singles.get(token)
+        if found is None:
+            content = self.bytes_of(token)
+            try:
+                found = content.decode()
+            except UnicodeDecodeError:
+                found = "bytes:" + "".join(f"\\x{byte:02x}" for byte in content)
+            self.singles[token] = found
+        return found
+
+    def bytes_of(self, token: int) -> bytes:
+        """Returns the bytes of one token."""
+        found = self.contents.get(token)
+        if found is None:
+            text = self.decode([*self.anchor, token], skip_special=False)[len(self.before) :]
+            found = self.part_of_character(token) if UNFINISHED in text else text.encode()
+            self.contents[token] = found
+        return found
+
+    def part_of_character(self, token: int) -> bytes:
+        """Returns the bytes of a token that is no text, from its name in the vocabulary."""
+        name = self.backend.id_to_token(token)
+        if match := BYTE.fullmatch(name):
+            return bytes([int(match[1], 16)])
+        if all(symbol in self.alphabet for symbol in name):
+            return bytes(self.alphabet[symbol] for symbol in name)
+        return name.encode()
+
+
+def byte_alphabet(symbols: Sequence[str]) -> dict[str, int]:
+    """Returns the byte of each symbol of byte-level tokenizers.
+
+    Bytes that can be printed in Latin-1 stand for themselves. The others follow each other, in
+    ascending order, from U+0100.
+    """
+    own = {symbol: ord(symbol) for symbol in symbols if ord(symbol) < 256}
+    others = sorted(set(range(256)) - set(own.values()))
+    return own | {chr(256 + i): byte for i, byte in enumerate(others)}
+
+
+class Incremental:
+    """The text of tokens that arrive in parts; all texts joined are that of all tokens.
+
+    A character may be divided between tokens. Its text is held back until it is complete.
+    """
+
+    def __init__(self, texts: Texts, *, skip_special: bool = True) -> None:
+        self.texts = texts
+        self.skip_special = skip_special
+        self.window: list[int] = []  # tokens from a border between characters
+        self.given = 0  # how much of the window's text has been returned
+
+    def copy(self) -> "Incremental":
+        other = Incremental(self.texts, skip_special=self.skip_special)
+        other.window, other.given = self.window.copy(), self.given
+        return other
+
+    def feed(self, tokens: Sequence[int]) -> str:
+        """Returns the text that new tokens complete."""
+        self.window += tokens
+        text = self.decode(self.window)
+        complete = not text.endswith(UNFINISHED)
+        new = text[self.given :] if complete else text[self.given : -1]
+        self.given += len(new)
+        if complete and len(self.window) > LONG:
+            context = self.window[-CONTEXT:]
+            if before := self.decode(context):
+                self.window, self.given = context, len(before)
+        return new
+
+    def flush(self) -> str:
+        """Returns the text that was held back."""
+        new = self.decode(self.window)[self.given :]
+        self.given += len(new)
+        return new
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        return self.texts.decode(tokens, skip_special=self.skip_special)

@@ -1,0 +1,43 @@
+"""Serves a policy over HTTP, to OpenAI's clients and to programs that speak SGLang's or vLLM's API.
+
+    python -m rl4p.serve run=FOLDER [step=N] [average=true] [port=PORT] [KEY=VALUE ...]
+    python -m rl4p.serve model=pretrained model.path=FOLDER
+    python -m rl4p.serve model=tiny port=0
+
+The server is ready when it prints its address; then GET /health answers 200. Ctrl-C or SIGTERM ends
+it. docs/serving.md has the endpoints.
+
+Options
+  run=FOLDER step=N      the policy of a run, after its newest step or step N; average=true serves
+                         the moving average of its parameters
+  port=8000              the port; 0 chooses a free one
+  host=127.0.0.1         the address to listen at. One that other machines reach needs key_variable
+  key_variable=NAME      the environment variable with a token. Requests must then send the header
+                         Authorization: Bearer TOKEN
+  name=NAME              the name of the model in requests; otherwise that of its folder
+  slots=32               completions that are decoded at a time
+  waiting=1024           completions that wait for a slot; further requests are refused (429)
+  body_mebibytes=16      the longest body of a request
+
+Other arguments are those of python -m rl4p.train for model and mesh, and seed if there is no run.
+"""
+
+import sys
+from collections.abc import Sequence
+
+from rl4p.configuration.job_options import run_job
+
+
+def job(arguments: list[str]) -> None:
+    from rl4p.runs.serving.job import serve  # imports JAX, which --help does not need
+
+    serve(arguments)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the command line and returns the exit code."""
+    return run_job(__doc__ or "", job, arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,44 @@
+import re
+
+
+def test_the_counts_in_the_format_of_prometheus(run, scheduler):
+    scheduler.version = 'a"b\\c\nd'
+
+    async def call(client, app):
+        await client.post("/v1/completions", json={"prompt": "a"})
+        await client.get("/nowhere")
+        return await client.get("/metrics")
+
+    answer = run(call)
+    assert answer.headers["content-type"].startswith("text/plain; version=0.0.4")
+    lines = answer.text.splitlines()
+    for line in lines:
+        assert re.fullmatch(r"# TYPE \w+ \w+|\w+(\{.*\})? [\d.e+-]+", line), line
+    assert "rl4p_tokens 12" in lines
+    assert "rl4p_open_completions 0" in lines
+    assert 'rl4p_http_requests_total{path="/v1/completions",status="200"} 1' in lines
+    assert 'rl4p_http_requests_total{path="other",status="404"} 1' in lines
+    assert 'rl4p_weights_info{version="a\\"b\\\\c\\nd"} 1' in lines
+    assert "rl4p_paused 0" in lines
+    assert len({x for x in lines if x.startswith("# TYPE")}) == len(
+        [x for x in lines if x.startswith("# TYPE")]
+    )
+
+
+def test_the_page_shows_state_and_counts_and_escapes_names(ask, scheduler):
+    scheduler.version = "<b>"
+    text = ask("/", method="GET", name="<script>", source="a&b")
+    assert "<script>" not in text
+    assert "&lt;script&gt;" in text
+    assert "&lt;b&gt;" in text
+    assert "a&amp;b" in text
+    assert "<strong>ready</strong>" in text
+    assert "<td>tokens</td><td>12</td>" in text
+    scheduler.paused = True
+    assert "<strong>paused</strong>" in ask("/", method="GET")
+
+
+def test_the_page_loads_nothing_from_elsewhere(ask):
+    text = ask("/", method="GET")
+    assert "src=" not in text
+    assert re.findall(r'href="([^"]*)"', text) == ["metrics"]

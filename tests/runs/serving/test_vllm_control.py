@@ -1,0 +1,100 @@
+import pytest
+
+pytestmark = pytest.mark.usefixtures("folders")
+
+START = ("POST", "/start_weight_update", {"is_checkpoint_format": True})
+
+
+def update(name="9"):
+    return ("POST", "/update_weights", {"update_info": {"path": f"/weights/{name}"}})
+
+
+def finish(version="9"):
+    return ("POST", "/finish_weight_update", {"weight_version": version})
+
+
+def info():
+    return ("GET", "/weight_info", None)
+
+
+def test_an_update_has_its_version_once_it_is_finished(talk, scheduler):
+    found = talk(
+        ("POST", "/pause?mode=abort&clear_cache=true", None),
+        ("GET", "/is_paused", None),
+        ("POST", "/init_weight_transfer_engine", {"init_info": {}}),
+        START,
+        info(),
+        update(),
+        info(),
+        finish(),
+        info(),
+        ("POST", "/reset_prefix_cache", None),
+        ("POST", "/resume", None),
+        ("GET", "/is_paused", None),
+    )
+    assert [status for status, _ in found] == [200] * 12
+    assert found[1][1] == {"is_paused": True}
+    assert [found[at][1]["weight_version"] for at in (4, 6, 8)] == ["7", "7+unfinished", "9"]
+    assert found[11][1] == {"is_paused": False}
+    assert scheduler.calls == ["abort", ("replace", "7+unfinished", True), "resume"]
+    assert scheduler.policy.weights == {"a": "9"}
+
+
+def test_an_update_may_have_several_folders_and_no_name(talk, scheduler):
+    found = talk(START, update("a"), update("b"), ("POST", "/finish_weight_update", {}))
+    assert found[3][1]["weight_version"] == "update-2"
+    assert scheduler.version == "update-2"
+    assert scheduler.calls[1] == ("replace", "7+unfinished", True)
+
+
+@pytest.mark.parametrize("query", ["", "?mode=abort", "?mode=wait", "?mode=keep"])
+def test_the_modes_of_a_pause(talk, scheduler, query):
+    talk(("POST", f"/pause{query}", None))
+    assert scheduler.calls == [query.partition("=")[2] or "abort"]
+
+
+def test_a_pause_may_keep_the_cache(talk, scheduler):
+    talk(("POST", "/pause?mode=keep&clear_cache=false", None), START, update())
+    assert scheduler.calls == ["keep", ("replace", "7+unfinished", False)]
+
+
+@pytest.mark.parametrize(
+    ("request_", "status", "words"),
+    [
+        (("POST", "/pause?mode=retract", None), 400, "mode must be one of abort, wait, keep"),
+        (("POST", "/pause?clear_cache=2", None), 400, "clear_cache must be true or false"),
+        (("POST", "/pause?a=2", None), 400, "a is not a field"),
+        (update(), 400, "post /start_weight_update first"),
+        (finish(), 400, "post /start_weight_update first"),
+        (("POST", "/start_weight_update", {"is_checkpoint_format": False}), 400, "must be true"),
+    ],
+)
+def test_wrong_requests_are_refused(talk, scheduler, request_, status, words):
+    ((found, answer),) = talk(request_)
+    assert found == status
+    assert words in answer["error"]["message"]
+    assert scheduler.calls == []
+
+
+def test_a_failed_update_is_an_error(talk, scheduler):
+    found = talk(
+        START, update("absent"), info(), update("broken"), finish(), update("ok"), finish()
+    )
+    assert [status for status, _ in found] == [200, 400, 200, 500, 500, 200, 200]
+    assert found[1][1]["error"]["param"] == "update_info.path"
+    assert found[2][1]["weight_version"] == "7"
+    assert scheduler.version == "9"
+
+
+@pytest.mark.parametrize("method", ["GET", "POST"])
+def test_checksums(talk, scheduler, method):
+    ((status, found),) = talk((method, "/weight_checker", None))
+    assert status == 200
+    assert found["checksums"] == found["shards"][0]["checksums"] == {"x": "1"}
+    assert found["weight_version"] == "7"
+
+
+def test_broken_weights_have_no_checksums(talk, scheduler):
+    scheduler.broken = "half"
+    ((status, answer),) = talk(("GET", "/weight_checker", None))
+    assert (status, answer["error"]["message"]) == (500, "half")
