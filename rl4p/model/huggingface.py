@@ -1,7 +1,7 @@
 """Readers and writers of Hugging Face folders: config.json, safetensors and adapters."""
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -19,18 +19,17 @@ from rl4p.errors import InputError, RunError
 from rl4p.model.decoder import Decoder, DecoderConfig
 from rl4p.model.families import FAMILIES, Tensor, family_of
 from rl4p.model.families.labels import read_labels, write_labels
-from rl4p.model.lora import merged_kernel
+from rl4p.model.model_tensors import adapter_of, leaf, model_tensors, new_tensor, place
 from rl4p.model.policy import Policy
 from rl4p.model.tensor_files import (
     DTYPES,
-    NewTensor,
     StoredTensor,
     read_json,
     stored_tensors,
     write_file,
     write_tensors,
 )
-from rl4p.types import Array, Params
+from rl4p.types import Params
 
 SHARD_BYTES = 5 * 10**9
 ALIGNMENT = 64  # bytes; the CPU backend uses aligned memory in place, and copies any other
@@ -169,11 +168,6 @@ def read_part(
     return whole
 
 
-def place(tensor: Tensor) -> tuple[int, ...]:
-    """Returns a tensor's index along the leading axes (layer, expert) of its parameter."""
-    return tuple(i for i in (tensor.layer, tensor.expert) if i is not None)
-
-
 def copy(source: np.ndarray, target: np.ndarray) -> None:
     if source.dtype == target.dtype:  # as integers, since NumPy copies bfloat16 one by one
         bits = np.dtype(f"u{source.dtype.itemsize}")
@@ -186,24 +180,6 @@ def aligned_empty(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
     memory = np.empty(size + ALIGNMENT, np.uint8)
     start = -memory.ctypes.data % ALIGNMENT
     return memory[start : start + size].view(dtype).reshape(shape)
-
-
-def leaf(tree: Any, path: tuple[str | int, ...]) -> Any:
-    for key in path:
-        tree = tree[key]
-    return tree
-
-
-@partial(jax.jit, static_argnames=("scale", "dtype", "transposed"))
-def one_tensor(
-    arrays: tuple[Array, ...], at: tuple[Array, ...], *, scale: float, dtype: Any, transposed: bool
-) -> Array:
-    """Returns one tensor of a stacked parameter as in the files, with any adapter merged."""
-    tensor, *adapter = (jnp.asarray(array[at]) for array in arrays)
-    if adapter:
-        tensor = merged_kernel(tensor, adapter[0], adapter[1], scale)
-    tensor = tensor.astype(dtype)
-    return tensor.T if transposed else tensor
 
 
 def write_model(
@@ -233,42 +209,6 @@ def write_model(
     write_configs(folder, decoder, end_ids, pad_id=pad_id, dtype=str(tensors[0].dtype))
 
 
-def model_tensors(
-    decoder: Decoder, params: Params, dtype_of: Callable[[Tensor, Array], Any]
-) -> list[NewTensor]:
-    """Returns all tensors of the files, each to be made from the parameters when it is written.
-
-    Args:
-      decoder: the decoder of the parameters.
-      params: parameters on any devices, with stacked layers or with one tree per layer; adapters
-        are merged into their kernels.
-      dtype_of: a function from a tensor and its parameter to its dtype in the files.
-    """
-    found = []
-    for tensor in held_tensors(decoder, params):
-        array = leaf(params, tensor.path)
-        make = partial(
-            one_tensor,
-            (array, *adapter_of(params, tensor)),
-            tuple(map(np.int32, place(tensor))),
-            scale=decoder.lora.scale,
-            dtype=jnp.dtype(dtype_of(tensor, array)),
-            transposed=tensor.transposed,
-        )
-        found.append(new_tensor(tensor.name, make))
-    return found
-
-
-def held_tensors(decoder: Decoder, params: Params) -> Iterator[Tensor]:
-    """Yields every tensor with its place in these parameters, stacked or one tree per layer."""
-    stacked = isinstance(params["layers"], Mapping)
-    for tensor in FAMILIES[decoder.config.family].names(decoder.config):
-        if stacked or tensor.layer is None:
-            yield tensor
-        else:
-            yield tensor._replace(path=("layers", tensor.layer, *tensor.path[1:]), layer=None)
-
-
 def write_configs(
     folder: Path, decoder: Decoder, end_ids: tuple[int, ...], *, pad_id: int | None, dtype: str
 ) -> None:
@@ -287,18 +227,6 @@ def write_configs(
         config["pad_token_id"] = generation["pad_token_id"] = pad_id
     for name, content in (("config.json", config), ("generation_config.json", generation)):
         (folder / name).write_text(json.dumps(content, indent=2) + "\n")
-
-
-def adapter_of(params: Params, tensor: Tensor) -> tuple[Array, ...]:
-    """Returns a kernel's LoRA matrices A and B; empty if the tensor has no adapter."""
-    beside = leaf(params, tensor.path[:-1])
-    adapted = tensor.path[-1] == "kernel" and "lora_a" in beside
-    return (beside["lora_a"], beside["lora_b"]) if adapted else ()
-
-
-def new_tensor(name: str, make: Callable[[], Array]) -> NewTensor:
-    like = jax.eval_shape(make)
-    return NewTensor(name=name, shape=like.shape, dtype=like.dtype, make=lambda: np.asarray(make()))
 
 
 def write_adapter(
@@ -321,15 +249,8 @@ def write_adapter(
         module = tensor.name.removesuffix(".weight")
         targets.add(module.rpartition(".")[2])
         for name, array in zip(("lora_A", "lora_B"), adapter_of(adapters, tensor), strict=True):
-            make = partial(
-                one_tensor,
-                (array,),
-                tuple(map(np.int32, place(tensor))),
-                scale=0.0,
-                dtype=jnp.dtype(dtype or array.dtype),
-                transposed=True,
-            )
-            tensors.append(new_tensor(f"base_model.model.{module}.{name}.weight", make))
+            stored = tensor._replace(name=f"base_model.model.{module}.{name}.weight")
+            tensors.append(new_tensor(stored, (array,), dtype or array.dtype))
     write_file(folder / "adapter_model.safetensors", tensors)
     name, _, revision = base.partition("@")
     config = {

@@ -144,23 +144,40 @@ def read_header(path: Path) -> dict[str, StoredTensor]:
 
 @dataclass(frozen=True, kw_only=True)
 class NewTensor:
-    """A tensor to write, whose array is created just before it is written and then released."""
+    """A tensor to write.
+
+    Attributes:
+      parts: a function that yields the tensor's array, or some of its rows at a time. Each part is
+        made just before it is written, and then released.
+    """
 
     name: str
     shape: tuple[int, ...]
     dtype: np.dtype
-    make: Callable[[], np.ndarray]
+    parts: Callable[[], Iterator[np.ndarray]]
 
     @property
     def bytes(self) -> int:
         return int(np.prod(self.shape)) * self.dtype.itemsize
+
+    def content(self) -> Iterator[memoryview]:
+        """Yields the bytes of the tensor as they are in a file."""
+        for part in self.parts():
+            yield np.ascontiguousarray(part).reshape(-1).view(np.uint8).data
+
+    def sha256(self) -> str:
+        """Returns the SHA-256 of the tensor's bytes."""
+        found = hashlib.sha256()
+        for part in self.content():
+            found.update(part)
+        return found.hexdigest()
 
 
 def write_tensors(
     folder: Path,
     tensors: Sequence[NewTensor],
     shard_bytes: int,
-    write: Callable[[Path, Sequence[NewTensor]], None] | None = None,
+    write: Callable[[Path, Sequence[NewTensor]], Any] | None = None,
 ) -> None:
     """Writes one file, or several files and an index if the total exceeds `shard_bytes`.
 
@@ -193,12 +210,8 @@ def write_tensors(
     (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n")
 
 
-def write_file(
-    path: Path,
-    tensors: Sequence[NewTensor],
-    note: Callable[[str, np.ndarray], None] = lambda name, array: None,
-) -> None:
-    """Writes one file. `note` is called with the name and the array of each tensor."""
+def write_file(path: Path, tensors: Sequence[NewTensor]) -> dict[str, str]:
+    """Writes one file, and returns the SHA-256 of each tensor by its name."""
     kinds = {dtype: kind for kind, dtype in DTYPES.items()}
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}  # transformers requires this
     end = 0
@@ -211,17 +224,15 @@ def write_file(
         }
     encoded = json.dumps(header, separators=(",", ":")).encode()
     encoded += b" " * (-len(encoded) % 8)  # aligns the data
+    checksums = {}
     with path.open("wb") as file:
         file.write(len(encoded).to_bytes(8, "little") + encoded)
         for tensor in tensors:
-            array = np.ascontiguousarray(tensor.make())
-            note(tensor.name, array)
-            file.write(array.reshape(-1).view(np.uint8).data)
-            del array  # before the next one needs memory
+            digest = hashlib.sha256()
+            for part in tensor.content():
+                digest.update(part)
+                file.write(part)
+            checksums[tensor.name] = digest.hexdigest()
         file.flush()
         os.fsync(file.fileno())
-
-
-def sha256(array: np.ndarray) -> str:
-    """Returns the digest of an array's bytes as they are in a file."""
-    return hashlib.sha256(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data).hexdigest()
+    return checksums

@@ -12,7 +12,8 @@ from rl4p.types import Finish, Microbatching, Params, Sampling, Trajectories
 
 TEXT = "If 38 + 47 = 85, is 6.02 one of 19 (or so) answers that people gave in 1969? "
 LENGTH = 32
-NEARER = 4  # times, for weights to be called stale
+STALE = 0.25  # share of the change to new weights, up to which they did not arrive
+ERRORS = 5  # standard errors that the share must be below 1, since engines round differently
 
 
 class Probe:
@@ -39,7 +40,7 @@ class Probe:
           params: the trained parameters.
         """
         rows, T = self.policy.mesh.row_multiple, len(self.tokens)
-        tokens_BT = np.tile(np.int32(self.tokens), (rows, 1))
+        tokens_BT = np.tile(np.array(self.tokens, np.int32), (rows, 1))
         numbers_BT = np.tile(np.arange(T, dtype=np.int32), (rows, 1))
         trajectories = Trajectories(
             tokens_BT=tokens_BT,
@@ -85,14 +86,14 @@ class Probe:
         if not np.isfinite(values).all():
             worst = int(np.argmin(np.isfinite(values)))
             return f"the log-probability of the probe's token {worst + 1} is {values[worst]}"
+        if previous is not None and (share := moved(values, previous, expected)) is not None:
+            change = float(np.mean(np.abs(expected - previous)))
+            return (
+                "it still decodes with the weights before: the log-probabilities of the probe made "
+                f"{max(share, 0):.0%} of the change to the new weights, which is {change:.3g} for "
+                "each token"
+            )
         gaps = np.abs(values - expected)
-        if previous is not None:
-            old, new = (float(np.mean(np.abs(values - x))) for x in (previous, expected))
-            if NEARER * old < new:
-                return (
-                    "it still decodes with the weights before: the mean gap of the probe's "
-                    f"log-probabilities is {new:.3g} to the new weights, and {old:.3g} to the old"
-                )
         worst = int(np.argmax(gaps))
         if limit is not None and gaps[worst] > limit:
             return (
@@ -101,3 +102,20 @@ class Probe:
                 f"the limit {limit:g}"
             )
         return None
+
+
+def moved(found: np.ndarray, previous: np.ndarray, expected: np.ndarray) -> float | None:
+    """Returns the share of the change to new weights that a stale server made; None if not stale.
+
+    The share is the slope of found - previous on expected - previous, 0 with the old weights and 1
+    with the new ones. In bfloat16 the change of a small step may be less than the rounding of one
+    token, but the slope averages over tokens. Nothing is concluded from a change that is too small.
+    """
+    change = np.float64(expected) - previous
+    square = float(np.sum(change**2))
+    if square == 0:
+        return None
+    share = float(np.sum((found - previous) * change)) / square
+    rest = found - previous - share * change
+    error = float(np.sqrt(np.mean(rest**2) / square))
+    return share if share <= STALE and share + ERRORS * error < 1 else None

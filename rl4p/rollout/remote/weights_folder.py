@@ -15,9 +15,10 @@ from jax.tree_util import DictKey
 from rl4p.distributed.partition import is_wider
 from rl4p.errors import InputError, RunError
 from rl4p.model.families import Tensor
-from rl4p.model.huggingface import model_tensors, write_configs
+from rl4p.model.huggingface import write_configs
+from rl4p.model.model_tensors import model_tensors
 from rl4p.model.policy import Policy
-from rl4p.model.tensor_files import NewTensor, sha256, write_file, write_tensors
+from rl4p.model.tensor_files import NewTensor, write_file, write_tensors
 from rl4p.types import Array, Params
 
 SHARD_BYTES = 2**28
@@ -59,6 +60,7 @@ class WeightsFolder:
         self.shard_bytes = shard_bytes
         self.count = 0
         self.held: list[Exported] = []
+        self.newest = self.path
         self.files: dict[str, dict[str, str]] = {}  # of the newest: file, tensor, checksum
         self.tokenizer: Any = None
         try:
@@ -98,13 +100,15 @@ class WeightsFolder:
             self.add_tokenizer(unfinished, policy)
             unfinished.rename(path)
         except OSError as error:
-            raise RunError(f"The weights {label} could not be written: {error}.") from error
+            raise RunError(
+                f"The weights {label} could not be written to {self.path}: {error}."
+            ) from error
         finally:
             shutil.rmtree(unfinished, ignore_errors=True)
         checksums = {name: digest for found in files.values() for name, digest in found.items()}
         exported = Exported(path=path, label=label, checksums=checksums)
         self.held.append(exported)
-        self.files = files
+        self.newest, self.files = path, files
         return exported
 
     def write_shard(
@@ -112,28 +116,24 @@ class WeightsFolder:
     ) -> None:
         """Writes one file, or links it to the same file of the newest weights."""
         before = self.files.get(path.name, {})
-        found: dict[str, str] = {}
-        files[path.name] = found
-        if list(before) == [tensor.name for tensor in tensors]:
-            for tensor in tensors:
-                found[tensor.name] = sha256(tensor.make())
-                if found[tensor.name] != before[tensor.name]:
-                    break
-            if found == before and linked(self.held[-1].path / path.name, path):
-                return
-
-        def note(name: str, array: Any) -> None:
-            if name not in found:
-                found[name] = sha256(array)
-
-        write_file(path, tensors, note)
+        same = list(before) == [tensor.name for tensor in tensors] and all(
+            tensor.sha256() == before[tensor.name] for tensor in tensors
+        )
+        if same and linked(self.newest / path.name, path):
+            files[path.name] = before
+        else:
+            files[path.name] = write_file(path, tensors)
 
     def add_tokenizer(self, folder: Path, policy: Policy) -> None:
         """Adds the tokenizer's files, which are written once and then linked."""
         once = self.path / ".tokenizer"
         if self.tokenizer is not policy.tokenizer:
             shutil.rmtree(once, ignore_errors=True)
-            policy.tokenizer.save_pretrained(once)
+            try:
+                policy.tokenizer.save_pretrained(once)
+            except Exception as error:  # the tokenizers library has no class for a full disk
+                shutil.rmtree(once, ignore_errors=True)
+                raise OSError(str(error)) from error
             self.tokenizer = policy.tokenizer
         for file in once.iterdir():
             if not linked(file, folder / file.name):
@@ -141,14 +141,12 @@ class WeightsFolder:
 
     def keep(self, labels: Collection[str]) -> None:
         """Deletes all weights except the newest with each of these labels."""
-        newest = {exported.label: exported for exported in self.held}
-        kept = [x for x in self.held if x.label in labels and newest[x.label] is x]
+        newest = {exported.label: exported.path for exported in self.held}
+        paths = {path for label, path in newest.items() if label in labels}
         for exported in self.held:
-            if exported not in kept:
+            if exported.path not in paths:
                 shutil.rmtree(exported.path, ignore_errors=True)
-        self.held = kept
-        if not kept:
-            self.files = {}
+        self.held = [exported for exported in self.held if exported.path in paths]
 
     def close(self) -> None:
         """Deletes the folder and all that is in it."""

@@ -11,17 +11,10 @@ import numpy as np
 
 from rl4p.errors import InputError, RunError
 from rl4p.model.families import FAMILIES, Tensor
-from rl4p.model.huggingface import (
-    check_fit,
-    held_tensors,
-    leaf,
-    model_tensors,
-    place,
-    read_config,
-    read_part,
-)
+from rl4p.model.huggingface import check_fit, read_config, read_part
+from rl4p.model.model_tensors import held_tensors, leaf, model_tensors, place
 from rl4p.model.policy import Policy
-from rl4p.model.tensor_files import StoredTensor, sha256, stored_tensors
+from rl4p.model.tensor_files import StoredTensor, stored_tensors
 from rl4p.types import Params
 
 
@@ -114,4 +107,4 @@ def checksums(policy: Policy, params: Params) -> dict[str, str]:
       policy, params: the policy and its merged parameters, stacked or in sampling form.
     """
     tensors = model_tensors(policy.decoder, params, lambda _, array: array.dtype)
-    return {tensor.name: sha256(tensor.make()) for tensor in tensors}
+    return {tensor.name: tensor.sha256() for tensor in tensors}
