@@ -2,8 +2,8 @@
 
 import asyncio
 import sys
-import threading
 from collections.abc import Sequence
+from concurrent.futures import Future
 from contextlib import closing
 from pathlib import Path
 
@@ -112,18 +112,21 @@ def name_of(options: Options, config: DictConfig) -> str:
 
 
 def warm_up(scheduler: Scheduler, token: int) -> None:
-    """Has the first tokens generated, so that no client waits for their compilation."""
-    ended = threading.Event()
+    """Has the first tokens generated, so that no client waits for their compilation.
+
+    Raises:
+      RunError: they cannot be generated.
+    """
+    ended: Future[None] = Future()
 
     def deliver(parts: list[Part]) -> None:
         if any(part.finish is not None for part in parts):
-            ended.set()
+            ended.set_result(None)
 
     sampling = Sampling(temperature=0.0)
-    scheduler.submit(
-        Work(tokens=[token], seeds=[0], max_tokens=2, sampling=sampling, end_ids=()), deliver
-    )
-    if not ended.wait(WARM_UP_SECONDS):
-        raise RunError(f"No token was generated within {WARM_UP_SECONDS:.0f} seconds.")
-    if scheduler.broken is not None:
-        raise RunError(scheduler.broken)
+    work = Work(tokens=[token], seeds=[0], max_tokens=2, sampling=sampling, end_ids=())
+    scheduler.submit(work, deliver, ended.set_exception)
+    try:
+        ended.result(WARM_UP_SECONDS)
+    except TimeoutError:
+        raise RunError(f"No token was generated within {WARM_UP_SECONDS:.0f} seconds.") from None
