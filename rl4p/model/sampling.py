@@ -1,5 +1,8 @@
 """The sampling distribution: samplers draw from it, and the trainer computes its logprobs."""
 
+from functools import partial
+from typing import NamedTuple
+
 import jax
 import jax.numpy as jnp
 
@@ -72,6 +75,21 @@ def draw(
     return token_B, jnp.take_along_axis(logprobs_BV, token_B[:, None], axis=1)[:, 0]
 
 
+class Draws(NamedTuple):
+    """What `draw_each` returns.
+
+    Attributes:
+      token_B: int32, the drawn tokens.
+      logprob_B: their log-probabilities.
+      others_BA, other_logprobs_BA: the A most probable tokens, the most probable first.
+    """
+
+    token_B: jax.Array
+    logprob_B: jax.Array
+    others_BA: jax.Array
+    other_logprobs_BA: jax.Array
+
+
 def draw_each(
     logits_BV: Array,
     temperature_B: Array,
@@ -79,36 +97,48 @@ def draw_each(
     top_p_B: Array,
     keys_B: Array,
     t_B: Array,
-) -> tuple[jax.Array, jax.Array]:
+    alternatives: int = 0,
+) -> Draws:
     """Draws token t_B of each row as `draw` does, with a sampling distribution of each row's own.
 
     Rows of temperature 0 take the argmax. The vocabulary is sorted only if a row has top-k or
-    top-p, and random numbers are drawn only if a row has a temperature above 0.
+    top-p, and random numbers are generated only if a row has a temperature above 0.
 
-    Returns:
-      Tokens int32 [B], and the log-probabilities [B, V] of the rows' distributions.
+    Args:
+      alternatives: how many of the most probable tokens to return.
     """
-    greedy_B1, V = (temperature_B == 0)[:, None], logits_BV.shape[-1]
-    logits_BV = logits_BV / jnp.where(greedy_B1, 1.0, temperature_B[:, None])
-    cuts_B = (top_k_B > 0) | (top_p_B < 1)
-    logits_BV = jax.lax.cond(
-        jnp.any(cuts_B), cut_each, lambda x_BV, *_: x_BV, logits_BV, top_k_B, top_p_B
-    )
-    logprobs_BV = jax.nn.log_softmax(logits_BV, axis=-1)
+    greedy_B1, V = (temperature_B == 0)[:, None], logits_BV.shape[1]
 
     def noise(key: Array, t: Array) -> Array:
         return jax.random.gumbel(jax.random.fold_in(key, t), (V,))
 
-    def noisy(logprobs_BV: Array) -> jax.Array:
-        noise_BV = jax.vmap(noise)(keys_B, t_B)
-        return jnp.where(greedy_B1, logprobs_BV, logprobs_BV + noise_BV)
+    def run(logits_BV: Array, *, cuts: bool, greedy: bool) -> Draws:
+        logits_BV = logits_BV / jnp.where(greedy_B1, 1.0, temperature_B[:, None])
+        if cuts:
+            outside_BV = logits_BV < least_logits(logits_BV, top_k_B, top_p_B)
+            logits_BV = jnp.where(outside_BV, -jnp.inf, logits_BV)
+        logprobs_BV = scores_BV = jax.nn.log_softmax(logits_BV, axis=-1)
+        if not greedy:
+            noisy_BV = logprobs_BV + jax.vmap(noise)(keys_B, t_B)
+            scores_BV = jnp.where(greedy_B1, logprobs_BV, noisy_BV)
+        token_B = first_of_the_largest(scores_BV)
+        logprob_B = jnp.take_along_axis(logprobs_BV, token_B[:, None], axis=1)[:, 0]
+        values_BA, others_BA = jax.lax.top_k(logprobs_BV, alternatives)
+        return Draws(token_B, logprob_B, others_BA, values_BA)
 
-    scores_BV = jax.lax.cond(jnp.all(greedy_B1), lambda x_BV: x_BV, noisy, logprobs_BV)
-    return first_of_the_largest(scores_BV), logprobs_BV
+    # One branch runs, and returns no [B, V] array, which would have to be copied.
+    branches = (
+        partial(run, cuts=False, greedy=True),
+        partial(run, cuts=False, greedy=False),
+        partial(run, cuts=True, greedy=False),
+    )
+    cuts = jnp.any((top_k_B > 0) | (top_p_B < 1))
+    chosen = jnp.where(cuts, 2, jnp.where(jnp.all(greedy_B1), 0, 1))
+    return jax.lax.switch(chosen, branches, logits_BV)
 
 
-def cut_each(logits_BV: Array, top_k_B: Array, top_p_B: Array) -> jax.Array:
-    """Returns the logits with -inf outside each row's top-k and top-p, by sorting them once."""
+def least_logits(logits_BV: Array, top_k_B: Array, top_p_B: Array) -> jax.Array:
+    """Returns the least logit [B, 1] in each row's top-k and top-p, by sorting them once."""
     sorted_BV = -jnp.sort(-logits_BV, axis=-1)
     last_B1 = jnp.clip(top_k_B - 1, 0, logits_BV.shape[-1] - 1)[:, None]
     kth_B1 = jnp.take_along_axis(sorted_BV, last_B1, axis=-1)
@@ -117,8 +147,7 @@ def cut_each(logits_BV: Array, top_k_B: Array, top_p_B: Array) -> jax.Array:
     before_BV = jnp.roll(jnp.cumsum(jax.nn.softmax(sorted_BV, axis=-1), axis=-1), 1, axis=-1)
     keep_BV = before_BV.at[:, 0].set(0.0) < top_p_B[:, None]
     least_B1 = jnp.min(jnp.where(keep_BV, sorted_BV, jnp.inf), axis=-1, keepdims=True)
-    threshold_B1 = jnp.where(top_p_B[:, None] < 1, jnp.maximum(least_B1, kth_B1), kth_B1)
-    return jnp.where(logits_BV < threshold_B1, -jnp.inf, logits_BV)
+    return jnp.where(top_p_B[:, None] < 1, jnp.maximum(least_B1, kth_B1), kth_B1)
 
 
 def first_of_the_largest(x_BV: Array) -> jax.Array:

@@ -3,7 +3,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from rl4p.model.sampling import draw, sampling_logprobs
+from rl4p.model.sampling import draw, draw_each, sampling_logprobs
 from rl4p.types import Sampling
 
 LOGITS = np.random.default_rng(0).normal(0, 3, (5, 17)).astype(np.float32)
@@ -119,3 +119,40 @@ def test_greedy_decoding_reports_its_token_at_temperature_one():
     token, logprob = draw(logits, greedy, keys, jnp.zeros(1, int), jnp.bool_(True))
     assert token.tolist() == [1]
     np.testing.assert_allclose(logprob, np.log([0.5]), rtol=1e-6)
+
+
+MIXED = [
+    Sampling(),
+    Sampling(temperature=0.0),
+    Sampling(temperature=0.7, top_k=3),
+    Sampling(temperature=1.3, top_p=0.6),
+    Sampling(temperature=0.9, top_k=6, top_p=0.8),
+]
+
+
+@pytest.mark.parametrize(
+    "samplings", [MIXED, MIXED[:1] * 5, MIXED[1:2] * 5, MIXED[:2] * 2 + MIXED[:1]]
+)
+def test_each_row_is_drawn_from_its_own_distribution(samplings):
+    keys_B = jax.random.split(jax.random.key(3), 5)
+    t_B = jnp.arange(5)
+    ours = draw_each(
+        jnp.asarray(LOGITS),
+        jnp.asarray([x.temperature for x in samplings]),
+        jnp.asarray([x.top_k for x in samplings]),
+        jnp.asarray([x.top_p for x in samplings]),
+        keys_B,
+        t_B,
+        4,
+    )
+    for row, sampling in enumerate(samplings):
+        one = slice(row, row + 1)
+        greedy = jnp.asarray(sampling.temperature == 0)
+        token, logprob = draw(jnp.asarray(LOGITS[one]), sampling, keys_B[one], t_B[one], greedy)
+        assert int(ours.token_B[row]) == int(token[0])
+        np.testing.assert_allclose(ours.logprob_B[row], logprob[0], rtol=1e-6)
+        logprobs = np.asarray(sampling_logprobs(jnp.asarray(LOGITS[row]), sampling))
+        best = np.argsort(-logprobs, kind="stable")[:4]
+        np.testing.assert_allclose(ours.other_logprobs_BA[row], logprobs[best], rtol=1e-6)
+        inside = np.isfinite(logprobs[best])
+        assert ours.others_BA[row].tolist()[: inside.sum()] == best[inside].tolist()

@@ -13,11 +13,12 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from rl4p.distributed.mesh import Mesh
 from rl4p.model.cache import Cache
 from rl4p.model.policy import Policy, padded_width
 from rl4p.rollout.continuous import response_room
 from rl4p.runs.serving import programs
-from rl4p.runs.serving.programs import MOST_STEPS, Constants, State
+from rl4p.runs.serving.programs import MOST_STEPS, Constants, Found, Outcome, State
 from rl4p.runs.serving.work import Work
 from rl4p.types import Params
 
@@ -27,6 +28,7 @@ FIRST_STEPS = 8  # of a call while the seconds of a step are not known
 TOKENS_PER_PREFILL = 256  # of a call that prefills several contexts
 ROWS_PER_PREFILL = 8
 CALLS_BEFORE_SHRINKING = 8
+SLOWER = 1.02  # the most by which the estimated seconds of a step grow from call to call
 
 
 @dataclass(eq=False, kw_only=True)
@@ -38,6 +40,7 @@ class Running:
       owner: the object that the scheduler delivers to.
       tokens: the context and the tokens drawn so far.
       drawn: the number of tokens drawn so far.
+      newest: the newest token.
     """
 
     work: Work
@@ -45,19 +48,59 @@ class Running:
     owner: Any
     tokens: list[int] = field(init=False)
     drawn: int = 0
+    newest: int = field(init=False)
 
     def __post_init__(self) -> None:
         self.tokens = list(self.work.tokens)
+        self.newest = self.tokens[-1]
+
+    @property
+    def needs_extras(self) -> bool:
+        """Whether `programs.decode` needs its `extras` for the next tokens."""
+        return self.work.alternatives > 0 or self.drawn < self.work.min_tokens
+
+    @property
+    def length(self) -> int:
+        """The number of tokens, also while the newest are not yet in `tokens`."""
+        return len(self.work.tokens) + self.drawn
 
 
 class Drawn(NamedTuple):
-    """The tokens that a device call added to a completion, named as in `work.Part`."""
+    """The tokens that a device call added to a completion, named as in `work.Part`.
+
+    `ended` is true for the last tokens of a completion, and `nan` if the log-probability of one is
+    not a number; such a completion has also ended.
+    """
 
     running: Running
     tokens: list[int]
     logprobs: list[float]
     alternatives: list[list[tuple[int, float]]]
     ended: bool
+    nan: bool
+
+
+class Ended(NamedTuple):
+    """A device call that has ended, and the completions that were in its slots before."""
+
+    outcome: Outcome
+    found: Found
+    slots: list[tuple[int, Running, int, bool, bool]]  # slot, completion, new tokens, ended, nan
+
+    def drawn(self) -> list[Drawn]:
+        """Returns the new tokens of each completion, and adds them to it."""
+        shows = self.found.others_nMA.size > 0
+        others = jax.device_get((self.found.others_nMA, self.found.other_logprobs_nMA))
+        result = []
+        for slot, running, count, ended, nan in self.slots:
+            tokens = self.outcome.tokens_nM[slot, :count].tolist()
+            logprobs = self.outcome.logprobs_nM[slot, :count].tolist()
+            running.tokens += tokens
+            shown = []
+            if shows and (wanted := running.work.alternatives):
+                shown = of_steps(*(x[slot, :count, :wanted].tolist() for x in others))
+            result.append(Drawn(running, tokens, logprobs, shown, ended, nan))
+        return result
 
 
 class Batch:
@@ -131,8 +174,8 @@ class Batch:
         self.small_calls = self.small_calls + 1 if size < n else 0
         if size < n and self.small_calls < CALLS_BEFORE_SHRINKING:
             size = n
-        longest = max(len(x.tokens) for x in (*running, *new))
-        widest = max((padded_width(len(x.tokens)) for x in new), default=0)
+        longest = max(x.length for x in (*running, *new))
+        widest = max((padded_width(x.length) for x in new), default=0)
         room = self.columns_for(max(longest + self.steps(size), widest))
         if room < columns and size == n and room > columns // 4:
             room = columns
@@ -140,6 +183,8 @@ class Batch:
             return
         if self.cache is None:
             self.cache = programs.empty(self.policy.decoder, size, room, self.mesh)
+            if self.mesh.size == 1:
+                self.cache = replicated(self.mesh, self.cache)
         else:
             order = [slot for slot, row in enumerate(self.rows) if row is not None]
             rows_n = np.zeros(size, np.int32)
@@ -173,7 +218,7 @@ class Batch:
                 tokens_PT, lengths_P = np.zeros((P, width), np.int32), np.ones(P, np.int32)
                 for row, context in enumerate(part):
                     tokens_PT[row, : len(context)], lengths_P[row] = context, len(context)
-                arrays = self.mesh.replicate((tokens_PT, lengths_P))
+                arrays = replicated(self.mesh, (tokens_PT, lengths_P))
                 cache = programs.prefill(self.policy.decoder, params, *arrays)
                 self.contexts |= {context: (cache, row) for row, context in enumerate(part)}
                 self.prefills += len(part)
@@ -205,61 +250,75 @@ class Batch:
         """
         count, steps = len(self.running()), self.steps(len(self.rows))
         if self.on_device is None:
-            self.on_device = self.mesh.replicate((state_of(self.rows), constants_of(self.rows)))
+            self.on_device = replicated(self.mesh, (state_of(self.rows), constants_of(self.rows)))
         state, constants = self.on_device
         enough = count - max(1, count // 8) if waiting else 0
-        numbers = np.int32(steps), np.int32(enough)
-        self.cache, state, found = programs.decode(
-            self.policy.decoder, params, self.cache, state, constants, *numbers
+        began = time.perf_counter()
+        self.cache, state, packed, found = programs.decode(
+            self.policy.decoder,
+            params,
+            self.cache,
+            state,
+            constants,
+            np.int32(steps),
+            np.int32(enough),
+            extras=any(row.needs_extras for row in self.running()),
         )
         self.on_device = state, constants
-        self.in_flight = state, found, time.perf_counter()
+        self.in_flight = packed, found, began
         self.calls += 1
 
-    def end(self) -> list[Drawn]:
-        """Waits for the device call, and returns its tokens. Ended completions leave their slots.
+    def end(self) -> Ended:
+        """Waits for the device call. Ended completions leave their slots.
 
-        Log-probabilities are NaN if the model's were; such a completion has also ended.
+        `Ended.drawn` must be called before `admit`, if that places the same completions again.
         """
-        if self.in_flight is None:
-            raise RuntimeError("No device call was begun.")
-        (state, found, began), self.in_flight = self.in_flight, None
-        arrays = state.drawn_n, state.active_n, found.tokens_nM, found.logprobs_nM, found.steps
-        drawn_n, active_n, tokens_nM, logprobs_nM, steps = jax.device_get(arrays)
-        self.time(time.perf_counter() - began, int(steps))
-        others: Any = None
-        if any(row.work.alternatives for row in self.running()):
-            others = jax.device_get((found.others_nMA, found.other_logprobs_nMA))
-        result, spoiled = [], False
-        columns = zip(self.rows, drawn_n.tolist(), active_n.tolist(), strict=True)
-        for slot, (row, drawn, active) in enumerate(columns):
+        (packed, found, began), self.in_flight = self.in_flight, None
+        outcome = Outcome.of(np.asarray(packed))
+        self.time(time.perf_counter() - began, outcome.steps)
+        drawn, active = outcome.drawn_n.tolist(), outcome.active_n.tolist()
+        may_be_nan = bool(np.isnan(outcome.logprobs_nM[:, : outcome.steps]).any())
+        slots, spoiled = [], False
+        for slot, row in enumerate(self.rows):
             if row is None:
                 continue
-            count = drawn - row.drawn
-            logprobs = logprobs_nM[slot, :count].tolist()
-            tokens = tokens_nM[slot, :count].tolist()
-            nan = any(map(math.isnan, logprobs))
-            shown = []
-            if wanted := row.work.alternatives:
-                shown = of_steps(*(x[slot, :count, :wanted].tolist() for x in others))
-            row.tokens += tokens
-            row.drawn = drawn
-            result.append(Drawn(row, tokens, logprobs, shown, nan or not active))
-            if nan or not active:
-                self.rows[slot] = None
+            count = drawn[slot] - row.drawn
+            nan = may_be_nan and bool(np.isnan(outcome.logprobs_nM[slot, :count]).any())
+            row.drawn = drawn[slot]
+            if count:
+                row.newest = int(outcome.tokens_nM[slot, count - 1])
+            slots.append((slot, row, count, nan or not active[slot], nan))
             spoiled |= nan
+        for slot, _, _, ended, _ in slots:
+            if ended:
+                self.rows[slot] = None
         if spoiled:
             self.on_device = None
             self.zero_free_slots()
-        return result
+        return Ended(outcome, found, slots)
 
     def time(self, seconds: float, steps: int) -> None:
-        """Learns the seconds of a decode step; calls that first placed something are not timed."""
+        """Learns the seconds of a decode step; calls that first placed something are not timed.
+
+        The estimate follows the fastest calls, since others shared the processor with clients.
+        Shorter calls would only make that worse.
+        """
         n = len(self.rows)
         if steps and not self.untimed:
             found = seconds / steps
-            self.seconds_per_step[n] = (found + 3 * self.seconds_per_step.get(n, found)) / 4
+            self.seconds_per_step[n] = min(found, SLOWER * self.seconds_per_step.get(n, found))
         self.untimed = False
+
+
+def replicated(mesh: Mesh, tree: Any) -> Any:
+    """Places arrays on the devices of a mesh.
+
+    Those of a single device must not name a mesh: the compiler then gives the same array another
+    name in the results of each program, and a program compiles once more for each name.
+    """
+    if mesh.size > 1:
+        return mesh.replicate(tree)
+    return jax.device_put(tree, mesh.devices.devices.flat[0])
 
 
 def of_steps(
@@ -275,8 +334,8 @@ def of_steps(
 def state_of(rows: Sequence[Running | None]) -> State:
     """Returns the state of the slots; that of a free slot is the same as of an ended one."""
     return State(
-        token_n=np.array([row.tokens[-1] if row else 0 for row in rows], np.int32),
-        length_n=np.array([len(row.tokens) if row else 1 for row in rows], np.int32),
+        token_n=np.array([row.newest if row else 0 for row in rows], np.int32),
+        length_n=np.array([row.length if row else 1 for row in rows], np.int32),
         drawn_n=np.array([row.drawn if row else 0 for row in rows], np.int32),
         active_n=np.array([row is not None for row in rows]),
     )
@@ -303,7 +362,6 @@ def constants_of(rows: Sequence[Running | None]) -> Constants:
         temperature_n=values(0, np.float32, lambda work: work.sampling.temperature),
         top_k_n=values(0, np.int32, lambda work: work.sampling.top_k),
         top_p_n=values(1, np.float32, lambda work: work.sampling.top_p),
-        shows_n=values(False, np.bool_, lambda work: work.alternatives > 0),
         ends_nE=ends_nE,
         keys_n=keys_n,
     )

@@ -8,11 +8,12 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from rl4p.distributed.mesh import Mesh
 from rl4p.model.cache import Cache
 from rl4p.model.decoder import Decoder
-from rl4p.model.sampling import draw_each
+from rl4p.model.sampling import Draws, draw_each
 from rl4p.rollout.continuous import of_cache
 from rl4p.types import Array, Params
 
@@ -44,7 +45,6 @@ class Constants(NamedTuple):
     Attributes:
       limit_n, least_n: int32, `max_tokens` and `min_tokens`.
       temperature_n, top_k_n, top_p_n: the sampling distributions.
-      shows_n: bool, whether alternatives are reported.
       ends_nE: int32, the end tokens, filled with -1.
       keys_n: uint32 [n, ...], the data of the random keys.
     """
@@ -54,7 +54,6 @@ class Constants(NamedTuple):
     temperature_n: Array
     top_k_n: Array
     top_p_n: Array
-    shows_n: Array
     ends_nE: Array
     keys_n: Array
 
@@ -64,29 +63,35 @@ class Found(NamedTuple):
 
     Attributes:
       tokens_nM, logprobs_nM: the drawn tokens and their log-probabilities.
-      others_nMA, other_logprobs_nMA: the A most probable tokens where `Constants.shows_n` is set.
-      steps: the number of decode steps that ran.
+      others_nMA, other_logprobs_nMA: the A most probable tokens; A is 0 unless they are asked for.
     """
 
     tokens_nM: Array
     logprobs_nM: Array
     others_nMA: Array
     other_logprobs_nMA: Array
-    steps: Array
 
     @staticmethod
-    def empty(n: int, vocabulary: int) -> "Found":
-        A = min(MOST_ALTERNATIVES, vocabulary)
+    def empty(n: int, A: int) -> "Found":
         return Found(
             tokens_nM=jnp.zeros((n, MOST_STEPS), jnp.int32),
             logprobs_nM=jnp.zeros((n, MOST_STEPS), jnp.float32),
             others_nMA=jnp.zeros((n, MOST_STEPS, A), jnp.int32),
             other_logprobs_nMA=jnp.zeros((n, MOST_STEPS, A), jnp.float32),
-            steps=jnp.int32(0),
         )
 
+    def put(self, step: Array, draws: Draws) -> "Found":
+        """Writes the column of a decode step."""
 
-@partial(jax.jit, static_argnames=("decoder",), donate_argnames=("cache",))
+        def column(x: Array, new: Array) -> jax.Array:
+            if not x.size:
+                return jnp.asarray(x)
+            return jax.lax.dynamic_update_slice_in_dim(x, new[:, None], step, axis=1)
+
+        return Found(*map(column, self, draws))
+
+
+@partial(jax.jit, static_argnames=("decoder", "extras"), donate_argnames=("cache",))
 def decode(
     decoder: Decoder,
     params: Params,
@@ -95,78 +100,92 @@ def decode(
     constants: Constants,
     steps: Array,
     enough: Array,
-) -> tuple[Cache, State, Found]:
-    """Decodes `steps` tokens of every slot, or until at most `enough` sequences go on."""
+    *,
+    extras: bool,
+) -> tuple[Cache, State, jax.Array, Found]:
+    """Decodes `steps` tokens of every slot, or until at most `enough` sequences go on.
+
+    Args:
+      extras: whether to heed `min_tokens` and to find the most probable tokens, which takes longer.
+
+    Returns:
+      The cache, the state, what was found, and all of it that is needed after every call in a
+      single array, which the host reads faster than several (`Outcome`).
+    """
     c = constants
-    ones_n1 = jnp.ones((state.token_n.shape[0], 1), jnp.int32)
+    n, V = state.token_n.shape[0], decoder.config.vocabulary
+    A = min(MOST_ALTERNATIVES, V) if extras else 0
+    ones_n1 = jnp.ones((n, 1), jnp.int32)
     keys_n = jax.random.wrap_key_data(jnp.asarray(c.keys_n))
 
     def decode_step(carry: tuple) -> tuple:
-        cache, (token_n, length_n, drawn_n, active_n), found = carry
+        step, cache, (token_n, length_n, drawn_n, active_n), found = carry
         places_n = length_n - 1
         inputs = token_n[:, None], places_n[:, None], ones_n1
         hidden_n1D, cache = decoder.extend(params, *inputs, cache, places_n)
         logits_nV = decoder.logits(params, hidden_n1D[:, 0])
-        early_n = active_n & (drawn_n < c.least_n)
-        logits_nV = jax.lax.cond(
-            jnp.any(early_n), without, lambda x_nV, *_: x_nV, logits_nV, c.ends_nE, early_n
-        )
-        token_n, logprobs_nV = draw_each(
+        if extras:
+            early_n1 = (drawn_n < c.least_n)[:, None]
+            logits_nV = without(logits_nV, jnp.where(early_n1, c.ends_nE, -1))
+        draws = draw_each(
             logits_nV,
             jnp.where(active_n, c.temperature_n, 0.0),
             jnp.where(active_n, c.top_k_n, 0),
             jnp.where(active_n, c.top_p_n, 1.0),
             keys_n,
             drawn_n,
+            A,
         )
-        logprob_n = jnp.take_along_axis(logprobs_nV, token_n[:, None], axis=1)[:, 0]
-        found = noted(found, token_n, logprob_n)
-        found = jax.lax.cond(
-            jnp.any(active_n & c.shows_n), with_others, lambda x, _: x, found, logprobs_nV
-        )
+        found, token_n = found.put(step, draws), draws.token_B
         length_n, drawn_n = (x + active_n.astype(jnp.int32) for x in (length_n, drawn_n))
         ended_n = jnp.any(token_n[:, None] == c.ends_nE, axis=1) | (drawn_n >= c.limit_n)
-        state = State(token_n, length_n, drawn_n, active_n & ~ended_n)
-        return cache, state, found._replace(steps=found.steps + 1)
+        return step + 1, cache, State(token_n, length_n, drawn_n, active_n & ~ended_n), found
 
     def worth(carry: tuple) -> Array:
-        _, state, found = carry
-        return (found.steps < steps) & (jnp.sum(state.active_n, dtype=jnp.int32) > enough)
+        step, _, state, _ = carry
+        return (step < steps) & (jnp.sum(state.active_n, dtype=jnp.int32) > enough)
 
-    found = Found.empty(len(ones_n1), decoder.config.vocabulary)
-    return jax.lax.while_loop(worth, decode_step, (cache, state, found))
-
-
-def without(logits_nV: Array, ends_nE: Array, early_n: Array) -> jax.Array:
-    """Returns the logits with -inf at the end tokens of rows that must not end yet."""
-    V = logits_nV.shape[1]
-    rows_n1 = jnp.arange(len(logits_nV), dtype=jnp.int32)[:, None]
-    places_nE = jnp.where(early_n[:, None] & (ends_nE >= 0), ends_nE, V)
-    return jnp.asarray(logits_nV).at[rows_n1, places_nE].set(-jnp.inf, mode="drop")
+    begin = jnp.int32(0), cache, state, Found.empty(n, A)
+    step, cache, state, found = jax.lax.while_loop(worth, decode_step, begin)
+    return cache, state, packed(step, state, found), found
 
 
-def noted(found: Found, token_n: Array, logprob_n: Array) -> Found:
-    """Writes the tokens of this decode step."""
-
-    def put(x_nM: Array, new_n: Array) -> jax.Array:
-        return jax.lax.dynamic_update_slice_in_dim(x_nM, new_n[:, None], found.steps, axis=1)
-
-    return found._replace(
-        tokens_nM=put(found.tokens_nM, token_n), logprobs_nM=put(found.logprobs_nM, logprob_n)
-    )
+def without(logits_nV: Array, tokens_nE: Array) -> jax.Array:
+    """Returns the logits with -inf at the given tokens of each row; those of -1 are none."""
+    ids_V = jnp.arange(logits_nV.shape[1], dtype=jnp.int32)
+    hit_nV = jnp.zeros(logits_nV.shape, jnp.bool_)
+    for e in range(tokens_nE.shape[1]):  # few; a scatter would run element by element on a CPU
+        hit_nV |= ids_V[None] == tokens_nE[:, e, None]
+    return jnp.where(hit_nV, -jnp.inf, logits_nV)
 
 
-def with_others(found: Found, logprobs_nV: Array) -> Found:
-    """Writes the most probable tokens of this decode step."""
-    values_nA, tokens_nA = jax.lax.top_k(logprobs_nV, found.others_nMA.shape[2])
+class Outcome(NamedTuple):
+    """What the host reads after each device call, as NumPy arrays (`packed`)."""
 
-    def put(x_nMA: Array, new_nA: Array) -> jax.Array:
-        return jax.lax.dynamic_update_slice_in_dim(x_nMA, new_nA[:, None], found.steps, axis=1)
+    steps: int
+    drawn_n: np.ndarray
+    active_n: np.ndarray
+    tokens_nM: np.ndarray
+    logprobs_nM: np.ndarray
 
-    return found._replace(
-        others_nMA=put(found.others_nMA, tokens_nA),
-        other_logprobs_nMA=put(found.other_logprobs_nMA, values_nA),
-    )
+    @staticmethod
+    def of(packed_nX: np.ndarray) -> "Outcome":
+        """Returns the parts of a packed array."""
+        return Outcome(
+            steps=int(packed_nX[0, 0]),
+            drawn_n=packed_nX[:, 1],
+            active_n=packed_nX[:, 2] > 0,
+            tokens_nM=packed_nX[:, 3 : 3 + MOST_STEPS],
+            logprobs_nM=packed_nX[:, 3 + MOST_STEPS :].view(np.float32),
+        )
+
+
+def packed(steps: Array, state: State, found: Found) -> jax.Array:
+    """Returns an int32 array [n, 3 + 2 M] of what `Outcome` names."""
+    columns = jnp.broadcast_to(steps, state.drawn_n.shape), state.drawn_n, state.active_n
+    numbers = jnp.stack([x.astype(jnp.int32) for x in columns], axis=1)
+    bits_nM = jax.lax.bitcast_convert_type(found.logprobs_nM, jnp.int32)
+    return jnp.concatenate([numbers, jnp.asarray(found.tokens_nM), bits_nM], axis=1)
 
 
 def read(

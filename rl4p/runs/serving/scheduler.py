@@ -6,6 +6,7 @@ import threading
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
+from functools import partial
 from typing import Any, Literal
 
 import jax
@@ -14,7 +15,8 @@ import numpy as np
 from rl4p.errors import InputError, RunError
 from rl4p.model.policy import Policy, padded_width
 from rl4p.runs.serving import programs
-from rl4p.runs.serving.batch import Batch, Drawn, Running
+from rl4p.runs.serving.batch import Batch, Ended, Running, replicated
+from rl4p.runs.serving.tickets import Delivery, Ticket, send
 from rl4p.runs.serving.work import Part, Work
 from rl4p.types import Finish, Params
 
@@ -22,34 +24,9 @@ log = logging.getLogger(__name__)
 
 PROMPT_TOKENS_PER_CALL = 2048  # prefilled between two device calls; running completions wait
 SCORES_PER_CALL = 4
+Command = tuple[Callable[[], Any], Future]  # and what its caller waits for
 CLOSED = "The server is shutting down."
 NOT_NUMBERS = "The log-probabilities of the model are not numbers: its weights may be wrong."
-
-
-class Ticket:
-    """What `Scheduler.submit` and `Scheduler.score` return, to cancel or abort the work by."""
-
-    def __init__(
-        self, deliver: Callable[[Any], None], fail: Callable[[Exception], None] | None
-    ) -> None:
-        self.deliver, self.fail = deliver, fail
-        self.left: dict[int, Running] = {}  # unfinished completions, by the number of their seed
-        self.scored: Sequence[int] = ()  # tokens to score
-        self.open, self.cancelled = True, False
-
-    def aborted(self) -> "Delivery":
-        """Returns the delivery that ends the unfinished completions."""
-        if self.scored:
-            return self, self.deliver, RunError(CLOSED)
-        ends = [Part(index, [], [], "", [], Finish.ABORT) for index in self.left]
-        return self, self.deliver, ends
-
-    def failed(self, error: Exception) -> "Delivery":
-        """Returns the delivery of an error."""
-        return self.aborted() if self.fail is None else (self, self.fail, error)
-
-
-Delivery = tuple[Ticket, Callable[[Any], None], Any]
 
 
 class Scheduler:
@@ -71,7 +48,7 @@ class Scheduler:
 
     def __init__(self, policy: Policy, params: Params, version: str, *, slots: int = 32) -> None:
         self.policy, self.version, self.slots = policy, version, slots
-        self.params = policy.for_sampling(params)
+        self.params = self.placed(policy.for_sampling(params))
         self.broken: str | None = None
         self.paused = False
         self.batch = Batch(policy, slots)
@@ -79,7 +56,8 @@ class Scheduler:
         self.scores: deque[Ticket] = deque()
         self.tickets: dict[Ticket, None] = {}  # those that are open, in order
         self.held: dict[Ticket, None] | None = None  # what is submitted during pause("wait")
-        self.commands: deque[tuple[Callable[[], Any], Future[Any]]] = deque()
+        self.commands: deque[Command] = deque()
+        self.undelivered: deque[Callable[[], list[Delivery]]] = deque()
         self.stale = False  # whether some of what runs or waits is of closed tickets
         self.closing = False
         self.numbers: Counter[str] = Counter()
@@ -159,7 +137,7 @@ class Scheduler:
         with self.changed:
             ticket.cancelled = True
             if ticket.open:
-                self.numbers["cancelled"] += max(1, len(ticket.left))
+                self.numbers["cancelled"] += ticket.count
                 self.shut(ticket)
             self.changed.notify_all()
 
@@ -232,6 +210,11 @@ class Scheduler:
         """
         self.order(lambda: self.replace_now(load, version, recompute)).result()
 
+    def placed(self, params: Params) -> Params:
+        """Returns parameters in sampling form with the shardings that the programs expect."""
+        mesh = self.policy.mesh.sampling
+        return replicated(mesh, params) if mesh.size == 1 else params
+
     def rename(self, version: str) -> None:
         """Changes the version of the weights, and not the weights."""
         self.version = version
@@ -240,7 +223,7 @@ class Scheduler:
         """Returns what the scheduler does and has done, in numbers."""
         with self.changed:
             batch, running = self.batch, len(self.batch.running())
-            unfinished = sum(len(x.left) + bool(x.scored) for x in self.tickets)
+            unfinished = sum(ticket.count for ticket in self.tickets)
             names = ("tokens", "finished", "aborted", "cancelled", "failed", "scored")
             return {name: float(self.numbers[name]) for name in names} | {
                 "running": float(running),
@@ -259,7 +242,7 @@ class Scheduler:
             self.changed.notify_all()
         self.thread.join()
 
-    def order(self, command: Callable[[], Any]) -> "Future[Any]":
+    def order(self, command: Callable[[], Any]) -> Future:
         """Has the thread run a command between two device calls."""
         done: Future[Any] = Future()
         with self.changed:
@@ -271,50 +254,63 @@ class Scheduler:
 
     def shut(self, ticket: Ticket) -> None:
         """Forgets a ticket. What runs or waits of it is removed before the next device call."""
+        self.stale |= bool(ticket.left or ticket.scored)
         ticket.open = False
         ticket.left.clear()
         del self.tickets[ticket]
-        self.stale = True
 
     # The rest runs in the scheduler's thread.
 
     def run(self) -> None:
         """Decodes until the scheduler is closed."""
-        undelivered: list[Delivery] = []
         while True:
-            commands, scores, new, decodes = self.next(wait=not undelivered)
+            commands, scores, new, decodes = self.next()
             if commands or self.closing:
-                undelivered = send(undelivered)
+                self.deliver()
                 for command, done in commands:
                     fulfil(command, done)
                 if self.closing:
                     break
-                continue
-            version = self.version
-            try:
-                scored = [(ticket, self.begin_score(ticket)) for ticket in scores]
-                if decodes:
-                    self.batch.admit(self.params, new, keep=bool(self.waiting))
-                    self.batch.begin(self.params, waiting=bool(self.waiting))
-                undelivered = send(undelivered)  # while the device works
-                for pair in scored:
-                    undelivered += self.end_score(*pair)
-                if decodes:
-                    undelivered += self.deliveries(self.batch.end(), version)
-            except Exception as error:
-                log.exception("The device failed.")
-                undelivered = send(undelivered)
-                lost = [x.owner for x in (*self.batch.running(), *new)]
-                self.batch.clear()
-                undelivered = self.failures(
-                    [*scores, *lost], RunError(f"The device failed: {error}")
-                )
+            else:
+                self.step(scores, new, decodes)
         self.abort_now(list(self.tickets))
         self.batch.clear()
 
-    def next(
-        self, *, wait: bool
-    ) -> tuple[list[tuple[Callable[[], Any], "Future[Any]"]], list[Ticket], list[Running], bool]:
+    def step(self, scores: Sequence[Ticket], new: Sequence[Running], decodes: bool) -> None:
+        """Makes a device call, and delivers what the former has found while the device works."""
+        try:
+            scored = [(ticket, self.begin_score(ticket)) for ticket in scores]
+            version, waiting = self.version, bool(self.waiting)
+            if decodes:
+                self.batch.admit(self.params, new, keep=waiting)
+                self.batch.begin(self.params, waiting=waiting)
+            self.deliver()
+            self.undelivered += [partial(self.end_score, *pair) for pair in scored]
+            if decodes:
+                self.undelivered.append(partial(self.sort, self.batch.end(), version))
+        except Exception as error:
+            log.exception("The device failed.")
+            self.deliver()
+            self.batch.clear()
+            send(self.failures(self.lost(), RunError(f"The device failed: {error}")))
+
+    def deliver(self) -> None:
+        """Delivers what the former device call has found."""
+        while self.undelivered:
+            send(self.undelivered.popleft()())
+
+    def lost(self) -> list[Ticket]:
+        """Returns the tickets of which something is neither waiting nor held."""
+        with self.changed:
+            queued = set(map(id, (*self.waiting, *self.scores)))
+            return [
+                ticket
+                for ticket in self.tickets
+                if ticket not in (self.held or ())
+                and not queued.issuperset(map(id, ticket.left.values() or (ticket,)))
+            ]
+
+    def next(self) -> tuple[list[Command], list[Ticket], list[Running], bool]:
         """Returns what to do next, and waits until there is something.
 
         Returns:
@@ -330,7 +326,7 @@ class Scheduler:
                     return commands, [], [], False
                 if not self.paused and (self.scores or self.waiting or self.batch.running()):
                     break
-                if not wait:
+                if self.undelivered:
                     return [], [], [], False
                 self.changed.notify_all()  # `drain` waits for this
                 self.changed.wait()
@@ -359,16 +355,17 @@ class Scheduler:
         self.scores = deque(x for x in self.scores if x.open)
         self.stale = False
 
-    def deliveries(self, drawn: Sequence[Drawn], version: str) -> list[Delivery]:
-        """Returns the deliveries of new tokens, one for each ticket."""
+    def sort(self, call: Ended, version: str) -> list[Delivery]:
+        """Returns the deliveries of the tokens of a device call, one for each ticket."""
         parts: dict[Ticket, list[Part]] = {}
         failing: list[Ticket] = []
+        drawn = call.drawn()
         with self.changed:
-            for running, tokens, logprobs, alternatives, ended in drawn:
+            for running, tokens, logprobs, alternatives, ended, nan in drawn:
                 ticket, finish = running.owner, None
                 if not ticket.open:
                     continue
-                if any(map(math.isnan, logprobs)):
+                if nan:
                     failing.append(ticket)
                     continue
                 if ended:
@@ -378,7 +375,7 @@ class Scheduler:
                 self.numbers["tokens"] += len(tokens)
                 part = Part(running.index, tokens, logprobs, version, alternatives, finish)
                 parts.setdefault(ticket, []).append(part)
-                if not ticket.left and ticket not in failing:
+                if not ticket.left:
                     self.shut(ticket)
         found = [(ticket, ticket.deliver, several) for ticket, several in parts.items()]
         return found + self.failures(failing, RunError(NOT_NUMBERS))
@@ -388,7 +385,7 @@ class Scheduler:
         tokens, decoder = ticket.scored, self.policy.decoder
         tokens_T = np.zeros(padded_width(len(tokens)), np.int32)
         tokens_T[: len(tokens)] = tokens
-        arrays = self.batch.mesh.replicate((tokens_T, np.int32(len(tokens))))
+        arrays = replicated(self.batch.mesh, (tokens_T, np.int32(len(tokens))))
         return programs.score(decoder, self.params, *arrays)
 
     def end_score(self, ticket: Ticket, logprobs_T: jax.Array) -> list[Delivery]:
@@ -408,7 +405,7 @@ class Scheduler:
         with self.changed:
             for ticket in tickets:
                 if ticket.open:
-                    self.numbers["failed"] += max(1, len(ticket.left))
+                    self.numbers["failed"] += ticket.count
                     found.append(ticket.failed(error))
                     self.shut(ticket)
         return found
@@ -418,14 +415,14 @@ class Scheduler:
         with self.changed:
             for ticket in tickets:
                 if ticket.open:
-                    self.numbers["aborted"] += max(1, len(ticket.left))
+                    self.numbers["aborted"] += ticket.count
                     found.append(ticket.aborted())
                     self.shut(ticket)
         send(found)
 
     def replace_now(self, load: Callable[[Params], Params], version: str, recompute: bool) -> None:
         try:
-            self.params = load(self.params)
+            self.params = self.placed(load(self.params))
         except InputError:
             raise
         except Exception as error:
@@ -441,18 +438,7 @@ class Scheduler:
                 self.batch.clear()
 
 
-def send(deliveries: Sequence[Delivery]) -> list[Delivery]:
-    """Delivers, and returns what is left to deliver: nothing."""
-    for ticket, deliver, content in deliveries:
-        if not ticket.cancelled:
-            try:
-                deliver(content)
-            except Exception:
-                log.exception("The delivery of tokens failed.")
-    return []
-
-
-def fulfil(command: Callable[[], Any], done: "Future[Any]") -> None:
+def fulfil(command: Callable[[], Any], done: Future) -> None:
     """Runs a command, and hands its result or error to whoever waits for it."""
     try:
         done.set_result(command())
