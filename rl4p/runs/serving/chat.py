@@ -1,6 +1,5 @@
 """/v1/chat/completions: a conversation in, its next message out."""
 
-import secrets
 import time
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
@@ -14,7 +13,7 @@ from rl4p.runs.serving.messages import read_prompt
 from rl4p.runs.serving.refusals import RefusalError
 from rl4p.runs.serving.request import Request
 from rl4p.runs.serving.sampling_fields import Common, read_common
-from rl4p.runs.serving.served import Served, or_null, seeds_of, usage
+from rl4p.runs.serving.served import Served, new_id, or_null, seeds_of, usage
 from rl4p.runs.serving.tool_calls import BEGIN, Call, ToolCalls
 
 
@@ -87,7 +86,7 @@ class Shape:
         self.calls = [ToolCalls() if tools else None for _ in range(common.n)]
         self.numbers = [0] * common.n  # of the next call of each choice
         self.head = {
-            "id": f"chatcmpl-{secrets.token_hex(12)}",
+            "id": f"chatcmpl-{new_id()}",
             "object": "chat.completion.chunk" if common.stream else "chat.completion",
             "created": int(time.time()),
             "model": served.name,
@@ -191,7 +190,7 @@ class Shape:
     def token(self, token: int, logprob: float) -> dict[str, Any]:
         texts = self.served.texts
         return {
-            "token": texts.single(token),
+            "token": texts.singles[token],
             # OpenAI's clients expect a number
             "logprob": max(logprob, -9999.0),
             "bytes": list(texts.bytes_of(token)),

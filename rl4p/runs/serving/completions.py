@@ -1,8 +1,8 @@
 """/v1/completions: prompts in, texts or tokens out."""
 
-import secrets
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
+from itertools import accumulate
 from typing import Any
 
 from rl4p.runs.serving.answers import DONE, Json, Stream, event
@@ -12,8 +12,7 @@ from rl4p.runs.serving.live import Live
 from rl4p.runs.serving.refusals import RefusalError
 from rl4p.runs.serving.request import Request
 from rl4p.runs.serving.sampling_fields import Common, read_common
-from rl4p.runs.serving.served import Served, or_null, seeds_of, usage
-from rl4p.runs.serving.text import Texts
+from rl4p.runs.serving.served import Served, new_id, or_null, seeds_of, usage
 
 MOST_LOGPROBS = 20
 DEFAULT_TOKENS = 16  # OpenAI's
@@ -42,7 +41,7 @@ async def completions(request: Request) -> Json | Stream:
         served.check_length(prompt, limit, "prompt")
     served.check_room(len(prompts) * common.n)
     seeds = seeds_of(common.seed, len(prompts), common.n)
-    shape = Shape(served, common, prompts, logprobs is not None, as_ids)
+    shape = Shape(served, common, prompts, logprobs, as_ids)
     scores = None
     if common.prompt_logprobs is not None:
         scores = [await served.score(prompt) for prompt in prompts]
@@ -84,14 +83,14 @@ class Shape:
         served: Served,
         common: Common,
         prompts: Sequence[Sequence[int]],
-        logprobs: bool,
+        logprobs: int | None,
         as_ids: bool,
     ) -> None:
         self.served, self.common, self.prompts = served, common, prompts
-        self.logprobs, self.as_ids = logprobs, as_ids
+        self.logprobs, self.alternatives, self.as_ids = logprobs is not None, logprobs, as_ids
         self.offsets: dict[int, int] = {}
         self.head = {
-            "id": f"cmpl-{secrets.token_hex(12)}",
+            "id": f"cmpl-{new_id()}",
             "object": "text_completion",
             "created": int(time.time()),
             "model": served.name,
@@ -167,20 +166,22 @@ class Shape:
 
     def of_tokens(self, index: int, completion: Completion, start: int) -> dict[str, Any]:
         """Returns the log-probabilities of the tokens from `start`."""
-        texts = self.served.texts
         tokens = completion.tokens[start:]
-        names = [self.name(texts, token) for token in tokens]
-        offsets, at = [], self.offsets.get(index, 0)
-        for token in tokens:
-            offsets.append(at)
-            at += len(texts.bytes_of(token).decode(errors="ignore"))
-        self.offsets[index] = at
-        logprobs = list(map(or_null, completion.logprobs[start:]))
-        top: list[dict[str, float | None]] = [
-            {name: logprob} for name, logprob in zip(names, logprobs, strict=True)
-        ]
-        for found, most in zip(top, completion.alternatives[start:], strict=False):
-            found.update((self.name(texts, token), or_null(logprob)) for token, logprob in most)
+        names = self.names(tokens)
+        lengths, first = self.served.texts.lengths, self.offsets.get(index, 0)
+        *offsets, self.offsets[index] = accumulate([lengths[x] for x in tokens], initial=first)
+        logprobs = [or_null(x) for x in completion.logprobs[start:]]
+        top = None
+        if self.alternatives:
+            top = [
+                {name: logprob}
+                | dict(
+                    zip(self.names(x[0] for x in most), (or_null(x[1]) for x in most), strict=True)
+                )
+                for name, logprob, most in zip(
+                    names, logprobs, completion.alternatives[start:], strict=True
+                )
+            ]
         return {
             "tokens": names,
             "token_logprobs": logprobs,
@@ -188,8 +189,12 @@ class Shape:
             "text_offset": offsets,
         }
 
-    def name(self, texts: Texts, token: int) -> str:
-        return f"token_id:{token}" if self.as_ids else texts.single(token)
+    def names(self, tokens: Iterable[int]) -> list[str]:
+        """Returns how tokens are called in log-probabilities."""
+        if self.as_ids:
+            return [f"token_id:{token}" for token in tokens]
+        singles = self.served.texts.singles
+        return [singles[token] for token in tokens]
 
     def of_prompt(self, prompt: int, scores: Sequence[Sequence[float]] | None) -> dict[str, Any]:
         """Returns the tokens of a prompt and their log-probabilities, if they are wanted."""
@@ -199,7 +204,7 @@ class Shape:
         if scores is not None:
             texts = self.served.texts
             found["prompt_logprobs"] = [None] + [
-                {str(token): {"logprob": or_null(x), "decoded_token": texts.single(token)}}
+                {str(token): {"logprob": or_null(x), "decoded_token": texts.singles[token]}}
                 for token, x in zip(tokens[1:], scores[prompt][1:], strict=True)
             ]
         return found

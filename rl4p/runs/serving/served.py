@@ -2,7 +2,7 @@
 
 import asyncio
 import math
-import secrets
+import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,6 +16,9 @@ from rl4p.runs.serving.scheduler import Scheduler
 from rl4p.runs.serving.text import Texts
 
 SEEDS = 2**63
+# A generator of its own, since reading random numbers from the system hands the interpreter to
+# another thread.
+RANDOM = random.Random()
 
 
 @dataclass(kw_only=True)
@@ -140,8 +143,13 @@ class Served:
 def seeds_of(seed: int | None, prompts: int, n: int) -> list[list[int]]:
     """Returns a seed for each completion of each prompt: random, or counted from `seed`."""
     if seed is None:
-        return [[secrets.randbelow(SEEDS) for _ in range(n)] for _ in range(prompts)]
+        return [[RANDOM.getrandbits(63) for _ in range(n)] for _ in range(prompts)]
     return [[(seed + i) % SEEDS for i in range(n)]] * prompts
+
+
+def new_id() -> str:
+    """Returns a name that no other request has."""
+    return f"{RANDOM.getrandbits(96):024x}"
 
 
 def or_null(logprob: float) -> float | None:

@@ -1,6 +1,5 @@
 """/generate: SGLang's own endpoint, tokens or texts in, tokens and texts out."""
 
-import secrets
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
@@ -12,7 +11,7 @@ from rl4p.runs.serving.live import Live
 from rl4p.runs.serving.refusals import RefusalError
 from rl4p.runs.serving.request import Request
 from rl4p.runs.serving.sampling_fields import MOST_STOPS, read_sampling
-from rl4p.runs.serving.served import Served, or_null, seeds_of
+from rl4p.runs.serving.served import Served, new_id, or_null, seeds_of
 
 DEFAULT_TOKENS = 128  # SGLang's
 OFF = ("lora_path", "return_hidden_states", "image_data", "audio_data", "video_data")
@@ -90,7 +89,7 @@ def read_rids(fields: Fields, count: int) -> list[str]:
     """Reads the names of the prompts, which abort_request takes."""
     value = fields.take("rid")
     if value is None:
-        return [secrets.token_hex(16) for _ in range(count)]
+        return [new_id() for _ in range(count)]
     rids = value if type(value) is list else [value] * count
     if len(rids) != count or not all(type(each) is str for each in rids):
         raise fields.wrong("rid", "a string, or one for each prompt")

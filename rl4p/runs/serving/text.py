@@ -1,7 +1,7 @@
 """The text of tokens: of whole completions, of single tokens, and of tokens as they arrive."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -12,8 +12,19 @@ LONG, CONTEXT = 24, 4  # tokens; a longer window is cut to its last few
 BYTE = re.compile(r"<0x([0-9A-F]{2})>")
 
 
+class Kept(dict[int, Any]):
+    """Values of tokens that are computed when they are first needed, and then kept."""
+
+    def __init__(self, compute: Callable[[int], Any]) -> None:
+        self.compute = compute
+
+    def __missing__(self, token: int) -> Any:
+        self[token] = value = self.compute(token)
+        return value
+
+
 class Texts:
-    """The texts of a tokenizer's tokens. The text of a single token is kept once it was needed."""
+    """The texts of a tokenizer's tokens."""
 
     def __init__(self, tokenizer: "PreTrainedTokenizerFast") -> None:
         from tokenizers import pre_tokenizers
@@ -21,8 +32,8 @@ class Texts:
         self.tokenizer = tokenizer
         self.backend: Any = tokenizer.backend_tokenizer
         self.alphabet = byte_alphabet(sorted(pre_tokenizers.ByteLevel.alphabet()))
-        self.contents: dict[int, bytes] = {}
-        self.singles: dict[int, str] = {}
+        self.singles = Kept(self.name_of)  # the text of each token
+        self.lengths = Kept(self.length_of)  # and its length
         # A token decoded alone may lose a space at its beginning, so one stands before it.
         self.anchor: list[int] = self.backend.encode("a", add_special_tokens=False).ids[-1:]
         self.before = self.decode(self.anchor, skip_special=False)
@@ -31,26 +42,22 @@ class Texts:
         """Returns the text of tokens."""
         return self.backend.decode(tokens, skip_special_tokens=skip_special)
 
-    def single(self, token: int) -> str:
+    def name_of(self, token: int) -> str:
         """Returns the text of one token; if it is a part of a character, `bytes:` and its bytes."""
-        found = self.singles.get(token)
-        if found is None:
-            content = self.bytes_of(token)
-            try:
-                found = content.decode()
-            except UnicodeDecodeError:
-                found = "bytes:" + "".join(f"\\x{byte:02x}" for byte in content)
-            self.singles[token] = found
-        return found
+        content = self.bytes_of(token)
+        try:
+            return content.decode()
+        except UnicodeDecodeError:
+            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in content)
+
+    def length_of(self, token: int) -> int:
+        """Returns how many whole characters one token has."""
+        return len(self.bytes_of(token).decode(errors="ignore"))
 
     def bytes_of(self, token: int) -> bytes:
         """Returns the bytes of one token."""
-        found = self.contents.get(token)
-        if found is None:
-            text = self.decode([*self.anchor, token], skip_special=False)[len(self.before) :]
-            found = self.part_of_character(token) if UNFINISHED in text else text.encode()
-            self.contents[token] = found
-        return found
+        text = self.decode([*self.anchor, token], skip_special=False)[len(self.before) :]
+        return self.part_of_character(token) if UNFINISHED in text else text.encode()
 
     def part_of_character(self, token: int) -> bytes:
         """Returns the bytes of a token that is no text, from its name in the vocabulary."""

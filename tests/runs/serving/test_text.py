@@ -67,10 +67,11 @@ def test_a_copy_goes_on_by_itself(texts):
 
 def test_single_tokens_have_their_bytes(texts, with_spaces):
     tokens = texts.tokenizer.encode("é b")
-    assert [texts.single(token) for token in tokens] == ["bytes:\\xc3", "bytes:\\xa9", " ", "b"]
+    assert [texts.singles[token] for token in tokens] == ["bytes:\\xc3", "bytes:\\xa9", " ", "b"]
+    assert [texts.lengths[token] for token in tokens] == [0, 0, 1, 1]
     assert b"".join(map(texts.bytes_of, tokens)).decode() == "é b"
-    assert texts.single(texts.tokenizer.eos_token_id) == "<|end|>"
-    assert [with_spaces.single(token) for token in (1, 3, 4)] == [" a", "e", "bytes:\\xc3"]
+    assert texts.singles[texts.tokenizer.eos_token_id] == "<|end|>"
+    assert [with_spaces.singles[token] for token in (1, 3, 4)] == [" a", "e", "bytes:\\xc3"]
 
 
 def test_every_byte_has_its_symbol(texts):
