@@ -104,7 +104,7 @@ class Pool:
             raise RunError(f"No server of rollout.servers can be used: {self.reasons()}.")
         for server, error in zip(self.servers, errors, strict=True):
             if error is not None:
-                log.warning("%s is taken out: %s.", server.url, server.reason)
+                announce_out(server)
             self.background[server] = asyncio.create_task(self.attend(server))
         self.notify()
         deadline = Deadline(self.options.patience)
@@ -127,6 +127,9 @@ class Pool:
             error = found
         else:
             server.failures, server.healthy = 0, True
+            if server.out:
+                log.warning("%s takes part again.", server.url)
+                server.out = False
             self.notify()
             return None
         server.reason = server.public(str(error))
@@ -155,7 +158,6 @@ class Pool:
                 await self.check(server)
                 continue
             if await self.bring_in(server) is None:
-                log.warning("%s takes part again.", server.url)
                 continue
             failures += 1
             await asyncio.sleep(min(pause(failures), self.options.health_seconds))
@@ -176,7 +178,7 @@ class Pool:
         server.reason = server.public(reason)
         if server.healthy:
             server.healthy = False
-            log.warning("%s is taken out: %s.", server.url, server.reason)
+            announce_out(server)
         for task in list(server.running):
             task.cancel()
         self.notify()
@@ -361,10 +363,19 @@ class Pool:
 
     async def close(self) -> None:
         await self.cancel(self.background)
+        for task in list(self.stopping):
+            task.cancel()
         for server in self.servers:
             for task in list(server.running):
                 task.cancel()
             await server.close()
+
+
+def announce_out(server: Server) -> None:
+    """Writes to the log that a server is taken out, unless it already says so."""
+    if not server.out:
+        log.warning("%s is taken out: %s.", server.url, server.reason)
+        server.out = True
 
 
 def fatal(errors: Any) -> bool:

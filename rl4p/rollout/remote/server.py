@@ -48,6 +48,7 @@ class Server:
       key: the API key, or "".
       healthy: whether it is given requests; it has the current weights then.
       reason: why it was taken out last.
+      out: whether the log says that it is taken out.
       running: the tasks of requests that it is answering.
       failures: failed requests since the last answer.
       known: what the protocol has found out about this server.
@@ -59,6 +60,7 @@ class Server:
     connections: int
     healthy: bool = False
     reason: str = "it was not asked yet"
+    out: bool = False
     running: set[asyncio.Task] = field(default_factory=set)
     failures: int = 0
     known: dict[str, Any] = field(default_factory=dict)
