@@ -72,14 +72,23 @@ def is_a_module_here(words: list[str]) -> bool:
     return importlib.util.find_spec(words[2]) is not None
 
 
+def asks_an_endpoint(words: list[str]) -> bool:
+    (url,) = (word for word in words if word.startswith("http://127.0.0.1:8000/"))
+    body = words[words.index("-d") + 1]
+    code = "".join(path.read_text() for path in (ROOT / "rl4p/runs/serving").glob("*.py"))
+    return f'("POST", "{url.rpartition(":8000")[2]}"): ' in code and bool(json.loads(body))
+
+
 # By the first words of a command, whether the tree has what it names.
 ELSEWHERE: dict[tuple[str, ...], Callable[[list[str]], bool]] = {
+    ("curl",): asks_an_endpoint,
     (".", ".venv/bin/activate"): lambda words: len(words) == 2,
     ("git", "clone"): lambda words: len(words) <= 4,
     ("make",): is_target_of_make,
     ("mlflow", "ui"): lambda words: "mlflow" in " ".join(PROJECT["dependencies"]),
     ("pip",): installs_an_extra,
     ("python", "-m", "experiments.benchmarks.peers"): is_a_module_here,
+    ("python", "-m", "experiments.benchmarks.serving"): is_a_module_here,
 }
 
 

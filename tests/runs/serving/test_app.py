@@ -1,4 +1,6 @@
 import asyncio
+import re
+from pathlib import Path
 
 import pytest
 
@@ -12,6 +14,16 @@ def test_the_model_is_listed(ask, chatty):
     assert model["root"] == "/path/to/m"
     assert model["max_model_len"] == chatty.decoder.config.max_positions
     assert model["weight_version"] == "7"
+
+
+def test_every_endpoint_is_documented(run):
+    async def call(client, app):
+        return {path for _, path in app.routes}
+
+    text = (Path(__file__).parents[3] / "docs/serving.md").read_text()
+    aliases = {"/get_model_info"}  # of /model_info, for older clients
+    named = set(re.findall(r"`(/[^` ]*)`", text))
+    assert run(call) - aliases == named
 
 
 def test_health_tells_what_the_server_does(ask, scheduler):
