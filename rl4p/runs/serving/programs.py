@@ -102,15 +102,15 @@ def decode(
     enough: Array,
     *,
     extras: bool,
-) -> tuple[Cache, State, jax.Array, Found]:
+) -> tuple[Cache, jax.Array, Found]:
     """Decodes `steps` tokens of every slot, or until at most `enough` sequences go on.
 
     Args:
       extras: whether to heed `min_tokens` and to find the most probable tokens, which takes longer.
 
     Returns:
-      The cache, the state, what was found, and all of it that is needed after every call in a
-      single array, which the host reads faster than several (`Outcome`).
+      The cache; all that is needed after every call in a single array, which the host reads
+      faster than several (`Outcome`); and what was found.
     """
     c = constants
     n, V = state.token_n.shape[0], decoder.config.vocabulary
@@ -147,7 +147,7 @@ def decode(
 
     begin = jnp.int32(0), cache, state, Found.empty(n, A)
     step, cache, state, found = jax.lax.while_loop(worth, decode_step, begin)
-    return cache, state, packed(step, state, found), found
+    return cache, packed(step, state, found), found
 
 
 def without(logits_nV: Array, tokens_nE: Array) -> jax.Array:

@@ -15,7 +15,8 @@ import numpy as np
 from rl4p.errors import InputError, RunError
 from rl4p.model.policy import Policy, padded_width
 from rl4p.runs.serving import programs
-from rl4p.runs.serving.batch import Batch, Ended, Running, replicated
+from rl4p.runs.serving.batch import Batch, Ended, replicated
+from rl4p.runs.serving.slots import Running
 from rl4p.runs.serving.tickets import Delivery, Ticket, send
 from rl4p.runs.serving.work import Part, Work
 from rl4p.types import Finish, Params
@@ -24,6 +25,7 @@ log = logging.getLogger(__name__)
 
 PROMPT_TOKENS_PER_CALL = 2048  # prefilled between two device calls; running completions wait
 SCORES_PER_CALL = 4
+IDLE_SECONDS = 10.0  # after which an idle server releases its cache
 Command = tuple[Callable[[], Any], Future]  # and what its caller waits for
 CLOSED = "The server is shutting down."
 NOT_NUMBERS = "The log-probabilities of the model are not numbers: its weights may be wrong."
@@ -224,7 +226,7 @@ class Scheduler:
         with self.changed:
             batch, running = self.batch, len(self.batch.running())
             unfinished = sum(ticket.count for ticket in self.tickets)
-            names = ("tokens", "finished", "aborted", "cancelled", "failed", "scored")
+            names = ("tokens", "finished", "aborted", "cancelled", "failed", "scored", "updates")
             return {name: float(self.numbers[name]) for name in names} | {
                 "running": float(running),
                 "waiting": float(max(0, unfinished - running)),
@@ -329,7 +331,8 @@ class Scheduler:
                 if self.undelivered:
                     return [], [], [], False
                 self.changed.notify_all()  # `drain` waits for this
-                self.changed.wait()
+                if not self.changed.wait(IDLE_SECONDS) and not self.batch.running():
+                    self.batch.clear()
             scores = [self.scores.popleft() for _ in range(min(len(self.scores), SCORES_PER_CALL))]
             new = self.take_waiting()
             return [], scores, new, bool(new or self.batch.running())
@@ -385,8 +388,7 @@ class Scheduler:
         tokens, decoder = ticket.scored, self.policy.decoder
         tokens_T = np.zeros(padded_width(len(tokens)), np.int32)
         tokens_T[: len(tokens)] = tokens
-        arrays = replicated(self.batch.mesh, (tokens_T, np.int32(len(tokens))))
-        return programs.score(decoder, self.params, *arrays)
+        return programs.score(decoder, self.params, tokens_T, np.int32(len(tokens)))
 
     def end_score(self, ticket: Ticket, logprobs_T: jax.Array) -> list[Delivery]:
         """Waits for log-probabilities."""
@@ -431,6 +433,7 @@ class Scheduler:
             self.batch.clear()
             raise RunError(self.broken) from error
         self.version, self.broken = version, None
+        self.numbers["updates"] += 1
         self.batch.contexts.clear()
         if recompute:
             with self.changed:

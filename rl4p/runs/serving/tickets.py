@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from rl4p.errors import RunError
-from rl4p.runs.serving.batch import Running
+from rl4p.runs.serving.slots import Running
 from rl4p.runs.serving.work import Part
 from rl4p.types import Finish
 

@@ -1,5 +1,7 @@
 """The completions that are decoded together, and the programs that decode them."""
 
+import math
+
 import jax
 import numpy as np
 import pytest
@@ -7,7 +9,8 @@ import pytest
 from rl4p.loop.compilation import compilation
 from rl4p.runs.serving import batch as batches
 from rl4p.runs.serving import programs
-from rl4p.runs.serving.batch import Batch, Running, key_data, replicated
+from rl4p.runs.serving.batch import Batch, replicated
+from rl4p.runs.serving.slots import Running, Slots, key_data
 from rl4p.runs.serving.work import Work
 from rl4p.types import Sampling
 
@@ -58,7 +61,7 @@ def test_slots_and_columns_grow_and_shrink(policy, sampled, monkeypatch):
     sizes = set()
     more = [running(seed=i, max_tokens=9) for i in range(6)]
     while batch.running():
-        sizes.add((len(batch.rows), batch.columns))
+        sizes.add((len(batch.slots.rows), batch.columns))
         batch.begin(sampled, waiting=False)
         batch.end().drawn()
         if batch.running():
@@ -108,11 +111,11 @@ def test_other_work_compiles_nothing(policy, sampled):
 
 def test_a_call_lasts_about_as_long_as_it_should(policy):
     batch = Batch(policy, 4)
-    batch.rows, batch.untimed = [None] * 4, False
+    batch.slots, batch.untimed = Slots(4), False
     assert batch.steps(4) == batches.FIRST_STEPS
     batch.time(8 * 0.002, 8)
-    assert batch.steps(4) == round(batches.SECONDS_PER_CALL / 0.002)
+    assert batch.steps(4) == math.ceil(batches.SECONDS_PER_CALL / 0.002)
     batch.time(1.0, 1)  # clients had the processor
-    assert batch.steps(4) == round(batches.SECONDS_PER_CALL / 0.00204)
+    assert batch.steps(4) == math.ceil(batches.SECONDS_PER_CALL / 0.00204)
     batch.time(1e-5, 1)
     assert batch.steps(4) == programs.MOST_STEPS
