@@ -24,7 +24,7 @@ PHASES = {
     "term": "rl4p.reward",
 }
 ENTRY_POINTS = ("train", "plan", "export", "send", "evaluate", "generate", "regrade", "samples")
-ENTRY_POINTS += ("compare",)
+ENTRY_POINTS += ("compare", "serve")
 INSTANTIATE_KEYS = {"_target_", "_partial_", "_recursive_", "_convert_", "_args_"}
 
 
