@@ -24,8 +24,10 @@ from rl4p.model.policy import Policy
 from rl4p.model.tensor_files import (
     DTYPES,
     StoredTensor,
+    copy,
     read_json,
     stored_tensors,
+    sync,
     write_file,
     write_tensors,
 )
@@ -168,13 +170,6 @@ def read_part(
     return whole
 
 
-def copy(source: np.ndarray, target: np.ndarray) -> None:
-    if source.dtype == target.dtype:  # as integers, since NumPy copies bfloat16 one by one
-        bits = np.dtype(f"u{source.dtype.itemsize}")
-        source, target = source.view(bits), target.view(bits)
-    target[...] = source
-
-
 def aligned_empty(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
     size = int(np.prod(shape)) * dtype.itemsize
     memory = np.empty(size + ALIGNMENT, np.uint8)
@@ -252,6 +247,7 @@ def write_adapter(
             stored = tensor._replace(name=f"base_model.model.{module}.{name}.weight")
             tensors.append(new_tensor(stored, (array,), dtype or array.dtype))
     write_file(folder / "adapter_model.safetensors", tensors)
+    sync(folder / "adapter_model.safetensors")
     name, _, revision = base.partition("@")
     config = {
         "peft_type": "LORA",

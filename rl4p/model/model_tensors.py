@@ -11,8 +11,10 @@ import numpy as np
 from rl4p.model.decoder import Decoder
 from rl4p.model.families import FAMILIES, Tensor
 from rl4p.model.lora import merged_kernel
-from rl4p.model.tensor_files import PIECE_BYTES, NewTensor
+from rl4p.model.tensor_files import NewTensor, transposed
 from rl4p.types import Array, Params
+
+PART_BYTES = 2**22  # the most of an embedding that is made at a time
 
 
 def model_tensors(
@@ -52,13 +54,12 @@ def new_tensor(
     shape = arrays[0].shape[len(at) :][:: -1 if tensor.transposed else 1]
 
     def whole() -> Iterator[np.ndarray]:
-        transposed = tensor.transposed
-        made = one_tensor(arrays, at, scale=scale, dtype=dtype, transposed=transposed)
-        yield np.asarray(made)
+        made = np.asarray(one_tensor(arrays, at, scale=scale, dtype=dtype))
+        yield transposed(made) if tensor.transposed else made
 
     def rows() -> Iterator[np.ndarray]:
         """Yields some rows at a time, since an embedding may be a third of a model."""
-        most = max(1, PIECE_BYTES // (shape[1] * dtype.itemsize))
+        most = max(1, PART_BYTES // (shape[1] * dtype.itemsize))
         for first in range(0, shape[0], most):
             count = min(most, shape[0] - first)
             yield np.asarray(some_rows(arrays[0], np.int32(first), count=count, dtype=dtype))
@@ -67,16 +68,15 @@ def new_tensor(
     return NewTensor(name=tensor.name, shape=shape, dtype=dtype, parts=rows if divided else whole)
 
 
-@partial(jax.jit, static_argnames=("scale", "dtype", "transposed"))
+@partial(jax.jit, static_argnames=("scale", "dtype"))
 def one_tensor(
-    arrays: tuple[Array, ...], at: tuple[Array, ...], *, scale: float, dtype: Any, transposed: bool
+    arrays: tuple[Array, ...], at: tuple[Array, ...], *, scale: float, dtype: Any
 ) -> Array:
-    """Returns one tensor of a stacked parameter as in the files, with any adapter merged."""
+    """Returns one tensor of a stacked parameter, with any adapter merged."""
     tensor, *adapter = (jnp.asarray(array[at]) for array in arrays)
     if adapter:
         tensor = merged_kernel(tensor, adapter[0], adapter[1], scale)
-    tensor = tensor.astype(dtype)
-    return tensor.T if transposed else tensor
+    return tensor.astype(dtype)
 
 
 @partial(jax.jit, static_argnames=("count", "dtype"))

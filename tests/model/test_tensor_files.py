@@ -1,5 +1,6 @@
 import json
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
@@ -12,6 +13,7 @@ from rl4p.model.tensor_files import (
     NewTensor,
     read_header,
     stored_tensors,
+    transposed,
     write_tensors,
 )
 
@@ -210,3 +212,12 @@ def test_a_file_may_be_just_as_large_as_the_limit(tmp_path, shard_bytes, files):
 def test_a_pickle_beside_safetensors_is_no_matter(folder):
     (folder / "pytorch_model.bin").write_bytes(b"not opened")
     assert stored_tensors(folder).keys() == TENSORS.keys()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("shape", [(1, 5), (32, 3), (33, 7), (0, 4)])
+def test_a_matrix_is_transposed_a_few_rows_at_a_time(shape, dtype):
+    matrix = np.arange(np.prod(shape)).reshape(shape).astype(jnp.dtype(dtype))
+    found = transposed(matrix)
+    assert found.flags.c_contiguous
+    np.testing.assert_array_equal(found, matrix.T, strict=True)

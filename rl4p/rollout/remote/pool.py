@@ -363,11 +363,11 @@ class Pool:
 
     async def close(self) -> None:
         await self.cancel(self.background)
-        for task in list(self.stopping):
+        tasks = [*self.stopping, *(task for server in self.servers for task in server.running)]
+        for task in tasks:
             task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
         for server in self.servers:
-            for task in list(server.running):
-                task.cancel()
             await server.close()
 
 

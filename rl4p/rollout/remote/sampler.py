@@ -109,8 +109,13 @@ class RemoteSampler(ABC):
         """Returns the engine; `publish` gives it its first weights.
 
         Raises:
-          InputError: the run has several processes.
+          InputError: the run has several processes, or devices for sampling.
         """
+        if policy.mesh.sampling is not policy.mesh:
+            raise InputError(
+                "mesh.rollout_devices would have no effect, because servers draw the tokens: leave "
+                "it out."
+            )
         if jax.process_count() > 1:
             raise InputError(
                 f"rollout={type(self).__name__.lower()} needs a run of one process, but this one "

@@ -50,6 +50,7 @@ class Server:
       reason: why it was taken out last.
       out: whether the log says that it is taken out.
       running: the tasks of requests that it is answering.
+      open: the tasks of all requests that are under way.
       failures: failed requests since the last answer.
       known: what the protocol has found out about this server.
       previous: the log-probabilities of the probe under the weights that it had before.
@@ -62,6 +63,7 @@ class Server:
     reason: str = "it was not asked yet"
     out: bool = False
     running: set[asyncio.Task] = field(default_factory=set)
+    open: set[asyncio.Task] = field(default_factory=set)
     failures: int = 0
     known: dict[str, Any] = field(default_factory=dict)
     previous: Any = None
@@ -90,15 +92,30 @@ class Server:
           RefusedError: the server refuses it, whatever the time.
           FailedError: it failed; `DownError` if the server cannot be reached or is too slow.
         """
+        # A task of its own is cancelled once at most: a second time would interrupt the closing of
+        # its connection.
+        task = asyncio.create_task(self.attempt(method, path, body))
+        self.open.add(task)
+        task.add_done_callback(self.ended)
         try:
-            async with asyncio.timeout(seconds):
-                return await self.attempt(method, path, body)
-        except TimeoutError:
-            raise DownError(f"there was no answer to {path} within {seconds:g} seconds") from None
+            await asyncio.wait({task}, timeout=seconds)
+        finally:
+            if not task.done():
+                task.cancel()
+        if not task.done() or task.cancelled():
+            raise DownError(f"there was no answer to {path} within {seconds:g} seconds")
+        try:
+            return task.result()
         except httpx2.ConnectError as error:
             raise DownError(self.public(f"it cannot be reached ({error})")) from None
         except (httpx2.HTTPError, httpx2.InvalidURL, OSError) as error:
             raise FailedError(self.public(f"{type(error).__name__} {error} at {path}")) from None
+
+    def ended(self, task: asyncio.Task) -> None:
+        """Forgets a request; its error counts as seen, also if nobody waits for it any more."""
+        self.open.discard(task)
+        if not task.cancelled():
+            task.exception()
 
     async def attempt(self, method: str, path: str, body: Any) -> Any:
         content = b"" if body is None else json.dumps(body).encode()
@@ -142,6 +159,11 @@ class Server:
         return " ".join("".join(c if c.isprintable() else " " for c in text).split())[:300]
 
     async def close(self) -> None:
+        """Ends all requests and closes the connections."""
+        tasks = list(self.open)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
         if self.http is not None:
             await self.http.aclose()
             self.http = None

@@ -99,6 +99,15 @@ class Batch:
         """The number of tokens of a sequence that the cache has room for."""
         return 0 if self.cache is None else self.cache.positions_BS.shape[1]
 
+    def counts(self) -> dict[str, float]:
+        """Returns the numbers of device calls and of prefilled contexts and tokens."""
+        return {
+            "device_calls": float(self.calls),
+            "prefilled_prompts": float(self.prefills),
+            "prefilled_tokens": float(self.prefilled_tokens),
+            "cache_columns": float(self.columns),
+        }
+
     def running(self) -> list[Running]:
         return self.slots.running()
 
@@ -265,6 +274,12 @@ class Batch:
             found = seconds / steps
             self.seconds_per_step[n] = min(found, SLOWER * self.seconds_per_step.get(n, found))
         self.untimed = False
+
+
+def placed(policy: Policy, params: Params) -> Params:
+    """Returns parameters in sampling form with the shardings that the programs expect."""
+    mesh = policy.mesh.sampling
+    return replicated(mesh, params) if mesh.size == 1 else params
 
 
 def replicated(mesh: Mesh, tree: Any) -> Any:

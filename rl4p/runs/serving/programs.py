@@ -3,6 +3,7 @@
 The token at position p of a sequence is in column p of the row of its slot, in all of them.
 """
 
+from collections.abc import Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -13,6 +14,7 @@ import numpy as np
 from rl4p.distributed.mesh import Mesh
 from rl4p.model.cache import Cache
 from rl4p.model.decoder import Decoder
+from rl4p.model.policy import padded_width
 from rl4p.model.sampling import Draws, draw_each
 from rl4p.rollout.continuous import of_cache
 from rl4p.types import Array, Params
@@ -234,6 +236,13 @@ def score(decoder: Decoder, params: Params, tokens_T: Array, length: Array) -> j
 
     chunks = hidden_1TD.reshape(T // width, width, -1), jnp.roll(tokens_T, -1).reshape(-1, width)
     return jax.lax.map(logprobs, chunks).reshape(T)
+
+
+def scored_tokens(decoder: Decoder, params: Params, tokens: Sequence[int]) -> jax.Array:
+    """Starts `score` for tokens padded to one of few widths."""
+    tokens_T = np.zeros(padded_width(len(tokens)), np.int32)
+    tokens_T[: len(tokens)] = tokens
+    return score(decoder, params, tokens_T, np.int32(len(tokens)))
 
 
 @partial(jax.jit, donate_argnames=("cache",))

@@ -13,20 +13,18 @@ import jax
 import numpy as np
 
 from rl4p.errors import InputError, RunError
-from rl4p.model.policy import Policy, padded_width
-from rl4p.runs.serving import programs
-from rl4p.runs.serving.batch import Batch, Ended, replicated
-from rl4p.runs.serving.slots import Running
-from rl4p.runs.serving.tickets import Delivery, Ticket, send
-from rl4p.runs.serving.work import Part, Work
+from rl4p.model.policy import Policy
+from rl4p.runs.serving.batch import Batch, Ended, placed
+from rl4p.runs.serving.programs import scored_tokens
+from rl4p.runs.serving.slots import Running, taken
+from rl4p.runs.serving.tickets import Command, Delivery, Ticket, fulfil, send
+from rl4p.runs.serving.work import Part, Work, check_scored, check_work
 from rl4p.types import Finish, Params
 
 log = logging.getLogger(__name__)
 
-PROMPT_TOKENS_PER_CALL = 2048  # prefilled between two device calls; running completions wait
 SCORES_PER_CALL = 4
 IDLE_SECONDS = 10.0  # after which an idle server releases its cache
-Command = tuple[Callable[[], Any], Future]  # and what its caller waits for
 CLOSED = "The server is shutting down."
 NOT_NUMBERS = "The log-probabilities of the model are not numbers: its weights may be wrong."
 
@@ -50,7 +48,7 @@ class Scheduler:
 
     def __init__(self, policy: Policy, params: Params, version: str, *, slots: int = 32) -> None:
         self.policy, self.version, self.slots = policy, version, slots
-        self.params = self.placed(policy.for_sampling(params))
+        self.params = placed(policy, policy.for_sampling(params))
         self.broken: str | None = None
         self.paused = False
         self.batch = Batch(policy, slots)
@@ -84,14 +82,7 @@ class Scheduler:
           InputError: the model has no positions for it, or it asks for nothing.
           RunError: the scheduler is broken or closed.
         """
-        longest = self.policy.decoder.config.max_positions
-        if not work.tokens or not work.seeds or work.max_tokens < 1:
-            raise InputError("A request needs at least one token, one seed and max_tokens=1.")
-        if len(work.tokens) + work.max_tokens > longest:
-            raise InputError(
-                f"A request of {len(work.tokens)} tokens with max_tokens={work.max_tokens} is "
-                f"longer than the {longest} positions of the model."
-            )
+        check_work(work, self.policy.decoder.config.max_positions)
         ticket = Ticket(deliver, fail)
         ticket.left = {
             index: Running(work=work, index=index, owner=ticket) for index in range(len(work.seeds))
@@ -107,11 +98,7 @@ class Scheduler:
           InputError: there are no tokens, or more than the model has positions.
           RunError: the scheduler is broken or closed.
         """
-        longest = self.policy.decoder.config.max_positions
-        if not 1 <= len(tokens) <= longest:
-            raise InputError(
-                f"{len(tokens)} tokens cannot be scored: the model takes from 1 to {longest}."
-            )
+        check_scored(tokens, self.policy.decoder.config.max_positions)
         ticket = Ticket(deliver, deliver)
         ticket.scored = tokens
         return self.enter(ticket)
@@ -212,11 +199,6 @@ class Scheduler:
         """
         self.order(lambda: self.replace_now(load, version, recompute)).result()
 
-    def placed(self, params: Params) -> Params:
-        """Returns parameters in sampling form with the shardings that the programs expect."""
-        mesh = self.policy.mesh.sampling
-        return replicated(mesh, params) if mesh.size == 1 else params
-
     def rename(self, version: str) -> None:
         """Changes the version of the weights, and not the weights."""
         self.version = version
@@ -231,10 +213,7 @@ class Scheduler:
                 "running": float(running),
                 "waiting": float(max(0, unfinished - running)),
                 "slots": float(self.slots),
-                "device_calls": float(batch.calls),
-                "prefilled_prompts": float(batch.prefills),
-                "prefilled_tokens": float(batch.prefilled_tokens),
-                "cache_columns": float(batch.columns),
+                **batch.counts(),
             }
 
     def close(self) -> None:
@@ -262,7 +241,6 @@ class Scheduler:
         del self.tickets[ticket]
 
     # The rest runs in the scheduler's thread.
-
     def run(self) -> None:
         """Decodes until the scheduler is closed."""
         while True:
@@ -281,7 +259,10 @@ class Scheduler:
     def step(self, scores: Sequence[Ticket], new: Sequence[Running], decodes: bool) -> None:
         """Makes a device call, and delivers what the former has found while the device works."""
         try:
-            scored = [(ticket, self.begin_score(ticket)) for ticket in scores]
+            scored = [
+                (ticket, scored_tokens(self.policy.decoder, self.params, ticket.scored))
+                for ticket in scores
+            ]
             version, waiting = self.version, bool(self.waiting)
             if decodes:
                 self.batch.admit(self.params, new, keep=waiting)
@@ -334,22 +315,8 @@ class Scheduler:
                 if not self.changed.wait(IDLE_SECONDS) and not self.batch.running():
                     self.batch.clear()
             scores = [self.scores.popleft() for _ in range(min(len(self.scores), SCORES_PER_CALL))]
-            new = self.take_waiting()
+            new = taken(self.waiting, self.slots - len(self.batch.running()))
             return [], scores, new, bool(new or self.batch.running())
-
-    def take_waiting(self) -> list[Running]:
-        """Takes completions from the queue for free slots, unless their contexts are too long."""
-        new: list[Running] = []
-        contexts: set[tuple[int, ...]] = set()
-        free, room = self.slots - len(self.batch.running()), PROMPT_TOKENS_PER_CALL
-        while self.waiting and len(new) < free:
-            if (context := tuple(self.waiting[0].tokens)) not in contexts:
-                contexts.add(context)
-                room -= padded_width(len(context))
-            if new and room < 0:
-                break
-            new.append(self.waiting.popleft())
-        return new
 
     def purge(self) -> None:
         """Removes what runs or waits of closed tickets."""
@@ -383,13 +350,6 @@ class Scheduler:
         found = [(ticket, ticket.deliver, several) for ticket, several in parts.items()]
         return found + self.failures(failing, RunError(NOT_NUMBERS))
 
-    def begin_score(self, ticket: Ticket) -> jax.Array:
-        """Starts the computation of log-probabilities."""
-        tokens, decoder = ticket.scored, self.policy.decoder
-        tokens_T = np.zeros(padded_width(len(tokens)), np.int32)
-        tokens_T[: len(tokens)] = tokens
-        return programs.score(decoder, self.params, tokens_T, np.int32(len(tokens)))
-
     def end_score(self, ticket: Ticket, logprobs_T: jax.Array) -> list[Delivery]:
         """Waits for log-probabilities."""
         found = np.asarray(logprobs_T)[: len(ticket.scored) - 1].tolist()
@@ -403,28 +363,27 @@ class Scheduler:
 
     def failures(self, tickets: Iterable[Ticket], error: Exception) -> list[Delivery]:
         """Ends tickets with an error, and returns the deliveries of it."""
+        return self.ended(tickets, "failed", lambda ticket: ticket.failed(error))
+
+    def abort_now(self, tickets: Iterable[Ticket]) -> None:
+        send(self.ended(tickets, "aborted", Ticket.aborted))
+
+    def ended(
+        self, tickets: Iterable[Ticket], how: str, delivery: Callable[[Ticket], Delivery]
+    ) -> list[Delivery]:
+        """Ends and counts those tickets that are open, and returns their last deliveries."""
         found: list[Delivery] = []
         with self.changed:
             for ticket in tickets:
                 if ticket.open:
-                    self.numbers["failed"] += ticket.count
-                    found.append(ticket.failed(error))
+                    self.numbers[how] += ticket.count
+                    found.append(delivery(ticket))
                     self.shut(ticket)
         return found
 
-    def abort_now(self, tickets: Iterable[Ticket]) -> None:
-        found: list[Delivery] = []
-        with self.changed:
-            for ticket in tickets:
-                if ticket.open:
-                    self.numbers["aborted"] += ticket.count
-                    found.append(ticket.aborted())
-                    self.shut(ticket)
-        send(found)
-
     def replace_now(self, load: Callable[[Params], Params], version: str, recompute: bool) -> None:
         try:
-            self.params = self.placed(load(self.params))
+            self.params = placed(self.policy, load(self.params))
         except InputError:
             raise
         except Exception as error:
@@ -439,11 +398,3 @@ class Scheduler:
             with self.changed:
                 self.waiting.extendleft(reversed(self.batch.running()))
                 self.batch.clear()
-
-
-def fulfil(command: Callable[[], Any], done: Future) -> None:
-    """Runs a command, and hands its result or error to whoever waits for it."""
-    try:
-        done.set_result(command())
-    except Exception as error:  # noqa: BLE001 - the caller raises it
-        done.set_exception(error)

@@ -1,5 +1,6 @@
 """The slots of completions that are decoded together, on the host."""
 
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -8,8 +9,11 @@ from typing import Any
 import jax
 import numpy as np
 
+from rl4p.model.policy import padded_width
 from rl4p.runs.serving.programs import Constants, Outcome, State
 from rl4p.runs.serving.work import Work
+
+PROMPT_TOKENS_PER_CALL = 2048  # prefilled between two device calls; running completions wait
 
 
 @dataclass(eq=False, kw_only=True)
@@ -142,3 +146,21 @@ def key_words() -> int:
 def key_data(seed: int, words: int) -> np.ndarray:
     """Returns the data of a random key as JAX makes it from a seed with 64-bit integers on."""
     return np.resize(np.array([seed >> 32, seed & 0xFFFFFFFF], np.uint32), words)
+
+
+def taken(waiting: deque[Running], free: int) -> list[Running]:
+    """Removes completions for free slots from a queue, and returns them.
+
+    Their different contexts have at most `PROMPT_TOKENS_PER_CALL` tokens, or there is only one.
+    """
+    new: list[Running] = []
+    contexts: set[tuple[int, ...]] = set()
+    room = PROMPT_TOKENS_PER_CALL
+    while waiting and len(new) < free:
+        if (context := tuple(waiting[0].tokens)) not in contexts:
+            contexts.add(context)
+            room -= padded_width(len(context))
+        if new and room < 0:
+            break
+        new.append(waiting.popleft())
+    return new

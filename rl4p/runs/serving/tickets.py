@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from typing import Any
 
 from rl4p.errors import RunError
@@ -60,3 +61,14 @@ def send(deliveries: Sequence[Delivery]) -> None:
                 deliver(content)
             except Exception:
                 log.exception("The delivery of tokens failed.")
+
+
+Command = tuple[Callable[[], Any], Future]  # and what its caller waits for
+
+
+def fulfil(command: Callable[[], Any], done: Future) -> None:
+    """Runs a command, and hands its result or error to whoever waits for it."""
+    try:
+        done.set_result(command())
+    except Exception as error:  # noqa: BLE001 - the caller raises it
+        done.set_exception(error)

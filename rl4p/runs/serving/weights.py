@@ -1,5 +1,7 @@
 """The replacement of a server's weights by those in a folder, and their checksums."""
 
+import ctypes
+import gc
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -16,6 +18,8 @@ from rl4p.model.model_tensors import held_tensors, leaf, model_tensors, place
 from rl4p.model.policy import Policy
 from rl4p.model.tensor_files import StoredTensor, stored_tensors
 from rl4p.types import Params
+
+TRIM_BYTES = 2**25  # of old arrays, after which their memory is returned
 
 
 def replacement(folder: Path, policy: Policy) -> Callable[[Params], Params]:
@@ -70,6 +74,7 @@ def replaced(
     for tensor in held_tensors(policy.decoder, params):
         if tensor.name in stored:
             parameters.setdefault(tensor.path, []).append(tensor)
+    freed = release()
     for path, tensors in parameters.items():
         node = leaf(params, path[:-1])
         try:
@@ -79,9 +84,21 @@ def replaced(
                 f"{folder} changed or failed while it was read, and the weights are now those of "
                 f"two models: {error}"
             ) from error
+        freed += node[path[-1]].nbytes
+        if freed >= TRIM_BYTES:
+            freed = release()
         if path[-1] == "kernel" and "lora_b" in node:  # the new kernel has it merged
             node["lora_b"] = jnp.zeros_like(node["lora_b"], device=node["lora_b"].sharding)
     return params
+
+
+def release() -> int:
+    """Returns the memory of arrays without references to the system, and returns 0."""
+    gc.collect(0)  # only now JAX releases arrays that came from NumPy
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # of Linux's C library
+    if trim is not None:
+        trim(0)
+    return 0
 
 
 def read(old: jax.Array, tensors: list[Tensor], stored: dict[str, StoredTensor]) -> jax.Array:

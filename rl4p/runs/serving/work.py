@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from rl4p.errors import InputError
 from rl4p.types import Finish, Sampling
 
 
@@ -50,3 +51,30 @@ class Part(NamedTuple):
     version: str
     alternatives: list[list[tuple[int, float]]]
     finish: Finish | None
+
+
+def check_work(work: Work, longest: int) -> None:
+    """Checks that work asks for something, and that the model has positions for it.
+
+    Raises:
+      InputError: it does not, or the model has only the `longest` positions.
+    """
+    if not work.tokens or not work.seeds or work.max_tokens < 1:
+        raise InputError("A request needs at least one token, one seed and max_tokens=1.")
+    if len(work.tokens) + work.max_tokens > longest:
+        raise InputError(
+            f"A request of {len(work.tokens)} tokens with max_tokens={work.max_tokens} is longer "
+            f"than the {longest} positions of the model."
+        )
+
+
+def check_scored(tokens: Sequence[int], longest: int) -> None:
+    """Checks the number of tokens to score.
+
+    Raises:
+      InputError: there are none, or more than the `longest` positions of the model.
+    """
+    if not 1 <= len(tokens) <= longest:
+        raise InputError(
+            f"{len(tokens)} tokens cannot be scored: the model takes from 1 to {longest}."
+        )

@@ -2,7 +2,6 @@
 
 import math
 
-import jax
 import numpy as np
 import pytest
 
@@ -10,7 +9,7 @@ from rl4p.loop.compilation import compilation
 from rl4p.runs.serving import batch as batches
 from rl4p.runs.serving import programs
 from rl4p.runs.serving.batch import Batch, replicated
-from rl4p.runs.serving.slots import Running, Slots, key_data
+from rl4p.runs.serving.slots import Running, Slots
 from rl4p.runs.serving.work import Work
 from rl4p.types import Sampling
 
@@ -40,16 +39,6 @@ def finished(batch, params, new=(), most=100):
         if not batch.running():
             return ended
     raise AssertionError("It does not end.")
-
-
-@pytest.mark.parametrize("seed", [0, 7, 2**31, 2**32 - 1])
-def test_keys_are_those_of_jax(seed):
-    assert key_data(seed, 2).tolist() == jax.random.key_data(jax.random.key(seed)).tolist()
-
-
-def test_keys_of_large_seeds_have_both_words():
-    assert key_data((3 << 32) + 5, 2).tolist() == [3, 5]
-    assert key_data((3 << 32) + 5, 4).tolist() == [3, 5, 3, 5]
 
 
 def test_slots_and_columns_grow_and_shrink(policy, sampled, monkeypatch):

@@ -18,7 +18,6 @@ from rl4p.rollout.remote.weights_folder import WeightsFolder
 from rl4p.runs.serving.weights import checksums, replacement
 from tests.golden.cases import CASES, decoder_config, make_tensors, to_params
 
-
 FAST = ("qwen2", "gemma3", "qwen3_moe")
 
 
@@ -229,6 +228,8 @@ FOUR_DEVICES = """
 import dataclasses, sys, jax, numpy as np
 from pathlib import Path
 from rl4p.distributed.mesh import Mesh
+from rl4p.distributed.placement import param_shardings
+from rl4p.distributed.processes import place
 from rl4p.model.scratch import Scratch
 from rl4p.model.decoder import Decoder
 from rl4p.rollout.remote.weights_folder import WeightsFolder
@@ -238,11 +239,9 @@ from safetensors.numpy import load_file, save_file
 
 for case in ("gemma2", "qwen3_moe"):
     mesh = Mesh(dp=1, fsdp=2, tp=2)
-    policy = Scratch(width=32, heads=4).policy(mesh)
+    policy = Scratch(width=32, heads=4, num_kv_heads=2).policy(mesh)
     policy = dataclasses.replace(policy, decoder=Decoder(config=decoder_config(case)))
     params = to_params(policy.decoder.config, make_tensors(policy.decoder.config))
-    from rl4p.distributed.placement import param_shardings
-    from rl4p.distributed.processes import place
     divided = place(params, param_shardings(mesh, params))
     weights = WeightsFolder(Path(sys.argv[1]))
     exported = weights.write(policy, divided, "1")
@@ -271,4 +270,53 @@ weights.close()
 def test_each_device_gets_its_part(tmp_path, on_devices):
     command = [sys.executable, "-c", FOUR_DEVICES, str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, env=on_devices(4))
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
+# A model of 260 MB. The first load replaces what the sampler's program made, and the second what the
+# first one read.
+MEMORY = """
+import gc, sys, jax
+from pathlib import Path
+from rl4p.distributed.mesh import Mesh
+from rl4p.model.pretrained import Pretrained
+from rl4p.model.scratch import Scratch
+from rl4p.rollout.remote.weights_folder import WeightsFolder
+from rl4p.runs.serving.weights import replacement
+
+def memory():
+    lines = Path("/proc/self/status").read_text().splitlines()
+    found = {line.split(":")[0]: line.split()[1] for line in lines if line.startswith("Vm")}
+    return int(found["VmRSS"]) * 1024, int(found["VmHWM"]) * 1024
+
+def growth(call):
+    gc.collect()
+    Path("/proc/self/clear_refs").write_text("5")  # the peak so far is forgotten
+    before, result = memory()[0], call()
+    return (memory()[1] - before) / size, result
+
+model = Scratch(width=512, layers=16, heads=8, feed_forward_width=2048, vocabulary=16_000)
+policy, params = model.build(Mesh(dp=1), jax.random.key(0))
+size = sum(x.nbytes for x in jax.tree.leaves(params))
+weights = WeightsFolder(Path(sys.argv[1]), shard_bytes=2**25)
+weights.write(policy, params, "compiles")
+params = jax.block_until_ready(jax.tree.map(lambda x: x + 1, params))
+written, exported = growth(lambda: weights.write(policy, params, "1"))
+assert written < 0.2, written
+del params
+policy, params = Pretrained(path=str(exported.path)).build(Mesh(dp=1), jax.random.key(0))
+held = policy.for_sampling(params)
+del params
+for _ in range(2):
+    loaded, held = growth(lambda: replacement(exported.path, policy)(held))
+    assert loaded < 0.5, loaded  # 0.7 if nothing is released
+weights.close()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="the peak is read from /proc")
+def test_the_host_holds_little_more_than_the_model(tmp_path):
+    command = [sys.executable, "-c", MEMORY, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-3000:]

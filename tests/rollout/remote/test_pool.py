@@ -12,8 +12,8 @@ import pytest
 from rl4p.errors import RunError
 from rl4p.rollout.remote import pool
 from rl4p.types import Finish
-from tests.rollout.doubles import ANSWERS, BEFORE_ANSWERS, OF_ANSWERS, UPDATES, rescored
-from tests.rollout.remote_cases import PROTOCOLS, engine_on, of_step, repeated, requests_of
+from tests.rollout.remote.cases import PROTOCOLS, engine_on, of_step, repeated, requests_of
+from tests.rollout.remote.doubles import ANSWERS, BEFORE_ANSWERS, OF_ANSWERS, UPDATES, rescored
 
 PROMPTS = [[1, 2, 3], [5, 6, 7, 8, 9], [40, 41]]
 AFTER_UPDATES = ("stale", "old_label", "no_success")

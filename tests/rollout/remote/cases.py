@@ -8,7 +8,7 @@ import numpy as np
 from rl4p.rollout.engine import Request
 from rl4p.rollout.sglang import SGLang
 from rl4p.rollout.vllm import VLLM
-from tests.rollout.doubles import SGLangDouble, VLLMDouble
+from tests.rollout.remote.doubles import SGLangDouble, VLLMDouble
 
 PROTOCOLS = {"vllm": (VLLM, VLLMDouble), "sglang": (SGLang, SGLangDouble)}
 QUICK = {

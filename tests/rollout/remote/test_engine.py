@@ -1,8 +1,6 @@
 """Tests the engine whose completions come from servers, against doubles without faults."""
 
-import threading
 import time
-from contextlib import closing
 from dataclasses import replace
 
 import jax
@@ -11,12 +9,9 @@ import pytest
 
 from rl4p.errors import InputError, RunError
 from rl4p.rollout.engine import Request
-from rl4p.rollout.remote.sampler import check_address
-from rl4p.rollout.sglang import SGLang
-from rl4p.rollout.vllm import VLLM
 from rl4p.types import Finish
-from tests.rollout.doubles import rescored
-from tests.rollout.remote_cases import PROTOCOLS, engine_on, of_step, repeated, requests_of
+from tests.rollout.remote.cases import PROTOCOLS, engine_on, of_step, repeated, requests_of
+from tests.rollout.remote.doubles import rescored
 
 PROMPTS = [[1, 2, 3], [5, 6, 7, 8, 9]]
 
@@ -53,21 +48,6 @@ def test_completions_are_those_of_the_published_weights(opened, policy, params):
             assert {x.engine for x in found} == {double.url}
 
 
-def test_the_same_weights_are_sent_once_and_old_folders_are_deleted(opened, params, tmp_path):
-    with opened() as (engine, (double,)):
-        for step in (1, 2):
-            weights = of_step(params, step)
-            engine.publish(weights, step)
-            engine.publish(weights, step)
-            engine.publish(jax.tree.map(lambda x: x, weights), step)
-            assert updates(double) == step
-            assert len(list(tmp_path.glob("*/*.*safetensors"))) == 0
-            assert len([x for x in tmp_path.glob("*/*") if (x / "config.json").exists()]) == 1
-        engine.publish(of_step(params, 2), 2)
-        assert updates(double) == 3
-    assert not list(tmp_path.glob("*"))
-
-
 def test_results_do_not_depend_on_the_servers_or_the_neighbours(opened, params):
     found = []
     weights = of_step(params, 1)
@@ -96,19 +76,6 @@ def test_greedy_completions_do_not_depend_on_keys(opened, params):
             np.testing.assert_array_equal(a.tokens, b.tokens)
 
 
-def test_two_engines_of_the_same_servers_have_weights_of_their_own(opened, policy, params):
-    with opened() as (engine, (double,)):
-        engine.publish(of_step(params, 1), 1)
-        with closing(engine.options.open(policy)) as other:
-            other.publish(of_step(params, 2), 2)
-            for each, step in ((engine, 1), (other, 2), (engine, 1)):
-                found = each.complete(requests_of(PROMPTS, 1, 0))
-                assert rescored(policy, of_step(params, step), found, PROMPTS) < 1e-4
-                assert {int(v) for x in found for v in x.versions} == {step}
-            assert updates(double) == 5
-        assert engine.complete(requests_of(PROMPTS, 1, 0))
-
-
 def test_a_stopped_call_keeps_the_tokens_so_far(opened, params):
     with opened() as (engine, (double,)):
         engine.publish(of_step(params, 1), 1)
@@ -134,36 +101,6 @@ def test_stop_sees_what_has_finished(opened, params):
         requests = requests_of(PROMPTS, 2, 0)
         engine.complete(requests, stop=lambda finished: seen.append(finished) or False)
         assert all(finished.shape == (4,) and finished.dtype == bool for finished in seen)
-
-
-def test_new_weights_wait_for_calls_and_stop_those_that_can_be_stopped(opened, params):
-    with opened() as (engine, (double,)):
-        for stop in (None, lambda finished: False):
-            engine.publish(of_step(params, 1), 1)
-            double.holding.set()
-            found, published = [], threading.Event()
-
-            def call(stop=stop, found=found):
-                found.extend(engine.complete(requests_of(PROMPTS, 2, 0), stop=stop))
-
-            def publish(published=published):
-                engine.publish(of_step(params, 2), 2)
-                published.set()
-
-            threads = [threading.Thread(target=each) for each in (call, publish)]
-            threads[0].start()
-            while not any(server.running for server in engine.fleet.pool.servers):
-                time.sleep(0.01)
-            threads[1].start()
-            if stop is None:
-                assert not published.wait(0.5)
-                double.holding.clear()
-            threads[0].join()
-            double.holding.clear()  # which holds the probe too
-            threads[1].join()
-            ended = Finish.LENGTH if stop is None else Finish.ABORT
-            assert {x.finish for x in found} == {ended}
-            assert {int(v) for x in found for v in x.versions} == {1}
 
 
 def test_the_call_of_a_rollout_keeps_one_engine(protocol, opened, policy, params, prompts):
@@ -198,47 +135,3 @@ def test_a_closed_engine_says_so(opened, params):
         engine.close()
         with pytest.raises(RunError, match="is closed"):
             engine.publish(of_step(params, 1), 1)
-
-
-def test_several_processes_are_refused(protocol, policy, monkeypatch):
-    sampler = PROTOCOLS[protocol][0](servers=("http://127.0.0.1:1",), max_response_tokens=8)
-    monkeypatch.setattr(jax, "process_count", lambda: 2)
-    with pytest.raises(InputError, match=f"rollout={protocol} needs a run of one process"):
-        sampler.open(policy)
-
-
-@pytest.mark.parametrize(
-    ("url", "why"),
-    [
-        ("127.0.0.1:8000", "no address"),
-        ("ftp://a", "no address"),
-        ("http://me:secret@a", "password"),
-        ("http://a:1/v1", "leave out /v1"),
-        ("http://a:1/?q=1", "leave out /v1"),
-    ],
-)
-def test_an_address_is_checked(url, why):
-    with pytest.raises(ValueError, match=why) as error:
-        check_address(url)
-    assert "secret" not in str(error.value)
-
-
-@pytest.mark.parametrize(
-    ("options", "why"),
-    [
-        ({"servers": ()}, "servers is empty"),
-        ({"servers": ("http://a:1", "http://a:1/")}, "twice"),
-        ({"key_variable": "sk-123"}, "not the name of an environment variable"),
-    ],
-)
-@pytest.mark.parametrize("sampler", [VLLM, SGLang])
-def test_options_are_checked(sampler, options, why):
-    with pytest.raises(ValueError, match=why):
-        sampler(**{"servers": ("http://a:1",), "max_response_tokens": 3} | options)
-
-
-def test_a_key_that_is_not_set_is_an_error(policy, monkeypatch):
-    monkeypatch.delenv("RL4P_NO_KEY", raising=False)
-    sampler = VLLM(servers=("http://a:1",), max_response_tokens=3, key_variable="RL4P_NO_KEY")
-    with pytest.raises(InputError, match="is not set"):
-        sampler.open(policy)

@@ -1,0 +1,65 @@
+"""Tests what is particular to SGLang's protocol."""
+
+import pytest
+
+from rl4p.errors import RunError
+from rl4p.rollout.sglang import SGLang
+from tests.rollout.remote.cases import engine_on, of_step, requests_of
+
+PROMPTS = [[1, 2, 3], [5, 6, 7, 8, 9]]
+
+
+@pytest.fixture
+def opened(policy, params, tmp_path):
+    def open_engine(count=1, **options):
+        return engine_on("sglang", policy, params, count, tmp_path, **options)
+
+    return open_engine
+
+
+def test_requests_leave_nothing_to_the_defaults_of_the_server(opened, policy, params):
+    with opened(temperature=0.5) as (engine, (double,)):
+        engine.publish(of_step(params, 1), 1)
+        double.bodies.clear()
+        engine.complete(requests_of(PROMPTS, 2, 0))
+    bodies = [body for path, body in double.bodies if path == "/generate"]
+    for body in bodies:
+        sampling = body["sampling_params"]
+        assert (sampling["temperature"], sampling["top_k"], sampling["top_p"]) == (0.5, -1, 1)
+        assert (sampling["min_p"], sampling["repetition_penalty"], sampling["n"]) == (0, 1, 1)
+        assert sampling["stop_token_ids"] == list(policy.end_ids)
+        assert 0 <= sampling["sampling_seed"] < 2**31
+        assert body["return_logprob"] is True
+    assert len({body["sampling_params"]["sampling_seed"] for body in bodies}) == 4
+    assert len({body["rid"] for body in bodies}) == 4
+
+
+@pytest.mark.parametrize("options", [{"top_k": 5}, {"top_p": 0.9}])
+def test_a_support_smaller_than_the_vocabulary_is_refused(options):
+    with pytest.raises(ValueError, match="cannot be used with rollout=sglang"):
+        SGLang(servers=("http://a:1",), max_response_tokens=8, **options)
+
+
+def test_an_update_that_does_not_succeed_is_told(opened, params):
+    with opened() as (engine, (double,)):
+        double.fault = lambda path: "no_success" if "update_weights" in path else None
+        with pytest.raises(RunError, match="no such file"):
+            engine.publish(of_step(params, 1), 1)
+
+
+def test_a_cache_in_use_is_emptied_later(opened, params):
+    with opened() as (engine, (double,)):
+        busy = iter(["busy", "busy"])
+        double.fault = lambda path: next(busy, None) if path == "/flush_cache" else None
+        engine.publish(of_step(params, 1), 1)
+        assert engine.fleet.pool.servers[0].healthy
+    assert double.asked.count("/flush_cache") == 3
+
+
+def test_older_servers_tell_their_version_elsewhere(opened, params):
+    with opened() as (engine, (double,)):
+        double.missing |= {"/model_info", "/weights_checker"}
+        for step in (1, 2):
+            engine.publish(of_step(params, step), step)
+    assert double.asked.count("/model_info") == 1
+    assert double.asked.count("/get_weight_version") == 2
