@@ -17,7 +17,7 @@ def test_stacked_and_separate_layers_give_the_same_tensors(policy, params):
     for one, other in zip(stacked, separate, strict=True):
         pieces = [np.concatenate(list(x.parts())) for x in (one, other)]
         assert pieces[0].shape == tuple(one.shape)
-        np.testing.assert_array_equal(*pieces)
+        np.testing.assert_array_equal(pieces[0], pieces[1])
     size = sum(x.bytes for x in stacked)
     assert size == 4 * sum(int(np.prod(x.shape)) for x in stacked)
 

@@ -273,8 +273,8 @@ def test_each_device_gets_its_part(tmp_path, on_devices):
     assert done.returncode == 0, done.stderr[-3000:]
 
 
-# A model of 260 MB. The first load replaces what the sampler's program made, and the second what the
-# first one read.
+# A model of 260 MB. The first load replaces arrays that the sampler's program made, and the second
+# those that the first one read.
 MEMORY = """
 import gc, sys, jax
 from pathlib import Path
