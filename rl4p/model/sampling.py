@@ -67,10 +67,7 @@ def draw(
     logprobs_BV = sampling_logprobs(logits_BV, sampling, temperature=temperature)
     V = logprobs_BV.shape[-1]
 
-    def noise(key: Array, t: Array) -> Array:
-        return jax.random.gumbel(jax.random.fold_in(key, t), (V,))
-
-    scores_BV = jnp.where(greedy, logprobs_BV, logprobs_BV + jax.vmap(noise)(keys_B, t_B))
+    scores_BV = jnp.where(greedy, logprobs_BV, logprobs_BV + noise(keys_B, t_B, V))
     token_B = first_of_the_largest(scores_BV)
     return token_B, jnp.take_along_axis(logprobs_BV, token_B[:, None], axis=1)[:, 0]
 
@@ -109,9 +106,6 @@ def draw_each(
     """
     greedy_B1, V = (temperature_B == 0)[:, None], logits_BV.shape[1]
 
-    def noise(key: Array, t: Array) -> Array:
-        return jax.random.gumbel(jax.random.fold_in(key, t), (V,))
-
     def run(logits_BV: Array, *, cuts: bool, greedy: bool) -> Draws:
         logits_BV = logits_BV / jnp.where(greedy_B1, 1.0, temperature_B[:, None])
         if cuts:
@@ -119,7 +113,7 @@ def draw_each(
             logits_BV = jnp.where(outside_BV, -jnp.inf, logits_BV)
         logprobs_BV = scores_BV = jax.nn.log_softmax(logits_BV, axis=-1)
         if not greedy:
-            noisy_BV = logprobs_BV + jax.vmap(noise)(keys_B, t_B)
+            noisy_BV = logprobs_BV + noise(keys_B, t_B, V)
             scores_BV = jnp.where(greedy_B1, logprobs_BV, noisy_BV)
         token_B = first_of_the_largest(scores_BV)
         logprob_B = jnp.take_along_axis(logprobs_BV, token_B[:, None], axis=1)[:, 0]
@@ -148,6 +142,15 @@ def least_logits(logits_BV: Array, top_k_B: Array, top_p_B: Array) -> jax.Array:
     keep_BV = before_BV.at[:, 0].set(0.0) < top_p_B[:, None]
     least_B1 = jnp.min(jnp.where(keep_BV, sorted_BV, jnp.inf), axis=-1, keepdims=True)
     return jnp.where(top_p_B[:, None] < 1, jnp.maximum(least_B1, kth_B1), kth_B1)
+
+
+def noise(keys_B: Array, t_B: Array, V: int) -> jax.Array:
+    """Returns Gumbel noise [B, V]: that of row b is of its key folded with t."""
+
+    def of_row(key: Array, t: Array) -> Array:
+        return jax.random.gumbel(jax.random.fold_in(key, t), (V,))
+
+    return jax.vmap(of_row)(keys_B, t_B)
 
 
 def first_of_the_largest(x_BV: Array) -> jax.Array:

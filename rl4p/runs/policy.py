@@ -9,7 +9,7 @@ from omegaconf import DictConfig
 from rl4p.configuration import instantiate
 from rl4p.errors import InputError
 from rl4p.model.policy import Policy
-from rl4p.rollout.sampler import Sampler, without_annealing
+from rl4p.rollout.sampler import without_annealing
 from rl4p.runs.checkpoint import restore_params
 from rl4p.types import Params
 
@@ -43,7 +43,7 @@ def load_policy(
     return policy, params, step
 
 
-def run_sampler(config: DictConfig) -> Sampler:
+def run_sampler(config: DictConfig) -> Any:
     """Returns `rollout`, or `evaluation.rollout` if the rollout of the run samples nothing.
 
     Its temperature does not change with the step of a checkpoint.
@@ -55,7 +55,7 @@ def run_sampler(config: DictConfig) -> Sampler:
     if config.evaluation.rollout is not None:
         found.append(instantiate(config.evaluation.rollout))
     for rollout in found:
-        if isinstance(rollout, Sampler):
+        if hasattr(rollout, "open"):
             return without_annealing(rollout)
     raise InputError(
         f"rollout ({config.rollout._target_}) does not sample with an engine: choose "

@@ -2,6 +2,7 @@
 
 import dataclasses
 import threading
+import time
 from types import SimpleNamespace
 
 import jax
@@ -13,6 +14,7 @@ from rl4p.errors import InputError, RunError
 from rl4p.rollout.continuous import Continuous
 from rl4p.rollout.engine import Request
 from rl4p.runs.serving import programs
+from rl4p.runs.serving import scheduler as schedulers
 from rl4p.runs.serving.scheduler import Scheduler
 from rl4p.runs.serving.work import Work
 from rl4p.types import Finish, Sampling
@@ -369,3 +371,20 @@ def test_closing_ends_all_work(ending, params):
         scheduler.submit(work, client.deliver)
     with pytest.raises(RunError, match="shutting down"):
         scheduler.replace(lambda x: x, "2", recompute=False)
+
+
+def test_an_idle_server_releases_its_cache(scheduler, start, monkeypatch):
+    monkeypatch.setattr(schedulers, "IDLE_SECONDS", 0.01)
+    expected = start().wait().result()
+    for _ in range(1000):
+        if not scheduler.counts()["cache_columns"]:
+            break
+        time.sleep(0.01)
+    assert scheduler.counts()["cache_columns"] == 0
+    client = endless(start)
+    scheduler.pause("keep", 60)
+    time.sleep(0.05)
+    assert scheduler.counts()["cache_columns"] > 0  # something is paused in it
+    scheduler.resume()
+    assert client.wait().result().finish == Finish.LENGTH
+    assert start().wait().result().tokens == expected.tokens
