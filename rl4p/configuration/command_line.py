@@ -24,6 +24,7 @@ from omegaconf import DictConfig, OmegaConf
 from rl4p.configuration.completion import shell_completion
 from rl4p.configuration.composition import CONF, CONFIG, Composer, one_line
 from rl4p.configuration.folder import RECORD, refuse_taken
+from rl4p.configuration.foreign import own_failures
 from rl4p.configuration.launcher import AfterSweep, JobFailed, run_sweep
 from rl4p.configuration.quoting import quoted
 from rl4p.configuration.resume import resume
@@ -200,7 +201,8 @@ def reporting(job: Job) -> Job:
         if config.resume is not None:
             (Path(config.resume) / FAILURE).unlink(missing_ok=True)  # of a job of a sweep
         try:
-            return job(config)
+            with own_failures(config):
+                return job(config)
         except (Exception, KeyboardInterrupt) as error:
             log.info("The job ended with an error.", exc_info=error)  # INFO goes to the file only
             exit_code = report(error)

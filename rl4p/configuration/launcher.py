@@ -21,6 +21,7 @@ from omegaconf import DictConfig
 
 from rl4p.configuration.composition import CONFIG
 from rl4p.configuration.folder import only_run_in
+from rl4p.configuration.foreign import own_failures
 from rl4p.configuration.quoting import quoted
 from rl4p.configuration.sweep import (
     FAILURE,
@@ -141,7 +142,8 @@ def job_of_sweep(job: Job, sweep: Sweep, report: Report) -> Job:
         (folder / FAILURE).unlink(missing_ok=True)
         print(sweep.heading(folder), flush=True)
         try:
-            return job(config)
+            with own_failures(config):
+                return job(config)
         except (Exception, KeyboardInterrupt) as error:
             log.info("The job ended with an error.", exc_info=error)  # INFO goes to the file only
             exit_code = report(error)
