@@ -7,8 +7,9 @@ import jax.numpy as jnp
 
 from rl4p.learner.logprobs import token_scores, trunk
 from rl4p.learner.objective import Objective
+from rl4p.learner.returned import check_array, check_names, check_pair
 from rl4p.model.decoder import Decoder, Prefix
-from rl4p.protocols import Estimator
+from rl4p.protocols import Estimator, Update
 from rl4p.types import Array, Params, Sampling, TrainingBatch
 
 
@@ -43,14 +44,16 @@ def token_loss(
     constant_BT = jax.lax.stop_gradient(logprobs_BT)
     proximal_BT = on_mask(micro.scores.get("proximal_logprobs", constant_BT))
     micro = replace(micro, scores=micro.scores | {"proximal_logprobs": proximal_BT})
-    loss_BT, extras = objective.update(logprobs_BT, micro)
+    loss_BT, extras = policy_loss(objective.update, logprobs_BT, micro)
 
     # Tokens that no policy drew have no behaviour log-probabilities.
     sampled = mask & (trajectories.policy_version_BT >= 0)
     mismatch_BT = jnp.where(sampled, proximal_BT - trajectories.behaviour_logprobs_BT, 0.0)
     needs = getattr(objective.correction, "needs", ())
     asked = {"scores": {name: micro.scores[name] for name in needs}} if needs else {}
-    loss_BT = loss_BT * objective.correction(mismatch_BT, mask, **asked)
+    weights_BT = objective.correction(mismatch_BT, mask, **asked)
+    check_array("correction", objective.correction, "the weights", weights_BT, mask.shape)
+    loss_BT = loss_BT * weights_BT
     if objective.entropy.selects:
         loss_BT = jnp.where(micro.scores["selected"], loss_BT, 0.0)
     if objective.entropy.active:
@@ -88,3 +91,20 @@ def token_loss(
         "weight": weight_BT,
         "squared_weight": jnp.square(weight_BT),
     } | extras
+
+
+def policy_loss(
+    update: Update, logprobs_BT: Array, micro: TrainingBatch
+) -> tuple[Array, dict[str, Array]]:
+    """Calls the update, and checks what it returns while the call is traced.
+
+    Raises:
+      RunError: the result has a wrong type or shape.
+    """
+    shape = logprobs_BT.shape
+    result = update(logprobs_BT, micro)
+    loss_BT, extras = check_pair("update", update, result, "(loss_BT, metrics)")
+    check_array("update", update, "loss_BT", loss_BT, shape)
+    for name, values_BT in check_names("update", update, "the metrics", extras).items():
+        check_array("update", update, f"the metric {name}", values_BT, shape, kinds="bif")
+    return loss_BT, extras

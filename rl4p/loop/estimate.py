@@ -7,8 +7,11 @@ import jax.numpy as jnp
 
 from rl4p.learner.advantage_options import clipped, drop_truncated
 from rl4p.learner.masking import loss_mask
+from rl4p.learner.returned import check_array, check_pair
 from rl4p.protocols import TeachesCritic
 from rl4p.types import Array, Rewards, Trajectories
+
+KEY = "advantage"
 
 
 class Estimate(NamedTuple):
@@ -48,6 +51,9 @@ def estimate(
 
     Returns:
       An `Estimate`, and the new memory if the phase has one.
+
+    Raises:
+      RunError: the result of the phase has a wrong type or shape; found while this is traced.
     """
     rewards = drop_truncated(advantage, trajectories, rewards)
     mask_BT, metrics = loss_mask(trajectories, rewards), {}
@@ -68,9 +74,13 @@ def estimate(
     needs = getattr(advantage, "needs", ())
     asked = {"scores": {name: scores[name] for name in needs}} if needs else {}
     result = advantage(trajectories, rewards, **asked, **memory)
+    if memory:
+        check_pair(KEY, advantage, result, "(advantages_BT, memory)")
     advantages_BT, *new_memory = result if memory else (result,)
+    check_array(KEY, advantage, "advantages_BT", advantages_BT, trajectories.tokens_BT.shape)
     returns_BT = None
     if isinstance(advantage, TeachesCritic):
         returns_BT = advantage.returns(trajectories, rewards, asked["scores"])
+        check_array(KEY, advantage, "returns", returns_BT, trajectories.tokens_BT.shape)
     found = Estimate(clipped(advantage, advantages_BT), mask_BT, returns_BT, metrics)
     return (found, *new_memory) if memory else found

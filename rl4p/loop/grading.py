@@ -1,14 +1,22 @@
 """The call of the reward phase: each process grades a share as host arrays and gets all grades."""
 
+import logging
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import jax
 import numpy as np
 
 from rl4p.distributed.processes import gathered_rows, share, to_host
+from rl4p.learner.returned import check_array, check_names, refuse, told
 from rl4p.loop.phases import Phases
 from rl4p.types import Episode, Rewards, Trajectories
+
+log = logging.getLogger(__name__)
+
+KEY = "reward"
+LARGEST = float(np.finfo(np.float32).max)
 
 
 def graded(
@@ -25,19 +33,19 @@ def graded(
     """
     processes = len(share(len(episodes)))
     if processes == 1:
-        return phases.call("reward", memory, trajectories, episodes)
+        return called(phases, memory, trajectories, episodes)
     trajectories = to_host(trajectories)
     together = trajectories.group_size > 1 or getattr(phases.reward, "whole_groups", False)
     rows_B = np.arange(len(episodes))
     order_B, starts = by_group(np.asarray(trajectories.group_ids_B) if together else rows_B)
     parts = share(len(starts) - 1)
     if "reward" in memory or not all(parts):
-        return phases.call("reward", memory, trajectories, episodes)
+        return called(phases, memory, trajectories, episodes)
     own = parts[jax.process_index()]
     rows = order_B[starts[own.start] : starts[own.stop]]
     trajectories = jax.tree.map(lambda x: x[rows], trajectories)
     part = tuple(episodes[row] for row in rows)
-    rewards, memory = phases.call("reward", memory, trajectories, part)
+    rewards, memory = called(phases, memory, trajectories, part)
     gathered = gathered_rows(
         rewards, [range(starts[part.start], starts[part.stop]) for part in parts]
     )
@@ -49,3 +57,61 @@ def by_group(group_ids_B: np.ndarray) -> tuple[np.ndarray, list[int]]:
     order_B = np.argsort(group_ids_B, kind="stable")
     _, sizes = np.unique(group_ids_B, return_counts=True)
     return order_B, [0, *np.cumsum(sizes).tolist()]
+
+
+def called(
+    phases: Phases,
+    memory: dict[str, Any],
+    trajectories: Trajectories,
+    episodes: Sequence[Episode],
+) -> tuple[Rewards, dict[str, Any]]:
+    """Calls the reward phase and checks its result.
+
+    Raises:
+      RunError: the result has a wrong type or shape.
+    """
+    rewards, memory = phases.call(KEY, memory, trajectories, episodes)
+    return sound(phases.reward, rewards, len(episodes)), memory
+
+
+def sound(phase: Any, rewards: Any, rows: int) -> Rewards:
+    """Returns rewards whose valid samples have finite float32 rewards; others become invalid.
+
+    Raises:
+      RunError: these are no `Rewards`, or one of the arrays has a wrong type or shape.
+    """
+    if not isinstance(rewards, Rewards):
+        refuse(KEY, phase, "rl4p.types.Rewards", f"not {told(rewards)}")
+    terms = check_names(KEY, phase, "terms", rewards.terms)
+    late = {} if rewards.late_B is None else {"late_B": rewards.late_B}
+    for kind, arrays in (
+        ("f", {"total_B": rewards.total_B} | terms),
+        ("b", {"valid_B": rewards.valid_B} | late),
+    ):
+        for name, values in arrays.items():
+            check_array(KEY, phase, name, values, (rows,), kind)
+    total_B, valid_B, terms = to_host((rewards.total_B, rewards.valid_B, terms))
+    wrong_B = ~(np.abs(total_B) <= LARGEST)
+    for grade_B in terms.values():
+        wrong_B = wrong_B | (np.abs(grade_B) > LARGEST)  # nan where the term does not apply
+    if not np.any(wrong_B & valid_B):
+        return rewards
+    log.warning(
+        "reward (%s) gave %d of %d samples a number that is not finite as float32, such as %s. "
+        "These samples are invalid.",
+        type(phase).__name__,
+        np.sum(wrong_B & valid_B),
+        rows,
+        total_B[np.argmax(wrong_B & valid_B)],
+    )
+    valid_B = valid_B & ~wrong_B
+
+    def kept(values_B: np.ndarray) -> np.ndarray:
+        return np.where(valid_B, values_B, 0.0).astype(np.float32)
+
+    return replace(
+        rewards,
+        total_B=kept(total_B),
+        terms={name: kept(grade_B) for name, grade_B in terms.items()},
+        valid_B=valid_B,
+    )

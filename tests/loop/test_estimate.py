@@ -1,6 +1,7 @@
 """Tests the call of an advantage phase in the loop, with numbers computed by hand."""
 
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 from rl4p.advantage.dr_grpo import DrGRPO
 from rl4p.advantage.gae import GAE
 from rl4p.advantage.running_baseline import RunningBaseline
+from rl4p.errors import RunError
 from rl4p.learner.kl.fixed import Fixed
 from rl4p.learner.kl.none import NONE
 from rl4p.learner.masking import spread_over_tokens
@@ -194,3 +196,50 @@ def test_a_batch_without_tokens_has_no_divergence(rows, scores):
     rewards = replace(rewards, valid_B=jnp.zeros(4, bool), total_B=jnp.zeros(4))
     found = estimate(Noting(), IN_REWARD, trajectories, rewards, scores, COEFFICIENT)
     assert found.metrics["update/kl"] == 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Returns:
+    """An advantage that returns a fixed result."""
+
+    result: Any
+
+    def __call__(self, trajectories, rewards, **memory):
+        return self.result
+
+
+WRONG = r"advantages_BT as an array of float with the shape \(4, 4\)"
+
+
+@pytest.mark.parametrize(
+    ("result", "memory", "sentence"),
+    [
+        (None, {}, f"{WRONG}, not None"),
+        ([0.0], {}, f"{WRONG}, not a list"),
+        ((jnp.zeros((4, 4)), 1), {}, f"{WRONG}, not a tuple of 2"),
+        (jnp.zeros((4, 1)), {}, rf"{WRONG}, not with the shape \(4, 1\)"),
+        (jnp.zeros((4, 4), jnp.int32), {}, f"{WRONG}, not of int32"),
+        (jnp.zeros((4, 4)), {"memory": 1}, r"\(advantages_BT, memory\), not a"),
+        ((jnp.zeros((4, 4)), 1, 2), {"memory": 1}, r"\(advantages_BT, memory\), not a tuple of 3"),
+    ],
+)
+def test_a_wrong_result_is_refused_in_one_sentence(rows, result, memory, sentence):
+    with pytest.raises(
+        RunError, match=rf"^advantage \({__name__}\.Returns\) must return {sentence}"
+    ):
+        estimate(Returns(result=result), NONE, *rows, {}, COEFFICIENT, **memory)
+
+
+def test_wrong_targets_of_a_critic_are_refused(rows):
+    class Teaches(Returns):
+        needs = frozenset({"values"})
+
+        def returns(self, trajectories, rewards, scores):
+            return None
+
+        def __call__(self, trajectories, rewards, scores):
+            return self.result
+
+    phase, scores = Teaches(result=jnp.zeros((4, 4))), {"values": jnp.zeros((4, 4))}
+    with pytest.raises(RunError, match=r"Teaches\) must return returns as an array of float"):
+        estimate(phase, NONE, *rows, scores, COEFFICIENT)

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -9,8 +10,10 @@ import numpy as np
 import pytest
 
 import rl4p.loop.grading
+from rl4p.errors import RunError
 from rl4p.loop.grading import graded
 from rl4p.reward.weighted import Weighted
+from rl4p.types import Rewards
 
 MASKED = ("tokens_BT", "response_mask_BT", "group_ids_B")
 
@@ -178,3 +181,70 @@ def test_groups_that_terms_compare_stay_whole_in_any_order(batch, make_phases, i
         )
         owners += mine_B
     assert (owners == 1).all()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Returns:
+    """A reward that returns a fixed result."""
+
+    result: Any
+
+    def __call__(self, trajectories, episodes):
+        return self.result
+
+
+SOUND = Rewards(
+    total_B=np.arange(6, dtype=np.float32),
+    terms={"a": np.array([0, np.nan, 1, 1, 1, 1], np.float32)},
+    valid_B=np.array([True] * 5 + [False]),
+)
+
+
+def test_a_sound_result_is_handed_on_as_it_is(batch, make_phases):
+    rewards, _ = graded(make_phases(reward=Returns(result=SOUND)), {}, *batch)
+    assert rewards is SOUND
+
+
+@pytest.mark.parametrize(
+    ("result", "sentence"),
+    [
+        (None, r"rl4p\.types\.Rewards, not None"),
+        ([1.0] * 6, r"rl4p\.types\.Rewards, not a list"),
+        (replace(SOUND, total_B=[1.0] * 6), r"total_B as an array of float .*\(6,\), not a list"),
+        (replace(SOUND, total_B=np.zeros((6, 1))), r"total_B .*, not with the shape \(6, 1\)"),
+        (replace(SOUND, total_B=np.zeros(6, int)), r"total_B .*, not of int64"),
+        (replace(SOUND, valid_B=np.ones(6)), r"valid_B as an array of bool .*, not of float64"),
+        (replace(SOUND, valid_B=None), r"valid_B .*, not None"),
+        (replace(SOUND, late_B=np.ones(5, bool)), r"late_B .*, not with the shape \(5,\)"),
+        (replace(SOUND, terms=None), r"terms as a dictionary of arrays by name, not None"),
+        (replace(SOUND, terms={"a": 1.0}), r"a as an array of float .*, not a float"),
+    ],
+)
+def test_a_wrong_result_is_refused_in_one_sentence(batch, make_phases, result, sentence):
+    with pytest.raises(
+        RunError, match=rf"^reward \({__name__}\.Returns\) must return {sentence}\.$"
+    ):
+        graded(make_phases(reward=Returns(result=result)), {}, *batch)
+
+
+@pytest.mark.parametrize(
+    ("field", "number"),
+    [
+        *(("total_B", number) for number in (np.nan, np.inf, 1e300, -4e38)),
+        *(("a", number) for number in (np.inf, 1e300)),  # nan: the term does not apply
+    ],
+)
+def test_a_number_beyond_float32_is_an_invalid_sample_and_is_told(
+    batch, make_phases, caplog, number, field
+):
+    values_B = np.array([1, 1, number, 1, 1, number])  # the last is invalid already
+    changes = {"total_B": values_B} if field == "total_B" else {"terms": {"a": values_B}}
+    result = replace(SOUND, **changes)
+    rewards, _ = graded(make_phases(reward=Returns(result=result)), {}, *batch)
+    assert rewards.valid_B.tolist() == [True, True, False, True, True, False]
+    for values in (rewards.total_B, rewards.terms["a"]):
+        assert values.dtype == np.float32
+        assert values[~rewards.valid_B].tolist() == [0.0, 0.0]
+        assert not np.isinf(values).any()
+    assert "reward (Returns) gave 1 of 6 samples a number that is not finite" in caplog.text
+    assert rewards.total_B[:2].tolist() == np.float32(result.total_B[:2]).tolist()

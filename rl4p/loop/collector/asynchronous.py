@@ -20,6 +20,7 @@ from rl4p.loop.background import WorkingTime, check_phases
 from rl4p.loop.cache.success_cache import SuccessCache
 from rl4p.loop.flight_requests import finished_groups, requests_for
 from rl4p.loop.flights import Flight, Flights, Limits
+from rl4p.loop.grading import called
 from rl4p.loop.groups import Group, check_filters, divided, joined, newest_only
 from rl4p.loop.metrics import drawn_shares, staleness_shares
 from rl4p.loop.phases import Phases
@@ -370,7 +371,7 @@ class OpenAsynchronous:
         episodes = tuple(episodes)
         newest = max(int(trajectories.policy_version_BT.max()), 0)
         self.phases.check("rollout", (trajectories, episodes), self.policy, version=newest)
-        rewards, _ = self.phases.call("reward", {}, trajectories, episodes)
+        rewards, _ = called(self.phases, {}, trajectories, episodes)
         return divided(trajectories, episodes, to_host(rewards))
 
     def state(self) -> dict[str, Any]:
