@@ -1,10 +1,13 @@
 """The format of the response."""
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import regex
+
 from rl4p.types import Episode
+
+SECONDS = 5.0  # of the process's CPU time, to match a response
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -12,6 +15,10 @@ class Format:
     """A grade of 1 if the whole response matches a regular expression (``.`` spans lines), else 0.
 
     The default pattern requires some working and then, at the very end, ``#### <number>``.
+
+    Some patterns, such as ``(a|aa)+b``, take longer than the universe exists to refuse a response.
+    The library regex stops after `SECONDS`, which makes the sample invalid, and other threads go on
+    meanwhile; the module re of Python does neither. Patterns that both accept mean the same.
     """
 
     weight: float = 0.5
@@ -19,10 +26,18 @@ class Format:
 
     def __post_init__(self) -> None:
         try:
-            re.compile(self.pattern)
-        except re.error as error:
+            regex.compile(self.pattern)
+        except regex.error as error:
             raise ValueError(f"pattern {self.pattern!r} is not a valid regex: {error}") from None
 
     def __call__(self, episodes: Sequence[Episode]) -> Sequence[float]:
-        pattern = re.compile(self.pattern, re.DOTALL)
-        return [float(pattern.fullmatch(each.response) is not None) for each in episodes]
+        pattern = regex.compile(self.pattern, regex.DOTALL)
+        return [grade(pattern, episode.response) for episode in episodes]
+
+
+def grade(pattern: "regex.Pattern[str]", response: str) -> float:
+    """Returns 1 if the whole response matches, 0 if not, and nan if that takes too long."""
+    try:
+        return float(pattern.fullmatch(response, timeout=SECONDS, concurrent=True) is not None)
+    except TimeoutError:
+        return float("nan")

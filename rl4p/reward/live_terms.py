@@ -4,9 +4,9 @@ import inspect
 import logging
 import threading
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -20,6 +20,7 @@ from rl4p.types import Episode
 log = logging.getLogger(__name__)
 
 CLOSING = 20.0  # seconds to close a term
+LARGEST = float(np.finfo(np.float32).max)
 
 Groups = Sequence[np.ndarray]  # for each group, the indices of its rows
 
@@ -32,7 +33,7 @@ class TermGrades:
       grades_B: float64, nan where the term does not apply, and where it failed.
       failed_B: bool, where the term could not grade.
       late: whether the term passed its deadline.
-      problem: a sentence about a call that gave no grades, or None.
+      problem: a sentence about a call that gave no grades or some too large ones, or None.
       error: the exception of the call, or None.
     """
 
@@ -40,7 +41,7 @@ class TermGrades:
     failed_B: np.ndarray
     late: bool = False
     problem: str | None = None
-    error: Exception | None = None
+    error: BaseException | None = None
 
 
 class LiveTerm:
@@ -80,14 +81,19 @@ class LiveTerm:
         def finish() -> TermGrades:
             error = None
             try:
-                return read(wait())
+                found = read(wait())
+                if found.problem is None:
+                    return found
+                found = replace(found, problem=f"{key} {found.problem}")
+                log.warning("%s These samples are invalid.", found.problem)
+                return found
             except Late:
                 problem = f"{key} did not return within its deadline of {self.deadline:g} s."
                 late = True
             except (InputError, RunError):
                 raise  # the term says itself that the run cannot go on
-            except Exception as found:  # noqa: BLE001 - the samples become invalid
-                problem, late, error = f"{key} {told(found)}", False, found
+            except (Exception, SystemExit) as raised:  # noqa: BLE001 - the samples become invalid
+                problem, late, error = f"{key} {told(raised)}", False, raised
             log.warning("%s The %d samples are invalid.", problem, len(episodes))
             nothing_B = np.full(len(episodes), np.nan)
             return TermGrades(
@@ -107,7 +113,7 @@ class LiveTerm:
                 self.live = self.term.open()
             except (InputError, RunError):
                 raise
-            except Exception as error:
+            except (Exception, SystemExit) as error:
                 raise RunError(f"{key} cannot be opened: {told(error)}") from error
         return self.term if self.live is None else self.live
 
@@ -121,8 +127,8 @@ class LiveTerm:
             self.live = self.thread = None
 
 
-class WrongCount(Exception):
-    """Grades that are not one for each row."""
+class WrongGrades(Exception):
+    """A result that is not one grade for each row."""
 
 
 def is_async(live: Any) -> bool:
@@ -138,11 +144,11 @@ def asking(live: Any, episodes: Sequence[Episode], groups: Groups | None) -> Cal
 
     def listed(found: Any) -> list[Any]:
         if groups is None:
-            return counted(list(found), len(episodes), "responses")
+            return counted(found, len(episodes), "responses")
         grades: list[Any] = [None] * len(episodes)
-        of_groups = counted(list(found), len(groups), "groups")
+        of_groups = counted(found, len(groups), "groups")
         for rows, own in zip(groups, of_groups, strict=True):
-            of_rows = counted(list(own), len(rows), "responses of a group")
+            of_rows = counted(own, len(rows), "responses of a group")
             for row, grade in zip(rows.tolist(), of_rows, strict=True):
                 grades[row] = grade
         return grades
@@ -160,23 +166,50 @@ def asking(live: Any, episodes: Sequence[Episode], groups: Groups | None) -> Cal
     return call
 
 
-def counted(grades: list[Any], count: int, what: str) -> list[Any]:
+def counted(found: Any, count: int, what: str) -> list[Any]:
+    if not isinstance(found, Iterable) or isinstance(found, (str, bytes, Mapping)):
+        raise WrongGrades(f"gave {shown(found)} in the place of a list for {count} {what}.")
+    grades = list(found)
     if len(grades) != count:
-        raise WrongCount(f"gave {len(grades)} grades for {count} {what}.")
+        raise WrongGrades(f"gave {len(grades)} grades for {count} {what}.")
     return grades
 
 
+def shown(value: Any) -> str:
+    return "None" if value is None else f"a {type(value).__name__}"
+
+
 def read(grades: Grades) -> TermGrades:
-    """Returns the grades as arrays."""
+    """Returns the grades as arrays. Grades beyond float32 are failures, with a sentence.
+
+    Raises:
+      WrongGrades: a grade is neither a number nor None.
+    """
     absent_B = np.array([grade is None for grade in grades], bool)
-    grades_B = np.array([np.nan if grade is None else float(grade) for grade in grades], np.float64)
-    failed_B = ~absent_B & ~np.isfinite(grades_B)
-    return TermGrades(grades_B=np.where(failed_B, np.nan, grades_B), failed_B=failed_B)
+    grades_B = np.array([as_float(grade) for grade in grades], np.float64)
+    failed_B = ~absent_B & ~(np.abs(grades_B) <= LARGEST)
+    large_B = np.isfinite(grades_B) & failed_B
+    problem = None
+    if np.any(large_B):
+        count, example = np.sum(large_B), grades_B[large_B][0]
+        problem = f"gave {count} of {len(grades_B)} samples a grade beyond float32 ({example:g})."
+    grades_B = np.where(failed_B, np.nan, grades_B)
+    return TermGrades(grades_B=grades_B, failed_B=failed_B, problem=problem)
 
 
-def told(error: Exception) -> str:
+def as_float(grade: Any) -> float:
+    """Returns a grade as a number: nan for None."""
+    try:
+        return np.nan if grade is None else float(grade)
+    except OverflowError:
+        return float(np.finfo(np.float64).max)
+    except (TypeError, ValueError):
+        raise WrongGrades(f"gave {shown(grade)} as a grade, which is not a number.") from None
+
+
+def told(error: BaseException) -> str:
     """Returns what happened, and the line of the user's code in which it did."""
-    if isinstance(error, WrongCount):
+    if isinstance(error, WrongGrades):
         return str(error)
     where = ""
     for frame in traceback.extract_tb(error.__traceback__):
@@ -184,6 +217,8 @@ def told(error: Exception) -> str:
             where = ""
         else:
             where = where or f" ({frame.filename}, line {frame.lineno})"
+    if isinstance(error, SystemExit):
+        return f"called sys.exit({error.code!r}){where}, which ends no run: raise an exception."
     said = f"raised {type(error).__name__}: {error}{where}."
     if "main thread" in str(error):  # signals
         said += " Give the term deadline = None, which calls it in the main thread."

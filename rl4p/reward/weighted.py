@@ -1,5 +1,6 @@
 """A weighted sum of reward terms."""
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -10,8 +11,17 @@ import numpy as np
 from rl4p.configuration.bounds import AboveZero, Share
 from rl4p.errors import RunError
 from rl4p.protocols import Remembers
-from rl4p.reward.live_terms import LiveTerm, TermGrades, close_all, of_prompts, rows_of_groups
+from rl4p.reward.live_terms import (
+    LARGEST,
+    LiveTerm,
+    TermGrades,
+    close_all,
+    of_prompts,
+    rows_of_groups,
+)
 from rl4p.types import Episode, Rewards, Trajectories
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,6 +58,9 @@ class Weighted:
                     f"terms.{name} has an initial_state, but a term cannot keep memory: write "
                     "your own reward for that."
                 )
+            weight = getattr(term, "weight", np.nan)
+            if not (is_number(weight) and np.isfinite(weight)):
+                raise ValueError(f"terms.{name}.weight={weight} must be a finite number.")
             deadline = getattr(term, "deadline", None)
             if deadline is not None and not (is_number(deadline) and 0 < deadline < np.inf):
                 raise ValueError(
@@ -110,11 +123,21 @@ class Weighted:
             failed_B |= each.failed_B
             late_B |= each.failed_B & each.late
             applies_B |= ~np.isnan(each.grades_B)
+        with np.errstate(over="ignore", invalid="ignore"):
+            total_B = sum(
+                (self.terms[name].weight * np.nan_to_num(x.grades_B) for name, x in grades.items()),
+                np.zeros(rows),
+            )
+        beyond_B = ~failed_B & ~(np.abs(total_B) <= LARGEST)
+        failed_B |= beyond_B
+        problems = [each.problem for each in grades.values() if each.problem]
+        if np.any(beyond_B):
+            problems.append(f"{key}: the weighted sum of {np.sum(beyond_B)} is beyond float32.")
+            log.warning("%s These samples are invalid.", problems[-1])
         valid_B = ~failed_B & (applies_B if grades else True)
         if (invalid := 1.0 - np.mean(valid_B)) > self.max_invalid:
             failed = {name: int(np.sum(each.failed_B)) for name, each in grades.items()}
             without = int(np.sum(~failed_B & ~valid_B))
-            problems = [each.problem for each in grades.values() if each.problem]
             errors = [each.error for each in grades.values() if each.error]
             raise RunError(
                 f"{invalid:.0%} of the samples could not be graded ({key}.max_invalid is "
@@ -123,12 +146,8 @@ class Weighted:
                 + "".join(f" {problem}" for problem in problems)
             ) from next(iter(errors), None)
         terms = {name: np.where(valid_B, each.grades_B, 0.0) for name, each in grades.items()}
-        total_B = sum(
-            (self.terms[name].weight * np.nan_to_num(grade_B) for name, grade_B in terms.items()),
-            np.zeros(rows),
-        )
         return Rewards(
-            total_B=total_B.astype(np.float32),
+            total_B=np.where(valid_B, total_B, 0.0).astype(np.float32),
             terms={name: grade_B.astype(np.float32) for name, grade_B in terms.items()},
             valid_B=valid_B,
             late_B=late_B,

@@ -1,3 +1,6 @@
+import math
+import threading
+
 import pytest
 
 from rl4p.reward.format import Format
@@ -37,3 +40,22 @@ def test_the_pattern_is_of_the_whole_response():
 def test_the_form_weighs_half_unless_told():
     assert Format().weight == 0.5
     assert Format(weight=2.0).weight == 2.0
+
+
+def test_a_pattern_without_end_makes_the_sample_invalid_and_keeps_no_other_thread(monkeypatch):
+    """Python's own module re would try some 10^20 ways, and let no other thread run meanwhile."""
+    monkeypatch.setattr("rl4p.reward.format.SECONDS", 0.2)
+    ended, turns = threading.Event(), []
+
+    def other():
+        while not ended.wait(0.001):
+            turns.append(1)
+
+    thread = threading.Thread(target=other)
+    thread.start()
+    found = grades(Format(pattern="(a|aa)+b"), "aab", "a" * 100, "c")
+    ended.set()
+    thread.join()
+    assert (found[0], found[2]) == (1, 0)
+    assert math.isnan(found[1])
+    assert len(turns) > 3

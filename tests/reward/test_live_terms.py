@@ -1,6 +1,7 @@
 """Tests how a term is opened and called, and what is said about one that gives no grades."""
 
 import asyncio
+import sys
 import threading
 
 import numpy as np
@@ -149,3 +150,30 @@ def test_groups_have_their_rows_in_order():
 def test_prompts_of_different_tasks_are_different(make_prompt, make_episodes):
     prompts = [make_prompt(id=name, task=task) for name, task in ("at", "bt", "at", "au")]
     assert of_prompts(make_episodes("1234", prompts)).tolist() == [0, 1, 0, 2]
+
+
+def test_an_exit_of_a_term_is_an_error_of_the_term(make_episodes):
+    def leaves(texts):
+        sys.exit(0)
+
+    found = grades_of(Term(leaves), make_episodes("ab"))
+    assert found.failed_B.all()
+    assert isinstance(found.error, SystemExit)
+    where = f"{__file__}, line {Term.__call__.__code__.co_firstlineno + 1}"
+    assert found.problem == (
+        f"{KEY} called sys.exit(0) ({where}), which ends no run: raise an exception."
+    )
+
+
+def test_a_term_that_exits_when_it_is_opened_stops_the_run(make_episodes):
+    class Leaves:
+        weight = 1.0
+
+        def open(self):
+            sys.exit(0)
+
+        def __call__(self, episodes):
+            return []
+
+    with pytest.raises(RunError, match=rf"^{KEY} cannot be opened: called sys\.exit\(0\) \("):
+        grades_of(Leaves(), make_episodes("a"))

@@ -127,3 +127,16 @@ def test_a_finished_call_is_not_late_however_late_one_looks(thread):
     thread.start(lambda: None, 60.0)()
     time.sleep(0.25)
     assert wait() == 5
+
+
+def test_an_exit_is_an_error_of_the_call_and_the_next_call_is_made(thread):
+    async def exits():
+        sys.exit(3)
+
+    async def one():
+        return 1
+
+    for call in (exits, sys.exit):
+        with pytest.raises(SystemExit):
+            thread.start(call, 60.0)()
+        assert thread.start(one, 60.0)() == 1

@@ -22,7 +22,7 @@ class Gives:
     weight: float = 1.0
 
     def __call__(self, episodes):
-        if isinstance(self.grades, Exception):
+        if isinstance(self.grades, BaseException):
             raise self.grades
         return self.grades
 
@@ -113,8 +113,14 @@ def test_a_reward_of_no_terms_is_zero_and_valid():
 
 BROKEN = [
     (ZeroDivisionError("by zero"), r"reward\.terms\.b raised ZeroDivisionError: by zero \(.*py, "),
-    (["x"] * 4, r"reward\.terms\.b raised ValueError: could not convert"),
-    (None, r"reward\.terms\.b raised TypeError: "),
+    (["x"] * 4, r"reward\.terms\.b gave a str as a grade, which is not a number\."),
+    (None, r"reward\.terms\.b gave None in the place of a list for 4 responses\."),
+    (1.0, r"reward\.terms\.b gave a float in the place of a list for 4 responses\."),
+    ([[1]] * 4, r"reward\.terms\.b gave a list as a grade, which is not a number\."),
+    (
+        SystemExit(0),
+        r"reward\.terms\.b called sys\.exit\(0\) \(.*py, line \d+\), which ends no run",
+    ),
     ([1, 2, 3], r"reward\.terms\.b gave 3 grades for 4 responses\."),
     ([1] * 5, r"reward\.terms\.b gave 5 grades for 4 responses\."),
     ([], r"reward\.terms\.b gave 0 grades for 4 responses\."),
@@ -137,6 +143,33 @@ def test_a_term_without_grades_makes_its_samples_invalid_if_that_is_allowed(
     assert not rewards.total_B.any()
     assert re.search(sentence, caplog.text)
     assert "The 4 samples are invalid." in caplog.text
+
+
+@pytest.mark.parametrize("large", [1e300, -4e38, 10**400], ids=["large", "below", "integer"])
+def test_a_grade_beyond_float32_is_an_invalid_sample_and_is_told(large, caplog):
+    rewards = grade(a=Gives(grades=[1] * 4), b=Gives(grades=[large, 1, None, 3e38]))
+    assert rewards.valid_B.tolist() == [False, True, True, True]
+    assert rewards.total_B.tolist() == [0.0, 2.0, 1.0, np.float32(3e38)]
+    assert rewards.terms["b"].dtype == np.float32
+    assert "reward.terms.b gave 1 of 4 samples a grade beyond float32 (" in caplog.text
+    with pytest.raises(RunError, match=r"reward\.terms\.b gave 1 of 4 samples a grade beyond f"):
+        grade(max_invalid=0.1, b=Gives(grades=[large, 1, 1, 1]))
+
+
+def test_a_sum_beyond_float32_is_an_invalid_sample_and_is_told(caplog):
+    large = Gives(grades=[3e38, 1, -3e38, 2], weight=2.0)
+    rewards = grade(a=large, b=Gives(grades=[1] * 4))
+    assert rewards.valid_B.tolist() == [False, True, False, True]
+    assert rewards.total_B.tolist() == [0.0, 3.0, 0.0, 5.0]
+    assert "reward: the weighted sum of 2 is beyond float32." in caplog.text
+    huge = Gives(grades=[3e38, 1, 1, 1], weight=1.7e308)
+    assert not grade(a=huge, b=Gives(grades=[1] * 4, weight=-1.7e308)).valid_B[0]
+
+
+@pytest.mark.parametrize("weight", [NAN, float("inf"), "1", None, True])
+def test_a_weight_that_is_no_finite_number_is_refused(weight):
+    with pytest.raises(ValueError, match=rf"^terms\.a\.weight={weight} must be a finite number\.$"):
+        Weighted(terms={"a": Gives(grades=[1], weight=weight)})
 
 
 def test_a_term_may_stop_the_run_itself():
