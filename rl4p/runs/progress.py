@@ -125,6 +125,25 @@ def print_summary(folder: Path, summary: Mapping[str, Any]) -> None:
     console.print(
         f"{folder}: metrics.jsonl, samples.jsonl, plots/learning_curve.png", soft_wrap=True
     )
+    for line in idle_lines(summary):
+        console.print(line, style="bold", soft_wrap=True)
+
+
+def idle_lines(summary: Mapping[str, Any]) -> list[str]:
+    """Returns a line on the steps that were skipped, and one if most steps had no gradient."""
+    steps, idle = summary["step"], summary["idle_steps"]
+    lines = []
+    if idle["skipped"]:
+        lines.append(
+            f"{idle['skipped']} of {steps} steps were skipped and changed nothing: their gradients "
+            "were infinite or nan (update/skipped)."
+        )
+    if 2 * idle["zero_gradient"] > steps:
+        lines.append(
+            f"{idle['zero_gradient']} of {steps} steps changed nothing: their gradients were 0 "
+            "(update/grad_norm)."
+        )
+    return lines
 
 
 def time_table(summary: Mapping[str, Any]) -> Table:

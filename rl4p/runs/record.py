@@ -99,6 +99,14 @@ class Record:
     def write_summary(self, summary: Mapping[str, Any]) -> None:
         replace_file(self.folder / "summary.json", _document(summary))
 
+    def remove_summary(self) -> None:
+        """Removes the summary of an earlier start, which a killed run would otherwise keep."""
+        path = self.folder / "summary.json"
+        try:
+            path.unlink(missing_ok=True)
+        except OSError as error:
+            raise RunError(f"Cannot remove {path}: {error.strerror}.") from error
+
     def summary(self) -> dict[str, Any] | None:
         """Returns the summary; None if the run has not ended, or was killed."""
         path = self.folder / "summary.json"

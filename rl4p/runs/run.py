@@ -5,7 +5,7 @@ import importlib.metadata
 import statistics
 import subprocess
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -262,6 +262,7 @@ class Outcome:
     begun: bool = False
 
     def begin(self, state: TrainState, *, resumed: bool) -> None:
+        self.record.remove_summary()  # while the run goes on, it has not finished
         self.state, self.step, self.begun = state, int(state.step), True
         self.resumed_from = self.step if resumed else None
 
@@ -295,6 +296,7 @@ class Outcome:
         return {
             "status": status,
             "step": self.step,
+            "idle_steps": idle_steps(self.record.metrics()),
             "evaluation": {
                 "first": evaluations[0] if evaluations else {},
                 "last": evaluations[-1] if evaluations else {},
@@ -308,6 +310,14 @@ class Outcome:
             "compilation": asdict(compiled),
             "resumed_from": self.resumed_from,
         }
+
+
+def idle_steps(rows: Sequence[Mapping[str, float]]) -> dict[str, int]:
+    """Returns how many steps had an update that was skipped, and how many had a gradient of 0."""
+    return {
+        "skipped": sum(row.get("update/skipped", 0) > 0 for row in rows),
+        "zero_gradient": sum(row.get("update/grad_norm") == 0 for row in rows),
+    }
 
 
 def params_sha256(params: Params) -> str:

@@ -139,6 +139,7 @@ SUMMARY = {
     "seconds": {"total": 20.0, "rollout": 9.0, "update": 6.0},
     "median_seconds": {"rollout": 2.0, "update": 1.25},
     "compilation": {"seconds": 3.4, "programs": 7, "from_cache": 2},
+    "idle_steps": {"skipped": 0, "zero_gradient": 2},
 }
 
 
@@ -189,3 +190,13 @@ def test_a_run_of_no_step_has_no_times(tmp_path, capsys):
     out = capsys.readouterr().out
     assert "stopped at step 0" in out
     assert "the rest" not in out
+
+
+def test_the_last_lines_say_that_steps_did_nothing(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    print_summary(tmp_path, SUMMARY | {"idle_steps": {"skipped": 1, "zero_gradient": 3}})
+    assert capsys.readouterr().out.splitlines()[-2:] == [
+        "1 of 4 steps were skipped and changed nothing: their gradients were infinite or nan "
+        "(update/skipped).",
+        "3 of 4 steps changed nothing: their gradients were 0 (update/grad_norm).",
+    ]

@@ -20,6 +20,7 @@ from rl4p.runs.run import (
     died_young,
     first_state,
     git_state,
+    idle_steps,
     params_sha256,
     refuse_what_only_a_plan_reads,
 )
@@ -159,6 +160,7 @@ def test_metrics_are_recorded_mirrored_and_summed_up(trained, tmp_path):
 
     found = outcome.summary("finished", 7.0, compilation())
     assert (found["status"], found["step"], found["resumed_from"]) == ("finished", 2, 1)
+    assert found["idle_steps"] == {"skipped": 0, "zero_gradient": 0}
     assert found["evaluation"]["first"] == {"eval/t/pass_at_1": 0.25}
     assert found["evaluation"]["last"] == {"eval/t/pass_at_1": 0.125}
     assert found["evaluation"]["best"] == {"eval/t/pass_at_1": 0.25}
@@ -171,6 +173,27 @@ def test_metrics_are_recorded_mirrored_and_summed_up(trained, tmp_path):
     assert outcome.summary("finished", 7.0, compilation())["seconds"]["trainer_waits"] == 2.5
     assert found["params_sha256"] == params_sha256(infos[1].state.params)
     assert outcome.summary("failed", 7.0, compilation())["params_sha256"] is None
+
+
+def test_a_resumed_run_has_no_summary_until_it_ends(trained, tmp_path):
+    """Otherwise a run that is killed, or that exits, would look as finished as it was before."""
+    experiment, infos = trained
+    record = Record(tmp_path)
+    record.write_summary({"status": "finished"})
+    outcome = Outcome(record=record, state=experiment.state)
+    outcome.begin(infos[-1].state, resumed=True)
+    assert record.summary() is None
+
+
+def test_steps_that_did_nothing_are_counted(tmp_path):
+    rows = [
+        {"eval/t/pass_at_1": 0.5, "step": 0},
+        {"update/skipped": 0.0, "update/grad_norm": 1.0},
+        {"update/skipped": 2.0, "update/grad_norm": float("nan")},
+        {"update/skipped": 0.0, "update/grad_norm": 0.0},
+        {"update/skipped": 1.0, "update/grad_norm": float("inf")},
+    ]
+    assert idle_steps(rows) == {"skipped": 2, "zero_gradient": 1}
 
 
 def test_the_digest_sees_names_shapes_dtypes_and_bytes():
