@@ -125,10 +125,10 @@ def module_of(frame: FrameType) -> str:
 def raised(error: Exception) -> str:
     """Returns the type of an exception and the first line of its message."""
     lines = str(error).strip().splitlines() or [""]
-    hint = ""
+    said = f"{type(error).__name__}: {lines[0][:LONGEST]}".removesuffix(": ")
     if type(error).__module__.startswith("jax.") and "Tracer" in type(error).__name__:
-        hint = " This code is traced by JAX: use jax.numpy, and no `if` on values of arrays."
-    return f"{type(error).__name__}: {lines[0][:LONGEST]}".removesuffix(": ") + hint
+        said += "; it is traced by JAX: use jax.numpy, and no `if` on values of arrays"
+    return said
 
 
 def exit_told(call: str, found: Blame | None) -> str:

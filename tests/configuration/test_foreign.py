@@ -5,6 +5,8 @@ import sys
 import threading
 from pathlib import Path
 
+import jax
+import numpy as np
 import pytest
 from omegaconf import OmegaConf
 
@@ -100,6 +102,16 @@ def test_a_function_is_found_by_its_module(own):
 def test_a_message_is_one_line(own):
     with pytest.raises(RunError, match=r"raised ValueError: one \("), own_failures(config("Bomb")):
         own.Bomb(what="lines")()
+
+
+def test_numpy_in_traced_code_is_explained(own):
+    def fails():
+        jax.eval_shape(np.asarray, jax.ShapeDtypeStruct((2,), np.float32))
+
+    told = r"raised TracerArrayConversionError: The .*\[2\]; it is traced by JAX: use jax\.numpy, "
+    with pytest.raises(RunError, match=told) as found, own_failures(config("Bomb")):
+        own.Bomb(what=fails)()
+    assert "\n" not in str(found.value)
 
 
 def test_an_error_in_which_no_own_code_was_is_left_as_it_is(own):

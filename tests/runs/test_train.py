@@ -171,3 +171,35 @@ def test_bad_input_is_one_sentence_and_exit_code_2(train, tmp_path):
     assert process.returncode == 2
     assert process.stderr.startswith("max_prompt_tokens=3 is too small")
     assert len(process.stderr.strip().splitlines()) == 1
+
+
+LEAVES = """
+import os
+from dataclasses import dataclass
+
+@dataclass(frozen=True, kw_only=True)
+class Leaves:
+    weight: float = 1.0
+
+    def __call__(self, episodes):
+        if os.path.exists("armed"):
+            os._exit(0)
+        return [1.0] * len(episodes)
+"""
+
+
+@pytest.mark.slow
+def test_a_run_that_its_own_code_ends_does_not_look_finished(train, tmp_path):
+    (tmp_path / "my_bomb.py").write_text(LEAVES)
+    trusted = "trusted_targets=[my_bomb]"
+    own = ("+reward.terms.own._target_=my_bomb.Leaves", trusted, "hydra.run.dir=run")
+    assert train("steps=1", *own, cwd=tmp_path).returncode == 0
+    assert summary(tmp_path / "run")["status"] == "finished"
+    (tmp_path / "armed").touch()
+    ended = train("resume=run", "steps=3", trusted, cwd=tmp_path, small=())
+    assert ended.returncode == 1
+    assert "reward.terms.own (my_bomb.Leaves) called os._exit(0) (" in ended.stderr
+    assert not (tmp_path / "run" / "summary.json").exists()
+    (tmp_path / "armed").unlink()
+    assert train("resume=run", "steps=3", trusted, cwd=tmp_path, small=()).returncode == 0
+    assert summary(tmp_path / "run")["step"] == 3
