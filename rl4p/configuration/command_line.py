@@ -22,7 +22,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
 from rl4p.configuration.completion import shell_completion
-from rl4p.configuration.composition import CONF, CONFIG, Composer, one_line
+from rl4p.configuration.composition import CONFIG, Composer, one_line
 from rl4p.configuration.folder import RECORD, refuse_taken
 from rl4p.configuration.foreign import own_failures
 from rl4p.configuration.launcher import AfterSweep, JobFailed, run_sweep
@@ -31,6 +31,7 @@ from rl4p.configuration.resume import resume
 from rl4p.configuration.schema import check, without_hydra
 from rl4p.configuration.sweep import FAILURE, MULTIRUN, Sweep
 from rl4p.configuration.sweep_start import new_sweep, resumed_sweep
+from rl4p.configuration.trust import CONF
 from rl4p.configuration.unreadable import several_values, unknown_flags
 from rl4p.errors import InputError, RunError, Stopped
 
@@ -80,7 +81,7 @@ def main(
 
 def compose(overrides: Sequence[str] = (), *, conf: Path = CONF) -> DictConfig:
     """Returns the configuration that a job would get from these overrides, fully checked."""
-    config = without_hydra(Composer(conf).compose(list(overrides)))
+    config = without_hydra(Composer(conf, words=overrides).compose(list(overrides)))
     OmegaConf.set_struct(config, True)
     return config
 
@@ -104,7 +105,7 @@ def launch(
         )
     if args.multirun and (args.cfg or args.info):
         raise InputError("--cfg and --info show a single job: leave -m out.")
-    composer = Composer(conf, args.config_dir)
+    composer = Composer(conf, args.config_dir, args.overrides)
     hydra = Hydra(name, composer.loader)
     try:
         if args.help:
@@ -138,6 +139,8 @@ def launch(
                     hydra.run(CONFIG, reporting(job), [*lines, f"hydra.mode={RunMode.RUN.name}"])
     except HydraException as error:
         raise InputError(one_line(error)) from error
+    except RecursionError as error:  # never from a job either
+        raise InputError("The configuration is nested too deep.") from error
     except BrokenPipeError:  # the reader closed the pipe, as in `--help | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except OSError as error:  # never from a job, whose errors `reporting` handles

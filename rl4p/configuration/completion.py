@@ -72,7 +72,8 @@ def query(name: str, conf: Path, argument: str, line: str) -> None:
         lines = [command([override("resume", folder)]) for folder in offered]
         print(" ".join(word for word in lines if word.startswith(last)))
     else:
-        composer = Composer(conf, folders[-1] if folders else None)
+        given = [word for word in words if "=" in word and not word.startswith("-")]
+        composer = Composer(conf, folders[-1] if folders else None, given)
         if placed := re.fullmatch(r"[+~]?([\w/]+)@[\w.]+=(\w*)", last):
             group, begun = placed.groups()
             key = last.removesuffix(begun)

@@ -5,10 +5,8 @@ from pathlib import Path
 from typing import cast
 
 from hydra import version
-from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra._internal.utils import create_config_search_path
 from hydra.core.config_search_path import SearchPathQuery
-from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import (
     IntervalSweep,
@@ -22,15 +20,14 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from rl4p.configuration.corrections import of_option
+from rl4p.configuration.loader import Loader
 from rl4p.configuration.refusals import Catalogue, value_of, wrong_key, wrong_option
 from rl4p.configuration.schema import PLACES, check, without_place
+from rl4p.configuration.trust import CONF
 from rl4p.configuration.unreadable import unreadable
 from rl4p.errors import InputError
 
 CONFIG = "config"  # the primary YAML
-PACKAGE = Path(__file__).resolve().parents[1]
-# In a wheel, conf is inside the package; in a checkout, it is next to the package.
-CONF = next(filter(Path.is_dir, (PACKAGE / "conf", PACKAGE.parent / "conf")), PACKAGE / "conf")
 
 COMPOSING_FAILED = (HydraException, ValueError, TypeError, YAMLError)
 
@@ -42,9 +39,15 @@ PLUGINS = {
 
 
 class Composer:
-    """A composer that builds and checks configurations from one search path."""
+    """A composer that builds and checks configurations from one search path.
 
-    def __init__(self, conf: Path = CONF, config_dir: str | None = None):
+    Args:
+      conf: the folder of the YAML files of the package, which are trusted.
+      config_dir: a folder with further YAML files, which are not.
+      words: the command line, whose words alone can give trust (`trust.py`).
+    """
+
+    def __init__(self, conf: Path = CONF, config_dir: str | None = None, words: Sequence[str] = ()):
         version.setbase("1.3")
         search_path = create_config_search_path(str(conf.resolve()))
         if config_dir is not None:
@@ -52,7 +55,7 @@ class Composer:
                 raise InputError(f"--config-dir {config_dir} is not a folder.")
             folder = f"file://{Path(config_dir).resolve()}"
             search_path.prepend("command-line", folder, SearchPathQuery(provider="schema"))
-        self.loader = ConfigLoaderImpl(search_path)
+        self.loader = Loader(search_path, conf, words)
         self.catalogue = Catalogue(self.loader)
 
     def compose(self, lines: list[str], *, targets: bool = True) -> DictConfig:
@@ -76,11 +79,9 @@ class Composer:
 
     def load_with_hydra(self, lines: list[str]) -> DictConfig:
         """Composes with Hydra and lets Hydra's exceptions through."""
-        config = self.loader.load_configuration(
+        return self.loader.load_configuration(
             CONFIG, lines, RunMode.MULTIRUN, validate_sweep_overrides=False
         )
-        HydraConfig.instance().set_config(config)  # for interpolations of ${hydra:...}
-        return config
 
     def parse(self, lines: list[str]) -> list[Override]:
         """Returns the overrides of a command line."""

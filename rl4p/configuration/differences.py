@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from rl4p.configuration.targets import join
+from rl4p.configuration.trust import join
 
 
 def leaves(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:

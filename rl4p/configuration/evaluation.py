@@ -12,10 +12,11 @@ from pathlib import Path
 from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from rl4p.configuration.composition import CONF, Composer
+from rl4p.configuration.composition import Composer
 from rl4p.configuration.folder import run_folder
 from rl4p.configuration.resume import OF_RESPONSES, begins, config_of_run, place
 from rl4p.configuration.schema import check, without_hydra
+from rl4p.configuration.trust import CONF
 from rl4p.errors import InputError
 
 # The parts of a run's configuration that its evaluation uses.
@@ -87,8 +88,8 @@ def read(
     folder = [] if config_dir is None else ["--config-dir", config_dir]
     command = shlex.join(["python", "-m", "rl4p.evaluate", *words, *folder])
     request = replace(request, command=command)
-    composer = Composer(conf, config_dir)
     lines = [word for word in words if word.partition("=")[0] not in own]
+    composer = Composer(conf, config_dir, lines)
     overrides = composer.parse(lines)
     refuse_what_cannot_act(overrides, request)
     if request.run is None:

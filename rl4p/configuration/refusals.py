@@ -10,7 +10,8 @@ from omegaconf import DictConfig, OmegaConf
 
 from rl4p.configuration.corrections import Correction, of_key, of_option, write
 from rl4p.configuration.moved import KEYS
-from rl4p.configuration.targets import did_you_mean, holds_node, is_node, join, unknown_key
+from rl4p.configuration.targets import holds_node, is_node, unknown_key
+from rl4p.configuration.trust import did_you_mean, join
 from rl4p.errors import InputError
 
 MOST_CHOICES = 4  # more choices than this help nobody

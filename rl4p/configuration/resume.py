@@ -16,6 +16,7 @@ from rl4p.configuration.moved import renewed, renewed_override
 from rl4p.configuration.quoting import quoted
 from rl4p.configuration.schema import without_hydra
 from rl4p.configuration.targets import resolved
+from rl4p.configuration.yaml_file import load_yaml, read_yaml
 from rl4p.errors import InputError
 
 MAY_CHANGE = (
@@ -46,7 +47,8 @@ OF_RESPONSES = (
 )
 # These keys describe the current start, not the run.
 PROCESSES = ("mesh.coordinator", "mesh.processes", "mesh.process")
-# A run folder may come from anyone, so trust must be given again on the command line.
+# A run folder may come from anyone, so trust must be given again on the command line; so must the
+# overrides of Hydra.
 NOT_TAKEN_OVER = ("trusted_targets", "resume", *PROCESSES)
 
 
@@ -65,6 +67,7 @@ def resume(
       InputError: the folder is not that of a run, or a key would change that may not.
     """
     folder = run_folder(given)
+    refuse_links(given, folder)
     lines, saved = as_started("resume", given)
     lines = followed_by(composer, lines, overrides)
     lines += [quoted("resume", str(folder)), quoted("hydra.run.dir", str(folder))]
@@ -73,6 +76,21 @@ def resume(
         with only_run_in(folder, lock=LOCK_SH):
             pass  # refuses a folder whose run is still active, before Hydra writes
     return lines
+
+
+def refuse_links(given: str, folder: Path) -> None:
+    """Refuses a folder whose files lie elsewhere, because a run appends to them.
+
+    Raises:
+      InputError: a file is a link.
+    """
+    files = (file for pattern in ("*", ".*/*", "plots/*") for file in folder.glob(pattern))
+    link = next((file for file in files if file.is_symlink() and not file.is_dir()), None)
+    if link is not None:
+        raise InputError(
+            f"resume={given}: {link.relative_to(folder)} is a link to {link.readlink()}: a run "
+            "writes only into its folder, so put the file itself there."
+        )
 
 
 def refuse_changes(given: str, saved: DictConfig, config: DictConfig) -> None:
@@ -104,15 +122,15 @@ def as_started(key: str, given: str) -> tuple[list[str], DictConfig]:
     """
     hydra = run_folder(given, key=key) / ".hydra"
     try:
-        lines = [renewed_override(str(line)) for line in OmegaConf.load(hydra / "overrides.yaml")]
-        saved = OmegaConf.load(hydra / "config.yaml")
+        lines = [renewed_override(str(line)) for line in read_yaml(hydra / "overrides.yaml")]
+        saved = load_yaml(hydra / "config.yaml")
         if not isinstance(saved, DictConfig):
             raise ValueError("config.yaml is not a mapping")
         return lines, renewed(saved)
     except OSError as error:
         reason = f"{error.filename}: {error.strerror}"
         raise not_a_run(given, reason, key=key) from error
-    except (ValueError, YAMLError) as error:
+    except (TypeError, ValueError, YAMLError) as error:
         reason = " ".join(str(error).split())
         raise InputError(f"{key}={given}: its .hydra folder cannot be read: {reason}.") from error
 
@@ -137,7 +155,8 @@ def followed_by(
         *(
             str(old.input_line)
             for old in composer.parse(list(lines))
-            if place(old) not in NOT_TAKEN_OVER
+            if not old.is_hydra_override()
+            and not begins(place(old), NOT_TAKEN_OVER)
             and old.get_key_element() not in repeated
             and not place(old).startswith(chosen)  # an option of a group that was replaced
         ),
@@ -182,6 +201,7 @@ def config_of_run(
                 config[key] = saved[key]
             elif then is not None and isinstance(saved[key], DictConfig):  # not replaced as a whole
                 refuse_other_defaults(given, key, saved, then)
+    composer.loader.check(config)  # the parts of the run, too
     return config
 
 
@@ -226,7 +246,7 @@ def saved_config(folder: Path, keys: Sequence[str], trusted: Sequence[str]) -> D
       InputError: the folder is not that of a run.
     """
     try:
-        config = OmegaConf.load(folder / ".hydra" / "config.yaml")
+        config = load_yaml(folder / ".hydra" / "config.yaml")
     except (OSError, YAMLError):
         config = None
     if not isinstance(config, DictConfig) or not set(keys) <= set(config):

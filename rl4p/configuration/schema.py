@@ -1,6 +1,5 @@
 """The schema of a composed configuration: the root keys here, the nodes in `targets.py`."""
 
-from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
 from typing import Annotated, Any
 
@@ -9,18 +8,14 @@ from pydantic import Field
 
 from rl4p.configuration.corrections import write
 from rl4p.configuration.targets import (
-    TRUSTED,
     check_arguments,
     check_nodes,
-    check_trust,
     check_type,
     holds_node,
     is_node,
-    join,
-    names_in,
-    require_trust,
     resolved,
 )
+from rl4p.configuration.trust import TRUSTED, check_trust, join, names_in
 from rl4p.errors import InputError
 
 Natural = Annotated[int, Field(ge=0)]
@@ -28,10 +23,6 @@ Positive = Annotated[int, Field(ge=1)]
 Section = Any  # a plain mapping; SECTIONS lists its keys
 Group = Any  # a node, or nodes by name
 Table = Any  # nodes under names that the user chooses
-
-# The `hydra` node may also name Hydra's plugins; its logging node names classes in its own way.
-TRUSTED_BY_HYDRA = ("hydra._internal.core_plugins", "hydra_plugins", "optuna.samplers")
-TRUSTED_IN_LOGGING = ("logging", "colorlog", "ext://sys.stdout", "ext://sys.stderr")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -164,11 +155,6 @@ def check(config: DictConfig, *, targets: bool = True) -> None:
         check_arguments(name, tree[name], section, name)
     trusted = (*TRUSTED, *names_in(tree["trusted_targets"]))
     check_trust(tree, trusted)
-    # Not resolved, because many values are known only later; interpolated targets are refused.
-    hydra = OmegaConf.to_container(config.hydra, resolve=False)
-    check_trust(hydra, (*trusted, *TRUSTED_BY_HYDRA), "hydra")
-    for key, name in logging_selectors(hydra, "hydra"):
-        require_trust(name, TRUSTED_IN_LOGGING, key)
     for name in GROUPS:
         if not holds_node(tree[name]) and not (name in OPTIONAL and tree[name] is None):
             raise InputError(f"{name} has no _target_: choose one of its options ({name}=NAME).")
@@ -195,20 +181,6 @@ def without_place(group: str, option: str) -> InputError:
     return InputError(
         write(f"{group}={option} does not say where it belongs", [f"+{group}@{place}={option}"])
     )
-
-
-def logging_selectors(value: Any, key: str) -> Iterator[tuple[str, Any]]:
-    """Yields the values by which logging looks up code (class, (), ext:// and cfg://)."""
-    if isinstance(value, Mapping):
-        for name, child in value.items():
-            if name in ("class", "()"):
-                yield join(key, name), child
-            yield from logging_selectors(child, join(key, name))
-    elif isinstance(value, list):
-        for child in value:
-            yield from logging_selectors(child, key)
-    elif isinstance(value, str) and value.startswith(("ext://", "cfg://")):
-        yield key, value
 
 
 def without_hydra(config: DictConfig) -> DictConfig:

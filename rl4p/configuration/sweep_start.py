@@ -1,5 +1,6 @@
 """The start of a sweep: the jobs of a new one, and what is left of one that is resumed."""
 
+import logging
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,7 +18,14 @@ from rl4p.configuration.quoting import override
 from rl4p.configuration.resume import followed_by, refuse_changes, resume
 from rl4p.configuration.schema import check, without_hydra
 from rl4p.configuration.sweep import MULTIRUN, State, Sweep, SweepJob, named, read_jobs, state
+from rl4p.configuration.targets import resolved
+from rl4p.configuration.trust import unsandboxed
+from rl4p.configuration.yaml_file import read_yaml
 from rl4p.errors import InputError
+
+log = logging.getLogger(__name__)
+
+OF_START = ("hydra.sweep.dir", "hydra.mode")  # they have no effect on a resumed sweep
 
 
 def new_sweep(
@@ -77,7 +85,7 @@ def new_sweep(
         jobs=() if is_search(base) else tuple(jobs_of(composer, base, axes, of_hydra)),
         given=tuple(str(override.input_line) for override in overrides),
         left=None,
-        command=command(place, configs[0], []) if resumable and not is_search(base) else "",
+        command=command(place, configs[0], of_hydra) if resumable and not is_search(base) else "",
     )
     return configs[0], sweep
 
@@ -172,12 +180,20 @@ def resume_sweep(
     """
     jobs = read_jobs(folder)
     try:
-        saved = OmegaConf.load(folder / MULTIRUN).hydra.overrides
-        old = [renewed_override(str(line)) for line in (*saved.hydra, *saved.task)]
-    except (OSError, AttributeError, TypeError, YAMLError) as error:
+        saved = read_yaml(folder / MULTIRUN)["hydra"]["overrides"]
+        old = [renewed_override(str(line)) for line in saved["task"]]
+        dropped = [str(line) for line in saved["hydra"]]
+    except (OSError, KeyError, TypeError, ValueError, YAMLError) as error:
         reason = " ".join(str(error).split())
         raise InputError(f"resume={folder}: its {MULTIRUN} cannot be read: {reason}.") from error
-    old = [line for line in old if not line.startswith(("hydra.sweep.dir=", "hydra.mode="))]
+    again = {*OF_START, *(override.get_key_element() for override in overrides)}
+    if dropped := [line for line in dropped if line.partition("=")[0] not in again]:
+        log.warning(
+            "%s was started with %s, which is not taken over from a folder: give it again if you "
+            "want it.",
+            folder,
+            " ".join(dropped),
+        )
     lines = followed_by(composer, old, overrides)
     of_hydra = [override for override in composer.parse(lines) if override.is_hydra_override()]
     new = [override for override in overrides if not override.is_hydra_override()]
@@ -222,6 +238,8 @@ def command(folder: Path, config: DictConfig, overrides: Sequence[Override]) -> 
             words += ["--config-dir", source.path]
     if config.trusted_targets:  # never read from the folder
         words.append(f"trusted_targets=[{','.join(config.trusted_targets)}]")
-    not_again = ("resume", "trusted_targets")
+    tree = resolved(without_hydra(config), complete=False)
+    words += [f"{key}=none" for key in unsandboxed(tree)]  # nor is this
+    not_again = ("resume", "trusted_targets", *OF_START)
     words += [str(o.input_line) for o in overrides if o.key_or_group not in not_again]
     return shlex.join(words)

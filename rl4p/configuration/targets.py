@@ -5,13 +5,12 @@ function. A mapping without ``_target_`` is a plain value, unless it contains no
 (``reward.terms``): then it accepts more nodes, and nothing else.
 """
 
-import difflib
 import importlib
 import inspect
 import pkgutil
 import sys
 import typing
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import is_dataclass
 from typing import Any, cast
 
@@ -22,13 +21,15 @@ from pydantic_core import SchemaError
 
 from rl4p.configuration.corrections import SECTIONS, fill, of_key, write
 from rl4p.configuration.moved import KEYS, moved
+from rl4p.configuration.trust import (
+    TRUSTED,
+    check_trust,
+    did_you_mean,
+    join,
+    names_in,
+    require_trust,
+)
 from rl4p.errors import InputError
-
-TRUSTED = ("rl4p", "optax")
-# The functions of this package look up and call other code by name.
-NEVER_TRUSTED = "rl4p.configuration."
-# With these keys Hydra defers or changes a call. They are not needed, and they hide the callee.
-REFUSED_KEYS = ("_args_", "_convert_", "_partial_", "_recursive_")
 
 # Words for values that YAML writes differently, with the value and its YAML.
 WORDS = {
@@ -65,17 +66,6 @@ def resolved(config: DictConfig, *, complete: bool = True) -> dict[str, Any]:
 # Error messages.
 
 
-def join(key: str, name: object) -> str:
-    """Returns the dotted key of a child."""
-    return f"{key}.{name}" if key else str(name)
-
-
-def did_you_mean(name: str, names: Iterable[str], form: str = "{}") -> str:
-    """Returns a hint with the closest name, to end a sentence; "" if no name is close."""
-    near = difflib.get_close_matches(name, list(names), n=1)
-    return f"; did you mean {form.format(near[0])}?" if near else ""
-
-
 def unknown_key(key: str, names: Collection[str], owner: str, value: Any = None) -> InputError:
     """Returns the error for a key that its owner does not have; `names` are the valid keys."""
     parent, _, name = key.rpartition(".")
@@ -86,44 +76,6 @@ def unknown_key(key: str, names: Collection[str], owner: str, value: Any = None)
         hint = f"; it is now called {join(parent, KEYS[name])}"
     options = f"options: {', '.join(names)}" if names else "it has no options"
     return InputError(f"{key} is not an option of {owner}{hint} ({options})")
-
-
-# Trust: decided from the names, before any import.
-
-
-def check_trust(value: Any, trusted: Collection[str], key: str = "") -> None:
-    """Refuses a `_target_` outside the trusted prefixes, anywhere in a tree."""
-    if isinstance(value, list):
-        for i, element in enumerate(value):
-            check_trust(element, trusted, f"{key}[{i}]")
-    elif isinstance(value, Mapping):
-        for name, child in value.items():
-            if name in REFUSED_KEYS:
-                raise InputError(
-                    f"{join(key, name)} is refused: only arguments can be next to _target_."
-                )
-            if name == "_target_":
-                require_trust(child, trusted, join(key, name))
-            check_trust(child, trusted, join(key, name))
-
-
-def names_in(trusted_targets: str | Iterable[str] | None) -> tuple[str, ...]:
-    """Returns the names in `trusted_targets`, which is a list or a single name."""
-    if isinstance(trusted_targets, str):
-        return (trusted_targets,)
-    return tuple(trusted_targets or ())
-
-
-def require_trust(name: Any, trusted: Collection[str], key: str) -> None:
-    """Refuses a name unless a prefix equals it or contains it, compared by whole dotted parts."""
-    if not isinstance(name, str):
-        raise InputError(f"{key} must be a dotted name, not {name!r}.")
-    inside = any(f"{name}.".startswith(f"{prefix.rstrip('.')}.") for prefix in trusted)
-    if not inside or name.startswith(NEVER_TRUSTED):
-        raise InputError(
-            f"{key}={name} is not trusted: allowed are {', '.join(trusted)}, and your own "
-            "packages that trusted_targets=[...] lists."
-        )
 
 
 def locate(target: str, trusted: Collection[str], key: str) -> Any:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rl4p.configuration.targets import did_you_mean
+from rl4p.configuration.trust import did_you_mean
 from rl4p.errors import InputError
 from rl4p.model.tensor_files import read_json
 

@@ -2,12 +2,14 @@
 
 import math
 import statistics
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from rl4p.configuration.targets import TRUSTED, locate, names_in
+from rl4p.configuration.targets import locate
+from rl4p.configuration.trust import TRUSTED
 from rl4p.errors import InputError
 
 WINDOW = 10  # steps: a shorter one takes noise for a symptom, a longer one reports late
@@ -102,12 +104,15 @@ class History:
 
     def declares(self, phase: str, name: str, default: bool) -> bool:
         """Returns a property that the class of a phase declares (`experiment/compatibility.py`)."""
-        trusted = (*TRUSTED, *names_in(self.option("trusted_targets")))
-        try:
-            target = locate(str(self.option(f"{phase}._target_")), trusted, phase)
-        except InputError:  # a class that this machine lacks
-            return default
-        return getattr(target, name, default)
+        target = str(self.option(f"{phase}._target_"))
+        module, _, leaf = target.rpartition(".")
+        found = getattr(sys.modules.get(module), leaf, None)  # of the user's own, in this run
+        if found is None:
+            try:
+                found = locate(target, TRUSTED, phase)
+            except InputError:  # nothing of a folder's own is imported
+                return default
+        return getattr(found, name, default)
 
     @cached_property
     def compares_groups(self) -> bool:

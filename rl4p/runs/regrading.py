@@ -18,7 +18,7 @@ from rl4p.configuration.job_options import build, split
 from rl4p.configuration.refusals import same
 from rl4p.configuration.resume import as_started, begins, config_of_run, place
 from rl4p.configuration.schema import check, without_hydra
-from rl4p.configuration.targets import did_you_mean
+from rl4p.configuration.trust import did_you_mean
 from rl4p.data.answer import boxed, final_answer
 from rl4p.data.fields import without_exponent
 from rl4p.data.jsonl import parsed
@@ -276,7 +276,7 @@ def rewards_of(
     Raises:
       InputError: an override has no effect on grades, or the configuration is wrong.
     """
-    composer = Composer()
+    composer = Composer(words=words)
     overrides = composer.parse(list(words))
     for override in overrides:
         if not begins(place(override), MAY_SET):

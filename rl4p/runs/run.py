@@ -3,7 +3,6 @@
 import hashlib
 import importlib.metadata
 import statistics
-import subprocess
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
@@ -15,14 +14,14 @@ from typing import Any
 import jax
 import numpy as np
 from hydra.core.hydra_config import HydraConfig
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
 
 import rl4p
 from rl4p.configuration import instantiate
 from rl4p.configuration.folder import only_run_in
 from rl4p.configuration.quoting import command, override
-from rl4p.configuration.targets import names_in
+from rl4p.configuration.trust import names_in, unsandboxed
 from rl4p.distributed.processes import agreed, anywhere, blaming, first, to_host
 from rl4p.errors import InputError, Stopped
 from rl4p.experiment.build import Experiment, build
@@ -31,6 +30,7 @@ from rl4p.loop.loop import run_hooks, train
 from rl4p.loop.protocols import Hook
 from rl4p.planning.report import refuse_what_does_not_fit
 from rl4p.runs.checkpoint import Checkpoints
+from rl4p.runs.commit import git_state
 from rl4p.runs.diagnosis import Diagnosis
 from rl4p.runs.plots import plot_collector, plot_learning_curve
 from rl4p.runs.profiler import Profiler
@@ -149,6 +149,8 @@ def resume_command(config: DictConfig, folder: Path) -> str:
             words += ["--config-dir", source.path]
     if config.trusted_targets:  # never read from a run folder
         words.append(f"trusted_targets=[{','.join(names_in(config.trusted_targets))}]")
+    tree = OmegaConf.to_container(config, resolve=True)
+    words += [f"{key}=none" for key in unsandboxed(tree)]  # nor is this
     return command(words)
 
 
@@ -343,18 +345,3 @@ def environment(experiment: Experiment) -> dict[str, Any]:
         | {name: importlib.metadata.version(name) for name in PACKAGES},
         "overrides": list(HydraConfig.get().overrides.task),
     }
-
-
-def git_state(checkout: Path) -> dict[str, Any]:
-    """Returns the commit of a checkout and whether files differ from it; {} without a checkout."""
-
-    def git(*words: str) -> str:
-        command = ["git", "-C", str(checkout), *words]
-        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
-
-    if not (checkout / ".git").exists():  # ignores a repository that contains the folder
-        return {}
-    try:
-        return {"git_commit": git("rev-parse", "HEAD"), "git_dirty": bool(git("status", "-s"))}
-    except (OSError, subprocess.CalledProcessError):
-        return {}

@@ -13,7 +13,8 @@ from omegaconf import DictConfig
 
 from rl4p import configuration
 from rl4p.configuration import schema
-from rl4p.configuration.composition import CONF
+from rl4p.configuration.targets import instantiate
+from rl4p.configuration.trust import CONF
 from rl4p.errors import InputError
 
 TOY = """
@@ -145,3 +146,29 @@ def toy(
     for logger in root.manager.loggerDict.values():  # hydra/job_logging=disabled disables them
         if isinstance(logger, logging.Logger):
             logger.disabled = False
+
+
+@pytest.fixture
+def canary(toy, monkeypatch) -> Path:
+    """The file that hostile code writes, from a module that the working directory offers."""
+    file = toy.folder / "canary"
+    package = toy.folder / "hostile"
+    package.mkdir()
+    (package / "__init__.py").write_text(
+        f"open({str(file)!r}, 'w').close()\ndef call(**rest): pass\n"
+    )
+    monkeypatch.syspath_prepend(str(toy.folder))
+    return file
+
+
+@pytest.fixture
+def attack(toy, canary, capsys):
+    """Returns a function that runs a command line, whose job builds, and returns the refusal."""
+
+    def run(*argv: str) -> str:
+        assert toy.run(*argv, job=lambda config: instantiate(config.rollout)) == 2
+        assert not canary.exists()
+        (sentence,) = capsys.readouterr().err.splitlines()
+        return sentence
+
+    return run

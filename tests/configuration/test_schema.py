@@ -5,6 +5,7 @@ import pytest
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from rl4p.configuration.composition import Composer
+from rl4p.configuration.hydra_node import check_hydra
 from rl4p.configuration.schema import check
 from rl4p.errors import InputError
 
@@ -133,8 +134,19 @@ def test_interpolations_are_resolved_before_they_are_checked(changed, value, sen
         ("rollout._target_", "toys.Part"),
         ("rollout._target_", "rl4pp.Part"),
         ("rollout._target_", "rl4p.configuration.targets.locate"),
+    ],
+    ids=str,
+)
+def test_only_trusted_code_is_named(changed, key, value):
+    with pytest.raises(InputError, match="is not trusted"):
+        check(changed(key, value), targets=False)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
         ("hydra.callbacks.x", {"_target_": "os.system"}),
-        ("hydra.callbacks.x", {"_target_": "${rollout._target_}"}),
+        ("hydra.callbacks.x", {"_target_": "${hydra.job.config_name}"}),
         ("hydra.callbacks.x", {"_target_": "hydra.utils.instantiate"}),
         ("hydra.sweeper._target_", "toys.Sweeper"),
         ("hydra.launcher._target_", "os.system"),
@@ -145,9 +157,11 @@ def test_interpolations_are_resolved_before_they_are_checked(changed, value, sen
     ],
     ids=str,
 )
-def test_only_trusted_code_is_named(changed, key, value):
-    with pytest.raises(InputError, match="is not trusted"):
-        check(changed(key, value), targets=False)
+def test_hydra_names_trusted_code_only(changed, key, value):
+    config = changed(key, value)
+    OmegaConf.set_struct(config, False)
+    with pytest.raises(InputError, match=r"is not trusted|must be written out"):
+        check_hydra(config.hydra, ["toy"])
 
 
 @pytest.mark.parametrize("target", [1, None, ["toy.Part"], {"_target_": "toy.Part"}])
@@ -163,8 +177,10 @@ def test_an_experiment_names_no_code_for_hydra(toy):
 @pytest.mark.parametrize("key", ["_partial_", "_args_", "_recursive_", "_convert_"])
 @pytest.mark.parametrize("place", ["rollout", "reward.terms.right", "hydra.sweeper"])
 def test_nodes_have_no_switches(changed, place, key):
+    config = changed(f"{place}.{key}", False)
+    of_hydra = place.startswith("hydra.")
     with pytest.raises(InputError) as refused:
-        check(changed(f"{place}.{key}", False))
+        check_hydra(config.hydra, ["toy"]) if of_hydra else check(config)
     assert str(refused.value).startswith(f"{place}.{key} is refused")
 
 

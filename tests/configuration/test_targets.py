@@ -7,7 +7,7 @@ from rl4p.configuration import instantiate
 from rl4p.configuration.targets import check_nodes
 from rl4p.errors import InputError
 
-TRUSTED = ["rl4p", "optax", "toy", "toyy", "broken", "lacking"]
+TRUSTED = ["rl4p", "toy", "toyy", "broken", "lacking"]
 
 
 def part(**arguments):
@@ -117,13 +117,13 @@ def test_what_fits_is_taken(check, arguments):
             "rollout._target_=toy.os.system: there is no module toy.os.",
         ),
         (
-            {"_target_": "rl4p.errorss.InputError"},
-            "rollout._target_=rl4p.errorss.InputError: there is no module rl4p.errorss; did you "
-            "mean rl4p.errors?",
+            {"_target_": "rl4p.update.ppo.PPOO"},
+            "rollout._target_=rl4p.update.ppo.PPOO is not trusted: it is not a part of rl4p; did "
+            "you mean rl4p.update.ppo.PPO?",
         ),
         (
-            {"_target_": "rl4p.eror.x.y"},
-            "rollout._target_=rl4p.eror.x.y: there is no module rl4p.eror; did you mean rl4p.err",
+            {"_target_": "rl4p.errors.InputError"},
+            "rollout._target_=rl4p.errors.InputError is not trusted: it is not a part of rl4p.",
         ),
         (
             {"_target_": "toyy.Part"},

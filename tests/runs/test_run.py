@@ -1,6 +1,5 @@
 """Tests the start of a run, the files that it writes, and the errors that it raises."""
 
-import subprocess
 from dataclasses import replace
 
 import jax
@@ -19,7 +18,6 @@ from rl4p.runs.run import (
     RecordMetrics,
     died_young,
     first_state,
-    git_state,
     idle_steps,
     params_sha256,
     refuse_what_only_a_plan_reads,
@@ -227,25 +225,6 @@ def test_a_run_refuses_what_only_a_plan_reads(overrides, sentence):
 def test_a_run_takes_a_plan_that_it_checks():
     refuse_what_only_a_plan_reads(compose(()))
     refuse_what_only_a_plan_reads(compose(["plan.check=true", "plan.memory_gib=4"]))
-
-
-def test_a_run_names_its_commit(tmp_path):
-    assert git_state(tmp_path) == {}
-
-    def git(*words):
-        identity = ("-c", "user.name=a", "-c", "user.email=a@b.c")
-        command = ["git", "-C", str(tmp_path), *identity, *words]
-        subprocess.run(command, check=True, capture_output=True)
-
-    git("init", "-q")
-    (tmp_path / "a").write_text("1")
-    git("add", "a")
-    git("commit", "-qm", "one")
-    clean = git_state(tmp_path)
-    assert len(clean["git_commit"]) == 40
-    assert clean["git_dirty"] is False
-    (tmp_path / "a").write_text("2")
-    assert git_state(tmp_path) == clean | {"git_dirty": True}
 
 
 def test_no_tracker_is_told_nothing(tmp_path):

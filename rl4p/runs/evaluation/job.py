@@ -33,12 +33,13 @@ from rl4p.distributed.processes import agreed, anywhere, first
 from rl4p.errors import InputError, Stopped
 from rl4p.loop.accuracy import metrics_of
 from rl4p.loop.compilation import keep_programs
+from rl4p.runs.commit import git_state
 from rl4p.runs.evaluation.picture import plot_evaluation
 from rl4p.runs.evaluation.report import print_report, results, scores_of, settings
 from rl4p.runs.evaluation.responses import Responses, rows_of
 from rl4p.runs.evaluation.subject import LINK, Subject, build_subject, identity_of, prompts_sha256
 from rl4p.runs.record import Record, replace_file
-from rl4p.runs.run import PACKAGES, git_state, params_sha256
+from rl4p.runs.run import PACKAGES, params_sha256
 from rl4p.runs.signals import StopRequest
 from rl4p.runs.tracker import TrackedRun
 from rl4p.runs.tracker.none import NoTracker

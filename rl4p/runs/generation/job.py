@@ -84,7 +84,7 @@ def generate(lines: Sequence[str]) -> None:
 
 def read(run: str, overrides: Sequence[str]) -> DictConfig:
     """Returns the checked configuration of a run, with the overrides of the command line."""
-    composer = Composer()
+    composer = Composer(words=overrides)
     config = config_of_run(composer, run, composer.parse(list(overrides)), OF_RESPONSES)
     check(config)
     config = without_hydra(config)

@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 
 from rl4p.configuration.bounds import AboveZero, Natural, Positive
 from rl4p.configuration.job_options import build, split
-from rl4p.configuration.targets import did_you_mean
+from rl4p.configuration.trust import did_you_mean
 from rl4p.errors import InputError
 
 OWNER = "rl4p.generate"

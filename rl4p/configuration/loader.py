@@ -1,0 +1,130 @@
+"""Hydra's loader, which refuses to return a configuration that could run code nobody trusted.
+
+Every configuration passes through it: those that the checks before a run compose, those that Hydra
+composes itself, and those of the jobs of a sweep, in whichever process they start.
+"""
+
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
+from hydra._internal.config_repository import CachingConfigRepository
+from hydra._internal.core_plugins.file_config_source import FileConfigSource
+from hydra._internal.sources_registry import SourcesRegistry
+from hydra.core.config_search_path import ConfigSearchPath
+from hydra.core.hydra_config import HydraConfig
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
+from hydra.core.plugins import Plugins
+from hydra.plugins.config_source import ConfigResult
+from hydra.types import RunMode
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from rl4p.configuration.hydra_node import check_hydra
+from rl4p.configuration.trust import leaves, names_in, refuse_unsaid
+from rl4p.configuration.yaml_file import read_yaml, text_of
+from rl4p.errors import InputError
+
+
+class BoundedFiles(FileConfigSource):
+    """A folder of YAML files, each of which is checked before it is built."""
+
+    def load_config(self, config_path: str) -> ConfigResult:
+        path = Path(self.path) / self._normalize_file_name(config_path)
+        if path.exists():
+            text_of(path)
+        return super().load_config(config_path)
+
+
+class Loader(ConfigLoaderImpl):
+    """A loader that takes trust from a command line only.
+
+    Args:
+      search_path: where the YAML files are.
+      conf: the folder of the package's own files, whose root may trust packages too.
+      words: the command line.
+    """
+
+    def __init__(self, search_path: ConfigSearchPath, conf: Path, words: Sequence[str]):
+        Plugins.instance()  # registers the sources of Hydra
+        SourcesRegistry.instance().types[BoundedFiles.scheme()] = BoundedFiles
+        super().__init__(search_path)
+        self.conf, self.words = conf, [word for word in words if word]
+
+    @cached_property
+    def said(self) -> dict[str, Any]:
+        """The values that the command line gives, by key."""
+        given = {}
+        for word in OverridesParser.create().parse_overrides(self.words):
+            key = str(word.package or word.key_or_group)
+            value: Any = None if word.is_sweep_override() else word.value()
+            given |= {name.partition("[")[0]: each for name, each in leaves(value, key)}
+            if key == "trusted_targets":
+                sweep = word.is_discrete_sweep()
+                values: Any = word.sweep_iterator() if sweep else [value]
+                given[key] = [name for each in values for name in names_in(each)]
+        return given
+
+    @cached_property
+    def trusted(self) -> tuple[str, ...]:
+        """The packages that the command line trusts, or the package's own root."""
+        root = self.conf / "config.yaml"
+        own = read_yaml(root) if root.is_file() else None
+        return (
+            *names_in((own or {}).get("trusted_targets")),
+            *self.said.get("trusted_targets", ()),
+        )
+
+    def load_configuration(
+        self,
+        config_name: str | None,
+        overrides: list[str],
+        run_mode: RunMode,
+        from_shell: bool = True,
+        validate_sweep_overrides: bool = True,
+    ) -> DictConfig:
+        config = super().load_configuration(
+            config_name, overrides, run_mode, from_shell, validate_sweep_overrides
+        )
+        HydraConfig.instance().set_config(config)  # for interpolations of ${hydra:...}
+        OmegaConf.set_readonly(config.hydra, False)  # launchers number the job in it
+        self.check(config)
+        return config
+
+    def check(self, config: DictConfig) -> None:
+        """Checks what the command line alone may give, and all that Hydra builds.
+
+        Raises:
+          InputError: something else gives trust, or names code that is not trusted.
+        """
+        check_hydra(config.hydra, self.trusted)
+        root = OmegaConf.masked_copy(config, [str(key) for key in config if key != "hydra"])
+        try:
+            tree: Any = OmegaConf.to_container(root, resolve=True)
+        except OmegaConfBaseException:  # what cannot be resolved is refused before it is used
+            tree = OmegaConf.to_container(root, resolve=False)
+        hydra = OmegaConf.to_container(config.hydra, resolve=False)
+        refuse_unsaid(tree | {"hydra": hydra}, self.said.keys(), self.trusted)
+        if "trusted_targets" in tree:
+            config.trusted_targets = tree["trusted_targets"]  # as it was checked
+
+    def _process_config_searchpath(
+        self,
+        config_name: str | None,
+        parsed_overrides: list[Override],
+        repo: CachingConfigRepository,
+    ) -> None:
+        # Only the command line and the root of the package have a search path.
+        places: list[Any] = [
+            o.value() for o in parsed_overrides if o.get_key_element() == "hydra.searchpath"
+        ]
+        for place in (each for places_of in places for each in places_of or ()):
+            if "://" in str(place) and not str(place).startswith("file://"):
+                raise InputError(
+                    f"hydra.searchpath={place} is refused, because it imports a package: give a "
+                    "folder, as file:///PATH."
+                )
+        super()._process_config_searchpath(config_name, parsed_overrides, repo)

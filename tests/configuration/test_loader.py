@@ -1,0 +1,84 @@
+"""Attacks through the places from which Hydra loads. A canary tells whether foreign code ran."""
+
+import os
+
+import pytest
+
+from rl4p.configuration import instantiate
+from tests.configuration.hostile import cases, recorded, write
+
+
+def test_the_canary_sings(toy, canary):
+    """The attacks below do nothing wrong but to lack the trust of the command line."""
+    yaml = write(toy.folder / "c", experiment__evil="rollout: {inner: {_target_: hostile.call}}")
+    words = ["--config-dir", yaml, "experiment=evil", "trusted_targets=[toy,hostile]"]
+    assert toy.run(*words, job=lambda config: instantiate(config.rollout)) == 0
+    assert canary.exists()
+
+
+EVIL = "rollout: {inner: {_target_: hostile.call}}\ntrusted_targets: "
+
+
+@pytest.mark.parametrize("trusts", cases("[toy, hostile]", "hostile", "'${oc.decode:hostile}'"))
+def test_a_yaml_file_gives_no_trust(toy, attack, trusts):
+    yaml = write(toy.folder / "c", experiment__evil=EVIL + trusts)
+    assert "trusted_targets=hostile comes from a file" in attack(
+        "--config-dir", yaml, "experiment=evil"
+    )
+
+
+def test_a_sweep_in_a_yaml_file_gives_no_trust(toy, attack):
+    params = "{trusted_targets: '[hostile]', rollout.inner: '{_target_: hostile.call}'}"
+    text = f"hydra: {{mode: MULTIRUN, sweeper: {{params: {params}}}}}"
+    yaml = write(toy.folder / "c", experiment__evil=text)
+    sentence = attack("--config-dir", yaml, "experiment=evil")
+    assert "trusted_targets=hostile comes from a file" in sentence
+
+
+@pytest.mark.parametrize(
+    "trust", cases("trusted_targets=[toy,hostile]", "++trusted_targets=[hostile]")
+)
+def test_a_resumed_run_gives_no_trust(toy, attack, trust):
+    folder = toy.folder / "theirs"
+    lines = [f"hydra.searchpath=[file://{folder}/c]", "experiment=evil", trust]
+    recorded(toy, *lines, trusted_targets=["toy", "hostile"])
+    write(folder / "c", experiment__evil=EVIL + "[toy, hostile]")
+    assert "evil" in attack(f"resume={folder}")
+
+
+@pytest.mark.parametrize(
+    "override",
+    cases("+rollout.inner={_target_:hostile.call}", "+rollout.inner._target_=hostile.call"),
+)
+def test_a_resumed_run_names_no_code(toy, attack, override):
+    folder = recorded(toy, override)
+    assert "hostile.call is not trusted" in attack(f"resume={folder}")
+
+
+def test_overrides_of_hydra_are_not_taken_over(toy, canary):
+    lines = ["hydra.job.env_set={A_TEST: '1'}", "hydra.callbacks.x._target_=hostile.call"]
+    folder = recorded(toy, *lines, "hydra.searchpath=[pkg://hostile]", "hydra.run.dir=other")
+    seen = []
+    job = lambda config: seen.append(os.environ.get("A_TEST"))  # noqa: E731
+    assert toy.run(f"resume={folder}", job=job) == 0
+    assert seen == [None]
+    assert not canary.exists()
+    assert not (toy.folder / "other").exists()
+
+
+def test_a_search_path_imports_no_package(attack):
+    assert "hydra.searchpath=pkg://hostile is refused" in attack("hydra.searchpath=[pkg://hostile]")
+
+
+@pytest.mark.parametrize(
+    "name", cases("toy.log", "metrics.jsonl", ".hydra/hydra.yaml", "plots/a.png")
+)
+def test_a_resumed_run_writes_through_no_link(toy, attack, name):
+    folder = recorded(toy)
+    victim = toy.folder / "victim"
+    victim.write_text("untouched")
+    (folder / name).parent.mkdir(exist_ok=True)
+    (folder / name).unlink(missing_ok=True)
+    (folder / name).symlink_to(victim)
+    assert f"{name} is a link to {victim}" in attack(f"resume={folder}")
+    assert victim.read_text() == "untouched"
