@@ -28,7 +28,7 @@ def digest_of(prompts: Sequence[Prompt]) -> str:
     return digest.hexdigest()
 
 
-def check_digest(saved: str, own: str) -> None:
+def check_digest(saved: str, own: str, what: str = "prompts") -> None:
     """Refuses to go on with other prompts than those of the saved run.
 
     Raises:
@@ -36,7 +36,7 @@ def check_digest(saved: str, own: str) -> None:
     """
     if saved != own:
         raise InputError(
-            "The prompts are not those that the run started with: questions, answers or "
+            f"The {what} are not those that the run started with: questions, answers or "
             "metadata changed (check the file of data.path), or an older rl4p, which checked "
             "only the questions, started the run."
         )

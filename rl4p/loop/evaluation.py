@@ -9,6 +9,7 @@ batch.
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
+from functools import cached_property
 from math import gcd
 from typing import Any
 
@@ -17,6 +18,7 @@ import jax
 from rl4p.distributed.processes import to_host
 from rl4p.errors import InputError
 from rl4p.loop.accuracy import Tally, metrics_of
+from rl4p.loop.digest import check_digest, digest_of
 from rl4p.loop.grading import graded
 from rl4p.loop.phases import Phases
 from rl4p.loop.stopwatch import Stopwatch
@@ -97,6 +99,22 @@ class Evaluation:
 
     def __call__(self, info: StepInfo) -> dict[str, float]:
         return self.timed(info.state)
+
+    @cached_property
+    def digest(self) -> str:
+        return digest_of(self.prompts)
+
+    def state(self) -> dict[str, Any]:
+        return {"prompts": self.digest}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Refuses other prompts than those of the saved run; an evaluation has no other state.
+
+        Raises:
+          InputError: the prompts differ.
+        """
+        if state:  # older checkpoints have none
+            check_digest(state["prompts"], self.digest, "held-out prompts")
 
     def timed(self, state: TrainState) -> dict[str, float]:
         """Returns the metrics of `evaluate`, and `time/evaluation` in seconds."""

@@ -1,6 +1,8 @@
 """Asynchronous, atomic checkpoints of the complete training state, with Orbax."""
 
-from collections.abc import Mapping
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -10,8 +12,10 @@ import numpy as np
 import orbax.checkpoint as ocp
 
 from rl4p.configuration.bounds import Natural, Positive
+from rl4p.distributed.processes import agreed, first
 from rl4p.errors import InputError, RunError
 from rl4p.loop.protocols import Stateful
+from rl4p.runs.intact import DIGESTS, chosen_step, set_aside, write_digests
 from rl4p.types import Params, StepInfo, TrainState
 
 ARRAY = "__array__"  # the only key of a JSON object that replaces an array
@@ -44,7 +48,8 @@ class Checkpoints:
     A checkpoint holds the whole `TrainState` (parameters, optimizer, step, random key, memory) and
     the ``state()`` of the other parts (the source, the collector). The JSON values of these states
     are in the item `parts`. Their arrays are in the item `arrays`, which is absent if there are
-    none. A checkpoint appears under its final name only when it is complete.
+    none. A checkpoint appears under its final name only when it is complete, with digests of its
+    files (`intact.py`).
     """
 
     def __init__(
@@ -53,9 +58,19 @@ class Checkpoints:
         self.every = every
         self.parts = parts
         self.folder = folder
-        self.manager = ocp.CheckpointManager(
-            folder.absolute(),
-            options=ocp.CheckpointManagerOptions(max_to_keep=keep, create=True),
+        self.keep = keep
+        self.manager = self.opened()
+
+    def opened(self) -> ocp.CheckpointManager:
+        """Returns Orbax's manager of the steps that the folder has now."""
+        return ocp.CheckpointManager(
+            self.folder.absolute(),
+            options=ocp.CheckpointManagerOptions(
+                max_to_keep=self.keep,
+                create=True,
+                temporary_path_class=WithDigests,
+                lightweight_initialize=True,  # reads no files of steps, which may be damaged
+            ),
             item_handlers={
                 "state": ocp.StandardCheckpointHandler(),
                 "parts": ocp.JsonCheckpointHandler(),
@@ -97,14 +112,25 @@ class Checkpoints:
     def restore(self, state: TrainState) -> TrainState:
         """Returns the newest checkpoint with the shapes, dtypes and shardings of `state`.
 
-        Also restores the other parts.
+        Also restores the other parts. Damaged checkpoints that are newer than it are reported and
+        renamed, so that the run can save their steps again.
 
         Raises:
-          InputError: there is no checkpoint, or its leaves differ; the message names them.
+          InputError: there is no intact checkpoint, or its leaves differ; the message names them.
         """
-        step = self.latest()
-        if step is None:
-            raise InputError(f"{self.folder} has no finished checkpoint to resume from.")
+        step = agreed(chosen_step(self.folder) if first() else None)
+        with reading(self.folder / str(step)):
+            restored = self.restored(step, state)
+        if step != self.latest():
+            if first():
+                set_aside(self.folder, step)
+            agreed(None)  # the other processes wait for the new names
+            self.manager.close()
+            self.manager = self.opened()
+        return restored
+
+    def restored(self, step: int, state: TrainState) -> TrainState:
+        """Restores the other parts and returns the state of a step."""
         wanted, metadata = as_saved(state), self.manager.item_metadata(step)
         held = set(metadata.keys())
         parts = "parts" if "parts" in held else "stream"
@@ -153,20 +179,26 @@ def restore_params(
     Args:
       folder: the folder of the run.
       like: the shapes, dtypes and shardings of the parameters.
-      step: the step of the checkpoint; None selects the newest.
+      step: the step of the checkpoint; None selects the newest that is not damaged.
       average: whether to read the moving average of the parameters instead.
 
     Returns:
       The step, and the parameters.
 
     Raises:
-      InputError: there is no such checkpoint, or it has no average, or its leaves differ; the
-        message names them.
+      InputError: there is no such checkpoint, or it is damaged or has no average, or its leaves
+        differ; the message names them.
     """
     folder = folder / "checkpoints"
+    found: int = agreed(chosen_step(folder, step) if first() else None)
+    with reading(folder / str(found)):
+        return found, restored_params(folder, like, found, average=average)
+
+
+def restored_params(folder: Path, like: Params, step: int, *, average: bool) -> Params:
     manager = ocp.CheckpointManager(
         folder.absolute(),
-        options=ocp.CheckpointManagerOptions(create=False),
+        options=ocp.CheckpointManagerOptions(create=False, lightweight_initialize=True),
         item_handlers={
             "state": ocp.PyTreeCheckpointHandler(),
             # Without these handlers Orbax warns that it cannot read the items.
@@ -175,34 +207,63 @@ def restore_params(
             "arrays": ocp.StandardCheckpointHandler(),
         },
     )
-    steps = sorted(manager.all_steps())
-    if not steps:
-        raise InputError(f"{folder} has no finished checkpoint.")
-    if step is None:
-        step = steps[-1]
-    elif step not in steps:
-        raise InputError(
-            f"{folder} has no checkpoint of step {step}; it has those of "
-            f"{', '.join(map(str, steps))} (set by checkpoint.every and checkpoint.keep)."
-        )
-    part = "average" if average else "params"
-    saved = manager.item_metadata(step)["state"].get(part)
-    if not saved:
-        raise InputError(f"The run in {folder} has no moving average, because its ema.decay was 0.")
-    # A critic in the checkpoint is not part of the policy.
-    check_same_leaves(folder, {name: saved[name] for name in saved if name in like}, like)
-    restored = manager.restore(
-        step,
-        args=ocp.args.Composite(
-            state=ocp.args.PyTreeRestore(
-                {part: like},
-                restore_args={part: ocp.checkpoint_utils.construct_restore_args(like)},
-                partial_restore=True,
+    with closing(manager):
+        part = "average" if average else "params"
+        saved = manager.item_metadata(step)["state"].get(part)
+        if not saved:
+            raise InputError(
+                f"The run in {folder} has no moving average, because its ema.decay was 0."
             )
-        ),
-    )
-    manager.close()
-    return step, restored["state"][part]
+        # A critic in the checkpoint is not part of the policy.
+        check_same_leaves(folder, {name: saved[name] for name in saved if name in like}, like)
+        restored = manager.restore(
+            step,
+            args=ocp.args.Composite(
+                state=ocp.args.PyTreeRestore(
+                    {part: like},
+                    restore_args={part: ocp.checkpoint_utils.construct_restore_args(like)},
+                    partial_restore=True,
+                )
+            ),
+        )
+        return restored["state"][part]
+
+
+@contextmanager
+def reading(step: Path) -> Iterator[None]:
+    """Turns any error of reading a step without digests into a sentence that names its folder.
+
+    Raises:
+      InputError: the step could not be read.
+    """
+    try:
+        yield
+    except Exception as error:
+        if isinstance(error, InputError | RunError) or (step / DIGESTS).exists():
+            raise
+        reason = (str(error).splitlines() or [""])[0]
+        raise InputError(
+            f"{step} cannot be read ({type(error).__name__}: {reason}). If its files are damaged, "
+            "delete it or replace it by a copy: without it, the step before is used."
+        ) from error
+
+
+class WithDigests(ocp.path.atomicity.AtomicRenameTemporaryPath):
+    """The temporary folder of a step or an item; a step gets digests before its final name."""
+
+    async def finalize(self) -> None:
+        final, temporary = self._final_path, ocp.path.atomicity.TMP_DIR_SUFFIX
+        if temporary in final.parent.name:  # an item, whose files are among those of its step
+            await super().finalize()
+            return
+        # Orbax writes files until it renames the folder, which first gets another temporary name.
+        complete = final.parent / f"{final.name}{temporary}.complete"
+        shutil.rmtree(complete, ignore_errors=True)  # of a killed run
+        self._final_path = complete
+        await super().finalize()
+        self._final_path = final
+        write_digests(Path(complete))
+        complete.rename(final)
 
 
 def as_saved(state: TrainState) -> dict[str, Any]:

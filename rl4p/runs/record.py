@@ -18,6 +18,7 @@ import math
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -64,7 +65,13 @@ class Record:
         """Returns the steps from a byte offset onwards, and the offset after the last of them."""
         rows = []
         for row, end in _rows(self.metrics_file, offset):
-            rows.append({k: v if k == "step" else float(v) for k, v in row.items()})
+            try:
+                rows.append({k: int(v) if k == "step" else float(v) for k, v in row.items()})
+            except (TypeError, ValueError, OverflowError) as error:
+                number = self.metrics_file.read_bytes()[:end].count(b"\n")
+                raise InputError(
+                    f"{self.metrics_file}, line {number} has a value that is not a number."
+                ) from error
             offset = end
         return rows, offset
 
@@ -84,6 +91,25 @@ class Record:
             rows.append(sample | terms)
         columns = list(dict.fromkeys(name for row in rows for name in row))
         return columns, [[row.get(name) for name in columns] for row in rows]
+
+    def refuse_gaps(self, step: int) -> None:
+        """Refuses metrics without exactly one line for each step from 0 to `step`, in order.
+
+        Raises:
+          InputError: a line is missing, or repeated or not in order.
+        """
+        path = self.metrics_file
+        found = [row["step"] for row in self.metrics() if row["step"] <= step]
+        copy = f"replace it by a copy, because a run continues its record (from step {step})."
+        if not path.exists():
+            raise InputError(f"{path} is missing: {copy}")
+        if missing := sorted(set(range(step + 1)) - set(found)):
+            raise InputError(f"{path} has no line of step {spans(missing)}: {copy}")
+        for line, (last, this) in enumerate(pairwise(found), 2):
+            if this <= last:
+                raise InputError(
+                    f"{path}, line {line} is of step {this}, after step {last}: {copy}"
+                )
 
     def truncate_after(self, step: int) -> None:
         """Removes the lines of later steps, which a resumed run repeats, and an incomplete line."""
@@ -123,6 +149,17 @@ def replace_file(path: Path, content: str | bytes) -> None:
         raise RunError(f"Cannot write {path}: {error.strerror}.") from error
 
 
+def spans(numbers: Iterable[int]) -> str:
+    """Returns integers in order as words, such as "1, 3 to 5"."""
+    found: list[list[int]] = []
+    for number in numbers:
+        if found and found[-1][-1] == number - 1:
+            found[-1].append(number)
+        else:
+            found.append([number])
+    return ", ".join(f"{x[0]} to {x[-1]}" if len(x) > 1 else f"{x[0]}" for x in found)
+
+
 def _append(path: Path, rows: list[dict[str, Any]]) -> None:
     lines = "".join(json.dumps(_finite(row), sort_keys=True) + "\n" for row in rows)
     try:
@@ -145,7 +182,7 @@ def _rows(path: Path, offset: int = 0) -> Iterator[tuple[dict[str, Any], int]]:
             try:
                 row = json.loads(line)
                 row["step"]
-            except (ValueError, TypeError, KeyError) as error:
+            except (ValueError, TypeError, KeyError, RecursionError) as error:
                 number = path.read_bytes()[:offset].count(b"\n")
                 raise InputError(
                     f'{path}, line {number} is not a JSON object with the key "step".'

@@ -32,6 +32,7 @@ from rl4p.planning.report import refuse_what_does_not_fit
 from rl4p.runs.checkpoint import Checkpoints
 from rl4p.runs.commit import git_state
 from rl4p.runs.diagnosis import Diagnosis
+from rl4p.runs.intact import steps_of
 from rl4p.runs.plots import plot_collector, plot_learning_curve
 from rl4p.runs.profiler import Profiler
 from rl4p.runs.progress import ProgressBar, print_summary
@@ -59,7 +60,7 @@ def run(config: DictConfig) -> dict[str, Any]:
     keep_programs()
     folder = Path(agreed(HydraConfig.get().runtime.output_dir))
     with recorded_in(folder) as record, StopRequest() as request:
-        if config.resume is None and record.metrics():
+        if config.resume is None and (record.metrics() or steps_of(record.folder / "checkpoints")):
             resume = command([override("resume", str(folder))])
             raise InputError(f"{folder} already contains a run: continue it with {resume}.")
         refuse_what_only_a_plan_reads(config)
@@ -71,7 +72,8 @@ def run(config: DictConfig) -> dict[str, Any]:
         console.print(f"{folder}\n{experiment.sizes}")
         record.describe(experiment.config, environment(experiment))
         tracked = SeveralRuns({type(tracker).__name__: tracker}, folder)
-        checkpoints = instantiate(config.checkpoint).open(folder, experiment.loop.stateful)
+        stateful = experiment.loop.stateful | {"evaluation": experiment.evaluation}
+        checkpoints = instantiate(config.checkpoint).open(folder, stateful)
         outcome = Outcome(record=record, state=experiment.state)
         diagnosis = Diagnosis(config=experiment.config, quiet=not first())
         status = "failed"
@@ -218,12 +220,14 @@ def first_state(
             raise InputError(
                 f"steps={config.steps}, but {config.resume} is already at step {int(state.step)}."
             )
+        if first():
+            record.refuse_gaps(int(state.step))
         record.truncate_after(int(state.step))
         return state
     record.truncate_after(-1)
-    first = experiment.evaluation.timed(experiment.state)
-    record.log(0, first)
-    tracked.log(0, first)
+    metrics = experiment.evaluation.timed(experiment.state)
+    record.log(0, metrics)
+    tracked.log(0, metrics)
     return experiment.state
 
 

@@ -333,3 +333,21 @@ def test_an_engine_is_closed_when_its_samples_are_drawn(sampled, monkeypatch):
     monkeypatch.setattr(InProcess, "close", lambda self: closed.append(self.version >= 0))
     sampled([("a", 1)], rows=2, samples=2)
     assert closed == [True]
+
+
+def test_other_held_out_prompts_are_refused(policy, make_prompt, make_phases):
+    def of(answer):
+        return Evaluation(
+            every=1,
+            phases=make_phases(),
+            policy=policy,
+            sets=[[make_prompt(id="a")], [make_prompt(id="b", answer=answer)]],
+            term="correct",
+            rows=2,
+        )
+
+    saved = of("3").state()
+    of("3").restore(saved)
+    of("4").restore({})  # of an older checkpoint
+    with pytest.raises(InputError, match="held-out prompts are not those that the run start"):
+        of("4").restore(saved)

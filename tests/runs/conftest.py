@@ -12,6 +12,8 @@ import numpy as np
 import orbax.checkpoint as ocp
 import pytest
 
+from rl4p.runs.intact import steps_of
+
 # A reward term that random responses satisfy about half of the time. A run in which all rewards
 # are equal trains nothing.
 GRADED = (
@@ -90,8 +92,8 @@ def checkpoint(folder: Path, step: int | None = None) -> tuple[dict[str, np.ndar
       folder: the folder of the run.
       step: the step of the checkpoint; None is the last one.
     """
-    steps = {int(path.name): path for path in (folder / "checkpoints").iterdir()}
-    last = steps[max(steps) if step is None else step]
+    place = folder / "checkpoints"
+    last = place / str(steps_of(place)[-1] if step is None else step)
     reader, saved = ocp.PyTreeCheckpointer(), (last / "state").absolute()
     on_host = jax.tree.map(
         lambda _: ocp.RestoreArgs(restore_type=np.ndarray),

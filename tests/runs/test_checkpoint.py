@@ -13,6 +13,7 @@ from rl4p.errors import InputError, RunError
 from rl4p.learner.optimizer.adamw import AdamW
 from rl4p.loop.source.stream import PromptStream
 from rl4p.runs.checkpoint import Orbax, as_saved, restore_params
+from rl4p.runs.intact import DIGESTS, damage
 from rl4p.types import StepInfo, TrainState
 
 
@@ -119,6 +120,7 @@ def test_a_checkpoint_of_an_older_version_is_read(tmp_path, trained, fresh, prom
     saved.write_text(json.dumps(json.loads(saved.read_text())["source"]))
     metadata = step / "_CHECKPOINT_METADATA"
     metadata.write_text(metadata.read_text().replace('"parts"', '"stream"'))
+    (step / DIGESTS).unlink()
     stream, ahead = stream_of(prompts), Ahead()
     with Orbax().open(tmp_path, {"source": stream, "ahead": ahead}) as checkpoints:
         assert_equal(checkpoints.restore(fresh), trained)
@@ -350,6 +352,70 @@ def test_a_checkpoint_that_was_not_finished_is_none(tmp_path, params, prompts, m
     assert restore_params(tmp_path, params)[0] == 1
     with Orbax().open(tmp_path, {"source": stream_of(prompts)}) as checkpoints:
         assert checkpoints.latest() == 1
+
+
+@pytest.fixture
+def damaged(tmp_path, params, prompts, make_state):
+    """Returns the checkpoints of a run, of which the later has another state of the source."""
+    with Orbax().open(tmp_path, {"source": stream_of(prompts, 3)}) as checkpoints:
+        checkpoints.save(make_state(params, AdamW(), step=1))
+    with Orbax().open(tmp_path, {"source": stream_of(prompts, 7)}) as checkpoints:
+        checkpoints.save(make_state(params, AdamW(), step=2))
+    saved = tmp_path / "checkpoints" / "2" / "parts" / "metadata"
+    states = json.loads(saved.read_text())
+    states["source"]["epoch"] += 1
+    saved.write_text(json.dumps(states))
+    return tmp_path / "checkpoints"
+
+
+def test_a_run_goes_on_from_the_step_before_a_damaged_one(
+    damaged, params, prompts, make_state, caplog
+):
+    """The run can save the step again, and the damaged folder is kept under another name."""
+    folder, stream = damaged.parent, stream_of(prompts)
+    with Orbax().open(folder, {"source": stream}) as checkpoints:
+        assert int(checkpoints.restore(make_state(params, AdamW())).step) == 1
+        assert checkpoints.latest() == 1
+        assert stream.state() == stream_of(prompts, 3).state()
+        checkpoints.save(make_state(params, AdamW(), step=2))
+    assert "2 is damaged, because its file parts/metadata has changed" in caplog.text
+    assert sorted(path.name for path in damaged.iterdir()) == ["1", "2", "2.damaged"]
+    assert damage(damaged / "2") is None
+    with Orbax().open(folder, {"source": stream}) as checkpoints:
+        assert int(checkpoints.restore(make_state(params, AdamW())).step) == 2
+
+
+def test_parameters_are_read_from_the_step_before_a_damaged_one(damaged, params, caplog):
+    assert restore_params(damaged.parent, params)[0] == 1
+    assert "2 is damaged, because its file parts/metadata has changed" in caplog.text
+    assert sorted(path.name for path in damaged.iterdir()) == ["1", "2"]
+    with pytest.raises(InputError, match="2 is damaged, because its file parts/metadata has"):
+        restore_params(damaged.parent, params, step=2)
+
+
+def test_a_damaged_step_without_digests_is_one_sentence(damaged, params, prompts, make_state):
+    (damaged / "2" / DIGESTS).unlink()
+    (damaged / "2" / "parts" / "metadata").write_text("{}")  # no source
+    (damaged / "1" / "_CHECKPOINT_METADATA").write_text("[]")  # is not read
+    with (
+        Orbax().open(damaged.parent, {"source": stream_of(prompts)}) as checkpoints,
+        pytest.raises(InputError, match=r"checkpoints/2 cannot be read \(KeyError: .*, delete it"),
+    ):
+        checkpoints.restore(make_state(params, AdamW()))
+    assert sorted(path.name for path in damaged.iterdir()) == ["1", "2"]
+    (damaged / "2" / "state" / "_METADATA").write_text("{}")
+    with pytest.raises(InputError, match=r"checkpoints/2 cannot be read \(.*, delete it or"):
+        restore_params(damaged.parent, params)
+
+
+def test_the_rest_of_a_killed_save_is_in_nobodys_way(tmp_path, params, prompts, make_state):
+    left = tmp_path / "checkpoints" / "1.orbax-checkpoint-tmp.complete"
+    (left / "state").mkdir(parents=True)
+    with Orbax().open(tmp_path, {"source": stream_of(prompts)}) as checkpoints:
+        assert checkpoints.latest() is None
+        checkpoints.save(make_state(params, AdamW(), step=1))
+    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["1"]
+    assert damage(tmp_path / "checkpoints" / "1") is None
 
 
 def test_a_folder_of_no_finished_checkpoint_has_no_parameters(tmp_path, params):

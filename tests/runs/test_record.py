@@ -266,3 +266,42 @@ def test_the_summary_holds_valid_json(record):
         "best": {"a": "NaN", "b": ["-Infinity"]},
         "text": "1/0",
     }
+
+
+@pytest.mark.parametrize(
+    ("kept", "said"),
+    [
+        ((1, 2, 3, 4, 5), "has no line of step 0: replace it by a copy"),
+        ((0, 2, 5), "has no line of step 1, 3 to 4: replace it by a copy"),
+        ((0, 1, 2), "has no line of step 3 to 5: replace it by a copy"),
+        ((0, 1, 1, 2, 3, 4, 5), "line 3 is of step 1, after step 1: replace it by a copy"),
+        ((0, 2, 1, 3, 4, 5), "line 3 is of step 1, after step 2: replace it by a copy"),
+        ((), "has no line of step 0 to 5: replace it by a copy"),
+    ],
+)
+def test_a_record_with_a_gap_is_refused(record, kept, said):
+    record.metrics_file.touch()
+    for step in (*kept, 7):  # what follows is repeated anyway
+        record.log(step, {"a": 1.0})
+    before = record.metrics_file.read_bytes()
+    with pytest.raises(InputError, match=rf"^{record.metrics_file}\b.*{said}"):
+        record.refuse_gaps(5)
+    assert record.metrics_file.read_bytes() == before
+
+
+def test_a_record_without_a_gap_is_accepted_and_an_absent_one_is_not(record):
+    with pytest.raises(InputError, match=rf"^{record.metrics_file} is missing: replace it by a"):
+        record.refuse_gaps(2)
+    for step in (0, 1, 2, 4):
+        record.log(step, {"a": 1.0})
+    record.refuse_gaps(2)
+
+
+@pytest.mark.parametrize("value", ["[1]", "null", '"x"', "{}"])
+@pytest.mark.parametrize("key", ["a", "step"])
+def test_a_value_that_is_no_number_is_refused_with_its_line(record, key, value):
+    record.log(0, {"a": 1.0})
+    with record.metrics_file.open("a") as file:
+        file.write(json.dumps({"a": 1.0, "step": 1} | {key: json.loads(value)}) + "\n")
+    with pytest.raises(InputError, match=r"metrics\.jsonl, line 2 has a value that is not a nu"):
+        record.metrics()

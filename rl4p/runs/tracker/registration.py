@@ -12,6 +12,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from rl4p.errors import RunError
+from rl4p.runs.intact import steps_of
 from rl4p.runs.record import Record
 
 if TYPE_CHECKING:
@@ -29,12 +30,6 @@ def checkpoints(folder: Path) -> dict[str, Any] | None:
     newest = place / str(steps[-1])
     size = sum(path.stat().st_size for path in newest.rglob("*") if path.is_file())
     return {"folder": str(place), "steps": steps, "bytes_of_newest": size}
-
-
-def steps_of(place: Path) -> list[int]:
-    """Returns the steps of the finished checkpoints in a folder, in order."""
-    names = [path.name for path in place.iterdir()] if place.is_dir() else []
-    return sorted(int(name) for name in names if name.isdecimal())
 
 
 def upload_checkpoint(client: "MlflowClient", run_id: str, folder: Path) -> None:
