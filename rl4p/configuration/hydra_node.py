@@ -52,10 +52,10 @@ def check_hydra(hydra: DictConfig, trusted: Collection[str]) -> None:
             reason = str(error).splitlines()[0]
             raise InputError(f"hydra.{name} cannot be resolved: {reason}.") from error
     tree: Any = OmegaConf.to_container(hydra, resolve=False)
-    for name, plugins in BUILT.items():
+    for name in BUILT:
         refuse_interpolations(tree[name], f"hydra.{name}")
-        check_trust(tree[name], (*TRUSTED, *trusted, *plugins), f"hydra.{name}")
-    check_trust(tree, (*TRUSTED, *trusted, *BUILT["sweeper"]), "hydra")
+    for name, node in tree.items():
+        check_trust(node, (*TRUSTED, *trusted, *BUILT.get(name, ())), f"hydra.{name}")
     for name, value in leaves(tree["launcher"], "hydra.launcher"):
         if isinstance(value, str) and not value.isprintable():  # a line of a script for Slurm
             raise InputError(f"{name} must be one line, not {value!r}.")

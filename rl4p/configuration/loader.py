@@ -10,14 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
-from hydra._internal.config_repository import CachingConfigRepository
+from hydra._internal.config_repository import CachingConfigRepository, ConfigRepository
 from hydra._internal.core_plugins.file_config_source import FileConfigSource
-from hydra._internal.sources_registry import SourcesRegistry
 from hydra.core.config_search_path import ConfigSearchPath
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
-from hydra.core.plugins import Plugins
 from hydra.plugins.config_source import ConfigResult
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
@@ -39,6 +37,19 @@ class BoundedFiles(FileConfigSource):
         return super().load_config(config_path)
 
 
+class BoundedRepository(ConfigRepository):
+    """The sources of a search path, of which the folders have bounded files."""
+
+    def initialize_sources(self, config_search_path: ConfigSearchPath) -> None:
+        super().initialize_sources(config_search_path)
+        self.sources = [
+            BoundedFiles(source.provider, source.path)
+            if isinstance(source, FileConfigSource)
+            else source
+            for source in self.sources
+        ]
+
+
 class Loader(ConfigLoaderImpl):
     """A loader that takes trust from a command line only.
 
@@ -49,9 +60,8 @@ class Loader(ConfigLoaderImpl):
     """
 
     def __init__(self, search_path: ConfigSearchPath, conf: Path, words: Sequence[str]):
-        Plugins.instance()  # registers the sources of Hydra
-        SourcesRegistry.instance().types[BoundedFiles.scheme()] = BoundedFiles
         super().__init__(search_path)
+        self.repository = BoundedRepository(search_path)
         self.conf, self.words = conf, [word for word in words if word]
 
     @cached_property

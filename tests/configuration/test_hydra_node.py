@@ -1,7 +1,7 @@
 """Attacks through the `hydra` node. A canary file tells whether foreign code ran."""
 
 import pytest
-from omegaconf import open_dict, read_write
+from omegaconf import OmegaConf, open_dict, read_write
 
 from rl4p.configuration.composition import Composer
 from rl4p.configuration.hydra_node import check_hydra
@@ -72,3 +72,12 @@ def test_a_log_is_written_into_the_run_folder_only(toy, attack, handler):
     yaml = write(toy.folder / "c", experiment__evil=text.replace("OUT", str(toy.folder)))
     assert "hydra.job_logging.handlers.file" in attack("--config-dir", yaml, "experiment=evil")
     assert not list(toy.folder.glob("victim*"))
+
+
+def test_what_hydra_builds_is_resolved_once(toy):
+    """The launchers for Slurm name their jobs and their folder by interpolations."""
+    hydra = Composer(toy.conf).load([]).hydra
+    with open_dict(hydra), read_write(hydra):
+        hydra.launcher = {"name": "${hydra.job.config_name}"}
+    check_hydra(hydra, ())
+    assert OmegaConf.to_container(hydra.launcher, resolve=False) == {"name": "config"}

@@ -76,7 +76,7 @@ def test_a_hostile_checkout_runs_no_program(checkout, attack, monkeypatch):
         config.write_text(config.read_text() + "[include]\n\tpath = ../more\n")
     else:
         monkeypatch.setenv("GIT_CONFIG_COUNT", "1")
-        monkeypatch.setenv("GIT_CONFIG_KEY_0", "core.fsmonitor")
+        monkeypatch.setenv("GIT_CONFIG_KEY_0", "filter.x.clean")
         monkeypatch.setenv("GIT_CONFIG_VALUE_0", str(program))
     (checkout / "a").write_text("2")
     assert git_state(checkout) == {"git_commit": commit, "git_dirty": True}
