@@ -68,7 +68,6 @@ MISTAKES = {
     "data=train.parquet": "data=parquet data.path=train.parquet",
     "experiment=experiments/arithmetic_sft.yaml": "experiment=arithmetic_sft",
     "optimizer=adam": "optimizer=adamw",
-    "rollout=vllm": "rollout=continuous",
     # Values.
     "steps=1e3": "steps=1000",
     "seed=[0,1,2]": "-m seed=0,1,2",

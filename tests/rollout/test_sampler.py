@@ -26,7 +26,8 @@ def test_the_distribution_is_that_of_the_options(kind):
 @pytest.mark.parametrize("kind", KINDS)
 def test_samplers_have_the_same_options(kind):
     shared = {field.name for field in dataclasses.fields(Sampler)}
-    assert shared == {"max_response_tokens", "temperature", "annealing", "top_k", "top_p"}
+    distribution = {"temperature", "annealing", "top_k", "top_p"}
+    assert shared == distribution | {"max_response_tokens", "max_logprob_gap"}
     assert shared <= {field.name for field in dataclasses.fields(kind)}
     assert issubclass(kind, Sampler)
 

@@ -28,7 +28,8 @@ LONG = 100  # tokens, so that there is time to interrupt
 class Client:
     """Collects what is delivered."""
 
-    def __init__(self, count=1):
+    def __init__(self, count=1, seconds=0.0):
+        self.seconds = seconds  # that each delivery takes
         self.parts = [[] for _ in range(count)]
         self.left, self.error = count, None
         self.arrived, self.done = threading.Event(), threading.Event()
@@ -38,6 +39,7 @@ class Client:
             self.parts[part.index].append(part)
             self.left -= part.finish is not None
         self.arrived.set()
+        time.sleep(self.seconds)
         if not self.left:
             self.done.set()
 
@@ -68,6 +70,7 @@ def ending(policy):
 @pytest.fixture
 def scheduler(ending, params):
     scheduler = Scheduler(ending, params, "1", slots=4)
+    scheduler.batch.steps = lambda size: 4
     yield scheduler
     scheduler.close()
     assert not scheduler.thread.is_alive()
@@ -77,8 +80,8 @@ def scheduler(ending, params):
 def start(scheduler):
     """Returns a function that submits work and returns its client, with its ticket."""
 
-    def start(tokens=(5, 6, 7), seeds=(0,), max_tokens=R, **fields):
-        client = Client(len(seeds))
+    def start(tokens=(5, 6, 7), seeds=(0,), max_tokens=R, seconds=0.0, **fields):
+        client = Client(len(seeds), seconds)
         fields = {"sampling": Sampling(), "end_ids": ENDS} | fields
         work = Work(tokens=tokens, seeds=seeds, max_tokens=max_tokens, **fields)
         client.ticket = scheduler.submit(work, client.deliver, client.fail)
@@ -89,7 +92,7 @@ def start(scheduler):
 
 def endless(start, **fields):
     """Starts work that nothing ends soon, and waits for its first tokens."""
-    client = start(**{"max_tokens": LONG, "end_ids": ()} | fields)
+    client = start(**{"max_tokens": LONG, "end_ids": (), "seconds": 0.05} | fields)
     assert client.arrived.wait(60)
     return client
 
