@@ -4,6 +4,7 @@ from contextlib import ExitStack, closing, contextmanager
 
 import jax
 import numpy as np
+import pytest
 
 from rl4p.rollout.engine import Request
 from rl4p.rollout.sglang import SGLang
@@ -11,6 +12,8 @@ from rl4p.rollout.vllm import VLLM
 from tests.rollout.remote.doubles import SGLangDouble, VLLMDouble
 
 PROTOCOLS = {"vllm": (VLLM, VLLMDouble), "sglang": (SGLang, SGLangDouble)}
+# The protocols differ in tests/rollout/test_vllm.py and test_sglang.py; one is enough in a hurry.
+IN_ORDER = [pytest.param("vllm"), pytest.param("sglang", marks=pytest.mark.slow)]
 QUICK = {
     "max_response_tokens": 8,
     "timeout_seconds": 20.0,

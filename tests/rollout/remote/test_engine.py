@@ -10,13 +10,19 @@ import pytest
 from rl4p.errors import InputError, RunError
 from rl4p.rollout.engine import Request
 from rl4p.types import Finish
-from tests.rollout.remote.cases import PROTOCOLS, engine_on, of_step, repeated, requests_of
+from tests.rollout.remote.cases import (
+    IN_ORDER,
+    engine_on,
+    of_step,
+    repeated,
+    requests_of,
+)
 from tests.rollout.remote.doubles import rescored
 
 PROMPTS = [[1, 2, 3], [5, 6, 7, 8, 9]]
 
 
-@pytest.fixture(params=sorted(PROTOCOLS), scope="module")
+@pytest.fixture(params=IN_ORDER, scope="module")
 def protocol(request):
     return request.param
 

@@ -8,13 +8,13 @@ import jax
 import pytest
 
 from rl4p.types import Finish
-from tests.rollout.remote.cases import PROTOCOLS, engine_on, of_step, requests_of
+from tests.rollout.remote.cases import IN_ORDER, engine_on, of_step, requests_of
 from tests.rollout.remote.doubles import rescored
 
 PROMPTS = [[1, 2, 3], [5, 6, 7, 8, 9]]
 
 
-@pytest.fixture(params=sorted(PROTOCOLS), scope="module")
+@pytest.fixture(params=IN_ORDER, scope="module")
 def protocol(request):
     return request.param
 

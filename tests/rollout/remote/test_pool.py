@@ -12,7 +12,13 @@ import pytest
 from rl4p.errors import RunError
 from rl4p.rollout.remote import pool
 from rl4p.types import Finish
-from tests.rollout.remote.cases import PROTOCOLS, engine_on, of_step, repeated, requests_of
+from tests.rollout.remote.cases import (
+    IN_ORDER,
+    engine_on,
+    of_step,
+    repeated,
+    requests_of,
+)
 from tests.rollout.remote.doubles import ANSWERS, BEFORE_ANSWERS, OF_ANSWERS, UPDATES, rescored
 
 PROMPTS = [[1, 2, 3], [5, 6, 7, 8, 9], [40, 41]]
@@ -25,7 +31,7 @@ def ending(policy):
     return replace(policy, end_ids=tuple(range(0, 260, 8)))
 
 
-@pytest.fixture(params=sorted(PROTOCOLS), scope="module")
+@pytest.fixture(params=IN_ORDER, scope="module")
 def protocol(request):
     return request.param
 

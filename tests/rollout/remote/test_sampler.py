@@ -9,12 +9,12 @@ from rl4p.errors import InputError
 from rl4p.rollout.remote.sampler import check_address
 from rl4p.rollout.sglang import SGLang
 from rl4p.rollout.vllm import VLLM
-from tests.rollout.remote.cases import PROTOCOLS, engine_on
+from tests.rollout.remote.cases import IN_ORDER, PROTOCOLS, engine_on
 
 PROMPTS = [[1, 2, 3], [5, 6, 7, 8, 9]]
 
 
-@pytest.fixture(params=sorted(PROTOCOLS), scope="module")
+@pytest.fixture(params=IN_ORDER, scope="module")
 def protocol(request):
     return request.param
 
