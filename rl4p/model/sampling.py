@@ -144,7 +144,7 @@ def least_logits(logits_BV: Array, top_k_B: Array, top_p_B: Array) -> jax.Array:
     return jnp.where(top_p_B[:, None] < 1, jnp.maximum(least_B1, kth_B1), kth_B1)
 
 
-def noise(keys_B: Array, t_B: Array, V: int) -> jax.Array:
+def noise(keys_B: Array, t_B: Array, V: int) -> Array:
     """Returns Gumbel noise [B, V]: that of row b is of its key folded with t."""
 
     def of_row(key: Array, t: Array) -> Array:

@@ -103,8 +103,8 @@ class Decoded(Sequence[Episode]):
 
     def __getitem__(self, at: Any) -> Any:
         if isinstance(at, slice):
-            rows = (x[at] for x in (self.prompts, self.tokens, self.finishes, self.engines))
-            return Decoded(self.tokenizer, *rows)
+            prompts, tokens, finishes = self.prompts[at], self.tokens[at], self.finishes[at]
+            return Decoded(self.tokenizer, prompts, tokens, finishes, self.engines[at])
         response: Any = self.tokenizer.decode(self.tokens[at], skip_special_tokens=True)
         return self.episode(at, response)
 
