@@ -92,5 +92,5 @@ def test_greedy_answers_are_those_of_transformers_before_and_after_an_update(
     answer = http.post("/update_weights_from_disk", json=body)
     assert answer.status_code == 200, answer.text
     after = of_transformers(path)
-    assert all(a != b for a, b in zip(before, after, strict=True))
+    assert after != before
     assert served(http) == after
