@@ -84,7 +84,7 @@ def test_greedy_answers_are_those_of_transformers_before_and_after_an_update(
     policy, params = Pretrained(path=str(folder)).build(Mesh(dp=1), jax.random.key(0))
     noise = np.random.default_rng(0)
     params = jax.tree.map(
-        lambda x: x * np.float32(1 + 0.3 * noise.standard_normal(x.shape)), params
+        lambda x: x * np.float32(1 + noise.standard_normal(x.shape)), params
     )
     weights = WeightsFolder(tmp_path, shard_bytes=50_000)
     path = str(weights.write(policy, params, "1").path)
@@ -92,5 +92,5 @@ def test_greedy_answers_are_those_of_transformers_before_and_after_an_update(
     answer = http.post("/update_weights_from_disk", json=body)
     assert answer.status_code == 200, answer.text
     after = of_transformers(path)
-    assert after != before
+    assert all(a != b for a, b in zip(before, after, strict=True))
     assert served(http) == after

@@ -60,3 +60,8 @@ def requests_of(prompts, count, seed, limit=8):
 
 def repeated(prompts, count):
     return [prompt for prompt in prompts for _ in range(count)]
+
+
+def updates(double):
+    """Returns how often a double was asked to load weights."""
+    return double.asked.count("/update_weights") + double.asked.count("/update_weights_from_disk")

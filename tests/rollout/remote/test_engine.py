@@ -11,32 +11,14 @@ from rl4p.errors import InputError, RunError
 from rl4p.rollout.engine import Request
 from rl4p.types import Finish
 from tests.rollout.remote.cases import (
-    IN_ORDER,
-    engine_on,
     of_step,
     repeated,
     requests_of,
+    updates,
 )
 from tests.rollout.remote.doubles import rescored
 
 PROMPTS = [[1, 2, 3], [5, 6, 7, 8, 9]]
-
-
-@pytest.fixture(params=IN_ORDER, scope="module")
-def protocol(request):
-    return request.param
-
-
-@pytest.fixture
-def opened(protocol, policy, params, tmp_path):
-    def open_engine(count=1, **options):
-        return engine_on(protocol, policy, params, count, tmp_path, **options)
-
-    return open_engine
-
-
-def updates(double):
-    return double.asked.count("/update_weights") + double.asked.count("/update_weights_from_disk")
 
 
 def test_completions_are_those_of_the_published_weights(opened, policy, params):

@@ -5,30 +5,12 @@ import time
 from contextlib import closing
 
 import jax
-import pytest
 
 from rl4p.types import Finish
-from tests.rollout.remote.cases import IN_ORDER, engine_on, of_step, requests_of
+from tests.rollout.remote.cases import of_step, requests_of, updates
 from tests.rollout.remote.doubles import rescored
 
 PROMPTS = [[1, 2, 3], [5, 6, 7, 8, 9]]
-
-
-@pytest.fixture(params=IN_ORDER, scope="module")
-def protocol(request):
-    return request.param
-
-
-@pytest.fixture
-def opened(protocol, policy, params, tmp_path):
-    def open_engine(count=1, **options):
-        return engine_on(protocol, policy, params, count, tmp_path, **options)
-
-    return open_engine
-
-
-def updates(double):
-    return double.asked.count("/update_weights") + double.asked.count("/update_weights_from_disk")
 
 
 def test_two_engines_of_the_same_servers_have_weights_of_their_own(opened, policy, params):

@@ -13,7 +13,6 @@ from rl4p.errors import RunError
 from rl4p.rollout.remote import pool
 from rl4p.types import Finish
 from tests.rollout.remote.cases import (
-    IN_ORDER,
     engine_on,
     of_step,
     repeated,
@@ -29,11 +28,6 @@ AFTER_UPDATES = ("stale", "old_label", "no_success")
 def ending(policy):
     """A policy with many end tokens, so that completions have several lengths."""
     return replace(policy, end_ids=tuple(range(0, 260, 8)))
-
-
-@pytest.fixture(params=IN_ORDER, scope="module")
-def protocol(request):
-    return request.param
 
 
 @pytest.fixture

@@ -9,26 +9,7 @@ from rl4p.errors import InputError
 from rl4p.rollout.remote.sampler import check_address
 from rl4p.rollout.sglang import SGLang
 from rl4p.rollout.vllm import VLLM
-from tests.rollout.remote.cases import IN_ORDER, PROTOCOLS, engine_on
-
-PROMPTS = [[1, 2, 3], [5, 6, 7, 8, 9]]
-
-
-@pytest.fixture(params=IN_ORDER, scope="module")
-def protocol(request):
-    return request.param
-
-
-@pytest.fixture
-def opened(protocol, policy, params, tmp_path):
-    def open_engine(count=1, **options):
-        return engine_on(protocol, policy, params, count, tmp_path, **options)
-
-    return open_engine
-
-
-def updates(double):
-    return double.asked.count("/update_weights") + double.asked.count("/update_weights_from_disk")
+from tests.rollout.remote.cases import PROTOCOLS
 
 
 def test_several_processes_are_refused(protocol, policy, monkeypatch):
