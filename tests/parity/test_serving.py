@@ -83,9 +83,7 @@ def test_greedy_answers_are_those_of_transformers_before_and_after_an_update(
 
     policy, params = Pretrained(path=str(folder)).build(Mesh(dp=1), jax.random.key(0))
     noise = np.random.default_rng(0)
-    params = jax.tree.map(
-        lambda x: x * np.float32(1 + noise.standard_normal(x.shape)), params
-    )
+    params = jax.tree.map(lambda x: x * np.float32(1 + noise.standard_normal(x.shape)), params)
     weights = WeightsFolder(tmp_path, shard_bytes=50_000)
     path = str(weights.write(policy, params, "1").path)
     body = {"model_path": path, "weight_version": "one"}
