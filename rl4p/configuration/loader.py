@@ -44,7 +44,7 @@ class BoundedRepository(ConfigRepository):
         super().initialize_sources(config_search_path)
         self.sources = [
             BoundedFiles(source.provider, source.path)
-            if isinstance(source, FileConfigSource)
+            if source.scheme() == "file"  # Hydra imports its plugins anew, so classes differ
             else source
             for source in self.sources
         ]

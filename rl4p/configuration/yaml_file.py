@@ -11,16 +11,14 @@ from omegaconf import DictConfig, ListConfig, OmegaConf
 from rl4p.errors import InputError
 
 MOST_BYTES = 2**20
-MOST_VALUES = 100_000  # after every alias is replaced by a copy of what it names
+MOST_VALUES = 10_000  # after every alias is replaced by a copy of what it names
+MOST_LEVELS = 50
+LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 def load_yaml(path: Path) -> DictConfig | ListConfig:
     """Returns the configuration in a file; see `read_yaml`."""
-    text = text_of(path)
-    try:
-        return OmegaConf.load(StringIO(text))
-    except RecursionError as error:
-        raise InputError(f"{path} is nested too deep.") from error
+    return OmegaConf.load(StringIO(text_of(path)))
 
 
 def read_yaml(path: Path) -> Any:
@@ -30,10 +28,7 @@ def read_yaml(path: Path) -> Any:
       InputError: the file is not a regular one, or its content is too large or too deep.
       OSError, ValueError, yaml.YAMLError: the file cannot be read.
     """
-    try:
-        return yaml.safe_load(text_of(path))
-    except RecursionError as error:
-        raise InputError(f"{path} is nested too deep.") from error
+    return yaml.safe_load(text_of(path))
 
 
 def text_of(path: Path) -> str:
@@ -49,24 +44,36 @@ def text_of(path: Path) -> str:
         raise InputError(f"{path} has {found.st_size:,} bytes: at most {MOST_BYTES:,} are read.")
     text = path.read_text(encoding="utf-8")
     try:
-        # Only aliases describe more than the text shows.
-        values = size(yaml.compose(text, yaml.SafeLoader), {}) if "&" in text else 0
-    except RecursionError:
-        values = MOST_VALUES + 1  # too deep, or an alias inside of what it names
-    if values > MOST_VALUES:
-        raise InputError(
-            f"{path} describes too much: at most {MOST_VALUES:,} values with all aliases replaced."
-        )
+        check_size(text)
+    except InputError as error:
+        raise InputError(f"{path} {error}") from error
     return text
 
 
-def size(node: yaml.Node | None, known: dict[int, int]) -> int:
-    """Returns the number of values in a node, aliases replaced; `known` holds those of others."""
-    if node is None or isinstance(node, yaml.ScalarNode):
-        return 1
-    if id(node) not in known:
-        children = node.value
-        if isinstance(node, yaml.MappingNode):
-            children = [child for pair in node.value for child in pair]
-        known[id(node)] = 1 + sum(size(child, known) for child in children)
-    return known[id(node)]
+def check_size(text: str) -> None:
+    """Refuses a text that describes many values or levels. Reading it takes no recursion.
+
+    Raises:
+      InputError, yaml.YAMLError: the text describes too much, or is not YAML.
+    """
+    total, known = 0, {}  # the number of values, also by the anchor that names them
+    levels: list[tuple[str | None, int]] = []  # anchors of open collections, and values before them
+    for event in yaml.parse(text, LOADER):
+        if isinstance(event, yaml.CollectionEndEvent):
+            anchor, before = levels.pop()
+            known[anchor] = total - before
+        elif isinstance(event, yaml.CollectionStartEvent):
+            levels.append((event.anchor, total))
+            total += 1
+        elif isinstance(event, yaml.ScalarEvent):
+            total += 1
+            known[event.anchor] = 1
+        elif isinstance(event, yaml.AliasEvent):
+            within = any(event.anchor == anchor for anchor, _ in levels)
+            total += MOST_VALUES + 1 if within else known.get(event.anchor, 1)
+        if len(levels) > MOST_LEVELS:
+            raise InputError(f"is nested too deep: at most {MOST_LEVELS} levels are read.")
+        if total > MOST_VALUES:
+            raise InputError(
+                f"describes too much: at most {MOST_VALUES:,} values with all aliases replaced."
+            )

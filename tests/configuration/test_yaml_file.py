@@ -1,9 +1,13 @@
 """Attacks by YAML files that describe more than a machine can hold."""
 
 import os
+from importlib.util import find_spec, module_from_spec
 
 import pytest
+from hydra._internal.sources_registry import SourcesRegistry
 
+from rl4p.configuration.yaml_file import MOST_LEVELS, MOST_VALUES, check_size
+from rl4p.errors import InputError
 from tests.configuration.hostile import cases, recorded, write
 
 BOMB = "a0: &a0 [x,x,x,x,x,x,x,x,x,x]\n" + "".join(
@@ -21,17 +25,47 @@ BOMBS = {
 }
 
 
+def values(count):
+    """Returns a text of so many values, most of them by aliases."""
+    own = 7  # the mapping, two keys, two lists and the two values of `a`
+    return f"a: &a [1, 2]\nb: [{'*a, ' * ((count - own) // 3)}{'1, ' * ((count - own) % 3)}]"
+
+
+def test_values_are_counted_with_all_aliases_replaced():
+    check_size(values(MOST_VALUES))
+    with pytest.raises(InputError, match="describes too much"):
+        check_size(values(MOST_VALUES + 1))
+
+
+def test_levels_are_counted():
+    check_size("[" * MOST_LEVELS + "]" * MOST_LEVELS)
+    with pytest.raises(InputError, match="nested too deep"):
+        check_size("[" * (MOST_LEVELS + 1) + "]" * (MOST_LEVELS + 1))
+
+
 @pytest.mark.parametrize("bomb", cases(*BOMBS))
 @pytest.mark.parametrize("place", cases("config-dir", "overrides", "config"))
 def test_a_yaml_bomb_is_refused_before_it_is_built(toy, attack, bomb, place):
     text, why = BOMBS[bomb]
     if place == "config-dir":
         yaml = write(toy.folder / "c", experiment__evil=text)
-        assert why in attack("--config-dir", yaml, "experiment=evil") or bomb == "deep"
+        assert why in attack("--config-dir", yaml, "experiment=evil")
     else:
         folder = recorded(toy)
         (folder / ".hydra" / f"{place}.yaml").write_text(text)
         assert why in attack(f"resume={folder}")
+
+
+def test_hydra_may_have_imported_its_reader_of_files_anew(toy, attack, monkeypatch):
+    spec = find_spec("hydra._internal.core_plugins.file_config_source")
+    assert spec is not None
+    assert spec.loader is not None
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    types = SourcesRegistry.instance().types
+    monkeypatch.setitem(types, "file", module.FileConfigSource)
+    yaml = write(toy.folder / "c", experiment__evil=BOMB)
+    assert "describes too much" in attack("--config-dir", yaml, "experiment=evil")
 
 
 def test_a_few_aliases_are_read(toy):
