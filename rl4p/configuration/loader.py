@@ -5,6 +5,7 @@ composes itself, and those of the jobs of a sweep, in whichever process they sta
 """
 
 from collections.abc import Sequence
+from copy import copy
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -48,6 +49,12 @@ class BoundedRepository(ConfigRepository):
             else source
             for source in self.sources
         ]
+
+    def __deepcopy__(self, _: dict) -> "BoundedRepository":
+        """Shares the sources, which nothing changes: Hydra copies them for each composition."""
+        found = copy(self)
+        found.sources = list(self.sources)
+        return found
 
 
 class Loader(ConfigLoaderImpl):

@@ -47,6 +47,8 @@ def text_of(path: Path) -> str:
         check_size(text)
     except InputError as error:
         raise InputError(f"{path} {error}") from error
+    except yaml.YAMLError as error:
+        raise yaml.YAMLError(str(error).replace("<unicode string>", str(path))) from error
     return text
 
 

@@ -69,7 +69,14 @@ def test_a_wrong_command_line_is_one_sentence(tmp_path, arguments, sentence):
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("shown", [["--info", "searchpath"], ["--hydra-help"], ["--cfg", "hydra"]])
+@pytest.mark.parametrize(
+    "shown",
+    [
+        ["--info", "searchpath"],
+        pytest.param(["--hydra-help"], marks=pytest.mark.slow),
+        pytest.param(["--cfg", "hydra"], marks=pytest.mark.slow),
+    ],
+)
 def test_hydras_own_flags_work(toy, shown, capsys):
     assert toy.run(*shown) == 0
     assert "hydra" in capsys.readouterr().out
@@ -94,8 +101,8 @@ configuration.main("entry", job, conf=Path(sys.argv.pop(1)))
     "arguments",
     [
         ["+reward.terms.mine._target_=mine.Own", "+reward.terms.mine.weight=2"],
-        ["--config-dir", "yaml", "reward=own"],
-        ["hydra.searchpath=[file://yaml]", "reward=own"],
+        pytest.param(["--config-dir", "yaml", "reward=own"], marks=pytest.mark.slow),
+        pytest.param(["hydra.searchpath=[file://yaml]", "reward=own"], marks=pytest.mark.slow),
     ],
 )
 def test_code_of_the_users_own_is_found_beside_them(toy, tmp_path, arguments):

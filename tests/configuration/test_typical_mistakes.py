@@ -118,9 +118,9 @@ def with_a_run(tmp_path_factory) -> Path:
     return working
 
 
-# Each takes half a second: `make test` has every fourth, `make slow` the others.
+# Each takes half a second: `make test` has every eighth, `make slow` the others.
 EACH = [
-    pytest.param(line, correction, id=line, marks=[pytest.mark.slow] if i % 4 else [])
+    pytest.param(line, correction, id=line, marks=[pytest.mark.slow] if i % 8 else [])
     for i, (line, correction) in enumerate(MISTAKES.items())
 ]
 

@@ -73,7 +73,13 @@ def assert_same_update(ours, wanted):
 
 
 @pytest.mark.parametrize(
-    "rows", [4, pytest.param(2, marks=pytest.mark.slow), pytest.param(1, marks=pytest.mark.slow), 0]
+    "rows",
+    [
+        4,
+        pytest.param(2, marks=pytest.mark.slow),
+        pytest.param(1, marks=pytest.mark.slow),
+        pytest.param(0, marks=pytest.mark.slow),
+    ],
 )
 def test_microbatches_change_nothing(step, batch, whole, rows):
     """2, 4 and 8 of them; a limit of less than a row is one row."""
@@ -93,7 +99,14 @@ def test_microbatches_change_nothing_where_sequences_are_averaged(step, batch):
     assert_same_update(summed(step(batch, update)), summed(step(scaled)))
 
 
-@pytest.mark.parametrize(("left", "right"), [(8, 0), (0, 8), (3, 5)])
+@pytest.mark.parametrize(
+    ("left", "right"),
+    [
+        (3, 5),
+        pytest.param(8, 0, marks=pytest.mark.slow),
+        pytest.param(0, 8, marks=pytest.mark.slow),
+    ],
+)
 def test_padding_changes_nothing(step, batch, whole, make_trajectories, left, right):
     columns = ((0, 0), (left, right))
     padded = TrainingBatch(

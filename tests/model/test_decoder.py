@@ -140,7 +140,14 @@ def test_bfloat16_activations_give_float32_logits_near_those_of_float32(decoder,
     assert 0 < np.std(rough - exact) < 0.05 * np.std(exact)
 
 
-@pytest.mark.parametrize("option", [{"remat": "elementwise"}, {"remat": "layer"}, {"unroll": True}])
+@pytest.mark.parametrize(
+    "option",
+    [
+        {"remat": "layer"},
+        pytest.param({"remat": "elementwise"}, marks=pytest.mark.slow),
+        pytest.param({"unroll": True}, marks=pytest.mark.slow),
+    ],
+)
 def test_neither_recomputing_nor_unrolling_changes_a_gradient(decoder, params, option):
     def gradient(decoder):
         def loss(params):

@@ -211,6 +211,7 @@ def test_a_microbatch_has_so_many_tokens(folder, make_prompt, monkeypatch):
     assert shapes == {(1, 64), (2, 48)}
 
 
+@pytest.mark.slow
 def test_rows_are_split_over_devices(folder, make_prompt, on_devices):
     """Two devices score what one scores, and a text that is too long is left out on both."""
     program = f"""

@@ -86,7 +86,7 @@ def test_the_tokens_are_those_of_the_naive_sampler(sample, slots, seed):
 @pytest.mark.parametrize(
     "options",
     [
-        {"greedy": True, "group_size": 8},
+        pytest.param({"greedy": True, "group_size": 8}, marks=pytest.mark.slow),
         pytest.param({"group_size": 3}, marks=pytest.mark.slow),
         pytest.param({"group_size": 1}, marks=pytest.mark.slow),
     ],
@@ -195,7 +195,7 @@ def test_the_cache_has_room_for_the_next_token_and_few_sizes():
         assert all(room <= max(64, 1.5 * (age + 1)) for age, room in enumerate(rooms))
 
 
-@pytest.mark.parametrize("slots", [None, 8])
+@pytest.mark.parametrize("slots", [None, pytest.param(8, marks=pytest.mark.slow)])
 def test_each_prompt_is_prefilled_once_for_its_group(sample, prompts, monkeypatch, slots):
     """Four rows of 16 columns go in and come out, however many samples each prompt has."""
     seen = []

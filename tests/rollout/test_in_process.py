@@ -17,7 +17,8 @@ from rl4p.rollout.naive_sampler import NaiveSampler
 from rl4p.types import Finish
 
 R = 40
-KINDS = [NaiveSampler, Continuous]
+KINDS = [Continuous, NaiveSampler]
+QUICK = [Continuous, pytest.param(NaiveSampler, marks=pytest.mark.slow)]
 
 
 @pytest.fixture(scope="module")
@@ -26,7 +27,7 @@ def ending(policy):
     return dataclasses.replace(policy, end_ids=tuple(range(0, 264, 44)))
 
 
-@pytest.fixture(params=KINDS)
+@pytest.fixture(params=QUICK)
 def engine(request, ending, params):
     engine = request.param(max_response_tokens=R, temperature=0.9, top_k=200).open(ending)
     engine.publish(params, 3)
@@ -202,7 +203,7 @@ def test_a_call_keeps_the_weights_that_it_began_with(ending, params, requests):
     assert engine.version == 4
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", QUICK)
 def test_the_temperature_is_that_of_the_weight_version(kind, ending, params, requests):
     annealed = kind(max_response_tokens=R, annealing=Linear(end=0.4, steps=4)).open(ending)
     for version, temperature in ((0, 1.0), (2, 0.7), (4, 0.4)):

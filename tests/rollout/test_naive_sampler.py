@@ -32,7 +32,11 @@ def assert_equal(ours, theirs):
 
 @pytest.mark.parametrize(
     "options",
-    [{}, {"temperature": 0.5, "top_k": 20}, {"temperature": 1.5, "top_p": 0.9}],
+    [
+        {"temperature": 0.5, "top_k": 20},
+        pytest.param({}, marks=pytest.mark.slow),
+        pytest.param({"temperature": 1.5, "top_p": 0.9}, marks=pytest.mark.slow),
+    ],
     ids=str,
 )
 def test_behaviour_logprobs_are_those_of_the_trainer(sample, policy, params, score_all, options):

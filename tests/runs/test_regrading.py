@@ -239,6 +239,7 @@ def run(train, tmp_path_factory):
     return folder
 
 
+@pytest.mark.slow
 def test_the_samples_of_a_run_keep_their_grades(run, tmp_path):
     regrade([f"run={run}", f"out={tmp_path / 'graded.jsonl'}"])
     rows = [json.loads(line) for line in (tmp_path / "graded.jsonl").read_text().splitlines()]
@@ -250,6 +251,7 @@ def test_the_samples_of_a_run_keep_their_grades(run, tmp_path):
     assert {row["valid"] for row in rows} == {True}
 
 
+@pytest.mark.slow
 def test_the_reference_of_a_sample_is_no_worked_answer(run, tmp_path):
     folder = tmp_path / "outputs" / "runs" / "copy"
     shutil.copytree(run, folder)
@@ -262,6 +264,7 @@ def test_the_reference_of_a_sample_is_no_worked_answer(run, tmp_path):
     assert [row["terms"]["correct"] for row in rows] == [0.0, 1.0]
 
 
+@pytest.mark.slow
 def test_the_latest_run_can_be_graded(run, tmp_path, monkeypatch):
     shutil.copytree(run, tmp_path / "outputs" / "runs" / "copy")
     monkeypatch.chdir(tmp_path)
@@ -269,6 +272,7 @@ def test_the_latest_run_can_be_graded(run, tmp_path, monkeypatch):
     assert len((tmp_path / "graded.jsonl").read_text().splitlines()) == 12
 
 
+@pytest.mark.slow
 def test_a_run_without_samples_is_refused(run, tmp_path):
     folder = tmp_path / "copy"
     shutil.copytree(run, folder)
@@ -277,6 +281,7 @@ def test_a_run_without_samples_is_refused(run, tmp_path):
         regrade([f"run={folder}", f"out={tmp_path / 'a.jsonl'}"])
 
 
+@pytest.mark.slow
 def test_the_reward_of_a_run_can_be_changed(run, tmp_path):
     words = ("reward.terms.capital.weight=3", "reward.terms.format.weight=0")
     regrade([f"run={run}", f"out={tmp_path / 'graded.jsonl'}", *words])
@@ -293,6 +298,7 @@ def test_the_reward_of_a_run_can_be_changed(run, tmp_path):
         (("experiment=countdown_grpo",), "experiment has no effect beside run"),
     ],
 )
+@pytest.mark.slow
 def test_what_cannot_act_on_a_run_is_refused(run, tmp_path, words, said):
     with pytest.raises(InputError, match=said):
         regrade([f"run={run}", f"out={tmp_path / 'a.jsonl'}", *words])

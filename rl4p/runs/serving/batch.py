@@ -22,7 +22,7 @@ from rl4p.runs.serving.slots import Running, Slots
 from rl4p.types import Params
 
 SIZES = (4, 16, 32)  # numbers of slots; each compiles once
-SECONDS_PER_CALL = 0.012  # shorter calls cost more on the host, longer ones delay new work
+SECONDS_PER_CALL = 0.03  # shorter calls cost more on the host, longer ones delay new work
 FIRST_STEPS = 8  # of a call while the seconds of a step are not known
 TOKENS_PER_PREFILL = 256  # of a call that prefills several contexts
 ROWS_PER_PREFILL = 8
@@ -150,7 +150,7 @@ class Batch:
         longest = max(x.length for x in (*running, *new))
         widest = max((padded_width(x.length) for x in new), default=0)
         room = self.columns_for(max(longest + self.steps(size), widest))
-        if room < columns and size == n and room > columns // 4:
+        if room < columns and size == n and room > columns // 2:
             room = columns
         if (size, room) == (n, columns):
             return

@@ -83,7 +83,7 @@ def test_each_weight_matters(probe, params, leaf):
     assert "is above the limit" in str(probe.problem(found, expected, None, 1e-5))
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=pytest.mark.slow)])
 def test_stale_weights_are_caught_after_one_ordinary_step(dtype):
     """One step of Adam changes each weight by the learning rate, of which this is the default."""
     policy, old = Pretrained(path="rl4p/tiny", dtype=dtype).build(Mesh(dp=1), jax.random.key(0))
