@@ -4,6 +4,7 @@
 #   make test                             lint, and the fast tests; ARGS="-k grpo" selects some
 #   make slow                             the tests that `make test` leaves out
 #   make mutants                          mutation tests: a test must detect each fault in the code
+#   make drills                           faults and attacks, really carried out; takes an hour
 #   make tpu-plan                         plans for TPUs, on a machine without TPUs
 #   make docs                             the documentation: .cache/docs/site/index.html
 #   make extras                           checks that pip can install the extras cuda and tpu
@@ -22,7 +23,7 @@ PARITY := .venv/.parity
 LIBTPU := .cache/libtpu
 
 .DELETE_ON_ERROR:
-.PHONY: train test slow mutants tpu-plan docs extras parity lint format wheel clean
+.PHONY: train test slow mutants drills tpu-plan docs extras parity lint format wheel clean
 
 train: $(RUNTIME)
 	$(BIN)/python -m rl4p.train $(ARGS)
@@ -39,6 +40,9 @@ slow: $(DEVELOPMENT)
 
 mutants: $(DEVELOPMENT)
 	$(BIN)/python -m tests.mutants $(ARGS)
+
+drills: $(PARITY)
+	$(BIN)/python -m experiments.drills $(ARGS)
 
 # libtpu has its own folder: if it were installed in .venv, JAX would look for a TPU at every import.
 tpu-plan: $(DEVELOPMENT) $(LIBTPU)

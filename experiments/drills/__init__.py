@@ -1,1 +1,1 @@
-"""Drills: attacks that take too long for tests. Each prints one line of JSON when it ends."""
+"""Drills: faults and attacks that are really carried out. Each module is one drill."""

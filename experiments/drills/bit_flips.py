@@ -6,7 +6,6 @@ Every flip is judged by a real restore, which must report the file and use the s
 """
 
 import argparse
-import json
 import logging
 import random
 import shutil
@@ -15,6 +14,7 @@ import tempfile
 from pathlib import Path
 
 from experiments.drills.checkpoints import restored_step, save
+from experiments.drills.outcome import tell
 
 
 def main() -> int:
@@ -50,8 +50,7 @@ def main() -> int:
                 print(f"bit {bit} of {name}: step {step}, {said}", file=sys.stderr)
             shutil.rmtree(folder)
     asked, held = f"{flips} flips found, the file named", found == flips
-    print(json.dumps({"drill": "bit_flips", "asked": asked, "got": found, "held": held}))
-    return not held
+    return tell("bit_flips", asked, found, held=held)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,6 @@ older version had saved them, so that Orbax reads the fuzzed files.
 """
 
 import argparse
-import json
 import logging
 import random
 import shutil
@@ -15,13 +14,13 @@ import sys
 import tempfile
 import traceback
 from pathlib import Path
-from typing import Any
 
 from experiments.drills.checkpoints import restored_step, save
+from experiments.drills.fuzz import fuzzed
+from experiments.drills.outcome import tell
 from rl4p.errors import InputError, RunError
 from rl4p.runs.intact import DIGESTS
 
-VALUES = (None, True, -1, 0, 2**80, 1e999, "", "x", "\ud800", [], [[]], {}, {"": None})
 FILES = ("_CHECKPOINT_METADATA", "parts/metadata", "state/_METADATA", "state/_sharding")
 
 
@@ -62,37 +61,7 @@ def main() -> int:
     got = {"tracebacks": tracebacks, "longer": long, "missed": missed}
     held = not any(got.values())
     got |= {"refused": refused, "fell_back": fallen_back}
-    print(json.dumps({"drill": "fuzzed_checkpoints", "asked": asked, "got": got, "held": held}))
-    return not held
-
-
-def fuzzed(content: bytes, draw: random.Random) -> bytes:
-    """Returns the content of a file with some bytes or one JSON value replaced, or cut."""
-    kind = draw.randrange(4)
-    if kind == 0:
-        return content[: draw.randrange(len(content))]
-    if kind == 1:
-        changed = bytearray(content)
-        for _ in range(draw.randint(1, 5)):
-            changed[draw.randrange(len(changed))] = draw.randrange(256)
-        return bytes(changed)
-    if kind == 2:
-        at = draw.randrange(len(content))
-        return content[:at] + draw.choice((b"[" * 5000, draw.randbytes(50), b"\0")) + content[at:]
-    try:
-        tree = json.loads(content)
-    except ValueError:
-        return draw.randbytes(len(content))
-    return json.dumps(replaced(tree, draw)).encode()
-
-
-def replaced(tree: Any, draw: random.Random) -> Any:
-    """Returns the tree with another value in one random place."""
-    if not isinstance(tree, dict | list) or not tree or draw.random() < 0.1:
-        return draw.choice(VALUES)
-    key = draw.choice(list(tree) if isinstance(tree, dict) else range(len(tree)))
-    tree[key] = replaced(tree[key], draw)
-    return tree
+    return tell("fuzzed_checkpoints", asked, got, held=held)
 
 
 if __name__ == "__main__":

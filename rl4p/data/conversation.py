@@ -23,10 +23,9 @@ from dataclasses import dataclass, replace
 from sys import maxsize
 from typing import TYPE_CHECKING, Any
 
-from jinja2 import TemplateError
-
 from rl4p.data.prompts import encode_prompts, system_of
 from rl4p.errors import InputError
+from rl4p.model.tokenizer import TEMPLATE_ERRORS
 from rl4p.types import Demonstration, Prompt, Question
 
 if TYPE_CHECKING:
@@ -275,7 +274,7 @@ def demonstrations(
     )
     try:
         rows = own.rows(messages)
-    except (InputError, TemplateError, TypeError) as error:  # TypeError: it joins text and no text
+    except (InputError, *TEMPLATE_ERRORS) as error:
         name = tokenizer.name_or_path or "the model"
         raise InputError(
             f"The chat template of {name} does not fit the conversation {question.id}: {error}."

@@ -3,9 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from jinja2 import TemplateError
-
 from rl4p.errors import InputError
+from rl4p.model.tokenizer import TEMPLATE_ERRORS
 from rl4p.types import Prompt, Question
 
 if TYPE_CHECKING:
@@ -49,7 +48,7 @@ def encode_prompts(
             ]
         else:
             tokens = tokenizer.apply_chat_template(conversations, **options)
-    except TemplateError as error:
+    except TEMPLATE_ERRORS as error:
         asked = "data.system_prompt and model.template" if any(systems) else "model.template"
         raise InputError(f"The model's chat template fails: {error} (check {asked}).") from None
     made = {

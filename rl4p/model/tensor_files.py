@@ -8,6 +8,7 @@ import hashlib
 import json
 import os
 import re
+import stat
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ from rl4p.errors import InputError
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 DTYPES = {"F32": jnp.dtype("float32"), "F16": jnp.dtype("float16"), "BF16": jnp.dtype("bfloat16")}
+MOST_BYTES = 2**28  # of a JSON file
 PIECE_BYTES = 2**24  # the most that is read at a time
 ROWS = 32  # of a transposed matrix to copy at a time
 
@@ -58,11 +60,32 @@ class StoredTensor:
                 yield first, piece
 
 
+def check_file(path: Path) -> None:
+    """Refuses what is not a regular file, such as a device without an end, and what is large.
+
+    Raises:
+      InputError: it names the path.
+    """
+    found = path.stat()
+    if not stat.S_ISREG(found.st_mode):
+        raise InputError(f"{path} is not a regular file.")
+    if found.st_size > MOST_BYTES:
+        raise InputError(f"{path} has {found.st_size:,} bytes: at most {MOST_BYTES:,} are read.")
+
+
 def read_json(path: Path) -> dict[str, Any]:
+    """Returns the object in a JSON file.
+
+    Raises:
+      InputError: the file is not regular, too large, not JSON or not an object.
+    """
+    check_file(path)
     try:
         content = json.loads(path.read_bytes())
     except ValueError as error:
         raise InputError(f"{path} is not JSON: {error}.") from None
+    except RecursionError:
+        raise InputError(f"{path} is nested too deep.") from None
     if not isinstance(content, dict):
         raise InputError(f"{path} is not a JSON object.")
     return content

@@ -6,9 +6,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from jinja2 import TemplateError
+
 from rl4p.configuration.trust import did_you_mean
 from rl4p.errors import InputError
-from rl4p.model.tensor_files import read_json
+from rl4p.model.tensor_files import check_file, read_json
 
 if TYPE_CHECKING:  # imported where it is used, because the import takes half a second
     from transformers import PreTrainedTokenizerFast
@@ -21,6 +23,11 @@ CHAT_TEMPLATE = (
     "{{ '<|' + message['role'] + '|>' + message['content'] + '<|end|>' }}"
     "{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
+)
+# What a chat template can raise: it is a program, and may come from anyone.
+TEMPLATE_ERRORS = (
+    *(TemplateError, ArithmeticError, AttributeError, LookupError, MemoryError),
+    *(RecursionError, TypeError, ValueError),
 )
 GIVEN = ("messages", "add_generation_prompt", "tokenize", "return_dict")
 SPECIAL_TOKENS = ("<|pad|>", "<|end|>", "<|system|>", "<|user|>", "<|assistant|>")
@@ -41,6 +48,8 @@ def load_tokenizer(folder: Path) -> "PreTrainedTokenizerFast":
         raise InputError(f"model.path={folder} has no tokenizer.json.")
     for path in folder.glob("*token*.json"):
         read_json(path)
+    for path in folder.glob("chat_template*"):
+        check_file(path)
     try:
         tokenizer = PreTrainedTokenizerFast.from_pretrained(folder, local_files_only=True)
     except Exception as error:  # the tokenizers library raises plain Exception

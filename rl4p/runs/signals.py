@@ -1,10 +1,10 @@
-"""SIGTERM and Ctrl-C stop a run after its current step; a second signal stops it at once."""
+"""SIGTERM, Ctrl-C and a closed terminal stop a run after its step; a second signal at once."""
 
 import signal
 import threading
 from types import FrameType, TracebackType
 
-SIGNALS = (signal.SIGTERM, signal.SIGINT)
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 class StopRequest:
@@ -19,7 +19,11 @@ class StopRequest:
 
     def __enter__(self) -> "StopRequest":
         if threading.current_thread() is threading.main_thread():
-            self.before = {number: signal.signal(number, self.receive) for number in SIGNALS}
+            self.before = {
+                number: signal.signal(number, self.receive)
+                for number in SIGNALS
+                if not ignored(number)
+            }
         return self
 
     def receive(self, number: int, frame: FrameType | None) -> None:
@@ -38,3 +42,8 @@ class StopRequest:
         trace: TracebackType | None,
     ) -> None:
         self.restore()
+
+
+def ignored(number: signal.Signals) -> bool:
+    """Returns whether a signal shall have no effect: nohup has the end of a terminal ignored."""
+    return number is signal.SIGHUP and signal.getsignal(number) is signal.SIG_IGN

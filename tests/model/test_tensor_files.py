@@ -1,4 +1,5 @@
 import json
+import os
 
 import jax.numpy as jnp
 import numpy as np
@@ -11,6 +12,7 @@ from rl4p.model.tensor_files import (
     INDEX,
     SINGLE,
     NewTensor,
+    check_file,
     read_header,
     stored_tensors,
     transposed,
@@ -221,3 +223,9 @@ def test_a_matrix_is_transposed_a_few_rows_at_a_time(shape, dtype):
     found = transposed(matrix)
     assert found.flags.c_contiguous
     np.testing.assert_array_equal(found, matrix.T, strict=True)
+
+
+def test_only_a_regular_file_is_read(tmp_path):
+    os.mkfifo(tmp_path / "config.json")
+    with pytest.raises(InputError, match=r"config\.json is not a regular file"):
+        check_file(tmp_path / "config.json")

@@ -4,6 +4,7 @@ from contextlib import nullcontext
 import pytest
 
 from rl4p.errors import InputError
+from rl4p.model import tensor_files
 from rl4p.model.tokenizer import (
     CHAT_TEMPLATE,
     SPECIAL_TOKENS,
@@ -25,6 +26,29 @@ def test_any_text_goes_in_and_comes_back(text):
     ids = tokenizer(text)["input_ids"]
     assert len(ids) == len(text.encode())
     assert tokenizer.decode(ids) == text
+
+
+def test_what_is_no_file_or_has_no_end_is_refused(folder):
+    (folder / "added_tokens.json").symlink_to("/dev/zero")
+    with pytest.raises(InputError, match=r"added_tokens\.json is not a regular file"):
+        load_tokenizer(folder)
+    (folder / "added_tokens.json").unlink()
+    (folder / "chat_template.jinja").unlink(missing_ok=True)
+    (folder / "chat_template.jinja").symlink_to("/dev/zero")
+    with pytest.raises(InputError, match=r"chat_template\.jinja is not a regular file"):
+        load_tokenizer(folder)
+
+
+def test_a_file_nested_too_deep_is_refused(folder):
+    (folder / "tokenizer_config.json").write_text("[" * 100_000)
+    with pytest.raises(InputError, match=r"tokenizer_config\.json is nested too deep"):
+        load_tokenizer(folder)
+
+
+def test_a_file_of_any_size_is_not_read(folder, monkeypatch):
+    monkeypatch.setattr(tensor_files, "MOST_BYTES", 100)
+    with pytest.raises(InputError, match="at most 100 are read"):
+        load_tokenizer(folder)
 
 
 def test_special_tokens_are_one_token_each_and_leave_the_text():

@@ -136,6 +136,25 @@ def test_what_was_said_before_is_not_trained(tmp_path, demonstrate, pad):
     assert demonstrate(made, [told])[0] == [(f"{golden} = 3 <|end|>", "= 3 <|end|>")]
 
 
+@pytest.mark.parametrize(
+    "program",
+    [
+        "{{ 1 // 0 }}",
+        "{% include 'other' %}",
+        "{% macro again() %}{{ again() }}{% endmacro %}{{ again() }}",
+        "{{ 'x' * 10**18 }}",
+        "{{ messages[9].content }}",
+        "{{ messages.append(1) }}",
+        "{{ range(10**9) | list }}",
+    ],
+)
+def test_a_template_that_fails_is_one_sentence(tmp_path, program):
+    made = tokenizer(tmp_path, template=CHAT_TEMPLATE + program)
+    with pytest.raises(InputError, match="chat template fails: ") as refused:
+        prompt(made)
+    assert "\n" not in str(refused.value)
+
+
 def test_a_template_that_refuses_a_prompt_says_so(tmp_path):
     refuses = (
         "{% if messages[0]['role'] == 'system' %}"

@@ -23,8 +23,18 @@ def handlers():
     return {number: signal.getsignal(number) for number in SIGNALS}
 
 
-def test_sigterm_and_ctrl_c_are_what_is_listened_to():
-    assert set(SIGNALS) == {signal.SIGTERM, signal.SIGINT}
+def test_what_is_listened_to():
+    assert set(SIGNALS) == {signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
+
+
+def test_nohup_lets_a_run_survive_its_terminal(before):
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    with StopRequest() as request:
+        os.kill(os.getpid(), signal.SIGHUP)
+        assert request.received is None
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert request.received is signal.SIGTERM
 
 
 @pytest.mark.parametrize("number", SIGNALS)

@@ -29,6 +29,13 @@ class Keys:
             raise InputError(f"{self.where}: {key} must be {kind.__name__}, not {value!r}.")
         return value
 
+    def size(self, key: str, default: int | None = None) -> int:
+        """Returns a whole number above 0 that fits in 32 bits; see `get`."""
+        value = self.get(key, int, default)
+        if not 0 < value < 2**31:
+            raise InputError(f"{self.where}: {key} must be from 1 to 2,147,483,647, not {value}.")
+        return value
+
     def refuse(self, what: str) -> InputError:
         return InputError(f"{self.where} asks for {what}, which is not supported.")
 
@@ -95,22 +102,22 @@ class Keys:
 
         `head_width` is the family's default for an absent head_dim; None is width // heads.
         """
-        heads, width = self.get("num_attention_heads", int), self.get("hidden_size", int)
-        num_kv_heads = self.get("num_key_value_heads", int, heads)
+        heads, width = self.size("num_attention_heads"), self.size("hidden_size")
+        num_kv_heads = self.size("num_key_value_heads", heads)
         if heads % num_kv_heads:
             raise InputError(
                 f"{self.where}: num_attention_heads {heads} is not a multiple of "
                 f"num_key_value_heads {num_kv_heads}."
             )
         return {
-            "vocabulary": self.get("vocab_size", int),
+            "vocabulary": self.size("vocab_size"),
             "width": width,
-            "layers": self.get("num_hidden_layers", int),
+            "layers": self.size("num_hidden_layers"),
             "heads": heads,
             "num_kv_heads": num_kv_heads,
-            "head_width": self.get("head_dim", int, head_width or width // heads),
-            "feed_forward_width": self.get(feed_forward, int),
-            "max_positions": self.get("max_position_embeddings", int),
+            "head_width": self.size("head_dim", head_width or width // heads),
+            "feed_forward_width": self.size(feed_forward),
+            "max_positions": self.size("max_position_embeddings"),
             "norm_epsilon": self.get("rms_norm_eps", float),
         }
 

@@ -4,10 +4,8 @@ import asyncio
 import json
 from typing import Any
 
-from jinja2 import TemplateError
-
 from rl4p.errors import InputError
-from rl4p.model.tokenizer import check_template
+from rl4p.model.tokenizer import TEMPLATE_ERRORS, check_template
 from rl4p.runs.serving.fields import Fields
 from rl4p.runs.serving.refusals import RefusalError
 from rl4p.runs.serving.served import Served
@@ -48,7 +46,7 @@ async def read_prompt(fields: Fields, served: Served) -> tuple[list[int], bool]:
     try:
         size = sum(len(str(message.get("content"))) for message in messages)
         tokens = encode() if size < MOST_DIRECT else await asyncio.to_thread(encode)
-    except (TemplateError, ValueError, TypeError, KeyError, AttributeError) as error:
+    except TEMPLATE_ERRORS as error:
         raise RefusalError(
             f"The model's chat template does not take these messages: {error}.", param="messages"
         ) from None

@@ -50,6 +50,23 @@ def test_another_kind_is_refused(value, kind):
         keys(a=value).get("a", kind)
 
 
+@pytest.mark.parametrize("value", [-1, 0, 2**31])
+@pytest.mark.parametrize(
+    "key", ["hidden_size", "num_attention_heads", "num_key_value_heads", "head_dim", "vocab_size"]
+)
+def test_a_size_is_above_zero_and_no_larger_than_an_index(key, value):
+    whole = write_shape(decoder_config("llama"))
+    assert Keys(whole, "here").shape()["width"] == decoder_config("llama").width
+    with pytest.raises(InputError, match=f"^here: {key} must be from 1 to 2,147,483,647, not"):
+        Keys(whole | {key: value}, "here").shape()
+
+
+def test_heads_wider_than_the_model_are_refused():
+    whole = write_shape(decoder_config("llama")) | {"head_dim": None, "hidden_size": 1}
+    with pytest.raises(InputError, match="head_dim must be from 1"):
+        Keys(whole, "here").shape()
+
+
 def test_what_the_decoder_does_not_follow_is_refused():
     for config in ({}, {"a": None}, {"a": "silu"}):
         keys(**config).must_be("a", "silu")

@@ -1,0 +1,111 @@
+"""Fills the disk, and makes folders read-only, while a run saves: the step before loads.
+
+    python -m experiments.drills.full_disk
+
+Needs the right to mount a tmpfs (root on Linux). For each number of bytes that the disk has, from
+too few for anything to almost enough, a run is started on it. It must end with a failure and
+sentences, not tracebacks, and go on exactly once there is room. A read-only disk is refused before
+anything is computed; one that becomes read-only ends the run like a full one.
+"""
+
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from experiments.drills.outcome import tell
+from experiments.drills.small_run import SMALL, difference, run, start, trains
+
+STEPS = ("steps=12", "checkpoint.every=1", "checkpoint.keep=2")
+SHARES = (0.02, 0.1, 0.3, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95)
+LINES = 20  # of standard error; a traceback has more
+
+
+@contextmanager
+def disk(place: Path, size: int) -> Iterator[Path]:
+    """Yields a disk of so many bytes."""
+    place.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", place], check=True)
+    try:
+        yield place
+    finally:
+        subprocess.run(["umount", "-l", place], check=True)
+
+
+def size_of(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+
+
+def remount(place: Path, options: str) -> None:
+    subprocess.run(["mount", "-o", f"remount,{options}", place], check=True)
+
+
+def judged(code: int, said: str, folder: Path, whole: Path) -> str:
+    """Returns what was wrong with a failed run, after it has gone on, or ""."""
+    if code in (0, None):
+        return f"exit code {code}"
+    if "Traceback" in said or said.count("\n") > LINES:
+        return f"{said.count(chr(10))} lines on standard error: {said[-200:]}"
+    words = [f"resume={folder}"]
+    if not (folder / "metrics.jsonl").is_file():
+        shutil.rmtree(folder, ignore_errors=True)
+        words = [*SMALL, *STEPS, f"hydra.run.dir={folder}"]
+    done = run(*words)
+    return f"resume: {done.stderr[-300:]}" if done.returncode else difference(folder, whole)
+
+
+def full(place: Path, share: float, whole: Path) -> str:
+    most = size_of(whole)
+    with disk(place, max(4096, int(share * most))) as mounted:
+        folder = mounted / "run"
+        done = run(*SMALL, *STEPS, f"hydra.run.dir={folder}")
+        remount(place, f"size={4 * most}")
+        return judged(done.returncode, done.stderr, folder, whole)
+
+
+def read_only(place: Path, after: int, whole: Path) -> str:
+    with disk(place, 4 * size_of(whole)) as mounted:
+        folder = mounted / "run"
+        if not after:
+            remount(place, "ro")
+        process = start(*SMALL, *STEPS, f"hydra.run.dir={folder}")
+        while after and process.poll() is None:
+            if (folder / "checkpoints" / str(after)).is_dir():
+                try:
+                    remount(place, "ro")
+                    break
+                except subprocess.CalledProcessError:  # a file is being written
+                    time.sleep(0.01)
+        _, said = process.communicate()
+        remount(place, "rw")
+        return judged(process.returncode, said, folder, whole)
+
+
+def main() -> int:
+    problems, cases = {}, 0
+    with tempfile.TemporaryDirectory() as temporary:
+        whole = Path(temporary) / "whole"
+        run(*SMALL, *STEPS, f"hydra.run.dir={whole}")
+        if not trains(whole):
+            return tell("full_disk", "a run that trains", "some step had no gradient", held=False)
+        for share in SHARES:
+            cases += 1
+            if problem := full(Path(temporary) / f"full_{share}", share, whole):
+                problems[f"full at {share:.0%}"] = problem
+        for after in (0, 3):
+            cases += 1
+            if problem := read_only(Path(temporary) / f"read_only_{after}", after, whole):
+                problems[f"read-only after step {after}"] = problem
+    for name, problem in problems.items():
+        print(f"{name}: {problem}", file=sys.stderr)
+    got = {"cases": cases, "wrong": sorted(problems)}
+    asked = "a failure in sentences, and every digit the same once there is room"
+    return tell("full_disk", asked, got, held=not problems)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
