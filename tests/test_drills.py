@@ -1,14 +1,14 @@
 """Tests that the drills are all there, without carrying them out."""
 
 import shlex
+import tomllib
 from importlib import import_module
-
-import yaml
+from subprocess import CompletedProcess
 
 from experiments.drills.__main__ import HERE, command, outcome
 from tests.test_house import ROOT
 
-ROWS = [x for rows in yaml.safe_load((HERE / "rows.yaml").read_text()).values() for x in rows]
+ROWS = [x for rows in tomllib.loads((HERE / "rows.toml").read_text()).values() for x in rows]
 SHARED = {"__init__", "__main__", "checkpoints", "fuzz", "outcome", "small_run"}
 
 
@@ -36,11 +36,9 @@ def test_the_tests_of_every_row_exist():
 
 
 def test_a_drill_that_prints_no_figures_shows_its_exit_code():
-    class Done:
-        stdout, returncode = "Traceback", 1
-
+    done = CompletedProcess([], 1, stdout="Traceback")
     row = {"what": "x", "drill": "kills"}
     assert command(row) == ["-m", "experiments.drills.kills"]
-    assert outcome(row, Done) == "exit code 1"
-    Done.stdout = '{"drill": "kills", "asked": "5 kills", "got": {"kills": 5}, "held": true}'
-    assert outcome(row, Done) == "asked: 5 kills; got: kills: 5"
+    assert outcome(row, done) == "exit code 1"
+    done.stdout = '{"drill": "kills", "asked": "5 kills", "got": {"kills": 5}, "held": true}'
+    assert outcome(row, done) == "asked: 5 kills; got: kills: 5"

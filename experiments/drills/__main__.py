@@ -1,4 +1,4 @@
-"""Runs the drills and tests of rows.yaml, and writes docs/drills.md.
+"""Runs the drills and tests of rows.toml, and writes docs/drills.md.
 
     python -m experiments.drills [WORD ...]
 
@@ -12,10 +12,9 @@ import shlex
 import subprocess
 import sys
 import time
+import tomllib
 from pathlib import Path
 from typing import Any
-
-import yaml
 
 HERE = Path(__file__).parent
 PAGE = HERE.parents[1] / "docs" / "drills.md"
@@ -49,7 +48,7 @@ def outcome(row: dict[str, str], done: subprocess.CompletedProcess) -> str:
 
 
 def main(words: list[str]) -> int:
-    parts: dict[str, list[dict[str, str]]] = yaml.safe_load((HERE / "rows.yaml").read_text())
+    parts: dict[str, list[dict[str, str]]] = tomllib.loads((HERE / "rows.toml").read_text())
     lines, failed = [HEAD], 0
     for part, rows in parts.items():
         lines += [f"\n## {part.capitalize()}\n", "| what | held | figures | seconds | command |"]
