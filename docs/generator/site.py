@@ -18,6 +18,7 @@ ELSEWHERE = {
     Path("CONTRIBUTING.md"): Path("contributing.md"),
     Path("experiments/catalogue.md"): Path("algorithms/catalogue.md"),
     Path("experiments/collection.md"): Path("algorithms/collection.md"),
+    Path("experiments/engines.md"): Path("engines.md"),
     Path("experiments/staleness.md"): Path("algorithms/staleness.md"),
     Path("experiments/task_curves.md"): Path("task_curves.md"),
     Path("experiments/benchmarks/peers.md"): Path("peers.md"),

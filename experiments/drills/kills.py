@@ -19,7 +19,7 @@ from pathlib import Path
 from experiments.drills.outcome import tell
 from experiments.drills.small_run import SMALL, difference, run, start, trains
 
-STEPS = ("steps=30", "checkpoint.every=2")
+STEPS = ("steps=30", "checkpoint.every=2", "group_size=8", "optimizer.learning_rate=0.001")
 
 
 def main() -> int:
