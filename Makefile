@@ -62,7 +62,7 @@ extras: $(RUNTIME)
 
 # A CPU build of torch is enough, and much smaller; configure pip's index to install one.
 parity: $(PARITY)
-	$(BIN)/python -m pytest -m parity tests/parity $(ARGS)
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m parity tests/parity $(ARGS)
 
 lint: $(DEVELOPMENT)
 	$(BIN)/ruff check .
