@@ -1,4 +1,4 @@
-"""Runs the drills and tests of rows.toml, and writes docs/drills.md.
+"""Runs the drills and tests of rows.py, and writes docs/drills.md.
 
     python -m experiments.drills [WORD ...]
 
@@ -12,9 +12,10 @@ import shlex
 import subprocess
 import sys
 import time
-import tomllib
 from pathlib import Path
 from typing import Any
+
+from experiments.drills.rows import ROWS
 
 HERE = Path(__file__).parent
 PAGE = HERE.parents[1] / "docs" / "drills.md"
@@ -48,9 +49,8 @@ def outcome(row: dict[str, str], done: subprocess.CompletedProcess) -> str:
 
 
 def main(words: list[str]) -> int:
-    parts: dict[str, list[dict[str, str]]] = tomllib.loads((HERE / "rows.toml").read_text())
     lines, failed = [HEAD], 0
-    for part, rows in parts.items():
+    for part, rows in ROWS.items():
         lines += [f"\n## {part.capitalize()}\n", "| what | held | figures | seconds | command |"]
         lines.append("|---|---|---|---|---|")
         for row in rows:

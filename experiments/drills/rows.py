@@ -1,0 +1,174 @@
+"""What must hold, and what shows it: tests, and drills (modules of this folder) that take longer.
+
+`python -m experiments.drills` runs them; `parity` has tests that need torch and transformers.
+"""
+
+ROWS: dict[str, list[dict[str, str]]] = {
+    "numbers": [
+        {
+            "what": (
+                "a resumed run equals an uninterrupted one in parameters, optimizer, keys, "
+                "prompts, metrics"
+            ),
+            "tests": "tests/runs/test_resume.py",
+        },
+        {
+            "what": "logits and gradients are those of transformers, for each family",
+            "parity": "tests/parity/test_transformers.py",
+        },
+        {
+            "what": (
+                "log-probabilities of the samplers are those of the trainer, with each "
+                "temperature and cut"
+            ),
+            "tests": "tests/rollout/test_naive_sampler.py tests/rollout/test_continuous.py",
+        },
+        {
+            "what": (
+                "padding, packing, microbatches and the order of rows change no loss and no"
+                " gradient"
+            ),
+            "tests": "tests/update/test_invariances.py tests/learner/test_packing.py",
+        },
+        {
+            "what": "one device and eight sample and train alike, on each mesh",
+            "tests": "tests/distributed/test_mesh.py",
+        },
+        {
+            "what": (
+                "advantages move with their samples, and are finite for equal rewards and "
+                "single samples"
+            ),
+            "tests": "tests/advantage/test_invariances.py",
+        },
+        {
+            "what": (
+                "losses, divergences and gradients are those of NumPy and of finite "
+                "differences in float64"
+            ),
+            "tests": "tests/update/test_losses.py tests/learner/kl",
+        },
+        {
+            "what": "the trained tokens of each chat template are exactly those of the answers",
+            "tests": "tests/model/test_trained_tokens.py",
+        },
+        {
+            "what": "new weights are used from the next completion on, in process and by servers",
+            "tests": "tests/rollout/test_in_process.py tests/rollout/remote/test_probe.py",
+        },
+    ],
+    "faults": [
+        {
+            "what": "a run killed with SIGKILL at random moments goes on exactly",
+            "drill": "kills",
+        },
+        {
+            "what": "SIGTERM and Ctrl-C save, and say how to resume",
+            "tests": 'tests/runs/test_signals.py tests/runs/test_resume.py -k "signal or stopped"',
+        },
+        {
+            "what": (
+                "on a full or read-only disk a run fails in sentences, and goes on exactly "
+                "with room"
+            ),
+            "drill": "full_disk",
+        },
+        {
+            "what": (
+                "every flipped bit of a checkpoint is found, its file named, and the step "
+                "before used"
+            ),
+            "drill": "bit_flips",
+        },
+        {
+            "what": "broken metadata of checkpoints gives no traceback",
+            "drill": "fuzzed_checkpoints",
+        },
+        {
+            "what": "broken files of questions, run folders and tokenizers give no traceback",
+            "drill": "fuzzed_files",
+        },
+        {
+            "what": (
+                "a checkpoint that is cut, empty or of another model is refused by name; no"
+                " silent cast"
+            ),
+            "tests": "tests/runs/test_intact.py tests/runs/test_checkpoint.py",
+        },
+        {
+            "what": (
+                "a gradient that is not finite changes nothing, is counted, and stops the "
+                "run if it repeats"
+            ),
+            "tests": "tests/learner/test_gradient_step.py tests/loop/test_loop.py -k finite",
+        },
+        {
+            "what": (
+                "a term that raises, exits, hangs or returns nonsense is invalid, and never"
+                " a grade of zero"
+            ),
+            "tests": (
+                "tests/loop/test_grading.py tests/reward/test_term_threads.py "
+                "tests/configuration/test_foreign.py"
+            ),
+        },
+        {
+            "what": "faults of servers lose no completion and train no wrong token",
+            "tests": "tests/rollout/remote",
+        },
+        {
+            "what": (
+                "a server of MLflow that refuses or never answers costs no time, and all is"
+                " sent later"
+            ),
+            "tests": "tests/runs/tracker tests/test_send.py",
+        },
+        {
+            "what": "unreadable data is named by file and line before anything compiles",
+            "tests": "tests/data",
+        },
+        {
+            "what": "memory stays the same over thousands of steps",
+            "drill": "memory",
+        },
+        {
+            "what": "no HOME, a C locale, a closed output, spaces, a wheel, two runs at once",
+            "drill": "surroundings",
+        },
+    ],
+    "attacks": [
+        {
+            "what": (
+                "a configuration or a run folder of somebody else runs no code and is "
+                "refused in a sentence"
+            ),
+            "tests": (
+                "tests/configuration/test_trust.py tests/configuration/test_loader.py "
+                "tests/configuration/test_hydra_node.py "
+                "tests/configuration/test_yaml_file.py tests/configuration/test_targets.py "
+                "tests/runs/test_commit.py"
+            ),
+        },
+        {
+            "what": "answers that are bombs for a grader cost their deadline and no more",
+            "tests": "tests/reward/test_math.py tests/reward/test_workers.py",
+        },
+        {
+            "what": "code of a model reaches no network, file, process, or grade of its own",
+            "tests": (
+                "tests/reward/test_sandbox.py tests/reward/test_code.py "
+                "tests/reward/test_seccomp.py"
+            ),
+        },
+        {
+            "what": "weights are never unpickled, and a wrong header is refused",
+            "tests": "tests/model/test_tensor_files.py tests/model/test_hub.py",
+        },
+        {
+            "what": (
+                "servers answer their hosts only, with a token; secrets stay out of what is written"
+            ),
+            "tests": "tests/runs/serving/test_guard.py tests/rollout/remote/test_server.py",
+        },
+    ],
+}
