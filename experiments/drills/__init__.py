@@ -1,1 +1,1 @@
-"""Drills: faults and attacks that are really carried out. Each module is one drill."""
+"""Programs that cause real faults and attacks, and check how rl4p takes them."""

@@ -1,8 +1,8 @@
-"""Runs the drills and tests of rows.py, and writes docs/drills.md.
+"""Runs the command of each row in rows.py, and writes the results to docs/drills.md.
 
     python -m experiments.drills [WORD ...]
 
-With words, only the rows in which one of them stands run, and nothing is written.
+With words, only rows that contain one of them run, and nothing is written.
 Exit code 1: a row did not hold.
 """
 
@@ -18,7 +18,8 @@ from typing import Any
 from experiments.drills.rows import ROWS
 
 HERE = Path(__file__).parent
-PAGE = HERE.parents[1] / "docs" / "drills.md"
+ROOT = HERE.parents[1]
+PAGE = ROOT / "docs" / "drills.md"
 HEAD = """# Drills
 
 What must hold whatever happens, and what shows it. Each row was carried out by
@@ -27,7 +28,7 @@ What must hold whatever happens, and what shows it. Each row was carried out by
 
 
 def command(row: dict[str, str]) -> list[str]:
-    """Returns the command of a row."""
+    """Returns the arguments of Python that show what a row promises."""
     if "drill" in row:
         return ["-m", f"experiments.drills.{row['drill']}"]
     marks = "parity" if "parity" in row else "slow or not slow"
@@ -35,7 +36,7 @@ def command(row: dict[str, str]) -> list[str]:
 
 
 def outcome(row: dict[str, str], done: subprocess.CompletedProcess) -> str:
-    """Returns the figures of a row in words."""
+    """Returns what the command of a row printed as its result, for the table."""
     last = (done.stdout.strip().splitlines() or [""])[-1]
     if "drill" not in row:
         return re.sub(r" in [0-9.]+s.*", "", last)
@@ -57,9 +58,7 @@ def main(words: list[str]) -> int:
             if words and not any(word in " ".join(row.values()) for word in words):
                 continue
             began, line = time.monotonic(), command(row)
-            done = subprocess.run(
-                [sys.executable, *line], cwd=HERE.parents[1], capture_output=True, text=True
-            )
+            done = subprocess.run([sys.executable, *line], cwd=ROOT, capture_output=True, text=True)
             seconds, failed = time.monotonic() - began, failed + (done.returncode != 0)
             held = "no" if done.returncode else "yes"
             cells = row["what"], held, outcome(row, done), f"{seconds:.0f}"

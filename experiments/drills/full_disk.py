@@ -1,11 +1,10 @@
-"""Fills the disk while a run saves: the step before loads.
+"""Fills the disk while a run saves, and checks that the run can go on afterwards.
 
     python -m experiments.drills.full_disk
 
-Needs the right to mount a tmpfs (root on Linux). For each number of bytes that the disk has, from
-too few for anything to almost enough, a run is started on it. It must end with a failure and
-sentences, not tracebacks, and go on exactly once there is room. So
-must a run on a read-only disk.
+Needs the right to mount a tmpfs (root on Linux). A run is started on disks of several sizes, from
+almost nothing to almost enough. It must fail with a few sentences and no traceback. After the disk
+has grown, it must resume and equal an undisturbed run. The same holds for a read-only disk.
 """
 
 import shutil
@@ -26,7 +25,7 @@ LINES = 20  # of standard error; a traceback has more
 
 @contextmanager
 def disk(place: Path, size: int) -> Iterator[Path]:
-    """Yields a disk of so many bytes."""
+    """Mounts a disk with room for `size` bytes until the context ends."""
     place.mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", place], check=True)
     try:

@@ -1,4 +1,4 @@
-"""Fuzzes files of questions, run folders and tokenizers: each is read or refused in one sentence.
+"""Damages data files, run folders and tokenizers at random: each is read, or refused in a sentence.
 
     python -m experiments.drills.fuzzed_files [--lines 4000] [--configurations 2000]
         [--tokenizers 1000]

@@ -1,10 +1,10 @@
-"""Kills a run with SIGKILL at random moments: it always goes on as if nothing had happened.
+"""Kills a run at random moments, and checks that it resumes as if it had never been killed.
 
     python -m experiments.drills.kills [--kills 50]
 
-A run is started, killed, resumed, killed again, and so on until it ends; it must then equal an
-uninterrupted run in its metrics, samples and parameters. Runs follow one another until there were
-enough kills. The moment is drawn between the start of the process and the time that a whole run
+A run is started, killed with SIGKILL, resumed, and killed again until it ends. It must then equal
+an uninterrupted run in its metrics, samples and parameters. This is repeated until there were
+enough kills. The moments are drawn between the start of the process and the time that a whole run
 takes, so that kills hit the start, steps, saves and the end.
 """
 

@@ -1,6 +1,6 @@
-"""What must hold, and what shows it: tests, and drills (modules of this folder) that take longer.
+"""What rl4p promises, each with the tests or the drill that shows it.
 
-`python -m experiments.drills` runs them; `parity` has tests that need torch and transformers.
+A drill is a module of this folder. `parity` names tests that need torch and transformers.
 """
 
 ROWS: dict[str, list[dict[str, str]]] = {

@@ -52,9 +52,7 @@ class BoundedRepository(ConfigRepository):
 
     def __deepcopy__(self, _: dict) -> "BoundedRepository":
         """Shares the sources, which nothing changes: Hydra copies them for each composition."""
-        found = copy(self)
-        found.sources = list(self.sources)
-        return found
+        return copy(self)
 
 
 class Loader(ConfigLoaderImpl):

@@ -44,16 +44,14 @@ def text_of(path: Path) -> str:
         raise InputError(f"{path} has {found.st_size:,} bytes: at most {MOST_BYTES:,} are read.")
     text = path.read_text(encoding="utf-8")
     try:
-        check_size(text)
-    except InputError as error:
-        raise InputError(f"{path} {error}") from error
+        check_size(text, path)
     except yaml.YAMLError as error:
         raise yaml.YAMLError(str(error).replace("<unicode string>", str(path))) from error
     return text
 
 
-def check_size(text: str) -> None:
-    """Refuses a text that describes many values or levels. Reading it takes no recursion.
+def check_size(text: str, path: Path) -> None:
+    """Refuses the text of a file that describes many values or levels. It needs no recursion.
 
     Raises:
       InputError, yaml.YAMLError: the text describes too much, or is not YAML.
@@ -74,8 +72,9 @@ def check_size(text: str) -> None:
             within = any(event.anchor == anchor for anchor, _ in levels)
             total += MOST_VALUES + 1 if within else known.get(event.anchor, 1)
         if len(levels) > MOST_LEVELS:
-            raise InputError(f"is nested too deep: at most {MOST_LEVELS} levels are read.")
+            raise InputError(f"{path} is nested too deep: at most {MOST_LEVELS} levels are read.")
         if total > MOST_VALUES:
             raise InputError(
-                f"describes too much: at most {MOST_VALUES:,} values with all aliases replaced."
+                f"{path} describes too much: at most {MOST_VALUES:,} values with all aliases "
+                "replaced."
             )

@@ -1,6 +1,8 @@
 """SIGTERM, Ctrl-C and a closed terminal stop a run after its step; a second signal at once."""
 
+import os
 import signal
+import stat
 import threading
 from types import FrameType, TracebackType
 
@@ -28,6 +30,8 @@ class StopRequest:
 
     def receive(self, number: int, frame: FrameType | None) -> None:
         self.received = signal.Signals(number)
+        if number == signal.SIGHUP:
+            leave_terminal()
         self.restore()
 
     def restore(self) -> None:
@@ -47,3 +51,12 @@ class StopRequest:
 def ignored(number: signal.Signals) -> bool:
     """Returns whether a signal shall have no effect: nohup has the end of a terminal ignored."""
     return number is signal.SIGHUP and signal.getsignal(number) is signal.SIG_IGN
+
+
+def leave_terminal() -> None:
+    """Discards what is printed from now on to a closed terminal, where printing fails."""
+    null = os.open(os.devnull, os.O_WRONLY)
+    for descriptor in (1, 2):
+        if stat.S_ISCHR(os.fstat(descriptor).st_mode) and not os.isatty(descriptor):
+            os.dup2(null, descriptor)
+    os.close(null)

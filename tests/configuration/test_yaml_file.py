@@ -2,6 +2,7 @@
 
 import os
 from importlib.util import find_spec, module_from_spec
+from pathlib import Path
 
 import pytest
 from hydra._internal.sources_registry import SourcesRegistry
@@ -32,15 +33,15 @@ def values(count):
 
 
 def test_values_are_counted_with_all_aliases_replaced():
-    check_size(values(MOST_VALUES))
+    check_size(values(MOST_VALUES), Path("a.yaml"))
     with pytest.raises(InputError, match="describes too much"):
-        check_size(values(MOST_VALUES + 1))
+        check_size(values(MOST_VALUES + 1), Path("a.yaml"))
 
 
 def test_levels_are_counted():
-    check_size("[" * MOST_LEVELS + "]" * MOST_LEVELS)
+    check_size("[" * MOST_LEVELS + "]" * MOST_LEVELS, Path("a.yaml"))
     with pytest.raises(InputError, match="nested too deep"):
-        check_size("[" * (MOST_LEVELS + 1) + "]" * (MOST_LEVELS + 1))
+        check_size("[" * (MOST_LEVELS + 1) + "]" * (MOST_LEVELS + 1), Path("a.yaml"))
 
 
 @pytest.mark.parametrize("bomb", cases(*BOMBS))

@@ -12,35 +12,13 @@ import numpy as np
 import orbax.checkpoint as ocp
 import pytest
 
+from experiments.drills.small_run import SMALL as TRAINS
+from experiments.drills.small_run import record
+from experiments.drills.small_run import summary as summary
 from rl4p.runs.intact import steps_of
 
-# A reward term that random responses satisfy about half of the time. A run in which all rewards
-# are equal trains nothing.
-GRADED = (
-    "+reward.terms.capital._target_=rl4p.reward.format.Format",
-    "+reward.terms.capital.weight=1.0",
-    "+reward.terms.capital.pattern='.*[A-Z].*'",
-    "evaluation.term=capital",
-)
-# Small and fast to compile. The tracker has its own tests.
-SMALL = (
-    *GRADED,
-    "model=scratch",
-    "model.width=32",
-    "model.layers=1",
-    "model.heads=2",
-    "model.feed_forward_width=64",
-    "data.train_size=40",
-    "data.held_out_size=8",
-    "prompts_per_step=4",
-    "group_size=2",
-    "max_response_tokens=8",
-    "evaluation.every=2",
-    "samples.every=2",
-    "optimizer.learning_rate=0.01",
-    "debug=on",
-    "tracker=none",
-)
+SMALL = (*TRAINS, "debug=on")
+lines = record
 
 
 @pytest.fixture(scope="session")
@@ -65,13 +43,6 @@ def train(command: Callable[..., list[str]]) -> Callable[..., subprocess.Complet
         return process
 
     return run
-
-
-def lines(folder: Path) -> list[dict[str, Any]]:
-    """Returns the record without times; all else is equal in every digit for two equal runs."""
-    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    clock = ("time/", "rollout/tokens_per_second")
-    return [{k: v for k, v in row.items() if not k.startswith(clock)} for row in rows]
 
 
 def assert_trains(rows: list[dict[str, Any]]) -> None:
@@ -119,7 +90,3 @@ def assert_same_checkpoint(a: Path, b: Path) -> None:
     for name in one:
         np.testing.assert_array_equal(one[name], other[name], err_msg=name, strict=True)
     assert parts == other_parts
-
-
-def summary(folder: Path) -> dict[str, Any]:
-    return json.loads((folder / "summary.json").read_text())

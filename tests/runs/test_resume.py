@@ -4,6 +4,7 @@ import json
 import shutil
 import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -103,6 +104,36 @@ def test_a_stopped_run_saves_says_how_to_resume_and_goes_on(
     process = train(f"resume={folder}", small=())
     assert process.returncode == 0, process.stderr
     assert summary(folder)["resumed_from"] == stopped["step"]
+    assert_gone_on(folder, whole)
+
+
+# Gives a command a terminal, closes it once a file exists, and returns the exit code.
+TERMINAL = """
+import os, pty, select, sys
+awaited, *command = sys.argv[1:]
+process, terminal = pty.fork()
+if process == 0:
+    os.execv(command[0], command)
+while not os.path.exists(awaited):
+    if select.select([terminal], [], [], 0.002)[0]:
+        os.read(terminal, 1000)
+os.close(terminal)
+sys.exit(os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]))
+"""
+
+
+@pytest.mark.slow
+def test_a_run_whose_terminal_closes_saves_and_goes_on(whole, command, train, tmp_path):
+    folder = tmp_path / "run"
+    line = command(*STEPS, f"hydra.run.dir={folder}")
+    awaited = str(folder / "metrics.jsonl")
+    closed = subprocess.run([sys.executable, "-c", TERMINAL, awaited, *line], check=False)
+    assert closed.returncode == 3
+    stopped = summary(folder)
+    assert stopped["status"] == "stopped"
+    assert (folder / "checkpoints" / str(stopped["step"])).is_dir()
+    process = train(f"resume={folder}", small=())
+    assert process.returncode == 0, process.stderr
     assert_gone_on(folder, whole)
 
 

@@ -246,25 +246,25 @@ class SyncedSampler(RemoteSampler):
     ) -> None:
         """Compares the checksums of tensors at a path of a server, if it has comparable ones.
 
-        They are comparable once one agrees. A server that splits or joins tensors has names of its
-        own, and is not asked again; one that holds another dtype never agrees.
+        A server that splits or joins tensors has names of its own; it is not asked again.
 
         Raises:
           LieError: a tensor differs.
         """
-        if weights.exported is None or server.known.get("checksums") is False:
+        if weights.exported is None or not server.known.get("checksums", True):
             return
         _, found = await server.offered("POST", path, {"action": "checksum"}, seconds=deadline.left)
-        sums: Any = found.get("checksums") if isinstance(found, dict) else None
-        expected = weights.exported.checksums
-        if not isinstance(sums, dict) or sums.keys() != expected.keys():
-            server.known["checksums"] = False
-            return
-        differing = [name for name, digest in expected.items() if sums[name] != digest]
-        if len(differing) < len(expected):
-            server.known["checksums"] = True
-        if differing and server.known.get("checksums"):
-            raise LieError(f"its checksum of {differing[0]} is not that of {weights.label}")
+        sums: Any = found.get("checksums") if isinstance(found, dict) else {}
+        expected = None
+        if isinstance(sums, dict) and sums.keys() == weights.exported.checksums.keys():
+            expected = weights.exported.checksums
+        server.known["checksums"] = expected is not None
+        for name, digest in (expected or {}).items():
+            if sums[name] != digest:
+                raise LieError(
+                    f"its checksum of {name} is not that of {weights.label}: it has other weights, "
+                    "or holds them in another dtype than the run"
+                )
 
 
 def check_address(url: str) -> None:
