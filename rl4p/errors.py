@@ -1,8 +1,17 @@
-"""Errors that are shown to the user as one sentence. Each class has its own exit code.
+"""Errors that are shown to the user as one sentence, and Ctrl-C while a command imports packages.
 
 Exit codes of every entry point: 0 finished, 2 the configuration or an input is wrong, 3 stopped by
-a signal and saved, 1 anything else.
+a signal and saved, 1 anything else. Each class of errors has its own.
 """
+
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+MESSAGE = b"Interrupted before anything began.\n"
 
 
 class InputError(Exception):
@@ -21,3 +30,26 @@ class Stopped(Exception):
     """A stop that a signal requested. The run has been saved."""
 
     exit_code = 3
+
+
+@contextmanager
+def ended_by_interrupt() -> Iterator[None]:
+    """Makes Ctrl-C end the process at once, with exit code 1, until the context ends.
+
+    An exception in an import prints a traceback, or is lost in a callback of a library. It has no
+    effect outside the main thread, or if the handler of Python was replaced.
+    """
+    main = threading.current_thread() is threading.main_thread()
+    if not main or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        yield
+        return
+    signal.signal(signal.SIGINT, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def end(number: int, frame: FrameType | None) -> None:
+    os.write(2, MESSAGE)
+    os._exit(1)

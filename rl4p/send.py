@@ -11,8 +11,7 @@ from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
 
-import yaml
-
+from rl4p.configuration.yaml_file import read_mapping
 from rl4p.errors import InputError, RunError
 from rl4p.runs.record import Record
 from rl4p.runs.tracker.background import reason
@@ -52,7 +51,7 @@ def send(folder: Path, tracker: str = "mlflow", **given: str | None) -> str:
     """
     if not (folder / "config.yaml").is_file():
         raise InputError(f"{folder} is not the folder of a run: it has no config.yaml.")
-    config = yaml.safe_load((folder / "config.yaml").read_text())
+    config = read_mapping(folder / "config.yaml")
     module = f"rl4p.runs.tracker.{tracker}"
     options = options_of(config.get("tracker"), f"{module}.{TARGETS[tracker]}") or {}
     options |= {name: value for name, value in given.items() if value is not None}

@@ -3,25 +3,28 @@
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from omegaconf import DictConfig
+from rl4p.errors import ended_by_interrupt
 
-from rl4p import configuration
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
 
 
-def job(config: DictConfig) -> float:
+def job(config: "DictConfig") -> float:
     """Runs or resumes an experiment and returns what a search maximizes."""
-    from rl4p.distributed.processes import (
-        blaming,  # imports JAX, which --help and --cfg do not need
-    )
-    from rl4p.runs.run import run
-    from rl4p.runs.sweep import objective
+    with ended_by_interrupt():
+        from rl4p.distributed.processes import (
+            blaming,  # imports JAX, which --help and --cfg do not need
+        )
+        from rl4p.runs.run import run
+        from rl4p.runs.sweep import objective
 
     with blaming():
         return objective(run(config))
 
 
-def join(config: DictConfig) -> AbstractContextManager[bool]:
+def join(config: "DictConfig") -> AbstractContextManager[bool]:
     """Joins the other processes of the run; yields whether this process is the first."""
     if {config.mesh.coordinator, config.mesh.processes, config.mesh.process} == {None}:
         return nullcontext(True)
@@ -39,6 +42,9 @@ def after_sweep(folder: Path, runs: Sequence[Path]) -> None:
 
 def main() -> None:
     """Runs the command line."""
+    with ended_by_interrupt():
+        from rl4p import configuration
+
     configuration.main("train", job, join=join, after_sweep=after_sweep)
 
 

@@ -1,9 +1,31 @@
-"""Tests that each kind of error has its own exit code, which scripts rely on."""
+"""Tests the exit codes, which scripts rely on, and Ctrl-C while a command imports its packages."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
 
 import pytest
 
 from rl4p import errors
-from rl4p.errors import InputError, RunError, Stopped
+from rl4p.errors import MESSAGE, InputError, RunError, Stopped, ended_by_interrupt
+
+# Sends Ctrl-C when a package is imported, and drops the exception, as a callback of a library does.
+CUSTOMIZED = """
+import os, signal, sys, time
+
+class Finder:
+    def find_spec(self, name, path=None, target=None):
+        if name == {package!r}:
+            try:
+                os.kill(os.getpid(), signal.SIGINT)
+                time.sleep(1)
+            except KeyboardInterrupt:
+                pass
+
+sys.meta_path.insert(0, Finder())
+"""
 
 
 @pytest.mark.parametrize(("kind", "exit_code"), [(InputError, 2), (RunError, 1), (Stopped, 3)])
@@ -18,3 +40,44 @@ def test_the_exit_codes_are_those_that_are_documented(kind, exit_code):
 def test_no_kind_of_error_is_caught_with_another():
     for kind in (InputError, RunError, Stopped):
         assert kind.__bases__ == (Exception,)
+
+
+@pytest.mark.parametrize("package", ["hydra", "jax", "orbax"])
+def test_an_interrupt_during_imports_is_not_lost(tmp_path, package):
+    (tmp_path / "sitecustomize.py").write_text(CUSTOMIZED.format(package=package))
+    done = subprocess.run(
+        [sys.executable, "-m", "rl4p.train", "steps=1", "hydra.run.dir=run"],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+    )
+    assert (done.returncode, done.stderr) == (1, MESSAGE)
+    assert not (tmp_path / "run" / "config.yaml").exists()
+
+
+def test_afterwards_an_interrupt_is_an_exception_again():
+    with ended_by_interrupt():
+        assert signal.getsignal(signal.SIGINT) is not signal.default_int_handler
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_the_handler_of_somebody_else_stays():
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        with ended_by_interrupt():
+            assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def test_a_thread_may_import_too():
+    found = []
+
+    def work():
+        with ended_by_interrupt():
+            found.append(signal.getsignal(signal.SIGINT))
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert found == [signal.default_int_handler]

@@ -118,9 +118,13 @@ ROWS: dict[str, list[dict[str, str]]] = {
         },
         {
             "what": (
-                "a server of MLflow that refuses or never answers costs no time, and all is"
-                " sent later"
+                "a store of MLflow that refuses, fails or never answers costs under 1 % of a "
+                "step, and all is sent later"
             ),
+            "drill": "trackers",
+        },
+        {
+            "what": "every tracker gets each step once, whatever fails",
             "tests": "tests/runs/tracker tests/test_send.py",
         },
         {
@@ -151,6 +155,10 @@ ROWS: dict[str, list[dict[str, str]]] = {
         },
         {
             "what": "answers that are bombs for a grader cost their deadline and no more",
+            "drill": "bombs",
+        },
+        {
+            "what": "a worker that hangs, dies or grows costs one grade, and is replaced",
             "tests": "tests/reward/test_math.py tests/reward/test_workers.py",
         },
         {

@@ -30,23 +30,24 @@ SMALL = (
     "optimizer.learning_rate=0.01",
     "tracker=none",
 )
+TRAIN = (sys.executable, "-m", "rl4p.train")
 CLOCK = ("time/", "rollout/tokens_per_second")
 
 
-def command(*words: str, program: Sequence[str] = (sys.executable, "-m", "rl4p.train")) -> list:
+def command(*words: str, program: Sequence[str] = TRAIN) -> list:
     return [*program, *words]
 
 
-def start(*words: str, **options: Any) -> subprocess.Popen:
+def start(*words: str, program: Sequence[str] = TRAIN, **options: Any) -> subprocess.Popen:
     """Starts a run whose output is kept in pipes."""
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True} | options
-    return subprocess.Popen(command(*words), **pipes)
+    return subprocess.Popen(command(*words, program=program), **pipes)
 
 
-def run(*words: str, **options: Any) -> subprocess.CompletedProcess:
-    """Runs the trainer to its end."""
+def run(*words: str, program: Sequence[str] = TRAIN, **options: Any) -> subprocess.CompletedProcess:
+    """Runs the trainer, or another program, to its end."""
     options = {"capture_output": True, "text": True, "check": False} | options
-    return subprocess.run(command(*words), **options)
+    return subprocess.run(command(*words, program=program), **options)
 
 
 def record(folder: Path) -> list[dict[str, Any]]:

@@ -33,7 +33,7 @@ from rl4p.configuration.sweep import FAILURE, MULTIRUN, Sweep
 from rl4p.configuration.sweep_start import new_sweep, resumed_sweep
 from rl4p.configuration.trust import CONF
 from rl4p.configuration.unreadable import several_values, unknown_flags
-from rl4p.errors import InputError, RunError, Stopped
+from rl4p.errors import InputError, RunError, Stopped, ended_by_interrupt
 
 log = logging.getLogger(__name__)
 
@@ -67,6 +67,7 @@ def main(
       argv: the arguments; None takes those of the process.
       conf: the folder of the YAML files.
     """
+    logging.raiseExceptions = False  # a full disk would print a traceback for each line of the log
     here = str(Path.cwd())
     if not {"", here} & set(sys.path):
         sys.path.append(here)  # for the user's own modules; a console script lacks this entry
@@ -116,13 +117,14 @@ def launch(
             shell_completion(name, conf, args.overrides)
         else:
             shows = args.cfg or args.info
-            lines, config, sweep = preflight(
-                composer,
-                args.overrides,
-                args.multirun,
-                targets=not shows,
-                resumable=after_sweep is not None,
-            )
+            with ended_by_interrupt():  # the check imports what the configuration names
+                lines, config, sweep = preflight(
+                    composer,
+                    args.overrides,
+                    args.multirun,
+                    targets=not shows,
+                    resumable=after_sweep is not None,
+                )
             if args.cfg:
                 hydra.show_cfg(CONFIG, lines, args.cfg, args.package, args.resolve)
             elif args.info:

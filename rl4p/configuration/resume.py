@@ -247,7 +247,7 @@ def saved_config(folder: Path, keys: Sequence[str], trusted: Sequence[str]) -> D
     """
     try:
         config = load_yaml(folder / ".hydra" / "config.yaml")
-    except (OSError, YAMLError):
+    except (OSError, ValueError, YAMLError):
         config = None
     if not isinstance(config, DictConfig) or not set(keys) <= set(config):
         file = ".hydra/config.yaml"

@@ -20,6 +20,7 @@ import yaml
 from hydra.core.hydra_config import HydraConfig
 
 from rl4p.configuration.folder import JOBS, RECORD, is_in_use
+from rl4p.configuration.yaml_file import read_yaml
 from rl4p.errors import InputError
 
 MULTIRUN = "multirun.yaml"
@@ -145,9 +146,9 @@ def state(folder: Path, steps: int | None = None) -> State:
     status = summary.get("status")
     if steps is None and status == "finished":  # it may have been killed while it was extended
         try:
-            saved = yaml.safe_load((folder / ".hydra" / "config.yaml").read_text())
+            saved = read_yaml(folder / ".hydra" / "config.yaml")
             steps = int(saved["steps"])
-        except (OSError, ValueError, TypeError, KeyError, yaml.YAMLError):
+        except (InputError, OSError, ValueError, TypeError, KeyError, yaml.YAMLError):
             steps = 0
     if status == "finished" and summary.get("step", 0) >= (steps or 0):
         return State.FINISHED
@@ -200,7 +201,7 @@ def ended_jobs(sweep: Sweep) -> list[SweepJob]:
     if sweep.jobs:
         return list(sweep.jobs)
     found = sorted(sweep.folder.glob("*/.hydra/overrides.yaml"), key=lambda path: natural(path))
-    return named([(path.parents[1].name, yaml.safe_load(path.read_text())) for path in found])
+    return named([(path.parents[1].name, read_yaml(path)) for path in found])
 
 
 def natural(path: Path) -> tuple[int, str]:

@@ -7,6 +7,7 @@ from typing import Any
 
 import yaml
 from omegaconf import DictConfig, ListConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
 from rl4p.errors import InputError
 
@@ -17,8 +18,16 @@ LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 def load_yaml(path: Path) -> DictConfig | ListConfig:
-    """Returns the configuration in a file; see `read_yaml`."""
-    return OmegaConf.load(StringIO(text_of(path)))
+    """Returns the configuration in a file.
+
+    Raises:
+      ValueError: OmegaConf cannot represent it, for example because of a broken interpolation.
+      InputError, OSError, yaml.YAMLError: as in `read_yaml`.
+    """
+    try:
+        return OmegaConf.load(StringIO(text_of(path)))
+    except OmegaConfBaseException as error:
+        raise ValueError(str(error)) from error
 
 
 def read_yaml(path: Path) -> Any:
@@ -28,7 +37,22 @@ def read_yaml(path: Path) -> Any:
       InputError: the file is not a regular one, or its content is too large or too deep.
       OSError, ValueError, yaml.YAMLError: the file cannot be read.
     """
-    return yaml.safe_load(text_of(path))
+    return yaml.load(text_of(path), LOADER)
+
+
+def read_mapping(path: Path) -> dict[str, Any]:
+    """Returns the mapping in a file.
+
+    Raises:
+      InputError: the file cannot be read, or holds something else; the message names it.
+    """
+    try:
+        found = read_yaml(path)
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        raise InputError(f"{path} cannot be read: {' '.join(str(error).split())}.") from error
+    if not isinstance(found, dict):
+        raise InputError(f"{path} is not a mapping.")
+    return found
 
 
 def text_of(path: Path) -> str:

@@ -1,10 +1,16 @@
 """Asynchronous, atomic checkpoints of the complete training state, with Orbax."""
 
+import logging
+import os
+import re
 import shutil
+import sys
+import warnings
 from collections.abc import Iterator, Mapping
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
 import jax
@@ -17,6 +23,8 @@ from rl4p.errors import InputError, RunError
 from rl4p.loop.protocols import Stateful
 from rl4p.runs.intact import DIGESTS, chosen_step, set_aside, write_digests
 from rl4p.types import Params, StepInfo, TrainState
+
+log = logging.getLogger(__name__)
 
 ARRAY = "__array__"  # the only key of a JSON object that replaces an array
 
@@ -59,6 +67,7 @@ class Checkpoints:
         self.parts = parts
         self.folder = folder
         self.keep = keep
+        self.quiet = ExitStack()
         self.manager = self.opened()
 
     def opened(self) -> ocp.CheckpointManager:
@@ -99,9 +108,8 @@ class Checkpoints:
             saved = self.manager.save(step, args=ocp.args.Composite(**items))
         except (OSError, ValueError) as error:
             # An asynchronous save that fails raises in the next call.
-            raise RunError(
-                f"The checkpoint of step {step} or an earlier step could not be saved: {error}."
-            ) from error
+            which = f"The checkpoint of step {step} or an earlier step"
+            raise not_saved(which, error) from error
         if not saved:
             raise RunError(f"The checkpoint of step {step} was not saved.")
 
@@ -153,10 +161,22 @@ class Checkpoints:
         return from_saved(restored["state"], state)
 
     def __enter__(self) -> "Checkpoints":
+        self.quiet.enter_context(without_closed_loops())
         return self
 
-    def __exit__(self, *error: object) -> None:
-        self.close()
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        try:
+            with self.quiet:
+                self.close()
+        except RunError as failure:
+            if error is None:
+                raise
+            log.warning("%s", failure)  # the first error is raised
 
     def close(self) -> None:
         """Waits for the last save to finish.
@@ -168,7 +188,7 @@ class Checkpoints:
             self.manager.wait_until_finished()
             self.manager.close()
         except (OSError, ValueError) as error:
-            raise RunError(f"The last checkpoint could not be saved: {error}.") from error
+            raise not_saved("The last checkpoint", error) from error
 
 
 def restore_params(
@@ -227,6 +247,39 @@ def restored_params(folder: Path, like: Params, step: int, *, average: bool) -> 
             ),
         )
         return restored["state"][part]
+
+
+@contextmanager
+def without_closed_loops() -> Iterator[None]:
+    """Hides tracebacks of TensorStore's threads, which go on writing after a save has failed.
+
+    Orbax has closed the event loop then, to which they report.
+    """
+    before = sys.unraisablehook
+
+    def hook(found: Any) -> None:
+        if str(found.exc_value) != "Event loop is closed":
+            before(found)
+
+    sys.unraisablehook = hook
+    try:
+        yield
+    finally:
+        sys.unraisablehook = before
+
+
+def not_saved(which: str, error: OSError | ValueError) -> RunError:
+    """Returns the error for a checkpoint that could not be saved.
+
+    TensorStore says why at the end of a long text: ``... [os_error_code='28']``. Orbax drops what
+    it has not begun, of which Python would warn later.
+    """
+    warnings.filterwarnings("ignore", "coroutine .* was never awaited", RuntimeWarning)
+    code = re.search(r"os_error_code='(\d+)'", str(error))
+    reason = os.strerror(int(code[1])) if code else str(error)
+    if isinstance(error, OSError) and error.filename:
+        reason = f"{error.strerror} ({Path(error.filename).name})"
+    return RunError(f"{which} could not be saved: {reason}.")
 
 
 @contextmanager

@@ -1,10 +1,13 @@
 """The plots of a run: its learning curve, and the work of its collector."""
 
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+
+from rl4p.runs.record import replace_file
 
 
 def plot_learning_curve(rows: list[dict[str, Any]], path: Path) -> None:
@@ -31,8 +34,7 @@ def plot_learning_curve(rows: list[dict[str, Any]], path: Path) -> None:
     for spine in ("top",):
         axes.spines[spine].set_visible(False)
         reward_axes.spines[spine].set_visible(False)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=150)
+    save(figure, path)
 
 
 def plot_collector(rows: list[dict[str, Any]], path: Path) -> None:
@@ -77,8 +79,19 @@ def plot_collector(rows: list[dict[str, Any]], path: Path) -> None:
         panel.grid(alpha=0.25)
         panel.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False)
     axes[-1].set_xlabel("step")
+    save(figure, path)
+
+
+def save(figure: Figure, path: Path) -> None:
+    """Writes a figure as a PNG file, atomically.
+
+    Raises:
+      OSError, RunError: the file cannot be written.
+    """
+    content = BytesIO()
+    figure.savefig(content, dpi=150)
     path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=150)
+    replace_file(path, content.getvalue())
 
 
 REJECTED = "collector/rejected_share"

@@ -13,10 +13,12 @@ incomplete line. Floats round-trip exactly. JSON has no non-finite numbers: they
 "NaN", "Infinity" and "-Infinity", and metrics read back as floats.
 """
 
+import errno
 import json
 import math
 import os
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -25,6 +27,9 @@ from typing import Any
 import yaml
 
 from rl4p.errors import InputError, RunError
+
+RESERVE = ".reserve"  # a file in the place of the summary, while the run goes on
+ROOM = 2**15  # bytes; more than a summary has
 
 
 @dataclass(frozen=True)
@@ -122,16 +127,17 @@ class Record:
             if path.exists():
                 os.truncate(path, end)  # one system call, so it is atomic even if the run is killed
 
+    def reserve(self) -> None:
+        """Keeps room on the disk for the summary, so that a run that fills the disk has one too."""
+        replace_file(self.folder / RESERVE, b"0" * ROOM)
+
     def write_summary(self, summary: Mapping[str, Any]) -> None:
+        remove(self.folder / RESERVE)
         replace_file(self.folder / "summary.json", _document(summary))
 
     def remove_summary(self) -> None:
         """Removes the summary of an earlier start, which a killed run would otherwise keep."""
-        path = self.folder / "summary.json"
-        try:
-            path.unlink(missing_ok=True)
-        except OSError as error:
-            raise RunError(f"Cannot remove {path}: {error.strerror}.") from error
+        remove(self.folder / "summary.json")
 
     def summary(self) -> dict[str, Any] | None:
         """Returns the summary; None if the run has not ended, or was killed."""
@@ -146,7 +152,17 @@ def replace_file(path: Path, content: str | bytes) -> None:
         new.write_bytes(content.encode() if isinstance(content, str) else content)
         new.replace(path)
     except OSError as error:
+        with suppress(OSError):
+            new.unlink(missing_ok=True)  # its room may be needed
         raise RunError(f"Cannot write {path}: {error.strerror}.") from error
+
+
+def remove(path: Path) -> None:
+    """Removes a file if it exists."""
+    try:
+        path.unlink(missing_ok=True)
+    except OSError as error:
+        raise RunError(f"Cannot remove {path}: {error.strerror}.") from error
 
 
 def spans(numbers: Iterable[int]) -> str:
@@ -161,10 +177,13 @@ def spans(numbers: Iterable[int]) -> str:
 
 
 def _append(path: Path, rows: list[dict[str, Any]]) -> None:
-    lines = "".join(json.dumps(_finite(row), sort_keys=True) + "\n" for row in rows)
+    lines = "".join(json.dumps(_finite(row), sort_keys=True) + "\n" for row in rows).encode()
     try:
         with path.open("ab", buffering=0) as file:  # one write, so no buffer holds part of a line
-            file.write(lines.encode())
+            written = file.write(lines)
+        if written < len(lines):  # the rest had no room
+            os.truncate(path, path.stat().st_size - written)
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     except OSError as error:
         raise RunError(f"Cannot write {path}: {error.strerror}.") from error
 

@@ -2,6 +2,7 @@
 
 import hashlib
 import importlib.metadata
+import logging
 import statistics
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,7 +24,7 @@ from rl4p.configuration.folder import only_run_in
 from rl4p.configuration.quoting import command, override
 from rl4p.configuration.trust import names_in, unsandboxed
 from rl4p.distributed.processes import agreed, anywhere, blaming, first, to_host
-from rl4p.errors import InputError, Stopped
+from rl4p.errors import InputError, RunError, Stopped
 from rl4p.experiment.build import Experiment, build
 from rl4p.loop.compilation import Compilation, compilation, keep_programs
 from rl4p.loop.loop import run_hooks, train
@@ -43,6 +44,8 @@ from rl4p.runs.tracker import TrackedRun
 from rl4p.runs.tracker.none import NoTracker
 from rl4p.runs.tracker.several import SeveralRuns
 from rl4p.types import Params, StepInfo, TrainState
+
+log = logging.getLogger(__name__)
 
 PHASES = ("rollout", "reward", "scoring", "advantage", "update", "evaluation")
 WAITS = "trainer_waits"  # for samples, if rollout and reward run in the background
@@ -94,14 +97,15 @@ def run(config: DictConfig) -> dict[str, Any]:
                 seconds = time.perf_counter() - started
                 summary = outcome.summary(status, seconds, compilation().since(compiled))
                 summary["warnings"] = diagnosis.end()
-                if outcome.begun or config.resume is None:
-                    record.write_summary(summary)
-                else:  # the run could not be resumed; its summary stays unchanged
-                    status = (record.summary() or {}).get("status", "stopped")
-                if first() and outcome.has_curve():
-                    plot_learning_curve(record.metrics(), folder / "plots" / "learning_curve.png")
-                if first() and outcome.has_collector():
-                    plot_collector(record.metrics(), folder / "plots" / "collector.png")
+                with at_the_end(status):
+                    if outcome.begun or config.resume is None:
+                        record.write_summary(summary)
+                    else:  # the run could not be resumed; its summary stays unchanged
+                        status = (record.summary() or {}).get("status", "stopped")
+                    if first() and outcome.has_curve():
+                        plot_learning_curve(record.metrics(), folder / "plots/learning_curve.png")
+                    if first() and outcome.has_collector():
+                        plot_collector(record.metrics(), folder / "plots/collector.png")
             finally:
                 tracked.finish(status)
         if first():
@@ -130,6 +134,22 @@ def refuse_what_only_a_plan_reads(config: DictConfig) -> None:
         raise InputError(f"{' '.join(changed)} is only for python -m rl4p.plan: leave it out.")
     if plan.memory_gib is not None and not plan.check:
         raise InputError(f"plan.memory_gib={plan.memory_gib} needs plan.check=true.")
+
+
+@contextmanager
+def at_the_end(status: str) -> Iterator[None]:
+    """Makes the errors of writing the results warnings if the run has failed before.
+
+    Raises:
+      RunError: the results of a run that has not failed cannot be written.
+    """
+    try:
+        yield
+    except (RunError, OSError) as error:
+        sentence = error if isinstance(error, RunError) else f"Cannot write the results: {error}."
+        if status != "failed":
+            raise RunError(str(sentence)) from error
+        log.warning("%s", sentence)
 
 
 @contextmanager
@@ -268,6 +288,7 @@ class Outcome:
     begun: bool = False
 
     def begin(self, state: TrainState, *, resumed: bool) -> None:
+        self.record.reserve()
         self.record.remove_summary()  # while the run goes on, it has not finished
         self.state, self.step, self.begun = state, int(state.step), True
         self.resumed_from = self.step if resumed else None

@@ -8,6 +8,7 @@ from typing import Any
 
 import yaml
 
+from rl4p.configuration.yaml_file import read_yaml
 from rl4p.errors import InputError, RunError
 
 BEST = "optimization_results.yaml"  # which the Optuna sweeper writes
@@ -46,8 +47,8 @@ def compare_runs(folder: Path, runs: Sequence[Path]) -> None:
 def best_values(folder: Path) -> str | None:
     """Returns a line with the best values that a search found; None if it is no search."""
     try:
-        found = yaml.safe_load((folder / BEST).read_text())
+        found = read_yaml(folder / BEST)
         values = " ".join(f"{key}={value}" for key, value in found["best_params"].items())
         return f"best: {values} (pass@1 {found['best_value']:.3f})"
-    except (OSError, KeyError, TypeError, ValueError):
+    except (InputError, OSError, KeyError, TypeError, ValueError, yaml.YAMLError):
         return None

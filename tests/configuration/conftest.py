@@ -117,6 +117,7 @@ def toy(
     monkeypatch.syspath_prepend(str(toy_folder))
     monkeypatch.chdir(tmp_path)
     conf = toy_folder / "conf"
+    monkeypatch.setattr(logging, "raiseExceptions", True)  # an entry point sets it
     root, jobs = logging.getLogger(), []
 
     def refusal(*overrides: str) -> str:
@@ -146,6 +147,11 @@ def toy(
     for logger in root.manager.loggerDict.values():  # hydra/job_logging=disabled disables them
         if isinstance(logger, logging.Logger):
             logger.disabled = False
+    for name in ("absl", "asyncio"):  # which have only the handler of the file
+        logger = logging.getLogger(name)
+        for handler in logger.handlers[:]:
+            logger.removeHandler(handler)
+        logger.propagate = True
 
 
 @pytest.fixture

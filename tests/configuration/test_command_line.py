@@ -1,3 +1,4 @@
+import errno
 import logging
 import os
 import subprocess
@@ -123,6 +124,36 @@ def test_a_run_has_its_folder_and_its_log(toy):
     run = toy.folder / "outputs/runs/one"
     assert "as quiet" in (run / "toy.log").read_text()
     assert yaml.safe_load((run / ".hydra/overrides.yaml").read_text()) == ["seed=3"]
+
+
+@pytest.mark.parametrize("name", ["absl", "asyncio"])
+def test_tracebacks_of_orbax_are_in_the_log_only(toy, name, capfd):
+    def job(config):
+        logging.getLogger(name).error("It failed.", exc_info=ValueError("the disk is full"))
+        logging.getLogger("other").warning("Look here.")
+
+    assert toy.run(job=job) == 0
+    log = (toy.folder / "outputs/runs/one/toy.log").read_text()
+    assert log.count("It failed.\nValueError: the disk is full") == 1
+    shown = capfd.readouterr().err
+    assert "Look here." in shown
+    assert "It failed" not in shown
+
+
+def test_a_log_that_cannot_be_written_hides_no_message(toy, capfd):
+    class Full:
+        def write(self, text):
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    handler = logging.StreamHandler(Full())
+
+    def job(config):
+        logging.getLogger().addHandler(handler)
+        logging.getLogger("x").info("a line")
+        raise RunError("Cannot write metrics.jsonl.")
+
+    assert toy.run(job=job) == 1
+    assert capfd.readouterr().err == "Cannot write metrics.jsonl.\n"
 
 
 @pytest.mark.parametrize("option", ["disabled", "none"])

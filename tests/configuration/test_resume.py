@@ -11,7 +11,13 @@ from rl4p import configuration
 from rl4p.configuration.composition import Composer
 from rl4p.configuration.folder import only_run_in
 from rl4p.configuration.quoting import command, override
-from rl4p.configuration.resume import MAY_CHANGE, config_of_run, followed_by, saved_config
+from rl4p.configuration.resume import (
+    MAY_CHANGE,
+    as_started,
+    config_of_run,
+    followed_by,
+    saved_config,
+)
 from rl4p.errors import InputError
 
 
@@ -287,7 +293,9 @@ def test_a_saved_configuration_is_that_of_the_run_and_trusts_what_the_caller_say
 
 
 @pytest.mark.parametrize(
-    "text", [None, "", "[1]", "a: [1", "seed: 1", "model: {}"], ids=lambda text: repr(text)
+    "text",
+    [None, "", "[1]", "a: [1", "seed: 1", "model: {}", "{model: {}, seed: '${a'}"],
+    ids=lambda text: repr(text),
 )
 def test_a_folder_without_a_whole_configuration_is_no_run(tmp_path, text):
     if text is not None:
@@ -365,6 +373,15 @@ def test_a_job_that_reads_a_run_says_what_is_wrong(read, started):
     (started / ".hydra" / "config.yaml").write_text("seed: 1")
     with pytest.raises(InputError, match="folder is absent or broken"):
         read(started)
+
+
+def test_a_broken_interpolation_is_a_sentence(started):
+    config = started / ".hydra" / "config.yaml"
+    config.write_text(config.read_text() + "\nmore: '${a'\n")
+    with pytest.raises(InputError) as refused:
+        as_started("run", str(started))
+    assert str(refused.value).startswith(f"run={started}: its .hydra folder cannot be read: ")
+    assert "\n" not in str(refused.value)
 
 
 def test_an_option_of_a_group_replaces_only_what_has_its_place(toy):

@@ -4,6 +4,7 @@ import threading
 
 import pytest
 
+from experiments.drills.bombs import BOMBS
 from rl4p.configuration import compose, instantiate
 from rl4p.errors import InputError
 from rl4p.experiment.build import build
@@ -70,13 +71,6 @@ def test_options_are_checked_when_the_configuration_is_read():
         compose([*TERM, "+reward.terms.math.extract=bocks"])
     with pytest.raises(InputError, match=r"reward\.terms\.math\.response_seconds"):
         compose([*TERM, "+reward.terms.math.response_seconds=0"])
-
-
-BOMBS = [
-    *(r"\boxed{9**9**9}", r"\boxed{9^{9^9}}", r"\boxed{(10^9)!}", r"\boxed{(x+1)^{99999}}"),
-    *("<answer>" * 30_000, r"\boxed{" * 34_000, r"\boxed{" + "(" * 2000 + ")" * 2001 + "}"),
-    r"\boxed{" + r"\frac{1}{" * 400 + "2" + "}" * 401,
-]
 
 
 @pytest.mark.slow

@@ -2,7 +2,9 @@
 
 import json
 import shutil
+import sys
 from dataclasses import fields, replace
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -324,8 +326,58 @@ def test_a_save_that_fails_is_one_sentence(tmp_path, prompts, monkeypatch, error
         with pytest.raises(
             RunError, match=r"^The last checkpoint could not be saved: disk full\.$"
         ):
-            checkpoints.__exit__()
+            checkpoints.__exit__(None, None, None)
     checkpoints.close()
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (ValueError("Error writing \"w\": Failed [os_error_code='28']"), "No space left on device"),
+        (
+            PermissionError(13, "Permission denied", "/run/checkpoints/4"),
+            r"Permission denied \(4\)",
+        ),
+    ],
+)
+def test_the_reason_of_a_failed_save_is_that_of_the_system(tmp_path, monkeypatch, error, reason):
+    def fails():
+        raise error
+
+    checkpoints = Orbax().open(tmp_path, {})
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoints.manager, "wait_until_finished", fails)
+        with pytest.raises(
+            RunError, match=rf"^The last checkpoint could not be saved: {reason}\.$"
+        ):
+            checkpoints.close()
+    checkpoints.close()
+
+
+def test_the_first_error_of_a_run_is_raised(tmp_path, monkeypatch, caplog):
+    def fails():
+        raise OSError("disk full")
+
+    checkpoints = Orbax().open(tmp_path, {})
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoints.manager, "wait_until_finished", fails)
+        with pytest.raises(ZeroDivisionError), checkpoints:
+            raise ZeroDivisionError
+    assert caplog.messages == ["The last checkpoint could not be saved: disk full."]
+    checkpoints.close()
+
+
+def test_only_the_threads_of_a_failed_save_are_not_heard(tmp_path, monkeypatch):
+    heard = []
+    monkeypatch.setattr(sys, "unraisablehook", heard.append)
+    closed = SimpleNamespace(exc_value=RuntimeError("Event loop is closed"))
+    other = SimpleNamespace(exc_value=RuntimeError("a bug"))
+    with Orbax().open(tmp_path, {}):
+        sys.unraisablehook(closed)
+        sys.unraisablehook(other)
+    assert heard == [other]
+    sys.unraisablehook(closed)
+    assert heard == [other, closed]
 
 
 def test_the_last_save_is_waited_for_where_the_run_ends(tmp_path, prompts, monkeypatch):

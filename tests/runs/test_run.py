@@ -8,14 +8,15 @@ import numpy as np
 import pytest
 
 from rl4p.configuration import compose
-from rl4p.errors import InputError
+from rl4p.errors import InputError, RunError
 from rl4p.experiment.build import build
 from rl4p.loop.loop import train
 from rl4p.runs.checkpoint import Orbax
-from rl4p.runs.record import Record
+from rl4p.runs.record import RESERVE, Record
 from rl4p.runs.run import (
     Outcome,
     RecordMetrics,
+    at_the_end,
     died_young,
     first_state,
     idle_steps,
@@ -181,6 +182,27 @@ def test_a_resumed_run_has_no_summary_until_it_ends(trained, tmp_path):
     outcome = Outcome(record=record, state=experiment.state)
     outcome.begin(infos[-1].state, resumed=True)
     assert record.summary() is None
+
+
+@pytest.mark.parametrize("error", [RunError("No room."), OSError(28, "No room")])
+def test_results_that_cannot_be_written_hide_no_earlier_error(error, caplog):
+    with at_the_end("failed"):
+        raise error
+    (warning,) = caplog.messages
+    assert "No room" in warning
+    with pytest.raises(RunError, match="No room"), at_the_end("finished"):
+        raise error
+    assert len(caplog.messages) == 1
+
+
+def test_the_summary_has_room_while_a_run_goes_on(trained, tmp_path):
+    experiment, infos = trained
+    record = Record(tmp_path)
+    outcome = Outcome(record=record, state=experiment.state)
+    outcome.begin(infos[-1].state, resumed=False)
+    assert (tmp_path / RESERVE).stat().st_size > 0
+    record.write_summary({"status": "finished"})
+    assert [path.name for path in tmp_path.iterdir()] == ["summary.json"]
 
 
 def test_steps_that_did_nothing_are_counted(tmp_path):

@@ -7,9 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-import yaml
-
 from rl4p.configuration.bounds import Natural, Positive
+from rl4p.configuration.yaml_file import read_mapping
 from rl4p.errors import InputError
 from rl4p.runs.record import Record
 from rl4p.runs.sample import number, status_of
@@ -157,8 +156,8 @@ def configured_term(path: Path) -> str:
     config = path / "config.yaml"
     if not config.is_file():
         return DEFAULT_TERM
-    content = yaml.safe_load(config.read_text())
-    return content.get("evaluation", {}).get("term", DEFAULT_TERM)
+    evaluation = read_mapping(config).get("evaluation")
+    return evaluation.get("term", DEFAULT_TERM) if isinstance(evaluation, dict) else DEFAULT_TERM
 
 
 def sample(row: Mapping[str, Any], term: str) -> Sample:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
+from rl4p.configuration.yaml_file import read_mapping
 from rl4p.errors import InputError, RunError
 from rl4p.runs.comparison.measures import PASS_AT_1, RECORDED
 from rl4p.runs.comparison.runs import (
@@ -150,7 +151,7 @@ def _files(
         pass
     config, environment = folder / "config.yaml", folder / "environment.json"
     return (
-        yaml.safe_load(config.read_text()) if config.exists() else _numbers(run.data.params),
+        read_mapping(config) if config.exists() else _numbers(run.data.params),
         json.loads(environment.read_text()) if environment.exists() else {},
         Record(folder).samples(),
     )

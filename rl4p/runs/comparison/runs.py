@@ -10,15 +10,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import yaml
-
+from rl4p.configuration.yaml_file import read_mapping
 from rl4p.errors import InputError
 from rl4p.runs.record import Record
 
 MARKS = (".hydra", "config.yaml", "metrics.jsonl")  # one of these makes a folder that of a run
 DEEPEST = 4  # folders between a given folder and its runs
 # What readers raise for files that no run wrote.
-WRONG_FILE = (InputError, OSError, ValueError, TypeError, AttributeError, yaml.YAMLError)
+WRONG_FILE = (InputError, OSError, ValueError, TypeError, AttributeError)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -164,12 +163,7 @@ def _by_number(folder: Path) -> list[tuple[int, str]]:
 
 
 def _yaml(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        return {}
-    content = yaml.load(path.read_text(), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
-    if not isinstance(content, dict):
-        raise ValueError(f"{path.name} is not a mapping")
-    return content
+    return read_mapping(path) if path.is_file() else {}
 
 
 def _json(path: Path) -> dict[str, Any]:

@@ -7,6 +7,8 @@ from typing import Any
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
+from rl4p.runs.plots import save
+
 # Okabe and Ito's colours, which people with colour vision deficiency can tell apart.
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 MARKERS = ("o", "s", "^", "D", "v", "P")
@@ -27,8 +29,7 @@ def plot_evaluation(tasks: Mapping[str, Mapping[str, Any]], path: Path) -> None:
         each.grid(alpha=0.25)
         each.set_axisbelow(True)
         each.spines[["top", "right"]].set_visible(False)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=150)
+    save(figure, path)
 
 
 def plot_bars(axes: Any, tasks: Mapping[str, Mapping[str, Any]]) -> None:

@@ -2,6 +2,7 @@
 
 import logging
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,6 +13,7 @@ log = logging.getLogger(__name__)
 # A batch of metrics costs a mirror some milliseconds whatever its size, so fast steps share one.
 SECONDS_BETWEEN_BATCHES = 10.0
 SECONDS_BETWEEN_ATTEMPTS = 30.0
+SECONDS_FOR_A_SILENT_STORE = 1.0  # at the end; it has had its time before
 LATE = "it was too slow or did not answer"
 
 
@@ -38,7 +40,8 @@ class BackgroundMirror:
           folder: the folder of the run.
           connect: returns a mirror. Called in the thread, again after every error.
           name: the tracker and its place, for warnings.
-          close_timeout_seconds: how long `finish` waits for the data.
+          close_timeout_seconds: how long `finish` waits for the data; a second if the store has
+            already been silent for as long.
           upload_timeout_seconds: how long `finish` then waits for the requested uploads; 0 if there
             are none.
           repeat: the end of the warning about missing data, which says how to send it.
@@ -50,6 +53,8 @@ class BackgroundMirror:
         self._files: dict[str, None] = {}  # to send; a dict keeps the order and has atomic calls
         self._grown = False  # until the first step, a resumed run may still truncate its record
         self._status = "failed"
+        self._asked: float | None = None  # the time at which the store was asked
+        self._silence = 0.0  # the seconds of the last attempt, if it failed
         self._failure: str | None = LATE
         self._news, self._closing = threading.Event(), threading.Event()
         self._sent, self._ended = threading.Event(), threading.Event()
@@ -69,6 +74,8 @@ class BackgroundMirror:
         self._closing.set()
         self._news.set()
         close_timeout, upload_timeout = self._timeouts
+        if max(self._silence, seconds_since(self._asked)) >= close_timeout:
+            close_timeout = min(close_timeout, SECONDS_FOR_A_SILENT_STORE)
         if self._sent.wait(close_timeout):
             self._ended.wait(upload_timeout)
         if self._failure:
@@ -84,6 +91,7 @@ class BackgroundMirror:
             self._news.clear()
             last = self._closing.is_set()
             pause = SECONDS_BETWEEN_BATCHES
+            self._asked = time.monotonic()
             try:
                 mirror = mirror or self._connect()
                 if self._grown:
@@ -91,12 +99,12 @@ class BackgroundMirror:
                 for name in list(self._files):
                     mirror.send_files(name)
                     del self._files[name]
-                self._failure = LATE
+                self._failure, self._silence = LATE, 0.0
                 if last:
                     mirror.close(self._status)
                     self._upload(mirror)
             except Exception as error:  # noqa: BLE001 - the run continues after any error
-                self._failure = reason(error)
+                self._failure, self._silence = reason(error), seconds_since(self._asked)
                 if mirror is not None:
                     mirror.abandon()
                 mirror, pause = None, SECONDS_BETWEEN_ATTEMPTS
@@ -108,6 +116,7 @@ class BackgroundMirror:
                         self._failure,
                     )
                 warned = True
+            self._asked = None
             self._closing.wait(pause)
         self._sent.set()
         self._ended.set()
@@ -120,6 +129,11 @@ class BackgroundMirror:
         if requested:
             mirror.upload(self._status)
             self._failure = None
+
+
+def seconds_since(time_then: float | None) -> float:
+    """Returns the seconds since a time, 0 if there is none."""
+    return 0.0 if time_then is None else time.monotonic() - time_then
 
 
 def reason(error: BaseException) -> str:

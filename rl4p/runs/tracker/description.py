@@ -14,11 +14,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import yaml
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 
 from rl4p.configuration.moved import moved
+from rl4p.configuration.yaml_file import read_mapping, read_yaml
 
 # Keys that do not change the result of a run. They are neither in its name nor in its parameters.
 HOUSEKEEPING = ("hydra", "tracker", "checkpoint", "samples", "debug", "plan", "resume")
@@ -63,7 +63,7 @@ class Description:
 
     @cached_property
     def config(self) -> dict[str, Any]:
-        return yaml.safe_load((self.folder / "config.yaml").read_text())
+        return read_mapping(self.folder / "config.yaml")
 
     @cached_property
     def environment(self) -> dict[str, Any]:
@@ -72,7 +72,7 @@ class Description:
     @cached_property
     def overrides(self) -> list[str]:
         path = self.folder / ".hydra" / "overrides.yaml"
-        return (yaml.safe_load(path.read_text()) or []) if path.exists() else []
+        return (read_yaml(path) or []) if path.exists() else []
 
     @property
     def command(self) -> str:
@@ -164,7 +164,7 @@ class Description:
     @cached_property
     def _hydra(self) -> dict[str, Any]:
         path = self.folder / ".hydra" / "hydra.yaml"
-        return yaml.safe_load(path.read_text())["hydra"] if path.exists() else {}
+        return read_mapping(path)["hydra"] if path.exists() else {}
 
     @property
     def _working_directory(self) -> Path:
@@ -189,7 +189,7 @@ class Description:
         """The keys that differ between the jobs of the sweep."""
         if self._sweep_file is None:
             return []
-        hydra = (yaml.safe_load(self._sweep_file.read_text()) or {}).get("hydra") or {}
+        hydra = read_mapping(self._sweep_file).get("hydra") or {}
         task = (hydra.get("overrides") or {}).get("task") or []
         return list(swept(task, (hydra.get("sweeper") or {}).get("params") or {}))
 

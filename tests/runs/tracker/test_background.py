@@ -1,9 +1,11 @@
 """Tests the thread with a mirror in memory; test_mlflow.py tests it with a real store."""
 
 import threading
+import time
 
 import pytest
 
+from rl4p.runs.tracker import background
 from rl4p.runs.tracker.background import BackgroundMirror, reason
 
 
@@ -75,6 +77,54 @@ def test_an_error_at_the_end_is_reported(record, caplog, broken):
     assert mirror.calls[-1] == "abandon"
     (warning,) = caplog.records
     assert "lacks a part of this run (OSError: no space left); try again" in warning.getMessage()
+
+
+def no_answer():
+    time.sleep(0.2)
+    raise TimeoutError("no answer")
+
+
+def refusal():
+    raise ConnectionRefusedError("nobody listens")
+
+
+@pytest.mark.parametrize(
+    ("connect", "patience", "waits"),
+    [(no_answer, 0.1, 0.01), (no_answer, 60.0, 60.0), (refusal, 60.0, 60.0)],
+)
+def test_a_store_that_was_silent_for_its_time_gets_little_more(
+    record, connect, patience, waits, monkeypatch
+):
+    monkeypatch.setattr(background, "SECONDS_FOR_A_SILENT_STORE", 0.01)
+    failed, waited = threading.Event(), []
+    monkeypatch.setattr(background.log, "warning", lambda *_: failed.set())
+    tracked = BackgroundMirror(
+        record.folder, connect, name="Memory", close_timeout_seconds=patience
+    )
+    assert failed.wait(60)
+    wait = tracked._sent.wait
+    monkeypatch.setattr(tracked._sent, "wait", lambda timeout: waited.append(timeout) or wait(10))
+    assert not tracked.finish("finished")
+    assert waited == [waits]
+
+
+def test_a_store_that_still_owes_its_first_answer_gets_little_more(record, monkeypatch):
+    monkeypatch.setattr(background, "SECONDS_FOR_A_SILENT_STORE", 0.01)
+    answer = threading.Event()
+
+    def connect():
+        answer.wait()
+        return Memory()
+
+    tracked = BackgroundMirror(record.folder, connect, name="Memory", close_timeout_seconds=0.1)
+    while background.seconds_since(tracked._asked) < 0.1:
+        time.sleep(0.01)
+    waited = []
+    monkeypatch.setattr(tracked._sent, "wait", waited.append)
+    assert not tracked.finish("finished")
+    answer.set()
+    assert tracked._ended.wait(60)
+    assert waited == [0.01]
 
 
 def test_the_reason_is_the_first_error():
