@@ -89,6 +89,10 @@ ROWS: dict[str, list[dict[str, str]]] = {
             "drill": "fuzzed_files",
         },
         {
+            "what": "a resumed run refuses a record, questions or a configuration that were edited",
+            "drill": "edits",
+        },
+        {
             "what": (
                 "a checkpoint that is cut, empty or of another model is refused by name; no"
                 " silent cast"
@@ -143,15 +147,18 @@ ROWS: dict[str, list[dict[str, str]]] = {
     "attacks": [
         {
             "what": (
-                "a configuration or a run folder of somebody else runs no code and is "
-                "refused in a sentence"
+                "a configuration, a run folder or a checkout of somebody else runs no code, and is "
+                "refused in a sentence; a module beside it would leave a mark"
             ),
-            "tests": (
-                "tests/configuration/test_trust.py tests/configuration/test_loader.py "
-                "tests/configuration/test_hydra_node.py "
-                "tests/configuration/test_yaml_file.py tests/configuration/test_targets.py "
-                "tests/runs/test_commit.py"
-            ),
+            "tests": "tests/configuration tests/runs/test_commit.py -m hostile",
+        },
+        {
+            "what": "only parts of rl4p and what the command line trusts are targets",
+            "tests": "tests/configuration/test_trust.py tests/configuration/test_targets.py",
+        },
+        {
+            "what": "folders of models that are broken or hostile are refused by file and key",
+            "tests": "tests/model/test_tokenizer.py tests/model/test_trained_tokens.py",
         },
         {
             "what": "answers that are bombs for a grader cost their deadline and no more",

@@ -104,7 +104,11 @@ def refuse_changes(given: str, saved: DictConfig, config: DictConfig) -> None:
     for key in MAY_CHANGE:  # before resolving: values interpolated from `steps` change with it
         new = OmegaConf.select(config, key)
         OmegaConf.update(saved, key, new, merge=False, force_add=True)
-    if changes := differences(resolved(saved), resolved(config)):
+    try:
+        before = resolved(saved)
+    except InputError as error:
+        raise InputError(f"resume={given}: its .hydra/config.yaml is broken: {error}") from error
+    if changes := differences(before, resolved(config)):
         raise InputError(
             f"resume={given} cannot change the configuration: {changes} "
             f"(only {', '.join(MAY_CHANGE[:-2])} may change)."

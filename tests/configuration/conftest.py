@@ -154,6 +154,12 @@ def toy(
         logger.propagate = True
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if "attack" in getattr(item, "fixturenames", ()):
+            item.add_marker("hostile")
+
+
 @pytest.fixture
 def canary(toy, monkeypatch) -> Path:
     """The file that hostile code writes, from a module that the working directory offers."""
