@@ -12,7 +12,7 @@ import threading
 import time
 
 from experiments.drills.outcome import tell
-from experiments.drills.small_run import SMALL
+from experiments.drills.small_run import SLOWLY, SMALL
 from rl4p.configuration import compose
 from rl4p.experiment.build import build
 from rl4p.loop.loop import train
@@ -49,7 +49,7 @@ def graded(found: list[dict[str, float]]) -> None:
 
 
 def main() -> int:
-    experiment = build(compose([*SMALL, "steps=1000000", "evaluation.every=0"]))
+    experiment = build(compose([*SMALL, SLOWLY, "steps=1000000", "evaluation.every=0"]))
     steps = train(experiment.loop, experiment.state)
     next(steps)  # compiles
     found: list[dict[str, float]] = []

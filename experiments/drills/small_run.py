@@ -30,6 +30,7 @@ SMALL = (
     "optimizer.learning_rate=0.01",
     "tracker=none",
 )
+SLOWLY = "optimizer.learning_rate=1e-5"  # after SMALL, so that rewards differ for long
 TRAIN = (sys.executable, "-m", "rl4p.train")
 CLOCK = ("time/", "rollout/tokens_per_second")
 

@@ -23,12 +23,11 @@ from pathlib import Path
 from typing import Any
 
 from experiments.drills.outcome import tell
-from experiments.drills.small_run import SMALL, record, run
+from experiments.drills.small_run import SLOWLY, SMALL, record, run
 from rl4p.runs.tracker import mlflow
 from rl4p.runs.tracker.background import BackgroundMirror
 
 STEPS = ("steps=400", "evaluation.every=100", "samples.every=100", "checkpoint.every=0")
-SLOWLY = "optimizer.learning_rate=1e-5"  # so that rewards go on to differ
 STORES = ("refuses", "is silent", "answers 500", "is a database")
 MOST_OF_A_STEP = 0.01
 MOST_AT_THE_END = 12.0  # seconds; `tracker.close_timeout_seconds` is 10

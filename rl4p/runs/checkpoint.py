@@ -79,6 +79,8 @@ class Checkpoints:
                 create=True,
                 temporary_path_class=WithDigests,
                 lightweight_initialize=True,  # reads no files of steps, which may be damaged
+                # Otherwise, if a folder cannot be made, threads wait for it for five minutes.
+                async_options=ocp.AsyncOptions(create_directories_asynchronously=False),
             ),
             item_handlers={
                 "state": ocp.StandardCheckpointHandler(),

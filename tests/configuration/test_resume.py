@@ -384,6 +384,14 @@ def test_a_broken_interpolation_is_a_sentence(started):
     assert "\n" not in str(refused.value)
 
 
+def test_a_configuration_that_was_cut_in_half_is_named(toy, started, capsys):
+    config = started / ".hydra" / "config.yaml"
+    config.write_text(config.read_text() + "\nmore: ${nowhere}\n")
+    assert toy.run(f"resume={started}") == 2
+    (sentence,) = capsys.readouterr().err.splitlines()
+    assert sentence.startswith(f"resume={started}: its .hydra/config.yaml is broken: more cannot")
+
+
 def test_an_option_of_a_group_replaces_only_what_has_its_place(toy):
     """A teacher is another model than the policy, although both are options of the group."""
     composer = Composer(toy.conf)

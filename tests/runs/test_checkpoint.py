@@ -3,6 +3,7 @@
 import json
 import shutil
 import sys
+import threading
 from dataclasses import fields, replace
 from types import SimpleNamespace
 
@@ -352,6 +353,16 @@ def test_the_reason_of_a_failed_save_is_that_of_the_system(tmp_path, monkeypatch
         ):
             checkpoints.close()
     checkpoints.close()
+
+
+def test_a_folder_that_cannot_be_made_leaves_no_thread_that_waits(tmp_path, params, make_state):
+    checkpoints = Orbax().open(tmp_path, {})
+    shutil.rmtree(tmp_path / "checkpoints")
+    (tmp_path / "checkpoints").write_text("")
+    with pytest.raises(RunError, match="could not be saved: Not a directory"):
+        checkpoints.save(make_state(params, AdamW(), step=1))
+    kinds = {type(each).__name__ for each in threading.enumerate()}
+    assert not {kind for kind in kinds if "Signal" in kind}  # they wait for the folder of an item
 
 
 def test_the_first_error_of_a_run_is_raised(tmp_path, monkeypatch, caplog):
