@@ -42,6 +42,15 @@ def test_no_kind_of_error_is_caught_with_another():
         assert kind.__bases__ == (Exception,)
 
 
+@pytest.fixture
+def heard():
+    """Lets Ctrl-C through: a shell starts background processes that ignore it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("heard")
 @pytest.mark.parametrize("package", ["hydra", "jax", "orbax"])
 def test_an_interrupt_during_imports_is_not_lost(tmp_path, package):
     (tmp_path / "sitecustomize.py").write_text(CUSTOMIZED.format(package=package))
@@ -55,21 +64,21 @@ def test_an_interrupt_during_imports_is_not_lost(tmp_path, package):
     assert not (tmp_path / "run" / "config.yaml").exists()
 
 
+@pytest.mark.usefixtures("heard")
 def test_afterwards_an_interrupt_is_an_exception_again():
     with ended_by_interrupt():
         assert signal.getsignal(signal.SIGINT) is not signal.default_int_handler
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
+@pytest.mark.usefixtures("heard")
 def test_the_handler_of_somebody_else_stays():
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
-        with ended_by_interrupt():
-            assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
-    finally:
-        signal.signal(signal.SIGINT, before)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    with ended_by_interrupt():
+        assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
 
 
+@pytest.mark.usefixtures("heard")
 def test_a_thread_may_import_too():
     found = []
 
