@@ -57,7 +57,7 @@ def test_an_interrupt_during_imports_is_not_lost(tmp_path, package):
     done = subprocess.run(
         [sys.executable, "-m", "rl4p.train", "steps=1", "hydra.run.dir=run"],
         cwd=tmp_path,
-        env=os.environ | {"PYTHONPATH": str(tmp_path)},
+        env=os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path), os.environ["PYTHONPATH"]])},
         capture_output=True,
     )
     assert (done.returncode, done.stderr) == (1, MESSAGE)
