@@ -51,7 +51,7 @@ def heard():
 
 
 @pytest.mark.usefixtures("heard")
-@pytest.mark.parametrize("package", ["hydra", "jax", "orbax"])
+@pytest.mark.parametrize("package", ["hydra", "jax", "rl4p.runs.run"])
 def test_an_interrupt_during_imports_is_not_lost(tmp_path, package):
     (tmp_path / "sitecustomize.py").write_text(CUSTOMIZED.format(package=package))
     done = subprocess.run(
