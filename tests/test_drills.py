@@ -6,6 +6,7 @@ from subprocess import CompletedProcess
 
 from experiments.drills.__main__ import HERE, command, outcome
 from experiments.drills.rows import ROWS as ROWS_BY_PART
+from tests.mutants.mutant import read
 from tests.test_house import ROOT
 
 ROWS = [x for rows in ROWS_BY_PART.values() for x in rows]
@@ -14,7 +15,12 @@ SHARED = {"__init__", "__main__", "checkpoints", "fuzz", "outcome", "rows", "sma
 
 def test_every_row_says_what_shows_it():
     for row in ROWS:
-        assert row.keys() - {"what"} in ({"tests"}, {"parity"}, {"drill"}), row
+        assert row.keys() - {"what", "mutant"} in ({"tests"}, {"parity"}, {"drill"}), row
+
+
+def test_every_row_has_a_mutant():
+    names = {mutant.name for mutant in read()}
+    assert [row["what"] for row in ROWS if row.get("mutant") not in names] == []
 
 
 def test_every_drill_is_in_a_row():

@@ -1,6 +1,7 @@
-"""What rl4p promises, each with the tests or the drill that shows it.
+"""What rl4p promises, each with the tests or the drill that shows it, and a mutant of its guard.
 
-A drill is a module of this folder. `parity` names tests that need torch and transformers.
+A drill is a module of this folder. `parity` names tests that need torch and transformers. The
+mutants, which tests must notice, are in tests/mutants.
 """
 
 ROWS: dict[str, list[dict[str, str]]] = {
@@ -11,10 +12,12 @@ ROWS: dict[str, list[dict[str, str]]] = {
                 "prompts, metrics"
             ),
             "tests": "tests/runs/test_resume.py",
+            "mutant": "a resumed run drops everything that was restored except the step",
         },
         {
             "what": "logits and gradients are those of transformers, for each family",
             "parity": "tests/parity/test_transformers.py",
+            "mutant": "kernels are not transposed",
         },
         {
             "what": (
@@ -22,6 +25,7 @@ ROWS: dict[str, list[dict[str, str]]] = {
                 "temperature and cut"
             ),
             "tests": "tests/rollout/test_naive_sampler.py tests/rollout/test_continuous.py",
+            "mutant": "the continuous sampler ignores temperature and support",
         },
         {
             "what": (
@@ -29,10 +33,12 @@ ROWS: dict[str, list[dict[str, str]]] = {
                 " gradient"
             ),
             "tests": "tests/update/test_invariances.py tests/learner/test_packing.py",
+            "mutant": "packed sequences see one another",
         },
         {
             "what": "one device and eight sample and train alike, on each mesh",
             "tests": "tests/distributed/test_mesh.py",
+            "mutant": "rows are not split along fsdp",
         },
         {
             "what": (
@@ -40,6 +46,7 @@ ROWS: dict[str, list[dict[str, str]]] = {
                 "single samples"
             ),
             "tests": "tests/advantage/test_invariances.py",
+            "mutant": "a group of equal rewards gets the global part of dapo_mix",
         },
         {
             "what": (
@@ -47,24 +54,29 @@ ROWS: dict[str, list[dict[str, str]]] = {
                 "differences in float64"
             ),
             "tests": "tests/update/test_losses.py tests/learner/kl",
+            "mutant": "k3 has the opposite log-ratio",
         },
         {
             "what": "the trained tokens of each chat template are exactly those of the answers",
             "tests": "tests/model/test_trained_tokens.py",
+            "mutant": "the end token of an answer is not trained",
         },
         {
             "what": "new weights are used from the next completion on, in process and by servers",
             "tests": "tests/rollout/test_in_process.py tests/rollout/remote/test_probe.py",
+            "mutant": "a stale server that claims to be new gets requests",
         },
     ],
     "faults": [
         {
             "what": "a run killed with SIGKILL at random moments goes on exactly",
             "drill": "kills",
+            "mutant": "metrics of later steps are not dropped",
         },
         {
             "what": "SIGTERM and Ctrl-C save, and say how to resume",
             "tests": 'tests/runs/test_signals.py tests/runs/test_resume.py -k "signal or stopped"',
+            "mutant": "a stopped run is not saved",
         },
         {
             "what": (
@@ -72,6 +84,7 @@ ROWS: dict[str, list[dict[str, str]]] = {
                 "with room"
             ),
             "drill": "full_disk",
+            "mutant": "a log that cannot be written prints a traceback for each line",
         },
         {
             "what": (
@@ -79,18 +92,22 @@ ROWS: dict[str, list[dict[str, str]]] = {
                 "before used"
             ),
             "drill": "bit_flips",
+            "mutant": "damaged steps are restored",
         },
         {
             "what": "broken metadata of checkpoints gives no traceback",
             "drill": "fuzzed_checkpoints",
+            "mutant": "a step without digests that cannot be read is a traceback",
         },
         {
             "what": "broken files of questions, run folders and tokenizers give no traceback",
             "drill": "fuzzed_files",
+            "mutant": "a broken interpolation in a run folder is a traceback",
         },
         {
             "what": "a resumed run refuses a record, questions or a configuration that were edited",
             "drill": "edits",
+            "mutant": "gaps in the record are accepted",
         },
         {
             "what": (
@@ -98,6 +115,7 @@ ROWS: dict[str, list[dict[str, str]]] = {
                 " silent cast"
             ),
             "tests": "tests/runs/test_intact.py tests/runs/test_checkpoint.py",
+            "mutant": "dtypes are not compared",
         },
         {
             "what": (
@@ -105,6 +123,7 @@ ROWS: dict[str, list[dict[str, str]]] = {
                 "run if it repeats"
             ),
             "tests": "tests/learner/test_gradient_step.py tests/loop/test_loop.py -k finite",
+            "mutant": "a skipped update moves the optimizer",
         },
         {
             "what": (
@@ -115,10 +134,12 @@ ROWS: dict[str, list[dict[str, str]]] = {
                 "tests/loop/test_grading.py tests/reward/test_term_threads.py "
                 "tests/configuration/test_foreign.py"
             ),
+            "mutant": "a term that exits ends the run",
         },
         {
             "what": "faults of servers lose no completion and train no wrong token",
             "tests": "tests/rollout/remote",
+            "mutant": "the requests of a server that is taken out are not given to others",
         },
         {
             "what": (
@@ -126,22 +147,27 @@ ROWS: dict[str, list[dict[str, str]]] = {
                 "step, and all is sent later"
             ),
             "drill": "trackers",
+            "mutant": "a store that was silent is waited for again",
         },
         {
             "what": "every tracker gets each step once, whatever fails",
             "tests": "tests/runs/tracker tests/test_send.py",
+            "mutant": "metrics that the store has are sent again",
         },
         {
             "what": "unreadable data is named by file and line before anything compiles",
             "tests": "tests/data",
+            "mutant": "the line of a CSV row is the number of the row",
         },
         {
             "what": "memory stays the same over thousands of steps",
             "drill": "memory",
+            "mutant": "a run keeps the states of all steps",
         },
         {
             "what": "no HOME, a C locale, a closed output, spaces, a wheel, two runs at once",
             "drill": "surroundings",
+            "mutant": "no lock is taken in a run's folder",
         },
     ],
     "attacks": [
@@ -151,22 +177,27 @@ ROWS: dict[str, list[dict[str, str]]] = {
                 "refused in a sentence; a module beside it would leave a mark"
             ),
             "tests": "tests/configuration tests/runs/test_commit.py -m hostile",
+            "mutant": "a YAML file may trust packages",
         },
         {
             "what": "only parts of rl4p and what the command line trusts are targets",
             "tests": "tests/configuration/test_trust.py tests/configuration/test_targets.py",
+            "mutant": "functions of rl4p are targets",
         },
         {
             "what": "folders of models that are broken or hostile are refused by file and key",
             "tests": "tests/model/test_tokenizer.py tests/model/test_trained_tokens.py",
+            "mutant": "a template that calls itself is a traceback",
         },
         {
             "what": "answers that are bombs for a grader cost their deadline and no more",
             "drill": "bombs",
+            "mutant": "a late item is waited for",
         },
         {
             "what": "a worker that hangs, dies or grows costs one grade, and is replaced",
             "tests": "tests/reward/test_math.py tests/reward/test_workers.py",
+            "mutant": "a worker process that was killed is not replaced",
         },
         {
             "what": "code of a model reaches no network, file, process, or grade of its own",
@@ -174,16 +205,19 @@ ROWS: dict[str, list[dict[str, str]]] = {
                 "tests/reward/test_sandbox.py tests/reward/test_code.py "
                 "tests/reward/test_seccomp.py"
             ),
+            "mutant": "the filter of system calls is left out",
         },
         {
             "what": "weights are never unpickled, and a wrong header is refused",
             "tests": "tests/model/test_tensor_files.py tests/model/test_hub.py",
+            "mutant": "a device without an end is read",
         },
         {
             "what": (
                 "servers answer their hosts only, with a token; secrets stay out of what is written"
             ),
             "tests": "tests/runs/serving/test_guard.py tests/rollout/remote/test_server.py",
+            "mutant": "a request needs no token",
         },
     ],
 }

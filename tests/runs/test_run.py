@@ -1,5 +1,7 @@
 """Tests the start of a run, the files that it writes, and the errors that it raises."""
 
+import gc
+import weakref
 from dataclasses import replace
 
 import jax
@@ -193,6 +195,18 @@ def test_results_that_cannot_be_written_hide_no_earlier_error(error, caplog):
     with pytest.raises(RunError, match="No room"), at_the_end("finished"):
         raise error
     assert len(caplog.messages) == 1
+
+
+def test_a_run_keeps_only_the_newest_state(trained, tmp_path):
+    experiment, (info, *_) = trained
+    outcome, states = Outcome(record=Record(tmp_path), state=experiment.state), []
+    for number in range(3):
+        params = {"w": jnp.full(3, number)}
+        states.append(weakref.ref(params["w"]))
+        outcome.add(replace(info, state=replace(info.state, params=params)))
+    del params
+    gc.collect()
+    assert [each() is None for each in states] == [True, True, False]
 
 
 def test_the_summary_has_room_while_a_run_goes_on(trained, tmp_path):
