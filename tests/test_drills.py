@@ -4,7 +4,7 @@ import shlex
 from importlib import import_module
 from subprocess import CompletedProcess
 
-from experiments.drills.__main__ import HERE, command, outcome
+from experiments.drills.__main__ import HERE, command, outcome, page, renewed
 from experiments.drills.rows import ROWS as ROWS_BY_PART
 from tests.mutants.mutant import read
 from tests.test_house import ROOT
@@ -39,6 +39,12 @@ def test_the_tests_of_every_row_exist():
     ]
     assert len(paths) > len(ROWS)
     assert [path for path in paths if not (ROOT / path).exists()] == []
+
+
+def test_the_line_of_a_row_is_renewed():
+    text = page({"faults": ["| a | no | 1 |", "| b | yes | 2 |"]})
+    assert text.endswith("|---|---|---|---|---|\n| a | no | 1 |\n| b | yes | 2 |\n")
+    assert renewed(text, ["| a | yes | 3 |"]) == text.replace("| a | no | 1 |", "| a | yes | 3 |")
 
 
 def test_a_drill_that_prints_no_figures_shows_its_exit_code():

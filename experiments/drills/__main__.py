@@ -2,8 +2,8 @@
 
     python -m experiments.drills [WORD ...]
 
-Two rows run at a time. With words, only rows that contain one of them run, and nothing is written.
-Exit code 1: a row did not hold.
+Two rows run at a time. With words, only rows that contain one of them run, and their lines of the
+page are replaced. Exit code 1: a row did not hold.
 """
 
 import json
@@ -71,9 +71,21 @@ def main(words: list[str]) -> int:
     }
     with ThreadPoolExecutor(2) as pool:
         results = {part: list(pool.map(carried_out, rows)) for part, rows in chosen.items()}
+    lines = {part: [text for text, _ in rows] for part, rows in results.items()}
     if not words:
-        PAGE.write_text(page({part: [text for text, _ in rows] for part, rows in results.items()}))
+        PAGE.write_text(page(lines))
+    elif PAGE.exists():
+        PAGE.write_text(
+            renewed(PAGE.read_text(), [line for each in lines.values() for line in each])
+        )
     return int(not all(held for rows in results.values() for _, held in rows))
+
+
+def renewed(text: str, lines: Sequence[str]) -> str:
+    """Returns the text of the page with new lines in place of those of the same rows."""
+    new = {line.split(" | ")[0]: line for line in lines}
+    old = text.splitlines()
+    return "".join(f"{new.get(line.split(' | ')[0], line)}\n" for line in old)
 
 
 def page(lines: Mapping[str, Sequence[str]]) -> str:

@@ -1,10 +1,15 @@
 """SIGTERM, Ctrl-C and a closed terminal stop a run after its step; a second signal at once."""
 
+import errno
 import os
 import signal
 import stat
+import sys
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import FrameType, TracebackType
+from typing import Any, TextIO
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
@@ -20,6 +25,9 @@ class StopRequest:
         self.before: dict[signal.Signals, object] = {}
 
     def __enter__(self) -> "StopRequest":
+        for name in ("stdout", "stderr"):
+            if (stream := getattr(sys, name)) is not None and stream.isatty():
+                setattr(sys, name, Terminal(stream))
         if threading.current_thread() is threading.main_thread():
             self.before = {
                 number: signal.signal(number, self.receive)
@@ -46,6 +54,38 @@ class StopRequest:
         trace: TracebackType | None,
     ) -> None:
         self.restore()
+        for name in ("stdout", "stderr"):
+            if isinstance(stream := getattr(sys, name), Terminal):
+                setattr(sys, name, stream.stream)
+
+
+class Terminal:
+    """The output to a terminal; once it is closed, what is printed is discarded."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self.stream = stream
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.stream, name)
+
+    def write(self, text: str) -> int:
+        with until_closed():
+            self.stream.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        with until_closed():
+            self.stream.flush()
+
+
+@contextmanager
+def until_closed() -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        if error.errno != errno.EIO:
+            raise
+        leave_terminal()
 
 
 def ignored(number: signal.Signals) -> bool:

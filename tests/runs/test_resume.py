@@ -109,10 +109,11 @@ def test_a_stopped_run_saves_says_how_to_resume_and_goes_on(
 
 # Gives a command a terminal, closes it once a file exists, and returns the exit code.
 TERMINAL = """
-import os, pty, select, sys
-awaited, *command = sys.argv[1:]
+import os, pty, select, signal, sys
+end, awaited, *command = sys.argv[1:]
 process, terminal = pty.fork()
 if process == 0:
+    signal.signal(signal.SIGHUP, signal.Handlers[end])
     os.execv(command[0], command)
 while not os.path.exists(awaited):
     if select.select([terminal], [], [], 0.002)[0]:
@@ -122,13 +123,30 @@ sys.exit(os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]))
 """
 
 
+def in_a_terminal_that_closes(end: str, awaited: Path, line: list[str]) -> int:
+    """Returns the exit code of a run whose terminal closes when a file exists.
+
+    Args:
+      end: the name of what the process does with SIGHUP, SIG_DFL or SIG_IGN.
+    """
+    program = [sys.executable, "-c", TERMINAL, end, str(awaited), *line]
+    return subprocess.run(program, check=False).returncode
+
+
+@pytest.mark.slow
+def test_a_run_that_ignores_the_end_of_its_terminal_goes_on(whole, command, tmp_path):
+    folder = tmp_path / "run"
+    line = command(*STEPS, f"hydra.run.dir={folder}")
+    assert in_a_terminal_that_closes("SIG_IGN", folder / "metrics.jsonl", line) == 0
+    assert summary(folder)["status"] == "finished"
+    assert summary(folder)["params_sha256"] == summary(whole)["params_sha256"]
+
+
 @pytest.mark.slow
 def test_a_run_whose_terminal_closes_saves_and_goes_on(whole, command, train, tmp_path):
     folder = tmp_path / "run"
     line = command(*STEPS, f"hydra.run.dir={folder}")
-    awaited = str(folder / "metrics.jsonl")
-    closed = subprocess.run([sys.executable, "-c", TERMINAL, awaited, *line], check=False)
-    assert closed.returncode == 3
+    assert in_a_terminal_that_closes("SIG_DFL", folder / "metrics.jsonl", line) == 3
     stopped = summary(folder)
     assert stopped["status"] == "stopped"
     assert (folder / "checkpoints" / str(stopped["step"])).is_dir()

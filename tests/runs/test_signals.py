@@ -1,12 +1,16 @@
 """Tests that a first signal asks a run to stop, and a second one calls the previous handler."""
 
 import os
+import pty
 import signal
+import sys
 import threading
+from io import StringIO
+from pathlib import Path
 
 import pytest
 
-from rl4p.runs.signals import SIGNALS, StopRequest
+from rl4p.runs.signals import SIGNALS, StopRequest, Terminal
 
 
 @pytest.fixture
@@ -79,3 +83,37 @@ def test_in_another_thread_signals_do_what_they_did(before):
     assert found == [old, None]
     assert handlers() == old
     assert before == [signal.SIGINT]
+
+
+def test_what_is_printed_to_a_closed_terminal_is_discarded():
+    outer, inner = pty.openpty()
+    with os.fdopen(inner, "w") as stream:
+        terminal = Terminal(stream)
+        assert terminal.isatty()
+        os.close(outer)
+        assert terminal.write("a line\n") == 7
+        terminal.flush()
+        with Path(os.devnull).open("wb") as null:  # so that the stream can be closed
+            os.dup2(null.fileno(), inner)
+
+
+def test_another_error_of_an_output_is_raised():
+    with Path("/dev/full").open("w") as stream:
+        terminal = Terminal(stream)
+        terminal.write("a line\n")
+        with pytest.raises(OSError, match="No space left"):
+            terminal.flush()
+        with Path(os.devnull).open("wb") as null:
+            os.dup2(null.fileno(), stream.fileno())
+
+
+def test_only_terminals_are_watched_and_only_during_the_run(monkeypatch):
+    outer, inner = pty.openpty()
+    with os.fdopen(inner, "w") as terminal, os.fdopen(outer), StringIO() as file:
+        monkeypatch.setattr(sys, "stdout", terminal)
+        monkeypatch.setattr(sys, "stderr", file)
+        with StopRequest():
+            assert isinstance(sys.stdout, Terminal)
+            assert sys.stderr is file
+        assert (sys.stdout, sys.stderr) == (terminal, file)
+        monkeypatch.undo()
