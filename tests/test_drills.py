@@ -42,9 +42,14 @@ def test_the_tests_of_every_row_exist():
 
 
 def test_the_line_of_a_row_is_renewed():
-    text = page({"faults": ["| a | no | 1 |", "| b | yes | 2 |"]})
-    assert text.endswith("|---|---|---|---|---|\n| a | no | 1 |\n| b | yes | 2 |\n")
-    assert renewed(text, ["| a | yes | 3 |"]) == text.replace("| a | no | 1 |", "| a | yes | 3 |")
+    names = {part: [f"| {row['what']}" for row in rows] for part, rows in ROWS_BY_PART.items()}
+    first, second, third = names["faults"][:3]
+    empty = {part: [] for part in names}
+    text = page({**empty, "faults": [f"{first} | no | 1 |", f"{third} | yes | 2 |"]})
+    assert f"|---|---|---|---|---|\n{first} | no | 1 |\n{third} | yes | 2 |\n" in text
+    found = renewed(text, [f"{first} | yes | 3 |", f"{second} | yes | 4 |"])
+    rows = [f"{first} | yes | 3 |", f"{second} | yes | 4 |", f"{third} | yes | 2 |"]
+    assert found == page({**empty, "faults": rows})
 
 
 def test_a_drill_that_prints_no_figures_shows_its_exit_code():

@@ -82,10 +82,10 @@ def main(words: list[str]) -> int:
 
 
 def renewed(text: str, lines: Sequence[str]) -> str:
-    """Returns the text of the page with new lines in place of those of the same rows."""
-    new = {line.split(" | ")[0]: line for line in lines}
-    old = text.splitlines()
-    return "".join(f"{new.get(line.split(' | ')[0], line)}\n" for line in old)
+    """Returns the text of the page with some lines anew; a row that never ran has no line."""
+    known = {line.split(" | ")[0]: line for line in [*text.splitlines(), *lines]}
+    parts = {part: [f"| {row['what']}" for row in rows] for part, rows in ROWS.items()}
+    return page({part: [known[x] for x in names if x in known] for part, names in parts.items()})
 
 
 def page(lines: Mapping[str, Sequence[str]]) -> str:

@@ -15,6 +15,11 @@ ROWS: dict[str, list[dict[str, str]]] = {
             "mutant": "a resumed run drops everything that was restored except the step",
         },
         {
+            "what": "the same run twice agrees in every digit",
+            "tests": "tests/runs/test_train.py -k twice",
+            "mutant": "the seed of a run is the time",
+        },
+        {
             "what": "logits and gradients are those of transformers, for each family",
             "parity": "tests/parity/test_transformers.py",
             "mutant": "kernels are not transposed",
@@ -72,6 +77,11 @@ ROWS: dict[str, list[dict[str, str]]] = {
             "what": "a run killed with SIGKILL at random moments goes on exactly",
             "drill": "kills",
             "mutant": "metrics of later steps are not dropped",
+        },
+        {
+            "what": "a run that keeps one checkpoint and is killed while it saves the next has one",
+            "drill": "killed_saves",
+            "mutant": "a killed save is in the way of the next",
         },
         {
             "what": "SIGTERM and Ctrl-C save, and say how to resume",

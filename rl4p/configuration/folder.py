@@ -1,4 +1,4 @@
-"""The folder of a run: its name on the command line, and its lock.
+"""The folder of a run: its name on the command line, the files of Hydra in it, and its lock.
 
 Only one run, and only its first process, uses a folder at a time.
 """
@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from omegaconf import DictConfig, OmegaConf
+
 from rl4p.configuration.corrections import write
 from rl4p.configuration.quoting import command, override
 from rl4p.errors import InputError
@@ -16,6 +18,22 @@ RECORD = "metrics.jsonl"  # its presence marks the folder of a run
 RUNS = Path("outputs/runs")  # the runs that got no other `hydra.run.dir`
 LATEST = "latest"
 JOBS = "jobs.yaml"  # its presence marks the folder of a sweep
+
+
+def replace(path: Path, content: str) -> None:
+    """Writes a file so that readers see either the old or the new content, complete."""
+    new = path.with_name(path.name + ".new")
+    new.write_text(content, encoding="utf-8")
+    new.replace(path)
+
+
+def save_config(config: DictConfig, filename: str, folder: Path) -> None:
+    """Writes a file of `.hydra`, as Hydra does, but so that a kill leaves the old or the new one.
+
+    Hydra writes these files at each start, also of a run that is resumed.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    replace(folder / filename, OmegaConf.to_yaml(config))
 
 
 @contextmanager

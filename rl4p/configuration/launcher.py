@@ -13,6 +13,7 @@ from typing import Any
 
 from hydra._internal.callbacks import Callbacks
 from hydra._internal.hydra import Hydra
+from hydra.core import utils
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.plugins import Plugins
 from hydra.errors import HydraException
@@ -20,7 +21,7 @@ from hydra.types import HydraContext, RunMode
 from omegaconf import DictConfig
 
 from rl4p.configuration.composition import CONFIG
-from rl4p.configuration.folder import only_run_in
+from rl4p.configuration.folder import only_run_in, save_config
 from rl4p.configuration.foreign import own_failures
 from rl4p.configuration.quoting import quoted
 from rl4p.configuration.sweep import (
@@ -41,6 +42,8 @@ from rl4p.configuration.sweep import (
 from rl4p.errors import InputError, RunError, Stopped
 
 log = logging.getLogger(__name__)
+
+utils._save_config = save_config  # in each process that runs a job
 
 Job = Callable[[DictConfig], Any]
 Report = Callable[[BaseException], int]

@@ -19,7 +19,7 @@ from typing import Any
 import yaml
 from hydra.core.hydra_config import HydraConfig
 
-from rl4p.configuration.folder import JOBS, RECORD, is_in_use
+from rl4p.configuration.folder import JOBS, RECORD, is_in_use, replace
 from rl4p.configuration.yaml_file import read_yaml
 from rl4p.errors import InputError
 
@@ -187,13 +187,6 @@ def document(path: Path) -> dict[str, Any]:
     except (OSError, ValueError):
         return {}
     return found if isinstance(found, dict) else {}
-
-
-def replace(path: Path, content: str) -> None:
-    """Writes a file so that readers see either the old or the new content, complete."""
-    new = path.with_name(path.name + ".new")
-    new.write_text(content)
-    new.replace(path)
 
 
 def ended_jobs(sweep: Sweep) -> list[SweepJob]:

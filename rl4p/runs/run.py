@@ -252,13 +252,14 @@ def first_state(
 
 
 def died_young(record: Record, checkpoints: Checkpoints) -> bool:
-    """Returns whether a run was killed before its first checkpoint. Such a run starts again.
+    """Returns whether a run was killed or failed before its first checkpoint. It starts again.
 
     An older run without a checkpoint has lost it. Its record must be kept, so it does not restart.
     """
     steps = record.metrics()[-1]["step"] if record.metrics() else 0
     young = checkpoints.every == 0 or steps <= 2 * checkpoints.every  # allows for a slow save
-    return checkpoints.latest() is None and record.summary() is None and young
+    failed = (record.summary() or {"status": "failed"})["status"] == "failed"
+    return checkpoints.latest() is None and failed and young
 
 
 @dataclass(frozen=True, kw_only=True)

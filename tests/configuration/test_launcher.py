@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 from hydra.core.hydra_config import HydraConfig
+from omegaconf import OmegaConf
 
 from rl4p.configuration.launcher import JobFailed, one_sentence, report_launcher
 from rl4p.errors import InputError, RunError
@@ -100,4 +101,29 @@ def test_a_launcher_that_lost_a_job_says_so_in_a_sentence():
     assert said == [
         "RunError: The process of a job was killed or ended early: killed by 9",
         "ValueError: bug",
+    ]
+
+
+class Killed(BaseException):
+    """What no handler catches."""
+
+
+def test_a_kill_leaves_no_half_of_a_configuration(toy, monkeypatch):
+    assert toy.run("seed=3") == 0
+    config = toy.folder / "outputs/runs/one/.hydra/config.yaml"
+    before = config.read_text()
+    assert "seed: 3" in before
+
+    def killed(*arguments, **options):
+        raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr(OmegaConf, "to_yaml", killed)
+        with pytest.raises(Killed):
+            toy.run("seed=4")
+    assert config.read_text() == before
+    assert toy.run("seed=4") == 0
+    assert "seed: 4" in config.read_text()
+    assert sorted(path.name for path in config.parent.iterdir()) == [
+        *("config.yaml", "hydra.yaml", "overrides.yaml")
     ]

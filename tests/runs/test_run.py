@@ -123,12 +123,14 @@ def checkpoints_of(every, latest):
 @pytest.mark.parametrize(
     ("every", "latest", "steps", "summary", "young"),
     [
-        (3, None, 5, False, True),
-        (3, None, 6, False, True),
-        (3, None, 7, False, False),  # its checkpoints are lost
-        (3, 3, 5, False, False),
-        (3, None, 5, True, False),  # it ended
-        (0, None, 99, False, True),  # only the last step is saved
+        (3, None, 5, None, True),
+        (3, None, 6, None, True),
+        (3, None, 7, None, False),  # its checkpoints are lost
+        (3, 3, 5, None, False),
+        (3, None, 5, "finished", False),
+        (3, None, 5, "stopped", False),
+        (3, None, 5, "failed", True),  # such as on a full disk
+        (0, None, 99, None, True),  # only the last step is saved
     ],
 )
 def test_a_run_killed_before_its_first_checkpoint_begins_anew(
@@ -137,7 +139,7 @@ def test_a_run_killed_before_its_first_checkpoint_begins_anew(
     record = Record(tmp_path)
     record.log(steps, {})
     if summary:
-        record.write_summary({})
+        record.write_summary({"status": summary})
     assert died_young(record, checkpoints_of(every, latest)) is young
 
 
