@@ -5,6 +5,7 @@ import threading
 import pytest
 
 from experiments.drills.bombs import BOMBS
+from experiments.drills.small_run import SLOWLY, SMALL
 from rl4p.configuration import compose, instantiate
 from rl4p.errors import InputError
 from rl4p.experiment.build import build
@@ -88,8 +89,8 @@ def test_a_run_goes_on_beside_bombs(graded):
         term.close()
 
     thread = threading.Thread(target=grade)
-    sizes = ["prompts_per_step=4", "group_size=4", "max_response_tokens=8", "steps=1000000"]
-    experiment = build(compose([*sizes, "evaluation.every=0"]))
+    words = [*SMALL, SLOWLY, "steps=1000000", "evaluation.every=0"]  # rewards differ
+    experiment = build(compose(words))
     steps = train(experiment.loop, experiment.state)
     next(steps)
     thread.start()
