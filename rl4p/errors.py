@@ -36,8 +36,8 @@ class Stopped(Exception):
 def ended_by_interrupt() -> Iterator[None]:
     """Makes Ctrl-C end the process at once, with exit code 1, until the context ends.
 
-    An exception in an import prints a traceback, or is lost in a callback of a library. It has no
-    effect outside the main thread, or if the handler of Python was replaced.
+    KeyboardInterrupt in an import prints a traceback, or a library ignores it. The context has no
+    effect outside the main thread, or if another handler of SIGINT is installed.
     """
     main = threading.current_thread() is threading.main_thread()
     if not main or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
@@ -51,5 +51,6 @@ def ended_by_interrupt() -> Iterator[None]:
 
 
 def end(number: int, frame: FrameType | None) -> None:
+    """Handles SIGINT: no exception, which could be ignored."""
     os.write(2, MESSAGE)
     os._exit(1)

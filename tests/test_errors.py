@@ -11,7 +11,7 @@ import pytest
 from rl4p import errors
 from rl4p.errors import MESSAGE, InputError, RunError, Stopped, ended_by_interrupt
 
-# Sends Ctrl-C when a package is imported, and drops the exception, as a callback of a library does.
+# Sends Ctrl-C when a package is imported, and ignores KeyboardInterrupt, as some libraries do.
 CUSTOMIZED = """
 import os, signal, sys, time
 

@@ -24,8 +24,8 @@ ROOT = HERE.parents[1]
 PAGE = ROOT / "docs" / "drills.md"
 HEAD = """# Drills
 
-What must hold whatever happens, and what shows it. `make drills` carried out each row, two at a
-time on two cores, and wrote this page.
+What must hold whatever happens, and what shows it. `make drills` carries out each row, two at a
+time on two cores, and writes this page. `python -m experiments.drills WORD` renews single rows.
 """
 
 

@@ -1,4 +1,4 @@
-"""Kills a run that keeps one checkpoint while it saves the next: one is always there to load.
+"""Kills runs with `checkpoint.keep=1` during saves, and checks that a checkpoint can be loaded.
 
     python -m experiments.drills.killed_saves [--kills 20]
 

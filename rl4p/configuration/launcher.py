@@ -43,7 +43,9 @@ from rl4p.errors import InputError, RunError, Stopped
 
 log = logging.getLogger(__name__)
 
-utils._save_config = save_config  # in each process that runs a job
+# Hydra's own function leaves half a file if it is killed. Replaced at import, because launchers run
+# jobs in other processes, which import this module.
+utils._save_config = save_config
 
 Job = Callable[[DictConfig], Any]
 Report = Callable[[BaseException], int]

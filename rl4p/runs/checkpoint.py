@@ -79,7 +79,7 @@ class Checkpoints:
                 create=True,
                 temporary_path_class=WithDigests,
                 lightweight_initialize=True,  # reads no files of steps, which may be damaged
-                # Otherwise, if a folder cannot be made, threads wait for it for five minutes.
+                # If Orbax makes folders in the background and fails, its threads wait five minutes.
                 async_options=ocp.AsyncOptions(create_directories_asynchronously=False),
             ),
             item_handlers={
@@ -253,9 +253,9 @@ def restored_params(folder: Path, like: Params, step: int, *, average: bool) -> 
 
 @contextmanager
 def without_closed_loops() -> Iterator[None]:
-    """Hides tracebacks of TensorStore's threads, which go on writing after a save has failed.
+    """Hides tracebacks that TensorStore's threads print after a save has failed.
 
-    Orbax has closed the event loop then, to which they report.
+    They still report to the event loop of the save, which Orbax has closed.
     """
     before = sys.unraisablehook
 

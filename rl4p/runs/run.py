@@ -258,7 +258,7 @@ def died_young(record: Record, checkpoints: Checkpoints) -> bool:
     """
     steps = record.metrics()[-1]["step"] if record.metrics() else 0
     young = checkpoints.every == 0 or steps <= 2 * checkpoints.every  # allows for a slow save
-    failed = (record.summary() or {"status": "failed"})["status"] == "failed"
+    failed = (record.summary() or {}).get("status", "failed") == "failed"
     return checkpoints.latest() is None and failed and young
 
 

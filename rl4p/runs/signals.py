@@ -80,6 +80,7 @@ class Terminal:
 
 @contextmanager
 def until_closed() -> Iterator[None]:
+    """Ignores the error of printing to a closed terminal, and redirects what follows."""
     try:
         yield
     except OSError as error:
@@ -94,7 +95,7 @@ def ignored(number: signal.Signals) -> bool:
 
 
 def leave_terminal() -> None:
-    """Discards what is printed from now on to a closed terminal, where printing fails."""
+    """Redirects outputs to the null device if their terminal is closed, where printing fails."""
     null = os.open(os.devnull, os.O_WRONLY)
     for descriptor in (1, 2):
         if stat.S_ISCHR(os.fstat(descriptor).st_mode) and not os.isatty(descriptor):

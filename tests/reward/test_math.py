@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from experiments.drills.bombs import BOMBS
+from experiments.drills import bombs
 from experiments.drills.small_run import SLOWLY, SMALL
 from rl4p.configuration import compose, instantiate
 from rl4p.errors import InputError
@@ -76,19 +76,9 @@ def test_options_are_checked_when_the_configuration_is_read():
 
 @pytest.mark.slow
 @pytest.mark.mixed_dtypes
-def test_a_run_goes_on_beside_bombs(graded):
+def test_a_run_goes_on_beside_bombs():
     found = []
-
-    def grade():
-        term = Math(response_seconds=5.0).open()
-        for bomb in BOMBS:
-            before = term.workers.restarts
-            found.append(
-                (*graded(term, bomb, r"\boxed{\frac{1}{2}}"), term.workers.restarts - before)
-            )
-        term.close()
-
-    thread = threading.Thread(target=grade)
+    thread = threading.Thread(target=bombs.graded, args=(found,))
     words = [*SMALL, SLOWLY, "steps=1000000", "evaluation.every=0"]  # rewards differ
     experiment = build(compose(words))
     steps = train(experiment.loop, experiment.state)
@@ -97,8 +87,8 @@ def test_a_run_goes_on_beside_bombs(graded):
     beside = []
     while thread.is_alive():
         beside.append(next(steps).metrics)
-    assert [right for _, right, _ in found] == [1.0] * len(BOMBS)
-    assert all(grade == 0.0 or math.isnan(grade) for grade, _, _ in found)
-    assert all(restarts <= 1 for _, _, restarts in found)
+    assert [each["right"] for each in found] == [1.0] * len(bombs.BOMBS)
+    assert all(each["grade"] == 0.0 or math.isnan(each["grade"]) for each in found)
+    assert all(each["restarts"] <= 1 for each in found)
     assert len(beside) >= 10
     assert any(metrics["update/grad_norm"] > 0 for metrics in beside)
