@@ -5,7 +5,7 @@ Only one run, and only its first process, uses a folder at a time.
 
 import fcntl
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
@@ -20,11 +20,16 @@ LATEST = "latest"
 JOBS = "jobs.yaml"  # its presence marks the folder of a sweep
 
 
-def replace(path: Path, content: str) -> None:
-    """Writes a file so that readers see either the old or the new content, complete."""
+def replace(path: Path, content: str | bytes) -> None:
+    """Writes a file atomically: readers see either the old or the new content, complete."""
     new = path.with_name(path.name + ".new")
-    new.write_text(content, encoding="utf-8")
-    new.replace(path)
+    try:
+        new.write_bytes(content.encode() if isinstance(content, str) else content)
+        new.replace(path)
+    except OSError:
+        with suppress(OSError):
+            new.unlink(missing_ok=True)  # its room may be needed
+        raise
 
 
 def save_config(config: DictConfig, filename: str, folder: Path) -> None:

@@ -18,7 +18,6 @@ import json
 import math
 import os
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -26,6 +25,7 @@ from typing import Any
 
 import yaml
 
+from rl4p.configuration.folder import replace
 from rl4p.errors import InputError, RunError
 
 RESERVE = ".reserve"  # a file in the place of the summary, while the run goes on
@@ -146,14 +146,10 @@ class Record:
 
 
 def replace_file(path: Path, content: str | bytes) -> None:
-    """Writes a file atomically: readers see either the old or the new content, complete."""
-    new = path.with_name(path.name + ".new")
+    """Writes a file atomically, and says in one sentence when that fails."""
     try:
-        new.write_bytes(content.encode() if isinstance(content, str) else content)
-        new.replace(path)
+        replace(path, content)
     except OSError as error:
-        with suppress(OSError):
-            new.unlink(missing_ok=True)  # its room may be needed
         raise RunError(f"Cannot write {path}: {error.strerror}.") from error
 
 
