@@ -5,6 +5,7 @@ composes itself, and those of the jobs of a sweep, in whichever process they sta
 """
 
 from collections.abc import Sequence
+from contextlib import suppress
 from copy import copy
 from functools import cached_property
 from pathlib import Path
@@ -23,6 +24,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from rl4p.configuration.hydra_node import check_hydra
+from rl4p.configuration.interpolations import bounded_interpolations
 from rl4p.configuration.trust import leaves, names_in, refuse_unsaid
 from rl4p.configuration.yaml_file import read_yaml, text_of
 from rl4p.errors import InputError
@@ -101,12 +103,13 @@ class Loader(ConfigLoaderImpl):
         from_shell: bool = True,
         validate_sweep_overrides: bool = True,
     ) -> DictConfig:
-        config = super().load_configuration(
-            config_name, overrides, run_mode, from_shell, validate_sweep_overrides
-        )
-        HydraConfig.instance().set_config(config)  # for interpolations of ${hydra:...}
-        OmegaConf.set_readonly(config.hydra, False)  # launchers number the job in it
-        self.check(config)
+        with bounded_interpolations():
+            config = super().load_configuration(
+                config_name, overrides, run_mode, from_shell, validate_sweep_overrides
+            )
+            HydraConfig.instance().set_config(config)  # for interpolations of ${hydra:...}
+            OmegaConf.set_readonly(config.hydra, False)  # launchers number the job in it
+            self.check(config)
         return config
 
     def check(self, config: DictConfig) -> None:
@@ -121,6 +124,10 @@ class Loader(ConfigLoaderImpl):
             tree: Any = OmegaConf.to_container(root, resolve=True)
         except OmegaConfBaseException:  # what cannot be resolved is refused before it is used
             tree = OmegaConf.to_container(root, resolve=False)
+        for name in config.hydra:  # resolved only to count what its interpolations describe
+            with suppress(OmegaConfBaseException):  # some have no value before a run
+                if OmegaConf.is_config(node := config.hydra[name]):
+                    OmegaConf.to_container(node, resolve=True)
         hydra = OmegaConf.to_container(config.hydra, resolve=False)
         refuse_unsaid(tree | {"hydra": hydra}, self.said.keys(), self.trusted)
         if "trusted_targets" in tree:

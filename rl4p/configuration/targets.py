@@ -20,6 +20,7 @@ from pydantic import ConfigDict, PydanticUserError, TypeAdapter, ValidationError
 from pydantic_core import SchemaError
 
 from rl4p.configuration.corrections import SECTIONS, fill, of_key, write
+from rl4p.configuration.interpolations import bounded_interpolations
 from rl4p.configuration.moved import KEYS, moved
 from rl4p.configuration.trust import (
     TRUSTED,
@@ -54,7 +55,8 @@ def holds_node(value: Any) -> bool:
 def resolved(config: DictConfig, *, complete: bool = True) -> dict[str, Any]:
     """Returns resolved plain containers; `complete` refuses values that are still ???."""
     try:
-        tree = OmegaConf.to_container(config, resolve=True, throw_on_missing=complete)
+        with bounded_interpolations():
+            tree = OmegaConf.to_container(config, resolve=True, throw_on_missing=complete)
     except MissingMandatoryValue as error:
         raise InputError(f"{error.full_key} has no default: add {error.full_key}=...") from error
     except OmegaConfBaseException as error:
