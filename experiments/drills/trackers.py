@@ -27,7 +27,8 @@ from experiments.drills.small_run import SLOWLY, SMALL, record, run
 from rl4p.runs.tracker import mlflow
 from rl4p.runs.tracker.background import BackgroundMirror
 
-STEPS = ("steps=400", "evaluation.every=100", "samples.every=100", "checkpoint.every=0")
+# Enough for 20 s at 14 ms a step: a store is known to be silent only after 10 s.
+STEPS = ("steps=1500", "evaluation.every=500", "samples.every=500", "checkpoint.every=0")
 STORES = ("refuses", "is silent", "answers 500", "is a database")
 MOST_OF_A_STEP = 0.01
 # Seconds at the end. A store that works may take `tracker.close_timeout_seconds`, which are 10.
