@@ -118,7 +118,7 @@ def read_jobs(folder: Path) -> list[SweepJob]:
       InputError: the file is absent or broken, or the sweep is a search.
     """
     try:
-        saved = yaml.safe_load((folder / JOBS).read_text())
+        saved = read_yaml(folder / JOBS, times=16)  # some 20,000 jobs
         jobs = named([(job["folder"], job["overrides"]) for job in saved])
     except (OSError, ValueError, TypeError, KeyError, yaml.YAMLError) as error:
         raise InputError(

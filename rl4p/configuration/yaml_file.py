@@ -30,14 +30,18 @@ def load_yaml(path: Path) -> DictConfig | ListConfig:
         raise ValueError(str(error)) from error
 
 
-def read_yaml(path: Path) -> Any:
+def read_yaml(path: Path, *, times: int = 1) -> Any:
     """Returns the content of a file as plain values.
+
+    Args:
+      path: the file.
+      times: how many times more bytes and values it may have than one configuration.
 
     Raises:
       InputError: the file is not a regular one, or its content is too large or too deep.
       OSError, ValueError, yaml.YAMLError: the file cannot be read.
     """
-    return yaml.load(text_of(path), LOADER)
+    return yaml.load(text_of(path, times=times), LOADER)
 
 
 def read_mapping(path: Path) -> dict[str, Any]:
@@ -55,8 +59,12 @@ def read_mapping(path: Path) -> dict[str, Any]:
     return found
 
 
-def text_of(path: Path) -> str:
+def text_of(path: Path, *, times: int = 1) -> str:
     """Returns the text of a YAML file, after a check of how much it describes.
+
+    Args:
+      path: the file.
+      times: as in `read_yaml`.
 
     Raises:
       InputError, OSError, ValueError, yaml.YAMLError: as in `read_yaml`.
@@ -64,17 +72,17 @@ def text_of(path: Path) -> str:
     found = path.stat()
     if not stat.S_ISREG(found.st_mode):
         raise InputError(f"{path} is not a regular file.")
-    if found.st_size > MOST_BYTES:
-        raise InputError(f"{path} has {found.st_size:,} bytes: at most {MOST_BYTES:,} are read.")
+    if found.st_size > (most := times * MOST_BYTES):
+        raise InputError(f"{path} has {found.st_size:,} bytes: at most {most:,} are read.")
     text = path.read_text(encoding="utf-8")
     try:
-        check_size(text, path)
+        check_size(text, path, most_values=times * MOST_VALUES)
     except yaml.YAMLError as error:
         raise yaml.YAMLError(str(error).replace("<unicode string>", str(path))) from error
     return text
 
 
-def check_size(text: str, path: Path) -> None:
+def check_size(text: str, path: Path, *, most_values: int = MOST_VALUES) -> None:
     """Refuses the text of a file that describes many values or levels. It needs no recursion.
 
     Raises:
@@ -94,11 +102,11 @@ def check_size(text: str, path: Path) -> None:
             known[event.anchor] = 1
         elif isinstance(event, yaml.AliasEvent):
             within = any(event.anchor == anchor for anchor, _ in levels)
-            total += MOST_VALUES + 1 if within else known.get(event.anchor, 1)
+            total += most_values + 1 if within else known.get(event.anchor, 1)
         if len(levels) > MOST_LEVELS:
             raise InputError(f"{path} is nested too deep: at most {MOST_LEVELS} levels are read.")
-        if total > MOST_VALUES:
+        if total > most_values:
             raise InputError(
-                f"{path} describes too much: at most {MOST_VALUES:,} values with all aliases "
+                f"{path} describes too much: at most {most_values:,} values with all aliases "
                 "replaced."
             )

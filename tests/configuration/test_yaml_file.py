@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from hydra._internal.sources_registry import SourcesRegistry
 
+from rl4p.configuration.sweep import named, read_jobs, write_jobs
 from rl4p.configuration.yaml_file import MOST_LEVELS, MOST_VALUES, check_size
 from rl4p.errors import InputError
 from tests.configuration.hostile import cases, recorded, write
@@ -55,6 +56,21 @@ def test_a_yaml_bomb_is_refused_before_it_is_built(toy, attack, bomb, place):
         folder = recorded(toy)
         (folder / ".hydra" / f"{place}.yaml").write_text(text)
         assert why in attack(f"resume={folder}")
+
+
+@pytest.mark.hostile
+@pytest.mark.parametrize("bomb", cases("aliases", "deep"))
+def test_a_yaml_bomb_in_the_jobs_of_a_sweep_is_refused(tmp_path, bomb):
+    text, why = BOMBS[bomb]
+    (tmp_path / "jobs.yaml").write_text(f"{text}\nb: [{{folder: '0', overrides: [*a9]}}]\n")
+    with pytest.raises(InputError, match=rf"jobs\.yaml .*{why}"):
+        read_jobs(tmp_path)
+
+
+def test_a_sweep_may_have_many_jobs(tmp_path):
+    found = named([(str(job), [f"seed={job}", "steps=1"]) for job in range(MOST_VALUES)])
+    write_jobs(tmp_path, found)
+    assert len(read_jobs(tmp_path)) == MOST_VALUES
 
 
 def test_hydra_may_have_imported_its_reader_of_files_anew(toy, attack, monkeypatch):
