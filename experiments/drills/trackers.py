@@ -27,7 +27,8 @@ from experiments.drills.small_run import SLOWLY, SMALL, record, run
 from rl4p.runs.tracker import mlflow
 from rl4p.runs.tracker.background import BackgroundMirror
 
-# Enough for 20 s at 14 ms a step: a store is known to be silent only after 10 s.
+# A run must last longer than the 10 s after which a store counts as silent. At 14 ms a step, this
+# one lasts 20 s.
 STEPS = ("steps=1500", "evaluation.every=500", "samples.every=500", "checkpoint.every=0")
 STORES = ("refuses", "is silent", "answers 500", "is a database")
 MOST_OF_A_STEP = 0.01

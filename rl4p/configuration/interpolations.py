@@ -1,4 +1,4 @@
-"""A bound on interpolations: a few lines of `${a}${a}` can describe more than fits in memory."""
+"""A limit on interpolations: a few lines of `${a}${a}` can expand to more than fits in memory."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,8 +10,8 @@ from omegaconf.errors import InterpolationResolutionError
 
 from rl4p.errors import InputError
 
-MOST_CHARACTERS = 2**20  # of all that is put in the place of interpolations
-COST = 100  # characters for which each counts besides, since empty ones take time too
+MOST_CHARACTERS = 2**20  # in the values of all interpolations together
+COST = 100  # characters added for each interpolation, since an empty value takes time too
 
 _seen: ContextVar[list[int] | None] = ContextVar("seen", default=None)  # characters so far
 _resolve = Container.resolve_parse_tree
@@ -19,10 +19,12 @@ _resolve = Container.resolve_parse_tree
 
 @contextmanager
 def bounded_interpolations() -> Iterator[None]:
-    """Bounds what the interpolations that are resolved within describe, all together.
+    """Limits how much text the interpolations resolved in a `with` block expand to, all together.
+
+    Elsewhere the same limit applies to each value that is read.
 
     Raises:
-      InputError: they describe too much. Nothing within has seen it, whatever it caught.
+      InputError: they expand to more, even if code in the block caught OmegaConf's error.
     """
     token = _seen.set(seen := [0])
     try:
@@ -31,21 +33,23 @@ def bounded_interpolations() -> Iterator[None]:
         _seen.reset(token)
         if seen[0] > MOST_CHARACTERS:
             raise InputError(
-                "The interpolations of the configuration describe too much: at most "
-                f"{MOST_CHARACTERS:,} characters replace them."
+                f"The interpolations expand to more than {MOST_CHARACTERS:,} characters: write "
+                "their values out."
             ) from None
 
 
 def _bounded(self: Container, *args: Any, **options: Any) -> Any:
-    """Resolves one interpolation as OmegaConf does, and counts what it is."""
-    if (seen := _seen.get()) is None:
-        return _resolve(self, *args, **options)
-    value = None
-    if seen[0] <= MOST_CHARACTERS:
-        value = _resolve(self, *args, **options)
-        seen[0] += COST + len(str(value))
+    """Resolves an interpolation as OmegaConf does, and counts the characters of its value."""
+    if (seen := _seen.get()) is None:  # the value that is read, and not one within it
+        try:
+            with bounded_interpolations():
+                return _bounded(self, *args, **options)
+        except InputError as error:
+            raise InterpolationResolutionError(str(error)) from None
+    value = _resolve(self, *args, **options)
+    seen[0] += COST + len(str(value))
     if seen[0] > MOST_CHARACTERS:
-        raise InterpolationResolutionError("too many interpolations")
+        raise InterpolationResolutionError("too many characters")
     return value
 
 

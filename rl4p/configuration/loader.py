@@ -103,20 +103,21 @@ class Loader(ConfigLoaderImpl):
         from_shell: bool = True,
         validate_sweep_overrides: bool = True,
     ) -> DictConfig:
-        with bounded_interpolations():
-            config = super().load_configuration(
-                config_name, overrides, run_mode, from_shell, validate_sweep_overrides
-            )
-            HydraConfig.instance().set_config(config)  # for interpolations of ${hydra:...}
-            OmegaConf.set_readonly(config.hydra, False)  # launchers number the job in it
-            self.check(config)
+        config = super().load_configuration(
+            config_name, overrides, run_mode, from_shell, validate_sweep_overrides
+        )
+        HydraConfig.instance().set_config(config)  # for interpolations of ${hydra:...}
+        OmegaConf.set_readonly(config.hydra, False)  # launchers number the job in it
+        self.check(config)
         return config
 
+    @bounded_interpolations()
     def check(self, config: DictConfig) -> None:
         """Checks what the command line alone may give, and all that Hydra builds.
 
         Raises:
-          InputError: something else gives trust, or names code that is not trusted.
+          InputError: something else gives trust, or names code that is not trusted, or the
+            interpolations expand to too much.
         """
         check_hydra(config.hydra, self.trusted)
         root = OmegaConf.masked_copy(config, [str(key) for key in config if key != "hydra"])
@@ -124,7 +125,7 @@ class Loader(ConfigLoaderImpl):
             tree: Any = OmegaConf.to_container(root, resolve=True)
         except OmegaConfBaseException:  # what cannot be resolved is refused before it is used
             tree = OmegaConf.to_container(root, resolve=False)
-        for name in config.hydra:  # resolved only to count what its interpolations describe
+        for name in config.hydra:  # resolved only to count what they expand to
             with suppress(OmegaConfBaseException):  # some have no value before a run
                 if OmegaConf.is_config(node := config.hydra[name]):
                     OmegaConf.to_container(node, resolve=True)

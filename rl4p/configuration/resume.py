@@ -1,12 +1,14 @@
 """Resuming or reading a run in its folder: its original overrides, followed by the new ones."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from fcntl import LOCK_SH
 from pathlib import Path
 from typing import Any
 
 from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from rl4p.configuration.composition import Composer
@@ -104,10 +106,8 @@ def refuse_changes(given: str, saved: DictConfig, config: DictConfig) -> None:
     for key in MAY_CHANGE:  # before resolving: values interpolated from `steps` change with it
         new = OmegaConf.select(config, key)
         OmegaConf.update(saved, key, new, merge=False, force_add=True)
-    try:
+    with as_broken("resume", given):
         before = resolved(saved)
-    except InputError as error:
-        raise InputError(f"resume={given}: its .hydra/config.yaml is broken: {error}") from error
     if changes := differences(before, resolved(config)):
         raise InputError(
             f"resume={given} cannot change the configuration: {changes} "
@@ -137,6 +137,24 @@ def as_started(key: str, given: str) -> tuple[list[str], DictConfig]:
     except (TypeError, ValueError, YAMLError) as error:
         reason = " ".join(str(error).split())
         raise InputError(f"{key}={given}: its .hydra folder cannot be read: {reason}.") from error
+
+
+@contextmanager
+def as_broken(key: str, given: str) -> Iterator[None]:
+    """Names the folder of the run in the error for a value that cannot be resolved.
+
+    Args:
+      key: the key of the command line that names the folder.
+      given: the folder, as it was given.
+
+    Raises:
+      InputError: a value cannot be resolved.
+    """
+    try:
+        yield
+    except (InputError, OmegaConfBaseException) as error:
+        reason = str(error).splitlines()[0].rstrip(".")
+        raise InputError(f"{key}={given}: its .hydra/config.yaml is broken: {reason}.") from error
 
 
 def place(override: Override) -> str:
@@ -201,9 +219,11 @@ def config_of_run(
     then = composer.load(followed_by(composer, old, [])) if changed else None
     with open_dict(config):
         for key in parts:
+            with as_broken("run", given):
+                value = saved[key]
             if key not in changed:
-                config[key] = saved[key]
-            elif then is not None and isinstance(saved[key], DictConfig):  # not replaced as a whole
+                config[key] = value
+            elif then is not None and isinstance(value, DictConfig):  # not replaced as a whole
                 refuse_other_defaults(given, key, saved, then)
     composer.loader.check(config)  # the parts of the run, too
     return config

@@ -115,7 +115,7 @@ def read_jobs(folder: Path) -> list[SweepJob]:
     """Returns the jobs in jobs.yaml.
 
     Raises:
-      InputError: the file is absent or broken, or the sweep is a search.
+      InputError: the file is absent, broken or too large, or the sweep is a search.
     """
     try:
         saved = read_yaml(folder / JOBS, times=16)  # some 20,000 jobs

@@ -35,7 +35,8 @@ def read_yaml(path: Path, *, times: int = 1) -> Any:
 
     Args:
       path: the file.
-      times: how many times more bytes and values it may have than one configuration.
+      times: the factor by which the limits of bytes and values are raised, for a file that holds
+        many configurations.
 
     Raises:
       InputError: the file is not a regular one, or its content is too large or too deep.

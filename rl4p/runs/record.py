@@ -146,7 +146,11 @@ class Record:
 
 
 def replace_file(path: Path, content: str | bytes) -> None:
-    """Writes a file atomically, and says in one sentence when that fails."""
+    """Writes a file atomically.
+
+    Raises:
+      RunError: the file cannot be written; the old one stays.
+    """
     try:
         replace(path, content)
     except OSError as error:

@@ -1,18 +1,21 @@
-"""Attacks by interpolations that describe more than a machine can hold."""
+"""Attacks by interpolations that expand to more than fits in memory."""
 
 from contextlib import suppress
 
 import pytest
+import yaml
 from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
+from omegaconf.errors import InterpolationResolutionError, OmegaConfBaseException
 
+from rl4p.configuration.composition import Composer
 from rl4p.configuration.interpolations import COST, MOST_CHARACTERS, bounded_interpolations
+from rl4p.configuration.resume import config_of_run
 from rl4p.errors import InputError
 from tests.configuration.hostile import cases, recorded, write
 
 
 def chain(first, link):
-    """Returns a text of 15 values, each of which holds the one before twice."""
+    """Returns the YAML of 15 values; each contains the one before it twice."""
     links = "".join(f"a{i}: {link}\n".replace("IT", f"${{a{i - 1}}}") for i in range(1, 15))
     return f"a0: {first}\n{links}"
 
@@ -34,15 +37,31 @@ def test_a_bomb_of_interpolations_is_refused(toy, attack, bomb, place):
         folder = recorded(toy)
         with (folder / ".hydra" / "config.yaml").open("a") as file:
             file.write(text)
-        assert "describe too much" in attack(f"resume={folder}")
-    else:
-        if place == "hydra":
-            lines = "".join(
-                f"    {line}\n" for line in text.replace("${a", "${hydra.env.a").splitlines()
-            )
-            text = f"hydra:\n  env:\n{lines}"
-        yaml = write(toy.folder / "c", experiment__evil=text)
-        assert "describe too much" in attack("--config-dir", yaml, "experiment=evil")
+        assert "expand to more" in attack(f"resume={folder}")
+        return
+    if place == "hydra":
+        own = text.replace("${a", "${hydra.env.a").replace("\n", "\n    ")
+        text = f"hydra:\n  env:\n    {own}"
+    yaml = write(toy.folder / "c", experiment__evil=text)
+    assert "expand to more" in attack("--config-dir", yaml, "experiment=evil")
+
+
+@pytest.mark.hostile
+@pytest.mark.parametrize("bomb", cases("lists", "strings"))
+def test_a_bomb_in_a_part_of_a_run_is_refused(toy, bomb):
+    part = yaml.safe_load(BOMBS[bomb].replace("${a", "${.a" if bomb == "strings" else "${..a"))
+    folder = recorded(toy, rollout=part)
+    with pytest.raises(InputError, match="expand to more"):
+        config_of_run(Composer(toy.conf), str(folder), [], ["rollout", "advantage"])
+
+
+@pytest.mark.hostile
+def test_a_part_of_a_run_that_is_a_bomb_is_refused(toy, capsys):
+    folder = recorded(toy, rollout="${a14}")
+    with (folder / ".hydra" / "config.yaml").open("a") as file:
+        file.write(BOMBS["strings"])
+    with pytest.raises(InputError, match="expand to more"):
+        config_of_run(Composer(toy.conf), str(folder), [], ["rollout", "advantage"])
 
 
 def test_characters_are_counted_until_the_bound():
@@ -50,18 +69,27 @@ def test_characters_are_counted_until_the_bound():
     config = OmegaConf.create({"a": "x" * size, "b": "${a}", "c": "${a}", "d": "${a}"})
     with bounded_interpolations():
         assert len(config.b) + len(config.c) == 2 * size
-    refusal = r"^The interpolations of the configuration describe too much: at most 1,048,576 char"
+    refusal = (
+        r"^The interpolations expand to more than 1,048,576 characters: write their values out\.$"
+    )
     with pytest.raises(InputError, match=refusal), bounded_interpolations():
         OmegaConf.to_container(config, resolve=True)
-    assert len(config.d) == size  # outside nothing is counted
+    assert len(config.d) == size
+
+
+def test_elsewhere_each_value_has_the_limit_to_itself():
+    config = OmegaConf.create(yaml.safe_load(BOMBS["strings"]))
+    with pytest.raises(InterpolationResolutionError, match="expand to more"):
+        OmegaConf.select(config, "a14")
+    for _ in range(200):
+        assert config.a7 == "x" * 2**7
 
 
 def test_what_was_caught_within_is_refused_all_the_same():
     config = OmegaConf.create({"a": "x" * MOST_CHARACTERS, "b": "${a}"})
     with (
-        pytest.raises(InputError, match="describe too much"),
+        pytest.raises(InputError, match="expand to more"),
         bounded_interpolations(),
         suppress(OmegaConfBaseException),
     ):
         OmegaConf.resolve(config)
-    assert config.b == config.a

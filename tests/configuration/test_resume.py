@@ -409,3 +409,9 @@ def test_a_teacher_that_is_named_again_leaves_the_model_as_it_was(toy):
     assert toy.run("model.size=3", "+model@teacher=plain") == 0
     assert toy.run("resume=outputs/runs/one", "+model@teacher=plain", "steps=9") == 0
     assert (toy.jobs[-1].model.size, toy.jobs[-1].steps) == (3, 9)
+
+
+def test_a_part_that_is_not_resolved_is_named_by_a_job(read, started):
+    change(started, "rollout", "${missing}")
+    with pytest.raises(InputError, match=r"is broken: Interpolation key 'missing' not found\.$"):
+        read(started)
