@@ -46,7 +46,7 @@ drills: $(PARITY)
 
 # libtpu has its own folder: if it were installed in .venv, JAX would look for a TPU at every import.
 tpu-plan: $(DEVELOPMENT) $(LIBTPU)
-	PYTHONPATH=$(LIBTPU) $(BIN)/python -m pytest -m tpu_plan tests/planning $(ARGS)
+	PYTHONPATH=$(LIBTPU) $(BIN)/python -m pytest -m tpu_plan tests/experiment/planning $(ARGS)
 
 # The pages are made in .cache/docs, and the site from them.
 docs: $(DOCUMENTATION)

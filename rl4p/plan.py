@@ -14,7 +14,9 @@ from rl4p import configuration
 
 
 def job(config: DictConfig) -> Any:
-    from rl4p.planning.report import plan  # imports JAX, which --help and --cfg do not need
+    from rl4p.experiment.planning.report import (
+        plan,  # imports JAX, which --help and --cfg do not need
+    )
 
     return plan(config)
 

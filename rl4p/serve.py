@@ -29,7 +29,7 @@ from rl4p.configuration.job_options import run_job
 
 
 def job(arguments: list[str]) -> None:
-    from rl4p.runs.serving.job import serve  # imports JAX, which --help does not need
+    from rl4p.serving.job import serve  # imports JAX, which --help does not need
 
     serve(arguments)
 

@@ -35,7 +35,7 @@ import numpy as np  # noqa: E402
 import pytest  # noqa: E402
 
 from rl4p.distributed.mesh import Mesh  # noqa: E402
-from rl4p.rollout.engine import Completion, finish  # noqa: E402
+from rl4p.protocols.engine import Completion, finish  # noqa: E402
 from rl4p.types import (  # noqa: E402
     Episode,
     Finish,

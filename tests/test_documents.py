@@ -75,7 +75,7 @@ def is_a_module_here(words: list[str]) -> bool:
 def asks_an_endpoint(words: list[str]) -> bool:
     (url,) = (word for word in words if word.startswith("http://127.0.0.1:8000/"))
     body = words[words.index("-d") + 1]
-    code = "".join(path.read_text() for path in (ROOT / "rl4p/runs/serving").glob("*.py"))
+    code = "".join(path.read_text() for path in (ROOT / "rl4p/serving").glob("*.py"))
     return f'("POST", "{url.rpartition(":8000")[2]}"): ' in code and bool(json.loads(body))
 
 

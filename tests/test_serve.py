@@ -24,10 +24,10 @@ from rl4p.configuration.schema import Root
 from rl4p.distributed.mesh import Mesh
 from rl4p.model.huggingface import write_policy
 from rl4p.model.scratch import Scratch
+from rl4p.protocols.engine import Request
 from rl4p.rollout.continuous import Continuous
-from rl4p.rollout.engine import Request
-from rl4p.runs.serving import job
-from rl4p.runs.serving.options import TAKEN, WITHOUT_RUN, Options
+from rl4p.serving import job
+from rl4p.serving.options import TAKEN, WITHOUT_RUN, Options
 
 NAME = "tiny-test"
 # Each token of this chain follows the one before it, which makes the model call a tool.

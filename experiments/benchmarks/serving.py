@@ -89,8 +89,8 @@ def in_process(lines: list[str], clients: int, tokens: int):
     import numpy as np
 
     from rl4p.configuration import compose
+    from rl4p.protocols.engine import Request
     from rl4p.rollout.continuous import Continuous
-    from rl4p.rollout.engine import Request
     from rl4p.runs.policy import load_policy
 
     policy, params, _ = load_policy(compose(lines), None)

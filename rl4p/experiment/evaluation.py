@@ -211,7 +211,7 @@ def refuse_samples_that_cannot_be(
     if not hasattr(sampler, "open"):
         raise InputError(
             f"evaluation.samples={options.samples} needs a sampler with an engine, but "
-            f"{name} ({type(sampler).__name__}) has no method open (rl4p/rollout/engine.py)."
+            f"{name} ({type(sampler).__name__}) has no method open (rl4p/protocols/engine.py)."
         )
     if sampler.sampling.temperature == 0:
         raise InputError(

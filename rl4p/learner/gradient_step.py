@@ -25,7 +25,7 @@ from rl4p.learner.shared_prompts import KeysAndValues, SharedPrompts, add_groups
 from rl4p.learner.token_loss import token_loss
 from rl4p.model.decoder import Decoder, Prefix
 from rl4p.model.lora import join
-from rl4p.protocols import Prepares
+from rl4p.protocols.phases import Prepares
 from rl4p.types import Array, Metrics, Params, Sampling, TrainingBatch, TrainState, Trajectories
 
 

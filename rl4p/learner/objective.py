@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from rl4p.protocols import KL, Correction, Critic, Entropy, Update
+from rl4p.protocols.phases import KL, Correction, Critic, Entropy, Update
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,7 +9,7 @@ from rl4p.learner.logprobs import token_scores, trunk
 from rl4p.learner.objective import Objective
 from rl4p.learner.returned import check_array, check_names, check_pair
 from rl4p.model.decoder import Decoder, Prefix
-from rl4p.protocols import Estimator, Update
+from rl4p.protocols.phases import Estimator, Update
 from rl4p.types import Array, Params, Sampling, TrainingBatch
 
 

@@ -23,8 +23,8 @@ from rl4p.loop.grading import graded
 from rl4p.loop.phases import Phases
 from rl4p.loop.stopwatch import Stopwatch
 from rl4p.model.policy import Policy
+from rl4p.protocols.engine import Engine, Request
 from rl4p.rollout.answers import answers
-from rl4p.rollout.engine import Engine, Request
 from rl4p.rollout.response_keys import response_keys
 from rl4p.types import Episode, Params, Prompt, Rewards, StepInfo, TrainState, Trajectories
 

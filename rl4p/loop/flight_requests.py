@@ -9,7 +9,7 @@ import numpy as np
 
 from rl4p.distributed.processes import to_host
 from rl4p.loop.flights import Flight
-from rl4p.rollout.engine import Request
+from rl4p.protocols.engine import Request
 from rl4p.types import Array, Finish
 
 

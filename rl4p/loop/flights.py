@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from rl4p.loop.groups import Group
-from rl4p.rollout.engine import Completion
+from rl4p.protocols.engine import Completion
 from rl4p.types import Finish, Prompt
 
 

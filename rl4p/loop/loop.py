@@ -21,7 +21,7 @@ from rl4p.loop.sampler_gap import check_gap
 from rl4p.loop.scoring import Scoring
 from rl4p.loop.stopwatch import Stopwatch
 from rl4p.model.policy import Policy
-from rl4p.protocols import Optimizer
+from rl4p.protocols.phases import Optimizer
 from rl4p.types import Params, StepInfo, TrainingBatch, TrainState
 
 

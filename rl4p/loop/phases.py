@@ -8,7 +8,7 @@ from typing import Any
 
 from rl4p.errors import InputError
 from rl4p.learner.objective import Objective
-from rl4p.protocols import (
+from rl4p.protocols.phases import (
     KL,
     Advantage,
     Correction,

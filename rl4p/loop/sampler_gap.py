@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from rl4p.errors import RunError
-from rl4p.protocols import Rollout
+from rl4p.protocols.phases import Rollout
 from rl4p.types import Episode
 
 GAP = "rollout/logprob_gap_mean"

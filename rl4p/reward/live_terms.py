@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from rl4p.errors import InputError, RunError
+from rl4p.protocols.reward import Grades, OpensTerm
 from rl4p.reward import term_threads
-from rl4p.reward.protocols import Grades, OpensTerm
 from rl4p.reward.term_threads import Late, TermThread
 from rl4p.types import Episode
 

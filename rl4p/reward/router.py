@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from rl4p.errors import RunError
-from rl4p.protocols import Remembers
-from rl4p.reward.protocols import TextReward
+from rl4p.protocols.phases import Remembers
+from rl4p.protocols.reward import TextReward
 from rl4p.types import Episode, Rewards, Trajectories
 
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from rl4p.configuration.bounds import AboveZero, Share
 from rl4p.errors import RunError
-from rl4p.protocols import Remembers
+from rl4p.protocols.phases import Remembers
 from rl4p.reward.live_terms import (
     LARGEST,
     LiveTerm,

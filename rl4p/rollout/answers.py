@@ -8,7 +8,7 @@ import jax
 import numpy as np
 
 from rl4p.model.policy import Policy, pad_left
-from rl4p.rollout.engine import Completion
+from rl4p.protocols.engine import Completion
 from rl4p.types import Episode, Finish, Prompt, Trajectories
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from rl4p.distributed.processes import to_host
 from rl4p.model.cache import Cache, write
 from rl4p.model.decoder import Decoder
 from rl4p.model.policy import Policy
-from rl4p.protocols import PlannedProgram
+from rl4p.protocols.phases import PlannedProgram
 from rl4p.rollout.in_process import Batch, InProcess, Sequences
 from rl4p.rollout.sampler import Sampler
 from rl4p.types import Array, Params, Sampling

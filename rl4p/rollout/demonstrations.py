@@ -9,8 +9,8 @@ import numpy as np
 from rl4p.configuration.bounds import Positive
 from rl4p.errors import InputError
 from rl4p.model.policy import Policy
+from rl4p.protocols.engine import Completion, finish
 from rl4p.rollout.answers import answers
-from rl4p.rollout.engine import Completion, finish
 from rl4p.types import Array, Episode, Params, Prompt, Sampling, Trajectories
 
 

@@ -11,7 +11,7 @@ from rl4p.distributed.processes import to_host
 from rl4p.errors import InputError
 from rl4p.model.policy import Policy, pad_left
 from rl4p.model.sampling import draw
-from rl4p.rollout.engine import Completion, Request, finish
+from rl4p.protocols.engine import Completion, Request, finish
 from rl4p.types import Array, Params, Sampling
 
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from rl4p.model.decoder import Decoder
 from rl4p.model.policy import Policy
-from rl4p.protocols import PlannedProgram
+from rl4p.protocols.phases import PlannedProgram
 from rl4p.rollout.in_process import Batch, Sequences
 from rl4p.rollout.sampler import Sampler
 from rl4p.types import Array, Params, Sampling

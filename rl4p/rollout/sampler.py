@@ -13,9 +13,9 @@ import numpy as np
 from rl4p.configuration.bounds import AboveZero, Natural, NonNegative, Positive, TopShare
 from rl4p.distributed.processes import to_host
 from rl4p.model.policy import Policy
+from rl4p.protocols.engine import Request
 from rl4p.rollout.annealing.linear import Linear
 from rl4p.rollout.answers import answers
-from rl4p.rollout.engine import Request
 from rl4p.rollout.in_process import Batch, InProcess
 from rl4p.types import Array, Episode, Params, Prompt, Sampling, Trajectories
 

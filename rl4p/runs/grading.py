@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 
 from rl4p.errors import InputError
-from rl4p.protocols import Remembers
+from rl4p.protocols.phases import Remembers
+from rl4p.protocols.reward import TextReward
 from rl4p.reward.live_terms import of_prompts, rows_of_groups
-from rl4p.reward.protocols import TextReward
 from rl4p.types import Episode
 
 AT_A_TIME = 1024  # responses that a reward term grades together

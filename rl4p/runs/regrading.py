@@ -25,7 +25,7 @@ from rl4p.data.jsonl import parsed
 from rl4p.data.quantity import quantity
 from rl4p.data.rows import digest
 from rl4p.errors import InputError
-from rl4p.reward.protocols import TextReward
+from rl4p.protocols.reward import TextReward
 from rl4p.runs.grading import Grades, grade, text_reward
 from rl4p.runs.progress import shorten
 from rl4p.runs.record import Record, replace_file

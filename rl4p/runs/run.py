@@ -26,10 +26,10 @@ from rl4p.configuration.trust import names_in, unsandboxed
 from rl4p.distributed.processes import agreed, anywhere, blaming, first, to_host
 from rl4p.errors import InputError, RunError, Stopped
 from rl4p.experiment.build import Experiment, build
+from rl4p.experiment.planning.report import refuse_what_does_not_fit
 from rl4p.loop.compilation import Compilation, compilation, keep_programs
 from rl4p.loop.loop import run_hooks, train
 from rl4p.loop.protocols import Hook
-from rl4p.planning.report import refuse_what_does_not_fit
 from rl4p.runs.checkpoint import Checkpoints
 from rl4p.runs.commit import git_state
 from rl4p.runs.diagnosis import Diagnosis

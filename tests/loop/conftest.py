@@ -3,8 +3,8 @@ import numpy as np
 import pytest
 
 from rl4p.loop.groups import divided
+from rl4p.protocols.engine import Completion
 from rl4p.rollout.answers import answers_on_host
-from rl4p.rollout.engine import Completion
 from rl4p.types import Finish, Rewards
 
 

@@ -4,7 +4,7 @@ import pytest
 
 from rl4p.loop.flight_requests import finished_groups, keys_of, requests_for
 from rl4p.loop.flights import Flight
-from rl4p.rollout.engine import Completion
+from rl4p.protocols.engine import Completion
 from rl4p.rollout.sampler import sequence_keys
 from rl4p.types import Finish
 

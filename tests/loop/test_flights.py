@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 
 from rl4p.loop.flights import Flights, Limits
-from rl4p.rollout.engine import Completion
+from rl4p.protocols.engine import Completion
 from rl4p.runs.checkpoint import with_arrays, without_arrays
 from rl4p.types import Finish
 

@@ -8,10 +8,10 @@ import pytest
 
 from rl4p.errors import InputError
 from rl4p.loop.compilation import compilation
+from rl4p.protocols.engine import Request
 from rl4p.rollout import continuous
 from rl4p.rollout.annealing.linear import Linear
 from rl4p.rollout.continuous import Continuous, decode
-from rl4p.rollout.engine import Request
 from rl4p.rollout.in_process import Batch
 from rl4p.rollout.naive_sampler import NaiveSampler
 from rl4p.types import Finish

@@ -26,8 +26,8 @@ from rl4p.loop.metrics import drawn_shares, staleness_shares
 from rl4p.loop.phases import Phases
 from rl4p.loop.protocols import Collected, Filter, OpenSource
 from rl4p.model.policy import Policy
+from rl4p.protocols.engine import Completion, Engine
 from rl4p.rollout.answers import answers_on_host
-from rl4p.rollout.engine import Completion, Engine
 from rl4p.types import Array, Params, TrainState
 
 SECONDS_FOR_STALLED = 1.0  # that a thread has to end

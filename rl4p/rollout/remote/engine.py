@@ -11,7 +11,7 @@ import numpy as np
 
 from rl4p.errors import InputError, RunError
 from rl4p.model.policy import Policy
-from rl4p.rollout.engine import Completion, Request
+from rl4p.protocols.engine import Completion, Request
 from rl4p.rollout.remote.fleet import Fleet, Weights
 from rl4p.rollout.remote.pool import Call
 from rl4p.rollout.remote.probe import Probe

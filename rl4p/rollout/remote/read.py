@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from rl4p.rollout.engine import Completion
+from rl4p.protocols.engine import Completion
 from rl4p.types import Finish
 
 LARGEST_LOGPROB = 1e-3  # rounding of a server may put a log-probability this far above 0

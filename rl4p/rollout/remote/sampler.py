@@ -15,9 +15,9 @@ from rl4p.configuration.bounds import AboveZero, Natural, NonNegative, Positive,
 from rl4p.distributed.processes import to_host
 from rl4p.errors import InputError
 from rl4p.model.policy import Policy
+from rl4p.protocols.engine import Request
 from rl4p.rollout.annealing.linear import Linear
 from rl4p.rollout.answers import answers
-from rl4p.rollout.engine import Request
 from rl4p.rollout.remote.engine import RemoteEngine
 from rl4p.rollout.remote.fleet import Weights
 from rl4p.rollout.remote.read import Answer, Ask, LieError

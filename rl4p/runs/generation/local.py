@@ -7,7 +7,7 @@ import numpy as np
 
 from rl4p.errors import InputError
 from rl4p.model.policy import Policy
-from rl4p.rollout.engine import Request
+from rl4p.protocols.engine import Request
 from rl4p.rollout.response_keys import response_keys
 from rl4p.rollout.sampler import Sampler
 from rl4p.runs.generation.responses import Response, Responses

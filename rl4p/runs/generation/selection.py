@@ -8,7 +8,7 @@ from typing import Any
 
 from rl4p.data.prompts import system_of
 from rl4p.errors import InputError
-from rl4p.reward.protocols import TextReward
+from rl4p.protocols.reward import TextReward
 from rl4p.runs.generation.options import Options
 from rl4p.runs.generation.responses import Response
 from rl4p.runs.grading import grade, text_reward

@@ -6,7 +6,7 @@ import jax
 import numpy as np
 import pytest
 
-from rl4p.rollout.engine import Request
+from rl4p.protocols.engine import Request
 from rl4p.rollout.sglang import SGLang
 from rl4p.rollout.vllm import VLLM
 from tests.rollout.remote.doubles import SGLangDouble, VLLMDouble

@@ -20,10 +20,10 @@ import numpy as np
 
 from rl4p.errors import InputError
 from rl4p.learner.logprobs import score_tokens
-from rl4p.rollout.engine import Request
+from rl4p.protocols.engine import Request
 from rl4p.rollout.in_process import Batch
 from rl4p.rollout.naive_sampler import NaiveSampler
-from rl4p.runs.serving.weights import checksums, replacement
+from rl4p.serving.weights import checksums, replacement
 from rl4p.types import Finish, Microbatching, Sampling, Trajectories
 
 ANSWERS = {"/v1/completions", "/generate"}  # the paths that answer with tokens

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from rl4p.errors import InputError, RunError
-from rl4p.rollout.engine import Request
+from rl4p.protocols.engine import Request
 from rl4p.types import Finish
 from tests.rollout.remote.cases import (
     of_step,

@@ -91,7 +91,7 @@ def test_the_policy_that_is_given_is_sampled(sample, prompts, policy, params):
     (response, *_) = sample(prompts, samples=1, sampler=greedy).in_order()
     engine = greedy.open(policy)
     engine.publish(params, 0)
-    from rl4p.rollout.engine import Request
+    from rl4p.protocols.engine import Request
 
     request = Request(tokens=prompts[0].tokens, keys_N=np.zeros((1, 2), np.uint32), max_tokens=8)
     (completion,) = engine.complete([request], greedy=True)

@@ -1,0 +1,205 @@
+"""The arguments of a run's functions as shapes with shardings; no array is allocated."""
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from omegaconf import DictConfig
+
+from rl4p.configuration import instantiate
+from rl4p.distributed import placement
+from rl4p.distributed.mesh import Mesh
+from rl4p.distributed.partition import changed_for_decoding, for_decoding
+from rl4p.errors import InputError
+from rl4p.experiment.build import build_phases, check_lengths, check_rows
+from rl4p.loop.phases import Phases
+from rl4p.model.policy import Policy, padded_width
+from rl4p.protocols.phases import Optimizer
+from rl4p.types import Params, TrainingBatch, TrainState, Trajectories
+
+# The names in `Phases.needs` whose scores are [B] instead of [B, T].
+OF_ROWS = {"greedy_rewards", "answer_clusters", "task_ids"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class AbstractRun:
+    """The parts of a run as shapes, with every prompt and every response at its maximum length.
+
+    Attributes:
+      prompts, group_size, prompt_columns, response_tokens: P, G, and the two parts of T.
+      frozen: the frozen parameters, the reference if it is a copy of the initial policy, and the
+        copies of the parameters that the collector keeps.
+      overlaps: whether the collector samples during updates.
+    """
+
+    mesh: Mesh
+    policy: Policy
+    phases: Phases
+    optimizer: Optimizer
+    state: TrainState
+    frozen: Params
+    prompts: int
+    group_size: int
+    prompt_columns: int
+    response_tokens: int
+    overlaps: bool = False
+
+    @property
+    def sequences(self) -> int:
+        return self.prompts * self.group_size
+
+    @property
+    def resident(self) -> Any:
+        """Returns the arrays that stay on the devices during the whole run."""
+        return self.state, self.frozen
+
+    def resident_while_sampling(self) -> Any:
+        """Returns the arrays that are on the sampling mesh while it samples."""
+        if self.mesh.sampling is not self.mesh:
+            return self.sampling_params()
+        return self.resident, self.copied_for_sampling()
+
+    def merged(self) -> Params:
+        """Returns the merged parameters of the policy, on the training mesh."""
+        return self.policy.merged(self.state.params)
+
+    def without_critic(self) -> Params:
+        """Returns the merged parameters without the critic."""
+        return self.policy.without_critic(self.state.params)
+
+    def sampling_params(self) -> Params:
+        """Returns the parameters of the policy, prepared for decoding on the sampling mesh."""
+        whole, dtype = self.without_critic(), self.policy.decoder.dtype
+        changed = {name: whole[name] for name in changed_for_decoding(whole, dtype)}
+        new = jax.eval_shape(partial(for_decoding, dtype=dtype), changed)
+        if self.mesh.sampling is not self.mesh or self.mesh.devices.shape["fsdp"] > 1:
+            new = whole | new  # the sharding of every parameter changes
+        return whole | placement.with_shardings(new, placement.sampling_shardings(self.mesh, new))
+
+    def copied_for_sampling(self) -> Params:
+        """Returns the sampling parameters that do not share their arrays with the trained ones."""
+        whole = self.without_critic()
+        return {name: x for name, x in self.sampling_params().items() if x is not whole[name]}
+
+    def reference(self) -> Params:
+        """Returns the parameters of the initial policy of the run."""
+        return self.policy.frozen or self.without_critic()
+
+    def rows(self, shape: tuple[int, ...], dtype: Any, mesh: Mesh | None = None) -> Any:
+        """Returns the shape of an array whose rows are sharded over a mesh."""
+        return jax.ShapeDtypeStruct(shape, dtype, sharding=(mesh or self.mesh).rows)
+
+    def replicated(self, tree: Any, mesh: Mesh | None = None) -> Any:
+        """Returns the shapes of arrays that are replicated on a mesh."""
+        return replicated(mesh or self.mesh, tree)
+
+    def bytes_of(self, tree: Any) -> int:
+        """Returns the bytes of arrays on one device."""
+        return bytes_of_chip(tree)
+
+    def bytes_per_decode_step(self, params: Params) -> int:
+        """Returns the bytes of parameters that a device reads in a decode step: layers and head."""
+        return bytes_of_chip((params["layers"], params.get("head", params["embedding"])))
+
+    def trajectories(self) -> Trajectories:
+        B, T = self.sequences, self.prompt_columns + self.response_tokens
+        return Trajectories(
+            tokens_BT=self.rows((B, T), jnp.int32),
+            response_mask_BT=self.rows((B, T), jnp.bool_),
+            positions_BT=self.rows((B, T), jnp.int32),
+            segment_ids_BT=self.rows((B, T), jnp.int32),
+            behaviour_logprobs_BT=self.rows((B, T), jnp.float32),
+            policy_version_BT=self.rows((B, T), jnp.int32),
+            group_ids_B=self.rows((B,), jnp.int32),
+            finish_B=self.rows((B,), jnp.int8),
+            group_size=self.group_size,
+            prompt_columns=self.prompt_columns,
+        )
+
+    def batch(self) -> TrainingBatch:
+        trajectories = self.trajectories()
+        B, T = trajectories.tokens_BT.shape
+        names = self.phases.needs() | ({"returns"} if self.phases.critic.active else set())
+        return TrainingBatch(
+            trajectories=trajectories,
+            advantages_BT=self.rows((B, T), jnp.float32),
+            loss_mask_BT=self.rows((B, T), jnp.bool_),
+            scores={
+                name: self.rows((B,) if name in OF_ROWS else (B, T), jnp.float32)
+                for name in sorted(names)
+            },
+        )
+
+
+def abstract_run(config: DictConfig, mesh: Mesh) -> AbstractRun:
+    """Returns the run that a configuration describes, on a mesh whose devices may be absent.
+
+    Raises:
+      InputError: parts are incompatible, as in `experiment.build`.
+    """
+    phases = build_phases(config)
+    check_rows(config, phases, mesh)
+    needs = phases.needs()
+    model = instantiate(config.model)
+    if not hasattr(model, "abstract"):
+        raise InputError(
+            f"model._target_={config.model._target_} cannot be planned: it needs a method "
+            "`abstract(mesh)`, which returns the policy and the shapes of its parameters."
+        )
+    policy, params = model.abstract(mesh)
+    check_lengths(config, policy, phases.rollout.max_response_tokens)
+    whole = policy.merged(params)
+    frozen = [policy.frozen]
+    if "reference_logprobs" in needs and not policy.frozen:
+        frozen.append(params)
+    if phases.estimator is not None:
+        critic = partial(phases.estimator.init, policy.decoder)
+        params = params | {"critic": placement.shapes(mesh, critic, whole)}
+    collector = instantiate(config.collector)
+    if hasattr(collector, "copies"):
+        frozen += [params] * collector.copies(mesh.sampling is mesh)
+    optimizer = instantiate(config.optimizer)
+    moments = jax.eval_shape(optimizer.transform().init, params)
+    shardings = placement.optimizer_state_shardings(mesh, moments, params)
+    key = jax.eval_shape(lambda: jax.random.key(0))
+    state = TrainState(
+        step=replicated(mesh, jax.ShapeDtypeStruct((), jnp.int32)),
+        params=params,
+        optimizer_state=placement.with_shardings(moments, shardings),
+        key=replicated(mesh, key),
+        memory={},
+        average=params if config.ema.decay else {},
+    )
+    return AbstractRun(
+        mesh=mesh,
+        policy=policy,
+        phases=phases,
+        optimizer=optimizer,
+        state=state,
+        frozen=frozen,
+        prompts=config.prompts_per_step,
+        group_size=config.group_size,
+        prompt_columns=padded_width(config.max_prompt_tokens),
+        response_tokens=config.max_response_tokens,
+        overlaps=getattr(collector, "overlaps", False) and mesh.sampling is mesh,
+    )
+
+
+def replicated(mesh: Mesh, tree: Any) -> Any:
+    return placement.with_shardings(tree, jax.tree.map(lambda _: mesh.replicated, tree))
+
+
+def bytes_of_chip(tree: Any) -> int:
+    """Returns the bytes that one device holds of these arrays."""
+
+    def of(x: jax.ShapeDtypeStruct) -> int:
+        is_key = jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
+        size = 8 if is_key else jnp.dtype(x.dtype).itemsize
+        shape = x.sharding.shard_shape(x.shape) if x.sharding is not None else x.shape
+        for n in shape:
+            size *= n
+        return size
+
+    return sum(map(of, jax.tree.leaves(tree)))

@@ -1,0 +1,162 @@
+"""The costs of the programs of a plan, and advice if one of them does not fit."""
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from rl4p.distributed.chips import GIB, Chip
+from rl4p.distributed.mesh import Mesh
+from rl4p.experiment.planning.abstract import AbstractRun
+from rl4p.experiment.planning.flops import product_flops
+from rl4p.experiment.planning.hlo import collectives, largest_loop_copy
+from rl4p.experiment.planning.programs import Program, slots_of
+
+
+@dataclass(frozen=True, kw_only=True)
+class Traffic:
+    """The traffic of the collectives of one kind.
+
+    Attributes:
+      count: the number of times that such a collective runs.
+      bytes: the bytes of the full arrays that are gathered, reduced or exchanged.
+      sent: the least bytes that one device sends (`hlo.Collective.sent`).
+    """
+
+    count: int
+    bytes: int
+    sent: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cost:
+    """The cost of one program in a step. Bytes are those of one device.
+
+    Attributes:
+      arguments, outputs, temporaries, aliased: the compiler's counts in bytes. Aliased outputs
+        reuse donated buffers.
+      beside: the bytes of arrays that are on the device meanwhile but are not arguments.
+      total: beside + arguments + outputs + temporaries - aliased.
+      flops: the floating-point operations of all matrix products on all devices.
+      collectives: the traffic by kind and mesh axes, such as "all-gather over fsdp".
+      largest_loop_copy: the bytes of the largest array that the body of a loop copies.
+      seconds_at_least: a lower bound: the time of the products at the chip's peak rate or of the
+        reads at its peak bandwidth, whichever is longer. None if the rates are not known.
+    """
+
+    phase: str
+    arguments: int
+    outputs: int
+    temporaries: int
+    aliased: int
+    beside: int
+    total: int
+    flops: float
+    collectives: dict[str, Traffic]
+    largest_loop_copy: int
+    seconds_at_least: float | None
+    compile_seconds: float
+
+
+def cost(program: Program, chip: Chip, mesh: Mesh) -> Cost:
+    """Returns the cost of a compiled program that runs on `mesh`."""
+    flops = product_flops(program.traced.jaxpr.jaxpr, program.iterations)
+    if program.compiled is None:
+        return refused(program, flops)
+    memory, text = program.compiled.memory_analysis(), program.compiled.as_text()
+    arguments, outputs = memory.argument_size_in_bytes, memory.output_size_in_bytes
+    temporaries, aliased = memory.temp_size_in_bytes, memory.alias_size_in_bytes
+    beside = max(0, program.live - arguments)
+    count, whole, sent = Counter[str](), Counter[str](), Counter[str]()
+    for each in collectives(text, program.iterations):
+        name = f"{each.kind} over {axes_of(each.group, mesh.devices.shape)}"
+        count[name] += each.times
+        whole[name] += each.times * each.bytes
+        sent[name] += round(each.sent)
+    seconds = None
+    if chip.flops:
+        read = program.read or arguments + outputs - aliased
+        seconds = max(flops / mesh.size / chip.flops, read / chip.bandwidth)
+    return Cost(
+        phase=program.phase,
+        arguments=arguments,
+        outputs=outputs,
+        temporaries=temporaries,
+        aliased=aliased,
+        beside=beside,
+        total=beside + arguments + outputs + temporaries - aliased,
+        flops=flops,
+        collectives={
+            kind: Traffic(count=count[kind], bytes=whole[kind], sent=sent[kind])
+            for kind in sorted(count)
+        },
+        largest_loop_copy=largest_loop_copy(text),
+        seconds_at_least=seconds,
+        compile_seconds=program.seconds,
+    )
+
+
+def axes_of(group: Sequence[int], shape: Mapping[str, int]) -> str:
+    """Returns the mesh axes along which the devices of a group differ."""
+    places = np.unravel_index(np.asarray(group), tuple(shape.values()))
+    return " x ".join(axis for axis, at in zip(shape, places, strict=True) if len({*at}) > 1)
+
+
+def refused(program: Program, flops: float) -> Cost:
+    """Returns the cost of a program too large to compile; the temporaries include its results."""
+    return Cost(
+        phase=program.phase,
+        arguments=0,
+        outputs=0,
+        temporaries=program.refused,
+        aliased=0,
+        beside=program.live,
+        total=program.live + program.refused,
+        flops=flops,
+        collectives={},
+        largest_loop_copy=0,
+        seconds_at_least=None,
+        compile_seconds=program.seconds,
+    )
+
+
+def as_json(costs: Sequence[Cost]) -> list[dict[str, Any]]:
+    return [asdict(each) for each in costs]
+
+
+def advice(run: AbstractRun, costs: Sequence[Cost], memory: float) -> str:
+    """Returns a change of the configuration that should make the largest program fit.
+
+    It is an estimate: it takes temporaries as proportional to the tokens in memory. Plan again.
+    """
+    worst = max(costs, key=lambda each: each.total)
+    fixed = worst.total - worst.temporaries
+    chips = f"{math.ceil(run.mesh.size * worst.total / memory)} chips like these"
+    share = (memory - fixed) / max(worst.temporaries, 1)
+    if worst.phase in ("update", "scores", "reference"):
+        decoder, update = run.policy.decoder, run.phases.update
+        if fixed > memory:
+            if getattr(run.optimizer, "moment_dtype", None) == "float32":
+                return f"optimizer.moment_dtype=bfloat16, or {chips}"
+            return chips
+        if worst.phase == "update" and decoder.remat != "layer":
+            return "model.remat=layer"
+        tokens = 2 ** int(math.log2(max(1, update.tokens_per_microbatch * share)))
+        if run.response_tokens <= tokens < update.tokens_per_microbatch:
+            return f"update.tokens_per_microbatch={tokens}"
+        return chips
+    slots = slots_of(run)
+    if worst.phase in ("arrange", "decode") and slots is not None:
+        share = memory / worst.total
+        fewer = 2 ** int(math.log2(max(1.0, slots * share)))
+        if run.mesh.row_shards * 8 <= fewer < slots:
+            return f"rollout.slots={fewer}"
+    return chips
+
+
+def unit_of(size: float) -> tuple[str, int]:
+    """Returns the unit for sizes up to `size`: its name and its bytes."""
+    return ("GiB", GIB) if size >= GIB / 10 else ("MiB", GIB // 1024)

@@ -1,0 +1,199 @@
+"""The compiled functions of a step, in order, each with the arrays on the devices meanwhile.
+
+The functions are the ones that the loop calls, traced with shapes in place of arrays. Arguments
+that are results of another program have the shardings that this program gives them.
+"""
+
+import re
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import jax
+
+from rl4p.distributed.partition import for_decoding
+from rl4p.distributed.placement import with_shardings
+from rl4p.experiment.planning.abstract import AbstractRun, bytes_of_chip, replicated
+from rl4p.learner.gradient_step import gradient_step
+from rl4p.learner.logprobs import score_tokens
+from rl4p.loop.scoring import OF_POLICY
+from rl4p.protocols.phases import Planned
+
+
+@dataclass(frozen=True, kw_only=True)
+class Program:
+    """A compiled function of a run.
+
+    Attributes:
+      phase: the name of the function in the plan.
+      traced: the function, traced by JAX.
+      compiled: the compiled function; None if the compiler found that it cannot fit.
+      refused: the bytes of temporaries for which the compiler found no room.
+      live: the bytes of all arrays on a device while it runs, its arguments included.
+      iterations: the number of iterations of a loop whose trip count is not static.
+      read: the least bytes that each device reads; None if it reads every argument once.
+      seconds: the compilation time.
+      sampled: whether it runs on the sampling mesh.
+    """
+
+    phase: str
+    traced: Any
+    compiled: Any
+    live: int
+    refused: int = 0
+    iterations: int = 1
+    read: float | None = None
+    seconds: float = 0.0
+    sampled: bool = False
+
+    def results(self) -> Any:
+        return with_shardings(self.traced.out_info, self.compiled.output_shardings)
+
+
+def program(phase: str, traced: Any, live: Any, **options: Any) -> Program:
+    """Compiles a traced function."""
+    started = time.perf_counter()
+    compiled, refused = None, 0
+    try:
+        compiled = traced.lower().compile()
+    except jax.errors.JaxRuntimeError as error:
+        refused = bytes_refused(str(error))
+        if not refused:
+            raise
+    seconds = time.perf_counter() - started
+    print(f"{phase}: compiled in {seconds:.0f} s", flush=True)  # a large model takes minutes
+    live = bytes_of_chip(live)
+    return Program(
+        phase=phase,
+        traced=traced,
+        compiled=compiled,
+        live=live,
+        refused=refused,
+        seconds=seconds,
+        **options,
+    )
+
+
+UNITS = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+
+
+def bytes_refused(message: str) -> int:
+    """Returns the bytes of temporaries named in an out-of-memory message; 0 for other errors."""
+    found = re.search(
+        r"RESOURCE_EXHAUSTED.*?\(?([\d.]+)([KMGT])i?B?\)? *exceeds|"
+        r"RESOURCE_EXHAUSTED.*?Used ([\d.]+)([KMGT])",
+        message,
+        re.DOTALL,
+    )
+    if found is None:
+        return 0
+    number, unit = [group for group in found.groups() if group]
+    return int(float(number) * UNITS[unit])
+
+
+def programs(run: AbstractRun) -> list[Program]:
+    """Returns all programs of a step. They compile in sequence: libtpu has crashed in parallel."""
+    return [*weights_for_sampling(run), *rollout(run), *scoring(run), update(run)]
+
+
+def weights_for_sampling(run: AbstractRun) -> Iterator[Program]:
+    """Yields `placement.for_sampling`, if the sampling mesh is the training mesh."""
+    if isinstance(run.phases.rollout, Planned) and run.mesh.sampling is run.mesh:
+        whole, wanted = run.without_critic(), run.copied_for_sampling()
+        places = jax.tree.map(lambda x: x.sharding, wanted)
+        dtype = run.policy.decoder.dtype
+        changed = jax.jit(partial(for_decoding, dtype=dtype), out_shardings=places)
+        yield program(
+            "weights", changed.trace({name: whole[name] for name in wanted}), run.resident
+        )
+
+
+def unplanned(run: AbstractRun) -> list[str]:
+    """Returns the names of the parts of a step whose programs the plan leaves out."""
+    rollout = run.phases.rollout
+    samples = getattr(rollout, "samples", True)
+    left_out = ["rollout"] if samples and not isinstance(rollout, Planned) else []
+    if "teacher_logprobs" in run.phases.needs():
+        left_out.append("the teacher")
+    if run.overlaps:
+        left_out.append("the memory of sampling and update at the same time")
+    return left_out + [f"scores.{name}" for name in run.phases.scores]
+
+
+def slots_of(run: AbstractRun) -> int | None:
+    """Returns how many sequences the rollout decodes at a time; None without an option `slots`."""
+    rollout = run.phases.rollout
+    return rollout.slots_of(run.sequences) if isinstance(rollout, Planned) else None
+
+
+def rollout(run: AbstractRun) -> list[Program]:
+    """Compiles the programs that the rollout describes; returns none if it is not `Planned`."""
+    rollout = run.phases.rollout
+    if not isinstance(rollout, Planned):
+        return []
+    described, compiled, results = rollout.plan(run), [], None
+    while True:
+        try:
+            each = described.send(results)
+        except StopIteration:
+            return compiled
+        compiled.append(
+            program(
+                each.phase,
+                each.traced,
+                each.live,
+                iterations=each.iterations,
+                read=each.read,
+                sampled=True,
+            )
+        )
+        results = None if compiled[-1].compiled is None else compiled[-1].results()
+
+
+def scoring(run: AbstractRun) -> Iterator[Program]:
+    """Yields the programs of `Scoring` for the policy and the reference, not for the teacher."""
+    phases, needs = run.phases, run.phases.needs()
+    options = {
+        "sampling": phases.rollout.sampling,
+        "microbatching": phases.update.microbatching,
+        "mesh": run.mesh,
+    } | phases.temperature(0)
+    trajectories = run.trajectories()
+    live = run.resident, run.batch()
+    of_policy = sorted(needs & OF_POLICY.keys())
+    calls = {}
+    if of_policy:
+        calls["scores"] = {
+            "names": tuple(OF_POLICY[name] for name in of_policy),
+            "values": phases.values if "values" in needs else None,
+        }
+    if "reference_logprobs" in needs:
+        calls["reference"] = {}
+    for phase, more in calls.items():
+        params = run.merged() if phase == "scores" else run.reference()
+        traced = score_tokens.trace(run.policy.decoder, params, trajectories, **options, **more)
+        yield program(phase, traced, live)
+
+
+def update(run: AbstractRun) -> Program:
+    """Compiles `gradient_step`."""
+    phases, batch = run.phases, run.batch()
+    coefficients = phases.coefficients(phases.initial_memory(), 0)
+    coefficients = jax.tree.map(
+        lambda x: replicated(run.mesh, jax.eval_shape(lambda: x)) if hasattr(x, "dtype") else x,
+        coefficients,
+    )
+    traced = gradient_step.trace(
+        phases.objective(run.group_size),
+        run.policy.decoder,
+        phases.rollout.sampling,
+        run.optimizer,
+        run.policy.frozen,
+        run.state,
+        batch,
+        coefficients,
+        run.mesh,
+    )
+    return program("update", traced, (run.resident, batch))

@@ -1,0 +1,188 @@
+"""The job of `python -m rl4p.plan`, which prints a table and writes plan.json."""
+
+import json
+import logging
+import time
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+import jax
+from hydra.core.hydra_config import HydraConfig
+from omegaconf import DictConfig, OmegaConf
+from rich.console import Console
+from rich.table import Table
+
+from rl4p.configuration import instantiate
+from rl4p.distributed.chips import GIB, Chip
+from rl4p.distributed.mesh import Mesh
+from rl4p.errors import InputError, RunError
+from rl4p.experiment.planning.abstract import AbstractRun, abstract_run
+from rl4p.experiment.planning.costs import Cost, advice, as_json, cost, unit_of
+from rl4p.experiment.planning.programs import programs, unplanned
+from rl4p.experiment.planning.search import search
+from rl4p.experiment.planning.topology import memory_of, planned, reports_memory
+
+log = logging.getLogger(__name__)
+
+
+def plan(config: DictConfig) -> dict[str, Any]:
+    """Plans a run and returns the content of plan.json.
+
+    Raises:
+      InputError: the devices cannot be planned for, or parts of the run are incompatible.
+      RunError: the run does not fit into memory.
+    """
+    folder = Path(HydraConfig.get().runtime.output_dir)
+    started = time.perf_counter()
+    if not config.plan.all_widths:
+        config = one_width(config)
+    if config.mesh.topology is not None:
+        jax.config.update("jax_exec_time_optimization_effort", config.plan.effort)
+        jax.config.update("jax_memory_fitting_effort", config.plan.effort)
+    run, chip, memory = described(config, planned(instantiate(config.mesh)))
+    costs = costs_of(run, chip)
+    found = summary(run, chip, memory, costs)
+    if config.plan.search:
+        found["largest"] = search(config, run.mesh, memory)
+    found["seconds"] = time.perf_counter() - started
+    (folder / "plan.json").write_text(json.dumps(found, indent=2) + "\n")
+    show(found, costs)
+    if not found["fits"]:
+        raise RunError(found["verdict"])
+    return found
+
+
+def one_width(config: DictConfig) -> DictConfig:
+    """Returns the configuration with only the widest microbatch loop, which needs the most memory.
+
+    Leaving the others out saves their compilation.
+    """
+    config = deepcopy(config)
+    OmegaConf.update(config, "update.microbatch_widths", 1, force_add=True)
+    return config
+
+
+def refuse_what_does_not_fit(config: DictConfig) -> None:
+    """Checks that a run fits on its devices, unless their memory is neither reported nor set.
+
+    The check compiles all programs of the run, which then finds them in the cache.
+
+    Raises:
+      InputError: the run does not fit.
+    """
+    mesh = instantiate(config.mesh)
+    if config.plan.memory_gib is None and not reports_memory(mesh):
+        log.warning("plan.check: these devices do not report their memory, so nothing was checked.")
+        return
+    run, chip, memory = described(config, mesh)
+    found = summary(run, chip, memory, costs_of(run, chip))
+    if not found["fits"]:
+        raise InputError(f"{found['verdict']} Set plan.check=false to run it anyway.")
+
+
+def described(config: DictConfig, mesh: Mesh) -> tuple[AbstractRun, Chip, float]:
+    """Returns the run, its chip, and the bytes of a chip that programs may use."""
+    run = abstract_run(config, mesh)
+    chip, memory = memory_of(mesh)
+    if config.plan.memory_gib is not None:
+        memory = config.plan.memory_gib * GIB
+    return run, chip, memory
+
+
+def costs_of(run: AbstractRun, chip: Chip) -> list[Cost]:
+    """Returns the costs of all programs, each for the mesh that runs it."""
+    return [
+        cost(program, chip, run.mesh.sampling if program.sampled else run.mesh)
+        for program in programs(run)
+    ]
+
+
+def summary(run: AbstractRun, chip: Chip, memory: float, costs: list[Cost]) -> dict[str, Any]:
+    worst = max(costs, key=lambda each: each.total)
+    fits = memory == 0 or worst.total <= memory
+    name, unit = unit_of(worst.total)
+    use = f"{worst.total / unit:,.2f} of {memory / unit:,.2f} {name} per chip, in {worst.phase}"
+    if fits:
+        verdict, change = f"It fits: {use}.", None
+    else:
+        change = advice(run, costs, memory)
+        verdict = f"It does not fit: {use}. The most helpful change: {change}."
+    if left_out := unplanned(run):
+        verdict += f" Not included in the plan: {', '.join(left_out)}."
+    return {
+        "fits": fits,
+        "verdict": verdict,
+        "unplanned": left_out,
+        "change": change,
+        "chip": chip.kind,
+        "memory": memory,
+        "mesh": dict(run.mesh.devices.shape),
+        "topology": run.mesh.topology,
+        "step": {
+            "prompts": run.prompts,
+            "group_size": run.group_size,
+            "prompt_tokens": run.prompt_columns,
+            "response_tokens": run.response_tokens,
+            "tokens_per_microbatch": run.phases.update.tokens_per_microbatch,
+            "microbatch_widths": run.phases.update.microbatch_widths,
+        },
+        "phases": as_json(costs),
+    }
+
+
+def show(found: dict[str, Any], costs: list[Cost]) -> None:
+    """Prints the plan as a table."""
+    mesh = " x ".join(f"{axis} {size}" for axis, size in found["mesh"].items() if size > 1)
+    step = found["step"]
+    devices = 1
+    for size in found["mesh"].values():
+        devices *= size
+    name, unit = unit_of(max(each.total for each in costs))
+
+    def written(size: float) -> str:
+        return f"{size / unit:,.2f}"
+
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    columns = (name, "other", "arguments", "outputs", "temporary", "aliased", "total")
+    more = ("TFLOP", "sent", "time >=", "compiled")
+    for column in (*columns, *more):
+        table.add_column(column, justify="left" if column == name else "right")
+    for each in costs:
+        sizes = (each.beside, each.arguments, each.outputs, each.temporaries, each.aliased)
+        seconds = "" if each.seconds_at_least is None else f"{each.seconds_at_least:,.2f} s"
+        sent = sum(traffic.sent for traffic in each.collectives.values())
+        table.add_row(
+            each.phase,
+            *map(written, (*sizes, each.total)),
+            f"{each.flops / 1e12:,.1f}",
+            written(sent),
+            seconds,
+            f"{each.compile_seconds:.0f} s",
+        )
+    kinds = {
+        (each.phase, kind): traffic
+        for each in costs
+        for kind, traffic in each.collectives.items()
+        if traffic.sent >= 0.005 * unit
+    }
+    console = Console(highlight=False, width=max(120, Console().width))  # the width of the table
+    console.print(
+        f"{devices} x {found['chip']} ({written(found['memory'])} {name} each) as {mesh or 'one'}: "
+        f"{step['prompts']} prompts x {step['group_size']} samples of at most "
+        f"{step['prompt_tokens']} + {step['response_tokens']} tokens"
+    )
+    console.print(table)
+    for (phase, kind), traffic in kinds.items():
+        console.print(
+            f"{phase}: {kind} {traffic.count:,} times, {written(traffic.bytes)} {name} in total, "
+            f"{written(traffic.sent)} sent per chip"
+        )
+    console.print(
+        "Bytes are per chip, TFLOP for all chips, for responses of full length. `other`: arrays in "
+        "memory besides the arguments. `time >=`: a bound by peak FLOP/s and memory bandwidth."
+    )
+    for key, value in found.get("largest", {}).items():
+        console.print(f"the largest value that fits: {key}={value}")
+    if found["fits"]:
+        console.print(found["verdict"])

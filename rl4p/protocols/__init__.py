@@ -1,0 +1,1 @@
+"""The contracts between the parts: phases, engines, reward terms, sources, collectors, hooks."""

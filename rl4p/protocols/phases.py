@@ -1,0 +1,391 @@
+"""The protocols of the phases: their arguments and their results.
+
+A phase is a frozen dataclass with one pure ``__call__``; its fields are its options. Write one in a
+package of your own and name it in YAML or on the command line (docs/estimator.md). The
+protocols are structural, so nothing has to be registered; only an update inherits its options.
+
+A phase may have two more members:
+
+* ``needs``: a frozenset of the names of scores, which the loop computes before the advantage. The
+  loop computes only requested scores; an empty set costs no extra forward pass. An advantage or a
+  correction then takes its scores in one more argument, ``scores``. An update reads them from
+  ``batch.scores``. A KL penalty may request `reference_logprobs`, and an entropy phase `entropy`.
+  Building the run fails if a phase requests a score that it would not receive. The names:
+
+      proximal_logprobs, entropy, collision   [B, T], under the policy at the start of the step
+      reference_logprobs                      [B, T], under the initial policy of the run
+                                              (with LoRA, the base model)
+      teacher_logprobs                        [B, T], under the model in `teacher`
+      values                                  [B, T], of the critic; position t holds the value of
+                                              the state before token t
+      greedy_rewards                          [B], of one greedy response to the row's prompt
+      answer_clusters                         [B], equal where two samples end in the same answer
+      task_ids                                [B], the index of the row's task in the training data
+
+  ``scores.NAME`` in the configuration adds a score of your own (`Score`), [B, T].
+
+* ``initial_state()``: returns the first memory of a phase with memory, such as a running baseline.
+  A rollout, a reward, an advantage, a KL penalty or an entropy phase may have memory. The call of
+  the first three then takes one more argument, ``memory``, and returns ``(result, memory)``. The
+  loop keeps the memory in `TrainState.memory` and checkpoints it. The leaves are arrays.
+
+`types.py` explains the shapes.
+"""
+
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
+
+import optax
+
+from rl4p.distributed.mesh import Mesh
+from rl4p.model.decoder import Decoder
+from rl4p.model.policy import Policy
+from rl4p.types import (
+    Array,
+    Episode,
+    Microbatching,
+    Params,
+    Prompt,
+    Question,
+    Rewards,
+    Sampling,
+    TrainingBatch,
+    TrainState,
+    Trajectories,
+)
+
+
+class Rollout(Protocol):
+    """A phase that samples trajectories for prompts.
+
+    A rollout may have a method ``close()``, which is called at the end of a run, and
+    ``max_logprob_gap``, the largest `rollout/logprob_gap_mean` of a step with which the run goes
+    on; None for any.
+    """
+
+    @property
+    def sampling(self) -> Sampling:
+        """Returns the distribution of the tokens; the trainer scores them under it too."""
+        ...
+
+    @property
+    def max_response_tokens(self) -> int:
+        """Returns the maximum length of a response in tokens, the end token included."""
+        ...
+
+    def __call__(
+        self,
+        policy: Policy,
+        params: Params,
+        prompts: Sequence[Prompt],
+        *,
+        group_size: int,
+        key: Array,
+        version: int,
+        greedy: bool = False,
+    ) -> tuple[Trajectories, Sequence[Episode]]:
+        """Draws `group_size` responses to each of P prompts.
+
+        Args:
+          policy: the decoder, the tokenizer and the mesh.
+          params: the trained parameters; `policy.for_sampling(params)` prepares them for decoding.
+          prompts: P prompts; P x group_size is a multiple of `mesh.row_multiple`.
+          group_size: G.
+          key: a random key that nothing else uses.
+          version: the weight version: the step of these parameters. It is written to
+            `policy_version_BT`, where -1 means that no policy drew the token.
+          greedy: whether to choose the most probable token at every step (for evaluation).
+
+        Returns:
+          B = P x G trajectories, and their episodes in the same order.
+        """
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlannedProgram:
+    """A traced function of a rollout, which its method `plan` describes.
+
+    Attributes:
+      phase: the name of the function in the plan.
+      traced: the function, traced by JAX from shapes with shardings.
+      live: the shapes of all arrays on the devices while it runs, its arguments included.
+      iterations: the number of iterations of a loop whose trip count is not static.
+      read: the least bytes that each device reads; None if it reads every argument once.
+    """
+
+    phase: str
+    traced: Any
+    live: Any
+    iterations: int = 1
+    read: float | None = None
+
+
+@runtime_checkable
+class Planned(Protocol):
+    """A rollout that `rl4p.plan` can plan. The plan leaves out other rollouts, and says so."""
+
+    def plan(self, run: Any) -> Generator[PlannedProgram, Any, None]:
+        """Yields the programs of a call, in their order, on the sampling mesh.
+
+        Each ``yield`` returns the results of that program as shapes with shardings, or None if the
+        compiler found that the program cannot fit.
+
+        Args:
+          run: an `experiment.planning.abstract.AbstractRun`: the policy, and all shapes at
+            their maximum.
+        """
+        ...
+
+    def slots_of(self, sequences: int) -> int | None:
+        """Returns how many of a step's sequences are decoded at a time, by the option `slots`.
+
+        Returns None if there is no such option; the plan then neither searches nor suggests it.
+        """
+        ...
+
+
+@runtime_checkable
+class Remembers(Protocol):
+    """A phase with memory."""
+
+    def initial_state(self) -> Any:
+        """Returns the memory before the first step, a tree of arrays."""
+        ...
+
+
+class Reward(Protocol):
+    """A phase that grades trajectories.
+
+    `rl4p/protocols/reward.py` describes the terms of `reward=weighted`.
+
+    A reward may have a method ``close()``, which is called at the end of a run, and
+    ``whole_groups = True``, with which the groups of a batch are never divided between processes.
+    """
+
+    def __call__(self, trajectories: Trajectories, episodes: Sequence[Episode]) -> Rewards:
+        """Grades every trajectory on the host.
+
+        Raises:
+          RunError: too many samples could not be graded.
+        """
+        ...
+
+
+class Advantage(Protocol):
+    """A phase that turns rewards into one number per token. It is pure JAX: the loop compiles it.
+
+    The loop applies the options `clip` and `mask_truncated` around the call if the phase has them
+    (`learner/advantage_options.py`). An advantage that trains a critic also has a method
+    ``returns`` (`TeachesCritic`).
+    """
+
+    def __call__(self, trajectories: Trajectories, rewards: Rewards) -> Array:
+        """Returns float32 [B, T], 0 outside the response mask and on invalid samples."""
+        ...
+
+
+@runtime_checkable
+class TeachesCritic(Protocol):
+    """An advantage that provides the targets of a critic."""
+
+    def returns(self, trajectories: Trajectories, rewards: Rewards, scores: Any) -> Array:
+        """Returns the critic's targets: float32 [B, T]."""
+        ...
+
+
+class Update(Protocol):
+    """A policy loss. It is pure JAX: `learner/gradient_step.py` differentiates and applies it.
+
+    Derive from `UpdateOptions` (`learner/update_options.py`) to get the fields below. A loss that
+    couples the rows of a group sets ``whole_groups = True``; its groups are then never divided. A
+    loss that must see all rows of a minibatch also has a method ``prepare`` (`Prepares`).
+    """
+
+    aggregation: Any
+    aggregation_length: int | None
+    epochs: int
+    minibatches: int
+
+    tokens_per_microbatch: int
+    microbatch_widths: int
+
+    @property
+    def microbatching(self) -> Microbatching:
+        """Returns the division into microbatches, made from the two fields above."""
+        ...
+
+    def __call__(self, logprobs_BT: Array, batch: TrainingBatch) -> tuple[Array, dict[str, Array]]:
+        """Returns the loss of each token, to be minimised.
+
+        Args:
+          logprobs_BT: float32, under the parameters being trained; 0 outside the loss mask.
+          batch: a microbatch. ``batch.scores["proximal_logprobs"]`` is always present; if no phase
+            requests it, it is `logprobs_BT` without its gradient.
+
+        Returns:
+          loss_BT float32, and metrics as arrays [B, T]: both are read on the loss mask only.
+        """
+        ...
+
+
+@runtime_checkable
+class Prepares(Protocol):
+    """An update that selects or normalises over all rows of a minibatch."""
+
+    def prepare(self, batch: TrainingBatch) -> dict[str, Array]:
+        """Returns arrays [B, T] by name, which are added to ``batch.scores`` of each microbatch.
+
+        Args:
+          batch: the whole minibatch, before it is split.
+        """
+        ...
+
+
+class Correction(Protocol):
+    """Weights of the policy loss that correct for a difference between sampler and trainer.
+
+    The log-probabilities of the sampling engine differ from those of the trainer because of other
+    kernels, another precision or staleness.
+    """
+
+    def __call__(self, log_ratio_BT: Array, mask_BT: Array) -> Array:
+        """Returns weights, float32 [B, T], 0 outside the loss mask, without a gradient.
+
+        Args:
+          log_ratio_BT: log pi_proximal - log pi_behaviour; read on the mask only.
+        """
+        ...
+
+
+class KL(Protocol):
+    """A penalty on the divergence from the reference: added to the loss or subtracted from rewards.
+
+    A penalty with memory has ``initial_state()`` and ``next_state(memory, measured)``. After each
+    step, `measured` is the mean penalty over the step's loss tokens.
+
+    Attributes:
+      active: if false, there is no penalty, and it needs no reference policy.
+    """
+
+    @property
+    def active(self) -> bool: ...
+
+    @property
+    def placement(self) -> str: ...
+
+    def coefficient(self, memory: dict[str, Array]) -> Array:
+        """Returns the weight of the penalty in this step; `memory` is {} without a memory."""
+        ...
+
+    def penalty(self, logprobs_BT: Array, reference_BT: Array, behaviour_BT: Array) -> Array:
+        """Returns the estimate per token, float32 [B, T]; the arguments are 0 outside the mask."""
+        ...
+
+
+class Entropy(Protocol):
+    """An entropy bonus, or a selection of tokens by their entropy.
+
+    A phase with memory has ``initial_state()`` and ``next_state(memory, measured)``. After each
+    step, `measured` is the mean entropy over the step's loss tokens.
+
+    Attributes:
+      active: if false, no bonus is subtracted from the loss.
+      selects: if false, every token keeps its gradient.
+    """
+
+    @property
+    def active(self) -> bool: ...
+
+    @property
+    def selects(self) -> bool: ...
+
+    def coefficient(self, memory: dict[str, Array]) -> Array:
+        """Returns the weight of the bonus in this step; `memory` is {} without a memory."""
+        ...
+
+    def select(self, entropy_BT: Array, mask_BT: Array) -> Array:
+        """Returns the tokens of a minibatch that keep their policy gradient: bool [B, T]."""
+        ...
+
+
+class Critic(Protocol):
+    """A model of state values and its loss. An active critic is also an `Estimator`.
+
+    Attributes:
+      own_trunk: whether `values` runs its own forward pass, which needs complete sequences.
+    """
+
+    @property
+    def active(self) -> bool: ...
+
+    @property
+    def own_trunk(self) -> bool: ...
+
+
+@runtime_checkable
+class Estimator(Protocol):
+    """The methods of an active critic."""
+
+    def init(self, decoder: Decoder, policy_params: Params) -> Params:
+        """Returns the critic's parameters, which are stored under `critic` in the trained tree."""
+        ...
+
+    def values(
+        self, decoder: Decoder, params: Params, hidden_BTD: Array, trajectories: Trajectories
+    ) -> Array:
+        """Returns float32 [B, T]; position t holds the value of the state before token t."""
+        ...
+
+    def loss(self, values_BT: Array, old_values_BT: Array, returns_BT: Array) -> Array:
+        """Returns the loss of each value: float32 [B, T]."""
+        ...
+
+
+class Score(Protocol):
+    """A user-defined score: `scores.NAME` configures it, and phases list it in ``needs``."""
+
+    def __call__(
+        self,
+        policy: Policy,
+        state: TrainState,
+        trajectories: Trajectories,
+        episodes: Sequence[Episode],
+        rewards: Rewards,
+    ) -> Array:
+        """Returns float32 [B, T]; called once per step, before the advantage.
+
+        Args:
+          state: the state at the start of the step; a score does not change it.
+        """
+        ...
+
+
+class Optimizer(Protocol):
+    """A direction and a learning rate. They are separate so that the rate can be a metric."""
+
+    def transform(self) -> optax.GradientTransformation:
+        """Returns the optax transformation at learning rate 1."""
+        ...
+
+    def learning_rate_at(self, step: Array | int) -> Array: ...
+
+
+class DataSet(Protocol):
+    """A set of training questions and held-out questions."""
+
+    @property
+    def system_prompt(self) -> str | None: ...
+
+    def train(self) -> Sequence[Question]: ...
+
+    def held_out(self) -> Sequence[Question]: ...
+
+
+class Model(Protocol):
+    """A source of the policy."""
+
+    def build(self, mesh: Mesh, key: Array) -> tuple[Policy, Params]:
+        """Returns the policy, and its parameters on the mesh."""
+        ...

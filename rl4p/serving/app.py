@@ -1,0 +1,199 @@
+"""The ASGI application: which endpoint answers a request, and how its answer is sent."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import rl4p
+from rl4p.serving.answers import Json, Stream, Text, encoded, event
+from rl4p.serving.chat import chat_completions
+from rl4p.serving.completion import Wanted
+from rl4p.serving.completions import completions
+from rl4p.serving.fields import parse_body
+from rl4p.serving.guard import Guard
+from rl4p.serving.metrics import metrics, page, state
+from rl4p.serving.refusals import ClientGoneError, RefusalError
+from rl4p.serving.request import Request
+from rl4p.serving.served import Served
+from rl4p.serving.sglang import generate
+from rl4p.serving.sglang_control import SGLangControl
+from rl4p.serving.updates import Updates
+from rl4p.serving.vllm_control import VLLMControl
+from rl4p.types import Sampling
+
+log = logging.getLogger(__name__)
+
+MOST_DIRECT = 65536  # bytes; a longer body is parsed in a thread, which costs more than to parse
+BODY_SECONDS = 60.0
+HEALTH_SECONDS = 30.0
+JSON = b"application/json"
+
+Send = Callable[[dict[str, Any]], Awaitable[None]]
+Receive = Callable[[], Awaitable[Any]]
+
+
+class App:
+    """The application. It has no middleware, since clients and the decoding share the processor.
+
+    Args:
+      most_bytes: the longest body.
+    """
+
+    def __init__(self, served: Served, guard: Guard, *, most_bytes: int) -> None:
+        self.served, self.guard, self.most_bytes = served, guard, most_bytes
+        self.created = int(time.time())
+        self.updates = Updates(served)
+        self.routes: dict[tuple[str, str], Callable[[Request], Awaitable[Any]]] = {
+            ("POST", "/v1/completions"): completions,
+            ("POST", "/v1/chat/completions"): chat_completions,
+            ("POST", "/generate"): generate,
+            ("GET", "/v1/models"): self.models,
+            ("GET", "/health"): self.health,
+            ("GET", "/health_generate"): self.health_generate,
+            ("GET", "/version"): self.version,
+            ("GET", "/metrics"): metrics,
+            ("GET", "/"): page,
+            **VLLMControl(self.updates).routes(),
+            **SGLangControl(self.updates).routes(),
+        }
+        self.paths = {path for _, path in self.routes}
+
+    async def __call__(self, scope: dict[str, Any], receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return
+        path, method = scope["path"], scope["method"]
+        try:
+            handler = self.handler(method, path)
+            headers = dict(scope["headers"])
+            self.guard.check(path, headers)
+            body = await self.body(receive, headers)
+            request = Request(
+                served=self.served,
+                receive=receive,
+                query_string=scope["query_string"],
+                body=body,
+            )
+            status = await self.send(await handler(request), send)
+        except RefusalError as refusal:
+            status = await self.send(Json(refusal.body(), refusal.status), send)
+        except ClientGoneError:
+            self.served.gone += 1
+            status = 499
+        except Exception as error:  # an error of this program; others are served on
+            log.exception("The request to %s failed.", path)
+            refusal = RefusalError(f"{type(error).__name__}: see the server's log.", status=500)
+            status = await self.send(Json(refusal.body(), 500), send)
+        known = path if path in self.paths else "other"
+        answers = self.served.answers
+        answers[known, status] = answers.get((known, status), 0) + 1
+
+    def handler(self, method: str, path: str) -> Callable[[Request], Awaitable[Any]]:
+        """Returns the handler of an endpoint."""
+        handler = self.routes.get((method, path))
+        if handler is not None:
+            return handler
+        if path in self.paths:
+            raise RefusalError(f"{path} does not take {method}.", status=405)
+        raise RefusalError(f"{path} does not exist.", status=404)
+
+    async def body(self, receive: Receive, headers: dict[bytes, bytes]) -> Any:
+        """Reads the body of a request."""
+        length = headers.get(b"content-length", b"0")
+        parts: list[bytes] = []
+        size = int(length) if length.isdigit() else 0
+        too_long = RefusalError(
+            f"The body is longer than {self.most_bytes // 2**20} MiB.", status=413
+        )
+        if size > self.most_bytes:
+            raise too_long
+        size = 0
+        try:
+            async with asyncio.timeout(BODY_SECONDS):
+                while True:
+                    message = await receive()
+                    if message["type"] == "http.disconnect":
+                        raise ClientGoneError
+                    parts.append(message.get("body", b""))
+                    size += len(parts[-1])
+                    if size > self.most_bytes:
+                        raise too_long
+                    if not message.get("more_body"):
+                        break
+        except TimeoutError:
+            raise RefusalError(
+                f"The body did not arrive within {BODY_SECONDS:.0f} seconds.", status=408
+            ) from None
+        content = parts[0] if len(parts) == 1 else b"".join(parts)
+        if size < MOST_DIRECT:
+            return parse_body(content)
+        return await asyncio.to_thread(parse_body, content)
+
+    async def send(self, answer: Json | Text | Stream, send: Send) -> int:
+        """Sends an answer, and returns its status."""
+        if isinstance(answer, Stream):
+            return await self.send_stream(answer, send)
+        if isinstance(answer, Json):
+            content, kind, status = encoded(answer.value), JSON, answer.status
+        else:
+            content, kind, status = answer.text.encode(), answer.kind.encode(), 200
+        headers = [(b"content-type", kind), (b"content-length", b"%d" % len(content))]
+        if status == 401:
+            headers.append((b"www-authenticate", b"Bearer"))
+        elif status == 429:
+            headers.append((b"retry-after", b"1"))
+        await send({"type": "http.response.start", "status": status, "headers": headers})
+        await send({"type": "http.response.body", "body": content})
+        return status
+
+    async def send_stream(self, answer: Stream, send: Send) -> int:
+        """Sends events as they come; an error among them is an event too."""
+        headers = [(b"content-type", b"text/event-stream"), (b"cache-control", b"no-cache")]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        status = 200
+        try:
+            async for chunk in answer.chunks:
+                await send({"type": "http.response.body", "body": chunk, "more_body": True})
+        except RefusalError as refusal:
+            chunk, status = event(refusal.body()), refusal.status
+            await send({"type": "http.response.body", "body": chunk, "more_body": True})
+        await send({"type": "http.response.body", "body": b""})
+        return status
+
+    async def models(self, request: Request) -> Json:
+        """Lists the one model that is served."""
+        served = self.served
+        model = {
+            "id": served.name,
+            "object": "model",
+            "created": self.created,
+            "owned_by": "rl4p",
+            "root": served.source,
+            "max_model_len": served.positions,
+            "weight_version": served.scheduler.version,
+        }
+        return Json({"object": "list", "data": [model]})
+
+    async def health(self, request: Request) -> Json:
+        """Tells whether requests are taken."""
+        found = state(self.served)
+        return Json({"status": found}, 200 if found in ("ready", "paused") else 503)
+
+    async def health_generate(self, request: Request) -> Json:
+        """Tells whether a token can be generated, by generating one."""
+        if self.served.scheduler.paused:
+            raise RefusalError("The server is paused.", status=503)
+        wanted = Wanted(sampling=Sampling(temperature=0.0), max_tokens=1, end_ids=())
+        live = self.served.live(wanted, [[self.served.policy.end_ids[0]]], [[0]], stream=False)
+        async with request.watched(live):
+            try:
+                async with asyncio.timeout(HEALTH_SECONDS):
+                    await live.finished()
+            except TimeoutError:
+                message = f"No token was generated within {HEALTH_SECONDS:.0f} seconds."
+                raise RefusalError(message, status=503) from None
+        return Json({"status": state(self.served)})
+
+    async def version(self, request: Request) -> Json:
+        return Json({"version": f"rl4p {rl4p.__version__}"})

@@ -1,0 +1,132 @@
+"""The job: a policy, its scheduler, and the server in front of it."""
+
+import asyncio
+import sys
+from collections.abc import Sequence
+from concurrent.futures import Future
+from contextlib import closing
+from pathlib import Path
+
+import uvloop
+from omegaconf import DictConfig, OmegaConf
+
+from rl4p.configuration import compose
+from rl4p.configuration.composition import Composer
+from rl4p.configuration.folder import run_folder
+from rl4p.configuration.resume import config_of_run
+from rl4p.configuration.schema import check, without_hydra
+from rl4p.errors import InputError, RunError
+from rl4p.loop.compilation import keep_programs
+from rl4p.runs.policy import load_policy
+from rl4p.serving.app import App
+from rl4p.serving.guard import Guard
+from rl4p.serving.live import Mailbox
+from rl4p.serving.options import Options, read_options
+from rl4p.serving.scheduler import Scheduler
+from rl4p.serving.served import Served
+from rl4p.serving.text import Texts
+from rl4p.serving.web_server import address_of, listening, run
+from rl4p.serving.work import Part, Work
+from rl4p.types import Sampling
+
+OF_RUN = ("seed", "model")
+WARM_UP_SECONDS = 600.0
+# The scheduler's thread must not wait long for the event loop before it starts the next call.
+SWITCH_SECONDS = 0.0005
+
+
+def serve(lines: Sequence[str]) -> None:
+    """Serves what a command line asks for, until SIGTERM or Ctrl-C.
+
+    Raises:
+      InputError: an argument is wrong, or the port is in use.
+    """
+    options, overrides = read_options(lines)
+    token = options.token()
+    config = compose(overrides) if options.run is None else read(options.run, overrides)
+    if {config.mesh.coordinator, config.mesh.processes, config.mesh.process} != {None}:
+        raise InputError(
+            "rl4p.serve runs in one process: leave mesh.coordinator, mesh.processes and "
+            "mesh.process out."
+        )
+    with closing(listening(options.host, options.port)) as bound:
+        keep_programs()
+        folder = None if options.run is None else run_folder(options.run, key="run")
+        policy, params, step = load_policy(
+            config, folder, step=options.step, average=options.average
+        )
+        source = str(folder or config.model.get("path") or config.model._target_)
+        version = str(step or 0)
+        scheduler = Scheduler(policy, params, version, slots=options.slots)
+        del params
+        sys.setswitchinterval(SWITCH_SECONDS)
+        with closing(scheduler):
+            warm_up(scheduler, policy.end_ids[0])
+
+            async def main() -> None:
+                served = Served(
+                    policy=policy,
+                    scheduler=scheduler,
+                    texts=Texts(policy.tokenizer),
+                    mailbox=Mailbox(asyncio.get_running_loop()),
+                    name=options.name or name_of(options, config),
+                    source=source,
+                    address=address_of(bound, options.host),
+                    slots=options.slots,
+                    waiting=options.waiting,
+                )
+                app = App(served, Guard(token=token), most_bytes=options.body_mebibytes * 2**20)
+
+                def ready() -> None:
+                    print(
+                        f"{served.name}, weight version {version}, is served at {served.address}",
+                        flush=True,
+                    )
+
+                def end() -> None:
+                    served.closing = True
+                    scheduler.abort()
+
+                await run(app, bound, ready, end)
+                app.updates.close()
+
+            uvloop.run(main())
+
+
+def read(given: str, overrides: Sequence[str]) -> DictConfig:
+    """Returns the checked configuration of a run, with the overrides of the command line."""
+    composer = Composer()
+    config = config_of_run(composer, given, composer.parse(list(overrides)), OF_RUN)
+    check(config)
+    config = without_hydra(config)
+    OmegaConf.set_struct(config, True)
+    return config
+
+
+def name_of(options: Options, config: DictConfig) -> str:
+    """Returns the name of the model if none is given."""
+    if options.run is not None:
+        return Path(options.run).expanduser().resolve().name
+    path = config.model.get("path")
+    return str(path or config.model._target_.rpartition(".")[2].lower()).rstrip("/")
+
+
+def warm_up(scheduler: Scheduler, token: int) -> None:
+    """Has the first tokens generated, so that no client waits for their compilation.
+
+    Raises:
+      RunError: they cannot be generated.
+    """
+    ended: Future[None] = Future()
+
+    def deliver(parts: list[Part]) -> None:
+        if any(part.finish is not None for part in parts):
+            ended.set_result(None)
+
+    sampling = Sampling(temperature=0.0)
+    work = Work(tokens=[token], seeds=[0], max_tokens=2, sampling=sampling, end_ids=())
+    scheduler.submit(work, deliver, ended.set_exception)
+    try:
+        ended.result(WARM_UP_SECONDS)
+    except TimeoutError:
+        raise RunError(f"No token was generated within {WARM_UP_SECONDS:.0f} seconds.") from None

@@ -1,0 +1,89 @@
+"""The tool calls in a model's text: <tool_call>{"name": ..., "arguments": ...}</tool_call>."""
+
+import json
+import secrets
+from typing import Any, NamedTuple
+
+from rl4p.serving.stops import overlap
+
+BEGIN, END = "<tool_call>", "</tool_call>"
+
+
+class Call(NamedTuple):
+    """A call of a tool; `arguments` is the text of a JSON object."""
+
+    name: str
+    arguments: str
+
+    def body(self) -> dict[str, Any]:
+        """Returns the call as a part of a message."""
+        function = {"name": self.name, "arguments": self.arguments}
+        return {"id": f"call_{secrets.token_hex(12)}", "type": "function", "function": function}
+
+
+class ToolCalls:
+    """Divides a text that arrives in parts into content and calls.
+
+    A block that is no valid call stays part of the content, as the model wrote it. White space
+    around calls is left out.
+    """
+
+    def __init__(self) -> None:
+        self.held = ""
+        self.inside = False  # whether `held` follows BEGIN
+        self.called = False  # whether a call was found
+
+    def feed(self, text: str) -> tuple[str, list[Call]]:
+        """Returns the content and the calls that are complete by now."""
+        self.held += text
+        content, calls = "", []
+        while True:
+            if self.inside:
+                block, end, rest = self.held.partition(END)
+                if not end:
+                    return content, calls
+                self.inside, self.held = False, rest
+                call = parsed(block)
+                if call is None:
+                    content += BEGIN + block + END
+                else:
+                    calls.append(call)
+                    self.called = True
+                continue
+            before, begin, rest = self.held.partition(BEGIN)
+            if begin:
+                self.inside, self.held = True, rest
+                content += self.trimmed(before, before.rstrip())
+                continue
+            certain = before[: len(before) - overlap(before, BEGIN)]
+            certain = certain.rstrip()  # white space before a call is no content
+            content += self.trimmed(certain, certain)
+            self.held = before[len(certain) :]
+            return content, calls
+
+    def trimmed(self, text: str, found: str) -> str:
+        """Returns a piece of content, without the white space between calls."""
+        return "" if self.called and not text.strip() else found
+
+    def flush(self) -> tuple[str, list[Call]]:
+        """Returns what was held back, at the end of the text."""
+        held, inside = self.held, self.inside
+        self.held, self.inside = "", False
+        if not inside:
+            return self.trimmed(held, held), []
+        call = parsed(held)
+        return (BEGIN + held, []) if call is None else ("", [call])
+
+
+def parsed(block: str) -> Call | None:
+    """Returns the call in a block, or None if it is no valid call."""
+    try:
+        value = json.loads(block)
+    except (ValueError, RecursionError):
+        return None
+    if type(value) is not dict or type(value.get("name")) is not str:
+        return None
+    arguments = value.get("arguments", value.get("parameters", {}))
+    if type(arguments) is not dict:
+        return None
+    return Call(value["name"], json.dumps(arguments, ensure_ascii=False))

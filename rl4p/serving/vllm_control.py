@@ -1,0 +1,118 @@
+"""The endpoints of vLLM's development mode: pauses, weights and versions."""
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from rl4p.errors import InputError, RunError
+from rl4p.serving.answers import Json
+from rl4p.serving.fields import Fields
+from rl4p.serving.refusals import RefusalError
+from rl4p.serving.request import Request
+from rl4p.serving.updates import UNFINISHED, Updates, checksum_of
+
+MODES = ("abort", "wait", "keep")  # the first is the default
+
+
+class VLLMControl:
+    """The handlers of these endpoints."""
+
+    def __init__(self, updates: Updates) -> None:
+        self.updates = updates
+        self.scheduler = updates.served.scheduler
+
+    def routes(self) -> dict[tuple[str, str], Callable[[Request], Awaitable[Any]]]:
+        """Returns the handlers by method and path."""
+        return {
+            ("POST", "/pause"): self.pause,
+            ("POST", "/resume"): self.resume,
+            ("GET", "/is_paused"): self.is_paused,
+            ("POST", "/init_weight_transfer_engine"): self.init,
+            ("POST", "/start_weight_update"): self.start,
+            ("POST", "/update_weights"): self.update,
+            ("POST", "/finish_weight_update"): self.finish,
+            ("GET", "/weight_info"): self.info,
+            ("GET", "/weight_checker"): self.check,
+            ("POST", "/weight_checker"): self.check,
+            ("POST", "/reset_prefix_cache"): self.reset_prefix_cache,
+        }
+
+    async def pause(self, request: Request) -> Json:
+        query = request.query()
+        mode = query.text("mode", MODES[0])
+        if mode not in MODES:
+            raise query.wrong("mode", "one of " + ", ".join(MODES))
+        clear = query.flag("clear_cache", True)
+        query.end()
+        try:
+            await self.updates.pause(mode, recompute=clear)
+        except (RunError, TimeoutError) as error:
+            raise RefusalError(str(error), status=503) from None
+        return Json({"status": "paused"})
+
+    async def resume(self, request: Request) -> Json:
+        self.updates.resume()
+        return Json({"status": "resumed"})
+
+    async def is_paused(self, request: Request) -> Json:
+        return Json({"is_paused": self.scheduler.paused})
+
+    async def init(self, request: Request) -> Json:
+        fields = request.fields()
+        fields.take("init_info")
+        fields.end()
+        return Json({"message": "Weights are read from folders: nothing has to be prepared."})
+
+    async def start(self, request: Request) -> Json:
+        fields = request.fields()
+        if not fields.flag("is_checkpoint_format", True):
+            raise RefusalError(
+                "is_checkpoint_format must be true: weights are read from folders.",
+                param="is_checkpoint_format",
+            )
+        fields.end()
+        self.updates.unfinished = True
+        return Json({"message": "Weight update started."})
+
+    async def update(self, request: Request) -> Json:
+        fields = request.fields()
+        info = Fields(fields.take("update_info"), "update_info.")
+        fields.end()
+        path = info.text("path")
+        info.end()
+        if not self.updates.unfinished:
+            raise RefusalError("No weight update has started: post /start_weight_update first.")
+        before = self.scheduler.version.removesuffix(UNFINISHED)
+        try:
+            await self.updates.replace(path, before + UNFINISHED)
+        except InputError as error:
+            raise RefusalError(str(error), param="update_info.path") from None
+        except RunError as error:
+            raise RefusalError(str(error), status=500) from None
+        return Json({"message": "Weights updated."})
+
+    async def finish(self, request: Request) -> Json:
+        fields = request.fields()
+        version = fields.text("weight_version", f"update-{self.updates.count}")
+        fields.end()
+        if not self.updates.unfinished:
+            raise RefusalError("No weight update has started: post /start_weight_update first.")
+        if self.scheduler.broken is not None:
+            raise RefusalError(self.scheduler.broken, status=500)
+        self.updates.unfinished = False
+        self.updates.rename(version)
+        return Json({"message": "Weight update finished.", "weight_version": version})
+
+    async def info(self, request: Request) -> Json:
+        return Json({"weight_version": self.scheduler.version})
+
+    async def check(self, request: Request) -> Json:
+        try:
+            found = await self.updates.checksums()
+        except InputError as error:
+            raise RefusalError(str(error), status=500) from None
+        shard = {"rank": 0, "checksum": checksum_of(found), "checksums": found}
+        version = self.scheduler.version
+        return Json({"weight_version": version, "checksums": found, "shards": [shard]})
+
+    async def reset_prefix_cache(self, request: Request) -> Json:
+        return Json({})  # nothing is kept after a request

@@ -1,0 +1,154 @@
+"""Tests that a plan uses the local devices, or devices that libtpu describes."""
+
+import importlib.util
+import os
+from dataclasses import fields
+from types import SimpleNamespace
+
+import jax
+import numpy as np
+import pytest
+from jax.experimental import topologies
+
+from rl4p.distributed.chips import GIB
+from rl4p.distributed.mesh import Mesh
+from rl4p.errors import InputError
+from rl4p.experiment.planning import topology
+from rl4p.experiment.planning.topology import (
+    ALONE,
+    DescribedMesh,
+    described,
+    memory_of,
+    planned,
+    reports_memory,
+)
+
+
+def test_a_mesh_of_what_is_here_is_planned_for_as_it_is():
+    mesh = Mesh(dp=1)
+    assert planned(mesh) is mesh
+
+
+def test_a_slice_is_the_same_mesh_of_chips_that_are_not_here():
+    mesh = Mesh(dp=2, fsdp=4, tp=2, topology="v5e:4x4", rollout_devices=4)
+    found = planned(mesh)
+    assert isinstance(found, DescribedMesh)
+    for field in fields(Mesh):
+        assert getattr(found, field.name) == getattr(mesh, field.name), field.name
+
+
+def test_a_described_mesh_takes_the_chips_of_its_slice(monkeypatch):
+    monkeypatch.setattr(topology, "described", lambda name: [name, "chips"])
+    assert planned(Mesh(topology="v5e:4x4")).available == ["v5e:4x4", "chips"]
+
+
+@pytest.mark.parametrize("kind", ["h200", "h100"])
+def test_a_gpu_can_be_planned_for_only_where_it_is(kind):
+    with pytest.raises(InputError) as caught:
+        described(f"{kind}:8")
+    assert str(caught.value) == (
+        f"mesh.topology={kind}:8 cannot be planned: only a host with NVIDIA {kind.upper()} can "
+        "compile for this chip. On such a host choose mesh=dp, fsdp or fsdp_tp, which plan for its "
+        "devices."
+    )
+
+
+def test_without_libtpu_the_sentence_says_how_to_install_it(monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(InputError) as caught:
+        described("v5e:4x4")
+    assert str(caught.value) == (
+        "mesh.topology=v5e:4x4 needs libtpu, which is not installed: pip install 'rl4p[plan]'."
+    )
+
+
+@pytest.fixture
+def libtpu(monkeypatch):
+    """Replaces libtpu; records requests, environment variables and JAX's platforms."""
+    asked = SimpleNamespace(calls=[], settings=[], error=None)
+
+    def describe(**options):
+        asked.calls.append(options | {name: os.environ.get(name) for name in ALONE})
+        if asked.error is not None:
+            raise asked.error
+        return SimpleNamespace(devices=("a chip", "another"))
+
+    for name in ALONE:  # monkeypatch then restores the values that the test sets
+        monkeypatch.setenv(name, "")
+        monkeypatch.delenv(name)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: name == "libtpu")
+    monkeypatch.setattr(topologies, "get_topology_desc", describe)
+    monkeypatch.setattr(jax.config, "update", lambda *words: asked.settings.append(words))
+    return asked
+
+
+@pytest.mark.parametrize(
+    ("name", "asked"), [("v5e:4x4", "v5e:4x4"), ("v5p:2x2x2", "v5:2x2x2"), ("v6e:2x4", "v6e:2x4")]
+)
+def test_libtpu_is_told_that_it_is_alone_before_it_is_asked(libtpu, name, asked):
+    assert described(name) == ["a chip", "another"]
+    assert libtpu.calls == [{"platform": "tpu", "topology_name": asked} | ALONE]
+
+
+def test_what_the_environment_says_already_stays(libtpu, monkeypatch):
+    monkeypatch.setenv("TPU_WORKER_ID", "3")
+    described("v5e:4x4")
+    assert libtpu.calls[0]["TPU_WORKER_ID"] == "3"
+
+
+def test_jax_looks_for_no_tpu_unless_it_is_told_to(libtpu, monkeypatch):
+    described("v5e:4x4")
+    assert libtpu.settings == []  # tests set JAX_PLATFORMS
+    monkeypatch.delenv("JAX_PLATFORMS")
+    described("v5e:4x4")
+    assert libtpu.settings == [("jax_platforms", "cpu")]
+
+
+@pytest.mark.parametrize("kind", [RuntimeError, ValueError, NotImplementedError])
+def test_a_wiring_that_libtpu_does_not_know_is_one_sentence(libtpu, kind):
+    libtpu.error = kind("no\n  such slice")
+    with pytest.raises(InputError) as caught:
+        described("v5e:3x7")
+    assert str(caught.value) == "libtpu does not know mesh.topology=v5e:3x7: no such slice"
+
+
+def mesh_of(kind, platform="tpu", stats=None, *, described=False):
+    """Returns a mesh of two devices."""
+    device = SimpleNamespace(device_kind=kind, platform=platform, memory_stats=lambda: stats)
+    devices = SimpleNamespace(devices=np.array([device, device], object), size=2)
+    if not described:
+        return SimpleNamespace(devices=devices, size=2)
+    mesh = DescribedMesh(topology="v5e:1x2")
+    mesh.__dict__["devices"] = devices
+    return mesh
+
+
+def test_memory_is_the_vendors_of_chips_that_are_not_here():
+    chip, memory = memory_of(mesh_of("TPU v5 lite", stats={"bytes_limit": 7}, described=True))
+    assert (chip.kind, memory) == ("TPU v5 lite", 16 * GIB)
+
+
+def test_memory_is_what_the_devices_report_where_they_do():
+    chip, memory = memory_of(mesh_of("TPU v6 lite", stats={"bytes_limit": 7}))
+    assert (chip.kind, memory) == ("TPU v6 lite", 7)
+    assert memory_of(mesh_of("TPU v6 lite", stats={"other": 1}))[1] == 32 * GIB
+    assert memory_of(mesh_of("TPU v6 lite"))[1] == 32 * GIB
+
+
+def test_devices_of_a_cpu_share_its_memory(monkeypatch):
+    pages = {"SC_PAGE_SIZE": 4096, "SC_PHYS_PAGES": 1000}
+    monkeypatch.setattr(os, "sysconf", pages.__getitem__)
+    chip, memory = memory_of(mesh_of("cpu", "cpu"))
+    assert (chip.platform, chip.kind, memory) == ("cpu", "cpu", 4096 * 1000 / 2)
+
+
+def test_of_a_chip_that_nobody_knows_nothing_is_known():
+    chip, memory = memory_of(mesh_of("TPU v99"))
+    assert (chip.kind, chip.flops, memory) == ("TPU v99", 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("stats", "reports"), [(None, False), ({}, False), ({"bytes_limit": 0}, True)]
+)
+def test_devices_report_memory_by_its_limit(stats, reports):
+    assert reports_memory(mesh_of("cpu", "cpu", stats)) is reports

@@ -1,0 +1,227 @@
+"""A scheduler without a model, and the application in front of it."""
+
+import asyncio
+import json
+from dataclasses import dataclass, field, replace
+from types import SimpleNamespace
+from typing import Any
+
+import httpx2
+import pytest
+
+from rl4p.errors import InputError, RunError
+from rl4p.serving.app import App
+from rl4p.serving.guard import Guard
+from rl4p.serving.live import Mailbox
+from rl4p.serving.served import Served
+from rl4p.serving.text import Texts
+from rl4p.serving.work import Part
+from rl4p.types import Finish
+
+TEMPLATE = (
+    "{% if tools %}{{ '[' + tools[0]['function']['name'] + ']' }}{% endif %}"
+    "{% for message in messages %}{{ message['role'][0] + ':' + message['content'] }}"
+    "{% for call in message.get('tool_calls', []) %}"
+    "{{ '(' + call['function']['arguments']|tojson + ')' }}{% endfor %}{{ '|' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ 'a:' }}{% endif %}{% if mark %}{{ mark }}{% endif %}"
+)
+
+
+@dataclass
+class FakeScheduler:
+    """Says a text in parts of `size` tokens; log-probabilities count down from -1.
+
+    Attributes:
+      says: the text; its end token follows.
+      holds: whether it delivers only by `go`.
+    """
+
+    policy: Any
+    says: str = "hello"
+    size: int = 2
+    holds: bool = False
+    version: str = "7"
+    broken: str | None = None
+    paused: bool = False
+    asked: list[Any] = field(default_factory=list)
+    calls: list[Any] = field(default_factory=list)
+    open: dict[Any, Any] = field(default_factory=dict)
+    cancelled: list[Any] = field(default_factory=list)
+
+    def submit(self, work, deliver, fail=None):
+        if self.broken:
+            raise RunError(self.broken)
+        ticket = object()
+        self.asked.append(work)
+        self.open[ticket] = work, deliver, fail
+        if not self.holds:
+            self.go(ticket)
+        return ticket
+
+    def go(self, ticket, tokens=None):
+        """Delivers the whole text of a ticket."""
+        work, deliver, _ = self.open[ticket]
+        tokens = self.policy.tokenizer.encode(self.says) if tokens is None else tokens
+        if work.end_ids:
+            tokens = [*tokens, work.end_ids[0]]
+        tokens = tokens[: work.max_tokens]
+        stopped = tokens[-1] in work.end_ids
+        for at in range(0, len(tokens), self.size):
+            new = tokens[at : at + self.size]
+            last = at + self.size >= len(tokens)
+            finish = (Finish.STOP if stopped else Finish.LENGTH) if last else None
+            most = [[(token, -0.5), (0, -2.0)][: work.alternatives] for token in new]
+            logprobs = [-1.0 - at - i for i in range(len(new))]
+            deliver([
+                Part(index, new, logprobs, self.version, most if work.alternatives else [], finish)
+                for index in range(len(work.seeds))
+            ])  # fmt: skip
+        self.open.pop(ticket, None)
+
+    def score(self, tokens, deliver):
+        deliver([float("nan"), *(-float(token) for token in tokens[1:])])
+
+    def cancel(self, ticket):
+        if self.open.pop(ticket, None) is not None:
+            self.cancelled.append(ticket)
+
+    def abort(self, tickets=None):
+        for ticket in list(self.open) if tickets is None else tickets:
+            if ticket in self.open:
+                work, deliver, _ = self.open.pop(ticket)
+                deliver([Part(i, [], [], "", [], Finish.ABORT) for i in range(len(work.seeds))])
+
+    def pause(self, mode, timeout):
+        self.calls.append(mode)
+        self.paused = True
+
+    def resume(self):
+        self.calls.append("resume")
+        self.paused = False
+
+    def replace(self, load, version, *, recompute):
+        self.calls.append(("replace", version, recompute))
+        try:
+            self.policy.weights = load(self.policy.weights)
+        except InputError:
+            raise
+        except ValueError as error:
+            self.broken = f"The weights could not be replaced: {error}"
+            raise RunError(self.broken) from error
+        self.version, self.broken = version, None
+
+    def rename(self, version):
+        self.version = version
+
+    def counts(self):
+        return {"running": float(len(self.open)), "waiting": 0.0, "tokens": 12.0}
+
+
+@pytest.fixture(scope="session")
+def chatty(policy):
+    """The policy with a template that takes tools and a mark."""
+    from rl4p.model.tokenizer import byte_tokenizer
+
+    tokenizer = byte_tokenizer()
+    tokenizer.chat_template = TEMPLATE
+    return replace(policy, tokenizer=tokenizer)
+
+
+@pytest.fixture
+def scheduler(chatty):
+    return FakeScheduler(SimpleNamespace(tokenizer=chatty.tokenizer, weights={"a": 1}))
+
+
+@pytest.fixture
+def make_served(chatty, scheduler):
+    def make(**options):
+        given = {"name": "m", "source": "/path/to/m", "address": "http://127.0.0.1:1"}
+        given |= {"slots": 4, "waiting": 4, "texts": Texts(chatty.tokenizer)}
+        mailbox = Mailbox(asyncio.get_running_loop())
+        return Served(policy=chatty, scheduler=scheduler, mailbox=mailbox, **given | options)
+
+    return make
+
+
+@pytest.fixture
+def run(make_served):
+    """Calls an async function with a client and the application, and returns its result."""
+
+    def run(call, *, token=None, most_bytes=2**20, **options):
+        async def main():
+            app = App(make_served(**options), Guard(token=token), most_bytes=most_bytes)
+            transport = httpx2.ASGITransport(app=app)
+            async with httpx2.AsyncClient(
+                transport=transport, base_url="http://localhost:1"
+            ) as client:
+                try:
+                    return await call(client, app)
+                finally:
+                    app.updates.close()
+
+        return asyncio.run(main())
+
+    return run
+
+
+@pytest.fixture
+def ask(run):
+    """Sends one request, and returns its answer: JSON, or the values of its events."""
+
+    def ask(path, body=None, *, method="POST", status=200, **options):
+        async def call(client, app):
+            content = None if body is None else json.dumps(body)
+            return await client.request(method, path, content=content)
+
+        answer = run(call, **options)
+        assert answer.status_code == status, answer.text
+        if answer.headers["content-type"] == "text/event-stream":
+            return events(answer.text)
+        return answer.json() if "json" in answer.headers["content-type"] else answer.text
+
+    return ask
+
+
+def events(text):
+    """Returns the values of server-sent events; the last is [DONE]."""
+    *found, last, after = text.split("\n\n")
+    assert (last, after) == ("data: [DONE]", "")
+    return [json.loads(each.removeprefix("data: ")) for each in found]
+
+
+@pytest.fixture
+def talk(run, scheduler):
+    """Sends requests one after another, and returns their statuses and answers."""
+
+    def talk(*requests):
+        async def call(client, app):
+            found = []
+            for method, path, body in requests:
+                answer = await client.request(method, path, json=body)
+                found.append((answer.status_code, answer.json()))
+            return found
+
+        return run(call)
+
+    return talk
+
+
+@pytest.fixture
+def folders(monkeypatch):
+    """Weights are words here: a folder holds its own name."""
+
+    def replacement(folder, policy):
+        if folder.name == "absent":
+            raise InputError(f"{folder} is not a folder.")
+
+        def load(params):
+            if folder.name == "broken":
+                raise ValueError("half")
+            return {"a": folder.name}
+
+        return load
+
+    monkeypatch.setattr("rl4p.serving.updates.replacement", replacement)
+    monkeypatch.setattr(
+        "rl4p.serving.updates.checksums", lambda policy, params: {"x": str(params["a"])}
+    )

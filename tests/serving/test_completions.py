@@ -1,0 +1,231 @@
+import pytest
+
+URL = "/v1/completions"
+
+
+def test_a_completion_has_text_reason_and_usage(ask, scheduler):
+    answer = ask(URL, {"model": "m", "prompt": "ab", "seed": 5, "temperature": 0.5, "top_p": 0.9})
+    (choice,) = answer["choices"]
+    assert (choice["text"], choice["finish_reason"], choice["stop_reason"]) == (
+        "hello",
+        "stop",
+        None,
+    )
+    assert choice["logprobs"] is None
+    assert choice["weight_versions"] == [{"version": "7", "start": 0, "end": 6}]
+    assert answer["usage"] == {"prompt_tokens": 2, "completion_tokens": 6, "total_tokens": 8}
+    assert answer["object"] == "text_completion"
+    (work,) = scheduler.asked
+    assert work.seeds == [5]
+    assert work.max_tokens == 16
+    assert (work.sampling.temperature, work.sampling.top_p, work.sampling.top_k) == (0.5, 0.9, 0)
+
+
+def test_several_prompts_and_samples_are_numbered_by_prompt_first(ask, scheduler):
+    answer = ask(URL, {"prompt": [[1], [2, 3]], "n": 2, "seed": 9, "max_tokens": 3})
+    assert [choice["index"] for choice in answer["choices"]] == [0, 1, 2, 3]
+    assert [list(work.tokens) for work in scheduler.asked] == [[1], [2, 3]]
+    assert [list(work.seeds) for work in scheduler.asked] == [[9, 10]] * 2
+    assert {choice["finish_reason"] for choice in answer["choices"]} == {"length"}
+    assert answer["usage"]["completion_tokens"] == 12
+
+
+def test_without_a_seed_every_completion_has_another(ask, scheduler):
+    ask(URL, {"prompt": ["a", "a"], "n": 2})
+    seeds = [seed for work in scheduler.asked for seed in work.seeds]
+    assert len(set(seeds)) == 4
+
+
+def test_tokens_in_and_tokens_out(ask, chatty):
+    answer = ask(
+        URL, {"prompt": [5, 6], "return_token_ids": True, "logprobs": 0, "prompt_logprobs": 0}
+    )
+    (choice,) = answer["choices"]
+    assert choice["prompt_token_ids"] == [5, 6]
+    assert choice["token_ids"] == [*chatty.tokenizer.encode("hello"), chatty.end_ids[0]]
+    assert choice["prompt_logprobs"][0] is None
+    assert choice["prompt_logprobs"][1]["6"]["logprob"] == -6.0
+    assert choice["logprobs"]["token_logprobs"] == [-1.0, -2.0, -3.0, -4.0, -5.0, -6.0]
+    assert choice["logprobs"]["tokens"] == ["h", "e", "l", "l", "o", "<|end|>"]
+    assert choice["logprobs"]["text_offset"] == [0, 1, 2, 3, 4, 5]
+    assert choice["logprobs"]["top_logprobs"] is None
+
+
+def test_alternatives_are_reported_beside_the_drawn_token(ask):
+    (choice,) = ask(URL, {"prompt": "a", "logprobs": 2, "return_tokens_as_token_ids": True})[
+        "choices"
+    ]
+    first = choice["logprobs"]["tokens"][0]
+    assert first.startswith("token_id:")
+    assert choice["logprobs"]["top_logprobs"][0] == {first: -0.5, "token_id:0": -2.0}
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 100])
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize(
+    ("stop", "keep", "text", "tokens"),
+    [
+        ("ll", False, "he", 4),
+        (["lo", "ell"], False, "h", 4),
+        ("ll", True, "hell", 4),
+        ("xyz", False, "hello", 6),
+        ("o", False, "hell", 5),
+    ],
+)
+def test_a_stop_string_ends_at_its_last_token_however_tokens_arrive(
+    ask, scheduler, size, stream, stop, keep, text, tokens
+):
+    scheduler.size = size
+    body = {"prompt": "a", "stop": stop, "stream": stream, "return_token_ids": True}
+    answer = ask(URL, body | {"include_stop_str_in_output": keep, "logprobs": 0})
+    choices = [x["choices"][0] for x in (answer if stream else [answer])]
+    assert "".join(x["text"] for x in choices) == text
+    assert sum(len(x["token_ids"]) for x in choices) == tokens
+    assert [y for x in choices for y in x["logprobs"]["token_logprobs"]] == [
+        -1.0 - i for i in range(tokens)
+    ]
+    assert choices[-1]["finish_reason"] == "stop"
+    expected = None if tokens == 6 else "ell" if text == "h" else stop
+    assert choices[-1]["stop_reason"] == expected
+
+
+def test_a_stop_string_frees_the_slot_of_its_completion_only(run, scheduler):
+    scheduler.holds = True
+
+    async def call(client, app):
+        import asyncio
+
+        asking = asyncio.ensure_future(
+            client.post(URL, json={"prompt": "a", "stop": "l", "n": 2, "max_tokens": 8})
+        )
+        while len(scheduler.open) < 2:
+            await asyncio.sleep(0.001)
+        first, second = scheduler.open
+        from rl4p.serving.work import Part
+
+        scheduler.open[first][1]([Part(0, app.served.texts.tokenizer.encode("al"), [-1.0] * 2,
+                                       "7", [], None)])  # fmt: skip
+        while not scheduler.cancelled:
+            await asyncio.sleep(0.001)
+        assert scheduler.cancelled == [first]
+        scheduler.go(second, app.served.texts.tokenizer.encode("ok"))
+        return (await asking).json()
+
+    answer = run(call)
+    assert [x["text"] for x in answer["choices"]] == ["a", "ok"]
+
+
+def test_a_stream_has_the_texts_and_tokens_of_the_whole_answer(ask, chatty):
+    body = {"prompt": [3], "stream": True, "return_token_ids": True, "logprobs": 1}
+    *parts, last = ask(URL, body | {"stream_options": {"include_usage": True}})
+    assert "".join(part["choices"][0]["text"] for part in parts) == "hello"
+    tokens = [token for part in parts for token in part["choices"][0]["token_ids"]]
+    assert tokens == [*chatty.tokenizer.encode("hello"), chatty.end_ids[0]]
+    assert parts[0]["choices"][0]["prompt_token_ids"] == [3]
+    assert parts[-1]["choices"][0]["finish_reason"] == "stop"
+    offsets = [x for part in parts for x in part["choices"][0]["logprobs"]["text_offset"]]
+    assert offsets == [0, 1, 2, 3, 4, 5]
+    assert last["choices"] == []
+    assert last["usage"]["completion_tokens"] == 6
+
+
+def test_no_tokens_are_generated_if_none_are_asked_for(ask, scheduler):
+    answer = ask(URL, {"prompt": [5, 6], "max_tokens": 0, "prompt_logprobs": 0})
+    assert answer["choices"][0]["prompt_logprobs"][1]["6"]["logprob"] == -6.0
+    assert answer["usage"]["completion_tokens"] == 0
+    assert not scheduler.asked
+
+
+def test_end_tokens_are_those_of_the_model_and_of_the_request(ask, scheduler, chatty):
+    ask(URL, {"prompt": "a", "stop_token_ids": [7]})
+    ask(URL, {"prompt": "a", "stop_token_ids": [7], "ignore_eos": True})
+    assert [work.end_ids for work in scheduler.asked] == [(*chatty.end_ids, 7), (7,)]
+
+
+def test_a_stop_token_of_the_request_is_the_stop_reason(ask):
+    (choice,) = ask(URL, {"prompt": "a", "stop_token_ids": [7], "ignore_eos": True})["choices"]
+    assert choice["stop_reason"] == 7
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ({}, "prompt must be a text, a list of token ids, or a list of these"),
+        ({"prompt": []}, "prompt must be"),
+        ({"prompt": ""}, "The prompt is empty"),
+        ({"prompt": [[]]}, "The prompt is empty"),
+        ({"prompt": [1, "a"]}, "prompt must be"),
+        ({"prompt": [[1], [-1]]}, "prompt must be"),
+        ({"prompt": [99999]}, "prompt must be"),
+        ({"prompt": [True]}, "prompt must be"),
+        ({"prompt": {"a": 1}}, "prompt must be"),
+        ({"prompt": "\ud800"}, "prompt must be valid Unicode"),
+        ({"prompt": "a" * 200}, "longer than the 128 positions of the model"),
+        ({"prompt": "a", "max_tokens": 128}, "longer than the 128 positions"),
+        ({"prompt": "a", "max_tokens": -1}, "max_tokens must be an integer of at least 0"),
+        ({"prompt": "a", "max_tokens": "3"}, "max_tokens must be an integer"),
+        ({"prompt": "a", "temperature": -1}, "temperature must be a number of at least 0"),
+        ({"prompt": "a", "temperature": 1e-9}, "temperature must be 0, which is greedy"),
+        ({"prompt": "a", "top_p": 0}, "top_p must be above 0"),
+        ({"prompt": "a", "top_p": 2}, "top_p must be a number from 0"),
+        ({"prompt": "a", "n": 0}, "n must be an integer from 1 to 8"),
+        ({"prompt": ["a"] * 5, "n": 2}, "asks for 10 completions, but the server takes 8"),
+        ({"prompt": "a", "stop": [""]}, "stop must be a string or at most 16 strings"),
+        ({"prompt": "a", "stop": "b", "min_tokens": 1}, "min_tokens and stop do not go together"),
+        ({"prompt": "a", "min_tokens": 17}, "min_tokens must be at most max_tokens"),
+        ({"prompt": "a", "logprobs": 21}, "logprobs must be an integer from 0 to 20"),
+        ({"prompt": "a", "logprobs": True}, "logprobs must be an integer"),
+        ({"prompt": "a", "echo": True}, "echo is not supported"),
+        ({"prompt": "a", "suffix": "b"}, "suffix is not supported"),
+        ({"prompt": "a", "best_of": 3}, "best_of is not supported"),
+        ({"prompt": "a", "logit_bias": {"5": 1}}, "logit_bias is not supported"),
+        ({"prompt": "a", "frequency_penalty": 1}, "frequency_penalty is not supported"),
+        ({"prompt": "a", "temprature": 1}, "temprature is not a field"),
+        ({"prompt": "a", "prompt_logprobs": 1}, "prompt_logprobs must be 0"),
+        ({"prompt": "a", "prompt_logprobs": 0, "stream": True}, "do not go together"),
+        ({"prompt": "a", "stream_options": {}}, "stream_options needs stream=true"),
+        ({"prompt": "a", "stream": True, "stream_options": {"a": 1}}, "stream_options.a is not"),
+        ([], "The body must be a JSON object"),
+    ],
+)
+def test_a_wrong_request_is_refused_in_a_sentence(ask, scheduler, body, message):
+    error = ask(URL, body, status=400)["error"]
+    assert message in error["message"]
+    assert error["type"] == "invalid_request_error"
+    assert not scheduler.asked
+
+
+def test_another_model_is_not_found(ask):
+    error = ask(URL, {"model": "gpt", "prompt": "a"}, status=404)["error"]
+    assert (error["code"], error["param"]) == ("model_not_found", "model")
+
+
+def test_fields_that_change_nothing_are_accepted(ask):
+    ask(URL, {"prompt": "a", "user": "b", "frequency_penalty": 0, "best_of": 1, "logit_bias": {},
+              "top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0, "suffix": None})  # fmt: skip
+
+
+def test_too_many_completions_have_to_come_back_later(run, scheduler):
+    scheduler.holds = True
+
+    async def call(client, app):
+        import asyncio
+
+        asking = asyncio.ensure_future(client.post(URL, json={"prompt": "a", "n": 8}))
+        while app.served.open < 8:
+            await asyncio.sleep(0.001)
+        refused = await client.post(URL, json={"prompt": "a"})
+        scheduler.abort()
+        return refused, (await asking).json()
+
+    refused, answer = run(call)
+    assert refused.status_code == 429
+    assert refused.headers["retry-after"] == "1"
+    assert {choice["finish_reason"] for choice in answer["choices"]} == {"abort"}
+
+
+def test_broken_weights_are_said(ask, scheduler):
+    scheduler.broken = "The weights could not be replaced."
+    error = ask(URL, {"prompt": "a"}, status=503)["error"]
+    assert error["message"] == "The weights could not be replaced."
+    assert error["type"] == "server_error"

@@ -1,0 +1,125 @@
+import asyncio
+import threading
+
+import pytest
+
+from rl4p.serving.completion import Wanted
+from rl4p.serving.live import Live, Mailbox
+from rl4p.serving.refusals import ClientGoneError, RefusalError
+from rl4p.serving.text import Texts
+from rl4p.types import Sampling
+
+
+@pytest.fixture
+def start(chatty, scheduler):
+    def start(prompts=((1,),), seeds=((0,),), stream=False, **wanted):
+        options = {"sampling": Sampling(), "max_tokens": 9, "end_ids": chatty.end_ids}
+        mailbox = Mailbox(asyncio.get_running_loop())
+        live = Live(mailbox, Texts(chatty.tokenizer), Wanted(**options | wanted), stream=stream)
+        live.submit(scheduler, prompts, seeds)
+        return live
+
+    return start
+
+
+def test_what_other_threads_deliver_arrives(start, scheduler):
+    scheduler.holds = True
+
+    async def main():
+        live = start(prompts=([1], [2]), seeds=([0, 1], [2, 3]))
+        for ticket in list(scheduler.open):
+            threading.Thread(target=scheduler.go, args=(ticket,)).start()
+        return [each.text() for each in await live.finished()]
+
+    assert asyncio.run(main()) == ["hello"] * 4
+    assert len(scheduler.asked) == 2
+
+
+def test_the_loop_is_woken_once_for_all_that_has_come(start, scheduler):
+    scheduler.holds = True
+
+    async def main():
+        loop, woken = asyncio.get_running_loop(), []
+        lives = [start() for _ in range(8)]
+        mailbox = lives[0].mailbox
+        wake = loop.call_soon_threadsafe
+        loop.call_soon_threadsafe = lambda call: (woken.append(call), wake(call))
+        for live in lives:
+            live.mailbox = mailbox
+        for ticket in list(scheduler.open):
+            scheduler.go(ticket)
+        for live in lives:
+            await live.finished()
+        return woken
+
+    assert len(asyncio.run(main())) == 1
+
+
+def test_an_answer_that_is_not_streamed_is_not_read_before_its_end(start, scheduler):
+    async def main(stream):
+        scheduler.holds, scheduler.size = True, 1
+        live = start(stream=stream)
+        reads, read = [], live.mailbox.post
+        live.mailbox.post = lambda each: (reads.append(each), read(each))
+        scheduler.go(*scheduler.open)
+        await live.finished()
+        return len(reads)
+
+    assert asyncio.run(main(False)) == 1
+    assert asyncio.run(main(True)) == 6
+
+
+def test_changes_are_those_of_completions_with_new_tokens(start, scheduler):
+    async def main():
+        found = []
+        live = start(seeds=[[0, 1]], stream=True)
+        async for changed in live.changes():
+            found += [index for index, _ in changed]
+        return found
+
+    assert asyncio.run(main()) == [0, 1]  # all parts came at once
+
+
+def test_a_client_that_leaves_ends_the_wait(start, scheduler):
+    scheduler.holds = True
+
+    async def main():
+        live = start(prompts=([1], [2]), seeds=([0], [1]))
+        asyncio.get_running_loop().call_soon(live.leave)
+        with pytest.raises(ClientGoneError):
+            await live.finished()
+        with pytest.raises(ClientGoneError):  # and later ones
+            await live.finished()
+
+    asyncio.run(main())
+    assert len(scheduler.cancelled) == 2
+
+
+def test_stop_strings_have_a_ticket_for_each_completion(start, scheduler):
+    async def main():
+        return await start(seeds=[[0, 1, 2]], stops=("x",)).finished()
+
+    assert len(asyncio.run(main())) == 3
+    assert [work.seeds for work in scheduler.asked] == [[0], [1], [2]]
+
+
+def test_a_refusal_in_the_middle_cancels_what_was_taken(start, scheduler, monkeypatch):
+    from rl4p.errors import InputError
+
+    scheduler.holds = True
+    submit = scheduler.submit
+
+    def refuses(work, *given):
+        if len(scheduler.asked) == 1:
+            raise InputError("too long")
+        return submit(work, *given)
+
+    monkeypatch.setattr(scheduler, "submit", refuses, raising=False)
+
+    async def main():
+        with pytest.raises(RefusalError, match="too long") as error:
+            start(prompts=([1], [2]), seeds=([0], [1]))
+        assert error.value.status == 400
+
+    asyncio.run(main())
+    assert len(scheduler.cancelled) == 1

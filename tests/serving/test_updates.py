@@ -1,0 +1,68 @@
+import asyncio
+
+import pytest
+
+from rl4p.errors import InputError
+from rl4p.serving.updates import Updates, checksum_of
+
+pytestmark = pytest.mark.usefixtures("folders")
+
+
+@pytest.fixture
+def with_updates(make_served):
+    def with_updates(call):
+        async def main():
+            updates = Updates(make_served())
+            try:
+                return await call(updates)
+            finally:
+                updates.close()
+
+        return asyncio.run(main())
+
+    return with_updates
+
+
+def test_updates_without_a_name_are_counted(with_updates, scheduler):
+    async def call(updates):
+        found = [await updates.replace(f"/weights/{at}", None) for at in range(2)]
+        assert updates.served.source == "/weights/1"
+        return [*found, await updates.replace("/weights/x", "name")]
+
+    assert with_updates(call) == ["update-1", "update-2", "name"]
+    assert scheduler.version == "name"
+
+
+@pytest.mark.parametrize("path", [None, 3, "relative", ""])
+def test_a_path_that_is_none(with_updates, scheduler, path):
+    async def call(updates):
+        with pytest.raises(InputError, match="from the root on"):
+            await updates.replace(path, "1")
+
+    with_updates(call)
+    assert scheduler.calls == []
+
+
+def test_a_pause_decides_about_the_cache_until_it_ends(with_updates, scheduler):
+    async def call(updates):
+        await updates.pause("keep", recompute=False)
+        await updates.replace("/weights/a", "a")
+        updates.resume()
+        await updates.replace("/weights/b", "b")
+
+    with_updates(call)
+    assert [x[2] for x in scheduler.calls if x[0] == "replace"] == [False, True]
+
+
+def test_checksums_change_neither_weights_nor_version(with_updates, scheduler):
+    async def call(updates):
+        return await updates.checksums()
+
+    assert with_updates(call) == {"x": "1"}
+    assert scheduler.policy.weights == {"a": 1}
+    assert scheduler.version == "7"
+
+
+def test_one_checksum_stands_for_all():
+    assert checksum_of({"a": "1", "b": "2"}) == checksum_of({"b": "2", "a": "1"})
+    assert checksum_of({"a": "1"}) != checksum_of({"a": "2"})
