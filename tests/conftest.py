@@ -1,10 +1,12 @@
 """What every test runs under: offline, on the CPU, strict promotion, fixed seeds."""
 
+import ctypes
 import gc
 import json
 import logging
 import os
 import random
+import resource
 import sys
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -15,7 +17,10 @@ ROOT = Path(__file__).resolve().parents[1]
 
 # Before JAX is imported; processes that tests start inherit all of it.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
-os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(ROOT / ".cache" / "jax"))
+# In the user's folder, so that a fresh clone finds what an earlier one compiled. The key of an
+# entry is a hash of the program and of the compiler's options, so checkouts can share the folder.
+CACHES = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(CACHES / "rl4p" / "tests"))
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 # Compiling is what tests wait for: level 0 is that of LLVM (what XLA fuses and reorders stays), and
 # the emitters of fusions that XLA had before take a third of the time.
@@ -86,6 +91,31 @@ def logging_is_on():
         if isinstance(logger, logging.Logger) and logger.name.startswith("rl4p"):
             logger.disabled, logger.propagate = False, True
             logger.setLevel(logging.NOTSET)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def bounded_memory():
+    """Gives memory back after a file: a compiled program takes about a megabyte on a CPU.
+
+    Later files read their programs from the persistent cache again, which takes a moment each.
+    """
+    yield
+    if resident_bytes() > 2**30:
+        jax.clear_caches()
+        gc.collect()
+        malloc_trim()
+
+
+def resident_bytes():
+    """The memory of this process, where /proc tells; elsewhere 0."""
+    statm = Path("/proc/self/statm")
+    return int(statm.read_text().split()[1]) * resource.getpagesize() if statm.exists() else 0
+
+
+def malloc_trim():
+    """Has glibc return free memory to the system, which it does not do by itself."""
+    if hasattr(ctypes.CDLL(None), "malloc_trim"):
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 @pytest.fixture(autouse=True)
