@@ -25,7 +25,7 @@ def words_of(shape: Workload, folder: Path, *, steps: int, tokens: int) -> list[
     questions = write_questions(folder / "questions.jsonl", shape)
     return [
         *("tracker=none", f"steps={steps}", "data=jsonl", f"data.path={questions}"),
-        *("data.held_out_size=8", "evaluation.held_out=false", "trusted_targets=experiments"),
+        *("data.held_out_size=8", "trusted_targets=experiments"),
         "+reward.terms.characters._target_=experiments.benchmarks.accelerator.rewards.Characters",
         "evaluation.term=characters",
         *(f"prompts_per_step={shape.prompts}", f"group_size={shape.group}"),
