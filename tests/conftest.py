@@ -10,6 +10,7 @@ import resource
 import sys
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from importlib.metadata import version
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -24,7 +25,9 @@ os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(CACHES / "rl4p" / "tests"
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 # Compiling is what tests wait for: level 0 is that of LLVM (what XLA fuses and reorders stays), and
 # the emitters of fusions that XLA had before take a third of the time.
-QUICK_TO_COMPILE = "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false"
+QUICK_TO_COMPILE = "--xla_backend_optimization_level=0"
+if version("jaxlib") < "0.11":  # later ones have no others, and end at a flag they do not know
+    QUICK_TO_COMPILE += " --xla_cpu_use_fusion_emitters=false"
 os.environ.setdefault("XLA_FLAGS", QUICK_TO_COMPILE)
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"

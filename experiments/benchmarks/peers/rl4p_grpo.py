@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import jax
 import numpy as np
-from rl4p_generate import check_logprob, load
+from rl4p_generate import check_logprob, load, peak_gib
 
 import rl4p
 from rl4p.advantage.grpo import GRPO
@@ -83,7 +83,7 @@ def main():
         if info.step > a.warmup:
             lengths = np.asarray(info.trajectories.response_mask_BT).sum(axis=1)
             rec.add(int(lengths.sum()), info.metrics["time/rollout"], seconds, int(lengths.max()))
-    rec.summary(check_logprob=round(logprob, 6))
+    rec.summary(check_logprob=round(logprob, 6), **peak_gib())
 
 
 if __name__ == "__main__":
