@@ -66,7 +66,7 @@ class Countdown:
 
     @cached_property
     def questions(self) -> tuple[Question, ...]:
-        """Returns the held-out questions, and after them those of training."""
+        """The held-out questions, and then the training questions."""
         random = np.random.Generator(np.random.Philox(self.seed))
 
         def draw() -> Question | None:
@@ -85,7 +85,7 @@ class Countdown:
 def puzzle(
     numbers: Sequence[int], operators: str, largest_target: int, random: np.random.Generator
 ) -> Question | None:
-    """Returns a question with a random solution, or None if that makes no target in the limits.
+    """Returns a question with a random solution, or None if its value is no target in the limits.
 
     Two neighbouring results are joined at a time, so the numbers of the expression stand in the
     order in which they are given; the question has them sorted.
@@ -96,7 +96,7 @@ def puzzle(
     steps: list[str] = []
     while len(values) > 1:
         at, operator = int(random.integers(len(values) - 1)), str(random.choice(list(operators)))
-        result = made(operator, values[at], values[at + 1])
+        result = positive_whole(operator, values[at], values[at + 1])
         if result is None:
             return None
         steps.append(f"{values[at]}{operator}{values[at + 1]}={result}")
@@ -117,7 +117,7 @@ def puzzle(
     )
 
 
-def made(operator: str, left: Fraction, right: Fraction) -> Fraction | None:
+def positive_whole(operator: str, left: Fraction, right: Fraction) -> Fraction | None:
     """Returns the result of an operation if it is a positive whole number, else None."""
     if operator == "/":
         result = left / right  # both are positive
@@ -138,9 +138,9 @@ def bracketed(text: str, inside: str, operator: str, *, right: bool) -> str:
 def solves(text: str, reference: str, metadata: Mapping[str, object]) -> tuple[bool, bool] | None:
     """Returns whether an expression has the right numbers, and whether it is a right answer too.
 
-    The numbers and the target are those of `metadata` (`numbers` and `target`) if it has them, and
-    otherwise those of the reference, an expression that is a right answer. A text may end with `=`
-    and the target.
+    `metadata` gives the numbers and the target (`numbers` and `target`). If it lacks them, they are
+    read from the reference, an expression that is a right answer. A text may end with `=` and the
+    target.
 
     Returns:
       None if there is neither metadata nor a reference.
@@ -153,9 +153,9 @@ def solves(text: str, reference: str, metadata: Mapping[str, object]) -> tuple[b
         wanted, value = sorted(known.numbers), known.value
     else:
         return None
-    expression, equals, result = text.partition("=")
-    found = parse(expression)
-    if found is None or sorted(found.numbers) != wanted:
+    left, equals, right = text.partition("=")
+    expression = parse(left)
+    if expression is None or sorted(expression.numbers) != wanted:
         return False, False
-    claimed = parse(result) if equals else found
-    return True, found.value == value and claimed is not None and claimed.value == value
+    claimed = parse(right) if equals else expression
+    return True, expression.value == value and claimed is not None and claimed.value == value

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from rl4p.errors import InputError
 from rl4p.types import Question
 
-TRIES = 30  # draws for each question that is asked for
+TRIES = 30  # draws for each requested question
 
 
 def distinct(draw: Callable[[], Question | None], count: int) -> tuple[Question, ...]:
@@ -15,17 +15,17 @@ def distinct(draw: Callable[[], Question | None], count: int) -> tuple[Question,
       draw: returns a random question, or None if a draw made none.
 
     Raises:
-      InputError: 30 draws for each question have not made as many.
+      InputError: 30 draws for each question made too few different ones.
     """
-    found: dict[str, Question] = {}
+    questions: dict[str, Question] = {}
     for _ in range(TRIES * count):
         question = draw()
         if question is not None:
-            found.setdefault(question.id, question)
-        if len(found) == count:
-            return tuple(found.values())
+            questions.setdefault(question.id, question)
+        if len(questions) == count:
+            return tuple(questions.values())
     raise InputError(
         f"data.train_size + data.held_out_size is {count}, but {TRIES * count} random draws made "
-        f"only {len(found)} different questions: set smaller sizes, or options of data that allow "
-        "more questions."
+        f"only {len(questions)} different questions: set smaller sizes, or options of data that "
+        "allow more questions."
     )

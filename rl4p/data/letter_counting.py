@@ -53,7 +53,7 @@ class LetterCounting:
 
     @cached_property
     def questions(self) -> tuple[Question, ...]:
-        """Returns the held-out questions, and after them those of training."""
+        """The held-out questions, and then the training questions."""
         random = np.random.Generator(np.random.Philox(self.seed))
         letters = list(self.letters)
 

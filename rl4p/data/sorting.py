@@ -48,7 +48,7 @@ class Sorting:
 
     @cached_property
     def questions(self) -> tuple[Question, ...]:
-        """Returns the held-out questions, and after them those of training."""
+        """The held-out questions, and then the training questions."""
         random = np.random.Generator(np.random.Philox(self.seed))
 
         def draw() -> Question:
