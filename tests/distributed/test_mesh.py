@@ -191,7 +191,7 @@ def test_one_device_and_eight_sample_and_train_alike(on_devices, arguments):
 def test_a_mesh_of_devices_that_are_not_there_is_refused():
     there = jax.device_count()
     with pytest.raises(
-        InputError, match=rf"mesh\.dp=1000 asks for 1000 devices, but there are {there}\."
+        InputError, match=rf"mesh\.dp=1000 needs 1000 devices, but there are {there}\."
     ):
         Mesh(dp=1000).size  # noqa: B018
 

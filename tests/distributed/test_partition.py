@@ -121,12 +121,12 @@ def test_sizes_of_the_axes():
     assert Mesh(dp=1, fsdp=-1, tp=2).sizes(8, 8) == (1, 4, 2)
     assert Mesh(dp=2, tp=2).sizes(8, 8) == (2, 1, 2)  # four devices are not used
     assert Mesh(shape="fsdp:4").sizes(8, 8) == (1, 4, 1)
-    with pytest.raises(InputError, match=r"mesh\.dp=-1 mesh\.fsdp=3 asks for 3 devices"):
+    with pytest.raises(InputError, match=r"mesh\.dp=-1 mesh\.fsdp=3 needs 3 devices"):
         Mesh(fsdp=3).sizes(8, 8)
     for options, words in (
-        ({"dp": 1, "fsdp": 3, "tp": -1}, "mesh.fsdp=3 mesh.tp=-1 asks for 3 devices"),
+        ({"dp": 1, "fsdp": 3, "tp": -1}, "mesh.fsdp=3 mesh.tp=-1 needs 3 devices"),
         ({"dp": -1, "fsdp": -1}, "mesh.dp=-1 mesh.fsdp=-1 is not a valid shape"),
-        ({"dp": 4, "tp": 4}, "asks for 16 devices, but there are 8"),
+        ({"dp": 4, "tp": 4}, "needs 16 devices, but there are 8"),
     ):
         with pytest.raises(InputError, match=words):
             Mesh(**options).sizes(8, 8)

@@ -32,7 +32,7 @@ def slurm(monkeypatch):
 
 def test_a_process_is_alone_unless_it_is_told(slurm):
     slurm(1, 2)  # a job of two tasks, in which a user may start anything
-    with processes.join(compose(ALONE)) as first:
+    with processes.join_processes(compose(ALONE)) as first:
         assert first
         assert processes.first()
         assert processes.agreed("mine") == "mine"
@@ -42,16 +42,16 @@ def test_a_process_is_alone_unless_it_is_told(slurm):
 
 def test_one_process_needs_no_others(slurm):
     slurm(0, 1)
-    with processes.join(compose([*ALONE, "mesh.processes=auto"])) as first:
+    with processes.join_processes(compose([*ALONE, "mesh.processes=auto"])) as first:
         assert first
     keys = ("mesh.coordinator=localhost:4000", "mesh.processes=1", "mesh.process=0")
-    with processes.join(compose([*ALONE, *keys])) as first:
+    with processes.join_processes(compose([*ALONE, *keys])) as first:
         assert first
 
 
 def test_a_cluster_says_who_is_who(slurm):
     slurm(1, 2)
-    found = processes.of_cluster(compose([*ALONE, "mesh.processes=auto"]).mesh)
+    found = processes.from_cluster(compose([*ALONE, "mesh.processes=auto"]).mesh)
     assert found == ("node07:61441", 2, 1, [0])
 
 
@@ -73,7 +73,7 @@ def test_a_cluster_says_who_is_who(slurm):
 )
 def test_half_an_address_is_refused(keys, sentence):
     config = compose([*ALONE, *(f"mesh.{key}" for key in keys)])
-    with pytest.raises(InputError) as error, processes.join(config):
+    with pytest.raises(InputError) as error, processes.join_processes(config):
         pass
     assert str(error.value).startswith(sentence)
 
@@ -116,10 +116,10 @@ def joined(monkeypatch):
         def agreed(self, value):
             return f"not {value}"
 
-        def blames(self, error):
+        def cause_of(self, error):
             return self.blamed
 
-        def confess(self, error):
+        def report_error(self, error):
             self.confessed.append(error)
 
     def join(process):
@@ -139,17 +139,17 @@ def test_the_first_writes_files_and_is_listened_to(joined):
 
 def test_an_error_is_told_to_the_others(joined):
     call, error = joined(1), ValueError("mine")
-    with pytest.raises(ValueError, match="mine"), processes.blaming():
+    with pytest.raises(ValueError, match="mine"), processes.reporting_errors():
         raise error
     assert call.confessed == [error]
-    with processes.blaming():
+    with processes.reporting_errors():
         pass
     assert call.confessed == [error]
 
 
 def test_a_stop_is_no_error(joined):
     call = joined(0)
-    with pytest.raises(Stopped), processes.blaming():
+    with pytest.raises(Stopped), processes.reporting_errors():
         raise Stopped
     assert not call.confessed
 
@@ -157,14 +157,17 @@ def test_a_stop_is_no_error(joined):
 def test_the_end_of_another_process_is_shown_as_the_cause(joined):
     call = joined(1)
     call.blamed = RunError("Process 0 of 2 has died.")
-    with pytest.raises(RunError, match="Process 0 of 2 has died") as error, processes.blaming():
+    with (
+        pytest.raises(RunError, match="Process 0 of 2 has died") as error,
+        processes.reporting_errors(),
+    ):
         raise ValueError("Connection closed by peer")
     assert isinstance(error.value.__cause__, ValueError)
     assert not call.confessed
 
 
 def test_who_is_alone_is_not_blamed():
-    with pytest.raises(ValueError, match="mine"), processes.blaming():
+    with pytest.raises(ValueError, match="mine"), processes.reporting_errors():
         raise ValueError("mine")
 
 
@@ -229,7 +232,7 @@ def test_where_hydra_writes_is_no_difference():
 def test_a_coordinator_has_a_port_and_one_below_it(coordinator, good):
     mesh = OmegaConf.create({"coordinator": coordinator, "processes": 2, "process": 1})
     if good:
-        assert processes.of_keys(mesh) == (coordinator, 2, 1, None)
+        assert processes.from_keys(mesh) == (coordinator, 2, 1, None)
     else:
         with pytest.raises(InputError, match=r"must have the form HOST:PORT\.$"):
-            processes.of_keys(mesh)
+            processes.from_keys(mesh)

@@ -151,7 +151,7 @@ def test_layers_that_slide_have_a_window_and_a_rope_of_their_own():
     """Full layers of Gemma 3 are scaled by 8 with base 500; sliding layers have base 50."""
     config = decoder_config("gemma3")
     seen = views(config, *ROW, *ROW)
-    whole, sliding = seen.of(False), seen.of(True)
+    whole, sliding = seen.for_layer(False), seen.for_layer(True)
     assert int(whole.mask_BTS[0, -1].sum()) == 12
     assert int(sliding.mask_BTS[0, -1].sum()) == config.window == 9
     half = config.head_width // 2
@@ -163,7 +163,7 @@ def test_layers_that_slide_have_a_window_and_a_rope_of_their_own():
 
 def test_layers_share_what_is_alike():
     seen = views(decoder_config("gemma2"), *ROW, *ROW)
-    whole, sliding = seen.of(False), seen.of(True)
+    whole, sliding = seen.for_layer(False), seen.for_layer(True)
     assert whole.cos is sliding.cos
     assert whole.mask_BTS is not sliding.mask_BTS
     assert views(decoder_config("qwen3"), *ROW, *ROW).sliding is None
@@ -173,11 +173,13 @@ def test_layers_share_what_is_alike():
 @pytest.mark.parametrize("slides", [False, True])
 def test_a_layer_is_told_on_the_device_whether_it_slides(slides):
     seen = views(decoder_config("gemma3"), *ROW, *ROW)
-    for ours, expected in zip(seen.choose(jnp.asarray(slides)), seen.of(slides), strict=True):
+    for ours, expected in zip(
+        seen.traced_layer(jnp.asarray(slides)), seen.for_layer(slides), strict=True
+    ):
         np.testing.assert_array_equal(ours, expected)
 
 
 def test_a_view_that_no_layer_has_is_not_there():
-    view = views(decoder_config("qwen3"), *ROW, *ROW).of(False)
+    view = views(decoder_config("qwen3"), *ROW, *ROW).for_layer(False)
     with pytest.raises(AssertionError):
-        Views(whole=view, sliding=None).of(True)
+        Views(whole=view, sliding=None).for_layer(True)

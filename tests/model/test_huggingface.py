@@ -206,8 +206,8 @@ def test_every_tensor_that_does_not_fit_is_named(folder):
     ("change", "sentence"),
     [
         ({"model_type": "mamba"}, "model_type 'mamba' is not supported; use qwen2"),
-        ({"rope_scaling": {"type": "yarn", "factor": 4}}, "asks for rope type 'yarn'"),
-        ({"hidden_act": "gelu"}, "asks for activation 'gelu'"),
+        ({"rope_scaling": {"type": "yarn", "factor": 4}}, "requires rope type 'yarn'"),
+        ({"hidden_act": "gelu"}, "requires activation 'gelu'"),
     ],
 )
 def test_what_the_decoder_does_not_do_is_refused(folder, change, sentence):

@@ -11,7 +11,7 @@ from rl4p.learner.gradient_step import gradient_step
 from rl4p.learner.logprobs import score_tokens
 from rl4p.learner.optimizer.adamw import AdamW
 from rl4p.model.huggingface import write_model, write_policy
-from rl4p.model.lora import LoRA, join, merged_kernel
+from rl4p.model.lora import LoRA, merge_trees, merged_kernel
 from rl4p.model.pretrained import Pretrained
 from rl4p.types import Microbatching, Sampling, TrainingBatch
 from rl4p.update.reinforce import Reinforce
@@ -187,10 +187,10 @@ def test_merged_they_are_the_same_policy(adapted, moved, make_trajectories, tmp_
     assert np.abs(base - ours).max() > 0.01
 
 
-def test_join():
-    assert join({}, {"a": 1}) == {"a": 1}
+def test_two_trees_are_merged():
+    assert merge_trees({}, {"a": 1}) == {"a": 1}
     frozen = {"a": {"b": 1, "c": {"d": 2}}, "e": 3}
-    joined = join(frozen, {"a": {"c": {"f": 4}}, "g": 5})
+    joined = merge_trees(frozen, {"a": {"c": {"f": 4}}, "g": 5})
     assert joined == {"a": {"b": 1, "c": {"d": 2, "f": 4}}, "e": 3, "g": 5}
     assert frozen == {"a": {"b": 1, "c": {"d": 2}}, "e": 3}
 

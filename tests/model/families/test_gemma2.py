@@ -90,9 +90,9 @@ def test_its_four_norms_have_names_of_their_own(read, tensors):
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        ({"hidden_activation": "gelu"}, "asks for activation 'gelu'"),
-        ({"attention_bias": True}, "asks for attention_bias True"),
-        ({"use_bidirectional_attention": True}, "asks for use_bidirectional_attention True"),
+        ({"hidden_activation": "gelu"}, "requires activation 'gelu'"),
+        ({"attention_bias": True}, "requires attention_bias True"),
+        ({"use_bidirectional_attention": True}, "requires use_bidirectional_attention True"),
         ({"layer_types": ["chunked_attention"] * 3}, "layer type 'chunked_attention'"),
     ],
 )

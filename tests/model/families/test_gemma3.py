@@ -78,12 +78,12 @@ def test_its_names_are_those_of_gemma_2_and_of_qwen_3(read, tensors):
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        ({"use_bidirectional_attention": True}, "asks for use_bidirectional_attention"),
+        ({"use_bidirectional_attention": True}, "requires use_bidirectional_attention"),
         (
             {"rope_parameters": {"sliding_attention": {"rope_type": "linear", "factor": 2}}},
-            "asks for scaled positions in sliding-window layers",
+            "requires scaled positions in sliding-window layers",
         ),
-        ({"rope_scaling": {"rope_type": "yarn", "factor": 2}}, "asks for rope type 'yarn'"),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": 2}}, "requires rope type 'yarn'"),
     ],
 )
 def test_what_the_decoder_does_not_do_is_refused(read, change, sentence):

@@ -70,9 +70,9 @@ def test_heads_wider_than_the_model_are_refused():
 def test_what_the_decoder_does_not_follow_is_refused():
     for config in ({}, {"a": None}, {"a": "silu"}):
         keys(**config).must_be("a", "silu")
-    with pytest.raises(InputError, match=r"^here asks for activation 'gelu', which is not supp"):
+    with pytest.raises(InputError, match=r"^here requires activation 'gelu', which is not supp"):
         keys(a="gelu").must_be("a", "silu", "activation")
-    with pytest.raises(InputError, match=r"^here asks for a False, which"):
+    with pytest.raises(InputError, match=r"^here requires a False, which"):
         keys(a=False).must_be("a", None)
 
 
@@ -120,13 +120,13 @@ def test_the_rope_options_of_several_versions(config, theta, scaling):
 @pytest.mark.parametrize(
     ("config", "sentence"),
     [
-        ({"rope_scaling": {"type": "yarn", "factor": 4}}, "^here asks for rope type 'yarn'"),
+        ({"rope_scaling": {"type": "yarn", "factor": 4}}, "^here requires rope type 'yarn'"),
         ({"rope_scaling": {"rope_type": "llama3"}}, "^here, in rope_parameters, has no 'factor'"),
         ({"rope_scaling": "linear"}, "^here: rope_scaling must be dict, not 'linear'"),
-        ({"partial_rotary_factor": 0.5}, "^here asks for partial_rotary_factor 0.5"),
+        ({"partial_rotary_factor": 0.5}, "^here requires partial_rotary_factor 0.5"),
         (
             {"rope_parameters": {"partial_rotary_factor": 0.5}},
-            "^here, in rope_parameters, asks for partial_rotary_factor 0.5",
+            "^here, in rope_parameters, requires partial_rotary_factor 0.5",
         ),
     ],
 )

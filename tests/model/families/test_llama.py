@@ -46,10 +46,10 @@ def test_it_has_no_biases(read, tensors):
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        ({"mlp_bias": True}, "asks for mlp_bias True"),
-        ({"attention_bias": True}, "asks for attention_bias True, which is not supported"),
-        ({"hidden_act": "gelu"}, "asks for activation 'gelu'"),
-        ({"partial_rotary_factor": 0.5}, "asks for partial_rotary_factor 0.5"),
+        ({"mlp_bias": True}, "requires mlp_bias True"),
+        ({"attention_bias": True}, "requires attention_bias True, which is not supported"),
+        ({"hidden_act": "gelu"}, "requires activation 'gelu'"),
+        ({"partial_rotary_factor": 0.5}, "requires partial_rotary_factor 0.5"),
     ],
 )
 def test_what_the_decoder_does_not_do_is_refused(read, change, sentence):

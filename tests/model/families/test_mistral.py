@@ -36,8 +36,8 @@ def test_it_has_no_biases(read, tensors):
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        ({"layer_types": ["full_attention"] * 3}, r"asks for layer_types \[.*\]"),
-        ({"hidden_act": "gelu"}, "asks for activation 'gelu'"),
+        ({"layer_types": ["full_attention"] * 3}, r"requires layer_types \[.*\]"),
+        ({"hidden_act": "gelu"}, "requires activation 'gelu'"),
         ({"sliding_window": "9"}, "sliding_window must be int, not '9'"),
     ],
 )

@@ -108,7 +108,7 @@ def test_gradients_are_those_of_transformers():
     [
         ({"layer_types": ["full_attention"]}, "layer_types has 1 entries, but num_hidden_layers"),
         ({"sliding_window": None}, "has no 'sliding_window'"),
-        ({"hidden_act": "gelu"}, "asks for activation 'gelu'"),
+        ({"hidden_act": "gelu"}, "requires activation 'gelu'"),
     ],
 )
 def test_what_the_decoder_does_not_do_is_refused(read, change, sentence):

@@ -43,8 +43,8 @@ def test_its_norms_of_heads_have_names(read, tensors):
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        ({"attention_bias": True}, "asks for attention_bias True"),
-        ({"hidden_act": "gelu"}, "asks for activation 'gelu'"),
+        ({"attention_bias": True}, "requires attention_bias True"),
+        ({"hidden_act": "gelu"}, "requires activation 'gelu'"),
     ],
 )
 def test_what_the_decoder_does_not_do_is_refused(read, change, sentence):

@@ -70,11 +70,11 @@ def test_each_expert_has_names_and_none_is_a_plain_feed_forward(read, tensors):
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        ({"mlp_only_layers": [0]}, r"asks for mlp_only_layers \[0\]"),
-        ({"decoder_sparse_step": 2}, "asks for decoder_sparse_step 2"),
+        ({"mlp_only_layers": [0]}, r"requires mlp_only_layers \[0\]"),
+        ({"decoder_sparse_step": 2}, "requires decoder_sparse_step 2"),
         ({"num_experts_per_tok": 7}, "num_experts_per_tok 7 is more than num_experts 6"),
-        ({"attention_bias": True}, "asks for attention_bias True"),
-        ({"hidden_act": "gelu"}, "asks for activation 'gelu'"),
+        ({"attention_bias": True}, "requires attention_bias True"),
+        ({"hidden_act": "gelu"}, "requires activation 'gelu'"),
         ({"moe_intermediate_size": None}, "has no 'moe_intermediate_size'"),
         ({"num_experts": None}, "has no 'num_experts'"),
     ],
