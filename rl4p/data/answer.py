@@ -59,7 +59,7 @@ def same_answer(given: str | None, reference: str) -> bool:
     """Returns whether an answer is right.
 
     If the reference is a number without words, such as ``12``, ``$1,200`` or ``3/4``, the answer
-    has to be exactly this number; it may have a unit (`quantity` lists what is read how).
+    has to be exactly this number; it may have a unit (`quantity` lists the notations).
     Otherwise, it has to be the same text up to white space: ``5 apples`` is not ``5 pears``.
     """
     if given is None:

@@ -51,6 +51,7 @@ def encode_prompts(
     except TEMPLATE_ERRORS as error:
         keys = "data.system_prompt and model.template" if any(systems) else "model.template"
         raise InputError(f"The model's chat template fails: {error} (check {keys}).") from None
+    # vars and not asdict, which would copy every conversation.
     encoded = {
         key: Prompt(**(vars(row) | {"tokens": tuple(ids), "system_prompt": system}))
         for (key, row), ids, system in zip(distinct.items(), tokens, systems, strict=True)

@@ -129,6 +129,7 @@ class RushHour:
 
 def layout(size: int, walls: int, random: np.random.Generator) -> Board:
     """Returns a board with pieces at random cells; it may have no solution."""
+    # The order of the draws is part of the data set: equal seeds must keep their boards.
     row = int(random.integers(size))
     target = Piece(TARGET, True, row, int(random.integers(size - 2)), 2)
     pieces, taken = [target], set(cells_of(target, size))

@@ -20,7 +20,7 @@ class Sorting:
     The numbers of a list may be equal. The reward term `correct` compares the answer as a text in
     which only white space may differ. No list occurs twice.
 
-    A worked solution takes the smallest number of what is left, until one is left, and then gives
+    A worked solution takes the smallest of the remaining numbers until one is left, and then gives
     the list: `7<31 12, 12<31 #### 7 12 31`.
 
     Attributes:

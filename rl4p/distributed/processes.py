@@ -201,6 +201,7 @@ def place(tree: Any, sharding: Any) -> Any:
 def placed(x: Any, sharding: jax.sharding.Sharding) -> jax.Array:
     """Returns a global array, made from this process's copy of the value."""
     if isinstance(x, jax.Array) and jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
+        # NumPy cannot hold typed keys, so their data is placed and wrapped again.
         data = placed(jax.random.key_data(x), sharding)
         return jax.random.wrap_key_data(data, impl=jax.random.key_impl(x))
     host = np.asarray(x)

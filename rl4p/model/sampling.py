@@ -137,6 +137,7 @@ def least_logits(logits_BV: Array, top_k_B: Array, top_p_B: Array) -> jax.Array:
     last_B1 = jnp.clip(top_k_B - 1, 0, logits_BV.shape[-1] - 1)[:, None]
     kth_B1 = jnp.take_along_axis(sorted_BV, last_B1, axis=-1)
     kth_B1 = jnp.where(top_k_B[:, None] > 0, kth_B1, -jnp.inf)
+    # Top-p is a share of the tokens that top-k keeps, so the cut by top-k comes first.
     sorted_BV = jnp.where(sorted_BV < kth_B1, -jnp.inf, sorted_BV)
     before_BV = jnp.roll(jnp.cumsum(jax.nn.softmax(sorted_BV, axis=-1), axis=-1), 1, axis=-1)
     keep_BV = before_BV.at[:, 0].set(0.0) < top_p_B[:, None]

@@ -47,7 +47,7 @@ class StoredTensor:
         dtype = DTYPES[self.kind]
         row_bytes = dtype.itemsize * int(np.prod(self.shape[1:]))
         count = max(1, PIECE_BYTES // max(1, row_bytes))
-        with self.file.open("rb", buffering=0) as file:
+        with self.file.open("rb", buffering=0) as file:  # a buffer would copy each piece again
             for first in range(rows.start, rows.stop, count):
                 piece = np.empty((min(count, rows.stop - first), *self.shape[1:]), dtype)
                 view = piece.reshape(-1).view(np.uint8).data
