@@ -25,9 +25,9 @@ def test_every_question_is_solved_by_its_answer_and_its_worked_solution(options)
         assert all(data.smallest <= number <= data.largest for number in numbers)
         assert 1 <= target <= data.largest_target
         assert set("+-*/") & set(row.answer) <= set(data.operators)
-        found = parse(row.answer)
-        assert found is not None
-        assert (sorted(found.numbers), found.value) == (numbers, target)
+        expression = parse(row.answer)
+        assert expression is not None
+        assert (sorted(expression.numbers), expression.value) == (numbers, target)
         assert row.solution is not None
         assert final_answer(row.solution) == row.answer
         worked = row.solution.partition(" ####")[0].split(" ")
@@ -61,9 +61,9 @@ def test_a_target_outside_the_limits_makes_no_question():
     assert puzzle([5, 5], "-", 24, random) is None  # 0
     assert puzzle([5, 7], "-", 24, random) is None
     assert puzzle([5, 7], "/", 24, random) is None
-    found = puzzle([5, 5], "*", 25, random)
-    assert found is not None
-    assert (found.question, found.solution) == ("5 5 = 25", "5*5=25 #### 5*5")
+    question = puzzle([5, 5], "*", 25, random)
+    assert question is not None
+    assert (question.question, question.solution) == ("5 5 = 25", "5*5=25 #### 5*5")
 
 
 def test_too_many_questions_are_refused():

@@ -11,8 +11,8 @@ def question(name):
 
 def test_repeated_and_impossible_draws_are_left_out():
     draws = iter(["a", None, "b", "a", "a", "c", "d"])
-    found = distinct(lambda: None if (x := next(draws)) is None else question(x), 3)
-    assert [row.id for row in found] == ["a", "b", "c"]
+    questions = distinct(lambda: None if (x := next(draws)) is None else question(x), 3)
+    assert [row.id for row in questions] == ["a", "b", "c"]
     assert next(draws) == "d"
 
 

@@ -19,14 +19,14 @@ def port():
 
 def gathered(port, *calls, timeout=5.0, runs=None):
     """Runs each `gather` in a thread and returns the errors (None without an error)."""
-    found = {}
+    errors = {}
 
     def gather(call, run):
         try:
             call.connect("localhost", port, run=run, timeout=timeout)
-            found[call] = None
+            errors[call] = None
         except (InputError, RunError) as error:
-            found[call] = error
+            errors[call] = error
 
     threads = [
         threading.Thread(target=gather, args=pair)
@@ -36,7 +36,7 @@ def gathered(port, *calls, timeout=5.0, runs=None):
         thread.start()
     for thread in threads:
         thread.join()
-    return [found[call] for call in calls]
+    return [errors[call] for call in calls]
 
 
 def test_all_come_in_any_order_and_hear_what_the_first_says(port):
@@ -91,14 +91,6 @@ def test_what_merely_tries_the_port_is_no_process(port):
     stranger.join()
     for connection in [*first.peers.values(), *late.peers.values()]:
         connection.close()
-
-
-def test_errors_of_ones_own_are_not_blamed_on_others(port):
-    call = Connections(0, 2)
-    assert call.cause_of(RunError("mine")) is None
-    call.failure = "Process 1 of 2 has died."
-    assert call.cause_of(InputError("mine")) is None
-    assert str(call.cause_of(ValueError("Connection closed by peer"))) == call.failure
 
 
 @pytest.fixture
@@ -240,11 +232,15 @@ def test_after_its_grace_a_process_says_why_and_ends(monkeypatch, capsys):
     assert capsys.readouterr().err == "Process 0 of 2 has died.\n"
 
 
-@pytest.mark.parametrize("error", [KeyboardInterrupt(), SystemExit(1), Stopped(), InputError("x")])
-def test_what_people_ask_for_is_not_blamed_on_others(error):
-    call = Connections(0, 2)
-    call.failure = "Process 1 of 2 has died."
-    assert call.cause_of(error) is None
+@pytest.mark.parametrize(
+    "error", [KeyboardInterrupt(), SystemExit(1), Stopped(), InputError("mine"), RunError("mine")]
+)
+def test_only_an_unexpected_error_is_a_consequence_of_a_failure(error):
+    connections = Connections(0, 2)
+    connections.failure = "Process 1 of 2 has died."
+    assert connections.cause_of(error) is None
+    cause = connections.cause_of(ValueError("Connection closed by peer"))
+    assert str(cause) == connections.failure
 
 
 @pytest.mark.parametrize("process", [2, 3, -1])

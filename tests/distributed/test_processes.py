@@ -30,7 +30,7 @@ def slurm(monkeypatch):
     return task
 
 
-def test_a_process_is_alone_unless_it_is_told(slurm):
+def test_a_process_is_alone_by_default(slurm):
     slurm(1, 2)  # a job of two tasks, in which a user may start anything
     with processes.join_processes(compose(ALONE)) as first:
         assert first
@@ -51,8 +51,8 @@ def test_one_process_needs_no_others(slurm):
 
 def test_a_cluster_says_who_is_who(slurm):
     slurm(1, 2)
-    found = processes.from_cluster(compose([*ALONE, "mesh.processes=auto"]).mesh)
-    assert found == ("node07:61441", 2, 1, [0])
+    settings = processes.from_cluster(compose([*ALONE, "mesh.processes=auto"]).mesh)
+    assert settings == ("node07:61441", 2, 1, [0])
 
 
 @pytest.mark.parametrize(
@@ -111,16 +111,16 @@ def joined(monkeypatch):
 
     class Call:
         def __init__(self, process):
-            self.process, self.confessed, self.blamed = process, [], None
+            self.process, self.reported, self.cause = process, [], None
 
         def agreed(self, value):
             return f"not {value}"
 
         def cause_of(self, error):
-            return self.blamed
+            return self.cause
 
         def report_error(self, error):
-            self.confessed.append(error)
+            self.reported.append(error)
 
     def join(process):
         call = Call(process)
@@ -141,29 +141,29 @@ def test_an_error_is_told_to_the_others(joined):
     call, error = joined(1), ValueError("mine")
     with pytest.raises(ValueError, match="mine"), processes.reporting_errors():
         raise error
-    assert call.confessed == [error]
+    assert call.reported == [error]
     with processes.reporting_errors():
         pass
-    assert call.confessed == [error]
+    assert call.reported == [error]
 
 
 def test_a_stop_is_no_error(joined):
     call = joined(0)
     with pytest.raises(Stopped), processes.reporting_errors():
         raise Stopped
-    assert not call.confessed
+    assert not call.reported
 
 
 def test_the_end_of_another_process_is_shown_as_the_cause(joined):
     call = joined(1)
-    call.blamed = RunError("Process 0 of 2 has died.")
+    call.cause = RunError("Process 0 of 2 has died.")
     with (
         pytest.raises(RunError, match="Process 0 of 2 has died") as error,
         processes.reporting_errors(),
     ):
         raise ValueError("Connection closed by peer")
     assert isinstance(error.value.__cause__, ValueError)
-    assert not call.confessed
+    assert not call.reported
 
 
 def test_who_is_alone_is_not_blamed():
@@ -191,9 +191,9 @@ def test_rows_of_several_processes_are_put_together_in_order(monkeypatch):
         processes, "process_allgather", lambda x: np.stack([x, others[x.shape].astype(x.dtype)])
     )
     mine = {"a": np.arange(6, dtype=np.float32).reshape(3, 2), "b": np.arange(3, dtype=np.int32)}
-    found = processes.gathered_rows(mine, [range(3), range(3, 4)])
-    np.testing.assert_array_equal(found["a"], [[0, 1], [2, 3], [4, 5], [7, 7]])
-    np.testing.assert_array_equal(found["b"], [0, 1, 2, 9])
+    gathered = processes.gathered_rows(mine, [range(3), range(3, 4)])
+    np.testing.assert_array_equal(gathered["a"], [[0, 1], [2, 3], [4, 5], [7, 7]])
+    np.testing.assert_array_equal(gathered["b"], [0, 1, 2, 9])
 
 
 @pytest.mark.parametrize(("others", "holds"), [([False, True], True), ([False, False], False)])

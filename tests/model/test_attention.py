@@ -105,8 +105,8 @@ def test_blocks_of_queries_leave_out_the_keys_behind_them():
 def test_a_row_that_sees_nothing_is_finite():
     arrays, view = random_rows(3, 0)
     view = view._replace(mask_BTS=jnp.zeros_like(view.mask_BTS))
-    found = attend(*arrays, view, query_scalar=5.0, softcap=None, in_order=False)
-    assert jnp.isfinite(found).all()
+    attended = attend(*arrays, view, query_scalar=5.0, softcap=None, in_order=False)
+    assert jnp.isfinite(attended).all()
 
 
 def test_the_softmax_of_half_precision_is_in_float32():
@@ -171,7 +171,7 @@ def test_layers_share_what_is_alike():
 
 
 @pytest.mark.parametrize("slides", [False, True])
-def test_a_layer_is_told_on_the_device_whether_it_slides(slides):
+def test_the_view_of_a_layer_is_chosen_on_the_device(slides):
     seen = views(decoder_config("gemma3"), *ROW, *ROW)
     for ours, expected in zip(
         seen.traced_layer(jnp.asarray(slides)), seen.for_layer(slides), strict=True

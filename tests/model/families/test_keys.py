@@ -19,7 +19,7 @@ def keys(**config):
 
 
 @pytest.mark.parametrize(
-    ("value", "kind", "found"),
+    ("value", "kind", "expected"),
     [
         (3, int, 3),
         (3, float, 3.0),
@@ -29,9 +29,9 @@ def keys(**config):
         ([], list, []),
     ],
 )
-def test_a_value_has_the_kind_that_was_asked_for(value, kind, found):
+def test_a_value_has_the_kind_that_was_asked_for(value, kind, expected):
     read = keys(a=value).get("a", kind)
-    assert read == found
+    assert read == expected
     assert type(read) is kind
 
 
@@ -136,8 +136,8 @@ def test_other_rotations_are_refused(config, sentence):
 
 
 def test_the_shape_is_read_from_its_keys():
-    found = keys(**SHAPE | {"head_dim": 16, "num_hidden_layers": 5}).shape()
-    assert found == {
+    shape = keys(**SHAPE | {"head_dim": 16, "num_hidden_layers": 5}).shape()
+    assert shape == {
         "vocabulary": 64,
         "width": 32,
         "layers": 5,
