@@ -3,22 +3,21 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from functools import cached_property
 from typing import Annotated
 
 import numpy as np
 from annotated_types import Ge, Le
 
-from rl4p.configuration.bounds import Natural, Positive
-from rl4p.data.distinct import distinct
+from rl4p.configuration.bounds import Positive
 from rl4p.data.expression import parse
+from rl4p.data.random_questions import RandomQuestions
 from rl4p.types import Question
 
 OPERATORS = "+-*/"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Countdown:
+class Countdown(RandomQuestions):
     """A data set of puzzles such as `3 5 7 = 22`: make the target from all of the numbers.
 
     An answer is an expression with + - * / and parentheses that has each number as often as it is
@@ -27,7 +26,7 @@ class Countdown:
 
     Numbers and expressions are random. A question is kept if its target is a whole number from 1
     to `largest_target`. Two questions never have the same numbers and target, and so no held-out
-    question is trained on. The data set has its own seed.
+    question is trained on. `RandomQuestions` explains the other options.
 
     A worked solution has one operation after the other, `3*5=15 15+7=22`, and then the expression:
     `3*5=15 15+7=22 #### 3*5+7`.
@@ -37,9 +36,6 @@ class Countdown:
       smallest, largest: the limits of the numbers.
       largest_target: the limit of the targets; their smallest is 1.
       operators: the operators of the hidden expressions; an answer may use all four.
-      train_size, held_out_size: the numbers of questions.
-      seed: the seed of the data set, independent of the run's.
-      system_prompt: a text before every question; None for none.
     """
 
     numbers: Annotated[int, Ge(2), Le(8)] = 3
@@ -47,10 +43,6 @@ class Countdown:
     largest: Annotated[int, Ge(1), Le(1000)] = 20
     largest_target: Positive = 99
     operators: str = "+-*"
-    train_size: Positive = 4096
-    held_out_size: Positive = 256
-    seed: Natural = 0
-    system_prompt: str | None = None
 
     def __post_init__(self) -> None:
         if self.smallest > self.largest:
@@ -64,22 +56,9 @@ class Countdown:
                 "once: write '+-*'."
             )
 
-    @cached_property
-    def questions(self) -> tuple[Question, ...]:
-        """The held-out questions, and then the training questions."""
-        random = np.random.Generator(np.random.Philox(self.seed))
-
-        def draw() -> Question | None:
-            numbers = random.integers(self.smallest, self.largest + 1, self.numbers).tolist()
-            return puzzle(numbers, self.operators, self.largest_target, random)
-
-        return distinct(draw, self.train_size + self.held_out_size)
-
-    def train(self) -> Sequence[Question]:
-        return self.questions[self.held_out_size :]
-
-    def held_out(self) -> Sequence[Question]:
-        return self.questions[: self.held_out_size]
+    def draw(self, random: np.random.Generator) -> Question | None:
+        numbers = random.integers(self.smallest, self.largest + 1, self.numbers).tolist()
+        return puzzle(numbers, self.operators, self.largest_target, random)
 
 
 def puzzle(

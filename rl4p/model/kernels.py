@@ -3,6 +3,7 @@
 The T queries belong to the last T of the S keys. Decoding, with one query per row, uses XLA.
 """
 
+from functools import partial
 from typing import Literal
 
 import jax
@@ -72,12 +73,8 @@ def splash(
 
     The compiler cannot divide a kernel, so `shard_map` runs each device's heads along `tp`.
     """
-
-    def run(q: Array, k: Array, v: Array, ids_BT: Array, ids_BS: Array) -> jax.Array:
-        return splash_on_heads(
-            q, k, v, ids_BT, ids_BS, query_scalar=query_scalar, softcap=softcap, interpret=interpret
-        )
-
+    options = {"query_scalar": query_scalar, "softcap": softcap, "interpret": interpret}
+    run = partial(splash_on_heads, **options)
     arguments = (q_BTHh, k_BKhS, v_BKSh, segment_ids_BT, segment_ids_BS)
     mesh = jax.sharding.get_abstract_mesh()
     if mesh.shape.get("tp", 1) == 1 or "tp" in mesh.manual_axes:

@@ -40,15 +40,6 @@ def test_every_question_is_solved_by_its_answer_and_its_worked_solution(options)
         assert worked[-1].endswith(f"={target}")
 
 
-def test_no_question_is_asked_twice_or_held_out_and_trained_on():
-    data = Countdown(train_size=500, held_out_size=100)
-    train, held_out = data.train(), data.held_out()
-    assert (len(train), len(held_out)) == (500, 100)
-    assert len({row.question for row in (*train, *held_out)}) == 600
-    assert Countdown(train_size=500, held_out_size=100).train() == train
-    assert Countdown(train_size=500, held_out_size=100, seed=1).train() != train
-
-
 def test_questions_have_all_operators_and_parentheses():
     answers = [row.answer for row in Countdown(operators="+-*/", train_size=500).train()]
     for character in "+-*/(":

@@ -24,14 +24,6 @@ def test_every_answer_is_the_count():
     assert {len(row.question.split()[-1]) for row in rows} == {2, 3, 4, 5, 6}
 
 
-def test_no_question_is_asked_twice_or_held_out_and_trained_on():
-    data = LetterCounting(train_size=500, held_out_size=100)
-    rows = [*data.train(), *data.held_out()]
-    assert len({row.question for row in rows}) == len(rows) == 600
-    assert LetterCounting(train_size=500, held_out_size=100).train() == data.train()
-    assert LetterCounting(train_size=500, held_out_size=100, seed=1).train() != data.train()
-
-
 def test_the_share_of_the_letter_is_the_one_asked_for():
     def share(asked):
         rows = LetterCounting(share=asked, train_size=1000, held_out_size=1).train()

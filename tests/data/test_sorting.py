@@ -27,14 +27,6 @@ def test_every_answer_is_the_sorted_list():
     assert any(word in ("0", "30") for row in rows for word in row.answer.split())
 
 
-def test_no_question_is_asked_twice_or_held_out_and_trained_on():
-    data = Sorting(train_size=500, held_out_size=100)
-    rows = [*data.train(), *data.held_out()]
-    assert len({row.question for row in rows}) == len(rows) == 600
-    assert Sorting(train_size=500, held_out_size=100).train() == data.train()
-    assert Sorting(train_size=500, held_out_size=100, seed=1).train() != data.train()
-
-
 def test_lists_that_cannot_be_made_are_refused():
     with pytest.raises(ValueError, match="shortest=6 is more than longest=5"):
         Sorting(shortest=6)
