@@ -1,4 +1,4 @@
-"""Conversations of a data set: lists of messages with roles, in the forms that files have them."""
+"""Conversations of a data set: lists of messages with roles, in the formats of files."""
 
 import json
 import re

@@ -16,7 +16,7 @@ DRAWS = 30  # allowed for each requested question
 
 @dataclass(frozen=True, kw_only=True)
 class RandomQuestions(ABC):
-    """Different random questions: the held-out ones, and then the training questions.
+    """A data set of different random questions: held-out ones, and then training questions.
 
     Attributes:
       train_size, held_out_size: the numbers of questions.

@@ -14,7 +14,7 @@ from typing import Any, BinaryIO
 from rl4p.configuration.bounds import AboveZero, Positive
 from rl4p.data.code import are_tests
 from rl4p.errors import RunError
-from rl4p.reward.sandbox import Kind, Limits, output, problem, start
+from rl4p.reward.sandbox import Kind, ProcessLimits, output, problem, start
 from rl4p.types import Episode
 
 INVALID = float("nan")
@@ -171,8 +171,10 @@ class OpenCode:
             return os.read(ready, 1) == b"!", ended, written
 
     @property
-    def limits(self) -> Limits:
-        return Limits(memory=self.term.memory_mib * 2**20, seconds=self.term.response_seconds)
+    def limits(self) -> ProcessLimits:
+        return ProcessLimits(
+            memory=self.term.memory_mib * 2**20, seconds=self.term.response_seconds
+        )
 
 
 def tests_of(episode: Episode) -> tuple[Sequence[Any], str] | None:

@@ -33,7 +33,7 @@ LARGEST_OUTPUT = 2**20  # bytes
 
 
 @dataclass(frozen=True, kw_only=True)
-class Limits:
+class ProcessLimits:
     """The limits of one process.
 
     Attributes:
@@ -54,7 +54,7 @@ def problem(kind: Kind) -> str | None:
 def bubblewrap_problem() -> str | None:
     """Runs a program in a sandbox once, and returns a sentence if that fails, else None."""
     instead = f"or set sandbox=none, which {ALONE}"
-    limits = Limits(memory=2**30, seconds=10.0)
+    limits = ProcessLimits(memory=2**30, seconds=10.0)
     try:
         with closing(start("bubblewrap", {"mode": "probe"}, limits)) as process:
             out, errors = process.popen.communicate(timeout=PROBE_SECONDS)
@@ -92,7 +92,7 @@ class Process:
 def start(
     kind: Kind,
     settings: Mapping[str, Any],
-    limits: Limits,
+    limits: ProcessLimits,
     *,
     stdin: BinaryIO | int = subprocess.DEVNULL,
     stdout: int = subprocess.PIPE,

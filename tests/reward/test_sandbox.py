@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from rl4p.reward import sandbox
-from rl4p.reward.sandbox import FILES, Limits, bubblewrap_problem, output, problem, start
+from rl4p.reward.sandbox import FILES, ProcessLimits, bubblewrap_problem, output, problem, start
 
 WITHOUT = bubblewrap_problem()
 needs_bubblewrap = pytest.mark.skipif(WITHOUT is not None, reason=str(WITHOUT))
@@ -30,7 +30,7 @@ def attempt(tmp_path):
             process = start(
                 "bubblewrap",
                 settings,
-                Limits(memory=memory, seconds=seconds),
+                ProcessLimits(memory=memory, seconds=seconds),
                 stderr=subprocess.STDOUT,
                 inherited=[file.fileno(), signal_pipe],
             )
@@ -138,7 +138,7 @@ def test_a_sandbox_ends_with_its_parent():
         "import os, sys; from rl4p.reward.sandbox import *; import subprocess\n"
         "r, w = os.pipe(); f = open(sys.argv[1], 'rb')\n"
         "s = {'mode': 'program', 'code': f.fileno(), 'ready': w}\n"
-        "x = start('bubblewrap', s, Limits(memory=2**29, seconds=60), stdout=1, "
+        "x = start('bubblewrap', s, ProcessLimits(memory=2**29, seconds=60), stdout=1, "
         "inherited=[f.fileno(), w])\n"
         "print(x.popen.pid, flush=True); os.read(r, 1); x.popen.wait()"
     )
