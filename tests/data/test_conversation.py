@@ -62,34 +62,21 @@ def rows(policy):
     return rows
 
 
-def test_qwen2_5(rows):
-    question, golden = QWEN2_5
-    assert rows(*model("qwen2_5"), question) == golden
-
-
-def test_qwen2_5_says_its_own_system_prompt_and_speaks_before_a_call(rows):
-    question, golden = QWEN2_5_BEFORE_CALLS
-    assert rows(*model("qwen2_5"), question) == golden
-
-
-def test_qwen3_with_thoughts_trains_each_answer_before_its_thoughts_are_dropped(rows):
-    question, golden = QWEN3_THOUGHTS
-    assert rows(*model("qwen3"), question) == golden
-
-
-def test_qwen3_without_thoughts_does_not_train_the_empty_ones(rows):
-    question, golden = QWEN3_SILENT
-    assert rows(*model("qwen3"), question, template={"enable_thinking": False}) == golden
-
-
-def test_llama3_of_which_the_pad_token_is_an_end_token(rows):
-    question, golden = LLAMA3_1
-    assert rows(*model("llama3"), question) == golden
-
-
-def test_gemma3_ends_a_message_with_another_token_than_a_text(rows):
-    question, golden = GEMMA3
-    assert rows(*model("gemma3"), question) == golden
+@pytest.mark.parametrize(
+    ("name", "case", "template"),
+    [
+        ("qwen2_5", QWEN2_5, {}),
+        ("qwen2_5", QWEN2_5_BEFORE_CALLS, {}),  # with its own system prompt
+        ("qwen3", QWEN3_THOUGHTS, {}),  # each answer before its thoughts are dropped
+        ("qwen3", QWEN3_SILENT, {"enable_thinking": False}),  # empty thoughts are not trained
+        ("llama3", LLAMA3_1, {}),  # the pad token is an end token
+        ("gemma3", GEMMA3, {}),  # a message ends with another token than a text
+    ],
+    ids=["qwen2.5", "before a call", "thoughts", "silent", "llama3", "gemma3"],
+)
+def test_the_trained_tokens_of_a_family(rows, name, case, template):
+    question, golden = case
+    assert rows(*model(name), question, template=template) == golden
 
 
 def test_mistral(rows):

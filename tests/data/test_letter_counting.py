@@ -4,7 +4,6 @@ import pytest
 
 from rl4p.data.answer import final_answer
 from rl4p.data.letter_counting import LetterCounting, counting
-from rl4p.errors import InputError
 
 
 def test_a_word_counted_by_hand():
@@ -45,8 +44,3 @@ def test_the_share_of_the_letter_is_the_one_asked_for():
 def test_options_that_make_no_question_are_refused(options, message):
     with pytest.raises(ValueError, match=message):
         LetterCounting(**options)
-
-
-def test_too_many_questions_are_refused():
-    with pytest.raises(InputError, match="only 8 different questions"):
-        LetterCounting(shortest=2, longest=2, letters="ab", train_size=9, held_out_size=1).train()
