@@ -107,7 +107,7 @@ def test_all_rows_are_somebodys():
 
 @pytest.fixture
 def joined(monkeypatch):
-    """Makes this process one of several, with a roll call that records its messages."""
+    """Makes this process one of several, with connections that record its messages."""
 
     class Call:
         def __init__(self, process):
