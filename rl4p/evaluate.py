@@ -39,10 +39,11 @@ def job(arguments: list[str]) -> None:
     from rl4p.configuration.evaluation import read
 
     request, config = read(given.words, config_dir=given.config_dir)
-    from rl4p.distributed.processes import blaming, join  # imports JAX, which errors do not need
+    # Imports JAX, which errors do not need.
+    from rl4p.distributed.processes import join_processes, reporting_errors
     from rl4p.runs.evaluation.job import evaluate
 
-    with join(config), blaming():
+    with join_processes(config), reporting_errors():
         evaluate(config, request)
 
 

@@ -414,10 +414,10 @@ def make_batch():
 
 
 @pytest.fixture(scope="session")
-def of_samples():
+def per_sample():
     """The one value of each sample's response tokens, when it is right on all of them."""
 
-    def of_samples(trajectories, advantages):
+    def per_sample(trajectories, advantages):
         advantages, mask = np.asarray(advantages), np.asarray(trajectories.response_mask_BT)
         values = np.where(mask, advantages, -np.inf).max(axis=1)
         values = np.where(mask.any(axis=1), values, 0)
@@ -425,7 +425,7 @@ def of_samples():
         assert advantages.dtype == np.float32
         return values
 
-    return of_samples
+    return per_sample
 
 
 @pytest.fixture

@@ -24,7 +24,7 @@ from rl4p.learner.packing import packed
 from rl4p.learner.shared_prompts import KeysAndValues, SharedPrompts, add_groups, pays, take_groups
 from rl4p.learner.token_loss import token_loss
 from rl4p.model.decoder import Decoder, Prefix
-from rl4p.model.lora import join
+from rl4p.model.lora import merge_trees
 from rl4p.protocols.phases import Prepares
 from rl4p.types import Array, Metrics, Params, Sampling, TrainingBatch, TrainState, Trajectories
 
@@ -142,7 +142,7 @@ def minibatch_gradient(
         weights_BT: Array,
     ) -> Any:
         frozen, coefficients = shared
-        whole = gather(join(frozen, params), decoder.dtype)
+        whole = gather(merge_trees(frozen, params), decoder.dtype)
         loss_BT, per_token = token_loss(
             objective, decoder, sampling, whole, micro, coefficients, before(layers)
         )
@@ -157,7 +157,7 @@ def minibatch_gradient(
         params, *shared = shared
 
         def whole(params: Params) -> Params:
-            return gather(join(shared[0], params), decoder.dtype)
+            return gather(merge_trees(shared[0], params), decoder.dtype)
 
         prompts = SharedPrompts.of(
             decoder, rows[0].trajectories, update.microbatching, shared=shared_prompts

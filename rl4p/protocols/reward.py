@@ -24,7 +24,7 @@ class TextReward(Protocol):
         """Returns whether a term compares the samples of a group, which are then never divided."""
         ...
 
-    def of_texts(
+    def grade_texts(
         self, episodes: Sequence[Episode], group_ids_B: np.ndarray | None = None
     ) -> Rewards:
         """Grades episodes; without `group_ids_B`, the samples of a prompt are a group.
@@ -37,7 +37,7 @@ class TextReward(Protocol):
     def start(
         self, episodes: Sequence[Episode], group_ids_B: np.ndarray | None, key: str
     ) -> Callable[[], Rewards]:
-        """Starts to grade and returns a function that waits for the result of `of_texts`.
+        """Starts to grade and returns a function that waits for the result of `grade_texts`.
 
         Args:
           key: the configuration key of this reward, for messages.

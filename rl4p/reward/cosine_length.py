@@ -19,15 +19,16 @@ class CosineLength:
     n is the number of tokens of the response with its end token, and L is `max_tokens`. (start,
     end) are the grades of a response of length 0 and of length L: `right_start`, `right_end` if the
     response is right, otherwise `wrong_start`, `wrong_end`. By default a right response should be
-    short, and a wrong one long, which asks for more thought.
+    short, and a wrong one long, which encourages more thought.
 
     It takes the place of a term of correctness in the total. The paper's formula interpolates from
     the other end, its text and figures as here.
 
     Attributes:
-      of: the term that says what is right: its grade is at least 1. It must not be asynchronous,
-        and its own weight must be 1, as it has no effect. Where it does not apply, this term does
-        not; where it is invalid, so is this term, and where the number of tokens is not known.
+      of: the term that decides whether a response is right: its grade is then at least 1. It must
+        not be asynchronous, and its own weight must be 1, as it has no effect. Where it does not
+        apply, this term does not apply. Where it is invalid, or the number of tokens is not known,
+        this term is invalid.
       max_tokens: L, usually `max_response_tokens`.
       exceeded: the grade of a response that is too long, or was cut.
     """
@@ -61,7 +62,7 @@ class CosineLength:
     def grades(
         self, grades: Sequence[float | None], episodes: Sequence[Episode]
     ) -> Sequence[float | None]:
-        """Returns the grades of episodes, given those of `of`."""
+        """Returns the grades of episodes, given the grades of `of`."""
         return [self.grade(grade, each) for grade, each in zip(grades, episodes, strict=True)]
 
     def grade(self, grade: float | None, episode: Episode) -> float | None:

@@ -23,7 +23,7 @@ from rl4p.configuration import instantiate
 from rl4p.configuration.folder import only_run_in
 from rl4p.configuration.quoting import command, override
 from rl4p.configuration.trust import names_in, unsandboxed
-from rl4p.distributed.processes import agreed, anywhere, blaming, first, to_host
+from rl4p.distributed.processes import agreed, anywhere, first, reporting_errors, to_host
 from rl4p.errors import InputError, RunError, Stopped
 from rl4p.experiment.build import Experiment, build
 from rl4p.experiment.planning.report import refuse_what_does_not_fit
@@ -86,7 +86,7 @@ def run(config: DictConfig) -> dict[str, Any]:
                 closing(experiment.evaluation.phases),
                 closing(experiment.loop.collector),
                 checkpoints,
-                blaming(),
+                reporting_errors(),
             ):  # if the last save fails, the run has failed
                 run_steps(
                     config, experiment, checkpoints, record, tracked, outcome, diagnosis, request

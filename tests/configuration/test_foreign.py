@@ -201,7 +201,7 @@ def test_the_exit_of_this_package_is_its_own(monkeypatch):
     left = []
     monkeypatch.setattr("os._exit", left.append)
     with own_failures(OmegaConf.create({})):
-        scope = {"__name__": "rl4p.distributed.roll_call"}
+        scope = {"__name__": "rl4p.distributed.connections"}
         exec("import os\nos._exit(2)", scope)
     assert left == [2]
 

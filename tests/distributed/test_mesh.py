@@ -146,10 +146,10 @@ mesh = Mesh(shape="1,2,2")
 model = dict(width=32, layers=2, heads=4, feed_forward_width=64)
 policy, params = Scratch(**model, num_kv_heads=2).build(mesh, jax.random.key(0))
 tokens, rows = np.ones((4, 16), np.int32), np.arange(8)
-found = prefill(
+prefilled = prefill(
     policy.decoder, policy.for_sampling(params), *mesh.shard_rows((tokens, tokens > 0)), mesh
 )
-cache = rearranged(None, found, rows, rows // 2, rows >= 0, 24, mesh)
+cache = rearranged(None, prefilled, rows, rows // 2, rows >= 0, 24, mesh)
 for x in jax.tree.leaves(cache.layers):
     assert x.addressable_shards[0].data.shape == (4, 1, *x.shape[2:])  # of [8, 2, ...]
 try:
@@ -191,7 +191,7 @@ def test_one_device_and_eight_sample_and_train_alike(on_devices, arguments):
 def test_a_mesh_of_devices_that_are_not_there_is_refused():
     there = jax.device_count()
     with pytest.raises(
-        InputError, match=rf"mesh\.dp=1000 asks for 1000 devices, but there are {there}\."
+        InputError, match=rf"mesh\.dp=1000 needs 1000 devices, but there are {there}\."
     ):
         Mesh(dp=1000).size  # noqa: B018
 
@@ -208,7 +208,7 @@ def test_some_device_must_be_left_for_updates():
         Mesh(rollout_devices=there).size  # noqa: B018
 
 
-def test_all_devices_are_taken_unless_told():
+def test_all_devices_are_taken_by_default():
     assert Mesh().size == jax.device_count()
     assert Mesh(dp=1).size == 1
 

@@ -41,7 +41,7 @@ def refusal(*overrides: str, small: tuple[str, ...] = SMALL) -> str:
         ("+model@teacher=pretrained teacher.path=/nowhere", "does not use a teacher: choose adv"),
         ("update.aggregation=constant", "aggregation=constant divides by a length in tokens"),
         ("update.aggregation_length=9", "aggregation_length=9 works only with aggregation=consta"),
-        ("mesh.dp=64", "mesh.dp=64 mesh.fsdp=host asks for 64 devices"),
+        ("mesh.dp=64", "mesh.dp=64 mesh.fsdp=host needs 64 devices"),
         ("data.digits=1", None),
         ("data.train_size=99999999", "but only 810000 sums of 3-digit numbers exist"),
         ("model.heads=3", "width 32 must be a multiple of heads 3"),

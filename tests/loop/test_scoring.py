@@ -17,7 +17,7 @@ from rl4p.learner.optimizer.sgd import SGD
 from rl4p.loop.protocols import Collected
 from rl4p.loop.scoring import Scoring, answer_clusters, task_ids
 from rl4p.model.heads import init_value_head, values
-from rl4p.model.lora import LoRA, join
+from rl4p.model.lora import LoRA, merge_trees
 from rl4p.model.scratch import Scratch
 from rl4p.reward.weighted import Weighted
 from rl4p.rollout.naive_sampler import NaiveSampler
@@ -187,7 +187,7 @@ def test_the_reference_of_adapters_is_their_base(
     ours = score(phases, policy=adapted, trained=trained, reference=reference)
     options = (collected.trajectories, sampler.sampling)
     base = score_all(policy.decoder, params, *options).logprobs_BT
-    moved = score_all(adapted.decoder, join(params, trained), *options).logprobs_BT
+    moved = score_all(adapted.decoder, merge_trees(params, trained), *options).logprobs_BT
     assert_scores(ours["reference_logprobs"], base, collected)
     assert_scores(ours["proximal_logprobs"], moved, collected)
     assert not np.allclose(base, moved, atol=0.1)

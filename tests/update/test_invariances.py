@@ -429,8 +429,8 @@ def test_what_joins_a_loss_is_added_to_it(build, plain, differences, name):
         return jnp.sum(jnp.where(mask, weights_BT * loss_BT, 0.0))
 
     with jax.enable_x64(True):
-        found = jax.value_and_grad(total, argnums=(0, 1, 2))(*map(jnp.asarray, seen))
-        loss, slopes = jax.device_get(found)
+        values = jax.value_and_grad(total, argnums=(0, 1, 2))(*map(jnp.asarray, seen))
+        loss, slopes = jax.device_get(values)
     assert metrics["update/loss"] == pytest.approx(loss, rel=1e-4)
     for direction, up, down in changes:
         change = sum(np.sum(s * (x - y)) for s, x, y in zip(slopes, up, down, strict=True))
@@ -505,7 +505,7 @@ from rl4p.learner.aggregation import aggregation_weights
 from rl4p.learner.gradient_step import gradient_step
 
 cases, decoder, sampling, optimizer, coefficients, options = pickle.load(sys.stdin.buffer)
-mesh, found = Mesh(dp=8), {}
+mesh, updates = Mesh(dp=8), {}
 for name, (objective, params, batch) in cases.items():
     state = TrainState(
         step=np.int32(0), params=params, optimizer_state=optimizer.transform().init(params),
@@ -517,8 +517,8 @@ for name, (objective, params, batch) in cases.items():
     state, metrics = step.compile(compiler_options=options)(*arguments)
     gradient = jax.tree.leaves(state.optimizer_state)
     assert all(len(x.sharding.device_set) == 8 for x in gradient)
-    found[name] = jax.device_get((gradient, metrics))
-sys.stdout.buffer.write(pickle.dumps(found))
+    updates[name] = jax.device_get((gradient, metrics))
+sys.stdout.buffer.write(pickle.dumps(updates))
 """
 
 

@@ -20,12 +20,12 @@ from typing import Any
 from rl4p.errors import InputError, RunError, Stopped
 
 GRACE = 15.0  # seconds in which a process may end by itself after a failure
-HEARD = 2.0  # the same in processes other than 0 if another process failed
-SILENCE = {"TCP_KEEPIDLE": 15, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}  # then the host counts as gone
+GRACE_AFTER_REPORT = 2.0  # the same after process 0 has reported a failure of another process
+KEEPALIVE = {"TCP_KEEPIDLE": 15, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}  # then the host is gone
 HELLO = 5.0  # seconds in which a new connection must identify itself
 
 
-class RollCall:
+class Connections:
     """The connections of one process; a context manager for the time that all processes run.
 
     Attributes:
@@ -38,13 +38,13 @@ class RollCall:
         self.process, self.processes = process, processes
         self.failure: str | None = None
         self.exit_code = 0
-        self.left = False
+        self.finished = False
         self.peers: dict[int, socket.socket] = {}
         self.readers: list[threading.Thread] = []
-        self.said: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self.values: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self.lock = threading.RLock()
 
-    def gather(self, host: str, port: int, *, run: str, timeout: float) -> None:
+    def connect(self, host: str, port: int, *, run: str, timeout: float) -> None:
         """Waits until all processes have connected to process 0.
 
         Args:
@@ -59,23 +59,24 @@ class RollCall:
         until = time.monotonic() + timeout
         try:
             if self.process:
-                self.find_first(host, port, {"process": self.process, "run": run}, until, timeout)
+                hello = {"process": self.process, "run": run}
+                self.find_process_0(host, port, hello, until, timeout)
             else:
-                self.await_others(port, run, until, timeout)
+                self.accept_others(port, run, until, timeout)
         except (InputError, RunError) as error:
             if self.process == 0:
-                self.tell(failed=str(error))
+                self.broadcast(failed=str(error))
             for connection in self.peers.values():
                 connection.close()
             raise
         if self.process == 0:
-            self.tell(start=self.processes)
+            self.broadcast(start=self.processes)
         for peer, connection in self.peers.items():
             connection.settimeout(None)
             reader = threading.Thread(target=self.listen, args=(peer, connection), daemon=True)
             self.readers.append(reader)
 
-    def await_others(self, port: int, run: str, until: float, timeout: float) -> None:
+    def accept_others(self, port: int, run: str, until: float, timeout: float) -> None:
         dual = socket.has_dualstack_ipv6()
         family = socket.AF_INET6 if dual else socket.AF_INET
         try:
@@ -95,7 +96,7 @@ class RollCall:
                         f"Process {names} of {self.processes} (from 0) did not connect within "
                         f"{timeout:g} s (mesh.initialization_timeout)."
                     ) from None
-                self.admit(keeping(connection), run)
+                self.admit(kept_alive(connection), run)
 
     def admit(self, connection: socket.socket, run: str) -> None:
         hello = receive(connection, HELLO)
@@ -117,12 +118,12 @@ class RollCall:
                 "differ."
             )
 
-    def find_first(
+    def find_process_0(
         self, host: str, port: int, hello: dict[str, Any], until: float, timeout: float
     ) -> None:
         while True:
             try:
-                connection = keeping(socket.create_connection((host, port), timeout=HELLO))
+                connection = kept_alive(socket.create_connection((host, port), timeout=HELLO))
                 break
             except OSError as error:
                 if time.monotonic() > until:
@@ -138,23 +139,25 @@ class RollCall:
         if "failed" in answer:
             raise RunError(answer["failed"])
         if answer.get("start") != self.processes:
-            said = f"expects {answer['start']} processes" if "start" in answer else "ended"
-            raise RunError(f"Process 0 {said}; this is process {self.process} of {self.processes}.")
+            reply = f"expects {answer['start']} processes" if "start" in answer else "ended"
+            raise RunError(
+                f"Process 0 {reply}; this is process {self.process} of {self.processes}."
+            )
 
     def agreed(self, value: Any) -> Any:
         """Returns process 0's value (JSON); all processes must call this in the same order."""
         if self.process == 0:
-            self.tell(said=value)
+            self.broadcast(value=value)
             return value
         while self.failure is None:
             try:
-                return self.said.get(timeout=0.2)
+                return self.values.get(timeout=0.2)
             except queue.Empty:
                 continue
         raise RunError(self.failure)
 
-    def blames(self, error: BaseException) -> RunError | None:
-        """Returns the error to raise in place of one that another process's failure caused."""
+    def cause_of(self, error: BaseException) -> RunError | None:
+        """Returns the failure of another process that caused this error, or None."""
         if isinstance(error, InputError | RunError | Stopped | KeyboardInterrupt | SystemExit):
             return None
         until = time.monotonic() + 2  # the report of the failure may still be on its way
@@ -162,7 +165,7 @@ class RollCall:
             time.sleep(0.05)
         return None if self.failure is None else RunError(self.failure)
 
-    def __enter__(self) -> "RollCall":
+    def __enter__(self) -> "Connections":
         for reader in self.readers:
             reader.start()
         atexit.register(self.end)
@@ -177,12 +180,12 @@ class RollCall:
         if isinstance(error, SystemExit):
             error = error.__cause__ if error.code else None
         if error is None or isinstance(error, Stopped):
-            self.left = True
-            self.tell(bye=True)
+            self.finished = True
+            self.broadcast(bye=True)
         else:
-            self.confess(error)
+            self.report_error(error)
 
-    def confess(self, error: BaseException) -> None:
+    def report_error(self, error: BaseException) -> None:
         """Reports an error of this process to the others."""
         with self.lock:
             if self.failure is not None:
@@ -191,7 +194,7 @@ class RollCall:
             known = isinstance(error, InputError | RunError)
             sentence = str(error) if known else f"{type(error).__name__}: {error}"
             self.failure = f"Process {self.process} of {self.processes} failed: {sentence}"
-            self.tell(failed=self.failure)
+            self.broadcast(failed=self.failure)
         threading.Thread(target=self.end_late, args=(GRACE,), daemon=True).start()
 
     def listen(self, peer: int, connection: socket.socket) -> None:
@@ -203,8 +206,8 @@ class RollCall:
                 if "failed" in message:
                     self.fail(message["failed"])
                     return
-                self.said.put(message["said"])
-        if self.left:  # this process has said good-bye, so the others may close
+                self.values.put(message["value"])
+        if self.finished:  # this process has sent its last message, so the others may close
             return
         self.fail(f"Process {peer} of {self.processes} has died: see its output.")
 
@@ -214,8 +217,8 @@ class RollCall:
                 return
             self.failure, self.exit_code = sentence, RunError.exit_code
             if self.process == 0:
-                self.tell(failed=sentence)
-        grace = HEARD if self.process else GRACE  # process 0 has files to finish
+                self.broadcast(failed=sentence)
+        grace = GRACE_AFTER_REPORT if self.process else GRACE  # process 0 has files to finish
         threading.Thread(target=self.end_late, args=(grace,), daemon=True).start()
 
     def end_late(self, grace: float) -> None:
@@ -236,16 +239,16 @@ class RollCall:
         sys.stderr.flush()
         os._exit(self.exit_code)
 
-    def tell(self, **message: Any) -> None:
+    def broadcast(self, **message: Any) -> None:
         """Sends a message to all connected processes; the readers handle a closed connection."""
         for connection in self.peers.values():
             send(connection, **message)
 
 
-def keeping(connection: socket.socket) -> socket.socket:
+def kept_alive(connection: socket.socket) -> socket.socket:
     """Turns on TCP keepalive, which notices within half a minute that the host is unreachable."""
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for name, value in SILENCE.items():
+    for name, value in KEEPALIVE.items():
         if hasattr(socket, name):  # Linux
             connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
     return connection

@@ -6,7 +6,7 @@ from contextlib import suppress
 
 import pytest
 
-from rl4p.distributed.roll_call import RollCall
+from rl4p.distributed.connections import Connections
 from rl4p.errors import InputError, RunError, Stopped
 
 
@@ -19,14 +19,14 @@ def port():
 
 def gathered(port, *calls, timeout=5.0, runs=None):
     """Runs each `gather` in a thread and returns the errors (None without an error)."""
-    found = {}
+    errors = {}
 
     def gather(call, run):
         try:
-            call.gather("localhost", port, run=run, timeout=timeout)
-            found[call] = None
+            call.connect("localhost", port, run=run, timeout=timeout)
+            errors[call] = None
         except (InputError, RunError) as error:
-            found[call] = error
+            errors[call] = error
 
     threads = [
         threading.Thread(target=gather, args=pair)
@@ -36,11 +36,11 @@ def gathered(port, *calls, timeout=5.0, runs=None):
         thread.start()
     for thread in threads:
         thread.join()
-    return [found[call] for call in calls]
+    return [errors[call] for call in calls]
 
 
 def test_all_come_in_any_order_and_hear_what_the_first_says(port):
-    calls = [RollCall(process, 3) for process in (2, 0, 1)]
+    calls = [Connections(process, 3) for process in (2, 0, 1)]
     assert gathered(port, *calls) == [None] * 3
     with calls[0], calls[1], calls[2]:
         assert calls[1].agreed("here") == "here"
@@ -54,23 +54,23 @@ def test_all_come_in_any_order_and_hear_what_the_first_says(port):
 
 
 def test_who_does_not_come_is_named_to_those_who_did(port):
-    first, third = gathered(port, RollCall(0, 4), RollCall(2, 4), timeout=1.0)
+    first, third = gathered(port, Connections(0, 4), Connections(2, 4), timeout=1.0)
     assert str(first).startswith("Process 1, 3 of 4 (from 0) did not connect within 1 s")
     assert str(third) == str(first)
-    (alone,) = gathered(port, RollCall(1, 2), timeout=0.5)
+    (alone,) = gathered(port, Connections(1, 2), timeout=0.5)
     assert "Process 0 of 2 did not answer process 1 at localhost" in str(alone)
 
 
 def test_one_number_is_not_given_to_two_processes(port):
-    errors = gathered(port, RollCall(0, 3), RollCall(1, 3), RollCall(1, 3))
+    errors = gathered(port, Connections(0, 3), Connections(1, 3), Connections(1, 3))
     assert all("have this number" in str(error) for error in errors)
 
 
 def test_other_programs_and_other_runs_are_not_taken_in(port):
-    first, second = gathered(port, RollCall(0, 2), RollCall(1, 2), runs=["one", "another"])
+    first, second = gathered(port, Connections(0, 2), Connections(1, 2), runs=["one", "another"])
     assert isinstance(first, InputError)
     assert "The configurations of process 1 and process 0 differ" in str(second)
-    (beyond,) = gathered(port, RollCall(5, 2), timeout=0.5)
+    (beyond,) = gathered(port, Connections(5, 2), timeout=0.5)
     assert "did not answer" in str(beyond)
 
 
@@ -83,29 +83,21 @@ def test_what_merely_tries_the_port_is_no_process(port):
                     stranger.sendall(b"GET / HTTP/1.1\r\n\r\n")
                     return
 
-    first = RollCall(0, 2)
+    first = Connections(0, 2)
     stranger = threading.Thread(target=try_port)
     stranger.start()
-    late = RollCall(1, 2)
+    late = Connections(1, 2)
     assert gathered(port, first, late) == [None, None]
     stranger.join()
     for connection in [*first.peers.values(), *late.peers.values()]:
         connection.close()
 
 
-def test_errors_of_ones_own_are_not_blamed_on_others(port):
-    call = RollCall(0, 2)
-    assert call.blames(RunError("mine")) is None
-    call.failure = "Process 1 of 2 has died."
-    assert call.blames(InputError("mine")) is None
-    assert str(call.blames(ValueError("Connection closed by peer"))) == call.failure
-
-
 @pytest.fixture
 def gone(monkeypatch):
     """Returns the calls of `end_late`, with their seconds, which end no process here."""
     ends = []
-    monkeypatch.setattr(RollCall, "end_late", lambda call, grace: ends.append((call, grace)))
+    monkeypatch.setattr(Connections, "end_late", lambda call, grace: ends.append((call, grace)))
     monkeypatch.setattr("atexit.register", lambda function: None)
     return ends
 
@@ -113,7 +105,7 @@ def gone(monkeypatch):
 @pytest.fixture
 def three(port, gone):
     """Yields three processes that have connected and listen."""
-    calls = [RollCall(process, 3) for process in range(3)]
+    calls = [Connections(process, 3) for process in range(3)]
     assert gathered(port, *calls) == [None] * 3
     for call in calls:
         call.__enter__()
@@ -171,7 +163,7 @@ def test_an_error_of_one_is_that_of_all(three, gone, error, sentence, code):
     second.__exit__(type(error), error, None)
     assert failures(three) == [f"Process 1 of 3 failed: {sentence}"] * 3
     assert (first.exit_code, second.exit_code, third.exit_code) == (1, code, 1)
-    second.confess(RuntimeError("later"))  # the first failure counts
+    second.report_error(RuntimeError("later"))  # the first failure counts
     assert second.failure == f"Process 1 of 3 failed: {sentence}"
     until = time.monotonic() + 5
     while len(gone) < 3 and time.monotonic() < until:
@@ -222,7 +214,7 @@ def test_who_leaves_last_misses_nobody(three):
 def test_at_its_end_a_process_that_failed_has_its_own_exit_code(monkeypatch):
     codes = []
     monkeypatch.setattr(os, "_exit", codes.append)
-    call = RollCall(1, 2)
+    call = Connections(1, 2)
     call.end()
     assert codes == []
     call.failure, call.exit_code = "Process 1 of 2 failed.", 2
@@ -233,24 +225,28 @@ def test_at_its_end_a_process_that_failed_has_its_own_exit_code(monkeypatch):
 def test_after_its_grace_a_process_says_why_and_ends(monkeypatch, capsys):
     codes = []
     monkeypatch.setattr(os, "_exit", codes.append)
-    call = RollCall(1, 2)
+    call = Connections(1, 2)
     call.failure, call.exit_code = "Process 0 of 2 has died.", 1
     call.end_late(0.0)
     assert codes == [1]
     assert capsys.readouterr().err == "Process 0 of 2 has died.\n"
 
 
-@pytest.mark.parametrize("error", [KeyboardInterrupt(), SystemExit(1), Stopped(), InputError("x")])
-def test_what_people_ask_for_is_not_blamed_on_others(error):
-    call = RollCall(0, 2)
-    call.failure = "Process 1 of 2 has died."
-    assert call.blames(error) is None
+@pytest.mark.parametrize(
+    "error", [KeyboardInterrupt(), SystemExit(1), Stopped(), InputError("mine"), RunError("mine")]
+)
+def test_only_an_unexpected_error_is_a_consequence_of_a_failure(error):
+    connections = Connections(0, 2)
+    connections.failure = "Process 1 of 2 has died."
+    assert connections.cause_of(error) is None
+    cause = connections.cause_of(ValueError("Connection closed by peer"))
+    assert str(cause) == connections.failure
 
 
 @pytest.mark.parametrize("process", [2, 3, -1])
 def test_a_number_beyond_how_many_there_are_is_refused(port, process):
     """Process 0 expects one other process."""
-    first, other = RollCall(0, 2), RollCall(process, 2)
+    first, other = Connections(0, 2), Connections(process, 2)
     errors = gathered(port, first, other)
     sentence = f"mesh.process={process}: there are 2 processes, numbered from 0."
     assert [str(error) for error in errors] == [sentence] * 2
@@ -258,8 +254,8 @@ def test_a_number_beyond_how_many_there_are_is_refused(port, process):
 
 
 def test_processes_that_count_otherwise_are_refused(port):
-    first = RollCall(0, 2)
-    errors = gathered(port, first, RollCall(1, 3))
+    first = Connections(0, 2)
+    errors = gathered(port, first, Connections(1, 3))
     assert errors[0] is None
     assert str(errors[1]) == "Process 0 expects 2 processes; this is process 1 of 3."
     first.peers[1].close()
@@ -268,7 +264,7 @@ def test_processes_that_count_otherwise_are_refused(port):
 @pytest.mark.parametrize("hello", [b"[]\n", b'{"process": "1"}\n', b"{\n", b'{"run": 1}\n'])
 def test_a_hello_that_is_none_is_passed_over(hello):
     ours, theirs = socket.socketpair()
-    call = RollCall(0, 2)
+    call = Connections(0, 2)
     with theirs:
         theirs.sendall(hello)
         call.admit(ours, "the same")
@@ -277,6 +273,6 @@ def test_a_hello_that_is_none_is_passed_over(hello):
 
 def test_a_port_that_is_taken_is_named(port):
     with socket.create_server(("", port)):
-        (error,) = gathered(port, RollCall(0, 2), timeout=0.5)
+        (error,) = gathered(port, Connections(0, 2), timeout=0.5)
     assert isinstance(error, InputError)
     assert f"Port {port}, one below mesh.coordinator, cannot be used" in str(error)
