@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from rl4p.loop.collector.synchronous import Synchronous
-from rl4p.loop.protocols import Collected
+from rl4p.protocols.collection import Collected
 from rl4p.types import Episode, Prompt, Rewards, Trajectories
 from rl4p.rollout.naive_sampler import NaiveSampler
 

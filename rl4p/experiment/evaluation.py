@@ -14,9 +14,13 @@ from rl4p.errors import InputError
 from rl4p.loop.evaluation import Evaluation
 from rl4p.loop.phases import Phases
 from rl4p.model.policy import Policy
+from rl4p.protocols.engine import OpensEngine
+from rl4p.protocols.members import require
+from rl4p.protocols.phases import DataSet, Rollout
+from rl4p.protocols.traits import RewardTraits
 from rl4p.reward.router import without_reward
 from rl4p.rollout.sampler import without_annealing
-from rl4p.types import Prompt, Question
+from rl4p.types import Prompt, Question, Sampling
 
 Encode = Callable[..., tuple[list[Prompt], int]]
 
@@ -48,10 +52,10 @@ def held_out_questions(config: DictConfig, data: Any) -> list[HeldOut]:
         questions = data.held_out()
         found.append(HeldOut(key="data", questions=questions, system_prompt=data.system_prompt))
     for name, node in config.evaluation.tasks.items():
-        source = instantiate(node)
-        questions = [replace(question, task=str(name)) for question in source.held_out()]
-        key = f"evaluation.tasks.{name}"
-        found.append(HeldOut(key=key, questions=questions, system_prompt=source.system_prompt))
+        key, data = f"evaluation.tasks.{name}", instantiate(node)
+        require(data, DataSet, key)
+        questions = [replace(question, task=str(name)) for question in data.held_out()]
+        found.append(HeldOut(key=key, questions=questions, system_prompt=data.system_prompt))
     if not found:
         raise InputError(
             "evaluation.held_out=false leaves no task to evaluate: choose suite=NAME, or add "
@@ -142,12 +146,12 @@ def check_term(config: DictConfig, phases: Phases) -> None:
     Raises:
       InputError: it has named terms, but not this one.
     """
-    tasks = getattr(phases.reward, "tasks", None)
+    tasks = RewardTraits.read(phases.reward).tasks
     rewards = {"the reward": phases.reward}
     if tasks is not None:
         rewards = {f"reward.tasks.{task}": reward for task, reward in tasks.items()}
     for name, reward in rewards.items():
-        terms = getattr(reward, "terms", None)
+        terms = RewardTraits.read(reward).terms
         if terms is not None and config.evaluation.term not in terms:
             raise InputError(
                 f"evaluation.term={config.evaluation.term} is not a term of {name}; its terms are "
@@ -161,7 +165,7 @@ def check_tasks(phases: Phases, *sets: Sequence[Question]) -> None:
     Raises:
       InputError: it has not.
     """
-    tasks = getattr(phases.reward, "tasks", None)
+    tasks = RewardTraits.read(phases.reward).tasks
     asked = {question.task for questions in sets for question in questions}
     if tasks is not None and (unknown := sorted(asked - tasks.keys())):
         raise InputError(without_reward(unknown, tasks))
@@ -171,6 +175,7 @@ def evaluation_sampler(config: DictConfig, phases: Phases) -> Any:
     """Returns the rollout of the evaluation, its own or that of the run, without annealing."""
     node = config.evaluation.rollout
     rollout = phases.rollout if node is None else instantiate(node)
+    require(rollout, Rollout, "rollout" if node is None else "evaluation.rollout")
     return without_annealing(rollout)
 
 
@@ -208,12 +213,13 @@ def refuse_samples_that_cannot_be(
             )
         return
     name = "rollout" if options.rollout is None else "evaluation.rollout"
-    if not hasattr(sampler, "open"):
+    sampling: Sampling = sampler.sampling
+    if not isinstance(sampler, OpensEngine):
         raise InputError(
             f"evaluation.samples={options.samples} needs a sampler with an engine, but "
             f"{name} ({type(sampler).__name__}) has no method open (rl4p/protocols/engine.py)."
         )
-    if sampler.sampling.temperature == 0:
+    if sampling.temperature == 0:
         raise InputError(
             f"{name}.temperature=0 makes all samples of a prompt equal: leave "
             f"evaluation.samples={options.samples} out, or set a temperature."

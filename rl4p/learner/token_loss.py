@@ -10,6 +10,7 @@ from rl4p.learner.objective import Objective
 from rl4p.learner.returned import check_array, check_names, check_pair
 from rl4p.model.decoder import Decoder, Prefix
 from rl4p.protocols.phases import Estimator, Update
+from rl4p.protocols.traits import PhaseTraits
 from rl4p.types import Array, Params, Sampling, TrainingBatch
 
 
@@ -49,9 +50,9 @@ def token_loss(
     # Tokens that no policy drew have no behaviour log-probabilities.
     sampled = mask & (trajectories.policy_version_BT >= 0)
     mismatch_BT = jnp.where(sampled, proximal_BT - trajectories.behaviour_logprobs_BT, 0.0)
-    needs = getattr(objective.correction, "needs", ())
-    asked = {"scores": {name: micro.scores[name] for name in needs}} if needs else {}
-    weights_BT = objective.correction(mismatch_BT, mask, **asked)
+    needs = PhaseTraits.read(objective.correction).needs
+    requested = {"scores": {name: micro.scores[name] for name in needs}} if needs else {}
+    weights_BT = objective.correction(mismatch_BT, mask, **requested)
     check_array("correction", objective.correction, "the weights", weights_BT, mask.shape)
     loss_BT = loss_BT * weights_BT
     if objective.entropy.selects:

@@ -243,8 +243,7 @@ def greedy_answers(
     The prompts are repeated to fill `rows` sequences; the repetitions are not graded. The memory
     that the phases return is discarded.
     """
-    found, _ = phases.call(
-        "rollout",
+    found, _ = phases.sample(
         state.memory,
         policy,
         params,

@@ -7,9 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from rl4p.loop.groups import Group
 from rl4p.protocols.engine import Completion
-from rl4p.types import Finish, Prompt
+from rl4p.types import Finish, Group, Prompt
 
 
 @dataclass(kw_only=True, eq=False)

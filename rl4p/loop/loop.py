@@ -13,14 +13,14 @@ import jax
 from rl4p.distributed.processes import to_host
 from rl4p.errors import RunError
 from rl4p.learner.gradient_step import gradient_step
-from rl4p.loop.estimate import estimate
 from rl4p.loop.metrics import batch_metrics, measured, task_metrics
 from rl4p.loop.phases import Phases
-from rl4p.loop.protocols import Hook, OpenCollector, OpenSource, Stateful
 from rl4p.loop.sampler_gap import check_gap
 from rl4p.loop.scoring import Scoring
 from rl4p.loop.stopwatch import Stopwatch
 from rl4p.model.policy import Policy
+from rl4p.protocols.collection import OpenCollector, OpenSource, Stateful
+from rl4p.protocols.hook import Hook
 from rl4p.protocols.phases import Optimizer
 from rl4p.types import Params, StepInfo, TrainingBatch, TrainState
 
@@ -66,20 +66,18 @@ def train(loop: Loop, state: TrainState) -> Iterator[StepInfo]:
     """
     policy, phases, skipped = loop.policy, loop.phases, []
     objective = phases.objective(loop.group_size)
-    compiled = jax.jit(partial(estimate, phases.advantage, phases.kl))
-    phases = replace(phases, advantage=compiled)
     while (step := int(state.step)) < loop.steps:
         watch = Stopwatch()
         collected = loop.collector.collect(state)
         trajectories, rewards = collected.trajectories, collected.rewards
 
         with watch("scoring"):
-            scores = loop.scoring(loop.phases, policy, state, collected)
+            scores = loop.scoring(phases, policy, state, collected)
             coefficients = phases.coefficients(collected.memory, step)
 
         with watch("advantage"):
-            estimated, memory = phases.call(
-                "advantage", collected.memory, trajectories, rewards, scores, coefficients["kl"]
+            estimated, memory = phases.estimate(
+                collected.memory, trajectories, rewards, scores, coefficients["kl"]
             )
             metrics = batch_metrics(step, trajectories, rewards, estimated.advantages_BT)
             if len(loop.scoring.tasks) > 1:

@@ -10,9 +10,9 @@ from rl4p.distributed.processes import to_host
 from rl4p.learner.logprobs import score_tokens
 from rl4p.loop.evaluation import greedy_answers
 from rl4p.loop.phases import Phases
-from rl4p.loop.protocols import Collected
 from rl4p.model.decoder import Decoder
 from rl4p.model.policy import Policy
+from rl4p.protocols.collection import Collected
 from rl4p.types import Array, Episode, Params, TrainState
 
 # The scores that one forward pass of the policy computes, with their names in `score_tokens`.

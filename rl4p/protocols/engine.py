@@ -2,10 +2,11 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
+from rl4p.model.policy import Policy
 from rl4p.types import Finish, Params
 
 
@@ -91,6 +92,15 @@ class Engine(Protocol):
 
     def close(self) -> None:
         """Releases the weights."""
+        ...
+
+
+@runtime_checkable
+class OpensEngine(Protocol):
+    """A rollout that samples with an engine."""
+
+    def open(self, policy: Policy) -> Engine:
+        """Returns the engine; `Engine.publish` gives it its first weights."""
         ...
 
 

@@ -59,9 +59,8 @@ from rl4p.types import (
 class Rollout(Protocol):
     """A phase that samples trajectories for prompts.
 
-    A rollout may have a method ``close()``, which is called at the end of a run, and
-    ``max_logprob_gap``, the largest `rollout/logprob_gap_mean` of a step with which the run goes
-    on; None for any.
+    Its optional members are `traits.RolloutTraits`, `Closes`, `Anneals`, `Planned` and
+    `engine.OpensEngine`.
     """
 
     @property
@@ -147,6 +146,24 @@ class Planned(Protocol):
 
 
 @runtime_checkable
+class Closes(Protocol):
+    """A rollout or a reward that has opened something, such as processes or connections."""
+
+    def close(self) -> None:
+        """Ends what it has opened, at the end of a run."""
+        ...
+
+
+@runtime_checkable
+class Anneals(Protocol):
+    """A rollout whose temperature may change over the run."""
+
+    def temperature_at(self, step: int) -> float | None:
+        """Returns the temperature of a step; None if it is the same in all steps."""
+        ...
+
+
+@runtime_checkable
 class Remembers(Protocol):
     """A phase with memory."""
 
@@ -155,13 +172,25 @@ class Remembers(Protocol):
         ...
 
 
+@runtime_checkable
+class Adapts(Remembers, Protocol):
+    """A KL penalty or an entropy bonus whose coefficient changes after each step."""
+
+    def next_state(self, memory: Any, measured: Array) -> Any:
+        """Returns the memory after a step.
+
+        Args:
+          measured: the mean penalty or entropy over the step's loss tokens.
+        """
+        ...
+
+
 class Reward(Protocol):
     """A phase that grades trajectories.
 
     `rl4p/protocols/reward.py` describes the terms of `reward=weighted`.
 
-    A reward may have a method ``close()``, which is called at the end of a run, and
-    ``whole_groups = True``, with which the groups of a batch are never divided between processes.
+    Its optional members are `traits.RewardTraits` and `Closes`.
     """
 
     def __call__(self, trajectories: Trajectories, episodes: Sequence[Episode]) -> Rewards:
@@ -177,8 +206,8 @@ class Advantage(Protocol):
     """A phase that turns rewards into one number per token. It is pure JAX: the loop compiles it.
 
     The loop applies the options `clip` and `mask_truncated` around the call if the phase has them
-    (`learner/advantage_options.py`). An advantage that trains a critic also has a method
-    ``returns`` (`TeachesCritic`).
+    (`learner/advantage_options.py`). `traits.AdvantageTraits` has its optional members. One that
+    trains a critic also has a method ``returns`` (`TeachesCritic`).
     """
 
     def __call__(self, trajectories: Trajectories, rewards: Rewards) -> Array:
@@ -198,9 +227,9 @@ class TeachesCritic(Protocol):
 class Update(Protocol):
     """A policy loss. It is pure JAX: `learner/gradient_step.py` differentiates and applies it.
 
-    Derive from `UpdateOptions` (`learner/update_options.py`) to get the fields below. A loss that
-    couples the rows of a group sets ``whole_groups = True``; its groups are then never divided. A
-    loss that must see all rows of a minibatch also has a method ``prepare`` (`Prepares`).
+    Derive from `UpdateOptions` (`learner/update_options.py`) to get the fields below.
+    `traits.UpdateTraits` has its optional members. A loss that must see all rows of a minibatch
+    also has a method ``prepare`` (`Prepares`).
     """
 
     aggregation: Any
@@ -262,8 +291,7 @@ class Correction(Protocol):
 class KL(Protocol):
     """A penalty on the divergence from the reference: added to the loss or subtracted from rewards.
 
-    A penalty with memory has ``initial_state()`` and ``next_state(memory, measured)``. After each
-    step, `measured` is the mean penalty over the step's loss tokens.
+    A penalty with memory is `Adapts`: `measured` is the mean penalty over the step's loss tokens.
 
     Attributes:
       active: if false, there is no penalty, and it needs no reference policy.
@@ -287,8 +315,7 @@ class KL(Protocol):
 class Entropy(Protocol):
     """An entropy bonus, or a selection of tokens by their entropy.
 
-    A phase with memory has ``initial_state()`` and ``next_state(memory, measured)``. After each
-    step, `measured` is the mean entropy over the step's loss tokens.
+    A phase with memory is `Adapts`: `measured` is the mean entropy over the step's loss tokens.
 
     Attributes:
       active: if false, no bonus is subtracted from the loss.
@@ -388,4 +415,13 @@ class Model(Protocol):
 
     def build(self, mesh: Mesh, key: Array) -> tuple[Policy, Params]:
         """Returns the policy, and its parameters on the mesh."""
+        ...
+
+
+@runtime_checkable
+class PlannedModel(Model, Protocol):
+    """A model that `rl4p.plan` can plan."""
+
+    def abstract(self, mesh: Mesh) -> tuple[Policy, Params]:
+        """Returns the policy, and the shapes of its parameters with their shardings."""
         ...

@@ -20,7 +20,7 @@ import orbax.checkpoint as ocp
 from rl4p.configuration.bounds import Natural, Positive
 from rl4p.distributed.processes import agreed, first
 from rl4p.errors import InputError, RunError
-from rl4p.loop.protocols import Stateful
+from rl4p.protocols.collection import Stateful
 from rl4p.runs.intact import DIGESTS, chosen_step, set_aside, write_digests
 from rl4p.types import Params, StepInfo, TrainState
 

@@ -29,7 +29,8 @@ from rl4p.experiment.build import Experiment, build
 from rl4p.experiment.planning.report import refuse_what_does_not_fit
 from rl4p.loop.compilation import Compilation, compilation, keep_programs
 from rl4p.loop.loop import run_hooks, train
-from rl4p.loop.protocols import Hook
+from rl4p.protocols.hook import Hook
+from rl4p.protocols.tracker import TrackedRun
 from rl4p.runs.checkpoint import Checkpoints
 from rl4p.runs.commit import git_state
 from rl4p.runs.diagnosis import Diagnosis
@@ -40,7 +41,6 @@ from rl4p.runs.progress import ProgressBar, print_summary
 from rl4p.runs.record import Record
 from rl4p.runs.samples import RecordSamples
 from rl4p.runs.signals import StopRequest
-from rl4p.runs.tracker import TrackedRun
 from rl4p.runs.tracker.none import NoTracker
 from rl4p.runs.tracker.several import SeveralRuns
 from rl4p.types import Params, StepInfo, TrainState

@@ -14,11 +14,11 @@ from rl4p.learner.critic.shared import Shared
 from rl4p.learner.kl.fixed import Fixed
 from rl4p.learner.logprobs import trunk
 from rl4p.learner.optimizer.sgd import SGD
-from rl4p.loop.protocols import Collected
 from rl4p.loop.scoring import Scoring, answer_clusters, task_ids
 from rl4p.model.heads import init_value_head, values
 from rl4p.model.lora import LoRA, join
 from rl4p.model.scratch import Scratch
+from rl4p.protocols.collection import Collected
 from rl4p.reward.weighted import Weighted
 from rl4p.rollout.naive_sampler import NaiveSampler
 from rl4p.update.ppo import PPO

@@ -20,6 +20,7 @@ from rl4p.learner.gradient_step import gradient_step
 from rl4p.learner.logprobs import score_tokens
 from rl4p.loop.scoring import OF_POLICY
 from rl4p.protocols.phases import Planned
+from rl4p.protocols.traits import RolloutTraits
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,7 +114,7 @@ def weights_for_sampling(run: AbstractRun) -> Iterator[Program]:
 def unplanned(run: AbstractRun) -> list[str]:
     """Returns the names of the parts of a step whose programs the plan leaves out."""
     rollout = run.phases.rollout
-    samples = getattr(rollout, "samples", True)
+    samples = RolloutTraits.read(rollout).samples
     left_out = ["rollout"] if samples and not isinstance(rollout, Planned) else []
     if "teacher_logprobs" in run.phases.needs():
         left_out.append("the teacher")

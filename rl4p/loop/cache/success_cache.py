@@ -8,9 +8,9 @@ import numpy as np
 
 from rl4p.configuration.bounds import Positive
 from rl4p.errors import InputError
-from rl4p.loop.groups import Group
-from rl4p.loop.phases import Phases
-from rl4p.types import Array, Finish, Rewards
+from rl4p.protocols.collection import CollectorPhases
+from rl4p.protocols.traits import AdvantageTraits
+from rl4p.types import Array, Finish, Group, Rewards
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,7 +30,7 @@ class SuccessCache:
     capacity: Positive = 4096
     term: str | None = "correct"
 
-    def open(self, phases: Phases) -> "OpenSuccessCache":
+    def open(self, phases: CollectorPhases) -> "OpenSuccessCache":
         """Returns the live cache.
 
         Raises:
@@ -42,7 +42,7 @@ class SuccessCache:
                 "collector.cache has samples without log-probabilities of a sampling policy, but "
                 "kl.placement=in_reward needs them: set kl.placement=in_loss."
             )
-        if "teacher_logprobs" in getattr(phases.advantage, "needs", ()):
+        if "teacher_logprobs" in AdvantageTraits.read(phases.advantage).needs:
             raise InputError(
                 "collector.cache has samples without log-probabilities of a sampling policy, which "
                 "the advantage compares with a teacher: leave the cache out."

@@ -20,15 +20,13 @@ from rl4p.loop.background import WorkingTime, check_phases
 from rl4p.loop.cache.success_cache import SuccessCache
 from rl4p.loop.flight_requests import finished_groups, requests_for
 from rl4p.loop.flights import Flight, Flights, Limits
-from rl4p.loop.grading import called
-from rl4p.loop.groups import Group, check_filters, divided, joined, newest_only
+from rl4p.loop.groups import check_filters, divided, joined, newest_only
 from rl4p.loop.metrics import drawn_shares, staleness_shares
-from rl4p.loop.phases import Phases
-from rl4p.loop.protocols import Collected, Filter, OpenSource
 from rl4p.model.policy import Policy
-from rl4p.protocols.engine import Completion, Engine
+from rl4p.protocols.collection import Collected, CollectorPhases, Filter, OpenSource
+from rl4p.protocols.engine import Completion
 from rl4p.rollout.answers import answers_on_host
-from rl4p.types import Array, Params, TrainState
+from rl4p.types import Array, Group, Params, TrainState
 
 SECONDS_FOR_STALLED = 1.0  # that a thread has to end
 
@@ -115,7 +113,7 @@ class Asynchronous:
 
     def open(
         self,
-        phases: Phases,
+        phases: CollectorPhases,
         policy: Policy,
         source: OpenSource,
         *,
@@ -150,13 +148,12 @@ class OpenAsynchronous:
     def __init__(
         self,
         options: Asynchronous,
-        phases: Phases,
+        phases: CollectorPhases,
         policy: Policy,
         source: OpenSource,
         prompts_per_step: int,
         group_size: int,
     ) -> None:
-        check_phases(phases)
         self.options = options
         self.phases = phases
         self.policy = policy
@@ -166,7 +163,7 @@ class OpenAsynchronous:
         self.flights = Flights(limits=options.limits(prompts_per_step, group_size))
         self.cache = options.cache and options.cache.open(phases)
         check_filters(options.filters, group_size)
-        self.engine: Engine = phases.rollout.open(policy)  # pyright: ignore
+        self.engine = check_phases(phases).open(policy)
         if options.on_new_weights != "finish" and not self.engine.stops:
             raise InputError(
                 f"collector.on_new_weights={options.on_new_weights} needs an engine that can be "
@@ -371,7 +368,7 @@ class OpenAsynchronous:
         episodes = tuple(episodes)
         newest = max(int(trajectories.policy_version_BT.max()), 0)
         self.phases.check("rollout", (trajectories, episodes), self.policy, version=newest)
-        rewards, _ = called(self.phases, {}, trajectories, episodes)
+        rewards, _ = self.phases.grade({}, trajectories, episodes)
         return divided(trajectories, episodes, to_host(rewards))
 
     def state(self) -> dict[str, Any]:

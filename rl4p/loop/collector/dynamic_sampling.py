@@ -13,13 +13,12 @@ from rl4p.configuration.bounds import FINITE, Positive
 from rl4p.distributed.processes import to_host
 from rl4p.loop.cache.success_cache import SuccessCache
 from rl4p.loop.grading import graded as grade
-from rl4p.loop.groups import Group, check_filters, divided, joined
+from rl4p.loop.groups import check_filters, divided, joined
 from rl4p.loop.metrics import drawn_shares
-from rl4p.loop.phases import Phases
-from rl4p.loop.protocols import Collected, Filter, OpenSource
 from rl4p.loop.stopwatch import Stopwatch
 from rl4p.model.policy import Policy
-from rl4p.types import Prompt, TrainState
+from rl4p.protocols.collection import Collected, CollectorPhases, Filter, OpenSource
+from rl4p.types import Group, Prompt, TrainState
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,7 +55,7 @@ class DynamicSampling:
 
     def open(
         self,
-        phases: Phases,
+        phases: CollectorPhases,
         policy: Policy,
         source: OpenSource,
         *,
@@ -72,7 +71,7 @@ class OpenDynamicSampling:
     def __init__(
         self,
         options: DynamicSampling,
-        phases: Phases,
+        phases: CollectorPhases,
         policy: Policy,
         source: OpenSource,
         prompts_per_step: int,
@@ -148,8 +147,7 @@ class OpenDynamicSampling:
         """
         key = state.step_key()
         with watch("rollout"):
-            (trajectories, episodes), memory = self.phases.call(
-                "rollout",
+            (trajectories, episodes), memory = self.phases.sample(
                 memory,
                 self.policy,
                 state.params,

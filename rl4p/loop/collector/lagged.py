@@ -9,9 +9,8 @@ import jax.numpy as jnp
 from rl4p.configuration.bounds import Natural
 from rl4p.distributed.processes import to_host
 from rl4p.loop.collector.synchronous import OpenSynchronous
-from rl4p.loop.phases import Phases
-from rl4p.loop.protocols import OpenSource
 from rl4p.model.policy import Policy
+from rl4p.protocols.collection import CollectorPhases, OpenSource
 from rl4p.types import Params, TrainState
 
 
@@ -35,7 +34,7 @@ class Lagged:
 
     def open(
         self,
-        phases: Phases,
+        phases: CollectorPhases,
         policy: Policy,
         source: OpenSource,
         *,
