@@ -113,9 +113,9 @@ def build(config: DictConfig) -> Experiment:
     samples = RolloutTraits.read(phases.rollout).samples
     to_train = encode if samples else answered(config, policy)
     prompts, dropped = to_train(questions, system_prompt=data.system_prompt)
-    of_evaluation = replace(phases, rollout=sampler)
+    evaluation_phases = replace(phases, rollout=sampler)
     evaluation, test_dropped = build_evaluation(
-        config, of_evaluation, policy, held_out, encode, rows=rows
+        config, evaluation_phases, policy, held_out, encode, rows=rows
     )
 
     scoring = Scoring(
@@ -264,7 +264,7 @@ def check_rows(config: DictConfig, phases: Phases, mesh: Mesh) -> int:
             f"prompts_per_step x group_size = {rows} sequences must be a multiple of "
             f"{mesh.row_multiple}, so that the mesh can divide them over its devices."
         )
-    together = phases.objective(config.group_size).rows_together
+    together = phases.rows_together(config.group_size)
     if rows % (phases.update.minibatches * together):
         raise InputError(
             f"update.minibatches={phases.update.minibatches} does not divide the {rows} sequences "

@@ -21,7 +21,7 @@ def refuse_what_cannot_act(phases: Phases) -> None:
     """Checks every rule.
 
     Raises:
-      InputError: a rule is broken; the message is that of the first broken rule.
+      InputError: a rule is broken; the message is the sentence of the first one.
     """
     for rule in (
         samples_of_another_model,

@@ -47,22 +47,22 @@ def held_out_questions(config: DictConfig, data: Any) -> list[HeldOut]:
     Raises:
       InputError: there is no task, or two data sets have a task of the same name.
     """
-    found = []
+    data_sets = []
     if config.evaluation.held_out:
         questions = data.held_out()
-        found.append(HeldOut(key="data", questions=questions, system_prompt=data.system_prompt))
+        data_sets.append(HeldOut(key="data", questions=questions, system_prompt=data.system_prompt))
     for name, node in config.evaluation.tasks.items():
         key, data = f"evaluation.tasks.{name}", instantiate(node)
         require(data, DataSet, key)
         questions = [replace(question, task=str(name)) for question in data.held_out()]
-        found.append(HeldOut(key=key, questions=questions, system_prompt=data.system_prompt))
-    if not found:
+        data_sets.append(HeldOut(key=key, questions=questions, system_prompt=data.system_prompt))
+    if not data_sets:
         raise InputError(
             "evaluation.held_out=false leaves no task to evaluate: choose suite=NAME, or add "
             "+data@evaluation.tasks.NAME=OPTION."
         )
     owners: dict[str, str] = {}
-    for each in found:
+    for each in data_sets:
         for task in {question.task for question in each.questions}:
             if task in owners:
                 raise InputError(
@@ -70,7 +70,7 @@ def held_out_questions(config: DictConfig, data: Any) -> list[HeldOut]:
                     "leave the held-out questions of data out with evaluation.held_out=false."
                 )
         owners |= dict.fromkeys((question.task for question in each.questions), each.key)
-    return found
+    return data_sets
 
 
 def build_evaluation(
@@ -122,12 +122,12 @@ def build_evaluation(
 
 def first_of_each_task(prompts: Sequence[Prompt], count: int | None) -> list[Prompt]:
     """Returns the first `count` prompts of each task, in their order; None returns all."""
-    found, of_task = [], Counter()
+    chosen, counts = [], Counter()
     for prompt in prompts:
-        of_task[prompt.task] += 1
-        if count is None or of_task[prompt.task] <= count:
-            found.append(prompt)
-    return found
+        counts[prompt.task] += 1
+        if count is None or counts[prompt.task] <= count:
+            chosen.append(prompt)
+    return chosen
 
 
 def encoder(config: DictConfig, policy: Policy) -> Encode:
@@ -141,7 +141,7 @@ def encoder(config: DictConfig, policy: Policy) -> Encode:
 
 
 def check_term(config: DictConfig, phases: Phases) -> None:
-    """Checks that the reward, and that of each task, has the term that decides.
+    """Checks that the reward, and the reward of each task, have the term that decides.
 
     Raises:
       InputError: it has named terms, but not this one.
@@ -166,13 +166,13 @@ def check_tasks(phases: Phases, *sets: Sequence[Question]) -> None:
       InputError: it has not.
     """
     tasks = RewardTraits.read(phases.reward).tasks
-    asked = {question.task for questions in sets for question in questions}
-    if tasks is not None and (unknown := sorted(asked - tasks.keys())):
+    tasks_of_questions = {question.task for questions in sets for question in questions}
+    if tasks is not None and (unknown := sorted(tasks_of_questions - tasks.keys())):
         raise InputError(without_reward(unknown, tasks))
 
 
 def evaluation_sampler(config: DictConfig, phases: Phases) -> Any:
-    """Returns the rollout of the evaluation, its own or that of the run, without annealing."""
+    """Returns the rollout of the evaluation, by default the run's, without annealing."""
     node = config.evaluation.rollout
     rollout = phases.rollout if node is None else instantiate(node)
     require(rollout, Rollout, "rollout" if node is None else "evaluation.rollout")
@@ -180,7 +180,7 @@ def evaluation_sampler(config: DictConfig, phases: Phases) -> Any:
 
 
 def pass_at_k(options: DictConfig) -> tuple[int, ...]:
-    """Returns the values of k: those of the configuration, or 2, 4, 8, ... up to `samples`.
+    """Returns the values of k: the configured ones, or 2, 4, 8, ... up to `samples`.
 
     Raises:
       InputError: a value is larger than `evaluation.samples`.
@@ -203,7 +203,7 @@ def refuse_samples_that_cannot_be(
     """Checks the options of samples.
 
     Raises:
-      InputError: the sampler cannot draw samples, or a prompt cannot be told from another.
+      InputError: the sampler cannot draw samples, or two prompts have the same id.
     """
     options = config.evaluation
     if not options.samples:

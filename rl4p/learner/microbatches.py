@@ -59,8 +59,8 @@ def fold(
     order_B = jnp.argsort(-longest)[:, None] * together + jnp.arange(together)[None]
     order_B = order_B.reshape(-1)
     carry = jnp.int32(0), start
-    found = widths(T, microbatching.widths)
-    for width, narrower in zip(found, (*found[1:], 0), strict=True):
+    all_widths = widths(T, microbatching.widths)
+    for width, narrower in zip(all_widths, (*all_widths[1:], 0), strict=True):
         b = min(B, rows_in(width, microbatching.tokens, together))
         wide = in_step(jnp.sum(longest > narrower) * together)
 
@@ -82,10 +82,10 @@ def max_iterations(scope: str) -> int | None:
 
     Returns None if the scope does not belong to a loop of `fold`.
     """
-    found = re.search(r"microbatches_(\d+)of(\d+)x(\d+)(?:/while)?$", scope)
-    if found is None:
+    match = re.search(r"microbatches_(\d+)of(\d+)x(\d+)(?:/while)?$", scope)
+    if match is None:
         return None
-    width, widest, iterations = map(int, found.groups())
+    width, widest, iterations = map(int, match.groups())
     return iterations if width == widest else 0
 
 
@@ -120,8 +120,8 @@ def spread(
     if mesh.row_shards == 1:
         return function(shared, rows)
     B, rows_b = segment_ids_BT.shape[0], deal(segment_ids_BT, mesh.row_shards, together)
-    found = on_rows(mesh, function, shared, rows_of(rows, rows_b), results=results)
-    return scattered(found, rows_b, B) if results is ROWS else found
+    spread_results = on_rows(mesh, function, shared, rows_of(rows, rows_b), results=results)
+    return scattered(spread_results, rows_b, B) if results is ROWS else spread_results
 
 
 def scattered(rows: Any, rows_b: Array, B: int) -> Any:
@@ -134,7 +134,7 @@ def scattered(rows: Any, rows_b: Array, B: int) -> Any:
 def deal(segment_ids_BT: Array, devices: int, together: int = 1) -> Array:
     """Deals blocks of rows to the devices, blocks with the most tokens first.
 
-    Returns the row numbers of the first device, then those of the next. Every second round runs in
+    Returns the row numbers of the first device, then of the next. Every second round runs in
     reverse order, so that devices get similar numbers of tokens. Row numbers >= B pad the devices
     to the same number of rows.
     """
@@ -154,10 +154,10 @@ def rows_of(batch: Any, rows_b: Array) -> Any:
 
 def widths(T: int, most: int) -> tuple[int, ...]:
     """Returns T and multiples of 16 down to 48, each about 3/4 of the previous: at most `most`."""
-    found = [T]
-    while len(found) < most and 48 <= (narrower := (3 * found[-1] + 31) // 64 * 16) < found[-1]:
-        found.append(narrower)
-    return tuple(found)
+    chosen = [T]
+    while len(chosen) < most and 48 <= (narrower := (3 * chosen[-1] + 31) // 64 * 16) < chosen[-1]:
+        chosen.append(narrower)
+    return tuple(chosen)
 
 
 def rows_in(width: int, tokens: int, block: int = 1) -> int:

@@ -8,16 +8,14 @@ import jax.numpy as jnp
 from rl4p.learner.logprobs import token_scores, trunk
 from rl4p.learner.objective import Objective
 from rl4p.learner.returned import check_array, check_names, check_pair
-from rl4p.model.decoder import Decoder, Prefix
+from rl4p.model.decoder import Prefix
 from rl4p.protocols.phases import Estimator, Update
 from rl4p.protocols.traits import PhaseTraits
-from rl4p.types import Array, Params, Sampling, TrainingBatch
+from rl4p.types import Array, Params, TrainingBatch
 
 
 def token_loss(
     objective: Objective,
-    decoder: Decoder,
-    sampling: Sampling,
     params: Params,
     micro: TrainingBatch,
     coefficients: dict[str, Array],
@@ -32,6 +30,7 @@ def token_loss(
         `step`, whose tokens alone count for `logprob_gap`.
     """
     mask, trajectories = micro.loss_mask_BT, micro.trajectories
+    decoder, temperature = objective.decoder, coefficients.get("temperature")
 
     def on_mask(x_BT: Array) -> Array:
         # Padding may hold -inf (a token outside the support). Remove it before any arithmetic.
@@ -39,7 +38,7 @@ def token_loss(
 
     hidden_BTD = trunk(decoder, params, trajectories, before)
     tokens = token_scores(
-        decoder, params, hidden_BTD, trajectories, sampling, coefficients.get("temperature")
+        decoder, params, hidden_BTD, trajectories, objective.sampling, temperature
     )
     logprobs_BT = on_mask(tokens.logprobs_BT)
     constant_BT = jax.lax.stop_gradient(logprobs_BT)

@@ -54,7 +54,7 @@ def estimate(
       An `Estimate`, and the new memory if the phase has one.
 
     Raises:
-      RunError: the result of the phase has a wrong type or shape; found while this is traced.
+      RunError: the result of the phase has a wrong type or shape; raised while this is traced.
     """
     rewards = drop_truncated(advantage, trajectories, rewards)
     mask_BT, metrics = loss_mask(trajectories, rewards), {}

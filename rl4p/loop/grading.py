@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 from rl4p.distributed.processes import gathered_rows, share, to_host
-from rl4p.learner.returned import check_array, check_names, refuse, told
+from rl4p.learner.returned import check_array, check_names, described, refuse
 from rl4p.protocols.collection import CollectorPhases
 from rl4p.protocols.traits import RewardTraits
 from rl4p.types import Episode, Rewards, Trajectories
@@ -28,9 +28,9 @@ def graded(
 ) -> tuple[Rewards, dict[str, Any]]:
     """Calls the reward phase on the process's share of rows.
 
-    Groups of known size are not divided, nor are those of a reward with ``whole_groups``. A reward
-    with memory gets all rows in every process, because the memories must be equal. So does every
-    reward if there are fewer groups than processes.
+    Groups of known size are not divided, nor are the groups of a reward with ``whole_groups``. A
+    reward with memory gets all rows in every process, because the memories must be equal. So does
+    every reward if there are fewer groups than processes.
     """
     processes = len(share(len(episodes)))
     if processes == 1:
@@ -67,7 +67,7 @@ def checked_rewards(phase: Any, rewards: Any, rows: int) -> Rewards:
       RunError: these are no `Rewards`, or one of the arrays has a wrong type or shape.
     """
     if not isinstance(rewards, Rewards):
-        refuse(KEY, phase, "rl4p.types.Rewards", f"not {told(rewards)}")
+        refuse(KEY, phase, "rl4p.types.Rewards", f"not {described(rewards)}")
     terms = check_names(KEY, phase, "terms", rewards.terms)
     late = {} if rewards.late_B is None else {"late_B": rewards.late_B}
     for kind, arrays in (

@@ -44,10 +44,10 @@ def divided(
     """Returns the groups of a batch on the host, in the order of their first rows."""
     group_ids_B = np.asarray(trajectories.group_ids_B)
     _, first = np.unique(group_ids_B, return_index=True)
-    found = []
+    groups = []
     for start in np.sort(first):
         rows = np.flatnonzero(group_ids_B == group_ids_B[start])
-        found.append(
+        groups.append(
             Group(
                 trajectories=replace(
                     rows_of(trajectories, rows), group_ids_B=np.zeros(len(rows), np.int32)
@@ -56,7 +56,7 @@ def divided(
                 rewards=rows_of(rewards, rows),
             )
         )
-    return found
+    return groups
 
 
 def rows_of(tree: Any, rows: np.ndarray) -> Any:
@@ -133,12 +133,12 @@ def joined_rewards(parts: Sequence[Rewards]) -> Rewards:
         return np.asarray(part.terms.get(name, missing))
 
     def optional(name: str) -> np.ndarray | None:
-        found = [getattr(part, name) for part in parts]
-        if all(x is None for x in found):
+        values = [getattr(part, name) for part in parts]
+        if all(x is None for x in values):
             return None
         none = (np.zeros(part.valid_B.shape, bool) for part in parts)
         return np.concatenate(
-            [no if x is None else np.asarray(x) for x, no in zip(found, none, strict=True)]
+            [no if x is None else np.asarray(x) for x, no in zip(values, none, strict=True)]
         )
 
     return Rewards(

@@ -65,7 +65,7 @@ def train(loop: Loop, state: TrainState) -> Iterator[StepInfo]:
         and trainer disagree about the tokens (`check_gap`).
     """
     policy, phases, skipped = loop.policy, loop.phases, []
-    objective = phases.objective(loop.group_size)
+    objective = phases.objective(policy, loop.group_size)
     while (step := int(state.step)) < loop.steps:
         watch = Stopwatch()
         collected = loop.collector.collect(state)
@@ -95,14 +95,11 @@ def train(loop: Loop, state: TrainState) -> Iterator[StepInfo]:
             # The state is donated without its memory, which may share arrays with `memory`.
             state, update_metrics = gradient_step(
                 objective,
-                policy.decoder,
-                phases.rollout.sampling,
                 loop.optimizer,
                 policy.frozen,
                 replace(state, memory={}),
                 batch,
                 coefficients,
-                policy.mesh,
             )
             update_metrics |= estimated.metrics
             memory = phases.adapt(memory, update_metrics)

@@ -62,18 +62,18 @@ def task_metrics(tasks_B: Sequence[str], rewards: Rewards, term: str | None) -> 
       tasks_B: the task of each row.
       term: the term that decides whether a response is right; without it there is no pass@1.
     """
-    rewards, found = to_host(rewards), {}
+    rewards, metrics = to_host(rewards), {}
     names_B = np.array(tasks_B)
     for task in sorted(set(tasks_B)):
         own = jax.tree.map(lambda x, rows_B=names_B == task: x[rows_B], rewards)
-        found[f"reward/{task}/invalid"] = float((~own.valid_B).sum())
+        metrics[f"reward/{task}/invalid"] = float((~own.valid_B).sum())
         if own.valid_B.any():
-            found[f"reward/{task}/mean"] = float(own.total_B[own.valid_B].mean())
-        found |= {f"reward/{task}/{name}": mean for name, mean in mean_grades(own).items()}
+            metrics[f"reward/{task}/mean"] = float(own.total_B[own.valid_B].mean())
+        metrics |= {f"reward/{task}/{name}": mean for name, mean in mean_grades(own).items()}
         if term in own.terms and (graded_B := own.graded(term)).any():
             right = float((own.terms[term][graded_B] >= 1).sum())
-            found[f"reward/{task}/pass_at_1"] = right / int(graded_B.sum())
-    return found
+            metrics[f"reward/{task}/pass_at_1"] = right / int(graded_B.sum())
+    return metrics
 
 
 def measured(metrics: Metrics) -> dict[str, float]:

@@ -9,6 +9,7 @@ from typing import Any
 import jax
 
 from rl4p.errors import InputError
+from rl4p.learner.logprobs import ScoreOptions
 from rl4p.learner.objective import Objective
 from rl4p.loop.estimate import Estimate, estimate
 from rl4p.loop.grading import checked_rewards
@@ -145,7 +146,11 @@ class Phases:
         """Returns the method `values` of the critic if it is active, otherwise None."""
         return None if self.estimator is None else self.estimator.values
 
-    def objective(self, group_size: int) -> Objective:
+    def rows_together(self, group_size: int) -> int:
+        """Returns how many rows of a group the update never divides."""
+        return group_size if UpdateTraits.read(self.update).whole_groups else 1
+
+    def objective(self, policy: Policy, group_size: int) -> Objective:
         """Returns the objective of the gradient step, a static argument of its compilation."""
         return Objective(
             update=self.update,
@@ -153,7 +158,19 @@ class Phases:
             kl=self.kl,
             entropy=self.entropy,
             critic=self.critic,
-            rows_together=group_size if UpdateTraits.read(self.update).whole_groups else 1,
+            decoder=policy.decoder,
+            sampling=self.rollout.sampling,
+            mesh=policy.mesh,
+            rows_together=self.rows_together(group_size),
+        )
+
+    def score_options(self, policy: Policy) -> ScoreOptions:
+        """Returns the options with which the log-probabilities of the policy are computed."""
+        return ScoreOptions(
+            decoder=policy.decoder,
+            sampling=self.rollout.sampling,
+            microbatching=self.update.microbatching,
+            mesh=policy.mesh,
         )
 
     def initial_memory(self) -> Memory:

@@ -81,8 +81,8 @@ class Engine(Protocol):
 
         Args:
           greedy: whether to choose the most probable token at every step.
-          stop: asked from time to time with an array of bool, which tells for each completion
-            whether it has finished; once it returns true, the call returns the tokens so far, and
+          stop: called from time to time with an array of bool: for each completion, whether it
+            has finished; once it returns true, the call returns the tokens so far, and
             unfinished completions have `Finish.ABORT`. They may be empty.
 
         Raises:

@@ -12,5 +12,5 @@ class Hook(Protocol):
     def every(self) -> int: ...
 
     def __call__(self, info: StepInfo) -> dict[str, float] | None:
-        """Returns metrics to add to those of the step; later hooks receive them too."""
+        """Returns metrics to add to the metrics of the step; later hooks receive them too."""
         ...

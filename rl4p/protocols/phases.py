@@ -275,7 +275,7 @@ class Prepares(Protocol):
 class Correction(Protocol):
     """Weights of the policy loss that correct for a difference between sampler and trainer.
 
-    The log-probabilities of the sampling engine differ from those of the trainer because of other
+    The log-probabilities of the sampling engine differ from the trainer's because of other
     kernels, another precision or staleness.
     """
 

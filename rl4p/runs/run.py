@@ -34,12 +34,12 @@ from rl4p.protocols.tracker import TrackedRun
 from rl4p.runs.checkpoint import Checkpoints
 from rl4p.runs.commit import git_state
 from rl4p.runs.diagnosis import Diagnosis
-from rl4p.runs.intact import steps_of
 from rl4p.runs.plots import plot_collector, plot_learning_curve
 from rl4p.runs.profiler import Profiler
 from rl4p.runs.progress import ProgressBar, print_summary
 from rl4p.runs.record import Record
 from rl4p.runs.samples import RecordSamples
+from rl4p.runs.saved_steps import steps_of
 from rl4p.runs.signals import StopRequest
 from rl4p.runs.tracker.none import NoTracker
 from rl4p.runs.tracker.several import SeveralRuns

@@ -19,7 +19,7 @@ class SuccessCache:
 
     If no sample of a group is right, but the cache has one for its prompt, it replaces the last
     sample of the group, with its grades. Its tokens have no weight version and no behaviour
-    log-probabilities, like those of a demonstration, so corrections leave them alone. Prompts must
+    log-probabilities, as in a demonstration, so corrections leave them alone. Prompts must
     come again for the cache to act: in a second epoch or by `source=replay`.
 
     Attributes:
@@ -180,7 +180,7 @@ def with_solution(group: Group, solution: Solution) -> Group:
 
 
 def with_grades(rewards: Rewards, solution: Solution) -> Rewards:
-    """Returns a copy of the grades whose last row are those of the solution."""
+    """Returns a copy of the grades whose last row has the grades of the solution."""
     total_B, valid_B = np.array(rewards.total_B), np.array(rewards.valid_B)
     total_B[-1], valid_B[-1] = solution.total, True
     terms: dict[str, Array] = {name: np.array(term_B) for name, term_B in rewards.terms.items()}

@@ -27,7 +27,7 @@ class DynamicSampling:
 
     A step samples and grades prompts in rounds. Groups that all filters keep are accepted, in the
     order of their prompts, until the step has `prompts_per_step` of them. Prompts whose groups were
-    not needed are asked again first in the next step. The source is credited with all groups that
+    not needed come first in the next step. The source is credited with all groups that
     were accepted or rejected.
 
     Attributes:
@@ -130,8 +130,8 @@ class OpenDynamicSampling:
         count, rows = ceil(self.options.over_sampling * missing), self.policy.mesh.row_multiple
         while count * self.group_size % rows:
             count += 1
-        asked, self.waiting = self.waiting[:count], self.waiting[count:]
-        return asked + self.source.take(count - len(asked), step)
+        prompts, self.waiting = self.waiting[:count], self.waiting[count:]
+        return prompts + self.source.take(count - len(prompts), step)
 
     def sampled(
         self,

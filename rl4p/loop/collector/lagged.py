@@ -47,8 +47,8 @@ class Lagged:
 class OpenLagged(OpenSynchronous):
     """An `OpenCollector` with the parameters of earlier steps."""
 
-    def __init__(self, lag: int, *of_synchronous: Any) -> None:
-        super().__init__(*of_synchronous)
+    def __init__(self, lag: int, *arguments: Any) -> None:
+        super().__init__(*arguments)
         self.lag = lag
         self.earlier: list[tuple[int, Params]] = []
 

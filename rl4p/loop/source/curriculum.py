@@ -139,7 +139,7 @@ class OpenCurriculum:
         """Restores the pass rates and the position in each level.
 
         Raises:
-          InputError: the prompts differ from those of the saved run.
+          InputError: the prompts differ from the prompts of the saved run.
         """
         check_digest(state["prompts"], self.digest)
         self.takes = state["takes"]

@@ -1,4 +1,4 @@
-"""A source that asks some of the earlier prompts again."""
+"""A source that repeats some of the earlier prompts."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -15,7 +15,7 @@ from rl4p.loop.source.opening import open_source
 from rl4p.protocols.collection import OpenSource, Source
 from rl4p.types import Episode, Prompt, Rewards
 
-SALT = 0x7265706C6179  # so that draws are independent of those of other sources
+SALT = 0x7265706C6179  # makes the draws independent of other sources
 
 
 @dataclass(frozen=True, kw_only=True)
