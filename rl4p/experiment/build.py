@@ -48,8 +48,8 @@ from rl4p.protocols.phases import (
     Optimizer,
     Reward,
     Rollout,
-    Score,
     Update,
+    UserScore,
 )
 from rl4p.protocols.traits import RolloutTraits
 from rl4p.types import Array, Params, Prompt, TrainState
@@ -246,7 +246,7 @@ def instantiate_phases(config: DictConfig) -> Phases:
     for name, phase in phases.by_name.items():
         require(phase, PROTOCOLS[name], name)
     for name, score in phases.scores.items():
-        require(score, Score, f"scores.{name}")
+        require(score, UserScore, f"scores.{name}")
     return phases
 
 

@@ -16,7 +16,7 @@ from rl4p.distributed import collectives, placement
 from rl4p.distributed.partition import gather
 from rl4p.learner.aggregation import aggregation_weights
 from rl4p.learner.masking import masked_sum
-from rl4p.learner.microbatches import Rows, fold, spread
+from rl4p.learner.microbatches import MicrobatchRows, fold, spread
 from rl4p.learner.objective import Objective
 from rl4p.learner.packing import packed
 from rl4p.learner.shared_prompts import KeysAndValues, SharedPrompts, add_groups, pays, take_groups
@@ -183,7 +183,7 @@ def device_gradient(
         before = prompts.before(prefix, groups_b)
         return microbatch_loss(objective, merge(params), *micro, coefficients, before)
 
-    def add(totals: Totals, micro: tuple[TrainingBatch, Array], rows: Rows) -> Totals:
+    def add(totals: Totals, micro: tuple[TrainingBatch, Array], rows: MicrobatchRows) -> Totals:
         groups_b = prompts.groups(rows)
         prefix = take_groups(prefixes, groups_b)
         differentiate = jax.grad(loss, argnums=(0, 1), has_aux=True)

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from rl4p.distributed.mesh import ONE_DEVICE, Mesh
 from rl4p.distributed.partition import gather
-from rl4p.learner.microbatches import Rows, fold, rows_of, scattered, spread
+from rl4p.learner.microbatches import MicrobatchRows, fold, rows_of, scattered, spread
 from rl4p.learner.shared_prompts import SharedPrompts, pays, take_groups
 from rl4p.model.decoder import Decoder, Prefix
 from rl4p.model.sampling import sampling_logprobs
@@ -173,7 +173,9 @@ def device_scores(
     prompts = SharedPrompts.of(decoder, trajectories, microbatching, shared=shared)
     trajectories, prefixes = prompts.rest(trajectories), prompts.keys_and_values(params)
 
-    def score(scores: dict[str, Array], micro: Trajectories, rows: Rows) -> dict[str, Array]:
+    def score(
+        scores: dict[str, Array], micro: Trajectories, rows: MicrobatchRows
+    ) -> dict[str, Array]:
         groups_b = prompts.groups(rows)
         before = prompts.before(take_groups(prefixes, groups_b), groups_b)
         hidden_BTD = trunk(decoder, params, micro, before)

@@ -13,7 +13,7 @@ from rl4p.distributed.partition import in_step
 from rl4p.types import Array, Microbatching
 
 
-class Rows(NamedTuple):
+class MicrobatchRows(NamedTuple):
     """The positions of a microbatch's rows in their batch: row numbers and first columns."""
 
     rows_b: Array  # B for a row that only pads the microbatch
@@ -33,7 +33,7 @@ class Rows(NamedTuple):
 
 
 def fold(
-    add: Callable[[Any, Any, Rows], Any],
+    add: Callable[[Any, Any, MicrobatchRows], Any],
     start: Any,
     batch: Any,
     segment_ids_BT: Array,
@@ -68,7 +68,7 @@ def fold(
             done, value = carry
             ids_b = done + jnp.arange(b)
             rows_b = jnp.where(ids_b < B, order_B[jnp.minimum(ids_b, B - 1)], B)
-            rows = Rows(rows_b, left_B[jnp.minimum(rows_b, B - 1)])
+            rows = MicrobatchRows(rows_b, left_B[jnp.minimum(rows_b, B - 1)])
             part = jax.tree.map(lambda x: rows.take(x, width), batch)
             return done + b, add(value, part, rows)
 

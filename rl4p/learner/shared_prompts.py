@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from rl4p.distributed.mesh import Mesh
-from rl4p.learner.microbatches import Rows, fold
+from rl4p.learner.microbatches import MicrobatchRows, fold
 from rl4p.model.decoder import Decoder, Prefix
 from rl4p.types import Array, Microbatching, Params, Trajectories
 
@@ -87,7 +87,9 @@ class SharedPrompts:
         K, h = c.num_kv_heads, c.head_width
         shapes = (c.layers, P, K, h, S), (c.layers, P, K, S, h)
 
-        def put(prefixes: KeysAndValues, part: tuple[Array, ...], rows: Rows) -> KeysAndValues:
+        def put(
+            prefixes: KeysAndValues, part: tuple[Array, ...], rows: MicrobatchRows
+        ) -> KeysAndValues:
             more = (0, S - part[0].shape[1])
             keys, values = self.decoder.keys_and_values(params, *part)
             keys = jnp.pad(keys, [(0, 0)] * 4 + [more])
@@ -113,7 +115,7 @@ class SharedPrompts:
         if not self.columns:
             return gradient
 
-        def add(gradient: Params, part: tuple[Array, ...], rows: Rows) -> Params:
+        def add(gradient: Params, part: tuple[Array, ...], rows: MicrobatchRows) -> Params:
             width, (keys, values) = part[0].shape[1], take_groups(prefix_gradient, rows.rows_b)
             back = jax.vjp(lambda x: self.decoder.keys_and_values(merge(x), *part), params)[1]
             cotangents = keys[..., :width], values[:, :, :, :width]
@@ -122,11 +124,11 @@ class SharedPrompts:
 
         return self.fold(add, gradient)
 
-    def fold(self, add: Callable[[Any, Any, Rows], Any], start: Any) -> Any:
+    def fold(self, add: Callable[[Any, Any, MicrobatchRows], Any], start: Any) -> Any:
         prompts = self.tokens_PS, self.positions_PS, self.segment_ids_PS
         return fold(add, start, prompts, self.segment_ids_PS, self.microbatching)
 
-    def groups(self, rows: Rows) -> Array:
+    def groups(self, rows: MicrobatchRows) -> Array:
         """Returns the group of each row of a microbatch; P (no group) for a row of padding."""
         return rows.rows_b // self.group_size
 

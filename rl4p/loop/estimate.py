@@ -15,7 +15,7 @@ from rl4p.types import Array, Rewards, Trajectories
 KEY = "advantage"
 
 
-class Estimate(NamedTuple):
+class AdvantageEstimate(NamedTuple):
     """The result of the advantage phase, from which the update learns.
 
     Attributes:
@@ -51,7 +51,7 @@ def estimate(
       memory: the memory of the phase, if it has one.
 
     Returns:
-      An `Estimate`, and the new memory if the phase has one.
+      An `AdvantageEstimate`, and the new memory if the phase has one.
 
     Raises:
       RunError: the result of the phase has a wrong type or shape; raised while this is traced.
@@ -83,5 +83,5 @@ def estimate(
     if isinstance(advantage, TeachesCritic):
         returns_BT = advantage.returns(trajectories, rewards, requested["scores"])
         check_array(KEY, advantage, "returns", returns_BT, trajectories.tokens_BT.shape)
-    estimated = Estimate(clipped(advantage, advantages_BT), mask_BT, returns_BT, metrics)
+    estimated = AdvantageEstimate(clipped(advantage, advantages_BT), mask_BT, returns_BT, metrics)
     return (estimated, *new_memory) if memory else estimated

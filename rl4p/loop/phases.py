@@ -11,7 +11,7 @@ import jax
 from rl4p.errors import InputError
 from rl4p.learner.logprobs import ScoreOptions
 from rl4p.learner.objective import Objective
-from rl4p.loop.estimate import Estimate, estimate
+from rl4p.loop.estimate import AdvantageEstimate, estimate
 from rl4p.loop.grading import checked_rewards
 from rl4p.model.policy import Policy
 from rl4p.protocols.phases import (
@@ -27,9 +27,9 @@ from rl4p.protocols.phases import (
     Remembers,
     Reward,
     Rollout,
-    Score,
     TeachesCritic,
     Update,
+    UserScore,
 )
 from rl4p.protocols.traits import PhaseTraits, UpdateTraits
 from rl4p.types import Array, Episode, Params, Prompt, Rewards, Trajectories
@@ -62,7 +62,7 @@ class Phases:
     """The phases of a run: rollout, reward, advantage, update and the other parts of the loss.
 
     Attributes:
-      scores: user-defined scores by name (`protocols.Score`), which phases may request.
+      scores: user-defined scores by name (`protocols.UserScore`), which phases may request.
       checks: functions by phase name, called with the result and the arguments of the phase. The
         check of an update is called with its batch (`debug.check_batches`).
       grading: the lock that a call of the reward holds.
@@ -76,7 +76,7 @@ class Phases:
     kl: KL
     entropy: Entropy
     critic: Critic
-    scores: dict[str, Score] = field(default_factory=dict)
+    scores: dict[str, UserScore] = field(default_factory=dict)
     checks: dict[str, Callable[..., None]] = field(default_factory=dict)
     grading: Any = field(default_factory=Lock, repr=False, compare=False)
 
@@ -235,7 +235,7 @@ class Phases:
         rewards: Rewards,
         scores: dict[str, Array],
         kl_coefficient: Array,
-    ) -> tuple[Estimate, Memory]:
+    ) -> tuple[AdvantageEstimate, Memory]:
         """Calls the compiled advantage (`estimate`); returns its result and the memory after it."""
         advantage = with_memory(self.compiled_advantage, "advantage", memory)
         estimated, memory = advantage(trajectories, rewards, scores, kl_coefficient)

@@ -22,7 +22,7 @@ A phase may have two more members:
       answer_clusters                         [B], equal where two samples end in the same answer
       task_ids                                [B], the index of the row's task in the training data
 
-  ``scores.NAME`` in the configuration adds a score of your own (`Score`), [B, T].
+  ``scores.NAME`` in the configuration adds a score of your own (`UserScore`), [B, T].
 
 * ``initial_state()``: returns the first memory of a phase with memory, such as a running baseline.
   A rollout, a reward, an advantage, a KL penalty or an entropy phase may have memory. The call of
@@ -370,7 +370,7 @@ class Estimator(Protocol):
         ...
 
 
-class Score(Protocol):
+class UserScore(Protocol):
     """A user-defined score: `scores.NAME` configures it, and phases list it in ``needs``."""
 
     def __call__(

@@ -170,7 +170,7 @@ class WithoutRestore:
         ("correction", "Nothing", "has no method __call__, but rl4p.protocols.phases.Correction"),
         ("kl", "Nothing", "has no attribute active, but rl4p.protocols.phases.KL requires it"),
         ("+hooks.mine", "Nothing", "has no attribute every, but rl4p.protocols.hook.Hook"),
-        ("+scores.mine", "Nothing", "has no method __call__, but rl4p.protocols.phases.Score"),
+        ("+scores.mine", "Nothing", "has no method __call__, but rl4p.protocols.phases.UserScore"),
     ],
 )
 def test_a_part_that_lacks_a_member_is_refused(tmp_path, monkeypatch, key, name, sentence):

@@ -13,7 +13,7 @@ from rl4p.runs.tracker.wandb import WandB
 
 def test_each_part_has_the_methods_of_its_protocol_with_their_arguments():
     parts = {Tracker: (CSV, WandB), TrackedRun: (BackgroundMirror, SeveralRuns)}
-    parts[Mirror] = (mirror.Mirror,)
+    parts[Mirror] = (mirror.MLflowMirror,)
     for protocol, classes in parts.items():
         for name in required_members(protocol):
             arguments = list(inspect.signature(getattr(protocol, name)).parameters)
