@@ -35,16 +35,16 @@ from rl4p.loop.source.opening import open_source
 from rl4p.model.decoder import Decoder
 from rl4p.model.policy import Policy, padded_width
 from rl4p.protocols.collection import Collector, OpenCollector
+from rl4p.protocols.data import DataSet
 from rl4p.protocols.hook import Hook
 from rl4p.protocols.members import require
+from rl4p.protocols.model import Model
 from rl4p.protocols.phases import (
     KL,
     Advantage,
     Correction,
     Critic,
-    DataSet,
     Entropy,
-    Model,
     Optimizer,
     Reward,
     Rollout,

@@ -14,9 +14,10 @@ from rl4p.errors import InputError
 from rl4p.loop.evaluation import Evaluation
 from rl4p.loop.phases import Phases
 from rl4p.model.policy import Policy
+from rl4p.protocols.data import DataSet
 from rl4p.protocols.engine import OpensEngine
 from rl4p.protocols.members import require
-from rl4p.protocols.phases import DataSet, Rollout
+from rl4p.protocols.phases import Rollout
 from rl4p.protocols.traits import RewardTraits
 from rl4p.reward.router import without_reward
 from rl4p.rollout.sampler import without_annealing

@@ -38,7 +38,6 @@ from typing import Any, Protocol, runtime_checkable
 
 import optax
 
-from rl4p.distributed.mesh import Mesh
 from rl4p.model.decoder import Decoder
 from rl4p.model.policy import Policy
 from rl4p.types import (
@@ -47,7 +46,6 @@ from rl4p.types import (
     Microbatching,
     Params,
     Prompt,
-    Question,
     Rewards,
     Sampling,
     TrainingBatch,
@@ -397,31 +395,3 @@ class Optimizer(Protocol):
         ...
 
     def learning_rate_at(self, step: Array | int) -> Array: ...
-
-
-class DataSet(Protocol):
-    """A set of training questions and held-out questions."""
-
-    @property
-    def system_prompt(self) -> str | None: ...
-
-    def train(self) -> Sequence[Question]: ...
-
-    def held_out(self) -> Sequence[Question]: ...
-
-
-class Model(Protocol):
-    """A source of the policy."""
-
-    def build(self, mesh: Mesh, key: Array) -> tuple[Policy, Params]:
-        """Returns the policy, and its parameters on the mesh."""
-        ...
-
-
-@runtime_checkable
-class PlannedModel(Model, Protocol):
-    """A model that `rl4p.plan` can plan."""
-
-    def abstract(self, mesh: Mesh) -> tuple[Policy, Params]:
-        """Returns the policy, and the shapes of its parameters with their shardings."""
-        ...

@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from rl4p.configuration import targets
-from rl4p.protocols import collection
+from rl4p.protocols import collection, data, model
 from rl4p.protocols import phases as protocols
 from rl4p.protocols.reward import GroupTerm, RewardTerm
 from tests.options import keys_of
@@ -26,8 +26,8 @@ GROUPS = {
     "collector": collection.Collector,
     "source": collection.Source,
     "optimizer": protocols.Optimizer,
-    "model": protocols.Model,
-    "data": protocols.DataSet,
+    "model": model.Model,
+    "data": data.DataSet,
 }
 # Arguments that an advantage receives only on request (`needs`, `initial_state`).
 ASKED_FOR = {"scores", "memory"}

@@ -17,7 +17,8 @@ from rl4p.experiment.build import build_phases, check_lengths, check_rows
 from rl4p.loop.phases import Phases
 from rl4p.model.policy import Policy, padded_width
 from rl4p.protocols.collection import KeepsCopies
-from rl4p.protocols.phases import Optimizer, PlannedModel
+from rl4p.protocols.model import PlannedModel
+from rl4p.protocols.phases import Optimizer
 from rl4p.protocols.traits import CollectorTraits
 from rl4p.types import Params, TrainingBatch, TrainState, Trajectories
 
