@@ -13,7 +13,7 @@ import jax
 from rl4p.distributed.processes import to_host
 from rl4p.errors import RunError
 from rl4p.learner.gradient_step import gradient_step
-from rl4p.loop.metrics import batch_metrics, measured, task_metrics
+from rl4p.loop.metrics import collection_metrics, measured, task_metrics
 from rl4p.loop.phases import Phases
 from rl4p.loop.sampler_gap import check_gap
 from rl4p.loop.scoring import Scoring
@@ -79,7 +79,7 @@ def train(loop: Loop, state: TrainState) -> Iterator[StepInfo]:
             estimated, memory = phases.estimate(
                 collected.memory, trajectories, rewards, scores, coefficients["kl"]
             )
-            metrics = batch_metrics(step, trajectories, rewards, estimated.advantages_BT)
+            metrics = collection_metrics(step, collected, estimated.advantages_BT)
             if len(loop.scoring.tasks) > 1:
                 tasks_B = [episode.prompt.task for episode in collected.episodes]
                 metrics |= task_metrics(tasks_B, rewards, loop.term)
@@ -113,17 +113,13 @@ def train(loop: Loop, state: TrainState) -> Iterator[StepInfo]:
         skipped = [*skipped, step + 1] if metrics["update/skipped"] else []
         if len(skipped) > loop.max_skipped:
             raise RunError(f"The gradient was not finite in steps {skipped}: nothing was updated.")
-        metrics |= watch.metrics() | collected.metrics
-        if seconds := metrics.get("time/rollout"):
-            tokens = metrics["rollout/response_tokens"] * len(collected.episodes)
-            metrics["rollout/tokens_per_second"] = tokens / seconds
         yield StepInfo(
             step=step + 1,
             state=state,
             trajectories=trajectories,
             episodes=collected.episodes,
             rewards=to_host(rewards),
-            metrics=metrics,
+            metrics=watch.metrics() | metrics,
             advantages_BT=batch.advantages_BT,
             loss_mask_BT=batch.loss_mask_BT,
         )

@@ -11,7 +11,18 @@ import numpy as np
 
 from rl4p.distributed.processes import to_host
 from rl4p.learner.masking import group_statistics
+from rl4p.protocols.collection import Collected
 from rl4p.types import Array, Episode, Finish, Metrics, Rewards, Trajectories
+
+
+def collection_metrics(step: int, collected: Collected, advantages_BT: Array) -> dict[str, float]:
+    """Returns the metrics of the collection of `step`, of its batch and of its speed."""
+    trajectories, rewards = collected.trajectories, collected.rewards
+    metrics = batch_metrics(step, trajectories, rewards, advantages_BT) | collected.metrics
+    if seconds := metrics.get("time/rollout"):
+        tokens = metrics["rollout/response_tokens"] * len(collected.episodes)
+        metrics["rollout/tokens_per_second"] = tokens / seconds
+    return metrics
 
 
 def batch_metrics(
