@@ -41,11 +41,13 @@ from rl4p.protocols.members import require
 from rl4p.protocols.model import Model
 from rl4p.protocols.phases import (
     KL,
+    Adapts,
     Advantage,
     Correction,
     Critic,
     Entropy,
     Optimizer,
+    Remembers,
     Reward,
     Rollout,
     Update,
@@ -245,6 +247,8 @@ def instantiate_phases(config: DictConfig) -> Phases:
     )
     for name, phase in phases.by_name.items():
         require(phase, PROTOCOLS[name], name)
+        if name in ("kl", "entropy") and isinstance(phase, Remembers):
+            require(phase, Adapts, name)
     for name, score in phases.scores.items():
         require(score, UserScore, f"scores.{name}")
     return phases

@@ -205,9 +205,15 @@ class Phases:
     ) -> tuple[tuple[Trajectories, Sequence[Episode]], Memory]:
         """Calls the rollout; returns its result and the memory of all phases after the call."""
         rollout = with_memory(self.rollout, "rollout", memory)
-        options: Any = {"group_size": group_size, "key": key, "version": version}
-        options |= {"greedy": True} if greedy else {}
-        result, memory = rollout(policy, params, prompts, **options)
+        result, memory = rollout(
+            policy,
+            params,
+            prompts,
+            group_size=group_size,
+            key=key,
+            version=version,
+            greedy=greedy,
+        )
         self.check("rollout", result, policy, version=version)
         return result, memory
 

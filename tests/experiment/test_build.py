@@ -143,9 +143,16 @@ def test_a_system_prompt_stands_before_every_question(tmp_path):
 INCOMPLETE = """
 from types import SimpleNamespace
 
+from rl4p.learner.kl.fixed import Fixed
+
 
 class Nothing:
     pass
+
+
+class Remembering(Fixed):
+    def initial_state(self):
+        return {}
 
 
 class WithoutFind:
@@ -169,6 +176,7 @@ class WithoutRestore:
         ("collector", "WithoutRestore", "has no method restore, but"),
         ("correction", "Nothing", "has no method __call__, but rl4p.protocols.phases.Correction"),
         ("kl", "Nothing", "has no attribute active, but rl4p.protocols.phases.KL requires it"),
+        ("kl", "Remembering", "has no method next_state, but rl4p.protocols.phases.Adapts"),
         ("+hooks.mine", "Nothing", "has no attribute every, but rl4p.protocols.hook.Hook"),
         ("+scores.mine", "Nothing", "has no method __call__, but rl4p.protocols.phases.UserScore"),
     ],
