@@ -423,8 +423,8 @@ def test_a_restored_state_has_all_tokens_and_nothing_under_way():
     restored = PendingGroups(limits=LIMITS)
     restored.restore(with_arrays(state, arrays), lambda id: Prompted(id=id))
     assert restored.next_number == 4
-    assert not any(group.sampling or group.group for group in restored.pending)
-    for old, new in zip(pending.groups, restored.pending, strict=True):
+    assert not any(group.sampling or group.group for group in restored.groups)
+    for old, new in zip(pending.groups, restored.groups, strict=True):
         kept = ("number", "prompt", "restarts", "failures", "order")
         assert [getattr(old, name) for name in kept] == [getattr(new, name) for name in kept]
         for a, b in zip(old.completions, new.completions, strict=True):
