@@ -52,14 +52,7 @@ class TextReward(Protocol):
 class RewardTerm(Protocol):
     """One weighted term of `reward=weighted`.
 
-    A term may also have
-
-    * ``deadline``: the seconds that a call may take, in the place of `reward.deadline`. A term of a
-      deadline is called in a thread of its own, beside the other terms. With None it is called in
-      the thread that grades, usually the main thread, and may take any time.
-    * ``whole_groups = True``: it is then called with groups (`GroupTerm`).
-    * ``open()``: returns a live object, which is called in the place of the term, and whose
-      ``close()`` ends what it has started (`OpensTerm`).
+    A term may also be a `TimedTerm`, a `GroupTerm` and an `OpensTerm`.
     """
 
     @property
@@ -73,6 +66,19 @@ class RewardTerm(Protocol):
         graded, which makes the sample invalid. So does an exception, for all rows of the call.
         """
         ...
+
+
+@runtime_checkable
+class TimedTerm(Protocol):
+    """A term with a deadline of its own, in the place of `reward.deadline`.
+
+    Attributes:
+      deadline: the seconds that a call may take. A term with a deadline is called in a thread of
+        its own, beside the other terms. With None it is called in the thread that grades, usually
+        the main thread, and may take any time.
+    """
+
+    deadline: float | None
 
 
 class GroupTerm(Protocol):
@@ -94,8 +100,8 @@ class GroupTerm(Protocol):
 class OpensTerm(Protocol):
     """A term with processes, connections or other things that live as long as the run.
 
-    The first grading opens it, in each process of the run. A term that is only planned or checked
-    is never opened.
+    `open` returns a live object, which is called in the place of the term. The first grading opens
+    it, in each process of the run. A term that is only planned or checked is never opened.
     """
 
     def open(self) -> "OpenTerm":

@@ -13,7 +13,7 @@ import numpy as np
 from rl4p.configuration.bounds import AboveZero, Natural, Positive
 from rl4p.distributed.mesh import Mesh, OwnMesh
 from rl4p.errors import InputError
-from rl4p.learner.microbatches import Rows, fold, spread
+from rl4p.learner.microbatches import MicrobatchRows, fold, spread
 from rl4p.model.decoder import Decoder
 from rl4p.model.heads import scores
 from rl4p.model.hub import model_folder
@@ -139,7 +139,7 @@ def last_scores(
     """Returns float32 [B, labels], at the last token of each row; 0 for a row of length 0."""
 
     def score_rows(params: Params, batch: tuple[Array, Array]) -> Array:
-        def score(scores_BL: Any, part: tuple[Array, Array], rows: Rows) -> Array:
+        def score(scores_BL: Any, part: tuple[Array, Array], rows: MicrobatchRows) -> Array:
             tokens_BT, segment_ids_BT = part
             positions_BT = jnp.broadcast_to(jnp.arange(tokens_BT.shape[1]), tokens_BT.shape)
             hidden_BTD = decoder.hidden(params, tokens_BT, positions_BT, segment_ids_BT)

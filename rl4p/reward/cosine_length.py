@@ -6,6 +6,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from rl4p.configuration.bounds import Positive
+from rl4p.protocols.phases import Closes
+from rl4p.protocols.reward import OpensTerm
+from rl4p.protocols.traits import TermTraits
 from rl4p.types import Episode, Finish
 
 
@@ -43,13 +46,13 @@ class CosineLength:
     exceeded: float = -10.0
 
     def __post_init__(self) -> None:
-        gradable = callable(self.of) or hasattr(self.of, "open")
-        if not gradable or getattr(self.of, "whole_groups", False):
+        traits = TermTraits.read(self.of)
+        gradable = callable(self.of) or isinstance(self.of, OpensTerm)
+        if not gradable or traits.whole_groups:
             raise ValueError("of must be a term that grades responses one by one, as correct does.")
-        weight = getattr(self.of, "weight", 1.0)
-        if weight != 1.0:
+        if traits.weight not in (None, 1.0):
             raise ValueError(
-                f"of.weight={weight} has no effect: write 1.0, and set weight instead."
+                f"of.weight={traits.weight} has no effect: write 1.0, and set weight instead."
             )
 
     def __call__(self, episodes: Sequence[Episode]) -> Sequence[float | None]:
@@ -57,7 +60,7 @@ class CosineLength:
 
     def open(self) -> "OpenCosineLength":
         """Returns the term with `of` opened, if that can be opened."""
-        return OpenCosineLength(self, self.of.open() if hasattr(self.of, "open") else self.of)
+        return OpenCosineLength(self, self.of.open() if isinstance(self.of, OpensTerm) else self.of)
 
     def grades(
         self, grades: Sequence[float | None], episodes: Sequence[Episode]
@@ -88,5 +91,5 @@ class OpenCosineLength:
         return self.term.grades(self.live(episodes), episodes)
 
     def close(self) -> None:
-        if hasattr(self.live, "close"):
+        if isinstance(self.live, Closes):
             self.live.close()

@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 
 from rl4p.errors import InputError, RunError
-from rl4p.protocols.reward import Grades, OpensTerm
+from rl4p.protocols.reward import Grades, OpensTerm, TimedTerm
+from rl4p.protocols.traits import TermTraits
 from rl4p.reward import term_threads
 from rl4p.reward.term_threads import Late, TermThread
 from rl4p.types import Episode
@@ -54,7 +55,7 @@ class LiveTerm:
 
     def __init__(self, term: Any, deadline: float | None) -> None:
         self.term = term
-        self.deadline: float | None = getattr(term, "deadline", deadline)
+        self.deadline = term.deadline if isinstance(term, TimedTerm) else deadline
         self.lock = threading.Lock()
         self.live: Any = None
         self.thread: TermThread | None = None
@@ -70,7 +71,7 @@ class LiveTerm:
         """
         with self.lock:
             live = self.opened(key)
-            rows = groups if getattr(self.term, "whole_groups", False) else None
+            rows = groups if TermTraits.read(self.term).whole_groups else None
             call = make_call(live, episodes, rows)
             if self.deadline is None and not is_async(live):
                 wait = call  # in the waiting thread

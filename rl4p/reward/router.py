@@ -10,6 +10,7 @@ import numpy as np
 from rl4p.errors import RunError
 from rl4p.protocols.phases import Remembers
 from rl4p.protocols.reward import TextReward
+from rl4p.protocols.traits import PhaseTraits
 from rl4p.types import Episode, Rewards, Trajectories
 
 
@@ -47,7 +48,7 @@ class Router:
     @property
     def needs(self) -> frozenset[str]:
         """Returns the scores that the rewards need; a reward cannot get any (`phases.py`)."""
-        return frozenset().union(*(getattr(each, "needs", ()) for each in self.tasks.values()))
+        return frozenset().union(*(PhaseTraits.read(each).needs for each in self.tasks.values()))
 
     @property
     def whole_groups(self) -> bool:

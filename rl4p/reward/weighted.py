@@ -11,6 +11,8 @@ import numpy as np
 from rl4p.configuration.bounds import AboveZero, Share
 from rl4p.errors import RunError
 from rl4p.protocols.phases import Remembers
+from rl4p.protocols.reward import TimedTerm
+from rl4p.protocols.traits import TermTraits
 from rl4p.reward.live_terms import (
     LARGEST,
     LiveTerm,
@@ -58,10 +60,10 @@ class Weighted:
                     f"terms.{name} has an initial_state, but a term cannot keep memory: write "
                     "your own reward for that."
                 )
-            weight = getattr(term, "weight", np.nan)
-            if not (is_number(weight) and np.isfinite(weight)):
+            weight = TermTraits.read(term).weight
+            if weight is None or not (is_number(weight) and np.isfinite(weight)):
                 raise ValueError(f"terms.{name}.weight={weight} must be a finite number.")
-            deadline = getattr(term, "deadline", None)
+            deadline = term.deadline if isinstance(term, TimedTerm) else None
             if deadline is not None and not (is_number(deadline) and 0 < deadline < np.inf):
                 raise ValueError(
                     f"terms.{name}.deadline={deadline} must be a number of seconds above 0, or "
@@ -71,12 +73,12 @@ class Weighted:
     @property
     def needs(self) -> frozenset[str]:
         """Returns the scores that the terms need; a reward cannot get any (`phases.py`)."""
-        return frozenset().union(*(getattr(term, "needs", ()) for term in self.terms.values()))
+        return frozenset().union(*(TermTraits.read(term).needs for term in self.terms.values()))
 
     @property
     def whole_groups(self) -> bool:
         """Returns whether a term compares the samples of a group."""
-        return any(getattr(term, "whole_groups", False) for term in self.terms.values())
+        return any(TermTraits.read(term).whole_groups for term in self.terms.values())
 
     @cached_property
     def live(self) -> Mapping[str, LiveTerm]:

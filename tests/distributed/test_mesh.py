@@ -22,7 +22,7 @@ from rl4p.learner.kl import none as kl
 from rl4p.distributed import placement
 from rl4p.distributed.mesh import Mesh
 from rl4p.learner.objective import Objective
-from rl4p.learner.logprobs import score_tokens
+from rl4p.learner.logprobs import ScoreOptions, score_tokens
 from rl4p.model.scratch import Scratch
 from rl4p.learner.optimizer.adamw import AdamW
 from rl4p.rollout.continuous import Continuous
@@ -35,7 +35,7 @@ from rl4p.update.reinforce import Reinforce
 samplers = [sampler(max_response_tokens=8) for sampler in (NaiveSampler, Continuous)]
 optimizer = AdamW(learning_rate=1e-3)
 # 16 rows, two on each device; with one device in microbatches of four
-objective = Objective(
+terms = dict(
     update=Reinforce(tokens_per_microbatch=4 * 24), correction=correction.NONE(), kl=kl.NONE(),
     entropy=entropy.NONE(), critic=critic.NONE(),
 )
@@ -82,14 +82,15 @@ def run(mesh, sampler, system_prompt=None, max_prompt_tokens=16):
         loss_mask_BT=sampled.response_mask_BT & rewards.valid_B[:, None],
         scores={},
     )
-    scores = score_tokens(
-        policy.decoder, params, sampled, sampler.sampling, names=("logprobs", "entropy"),
-        microbatching=Microbatching(tokens=4 * 24), mesh=mesh,
-    )
+    model = dict(decoder=policy.decoder, sampling=sampler.sampling, mesh=mesh)
+    microbatching = Microbatching(tokens=4 * 24)
+    options = ScoreOptions(names=("logprobs", "entropy"), microbatching=microbatching, **model)
+    scores = score_tokens(options, params, sampled)
+    objective = Objective(**terms, **model)
     places = [x.sharding for x in jax.tree.leaves((state.params, state.optimizer_state))]
     for step in range(3):
         state, metrics = gradient_step(
-            objective, policy.decoder, sampler.sampling, optimizer, {}, state, batch, {}, mesh
+            objective, optimizer, {}, state, batch, {}
         )
         if not step:
             moments = state.optimizer_state[1][0].mu  # a tenth of the gradient
@@ -97,7 +98,7 @@ def run(mesh, sampler, system_prompt=None, max_prompt_tokens=16):
     arrays = jax.tree.leaves((state.params, state.optimizer_state))
     for place, x in zip(places, arrays, strict=True):
         assert x.sharding.is_equivalent_to(place, x.ndim)
-    assert shares_prompts(objective, sampled, mesh) is (system_prompt is not None)
+    assert shares_prompts(objective, sampled) is (system_prompt is not None)
     return jax.device_get(
         (greedy.tokens_BT, sampled.tokens_BT, state.params, moments, metrics, scores)
     )

@@ -8,7 +8,7 @@ import pytest
 from rl4p.distributed.mesh import Mesh
 from rl4p.errors import InputError
 from rl4p.learner.gradient_step import gradient_step
-from rl4p.learner.logprobs import score_tokens
+from rl4p.learner.logprobs import ScoreOptions, score_tokens
 from rl4p.learner.optimizer.adamw import AdamW
 from rl4p.model.huggingface import write_model, write_policy
 from rl4p.model.lora import LoRA, merge_trees, merged_kernel
@@ -45,9 +45,10 @@ def trained(adapted):
 
 
 def logprobs(policy, params, trajectories):
-    return score_tokens(
-        policy.decoder, params, trajectories, Sampling(), microbatching=Microbatching(tokens=128)
-    )["logprobs"]
+    options = ScoreOptions(
+        decoder=policy.decoder, sampling=Sampling(), microbatching=Microbatching(tokens=128)
+    )
+    return score_tokens(options, params, trajectories)["logprobs"]
 
 
 def test_shapes_and_first_values(adapted, params):
@@ -156,9 +157,7 @@ def test_adapters_are_trained_and_their_base_is_not(
     state = make_state(adapters, optimizer)
     assert jax.tree.structure(state.optimizer_state[1][0].mu) == jax.tree.structure(adapters)
     state, metrics = gradient_step(
-        make_objective(Reinforce()),
-        policy.decoder,
-        Sampling(),
+        make_objective(Reinforce(), decoder=policy.decoder),
         optimizer,
         policy.frozen,
         state,

@@ -35,7 +35,7 @@ LONGEST_NAME = 120
 
 
 @dataclass(frozen=True, kw_only=True)
-class DataSet:
+class LoggedDataSet:
     """A data set that a run reads.
 
     Attributes:
@@ -127,7 +127,7 @@ class Description:
         return {key: str(value) for key, value in found.items() if value is not None}
 
     @cached_property
-    def data_sets(self) -> list[DataSet]:
+    def data_sets(self) -> list[LoggedDataSet]:
         """The data sets for training and for evaluation."""
         data = dict(self.config.get("data") or {})
         name = self._choice("data", data)
@@ -149,7 +149,7 @@ class Description:
             else:
                 digest.update(f"{target} {path}".encode())
             found.append(
-                DataSet(
+                LoggedDataSet(
                     name=(name if path is None else Path(path).name)
                     + (" (held out)" if split and context == "evaluation" else ""),
                     digest=digest.hexdigest()[:8],

@@ -12,8 +12,8 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from rl4p.errors import RunError
-from rl4p.runs.intact import steps_of
 from rl4p.runs.record import Record
+from rl4p.runs.saved_steps import steps_of
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient

@@ -1,4 +1,4 @@
-"""The requests to an engine for groups in flight, with random keys of their own."""
+"""The requests to an engine for pending groups, with random keys of their own."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -8,15 +8,15 @@ import jax.numpy as jnp
 import numpy as np
 
 from rl4p.distributed.processes import to_host
-from rl4p.loop.flights import Flight
+from rl4p.loop.pending_groups import PendingGroup
 from rl4p.protocols.engine import Request
 from rl4p.types import Array, Finish
 
 
 def requests_for(
-    flights: Sequence[Flight], key: Array, groups: int, limit: int
+    pending_groups: Sequence[PendingGroup], key: Array, groups: int, limit: int
 ) -> tuple[list[Request], list[tuple[int, int]]]:
-    """Returns requests, and for each completion its place in `flights` and its sample.
+    """Returns requests, and for each completion its place in `pending_groups` and its sample.
 
     A group without tokens is one request. Otherwise each unfinished sample is one.
 
@@ -26,13 +26,13 @@ def requests_for(
       limit: the most tokens of a response.
     """
     requests, places = [], []
-    for place, flight in enumerate(flights):
-        keys_G, prompt = keys_of(flight, key, groups), tuple(flight.prompt.tokens)
-        if not any(x is not None and len(x.tokens) for x in flight.completions):
+    for place, pending in enumerate(pending_groups):
+        keys_G, prompt = keys_of(pending, key, groups), tuple(pending.prompt.tokens)
+        if not any(x is not None and len(x.tokens) for x in pending.completions):
             requests.append(Request(tokens=prompt, keys_N=keys_G, max_tokens=limit))
             places += [(place, sample) for sample in range(len(keys_G))]
             continue
-        for sample, part in enumerate(flight.completions):
+        for sample, part in enumerate(pending.completions):
             if part is not None and part.finish != Finish.ABORT:
                 continue
             tokens = () if part is None else tuple(part.tokens.tolist())
@@ -59,15 +59,15 @@ def finished_groups(places: Sequence[tuple[int, int]], finished: np.ndarray) -> 
     return len(np.unique(groups)) - len(np.unique(groups[~finished]))
 
 
-def keys_of(flight: Flight, key: Array, groups: int) -> np.ndarray:
+def keys_of(pending: PendingGroup, key: Array, groups: int) -> np.ndarray:
     """Returns the data of the random key of each sample: uint32 [G, ...].
 
-    They are those of a synchronous run, whose step n // P asks the prompt of number n.
+    A synchronous run, whose step n // P samples the prompt of number n, has the same keys.
     """
-    step, place = divmod(flight.number, groups)
-    samples = len(flight.completions)
-    of_step = jax.random.fold_in(key, step)
-    return to_host(sample_keys(of_step, place * samples, flight.restarts, samples))
+    step, place = divmod(pending.number, groups)
+    samples = len(pending.completions)
+    step_key = jax.random.fold_in(key, step)
+    return to_host(sample_keys(step_key, place * samples, pending.restarts, samples))
 
 
 @partial(jax.jit, static_argnames="samples")

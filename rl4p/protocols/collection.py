@@ -1,4 +1,4 @@
-"""The protocols of sources, collectors, filters and hooks.
+"""The protocols of sources, collectors and filters.
 
 A source or a collector is configured like a tracker: a frozen dataclass holds its options, and
 ``open`` returns a live object. Options can be compared and written to YAML. Live objects hold
@@ -7,12 +7,20 @@ positions, buffers and threads; a checkpoint saves their ``state()``.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
-from rl4p.loop.groups import Group
-from rl4p.loop.phases import Phases
 from rl4p.model.policy import Policy
-from rl4p.types import Episode, Prompt, Rewards, StepInfo, TrainState, Trajectories
+from rl4p.protocols.phases import KL, Advantage, Reward, Rollout
+from rl4p.types import (
+    Array,
+    Episode,
+    Group,
+    Params,
+    Prompt,
+    Rewards,
+    TrainState,
+    Trajectories,
+)
 
 
 class Stateful(Protocol):
@@ -89,17 +97,61 @@ class Collected:
     metrics: dict[str, float]
 
 
+class CollectorPhases(Protocol):
+    """The phases of a run as a collector uses them (`loop/phases.py`)."""
+
+    @property
+    def rollout(self) -> Rollout: ...
+
+    @property
+    def reward(self) -> Reward: ...
+
+    @property
+    def advantage(self) -> Advantage: ...
+
+    @property
+    def kl(self) -> KL: ...
+
+    def initial_memory(self) -> dict[str, Any]:
+        """Returns the initial memory of each phase that has one, by phase name."""
+        ...
+
+    def sample(
+        self,
+        memory: dict[str, Any],
+        policy: Policy,
+        params: Params,
+        prompts: Sequence[Prompt],
+        *,
+        group_size: int,
+        key: Array,
+        version: int,
+        greedy: bool = False,
+    ) -> tuple[tuple[Trajectories, Sequence[Episode]], dict[str, Any]]:
+        """Calls the rollout; returns its result and the memory of all phases after the call."""
+        ...
+
+    def grade(
+        self, memory: dict[str, Any], trajectories: Trajectories, episodes: Sequence[Episode]
+    ) -> tuple[Rewards, dict[str, Any]]:
+        """Calls the reward; returns the checked rewards and the memory of all phases after it."""
+        ...
+
+    def check(self, name: str, *args: Any, **kwargs: Any) -> None:
+        """Checks the result of a phase, if `debug.check_batches` is on."""
+        ...
+
+
 class Collector(Protocol):
     """Options of a collector, which turns prompts into the graded trajectories of a step.
 
-    One that keeps copies of the trained parameters, or that samples during updates, says so to
-    `rl4p.plan` with a method `copies(shared)`, the number of copies on the training mesh (`shared`:
-    whether it is the sampling mesh too), and a property `overlaps`.
+    `traits.CollectorTraits` and `KeepsCopies` are what `rl4p.plan` asks of one that samples during
+    updates or keeps copies of the parameters.
     """
 
     def open(
         self,
-        phases: Phases,
+        phases: CollectorPhases,
         policy: Policy,
         source: OpenSource,
         *,
@@ -107,6 +159,19 @@ class Collector(Protocol):
         group_size: int,
     ) -> "OpenCollector":
         """Returns the live collector, which calls the phases `rollout` and `reward`."""
+        ...
+
+
+@runtime_checkable
+class KeepsCopies(Protocol):
+    """Options of a collector that keeps copies of the trained parameters."""
+
+    def copies(self, shared: bool) -> int:
+        """Returns the number of copies on the training mesh.
+
+        Args:
+          shared: whether the training mesh is the sampling mesh too.
+        """
         ...
 
 
@@ -137,15 +202,4 @@ class Filter(Protocol):
 
     def __call__(self, group: Group) -> bool:
         """Returns whether to keep the group."""
-        ...
-
-
-class Hook(Protocol):
-    """A side effect after every `every`-th step of the loop and after the last step."""
-
-    @property
-    def every(self) -> int: ...
-
-    def __call__(self, info: StepInfo) -> dict[str, float] | None:
-        """Returns metrics to add to those of the step; later hooks receive them too."""
         ...

@@ -7,13 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from rl4p.loop.groups import Group
 from rl4p.protocols.engine import Completion
-from rl4p.types import Finish, Prompt
+from rl4p.types import Finish, Group, Prompt
 
 
 @dataclass(kw_only=True, eq=False)
-class Flight:
+class PendingGroup:
     """A group on its way from the source to the trainer.
 
     Attributes:
@@ -53,9 +52,9 @@ class Flight:
         versions += [self.version] if self.sampling else []
         return float(min(versions, default=inf))
 
-    def restarted(self) -> "Flight":
-        """Returns a flight of the same prompt without tokens, which takes the place of this one."""
-        return Flight(
+    def restarted(self) -> "PendingGroup":
+        """Returns a group of the same prompt without tokens, which replaces this one."""
+        return PendingGroup(
             number=self.number,
             prompt=self.prompt,
             completions=[None] * len(self.completions),
@@ -65,14 +64,14 @@ class Flight:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Limits:
-    """The rules of a `Flights`.
+class PendingLimits:
+    """The rules of a `PendingGroups`.
 
     Attributes:
       groups: P, the groups of a step.
       samples: G, the samples of a group.
       ahead: the number of steps that sampling may run ahead of training.
-      extra: groups in flight beyond (ahead + 1) P.
+      extra: pending groups beyond (ahead + 1) P.
       max_staleness: s; a token of version v may be trained in steps v to v + s.
       wait: whether a step waits for groups that would be too old in the next step.
       keep_tokens: whether an interrupted group keeps its tokens and goes on (`continue`), and not
@@ -94,17 +93,17 @@ class Limits:
 
 
 @dataclass(kw_only=True)
-class Flights:
-    """All groups in flight, and the rules by which they start, go on and are handed out.
+class PendingGroups:
+    """All pending groups, and the rules by which they start, go on and are handed out.
 
-    This class has no threads, clocks or engines: its methods are the events. The order of the
-    prompts is the order of the flights. Without extra groups, a step gets the first P groups in
+    This class has no threads, clocks or engines: its methods are the events. The groups are in
+    the order of their prompts. Without extra groups, a step gets the first P groups in
     this order, so that long responses are as frequent as they are sampled. With extra groups, it
     gets the first that are finished, in the order of their prompts.
     """
 
-    limits: Limits
-    flights: list[Flight] = field(default_factory=list)
+    limits: PendingLimits
+    groups: list[PendingGroup] = field(default_factory=list)
     next_number: int = 0
     finished: int = 0
     counts: dict[str, int] = field(default_factory=dict)
@@ -112,109 +111,115 @@ class Flights:
     def admit(self, take: Callable[[int], Sequence[Prompt]]) -> None:
         """Takes prompts for as many groups as may start."""
         limits = self.limits
-        free = (limits.ahead + 1) * limits.groups + limits.extra - len(self.flights)
+        free = (limits.ahead + 1) * limits.groups + limits.extra - len(self.groups)
         for prompt in take(free) if free > 0 else ():
             completions: list[Completion | None] = [None] * limits.samples
-            flight = Flight(number=self.next_number, prompt=prompt, completions=completions)
-            self.flights.append(flight)
+            pending = PendingGroup(number=self.next_number, prompt=prompt, completions=completions)
+            self.groups.append(pending)
             self.next_number += 1
 
-    def start(self, most: int, version: int) -> list[Flight]:
+    def start(self, most: int, version: int) -> list[PendingGroup]:
         """Marks up to `most` groups as sampled by an engine with this version; returns them."""
-        waiting = [x for x in self.flights if not x.sampling and not x.complete][:most]
-        for flight in waiting:
-            flight.sampling, flight.version = True, version
+        waiting = [x for x in self.groups if not x.sampling and not x.complete][:most]
+        for pending in waiting:
+            pending.sampling, pending.version = True, version
         return waiting
 
     def receive(
-        self, flight: Flight, parts: Sequence[Completion | None], *, interrupted: bool = False
+        self,
+        pending: PendingGroup,
+        parts: Sequence[Completion | None],
+        *,
+        interrupted: bool = False,
     ) -> None:
         """Receives what an engine added to a group that was started.
 
         Args:
           parts: the new tokens of each sample; None for a sample that was finished before.
-          interrupted: whether the engine was told to stop.
+          interrupted: whether the collector stopped the engine.
         """
-        if flight not in self.flights:  # it became too old, and another has its place
+        if pending not in self.groups:  # it became too old, and another has its place
             return
-        flight.sampling = False
-        flight.completions = [longer(*each) for each in zip(flight.completions, parts, strict=True)]
+        pending.sampling = False
+        pending.completions = [
+            longer(*each) for each in zip(pending.completions, parts, strict=True)
+        ]
         if not interrupted:
             added = any(part is not None and len(part.tokens) for part in parts)
-            flight.failures = 0 if added else flight.failures + 1
-        if flight.complete:
-            flight.order = self.finished
+            pending.failures = 0 if added else pending.failures + 1
+        if pending.complete:
+            pending.order = self.finished
             self.finished += 1
-        elif not self.limits.keep_tokens and flight.restarts < self.limits.max_restarts:
-            self.restart(flight, "aborted")
+        elif not self.limits.keep_tokens and pending.restarts < self.limits.max_restarts:
+            self.restart(pending, "aborted")
 
-    def restart(self, flight: Flight, reason: str) -> None:
+    def restart(self, pending: PendingGroup, reason: str) -> None:
         """Throws the tokens of a group away; what comes for them later is ignored."""
         self.count(reason)
-        self.flights[self.flights.index(flight)] = flight.restarted()
+        self.groups[self.groups.index(pending)] = pending.restarted()
 
     def count(self, name: str, number: int = 1) -> None:
         """Adds a number to a count."""
         self.counts[name] = self.counts.get(name, 0) + number
 
-    def failed(self) -> Flight | None:
+    def failed(self) -> PendingGroup | None:
         """Returns a group for which the engine does nothing any more, if there is one."""
-        return next((x for x in self.flights if x.failures > self.limits.max_failures), None)
+        return next((x for x in self.groups if x.failures > self.limits.max_failures), None)
 
-    def to_grade(self) -> list[Flight]:
+    def to_grade(self) -> list[PendingGroup]:
         """Returns the groups that are finished and not yet graded."""
-        return [x for x in self.flights if x.complete and x.group is None]
+        return [x for x in self.groups if x.complete and x.group is None]
 
-    def graded(self, flight: Flight, group: Group, *, keep: bool) -> None:
+    def graded(self, pending: PendingGroup, group: Group, *, keep: bool) -> None:
         """Receives the group to train on; one that is not kept leaves."""
-        if flight in self.flights:
-            flight.group = group
+        if pending in self.groups:
+            pending.group = group
             if not keep:
-                self.flights.remove(flight)
+                self.groups.remove(pending)
 
     def drop_old(self, step: int) -> None:
         """Restarts the groups whose oldest token may not be trained in `step` any more."""
-        for flight in list(self.flights):
-            if flight.oldest < step - self.limits.max_staleness:
-                self.restart(flight, "too_old")
+        for pending in list(self.groups):
+            if pending.oldest < step - self.limits.max_staleness:
+                self.restart(pending, "too_old")
 
-    def batch(self, step: int) -> list[Flight] | None:
+    def batch(self, step: int) -> list[PendingGroup] | None:
         """Returns the groups of a step in the order of their prompts; None if some are missing."""
         limits = self.limits
         if not limits.extra:
-            chosen = self.flights[: limits.groups]
+            chosen = self.groups[: limits.groups]
             ready = len(chosen) == limits.groups and all(x.group is not None for x in chosen)
             return chosen if ready else None
         last = step - limits.max_staleness
         due = [
             x
-            for x in self.flights
+            for x in self.groups
             if x.oldest <= last and (limits.wait or x.restarts >= limits.max_restarts)
         ][: limits.groups]
         if any(x.group is None for x in due):
             return None
-        others = [x for x in self.flights if x.group is not None and x not in due]
+        others = [x for x in self.groups if x.group is not None and x not in due]
         chosen = (due + sorted(others, key=lambda x: x.order))[: limits.groups]
         if len(chosen) < limits.groups:
             return None
         return sorted(chosen, key=lambda x: x.number)
 
-    def hand_out(self, batch: Sequence[Flight]) -> None:
+    def hand_out(self, batch: Sequence[PendingGroup]) -> None:
         """Removes the groups of a batch."""
-        self.flights = [x for x in self.flights if x not in batch]
+        self.groups = [x for x in self.groups if x not in batch]
 
     def progress(self) -> str:
         """Returns a text that says how many groups are where."""
-        sampling = sum(flight.sampling for flight in self.flights)
-        graded = sum(flight.group is not None for flight in self.flights)
+        sampling = sum(pending.sampling for pending in self.groups)
+        graded = sum(pending.group is not None for pending in self.groups)
         return (
-            f"of {len(self.flights)} groups in flight, {sampling} are with the engine, "
+            f"of {len(self.groups)} pending groups, {sampling} are with the engine, "
             f"{len(self.to_grade())} are being graded and {graded} are graded"
         )
 
     def state(self) -> dict[str, Any]:
         """Returns the numbers, prompts and tokens of all groups. Grades are left out."""
-        samples = [x for flight in self.flights for x in flight.completions if x is not None]
+        samples = [x for pending in self.groups for x in pending.completions if x is not None]
         arrays = {
             name: np.concatenate([getattr(x, name) for x in samples])
             for name in ("tokens", "logprobs", "versions")
@@ -224,20 +229,20 @@ class Flights:
             "next_number": self.next_number,
             "finished": self.finished,
             "counts": dict(self.counts),
-            "flights": [
+            "groups": [
                 {
-                    "number": flight.number,
-                    "id": flight.prompt.id,
-                    "drawn_by": flight.prompt.drawn_by,
-                    "restarts": flight.restarts,
-                    "failures": flight.failures,
-                    "order": flight.order,
+                    "number": pending.number,
+                    "id": pending.prompt.id,
+                    "drawn_by": pending.prompt.drawn_by,
+                    "restarts": pending.restarts,
+                    "failures": pending.failures,
+                    "order": pending.order,
                     "samples": [
                         None if x is None else [len(x.tokens), int(x.finish)]
-                        for x in flight.completions
+                        for x in pending.completions
                     ],
                 }
-                for flight in self.flights
+                for pending in self.groups
             ],
             **arrays,
         }
@@ -245,10 +250,10 @@ class Flights:
     def restore(self, state: dict[str, Any], find: Callable[[str], Prompt]) -> None:
         """Restores a state that `state` returned; no group is sampled or graded then."""
         self.next_number, self.finished = state["next_number"], state["finished"]
-        self.counts, self.flights, read = dict(state["counts"]), [], 0
+        self.counts, self.groups, read = dict(state["counts"]), [], 0
         empty = {"tokens": np.int32, "logprobs": np.float32, "versions": np.int32}
         arrays = {name: state.get(name, np.zeros(0, dtype)) for name, dtype in empty.items()}
-        for fields in state["flights"]:
+        for fields in state["groups"]:
             completions: list[Completion | None] = []
             for sample in fields["samples"]:
                 if sample is None:
@@ -260,7 +265,7 @@ class Flights:
                 read += length
             prompt = replace(find(fields["id"]), drawn_by=fields["drawn_by"])
             kept = {name: fields[name] for name in ("number", "restarts", "failures", "order")}
-            self.flights.append(Flight(prompt=prompt, completions=completions, **kept))
+            self.groups.append(PendingGroup(prompt=prompt, completions=completions, **kept))
 
 
 def longer(before: Completion | None, part: Completion | None) -> Completion | None:

@@ -8,7 +8,7 @@ import subprocess
 import pytest
 
 from rl4p.errors import InputError
-from rl4p.runs.intact import DIGESTS, chosen_step, damage, set_aside, steps_of, write_digests
+from rl4p.runs.saved_steps import DIGESTS, chosen_step, damage, set_aside, steps_of, write_digests
 
 FILES = ("_CHECKPOINT_METADATA", "state/manifest.ocdbt", "state/d/0a", "parts/metadata")
 
@@ -94,7 +94,7 @@ def test_a_given_step_is_that_step_or_an_error(folder):
         chosen_step(folder, 4)
 
 
-def test_without_an_intact_step_each_damage_is_said(folder):
+def test_without_an_undamaged_step_each_damage_is_said(folder):
     shutil.rmtree(folder / "3")
     flip(folder / "9" / FILES[0], 0)
     shutil.rmtree(folder / "6" / "parts")

@@ -1,4 +1,4 @@
-"""Tests groups in flight in simulated runs: random delays, faults, restarts and resumed runs."""
+"""Tests pending groups in simulated runs: random delays, faults, restarts and resumed runs."""
 
 import heapq
 import json
@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from rl4p.loop.flights import Flights, Limits
+from rl4p.loop.pending_groups import PendingGroups, PendingLimits
 from rl4p.protocols.engine import Completion
 from rl4p.runs.checkpoint import with_arrays, without_arrays
 from rl4p.types import Finish
@@ -20,7 +20,7 @@ from rl4p.types import Finish
 
 @dataclass(frozen=True)
 class Prompted:
-    """The fields of a prompt that flights read."""
+    """The fields of a prompt that pending read."""
 
     id: str
     drawn_by: str | None = None
@@ -39,8 +39,8 @@ class Simulation:
         self.on_new_weights = on_new_weights
         self.faults, self.rejects, self.kills = faults, rejects, kills
         self.clock, self.events, self.tickets = 0.0, [], 0
-        self.flights, self.taken, self.version = Flights(limits=limits), 0, -1
-        self.calls = []  # of the engine: (call id, flights, version)
+        self.pending, self.taken, self.version = PendingGroups(limits=limits), 0, -1
+        self.calls = []  # of the engine: (call id, pending, version)
         self.grading = {}
         self.trained, self.rejected = [], []
         self.steps = 0
@@ -65,30 +65,30 @@ class Simulation:
     def engine_works(self):
         """Starts a call if the engine is free, which it is for two calls at a time."""
         while len(self.calls) < 2 and (
-            flights := self.flights.start(self.random.randint(1, 4), self.version)
+            groups := self.pending.start(self.random.randint(1, 4), self.version)
         ):
-            call = SimpleNamespace(flights=flights, version=self.version)
+            call = SimpleNamespace(groups=groups, version=self.version)
             self.calls.append(call)
             self.later(self.ends, call, False)
 
     def grader_works(self):
-        for flight in self.flights.to_grade():
-            if id(flight) not in self.grading:
-                self.grading[id(flight)] = flight
-                self.later(self.grades, flight)
+        for group in self.pending.to_grade():
+            if id(group) not in self.grading:
+                self.grading[id(group)] = group
+                self.later(self.grades, group)
 
     def ends(self, call, interrupted):
         if call not in self.calls:
             return
         self.calls.remove(call)
-        for flight in call.flights:
+        for group in call.groups:
             parts = [
-                self.part(flight, sample, before, call.version, interrupted)
-                for sample, before in enumerate(flight.completions)
+                self.part(group, sample, before, call.version, interrupted)
+                for sample, before in enumerate(group.completions)
             ]
-            self.flights.receive(flight, parts, interrupted=interrupted)
+            self.pending.receive(group, parts, interrupted=interrupted)
 
-    def part(self, flight, sample, before, version, interrupted):
+    def part(self, group, sample, before, version, interrupted):
         """Returns what a call adds to a sample: all of its rest, some of it, or nothing."""
         if before is not None and before.finish != Finish.ABORT:
             return None
@@ -98,7 +98,7 @@ class Simulation:
             length = self.random.randint(0, length - 1)
         finish = Finish.STOP if start + length == 6 else Finish.ABORT
         places = np.arange(start, start + length)
-        tokens = ((int(flight.prompt.id) * 100 + sample) * 100 + flight.restarts) * 10 + places
+        tokens = ((int(group.prompt.id) * 100 + sample) * 100 + group.restarts) * 10 + places
         return Completion(
             tokens=tokens.astype(np.int64),
             logprobs=np.zeros(length, np.float32),
@@ -106,13 +106,13 @@ class Simulation:
             finish=finish,
         )
 
-    def grades(self, flight):
-        self.grading.pop(id(flight))
-        if flight in self.flights.flights:
+    def grades(self, group):
+        self.grading.pop(id(group))
+        if group in self.pending.groups:
             keep = self.random.random() >= self.rejects
-            self.flights.graded(flight, object(), keep=keep)
+            self.pending.graded(group, object(), keep=keep)
             if not keep:
-                self.rejected.append(flight.prompt.id)
+                self.rejected.append(group.prompt.id)
 
     def publish(self):
         self.version = self.steps
@@ -123,20 +123,20 @@ class Simulation:
     def step(self):
         """Runs one step of the loop: publish, wait, train, and perhaps save or be killed."""
         self.publish()
-        self.flights.drop_old(self.steps)
+        self.pending.drop_old(self.steps)
         while True:
-            self.flights.admit(self.take)
+            self.pending.admit(self.take)
             self.engine_works()
             self.grader_works()
-            assert self.flights.failed() is None
-            assert len(self.flights.flights) <= self.most_in_flight()
-            if (batch := self.flights.batch(self.steps)) is not None:
+            assert self.pending.failed() is None
+            assert len(self.pending.groups) <= self.most_in_flight()
+            if (batch := self.pending.batch(self.steps)) is not None:
                 break
             assert self.events, "nothing can happen any more, and the batch is not complete"
             self.happens()
         self.check(batch)
-        self.flights.hand_out(batch)
-        self.trained += [flight.prompt.id for flight in batch]
+        self.pending.hand_out(batch)
+        self.trained += [group.prompt.id for group in batch]
         self.steps += 1
         updated = self.clock + self.random.expovariate(1.0)
         while self.events and self.events[0][0] < updated:
@@ -161,20 +161,20 @@ class Simulation:
 
     def check(self, batch):
         assert len(batch) == self.limits.groups
-        numbers = [flight.number for flight in batch]
+        numbers = [group.number for group in batch]
         assert numbers == sorted(set(numbers))
-        for flight in batch:
-            assert flight.complete
-            for sample, completion in enumerate(flight.completions):
-                own = ((int(flight.prompt.id) * 100 + sample) * 100 + flight.restarts) * 10
+        for group in batch:
+            assert group.complete
+            for sample, completion in enumerate(group.completions):
+                own = ((int(group.prompt.id) * 100 + sample) * 100 + group.restarts) * 10
                 assert (completion.tokens == own + np.arange(6)).all()
                 age = self.steps - completion.versions
                 assert age.min() >= 0
                 assert age.max() <= self.limits.max_staleness
 
     def accounted(self):
-        """Checks that each prompt taken is trained on, rejected or in flight, exactly once."""
-        in_flight = [flight.prompt.id for flight in self.flights.flights]
+        """Checks that each prompt taken is trained on, rejected or pending, exactly once."""
+        in_flight = [group.prompt.id for group in self.pending.groups]
         places = Counter(self.trained + self.rejected + in_flight)
         assert places == Counter(str(i) for i in range(self.taken))
 
@@ -182,7 +182,7 @@ class Simulation:
 
     def checkpoint(self):
         arrays = {}
-        state = json.loads(json.dumps(without_arrays(self.flights.state(), arrays)))
+        state = json.loads(json.dumps(without_arrays(self.pending.state(), arrays)))
         progress = (self.steps, self.taken, list(self.trained), list(self.rejected))
         return state, arrays, progress
 
@@ -190,8 +190,8 @@ class Simulation:
         """Goes on from the last checkpoint, in another process."""
         state, arrays, (self.steps, self.taken, trained, rejected) = self.saved
         self.trained, self.rejected = list(trained), list(rejected)
-        self.flights = Flights(limits=self.limits)
-        self.flights.restore(with_arrays(state, arrays), self.prompt)
+        self.pending = PendingGroups(limits=self.limits)
+        self.pending.restore(with_arrays(state, arrays), self.prompt)
         self.events, self.calls, self.grading = [], [], {}
 
 
@@ -215,7 +215,7 @@ options = st.fixed_dictionaries(
 @given(options=options, seed=st.integers(0, 2**32))
 def test_simulated_runs_keep_the_rules(options, seed):
     """Tests 100 runs of 100 steps."""
-    limits = Limits(
+    limits = PendingLimits(
         groups=options["groups"],
         samples=options["samples"],
         ahead=options["ahead"],
@@ -233,7 +233,7 @@ def test_simulated_runs_keep_the_rules(options, seed):
         run.accounted()
 
 
-LIMITS = Limits(
+LIMITS = PendingLimits(
     groups=2,
     samples=2,
     ahead=1,
@@ -247,11 +247,11 @@ LIMITS = Limits(
 
 
 def begun(limits=LIMITS, version=0):
-    """Flights whose groups have all been started by an engine."""
-    flights = Flights(limits=limits)
-    flights.admit(lambda count: [Prompted(id=str(i)) for i in range(count)])
-    flights.start(99, version)
-    return flights
+    """PendingGroups whose groups have all been started by an engine."""
+    pending = PendingGroups(limits=limits)
+    pending.admit(lambda count: [Prompted(id=str(i)) for i in range(count)])
+    pending.start(99, version)
+    return pending
 
 
 def part(length=3, finish=Finish.STOP, version=0):
@@ -263,168 +263,168 @@ def part(length=3, finish=Finish.STOP, version=0):
     )
 
 
-def finish(flights, *places):
-    for flight in [flights.flights[place] for place in places]:
-        flights.receive(flight, [part(), part()])
-        flights.graded(flight, object(), keep=True)
+def finish(pending, *places):
+    for group in [pending.groups[place] for place in places]:
+        pending.receive(group, [part(), part()])
+        pending.graded(group, object(), keep=True)
 
 
-def ids(flights):
-    return None if flights is None else [flight.prompt.id for flight in flights]
+def ids(pending):
+    return None if pending is None else [group.prompt.id for group in pending]
 
 
 def test_as_many_groups_start_as_the_steps_ahead_need():
-    assert len(begun().flights) == 4
-    assert len(begun(replace(LIMITS, ahead=0)).flights) == 2
-    flights = begun(replace(LIMITS, extra=3))
-    assert len(flights.flights) == 7
-    flights.admit(lambda count: pytest.fail("there are enough"))
-    flights.hand_out(flights.flights[:2])
+    assert len(begun().groups) == 4
+    assert len(begun(replace(LIMITS, ahead=0)).groups) == 2
+    pending = begun(replace(LIMITS, extra=3))
+    assert len(pending.groups) == 7
+    pending.admit(lambda count: pytest.fail("there are enough"))
+    pending.hand_out(pending.groups[:2])
     asked = []
-    flights.admit(lambda count: asked.append(count) or [])
+    pending.admit(lambda count: asked.append(count) or [])
     assert asked == [2]
 
 
 def test_groups_start_once_and_in_order():
-    flights = Flights(limits=LIMITS)
-    flights.admit(lambda count: [Prompted(id=str(i)) for i in range(count)])
-    first = flights.start(3, 0)
+    pending = PendingGroups(limits=LIMITS)
+    pending.admit(lambda count: [Prompted(id=str(i)) for i in range(count)])
+    first = pending.start(3, 0)
     assert ids(first) == ["0", "1", "2"]
-    assert ids(flights.start(3, 0)) == ["3"]
-    flights.receive(first[1], [part(1, Finish.ABORT), None], interrupted=True)
-    assert ids(flights.start(3, 0)) == ["1"]
+    assert ids(pending.start(3, 0)) == ["3"]
+    pending.receive(first[1], [part(1, Finish.ABORT), None], interrupted=True)
+    assert ids(pending.start(3, 0)) == ["1"]
 
 
 @pytest.mark.parametrize("end", [Finish.STOP, Finish.ABORT])
 def test_what_comes_for_a_group_that_was_restarted_is_ignored(end):
     """A call of the engine began before the restart, and ends after it."""
-    flights = begun(replace(LIMITS, keep_tokens=False))
-    former = flights.flights[1]
-    flights.drop_old(2)
-    before = flights.state()
-    flights.receive(former, [part(2, end), part(3, end)], interrupted=True)
-    assert flights.state() == before
-    flights.graded(former, object(), keep=True)
-    assert not any(flight.group for flight in flights.flights)
+    pending = begun(replace(LIMITS, keep_tokens=False))
+    former = pending.groups[1]
+    pending.drop_old(2)
+    before = pending.state()
+    pending.receive(former, [part(2, end), part(3, end)], interrupted=True)
+    assert pending.state() == before
+    pending.graded(former, object(), keep=True)
+    assert not any(group.group for group in pending.groups)
 
 
 def test_without_extra_groups_a_step_waits_for_its_own():
-    flights = begun()
-    finish(flights, 1, 2, 3)
-    assert flights.batch(0) is None
-    finish(flights, 0)
-    assert ids(flights.batch(0)) == ["0", "1"]
+    pending = begun()
+    finish(pending, 1, 2, 3)
+    assert pending.batch(0) is None
+    finish(pending, 0)
+    assert ids(pending.batch(0)) == ["0", "1"]
 
 
 def test_the_place_of_a_rejected_group_goes_to_the_next_prompt():
-    flights = begun()
-    finish(flights, 0, 2)
-    rejected = flights.flights[1]
-    flights.receive(rejected, [part(), part()])
-    flights.graded(rejected, object(), keep=False)
-    assert ids(flights.batch(0)) == ["0", "2"]
-    flights.admit(lambda count: [Prompted(id="4")] * count)
-    assert flights.flights[-1].number == 4
+    pending = begun()
+    finish(pending, 0, 2)
+    rejected = pending.groups[1]
+    pending.receive(rejected, [part(), part()])
+    pending.graded(rejected, object(), keep=False)
+    assert ids(pending.batch(0)) == ["0", "2"]
+    pending.admit(lambda count: [Prompted(id="4")] * count)
+    assert pending.groups[-1].number == 4
 
 
 def test_with_extra_groups_a_step_takes_the_first_finished_in_the_order_of_prompts():
-    flights = begun(replace(LIMITS, extra=1, max_staleness=2))
-    finish(flights, 3, 1, 0)
-    assert ids(flights.batch(0)) == ["1", "3"]
+    pending = begun(replace(LIMITS, extra=1, max_staleness=2))
+    finish(pending, 3, 1, 0)
+    assert ids(pending.batch(0)) == ["1", "3"]
 
 
 @pytest.mark.parametrize(("wait", "batch"), [(True, None), (False, ["3", "4"])])
 def test_a_step_waits_for_groups_that_would_be_too_old_afterwards(wait, batch):
-    flights = begun(replace(LIMITS, extra=1, wait=wait, max_staleness=2))
-    finish(flights, 1, 2)
-    flights.hand_out(flights.batch(0))
-    finish(flights, 1, 2)
-    assert ids(flights.batch(1)) == ["3", "4"]  # there is one more step for group 0
-    assert ids(flights.batch(2)) == batch
-    finish(flights, 0)
-    assert ids(flights.batch(2)) == (["0", "3"] if wait else ["3", "4"])
+    pending = begun(replace(LIMITS, extra=1, wait=wait, max_staleness=2))
+    finish(pending, 1, 2)
+    pending.hand_out(pending.batch(0))
+    finish(pending, 1, 2)
+    assert ids(pending.batch(1)) == ["3", "4"]  # there is one more step for group 0
+    assert ids(pending.batch(2)) == batch
+    finish(pending, 0)
+    assert ids(pending.batch(2)) == (["0", "3"] if wait else ["3", "4"])
 
 
 def test_a_group_that_was_restarted_often_is_waited_for():
-    flights = begun(replace(LIMITS, extra=1, wait=False, max_staleness=1))
-    finish(flights, 1, 2, 3, 4)
-    flights.drop_old(2)
-    assert flights.counts == {"too_old": 5}
-    flights.start(99, 2)
-    finish(flights, 1, 2)
-    assert flights.batch(3) is None  # group 0 is of version 2, and has been restarted
+    pending = begun(replace(LIMITS, extra=1, wait=False, max_staleness=1))
+    finish(pending, 1, 2, 3, 4)
+    pending.drop_old(2)
+    assert pending.counts == {"too_old": 5}
+    pending.start(99, 2)
+    finish(pending, 1, 2)
+    assert pending.batch(3) is None  # group 0 is of version 2, and has been restarted
 
 
 def test_too_old_groups_start_again_and_what_comes_for_them_is_ignored():
-    flights = begun()
-    old = flights.flights[0]
-    finish(flights, 1)
-    flights.drop_old(1)
-    assert flights.counts == {}
-    flights.drop_old(2)
-    assert flights.counts == {"too_old": 4}
-    new = flights.flights[0]
+    pending = begun()
+    old = pending.groups[0]
+    finish(pending, 1)
+    pending.drop_old(1)
+    assert pending.counts == {}
+    pending.drop_old(2)
+    assert pending.counts == {"too_old": 4}
+    new = pending.groups[0]
     assert (new.number, new.prompt, new.restarts) == (0, old.prompt, 1)
     assert new.completions == [None, None]
-    flights.receive(old, [part(), part()])
-    flights.graded(old, object(), keep=False)
-    assert flights.flights[0] is new
+    pending.receive(old, [part(), part()])
+    pending.graded(old, object(), keep=False)
+    assert pending.groups[0] is new
     assert new.completions == [None, None]
 
 
 @pytest.mark.parametrize(("keep_tokens", "lengths"), [(True, [2, 3]), (False, [])])
 def test_an_interrupted_group_keeps_its_tokens_or_starts_again(keep_tokens, lengths):
-    flights = begun(replace(LIMITS, keep_tokens=keep_tokens))
+    pending = begun(replace(LIMITS, keep_tokens=keep_tokens))
     parts = [part(2, Finish.ABORT), part(3)]
-    flights.receive(flights.flights[0], parts, interrupted=True)
-    found = flights.flights[0]
+    pending.receive(pending.groups[0], parts, interrupted=True)
+    found = pending.groups[0]
     assert [len(x.tokens) for x in found.completions if x] == lengths
     assert found.restarts == (not keep_tokens)
-    assert flights.counts == ({} if keep_tokens else {"aborted": 1})
-    flights.start(1, 5)
+    assert pending.counts == ({} if keep_tokens else {"aborted": 1})
+    pending.start(1, 5)
     more = [part(1, Finish.ABORT, 5), None if keep_tokens else part(3, version=5)]
-    flights.receive(found, more, interrupted=True)
+    pending.receive(found, more, interrupted=True)
     # It may be restarted once, so from now on it keeps its tokens.
-    versions = [x.versions.tolist() for x in flights.flights[0].completions]
+    versions = [x.versions.tolist() for x in pending.groups[0].completions]
     assert versions == ([[0, 0, 5], [0, 0, 0]] if keep_tokens else [[5], [5, 5, 5]])
-    assert flights.flights[0].oldest == (0 if keep_tokens else 5)
+    assert pending.groups[0].oldest == (0 if keep_tokens else 5)
 
 
 def test_an_engine_that_returns_nothing_again_and_again_is_found_out():
-    flights = begun()
+    pending = begun()
     nothing = [part(0, Finish.ABORT), part(0, Finish.ABORT)]
     for interrupted in (True, False):
-        flights.receive(flights.flights[0], nothing, interrupted=interrupted)
-        assert flights.failed() is None
-        flights.start(1, 0)
-    flights.receive(flights.flights[0], nothing)
-    assert flights.failed() is flights.flights[0]
-    flights.start(1, 0)
-    flights.receive(flights.flights[0], [part(1, Finish.ABORT), nothing[0]])
-    assert flights.failed() is None
+        pending.receive(pending.groups[0], nothing, interrupted=interrupted)
+        assert pending.failed() is None
+        pending.start(1, 0)
+    pending.receive(pending.groups[0], nothing)
+    assert pending.failed() is pending.groups[0]
+    pending.start(1, 0)
+    pending.receive(pending.groups[0], [part(1, Finish.ABORT), nothing[0]])
+    assert pending.failed() is None
 
 
 def test_the_oldest_token_is_that_of_any_sample_or_of_the_call_under_way():
-    flights = begun(version=3)
-    flight = flights.flights[0]
-    assert flight.oldest == 3
-    flights.receive(flight, [part(1, Finish.ABORT, 3), part(2, Finish.ABORT, 2)], interrupted=True)
-    assert flight.oldest == 2
+    pending = begun(version=3)
+    group = pending.groups[0]
+    assert group.oldest == 3
+    pending.receive(group, [part(1, Finish.ABORT, 3), part(2, Finish.ABORT, 2)], interrupted=True)
+    assert group.oldest == 2
 
 
 def test_a_restored_state_has_all_tokens_and_nothing_under_way():
-    flights = begun()
-    flights.receive(flights.flights[0], [part(2, Finish.ABORT), part(3)], interrupted=True)
-    flights.flights[2] = flights.flights[2].restarted()
-    flights.flights[3].prompt = Prompted(id="3", drawn_by="replay")
-    finish(flights, 1)
+    pending = begun()
+    pending.receive(pending.groups[0], [part(2, Finish.ABORT), part(3)], interrupted=True)
+    pending.groups[2] = pending.groups[2].restarted()
+    pending.groups[3].prompt = Prompted(id="3", drawn_by="replay")
+    finish(pending, 1)
     arrays = {}
-    state = json.loads(json.dumps(without_arrays(flights.state(), arrays)))
-    restored = Flights(limits=LIMITS)
+    state = json.loads(json.dumps(without_arrays(pending.state(), arrays)))
+    restored = PendingGroups(limits=LIMITS)
     restored.restore(with_arrays(state, arrays), lambda id: Prompted(id=id))
     assert restored.next_number == 4
-    assert not any(flight.sampling or flight.group for flight in restored.flights)
-    for old, new in zip(flights.flights, restored.flights, strict=True):
+    assert not any(group.sampling or group.group for group in restored.groups)
+    for old, new in zip(pending.groups, restored.groups, strict=True):
         kept = ("number", "prompt", "restarts", "failures", "order")
         assert [getattr(old, name) for name in kept] == [getattr(new, name) for name in kept]
         for a, b in zip(old.completions, new.completions, strict=True):

@@ -83,7 +83,7 @@ def also(names: Sequence[str]) -> str:
     return f" (and {len(names) - 1} more)" if len(names) > 1 else ""
 
 
-def newest_intact(folder: Path) -> tuple[int | None, dict[int, str]]:
+def newest_undamaged(folder: Path) -> tuple[int | None, dict[int, str]]:
     """Returns the newest step of a folder that is not damaged, and the damage of the later ones."""
     damaged: dict[int, str] = {}
     for step in reversed(steps_of(folder)):
@@ -112,7 +112,7 @@ def chosen_step(folder: Path, step: int | None = None) -> int:
     if not steps:
         raise InputError(f"{folder} has no finished checkpoint.")
     if step is None:
-        step, damaged = newest_intact(folder)
+        step, damaged = newest_undamaged(folder)
         if step is None:
             found = "; ".join(f"step {other}, because {damaged[other]}" for other in damaged)
             raise InputError(
