@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import cast
 
 from hydra import version
-from hydra._internal.utils import create_config_search_path
 from hydra.core.config_search_path import SearchPathQuery
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import (
@@ -19,12 +18,18 @@ from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
-from rl4p.configuration.corrections import of_option
+from rl4p.configuration.hydra_internals import create_config_search_path
 from rl4p.configuration.loader import Loader
-from rl4p.configuration.refusals import Catalogue, value_of, wrong_key, wrong_option
+from rl4p.configuration.override_errors import (
+    Catalogue,
+    unreadable,
+    value_of,
+    wrong_key,
+    wrong_option,
+)
 from rl4p.configuration.schema import PLACES, check, without_place
+from rl4p.configuration.suggestions import of_option
 from rl4p.configuration.trust import CONF
-from rl4p.configuration.unreadable import unreadable
 from rl4p.errors import InputError
 
 CONFIG = "config"  # the primary YAML

@@ -11,9 +11,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from hydra._internal.callbacks import Callbacks
-from hydra._internal.hydra import Hydra
-from hydra.core import utils
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.plugins import Plugins
 from hydra.errors import HydraException
@@ -22,7 +19,7 @@ from omegaconf import DictConfig
 
 from rl4p.configuration.composition import CONFIG
 from rl4p.configuration.folder import only_run_in, save_config
-from rl4p.configuration.foreign import own_failures
+from rl4p.configuration.hydra_internals import Callbacks, Hydra, replace_save_config
 from rl4p.configuration.quoting import quoted
 from rl4p.configuration.sweep import (
     FAILURE,
@@ -39,13 +36,14 @@ from rl4p.configuration.sweep import (
     write_failure,
     write_jobs,
 )
+from rl4p.configuration.user_code import own_failures
 from rl4p.errors import InputError, RunError, Stopped
 
 log = logging.getLogger(__name__)
 
 # Hydra's own function leaves half a file if it is killed. Replaced at import, because launchers run
 # jobs in other processes, which import this module.
-utils._save_config = save_config
+replace_save_config(save_config)
 
 Job = Callable[[DictConfig], Any]
 Report = Callable[[BaseException], int]

@@ -11,9 +11,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from hydra._internal.config_loader_impl import ConfigLoaderImpl
-from hydra._internal.config_repository import CachingConfigRepository, ConfigRepository
-from hydra._internal.core_plugins.file_config_source import FileConfigSource
 from hydra.core.config_search_path import ConfigSearchPath
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -23,9 +20,15 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from rl4p.configuration.hydra_node import check_hydra
-from rl4p.configuration.interpolations import bounded_interpolations
-from rl4p.configuration.trust import leaves, names_in, refuse_unsaid
+from rl4p.configuration.hydra_internals import (
+    CachingConfigRepository,
+    ConfigLoaderImpl,
+    ConfigRepository,
+    FileConfigSource,
+)
+from rl4p.configuration.interpolations import bounded_interpolations, limit_interpolations
+from rl4p.configuration.tree import leaves
+from rl4p.configuration.trust import check_hydra, names_in, refuse_unsaid
 from rl4p.configuration.yaml_file import read_yaml, text_of
 from rl4p.errors import InputError
 
@@ -67,6 +70,7 @@ class Loader(ConfigLoaderImpl):
     """
 
     def __init__(self, search_path: ConfigSearchPath, conf: Path, words: Sequence[str]):
+        limit_interpolations()
         super().__init__(search_path)
         self.repository = BoundedRepository(search_path)
         self.conf, self.words = conf, [word for word in words if word]
@@ -103,6 +107,7 @@ class Loader(ConfigLoaderImpl):
         from_shell: bool = True,
         validate_sweep_overrides: bool = True,
     ) -> DictConfig:
+        limit_interpolations()  # a launcher may have started this process
         config = super().load_configuration(
             config_name, overrides, run_mode, from_shell, validate_sweep_overrides
         )

@@ -12,12 +12,11 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from rl4p.configuration.composition import Composer
-from rl4p.configuration.differences import differences, leaves
 from rl4p.configuration.folder import not_a_run, only_run_in, run_folder
-from rl4p.configuration.moved import renewed, renewed_override
 from rl4p.configuration.quoting import quoted
 from rl4p.configuration.schema import without_hydra
 from rl4p.configuration.targets import resolved
+from rl4p.configuration.tree import differences, leaves
 from rl4p.configuration.yaml_file import load_yaml, read_yaml
 from rl4p.errors import InputError
 
@@ -68,7 +67,7 @@ def resume(
     Raises:
       InputError: the folder is not that of a run, or a key would change that may not.
     """
-    folder = run_folder(given)
+    folder = run_folder(given, key="resume")
     refuse_links(given, folder)
     lines, saved = as_started("resume", given)
     lines = followed_by(composer, lines, overrides)
@@ -116,7 +115,7 @@ def refuse_changes(given: str, saved: DictConfig, config: DictConfig) -> None:
 
 
 def as_started(key: str, given: str) -> tuple[list[str], DictConfig]:
-    """Returns the overrides and the configuration in a run folder, with current names.
+    """Returns the overrides and the configuration in a run folder.
 
     Args:
       key: the key of the command line that names the folder, for error messages.
@@ -126,11 +125,11 @@ def as_started(key: str, given: str) -> tuple[list[str], DictConfig]:
     """
     hydra = run_folder(given, key=key) / ".hydra"
     try:
-        lines = [renewed_override(str(line)) for line in read_yaml(hydra / "overrides.yaml")]
+        lines = [str(line) for line in read_yaml(hydra / "overrides.yaml")]
         saved = load_yaml(hydra / "config.yaml")
         if not isinstance(saved, DictConfig):
             raise ValueError("config.yaml is not a mapping")
-        return lines, renewed(saved)
+        return lines, saved
     except OSError as error:
         reason = f"{error.filename}: {error.strerror}"
         raise not_a_run(given, reason, key=key) from error
@@ -243,7 +242,7 @@ def refuse_other_defaults(given: str, key: str, saved: DictConfig, then: DictCon
     """
 
     def values(config: DictConfig) -> dict[str, Any]:
-        return dict(leaves(resolved(config, complete=False)[key], key))
+        return dict(leaves(resolved(config, complete=False)[key], key, lists=False))
 
     before, now = values(saved), values(without_hydra(then))
     changes = [
@@ -274,8 +273,6 @@ def saved_config(folder: Path, keys: Sequence[str], trusted: Sequence[str]) -> D
     except (OSError, ValueError, YAMLError):
         config = None
     if not isinstance(config, DictConfig) or not set(keys) <= set(config):
-        file = ".hydra/config.yaml"
-        raise InputError(f"resume={folder} is not the folder of a run: {file} is absent or broken.")
-    config = renewed(config)
+        raise not_a_run(str(folder), ".hydra/config.yaml is absent or broken")
     config.trusted_targets = list(trusted)
     return config

@@ -6,14 +6,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 from yaml import YAMLError
 
 from rl4p.configuration.composition import Composer, refused_jobs, sweep_jobs
 from rl4p.configuration.folder import RECORD, refuse_taken
-from rl4p.configuration.moved import renewed_override
+from rl4p.configuration.hydra_internals import BasicSweeper
 from rl4p.configuration.quoting import override
 from rl4p.configuration.resume import followed_by, refuse_changes, resume
 from rl4p.configuration.schema import check, without_hydra
@@ -181,7 +180,7 @@ def resume_sweep(
     jobs = read_jobs(folder)
     try:
         saved = read_yaml(folder / MULTIRUN)["hydra"]["overrides"]
-        old = [renewed_override(str(line)) for line in saved["task"]]
+        old = [str(line) for line in saved["task"]]
         dropped = [str(line) for line in saved["hydra"]]
     except (OSError, KeyError, TypeError, ValueError, YAMLError) as error:
         reason = " ".join(str(error).split())
@@ -215,11 +214,10 @@ def begin_anew(
     composer: Composer, place: Path, job: SweepJob, overrides: list[Override]
 ) -> list[str]:
     """Returns the overrides of a job of a sweep that failed or has not started."""
-    then = [renewed_override(line) for line in job.overrides]
-    lines = followed_by(composer, then, overrides)
+    lines = followed_by(composer, job.overrides, overrides)
     config = composer.compose(lines)
     kept = [o for o in overrides if o.is_hydra_override() or o.key_or_group == "trusted_targets"]
-    saved = composer.compose(followed_by(composer, then, kept), targets=False)
+    saved = composer.compose(followed_by(composer, job.overrides, kept), targets=False)
     refuse_changes(str(place), without_hydra(saved), without_hydra(config))
     return lines
 

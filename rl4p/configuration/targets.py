@@ -19,17 +19,10 @@ from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 from pydantic import ConfigDict, PydanticUserError, TypeAdapter, ValidationError
 from pydantic_core import SchemaError
 
-from rl4p.configuration.corrections import SECTIONS, fill, of_key, write
 from rl4p.configuration.interpolations import bounded_interpolations
-from rl4p.configuration.moved import KEYS, moved
-from rl4p.configuration.trust import (
-    TRUSTED,
-    check_trust,
-    did_you_mean,
-    join,
-    names_in,
-    require_trust,
-)
+from rl4p.configuration.suggestions import SECTIONS, did_you_mean, fill, of_key, write
+from rl4p.configuration.tree import join
+from rl4p.configuration.trust import TRUSTED, check_trust, names_in, require_trust
 from rl4p.errors import InputError
 
 # Words for values that YAML writes differently, with the value and its YAML.
@@ -74,8 +67,6 @@ def unknown_key(key: str, names: Collection[str], owner: str, value: Any = None)
     if value is not None and (known := of_key(key, str(value), whole=True)):
         return InputError(known.after(f"{key} is not an option of {owner}"))
     hint = did_you_mean(name, names, join(parent, "{}"))
-    if KEYS.get(name) in names:
-        hint = f"; it is now called {join(parent, KEYS[name])}"
     options = f"options: {', '.join(names)}" if names else "it has no options"
     return InputError(f"{key} is not an option of {owner}{hint} ({options})")
 
@@ -93,8 +84,6 @@ def locate(target: str, trusted: Collection[str], key: str) -> Any:
         if missing is None or not f"{module_name}.".startswith(f"{missing}."):
             reason = " ".join(f"{type(error).__name__}: {error}".split())
             raise InputError(f"{key}={target} cannot be imported: {reason}.") from error
-        if (now := moved(target)) != target:
-            raise InputError(f"{key}={target} is now called {now}.") from error
         parent, _, leaf = missing.rpartition(".")
         folders = getattr(sys.modules[parent], "__path__", []) if parent else None
         names = [found.name for found in pkgutil.iter_modules(folders)]

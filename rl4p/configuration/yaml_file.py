@@ -9,6 +9,7 @@ import yaml
 from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from rl4p.configuration.interpolations import limit_interpolations
 from rl4p.errors import InputError
 
 MOST_BYTES = 2**20
@@ -24,6 +25,7 @@ def load_yaml(path: Path) -> DictConfig | ListConfig:
       ValueError: OmegaConf cannot represent it, for example because of a broken interpolation.
       InputError, OSError, yaml.YAMLError: as in `read_yaml`.
     """
+    limit_interpolations()
     try:
         return OmegaConf.load(StringIO(text_of(path)))
     except OmegaConfBaseException as error:

@@ -3,8 +3,8 @@ import re
 import pytest
 
 from rl4p.configuration.composition import Composer
-from rl4p.configuration.corrections import KEYS, OPTIONS, SECTIONS, of_key, of_option, write
 from rl4p.configuration.schema import Root
+from rl4p.configuration.suggestions import KEYS, OPTIONS, SECTIONS, of_key, of_option, write
 
 
 def test_a_name_has_one_correction_and_is_no_key_of_the_root():
