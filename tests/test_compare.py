@@ -62,7 +62,7 @@ def test_help_is_quick_and_needs_no_jax():
     code += "sys.exit(bool({'jax', 'numpy', 'mlflow'} & set(sys.modules)))"
     shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert shown.returncode == 0
-    assert "python -m rl4p.compare sweep=FOLDER" in shown.stdout
+    assert "python -m rl4p.compare run=A,B" in shown.stdout
 
 
 @pytest.mark.parametrize(

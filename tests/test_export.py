@@ -255,4 +255,4 @@ def test_a_checkpoint_of_another_model_is_refused(run, tmp_path, capsys):
 @pytest.mark.parametrize("word", ["-h", "--help"])
 def test_help_says_the_keys(word, capsys):
     assert main([word]) == 0
-    assert "run=RUN out=FOLDER" in capsys.readouterr().out
+    assert "run=FOLDER out=FOLDER" in capsys.readouterr().out

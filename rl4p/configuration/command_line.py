@@ -66,7 +66,7 @@ def main(
         given by entry points whose sweeps can be resumed, because their jobs keep records.
       reads_runs: whether the entry point reads a run (run=FOLDER, out=FOLDER); otherwise it
         continues one (resume=FOLDER).
-      argv: the arguments; None takes those of the process.
+      argv: the arguments; None takes the arguments of the process.
       conf: the folder of the YAML files.
     """
     logging.raiseExceptions = False  # a full disk would print a traceback for each line of the log

@@ -188,7 +188,7 @@ def options_of(
     sections: Mapping[str, type] | None = None,
     composes: bool = False,
 ) -> tuple[Options, list[str]]:
-    """Returns the options among some words, and the other words; the arguments are those of `read`.
+    """Returns the options among some words, and the other words, with the arguments of `read`.
 
     Raises:
       InputError: as in `read`.

@@ -1,7 +1,7 @@
-"""The configuration of `python -m rl4p.evaluate`: that of a run, or one composed like a run's.
+"""The configuration of `python -m rl4p.evaluate`, taken from a run or composed anew.
 
-With run=FOLDER the parts that an evaluation uses (`OF_RUN`) are those of the run
-(`resume.config_of_run`). Everything else has its default and has no effect.
+With run=FOLDER the run gives the parts that an evaluation uses (`OF_RUN`, `resume.config_of_run`).
+Everything else has its default and has no effect.
 """
 
 import shlex
@@ -39,15 +39,15 @@ MAY_SET = (
 )
 # Keys below these that act on training only.
 NOT_HERE = ("evaluation.every", "debug.profile", "tracker.register", "tracker.upload_checkpoints")
-OF_MODEL = ("model", "seed", "experiment")  # without a run
-OF_CHECKPOINT = ("model.dtype", "model.template")  # with a run, whose parameters fix the rest
+MODEL_KEYS = ("model", "seed", "experiment")  # without a run
+CHECKPOINT_KEYS = ("model.dtype", "model.template")  # with a run, whose parameters fix the rest
 INSTEAD = {
     "prompts_per_step": "evaluation.rows",
     "group_size": "evaluation.samples",
     "seed": "evaluation.seed",
 }
 # The options that act on samples, and not on greedy responses.
-OF_SAMPLES = ("temperature", "top_k", "top_p")
+SAMPLING_OPTIONS = ("temperature", "top_k", "top_p")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,7 +120,7 @@ def refuse_what_cannot_act(overrides: Sequence[Override], request: Request) -> N
     Raises:
       InputError: one does not, or it has several values.
     """
-    may = (*MAY_SET, *(OF_MODEL if request.run is None else OF_CHECKPOINT))
+    may = (*MAY_SET, *(MODEL_KEYS if request.run is None else CHECKPOINT_KEYS))
     for override in overrides:
         key = place(override)
         if override.is_sweep_override():
@@ -129,8 +129,8 @@ def refuse_what_cannot_act(overrides: Sequence[Override], request: Request) -> N
             )
         if key in NOT_HERE or not begins(key, may):
             hint = f": set {INSTEAD[key]}" if key in INSTEAD else ""
-            if not hint and request.run is not None and begins(key, OF_MODEL):
-                hint = f": the run has its own (only {' and '.join(OF_CHECKPOINT)} can be set)"
+            if not hint and request.run is not None and begins(key, MODEL_KEYS):
+                hint = f": the run has its own (only {' and '.join(CHECKPOINT_KEYS)} can be set)"
             hint = hint or f": leave it out (an evaluation reads {', '.join(may)})"
             raise InputError(f"{override.input_line} has no effect on an evaluation{hint}.")
 
@@ -163,8 +163,8 @@ def refuse_what_is_not_used(overrides: Sequence[Override], config: DictConfig) -
             raise InputError(
                 f"{line} has no effect, because evaluation.held_out=false: leave it out."
             )
-        of_samples = key in [f"{sampler}.{name}" for name in OF_SAMPLES]
-        if of_samples and not evaluation.samples:
+        needs_samples = key in [f"{sampler}.{name}" for name in SAMPLING_OPTIONS]
+        if needs_samples and not evaluation.samples:
             raise InputError(
                 f"{line} has no effect on greedy responses: set evaluation.samples=N to sample."
             )

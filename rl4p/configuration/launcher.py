@@ -185,8 +185,7 @@ def states_of(sweep: Sweep, *, records: bool) -> Mapping[SweepJob, State]:
     states = {each: state(sweep.folder / each.folder) for each in ended_jobs(sweep)}
     if not records:
         return {
-            each: found if found is State.FAILED else State.FINISHED
-            for each, found in states.items()
+            job: ended if ended is State.FAILED else State.FINISHED for job, ended in states.items()
         }
     return states
 
@@ -194,9 +193,9 @@ def states_of(sweep: Sweep, *, records: bool) -> Mapping[SweepJob, State]:
 def exit_code_of(sweep: Sweep, states: Mapping[SweepJob, State]) -> int:
     """Returns the exit code of the first failed job; 3 if signals stopped the unfinished jobs."""
     unfinished = []
-    for each, found in states.items():
-        if found is State.FAILED:
+    for each, ended in states.items():
+        if ended is State.FAILED:
             return failure(sweep.folder / each.folder)[1]
-        if found is not State.FINISHED:
+        if ended is not State.FINISHED:
             unfinished.append(document(sweep.folder / each.folder / SUMMARY).get("status"))
     return (3 if set(unfinished) == {"stopped"} else 1) if unfinished else 0

@@ -1,7 +1,7 @@
 """Hydra's loader, which refuses to return a configuration that could run code nobody trusted.
 
-Every configuration passes through it: those that the checks before a run compose, those that Hydra
-composes itself, and those of the jobs of a sweep, in whichever process they start.
+Every configuration passes through it: in the checks before a run, when Hydra starts a job, and in
+the processes that a sweep starts.
 """
 
 from collections.abc import Sequence
@@ -76,18 +76,18 @@ class Loader(ConfigLoaderImpl):
         self.conf, self.words = conf, [word for word in words if word]
 
     @cached_property
-    def said(self) -> dict[str, Any]:
+    def given(self) -> dict[str, Any]:
         """The values that the command line gives, by key."""
-        given = {}
+        by_key = {}
         for word in OverridesParser.create().parse_overrides(self.words):
             key = str(word.package or word.key_or_group)
             value: Any = None if word.is_sweep_override() else word.value()
-            given |= {name.partition("[")[0]: each for name, each in leaves(value, key)}
+            by_key |= {name.partition("[")[0]: each for name, each in leaves(value, key)}
             if key == "trusted_targets":
                 sweep = word.is_discrete_sweep()
                 values: Any = word.sweep_iterator() if sweep else [value]
-                given[key] = [name for each in values for name in names_in(each)]
-        return given
+                by_key[key] = [name for each in values for name in names_in(each)]
+        return by_key
 
     @cached_property
     def trusted(self) -> tuple[str, ...]:
@@ -96,7 +96,7 @@ class Loader(ConfigLoaderImpl):
         own = read_yaml(root) if root.is_file() else None
         return (
             *names_in((own or {}).get("trusted_targets")),
-            *self.said.get("trusted_targets", ()),
+            *self.given.get("trusted_targets", ()),
         )
 
     def load_configuration(
@@ -135,7 +135,7 @@ class Loader(ConfigLoaderImpl):
                 if OmegaConf.is_config(node := config.hydra[name]):
                     OmegaConf.to_container(node, resolve=True)
         hydra = OmegaConf.to_container(config.hydra, resolve=False)
-        refuse_unsaid(tree | {"hydra": hydra}, self.said.keys(), self.trusted)
+        refuse_unsaid(tree | {"hydra": hydra}, self.given.keys(), self.trusted)
         if "trusted_targets" in tree:
             config.trusted_targets = tree["trusted_targets"]  # as it was checked
 

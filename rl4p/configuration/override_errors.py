@@ -14,7 +14,13 @@ from omegaconf import DictConfig, OmegaConf
 from rl4p.configuration.folder import JOBS, LATEST, RECORD
 from rl4p.configuration.hydra_internals import ConfigLoaderImpl
 from rl4p.configuration.quoting import override, quoted, readable
-from rl4p.configuration.suggestions import Correction, did_you_mean, of_key, of_option, write
+from rl4p.configuration.suggestions import (
+    Correction,
+    did_you_mean,
+    key_correction,
+    option_correction,
+    write,
+)
 from rl4p.configuration.targets import holds_node, is_node, unknown_key
 from rl4p.configuration.tree import join
 from rl4p.errors import InputError
@@ -50,12 +56,12 @@ class Catalogue:
 
     def options_with(self, group: str, key: str) -> list[str]:
         """Returns the options of a group whose own YAML has a key, such as `path` or `a.b`."""
-        found = []
+        options = []
         for option in self.options(group):
             result = self.loader.repository.load_config(f"{group}/{option}")
             if result is not None and has(result.config, key):
-                found.append(option)
-        return found
+                options.append(option)
+        return options
 
 
 def has(node: Any, key: str) -> bool:
@@ -80,7 +86,7 @@ def wrong_option(catalogue: Catalogue, group: str, option: str) -> InputError:
     name = path.stem if a_file else option
     if alike := [known for known in options if same(known, name)]:
         return InputError(write(problem, [f"{group}={alike[0]}"]))
-    if known := of_option(group, option):
+    if known := option_correction(group, option):
         return InputError(known.after(problem))
     if a_file:
         return InputError(
@@ -122,12 +128,12 @@ def wrong_key(catalogue: Catalogue, override: Override, config: DictConfig) -> I
                 added = [f"+term@{path}={value}"]
         return InputError(write(f"{unknown_key(path, names, owner)}; to add it", added))
     problem = f"{path} is not an option of {owner}"
-    of_file = of_option("data", value) if key == "data.path" else None
-    if known := of_file or of_key(key, value, whole=True):
+    correction = option_correction("data", value) if key == "data.path" else None
+    if known := correction or key_correction(key, value, whole=True):
         return InputError(settled(catalogue, known).after(problem))
     if choices := with_another_option(catalogue, key, value, config.hydra.runtime.choices):
         return InputError(write(problem, *choices))
-    if "." not in parent and (known := of_key(key, value)):  # deeper, it is a name of its own
+    if "." not in parent and (known := key_correction(key, value)):  # deeper names are local
         return InputError(settled(catalogue, known).after(problem))
     near = did_you_mean(name, names)
     places = [] if near else [[f"{place}={value}"] for place in same_key_elsewhere(key, config)]
@@ -166,8 +172,8 @@ def with_another_option(
     if not rest:
         return []
     if first in catalogue.groups():
-        found = catalogue.options_with(first, rest)
-        others = [option for option in found if option != choices.get(first)][:MOST_CHOICES]
+        options = catalogue.options_with(first, rest)
+        others = [option for option in options if option != choices.get(first)][:MOST_CHOICES]
         return [[f"{first}={option}", f"{key}={value}"] for option in others]
     return [
         [chosen, f"{chosen.partition('=')[0]}.{rest}={value}"]
@@ -183,8 +189,8 @@ def same_key_elsewhere(key: str, config: DictConfig) -> list[str]:
     """
     parts = key.split(".")
     tree = OmegaConf.to_container(config, resolve=False)
-    found = [place for place in keys_below(tree) if place.rpartition(".")[2] == parts[-1]]
-    return [place for place in found if contains(place.split("."), parts)] or found
+    places = [place for place in keys_below(tree) if place.rpartition(".")[2] == parts[-1]]
+    return [place for place in places if contains(place.split("."), parts)] or places
 
 
 def contains(names: list[str], parts: list[str]) -> bool:
@@ -242,7 +248,7 @@ def unknown_flags(
         if flag in flags and value:
             key = key.replace("-", "_")
             key = (keys or {}).get(key, key)
-            known = None if key in (keys or {}).values() else of_key(key, value)
+            known = None if key in (keys or {}).values() else key_correction(key, value)
             overrides += known.overrides if known else [readable(key, value)]
     if not overrides:
         return None

@@ -65,7 +65,7 @@ def resume(
       targets: as in `schema.check`.
 
     Raises:
-      InputError: the folder is not that of a run, or a key would change that may not.
+      InputError: it is not the folder of a run, or a key would change that may not.
     """
     folder = run_folder(given, key="resume")
     refuse_links(given, folder)
@@ -80,7 +80,7 @@ def resume(
 
 
 def refuse_links(given: str, folder: Path) -> None:
-    """Refuses a folder whose files lie elsewhere, because a run appends to them.
+    """Refuses a folder with links to files, because a run appends to its files.
 
     Raises:
       InputError: a file is a link.
@@ -105,7 +105,7 @@ def refuse_changes(given: str, saved: DictConfig, config: DictConfig) -> None:
     for key in MAY_CHANGE:  # before resolving: values interpolated from `steps` change with it
         new = OmegaConf.select(config, key)
         OmegaConf.update(saved, key, new, merge=False, force_add=True)
-    with as_broken("resume", given):
+    with broken_run("resume", given):
         before = resolved(saved)
     if changes := differences(before, resolved(config)):
         raise InputError(
@@ -121,7 +121,7 @@ def as_started(key: str, given: str) -> tuple[list[str], DictConfig]:
       key: the key of the command line that names the folder, for error messages.
 
     Raises:
-      InputError: the folder is not that of a run.
+      InputError: it is not the folder of a run.
     """
     hydra = run_folder(given, key=key) / ".hydra"
     try:
@@ -139,7 +139,7 @@ def as_started(key: str, given: str) -> tuple[list[str], DictConfig]:
 
 
 @contextmanager
-def as_broken(key: str, given: str) -> Iterator[None]:
+def broken_run(key: str, given: str) -> Iterator[None]:
     """Names the folder of the run in the error for a value that cannot be resolved.
 
     Args:
@@ -190,7 +190,7 @@ def config_of_run(
 ) -> DictConfig:
     """Returns the configuration of a job that reads a run, with its `hydra` node, unchecked.
 
-    The parts that the job uses are those of the run, as its folder has them. A part that the
+    The run gives the parts that the job uses, as its folder has them. A part that the
     command line changes is composed again, from the overrides of the run followed by the new ones.
     Every other part has its default.
 
@@ -200,7 +200,7 @@ def config_of_run(
       parts: the keys of the root that the job takes over from the run.
 
     Raises:
-      InputError: the folder is not that of a run, or the configuration of the package has changed
+      InputError: it is not the folder of a run, or the configuration of the package has changed
         since the run in a part that the command line changes.
     """
     lines, saved = as_started("run", given)
@@ -211,14 +211,14 @@ def config_of_run(
     for key in PROCESSES:  # they describe a start of the run
         if begins(key, parts):
             OmegaConf.update(saved, key, None, force_add=True)
-    of_parts = (*parts, "suite", "experiment")
-    old = [str(x.input_line) for x in composer.parse(lines) if begins(place(x), of_parts)]
+    groups = (*parts, "suite", "experiment")
+    old = [str(x.input_line) for x in composer.parse(lines) if begins(place(x), groups)]
     config = composer.load(followed_by(composer, old, overrides))
     changed = {part(override) for override in overrides} & set(parts)
     then = composer.load(followed_by(composer, old, [])) if changed else None
     with open_dict(config):
         for key in parts:
-            with as_broken("run", given):
+            with broken_run("run", given):
                 value = saved[key]
             if key not in changed:
                 config[key] = value
@@ -266,7 +266,7 @@ def saved_config(folder: Path, keys: Sequence[str], trusted: Sequence[str]) -> D
       trusted: the packages that it may name; the list in the folder itself is ignored.
 
     Raises:
-      InputError: the folder is not that of a run.
+      InputError: it is not the folder of a run.
     """
     try:
         config = load_yaml(folder / ".hydra" / "config.yaml")

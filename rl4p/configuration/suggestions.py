@@ -1,4 +1,4 @@
-"""Names of other libraries, and the overrides that mean the same here: one table.
+"""Suggestions for error messages: names of other libraries, and near names.
 
 Error messages suggest these corrections; nothing is corrected silently. In an override, ``{}`` is
 the value that the user gave, and spaces separate several overrides.
@@ -182,11 +182,11 @@ def write(problem: str, *choices: Iterable[str]) -> str:
 
 
 def fill(overrides: str, value: str) -> list[str]:
-    """Returns the overrides with the value in the place of {}."""
+    """Returns the overrides with the value instead of {}."""
     return [word.replace("{}", value) for word in overrides.split()]
 
 
-def of_key(key: str, value: str, *, whole: bool = False) -> Correction | None:
+def key_correction(key: str, value: str, *, whole: bool = False) -> Correction | None:
     """Returns the correction of a key that does not exist; None if the table does not know it.
 
     Args:
@@ -201,7 +201,7 @@ def of_key(key: str, value: str, *, whole: bool = False) -> Correction | None:
     return None
 
 
-def of_option(group: str, value: str) -> Correction | None:
+def option_correction(group: str, value: str) -> Correction | None:
     """Returns the correction of a value that is no option of its group."""
     for known in OPTIONS:
         if group == known.group and re.fullmatch(known.value, value):

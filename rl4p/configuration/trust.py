@@ -51,7 +51,7 @@ IN_LOGGING = (
     "ext://sys.stdout",
     "ext://sys.stderr",
 )
-OF_HANDLERS = {"class", "filename", "formatter", "level", "stream"}
+HANDLER_KEYS = {"class", "filename", "formatter", "level", "stream"}
 LOG = "${hydra.runtime.output_dir}/${hydra.job.name}.log"  # the only file that a log is written to
 
 
@@ -128,8 +128,8 @@ def refuse_unsaid(
     for key in ONLY_WORDS:
         for name, value in leaves(below(tree, key), key):
             is_set = os.environ.get(name.removeprefix("hydra.job.env_set.")) == value
-            said = name.partition("[")[0] in words
-            if value not in (None, [], {}) and not said and not is_set:
+            given = name.partition("[")[0] in words
+            if value not in (None, [], {}) and not given and not is_set:
                 raise InputError(
                     f"{name} comes from a file, and it can run code: write it on the command line "
                     "if you trust it."
@@ -209,8 +209,8 @@ def check_logging(value: Any, key: str) -> None:
     handlers = value.get("handlers") if isinstance(value, Mapping) else None
     for name, handler in (handlers or {}).items() if isinstance(handlers, Mapping) else ():
         place = f"{key}.handlers.{name}"
-        if not isinstance(handler, Mapping) or not handler.keys() <= OF_HANDLERS:
-            raise InputError(f"{place} may only have the keys {', '.join(sorted(OF_HANDLERS))}.")
+        if not isinstance(handler, Mapping) or not handler.keys() <= HANDLER_KEYS:
+            raise InputError(f"{place} may only have the keys {', '.join(sorted(HANDLER_KEYS))}.")
         if handler.get("filename", LOG) != LOG:
             raise InputError(
                 f"{place}.filename={handler['filename']} is refused: a log is written to {LOG}."

@@ -87,7 +87,7 @@ def read(options: Options) -> tuple[list[Run], list[LeftOut], Path]:
 
 
 def sweep_of(places: Sequence[Path]) -> Path | None:
-    """Returns the sweep that the folders are, or are the runs of; None if there is no such one."""
+    """Returns the folder of the sweep whose runs these are; None if they are of no single sweep."""
     places = [place.expanduser() for place in places]
     if len(places) == 1 and places[0].is_dir() and not (places[0] / "config.yaml").exists():
         return places[0]
