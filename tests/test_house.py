@@ -3,6 +3,8 @@
 import ast
 import dataclasses
 import importlib
+import re
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -131,6 +133,20 @@ def test_a_module_has_a_test_file_of_its_own(path: Path) -> None:
 def test_the_package_is_a_few_rooms_beside_its_entry_points() -> None:
     names = {path.stem for path in PACKAGE.iterdir() if path.name[0] != "_"}
     assert len(names - set(ENTRY_POINTS)) <= 16
+
+
+def test_the_table_of_layers_is_the_house() -> None:
+    """The table in CONTRIBUTING.md, the layers of import-linter and the package are the same."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    (contract,) = [x for x in project["tool"]["importlinter"]["contracts"] if x["type"] == "layers"]
+    layers = [re.findall(r"\w+", layer) for layer in contract["layers"]]
+    section = (ROOT / "CONTRIBUTING.md").read_text().partition("| package | contents |")[2]
+    rows = [line.split("|")[1] for line in section.partition("\n\n")[0].splitlines()[2:]]
+    table = [re.findall(r"`(\w+)(?:/|\.py)?`", row) for row in rows]
+    assert table == layers
+    names = {path.stem for path in PACKAGE.iterdir() if path.name[0] != "_"}
+    assert sorted(name for row in table for name in row) == sorted(names)
+    assert {*table[0]} == {*ENTRY_POINTS}
 
 
 def test_no_file_is_a_drawer() -> None:

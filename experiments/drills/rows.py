@@ -142,7 +142,7 @@ ROWS: dict[str, list[dict[str, str]]] = {
             ),
             "tests": (
                 "tests/loop/test_grading.py tests/reward/test_term_threads.py "
-                "tests/configuration/test_foreign.py"
+                "tests/configuration/test_user_code.py"
             ),
             "mutant": "a term that exits ends the run",
         },

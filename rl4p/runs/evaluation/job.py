@@ -26,9 +26,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 import rl4p
 from rl4p.configuration import instantiate
-from rl4p.configuration.differences import differences
 from rl4p.configuration.evaluation import OF_RUN, Request
 from rl4p.configuration.folder import only_run_in
+from rl4p.configuration.tree import differences
 from rl4p.distributed.processes import agreed, anywhere, first
 from rl4p.errors import InputError, Stopped
 from rl4p.loop.accuracy import metrics_of

@@ -17,7 +17,6 @@ from typing import Any
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 
-from rl4p.configuration.moved import moved
 from rl4p.configuration.yaml_file import read_mapping, read_yaml
 
 # Keys that do not change the result of a run. They are neither in its name nor in its parameters.
@@ -211,7 +210,7 @@ def options_of(tracker: Any, target: str) -> dict[str, Any] | None:
     """
     if not isinstance(tracker, Mapping):
         return None
-    if moved(str(tracker.get("_target_"))) == target:
+    if tracker.get("_target_") == target:
         return {str(name): value for name, value in tracker.items() if name != "_target_"}
     found = (options_of(node, target) for node in (tracker.get("trackers") or {}).values())
     return next((options for options in found if options is not None), None)

@@ -93,7 +93,7 @@ class MLflow:
             name=f"MLflow at {self.uri}",
             close_timeout_seconds=self.close_timeout_seconds,
             upload_timeout_seconds=self.upload_timeout_seconds if uploads else 0.0,
-            repeat=f"; send it with: python -m rl4p.send {folder.resolve()}",
+            repeat=f"; send it with: python -m rl4p.send run={folder.resolve()}",
         )
 
     def mirror(

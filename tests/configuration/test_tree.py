@@ -1,11 +1,13 @@
 import pytest
 
-from rl4p.configuration.differences import differences, leaves
+from rl4p.configuration.tree import differences, leaves
 
 
 def test_values_have_dotted_keys():
     tree = {"a": {"b": 1, "c": {}}, "d": [{"e": 2}]}
-    assert dict(leaves(tree)) == {"a.b": 1, "a.c": {}, "d": [{"e": 2}]}
+    assert dict(leaves(tree)) == {"a.b": 1, "a.c": {}, "d[0].e": 2}
+    assert dict(leaves(tree, lists=False)) == {"a.b": 1, "a.c": {}, "d": [{"e": 2}]}
+    assert dict(leaves([], "key")) == {"key": []}
 
 
 @pytest.mark.parametrize(

@@ -3,8 +3,15 @@ import re
 import pytest
 
 from rl4p.configuration.composition import Composer
-from rl4p.configuration.corrections import KEYS, OPTIONS, SECTIONS, of_key, of_option, write
 from rl4p.configuration.schema import Root
+from rl4p.configuration.suggestions import (
+    KEYS,
+    OPTIONS,
+    SECTIONS,
+    key_correction,
+    option_correction,
+    write,
+)
 
 
 def test_a_name_has_one_correction_and_is_no_key_of_the_root():
@@ -38,21 +45,21 @@ def test_every_correction_in_the_table_composes(known):
 
 
 def test_the_value_takes_the_place_of_the_braces_and_may_have_spaces():
-    correction = of_key("model_path", "my model")
+    correction = key_correction("model_path", "my model")
     assert correction is not None
     assert correction.overrides == ["model=pretrained", "model.path=my model"]
     assert correction.after("No") == "No: write model=pretrained 'model.path=my model'"
 
 
 def test_the_last_name_of_a_key_counts_unless_the_whole_key_is_asked_for():
-    assert of_key("trainer.lr", "1") == of_key("lr", "1")
-    assert of_key("trainer.lr", "1", whole=True) is None
-    assert of_key("kl.coefficient", "1", whole=True) is not None
-    assert of_key("coefficient", "1") is None
+    assert key_correction("trainer.lr", "1") == key_correction("lr", "1")
+    assert key_correction("trainer.lr", "1", whole=True) is None
+    assert key_correction("kl.coefficient", "1", whole=True) is not None
+    assert key_correction("coefficient", "1") is None
 
 
 def test_the_reason_is_part_of_the_message():
-    correction = of_option("mesh", "gpu")
+    correction = option_correction("mesh", "gpu")
     assert correction is not None
     assert (
         correction.after("No") == "No (mesh=auto uses all devices that JAX finds): write mesh=auto"
@@ -60,9 +67,9 @@ def test_the_reason_is_part_of_the_message():
 
 
 def test_the_names_of_a_group_match_as_a_whole():
-    assert of_option("mesh", "gpus_of_mine") is None
-    assert of_option("kl", "-0.1") is not None
-    assert of_option("kl", "fixed_1") is None
+    assert option_correction("mesh", "gpus_of_mine") is None
+    assert option_correction("kl", "-0.1") is not None
+    assert option_correction("kl", "fixed_1") is None
 
 
 def test_several_choices_are_joined():

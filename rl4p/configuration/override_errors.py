@@ -1,17 +1,28 @@
-"""Errors for keys and options that do not exist, each with the overrides to write instead."""
+"""Errors for overrides that are wrong, each with the words to write instead.
 
-from collections.abc import Iterator, Mapping
-from pathlib import PurePath
-from typing import Any
+A word may not be KEY=VALUE, or its key or its option may not exist.
+"""
 
-from hydra._internal.config_loader_impl import ConfigLoaderImpl
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path, PurePath
+from typing import Any, NoReturn
+
 from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig, OmegaConf
 
-from rl4p.configuration.corrections import Correction, of_key, of_option, write
-from rl4p.configuration.moved import KEYS
+from rl4p.configuration.folder import JOBS, LATEST, RECORD
+from rl4p.configuration.hydra_internals import ConfigLoaderImpl
+from rl4p.configuration.quoting import override, quoted, readable
+from rl4p.configuration.suggestions import (
+    Correction,
+    did_you_mean,
+    key_correction,
+    option_correction,
+    write,
+)
 from rl4p.configuration.targets import holds_node, is_node, unknown_key
-from rl4p.configuration.trust import did_you_mean, join
+from rl4p.configuration.tree import join
 from rl4p.errors import InputError
 
 MOST_CHOICES = 4  # more choices than this help nobody
@@ -45,12 +56,12 @@ class Catalogue:
 
     def options_with(self, group: str, key: str) -> list[str]:
         """Returns the options of a group whose own YAML has a key, such as `path` or `a.b`."""
-        found = []
+        options = []
         for option in self.options(group):
             result = self.loader.repository.load_config(f"{group}/{option}")
             if result is not None and has(result.config, key):
-                found.append(option)
-        return found
+                options.append(option)
+        return options
 
 
 def has(node: Any, key: str) -> bool:
@@ -75,7 +86,7 @@ def wrong_option(catalogue: Catalogue, group: str, option: str) -> InputError:
     name = path.stem if a_file else option
     if alike := [known for known in options if same(known, name)]:
         return InputError(write(problem, [f"{group}={alike[0]}"]))
-    if known := of_option(group, option):
+    if known := option_correction(group, option):
         return InputError(known.after(problem))
     if a_file:
         return InputError(
@@ -117,14 +128,14 @@ def wrong_key(catalogue: Catalogue, override: Override, config: DictConfig) -> I
                 added = [f"+term@{path}={value}"]
         return InputError(write(f"{unknown_key(path, names, owner)}; to add it", added))
     problem = f"{path} is not an option of {owner}"
-    of_file = of_option("data", value) if key == "data.path" else None
-    if known := of_file or of_key(key, value, whole=True):
+    correction = option_correction("data", value) if key == "data.path" else None
+    if known := correction or key_correction(key, value, whole=True):
         return InputError(settled(catalogue, known).after(problem))
     if choices := with_another_option(catalogue, key, value, config.hydra.runtime.choices):
         return InputError(write(problem, *choices))
-    if "." not in parent and (known := of_key(key, value)):  # deeper, it is a name of its own
+    if "." not in parent and (known := key_correction(key, value)):  # deeper names are local
         return InputError(settled(catalogue, known).after(problem))
-    near = KEYS.get(name) in names or did_you_mean(name, names)
+    near = did_you_mean(name, names)
     places = [] if near else [[f"{place}={value}"] for place in same_key_elsewhere(key, config)]
     if 0 < len(places) <= MOST_CHOICES:
         return InputError(write(problem, *places))
@@ -161,8 +172,8 @@ def with_another_option(
     if not rest:
         return []
     if first in catalogue.groups():
-        found = catalogue.options_with(first, rest)
-        others = [option for option in found if option != choices.get(first)][:MOST_CHOICES]
+        options = catalogue.options_with(first, rest)
+        others = [option for option in options if option != choices.get(first)][:MOST_CHOICES]
         return [[f"{first}={option}", f"{key}={value}"] for option in others]
     return [
         [chosen, f"{chosen.partition('=')[0]}.{rest}={value}"]
@@ -178,8 +189,8 @@ def same_key_elsewhere(key: str, config: DictConfig) -> list[str]:
     """
     parts = key.split(".")
     tree = OmegaConf.to_container(config, resolve=False)
-    found = [place for place in keys_below(tree) if place.rpartition(".")[2] == parts[-1]]
-    return [place for place in found if contains(place.split("."), parts)] or found
+    places = [place for place in keys_below(tree) if place.rpartition(".")[2] == parts[-1]]
+    return [place for place in places if contains(place.split("."), parts)] or places
 
 
 def contains(names: list[str], parts: list[str]) -> bool:
@@ -195,3 +206,129 @@ def keys_below(value: Any, key: str = "") -> Iterator[str]:
             yield from keys_below(child, join(key, name))
         elif name not in ("hydra", "_target_"):
             yield join(key, name)
+
+
+# Words that are not KEY=VALUE as Hydra reads it.
+
+KEY = r"[+~]{0,2}[\w@/.-]+"
+
+
+def refuse_arguments(
+    argv: list[str], message: str, *, keys: Mapping[str, str] | None = None
+) -> NoReturn:
+    """Raises an `InputError` for a message of argparse.
+
+    Args:
+      argv: the arguments of the command line.
+      message: the message of argparse.
+      keys: the keys to write for flags of other names.
+    """
+    _, _, refused = message.partition("unrecognized arguments: ")
+    flags = [word for word in argv if word.startswith("-") and f" {word} " in f" {refused} "]
+    if error := unknown_flags(flags, argv, keys):
+        raise error
+    raise InputError(f"{message[:1].upper()}{message[1:]}; see --help.")
+
+
+def unknown_flags(
+    flags: Sequence[str], arguments: Sequence[str], keys: Mapping[str, str] | None = None
+) -> InputError | None:
+    """Returns the error for flags with a value, such as ``--seed 1`` or ``--seed=1``, if any.
+
+    Args:
+      flags: the unknown flags as they were written.
+      arguments: all arguments of the command line.
+      keys: the keys to write for flags of other names.
+    """
+    overrides = []
+    for flag, after in zip(arguments, [*arguments[1:], "-"], strict=True):
+        key, equals, value = flag.lstrip("-").partition("=")
+        if not equals and not after.startswith("-") and "=" not in after:
+            value = after
+        if flag in flags and value:
+            key = key.replace("-", "_")
+            key = (keys or {}).get(key, key)
+            known = None if key in (keys or {}).values() else key_correction(key, value)
+            overrides += known.overrides if known else [readable(key, value)]
+    if not overrides:
+        return None
+    return InputError(write(f"{' '.join(flags)} is no flag; options have no dashes", overrides))
+
+
+def unreadable(
+    lines: Sequence[str], index: int, reason: str, options: Sequence[Sequence[str]]
+) -> InputError:
+    """Returns the error for one override that Hydra cannot read.
+
+    Args:
+      lines: all overrides of the command line.
+      index: the index of the override.
+      reason: the message of Hydra's parser.
+      options: the choices [GROUP=OPTION] whose option has the name of the line.
+    """
+    line = lines[index]
+    problem = f"{line} cannot be read as KEY=VALUE"
+    if joined := without_spaces(lines, index):
+        return InputError(write("KEY=VALUE must not contain spaces", joined))
+    key, equals, value = line.partition("=")
+    if not equals:
+        return bare_word(line, options)
+    if value.startswith("~/"):
+        expanded = override(key, str(Path(value).expanduser()))
+        return InputError(write(f"{problem}, and the shell does not expand ~ in it", [expanded]))
+    if value.startswith("=") or not re.fullmatch(KEY, key):
+        if re.fullmatch(KEY, key.strip()) and (plain := value.strip("= ")):
+            return InputError(write(problem, [f"{key.strip()}={plain}"]))
+        return InputError(f"{problem}: {reason}")
+    if value.startswith(("[", "{", "'", '"')):
+        return InputError(f"{problem}: {reason}")
+    why = "such a value needs quotes, inside quotes for the shell"
+    return InputError(write(f"{problem} ({why})", [override(key, value)]))
+
+
+def without_spaces(lines: Sequence[str], index: int) -> list[str] | None:
+    """Joins the parts of an override that was written with spaces, such as `seed = 1`.
+
+    Returns the joined override, after `-m` if it has several values. Returns None if the word at
+    `index` is not part of such an override.
+    """
+    line, before, after = lines[index], lines[:index], lines[index + 1 :]
+    if after and after[0].startswith("=") and "=" not in line:
+        word = line + "".join(after[:2] if after[0] == "=" else after[:1])
+    elif before and before[-1].endswith("=") and "=" not in line:
+        word = before[-1] + line
+    elif line.endswith(",") and "=" in line and after:
+        word, rest = line, list(after)
+        while word.endswith(",") and rest:
+            word += rest.pop(0)
+    else:
+        return None
+    return ["-m", word] if "," in word else [word]
+
+
+def bare_word(word: str, options: Sequence[Sequence[str]]) -> InputError:
+    """Returns the error for a word without an equal sign; `options` are choices of this name."""
+    if word.lower() in ("help", "h", "?"):
+        return InputError(write(f"{word} is not KEY=VALUE", ["--help"]))
+    if word.lower() in ("multirun", "sweep"):
+        return InputError(write(f"{word} is not KEY=VALUE", ["-m"]))
+    if word == LATEST or any((Path(word) / name).exists() for name in (RECORD, JOBS)):
+        return InputError(write(f"{word} is not KEY=VALUE", [override("resume", word)]))
+    if options:
+        return InputError(write(f"{word} is not KEY=VALUE", *options))
+    key, colon, value = word.partition(":")
+    if colon and re.fullmatch(KEY, key) and value:
+        return InputError(write(f"{word} is not KEY=VALUE", [readable(key, value.strip())]))
+    return InputError(f"{word} is not KEY=VALUE: --help lists the keys.")
+
+
+def several_values(override: Override) -> InputError:
+    """Returns the error for a value with commas outside a sweep."""
+    line, key = str(override.input_line), override.get_key_element()
+    value = line.removeprefix(f"{key}=")
+    if key == "trusted_targets":
+        return InputError(write(f"{line} has several values", [f"{key}=[{value}]"]))
+    problem = f"{line} has several values: add -m to sweep over them."
+    if override.is_choice_sweep() and not value.startswith("choice("):
+        problem = write(f"{problem} If they are one value", [quoted(key, value)])
+    return InputError(problem)

@@ -1,9 +1,10 @@
-"""Names of other libraries, and the overrides that mean the same here: one table.
+"""Suggestions for error messages: names of other libraries, and near names.
 
 Error messages suggest these corrections; nothing is corrected silently. In an override, ``{}`` is
 the value that the user gave, and spaces separate several overrides.
 """
 
+import difflib
 import re
 from collections.abc import Iterable
 from typing import NamedTuple
@@ -126,10 +127,10 @@ KEYS = (
     Key("device devices num_gpus n_gpus_per_node", "mesh=auto", USES_ALL),
     Key("tensor_parallel_size tp_size", "mesh=fsdp_tp mesh.tp={}"),
     # The folder and the events of a run.
-    Key("output_dir out_dir save_dir log_dir run_dir", "hydra.run.dir={}"),
+    Key("out output_dir out_dir save_dir log_dir run_dir", "hydra.run.dir={}"),
     Key("eval_every eval_steps eval_interval eval_freq", "evaluation.every={}"),
     Key("save_every save_steps save_interval save_freq", "checkpoint.every={}"),
-    Key("resume_from_checkpoint resume_from load_checkpoint", "resume={}"),
+    Key("run resume_from_checkpoint resume_from load_checkpoint", "resume={}"),
 )
 
 OPTIONS = (
@@ -181,11 +182,11 @@ def write(problem: str, *choices: Iterable[str]) -> str:
 
 
 def fill(overrides: str, value: str) -> list[str]:
-    """Returns the overrides with the value in the place of {}."""
+    """Returns the overrides with the value instead of {}."""
     return [word.replace("{}", value) for word in overrides.split()]
 
 
-def of_key(key: str, value: str, *, whole: bool = False) -> Correction | None:
+def key_correction(key: str, value: str, *, whole: bool = False) -> Correction | None:
     """Returns the correction of a key that does not exist; None if the table does not know it.
 
     Args:
@@ -200,9 +201,15 @@ def of_key(key: str, value: str, *, whole: bool = False) -> Correction | None:
     return None
 
 
-def of_option(group: str, value: str) -> Correction | None:
+def option_correction(group: str, value: str) -> Correction | None:
     """Returns the correction of a value that is no option of its group."""
     for known in OPTIONS:
         if group == known.group and re.fullmatch(known.value, value):
             return Correction(fill(known.overrides, value), known.reason)
     return None
+
+
+def did_you_mean(name: str, names: Iterable[str], form: str = "{}") -> str:
+    """Returns a hint with the closest name, to end a sentence; "" if no name is close."""
+    near = difflib.get_close_matches(name, list(names), n=1)
+    return f"; did you mean {form.format(near[0])}?" if near else ""
