@@ -80,7 +80,7 @@ PARTS = {
         ),
         Part(
             name="step",
-            about="Whole GRPO steps of a configuration: 256 sequences of 256 + 256 tokens.",
+            about="Whole GRPO steps of a configuration: 256 sequences of 256 + 128 tokens.",
             cases=("0.5B", "1.5B"),
             seconds=420,
         ),

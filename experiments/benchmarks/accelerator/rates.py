@@ -29,9 +29,9 @@ def product_rate(*, tiny: bool) -> float:
 
 def copy_rate(*, tiny: bool) -> float:
     """Returns the bytes per second that a copy reads and writes."""
-    big = jnp.ones(2**20 if tiny else 2**31, jnp.int8)
+    big = jnp.ones(2**20 if tiny else 2**29, jnp.float32)
     copy = jax.jit(lambda x: x + 1)
-    return 2 * big.size / median_seconds(lambda: copy(big))
+    return 2 * big.nbytes / median_seconds(lambda: copy(big))
 
 
 def peak_gib() -> float | None:
