@@ -10,6 +10,7 @@ runs everything at small sizes on any device, a CPU too. Exit code 1: a case fai
 """
 
 import argparse
+import signal
 import sys
 from pathlib import Path
 
@@ -28,6 +29,7 @@ def main(words: list[str]) -> int:
     names = options.only.split(",") if options.only else list(PARTS)
     if unknown := sorted(set(names) - set(PARTS)):
         parser.error(f"unknown parts {', '.join(unknown)}: choose from {', '.join(PARTS)}.")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # ends the case that runs, too
     options.out.mkdir(parents=True, exist_ok=True)
     chosen = [PARTS[name] for name in PARTS if name in names]
     ended = run_parts(chosen, options.out, seconds=60 * options.minutes, tiny=options.tiny)

@@ -71,7 +71,7 @@ def run_case(part: Part, case: str, out: Path, *, seconds: float, tiny: bool) ->
             stdin=subprocess.DEVNULL,
             stdout=file,
             stderr=subprocess.STDOUT,
-            start_new_session=True,  # so that its own processes end with it
+            process_group=0,  # so that its own processes end with it
         )
         try:
             code = process.wait(timeout=seconds)
