@@ -52,7 +52,8 @@ def section(part: Part, found: dict[str, dict[str, Any]]) -> str:
     for case, result in found.items():
         took = f" in {result['seconds']:.0f} s" if "seconds" in result else ""
         lines.append(f"* {part.name_of(case)}: {result['status']}{took}")
-        lines += [f"      {text}" for text in result.get("log", [])[-8:]]
+        if not result["status"].startswith("late"):  # the log of a late case names no reason
+            lines += [f"      {text}" for text in result.get("log", [])[-8:]]
     return "\n".join(lines) + "\n"
 
 

@@ -70,14 +70,14 @@ PARTS = {
                 "of the shape of Qwen2.5-1.5B; differences are relative to the norm. `update` is "
                 "a whole gradient step with shared prompts."
             ),
-            cases=("kernels-cublas", "update-cublas"),
+            cases=("kernels", "update"),
         ),
         Part(
             name="sampler",
             about=(
                 "Decoding with the shape of Qwen2.5-1.5B, random parameters, in bfloat16. The "
                 "floor is the time of reading parameters and cache once per token at the measured "
-                "copy bandwidth."
+                "copy bandwidth; `share_at_peak` is by the vendor's figure."
             ),
             cases=("64", "256", "256-cublas"),
             seconds=300,
@@ -86,7 +86,8 @@ PARTS = {
             name="update",
             about=(
                 "A PPO gradient step with AdamW, shape of Qwen2.5-1.5B, by tokens per microbatch. "
-                "The share is that of useful FLOPs in the rate of a large product."
+                "The share is that of useful FLOPs in the rate of a large product; every response "
+                "counts a prompt of its own, although a group computes its prompt once."
             ),
             cases=("4096", "16384", "16384-cublas"),
             seconds=300,
@@ -106,7 +107,7 @@ PARTS = {
                 "The scripts of `peers` with `--device=gpu`: rl4p beside transformers with SDPA "
                 "and TRL (if it is installed), same weights, prompts and reward."
             ),
-            cases=("0.5B-rollout-cublas", "0.5B-step-cublas", "1.5B-rollout-cublas"),
+            cases=("0.5B-rollout", "0.5B-step-cublas", "1.5B-rollout"),
             seconds=300,
         ),
         Part(

@@ -12,6 +12,7 @@ from experiments.benchmarks.accelerator.shapes import shape_of
 from experiments.benchmarks.engine import Engine, sampler
 from experiments.benchmarks.peers.workload import Workload
 from experiments.benchmarks.timing import median_seconds, seconds
+from rl4p.distributed.chips import chip_of
 from rl4p.distributed.mesh import Mesh
 from rl4p.loop.compilation import compilation
 
@@ -43,13 +44,17 @@ def measure(case: str, result: Result, folder: Path) -> None:
     lengths = np.asarray(sample().response_mask_BT).sum(axis=1)
     assert (lengths == shape.max_new).all()
     took = median_seconds(sample, repeats=5)
-    floor = floor_seconds(shape, parameters, jnp.dtype("bfloat16").itemsize, bandwidth)
+    itemsize = jnp.dtype("bfloat16").itemsize
+    floor = floor_seconds(shape, parameters, itemsize, bandwidth)
+    chip = chip_of(jax.devices()[0].device_kind)
+    least = floor_seconds(shape, parameters, itemsize, chip.bandwidth) if chip else 0.0
     result.more(
         seconds=took,
         tokens_per_second=shape.sequences * shape.max_new / took,
         milliseconds_per_token=1000 * took / shape.max_new,
         floor_milliseconds=1000 * floor / shape.max_new,
         share_of_floor=f"{floor / took:.0%}",
+        share_at_peak=f"{least / took:.0%}" if chip else "unknown",
         copy_gb_per_second=bandwidth / 1e9,
         peak_gib=peak_gib() or "not reported",
     )
