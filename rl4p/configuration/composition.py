@@ -60,6 +60,7 @@ class Composer:
                 raise InputError(f"--config-dir {config_dir} is not a folder.")
             folder = f"file://{Path(config_dir).resolve()}"
             search_path.prepend("command-line", folder, SearchPathQuery(provider="schema"))
+        self.config_dir = config_dir
         self.loader = Loader(search_path, conf, words)
         self.catalogue = Catalogue(self.loader)
 

@@ -72,11 +72,30 @@ def resume(
     lines, saved = as_started("resume", given)
     lines = followed_by(composer, lines, overrides)
     lines += [quoted("resume", str(folder)), quoted("hydra.run.dir", str(folder))]
-    refuse_changes(given, saved, without_hydra(composer.compose(lines, targets=targets)))
+    try:
+        config = composer.compose(lines, targets=targets)
+    except InputError as error:
+        raise with_config_dir(error, folder, composer) from error
+    refuse_changes(given, saved, without_hydra(config))
     if targets:
         with only_run_in(folder, lock=LOCK_SH):
             pass  # refuses a folder whose run is still active, before Hydra writes
     return lines
+
+
+def with_config_dir(error: InputError, folder: Path, composer: Composer) -> InputError:
+    """Returns an error that also names the --config-dir of the run, if this start has none."""
+    try:
+        sources = OmegaConf.select(
+            load_yaml(folder / ".hydra" / "hydra.yaml"), "hydra.runtime.config_sources"
+        )
+        paths = [str(each["path"]) for each in sources if each["provider"] == "command-line"]
+    except (OSError, TypeError, ValueError, KeyError, YAMLError, OmegaConfBaseException):
+        return error
+    if composer.config_dir is not None or not paths or not paths[0].isprintable():
+        return error
+    sentence = str(error).rstrip(".")
+    return InputError(f"{sentence}. The run was started with --config-dir={paths[0]}: add it.")
 
 
 def refuse_links(given: str, folder: Path) -> None:

@@ -1,6 +1,6 @@
 """Measures and checks rl4p on an accelerator, part by part, and writes a page.
 
-    python -m experiments.benchmarks.accelerator OUT [--only PART,PART] [--minutes 25] [--tiny]
+    python -m experiments.benchmarks.accelerator OUT [--only PART,PART-CASE] [--minutes 25] [--tiny]
 
 Each case of a part (`parts.py`) runs in its own process with a deadline. Its result is kept in OUT
 as soon as it ends, as PART-CASE.json beside PART-CASE.log. A case that fails or is too late does
@@ -10,6 +10,7 @@ runs everything at small sizes on any device, a CPU too. Exit code 1: a case fai
 """
 
 import argparse
+import signal
 import sys
 from pathlib import Path
 
@@ -21,15 +22,19 @@ from experiments.benchmarks.accelerator.runner import run_parts
 def main(words: list[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("out", type=Path, help="the folder of the results")
-    parser.add_argument("--only", help=f"parts, divided by commas: {','.join(PARTS)}")
+    parser.add_argument("--only", help=f"parts or PART-CASE, by commas: {','.join(PARTS)}")
     parser.add_argument("--minutes", type=float, default=25, help="no case runs after these")
     parser.add_argument("--tiny", action="store_true", help="small sizes, for a CPU")
     options = parser.parse_args(words)
-    names = options.only.split(",") if options.only else list(PARTS)
-    if unknown := sorted(set(names) - set(PARTS)):
-        parser.error(f"unknown parts {', '.join(unknown)}: choose from {', '.join(PARTS)}.")
+    words = options.only.split(",") if options.only else list(PARTS)
+    names = [*PARTS, *(part.name_of(case) for part in PARTS.values() for case in part.cases)]
+    if unknown := sorted(set(words) - set(names)):
+        names = list(dict.fromkeys(names))
+        parser.error(f"unknown parts {', '.join(unknown)}: choose from {', '.join(names)}.")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # ends the case that runs, too
     options.out.mkdir(parents=True, exist_ok=True)
-    chosen = [PARTS[name] for name in PARTS if name in names]
+    # In the order of the words, so that what matters most can come first.
+    chosen = [part.chosen([word]) for word in words for part in PARTS.values()]
     ended = run_parts(chosen, options.out, seconds=60 * options.minutes, tiny=options.tiny)
     print(write_page(options.out, PARTS.values()))
     return int(not ended)

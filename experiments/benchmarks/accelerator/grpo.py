@@ -4,7 +4,7 @@ import statistics
 from dataclasses import dataclass, replace
 from typing import Any
 
-from experiments.benchmarks.accelerator.rates import peak_gib
+from experiments.benchmarks.accelerator.rates import peak_gib, slowest_to_compile
 from experiments.benchmarks.accelerator.result import Result
 from rl4p.configuration import compose
 from rl4p.experiment.build import build
@@ -41,28 +41,32 @@ def measure_steps(words: list[str], result: Result, **columns: Any) -> None:
         rows.append(info.metrics)
         compiled.append(compilation())
         peaks.append((watched.peak, peak_gib()))
+        if len(rows) == 1:
+            first = compiled[1].since(compiled[0])
+            result.add(
+                **columns,
+                first_step=rows[0]["time/step"],
+                programs_of_step_1=first.programs,
+                from_cache=first.from_cache,
+                compilation_of_step_1=first.seconds,
+                slowest_to_compile=slowest_to_compile(),
+            )
     experiment.loop.collector.close()
 
     def median(name: str) -> float:
         return statistics.median(row[name] for row in rows[WARM_UP:])
 
-    sequences = experiment.loop.group_size * len(info.episodes) // experiment.loop.group_size
+    sequences = len(info.episodes)
     tokens = sequences * median("rollout/response_tokens")
-    first, late = compiled[1].since(compiled[0]), compiled[-1].since(compiled[WARM_UP])
     norms = [row["update/grad_norm"] for row in rows]
-    result.add(
-        **columns,
+    result.more(
         sequences=sequences,
         seconds=median("time/step"),
         rollout=median("time/rollout"),
         update=median("time/update"),
         rest=median("time/step") - median("time/rollout") - median("time/update"),
         response_tokens_per_second=tokens / median("time/step"),
-        first_step=rows[0]["time/step"],
-        programs_of_step_1=first.programs,
-        from_cache=first.from_cache,
-        compilation_of_step_1=first.seconds,
-        programs_after_step_2=late.programs,
+        programs_after_step_2=compiled[-1].since(compiled[WARM_UP]).programs,
         peak_gib_after_rollout=peaks[0][0] or "not reported",
         peak_gib=peaks[-1][1] or "not reported",
         smallest_gradient_norm=min(norms),

@@ -6,7 +6,6 @@ from typing import Any
 
 from experiments.benchmarks.accelerator.parts import Part
 from experiments.benchmarks.accelerator.result import read_json
-from experiments.benchmarks.accelerator.runner import name_of
 
 
 def write_page(out: Path, parts: Iterable[Part]) -> str:
@@ -29,7 +28,7 @@ def write_page(out: Path, parts: Iterable[Part]) -> str:
 
 def results(out: Path, part: Part) -> dict[str, dict[str, Any]]:
     """Returns the results of the cases that have run, by case."""
-    found = {case: read_json(out / f"{name_of(part, case)}.json") for case in part.cases}
+    found = {case: read_json(out / f"{part.name_of(case)}.json") for case in part.cases}
     return {case: result for case, result in found.items() if result}
 
 
@@ -52,8 +51,9 @@ def section(part: Part, found: dict[str, dict[str, Any]]) -> str:
         lines.append("")
     for case, result in found.items():
         took = f" in {result['seconds']:.0f} s" if "seconds" in result else ""
-        lines.append(f"* {name_of(part, case)}: {result['status']}{took}")
-        lines += [f"      {text}" for text in result.get("log", [])[-8:]]
+        lines.append(f"* {part.name_of(case)}: {result['status']}{took}")
+        if not result["status"].startswith("late"):  # the log of a late case names no reason
+            lines += [f"      {text}" for text in result.get("log", [])[-8:]]
     return "\n".join(lines) + "\n"
 
 

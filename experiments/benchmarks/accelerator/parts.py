@@ -1,15 +1,20 @@
 """The parts of the benchmark, most valuable first: their cases, deadlines and environments."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
 
 MEASUREMENTS = "experiments.benchmarks.accelerator.measurements"
+# A case with such an ending runs with these flags of XLA.
+VARIANTS = {"cublas": "--xla_gpu_enable_triton_gemm=false"}
 ON_DEMAND = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}  # shares the device with other processes
 
 
 @dataclass(frozen=True, kw_only=True)
 class Part:
     """A part of the benchmark.
+
+    A case that ends in `-cublas` is the case without that ending, with matrix products of cuBLAS
+    only: XLA then compiles and compares no kernels of its own for them.
 
     Attributes:
       about: what the part measures, for the page.
@@ -25,6 +30,14 @@ class Part:
     seconds: float = 240
     environment: Mapping[str, str] = field(default_factory=dict)
     module: str = ""
+
+    def chosen(self, words: Collection[str]) -> "Part":
+        """Returns the part with the cases that words such as PART or PART-CASE name."""
+        cases = [case for case in self.cases if {self.name, self.name_of(case)} & {*words}]
+        return replace(self, cases=tuple(cases))
+
+    def name_of(self, case: str) -> str:
+        return self.name if case == "all" else f"{self.name}-{case}"
 
 
 PARTS = {
@@ -64,24 +77,28 @@ PARTS = {
             about=(
                 "Decoding with the shape of Qwen2.5-1.5B, random parameters, in bfloat16. The "
                 "floor is the time of reading parameters and cache once per token at the measured "
-                "copy bandwidth."
+                "copy bandwidth; `share_at_peak` is by the vendor's figure."
             ),
-            cases=("64", "256"),
+            cases=("64", "256", "256-cublas"),
             seconds=300,
         ),
         Part(
             name="update",
             about=(
                 "A PPO gradient step with AdamW, shape of Qwen2.5-1.5B, by tokens per microbatch. "
-                "The share is that of useful FLOPs in the rate of a large product."
+                "The share is that of useful FLOPs in the rate of a large product; every response "
+                "counts a prompt of its own, although a group computes its prompt once."
             ),
-            cases=("4096", "16384"),
+            cases=("4096", "16384", "16384-cublas"),
             seconds=300,
         ),
         Part(
             name="step",
-            about="Whole GRPO steps of a configuration: 256 sequences of 256 + 256 tokens.",
-            cases=("0.5B", "1.5B"),
+            about=(
+                "Whole GRPO steps of a configuration: 256 sequences of 256 + 128 tokens. `widths`: "
+                "with `update.microbatch_widths` of the defaults; the others have 1."
+            ),
+            cases=("0.5B-cublas", "1.5B-cublas", "0.5B", "0.5B-widths-cublas"),
             seconds=420,
         ),
         Part(
@@ -90,7 +107,7 @@ PARTS = {
                 "The scripts of `peers` with `--device=gpu`: rl4p beside transformers with SDPA "
                 "and TRL (if it is installed), same weights, prompts and reward."
             ),
-            cases=("0.5B-rollout", "0.5B-step", "1.5B-rollout"),
+            cases=("0.5B-rollout", "0.5B-step-cublas", "1.5B-rollout"),
             seconds=300,
         ),
         Part(
@@ -102,7 +119,7 @@ PARTS = {
         Part(
             name="memory",
             about="Planned bytes of the programs of `step`, and the device's peak in that part.",
-            cases=("0.5B", "1.5B"),
+            cases=("0.5B-cublas", "1.5B-cublas"),
         ),
         Part(
             name="asynchronous",
@@ -112,7 +129,7 @@ PARTS = {
         Part(
             name="lora",
             about="Steps of a model read from a folder, with LoRA.",
-            cases=("tiny", "0.5B"),
+            cases=("tiny", "0.5B-cublas"),
             environment=ON_DEMAND,
         ),
     )

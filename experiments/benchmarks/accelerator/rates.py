@@ -1,15 +1,31 @@
 """The rates of the device: products, copies and memory."""
 
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.monitoring
 import jax.numpy as jnp
 
 from experiments.benchmarks.engine import Products
 from experiments.benchmarks.timing import median_seconds
 
 GIB = 2**30
+COMPILED = Counter[str]()  # seconds by the name of the function
+
+
+def count_compilation(event: str, seconds: float, fun_name: str = "", **_: Any) -> None:
+    if event == "/jax/core/compile/backend_compile_duration":
+        COMPILED[fun_name] += seconds
+
+
+jax.monitoring.register_event_duration_secs_listener(count_compilation)
+
+
+def slowest_to_compile(count: int = 4) -> str:
+    """Returns the functions that took longest to compile in this process, with their seconds."""
+    return ", ".join(f"{name} {seconds:.0f} s" for name, seconds in COMPILED.most_common(count))
 
 
 def products(*, tiny: bool) -> Products:
@@ -29,9 +45,9 @@ def product_rate(*, tiny: bool) -> float:
 
 def copy_rate(*, tiny: bool) -> float:
     """Returns the bytes per second that a copy reads and writes."""
-    big = jnp.ones(2**20 if tiny else 2**31, jnp.int8)
+    big = jnp.ones(2**20 if tiny else 2**29, jnp.float32)
     copy = jax.jit(lambda x: x + 1)
-    return 2 * big.size / median_seconds(lambda: copy(big))
+    return 2 * big.nbytes / median_seconds(lambda: copy(big))
 
 
 def peak_gib() -> float | None:

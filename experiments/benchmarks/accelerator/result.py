@@ -1,6 +1,7 @@
 """The result of a case: rows of a table, kept in a file from the first row on."""
 
 import json
+import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,11 +19,17 @@ class Result:
     path: Path
     tiny: bool
     rows: list[dict[str, Any]] = field(default_factory=list)
+    began: float = field(default_factory=time.monotonic)
 
     def add(self, **row: Any) -> None:
         """Adds a row: values by column."""
-        self.rows.append(row)
-        print(json.dumps(row), flush=True)
+        self.rows.append({})
+        self.more(**row)
+
+    def more(self, **row: Any) -> None:
+        """Adds columns to the last row."""
+        self.rows[-1] |= row
+        print(f"{time.monotonic() - self.began:.0f} s: {json.dumps(row)}", flush=True)
         self.write(status="running")
 
     def write(self, **more: Any) -> None:

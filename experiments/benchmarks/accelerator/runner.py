@@ -11,17 +11,13 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from experiments.benchmarks.accelerator.parts import MEASUREMENTS, Part
+from experiments.benchmarks.accelerator.parts import MEASUREMENTS, VARIANTS, Part
 from experiments.benchmarks.accelerator.result import read_json, write_json
 
 CASE = "experiments.benchmarks.accelerator.case"
 ROOT = Path(__file__).parents[3]
 TAIL = 30  # lines of the log of a case that failed
 SHORTEST = 20  # seconds; with less time left, no case starts
-
-
-def name_of(part: Part, case: str) -> str:
-    return part.name if case == "all" else f"{part.name}-{case}"
 
 
 def run_parts(parts: Iterable[Part], out: Path, *, seconds: float, tiny: bool) -> bool:
@@ -33,7 +29,7 @@ def run_parts(parts: Iterable[Part], out: Path, *, seconds: float, tiny: bool) -
     end, all_done = time.monotonic() + seconds, True
     for part in parts:
         for case in part.cases:
-            name, left = name_of(part, case), end - time.monotonic()
+            name, left = part.name_of(case), end - time.monotonic()
             before = read_json(out / f"{name}.json")
             if before.get("status") == "done" and before["tiny"] == tiny:
                 print(f"{name}: done before", flush=True)
@@ -55,23 +51,27 @@ def run_case(part: Part, case: str, out: Path, *, seconds: float, tiny: bool) ->
 
     The status of the result is `done`, `failed` (with the exit code) or `late`.
     """
-    name = name_of(part, case)
+    name = part.name_of(case)
     result, log, folder = out / f"{name}.json", out / f"{name}.log", out / "work" / name
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     write_json(result, {"tiny": tiny, "rows": [], "status": "running"})
     module = part.module or f"{MEASUREMENTS}.{part.name}"
+    plain, _, ending = case.rpartition("-")
+    variables = dict(part.environment)
+    if ending in VARIANTS:
+        case, variables["XLA_FLAGS"] = plain, VARIANTS[ending]
     words = [sys.executable, "-m", CASE, module, case, str(result), str(folder)]
     began, status = time.monotonic(), ""
     with log.open("wb") as file:
         process = subprocess.Popen(
             [*words, *(["--tiny"] if tiny else [])],
             cwd=ROOT,
-            env=environment(out, part.environment),
+            env=environment(out, variables),
             stdin=subprocess.DEVNULL,
             stdout=file,
             stderr=subprocess.STDOUT,
-            start_new_session=True,  # so that its own processes end with it
+            process_group=0,  # so that its own processes end with it
         )
         try:
             code = process.wait(timeout=seconds)
@@ -109,4 +109,6 @@ def environment(out: Path, more: Mapping[str, str]) -> dict[str, str]:
         "PYTHONUNBUFFERED": "1",
     }
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
-    return defaults | dict(more) | os.environ | {"PYTHONPATH": path}
+    flags = " ".join(filter(None, [os.environ.get("XLA_FLAGS"), more.get("XLA_FLAGS")]))
+    both = {"PYTHONPATH": path} | ({"XLA_FLAGS": flags} if flags else {})
+    return defaults | dict(more) | os.environ | both

@@ -47,9 +47,9 @@ class Clock(transformers.TrainerCallback):
 
 
 def main():
-    a = arguments(5, micro_batch=32, learning_rate=1e-7)
+    a = arguments(5, micro_batch=32, learning_rate=1e-7, dtype="float32")
     w = WORKLOADS[a.workload]
-    model = load(a.checkpoint)
+    model = load(a.checkpoint, getattr(torch, a.dtype))
     logprob = check_logprob(model, w)
     rec = Recorder("trl", trl.__version__, w, micro_batch=a.micro_batch)
 
@@ -63,7 +63,7 @@ def main():
         config = trl.GRPOConfig(
             output_dir=scratch,
             use_cpu=not ON_GPU,
-            bf16=ON_GPU,  # activations; the parameters stay in float32, as in rl4p
+            bf16=ON_GPU,  # activations; parameters have --dtype
             gradient_checkpointing=False,  # on by default; it costs a second forward
             per_device_train_batch_size=a.micro_batch,
             gradient_accumulation_steps=w.sequences // a.micro_batch,

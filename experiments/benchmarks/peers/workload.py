@@ -51,7 +51,7 @@ WORKLOADS = {
     "longtail": Workload("longtail", vocab=64, prompts=16, max_new=256, fixed_length=False),
 }
 # The shapes of Qwen2.5-0.5B and Qwen2.5-1.5B, for accelerators.
-LARGE = Workload("", vocab=151936, prompts=32, prompt_len=256, max_new=256, fixed_length=True)
+LARGE = Workload("", vocab=151936, prompts=32, prompt_len=256, max_new=128, fixed_length=True)
 WORKLOADS["0.5B"] = replace(
     LARGE, name="0.5B", hidden=896, intermediate=4864, layers=24, heads=14, kv_heads=2
 )

@@ -5,7 +5,7 @@ from pathlib import Path
 from experiments.benchmarks.accelerator.result import Result
 from experiments.drills.small_run import record, run, summary, trains
 
-TINY = ("prompts_per_step=4", "max_response_tokens=16")
+TINY = ("prompts_per_step=8",)
 
 
 def measure(case: str, result: Result, folder: Path) -> None:

@@ -24,7 +24,9 @@ def measure(case: str, result: Result, folder: Path) -> None:
             total_gib=each.total / GIB,
             compile_seconds=each.compile_seconds,
         )
-    measured = read_json(result.path.with_name(f"step-{case}.json")).get("rows", [])
+    measured = read_json(result.path.with_name(result.path.name.replace("memory-", "step-"))).get(
+        "rows", []
+    )
     of_update = [each.total for each in costs if each.phase == "update"]
     of_rollout = [each.total for each in costs if each.phase != "update"]
     for planned, name in ((of_rollout, "peak_gib_after_rollout"), (of_update, "peak_gib")):

@@ -17,6 +17,7 @@ ENGINES = {
     "step": (
         ("rl4p", "jax", "rl4p_grpo.py", ("--micro-batch-tokens=8192",)),
         ("TRL", "trl", "trl_grpo.py", ("--micro-batch=16",)),
+        ("TRL, bfloat16", "trl", "trl_grpo.py", ("--micro-batch=16", "--dtype=bfloat16")),
     ),
 }
 

@@ -10,8 +10,11 @@ TOKENS = 8192  # per microbatch
 
 
 def words(case: str, folder: Path, *, tiny: bool) -> list[str]:
-    shape = shape_of(case, tiny=tiny)
-    return words_of(shape, folder, steps=STEPS, tokens=512 if tiny else TOKENS)
+    shape, _, widths = case.partition("-")
+    words = words_of(
+        shape_of(shape, tiny=tiny), folder, steps=STEPS, tokens=512 if tiny else TOKENS
+    )
+    return words if widths else [*words, "update.microbatch_widths=1"]
 
 
 def measure(case: str, result: Result, folder: Path) -> None:

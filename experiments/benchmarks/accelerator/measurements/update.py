@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from experiments.benchmarks.accelerator.rates import peak_gib, product_rate
+from experiments.benchmarks.accelerator.rates import peak_gib, product_rate, slowest_to_compile
 from experiments.benchmarks.accelerator.result import Result
 from experiments.benchmarks.accelerator.shapes import shape_of
 from experiments.benchmarks.engine import Engine, update
@@ -17,16 +17,19 @@ def measure(case: str, result: Result, folder: Path) -> None:
     tokens = int(case) // (16 if result.tiny else 1)
     step = update(Engine(shape, Mesh(), "bfloat16"), tokens, widths=1)  # all rows are equally long
     first = seconds(step)
-    took = median_seconds(step, repeats=3)
-    flops = step_flops(shape, [shape.max_new] * shape.sequences)[1]
     result.add(
         tokens_per_microbatch=tokens,
         sequences=f"{shape.sequences} x ({shape.prompt_len} + {shape.max_new})",
+        first_call_seconds=first,
+        slowest_to_compile=slowest_to_compile(),
+    )
+    took = median_seconds(step, repeats=3)
+    flops = step_flops(shape, [shape.max_new] * shape.sequences)[1]
+    result.more(
         seconds=took,
         tokens_per_second=shape.sequences * (shape.prompt_len + shape.max_new) / took,
         response_tokens_per_second=shape.sequences * shape.max_new / took,
         useful_tflop=flops / 1e12,
         share_of_products=f"{flops / took / rate:.0%} of {rate / 1e12:,.0f} TFLOP/s",
-        first_call_seconds=first,
         peak_gib=peak_gib() or "not reported",
     )
