@@ -18,10 +18,10 @@ def check_address(url: str, option: str, *, example: str, key_option: str = "key
     """
     try:
         parts = urlsplit(url)
-        valid = parts.scheme in ("http", "https") and parts.hostname and (parts.port or True)
+        valid = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
     except ValueError:  # a bracket without its pair, or a port that is no number below 65,536
-        valid = False
-    if not valid:
+        parts, valid = None, False
+    if parts is None or not valid:
         raise ValueError(f"{option}={without_password(url)} is not an address: write {example}.")
     if parts.username or parts.password:
         raise ValueError(

@@ -1,5 +1,6 @@
 """A folder on a shared disk through which new weights reach the servers of a run."""
 
+import atexit
 import os
 import re
 import shutil
@@ -67,6 +68,7 @@ class WeightsFolder:
             self.path.mkdir(parents=True)
         except OSError as error:
             raise RunError(f"The folder for weights cannot be created: {error}.") from error
+        atexit.register(self.close)
 
     def write(self, policy: Policy, params: Params, label: str) -> Exported:
         """Writes the trained parameters; the host holds one tensor more than them at a time.
@@ -150,6 +152,7 @@ class WeightsFolder:
 
     def close(self) -> None:
         """Deletes the folder and all that is in it."""
+        atexit.unregister(self.close)
         self.held, self.files, self.tokenizer = [], {}, None
         shutil.rmtree(self.path, ignore_errors=True)
 
