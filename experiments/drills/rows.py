@@ -226,7 +226,7 @@ ROWS: dict[str, list[dict[str, str]]] = {
             "what": (
                 "servers answer their hosts only, with a token; secrets stay out of what is written"
             ),
-            "tests": "tests/serving/test_guard.py tests/rollout/remote/test_server.py",
+            "tests": "tests/serving/test_guard.py tests/http/test_client.py",
             "mutant": "a request needs no token",
         },
     ],

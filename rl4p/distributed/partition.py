@@ -73,7 +73,7 @@ def for_decoding(params: Params, dtype: str) -> Params:
     """
 
     def narrowed(path: tuple, x: Array) -> Array:
-        return jnp.asarray(x, dtype) if is_wider(path, x, dtype) else x
+        return jnp.asarray(x, decoding_dtype(path, x, dtype))
 
     params = jax.tree.map_with_path(narrowed, params)
     layers = params["layers"]
@@ -84,13 +84,16 @@ def for_decoding(params: Params, dtype: str) -> Params:
 
 def changed_for_decoding(params: Params, dtype: str) -> frozenset[str]:
     """Returns the top-level names that `for_decoding` changes; it can share all other arrays."""
-    wider = jax.tree.map_with_path(lambda path, x: is_wider(path, x, dtype), params)
-    return frozenset({name for name in params if any(jax.tree.leaves(wider[name]))} | {"layers"})
+    changed = jax.tree.map_with_path(
+        lambda path, x: decoding_dtype(path, x, dtype) != x.dtype, params
+    )
+    return frozenset({name for name in params if any(jax.tree.leaves(changed[name]))} | {"layers"})
 
 
-def is_wider(path: tuple, x: Any, dtype: str) -> bool:
-    """Returns whether a parameter is a matrix whose dtype is wider than the activations'."""
-    return "width" in declared(path).axes and x.dtype.itemsize > jnp.dtype(dtype).itemsize
+def decoding_dtype(path: tuple, x: Any, dtype: str) -> jnp.dtype:
+    """Returns the dtype of a parameter for sampling: at most `dtype` for a matrix, else its own."""
+    wider = "width" in declared(path).axes and x.dtype.itemsize > jnp.dtype(dtype).itemsize
+    return jnp.dtype(dtype) if wider else x.dtype
 
 
 def keys(path: tuple) -> str:

@@ -3,7 +3,8 @@
 import json
 from collections.abc import Iterable
 from dataclasses import replace
-from functools import partial
+from functools import partial, reduce
+from operator import getitem
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -19,7 +20,7 @@ from rl4p.errors import InputError, RunError
 from rl4p.model.decoder import Decoder, DecoderConfig
 from rl4p.model.families import FAMILIES, Tensor, family_of
 from rl4p.model.families.labels import read_labels, write_labels
-from rl4p.model.model_tensors import adapter_of, leaf, model_tensors, new_tensor, stacked_index
+from rl4p.model.model_tensors import ParameterTensor, model_tensors, stacked_index
 from rl4p.model.policy import Policy
 from rl4p.model.tensor_files import (
     DTYPES,
@@ -85,14 +86,15 @@ def read_params(
             node = node.setdefault(key, {})
         kinds = {DTYPES[stored[tensor.name].kind] for tensor in tensors}
         own = kinds.pop() if len(kinds) == 1 else jnp.dtype("float32")
+        shape = reduce(getitem, path, shapes).shape
         read = partial(
             read_part,
             tensors=tensors,
             stored=stored,
-            shape=leaf(shapes, path).shape,
+            shape=shape,
             dtype=own if dtype is None else jnp.dtype(dtype),
         )
-        array = jax.make_array_from_callback(leaf(shapes, path).shape, leaf(places, path), read)
+        array = jax.make_array_from_callback(shape, reduce(getitem, path, places), read)
         node[path[-1]] = array.block_until_ready()  # before the next one needs memory
     return params
 
@@ -124,7 +126,7 @@ def check_fit(
         if in_file is None:
             problems += [f"{tensor.name} is missing"] if complete else []
             continue
-        shape = leaf(shapes, tensor.path).shape[len(stacked_index(tensor)) :]
+        shape = reduce(getitem, tensor.path, shapes).shape[len(stacked_index(tensor)) :]
         shape = shape[::-1] if tensor.transposed else shape
         if in_file.shape != shape:
             problems.append(f"{tensor.name} must have shape {shape}, not {in_file.shape}")
@@ -243,9 +245,10 @@ def write_adapter(
             continue
         module = tensor.name.removesuffix(".weight")
         targets.add(module.rpartition(".")[2])
-        for name, array in zip(("lora_A", "lora_B"), adapter_of(adapters, tensor), strict=True):
+        beside = reduce(getitem, tensor.path[:-1], adapters)
+        for name, array in (("lora_A", beside["lora_a"]), ("lora_B", beside["lora_b"])):
             stored = tensor._replace(name=f"base_model.model.{module}.{name}.weight")
-            tensors.append(new_tensor(stored, (array,), dtype or array.dtype))
+            tensors.append(ParameterTensor(stored, [array], dtype or array.dtype))
     write_file(folder / "adapter_model.safetensors", tensors)
     sync(folder / "adapter_model.safetensors")
     name, _, revision = base.partition("@")

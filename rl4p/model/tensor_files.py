@@ -9,11 +9,12 @@ import json
 import os
 import re
 import stat
-from collections.abc import Callable, Iterator, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import jax.numpy as jnp
 import numpy as np
@@ -177,53 +178,62 @@ def copy(source: np.ndarray, target: np.ndarray) -> None:
         target[first : first + rows] = source[first : first + rows]
 
 
-def transposed(matrix: np.ndarray) -> np.ndarray:
-    """Returns a new array, in less than half the time that XLA takes on a CPU."""
-    result = np.empty(matrix.shape[::-1], matrix.dtype)
-    copy(matrix, result.T)
-    return result
-
-
-@dataclass(frozen=True, kw_only=True)
-class NewTensor:
+class NewTensor(ABC):
     """A tensor to write.
 
     Attributes:
-      parts: a function that yields the tensor's array, or some of its rows at a time. Each part is
-        made just before it is written, and then released.
+      name, shape, dtype: its name, shape and dtype in the file.
     """
 
     name: str
     shape: tuple[int, ...]
     dtype: np.dtype
-    parts: Callable[[], Iterator[np.ndarray]]
 
     @property
     def bytes(self) -> int:
         return int(np.prod(self.shape)) * self.dtype.itemsize
 
-    def content(self) -> Iterator[memoryview]:
-        """Yields the bytes of the tensor as they are in a file."""
-        for part in self.parts():
-            yield np.ascontiguousarray(part).reshape(-1).view(np.uint8).data
+    @abstractmethod
+    def parts(self) -> Iterator[np.ndarray]:
+        """Yields the array, or some of its rows at a time.
 
-    def sha256(self) -> str:
-        """Returns the SHA-256 of the tensor's bytes."""
+        Each part is made just before it is written, and then released.
+        """
+
+    def sha256(self, file: BinaryIO | None = None) -> str:
+        """Returns the SHA-256 of the tensor's bytes, and writes them to a file if there is one."""
         digest = hashlib.sha256()
-        for part in self.content():
-            digest.update(part)
+        for part in self.parts():
+            content = np.ascontiguousarray(part).reshape(-1).view(np.uint8).data
+            digest.update(content)
+            if file is not None:
+                file.write(content)
         return digest.hexdigest()
+
+
+@dataclass(frozen=True, kw_only=True)
+class WrittenFiles:
+    """Files of tensors in a folder.
+
+    Attributes:
+      checksums: the SHA-256 of each tensor, by the name of its file and its own name.
+    """
+
+    folder: Path
+    checksums: dict[str, dict[str, str]]
 
 
 def write_tensors(
     folder: Path,
     tensors: Sequence[NewTensor],
     shard_bytes: int,
-    write: Callable[[Path, Sequence[NewTensor]], Any] | None = None,
-) -> None:
+    before: WrittenFiles | None = None,
+) -> WrittenFiles:
     """Writes one file, or several files and an index if the total exceeds `shard_bytes`.
 
-    `write` writes one file, in place of `write_file`.
+    Args:
+      before: older files of the same tensors. A file whose tensors have not changed becomes a hard
+        link to the older one.
     """
     shards: list[list[NewTensor]] = []
     room = 0
@@ -240,14 +250,15 @@ def write_tensors(
         else [f"model-{number:05}-of-{count:05}.safetensors" for number in range(1, count + 1)]
     )
     with ThreadPoolExecutor(1) as disk:  # which works while the next file is made
-        synced = []
+        synced, checksums = [], {}
         for name, shard in zip(names, shards, strict=True):
-            (write or write_file)(folder / name, shard)
+            checksums[name] = write_file(folder / name, shard, before)
             synced.append(disk.submit(sync, folder / name))
         for done in synced:
             done.result()
+    written = WrittenFiles(folder=folder, checksums=checksums)
     if count == 1:
-        return
+        return written
     weight_map = {
         tensor.name: name for name, shard in zip(names, shards, strict=True) for tensor in shard
     }
@@ -259,10 +270,23 @@ def write_tensors(
         "weight_map": dict(sorted(weight_map.items())),
     }
     (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n")
+    return written
 
 
-def write_file(path: Path, tensors: Sequence[NewTensor]) -> dict[str, str]:
-    """Writes one file without a `sync`, and returns the SHA-256 of each tensor by its name."""
+def write_file(
+    path: Path, tensors: Sequence[NewTensor], before: WrittenFiles | None = None
+) -> dict[str, str]:
+    """Writes one file without a `sync`, or links it to the same file of `before`.
+
+    Returns:
+      The SHA-256 of each tensor by its name.
+    """
+    old = {} if before is None else before.checksums.get(path.name, {})
+    same = list(old) == [tensor.name for tensor in tensors] and all(
+        tensor.sha256() == old[tensor.name] for tensor in tensors
+    )
+    if before is not None and same and linked(before.folder / path.name, path):
+        return old
     kinds = {dtype: kind for kind, dtype in DTYPES.items()}
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}  # transformers requires this
     end = 0
@@ -279,12 +303,17 @@ def write_file(path: Path, tensors: Sequence[NewTensor]) -> dict[str, str]:
     with path.open("wb") as file:
         file.write(len(encoded).to_bytes(8, "little") + encoded)
         for tensor in tensors:
-            digest = hashlib.sha256()
-            for part in tensor.content():
-                digest.update(part)
-                file.write(part)
-            checksums[tensor.name] = digest.hexdigest()
+            checksums[tensor.name] = tensor.sha256(file)
     return checksums
+
+
+def linked(file: Path, path: Path) -> bool:
+    """Returns whether `path` became a hard link to the file; not every disk has hard links."""
+    try:
+        os.link(file, path)
+    except OSError:
+        return False
+    return True
 
 
 def sync(path: Path) -> None:

@@ -7,7 +7,8 @@ from typing import Any
 
 from rl4p.configuration.bounds import AboveZero, Positive
 from rl4p.errors import RunError
-from rl4p.reward.endpoint import Endpoint, NoAnswer, UselessAnswerError
+from rl4p.http.client import InvalidResponseError
+from rl4p.reward.endpoint import Endpoint, NoAnswer
 from rl4p.types import Episode
 
 log = logging.getLogger(__name__)
@@ -68,12 +69,12 @@ class HttpScorer:
 
         grades: list[float | None] = []
         try:
-            found = self.endpoint.ask([{"rows": part} for part in parts], read)
+            results = self.endpoint.send([{"rows": part} for part in parts], read)
         except TypeError as error:
             raise RunError(
                 f"The metadata of a prompt cannot be sent to {self.url}: {error}."
             ) from None
-        for part, scores in zip(parts, found, strict=True):
+        for part, scores in zip(parts, results, strict=True):
             if isinstance(scores, NoAnswer):
                 log.warning("%d responses have no score: %s.", len(part), scores.reason)
                 grades += [INVALID] * len(part)
@@ -98,13 +99,13 @@ def scores_in(answer: Any, rows: int) -> list[float | None]:
     """Returns the scores of an answer.
 
     Raises:
-      UselessAnswerError: they are not one for each row.
+      InvalidResponseError: they are not one for each row.
     """
     scores = answer.get("scores") if isinstance(answer, dict) else None
     if not isinstance(scores, list):
-        raise UselessAnswerError('an answer without "scores"')
+        raise InvalidResponseError('an answer without "scores"')
     if len(scores) != rows:
-        raise UselessAnswerError(f"{len(scores)} scores for {rows} rows")
+        raise InvalidResponseError(f"{len(scores)} scores for {rows} rows")
     return [None if score is None else finite(score) for score in scores]
 
 

@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rl4p.configuration.bounds import AboveZero, Positive
-from rl4p.reward.endpoint import Endpoint, NoAnswer, UselessAnswerError
+from rl4p.http.client import InvalidResponseError
+from rl4p.reward.endpoint import Endpoint, NoAnswer
 from rl4p.types import Episode
 
 log = logging.getLogger(__name__)
@@ -84,14 +85,14 @@ class LLMJudge:
 
     def __call__(self, episodes: Sequence[Episode]) -> list[float]:
         bodies = [self.request(episode) for episode in episodes]
-        found = self.endpoint.ask(bodies, lambda _, answer: self.grade(answer))
-        failed = [each.reason for each in found if isinstance(each, NoAnswer)]
+        grades = self.endpoint.send(bodies, lambda _, answer: self.grade(answer))
+        failed = [each.reason for each in grades if isinstance(each, NoAnswer)]
         if failed:
             log.warning(
                 "%d of %d responses could not be judged, the first because: %s.",
-                *(len(failed), len(found), failed[0]),
+                *(len(failed), len(grades), failed[0]),
             )
-        return [float("nan") if isinstance(each, NoAnswer) else each for each in found]
+        return [float("nan") if isinstance(each, NoAnswer) else each for each in grades]
 
     def request(self, episode: Episode) -> dict[str, Any]:
         """Returns the body of the request for one response."""
@@ -121,20 +122,20 @@ class LLMJudge:
         """Returns the grade in an answer of the judge.
 
         Raises:
-          UselessAnswerError: it has no score, or one out of range.
+          InvalidResponseError: it has no score, or one out of range.
         """
         try:
             text = answer["choices"][0]["message"]["content"]
         except (TypeError, LookupError):
-            raise UselessAnswerError("an answer without a text") from None
+            raise InvalidResponseError("an answer without a text") from None
         if not isinstance(text, str):
-            raise UselessAnswerError("an answer without a text")
-        found = SCORE.findall(text.rpartition("</think>")[2])
-        if not found:
-            raise UselessAnswerError(f"an answer without `Score: N`: {text[-100:]!r}")
-        score = float(found[-1])
+            raise InvalidResponseError("an answer without a text")
+        scores = SCORE.findall(text.rpartition("</think>")[2])
+        if not scores:
+            raise InvalidResponseError(f"an answer without `Score: N`: {text[-100:]!r}")
+        score = float(scores[-1])
         if not self.lowest <= score <= self.highest:
-            raise UselessAnswerError(
+            raise InvalidResponseError(
                 f"a score of {score:g}, not from {self.lowest:g} to {self.highest:g}"
             )
         return (score - self.lowest) / (self.highest - self.lowest)

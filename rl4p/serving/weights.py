@@ -2,8 +2,9 @@
 
 import ctypes
 import gc
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Callable, Mapping
+from functools import partial, reduce
+from operator import getitem
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import numpy as np
 from rl4p.errors import InputError, RunError
 from rl4p.model.families import FAMILIES, Tensor
 from rl4p.model.huggingface import check_fit, read_config, read_part
-from rl4p.model.model_tensors import held_tensors, leaf, model_tensors, stacked_index
+from rl4p.model.model_tensors import held_tensors, model_tensors, stacked_index
 from rl4p.model.policy import Policy
 from rl4p.model.tensor_files import StoredTensor, stored_tensors
 from rl4p.types import Params
@@ -71,12 +72,13 @@ def replaced(
     for name in params.keys() - {"layers"}:  # which `for_sampling` may share with the trainer
         params[name] = jax.tree.map(lambda x: x, params[name])
     parameters: dict[tuple, list[Tensor]] = {}
-    for tensor in held_tensors(policy.decoder, params):
+    stacked = isinstance(params["layers"], Mapping)
+    for tensor in held_tensors(policy.decoder.config, stacked=stacked):
         if tensor.name in stored:
             parameters.setdefault(tensor.path, []).append(tensor)
     freed = release()
     for path, tensors in parameters.items():
-        node = leaf(params, path[:-1])
+        node = reduce(getitem, path[:-1], params)
         try:
             node[path[-1]] = read(node[path[-1]], tensors, stored)
         except (InputError, OSError) as error:

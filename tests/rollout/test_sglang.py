@@ -52,7 +52,7 @@ def test_a_cache_in_use_is_emptied_later(opened, params):
         busy = iter(["busy", "busy"])
         double.fault = lambda path: next(busy, None) if path == "/flush_cache" else None
         engine.publish(of_step(params, 1), 1)
-        assert engine.fleet.pool.servers[0].healthy
+        assert engine.servers.pool.servers[0].healthy
     assert double.asked.count("/flush_cache") == 3
 
 

@@ -1,10 +1,16 @@
-"""The engine whose completions come from servers."""
+"""The engine whose completions come from servers, and the servers that engines share."""
 
+import asyncio
+import atexit
+import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as NotYet
-from typing import TYPE_CHECKING, Any
+from contextlib import contextmanager
+from dataclasses import dataclass
+from secrets import token_hex
+from typing import Any, TypeVar
 
 import jax
 import numpy as np
@@ -12,71 +18,229 @@ import numpy as np
 from rl4p.errors import InputError, RunError
 from rl4p.model.policy import Policy
 from rl4p.protocols.engine import Completion, Request
-from rl4p.rollout.remote.fleet import Fleet, Weights
-from rl4p.rollout.remote.pool import Call
+from rl4p.rollout.remote.pool import RequestBatch, ServerPool
 from rl4p.rollout.remote.probe import Probe
-from rl4p.rollout.remote.read import Ask, seed_of
-from rl4p.types import Params
+from rl4p.rollout.remote.protocol import NewWeights, PoolOptions, ServerProtocol, Weights
+from rl4p.rollout.remote.response import GREEDY, ServerRequest, seed_of
+from rl4p.rollout.remote.weights_folder import WeightsFolder
+from rl4p.types import Params, Sampling
 
-if TYPE_CHECKING:
-    from rl4p.rollout.remote.sampler import RemoteSampler
+Result = TypeVar("Result")
 
 SECONDS_BETWEEN_STOPS = 0.05
+SECONDS_TO_CLOSE = 10.0
+LOCK = threading.Lock()
+SHARED: "dict[tuple, SharedServers]" = {}  # by the class of a protocol and the servers
+
+
+@dataclass(frozen=True, kw_only=True)
+class WeightTransfer:
+    """How the weights of an engine reach its servers.
+
+    Attributes:
+      folder: the folder for weights, which the engine deletes at its end.
+      probe: the sequence whose log-probabilities show that a server has the weights.
+      seconds: the deadline of a server to load weights.
+    """
+
+    folder: WeightsFolder
+    probe: Probe
+    seconds: float
+
+
+class SharedServers:
+    """The servers of a rollout in this process: a pool, its asyncio loop in a thread, and a lock.
+
+    Several engines can use the same servers: a collector has one, and an evaluation with a moving
+    average another. The servers have the weights of one engine at a time. A call of another engine
+    waits until they are free, and first installs its own weights.
+    """
+
+    def __init__(self, options: PoolOptions, protocol: ServerProtocol) -> None:
+        self.pool = ServerPool(options, protocol)
+        self.users = 0
+        self.condition = threading.Condition()
+        self.installed: Weights | None = None
+        self.installing = False
+        self.calls = 0  # under way
+        self.publishers = 0  # that wait
+        self.loop = asyncio.new_event_loop()
+        self.thread = threading.Thread(target=self.work, name="rollout servers", daemon=True)
+        self.thread.start()
+
+    @classmethod
+    def of(cls, options: PoolOptions, protocol: ServerProtocol) -> "SharedServers":
+        """Returns the servers with these addresses; `release` closes them after their last user.
+
+        Engines with the same servers also share the other options, those of the first engine.
+        """
+        key = type(protocol), options.servers
+        with LOCK:
+            if key not in SHARED:
+                SHARED[key] = cls(options, protocol)
+            SHARED[key].users += 1
+            return SHARED[key]
+
+    def release(self) -> None:
+        """Ends the use by an engine, and closes the servers after the last one."""
+        with LOCK:
+            self.users -= 1
+            if self.users:
+                return
+            SHARED.pop((type(self.pool.protocol), self.pool.options.servers), None)
+        self.close()
+
+    def work(self) -> None:
+        asyncio.set_event_loop(self.loop)
+        self.loop.run_forever()
+
+    def start(self, work: Coroutine[Any, Any, Result]) -> "Future[Result]":
+        """Starts work in the loop."""
+        return asyncio.run_coroutine_threadsafe(work, self.loop)
+
+    @contextmanager
+    def exclusive(self) -> Iterator[None]:
+        """Waits for the calls under way, of which some can be stopped, and lets no other begin."""
+        self.loop.call_soon_threadsafe(self.pool.stop)
+        with self.condition:
+            self.publishers += 1
+            try:
+                while self.installing or self.calls:
+                    self.condition.wait()
+                self.installing = True
+            finally:
+                self.publishers -= 1
+                self.condition.notify_all()
+        with self.installation():
+            yield
+
+    @contextmanager
+    def using(self, weights_of: Callable[[], Weights]) -> Iterator[Weights]:
+        """Keeps the weights of an engine installed; installs them again if another replaced them.
+
+        Args:
+          weights_of: returns the weights of the engine.
+        """
+        while True:
+            with self.condition:
+                while self.installing or self.publishers:
+                    self.condition.wait()
+                weights = weights_of()
+                if self.installed is weights:
+                    self.calls += 1
+                    break
+                if self.calls:
+                    self.condition.wait()
+                    continue
+                self.installing = True
+            with self.installation():
+                self.install(weights)
+        try:
+            yield weights
+        finally:
+            with self.condition:
+                self.calls -= 1
+                self.condition.notify_all()
+
+    @contextmanager
+    def installation(self) -> Iterator[None]:
+        """Ends the installation that has begun, whatever happens."""
+        try:
+            yield
+        finally:
+            with self.condition:
+                self.installing = False
+                self.condition.notify_all()
+
+    def install(self, weights: Weights) -> None:
+        """Gives the servers weights, during an installation."""
+        self.installed = None
+        future = self.start(self.pool.install(weights))
+        try:
+            future.result()
+        finally:
+            future.cancel()  # if this thread was interrupted
+        self.installed = weights
+
+    def close(self) -> None:
+        """Closes the connections and ends the thread."""
+        if self.loop.is_closed():
+            return
+        closing = self.start(self.pool.close())
+        closing.add_done_callback(lambda _: self.loop.call_soon_threadsafe(self.loop.stop))
+        self.thread.join(timeout=SECONDS_TO_CLOSE)
+        if not self.thread.is_alive():
+            self.loop.run_until_complete(self.loop.shutdown_asyncgens())
+            self.loop.close()
+
+
+@atexit.register
+def close_all() -> None:
+    """Closes all servers at the end of the process."""
+    for servers in list(SHARED.values()):
+        servers.close()
 
 
 class RemoteEngine:
     """An `Engine` whose tokens are drawn by the servers of a rollout.
 
     A completion has a seed of its own, which depends on its key only. It does not matter which
-    server answers, as far as the servers compute alike.
+    server draws it, as far as the servers compute alike.
 
-    `publish` returns once the servers have the new weights. Before, it waits for the calls that are
-    under way, since all tokens of a call are of the same weights; calls with `stop` are stopped.
+    `publish` returns once the servers have the new weights. Before, it waits for the calls under
+    way, since all tokens of a call are of the same weights; calls with `stop` are stopped.
 
     Args:
-      options: the rollout.
+      servers: the servers, which the engine releases at its end.
+      sampling_at: returns the sampling distribution of a weight version.
+      transfer: how weights reach the servers; None if they have weights of their own.
     """
 
-    def __init__(self, options: "RemoteSampler", policy: Policy) -> None:
-        self.options = options
+    def __init__(
+        self,
+        policy: Policy,
+        servers: SharedServers,
+        sampling_at: Callable[[int], Sampling],
+        transfer: WeightTransfer | None,
+    ) -> None:
         self.policy = policy
-        self.stops = options.receives_weights
+        self.servers: SharedServers | None = servers
+        self.sampling_at = sampling_at
+        self.transfer = transfer
+        self.stops = transfer is not None
         self.weights: Weights | None = None
-        self.probe = Probe(policy)
         self.source: tuple[Sequence[weakref.ref], int] | None = None
-        self.fleet: Fleet | None = Fleet.of(options)
 
     @property
     def version(self) -> int:
         return -1 if self.weights is None else self.weights.version
 
     def publish(self, params: Params, version: int) -> None:
-        """Gives the servers new weights, unless they are those that they have from this engine.
+        """Gives the servers new weights, unless they have them from this engine already.
 
         Raises:
           RunError: no server has them in time.
         """
-        fleet = self.opened()
-        leaves = jax.tree.leaves(params)
-        before, of = ((), -1) if self.source is None else self.source
-        if version == of and same(leaves, before):
+        servers, transfer, leaves = self.opened(), self.transfer, jax.tree.leaves(params)
+        if self.source is not None and version == self.source[1] and same(leaves, self.source[0]):
             return
         self.source = None
-        label = fleet.label(version)
-        synced = self.options.receives_weights
-        weights = Weights(
-            version=version,
-            label=label,
-            exported=fleet.write(self.policy, params, label) if synced else None,
-            probe=self.probe,
-            expected=self.probe.expected(params) if synced else np.zeros(0, np.float32),
-        )
-
-        def set_weights() -> Weights:
+        label = f"step-{version}-{token_hex(6)}"
+        weights = Weights(version=version, label=label)
+        if transfer is not None:
+            weights = NewWeights(
+                version=version,
+                label=label,
+                exported=transfer.folder.write(self.policy, params, label),
+                probe=transfer.probe,
+                expected=transfer.probe.expected(params),
+                seconds=transfer.seconds,
+            )
+        with servers.exclusive():
             self.weights = weights
-            return weights
-
-        fleet.install(self, set_weights)
+            servers.install(weights)
+        if transfer is not None:
+            transfer.folder.keep({label})
         self.source = [weakref.ref(leaf) for leaf in leaves], version
 
     def complete(
@@ -86,7 +250,7 @@ class RemoteEngine:
         greedy: bool = False,
         stop: Callable[[np.ndarray], bool] | None = None,
     ) -> list[Completion]:
-        fleet = self.opened()
+        servers = self.opened()
         longest = self.policy.decoder.config.max_positions
         for request in requests:
             if len(request.tokens) + request.max_tokens > longest:
@@ -94,72 +258,69 @@ class RemoteEngine:
                     f"A request of {len(request.tokens)} tokens with max_tokens="
                     f"{request.max_tokens} is longer than the {longest} positions of the model."
                 )
-        with fleet.using(self.published) as weights:
-            asks = [ask for request in requests for ask in self.asks(request, weights, greedy)]
-            call = Call(asks=asks, label=weights.label, may_stop=stop is not None)
-            future = fleet.start(fleet.pool.complete(call))
+        with servers.using(self.published) as weights:
+            batch = RequestBatch(
+                requests=[
+                    server_request
+                    for request in requests
+                    for server_request in self.server_requests(request, weights, greedy)
+                ],
+                may_stop=stop is not None,
+            )
+            future = servers.start(servers.pool.complete(batch))
             try:
-                if stop is not None:
-                    ask_whether_to_stop(fleet, call, future, stop)
+                while stop is not None and not future.done():
+                    if stop(np.array(batch.finished, bool)):
+                        servers.loop.call_soon_threadsafe(servers.pool.stop, batch)
+                        break
+                    try:
+                        future.result(timeout=SECONDS_BETWEEN_STOPS)
+                    except NotYet:
+                        continue
                 future.result()
             finally:
                 future.cancel()
-        version = weights.version if self.options.receives_weights else -1
-        return [found[0].completion(version, found[1]) for found in call.answers if found]
+        return [completion for completion in batch.completions if completion is not None]
 
-    def asks(self, request: Request, weights: Weights, greedy: bool) -> list[Ask]:
-        """Returns what the servers are asked for: one completion for each key."""
-        options, policy = self.options, self.policy
-        temperature = options.temperature_at(weights.version)
-        if temperature is None:
-            temperature = options.sampling.temperature
+    def server_requests(
+        self, request: Request, weights: Weights, greedy: bool
+    ) -> Iterator[ServerRequest]:
+        """Yields the requests for one completion each, one for each key."""
+        policy, bits = self.policy, self.opened().pool.protocol.seed_bits
+        sampling = GREEDY if greedy else self.sampling_at(weights.version)
         tokens = [int(token) for token in request.tokens]
-        return [
-            Ask(
+        for key in request.keys_N:
+            yield ServerRequest(
                 tokens=tokens,
-                seed=seed_of(key, request.drawn, options.seed_bits),
+                seed=seed_of(key, request.drawn, bits),
                 max_tokens=request.max_tokens,
-                temperature=0.0 if greedy else temperature,
-                top_k=0 if greedy else options.sampling.top_k,
-                top_p=1.0 if greedy else options.sampling.top_p,
+                sampling=sampling,
                 end_ids=policy.end_ids,
                 vocabulary=policy.decoder.config.vocabulary,
+                version=-1 if self.transfer is None else weights.version,
+                label=weights.label,
                 messages=request.messages,
                 tokenizer=policy.tokenizer,
             )
-            for key in request.keys_N
-        ]
 
     def published(self) -> Weights:
         if self.weights is None:
             raise RunError("The engine has no weights yet: publish comes before complete.")
         return self.weights
 
-    def opened(self) -> Fleet:
-        if self.fleet is None:
+    def opened(self) -> SharedServers:
+        if self.servers is None:
             raise RunError("The engine is closed.")
-        return self.fleet
+        return self.servers
 
     def close(self) -> None:
-        """Ends the connections, if no other engine has the same servers."""
-        fleet, self.fleet = self.fleet, None
+        """Deletes the folder of weights; ends the connections, unless another engine needs them."""
+        servers, self.servers = self.servers, None
         self.weights = self.source = None
-        if fleet is not None:
-            fleet.release(self)
-
-
-def ask_whether_to_stop(
-    fleet: Fleet, call: Call, future: "Future[Any]", stop: Callable[[np.ndarray], bool]
-) -> None:
-    """Returns once the call has ended or was told to stop."""
-    while not future.done():
-        if stop(np.array(call.finished, bool)):
-            fleet.loop.call_soon_threadsafe(fleet.pool.stop, lambda other: other is call)
-            return
-        try:
-            future.result(timeout=SECONDS_BETWEEN_STOPS)
-        except NotYet:
-            continue
+        if servers is not None:
+            servers.release()
+            if self.transfer is not None:
+                self.transfer.folder.close()
 
 
 def same(leaves: Sequence[Any], before: Sequence[weakref.ref]) -> bool:

@@ -1,94 +1,108 @@
-"""Several servers: requests are shared among the healthy ones, and the others are let in again.
+"""A pool of servers: the healthy ones share the requests, and the others are let in again.
 
-Everything here runs in one asyncio loop, that of the `Fleet`.
+Everything here runs in one asyncio loop, which `SharedServers` owns.
 """
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from secrets import token_hex
-from typing import TYPE_CHECKING, Any
 
-from rl4p.errors import RunError
-from rl4p.rollout.remote.read import EMPTY, Answer, Ask, LieError
-from rl4p.rollout.remote.server import (
-    FAILURES_IN_A_ROW,
-    Deadline,
-    DownError,
-    FailedError,
+from rl4p.errors import InputError, RunError
+from rl4p.http.address import api_key
+from rl4p.http.client import (
+    HttpClient,
+    InvalidResponseError,
     RefusedError,
-    Server,
-    pause,
+    RequestError,
+    UnreachableError,
+    for_each,
 )
+from rl4p.protocols.engine import Completion
+from rl4p.rollout.remote.protocol import (
+    LONGEST_PAUSE,
+    Deadline,
+    NewWeights,
+    PoolOptions,
+    RemoteServer,
+    ServerProtocol,
+    Weights,
+    WeightsProtocol,
+    short_pause,
+)
+from rl4p.rollout.remote.response import ServerRequest
 from rl4p.types import Finish
-
-if TYPE_CHECKING:
-    from rl4p.rollout.remote.fleet import Weights
-    from rl4p.rollout.remote.sampler import RemoteSampler
 
 log = logging.getLogger(__name__)
 
+FAILURES_IN_A_ROW = 3  # after which a server is taken out
+LARGEST_RESPONSE = 256 * 2**20  # bytes
 SECONDS_FOR_HEALTH = 10.0
 SECONDS_FOR_FRAGMENTS = 10.0  # that servers have to return the tokens so far
 SECONDS_BETWEEN_ABORTS = 0.2
 
 
 @dataclass(eq=False, kw_only=True)
-class Call:
+class RequestBatch:
     """The requests of one call of an engine.
 
     Attributes:
-      asks: the requests.
-      label: the label of the weights that have to draw the tokens.
-      may_stop: whether the call can be stopped, so that fragments are of use.
-      answers: the answers so far, each with the address of its server.
+      requests: the requests, each for one completion.
+      may_stop: whether the batch can be stopped, so that fragments are of use.
+      completions: the completions so far.
       stopping: whether it was stopped.
     """
 
-    asks: Sequence[Ask]
-    label: str
+    requests: Sequence[ServerRequest]
     may_stop: bool
-    answers: list[tuple[Answer, str] | None] = field(default_factory=list)
+    completions: list[Completion | None] = field(default_factory=list)
     stopping: bool = False
 
     def __post_init__(self) -> None:
-        self.answers = [None] * len(self.asks)
+        self.completions = [None] * len(self.requests)
 
     @property
     def finished(self) -> list[bool]:
         """Returns which requests have a whole completion."""
-        return [x is not None and x[0].finish != Finish.ABORT for x in self.answers]
+        return [x is not None and x.finish != Finish.ABORT for x in self.completions]
 
 
 class Stopping(Exception):
-    """A call was stopped while a request waited."""
+    """A batch was stopped while a request waited."""
 
 
-class Pool:
+class ServerPool:
     """The servers of a rollout.
 
-    Args:
-      options: the rollout, whose methods are the protocol.
+    Raises:
+      InputError: the environment variable of the key is not set.
     """
 
-    def __init__(self, options: "RemoteSampler") -> None:
-        self.options = options
-        self.servers = [
-            Server(url=url, key=options.key, connections=options.concurrency)
+    def __init__(self, options: PoolOptions, protocol: ServerProtocol) -> None:
+        try:
+            key = api_key(options.key_variable, "rollout.key_variable")
+        except ValueError as error:
+            raise InputError(str(error)) from None
+        self.options, self.protocol = options, protocol
+        # More connections than requests, so that a check never waits for one.
+        connections = options.concurrency + 4
+        clients = [
+            HttpClient(url=url, key=key, connections=connections, largest_response=LARGEST_RESPONSE)
             for url in options.servers
         ]
+        self.servers = [RemoteServer(client=client) for client in clients]
         self.weights: Weights | None = None
-        self.calls: set[Call] = set()
-        self.running: dict[asyncio.Task, tuple[Call, str]] = {}
+        self.batches: set[RequestBatch] = set()
+        self.running: dict[asyncio.Task, tuple[RequestBatch, str]] = {}
         self.stopping: set[asyncio.Task] = set()
-        self.background: dict[Server, asyncio.Task] = {}
+        self.background: dict[RemoteServer, asyncio.Task] = {}
         self.changed = asyncio.Event()
-        self.lonely: Deadline | None = None  # since no server is healthy
+        self.deadline: Deadline | None = None  # by which a server must be healthy, if none is
 
     # Weights.
 
-    async def install(self, weights: "Weights") -> None:
+    async def install(self, weights: Weights) -> None:
         """Gives all servers these weights; returns once each has them or is out.
 
         Raises:
@@ -99,56 +113,55 @@ class Pool:
         for server in self.servers:
             server.healthy = False
         errors = await asyncio.gather(*map(self.bring_in, self.servers))
-        refused = [(s, e) for s, e in zip(self.servers, errors, strict=True) if e is not None]
-        if first and len(refused) == len(self.servers) and fatal(e for _, e in refused):
+        if first and all(isinstance(x, RefusedError | InvalidResponseError) for x in errors):
             raise RunError(f"No server of rollout.servers can be used: {self.reasons()}.")
         for server, error in zip(self.servers, errors, strict=True):
             if error is not None:
-                announce_out(server)
+                announce(server)
             self.background[server] = asyncio.create_task(self.attend(server))
         self.notify()
         deadline = Deadline(self.options.patience)
         while not any(server.healthy for server in self.servers):
             await self.wait(deadline)
 
-    async def bring_in(self, server: Server) -> Exception | None:
+    async def bring_in(self, server: RemoteServer) -> RequestError | None:
         """Gives a server the current weights and lets it in; returns what went wrong, or None."""
-        options, weights = self.options, self.weights
-        seconds = getattr(options, "update_seconds", options.timeout_seconds)
+        weights = self.weights
+        loads = isinstance(weights, NewWeights)
+        seconds = weights.seconds if loads else self.options.timeout_seconds
         deadline, server.healthy = Deadline(seconds), False
         try:
             async with asyncio.timeout(seconds):
-                await options.check_in(server, deadline)
-                if weights is not None and weights.exported is not None:
-                    await self.update(server, weights, deadline)
+                await self.protocol.check(server, deadline)
+                if loads:
+                    await self.load(server, weights, deadline)
         except TimeoutError:
-            error = DownError(f"it did not have the weights within {seconds:g} seconds")
-        except (LieError, FailedError, RefusedError) as found:
-            error = found
+            problem = UnreachableError(f"it did not have the weights within {seconds:g} seconds")
+        except RequestError as error:
+            problem = error
         else:
             server.failures, server.healthy = 0, True
-            if server.out:
+            if server.announced:
                 log.warning("%s takes part again.", server.url)
-                server.out = False
+                server.announced = False
             self.notify()
             return None
-        server.reason = server.public(str(error))
-        return error
+        server.reason = server.client.without_key(str(problem))
+        return problem
 
-    async def update(self, server: Server, weights: "Weights", deadline: Deadline) -> None:
-        """Gives a server weights, and asks it for the log-probabilities of the probe."""
-        options: Any = self.options
-        await options.update(server, weights, deadline)
-        found = await options.score(server, weights.probe.tokens, deadline)
-        before = None if server.previous is weights.expected else server.previous
-        limit = options.max_probe_gap
-        if problem := weights.probe.problem(found, weights.expected, before, limit):
-            raise LieError(problem)
+    async def load(self, server: RemoteServer, weights: NewWeights, deadline: Deadline) -> None:
+        """Makes a server load weights, and checks its log-probabilities of the probe."""
+        assert isinstance(self.protocol, WeightsProtocol)
+        await self.protocol.load(server, weights, deadline)
+        logprobs = await self.protocol.score(server, weights.probe.tokens, deadline)
+        previous = None if server.previous is weights.expected else server.previous
+        if problem := weights.probe.problem(logprobs, weights.expected, previous):
+            raise InvalidResponseError(problem)
         server.previous = weights.expected
 
     # Servers.
 
-    async def attend(self, server: Server) -> None:
+    async def attend(self, server: RemoteServer) -> None:
         """Checks a healthy server from time to time, and tries to let in one that is out."""
         failures = 0
         while True:
@@ -160,25 +173,25 @@ class Pool:
             if await self.bring_in(server) is None:
                 continue
             failures += 1
-            await asyncio.sleep(min(pause(failures), self.options.health_seconds))
+            await asyncio.sleep(min(short_pause(failures), self.options.health_seconds))
 
-    async def check(self, server: Server) -> None:
+    async def check(self, server: RemoteServer) -> None:
         """Takes a server out if two health checks in a row fail."""
         for last in (False, True):
             try:
-                await server.ask("GET", self.options.health_path, seconds=SECONDS_FOR_HEALTH)
-            except (FailedError, RefusedError) as error:
+                await server.send("GET", self.protocol.health_path, seconds=SECONDS_FOR_HEALTH)
+            except RequestError as error:
                 if last:
-                    self.take_out(server, str(error))
+                    self.take_out(server, error)
             else:
                 return
 
-    def take_out(self, server: Server, reason: str) -> None:
+    def take_out(self, server: RemoteServer, error: RequestError) -> None:
         """Gives a server no more requests, and the ones that it has to others."""
-        server.reason = server.public(reason)
+        server.reason = server.client.without_key(str(error))
         if server.healthy:
             server.healthy = False
-            announce_out(server)
+            announce(server)
         for task in list(server.running):
             task.cancel()
         self.notify()
@@ -187,26 +200,25 @@ class Pool:
         """Returns each server with the reason why it was taken out last."""
         return "; ".join(f"{server.url} ({server.reason})" for server in self.servers)
 
-    async def free(self, call: Call) -> Server:
+    async def free(self, batch: RequestBatch) -> RemoteServer:
         """Returns the healthy server with the fewest requests; waits until one has a place.
 
         Raises:
-          Stopping: the call was stopped.
+          Stopping: the batch was stopped.
           RunError: no server is healthy for too long.
         """
         while True:
-            if call.stopping:
+            if batch.stopping:
                 raise Stopping
             healthy = [server for server in self.servers if server.healthy]
-            open_ = [s for s in healthy if len(s.running) < self.options.concurrency]
-            if open_:
-                self.lonely = None
-                return min(open_, key=lambda server: len(server.running))
             if healthy:
-                self.lonely = None
-            elif self.lonely is None:
-                self.lonely = Deadline(self.options.patience)
-            await self.wait(self.lonely)
+                self.deadline = None
+                server = min(healthy, key=lambda server: len(server.running))
+                if len(server.running) < self.options.concurrency:
+                    return server
+            elif self.deadline is None:
+                self.deadline = Deadline(self.options.patience)
+            await self.wait(self.deadline)
 
     async def wait(self, deadline: Deadline | None) -> None:
         """Waits for a change, at most until the deadline.
@@ -233,69 +245,65 @@ class Pool:
 
     # Requests.
 
-    async def complete(self, call: Call) -> None:
-        """Fills in all answers of a call.
+    async def complete(self, batch: RequestBatch) -> None:
+        """Fills in all completions of a batch.
 
         Raises:
           RunError: a request has failed too often, was refused, or no server is left.
         """
-        self.calls.add(call)
-        places = len(self.servers) * self.options.concurrency
-        waiting = iter(range(len(call.asks)))
-        workers = [
-            asyncio.create_task(self.work(call, waiting))
-            for _ in range(min(places, len(call.asks)))
-        ]
-        try:
-            await asyncio.gather(*workers)
-        finally:
-            self.calls.discard(call)
-            for worker in workers:
-                worker.cancel()
-            await asyncio.gather(*workers, return_exceptions=True)
 
-    async def work(self, call: Call, waiting: Iterator[int]) -> None:
-        """Gets one answer after another, until no request waits."""
-        for index in waiting:
+        async def complete_one(index: int) -> None:
+            request = batch.requests[index]
             try:
-                call.answers[index] = await self.answer(call, call.asks[index])
+                batch.completions[index] = await self.completion(batch, request)
             except Stopping:
-                call.answers[index] = EMPTY, ""
+                batch.completions[index] = request.completion("", (), (), Finish.ABORT)
 
-    async def answer(self, call: Call, ask: Ask) -> tuple[Answer, str]:
-        """Returns the answer to a request and its server, after as many attempts as it takes."""
+        count = len(batch.requests)
+        places = len(self.servers) * self.options.concurrency
+        self.batches.add(batch)
+        try:
+            await for_each(range(count), complete_one, concurrency=min(places, count))
+        finally:
+            self.batches.discard(batch)
+
+    async def completion(self, batch: RequestBatch, request: ServerRequest) -> Completion:
+        """Returns the completion of a request, after as many attempts as it takes."""
         failures = 0
         while True:
-            server = await self.free(call)
-            reason = await self.attempt(call, ask, server)
-            if isinstance(reason, Answer):
-                return reason, server.url
-            if reason is None:  # the server was taken out for another reason
+            server = await self.free(batch)
+            result = await self.attempt(batch, request, server)
+            if isinstance(result, Completion):
+                return result
+            if result is None:  # the server was taken out for another reason
                 continue
             failures += 1
             if failures >= self.options.attempts:
+                reason = server.client.without_key(str(result))
                 raise RunError(
                     f"A request has failed {failures} times (rollout.attempts), the last time at "
                     f"{server.url}: {reason}."
                 )
-            await self.sleep(call, pause(failures))
+            await self.sleep(batch, short_pause(failures, min(result.retry_after, LONGEST_PAUSE)))
 
-    async def sleep(self, call: Call, seconds: float) -> None:
-        """Sleeps, unless the call is stopped."""
+    async def sleep(self, batch: RequestBatch, seconds: float) -> None:
+        """Sleeps, unless the batch is stopped."""
         deadline = Deadline(seconds)
-        while not deadline.over and not call.stopping:
+        while not deadline.over and not batch.stopping:
             try:
                 async with asyncio.timeout(deadline.left):
                     await self.changed.wait()
             except TimeoutError:
                 return
 
-    async def attempt(self, call: Call, ask: Ask, server: Server) -> Answer | str | None:
-        """Returns the answer of a server, or why there is none; None if it was taken out."""
-        id = token_hex(12)
-        task = asyncio.create_task(self.options.complete(server, ask, id, call.label))
+    async def attempt(
+        self, batch: RequestBatch, request: ServerRequest, server: RemoteServer
+    ) -> Completion | RequestError | None:
+        """Returns the completion of a server, or why there is none; None if it was taken out."""
+        id, seconds = token_hex(12), self.options.timeout_seconds
+        task = asyncio.create_task(self.protocol.complete(server, request, id, seconds=seconds))
         server.running.add(task)
-        self.running[task] = call, id
+        self.running[task] = batch, id
         try:
             await asyncio.wait({task})
         finally:
@@ -304,57 +312,58 @@ class Pool:
             self.running.pop(task, None)
             self.notify()
         if task.cancelled():
-            return EMPTY if call.stopping else None
+            return request.completion(server.url, (), (), Finish.ABORT) if batch.stopping else None
         error = task.exception()
         if error is None:
-            server.failures, answer = 0, task.result()
-            useful = answer.finish != Finish.ABORT or call.stopping
-            if useful or (call.may_stop and answer.tokens):
-                return answer
-            return "it aborted the request"
+            server.failures, completion = 0, task.result()
+            useful = completion.finish != Finish.ABORT or batch.stopping
+            if useful or (batch.may_stop and len(completion.tokens)):
+                return completion
+            return RequestError("it aborted the request")
         if isinstance(error, RefusedError):
             raise RunError(f"{server.url} refuses a request of the rollout: {error}.")
-        if not isinstance(error, FailedError | LieError):
+        if not isinstance(error, RequestError):
             raise error
-        reason = server.public(str(error))
         server.failures += 1
-        final = isinstance(error, LieError | DownError)
+        final = isinstance(error, InvalidResponseError | UnreachableError)
         if final or server.failures >= FAILURES_IN_A_ROW:
-            self.take_out(server, reason)
-        return reason
+            self.take_out(server, error)
+        return error
 
-    def stop(self, wanted: Callable[[Call], bool]) -> None:
-        """Ends calls early: requests that wait get nothing, the others the tokens so far."""
-        for call in self.calls:
-            if wanted(call) and call.may_stop and not call.stopping:
-                call.stopping = True
-                task = asyncio.create_task(self.fragments(call))
+    def stop(self, batch: RequestBatch | None = None) -> None:
+        """Ends a batch early, or all: waiting requests get nothing, others the tokens so far."""
+        for each in self.batches if batch is None else self.batches & {batch}:
+            if each.may_stop and not each.stopping:
+                each.stopping = True
+                task = asyncio.create_task(self.collect_fragments(each))
                 self.stopping.add(task)  # a task needs a reference
                 task.add_done_callback(self.stopping.discard)
         self.notify()
 
-    async def fragments(self, call: Call) -> None:
-        """Makes the servers answer with the tokens so far; drops what does not come in time."""
-        options: Any = self.options
+    async def collect_fragments(self, batch: RequestBatch) -> None:
+        """Makes the servers return the tokens so far; drops requests that take too long."""
+        assert isinstance(self.protocol, WeightsProtocol)
         deadline = Deadline(SECONDS_FOR_FRAGMENTS)
-        while call in self.calls and not deadline.over:
+        while batch in self.batches and not deadline.over:
             for server in self.servers:
-                if ids := [id for _, id in self.of_call(call, server)]:
+                if ids := [id for _, id in self.requests_at(server, batch)]:
                     try:
-                        await options.abort(server, ids)
-                    except (FailedError, RefusedError) as error:
-                        self.take_out(server, str(error))
+                        await self.protocol.abort(server, ids)
+                    except RequestError as error:
+                        self.take_out(server, error)
             await asyncio.sleep(SECONDS_BETWEEN_ABORTS)
         for server in self.servers:
-            for task, _ in self.of_call(call, server):
+            for task, _ in self.requests_at(server, batch):
                 task.cancel()
 
-    def of_call(self, call: Call, server: Server) -> list[tuple[asyncio.Task, str]]:
-        """Returns the requests of a call that a server is answering, with their names."""
-        found = [(task, *self.running[task]) for task in server.running if task in self.running]
-        return [(task, id) for task, own, id in found if own is call]
+    def requests_at(
+        self, server: RemoteServer, batch: RequestBatch
+    ) -> list[tuple[asyncio.Task, str]]:
+        """Returns the requests of a batch that a server is drawing, each with its name."""
+        running = [(task, *self.running[task]) for task in server.running if task in self.running]
+        return [(task, id) for task, other, id in running if other is batch]
 
-    async def cancel(self, tasks: dict[Server, asyncio.Task]) -> None:
+    async def cancel(self, tasks: dict[RemoteServer, asyncio.Task]) -> None:
         """Ends background tasks."""
         for task in tasks.values():
             task.cancel()
@@ -368,16 +377,11 @@ class Pool:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         for server in self.servers:
-            await server.close()
+            await server.client.close()
 
 
-def announce_out(server: Server) -> None:
+def announce(server: RemoteServer) -> None:
     """Writes to the log that a server is taken out, unless it already says so."""
-    if not server.out:
+    if not server.announced:
         log.warning("%s is taken out: %s.", server.url, server.reason)
-        server.out = True
-
-
-def fatal(errors: Any) -> bool:
-    """Returns whether all errors say that the configuration is wrong."""
-    return all(isinstance(error, RefusedError | LieError) for error in errors)
+        server.announced = True

@@ -1,4 +1,4 @@
-"""A probe that tells whether a server decodes with the weights that it was given."""
+"""A probe that shows whether a server decodes with the weights that it has loaded."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -19,16 +19,19 @@ ERRORS = 5  # standard errors that the share must be below 1, since engines roun
 class Probe:
     """A fixed sequence whose log-probabilities depend on all weights.
 
+    Args:
+      limit: the largest error of a server's log-probability of one token; None for any.
+
     Attributes:
       tokens: the token ids, 32 or as many as the model has positions.
     """
 
-    def __init__(self, policy: Policy) -> None:
+    def __init__(self, policy: Policy, limit: float | None = None) -> None:
         tokenizer: Any = policy.tokenizer
         ids: Any = tokenizer(TEXT, add_special_tokens=False)["input_ids"]
         length = min(LENGTH, policy.decoder.config.max_positions)
         ids = ids * -(-length // max(1, len(ids))) or list(range(length))
-        self.policy = policy
+        self.policy, self.limit = policy, limit
         self.tokens: list[int] = ids[:length]
 
     def expected(self, params: Params) -> np.ndarray:
@@ -65,19 +68,18 @@ class Probe:
 
     def problem(
         self,
-        found: Sequence[float | None] | np.ndarray,
+        logprobs: Sequence[float | None] | np.ndarray,
         expected: np.ndarray,
         previous: np.ndarray | None,
-        limit: float | None,
     ) -> str | None:
         """Returns what is wrong with a server's log-probabilities, or None.
 
         Args:
-          found: the server's log-probabilities of tokens 1 to n - 1.
-          expected, previous: those of the weights that it was given, and of the ones before.
-          limit: the largest gap of one token; None for any.
+          logprobs: the server's log-probabilities of tokens 1 to n - 1.
+          expected, previous: the same under the weights that it has loaded, and under the weights
+            before.
         """
-        values = np.array([np.nan if x is None else x for x in found], np.float64)
+        values = np.array([np.nan if x is None else x for x in logprobs], np.float64)
         if values.shape != expected.shape:
             return (
                 f"it returned {len(values)} log-probabilities of the probe's tokens, not "
@@ -86,7 +88,7 @@ class Probe:
         if not np.isfinite(values).all():
             worst = int(np.argmin(np.isfinite(values)))
             return f"the log-probability of the probe's token {worst + 1} is {values[worst]}"
-        if previous is not None and (share := moved(values, previous, expected)) is not None:
+        if previous is not None and (share := change_made(values, previous, expected)) is not None:
             change = float(np.mean(np.abs(expected - previous)))
             return (
                 "it still decodes with the weights before: the log-probabilities of the probe made "
@@ -95,19 +97,19 @@ class Probe:
             )
         gaps = np.abs(values - expected)
         worst = int(np.argmax(gaps))
-        if limit is not None and gaps[worst] > limit:
+        if self.limit is not None and gaps[worst] > self.limit:
             return (
                 f"the log-probability of the probe's token {worst + 1} is {values[worst]:.6g}, "
                 f"but {expected[worst]:.6g} by the new weights: the gap {gaps[worst]:.3g} is above "
-                f"the limit {limit:g}"
+                f"the limit {self.limit:g}"
             )
         return None
 
 
-def moved(found: np.ndarray, previous: np.ndarray, expected: np.ndarray) -> float | None:
+def change_made(logprobs: np.ndarray, previous: np.ndarray, expected: np.ndarray) -> float | None:
     """Returns the share of the change to new weights that a stale server made; None if not stale.
 
-    The share is the slope of found - previous on expected - previous, 0 with the old weights and 1
+    The share is the slope of logprobs - previous on expected - previous: 0 with the old weights, 1
     with the new ones. In bfloat16 the change of a small step may be less than the rounding of one
     token, but the slope averages over tokens. Nothing is concluded from a change that is too small.
     """
@@ -115,7 +117,7 @@ def moved(found: np.ndarray, previous: np.ndarray, expected: np.ndarray) -> floa
     square = float(np.sum(change**2))
     if square == 0:
         return None
-    share = float(np.sum((found - previous) * change)) / square
-    rest = found - previous - share * change
+    share = float(np.sum((logprobs - previous) * change)) / square
+    rest = logprobs - previous - share * change
     error = float(np.sqrt(np.mean(rest**2) / square))
     return share if share <= STALE and share + ERRORS * error < 1 else None

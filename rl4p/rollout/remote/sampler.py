@@ -1,12 +1,10 @@
-"""The options and the protocol of rollouts whose tokens are drawn by servers."""
+"""The options of rollouts whose tokens are drawn by servers."""
 
-import os
-import re
+import tempfile
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Any, ClassVar
-from urllib.parse import urlsplit
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 import jax
 import numpy as np
@@ -18,10 +16,10 @@ from rl4p.model.policy import Policy
 from rl4p.protocols.engine import Request
 from rl4p.rollout.annealing.linear import Linear
 from rl4p.rollout.answers import answers
-from rl4p.rollout.remote.engine import RemoteEngine
-from rl4p.rollout.remote.fleet import Weights
-from rl4p.rollout.remote.read import Answer, Ask, LieError
-from rl4p.rollout.remote.server import Deadline, Server
+from rl4p.rollout.remote.engine import RemoteEngine, SharedServers, WeightTransfer
+from rl4p.rollout.remote.probe import Probe
+from rl4p.rollout.remote.protocol import PoolOptions, ServerProtocol
+from rl4p.rollout.remote.weights_folder import WeightsFolder
 from rl4p.rollout.sampler import sequence_keys
 from rl4p.types import Array, Episode, Params, Prompt, Sampling, Trajectories
 
@@ -33,76 +31,46 @@ class Opened:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RemoteSampler(ABC):
-    """A rollout that asks servers for one completion at a time, each with a seed of its own.
+class RemoteSampler(PoolOptions, ABC):
+    """A rollout that requests one completion at a time of servers, each with a seed of its own.
 
-    A subclass implements the protocol of its servers. A server that cannot be reached, is too slow
-    or gives an answer that cannot be true is taken out, and others get its requests. It takes part
+    A subclass names the protocol of its servers. A server that cannot be reached, is too slow or
+    gives a response that cannot be correct is taken out, and others get its requests. It takes part
     again once it is healthy, and has the current weights if it receives them.
 
     Attributes:
-      servers: the addresses of the servers, such as http://127.0.0.1:8000, without a path.
       max_response_tokens: the longest response in tokens, the end token included.
       temperature, top_p: the sampling distribution (`types.Sampling`).
-      concurrency: the requests at a time to each server.
-      timeout_seconds: the deadline of a request, from its start to the last byte of the answer.
-      attempts: how often a request may fail before the run ends.
-      patience: the run ends once no server could be used for so many seconds.
-      health_seconds: the seconds between two checks whether a server is healthy.
-      key_variable: the environment variable with the API key of the servers; None sends no key.
     """
 
-    seed_bits: ClassVar[int] = 63
-    receives_weights: ClassVar[bool] = False
-    health_path: ClassVar[str] = "/health"
-
-    servers: tuple[str, ...]
     max_response_tokens: Positive
     temperature: NonNegative = 1.0
     top_p: TopShare = 1.0
-    concurrency: Positive = 64
-    timeout_seconds: AboveZero = 600.0
-    attempts: Positive = 10
-    patience: AboveZero = 300.0
-    health_seconds: AboveZero = 5.0
-    key_variable: str | None = None
     opened: Opened = field(default_factory=Opened, init=False, repr=False, compare=False)
-
-    def __post_init__(self) -> None:
-        if not self.servers:
-            raise ValueError("servers is empty: name at least one, such as [http://HOST:PORT].")
-        for url in self.servers:
-            check_address(url)
-        if len({url.rstrip("/") for url in self.servers}) < len(self.servers):
-            raise ValueError("servers names an address twice: name each once.")
-        name = self.key_variable
-        if name is not None and not re.fullmatch(r"[A-Za-z_]\w*", name):
-            raise ValueError(  # it may be the key itself, so it is not repeated
-                "key_variable is not the name of an environment variable: write the name, such as "
-                "SERVER_API_KEY, not the key."
-            )
 
     @property
     def sampling(self) -> Sampling:
         return Sampling(temperature=self.temperature, top_p=self.top_p)
 
-    @property
-    def key(self) -> str:
-        """Returns the API key. It is no attribute, so that it is not printed or saved.
-
-        Raises:
-          InputError: the environment variable is not set.
-        """
-        if self.key_variable is None:
-            return ""
-        if not (key := os.environ.get(self.key_variable)):
-            raise InputError(
-                f"rollout.key_variable={self.key_variable}: this environment variable is not set."
-            )
-        return key
-
     def temperature_at(self, step: int) -> float | None:
         """Returns the temperature of a step if it changes over the run, otherwise None."""
+        return None
+
+    def sampling_at(self, step: int) -> Sampling:
+        """Returns the sampling distribution of a step."""
+        temperature = self.temperature_at(step)
+        return (
+            self.sampling
+            if temperature is None
+            else replace(self.sampling, temperature=temperature)
+        )
+
+    @abstractmethod
+    def protocol(self) -> ServerProtocol:
+        """Returns the protocol of the servers."""
+
+    def transfer(self, policy: Policy) -> WeightTransfer | None:
+        """Returns how weights reach the servers; None if they have weights of their own."""
         return None
 
     def open(self, policy: Policy) -> RemoteEngine:
@@ -122,7 +90,13 @@ class RemoteSampler(ABC):
                 f"has {jax.process_count()}: choose rollout=continuous, or leave mesh.processes "
                 "out."
             )
-        return RemoteEngine(self, policy)
+        servers = SharedServers.of(self, self.protocol())
+        try:
+            transfer = self.transfer(policy)
+        except BaseException:
+            servers.release()
+            raise
+        return RemoteEngine(policy, servers, self.sampling_at, transfer)
 
     def __call__(
         self,
@@ -162,23 +136,6 @@ class RemoteSampler(ABC):
             self.opened.engine.close()
             self.opened.engine = None
 
-    async def check_in(self, server: Server, deadline: Deadline) -> None:
-        """Checks that a server is healthy, and finds out what it is."""
-        await server.ask("GET", self.health_path, seconds=deadline.left)
-
-    @abstractmethod
-    async def complete(self, server: Server, ask: Ask, id: str, label: str) -> Answer:
-        """Sends a request and returns its answer, which is checked.
-
-        Args:
-          id: a name for the request.
-          label: the label of the weights that have to draw the tokens.
-
-        Raises:
-          LieError: the answer cannot be true.
-          FailedError, RefusedError: there is no answer.
-        """
-
 
 @dataclass(frozen=True, kw_only=True)
 class SyncedSampler(RemoteSampler):
@@ -201,8 +158,6 @@ class SyncedSampler(RemoteSampler):
         ends it.
     """
 
-    receives_weights: ClassVar[bool] = True
-
     annealing: Linear | None = None
     top_k: Natural = 0
     weights_folder: str | None = None
@@ -222,64 +177,10 @@ class SyncedSampler(RemoteSampler):
     def temperature_at(self, step: int) -> float | None:
         return None if self.annealing is None else self.annealing(self.temperature, step)
 
-    @abstractmethod
-    async def abort(self, server: Server, ids: Sequence[str]) -> None:
-        """Makes a server answer requests with the tokens so far."""
-
-    @abstractmethod
-    async def update(self, server: Server, weights: Weights, deadline: Deadline) -> None:
-        """Gives a server new weights and checks what it says about them; it then takes requests.
-
-        Raises:
-          LieError: it does not say that it has them.
-          FailedError, RefusedError: a step failed.
-        """
-
-    @abstractmethod
-    async def score(
-        self, server: Server, tokens: Sequence[int], deadline: Deadline
-    ) -> list[float | None]:
-        """Returns log p(token t | tokens before t) of tokens 1 to n - 1, at temperature 1."""
-
-    async def check_checksums(
-        self, server: Server, path: str, weights: Weights, deadline: Deadline
-    ) -> None:
-        """Compares the checksums of tensors at a path of a server, if it has comparable ones.
-
-        A server that splits or joins tensors has names of its own; it is not asked again.
-
-        Raises:
-          LieError: a tensor differs.
-        """
-        if weights.exported is None or not server.known.get("checksums", True):
-            return
-        _, found = await server.offered("POST", path, {"action": "checksum"}, seconds=deadline.left)
-        sums: Any = found.get("checksums") if isinstance(found, dict) else {}
-        expected = None
-        if isinstance(sums, dict) and sums.keys() == weights.exported.checksums.keys():
-            expected = weights.exported.checksums
-        server.known["checksums"] = expected is not None
-        for name, digest in (expected or {}).items():
-            if sums[name] != digest:
-                raise LieError(
-                    f"its checksum of {name} is not that of {weights.label}: it has other weights, "
-                    "or holds them in another dtype than the run"
-                )
-
-
-def check_address(url: str) -> None:
-    """Checks the address of a server.
-
-    Raises:
-      ValueError: it is none, or it has a password, which would be saved.
-    """
-    parts = urlsplit(url)
-    if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise ValueError(f"servers has {url}, which is no address: write http://HOST:PORT.")
-    if parts.username or parts.password:
-        raise ValueError(
-            "servers has a user name or a password, which would be saved: put an API key into an "
-            "environment variable and name that with key_variable=NAME."
+    def transfer(self, policy: Policy) -> WeightTransfer:
+        parent = Path(self.weights_folder or Path(tempfile.gettempdir(), "rl4p"))
+        return WeightTransfer(
+            folder=WeightsFolder(parent),
+            probe=Probe(policy, self.max_probe_gap),
+            seconds=self.update_seconds,
         )
-    if parts.query or parts.fragment or parts.path.rstrip("/").endswith("/v1"):
-        raise ValueError(f"servers has {url}: leave out /v1, and everything after it.")

@@ -1,25 +1,22 @@
 """A folder on a shared disk through which new weights reach the servers of a run."""
 
-import os
+import atexit
 import re
 import shutil
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from secrets import token_hex
 from typing import Any
 
-from jax.tree_util import DictKey
-
-from rl4p.distributed.partition import is_wider
+from rl4p.distributed.partition import decoding_dtype
 from rl4p.errors import InputError, RunError
-from rl4p.model.families import Tensor
 from rl4p.model.huggingface import write_configs
 from rl4p.model.model_tensors import model_tensors
 from rl4p.model.policy import Policy
-from rl4p.model.tensor_files import NewTensor, write_file, write_tensors
-from rl4p.types import Array, Params
+from rl4p.model.tensor_files import WrittenFiles, linked, write_tensors
+from rl4p.types import Params
 
 SHARD_BYTES = 2**28
 
@@ -45,7 +42,7 @@ class WeightsFolder:
     A subfolder appears once it is complete. Transformers, vLLM and SGLang can open it: it has
     config.json, generation_config.json, safetensors and the tokenizer. Adapters are merged, and the
     matrices have the dtype of activations, as in the sampler of this process. A file whose tensors
-    have not changed is a hard link to that of the weights before.
+    have not changed is a hard link to the same file of the weights before.
 
     A process that is killed leaves its folder behind.
     """
@@ -60,13 +57,13 @@ class WeightsFolder:
         self.shard_bytes = shard_bytes
         self.count = 0
         self.held: list[Exported] = []
-        self.newest = self.path
-        self.files: dict[str, dict[str, str]] = {}  # of the newest: file, tensor, checksum
+        self.newest: WrittenFiles | None = None
         self.tokenizer: Any = None
         try:
             self.path.mkdir(parents=True)
         except OSError as error:
             raise RunError(f"The folder for weights cannot be created: {error}.") from error
+        atexit.register(self.close)
 
     def write(self, policy: Policy, params: Params, label: str) -> Exported:
         """Writes the trained parameters; the host holds one tensor more than them at a time.
@@ -82,14 +79,11 @@ class WeightsFolder:
         self.count += 1  # a path is never used twice, because a server may remember it
         path = self.path / f"{self.count}-{label}"
         unfinished = self.path / f".{path.name}"
-        files: dict[str, dict[str, str]] = {}
+        dtype_of = partial(decoding_dtype, dtype=policy.decoder.dtype)
         try:
             unfinished.mkdir()
-            tensors = model_tensors(
-                policy.decoder, policy.without_critic(params), partial(dtype_of, policy)
-            )
-            write = partial(self.write_shard, files)
-            write_tensors(unfinished, tensors, self.shard_bytes, write)
+            tensors = model_tensors(policy.decoder, policy.merged(params), dtype_of)
+            files = write_tensors(unfinished, tensors, self.shard_bytes, self.newest)
             write_configs(
                 unfinished,
                 policy.decoder,
@@ -105,24 +99,11 @@ class WeightsFolder:
             ) from error
         finally:
             shutil.rmtree(unfinished, ignore_errors=True)
-        checksums = {name: digest for found in files.values() for name, digest in found.items()}
+        self.newest = replace(files, folder=path)
+        checksums = {name: x for file in files.checksums.values() for name, x in file.items()}
         exported = Exported(path=path, label=label, checksums=checksums)
         self.held.append(exported)
-        self.newest, self.files = path, files
         return exported
-
-    def write_shard(
-        self, files: dict[str, dict[str, str]], path: Path, tensors: Sequence[NewTensor]
-    ) -> None:
-        """Writes one file, or links it to the same file of the newest weights."""
-        before = self.files.get(path.name, {})
-        same = list(before) == [tensor.name for tensor in tensors] and all(
-            tensor.sha256() == before[tensor.name] for tensor in tensors
-        )
-        if same and linked(self.newest / path.name, path):
-            files[path.name] = before
-        else:
-            files[path.name] = write_file(path, tensors)
 
     def add_tokenizer(self, folder: Path, policy: Policy) -> None:
         """Adds the tokenizer's files, which are written once and then linked."""
@@ -150,20 +131,6 @@ class WeightsFolder:
 
     def close(self) -> None:
         """Deletes the folder and all that is in it."""
-        self.held, self.files, self.tokenizer = [], {}, None
+        atexit.unregister(self.close)
+        self.held, self.newest, self.tokenizer = [], None, None
         shutil.rmtree(self.path, ignore_errors=True)
-
-
-def dtype_of(policy: Policy, tensor: Tensor, array: Array) -> Any:
-    """Returns the dtype of a tensor in the files, which is its dtype in the sampler."""
-    path = tuple(map(DictKey, tensor.path))
-    return policy.decoder.dtype if is_wider(path, array, policy.decoder.dtype) else array.dtype
-
-
-def linked(file: Path, path: Path) -> bool:
-    """Returns whether `path` became a hard link to the file; not every disk has hard links."""
-    try:
-        os.link(file, path)
-    except OSError:
-        return False
-    return True

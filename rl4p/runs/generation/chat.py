@@ -1,22 +1,16 @@
 """The protocol of chat completions: the bodies of requests, and what answers say."""
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
-from email.utils import parsedate_to_datetime
 from typing import Any
 
 from rl4p.errors import InputError
+from rl4p.http.client import InvalidResponseError, read_json
 from rl4p.rollout.response_keys import words
 from rl4p.runs.generation.responses import Response
 from rl4p.types import Question, Sampling
 
 FINISH = {"stop": "stop", "length": "length"}  # any other reason is "abort"
-
-
-class UselessAnswerError(Exception):
-    """An answer without a response. The message says why."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,19 +58,19 @@ def read_answer(content: bytes, question: Question, sample: int) -> Response:
     """Returns the response in the body of an answer.
 
     Raises:
-      UselessAnswerError: the body is not JSON, or holds no response.
+      InvalidResponseError: the body is not JSON, or holds no response.
     """
+    answer = read_json(content)
     try:
-        answer = json.loads(content)
         choice = answer["choices"][0]
         text = choice["message"]["content"]
         finish = choice.get("finish_reason")
         length = (answer.get("usage") or {}).get("completion_tokens")
-    except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
+    except (TypeError, LookupError, AttributeError) as error:
         reason = f"{type(error).__name__}: {error}"
-        raise UselessAnswerError(f"an answer without a response ({reason})") from None
+        raise InvalidResponseError(f"an answer without a response ({reason})") from None
     if not isinstance(text, str | None):
-        raise UselessAnswerError("an answer whose content is no text")
+        raise InvalidResponseError("an answer whose content is no text")
     return Response(
         question=question,
         sample=sample,
@@ -85,27 +79,3 @@ def read_answer(content: bytes, question: Question, sample: int) -> Response:
         finish=FINISH.get(finish, "abort") if isinstance(finish, str) else "abort",
         length=length if type(length) is int and length >= 0 else None,
     )
-
-
-def message_of(content: bytes) -> str:
-    """Returns what the body of an error says, or its beginning."""
-    text = content[:2000].decode(errors="replace")
-    try:
-        error = json.loads(content)
-        error = error.get("error", error)
-        message = error.get("message") if isinstance(error, dict) else error
-    except (ValueError, AttributeError, RecursionError):
-        return text
-    return message if isinstance(message, str) else text
-
-
-def retry_after(value: str) -> float:
-    """Returns the seconds in a Retry-After header, a number or a date; 0 if it has neither."""
-    try:
-        seconds = float(value)
-    except ValueError:
-        try:
-            seconds = (parsedate_to_datetime(value) - datetime.now(UTC)).total_seconds()
-        except (ValueError, TypeError):
-            return 0.0
-    return seconds if 0 < seconds < float("inf") else 0.0

@@ -1,14 +1,13 @@
 """The options of `python -m rl4p.generate` that are no keys of the configuration."""
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
-from urllib.parse import urlsplit
 
 from rl4p.configuration.bounds import AboveZero, Positive
 from rl4p.configuration.commands import Checkpoint, CommandLine, read, refuse_without_effect
 from rl4p.errors import InputError
+from rl4p.http.address import check_address, check_key_variable
 
 # The keys of the configuration that a command line may set, each with all keys below it.
 OF_BOTH = ("data", "reward", "rollout", "group_size", "max_response_tokens", "seed")
@@ -42,21 +41,18 @@ class Server:
     failed: Literal["stop", "skip"] = "stop"
 
     def __post_init__(self) -> None:
-        parts = urlsplit(self.url)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise InputError(f"server={self.url} is not an address: write http://HOST:PORT/v1.")
-        if parts.username or parts.password:
-            raise InputError(
-                "server contains a user name or a password, which would be saved: put an API key "
-                "into an environment variable and name that with server.key_variable=NAME."
+        try:
+            check_address(
+                self.url,
+                "server",
+                example="http://HOST:PORT/v1",
+                key_option="server.key_variable",
             )
-        if parts.query or parts.fragment:
+            check_key_variable(self.key_variable, "server.key_variable")
+        except ValueError as error:
+            raise InputError(str(error)) from None
+        if "?" in self.url or "#" in self.url:
             raise InputError(f"server={self.url} ends in ? or #: write http://HOST:PORT/v1.")
-        if self.key_variable is not None and not re.fullmatch(r"[A-Za-z_]\w*", self.key_variable):
-            raise InputError(  # it may be the key itself, so it is not repeated
-                "server.key_variable is not the name of an environment variable: write the name, "
-                "such as OPENAI_API_KEY, not the key."
-            )
         if "stream" in self.body or "messages" in self.body:
             raise InputError("server.body cannot set messages or stream: leave them out.")
 

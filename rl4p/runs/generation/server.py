@@ -4,60 +4,30 @@ A request holds messages, and the server applies its own chat template. One requ
 response, with a seed that depends on the run's seed, the prompt and the number of the sample.
 Whether equal seeds give equal responses is up to the server.
 
-Failures that may pass are tried again, after a pause that grows exponentially and varies at random:
-no connection, no answer before the deadline, HTTP 408, 409, 425, 429 and 5xx, and an answer without
-a response. The header Retry-After lengthens the pause. A request that the server refuses (another
-4xx) has failed. A wrong address or key ends the job, as does a redirect, whose target would receive
-the prompts and the key.
+`rl4p/http/client.py` says which failures are tried again. A request that the server refuses
+(another 4xx) has failed. A wrong address or key ends the job, as does a redirect.
 """
 
 import asyncio
-import os
-import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-import httpx2
-
 from rl4p.errors import InputError, RunError
-from rl4p.runs.generation.chat import (
-    Chat,
-    UselessAnswerError,
-    message_of,
-    read_answer,
-    retry_after,
+from rl4p.http.address import api_key
+from rl4p.http.client import (
+    LONGEST_RETRY_AFTER,
+    HttpClient,
+    RefusedError,
+    RequestError,
+    for_each,
 )
+from rl4p.runs.generation.chat import Chat, read_answer
 from rl4p.runs.generation.options import Server
 from rl4p.runs.generation.responses import Response, Responses
 from rl4p.types import Question
 
-MAY_PASS = {408, 409, 425, 429, *range(500, 600)}
-ENDS_THE_JOB = {
-    **dict.fromkeys(range(300, 400), "redirects are not followed: give the address itself"),
-    401: "server.key_variable=NAME names the environment variable of the API key",
-    403: "server.key_variable=NAME names the environment variable of the API key",
-    404: "is the address complete? It often ends in /v1; or the server has no such model",
-    405: "is the address complete? It often ends in /v1",
-}
-FIRST_PAUSE = 1.0  # seconds after the first attempt; each later pause is twice as long
-LONGEST_PAUSE = 60.0
-LONGEST_RETRY_AFTER = 600.0
-LARGEST_ANSWER = 32 * 2**20  # bytes
 MOST_FAILURES = 8  # in a row; then the server counts as down
 SECONDS_BETWEEN_LOOKS = 0.1  # for a signal
-
-
-class FailedError(Exception):
-    """A failure of one response. `again` says whether another attempt may succeed."""
-
-    def __init__(self, reason: str, *, again: bool, after: float = 0.0):
-        super().__init__(reason)
-        self.again = again
-        self.after = after
-
-
-class SignalError(Exception):
-    """A signal asked the job to stop."""
 
 
 @dataclass(kw_only=True)
@@ -76,10 +46,15 @@ class Client:
     since_success: set[tuple[str, int | None]] = field(default_factory=set)
 
     def __post_init__(self) -> None:
-        name = self.server.key_variable
-        self.key = os.environ.get(name, "") if name else ""
-        if name and not self.key:
-            raise InputError(f"server.key_variable={name}: this environment variable is not set.")
+        try:
+            key = api_key(self.server.key_variable, "server.key_variable")
+        except ValueError as error:
+            raise InputError(str(error)) from None
+        self.http = HttpClient(
+            url=f"{self.server.url.rstrip('/')}/chat/completions",
+            key=key,
+            connections=self.server.concurrency,
+        )
 
     def complete(
         self,
@@ -88,10 +63,10 @@ class Client:
         responses: Responses,
         stopped: Callable[[], bool],
     ) -> None:
-        """Asks for the responses that are missing, and adds each as it arrives.
+        """Requests the responses that are missing, and adds each as it arrives.
 
         Args:
-          stopped: asked all the time; if true, open requests are dropped and the call returns.
+          stopped: called all the time; if true, open requests are dropped and the call returns.
 
         Raises:
           InputError: the address or the key is wrong.
@@ -106,113 +81,60 @@ class Client:
         responses: Responses,
         stopped: Callable[[], bool],
     ) -> None:
-        wanted = iter([(x, n) for x in questions for n in responses.missing(x, samples)])
-        headers = {"Authorization": f"Bearer {self.key}"} if self.key else {}
-        limits = httpx2.Limits(max_connections=self.server.concurrency)
-        try:
-            async with (
-                httpx2.AsyncClient(
-                    headers=headers, limits=limits, timeout=None, follow_redirects=False
-                ) as http,
-                asyncio.TaskGroup() as group,
-            ):
-                watch = group.create_task(self.watch(stopped))
-                workers = [
-                    group.create_task(self.work(http, wanted, responses))
-                    for _ in range(self.server.concurrency)
-                ]
-                await asyncio.wait(workers)
-                watch.cancel()
-        except ExceptionGroup as errors:
-            known = [e for e in errors.exceptions if isinstance(e, InputError | RunError)]
-            if known:
-                raise known[0] from None
-            if not all(isinstance(error, SignalError) for error in errors.exceptions):
-                raise
-
-    async def watch(self, stopped: Callable[[], bool]) -> None:
-        """Raises when a signal asks the job to stop, which cancels the other tasks."""
-        while not stopped():
-            await asyncio.sleep(SECONDS_BETWEEN_LOOKS)
-        raise SignalError
-
-    async def work(
-        self,
-        http: httpx2.AsyncClient,
-        wanted: Iterator[tuple[Question, int]],
-        responses: Responses,
-    ) -> None:
-        """Asks for one response after another, until none is wanted."""
-        for question, sample in wanted:
-            try:
-                response = await self.ask(http, question, sample)
-            except FailedError as failure:
-                self.failures.append(str(failure))
-                self.since_success.add((question.id, sample if failure.again else None))
-                if len(self.since_success) >= MOST_FAILURES:
-                    raise RunError(
-                        f"The server {self.server.url} failed {MOST_FAILURES} times in a row, at "
-                        f"last with: {failure}. The responses so far are saved: repeat the command "
-                        "to go on."
-                    ) from None
-            else:
+        async def complete_one(missing: tuple[Question, int]) -> None:
+            response = await self.response(*missing)
+            if response is not None:
                 self.since_success.clear()
                 responses.add([response])
 
-    async def ask(self, http: httpx2.AsyncClient, question: Question, sample: int) -> Response:
-        """Returns one response, after as many attempts as it takes.
+        missing = [(x, n) for x in questions for n in responses.missing(x, samples)]
+        async with self.http:
+            work = for_each(missing, complete_one, concurrency=self.server.concurrency)
+            task = asyncio.create_task(work)
+            try:
+                while not task.done() and not stopped():
+                    await asyncio.wait({task}, timeout=SECONDS_BETWEEN_LOOKS)
+                if task.done():
+                    task.result()
+            finally:
+                task.cancel()
+                await asyncio.gather(task, return_exceptions=True)
+
+    async def response(self, question: Question, sample: int) -> Response | None:
+        """Returns one response, after as many attempts as it takes, or None if all fail."""
+        try:
+            return await self.http.retry(
+                "POST",
+                "",
+                self.chat.body(question, sample),
+                lambda content: read_answer(content, question, sample),
+                seconds=self.server.timeout_seconds,
+                attempts=self.server.attempts,
+            )
+        except RequestError as error:
+            self.count(error, question, sample)
+            return None
+
+    def count(self, failure: RequestError, question: Question, sample: int) -> None:
+        """Records a failed response.
 
         Raises:
-          FailedError: the server refused, or the last attempt failed too.
+          InputError: the address or the key is wrong.
+          RunError: the server is down, or asks to wait for long.
         """
-        seconds, attempt = self.server.timeout_seconds, 1
-        while True:
-            try:
-                async with asyncio.timeout(seconds):
-                    return await self.attempt(http, question, sample)
-            except FailedError as error:
-                failure = error
-            except UselessAnswerError as error:
-                failure = FailedError(self.public(str(error)), again=True)
-            except TimeoutError:
-                failure = FailedError(f"no answer within {seconds:g} seconds", again=True)
-            except httpx2.HTTPError as error:
-                reason = self.public(f"{type(error).__name__} {error}")
-                failure = FailedError(reason, again=True)
-            if not failure.again or attempt == self.server.attempts:
-                raise failure
-            await asyncio.sleep(pause(attempt, failure.after))
-            attempt += 1
-
-    async def attempt(self, http: httpx2.AsyncClient, question: Question, sample: int) -> Response:
-        """Sends one request and reads its answer."""
-        url, content = f"{self.server.url.rstrip('/')}/chat/completions", bytearray()
-        async with http.stream("POST", url, json=self.chat.body(question, sample)) as answer:
-            async for part in answer.aiter_bytes():
-                content += part
-                if len(content) > LARGEST_ANSWER:
-                    raise FailedError(f"an answer over {LARGEST_ANSWER >> 20} MiB", again=False)
-        status = answer.status_code
-        if status == 200:
-            return read_answer(bytes(content), question, sample)
-        reason = self.public(f"HTTP {status} {message_of(bytes(content))}")
-        if status in ENDS_THE_JOB:
-            raise InputError(f"{self.server.url}: {reason} ({ENDS_THE_JOB[status]}).")
-        after = retry_after(answer.headers.get("Retry-After", ""))
-        if after > LONGEST_RETRY_AFTER:
+        url = self.server.url
+        hint = failure.hint("server.key_variable") if isinstance(failure, RefusedError) else None
+        if hint is not None:
+            raise InputError(f"{url}: {failure} ({hint}).") from None
+        if failure.retry_after > LONGEST_RETRY_AFTER:
             raise RunError(
-                f"{self.server.url}: {reason}. It asks to wait for {after:.0f} seconds: repeat the "
-                "command then, to go on."
-            )
-        raise FailedError(reason, again=status in MAY_PASS, after=after)
-
-    def public(self, text: str) -> str:
-        """Returns the beginning of a text as one printable line, without the key."""
-        text = text.replace(self.key, "[key]") if self.key else text
-        return " ".join("".join(c if c.isprintable() else " " for c in text).split())[:300]
-
-
-def pause(attempt: int, after: float) -> float:
-    """Returns the seconds until the next attempt: exponential, varied by half, or as asked."""
-    seconds = min(FIRST_PAUSE * 2 ** (attempt - 1), LONGEST_PAUSE) * random.uniform(0.5, 1.5)
-    return after + seconds if after else seconds
+                f"{url}: {failure}. It asks to wait for {failure.retry_after:.0f} seconds: repeat "
+                "the command then, to go on."
+            ) from None
+        self.failures.append(str(failure))
+        self.since_success.add((question.id, sample if failure.transient else None))
+        if len(self.since_success) >= MOST_FAILURES:
+            raise RunError(
+                f"The server {url} failed {MOST_FAILURES} times in a row, at last with: "
+                f"{failure}. The responses so far are saved: repeat the command to go on."
+            ) from None

@@ -5,11 +5,13 @@ import threading
 import time
 from collections import Counter
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
 
 from rl4p.errors import RunError
+from rl4p.http.client import pause
 from rl4p.rollout.remote import pool
 from rl4p.types import Finish
 from tests.rollout.remote.cases import (
@@ -86,13 +88,13 @@ class Once:
 @pytest.mark.parametrize("fault", [*BEFORE_ANSWERS, *OF_ANSWERS])
 def test_a_fault_of_answers_loses_nothing(served, check, fault):
     engine, (bad, good) = served
-    wait_until(lambda: all(server.healthy for server in engine.fleet.pool.servers))
+    wait_until(lambda: all(server.healthy for server in engine.servers.pool.servers))
     bad.fault = Once(ANSWERS, fault)
     found = check(engine, 1)
     assert bad.fault.met == [fault]
     bad.released.set()
     bad.fault, good.fault = (lambda path: None), (lambda path: None)
-    wait_until(lambda: all(server.healthy for server in engine.fleet.pool.servers))
+    wait_until(lambda: all(server.healthy for server in engine.servers.pool.servers))
     bad.released.clear()
     for a, b in zip(found, check(engine, 1), strict=True):
         np.testing.assert_array_equal(a.tokens, b.tokens)
@@ -107,7 +109,7 @@ def test_a_server_that_does_not_have_the_weights_gets_no_requests(opened, check,
         bad.fault = lambda path: fault if path in paths else None
         engine.publish(of_step(params, 2), 2)
         assert {x.engine for x in check(engine, 2)} == {good.url}
-        assert not engine.fleet.pool.servers[0].healthy
+        assert not engine.servers.pool.servers[0].healthy
 
 
 def test_a_stale_server_is_found_by_the_probe_alone(opened, params, caplog):
@@ -132,7 +134,7 @@ def test_a_killed_server_is_let_in_again_with_the_current_weights(opened, check,
         first.kill()
         assert {x.engine for x in check(engine, 1)} == {second.url}
         first.start()
-        wait_until(lambda: all(server.healthy for server in engine.fleet.pool.servers))
+        wait_until(lambda: all(server.healthy for server in engine.servers.pool.servers))
         second.kill()
         assert {x.engine for x in check(engine, 1)} == {first.url}
 
@@ -145,7 +147,7 @@ def test_a_server_that_dies_meanwhile_loses_nothing(opened, check, params):
         found = []
         thread = threading.Thread(target=lambda: found.extend(check(engine, 1)))
         thread.start()
-        wait_until(lambda: all(s.running for s in engine.fleet.pool.servers))
+        wait_until(lambda: all(s.running for s in engine.servers.pool.servers))
         first.kill()
         second.holding.clear()
         thread.join()
@@ -172,7 +174,7 @@ def test_no_server_left_is_an_error_that_names_each(opened, params):
 
 def test_a_request_that_always_fails_is_an_error(opened, params, monkeypatch):
     monkeypatch.setattr(pool, "FAILURES_IN_A_ROW", 10**6)
-    monkeypatch.setattr(pool, "pause", lambda failures: 0.0)
+    monkeypatch.setattr(pool, "short_pause", lambda *_: 0.0)
     with opened(1, attempts=4) as (engine, (bad,)):
         engine.publish(of_step(params, 1), 1)
         bad.fault = lambda path: "500" if path in ANSWERS else None
@@ -196,7 +198,7 @@ def wait_until(holds):
 @pytest.mark.slow
 def test_random_faults_lose_nothing(opened, check, params, monkeypatch):
     """A hundred steps, in each of which the servers have other faults, or die and come back."""
-    monkeypatch.setattr("rl4p.rollout.remote.server.FIRST_PAUSE", 0.01)
+    monkeypatch.setattr(pool, "short_pause", partial(pause, first=0.01, longest=10.0))
     chance = random.Random(7)
     faults = [*BEFORE_ANSWERS, *OF_ANSWERS, *AFTER_UPDATES]
     seen, lock = Counter(), threading.Lock()

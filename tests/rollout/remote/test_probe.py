@@ -1,8 +1,9 @@
-"""Tests the probe that tells whether a server has its weights."""
+"""Tests the probe that shows whether a server has its weights."""
 
 import dataclasses
 import subprocess
 import sys
+from copy import copy
 
 import jax
 import numpy as np
@@ -17,6 +18,13 @@ from rl4p.rollout.remote.probe import Probe
 @pytest.fixture(scope="module")
 def probe(policy):
     return Probe(policy)
+
+
+def with_limit(probe, limit):
+    """Returns the probe with another limit."""
+    other = copy(probe)
+    other.limit = limit
+    return other
 
 
 def decoded(policy, params, tokens):
@@ -80,7 +88,7 @@ def test_each_weight_matters(probe, params, leaf):
         return x * 1.01 if leaf in names else x
 
     expected, found = (probe.expected(x) for x in (params, jax.tree.map_with_path(scaled, params)))
-    assert "is above the limit" in str(probe.problem(found, expected, None, 1e-5))
+    assert "is above the limit" in str(with_limit(probe, 1e-5).problem(found, expected, None))
 
 
 @pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=pytest.mark.slow)])
@@ -92,28 +100,28 @@ def test_stale_weights_are_caught_after_one_ordinary_step(dtype):
     previous, expected = probe.expected(old), probe.expected(new)
     limit = 1e-3 if dtype == "float32" else 0.25
     stale, right = (decoded(policy, params, probe.tokens) for params in (old, new))
-    assert probe.problem(right, expected, previous, limit) is None
-    assert probe.problem(right, expected, None, limit) is None
-    assert "it still decodes" in str(probe.problem(stale, expected, previous, None))
-    assert probe.problem(stale, previous, None, limit) is None
+    assert with_limit(probe, limit).problem(right, expected, previous) is None
+    assert with_limit(probe, limit).problem(right, expected, None) is None
+    assert "it still decodes" in str(with_limit(probe, None).problem(stale, expected, previous))
+    assert with_limit(probe, limit).problem(stale, previous, None) is None
 
 
 def test_weights_that_did_not_change_are_never_stale(policy, params, probe):
     expected = probe.expected(params)
     for previous in (expected, expected.copy(), expected + 1e-7):
-        assert probe.problem(expected + 1e-5, expected, previous, 1e-3) is None
+        assert with_limit(probe, 1e-3).problem(expected + 1e-5, expected, previous) is None
 
 
 @pytest.mark.parametrize("size", [1e-3, 0.3, 1, 2, 10])
 def test_rounding_is_never_called_stale_and_hides_no_change_of_its_size(probe, size):
     """Tests changes from far below to far above the rounding of an engine, which is 1 here."""
     random = np.random.default_rng(0)
-    stale = 0
+    stale, probe = 0, with_limit(probe, None)
     for _ in range(1000):
         previous, change, rounding = random.normal(0, 1, (3, 31))
         expected = previous + size * change
-        assert probe.problem(expected + rounding, expected, previous, None) is None
-        stale += probe.problem(previous + rounding, expected, previous, None) is not None
+        assert probe.problem(expected + rounding, expected, previous) is None
+        stale += probe.problem(previous + rounding, expected, previous) is not None
     if size >= 2:
         assert stale > 990
 
@@ -140,7 +148,7 @@ def test_rounding_is_never_called_stale_and_hides_no_change_of_its_size(probe, s
 )
 def test_a_problem_is_a_sentence_with_its_size(probe, change, sentence):
     expected = np.full(31, -2, np.float32)
-    found = probe.problem(change(list(expected)), expected, expected + 1, 0.1)
+    found = with_limit(probe, 0.1).problem(change(list(expected)), expected, expected + 1)
     assert found == sentence
 
 

@@ -224,22 +224,22 @@ import jax
 from rl4p.distributed.mesh import Mesh
 from rl4p.model import tensor_files
 from rl4p.model.scratch import Scratch
-from rl4p.rollout.remote import weights_folder
+from rl4p.rollout.remote.weights_folder import WeightsFolder
 
 policy, params = Scratch(width=32, layers=2, heads=4).build(Mesh(dp=1), jax.random.key(0))
-weights = weights_folder.WeightsFolder(Path(sys.argv[1]), shard_bytes=20_000)
+weights = WeightsFolder(Path(sys.argv[1]), shard_bytes=20_000)
 weights.write(policy, params, "whole")
-write, count = weights_folder.write_file, 0
+write, count = tensor_files.write_file, 0
 
-def slow(path, tensors):
+def slow(path, tensors, before):
     global count
     count += 1
     if count == 3:
         print("now", flush=True)
         sys.stdin.read()  # until it is killed
-    return write(path, tensors)
+    return write(path, tensors, before)
 
-weights_folder.write_file = slow
+tensor_files.write_file = slow
 weights.write(policy, jax.tree.map(lambda x: x + 1, params), "fragment")
 """
 

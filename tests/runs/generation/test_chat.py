@@ -1,17 +1,10 @@
 import json
-from datetime import UTC, datetime, timedelta
-from email.utils import format_datetime
 
 import pytest
 
 from rl4p.errors import InputError
-from rl4p.runs.generation.chat import (
-    Chat,
-    UselessAnswerError,
-    message_of,
-    read_answer,
-    retry_after,
-)
+from rl4p.http.client import InvalidResponseError
+from rl4p.runs.generation.chat import Chat, read_answer
 from rl4p.types import Sampling
 from tests.runs.generation.conftest import completion
 
@@ -94,29 +87,5 @@ def test_odd_texts_are_read(questions):
      b'{"choices": [{"message": {"content": "a"}}], "usage": 3}'],
 )  # fmt: skip
 def test_an_answer_without_a_response(questions, content):
-    with pytest.raises(UselessAnswerError):
+    with pytest.raises(InvalidResponseError):
         read_answer(content, questions[0], 0)
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (b'{"error": {"message": "too long", "type": "x"}}', "too long"),
-        (b'{"error": "too long"}', "too long"),
-        (b'{"message": "too long"}', "too long"),
-        (b"<h1>Bad</h1>", "<h1>Bad</h1>"),
-        (b'{"error": {"message": 3}}', '{"error": {"message": 3}}'),
-        (b"[1]", "[1]"),
-        (b"", ""),
-    ],
-)
-def test_what_an_error_says(content, message):
-    assert message_of(content) == message
-
-
-def test_how_long_to_wait():
-    assert retry_after("3") == 3.0
-    assert [retry_after(x) for x in ("", "-3", "nan", "inf", "soon", "1 2")] == [0.0] * 6
-    later = datetime.now(UTC) + timedelta(seconds=60)
-    assert 50 < retry_after(format_datetime(later, usegmt=True)) <= 60
-    assert retry_after(format_datetime(later - timedelta(hours=1), usegmt=True)) == 0.0

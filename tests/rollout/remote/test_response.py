@@ -1,21 +1,16 @@
-"""Tests the reading of answers, and the seeds of requests."""
+"""Tests the reading of responses, and the seeds of requests."""
 
 import numpy as np
 import pytest
 
-from rl4p.rollout.remote.read import Ask, LieError, checked, field, only_choice, seed_of
+from rl4p.http.client import InvalidResponseError
+from rl4p.rollout.remote.response import ServerRequest, checked, field, only_choice, seed_of
 from rl4p.types import Finish
 
-ASK = Ask(
-    tokens=[1, 2],
-    seed=0,
-    max_tokens=3,
-    temperature=1.0,
-    top_k=0,
-    top_p=1.0,
-    end_ids=(7, 9),
-    vocabulary=10,
+REQUEST = ServerRequest(
+    tokens=[1, 2], max_tokens=3, end_ids=(7, 9), vocabulary=10, version=3, label="new"
 )
+URL = "http://a"
 
 
 @pytest.mark.parametrize(
@@ -30,9 +25,12 @@ ASK = Ask(
         ([], "abort", Finish.ABORT),
     ],
 )
-def test_an_answer_that_can_be_true_is_read(tokens, reason, finish):
-    answer = checked(ASK, tokens, [-1.0] * len(tokens), reason, versions=["a", "a"], label="a")
-    assert (list(answer.tokens), answer.finish) == (tokens, finish)
+def test_a_response_that_can_be_correct_is_read(tokens, reason, finish):
+    logprobs = [-1.0] * len(tokens)
+    completion = checked(REQUEST, URL, tokens, logprobs, reason, versions=["new", "new"])
+    assert (completion.tokens.tolist(), completion.finish) == (tokens, finish)
+    assert completion.versions.tolist() == [3] * len(tokens)
+    assert completion.engine == URL
 
 
 @pytest.mark.parametrize(
@@ -59,31 +57,30 @@ def test_an_answer_that_can_be_true_is_read(tokens, reason, finish):
         ([1, 9], None, "stop", "no list"),
     ],
 )
-def test_an_answer_that_cannot_be_true_is_not_used(tokens, logprobs, reason, why):
-    with pytest.raises(LieError, match=why):
-        checked(ASK, tokens, logprobs, reason)
+def test_a_response_that_cannot_be_correct_is_not_used(tokens, logprobs, reason, why):
+    with pytest.raises(InvalidResponseError, match=why):
+        checked(REQUEST, URL, tokens, logprobs, reason)
 
 
 def test_tokens_of_other_weights_are_not_used():
-    with pytest.raises(LieError, match="tokens of the weights 'old', but the current ones"):
-        checked(ASK, [1, 9], [-1.0, -1.0], "stop", versions=["new", "old"], label="new")
+    with pytest.raises(InvalidResponseError, match="tokens of the weights 'old', but the current"):
+        checked(REQUEST, URL, [1, 9], [-1.0, -1.0], "stop", versions=["new", "old"])
 
 
 def test_a_log_probability_that_rounding_put_above_0_is_0():
-    answer = checked(ASK, [1, 9], [-1.0, 5e-4], "stop")
-    assert answer.completion(3, "http://a").logprobs.tolist() == [-1.0, 0.0]
-    assert answer.completion(3, "http://a").versions.tolist() == [3, 3]
+    completion = checked(REQUEST, URL, [1, 9], [-1.0, 5e-4], "stop")
+    assert completion.logprobs.tolist() == [-1.0, 0.0]
 
 
 def test_exactly_one_completion_is_read():
     assert only_choice({"choices": [{"index": 0}]}) == {"index": 0}
     for wrong in ({"choices": []}, {"choices": [1, 2]}, {"choices": 3}, {}, [], "text", None):
-        with pytest.raises(LieError):
+        with pytest.raises(InvalidResponseError):
             only_choice(wrong)
 
 
 def test_a_missing_field_is_named():
-    with pytest.raises(LieError, match=r"no meta_info\.finish_reason"):
+    with pytest.raises(InvalidResponseError, match=r"no meta_info\.finish_reason"):
         field({"meta_info": {}}, "meta_info", "finish_reason")
 
 

@@ -1,0 +1,1 @@
+"""The HTTP client of rewards, of generation and of rollouts by servers."""

@@ -1,0 +1,60 @@
+"""Checks of the options of an HTTP client: the address, and the variable of the API key."""
+
+import os
+import re
+from urllib.parse import urlsplit
+
+
+def check_address(url: str, option: str, *, example: str, key_option: str = "key_variable") -> None:
+    """Checks that a text is an HTTP address without a password.
+
+    Args:
+      option: the name of the option with the address.
+      example: an address as it should be written.
+      key_option: the name of the option that names the environment variable of the key.
+
+    Raises:
+      ValueError: it is no address, or has a user name or a password, which would be saved.
+    """
+    try:
+        parts = urlsplit(url)
+        valid = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # a bracket without its pair, or a port that is no number below 65,536
+        parts, valid = None, False
+    if parts is None or not valid:
+        raise ValueError(f"{option}={without_password(url)} is not an address: write {example}.")
+    if parts.username or parts.password:
+        raise ValueError(
+            f"{option} contains a user name or a password, which would be saved: put an API key "
+            f"into an environment variable and name that with {key_option}=NAME."
+        )
+
+
+def without_password(url: str) -> str:
+    """Returns a text that may be an address without what stands before its @."""
+    return re.sub(r"(?<=//)[^/@]*@|^[^/@]*@", "", url)
+
+
+def check_key_variable(name: str | None, option: str = "key_variable") -> None:
+    """Checks that a text can be the name of an environment variable.
+
+    Raises:
+      ValueError: it cannot. It may be the key itself, so the message does not repeat it.
+    """
+    if name is not None and not re.fullmatch(r"[A-Za-z_]\w*", name):
+        raise ValueError(
+            f"{option} is not the name of an environment variable: write the name, such as "
+            "SERVER_API_KEY, not the key."
+        )
+
+
+def api_key(name: str | None, option: str = "key_variable") -> str:
+    """Returns the API key in an environment variable; "" if none is named.
+
+    Raises:
+      ValueError: the variable is not set.
+    """
+    key = os.environ.get(name, "") if name else ""
+    if name and not key:
+        raise ValueError(f"{option}={name}: this environment variable is not set.")
+    return key
