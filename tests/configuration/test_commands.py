@@ -108,7 +108,7 @@ def test_another_word_for_the_result_is_refused_with_the_right_one(name, old):
     assert message.strip() == f"{old} is not a word of rl4p.{name}: write out=a"
 
 
-@pytest.mark.parametrize("name", COMMANDS.keys() - {"plan"})
+@pytest.mark.parametrize("name", sorted(COMMANDS.keys() - {"plan"}))
 def test_a_flag_is_refused_with_the_word(name):
     assert "no flag; options have no dashes: write run=a" in refusal(name, "--run", "a")
     assert "no flag; options have no dashes: write run=a" in refusal(name, "--resume=a")
@@ -124,7 +124,7 @@ def test_training_continues_a_run_by_a_word_of_its_own(nothing):
     assert refusal("train", str(folder)).endswith(f"write resume={folder}")
 
 
-@pytest.mark.parametrize("name", COMMANDS.keys() - {"plan"})
+@pytest.mark.parametrize("name", sorted(COMMANDS.keys() - {"plan"}))
 def test_every_help_looks_alike(name, capsys):
     module = importlib.import_module(f"rl4p.{name}")
     assert module.main(["--help"]) == module.main(["-h"]) == 0
