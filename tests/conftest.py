@@ -1,6 +1,7 @@
 """What every test runs under: offline, on the CPU, strict promotion, fixed seeds."""
 
 import ctypes
+import dataclasses
 import gc
 import json
 import logging
@@ -49,6 +50,7 @@ from rl4p.types import (  # noqa: E402
     Finish,
     Prompt,
     Rewards,
+    Sampling,
     TrainingBatch,
     TrainState,
     Trajectories,
@@ -317,11 +319,15 @@ def make_phases():
 
 
 @pytest.fixture(scope="session")
-def make_objective(make_phases):
+def make_objective(make_phases, policy):
     """An update's loss and what joins it, with rows that stay together if it couples them."""
 
-    def make(update, *, group_size=1, **phases):
-        return make_phases(update=update, **phases).objective(group_size)
+    def make(update, *, group_size=1, sampling=Sampling(), decoder=None, **phases):  # noqa: B008
+        rollout = SimpleNamespace(sampling=sampling)
+        objective = make_phases(update=update, rollout=rollout, **phases).objective(
+            policy, group_size
+        )
+        return objective if decoder is None else dataclasses.replace(objective, decoder=decoder)
 
     return make
 
@@ -414,10 +420,10 @@ def make_batch():
 
 
 @pytest.fixture(scope="session")
-def of_samples():
+def per_sample():
     """The one value of each sample's response tokens, when it is right on all of them."""
 
-    def of_samples(trajectories, advantages):
+    def per_sample(trajectories, advantages):
         advantages, mask = np.asarray(advantages), np.asarray(trajectories.response_mask_BT)
         values = np.where(mask, advantages, -np.inf).max(axis=1)
         values = np.where(mask.any(axis=1), values, 0)
@@ -425,7 +431,7 @@ def of_samples():
         assert advantages.dtype == np.float32
         return values
 
-    return of_samples
+    return per_sample
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ def test_a_job_is_a_run_whose_errors_the_other_processes_hear_of(monkeypatch):
     said = []
 
     @contextmanager
-    def blaming():
+    def reporting_errors():
         said.append("listening")
         try:
             yield
@@ -33,7 +33,7 @@ def test_a_job_is_a_run_whose_errors_the_other_processes_hear_of(monkeypatch):
             raise ValueError("wrong")
         return {"evaluation": {"last": {"eval/a/pass_at_1": 0.5}}}
 
-    monkeypatch.setattr(rl4p.distributed.processes, "blaming", blaming)
+    monkeypatch.setattr(rl4p.distributed.processes, "reporting_errors", reporting_errors)
     monkeypatch.setattr(rl4p.runs.run, "run", run)
     assert rl4p.train.job("good") == 0.5
     with pytest.raises(ValueError, match="wrong"):

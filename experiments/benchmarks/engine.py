@@ -141,6 +141,9 @@ def update(engine: Engine, tokens_per_microbatch: int, widths: int = 8) -> Calla
         kl=kl.NONE(),
         entropy=entropy.NONE(),
         critic=critic.NONE(),
+        decoder=policy.decoder,
+        sampling=Sampling(),
+        mesh=engine.mesh,
     )
     state = TrainState(
         step=engine.mesh.replicate(np.int32(0)),
@@ -153,9 +156,13 @@ def update(engine: Engine, tokens_per_microbatch: int, widths: int = 8) -> Calla
 
     def step() -> TrainState:
         held[0], _ = gradient_step(
-            objective, policy.decoder, Sampling(), optimizer, {}, held[0], batch,
-            {"kl": np.float32(0), "entropy": np.float32(0)}, engine.mesh,
-        )  # fmt: skip
+            objective,
+            optimizer,
+            {},
+            held[0],
+            batch,
+            {"kl": np.float32(0), "entropy": np.float32(0)},
+        )
         return held[0]
 
     return step

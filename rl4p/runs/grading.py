@@ -9,7 +9,7 @@ import numpy as np
 from rl4p.errors import InputError
 from rl4p.protocols.phases import Remembers
 from rl4p.protocols.reward import TextReward
-from rl4p.reward.live_terms import of_prompts, rows_of_groups
+from rl4p.reward.live_terms import group_ids_of, rows_of_groups
 from rl4p.types import Episode
 
 AT_A_TIME = 1024  # responses that a reward term grades together
@@ -55,7 +55,7 @@ def grade(reward: TextReward, episodes: Sequence[Episode]) -> list[Grades]:
     """
     found: dict[int, Grades] = {}
     for part in parts(episodes):
-        rewards = reward.of_texts([episodes[b] for b in part])
+        rewards = reward.grade_texts([episodes[b] for b in part])
         applies = {name: rewards.graded(name) for name in rewards.terms}
         for row, b in enumerate(part):
             valid = bool(rewards.valid_B[row])
@@ -73,7 +73,7 @@ def grade(reward: TextReward, episodes: Sequence[Episode]) -> list[Grades]:
 def parts(episodes: Sequence[Episode]) -> Iterator[np.ndarray]:
     """Yields the indices of about `AT_A_TIME` episodes; never divides those to a prompt."""
     part: list[np.ndarray] = []
-    for group in rows_of_groups(of_prompts(episodes)):
+    for group in rows_of_groups(group_ids_of(episodes)):
         if part and sum(map(len, part)) + len(group) > AT_A_TIME:
             yield np.concatenate(part)
             part = []

@@ -11,14 +11,13 @@ from typing import Any, TypeVar
 from omegaconf import DictConfig, ListConfig
 from rich.console import Console
 
-from rl4p.configuration import instantiate
+from rl4p.configuration import commands, instantiate
 from rl4p.configuration.composition import Composer
 from rl4p.configuration.folder import run_folder
-from rl4p.configuration.job_options import build, split
-from rl4p.configuration.refusals import same
-from rl4p.configuration.resume import as_started, begins, config_of_run, place
+from rl4p.configuration.override_errors import same
+from rl4p.configuration.resume import as_started, config_of_run, place
 from rl4p.configuration.schema import check, without_hydra
-from rl4p.configuration.trust import did_you_mean
+from rl4p.configuration.suggestions import did_you_mean
 from rl4p.data.answer import boxed, final_answer
 from rl4p.data.fields import without_exponent
 from rl4p.data.jsonl import parsed
@@ -33,7 +32,6 @@ from rl4p.runs.sample import status_of
 from rl4p.runs.samples import STATUS
 from rl4p.types import Episode, Prompt
 
-OWNER = "rl4p.regrade"
 MAY_SET = ("reward", "max_response_tokens", "experiment", "trusted_targets")
 OF_RUN = ("reward", "max_response_tokens")
 RESULT = ("total", "terms", "valid")
@@ -65,7 +63,7 @@ class Options:
 
     def __post_init__(self) -> None:
         if (self.file is None) == (self.run is None):
-            raise InputError("Give file=FILE or run=FOLDER: one of them holds the responses.")
+            raise InputError("Give run=FOLDER or file=FILE: one of them has the responses.")
         if self.run is not None and self.task is not None:
             raise InputError("The samples of a run have tasks: leave task out.")
 
@@ -77,11 +75,12 @@ def regrade(arguments: Sequence[str]) -> None:
       InputError: an argument or a line is wrong, or the reward cannot grade texts.
       RunError: too many responses cannot be graded, if `max_invalid` is given.
     """
-    tree, overrides = split(arguments, Options)
-    options = build(tree, Options, "", OWNER)
+    line = commands.read(arguments, Options, "regrade", composes=True)
+    options = line.options
+    commands.refuse_without_effect(line.overrides, MAY_SET, Options, "regrade")
     out = Path(options.out).expanduser()
     if options.run is not None:
-        source = Record(run_folder(options.run, key="run")).samples_file
+        source = Record(run_folder(options.run)).samples_file
         rows = rows_of_run(options.run)
     else:
         source = Path(str(options.file)).expanduser()
@@ -94,7 +93,7 @@ def regrade(arguments: Sequence[str]) -> None:
             f"task={options.task} has no effect, because every line names its task: leave it out, "
             "or choose the reward of all lines with reward=NAME."
         )
-    by_task, rewards = rewards_of(options, overrides, sorted({e.prompt.task for e in episodes}))
+    by_task, rewards = rewards_of(options, line, sorted({e.prompt.task for e in episodes}))
     out = out.resolve()  # of a symbolic link the file is replaced, and not the link
     refuse_unwritable(out)
     found: dict[int, Grades] = {}
@@ -135,7 +134,7 @@ def refuse_foreign(out: Path, source: Path) -> None:
     except InputError:
         first = {}
     if not first.keys() >= set(RESULT):
-        raise InputError(f"out={out} exists and was not made by {OWNER}: name another.")
+        raise InputError(f"out={out} exists and was not made by rl4p.regrade: name another.")
 
 
 def refuse_unwritable(out: Path) -> None:
@@ -167,7 +166,7 @@ def rows_of_file(path: Path) -> list[tuple[str, Row]]:
 def rows_of_run(given: str) -> list[tuple[str, Row]]:
     """Returns the samples of a run, each with its place for error messages."""
     as_started("run", given)  # refuses what is not the folder of a run
-    record = Record(run_folder(given, key="run"))
+    record = Record(run_folder(given))
     rows = [(f"{record.samples_file}, line {i}", row) for i, row in enumerate(record.samples(), 1)]
     if not rows:
         raise InputError(
@@ -267,7 +266,7 @@ def required(row: Row, key: str, kind: type[Value], where: str) -> Value:
 
 
 def rewards_of(
-    options: Options, words: Sequence[str], tasks: Sequence[str]
+    options: Options, line: commands.CommandLine[Options], tasks: Sequence[str]
 ) -> tuple[dict[str, str], dict[str, TextReward]]:
     """Returns the name of the reward of each task, and the rewards by name.
 
@@ -276,15 +275,9 @@ def rewards_of(
     Raises:
       InputError: an override has no effect on grades, or the configuration is wrong.
     """
-    composer = Composer(words=words)
-    overrides = composer.parse(list(words))
-    for override in overrides:
-        if not begins(place(override), MAY_SET):
-            hint = did_you_mean(place(override), ["file", "run", "out", "task", *MAY_SET])
-            raise InputError(
-                f"{override.input_line} has no effect on {OWNER}{hint or ': leave it out'} (of "
-                f"the configuration it takes {', '.join(MAY_SET)})."
-            )
+    words = line.overrides
+    composer = Composer(config_dir=line.config_dir, words=words)
+    overrides = composer.parse(words)
     if options.run is not None:
         if any(override.key_or_group == "experiment" for override in overrides):
             raise InputError("experiment has no effect beside run, which has a reward of its own.")

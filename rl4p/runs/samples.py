@@ -32,9 +32,9 @@ import numpy as np
 
 from rl4p.distributed.processes import to_host
 from rl4p.model.token_texts import token_texts
+from rl4p.protocols.tracker import TrackedRun
 from rl4p.runs.record import Record
 from rl4p.runs.sample import OF_FINISH, Sample, json_values
-from rl4p.runs.tracker import TrackedRun
 from rl4p.types import Finish, StepInfo
 
 if TYPE_CHECKING:

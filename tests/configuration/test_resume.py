@@ -304,7 +304,7 @@ def test_a_folder_without_a_whole_configuration_is_no_run(tmp_path, text):
     with pytest.raises(InputError) as refused:
         saved_config(tmp_path, ("model", "seed"), ())
     assert str(refused.value) == (
-        f"resume={tmp_path} is not the folder of a run: .hydra/config.yaml is absent or broken."
+        f"run={tmp_path} is not the folder of a run: .hydra/config.yaml is absent or broken."
     )
 
 

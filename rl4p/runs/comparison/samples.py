@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rl4p.runs.comparison.groups import Group
+from rl4p.runs.comparison.groups import RunGroup
 
 PROMPTS, GROUPS = 6, 12  # the most that are shown
 LETTERS = 1500  # of a text
@@ -35,7 +35,7 @@ class SideBySide:
     answers: tuple[Answer, ...]
 
 
-def side_by_side(groups: Sequence[Group]) -> list[SideBySide]:
+def side_by_side(groups: Sequence[RunGroup]) -> list[SideBySide]:
     """Returns prompts that groups have in common, from the first steps to the last ones."""
     groups = groups[:GROUPS]
     by_seed: dict[int, dict[int, dict[Key, Mapping[str, Any]]]] = {}

@@ -26,13 +26,14 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 import rl4p
 from rl4p.configuration import instantiate
-from rl4p.configuration.differences import differences
 from rl4p.configuration.evaluation import OF_RUN, Request
 from rl4p.configuration.folder import only_run_in
+from rl4p.configuration.tree import differences
 from rl4p.distributed.processes import agreed, anywhere, first
 from rl4p.errors import InputError, Stopped
 from rl4p.loop.accuracy import metrics_of
 from rl4p.loop.compilation import keep_programs
+from rl4p.protocols.tracker import TrackedRun
 from rl4p.runs.commit import git_state
 from rl4p.runs.evaluation.picture import plot_evaluation
 from rl4p.runs.evaluation.report import print_report, results, scores_of, settings
@@ -41,7 +42,6 @@ from rl4p.runs.evaluation.subject import LINK, Subject, build_subject, identity_
 from rl4p.runs.record import Record, replace_file
 from rl4p.runs.run import PACKAGES, params_sha256
 from rl4p.runs.signals import StopRequest
-from rl4p.runs.tracker import TrackedRun
 from rl4p.runs.tracker.none import NoTracker
 
 REQUEST = "request.json"

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rl4p.configuration.differences import differences
+from rl4p.configuration.tree import differences
 from rl4p.errors import InputError, RunError
 from rl4p.runs.record import replace_file
 from rl4p.runs.sample import json_values
