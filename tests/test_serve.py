@@ -27,7 +27,7 @@ from rl4p.model.scratch import Scratch
 from rl4p.protocols.engine import Request
 from rl4p.rollout.continuous import Continuous
 from rl4p.serving import job
-from rl4p.serving.options import TAKEN, WITHOUT_RUN, Options
+from rl4p.serving.options import TAKEN, WITHOUT_RUN, ServeOptions
 
 NAME = "tiny-test"
 # Each token of this chain follows the one before it, which makes the model call a tool.
@@ -55,7 +55,7 @@ def test_the_help_imports_no_jax():
 
 
 def test_the_help_names_every_option_and_the_keys_are_those_of_the_configuration():
-    for name in Options.__annotations__:
+    for name in ServeOptions.__annotations__:
         assert f"{name}=" in rl4p.serve.__doc__, name
     assert {*TAKEN, *WITHOUT_RUN} - {"experiment"} <= Root.__annotations__.keys()
 

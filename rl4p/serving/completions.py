@@ -5,28 +5,28 @@ from collections.abc import AsyncIterator, Iterable, Sequence
 from itertools import accumulate
 from typing import Any
 
-from rl4p.serving.answers import DONE, Json, Stream, event
-from rl4p.serving.completion import Completion
+from rl4p.serving.active_request import ActiveRequest
+from rl4p.serving.choice import Choice
 from rl4p.serving.fields import Fields, are_tokens
-from rl4p.serving.live import Live
-from rl4p.serving.refusals import RefusalError
-from rl4p.serving.request import Request
+from rl4p.serving.http_errors import HttpError
+from rl4p.serving.http_request import HttpRequest
+from rl4p.serving.responses import DONE, EventStream, JsonResponse, event
 from rl4p.serving.sampling_fields import Common, read_common
-from rl4p.serving.served import Served, new_id, or_null, seeds_of, usage
+from rl4p.serving.server_state import ServerState, new_id, or_null, seeds_of, usage
 
 MOST_LOGPROBS = 20
 DEFAULT_TOKENS = 16  # OpenAI's
 
 
-async def completions(request: Request) -> Json | Stream:
+async def completions(request: HttpRequest) -> JsonResponse | EventStream:
     """Answers a request for completions."""
-    served, fields = request.served, request.fields()
-    common = read_common(fields, served, "max_tokens", DEFAULT_TOKENS)
-    prompts = await read_prompts(fields, served)
+    server, fields = request.server, request.fields()
+    common = read_common(fields, server, "max_tokens", DEFAULT_TOKENS)
+    prompts = await read_prompts(fields, server)
     logprobs = fields.integer("logprobs", None, 0, MOST_LOGPROBS)
     as_ids = fields.flag("return_tokens_as_token_ids", False)
     if fields.flag("echo", False):
-        raise RefusalError(
+        raise HttpError(
             "echo is not supported: write prompt_logprobs=0 for the log-probabilities of the "
             "prompt's tokens.",
             param="echo",
@@ -38,27 +38,27 @@ async def completions(request: Request) -> Json | Stream:
     limit = common.max_tokens or 0
     wanted = common.want(limit, alternatives=logprobs or 0, logprobs=logprobs is not None)
     for prompt in prompts:
-        served.check_length(prompt, limit, "prompt")
-    served.check_room(len(prompts) * common.n)
+        server.check_length(prompt, limit, "prompt")
+    server.check_room(len(prompts) * common.n)
     seeds = seeds_of(common.seed, len(prompts), common.n)
-    shape = Shape(served, common, prompts, logprobs, as_ids)
+    shape = Shape(server, common, prompts, logprobs, as_ids)
     scores = None
     if common.prompt_logprobs is not None:
-        scores = [await served.score(prompt) for prompt in prompts]
+        scores = [await server.score(prompt) for prompt in prompts]
     if limit == 0:
-        return Json(shape.without_completions(scores))
-    live = served.live(wanted, prompts, seeds, stream=common.stream)
+        return JsonResponse(shape.without_completions(scores))
+    active = server.start(wanted, prompts, seeds, stream=common.stream)
     if common.stream:
-        return Stream(shape.stream(request, live))
-    async with request.watched(live):
-        return Json(shape.whole(await live.finished(), scores))
+        return EventStream(shape.stream(request, active))
+    async with request.watched(active):
+        return JsonResponse(shape.whole(await active.finished(), scores))
 
 
-async def read_prompts(fields: Fields, served: Served) -> list[list[int]]:
+async def read_prompts(fields: Fields, server: ServerState) -> list[list[int]]:
     """Reads one or several prompts, each a text or a list of token ids."""
     value: Any = fields.take("prompt")
     special = fields.flag("add_special_tokens", True)
-    if value and are_tokens(value, served.vocabulary):
+    if value and are_tokens(value, server.vocabulary):
         return [value]
     value = [value] if type(value) is str else value
     if type(value) is not list or not value:
@@ -66,11 +66,11 @@ async def read_prompts(fields: Fields, served: Served) -> list[list[int]]:
     prompts = []
     for each in value:
         if type(each) is str:
-            prompts.append(await served.encode(fields.valid("prompt", each), special=special))
-        elif are_tokens(each, served.vocabulary):
+            prompts.append(await server.encode(fields.valid("prompt", each), special=special))
+        elif are_tokens(each, server.vocabulary):
             prompts.append(each)
         else:
-            kind = f"token ids from 0 to {served.vocabulary - 1}"
+            kind = f"token ids from 0 to {server.vocabulary - 1}"
             raise fields.wrong("prompt", f"a text, a list of {kind}, or a list of these")
     return prompts
 
@@ -80,24 +80,24 @@ class Shape:
 
     def __init__(
         self,
-        served: Served,
+        server: ServerState,
         common: Common,
         prompts: Sequence[Sequence[int]],
         logprobs: int | None,
         as_ids: bool,
     ) -> None:
-        self.served, self.common, self.prompts = served, common, prompts
+        self.server, self.common, self.prompts = server, common, prompts
         self.logprobs, self.alternatives, self.as_ids = logprobs is not None, logprobs, as_ids
         self.offsets: dict[int, int] = {}
         self.head = {
             "id": f"cmpl-{new_id()}",
             "object": "text_completion",
             "created": int(time.time()),
-            "model": served.name,
+            "model": server.name,
         }
 
     def whole(
-        self, completions: Sequence[Completion], scores: Sequence[Sequence[float]] | None
+        self, completions: Sequence[Choice], scores: Sequence[Sequence[float]] | None
     ) -> dict[str, Any]:
         """Returns the answer with all completions."""
         choices = [
@@ -116,17 +116,17 @@ class Shape:
         ]
         return self.head | {"choices": choices, "usage": usage(self.prompts, [])}
 
-    async def stream(self, request: Request, live: Live) -> AsyncIterator[bytes]:
+    async def stream(self, request: HttpRequest, active: ActiveRequest) -> AsyncIterator[bytes]:
         """Yields the events of a stream."""
-        async with request.watched(live):
-            async for changed in live.changes():
+        async with request.watched(active):
+            async for changed in active.changes():
                 yield b"".join(map(self.event, *zip(*changed, strict=True)))
             if self.common.usage:
-                numbers = usage(self.prompts, live.completions)
+                numbers = usage(self.prompts, active.choices)
                 yield event(self.head | {"choices": [], "usage": numbers})
             yield DONE
 
-    def event(self, index: int, completion: Completion) -> bytes:
+    def event(self, index: int, completion: Choice) -> bytes:
         """Returns the event with what is new in a completion."""
         text, start = completion.delta()
         choice = self.choice(index, completion, text, start, None)
@@ -139,7 +139,7 @@ class Shape:
     def choice(
         self,
         index: int,
-        completion: Completion,
+        completion: Choice,
         text: str,
         start: int,
         scores: Sequence[Sequence[float]] | None,
@@ -159,16 +159,16 @@ class Shape:
             found["token_ids"] = completion.tokens[start:]
         return found | self.of_prompt(index // self.common.n, scores)
 
-    def stop_reason(self, completion: Completion) -> int | str | None:
+    def stop_reason(self, completion: Choice) -> int | str | None:
         """Returns the stop string, or the token of `stop_token_ids`, that ended a completion."""
-        own = completion.matched in self.served.policy.end_ids
+        own = completion.matched in self.server.policy.end_ids
         return None if own else completion.matched
 
-    def of_tokens(self, index: int, completion: Completion, start: int) -> dict[str, Any]:
+    def of_tokens(self, index: int, completion: Choice, start: int) -> dict[str, Any]:
         """Returns the log-probabilities of the tokens from `start`."""
         tokens = completion.tokens[start:]
         names = self.names(tokens)
-        lengths, first = self.served.texts.lengths, self.offsets.get(index, 0)
+        lengths, first = self.server.detokenizer.lengths, self.offsets.get(index, 0)
         *offsets, self.offsets[index] = accumulate([lengths[x] for x in tokens], initial=first)
         logprobs = [or_null(x) for x in completion.logprobs[start:]]
         top = None
@@ -193,7 +193,7 @@ class Shape:
         """Returns how tokens are called in log-probabilities."""
         if self.as_ids:
             return [f"token_id:{token}" for token in tokens]
-        singles = self.served.texts.singles
+        singles = self.server.detokenizer.singles
         return [singles[token] for token in tokens]
 
     def of_prompt(self, prompt: int, scores: Sequence[Sequence[float]] | None) -> dict[str, Any]:
@@ -202,7 +202,7 @@ class Shape:
         if self.common.token_ids:
             found["prompt_token_ids"] = list(tokens)
         if scores is not None:
-            texts = self.served.texts
+            texts = self.server.detokenizer
             found["prompt_logprobs"] = [None] + [
                 {str(token): {"logprob": or_null(x), "decoded_token": texts.singles[token]}}
                 for token, x in zip(tokens[1:], scores[prompt][1:], strict=True)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from rl4p.configuration.targets import did_you_mean
-from rl4p.serving.refusals import RefusalError
+from rl4p.serving.http_errors import HttpError
 
 
 def parse_body(content: bytes) -> Any:
@@ -16,7 +16,7 @@ def parse_body(content: bytes) -> Any:
     try:
         return json.loads(content)
     except (ValueError, RecursionError) as error:
-        raise RefusalError(f"The body is not JSON: {error}.") from None
+        raise HttpError(f"The body is not JSON: {error}.") from None
 
 
 class Fields:
@@ -30,7 +30,7 @@ class Fields:
     def __init__(self, body: Any, prefix: str = "") -> None:
         if type(body) is not dict:
             what = f"{prefix.rstrip('.')} must be" if prefix else "The body must be"
-            raise RefusalError(f"{what} a JSON object.", param=prefix.rstrip(".") or None)
+            raise HttpError(f"{what} a JSON object.", param=prefix.rstrip(".") or None)
         self.prefix = prefix
         self.left = {name: value for name, value in body.items() if value is not None}
         self.read: set[str] = set()
@@ -40,8 +40,8 @@ class Fields:
         self.read.add(name)
         return self.left.pop(name, default)
 
-    def wrong(self, name: str, must: str) -> RefusalError:
-        return RefusalError(f"{self.prefix}{name} must be {must}.", param=self.prefix + name)
+    def wrong(self, name: str, must: str) -> HttpError:
+        return HttpError(f"{self.prefix}{name} must be {must}.", param=self.prefix + name)
 
     def integer(
         self, name: str, default: Any, least: int | None = None, most: int | None = None
@@ -102,7 +102,7 @@ class Fields:
         """Refuses a field unless its value is one of `same`, which change nothing."""
         value = self.take(name)
         if value is not None and not any(value == each for each in same):
-            raise RefusalError(
+            raise HttpError(
                 f"{self.prefix}{name} is not supported: leave it out.", param=self.prefix + name
             )
 
@@ -115,7 +115,7 @@ class Fields:
         """Refuses all fields that nothing has read."""
         for name in self.left:
             hint = did_you_mean(name, sorted(self.read))
-            raise RefusalError(
+            raise HttpError(
                 f"{self.prefix}{name} is not a field of this request{hint or ': leave it out.'}",
                 param=self.prefix + name,
             )

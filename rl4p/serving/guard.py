@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
-from rl4p.serving.refusals import RefusalError
+from rl4p.serving.http_errors import HttpError
 
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
 OPEN = ("/health",)  # paths that need no token
@@ -25,27 +25,27 @@ class Guard:
     token: str | None
 
     def check(self, path: str, headers: Mapping[bytes, bytes]) -> None:
-        """Refuses a request that must not be served."""
+        """Refuses a request that must not be server."""
         if self.token is not None:
             if path not in OPEN:
                 self.check_token(headers.get(b"authorization", b""))
             return
         host = headers.get(b"host", b"").decode("latin-1")
         if hostname(f"//{host}") not in LOOPBACK:
-            raise RefusalError(
+            raise HttpError(
                 "The server has no token, so it answers only to localhost and 127.0.0.1.",
                 status=403,
             )
         origin = headers.get(b"origin")
         if origin is not None and origin.decode("latin-1").rpartition("//")[2] != host:
-            raise RefusalError("Pages of other sites must not use this server.", status=403)
+            raise HttpError("Pages of other sites must not use this server.", status=403)
 
     def check_token(self, given: bytes) -> None:
         assert self.token is not None
         kind, _, token = given.partition(b" ")
         right = hmac.compare_digest(token.strip(), self.token.encode())
         if kind.lower() != b"bearer" or not right:
-            raise RefusalError(
+            raise HttpError(
                 "The token is missing or wrong: send the header Authorization: Bearer TOKEN.",
                 status=401,
                 code="invalid_api_key",

@@ -18,13 +18,13 @@ from rl4p.configuration.schema import check, without_hydra
 from rl4p.errors import InputError, RunError
 from rl4p.loop.compilation import keep_programs
 from rl4p.runs.policy import load_policy
+from rl4p.serving.active_request import ReadyQueue
 from rl4p.serving.app import App
+from rl4p.serving.detokenizer import Detokenizer
 from rl4p.serving.guard import Guard
-from rl4p.serving.live import Mailbox
-from rl4p.serving.options import Options, read_options
+from rl4p.serving.options import ServeOptions, read_options
 from rl4p.serving.scheduler import Scheduler
-from rl4p.serving.served import Served
-from rl4p.serving.text import Texts
+from rl4p.serving.server_state import ServerState
 from rl4p.serving.web_server import address_of, listening, run
 from rl4p.serving.work import Part, Work
 from rl4p.types import Sampling
@@ -64,27 +64,27 @@ def serve(lines: Sequence[str]) -> None:
             warm_up(scheduler, policy.end_ids[0])
 
             async def main() -> None:
-                served = Served(
+                server = ServerState(
                     policy=policy,
                     scheduler=scheduler,
-                    texts=Texts(policy.tokenizer),
-                    mailbox=Mailbox(asyncio.get_running_loop()),
+                    detokenizer=Detokenizer(policy.tokenizer),
+                    queue=ReadyQueue(asyncio.get_running_loop()),
                     name=options.name or name_of(options, config),
                     source=source,
                     address=address_of(bound, options.host),
                     slots=options.slots,
                     waiting=options.waiting,
                 )
-                app = App(served, Guard(token=token), most_bytes=options.body_mebibytes * 2**20)
+                app = App(server, Guard(token=token), most_bytes=options.body_mebibytes * 2**20)
 
                 def ready() -> None:
                     print(
-                        f"{served.name}, weight version {version}, is served at {served.address}",
+                        f"{server.name}, weight version {version}, is served at {server.address}",
                         flush=True,
                     )
 
                 def end() -> None:
-                    served.closing = True
+                    server.closing = True
                     scheduler.abort()
 
                 await run(app, bound, ready, end)
@@ -103,7 +103,7 @@ def read(given: str, overrides: Sequence[str]) -> DictConfig:
     return config
 
 
-def name_of(options: Options, config: DictConfig) -> str:
+def name_of(options: ServeOptions, config: DictConfig) -> str:
     """Returns the name of the model if none is given."""
     if options.run is not None:
         return Path(options.run).expanduser().resolve().name

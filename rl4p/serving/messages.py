@@ -7,39 +7,39 @@ from typing import Any
 from rl4p.errors import InputError
 from rl4p.model.tokenizer import TEMPLATE_ERRORS, check_template
 from rl4p.serving.fields import Fields
-from rl4p.serving.refusals import RefusalError
-from rl4p.serving.served import Served
+from rl4p.serving.http_errors import HttpError
+from rl4p.serving.server_state import ServerState
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 MOST_DIRECT = 4096  # characters of a conversation that is encoded without a thread
 
 
-async def read_prompt(fields: Fields, served: Served) -> tuple[list[int], bool]:
+async def read_prompt(fields: Fields, server: ServerState) -> tuple[list[int], bool]:
     """Reads messages, tools and the template's arguments.
 
     Returns:
       The token ids of the prompt, and whether the answer may call tools.
     """
     messages = read_messages(fields.take("messages"))
-    tools = read_tools(fields, served)
-    options: dict[str, Any] = dict(served.policy.template)
+    tools = read_tools(fields, server)
+    options: dict[str, Any] = dict(server.policy.template)
     given = fields.take("chat_template_kwargs", {})
     options |= Fields(given, "chat_template_kwargs.").left
     try:
-        check_template(served.policy.tokenizer, given, "chat_template_kwargs")
+        check_template(server.policy.tokenizer, given, "chat_template_kwargs")
     except InputError as error:
-        raise RefusalError(str(error), param="chat_template_kwargs") from None
+        raise HttpError(str(error), param="chat_template_kwargs") from None
     options["add_generation_prompt"] = fields.flag("add_generation_prompt", True)
     if fields.flag("continue_final_message", False):
         if options["add_generation_prompt"]:
-            raise RefusalError(
+            raise HttpError(
                 "continue_final_message needs add_generation_prompt=false.",
                 param="continue_final_message",
             )
         options["continue_final_message"] = True
 
     def encode() -> Any:
-        return served.policy.tokenizer.apply_chat_template(
+        return server.policy.tokenizer.apply_chat_template(
             messages, tools=tools, return_dict=False, **options
         )
 
@@ -47,7 +47,7 @@ async def read_prompt(fields: Fields, served: Served) -> tuple[list[int], bool]:
         size = sum(len(str(message.get("content"))) for message in messages)
         tokens = encode() if size < MOST_DIRECT else await asyncio.to_thread(encode)
     except TEMPLATE_ERRORS as error:
-        raise RefusalError(
+        raise HttpError(
             f"The model's chat template does not take these messages: {error}.", param="messages"
         ) from None
     return tokens, tools is not None
@@ -56,7 +56,7 @@ async def read_prompt(fields: Fields, served: Served) -> tuple[list[int], bool]:
 def read_messages(value: Any) -> list[dict[str, Any]]:
     """Returns messages as chat templates take them: contents are texts, arguments are objects."""
     if type(value) is not list or not value:
-        raise RefusalError("messages must be a list of at least one message.", param="messages")
+        raise HttpError("messages must be a list of at least one message.", param="messages")
     return [read_message(each, f"messages[{at}]") for at, each in enumerate(value)]
 
 
@@ -112,12 +112,12 @@ def read_call(value: Any, where: str) -> dict[str, Any]:
         except (ValueError, RecursionError):
             raise function.wrong("arguments", "a JSON object") from None
     if type(arguments) is not dict or not name:
-        raise RefusalError(f"{where}.function needs a name and arguments.", param=where)
+        raise HttpError(f"{where}.function needs a name and arguments.", param=where)
     called = {"type": "function", "function": {"name": name, "arguments": arguments}}
     return called if (mark := fields.text("id")) is None else {"id": mark} | called
 
 
-def read_tools(fields: Fields, served: Served) -> list[Any] | None:
+def read_tools(fields: Fields, server: ServerState) -> list[Any] | None:
     """Returns the tools for the template; None for no tools."""
     tools, choice = fields.take("tools", []), fields.take("tool_choice", "auto")
     fields.unsupported("parallel_tool_calls", True)
@@ -128,15 +128,13 @@ def read_tools(fields: Fields, served: Served) -> list[Any] | None:
         if tool.text("type") != "function":
             raise tool.wrong("type", "function")
         if not Fields(tool.take("function"), f"tools[{at}].function.").text("name"):
-            raise RefusalError(f"tools[{at}].function.name is missing.", param="tools")
+            raise HttpError(f"tools[{at}].function.name is missing.", param="tools")
     if choice not in ("auto", "none"):
-        raise RefusalError(
+        raise HttpError(
             "tool_choice must be auto or none: a call cannot be enforced.", param="tool_choice"
         )
     if not tools or choice == "none":
         return None
-    if "tools" not in served.policy.tokenizer.get_chat_template():
-        raise RefusalError(
-            "The model's chat template knows no tools: leave tools out.", param="tools"
-        )
+    if "tools" not in server.policy.tokenizer.get_chat_template():
+        raise HttpError("The model's chat template knows no tools: leave tools out.", param="tools")
     return tools

@@ -29,7 +29,7 @@ Port = Annotated[int, Ge(0), Le(65535)]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options:
+class ServeOptions:
     """What to serve, and where.
 
     Attributes:
@@ -93,20 +93,20 @@ def is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-def read_options(lines: Sequence[str]) -> tuple[Options, list[str]]:
+def read_options(lines: Sequence[str]) -> tuple[ServeOptions, list[str]]:
     """Returns the options of a command line, and its overrides of the configuration.
 
     Raises:
       InputError: an option is unknown or wrong, or two do not go together.
     """
-    tree, overrides = split(lines, Options)
-    options = build(tree, Options, "", OWNER)
+    tree, overrides = split(lines, ServeOptions)
+    options = build(tree, ServeOptions, "", OWNER)
     may = TAKEN if options.run is not None else TAKEN + WITHOUT_RUN
     for line in overrides:
         key = line.partition("=")[0].lstrip("+~").partition("@")[0]
         root = key.partition(".")[0]
         if root not in may:
-            hint = did_you_mean(key, [field.name for field in fields(Options)])
+            hint = did_you_mean(key, [field.name for field in fields(ServeOptions)])
             hint = f": {INSTEAD[root]}" if root in INSTEAD else hint
             raise InputError(
                 f"{line} has no effect on {OWNER}{hint or ': leave it out'} (of the configuration "

@@ -2,10 +2,10 @@
 
 from typing import Any, NamedTuple
 
-from rl4p.serving.completion import Wanted
+from rl4p.serving.choice import CompletionOptions
 from rl4p.serving.fields import Fields
-from rl4p.serving.refusals import RefusalError
-from rl4p.serving.served import Served
+from rl4p.serving.http_errors import HttpError
+from rl4p.serving.server_state import ServerState
 from rl4p.types import Sampling
 
 COLDEST = 1e-3  # a smaller temperature overflows; 0 is greedy
@@ -43,41 +43,41 @@ class Common(NamedTuple):
     sampling: Sampling
     wanted: dict[str, Any]
 
-    def want(self, max_tokens: int, **changes: Any) -> Wanted:
+    def want(self, max_tokens: int, **changes: Any) -> CompletionOptions:
         """Returns what each completion is to be."""
         options = self.wanted | changes
         if options["min_tokens"] > max_tokens:
-            raise RefusalError(
+            raise HttpError(
                 f"min_tokens must be at most max_tokens, which is {max_tokens}.", param="min_tokens"
             )
-        return Wanted(sampling=self.sampling, max_tokens=max_tokens, **options)
+        return CompletionOptions(sampling=self.sampling, max_tokens=max_tokens, **options)
 
 
-def read_common(fields: Fields, served: Served, limit: str, default: int | None) -> Common:
+def read_common(fields: Fields, server: ServerState, limit: str, default: int | None) -> Common:
     """Reads the fields that do not belong to one of the endpoints.
 
     Args:
       limit: the name of the field with the limit of new tokens.
       default: that limit if the field is absent.
     """
-    served.check_model(fields.text("model"))
-    n = fields.integer("n", 1, 1, served.slots + served.waiting)
+    server.check_model(fields.text("model"))
+    n = fields.integer("n", 1, 1, server.slots + server.waiting)
     max_tokens = fields.integer(limit, default, 0)
     stops = fields.texts("stop", MOST_STOPS)
     min_tokens = fields.integer("min_tokens", 0, 0)
     if stops and min_tokens:
-        raise RefusalError("min_tokens and stop do not go together.", param="min_tokens")
-    ends = fields.tokens("stop_token_ids", served.vocabulary)
+        raise HttpError("min_tokens and stop do not go together.", param="min_tokens")
+    ends = fields.tokens("stop_token_ids", server.vocabulary)
     ignore = fields.flag("ignore_eos", False)
     stream = fields.flag("stream", False)
     prompt_logprobs = fields.integer("prompt_logprobs", None, 0)
     if prompt_logprobs:
-        raise RefusalError(
-            "prompt_logprobs must be 0: only those of the prompt's own tokens are served.",
+        raise HttpError(
+            "prompt_logprobs must be 0: only those of the prompt's own tokens are server.",
             param="prompt_logprobs",
         )
     if stream and prompt_logprobs is not None:
-        raise RefusalError("prompt_logprobs and stream do not go together.", param="stream")
+        raise HttpError("prompt_logprobs and stream do not go together.", param="stream")
     found = Common(
         n=n,
         seed=fields.integer("seed", None, -(2**63), 2**63 - 1),
@@ -88,7 +88,7 @@ def read_common(fields: Fields, served: Served, limit: str, default: int | None)
         prompt_logprobs=prompt_logprobs,
         sampling=read_sampling(fields),
         wanted={
-            "end_ids": tuple(dict.fromkeys((() if ignore else served.policy.end_ids) + ends)),
+            "end_ids": tuple(dict.fromkeys((() if ignore else server.policy.end_ids) + ends)),
             "min_tokens": min_tokens,
             "stops": stops,
             "keep_stop": fields.flag("include_stop_str_in_output", False),
@@ -106,12 +106,12 @@ def read_sampling(fields: Fields) -> Sampling:
     """Reads the sampling distribution."""
     temperature = fields.number("temperature", 1.0, 0.0)
     if 0 < temperature < COLDEST:
-        raise RefusalError(
+        raise HttpError(
             f"temperature must be 0, which is greedy, or at least {COLDEST}.", param="temperature"
         )
     top_p = fields.number("top_p", 1.0, 0.0, 1.0)
     if top_p == 0:
-        raise RefusalError("top_p must be above 0 and at most 1.", param="top_p")
+        raise HttpError("top_p must be above 0 and at most 1.", param="top_p")
     top_k = fields.integer("top_k", -1, -1)
     for name, same in (
         ("frequency_penalty", 0),
@@ -133,7 +133,7 @@ def read_stream_options(fields: Fields, stream: bool) -> bool:
     if given is None:
         return False
     if not stream:
-        raise RefusalError("stream_options needs stream=true.", param="stream_options")
+        raise HttpError("stream_options needs stream=true.", param="stream_options")
     options = Fields(given, "stream_options.")
     found = options.flag("include_usage", False)
     options.unsupported("continuous_usage_stats", False)

@@ -4,12 +4,12 @@ import json
 import secrets
 from typing import Any, NamedTuple
 
-from rl4p.serving.stops import overlap
+from rl4p.serving.stop_strings import overlap
 
 BEGIN, END = "<tool_call>", "</tool_call>"
 
 
-class Call(NamedTuple):
+class ToolCall(NamedTuple):
     """A call of a tool; `arguments` is the text of a JSON object."""
 
     name: str
@@ -21,7 +21,7 @@ class Call(NamedTuple):
         return {"id": f"call_{secrets.token_hex(12)}", "type": "function", "function": function}
 
 
-class ToolCalls:
+class ToolCallParser:
     """Divides a text that arrives in parts into content and calls.
 
     A block that is no valid call stays part of the content, as the model wrote it. White space
@@ -33,7 +33,7 @@ class ToolCalls:
         self.inside = False  # whether `held` follows BEGIN
         self.called = False  # whether a call was found
 
-    def feed(self, text: str) -> tuple[str, list[Call]]:
+    def feed(self, text: str) -> tuple[str, list[ToolCall]]:
         """Returns the content and the calls that are complete by now."""
         self.held += text
         content, calls = "", []
@@ -65,7 +65,7 @@ class ToolCalls:
         """Returns a piece of content, without the white space between calls."""
         return "" if self.called and not text.strip() else found
 
-    def flush(self) -> tuple[str, list[Call]]:
+    def flush(self) -> tuple[str, list[ToolCall]]:
         """Returns what was held back, at the end of the text."""
         held, inside = self.held, self.inside
         self.held, self.inside = "", False
@@ -75,7 +75,7 @@ class ToolCalls:
         return (BEGIN + held, []) if call is None else ("", [call])
 
 
-def parsed(block: str) -> Call | None:
+def parsed(block: str) -> ToolCall | None:
     """Returns the call in a block, or None if it is no valid call."""
     try:
         value = json.loads(block)
@@ -86,4 +86,4 @@ def parsed(block: str) -> Call | None:
     arguments = value.get("arguments", value.get("parameters", {}))
     if type(arguments) is not dict:
         return None
-    return Call(value["name"], json.dumps(arguments, ensure_ascii=False))
+    return ToolCall(value["name"], json.dumps(arguments, ensure_ascii=False))

@@ -103,12 +103,12 @@ def test_a_stop_string_frees_the_slot_of_its_completion_only(run, scheduler):
         first, second = scheduler.open
         from rl4p.serving.work import Part
 
-        scheduler.open[first][1]([Part(0, app.served.texts.tokenizer.encode("al"), [-1.0] * 2,
+        scheduler.open[first][1]([Part(0, app.server.detokenizer.tokenizer.encode("al"), [-1.0] * 2,
                                        "7", [], None)])  # fmt: skip
         while not scheduler.cancelled:
             await asyncio.sleep(0.001)
         assert scheduler.cancelled == [first]
-        scheduler.go(second, app.served.texts.tokenizer.encode("ok"))
+        scheduler.go(second, app.server.detokenizer.tokenizer.encode("ok"))
         return (await asking).json()
 
     answer = run(call)
@@ -212,7 +212,7 @@ def test_too_many_completions_have_to_come_back_later(run, scheduler):
         import asyncio
 
         asking = asyncio.ensure_future(client.post(URL, json={"prompt": "a", "n": 8}))
-        while app.served.open < 8:
+        while app.server.open < 8:
             await asyncio.sleep(0.001)
         refused = await client.post(URL, json={"prompt": "a"})
         scheduler.abort()

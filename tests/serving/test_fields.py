@@ -3,7 +3,7 @@ import json
 import pytest
 
 from rl4p.serving.fields import Fields, are_tokens, parse_body
-from rl4p.serving.refusals import RefusalError
+from rl4p.serving.http_errors import HttpError
 
 
 @pytest.mark.parametrize(
@@ -32,7 +32,7 @@ def test_a_wrong_field_is_refused_by_name(read, message):
         {"text": "a", "flag": True, "seven": 7, "nan": float("nan"), "list": [1, 3, 2, 5],
          "surrogate": "\ud800"}
     )  # fmt: skip
-    with pytest.raises(RefusalError, match=message) as error:
+    with pytest.raises(HttpError, match=message) as error:
         read(fields)
     assert error.value.status == 400
     assert error.value.param == message.partition(" ")[0]
@@ -62,19 +62,19 @@ def test_a_field_that_nothing_reads_is_refused_with_the_nearest_name():
     fields = Fields({"temprature": 1, "user": "a"})
     fields.number("temperature", 1.0)
     fields.ignore("user")
-    with pytest.raises(RefusalError, match=r"temprature is not a field.*temperature"):
+    with pytest.raises(HttpError, match=r"temprature is not a field.*temperature"):
         fields.end()
 
 
 @pytest.mark.parametrize("body", [b"{", b"\xff", b"[" * 100_000])
 def test_a_body_that_is_no_json_is_refused(body):
-    with pytest.raises(RefusalError, match="The body is not JSON"):
+    with pytest.raises(HttpError, match="The body is not JSON"):
         parse_body(body)
 
 
 def test_a_body_must_be_an_object():
     assert parse_body(b"") == {}
-    with pytest.raises(RefusalError, match="The body must be a JSON object"):
+    with pytest.raises(HttpError, match="The body must be a JSON object"):
         Fields(parse_body(b"[1]"))
 
 

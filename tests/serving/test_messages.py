@@ -4,18 +4,18 @@ from dataclasses import replace
 import pytest
 
 from rl4p.serving.fields import Fields
+from rl4p.serving.http_errors import HttpError
 from rl4p.serving.messages import read_messages, read_prompt
-from rl4p.serving.refusals import RefusalError
 
 CALL = {"id": "c", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
 
 
-def prompt(make_served, body, **changes):
+def prompt(make_server, body, **changes):
     async def main():
-        served = make_served()
-        served.policy = replace(served.policy, **changes)
-        tokens, tools = await read_prompt(Fields(body), served)
-        return served.policy.tokenizer.decode(tokens), tools
+        server = make_server()
+        server.policy = replace(server.policy, **changes)
+        tokens, tools = await read_prompt(Fields(body), server)
+        return server.policy.tokenizer.decode(tokens), tools
 
     return asyncio.run(main())
 
@@ -27,33 +27,33 @@ def test_contents_of_parts_are_joined_and_developers_are_the_system():
     ]
 
 
-def test_the_arguments_of_former_calls_become_objects(make_served):
+def test_the_arguments_of_former_calls_become_objects(make_server):
     messages = [
         {"role": "user", "content": "x"},
         {"role": "assistant", "content": None, "tool_calls": [CALL], "refusal": None},
         {"role": "tool", "tool_call_id": "c", "content": "2"},
     ]
-    text, tools = prompt(make_served, {"messages": messages})
+    text, tools = prompt(make_server, {"messages": messages})
     assert text == 'u:x|a:({"a": 1})|t:2|a:'
     assert not tools
 
 
-def test_the_policy_has_arguments_of_its_template(make_served):
+def test_the_policy_has_arguments_of_its_template(make_server):
     body = {"messages": [{"role": "user", "content": "x"}]}
-    assert prompt(make_served, body, template={"mark": "?"})[0] == "u:x|a:?"
+    assert prompt(make_server, body, template={"mark": "?"})[0] == "u:x|a:?"
     body["chat_template_kwargs"] = {"mark": "!"}
-    assert prompt(make_served, body, template={"mark": "?"})[0] == "u:x|a:!"
+    assert prompt(make_server, body, template={"mark": "?"})[0] == "u:x|a:!"
 
 
-def test_a_long_conversation_is_encoded_too(make_served):
+def test_a_long_conversation_is_encoded_too(make_server):
     body = {"messages": [{"role": "user", "content": "x" * 5000}]}
-    assert prompt(make_served, body)[0] == "u:" + "x" * 5000 + "|a:"
+    assert prompt(make_server, body)[0] == "u:" + "x" * 5000 + "|a:"
 
 
-def test_the_last_message_can_be_continued(make_served):
+def test_the_last_message_can_be_continued(make_server):
     messages = [{"role": "user", "content": "x"}, {"role": "assistant", "content": "The"}]
     body = {"messages": messages, "continue_final_message": True, "add_generation_prompt": False}
-    assert prompt(make_served, body)[0] == "u:x|a:The"
+    assert prompt(make_server, body)[0] == "u:x|a:The"
 
 
 @pytest.mark.parametrize(
@@ -73,7 +73,7 @@ def test_the_last_message_can_be_continued(make_served):
     ],
 )
 def test_a_wrong_message_is_refused_by_its_place(message, words):
-    with pytest.raises(RefusalError, match=rf"^messages\[1\].*{words}"):
+    with pytest.raises(HttpError, match=rf"^messages\[1\].*{words}"):
         read_messages([{"role": "user", "content": "a"}, message])
 
 
@@ -89,24 +89,24 @@ def test_a_wrong_message_is_refused_by_its_place(message, words):
         ({"continue_final_message": True}, "needs add_generation_prompt=false"),
     ],
 )
-def test_other_wrong_fields(make_served, body, words):
+def test_other_wrong_fields(make_server, body, words):
     body = {"messages": [{"role": "user", "content": "a"}]} | body
-    with pytest.raises(RefusalError, match=words):
-        prompt(make_served, body)
+    with pytest.raises(HttpError, match=words):
+        prompt(make_server, body)
 
 
-def test_tools_need_a_template_that_knows_them(make_served, policy):
+def test_tools_need_a_template_that_knows_them(make_server, policy):
     tool = {"type": "function", "function": {"name": "add"}}
     body = {"messages": [{"role": "user", "content": "a"}], "tools": [tool]}
-    with pytest.raises(RefusalError, match="knows no tools"):
-        prompt(make_served, body, tokenizer=policy.tokenizer)
+    with pytest.raises(HttpError, match="knows no tools"):
+        prompt(make_server, body, tokenizer=policy.tokenizer)
 
 
-def test_the_sentence_of_a_template_is_passed_on(make_served, chatty):
+def test_the_sentence_of_a_template_is_passed_on(make_server, chatty):
     from copy import copy
 
     tokenizer = copy(chatty.tokenizer)
     tokenizer.chat_template = "{{ raise_exception('no system here') }}"
     body = {"messages": [{"role": "system", "content": "a"}]}
-    with pytest.raises(RefusalError, match="no system here"):
-        prompt(make_served, body, tokenizer=tokenizer)
+    with pytest.raises(HttpError, match="no system here"):
+        prompt(make_server, body, tokenizer=tokenizer)

@@ -3,7 +3,7 @@ import asyncio
 import pytest
 
 from rl4p.serving.fields import Fields
-from rl4p.serving.refusals import RefusalError
+from rl4p.serving.http_errors import HttpError
 from rl4p.serving.sampling_fields import HARMLESS, read_common, read_sampling
 from rl4p.types import Sampling
 
@@ -17,23 +17,23 @@ def test_the_defaults_are_those_of_the_protocol():
 
 @pytest.mark.parametrize("given", [{"top_k": -2}, {"top_p": -1}, {"temperature": float("inf")}])
 def test_a_wrong_distribution_is_refused(given):
-    with pytest.raises(RefusalError, match=f"^{next(iter(given))} must be"):
+    with pytest.raises(HttpError, match=f"^{next(iter(given))} must be"):
         read_sampling(Fields(given))
 
 
-def read(make_served, body):
+def read(make_server, body):
     async def main():
         fields = Fields(body)
-        found = read_common(fields, make_served(), "max_tokens", 16)
+        found = read_common(fields, make_server(), "max_tokens", 16)
         fields.end()
         return found
 
     return asyncio.run(main())
 
 
-def test_common_fields_become_what_completions_are_to_be(make_served, chatty):
+def test_common_fields_become_what_completions_are_to_be(make_server, chatty):
     common = read(
-        make_served,
+        make_server,
         {"model": "m", "n": 2, "seed": -1, "stop": "a", "stop_token_ids": [7], "best_of": 2,
          "stream": True, "stream_options": {"include_usage": True}} | dict.fromkeys(HARMLESS, "x"),
     )  # fmt: skip
@@ -46,8 +46,8 @@ def test_common_fields_become_what_completions_are_to_be(make_served, chatty):
     assert wanted.skip_special
 
 
-def test_a_minimum_above_the_limit_is_refused(make_served):
-    common = read(make_served, {"min_tokens": 6})
+def test_a_minimum_above_the_limit_is_refused(make_server):
+    common = read(make_server, {"min_tokens": 6})
     assert common.want(6).min_tokens == 6
-    with pytest.raises(RefusalError, match="min_tokens must be at most max_tokens, which is 5"):
+    with pytest.raises(HttpError, match="min_tokens must be at most max_tokens, which is 5"):
         common.want(5)

@@ -6,14 +6,14 @@ from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 from rl4p.errors import InputError, RunError
-from rl4p.serving.completion import Completion, Wanted
-from rl4p.serving.refusals import ClientGoneError, RefusalError
+from rl4p.serving.choice import Choice, CompletionOptions
+from rl4p.serving.detokenizer import Detokenizer
+from rl4p.serving.http_errors import ClientDisconnectError, HttpError
 from rl4p.serving.scheduler import Scheduler
-from rl4p.serving.text import Texts
 from rl4p.serving.work import Part, Work
 
 
-class Mailbox:
+class ReadyQueue:
     """Hands what the scheduler delivers to the event loop: once per device call, not per request.
 
     Waking the loop costs more than all else that a delivery does.
@@ -21,12 +21,12 @@ class Mailbox:
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop
-        self.waiting: deque[Live] = deque()
+        self.waiting: deque[ActiveRequest] = deque()
         self.woken = False
 
-    def post(self, live: "Live") -> None:
-        """Has the loop call `live.read`. It is called from the scheduler's thread."""
-        self.waiting.append(live)
+    def post(self, active: "ActiveRequest") -> None:
+        """Has the loop call `active.read`. It is called from the scheduler's thread."""
+        self.waiting.append(active)
         if not self.woken:
             self.woken = True
             self.loop.call_soon_threadsafe(self.empty)
@@ -37,19 +37,27 @@ class Mailbox:
             self.waiting.popleft().read()
 
 
-class Live:
-    """A request's completions, of all its prompts, in the order of prompts and seeds.
+class ActiveRequest:
+    """A request's choices, of all its prompts, in the order of prompts and seeds.
 
     Args:
       stream: whether its parts are sent as they arrive.
     """
 
-    def __init__(self, mailbox: Mailbox, texts: Texts, wanted: Wanted, *, stream: bool) -> None:
-        self.mailbox, self.texts, self.wanted, self.stream = mailbox, texts, wanted, stream
-        self.completions: list[Completion] = []
+    def __init__(
+        self,
+        queue: ReadyQueue,
+        detokenizer: Detokenizer,
+        options: CompletionOptions,
+        *,
+        stream: bool,
+    ) -> None:
+        self.queue, self.detokenizer = queue, detokenizer
+        self.options, self.stream = options, stream
+        self.choices: list[Choice] = []
         self.tickets: list[tuple[Scheduler, Any, range]] = []
         self.inbox: deque[tuple[int, list[Part]]] = deque()
-        self.changed: dict[int, None] = {}  # the completions with new tokens, in order
+        self.changed: dict[int, None] = {}  # the choices with new tokens, in order
         self.growing = 0
         self.waiter: asyncio.Future[None] | None = None
         self.gone = False
@@ -61,60 +69,60 @@ class Live:
         """Submits the work of all prompts, each with its seeds.
 
         Raises:
-          RefusalError: the scheduler does not take it.
+          HttpError: the scheduler does not take it.
         """
-        wanted = self.wanted
+        options = self.options
         try:
             for tokens, own in zip(prompts, seeds, strict=True):
-                # A stop string ends one completion, so each then needs a ticket of its own.
-                for part in [[seed] for seed in own] if wanted.stops else [own]:
-                    first = len(self.completions)
+                # A stop string ends one choice, so each then needs a ticket of its own.
+                for part in [[seed] for seed in own] if options.stops else [own]:
+                    first = len(self.choices)
                     for _ in part:
-                        self.completions.append(Completion(self.texts, wanted, stream=self.stream))
+                        self.choices.append(Choice(self.detokenizer, options, stream=self.stream))
                     self.growing += len(part)
                     work = Work(
                         tokens=tokens,
                         seeds=part,
-                        max_tokens=wanted.max_tokens,
-                        sampling=wanted.sampling,
-                        end_ids=wanted.end_ids,
-                        min_tokens=wanted.min_tokens,
-                        alternatives=wanted.alternatives,
+                        max_tokens=options.max_tokens,
+                        sampling=options.sampling,
+                        end_ids=options.end_ids,
+                        min_tokens=options.min_tokens,
+                        alternatives=options.alternatives,
                     )
                     ticket = scheduler.submit(work, self.receiver(first), self.fail)
                     self.tickets.append((scheduler, ticket, range(first, first + len(part))))
         except (InputError, RunError) as error:
             self.cancel()
             status = 400 if isinstance(error, InputError) else 503
-            raise RefusalError(str(error), status=status) from None
+            raise HttpError(str(error), status=status) from None
 
     def receiver(self, first: int) -> Any:
-        """Returns what the scheduler calls, in its thread, with parts of completions."""
-        every = self.stream or bool(self.wanted.stops)
+        """Returns what the scheduler calls, in its thread, with parts of choices."""
+        every = self.stream or bool(self.options.stops)
 
         def receive(parts: list[Part]) -> None:
             self.inbox.append((first, parts))
             if every or any(part.finish is not None for part in parts):
-                self.mailbox.post(self)
+                self.queue.post(self)
 
         return receive
 
     def fail(self, error: Exception) -> None:
         """Ends the request with an error; the scheduler calls it in its thread."""
         self.error = error
-        self.mailbox.post(self)
+        self.queue.post(self)
 
     def read(self) -> None:
-        """Adds what has arrived to the completions, and wakes the request if it waits for that."""
+        """Adds what has arrived to the choices, and wakes the request if it waits for that."""
         while self.inbox:
             first, parts = self.inbox.popleft()
             for part in parts:
-                completion = self.completions[first + part.index]
-                if completion.finish is not None:
+                choice = self.choices[first + part.index]
+                if choice.finish is not None:
                     continue
-                completion.add(part)
+                choice.add(part)
                 self.changed[first + part.index] = None
-                if completion.finish is not None:
+                if choice.finish is not None:
                     self.growing -= 1
                     if part.finish is None:  # a stop string ended it
                         self.cancel(first + part.index)
@@ -129,30 +137,30 @@ class Live:
         """Waits for `wake`.
 
         Raises:
-          ClientGoneError: the client has closed the connection.
-          RefusalError: the device or the weights failed.
+          ClientDisconnectError: the client has closed the connection.
+          HttpError: the device or the weights failed.
         """
         if not self.gone and self.error is None:
-            self.waiter = self.mailbox.loop.create_future()
+            self.waiter = self.queue.loop.create_future()
             await self.waiter
         if self.gone:
-            raise ClientGoneError
+            raise ClientDisconnectError
         if self.error is not None:
-            raise RefusalError(str(self.error), status=503)
+            raise HttpError(str(self.error), status=503)
 
-    async def finished(self) -> list[Completion]:
-        """Returns the completions once all have ended."""
+    async def finished(self) -> list[Choice]:
+        """Returns the choices once all have ended."""
         while self.growing:
             await self.wait()
-        return self.completions
+        return self.choices
 
-    async def changes(self) -> AsyncIterator[list[tuple[int, Completion]]]:
-        """Yields the completions that have new tokens, with their numbers, until all have ended."""
+    async def changes(self) -> AsyncIterator[list[tuple[int, Choice]]]:
+        """Yields the choices that have new tokens, with their numbers, until all have ended."""
         while self.growing or self.changed:
             if not self.changed:
                 await self.wait()
             changed, self.changed = self.changed, {}
-            yield [(index, self.completions[index]) for index in changed]
+            yield [(index, self.choices[index]) for index in changed]
 
     def leave(self) -> None:
         """Gives the request up, because its client has gone."""
@@ -161,7 +169,7 @@ class Live:
         self.wake()
 
     def cancel(self, index: int | None = None) -> None:
-        """Frees the slots of a completion, or of all that still grow."""
+        """Frees the slots of a choice, or of all that still grow."""
         for scheduler, ticket, indices in self.tickets:
             if index is None or index in indices:
                 scheduler.cancel(ticket)

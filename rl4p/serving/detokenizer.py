@@ -12,7 +12,7 @@ LONG, CONTEXT = 24, 4  # tokens; a longer window is cut to its last few
 BYTE = re.compile(r"<0x([0-9A-F]{2})>")
 
 
-class Kept(dict[int, Any]):
+class LazyTable(dict[int, Any]):
     """Values of tokens that are computed when they are first needed, and then kept."""
 
     def __init__(self, compute: Callable[[int], Any]) -> None:
@@ -23,7 +23,7 @@ class Kept(dict[int, Any]):
         return value
 
 
-class Texts:
+class Detokenizer:
     """The texts of a tokenizer's tokens."""
 
     def __init__(self, tokenizer: "PreTrainedTokenizerFast") -> None:
@@ -32,8 +32,8 @@ class Texts:
         self.tokenizer = tokenizer
         self.backend: Any = tokenizer.backend_tokenizer
         self.alphabet = byte_alphabet(sorted(pre_tokenizers.ByteLevel.alphabet()))
-        self.singles = Kept(self.name_of)  # the text of each token
-        self.lengths = Kept(self.length_of)  # and its length
+        self.singles = LazyTable(self.name_of)  # the text of each token
+        self.lengths = LazyTable(self.length_of)  # and its length
         # A token decoded alone may lose a space at its beginning, so one stands before it.
         self.anchor: list[int] = self.backend.encode("a", add_special_tokens=False).ids[-1:]
         self.before = self.decode(self.anchor, skip_special=False)
@@ -80,20 +80,20 @@ def byte_alphabet(symbols: Sequence[str]) -> dict[str, int]:
     return own | {chr(256 + i): byte for i, byte in enumerate(others)}
 
 
-class Incremental:
+class IncrementalDetokenizer:
     """The text of tokens that arrive in parts; all texts joined are that of all tokens.
 
     A character may be divided between tokens. Its text is held back until it is complete.
     """
 
-    def __init__(self, texts: Texts, *, skip_special: bool = True) -> None:
-        self.texts = texts
+    def __init__(self, detokenizer: Detokenizer, *, skip_special: bool = True) -> None:
+        self.detokenizer = detokenizer
         self.skip_special = skip_special
         self.window: list[int] = []  # tokens from a border between characters
         self.given = 0  # how much of the window's text has been returned
 
-    def copy(self) -> "Incremental":
-        other = Incremental(self.texts, skip_special=self.skip_special)
+    def copy(self) -> "IncrementalDetokenizer":
+        other = IncrementalDetokenizer(self.detokenizer, skip_special=self.skip_special)
         other.window, other.given = self.window.copy(), self.given
         return other
 
@@ -117,4 +117,4 @@ class Incremental:
         return new
 
     def decode(self, tokens: Sequence[int]) -> str:
-        return self.texts.decode(tokens, skip_special=self.skip_special)
+        return self.detokenizer.decode(tokens, skip_special=self.skip_special)

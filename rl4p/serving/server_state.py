@@ -9,11 +9,11 @@ from typing import Any
 
 from rl4p.errors import InputError, RunError
 from rl4p.model.policy import Policy
-from rl4p.serving.completion import Wanted
-from rl4p.serving.live import Live, Mailbox
-from rl4p.serving.refusals import RefusalError
+from rl4p.serving.active_request import ActiveRequest, ReadyQueue
+from rl4p.serving.choice import CompletionOptions
+from rl4p.serving.detokenizer import Detokenizer
+from rl4p.serving.http_errors import HttpError
 from rl4p.serving.scheduler import Scheduler
-from rl4p.serving.text import Texts
 
 SEEDS = 2**63
 # A generator of its own, since reading random numbers from the system hands the interpreter to
@@ -22,7 +22,7 @@ RANDOM = random.Random()
 
 
 @dataclass(kw_only=True)
-class Served:
+class ServerState:
     """A policy with its scheduler.
 
     Attributes:
@@ -35,8 +35,8 @@ class Served:
 
     policy: Policy
     scheduler: Scheduler
-    texts: Texts
-    mailbox: Mailbox
+    detokenizer: Detokenizer
+    queue: ReadyQueue
     name: str
     source: str
     address: str
@@ -45,8 +45,8 @@ class Served:
     open: int = 0
     gone: int = 0  # clients that closed the connection before their answer
     closing: bool = False
-    rids: dict[str, Live] = field(default_factory=dict)  # SGLang's names of running requests
-    answers: dict[tuple[str, int], int] = field(default_factory=dict)  # by path and status
+    rids: dict[str, ActiveRequest] = field(default_factory=dict)  # by SGLang's request id
+    responses: dict[tuple[str, int], int] = field(default_factory=dict)  # by path and status
 
     @property
     def positions(self) -> int:
@@ -59,7 +59,7 @@ class Served:
     def check_model(self, name: str | None) -> None:
         """Refuses requests for another model."""
         if name not in (None, self.name):
-            raise RefusalError(
+            raise HttpError(
                 f"The model {name} is not served here: write {self.name}.",
                 status=404,
                 param="model",
@@ -69,52 +69,52 @@ class Served:
     def check_room(self, count: int) -> None:
         """Refuses a request of so many completions if too many wait already."""
         if self.closing:
-            raise RefusalError("The server is shutting down.", status=503)
+            raise HttpError("The server is shutting down.", status=503)
         if count > self.slots + self.waiting:
-            raise RefusalError(
+            raise HttpError(
                 f"The request asks for {count} completions, but the server takes "
                 f"{self.slots + self.waiting} at a time."
             )
         if self.open + count > self.slots + self.waiting:
-            raise RefusalError(
+            raise HttpError(
                 f"{self.open} completions are running or waiting: try again later.", status=429
             )
 
     def check_length(self, tokens: Sequence[int], max_tokens: int, param: str) -> None:
         """Refuses a prompt that is empty, or that leaves no room for its completion."""
         if not tokens:
-            raise RefusalError("The prompt is empty: it needs at least one token.", param=param)
+            raise HttpError("The prompt is empty: it needs at least one token.", param=param)
         if len(tokens) + max_tokens > self.positions:
-            raise RefusalError(
+            raise HttpError(
                 f"A prompt of {len(tokens)} tokens with at most {max_tokens} new tokens is longer "
                 f"than the {self.positions} positions of the model.",
                 param=param,
                 code="context_length_exceeded",
             )
 
-    def live(
+    def start(
         self,
-        wanted: Wanted,
+        options: CompletionOptions,
         prompts: Sequence[Sequence[int]],
         seeds: Sequence[Sequence[int]],
         *,
         stream: bool,
-    ) -> Live:
-        """Starts a request; `Live.leave` or its end frees its slots."""
-        live = Live(self.mailbox, self.texts, wanted, stream=stream)
-        live.submit(self.scheduler, prompts, seeds)
-        return live
+    ) -> ActiveRequest:
+        """Starts a request; `ActiveRequest.leave` or its end frees its slots."""
+        active = ActiveRequest(self.queue, self.detokenizer, options, stream=stream)
+        active.submit(self.scheduler, prompts, seeds)
+        return active
 
     async def score(self, tokens: Sequence[int]) -> list[float]:
         """Returns the log-probability of each token under the model; that of the first is nan."""
-        loop = self.mailbox.loop
+        loop = self.queue.loop
         found: asyncio.Future[list[float]] = loop.create_future()
 
         def arrived(result: list[float] | Exception) -> None:
             if found.done():
                 return
             if isinstance(result, Exception):
-                found.set_exception(RefusalError(str(result), status=503))
+                found.set_exception(HttpError(str(result), status=503))
             else:
                 found.set_result(result)
 
@@ -125,7 +125,7 @@ class Served:
             ticket = self.scheduler.score(tokens, deliver)
         except (InputError, RunError) as error:
             status = 400 if isinstance(error, InputError) else 503
-            raise RefusalError(str(error), status=status) from None
+            raise HttpError(str(error), status=status) from None
         try:
             return await found
         except asyncio.CancelledError:
@@ -134,7 +134,7 @@ class Served:
 
     async def encode(self, text: str, *, special: bool = True) -> list[int]:
         """Returns the token ids of a prompt; a long one is encoded in a thread."""
-        encode = self.texts.backend.encode
+        encode = self.detokenizer.backend.encode
         if len(text) < 4096:
             return encode(text, add_special_tokens=special).ids
         return (await asyncio.to_thread(encode, text, add_special_tokens=special)).ids

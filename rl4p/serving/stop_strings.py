@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 
-class Stops:
+class StopStrings:
     """A text that arrives in parts and ends before the first stop string.
 
     Text that may be the beginning of a stop string is held back.

@@ -10,8 +10,8 @@ TYPES = {
 }
 
 
-class RefusalError(Exception):
-    """A request that is not served. The message says why, in one sentence.
+class HttpError(Exception):
+    """A request that is not server. The message says why, in one sentence.
 
     Attributes:
       status: the HTTP status.
@@ -40,5 +40,5 @@ class RefusalError(Exception):
         }
 
 
-class ClientGoneError(Exception):
+class ClientDisconnectError(Exception):
     """The client closed the connection before its answer was complete."""

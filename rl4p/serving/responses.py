@@ -7,21 +7,21 @@ from typing import Any, NamedTuple
 DONE = b"data: [DONE]\n\n"
 
 
-class Json(NamedTuple):
+class JsonResponse(NamedTuple):
     """An answer of one JSON value."""
 
     value: Any
     status: int = 200
 
 
-class Text(NamedTuple):
+class TextResponse(NamedTuple):
     """An answer of text; `kind` is its content type."""
 
     text: str
     kind: str = "text/plain; charset=utf-8"
 
 
-class Stream(NamedTuple):
+class EventStream(NamedTuple):
     """An answer of server-sent events, each chunk one or several of them."""
 
     chunks: AsyncIterator[bytes]

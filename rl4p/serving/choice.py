@@ -1,11 +1,11 @@
-"""A completion as it grows: its tokens, their weight versions, its text, and why it ended."""
+"""A choice as it grows: its tokens, their weight versions, its text, and why it ended."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from rl4p.serving.stops import Stops
-from rl4p.serving.text import Incremental, Texts
+from rl4p.serving.detokenizer import Detokenizer, IncrementalDetokenizer
+from rl4p.serving.stop_strings import StopStrings
 from rl4p.serving.work import Part
 from rl4p.types import Finish, Sampling
 
@@ -13,15 +13,15 @@ FINISH = {Finish.STOP: "stop", Finish.LENGTH: "length", Finish.ABORT: "abort"}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Wanted:
-    """What a request wants of each of its completions.
+class CompletionOptions:
+    """What a request wants of each of its choices.
 
     Attributes:
       sampling, max_tokens, end_ids, min_tokens, alternatives: as in `Work`.
-      stops: strings that end a completion.
+      stops: strings that end a choice.
       keep_stop: whether the text includes the stop string or end token.
       skip_special: whether the text leaves special tokens out.
-      logprobs: whether log-probabilities are wanted.
+      logprobs: whether log-probabilities are returned.
     """
 
     sampling: Sampling
@@ -35,7 +35,7 @@ class Wanted:
     logprobs: bool = False
 
 
-class Span(NamedTuple):
+class VersionSpan(NamedTuple):
     """The tokens from `start` to `end`, which the weights of one version drew."""
 
     version: str
@@ -44,41 +44,45 @@ class Span(NamedTuple):
 
 
 class Delta(NamedTuple):
-    """What a completion gained since the last delta."""
+    """What a choice gained since the last delta."""
 
     text: str
     start: int  # its first new token
 
 
-class Completion:
-    """One completion of a request.
+class Choice:
+    """One choice of a request.
 
     The text is decoded as tokens arrive only if that is needed: for a stream or for stop strings.
 
     Attributes:
       tokens, logprobs, alternatives: as in `Part`, from the first token.
       spans: the weight version of each token.
-      finish: `stop`, `length` or `abort`; None while the completion grows.
+      finish: `stop`, `length` or `abort`; None while the choice grows.
       matched: the end token or stop string that ended it; None for any other reason.
     """
 
-    def __init__(self, texts: Texts, wanted: Wanted, *, stream: bool) -> None:
-        self.texts, self.wanted = texts, wanted
+    def __init__(
+        self, detokenizer: Detokenizer, options: CompletionOptions, *, stream: bool
+    ) -> None:
+        self.detokenizer, self.options = detokenizer, options
         self.tokens: list[int] = []
         self.logprobs: list[float] = []
         self.alternatives: list[list[tuple[int, float]]] = []
-        self.spans: list[Span] = []
+        self.spans: list[VersionSpan] = []
         self.finish: str | None = None
         self.matched: int | str | None = None
-        self.stops = Stops(wanted.stops, keep=wanted.keep_stop) if wanted.stops else None
-        self.incremental: Incremental | None = None
-        if stream or wanted.stops:
-            self.incremental = Incremental(texts, skip_special=wanted.skip_special)
+        self.stops = StopStrings(options.stops, keep=options.keep_stop) if options.stops else None
+        self.incremental: IncrementalDetokenizer | None = None
+        if stream or options.stops:
+            self.incremental = IncrementalDetokenizer(
+                detokenizer, skip_special=options.skip_special
+            )
         self.pieces: list[str] = []  # the text so far
         self.given = 0, 0  # how many pieces and tokens former deltas had
 
     def add(self, part: Part) -> None:
-        """Adds new tokens; a stop string in their text ends the completion after its token."""
+        """Adds new tokens; a stop string in their text ends the choice after its token."""
         if self.finish is not None:
             return
         tokens, finish = part.tokens, part.finish
@@ -92,14 +96,14 @@ class Completion:
         if self.spans and self.spans[-1].version == part.version:
             self.spans[-1] = self.spans[-1]._replace(end=before + count)
         elif count:
-            self.spans.append(Span(part.version, before, before + count))
+            self.spans.append(VersionSpan(part.version, before, before + count))
         if finish is not None:
             self.finish = FINISH[finish]
             if finish is Finish.STOP and self.matched is None:
                 self.matched = tokens[-1]
 
     def read(self, tokens: list[int], finish: Finish | None) -> tuple[list[int], Finish | None]:
-        """Decodes new tokens; returns those that belong to the completion, and why it ends."""
+        """Decodes new tokens; returns those that belong to the choice, and why it ends."""
         assert self.incremental is not None
         shown = self.shown(tokens, finish)
         if self.stops is None:
@@ -122,7 +126,7 @@ class Completion:
 
     def shown(self, tokens: Sequence[int], finish: Finish | None) -> Sequence[int]:
         """Returns the tokens that the text has: an end token is none of them."""
-        ends = finish is Finish.STOP and not self.wanted.keep_stop
+        ends = finish is Finish.STOP and not self.options.keep_stop
         return tokens[:-1] if ends else tokens
 
     def text(self) -> str:
@@ -131,7 +135,7 @@ class Completion:
             return "".join(self.pieces)
         finish = Finish.STOP if self.finish == "stop" else None
         shown = self.shown(self.tokens, finish)
-        return self.texts.decode(shown, skip_special=self.wanted.skip_special)
+        return self.detokenizer.decode(shown, skip_special=self.options.skip_special)
 
     def delta(self) -> Delta:
         """Returns what is new since the last call."""

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import parse_qsl
 
+from rl4p.serving.active_request import ActiveRequest
 from rl4p.serving.fields import Fields
-from rl4p.serving.live import Live
-from rl4p.serving.served import Served
+from rl4p.serving.server_state import ServerState
 
 
 @dataclass(kw_only=True)
-class Request:
+class HttpRequest:
     """A request whose body has been read.
 
     Attributes:
@@ -21,7 +21,7 @@ class Request:
       body: the JSON value of its body.
     """
 
-    served: Served
+    server: ServerState
     receive: Callable[[], Awaitable[Any]]
     query_string: bytes
     body: Any
@@ -37,21 +37,21 @@ class Request:
         return Fields({name: words.get(value, value) for name, value in pairs.items()})
 
     @asynccontextmanager
-    async def watched(self, live: Live) -> AsyncIterator[None]:
+    async def watched(self, active: ActiveRequest) -> AsyncIterator[None]:
         """Frees the slots of a request when it ends, or when its client closes the connection."""
-        count = len(live.completions)
-        self.served.open += count
+        count = len(active.choices)
+        self.server.open += count
 
         async def watch() -> None:
             while (await self.receive())["type"] != "http.disconnect":
                 pass
-            live.leave()
+            active.leave()
 
         watcher = asyncio.ensure_future(watch())
         try:
             yield
         finally:
             watcher.cancel()
-            self.served.open -= count
-            if live.growing:
-                live.cancel()
+            self.server.open -= count
+            if active.growing:
+                active.cancel()
