@@ -10,7 +10,6 @@ import rl4p
 from rl4p.serving.chat import chat_completions
 from rl4p.serving.choice import CompletionOptions
 from rl4p.serving.completions import completions
-from rl4p.serving.fields import parse_body
 from rl4p.serving.guard import Guard
 from rl4p.serving.http_errors import ClientDisconnectError, HttpError
 from rl4p.serving.http_request import HttpRequest
@@ -25,7 +24,6 @@ from rl4p.types import Sampling
 
 log = logging.getLogger(__name__)
 
-MOST_DIRECT = 65536  # bytes; a longer body is parsed in a thread, which costs more than to parse
 BODY_SECONDS = 60.0
 HEALTH_SECONDS = 30.0
 JSON = b"application/json"
@@ -68,12 +66,11 @@ class App:
             handler = self.handler(method, path)
             headers = dict(scope["headers"])
             self.guard.check(path, headers)
-            body = await self.body(receive, headers)
             request = HttpRequest(
                 server=self.server,
                 receive=receive,
                 query_string=scope["query_string"],
-                body=body,
+                content=await self.content(receive, headers),
             )
             status = await self.send(await handler(request), send)
         except HttpError as error:
@@ -98,8 +95,8 @@ class App:
             raise HttpError(f"{path} does not take {method}.", status=405)
         raise HttpError(f"{path} does not exist.", status=404)
 
-    async def body(self, receive: Receive, headers: dict[bytes, bytes]) -> Any:
-        """Reads the body of a request."""
+    async def content(self, receive: Receive, headers: dict[bytes, bytes]) -> bytes:
+        """Receives the body of a request."""
         length = headers.get(b"content-length", b"0")
         parts: list[bytes] = []
         size = int(length) if length.isdigit() else 0
@@ -123,10 +120,7 @@ class App:
             raise HttpError(
                 f"The body did not arrive within {BODY_SECONDS:.0f} seconds.", status=408
             ) from None
-        content = parts[0] if len(parts) == 1 else b"".join(parts)
-        if size < MOST_DIRECT:
-            return parse_body(content)
-        return await asyncio.to_thread(parse_body, content)
+        return parts[0] if len(parts) == 1 else b"".join(parts)
 
     async def send(self, answer: JsonResponse | TextResponse | EventStream, send: Send) -> int:
         """Sends an answer, and returns its status."""

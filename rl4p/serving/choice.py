@@ -150,3 +150,11 @@ class Choice:
             for version, begin, end in self.spans
             if end > start
         ]
+
+
+def empty_choices(count: int, detokenizer: Detokenizer, options: CompletionOptions) -> list[Choice]:
+    """Returns the choices of a request for no tokens."""
+    choices = [Choice(detokenizer, options, stream=False) for _ in range(count)]
+    for choice in choices:
+        choice.finish = "length"
+    return choices

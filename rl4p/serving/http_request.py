@@ -1,4 +1,4 @@
-"""A request as an endpoint sees it."""
+"""A request as an endpoint receives it."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -8,33 +8,37 @@ from typing import Any
 from urllib.parse import parse_qsl
 
 from rl4p.serving.active_request import ActiveRequest
-from rl4p.serving.fields import Fields
+from rl4p.serving.body import B, parse, validate
 from rl4p.serving.server_state import ServerState
+
+MOST_DIRECT = 65536  # bytes; a longer body is read in a thread, which costs more than to read it
 
 
 @dataclass(kw_only=True)
 class HttpRequest:
-    """A request whose body has been read.
+    """A request whose content has arrived.
 
     Attributes:
-      receive: gives the next message of the connection, which is that the client has gone.
-      body: the JSON value of its body.
+      receive: returns the next event of the connection: that the client has closed it.
+      content: the bytes of its body.
     """
 
     server: ServerState
     receive: Callable[[], Awaitable[Any]]
     query_string: bytes
-    body: Any
+    content: bytes
 
-    def fields(self) -> Fields:
+    async def body(self, model: type[B]) -> B:
         """Returns the fields of the body."""
-        return Fields(self.body)
+        if len(self.content) < MOST_DIRECT:
+            return parse(model, self.content)
+        return await asyncio.to_thread(parse, model, self.content)
 
-    def query(self) -> Fields:
-        """Returns the fields after the question mark of the address."""
+    def query(self, model: type[B]) -> B:
+        """Returns the fields after the question mark of the URL."""
         pairs = dict(parse_qsl(self.query_string.decode("latin-1")))
         words = {"true": True, "false": False}
-        return Fields({name: words.get(value, value) for name, value in pairs.items()})
+        return validate(model, {name: words.get(value, value) for name, value in pairs.items()})
 
     @asynccontextmanager
     async def watched(self, active: ActiveRequest) -> AsyncIterator[None]:

@@ -5,7 +5,6 @@ import math
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from rl4p.errors import InputError, RunError
 from rl4p.model.policy import Policy
@@ -80,8 +79,8 @@ class ServerState:
                 f"{self.open} completions are running or waiting: try again later.", status=429
             )
 
-    def check_length(self, tokens: Sequence[int], max_tokens: int, param: str) -> None:
-        """Refuses a prompt that is empty, or that leaves no room for its completion."""
+    def check_prompt(self, tokens: Sequence[int], max_tokens: int, param: str) -> None:
+        """Refuses a prompt that is empty, too long with its completion, or of other tokens."""
         if not tokens:
             raise HttpError("The prompt is empty: it needs at least one token.", param=param)
         if len(tokens) + max_tokens > self.positions:
@@ -90,6 +89,14 @@ class ServerState:
                 f"than the {self.positions} positions of the model.",
                 param=param,
                 code="context_length_exceeded",
+            )
+        self.check_tokens(tokens, param)
+
+    def check_tokens(self, tokens: Sequence[int], param: str) -> None:
+        """Refuses tokens that are not in the vocabulary."""
+        if tokens and max(tokens) >= self.vocabulary:
+            raise HttpError(
+                f"{param} must be a list of token ids from 0 to {self.vocabulary - 1}.", param=param
             )
 
     def start(
@@ -155,9 +162,3 @@ def new_id() -> str:
 def or_null(logprob: float) -> float | None:
     """Returns a log-probability that JSON can hold: null for nan and the infinities."""
     return logprob if math.isfinite(logprob) else None
-
-
-def usage(prompts: Sequence[Sequence[int]], completions: Sequence[Any]) -> dict[str, Any]:
-    """Returns the numbers of tokens; each prompt counts once."""
-    read, drawn = sum(map(len, prompts)), sum(len(each.tokens) for each in completions)
-    return {"prompt_tokens": read, "completion_tokens": drawn, "total_tokens": read + drawn}

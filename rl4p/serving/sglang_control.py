@@ -1,15 +1,57 @@
 """The endpoints of SGLang beside /generate: pauses, weights and versions."""
 
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Any, Literal
 
 from rl4p.errors import InputError, RunError
+from rl4p.serving.body import Body
+from rl4p.serving.fields import Ignored, Name, Path, SomeName
 from rl4p.serving.http_errors import HttpError
 from rl4p.serving.http_request import HttpRequest
 from rl4p.serving.responses import JsonResponse
 from rl4p.serving.weight_updates import WeightUpdates, checksum_of
 
-MODES = ("abort", "retract", "in_place")  # the first is the default
+
+class PauseGeneration(Body):
+    """The body of /pause_generation."""
+
+    mode: Literal["abort", "retract", "in_place"] = "abort"
+
+
+class UpdateWeightsFromDisk(Body):
+    """The body of /update_weights_from_disk."""
+
+    model_path: Path
+    weight_version: Name | None = None
+    flush_cache: bool = True
+    keep_pause: bool = False
+    abort_all_requests: bool = False
+    load_format: Literal["auto", "safetensors"] = "auto"
+    is_async: Ignored = None
+    torch_empty_cache: Ignored = None
+    token_step: Ignored = None
+    recapture_cuda_graph: Ignored = None
+
+
+class UpdateWeightVersion(Body):
+    """The body of /update_weight_version."""
+
+    new_version: SomeName
+    abort_all_requests: bool = False
+
+
+class CheckWeights(Body):
+    """The body of /weights_checker."""
+
+    action: Literal["checksum"]
+
+
+class AbortRequest(Body):
+    """The body of /abort_request."""
+
+    rid: Name = ""
+    abort_all: bool = False
+    abort_message: Ignored = None
 
 
 class SGLangControl:
@@ -41,11 +83,7 @@ class SGLangControl:
         }
 
     async def pause(self, request: HttpRequest) -> JsonResponse:
-        fields = request.fields()
-        mode = fields.text("mode", MODES[0])
-        if mode not in MODES:
-            raise fields.wrong("mode", "one of " + ", ".join(MODES))
-        fields.end()
+        mode = (await request.body(PauseGeneration)).mode
         # in_place keeps the keys and values of running requests, also under new weights
         how = "abort" if mode == "abort" else "keep"
         try:
@@ -61,36 +99,31 @@ class SGLangControl:
         return JsonResponse({"status": "ok", "message": "Generation continued."})
 
     async def update(self, request: HttpRequest) -> JsonResponse:
-        fields = request.fields()
-        path = fields.text("model_path")
-        version = fields.text("weight_version")
-        flush, keep = fields.flag("flush_cache", True), fields.flag("keep_pause", False)
-        abort = fields.flag("abort_all_requests", False)
-        fields.unsupported("load_format", "auto", "safetensors")
-        fields.ignore("is_async", "torch_empty_cache", "token_step", "recapture_cuda_graph")
-        fields.end()
+        body = await request.body(UpdateWeightsFromDisk)
         scheduler = self.server.scheduler
         own_pause = not scheduler.paused
         try:
-            if self.mode == "in_place" and flush:
+            if self.mode == "in_place" and body.flush_cache:
                 raise InputError(
                     "flush_cache needs a pause of mode retract or abort: running requests keep "
                     "their cache."
                 )
             if own_pause:
-                await self.updates.pause("abort" if abort else "wait", recompute=True)
-            elif abort:
+                await self.updates.pause(
+                    "abort" if body.abort_all_requests else "wait", recompute=True
+                )
+            elif body.abort_all_requests:
                 scheduler.abort()
             paused = self.waiting()
-            await self.updates.replace(path, version)
+            await self.updates.replace(body.model_path, body.weight_version)
         except (InputError, RunError, TimeoutError) as error:
             return JsonResponse(
                 {"success": False, "message": str(error), "num_paused_requests": 0}, 400
             )
         finally:
-            if own_pause and not keep:
+            if own_pause and not body.keep_pause:
                 self.updates.resume()
-        message = f"The weights are those of {path}."
+        message = f"The weights are those of {body.model_path}."
         return JsonResponse({"success": True, "message": message, "num_paused_requests": paused})
 
     def waiting(self) -> int:
@@ -118,22 +151,14 @@ class SGLangControl:
 
     async def rename(self, request: HttpRequest) -> JsonResponse:
         """Renames the weights; vLLM has an endpoint of the same name and fields."""
-        fields = request.fields()
-        version = fields.text("new_version")
-        if not version:
-            raise fields.wrong("new_version", "a string")
-        if fields.flag("abort_all_requests", False):
+        body = await request.body(UpdateWeightVersion)
+        if body.abort_all_requests:
             self.server.scheduler.abort()
-        fields.end()
-        self.updates.rename(version)
-        return JsonResponse({"success": True, "message": "", "new_version": version})
+        self.updates.rename(body.new_version)
+        return JsonResponse({"success": True, "message": "", "new_version": body.new_version})
 
     async def check(self, request: HttpRequest) -> JsonResponse:
-        fields = request.fields()
-        action = fields.text("action")
-        if action != "checksum":
-            raise fields.wrong("action", "checksum")
-        fields.end()
+        await request.body(CheckWeights)
         try:
             found = await self.updates.checksums()
         except InputError as error:
@@ -144,12 +169,9 @@ class SGLangControl:
         return JsonResponse(answer | {"per_engine_checksum": whole})
 
     async def abort(self, request: HttpRequest) -> JsonResponse:
-        fields = request.fields()
-        rid, every = fields.text("rid", ""), fields.flag("abort_all", False)
-        fields.ignore("abort_message")
-        fields.end()
-        if every:
+        body = await request.body(AbortRequest)
+        if body.abort_all:
             self.server.scheduler.abort()
-        elif active := self.server.rids.get(rid):
+        elif active := self.server.rids.get(body.rid):
             self.server.scheduler.abort([ticket for _, ticket, _ in active.tickets])
         return JsonResponse({"success": True})

@@ -1,16 +1,54 @@
 """The endpoints of vLLM's development mode: pauses, weights and versions."""
 
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Annotated, Any, Literal
 
 from rl4p.errors import InputError, RunError
-from rl4p.serving.fields import Fields
+from rl4p.serving.body import Body
+from rl4p.serving.fields import Ignored, Must, Name, Path
 from rl4p.serving.http_errors import HttpError
 from rl4p.serving.http_request import HttpRequest
 from rl4p.serving.responses import JsonResponse
 from rl4p.serving.weight_updates import UNFINISHED, WeightUpdates, checksum_of
 
-MODES = ("abort", "wait", "keep")  # the first is the default
+
+class PauseQuery(Body):
+    """The query of /pause."""
+
+    mode: Literal["abort", "wait", "keep"] = "abort"
+    clear_cache: bool = True
+
+
+class InitWeightTransfer(Body):
+    """The body of /init_weight_transfer_engine."""
+
+    init_info: Ignored = None
+
+
+class StartWeightUpdate(Body):
+    """The body of /start_weight_update."""
+
+    is_checkpoint_format: Annotated[Literal[True], Must("true: weights are read from folders")] = (
+        True
+    )
+
+
+class UpdateInfo(Body):
+    """The folder of new weights."""
+
+    path: Path
+
+
+class UpdateWeights(Body):
+    """The body of /update_weights."""
+
+    update_info: UpdateInfo
+
+
+class FinishWeightUpdate(Body):
+    """The body of /finish_weight_update."""
+
+    weight_version: Name | None = None
 
 
 class VLLMControl:
@@ -37,14 +75,9 @@ class VLLMControl:
         }
 
     async def pause(self, request: HttpRequest) -> JsonResponse:
-        query = request.query()
-        mode = query.text("mode", MODES[0])
-        if mode not in MODES:
-            raise query.wrong("mode", "one of " + ", ".join(MODES))
-        clear = query.flag("clear_cache", True)
-        query.end()
+        query = request.query(PauseQuery)
         try:
-            await self.updates.pause(mode, recompute=clear)
+            await self.updates.pause(query.mode, recompute=query.clear_cache)
         except (RunError, TimeoutError) as error:
             raise HttpError(str(error), status=503) from None
         return JsonResponse({"status": "paused"})
@@ -57,30 +90,18 @@ class VLLMControl:
         return JsonResponse({"is_paused": self.scheduler.paused})
 
     async def init(self, request: HttpRequest) -> JsonResponse:
-        fields = request.fields()
-        fields.take("init_info")
-        fields.end()
+        await request.body(InitWeightTransfer)
         return JsonResponse(
             {"message": "Weights are read from folders: nothing has to be prepared."}
         )
 
     async def start(self, request: HttpRequest) -> JsonResponse:
-        fields = request.fields()
-        if not fields.flag("is_checkpoint_format", True):
-            raise HttpError(
-                "is_checkpoint_format must be true: weights are read from folders.",
-                param="is_checkpoint_format",
-            )
-        fields.end()
+        await request.body(StartWeightUpdate)
         self.updates.unfinished = True
         return JsonResponse({"message": "Weight update started."})
 
     async def update(self, request: HttpRequest) -> JsonResponse:
-        fields = request.fields()
-        info = Fields(fields.take("update_info"), "update_info.")
-        fields.end()
-        path = info.text("path")
-        info.end()
+        path = (await request.body(UpdateWeights)).update_info.path
         if not self.updates.unfinished:
             raise HttpError("No weight update has started: post /start_weight_update first.")
         before = self.scheduler.version.removesuffix(UNFINISHED)
@@ -93,14 +114,13 @@ class VLLMControl:
         return JsonResponse({"message": "Weights updated."})
 
     async def finish(self, request: HttpRequest) -> JsonResponse:
-        fields = request.fields()
-        version = fields.text("weight_version", f"update-{self.updates.count}")
-        fields.end()
+        body = await request.body(FinishWeightUpdate)
         if not self.updates.unfinished:
             raise HttpError("No weight update has started: post /start_weight_update first.")
         if self.scheduler.broken is not None:
             raise HttpError(self.scheduler.broken, status=500)
         self.updates.unfinished = False
+        version = body.weight_version or f"update-{self.updates.count}"
         self.updates.rename(version)
         return JsonResponse({"message": "Weight update finished.", "weight_version": version})
 

@@ -57,7 +57,7 @@ class WeightUpdates:
         self.server.scheduler.resume()
         self.recompute = True
 
-    async def replace(self, path: Any, version: str | None) -> str:
+    async def replace(self, path: str, version: str | None) -> str:
         """Replaces the weights by those of a folder, and returns their version.
 
         The folder is checked before anything changes.
@@ -70,7 +70,7 @@ class WeightUpdates:
           RunError: the update failed after it began; the server answers no requests until one
             succeeds.
         """
-        if type(path) is not str or not Path(path).is_absolute():
+        if not Path(path).is_absolute():
             raise InputError("The path of the weights must be that of a folder, from the root on.")
         async with self.lock:
             load = await self.in_thread(replacement, Path(path), self.server.policy)

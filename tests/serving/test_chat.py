@@ -111,10 +111,11 @@ def test_a_message_has_a_limit(ask, name):
 @pytest.mark.parametrize(
     ("body", "message"),
     [
-        ({}, "messages must be a list of at least one message"),
+        ({}, "messages is missing"),
+        ({"messages": []}, "messages must be a list that is not empty"),
         ({"messages": [{"role": "a", "content": "b"}]}, "messages[0].role must be one of"),
-        ({"messages": HI, "max_tokens": 0}, "max_tokens must be an integer of at least 1"),
-        ({"messages": HI, "max_completion_tokens": 0}, "must be at least 1"),
+        ({"messages": HI, "max_tokens": 0}, "max_tokens must be an integer from 1"),
+        ({"messages": HI, "max_completion_tokens": 0}, "must be an integer from 1"),
         ({"messages": HI, "max_tokens": 500}, "longer than the 128 positions"),
         ({"messages": HI * 40}, "longer than the 128 positions"),
         ({"messages": HI, "top_logprobs": 2}, "top_logprobs needs logprobs=true"),

@@ -3,9 +3,9 @@ from dataclasses import replace
 
 import pytest
 
-from rl4p.serving.fields import Fields
+from rl4p.serving.body import validate
 from rl4p.serving.http_errors import HttpError
-from rl4p.serving.messages import read_messages, read_prompt
+from rl4p.serving.messages import Conversation
 
 CALL = {"id": "c", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
 
@@ -14,17 +14,18 @@ def prompt(make_server, body, **changes):
     async def main():
         server = make_server()
         server.policy = replace(server.policy, **changes)
-        tokens, tools = await read_prompt(Fields(body), server)
-        return server.policy.tokenizer.decode(tokens), tools
+        conversation = validate(Conversation, body)
+        tokens = await conversation.encode(server)
+        return server.policy.tokenizer.decode(tokens), conversation.has_tools
 
     return asyncio.run(main())
 
 
 def test_contents_of_parts_are_joined_and_developers_are_the_system():
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
-    assert read_messages([{"role": "developer", "content": parts}]) == [
-        {"role": "system", "content": "ab"}
-    ]
+    body = {"messages": [{"role": "developer", "content": parts}]}
+    (message,) = validate(Conversation, body).messages
+    assert message.for_template() == {"role": "system", "content": "ab"}
 
 
 def test_the_arguments_of_former_calls_become_objects(make_server):
@@ -63,18 +64,21 @@ def test_the_last_message_can_be_continued(make_server):
         ({"role": "user", "content": 3}, "content must be a string or a list of parts"),
         ({"role": "user", "content": [{"type": "image_url"}]}, r"content\[0\].type must be text"),
         ({"role": "user", "content": "a", "contnt": "b"}, "contnt is not a field"),
-        ({"role": "assistant", "tool_calls": [{}]}, r"tool_calls\[0\].function must be"),
+        ({"role": "assistant", "tool_calls": [{}]}, r"tool_calls\[0\].function is missing"),
         ({"role": "assistant", "tool_calls": "a"}, "tool_calls must be a list"),
         (
             {"role": "assistant", "tool_calls": [{"function": {"name": "a", "arguments": "{"}}]},
             "arguments must be a JSON object",
         ),
-        ({"role": "assistant", "tool_calls": [{"function": {"name": ""}}]}, "needs a name"),
+        (
+            {"role": "assistant", "tool_calls": [{"function": {"name": ""}}]},
+            r"function\.name must be a string that is not empty",
+        ),
     ],
 )
 def test_a_wrong_message_is_refused_by_its_place(message, words):
     with pytest.raises(HttpError, match=rf"^messages\[1\].*{words}"):
-        read_messages([{"role": "user", "content": "a"}, message])
+        validate(Conversation, {"messages": [{"role": "user", "content": "a"}, message]})
 
 
 @pytest.mark.parametrize(

@@ -27,9 +27,9 @@ def server(make_server):
 
 
 def test_a_length_must_fit_exactly(server):
-    server.check_length([1] * 100, 28, "prompt")
+    server.check_prompt([1] * 100, 28, "prompt")
     with pytest.raises(HttpError, match="128 positions") as error:
-        server.check_length([1] * 100, 29, "prompt")
+        server.check_prompt([1] * 100, 29, "prompt")
     assert (error.value.param, error.value.code) == ("prompt", "context_length_exceeded")
 
 
