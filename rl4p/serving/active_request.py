@@ -1,4 +1,4 @@
-"""Requests that are being generated, between the scheduler's thread and the event loop."""
+"""Active requests: they connect the scheduler's thread with the event loop."""
 
 import asyncio
 from collections import deque
@@ -14,9 +14,10 @@ from rl4p.serving.work import Part, Work
 
 
 class ReadyQueue:
-    """Hands what the scheduler delivers to the event loop: once per device call, not per request.
+    """A queue of requests with new tokens, from the scheduler's thread to the event loop.
 
-    Waking the loop costs more than all else that a delivery does.
+    The loop is woken once per device call and not once per request, because waking it costs more
+    than all other work on the new tokens.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -24,24 +25,24 @@ class ReadyQueue:
         self.waiting: deque[ActiveRequest] = deque()
         self.woken = False
 
-    def post(self, active: "ActiveRequest") -> None:
-        """Has the loop call `active.read`. It is called from the scheduler's thread."""
+    def put(self, active: "ActiveRequest") -> None:
+        """Adds a request, for which the loop then calls `read`. Any thread may call this."""
         self.waiting.append(active)
         if not self.woken:
             self.woken = True
-            self.loop.call_soon_threadsafe(self.empty)
+            self.loop.call_soon_threadsafe(self.drain)
 
-    def empty(self) -> None:
-        self.woken = False  # before the first is taken: whoever comes later wakes the loop again
+    def drain(self) -> None:
+        self.woken = False  # first: a request that is added from now on wakes the loop again
         while self.waiting:
             self.waiting.popleft().read()
 
 
 class ActiveRequest:
-    """A request's choices, of all its prompts, in the order of prompts and seeds.
+    """The choices of a request while they are generated, in the order of prompts and seeds.
 
     Args:
-      stream: whether its parts are sent as they arrive.
+      stream: whether tokens are sent to the client as they arrive.
     """
 
     def __init__(
@@ -58,28 +59,29 @@ class ActiveRequest:
         self.tickets: list[tuple[Scheduler, Any, range]] = []
         self.inbox: deque[tuple[int, list[Part]]] = deque()
         self.changed: dict[int, None] = {}  # the choices with new tokens, in order
-        self.growing = 0
+        self.unfinished = 0
         self.waiter: asyncio.Future[None] | None = None
-        self.gone = False
+        self.disconnected = False
         self.error: Exception | None = None
 
     def submit(
         self, scheduler: Scheduler, prompts: Sequence[Sequence[int]], seeds: Sequence[Sequence[int]]
     ) -> None:
-        """Submits the work of all prompts, each with its seeds.
+        """Submits all prompts to the scheduler, each with its seeds.
 
         Raises:
-          HttpError: the scheduler does not take it.
+          HttpError: the scheduler refuses one.
         """
         options = self.options
         try:
-            for tokens, own in zip(prompts, seeds, strict=True):
-                # A stop string ends one choice, so each then needs a ticket of its own.
-                for part in [[seed] for seed in own] if options.stops else [own]:
+            for tokens, prompt_seeds in zip(prompts, seeds, strict=True):
+                # A stop string ends a single choice, so each choice is then submitted alone.
+                batches = [[seed] for seed in prompt_seeds] if options.stops else [prompt_seeds]
+                for part in batches:
                     first = len(self.choices)
                     for _ in part:
                         self.choices.append(Choice(self.detokenizer, options, stream=self.stream))
-                    self.growing += len(part)
+                    self.unfinished += len(part)
                     work = Work(
                         tokens=tokens,
                         seeds=part,
@@ -87,7 +89,7 @@ class ActiveRequest:
                         sampling=options.sampling,
                         end_ids=options.end_ids,
                         min_tokens=options.min_tokens,
-                        alternatives=options.alternatives,
+                        alternatives=options.alternatives or 0,
                     )
                     ticket = scheduler.submit(work, self.receiver(first), self.fail)
                     self.tickets.append((scheduler, ticket, range(first, first + len(part))))
@@ -97,23 +99,23 @@ class ActiveRequest:
             raise HttpError(str(error), status=status) from None
 
     def receiver(self, first: int) -> Any:
-        """Returns what the scheduler calls, in its thread, with parts of choices."""
+        """Returns the function that receives new tokens; the scheduler calls it in its thread."""
         every = self.stream or bool(self.options.stops)
 
         def receive(parts: list[Part]) -> None:
             self.inbox.append((first, parts))
             if every or any(part.finish is not None for part in parts):
-                self.queue.post(self)
+                self.queue.put(self)
 
         return receive
 
     def fail(self, error: Exception) -> None:
-        """Ends the request with an error; the scheduler calls it in its thread."""
+        """Ends the request with an error; the scheduler calls this in its thread."""
         self.error = error
-        self.queue.post(self)
+        self.queue.put(self)
 
     def read(self) -> None:
-        """Adds what has arrived to the choices, and wakes the request if it waits for that."""
+        """Adds the tokens that have arrived to the choices, and wakes the request."""
         while self.inbox:
             first, parts = self.inbox.popleft()
             for part in parts:
@@ -123,10 +125,10 @@ class ActiveRequest:
                 choice.add(part)
                 self.changed[first + part.index] = None
                 if choice.finish is not None:
-                    self.growing -= 1
+                    self.unfinished -= 1
                     if part.finish is None:  # a stop string ended it
                         self.cancel(first + part.index)
-        if self.growing == 0 or self.error or (self.stream and self.changed):
+        if self.unfinished == 0 or self.error or (self.stream and self.changed):
             self.wake()
 
     def wake(self) -> None:
@@ -140,36 +142,36 @@ class ActiveRequest:
           ClientDisconnectError: the client has closed the connection.
           HttpError: the device or the weights failed.
         """
-        if not self.gone and self.error is None:
+        if not self.disconnected and self.error is None:
             self.waiter = self.queue.loop.create_future()
             await self.waiter
-        if self.gone:
+        if self.disconnected:
             raise ClientDisconnectError
         if self.error is not None:
             raise HttpError(str(self.error), status=503)
 
     async def finished(self) -> list[Choice]:
         """Returns the choices once all have ended."""
-        while self.growing:
+        while self.unfinished:
             await self.wait()
         return self.choices
 
     async def changes(self) -> AsyncIterator[list[tuple[int, Choice]]]:
         """Yields the choices that have new tokens, with their numbers, until all have ended."""
-        while self.growing or self.changed:
+        while self.unfinished or self.changed:
             if not self.changed:
                 await self.wait()
             changed, self.changed = self.changed, {}
             yield [(index, self.choices[index]) for index in changed]
 
-    def leave(self) -> None:
-        """Gives the request up, because its client has gone."""
-        self.gone = True
+    def disconnect(self) -> None:
+        """Cancels the request, because its client has closed the connection."""
+        self.disconnected = True
         self.cancel()
         self.wake()
 
     def cancel(self, index: int | None = None) -> None:
-        """Frees the slots of a choice, or of all that still grow."""
+        """Frees the slots of a choice, or of all unfinished choices."""
         for scheduler, ticket, indices in self.tickets:
             if index is None or index in indices:
                 scheduler.cancel(ticket)

@@ -1,4 +1,4 @@
-"""The ASGI application: which endpoint answers a request, and how its answer is sent."""
+"""The ASGI application: it routes requests to their endpoints and sends the responses."""
 
 import asyncio
 import logging
@@ -76,9 +76,9 @@ class App:
         except HttpError as error:
             status = await self.send(JsonResponse(error.body(), error.status), send)
         except ClientDisconnectError:
-            self.server.gone += 1
+            self.server.disconnects += 1
             status = 499
-        except Exception as error:  # an error of this program; others are served on
+        except Exception as error:  # an error of this program; other requests go on
             log.exception("The request to %s failed.", path)
             refusal = HttpError(f"{type(error).__name__}: see the server's log.", status=500)
             status = await self.send(JsonResponse(refusal.body(), 500), send)
@@ -122,14 +122,14 @@ class App:
             ) from None
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
-    async def send(self, answer: JsonResponse | TextResponse | EventStream, send: Send) -> int:
-        """Sends an answer, and returns its status."""
-        if isinstance(answer, EventStream):
-            return await self.send_stream(answer, send)
-        if isinstance(answer, JsonResponse):
-            content, kind, status = encoded(answer.value), JSON, answer.status
+    async def send(self, response: JsonResponse | TextResponse | EventStream, send: Send) -> int:
+        """Sends a response, and returns its status."""
+        if isinstance(response, EventStream):
+            return await self.send_stream(response, send)
+        if isinstance(response, JsonResponse):
+            content, kind, status = encoded(response.value), JSON, response.status
         else:
-            content, kind, status = answer.text.encode(), answer.kind.encode(), 200
+            content, kind, status = response.text.encode(), response.kind.encode(), 200
         headers = [(b"content-type", kind), (b"content-length", b"%d" % len(content))]
         if status == 401:
             headers.append((b"www-authenticate", b"Bearer"))
@@ -139,13 +139,13 @@ class App:
         await send({"type": "http.response.body", "body": content})
         return status
 
-    async def send_stream(self, answer: EventStream, send: Send) -> int:
+    async def send_stream(self, response: EventStream, send: Send) -> int:
         """Sends events as they come; an error among them is an event too."""
         headers = [(b"content-type", b"text/event-stream"), (b"cache-control", b"no-cache")]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         status = 200
         try:
-            async for chunk in answer.chunks:
+            async for chunk in response.chunks:
                 await send({"type": "http.response.body", "body": chunk, "more_body": True})
         except HttpError as error:
             chunk, status = event(error.body()), error.status
@@ -168,12 +168,12 @@ class App:
         return JsonResponse({"object": "list", "data": [model]})
 
     async def health(self, request: HttpRequest) -> JsonResponse:
-        """Tells whether requests are taken."""
-        found = state(self.server)
-        return JsonResponse({"status": found}, 200 if found in ("ready", "paused") else 503)
+        """Reports whether the server takes requests."""
+        status = state(self.server)
+        return JsonResponse({"status": status}, 200 if status in ("ready", "paused") else 503)
 
     async def health_generate(self, request: HttpRequest) -> JsonResponse:
-        """Tells whether a token can be generated, by generating one."""
+        """Reports whether the server can generate a token, by generating one."""
         if self.server.scheduler.paused:
             raise HttpError("The server is paused.", status=503)
         options = CompletionOptions(sampling=Sampling(temperature=0.0), max_tokens=1, end_ids=())

@@ -1,6 +1,6 @@
 """The bodies of requests: JSON objects that are read as pydantic models."""
 
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 from pydantic_core import PydanticCustomError, from_json
@@ -22,12 +22,16 @@ WORDS = {
 class Body(BaseModel):
     """The fields of a JSON object. A field that is null counts as absent.
 
-    Unknown fields are refused, unless a subclass has `extra="ignore"`.
+    Fields with other names are refused, unless a subclass has `extra="ignore"`.
+
+    Attributes:
+      IGNORED: the names of fields that are accepted and change nothing in the response.
+      OFF: the names of fields that are accepted only if they are 0, false or empty.
     """
 
-    model_config = ConfigDict(
-        strict=True, extra="forbid", allow_inf_nan=False, frozen=True, protected_namespaces=()
-    )
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True, protected_namespaces=())
+    IGNORED: ClassVar[tuple[str, ...]] = ()
+    OFF: ClassVar[tuple[str, ...]] = ()
 
     @model_validator(mode="before")
     @classmethod
@@ -35,10 +39,16 @@ class Body(BaseModel):
         if type(value) is not dict:
             return value
         present = {name: field for name, field in value.items() if field is not None}
-        for name in present:
-            if name not in cls.__pydantic_fields__ and cls.model_config["extra"] == "forbid":
-                hint = did_you_mean(name, cls.__pydantic_fields__) or ": leave it out."
-                raise PydanticCustomError("unknown", "", {"name": name, "hint": hint})
+        for name in cls.OFF:
+            if present.pop(name, None):
+                raise PydanticCustomError("name", " is not supported: leave it out.", {"at": name})
+        for name in cls.IGNORED:
+            present.pop(name, None)
+        if cls.model_config.get("extra") == "forbid":
+            for name in present.keys() - cls.__pydantic_fields__.keys():
+                names = (*cls.__pydantic_fields__, *cls.IGNORED, *cls.OFF)
+                words = {"at": name, "hint": did_you_mean(name, names) or ": leave it out."}
+                raise PydanticCustomError("name", " is not a field of this request{hint}", words)
         return present
 
 
@@ -68,19 +78,17 @@ def validate(model: type[B], value: Any) -> B:
         return model.model_validate(value)
     except ValidationError as error:
         problem = error.errors(include_url=False, include_input=False)[0]
-    place, kind, context = problem["loc"], problem["type"], problem.get("ctx", {})
-    path = path_of((*place, context["name"]) if kind == "unknown" else place)
-    if kind == "unknown":
-        message = f"{path} is not a field of this request{context['hint']}"
-    elif kind == "unsupported":
-        message = f"{path} is not supported: leave it out."
+    kind, message, context = problem["type"], problem["msg"], problem.get("ctx", {})
+    path = path_of((*problem["loc"], context["at"]) if kind == "name" else problem["loc"])
+    if kind == "name":
+        message = f"{path}{message}"
     elif kind == "missing":
         message = f"{path} is missing."
     elif kind == "literal_error":
-        *others, last = context["expected"].replace("'", "").split(" or ")
-        message = f"{path} must be {'one of ' if others else ''}{', '.join([*others, last])}."
+        values = context["expected"].replace("'", "").split(" or ")
+        message = f"{path} must be {'one of ' * (len(values) > 1)}{', '.join(values)}."
     else:
-        message = f"{path or 'The body'} must be {WORDS.get(kind, problem['msg'])}."
+        message = f"{path or 'The body'} must be {WORDS.get(kind, message)}."
     raise HttpError(message, param=path or None)
 
 

@@ -1,13 +1,15 @@
 """/v1/chat/completions: a conversation in, its next message out."""
 
 from collections.abc import Sequence
+from dataclasses import replace
+from functools import cached_property
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import model_validator
 
+from rl4p.serving import fields
 from rl4p.serving.body import Body
 from rl4p.serving.choice import Choice
-from rl4p.serving.fields import Ignored, Logprobs, Must, PositiveCount
 from rl4p.serving.http_errors import HttpError
 from rl4p.serving.http_request import HttpRequest
 from rl4p.serving.messages import Conversation
@@ -20,20 +22,19 @@ from rl4p.serving.tool_calls import BEGIN, ToolCall, ToolCallParser
 class ResponseFormat(Body, extra="ignore"):
     """The format of the message."""
 
-    type: Annotated[Literal["text"], Must("text: other formats cannot be enforced")]
+    type: Annotated[Literal["text"], fields.Must("text: other formats cannot be enforced")]
 
 
 class ChatRequest(OpenAIRequest, Conversation):
     """The body of a request for the next message of a conversation."""
 
-    max_tokens: PositiveCount | None = None
-    max_completion_tokens: PositiveCount | None = None
+    IGNORED = (*OpenAIRequest.IGNORED, "reasoning_effort", "verbosity", "modalities")
+
+    max_tokens: fields.PositiveCount | None = None
+    max_completion_tokens: fields.PositiveCount | None = None
     logprobs: bool = False
-    top_logprobs: Logprobs | None = None
+    top_logprobs: fields.Logprobs | None = None
     response_format: ResponseFormat | None = None
-    reasoning_effort: Ignored = None
-    verbosity: Ignored = None
-    modalities: Ignored = None
 
     @model_validator(mode="after")
     def check_logprobs(self) -> Self:
@@ -49,40 +50,35 @@ async def chat_completions(http: HttpRequest) -> JsonResponse | EventStream:
     server.check_room(request.n)
     prompt = await request.encode(server)
     room = max(server.positions - len(prompt), 1)
-    # A tool call may begin with a special token, which the text then has to have.
-    calls_are_special = BEGIN in server.policy.tokenizer.all_special_tokens
-    options = request.options(
-        server,
-        request.max_completion_tokens or request.max_tokens or room,
-        alternatives=(request.top_logprobs or 0) if request.logprobs else None,
-        skip_special=request.skip_special_tokens and not (request.has_tools and calls_are_special),
-    )
-    kind = "chat.completion.chunk" if request.stream else "chat.completion"
-    response = ChatResponse(server, request, [prompt], options, kind=kind, prefix="chatcmpl")
-    return await response.generate(http, "messages")
+    max_tokens = request.max_completion_tokens or request.max_tokens or room
+    alternatives = (request.top_logprobs or 0) if request.logprobs else None
+    options = request.completion_options(server, max_tokens, alternatives)
+    if request.has_tools and BEGIN in server.policy.tokenizer.all_special_tokens:
+        options = replace(options, skip_special=False)  # or the text would have no tool calls
+    return await ChatResponse(server, request, [prompt], options).generate(http, "messages")
 
 
 class ChatResponse(OpenAIResponse):
     """The response with messages."""
 
+    PREFIX, KINDS = "chatcmpl", ("chat.completion", "chat.completion.chunk")
     request: ChatRequest
 
-    def __init__(self, *given: Any, **named: Any) -> None:
-        super().__init__(*given, **named)
-        tools, n = self.request.has_tools, self.request.n
-        self.parsers = [ToolCallParser() if tools else None for _ in range(n)]
-        self.sent = [0] * n  # the number of tool calls of each choice in former chunks
+    @cached_property
+    def parsers(self) -> list[ToolCallParser]:
+        """A parser of tool calls for each choice; none without tools."""
+        return [ToolCallParser() for _ in range(self.request.n * self.request.has_tools)]
 
     def body(self, choices: Sequence[Choice]) -> dict[str, Any]:
-        fields = []
+        bodies = []
         for index, choice in enumerate(choices):
             content, calls = self.divided(index, choice.text(), ended=True)
             message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None}
             if calls:
                 message["content"] = content or None
                 message["tool_calls"] = [call.body() for call in calls]
-            fields.append({"message": message} | self.choice(index, choice, 0))
-        return self.head | {"choices": fields, "usage": self.usage(choices)} | self.prompt(0)
+            bodies.append({"message": message} | self.choice(index, choice, 0))
+        return self.head | {"choices": bodies, "usage": self.usage(choices)} | self.prompt(0)
 
     def first_chunks(self) -> bytes:
         """Returns a chunk with the role for each choice."""
@@ -97,8 +93,7 @@ class ChatResponse(OpenAIResponse):
         content, calls = self.divided(index, text, ended=choice.finish is not None)
         delta: dict[str, Any] = {"content": content} if content else {}
         if calls:
-            first = self.sent[index]
-            self.sent[index] += len(calls)
+            first = self.parsers[index].count - len(calls)
             delta["tool_calls"] = [
                 {"index": number} | call.body() for number, call in enumerate(calls, first)
             ]
@@ -106,9 +101,9 @@ class ChatResponse(OpenAIResponse):
 
     def divided(self, index: int, text: str, *, ended: bool) -> tuple[str, list[ToolCall]]:
         """Returns the content and the tool calls of a text."""
-        parser = self.parsers[index]
-        if parser is None:
+        if not self.parsers:
             return text, []
+        parser = self.parsers[index]
         content, calls = parser.feed(text)
         if ended:
             more, last = parser.flush()
@@ -116,12 +111,12 @@ class ChatResponse(OpenAIResponse):
         return content, calls
 
     def choice(self, index: int, choice: Choice, start: int) -> dict[str, Any]:
-        fields, parser = super().choice(index, choice, start), self.parsers[index]
-        if choice.finish == "stop" and parser is not None and parser.called:
-            fields["finish_reason"] = "tool_calls"
-        return fields
+        body = super().choice(index, choice, start)
+        if choice.finish == "stop" and self.parsers and self.parsers[index].count:
+            body["finish_reason"] = "tool_calls"
+        return body
 
-    def logprobs(self, index: int, choice: Choice, start: int) -> dict[str, Any]:
+    def logprobs(self, choice: Choice, start: int) -> dict[str, Any]:
         content = []
         for at in range(start, len(choice.tokens)):
             most = choice.alternatives[at] if choice.alternatives else []

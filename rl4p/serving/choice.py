@@ -1,4 +1,4 @@
-"""A choice as it grows: its tokens, their weight versions, its text, and why it ended."""
+"""A choice of a response: its tokens, their weight versions, its text, and why it ended."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,25 +14,25 @@ FINISH = {Finish.STOP: "stop", Finish.LENGTH: "length", Finish.ABORT: "abort"}
 
 @dataclass(frozen=True, kw_only=True)
 class CompletionOptions:
-    """What a request wants of each of its choices.
+    """The options of each choice of a request.
 
     Attributes:
-      sampling, max_tokens, end_ids, min_tokens, alternatives: as in `Work`.
-      stops: strings that end a choice.
+      sampling, max_tokens, end_ids, min_tokens: as in `Work`.
+      alternatives: how many tokens are returned beside each drawn token; None for no
+        log-probabilities.
+      stops: the strings that end a choice.
       keep_stop: whether the text includes the stop string or end token.
       skip_special: whether the text leaves special tokens out.
-      logprobs: whether log-probabilities are returned.
     """
 
     sampling: Sampling
     max_tokens: int
     end_ids: tuple[int, ...]
     min_tokens: int = 0
-    alternatives: int = 0
+    alternatives: int | None = None
     stops: tuple[str, ...] = ()
     keep_stop: bool = False
     skip_special: bool = True
-    logprobs: bool = False
 
 
 class VersionSpan(NamedTuple):
@@ -44,21 +44,21 @@ class VersionSpan(NamedTuple):
 
 
 class Delta(NamedTuple):
-    """What a choice gained since the last delta."""
+    """The new text and tokens of a choice since the last delta."""
 
     text: str
     start: int  # its first new token
 
 
 class Choice:
-    """One choice of a request.
+    """A choice of a request, which gains tokens until it ends.
 
-    The text is decoded as tokens arrive only if that is needed: for a stream or for stop strings.
+    The text is decoded at the end, unless a stream or stop strings need it as tokens arrive.
 
     Attributes:
       tokens, logprobs, alternatives: as in `Part`, from the first token.
       spans: the weight version of each token.
-      finish: `stop`, `length` or `abort`; None while the choice grows.
+      finish: `stop`, `length` or `abort`; None while it is unfinished.
       matched: the end token or stop string that ended it; None for any other reason.
     """
 
@@ -79,7 +79,8 @@ class Choice:
                 detokenizer, skip_special=options.skip_special
             )
         self.pieces: list[str] = []  # the text so far
-        self.given = 0, 0  # how many pieces and tokens former deltas had
+        self.sent = 0, 0  # the numbers of pieces and tokens in former deltas
+        self.offset = 0  # of the next token in the text of `/v1/completions`
 
     def add(self, part: Part) -> None:
         """Adds new tokens; a stop string in their text ends the choice after its token."""
@@ -114,7 +115,7 @@ class Choice:
         before = self.incremental.copy()
         text = self.incremental.feed(shown)
         if self.stops.occurs(text):
-            for count, token in enumerate(shown, 1):  # which token completes it?
+            for count, token in enumerate(shown, 1):  # which token completes the stop string?
                 certain, self.matched = self.stops.feed(before.feed([token]))
                 self.pieces.append(certain)
                 if self.matched is not None:
@@ -125,12 +126,12 @@ class Choice:
         return tokens, finish
 
     def shown(self, tokens: Sequence[int], finish: Finish | None) -> Sequence[int]:
-        """Returns the tokens that the text has: an end token is none of them."""
+        """Returns the tokens of the text, which an end token is no part of."""
         ends = finish is Finish.STOP and not self.options.keep_stop
         return tokens[:-1] if ends else tokens
 
     def text(self) -> str:
-        """Returns the text so far; without a stream or stop strings, that of an ended one."""
+        """Returns the text so far. It needs a stream, stop strings, or a choice that has ended."""
         if self.incremental is not None:
             return "".join(self.pieces)
         finish = Finish.STOP if self.finish == "stop" else None
@@ -138,9 +139,9 @@ class Choice:
         return self.detokenizer.decode(shown, skip_special=self.options.skip_special)
 
     def delta(self) -> Delta:
-        """Returns what is new since the last call."""
-        pieces, tokens = self.given
-        self.given = len(self.pieces), len(self.tokens)
+        """Returns the text and tokens that are new since the last call."""
+        pieces, tokens = self.sent
+        self.sent = len(self.pieces), len(self.tokens)
         return Delta("".join(self.pieces[pieces:]), tokens)
 
     def versions(self, start: int = 0) -> list[dict[str, Any]]:

@@ -4,8 +4,8 @@ from collections.abc import Iterable, Sequence
 from itertools import accumulate
 from typing import Annotated, Any, Literal
 
+from rl4p.serving import fields
 from rl4p.serving.choice import Choice
-from rl4p.serving.fields import Count, Logprobs, Must, Off, Prompt
 from rl4p.serving.http_request import HttpRequest
 from rl4p.serving.openai_request import OpenAIRequest
 from rl4p.serving.openai_response import OpenAIResponse
@@ -18,14 +18,15 @@ NO_ECHO = "false: prompt_logprobs=0 returns the log-probabilities of the prompt'
 class CompletionRequest(OpenAIRequest):
     """The body of a request for completions."""
 
-    prompt: Prompt
-    max_tokens: Count = 16  # OpenAI's default
-    logprobs: Logprobs | None = None
+    OFF = (*OpenAIRequest.OFF, "suffix")
+
+    prompt: fields.Prompt
+    max_tokens: fields.Count = 16  # OpenAI's default
+    logprobs: fields.Logprobs | None = None
     add_special_tokens: bool = True
     return_tokens_as_token_ids: bool = False
-    echo: Annotated[Literal[False], Must(NO_ECHO)] = False
-    suffix: Off = ""
-    truncate_prompt_tokens: Annotated[Literal[-1], Must("-1: prompts are not cut")] = -1
+    echo: Annotated[Literal[False], fields.Must(NO_ECHO)] = False
+    truncate_prompt_tokens: Annotated[Literal[-1], fields.Must("-1: prompts are not cut")] = -1
 
     @property
     def prompts(self) -> Sequence[str | list[int]]:
@@ -45,45 +46,34 @@ async def completions(http: HttpRequest) -> JsonResponse | EventStream:
         else prompt
         for prompt in request.prompts
     ]
-    options = request.options(
-        server,
-        request.max_tokens,
-        alternatives=request.logprobs,
-        skip_special=request.skip_special_tokens,
-    )
-    response = CompletionResponse(
-        server, request, prompts, options, kind="text_completion", prefix="cmpl"
-    )
-    return await response.generate(http, "prompt")
+    options = request.completion_options(server, request.max_tokens, request.logprobs)
+    return await CompletionResponse(server, request, prompts, options).generate(http, "prompt")
 
 
 class CompletionResponse(OpenAIResponse):
     """The response with texts."""
 
+    PREFIX, KINDS = "cmpl", ("text_completion", "text_completion")
     request: CompletionRequest
 
-    def __init__(self, *given: Any, **named: Any) -> None:
-        super().__init__(*given, **named)
-        self.offsets: dict[int, int] = {}  # the length of the text of each choice so far
-
     def body(self, choices: Sequence[Choice]) -> dict[str, Any]:
-        fields = [
+        bodies = [
             {"text": choice.text()}
             | self.choice(index, choice, 0)
             | self.prompt(index // self.request.n)
             for index, choice in enumerate(choices)
         ]
-        return self.head | {"choices": fields, "usage": self.usage(choices)}
+        return self.head | {"choices": bodies, "usage": self.usage(choices)}
 
     def change(self, index: int, choice: Choice) -> dict[str, Any]:
         text, start = choice.delta()
         prompt = {} if start else self.prompt(index // self.request.n)
         return {"text": text} | self.choice(index, choice, start) | prompt
 
-    def logprobs(self, index: int, choice: Choice, start: int) -> dict[str, Any]:
+    def logprobs(self, choice: Choice, start: int) -> dict[str, Any]:
         tokens, names = choice.tokens[start:], self.names(choice.tokens[start:])
-        lengths, first = self.server.detokenizer.lengths, self.offsets.get(index, 0)
-        *offsets, self.offsets[index] = accumulate([lengths[x] for x in tokens], initial=first)
+        lengths = [self.server.detokenizer.lengths[token] for token in tokens]
+        *offsets, choice.offset = accumulate(lengths, initial=choice.offset)
         logprobs = [or_null(logprob) for logprob in choice.logprobs[start:]]
         top = None
         if self.options.alternatives:

@@ -1,4 +1,4 @@
-"""The text of tokens: of whole completions, of single tokens, and of tokens as they arrive."""
+"""Texts of tokens: of whole completions, of single tokens, and of tokens as they arrive."""
 
 import re
 from collections.abc import Callable, Sequence
@@ -13,7 +13,7 @@ BYTE = re.compile(r"<0x([0-9A-F]{2})>")
 
 
 class LazyTable(dict[int, Any]):
-    """Values of tokens that are computed when they are first needed, and then kept."""
+    """A dictionary of the values of tokens, each computed when it is first needed."""
 
     def __init__(self, compute: Callable[[int], Any]) -> None:
         self.compute = compute
@@ -24,7 +24,7 @@ class LazyTable(dict[int, Any]):
 
 
 class Detokenizer:
-    """The texts of a tokenizer's tokens."""
+    """Decodes the tokens of a tokenizer to text."""
 
     def __init__(self, tokenizer: "PreTrainedTokenizerFast") -> None:
         from tokenizers import pre_tokenizers
@@ -60,7 +60,7 @@ class Detokenizer:
         return self.part_of_character(token) if UNFINISHED in text else text.encode()
 
     def part_of_character(self, token: int) -> bytes:
-        """Returns the bytes of a token that is no text, from its name in the vocabulary."""
+        """Returns the bytes of a token that is no valid text, from its name in the vocabulary."""
         name = self.backend.id_to_token(token)
         if match := BYTE.fullmatch(name):
             return bytes([int(match[1], 16)])
@@ -75,13 +75,13 @@ def byte_alphabet(symbols: Sequence[str]) -> dict[str, int]:
     Bytes that can be printed in Latin-1 stand for themselves. The others follow each other, in
     ascending order, from U+0100.
     """
-    own = {symbol: ord(symbol) for symbol in symbols if ord(symbol) < 256}
-    others = sorted(set(range(256)) - set(own.values()))
-    return own | {chr(256 + i): byte for i, byte in enumerate(others)}
+    printable = {symbol: ord(symbol) for symbol in symbols if ord(symbol) < 256}
+    others = sorted(set(range(256)) - set(printable.values()))
+    return printable | {chr(256 + i): byte for i, byte in enumerate(others)}
 
 
 class IncrementalDetokenizer:
-    """The text of tokens that arrive in parts; all texts joined are that of all tokens.
+    """The text of tokens that arrive in parts; the joined texts are the text of all tokens.
 
     A character may be divided between tokens. Its text is held back until it is complete.
     """
@@ -90,11 +90,11 @@ class IncrementalDetokenizer:
         self.detokenizer = detokenizer
         self.skip_special = skip_special
         self.window: list[int] = []  # tokens from a border between characters
-        self.given = 0  # how much of the window's text has been returned
+        self.returned = 0  # how many characters of the window's text have been returned
 
     def copy(self) -> "IncrementalDetokenizer":
         other = IncrementalDetokenizer(self.detokenizer, skip_special=self.skip_special)
-        other.window, other.given = self.window.copy(), self.given
+        other.window, other.returned = self.window.copy(), self.returned
         return other
 
     def feed(self, tokens: Sequence[int]) -> str:
@@ -102,18 +102,18 @@ class IncrementalDetokenizer:
         self.window += tokens
         text = self.decode(self.window)
         complete = not text.endswith(UNFINISHED)
-        new = text[self.given :] if complete else text[self.given : -1]
-        self.given += len(new)
+        new = text[self.returned :] if complete else text[self.returned : -1]
+        self.returned += len(new)
         if complete and len(self.window) > LONG:
             context = self.window[-CONTEXT:]
             if before := self.decode(context):
-                self.window, self.given = context, len(before)
+                self.window, self.returned = context, len(before)
         return new
 
     def flush(self) -> str:
         """Returns the text that was held back."""
-        new = self.decode(self.window)[self.given :]
-        self.given += len(new)
+        new = self.decode(self.window)[self.returned :]
+        self.returned += len(new)
         return new
 
     def decode(self, tokens: Sequence[int]) -> str:

@@ -5,49 +5,34 @@ from typing import Annotated, Any, Literal
 
 from annotated_types import Ge, Gt, Le, MaxLen, MinLen
 from pydantic import AfterValidator, BeforeValidator, FailFast, Field, GetCoreSchemaHandler
-from pydantic_core import CoreSchema, PydanticCustomError, core_schema
+from pydantic_core import CoreSchema, core_schema
 
-INT32 = 2**31 - 1  # the device's arrays have 32 bits
-LEAST_TEMPERATURE, MOST_TEMPERATURE = 1e-3, 1_000_000  # logits / 1e-4 may overflow
-MOST_LOGPROBS = 20
-MOST_STOPS, MOST_STOP_LENGTH = 16, 4096
-MOST_STOP_TOKENS = 128  # the decoding program is compiled again for each power of two
-MOST_NAME, MOST_PATH = 256, 4096
+INT32 = Le(2**31 - 1)  # the device's arrays have 32 bits
+LEAST_TEMPERATURE = 1e-3  # logits / 1e-4 may overflow
 
 
 @dataclass(frozen=True)
 class Must:
-    """Metadata of a type: each wrong value is refused with `FIELD must be WORDS.`"""
+    """Metadata of a type: a wrong value is refused with `FIELD must be WORDS.`
 
-    words: str
+    Without words, the type is an integer, and the error names its range.
+    """
 
-    def __get_pydantic_core_schema__(
-        self, source: Any, handler: GetCoreSchemaHandler
-    ) -> CoreSchema:
-        return core_schema.custom_error_schema(
-            handler(source), "must", custom_error_message=self.words
-        )
-
-
-@dataclass(frozen=True)
-class Range:
-    """Metadata of `int`: the range of an integer, which its error names."""
-
-    least: int
-    most: int
+    words: str = ""
 
     def __get_pydantic_core_schema__(
         self, source: Any, handler: GetCoreSchemaHandler
     ) -> CoreSchema:
-        schema = core_schema.int_schema(ge=self.least, le=self.most, strict=True)
-        words = f"an integer from {self.least} to {self.most}"
+        schema: Any = handler(source)
+        words = self.words or f"an integer from {schema['ge']} to {schema['le']}"
         return core_schema.custom_error_schema(schema, "must", custom_error_message=words)
 
 
 class FirstError(FailFast):
     """Metadata of a list, which is read up to its first error only."""
 
-    __hash__ = object.__hash__  # pydantic's class has none, which unions need
+    def __hash__(self) -> int:  # unions hash metadata, and pydantic's class has no hash
+        return hash(type(self))
 
 
 def check_temperature(value: float) -> float:
@@ -56,73 +41,51 @@ def check_temperature(value: float) -> float:
     return value
 
 
-def check_off(value: Any) -> Any:
-    if value:
-        raise PydanticCustomError("unsupported", "")
-    return value
-
-
-def check_on(value: Any) -> Any:
-    if value != 1:
-        raise PydanticCustomError("unsupported", "")
-    return value
-
-
 def as_tuple(value: Any) -> Any:
     """Returns a list, or a string as the only element of a list, as a tuple."""
     return (value,) if type(value) is str else tuple(value) if type(value) is list else value
 
 
-# Fields that are accepted and change nothing in the response: who sends the request and why.
-Ignored = Any
-# Fields of which only the value that changes nothing is accepted: 0, false or empty; 1 or true.
-Off = Annotated[Any, AfterValidator(check_off)]
-On = Annotated[Any, AfterValidator(check_on)]
-
-Count = Annotated[int, Range(0, INT32)]
-PositiveCount = Annotated[int, Range(1, INT32)]
-Seed = Annotated[int, Range(-(2**63), 2**63 - 1)]
-TopK = Annotated[int, Range(-1, INT32)]
+Count = Annotated[int, Ge(0), INT32, Must()]
+PositiveCount = Annotated[int, Ge(1), INT32, Must()]
+Seed = Annotated[int, Ge(-(2**63)), Le(2**63 - 1), Must()]
+TopK = Annotated[int, Ge(-1), INT32, Must()]
+LogprobStart = Annotated[int, Ge(-1), INT32, Must()]
 TopP = Annotated[float, Gt(0), Le(1), Must("a number above 0 and at most 1")]
 Temperature = Annotated[
     float,
     Ge(0),
-    Le(MOST_TEMPERATURE),
+    Le(1e6),
     AfterValidator(check_temperature),
-    Must(f"0, which is greedy, or a number from {LEAST_TEMPERATURE} to {MOST_TEMPERATURE}"),
+    Must(f"0, which is greedy, or a number from {LEAST_TEMPERATURE} to 1000000"),
 ]
-Logprobs = Annotated[int, Range(0, MOST_LOGPROBS)]
+One = Annotated[float, Ge(1), Le(1), Must("1: other values are not supported")]
+AlwaysTrue = Annotated[Literal[True], Must("true: false is not supported")]
+Logprobs = Annotated[int, Ge(0), Le(20), Must()]
 PromptLogprobs = Annotated[
     Literal[0], Must("0: only the log-probabilities of the prompt's own tokens are returned")
 ]
-Name = Annotated[str, MaxLen(MOST_NAME), Must(f"a string of at most {MOST_NAME} characters")]
-SomeName = Annotated[
-    str,
-    MinLen(1),
-    MaxLen(MOST_NAME),
-    Must(f"a string of 1 to {MOST_NAME} characters"),
-]
-Path = Annotated[str, MaxLen(MOST_PATH), Must(f"a path of at most {MOST_PATH} characters")]
+NonEmpty = Annotated[str, MinLen(1), Must("a string that is not empty")]
+Name = Annotated[str, MaxLen(256), Must("a string of at most 256 characters")]
+Version = Annotated[str, MinLen(1), MaxLen(256), Must("a string of 1 to 256 characters")]
+Path = Annotated[str, MaxLen(4096), Must("a path of at most 4096 characters")]
 Stops = Annotated[
-    tuple[Annotated[str, MinLen(1), MaxLen(MOST_STOP_LENGTH)], ...],
+    tuple[Annotated[str, MinLen(1), MaxLen(4096)], ...],
     FirstError(),
-    MaxLen(MOST_STOPS),
+    MaxLen(16),
     BeforeValidator(as_tuple),
-    Must(
-        f"a string or at most {MOST_STOPS} strings, none of them empty or longer than "
-        f"{MOST_STOP_LENGTH} characters"
-    ),
+    Must("a string or at most 16 strings, each of 1 to 4096 characters"),
 ]
-TokenId = Annotated[int, Ge(0), Le(INT32)]
+# The model's vocabulary limits token ids too (`ServerState.check_tokens`).
+TokenId = Annotated[int, Ge(0), INT32]
 TokenIds = Annotated[list[TokenId], FirstError()]
 StopTokens = Annotated[
     tuple[TokenId, ...],
     FirstError(),
-    MaxLen(MOST_STOP_TOKENS),
+    MaxLen(128),  # the decoding program is compiled again for each power of two
     BeforeValidator(as_tuple),
-    Must(f"a list of at most {MOST_STOP_TOKENS} token ids"),
+    Must("a list of at most 128 token ids"),
 ]
-# The vocabulary and the positions of the model limit token ids later (`ServerState.check_prompt`).
 Prompt = Annotated[
     str | Annotated[TokenIds, MinLen(1)] | Annotated[list[str | TokenIds], MinLen(1), FirstError()],
     Field(union_mode="left_to_right"),
@@ -138,5 +101,5 @@ InputIds = Annotated[
 ]
 RequestIds = Annotated[
     Name | Annotated[list[Name], FirstError()],
-    Must(f"a string of at most {MOST_NAME} characters, or one for each prompt"),
+    Must("a string of at most 256 characters, or one for each prompt"),
 ]

@@ -1,4 +1,4 @@
-"""Who may use the server: whoever knows the token, and without one, programs of this machine."""
+"""The check of who may use the server: clients with the token, or programs of this machine."""
 
 import hmac
 from collections.abc import Mapping
@@ -16,7 +16,7 @@ class Guard:
     """The check of each request.
 
     Without a token, a web page must not reach the server through the browser of this machine. So
-    the address in the request has to be the server's own, and a page's origin the same.
+    the Host header has to name this machine, and the Origin header has to agree with it.
 
     Attributes:
       token: None for no token.
@@ -40,9 +40,9 @@ class Guard:
         if origin is not None and origin.decode("latin-1").rpartition("//")[2] != host:
             raise HttpError("Pages of other sites must not use this server.", status=403)
 
-    def check_token(self, given: bytes) -> None:
+    def check_token(self, authorization: bytes) -> None:
         assert self.token is not None
-        kind, _, token = given.partition(b" ")
+        kind, _, token = authorization.partition(b" ")
         right = hmac.compare_digest(token.strip(), self.token.encode())
         if kind.lower() != b"bearer" or not right:
             raise HttpError(

@@ -49,7 +49,7 @@ class HttpRequest:
         async def watch() -> None:
             while (await self.receive())["type"] != "http.disconnect":
                 pass
-            active.leave()
+            active.disconnect()
 
         watcher = asyncio.ensure_future(watch())
         try:
@@ -57,5 +57,5 @@ class HttpRequest:
         finally:
             watcher.cancel()
             self.server.open -= count
-            if active.growing:
+            if active.unfinished:
                 active.cancel()

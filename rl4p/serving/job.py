@@ -36,7 +36,7 @@ SWITCH_SECONDS = 0.0005
 
 
 def serve(lines: Sequence[str]) -> None:
-    """Serves what a command line asks for, until SIGTERM or Ctrl-C.
+    """Serves the model of a command line until SIGTERM or Ctrl-C.
 
     Raises:
       InputError: an argument is wrong, or the port is in use.
@@ -93,10 +93,10 @@ def serve(lines: Sequence[str]) -> None:
             uvloop.run(main())
 
 
-def read(given: str, overrides: Sequence[str]) -> DictConfig:
+def read(run: str, overrides: Sequence[str]) -> DictConfig:
     """Returns the checked configuration of a run, with the overrides of the command line."""
     composer = Composer()
-    config = config_of_run(composer, given, composer.parse(list(overrides)), OF_RUN)
+    config = config_of_run(composer, run, composer.parse(list(overrides)), OF_RUN)
     check(config)
     config = without_hydra(config)
     OmegaConf.set_struct(config, True)
@@ -104,7 +104,7 @@ def read(given: str, overrides: Sequence[str]) -> DictConfig:
 
 
 def name_of(options: ServeOptions, config: DictConfig) -> str:
-    """Returns the name of the model if none is given."""
+    """Returns the name of the model if the options have none."""
     if options.run is not None:
         return Path(options.run).expanduser().resolve().name
     path = config.model.get("path")
@@ -112,7 +112,7 @@ def name_of(options: ServeOptions, config: DictConfig) -> str:
 
 
 def warm_up(scheduler: Scheduler, token: int) -> None:
-    """Has the first tokens generated, so that no client waits for their compilation.
+    """Generates the first tokens, so that no client waits for their compilation.
 
     Raises:
       RunError: they cannot be generated.

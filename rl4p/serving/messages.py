@@ -10,7 +10,7 @@ from pydantic_core import PydanticCustomError, from_json
 from rl4p.errors import InputError
 from rl4p.model.tokenizer import TEMPLATE_ERRORS, check_template
 from rl4p.serving.body import Body
-from rl4p.serving.fields import FirstError, Ignored, Must, On
+from rl4p.serving.fields import AlwaysTrue, FirstError, Must, NonEmpty
 from rl4p.serving.http_errors import HttpError
 from rl4p.serving.server_state import ServerState
 
@@ -35,9 +35,6 @@ def unchanged(value: Any, check: Any) -> Any:
     """Checks a value, and returns it as it was sent."""
     check(value)
     return value
-
-
-NonEmpty = Annotated[str, MinLen(1), Must("a string that is not empty")]
 
 
 class Part(Body, extra="ignore"):
@@ -66,6 +63,8 @@ class MessageToolCall(Body, extra="ignore"):
 class Message(Body):
     """A message of a conversation."""
 
+    IGNORED = ("refusal", "annotations", "audio", "function_call", "reasoning", "stop_reason")
+
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: Annotated[list[Part], FirstError(), BeforeValidator(as_parts)] = Field(
         default_factory=list
@@ -74,12 +73,6 @@ class Message(Body):
     name: str | None = None
     tool_call_id: str | None = None
     reasoning_content: str | None = None
-    refusal: Ignored = None
-    annotations: Ignored = None
-    audio: Ignored = None
-    function_call: Ignored = None
-    reasoning: Ignored = None
-    stop_reason: Ignored = None
 
     def for_template(self) -> dict[str, Any]:
         """Returns the message as chat templates read it: the content is one text."""
@@ -120,7 +113,7 @@ class Conversation(Body):
     tool_choice: Annotated[
         Literal["auto", "none"], Must("auto or none: a call cannot be enforced")
     ] = "auto"
-    parallel_tool_calls: On = True
+    parallel_tool_calls: AlwaysTrue = True
     chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
     add_generation_prompt: bool = True
     continue_final_message: bool = False

@@ -39,7 +39,7 @@ pre {{ background: #f0f1f3; padding: 1rem; overflow-x: auto }}
 
 
 def state(server: ServerState) -> str:
-    """Returns what the server is doing, in a few words."""
+    """Returns the state of the server in a few words."""
     if server.scheduler.broken is not None:
         return f"out of order: {server.scheduler.broken}"
     if server.closing:
@@ -49,12 +49,12 @@ def state(server: ServerState) -> str:
 
 def numbers(server: ServerState) -> dict[str, float]:
     """Returns the counts of the scheduler and of the connections."""
-    own = {"open_completions": server.open, "clients_gone": server.gone}
-    return {**server.scheduler.counts(), **own}
+    connections = {"open_completions": server.open, "clients_gone": server.disconnects}
+    return {**server.scheduler.counts(), **connections}
 
 
 async def metrics(request: HttpRequest) -> TextResponse:
-    """Answers with the counts in the text format of Prometheus."""
+    """Responds with the counts in the text format of Prometheus."""
     server = request.server
     lines = []
     for name, value in numbers(server).items():
@@ -74,7 +74,7 @@ async def metrics(request: HttpRequest) -> TextResponse:
 
 
 async def page(request: HttpRequest) -> TextResponse:
-    """Answers with a page that shows the state and the counts."""
+    """Responds with a page that shows the state and the counts."""
     server = request.server
     rows = [
         f"<tr><td>{escape(name.replace('_', ' '))}</td><td>{value:,.6g}</td></tr>"

@@ -3,7 +3,7 @@
 import time
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 from rl4p.serving.active_request import ActiveRequest
 from rl4p.serving.choice import Choice, CompletionOptions, empty_choices
@@ -19,9 +19,14 @@ class OpenAIResponse(ABC):
     Args:
       prompts: the token ids of each prompt, with `request.n` choices for each.
       options: the options of each completion.
-      kind: the type of the object, such as `text_completion`.
-      prefix: the first part of its id.
+
+    Attributes:
+      PREFIX: the first part of the id.
+      KINDS: the types of the JSON object and of a chunk.
     """
+
+    PREFIX: ClassVar[str]
+    KINDS: ClassVar[tuple[str, str]]
 
     def __init__(
         self,
@@ -29,15 +34,12 @@ class OpenAIResponse(ABC):
         request: OpenAIRequest,
         prompts: Sequence[Sequence[int]],
         options: CompletionOptions,
-        *,
-        kind: str,
-        prefix: str,
     ) -> None:
         self.server, self.request, self.prompts, self.options = server, request, prompts, options
         self.scores: list[list[float]] | None = None  # the log-probabilities of the prompts
         self.head = {
-            "id": f"{prefix}-{new_id()}",
-            "object": kind,
+            "id": f"{self.PREFIX}-{new_id()}",
+            "object": self.KINDS[request.stream],
             "created": int(time.time()),
             "model": server.name,
         }
@@ -73,7 +75,7 @@ class OpenAIResponse(ABC):
         """Returns what a choice gained since the last chunk."""
 
     @abstractmethod
-    def logprobs(self, index: int, choice: Choice, start: int) -> dict[str, Any]:
+    def logprobs(self, choice: Choice, start: int) -> dict[str, Any]:
         """Returns the log-probabilities of the tokens from `start`."""
 
     def first_chunks(self) -> bytes:
@@ -98,9 +100,11 @@ class OpenAIResponse(ABC):
 
     def choice(self, index: int, choice: Choice, start: int) -> dict[str, Any]:
         """Returns the fields of a choice beside its text, for the tokens from `start`."""
+        scored = self.options.alternatives is not None
+        logprobs = self.logprobs(choice, start) if scored else None
         fields: dict[str, Any] = {
             "index": index,
-            "logprobs": self.logprobs(index, choice, start) if self.options.logprobs else None,
+            "logprobs": logprobs,
             "finish_reason": choice.finish,
             # a token of `stop_token_ids` or a stop string, but no end token of the model
             "stop_reason": (

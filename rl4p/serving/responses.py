@@ -1,4 +1,4 @@
-"""What an endpoint answers with: JSON, a text, or a stream of events."""
+"""The responses of endpoints: JSON, a text, or a stream of events."""
 
 import json
 from collections.abc import AsyncIterator
@@ -8,21 +8,21 @@ DONE = b"data: [DONE]\n\n"
 
 
 class JsonResponse(NamedTuple):
-    """An answer of one JSON value."""
+    """A response with a JSON value."""
 
     value: Any
     status: int = 200
 
 
 class TextResponse(NamedTuple):
-    """An answer of text; `kind` is its content type."""
+    """A response with a text; `kind` is its content type."""
 
     text: str
     kind: str = "text/plain; charset=utf-8"
 
 
 class EventStream(NamedTuple):
-    """An answer of server-sent events, each chunk one or several of them."""
+    """A response of server-sent events; a chunk has one or several of them."""
 
     chunks: AsyncIterator[bytes]
 

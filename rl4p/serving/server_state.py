@@ -1,4 +1,4 @@
-"""What a server serves, and the requests that it takes."""
+"""The state of the server: its model, its limits and its counts."""
 
 import asyncio
 import math
@@ -15,18 +15,17 @@ from rl4p.serving.http_errors import HttpError
 from rl4p.serving.scheduler import Scheduler
 
 SEEDS = 2**63
-# A generator of its own, since reading random numbers from the system hands the interpreter to
-# another thread.
+# Random numbers of the operating system would release the interpreter to another thread.
 RANDOM = random.Random()
 
 
 @dataclass(kw_only=True)
 class ServerState:
-    """A policy with its scheduler.
+    """A policy with its scheduler, and the requests that it serves.
 
     Attributes:
       name: the name of the model in requests.
-      source: the folder or the class that the weights are from.
+      source: the folder or the class of the weights.
       address: the URL of the server.
       waiting: the most completions that wait for a slot.
       open: the completions that are being generated or wait.
@@ -42,7 +41,7 @@ class ServerState:
     slots: int
     waiting: int
     open: int = 0
-    gone: int = 0  # clients that closed the connection before their answer
+    disconnects: int = 0  # clients that closed the connection before their response
     closing: bool = False
     rids: dict[str, ActiveRequest] = field(default_factory=dict)  # by SGLang's request id
     responses: dict[tuple[str, int], int] = field(default_factory=dict)  # by path and status
@@ -66,7 +65,7 @@ class ServerState:
             )
 
     def check_room(self, count: int) -> None:
-        """Refuses a request of so many completions if too many wait already."""
+        """Refuses a request if too many completions run or wait already."""
         if self.closing:
             raise HttpError("The server is shutting down.", status=503)
         if count > self.slots + self.waiting:
@@ -80,7 +79,7 @@ class ServerState:
             )
 
     def check_prompt(self, tokens: Sequence[int], max_tokens: int, param: str) -> None:
-        """Refuses a prompt that is empty, too long with its completion, or of other tokens."""
+        """Refuses a prompt that is empty, too long, or has tokens outside the vocabulary."""
         if not tokens:
             raise HttpError("The prompt is empty: it needs at least one token.", param=param)
         if len(tokens) + max_tokens > self.positions:
@@ -107,23 +106,23 @@ class ServerState:
         *,
         stream: bool,
     ) -> ActiveRequest:
-        """Starts a request; `ActiveRequest.leave` or its end frees its slots."""
+        """Starts a request; `ActiveRequest.disconnect` or its end frees its slots."""
         active = ActiveRequest(self.queue, self.detokenizer, options, stream=stream)
         active.submit(self.scheduler, prompts, seeds)
         return active
 
     async def score(self, tokens: Sequence[int]) -> list[float]:
-        """Returns the log-probability of each token under the model; that of the first is nan."""
+        """Returns the log-probability of each token given those before it; the first is nan."""
         loop = self.queue.loop
-        found: asyncio.Future[list[float]] = loop.create_future()
+        future: asyncio.Future[list[float]] = loop.create_future()
 
         def arrived(result: list[float] | Exception) -> None:
-            if found.done():
+            if future.done():
                 return
             if isinstance(result, Exception):
-                found.set_exception(HttpError(str(result), status=503))
+                future.set_exception(HttpError(str(result), status=503))
             else:
-                found.set_result(result)
+                future.set_result(result)
 
         def deliver(result: list[float] | Exception) -> None:
             loop.call_soon_threadsafe(arrived, result)
@@ -134,7 +133,7 @@ class ServerState:
             status = 400 if isinstance(error, InputError) else 503
             raise HttpError(str(error), status=status) from None
         try:
-            return await found
+            return await future
         except asyncio.CancelledError:
             self.scheduler.cancel(ticket)
             raise

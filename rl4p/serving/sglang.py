@@ -5,20 +5,10 @@ from typing import Any, Self
 
 from pydantic import model_validator
 
+from rl4p.serving import fields
 from rl4p.serving.active_request import ActiveRequest
 from rl4p.serving.body import Body
 from rl4p.serving.choice import Choice, CompletionOptions, empty_choices
-from rl4p.serving.fields import (
-    Count,
-    Ignored,
-    InputIds,
-    Logprobs,
-    Off,
-    RequestIds,
-    Seed,
-    Texts,
-    TopK,
-)
 from rl4p.serving.http_errors import HttpError
 from rl4p.serving.http_request import HttpRequest
 from rl4p.serving.openai_request import SamplingFields
@@ -31,45 +21,32 @@ DEFAULT_TOKENS = 128  # SGLang's default
 class SamplingParams(SamplingFields):
     """The object `sampling_params`."""
 
-    sampling_seed: Seed | None = None
-    max_new_tokens: Count | None = None
-    min_new_tokens: Count = 0
+    IGNORED = ("stream_interval",)
+    OFF = (*SamplingFields.OFF, "json_schema", "regex", "ebnf", "structural_tag", "custom_params")
+    OFF += ("stop_regex",)
+
+    sampling_seed: fields.Seed | None = None
+    max_new_tokens: fields.Count | None = None
+    min_new_tokens: fields.Count = 0
     no_stop_trim: bool = False
-    json_schema: Off = None
-    regex: Off = None
-    ebnf: Off = None
-    structural_tag: Off = None
-    custom_params: Off = None
-    stop_regex: Off = None
-    stream_interval: Ignored = None
 
 
 class GenerateRequest(Body):
     """The body of a request for one or several prompts."""
 
-    text: Texts | None = None
-    input_ids: InputIds | None = None
+    IGNORED = ("background", "log_metrics", "modalities", "priority", "session_params")
+    OFF = ("token_ids_logprob", "lora_path", "return_hidden_states", "return_routed_experts")
+    OFF += ("image_data", "audio_data", "video_data", "input_embeds", "custom_logit_processor")
+
+    text: fields.Texts | None = None
+    input_ids: fields.InputIds | None = None
     sampling_params: SamplingParams = SamplingParams()
-    rid: RequestIds | None = None
+    rid: fields.RequestIds | None = None
     stream: bool = False
     return_logprob: bool = False
-    logprob_start_len: TopK = -1
-    top_logprobs_num: Logprobs = 0
+    logprob_start_len: fields.LogprobStart = -1
+    top_logprobs_num: fields.Logprobs = 0
     return_text_in_logprobs: bool = False
-    token_ids_logprob: Off = None
-    lora_path: Off = None
-    return_hidden_states: Off = False
-    image_data: Off = None
-    audio_data: Off = None
-    video_data: Off = None
-    input_embeds: Off = None
-    custom_logit_processor: Off = None
-    return_routed_experts: Off = False
-    background: Ignored = None
-    log_metrics: Ignored = None
-    modalities: Ignored = None
-    priority: Ignored = None
-    session_params: Ignored = None
 
     @model_validator(mode="after")
     def check_together(self) -> Self:
@@ -99,41 +76,26 @@ class GenerateRequest(Body):
         prompts = self.text if self.input_ids is None else self.input_ids
         return prompts if self.is_batch else [prompts]  # pyright: ignore[reportReturnType]
 
-    def options(self, server: ServerState, longest: int) -> CompletionOptions:
-        """Returns the options of each completion; `longest` is the length of the longest prompt."""
-        params = self.sampling_params
-        max_tokens = params.max_new_tokens
-        if max_tokens is None:
-            max_tokens = max(1, min(DEFAULT_TOKENS, server.positions - longest))
-        if params.min_new_tokens > max_tokens or (params.min_new_tokens and params.stop):
-            name = "sampling_params.min_new_tokens"
-            raise HttpError(
-                f"{name} must be at most max_new_tokens, and 0 beside stop.", param=name
-            )
-        return CompletionOptions(
-            sampling=params.sampling(),
-            max_tokens=max_tokens,
-            end_ids=params.end_ids(server, "sampling_params.stop_token_ids"),
-            min_tokens=params.min_new_tokens,
-            stops=params.stop,
-            keep_stop=params.no_stop_trim,
-            skip_special=params.skip_special_tokens,
-            logprobs=self.return_logprob,
-            alternatives=self.top_logprobs_num if self.return_logprob else 0,
-        )
-
 
 async def generate(http: HttpRequest) -> JsonResponse | EventStream:
     """Responds to a request for one or several prompts."""
     server, request = http.server, await http.body(GenerateRequest)
-    n = request.sampling_params.n
-    count = len(request.prompts) * n
+    params = request.sampling_params
+    count = len(request.prompts) * params.n
     server.check_room(count)
     prompts = [
         await server.encode(prompt) if isinstance(prompt, str) else prompt
         for prompt in request.prompts
     ]
-    options = request.options(server, max(map(len, prompts)))
+    room, max_tokens = server.positions - max(map(len, prompts)), params.max_new_tokens
+    options = params.options(
+        server,
+        "sampling_params.min_new_tokens",
+        min_tokens=params.min_new_tokens,
+        max_tokens=max(1, min(DEFAULT_TOKENS, room)) if max_tokens is None else max_tokens,
+        alternatives=request.top_logprobs_num if request.return_logprob else None,
+        keep_stop=params.no_stop_trim,
+    )
     for prompt in prompts:
         server.check_prompt(prompt, options.max_tokens, "input_ids")
     server.check_room(count)
@@ -142,7 +104,7 @@ async def generate(http: HttpRequest) -> JsonResponse | EventStream:
         response.scores = [await server.score(prompt) for prompt in prompts]
     if options.max_tokens == 0:
         return JsonResponse(response.body(empty_choices(count, server.detokenizer, options)))
-    seeds = seeds_of(request.sampling_params.sampling_seed, len(prompts), n)
+    seeds = seeds_of(params.sampling_seed, len(prompts), params.n)
     active = server.start(options, prompts, seeds, stream=request.stream)
     server.rids |= dict.fromkeys(response.rids, active)
     if request.stream:
@@ -165,7 +127,8 @@ class GenerateResponse:
         options: CompletionOptions,
     ) -> None:
         self.server, self.request, self.prompts, self.options = server, request, prompts, options
-        self.n, self.scores = request.sampling_params.n, None
+        self.n = request.sampling_params.n
+        self.scores: list[list[float]] | None = None
         self.is_list = request.is_batch or self.n > 1
         rids = request.rid or [new_id() for _ in prompts]
         self.rids = rids if isinstance(rids, list) else [rids] * len(prompts)
@@ -180,12 +143,7 @@ class GenerateResponse:
         try:
             async with http.watched(active):
                 async for changed in active.changes():
-                    yield b"".join(
-                        event(
-                            self.choice(index, choice) | ({"index": index} if self.is_list else {})
-                        )
-                        for index, choice in changed
-                    )
+                    yield b"".join(self.event(*each) for each in changed)
                 yield DONE
         finally:
             self.forget(active)
@@ -212,7 +170,7 @@ class GenerateResponse:
             "weight_version": spans[-1].version if spans else self.server.scheduler.version,
             "weight_versions": choice.versions(),
         }
-        if self.options.logprobs:
+        if self.options.alternatives is not None:
             meta["output_token_logprobs"] = triples(choice.logprobs, choice.tokens)
             if self.options.alternatives:
                 meta["output_top_logprobs"] = [

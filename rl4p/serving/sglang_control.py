@@ -5,7 +5,7 @@ from typing import Any, Literal
 
 from rl4p.errors import InputError, RunError
 from rl4p.serving.body import Body
-from rl4p.serving.fields import Ignored, Name, Path, SomeName
+from rl4p.serving.fields import Name, Path, Version
 from rl4p.serving.http_errors import HttpError
 from rl4p.serving.http_request import HttpRequest
 from rl4p.serving.responses import JsonResponse
@@ -21,22 +21,20 @@ class PauseGeneration(Body):
 class UpdateWeightsFromDisk(Body):
     """The body of /update_weights_from_disk."""
 
+    IGNORED = ("is_async", "torch_empty_cache", "token_step", "recapture_cuda_graph")
+
     model_path: Path
     weight_version: Name | None = None
     flush_cache: bool = True
     keep_pause: bool = False
     abort_all_requests: bool = False
     load_format: Literal["auto", "safetensors"] = "auto"
-    is_async: Ignored = None
-    torch_empty_cache: Ignored = None
-    token_step: Ignored = None
-    recapture_cuda_graph: Ignored = None
 
 
 class UpdateWeightVersion(Body):
     """The body of /update_weight_version."""
 
-    new_version: SomeName
+    new_version: Version
     abort_all_requests: bool = False
 
 
@@ -49,16 +47,17 @@ class CheckWeights(Body):
 class AbortRequest(Body):
     """The body of /abort_request."""
 
+    IGNORED = ("abort_message",)
+
     rid: Name = ""
     abort_all: bool = False
-    abort_message: Ignored = None
 
 
 class SGLangControl:
     """The handlers of these endpoints.
 
     Attributes:
-      mode: that of the pause; None while there is none.
+      mode: the mode of the pause; None without a pause.
     """
 
     def __init__(self, updates: WeightUpdates) -> None:
@@ -123,7 +122,7 @@ class SGLangControl:
         finally:
             if own_pause and not body.keep_pause:
                 self.updates.resume()
-        message = f"The weights are those of {body.model_path}."
+        message = f"The weights are from {body.model_path}."
         return JsonResponse({"success": True, "message": message, "num_paused_requests": paused})
 
     def waiting(self) -> int:
@@ -160,12 +159,12 @@ class SGLangControl:
     async def check(self, request: HttpRequest) -> JsonResponse:
         await request.body(CheckWeights)
         try:
-            found = await self.updates.checksums()
+            sums = await self.updates.checksums()
         except InputError as error:
             return JsonResponse({"success": False, "message": str(error)}, 400)
-        whole = checksum_of(found)
-        rank = {"rank": 0, "checksum": whole, "checksums": found}
-        answer = {"success": True, "message": "", "ranks": [rank], "checksums": found}
+        whole = checksum_of(sums)
+        rank = {"rank": 0, "checksum": whole, "checksums": sums}
+        answer = {"success": True, "message": "", "ranks": [rank], "checksums": sums}
         return JsonResponse(answer | {"per_engine_checksum": whole})
 
     async def abort(self, request: HttpRequest) -> JsonResponse:

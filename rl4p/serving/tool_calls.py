@@ -31,7 +31,7 @@ class ToolCallParser:
     def __init__(self) -> None:
         self.held = ""
         self.inside = False  # whether `held` follows BEGIN
-        self.called = False  # whether a call was found
+        self.count = 0  # of the calls so far
 
     def feed(self, text: str) -> tuple[str, list[ToolCall]]:
         """Returns the content and the calls that are complete by now."""
@@ -48,7 +48,7 @@ class ToolCallParser:
                     content += BEGIN + block + END
                 else:
                     calls.append(call)
-                    self.called = True
+                    self.count += 1
                 continue
             before, begin, rest = self.held.partition(BEGIN)
             if begin:
@@ -61,9 +61,9 @@ class ToolCallParser:
             self.held = before[len(certain) :]
             return content, calls
 
-    def trimmed(self, text: str, found: str) -> str:
+    def trimmed(self, text: str, content: str) -> str:
         """Returns a piece of content, without the white space between calls."""
-        return "" if self.called and not text.strip() else found
+        return "" if self.count and not text.strip() else content
 
     def flush(self) -> tuple[str, list[ToolCall]]:
         """Returns what was held back, at the end of the text."""
@@ -72,7 +72,10 @@ class ToolCallParser:
         if not inside:
             return self.trimmed(held, held), []
         call = parsed(held)
-        return (BEGIN + held, []) if call is None else ("", [call])
+        if call is None:
+            return BEGIN + held, []
+        self.count += 1
+        return "", [call]
 
 
 def parsed(block: str) -> ToolCall | None:

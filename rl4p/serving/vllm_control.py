@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 
 from rl4p.errors import InputError, RunError
 from rl4p.serving.body import Body
-from rl4p.serving.fields import Ignored, Must, Name, Path
+from rl4p.serving.fields import Must, Name, Path
 from rl4p.serving.http_errors import HttpError
 from rl4p.serving.http_request import HttpRequest
 from rl4p.serving.responses import JsonResponse
@@ -22,7 +22,7 @@ class PauseQuery(Body):
 class InitWeightTransfer(Body):
     """The body of /init_weight_transfer_engine."""
 
-    init_info: Ignored = None
+    IGNORED = ("init_info",)
 
 
 class StartWeightUpdate(Body):
@@ -129,12 +129,12 @@ class VLLMControl:
 
     async def check(self, request: HttpRequest) -> JsonResponse:
         try:
-            found = await self.updates.checksums()
+            sums = await self.updates.checksums()
         except InputError as error:
             raise HttpError(str(error), status=500) from None
-        shard = {"rank": 0, "checksum": checksum_of(found), "checksums": found}
+        shard = {"rank": 0, "checksum": checksum_of(sums), "checksums": sums}
         version = self.scheduler.version
-        return JsonResponse({"weight_version": version, "checksums": found, "shards": [shard]})
+        return JsonResponse({"weight_version": version, "checksums": sums, "shards": [shard]})
 
     async def reset_prefix_cache(self, request: HttpRequest) -> JsonResponse:
         return JsonResponse({})  # nothing is kept after a request

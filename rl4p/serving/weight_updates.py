@@ -1,4 +1,4 @@
-"""Pauses and new weights, the same for the protocols of SGLang and vLLM."""
+"""Pauses and new weights, which the endpoints of SGLang and vLLM share."""
 
 import asyncio
 import hashlib
@@ -22,7 +22,7 @@ Mode = Literal["keep", "wait", "abort"]
 class WeightUpdates:
     """Changes of the served weights, one at a time.
 
-    What blocks runs in threads of its own, so that the server answers meanwhile.
+    Blocking calls run in separate threads, so that the server responds meanwhile.
 
     Attributes:
       recompute: whether an update computes the keys and values of running requests again.
@@ -58,7 +58,7 @@ class WeightUpdates:
         self.recompute = True
 
     async def replace(self, path: str, version: str | None) -> str:
-        """Replaces the weights by those of a folder, and returns their version.
+        """Replaces the weights by the tensors in a folder, and returns their version.
 
         The folder is checked before anything changes.
 
@@ -71,7 +71,7 @@ class WeightUpdates:
             succeeds.
         """
         if not Path(path).is_absolute():
-            raise InputError("The path of the weights must be that of a folder, from the root on.")
+            raise InputError("The path of the weights must be a folder, written from the root on.")
         async with self.lock:
             load = await self.in_thread(replacement, Path(path), self.server.policy)
             version = version or f"update-{self.count + 1}"
@@ -82,33 +82,33 @@ class WeightUpdates:
         return version
 
     def rename(self, version: str) -> None:
-        """Gives the weights another name."""
+        """Changes the version of the weights, and not the weights."""
         self.server.scheduler.rename(version)
 
     async def checksums(self) -> dict[str, str]:
         """Returns the SHA-256 of each tensor, by its name in the files of the model.
 
         Raises:
-          InputError: an update failed, so that the weights are of no version.
+          InputError: an update failed, so that the weights have no version.
         """
         server = self.server
         if server.scheduler.broken is not None:
             raise InputError(server.scheduler.broken)
-        found: dict[str, str] = {}
+        sums: dict[str, str] = {}
 
         def read(params: Params) -> Params:
-            found.update(checksums(server.policy, params))
+            sums.update(checksums(server.policy, params))
             return params
 
         async with self.lock:  # between device calls, where nothing else changes the weights
             version = server.scheduler.version
             await self.in_thread(server.scheduler.replace, read, version, recompute=False)
-        return found
+        return sums
 
     def close(self) -> None:
         self.threads.shutdown(wait=False, cancel_futures=True)
 
 
-def checksum_of(found: dict[str, str]) -> str:
-    """Returns one checksum for those of all tensors."""
-    return hashlib.sha256(json.dumps(sorted(found.items())).encode()).hexdigest()
+def checksum_of(sums: dict[str, str]) -> str:
+    """Returns one checksum for the checksums of all tensors."""
+    return hashlib.sha256(json.dumps(sorted(sums.items())).encode()).hexdigest()

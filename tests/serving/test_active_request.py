@@ -64,8 +64,8 @@ def test_an_answer_that_is_not_streamed_is_not_read_before_its_end(start, schedu
     async def main(stream):
         scheduler.holds, scheduler.size = True, 1
         active = start(stream=stream)
-        reads, read = [], active.queue.post
-        active.queue.post = lambda each: (reads.append(each), read(each))
+        reads, read = [], active.queue.put
+        active.queue.put = lambda each: (reads.append(each), read(each))
         scheduler.go(*scheduler.open)
         await active.finished()
         return len(reads)
@@ -90,7 +90,7 @@ def test_a_client_that_leaves_ends_the_wait(start, scheduler):
 
     async def main():
         active = start(prompts=([1], [2]), seeds=([0], [1]))
-        asyncio.get_running_loop().call_soon(active.leave)
+        asyncio.get_running_loop().call_soon(active.disconnect)
         with pytest.raises(ClientDisconnectError):
             await active.finished()
         with pytest.raises(ClientDisconnectError):  # and later ones

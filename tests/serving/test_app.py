@@ -162,7 +162,7 @@ def test_a_client_that_vanishes_frees_its_slots(make_server, scheduler, path, st
 
     server = asyncio.run(main())
     assert len(scheduler.cancelled) == 1
-    assert (server.open, server.gone, server.rids) == (0, 1, {})
+    assert (server.open, server.disconnects, server.rids) == (0, 1, {})
     assert server.responses == {(path, 499): 1}
 
 

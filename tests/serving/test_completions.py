@@ -181,8 +181,14 @@ def test_a_stop_token_of_the_request_is_the_stop_reason(ask):
         ({"prompt": "a", "truncate_prompt_tokens": 3}, "truncate_prompt_tokens must be -1"),
         ({"prompt": ["a"] * 5, "n": 2}, "asks for 10 completions, but the server takes 8"),
         ({"prompt": "a", "stop": [""]}, "stop must be a string or at most 16 strings"),
-        ({"prompt": "a", "stop": "b", "min_tokens": 1}, "min_tokens and stop do not go together"),
-        ({"prompt": "a", "min_tokens": 17}, "min_tokens must be at most max_tokens"),
+        (
+            {"prompt": "a", "stop": "b", "min_tokens": 1},
+            "min_tokens must be at most 0, beside",
+        ),
+        (
+            {"prompt": "a", "min_tokens": 17},
+            "min_tokens must be at most 16, the limit",
+        ),
         ({"prompt": "a", "logprobs": 21}, "logprobs must be an integer from 0 to 20"),
         ({"prompt": "a", "logprobs": True}, "logprobs must be an integer"),
         ({"prompt": "a", "echo": True}, "echo must be false: prompt_logprobs=0 returns"),

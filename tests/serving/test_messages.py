@@ -87,7 +87,7 @@ def test_a_wrong_message_is_refused_by_its_place(message, words):
         ({"tools": [{"type": "web"}]}, r"tools\[0\].type must be function"),
         ({"tools": [{"type": "function", "function": {}}]}, "name is missing"),
         ({"tools": 3}, "tools must be a list"),
-        ({"parallel_tool_calls": False}, "parallel_tool_calls is not supported"),
+        ({"parallel_tool_calls": False}, "parallel_tool_calls must be true"),
         ({"chat_template_kwargs": {"marc": 1}}, "chat_template_kwargs.marc does not occur"),
         ({"chat_template_kwargs": 3}, "chat_template_kwargs must be a JSON object"),
         ({"continue_final_message": True}, "needs add_generation_prompt=false"),

@@ -11,15 +11,6 @@ HARMLESS = ("user", "metadata", "store", "service_tier", "safety_identifier", "p
             "prompt_cache_retention", "priority", "request_id", "cache_salt")  # fmt: skip
 
 
-def test_the_defaults_are_those_of_the_api():
-    assert SamplingFields().sampling() == Sampling(temperature=1.0, top_k=0, top_p=1.0)
-    given = {"temperature": 0, "top_k": 5, "top_p": 0.5}
-    fields = validate(SamplingFields, given)
-    assert fields.sampling() == Sampling(temperature=0.0, top_k=5, top_p=0.5)
-    assert type(fields.sampling().temperature) is float
-    assert validate(SamplingFields, {"top_k": -1}).sampling().top_k == 0
-
-
 @pytest.mark.parametrize(
     "given", [{"top_k": -2}, {"top_k": 2**31}, {"top_p": -1}, {"temperature": float("inf")}]
 )
@@ -31,11 +22,18 @@ def test_a_wrong_distribution_is_refused(given):
 def options(make_server, body, max_tokens, alternatives=None):
     async def main():
         request = validate(OpenAIRequest, body)
-        return request, request.options(
-            make_server(), max_tokens, alternatives=alternatives, skip_special=True
-        )
+        return request, request.completion_options(make_server(), max_tokens, alternatives)
 
     return asyncio.run(main())
+
+
+def test_the_defaults_are_those_of_the_api(make_server):
+    assert options(make_server, {}, 5)[1].sampling == Sampling(temperature=1.0, top_k=0, top_p=1.0)
+    given = {"temperature": 0, "top_k": 5, "top_p": 0.5}
+    sampling = options(make_server, given, 5)[1].sampling
+    assert sampling == Sampling(temperature=0.0, top_k=5, top_p=0.5)
+    assert type(sampling.temperature) is float
+    assert options(make_server, {"top_k": -1}, 5)[1].sampling.top_k == 0
 
 
 def test_the_fields_become_options_of_completions(make_server, chatty):
@@ -48,15 +46,14 @@ def test_the_fields_become_options_of_completions(make_server, chatty):
     )  # fmt: skip
     assert (request.n, request.seed, request.stream, request.usage) == (2, -1, True, True)
     assert (given.max_tokens, given.alternatives, given.stops) == (5, 3, ("a",))
-    assert given.logprobs
     assert given.end_ids == (*chatty.end_ids, 7)
     assert given.skip_special
-    assert not options(make_server, {}, 5)[1].logprobs
+    assert options(make_server, {}, 5)[1].alternatives is None
 
 
 def test_a_minimum_above_the_limit_is_refused(make_server):
     assert options(make_server, {"min_tokens": 6}, 6)[1].min_tokens == 6
-    with pytest.raises(HttpError, match="min_tokens must be at most max_tokens, which is 5"):
+    with pytest.raises(HttpError, match="min_tokens must be at most 5, the limit"):
         options(make_server, {"min_tokens": 6}, 5)
 
 

@@ -79,7 +79,7 @@ def test_a_server_in_half_precision_rounds(policy, tmp_path):
 
 
 @pytest.fixture
-def served(policy, params, tmp_path):
+def server(policy, params, tmp_path):
     """Returns a policy, its parameters in sampling form, and a folder of others."""
     return policy, policy.for_sampling(params), export(tmp_path, policy, moved(params)).path
 
@@ -205,10 +205,10 @@ def test_a_folder_that_changes_meanwhile_is_an_error_and_not_an_input(server):
     load = replacement(folder, policy)
     path = folder / "model.safetensors"
     path.write_bytes(path.read_bytes()[:-2000])
-    with pytest.raises(RunError, match=r"are now those of two models: .* became shorter"):
+    with pytest.raises(RunError, match=r"are now partly old and partly new: .* became shorter"):
         load(held)
     path.unlink()
-    with pytest.raises(RunError, match=r"are now those of two models: .*No such file"):
+    with pytest.raises(RunError, match=r"are now partly old and partly new: .*No such file"):
         load(held)
 
 
