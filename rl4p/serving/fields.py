@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-from annotated_types import Ge, Gt, Le, MaxLen, MinLen
+from annotated_types import Ge, Le, MaxLen, MinLen
 from pydantic import AfterValidator, BeforeValidator, FailFast, Field, GetCoreSchemaHandler
 from pydantic_core import CoreSchema, core_schema
 
@@ -51,7 +51,8 @@ PositiveCount = Annotated[int, Ge(1), INT32, Must()]
 Seed = Annotated[int, Ge(-(2**63)), Le(2**63 - 1), Must()]
 TopK = Annotated[int, Ge(-1), INT32, Must()]
 LogprobStart = Annotated[int, Ge(-1), INT32, Must()]
-TopP = Annotated[float, Gt(0), Le(1), Must("a number above 0 and at most 1")]
+# A smaller top_p may be 0 in 32 bits, which leaves no token.
+TopP = Annotated[float, Ge(1e-6), Le(1), Must("a number from 0.000001 to 1")]
 Temperature = Annotated[
     float,
     Ge(0),
