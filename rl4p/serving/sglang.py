@@ -189,7 +189,7 @@ def triples(logprobs: Sequence[float], tokens: Sequence[int]) -> list[list[Any]]
 
 
 def finish_reason(choice: Choice) -> dict[str, Any] | None:
-    """Returns why a completion ended, as an object; None while it grows."""
+    """Returns why a completion ended, as an object; None before its end."""
     reasons = {
         "stop": {"matched": choice.matched},
         "length": {"length": len(choice.tokens)},
