@@ -27,7 +27,7 @@ from rl4p.model.scratch import Scratch
 from rl4p.protocols.engine import Request
 from rl4p.rollout.continuous import Continuous
 from rl4p.serving import job
-from rl4p.serving.options import TAKEN, WITHOUT_RUN, Options
+from rl4p.serving.options import TAKEN, WITHOUT_RUN, ServeOptions
 
 NAME = "tiny-test"
 # Each token of this chain follows the one before it, which makes the model call a tool.
@@ -55,7 +55,7 @@ def test_the_help_imports_no_jax():
 
 
 def test_the_help_names_every_option_and_the_keys_are_those_of_the_configuration():
-    for name in Options.__annotations__:
+    for name in ServeOptions.__annotations__:
         assert f"{name}=" in rl4p.serve.__doc__, name
     assert {*TAKEN, *WITHOUT_RUN} - {"experiment"} <= Root.__annotations__.keys()
 
@@ -278,7 +278,11 @@ def test_the_logprobs_of_a_prompt_are_those_of_its_tokens_when_drawn(made, http)
         ({"model": "other", "prompt": "a"}, openai.NotFoundError, "other is not served"),
         ({"model": NAME, "prompt": ""}, openai.BadRequestError, "prompt is empty"),
         ({"model": NAME, "prompt": "a" * 300}, openai.BadRequestError, "256 positions"),
-        ({"model": NAME, "prompt": "a", "echo": True}, openai.BadRequestError, "echo is not"),
+        (
+            {"model": NAME, "prompt": "a", "echo": True},
+            openai.BadRequestError,
+            "echo must be false",
+        ),
     ],
 )
 def test_bad_requests_are_errors_of_the_official_client(client, body, error, words):

@@ -1,4 +1,4 @@
-"""The ASGI application: which endpoint answers a request, and how its answer is sent."""
+"""The ASGI application: it routes requests to their endpoints and sends the responses."""
 
 import asyncio
 import logging
@@ -7,25 +7,23 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import rl4p
-from rl4p.serving.answers import Json, Stream, Text, encoded, event
 from rl4p.serving.chat import chat_completions
-from rl4p.serving.completion import Wanted
+from rl4p.serving.choice import CompletionOptions
 from rl4p.serving.completions import completions
-from rl4p.serving.fields import parse_body
 from rl4p.serving.guard import Guard
+from rl4p.serving.http_errors import ClientDisconnectError, HttpError
+from rl4p.serving.http_request import HttpRequest
 from rl4p.serving.metrics import metrics, page, state
-from rl4p.serving.refusals import ClientGoneError, RefusalError
-from rl4p.serving.request import Request
-from rl4p.serving.served import Served
+from rl4p.serving.responses import EventStream, JsonResponse, TextResponse, encoded, event
+from rl4p.serving.server_state import ServerState
 from rl4p.serving.sglang import generate
 from rl4p.serving.sglang_control import SGLangControl
-from rl4p.serving.updates import Updates
 from rl4p.serving.vllm_control import VLLMControl
+from rl4p.serving.weight_updates import WeightUpdates
 from rl4p.types import Sampling
 
 log = logging.getLogger(__name__)
 
-MOST_DIRECT = 65536  # bytes; a longer body is parsed in a thread, which costs more than to parse
 BODY_SECONDS = 60.0
 HEALTH_SECONDS = 30.0
 JSON = b"application/json"
@@ -41,11 +39,11 @@ class App:
       most_bytes: the longest body.
     """
 
-    def __init__(self, served: Served, guard: Guard, *, most_bytes: int) -> None:
-        self.served, self.guard, self.most_bytes = served, guard, most_bytes
+    def __init__(self, server: ServerState, guard: Guard, *, most_bytes: int) -> None:
+        self.server, self.guard, self.most_bytes = server, guard, most_bytes
         self.created = int(time.time())
-        self.updates = Updates(served)
-        self.routes: dict[tuple[str, str], Callable[[Request], Awaitable[Any]]] = {
+        self.updates = WeightUpdates(server)
+        self.routes: dict[tuple[str, str], Callable[[HttpRequest], Awaitable[Any]]] = {
             ("POST", "/v1/completions"): completions,
             ("POST", "/v1/chat/completions"): chat_completions,
             ("POST", "/generate"): generate,
@@ -68,44 +66,41 @@ class App:
             handler = self.handler(method, path)
             headers = dict(scope["headers"])
             self.guard.check(path, headers)
-            body = await self.body(receive, headers)
-            request = Request(
-                served=self.served,
+            request = HttpRequest(
+                server=self.server,
                 receive=receive,
                 query_string=scope["query_string"],
-                body=body,
+                content=await self.content(receive, headers),
             )
             status = await self.send(await handler(request), send)
-        except RefusalError as refusal:
-            status = await self.send(Json(refusal.body(), refusal.status), send)
-        except ClientGoneError:
-            self.served.gone += 1
+        except HttpError as error:
+            status = await self.send(JsonResponse(error.body(), error.status), send)
+        except ClientDisconnectError:
+            self.server.disconnects += 1
             status = 499
-        except Exception as error:  # an error of this program; others are served on
+        except Exception as error:  # an error of this program; other requests go on
             log.exception("The request to %s failed.", path)
-            refusal = RefusalError(f"{type(error).__name__}: see the server's log.", status=500)
-            status = await self.send(Json(refusal.body(), 500), send)
+            refusal = HttpError(f"{type(error).__name__}: see the server's log.", status=500)
+            status = await self.send(JsonResponse(refusal.body(), 500), send)
         known = path if path in self.paths else "other"
-        answers = self.served.answers
-        answers[known, status] = answers.get((known, status), 0) + 1
+        responses = self.server.responses
+        responses[known, status] = responses.get((known, status), 0) + 1
 
-    def handler(self, method: str, path: str) -> Callable[[Request], Awaitable[Any]]:
+    def handler(self, method: str, path: str) -> Callable[[HttpRequest], Awaitable[Any]]:
         """Returns the handler of an endpoint."""
         handler = self.routes.get((method, path))
         if handler is not None:
             return handler
         if path in self.paths:
-            raise RefusalError(f"{path} does not take {method}.", status=405)
-        raise RefusalError(f"{path} does not exist.", status=404)
+            raise HttpError(f"{path} does not take {method}.", status=405)
+        raise HttpError(f"{path} does not exist.", status=404)
 
-    async def body(self, receive: Receive, headers: dict[bytes, bytes]) -> Any:
-        """Reads the body of a request."""
+    async def content(self, receive: Receive, headers: dict[bytes, bytes]) -> bytes:
+        """Receives the body of a request."""
         length = headers.get(b"content-length", b"0")
         parts: list[bytes] = []
         size = int(length) if length.isdigit() else 0
-        too_long = RefusalError(
-            f"The body is longer than {self.most_bytes // 2**20} MiB.", status=413
-        )
+        too_long = HttpError(f"The body is longer than {self.most_bytes // 2**20} MiB.", status=413)
         if size > self.most_bytes:
             raise too_long
         size = 0
@@ -114,7 +109,7 @@ class App:
                 while True:
                     message = await receive()
                     if message["type"] == "http.disconnect":
-                        raise ClientGoneError
+                        raise ClientDisconnectError
                     parts.append(message.get("body", b""))
                     size += len(parts[-1])
                     if size > self.most_bytes:
@@ -122,22 +117,19 @@ class App:
                     if not message.get("more_body"):
                         break
         except TimeoutError:
-            raise RefusalError(
+            raise HttpError(
                 f"The body did not arrive within {BODY_SECONDS:.0f} seconds.", status=408
             ) from None
-        content = parts[0] if len(parts) == 1 else b"".join(parts)
-        if size < MOST_DIRECT:
-            return parse_body(content)
-        return await asyncio.to_thread(parse_body, content)
+        return parts[0] if len(parts) == 1 else b"".join(parts)
 
-    async def send(self, answer: Json | Text | Stream, send: Send) -> int:
-        """Sends an answer, and returns its status."""
-        if isinstance(answer, Stream):
-            return await self.send_stream(answer, send)
-        if isinstance(answer, Json):
-            content, kind, status = encoded(answer.value), JSON, answer.status
+    async def send(self, response: JsonResponse | TextResponse | EventStream, send: Send) -> int:
+        """Sends a response, and returns its status."""
+        if isinstance(response, EventStream):
+            return await self.send_stream(response, send)
+        if isinstance(response, JsonResponse):
+            content, kind, status = encoded(response.value), JSON, response.status
         else:
-            content, kind, status = answer.text.encode(), answer.kind.encode(), 200
+            content, kind, status = response.text.encode(), response.kind.encode(), 200
         headers = [(b"content-type", kind), (b"content-length", b"%d" % len(content))]
         if status == 401:
             headers.append((b"www-authenticate", b"Bearer"))
@@ -147,53 +139,53 @@ class App:
         await send({"type": "http.response.body", "body": content})
         return status
 
-    async def send_stream(self, answer: Stream, send: Send) -> int:
+    async def send_stream(self, response: EventStream, send: Send) -> int:
         """Sends events as they come; an error among them is an event too."""
         headers = [(b"content-type", b"text/event-stream"), (b"cache-control", b"no-cache")]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         status = 200
         try:
-            async for chunk in answer.chunks:
+            async for chunk in response.chunks:
                 await send({"type": "http.response.body", "body": chunk, "more_body": True})
-        except RefusalError as refusal:
-            chunk, status = event(refusal.body()), refusal.status
+        except HttpError as error:
+            chunk, status = event(error.body()), error.status
             await send({"type": "http.response.body", "body": chunk, "more_body": True})
         await send({"type": "http.response.body", "body": b""})
         return status
 
-    async def models(self, request: Request) -> Json:
-        """Lists the one model that is served."""
-        served = self.served
+    async def models(self, request: HttpRequest) -> JsonResponse:
+        """Lists the one model that is server."""
+        server = self.server
         model = {
-            "id": served.name,
+            "id": server.name,
             "object": "model",
             "created": self.created,
             "owned_by": "rl4p",
-            "root": served.source,
-            "max_model_len": served.positions,
-            "weight_version": served.scheduler.version,
+            "root": server.source,
+            "max_model_len": server.positions,
+            "weight_version": server.scheduler.version,
         }
-        return Json({"object": "list", "data": [model]})
+        return JsonResponse({"object": "list", "data": [model]})
 
-    async def health(self, request: Request) -> Json:
-        """Tells whether requests are taken."""
-        found = state(self.served)
-        return Json({"status": found}, 200 if found in ("ready", "paused") else 503)
+    async def health(self, request: HttpRequest) -> JsonResponse:
+        """Reports whether the server takes requests."""
+        status = state(self.server)
+        return JsonResponse({"status": status}, 200 if status in ("ready", "paused") else 503)
 
-    async def health_generate(self, request: Request) -> Json:
-        """Tells whether a token can be generated, by generating one."""
-        if self.served.scheduler.paused:
-            raise RefusalError("The server is paused.", status=503)
-        wanted = Wanted(sampling=Sampling(temperature=0.0), max_tokens=1, end_ids=())
-        live = self.served.live(wanted, [[self.served.policy.end_ids[0]]], [[0]], stream=False)
-        async with request.watched(live):
+    async def health_generate(self, request: HttpRequest) -> JsonResponse:
+        """Reports whether the server can generate a token, by generating one."""
+        if self.server.scheduler.paused:
+            raise HttpError("The server is paused.", status=503)
+        options = CompletionOptions(sampling=Sampling(temperature=0.0), max_tokens=1, end_ids=())
+        active = self.server.start(options, [[self.server.policy.end_ids[0]]], [[0]], stream=False)
+        async with request.watched(active):
             try:
                 async with asyncio.timeout(HEALTH_SECONDS):
-                    await live.finished()
+                    await active.finished()
             except TimeoutError:
                 message = f"No token was generated within {HEALTH_SECONDS:.0f} seconds."
-                raise RefusalError(message, status=503) from None
-        return Json({"status": state(self.served)})
+                raise HttpError(message, status=503) from None
+        return JsonResponse({"status": state(self.server)})
 
-    async def version(self, request: Request) -> Json:
-        return Json({"version": f"rl4p {rl4p.__version__}"})
+    async def version(self, request: HttpRequest) -> JsonResponse:
+        return JsonResponse({"version": f"rl4p {rl4p.__version__}"})

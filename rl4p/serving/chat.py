@@ -1,197 +1,136 @@
 """/v1/chat/completions: a conversation in, its next message out."""
 
-import time
-from collections.abc import AsyncIterator, Sequence
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cached_property
+from typing import Annotated, Any, Literal, Self
 
-from rl4p.serving.answers import DONE, Json, Stream, event
-from rl4p.serving.completion import Completion
-from rl4p.serving.completions import MOST_LOGPROBS
-from rl4p.serving.fields import Fields
-from rl4p.serving.live import Live
-from rl4p.serving.messages import read_prompt
-from rl4p.serving.refusals import RefusalError
-from rl4p.serving.request import Request
-from rl4p.serving.sampling_fields import Common, read_common
-from rl4p.serving.served import Served, new_id, or_null, seeds_of, usage
-from rl4p.serving.tool_calls import BEGIN, Call, ToolCalls
+from pydantic import model_validator
 
-
-async def chat_completions(request: Request) -> Json | Stream:
-    """Answers a request for the next message of a conversation."""
-    served, fields = request.served, request.fields()
-    old = fields.integer("max_tokens", None, 1)
-    common = read_common(fields, served, "max_completion_tokens", old)
-    prompt, tools = await read_prompt(fields, served)
-    alternatives = read_logprobs(fields)
-    read_format(fields)
-    fields.ignore("reasoning_effort", "verbosity", "modalities")
-    fields.end()
-
-    room = served.positions - len(prompt)
-    limit = max(room, 1) if common.max_tokens is None else common.max_tokens
-    if limit == 0:
-        raise RefusalError(
-            "max_completion_tokens must be at least 1.", param="max_completion_tokens"
-        )
-    served.check_length(prompt, limit, "messages")
-    served.check_room(common.n)
-    logprobs = alternatives is not None
-    options: dict[str, Any] = {"alternatives": alternatives or 0, "logprobs": logprobs}
-    if tools and BEGIN in served.policy.tokenizer.all_special_tokens:
-        options["skip_special"] = False  # or the calls could not be seen
-    scores = None
-    if common.prompt_logprobs is not None:
-        scores = await served.score(prompt)
-    live = served.live(
-        common.want(limit, **options),
-        [prompt],
-        seeds_of(common.seed, 1, common.n),
-        stream=common.stream,
-    )
-    shape = Shape(served, common, prompt, logprobs, tools)
-    if common.stream:
-        return Stream(shape.stream(request, live))
-    async with request.watched(live):
-        return Json(shape.whole(await live.finished(), scores))
+from rl4p.serving import fields
+from rl4p.serving.body import Body
+from rl4p.serving.choice import Choice
+from rl4p.serving.http_errors import HttpError
+from rl4p.serving.http_request import HttpRequest
+from rl4p.serving.messages import Conversation
+from rl4p.serving.openai_request import OpenAIRequest
+from rl4p.serving.openai_response import OpenAIResponse
+from rl4p.serving.responses import EventStream, JsonResponse
+from rl4p.serving.tool_calls import BEGIN, ToolCall, ToolCallParser
 
 
-def read_logprobs(fields: Fields) -> int | None:
-    """Returns how many alternatives are reported with each token; None for no log-probabilities."""
-    wanted = fields.flag("logprobs", False)
-    top = fields.integer("top_logprobs", None, 0, MOST_LOGPROBS)
-    if top is not None and not wanted:
-        raise RefusalError("top_logprobs needs logprobs=true.", param="top_logprobs")
-    return (top or 0) if wanted else None
+class ResponseFormat(Body, extra="ignore"):
+    """The format of the message."""
+
+    type: Annotated[Literal["text"], fields.Must("text: other formats cannot be enforced")]
 
 
-def read_format(fields: Fields) -> None:
-    """Refuses every format of the answer but text."""
-    value = fields.take("response_format")
-    if value is not None and value != {"type": "text"}:
-        raise RefusalError(
-            "response_format must be text: other formats cannot be enforced.",
-            param="response_format",
-        )
+class ChatRequest(OpenAIRequest, Conversation):
+    """The body of a request for the next message of a conversation."""
+
+    IGNORED = (*OpenAIRequest.IGNORED, "reasoning_effort", "verbosity", "modalities")
+
+    max_tokens: fields.PositiveCount | None = None
+    max_completion_tokens: fields.PositiveCount | None = None
+    logprobs: bool = False
+    top_logprobs: fields.Logprobs | None = None
+    response_format: ResponseFormat | None = None
+
+    @model_validator(mode="after")
+    def check_logprobs(self) -> Self:
+        if self.top_logprobs is not None and not self.logprobs:
+            raise HttpError("top_logprobs needs logprobs=true.", param="top_logprobs")
+        return self
 
 
-class Shape:
-    """The shape of one request's answer."""
+async def chat_completions(http: HttpRequest) -> JsonResponse | EventStream:
+    """Responds to a request for the next message of a conversation."""
+    server, request = http.server, await http.body(ChatRequest)
+    server.check_model(request.model)
+    server.check_room(request.n)
+    prompt = await request.encode(server)
+    room = max(server.positions - len(prompt), 1)
+    max_tokens = request.max_completion_tokens or request.max_tokens or room
+    alternatives = (request.top_logprobs or 0) if request.logprobs else None
+    options = request.completion_options(server, max_tokens, alternatives)
+    if request.has_tools and BEGIN in server.policy.tokenizer.all_special_tokens:
+        options = replace(options, skip_special=False)  # or the text would have no tool calls
+    return await ChatResponse(server, request, [prompt], options).generate(http, "messages")
 
-    def __init__(
-        self, served: Served, common: Common, prompt: Sequence[int], logprobs: bool, tools: bool
-    ) -> None:
-        self.served, self.common, self.prompt = served, common, prompt
-        self.logprobs = logprobs
-        self.calls = [ToolCalls() if tools else None for _ in range(common.n)]
-        self.numbers = [0] * common.n  # of the next call of each choice
-        self.head = {
-            "id": f"chatcmpl-{new_id()}",
-            "object": "chat.completion.chunk" if common.stream else "chat.completion",
-            "created": int(time.time()),
-            "model": served.name,
-        }
 
-    def whole(
-        self, completions: Sequence[Completion], scores: Sequence[float] | None
-    ) -> dict[str, Any]:
-        """Returns the answer with all messages."""
-        choices = []
-        for index, completion in enumerate(completions):
-            content, calls = self.divided(index, completion.text(), ended=True)
+class ChatResponse(OpenAIResponse):
+    """The response with messages."""
+
+    PREFIX, KINDS = "chatcmpl", ("chat.completion", "chat.completion.chunk")
+    request: ChatRequest
+
+    @cached_property
+    def parsers(self) -> list[ToolCallParser]:
+        """A parser of tool calls for each choice; none without tools."""
+        return [ToolCallParser() for _ in range(self.request.n * self.request.has_tools)]
+
+    def body(self, choices: Sequence[Choice]) -> dict[str, Any]:
+        bodies = []
+        for index, choice in enumerate(choices):
+            content, calls = self.divided(index, choice.text(), ended=True)
             message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None}
             if calls:
                 message["content"] = content or None
                 message["tool_calls"] = [call.body() for call in calls]
-            choices.append({"message": message} | self.choice(index, completion, 0))
-        found = self.head | {"choices": choices, "usage": usage([self.prompt], completions)}
-        if self.common.token_ids:
-            found["prompt_token_ids"] = list(self.prompt)
-        if scores is not None:
-            found["prompt_logprobs"] = [None] + [
-                {str(token): {"logprob": or_null(logprob)}}
-                for token, logprob in zip(self.prompt[1:], scores[1:], strict=True)
-            ]
-        return found
+            bodies.append({"message": message} | self.choice(index, choice, 0))
+        return self.head | {"choices": bodies, "usage": self.usage(choices)} | self.prompt(0)
 
-    async def stream(self, request: Request, live: Live) -> AsyncIterator[bytes]:
-        """Yields the events of a stream; the first of each choice has its role."""
-        async with request.watched(live):
-            first = {"role": "assistant", "content": ""}
-            nothing = {"logprobs": None, "finish_reason": None}
-            yield b"".join(
-                self.event({"index": index, "delta": first} | nothing)
-                for index in range(self.common.n)
-            )
-            async for changed in live.changes():
-                events = [self.changed(index, completion) for index, completion in changed]
-                yield b"".join(events)
-            if self.common.usage:
-                numbers = usage([self.prompt], live.completions)
-                yield event(self.head | {"choices": [], "usage": numbers})
-            yield DONE
+    def first_chunks(self) -> bytes:
+        """Returns a chunk with the role for each choice."""
+        first = {"delta": {"role": "assistant", "content": ""}}
+        nothing = {"logprobs": None, "finish_reason": None}
+        return b"".join(
+            self.chunk({"index": index} | first | nothing) for index in range(self.request.n)
+        )
 
-    def changed(self, index: int, completion: Completion) -> bytes:
-        """Returns the event with what is new in a message."""
-        text, start = completion.delta()
-        content, calls = self.divided(index, text, ended=completion.finish is not None)
+    def change(self, index: int, choice: Choice) -> dict[str, Any]:
+        text, start = choice.delta()
+        content, calls = self.divided(index, text, ended=choice.finish is not None)
         delta: dict[str, Any] = {"content": content} if content else {}
         if calls:
-            first = self.numbers[index]
-            self.numbers[index] += len(calls)
+            first = self.parsers[index].count - len(calls)
             delta["tool_calls"] = [
-                {"index": at} | call.body() for at, call in enumerate(calls, first)
+                {"index": number} | call.body() for number, call in enumerate(calls, first)
             ]
-        return self.event({"delta": delta} | self.choice(index, completion, start))
+        return {"delta": delta} | self.choice(index, choice, start)
 
-    def event(self, choice: dict[str, Any]) -> bytes:
-        usage = {"usage": None} if self.common.usage else {}
-        return event(self.head | {"choices": [choice]} | usage)
-
-    def divided(self, index: int, text: str, *, ended: bool) -> tuple[str, list[Call]]:
+    def divided(self, index: int, text: str, *, ended: bool) -> tuple[str, list[ToolCall]]:
         """Returns the content and the tool calls of a text."""
-        parser = self.calls[index]
-        if parser is None:
+        if not self.parsers:
             return text, []
+        parser = self.parsers[index]
         content, calls = parser.feed(text)
         if ended:
             more, last = parser.flush()
             content, calls = content + more, calls + last
         return content, calls
 
-    def choice(self, index: int, completion: Completion, start: int) -> dict[str, Any]:
-        """Returns what a choice has beside its message, from the token `start`."""
-        parser, finish = self.calls[index], completion.finish
-        if finish == "stop" and parser is not None and parser.called:
-            finish = "tool_calls"
-        own = completion.matched in self.served.policy.end_ids
-        found: dict[str, Any] = {
-            "index": index,
-            "logprobs": self.of_tokens(completion, start) if self.logprobs else None,
-            "finish_reason": finish,
-            "stop_reason": None if own else completion.matched,
-            "weight_versions": completion.versions(start),
-        }
-        if self.common.token_ids:
-            found["token_ids"] = completion.tokens[start:]
-        return found
+    def choice(self, index: int, choice: Choice, start: int) -> dict[str, Any]:
+        body = super().choice(index, choice, start)
+        if choice.finish == "stop" and self.parsers and self.parsers[index].count:
+            body["finish_reason"] = "tool_calls"
+        return body
 
-    def of_tokens(self, completion: Completion, start: int) -> dict[str, Any]:
-        """Returns the log-probabilities of the tokens from `start`, the end token included."""
-        none: list[tuple[int, float]] = []
+    def logprobs(self, choice: Choice, start: int) -> dict[str, Any]:
         content = []
-        for at in range(start, len(completion.tokens)):
-            found = self.token(completion.tokens[at], completion.logprobs[at])
-            most = completion.alternatives[at] if completion.alternatives else none
-            found["top_logprobs"] = [self.token(*each) for each in most]
-            content.append(found)
+        for at in range(start, len(choice.tokens)):
+            most = choice.alternatives[at] if choice.alternatives else []
+            content.append(
+                self.token(choice.tokens[at], choice.logprobs[at])
+                | {"top_logprobs": [self.token(*each) for each in most]}
+            )
         return {"content": content, "refusal": None}
 
     def token(self, token: int, logprob: float) -> dict[str, Any]:
-        texts = self.served.texts
+        detokenizer = self.server.detokenizer
         return {
-            "token": texts.singles[token],
+            "token": detokenizer.singles[token],
             # OpenAI's clients expect a number
             "logprob": max(logprob, -9999.0),
-            "bytes": list(texts.bytes_of(token)),
+            "bytes": list(detokenizer.bytes_of(token)),
         }

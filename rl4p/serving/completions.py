@@ -1,185 +1,89 @@
 """/v1/completions: prompts in, texts or tokens out."""
 
-import time
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import accumulate
-from typing import Any
+from typing import Annotated, Any, Literal
 
-from rl4p.serving.answers import DONE, Json, Stream, event
-from rl4p.serving.completion import Completion
-from rl4p.serving.fields import Fields, are_tokens
-from rl4p.serving.live import Live
-from rl4p.serving.refusals import RefusalError
-from rl4p.serving.request import Request
-from rl4p.serving.sampling_fields import Common, read_common
-from rl4p.serving.served import Served, new_id, or_null, seeds_of, usage
+from rl4p.serving import fields
+from rl4p.serving.choice import Choice
+from rl4p.serving.http_request import HttpRequest
+from rl4p.serving.openai_request import OpenAIRequest
+from rl4p.serving.openai_response import OpenAIResponse
+from rl4p.serving.responses import EventStream, JsonResponse
+from rl4p.serving.server_state import or_null
 
-MOST_LOGPROBS = 20
-DEFAULT_TOKENS = 16  # OpenAI's
+NO_ECHO = "false: prompt_logprobs=0 returns the log-probabilities of the prompt's tokens"
 
 
-async def completions(request: Request) -> Json | Stream:
-    """Answers a request for completions."""
-    served, fields = request.served, request.fields()
-    common = read_common(fields, served, "max_tokens", DEFAULT_TOKENS)
-    prompts = await read_prompts(fields, served)
-    logprobs = fields.integer("logprobs", None, 0, MOST_LOGPROBS)
-    as_ids = fields.flag("return_tokens_as_token_ids", False)
-    if fields.flag("echo", False):
-        raise RefusalError(
-            "echo is not supported: write prompt_logprobs=0 for the log-probabilities of the "
-            "prompt's tokens.",
-            param="echo",
-        )
-    fields.unsupported("suffix", "")
-    fields.unsupported("truncate_prompt_tokens", -1)
-    fields.end()
+class CompletionRequest(OpenAIRequest):
+    """The body of a request for completions."""
 
-    limit = common.max_tokens or 0
-    wanted = common.want(limit, alternatives=logprobs or 0, logprobs=logprobs is not None)
-    for prompt in prompts:
-        served.check_length(prompt, limit, "prompt")
-    served.check_room(len(prompts) * common.n)
-    seeds = seeds_of(common.seed, len(prompts), common.n)
-    shape = Shape(served, common, prompts, logprobs, as_ids)
-    scores = None
-    if common.prompt_logprobs is not None:
-        scores = [await served.score(prompt) for prompt in prompts]
-    if limit == 0:
-        return Json(shape.without_completions(scores))
-    live = served.live(wanted, prompts, seeds, stream=common.stream)
-    if common.stream:
-        return Stream(shape.stream(request, live))
-    async with request.watched(live):
-        return Json(shape.whole(await live.finished(), scores))
+    OFF = (*OpenAIRequest.OFF, "suffix")
+
+    prompt: fields.Prompt
+    max_tokens: fields.Count = 16  # OpenAI's default
+    logprobs: fields.Logprobs | None = None
+    add_special_tokens: bool = True
+    return_tokens_as_token_ids: bool = False
+    echo: Annotated[Literal[False], fields.Must(NO_ECHO)] = False
+    truncate_prompt_tokens: Annotated[Literal[-1], fields.Must("-1: prompts are not cut")] = -1
+
+    @property
+    def prompts(self) -> Sequence[str | list[int]]:
+        """The prompts, also if there is only one."""
+        one = isinstance(self.prompt, str) or isinstance(self.prompt[0], int)
+        return [self.prompt] if one else self.prompt  # pyright: ignore[reportReturnType]
 
 
-async def read_prompts(fields: Fields, served: Served) -> list[list[int]]:
-    """Reads one or several prompts, each a text or a list of token ids."""
-    value: Any = fields.take("prompt")
-    special = fields.flag("add_special_tokens", True)
-    if value and are_tokens(value, served.vocabulary):
-        return [value]
-    value = [value] if type(value) is str else value
-    if type(value) is not list or not value:
-        raise fields.wrong("prompt", "a text, a list of token ids, or a list of these")
-    prompts = []
-    for each in value:
-        if type(each) is str:
-            prompts.append(await served.encode(fields.valid("prompt", each), special=special))
-        elif are_tokens(each, served.vocabulary):
-            prompts.append(each)
-        else:
-            kind = f"token ids from 0 to {served.vocabulary - 1}"
-            raise fields.wrong("prompt", f"a text, a list of {kind}, or a list of these")
-    return prompts
+async def completions(http: HttpRequest) -> JsonResponse | EventStream:
+    """Responds to a request for completions."""
+    server, request = http.server, await http.body(CompletionRequest)
+    server.check_model(request.model)
+    server.check_room(len(request.prompts) * request.n)
+    prompts = [
+        await server.encode(prompt, special=request.add_special_tokens)
+        if isinstance(prompt, str)
+        else prompt
+        for prompt in request.prompts
+    ]
+    options = request.completion_options(server, request.max_tokens, request.logprobs)
+    return await CompletionResponse(server, request, prompts, options).generate(http, "prompt")
 
 
-class Shape:
-    """The shape of one request's answer."""
+class CompletionResponse(OpenAIResponse):
+    """The response with texts."""
 
-    def __init__(
-        self,
-        served: Served,
-        common: Common,
-        prompts: Sequence[Sequence[int]],
-        logprobs: int | None,
-        as_ids: bool,
-    ) -> None:
-        self.served, self.common, self.prompts = served, common, prompts
-        self.logprobs, self.alternatives, self.as_ids = logprobs is not None, logprobs, as_ids
-        self.offsets: dict[int, int] = {}
-        self.head = {
-            "id": f"cmpl-{new_id()}",
-            "object": "text_completion",
-            "created": int(time.time()),
-            "model": served.name,
-        }
+    PREFIX, KINDS = "cmpl", ("text_completion", "text_completion")
+    request: CompletionRequest
 
-    def whole(
-        self, completions: Sequence[Completion], scores: Sequence[Sequence[float]] | None
-    ) -> dict[str, Any]:
-        """Returns the answer with all completions."""
-        choices = [
-            self.choice(index, completion, completion.text(), 0, scores)
-            for index, completion in enumerate(completions)
+    def body(self, choices: Sequence[Choice]) -> dict[str, Any]:
+        bodies = [
+            {"text": choice.text()}
+            | self.choice(index, choice, 0)
+            | self.prompt(index // self.request.n)
+            for index, choice in enumerate(choices)
         ]
-        return self.head | {"choices": choices, "usage": usage(self.prompts, completions)}
+        return self.head | {"choices": bodies, "usage": self.usage(choices)}
 
-    def without_completions(self, scores: Sequence[Sequence[float]] | None) -> dict[str, Any]:
-        """Returns the answer to a request for no tokens."""
-        n = self.common.n
-        empty = {"text": "", "finish_reason": "length", "stop_reason": None, "logprobs": None}
-        choices = [
-            {"index": index} | empty | self.of_prompt(index // n, scores) | {"weight_versions": []}
-            for index in range(len(self.prompts) * n)
-        ]
-        return self.head | {"choices": choices, "usage": usage(self.prompts, [])}
+    def change(self, index: int, choice: Choice) -> dict[str, Any]:
+        text, start = choice.delta()
+        prompt = {} if start else self.prompt(index // self.request.n)
+        return {"text": text} | self.choice(index, choice, start) | prompt
 
-    async def stream(self, request: Request, live: Live) -> AsyncIterator[bytes]:
-        """Yields the events of a stream."""
-        async with request.watched(live):
-            async for changed in live.changes():
-                yield b"".join(map(self.event, *zip(*changed, strict=True)))
-            if self.common.usage:
-                numbers = usage(self.prompts, live.completions)
-                yield event(self.head | {"choices": [], "usage": numbers})
-            yield DONE
-
-    def event(self, index: int, completion: Completion) -> bytes:
-        """Returns the event with what is new in a completion."""
-        text, start = completion.delta()
-        choice = self.choice(index, completion, text, start, None)
-        if start:
-            choice.pop("prompt_token_ids", None)
-        return event(
-            self.head | {"choices": [choice]} | ({"usage": None} if self.common.usage else {})
-        )
-
-    def choice(
-        self,
-        index: int,
-        completion: Completion,
-        text: str,
-        start: int,
-        scores: Sequence[Sequence[float]] | None,
-    ) -> dict[str, Any]:
-        """Returns the tokens of a completion from `start`, which have a text."""
-        found: dict[str, Any] = {
-            "index": index,
-            "text": text,
-            "logprobs": None,
-            "finish_reason": completion.finish,
-            "stop_reason": self.stop_reason(completion),
-            "weight_versions": completion.versions(start),
-        }
-        if self.logprobs:
-            found["logprobs"] = self.of_tokens(index, completion, start)
-        if self.common.token_ids:
-            found["token_ids"] = completion.tokens[start:]
-        return found | self.of_prompt(index // self.common.n, scores)
-
-    def stop_reason(self, completion: Completion) -> int | str | None:
-        """Returns the stop string, or the token of `stop_token_ids`, that ended a completion."""
-        own = completion.matched in self.served.policy.end_ids
-        return None if own else completion.matched
-
-    def of_tokens(self, index: int, completion: Completion, start: int) -> dict[str, Any]:
-        """Returns the log-probabilities of the tokens from `start`."""
-        tokens = completion.tokens[start:]
-        names = self.names(tokens)
-        lengths, first = self.served.texts.lengths, self.offsets.get(index, 0)
-        *offsets, self.offsets[index] = accumulate([lengths[x] for x in tokens], initial=first)
-        logprobs = [or_null(x) for x in completion.logprobs[start:]]
+    def logprobs(self, choice: Choice, start: int) -> dict[str, Any]:
+        tokens, names = choice.tokens[start:], self.names(choice.tokens[start:])
+        lengths = [self.server.detokenizer.lengths[token] for token in tokens]
+        *offsets, choice.offset = accumulate(lengths, initial=choice.offset)
+        logprobs = [or_null(logprob) for logprob in choice.logprobs[start:]]
         top = None
-        if self.alternatives:
+        if self.options.alternatives:
             top = [
                 {name: logprob}
                 | dict(
                     zip(self.names(x[0] for x in most), (or_null(x[1]) for x in most), strict=True)
                 )
                 for name, logprob, most in zip(
-                    names, logprobs, completion.alternatives[start:], strict=True
+                    names, logprobs, choice.alternatives[start:], strict=True
                 )
             ]
         return {
@@ -190,21 +94,8 @@ class Shape:
         }
 
     def names(self, tokens: Iterable[int]) -> list[str]:
-        """Returns how tokens are called in log-probabilities."""
-        if self.as_ids:
+        """Returns the names of tokens in log-probabilities."""
+        if self.request.return_tokens_as_token_ids:
             return [f"token_id:{token}" for token in tokens]
-        singles = self.served.texts.singles
+        singles = self.server.detokenizer.singles
         return [singles[token] for token in tokens]
-
-    def of_prompt(self, prompt: int, scores: Sequence[Sequence[float]] | None) -> dict[str, Any]:
-        """Returns the tokens of a prompt and their log-probabilities, if they are wanted."""
-        tokens, found = self.prompts[prompt], {}
-        if self.common.token_ids:
-            found["prompt_token_ids"] = list(tokens)
-        if scores is not None:
-            texts = self.served.texts
-            found["prompt_logprobs"] = [None] + [
-                {str(token): {"logprob": or_null(x), "decoded_token": texts.singles[token]}}
-                for token, x in zip(tokens[1:], scores[prompt][1:], strict=True)
-            ]
-        return found

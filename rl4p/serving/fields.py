@@ -1,149 +1,106 @@
-"""The fields of a request: each is read once with its type and range, and none is left over."""
+"""The types of request fields. All limits of their values are here."""
 
-import json
-import math
-from collections.abc import Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
 
-from rl4p.configuration.targets import did_you_mean
-from rl4p.serving.refusals import RefusalError
+from annotated_types import Ge, Le, MaxLen, MinLen
+from pydantic import AfterValidator, BeforeValidator, FailFast, Field, GetCoreSchemaHandler
+from pydantic_core import CoreSchema, core_schema
 
-
-def parse_body(content: bytes) -> Any:
-    """Returns the JSON value of a body; an empty body is an empty object."""
-    if not content:
-        return {}
-    try:
-        return json.loads(content)
-    except (ValueError, RecursionError) as error:
-        raise RefusalError(f"The body is not JSON: {error}.") from None
+INT32 = Le(2**31 - 1)  # the device's arrays have 32 bits
+LEAST_TEMPERATURE = 1e-3  # logits / 1e-4 may overflow
 
 
-class Fields:
-    """The fields of a JSON object. A field that is null counts as absent.
+@dataclass(frozen=True)
+class Must:
+    """Metadata of a type: a wrong value is refused with `FIELD must be WORDS.`
 
-    Args:
-      body: the object.
-      prefix: what stands before the names of the fields in messages, such as `stream_options.`.
+    Without words, the type is an integer, and the error names its range.
     """
 
-    def __init__(self, body: Any, prefix: str = "") -> None:
-        if type(body) is not dict:
-            what = f"{prefix.rstrip('.')} must be" if prefix else "The body must be"
-            raise RefusalError(f"{what} a JSON object.", param=prefix.rstrip(".") or None)
-        self.prefix = prefix
-        self.left = {name: value for name, value in body.items() if value is not None}
-        self.read: set[str] = set()
+    words: str = ""
 
-    def take(self, name: str, default: Any = None) -> Any:
-        """Returns a field of any type."""
-        self.read.add(name)
-        return self.left.pop(name, default)
-
-    def wrong(self, name: str, must: str) -> RefusalError:
-        return RefusalError(f"{self.prefix}{name} must be {must}.", param=self.prefix + name)
-
-    def integer(
-        self, name: str, default: Any, least: int | None = None, most: int | None = None
-    ) -> Any:
-        value = self.take(name)
-        if value is None:
-            return default
-        if type(value) is not int or not within(value, least, most):
-            raise self.wrong(name, f"an integer{limits(least, most)}")
-        return value
-
-    def number(
-        self, name: str, default: float, least: float | None = None, most: float | None = None
-    ) -> float:
-        value = self.take(name)
-        if value is None:
-            return default
-        if type(value) not in (int, float) or not within(value, least, most):
-            raise self.wrong(name, f"a number{limits(least, most)}")
-        return value
-
-    def flag(self, name: str, default: bool) -> bool:
-        value = self.take(name, default)
-        if type(value) is not bool:
-            raise self.wrong(name, "true or false")
-        return value
-
-    def text(self, name: str, default: Any = None) -> Any:
-        value = self.take(name, default)
-        if value is not default and type(value) is not str:
-            raise self.wrong(name, "a string")
-        return value if value is default else self.valid(name, value)
-
-    def valid(self, name: str, value: str) -> str:
-        """Returns a text that UTF-8 can encode; JSON allows others."""
-        try:
-            value.encode()
-        except UnicodeEncodeError:
-            raise self.wrong(name, "valid Unicode, without lone surrogates") from None
-        return value
-
-    def texts(self, name: str, most: int) -> tuple[str, ...]:
-        """Returns a field that is a text or a list of texts, none of them empty."""
-        value = self.take(name, [])
-        value = [value] if type(value) is str else value
-        if type(value) is not list or len(value) > most or not all_texts(value):
-            raise self.wrong(name, f"a string or at most {most} strings, none of them empty")
-        return tuple(self.valid(name, each) for each in value)
-
-    def tokens(self, name: str, vocabulary: int) -> tuple[int, ...]:
-        """Returns a field that is a list of token ids."""
-        value = self.take(name, [])
-        if not are_tokens(value, vocabulary):
-            raise self.wrong(name, f"a list of token ids from 0 to {vocabulary - 1}")
-        return tuple(value)
-
-    def unsupported(self, name: str, *same: Any) -> None:
-        """Refuses a field unless its value is one of `same`, which change nothing."""
-        value = self.take(name)
-        if value is not None and not any(value == each for each in same):
-            raise RefusalError(
-                f"{self.prefix}{name} is not supported: leave it out.", param=self.prefix + name
-            )
-
-    def ignore(self, *names: str) -> None:
-        """Accepts fields that do not change the answer."""
-        for name in names:
-            self.take(name)
-
-    def end(self) -> None:
-        """Refuses all fields that nothing has read."""
-        for name in self.left:
-            hint = did_you_mean(name, sorted(self.read))
-            raise RefusalError(
-                f"{self.prefix}{name} is not a field of this request{hint or ': leave it out.'}",
-                param=self.prefix + name,
-            )
+    def __get_pydantic_core_schema__(
+        self, source: Any, handler: GetCoreSchemaHandler
+    ) -> CoreSchema:
+        schema: Any = handler(source)
+        words = self.words or f"an integer from {schema['ge']} to {schema['le']}"
+        return core_schema.custom_error_schema(schema, "must", custom_error_message=words)
 
 
-def within(value: float, least: float | None, most: float | None) -> bool:
-    """Returns whether a number is finite and in a range."""
-    return (
-        math.isfinite(value)
-        and (least is None or value >= least)
-        and (most is None or value <= most)
-    )
+class FirstError(FailFast):
+    """Metadata of a list, which is read up to its first error only."""
+
+    def __hash__(self) -> int:  # unions hash metadata, and pydantic's class has no hash
+        return hash(type(self))
 
 
-def limits(least: float | None, most: float | None) -> str:
-    if least is None or most is None:
-        return "" if least is None else f" of at least {least}"
-    return f" from {least} to {most}"
+def check_temperature(value: float) -> float:
+    if 0 < value < LEAST_TEMPERATURE:
+        raise ValueError
+    return value
 
 
-def all_texts(values: Sequence[Any]) -> bool:
-    return all(type(each) is str and each for each in values)
+def as_tuple(value: Any) -> Any:
+    """Returns a list, or a string as the only element of a list, as a tuple."""
+    return (value,) if type(value) is str else tuple(value) if type(value) is list else value
 
 
-def are_tokens(value: Any, vocabulary: int) -> bool:
-    """Returns whether a value is a list of token ids. It uses no loop of Python."""
-    if type(value) is not list:
-        return False
-    return not value or (
-        set(map(type, value)) == {int} and 0 <= min(value) <= max(value) < vocabulary
-    )
+Count = Annotated[int, Ge(0), INT32, Must()]
+PositiveCount = Annotated[int, Ge(1), INT32, Must()]
+Seed = Annotated[int, Ge(-(2**63)), Le(2**63 - 1), Must()]
+TopK = Annotated[int, Ge(-1), INT32, Must()]
+LogprobStart = Annotated[int, Ge(-1), INT32, Must()]
+# A smaller top_p may be 0 in 32 bits, which leaves no token.
+TopP = Annotated[float, Ge(1e-6), Le(1), Must("a number from 0.000001 to 1")]
+Temperature = Annotated[
+    float,
+    Ge(0),
+    Le(1e6),
+    AfterValidator(check_temperature),
+    Must(f"0, which is greedy, or a number from {LEAST_TEMPERATURE} to 1000000"),
+]
+One = Annotated[float, Ge(1), Le(1), Must("1: other values are not supported")]
+AlwaysTrue = Annotated[Literal[True], Must("true: false is not supported")]
+Logprobs = Annotated[int, Ge(0), Le(20), Must()]
+PromptLogprobs = Annotated[
+    Literal[0], Must("0: only the log-probabilities of the prompt's own tokens are returned")
+]
+NonEmpty = Annotated[str, MinLen(1), Must("a string that is not empty")]
+Name = Annotated[str, MaxLen(256), Must("a string of at most 256 characters")]
+Version = Annotated[str, MinLen(1), MaxLen(256), Must("a string of 1 to 256 characters")]
+Path = Annotated[str, MaxLen(4096), Must("a path of at most 4096 characters")]
+Stops = Annotated[
+    tuple[Annotated[str, MinLen(1), MaxLen(4096)], ...],
+    FirstError(),
+    MaxLen(16),
+    BeforeValidator(as_tuple),
+    Must("a string or at most 16 strings, each of 1 to 4096 characters"),
+]
+# The model's vocabulary limits token ids too (`ServerState.check_tokens`).
+TokenId = Annotated[int, Ge(0), INT32]
+TokenIds = Annotated[list[TokenId], FirstError()]
+StopTokens = Annotated[
+    tuple[TokenId, ...],
+    FirstError(),
+    MaxLen(128),  # the decoding program is compiled again for each power of two
+    BeforeValidator(as_tuple),
+    Must("a list of at most 128 token ids"),
+]
+Prompt = Annotated[
+    str | Annotated[TokenIds, MinLen(1)] | Annotated[list[str | TokenIds], MinLen(1), FirstError()],
+    Field(union_mode="left_to_right"),
+    Must("a text, a list of token ids, or a list of these"),
+]
+Texts = Annotated[
+    str | Annotated[list[str], MinLen(1), FirstError()], Must("a string or a list of strings")
+]
+InputIds = Annotated[
+    TokenIds | Annotated[list[TokenIds], FirstError()],
+    Field(union_mode="left_to_right"),
+    Must("a list of token ids, or a list of these"),
+]
+RequestIds = Annotated[
+    Name | Annotated[list[Name], FirstError()],
+    Must("a string of at most 256 characters, or one for each prompt"),
+]

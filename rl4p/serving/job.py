@@ -15,13 +15,13 @@ from rl4p.configuration.folder import run_folder
 from rl4p.errors import InputError, RunError
 from rl4p.loop.compilation import keep_programs
 from rl4p.runs.policy import load_policy
+from rl4p.serving.active_request import ReadyQueue
 from rl4p.serving.app import App
+from rl4p.serving.detokenizer import Detokenizer
 from rl4p.serving.guard import Guard
-from rl4p.serving.live import Mailbox
-from rl4p.serving.options import Options, read_options
+from rl4p.serving.options import ServeOptions, read_options
 from rl4p.serving.scheduler import Scheduler
-from rl4p.serving.served import Served
-from rl4p.serving.text import Texts
+from rl4p.serving.server_state import ServerState
 from rl4p.serving.web_server import address_of, listening, run
 from rl4p.serving.work import Part, Work
 from rl4p.types import Sampling
@@ -33,7 +33,7 @@ SWITCH_SECONDS = 0.0005
 
 
 def serve(lines: Sequence[str]) -> None:
-    """Serves what a command line asks for, until SIGTERM or Ctrl-C.
+    """Serves the model of a command line until SIGTERM or Ctrl-C.
 
     Raises:
       InputError: an argument is wrong, or the port is in use.
@@ -62,27 +62,27 @@ def serve(lines: Sequence[str]) -> None:
             warm_up(scheduler, policy.end_ids[0])
 
             async def main() -> None:
-                served = Served(
+                server = ServerState(
                     policy=policy,
                     scheduler=scheduler,
-                    texts=Texts(policy.tokenizer),
-                    mailbox=Mailbox(asyncio.get_running_loop()),
+                    detokenizer=Detokenizer(policy.tokenizer),
+                    queue=ReadyQueue(asyncio.get_running_loop()),
                     name=options.name or name_of(options, config),
                     source=source,
                     address=address_of(bound, options.host),
                     slots=options.slots,
                     waiting=options.waiting,
                 )
-                app = App(served, Guard(token=token), most_bytes=options.body_mebibytes * 2**20)
+                app = App(server, Guard(token=token), most_bytes=options.body_mebibytes * 2**20)
 
                 def ready() -> None:
                     print(
-                        f"{served.name}, weight version {version}, is served at {served.address}",
+                        f"{server.name}, weight version {version}, is served at {server.address}",
                         flush=True,
                     )
 
                 def end() -> None:
-                    served.closing = True
+                    server.closing = True
                     scheduler.abort()
 
                 await run(app, bound, ready, end)
@@ -91,8 +91,8 @@ def serve(lines: Sequence[str]) -> None:
             uvloop.run(main())
 
 
-def name_of(options: Options, config: DictConfig) -> str:
-    """Returns the name of the model if none is given."""
+def name_of(options: ServeOptions, config: DictConfig) -> str:
+    """Returns the name of the model if the options have none."""
     if options.run is not None:
         return Path(options.run).expanduser().resolve().name
     path = config.model.get("path")
@@ -100,7 +100,7 @@ def name_of(options: Options, config: DictConfig) -> str:
 
 
 def warm_up(scheduler: Scheduler, token: int) -> None:
-    """Has the first tokens generated, so that no client waits for their compilation.
+    """Generates the first tokens, so that no client waits for their compilation.
 
     Raises:
       RunError: they cannot be generated.

@@ -1,142 +1,166 @@
 """The messages and tools of a chat request, and the prompt that the chat template makes of them."""
 
 import asyncio
-import json
-from typing import Any
+from typing import Annotated, Any, Literal
+
+from annotated_types import MinLen
+from pydantic import BeforeValidator, Field, WrapValidator
+from pydantic_core import PydanticCustomError, from_json
 
 from rl4p.errors import InputError
 from rl4p.model.tokenizer import TEMPLATE_ERRORS, check_template
-from rl4p.serving.fields import Fields
-from rl4p.serving.refusals import RefusalError
-from rl4p.serving.served import Served
+from rl4p.serving.body import Body
+from rl4p.serving.fields import AlwaysTrue, FirstError, Must, NonEmpty
+from rl4p.serving.http_errors import HttpError
+from rl4p.serving.server_state import ServerState
 
-ROLES = ("system", "developer", "user", "assistant", "tool")
 MOST_DIRECT = 4096  # characters of a conversation that is encoded without a thread
 
 
-async def read_prompt(fields: Fields, served: Served) -> tuple[list[int], bool]:
-    """Reads messages, tools and the template's arguments.
-
-    Returns:
-      The token ids of the prompt, and whether the answer may call tools.
-    """
-    messages = read_messages(fields.take("messages"))
-    tools = read_tools(fields, served)
-    options: dict[str, Any] = dict(served.policy.template)
-    given = fields.take("chat_template_kwargs", {})
-    options |= Fields(given, "chat_template_kwargs.").left
-    try:
-        check_template(served.policy.tokenizer, given, "chat_template_kwargs")
-    except InputError as error:
-        raise RefusalError(str(error), param="chat_template_kwargs") from None
-    options["add_generation_prompt"] = fields.flag("add_generation_prompt", True)
-    if fields.flag("continue_final_message", False):
-        if options["add_generation_prompt"]:
-            raise RefusalError(
-                "continue_final_message needs add_generation_prompt=false.",
-                param="continue_final_message",
-            )
-        options["continue_final_message"] = True
-
-    def encode() -> Any:
-        return served.policy.tokenizer.apply_chat_template(
-            messages, tools=tools, return_dict=False, **options
-        )
-
-    try:
-        size = sum(len(str(message.get("content"))) for message in messages)
-        tokens = encode() if size < MOST_DIRECT else await asyncio.to_thread(encode)
-    except TEMPLATE_ERRORS as error:
-        raise RefusalError(
-            f"The model's chat template does not take these messages: {error}.", param="messages"
-        ) from None
-    return tokens, tools is not None
+def as_parts(value: Any) -> Any:
+    """Returns a content as a list of parts."""
+    if isinstance(value, str):
+        return [{"type": "text", "text": value}]
+    if not isinstance(value, list):
+        raise PydanticCustomError("must", "a string or a list of parts of text")
+    return value
 
 
-def read_messages(value: Any) -> list[dict[str, Any]]:
-    """Returns messages as chat templates take them: contents are texts, arguments are objects."""
-    if type(value) is not list or not value:
-        raise RefusalError("messages must be a list of at least one message.", param="messages")
-    return [read_message(each, f"messages[{at}]") for at, each in enumerate(value)]
+def as_object(value: Any) -> Any:
+    """Returns the arguments of a call as an object; OpenAI's API writes them as JSON."""
+    return from_json(value or "{}") if isinstance(value, str) else value
 
 
-def read_message(value: Any, where: str) -> dict[str, Any]:
-    fields = Fields(value, f"{where}.")
-    role = fields.text("role")
-    if role not in ROLES:
-        raise fields.wrong("role", "one of " + ", ".join(ROLES))
-    found: dict[str, Any] = {
-        "role": "system" if role == "developer" else role,
-        "content": read_content(fields, where),
-    }
-    calls = fields.take("tool_calls")
-    if calls is not None:
-        if type(calls) is not list:
-            raise fields.wrong("tool_calls", "a list")
-        found["tool_calls"] = [
-            read_call(each, f"{where}.tool_calls[{at}]") for at, each in enumerate(calls)
-        ]
-    for name in ("name", "tool_call_id", "reasoning_content"):
-        text = fields.text(name)
-        if text is not None:
-            found[name] = text
-    fields.ignore("refusal", "annotations", "audio", "function_call", "reasoning", "stop_reason")
-    fields.end()
-    return found
+def unchanged(value: Any, check: Any) -> Any:
+    """Checks a value, and returns it as it was sent."""
+    check(value)
+    return value
 
 
-def read_content(fields: Fields, where: str) -> str:
-    """Returns the text of a message, which may come in parts."""
-    value = fields.take("content", "")
-    if type(value) is str:
-        return fields.valid("content", value)
-    if type(value) is not list:
-        raise fields.wrong("content", "a string or a list of parts of text")
-    texts = []
-    for at, each in enumerate(value):
-        part = Fields(each, f"{where}.content[{at}].")
-        if part.text("type") != "text":
-            raise part.wrong("type", "text, since the model reads nothing else")
-        texts.append(part.text("text", ""))
-    return "".join(texts)
+class Part(Body, extra="ignore"):
+    """A part of a message's content."""
+
+    type: Annotated[Literal["text"], Must("text, since the model reads nothing else")]
+    text: str = ""
 
 
-def read_call(value: Any, where: str) -> dict[str, Any]:
-    """Returns a call that the assistant made, with its arguments as an object."""
-    fields = Fields(value, f"{where}.")
-    function = Fields(fields.take("function"), f"{where}.function.")
-    name, arguments = function.text("name", ""), function.take("arguments", {})
-    if type(arguments) is str:
+class CalledFunction(Body, extra="ignore"):
+    """The function that a tool call names, with its arguments."""
+
+    name: NonEmpty
+    arguments: Annotated[dict[str, Any], BeforeValidator(as_object), Must("a JSON object")] = Field(
+        default_factory=dict
+    )
+
+
+class MessageToolCall(Body, extra="ignore"):
+    """A tool call in an assistant's message."""
+
+    id: str | None = None
+    function: CalledFunction
+
+
+class Message(Body):
+    """A message of a conversation."""
+
+    IGNORED = ("refusal", "annotations", "audio", "function_call", "reasoning", "stop_reason")
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: Annotated[list[Part], FirstError(), BeforeValidator(as_parts)] = Field(
+        default_factory=list
+    )
+    tool_calls: Annotated[list[MessageToolCall], FirstError()] | None = None
+    name: str | None = None
+    tool_call_id: str | None = None
+    reasoning_content: str | None = None
+
+    def for_template(self) -> dict[str, Any]:
+        """Returns the message as chat templates read it: the content is one text."""
+        fields: dict[str, Any] = {
+            "role": "system" if self.role == "developer" else self.role,
+            "content": "".join(part.text for part in self.content),
+        }
+        if self.tool_calls is not None:
+            fields["tool_calls"] = [
+                ({} if call.id is None else {"id": call.id})
+                | {"type": "function", "function": call.function.model_dump()}
+                for call in self.tool_calls
+            ]
+        optional = self.model_dump(include={"name", "tool_call_id", "reasoning_content"})
+        return fields | {name: text for name, text in optional.items() if text is not None}
+
+
+class ToolFunction(Body, extra="ignore"):
+    """The function of a tool."""
+
+    name: NonEmpty
+
+
+class Tool(Body, extra="ignore"):
+    """A tool that the model may call."""
+
+    type: Literal["function"]
+    function: ToolFunction
+
+
+class Conversation(Body):
+    """The fields of a chat request that make the prompt."""
+
+    messages: Annotated[list[Message], FirstError(), MinLen(1)]
+    tools: Annotated[list[Tool], FirstError(), WrapValidator(unchanged)] = Field(
+        default_factory=list
+    )
+    tool_choice: Annotated[
+        Literal["auto", "none"], Must("auto or none: a call cannot be enforced")
+    ] = "auto"
+    parallel_tool_calls: AlwaysTrue = True
+    chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+
+    @property
+    def has_tools(self) -> bool:
+        """Whether the message may call tools."""
+        return bool(self.tools) and self.tool_choice == "auto"
+
+    async def encode(self, server: ServerState) -> list[int]:
+        """Returns the token ids of the prompt.
+
+        Raises:
+          HttpError: the chat template does not take the messages, the tools or its arguments.
+        """
+        tokenizer = server.policy.tokenizer
         try:
-            arguments = json.loads(arguments or "{}")
-        except (ValueError, RecursionError):
-            raise function.wrong("arguments", "a JSON object") from None
-    if type(arguments) is not dict or not name:
-        raise RefusalError(f"{where}.function needs a name and arguments.", param=where)
-    called = {"type": "function", "function": {"name": name, "arguments": arguments}}
-    return called if (mark := fields.text("id")) is None else {"id": mark} | called
+            check_template(tokenizer, self.chat_template_kwargs, "chat_template_kwargs")
+        except InputError as error:
+            raise HttpError(str(error), param="chat_template_kwargs") from None
+        given = {name: x for name, x in self.chat_template_kwargs.items() if x is not None}
+        options = {**server.policy.template, **given}
+        options["add_generation_prompt"] = self.add_generation_prompt
+        if self.continue_final_message:
+            if self.add_generation_prompt:
+                raise HttpError(
+                    "continue_final_message needs add_generation_prompt=false.",
+                    param="continue_final_message",
+                )
+            options["continue_final_message"] = True
+        if self.has_tools and "tools" not in tokenizer.get_chat_template():
+            raise HttpError(
+                "The model's chat template knows no tools: leave tools out.", param="tools"
+            )
+        messages = [message.for_template() for message in self.messages]
+        tools: Any = self.tools if self.has_tools else None
 
+        def apply() -> Any:
+            return tokenizer.apply_chat_template(
+                messages, tools=tools, return_dict=False, **options
+            )
 
-def read_tools(fields: Fields, served: Served) -> list[Any] | None:
-    """Returns the tools for the template; None for no tools."""
-    tools, choice = fields.take("tools", []), fields.take("tool_choice", "auto")
-    fields.unsupported("parallel_tool_calls", True)
-    if type(tools) is not list:
-        raise fields.wrong("tools", "a list of functions")
-    for at, each in enumerate(tools):
-        tool = Fields(each, f"tools[{at}].")
-        if tool.text("type") != "function":
-            raise tool.wrong("type", "function")
-        if not Fields(tool.take("function"), f"tools[{at}].function.").text("name"):
-            raise RefusalError(f"tools[{at}].function.name is missing.", param="tools")
-    if choice not in ("auto", "none"):
-        raise RefusalError(
-            "tool_choice must be auto or none: a call cannot be enforced.", param="tool_choice"
-        )
-    if not tools or choice == "none":
-        return None
-    if "tools" not in served.policy.tokenizer.get_chat_template():
-        raise RefusalError(
-            "The model's chat template knows no tools: leave tools out.", param="tools"
-        )
-    return tools
+        try:
+            size = sum(len(message["content"]) for message in messages)
+            return apply() if size < MOST_DIRECT else await asyncio.to_thread(apply)
+        except TEMPLATE_ERRORS as error:
+            raise HttpError(
+                f"The model's chat template does not take these messages: {error}.",
+                param="messages",
+            ) from None

@@ -2,9 +2,9 @@
 
 from html import escape
 
-from rl4p.serving.answers import Text
-from rl4p.serving.request import Request
-from rl4p.serving.served import Served
+from rl4p.serving.http_request import HttpRequest
+from rl4p.serving.responses import TextResponse
+from rl4p.serving.server_state import ServerState
 
 PROMETHEUS = "text/plain; version=0.0.4; charset=utf-8"
 PAGE = """<!doctype html>
@@ -38,54 +38,54 @@ pre {{ background: #f0f1f3; padding: 1rem; overflow-x: auto }}
 """
 
 
-def state(served: Served) -> str:
-    """Returns what the server is doing, in a few words."""
-    if served.scheduler.broken is not None:
-        return f"out of order: {served.scheduler.broken}"
-    if served.closing:
+def state(server: ServerState) -> str:
+    """Returns the state of the server in a few words."""
+    if server.scheduler.broken is not None:
+        return f"out of order: {server.scheduler.broken}"
+    if server.closing:
         return "shutting down"
-    return "paused" if served.scheduler.paused else "ready"
+    return "paused" if server.scheduler.paused else "ready"
 
 
-def numbers(served: Served) -> dict[str, float]:
+def numbers(server: ServerState) -> dict[str, float]:
     """Returns the counts of the scheduler and of the connections."""
-    own = {"open_completions": served.open, "clients_gone": served.gone}
-    return {**served.scheduler.counts(), **own}
+    connections = {"open_completions": server.open, "clients_gone": server.disconnects}
+    return {**server.scheduler.counts(), **connections}
 
 
-async def metrics(request: Request) -> Text:
-    """Answers with the counts in the text format of Prometheus."""
-    served = request.served
+async def metrics(request: HttpRequest) -> TextResponse:
+    """Responds with the counts in the text format of Prometheus."""
+    server = request.server
     lines = []
-    for name, value in numbers(served).items():
+    for name, value in numbers(server).items():
         lines += [f"# TYPE rl4p_{name} untyped", f"rl4p_{name} {value:g}"]
     lines.append("# TYPE rl4p_http_requests_total counter")
     lines += [
         f'rl4p_http_requests_total{{path="{path}",status="{status}"}} {count}'
-        for (path, status), count in sorted(served.answers.items())
+        for (path, status), count in sorted(server.responses.items())
     ]
-    version = served.scheduler.version.replace("\\", "\\\\").replace('"', '\\"')
+    version = server.scheduler.version.replace("\\", "\\\\").replace('"', '\\"')
     version = version.replace("\n", "\\n")
     lines.append("# TYPE rl4p_weights_info gauge")
     lines.append(f'rl4p_weights_info{{version="{version}"}} 1')
     lines.append("# TYPE rl4p_paused gauge")
-    lines.append(f"rl4p_paused {int(served.scheduler.paused)}")
-    return Text("\n".join(lines) + "\n", PROMETHEUS)
+    lines.append(f"rl4p_paused {int(server.scheduler.paused)}")
+    return TextResponse("\n".join(lines) + "\n", PROMETHEUS)
 
 
-async def page(request: Request) -> Text:
-    """Answers with a page that shows the state and the counts."""
-    served = request.served
+async def page(request: HttpRequest) -> TextResponse:
+    """Responds with a page that shows the state and the counts."""
+    server = request.server
     rows = [
         f"<tr><td>{escape(name.replace('_', ' '))}</td><td>{value:,.6g}</td></tr>"
-        for name, value in numbers(served).items()
+        for name, value in numbers(server).items()
     ]
     text = PAGE.format(
-        name=escape(served.name),
-        version=escape(served.scheduler.version),
-        source=escape(served.source),
-        state=escape(state(served)),
+        name=escape(server.name),
+        version=escape(server.scheduler.version),
+        source=escape(server.source),
+        state=escape(state(server)),
         rows="\n".join(rows),
-        address=escape(served.address),
+        address=escape(server.address),
     )
-    return Text(text, "text/html; charset=utf-8")
+    return TextResponse(text, "text/html; charset=utf-8")

@@ -27,7 +27,7 @@ Port = Annotated[int, Ge(0), Le(65535)]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options(Checkpoint):
+class ServeOptions(Checkpoint):
     """What to serve, and where.
 
     Attributes:
@@ -84,15 +84,15 @@ def is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-def read_options(arguments: Sequence[str]) -> CommandLine[Options]:
+def read_options(arguments: Sequence[str]) -> CommandLine[ServeOptions]:
     """Returns the options of a command line, and its overrides of the configuration.
 
     Raises:
       InputError: an option is unknown or wrong, or two do not go together.
     """
-    line = read(arguments, Options, "serve", composes=True)
+    line = read(arguments, ServeOptions, "serve", composes=True)
     keys = TAKEN if line.options.run is not None else TAKEN + WITHOUT_RUN
-    refuse_without_effect(line.overrides, keys, Options, "serve", INSTEAD)
+    refuse_without_effect(line.overrides, keys, ServeOptions, "serve", INSTEAD)
     if line.options.run is None and not any(map(is_model, line.overrides)):
         raise InputError(
             "There is nothing to serve: write run=FOLDER, model=tiny, or model=pretrained "

@@ -1,215 +1,198 @@
 """/generate: SGLang's own endpoint, tokens or texts in, tokens and texts out."""
 
 from collections.abc import AsyncIterator, Sequence
-from typing import Any
+from typing import Any, Self
 
-from rl4p.serving.answers import DONE, Json, Stream, event
-from rl4p.serving.completion import Completion, Wanted
-from rl4p.serving.completions import MOST_LOGPROBS
-from rl4p.serving.fields import Fields, are_tokens
-from rl4p.serving.live import Live
-from rl4p.serving.refusals import RefusalError
-from rl4p.serving.request import Request
-from rl4p.serving.sampling_fields import MOST_STOPS, read_sampling
-from rl4p.serving.served import Served, new_id, or_null, seeds_of
+from pydantic import model_validator
 
-DEFAULT_TOKENS = 128  # SGLang's
-OFF = ("lora_path", "return_hidden_states", "image_data", "audio_data", "video_data")
-OFF += ("input_embeds", "custom_logit_processor", "return_routed_experts")
-OFF_WHILE_SAMPLING = ("json_schema", "regex", "ebnf", "structural_tag", "custom_params")
-OFF_WHILE_SAMPLING += ("stop_regex",)
+from rl4p.serving import fields
+from rl4p.serving.active_request import ActiveRequest
+from rl4p.serving.body import Body
+from rl4p.serving.choice import Choice, CompletionOptions, empty_choices
+from rl4p.serving.http_errors import HttpError
+from rl4p.serving.http_request import HttpRequest
+from rl4p.serving.openai_request import SamplingFields
+from rl4p.serving.responses import DONE, EventStream, JsonResponse, event
+from rl4p.serving.server_state import ServerState, new_id, or_null, seeds_of
+
+DEFAULT_TOKENS = 128  # SGLang's default
 
 
-async def generate(request: Request) -> Json | Stream:
-    """Answers a request for one or several prompts."""
-    served, fields = request.served, request.fields()
-    prompts, several = await read_inputs(fields, served)
-    stream = fields.flag("stream", False)
-    logprobs = fields.flag("return_logprob", False)
-    start = fields.integer("logprob_start_len", -1, -1)
-    top = fields.integer("top_logprobs_num", 0, 0, MOST_LOGPROBS)
-    rids = read_rids(fields, len(prompts))
-    given = fields.take("sampling_params", {})
-    fields.flag("return_text_in_logprobs", False)
-    fields.unsupported("token_ids_logprob", [])
-    for name in OFF:
-        fields.unsupported(name, False, [])
-    fields.ignore("background", "log_metrics", "modalities", "priority", "session_params")
-    fields.end()
-    if stream and logprobs and start >= 0:
-        raise RefusalError("logprob_start_len and stream do not go together.", param="stream")
+class SamplingParams(SamplingFields):
+    """The object `sampling_params`."""
 
-    options = Fields(given, "sampling_params.")
-    n = options.integer("n", 1, 1, served.slots + served.waiting)
-    seed = options.integer("sampling_seed", None, -(2**63), 2**63 - 1)
-    room = served.positions - max(map(len, prompts))
-    wanted = read_wanted(options, served, logprobs, top if logprobs else 0, room)
-    for prompt in prompts:
-        served.check_length(prompt, wanted.max_tokens, "input_ids")
-    served.check_room(len(prompts) * n)
-    scores = None
-    if logprobs and start >= 0:
-        scores = [await served.score(prompt) for prompt in prompts]
-    shape = Shape(served, wanted, prompts, rids, n, start, several or n > 1)
-    if wanted.max_tokens == 0:
-        return Json(shape.without_completions(scores))
-    live = served.live(wanted, prompts, seeds_of(seed, len(prompts), n), stream=stream)
-    served.rids |= dict.fromkeys(rids, live)
-    if stream:
-        return Stream(shape.stream(request, live))
-    try:
-        async with request.watched(live):
-            return Json(shape.whole(await live.finished(), scores))
-    finally:
-        shape.forget(live)
+    IGNORED = ("stream_interval",)
+    OFF = (*SamplingFields.OFF, "json_schema", "regex", "ebnf", "structural_tag", "custom_params")
+    OFF += ("stop_regex",)
+
+    sampling_seed: fields.Seed | None = None
+    max_new_tokens: fields.Count | None = None
+    min_new_tokens: fields.Count = 0
+    no_stop_trim: bool = False
 
 
-async def read_inputs(fields: Fields, served: Served) -> tuple[list[list[int]], bool]:
-    """Reads the prompts; returns them, and whether the request has a list of them."""
-    text, tokens = fields.take("text"), fields.take("input_ids")
-    if (text is None) == (tokens is None):
-        raise RefusalError("Write either text or input_ids.", param="input_ids")
-    if text is not None:
-        several = type(text) is list
-        texts = text if several else [text]
-        if not texts or not all(type(each) is str for each in texts):
-            raise fields.wrong("text", "a string or a list of strings")
-        return [await served.encode(fields.valid("text", each)) for each in texts], several
-    several = type(tokens) is list and bool(tokens) and type(tokens[0]) is list
-    prompts = tokens if several else [tokens]
-    if not all(are_tokens(each, served.vocabulary) for each in prompts):
-        raise fields.wrong(
-            "input_ids",
-            f"a list of token ids from 0 to {served.vocabulary - 1}, or a list of these",
-        )
-    return prompts, several
+class GenerateRequest(Body):
+    """The body of a request for one or several prompts."""
+
+    IGNORED = ("background", "log_metrics", "modalities", "priority", "session_params")
+    OFF = ("token_ids_logprob", "lora_path", "return_hidden_states", "return_routed_experts")
+    OFF += ("image_data", "audio_data", "video_data", "input_embeds", "custom_logit_processor")
+
+    text: fields.Texts | None = None
+    input_ids: fields.InputIds | None = None
+    sampling_params: SamplingParams = SamplingParams()
+    rid: fields.RequestIds | None = None
+    stream: bool = False
+    return_logprob: bool = False
+    logprob_start_len: fields.LogprobStart = -1
+    top_logprobs_num: fields.Logprobs = 0
+    return_text_in_logprobs: bool = False
+
+    @model_validator(mode="after")
+    def check_together(self) -> Self:
+        if (self.text is None) == (self.input_ids is None):
+            raise HttpError("Write either text or input_ids.", param="input_ids")
+        if self.stream and self.scores_prompts:
+            raise HttpError("logprob_start_len and stream do not go together.", param="stream")
+        if isinstance(self.rid, list) and len(self.rid) != len(self.prompts):
+            raise HttpError("rid must be a string, or one for each prompt.", param="rid")
+        return self
+
+    @property
+    def scores_prompts(self) -> bool:
+        """Whether the response has log-probabilities of the prompts."""
+        return self.return_logprob and self.logprob_start_len >= 0
+
+    @property
+    def is_batch(self) -> bool:
+        """Whether the request has a list of prompts, and not one prompt."""
+        if self.input_ids is None:
+            return isinstance(self.text, list)
+        return bool(self.input_ids) and isinstance(self.input_ids[0], list)
+
+    @property
+    def prompts(self) -> Sequence[Any]:
+        """The prompts, also if there is only one."""
+        prompts = self.text if self.input_ids is None else self.input_ids
+        return prompts if self.is_batch else [prompts]  # pyright: ignore[reportReturnType]
 
 
-def read_rids(fields: Fields, count: int) -> list[str]:
-    """Reads the names of the prompts, which abort_request takes."""
-    value = fields.take("rid")
-    if value is None:
-        return [new_id() for _ in range(count)]
-    rids = value if type(value) is list else [value] * count
-    if len(rids) != count or not all(type(each) is str for each in rids):
-        raise fields.wrong("rid", "a string, or one for each prompt")
-    return rids
-
-
-def read_wanted(options: Fields, served: Served, logprobs: bool, top: int, room: int) -> Wanted:
-    """Reads `sampling_params`; `room` is how many positions the longest prompt leaves."""
-    ignore = options.flag("ignore_eos", False)
-    ends = options.tokens("stop_token_ids", served.vocabulary)
-    wanted = Wanted(
-        sampling=read_sampling(options),
-        max_tokens=options.integer("max_new_tokens", max(1, min(DEFAULT_TOKENS, room)), 0),
-        end_ids=tuple(dict.fromkeys((() if ignore else served.policy.end_ids) + ends)),
-        min_tokens=options.integer("min_new_tokens", 0, 0),
-        stops=options.texts("stop", MOST_STOPS),
-        keep_stop=options.flag("no_stop_trim", False),
-        skip_special=options.flag("skip_special_tokens", True),
-        logprobs=logprobs,
-        alternatives=top,
+async def generate(http: HttpRequest) -> JsonResponse | EventStream:
+    """Responds to a request for one or several prompts."""
+    server, request = http.server, await http.body(GenerateRequest)
+    params = request.sampling_params
+    count = len(request.prompts) * params.n
+    server.check_room(count)
+    prompts = [
+        await server.encode(prompt) if isinstance(prompt, str) else prompt
+        for prompt in request.prompts
+    ]
+    room, max_tokens = server.positions - max(map(len, prompts)), params.max_new_tokens
+    options = params.options(
+        server,
+        "sampling_params.min_new_tokens",
+        min_tokens=params.min_new_tokens,
+        max_tokens=max(1, min(DEFAULT_TOKENS, room)) if max_tokens is None else max_tokens,
+        alternatives=request.top_logprobs_num if request.return_logprob else None,
+        keep_stop=params.no_stop_trim,
     )
-    options.unsupported("spaces_between_special_tokens", True)
-    for name in OFF_WHILE_SAMPLING:
-        options.unsupported(name, [], {})
-    options.ignore("stream_interval")
-    options.end()
-    if wanted.min_tokens > wanted.max_tokens or (wanted.min_tokens and wanted.stops):
-        raise options.wrong("min_new_tokens", "at most max_new_tokens, and 0 beside stop")
-    return wanted
+    for prompt in prompts:
+        server.check_prompt(prompt, options.max_tokens, "input_ids")
+    server.check_room(count)
+    response = GenerateResponse(server, request, prompts, options)
+    if request.scores_prompts:
+        response.scores = [await server.score(prompt) for prompt in prompts]
+    if options.max_tokens == 0:
+        return JsonResponse(response.body(empty_choices(count, server.detokenizer, options)))
+    seeds = seeds_of(params.sampling_seed, len(prompts), params.n)
+    active = server.start(options, prompts, seeds, stream=request.stream)
+    server.rids |= dict.fromkeys(response.rids, active)
+    if request.stream:
+        return EventStream(response.stream(http, active))
+    try:
+        async with http.watched(active):
+            return JsonResponse(response.body(await active.finished()))
+    finally:
+        response.forget(active)
 
 
-class Shape:
-    """The shape of one request's answer: an object, or a list of objects for several."""
+class GenerateResponse:
+    """The response to one request: an object, or a list of objects for several."""
 
     def __init__(
         self,
-        served: Served,
-        wanted: Wanted,
+        server: ServerState,
+        request: GenerateRequest,
         prompts: Sequence[Sequence[int]],
-        rids: Sequence[str],
-        n: int,
-        start: int,
-        several: bool,
+        options: CompletionOptions,
     ) -> None:
-        self.served, self.wanted, self.prompts, self.rids = served, wanted, prompts, rids
-        self.n, self.start, self.several = n, start, several
+        self.server, self.request, self.prompts, self.options = server, request, prompts, options
+        self.n = request.sampling_params.n
+        self.scores: list[list[float]] | None = None
+        self.is_list = request.is_batch or self.n > 1
+        rids = request.rid or [new_id() for _ in prompts]
+        self.rids = rids if isinstance(rids, list) else [rids] * len(prompts)
 
-    def whole(self, completions: Sequence[Completion], scores: Any) -> Any:
-        """Returns the answer with all completions."""
-        found = [self.one(index, each, scores) for index, each in enumerate(completions)]
-        return found if self.several else found[0]
+    def body(self, choices: Sequence[Choice]) -> Any:
+        """Returns the response with all completions."""
+        objects = [self.choice(index, choice) for index, choice in enumerate(choices)]
+        return objects if self.is_list else objects[0]
 
-    def without_completions(self, scores: Any) -> Any:
-        """Returns the answer to a request for no tokens."""
-        count = len(self.prompts) * self.n
-        texts, wanted = self.served.texts, self.wanted
-        empty = [Completion(texts, wanted, stream=False) for _ in range(count)]
-        for completion in empty:
-            completion.finish = "length"
-        return self.whole(empty, scores)
-
-    async def stream(self, request: Request, live: Live) -> AsyncIterator[bytes]:
+    async def stream(self, http: HttpRequest, active: ActiveRequest) -> AsyncIterator[bytes]:
         """Yields the events of a stream; each has the whole text so far."""
         try:
-            async with request.watched(live):
-                async for changed in live.changes():
-                    yield b"".join(
-                        event(self.one(index, completion, None) | self.place(index))
-                        for index, completion in changed
-                    )
+            async with http.watched(active):
+                async for changed in active.changes():
+                    yield b"".join(self.event(*each) for each in changed)
                 yield DONE
         finally:
-            self.forget(live)
+            self.forget(active)
 
-    def place(self, index: int) -> dict[str, int]:
-        return {"index": index} if self.several else {}
+    def event(self, index: int, choice: Choice) -> bytes:
+        return event(self.choice(index, choice) | ({"index": index} if self.is_list else {}))
 
-    def forget(self, live: Live) -> None:
-        """Forgets the names of a request that has ended."""
+    def forget(self, active: ActiveRequest) -> None:
+        """Forgets the ids of a request that has ended."""
         for rid in self.rids:
-            if self.served.rids.get(rid) is live:
-                del self.served.rids[rid]
+            if self.server.rids.get(rid) is active:
+                del self.server.rids[rid]
 
-    def one(self, index: int, completion: Completion, scores: Any) -> dict[str, Any]:
-        """Returns the answer of one completion."""
-        prompt = self.prompts[index // self.n]
-        spans = completion.spans
-        about: dict[str, Any] = {
-            "id": self.rids[index // self.n],
-            "finish_reason": self.finish_reason(completion),
+    def choice(self, index: int, choice: Choice) -> dict[str, Any]:
+        """Returns the object of one completion."""
+        number, spans = index // self.n, choice.spans
+        prompt = self.prompts[number]
+        meta: dict[str, Any] = {
+            "id": self.rids[number],
+            "finish_reason": finish_reason(choice),
             "prompt_tokens": len(prompt),
-            "completion_tokens": len(completion.tokens),
+            "completion_tokens": len(choice.tokens),
             "cached_tokens": 0,
-            "weight_version": spans[-1].version if spans else self.served.scheduler.version,
-            "weight_versions": completion.versions(),
+            "weight_version": spans[-1].version if spans else self.server.scheduler.version,
+            "weight_versions": choice.versions(),
         }
-        if self.wanted.logprobs:
-            about["output_token_logprobs"] = [
-                [or_null(logprob), token, None]
-                for logprob, token in zip(completion.logprobs, completion.tokens, strict=True)
-            ]
-            if self.wanted.alternatives:
-                about["output_top_logprobs"] = [
+        if self.options.alternatives is not None:
+            meta["output_token_logprobs"] = triples(choice.logprobs, choice.tokens)
+            if self.options.alternatives:
+                meta["output_top_logprobs"] = [
                     [[or_null(logprob), token, None] for token, logprob in each]
-                    for each in completion.alternatives
+                    for each in choice.alternatives
                 ]
-            about["input_token_logprobs"] = []
-            if scores is not None:
-                pairs = list(zip(scores[index // self.n], prompt, strict=True))[self.start :]
-                about["input_token_logprobs"] = [[or_null(x), token, None] for x, token in pairs]
-        return {"text": completion.text(), "output_ids": completion.tokens, "meta_info": about}
+            start = self.request.logprob_start_len
+            scores = [] if self.scores is None else triples(self.scores[number], prompt)[start:]
+            meta["input_token_logprobs"] = scores
+        return {"text": choice.text(), "output_ids": choice.tokens, "meta_info": meta}
 
-    def finish_reason(self, completion: Completion) -> dict[str, Any] | None:
-        if completion.finish is None:
-            return None
-        found: dict[str, Any] = {"type": completion.finish}
-        if completion.finish == "stop":
-            found["matched"] = completion.matched
-        elif completion.finish == "length":
-            found["length"] = len(completion.tokens)
-        else:
-            found["message"] = "The server aborted the request."
-        return found
+
+def triples(logprobs: Sequence[float], tokens: Sequence[int]) -> list[list[Any]]:
+    """Returns log-probabilities as SGLang writes them: with the token, and null for its text."""
+    return [[or_null(x), token, None] for x, token in zip(logprobs, tokens, strict=True)]
+
+
+def finish_reason(choice: Choice) -> dict[str, Any] | None:
+    """Returns why a completion ended, as an object; None before its end."""
+    reasons = {
+        "stop": {"matched": choice.matched},
+        "length": {"length": len(choice.tokens)},
+        "abort": {"message": "The server aborted the request."},
+    }
+    return None if choice.finish is None else {"type": choice.finish} | reasons[choice.finish]

@@ -1,30 +1,71 @@
 """The endpoints of SGLang beside /generate: pauses, weights and versions."""
 
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Any, Literal
 
 from rl4p.errors import InputError, RunError
-from rl4p.serving.answers import Json
-from rl4p.serving.refusals import RefusalError
-from rl4p.serving.request import Request
-from rl4p.serving.updates import Updates, checksum_of
+from rl4p.serving.body import Body
+from rl4p.serving.fields import Name, Path, Version
+from rl4p.serving.http_errors import HttpError
+from rl4p.serving.http_request import HttpRequest
+from rl4p.serving.responses import JsonResponse
+from rl4p.serving.weight_updates import WeightUpdates, checksum_of
 
-MODES = ("abort", "retract", "in_place")  # the first is the default
+
+class PauseGeneration(Body):
+    """The body of /pause_generation."""
+
+    mode: Literal["abort", "retract", "in_place"] = "abort"
+
+
+class UpdateWeightsFromDisk(Body):
+    """The body of /update_weights_from_disk."""
+
+    IGNORED = ("is_async", "torch_empty_cache", "token_step", "recapture_cuda_graph")
+
+    model_path: Path
+    weight_version: Name | None = None
+    flush_cache: bool = True
+    keep_pause: bool = False
+    abort_all_requests: bool = False
+    load_format: Literal["auto", "safetensors"] = "auto"
+
+
+class UpdateWeightVersion(Body):
+    """The body of /update_weight_version."""
+
+    new_version: Version
+    abort_all_requests: bool = False
+
+
+class CheckWeights(Body):
+    """The body of /weights_checker."""
+
+    action: Literal["checksum"]
+
+
+class AbortRequest(Body):
+    """The body of /abort_request."""
+
+    IGNORED = ("abort_message",)
+
+    rid: Name = ""
+    abort_all: bool = False
 
 
 class SGLangControl:
     """The handlers of these endpoints.
 
     Attributes:
-      mode: that of the pause; None while there is none.
+      mode: the mode of the pause; None without a pause.
     """
 
-    def __init__(self, updates: Updates) -> None:
+    def __init__(self, updates: WeightUpdates) -> None:
         self.updates = updates
-        self.served = updates.served
+        self.server = updates.server
         self.mode: str | None = None
 
-    def routes(self) -> dict[tuple[str, str], Callable[[Request], Awaitable[Any]]]:
+    def routes(self) -> dict[tuple[str, str], Callable[[HttpRequest], Awaitable[Any]]]:
         """Returns the handlers by method and path."""
         return {
             ("POST", "/pause_generation"): self.pause,
@@ -40,114 +81,96 @@ class SGLangControl:
             ("POST", "/abort_request"): self.abort,
         }
 
-    async def pause(self, request: Request) -> Json:
-        fields = request.fields()
-        mode = fields.text("mode", MODES[0])
-        if mode not in MODES:
-            raise fields.wrong("mode", "one of " + ", ".join(MODES))
-        fields.end()
+    async def pause(self, request: HttpRequest) -> JsonResponse:
+        mode = (await request.body(PauseGeneration)).mode
         # in_place keeps the keys and values of running requests, also under new weights
         how = "abort" if mode == "abort" else "keep"
         try:
             await self.updates.pause(how, recompute=mode != "in_place")
         except (RunError, TimeoutError) as error:
-            raise RefusalError(str(error), status=503) from None
+            raise HttpError(str(error), status=503) from None
         self.mode = mode
-        return Json({"status": "ok", "message": "Generation paused."})
+        return JsonResponse({"status": "ok", "message": "Generation paused."})
 
-    async def go_on(self, request: Request) -> Json:
+    async def go_on(self, request: HttpRequest) -> JsonResponse:
         self.updates.resume()
         self.mode = None
-        return Json({"status": "ok", "message": "Generation continued."})
+        return JsonResponse({"status": "ok", "message": "Generation continued."})
 
-    async def update(self, request: Request) -> Json:
-        fields = request.fields()
-        path = fields.text("model_path")
-        version = fields.text("weight_version")
-        flush, keep = fields.flag("flush_cache", True), fields.flag("keep_pause", False)
-        abort = fields.flag("abort_all_requests", False)
-        fields.unsupported("load_format", "auto", "safetensors")
-        fields.ignore("is_async", "torch_empty_cache", "token_step", "recapture_cuda_graph")
-        fields.end()
-        scheduler = self.served.scheduler
+    async def update(self, request: HttpRequest) -> JsonResponse:
+        body = await request.body(UpdateWeightsFromDisk)
+        scheduler = self.server.scheduler
         own_pause = not scheduler.paused
         try:
-            if self.mode == "in_place" and flush:
+            if self.mode == "in_place" and body.flush_cache:
                 raise InputError(
                     "flush_cache needs a pause of mode retract or abort: running requests keep "
                     "their cache."
                 )
             if own_pause:
-                await self.updates.pause("abort" if abort else "wait", recompute=True)
-            elif abort:
+                await self.updates.pause(
+                    "abort" if body.abort_all_requests else "wait", recompute=True
+                )
+            elif body.abort_all_requests:
                 scheduler.abort()
             paused = self.waiting()
-            await self.updates.replace(path, version)
+            await self.updates.replace(body.model_path, body.weight_version)
         except (InputError, RunError, TimeoutError) as error:
-            return Json({"success": False, "message": str(error), "num_paused_requests": 0}, 400)
+            return JsonResponse(
+                {"success": False, "message": str(error), "num_paused_requests": 0}, 400
+            )
         finally:
-            if own_pause and not keep:
+            if own_pause and not body.keep_pause:
                 self.updates.resume()
-        message = f"The weights are those of {path}."
-        return Json({"success": True, "message": message, "num_paused_requests": paused})
+        message = f"The weights are from {body.model_path}."
+        return JsonResponse({"success": True, "message": message, "num_paused_requests": paused})
 
     def waiting(self) -> int:
-        counts = self.served.scheduler.counts()
+        counts = self.server.scheduler.counts()
         return int(counts["running"] + counts["waiting"])
 
-    async def flush(self, request: Request) -> Json:
+    async def flush(self, request: HttpRequest) -> JsonResponse:
         if self.mode == "in_place" or (self.waiting() and self.mode is None):
-            raise RefusalError(
+            raise HttpError(
                 "The cache is in use: wait for the running requests, or pause with mode abort or "
                 "retract."
             )
-        return Json({"success": True, "message": "Nothing is kept after a request."})
+        return JsonResponse({"success": True, "message": "Nothing is kept after a request."})
 
-    async def info(self, request: Request) -> Json:
-        return Json(
+    async def info(self, request: HttpRequest) -> JsonResponse:
+        return JsonResponse(
             {
-                "model_path": self.served.source,
-                "tokenizer_path": self.served.policy.tokenizer.name_or_path or self.served.source,
-                "served_model_name": self.served.name,
+                "model_path": self.server.source,
+                "tokenizer_path": self.server.policy.tokenizer.name_or_path or self.server.source,
+                "served_model_name": self.server.name,
                 "is_generation": True,
-                "weight_version": self.served.scheduler.version,
+                "weight_version": self.server.scheduler.version,
             }
         )
 
-    async def rename(self, request: Request) -> Json:
+    async def rename(self, request: HttpRequest) -> JsonResponse:
         """Renames the weights; vLLM has an endpoint of the same name and fields."""
-        fields = request.fields()
-        version = fields.text("new_version")
-        if not version:
-            raise fields.wrong("new_version", "a string")
-        if fields.flag("abort_all_requests", False):
-            self.served.scheduler.abort()
-        fields.end()
-        self.updates.rename(version)
-        return Json({"success": True, "message": "", "new_version": version})
+        body = await request.body(UpdateWeightVersion)
+        if body.abort_all_requests:
+            self.server.scheduler.abort()
+        self.updates.rename(body.new_version)
+        return JsonResponse({"success": True, "message": "", "new_version": body.new_version})
 
-    async def check(self, request: Request) -> Json:
-        fields = request.fields()
-        action = fields.text("action")
-        if action != "checksum":
-            raise fields.wrong("action", "checksum")
-        fields.end()
+    async def check(self, request: HttpRequest) -> JsonResponse:
+        await request.body(CheckWeights)
         try:
-            found = await self.updates.checksums()
+            sums = await self.updates.checksums()
         except InputError as error:
-            return Json({"success": False, "message": str(error)}, 400)
-        whole = checksum_of(found)
-        rank = {"rank": 0, "checksum": whole, "checksums": found}
-        answer = {"success": True, "message": "", "ranks": [rank], "checksums": found}
-        return Json(answer | {"per_engine_checksum": whole})
+            return JsonResponse({"success": False, "message": str(error)}, 400)
+        whole = checksum_of(sums)
+        rank = {"rank": 0, "checksum": whole, "checksums": sums}
+        answer = {"success": True, "message": "", "ranks": [rank], "checksums": sums}
+        return JsonResponse(answer | {"per_engine_checksum": whole})
 
-    async def abort(self, request: Request) -> Json:
-        fields = request.fields()
-        rid, every = fields.text("rid", ""), fields.flag("abort_all", False)
-        fields.ignore("abort_message")
-        fields.end()
-        if every:
-            self.served.scheduler.abort()
-        elif live := self.served.rids.get(rid):
-            self.served.scheduler.abort([ticket for _, ticket, _ in live.tickets])
-        return Json({"success": True})
+    async def abort(self, request: HttpRequest) -> JsonResponse:
+        body = await request.body(AbortRequest)
+        if body.abort_all:
+            self.server.scheduler.abort()
+        elif active := self.server.rids.get(body.rid):
+            self.server.scheduler.abort([ticket for _, ticket, _ in active.tickets])
+        return JsonResponse({"success": True})

@@ -4,12 +4,12 @@ import json
 import secrets
 from typing import Any, NamedTuple
 
-from rl4p.serving.stops import overlap
+from rl4p.serving.stop_strings import overlap
 
 BEGIN, END = "<tool_call>", "</tool_call>"
 
 
-class Call(NamedTuple):
+class ToolCall(NamedTuple):
     """A call of a tool; `arguments` is the text of a JSON object."""
 
     name: str
@@ -21,7 +21,7 @@ class Call(NamedTuple):
         return {"id": f"call_{secrets.token_hex(12)}", "type": "function", "function": function}
 
 
-class ToolCalls:
+class ToolCallParser:
     """Divides a text that arrives in parts into content and calls.
 
     A block that is no valid call stays part of the content, as the model wrote it. White space
@@ -31,9 +31,9 @@ class ToolCalls:
     def __init__(self) -> None:
         self.held = ""
         self.inside = False  # whether `held` follows BEGIN
-        self.called = False  # whether a call was found
+        self.count = 0  # of the calls so far
 
-    def feed(self, text: str) -> tuple[str, list[Call]]:
+    def feed(self, text: str) -> tuple[str, list[ToolCall]]:
         """Returns the content and the calls that are complete by now."""
         self.held += text
         content, calls = "", []
@@ -48,7 +48,7 @@ class ToolCalls:
                     content += BEGIN + block + END
                 else:
                     calls.append(call)
-                    self.called = True
+                    self.count += 1
                 continue
             before, begin, rest = self.held.partition(BEGIN)
             if begin:
@@ -61,21 +61,24 @@ class ToolCalls:
             self.held = before[len(certain) :]
             return content, calls
 
-    def trimmed(self, text: str, found: str) -> str:
+    def trimmed(self, text: str, content: str) -> str:
         """Returns a piece of content, without the white space between calls."""
-        return "" if self.called and not text.strip() else found
+        return "" if self.count and not text.strip() else content
 
-    def flush(self) -> tuple[str, list[Call]]:
+    def flush(self) -> tuple[str, list[ToolCall]]:
         """Returns what was held back, at the end of the text."""
         held, inside = self.held, self.inside
         self.held, self.inside = "", False
         if not inside:
             return self.trimmed(held, held), []
         call = parsed(held)
-        return (BEGIN + held, []) if call is None else ("", [call])
+        if call is None:
+            return BEGIN + held, []
+        self.count += 1
+        return "", [call]
 
 
-def parsed(block: str) -> Call | None:
+def parsed(block: str) -> ToolCall | None:
     """Returns the call in a block, or None if it is no valid call."""
     try:
         value = json.loads(block)
@@ -86,4 +89,4 @@ def parsed(block: str) -> Call | None:
     arguments = value.get("arguments", value.get("parameters", {}))
     if type(arguments) is not dict:
         return None
-    return Call(value["name"], json.dumps(arguments, ensure_ascii=False))
+    return ToolCall(value["name"], json.dumps(arguments, ensure_ascii=False))

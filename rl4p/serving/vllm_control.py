@@ -1,26 +1,64 @@
 """The endpoints of vLLM's development mode: pauses, weights and versions."""
 
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Annotated, Any, Literal
 
 from rl4p.errors import InputError, RunError
-from rl4p.serving.answers import Json
-from rl4p.serving.fields import Fields
-from rl4p.serving.refusals import RefusalError
-from rl4p.serving.request import Request
-from rl4p.serving.updates import UNFINISHED, Updates, checksum_of
+from rl4p.serving.body import Body
+from rl4p.serving.fields import Must, Name, Path
+from rl4p.serving.http_errors import HttpError
+from rl4p.serving.http_request import HttpRequest
+from rl4p.serving.responses import JsonResponse
+from rl4p.serving.weight_updates import UNFINISHED, WeightUpdates, checksum_of
 
-MODES = ("abort", "wait", "keep")  # the first is the default
+
+class PauseQuery(Body):
+    """The query of /pause."""
+
+    mode: Literal["abort", "wait", "keep"] = "abort"
+    clear_cache: bool = True
+
+
+class InitWeightTransfer(Body):
+    """The body of /init_weight_transfer_engine."""
+
+    IGNORED = ("init_info",)
+
+
+class StartWeightUpdate(Body):
+    """The body of /start_weight_update."""
+
+    is_checkpoint_format: Annotated[Literal[True], Must("true: weights are read from folders")] = (
+        True
+    )
+
+
+class UpdateInfo(Body):
+    """The folder of new weights."""
+
+    path: Path
+
+
+class UpdateWeights(Body):
+    """The body of /update_weights."""
+
+    update_info: UpdateInfo
+
+
+class FinishWeightUpdate(Body):
+    """The body of /finish_weight_update."""
+
+    weight_version: Name | None = None
 
 
 class VLLMControl:
     """The handlers of these endpoints."""
 
-    def __init__(self, updates: Updates) -> None:
+    def __init__(self, updates: WeightUpdates) -> None:
         self.updates = updates
-        self.scheduler = updates.served.scheduler
+        self.scheduler = updates.server.scheduler
 
-    def routes(self) -> dict[tuple[str, str], Callable[[Request], Awaitable[Any]]]:
+    def routes(self) -> dict[tuple[str, str], Callable[[HttpRequest], Awaitable[Any]]]:
         """Returns the handlers by method and path."""
         return {
             ("POST", "/pause"): self.pause,
@@ -36,83 +74,67 @@ class VLLMControl:
             ("POST", "/reset_prefix_cache"): self.reset_prefix_cache,
         }
 
-    async def pause(self, request: Request) -> Json:
-        query = request.query()
-        mode = query.text("mode", MODES[0])
-        if mode not in MODES:
-            raise query.wrong("mode", "one of " + ", ".join(MODES))
-        clear = query.flag("clear_cache", True)
-        query.end()
+    async def pause(self, request: HttpRequest) -> JsonResponse:
+        query = request.query(PauseQuery)
         try:
-            await self.updates.pause(mode, recompute=clear)
+            await self.updates.pause(query.mode, recompute=query.clear_cache)
         except (RunError, TimeoutError) as error:
-            raise RefusalError(str(error), status=503) from None
-        return Json({"status": "paused"})
+            raise HttpError(str(error), status=503) from None
+        return JsonResponse({"status": "paused"})
 
-    async def resume(self, request: Request) -> Json:
+    async def resume(self, request: HttpRequest) -> JsonResponse:
         self.updates.resume()
-        return Json({"status": "resumed"})
+        return JsonResponse({"status": "resumed"})
 
-    async def is_paused(self, request: Request) -> Json:
-        return Json({"is_paused": self.scheduler.paused})
+    async def is_paused(self, request: HttpRequest) -> JsonResponse:
+        return JsonResponse({"is_paused": self.scheduler.paused})
 
-    async def init(self, request: Request) -> Json:
-        fields = request.fields()
-        fields.take("init_info")
-        fields.end()
-        return Json({"message": "Weights are read from folders: nothing has to be prepared."})
+    async def init(self, request: HttpRequest) -> JsonResponse:
+        await request.body(InitWeightTransfer)
+        return JsonResponse(
+            {"message": "Weights are read from folders: nothing has to be prepared."}
+        )
 
-    async def start(self, request: Request) -> Json:
-        fields = request.fields()
-        if not fields.flag("is_checkpoint_format", True):
-            raise RefusalError(
-                "is_checkpoint_format must be true: weights are read from folders.",
-                param="is_checkpoint_format",
-            )
-        fields.end()
+    async def start(self, request: HttpRequest) -> JsonResponse:
+        await request.body(StartWeightUpdate)
         self.updates.unfinished = True
-        return Json({"message": "Weight update started."})
+        return JsonResponse({"message": "Weight update started."})
 
-    async def update(self, request: Request) -> Json:
-        fields = request.fields()
-        info = Fields(fields.take("update_info"), "update_info.")
-        fields.end()
-        path = info.text("path")
-        info.end()
+    async def update(self, request: HttpRequest) -> JsonResponse:
+        path = (await request.body(UpdateWeights)).update_info.path
         if not self.updates.unfinished:
-            raise RefusalError("No weight update has started: post /start_weight_update first.")
+            raise HttpError("No weight update has started: post /start_weight_update first.")
         before = self.scheduler.version.removesuffix(UNFINISHED)
         try:
             await self.updates.replace(path, before + UNFINISHED)
         except InputError as error:
-            raise RefusalError(str(error), param="update_info.path") from None
+            raise HttpError(str(error), param="update_info.path") from None
         except RunError as error:
-            raise RefusalError(str(error), status=500) from None
-        return Json({"message": "Weights updated."})
+            raise HttpError(str(error), status=500) from None
+        return JsonResponse({"message": "Weights updated."})
 
-    async def finish(self, request: Request) -> Json:
-        fields = request.fields()
-        version = fields.text("weight_version", f"update-{self.updates.count}")
-        fields.end()
+    async def finish(self, request: HttpRequest) -> JsonResponse:
+        body = await request.body(FinishWeightUpdate)
         if not self.updates.unfinished:
-            raise RefusalError("No weight update has started: post /start_weight_update first.")
+            raise HttpError("No weight update has started: post /start_weight_update first.")
         if self.scheduler.broken is not None:
-            raise RefusalError(self.scheduler.broken, status=500)
+            raise HttpError(self.scheduler.broken, status=500)
         self.updates.unfinished = False
+        version = body.weight_version or f"update-{self.updates.count}"
         self.updates.rename(version)
-        return Json({"message": "Weight update finished.", "weight_version": version})
+        return JsonResponse({"message": "Weight update finished.", "weight_version": version})
 
-    async def info(self, request: Request) -> Json:
-        return Json({"weight_version": self.scheduler.version})
+    async def info(self, request: HttpRequest) -> JsonResponse:
+        return JsonResponse({"weight_version": self.scheduler.version})
 
-    async def check(self, request: Request) -> Json:
+    async def check(self, request: HttpRequest) -> JsonResponse:
         try:
-            found = await self.updates.checksums()
+            sums = await self.updates.checksums()
         except InputError as error:
-            raise RefusalError(str(error), status=500) from None
-        shard = {"rank": 0, "checksum": checksum_of(found), "checksums": found}
+            raise HttpError(str(error), status=500) from None
+        shard = {"rank": 0, "checksum": checksum_of(sums), "checksums": sums}
         version = self.scheduler.version
-        return Json({"weight_version": version, "checksums": found, "shards": [shard]})
+        return JsonResponse({"weight_version": version, "checksums": sums, "shards": [shard]})
 
-    async def reset_prefix_cache(self, request: Request) -> Json:
-        return Json({})  # nothing is kept after a request
+    async def reset_prefix_cache(self, request: HttpRequest) -> JsonResponse:
+        return JsonResponse({})  # nothing is kept after a request

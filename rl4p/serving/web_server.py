@@ -53,7 +53,7 @@ def address_of(bound: socket.socket, host: str) -> str:
 class WebServer(uvicorn.Server):
     """uvicorn, which ends by SIGTERM and Ctrl-C and then returns.
 
-    Its own handling would end the process by the signal, and not with exit code 0.
+    uvicorn's handling would end the process by the signal, and not with exit code 0.
     """
 
     @contextmanager

@@ -1,4 +1,4 @@
-"""The replacement of a server's weights by those in a folder, and their checksums."""
+"""The replacement of a server's weights by the tensors in a folder, and their checksums."""
 
 import ctypes
 import gc
@@ -29,7 +29,7 @@ def replacement(folder: Path, policy: Policy) -> Callable[[Params], Params]:
     The function takes parameters in sampling form (`Policy.for_sampling`) and changes them in
     place, one after another, so that the host and the devices hold one parameter more than the
     model. Each keeps its dtype and its sharding. It raises RunError if the folder changes
-    meanwhile; the parameters are then those of two models.
+    meanwhile; the parameters are then partly old and partly new.
 
     Args:
       folder: a folder with config.json and safetensors. It may lack config.json, and tensors, which
@@ -55,11 +55,11 @@ def check_config(folder: Path, policy: Policy) -> None:
     """Checks that config.json, if there is one, describes the served model."""
     if not (folder / "config.json").is_file():
         return
-    found, ours = read_config(folder), policy.decoder.config
+    config, ours = read_config(folder), policy.decoder.config
     differing = [
-        f"{name} is {getattr(found, name)}, not {value}"
+        f"{name} is {getattr(config, name)}, not {value}"
         for name, value in vars(ours).items()
-        if getattr(found, name) != value
+        if getattr(config, name) != value
     ]
     if differing:
         raise InputError(f"{folder} is of another model: {'; '.join(differing)}.")
@@ -83,8 +83,8 @@ def replaced(
             node[path[-1]] = read(node[path[-1]], tensors, stored)
         except (InputError, OSError) as error:
             raise RunError(
-                f"{folder} changed or failed while it was read, and the weights are now those of "
-                f"two models: {error}"
+                f"{folder} changed or failed while it was read, and the weights are now "
+                f"partly old and partly new: {error}"
             ) from error
         freed += node[path[-1]].nbytes
         if freed >= TRIM_BYTES:
@@ -106,7 +106,7 @@ def release() -> int:
 def read(old: jax.Array, tensors: list[Tensor], stored: dict[str, StoredTensor]) -> jax.Array:
     """Returns a parameter read from the files, with the dtype and the sharding of the old one.
 
-    The values of experts that are not in the files are those of the old one.
+    Experts that are not in the files keep their old values.
     """
     whole = not stacked_index(tensors[0]) or len(tensors) == old.shape[0]
     part = partial(read_part, tensors=tensors, stored=stored, shape=old.shape, dtype=old.dtype)

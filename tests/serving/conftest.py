@@ -10,11 +10,11 @@ import httpx2
 import pytest
 
 from rl4p.errors import InputError, RunError
+from rl4p.serving.active_request import ReadyQueue
 from rl4p.serving.app import App
+from rl4p.serving.detokenizer import Detokenizer
 from rl4p.serving.guard import Guard
-from rl4p.serving.live import Mailbox
-from rl4p.serving.served import Served
-from rl4p.serving.text import Texts
+from rl4p.serving.server_state import ServerState
 from rl4p.serving.work import Part
 from rl4p.types import Finish
 
@@ -133,23 +133,23 @@ def scheduler(chatty):
 
 
 @pytest.fixture
-def make_served(chatty, scheduler):
+def make_server(chatty, scheduler):
     def make(**options):
         given = {"name": "m", "source": "/path/to/m", "address": "http://127.0.0.1:1"}
-        given |= {"slots": 4, "waiting": 4, "texts": Texts(chatty.tokenizer)}
-        mailbox = Mailbox(asyncio.get_running_loop())
-        return Served(policy=chatty, scheduler=scheduler, mailbox=mailbox, **given | options)
+        given |= {"slots": 4, "waiting": 4, "detokenizer": Detokenizer(chatty.tokenizer)}
+        queue = ReadyQueue(asyncio.get_running_loop())
+        return ServerState(policy=chatty, scheduler=scheduler, queue=queue, **given | options)
 
     return make
 
 
 @pytest.fixture
-def run(make_served):
+def run(make_server):
     """Calls an async function with a client and the application, and returns its result."""
 
     def run(call, *, token=None, most_bytes=2**20, **options):
         async def main():
-            app = App(make_served(**options), Guard(token=token), most_bytes=most_bytes)
+            app = App(make_server(**options), Guard(token=token), most_bytes=most_bytes)
             transport = httpx2.ASGITransport(app=app)
             async with httpx2.AsyncClient(
                 transport=transport, base_url="http://localhost:1"
@@ -221,7 +221,7 @@ def folders(monkeypatch):
 
         return load
 
-    monkeypatch.setattr("rl4p.serving.updates.replacement", replacement)
+    monkeypatch.setattr("rl4p.serving.weight_updates.replacement", replacement)
     monkeypatch.setattr(
-        "rl4p.serving.updates.checksums", lambda policy, params: {"x": str(params["a"])}
+        "rl4p.serving.weight_updates.checksums", lambda policy, params: {"x": str(params["a"])}
     )

@@ -118,7 +118,7 @@ def test_answers_are_counted_by_path_and_status(run):
         await client.get("/health")
         await client.get("/health")
         await client.get("/nowhere")
-        return app.served.answers
+        return app.server.responses
 
     assert run(call) == {("/health", 200): 2, ("other", 404): 1}
 
@@ -143,34 +143,34 @@ class Connection:
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/generate"])
 @pytest.mark.parametrize("stream", [b"true", b"false"])
-def test_a_client_that_vanishes_frees_its_slots(make_served, scheduler, path, stream):
+def test_a_client_that_vanishes_frees_its_slots(make_server, scheduler, path, stream):
     scheduler.holds = True
 
     async def main():
-        served = make_served()
-        app = App(served, Guard(token=None), most_bytes=1000)
+        server = make_server()
+        app = App(server, Guard(token=None), most_bytes=1000)
         name = b"prompt" if path != "/generate" else b"text"
         connection = Connection(b'{"%s": "a", "stream": %s}' % (name, stream))
         scope = {"type": "http", "path": path, "method": "POST", "query_string": b""}
         scope["headers"] = [(b"host", b"localhost")]
         asked = asyncio.ensure_future(app(scope, connection.receive, connection.send))
-        while not served.open:
+        while not server.open:
             await asyncio.sleep(0.001)
         connection.closed.set()
         await asked
-        return served
+        return server
 
-    served = asyncio.run(main())
+    server = asyncio.run(main())
     assert len(scheduler.cancelled) == 1
-    assert (served.open, served.gone, served.rids) == (0, 1, {})
-    assert served.answers == {(path, 499): 1}
+    assert (server.open, server.disconnects, server.rids) == (0, 1, {})
+    assert server.responses == {(path, 499): 1}
 
 
-def test_a_body_that_does_not_come_is_given_up(make_served, monkeypatch):
+def test_a_body_that_does_not_come_is_given_up(make_server, monkeypatch):
     monkeypatch.setattr("rl4p.serving.app.BODY_SECONDS", 0.01)
 
     async def main():
-        app = App(make_served(), Guard(token=None), most_bytes=1000)
+        app = App(make_server(), Guard(token=None), most_bytes=1000)
         connection = Connection(b"{")
         connection.messages[0]["more_body"] = True
         scope = {"type": "http", "path": "/generate", "method": "POST", "query_string": b""}

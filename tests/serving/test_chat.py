@@ -75,6 +75,17 @@ def test_a_tool_call_is_streamed_whole(ask, scheduler, size):
     assert not any("<tool" in x["delta"].get("content", "") for x in deltas)
 
 
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_call_without_its_end_tag_is_a_call(ask, scheduler, stream):
+    scheduler.says = CALL.removesuffix("</tool_call>")
+    answer = ask(URL, {"messages": HI, "tools": [TOOL], "stream": stream} | ROOM)
+    choice = (answer[-1] if stream else answer)["choices"][0]
+    (call,) = choice["delta" if stream else "message"]["tool_calls"]
+    assert call["function"] == {"name": "add", "arguments": '{"a": 1}'}
+    assert call.get("index", 0) == 0
+    assert choice["finish_reason"] == "tool_calls"
+
+
 def test_without_tools_a_call_is_text(ask, scheduler):
     scheduler.says = CALL
     (choice,) = ask(URL, {"messages": HI} | ROOM)["choices"]
@@ -111,10 +122,11 @@ def test_a_message_has_a_limit(ask, name):
 @pytest.mark.parametrize(
     ("body", "message"),
     [
-        ({}, "messages must be a list of at least one message"),
+        ({}, "messages is missing"),
+        ({"messages": []}, "messages must be a list that is not empty"),
         ({"messages": [{"role": "a", "content": "b"}]}, "messages[0].role must be one of"),
-        ({"messages": HI, "max_tokens": 0}, "max_tokens must be an integer of at least 1"),
-        ({"messages": HI, "max_completion_tokens": 0}, "must be at least 1"),
+        ({"messages": HI, "max_tokens": 0}, "max_tokens must be an integer from 1"),
+        ({"messages": HI, "max_completion_tokens": 0}, "must be an integer from 1"),
         ({"messages": HI, "max_tokens": 500}, "longer than the 128 positions"),
         ({"messages": HI * 40}, "longer than the 128 positions"),
         ({"messages": HI, "top_logprobs": 2}, "top_logprobs needs logprobs=true"),

@@ -103,12 +103,12 @@ def test_a_stop_string_frees_the_slot_of_its_completion_only(run, scheduler):
         first, second = scheduler.open
         from rl4p.serving.work import Part
 
-        scheduler.open[first][1]([Part(0, app.served.texts.tokenizer.encode("al"), [-1.0] * 2,
+        scheduler.open[first][1]([Part(0, app.server.detokenizer.tokenizer.encode("al"), [-1.0] * 2,
                                        "7", [], None)])  # fmt: skip
         while not scheduler.cancelled:
             await asyncio.sleep(0.001)
         assert scheduler.cancelled == [first]
-        scheduler.go(second, app.served.texts.tokenizer.encode("ok"))
+        scheduler.go(second, app.server.detokenizer.tokenizer.encode("ok"))
         return (await asking).json()
 
     answer = run(call)
@@ -150,8 +150,8 @@ def test_a_stop_token_of_the_request_is_the_stop_reason(ask):
 @pytest.mark.parametrize(
     ("body", "message"),
     [
-        ({}, "prompt must be a text, a list of token ids, or a list of these"),
-        ({"prompt": []}, "prompt must be"),
+        ({}, "prompt is missing"),
+        ({"prompt": []}, "prompt must be a text, a list of token ids, or a list of these"),
         ({"prompt": ""}, "The prompt is empty"),
         ({"prompt": [[]]}, "The prompt is empty"),
         ({"prompt": [1, "a"]}, "prompt must be"),
@@ -159,23 +159,39 @@ def test_a_stop_token_of_the_request_is_the_stop_reason(ask):
         ({"prompt": [99999]}, "prompt must be"),
         ({"prompt": [True]}, "prompt must be"),
         ({"prompt": {"a": 1}}, "prompt must be"),
-        ({"prompt": "\ud800"}, "prompt must be valid Unicode"),
+        ({"prompt": "\ud800"}, "The body is not JSON"),
         ({"prompt": "a" * 200}, "longer than the 128 positions of the model"),
         ({"prompt": "a", "max_tokens": 128}, "longer than the 128 positions"),
-        ({"prompt": "a", "max_tokens": -1}, "max_tokens must be an integer of at least 0"),
+        ({"prompt": "a", "max_tokens": -1}, "max_tokens must be an integer from 0"),
         ({"prompt": "a", "max_tokens": "3"}, "max_tokens must be an integer"),
-        ({"prompt": "a", "temperature": -1}, "temperature must be a number of at least 0"),
+        (
+            {"prompt": "a", "temperature": -1},
+            "temperature must be 0, which is greedy, or",
+        ),
         ({"prompt": "a", "temperature": 1e-9}, "temperature must be 0, which is greedy"),
-        ({"prompt": "a", "top_p": 0}, "top_p must be above 0"),
-        ({"prompt": "a", "top_p": 2}, "top_p must be a number from 0"),
-        ({"prompt": "a", "n": 0}, "n must be an integer from 1 to 8"),
+        ({"prompt": "a", "top_p": 0}, "top_p must be a number from 0.000001 to 1"),
+        ({"prompt": "a", "top_p": 2}, "top_p must be a number from 0.000001 to 1"),
+        ({"prompt": "a", "n": 0}, "n must be an integer from 1"),
+        ({"prompt": "a", "n": 9}, "asks for 9 completions, but the server takes 8"),
+        ({"prompt": "a", "n": 2**31}, "n must be an integer from 1 to 2147483647"),
+        ({"prompt": "a", "top_k": 2**31}, "top_k must be an integer from -1 to 2147483647"),
+        ({"prompt": "a", "max_tokens": 2**31}, "max_tokens must be an integer from 0"),
+        ({"prompt": "a", "stop_token_ids": [7] * 129}, "stop_token_ids must be a list of at most"),
+        ({"prompt": "a", "stop_token_ids": [99999]}, "stop_token_ids must be a list of token ids"),
+        ({"prompt": "a", "truncate_prompt_tokens": 3}, "truncate_prompt_tokens must be -1"),
         ({"prompt": ["a"] * 5, "n": 2}, "asks for 10 completions, but the server takes 8"),
         ({"prompt": "a", "stop": [""]}, "stop must be a string or at most 16 strings"),
-        ({"prompt": "a", "stop": "b", "min_tokens": 1}, "min_tokens and stop do not go together"),
-        ({"prompt": "a", "min_tokens": 17}, "min_tokens must be at most max_tokens"),
+        (
+            {"prompt": "a", "stop": "b", "min_tokens": 1},
+            "min_tokens must be at most 0, beside",
+        ),
+        (
+            {"prompt": "a", "min_tokens": 17},
+            "min_tokens must be at most 16, the limit",
+        ),
         ({"prompt": "a", "logprobs": 21}, "logprobs must be an integer from 0 to 20"),
         ({"prompt": "a", "logprobs": True}, "logprobs must be an integer"),
-        ({"prompt": "a", "echo": True}, "echo is not supported"),
+        ({"prompt": "a", "echo": True}, "echo must be false: prompt_logprobs=0 returns"),
         ({"prompt": "a", "suffix": "b"}, "suffix is not supported"),
         ({"prompt": "a", "best_of": 3}, "best_of is not supported"),
         ({"prompt": "a", "logit_bias": {"5": 1}}, "logit_bias is not supported"),
@@ -212,7 +228,7 @@ def test_too_many_completions_have_to_come_back_later(run, scheduler):
         import asyncio
 
         asking = asyncio.ensure_future(client.post(URL, json={"prompt": "a", "n": 8}))
-        while app.served.open < 8:
+        while app.server.open < 8:
             await asyncio.sleep(0.001)
         refused = await client.post(URL, json={"prompt": "a"})
         scheduler.abort()

@@ -1,7 +1,7 @@
 import pytest
 
 from rl4p.serving.guard import Guard
-from rl4p.serving.refusals import RefusalError
+from rl4p.serving.http_errors import HttpError
 
 
 @pytest.mark.parametrize(
@@ -45,7 +45,7 @@ def check(guard, path, headers, status):
     if status is None:
         guard.check(path, headers)
         return
-    with pytest.raises(RefusalError) as error:
+    with pytest.raises(HttpError) as error:
         guard.check(path, headers)
     assert error.value.status == status
     assert "secret" not in str(error.value)

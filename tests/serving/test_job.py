@@ -3,15 +3,15 @@ import pytest
 from rl4p.configuration import compose
 from rl4p.errors import InputError, RunError
 from rl4p.serving import job
-from rl4p.serving.options import Options
+from rl4p.serving.options import ServeOptions
 
 
 def test_the_name_of_a_model_is_that_of_its_folder():
     config = compose(["model=pretrained", "model.path=/a/b/"])
-    assert job.name_of(Options(run="outputs/first"), config) == "first"
-    assert job.name_of(Options(), config) == "/a/b"
-    assert job.name_of(Options(), compose(["model=tiny"])) == "rl4p/tiny"
-    assert job.name_of(Options(), compose(["model=scratch"])) == "scratch"
+    assert job.name_of(ServeOptions(run="outputs/first"), config) == "first"
+    assert job.name_of(ServeOptions(), config) == "/a/b"
+    assert job.name_of(ServeOptions(), compose(["model=tiny"])) == "rl4p/tiny"
+    assert job.name_of(ServeOptions(), compose(["model=scratch"])) == "scratch"
 
 
 def test_the_first_token_is_waited_for(scheduler, monkeypatch):

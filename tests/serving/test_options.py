@@ -1,19 +1,19 @@
 import pytest
 
 from rl4p.errors import InputError
-from rl4p.serving.options import Options, is_loopback, read_options
+from rl4p.serving.options import ServeOptions, is_loopback, read_options
 
 
 def test_a_run_and_its_options():
     lines = ["run=a", "step=3", "average=true", "port=0", "slots=8", "mesh=single", "name=b"]
     line = read_options(lines)
-    assert line.options == Options(run="a", step=3, average=True, port=0, slots=8, name="b")
+    assert line.options == ServeOptions(run="a", step=3, average=True, port=0, slots=8, name="b")
     assert line.overrides == ["mesh=single"]
 
 
 def test_a_model_and_its_overrides():
     line = read_options(["model=scratch", "model.width=32", "seed=3"])
-    assert line.options == Options()
+    assert line.options == ServeOptions()
     assert line.overrides == ["model=scratch", "model.width=32", "seed=3"]
 
 
@@ -56,7 +56,7 @@ def test_another_host_needs_the_name_of_a_variable_with_a_token(monkeypatch):
         options.token()
     monkeypatch.setenv("TOKEN_OF_A_TEST", " secret\n")
     assert options.token() == "secret"
-    assert Options(run="a").token() is None
+    assert ServeOptions(run="a").token() is None
 
 
 def test_the_addresses_of_this_machine_alone():

@@ -102,6 +102,6 @@ def test_the_names_of_requests_are_forgotten_when_they_end(run):
     async def call(client, app):
         await client.post(URL, json={"text": "a", "rid": "r"})
         await client.post(URL, json={"text": "a", "rid": "s", "stream": True})
-        return app.served.rids
+        return app.server.rids
 
     assert run(call) == {}

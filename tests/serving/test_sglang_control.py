@@ -52,6 +52,13 @@ def test_a_failed_update_says_so(talk, scheduler, name, words, broken):
     assert scheduler.calls[-1] == "resume"
 
 
+@pytest.mark.parametrize("path", [None, 3, "/" + "a" * 4096])
+def test_a_path_that_is_none_is_refused(talk, scheduler, path):
+    ((status, answer),) = talk(("POST", "/update_weights_from_disk", {"model_path": path}))
+    assert (status, answer["error"]["param"]) == (400, "model_path")
+    assert scheduler.calls == []
+
+
 def test_a_path_must_begin_at_the_root(talk):
     ((status, answer),) = talk(("POST", "/update_weights_from_disk", {"model_path": "weights"}))
     assert status == 400

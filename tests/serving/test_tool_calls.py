@@ -1,13 +1,13 @@
 import pytest
 
-from rl4p.serving.tool_calls import Call, ToolCalls
+from rl4p.serving.tool_calls import ToolCall, ToolCallParser
 
 CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 1, "b": "é"}}\n</tool_call>'
-ADD = Call("add", '{"a": 1, "b": "é"}')
+ADD = ToolCall("add", '{"a": 1, "b": "é"}')
 
 
 def read(text, size):
-    parser, content, calls = ToolCalls(), "", []
+    parser, content, calls = ToolCallParser(), "", []
     for at in range(0, len(text), size):
         more, found = parser.feed(text[at : at + size])
         content, calls = content + more, calls + found
@@ -22,7 +22,7 @@ def read(text, size):
         ("just text ", "just text ", []),
         (CALL, "", [ADD]),
         (f"I add.\n{CALL}\n{CALL}\n", "I add.", [ADD, ADD]),
-        ('<tool_call>{"name": "now"}</tool_call>', "", [Call("now", "{}")]),
+        ('<tool_call>{"name": "now"}</tool_call>', "", [ToolCall("now", "{}")]),
         ("a < b <tool_ca", "a < b <tool_ca", []),
         ("<tool_call>no</tool_call>", "<tool_call>no</tool_call>", []),
         ('<tool_call>{"name": 3}</tool_call>', '<tool_call>{"name": 3}</tool_call>', []),
@@ -36,7 +36,7 @@ def test_a_text_is_divided_into_content_and_calls(text, content, calls, size):
 
 
 def test_content_is_not_held_back_longer_than_needed():
-    parser = ToolCalls()
+    parser = ToolCallParser()
     assert parser.feed("a <b> c<tool") == ("a <b> c", [])
     assert parser.feed("s>") == ("<tools>", [])
 

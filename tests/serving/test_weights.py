@@ -79,7 +79,7 @@ def test_a_server_in_half_precision_rounds(policy, tmp_path):
 
 
 @pytest.fixture
-def served(policy, params, tmp_path):
+def server(policy, params, tmp_path):
     """Returns a policy, its parameters in sampling form, and a folder of others."""
     return policy, policy.for_sampling(params), export(tmp_path, policy, moved(params)).path
 
@@ -100,8 +100,8 @@ def keep_only(*names):
     return change
 
 
-def test_a_part_of_the_tensors_leaves_the_others(served, params):
-    policy, held, folder = served
+def test_a_part_of_the_tensors_leaves_the_others(server, params):
+    policy, held, folder = server
     names = {"model.norm.weight", "model.layers.1.mlp.up_proj.weight"}
     (folder / "config.json").unlink()
     before = checksums(policy, held)
@@ -142,8 +142,8 @@ def test_merged_weights_take_the_place_of_adapters(policy, params, tmp_path):
     assert checksums(adapted, adapted.merged(adapters)) == exported.checksums
 
 
-def test_checksums_are_of_the_files(served):
-    policy, held, folder = served
+def test_checksums_are_of_the_files(server):
+    policy, held, folder = server
     held = replacement(folder, policy)(held)
     assert checksums(policy, held) == {
         name: hashlib.sha256(x.tobytes()).hexdigest()
@@ -188,8 +188,8 @@ def tensors(**changes):
         ),
     ],
 )
-def test_a_folder_that_does_not_fit_is_refused_before_anything_changes(served, spoil, sentence):
-    policy, _, folder = served
+def test_a_folder_that_does_not_fit_is_refused_before_anything_changes(server, spoil, sentence):
+    policy, _, folder = server
     spoil(folder)
     with pytest.raises(InputError, match=sentence):
         replacement(folder, policy)
@@ -200,20 +200,20 @@ def test_a_folder_that_is_not_there_is_refused(policy, tmp_path):
         replacement(tmp_path / "nothing", policy)
 
 
-def test_a_folder_that_changes_meanwhile_is_an_error_and_not_an_input(served):
-    policy, held, folder = served
+def test_a_folder_that_changes_meanwhile_is_an_error_and_not_an_input(server):
+    policy, held, folder = server
     load = replacement(folder, policy)
     path = folder / "model.safetensors"
     path.write_bytes(path.read_bytes()[:-2000])
-    with pytest.raises(RunError, match=r"are now those of two models: .* became shorter"):
+    with pytest.raises(RunError, match=r"are now partly old and partly new: .* became shorter"):
         load(held)
     path.unlink()
-    with pytest.raises(RunError, match=r"are now those of two models: .*No such file"):
+    with pytest.raises(RunError, match=r"are now partly old and partly new: .*No such file"):
         load(held)
 
 
-def test_what_failed_can_be_repeated(served, params, tmp_path):
-    policy, held, folder = served
+def test_what_failed_can_be_repeated(server, params, tmp_path):
+    policy, held, folder = server
     load = replacement(folder, policy)
     content = (folder / "model.safetensors").read_bytes()
     (folder / "model.safetensors").write_bytes(content[:-2000])

@@ -1,4 +1,4 @@
-"""What an endpoint answers with: JSON, a text, or a stream of events."""
+"""The responses of endpoints: JSON, a text, or a stream of events."""
 
 import json
 from collections.abc import AsyncIterator
@@ -7,22 +7,22 @@ from typing import Any, NamedTuple
 DONE = b"data: [DONE]\n\n"
 
 
-class Json(NamedTuple):
-    """An answer of one JSON value."""
+class JsonResponse(NamedTuple):
+    """A response with a JSON value."""
 
     value: Any
     status: int = 200
 
 
-class Text(NamedTuple):
-    """An answer of text; `kind` is its content type."""
+class TextResponse(NamedTuple):
+    """A response with a text; `kind` is its content type."""
 
     text: str
     kind: str = "text/plain; charset=utf-8"
 
 
-class Stream(NamedTuple):
-    """An answer of server-sent events, each chunk one or several of them."""
+class EventStream(NamedTuple):
+    """A response of server-sent events; a chunk has one or several of them."""
 
     chunks: AsyncIterator[bytes]
 

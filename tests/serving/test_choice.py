@@ -1,21 +1,21 @@
 import pytest
 
-from rl4p.serving.completion import Completion, Wanted
-from rl4p.serving.text import Texts
+from rl4p.serving.choice import Choice, CompletionOptions
+from rl4p.serving.detokenizer import Detokenizer
 from rl4p.serving.work import Part
 from rl4p.types import Finish, Sampling
 
 
 @pytest.fixture(scope="module")
 def texts(policy):
-    return Texts(policy.tokenizer)
+    return Detokenizer(policy.tokenizer)
 
 
 @pytest.fixture
 def make(texts, policy):
-    def make(stream=False, **wanted):
-        options = {"sampling": Sampling(), "max_tokens": 9, "end_ids": policy.end_ids}
-        return Completion(texts, Wanted(**options | wanted), stream=stream)
+    def make(stream=False, **options):
+        given = {"sampling": Sampling(), "max_tokens": 9, "end_ids": policy.end_ids}
+        return Choice(texts, CompletionOptions(**given | options), stream=stream)
 
     return make
 

@@ -1,4 +1,4 @@
-"""Answers to requests that cannot be served, in the shape of OpenAI's errors."""
+"""Errors of HTTP requests, with bodies in the shape of OpenAI's error object."""
 
 from typing import Any
 
@@ -10,8 +10,8 @@ TYPES = {
 }
 
 
-class RefusalError(Exception):
-    """A request that is not served. The message says why, in one sentence.
+class HttpError(Exception):
+    """An HTTP error. Its message is one sentence.
 
     Attributes:
       status: the HTTP status.
@@ -28,7 +28,7 @@ class RefusalError(Exception):
         self.code = code
 
     def body(self) -> dict[str, Any]:
-        """Returns the body of the answer."""
+        """Returns the body of the response."""
         kind = "server_error" if self.status >= 500 else "invalid_request_error"
         return {
             "error": {
@@ -40,5 +40,5 @@ class RefusalError(Exception):
         }
 
 
-class ClientGoneError(Exception):
-    """The client closed the connection before its answer was complete."""
+class ClientDisconnectError(Exception):
+    """The client closed the connection before its response was complete."""

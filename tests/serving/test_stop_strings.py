@@ -2,7 +2,7 @@ from itertools import combinations, pairwise
 
 import pytest
 
-from rl4p.serving.stops import Stops, overlap
+from rl4p.serving.stop_strings import StopStrings, overlap
 
 
 def parts_of(text):
@@ -14,7 +14,7 @@ def parts_of(text):
 
 
 def read(stops, parts, keep=False):
-    reader, found = Stops(stops, keep=keep), ""
+    reader, found = StopStrings(stops, keep=keep), ""
     for part in parts:
         certain, stop = reader.feed(part)
         found += certain
@@ -44,14 +44,14 @@ def test_a_stop_string_may_be_kept():
 
 
 def test_only_the_possible_beginning_of_a_stop_string_is_held_back():
-    stops = Stops(["<end>"])
+    stops = StopStrings(["<end>"])
     assert stops.feed("abc<en") == ("abc", None)
     assert stops.feed("t") == ("<ent", None)
     assert stops.flush() == ""
 
 
 def test_occurs_changes_nothing():
-    stops = Stops(["ab"])
+    stops = StopStrings(["ab"])
     stops.feed("xa")
     assert stops.occurs("b")
     assert not stops.occurs("c")

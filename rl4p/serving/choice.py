@@ -1,11 +1,11 @@
-"""A completion as it grows: its tokens, their weight versions, its text, and why it ended."""
+"""A choice of a response: its tokens, their weight versions, its text, and why it ended."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from rl4p.serving.stops import Stops
-from rl4p.serving.text import Incremental, Texts
+from rl4p.serving.detokenizer import Detokenizer, IncrementalDetokenizer
+from rl4p.serving.stop_strings import StopStrings
 from rl4p.serving.work import Part
 from rl4p.types import Finish, Sampling
 
@@ -13,29 +13,29 @@ FINISH = {Finish.STOP: "stop", Finish.LENGTH: "length", Finish.ABORT: "abort"}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Wanted:
-    """What a request wants of each of its completions.
+class CompletionOptions:
+    """The options of each choice of a request.
 
     Attributes:
-      sampling, max_tokens, end_ids, min_tokens, alternatives: as in `Work`.
-      stops: strings that end a completion.
+      sampling, max_tokens, end_ids, min_tokens: as in `Work`.
+      alternatives: how many tokens are returned beside each drawn token; None for no
+        log-probabilities.
+      stops: the strings that end a choice.
       keep_stop: whether the text includes the stop string or end token.
       skip_special: whether the text leaves special tokens out.
-      logprobs: whether log-probabilities are wanted.
     """
 
     sampling: Sampling
     max_tokens: int
     end_ids: tuple[int, ...]
     min_tokens: int = 0
-    alternatives: int = 0
+    alternatives: int | None = None
     stops: tuple[str, ...] = ()
     keep_stop: bool = False
     skip_special: bool = True
-    logprobs: bool = False
 
 
-class Span(NamedTuple):
+class VersionSpan(NamedTuple):
     """The tokens from `start` to `end`, which the weights of one version drew."""
 
     version: str
@@ -44,41 +44,46 @@ class Span(NamedTuple):
 
 
 class Delta(NamedTuple):
-    """What a completion gained since the last delta."""
+    """The new text and tokens of a choice since the last delta."""
 
     text: str
     start: int  # its first new token
 
 
-class Completion:
-    """One completion of a request.
+class Choice:
+    """A choice of a request, which gains tokens until it ends.
 
-    The text is decoded as tokens arrive only if that is needed: for a stream or for stop strings.
+    The text is decoded at the end, unless a stream or stop strings need it as tokens arrive.
 
     Attributes:
       tokens, logprobs, alternatives: as in `Part`, from the first token.
       spans: the weight version of each token.
-      finish: `stop`, `length` or `abort`; None while the completion grows.
+      finish: `stop`, `length` or `abort`; None while it is unfinished.
       matched: the end token or stop string that ended it; None for any other reason.
     """
 
-    def __init__(self, texts: Texts, wanted: Wanted, *, stream: bool) -> None:
-        self.texts, self.wanted = texts, wanted
+    def __init__(
+        self, detokenizer: Detokenizer, options: CompletionOptions, *, stream: bool
+    ) -> None:
+        self.detokenizer, self.options = detokenizer, options
         self.tokens: list[int] = []
         self.logprobs: list[float] = []
         self.alternatives: list[list[tuple[int, float]]] = []
-        self.spans: list[Span] = []
+        self.spans: list[VersionSpan] = []
         self.finish: str | None = None
         self.matched: int | str | None = None
-        self.stops = Stops(wanted.stops, keep=wanted.keep_stop) if wanted.stops else None
-        self.incremental: Incremental | None = None
-        if stream or wanted.stops:
-            self.incremental = Incremental(texts, skip_special=wanted.skip_special)
+        self.stops = StopStrings(options.stops, keep=options.keep_stop) if options.stops else None
+        self.incremental: IncrementalDetokenizer | None = None
+        if stream or options.stops:
+            self.incremental = IncrementalDetokenizer(
+                detokenizer, skip_special=options.skip_special
+            )
         self.pieces: list[str] = []  # the text so far
-        self.given = 0, 0  # how many pieces and tokens former deltas had
+        self.sent = 0, 0  # the numbers of pieces and tokens in former deltas
+        self.offset = 0  # of the next token in the text of `/v1/completions`
 
     def add(self, part: Part) -> None:
-        """Adds new tokens; a stop string in their text ends the completion after its token."""
+        """Adds new tokens; a stop string in their text ends the choice after its token."""
         if self.finish is not None:
             return
         tokens, finish = part.tokens, part.finish
@@ -92,14 +97,14 @@ class Completion:
         if self.spans and self.spans[-1].version == part.version:
             self.spans[-1] = self.spans[-1]._replace(end=before + count)
         elif count:
-            self.spans.append(Span(part.version, before, before + count))
+            self.spans.append(VersionSpan(part.version, before, before + count))
         if finish is not None:
             self.finish = FINISH[finish]
             if finish is Finish.STOP and self.matched is None:
                 self.matched = tokens[-1]
 
     def read(self, tokens: list[int], finish: Finish | None) -> tuple[list[int], Finish | None]:
-        """Decodes new tokens; returns those that belong to the completion, and why it ends."""
+        """Decodes new tokens; returns those that belong to the choice, and why it ends."""
         assert self.incremental is not None
         shown = self.shown(tokens, finish)
         if self.stops is None:
@@ -110,7 +115,7 @@ class Completion:
         before = self.incremental.copy()
         text = self.incremental.feed(shown)
         if self.stops.occurs(text):
-            for count, token in enumerate(shown, 1):  # which token completes it?
+            for count, token in enumerate(shown, 1):  # which token completes the stop string?
                 certain, self.matched = self.stops.feed(before.feed([token]))
                 self.pieces.append(certain)
                 if self.matched is not None:
@@ -121,22 +126,22 @@ class Completion:
         return tokens, finish
 
     def shown(self, tokens: Sequence[int], finish: Finish | None) -> Sequence[int]:
-        """Returns the tokens that the text has: an end token is none of them."""
-        ends = finish is Finish.STOP and not self.wanted.keep_stop
+        """Returns the tokens of the text, which an end token is no part of."""
+        ends = finish is Finish.STOP and not self.options.keep_stop
         return tokens[:-1] if ends else tokens
 
     def text(self) -> str:
-        """Returns the text so far; without a stream or stop strings, that of an ended one."""
+        """Returns the text so far. It needs a stream, stop strings, or a choice that has ended."""
         if self.incremental is not None:
             return "".join(self.pieces)
         finish = Finish.STOP if self.finish == "stop" else None
         shown = self.shown(self.tokens, finish)
-        return self.texts.decode(shown, skip_special=self.wanted.skip_special)
+        return self.detokenizer.decode(shown, skip_special=self.options.skip_special)
 
     def delta(self) -> Delta:
-        """Returns what is new since the last call."""
-        pieces, tokens = self.given
-        self.given = len(self.pieces), len(self.tokens)
+        """Returns the text and tokens that are new since the last call."""
+        pieces, tokens = self.sent
+        self.sent = len(self.pieces), len(self.tokens)
         return Delta("".join(self.pieces[pieces:]), tokens)
 
     def versions(self, start: int = 0) -> list[dict[str, Any]]:
@@ -146,3 +151,11 @@ class Completion:
             for version, begin, end in self.spans
             if end > start
         ]
+
+
+def empty_choices(count: int, detokenizer: Detokenizer, options: CompletionOptions) -> list[Choice]:
+    """Returns the choices of a request for no tokens."""
+    choices = [Choice(detokenizer, options, stream=False) for _ in range(count)]
+    for choice in choices:
+        choice.finish = "length"
+    return choices

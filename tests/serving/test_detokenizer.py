@@ -4,12 +4,12 @@ from tokenizers import Tokenizer, decoders, models
 from transformers import PreTrainedTokenizerFast
 
 from rl4p.model.tokenizer import byte_tokenizer
-from rl4p.serving.text import Incremental, Texts
+from rl4p.serving.detokenizer import Detokenizer, IncrementalDetokenizer
 
 
 @pytest.fixture(scope="module")
 def texts():
-    return Texts(byte_tokenizer())
+    return Detokenizer(byte_tokenizer())
 
 
 @pytest.fixture(scope="module")
@@ -21,11 +21,11 @@ def with_spaces():
         decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(),
         decoders.Strip(" ", 1, 0),
     ])  # fmt: skip
-    return Texts(PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="<unk>"))
+    return Detokenizer(PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="<unk>"))
 
 
 def streamed(texts, tokens, size, skip_special=True):
-    reader = Incremental(texts, skip_special=skip_special)
+    reader = IncrementalDetokenizer(texts, skip_special=skip_special)
     found = [reader.feed(tokens[at : at + size]) for at in range(0, len(tokens), size)]
     return [*found, reader.flush()]
 
@@ -53,12 +53,12 @@ def test_spaces_at_the_beginning_of_parts_stay(with_spaces, size):
 
 def test_a_character_is_held_back_until_it_is_complete(texts):
     tokens = texts.tokenizer.encode("aé")
-    reader = Incremental(texts)
+    reader = IncrementalDetokenizer(texts)
     assert [reader.feed([token]) for token in tokens] == ["a", "", "é"]
 
 
 def test_a_copy_goes_on_by_itself(texts):
-    reader = Incremental(texts)
+    reader = IncrementalDetokenizer(texts)
     reader.feed(texts.tokenizer.encode("a"))
     other = reader.copy()
     assert other.feed(texts.tokenizer.encode("b")) == "b"

@@ -1,4 +1,4 @@
-"""Pauses and new weights, the same for the protocols of SGLang and vLLM."""
+"""Pauses and new weights, which the endpoints of SGLang and vLLM share."""
 
 import asyncio
 import hashlib
@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from rl4p.errors import InputError
-from rl4p.serving.served import Served
+from rl4p.serving.server_state import ServerState
 from rl4p.serving.weights import checksums, replacement
 from rl4p.types import Params
 
@@ -19,10 +19,10 @@ UNFINISHED = "+unfinished"
 Mode = Literal["keep", "wait", "abort"]
 
 
-class Updates:
+class WeightUpdates:
     """Changes of the served weights, one at a time.
 
-    What blocks runs in threads of its own, so that the server answers meanwhile.
+    Blocking calls run in separate threads, so that the server responds meanwhile.
 
     Attributes:
       recompute: whether an update computes the keys and values of running requests again.
@@ -30,8 +30,8 @@ class Updates:
       count: the number of updates so far.
     """
 
-    def __init__(self, served: Served) -> None:
-        self.served = served
+    def __init__(self, server: ServerState) -> None:
+        self.server = server
         self.threads = ThreadPoolExecutor(4, "updates")
         self.lock = asyncio.Lock()
         self.recompute = True
@@ -39,26 +39,26 @@ class Updates:
         self.count = 0
 
     async def in_thread(self, call: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
-        loop = self.served.mailbox.loop
+        loop = self.server.queue.loop
         return await loop.run_in_executor(self.threads, lambda: call(*arguments, **options))
 
     async def pause(self, mode: Mode, *, recompute: bool) -> None:
-        """Stops decoding.
+        """StopStrings decoding.
 
         Args:
           mode: what happens to running requests: they are kept as they are, waited for, or aborted.
           recompute: whether an update during the pause computes their keys and values again.
         """
-        await self.in_thread(self.served.scheduler.pause, mode, LONGEST)
+        await self.in_thread(self.server.scheduler.pause, mode, LONGEST)
         self.recompute = recompute
 
     def resume(self) -> None:
         """Goes on with decoding."""
-        self.served.scheduler.resume()
+        self.server.scheduler.resume()
         self.recompute = True
 
-    async def replace(self, path: Any, version: str | None) -> str:
-        """Replaces the weights by those of a folder, and returns their version.
+    async def replace(self, path: str, version: str | None) -> str:
+        """Replaces the weights by the tensors in a folder, and returns their version.
 
         The folder is checked before anything changes.
 
@@ -66,49 +66,49 @@ class Updates:
           version: the name of the new weights; None counts updates.
 
         Raises:
-          InputError: the folder cannot be used; the old weights are still served.
+          InputError: the folder cannot be used; the old weights are still server.
           RunError: the update failed after it began; the server answers no requests until one
             succeeds.
         """
-        if type(path) is not str or not Path(path).is_absolute():
-            raise InputError("The path of the weights must be that of a folder, from the root on.")
+        if not Path(path).is_absolute():
+            raise InputError("The path of the weights must be a folder, written from the root on.")
         async with self.lock:
-            load = await self.in_thread(replacement, Path(path), self.served.policy)
+            load = await self.in_thread(replacement, Path(path), self.server.policy)
             version = version or f"update-{self.count + 1}"
-            scheduler = self.served.scheduler
+            scheduler = self.server.scheduler
             await self.in_thread(scheduler.replace, load, version, recompute=self.recompute)
             self.count += 1
-            self.served.source = path
+            self.server.source = path
         return version
 
     def rename(self, version: str) -> None:
-        """Gives the weights another name."""
-        self.served.scheduler.rename(version)
+        """Changes the version of the weights, and not the weights."""
+        self.server.scheduler.rename(version)
 
     async def checksums(self) -> dict[str, str]:
         """Returns the SHA-256 of each tensor, by its name in the files of the model.
 
         Raises:
-          InputError: an update failed, so that the weights are of no version.
+          InputError: an update failed, so that the weights have no version.
         """
-        served = self.served
-        if served.scheduler.broken is not None:
-            raise InputError(served.scheduler.broken)
-        found: dict[str, str] = {}
+        server = self.server
+        if server.scheduler.broken is not None:
+            raise InputError(server.scheduler.broken)
+        sums: dict[str, str] = {}
 
         def read(params: Params) -> Params:
-            found.update(checksums(served.policy, params))
+            sums.update(checksums(server.policy, params))
             return params
 
         async with self.lock:  # between device calls, where nothing else changes the weights
-            version = served.scheduler.version
-            await self.in_thread(served.scheduler.replace, read, version, recompute=False)
-        return found
+            version = server.scheduler.version
+            await self.in_thread(server.scheduler.replace, read, version, recompute=False)
+        return sums
 
     def close(self) -> None:
         self.threads.shutdown(wait=False, cancel_futures=True)
 
 
-def checksum_of(found: dict[str, str]) -> str:
-    """Returns one checksum for those of all tensors."""
-    return hashlib.sha256(json.dumps(sorted(found.items())).encode()).hexdigest()
+def checksum_of(sums: dict[str, str]) -> str:
+    """Returns one checksum for the checksums of all tensors."""
+    return hashlib.sha256(json.dumps(sorted(sums.items())).encode()).hexdigest()

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 
-class Stops:
+class StopStrings:
     """A text that arrives in parts and ends before the first stop string.
 
     Text that may be the beginning of a stop string is held back.
@@ -19,11 +19,11 @@ class Stops:
         self.held = ""
 
     def feed(self, text: str) -> tuple[str, str | None]:
-        """Returns the text that is certain by now, and the stop string if one was found."""
+        """Returns the text that is certain by now, and the stop string if one occurs."""
         self.held += text
-        found = [(at, stop) for stop in self.stops if (at := self.held.find(stop)) >= 0]
-        if found:
-            at, stop = min(found, key=lambda pair: pair[0])
+        matches = [(at, stop) for stop in self.stops if (at := self.held.find(stop)) >= 0]
+        if matches:
+            at, stop = min(matches, key=lambda pair: pair[0])
             certain, self.held = self.held[: at + len(stop) * self.keep], ""
             return certain, stop
         kept = max((overlap(self.held, stop) for stop in self.stops), default=0)

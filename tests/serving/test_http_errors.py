@@ -1,6 +1,6 @@
 import pytest
 
-from rl4p.serving.refusals import RefusalError
+from rl4p.serving.http_errors import HttpError
 
 
 @pytest.mark.parametrize(
@@ -15,5 +15,5 @@ from rl4p.serving.refusals import RefusalError
     ],
 )
 def test_a_refusal_has_the_shape_of_an_error_of_openai(status, kind):
-    error = RefusalError("No.", status=status, param="a", code="b")
+    error = HttpError("No.", status=status, param="a", code="b")
     assert error.body() == {"error": {"message": "No.", "type": kind, "param": "a", "code": "b"}}

@@ -1,4 +1,4 @@
-"""The text of tokens: of whole completions, of single tokens, and of tokens as they arrive."""
+"""Texts of tokens: of whole completions, of single tokens, and of tokens as they arrive."""
 
 import re
 from collections.abc import Callable, Sequence
@@ -12,8 +12,8 @@ LONG, CONTEXT = 24, 4  # tokens; a longer window is cut to its last few
 BYTE = re.compile(r"<0x([0-9A-F]{2})>")
 
 
-class Kept(dict[int, Any]):
-    """Values of tokens that are computed when they are first needed, and then kept."""
+class LazyTable(dict[int, Any]):
+    """A dictionary of the values of tokens, each computed when it is first needed."""
 
     def __init__(self, compute: Callable[[int], Any]) -> None:
         self.compute = compute
@@ -23,8 +23,8 @@ class Kept(dict[int, Any]):
         return value
 
 
-class Texts:
-    """The texts of a tokenizer's tokens."""
+class Detokenizer:
+    """Decodes the tokens of a tokenizer to text."""
 
     def __init__(self, tokenizer: "PreTrainedTokenizerFast") -> None:
         from tokenizers import pre_tokenizers
@@ -32,8 +32,8 @@ class Texts:
         self.tokenizer = tokenizer
         self.backend: Any = tokenizer.backend_tokenizer
         self.alphabet = byte_alphabet(sorted(pre_tokenizers.ByteLevel.alphabet()))
-        self.singles = Kept(self.name_of)  # the text of each token
-        self.lengths = Kept(self.length_of)  # and its length
+        self.singles = LazyTable(self.name_of)  # the text of each token
+        self.lengths = LazyTable(self.length_of)  # and its length
         # A token decoded alone may lose a space at its beginning, so one stands before it.
         self.anchor: list[int] = self.backend.encode("a", add_special_tokens=False).ids[-1:]
         self.before = self.decode(self.anchor, skip_special=False)
@@ -60,7 +60,7 @@ class Texts:
         return self.part_of_character(token) if UNFINISHED in text else text.encode()
 
     def part_of_character(self, token: int) -> bytes:
-        """Returns the bytes of a token that is no text, from its name in the vocabulary."""
+        """Returns the bytes of a token that is no valid text, from its name in the vocabulary."""
         name = self.backend.id_to_token(token)
         if match := BYTE.fullmatch(name):
             return bytes([int(match[1], 16)])
@@ -75,26 +75,26 @@ def byte_alphabet(symbols: Sequence[str]) -> dict[str, int]:
     Bytes that can be printed in Latin-1 stand for themselves. The others follow each other, in
     ascending order, from U+0100.
     """
-    own = {symbol: ord(symbol) for symbol in symbols if ord(symbol) < 256}
-    others = sorted(set(range(256)) - set(own.values()))
-    return own | {chr(256 + i): byte for i, byte in enumerate(others)}
+    printable = {symbol: ord(symbol) for symbol in symbols if ord(symbol) < 256}
+    others = sorted(set(range(256)) - set(printable.values()))
+    return printable | {chr(256 + i): byte for i, byte in enumerate(others)}
 
 
-class Incremental:
-    """The text of tokens that arrive in parts; all texts joined are that of all tokens.
+class IncrementalDetokenizer:
+    """The text of tokens that arrive in parts; the joined texts are the text of all tokens.
 
     A character may be divided between tokens. Its text is held back until it is complete.
     """
 
-    def __init__(self, texts: Texts, *, skip_special: bool = True) -> None:
-        self.texts = texts
+    def __init__(self, detokenizer: Detokenizer, *, skip_special: bool = True) -> None:
+        self.detokenizer = detokenizer
         self.skip_special = skip_special
         self.window: list[int] = []  # tokens from a border between characters
-        self.given = 0  # how much of the window's text has been returned
+        self.returned = 0  # how many characters of the window's text have been returned
 
-    def copy(self) -> "Incremental":
-        other = Incremental(self.texts, skip_special=self.skip_special)
-        other.window, other.given = self.window.copy(), self.given
+    def copy(self) -> "IncrementalDetokenizer":
+        other = IncrementalDetokenizer(self.detokenizer, skip_special=self.skip_special)
+        other.window, other.returned = self.window.copy(), self.returned
         return other
 
     def feed(self, tokens: Sequence[int]) -> str:
@@ -102,19 +102,19 @@ class Incremental:
         self.window += tokens
         text = self.decode(self.window)
         complete = not text.endswith(UNFINISHED)
-        new = text[self.given :] if complete else text[self.given : -1]
-        self.given += len(new)
+        new = text[self.returned :] if complete else text[self.returned : -1]
+        self.returned += len(new)
         if complete and len(self.window) > LONG:
             context = self.window[-CONTEXT:]
             if before := self.decode(context):
-                self.window, self.given = context, len(before)
+                self.window, self.returned = context, len(before)
         return new
 
     def flush(self) -> str:
         """Returns the text that was held back."""
-        new = self.decode(self.window)[self.given :]
-        self.given += len(new)
+        new = self.decode(self.window)[self.returned :]
+        self.returned += len(new)
         return new
 
     def decode(self, tokens: Sequence[int]) -> str:
-        return self.texts.decode(tokens, skip_special=self.skip_special)
+        return self.detokenizer.decode(tokens, skip_special=self.skip_special)

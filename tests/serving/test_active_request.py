@@ -3,21 +3,26 @@ import threading
 
 import pytest
 
-from rl4p.serving.completion import Wanted
-from rl4p.serving.live import Live, Mailbox
-from rl4p.serving.refusals import ClientGoneError, RefusalError
-from rl4p.serving.text import Texts
+from rl4p.serving.active_request import ActiveRequest, ReadyQueue
+from rl4p.serving.choice import CompletionOptions
+from rl4p.serving.detokenizer import Detokenizer
+from rl4p.serving.http_errors import ClientDisconnectError, HttpError
 from rl4p.types import Sampling
 
 
 @pytest.fixture
 def start(chatty, scheduler):
-    def start(prompts=((1,),), seeds=((0,),), stream=False, **wanted):
-        options = {"sampling": Sampling(), "max_tokens": 9, "end_ids": chatty.end_ids}
-        mailbox = Mailbox(asyncio.get_running_loop())
-        live = Live(mailbox, Texts(chatty.tokenizer), Wanted(**options | wanted), stream=stream)
-        live.submit(scheduler, prompts, seeds)
-        return live
+    def start(prompts=((1,),), seeds=((0,),), stream=False, **options):
+        given = {"sampling": Sampling(), "max_tokens": 9, "end_ids": chatty.end_ids}
+        queue = ReadyQueue(asyncio.get_running_loop())
+        active = ActiveRequest(
+            queue,
+            Detokenizer(chatty.tokenizer),
+            CompletionOptions(**given | options),
+            stream=stream,
+        )
+        active.submit(scheduler, prompts, seeds)
+        return active
 
     return start
 
@@ -26,10 +31,10 @@ def test_what_other_threads_deliver_arrives(start, scheduler):
     scheduler.holds = True
 
     async def main():
-        live = start(prompts=([1], [2]), seeds=([0, 1], [2, 3]))
+        active = start(prompts=([1], [2]), seeds=([0, 1], [2, 3]))
         for ticket in list(scheduler.open):
             threading.Thread(target=scheduler.go, args=(ticket,)).start()
-        return [each.text() for each in await live.finished()]
+        return [each.text() for each in await active.finished()]
 
     assert asyncio.run(main()) == ["hello"] * 4
     assert len(scheduler.asked) == 2
@@ -40,16 +45,16 @@ def test_the_loop_is_woken_once_for_all_that_has_come(start, scheduler):
 
     async def main():
         loop, woken = asyncio.get_running_loop(), []
-        lives = [start() for _ in range(8)]
-        mailbox = lives[0].mailbox
+        requests = [start() for _ in range(8)]
+        queue = requests[0].queue
         wake = loop.call_soon_threadsafe
         loop.call_soon_threadsafe = lambda call: (woken.append(call), wake(call))
-        for live in lives:
-            live.mailbox = mailbox
+        for active in requests:
+            active.queue = queue
         for ticket in list(scheduler.open):
             scheduler.go(ticket)
-        for live in lives:
-            await live.finished()
+        for active in requests:
+            await active.finished()
         return woken
 
     assert len(asyncio.run(main())) == 1
@@ -58,11 +63,11 @@ def test_the_loop_is_woken_once_for_all_that_has_come(start, scheduler):
 def test_an_answer_that_is_not_streamed_is_not_read_before_its_end(start, scheduler):
     async def main(stream):
         scheduler.holds, scheduler.size = True, 1
-        live = start(stream=stream)
-        reads, read = [], live.mailbox.post
-        live.mailbox.post = lambda each: (reads.append(each), read(each))
+        active = start(stream=stream)
+        reads, read = [], active.queue.put
+        active.queue.put = lambda each: (reads.append(each), read(each))
         scheduler.go(*scheduler.open)
-        await live.finished()
+        await active.finished()
         return len(reads)
 
     assert asyncio.run(main(False)) == 1
@@ -72,8 +77,8 @@ def test_an_answer_that_is_not_streamed_is_not_read_before_its_end(start, schedu
 def test_changes_are_those_of_completions_with_new_tokens(start, scheduler):
     async def main():
         found = []
-        live = start(seeds=[[0, 1]], stream=True)
-        async for changed in live.changes():
+        active = start(seeds=[[0, 1]], stream=True)
+        async for changed in active.changes():
             found += [index for index, _ in changed]
         return found
 
@@ -84,12 +89,12 @@ def test_a_client_that_leaves_ends_the_wait(start, scheduler):
     scheduler.holds = True
 
     async def main():
-        live = start(prompts=([1], [2]), seeds=([0], [1]))
-        asyncio.get_running_loop().call_soon(live.leave)
-        with pytest.raises(ClientGoneError):
-            await live.finished()
-        with pytest.raises(ClientGoneError):  # and later ones
-            await live.finished()
+        active = start(prompts=([1], [2]), seeds=([0], [1]))
+        asyncio.get_running_loop().call_soon(active.disconnect)
+        with pytest.raises(ClientDisconnectError):
+            await active.finished()
+        with pytest.raises(ClientDisconnectError):  # and later ones
+            await active.finished()
 
     asyncio.run(main())
     assert len(scheduler.cancelled) == 2
@@ -117,7 +122,7 @@ def test_a_refusal_in_the_middle_cancels_what_was_taken(start, scheduler, monkey
     monkeypatch.setattr(scheduler, "submit", refuses, raising=False)
 
     async def main():
-        with pytest.raises(RefusalError, match="too long") as error:
+        with pytest.raises(HttpError, match="too long") as error:
             start(prompts=([1], [2]), seeds=([0], [1]))
         assert error.value.status == 400
 

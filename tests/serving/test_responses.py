@@ -1,4 +1,4 @@
-from rl4p.serving.answers import encoded, event
+from rl4p.serving.responses import encoded, event
 
 
 def test_json_is_short_and_an_event_holds_it():
