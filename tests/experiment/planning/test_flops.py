@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 from jax.experimental import pallas as pl
-from jax.sharding import AbstractMesh, PartitionSpec
+from jax.sharding import AbstractMesh, AxisType, PartitionSpec
 
 from rl4p.experiment.planning.flops import product_flops
 from rl4p.learner.microbatches import fold
@@ -104,7 +104,7 @@ def test_each_row_of_a_ragged_product_meets_one_of_the_matrices():
 
 
 def test_what_each_device_does_for_itself_is_done_by_all():
-    mesh = AbstractMesh((2, 4), ("a", "b"))
+    mesh = AbstractMesh((2, 4), ("a", "b"), axis_types=(AxisType.Auto,) * 2)
     spec = PartitionSpec("a")
 
     def on_each(x):
