@@ -69,7 +69,8 @@ class ParameterTensor(NewTensor):
 
     def parts(self) -> Iterator[np.ndarray]:
         """Yields the array, but of an embedding (maybe a third of a model) some rows at a time."""
-        if len(self.shape) != 2 or self.at or self.transposed or len(self.arrays) > 1:
+        array, *adapter = self.arrays
+        if len(self.shape) != 2 or self.at or self.transposed or adapter:
             whole = np.asarray(one_tensor(self.arrays, self.at, scale=self.scale, dtype=self.dtype))
             if self.transposed:  # in less than half the time that XLA takes on a CPU
                 matrix, whole = whole, np.empty(self.shape, self.dtype)
@@ -79,7 +80,7 @@ class ParameterTensor(NewTensor):
         most = max(1, PART_BYTES // (self.shape[1] * self.dtype.itemsize))
         for first in range(0, self.shape[0], most):
             count = min(most, self.shape[0] - first)
-            rows = some_rows(self.arrays[0], np.int32(first), count=count, dtype=self.dtype)
+            rows = some_rows(array, np.int32(first), count=count, dtype=self.dtype)
             yield np.asarray(rows)
 
 
