@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from rl4p.rollout.engine.batch import Chunk
 from rl4p.serving.stops import Stops
 from rl4p.serving.text import Incremental, Texts
-from rl4p.serving.work import Part
 from rl4p.types import Finish, Sampling
 
 FINISH = {Finish.STOP: "stop", Finish.LENGTH: "length", Finish.ABORT: "abort"}
@@ -17,7 +17,7 @@ class Wanted:
     """What a request wants of each of its completions.
 
     Attributes:
-      sampling, max_tokens, end_ids, min_tokens, alternatives: as in `Work`.
+      sampling, max_tokens, end_ids, min_tokens, alternatives: as in `TokenSequence`.
       stops: strings that end a completion.
       keep_stop: whether the text includes the stop string or end token.
       skip_special: whether the text leaves special tokens out.
@@ -56,7 +56,7 @@ class Completion:
     The text is decoded as tokens arrive only if that is needed: for a stream or for stop strings.
 
     Attributes:
-      tokens, logprobs, alternatives: as in `Part`, from the first token.
+      tokens, logprobs, alternatives: as in `Chunk`, from the first token.
       spans: the weight version of each token.
       finish: `stop`, `length` or `abort`; None while the completion grows.
       matched: the end token or stop string that ended it; None for any other reason.
@@ -77,22 +77,22 @@ class Completion:
         self.pieces: list[str] = []  # the text so far
         self.given = 0, 0  # how many pieces and tokens former deltas had
 
-    def add(self, part: Part) -> None:
+    def add(self, chunk: Chunk) -> None:
         """Adds new tokens; a stop string in their text ends the completion after its token."""
         if self.finish is not None:
             return
-        tokens, finish = part.tokens, part.finish
+        tokens, finish = chunk.tokens, chunk.finish
         if self.incremental is not None:
             tokens, finish = self.read(tokens, finish)
         count = len(tokens)
         before = len(self.tokens)
         self.tokens += tokens
-        self.logprobs += part.logprobs[:count]
-        self.alternatives += part.alternatives[:count]
-        if self.spans and self.spans[-1].version == part.version:
+        self.logprobs += chunk.logprobs[:count]
+        self.alternatives += chunk.alternatives[:count]
+        if self.spans and self.spans[-1].version == chunk.version:
             self.spans[-1] = self.spans[-1]._replace(end=before + count)
         elif count:
-            self.spans.append(Span(part.version, before, before + count))
+            self.spans.append(Span(chunk.version, before, before + count))
         if finish is not None:
             self.finish = FINISH[finish]
             if finish is Finish.STOP and self.matched is None:

@@ -6,11 +6,13 @@ from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 from rl4p.errors import InputError, RunError
+from rl4p.rollout.engine.batch import Chunk
+from rl4p.rollout.engine.sequence import TokenSequence
 from rl4p.serving.completion import Completion, Wanted
 from rl4p.serving.refusals import ClientGoneError, RefusalError
 from rl4p.serving.scheduler import Scheduler
+from rl4p.serving.seeds import key_data
 from rl4p.serving.text import Texts
-from rl4p.serving.work import Part, Work
 
 
 class Mailbox:
@@ -41,14 +43,14 @@ class Live:
     """A request's completions, of all its prompts, in the order of prompts and seeds.
 
     Args:
-      stream: whether its parts are sent as they arrive.
+      stream: whether its tokens are sent as they arrive.
     """
 
     def __init__(self, mailbox: Mailbox, texts: Texts, wanted: Wanted, *, stream: bool) -> None:
         self.mailbox, self.texts, self.wanted, self.stream = mailbox, texts, wanted, stream
         self.completions: list[Completion] = []
-        self.tickets: list[tuple[Scheduler, Any, range]] = []
-        self.inbox: deque[tuple[int, list[Part]]] = deque()
+        self.submissions: list[tuple[Scheduler, Any, range]] = []
+        self.inbox: deque[tuple[int, list[Chunk]]] = deque()
         self.changed: dict[int, None] = {}  # the completions with new tokens, in order
         self.growing = 0
         self.waiter: asyncio.Future[None] | None = None
@@ -58,43 +60,47 @@ class Live:
     def submit(
         self, scheduler: Scheduler, prompts: Sequence[Sequence[int]], seeds: Sequence[Sequence[int]]
     ) -> None:
-        """Submits the work of all prompts, each with its seeds.
+        """Submits the sequences of all prompts, each with its seeds.
 
         Raises:
-          RefusalError: the scheduler does not take it.
+          RefusalError: the scheduler does not take them.
         """
         wanted = self.wanted
         try:
             for tokens, own in zip(prompts, seeds, strict=True):
-                # A stop string ends one completion, so each then needs a ticket of its own.
+                # A stop string ends one completion, so each then needs a submission of its own.
                 for part in [[seed] for seed in own] if wanted.stops else [own]:
                     first = len(self.completions)
                     for _ in part:
                         self.completions.append(Completion(self.texts, wanted, stream=self.stream))
                     self.growing += len(part)
-                    work = Work(
-                        tokens=tokens,
-                        seeds=part,
-                        max_tokens=wanted.max_tokens,
-                        sampling=wanted.sampling,
-                        end_ids=wanted.end_ids,
-                        min_tokens=wanted.min_tokens,
-                        alternatives=wanted.alternatives,
-                    )
-                    ticket = scheduler.submit(work, self.receiver(first), self.fail)
-                    self.tickets.append((scheduler, ticket, range(first, first + len(part))))
+                    sequences = [
+                        TokenSequence(
+                            context=tokens,
+                            key=key_data(seed),
+                            max_tokens=wanted.max_tokens,
+                            sampling=wanted.sampling,
+                            end_ids=wanted.end_ids,
+                            min_tokens=wanted.min_tokens,
+                            alternatives=wanted.alternatives,
+                        )
+                        for seed in part
+                    ]
+                    submission = scheduler.submit(sequences, self.receiver(first), self.fail)
+                    numbers = range(first, first + len(part))
+                    self.submissions.append((scheduler, submission, numbers))
         except (InputError, RunError) as error:
             self.cancel()
             status = 400 if isinstance(error, InputError) else 503
             raise RefusalError(str(error), status=status) from None
 
     def receiver(self, first: int) -> Any:
-        """Returns what the scheduler calls, in its thread, with parts of completions."""
+        """Returns what the scheduler calls, in its thread, with new tokens of completions."""
         every = self.stream or bool(self.wanted.stops)
 
-        def receive(parts: list[Part]) -> None:
-            self.inbox.append((first, parts))
-            if every or any(part.finish is not None for part in parts):
+        def receive(chunks: list[Chunk]) -> None:
+            self.inbox.append((first, chunks))
+            if every or any(chunk.finish is not None for chunk in chunks):
                 self.mailbox.post(self)
 
         return receive
@@ -107,17 +113,18 @@ class Live:
     def read(self) -> None:
         """Adds what has arrived to the completions, and wakes the request if it waits for that."""
         while self.inbox:
-            first, parts = self.inbox.popleft()
-            for part in parts:
-                completion = self.completions[first + part.index]
+            first, chunks = self.inbox.popleft()
+            for chunk in chunks:
+                number = first + chunk.sequence.index
+                completion = self.completions[number]
                 if completion.finish is not None:
                     continue
-                completion.add(part)
-                self.changed[first + part.index] = None
+                completion.add(chunk)
+                self.changed[number] = None
                 if completion.finish is not None:
                     self.growing -= 1
-                    if part.finish is None:  # a stop string ended it
-                        self.cancel(first + part.index)
+                    if chunk.finish is None:  # a stop string ended it
+                        self.cancel(number)
         if self.growing == 0 or self.error or (self.stream and self.changed):
             self.wake()
 
@@ -162,6 +169,6 @@ class Live:
 
     def cancel(self, index: int | None = None) -> None:
         """Frees the slots of a completion, or of all that still grow."""
-        for scheduler, ticket, indices in self.tickets:
-            if index is None or index in indices:
-                scheduler.cancel(ticket)
+        for scheduler, submission, numbers in self.submissions:
+            if index is None or index in numbers:
+                scheduler.cancel(submission)

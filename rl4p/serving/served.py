@@ -122,14 +122,14 @@ class Served:
             loop.call_soon_threadsafe(arrived, result)
 
         try:
-            ticket = self.scheduler.score(tokens, deliver)
+            submission = self.scheduler.score(tokens, deliver)
         except (InputError, RunError) as error:
             status = 400 if isinstance(error, InputError) else 503
             raise RefusalError(str(error), status=status) from None
         try:
             return await found
         except asyncio.CancelledError:
-            self.scheduler.cancel(ticket)
+            self.scheduler.cancel(submission)
             raise
 
     async def encode(self, text: str, *, special: bool = True) -> list[int]:

@@ -149,5 +149,5 @@ class SGLangControl:
         if every:
             self.served.scheduler.abort()
         elif live := self.served.rids.get(rid):
-            self.served.scheduler.abort([ticket for _, ticket, _ in live.tickets])
+            self.served.scheduler.abort([submission for _, submission, _ in live.submissions])
         return Json({"success": True})
