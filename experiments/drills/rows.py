@@ -68,7 +68,7 @@ ROWS: dict[str, list[dict[str, str]]] = {
         },
         {
             "what": "new weights are used from the next completion on, in process and by servers",
-            "tests": "tests/rollout/test_in_process.py tests/rollout/remote/test_probe.py",
+            "tests": "tests/rollout/engine/test_in_process.py tests/rollout/remote/test_probe.py",
             "mutant": "a stale server that claims to be new gets requests",
         },
     ],

@@ -23,9 +23,10 @@ class Cache:
     segment_ids_BS: Array  # 0 on unwritten slots
 
     def rows(self, rows_b: Array, slots: int) -> "Cache":
-        """Returns the given rows, padded to `slots` slots (at least as many as now)."""
+        """Returns the first slots of the given rows, or all and empty slots behind them."""
 
         def take(x: Array, axis: int) -> jax.Array:
+            x = jax.lax.slice_in_dim(x, 0, min(slots, x.shape[axis]), axis=axis)
             more = [(0, 0)] * x.ndim
             more[axis] = (0, slots - x.shape[axis])
             return jnp.pad(jnp.take(x, rows_b, axis=0), more)

@@ -22,6 +22,10 @@ class Request:
       max_tokens: the most tokens of a completion, the end token included.
       drawn: how many tokens at the end of the context these keys have already drawn; above 0 if
         the request continues a partial response.
+      keep: whether later requests may continue the completions, with contexts that begin with
+        exactly the tokens of this context and a completion. An engine may then keep their cache
+        until weights are published, and compute only the tokens after them. This changes results
+        only by rounding. An engine that keeps nothing computes whole contexts.
       messages: the conversation that the context consists of, which servers of chats take instead
         of tokens; None if it is not known.
     """
@@ -30,6 +34,7 @@ class Request:
     keys_N: np.ndarray
     max_tokens: int
     drawn: int = 0
+    keep: bool = False
     messages: Sequence[Mapping[str, Any]] | None = None
 
 

@@ -1,20 +1,23 @@
 """A short reference sampler: a static batch in one jitted program."""
 
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from rl4p.distributed.processes import to_host
 from rl4p.model.decoder import Decoder
-from rl4p.model.policy import Policy
+from rl4p.model.policy import Policy, pad_left
+from rl4p.protocols.engine import Request
 from rl4p.protocols.phases import PlannedProgram
-from rl4p.rollout.in_process import Batch, Sequences
+from rl4p.rollout.engine.distributions import SharedDistribution
+from rl4p.rollout.engine.in_process import InProcess, Stop, Weights
 from rl4p.rollout.sampler import Sampler
-from rl4p.types import Array, Params, Sampling
+from rl4p.types import Array, Params
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,49 +32,20 @@ class NaiveSampler(Sampler):
     once per group.
     """
 
-    def decode(
-        self,
-        policy: Policy,
-        params: Params,
-        batch: Batch,
-        *,
-        greedy: bool,
-        temperature: float | None = None,
-    ) -> tuple[Array, Array, Array]:
-        mesh, B = policy.mesh.sampling, len(batch.request_B)
-        # The mesh divides the rows, so the last is repeated until it can.
-        row_B = np.minimum(np.arange(B + -B % mesh.row_shards), B - 1)
-        request_B = batch.request_B[row_B]
-        sequences = Sequences(*(x[row_B] for x in batch.sequences))
-        tokens_BT, mask_BT = (x[request_B] for x in (batch.tokens_PT, batch.mask_PT))
-        found = generate(
-            policy.decoder,
-            self.sampling,
-            int(batch.sequences.limits_B.max()),
-            policy.end_ids,
-            params,
-            *mesh.shard_rows((tokens_BT, mask_BT)),
-            mesh.shard_rows(sequences),
-            greedy or self.temperature == 0,
-            temperature,
-        )
-        return found if len(row_B) == B else tuple(x[:B] for x in found)  # pyright: ignore
+    def open(self, policy: Policy) -> "NaiveEngine":
+        return NaiveEngine(policy, self.sampling, self.temperature_at)
 
     def plan(self, run: Any) -> Generator[PlannedProgram, Any, None]:
         """Yields one program, `decode`, which includes the prefill."""
         policy, mesh, params = run.policy, run.mesh.sampling, run.sampling_params()
         B, W, R = run.sequences, run.prompt_columns, run.response_tokens
         tokens_BT, mask_BT = (run.rows((B, W), dtype, mesh) for dtype in (jnp.int32, jnp.bool_))
+        shapes = jax.eval_shape(lambda: StaticBatch.empty(B))
+        sequences = jax.tree.map(lambda x: run.rows(x.shape, x.dtype, mesh), shapes)
+        distribution = SharedDistribution(sampling=self.sampling, greedy=False)
         traced = generate.trace(
-            policy.decoder,
-            self.sampling,
-            R,
-            policy.end_ids,
-            params,
-            tokens_BT,
-            mask_BT,
-            jax.tree.map(lambda x: run.rows(x.shape, x.dtype, mesh), Sequences.shapes(B)),
-            False,
+            *(policy.decoder, R, policy.end_ids, params, tokens_BT, mask_BT, sequences),
+            distribution,
         )
         yield PlannedProgram(
             phase="decode",
@@ -85,21 +59,71 @@ class NaiveSampler(Sampler):
         """Returns None: all sequences are decoded at once."""
 
 
-@partial(
-    jax.jit,
-    static_argnames=("decoder", "sampling", "max_response_tokens", "end_ids"),
-)
+class StaticBatch(NamedTuple):
+    """The constants of B sequences.
+
+    Attributes:
+      lengths_B: int32, the number of tokens in the context.
+      limits_B, drawn_B: int32, `max_tokens` and `drawn` of the request.
+      keys_B: uint32 [B, ...], the data of the random keys.
+    """
+
+    lengths_B: Array
+    limits_B: Array
+    drawn_B: Array
+    keys_B: Array
+
+    @staticmethod
+    def empty(B: int) -> "StaticBatch":
+        zeros_B, keys_B = jnp.zeros(B, jnp.int32), jax.random.split(jax.random.key(0), B)
+        return StaticBatch(zeros_B, zeros_B, zeros_B, jax.random.key_data(keys_B))
+
+
+class NaiveEngine(InProcess):
+    """An engine that decodes all sequences of a call in one batch."""
+
+    def decode(
+        self,
+        weights: Weights,
+        requests: Sequence[Request],
+        distribution: SharedDistribution,
+        stop: Stop | None,
+    ) -> list[tuple[np.ndarray, np.ndarray]]:
+        assert stop is None
+        mesh = self.policy.mesh.sampling
+        counts_P = [len(request.keys_N) for request in requests]
+        B = sum(counts_P)
+        # The mesh divides the rows, so the last is repeated until it can.
+        row_B = np.minimum(np.arange(B + -B % mesh.row_shards), B - 1)
+        request_B = np.repeat(np.arange(len(requests)), counts_P)[row_B]
+        numbers_P = [(len(x.tokens), x.max_tokens, x.drawn) for x in requests]
+        keys_B = np.concatenate([x.keys_N for x in requests])[row_B]
+        numbers_B3 = np.array(numbers_P, np.int32)[request_B]
+        sequences = StaticBatch(*numbers_B3.T, keys_B=keys_B)
+        prompts_PT = pad_left([x.tokens for x in requests], self.policy.pad_id)
+        drawn = generate(
+            self.policy.decoder,
+            max(x.max_tokens for x in requests),
+            self.policy.end_ids,
+            weights.params,
+            *mesh.shard_rows(tuple(x[request_B] for x in prompts_PT)),
+            mesh.shard_rows(sequences),
+            distribution,
+        )
+        tokens_BR, logprobs_BR, lengths_B = to_host(drawn)
+        return [(tokens_BR[b, :n], logprobs_BR[b, :n]) for b, n in enumerate(lengths_B[:B])]
+
+
+@partial(jax.jit, static_argnames=("decoder", "max_response_tokens", "end_ids"))
 def generate(
     decoder: Decoder,
-    sampling: Sampling,
     max_response_tokens: int,
     end_ids: tuple[int, ...],
     params: Params,
     prompt_tokens_BT: Array,
     prompt_mask_BT: Array,
-    sequences: Sequences,
-    greedy: Array,
-    temperature: Array | None = None,
+    sequences: StaticBatch,
+    distribution: SharedDistribution,
 ) -> tuple[Array, Array, Array]:
     """Prefills the prompts, then decodes one token of every row per step until all rows have ended.
 
@@ -108,13 +132,15 @@ def generate(
       row's length are undefined.
     """
     B, width = prompt_tokens_BT.shape
-    ends = jnp.asarray(end_ids, jnp.int32)
+    ends, ones_B = jnp.asarray(end_ids, jnp.int32), jnp.ones(B, jnp.int32)
     prompt_segments_BT = prompt_mask_BT.astype(jnp.int32)
     prompt_positions_BT = jnp.maximum(jnp.cumsum(prompt_segments_BT, axis=1) - 1, 0)
 
     def choose(hidden_BD: Array, t: Array) -> tuple[Array, Array]:
         logits_BV = decoder.logits(params, hidden_BD)
-        return sequences.draw(logits_BV, sampling, t, greedy, temperature)
+        keys_B = jax.random.wrap_key_data(jnp.asarray(sequences.keys_B))
+        drawn = distribution.draw(logits_BV, ones_B, keys_B, sequences.drawn_B + t, 0)
+        return drawn.token_B, drawn.logprob_B
 
     def ended(token_B: Array, t: Array) -> Array:
         return jnp.isin(token_B, ends) | (t + 1 == sequences.limits_B)
@@ -131,7 +157,7 @@ def generate(
             params,
             token_B[:, None],
             (sequences.lengths_B + t - 1)[:, None],
-            jnp.ones((B, 1), jnp.int32),
+            ones_B[:, None],
             cache,
             width + t - 1,
         )
@@ -155,7 +181,6 @@ def generate(
     token_B, logprob_B = choose(hidden_BTD[:, -1], jnp.int32(0))
     out = tuple(jnp.zeros((B, max_response_tokens), x.dtype) for x in (token_B, logprob_B))
     out = write(out, (token_B, logprob_B), jnp.int32(0))
-    ones_B = jnp.ones(B, jnp.int32)
     start = (jnp.int32(1), ended(token_B, jnp.int32(0)), ones_B, token_B, cache, out)
     _, _, lengths_B, _, _, (tokens_BR, logprobs_BR) = jax.lax.while_loop(
         unfinished, decode_step, start

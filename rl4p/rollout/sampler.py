@@ -17,15 +17,13 @@ from rl4p.protocols.engine import Request
 from rl4p.protocols.traits import RolloutTraits
 from rl4p.rollout.annealing.linear import Linear
 from rl4p.rollout.answers import answers
-from rl4p.rollout.in_process import Batch, InProcess
+from rl4p.rollout.engine.in_process import InProcess
 from rl4p.types import Array, Episode, Params, Prompt, Sampling, Trajectories
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sampler(ABC):
-    """A rollout that answers each prompt `group_size` times with an engine of this process.
-
-    A sampler implements `decode`, which its engine calls.
+    """A rollout that answers each prompt `group_size` times with the engine that `open` returns.
 
     Attributes:
       max_response_tokens: the longest response in tokens, the end token included.
@@ -55,9 +53,9 @@ class Sampler(ABC):
         """Returns the temperature of a step if it changes over the run, otherwise None."""
         return None if self.annealing is None else self.annealing(self.temperature, step)
 
+    @abstractmethod
     def open(self, policy: Policy) -> InProcess:
         """Returns the engine; `publish` gives it its first weights."""
-        return InProcess(policy, self.decode, temperature_at=self.temperature_at)
 
     def __call__(
         self,
@@ -78,27 +76,6 @@ class Sampler(ABC):
             for prompt, keys_N in zip(prompts, keys_P, strict=True)
         ]
         return answers(policy, prompts, engine.complete(requests, greedy=greedy), limit)
-
-    @abstractmethod
-    def decode(
-        self,
-        policy: Policy,
-        params: Params,
-        batch: Batch,
-        *,
-        greedy: bool,
-        temperature: float | None = None,
-    ) -> tuple[Array, Array, Array]:
-        """Continues the contexts of a batch.
-
-        Args:
-          params: the result of `policy.for_sampling`.
-          temperature: in place of the sampler's own; None for that.
-
-        Returns:
-          Tokens [B, R], log-probabilities [B, R] and lengths [B] of the completions, where R is
-          the largest of `batch.limits_B`. Columns beyond a completion's length are undefined.
-        """
 
 
 def without_annealing(rollout: Any) -> Any:

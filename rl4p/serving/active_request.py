@@ -6,11 +6,13 @@ from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 from rl4p.errors import InputError, RunError
+from rl4p.rollout.engine.batch import Chunk
+from rl4p.rollout.engine.sequence import TokenSequence
 from rl4p.serving.choice import Choice, CompletionOptions
 from rl4p.serving.detokenizer import Detokenizer
 from rl4p.serving.http_errors import ClientDisconnectError, HttpError
 from rl4p.serving.scheduler import Scheduler
-from rl4p.serving.work import Part, Work
+from rl4p.serving.seeds import key_data
 
 
 class ReadyQueue:
@@ -56,8 +58,8 @@ class ActiveRequest:
         self.queue, self.detokenizer = queue, detokenizer
         self.options, self.stream = options, stream
         self.choices: list[Choice] = []
-        self.tickets: list[tuple[Scheduler, Any, range]] = []
-        self.inbox: deque[tuple[int, list[Part]]] = deque()
+        self.submissions: list[tuple[Scheduler, Any, range]] = []
+        self.inbox: deque[tuple[int, list[Chunk]]] = deque()
         self.changed: dict[int, None] = {}  # the choices with new tokens, in order
         self.unfinished = 0
         self.waiter: asyncio.Future[None] | None = None
@@ -77,22 +79,26 @@ class ActiveRequest:
             for tokens, prompt_seeds in zip(prompts, seeds, strict=True):
                 # A stop string ends a single choice, so each choice is then submitted alone.
                 batches = [[seed] for seed in prompt_seeds] if options.stops else [prompt_seeds]
-                for part in batches:
+                for batch in batches:
                     first = len(self.choices)
-                    for _ in part:
+                    for _ in batch:
                         self.choices.append(Choice(self.detokenizer, options, stream=self.stream))
-                    self.unfinished += len(part)
-                    work = Work(
-                        tokens=tokens,
-                        seeds=part,
-                        max_tokens=options.max_tokens,
-                        sampling=options.sampling,
-                        end_ids=options.end_ids,
-                        min_tokens=options.min_tokens,
-                        alternatives=options.alternatives or 0,
-                    )
-                    ticket = scheduler.submit(work, self.receiver(first), self.fail)
-                    self.tickets.append((scheduler, ticket, range(first, first + len(part))))
+                    self.unfinished += len(batch)
+                    sequences = [
+                        TokenSequence(
+                            context=tokens,
+                            key=key_data(seed),
+                            max_tokens=options.max_tokens,
+                            sampling=options.sampling,
+                            end_ids=options.end_ids,
+                            min_tokens=options.min_tokens,
+                            alternatives=options.alternatives or 0,
+                        )
+                        for seed in batch
+                    ]
+                    submission = scheduler.submit(sequences, self.receiver(first), self.fail)
+                    numbers = range(first, first + len(batch))
+                    self.submissions.append((scheduler, submission, numbers))
         except (InputError, RunError) as error:
             self.cancel()
             status = 400 if isinstance(error, InputError) else 503
@@ -102,9 +108,9 @@ class ActiveRequest:
         """Returns the function that receives new tokens; the scheduler calls it in its thread."""
         every = self.stream or bool(self.options.stops)
 
-        def receive(parts: list[Part]) -> None:
-            self.inbox.append((first, parts))
-            if every or any(part.finish is not None for part in parts):
+        def receive(chunks: list[Chunk]) -> None:
+            self.inbox.append((first, chunks))
+            if every or any(chunk.finish is not None for chunk in chunks):
                 self.queue.put(self)
 
         return receive
@@ -117,17 +123,18 @@ class ActiveRequest:
     def read(self) -> None:
         """Adds the tokens that have arrived to the choices, and wakes the request."""
         while self.inbox:
-            first, parts = self.inbox.popleft()
-            for part in parts:
-                choice = self.choices[first + part.index]
+            first, chunks = self.inbox.popleft()
+            for chunk in chunks:
+                number = first + chunk.sequence.index
+                choice = self.choices[number]
                 if choice.finish is not None:
                     continue
-                choice.add(part)
-                self.changed[first + part.index] = None
+                choice.add(chunk)
+                self.changed[number] = None
                 if choice.finish is not None:
                     self.unfinished -= 1
-                    if part.finish is None:  # a stop string ended it
-                        self.cancel(first + part.index)
+                    if chunk.finish is None:  # a stop string ended it
+                        self.cancel(number)
         if self.unfinished == 0 or self.error or (self.stream and self.changed):
             self.wake()
 
@@ -172,6 +179,6 @@ class ActiveRequest:
 
     def cancel(self, index: int | None = None) -> None:
         """Frees the slots of a choice, or of all unfinished choices."""
-        for scheduler, ticket, indices in self.tickets:
-            if index is None or index in indices:
-                scheduler.cancel(ticket)
+        for scheduler, submission, numbers in self.submissions:
+            if index is None or index in numbers:
+                scheduler.cancel(submission)

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from rl4p.rollout.engine.batch import Chunk
 from rl4p.serving.detokenizer import Detokenizer, IncrementalDetokenizer
 from rl4p.serving.stop_strings import StopStrings
-from rl4p.serving.work import Part
 from rl4p.types import Finish, Sampling
 
 FINISH = {Finish.STOP: "stop", Finish.LENGTH: "length", Finish.ABORT: "abort"}
@@ -17,7 +17,7 @@ class CompletionOptions:
     """The options of each choice of a request.
 
     Attributes:
-      sampling, max_tokens, end_ids, min_tokens: as in `Work`.
+      sampling, max_tokens, end_ids, min_tokens: as in `TokenSequence`.
       alternatives: how many tokens are returned beside each drawn token; None for no
         log-probabilities.
       stops: the strings that end a choice.
@@ -56,7 +56,7 @@ class Choice:
     The text is decoded at the end, unless a stream or stop strings need it as tokens arrive.
 
     Attributes:
-      tokens, logprobs, alternatives: as in `Part`, from the first token.
+      tokens, logprobs, alternatives: as in `Chunk`, from the first token.
       spans: the weight version of each token.
       finish: `stop`, `length` or `abort`; None while it is unfinished.
       matched: the end token or stop string that ended it; None for any other reason.
@@ -82,22 +82,22 @@ class Choice:
         self.sent = 0, 0  # the numbers of pieces and tokens in former deltas
         self.offset = 0  # of the next token in the text of `/v1/completions`
 
-    def add(self, part: Part) -> None:
+    def add(self, chunk: Chunk) -> None:
         """Adds new tokens; a stop string in their text ends the choice after its token."""
         if self.finish is not None:
             return
-        tokens, finish = part.tokens, part.finish
+        tokens, finish = chunk.tokens, chunk.finish
         if self.incremental is not None:
             tokens, finish = self.read(tokens, finish)
         count = len(tokens)
         before = len(self.tokens)
         self.tokens += tokens
-        self.logprobs += part.logprobs[:count]
-        self.alternatives += part.alternatives[:count]
-        if self.spans and self.spans[-1].version == part.version:
+        self.logprobs += chunk.logprobs[:count]
+        self.alternatives += chunk.alternatives[:count]
+        if self.spans and self.spans[-1].version == chunk.version:
             self.spans[-1] = self.spans[-1]._replace(end=before + count)
         elif count:
-            self.spans.append(VersionSpan(part.version, before, before + count))
+            self.spans.append(VersionSpan(chunk.version, before, before + count))
         if finish is not None:
             self.finish = FINISH[finish]
             if finish is Finish.STOP and self.matched is None:

@@ -14,6 +14,8 @@ from rl4p.configuration import compose
 from rl4p.configuration.folder import run_folder
 from rl4p.errors import InputError, RunError
 from rl4p.loop.compilation import keep_programs
+from rl4p.rollout.engine.batch import Chunk
+from rl4p.rollout.engine.sequence import TokenSequence
 from rl4p.runs.policy import load_policy
 from rl4p.serving.active_request import ReadyQueue
 from rl4p.serving.app import App
@@ -21,9 +23,9 @@ from rl4p.serving.detokenizer import Detokenizer
 from rl4p.serving.guard import Guard
 from rl4p.serving.options import ServeOptions, read_options
 from rl4p.serving.scheduler import Scheduler
+from rl4p.serving.seeds import key_data
 from rl4p.serving.server_state import ServerState
 from rl4p.serving.web_server import address_of, listening, run
-from rl4p.serving.work import Part, Work
 from rl4p.types import Sampling
 
 OF_RUN = ("seed", "model")
@@ -107,13 +109,15 @@ def warm_up(scheduler: Scheduler, token: int) -> None:
     """
     ended: Future[None] = Future()
 
-    def deliver(parts: list[Part]) -> None:
-        if any(part.finish is not None for part in parts):
+    def deliver(chunks: list[Chunk]) -> None:
+        if any(chunk.finish is not None for chunk in chunks):
             ended.set_result(None)
 
     sampling = Sampling(temperature=0.0)
-    work = Work(tokens=[token], seeds=[0], max_tokens=2, sampling=sampling, end_ids=())
-    scheduler.submit(work, deliver, ended.set_exception)
+    sequence = TokenSequence(
+        context=[token], key=key_data(0), max_tokens=2, sampling=sampling, end_ids=()
+    )
+    scheduler.submit([sequence], deliver, ended.set_exception)
     try:
         ended.result(WARM_UP_SECONDS)
     except TimeoutError:

@@ -14,12 +14,12 @@ import numpy as np
 
 from rl4p.errors import InputError, RunError
 from rl4p.model.policy import Policy
-from rl4p.serving.batch import Batch, Ended, placed
-from rl4p.serving.programs import scored_tokens
-from rl4p.serving.slots import Running, taken
-from rl4p.serving.tickets import Command, Delivery, Ticket, fulfil, send
-from rl4p.serving.work import Part, Work, check_scored, check_work
-from rl4p.types import Finish, Params
+from rl4p.rollout.engine.batch import Batch, Chunk, Ended, placed
+from rl4p.rollout.engine.score import check_scored, scored_tokens
+from rl4p.rollout.engine.sequence import TokenSequence, check_request
+from rl4p.serving.pace import Pace, layout
+from rl4p.serving.submissions import Command, Delivery, Submission, fulfil, send, taken
+from rl4p.types import Params
 
 log = logging.getLogger(__name__)
 
@@ -32,18 +32,17 @@ NOT_NUMBERS = "The log-probabilities of the model are not numbers: its weights m
 class Scheduler:
     """Continues contexts on the device, many at a time. Any thread may call its methods.
 
-    It delivers from its own thread, at most once per device call and ticket. What it calls must
-    return quickly.
+    It delivers from its own thread, at most once per device call and submission.
 
     Args:
       policy, params: the policy, and its trained parameters.
       version: the weight version of the parameters.
-      slots: the most completions that run at a time.
+      slots: the most sequences that are decoded at a time.
 
     Attributes:
       version: the weight version of tokens that are drawn from now on.
       broken: why there are no weights to decode with, in a sentence; None if there are.
-      paused: whether all work waits for `resume`.
+      paused: whether all sequences wait for `resume`.
     """
 
     def __init__(self, policy: Policy, params: Params, version: str, *, slots: int = 32) -> None:
@@ -51,14 +50,15 @@ class Scheduler:
         self.params = placed(policy, policy.for_sampling(params))
         self.broken: str | None = None
         self.paused = False
-        self.batch = Batch(policy, slots)
-        self.waiting: deque[Running] = deque()
-        self.scores: deque[Ticket] = deque()
-        self.tickets: dict[Ticket, None] = {}  # those that are open, in order
-        self.held: dict[Ticket, None] | None = None  # what is submitted during pause("wait")
+        self.batch, self.pace = Batch(policy, layout(policy, slots)), Pace()
+        self.waiting: deque[TokenSequence] = deque()
+        self.scores: deque[Submission] = deque()
+        self.submissions: dict[Submission, None] = {}  # the open ones, in order
+        self.drains = 0  # calls of pause("wait") that wait
+        self.held: dict[Submission, None] = {}  # what is submitted meanwhile
         self.commands: deque[Command] = deque()
         self.undelivered: deque[Callable[[], list[Delivery]]] = deque()
-        self.stale = False  # whether some of what runs or waits is of closed tickets
+        self.stale = False  # whether sequences of closed submissions run or wait
         self.closing = False
         self.numbers: Counter[str] = Counter()
         self.changed = threading.Condition(threading.RLock())
@@ -67,31 +67,32 @@ class Scheduler:
 
     def submit(
         self,
-        work: Work,
-        deliver: Callable[[list[Part]], None],
+        sequences: Sequence[TokenSequence],
+        deliver: Callable[[list[Chunk]], None],
         fail: Callable[[Exception], None] | None = None,
-    ) -> Ticket:
-        """Starts work.
+    ) -> Submission:
+        """Starts to decode sequences, which are numbered in their order.
 
         Args:
-          deliver: receives the new tokens of the work's completions.
-          fail: receives the error that ended all of the work's completions, after which nothing is
+          deliver: receives the new tokens of the sequences, and must return quickly.
+          fail: receives the error that ended all of the sequences, after which nothing is
             delivered. None: they end with `Finish.ABORT` instead.
 
         Raises:
-          InputError: the model has no positions for it, or it asks for nothing.
+          InputError: the model has no positions for them, or there is nothing to draw.
           RunError: the scheduler is broken or closed.
         """
-        check_work(work, self.policy.decoder.config.max_positions)
-        ticket = Ticket(deliver, fail)
-        ticket.left = {
-            index: Running(work=work, index=index, owner=ticket) for index in range(len(work.seeds))
-        }
-        return self.enter(ticket)
+        longest = self.policy.decoder.config.max_positions
+        submission = Submission(deliver, fail)
+        for index, sequence in enumerate(sequences):
+            check_request(sequence.context, 1, sequence.max_tokens, longest)
+            sequence.owner, sequence.index = submission, index
+        submission.left = dict(enumerate(sequences))
+        return self.enter(submission)
 
     def score(
         self, tokens: Sequence[int], deliver: Callable[[list[float] | Exception], None]
-    ) -> Ticket:
+    ) -> Submission:
         """Computes log p(token t | tokens before t) at temperature 1; that of the first is nan.
 
         Raises:
@@ -99,52 +100,52 @@ class Scheduler:
           RunError: the scheduler is broken or closed.
         """
         check_scored(tokens, self.policy.decoder.config.max_positions)
-        ticket = Ticket(deliver, deliver)
-        ticket.scored = tokens
-        return self.enter(ticket)
+        submission = Submission(deliver, deliver)
+        submission.scored = tokens
+        return self.enter(submission)
 
-    def enter(self, ticket: Ticket) -> Ticket:
-        """Queues new work, or refuses it if it cannot be done."""
+    def enter(self, submission: Submission) -> Submission:
+        """Queues a submission, or refuses it if it cannot be decoded."""
         with self.changed:
             if self.closing or self.broken:
                 raise RunError(self.broken or CLOSED)
-            self.tickets[ticket] = None
-            if self.held is None:
-                self.queue(ticket)
+            self.submissions[submission] = None
+            if self.drains:
+                self.held[submission] = None
             else:
-                self.held[ticket] = None
+                self.queue(submission)
             self.changed.notify_all()
-        return ticket
+        return submission
 
-    def queue(self, ticket: Ticket) -> None:
-        if ticket.scored:
-            self.scores.append(ticket)
-        self.waiting.extend(ticket.left.values())
+    def queue(self, submission: Submission) -> None:
+        if submission.scored:
+            self.scores.append(submission)
+        self.waiting.extend(submission.left.values())
 
-    def cancel(self, ticket: Ticket) -> None:
-        """Gives work up: nothing more is delivered, and its slots are free at the next call."""
+    def cancel(self, submission: Submission) -> None:
+        """Gives a submission up: nothing more is delivered, and its slots are freed."""
         with self.changed:
-            ticket.cancelled = True
-            if ticket.open:
-                self.numbers["cancelled"] += ticket.count
-                self.shut(ticket)
+            submission.cancelled = True
+            if submission.open:
+                self.numbers["cancelled"] += submission.count
+                self.shut(submission)
             self.changed.notify_all()
 
-    def abort(self, tickets: Sequence[Ticket] | None = None) -> None:
-        """Ends unfinished completions, of all tickets or the given, with `Finish.ABORT`.
+    def abort(self, submissions: Sequence[Submission] | None = None) -> None:
+        """Ends unfinished sequences, of all submissions or the given, with `Finish.ABORT`.
 
-        It does not wait. Tokens of the device call that is under way are delivered first.
+        It does not wait. Tokens of the present device call are delivered first.
         """
         with self.changed:
-            chosen = list(self.tickets) if tickets is None else list(tickets)
-            self.order(lambda: self.abort_now(ticket for ticket in chosen if ticket.left))
+            chosen = list(self.submissions) if submissions is None else list(submissions)
+            self.order(lambda: self.abort_now(each for each in chosen if each.left))
 
     def pause(self, mode: Literal["keep", "wait", "abort"], timeout: float) -> None:
-        """Stops all work until `resume`, and returns once the device is idle.
+        """Stops decoding until `resume`, and returns once the device is idle.
 
         Args:
-          mode: what becomes of earlier work: it stays and goes on after `resume`, it is waited
-            for, or it is aborted.
+          mode: what becomes of earlier submissions: they stay and go on after `resume`, they are
+            waited for, or they are aborted.
           timeout: the most seconds to wait.
 
         Raises:
@@ -164,18 +165,20 @@ class Scheduler:
             raise RunError(f"The device call did not end within {timeout:g} seconds.") from None
 
     def drain(self, timeout: float) -> None:
-        """Waits until all earlier work has ended, and holds new work back meanwhile."""
-        self.held = held = {} if self.held is None else self.held
+        """Waits until all earlier submissions have ended, and holds new ones back meanwhile."""
+        self.drains += 1
         idle = self.changed.wait_for(
-            lambda: self.closing or held.keys() >= self.tickets.keys(), timeout
+            lambda: self.closing or self.held.keys() >= self.submissions.keys(), timeout
         )
-        self.held = None
-        for ticket in held:
-            if ticket.open:
-                self.queue(ticket)
+        self.drains -= 1
+        if not self.drains:  # another call may still wait for the same submissions
+            for submission in self.held:
+                if submission.open:
+                    self.queue(submission)
+            self.held.clear()
         if not idle:
             self.changed.notify_all()
-            raise RunError(f"The work did not end within {timeout:g} seconds.")
+            raise RunError(f"The requests did not end within {timeout:g} seconds.")
 
     def resume(self) -> None:
         """Ends a pause."""
@@ -190,12 +193,12 @@ class Scheduler:
           load: returns the new parameters. It receives the present ones (`Policy.for_sampling`),
             which it may change, and runs in the scheduler's thread.
           version: the version of the new weights.
-          recompute: whether the keys and values of running completions are computed again;
-            otherwise those of the former weights stay.
+          recompute: whether the keys and values of running sequences are computed again.
 
         Raises:
           InputError: raised by `load`, which has changed nothing. The former weights stay.
-          RunError: `load` failed otherwise. All work is refused until a later call succeeds.
+          RunError: `load` failed otherwise. All submissions are refused until a later call
+            succeeds.
         """
         self.order(lambda: self.replace_now(load, version, recompute)).result()
 
@@ -207,7 +210,7 @@ class Scheduler:
         """Returns what the scheduler does and has done, in numbers."""
         with self.changed:
             batch, running = self.batch, len(self.batch.running())
-            unfinished = sum(ticket.count for ticket in self.tickets)
+            unfinished = sum(submission.count for submission in self.submissions)
             names = ("tokens", "finished", "aborted", "cancelled", "failed", "scored", "updates")
             return {name: float(self.numbers[name]) for name in names} | {
                 "running": float(running),
@@ -217,7 +220,7 @@ class Scheduler:
             }
 
     def close(self) -> None:
-        """Ends all work with `Finish.ABORT`, and the thread."""
+        """Ends all sequences with `Finish.ABORT`, and the thread."""
         with self.changed:
             self.closing = True
             self.changed.notify_all()
@@ -233,12 +236,12 @@ class Scheduler:
             self.changed.notify_all()
         return done
 
-    def shut(self, ticket: Ticket) -> None:
-        """Forgets a ticket. What runs or waits of it is removed before the next device call."""
-        self.stale |= bool(ticket.left or ticket.scored)
-        ticket.open = False
-        ticket.left.clear()
-        del self.tickets[ticket]
+    def shut(self, submission: Submission) -> None:
+        """Forgets a submission. Its sequences are removed before the next device call."""
+        self.stale |= bool(submission.left or submission.scored)
+        submission.open = False
+        submission.left.clear()
+        del self.submissions[submission]
 
     # The rest runs in the scheduler's thread.
     def run(self) -> None:
@@ -253,24 +256,28 @@ class Scheduler:
                     break
             else:
                 self.step(scores, new, decodes)
-        self.abort_now(list(self.tickets))
+        self.abort_now(list(self.submissions))
         self.batch.clear()
 
-    def step(self, scores: Sequence[Ticket], new: Sequence[Running], decodes: bool) -> None:
-        """Makes a device call, and delivers what the former has found while the device works."""
+    def step(self, scores: list[Submission], new: list[TokenSequence], decodes: bool) -> None:
+        """Makes a device call, and delivers the results of the former while the device works."""
         try:
-            scored = [
-                (ticket, scored_tokens(self.policy.decoder, self.params, ticket.scored))
-                for ticket in scores
-            ]
+            decoder = self.policy.decoder
+            scored = [(x, scored_tokens(decoder, self.params, x.scored)) for x in scores]
             version, waiting = self.version, bool(self.waiting)
             if decodes:
                 self.batch.admit(self.params, new, keep=waiting)
-                self.batch.begin(self.params, waiting=waiting)
+                steps = self.pace.steps(self.batch.size)
+                self.batch.begin(self.params, steps=steps, waiting=waiting)
             self.deliver()
             self.undelivered += [partial(self.end_score, *pair) for pair in scored]
             if decodes:
-                self.undelivered.append(partial(self.sort, self.batch.end(), version))
+                call = self.batch.end()
+                self.pace.learn(call)
+                if spoiled := call.spoiled():
+                    self.batch.remove(spoiled)
+                    self.batch.zero_free_slots()
+                self.undelivered.append(partial(self.sort, call, spoiled, version))
         except Exception as error:
             log.exception("The device failed.")
             self.deliver()
@@ -278,27 +285,22 @@ class Scheduler:
             send(self.failures(self.lost(), RunError(f"The device failed: {error}")))
 
     def deliver(self) -> None:
-        """Delivers what the former device call has found."""
+        """Delivers the results of the former device call."""
         while self.undelivered:
             send(self.undelivered.popleft()())
 
-    def lost(self) -> list[Ticket]:
-        """Returns the tickets of which something is neither waiting nor held."""
+    def lost(self) -> list[Submission]:
+        """Returns the submissions with a sequence that neither waits nor is held."""
         with self.changed:
             queued = set(map(id, (*self.waiting, *self.scores)))
             return [
-                ticket
-                for ticket in self.tickets
-                if ticket not in (self.held or ())
-                and not queued.issuperset(map(id, ticket.left.values() or (ticket,)))
+                x
+                for x in self.submissions
+                if x not in self.held and not queued.issuperset(map(id, x.left.values() or (x,)))
             ]
 
-    def next(self) -> tuple[list[Command], list[Ticket], list[Running], bool]:
-        """Returns what to do next, and waits until there is something.
-
-        Returns:
-          Commands; or what to score, what to place in free slots, and whether to decode.
-        """
+    def next(self) -> tuple[list[Command], list[Submission], list[TokenSequence], bool]:
+        """Waits for commands, or for something to score, to place in free slots or to decode."""
         with self.changed:
             while True:
                 if self.stale:
@@ -319,67 +321,65 @@ class Scheduler:
             return [], scores, new, bool(new or self.batch.running())
 
     def purge(self) -> None:
-        """Removes what runs or waits of closed tickets."""
+        """Removes the sequences of closed submissions."""
         self.batch.remove([x for x in self.batch.running() if not x.owner.open])
         self.waiting = deque(x for x in self.waiting if x.owner.open)
         self.scores = deque(x for x in self.scores if x.open)
         self.stale = False
 
-    def sort(self, call: Ended, version: str) -> list[Delivery]:
-        """Returns the deliveries of the tokens of a device call, one for each ticket."""
-        parts: dict[Ticket, list[Part]] = {}
-        failing: list[Ticket] = []
-        drawn = call.drawn()
+    def sort(self, call: Ended, spoiled: list[TokenSequence], version: str) -> list[Delivery]:
+        """Returns the deliveries of the tokens of a device call, one for each submission."""
+        parts: dict[Submission, list[Chunk]] = {}
+        failing: list[Submission] = []
+        chunks = call.chunks(version)
         with self.changed:
-            for running, tokens, logprobs, alternatives, ended, nan in drawn:
-                ticket, finish = running.owner, None
-                if not ticket.open:
+            for chunk in chunks:
+                submission = chunk.sequence.owner
+                if not submission.open:
                     continue
-                if nan:
-                    failing.append(ticket)
+                if spoiled and chunk.sequence in spoiled:
+                    failing.append(submission)
                     continue
-                if ended:
-                    finish = Finish.STOP if tokens[-1] in running.work.end_ids else Finish.LENGTH
-                    del ticket.left[running.index]
+                if chunk.finish is not None:
+                    del submission.left[chunk.sequence.index]
                     self.numbers["finished"] += 1
-                self.numbers["tokens"] += len(tokens)
-                part = Part(running.index, tokens, logprobs, version, alternatives, finish)
-                parts.setdefault(ticket, []).append(part)
-                if not ticket.left:
-                    self.shut(ticket)
-        found = [(ticket, ticket.deliver, several) for ticket, several in parts.items()]
-        return found + self.failures(failing, RunError(NOT_NUMBERS))
+                self.numbers["tokens"] += len(chunk.tokens)
+                parts.setdefault(submission, []).append(chunk)
+                if not submission.left:
+                    self.shut(submission)
+        deliveries = [(submission, submission.deliver, own) for submission, own in parts.items()]
+        return deliveries + self.failures(failing, RunError(NOT_NUMBERS))
 
-    def end_score(self, ticket: Ticket, logprobs_T: jax.Array) -> list[Delivery]:
+    def end_score(self, submission: Submission, logprobs_T: jax.Array) -> list[Delivery]:
         """Waits for log-probabilities."""
-        found = np.asarray(logprobs_T)[: len(ticket.scored) - 1].tolist()
-        if any(map(math.isnan, found)):
-            return self.failures([ticket], RunError(NOT_NUMBERS))
+        logprobs = np.asarray(logprobs_T)[: len(submission.scored) - 1].tolist()
+        if any(map(math.isnan, logprobs)):
+            return self.failures([submission], RunError(NOT_NUMBERS))
         with self.changed:
-            if ticket.open:
-                self.shut(ticket)
+            if submission.open:
+                self.shut(submission)
             self.numbers["scored"] += 1
-        return [(ticket, ticket.deliver, [math.nan, *found])]
+        return [(submission, submission.deliver, [math.nan, *logprobs])]
 
-    def failures(self, tickets: Iterable[Ticket], error: Exception) -> list[Delivery]:
-        """Ends tickets with an error, and returns the deliveries of it."""
-        return self.ended(tickets, "failed", lambda ticket: ticket.failed(error))
+    def failures(self, submissions: Iterable[Submission], error: Exception) -> list[Delivery]:
+        """Ends submissions with an error, and returns its deliveries."""
+        return self.ended(submissions, "failed", lambda submission: submission.failed(error))
 
-    def abort_now(self, tickets: Iterable[Ticket]) -> None:
-        send(self.ended(tickets, "aborted", Ticket.aborted))
+    def abort_now(self, submissions: Iterable[Submission]) -> None:
+        send(self.ended(submissions, "aborted", Submission.aborted))
 
     def ended(
-        self, tickets: Iterable[Ticket], how: str, delivery: Callable[[Ticket], Delivery]
+        self, submissions: Iterable[Submission], how: str, last: Callable[[Submission], Delivery]
     ) -> list[Delivery]:
-        """Ends and counts those tickets that are open, and returns their last deliveries."""
-        found: list[Delivery] = []
+        """Ends and counts the submissions that are open, and returns their last deliveries."""
+        deliveries: list[Delivery] = []
         with self.changed:
-            for ticket in tickets:
-                if ticket.open:
-                    self.numbers[how] += ticket.count
-                    found.append(delivery(ticket))
-                    self.shut(ticket)
-        return found
+            for submission in submissions:
+                if submission.open:
+                    self.numbers[how] += submission.count
+                    deliveries.append(last(submission))
+                    self.shut(submission)
+        return deliveries
 
     def replace_now(self, load: Callable[[Params], Params], version: str, recompute: bool) -> None:
         try:
@@ -388,7 +388,7 @@ class Scheduler:
             raise
         except Exception as error:
             self.broken = f"The weights could not be replaced: {error}"
-            send(self.failures(list(self.tickets), RunError(self.broken)))
+            send(self.failures(list(self.submissions), RunError(self.broken)))
             self.batch.clear()
             raise RunError(self.broken) from error
         self.version, self.broken = version, None

@@ -128,14 +128,14 @@ class ServerState:
             loop.call_soon_threadsafe(arrived, result)
 
         try:
-            ticket = self.scheduler.score(tokens, deliver)
+            submission = self.scheduler.score(tokens, deliver)
         except (InputError, RunError) as error:
             status = 400 if isinstance(error, InputError) else 503
             raise HttpError(str(error), status=status) from None
         try:
             return await future
         except asyncio.CancelledError:
-            self.scheduler.cancel(ticket)
+            self.scheduler.cancel(submission)
             raise
 
     async def encode(self, text: str, *, special: bool = True) -> list[int]:

@@ -172,5 +172,5 @@ class SGLangControl:
         if body.abort_all:
             self.server.scheduler.abort()
         elif active := self.server.rids.get(body.rid):
-            self.server.scheduler.abort([ticket for _, ticket, _ in active.tickets])
+            self.server.scheduler.abort([submission for _, submission, _ in active.submissions])
         return JsonResponse({"success": True})

@@ -141,16 +141,15 @@ import jax, numpy as np
 from rl4p.errors import InputError
 from rl4p.distributed.mesh import Mesh
 from rl4p.model.scratch import Scratch
-from rl4p.rollout.continuous import prefill, rearranged
+from rl4p.rollout.engine.cache import place, prefill
 
 mesh = Mesh(shape="1,2,2")
 model = dict(width=32, layers=2, heads=4, feed_forward_width=64)
 policy, params = Scratch(**model, num_kv_heads=2).build(mesh, jax.random.key(0))
 tokens, rows = np.ones((4, 16), np.int32), np.arange(8)
-prefilled = prefill(
-    policy.decoder, policy.for_sampling(params), *mesh.shard_rows((tokens, tokens > 0)), mesh
-)
-cache = rearranged(None, prefilled, rows, rows // 2, rows >= 0, 24, mesh)
+arrays = mesh.shard_rows((tokens, 0 * tokens[:, 0], 16 * tokens[:, 0]))
+prefilled = prefill(policy.decoder, policy.for_sampling(params), *arrays, mesh)
+cache = place(None, prefilled, rows // 2, 24, mesh)
 for x in jax.tree.leaves(cache.layers):
     assert x.addressable_shards[0].data.shape == (4, 1, *x.shape[2:])  # of [8, 2, ...]
 try:

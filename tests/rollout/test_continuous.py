@@ -11,16 +11,10 @@ import numpy as np
 import pytest
 
 from rl4p.loop.checks import check_trajectories
-from rl4p.rollout import continuous
-from rl4p.rollout.continuous import (
-    Continuous,
-    Responses,
-    Slots,
-    decode,
-    prefill,
-    response_room,
-    slot_counts,
-)
+from rl4p.rollout.continuous import Continuous
+from rl4p.rollout.engine import batch as batches
+from rl4p.rollout.engine.cache import prefill
+from rl4p.rollout.engine.decode import Outcome, decode
 from rl4p.rollout.naive_sampler import NaiveSampler
 
 R = 72
@@ -37,14 +31,14 @@ def turns(monkeypatch):
     """How many slots each compiled chunk decoded, how often, and its cache."""
     seen = []
 
-    def counted(*args, **kwargs):
-        before = np.asarray(args[8].lengths_B).sum()
-        slots, cache, responses = decode(*args, **kwargs)
-        added = np.asarray(responses.lengths_B).sum() - before
-        seen.append((len(slots.sequence_n), int(added), cache.positions_BS.shape[1]))
-        return slots, cache, responses
+    def counted(decoder, params, cache, state, *args, **kwargs):
+        before = np.asarray(state.drawn_n).sum()
+        cache, packed, drawn = decode(decoder, params, cache, state, *args, **kwargs)
+        added = Outcome.of(packed).drawn_n.sum() - before
+        seen.append((len(state.drawn_n), int(added), cache.positions_BS.shape[1]))
+        return cache, packed, drawn
 
-    monkeypatch.setattr(continuous, "decode", counted)
+    monkeypatch.setattr(batches, "decode", counted)
     return seen
 
 
@@ -154,70 +148,31 @@ def test_few_programs_serve_all_lengths(sample):
     assert decode._cache_size() - before <= 4
 
 
-def test_arranging_closes_up_and_seats_those_that_wait():
-    slots = Slots(
-        sequence_n=np.array([9, 3, 9, 5]), token_n=np.array([1, 2, 3, 4]), age_n=np.arange(4)
-    )
-    waiting = deque([7])
-    arranged, source_n = slots.arranged(waiting, (4, 2), 9)
-    assert arranged.sequence_n.tolist() == [3, 5, 7, 9]
-    assert arranged.token_n.tolist() == [2, 4, 0, 0]
-    assert arranged.age_n.tolist() == [1, 3, 0, 0]
-    assert source_n.tolist() == [1, 3, 0, 0]
-    assert not waiting
-    fewer, source_n = slots.arranged(deque(), (4, 2), 9)
-    assert (fewer.sequence_n.tolist(), source_n.tolist()) == ([3, 5], [1, 3])
-
-
-@pytest.mark.parametrize(
-    ("most", "devices", "limit", "counts"),
-    [
-        (64, 1, 256, (64, 32, 16, 8)),
-        (64, 8, 256, (64, 32, 16, 8)),
-        (64, 1, 64, (64, 32, 16)),
-        (64, 1, 31, (64,)),
-        (20, 1, 256, (20, 10)),
-        (12, 8, 256, (16, 8)),
-        (24, 8, 256, (24,)),
-        (1, 1, 256, (1,)),
-    ],
-)
-def test_slots_are_halved_while_it_pays_and_they_divide(most, devices, limit, counts):
-    assert slot_counts(most, devices, limit) == counts
-
-
-def test_the_cache_has_room_for_the_next_token_and_few_sizes():
-    for limit in (1, 31, 32, 40, 128, 256, 1000, 4096):
-        rooms = [response_room(age, limit) for age in range(limit)]
-        assert all(room > age for age, room in enumerate(rooms))
-        assert rooms[-1] == limit
-        assert len(set(rooms)) <= max(1, 2 * math.log2(limit / 32))
-        assert all(room <= max(64, 1.5 * (age + 1)) for age, room in enumerate(rooms))
-
-
 @pytest.mark.parametrize("slots", [None, pytest.param(8, marks=pytest.mark.slow)])
 def test_each_prompt_is_prefilled_once_for_its_group(sample, prompts, monkeypatch, slots):
     """Four rows of 16 columns go in and come out, however many samples each prompt has."""
     seen = []
 
-    def spy(decoder, params, tokens_PT, mask_PT, mesh):
-        prefilled = prefill(decoder, params, tokens_PT, mask_PT, mesh)
-        tokens_PT, mask_PT = np.asarray(tokens_PT), np.asarray(mask_PT)
-        rows = [tokens_PT[p][mask_PT[p]].tolist() for p in range(len(tokens_PT))]
-        seen.append((rows, {x.shape[0] for x in jax.tree.leaves(prefilled)}))
+    def spy(decoder, params, tokens_PT, padding_P, lengths_P, mesh):
+        prefilled = prefill(decoder, params, tokens_PT, padding_P, lengths_P, mesh)
+        ends = [n + m for n, m in zip(padding_P, lengths_P, strict=True)]
+        rows = [
+            x[begin:end].tolist() for x, begin, end in zip(tokens_PT, padding_P, ends, strict=True)
+        ]
+        seen.append((rows, set(ends), {x.shape[0] for x in jax.tree.leaves(prefilled)}))
         return prefilled
 
-    monkeypatch.setattr(continuous, "prefill", spy)
+    monkeypatch.setattr(batches.programs, "prefill", spy)
     sample(Continuous(max_response_tokens=R, slots=slots), group_size=8)
-    assert seen == [([list(prompt.tokens) for prompt in prompts], {4})]
+    assert seen == [([list(prompt.tokens) for prompt in prompts], {16}, {4})]
 
 
 def test_a_prefill_runs_no_more_tokens_than_the_prompts_have(policy, params):
     """Its program multiplies [4 x 16, 32] by the up projection's [32, 48], and nothing larger."""
-    tokens, mask = np.ones((4, 16), np.int32), np.ones((4, 16), bool)
+    arrays = np.ones((4, 16), np.int32), np.zeros(4, np.int32), np.full(4, 16, np.int32)
     given = policy.for_sampling(params)
     program = str(
-        jax.make_jaxpr(lambda *x: prefill(policy.decoder, *x, policy.mesh))(given, tokens, mask)
+        jax.make_jaxpr(lambda *x: prefill(policy.decoder, *x, policy.mesh))(given, *arrays)
     )
     rows = {int(n) for n in re.findall(r"f32\[(\d+),16,48\] = dot_general", program)}
     assert rows == {4}
@@ -263,16 +218,17 @@ import sys
 import jax, numpy as np
 from rl4p.distributed.mesh import Mesh
 from rl4p.model.scratch import Scratch
-from rl4p.rollout.continuous import Responses, Slots, decode, prefill, rearranged
-from rl4p.rollout.in_process import Sequences
-from rl4p.rollout.naive_sampler import generate
+from rl4p.rollout.engine.cache import place, prefill
+from rl4p.rollout.engine.decode import decode
+from rl4p.rollout.engine.distributions import SharedDistribution
+from rl4p.rollout.engine.slots import Slots
+from rl4p.rollout.naive_sampler import StaticBatch, generate
 from rl4p.types import Sampling
 
 mesh, n = Mesh(), 24
 model = Scratch(width=32, layers=2, heads=4, num_kv_heads=2)
 rows = np.arange(n, dtype=np.int32)
-sequences = mesh.replicate(Sequences(rows, rows, rows, np.zeros((n, 2), np.uint32)))
-slots = Slots(rows, rows, np.zeros_like(rows))
+arrays = Slots(n).state, Slots(n).constants
 if mesh.size == 1:  # shapes will do
     policy, params = model.abstract(mesh)
     params = jax.eval_shape(policy.for_sampling, params)
@@ -280,18 +236,18 @@ if mesh.size == 1:  # shapes will do
 else:
     policy, params = model.build(mesh, jax.random.key(0))
     params = policy.for_sampling(params)
-    tokens = np.ones((3, 16), np.int32)
-    prefilled = prefill(policy.decoder, params, tokens, tokens > 0, mesh)
-    cache = rearranged(None, prefilled, rows, rows // 8, rows >= 0, 48, mesh)
-    slots = mesh.shard_rows(slots)
+    prompts = np.ones((3, 16), np.int32), rows[:3], rows[:3]
+    prefilled = prefill(policy.decoder, params, *prompts, mesh)
+    cache = place(None, prefilled, mesh.shard_rows(rows // 8), 48, mesh)
+    arrays = mesh.shard_rows(arrays)
+distribution = SharedDistribution(sampling=Sampling(), greedy=False)
 lowered = {
     "continuous": lambda: decode.lower(
-        policy.decoder, Sampling(), policy.end_ids, 16, params, sequences, slots, cache,
-        mesh.replicate(Responses.empty(n, 32)), False, 0, 32,
+        policy.decoder, params, cache, *arrays, distribution, 32, 0, extras=False, mesh=mesh
     ),
     "naive": lambda: generate.lower(
-        policy.decoder, Sampling(), 32, policy.end_ids, params, np.ones((n, 16), np.int32),
-        np.ones((n, 16), bool), sequences, False,
+        policy.decoder, 32, policy.end_ids, params, np.ones((n, 16), np.int32),
+        np.ones((n, 16), bool), StaticBatch.empty(n), distribution,
     ),
 }
 print(*(lowered[name]().compile().as_text() for name in sys.argv[1:]), sep="-- next --")
@@ -339,31 +295,6 @@ def test_in_a_turn_devices_only_tell_one_another_whether_to_go_on(decode_text):
     assert all(re.match(r"%\S+ = s32\[\] all-reduce\(", line) for line in condition)
 
 
-def test_what_was_said_goes_to_its_sequence_and_free_slots_say_nothing():
-    """Slots hold sequences 3 and 0 of four, and one of them is free."""
-    said = Responses.empty(4, 2)._replace(lengths_B=np.array([0, 5, 6, 0]))
-    part = Responses(
-        np.int32([[1, 2], [3, 4], [9, 9]]),
-        np.float32([[1, 2], [3, 4], [9, 9]]),
-        np.int32([2, 1, 9]),
-    )
-    found = said.put(np.array([3, 0, 4]), part)
-    np.testing.assert_array_equal(found.tokens_BR, [[3, 4], [0, 0], [0, 0], [1, 2]])
-    np.testing.assert_array_equal(found.logprobs_BR, [[3, 4], [0, 0], [0, 0], [1, 2]])
-    np.testing.assert_array_equal(found.lengths_B, [1, 5, 6, 2])
-    taken = found.take(np.array([3, 1]))
-    np.testing.assert_array_equal(taken.tokens_BR, [[1, 2], [0, 0]])
-    np.testing.assert_array_equal(taken.lengths_B, [2, 5])
-
-
-@pytest.mark.parametrize(
-    ("age", "room"), [(0, 64), (63, 64), (64, 96), (95, 96), (96, 128), (128, 192), (192, 256)]
-)
-def test_the_room_of_a_response_by_hand(age, room):
-    assert response_room(age, 1000) == room
-    assert response_room(age, 100) == min(room, 100)
-
-
 def test_responses_say_which_weights_drew_them(sample):
     ours, _ = sample(Continuous(max_response_tokens=R), group_size=8)
     assert set(ours.policy_version_BT[ours.response_mask_BT].tolist()) == {3}
@@ -374,12 +305,12 @@ def test_a_chunk_takes_the_arrays_of_the_one_before(sample, monkeypatch, slots):
     """The cache is written in place: what went into a chunk is gone behind it."""
     caches = []
 
-    def spy(*args, **kwargs):
-        found = decode(*args, **kwargs)
-        caches.append([x.is_deleted() for x in jax.tree.leaves((args[7].layers, args[8]))])
-        return found
+    def spy(decoder, params, cache, *args, **kwargs):
+        result = decode(decoder, params, cache, *args, **kwargs)
+        caches.append([x.is_deleted() for x in jax.tree.leaves(cache.layers)])
+        return result
 
-    monkeypatch.setattr(continuous, "decode", spy)
+    monkeypatch.setattr(batches, "decode", spy)
     sample(Continuous(max_response_tokens=R, slots=slots), group_size=8)
     assert len(caches) > 1
     assert all(all(gone) for gone in caches)

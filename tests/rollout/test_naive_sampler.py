@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from rl4p.loop.checks import check_trajectories
-from rl4p.rollout.in_process import Sequences
-from rl4p.rollout.naive_sampler import NaiveSampler, generate
+from rl4p.rollout.engine.distributions import SharedDistribution
+from rl4p.rollout.naive_sampler import NaiveSampler, StaticBatch, generate
 from rl4p.types import Finish, Sampling
 
 R = 8
@@ -181,12 +181,12 @@ def test_the_loop_ends_with_the_last_row(ending, params):
     policy = dataclasses.replace(ending, end_ids=tuple(range(1, 264)))
     tokens, ones = np.full((2, 16), 65, np.int32), np.ones(2, np.int32)
     keys = np.uint32([[0, 1], [2, 3]])
-    sequences = Sequences(lengths_B=16 * ones, limits_B=R * ones, drawn_B=0 * ones, keys_B=keys)
-    found = generate(
-        policy.decoder, Sampling(), R, policy.end_ids, policy.for_sampling(params),
-        tokens, tokens > 0, sequences, False,
+    sequences = StaticBatch(lengths_B=16 * ones, limits_B=R * ones, drawn_B=0 * ones, keys_B=keys)
+    drawn = generate(
+        policy.decoder, R, policy.end_ids, policy.for_sampling(params), tokens, tokens > 0,
+        sequences, SharedDistribution(sampling=Sampling(), greedy=False),
     )  # fmt: skip
-    out, logprobs, lengths = map(np.asarray, found)
+    out, logprobs, lengths = map(np.asarray, drawn)
     assert lengths.max() < R
     written = np.arange(R) < lengths.max()
     assert not out[:, ~written].any()

@@ -10,12 +10,12 @@ import httpx2
 import pytest
 
 from rl4p.errors import InputError, RunError
+from rl4p.rollout.engine.batch import Chunk
 from rl4p.serving.active_request import ReadyQueue
 from rl4p.serving.app import App
 from rl4p.serving.detokenizer import Detokenizer
 from rl4p.serving.guard import Guard
 from rl4p.serving.server_state import ServerState
-from rl4p.serving.work import Part
 from rl4p.types import Finish
 
 TEMPLATE = (
@@ -48,48 +48,55 @@ class FakeScheduler:
     open: dict[Any, Any] = field(default_factory=dict)
     cancelled: list[Any] = field(default_factory=list)
 
-    def submit(self, work, deliver, fail=None):
+    def submit(self, sequences, deliver, fail=None):
         if self.broken:
             raise RunError(self.broken)
-        ticket = object()
-        self.asked.append(work)
-        self.open[ticket] = work, deliver, fail
+        submission, first = object(), sequences[0]
+        for index, sequence in enumerate(sequences):
+            sequence.index = index
+        names = "max_tokens", "sampling", "end_ids", "min_tokens", "alternatives"
+        seeds = [(int(x.key[0]) << 32) + int(x.key[1]) for x in sequences]
+        fields = {name: getattr(first, name) for name in names}
+        self.asked.append(SimpleNamespace(tokens=first.context, seeds=seeds, **fields))
+        self.open[submission] = sequences, deliver, fail
         if not self.holds:
-            self.go(ticket)
-        return ticket
+            self.go(submission)
+        return submission
 
-    def go(self, ticket, tokens=None):
-        """Delivers the whole text of a ticket."""
-        work, deliver, _ = self.open[ticket]
+    def go(self, submission, tokens=None):
+        """Delivers the whole text of a submission."""
+        first = self.open[submission][0][0]
         tokens = self.policy.tokenizer.encode(self.says) if tokens is None else tokens
-        if work.end_ids:
-            tokens = [*tokens, work.end_ids[0]]
-        tokens = tokens[: work.max_tokens]
-        stopped = tokens[-1] in work.end_ids
+        if first.end_ids:
+            tokens = [*tokens, first.end_ids[0]]
+        tokens = tokens[: first.max_tokens]
+        stopped = tokens[-1] in first.end_ids
         for at in range(0, len(tokens), self.size):
-            new = tokens[at : at + self.size]
             last = at + self.size >= len(tokens)
             finish = (Finish.STOP if stopped else Finish.LENGTH) if last else None
-            most = [[(token, -0.5), (0, -2.0)][: work.alternatives] for token in new]
-            logprobs = [-1.0 - at - i for i in range(len(new))]
-            deliver([
-                Part(index, new, logprobs, self.version, most if work.alternatives else [], finish)
-                for index in range(len(work.seeds))
-            ])  # fmt: skip
-        self.open.pop(ticket, None)
+            self.say(submission, tokens[at : at + self.size], at, finish)
+        self.open.pop(submission, None)
+
+    def say(self, submission, tokens, at=0, finish=None):
+        """Delivers tokens from number `at` on to each completion of a submission."""
+        sequences, deliver, _ = self.open[submission]
+        logprobs = [-1.0 - at - i for i in range(len(tokens))]
+        wanted = sequences[0].alternatives
+        most = [[(token, -0.5), (0, -2.0)][:wanted] for token in tokens] if wanted else []
+        deliver([Chunk(x, tokens, logprobs, most, finish, self.version) for x in sequences])
 
     def score(self, tokens, deliver):
         deliver([float("nan"), *(-float(token) for token in tokens[1:])])
 
-    def cancel(self, ticket):
-        if self.open.pop(ticket, None) is not None:
-            self.cancelled.append(ticket)
+    def cancel(self, submission):
+        if self.open.pop(submission, None) is not None:
+            self.cancelled.append(submission)
 
-    def abort(self, tickets=None):
-        for ticket in list(self.open) if tickets is None else tickets:
-            if ticket in self.open:
-                work, deliver, _ = self.open.pop(ticket)
-                deliver([Part(i, [], [], "", [], Finish.ABORT) for i in range(len(work.seeds))])
+    def abort(self, submissions=None):
+        for submission in list(self.open) if submissions is None else submissions:
+            if submission in self.open:
+                sequences, deliver, _ = self.open.pop(submission)
+                deliver([Chunk(x, [], [], [], Finish.ABORT) for x in sequences])
 
     def pause(self, mode, timeout):
         self.calls.append(mode)

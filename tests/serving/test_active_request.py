@@ -32,8 +32,8 @@ def test_what_other_threads_deliver_arrives(start, scheduler):
 
     async def main():
         active = start(prompts=([1], [2]), seeds=([0, 1], [2, 3]))
-        for ticket in list(scheduler.open):
-            threading.Thread(target=scheduler.go, args=(ticket,)).start()
+        for submission in list(scheduler.open):
+            threading.Thread(target=scheduler.go, args=(submission,)).start()
         return [each.text() for each in await active.finished()]
 
     assert asyncio.run(main()) == ["hello"] * 4
@@ -51,8 +51,8 @@ def test_the_loop_is_woken_once_for_all_that_has_come(start, scheduler):
         loop.call_soon_threadsafe = lambda call: (woken.append(call), wake(call))
         for active in requests:
             active.queue = queue
-        for ticket in list(scheduler.open):
-            scheduler.go(ticket)
+        for submission in list(scheduler.open):
+            scheduler.go(submission)
         for active in requests:
             await active.finished()
         return woken
@@ -100,7 +100,7 @@ def test_a_client_that_leaves_ends_the_wait(start, scheduler):
     assert len(scheduler.cancelled) == 2
 
 
-def test_stop_strings_have_a_ticket_for_each_completion(start, scheduler):
+def test_stop_strings_have_a_submission_for_each_completion(start, scheduler):
     async def main():
         return await start(seeds=[[0, 1, 2]], stops=("x",)).finished()
 

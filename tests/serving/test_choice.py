@@ -1,9 +1,13 @@
+import numpy as np
 import pytest
 
+from rl4p.rollout.engine.batch import Chunk
+from rl4p.rollout.engine.sequence import TokenSequence
 from rl4p.serving.choice import Choice, CompletionOptions
 from rl4p.serving.detokenizer import Detokenizer
-from rl4p.serving.work import Part
 from rl4p.types import Finish, Sampling
+
+ONLY = TokenSequence(context=(1,), key=np.zeros(2, np.uint32), max_tokens=9, end_ids=())
 
 
 @pytest.fixture(scope="module")
@@ -24,7 +28,7 @@ def make(texts, policy):
 def part(texts):
     def part(text, finish=None, version="1", end=()):
         tokens = [*texts.tokenizer.encode(text), *end]
-        return Part(0, tokens, [-1.0] * len(tokens), version, [], finish)
+        return Chunk(ONLY, tokens, [-1.0] * len(tokens), [], finish, version)
 
     return part
 
@@ -43,7 +47,7 @@ def test_the_versions_of_tokens_are_spans(make, part):
     completion = make()
     for text, version in (("ab", "1"), ("c", "1"), ("d", "2")):
         completion.add(part(text, version=version))
-    completion.add(Part(0, [], [], "", [], Finish.ABORT))
+    completion.add(Chunk(ONLY, [], [], [], Finish.ABORT))
     assert completion.versions() == [
         {"version": "1", "start": 0, "end": 3},
         {"version": "2", "start": 3, "end": 4},
@@ -77,7 +81,7 @@ def test_a_character_that_is_never_completed_is_the_end_of_the_text(make, texts)
     half = texts.tokenizer.encode("é")[:1]
     for stream in (True, False):
         completion = make(stream)
-        completion.add(Part(0, half, [-1.0], "1", [], Finish.LENGTH))
+        completion.add(Chunk(ONLY, half, [-1.0], [], Finish.LENGTH, "1"))
         assert completion.text() == "\ufffd"
 
 
@@ -86,5 +90,5 @@ def test_a_stop_string_is_found_inside_of_characters_of_several_tokens(make, tex
     for size in (1, 2, 4):
         completion = make(stops=("é",))
         for at in range(0, 4, size):
-            completion.add(Part(0, tokens[at : at + size], [0.0] * size, "1", [], None))
+            completion.add(Chunk(ONLY, tokens[at : at + size], [0.0] * size, [], None, "1"))
         assert (completion.text(), len(completion.tokens)) == ("a", 3)

@@ -101,10 +101,7 @@ def test_a_stop_string_frees_the_slot_of_its_completion_only(run, scheduler):
         while len(scheduler.open) < 2:
             await asyncio.sleep(0.001)
         first, second = scheduler.open
-        from rl4p.serving.work import Part
-
-        scheduler.open[first][1]([Part(0, app.server.detokenizer.tokenizer.encode("al"), [-1.0] * 2,
-                                       "7", [], None)])  # fmt: skip
+        scheduler.say(first, app.server.detokenizer.tokenizer.encode("al"))
         while not scheduler.cancelled:
             await asyncio.sleep(0.001)
         assert scheduler.cancelled == [first]

@@ -13,10 +13,11 @@ import pytest
 from rl4p.errors import InputError, RunError
 from rl4p.protocols.engine import Request
 from rl4p.rollout.continuous import Continuous
-from rl4p.serving import programs
+from rl4p.rollout.engine import batch as batches
+from rl4p.rollout.engine.sequence import TokenSequence
 from rl4p.serving import scheduler as schedulers
 from rl4p.serving.scheduler import Scheduler
-from rl4p.serving.work import Work
+from rl4p.serving.seeds import key_data
 from rl4p.types import Finish, Sampling
 
 ENDS = tuple(range(0, 264, 44))
@@ -30,14 +31,14 @@ class Client:
 
     def __init__(self, count=1, seconds=0.0):
         self.seconds = seconds  # that each delivery takes
-        self.parts = [[] for _ in range(count)]
+        self.chunks = [[] for _ in range(count)]
         self.left, self.error = count, None
         self.arrived, self.done = threading.Event(), threading.Event()
 
-    def deliver(self, parts):
-        for part in parts:
-            self.parts[part.index].append(part)
-            self.left -= part.finish is not None
+    def deliver(self, chunks):
+        for chunk in chunks:
+            self.chunks[chunk.sequence.index].append(chunk)
+            self.left -= chunk.finish is not None
         self.arrived.set()
         time.sleep(self.seconds)
         if not self.left:
@@ -52,14 +53,22 @@ class Client:
         return self
 
     def result(self, index=0):
-        parts = self.parts[index]
+        chunks = self.chunks[index]
         return SimpleNamespace(
-            tokens=[x for part in parts for x in part.tokens],
-            logprobs=[x for part in parts for x in part.logprobs],
-            versions=[part.version for part in parts for _ in part.tokens],
-            alternatives=[x for part in parts for x in part.alternatives],
-            finish=parts[-1].finish,
+            tokens=[x for chunk in chunks for x in chunk.tokens],
+            logprobs=[x for chunk in chunks for x in chunk.logprobs],
+            versions=[chunk.version for chunk in chunks for _ in chunk.tokens],
+            alternatives=[x for chunk in chunks for x in chunk.alternatives],
+            finish=chunks[-1].finish,
         )
+
+
+def sequences(tokens=(1,), seeds=(0,), max_tokens=R, **fields):
+    fields = {"sampling": Sampling(), "end_ids": ()} | fields
+    return [
+        TokenSequence(context=tokens, key=key_data(seed), max_tokens=max_tokens, **fields)
+        for seed in seeds
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -70,7 +79,7 @@ def ending(policy):
 @pytest.fixture
 def scheduler(ending, params):
     scheduler = Scheduler(ending, params, "1", slots=4)
-    scheduler.batch.steps = lambda size: 4
+    scheduler.pace.steps = lambda slots: 4
     yield scheduler
     scheduler.close()
     assert not scheduler.thread.is_alive()
@@ -78,13 +87,12 @@ def scheduler(ending, params):
 
 @pytest.fixture
 def start(scheduler):
-    """Returns a function that submits work and returns its client, with its ticket."""
+    """Returns a function that submits sequences and returns their client, with its submission."""
 
     def start(tokens=(5, 6, 7), seeds=(0,), max_tokens=R, seconds=0.0, **fields):
         client = Client(len(seeds), seconds)
-        fields = {"sampling": Sampling(), "end_ids": ENDS} | fields
-        work = Work(tokens=tokens, seeds=seeds, max_tokens=max_tokens, **fields)
-        client.ticket = scheduler.submit(work, client.deliver, client.fail)
+        own = sequences(tokens, seeds, max_tokens, **{"end_ids": ENDS} | fields)
+        client.submission = scheduler.submit(own, client.deliver, client.fail)
         return client
 
     return start
@@ -145,7 +153,7 @@ def test_completions_are_those_of_the_sampler(start, in_process):
 def test_equal_contexts_that_wait_are_prefilled_once(scheduler, start):
     before = endless(start, seeds=range(4))  # takes all slots
     several = [start((1, 2, 3), (seed, seed + 10)) for seed in range(3)]
-    scheduler.cancel(before.ticket)
+    scheduler.cancel(before.submission)
     tokens = {tuple(client.wait().result().tokens) for client in several}
     assert len(tokens) == 3
     assert scheduler.counts()["prefilled_prompts"] == 2
@@ -191,16 +199,16 @@ def test_scores_are_the_logprobs_of_drawn_tokens(scheduler, start):
 
 def test_cancelled_work_frees_its_slots(scheduler, start):
     client = endless(start, seeds=range(4))
-    scheduler.cancel(client.ticket)
-    count = len(client.parts[0])
+    scheduler.cancel(client.submission)
+    count = len(client.chunks[0])
     assert start(max_tokens=3).wait().result().finish is not None
-    assert len(client.parts[0]) <= count + 1  # one may have been on its way
+    assert len(client.chunks[0]) <= count + 1  # one may have been on its way
     assert scheduler.counts()["cancelled"] == 4
 
 
 def test_aborted_work_keeps_its_tokens(scheduler, start):
     first, second = endless(start, seeds=range(4)), start()
-    scheduler.abort([first.ticket])
+    scheduler.abort([first.submission])
     assert {first.wait().result(i).finish for i in range(4)} == {Finish.ABORT}
     whole = start(max_tokens=LONG, end_ids=()).wait().result()
     tokens = first.result().tokens
@@ -227,7 +235,7 @@ def test_a_pause_may_wait_for_work_but_not_for_later_work(scheduler, start):
     client = endless(start)
     pausing = threading.Thread(target=scheduler.pause, args=("wait", 60))
     pausing.start()
-    while scheduler.held is None and not scheduler.paused:
+    while not scheduler.drains and not scheduler.paused:
         pass
     later = start(max_tokens=2)
     pausing.join()
@@ -235,6 +243,26 @@ def test_a_pause_may_wait_for_work_but_not_for_later_work(scheduler, start):
     assert not later.done.wait(0.1)
     scheduler.resume()
     assert len(later.wait().result().tokens) <= 2
+
+
+def test_pauses_that_wait_at_once_queue_later_work_once(scheduler, start):
+    """Each of several trainers may wait for the requests to end."""
+    expected = start((1, 2, 3), (0, 1), max_tokens=LONG, end_ids=()).wait()
+    client = endless(start)
+    pausing = [threading.Thread(target=scheduler.pause, args=("wait", 60)) for _ in range(2)]
+    for thread in pausing:
+        thread.start()
+    while scheduler.drains < 2:
+        pass
+    later = start((1, 2, 3), (0, 1), max_tokens=LONG, end_ids=())
+    for thread in pausing:
+        thread.join()
+    assert client.done.is_set()
+    assert len(scheduler.waiting) == 2
+    scheduler.resume()
+    later.wait()
+    for index in range(2):
+        assert later.result(index).tokens == expected.result(index).tokens
 
 
 def test_a_pause_that_waits_too_long_is_none(scheduler, start):
@@ -314,8 +342,7 @@ def test_log_probabilities_that_are_no_numbers_end_the_work(scheduler, start, pa
         assert "are not numbers" in str(start().wait().error)
     else:  # a client without `fail` sees an end nevertheless
         client = Client()
-        work = Work(tokens=[1], seeds=[0], max_tokens=R, sampling=Sampling(), end_ids=())
-        scheduler.submit(work, client.deliver)
+        scheduler.submit(sequences(), client.deliver)
         assert client.wait().result().finish == Finish.ABORT
     found = []
     done = threading.Event()
@@ -327,14 +354,14 @@ def test_log_probabilities_that_are_no_numbers_end_the_work(scheduler, start, pa
     assert start().wait().result().tokens == expected.tokens  # nothing is left in the cache
 
 
-@pytest.mark.parametrize("name", ["decode", "prefill", "place"])
+@pytest.mark.parametrize("name", ["decode", "programs.prefill", "programs.place"])
 def test_an_error_of_the_device_ends_what_runs(scheduler, start, monkeypatch, name):
     expected = start().wait().result()
 
     def fail(*_, **__):
         raise RuntimeError("no memory")
 
-    monkeypatch.setattr(programs, name, fail)
+    monkeypatch.setattr(f"{batches.__name__}.{name}", fail)
     client = start()
     assert str(client.wait().error) == "The device failed: no memory"
     monkeypatch.undo()
@@ -346,8 +373,7 @@ def test_a_delivery_that_fails_concerns_nobody_else(scheduler, start, caplog):
     def refuse(_):
         raise ValueError("the loop is closed")
 
-    work = Work(tokens=[1], seeds=[0], max_tokens=3, sampling=Sampling(), end_ids=())
-    scheduler.submit(work, refuse)
+    scheduler.submit(sequences(max_tokens=3), refuse)
     assert start().wait().result().tokens
     assert "the loop is closed" in caplog.text
 
@@ -365,13 +391,12 @@ def test_what_the_model_has_no_positions_for_is_refused(scheduler, start):
 
 def test_closing_ends_all_work(ending, params):
     scheduler, client = Scheduler(ending, params, "1", slots=4), Client()
-    work = Work(tokens=[1], seeds=[0], max_tokens=LONG, sampling=Sampling(), end_ids=())
-    scheduler.submit(work, client.deliver)
+    scheduler.submit(sequences(max_tokens=LONG), client.deliver)
     assert client.arrived.wait(60)
     scheduler.close()
     assert client.result().finish == Finish.ABORT
     with pytest.raises(RunError, match="shutting down"):
-        scheduler.submit(work, client.deliver)
+        scheduler.submit(sequences(), client.deliver)
     with pytest.raises(RunError, match="shutting down"):
         scheduler.replace(lambda x: x, "2", recompute=False)
 

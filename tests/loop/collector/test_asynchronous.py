@@ -21,9 +21,8 @@ from rl4p.loop.filter.deviation import Deviation
 from rl4p.loop.loop import Loop, train
 from rl4p.loop.source.stream import PromptStream
 from rl4p.reward.weighted import Weighted
-from rl4p.rollout import continuous
 from rl4p.rollout.continuous import Continuous
-from rl4p.rollout.in_process import InProcess
+from rl4p.rollout.engine import in_process
 from rl4p.rollout.naive_sampler import NaiveSampler
 from rl4p.types import Finish
 from rl4p.update.ppo import PPO
@@ -151,7 +150,7 @@ def test_a_run_ahead_takes_the_same_prompts_with_older_weights(run, ahead):
 
 def test_an_interrupted_response_goes_on_with_new_weights(run, monkeypatch):
     """The engine can stop after each token, and new weights arrive after a few of them."""
-    monkeypatch.setattr("rl4p.rollout.continuous.BETWEEN_STOPS", 1)
+    monkeypatch.setattr("rl4p.rollout.engine.in_process.BETWEEN_STOPS", 1)
     slow = Slow(max_response_tokens=R)
     steps, order = run(
         Asynchronous(ahead=1, max_staleness=9, on_new_weights="continue"),
@@ -181,18 +180,22 @@ class Slow(Continuous):
     seconds: float = 0.05
 
     def open(self, policy):
-        def decode(*args, stop=None, **options):
+        engine = super().open(policy)
+        complete = engine.complete
+
+        def slowed(requests, *, greedy=False, stop=None):
             def waited(finished):
                 time.sleep(self.seconds)
                 return stop is not None and stop(finished)
 
-            return self.decode(*args, stop=waited, **options)
+            return complete(requests, greedy=greedy, stop=waited)
 
-        return InProcess(policy, decode, stops=True)
+        engine.complete = slowed
+        return engine
 
 
 def test_an_aborted_group_starts_again(run, monkeypatch):
-    monkeypatch.setattr("rl4p.rollout.continuous.BETWEEN_STOPS", 1)
+    monkeypatch.setattr("rl4p.rollout.engine.in_process.BETWEEN_STOPS", 1)
     collector = Asynchronous(ahead=1, on_new_weights="abort", max_restarts=2)
     steps, order = run(collector, steps=5, rollout=Slow(max_response_tokens=R), pause=0.15)
     for step, info in enumerate(steps):
@@ -205,7 +208,7 @@ def test_with_over_sampling_a_step_does_not_wait_for_the_longest_responses(
     make_loop, first_state, monkeypatch, on_new_weights
 ):
     """Some prompts are answered with one token; the first P groups that are done are trained."""
-    monkeypatch.setattr(continuous, "BETWEEN_STOPS", 1)
+    monkeypatch.setattr(in_process, "BETWEEN_STOPS", 1)
     unfinished = []  # completions of each call
 
     class Short(Continuous):

@@ -21,8 +21,8 @@ import numpy as np
 from rl4p.errors import InputError
 from rl4p.learner.logprobs import ScoreOptions, score_tokens
 from rl4p.protocols.engine import Request
-from rl4p.rollout.in_process import Batch
-from rl4p.rollout.naive_sampler import NaiveSampler
+from rl4p.rollout.engine.in_process import Weights
+from rl4p.rollout.naive_sampler import NaiveEngine
 from rl4p.serving.weights import checksums, replacement
 from rl4p.types import Finish, Microbatching, Sampling, Trajectories
 
@@ -162,16 +162,12 @@ class Double:
             time.sleep(0.005)
         words = np.uint32([[(seed >> 32) & 0xFFFFFFFF, seed & 0xFFFFFFFF]])
         request = Request(tokens=tokens, keys_N=words, max_tokens=limit)
-        sampler = NaiveSampler(max_response_tokens=limit)
-        batch = Batch.of([request], self.policy.pad_id)
-        options = {} if temperature in (0, 1) else {"temperature": temperature}
+        annealed = None if temperature in (0, 1) else temperature
+        engine = NaiveEngine(self.policy, Sampling(), lambda _: annealed)
         with self.lock:
-            found = sampler.decode(
-                self.policy, self.params, batch, greedy=temperature == 0, **options
-            )
-        tokens_1R, logprobs_1R, lengths_1 = jax.device_get(tuple(found))
-        tokens = tokens_1R[0, : lengths_1[0]].tolist()
-        logprobs = logprobs_1R[0, : lengths_1[0]].tolist()
+            engine.weights = Weights(self.params, 0, {})
+            (completion,) = engine.complete([request], greedy=temperature == 0)
+        tokens, logprobs = completion.tokens.tolist(), completion.logprobs.tolist()
         if kept < len(tokens):
             return tokens[:kept], logprobs[:kept], "abort"
         return tokens, logprobs, "stop" if tokens[-1] in self.policy.end_ids else "length"

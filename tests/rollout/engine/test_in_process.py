@@ -9,10 +9,13 @@ import pytest
 from rl4p.errors import InputError
 from rl4p.loop.compilation import compilation
 from rl4p.protocols.engine import Request
-from rl4p.rollout import continuous
 from rl4p.rollout.annealing.linear import Linear
-from rl4p.rollout.continuous import Continuous, decode
-from rl4p.rollout.in_process import Batch
+from rl4p.rollout.continuous import Continuous
+from rl4p.rollout.engine import batch as batches
+from rl4p.rollout.engine import in_process
+from rl4p.rollout.engine.cache import prefill
+from rl4p.rollout.engine.decode import decode
+from rl4p.rollout.engine.in_process import slot_counts
 from rl4p.rollout.naive_sampler import NaiveSampler
 from rl4p.types import Finish
 
@@ -119,7 +122,7 @@ def test_new_weights_are_used_from_the_next_completion_on(engine, params, reques
     assert {int(v) for x in after for v in x.versions} == {4}
     assert [x.tokens.tolist() for x in before] != [x.tokens.tolist() for x in after]
     engine.close()
-    assert engine.weights == (None, -1)
+    assert engine.weights == (None, -1, {})
 
 
 def test_a_request_that_the_model_has_no_positions_for_is_refused(engine):
@@ -129,18 +132,8 @@ def test_a_request_that_the_model_has_no_positions_for_is_refused(engine):
         engine.complete([request])
 
 
-def test_a_batch_has_one_row_of_constants_for_each_completion(requests):
-    batch = Batch.of([dataclasses.replace(requests[0], drawn=2), *requests[1:3]], 0)
-    assert batch.request_B.tolist() == [0, 1, 2, 2, 2]
-    lengths, limits, drawn, found = batch.sequences
-    assert lengths.tolist() == [3, 16, 9, 9, 9]
-    assert limits.tolist() == [R, 5, 30, 30, 30]
-    assert drawn.tolist() == [2, 0, 0, 0, 0]
-    np.testing.assert_array_equal(found, keys(0, 1, 2, 3, 4))
-
-
 def test_a_call_that_is_stopped_returns_what_it_has(ending, params, requests, monkeypatch):
-    monkeypatch.setattr(continuous, "BETWEEN_STOPS", 4)
+    monkeypatch.setattr(in_process, "BETWEEN_STOPS", 4)
     whole = Continuous(max_response_tokens=R).open(ending)
     whole.publish(params, 3)
     assert whole.stops
@@ -163,18 +156,23 @@ def test_a_call_that_is_stopped_returns_what_it_has(ending, params, requests, mo
 
 def test_calls_that_may_be_stopped_have_few_sizes(ending, params, monkeypatch):
     """After an interruption, any number of sequences is left. Each size would compile."""
-    sizes, used = [], []
+    sizes, used, rows = [], [], []
 
-    def noted(*args, **kwargs):
-        sizes.append((args[8].tokens_BR.shape, args[6].token_n.shape))
-        used.append(int((np.asarray(args[6].sequence_n) < 8).sum()))
-        return decode(*args, **kwargs)
+    def noted(decoder, params, cache, state, *args, **kwargs):
+        sizes.append(cache.positions_BS.shape)
+        used.append(int(np.asarray(state.active_n).sum()))
+        return decode(decoder, params, cache, state, *args, **kwargs)
+
+    def prefilled(decoder, params, tokens_PT, *args):
+        rows.append(tokens_PT.shape)
+        return prefill(decoder, params, tokens_PT, *args)
 
     engine = Continuous(max_response_tokens=R).open(ending)
     engine.publish(params, 3)
     requests = [Request(tokens=[70 + i], keys_N=keys(i), max_tokens=9 + i) for i in range(8)]
     expected = engine.complete(requests)
-    monkeypatch.setattr(continuous, "decode", noted)
+    monkeypatch.setattr(batches, "decode", noted)
+    monkeypatch.setattr(batches.programs, "prefill", prefilled)
     for count in (5, 6, 8):
         seen = []
 
@@ -185,7 +183,8 @@ def test_calls_that_may_be_stopped_have_few_sizes(ending, params, monkeypatch):
         found = engine.complete(requests[:count], stop=go_on)
         assert (set(seen), max(used)) == ({count}, count)
         assert [x.tokens.tolist() for x in found] == [x.tokens.tolist() for x in expected[:count]]
-    assert set(sizes) == {((8, R), (8,))}
+    assert set(sizes) == {(8, 16 + R)}
+    assert set(rows) == {(8, 16)}
 
 
 def test_a_call_keeps_the_weights_that_it_began_with(ending, params, requests):
@@ -201,6 +200,41 @@ def test_a_call_keeps_the_weights_that_it_began_with(ending, params, requests):
 
     assert_same(engine.complete(requests, greedy=True, stop=publish), expected)
     assert engine.version == 4
+
+
+@pytest.mark.parametrize("slots", [None, pytest.param(3, marks=pytest.mark.slow)])
+def test_a_kept_sequence_is_continued_from_its_cache(ending, params, requests, slots):
+    """Only the last drawn token and the new ones are computed, wherever contexts begin."""
+
+    def opened():
+        engine = Continuous(max_response_tokens=R, slots=slots).open(ending)
+        engine.publish(params, 3)
+        return engine
+
+    engine, counts = opened(), []
+
+    def complete(requests):
+        before = engine.prefilled_tokens
+        completions = engine.complete(requests)
+        counts.append(engine.prefilled_tokens - before)
+        return completions
+
+    first = complete([dataclasses.replace(request, keep=True) for request in requests])
+    contexts = [request.tokens for request in requests for _ in request.keys_N]
+    later = [
+        Request(
+            tokens=[*context, *completion.tokens.tolist(), *range(70, 73)],
+            keys_N=keys(20 + number),
+            max_tokens=9 + number,
+        )
+        for number, (context, completion) in enumerate(zip(contexts, first, strict=True))
+    ]
+    assert_same(complete(later), opened().complete(later))
+    assert_same(complete(later[::-1]), opened().complete(later[::-1]))
+    engine.publish(params, 3)
+    complete(later)
+    whole = sum(len(request.tokens) for request in later)
+    assert counts == [sum(len(x.tokens) for x in requests), *[4 * len(later)] * 2, whole]
 
 
 @pytest.mark.parametrize("kind", QUICK)
@@ -221,3 +255,20 @@ def test_another_temperature_compiles_nothing(ending, params, requests):
     engine.publish(params, 3)
     engine.complete(requests)
     assert compilation().since(before).programs == 0
+
+
+@pytest.mark.parametrize(
+    ("most", "devices", "limit", "counts"),
+    [
+        (64, 1, 256, (64, 32, 16, 8)),
+        (64, 8, 256, (64, 32, 16, 8)),
+        (64, 1, 64, (64, 32, 16)),
+        (64, 1, 31, (64,)),
+        (20, 1, 256, (20, 10)),
+        (12, 8, 256, (16, 8)),
+        (24, 8, 256, (24,)),
+        (1, 1, 256, (1,)),
+    ],
+)
+def test_slots_are_halved_while_it_pays_and_they_divide(most, devices, limit, counts):
+    assert slot_counts(most, devices, limit) == counts

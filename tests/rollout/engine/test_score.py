@@ -2,7 +2,8 @@ import jax
 import numpy as np
 import pytest
 
-from rl4p.serving.programs import scored_tokens
+from rl4p.errors import InputError
+from rl4p.rollout.engine.score import check_scored, scored_tokens
 
 
 @pytest.fixture(scope="module")
@@ -12,11 +13,21 @@ def sampled(policy, params):
 
 def test_scores_do_not_depend_on_the_padding(policy, params, sampled):
     tokens = [5, 9, 2, 7, 1, 3, 8]
-    found = np.asarray(scored_tokens(policy.decoder, sampled, tokens))[: len(tokens) - 1]
+    scores = np.asarray(scored_tokens(policy.decoder, sampled, tokens))[: len(tokens) - 1]
     row_BT, ones_BT = np.int32([tokens]), np.ones((1, len(tokens)), np.int32)
     hidden = policy.decoder.hidden(params, row_BT, np.arange(len(tokens))[None], ones_BT)
     logprobs = jax.nn.log_softmax(policy.decoder.logits(params, hidden))[0]
     wanted = [logprobs[t, token] for t, token in enumerate(tokens[1:])]
-    np.testing.assert_allclose(found, wanted, atol=1e-5)
+    np.testing.assert_allclose(scores, wanted, atol=1e-5)
     longer = np.asarray(scored_tokens(policy.decoder, sampled, tokens * 4))
-    np.testing.assert_allclose(longer[: len(tokens) - 1], found, atol=1e-5)
+    np.testing.assert_allclose(longer[: len(tokens) - 1], scores, atol=1e-5)
+
+
+def test_all_positions_can_be_scored():
+    check_scored([1] * 8, 8)
+
+
+@pytest.mark.parametrize("count", [0, 9])
+def test_tokens_that_cannot_be_scored_are_refused(count):
+    with pytest.raises(InputError, match=f"{count} tokens cannot be scored"):
+        check_scored([1] * count, 8)

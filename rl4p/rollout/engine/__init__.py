@@ -1,0 +1,1 @@
+"""The decoding engine: sequences in slots, their cache, and the programs that extend both."""

@@ -1,0 +1,383 @@
+"""The sequences that are decoded together.
+
+Each has a slot. A device call decodes a few tokens of every slot. Between two calls, ended
+sequences leave their slots, and new ones are placed in free slots.
+"""
+
+import math
+import time
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from rl4p.distributed.mesh import Mesh
+from rl4p.model.cache import Cache
+from rl4p.model.policy import Policy, padded_width
+from rl4p.model.sampling import Draws
+from rl4p.rollout.engine import cache as programs
+from rl4p.rollout.engine.decode import Outcome, decode
+from rl4p.rollout.engine.distributions import Distribution
+from rl4p.rollout.engine.sequence import TokenSequence
+from rl4p.rollout.engine.slots import Slots
+from rl4p.types import Finish, Params
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layout:
+    """The sizes that a batch may have. Each number of slots and of columns compiles once.
+
+    Attributes:
+      sizes: the numbers of slots, the smallest first.
+      begin: the column of the first new token of every sequence, to which contexts are padded left.
+        0: contexts begin in column 0, and a cache has no more columns than its longest sequence
+        needs.
+      most: the most columns.
+      prefill_rows: the number of contexts that are prefilled at a time.
+      prefill_tokens: the most tokens of several contexts that are prefilled at a time.
+      patience: the number of calls with too many slots after which their number is reduced.
+      shrinks: whether the number of columns may be reduced.
+    """
+
+    sizes: Sequence[int]
+    begin: int = 0
+    most: int
+    prefill_rows: int
+    prefill_tokens: int | None = None
+    patience: int = 1
+    shrinks: bool = False
+
+    def padding(self, context: Collection[int]) -> int:
+        """Returns the number of columns before a context."""
+        return max(0, self.begin - len(context))
+
+    def width(self, context: Collection[int]) -> int:
+        """Returns the number of columns that a context is prefilled in."""
+        return self.begin or padded_width(len(context))
+
+    def columns(self, used: int) -> int:
+        """Returns the number of columns of a cache of which so many are used."""
+        return self.begin + response_room(used - self.begin - 1, self.most - self.begin)
+
+
+def response_room(oldest: int, R: int) -> int:
+    """Returns the cache slots for responses: the first of 64, 96, 128, 192, ... over `oldest`.
+
+    A high limit R costs nothing unless a response comes near it.
+    """
+    places = 64
+    while places <= oldest:
+        places = places * 3 // 2 if places.bit_count() == 1 else places * 4 // 3
+    return min(R, places)
+
+
+class Chunk(NamedTuple):
+    """New tokens of one sequence.
+
+    Attributes:
+      tokens, logprobs: the new tokens and their log-probabilities.
+      alternatives: for each token, the most probable tokens with their log-probabilities, the most
+        probable first; empty if the sequence wants none.
+      finish: the reason why the sequence ended; None if it goes on.
+      version: the weight version that drew the tokens.
+    """
+
+    sequence: TokenSequence
+    tokens: list[int]
+    logprobs: list[float]
+    alternatives: list[list[tuple[int, float]]]
+    finish: Finish | None
+    version: str = ""
+
+
+class Ended(NamedTuple):
+    """A device call that has ended.
+
+    Attributes:
+      slots: of each sequence that it decoded: the slot, the number of new tokens, and whether it
+        goes on.
+      size: the number of slots.
+      seconds: from the start of the call; nan if it had to wait for other calls.
+    """
+
+    outcome: Outcome
+    drawn: Draws
+    slots: list[tuple[int, TokenSequence, int, bool]]
+    size: int
+    seconds: float
+
+    def chunks(self, version: str = "") -> list[Chunk]:
+        """Returns the new tokens of each sequence, drawn by a weight version, and adds them to it.
+
+        It is called once.
+        """
+        shows = self.drawn.others_BA.size > 0
+        others = jax.device_get((self.drawn.others_BA, self.drawn.other_logprobs_BA))
+        chunks = []
+        for slot, sequence, count, goes_on in self.slots:
+            tokens = self.outcome.tokens_nM[slot, :count].tolist()
+            logprobs = self.outcome.logprobs_nM[slot, :count].tolist()
+            sequence.tokens += tokens
+            shown, finish = [], None
+            if shows and (wanted := sequence.alternatives):
+                shown = in_support(*(x[slot, :count, :wanted].tolist() for x in others))
+            if not goes_on:
+                finish = Finish.STOP if tokens[-1] in sequence.end_ids else Finish.LENGTH
+            chunks.append(Chunk(sequence, tokens, logprobs, shown, finish, version))
+        return chunks
+
+    def spoiled(self) -> list[TokenSequence]:
+        """Returns the sequences with a new log-probability that is not a number."""
+        nan_nM = np.isnan(self.outcome.logprobs_nM[:, : self.outcome.steps])
+        if not nan_nM.any():
+            return []
+        return [sequence for slot, sequence, count, _ in self.slots if nan_nM[slot, :count].any()]
+
+
+Kept = dict[tuple[int, ...], tuple[Cache, int]]  # by tokens: a row, and the padding in it
+
+
+class Batch:
+    """The sequences that are decoded together.
+
+    `begin` starts a device call, and `end` waits for its tokens; the caller has time for other
+    things in between. All other methods are called after `end` and before `begin`.
+
+    Args:
+      kept: the caches of ended sequences, which contexts may begin with. They lack the last token.
+    """
+
+    def __init__(self, policy: Policy, layout: Layout, kept: Kept | None = None) -> None:
+        self.policy, self.mesh, self.layout = policy, policy.mesh.sampling, layout
+        self.kept: Kept = {} if kept is None else kept
+        self.prefills = self.prefilled_tokens = self.calls = 0
+        self.clear()
+
+    def clear(self) -> None:
+        """Removes all sequences and releases the cache."""
+        self.cache: Any = None  # a Cache, once there is something to decode
+        self.slots, self.columns = Slots(0), 0
+        self.contexts: dict[tuple[int, ...], tuple[Cache, int]] = {}
+        self.in_flight: Any = None
+        self.small_calls, self.untimed = 0, True
+
+    @property
+    def size(self) -> int:
+        """The number of slots at present."""
+        return len(self.slots.sequences)
+
+    def counts(self) -> dict[str, float]:
+        """Returns the numbers of device calls and of prefilled contexts and tokens."""
+        return {
+            "device_calls": float(self.calls),
+            "prefilled_prompts": float(self.prefills),
+            "prefilled_tokens": float(self.prefilled_tokens),
+            "cache_columns": float(self.columns),
+        }
+
+    def running(self) -> list[TokenSequence]:
+        return self.slots.running()
+
+    def remove(self, sequences: Sequence[TokenSequence]) -> None:
+        """Frees the slots of sequences."""
+        leaving = set(map(id, sequences))
+        for slot, sequence in enumerate(self.slots.sequences):
+            if id(sequence) in leaving:
+                self.slots.clear(slot)
+
+    def zero_free_slots(self) -> None:
+        """Zeroes the cache of free slots: a NaN would spoil even the attention that masks it."""
+        if self.cache is not None:
+            self.cache = programs.cleared(self.cache, ~self.slots.state.active_n)
+
+    def admit(self, params: Params, new: Sequence[TokenSequence], *, keep: bool) -> None:
+        """Prefills the contexts of sequences, each once, and places them in free slots.
+
+        It makes room for the next device call, and is therefore called before each.
+
+        Args:
+          new: at most as many sequences as there are free slots.
+          keep: whether the prefilled contexts may be needed again.
+        """
+        if len({*self.running(), *new}) < len(self.running()) + len(new):
+            raise ValueError("A sequence has a slot, and may not take a second one.")
+        self.fit(new)
+        if new:
+            contexts = [tuple(x.tokens) for x in new]
+            self.prefill(params, contexts)
+            self.place(new, contexts)
+        if not keep:
+            self.contexts.clear()
+
+    def fit(self, new: Sequence[TokenSequence]) -> None:
+        """Makes room for new sequences and at least one more token of each."""
+        layout, running, n = self.layout, self.running(), self.size
+        size = min(size for size in layout.sizes if size >= len(running) + len(new))
+        self.small_calls = self.small_calls + 1 if size < n else 0
+        if size < n and self.small_calls < layout.patience:
+            size = n
+        used = max(layout.padding(x.context) + x.length for x in (*running, *new)) + 1
+        widest = max((layout.width(x.tokens) for x in new), default=0)
+        columns = layout.columns(max(used, widest))
+        if columns < self.columns and not (
+            layout.shrinks and (size != n or columns <= self.columns // 2)
+        ):
+            columns = self.columns
+        if (size, columns) == (n, self.columns):
+            return
+        order = [slot for slot, x in enumerate(self.slots.sequences) if x is not None]
+        self.slots, self.columns = self.slots.rearranged(order, size), columns
+        if self.cache is not None:
+            row_n = np.zeros(size, np.int32)
+            row_n[: len(order)] = order
+            self.cache = programs.resized(self.cache, row_n, columns, self.mesh)
+        self.small_calls, self.untimed = 0, True
+
+    def prefill(self, params: Params, contexts: Sequence[tuple[int, ...]]) -> None:
+        """Computes the caches of contexts that are not in `contexts`, equal widths together."""
+        layout, shards = self.layout, self.mesh.row_shards
+        by_width: dict[int, list[tuple[int, ...]]] = {}
+        lengths = sorted(set(map(len, self.kept)), reverse=True)
+        for context in dict.fromkeys(contexts):
+            if context in self.contexts:
+                continue
+            begin = next((x for n in lengths if (x := context[:n]) in self.kept), None)
+            if begin is None:
+                by_width.setdefault(layout.width(context), []).append(context)
+            else:
+                self.contexts[context] = self.continued(params, begin, context), 0
+        for width, several in sorted(by_width.items()):
+            P = layout.prefill_rows
+            if layout.prefill_tokens is not None:
+                P = max(1, min(P, layout.prefill_tokens // width))
+            P += -P % shards
+            for start in range(0, len(several), P):
+                part = several[start : start + P]
+                tokens_PT = np.full((P, width), self.policy.pad_id, np.int32)
+                padding_P, lengths_P = np.zeros(P, np.int32), np.ones(P, np.int32)
+                for row, context in enumerate(part):
+                    begin, length = layout.padding(context), len(context)
+                    tokens_PT[row, begin : begin + length] = context
+                    padding_P[row], lengths_P[row] = begin, length
+                arrays: Any = tokens_PT, padding_P, lengths_P
+                if self.mesh.size > 1:
+                    arrays = self.mesh.shard_rows(arrays)
+                prefilled = programs.prefill(self.policy.decoder, params, *arrays, self.mesh)
+                self.contexts |= {context: (prefilled, row) for row, context in enumerate(part)}
+                self.prefills += len(part)
+                self.prefilled_tokens += sum(map(len, part))
+
+    def continued(self, params: Params, begin: tuple[int, ...], context: tuple[int, ...]) -> Cache:
+        """Returns the cache of a context that begins with the tokens of a kept cache."""
+        (row, former), padding = self.kept[begin], self.layout.padding(context)
+        start = len(begin) - 1  # the last of the kept tokens was drawn, and not read
+        tokens_1T = np.zeros((1, padded_width(len(context) - start)), np.int32)
+        tokens_1T[0, : len(context) - start] = context[start:]
+        self.prefills += 1
+        self.prefilled_tokens += len(context) - start
+        numbers = padding - former, padding + start, start, len(context) - start
+        shift, column, position, length = map(np.int32, numbers)
+        arrays = row, shift, tokens_1T, column, position, length
+        columns = self.layout.width(context)
+        return programs.continued(self.policy.decoder, params, *arrays, columns)
+
+    def place(self, new: Sequence[TokenSequence], contexts: Sequence[tuple[int, ...]]) -> None:
+        """Puts sequences in free slots, with their prefilled contexts."""
+        rows: dict[int, np.ndarray] = {}  # the row for each slot, by the cache that has the row
+        caches: dict[int, Cache] = {}
+        for sequence, context, slot in zip(new, contexts, self.slots.free(), strict=False):
+            prefilled, row = self.contexts[context]
+            caches[id(prefilled)] = prefilled
+            row_n = rows.setdefault(id(prefilled), np.full(self.size, -1, np.int32))
+            row_n[slot] = row
+            self.slots.put(slot, sequence, self.layout.padding(sequence.context))
+        for name, prefilled in caches.items():
+            row_n: Any = rows[name]
+            if self.mesh.size > 1:
+                row_n = self.mesh.shard_rows(row_n)
+            self.cache = programs.place(self.cache, prefilled, row_n, self.columns, self.mesh)
+        self.untimed = True
+
+    def begin(
+        self,
+        params: Params,
+        *,
+        steps: int,
+        waiting: bool,
+        distribution: Distribution | None = None,
+    ) -> None:
+        """Starts a device call of several decode steps, without waiting for it.
+
+        Args:
+          steps: the most decode steps, at most `MOST_STEPS`.
+          waiting: whether sequences wait for a slot; the call then ends once some are free.
+          distribution: the distribution of all sequences; None takes their own.
+        """
+        running, slots, enough = self.running(), self.slots, 0
+        if waiting:
+            enough = len(running) - max(1, len(running) // 8)
+        elif self.layout.patience == 1:  # it ends once fewer slots will do
+            enough = max((size for size in self.layout.sizes if size < self.size), default=0)
+        began = time.perf_counter()
+        arrays = slots.state, slots.constants
+        own = slots.distributions if distribution is None else None
+        if self.mesh.size > 1:
+            arrays, own = self.mesh.shard_rows((arrays, own))
+        self.cache, packed, drawn = decode(
+            self.policy.decoder,
+            params,
+            self.cache,
+            *arrays,
+            own if distribution is None else distribution,
+            np.int32(steps),
+            np.int32(enough),
+            extras=any(x.needs_extras for x in running),
+            mesh=self.mesh,
+        )
+        self.in_flight = packed, drawn, began
+        self.calls += 1
+
+    def end(self) -> Ended:
+        """Waits for the device call. Ended sequences leave their slots.
+
+        `Ended.chunks` must be called before `admit`, if that places the same sequences again.
+        """
+        (packed, drawn, began), self.in_flight = self.in_flight, None
+        outcome = Outcome.of(packed)
+        seconds = math.nan if self.untimed else time.perf_counter() - began
+        counts, active = self.slots.advance(outcome).tolist(), outcome.active_n.tolist()
+        slots = [
+            (slot, sequence, counts[slot], active[slot])
+            for slot, sequence in enumerate(self.slots.sequences)
+            if sequence is not None
+        ]
+        for slot, sequence, count, goes_on in slots:
+            sequence.drawn += count
+            if not goes_on:
+                self.slots.clear(slot)
+            if not goes_on and sequence.keep:
+                sequence.kept = programs.row_of(self.cache, np.int32(slot), self.mesh)
+        self.untimed = False
+        return Ended(outcome, drawn, slots, self.size, seconds)
+
+
+def placed(policy: Policy, params: Params) -> Params:
+    """Returns parameters in sampling form with the shardings that the programs expect.
+
+    Those of a single device must not name a mesh: the compiler then gives the same array another
+    name in the results of each program, and a program compiles once more for each name.
+    """
+    mesh: Mesh = policy.mesh.sampling
+    return params if mesh.size > 1 else jax.device_put(params, mesh.devices.devices.flat[0])
+
+
+def in_support(
+    tokens_MA: list[list[int]], logprobs_MA: list[list[float]]
+) -> list[list[tuple[int, float]]]:
+    """Returns pairs of tokens and log-probabilities, without those outside the support."""
+    return [
+        [pair for pair in zip(*both, strict=True) if pair[1] > -math.inf]
+        for both in zip(tokens_MA, logprobs_MA, strict=True)
+    ]

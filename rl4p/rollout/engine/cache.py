@@ -1,0 +1,159 @@
+"""The compiled programs that fill, resize and clear the cache of n slots.
+
+The token at position p of a sequence is in column `padding` + p of its row. Without padding,
+contexts begin in column 0. With it they end in one column, so that completions all begin there.
+"""
+
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from rl4p.distributed.collectives import gather_rows
+from rl4p.distributed.mesh import Mesh
+from rl4p.model.cache import Cache
+from rl4p.model.decoder import Decoder
+from rl4p.types import Array, Params
+
+COLUMNS_PER_READ = 512  # of a long context that are processed at a time
+
+
+def read(
+    decoder: Decoder, params: Params, tokens_PT: Array, padding_P: Array, lengths_P: Array
+) -> tuple[Cache, Array]:
+    """Runs P contexts; returns their cache and final activations [P, T, D].
+
+    Args:
+      padding_P: the number of columns before the first token of each.
+      lengths_P: the number of tokens of each; columns behind them are unused.
+    """
+    P, T = tokens_PT.shape
+    cache = decoder.empty_cache(P, T)
+    begin_P1, end_P1 = padding_P[:, None], (padding_P + lengths_P)[:, None]
+
+    def part(cache: Cache, start: Array | int, width: int) -> tuple[Cache, Array]:
+        columns_1W = start + jnp.arange(width, dtype=jnp.int32)[None]
+        segments_PW = ((columns_1W >= begin_P1) & (columns_1W < end_P1)).astype(jnp.int32)
+        positions_PW = jnp.maximum(columns_1W - begin_P1, 0)
+        tokens_PW = jax.lax.dynamic_slice_in_dim(tokens_PT, start, width, axis=1)
+        inputs = tokens_PW, positions_PW, segments_PW
+        hidden_PWD, cache = decoder.extend(params, *inputs, cache, start)
+        return cache, hidden_PWD
+
+    if T <= COLUMNS_PER_READ:
+        return part(cache, 0, T)
+    width = COLUMNS_PER_READ  # T is a power of two, too
+    starts = jnp.arange(0, T, width, dtype=jnp.int32)
+    cache, hidden_APWD = jax.lax.scan(partial(part, width=width), cache, starts)
+    return cache, jnp.moveaxis(hidden_APWD, 0, 1).reshape(P, T, -1)
+
+
+@partial(jax.jit, static_argnames=("decoder", "mesh"))
+def prefill(
+    decoder: Decoder,
+    params: Params,
+    tokens_PT: Array,
+    padding_P: Array,
+    lengths_P: Array,
+    mesh: Mesh,
+) -> Cache:
+    """Returns the cache of P contexts, with rows replicated so that any slot can read them."""
+    return gather_rows(mesh, read(decoder, params, tokens_PT, padding_P, lengths_P)[0])
+
+
+@partial(jax.jit, static_argnames="mesh")
+def row_of(cache: Cache, slot: Array, mesh: Mesh) -> Cache:
+    """Returns the row of one slot, on all devices."""
+    return gather_rows(mesh, cache.rows(slot[None], cache.positions_BS.shape[1]))
+
+
+@partial(jax.jit, static_argnames=("decoder", "columns"))
+def continued(
+    decoder: Decoder,
+    params: Params,
+    row: Cache,
+    shift: Array,
+    tokens_1T: Array,
+    column: Array,
+    position: Array,
+    length: Array,
+    columns: int,
+) -> Cache:
+    """Returns the cache of a context of which the first tokens are in the row of another cache.
+
+    Args:
+      shift: by how many columns the tokens are moved to the right.
+      tokens_1T: the other tokens, padded right.
+      column, position: of the first of them; its column may hold something else.
+      length: the number of them.
+      columns: the number of columns of the result.
+    """
+    T = tokens_1T.shape[1]
+    wide = row.rows(np.zeros(1, np.int32), max(columns, row.positions_BS.shape[1]) + T)
+    layers = tuple((jnp.roll(k, shift, 3), jnp.roll(v, shift, 2)) for k, v in wide.layers)
+    places = (jnp.roll(x, shift, 1) for x in (wide.positions_BS, wide.segment_ids_BS))
+    positions_BS, segment_ids_BS = places
+    wide = Cache(layers=layers, positions_BS=positions_BS, segment_ids_BS=segment_ids_BS)
+    steps_1T = jnp.arange(T, dtype=jnp.int32)[None]
+    inputs = tokens_1T, position + steps_1T, (steps_1T < length).astype(jnp.int32)
+    wide = decoder.extend(params, *inputs, wide, column)[1]
+    return wide.rows(np.zeros(1, np.int32), columns)
+
+
+@partial(jax.jit, static_argnames=("columns", "mesh"), donate_argnames=("cache",))
+def place(cache: Cache | None, prefilled: Cache, row_n: Array, columns: int, mesh: Mesh) -> Cache:
+    """Copies prefilled contexts to slots, in place.
+
+    Args:
+      cache: None creates a cache of `columns` columns.
+      row_n: int32, the row of `prefilled` for each slot; -1 leaves the slot as it is.
+    """
+    T = prefilled.positions_BS.shape[1]
+    fresh = prefilled.rows(jnp.maximum(row_n, 0), T if cache is not None else columns)
+    if cache is None:
+        return divided(fresh, mesh)
+    # Keys of the slot's former sequence may stay, since nothing of segment 0 is seen.
+    segments = jnp.pad(jnp.asarray(fresh.segment_ids_BS), ((0, 0), (0, columns - T)))
+
+    def chosen(x: Array, new: Array) -> jax.Array:
+        old = jax.lax.slice(x, (0,) * x.ndim, new.shape)
+        new_n = (row_n >= 0).reshape(-1, *(1,) * (x.ndim - 1))
+        return jax.lax.dynamic_update_slice(x, jnp.where(new_n, new, old), (0,) * x.ndim)
+
+    fresh = Cache(layers=fresh.layers, positions_BS=fresh.positions_BS, segment_ids_BS=segments)
+    return divided(jax.tree.map(chosen, cache, fresh), mesh)
+
+
+@partial(jax.jit, static_argnames=("columns", "mesh"))
+def resized(cache: Cache, row_n: Array, columns: int, mesh: Mesh) -> Cache:
+    """Returns the given rows of the cache with this number of columns."""
+    return divided(cache.rows(row_n, columns), mesh)
+
+
+@partial(jax.jit, donate_argnames=("cache",))
+def cleared(cache: Cache, clear_n: Array) -> Cache:
+    """Returns the cache with zeros in the given rows: a NaN would spoil even masked attention."""
+
+    def of(x: Array) -> jax.Array:
+        return jnp.where(clear_n.reshape(-1, *(1,) * (x.ndim - 1)), jnp.zeros((), x.dtype), x)
+
+    return jax.tree.map(of, cache)
+
+
+def divided(cache: Cache, mesh: Mesh) -> Cache:
+    """Returns the cache, sharded over the mesh."""
+    if mesh.size == 1:
+        return cache
+    return jax.lax.with_sharding_constraint(cache, cache_shardings(cache, mesh))
+
+
+def cache_shardings(cache: Cache, mesh: Mesh) -> Any:
+    """Returns the shardings of a cache: rows over `dp` and `fsdp`, KV heads over `tp`."""
+    shardings: Any = Cache  # typed Any, since the fields here are shardings and not arrays
+    return shardings(
+        layers=jax.tree.map(lambda _: mesh.rows_and_heads, cache.layers),
+        positions_BS=mesh.rows,
+        segment_ids_BS=mesh.rows,
+    )

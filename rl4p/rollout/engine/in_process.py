@@ -1,0 +1,213 @@
+"""Engines of this process: they decode with the parameters of the run."""
+
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from rl4p.model.policy import Policy, padded_width
+from rl4p.protocols.engine import Completion, Request, finish
+from rl4p.rollout.engine.batch import Batch, Kept, Layout
+from rl4p.rollout.engine.decode import MOST_STEPS
+from rl4p.rollout.engine.distributions import SharedDistribution
+from rl4p.rollout.engine.sequence import TokenSequence, check_request
+from rl4p.types import Params, Sampling
+
+BETWEEN_STOPS = 32  # decode steps between two calls of `stop`
+
+Stop = Callable[[np.ndarray], bool]
+
+
+class Weights(NamedTuple):
+    """Published weights in sampling form, and the caches that were kept of them."""
+
+    params: Params | None
+    version: int
+    kept: Kept
+
+
+NO_WEIGHTS = Weights(None, -1, {})
+
+
+class InProcess(ABC):
+    """An `Engine` of this process. Its method `decode` continues the contexts of requests.
+
+    Args:
+      sampling: the distribution that tokens are drawn from.
+      temperature_at: returns the temperature of a weight version, if it changes over the run.
+    """
+
+    stops = False
+
+    def __init__(
+        self,
+        policy: Policy,
+        sampling: Sampling,
+        temperature_at: Callable[[int], float | None] = lambda version: None,
+    ) -> None:
+        self.policy, self.sampling, self.temperature_at = policy, sampling, temperature_at
+        self.weights = NO_WEIGHTS
+
+    @property
+    def version(self) -> int:
+        return self.weights.version
+
+    def publish(self, params: Params, version: int) -> None:
+        """Replaces the weights without a copy where the sampling mesh allows it.
+
+        Arrays that the caller donates afterwards, as an update does, can no longer be decoded with.
+        """
+        self.weights = Weights(self.policy.for_sampling(params), version, {})
+
+    def complete(
+        self, requests: Sequence[Request], *, greedy: bool = False, stop: Stop | None = None
+    ) -> list[Completion]:
+        weights = self.weights  # another thread may publish new ones meanwhile
+        longest = self.policy.decoder.config.max_positions
+        for request in requests:
+            check_request(request.tokens, len(request.keys_N), request.max_tokens, longest)
+        distribution = SharedDistribution(
+            sampling=self.sampling,
+            greedy=greedy or self.sampling.temperature == 0,
+            temperature=self.temperature_at(weights.version),
+        )
+        drawn = self.decode(weights, requests, distribution, stop)
+        limits = [request.max_tokens for request in requests for _ in request.keys_N]
+        return [
+            Completion(
+                tokens=tokens,
+                logprobs=logprobs,
+                versions=np.full(len(tokens), weights.version, np.int32),
+                finish=finish(tokens, self.policy.end_ids, limit),
+            )
+            for (tokens, logprobs), limit in zip(drawn, limits, strict=True)
+        ]
+
+    @abstractmethod
+    def decode(
+        self,
+        weights: Weights,
+        requests: Sequence[Request],
+        distribution: SharedDistribution,
+        stop: Stop | None,
+    ) -> Iterable[tuple[np.ndarray, np.ndarray]]:
+        """Returns the tokens int32 and log-probabilities float32 of all completions, in order.
+
+        Args:
+          weights: the weights at the start of the call.
+          stop: as in `complete`; None unless the engine `stops`.
+        """
+
+    def close(self) -> None:
+        self.weights = NO_WEIGHTS
+
+
+class ContinuousEngine(InProcess):
+    """An engine that decodes by continuous batching (`Batch`).
+
+    Args:
+      slots: the most sequences that are decoded at a time; None decodes all of a call at once.
+      max_response_tokens: the longest completion of a request of the rollout.
+
+    Attributes:
+      prefilled_tokens: the number of tokens of contexts that were computed so far.
+    """
+
+    stops = True
+
+    def __init__(
+        self,
+        policy: Policy,
+        sampling: Sampling,
+        temperature_at: Callable[[int], float | None],
+        *,
+        slots: int | None,
+        max_response_tokens: int,
+    ) -> None:
+        super().__init__(policy, sampling, temperature_at)
+        self.slots, self.max_response_tokens = slots, max_response_tokens
+        self.prefilled_tokens = 0
+
+    def decode(
+        self,
+        weights: Weights,
+        requests: Sequence[Request],
+        distribution: SharedDistribution,
+        stop: Stop | None,
+    ) -> Iterable[tuple[np.ndarray, np.ndarray]]:
+        sequences = [
+            TokenSequence(
+                context=request.tokens,
+                key=key,
+                max_tokens=request.max_tokens,
+                end_ids=self.policy.end_ids,
+                drawn=request.drawn,
+                keep=request.keep,
+            )
+            for request in requests
+            for key in request.keys_N
+        ]
+        logprobs: dict[TokenSequence, list[float]] = {x: [] for x in sequences}
+        unfinished = dict.fromkeys(sequences)
+        params, _, kept = weights
+        batch = Batch(self.policy, self.layout(requests, stops=stop is not None), kept)
+        batch.prefill(params, [tuple(x.tokens) for x in requests])
+        waiting = deque(sequences)
+        while unfinished:
+            if stop is not None and stop(np.array([x not in unfinished for x in sequences])):
+                break
+            free = batch.layout.sizes[-1] - len(batch.running())
+            new = [waiting.popleft() for _ in range(min(free, len(waiting)))]
+            batch.admit(params, new, keep=bool(waiting))
+            batch.begin(
+                params,
+                steps=MOST_STEPS if stop is None else BETWEEN_STOPS,
+                waiting=bool(waiting),
+                distribution=distribution,
+            )
+            for chunk in batch.end().chunks():
+                logprobs[chunk.sequence] += chunk.logprobs
+                if chunk.finish is not None:
+                    del unfinished[chunk.sequence]
+                if (row := chunk.sequence.kept) is not None:
+                    padding = batch.layout.padding(chunk.sequence.context)
+                    kept[tuple(chunk.sequence.tokens)] = row, padding
+        self.prefilled_tokens += batch.prefilled_tokens
+        return [
+            (np.array(x.tokens[len(x.context) :], np.int32), np.array(logprobs[x], np.float32))
+            for x in sequences
+        ]
+
+    def layout(self, requests: Sequence[Request], *, stops: bool) -> Layout:
+        """Returns the sizes of a batch: contexts end in one column, as in a static batch.
+
+        Args:
+          stops: whether the call may be stopped. Later calls then go on with as many sequences as
+            happen to be unfinished, so that numbers are powers of two: few sizes need few
+            compilations.
+        """
+        P, B = len(requests), sum(len(request.keys_N) for request in requests)
+        R = max(request.max_tokens for request in requests)
+        if stops:
+            P, B = (1 << (count - 1).bit_length() for count in (P, B))
+            R = max(R, self.max_response_tokens)
+        width = padded_width(max(len(request.tokens) for request in requests))
+        shards = self.policy.mesh.sampling.row_shards
+        sizes = slot_counts(min(self.slots or B, B), shards, R)
+        return Layout(sizes=sizes[::-1], begin=width, most=width + R, prefill_rows=P)
+
+
+def slot_counts(most: int, devices: int, R: int) -> tuple[int, ...]:
+    """Returns falling slot counts: `most` rounded up to the devices, then up to R // 32 halves.
+
+    Each slot count compiles once, which only long responses are worth.
+    """
+    counts = [-(-most // devices) * devices]
+    for _ in range(R // 32):
+        half, odd = divmod(counts[-1], 2)
+        if odd or half < 8 or half % devices:
+            break
+        counts.append(half)
+    return tuple(counts)

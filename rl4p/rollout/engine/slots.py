@@ -1,0 +1,108 @@
+"""The slots of sequences that are decoded together, on the host."""
+
+from collections.abc import Sequence
+
+import jax
+import numpy as np
+
+from rl4p.rollout.engine.decode import Outcome, SlotConstants, SlotState
+from rl4p.rollout.engine.distributions import OwnDistributions
+from rl4p.rollout.engine.sequence import TokenSequence
+from rl4p.types import Sampling
+
+NO_SAMPLING = Sampling(temperature=0.0)
+
+
+class Slots:
+    """n slots and the arrays that `decode` reads.
+
+    The arrays are changed in place, and therefore never while a device call is under way.
+
+    Attributes:
+      sequences: the sequence in each slot; None in a free slot.
+      state, constants, distributions: of each slot; those of a free slot are arbitrary, except
+        `active_n`.
+    """
+
+    def __init__(self, n: int) -> None:
+        self.sequences: list[TokenSequence | None] = [None] * n
+        zeros_n, keys = np.zeros(n, np.int32), key_shape()
+        self.state = SlotState(
+            token_n=zeros_n.copy(),
+            length_n=np.ones(n, np.int32),
+            drawn_n=zeros_n.copy(),
+            active_n=np.zeros(n, bool),
+        )
+        self.constants = SlotConstants(
+            padding_n=zeros_n.copy(),
+            limit_n=zeros_n.copy(),
+            least_n=zeros_n.copy(),
+            ends_nE=np.full((n, 4), -1, np.int32),
+            keys_n=np.zeros((n, *keys.shape), keys.dtype),
+        )
+        self.distributions = OwnDistributions(
+            temperature_n=np.zeros(n, np.float32),
+            top_k_n=zeros_n.copy(),
+            top_p_n=np.ones(n, np.float32),
+        )
+
+    def arrays(self) -> list[np.ndarray]:
+        own = self.distributions
+        return [*self.state, *self.constants, own.temperature_n, own.top_k_n, own.top_p_n]  # pyright: ignore[reportReturnType]
+
+    def running(self) -> list[TokenSequence]:
+        return [sequence for sequence in self.sequences if sequence is not None]
+
+    def free(self) -> list[int]:
+        return [slot for slot, sequence in enumerate(self.sequences) if sequence is None]
+
+    def put(self, slot: int, sequence: TokenSequence, padding: int) -> None:
+        """Puts a sequence in a free slot; there are `padding` columns before its first token."""
+        self.sequences[slot] = sequence
+        ends, sampling = sequence.end_ids, sequence.sampling or NO_SAMPLING
+        self.widen(len(ends))
+        values = (
+            *(sequence.tokens[-1], sequence.length, sequence.drawn, True),
+            *(padding, sequence.begun + sequence.max_tokens, sequence.begun + sequence.min_tokens),
+            *([*ends, *[-1] * (self.constants.ends_nE.shape[1] - len(ends))], sequence.key),
+            *(sampling.temperature, sampling.top_k, sampling.top_p),
+        )
+        for array, value in zip(self.arrays(), values, strict=True):
+            array[slot] = value
+
+    def widen(self, count: int) -> None:
+        """Makes room for `count` end tokens: few numbers of columns need few compilations."""
+        ends_nE = self.constants.ends_nE
+        more = (1 << max(2, (count - 1).bit_length())) - ends_nE.shape[1]
+        if more > 0:
+            wide = np.pad(ends_nE, ((0, 0), (0, more)), constant_values=-1)
+            self.constants = self.constants._replace(ends_nE=wide)
+
+    def clear(self, slot: int) -> None:
+        """Frees a slot."""
+        self.sequences[slot] = None
+        self.state.active_n[slot] = False
+
+    def rearranged(self, order: Sequence[int], n: int) -> "Slots":
+        """Returns n slots, of which the first hold what is in these slots."""
+        slots = Slots(n)
+        slots.widen(self.constants.ends_nE.shape[1])
+        slots.sequences[: len(order)] = [self.sequences[slot] for slot in order]
+        for new, old in zip(slots.arrays(), self.arrays(), strict=True):
+            new[: len(order)] = old[list(order)]
+        return slots
+
+    def advance(self, outcome: Outcome) -> np.ndarray:
+        """Updates the state after a device call, and returns the number of new tokens of slots."""
+        state, slots_n = self.state, np.arange(len(self.sequences))
+        count_n = outcome.drawn_n - state.drawn_n
+        newest_n = outcome.tokens_nM[slots_n, np.maximum(count_n - 1, 0)]
+        state.token_n[:] = np.where(count_n > 0, newest_n, state.token_n)
+        state.length_n[:] += count_n
+        state.drawn_n[:] = outcome.drawn_n
+        return count_n
+
+
+def key_shape() -> jax.ShapeDtypeStruct:
+    """Returns the shape and dtype of the data of a random key."""
+    return jax.eval_shape(lambda: jax.random.key_data(jax.random.key(0)))
