@@ -40,7 +40,7 @@ def job(arguments: list[str]) -> None:
 
     request, config = read(given.words, config_dir=given.config_dir)
     from rl4p.distributed.processes import blaming, join  # imports JAX, which errors do not need
-    from rl4p.runs.evaluation.job import evaluate
+    from rl4p.runs.responses.evaluation.job import evaluate
 
     with join(config), blaming():
         evaluate(config, request)

@@ -46,7 +46,9 @@ from rl4p.configuration.job_options import run_job
 
 
 def job(arguments: list[str]) -> None:
-    from rl4p.runs.generation.job import generate  # imports JAX, which --help does not need
+    from rl4p.runs.responses.generation.job import (
+        generate,  # imports JAX, which --help does not need
+    )
 
     generate(arguments)
 

@@ -51,7 +51,7 @@ from rl4p.configuration.job_options import run_job
 
 
 def job(arguments: list[str]) -> None:
-    from rl4p.runs.regrading import regrade  # imports JAX, which --help does not need
+    from rl4p.runs.responses.regrading import regrade  # imports JAX, which --help does not need
 
     regrade(arguments)
 

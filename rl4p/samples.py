@@ -27,7 +27,7 @@ from rl4p.configuration.job_options import run_job
 
 
 def job(arguments: list[str]) -> None:
-    from rl4p.runs.browser.job import browse
+    from rl4p.runs.responses.browser.job import browse
 
     browse(arguments)
 

@@ -38,7 +38,7 @@ from rl4p.runs.plots import plot_collector, plot_learning_curve
 from rl4p.runs.profiler import Profiler
 from rl4p.runs.progress import ProgressBar, print_summary
 from rl4p.runs.record import Record
-from rl4p.runs.samples import RecordSamples
+from rl4p.runs.responses.recording import RecordSamples
 from rl4p.runs.signals import StopRequest
 from rl4p.runs.tracker import TrackedRun
 from rl4p.runs.tracker.none import NoTracker

@@ -1,0 +1,89 @@
+"""The job: the samples of a run that the arguments choose, on the terminal or in a file."""
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+
+from rl4p.configuration.job_options import build, split
+from rl4p.errors import InputError
+from rl4p.runs.record import replace_file
+from rl4p.runs.responses.browser.page import page
+from rl4p.runs.responses.browser.samples import Filter, Sample, read_samples
+from rl4p.runs.responses.browser.terminal import show
+
+OWNER = "rl4p.samples"
+ON_TERMINAL, ON_PAGE = 20, 400  # samples, unless `limit` says otherwise
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options(Filter):
+    """The arguments beside the run.
+
+    Attributes:
+      html: the file of a page to write; None shows the samples on the terminal.
+      term: the reward term that decides what is right; None is that of the run's evaluation.
+      tokens: whether to print the numbers of each token on the terminal.
+    """
+
+    html: str | None = None
+    term: str | None = None
+    tokens: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.html is not None and self.tokens:
+            raise InputError("tokens=true is for the terminal: the page always has them.")
+
+
+def browse(arguments: Sequence[str]) -> None:
+    """Shows or writes the samples that the arguments choose.
+
+    Raises:
+      InputError: an argument is wrong, or no sample is chosen.
+    """
+    places = [word for word in arguments if "=" not in word or Path(word).exists()]
+    tree, others = split([word for word in arguments if word not in places], Options)
+    options = build(tree | dict.fromkeys(key_of(word) for word in others), Options, "", OWNER)
+    if len(places) != 1:
+        raise InputError("Give one folder of a run: python -m rl4p.samples RUN [KEY=VALUE ...].")
+    place = Path(places[0]).expanduser()
+    samples, term = read_samples(place, options.term)
+    found = options.chosen(samples)
+    if not found:
+        raise InputError(f"None of the {len(samples)} samples in {place} is so: {missed(samples)}.")
+    most = options.limit or options.longest or (ON_TERMINAL if options.html is None else ON_PAGE)
+    shown = found if most == "all" else found[:most]
+    note = f"{len(shown):,} of {len(samples):,} samples"
+    if len(shown) < len(found):
+        note += f", the newest of {len(found):,} that fit (limit=all shows these)"
+    heading = f"Samples of {place.resolve()}"
+    if options.html is None:
+        show(Console(highlight=False), shown, f"{heading}: {note}", numbers=options.tokens)
+        return
+    out = Path(options.html).expanduser()
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"html={out} cannot be written: {error.strerror}.") from None
+    replace_file(out, page(shown, heading, note, term))
+    print(f"{out}: {note}", file=sys.stdout)
+
+
+def key_of(word: str) -> str:
+    return word.partition("=")[0]
+
+
+def missed(samples: Sequence[Sample]) -> str:
+    """Returns what there is to choose from."""
+    tasks = sorted({sample.task for sample in samples if sample.task is not None})
+    steps = sorted({sample.step for sample in samples if sample.step is not None})
+    parts = [
+        f"tasks {', '.join(tasks)}" if tasks else "no tasks",
+        f"steps {', '.join(map(str, steps))}" if steps else "no steps",
+        f"{sum(sample.right is True for sample in samples)} right",
+        f"{sum(sample.right is False for sample in samples)} wrong",
+    ]
+    return f"there are {'; '.join(parts)}"

@@ -1,0 +1,111 @@
+"""The protocol of chat completions: the bodies of requests, and what answers say."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
+from typing import Any
+
+from rl4p.errors import InputError
+from rl4p.rollout.response_keys import words
+from rl4p.runs.responses.generation.responses import Response
+from rl4p.types import Question, Sampling
+
+FINISH = {"stop": "stop", "length": "length"}  # any other reason is "abort"
+
+
+class UselessAnswerError(Exception):
+    """An answer without a response. The message says why."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chat:
+    """What the requests for all responses have in common.
+
+    Attributes:
+      model: the name of the model.
+      sampling: temperature and top-p.
+      max_tokens: the longest response.
+      seed: the run's seed.
+      system_prompt: the first message, unless a question has its own; None for none.
+      changes: more fields, or other values; None leaves a field out.
+    """
+
+    model: str
+    sampling: Sampling
+    max_tokens: int
+    seed: int
+    system_prompt: str | None = None
+    changes: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.sampling.top_k and "top_k" not in self.changes:
+            raise InputError(
+                "rollout.top_k is not part of the protocol: leave it out, or, if this server knows "
+                f"it, set server.body={{top_k: {self.sampling.top_k}}}."
+            )
+
+    def body(self, question: Question, sample: int) -> dict[str, Any]:
+        """Returns the body of the request for one response."""
+        body = {
+            "model": self.model,
+            "messages": question.prompt_messages(self.system_prompt),
+            "max_tokens": self.max_tokens,
+            "temperature": self.sampling.temperature,
+            "top_p": self.sampling.top_p,
+            # Servers accept 31 bits.
+            "seed": words(f"{self.seed}/{question.id}/{sample}")[0] >> 1,
+        }
+        return {k: v for k, v in (body | dict(self.changes)).items() if v is not None}
+
+
+def read_answer(content: bytes, question: Question, sample: int) -> Response:
+    """Returns the response in the body of an answer.
+
+    Raises:
+      UselessAnswerError: the body is not JSON, or holds no response.
+    """
+    try:
+        answer = json.loads(content)
+        choice = answer["choices"][0]
+        text = choice["message"]["content"]
+        finish = choice.get("finish_reason")
+        length = (answer.get("usage") or {}).get("completion_tokens")
+    except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
+        reason = f"{type(error).__name__}: {error}"
+        raise UselessAnswerError(f"an answer without a response ({reason})") from None
+    if not isinstance(text, str | None):
+        raise UselessAnswerError("an answer whose content is no text")
+    return Response(
+        question=question,
+        sample=sample,
+        # JSON allows lone surrogates, which UTF-8 does not.
+        text=(text or "").encode("utf-16", "surrogatepass").decode("utf-16", "replace"),
+        finish=FINISH.get(finish, "abort") if isinstance(finish, str) else "abort",
+        length=length if type(length) is int and length >= 0 else None,
+    )
+
+
+def message_of(content: bytes) -> str:
+    """Returns what the body of an error says, or its beginning."""
+    text = content[:2000].decode(errors="replace")
+    try:
+        error = json.loads(content)
+        error = error.get("error", error)
+        message = error.get("message") if isinstance(error, dict) else error
+    except (ValueError, AttributeError, RecursionError):
+        return text
+    return message if isinstance(message, str) else text
+
+
+def retry_after(value: str) -> float:
+    """Returns the seconds in a Retry-After header, a number or a date; 0 if it has neither."""
+    try:
+        seconds = float(value)
+    except ValueError:
+        try:
+            seconds = (parsedate_to_datetime(value) - datetime.now(UTC)).total_seconds()
+        except (ValueError, TypeError):
+            return 0.0
+    return seconds if 0 < seconds < float("inf") else 0.0

@@ -1,0 +1,122 @@
+import json
+from datetime import UTC, datetime, timedelta
+from email.utils import format_datetime
+
+import pytest
+
+from rl4p.errors import InputError
+from rl4p.runs.responses.generation.chat import (
+    Chat,
+    UselessAnswerError,
+    message_of,
+    read_answer,
+    retry_after,
+)
+from rl4p.types import Sampling
+from tests.runs.responses.generation.conftest import completion
+
+
+@pytest.fixture
+def make_chat():
+    def make(**fields):
+        defaults = {"model": "m", "sampling": Sampling(top_p=0.9), "max_tokens": 8, "seed": 0}
+        return Chat(**defaults | fields)
+
+    return make
+
+
+def test_the_body_of_a_request(make_chat, questions):
+    body = make_chat(system_prompt="Add.").body(questions[0], 0)
+    assert body.pop("seed") in range(2**31)
+    assert body == {
+        "model": "m",
+        "messages": [{"role": "system", "content": "Add."}, {"role": "user", "content": "11+22"}],
+        "max_tokens": 8,
+        "temperature": 1.0,
+        "top_p": 0.9,
+    }
+
+
+def test_every_response_has_its_own_seed(make_chat, questions):
+    chats = [make_chat(seed=seed) for seed in (0, 1)]
+    seeds = {chat.body(q, n)["seed"] for chat in chats for q in questions for n in range(4)}
+    assert len(seeds) == 24
+    assert make_chat().body(questions[0], 1) == make_chat().body(questions[0], 1)
+
+
+def test_fields_can_be_changed_and_left_out(make_chat, questions):
+    changes = {"max_tokens": None, "max_completion_tokens": 8, "top_p": 1.0}
+    body = make_chat(changes=changes).body(questions[0], 0)
+    assert "max_tokens" not in body
+    assert (body["max_completion_tokens"], body["top_p"]) == (8, 1.0)
+
+
+def test_top_k_is_no_part_of_the_protocol(make_chat):
+    sampling = Sampling(top_k=20)
+    with pytest.raises(InputError, match=r"set server.body={top_k: 20}"):
+        make_chat(sampling=sampling)
+    make_chat(sampling=sampling, changes={"top_k": 20})
+
+
+@pytest.mark.parametrize(
+    ("reason", "finish"),
+    [
+        ("stop", "stop"),
+        ("length", "length"),
+        ("content_filter", "abort"),
+        (None, "abort"),
+        ([], "abort"),
+    ],
+)
+def test_a_response_is_read(questions, reason, finish):
+    _, _, content = completion("so #### 33", finish_reason=reason)
+    found = read_answer(content, questions[0], 2)
+    assert (found.text, found.finish, found.length) == ("so #### 33", finish, 7)
+    assert (found.question, found.sample) == (questions[0], 2)
+
+
+def test_odd_texts_are_read(questions):
+    for given, text in (
+        (None, ""),
+        ("a\ud800b", "a\N{REPLACEMENT CHARACTER}b"),
+        ("\U0001f600",) * 2,
+    ):
+        body = {"choices": [{"message": {"content": given}}], "usage": None}
+        found = read_answer(json.dumps(body).encode(), questions[0], 0)
+        assert (found.text, found.finish, found.length) == (text, "abort", None)
+        found.text.encode()
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"<html>", b"[]", b"{}", b'{"choices": []}', b'{"choices": [{}]}', b'{"choices": null}',
+     b'{"choices": [{"message": {"content": 3}}]}', b"\xff", b"[" * 100_000,
+     b'{"choices": [{"message": {"content": "a"}}], "usage": 3}'],
+)  # fmt: skip
+def test_an_answer_without_a_response(questions, content):
+    with pytest.raises(UselessAnswerError):
+        read_answer(content, questions[0], 0)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b'{"error": {"message": "too long", "type": "x"}}', "too long"),
+        (b'{"error": "too long"}', "too long"),
+        (b'{"message": "too long"}', "too long"),
+        (b"<h1>Bad</h1>", "<h1>Bad</h1>"),
+        (b'{"error": {"message": 3}}', '{"error": {"message": 3}}'),
+        (b"[1]", "[1]"),
+        (b"", ""),
+    ],
+)
+def test_what_an_error_says(content, message):
+    assert message_of(content) == message
+
+
+def test_how_long_to_wait():
+    assert retry_after("3") == 3.0
+    assert [retry_after(x) for x in ("", "-3", "nan", "inf", "soon", "1 2")] == [0.0] * 6
+    later = datetime.now(UTC) + timedelta(seconds=60)
+    assert 50 < retry_after(format_datetime(later, usegmt=True)) <= 60
+    assert retry_after(format_datetime(later - timedelta(hours=1), usegmt=True)) == 0.0
