@@ -6,9 +6,10 @@ r"""Grades stored responses again, without a model.
     python -m rl4p.regrade file=responses.jsonl out=graded.jsonl task=gsm8k
     python -m rl4p.regrade run=outputs/first out=graded.jsonl reward.terms.correct.extract=number
 
-A line of FILE is a JSON object:
+A line of FILE is a JSON object with the keys of a response (docs/runs.md), which are the same in
+all files of responses; other keys are refused. These act here:
 
-  question               the question; or `prompt`
+  prompt                 the question
   answer                 the reference answer, or a worked one that states it after ####; for
                          task=math in \boxed{}. It may be "" for graders that need none
   response               the text to grade
@@ -20,9 +21,10 @@ A line of FILE is a JSON object:
 
 The output has the same lines in the same order, each with
 
-  total                  the weighted sum of the terms; null if the response could not be graded
+  reward                 the weighted sum of the terms; absent if the response could not be graded
   terms                  the unweighted grade of each term; null where a term does not apply
   valid                  false if a grader failed, or no term applies
+  regraded               true
 
 Options
   file=FILE              JSON lines of your own, of rl4p.generate or of rl4p.evaluate

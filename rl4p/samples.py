@@ -2,7 +2,7 @@
 
     python -m rl4p.samples RUN                 the newest samples of a run, on the terminal
     python -m rl4p.samples RUN html=FILE       as a page that needs neither a server nor the network
-    python -m rl4p.samples FILE.jsonl          responses of rl4p.generate or rl4p.evaluate
+    python -m rl4p.samples FILE.jsonl          responses of rl4p.generate, evaluate or regrade
 
   step=N             samples of one step
   task=NAME          samples of one task
@@ -16,8 +16,7 @@
   tokens=true        on the terminal: a table with the numbers of each token
 
 A run writes samples every samples.every steps (samples.count of them), and with samples.tokens=true
-their tokens. What older runs did not write is absent. Characters that cannot be seen, such as
-control characters, are shown as signs.
+their tokens. Characters that cannot be seen, such as control characters, are shown as signs.
 """
 
 import sys

@@ -23,6 +23,7 @@ from rl4p.configuration import instantiate
 from rl4p.configuration.folder import only_run_in
 from rl4p.configuration.quoting import command, override
 from rl4p.configuration.trust import names_in, unsandboxed
+from rl4p.distributed.mesh import Mesh
 from rl4p.distributed.processes import agreed, anywhere, blaming, first, to_host
 from rl4p.errors import InputError, RunError, Stopped
 from rl4p.experiment.build import Experiment, build
@@ -361,7 +362,13 @@ def params_sha256(params: Params) -> str:
 
 def environment(experiment: Experiment) -> dict[str, Any]:
     """Returns the environment of the run: commit, versions, devices and overrides."""
-    devices = experiment.loop.policy.mesh.devices.devices.flatten()
+    overrides = list(HydraConfig.get().overrides.task)
+    return surroundings(experiment.loop.policy.mesh) | {"overrides": overrides}
+
+
+def surroundings(mesh: Mesh) -> dict[str, Any]:
+    """Returns the commit, the versions of packages, and the devices of a mesh."""
+    devices = mesh.devices.devices.flatten()
     return {
         **git_state(Path(__file__).parents[2]),
         "device": devices[0].device_kind,
@@ -369,5 +376,4 @@ def environment(experiment: Experiment) -> dict[str, Any]:
         "processes": jax.process_count(),
         "packages": {"rl4p": rl4p.__version__}
         | {name: importlib.metadata.version(name) for name in PACKAGES},
-        "overrides": list(HydraConfig.get().overrides.task),
     }

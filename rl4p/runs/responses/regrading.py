@@ -1,12 +1,12 @@
 """The job of `python -m rl4p.regrade`: lines with responses, graded again."""
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import Any, TypeVar
+from typing import Any
 
 from omegaconf import DictConfig, ListConfig
 from rich.console import Console
@@ -20,31 +20,23 @@ from rl4p.configuration.resume import as_started, begins, config_of_run, place
 from rl4p.configuration.schema import check, without_hydra
 from rl4p.configuration.trust import did_you_mean
 from rl4p.data.answer import boxed, final_answer
-from rl4p.data.fields import without_exponent
-from rl4p.data.jsonl import parsed
 from rl4p.data.quantity import quantity
 from rl4p.data.rows import digest
 from rl4p.errors import InputError
 from rl4p.protocols.reward import TextReward
-from rl4p.runs.progress import shorten
+from rl4p.runs.lines import encoded
 from rl4p.runs.record import Record, replace_file
-from rl4p.runs.responses.grading import Grades, grade, text_reward
-from rl4p.runs.responses.recording import STATUS
-from rl4p.runs.responses.sample import status_of
-from rl4p.types import Episode, Prompt
+from rl4p.runs.responses.file import read_samples
+from rl4p.runs.responses.grading import graded, mean_grades, text_reward
+from rl4p.runs.responses.sample import Sample
+from rl4p.types import Prompt
 
 OWNER = "rl4p.regrade"
 MAY_SET = ("reward", "max_response_tokens", "experiment", "trusted_targets")
 OF_RUN = ("reward", "max_response_tokens")
-RESULT = ("total", "terms", "valid")
-FINISH = {status: finish for finish, status in STATUS.items()}
 WHOLE = ("code", "crossword", "reasoning_gym")  # data sets that take no part of an answer
 # The rewards of lines that name no task: of those whose answer is a number, and of others.
 UNNAMED = {"numbers": "gsm8k", "texts": "weighted"}
-KINDS = {str: "a text", int: "a natural number", dict: "an object"}
-
-Row = dict[str, Any]
-Value = TypeVar("Value")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,7 +63,7 @@ class Options:
 
 
 def regrade(arguments: Sequence[str]) -> None:
-    """Does what a command line asks for, and prints a summary.
+    """Carries out a command line, and prints a summary.
 
     Raises:
       InputError: an argument or a line is wrong, or the reward cannot grade texts.
@@ -80,38 +72,57 @@ def regrade(arguments: Sequence[str]) -> None:
     tree, overrides = split(arguments, Options)
     options = build(tree, Options, "", OWNER)
     out = Path(options.out).expanduser()
-    if options.run is not None:
-        source = Record(run_folder(options.run, key="run")).samples_file
-        rows = rows_of_run(options.run)
-    else:
-        source = Path(str(options.file)).expanduser()
-        rows = rows_of_file(source)
-    refuse_foreign(out, source)
-    prompts: dict[tuple[str, str], Prompt] = {}
-    episodes = [episode(row, where, options, prompts) for where, row in rows]
-    if options.task is not None and all(task_of(row, where) for where, row in rows):
+    source = source_of(options)
+    refuse_other_file(out, source)
+    # A last line of a user's own file may lack its line feed.
+    lines = list(read_samples(source, unfinished=options.run is None))
+    samples = [sample for sample, _, _ in lines]
+    if not samples:
+        raise InputError(f"{source} has no lines.")
+    by_content: dict[tuple[str, str], Prompt] = {}
+    prompts = [prompt_of(sample, where, options, by_content) for sample, where, _ in lines]
+    if options.task is not None and all(task_of(sample, where) for sample, where, _ in lines):
         raise InputError(
             f"task={options.task} has no effect, because every line names its task: leave it out, "
             "or choose the reward of all lines with reward=NAME."
         )
-    by_task, rewards = rewards_of(options, overrides, sorted({e.prompt.task for e in episodes}))
+    tasks = sorted({prompt.task for prompt in prompts})
+    by_task, rewards = rewards_of(options, overrides, tasks)
     out = out.resolve()  # of a symbolic link the file is replaced, and not the link
     refuse_unwritable(out)
-    found: dict[int, Grades] = {}
     for name, reward in rewards.items():
-        own = [b for b, each in enumerate(episodes) if by_task[each.prompt.task] == name]
+        own = [b for b, prompt in enumerate(prompts) if by_task[prompt.task] == name]
         with closing(reward):
-            found |= zip(own, grade(reward, [episodes[b] for b in own]), strict=True)
-    grades = [found[b] for b in range(len(rows))]
-    lines = [json.dumps(row | vars(each)) for (_, row), each in zip(rows, grades, strict=True)]
-    replace_file(out, "".join(line + "\n" for line in lines))
+            grades = graded([samples[b] for b in own], [prompts[b] for b in own], reward)
+        for b, sample in zip(own, grades, strict=True):
+            samples[b] = replace(sample, regraded=True, correct=None)
+    replace_file(out, encoded(sample.to_dict() for sample in samples))
     console = Console(highlight=False, soft_wrap=True, markup=False)
-    for line in summary(episodes, grades, by_task):
-        console.print(line)
-    console.print(f"{options.out}: {counted(len(lines), 'graded response')}")
+    for task in tasks:
+        of_task = [x for x, prompt in zip(samples, prompts, strict=True) if prompt.task == task]
+        console.print(summary(task, by_task[task], of_task))
+    console.print(f"{options.out}: {counted(len(samples), 'graded response')}")
 
 
-def refuse_foreign(out: Path, source: Path) -> None:
+def source_of(options: Options) -> Path:
+    """Returns the file with the responses.
+
+    Raises:
+      InputError: there is no such run, or it has no samples.
+    """
+    if options.run is None:
+        return Path(str(options.file)).expanduser()
+    as_started("run", options.run)  # refuses what is not the folder of a run
+    path = Record(run_folder(options.run, key="run")).samples_file
+    if not path.exists() or not path.stat().st_size:
+        raise InputError(
+            f"run={options.run} has no samples: choose a run with samples.every above 0, after a "
+            "step."
+        )
+    return path
+
+
+def refuse_other_file(out: Path, source: Path) -> None:
     """Refuses to replace a file that is no earlier result.
 
     Raises:
@@ -126,16 +137,19 @@ def refuse_foreign(out: Path, source: Path) -> None:
             raise InputError(f"out={out} is a device or a pipe: name a file.")
         if source.exists() and out.samefile(source):
             raise InputError(f"out={out} is the file with the responses: name another.")
-        with out.open("rb") as file:
-            line = file.readline()
+        empty = not out.stat().st_size
     except OSError as error:
         raise InputError(f"out={out} cannot be read: {error.strerror}: name another.") from None
-    try:
-        first = parsed(line, str(out)) if line else dict.fromkeys(RESULT)
-    except InputError:
-        first = {}
-    if not first.keys() >= set(RESULT):
+    if not empty and not holds_grades(out):
         raise InputError(f"out={out} exists and was not made by {OWNER}: name another.")
+
+
+def holds_grades(path: Path) -> bool:
+    """Returns whether this command wrote the first line of a file."""
+    try:
+        return next((sample.regraded for sample, _, _ in read_samples(path)), False) is True
+    except InputError:
+        return False
 
 
 def refuse_unwritable(out: Path) -> None:
@@ -148,88 +162,46 @@ def refuse_unwritable(out: Path) -> None:
         raise InputError(f"out={out} cannot be written: {error.strerror}.") from None
 
 
-def rows_of_file(path: Path) -> list[tuple[str, Row]]:
-    """Returns the objects of a file, each with its place for error messages."""
-    try:
-        content = path.read_bytes()
-    except OSError as error:
-        raise InputError(f"file={path} cannot be read: {error.strerror}.") from None
-    rows = []
-    for number, line in enumerate(content.split(b"\n"), 1):
-        if line.strip():
-            where = f"{path}, line {number}"
-            rows.append((where, parsed(line, where)))
-    if not rows:
-        raise InputError(f"file={path} has no lines.")
-    return rows
-
-
-def rows_of_run(given: str) -> list[tuple[str, Row]]:
-    """Returns the samples of a run, each with its place for error messages."""
-    as_started("run", given)  # refuses what is not the folder of a run
-    record = Record(run_folder(given, key="run"))
-    rows = [(f"{record.samples_file}, line {i}", row) for i, row in enumerate(record.samples(), 1)]
-    if not rows:
-        raise InputError(
-            f"run={given} has no samples: choose a run with samples.every above 0, after a step."
-        )
-    return rows
-
-
-def episode(
-    row: Row, where: str, options: Options, prompts: dict[tuple[str, str], Prompt]
-) -> Episode:
-    """Returns the response of a line as graders take it.
+def prompt_of(
+    sample: Sample, where: str, options: Options, prompts: dict[tuple[str, str], Prompt]
+) -> Prompt:
+    """Returns the prompt of a sample as graders take it.
 
     Args:
       where: the place of the line, for error messages.
       prompts: the prompts so far by task and content, so that the samples of a prompt are a group.
 
     Raises:
-      InputError: a field is absent or has a wrong type.
+      InputError: the line has no reference answer.
     """
-    other = row.get("question") is None and "prompt" in row
-    question = required(row, "prompt" if other else "question", str, where)
-    answer = without_exponent(row.get("answer")) or required(row, "answer", str, where)
-    metadata = optional(row, "metadata", dict, where) or {}
-    task = task_of(row, where) or options.task or ""
+    if sample.answer is None:
+        raise InputError(f"{where}: a sample to grade needs an answer.")
+    answer, task = sample.answer, task_of(sample, where) or options.task or ""
     if options.file is not None:  # the answer of a sample of a run is the reference itself
         answer = reference_of(answer, task, where)
     task = task or ("texts" if quantity(answer, units=False) is None else "numbers")
     # Not the id alone, because two questions of a file may have the same one.
-    content = digest(json.dumps([question, answer, metadata], sort_keys=True))
-    key = (task, content if row.get("id") is None else f"{row['id']}/{content}")
+    content = digest(json.dumps([sample.prompt, answer, sample.metadata], sort_keys=True))
+    key = (task, content if sample.id is None else f"{sample.id}/{content}")
     if key not in prompts:
         prompts[key] = Prompt(
             id=key[1],
-            question=question,
+            question=sample.prompt,
             answer=answer,
             task=task,
-            metadata=metadata,
+            metadata=sample.metadata,
             tokens=(),
         )
-    length = optional(row, "length", int, where)
-    if length is None and isinstance(row.get("tokens"), int | float):  # of rl4p.evaluate
-        length = required(row, "tokens", int, where)
-    try:
-        status = status_of(row)
-    except ValueError as error:
-        raise InputError(f"{where}: {error}") from None
-    return Episode(
-        prompt=prompts[key],
-        response=required(row, "response", str, where),
-        tokens=length,
-        finish=None if status is None else FINISH.get(status),
-    )
+    return prompts[key]
 
 
-def task_of(row: Row, where: str) -> str:
+def task_of(sample: Sample, where: str) -> str:
     """Returns the task that a line names; "" if it names none."""
-    task = (optional(row, "task", str, where) or "").strip()
+    task = (sample.task or "").strip()
     try:
         task.encode()
     except UnicodeEncodeError:  # a lone surrogate, which JSON allows
-        raise InputError(f'{where}: "task" is not UTF-8: write another name.') from None
+        raise InputError(f"{where}: task is not UTF-8: write another name.") from None
     return task
 
 
@@ -238,32 +210,10 @@ def reference_of(answer: str, task: str, where: str) -> str:
     if task in WHOLE:
         return answer.strip()
     mark, rule = ("\\boxed{}", boxed) if task == "math" else ("####", final_answer)
-    found = rule(answer)
-    if found == "":
-        raise InputError(
-            f'{where}: "answer" has an empty {mark}: write the reference answer there.'
-        )
-    return answer.strip() if found is None else found
-
-
-def optional(row: Row, key: str, kind: type[Value], where: str) -> Value | None:
-    """Returns the value under a key; None if it is absent or null."""
-    return None if row.get(key) is None else required(row, key, kind, where)
-
-
-def required(row: Row, key: str, kind: type[Value], where: str) -> Value:
-    """Returns the value under a key.
-
-    Raises:
-      InputError: it is absent or of another type.
-    """
-    if key not in row:
-        raise InputError(f'{where}: "{key}" is missing; the row has {", ".join(sorted(row))}.')
-    value = row[key]
-    if type(value) is not kind or (isinstance(value, int) and value < 0):
-        given = shorten(json.dumps(value))
-        raise InputError(f'{where}: "{key}" must be {KINDS[kind]}, not {given}.')
-    return value
+    reference = rule(answer)
+    if reference == "":
+        raise InputError(f"{where}: answer has an empty {mark}: write the reference answer there.")
+    return answer.strip() if reference is None else reference
 
 
 def rewards_of(
@@ -350,27 +300,18 @@ def allow_invalid(node: Any, given: Sequence[str]) -> None:
             allow_invalid(child, given)
 
 
-def summary(
-    episodes: Sequence[Episode], grades: Sequence[Grades], by_task: Mapping[str, str]
-) -> Iterator[str]:
-    """Yields a line for each task: its mean grades, and how many responses are invalid."""
-    rows: dict[str, list[Grades]] = {}
-    for each, found in zip(episodes, grades, strict=True):
-        rows.setdefault(each.prompt.task, []).append(found)
-    for task, own in sorted(rows.items()):
-        terms: dict[str, list[float]] = {}
-        for found in own:
-            for name, grade_of_term in found.terms.items():
-                if grade_of_term is not None:
-                    terms.setdefault(name, []).append(grade_of_term)
-        means = [f"{name} {sum(values) / len(values):.4f}" for name, values in terms.items()]
-        invalid = sum(not found.valid for found in own)
-        by = f" (reward={by_task[task]})" if by_task[task] else ""
-        yield (
-            f"{task}{by}: {counted(len(own), 'response')}"
-            + f", mean grades: {', '.join(means)}" * bool(means)
-            + f"; {invalid:,} could not be graded" * bool(invalid)
-        )
+def summary(task: str, reward: str, samples: Sequence[Sample]) -> str:
+    """Returns a line on a task: its mean grades, and how many responses are invalid.
+
+    Args:
+      reward: the name of its reward; "" if the command line or the run determines it.
+    """
+    means, invalid = mean_grades(samples), sum(not sample.valid for sample in samples)
+    return (
+        f"{task}{f' (reward={reward})' * bool(reward)}: {counted(len(samples), 'response')}"
+        + f", {means}" * bool(means)
+        + f"; {invalid:,} could not be graded" * bool(invalid)
+    )
 
 
 def counted(number: int, name: str) -> str:

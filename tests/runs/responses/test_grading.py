@@ -46,9 +46,9 @@ def episodes(*responses):
 def test_an_invalid_response_has_no_total_and_others_do():
     reward = Weighted(terms={"length": Length(), "size": Size()}, max_invalid=1.0)
     assert grade(reward, episodes("ab", "?", "-")) == [
-        Grades(total=4.0, terms={"length": 2.0, "size": 1.0}, valid=True),
-        Grades(total=None, terms={"length": None, "size": None}, valid=False),
-        Grades(total=0.0, terms={"length": None, "size": 1.0}, valid=True),
+        Grades(reward=4.0, terms={"length": 2.0, "size": 1.0}, valid=True),
+        Grades(reward=None, terms={"length": None, "size": None}, valid=False),
+        Grades(reward=0.0, terms={"length": None, "size": 1.0}, valid=True),
     ]
 
 

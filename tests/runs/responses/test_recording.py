@@ -12,7 +12,8 @@ from rl4p.configuration import compose
 from rl4p.experiment.build import build
 from rl4p.loop.loop import train
 from rl4p.runs.record import Record
-from rl4p.runs.responses.recording import STATUS, RecordSamples, samples_of
+from rl4p.runs.responses.grading import STATUS
+from rl4p.runs.responses.recording import RecordSamples, samples_of
 from rl4p.runs.responses.sample import Sample
 from rl4p.types import Finish
 
@@ -138,7 +139,10 @@ def test_a_grade_that_failed_is_marked(trained):
     _, info = trained
     valid_B = np.array([False] + [True] * 31)
     info = replace(info, rewards=replace(info.rewards, valid_B=valid_B))
-    assert [row["valid"] for row in lines(info, 2, None)] == [False, True]
+    rows = lines(info, 2, None)
+    assert [row["valid"] for row in rows] == [False, True]
+    assert ["reward" in row for row in rows] == [False, True]
+    assert set(rows[0]["terms"].values()) == {None}
 
 
 def test_a_loop_of_ones_own_need_not_pass_advantages_on(trained):

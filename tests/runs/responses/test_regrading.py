@@ -11,14 +11,14 @@ from rl4p.errors import InputError, RunError
 from rl4p.runs.responses import grading
 from rl4p.runs.responses.regrading import regrade
 
-SUM = {"question": "1+1", "answer": "2", "response": "It is #### 2"}
+SUM = {"prompt": "1+1", "answer": "2", "response": "It is #### 2"}
 BOARD = {"board": "oAABCooBCoooDDoo", "size": 4}
-MOVES = {"question": "a board", "answer": "Bv2,A>1", "task": "rush_hour", "metadata": BOARD}
-NUMBERS = {"question": "3 5 7 = 22", "answer": "3*5+7", "task": "countdown"}
+MOVES = {"prompt": "a board", "answer": "Bv2,A>1", "task": "rush_hour", "metadata": BOARD}
+NUMBERS = {"prompt": "3 5 7 = 22", "answer": "3*5+7", "task": "countdown"}
 BY_TASK = [
     {**SUM, "task": "gsm8k"},
     {**MOVES, "response": "<answer>Bv2</answer>"},
-    {**SUM, "response": "#### 3", "task": "arithmetic", "kept": [1, None]},
+    {**SUM, "response": "#### 3", "task": "arithmetic", "advantage": 0.25},
     {**NUMBERS, "response": "so #### 7+3*5"},
     {**MOVES, "response": "<answer>Bv1,Bv1,A>1</answer>"},
     {**NUMBERS, "response": "so #### 7+5+3"},
@@ -83,7 +83,17 @@ def test_rows_keep_their_fields_and_their_order(graded):
     rows = graded(BY_TASK)
     for row, before in zip(rows, BY_TASK, strict=True):
         assert {key: row[key] for key in before} == before
-        assert row.keys() - before.keys() == {"total", "terms", "valid"}
+        assert row.keys() - before.keys() == {"reward", "terms", "valid", "regraded"}
+    assert all(row["regraded"] is True for row in rows)
+
+
+def test_earlier_grades_are_replaced(graded):
+    """The term that decided in an evaluation is not known here, so `correct` goes."""
+    before = {"reward": 9.0, "terms": {"old": 1.0}, "valid": False, "correct": True}
+    (row,) = graded([SUM | before])
+    assert (row["reward"], row["valid"]) == (1.5, True)
+    assert row["terms"].keys() == {"correct", "format"}
+    assert "correct" not in row
 
 
 @pytest.mark.parametrize(
@@ -99,23 +109,23 @@ def test_rows_keep_their_fields_and_their_order(graded):
 def test_a_line_without_a_task_is_read_in_any_format_if_its_answer_is_a_number(
     graded, answer, response, grade
 ):
-    (found,) = graded([{"question": "?", "answer": answer, "response": response}])
+    (found,) = graded([{"prompt": "?", "answer": answer, "response": response}])
     assert found["terms"]["correct"] == grade
 
 
 def test_the_total_is_the_weighted_sum(graded):
     (row,) = graded([SUM])
     assert row["terms"] == {"correct": 1.0, "format": 1.0}
-    assert row["total"] == 1.5
+    assert row["reward"] == 1.5
 
 
 def test_a_row_that_cannot_be_graded_is_null_and_the_others_are_graded(graded, capsys):
     bad = {**MOVES, "answer": "left", "response": "<answer>A>1</answer>"}
     rows = graded([bad, bad, bad, SUM])
     assert [row["valid"] for row in rows] == [False, False, False, True]
-    assert rows[0]["total"] is None
+    assert "reward" not in rows[0]
     assert set(rows[0]["terms"].values()) == {None}
-    assert rows[3]["total"] == 1.5
+    assert rows[3]["reward"] == 1.5
     assert "3 could not be graded" in capsys.readouterr().out
 
 
@@ -145,7 +155,7 @@ def test_options_of_the_reward_of_one_task_can_be_set(graded):
     row = {**SUM, "response": r"\boxed{2} or #### 3"}
     assert graded([row])[0]["terms"]["correct"] == 0.0
     (found,) = graded([row], "reward.terms.correct.extract=boxed", "reward.terms.format.weight=0")
-    assert (found["terms"]["correct"], found["total"]) == (1.0, 1.0)
+    assert (found["terms"]["correct"], found["reward"]) == (1.0, 1.0)
 
 
 def test_task_is_that_of_rows_without_one(graded):
@@ -184,11 +194,6 @@ def test_an_answer_that_the_data_set_takes_as_it_stands_is_no_worked_one(graded,
     assert found["terms"]["correct"] == 0.0
 
 
-def test_a_prompt_may_be_called_prompt(graded):
-    row = {"prompt": "1+1", "answer": "2", "response": "#### 2"}
-    assert graded([row])[0]["terms"]["correct"] == 1.0
-
-
 def test_questions_with_the_same_id_keep_their_own_answers(graded):
     rows = [{**SUM, "id": 0}, {**SUM, "id": 0, "answer": "3"}, {**SUM, "id": 1}]
     assert [row["terms"]["correct"] for row in graded(rows)] == [1.0, 0.0, 1.0]
@@ -209,8 +214,7 @@ def test_a_place_that_cannot_be_written_is_refused_before_grading(graded, tmp_pa
 def test_the_samples_of_a_question_are_a_group_wherever_they_stand(graded, monkeypatch):
     monkeypatch.setattr(grading, "AT_A_TIME", 2)
     rows = [
-        {**SUM, "response": "x" * n, "question": q}
-        for q, n in zip("abababc", range(7), strict=True)
+        {**SUM, "response": "x" * n, "prompt": q} for q, n in zip("abababc", range(7), strict=True)
     ]
     term = (
         f"+reward.terms.best._target_={__name__}.Best",
@@ -222,16 +226,15 @@ def test_the_samples_of_a_question_are_a_group_wherever_they_stand(graded, monke
 def test_what_a_row_says_of_its_response_reaches_the_term(graded):
     rows = [
         {**SUM, "length": 3, "status": "truncated"},
-        {**SUM, "tokens": 2, "finish": "stop"},
-        {**SUM, "status": "pending"},
-        {**SUM, "status": None, "finish": None, "length": None, "metadata": None, "task": None},
+        {**SUM, "length": 2, "status": "completed"},
+        {**SUM, "status": None, "length": None, "metadata": None, "task": None},
         {**SUM, "tokens": {"texts": []}},
     ]
     term = (
         f"+reward.terms.end._target_={__name__}.Ended",
         "trusted_targets=tests",
     )
-    assert [row["terms"]["end"] for row in graded(rows, *term)] == [31, 20, -1, -1, -1]
+    assert [row["terms"]["end"] for row in graded(rows, *term)] == [31, 20, -1, -1]
 
 
 @pytest.fixture(scope="module")
@@ -251,8 +254,8 @@ def test_the_samples_of_a_run_keep_their_grades(run, tmp_path):
     rows = [json.loads(line) for line in (tmp_path / "graded.jsonl").read_text().splitlines()]
     before = [json.loads(line) for line in (run / "samples.jsonl").read_text().splitlines()]
     assert len(rows) == 12
-    assert len({row["total"] for row in rows}) > 1
-    assert [row["total"] for row in rows] == [row["reward"] for row in before]
+    assert len({row["reward"] for row in rows}) > 1
+    assert [row["reward"] for row in rows] == [row["reward"] for row in before]
     assert [row["terms"] for row in rows] == [row["terms"] for row in before]
     assert {row["valid"] for row in rows} == {True}
 
@@ -294,7 +297,7 @@ def test_the_reward_of_a_run_can_be_changed(run, tmp_path):
     rows = [json.loads(line) for line in (tmp_path / "graded.jsonl").read_text().splitlines()]
     capitals = [row["terms"]["capital"] for row in rows]
     assert set(capitals) == {0.0, 1.0}
-    assert [row["total"] - row["terms"]["correct"] for row in rows] == [3 * x for x in capitals]
+    assert [row["reward"] - row["terms"]["correct"] for row in rows] == [3 * x for x in capitals]
 
 
 @pytest.mark.parametrize(
@@ -316,27 +319,29 @@ def test_what_cannot_act_on_a_run_is_refused(run, tmp_path, words, said):
         (
             [{"answer": "2", "response": "2"}],
             (),
-            'line 1: "question" is missing; the row has answer, response.',
+            "line 1: a sample needs a prompt; this one has answer, response.",
         ),
-        ([SUM, {"question": "a", "answer": "2"}], (), 'line 2: "response" is missing'),
-        ([{"question": "a", "response": "2"}], (), 'line 1: "answer" is missing'),
-        ([{**SUM, "question": None}], (), '"question" must be a text, not null.'),
-        ([{**SUM, "response": None}], (), 'line 1: "response" must be a text, not null.'),
-        ([{**SUM, "answer": True}], (), 'line 1: "answer" must be a text, not true.'),
-        ([{**SUM, "answer": "so ####"}], (), 'line 1: "answer" has an empty ####'),
+        ([SUM, {"prompt": "a", "answer": "2"}], (), "line 2: a sample needs a response"),
+        ([{"prompt": "a", "response": "2"}], (), "line 1: a sample to grade needs an answer"),
+        ([{**SUM, "prompt": None}], (), "line 1: a sample needs a prompt"),
+        ([{**SUM, "response": None}], (), "line 1: a sample needs a response"),
+        ([{**SUM, "answer": True}], (), "line 1: answer must be a text, not true."),
+        ([{**SUM, "answer": "so ####"}], (), "line 1: answer has an empty ####"),
         ([{**SUM, "answer": r"\boxed{}", "task": "math"}], (), r"has an empty \boxed{}"),
-        ([{**SUM, "metadata": [1]}], (), 'line 1: "metadata" must be an object, not [1].'),
-        ([{**SUM, "metadata": []}], (), 'line 1: "metadata" must be an object, not [].'),
-        ([{**SUM, "task": 1}], (), 'line 1: "task" must be a text, not 1.'),
-        ([{**SUM, "task": "\ud800"}], (), 'line 1: "task" is not UTF-8'),
+        ([{**SUM, "metadata": [1]}], (), "line 1: metadata must be an object, not [1]."),
+        ([{**SUM, "metadata": []}], (), "line 1: metadata must be an object, not []."),
+        ([{**SUM, "task": 1}], (), "line 1: task must be a text, not 1."),
+        ([{**SUM, "task": "\ud800"}], (), "line 1: task is not UTF-8"),
         *(
-            ([{**SUM, key: value}], (), f'"{key}" must be a natural number, not {said}.')
-            for key in ("length", "tokens")
+            ([{**SUM, key: value}], (), f"{key} must be a natural number, not {said}.")
+            for key in ("length", "step", "sample", "seed")
             for value, said in [(3.0, "3.0"), (True, "true"), (-4, "-4")]
         ),
-        ([{**SUM, "length": "9999"}], (), '"length" must be a natural number, not "9999".'),
-        ([SUM, {**SUM, "status": "done"}], (), "line 2: status is 'done', not one of pending"),
-        ([{**SUM, "finish": "done"}], (), "line 1: finish is 'done', not one of stop, length"),
+        ([{**SUM, "length": "9999"}], (), 'length must be a natural number, not "9999".'),
+        ([SUM, {**SUM, "status": "done"}], (), "line 2: status is 'done', not one of completed"),
+        ([{**SUM, "tokens": 7}], (), "line 1: tokens must be an object, not 7"),
+        ([{**SUM, "lenght": 7}], (), "line 1: a sample has no lenght; its keys are prompt"),
+        ([{"question": "a"}], (), "line 1: a sample has no question; its keys are prompt"),
         ([{**SUM, "task": "GSM8K"}], (), 'task "GSM8K" has no reward; did you mean "gsm8k"?'),
         ([{**SUM, "task": "rush-hour"}], (), 'did you mean "rush_hour"?'),
         ([SUM], ("task=GSM8K",), "did you mean task=gsm8k?"),

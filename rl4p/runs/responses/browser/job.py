@@ -11,8 +11,9 @@ from rl4p.configuration.job_options import build, split
 from rl4p.errors import InputError
 from rl4p.runs.record import replace_file
 from rl4p.runs.responses.browser.page import page
-from rl4p.runs.responses.browser.samples import Filter, Sample, read_samples
+from rl4p.runs.responses.browser.samples import Filter, samples_in
 from rl4p.runs.responses.browser.terminal import show
+from rl4p.runs.responses.sample import Sample
 
 OWNER = "rl4p.samples"
 ON_TERMINAL, ON_PAGE = 20, 400  # samples, unless `limit` says otherwise
@@ -24,7 +25,7 @@ class Options(Filter):
 
     Attributes:
       html: the file of a page to write; None shows the samples on the terminal.
-      term: the reward term that decides what is right; None is that of the run's evaluation.
+      term: the reward term that decides what is right; None is `evaluation.term` of the run.
       tokens: whether to print the numbers of each token on the terminal.
     """
 
@@ -50,15 +51,17 @@ def browse(arguments: Sequence[str]) -> None:
     if len(places) != 1:
         raise InputError("Give one folder of a run: python -m rl4p.samples RUN [KEY=VALUE ...].")
     place = Path(places[0]).expanduser()
-    samples, term = read_samples(place, options.term)
-    found = options.chosen(samples)
-    if not found:
-        raise InputError(f"None of the {len(samples)} samples in {place} is so: {missed(samples)}.")
+    samples, term = samples_in(place, options.term)
+    chosen = options.chosen(samples)
+    if not chosen:
+        raise InputError(
+            f"None of the {len(samples)} samples in {place} matches: {choices(samples)}."
+        )
     most = options.limit or options.longest or (ON_TERMINAL if options.html is None else ON_PAGE)
-    shown = found if most == "all" else found[:most]
+    shown = chosen if most == "all" else chosen[:most]
     note = f"{len(shown):,} of {len(samples):,} samples"
-    if len(shown) < len(found):
-        note += f", the newest of {len(found):,} that fit (limit=all shows these)"
+    if len(shown) < len(chosen):
+        note += f", the newest of {len(chosen):,} that fit (limit=all shows these)"
     heading = f"Samples of {place.resolve()}"
     if options.html is None:
         show(Console(highlight=False), shown, f"{heading}: {note}", numbers=options.tokens)
@@ -76,14 +79,14 @@ def key_of(word: str) -> str:
     return word.partition("=")[0]
 
 
-def missed(samples: Sequence[Sample]) -> str:
+def choices(samples: Sequence[Sample]) -> str:
     """Returns what there is to choose from."""
     tasks = sorted({sample.task for sample in samples if sample.task is not None})
     steps = sorted({sample.step for sample in samples if sample.step is not None})
     parts = [
         f"tasks {', '.join(tasks)}" if tasks else "no tasks",
         f"steps {', '.join(map(str, steps))}" if steps else "no steps",
-        f"{sum(sample.right is True for sample in samples)} right",
-        f"{sum(sample.right is False for sample in samples)} wrong",
+        f"{sum(sample.correct is True for sample in samples)} right",
+        f"{sum(sample.correct is False for sample in samples)} wrong",
     ]
     return f"there are {'; '.join(parts)}"

@@ -7,7 +7,7 @@ const list = document.getElementById("samples");
 const more = document.querySelector("#more button");
 const details = document.getElementById("token");
 const AT_A_TIME = 20;
-let found = [];
+let matching = [];
 let chosen = null;
 
 function element(name, text, className) {
@@ -42,12 +42,12 @@ function distinct(of) {
   return [...new Set(samples.map(of).filter((value) => value !== null && value !== undefined))];
 }
 
-function matches(sample, asked) {
-  const text = asked.search.toLowerCase();
-  return (!asked.task || sample.task === asked.task)
-    && (!asked.right || verdict(sample) === asked.right)
-    && (!asked.step || String(sample.step) === asked.step)
-    && (!asked.status || sample.status === asked.status)
+function matches(sample, choice) {
+  const text = choice.search.toLowerCase();
+  return (!choice.task || sample.task === choice.task)
+    && (!choice.right || verdict(sample) === choice.right)
+    && (!choice.step || String(sample.step) === choice.step)
+    && (!choice.status || sample.status === choice.status)
     && (!text || [sample.prompt, sample.response, sample.answer, sample.id]
       .some((part) => part && part.toLowerCase().includes(text)));
 }
@@ -63,12 +63,12 @@ const ORDERS = {
 };
 
 function update() {
-  const asked = Object.fromEntries(new FormData(form));
-  found = samples.filter((sample) => matches(sample, asked)).sort(ORDERS[asked.order]);
-  const right = found.filter((sample) => sample.right).length;
-  const graded = found.filter((sample) => sample.right !== null).length;
+  const choice = Object.fromEntries(new FormData(form));
+  matching = samples.filter((sample) => matches(sample, choice)).sort(ORDERS[choice.order]);
+  const right = matching.filter((sample) => sample.right).length;
+  const graded = matching.filter((sample) => sample.right !== null).length;
   document.getElementById("count").textContent =
-    `${found.length} of ${samples.length} samples`
+    `${matching.length} of ${samples.length} samples`
     + (graded ? `, ${right} of ${graded} graded are right (${term} is 1 or more)` : "");
   list.replaceChildren();
   choose(null);
@@ -77,8 +77,8 @@ function update() {
 
 function show() {
   const begin = list.childElementCount;
-  for (const sample of found.slice(begin, begin + AT_A_TIME)) list.append(card(sample));
-  more.parentElement.hidden = list.childElementCount >= found.length;
+  for (const sample of matching.slice(begin, begin + AT_A_TIME)) list.append(card(sample));
+  more.parentElement.hidden = list.childElementCount >= matching.length;
 }
 
 function card(sample) {

@@ -14,9 +14,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from rl4p.runs.responses.browser.samples import Sample
+from rl4p.runs.responses.browser.samples import grades_of, rendered_prompt, tokens_of
 from rl4p.runs.responses.browser.shades import SHADES, shade
 from rl4p.runs.responses.browser.visible import visible
+from rl4p.runs.responses.sample import Sample
 
 HERE = Path(__file__).parent
 
@@ -58,23 +59,23 @@ def embedded(value: Any) -> str:
 
 def data_of(sample: Sample) -> dict[str, Any]:
     """Returns what the page's script reads of a sample; null is absent."""
-    found = {
+    data = {
         "step": sample.step,
         "id": shown(sample.id),
         "task": shown(sample.task),
-        "number": sample.number,
+        "number": sample.sample,
         "prompt": visible(sample.prompt),
-        "rendered": shown(sample.rendered_prompt),
+        "rendered": shown(rendered_prompt(sample)),
         "response": visible(sample.response),
         "answer": shown(sample.answer),
         "status": shown(sample.status),
         "length": sample.length,
         "reward": plain(sample.reward),
-        "terms": {visible(name): plain(grade) for name, grade in sample.terms.items()},
+        "terms": {visible(name): plain(grade) for name, grade in grades_of(sample).items()},
         "advantage": plain(sample.advantage),
-        "right": sample.right,
+        "right": sample.correct,
     }
-    if tokens := sample.tokens:
+    if tokens := tokens_of(sample):
         columns = {
             "texts": [visible(token.text) for token in tokens],
             "ids": [token.id for token in tokens],
@@ -84,8 +85,8 @@ def data_of(sample: Sample) -> dict[str, Any]:
             "advantages": [plain(token.advantage) for token in tokens],
         }
         # A column without any value is left out.
-        found["tokens"] = {k: v for k, v in columns.items() if any(x is not None for x in v)}
-    return found
+        data["tokens"] = {k: v for k, v in columns.items() if any(x is not None for x in v)}
+    return data
 
 
 def shown(text: str | None) -> str | None:

@@ -1,17 +1,16 @@
-"""Samples as the browser shows them, read from a run folder or from a file of JSON lines."""
+"""The samples that the browser shows: their choice, their tokens, and what is right."""
 
-import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from rl4p.configuration.bounds import Natural, Positive
 from rl4p.configuration.yaml_file import read_mapping
 from rl4p.errors import InputError
-from rl4p.runs.record import Record
-from rl4p.runs.responses.sample import number, status_of
+from rl4p.runs.responses import file
+from rl4p.runs.responses.sample import Sample, number
 
 DEFAULT_TERM = "correct"
 
@@ -29,34 +28,6 @@ class Token:
     logprob: float | None = None
     in_loss: bool | None = None
     advantage: float | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Sample:
-    """A sample; None is absent, because an older version or another program wrote the line.
-
-    Attributes:
-      number: its number among the samples of its prompt.
-      right: whether the deciding term is at least 1; None if it is absent or failed.
-      rendered_prompt: the prompt in its chat template.
-      tokens: the tokens of the response; [] if they are absent.
-    """
-
-    step: int | None
-    id: str | None
-    task: str | None
-    number: int | None
-    prompt: str
-    response: str
-    answer: str | None
-    status: str | None
-    length: int | None
-    reward: float | None
-    terms: Mapping[str, float]
-    advantage: float | None
-    right: bool | None
-    rendered_prompt: str | None
-    tokens: Sequence[Token] = field(repr=False)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,16 +56,16 @@ class Filter:
 
     def chosen(self, samples: Sequence[Sample]) -> list[Sample]:
         """Returns the chosen samples without `limit`, the newest step first."""
-        found = sorted(filter(self.has, samples), key=lambda sample: -(sample.step or 0))
+        chosen = sorted(filter(self.has, samples), key=lambda sample: -(sample.step or 0))
         if self.longest is not None:
-            found = sorted(found, key=lambda sample: -size(sample))[: self.longest]
-        return found
+            chosen = sorted(chosen, key=lambda sample: -size(sample))[: self.longest]
+        return chosen
 
     def has(self, sample: Sample) -> bool:
         texts = (sample.prompt, sample.response, sample.answer, sample.id)
         return (
             self.task in (None, sample.task)
-            and self.right in (None, sample.right)
+            and self.right in (None, sample.correct)
             and self.step in (None, sample.step)
             and (
                 self.search is None
@@ -108,47 +79,39 @@ def size(sample: Sample) -> int:
     return len(sample.response) if sample.length is None else sample.length
 
 
-def read_samples(path: Path, term: str | None) -> tuple[list[Sample], str]:
-    """Returns all samples of a run folder or file, and the term that decides what is right.
+def samples_in(path: Path, term: str | None) -> tuple[list[Sample], str]:
+    """Returns all samples of a folder or file, and the term that decides what is `correct`.
 
     Args:
-      path: the folder of a run, or a file such as FILE.responses.jsonl of rl4p.generate.
-      term: the reward term that decides; None takes the `evaluation.term` of the run.
+      path: the folder of a run or of an evaluation, or a file of samples.
+      term: the reward term that decides; None takes the `evaluation.term` of the folder.
 
     Raises:
       InputError: there are no samples, or a line is broken, or no sample has the term.
     """
-    responses = path / "responses.jsonl"  # of an evaluation
-    if path.is_dir() and responses.is_file():
-        return read_samples(responses, term)
-    if path.is_dir():
-        rows = Record(path).samples()
-        nothing = f"{path} has no samples: it is not the folder of a run, or samples.every was 0."
-    elif path.is_file():
-        rows, nothing = read_lines(path), f"{path} has no lines."
-    else:
+    if not path.exists():
         raise InputError(f"{path} does not exist: give the folder of a run, or a .jsonl file.")
-    if not rows:
-        raise InputError(nothing)
-    deciding = term or configured_term(path)
-    names = {name for row in rows for name in terms_of(row)}
+    files = [path / name for name in ("responses.jsonl", "samples.jsonl")]
+    source = next((each for each in files if each.is_file()), path)
+    if source.is_dir():
+        raise InputError(
+            f"{path} has no samples: it is not the folder of a run, or samples.every was 0."
+        )
+    deciding, samples = term or configured_term(path), []
+    for sample, place, _ in file.read_samples(source):
+        try:
+            tokens_of(sample)
+        except (ValueError, TypeError):
+            raise InputError(f"{place}: tokens does not have lists of equal lengths.") from None
+        if term is not None or sample.correct is None:
+            sample = replace(sample, correct=is_right(sample, deciding))
+        samples.append(sample)
+    if not samples:
+        raise InputError(f"{path} has no lines.")
+    names = {name for sample in samples for name in grades_of(sample)}
     if term is not None and term not in names:
         raise InputError(f"term={term} is not a term of these samples; they have {sorted(names)}.")
-    return [sample(row, deciding) for row in rows], deciding
-
-
-def read_lines(path: Path) -> list[dict[str, Any]]:
-    """Returns the objects of a file of JSON lines; an incomplete last line is left out."""
-    rows = []
-    for place, line in enumerate(path.read_bytes().split(b"\n")[:-1], 1):
-        try:
-            row = json.loads(line)
-        except ValueError:
-            row = None
-        if not isinstance(row, dict) or "response" not in row:
-            raise InputError(f'{path}, line {place} is not a JSON object with a "response".')
-        rows.append(row)
-    return rows
+    return samples, deciding
 
 
 def configured_term(path: Path) -> str:
@@ -160,48 +123,31 @@ def configured_term(path: Path) -> str:
     return evaluation.get("term", DEFAULT_TERM) if isinstance(evaluation, dict) else DEFAULT_TERM
 
 
-def sample(row: Mapping[str, Any], term: str) -> Sample:
-    """Returns the sample of a line."""
-    terms = terms_of(row)
-    grade, tokens = terms.get(term), row.get("tokens")
-    failed = row.get("valid") is False or grade is None or math.isnan(grade)
-    length = tokens if isinstance(tokens, int) else row.get("length")
-    tokens = tokens if isinstance(tokens, dict) else {}
-    return Sample(
-        step=row.get("step"),
-        id=row.get("id"),
-        task=row.get("task"),
-        number=row.get("sample"),
-        prompt=str(row.get("prompt", row.get("question", ""))),
-        response=str(row["response"]),
-        answer=row.get("answer"),
-        status=shown_status(row),
-        length=length,
-        reward=None if row.get("valid") is False else number(row.get("reward")),
-        terms=terms,
-        advantage=number(row.get("advantage")),
-        right=None if failed or grade is None else grade >= 1,
-        rendered_prompt=tokens.get("prompt"),
-        tokens=tokens_of(tokens),
-    )
+def is_right(sample: Sample, term: str) -> bool | None:
+    """Returns whether the grade of a term is at least 1; None if there is no grade."""
+    grade = sample.terms.get(term)
+    failed = sample.valid is False or grade is None or math.isnan(grade)
+    return None if failed or grade is None else grade >= 1
 
 
-def shown_status(row: Mapping[str, Any]) -> str | None:
-    """Returns the status of a line; one that is unknown stands as another program wrote it."""
-    try:
-        return status_of(row)
-    except ValueError:
-        return str(row.get("status") or row.get("finish"))
+def grades_of(sample: Sample) -> dict[str, float]:
+    """Returns the grades of a sample by term, without terms that gave none."""
+    return {name: grade for name, grade in sample.terms.items() if grade is not None}
 
 
-def terms_of(row: Mapping[str, Any]) -> dict[str, float]:
-    """Returns the grades of a line, without those that failed; an evaluation calls them grades."""
-    found = row.get("terms") or row.get("grades") or {}
-    return {name: float(grade) for name, grade in found.items() if grade is not None}
+def rendered_prompt(sample: Sample) -> str | None:
+    """Returns the prompt in its chat template."""
+    prompt = (sample.tokens or {}).get("prompt")
+    return None if prompt is None else str(prompt)
 
 
-def tokens_of(tokens: Mapping[str, Any]) -> list[Token]:
-    """Returns the tokens of a line; missing lists are absent in each token."""
+def tokens_of(sample: Sample) -> list[Token]:
+    """Returns the tokens of a sample; a list that is absent is absent in each token.
+
+    Raises:
+      ValueError, TypeError: the lists have different lengths, or hold something else.
+    """
+    tokens: Mapping[str, Any] = sample.tokens or {}
     texts = tokens.get("texts") or []
 
     def column(name: str) -> Sequence[Any]:
@@ -209,7 +155,7 @@ def tokens_of(tokens: Mapping[str, Any]) -> list[Token]:
 
     mask = [None if inside is None else inside == "1" for inside in column("mask")]
     return [
-        Token(text=text, id=id, logprob=number(p), in_loss=inside, advantage=number(advantage))
+        Token(text=str(text), id=id, logprob=number(p), in_loss=inside, advantage=number(advantage))
         for text, id, p, inside, advantage in zip(
             texts, column("ids"), column("logprobs"), mask, column("advantages"), strict=True
         )

@@ -9,9 +9,10 @@ from rich.rule import Rule
 from rich.table import Table
 from rich.text import Text
 
-from rl4p.runs.responses.browser.samples import Sample, Token
+from rl4p.runs.responses.browser.samples import Token, grades_of, rendered_prompt, tokens_of
 from rl4p.runs.responses.browser.shades import SHADES, shade
 from rl4p.runs.responses.browser.visible import visible
+from rl4p.runs.responses.sample import Sample
 
 NOT_IN_LOSS = "dim strike"
 
@@ -27,7 +28,7 @@ def show(console: Console, samples: Sequence[Sample], heading: str, *, numbers: 
     for sample in samples:
         parts += [Rule(style="dim"), Text(visible(title(sample)), style="bold"), body(sample)]
         if numbers:
-            parts.append(table(sample.tokens))
+            parts.append(table(tokens_of(sample)))
     if not console.is_terminal:
         console.print(Group(*parts), soft_wrap=True)  # a line of text stays one line
         return
@@ -43,19 +44,19 @@ def legend(samples: Sequence[Sample]) -> Text:
     parts = [("probability of each token: ", "")]
     for each in SHADES:
         parts += [(each.label, each.terminal), ("  ", "")]
-    if any(token.in_loss is False for sample in samples for token in sample.tokens):
+    if any(token.in_loss is False for sample in samples for token in tokens_of(sample)):
         parts += [("not in the loss", NOT_IN_LOSS)]
     return Text.assemble(*parts)
 
 
 def title(sample: Sample) -> str:
     """Returns what a sample is and how it was graded, without what is absent."""
-    verdict = {True: "right", False: "wrong", None: None}[sample.right]
-    terms = ", ".join(f"{name} {grade:g}" for name, grade in sample.terms.items())
+    verdict = {True: "right", False: "wrong", None: None}[sample.correct]
+    terms = ", ".join(f"{name} {grade:g}" for name, grade in grades_of(sample).items())
     parts = (
         None if sample.step is None else f"step {sample.step}",
         sample.id or sample.task,
-        None if sample.number is None else f"sample {sample.number}",
+        None if sample.sample is None else f"sample {sample.sample}",
         verdict,
         None if sample.reward is None else f"reward {sample.reward:.3g}",
         f"({terms})" if terms else None,
@@ -69,12 +70,12 @@ def title(sample: Sample) -> str:
 def body(sample: Sample) -> Text:
     """Returns the prompt and the response, its tokens shaded by their probability."""
     text = Text(no_wrap=False)
-    prompt = sample.prompt if sample.rendered_prompt is None else sample.rendered_prompt
-    text.append(visible(prompt), style="dim")
+    rendered = rendered_prompt(sample)
+    text.append(visible(sample.prompt if rendered is None else rendered), style="dim")
     text.append("\n")
     if not sample.tokens:
         text.append(visible(sample.response))
-    for token in sample.tokens:
+    for token in tokens_of(sample):
         text.append(visible(token.text), style=style(token))
     if sample.answer is not None:
         text.append(f"\nanswer {visible(sample.answer)}", style="dim")
@@ -90,12 +91,12 @@ def style(token: Token) -> str:
 
 def table(tokens: Sequence[Token]) -> Table:
     """Returns the numbers of each token."""
-    found = Table(box=None, padding=(0, 2, 0, 0))
+    rows = Table(box=None, padding=(0, 2, 0, 0))
     for name in ("", "token", "id", "log p", "p", "in the loss", "advantage"):
-        found.add_column(name, justify="left" if name in ("token", "in the loss") else "right")
+        rows.add_column(name, justify="left" if name in ("token", "in the loss") else "right")
     for i, token in enumerate(tokens):
         p = None if token.logprob is None else math.exp(token.logprob)
-        found.add_row(
+        rows.add_row(
             str(i),
             Text(repr(visible(token.text))[1:-1], style=style(token)),
             "" if token.id is None else str(token.id),
@@ -104,4 +105,4 @@ def table(tokens: Sequence[Token]) -> Table:
             {True: "yes", False: "no", None: ""}[token.in_loss],
             "" if token.advantage is None else f"{token.advantage:+.4f}",
         )
-    return found
+    return rows

@@ -1,56 +1,52 @@
 """The job of `python -m rl4p.evaluate`: samples, grades, records and reports, in one folder.
 
     request.json      all that determines the numbers; a changed request is refused in this folder
-    responses.jsonl   one line per response (`responses.py`)
+    responses.jsonl   one `Sample` per response; the lines of a chunk are written in one call
     evaluation.json   the scores by task and the settings behind them (`report.py`)
     plots/evaluation.png
     config.yaml, environment.json, metrics.jsonl   the record, which trackers mirror
 
-A killed evaluation continues after its last finished chunk. Its numbers are those of an evaluation
-that was not killed, because the chunks and the keys of the samples do not depend on the start.
+A killed evaluation continues after its last finished chunk. Its numbers are the same as without
+the kill, because the chunks and the keys of the samples do not depend on the start.
 """
 
-import importlib.metadata
 import json
 import time
-from collections.abc import Iterator
-from contextlib import closing, contextmanager, nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-import jax
 from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-import rl4p
 from rl4p.configuration import instantiate
-from rl4p.configuration.differences import differences
 from rl4p.configuration.evaluation import OF_RUN, Request
-from rl4p.configuration.folder import only_run_in
 from rl4p.distributed.processes import agreed, anywhere, first
 from rl4p.errors import InputError, Stopped
 from rl4p.loop.accuracy import metrics_of
 from rl4p.loop.compilation import keep_programs
-from rl4p.runs.commit import git_state
+from rl4p.loop.digest import digest_of
+from rl4p.loop.evaluation import Chunk
 from rl4p.runs.record import Record, replace_file
+from rl4p.runs.responses.bar import ResponseBar
+from rl4p.runs.responses.evaluation.evaluated import (
+    LINK,
+    Evaluated,
+    build_evaluated,
+    identity_of,
+    samples_of_chunk,
+)
 from rl4p.runs.responses.evaluation.picture import plot_evaluation
 from rl4p.runs.responses.evaluation.report import print_report, results, scores_of, settings
-from rl4p.runs.responses.evaluation.responses import Responses, rows_of
-from rl4p.runs.responses.evaluation.subject import (
-    LINK,
-    Subject,
-    build_subject,
-    identity_of,
-    prompts_sha256,
-)
-from rl4p.runs.run import PACKAGES, params_sha256
+from rl4p.runs.responses.file import SampleFile
+from rl4p.runs.run import params_sha256, surroundings
 from rl4p.runs.signals import StopRequest
 from rl4p.runs.tracker import TrackedRun
 from rl4p.runs.tracker.none import NoTracker
 
-REQUEST = "request.json"
+REQUEST, RESPONSES = "request.json", "responses.jsonl"
 # The parts of the configuration that change the numbers by rounding only, or not at all.
 MAY_CHANGE = ("mesh", "tracker")
 
@@ -65,82 +61,77 @@ def evaluate(config: DictConfig, request: Request) -> dict[str, Any]:
     started = time.perf_counter()
     keep_programs()
     console = Console(highlight=False, quiet=not first())
-    with written_to(request.out) as out, StopRequest() as stop:
-        subject = build_subject(config, request)
-        described, evaluation = description(config, subject), subject.evaluation
-        responses = Responses(out / "responses.jsonl", evaluation.chunks())
-        if next(responses.rows(), None) is None:
-            replace_file(out / REQUEST, json.dumps(described, indent=2) + "\n")
-        else:
-            refuse_other(out / REQUEST, described)
-        begin = agreed(responses.finished() if first() else None)
-        record = Record(out)
-        record.describe(used(config), environment(subject, request))
-        tracked = (instantiate(config.tracker) if first() else NoTracker()).open(out)
+    with responses_in(request.out) as responses, StopRequest() as stop:
+        evaluated = build_evaluated(config, request)
+        evaluation, described = evaluated.evaluation, description(config, evaluated)
+        # In messages, the keys of the configuration stand as on the command line.
+        responses.check({k: v for k, v in described.items() if k != "config"} | described["config"])
+        chunks = evaluation.chunks()
+        begin = agreed(finished(responses, chunks) if first() else None)
+        record = Record(responses.path.parent)
+        record.describe(used(config), environment(evaluated, request))
+        tracked = (instantiate(config.tracker) if first() else NoTracker()).open(record.folder)
         status = "failed"
         try:
-            console.print(introduction(subject, begin), soft_wrap=True)
+            console.print(introduction(evaluated, begin, len(chunks)), soft_wrap=True)
             with closing(evaluation.phases):
-                answered = respond(subject, responses, begin, console, stop)
-            status = "finished" if answered else "stopped"
-            if status == "stopped":
-                done = sum(1 for _ in responses.rows()) if first() else 0
-                raise Stopped(
-                    f"Stopped after {done:,} responses, which are saved. The same command "
-                    "continues."
-                )
-            found = described | settings(config, evaluation)
-            found["dropped"] = subject.dropped
+                respond(evaluated, responses, begin, console, stop)
+            status = "finished"
+            report = described | settings(config, evaluation) | {"dropped": evaluated.dropped}
             if first():
-                rows = [row for row, _ in responses.rows()]
-                scores = scores_of(rows, evaluation)
-                found["tasks"] = results(scores, rows)
+                scores = scores_of(responses.samples, evaluation)
+                report["tasks"] = results(scores, responses.samples)
+                replace_file(record.folder / "evaluation.json", json.dumps(report, indent=2) + "\n")
+                plot_evaluation(report["tasks"], record.folder / "plots" / "evaluation.png")
                 seconds = {"time/evaluation": time.perf_counter() - started}
-                save(found, record)
-                mirror(int(subject.state.step), metrics_of(scores) | seconds, record, tracked)
-                print_report(found, console)
+                step = int(evaluated.state.step)
+                mirror(step, metrics_of(scores) | seconds, record, tracked)
+                print_report(report, console)
+        except Stopped:
+            status = "stopped"
+            raise
         finally:
             tracked.finish(status)
     console.print(
         f"{request.out}: evaluation.json, responses.jsonl, plots/evaluation.png", soft_wrap=True
     )
-    return found
+    return report
 
 
 @contextmanager
-def written_to(folder: Path) -> Iterator[Path]:
-    """Yields the folder for the results, locked; a temporary one in processes but the first.
+def responses_in(folder: Path) -> Iterator[SampleFile]:
+    """Yields the file of responses, in a temporary folder in processes but the first.
 
     Raises:
       InputError: the folder holds something else, or another evaluation uses it.
     """
-    if not first():
-        with TemporaryDirectory() as own:
-            yield Path(own)
-        return
-    others = [] if not folder.is_dir() else [x for x in folder.iterdir() if x.name != ".lock"]
-    if others and not (folder / REQUEST).is_file():
-        raise InputError(
-            f"out={folder} holds other files: choose an empty folder, or that of an evaluation to "
-            "continue."
-        )
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InputError(f"out={folder} cannot be created: {error.strerror}.") from error
-    with only_run_in(folder):
-        yield folder
+    with ExitStack() as stack:
+        if not first():
+            folder = Path(stack.enter_context(TemporaryDirectory()))
+        elif holds_other_files(folder):
+            raise InputError(
+                f"out={folder} holds other files: choose an empty folder, or the folder of an "
+                "evaluation to continue."
+            )
+        yield stack.enter_context(closing(SampleFile(folder / RESPONSES, folder / REQUEST, folder)))
 
 
-def description(config: DictConfig, subject: Subject) -> dict[str, Any]:
+def holds_other_files(folder: Path) -> bool:
+    """Returns whether a folder holds files, and no evaluation."""
+    if not folder.is_dir() or (folder / REQUEST).is_file():
+        return False
+    # A kill before the first response leaves an empty file.
+    return any(x.name != RESPONSES or x.stat().st_size for x in folder.iterdir())
+
+
+def description(config: DictConfig, evaluated: Evaluated) -> dict[str, Any]:
     """Returns all that determines the numbers, as values of JSON."""
-    evaluation = subject.evaluation
     tasks: dict[str, list[Any]] = {}
-    for prompt in evaluation.prompts:
+    for prompt in evaluated.evaluation.prompts:
         tasks.setdefault(prompt.task, []).append(prompt)
     return {
-        "evaluated": subject.source | {"params_sha256": params_sha256(subject.state.params)},
-        "prompts_sha256": {task: prompts_sha256(prompts) for task, prompts in tasks.items()},
+        "evaluated": evaluated.source | {"params_sha256": params_sha256(evaluated.state.params)},
+        "prompts_sha256": {task: digest_of(prompts) for task, prompts in tasks.items()},
         "config": {key: value for key, value in used(config).items() if key not in MAY_CHANGE},
     }
 
@@ -152,73 +143,68 @@ def used(config: DictConfig) -> dict[str, Any]:
     return {key: tree[key] for key in OF_RUN}
 
 
-def refuse_other(path: Path, wanted: dict[str, Any]) -> None:
-    """Compares the description of the evaluation with the one that the folder holds.
+def finished(responses: SampleFile, chunks: Sequence[Chunk]) -> int:
+    """Returns the number of chunks in the file, after it has removed an incomplete one.
 
     Raises:
-      InputError: they differ; the message names the keys.
+      InputError: a sample does not belong to this evaluation.
     """
+    present = [(sample.task, sample.id, sample.sample) for sample in responses.samples]
+    done = count = 0
+    for chunk in chunks:
+        wanted = [(prompt.task, prompt.id, sample) for prompt, sample in chunk.rows()]
+        part = present[count : count + len(wanted)]
+        if part != wanted[: len(part)]:
+            raise InputError(
+                f"{responses.path} holds responses of another evaluation, or it was changed: "
+                "choose another folder with out=FOLDER."
+            )
+        if len(part) < len(wanted):
+            break
+        done, count = done + 1, count + len(wanted)
+    responses.keep(count)
+    return done
 
-    def by_key(text: str) -> dict[str, Any]:
-        tree = json.loads(text)
-        config = tree.pop("config")  # its keys stand in the message as on the command line
-        return tree | config
 
-    if changes := differences(by_key(path.read_text()), by_key(json.dumps(wanted)), most=3):
-        raise InputError(
-            f"out={path.parent} holds another evaluation: {changes}. Choose another folder."
-        )
-
-
-def introduction(subject: Subject, begin: int) -> str:
+def introduction(evaluated: Evaluated, begin: int, chunks: int) -> str:
     """Returns a sentence for the terminal: what is evaluated, on what, and how much is left."""
-    source, evaluation = subject.source, subject.evaluation
+    source, evaluation = evaluated.source, evaluated.evaluation
     what = source.get("model") or (
         f"{'the average of ' * source['average']}{source['run']} after step {source['step']}"
     )
     each = f"1 greedy response and {evaluation.samples} samples"
-    chunks = len(evaluation.chunks())
     return (
         f"{what}: {len(evaluation.prompts):,} prompts, "
         f"{each if evaluation.samples else 'a greedy response'} to each"
-        + f" ({subject.dropped:,} dropped for being longer than max_prompt_tokens)"
-        * bool(subject.dropped)
+        + f" ({evaluated.dropped:,} dropped for being longer than max_prompt_tokens)"
+        * bool(evaluated.dropped)
         + f"; {begin} of {chunks} batches are done" * bool(begin)
     )
 
 
 def respond(
-    subject: Subject, responses: Responses, begin: int, console: Console, stop: StopRequest
-) -> bool:
-    """Samples, grades and writes the remaining chunks; returns False if a signal stopped it."""
-    evaluation = subject.evaluation
-    bar = Progress(
-        TextColumn("responses"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("batches"),
-        TimeRemainingColumn(),
-        console=console,
-    )
-    with bar if console.is_terminal else nullcontext():
-        total = len(responses.chunks)
-        task = bar.add_task("", total=total, completed=begin)
-        for done, answered in enumerate(evaluation.answered(subject.state, begin=begin), begin + 1):
-            rows = rows_of(evaluation, answered)
+    evaluated: Evaluated, responses: SampleFile, begin: int, console: Console, stop: StopRequest
+) -> None:
+    """Samples, grades and writes the remaining chunks.
+
+    Raises:
+      Stopped: a signal stopped it; its responses so far are saved.
+    """
+    evaluation = evaluated.evaluation
+    sizes = [len(chunk.rows()) for chunk in evaluation.chunks()]
+    with ResponseBar(console, sum(sizes), sum(sizes[:begin])) as bar:
+        answered = evaluation.answered(evaluated.state, begin=begin)
+        for chunks, each in enumerate(answered, begin + 1):
+            samples = samples_of_chunk(evaluation, each)
             if first():
-                responses.append(rows)
-            bar.advance(task)
-            if not console.is_terminal and done % max(1, total // 10) == 0:
-                console.print(f"{done} of {total} batches")
-            if done < total and anywhere(stop.received is not None):
-                return False
-    return True
-
-
-def save(found: dict[str, Any], record: Record) -> None:
-    """Writes evaluation.json and the picture."""
-    replace_file(record.folder / "evaluation.json", json.dumps(found, indent=2) + "\n")
-    plot_evaluation(found["tasks"], record.folder / "plots" / "evaluation.png")
+                responses.append(samples)
+            done = sum(sizes[:chunks])
+            bar.show(done)
+            if chunks < len(sizes) and anywhere(stop.received is not None):
+                raise Stopped(
+                    f"Stopped after {done:,} responses, which are saved. The same command "
+                    "continues."
+                )
 
 
 def mirror(step: int, metrics: dict[str, float], record: Record, tracked: TrackedRun) -> None:
@@ -226,23 +212,17 @@ def mirror(step: int, metrics: dict[str, float], record: Record, tracked: Tracke
     record.truncate_after(-1)
     record.log(step, metrics)
     tracked.log(step, metrics)
-    for name in ("evaluation.json", "responses.jsonl", REQUEST):
+    for name in ("evaluation.json", RESPONSES, REQUEST):
         tracked.artifact(record.folder / name)
 
 
-def environment(subject: Subject, request: Request) -> dict[str, Any]:
+def environment(evaluated: Evaluated, request: Request) -> dict[str, Any]:
     """Returns the environment of the evaluation, with the identity of the evaluated run."""
-    devices = subject.evaluation.policy.mesh.devices.devices.flatten()
     identity = None if request.run is None else identity_of(request.run)
     return {
-        **git_state(Path(__file__).parents[4]),
         "kind": "evaluation",
         "command": request.command,
-        **subject.source,
+        **evaluated.source,
         **({LINK: identity} if identity else {}),
-        "device": devices[0].device_kind,
-        "devices": len(devices),
-        "processes": jax.process_count(),
-        "packages": {"rl4p": rl4p.__version__}
-        | {name: importlib.metadata.version(name) for name in PACKAGES},
+        **surroundings(evaluated.evaluation.policy.mesh),
     }

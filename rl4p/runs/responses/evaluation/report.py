@@ -1,7 +1,6 @@
 """The results of an evaluation: evaluation.json, and a table with the settings behind it."""
 
 import inspect
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -13,6 +12,7 @@ from rich.text import Text
 from rl4p.loop.accuracy import METHOD, Estimate, Score, Tally
 from rl4p.loop.evaluation import Evaluation
 from rl4p.runs.progress import shorten
+from rl4p.runs.responses.sample import Sample, Status
 
 
 def settings(config: DictConfig, evaluation: Evaluation) -> dict[str, Any]:
@@ -70,37 +70,37 @@ def rule_of(evaluation: Evaluation) -> str:
     return text.split("\n")[0].replace("``", "`")
 
 
-def scores_of(rows: Sequence[Mapping[str, Any]], evaluation: Evaluation) -> dict[str, Score]:
-    """Returns the scores by task.
-
-    Args:
-      rows: the lines of responses.jsonl.
-    """
+def scores_of(samples: Sequence[Sample], evaluation: Evaluation) -> dict[str, Score]:
+    """Returns the scores of responses by task; one that could not be graded is wrong."""
     tally = Tally()
-    for row in rows:
-        greedy, correct, valid = row["sample"] is None, row["correct"], row["valid"]
-        tally.add(row["task"], row["id"], greedy=greedy, correct=correct, valid=valid)
+    for each in samples:
+        tally.add(
+            str(each.task),
+            str(each.id),
+            greedy=each.sample is None,
+            correct=each.correct is True,
+            valid=each.correct is not None,
+        )
     return tally.scores(evaluation.samples, evaluation.pass_at_k)
 
 
-def results(scores: Mapping[str, Score], rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def results(scores: Mapping[str, Score], samples: Sequence[Sample]) -> dict[str, Any]:
     """Returns the scores by task as values of JSON, with the lengths of the responses."""
-    tokens, cut = defaultdict(list), defaultdict(list)
-    for row in rows:
-        tokens[row["task"]].append(row["tokens"])
-        cut[row["task"]].append(row["finish"] == "length")
+    by_task: dict[str, list[Sample]] = {task: [] for task in scores}
+    for each in samples:
+        by_task[str(each.task)].append(each)
     return {
         task: of_score(score)
         | {
-            "response_tokens": sum(tokens[task]) / len(tokens[task]),
-            "truncated": sum(cut[task]) / len(cut[task]),
+            "response_tokens": sum(each.length or 0 for each in own) / len(own),
+            "truncated": sum(each.status == Status.TRUNCATED for each in own) / len(own),
         }
-        for task, score in scores.items()
+        for (task, own), score in zip(by_task.items(), scores.values(), strict=True)
     }
 
 
 def of_score(score: Score) -> dict[str, Any]:
-    """Returns a score as values of JSON; `interval` is that of the greedy pass@1."""
+    """Returns a score as values of JSON; `interval` belongs to the greedy pass@1."""
     average = {} if score.average is None else {str(score.samples): score.average}
     pass_at_k = {str(k): each for k, each in score.pass_at_k.items()}
     return {
@@ -120,19 +120,19 @@ def bounds(estimate: Estimate) -> list[float]:
     return [estimate.low, estimate.high]
 
 
-def print_report(found: Mapping[str, Any], console: Console) -> None:
+def print_report(report: Mapping[str, Any], console: Console) -> None:
     """Prints the scores with their intervals, and the settings behind them."""
     table = Table(box=None, padding=(0, 2, 0, 0))
     for title in ("task", "prompts", "score", "accuracy", "95 % interval"):
         left = title in ("task", "score")
         table.add_column(title, justify="left" if left else "right", overflow="fold")
-    for task, score in found["tasks"].items():
+    for task, score in report["tasks"].items():
         first = (task, f"{score['prompts']:,}")
         for name, value, (low, high) in accuracies(score):
             table.add_row(*first, name, f"{value:.3f}", f"{low:.3f} to {high:.3f}")
             first = ("", "")
     console.print(table)
-    for name, line in lines(found):
+    for name, line in lines(report):
         console.print(Text.assemble((f"{name:<10}", "dim"), line), soft_wrap=True)
 
 
@@ -145,10 +145,10 @@ def accuracies(score: Mapping[str, Any]) -> list[tuple[str, float, list[float]]]
     ]
 
 
-def lines(found: Mapping[str, Any]) -> list[tuple[str, str]]:
+def lines(report: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Returns the settings in words."""
-    template, stop, graders = found["template"], found["stop"], found["graders"]
-    sampling = found["sampling"]
+    template, stop, graders = report["template"], report["stop"], report["graders"]
+    sampling = report["sampling"]
     arguments = "".join(f", {key}={value}" for key, value in template["arguments"].items())
     prompts = [
         ("template", f"{task}: {shorten(repr(text))}{arguments}")
@@ -168,7 +168,7 @@ def lines(found: Mapping[str, Any]) -> list[tuple[str, str]]:
             f"{task}: {score['response_tokens']:.1f} tokens on average, {score['truncated']:.1%} "
             f"truncated, {score['invalid']:,} could not be graded and count as wrong",
         )
-        for task, score in found["tasks"].items()
+        for task, score in report["tasks"].items()
     ]
     return [
         *responses,
@@ -176,5 +176,5 @@ def lines(found: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("stop", f"{stops}, or after {stop['max_response_tokens']} tokens"),
         ("correct", f"{graders['term']} >= 1: {graders['rule']}"),
         ("sampling", drawn),
-        ("intervals", found["intervals"]),
+        ("intervals", report["intervals"]),
     ]

@@ -9,10 +9,11 @@ from typing import Any
 
 from rl4p.errors import InputError
 from rl4p.rollout.response_keys import words
-from rl4p.runs.responses.generation.responses import Response
+from rl4p.runs.responses.sample import Sample, Status
 from rl4p.types import Question, Sampling
 
-FINISH = {"stop": "stop", "length": "length"}  # any other reason is "abort"
+# By the reason why a response ended; any other reason is an abort.
+STATUS = {"stop": Status.COMPLETED, "length": Status.TRUNCATED}
 
 
 class UselessAnswerError(Exception):
@@ -60,7 +61,7 @@ class Chat:
         return {k: v for k, v in (body | dict(self.changes)).items() if v is not None}
 
 
-def read_answer(content: bytes, question: Question, sample: int) -> Response:
+def read_answer(content: bytes, question: Question, sample: int) -> Sample:
     """Returns the response in the body of an answer.
 
     Raises:
@@ -77,12 +78,12 @@ def read_answer(content: bytes, question: Question, sample: int) -> Response:
         raise UselessAnswerError(f"an answer without a response ({reason})") from None
     if not isinstance(text, str | None):
         raise UselessAnswerError("an answer whose content is no text")
-    return Response(
-        question=question,
-        sample=sample,
+    return Sample.response_to(
+        question,
         # JSON allows lone surrogates, which UTF-8 does not.
-        text=(text or "").encode("utf-16", "surrogatepass").decode("utf-16", "replace"),
-        finish=FINISH.get(finish, "abort") if isinstance(finish, str) else "abort",
+        (text or "").encode("utf-16", "surrogatepass").decode("utf-16", "replace"),
+        sample=sample,
+        status=STATUS.get(finish, Status.ABORTED) if isinstance(finish, str) else Status.ABORTED,
         length=length if type(length) is int and length >= 0 else None,
     )
 

@@ -1,32 +1,42 @@
-"""The job: questions, their responses, the grades, and the file of the kept responses."""
+"""The job of `python -m rl4p.generate`: samples, grades and chooses responses.
+
+Beside FILE.jsonl, the kept responses, are two files:
+
+    FILE.responses.jsonl   all responses, one `Sample` on a line
+    FILE.settings.json     what the responses depend on
+"""
 
 import json
 import shlex
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import closing, nullcontext
+from contextlib import closing
 from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from rl4p.configuration import compose, instantiate
 from rl4p.configuration.composition import Composer
 from rl4p.configuration.resume import OF_RESPONSES, config_of_run
 from rl4p.configuration.schema import check, without_hydra
+from rl4p.data.prompts import system_of
 from rl4p.errors import InputError, RunError, Stopped
 from rl4p.runs.record import replace_file
+from rl4p.runs.responses.bar import ResponseBar
+from rl4p.runs.responses.file import SampleFile
 from rl4p.runs.responses.generation.options import Server, read_options
-from rl4p.runs.responses.generation.responses import Responses
-from rl4p.runs.responses.generation.selection import Graded, check_reward, graded, kept
+from rl4p.runs.responses.generation.responses import ResponseSet
+from rl4p.runs.responses.generation.selection import check_reward, demonstration, kept
 from rl4p.runs.responses.generation.sources import of_policy, of_server
+from rl4p.runs.responses.grading import graded, mean_grades
+from rl4p.runs.responses.sample import Sample
 from rl4p.runs.signals import StopRequest
-from rl4p.types import Question
+from rl4p.types import Prompt, Question
 
 
 def generate(lines: Sequence[str]) -> None:
-    """Does what a command line asks for, and prints a summary.
+    """Carries out a command line, and prints a summary.
 
     Raises:
       InputError: an argument is wrong, or the server refuses the requests.
@@ -45,41 +55,49 @@ def generate(lines: Sequence[str]) -> None:
     refuse_equal_ids(questions)
     open_source = of_server if isinstance(options.server, Server) else of_policy
     out = Path(options.out).expanduser()
+    paths = [out.with_suffix(suffix) for suffix in (".responses.jsonl", ".settings.json")]
+    if out.exists() and not paths[1].exists():
+        raise InputError(f"out={out} exists and was not made by rl4p.generate: name another.")
     console = Console(highlight=False, soft_wrap=True, markup=False)
-    with StopRequest() as request:
+    with StopRequest() as request, closing(SampleFile(*paths, out)) as file:
         source = open_source(config, options, questions, data.system_prompt)
         total = len(source.questions) * config.group_size
-        with closing(Responses(out, source.questions, source.settings)) as responses:
-            console.print(source.description)
-            if responses.found:
-                console.print(f"{len(responses.found):,} of {total:,} responses exist already")
-            with Bar(console, total, len(responses.found)) as bar:
-                responses.added = bar
-                source.complete(responses, lambda: request.received is not None)
-            if request.received is not None:
-                raise Stopped(
-                    f"Stopped with {len(responses.found):,} of {total:,} responses, which are "
-                    "saved. Repeat the command to go on."
-                )
-            if source.failures and options.server.failed == "stop":
-                raise RunError(
-                    f"{len(source.failures):,} of {total:,} responses failed, the last with: "
-                    f"{source.failures[-1]}. Repeat the command to try them again, or add "
-                    "server.failed=skip to go on without them."
-                )
-            with nullcontext() if reward is None else closing(reward):
-                rows = graded(responses.in_order(), reward, data.system_prompt)
-            chosen, left_out = kept(rows, options)
-            responses.rewrite(row.row for row in rows)
-            if not chosen:
-                raise RunError(
-                    f"None of {len(rows):,} responses can be kept ({counted(left_out)}): see "
-                    f"{responses.path}."
-                )
-            lines = [json.dumps(row.demonstration) + "\n" for row in chosen]
-            replace_file(out, "".join(lines))
-    console.print("\n".join(summary(rows, chosen, left_out)))
-    console.print(f"{out}: train on it with\n  {training_command(out, chosen, data.system_prompt)}")
+        file.check(source.settings)
+        console.print(source.description)
+        if file.samples:
+            console.print(f"{len(file.samples):,} of {total:,} responses exist already")
+        with ResponseBar(console, total, len(file.samples)) as bar:
+            responses = ResponseSet(file, source.questions, bar.show)
+            source.complete(responses, lambda: request.received is not None)
+        if request.received is not None:
+            raise Stopped(
+                f"Stopped with {len(responses):,} of {total:,} responses, which are saved. Repeat "
+                "the command to go on."
+            )
+        if source.failures and options.server.failed == "stop":
+            raise RunError(
+                f"{len(source.failures):,} of {total:,} responses failed, the last with: "
+                f"{source.failures[-1]}. Repeat the command to try them again, or add "
+                "server.failed=skip to go on without them."
+            )
+        samples, by_id = responses.in_order(), {x.id: x for x in source.questions}
+        if reward is not None:
+            of_graders = {x.id: prompt_of(x, data.system_prompt) for x in source.questions}
+            with closing(reward):
+                samples = graded(samples, [of_graders[str(x.id)] for x in samples], reward)
+        chosen, left_out = kept(samples, options)
+        file.replace(samples)
+        if not chosen:
+            raise RunError(
+                f"None of {len(samples):,} responses can be kept ({counted(left_out)}): see "
+                f"{file.path}."
+            )
+        answered = [by_id[str(sample.id)] for sample in chosen]
+        rows = [demonstration(*pair) for pair in zip(chosen, answered, strict=True)]
+        replace_file(out, "".join(json.dumps(row) + "\n" for row in rows))
+    console.print("\n".join(summary(samples, chosen, left_out)))
+    command = training_command(out, answered, data.system_prompt)
+    console.print(f"{out}: train on it with\n  {command}")
 
 
 def read(run: str, overrides: Sequence[str]) -> DictConfig:
@@ -93,7 +111,7 @@ def read(run: str, overrides: Sequence[str]) -> DictConfig:
 
 
 def refuse_equal_ids(questions: Iterable[Question]) -> None:
-    """Refuses questions with the same id, whose responses could not be told apart."""
+    """Refuses questions with the same id, whose responses could not be distinguished."""
     counts = Counter(question.id for question in questions)
     (twice, count), *_ = counts.most_common(1) or [("", 0)]
     if count > 1:
@@ -102,20 +120,27 @@ def refuse_equal_ids(questions: Iterable[Question]) -> None:
         )
 
 
+def prompt_of(question: Question, system_prompt: str | None) -> Prompt:
+    """Returns a question as graders take it; for a server, which tokenizes itself, without tokens.
+
+    Args:
+      system_prompt: the system prompt of the data set.
+    """
+    if isinstance(question, Prompt):
+        return question
+    system_prompt = system_of(question.prompt_messages(system_prompt))
+    return Prompt(**(vars(question) | {"tokens": (), "system_prompt": system_prompt}))
+
+
 def summary(
-    rows: Sequence[Graded], chosen: Sequence[Graded], left_out: Mapping[str, int]
+    samples: Sequence[Sample], chosen: Sequence[Sample], left_out: Mapping[str, int]
 ) -> list[str]:
     """Returns lines with the mean grades and the counts."""
-    names = {name: None for row in rows for name in row.terms}
-    means = []
-    for name in names:
-        grades = [row.terms[name] for row in rows if name in row.terms]
-        means.append(f"{name} {sum(grades) / len(grades):.3f}")
-    prompts = len({row.response.question.id for row in chosen})
+    means, prompts = mean_grades(samples), len({sample.id for sample in chosen})
     without = f"; left out: {counted(left_out)}" if left_out else ""
     return [
-        *([f"mean grades: {', '.join(means)}"] if means else []),
-        f"kept {len(chosen):,} of {len(rows):,} responses, to {prompts:,} prompts{without}",
+        *([means] if means else []),
+        f"kept {len(chosen):,} of {len(samples):,} responses, to {prompts:,} prompts{without}",
     ]
 
 
@@ -123,45 +148,18 @@ def counted(left_out: Mapping[str, int]) -> str:
     return ", ".join(f"{count:,} {reason}" for reason, count in left_out.items())
 
 
-def training_command(out: Path, chosen: Sequence[Graded], system_prompt: str | None) -> str:
-    """Returns a command that trains on the kept responses."""
+def training_command(out: Path, answered: Sequence[Question], system_prompt: str | None) -> str:
+    """Returns a command that trains on the kept responses.
+
+    Args:
+      answered: the question of each response.
+    """
     words = ["python", "-m", "rl4p.train", "experiment=arithmetic_sft", "data=jsonl"]
     words.append(f"data.path={out}")
-    if len({row.response.question.id for row in chosen}) < len(chosen):
+    if len({question.id for question in answered}) < len(answered):
         words.append("data.several_answers=true")
-    if all(row.response.question.messages is not None for row in chosen):
+    if all(question.messages is not None for question in answered):
         words.append("data.messages_key=messages")
     if system_prompt:
         words.append(f"data.system_prompt={json.dumps(system_prompt)}")
     return shlex.join(words)
-
-
-class Bar:
-    """A progress bar on a terminal, and otherwise ten lines."""
-
-    def __init__(self, console: Console, total: int, done: int):
-        self.console, self.total = console, total
-        self.shown = 10 * done // total
-        self.bar = Progress(
-            MofNCompleteColumn(),
-            BarColumn(),
-            TextColumn("responses"),
-            TimeRemainingColumn(),
-            console=console,
-            disable=not console.is_terminal,
-        )
-        self.task = self.bar.add_task("responses", total=total, completed=done)
-
-    def __enter__(self) -> "Bar":
-        self.bar.start()
-        return self
-
-    def __call__(self, count: int) -> None:
-        """Shows that so many responses exist."""
-        self.bar.update(self.task, completed=count)
-        if not self.console.is_terminal and 10 * count // self.total > self.shown:
-            self.shown = 10 * count // self.total
-            self.console.print(f"{count:,} of {self.total:,} responses")
-
-    def __exit__(self, *error: object) -> None:
-        self.bar.stop()

@@ -1,7 +1,8 @@
-"""Responses of a policy in this process."""
+"""ResponseSet of a policy in this process."""
 
 import math
 from collections.abc import Callable, Sequence
+from contextlib import closing
 
 import numpy as np
 
@@ -10,7 +11,9 @@ from rl4p.model.policy import Policy
 from rl4p.protocols.engine import Request
 from rl4p.rollout.response_keys import response_keys
 from rl4p.rollout.sampler import Sampler
-from rl4p.runs.responses.generation.responses import Response, Responses
+from rl4p.runs.responses.generation.responses import ResponseSet
+from rl4p.runs.responses.grading import STATUS
+from rl4p.runs.responses.sample import Sample
 from rl4p.types import Finish, Params, Prompt
 
 
@@ -19,7 +22,7 @@ def sample_locally(
     params: Params,
     sampler: Sampler,
     prompts: Sequence[Prompt],
-    responses: Responses,
+    responses: ResponseSet,
     stopped: Callable[[], bool],
     *,
     seed: int,
@@ -33,7 +36,7 @@ def sample_locally(
     so that all chunks use the same compiled programs.
 
     Args:
-      stopped: asked before each chunk; if true, the function returns.
+      stopped: called before each chunk; if true, the function returns.
       seed: with the id of the prompt and the number of the sample, it gives the random key.
       samples: the number of responses to each prompt.
 
@@ -48,43 +51,40 @@ def sample_locally(
     count = min(prompts_at_a_time, len(prompts))
     while count * samples % policy.mesh.row_multiple:
         count += 1
-    engine = sampler.open(policy)
-    engine.publish(params, 0)
-    for start in range(0, len(prompts), count):
-        if stopped():
-            break
-        chunk = prompts[start : start + count]
-        missing = [responses.missing(prompt, samples) for prompt in chunk]
-        if not any(missing):
-            continue
-        filled = [*chunk, *(prompts[i % len(prompts)] for i in range(count - len(chunk)))]
-        keys_PN = response_keys(seed, [prompt.id for prompt in filled], samples)
-        limit = sampler.max_response_tokens
-        completions = engine.complete(
-            [
+    with closing(sampler.open(policy)) as engine:
+        engine.publish(params, 0)
+        for start in range(0, len(prompts), count):
+            if stopped():
+                break
+            chunk = prompts[start : start + count]
+            missing = [(p, n) for p, x in enumerate(chunk) for n in responses.missing(x, samples)]
+            if not missing:
+                continue
+            filled = [*chunk, *(prompts[i % len(prompts)] for i in range(count - len(chunk)))]
+            keys_PN = response_keys(seed, [prompt.id for prompt in filled], samples)
+            requests = [
                 Request(
                     tokens=prompt.tokens,
                     keys_N=keys_N,
-                    max_tokens=limit,
+                    max_tokens=sampler.max_response_tokens,
                     messages=prompt.prompt_messages(),
                 )
                 for prompt, keys_N in zip(filled, keys_PN, strict=True)
             ]
-        )
-        wanted = [(p, n) for p, numbers in enumerate(missing) for n in numbers]
-        found = [completions[p * samples + n] for p, n in wanted]
-        texts = policy.tokenizer.batch_decode(
-            [completion.tokens.tolist() for completion in found], skip_special_tokens=True
-        )
-        responses.add(
-            Response(
-                question=chunk[p],
-                sample=n,
-                text=text,
-                finish=Finish(completion.finish).name.lower(),
-                length=len(completion.tokens),
-                logprob=math.fsum(completion.logprobs.astype(np.float64)),
+            sampled = engine.complete(requests)
+            completions = [sampled[p * samples + n] for p, n in missing]
+            texts = policy.tokenizer.batch_decode(
+                [completion.tokens.tolist() for completion in completions],
+                skip_special_tokens=True,
             )
-            for (p, n), completion, text in zip(wanted, found, texts, strict=True)
-        )
-    engine.close()
+            responses.add(
+                Sample.response_to(
+                    chunk[p],
+                    text,
+                    sample=n,
+                    status=STATUS[Finish(completion.finish)],
+                    length=len(completion.tokens),
+                    logprob=math.fsum(completion.logprobs.astype(np.float64)),
+                )
+                for (p, n), completion, text in zip(missing, completions, texts, strict=True)
+            )

@@ -1,4 +1,4 @@
-"""Responses of an OpenAI-compatible server (`POST /chat/completions`).
+"""ResponseSet of an OpenAI-compatible server (`POST /chat/completions`).
 
 A request holds messages, and the server applies its own chat template. One request asks for one
 response, with a seed that depends on the run's seed, the prompt and the number of the sample.
@@ -28,7 +28,8 @@ from rl4p.runs.responses.generation.chat import (
     retry_after,
 )
 from rl4p.runs.responses.generation.options import Server
-from rl4p.runs.responses.generation.responses import Response, Responses
+from rl4p.runs.responses.generation.responses import ResponseSet
+from rl4p.runs.responses.sample import Sample
 from rl4p.types import Question
 
 MAY_PASS = {408, 409, 425, 429, *range(500, 600)}
@@ -85,7 +86,7 @@ class Client:
         self,
         questions: Sequence[Question],
         samples: int,
-        responses: Responses,
+        responses: ResponseSet,
         stopped: Callable[[], bool],
     ) -> None:
         """Asks for the responses that are missing, and adds each as it arrives.
@@ -103,7 +104,7 @@ class Client:
         self,
         questions: Sequence[Question],
         samples: int,
-        responses: Responses,
+        responses: ResponseSet,
         stopped: Callable[[], bool],
     ) -> None:
         wanted = iter([(x, n) for x in questions for n in responses.missing(x, samples)])
@@ -140,7 +141,7 @@ class Client:
         self,
         http: httpx2.AsyncClient,
         wanted: Iterator[tuple[Question, int]],
-        responses: Responses,
+        responses: ResponseSet,
     ) -> None:
         """Asks for one response after another, until none is wanted."""
         for question, sample in wanted:
@@ -159,7 +160,7 @@ class Client:
                 self.since_success.clear()
                 responses.add([response])
 
-    async def ask(self, http: httpx2.AsyncClient, question: Question, sample: int) -> Response:
+    async def ask(self, http: httpx2.AsyncClient, question: Question, sample: int) -> Sample:
         """Returns one response, after as many attempts as it takes.
 
         Raises:
@@ -184,7 +185,7 @@ class Client:
             await asyncio.sleep(pause(attempt, failure.after))
             attempt += 1
 
-    async def attempt(self, http: httpx2.AsyncClient, question: Question, sample: int) -> Response:
+    async def attempt(self, http: httpx2.AsyncClient, question: Question, sample: int) -> Sample:
         """Sends one request and reads its answer."""
         url, content = f"{self.server.url.rstrip('/')}/chat/completions", bytearray()
         async with http.stream("POST", url, json=self.chat.body(question, sample)) as answer:

@@ -1,7 +1,5 @@
 """What answers the questions: the policy of a run or of a model, or a server."""
 
-import hashlib
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
@@ -14,11 +12,12 @@ from rl4p.configuration.targets import resolved
 from rl4p.data.prompts import encode_prompts
 from rl4p.errors import InputError
 from rl4p.loop.compilation import keep_programs
+from rl4p.loop.digest import digest_of
 from rl4p.runs.policy import load_policy, run_sampler
 from rl4p.runs.responses.generation.chat import Chat
 from rl4p.runs.responses.generation.local import sample_locally
 from rl4p.runs.responses.generation.options import Options
-from rl4p.runs.responses.generation.responses import Responses
+from rl4p.runs.responses.generation.responses import ResponseSet
 from rl4p.runs.responses.generation.server import Client
 from rl4p.types import Question
 
@@ -38,7 +37,7 @@ class Source:
 
     questions: Sequence[Question]
     settings: Mapping[str, Any]
-    complete: Callable[[Responses, Callable[[], bool]], None]
+    complete: Callable[[ResponseSet, Callable[[], bool]], None]
     failures: Sequence[str] = field(default_factory=list)
     description: str
 
@@ -98,7 +97,7 @@ def of_policy(
             "seed": config.seed,
             "group_size": config.group_size,
             "prompts_per_step": config.prompts_per_step,
-            "prompts": digest((prompt.id, prompt.tokens) for prompt in prompts),
+            "prompts": digest_of(prompts),
         },
         complete=complete,
         description=f"{of_run}: {len(prompts):,} prompts x {config.group_size} samples{over}",
@@ -135,18 +134,10 @@ def of_server(
             "seed": config.seed,
             "group_size": config.group_size,
             "data.system_prompt": system_prompt,
-            "prompts": digest((question.id, question.question) for question in questions),
+            "prompts": digest_of(questions),
         },
         complete=partial(client.complete, questions, config.group_size),
         failures=client.failures,
         description=f"{server.model} at {server.url}: {len(questions):,} prompts x "
         f"{config.group_size} samples",
     )
-
-
-def digest(rows: Any) -> str:
-    """Returns a short digest of rows of JSON values."""
-    found = hashlib.sha256()
-    for row in rows:
-        found.update(json.dumps(row).encode() + b"\n")
-    return found.hexdigest()[:16]

@@ -1,8 +1,10 @@
-"""Lines of samples.jsonl, as a run writes them today, as it wrote them before, and hostile ones."""
+"""Lines of samples.jsonl: all that a run writes, few values, and hostile ones."""
 
 import json
 
 import pytest
+
+from rl4p.runs.responses.browser.samples import samples_in
 
 HOSTILE = "</script><img src=x onerror=alert(1)><!-- [red]x[/red] \x1b[2J\x00 \u202e &amp; ${1}"
 
@@ -34,7 +36,7 @@ def full():
 
 
 @pytest.fixture
-def old():
+def short():
     return {
         "step": 10,
         "id": "other/1",
@@ -49,14 +51,26 @@ def old():
 @pytest.fixture
 def hostile():
     tokens = {"texts": [HOSTILE], "logprobs": ["NaN"], "prompt": HOSTILE}
-    names = ("id", "task", "prompt", "response", "answer", "status")
+    names = ("id", "task", "prompt", "response", "answer")
     return dict.fromkeys(names, HOSTILE) | {"step": 30, "tokens": tokens, "terms": {HOSTILE: "NaN"}}
 
 
 @pytest.fixture
-def run(tmp_path, full, old, hostile):
+def shown(tmp_path):
+    """Returns a function that gives the sample of a line as the browser shows it."""
+
+    def read(row, term=None):
+        (tmp_path / "shown.jsonl").write_text(json.dumps(row) + "\n")
+        samples, _ = samples_in(tmp_path / "shown.jsonl", term)
+        return samples[0]
+
+    return read
+
+
+@pytest.fixture
+def run(tmp_path, full, short, hostile):
     """Returns the folder of a run with these three lines."""
-    lines = "".join(json.dumps(row) + "\n" for row in (old, full, hostile))
+    lines = "".join(json.dumps(row) + "\n" for row in (short, full, hostile))
     (tmp_path / "samples.jsonl").write_text(lines)
     (tmp_path / "config.yaml").write_text("evaluation: {term: correct}\n")
     return tmp_path

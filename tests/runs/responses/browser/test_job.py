@@ -58,7 +58,10 @@ def test_a_folder_with_an_equals_sign(run, capsys):
         (["{run}", "right=maybe"], "right must be a valid boolean"),
         (["{run}", "limit=0"], "limit must be .*at least 1"),
         (["{run}", "tokens=true", "html=a"], "tokens=true is for the terminal"),
-        (["{run}", "task=x"], "None of the 3 samples .* there are tasks .*; 1 right; 1 wrong"),
+        (
+            ["{run}", "task=x"],
+            "None of the 3 samples .* matches: there are tasks .*; 1 right; 1 wrong",
+        ),
         (["{run}", "html=/proc/a/b.html"], "html=/proc/a/b.html cannot be written"),
     ],
 )

@@ -9,7 +9,6 @@ from html.parser import HTMLParser
 import pytest
 
 from rl4p.runs.responses.browser.page import embedded, page
-from rl4p.runs.responses.browser.samples import sample
 from tests.runs.responses.browser.conftest import HOSTILE
 
 
@@ -34,13 +33,13 @@ class Elements(HTMLParser):
 
 
 @pytest.fixture
-def made(full, old, hostile):
-    samples = [sample(row, "correct") for row in (full, old, hostile)]
+def made(shown, full, short, hostile):
+    samples = [shown(row) for row in (full, short, hostile)]
     return page(samples, f"Samples of {HOSTILE}", HOSTILE, HOSTILE)
 
 
-def test_the_model_adds_no_element(made, full):
-    plain = page([sample(full, "correct")], "a", "b", "c")
+def test_the_model_adds_no_element(made, shown, full):
+    plain = page([shown(full)], "a", "b", "c")
     assert [tag for tag, _ in Elements(made).tags] == [tag for tag, _ in Elements(plain).tags]
     assert not [attrs for _, attrs in Elements(made).tags if any(x[:2] == "on" for x in attrs)]
 
@@ -48,13 +47,13 @@ def test_the_model_adds_no_element(made, full):
 def test_the_data_reach_the_script_whole(made):
     data, _ = Elements(made).scripts
     assert not re.search("[<>&]", data)
-    full, old, hostile = json.loads(data)["samples"]
+    full, short, hostile = json.loads(data)["samples"]
     assert full["tokens"]["texts"] == ["1+2=", "3 ####↵\n", "3", "<|end|>"]
     assert full["tokens"]["shades"] == [0, 1, 2, 4]
     assert full["tokens"]["loss"] == [True, True, True, False]
     assert "advantages" not in full["tokens"]
     assert (full["right"], full["reward"], full["terms"]["format"]) == (True, 1.5, 1.0)
-    assert (old["length"], old["rendered"], "tokens" in old) == (None, None, False)
+    assert (short["length"], short["rendered"], "tokens" in short) == (None, None, False)
     assert "</script><img src=x onerror=alert(1)>" in hostile["response"]
     assert "<U+001B>[2J<U+0000> <U+202E>" in hostile["response"]
     assert hostile["tokens"]["logprobs"] == ["nan"]
@@ -77,7 +76,7 @@ def test_json_that_is_embedded_reads_back():
     assert json.loads(embedded(value)) == value
 
 
-def test_a_page_of_400_samples_is_small(full):
+def test_a_page_of_400_samples_is_small(shown, full):
     """Of 100 tokens each."""
     tokens = {
         "texts": ["word "] * 100,
@@ -86,4 +85,4 @@ def test_a_page_of_400_samples_is_small(full):
         "mask": "1" * 100,
     }
     row = full | {"tokens": full["tokens"] | tokens}
-    assert len(page([sample(row, "correct")] * 400, "a", "b", "c")) < 3e6
+    assert len(page([shown(row)] * 400, "a", "b", "c")) < 3e6

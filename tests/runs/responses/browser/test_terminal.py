@@ -3,16 +3,15 @@ import io
 import pytest
 from rich.console import Console
 
-from rl4p.runs.responses.browser.samples import sample
 from rl4p.runs.responses.browser.terminal import show
 
 
 @pytest.fixture
-def printed(full, old, hostile):
+def printed(shown):
     def printed(*rows, numbers=False, **options):
         file = io.StringIO()
         console = Console(file=file, width=200, highlight=False, **options)
-        show(console, [sample(row, "correct") for row in rows], "[b]Samples", numbers=numbers)
+        show(console, [shown(row) for row in rows], "[b]Samples", numbers=numbers)
         return file.getvalue()
 
     return printed
@@ -29,7 +28,7 @@ def test_a_sample_with_its_grades_and_tokens(printed, full):
     assert "\x1b" not in text
 
 
-def test_tokens_are_shaded_and_masked_ones_struck(printed, full, monkeypatch):
+def test_tokens_are_shaded_and_masked_ones_struck(printed, shown, full, monkeypatch):
     monkeypatch.delenv("NO_COLOR", raising=False)
     text = printed(full, force_terminal=False, color_system="truecolor", _environ={})
     assert "not in the loss" in text
@@ -37,15 +36,15 @@ def test_tokens_are_shaded_and_masked_ones_struck(printed, full, monkeypatch):
     console = Console(file=coloured, width=200, force_terminal=True, color_system="truecolor")
     from rl4p.runs.responses.browser.terminal import body
 
-    console.print(body(sample(full, "correct")))
+    console.print(body(shown(full)))
     text = coloured.getvalue()
     assert "\x1b[38;2;8;48;107;48;2;222;235;247m3 ####" in text  # p = 0.61
     assert "\x1b[38;2;8;48;107;48;2;158;202;225m3\x1b" in text  # p = 0.22
     assert "\x1b[2;9m<|end|>" in text  # dim and struck
 
 
-def test_what_is_absent_is_left_out(printed, old):
-    text = printed(old)
+def test_what_is_absent_is_left_out(printed, short):
+    text = printed(short)
     assert "step 10  other/1  wrong  reward 0  (correct 0)\n" in text
     assert "these samples have no tokens" in text
     assert "2+2\n5\nanswer 4" in text

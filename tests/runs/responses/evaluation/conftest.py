@@ -6,7 +6,7 @@ import pytest
 
 from rl4p.configuration.evaluation import read
 from rl4p.evaluate import main
-from rl4p.runs.responses.evaluation.subject import build_subject
+from rl4p.runs.responses.evaluation.evaluated import build_evaluated
 
 # With samples, an average, a task beside the data, and a grader that random responses satisfy.
 TRAINED = (
@@ -43,7 +43,7 @@ def evaluate(capsys):
 
 
 @pytest.fixture(scope="session")
-def subject(run, tmp_path_factory):
+def evaluated(run, tmp_path_factory):
     """Returns the newest checkpoint of the run with its evaluation."""
     request, config = read([f"run={run}", f"out={tmp_path_factory.mktemp('out')}"])
-    return build_subject(config, request)
+    return build_evaluated(config, request)

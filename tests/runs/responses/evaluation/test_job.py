@@ -16,7 +16,7 @@ from tests.runs.test_processes import ended, free_port
 
 FILES = {
     "request.json", "responses.jsonl", "evaluation.json", "config.yaml", "environment.json",
-    "metrics.jsonl", "plots", ".lock",
+    "metrics.jsonl", "plots",
 }  # fmt: skip
 
 
@@ -111,11 +111,11 @@ def test_the_scores_are_those_of_the_responses(whole):
     found, rows = read(whole)
     for task, score in found["tasks"].items():
         own = [row for row in rows if row["task"] == task]
-        greedy = [row["correct"] for row in own if row["sample"] is None]
+        greedy = [row["correct"] for row in own if "sample" not in row]
         assert score["pass_at_1"] == sum(greedy) / len(greedy)
         by_id = {}
         for row in own:
-            if row["sample"] is not None:
+            if "sample" in row:
                 by_id.setdefault(row["id"], []).append((row["sample"], row["correct"]))
         assert all([i for i, _ in x] == [0, 1, 2, 3] for x in by_id.values())
         right = np.array([sum(correct for _, correct in x) for x in by_id.values()])
@@ -123,8 +123,8 @@ def test_the_scores_are_those_of_the_responses(whole):
         assert score["pass_at_k"]["2"] == pytest.approx(np.mean(1 - wrong * (wrong - 1) / 12))
         assert score["pass_at_k"]["4"] == pytest.approx(np.mean(right > 0))
         assert score["avg_at_k"]["4"] == pytest.approx(np.mean(right) / 4)
-        assert score["response_tokens"] == np.mean([row["tokens"] for row in own])
-        assert score["truncated"] == np.mean([row["finish"] == "length" for row in own])
+        assert score["response_tokens"] == np.mean([row["length"] for row in own])
+        assert score["truncated"] == np.mean([row["status"] == "truncated" for row in own])
 
 
 @pytest.mark.slow
@@ -143,7 +143,7 @@ def test_what_is_printed_says_what_the_score_depends_on(run, whole, evaluate):
 @pytest.mark.slow
 def test_a_finished_evaluation_is_not_sampled_again(run, whole, evaluate, monkeypatch):
     before = {path: path.read_bytes() for path in whole.glob("*.json*")}
-    monkeypatch.setattr(job, "rows_of", None)
+    monkeypatch.setattr(job, "samples_of_chunk", None)
     code, out, _ = evaluate(f"run={run}", f"out={whole}")
     assert code == 0
     assert "; 9 of 9 batches are done" in out
@@ -207,7 +207,7 @@ def test_a_changed_evaluation_in_the_folder_is_refused(run, whole, evaluate):
     ):
         code, _, error = evaluate(f"run={run}", f"out={whole}", *words)
         assert code == 2
-        assert "holds another evaluation: " in error
+        assert "has responses of another command: " in error
         assert sentence in error
         assert error.count("\n") == 1
     assert {path: path.read_bytes() for path in before} == before
@@ -219,14 +219,14 @@ def test_a_folder_of_something_else_is_left_alone(run, evaluate, tmp_path):
     code, _, error = evaluate(f"run={run}", f"out={run}")
     assert code == 2
     assert error == (
-        f"out={run} holds other files: choose an empty folder, or that of an evaluation to "
-        "continue.\n"
+        f"out={run} holds other files: choose an empty folder, or the folder of an "
+        "evaluation to continue.\n"
     )
     assert sorted(run.rglob("*")) == before
     (tmp_path / "file").write_text("")
     code, _, error = evaluate(f"run={run}", f"out={tmp_path}/file/out")
     assert code == 2
-    assert "cannot be created: Not a directory." in error
+    assert "cannot be written: Not a directory." in error
 
 
 @pytest.mark.slow

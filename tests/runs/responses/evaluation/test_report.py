@@ -13,20 +13,23 @@ from rl4p.runs.responses.evaluation.report import (
     scores_of,
     settings,
 )
+from rl4p.runs.responses.sample import Sample, Status
 
 
-def row(task, prompt, sample, correct, **fields):
-    fields = {"valid": True, "tokens": 4, "finish": "stop"} | fields
-    return {"task": task, "id": prompt, "sample": sample, "correct": correct} | fields
+def answer(task, prompt, sample, correct, length=4, status=Status.COMPLETED):
+    return Sample(
+        prompt="", response="", task=task, id=prompt, sample=sample, correct=correct,
+        length=length, status=status,
+    )  # fmt: skip
 
 
-ROWS = [
-    row("a", "1", None, True),
-    row("a", "2", None, False, valid=False, tokens=8, finish="length"),
-    *(row("a", "1", i, i < 2) for i in range(4)),
-    *(row("a", "2", i, False) for i in range(4)),
-    row("b", "1", None, True),
-    *(row("b", "1", i, True) for i in range(4)),
+SAMPLES = [
+    answer("a", "1", None, True),
+    answer("a", "2", None, None, length=8, status=Status.TRUNCATED),
+    *(answer("a", "1", i, i < 2) for i in range(4)),
+    *(answer("a", "2", i, False) for i in range(4)),
+    answer("b", "1", None, True),
+    *(answer("b", "1", i, True) for i in range(4)),
 ]
 
 
@@ -37,7 +40,7 @@ class Asked:
 
 @pytest.fixture(scope="module")
 def tasks():
-    return results(scores_of(ROWS, Asked), ROWS)  # type: ignore[arg-type]
+    return results(scores_of(SAMPLES, Asked), SAMPLES)  # type: ignore[arg-type]
 
 
 def test_scores_are_values_of_json(tasks):
@@ -55,9 +58,9 @@ def test_scores_are_values_of_json(tasks):
 
 
 @pytest.mark.slow
-def test_the_table_has_each_accuracy_with_its_interval(tasks, subject, capsys):
+def test_the_table_has_each_accuracy_with_its_interval(tasks, evaluated, capsys):
     """It fits into a terminal of 80 columns."""
-    found = {"tasks": tasks} | settings(compose(), subject.evaluation)
+    found = {"tasks": tasks} | settings(compose(), evaluated.evaluation)
     print_report(found, Console(highlight=False, width=80))
     lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
     low, high = tasks["a"]["interval"]
@@ -76,12 +79,12 @@ def test_the_table_has_each_accuracy_with_its_interval(tasks, subject, capsys):
 
 
 @pytest.mark.slow
-def test_the_settings_are_those_of_the_evaluation(subject):
+def test_the_settings_are_those_of_the_evaluation(evaluated):
     config = compose(["reward.terms.format.weight=0.25"])
-    found = settings(config, subject.evaluation)
-    policy = subject.evaluation.policy
+    found = settings(config, evaluated.evaluation)
+    policy = evaluated.evaluation.policy
     assert found["template"]["chat_template"] == policy.tokenizer.chat_template
-    first = {prompt.task: prompt for prompt in reversed(subject.evaluation.prompts)}
+    first = {prompt.task: prompt for prompt in reversed(evaluated.evaluation.prompts)}
     assert found["template"]["first_prompts"] == {
         task: policy.tokenizer.decode(prompt.tokens) for task, prompt in first.items()
     }
@@ -91,7 +94,7 @@ def test_the_settings_are_those_of_the_evaluation(subject):
 
 
 @pytest.mark.slow
-def test_a_rule_is_the_docstring_of_the_term_or_its_name(subject):
+def test_a_rule_is_the_docstring_of_the_term_or_its_name(evaluated):
     from dataclasses import dataclass, replace
 
     @dataclass(frozen=True)
@@ -102,9 +105,9 @@ def test_a_rule_is_the_docstring_of_the_term_or_its_name(subject):
             return [1.0] * len(episodes)
 
     def of(term):
-        reward = Weighted(terms={subject.evaluation.term: term})
-        phases = replace(subject.evaluation.phases, reward=reward)
-        return rule_of(replace(subject.evaluation, phases=phases))
+        reward = Weighted(terms={evaluated.evaluation.term: term})
+        phases = replace(evaluated.evaluation.phases, reward=reward)
+        return rule_of(replace(evaluated.evaluation, phases=phases))
 
-    assert rule_of(subject.evaluation).startswith("A grade of 1 if the whole response matches a")
+    assert rule_of(evaluated.evaluation).startswith("A grade of 1 if the whole response matches a")
     assert of(Silent()).endswith("Silent")

@@ -6,7 +6,9 @@ from typing import Any
 import pytest
 
 from rl4p.data.arithmetic import addition
-from rl4p.runs.responses.generation.responses import Response, Responses
+from rl4p.runs.responses.file import SampleFile
+from rl4p.runs.responses.generation.responses import ResponseSet
+from rl4p.runs.responses.sample import Sample, Status
 
 Answer = tuple[int, dict[str, str], bytes]
 
@@ -47,22 +49,24 @@ def questions():
 @pytest.fixture
 def open_responses(tmp_path, questions):
     """Returns a function that opens the file of responses to the questions."""
-    opened = []
+    files = []
 
-    def start(settings=None, name="out.jsonl", of=questions):
-        opened.append(Responses(tmp_path / name, of, settings or {"seed": 0}))
-        return opened[-1]
+    def start(name="out", of=questions, show=lambda count: None):
+        paths = [tmp_path / f"{name}{end}" for end in (".responses.jsonl", ".settings.json")]
+        files.append(SampleFile(*paths, tmp_path / name))
+        files[-1].check({})
+        return ResponseSet(files[-1], of, show)
 
     yield start
-    for responses in opened:
-        responses.close()
+    for file in files:
+        file.close()
 
 
 @pytest.fixture
 def respond():
     """Returns a function that makes a response."""
 
-    def make(question, sample=0, text="so #### 33", finish="stop", **fields):
-        return Response(question=question, sample=sample, text=text, finish=finish, **fields)
+    def make(question, sample=0, text="so #### 33", status=Status.COMPLETED, **values):
+        return Sample.response_to(question, text, sample=sample, status=status, **values)
 
     return make

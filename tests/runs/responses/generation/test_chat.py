@@ -59,20 +59,20 @@ def test_top_k_is_no_part_of_the_protocol(make_chat):
 
 
 @pytest.mark.parametrize(
-    ("reason", "finish"),
+    ("reason", "status"),
     [
-        ("stop", "stop"),
-        ("length", "length"),
-        ("content_filter", "abort"),
-        (None, "abort"),
-        ([], "abort"),
+        ("stop", "completed"),
+        ("length", "truncated"),
+        ("content_filter", "aborted"),
+        (None, "aborted"),
+        ([], "aborted"),
     ],
 )
-def test_a_response_is_read(questions, reason, finish):
+def test_a_response_is_read(questions, reason, status):
     _, _, content = completion("so #### 33", finish_reason=reason)
-    found = read_answer(content, questions[0], 2)
-    assert (found.text, found.finish, found.length) == ("so #### 33", finish, 7)
-    assert (found.question, found.sample) == (questions[0], 2)
+    sample = read_answer(content, questions[0], 2)
+    assert (sample.response, sample.status, sample.length) == ("so #### 33", status, 7)
+    assert (sample.id, sample.prompt, sample.sample) == (questions[0].id, "11+22", 2)
 
 
 def test_odd_texts_are_read(questions):
@@ -82,9 +82,9 @@ def test_odd_texts_are_read(questions):
         ("\U0001f600",) * 2,
     ):
         body = {"choices": [{"message": {"content": given}}], "usage": None}
-        found = read_answer(json.dumps(body).encode(), questions[0], 0)
-        assert (found.text, found.finish, found.length) == (text, "abort", None)
-        found.text.encode()
+        sample = read_answer(json.dumps(body).encode(), questions[0], 0)
+        assert (sample.response, sample.status, sample.length) == (text, "aborted", None)
+        sample.response.encode()
 
 
 @pytest.mark.parametrize(

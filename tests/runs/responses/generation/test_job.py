@@ -36,7 +36,9 @@ def test_the_policy_of_the_package_keeps_what_is_right(out, capsys):
     generate([f"out={out}", *POLICY, "prompts=20", "keep=correct"])
     responses, kept = rows(out.with_suffix(".responses.jsonl")), rows(out)
     assert len(responses) == 80
-    right = [row for row in responses if row["terms"]["correct"] == 1 and row["finish"] == "stop"]
+    right = [
+        row for row in responses if row["terms"]["correct"] == 1 and row["status"] == "completed"
+    ]
     assert 0 < len(kept) == len(right) < 60
     for row, response in zip(kept, right, strict=True):
         assert row["question"] == response["prompt"]

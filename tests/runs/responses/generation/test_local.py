@@ -18,7 +18,9 @@ def sample(policy, params, open_responses, tmp_path):
     count = iter(range(1000))
 
     def run(prompts, *, samples=3, seed=0, at_a_time=2, sampler=SAMPLER, chunks=100, again=None):
-        responses = again or open_responses(name=f"{next(count)}.jsonl", of=prompts)
+        responses = (
+            again if again is not None else open_responses(name=f"{next(count)}", of=prompts)
+        )
         left = iter(range(chunks))
         sample_locally(
             policy,
@@ -39,32 +41,32 @@ def sample(policy, params, open_responses, tmp_path):
 def rows(responses):
     return {
         (row["id"], row["sample"]): row
-        for row in map(json.loads, responses.path.read_text().splitlines())
+        for row in map(json.loads, responses.file.path.read_text().splitlines())
     }
 
 
 def test_every_prompt_gets_its_samples(sample, prompts):
     found = sample(prompts)
-    assert [(r.question, r.sample) for r in found.in_order()] == [
-        (prompt, n) for prompt in prompts for n in range(3)
+    assert [(r.id, r.sample) for r in found.in_order()] == [
+        (prompt.id, n) for prompt in prompts for n in range(3)
     ]
-    assert len({response.text for response in found.in_order()}) > 6
+    assert len({sample.response for sample in found.in_order()}) > 6
     for response in found.in_order():
-        assert (response.finish == "length") <= (response.length == 8)
+        assert (response.status == "truncated") <= (response.length == 8)
         assert response.logprob < 0
 
 
 def test_a_job_that_stopped_goes_on_with_equal_bytes(sample, prompts, open_responses):
-    whole = sample(prompts).path.read_bytes()
+    whole = sample(prompts).file.path.read_bytes()
     part = sample(prompts, chunks=1)
-    assert len(part.found) == 6
-    part.close()
-    torn = part.path.read_bytes()[:-5]  # killed while it wrote the sixth line
-    part.path.write_bytes(torn)
-    again = open_responses(name=part.path.name.replace(".responses", ""), of=prompts)
-    assert len(again.found) == 5
+    assert len(part) == 6
+    part.file.close()
+    torn = part.file.path.read_bytes()[:-5]  # killed while it wrote the sixth line
+    part.file.path.write_bytes(torn)
+    again = open_responses(name=part.file.path.name.removesuffix(".responses.jsonl"), of=prompts)
+    assert len(again) == 5
     sample(prompts, again=again)
-    assert again.path.read_bytes() == whole
+    assert again.file.path.read_bytes() == whole
 
 
 def test_a_response_depends_on_seed_prompt_and_number_only(sample, prompts):
@@ -95,7 +97,7 @@ def test_the_policy_that_is_given_is_sampled(sample, prompts, policy, params):
 
     request = Request(tokens=prompts[0].tokens, keys_N=np.zeros((1, 2), np.uint32), max_tokens=8)
     (completion,) = engine.complete([request], greedy=True)
-    assert response.text == policy.tokenizer.decode(completion.tokens, skip_special_tokens=True)
+    assert response.response == policy.tokenizer.decode(completion.tokens, skip_special_tokens=True)
     assert response.logprob == pytest.approx(float(completion.logprobs.sum()), abs=1e-4)
 
 

@@ -26,7 +26,7 @@ def ask(questions, open_responses):
     def ask(url, *, samples=2, stopped=lambda: False, responses=None, **options):
         chat = Chat(model="m", sampling=Sampling(), max_tokens=8, seed=0)
         client = Client(server=Server(url=url, model="m", **options), chat=chat)
-        responses = responses or open_responses()
+        responses = open_responses() if responses is None else responses
         client.complete(questions, samples, responses, stopped)
         return client, responses
 
@@ -40,10 +40,10 @@ def right(body, number):
 def test_every_response_is_asked_for_once(serve, ask, questions):
     asked = serve(right)
     client, responses = ask(asked.url)
-    assert [(r.question, r.sample) for r in responses.in_order()] == [
-        (question, n) for question in questions for n in range(2)
+    assert [(r.id, r.sample) for r in responses.in_order()] == [
+        (question.id, n) for question in questions for n in range(2)
     ]
-    assert responses.in_order()[2].text == "15 and 26 #### 41"
+    assert responses.in_order()[2].response == "15 and 26 #### 41"
     assert len(asked.bodies) == len({body["seed"] for body in asked.bodies}) == 6
     assert set(asked.paths) == {"/v1/chat/completions"}
     assert not [name for each in asked.headers for name in each if name == "Authorization"]
@@ -55,7 +55,7 @@ def test_only_missing_responses_are_asked_for(serve, ask, open_responses, questi
     responses.add([respond(questions[0], 1, "mine")])
     ask(asked.url, responses=responses)
     assert len(asked.bodies) == 5
-    assert responses.in_order()[1].text == "mine"
+    assert responses.in_order()[1].response == "mine"
 
 
 @pytest.mark.parametrize("status", [408, 409, 425, 429, 500, 502, 503, 504])
@@ -65,7 +65,7 @@ def test_what_may_pass_is_tried_again(serve, ask, status):
 
     asked = serve(flaky)
     client, responses = ask(asked.url, concurrency=1)
-    assert len(responses.found) == 6
+    assert len(responses) == 6
     assert len(asked.bodies) == 10
     assert asked.bodies[0] == asked.bodies[4]  # the same seed
     assert client.failures == []
@@ -75,7 +75,7 @@ def test_what_may_pass_is_tried_again(serve, ask, status):
 def test_malformed_answers_are_tried_again(serve, ask, content):
     asked = serve(lambda body, n: (200, {}, content) if n % 2 else right(body, n))
     _, responses = ask(asked.url, concurrency=1)
-    assert (len(responses.found), len(asked.bodies)) == (6, 12)
+    assert (len(responses), len(asked.bodies)) == (6, 12)
 
 
 def test_a_connection_that_breaks_is_tried_again(serve, ask):
@@ -86,7 +86,7 @@ def test_a_connection_that_breaks_is_tried_again(serve, ask):
 
     asked = serve(breaks)
     _, responses = ask(asked.url, concurrency=1)
-    assert len(responses.found) == 6
+    assert len(responses) == 6
 
 
 def test_a_server_that_hangs_is_left_at_the_deadline(serve, ask):
@@ -100,7 +100,7 @@ def test_a_server_that_hangs_is_left_at_the_deadline(serve, ask):
     asked = serve(hangs)
     _, responses = ask(asked.url, concurrency=1, timeout_seconds=2.0)
     ended.set()
-    assert (len(responses.found), len(asked.bodies)) == (6, 7)
+    assert (len(responses), len(asked.bodies)) == (6, 7)
 
 
 def test_retry_after_lengthens_the_pause(serve, ask, monkeypatch):
@@ -167,13 +167,13 @@ def test_a_request_that_is_refused_fails_alone(serve, ask):
     asked = serve(refuses)
     client, responses = ask(asked.url)
     assert client.failures == ["HTTP 400 context length"] * 2
-    assert (len(responses.found), len(asked.bodies)) == (4, 6)
+    assert (len(responses), len(asked.bodies)) == (4, 6)
 
 
 def test_failures_between_successes_do_not_end_the_job(serve, ask):
     asked = serve(lambda body, n: (503, {}, b"") if n % 2 else right(body, n))
     client, responses = ask(asked.url, samples=8, attempts=1, concurrency=1)
-    assert (len(client.failures), len(responses.found)) == (12, 12)
+    assert (len(client.failures), len(responses)) == (12, 12)
 
 
 def test_the_samples_of_a_refused_prompt_count_once(serve, ask):
@@ -182,7 +182,7 @@ def test_the_samples_of_a_refused_prompt_count_once(serve, ask):
         return (400, {}, b"") if refused else right(body, number)
 
     client, responses = ask(serve(refuses).url, samples=10, concurrency=1)
-    assert (len(client.failures), len(responses.found)) == (10, 20)
+    assert (len(client.failures), len(responses)) == (10, 20)
 
 
 def test_a_server_that_is_down_ends_the_job_soon(ask, serve):
@@ -218,7 +218,7 @@ def test_a_huge_answer_is_not_read_to_its_end(serve, ask, monkeypatch):
     asked = serve(lambda body, n: (200, {}, b" " * (2 << 20)))
     client, responses = ask(asked.url, samples=1)
     assert client.failures == ["an answer over 1 MiB"] * 3
-    assert responses.found == {}
+    assert len(responses) == 0
 
 
 def test_a_signal_drops_open_requests(serve, ask):
@@ -233,5 +233,5 @@ def test_a_signal_drops_open_requests(serve, ask):
     asked = serve(hangs)
     client, responses = ask(asked.url, concurrency=1, stopped=arrived.is_set)
     ended.set()
-    assert len(responses.found) == 2
+    assert len(responses) == 2
     assert client.failures == []

@@ -3,7 +3,7 @@ import pytest
 from rl4p.configuration import compose
 from rl4p.errors import InputError
 from rl4p.runs.responses.generation.options import Options, Server
-from rl4p.runs.responses.generation.sources import digest, of_policy, of_server
+from rl4p.runs.responses.generation.sources import of_policy, of_server
 from rl4p.types import Prompt
 
 SMALL = ("model=scratch", "model.width=32", "model.layers=1", "model.heads=2", "mesh=single")
@@ -60,8 +60,3 @@ def test_a_server_cannot_be_asked_for_top_k(questions):
 def test_no_questions_are_refused():
     with pytest.raises(InputError, match="The data set has no questions"):
         of_server(compose(), SERVER, [], None)
-
-
-def test_a_digest_sees_every_row_and_their_order():
-    rows = [("a", (1, 2)), ("b", (3,))]
-    assert len({digest(rows), digest(rows[::-1]), digest(rows[:1]), digest([("a", (1,))])}) == 4

@@ -1,6 +1,5 @@
-"""The subject of an evaluation: the parameters of a checkpoint or of a model, and the prompts."""
+"""What `rl4p.evaluate` evaluates: the parameters of a checkpoint or of a model, and the prompts."""
 
-import hashlib
 import json
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,6 +11,7 @@ from omegaconf import DictConfig
 
 from rl4p.configuration import instantiate
 from rl4p.configuration.evaluation import Request
+from rl4p.distributed.processes import to_host
 from rl4p.experiment.build import check_lengths, instantiate_phases
 from rl4p.experiment.evaluation import (
     build_evaluation,
@@ -21,16 +21,18 @@ from rl4p.experiment.evaluation import (
     evaluation_sampler,
     held_out_questions,
 )
-from rl4p.loop.evaluation import Evaluation
+from rl4p.loop.evaluation import Answered, Evaluation
 from rl4p.model.hub import lasting_name
 from rl4p.runs.policy import load_policy
-from rl4p.types import Prompt, TrainState
+from rl4p.runs.responses.grading import STATUS, grades_of
+from rl4p.runs.responses.sample import Sample
+from rl4p.types import Finish, TrainState
 
 LINK = "rl4p.evaluates"  # tag: the identity of the evaluated run, of its tracker.json
 
 
 @dataclass(frozen=True, kw_only=True)
-class Subject:
+class Evaluated:
     """The evaluation, the state that it evaluates, and where this comes from.
 
     Attributes:
@@ -44,7 +46,7 @@ class Subject:
     dropped: int
 
 
-def build_subject(config: DictConfig, request: Request) -> Subject:
+def build_evaluated(config: DictConfig, request: Request) -> Evaluated:
     """Builds the evaluation and loads the parameters.
 
     Raises:
@@ -75,31 +77,48 @@ def build_subject(config: DictConfig, request: Request) -> Subject:
         key=jax.random.key(config.seed),
         memory=policy.mesh.replicate(phases.initial_memory()),
     )
-    evaluation = replace(evaluation, of_average=False)  # `request.average` has selected it
-    return Subject(
-        evaluation=evaluation, state=state, source=source_of(config, request, step), dropped=dropped
-    )
-
-
-def source_of(config: DictConfig, request: Request, step: int | None) -> dict[str, Any]:
-    """Returns where the parameters come from, as JSON."""
     if request.run is None:
         path = config.model.get("path")
-        return {"model": lasting_name(path) if path else config.model._target_}
-    return {"run": str(request.run.resolve()), "step": step, "average": request.average}
+        source = {"model": lasting_name(path) if path else config.model._target_}
+    else:
+        source = {"run": str(request.run.resolve()), "step": step, "average": request.average}
+    evaluation = replace(evaluation, of_average=False)  # `request.average` has selected it
+    return Evaluated(evaluation=evaluation, state=state, source=source, dropped=dropped)
 
 
 def identity_of(run: Path) -> str | None:
     """Returns the identity by which trackers know the run, or None if it has none."""
     path = run / "tracker.json"
-    found = json.loads(path.read_text()) if path.is_file() else {}
-    return found.get("rl4p.run")
+    saved = json.loads(path.read_text()) if path.is_file() else {}
+    return saved.get("rl4p.run")
 
 
-def prompts_sha256(prompts: list[Prompt]) -> str:
-    """Returns a digest of the tasks, ids, tokens and answers of prompts, in order."""
-    digest = hashlib.sha256()
-    for prompt in prompts:
-        row = [prompt.task, prompt.id, list(prompt.tokens), prompt.answer]
-        digest.update(json.dumps(row).encode())
-    return digest.hexdigest()
+def samples_of_chunk(evaluation: Evaluation, answered: Answered) -> list[Sample]:
+    """Returns the samples of a chunk; all processes must call this.
+
+    `correct` is None if the term that decides gave no grade: it does not apply, or a grader failed.
+    """
+    correct_B, judged_B = evaluation.judged(answered.rewards)
+    rewards, mask_BT, finish_B = to_host(
+        (
+            answered.rewards,
+            answered.trajectories.response_mask_BT,
+            answered.trajectories.finish_B,
+        )
+    )
+    tokens_B = np.sum(mask_BT, axis=1).tolist()
+    return [
+        Sample.response_to(
+            prompt,
+            answered.episodes[b].response,
+            sample=sample,
+            seed=None if sample is None else evaluation.seed,
+            status=STATUS[Finish(int(finish_B[b]))],
+            length=tokens_B[b],
+            correct=correct_B[b] if judged_B[b] else None,
+            **vars(grades),
+        )
+        for b, ((prompt, sample), grades) in enumerate(
+            zip(answered.chunk.rows(), grades_of(rewards), strict=True)
+        )
+    ]
