@@ -15,7 +15,7 @@ from pathlib import Path
 
 from experiments.drills.outcome import tell
 from experiments.drills.small_run import SMALL, difference, run, start, trains
-from rl4p.runs.intact import newest_intact, steps_of
+from rl4p.runs.digests import newest_undamaged, steps_of
 
 STEPS = ("steps=12", "checkpoint.every=1", "checkpoint.keep=1")
 TEMPORARY = "*.orbax-checkpoint-tmp*"
@@ -56,7 +56,7 @@ def main() -> int:
                 kills += 1
                 inside += saving(checkpoints) > 0
                 complete = steps_of(checkpoints)
-                if complete and newest_intact(checkpoints)[0] is None:
+                if complete and newest_undamaged(checkpoints)[0] is None:
                     wrong.append(f"run {ended}: no checkpoint loads")
                 words = [f"resume={folder}"]
             if found := difference(folder, whole):

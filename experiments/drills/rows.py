@@ -124,7 +124,7 @@ ROWS: dict[str, list[dict[str, str]]] = {
                 "a checkpoint that is cut, empty or of another model is refused by name; no"
                 " silent cast"
             ),
-            "tests": "tests/runs/test_intact.py tests/runs/test_checkpoint.py",
+            "tests": "tests/runs/test_digests.py tests/runs/test_checkpoint.py",
             "mutant": "dtypes are not compared",
         },
         {

@@ -34,7 +34,7 @@ from rl4p.loop.protocols import Hook
 from rl4p.runs.checkpoint import Checkpoints
 from rl4p.runs.commit import git_state
 from rl4p.runs.diagnosis import Diagnosis
-from rl4p.runs.intact import steps_of
+from rl4p.runs.digests import steps_of
 from rl4p.runs.plots import plot_collector, plot_learning_curve
 from rl4p.runs.profiler import Profiler
 from rl4p.runs.progress import ProgressBar, print_summary

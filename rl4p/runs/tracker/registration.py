@@ -12,7 +12,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from rl4p.errors import RunError
-from rl4p.runs.intact import steps_of
+from rl4p.runs.digests import steps_of
 from rl4p.runs.record import Record
 
 if TYPE_CHECKING:
