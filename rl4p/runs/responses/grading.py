@@ -76,7 +76,7 @@ def graded(
     """Returns samples with the grades of a reward.
 
     Args:
-      prompts: the prompt of each sample; the samples of one prompt object are a group.
+      prompts: the prompt of each sample. Those with an equal task and id are a group.
 
     Raises:
       RunError: more samples are invalid than the reward allows.

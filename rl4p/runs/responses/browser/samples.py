@@ -89,20 +89,20 @@ def samples_in(path: Path, term: str | None) -> tuple[list[Sample], str]:
     Raises:
       InputError: there are no samples, or a line is broken, or no sample has the term.
     """
-    if not path.exists():
-        raise InputError(f"{path} does not exist: give the folder of a run, or a .jsonl file.")
     files = [path / name for name in ("responses.jsonl", "samples.jsonl")]
     source = next((each for each in files if each.is_file()), path)
     if source.is_dir():
         raise InputError(
             f"{path} has no samples: it is not the folder of a run, or samples.every was 0."
         )
+    if not source.is_file():
+        raise InputError(f"{path} does not exist: give the folder of a run, or a .jsonl file.")
     deciding, samples = term or configured_term(path), []
     for sample, place, _ in file.read_samples(source):
         try:
             tokens_of(sample)
         except (ValueError, TypeError):
-            raise InputError(f"{place}: tokens does not have lists of equal lengths.") from None
+            raise InputError(f"{place}: tokens must have lists of equal lengths.") from None
         if term is not None or sample.correct is None:
             sample = replace(sample, correct=is_right(sample, deciding))
         samples.append(sample)

@@ -10,7 +10,7 @@ import json
 import shlex
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import closing
+from contextlib import ExitStack, closing
 from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
@@ -55,12 +55,13 @@ def generate(lines: Sequence[str]) -> None:
     refuse_equal_ids(questions)
     open_source = of_server if isinstance(options.server, Server) else of_policy
     out = Path(options.out).expanduser()
-    paths = [out.with_suffix(suffix) for suffix in (".responses.jsonl", ".settings.json")]
-    if out.exists() and not paths[1].exists():
+    path, settings_path = out.with_suffix(".responses.jsonl"), out.with_suffix(".settings.json")
+    if out.exists() and not settings_path.exists():
         raise InputError(f"out={out} exists and was not made by rl4p.generate: name another.")
     console = Console(highlight=False, soft_wrap=True, markup=False)
-    with StopRequest() as request, closing(SampleFile(*paths, out)) as file:
+    with StopRequest() as request, ExitStack() as stack:
         source = open_source(config, options, questions, data.system_prompt)
+        file = stack.enter_context(closing(SampleFile(path, settings_path, out)))
         total = len(source.questions) * config.group_size
         file.check(source.settings)
         console.print(source.description)

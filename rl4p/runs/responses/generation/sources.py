@@ -9,8 +9,9 @@ from omegaconf import DictConfig
 
 from rl4p.configuration.folder import run_folder
 from rl4p.configuration.targets import resolved
-from rl4p.data.prompts import encode_prompts
 from rl4p.errors import InputError
+from rl4p.experiment.build import check_lengths
+from rl4p.experiment.evaluation import encoder
 from rl4p.loop.compilation import keep_programs
 from rl4p.loop.digest import digest_of
 from rl4p.runs.policy import load_policy, run_sampler
@@ -60,19 +61,8 @@ def of_policy(
     run = None if options.run is None else run_folder(options.run, key="run")
     sampler = run_sampler(config)
     policy, params, step = load_policy(config, run, step=options.step, average=options.average)
-    longest = config.max_prompt_tokens + sampler.max_response_tokens
-    if longest > policy.decoder.config.max_positions:
-        raise InputError(
-            f"max_prompt_tokens + max_response_tokens = {longest} is more than the "
-            f"{policy.decoder.config.max_positions} positions of the model."
-        )
-    prompts, dropped = encode_prompts(
-        questions,
-        policy.tokenizer,
-        system_prompt=system_prompt,
-        max_prompt_tokens=config.max_prompt_tokens,
-        template=policy.template,
-    )
+    check_lengths(config, policy, sampler.max_response_tokens)
+    prompts, dropped = encoder(config, policy)(questions, system_prompt=system_prompt)
     complete = partial(
         sample_locally,
         policy,
@@ -94,11 +84,9 @@ def of_policy(
             "average": options.average,
             "model": resolved(config.model),
             "rollout": {"_target_": type(sampler).__qualname__} | asdict(sampler),
-            "seed": config.seed,
-            "group_size": config.group_size,
             "prompts_per_step": config.prompts_per_step,
-            "prompts": digest_of(prompts),
-        },
+        }
+        | common(config, prompts),
         complete=complete,
         description=f"{of_run}: {len(prompts):,} prompts x {config.group_size} samples{over}",
     )
@@ -131,13 +119,20 @@ def of_server(
             "server.model": server.model,
             "server.body": dict(server.body),
             "rollout": asdict(sampling) | {"max_response_tokens": config.max_response_tokens},
-            "seed": config.seed,
-            "group_size": config.group_size,
             "data.system_prompt": system_prompt,
-            "prompts": digest_of(questions),
-        },
+        }
+        | common(config, questions),
         complete=partial(client.complete, questions, config.group_size),
         failures=client.failures,
         description=f"{server.model} at {server.url}: {len(questions):,} prompts x "
         f"{config.group_size} samples",
     )
+
+
+def common(config: DictConfig, questions: Sequence[Question]) -> dict[str, Any]:
+    """Returns the settings on which the responses of every source depend."""
+    return {
+        "seed": config.seed,
+        "group_size": config.group_size,
+        "prompts": digest_of(questions),
+    }

@@ -1,6 +1,7 @@
 """Tests the choice of samples, their tokens, and what is right."""
 
 import json
+import os
 
 import pytest
 
@@ -115,7 +116,7 @@ def test_the_term_of_an_evaluation_decides_unless_another_is_given(tmp_path):
         ("[1]\n", "line 1: a JSON object is expected"),
         ("a\n", "line 1: not JSON"),
         *(
-            (f'{{"prompt": "", "response": "", "tokens": {tokens}}}\n', "line 1: tokens does not")
+            (f'{{"prompt": "", "response": "", "tokens": {tokens}}}\n', "line 1: tokens must")
             for tokens in (
                 '{"texts": ["a"], "ids": [1, 2]}',
                 '{"texts": 1}',
@@ -133,5 +134,7 @@ def test_a_broken_file_is_named(tmp_path, content, message):
 def test_a_folder_without_samples_is_named(tmp_path):
     with pytest.raises(InputError, match="has no samples: it is not the folder of a run"):
         samples_in(tmp_path, None)
-    with pytest.raises(InputError, match="does not exist"):
-        samples_in(tmp_path / "a", None)
+    os.mkfifo(tmp_path / "pipe")  # no reader waits for it
+    for name in ("a", "pipe"):
+        with pytest.raises(InputError, match="does not exist"):
+            samples_in(tmp_path / name, None)

@@ -115,6 +115,12 @@ def test_ids_that_are_not_unique_are_refused(questions):
         refuse_equal_ids([*questions, replace(questions[0], question="another")])
 
 
+def test_a_wrong_command_writes_no_file(out):
+    with pytest.raises(InputError, match="is more than the"):
+        generate([f"out={out}", *POLICY, "prompts=2", "max_response_tokens=9999"])
+    assert list(out.parent.iterdir()) == []
+
+
 def served(url, out, *words):
     generate([f"out={out}", f"server={url}", "server.model=m", "group_size=2", *words])
 
