@@ -38,7 +38,7 @@ COMMANDS = """\
         advantage=constant update=sft
     python -m rl4p.train -m $COMMON hydra.sweep.dir=outputs/catalogue/sft experiment=arithmetic_sft
     python -m rl4p.train tracker=none hydra.run.dir=outputs/teacher
-    python -m rl4p.export resume=outputs/teacher out=outputs/teacher_policy
+    python -m rl4p.export run=outputs/teacher out=outputs/teacher_policy
     python -m rl4p.train -m $COMMON hydra.sweep.dir=outputs/catalogue/distill \\
         experiment=arithmetic_distill teacher.path=outputs/teacher_policy
     python -m experiments.catalogue outputs/catalogue/*/

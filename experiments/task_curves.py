@@ -23,7 +23,7 @@ COMMANDS = """\
     }
     rewarded() {
       at=outputs/task_curves/$1/$2
-      python -m rl4p.export resume=$at/sft out=$at/policy
+      python -m rl4p.export run=$at/sft out=$at/policy
       python -m rl4p.train experiment=$3 seed=$2 evaluation.every=20 samples.every=0 tracker=none \\
         hydra.run.dir=$at/grpo model=pretrained model.path=$at/policy
     }

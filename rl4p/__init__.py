@@ -4,4 +4,4 @@ An experiment is one line of configuration. Start with ``python -m rl4p.train --
 phase of your own, read ``rl4p/protocols/phases.py``.
 """
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"

@@ -1,38 +1,42 @@
 """Compares runs: which was better, and is the difference real?
 
-    python -m rl4p.compare sweep=FOLDER                       the runs of a sweep
-    python -m rl4p.compare runs=[A,B,...]                     folders of runs or of sweeps
+    python -m rl4p.compare run=A,B [metric=NAME] [out=FOLDER]
+    python -m rl4p.compare outputs/sweeps/DATE/TIME
     python -m rl4p.compare experiment=NAME tracker.uri=URI    an MLflow experiment, without folders
-                           [metric=NAME] [out=FOLDER]
+
+Words
+  run=FOLDER        a run; run=latest is the run of outputs/runs that was started last. A folder of
+                    a sweep gives all its runs; A,B and a path for each are several
+  experiment=NAME   an experiment of MLflow, instead of folders
+  tracker.uri=URI   the store of the experiment
+  metric=NAME       a metric of metrics.jsonl; its last value counts, and a higher one is better.
+                    Without it pass@1 on the held-out prompts, the mean if there are several tasks
+  out=FOLDER        where the result is written: in FOLDER/compare. Without it, in the folder of the
+                    sweep, or else in outputs/comparisons/DATE/TIME
 
 Runs that differ only in the seed are one group. Prints the groups with intervals, the differences
-that the seeds support, and the costs. Writes FOLDER/compare/index.html, a page without scripts that
-needs no network, and FOLDER/compare/compare.json. FOLDER is the sweep, or `out`; without either it
-is outputs/comparisons/DATE/TIME.
-
-`metric` is any metric of metrics.jsonl; its last value counts, and a higher one is better. The
-default is pass@1 on the held-out prompts, the mean of the tasks if there are several. Runs that
-have not finished are named and left out.
+that the seeds support, and the costs. Writes compare/index.html, a page without scripts that needs
+no network, and compare/compare.json. Runs that have not finished are named and left out.
 """
 
 import sys
 from collections.abc import Sequence
 
-from rl4p.configuration.job_options import run_job
+from rl4p.configuration.commands import run_command
 
 
 def job(arguments: list[str]) -> None:
     from rl4p.runs.comparison.report import print_comparison, write
-    from rl4p.runs.comparison.sources import parsed, read
+    from rl4p.runs.comparison.sources import read, read_options
 
-    given = parsed(arguments)
-    runs, left_out, out = read(given)
-    print_comparison(write(runs, left_out, out, metric=given.get("metric")))
+    options = read_options(arguments)
+    runs, left_out, out = read(options)
+    print_comparison(write(runs, left_out, out, metric=options.metric))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command line and returns the exit code."""
-    return run_job(__doc__ or "", job, arguments)
+    return run_command("compare", __doc__ or "", job, arguments)
 
 
 if __name__ == "__main__":

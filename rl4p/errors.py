@@ -1,4 +1,4 @@
-"""Errors that are shown to the user as one sentence, and Ctrl-C while a command imports packages.
+"""Errors that are printed as one sentence, and Ctrl-C while a command imports packages.
 
 Exit codes of every entry point: 0 finished, 2 the configuration or an input is wrong, 3 stopped by
 a signal and saved, 1 anything else. Each class of errors has its own.
@@ -6,7 +6,9 @@ a signal and saved, 1 anything else. Each class of errors has its own.
 
 import os
 import signal
+import sys
 import threading
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
@@ -54,3 +56,18 @@ def end(number: int, frame: FrameType | None) -> None:
     """Handles SIGINT: no exception, which could be ignored."""
     os.write(2, MESSAGE)
     os._exit(1)
+
+
+def report(error: BaseException) -> int:
+    """Prints an error and returns its exit code. Errors of rl4p are printed without a traceback."""
+    if isinstance(error, KeyboardInterrupt):
+        print("Interrupted: the work since the last save is lost.", file=sys.stderr)
+        return 1
+    if not isinstance(error, (InputError, RunError, Stopped)):
+        traceback.print_exception(error)
+        return 1
+    if os.environ.get("HYDRA_FULL_ERROR") == "1":
+        traceback.print_exception(error)
+    else:
+        print(error, file=sys.stderr)
+    return error.exit_code

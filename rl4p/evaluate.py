@@ -3,10 +3,16 @@
     python -m rl4p.evaluate run=FOLDER out=FOLDER [step=N] [average=true] [KEY=VALUE ...]
     python -m rl4p.evaluate model=pretrained model.path=FOLDER data=... out=FOLDER [KEY=VALUE ...]
 
-A run is evaluated with its own template, data and graders. `step` selects a checkpoint; the default
-is the newest. `average=true` evaluates the moving average of the parameters (`ema.decay`).
-`model.path` is a folder in Hugging Face format, or OWNER/NAME on the hub. The other words are the
-keys of rl4p.train that act on an evaluation:
+A run is evaluated with its own template, data and graders. `model.path` is a folder in Hugging Face
+format, or OWNER/NAME on the hub.
+
+Words
+  run=FOLDER        a run; run=latest is the run of outputs/runs that was started last
+  step=N            the checkpoint after step N; without it the newest
+  average=true      the moving average of the parameters (ema.decay)
+  out=FOLDER        where the result is written
+
+The other words are the keys of rl4p.train that act on an evaluation:
 
     evaluation.samples=16      16 samples per prompt beside the greedy response: avg@16, pass@2, ...
     evaluation.pass_at_k=[4]   other values of k
@@ -21,34 +27,27 @@ sampling behind them), responses.jsonl (one line per response) and plots/evaluat
 command continues an evaluation that was stopped or killed, with the same numbers.
 """
 
-import argparse
 import sys
 from collections.abc import Sequence
-from functools import partial
 
-from rl4p.configuration.command_line import refuse_arguments
-from rl4p.configuration.job_options import run_job
+from rl4p.configuration.commands import run_command
 
 
 def job(arguments: list[str]) -> None:
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    parser.error = partial(refuse_arguments, arguments)
-    parser.add_argument("--config-dir")
-    parser.add_argument("words", nargs="*")
-    given = parser.parse_intermixed_args(arguments)
     from rl4p.configuration.evaluation import read
 
-    request, config = read(given.words, config_dir=given.config_dir)
-    from rl4p.distributed.processes import blaming, join  # imports JAX, which errors do not need
+    request, config = read(arguments)
+    # Imports JAX, which errors do not need.
+    from rl4p.distributed.processes import join_processes, reporting_errors
     from rl4p.runs.responses.evaluation.job import evaluate
 
-    with join(config), blaming():
+    with join_processes(config), reporting_errors():
         evaluate(config, request)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command line and returns the exit code."""
-    return run_job(__doc__ or "", job, arguments)
+    return run_command("evaluate", __doc__ or "", job, arguments, composes=True)
 
 
 if __name__ == "__main__":

@@ -1,26 +1,28 @@
 """Samples responses to prompts, grades them, and writes those to keep as JSON lines.
 
-    python -m rl4p.generate run=RUN out=FILE [step=N] [average=true] [KEY=VALUE ...]
+    python -m rl4p.generate run=FOLDER out=FILE [step=N] [average=true] [KEY=VALUE ...]
     python -m rl4p.generate model=pretrained model.path=FOLDER data=jsonl data.path=... out=FILE
     python -m rl4p.generate server=http://HOST:PORT/v1 server.model=NAME data=... out=FILE
 
 Rejection sampling in two commands:
 
-    python -m rl4p.generate run=RUN prompts=2000 keep=correct best=1 out=kept.jsonl
+    python -m rl4p.generate run=FOLDER prompts=2000 keep=correct best=1 out=kept.jsonl
     python -m rl4p.train experiment=arithmetic_sft data=jsonl data.path=kept.jsonl
 
-Options
-  out=FILE               the kept responses, one JSON object per line. FILE.responses.jsonl has all
-                         responses with their grades; python -m rl4p.samples shows it
-  run=FOLDER step=N      the policy of a run, after its newest step or step N; average=true samples
-                         the moving average of its parameters
+Words
+  run=FOLDER             a run; run=latest is the run of outputs/runs that was started last
+  step=N                 the checkpoint after step N; without it the newest
+  average=true           the moving average of the parameters (ema.decay)
+  out=FILE               where the result is written: the kept responses as JSON lines. All have
+                         their grades in FILE.responses.jsonl, for python -m rl4p.samples
   split=train            the questions to sample: train or held_out
   prompts=N              only the first N questions
   grade=true             grade with the reward terms; false writes responses without grades
   keep=TERM at_least=1   keep responses whose grade of a term (or of `reward`, the total) is at
                          least 1
   best=N                 keep the N responses of each prompt with the highest total reward
-Options of a server
+
+Words for a server
   server=URL             an OpenAI-compatible server. It gets messages and applies its own template
   server.model=NAME      the model in the requests
   server.key_variable=V  the environment variable with the API key; without it no key is sent
@@ -30,8 +32,8 @@ Options of a server
   server.body={...}      other fields of the request; null leaves a field out
   server.failed=stop     write nothing while responses are missing; skip goes on without them
 
-Every other KEY=VALUE is one of python -m rl4p.train, and with run=RUN the values of the run are the
-defaults: group_size (samples of each prompt), prompts_per_step (prompts sampled at a time), seed,
+The other words are keys of rl4p.train; with run=FOLDER the values of the run are the defaults:
+group_size (samples of each prompt), prompts_per_step (prompts sampled at a time), seed,
 rollout.temperature, rollout.top_p, max_prompt_tokens, max_response_tokens, data, reward, model,
 mesh. Responses that do not end by themselves are never kept.
 
@@ -42,20 +44,19 @@ and `reward` grade and choose again without sampling.
 import sys
 from collections.abc import Sequence
 
-from rl4p.configuration.job_options import run_job
+from rl4p.configuration.commands import run_command
 
 
 def job(arguments: list[str]) -> None:
-    from rl4p.runs.responses.generation.job import (
-        generate,  # imports JAX, which --help does not need
-    )
+    # Imports JAX, which --help does not need.
+    from rl4p.runs.responses.generation.job import generate
 
     generate(arguments)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command line and returns the exit code."""
-    return run_job(__doc__ or "", job, arguments)
+    return run_command("generate", __doc__ or "", job, arguments, composes=True)
 
 
 if __name__ == "__main__":

@@ -1,9 +1,10 @@
 """`python -m rl4p.plan`: estimates the cost of a run without running it; see --help.
 
-The arguments are those of `rl4p.train`. The plan compiles the functions of a step for the devices
-of `mesh` and reports how much memory they need on each device. A named slice, such as mesh=v5e_16,
-need not be present (pip install 'rl4p[plan]'). The report is also written to plan.json in the run
-folder. The exit code is 1 if the run does not fit.
+The arguments are overrides as for `rl4p.train`; run=FOLDER plans with the configuration of a run.
+The plan compiles the functions of a step for the devices of `mesh` and reports how much memory they
+need on each device. A named slice, such as mesh=v5e_16, need not be present (pip install
+'rl4p[plan]'). The report is also written to plan.json, in out=FOLDER if it is given. The exit code
+is 1 if the run does not fit.
 """
 
 from typing import Any
@@ -23,7 +24,7 @@ def job(config: DictConfig) -> Any:
 
 def main() -> None:
     """Runs the command line."""
-    configuration.main("plan", job)
+    configuration.main("plan", job, reads_runs=True)
 
 
 if __name__ == "__main__":

@@ -1,10 +1,17 @@
 r"""Grades stored responses again, without a model.
 
-    python -m rl4p.regrade file=FILE out=FILE [task=NAME] [reward=NAME] [KEY=VALUE ...]
     python -m rl4p.regrade run=FOLDER out=FILE [reward=NAME] [KEY=VALUE ...]
+    python -m rl4p.regrade file=FILE out=FILE [task=NAME] [reward=NAME] [KEY=VALUE ...]
 
     python -m rl4p.regrade file=responses.jsonl out=graded.jsonl task=gsm8k
     python -m rl4p.regrade run=outputs/first out=graded.jsonl reward.terms.correct.extract=number
+
+Words
+  run=FOLDER             a run; run=latest is the run of outputs/runs that was started last. Its
+                         samples.jsonl is graded by its reward
+  file=FILE              responses as JSON lines, of rl4p.generate, rl4p.evaluate or your own
+  out=FILE               where the result is written; an earlier result is replaced
+  task=NAME              the task of lines that name none
 
 A line of FILE is a JSON object with the keys of a response (docs/runs.md), which are the same in
 all files of responses; other keys are refused. These act here:
@@ -26,30 +33,23 @@ The output has the same lines in the same order, each with
   valid                  false if a grader failed, or no term applies
   regraded               true
 
-Options
-  file=FILE              JSON lines of your own, of rl4p.generate or of rl4p.evaluate
-  run=FOLDER             the samples of a run (samples.jsonl), graded by the reward of the run;
-                         run=latest is the run that was started last
-  out=FILE               the graded lines; an earlier result is replaced
-  task=NAME              the task of lines that name none
-  reward=NAME            the reward of all lines. Without it, a line is graded by the reward with
-                         the name of its task, if there is one, and otherwise by reward=weighted.
-                         A line that names no task, and whose answer is a number, is graded by
-                         reward=gsm8k
+The other words are keys of rl4p.train that act on a reward: reward, term, max_response_tokens,
+experiment, trusted_targets. Without reward=NAME, a line is graded by the reward with the name of
+its task, if there is one, and otherwise by reward=weighted. A line that names no task, and whose
+answer is a number, is graded by reward=gsm8k.
 
 reward=weighted reads an answer only after ####. reward=gsm8k also reads a box, a sentence such as
 "The answer is 12", and the last number. The task of a question of data=reasoning_gym is the name of
 its generator: write reward=reasoning_gym.
 
-The other words are keys of rl4p.train that act on a reward: reward, term, max_response_tokens,
-experiment, trusted_targets. A line that a grader cannot grade does not stop the command, unless
+A line that a grader cannot grade does not stop the command, unless
 reward.max_invalid is given. A malformed line does, before anything is graded or written.
 """
 
 import sys
 from collections.abc import Sequence
 
-from rl4p.configuration.job_options import run_job
+from rl4p.configuration.commands import run_command
 
 
 def job(arguments: list[str]) -> None:
@@ -60,7 +60,7 @@ def job(arguments: list[str]) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command line and returns the exit code."""
-    return run_job(__doc__ or "", job, arguments)
+    return run_command("regrade", __doc__ or "", job, arguments, composes=True)
 
 
 if __name__ == "__main__":

@@ -1,18 +1,23 @@
 """Shows what the model wrote: prompts, responses, rewards, and each token's probability and mask.
 
-    python -m rl4p.samples RUN                 the newest samples of a run, on the terminal
-    python -m rl4p.samples RUN html=FILE       as a page that needs neither a server nor the network
-    python -m rl4p.samples FILE.jsonl          responses of rl4p.generate, evaluate or regrade
+    python -m rl4p.samples run=FOLDER                  the newest samples of a run, on the terminal
+    python -m rl4p.samples run=FOLDER out=FILE.html    as a page without server or network
+    python -m rl4p.samples file=FILE                   responses of rl4p.generate, evaluate, regrade
 
-  step=N             samples of one step
-  task=NAME          samples of one task
+Words
+  run=FOLDER         a run; run=latest is the run of outputs/runs that was started last. Also the
+                     folder of an evaluation
+  file=FILE          responses as JSON lines, of rl4p.generate, rl4p.evaluate or your own
+  out=FILE           where the result is written: a page. Without it, the terminal shows the samples
+  step=N             the samples of one step; without it of all
+  task=NAME          the samples of one task
   right=true|false   samples whose answer is right, or wrong
   search=TEXT        samples with this text in prompt, response, answer or id
   longest=N          the N longest responses
   limit=N            at most N samples, from the newest, or all; the default is 20 on the terminal
                      and 400 on a page
-  term=NAME          the reward term that decides what is right; the default is that of the run's
-                     evaluation. An answer is right if its grade is 1 or more
+  term=NAME          the reward term that decides what is right; without it the `evaluation.term`
+                     of the run. An answer is right if its grade is 1 or more
   tokens=true        on the terminal: a table with the numbers of each token
 
 A run writes samples every samples.every steps (samples.count of them), and with samples.tokens=true
@@ -22,7 +27,7 @@ their tokens. Characters that cannot be seen, such as control characters, are sh
 import sys
 from collections.abc import Sequence
 
-from rl4p.configuration.job_options import run_job
+from rl4p.configuration.commands import run_command
 
 
 def job(arguments: list[str]) -> None:
@@ -33,7 +38,7 @@ def job(arguments: list[str]) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command line and returns the exit code."""
-    return run_job(__doc__ or "", job, arguments)
+    return run_command("samples", __doc__ or "", job, arguments)
 
 
 if __name__ == "__main__":

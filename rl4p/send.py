@@ -1,77 +1,35 @@
-"""Mirrors run folders into MLflow, for runs that MLflow missed or that were not tracked.
+"""Sends the records of runs to a tracker that missed them, such as MLflow.
 
-    python -m rl4p.send outputs/runs/2026-11-21/12-30-05 [--uri http://host:5000]
+    python -m rl4p.send run=FOLDER [tracker=mlflow] [tracker.uri=http://HOST:5000] [KEY=VALUE ...]
 
-Metrics that MLflow already has are not sent again.
+Metrics that the tracker already has are not sent again.
+
+Words
+  run=FOLDER        a run; run=latest is the run of outputs/runs that was started last. A,B and a
+                    path for each run are several
+  tracker=NAME      mlflow, tensorboard, wandb or csv; without it mlflow
+  tracker.uri=URI   the store of MLflow; without it, the store of the run
+  tracker.experiment=NAME   the experiment of MLflow; without it, the experiment of the run
+  tracker.register=NAME     register the policy as a version of this model
 """
 
-import argparse
 import sys
 from collections.abc import Sequence
-from importlib import import_module
-from pathlib import Path
 
-from rl4p.configuration.yaml_file import read_mapping
-from rl4p.errors import InputError, RunError
-from rl4p.runs.record import Record
-from rl4p.runs.tracker.background import reason
-from rl4p.runs.tracker.description import options_of
+from rl4p.configuration.commands import read, run_command
+from rl4p.configuration.folder import run_folder
+from rl4p.runs.tracker.sending import Destination, Options, send
 
-TARGETS = {"mlflow": "MLflow", "tensorboard": "TensorBoard", "wandb": "WandB", "csv": "CSV"}
+
+def job(words: list[str]) -> None:
+    options = read(words, Options, "send", sections={"tracker": Destination}).options
+    for folder in options.run:
+        print(send(run_folder(folder), options.tracker))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command line and returns the exit code."""
-    parser = argparse.ArgumentParser(
-        prog="python -m rl4p.send", description="Mirrors run folders into MLflow."
-    )
-    parser.add_argument("run", nargs="+", type=Path, help="the folder of a run")
-    parser.add_argument("--uri", help="the tracking store (default: that of the run)")
-    parser.add_argument("--experiment", help="the MLflow experiment (default: that of the run)")
-    parser.add_argument("--register", help="the name of a model that gets the policy as a version")
-    parser.add_argument("--tracker", choices=TARGETS, default="mlflow", help="(default: mlflow)")
-    given = vars(parser.parse_args(arguments))
-    try:
-        for folder in given.pop("run"):
-            print(send(folder, **given))
-    except (InputError, RunError) as error:
-        print(error, file=sys.stderr)
-        return error.exit_code
-    return 0
-
-
-def send(folder: Path, tracker: str = "mlflow", **given: str | None) -> str:
-    """Sends one run folder to a tracker and returns a sentence that reports it.
-
-    The given options replace those of the run; None is ignored.
-
-    Raises:
-      InputError: `folder` is not the folder of a run, or no tracking store is configured.
-      RunError: the tracking store failed or could not be reached.
-    """
-    if not (folder / "config.yaml").is_file():
-        raise InputError(f"{folder} is not the folder of a run: it has no config.yaml.")
-    config = read_mapping(folder / "config.yaml")
-    module = f"rl4p.runs.tracker.{tracker}"
-    options = options_of(config.get("tracker"), f"{module}.{TARGETS[tracker]}") or {}
-    options |= {name: value for name, value in given.items() if value is not None}
-    if tracker == "mlflow" and "uri" not in options:
-        raise InputError(f"{folder} was run without MLflow: set --uri to the store to send it to.")
-    try:
-        receiver = getattr(import_module(module), TARGETS[tracker])(**options)
-    except TypeError as error:
-        raise InputError(f"tracker={tracker} cannot be opened: {error}.") from error
-    record = Record(folder)
-    status = (record.summary() or {}).get("status", "stopped")  # a killed run has no summary
-    steps = len(record.metrics())
-    place = f"MLflow at {receiver.uri}" if tracker == "mlflow" else f"tracker={tracker}"
-    try:
-        mirror = receiver.mirror(folder)
-        mirror.close(status)
-        mirror.upload(status)
-    except Exception as error:
-        raise RunError(f"{place} did not save {folder}: {reason(error)}") from error
-    return f"{folder} is in {place} with its {steps} lines of metrics."
+    return run_command("send", __doc__ or "", job, arguments)
 
 
 if __name__ == "__main__":

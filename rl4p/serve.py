@@ -7,25 +7,26 @@
 The server is ready when it prints its address; then GET /health answers 200. Ctrl-C or SIGTERM ends
 it. docs/serving.md has the endpoints.
 
-Options
-  run=FOLDER step=N      the policy of a run, after its newest step or step N; average=true serves
-                         the moving average of its parameters
+Words
+  run=FOLDER             a run; run=latest is the run of outputs/runs that was started last
+  step=N                 the checkpoint after step N; without it the newest
+  average=true           the moving average of the parameters (ema.decay)
   port=8000              the port; 0 chooses a free one
   host=127.0.0.1         the address to listen at. One that other machines reach needs key_variable
   key_variable=NAME      the environment variable with a token. Requests must then send the header
                          Authorization: Bearer TOKEN
-  name=NAME              the name of the model in requests; otherwise that of its folder
+  name=NAME              the name of the model in requests; otherwise the name of its folder
   slots=32               completions that are decoded at a time
   waiting=1024           completions that wait for a slot; further requests are refused (429)
   body_mebibytes=16      the longest body of a request
 
-Other arguments are those of python -m rl4p.train for model and mesh, and seed if there is no run.
+The other words are keys of rl4p.train: model and mesh, and seed if there is no run.
 """
 
 import sys
 from collections.abc import Sequence
 
-from rl4p.configuration.job_options import run_job
+from rl4p.configuration.commands import run_command
 
 
 def job(arguments: list[str]) -> None:
@@ -36,7 +37,7 @@ def job(arguments: list[str]) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command line and returns the exit code."""
-    return run_job(__doc__ or "", job, arguments)
+    return run_command("serve", __doc__ or "", job, arguments, composes=True)
 
 
 if __name__ == "__main__":

@@ -15,12 +15,12 @@ def job(config: "DictConfig") -> float:
     """Runs or resumes an experiment and returns what a search maximizes."""
     with ended_by_interrupt():
         from rl4p.distributed.processes import (
-            blaming,  # imports JAX, which --help and --cfg do not need
+            reporting_errors,  # imports JAX, which --help and --cfg do not need
         )
         from rl4p.runs.run import run
         from rl4p.runs.sweep import objective
 
-    with blaming():
+    with reporting_errors():
         return objective(run(config))
 
 
@@ -28,9 +28,9 @@ def join(config: "DictConfig") -> AbstractContextManager[bool]:
     """Joins the other processes of the run; yields whether this process is the first."""
     if {config.mesh.coordinator, config.mesh.processes, config.mesh.process} == {None}:
         return nullcontext(True)
-    from rl4p.distributed.processes import join
+    from rl4p.distributed.processes import join_processes
 
-    return join(config)
+    return join_processes(config)
 
 
 def after_sweep(folder: Path, runs: Sequence[Path]) -> None:

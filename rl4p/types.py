@@ -20,6 +20,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from rl4p.errors import InputError
+
 Array = jax.Array | np.ndarray  # on the devices or on the host
 Params = Any  # a nested dict of arrays
 Metrics = dict[str, Array]
@@ -221,6 +223,45 @@ class Rewards:
         term_B = self.terms[name]
         isnan = np.isnan if isinstance(term_B, np.ndarray) else jnp.isnan
         return self.valid_B & ~isnan(term_B)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Group:
+    """The samples of one prompt with their grades, on the host.
+
+    Attributes:
+      trajectories: G rows.
+      episodes: the same samples in words.
+      rewards: the grades of these rows.
+    """
+
+    trajectories: Trajectories
+    episodes: Sequence[Episode]
+    rewards: Rewards
+
+    @property
+    def prompt(self) -> Prompt:
+        return self.episodes[0].prompt
+
+    @property
+    def valid_rewards(self) -> np.ndarray:
+        """The total rewards of the valid samples."""
+        return np.asarray(self.rewards.total_B)[np.asarray(self.rewards.valid_B)]
+
+    def right(self, term: str | None) -> np.ndarray:
+        """Returns which samples have at least 1 in a term, or in the total reward: bool [G].
+
+        Raises:
+          InputError: the reward has no such term.
+        """
+        if term is not None and term not in self.rewards.terms:
+            raise InputError(
+                f"term={term} is not a term of the reward, which has "
+                f"{', '.join(sorted(self.rewards.terms))}: name one of them, or null."
+            )
+        if term is None:
+            return np.asarray(self.rewards.valid_B & (self.rewards.total_B >= 1))
+        return np.asarray(self.rewards.graded(term) & (self.rewards.terms[term] >= 1))
 
 
 @jax.tree_util.register_dataclass

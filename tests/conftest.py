@@ -1,13 +1,17 @@
 """What every test runs under: offline, on the CPU, strict promotion, fixed seeds."""
 
+import ctypes
+import dataclasses
 import gc
 import json
 import logging
 import os
 import random
+import resource
 import sys
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from importlib.metadata import version
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -15,11 +19,16 @@ ROOT = Path(__file__).resolve().parents[1]
 
 # Before JAX is imported; processes that tests start inherit all of it.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
-os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(ROOT / ".cache" / "jax"))
+# In the user's folder, so that a fresh clone finds what an earlier one compiled. The key of an
+# entry is a hash of the program and of the compiler's options, so checkouts can share the folder.
+CACHES = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(CACHES / "rl4p" / "tests"))
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 # Compiling is what tests wait for: level 0 is that of LLVM (what XLA fuses and reorders stays), and
 # the emitters of fusions that XLA had before take a third of the time.
-QUICK_TO_COMPILE = "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false"
+QUICK_TO_COMPILE = "--xla_backend_optimization_level=0"
+if version("jaxlib") < "0.11":  # later ones have no others, and end at a flag they do not know
+    QUICK_TO_COMPILE += " --xla_cpu_use_fusion_emitters=false"
 os.environ.setdefault("XLA_FLAGS", QUICK_TO_COMPILE)
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"
@@ -41,6 +50,7 @@ from rl4p.types import (  # noqa: E402
     Finish,
     Prompt,
     Rewards,
+    Sampling,
     TrainingBatch,
     TrainState,
     Trajectories,
@@ -86,6 +96,31 @@ def logging_is_on():
         if isinstance(logger, logging.Logger) and logger.name.startswith("rl4p"):
             logger.disabled, logger.propagate = False, True
             logger.setLevel(logging.NOTSET)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def bounded_memory():
+    """Gives memory back after a file: a compiled program takes about a megabyte on a CPU.
+
+    Later files read their programs from the persistent cache again, which takes a moment each.
+    """
+    yield
+    if resident_bytes() > 2**30:
+        jax.clear_caches()
+        gc.collect()
+        malloc_trim()
+
+
+def resident_bytes():
+    """The memory of this process, where /proc tells; elsewhere 0."""
+    statm = Path("/proc/self/statm")
+    return int(statm.read_text().split()[1]) * resource.getpagesize() if statm.exists() else 0
+
+
+def malloc_trim():
+    """Has glibc return free memory to the system, which it does not do by itself."""
+    if hasattr(ctypes.CDLL(None), "malloc_trim"):
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 @pytest.fixture(autouse=True)
@@ -284,11 +319,15 @@ def make_phases():
 
 
 @pytest.fixture(scope="session")
-def make_objective(make_phases):
+def make_objective(make_phases, policy):
     """An update's loss and what joins it, with rows that stay together if it couples them."""
 
-    def make(update, *, group_size=1, **phases):
-        return make_phases(update=update, **phases).objective(group_size)
+    def make(update, *, group_size=1, sampling=Sampling(), decoder=None, **phases):  # noqa: B008
+        rollout = SimpleNamespace(sampling=sampling)
+        objective = make_phases(update=update, rollout=rollout, **phases).objective(
+            policy, group_size
+        )
+        return objective if decoder is None else dataclasses.replace(objective, decoder=decoder)
 
     return make
 
@@ -381,10 +420,10 @@ def make_batch():
 
 
 @pytest.fixture(scope="session")
-def of_samples():
+def per_sample():
     """The one value of each sample's response tokens, when it is right on all of them."""
 
-    def of_samples(trajectories, advantages):
+    def per_sample(trajectories, advantages):
         advantages, mask = np.asarray(advantages), np.asarray(trajectories.response_mask_BT)
         values = np.where(mask, advantages, -np.inf).max(axis=1)
         values = np.where(mask.any(axis=1), values, 0)
@@ -392,7 +431,7 @@ def of_samples():
         assert advantages.dtype == np.float32
         return values
 
-    return of_samples
+    return per_sample
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ import tempfile
 from pathlib import Path
 
 SCRATCH = (
-    *("model=scratch", "model.heads=4", "model.key_value_heads=2", "model.width=64"),
+    *("model=scratch", "model.heads=4", "model.num_kv_heads=2", "model.width=64"),
     *("model.layers=2", "model.feed_forward_width=128"),
 )
 SMALL = (
@@ -28,7 +28,7 @@ SMALL = (
 CASES = {
     "grpo": SCRATCH,
     "gae, critic shared": (*SCRATCH, "advantage=gae", "critic=shared"),
-    "gae, critic apart": (*SCRATCH, "advantage=gae", "critic=apart"),
+    "gae, critic apart": (*SCRATCH, "advantage=gae", "critic=separate"),
     "dpo": (*SCRATCH, "advantage=preference", "update=dpo"),
     "sft": (
         *(*SCRATCH, "rollout=demonstrations", "advantage=constant", "update=sft"),
@@ -36,14 +36,14 @@ CASES = {
     ),
     "distill": (
         *(*SCRATCH, "advantage=distill", "update=reinforce", "+model@teacher=scratch"),
-        *("teacher.heads=4", "teacher.key_value_heads=2", "teacher.width=32", "teacher.layers=1"),
+        *("teacher.heads=4", "teacher.num_kv_heads=2", "teacher.width=32", "teacher.layers=1"),
     ),
     "kl fixed": (*SCRATCH, "kl=fixed", "kl.beta=0.5"),
     "lora": ("model=pretrained", "model.path={dense}", "model.lora.rank=4"),
     "experts": ("model=pretrained", "model.path={experts}"),
 }
 # Names that are different in the checkout AFTER.
-RENAMED = {"critic=apart": "critic=separate", ".key_value_heads=": ".num_kv_heads="}
+RENAMED: dict[str, str] = {}
 MESHES = {"one device": ("mesh=single",), "2 x 2 x 2": ("mesh=single", "mesh.shape=[2,2,2]")}
 
 # Writes two policies into Hugging Face folders; runs in the checkout BEFORE only.

@@ -31,7 +31,7 @@ def content(folder):
 
 @pytest.mark.slow
 def test_a_sweep_is_compared_by_its_folder_and_by_its_store(real, capsys):
-    assert main([f"sweep={real}"]) == 0
+    assert main([f"run={real}"]) == 0
     shown = capsys.readouterr()
     assert shown.err == ""
     found = content(real)
@@ -62,15 +62,15 @@ def test_help_is_quick_and_needs_no_jax():
     code += "sys.exit(bool({'jax', 'numpy', 'mlflow'} & set(sys.modules)))"
     shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert shown.returncode == 0
-    assert "python -m rl4p.compare sweep=FOLDER" in shown.stdout
+    assert "python -m rl4p.compare run=A,B" in shown.stdout
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "Give one of sweep=FOLDER"),
-        (["sweep=nowhere"], "nowhere does not exist"),
-        (["runs=[a,"], "is not a list of folders"),
+        ([], "Give run=FOLDER, or experiment=NAME tracker.uri=URI"),
+        (["run=nowhere"], "nowhere does not exist"),
+        (["run=[a,"], "is not a list of folders"),
         (["experiment=e", "tracker.uri=mlflow.db"], "tracker.uri=mlflow.db has no scheme"),
         (["experiment=e", "tracker.uri=sqlite:///nowhere.db"], "does not exist"),
     ],

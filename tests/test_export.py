@@ -53,7 +53,7 @@ def assert_equal(ours, theirs):
 def test_what_is_exported_is_read_bit_for_bit(made, tmp_path, capsys):
     run, policy, params = made
     out = tmp_path / "new" / "out"
-    assert main([f"resume={run}", f"out={out}"]) == 0
+    assert main([f"run={run}", f"out={out}"]) == 0
     assert capsys.readouterr().out == f"{out} holds the policy of {run} after step 7.\n"
     read, read_params = load(out, param_dtype=None)
     assert_equal(read_params, params)
@@ -69,7 +69,7 @@ def test_what_is_exported_is_read_bit_for_bit(made, tmp_path, capsys):
 
 def test_the_files_can_be_of_another_dtype(made, tmp_path):
     run, _, params = made
-    assert main([f"resume={run}", f"out={tmp_path / 'out'}", "dtype=bfloat16"]) == 0
+    assert main([f"run={run}", f"out={tmp_path / 'out'}", "dtype=bfloat16"]) == 0
     assert_equal(
         load(tmp_path / "out", param_dtype=None)[1],
         jax.tree.map(lambda x: x.astype("bfloat16"), params),
@@ -93,7 +93,7 @@ def test_nothing_of_the_run_but_its_model_is_needed(run, tmp_path):
     config = OmegaConf.load(run / ".hydra" / "config.yaml")
     kept = {name: config[name] for name in ("model", "mesh", "seed")}
     OmegaConf.save(OmegaConf.create(kept), copy / ".hydra" / "config.yaml")
-    assert main([f"resume={copy}", f"out={tmp_path / 'out'}"]) == 0
+    assert main([f"run={copy}", f"out={tmp_path / 'out'}"]) == 0
 
 
 def test_a_run_folder_cannot_say_what_is_trusted(run, tmp_path, capsys):
@@ -103,7 +103,7 @@ def test_a_run_folder_cannot_say_what_is_trusted(run, tmp_path, capsys):
     config.model = {"_target_": "shutil.rmtree", "path": str(tmp_path)}
     config.trusted_targets = ["shutil"]
     OmegaConf.save(config, copy / ".hydra" / "config.yaml")
-    assert main([f"resume={copy}", f"out={tmp_path / 'out'}"]) == 2
+    assert main([f"run={copy}", f"out={tmp_path / 'out'}"]) == 2
     assert "model._target_=shutil.rmtree is not trusted" in capsys.readouterr().err
     assert copy.is_dir()
 
@@ -118,13 +118,13 @@ def test_adapters_are_merged_or_written_alone(run, tmp_path, capsys):
     assert "0.01M parameters and 0.35M frozen (1.5% trained)" in experiment.sizes
     with Orbax().open(lora_run, experiment.loop.stateful) as checkpoints:
         checkpoints.save(experiment.state)
-    assert main([f"resume={lora_run}", f"out={tmp_path / 'alone'}", "adapter=true"]) == 0
+    assert main([f"run={lora_run}", f"out={tmp_path / 'alone'}", "adapter=true"]) == 0
     assert "holds the adapter of" in capsys.readouterr().out
     assert (tmp_path / "alone" / "adapter_model.safetensors").is_file()
     assert not (tmp_path / "alone" / "model.safetensors").exists()
-    assert main([f"resume={lora_run}", f"out={tmp_path / 'merged'}"]) == 0
+    assert main([f"run={lora_run}", f"out={tmp_path / 'merged'}"]) == 0
     assert_equal(load(tmp_path / "merged")[1], experiment.loop.policy.frozen)  # B is still 0
-    assert main([f"resume={run}", f"out={tmp_path / 'none'}", "adapter=true"]) == 2
+    assert main([f"run={run}", f"out={tmp_path / 'none'}", "adapter=true"]) == 2
     assert "has no adapter, as it trained all parameters" in capsys.readouterr().err
 
 
@@ -136,7 +136,7 @@ def test_a_critic_beside_the_policy_is_left_behind(tmp_path):
     experiment = build(config)
     with Orbax().open(run, experiment.loop.stateful) as checkpoints:
         checkpoints.save(experiment.state)
-    assert main([f"resume={run}", f"out={tmp_path / 'out'}"]) == 0
+    assert main([f"run={run}", f"out={tmp_path / 'out'}"]) == 0
     policy = {name: x for name, x in experiment.state.params.items() if name != "critic"}
     assert policy.keys() < experiment.state.params.keys()
     assert_equal(load(tmp_path / "out")[1], policy)
@@ -161,7 +161,7 @@ def test_an_older_checkpoint_and_the_moving_average_can_be_had(tmp_path, capsys)
 
     def exported(*words):
         out = tmp_path / "-".join(("out", *words))
-        assert main([f"resume={run}", f"out={out}", *words]) == 0
+        assert main([f"run={run}", f"out={out}", *words]) == 0
         return load(out)[1]
 
     assert_equal(exported(), saved[5][0])
@@ -169,12 +169,12 @@ def test_an_older_checkpoint_and_the_moving_average_can_be_had(tmp_path, capsys)
     assert_equal(exported("average=true"), saved[5][1])
     assert_equal(exported("step=3", "average=true"), saved[3][1])
     assert "holds the averaged policy of" in capsys.readouterr().out
-    assert main([f"resume={run}", f"out={tmp_path / 'no'}", "step=4"]) == 2
+    assert main([f"run={run}", f"out={tmp_path / 'no'}", "step=4"]) == 2
     assert "has no checkpoint of step 4; it has those of 3, 5 (" in capsys.readouterr().err
 
 
 def test_an_average_that_was_not_kept_is_refused(run, tmp_path, capsys):
-    assert main([f"resume={run}", f"out={tmp_path / 'out'}", "average=true"]) == 2
+    assert main([f"run={run}", f"out={tmp_path / 'out'}", "average=true"]) == 2
     assert "has no moving average, because its ema.decay was 0." in capsys.readouterr().err
 
 
@@ -183,7 +183,7 @@ def test_a_write_that_fails_leaves_nothing(run, tmp_path, monkeypatch, capsys):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(huggingface, "write_tensors", full)
-    assert main([f"resume={run}", f"out={tmp_path / 'out'}"]) == 1
+    assert main([f"run={run}", f"out={tmp_path / 'out'}"]) == 1
     assert "could not be written: [Errno 28] No space left" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
 
@@ -191,9 +191,9 @@ def test_a_write_that_fails_leaves_nothing(run, tmp_path, monkeypatch, capsys):
 def test_an_empty_folder_is_filled_and_another_is_not(run, tmp_path, capsys):
     out = tmp_path / "out"
     out.mkdir()
-    assert main([f"resume={run}", f"out={out}"]) == 0
+    assert main([f"run={run}", f"out={out}"]) == 0
     before = sorted(out.iterdir())
-    assert main([f"resume={run}", f"out={out}"]) == 2
+    assert main([f"run={run}", f"out={out}"]) == 2
     assert capsys.readouterr().err == f"out={out} is not empty.\n"
     assert sorted(out.iterdir()) == before
 
@@ -201,15 +201,21 @@ def test_an_empty_folder_is_filled_and_another_is_not(run, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        ([], "Give resume=RUN and out=FOLDER"),
-        (["resume=a"], "Give resume=RUN and out=FOLDER. Optional: step=, average=, dtype=, adapt"),
-        (["resume=a", "out=b", "step=last"], "step=last is not a whole number."),
-        (["resume=a", "out=b", "average=1"], "average=1 is not one of true, false."),
-        (["resume=a", "out="], "Give resume=RUN and out=FOLDER"),
-        (["run=a", "out=b"], "Give resume=RUN and out=FOLDER"),
-        (["resume=a", "out=b", "adapter=yes"], "adapter=yes is not one of true, false."),
-        (["resume=a", "out=b", "dtype=int8"], "dtype=int8 is not one of float32, bfloat16, float1"),
-        (["resume=/nowhere", "out=b"], "resume=/nowhere is not the folder of a run"),
+        ([], "Give run=FOLDER and out=PATH: rl4p.export needs them"),
+        (["run=a"], "Give run=FOLDER and out=PATH: rl4p.export needs them; see --help."),
+        (["run=a", "out=b", "step=last"], "step must be a valid integer, not 'last'."),
+        (["run=a", "out=b", "average=1"], "average must be a valid boolean, not 1."),
+        (["run=a", "out="], "out= has no value."),
+        (["resume=a", "out=b"], "resume is not a word of rl4p.export: write run=a"),
+        (
+            ["run=a", "out=b", "adapter=yes"],
+            "adapter must be a valid boolean, not 'yes'",
+        ),
+        (
+            ["run=a", "out=b", "dtype=int8"],
+            "dtype must be 'float32', 'bfloat16' or 'float16'",
+        ),
+        (["run=/nowhere", "out=b"], "run=/nowhere is not the folder of a run"),
     ],
 )
 def test_what_cannot_be_is_one_sentence(arguments, sentence, capsys):
@@ -223,7 +229,7 @@ def test_what_cannot_be_is_one_sentence(arguments, sentence, capsys):
 def test_a_broken_configuration_is_named(tmp_path, content, capsys):
     (tmp_path / ".hydra").mkdir()
     (tmp_path / ".hydra" / "config.yaml").write_text(content)
-    assert main([f"resume={tmp_path}", f"out={tmp_path / 'out'}"]) == 2
+    assert main([f"run={tmp_path}", f"out={tmp_path / 'out'}"]) == 2
     assert "config.yaml is absent or broken." in capsys.readouterr().err
 
 
@@ -232,7 +238,7 @@ def test_a_run_without_a_checkpoint_is_refused(run, tmp_path, empty, capsys):
     (tmp_path / ".hydra").symlink_to(run / ".hydra")
     if empty:
         (tmp_path / "checkpoints").mkdir()
-    assert main([f"resume={tmp_path}", f"out={tmp_path / 'out'}"]) == 2
+    assert main([f"run={tmp_path}", f"out={tmp_path / 'out'}"]) == 2
     assert "checkpoints has no finished checkpoint." in capsys.readouterr().err
 
 
@@ -242,11 +248,11 @@ def test_a_checkpoint_of_another_model_is_refused(run, tmp_path, capsys):
     config = OmegaConf.load(run / ".hydra" / "config.yaml")
     config.model.width = 64
     OmegaConf.save(config, tmp_path / ".hydra" / "config.yaml")
-    assert main([f"resume={tmp_path}", f"out={tmp_path / 'out'}"]) == 2
+    assert main([f"run={tmp_path}", f"out={tmp_path / 'out'}"]) == 2
     assert "embedding is ((264, 32), 'float32') in it" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("word", ["-h", "--help"])
 def test_help_says_the_keys(word, capsys):
     assert main([word]) == 0
-    assert "resume=RUN out=FOLDER" in capsys.readouterr().out
+    assert "run=FOLDER out=FOLDER" in capsys.readouterr().out

@@ -1,4 +1,8 @@
-"""Parts of the user's own join a run by one class and one YAML file; no file here is touched."""
+"""Parts of a user's own are added by the documents alone: one class and one YAML file each.
+
+The test takes the files and the command of a part from its page, trains two steps with them in a
+fresh folder, and resumes the run. No file of the package is changed.
+"""
 
 import json
 import subprocess
@@ -7,258 +11,144 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.slow  # and in continuous integration: nine processes start
+from tests.documents import DOCS, commands, write_files
 
-CODE = """
-from dataclasses import dataclass, replace
+pytestmark = pytest.mark.slow  # and in continuous integration: each test starts processes
 
-import jax
-import jax.numpy as jnp
-import numpy as np
-
-from rl4p.loop.collector.synchronous import Synchronous
-from rl4p.loop.protocols import Collected
-from rl4p.types import Episode, Prompt, Rewards, Trajectories
-from rl4p.rollout.naive_sampler import NaiveSampler
-
-
-@dataclass(frozen=True, kw_only=True)
-class OneBehind:
-    '''Trains in each step on what was sampled a step before.'''
-
-    def open(self, phases, policy, source, **sizes):
-        return OpenOneBehind(Synchronous().open(phases, policy, source, **sizes))
-
-
-class OpenOneBehind:
-    def __init__(self, now):
-        self.now, self.ahead = now, None
-
-    def collect(self, state):
-        # Copies: the update takes the arrays of this state.
-        kept = replace(state, params=jax.tree.map(jnp.copy, state.params))
-        if self.ahead is None:
-            self.ahead = self.now.collect(kept)
-        ready, self.ahead = self.ahead, self.now.collect(kept)
-        return ready
-
-    def state(self):
-        if self.ahead is None:
-            return {}
-        trajectories, rewards = jax.device_get((self.ahead.trajectories, self.ahead.rewards))
-        return {
-            "trajectories": vars(trajectories),
-            "rewards": vars(rewards),
-            "prompts": [vars(episode.prompt) for episode in self.ahead.episodes],
-            "responses": [episode.response for episode in self.ahead.episodes],
-        }
-
-    def restore(self, state):
-        if not state:
-            return
-        prompts = [Prompt(**row | {"tokens": tuple(row["tokens"])}) for row in state["prompts"]]
-        arrays = Trajectories(**state["trajectories"]), Rewards(**state["rewards"])
-        trajectories, rewards = self.now.policy.mesh.shard_rows(arrays)
-        pairs = zip(prompts, state["responses"], strict=True)
-        episodes = [Episode(prompt=prompt, response=response) for prompt, response in pairs]
-        self.ahead = Collected(
-            trajectories=trajectories, episodes=episodes, rewards=rewards, memory={}, metrics={}
-        )
-
-    def close(self):
-        pass
-
-
-@dataclass(frozen=True, kw_only=True)
-class Longest:
-    '''Asks the longest prompts first.'''
-
-    def open(self, prompts, *, seed):
-        return OpenLongest(sorted(prompts, key=lambda prompt: -len(prompt.tokens)))
-
-
-class OpenLongest:
-    def __init__(self, prompts):
-        self.prompts, self.next, self.credited = prompts, 0, []
-
-    def take(self, count, step):
-        taken = [self.prompts[(self.next + i) % len(self.prompts)] for i in range(count)]
-        self.next += count
-        return taken
-
-    def credit(self, step, episodes, rewards):
-        self.credited.append([step, len(episodes), float(np.mean(rewards.total_B))])
-
-    def state(self):
-        return {"next": self.next, "credited": self.credited}
-
-    def restore(self, state):
-        self.next, self.credited = state["next"], state["credited"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Position:
-    '''How far in its response a token stands, from 0 to 1.'''
-
-    def __call__(self, policy, state, trajectories, episodes, rewards):
-        mask_BT = jnp.asarray(trajectories.response_mask_BT)
-        count_BT = jnp.cumsum(mask_BT, axis=1, dtype=jnp.float32)
-        return jnp.where(mask_BT, count_BT / jnp.max(count_BT, axis=1, keepdims=True), 0.0)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Late:
-    '''The reward less the mean, the more the later a token stands.'''
-
-    needs = frozenset({"position"})
-
-    def __call__(self, trajectories, rewards, scores):
-        centred_B = rewards.total_B - jnp.mean(rewards.total_B)
-        return centred_B[:, None] * scores["position"] * trajectories.response_mask_BT
-
-
-@dataclass(frozen=True, kw_only=True)
-class Vowels:
-    '''Counts the vowels of the responses.'''
-
-    every: int = 1
-
-    def __call__(self, info):
-        said = "".join(episode.response for episode in info.episodes)
-        return {"mine/vowels": float(sum(letter in "aeiou" for letter in said.lower()))}
-
-
-@dataclass(frozen=True, kw_only=True)
-class Mine(NaiveSampler):
-    '''Samples and plans itself as its parent does, under a name of its own.'''
-
-    def plan(self, run):
-        for program in super().plan(run):
-            yield replace(program, phase=f"my {program.phase}")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Unplanned:
-    '''Samples by another, and says nothing of its programs.'''
-
-    max_response_tokens: int
-
-    @property
-    def by(self):
-        return NaiveSampler(max_response_tokens=self.max_response_tokens)
-
-    @property
-    def sampling(self):
-        return self.by.sampling
-
-    def __call__(self, *arguments, **options):
-        return self.by(*arguments, **options)
-"""
-YAML = {
-    "collector/one_behind": "_target_: mine.OneBehind",
-    "source/longest": "_target_: mine.Longest",
-    "scores/position": "position:\n  _target_: mine.Position",
-    "advantage/late": "_target_: mine.Late",
-    "hooks/vowels": "vowels:\n  _target_: mine.Vowels",
-    "rollout/mine": "_target_: mine.Mine\nmax_response_tokens: ${max_response_tokens}",
-    "rollout/unplanned": "_target_: mine.Unplanned\nmax_response_tokens: ${max_response_tokens}",
+# Of each part: its page, and the word of the command on this page that selects it.
+PARTS = {
+    "advantage": ("estimator.md", "advantage=better"),
+    "loss": ("estimator.md", "update=squashed"),
+    "memory": ("estimator.md", "advantage=moving"),
+    "reward term": ("reward.md", "+reward.terms.brevity._target_=my_rewards.Brevity"),
+    "source": ("parts.md", "source=shortest_first"),
+    "source, asynchronous": ("parts.md", "collector=asynchronous"),
+    "collector": ("parts.md", "collector=same_prompts"),
+    "rollout": ("parts.md", "rollout=uncached"),
+    "score": ("parts.md", "advantage=late"),
+    "hook": ("parts.md", "+hooks.digits._target_=my_hook.Digits"),
+    "data set": ("parts.md", "data=doubling"),
+    "filter": ("parts.md", "+filter@collector.filters.finished=finished"),
 }
 SMALL = (
     *("model=scratch", "model.layers=1", "model.width=32", "model.heads=2", "mesh=single"),
-    *("steps=3", "prompts_per_step=4", "group_size=4", "max_response_tokens=12"),
-    *("evaluation.prompts=4", "tracker=none", "trusted_targets=[mine]", "checkpoint.every=1"),
+    *("steps=2", "prompts_per_step=4", "group_size=4", "max_response_tokens=12"),
+    *("evaluation.prompts=4", "tracker=none", "checkpoint.every=1", "hydra.run.dir=run"),
     "+reward.terms.capital._target_=rl4p.reward.format.Format",
     "+reward.terms.capital.pattern='.*[A-Z].*'",
 )
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    """A folder of the user's, with one module and one YAML file for each part."""
-    folder = tmp_path_factory.mktemp("mine")
-    (folder / "mine.py").write_text(CODE)
-    for name, text in YAML.items():
-        path = folder / "conf" / f"{name}.yaml"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text + "\n")
-    return folder
+def command_with(page: Path, word: str) -> list[str]:
+    """Returns the arguments of the first command of a page that trains with this word."""
+    for words in commands(page):
+        if words[:3] == ["python", "-m", "rl4p.train"] and word in words and "-m" not in words[3:]:
+            return [each for each in words[3:] if not each.startswith(("steps=", "hydra.run.dir="))]
+    raise AssertionError(f"{page.name} has no command with {word}")
 
 
-@pytest.fixture
-def start(folder, tmp_path):
-    """Runs a program with parts of the user's own; returns its folder, and what it printed."""
-
-    def run(*overrides, program="train", code=0, small=SMALL):
-        there = tmp_path / program / str(len(overrides))
-        command = [sys.executable, "-m", f"rl4p.{program}", "--config-dir", "conf"]
-        place = [f"hydra.run.dir={there}"] if small else ["trusted_targets=[mine]"]
-        done = subprocess.run(
-            [*command, *small, *place, *overrides],
-            cwd=folder,
-            capture_output=True,
-            text=True,
-        )
-        assert done.returncode == code, done.stderr[-3000:]
-        return there, done.stderr
-
-    return run
+def start(folder: Path, *arguments: str, module: str = "train") -> subprocess.CompletedProcess:
+    return subprocess.run(
+        [sys.executable, "-m", f"rl4p.{module}", *arguments],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
 
 
-def metrics(folder: Path) -> list[dict]:
-    lines = (folder / "metrics.jsonl").read_text().splitlines()
+def trained(folder: Path, done: subprocess.CompletedProcess) -> list[dict]:
+    """Returns the metrics of the steps of a run, each of which has a gradient."""
+    assert done.returncode == 0, done.stderr[-3000:]
+    lines = (folder / "run" / "metrics.jsonl").read_text().splitlines()
     rows = [json.loads(line) for line in lines][1:]
     assert all(row["update/grad_norm"] > 0 for row in rows)
     return rows
 
 
-def parts(folder: Path, step: int) -> dict:
-    return json.loads((folder / "checkpoints" / str(step) / "parts" / "metadata").read_text())
+@pytest.mark.parametrize("part", PARTS)
+def test_a_part_is_added_as_its_page_says_and_the_run_is_resumed(part, tmp_path):
+    page, word = PARTS[part]
+    write_files(DOCS / page, tmp_path)
+    words = command_with(DOCS / page, word)
+    rows = trained(tmp_path, start(tmp_path, *words, *SMALL))
+    assert len(rows) == 2
+    if part == "hook":
+        assert all(0 <= row["mine/digits"] <= 1 for row in rows)
+    if part == "rollout":
+        assert all(row["rollout/logprob_gap_max"] < 1e-3 for row in rows)
+
+    trust = [each for each in words if each.startswith("trusted_targets=")]
+    folder = [each for each in words if each.startswith("--config-dir")]
+    resumed = start(tmp_path, *folder, "resume=run", "steps=3", *trust)
+    assert len(trained(tmp_path, resumed)) == 3
+    without = start(tmp_path, "resume=run", "steps=4", *trust)
+    if without.returncode == 0:
+        assert len(trained(tmp_path, without)) == 4
+    else:
+        assert without.returncode == 2, without.stderr[-3000:]
+        assert "--config-dir" in without.stderr
+        assert len(without.stderr.strip().splitlines()) == 1
+        assert len(trained(tmp_path, resumed)) == 3  # nothing was lost
 
 
-def test_a_collector_one_step_behind(start):
-    whole, _ = start("collector=one_behind")
-    rows = metrics(whole)
-    assert [row["staleness/max"] for row in rows] == [0, 1, 1]
-    # What was sampled ahead is in the checkpoint: a run that goes on trains on it.
-    folder, _ = start("collector=one_behind", "steps=2")
-    saved = parts(folder, 2)["collector"]
-    assert len(saved["prompts"]) == len(saved["responses"]) == 16
-    start(f"resume={folder}", "steps=3", small=())
-    ours, theirs = (
-        {name: x for name, x in row.items() if not name.startswith(("time/", "rollout/tokens_"))}
-        for row in (metrics(folder)[-1], rows[-1])
-    )
-    assert ours == theirs
+WITHOUT_FIND = "    def find(self, id):\n        return self.by_id[id]\n\n"
 
 
-def test_a_source(start):
-    folder, _ = start("source=longest")
-    assert len(metrics(folder)) == 3
-    saved = parts(folder, 3)["source"]
-    assert saved["next"] == 12
-    assert [(step, rows) for step, rows, _ in saved["credited"]] == [(0, 16), (1, 16), (2, 16)]
+def test_a_source_without_find_is_refused_before_the_run_starts(tmp_path):
+    write_files(DOCS / "parts.md", tmp_path)
+    code = (tmp_path / "my_source.py").read_text()
+    assert WITHOUT_FIND in code
+    (tmp_path / "my_source.py").write_text(code.replace(WITHOUT_FIND, ""))
+    words = command_with(DOCS / "parts.md", "collector=asynchronous")
+    done = start(tmp_path, *words, *SMALL)
+    assert done.returncode == 2
+    sentence = (DOCS / "parts.md").read_text().partition("```text\n")[2].partition("\n```")[0]
+    assert " ".join(sentence.split()) in " ".join(done.stderr.split())
+    assert not (tmp_path / "run" / "metrics.jsonl").exists()
 
 
-def test_a_score(start):
-    folder, _ = start("+scores=position", "advantage=late")
-    assert len(metrics(folder)) == 3
-    _, error = start("+scores=position", code=2)
-    assert error.startswith("No phase needs scores.position: leave it out.")
-    _, error = start("advantage=late", code=2)
-    assert error.startswith("advantage needs ['position'], but the loop computes")
+def test_a_score_that_no_phase_needs_is_refused(tmp_path):
+    write_files(DOCS / "parts.md", tmp_path)
+    words = command_with(DOCS / "parts.md", "advantage=late")
+    without = [word for word in words if word != "advantage=late"]
+    done = start(tmp_path, *without, *SMALL)
+    assert done.returncode == 2
+    assert "No phase needs scores.position: leave it out." in done.stderr
+    without = [word for word in words if not word.startswith("+scores.")]
+    done = start(tmp_path, *without, *SMALL)
+    assert done.returncode == 2
+    assert "advantage needs ['position'], but the loop computes" in done.stderr
 
 
-def test_a_hook(start):
-    folder, _ = start("+hooks=vowels")
-    assert all(row["mine/vowels"] >= 0 for row in metrics(folder))
+PLANS = """
+from dataclasses import dataclass, replace
+
+from rl4p.rollout.naive_sampler import NaiveSampler
 
 
-def test_a_sampler_that_plans_itself(start):
-    folder, _ = start("rollout=mine", program="plan")
-    plan = json.loads((folder / "plan.json").read_text())
-    assert [each["phase"] for each in plan["phases"]] == ["weights", "my decode", "update"]
-    assert plan["unplanned"] == []
-    folder, _ = start("rollout=unplanned", program="plan")
-    plan = json.loads((folder / "plan.json").read_text())
-    assert [each["phase"] for each in plan["phases"]] == ["update"]
-    assert plan["verdict"].endswith(" Not included in the plan: rollout.")
+@dataclass(frozen=True, kw_only=True)
+class Mine(NaiveSampler):
+    def plan(self, run):
+        for program in super().plan(run):
+            yield replace(program, phase=f"my {program.phase}")
+"""
+
+
+def test_a_rollout_may_plan_itself(tmp_path):
+    write_files(DOCS / "parts.md", tmp_path)
+    (tmp_path / "plans.py").write_text(PLANS)
+    text = "_target_: plans.Mine\nmax_response_tokens: ${max_response_tokens}\n"
+    (tmp_path / "conf/rollout/mine.yaml").write_text(text)
+    planned = {
+        "mine": (["weights", "my decode", "update"], []),
+        "uncached": (["update"], ["rollout"]),
+    }
+    for name, (phases, unplanned) in planned.items():
+        trust = "trusted_targets=[plans,my_rollout]"
+        words = ["--config-dir=conf", f"rollout={name}", trust, *SMALL]
+        done = start(tmp_path, *words, module="plan")
+        assert done.returncode == 0, done.stderr[-3000:]
+        plan = json.loads((tmp_path / "run" / "plan.json").read_text())
+        assert [each["phase"] for each in plan["phases"]] == phases
+        assert plan["unplanned"] == unplanned

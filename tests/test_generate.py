@@ -16,7 +16,7 @@ def test_the_help_imports_no_jax():
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert "python -m rl4p.generate run=RUN out=FILE" in done.stdout
+    assert "python -m rl4p.generate run=FOLDER out=FILE" in done.stdout
 
 
 def test_the_help_names_every_option_and_the_keys_are_those_of_the_configuration():

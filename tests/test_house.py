@@ -3,6 +3,8 @@
 import ast
 import dataclasses
 import importlib
+import re
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -133,6 +135,20 @@ def test_the_package_is_a_few_rooms_beside_its_entry_points() -> None:
     assert len(names - set(ENTRY_POINTS)) <= 16
 
 
+def test_the_table_of_layers_is_the_house() -> None:
+    """The table in CONTRIBUTING.md, the layers of import-linter and the package are the same."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    (contract,) = [x for x in project["tool"]["importlinter"]["contracts"] if x["type"] == "layers"]
+    layers = [re.findall(r"\w+", layer) for layer in contract["layers"]]
+    section = (ROOT / "CONTRIBUTING.md").read_text().partition("| package | contents |")[2]
+    rows = [line.split("|")[1] for line in section.partition("\n\n")[0].splitlines()[2:]]
+    table = [re.findall(r"`(\w+)(?:/|\.py)?`", row) for row in rows]
+    assert table == layers
+    names = {path.stem for path in PACKAGE.iterdir() if path.name[0] != "_"}
+    assert sorted(name for row in table for name in row) == sorted(names)
+    assert {*table[0]} == {*ENTRY_POINTS}
+
+
 def test_no_file_is_a_drawer() -> None:
     drawers = {"utils", "util", "helpers", "helper", "misc", "common", "base", "tools"}
     assert not [relative(path) for path in MODULES if drawers & {path.stem, path.parent.name}]
@@ -154,3 +170,24 @@ def test_entry_points_are_thin() -> None:
 def test_every_module_says_what_it_is_for() -> None:
     trees = {relative(path): ast.parse(path.read_text()) for path in MODULES}
     assert not [name for name, tree in trees.items() if not ast.get_docstring(tree)]
+
+
+# Classes of one name in two files, which wait for names of their own. The list only gets shorter.
+DUPLICATES = {
+    "Answer", "Batch", "Call", "Completion", "Correction", "Evaluation", "FailedError", "Filter",
+    "Options", "Request", "Server", "Shape", "Slots", "Source", "State", "UselessAnswerError",
+}  # fmt: skip
+
+
+def test_a_public_class_has_a_name_of_its_own() -> None:
+    """A class that YAML selects has the name of its option, which two groups may share."""
+    options = {node.values[0]["_target_"] for node in TARGETS}
+    places: dict[str, list[str]] = {}
+    for path in MODULES:
+        module = ".".join(path.relative_to(ROOT).with_suffix("").parts)
+        for node in ast.parse(path.read_text()).body:
+            public = isinstance(node, ast.ClassDef) and not node.name.startswith("_")
+            if public and f"{module}.{node.name}" not in options:
+                places.setdefault(node.name, []).append(relative(path))
+    several = {name: paths for name, paths in places.items() if len(paths) > 1}
+    assert several.keys() == DUPLICATES, several

@@ -31,4 +31,4 @@ def test_main_is_the_entry_point_of_this_name(monkeypatch):
         rl4p.configuration, "main", lambda *args, **options: called.append((args, options))
     )
     rl4p.plan.main()
-    assert called == [(("plan", rl4p.plan.job), {})]
+    assert called == [(("plan", rl4p.plan.job), {"reads_runs": True})]

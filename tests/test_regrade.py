@@ -25,4 +25,4 @@ def test_the_help_names_every_option(capsys):
 
 def test_a_wrong_argument_ends_with_code_2(tmp_path, capsys):
     assert rl4p.regrade.main([f"out={tmp_path / 'b.jsonl'}"]) == 2
-    assert "Give file=FILE or run=FOLDER" in capsys.readouterr().err
+    assert "Give run=FOLDER or file=FILE" in capsys.readouterr().err

@@ -30,5 +30,5 @@ def test_the_help_names_every_option(capsys):
 
 def test_a_wrong_argument_ends_with_code_2(capsys):
     assert rl4p.samples.main([]) == 2
-    assert rl4p.samples.main(["nowhere"]) == 2
+    assert rl4p.samples.main(["run=nowhere"]) == 2
     assert "nowhere does not exist" in capsys.readouterr().err

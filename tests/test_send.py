@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 import yaml
 
-from rl4p.send import main, send
+from rl4p.send import main
 from tests.runs.tracker import conftest as tracker
 
 template, store, record, dead = tracker.template, tracker.store, tracker.record, tracker.dead
@@ -52,7 +52,7 @@ def test_a_run_that_was_killed_can_be_sent_and_then_go_on(record, store):
     record.log(0, {"a": 0.0})
     with record.metrics_file.open("a") as file:
         file.write('{"a": 1.')
-    assert main([str(record.folder), "--uri", store.uri]) == 0
+    assert main([str(record.folder), f"tracker.uri={store.uri}"]) == 0
     record.truncate_after(0)
     tracked = store.open(record.folder)
     record.log(1, {"a": 1.0})
@@ -65,7 +65,7 @@ def test_a_run_that_was_killed_can_be_sent_and_then_go_on(record, store):
 
 def test_uri_and_experiment_can_be_others_than_the_runs(run, store, dead):
     set_tracker(run, {"_target_": "rl4p.runs.tracker.mlflow.MLflow", "uri": dead})
-    assert main([str(run.folder), "--uri", store.uri, "--experiment", "other"]) == 0
+    assert main([str(run.folder), f"tracker.uri={store.uri}", "tracker.experiment=other"]) == 0
     client, experiment = dataclasses.replace(store, experiment="other").connect()
     assert len(client.search_runs([experiment])) == 1
 
@@ -79,81 +79,36 @@ def test_a_folder_that_no_run_made(tmp_path, capsys):
 def test_a_run_without_a_store(run, capsys):
     set_tracker(run, {"_target_": "rl4p.runs.tracker.none.NoTracker"})
     assert main([str(run.folder)]) == 2
-    assert "was run without MLflow: set --uri to the store" in capsys.readouterr().err
+    assert "was run without MLflow: add tracker.uri=URI" in capsys.readouterr().err
 
 
 def test_a_record_with_a_line_that_no_run_wrote(run, store, capsys):
     with run.metrics_file.open("a") as file:
         file.write("nonsense\n")
-    assert main([str(run.folder), "--uri", store.uri]) == 2
+    assert main([str(run.folder), f"tracker.uri={store.uri}"]) == 2
     assert "metrics.jsonl, line 4 is not a JSON object" in capsys.readouterr().err
 
 
 def test_a_store_that_is_down(run, dead, capsys):
-    assert main([str(run.folder), "--uri", dead]) == 1
+    assert main([str(run.folder), f"tracker.uri={dead}"]) == 1
     error = capsys.readouterr().err
     assert error.startswith(f"MLflow at {dead} did not save {run.folder}: ConnectionRefusedError")
     assert error.count("\n") == 1
 
 
-def test_a_run_that_was_killed_is_shown_as_stopped(record, store):
-    record.log(0, {"a": 0.0})
-    sentence = send(record.folder, uri=store.uri)
-    assert sentence.endswith(f" is in MLflow at {store.uri} with its 1 lines of metrics.")
-    client, experiment = store.connect()
-    (mirrored,) = client.search_runs([experiment])
-    assert mirrored.info.status == "KILLED"
-    assert mirrored.data.tags["status"] == "stopped"
-
-
-@pytest.mark.parametrize(("status", "shown"), [("failed", "FAILED"), ("stopped", "KILLED")])
-def test_a_run_has_the_status_of_its_summary(record, store, status, shown):
-    record.write_summary({"status": status})
-    send(record.folder, uri=store.uri)
-    client, experiment = store.connect()
-    (mirrored,) = client.search_runs([experiment])
-    assert mirrored.info.status == shown
-
-
-def test_the_experiment_is_that_of_the_run_unless_another_is_named(run, store):
-    options = dataclasses.asdict(store) | {"experiment": "mine"}
-    set_tracker(run, {"_target_": "rl4p.runs.tracker.mlflow.MLflow", **options})
-    send(run.folder)
-    client, experiment = dataclasses.replace(store, experiment="mine").connect()
-    assert len(client.search_runs([experiment])) == 1
-    assert client.get_experiment_by_name("rl4p") is None
-
-
 def test_all_folders_are_sent_until_one_cannot_be(run, store, tmp_path, capsys):
-    assert main([str(run.folder), str(tmp_path), str(run.folder), "--uri", store.uri]) == 2
+    assert main([str(run.folder), str(tmp_path), str(run.folder), f"tracker.uri={store.uri}"]) == 2
     printed = capsys.readouterr()
     assert printed.out.count("is in MLflow") == 1
     assert printed.err.startswith(f"{tmp_path} is not the folder of a run")
 
 
-def test_a_run_of_several_trackers_is_sent_to_its_store(run, store):
-    mlflow = {"_target_": "rl4p.runs.tracker.mlflow.MLflow", **dataclasses.asdict(store)}
-    trackers = {"csv": {"_target_": "rl4p.runs.tracker.csv.CSV"}, "mlflow": mlflow}
-    several = {"_target_": "rl4p.runs.tracker.several.Several", "uri": "a", "trackers": trackers}
-    set_tracker(run, several)
-    assert send(run.folder).endswith("with its 3 lines of metrics.")
-    client, experiment = store.connect()
-    assert len(client.search_runs([experiment])) == 1
-
-
-def test_a_run_of_an_older_version_is_sent_to_its_store(run, store):
-    set_tracker(run, {"_target_": "rl4p.tracker.mlflow.MLflow", "uri": store.uri})
-    send(run.folder)
-    client, experiment = store.connect()
-    assert len(client.search_runs([experiment])) == 1
-
-
 def test_a_run_is_sent_to_another_tracker(run, capsys):
-    assert main([str(run.folder), "--tracker", "csv"]) == 0
+    assert main([str(run.folder), "tracker=csv"]) == 0
     assert capsys.readouterr().out.endswith("is in tracker=csv with its 3 lines of metrics.\n")
     assert len((run.folder / "metrics.csv").read_text().splitlines()) == 4
 
 
 def test_an_option_that_the_tracker_lacks(run, capsys):
-    assert main([str(run.folder), "--tracker", "csv", "--uri", "x"]) == 2
+    assert main([str(run.folder), "tracker=csv", "tracker.uri=x"]) == 2
     assert "tracker=csv cannot be opened: " in capsys.readouterr().err

@@ -9,11 +9,10 @@
   single product, which takes milliseconds and is faster. `unrolled` means `model.unroll=true
   model.remat=none`.
 * The sampler: the same responses under a limit of 256 tokens and of 2048.
-* On a GPU, in bfloat16 with a model of 1.5B: the update, and the decoding of 128 rows. Decoding is
-  compared with the time of reading the parameters and the cache once per token.
 
-All times are medians of nine calls after two warm-up calls (25 for the short sampler on a CPU).
-Prints a table and writes it to experiments/benchmarks/engine.md.
+All times are medians of nine calls after two warm-up calls (25 for the short sampler). Prints a
+table and writes it to experiments/benchmarks/engine.md. It is for a CPU:
+`experiments.benchmarks.accelerator` measures the same on a GPU, at the shapes of real models.
 """
 
 import argparse
@@ -30,7 +29,7 @@ import numpy as np
 
 from experiments.benchmarks.peers.__main__ import machine
 from experiments.benchmarks.peers.workload import WORKLOADS, Workload, matmul_rate, step_flops
-from experiments.benchmarks.timing import in_turn, median_seconds
+from experiments.benchmarks.timing import in_turn
 from rl4p.distributed import placement
 from rl4p.distributed.mesh import Mesh
 from rl4p.learner.correction import none as correction
@@ -41,6 +40,7 @@ from rl4p.learner.kl import none as kl
 from rl4p.learner.objective import Objective
 from rl4p.learner.optimizer.adamw import AdamW
 from rl4p.model.decoder import Decoder, DecoderConfig
+from rl4p.model.kernels import Kernel
 from rl4p.model.policy import Policy
 from rl4p.model.tokenizer import byte_tokenizer
 from rl4p.protocols.engine import Completion
@@ -61,10 +61,6 @@ M100 = replace(
     UNIFORM, name="100M", vocab=32768, prompts=2, hidden=768, intermediate=2048, layers=12,
     heads=12, kv_heads=4,
 )  # fmt: skip
-QWEN = replace(
-    UNIFORM, name="1.5B", vocab=151936, prompts=16, max_new=512, prompt_len=512, hidden=1536,
-    intermediate=8960, layers=28, heads=12, kv_heads=2,
-)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -75,6 +71,7 @@ class Engine:
     mesh: Mesh
     dtype: str
     unroll: bool = False
+    attention: Kernel = "xla"
 
     def policy(self, ends: tuple[int, ...] = ()) -> Policy:
         w = self.workload
@@ -89,7 +86,7 @@ class Engine:
             max_positions=4096,
         )
         layers: Any = {"remat": "none", "unroll": True} if self.unroll else {}
-        decoder = Decoder(config=config, dtype=self.dtype, **layers)
+        decoder = Decoder(config=config, dtype=self.dtype, attention=self.attention, **layers)
         tokenizer: Any = byte_tokenizer()
         return Policy(decoder=decoder, tokenizer=tokenizer, mesh=self.mesh, end_ids=ends, pad_id=0)
 
@@ -134,16 +131,19 @@ class Products(NamedTuple):
     flops: float
 
 
-def update(engine: Engine, tokens_per_microbatch: int) -> Callable[[], TrainState]:
+def update(engine: Engine, tokens_per_microbatch: int, widths: int = 8) -> Callable[[], TrainState]:
     """Returns a function that runs one PPO gradient step with AdamW over all rows."""
     policy, optimizer = engine.policy(), AdamW(learning_rate=1e-7)
     params, batch = engine.params(policy), engine.batch(policy)
     objective = Objective(
-        update=PPO(tokens_per_microbatch=tokens_per_microbatch),
+        update=PPO(tokens_per_microbatch=tokens_per_microbatch, microbatch_widths=widths),
         correction=correction.NONE(),
         kl=kl.NONE(),
         entropy=entropy.NONE(),
         critic=critic.NONE(),
+        decoder=policy.decoder,
+        sampling=Sampling(),
+        mesh=engine.mesh,
     )
     state = TrainState(
         step=engine.mesh.replicate(np.int32(0)),
@@ -156,9 +156,13 @@ def update(engine: Engine, tokens_per_microbatch: int) -> Callable[[], TrainStat
 
     def step() -> TrainState:
         held[0], _ = gradient_step(
-            objective, policy.decoder, Sampling(), optimizer, {}, held[0], batch,
-            {"kl": np.float32(0), "entropy": np.float32(0)}, engine.mesh,
-        )  # fmt: skip
+            objective,
+            optimizer,
+            {},
+            held[0],
+            batch,
+            {"kl": np.float32(0), "entropy": np.float32(0)},
+        )
         return held[0]
 
     return step
@@ -220,56 +224,23 @@ def capacity_row(engine: Engine) -> str:
     )
 
 
-def bandwidth_row(engine: Engine, bandwidth: float) -> str:
-    w, policy = engine.workload, engine.policy()
-    size = jnp.dtype(engine.dtype).itemsize
-    weights = sum(x.size for x in jax.tree.leaves(jax.eval_shape(engine.params, policy))) * size
-    cache = 2 * w.layers * w.kv_heads * w.head_dim * size * w.sequences
-    mean = cache * (w.prompt_len + w.max_new / 2)
-    seconds = median_seconds(sampler(engine, w.max_new, ()), repeats=9)
-    floor = w.max_new * (weights + mean) / bandwidth
-    return (
-        f"| decoding {w.sequences} rows, {w.name} | {w.sequences * w.max_new / seconds:,.0f} "
-        f"tokens/s | {floor / seconds:.0%} of {bandwidth / 1e9:,.0f} GB/s |"
-    )
-
-
-def gpu_products(n: int = 8192, times: int = 500) -> Products:
-    """Returns products of large matrices in bfloat16."""
-    a = jnp.ones((n, n), jnp.bfloat16)
-    product = jax.jit(lambda a: jax.lax.fori_loop(0, times, lambda _, x: a @ x, a))
-    return Products(lambda: product(a), times * 2.0 * n**3)
-
-
-def gpu_bandwidth() -> float:
-    """Returns the bytes per second that a copy reads and writes."""
-    big, copy = jnp.ones(2**30, jnp.int8), jax.jit(lambda x: x + 1)
-    return 2 * big.size / median_seconds(lambda: copy(big))
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "engine.md")
     options = parser.parse_args()
     os.environ.pop("OPENBLAS_CORETYPE", None)  # if inherited, it can pin slower kernels
     mesh = Mesh(cpu_devices=-1)
-    if mesh.platform == "cpu":
-        where, best, products = machine(), matmul_rate(), numpy_products()
-        rows = [
-            update_row(Engine(UNIFORM, mesh, "float32"), 384, products, best),
-            update_row(Engine(UNIFORM, mesh, "float32", unroll=True), 384, products, best),
-            update_row(Engine(M100, mesh, "float32", unroll=True), 384, products, best),
-            capacity_row(Engine(UNIFORM, mesh, "float32")),
-        ]
-    else:
-        where, products = mesh.devices.devices.flat[0].device_kind, gpu_products()
-        engine, best = Engine(QWEN, mesh, "bfloat16"), products.flops / median_seconds(products.run)
-        rows = [
-            update_row(engine, 16384, products, best),
-            bandwidth_row(engine, gpu_bandwidth()),
-        ]
+    best, products = matmul_rate(), numpy_products()
+    rows = [
+        update_row(Engine(UNIFORM, mesh, "float32"), 384, products, best),
+        update_row(Engine(UNIFORM, mesh, "float32", unroll=True), 384, products, best),
+        update_row(Engine(M100, mesh, "float32", unroll=True), 384, products, best),
+        capacity_row(Engine(UNIFORM, mesh, "float32")),
+    ]
     command = "python -m experiments.benchmarks.engine"
-    head = f"# The engine alone\n\n{where}. Made by `{command}`.\n\n| what | took | which is |\n"
+    head = (
+        f"# The engine alone\n\n{machine()}. Made by `{command}`.\n\n| what | took | which is |\n"
+    )
     report = "\n".join([head + "|---|---|---|", *rows]) + "\n"
     print(report)
     options.out.write_text(report)

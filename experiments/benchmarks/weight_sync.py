@@ -31,7 +31,6 @@ from typing import Any
 import jax
 import numpy as np
 
-from rl4p.configuration.arguments import key_values
 from rl4p.distributed.mesh import Mesh
 from rl4p.model.huggingface import write_policy
 from rl4p.model.pretrained import Pretrained
@@ -45,7 +44,9 @@ PIECE = 2**24  # bytes
 
 def main() -> None:
     """Prints the figures as JSON."""
-    changed = key_values(sys.argv[1:], {}, dict.fromkeys(MODEL))
+    changed = dict(word.split("=", 1) for word in sys.argv[1:])
+    if unknown := changed.keys() - MODEL.keys():
+        raise SystemExit(f"{', '.join(sorted(unknown))}: choose from {', '.join(MODEL)}.")
     model = MODEL | {name: int(value) for name, value in changed.items()}
     with tempfile.TemporaryDirectory(dir=os.environ.get("TMPDIR")) as folder:
         print(json.dumps(measure(Path(folder), model), indent=2))

@@ -23,7 +23,7 @@ def main() -> int:
     flips, draw, said = parser.parse_args().flips, random.Random(0), []
     handler = logging.Handler()
     handler.emit = lambda record: said.append(record.getMessage())
-    log = logging.getLogger("rl4p.runs.digests")
+    log = logging.getLogger("rl4p.runs.saved_steps")
     log.addHandler(handler)
     log.propagate = False
     found = 0

@@ -19,7 +19,7 @@ from experiments.drills.checkpoints import restored_step, save
 from experiments.drills.fuzz import fuzzed
 from experiments.drills.outcome import tell
 from rl4p.errors import InputError, RunError
-from rl4p.runs.digests import DIGESTS
+from rl4p.runs.saved_steps import DIGESTS
 
 FILES = ("_CHECKPOINT_METADATA", "parts/metadata", "state/_METADATA", "state/_sharding")
 

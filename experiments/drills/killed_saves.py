@@ -15,7 +15,7 @@ from pathlib import Path
 
 from experiments.drills.outcome import tell
 from experiments.drills.small_run import SMALL, difference, run, start, trains
-from rl4p.runs.digests import newest_undamaged, steps_of
+from rl4p.runs.saved_steps import newest_undamaged, steps_of
 
 STEPS = ("steps=12", "checkpoint.every=1", "checkpoint.keep=1")
 TEMPORARY = "*.orbax-checkpoint-tmp*"

@@ -107,7 +107,7 @@ ROWS: dict[str, list[dict[str, str]]] = {
         {
             "what": "broken metadata of checkpoints gives no traceback",
             "drill": "fuzzed_checkpoints",
-            "mutant": "a step without digests that cannot be read is a traceback",
+            "mutant": "a step without digests is restored",
         },
         {
             "what": "broken files of questions, run folders and tokenizers give no traceback",
@@ -124,7 +124,7 @@ ROWS: dict[str, list[dict[str, str]]] = {
                 "a checkpoint that is cut, empty or of another model is refused by name; no"
                 " silent cast"
             ),
-            "tests": "tests/runs/test_digests.py tests/runs/test_checkpoint.py",
+            "tests": "tests/runs/test_saved_steps.py tests/runs/test_checkpoint.py",
             "mutant": "dtypes are not compared",
         },
         {
@@ -142,7 +142,7 @@ ROWS: dict[str, list[dict[str, str]]] = {
             ),
             "tests": (
                 "tests/loop/test_grading.py tests/reward/test_term_threads.py "
-                "tests/configuration/test_foreign.py"
+                "tests/configuration/test_user_code.py"
             ),
             "mutant": "a term that exits ends the run",
         },

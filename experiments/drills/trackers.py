@@ -138,7 +138,7 @@ def carried_out(kind: str, place: Path) -> tuple[dict[str, Any], str]:
     if not sent:
         for _ in range(2):
             send = (sys.executable, "-m", "rl4p.send")
-            run(str(folder), "--uri", later, program=send, cwd=place, check=True)
+            run(f"run={folder}", f"tracker.uri={later}", program=send, cwd=place, check=True)
     return costs, problem(folder, uri if sent else later, costs, sent)
 
 

@@ -46,6 +46,7 @@ class GDPO(AdvantageOptions):
                 f"{sorted(rewards.terms)}."
             )
         sum_B = jnp.zeros_like(rewards.total_B)
+        # Sorted, because the rounding of a sum depends on its order.
         for name, term_B in sorted(rewards.terms.items()):
             graded_B = rewards.graded(name)
             group = group_statistics(term_B, graded_B, trajectories.group_ids_B, ddof=1)

@@ -68,9 +68,9 @@ class MaxEntGRPO(AdvantageOptions):
     tau_max: AboveZero = 5.0
 
     def __post_init__(self) -> None:
-        of_controller = ("target_entropy", "tau_warmup", "tau_min", "tau_max")
+        controller_options = ("target_entropy", "tau_warmup", "tau_min", "tau_max")
         changed = [
-            name for name in of_controller if getattr(self, name) != getattr(type(self), name)
+            name for name in controller_options if getattr(self, name) != getattr(type(self), name)
         ]
         if changed and not self.tau_learning_rate:
             raise ValueError(
@@ -122,10 +122,10 @@ class MaxEntGRPO(AdvantageOptions):
         now = masked_sum(entropy_BT, mask_BT) / jnp.maximum(tokens, 1)
         average = jnp.where(memory["steps"] == 0, now, 0.9 * memory["entropy"] + 0.1 * now)
         steps, log_tau = memory["steps"] + 1, memory["log_tau"]
-        moved = log_tau + self.tau_learning_rate * (self.target_entropy - average)
-        moved = jnp.clip(moved, log(self.tau_min), log(self.tau_max))
+        updated = log_tau + self.tau_learning_rate * (self.target_entropy - average)
+        updated = jnp.clip(updated, log(self.tau_min), log(self.tau_max))
         new = {
-            "log_tau": jnp.where(steps > self.tau_warmup, moved, log_tau),
+            "log_tau": jnp.where(steps > self.tau_warmup, updated, log_tau),
             "entropy": average,
             "steps": steps,
         }

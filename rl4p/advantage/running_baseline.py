@@ -57,12 +57,12 @@ class RunningBaseline(AdvantageOptions):
         old_B, seen_B = memory["baseline"][task_B], memory["seen"][task_B]
         known_B = jnp.where(rewards.valid_B, rewards.total_B - old_B, 0.0)
         advantages_B = jnp.where(seen_B, known_B, step.difference_B)
-        moved_B = self.decay * old_B + (1.0 - self.decay) * step.mean_B
+        updated_B = self.decay * old_B + (1.0 - self.decay) * step.mean_B
         # All valid samples of a task write the same value; invalid ones have no index to write.
         place_B = jnp.where(rewards.valid_B, task_B, self.max_tasks)
         return spread_over_tokens(advantages_B, trajectories), {
             "baseline": jnp.asarray(memory["baseline"])
             .at[place_B]
-            .set(jnp.where(seen_B, moved_B, step.mean_B), mode="drop"),
+            .set(jnp.where(seen_B, updated_B, step.mean_B), mode="drop"),
             "seen": jnp.asarray(memory["seen"]).at[place_B].set(True, mode="drop"),
         }

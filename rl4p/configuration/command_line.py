@@ -8,32 +8,31 @@ grammar and composes the same configuration.
 import logging
 import os
 import sys
-import traceback
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
-from hydra._internal.hydra import Hydra
-from hydra._internal.utils import get_args_parser
 from hydra.errors import HydraException
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
+from rl4p.configuration.commands import Reading, options_of
 from rl4p.configuration.completion import shell_completion
 from rl4p.configuration.composition import CONFIG, Composer, one_line
 from rl4p.configuration.folder import RECORD, refuse_taken
-from rl4p.configuration.foreign import own_failures
+from rl4p.configuration.hydra_internals import Hydra, get_args_parser
 from rl4p.configuration.launcher import AfterSweep, JobFailed, run_sweep
-from rl4p.configuration.quoting import quoted
-from rl4p.configuration.resume import resume
+from rl4p.configuration.override_errors import refuse_arguments, several_values
+from rl4p.configuration.quoting import override, quoted
+from rl4p.configuration.resume import as_started, config_of_run, followed_by, resume
 from rl4p.configuration.schema import check, without_hydra
 from rl4p.configuration.sweep import FAILURE, MULTIRUN, Sweep
 from rl4p.configuration.sweep_start import new_sweep, resumed_sweep
 from rl4p.configuration.trust import CONF
-from rl4p.configuration.unreadable import several_values, unknown_flags
-from rl4p.errors import InputError, RunError, Stopped, ended_by_interrupt
+from rl4p.configuration.user_code import own_failures
+from rl4p.errors import InputError, ended_by_interrupt, report
 
 log = logging.getLogger(__name__)
 
@@ -50,6 +49,7 @@ def main(
     *,
     join: Join = lambda config: nullcontext(True),
     after_sweep: AfterSweep | None = None,
+    reads_runs: bool = False,
     argv: Sequence[str] | None = None,
     conf: Path = CONF,
 ) -> None:
@@ -64,7 +64,9 @@ def main(
       join: joins the other processes of the run; yields whether this process is the first.
       after_sweep: called with the folder of a sweep and the folders of its finished jobs. It is
         given by entry points whose sweeps can be resumed, because their jobs keep records.
-      argv: the arguments; None takes those of the process.
+      reads_runs: whether the entry point reads a run (run=FOLDER, out=FOLDER); otherwise it
+        continues one (resume=FOLDER).
+      argv: the arguments; None takes the arguments of the process.
       conf: the folder of the YAML files.
     """
     logging.raiseExceptions = False  # a full disk would print a traceback for each line of the log
@@ -73,16 +75,37 @@ def main(
         sys.path.append(here)  # for the user's own modules; a console script lacks this entry
     try:
         argv = sys.argv[1:] if argv is None else list(argv)
-        launch(name, job, join, after_sweep, argv, conf)
+        launch(name, job, join, after_sweep, argv, conf, reads_runs=reads_runs)
     except JobFailed as failure:
         raise SystemExit(failure.exit_code) from failure
     except (Exception, KeyboardInterrupt) as error:
         raise SystemExit(report(error)) from error
 
 
-def compose(overrides: Sequence[str] = (), *, conf: Path = CONF) -> DictConfig:
-    """Returns the configuration that a job would get from these overrides, fully checked."""
-    config = without_hydra(Composer(conf, words=overrides).compose(list(overrides)))
+def compose(
+    overrides: Sequence[str] = (),
+    *,
+    run: str | None = None,
+    parts: Sequence[str] = (),
+    config_dir: str | None = None,
+    conf: Path = CONF,
+) -> DictConfig:
+    """Returns the configuration that a job would get from these overrides, fully checked.
+
+    Args:
+      overrides: the overrides of the command line.
+      run: the folder of a run whose configuration is taken for the `parts`.
+      parts: the keys of the root that the job reads from the run (`config_of_run`).
+      config_dir: a folder with further YAML files.
+      conf: the folder of the YAML files of the package.
+    """
+    composer = Composer(conf, config_dir, overrides)
+    if run is None:
+        config = composer.compose(list(overrides))
+    else:
+        config = config_of_run(composer, run, composer.parse(list(overrides)), parts)
+        check(config)
+    config = without_hydra(config)
     OmegaConf.set_struct(config, True)
     return config
 
@@ -94,6 +117,8 @@ def launch(
     after_sweep: AfterSweep | None,
     argv: list[str],
     conf: Path,
+    *,
+    reads_runs: bool = False,
 ) -> None:
     """Does the work of `main`, but raises errors instead of setting exit codes."""
     parser = get_args_parser()
@@ -106,6 +131,13 @@ def launch(
         )
     if args.multirun and (args.cfg or args.info):
         raise InputError("--cfg and --info show a single job: leave -m out.")
+    run = None
+    if reads_runs and not args.shell_completion:
+        options, args.overrides = options_of(args.overrides, Reading, name, composes=True)
+        run = options.run
+        if options.out is not None:
+            folder = "hydra.sweep.dir" if args.multirun else "hydra.run.dir"
+            args.overrides.append(override(folder, options.out))
     composer = Composer(conf, args.config_dir, args.overrides)
     hydra = Hydra(name, composer.loader)
     try:
@@ -114,7 +146,7 @@ def launch(
         elif args.hydra_help:
             hydra.hydra_help(CONFIG, parser, args)
         elif args.shell_completion:
-            shell_completion(name, conf, args.overrides)
+            shell_completion(name, args.overrides, conf=conf)
         else:
             shows = args.cfg or args.info
             with ended_by_interrupt():  # the check imports what the configuration names
@@ -122,6 +154,7 @@ def launch(
                     composer,
                     args.overrides,
                     args.multirun,
+                    run=run,
                     targets=not shows,
                     resumable=after_sweep is not None,
                 )
@@ -149,26 +182,34 @@ def launch(
         raise InputError(f"The run folder cannot be created: {error}.") from error
 
 
-def refuse_arguments(argv: list[str], message: str) -> NoReturn:
-    """Raises an `InputError` in place of argparse's usage message, which describes Hydra."""
-    _, _, refused = message.partition("unrecognized arguments: ")
-    flags = [word for word in argv if word.startswith("-") and f" {word} " in f" {refused} "]
-    if error := unknown_flags(flags, argv):
-        raise error
-    raise InputError(f"{message[:1].upper()}{message[1:]}; see --help.")
-
-
 def preflight(
-    composer: Composer, lines: list[str], multirun: bool, *, targets: bool, resumable: bool
+    composer: Composer,
+    lines: list[str],
+    multirun: bool,
+    *,
+    run: str | None,
+    targets: bool,
+    resumable: bool,
 ) -> tuple[list[str], DictConfig, Sweep | None]:
     """Checks every job of a command line before Hydra starts any.
+
+    Args:
+      composer: composes and checks configurations.
+      lines: the overrides of the command line.
+      multirun: whether the command line has the flag -m.
+      run: the folder of a run whose overrides come first, if there is one.
+      targets: as in `schema.check`.
+      resumable: whether a sweep can be resumed.
 
     Returns:
       The overrides for Hydra, the configuration of the (first) job, and the sweep, if it is one.
     """
     overrides = composer.parse(lines)
+    if run is not None:
+        lines = followed_by(composer, as_started("run", run)[0], overrides)
+        overrides = composer.parse(lines)
     folder = next((o for o in reversed(overrides) if o.key_or_group == "resume"), None)
-    swept = [override for override in overrides if override.is_sweep_override()]
+    swept = [each for each in overrides if each.is_sweep_override()]
     if folder is not None and folder.value() is not None:
         if multirun or swept:
             raise InputError(
@@ -180,10 +221,10 @@ def preflight(
             return resumed_sweep(composer, given, overrides, targets=targets)
         lines = resume(composer, str(folder.value()), overrides, targets=targets)
         return lines, composer.load(lines), None
-    for override in swept:
-        if override.is_hydra_override():
+    for each in swept:
+        if each.is_hydra_override():
             raise InputError(
-                f"{override.input_line} has several values, but a hydra key takes only one."
+                f"{each.input_line} has several values, but a hydra key takes only one."
             )
     base = composer.load(lines)
     if base.get("resume") is not None:
@@ -214,18 +255,3 @@ def reporting(job: Job) -> Job:
             raise SystemExit(exit_code) from error
 
     return reporting_job
-
-
-def report(error: BaseException) -> int:
-    """Prints an error and returns its exit code. Errors of rl4p are printed without a traceback."""
-    if isinstance(error, KeyboardInterrupt):
-        print("Interrupted: the work since the last save is lost.", file=sys.stderr)
-        return 1
-    if not isinstance(error, (InputError, RunError, Stopped)):
-        traceback.print_exception(error)
-        return 1
-    if os.environ.get("HYDRA_FULL_ERROR") == "1":
-        traceback.print_exception(error)
-    else:
-        print(error, file=sys.stderr)
-    return error.exit_code

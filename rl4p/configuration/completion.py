@@ -3,7 +3,8 @@
     eval "$(rl4p-train -sc install=bash)"
 
 prints a shell function and registers it for `rl4p-train`. At each press of Tab the function calls
-`rl4p-train -sc query=bash` with the line in COMP_LINE, and offers the words that this prints.
+`rl4p-train -sc query=bash` with the line in COMP_LINE, and offers the words that this prints: the
+words that the --help of a command lists, runs, files, and the keys of the configuration.
 """
 
 import io
@@ -15,12 +16,13 @@ from contextlib import redirect_stderr
 from itertools import pairwise
 from pathlib import Path
 
-from hydra._internal.hydra import Hydra
-from hydra._internal.utils import get_args_parser
+from hydra.plugins.completion_plugin import CompletionPlugin
 
 from rl4p.configuration.composition import CONFIG, Composer
 from rl4p.configuration.folder import LATEST, newest_runs
+from rl4p.configuration.hydra_internals import Hydra, get_args_parser
 from rl4p.configuration.quoting import command, override
+from rl4p.configuration.trust import CONF
 from rl4p.errors import InputError
 
 SHELLS = ("bash", "zsh", "fish")
@@ -28,13 +30,22 @@ SHELLS = ("bash", "zsh", "fish")
 NOT_OFFERED = ("--config-path", "-cp", "--config-name", "-cn", "--experimental-rerun")
 
 
-def shell_completion(name: str, conf: Path, arguments: Sequence[str]) -> None:
+def shell_completion(
+    name: str,
+    arguments: Sequence[str],
+    *,
+    conf: Path = CONF,
+    description: str = "",
+    composes: bool = True,
+) -> None:
     """Installs or uninstalls the completion of a script, or prints the words for a line.
 
     Args:
       name: the name of the entry point.
-      conf: the folder of the YAML files.
       arguments: install=SHELL, uninstall=SHELL or query=SHELL.
+      conf: the folder of the YAML files.
+      description: the text of --help, whose lines "  WORD=VALUE  MEANING" name words.
+      composes: whether the command takes overrides of the configuration.
 
     Raises:
       InputError: the arguments are different, or the program does not run as an installed script.
@@ -54,35 +65,69 @@ def shell_completion(name: str, conf: Path, arguments: Sequence[str]) -> None:
         return
     try:
         with redirect_stderr(io.StringIO()):
-            query(name, conf, arguments[0], os.environ.get("COMP_LINE", ""))
+            line = os.environ.get("COMP_LINE", "")
+            own = re.findall(r"(?m)^  ([a-z_.]+=)", description)
+            query(name, conf, arguments[0], line, own=own, composes=composes)
     except (Exception, SystemExit):  # noqa: BLE001 - a line in the making is often wrong: no words
         return
 
 
-def query(name: str, conf: Path, argument: str, line: str) -> None:
-    """Prints the words that may end a line."""
+def query(
+    name: str,
+    conf: Path,
+    argument: str,
+    line: str,
+    *,
+    own: Sequence[str] = (),
+    composes: bool = True,
+) -> None:
+    """Prints the words that may end a line; `own` are the words of the command, such as run=."""
     words = line.split()
     last = "" if line.endswith(" ") else words[-1]
+    key, equals, value = last.partition("=")
+    separator = "\n" if argument.endswith("fish") else " "
+    if last.startswith("-"):
+        known = flags() if not own else ["--help", *(["--config-dir"] if composes else [])]
+        print(separator.join(flag for flag in known if flag.startswith(last)))
+        return
+    if key in ("run", "resume") and equals and not value.startswith(("/", ".")):
+        runs = [LATEST, *(str(folder) for folder in newest_runs())]
+        lines = [command([override(key, folder)]) for folder in runs]
+        print(separator.join(word for word in lines if word.startswith(last)))
+        return
+    if f"{key}=" in own and equals:
+        files = CompletionPlugin.complete_files(value)
+        print(separator.join(f"{key}={file}" for file in files))
+        return
+    print(separator.join(word for word in own if word.startswith(last)))
+    if composes and (last or not own):
+        complete_overrides(name, conf, argument, words, last, own)
+
+
+def complete_overrides(
+    name: str, conf: Path, argument: str, words: Sequence[str], last: str, own: Sequence[str]
+) -> None:
+    """Prints the overrides of the configuration that may end a line, as Hydra's plugins do."""
     folders = [after for word, after in pairwise(words) if word in ("--config-dir", "-cd")]
     folders += [word.partition("=")[2] for word in words if word.startswith("--config-dir=")]
-    if last.startswith("-"):
-        print(" ".join(flag for flag in flags() if flag.startswith(last)))
-    elif last.startswith("resume=") and not last.startswith(("resume=/", "resume=.")):
-        offered = [LATEST, *(str(folder) for folder in newest_runs())]
-        lines = [command([override("resume", folder)]) for folder in offered]
-        print(" ".join(word for word in lines if word.startswith(last)))
-    else:
-        given = [word for word in words if "=" in word and not word.startswith("-")]
-        composer = Composer(conf, folders[-1] if folders else None, given)
-        if placed := re.fullmatch(r"[+~]?([\w/]+)@[\w.]+=(\w*)", last):
-            group, begun = placed.groups()
-            key = last.removesuffix(begun)
-            if argument.endswith("bash"):
-                key = key.partition("@")[2]  # for Bash an @ ends a word
-            found = [x for x in composer.catalogue.options(group) if x.startswith(begun)]
-            print(" ".join(f"{key}{option}" for option in found))
-            return
-        Hydra(name, composer.loader).shell_completion(CONFIG, [argument])
+    overrides = [
+        word
+        for word in words[1:]
+        if "=" in word and not word.startswith("-") and f"{word.partition('=')[0]}=" not in own
+    ]
+    composer = Composer(conf, folders[-1] if folders else None, overrides)
+    if placed := re.fullmatch(r"[+~]?([\w/]+)@[\w.]+=(\w*)", last):
+        group, begun = placed.groups()
+        key = last.removesuffix(begun)
+        if argument.endswith("bash"):
+            key = key.partition("@")[2]  # for Bash an @ ends a word
+        options = [x for x in composer.catalogue.options(group) if x.startswith(begun)]
+        print(" ".join(f"{key}{option}" for option in options))
+        return
+    if own:  # Hydra reads the line itself, and knows no other words
+        ends = [last] if "=" not in last else []
+        os.environ["COMP_LINE"] = " ".join([words[0], *overrides, *ends]) + " " * (not last)
+    Hydra(name, composer.loader).shell_completion(CONFIG, [argument])
 
 
 def flags() -> list[str]:

@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import cast
 
 from hydra import version
-from hydra._internal.utils import create_config_search_path
 from hydra.core.config_search_path import SearchPathQuery
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import (
@@ -19,12 +18,18 @@ from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
-from rl4p.configuration.corrections import of_option
+from rl4p.configuration.hydra_internals import create_config_search_path
 from rl4p.configuration.loader import Loader
-from rl4p.configuration.refusals import Catalogue, value_of, wrong_key, wrong_option
+from rl4p.configuration.override_errors import (
+    Catalogue,
+    unreadable,
+    value_of,
+    wrong_key,
+    wrong_option,
+)
 from rl4p.configuration.schema import PLACES, check, without_place
+from rl4p.configuration.suggestions import option_correction
 from rl4p.configuration.trust import CONF
-from rl4p.configuration.unreadable import unreadable
 from rl4p.errors import InputError
 
 CONFIG = "config"  # the primary YAML
@@ -55,6 +60,7 @@ class Composer:
                 raise InputError(f"--config-dir {config_dir} is not a folder.")
             folder = f"file://{Path(config_dir).resolve()}"
             search_path.prepend("command-line", folder, SearchPathQuery(provider="schema"))
+        self.config_dir = config_dir
         self.loader = Loader(search_path, conf, words)
         self.catalogue = Catalogue(self.loader)
 
@@ -117,7 +123,7 @@ class Composer:
                     return InputError(f"{override.input_line[1:]} needs no +: it already exists.")
                 if override.key_or_group in PLACES and override.package is None:
                     return without_place(override.key_or_group, value_of(override))
-                if of_option(override.key_or_group, value_of(override)) and not unknown:
+                if option_correction(override.key_or_group, value_of(override)) and not unknown:
                     return wrong_option(self.catalogue, override.key_or_group, value_of(override))
                 refusal = InputError(f"{override.input_line} is refused: {one_line(error)}")
                 return unknown or refusal
@@ -163,12 +169,12 @@ def refused_jobs(
     """Returns one error for the jobs of a sweep that cannot run; it names the values to leave out.
 
     Args:
-      overrides: those of the sweep.
+      overrides: the overrides of the sweep.
       jobs: its jobs from `sweep_jobs`, which have the same keys in the same order.
       errors: the errors by the index of the job.
     """
     globs = {o.get_key_element() for o in overrides if o.value_type == ValueType.GLOB_CHOICE_SWEEP}
-    told = []
+    sentences = []
     for sentence in dict.fromkeys(str(error) for error in errors.values()):
         failed = {index for index, error in errors.items() if str(error) == sentence}
         for column in zip(*jobs, strict=True):
@@ -182,8 +188,8 @@ def refused_jobs(
                     sentence += f" with {key}=glob(..., exclude=[{','.join(names)}])"
                 sentence += "."
                 break
-        told.append(sentence)
-    return InputError(" ".join(told))
+        sentences.append(sentence)
+    return InputError(" ".join(sentences))
 
 
 def one_line(error: Exception) -> str:

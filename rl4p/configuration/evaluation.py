@@ -1,17 +1,19 @@
-"""The configuration of `python -m rl4p.evaluate`: that of a run, or one composed like a run's.
+"""The configuration of `python -m rl4p.evaluate`, taken from a run or composed anew.
 
-With run=FOLDER the parts that an evaluation uses (`OF_RUN`) are those of the run
-(`resume.config_of_run`). Everything else has its default and has no effect.
+With run=FOLDER the run gives the parts that an evaluation uses (`OF_RUN`, `resume.config_of_run`).
+Everything else has its default and has no effect.
 """
 
 import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig, OmegaConf, open_dict
 
+from rl4p.configuration import commands
+from rl4p.configuration.commands import Checkpoint
 from rl4p.configuration.composition import Composer
 from rl4p.configuration.folder import run_folder
 from rl4p.configuration.resume import OF_RESPONSES, begins, config_of_run, place
@@ -37,17 +39,26 @@ MAY_SET = (
 )
 # Keys below these that act on training only.
 NOT_HERE = ("evaluation.every", "debug.profile", "tracker.register", "tracker.upload_checkpoints")
-OF_MODEL = ("model", "seed", "experiment")  # without a run
-OF_CHECKPOINT = ("model.dtype", "model.template")  # with a run, whose parameters fix the rest
+MODEL_KEYS = ("model", "seed", "experiment")  # without a run
+CHECKPOINT_KEYS = ("model.dtype", "model.template")  # with a run, whose parameters fix the rest
 INSTEAD = {
     "prompts_per_step": "evaluation.rows",
     "group_size": "evaluation.samples",
     "seed": "evaluation.seed",
-    "resume": "run",
-    "steps": "step",
 }
 # The options that act on samples, and not on greedy responses.
-OF_SAMPLES = ("temperature", "top_k", "top_p")
+SAMPLING_OPTIONS = ("temperature", "top_k", "top_p")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options(Checkpoint):
+    """The words of the command beside overrides of the configuration.
+
+    Attributes:
+      out: the folder for the results.
+    """
+
+    out: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,27 +80,26 @@ class Request:
     command: str = field(default="", compare=False)
 
 
-def read(
-    words: Sequence[str], *, config_dir: str | None = None, conf: Path = CONF
-) -> tuple[Request, DictConfig]:
+def read(arguments: Sequence[str], *, conf: Path = CONF) -> tuple[Request, DictConfig]:
     """Returns the request and the checked configuration of a command line.
 
     Args:
-      words: KEY=VALUE; run, step, average and out are those of the request, the others overrides.
-      config_dir: a folder with further YAML files.
+      arguments: the arguments of the command.
       conf: the folder of the YAML files of the package.
 
     Raises:
       InputError: a word is wrong, or would have no effect on an evaluation.
     """
-    own = {"run", "step", "average", "out"}
-    given = {key: value for key, equals, value in (x.partition("=") for x in words) if equals}
-    request = request_of({key: given[key] for key in own & given.keys()})
-    folder = [] if config_dir is None else ["--config-dir", config_dir]
-    command = shlex.join(["python", "-m", "rl4p.evaluate", *words, *folder])
-    request = replace(request, command=command)
-    lines = [word for word in words if word.partition("=")[0] not in own]
-    composer = Composer(conf, config_dir, lines)
+    line = commands.read(arguments, Options, "evaluate", composes=True)
+    options, lines = line.options, line.overrides
+    request = Request(
+        out=Path(options.out).expanduser(),
+        run=None if options.run is None else run_folder(options.run),
+        step=options.step,
+        average=options.average,
+        command=shlex.join(["python", "-m", "rl4p.evaluate", *arguments]),
+    )
+    composer = Composer(conf, line.config_dir, lines)
     overrides = composer.parse(lines)
     refuse_what_cannot_act(overrides, request)
     if request.run is None:
@@ -104,38 +114,13 @@ def read(
     return request, config
 
 
-def request_of(given: dict[str, str]) -> Request:
-    """Returns the request from its words.
-
-    Raises:
-      InputError: `out` is missing, a value is wrong, or step or average have no run.
-    """
-    if not given.get("out"):
-        raise InputError("Give out=FOLDER, the folder for evaluation.json and responses.jsonl.")
-    for key in ("step", "average"):
-        if key in given and "run" not in given:
-            raise InputError(f"{key}={given[key]} needs the run that it belongs to: run=FOLDER.")
-    if "run" in given and not given["run"]:
-        raise InputError("run= is empty: give the folder of a run.")
-    if "step" in given and not given["step"].isdecimal():
-        raise InputError(f"step={given['step']} is not a whole number.")
-    if given.get("average", "false") not in ("true", "false"):
-        raise InputError(f"average={given['average']} is not one of true, false.")
-    return Request(
-        out=Path(given["out"]).expanduser(),
-        run=run_folder(given["run"], key="run") if "run" in given else None,
-        step=int(given["step"]) if "step" in given else None,
-        average=given.get("average") == "true",
-    )
-
-
 def refuse_what_cannot_act(overrides: Sequence[Override], request: Request) -> None:
     """Checks that each override acts on an evaluation.
 
     Raises:
       InputError: one does not, or it has several values.
     """
-    may = (*MAY_SET, *(OF_MODEL if request.run is None else OF_CHECKPOINT))
+    may = (*MAY_SET, *(MODEL_KEYS if request.run is None else CHECKPOINT_KEYS))
     for override in overrides:
         key = place(override)
         if override.is_sweep_override():
@@ -144,8 +129,8 @@ def refuse_what_cannot_act(overrides: Sequence[Override], request: Request) -> N
             )
         if key in NOT_HERE or not begins(key, may):
             hint = f": set {INSTEAD[key]}" if key in INSTEAD else ""
-            if not hint and request.run is not None and begins(key, OF_MODEL):
-                hint = f": the run has its own (only {' and '.join(OF_CHECKPOINT)} can be set)"
+            if not hint and request.run is not None and begins(key, MODEL_KEYS):
+                hint = f": the run has its own (only {' and '.join(CHECKPOINT_KEYS)} can be set)"
             hint = hint or f": leave it out (an evaluation reads {', '.join(may)})"
             raise InputError(f"{override.input_line} has no effect on an evaluation{hint}.")
 
@@ -178,8 +163,8 @@ def refuse_what_is_not_used(overrides: Sequence[Override], config: DictConfig) -
             raise InputError(
                 f"{line} has no effect, because evaluation.held_out=false: leave it out."
             )
-        of_samples = key in [f"{sampler}.{name}" for name in OF_SAMPLES]
-        if of_samples and not evaluation.samples:
+        needs_samples = key in [f"{sampler}.{name}" for name in SAMPLING_OPTIONS]
+        if needs_samples and not evaluation.samples:
             raise InputError(
                 f"{line} has no effect on greedy responses: set evaluation.samples=N to sample."
             )

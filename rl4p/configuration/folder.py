@@ -10,8 +10,8 @@ from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
 
-from rl4p.configuration.corrections import write
 from rl4p.configuration.quoting import command, override
+from rl4p.configuration.suggestions import write
 from rl4p.errors import InputError
 
 RECORD = "metrics.jsonl"  # its presence marks the folder of a run
@@ -56,7 +56,7 @@ def only_run_in(folder: Path, *, lock: int = fcntl.LOCK_EX) -> Iterator[None]:
         yield
 
 
-def run_folder(given: str, *, key: str = "resume") -> Path:
+def run_folder(given: str, *, key: str = "run") -> Path:
     """Returns the absolute path of the run that a value names: a folder, or the latest run.
 
     The latest run is the one that was started or resumed last under `outputs/runs`.
@@ -82,8 +82,8 @@ def newest_runs() -> list[Path]:
     return [start.parents[1] for start in runs]
 
 
-def not_a_run(given: str, reason: str, *, key: str = "resume") -> InputError:
-    """Returns the error for a value of `resume`, or of another key, that is not a run's folder."""
+def not_a_run(given: str, reason: str, *, key: str = "run") -> InputError:
+    """Returns the error for a value of `run` or `resume` that is not the folder of a run."""
     problem = f"{key}={given} is not the folder of a run: {reason}"
     if given.lower() in ("true", "yes", "auto", "last", "newest", "1"):
         return InputError(write(f"{key}={given} is not a folder", [f"{key}={LATEST}"]))

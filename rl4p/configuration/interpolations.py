@@ -1,4 +1,8 @@
-"""A limit on interpolations: a few lines of `${a}${a}` can expand to more than fits in memory."""
+"""A limit on interpolations: a few lines of `${a}${a}` can expand to more than fits in memory.
+
+OmegaConf resolves an interpolation whenever a value is read. `limit_interpolations` sets the limit;
+whatever reads files that anyone may have written calls it first.
+"""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,15 +21,25 @@ _seen: ContextVar[list[int] | None] = ContextVar("seen", default=None)  # charac
 _resolve = Container.resolve_parse_tree
 
 
+def limit_interpolations() -> None:
+    """Limits how much text each value expands to that is read from now on, in this process.
+
+    Repeated calls have no effect. OmegaConf offers no setting for this, so that the call replaces
+    the method by which it resolves interpolations.
+    """
+    Container.resolve_parse_tree = _bounded
+
+
 @contextmanager
 def bounded_interpolations() -> Iterator[None]:
     """Limits how much text the interpolations resolved in a `with` block expand to, all together.
 
-    Elsewhere the same limit applies to each value that is read.
+    Outside of a block the same limit applies to each value that is read.
 
     Raises:
       InputError: they expand to more, even if code in the block caught OmegaConf's error.
     """
+    limit_interpolations()
     token = _seen.set(seen := [0])
     try:
         yield
@@ -51,6 +65,3 @@ def _bounded(self: Container, *args: Any, **options: Any) -> Any:
     if seen[0] > MOST_CHARACTERS:
         raise InterpolationResolutionError("too many characters")
     return value
-
-
-Container.resolve_parse_tree = _bounded

@@ -11,9 +11,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from hydra._internal.callbacks import Callbacks
-from hydra._internal.hydra import Hydra
-from hydra.core import utils
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.plugins import Plugins
 from hydra.errors import HydraException
@@ -22,7 +19,7 @@ from omegaconf import DictConfig
 
 from rl4p.configuration.composition import CONFIG
 from rl4p.configuration.folder import only_run_in, save_config
-from rl4p.configuration.foreign import own_failures
+from rl4p.configuration.hydra_internals import Callbacks, Hydra, replace_save_config
 from rl4p.configuration.quoting import quoted
 from rl4p.configuration.sweep import (
     FAILURE,
@@ -39,13 +36,14 @@ from rl4p.configuration.sweep import (
     write_failure,
     write_jobs,
 )
+from rl4p.configuration.user_code import own_failures
 from rl4p.errors import InputError, RunError, Stopped
 
 log = logging.getLogger(__name__)
 
 # Hydra's own function leaves half a file if it is killed. Replaced at import, because launchers run
 # jobs in other processes, which import this module.
-utils._save_config = save_config
+replace_save_config(save_config)
 
 Job = Callable[[DictConfig], Any]
 Report = Callable[[BaseException], int]
@@ -187,8 +185,7 @@ def states_of(sweep: Sweep, *, records: bool) -> Mapping[SweepJob, State]:
     states = {each: state(sweep.folder / each.folder) for each in ended_jobs(sweep)}
     if not records:
         return {
-            each: found if found is State.FAILED else State.FINISHED
-            for each, found in states.items()
+            job: ended if ended is State.FAILED else State.FINISHED for job, ended in states.items()
         }
     return states
 
@@ -196,9 +193,9 @@ def states_of(sweep: Sweep, *, records: bool) -> Mapping[SweepJob, State]:
 def exit_code_of(sweep: Sweep, states: Mapping[SweepJob, State]) -> int:
     """Returns the exit code of the first failed job; 3 if signals stopped the unfinished jobs."""
     unfinished = []
-    for each, found in states.items():
-        if found is State.FAILED:
+    for each, ended in states.items():
+        if ended is State.FAILED:
             return failure(sweep.folder / each.folder)[1]
-        if found is not State.FINISHED:
+        if ended is not State.FINISHED:
             unfinished.append(document(sweep.folder / each.folder / SUMMARY).get("status"))
     return (3 if set(unfinished) == {"stopped"} else 1) if unfinished else 0

@@ -1,7 +1,7 @@
 """Hydra's loader, which refuses to return a configuration that could run code nobody trusted.
 
-Every configuration passes through it: those that the checks before a run compose, those that Hydra
-composes itself, and those of the jobs of a sweep, in whichever process they start.
+Every configuration passes through it: in the checks before a run, when Hydra starts a job, and in
+the processes that a sweep starts.
 """
 
 from collections.abc import Sequence
@@ -11,9 +11,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from hydra._internal.config_loader_impl import ConfigLoaderImpl
-from hydra._internal.config_repository import CachingConfigRepository, ConfigRepository
-from hydra._internal.core_plugins.file_config_source import FileConfigSource
 from hydra.core.config_search_path import ConfigSearchPath
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -23,9 +20,15 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from rl4p.configuration.hydra_node import check_hydra
-from rl4p.configuration.interpolations import bounded_interpolations
-from rl4p.configuration.trust import leaves, names_in, refuse_unsaid
+from rl4p.configuration.hydra_internals import (
+    CachingConfigRepository,
+    ConfigLoaderImpl,
+    ConfigRepository,
+    FileConfigSource,
+)
+from rl4p.configuration.interpolations import bounded_interpolations, limit_interpolations
+from rl4p.configuration.tree import leaves
+from rl4p.configuration.trust import check_hydra, names_in, refuse_unsaid
 from rl4p.configuration.yaml_file import read_yaml, text_of
 from rl4p.errors import InputError
 
@@ -67,23 +70,24 @@ class Loader(ConfigLoaderImpl):
     """
 
     def __init__(self, search_path: ConfigSearchPath, conf: Path, words: Sequence[str]):
+        limit_interpolations()
         super().__init__(search_path)
         self.repository = BoundedRepository(search_path)
         self.conf, self.words = conf, [word for word in words if word]
 
     @cached_property
-    def said(self) -> dict[str, Any]:
+    def given(self) -> dict[str, Any]:
         """The values that the command line gives, by key."""
-        given = {}
+        by_key = {}
         for word in OverridesParser.create().parse_overrides(self.words):
             key = str(word.package or word.key_or_group)
             value: Any = None if word.is_sweep_override() else word.value()
-            given |= {name.partition("[")[0]: each for name, each in leaves(value, key)}
+            by_key |= {name.partition("[")[0]: each for name, each in leaves(value, key)}
             if key == "trusted_targets":
                 sweep = word.is_discrete_sweep()
                 values: Any = word.sweep_iterator() if sweep else [value]
-                given[key] = [name for each in values for name in names_in(each)]
-        return given
+                by_key[key] = [name for each in values for name in names_in(each)]
+        return by_key
 
     @cached_property
     def trusted(self) -> tuple[str, ...]:
@@ -92,7 +96,7 @@ class Loader(ConfigLoaderImpl):
         own = read_yaml(root) if root.is_file() else None
         return (
             *names_in((own or {}).get("trusted_targets")),
-            *self.said.get("trusted_targets", ()),
+            *self.given.get("trusted_targets", ()),
         )
 
     def load_configuration(
@@ -103,6 +107,7 @@ class Loader(ConfigLoaderImpl):
         from_shell: bool = True,
         validate_sweep_overrides: bool = True,
     ) -> DictConfig:
+        limit_interpolations()  # a launcher may have started this process
         config = super().load_configuration(
             config_name, overrides, run_mode, from_shell, validate_sweep_overrides
         )
@@ -130,7 +135,7 @@ class Loader(ConfigLoaderImpl):
                 if OmegaConf.is_config(node := config.hydra[name]):
                     OmegaConf.to_container(node, resolve=True)
         hydra = OmegaConf.to_container(config.hydra, resolve=False)
-        refuse_unsaid(tree | {"hydra": hydra}, self.said.keys(), self.trusted)
+        refuse_unsaid(tree | {"hydra": hydra}, self.given.keys(), self.trusted)
         if "trusted_targets" in tree:
             config.trusted_targets = tree["trusted_targets"]  # as it was checked
 

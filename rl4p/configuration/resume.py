@@ -12,12 +12,11 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from rl4p.configuration.composition import Composer
-from rl4p.configuration.differences import differences, leaves
 from rl4p.configuration.folder import not_a_run, only_run_in, run_folder
-from rl4p.configuration.moved import renewed, renewed_override
 from rl4p.configuration.quoting import quoted
 from rl4p.configuration.schema import without_hydra
 from rl4p.configuration.targets import resolved
+from rl4p.configuration.tree import differences, leaves
 from rl4p.configuration.yaml_file import load_yaml, read_yaml
 from rl4p.errors import InputError
 
@@ -66,22 +65,41 @@ def resume(
       targets: as in `schema.check`.
 
     Raises:
-      InputError: the folder is not that of a run, or a key would change that may not.
+      InputError: it is not the folder of a run, or a key would change that may not.
     """
-    folder = run_folder(given)
+    folder = run_folder(given, key="resume")
     refuse_links(given, folder)
     lines, saved = as_started("resume", given)
     lines = followed_by(composer, lines, overrides)
     lines += [quoted("resume", str(folder)), quoted("hydra.run.dir", str(folder))]
-    refuse_changes(given, saved, without_hydra(composer.compose(lines, targets=targets)))
+    try:
+        config = composer.compose(lines, targets=targets)
+    except InputError as error:
+        raise with_config_dir(error, folder, composer) from error
+    refuse_changes(given, saved, without_hydra(config))
     if targets:
         with only_run_in(folder, lock=LOCK_SH):
             pass  # refuses a folder whose run is still active, before Hydra writes
     return lines
 
 
+def with_config_dir(error: InputError, folder: Path, composer: Composer) -> InputError:
+    """Returns an error that also names the --config-dir of the run, if this start has none."""
+    try:
+        sources = OmegaConf.select(
+            load_yaml(folder / ".hydra" / "hydra.yaml"), "hydra.runtime.config_sources"
+        )
+        paths = [str(each["path"]) for each in sources if each["provider"] == "command-line"]
+    except (OSError, TypeError, ValueError, KeyError, YAMLError, OmegaConfBaseException):
+        return error
+    if composer.config_dir is not None or not paths or not paths[0].isprintable():
+        return error
+    sentence = str(error).rstrip(".")
+    return InputError(f"{sentence}. The run was started with --config-dir={paths[0]}: add it.")
+
+
 def refuse_links(given: str, folder: Path) -> None:
-    """Refuses a folder whose files lie elsewhere, because a run appends to them.
+    """Refuses a folder with links to files, because a run appends to its files.
 
     Raises:
       InputError: a file is a link.
@@ -106,7 +124,7 @@ def refuse_changes(given: str, saved: DictConfig, config: DictConfig) -> None:
     for key in MAY_CHANGE:  # before resolving: values interpolated from `steps` change with it
         new = OmegaConf.select(config, key)
         OmegaConf.update(saved, key, new, merge=False, force_add=True)
-    with as_broken("resume", given):
+    with broken_run("resume", given):
         before = resolved(saved)
     if changes := differences(before, resolved(config)):
         raise InputError(
@@ -116,21 +134,21 @@ def refuse_changes(given: str, saved: DictConfig, config: DictConfig) -> None:
 
 
 def as_started(key: str, given: str) -> tuple[list[str], DictConfig]:
-    """Returns the overrides and the configuration in a run folder, with current names.
+    """Returns the overrides and the configuration in a run folder.
 
     Args:
       key: the key of the command line that names the folder, for error messages.
 
     Raises:
-      InputError: the folder is not that of a run.
+      InputError: it is not the folder of a run.
     """
     hydra = run_folder(given, key=key) / ".hydra"
     try:
-        lines = [renewed_override(str(line)) for line in read_yaml(hydra / "overrides.yaml")]
+        lines = [str(line) for line in read_yaml(hydra / "overrides.yaml")]
         saved = load_yaml(hydra / "config.yaml")
         if not isinstance(saved, DictConfig):
             raise ValueError("config.yaml is not a mapping")
-        return lines, renewed(saved)
+        return lines, saved
     except OSError as error:
         reason = f"{error.filename}: {error.strerror}"
         raise not_a_run(given, reason, key=key) from error
@@ -140,7 +158,7 @@ def as_started(key: str, given: str) -> tuple[list[str], DictConfig]:
 
 
 @contextmanager
-def as_broken(key: str, given: str) -> Iterator[None]:
+def broken_run(key: str, given: str) -> Iterator[None]:
     """Names the folder of the run in the error for a value that cannot be resolved.
 
     Args:
@@ -191,7 +209,7 @@ def config_of_run(
 ) -> DictConfig:
     """Returns the configuration of a job that reads a run, with its `hydra` node, unchecked.
 
-    The parts that the job uses are those of the run, as its folder has them. A part that the
+    The run gives the parts that the job uses, as its folder has them. A part that the
     command line changes is composed again, from the overrides of the run followed by the new ones.
     Every other part has its default.
 
@@ -201,7 +219,7 @@ def config_of_run(
       parts: the keys of the root that the job takes over from the run.
 
     Raises:
-      InputError: the folder is not that of a run, or the configuration of the package has changed
+      InputError: it is not the folder of a run, or the configuration of the package has changed
         since the run in a part that the command line changes.
     """
     lines, saved = as_started("run", given)
@@ -212,14 +230,14 @@ def config_of_run(
     for key in PROCESSES:  # they describe a start of the run
         if begins(key, parts):
             OmegaConf.update(saved, key, None, force_add=True)
-    of_parts = (*parts, "suite", "experiment")
-    old = [str(x.input_line) for x in composer.parse(lines) if begins(place(x), of_parts)]
+    groups = (*parts, "suite", "experiment")
+    old = [str(x.input_line) for x in composer.parse(lines) if begins(place(x), groups)]
     config = composer.load(followed_by(composer, old, overrides))
     changed = {part(override) for override in overrides} & set(parts)
     then = composer.load(followed_by(composer, old, [])) if changed else None
     with open_dict(config):
         for key in parts:
-            with as_broken("run", given):
+            with broken_run("run", given):
                 value = saved[key]
             if key not in changed:
                 config[key] = value
@@ -243,7 +261,7 @@ def refuse_other_defaults(given: str, key: str, saved: DictConfig, then: DictCon
     """
 
     def values(config: DictConfig) -> dict[str, Any]:
-        return dict(leaves(resolved(config, complete=False)[key], key))
+        return dict(leaves(resolved(config, complete=False)[key], key, lists=False))
 
     before, now = values(saved), values(without_hydra(then))
     changes = [
@@ -267,15 +285,13 @@ def saved_config(folder: Path, keys: Sequence[str], trusted: Sequence[str]) -> D
       trusted: the packages that it may name; the list in the folder itself is ignored.
 
     Raises:
-      InputError: the folder is not that of a run.
+      InputError: it is not the folder of a run.
     """
     try:
         config = load_yaml(folder / ".hydra" / "config.yaml")
     except (OSError, ValueError, YAMLError):
         config = None
     if not isinstance(config, DictConfig) or not set(keys) <= set(config):
-        file = ".hydra/config.yaml"
-        raise InputError(f"resume={folder} is not the folder of a run: {file} is absent or broken.")
-    config = renewed(config)
+        raise not_a_run(str(folder), ".hydra/config.yaml is absent or broken")
     config.trusted_targets = list(trusted)
     return config

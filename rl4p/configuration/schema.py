@@ -6,7 +6,7 @@ from typing import Annotated, Any
 from omegaconf import DictConfig, OmegaConf
 from pydantic import Field
 
-from rl4p.configuration.corrections import write
+from rl4p.configuration.suggestions import write
 from rl4p.configuration.targets import (
     check_arguments,
     check_nodes,
@@ -15,7 +15,8 @@ from rl4p.configuration.targets import (
     is_node,
     resolved,
 )
-from rl4p.configuration.trust import TRUSTED, check_trust, join, names_in
+from rl4p.configuration.tree import join
+from rl4p.configuration.trust import TRUSTED, check_trust, names_in
 from rl4p.errors import InputError
 
 Natural = Annotated[int, Field(ge=0)]

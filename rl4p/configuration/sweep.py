@@ -46,7 +46,7 @@ class SweepJob:
 
     Attributes:
       folder: its folder inside the folder of the sweep.
-      overrides: its overrides, without those of Hydra.
+      overrides: its overrides, without the overrides of Hydra.
       own: the overrides that not all jobs share.
     """
 
@@ -176,25 +176,25 @@ def write_failure(folder: Path, sentence: str, exit_code: int) -> None:
 
 def failure(folder: Path) -> tuple[str, int]:
     """Returns why a job failed, and its exit code."""
-    found = document(folder / FAILURE)
-    return str(found.get("error", "unknown")), int(found.get("exit_code", 1))
+    recorded = document(folder / FAILURE)
+    return str(recorded.get("error", "unknown")), int(recorded.get("exit_code", 1))
 
 
 def document(path: Path) -> dict[str, Any]:
     """Returns a JSON object from a file; {} if the file is absent or broken."""
     try:
-        found = json.loads(path.read_text())
+        content = json.loads(path.read_text())
     except (OSError, ValueError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return content if isinstance(content, dict) else {}
 
 
 def ended_jobs(sweep: Sweep) -> list[SweepJob]:
-    """Returns the jobs of the sweep; those of a search are the ones that have a folder."""
+    """Returns the jobs of the sweep; the jobs of a search are the ones that have a folder."""
     if sweep.jobs:
         return list(sweep.jobs)
-    found = sorted(sweep.folder.glob("*/.hydra/overrides.yaml"), key=lambda path: natural(path))
-    return named([(path.parents[1].name, read_yaml(path)) for path in found])
+    starts = sorted(sweep.folder.glob("*/.hydra/overrides.yaml"), key=lambda path: natural(path))
+    return named([(path.parents[1].name, read_yaml(path)) for path in starts])
 
 
 def natural(path: Path) -> tuple[int, str]:
@@ -206,8 +206,8 @@ def natural(path: Path) -> tuple[int, str]:
 def print_report(sweep: Sweep, states: Mapping[SweepJob, State]) -> None:
     """Prints how many jobs ended in which way, what failed and why, and how to run what is left."""
     counts = {each: list(states.values()).count(each) for each in State}
-    told = ", ".join(f"{count} {each.value}" for each, count in counts.items() if count)
-    lines = [f"{sweep.folder}: {len(states)} job{'s'[: len(states) != 1]}, {told}"]
+    ended = ", ".join(f"{count} {each.value}" for each, count in counts.items() if count)
+    lines = [f"{sweep.folder}: {len(states)} job{'s'[: len(states) != 1]}, {ended}"]
     unfinished = [each for each in states if states[each] is not State.FINISHED]
     for job in unfinished[:LISTED]:
         lines.append(f"  {states[job].value}: {job.own or 'job ' + job.folder}")

@@ -6,14 +6,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 from yaml import YAMLError
 
 from rl4p.configuration.composition import Composer, refused_jobs, sweep_jobs
 from rl4p.configuration.folder import RECORD, refuse_taken
-from rl4p.configuration.moved import renewed_override
+from rl4p.configuration.hydra_internals import BasicSweeper
 from rl4p.configuration.quoting import override
 from rl4p.configuration.resume import followed_by, refuse_changes, resume
 from rl4p.configuration.schema import check, without_hydra
@@ -25,7 +24,7 @@ from rl4p.errors import InputError
 
 log = logging.getLogger(__name__)
 
-OF_START = ("hydra.sweep.dir", "hydra.mode")  # they have no effect on a resumed sweep
+START_KEYS = ("hydra.sweep.dir", "hydra.mode")  # they have no effect on a resumed sweep
 
 
 def new_sweep(
@@ -50,14 +49,14 @@ def new_sweep(
     """
     params = OmegaConf.select(base, "hydra.sweeper.params") or {}
     axes = composer.parse([f"{key}={values}" for key, values in params.items()])
-    of_hydra = [override for override in overrides if override.is_hydra_override()]
+    for_hydra = [override for override in overrides if override.is_hydra_override()]
     axes += [override for override in overrides if not override.is_hydra_override()]
     if any(override.key_or_group == "mesh.processes" for override in overrides):
         raise InputError("Each job of a sweep runs in one process: leave mesh.processes out.")
     for axis in axes:
         if axis.is_interval_sweep() and not is_search(base):
             raise InputError(f"{axis.input_line} needs a search: add sweep=search.")
-    tried = list(sweep_jobs([*axes, *of_hydra]))
+    tried = list(sweep_jobs([*axes, *for_hydra]))
     if is_search(base) and len(tried) == 1:
         raise InputError(
             "This search has no key to choose values for: give one, for example with "
@@ -82,10 +81,10 @@ def new_sweep(
     place = Path(base.hydra.sweep.dir).absolute()
     sweep = Sweep(
         folder=place,
-        jobs=() if is_search(base) else tuple(jobs_of(composer, base, axes, of_hydra)),
+        jobs=() if is_search(base) else tuple(jobs_of(composer, base, axes, for_hydra)),
         given=tuple(str(override.input_line) for override in overrides),
         left=None,
-        command=command(place, configs[0], of_hydra) if resumable and not is_search(base) else "",
+        command=command(place, configs[0], for_hydra) if resumable and not is_search(base) else "",
     )
     return configs[0], sweep
 
@@ -100,15 +99,15 @@ def jobs_of(
     composer: Composer,
     config: DictConfig,
     overrides: Sequence[Override],
-    of_hydra: Sequence[Override],
+    for_hydra: Sequence[Override],
 ) -> list[SweepJob]:
     """Returns the jobs that Hydra's own sweeper makes of the overrides, in its order.
 
     Args:
       composer: composes configurations.
       config: the configuration of the sweep.
-      overrides: its overrides, without those of Hydra.
-      of_hydra: those of Hydra.
+      overrides: its overrides, without the overrides of Hydra.
+      for_hydra: the overrides of Hydra.
 
     Raises:
       InputError: two jobs would have the same folder.
@@ -116,7 +115,7 @@ def jobs_of(
     (lists,) = BasicSweeper.split_arguments(list(overrides), None)
     unresolved: Any = OmegaConf.to_container(config.hydra.sweep)
     numbered = unresolved["subdir"] == "${hydra.job.num}"
-    own = [str(override.input_line) for override in of_hydra]
+    own = [str(override.input_line) for override in for_hydra]
     folders = [
         str(number) if numbered else subdir(composer, [*lines, *own], number)
         for number, lines in enumerate(lists)
@@ -140,7 +139,7 @@ def subdir(composer: Composer, lines: list[str], number: int) -> str:
 def resumed_sweep(
     composer: Composer, folder: Path, overrides: list[Override], *, targets: bool
 ) -> tuple[list[str], DictConfig, Sweep]:
-    """Checks what is left of a sweep; the arguments are those of `new_sweep`.
+    """Checks what is left of a sweep; the arguments are as in `new_sweep`.
 
     Returns:
       The overrides of the sweep, its configuration, and the sweep.
@@ -181,12 +180,12 @@ def resume_sweep(
     jobs = read_jobs(folder)
     try:
         saved = read_yaml(folder / MULTIRUN)["hydra"]["overrides"]
-        old = [renewed_override(str(line)) for line in saved["task"]]
+        old = [str(line) for line in saved["task"]]
         dropped = [str(line) for line in saved["hydra"]]
     except (OSError, KeyError, TypeError, ValueError, YAMLError) as error:
         reason = " ".join(str(error).split())
         raise InputError(f"resume={folder}: its {MULTIRUN} cannot be read: {reason}.") from error
-    again = {*OF_START, *(override.get_key_element() for override in overrides)}
+    again = {*START_KEYS, *(override.get_key_element() for override in overrides)}
     if dropped := [line for line in dropped if line.partition("=")[0] not in again]:
         log.warning(
             "%s was started with %s, which is not taken over from a folder: give it again if you "
@@ -195,19 +194,19 @@ def resume_sweep(
             " ".join(dropped),
         )
     lines = followed_by(composer, old, overrides)
-    of_hydra = [override for override in composer.parse(lines) if override.is_hydra_override()]
+    for_hydra = [override for override in composer.parse(lines) if override.is_hydra_override()]
     new = [override for override in overrides if not override.is_hydra_override()]
     steps = next((o.value() for o in reversed(new) if o.key_or_group == "steps"), None)
     left = {}
     for job in jobs:
         place = folder / job.folder
-        found = state(place, steps if isinstance(steps, int) else None)
-        if found is State.RUNNING:
+        ended = state(place, steps if isinstance(steps, int) else None)
+        if ended is State.RUNNING:
             raise InputError(f"Another run is using {place}.")
-        if found is State.STOPPED:
-            left[job.folder] = resume(composer, str(place), [*of_hydra, *new], targets=True)
-        elif found is not State.FINISHED:
-            left[job.folder] = begin_anew(composer, place, job, [*of_hydra, *new])
+        if ended is State.STOPPED:
+            left[job.folder] = resume(composer, str(place), [*for_hydra, *new], targets=True)
+        elif ended is not State.FINISHED:
+            left[job.folder] = begin_anew(composer, place, job, [*for_hydra, *new])
     return lines, jobs, {name: without_hydras(composer, left[name]) for name in left}
 
 
@@ -215,17 +214,16 @@ def begin_anew(
     composer: Composer, place: Path, job: SweepJob, overrides: list[Override]
 ) -> list[str]:
     """Returns the overrides of a job of a sweep that failed or has not started."""
-    then = [renewed_override(line) for line in job.overrides]
-    lines = followed_by(composer, then, overrides)
+    lines = followed_by(composer, job.overrides, overrides)
     config = composer.compose(lines)
     kept = [o for o in overrides if o.is_hydra_override() or o.key_or_group == "trusted_targets"]
-    saved = composer.compose(followed_by(composer, then, kept), targets=False)
+    saved = composer.compose(followed_by(composer, job.overrides, kept), targets=False)
     refuse_changes(str(place), without_hydra(saved), without_hydra(config))
     return lines
 
 
 def without_hydras(composer: Composer, lines: list[str]) -> list[str]:
-    """Returns the overrides without those of Hydra, which apply to a whole sweep."""
+    """Returns the overrides without the overrides of Hydra, which apply to a whole sweep."""
     return [str(o.input_line) for o in composer.parse(lines) if not o.is_hydra_override()]
 
 
@@ -240,6 +238,6 @@ def command(folder: Path, config: DictConfig, overrides: Sequence[Override]) -> 
         words.append(f"trusted_targets=[{','.join(config.trusted_targets)}]")
     tree = resolved(without_hydra(config), complete=False)
     words += [f"{key}=none" for key in unsandboxed(tree)]  # nor is this
-    not_again = ("resume", "trusted_targets", *OF_START)
+    not_again = ("resume", "trusted_targets", *START_KEYS)
     words += [str(o.input_line) for o in overrides if o.key_or_group not in not_again]
     return shlex.join(words)

@@ -19,17 +19,10 @@ from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 from pydantic import ConfigDict, PydanticUserError, TypeAdapter, ValidationError
 from pydantic_core import SchemaError
 
-from rl4p.configuration.corrections import SECTIONS, fill, of_key, write
 from rl4p.configuration.interpolations import bounded_interpolations
-from rl4p.configuration.moved import KEYS, moved
-from rl4p.configuration.trust import (
-    TRUSTED,
-    check_trust,
-    did_you_mean,
-    join,
-    names_in,
-    require_trust,
-)
+from rl4p.configuration.suggestions import SECTIONS, did_you_mean, fill, key_correction, write
+from rl4p.configuration.tree import join
+from rl4p.configuration.trust import TRUSTED, check_trust, names_in, require_trust
 from rl4p.errors import InputError
 
 # Words for values that YAML writes differently, with the value and its YAML.
@@ -71,11 +64,9 @@ def resolved(config: DictConfig, *, complete: bool = True) -> dict[str, Any]:
 def unknown_key(key: str, names: Collection[str], owner: str, value: Any = None) -> InputError:
     """Returns the error for a key that its owner does not have; `names` are the valid keys."""
     parent, _, name = key.rpartition(".")
-    if value is not None and (known := of_key(key, str(value), whole=True)):
+    if value is not None and (known := key_correction(key, str(value), whole=True)):
         return InputError(known.after(f"{key} is not an option of {owner}"))
     hint = did_you_mean(name, names, join(parent, "{}"))
-    if KEYS.get(name) in names:
-        hint = f"; it is now called {join(parent, KEYS[name])}"
     options = f"options: {', '.join(names)}" if names else "it has no options"
     return InputError(f"{key} is not an option of {owner}{hint} ({options})")
 
@@ -93,21 +84,19 @@ def locate(target: str, trusted: Collection[str], key: str) -> Any:
         if missing is None or not f"{module_name}.".startswith(f"{missing}."):
             reason = " ".join(f"{type(error).__name__}: {error}".split())
             raise InputError(f"{key}={target} cannot be imported: {reason}.") from error
-        if (now := moved(target)) != target:
-            raise InputError(f"{key}={target} is now called {now}.") from error
         parent, _, leaf = missing.rpartition(".")
         folders = getattr(sys.modules[parent], "__path__", []) if parent else None
-        names = [found.name for found in pkgutil.iter_modules(folders)]
+        names = [module.name for module in pkgutil.iter_modules(folders)]
         hint = did_you_mean(leaf, names, join(parent, "{}")) or "."
         raise InputError(f"{key}={target}: there is no module {missing}{hint}") from error
-    found = getattr(module, name, None)
-    if not callable(found):
+    target_object = getattr(module, name, None)
+    if not callable(target_object):
         names = [n for n, value in vars(module).items() if callable(value) and n[0] != "_"]
         hint = did_you_mean(name, names, f"{module_name}.{{}}") or "."
         raise InputError(f"{key}={target}: {module_name} has no class or function {name}{hint}")
     # A trusted module also holds names that it imported, such as `partial`; these are not trusted.
-    require_trust(f"{getattr(found, '__module__', 'builtins')}.{name}", trusted, key)
-    return found
+    require_trust(f"{getattr(target_object, '__module__', 'builtins')}.{name}", trusted, key)
+    return target_object
 
 
 # Arguments: checked against the signature and the annotations.
@@ -237,7 +226,7 @@ def instantiate(node: DictConfig, **extra: Any) -> Any:
 
     Args:
       node: a part of a composed configuration; the root of that configuration sets the trust.
-      extra: further arguments, which override those of the node.
+      extra: further arguments, which override the arguments of the node.
 
     Raises:
       InputError: a target is not trusted or does not exist, or its constructor raised ValueError.

@@ -4,7 +4,6 @@ Trust comes from the words of the command line. A YAML file, a run folder and th
 folder recorded may come from anyone: they name the parts of rl4p, and nothing else.
 """
 
-import difflib
 import os
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -12,7 +11,11 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from rl4p.configuration.moved import moved
+from omegaconf import DictConfig, OmegaConf, open_dict, read_write
+from omegaconf.errors import OmegaConfBaseException
+
+from rl4p.configuration.suggestions import did_you_mean
+from rl4p.configuration.tree import below, join, leaves
 from rl4p.errors import InputError
 
 PACKAGE = Path(__file__).resolve().parents[1]
@@ -31,6 +34,25 @@ ONLY_WORDS = (
     "hydra.sweeper.storage",
 )
 SANDBOX = "sandbox"  # the option of graders; `none` runs answers with all rights of the user
+# Hydra builds these nodes itself; each may also name the packages after it.
+BUILT = {
+    "callbacks": (),
+    "launcher": ("hydra._internal.core_plugins", "hydra_plugins"),
+    "sweeper": ("hydra._internal.core_plugins", "hydra_plugins", "optuna.samplers"),
+}
+LOGGING = ("job_logging", "hydra_logging")
+# What `logging` may look up by name.
+IN_LOGGING = (
+    "logging.FileHandler",
+    "logging.Formatter",
+    "logging.NullHandler",
+    "logging.StreamHandler",
+    "colorlog.ColoredFormatter",
+    "ext://sys.stdout",
+    "ext://sys.stderr",
+)
+HANDLER_KEYS = {"class", "filename", "formatter", "level", "stream"}
+LOG = "${hydra.runtime.output_dir}/${hydra.job.name}.log"  # the only file that a log is written to
 
 
 @cache
@@ -40,17 +62,6 @@ def parts() -> frozenset[str]:
     files = [CONF / "config.yaml", *(file for each in folders for file in each.rglob("*.yaml"))]
     text = "\n".join(file.read_text() for file in files)
     return frozenset(re.findall(r"_target_: *[\"']?(rl4p\.[\w.]+)", text))
-
-
-def join(key: str, name: object) -> str:
-    """Returns the dotted key of a child."""
-    return f"{key}.{name}" if key else str(name)
-
-
-def did_you_mean(name: str, names: Iterable[str], form: str = "{}") -> str:
-    """Returns a hint with the closest name, to end a sentence; "" if no name is close."""
-    near = difflib.get_close_matches(name, list(names), n=1)
-    return f"; did you mean {form.format(near[0])}?" if near else ""
 
 
 def names_in(trusted_targets: str | Iterable[str] | None) -> tuple[str, ...]:
@@ -86,8 +97,6 @@ def require_trust(name: Any, trusted: Collection[str], key: str) -> None:
     if name.startswith("rl4p."):
         if name in parts():
             return
-        if (now := moved(name)) != name:
-            raise InputError(f"{key}={name} is now called {now}.")
         hint = did_you_mean(name, sorted(parts())) or "."
         raise InputError(f"{key}={name} is not trusted: it is not a part of rl4p{hint}")
     if not any(f"{name}.".startswith(f"{prefix.rstrip('.')}.") for prefix in trusted):
@@ -119,8 +128,8 @@ def refuse_unsaid(
     for key in ONLY_WORDS:
         for name, value in leaves(below(tree, key), key):
             is_set = os.environ.get(name.removeprefix("hydra.job.env_set.")) == value
-            said = name.partition("[")[0] in words
-            if value not in (None, [], {}) and not said and not is_set:
+            given = name.partition("[")[0] in words
+            if value not in (None, [], {}) and not given and not is_set:
                 raise InputError(
                     f"{name} comes from a file, and it can run code: write it on the command line "
                     "if you trust it."
@@ -140,20 +149,87 @@ def unsandboxed(tree: Any, key: str = "") -> Iterator[str]:
             yield name
 
 
-def leaves(value: Any, key: str) -> Iterator[tuple[str, Any]]:
-    """Yields the values in a tree with their keys; an empty mapping or list is a value."""
-    if isinstance(value, Mapping) and value:
+def check_hydra(hydra: DictConfig, trusted: Collection[str]) -> None:
+    """Refuses code that is not trusted, and files outside the run folder.
+
+    Resolves the nodes that Hydra builds in place, so that Hydra builds what was checked.
+
+    Args:
+      hydra: the `hydra` node of a composed configuration.
+      trusted: the packages that the command line trusts.
+
+    Raises:
+      InputError: the node names such code or such a file.
+    """
+    for name in BUILT:
+        try:
+            with read_write(hydra), open_dict(hydra):
+                if hydra[name] is not None:
+                    OmegaConf.resolve(hydra[name])
+        except OmegaConfBaseException as error:
+            reason = str(error).splitlines()[0]
+            raise InputError(f"hydra.{name} cannot be resolved: {reason}.") from error
+    tree: Any = OmegaConf.to_container(hydra, resolve=False)
+    for name in BUILT:
+        refuse_interpolations(tree[name], f"hydra.{name}")
+    for name, node in tree.items():
+        check_trust(node, (*TRUSTED, *trusted, *BUILT.get(name, ())), f"hydra.{name}")
+    for name, value in leaves(tree["launcher"], "hydra.launcher"):
+        if isinstance(value, str) and not value.isprintable():  # a line of a script for Slurm
+            raise InputError(f"{name} must be one line, not {value!r}.")
+    for name in LOGGING:
+        check_logging(tree[name], f"hydra.{name}")
+    if not re.fullmatch(r"[\w-]+", str(tree["job"]["name"])):
+        raise InputError("hydra.job.name must be a plain name, because it names the log.")
+    subdir = tree["output_subdir"]
+    if subdir is not None and not re.fullmatch(r"\.?[\w-]+", str(subdir)):
+        raise InputError(f"hydra.output_subdir must be the name of a folder, not {subdir!r}.")
+
+
+def refuse_interpolations(value: Any, key: str) -> None:
+    """Refuses values that change when they are resolved again.
+
+    Raises:
+      InputError: a value holds an interpolation.
+    """
+    for name, leaf in leaves(value, key):
+        if isinstance(leaf, str) and "${" in leaf:
+            raise InputError(f"{name} must be written out, not {leaf!r}.")
+
+
+def check_logging(value: Any, key: str) -> None:
+    """Checks a configuration of Python's logging.
+
+    Raises:
+      InputError: it names other classes than `IN_LOGGING`, or another file than the log of the run.
+    """
+    for name, selector in selectors(value, key):
+        if selector not in IN_LOGGING:
+            require_trust(selector, (), name)
+    handlers = value.get("handlers") if isinstance(value, Mapping) else None
+    for name, handler in (handlers or {}).items() if isinstance(handlers, Mapping) else ():
+        place = f"{key}.handlers.{name}"
+        if not isinstance(handler, Mapping) or not handler.keys() <= HANDLER_KEYS:
+            raise InputError(f"{place} may only have the keys {', '.join(sorted(HANDLER_KEYS))}.")
+        if handler.get("filename", LOG) != LOG:
+            raise InputError(
+                f"{place}.filename={handler['filename']} is refused: a log is written to {LOG}."
+            )
+        refuse_interpolations({**handler, "filename": None}, place)
+    if isinstance(handlers, Mapping):
+        value = {**value, "handlers": None}
+    refuse_interpolations(value, key)
+
+
+def selectors(value: Any, key: str) -> Iterator[tuple[str, Any]]:
+    """Yields the values by which logging looks up code (class, (), ext:// and cfg://)."""
+    if isinstance(value, Mapping):
         for name, child in value.items():
-            yield from leaves(child, join(key, name))
-    elif isinstance(value, list) and value:
-        for i, child in enumerate(value):
-            yield from leaves(child, f"{key}[{i}]")
-    else:
+            if name in ("class", "()"):
+                yield join(key, name), child
+            yield from selectors(child, join(key, name))
+    elif isinstance(value, list):
+        for child in value:
+            yield from selectors(child, key)
+    elif isinstance(value, str) and value.startswith(("ext://", "cfg://")):
         yield key, value
-
-
-def below(tree: Any, key: str) -> Any:
-    """Returns the value at a dotted key; None if the tree has none."""
-    for name in key.split("."):
-        tree = tree.get(name) if isinstance(tree, Mapping) else None
-    return tree

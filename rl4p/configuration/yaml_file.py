@@ -9,6 +9,7 @@ import yaml
 from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from rl4p.configuration.interpolations import limit_interpolations
 from rl4p.errors import InputError
 
 MOST_BYTES = 2**20
@@ -24,6 +25,7 @@ def load_yaml(path: Path) -> DictConfig | ListConfig:
       ValueError: OmegaConf cannot represent it, for example because of a broken interpolation.
       InputError, OSError, yaml.YAMLError: as in `read_yaml`.
     """
+    limit_interpolations()
     try:
         return OmegaConf.load(StringIO(text_of(path)))
     except OmegaConfBaseException as error:
@@ -52,12 +54,12 @@ def read_mapping(path: Path) -> dict[str, Any]:
       InputError: the file cannot be read, or holds something else; the message names it.
     """
     try:
-        found = read_yaml(path)
+        content = read_yaml(path)
     except (OSError, ValueError, yaml.YAMLError) as error:
         raise InputError(f"{path} cannot be read: {' '.join(str(error).split())}.") from error
-    if not isinstance(found, dict):
+    if not isinstance(content, dict):
         raise InputError(f"{path} is not a mapping.")
-    return found
+    return content
 
 
 def text_of(path: Path, *, times: int = 1) -> str:
@@ -70,11 +72,11 @@ def text_of(path: Path, *, times: int = 1) -> str:
     Raises:
       InputError, OSError, ValueError, yaml.YAMLError: as in `read_yaml`.
     """
-    found = path.stat()
-    if not stat.S_ISREG(found.st_mode):
+    status = path.stat()
+    if not stat.S_ISREG(status.st_mode):
         raise InputError(f"{path} is not a regular file.")
-    if found.st_size > (most := times * MOST_BYTES):
-        raise InputError(f"{path} has {found.st_size:,} bytes: at most {most:,} are read.")
+    if status.st_size > (most := times * MOST_BYTES):
+        raise InputError(f"{path} has {status.st_size:,} bytes: at most {most:,} are read.")
     text = path.read_text(encoding="utf-8")
     try:
         check_size(text, path, most_values=times * MOST_VALUES)

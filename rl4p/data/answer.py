@@ -11,13 +11,12 @@ BOX = re.compile(r"\\(?:boxed|fbox)\{")
 
 def final_answer(text: str) -> str | None:
     """Returns the rest of the line after the last ``####``, or None if there is no ``####``."""
-    head, found, tail = text.rpartition(MARKER)
-    del head
-    return tail.strip().split("\n")[0].strip() if found else None
+    _, marker, tail = text.rpartition(MARKER)
+    return tail.strip().split("\n")[0].strip() if marker else None
 
 
 def boxed(text: str) -> str | None:
-    r"""Returns what stands in the last ``\boxed{}`` or ``\fbox{}``; None if absent or not closed.
+    r"""Returns the content of the last ``\boxed{}`` or ``\fbox{}``; None if absent or not closed.
 
     Braces in it are matched; ``\{`` and ``\}`` are characters of the answer.
     """
@@ -35,11 +34,10 @@ def boxed(text: str) -> str | None:
 
 
 def tagged(text: str) -> str | None:
-    """Returns what stands between the last ``<answer>`` and the ``</answer>`` after it, or None."""
-    head, found, tail = text.rpartition("<answer>")
-    del head
+    """Returns the text between the last ``<answer>`` and the ``</answer>`` after it, or None."""
+    _, opened, tail = text.rpartition("<answer>")
     inside, closed, _ = tail.partition("</answer>")
-    return inside.strip() if found and closed else None
+    return inside.strip() if opened and closed else None
 
 
 def number(text: str) -> Decimal | None:
@@ -61,7 +59,7 @@ def same_answer(given: str | None, reference: str) -> bool:
     """Returns whether an answer is right.
 
     If the reference is a number without words, such as ``12``, ``$1,200`` or ``3/4``, the answer
-    has to be exactly this number; it may have a unit (`quantity` lists what is read how).
+    has to be exactly this number; it may have a unit (`quantity` lists the notations).
     Otherwise, it has to be the same text up to white space: ``5 apples`` is not ``5 pears``.
     """
     if given is None:

@@ -51,6 +51,8 @@ class Arithmetic:
         return 9 * 10 ** (self.digits - 1)
 
     def questions(self) -> list[Question]:
+        # The order of the draws is part of the data set. If it changed, held-out sums would be
+        # sums that the shipped policy was trained on.
         random = np.random.Generator(np.random.Philox(self.seed))
         pairs = random.choice(
             self.numbers**2, self.train_size + self.held_out_size, replace=False, shuffle=True

@@ -64,7 +64,7 @@ class Code(JSONLines):
         """
         if self.answer_key is not None and value_of(row, self.answer_key) in (MISSING, None):
             return self.without_answers.question(row, place)
-        found = super().question(row, place)
+        question = super().question(row, place)
         tests, setup = value_of(row, self.tests_key), value_of(row, self.setup_key)
         if not are_tests(tests):
             raise InputError(
@@ -74,10 +74,13 @@ class Code(JSONLines):
         setup = "" if setup in (MISSING, None) else setup
         if not isinstance(setup, str):
             raise InputError(f'{place}: no text under "{self.setup_key}": write Python code.')
-        # A comment that begins with #### is no final answer.
-        answer = (found.solution or "").strip() if self.reference_key is None else found.answer
+        # The worked answer is code, whose comments may begin with ####. `Rows` would read a final
+        # answer there.
+        answer = question.answer
+        if self.reference_key is None:
+            answer = (question.solution or "").strip()
         return replace(
-            found, answer=answer, metadata={**found.metadata, "tests": tests, "setup": setup}
+            question, answer=answer, metadata={**question.metadata, "tests": tests, "setup": setup}
         )
 
 

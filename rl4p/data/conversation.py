@@ -1,13 +1,14 @@
 """Conversations as token ids, with the ranges of tokens that are trained.
 
-Trained are the messages of the assistant, each with the token that ends it. System and user
-messages, results of tools and the headers of messages are not. The chat template decides:
+The messages of the assistant are trained, each with the token that ends it. System and user
+messages, results of tools and the headers of messages are not. The chat template decides where a
+message begins:
 
-* A template with ``{% generation %}`` tags marks what the assistant says.
+* A template with ``{% generation %}`` tags marks the text of the assistant.
 * With any other template, a message of the assistant begins where the generation prompt of the
   messages before it ends. The tokens of that prompt must be the first tokens of the conversation.
 
-A message is trained only after the same tokens that precede it when the policy itself answers.
+A message is trained only after the tokens that would precede it if the policy itself answered.
 Some templates render an earlier message in another way than the last one: Qwen3 leaves out its
 thoughts, Mistral moves the tools. Such a conversation becomes several rows, and each message is
 trained in the row that it ends.
@@ -77,7 +78,7 @@ class Template:
         Most conversations are one row. Messages after the last one of the assistant are left out.
 
         Raises:
-          InputError: no message is of the assistant, or the tokens of one cannot be found.
+          InputError: no message is of the assistant, or its tokens cannot be located.
         """
         tagged = TAGS.search(self.source) is not None
         rows: list[Row] = []
@@ -85,15 +86,16 @@ class Template:
             if message["role"] != "assistant":
                 continue
             if count == 1 and not self.system:
-                raise InputError("message 1 is of the assistant, so that nothing asks for it")
+                raise InputError("message 1 is of the assistant, so that it has no prompt")
             part = messages[:count]
-            rows.append(self.of_tags(part) if tagged else self.of_generation_prompt(part))
+            read = self.row_by_tags if tagged else self.row_by_generation_prompt
+            rows.append(read(part))
         if not rows:
             raise InputError("no message is of the assistant")
-        return joined(rows)
+        return join_rows(rows)
 
-    def of_generation_prompt(self, messages: Sequence[Message]) -> Row:
-        """Returns the row that trains the last message: all after the generation prompt."""
+    def row_by_generation_prompt(self, messages: Sequence[Message]) -> Row:
+        """Returns the row whose last message is trained from its generation prompt on."""
         text = self.render(messages)
         prompt = self.render(messages[:-1], add_generation_prompt=True)
         tokens, before = self.tokenize(text, prompt)
@@ -109,10 +111,10 @@ class Template:
                 "(remove the whitespace at the beginning of the message, or end the header in the "
                 "template with a special token)"
             )
-        return self.ended(len(messages), tokens, [(len(before), len(tokens))])
+        return self.ended_row(len(messages), tokens, [(len(before), len(tokens))])
 
-    def of_tags(self, messages: Sequence[Message]) -> Row:
-        """Returns the row that trains the last message: all between tags."""
+    def row_by_tags(self, messages: Sequence[Message]) -> Row:
+        """Returns the row whose last message is trained between its tags."""
         text, spans = self.render_tagged(messages)
         earlier = sum(message["role"] == "assistant" for message in messages) > 1
         known = len(self.render_tagged(messages[:-1])[1]) if earlier else 0
@@ -126,16 +128,16 @@ class Template:
                 "(remove the whitespace at the beginning and the end of the message)"
             )
         ends = list(map(len, parts))
-        return self.ended(len(messages), tokens, list(zip(ends[::2], ends[1::2], strict=True)))
+        return self.ended_row(len(messages), tokens, list(zip(ends[::2], ends[1::2], strict=True)))
 
-    def ended(self, count: int, tokens: list[int], ranges: list[Range]) -> Row:
+    def ended_row(self, count: int, tokens: list[int], ranges: list[Range]) -> Row:
         """Returns a row that ends with the end token of its last message.
 
         Raises:
-          InputError: the message has none.
+          InputError: the message has no end token, or no token precedes it.
         """
         if not ranges[0][0]:
-            raise InputError(f"no token precedes message {count}, so that nothing asks for it")
+            raise InputError(f"no token precedes message {count}, so that it has no prompt")
         # Tags may enclose the text alone. A template may go on after the end token, with a newline
         # or, as Phi-3, with another end token between tags of its own.
         begin, end = ranges[-1]
@@ -186,19 +188,19 @@ class Template:
 
     def tokenize(self, *texts: str) -> list[list[int]]:
         """Returns token ids; only the template adds special tokens."""
-        found: Any = self.tokenizer(list(texts), add_special_tokens=False)
-        return found["input_ids"]
+        encoded: Any = self.tokenizer(list(texts), add_special_tokens=False)
+        return encoded["input_ids"]
 
 
-def joined(rows: Sequence[Row]) -> list[Row]:
-    """Joins rows that train one message each: a row whose tokens begin a later row joins that."""
-    found: list[Row] = []
+def join_rows(rows: Sequence[Row]) -> list[Row]:
+    """Merges each row whose tokens begin a later row into that row."""
+    merged: list[Row] = []
     for row in reversed(rows):
-        if found and found[-1].tokens[: len(row.tokens)] == row.tokens:
-            found[-1] = replace(found[-1], trained=(*row.trained, *found[-1].trained))
+        if merged and merged[-1].tokens[: len(row.tokens)] == row.tokens:
+            merged[-1] = replace(merged[-1], trained=(*row.trained, *merged[-1].trained))
         else:
-            found.append(row)
-    return found[::-1]
+            merged.append(row)
+    return merged[::-1]
 
 
 def encode_demonstrations(
@@ -230,21 +232,21 @@ def encode_demonstrations(
             template=template,
         )
     given = {"system_prompt": system_prompt, "template": template or {}}
-    made: dict[int, list[Prompt]] = {}
+    prompts_by_question: dict[int, list[Prompt]] = {}
     for question in {id(row): row for row in questions}.values():  # a mixture repeats questions
         if question.messages is None:
             prompts, _ = encode_prompts([question], tokenizer, max_prompt_tokens=maxsize, **given)
         else:
             prompts = demonstrations(question, tokenizer, end_ids=end_ids, **given)
-        made[id(question)] = prompts
-    found = [prompt for question in questions for prompt in made[id(question)]]
-    prompts = [prompt for prompt in found if len(prompt.tokens) <= max_prompt_tokens]
+        prompts_by_question[id(question)] = prompts
+    encoded = [prompt for question in questions for prompt in prompts_by_question[id(question)]]
+    prompts = [prompt for prompt in encoded if len(prompt.tokens) <= max_prompt_tokens]
     if not prompts:
         raise InputError(
-            f"max_prompt_tokens={max_prompt_tokens} is too small: the shortest of the {len(found)} "
-            f"prompts has {min(len(prompt.tokens) for prompt in found)} tokens."
+            f"max_prompt_tokens={max_prompt_tokens} is too small: the shortest of the "
+            f"{len(encoded)} prompts has {min(len(prompt.tokens) for prompt in encoded)} tokens."
         )
-    return prompts, len(found) - len(prompts)
+    return prompts, len(encoded) - len(prompts)
 
 
 def demonstrations(
@@ -265,7 +267,7 @@ def demonstrations(
     system = [each for each in first if each["role"] == "system" and each not in messages[:1]]
     if question.solution is not None and messages[-1]["role"] != "assistant":
         messages.append({"role": "assistant", "content": question.solution})
-    own = Template(
+    chat_template = Template(
         tokenizer=tokenizer,
         end_ids=end_ids,
         system=system,
@@ -273,7 +275,7 @@ def demonstrations(
         arguments=template,
     )
     try:
-        rows = own.rows(messages)
+        rows = chat_template.rows(messages)
     except (InputError, *TEMPLATE_ERRORS) as error:
         name = tokenizer.name_or_path or "the model"
         raise InputError(

@@ -3,22 +3,21 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from functools import cached_property
 from typing import Annotated
 
 import numpy as np
 from annotated_types import Ge, Le
 
-from rl4p.configuration.bounds import Natural, Positive
-from rl4p.data.distinct import distinct
+from rl4p.configuration.bounds import Positive
 from rl4p.data.expression import parse
+from rl4p.data.random_questions import RandomQuestions
 from rl4p.types import Question
 
 OPERATORS = "+-*/"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Countdown:
+class Countdown(RandomQuestions):
     """A data set of puzzles such as `3 5 7 = 22`: make the target from all of the numbers.
 
     An answer is an expression with + - * / and parentheses that has each number as often as it is
@@ -27,7 +26,7 @@ class Countdown:
 
     Numbers and expressions are random. A question is kept if its target is a whole number from 1
     to `largest_target`. Two questions never have the same numbers and target, and so no held-out
-    question is trained on. The data set has its own seed.
+    question is trained on. `RandomQuestions` explains the other options.
 
     A worked solution has one operation after the other, `3*5=15 15+7=22`, and then the expression:
     `3*5=15 15+7=22 #### 3*5+7`.
@@ -37,9 +36,6 @@ class Countdown:
       smallest, largest: the limits of the numbers.
       largest_target: the limit of the targets; their smallest is 1.
       operators: the operators of the hidden expressions; an answer may use all four.
-      train_size, held_out_size: the numbers of questions.
-      seed: the seed of the data set, independent of the run's.
-      system_prompt: a text before every question; None for none.
     """
 
     numbers: Annotated[int, Ge(2), Le(8)] = 3
@@ -47,10 +43,6 @@ class Countdown:
     largest: Annotated[int, Ge(1), Le(1000)] = 20
     largest_target: Positive = 99
     operators: str = "+-*"
-    train_size: Positive = 4096
-    held_out_size: Positive = 256
-    seed: Natural = 0
-    system_prompt: str | None = None
 
     def __post_init__(self) -> None:
         if self.smallest > self.largest:
@@ -64,28 +56,15 @@ class Countdown:
                 "once: write '+-*'."
             )
 
-    @cached_property
-    def questions(self) -> tuple[Question, ...]:
-        """Returns the held-out questions, and after them those of training."""
-        random = np.random.Generator(np.random.Philox(self.seed))
-
-        def draw() -> Question | None:
-            numbers = random.integers(self.smallest, self.largest + 1, self.numbers).tolist()
-            return puzzle(numbers, self.operators, self.largest_target, random)
-
-        return distinct(draw, self.train_size + self.held_out_size)
-
-    def train(self) -> Sequence[Question]:
-        return self.questions[self.held_out_size :]
-
-    def held_out(self) -> Sequence[Question]:
-        return self.questions[: self.held_out_size]
+    def draw(self, random: np.random.Generator) -> Question | None:
+        numbers = random.integers(self.smallest, self.largest + 1, self.numbers).tolist()
+        return puzzle(numbers, self.operators, self.largest_target, random)
 
 
 def puzzle(
     numbers: Sequence[int], operators: str, largest_target: int, random: np.random.Generator
 ) -> Question | None:
-    """Returns a question with a random solution, or None if that makes no target in the limits.
+    """Returns a question with a random solution, or None if its value is no target in the limits.
 
     Two neighbouring results are joined at a time, so the numbers of the expression stand in the
     order in which they are given; the question has them sorted.
@@ -96,7 +75,7 @@ def puzzle(
     steps: list[str] = []
     while len(values) > 1:
         at, operator = int(random.integers(len(values) - 1)), str(random.choice(list(operators)))
-        result = made(operator, values[at], values[at + 1])
+        result = positive_whole(operator, values[at], values[at + 1])
         if result is None:
             return None
         steps.append(f"{values[at]}{operator}{values[at + 1]}={result}")
@@ -117,7 +96,7 @@ def puzzle(
     )
 
 
-def made(operator: str, left: Fraction, right: Fraction) -> Fraction | None:
+def positive_whole(operator: str, left: Fraction, right: Fraction) -> Fraction | None:
     """Returns the result of an operation if it is a positive whole number, else None."""
     if operator == "/":
         result = left / right  # both are positive
@@ -138,9 +117,9 @@ def bracketed(text: str, inside: str, operator: str, *, right: bool) -> str:
 def solves(text: str, reference: str, metadata: Mapping[str, object]) -> tuple[bool, bool] | None:
     """Returns whether an expression has the right numbers, and whether it is a right answer too.
 
-    The numbers and the target are those of `metadata` (`numbers` and `target`) if it has them, and
-    otherwise those of the reference, an expression that is a right answer. A text may end with `=`
-    and the target.
+    `metadata` gives the numbers and the target (`numbers` and `target`). If it lacks them, they are
+    read from the reference, an expression that is a right answer. A text may end with `=` and the
+    target.
 
     Returns:
       None if there is neither metadata nor a reference.
@@ -153,9 +132,9 @@ def solves(text: str, reference: str, metadata: Mapping[str, object]) -> tuple[b
         wanted, value = sorted(known.numbers), known.value
     else:
         return None
-    expression, equals, result = text.partition("=")
-    found = parse(expression)
-    if found is None or sorted(found.numbers) != wanted:
+    left, equals, right = text.partition("=")
+    expression = parse(left)
+    if expression is None or sorted(expression.numbers) != wanted:
         return False, False
-    claimed = parse(result) if equals else found
-    return True, found.value == value and claimed is not None and claimed.value == value
+    claimed = parse(right) if equals else expression
+    return True, expression.value == value and claimed is not None and claimed.value == value

@@ -58,7 +58,7 @@ class Crossword:
                 "package: set a smaller value, or set path."
             )
         if self.path is not None:
-            _ = self.file  # which refuses options that do not go together
+            _ = self.file  # its construction refuses options that do not go together
 
     @property
     def kept_back(self) -> int:
@@ -81,20 +81,20 @@ class Crossword:
     def facts(self) -> list[Question]:
         rows = list(clues())
         order = np.random.Generator(np.random.Philox(self.seed)).permutation(len(rows))
-        return [self.asked(fact(*rows[int(i)])) for i in order]
+        return [self.prepared(fact(*rows[int(i)])) for i in order]
 
     def train(self) -> Sequence[Question]:
         if self.path is None:
             return self.facts[self.kept_back :]
-        return [self.asked(row) for row in self.file.train()]
+        return [self.prepared(row) for row in self.file.train()]
 
     def held_out(self) -> Sequence[Question]:
         if self.path is None:
             return self.facts[: self.kept_back]
-        return [self.asked(row) for row in self.file.held_out()]
+        return [self.prepared(row) for row in self.file.held_out()]
 
-    def asked(self, row: Question) -> Question:
-        """Returns the row as it is asked, with a solution in tags."""
+    def prepared(self, row: Question) -> Question:
+        """Returns the row with the length of its answer in the clue, and a solution in tags."""
         letters = len(canonical(row.answer))
         if letters == 0:
             raise InputError(

@@ -10,7 +10,7 @@ from typing import Any
 from rl4p.data.files import Files
 from rl4p.errors import InputError
 
-LONGEST_FIELD = 1 << 30  # characters; that of Python is too small for long solutions
+LONGEST_FIELD = 1 << 30  # characters; Python's own limit is too small for long solutions
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,7 +46,7 @@ class CSV(Files):
             if not names:
                 return
             if repeated := sorted({name for name in names if names.count(name) > 1}):
-                raise InputError(f"{path}: the column names {repeated} stand there twice.")
+                raise InputError(f"{path}: the column names {repeated} occur twice.")
             self.columns(names, f"{path}, line 1")
             line = reader.line_num + 1
             for fields in reader:

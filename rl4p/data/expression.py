@@ -1,7 +1,6 @@
 """Arithmetic expressions such as ``(3+5)*2``: parsed without `eval`, and evaluated exactly."""
 
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass
 from fractions import Fraction
 
@@ -27,7 +26,7 @@ class Expression:
 
 
 def parse(text: str) -> Expression | None:
-    """Returns the expression that a text is, or None if it is none.
+    """Parses a text; returns None if it is not an expression.
 
     The grammar has binary operators only: no signs, no powers, no products without an operator, and
     at most 9 digits to a number. Spaces may stand between numbers and operators; ``x`` is no
@@ -85,20 +84,14 @@ def tokens_of(text: str) -> list[str] | None:
     text = text.strip().translate(SIGNS)
     if len(text) > LONGEST:
         return None
-
-    def scan() -> Iterator[str | None]:
-        at = 0
-        while at < len(text):
-            found = TOKEN.match(text, at)
-            if found is None:
-                yield None
-                return
-            yield found[1]
-            at = found.end()
-
-    tokens = list(scan())
-    found = [token for token in tokens if token is not None]
-    return found if found and len(found) == len(tokens) else None
+    tokens, start = [], 0
+    while start < len(text):
+        match = TOKEN.match(text, start)
+        if match is None:
+            return None
+        tokens.append(match[1])
+        start = match.end()
+    return tokens or None
 
 
 def applied(operator: str, left: Fraction, right: Fraction) -> Fraction:

@@ -35,5 +35,5 @@ def extract(text: str, how: Extraction | Sequence[Extraction]) -> str | None:
         further rule also accepts responses that do not keep to the format.
     """
     rules = (how,) if isinstance(how, str) else how
-    found = (RULES[rule](text) for rule in rules)
-    return next((answer for answer in found if answer is not None), None)
+    answers = (RULES[rule](text) for rule in rules)
+    return next((answer for answer in answers if answer is not None), None)

@@ -17,12 +17,12 @@ def value_of(row: Mapping[Any, Any], key: str) -> Any:
     """
     if key in row:
         return row[key]
-    found: Any = row
+    value: Any = row
     for name in key.split("."):
-        if not isinstance(found, Mapping) or name not in found:
+        if not isinstance(value, Mapping) or name not in value:
             return MISSING
-        found = found[name]
-    return found
+        value = value[name]
+    return value
 
 
 def names_of(row: Mapping[Any, Any]) -> str:
@@ -58,7 +58,7 @@ def check_columns(keys: Sequence[str], columns: Sequence[str], place: str) -> li
     Raises:
       InputError: there is no such column; names the place.
     """
-    found: list[str] = []
+    named: list[str] = []
     for key in keys:
         column = key if key in columns else key.split(".")[0]
         if column not in columns:
@@ -66,5 +66,5 @@ def check_columns(keys: Sequence[str], columns: Sequence[str], place: str) -> li
                 f'{place}: no column "{column}"; the columns are {list(columns)} (the options of '
                 "data that end in _key, _keys and where name columns)."
             )
-        found.append(column)
-    return list(dict.fromkeys(found))
+        named.append(column)
+    return list(dict.fromkeys(named))

@@ -46,6 +46,7 @@ class HuggingFace(Rows):
         place = f"{self.path} ({split})"
         rows = self.load(split)
         columns = self.columns(rows.column_names, place)
+        # Columns that are not selected are not decoded; images would take most of the time.
         for i, row in enumerate(rows.select_columns(columns), 1):
             yield f"{place}, row {i}", row
 
@@ -71,7 +72,7 @@ class HuggingFace(Rows):
             )
         try:
             if any((folder / name).is_file() for name in SAVED):
-                return self.saved(datasets.load_from_disk(folder), split)
+                return self.saved_split(datasets.load_from_disk(folder), split)
             return datasets.load_dataset(
                 self.path, self.subset, split=split, revision=self.revision
             )
@@ -81,11 +82,11 @@ class HuggingFace(Rows):
                 f"cannot be loaded: {self.reason(error)}"
             ) from error
 
-    def saved(self, found: Any, split: str) -> Any:
+    def saved_split(self, data: Any, split: str) -> Any:
         """Returns a split of a data set that `save_to_disk` wrote."""
         if self.subset is not None:
             raise ValueError("the folder was written by save_to_disk and has no subsets.")
-        splits = found if hasattr(found, "keys") else {str(found.split or "train"): found}
+        splits = data if hasattr(data, "keys") else {str(data.split or "train"): data}
         if split not in splits:
             raise ValueError(f"its splits are {', '.join(splits)}.")
         return splits[split]

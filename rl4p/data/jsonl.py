@@ -20,6 +20,7 @@ class JSONLines(Files):
     task: str = "jsonl"
 
     def rows_of(self, path: Path) -> Iterator[tuple[str, Any]]:
+        # Not splitlines, which also ends lines at \r: JSON allows one between two values.
         for number, line in enumerate(path.read_bytes().split(b"\n"), 1):
             if line.strip():
                 place = f"{path}, line {number}"

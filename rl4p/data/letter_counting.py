@@ -1,23 +1,22 @@
 """A synthetic task: how often a letter occurs in a word."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 
 import numpy as np
 
-from rl4p.configuration.bounds import Natural, Positive, Share
-from rl4p.data.distinct import distinct
+from rl4p.configuration.bounds import Positive, Share
+from rl4p.data.random_questions import RandomQuestions
 from rl4p.types import Question
 
 
 @dataclass(frozen=True, kw_only=True)
-class LetterCounting:
+class LetterCounting(RandomQuestions):
     """A data set of questions such as `r in strawberry`, answered by a number.
 
     The words are random letters, so every model meets them for the first time. The letter is drawn
     first, and then each character of the word is that letter with probability `share`, so that
     large counts occur. The reward term `correct` grades the answers. No question occurs twice.
+    `RandomQuestions` explains the other options.
 
     A worked solution spells the word and counts on behind each occurrence:
     `straw` with `a` is `s t r a1 w #### 1`.
@@ -26,19 +25,12 @@ class LetterCounting:
       shortest, longest: the limits of the number of letters of a word.
       letters: the letters of the words.
       share: the probability that a character is the letter in question.
-      train_size, held_out_size: the numbers of questions.
-      seed: the seed of the data set, independent of the run's.
-      system_prompt: a text before every question; None for none.
     """
 
     shortest: Positive = 4
     longest: Positive = 9
     letters: str = "abcdefghijklmnopqrstuvwxyz"
     share: Share = 0.3
-    train_size: Positive = 4096
-    held_out_size: Positive = 256
-    seed: Natural = 0
-    system_prompt: str | None = None
 
     def __post_init__(self) -> None:
         if self.shortest > self.longest:
@@ -51,26 +43,13 @@ class LetterCounting:
                 f"letters={self.letters!r} must be at least two different letters: write abc."
             )
 
-    @cached_property
-    def questions(self) -> tuple[Question, ...]:
-        """Returns the held-out questions, and after them those of training."""
-        random = np.random.Generator(np.random.Philox(self.seed))
+    def draw(self, random: np.random.Generator) -> Question:
         letters = list(self.letters)
-
-        def draw() -> Question:
-            letter = str(random.choice(letters))
-            length = int(random.integers(self.shortest, self.longest + 1))
-            drawn, chosen = random.choice(letters, length), random.random(length) < self.share
-            word = "".join(letter if own else str(x) for x, own in zip(drawn, chosen, strict=True))
-            return counting(letter, word)
-
-        return distinct(draw, self.train_size + self.held_out_size)
-
-    def train(self) -> Sequence[Question]:
-        return self.questions[self.held_out_size :]
-
-    def held_out(self) -> Sequence[Question]:
-        return self.questions[: self.held_out_size]
+        letter = str(random.choice(letters))
+        length = int(random.integers(self.shortest, self.longest + 1))
+        drawn, chosen = random.choice(letters, length), random.random(length) < self.share
+        word = "".join(letter if own else str(x) for x, own in zip(drawn, chosen, strict=True))
+        return counting(letter, word)
 
 
 def counting(letter: str, word: str) -> Question:

@@ -13,7 +13,7 @@ from rl4p.types import Question
 class Math(JSONLines):
     r"""A file with one JSON object per line: a problem, and a solution with a ``\boxed{}`` answer.
 
-    The reference answer is what stands in the last box of the solution (`rl4p.data.answer.boxed`),
+    The reference answer is the content of the last box of the solution (`rl4p.data.answer.boxed`),
     or the text of `reference_key` if that is set. `JSONLines` explains the other options.
     """
 

@@ -1,4 +1,4 @@
-"""Conversations of a data set: lists of messages with roles, in the forms that files have them."""
+"""Conversations of a data set: lists of messages with roles, in the formats of files."""
 
 import json
 import re
@@ -35,28 +35,28 @@ def conversation(value: Any, place: str, *, strip_tags: bool) -> tuple[Message, 
             raise InputError(f"{place}: the text is not a list of messages in JSON.") from None
     if not isinstance(value, list | tuple) or not value:
         raise InputError(f"{place}: a list of messages is expected, not {described(value)}.")
-    found = tuple(message_of(each, f"{place}, message {i}") for i, each in enumerate(value, 1))
-    if any(message["role"] == "system" for message in found[1:]):
+    messages = tuple(message_of(each, f"{place}, message {i}") for i, each in enumerate(value, 1))
+    if any(message["role"] == "system" for message in messages[1:]):
         raise InputError(f"{place}: a system message must be the first message.")
-    if not any(message["role"] == "user" for message in found):
+    if not any(message["role"] == "user" for message in messages):
         raise InputError(f"{place}: no message has the role user.")
     if strip_tags:
-        found = tuple(
+        messages = tuple(
             message | {"content": without_tags(message["content"])}
             if message["role"] == "user"
             else message
-            for message in found
+            for message in messages
         )
-    for i, message in enumerate(found, 1):
+    for i, message in enumerate(messages, 1):
         if message["role"] == "user" and not message["content"].strip():
             raise InputError(f"{place}, message {i}: the user's message has no text.")
     try:
-        json.dumps(found, ensure_ascii=False).encode()
+        json.dumps(messages, ensure_ascii=False).encode()
     except UnicodeEncodeError:  # a lone surrogate, which JSON allows
         raise InputError(f"{place}: not UTF-8.") from None
     except TypeError as error:
         raise InputError(f"{place}: a message is not plain data ({error}).") from None
-    return found
+    return messages
 
 
 def tools_of(value: Any, place: str) -> tuple[Message, ...] | None:

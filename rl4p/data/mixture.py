@@ -57,22 +57,22 @@ class Mixture:
     def train(self) -> Sequence[Question]:
         """Returns the questions of an epoch; repeated questions are the same objects."""
         held_out = set(map(content_of, self.held_out()))
-        found = {}
+        by_set = {}
         for name, questions in self.questions("train").items():
-            found[name] = [q for q in questions if content_of(q) not in held_out]
-            if left_out := len(questions) - len(found[name]):
+            by_set[name] = [q for q in questions if content_of(q) not in held_out]
+            if left_out := len(questions) - len(by_set[name]):
                 log.warning(
                     "data.sets.%s: %d questions left out, because they are held out.",
                     name,
                     left_out,
                 )
-            if not found[name]:
+            if not by_set[name]:
                 raise InputError(f"data.sets.{name} has no training questions.")
-        weights = {name: float(self.weights.get(name, 1.0)) for name in found}
-        scale = max(len(found[name]) / weights[name] for name in found)
+        weights = {name: float(self.weights.get(name, 1.0)) for name in by_set}
+        scale = max(len(by_set[name]) / weights[name] for name in by_set)
         return [
             question
-            for name, questions in found.items()
+            for name, questions in by_set.items()
             for question in repeated(questions, floor(scale * weights[name] + 0.5))
         ]
 
@@ -88,7 +88,7 @@ class Mixture:
         Raises:
           InputError: a set is unsuitable, or two sets have a task of the same name.
         """
-        found, owners = {}, {}
+        by_set, owners = {}, {}
         for name in sorted(self.sets):  # so that the order of the configuration does not matter
             data = self.sets[name]
             try:
@@ -96,7 +96,7 @@ class Mixture:
             except InputError as error:
                 raise InputError(f"data.sets.{name}: {error}") from None
             several = len({question.task for question in questions}) > 1
-            found[name] = [
+            by_set[name] = [
                 replace(
                     question,
                     id=f"{name}/{question.id}",
@@ -109,13 +109,13 @@ class Mixture:
                 )
                 for question in questions
             ]
-            for task in sorted({question.task for question in found[name]}):
+            for task in sorted({question.task for question in by_set[name]}):
                 if owners.setdefault(task, name) != name:
                     raise InputError(
                         f"data.sets.{name} and data.sets.{owners[task]} have a task of the same "
                         f"name, {task}: rename a set."
                     )
-        return found
+        return by_set
 
 
 def repeated(questions: Sequence[Question], count: int) -> list[Question]:
@@ -125,9 +125,9 @@ def repeated(questions: Sequence[Question], count: int) -> list[Question]:
 
 
 def content_of(question: Question) -> str:
-    """Returns what two equal questions of different sets have in common.
+    """Returns a key that equal questions of different sets share.
 
-    Their metadata belongs to it: the text of some tasks is always the same.
+    The metadata is a part of it, because some tasks have the same text in every question.
     """
     content = [question.question, question.messages, question.tools, dict(question.metadata)]
     return json.dumps(content, sort_keys=True, default=str)

@@ -49,14 +49,15 @@ def encode_prompts(
         else:
             tokens = tokenizer.apply_chat_template(conversations, **options)
     except TEMPLATE_ERRORS as error:
-        asked = "data.system_prompt and model.template" if any(systems) else "model.template"
-        raise InputError(f"The model's chat template fails: {error} (check {asked}).") from None
-    made = {
+        keys = "data.system_prompt and model.template" if any(systems) else "model.template"
+        raise InputError(f"The model's chat template fails: {error} (check {keys}).") from None
+    # vars and not asdict, which would copy every conversation.
+    encoded = {
         key: Prompt(**(vars(row) | {"tokens": tuple(ids), "system_prompt": system}))
         for (key, row), ids, system in zip(distinct.items(), tokens, systems, strict=True)
         if len(ids) <= max_prompt_tokens
     }
-    prompts = [made[id(row)] for row in questions if id(row) in made]
+    prompts = [encoded[id(row)] for row in questions if id(row) in encoded]
     if not prompts:
         raise InputError(
             f"max_prompt_tokens={max_prompt_tokens} is too small: the shortest of the "

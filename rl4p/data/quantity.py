@@ -1,7 +1,7 @@
 r"""Quantities: numbers as people write them in answers, with units, fractions and LaTeX.
 
 A grader that takes a wrong answer for a right one teaches it, while a right answer that is missed
-only costs a sample. So a text is a quantity only if all of it is understood. What is decided:
+only costs a sample. So a text is a quantity only if all of it is understood. The rules:
 
     1,234.50  1{,}234  1\,234     thousands separators, in the right places only: `1,2` is nothing
     18.00  .5  18.                decimals are exact: 18.00 is 18, and 17.99 or 0.333 is not rounded
@@ -15,7 +15,7 @@ only costs a sample. So a text is a quantity only if all of it is understood. Wh
     x = 12  The answer is 12      one name, or the word answer, may stand before it
     $12$  \(12\)  **12**          marks of mathematics and bold type around it are dropped
 
-What is no quantity, beside other texts: several numbers (``12 or 15``, ``12-15``, ``3:30``), sums
+Other texts are no quantities: several numbers (``12 or 15``, ``12-15``, ``3:30``), sums
 and other expressions (``3*4``, ``2^5``, ``5!``, ``1e5``), words that change the value (``12 and a
 half``, ``not 12``, ``about 12``, ``12 below``), letters that may be a factor or a variable
 (``12k``, ``12M``, ``12x``, ``12 pi``), and texts over 200 characters.
@@ -93,28 +93,28 @@ def quantity(text: str, *, units: bool = True) -> Fraction | None:
     if len(text) > LONGEST:
         return None
     text = plain(text)
-    if found := BEFORE.match(text):
-        text = text[found.end() :]
-    found = QUANTITY.fullmatch(text)
-    if found is None or (found["sign"] and found["inner_sign"]):
+    if match := BEFORE.match(text):
+        text = text[match.end() :]
+    match = QUANTITY.fullmatch(text)
+    if match is None or (match["sign"] and match["inner_sign"]):
         return None
-    if found["unit"] and not (units and is_unit(found["unit"])):
+    if match["unit"] and not (units and is_unit(match["unit"])):
         return None
-    value = magnitude(found)
+    value = magnitude(match)
     if value is None:
         return None
-    value *= 10 ** SCALES.get(found["scale"] or "", 0)
-    return -value if "-" in found["sign"] + found["inner_sign"] else value
+    value *= 10 ** SCALES.get(match["scale"] or "", 0)
+    return -value if "-" in match["sign"] + match["inner_sign"] else value
 
 
-def magnitude(found: re.Match[str]) -> Fraction | None:
+def magnitude(match: re.Match[str]) -> Fraction | None:
     """Returns the value of a match without its sign; None if a fraction is not a number."""
-    if found["number"] is not None:
-        return Fraction(Decimal(found["number"].replace(",", "")))
+    if match["number"] is not None:
+        return Fraction(Decimal(match["number"].replace(",", "")))
     mixed, numerator, denominator = (
-        int((found[name] or "0").replace(",", "")) for name in ("mixed", "numerator", "denominator")
+        int((match[name] or "0").replace(",", "")) for name in ("mixed", "numerator", "denominator")
     )
-    if denominator == 0 or (found["mixed"] is not None and numerator >= denominator):
+    if denominator == 0 or (match["mixed"] is not None and numerator >= denominator):
         return None
     return mixed + Fraction(numerator, denominator)
 
@@ -187,5 +187,5 @@ def last_quantity(text: str) -> str | None:
     if last < 0:
         return None
     window = without_latex(text[max(0, last - WINDOW) : last + 60])
-    found = [match[0] for match in LAST.finditer(window)]
-    return found[-1] if found else None
+    numbers = [match[0] for match in LAST.finditer(window)]
+    return numbers[-1] if numbers else None

@@ -26,7 +26,7 @@ BY_HASH = frozenset(
         "word_ladder",
     }
 )
-# Those that draw some questions from random numbers without a seed.
+# The generators that draw some questions from random numbers without a seed.
 UNSEEDED = frozenset({"codeio", "list_functions"})
 
 
@@ -38,9 +38,9 @@ class ReasoningGym:
         python -m rl4p.train data=reasoning_gym data.name=chain_sum +data.options.max_digits=2
 
     Question i of a generator depends on seed + i alone in most generators, so that neighbouring
-    seeds have the same questions, one index apart. Held-out questions are therefore those of the
-    same seed at the indices after the training questions. Training leaves out questions whose
-    text is held out too.
+    seeds have the same questions, one index apart. Held-out questions therefore have the same seed,
+    and the indices after the training questions. Training leaves out questions whose text is held
+    out too.
 
     A few generators make other questions or reference answers in each process, for the same seed
     (`BY_HASH`). They are refused unless the environment has a number as PYTHONHASHSEED. Worker
@@ -48,7 +48,7 @@ class ReasoningGym:
 
         PYTHONHASHSEED=0 python -m rl4p.train data=reasoning_gym data.name=word_ladder
 
-    `metadata` has what makes the question again: `name`, `seed`, `size`, `index` and `options`.
+    The `metadata` reproduce the question: `name`, `seed`, `size`, `index` and `options`.
     `reward=reasoning_gym` makes it again, and takes the score of the library
     (`rl4p.reward.reasoning_gym`). `reward=weighted` compares the answer with the reference.
 
@@ -138,13 +138,13 @@ class ReasoningGym:
 
     def train(self) -> Sequence[Question]:
         held_out = {question.question for question in self.held_out()}
-        found = [q for q in self.questions[: self.train_size] if q.question not in held_out]
-        if not found:
+        questions = [q for q in self.questions[: self.train_size] if q.question not in held_out]
+        if not questions:
             raise InputError(
                 f"data.name={self.name} has no question that is not held out: set a smaller "
                 "data.held_out_size, or data.options with more different questions."
             )
-        return found
+        return questions
 
     def held_out(self) -> Sequence[Question]:
         return self.questions[self.train_size :]

@@ -34,8 +34,8 @@ class Rows(ABC):
     `where`, then counted by `skip` and `limit`, and then divided into training and held-out rows.
 
     Attributes:
-      held_out_size: without rows of their own to hold out, the number of questions that are held
-        out of training for evaluation, chosen by the hash of the question; None is 256.
+      held_out_size: the number of questions that are held out of training for evaluation, chosen by
+        the hash of the question, if no separate rows are given for it; None is 256.
       question_key: the field with the question.
       messages_key: a field with a conversation in place of a question: a list of messages with
         `role` and `content` (or `from` and `value`), or such a list as JSON text. Assistant
@@ -53,18 +53,18 @@ class Rows(ABC):
       task: the task name in the metrics.
       where: the rows to use: for each field a value, or a list of values of which the row has one.
       skip: the number of rows at the beginning that are not used.
-      limit: the number of rows that are used; None uses all. Neither it nor `skip` concerns
-        held-out rows of their own.
+      limit: the number of rows that are used; None uses all. Neither it nor `skip` applies to
+        separate held-out rows.
       several_answers: whether a question may have several rows, as samples of a policy do. All of
-        its answers are then trained on; an evaluation asks it once. Otherwise the first row of a
-        question counts.
+        its answers are then trained on, and an evaluation uses the question once. Otherwise the
+        first row of a question counts.
       strip_tags: whether think and answer tags are removed from the text of the user; the text
         between them stays.
       system_prompt: a text before every question; None for none.
     """
 
     training_key: ClassVar[str]  # the option that says where the rows are
-    held_out_key: ClassVar[str]  # the option that says where held-out rows of their own are
+    held_out_key: ClassVar[str]  # the option that says where separate held-out rows are
 
     held_out_size: Positive | None = None
     question_key: str = "question"
@@ -117,12 +117,12 @@ class Rows(ABC):
 
     @property
     def holds_out_rows(self) -> bool:
-        """Whether there are held-out rows of their own."""
+        """Whether separate held-out rows are given."""
         return getattr(self, self.held_out_key) is not None
 
     @property
     def kept_back(self) -> int:
-        """The number of training rows that are held out, if there are no others."""
+        """The number of training questions that are held out, without separate held-out rows."""
         return 256 if self.held_out_size is None else self.held_out_size
 
     @cached_property
@@ -146,8 +146,8 @@ class Rows(ABC):
     def held_out(self) -> Sequence[Question]:
         if self.holds_out_rows:
             return first_of_each(self.read(self.held_out_key), identity)
-        asked = first_of_each(self.all_questions, identity)
-        return sorted(asked, key=lambda row: digest(text_of(row)))[: self.kept_back]
+        questions = first_of_each(self.all_questions, identity)
+        return sorted(questions, key=lambda row: digest(text_of(row)))[: self.kept_back]
 
     def read(self, key: str) -> list[Question]:
         """Returns the questions of an option, without repeated ones.
@@ -175,14 +175,14 @@ class Rows(ABC):
         sliced = key == self.training_key
         skip = self.skip if sliced else 0
         end = skip + self.limit if sliced and self.limit is not None else None
-        found, total, matching = [], 0, 0
+        questions, total, matching = [], 0, 0
         for place, row in self.table(key):
             total += 1
             if not self.matches(row, place):
                 continue
             matching += 1
             if matching > skip:
-                found.append(self.question(row, place))
+                questions.append(self.question(row, place))
             if matching == end:
                 break
         if not total:
@@ -192,11 +192,11 @@ class Rows(ABC):
                 f"data.where={dict(self.where)} selects none of the {total:,} rows of "
                 f"{self.origin(key)}."
             )
-        if not found:
+        if not questions:
             raise InputError(
                 f"data.skip={skip} leaves none of the {matching:,} rows of {self.origin(key)}."
             )
-        return found
+        return questions
 
     def refuse_a_system_prompt_without_effect(self, rows: Sequence[Question]) -> None:
         if not self.system_prompt or not rows:
@@ -246,7 +246,7 @@ class Rows(ABC):
             reference = self.text(row, self.reference_key, place, number=True).strip()
         else:
             reference = None if solution is None else final_answer(solution)
-        found = Question(
+        built = Question(
             id="",
             question=question,
             answer=(solution or "").strip() if reference is None else reference,
@@ -256,7 +256,7 @@ class Rows(ABC):
             tools=tools,
             metadata={key: self.value(row, key, place) for key in self.metadata_keys},
         )
-        return replace(found, id=self.id_of(found, text_of(found)))
+        return replace(built, id=self.id_of(built, text_of(built)))
 
     def task_of(self, row: Any, place: str) -> str:
         return self.task if self.task_key is None else self.text(row, self.task_key, place).strip()
@@ -271,10 +271,10 @@ class Rows(ABC):
 
     def value(self, row: Any, key: str, place: str) -> Any:
         """Returns the value of a field."""
-        found = value_of(row, key)
-        if found is MISSING:
+        value = value_of(row, key)
+        if value is MISSING:
             raise InputError(f'{place}: no "{key}" (data.metadata_keys): {names_of(row)}.')
-        return found
+        return value
 
     def text(self, row: Any, key: str, place: str, *, number: bool = False) -> str:
         """Returns the text of a field; with `number`, also the digits of a number."""
@@ -315,15 +315,15 @@ def is_answered(messages: Sequence[Mapping[str, Any]]) -> bool:
 
 
 def text_of(row: Question) -> str:
-    """Returns the text of a prompt, by which equal prompts are found."""
+    """Returns the text of a prompt, which is equal for equal prompts."""
     if row.messages is None:
         return row.question
-    asked = row.prompt_messages()
-    return json.dumps(asked if row.tools is None else [asked, row.tools], sort_keys=True)
+    messages = row.prompt_messages()
+    return json.dumps(messages if row.tools is None else [messages, row.tools], sort_keys=True)
 
 
 def identity(row: Question) -> Hashable:
-    """Returns what two rows with the same prompt have in common."""
+    """Returns a key that rows with the same prompt share."""
     return row.task, text_of(row)
 
 
@@ -331,10 +331,10 @@ def first_of_each(
     rows: Sequence[Question], identity: Callable[[Question], Hashable]
 ) -> list[Question]:
     """Returns the rows, in their order, without those whose identity an earlier row has."""
-    found: dict[Hashable, Question] = {}
+    first: dict[Hashable, Question] = {}
     for row in rows:
-        found.setdefault(identity(row), row)
-    return list(found.values())
+        first.setdefault(identity(row), row)
+    return list(first.values())
 
 
 def digest(text: str) -> str:

@@ -25,8 +25,8 @@ from rl4p.types import Question
 Size = Annotated[int, Ge(3), Le(6)]
 
 MOST_STATES = 20_000  # a layout that can be arranged in more ways is left out: its search is slow
-OF_A_LAYOUT = 8  # training boards that may have the same pieces in the same lines
-PATIENCE = 1000  # layouts in a row that add no board, before a request counts as impossible
+BOARDS_PER_LAYOUT = 8  # training boards that may have the same pieces in the same lines
+PATIENCE = 1000  # layouts in a row that add no board, before the options count as impossible
 LONG = 0.3  # the share of pieces of three cells; the others have two
 
 
@@ -79,32 +79,32 @@ class RushHour:
 
     @cached_property
     def questions(self) -> list[Question]:
-        """The boards: first those held out, one of each layout, then those to train on."""
+        """The held-out boards, one of each layout, and then the training boards."""
         random = np.random.Generator(np.random.Philox(self.seed))
-        found: dict[str, Question] = {}
+        boards: dict[str, Question] = {}
         held_out: set[tuple] = set()
         fruitless = 0
-        while len(found) < self.held_out_size + self.train_size:
-            training = len(found) >= self.held_out_size
+        while len(boards) < self.held_out_size + self.train_size:
+            training = len(boards) >= self.held_out_size
             board = layout(self.size, self.walls, random)
-            before = len(found)
+            before = len(boards)
             if (lines := signature(board)) not in held_out:
-                wanted = OF_A_LAYOUT if training else 1
+                wanted = BOARDS_PER_LAYOUT if training else 1
                 for question in self.boards_of(board, wanted, random):
-                    if len(found) < self.held_out_size + self.train_size:
-                        found.setdefault(question.id, question)
-            if len(found) > before:
+                    if len(boards) < self.held_out_size + self.train_size:
+                        boards.setdefault(question.id, question)
+            if len(boards) > before:
                 fruitless = 0
                 if not training:
                     held_out.add(lines)
             elif (fruitless := fruitless + 1) == PATIENCE:
                 raise InputError(
-                    f"Only {len(found)} of data.held_out_size + data.train_size = "
+                    f"Only {len(boards)} of data.held_out_size + data.train_size = "
                     f"{self.held_out_size + self.train_size} boards were found with data.size="
-                    f"{self.size} and {self.least_moves} to {self.most_moves} moves: ask for fewer "
-                    "boards, or widen data.least_moves and data.most_moves."
+                    f"{self.size} and {self.least_moves} to {self.most_moves} moves: set smaller "
+                    "sizes, or widen data.least_moves and data.most_moves."
                 )
-        return list(found.values())
+        return list(boards.values())
 
     def boards_of(self, board: Board, count: int, random: np.random.Generator) -> list[Question]:
         """Returns at most `count` boards that can be reached from `board`, of mixed difficulty."""
@@ -114,7 +114,7 @@ class RushHour:
         for state, moves in distances.items():
             if self.least_moves <= moves <= self.most_moves:
                 by_moves.setdefault(moves, []).append(state)
-        found = []
+        questions = []
         for _ in range(count):
             if not by_moves:
                 break
@@ -123,12 +123,13 @@ class RushHour:
             state = states.pop(int(random.integers(len(states))))
             if not states:
                 del by_moves[moves]
-            found.append(question(space.board_at(state), shortest(space, distances, state)))
-        return found
+            questions.append(question(space.board_at(state), shortest(space, distances, state)))
+        return questions
 
 
 def layout(size: int, walls: int, random: np.random.Generator) -> Board:
     """Returns a board with pieces at random cells; it may have no solution."""
+    # The order of the draws is part of the data set: equal seeds must keep their boards.
     row = int(random.integers(size))
     target = Piece(TARGET, True, row, int(random.integers(size - 2)), 2)
     pieces, taken = [target], set(cells_of(target, size))

@@ -79,15 +79,15 @@ class Board:
         if piece.horizontal != (move.direction in "<>"):
             return None
         sign = -1 if move.direction in "<^" else 1
-        moved = piece._replace(start=piece.start + sign * move.cells)
-        if not 0 <= moved.start <= self.size - piece.length:
+        slid = piece._replace(start=piece.start + sign * move.cells)
+        if not 0 <= slid.start <= self.size - piece.length:
             return None
-        first, last = sorted((piece.start, moved.start))
+        first, last = sorted((piece.start, slid.start))
         swept = piece._replace(start=first, length=last - first + piece.length)
         text = str(self)
         if {text[cell] for cell in cells_of(swept, self.size)} - {EMPTY, piece.name}:
             return None
-        return replace(self, pieces=(*self.pieces[:index], moved, *self.pieces[index + 1 :]))
+        return replace(self, pieces=(*self.pieces[:index], slid, *self.pieces[index + 1 :]))
 
 
 def cells_of(piece: Piece, size: int) -> range:
@@ -185,14 +185,14 @@ class StateSpace:
 
     def neighbours(self, state: int) -> list[int]:
         """Returns the states after one move, in a fixed order."""
-        found, mask = [], self.mask
+        states, mask = [], self.mask
         for shift, by_position in self.pieces:
             for run in by_position[state >> shift & mask]:
                 for cell, flip in run:
                     if state & cell:
                         break
-                    found.append(state ^ flip)
-        return found
+                    states.append(state ^ flip)
+        return states
 
     def board_at(self, state: int) -> Board:
         pieces = tuple(
@@ -279,16 +279,16 @@ def fewest_moves(space: StateSpace, most_states: int) -> dict[int, int]:
     start = space.start
     neighbours: dict[int, list[int]] = {}
     waiting = [start]
-    found = {start}
+    seen = {start}
     while waiting:
         state = waiting.pop()
         neighbours[state] = near = space.neighbours(state)
-        new = [each for each in near if each not in found]
-        found.update(new)
+        new = [each for each in near if each not in seen]
+        seen.update(new)
         waiting += new
-        if len(found) > most_states:
+        if len(seen) > most_states:
             return {}
-    # Every move can be taken back, so the search goes outwards from the solved states.
+    # Every move can be undone, so the search goes outwards from the solved states.
     frontier = [state for state in neighbours if space.solved(state)]
     distances = dict.fromkeys(frontier, 0)
     moves = 0

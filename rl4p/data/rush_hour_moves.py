@@ -79,9 +79,9 @@ def strict_moves(text: str) -> tuple[Move, ...] | None:
 
     None stands for a text that is anything else, even with a space in it, and for a move by 0.
     """
-    found = [STRICT.fullmatch(part) for part in text.split(",")]
-    moves = [Move(m[1], m[2], int(m[3])) for m in found if m is not None]
-    if len(moves) < len(found) or not all(move.cells for move in moves):
+    matches = [STRICT.fullmatch(part) for part in text.split(",")]
+    moves = [Move(m[1], m[2], int(m[3])) for m in matches if m is not None]
+    if len(moves) < len(matches) or not all(move.cells for move in moves):
         return None
     return merged(moves)
 

@@ -2,42 +2,35 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Annotated
 
 import numpy as np
 from annotated_types import Ge, Le
 
-from rl4p.configuration.bounds import Natural, Positive
-from rl4p.data.distinct import distinct
+from rl4p.configuration.bounds import Positive
+from rl4p.data.random_questions import RandomQuestions
 from rl4p.types import Question
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sorting:
+class Sorting(RandomQuestions):
     """A data set of lists such as `sort 31 7 12`, answered by `7 12 31`.
 
     The numbers of a list may be equal. The reward term `correct` compares the answer as a text in
-    which only white space may differ. No list occurs twice.
+    which only white space may differ. No list occurs twice. `RandomQuestions` explains the other
+    options.
 
-    A worked solution takes the smallest number of what is left, until one is left, and then gives
+    A worked solution takes the smallest of the remaining numbers until one is left, and then gives
     the list: `7<31 12, 12<31 #### 7 12 31`.
 
     Attributes:
       shortest, longest: the limits of the length of a list.
       largest: the largest number; the smallest is 0.
-      train_size, held_out_size: the numbers of lists.
-      seed: the seed of the data set, independent of the run's.
-      system_prompt: a text before every question; None for none.
     """
 
     shortest: Annotated[int, Ge(2), Le(100)] = 3
     longest: Annotated[int, Ge(2), Le(100)] = 5
     largest: Positive = 99
-    train_size: Positive = 4096
-    held_out_size: Positive = 256
-    seed: Natural = 0
-    system_prompt: str | None = None
 
     def __post_init__(self) -> None:
         if self.shortest > self.longest:
@@ -46,22 +39,9 @@ class Sorting:
                 " for shortest."
             )
 
-    @cached_property
-    def questions(self) -> tuple[Question, ...]:
-        """Returns the held-out questions, and after them those of training."""
-        random = np.random.Generator(np.random.Philox(self.seed))
-
-        def draw() -> Question:
-            length = int(random.integers(self.shortest, self.longest + 1))
-            return sorting(random.integers(0, self.largest + 1, length).tolist())
-
-        return distinct(draw, self.train_size + self.held_out_size)
-
-    def train(self) -> Sequence[Question]:
-        return self.questions[self.held_out_size :]
-
-    def held_out(self) -> Sequence[Question]:
-        return self.questions[: self.held_out_size]
+    def draw(self, random: np.random.Generator) -> Question:
+        length = int(random.integers(self.shortest, self.longest + 1))
+        return sorting(random.integers(0, self.largest + 1, length).tolist())
 
 
 def sorting(numbers: Sequence[int]) -> Question:

@@ -15,8 +15,7 @@ In this place, ``12, which is the total``, ``12 (twelve)``, ``5 + 7 = 12`` and `
 left`` state 12. If something there may change the number or take it back, all of the place is the
 answer, which equals no number: ``12 or 15``, ``not 12``, ``12 and a half``.
 
-If there is no number in the text, its answer is what stands after ``####``, in the box or in the
-tags.
+A text without a number has the answer that stands after ``####``, in the box or in the tags.
 """
 
 import re
@@ -46,20 +45,20 @@ DIGIT = re.compile(r"\d")
 def stated(text: str) -> str | None:
     """Returns the answer that a response states, or None if it states none."""
     text = TOKEN.sub("", text).rstrip()
-    for place in (of_line, boxed, tagged, of_sentence, of_bold_type):
-        found = place(text)
-        if found is not None and DIGIT.search(found):
-            return number_of(found)
+    for place in (marked_line, boxed, tagged, answer_sentence, bold_number):
+        answer = place(text)
+        if answer is not None and DIGIT.search(answer):
+            return number_of(answer)
     if r"\boxed{" in text and boxed(text) is None:
         return None  # the response was cut
     number = last_quantity(text)
     if number is None:
         marked = (final_answer(text), boxed(text), tagged(text))
-        return next((answer for answer in marked if answer), None)
+        return next((text for text in marked if text), None)
     return None if re.search(rf"\b(?:not|or|than)\s+{re.escape(number)}\D*$", text) else number
 
 
-def of_line(text: str) -> str | None:
+def marked_line(text: str) -> str | None:
     """Returns the last line after ``####`` that has a number and is no heading of a step."""
     for part in reversed(text.split(MARKER)[1:]):
         lines = [line.strip() for line in part.strip().splitlines() if line.strip()] or [""]
@@ -69,20 +68,20 @@ def of_line(text: str) -> str | None:
     return None
 
 
-def of_sentence(text: str) -> str | None:
+def answer_sentence(text: str) -> str | None:
     """Returns the rest of the line after the last ``answer is`` that has a number behind it."""
-    for found in reversed(list(PHRASE.finditer(text))):
-        line = text[found.end() : found.end() + LONGEST].partition("\n")[0].strip()
+    for phrase in reversed(list(PHRASE.finditer(text))):
+        line = text[phrase.end() : phrase.end() + LONGEST].partition("\n")[0].strip()
         if DIGIT.search(line):
             return line
     return None
 
 
-def of_bold_type(text: str) -> str | None:
-    """Returns what is bold in the last line, if it is one number."""
+def bold_number(text: str) -> str | None:
+    """Returns the bold text of the last line, if it is one number."""
     line = text.strip().rpartition("\n")[2]
-    found = [bold for bold in BOLD.findall(line) if DIGIT.search(bold)]
-    return found[0] if len(found) == 1 and quantity(found[0]) is not None else None
+    numbers = [bold for bold in BOLD.findall(line) if DIGIT.search(bold)]
+    return numbers[0] if len(numbers) == 1 and quantity(numbers[0]) is not None else None
 
 
 def number_of(text: str) -> str:
@@ -95,7 +94,7 @@ def number_of(text: str) -> str:
 
 def readings(text: str) -> list[str]:
     """Returns shorter texts that mean the same as a line, if they are one number."""
-    inside = boxed(text) or tagged(text) or of_sentence(text)
+    inside = boxed(text) or tagged(text) or answer_sentence(text)
     if inside is not None and DIGIT.search(inside):
         return [inside, *readings(inside)]
     line = text.strip(QUOTES)
@@ -105,15 +104,15 @@ def readings(text: str) -> list[str]:
         line = line[: pause.start()].strip(QUOTES)
     if len(line) > LONGEST:
         return []
-    found = [line]
+    shorter = [line]
     if label := LABEL.match(line):
-        found.append(line[label.end() :].strip(QUOTES))
+        shorter.append(line[label.end() :].strip(QUOTES))
     head, equal, right = line.rpartition("=")
     if equal and DIGIT.search(head):
-        found.append(right.strip(QUOTES))
+        shorter.append(right.strip(QUOTES))
     elif not equal:
-        found += only_number(line)
-    return found
+        shorter += only_number(line)
+    return shorter
 
 
 def only_number(line: str) -> list[str]:

@@ -103,5 +103,5 @@ def slice_of(topology: str) -> Slice:
 
 def chip_of(kind: str) -> Chip | None:
     """Returns the chip of a `device_kind`, or None if the table does not have it."""
-    found = [chip for chip in CHIPS.values() if kind.startswith(chip.kind)]
-    return max(found, key=lambda chip: len(chip.kind), default=None)  # v5 also fits v5 lite
+    matching = [chip for chip in CHIPS.values() if kind.startswith(chip.kind)]
+    return max(matching, key=lambda chip: len(chip.kind), default=None)  # v5 also fits v5 lite

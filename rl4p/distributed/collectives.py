@@ -30,6 +30,7 @@ def on_rows(mesh: Mesh, function: Callable, shared: Any, rows: Any, *, results: 
         mesh=mesh.devices,
         in_specs=(parts(shared), ROWS),
         out_specs=results,
+        # With tp, its axis stays with the compiler; without, all axes must be manual.
         axis_names=set(ROW_AXES if mesh.devices.shape["tp"] > 1 else AXES),
         check_vma=False,
     )(shared, rows)
@@ -45,11 +46,11 @@ def gather_rows(mesh: Mesh, tree: Any) -> Any:
     if mesh.row_shards == 1:
         return tree
 
-    def of(x: Array) -> Array:
+    def gathered(x: Array) -> Array:
         spec = PartitionSpec(None, *[PartitionSpec.UNCONSTRAINED] * (x.ndim - 1))
         return jax.lax.with_sharding_constraint(x, NamedSharding(mesh.devices, spec))
 
-    return jax.tree.map(of, tree)
+    return jax.tree.map(gathered, tree)
 
 
 def total(mesh: Mesh, tree: Any) -> Any:
@@ -59,11 +60,11 @@ def total(mesh: Mesh, tree: Any) -> Any:
 def total_gradient(mesh: Mesh, gradient: Params) -> Params:
     """Sums a gradient over devices, except along `fsdp` where gathering has summed it."""
 
-    def of(spec: PartitionSpec, x: Array) -> Array:
+    def summed(spec: PartitionSpec, x: Array) -> Array:
         axes = row_axes(mesh, without="fsdp" if "fsdp" in spec else None)
         return jax.lax.psum(x, axes) if axes else x
 
-    return jax.tree.map(of, parts(gradient), gradient)
+    return jax.tree.map(summed, parts(gradient), gradient)
 
 
 def largest(mesh: Mesh, tree: Any) -> Any:

@@ -27,7 +27,7 @@ class Mesh(ProcessOptions):
       dp: data-parallel devices: each has its own rows, and their gradients are summed. -1 takes
         all devices that the other axes leave.
       fsdp: data-parallel devices that also divide the parameters, which are gathered layer by
-        layer. -1 takes all devices that the other axes leave, `host` those of one process.
+        layer. -1 takes all devices that the other axes leave, `host` the devices of one process.
       tp: devices that share each row and divide heads, feed-forward and vocabulary.
       shape: all three axes at once, in place of the options above: [1,-1,1], {dp:2,fsdp:-1}, or
         the strings "1,-1,1", "dp:2,fsdp:-1". Quote a string twice on a command line, since Hydra
@@ -60,7 +60,7 @@ class Mesh(ProcessOptions):
 
     @cached_property
     def available(self) -> Sequence[Any]:
-        """All available devices; the mesh takes as many as its axes ask for."""
+        """All available devices; the mesh takes as many as its axes need."""
         if self.cpu_devices is not None:
             divide_cpu(usable_cores() if self.cpu_devices == -1 else self.cpu_devices)
         devices = jax.devices()
@@ -99,18 +99,18 @@ class Mesh(ProcessOptions):
         Raises:
           InputError: the sizes are invalid or do not fit the number of devices.
         """
-        asked: dict[str, Any] = {"dp": self.dp, "fsdp": self.fsdp, "tp": self.tp}
+        axes: dict[str, Any] = {"dp": self.dp, "fsdp": self.fsdp, "tp": self.tp}
         if self.shape is not None:
-            asked = sizes_of(str(self.shape))
-        sizes = [local if size == "host" else size for size in asked.values()]
-        words = " ".join(f"mesh.{axis}={size}" for axis, size in asked.items() if size != 1)
+            axes = sizes_of(str(self.shape))
+        sizes = [local if size == "host" else size for size in axes.values()]
+        words = " ".join(f"mesh.{axis}={size}" for axis, size in axes.items() if size != 1)
         fixed = math.prod(size for size in sizes if size != -1)
         if min(sizes) < -1 or 0 in sizes or sizes.count(-1) > 1:
             raise InputError(
                 f"{words} is not a valid shape: sizes are at least 1, and at most one is -1."
             )
         if fixed > devices or (-1 in sizes and devices % fixed):
-            raise InputError(f"{words} asks for {fixed} devices, but there are {devices}.")
+            raise InputError(f"{words} needs {fixed} devices, but there are {devices}.")
         return tuple(devices // fixed if size == -1 else size for size in sizes)
 
     @property

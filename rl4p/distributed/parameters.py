@@ -19,7 +19,7 @@ class Parameter:
 
     Attributes:
       axes: the names of its last axes (`partition.RULES`); None for an axis that is never sharded.
-        Leading axes, such as that of stacked layers, are never sharded.
+        Leading axes, such as the axis of stacked layers, are never sharded.
       matrix: whether it is a matrix or a stack of matrices; only matrices have weight decay.
       inner: whether it is a matrix that maps neither from nor to the vocabulary or labels; Muon
         takes only these.
@@ -66,13 +66,13 @@ def declared(path: tuple[Any, ...]) -> Parameter:
     if name in ADAPTERS and (kernel := DECLARED.get(f"{parent}/kernel")):
         into, out = kernel.axes
         return Parameter((into, None) if name == "lora_a" else (None, out))
-    found = DECLARED.get(f"{parent}/{name}", DECLARED.get(name))
-    if found is None:
+    parameter = DECLARED.get(f"{parent}/{name}", DECLARED.get(name))
+    if parameter is None:
         raise InputError(
             f"The parameter {'/'.join(names(path))} has no declared axes: add it to "
             "rl4p.distributed.parameters.DECLARED where it is defined."
         )
-    return found
+    return parameter
 
 
 def names(path: tuple[Any, ...]) -> list[str]:

@@ -32,14 +32,14 @@ RULES = {
 def spec(path: tuple, ndim: int, axes: tuple[str, ...] = ("fsdp", "tp")) -> PartitionSpec:
     """Returns the partition spec of the parameter at `path` over these axes of the mesh.
 
-    Leading axes that the table does not name, such as that of stacked layers, are not divided.
+    Leading axes that the table does not name, such as the axis of stacked layers, are not divided.
     """
     names = declared(path).axes if ndim else ()  # trees of parameters may hold scalars too
     front = ndim - len(names)
     if front < 0:
         return PartitionSpec()
-    of_mesh = (RULES.get(name or "") for name in names)
-    divided = [axis if axis in axes else None for axis in of_mesh]
+    mesh_axes = (RULES.get(name or "") for name in names)
+    divided = [axis if axis in axes else None for axis in mesh_axes]
     if len(set(filter(None, divided))) < len([axis for axis in divided if axis]):
         raise ValueError(f"{keys(path)}: {names} would be divided as {divided}, one axis twice.")
     return PartitionSpec(*[None] * front, *divided) if any(divided) else PartitionSpec()
@@ -57,12 +57,12 @@ def specs_beside(tree: Any, params: Params) -> Any:
     """
     shapes = {keys(path): jnp.shape(x) for path, x in jax.tree.leaves_with_path(params)}
 
-    def of(path: tuple, x: Any) -> PartitionSpec:
+    def leaf_spec(path: tuple, x: Any) -> PartitionSpec:
         ends = (keys(path[start:]) for start in range(len(path)))
         beside = any(shapes.get(end) == jnp.shape(x) for end in ends)
         return spec(path, jnp.ndim(x)) if beside else PartitionSpec()
 
-    return jax.tree.map_with_path(of, tree)
+    return jax.tree.map_with_path(leaf_spec, tree)
 
 
 @partial(jax.jit, static_argnames="dtype")
@@ -72,10 +72,10 @@ def for_decoding(params: Params, dtype: str) -> Params:
     Otherwise the decoding loop would slice the stacked layers and cast them at every decode step.
     """
 
-    def of(path: tuple, x: Array) -> Array:
+    def narrowed(path: tuple, x: Array) -> Array:
         return jnp.asarray(x, dtype) if is_wider(path, x, dtype) else x
 
-    params = jax.tree.map_with_path(of, params)
+    params = jax.tree.map_with_path(narrowed, params)
     layers = params["layers"]
     count = len(jax.tree.leaves(layers)[0])
     single = tuple(jax.tree.map(lambda x_L, i=i: x_L[i], layers) for i in range(count))
@@ -89,7 +89,7 @@ def changed_for_decoding(params: Params, dtype: str) -> frozenset[str]:
 
 
 def is_wider(path: tuple, x: Any, dtype: str) -> bool:
-    """Returns whether a parameter is a matrix in a wider dtype than that of activations."""
+    """Returns whether a parameter is a matrix whose dtype is wider than the activations'."""
     return "width" in declared(path).axes and x.dtype.itemsize > jnp.dtype(dtype).itemsize
 
 
@@ -114,7 +114,7 @@ def gather(params: Params, dtype: Any) -> Params:
     if not gathering():
         return params
 
-    def of(path: tuple, x: Array) -> Array:
+    def gathered(path: tuple, x: Array) -> Array:
         divided = tuple(spec(path, x.ndim, ("fsdp",)))
         if "layers" in keys(path) or "fsdp" not in divided:
             return x
@@ -122,7 +122,7 @@ def gather(params: Params, dtype: Any) -> Params:
         axis = divided.index("fsdp")
         return checkpoint_name(all_gathered(x, axis, jnp.dtype(dtype), place), GATHERED)
 
-    return jax.tree.map_with_path(of, params)
+    return jax.tree.map_with_path(gathered, params)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(1, 2, 3))
@@ -140,6 +140,7 @@ def all_gathered(x: Array, axis: int, dtype: Any, place: PartitionSpec) -> Array
 
 
 def gathered_forward(x: Array, axis: int, dtype: Any, place: PartitionSpec) -> tuple[Array, Any]:
+    # The scalar carries the dtype of the parameter: a residual must be an array, not a dtype.
     return all_gathered(x, axis, dtype, place), jnp.zeros((), x.dtype)
 
 

@@ -21,10 +21,10 @@ from jax.sharding import NamedSharding, PartitionSpec
 from omegaconf import DictConfig, OmegaConf
 
 from rl4p.configuration.bounds import Natural, Positive
-from rl4p.distributed.roll_call import RollCall
+from rl4p.distributed.connections import Connections
 from rl4p.errors import InputError, RunError, Stopped
 
-_joined: list[RollCall] = []
+_joined: list[Connections] = []
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,7 +33,7 @@ class ProcessOptions:
 
     Attributes:
       coordinator, processes, process: the host:port of process 0, the number of processes, and the
-        index of this one; None for a single process. `processes=auto` asks the cluster for them.
+        index of this one; None for a single process. `processes=auto` takes them from the cluster.
       initialization_timeout: seconds to wait for all processes.
     """
 
@@ -44,7 +44,7 @@ class ProcessOptions:
 
 
 @contextmanager
-def join(config: DictConfig) -> Iterator[bool]:
+def join_processes(config: DictConfig) -> Iterator[bool]:
     """Joins the other processes of `mesh.processes`, so that JAX sees the devices of all of them.
 
     An error in one process ends all: the others name that process and exit with code 1.
@@ -56,16 +56,17 @@ def join(config: DictConfig) -> Iterator[bool]:
       InputError: the keys of `mesh` are incomplete, or the processes' configurations differ.
       RunError: a process is missing.
     """
-    found = of_cluster(config.mesh) if config.mesh.processes == "auto" else of_keys(config.mesh)
-    if found is None:
+    read = from_cluster if config.mesh.processes == "auto" else from_keys
+    settings = read(config.mesh)
+    if settings is None:
         yield True
         return
-    coordinator, processes, process, devices = found
+    coordinator, processes, process, devices = settings
     host, _, port = coordinator.rpartition(":")
     timeout = config.mesh.initialization_timeout
-    call = RollCall(process, processes)
-    call.gather(host.strip("[]"), int(port) - 1, run=digest(config), timeout=timeout)
-    with call:  # after the import of JAX, so that our atexit handler runs before JAX's
+    connections = Connections(process, processes)
+    connections.connect(host.strip("[]"), int(port) - 1, run=digest(config), timeout=timeout)
+    with connections:  # after the import of JAX, so that our atexit handler runs before JAX's
         try:
             jax.distributed.initialize(
                 coordinator,
@@ -77,11 +78,11 @@ def join(config: DictConfig) -> Iterator[bool]:
             )
         except RuntimeError as error:
             raise RunError(f"Process {process} of {processes} cannot join: {error}") from error
-        _joined.append(call)
+        _joined.append(connections)
         yield process == 0
 
 
-def of_keys(mesh: DictConfig) -> tuple[str, int, int, None] | None:
+def from_keys(mesh: DictConfig) -> tuple[str, int, int, None] | None:
     """Returns coordinator, processes, process and devices; None for a single process.
 
     Raises:
@@ -104,18 +105,18 @@ def of_keys(mesh: DictConfig) -> tuple[str, int, int, None] | None:
     return None if mesh.processes == 1 else (mesh.coordinator, mesh.processes, mesh.process, None)
 
 
-def of_cluster(mesh: DictConfig) -> tuple[str, int, int, Any] | None:
-    """Returns the same as `of_keys`, read by JAX from SLURM, Open MPI, Kubernetes or a TPU host.
+def from_cluster(mesh: DictConfig) -> tuple[str, int, int, Any] | None:
+    """Returns the same as `from_keys`, read by JAX from SLURM, Open MPI, Kubernetes or a TPU host.
 
     Raises:
       InputError: no such cluster started this process.
     """
     from jax._src.clusters import ClusterEnv  # jax.distributed.initialize uses it too
 
-    found = ClusterEnv.auto_detect_unset_distributed_params(
+    detected = ClusterEnv.auto_detect_unset_distributed_params(
         mesh.coordinator, None, mesh.process, None, None, mesh.initialization_timeout
     )
-    coordinator, processes, process, devices = found
+    coordinator, processes, process, devices = detected
     if coordinator is None or processes is None or process is None:
         raise InputError(
             "mesh.processes=auto found no cluster that provides the number of processes: set "
@@ -150,7 +151,7 @@ def anywhere(holds: bool) -> bool:
 
 
 @contextmanager
-def blaming() -> Iterator[None]:
+def reporting_errors() -> Iterator[None]:
     """Reports an error to the other processes at once, before anything waits for them.
 
     Raises:
@@ -161,11 +162,11 @@ def blaming() -> Iterator[None]:
     except Stopped:
         raise
     except BaseException as error:
-        blamed = _joined[-1].blames(error) if _joined else None
-        if blamed is not None:
-            raise blamed from error
+        cause = _joined[-1].cause_of(error) if _joined else None
+        if cause is not None:
+            raise cause from error
         if _joined:
-            _joined[-1].confess(error)
+            _joined[-1].report_error(error)
         raise
 
 
@@ -173,7 +174,7 @@ def blaming() -> Iterator[None]:
 
 
 def place(tree: Any, sharding: Any) -> Any:
-    """Moves arrays to devices as `jax.device_put` does, also to those of several processes.
+    """Moves arrays to devices as `jax.device_put` does, also to devices of several processes.
 
     Args:
       tree: arrays; every process must pass the same values.
@@ -185,11 +186,12 @@ def place(tree: Any, sharding: Any) -> Any:
     one = isinstance(sharding, jax.sharding.Sharding)
     shardings = [sharding] * len(leaves) if one else structure.flatten_up_to(sharding)
     spread = {i for i, x in enumerate(leaves) if spans_processes(x)}
-    moved = [i for i in spread if not has_sharding(leaves[i], shardings[i])]
-    if moved:
-        to = [shardings[i] for i in moved]
-        found = jax.jit(same, out_shardings=to)([leaves[i] for i in moved])
-        for i, x in zip(moved, found, strict=True):
+    # `jax.device_put` cannot reshard arrays of several processes, but a compiled function can.
+    resharded = [i for i in spread if not has_sharding(leaves[i], shardings[i])]
+    if resharded:
+        targets = [shardings[i] for i in resharded]
+        results = jax.jit(identity, out_shardings=targets)([leaves[i] for i in resharded])
+        for i, x in zip(resharded, results, strict=True):
             leaves[i] = x
     for i in set(range(len(leaves))) - spread:
         leaves[i] = placed(leaves[i], shardings[i])
@@ -199,6 +201,7 @@ def place(tree: Any, sharding: Any) -> Any:
 def placed(x: Any, sharding: jax.sharding.Sharding) -> jax.Array:
     """Returns a global array, made from this process's copy of the value."""
     if isinstance(x, jax.Array) and jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
+        # NumPy cannot hold typed keys, so their data is placed and wrapped again.
         data = placed(jax.random.key_data(x), sharding)
         return jax.random.wrap_key_data(data, impl=jax.random.key_impl(x))
     host = np.asarray(x)
@@ -207,7 +210,7 @@ def placed(x: Any, sharding: jax.sharding.Sharding) -> jax.Array:
 
 
 def to_host(tree: Any) -> Any:
-    """Copies arrays to the host, also those of several processes, which must then all call."""
+    """Copies arrays to the host; if they span several processes, all processes must call this."""
     if jax.process_count() > 1:
         leaves, structure = jax.tree.flatten(tree)
         parts = [
@@ -216,7 +219,7 @@ def to_host(tree: Any) -> Any:
         if parts:  # one program gathers all of these arrays
             mesh = leaves[parts[0]].sharding.mesh
             everywhere = NamedSharding(mesh, PartitionSpec())
-            whole = jax.jit(same, out_shardings=everywhere)([leaves[i] for i in parts])
+            whole = jax.jit(identity, out_shardings=everywhere)([leaves[i] for i in parts])
             for i, x in zip(parts, whole, strict=True):
                 leaves[i] = x
         tree = structure.unflatten(leaves)
@@ -232,7 +235,7 @@ def has_sharding(x: jax.Array, sharding: jax.sharding.Sharding) -> bool:
     return x.sharding.is_equivalent_to(sharding, x.ndim)
 
 
-def same(x: Any) -> Any:
+def identity(x: Any) -> Any:
     return x
 
 
@@ -252,11 +255,11 @@ def gathered_rows(tree: Any, rows: list[range]) -> Any:
     """
     widest = max(map(len, rows))
 
-    def of(x: Any) -> np.ndarray:
+    def gathered(x: Any) -> np.ndarray:
         x = np.asarray(x)
         padded = np.zeros((widest, *x.shape[1:]), x.dtype)
         padded[: len(x)] = x
         parts = process_allgather(padded)
         return np.concatenate([part[: len(own)] for part, own in zip(parts, rows, strict=True)])
 
-    return jax.tree.map(of, tree)
+    return jax.tree.map(gathered, tree)

@@ -30,11 +30,50 @@ from rl4p.loop.checks import check_advantages, check_rewards, check_rollout, che
 from rl4p.loop.evaluation import Evaluation
 from rl4p.loop.loop import Loop
 from rl4p.loop.phases import Phases
-from rl4p.loop.protocols import Hook
 from rl4p.loop.scoring import Scoring
+from rl4p.loop.source.opening import open_source
 from rl4p.model.decoder import Decoder
 from rl4p.model.policy import Policy, padded_width
+from rl4p.protocols.collection import Collector, OpenCollector
+from rl4p.protocols.data import DataSet
+from rl4p.protocols.hook import Hook
+from rl4p.protocols.members import require
+from rl4p.protocols.model import Model
+from rl4p.protocols.phases import (
+    KL,
+    Adapts,
+    Advantage,
+    Correction,
+    Critic,
+    Entropy,
+    Optimizer,
+    Remembers,
+    Reward,
+    Rollout,
+    Update,
+    UserScore,
+)
+from rl4p.protocols.traits import RolloutTraits
 from rl4p.types import Array, Params, Prompt, TrainState
+
+PROTOCOLS = {
+    "rollout": Rollout,
+    "reward": Reward,
+    "advantage": Advantage,
+    "update": Update,
+    "correction": Correction,
+    "kl": KL,
+    "entropy": Entropy,
+    "critic": Critic,
+}
+
+# The checks of `debug.check_batches`.
+CHECKS = {
+    "rollout": check_rollout,
+    "reward": check_rewards,
+    "advantage": check_advantages,
+    "update": check_training_batch,
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,18 +105,19 @@ def build(config: DictConfig) -> Experiment:
             "advantage=distill, or leave the teacher out."
         )
     check_term(config, phases)
-    data = instantiate(config.data)
+    data: DataSet = required(config.data, DataSet, "data")
     questions, held_out = data.train(), held_out_questions(config, data)
     check_tasks(phases, questions, *(each.questions for each in held_out))
-    policy, params = instantiate(config.model).build(mesh, jax.random.fold_in(key, 0))
+    policy, params = required(config.model, Model, "model").build(mesh, jax.random.fold_in(key, 0))
     sampler = evaluation_sampler(config, phases)
     check_lengths(config, policy, phases.rollout.max_response_tokens, sampler.max_response_tokens)
     encode = encoder(config, policy)
-    to_train = encode if getattr(phases.rollout, "samples", True) else answered(config, policy)
+    samples = RolloutTraits.read(phases.rollout).samples
+    to_train = encode if samples else answered(config, policy)
     prompts, dropped = to_train(questions, system_prompt=data.system_prompt)
-    of_evaluation = replace(phases, rollout=sampler)
+    evaluation_phases = replace(phases, rollout=sampler)
     evaluation, test_dropped = build_evaluation(
-        config, of_evaluation, policy, held_out, encode, rows=rows
+        config, evaluation_phases, policy, held_out, encode, rows=rows
     )
 
     scoring = Scoring(
@@ -88,7 +128,7 @@ def build(config: DictConfig) -> Experiment:
     if phases.estimator is not None:
         init = partial(phases.estimator.init, policy.decoder)
         params = params | {"critic": placement.init(mesh, init, policy.merged(params))}
-    optimizer = instantiate(config.optimizer)
+    optimizer: Optimizer = required(config.optimizer, Optimizer, "optimizer")
     state = TrainState(
         step=mesh.replicate(np.int32(0)),
         params=params,
@@ -97,14 +137,16 @@ def build(config: DictConfig) -> Experiment:
         memory=mesh.replicate(phases.initial_memory()),
         average=jax.tree.map(jnp.copy, params) if config.ema.decay else {},
     )
-    source = instantiate(config.source).open(prompts, seed=config.seed)
-    collector = instantiate(config.collector).open(
+    source = open_source(instantiate(config.source), prompts, seed=config.seed)
+    options: Collector = required(config.collector, Collector, "collector")
+    collector = options.open(
         phases,
         policy,
         source,
         prompts_per_step=config.prompts_per_step,
         group_size=config.group_size,
     )
+    require(collector, OpenCollector, "collector")
     loop = Loop(
         policy=policy,
         phases=phases,
@@ -123,11 +165,22 @@ def build(config: DictConfig) -> Experiment:
         loop=loop,
         state=state,
         evaluation=evaluation,
-        hooks=tuple(instantiate(node) for node in config.hooks.values()),
+        hooks=tuple(required(config.hooks[x], Hook, f"hooks.{x}") for x in config.hooks),
         sizes=f"{describe_model(policy, params)}; "
         f"{describe_data(prompts, dropped, evaluation, test_dropped)}\n"
         f"{describe_step(config, phases, prompts, policy.mesh)}",
     )
+
+
+def required(node: DictConfig, contract: type, key: str) -> Any:
+    """Instantiates a part of the configuration, which must have the members of its protocol.
+
+    Raises:
+      InputError: it lacks one; names the class and the member.
+    """
+    part = instantiate(node)
+    require(part, contract, key)
+    return part
 
 
 def answered(config: DictConfig, policy: Policy) -> Encode:
@@ -175,16 +228,12 @@ def build_phases(config: DictConfig) -> Phases:
 
 
 def instantiate_phases(config: DictConfig) -> Phases:
-    """Returns the phases, which are not checked against one another."""
-    checks = {
-        "rollout": check_rollout,
-        "reward": lambda rewards, trajectories, episodes: check_rewards(rewards, trajectories),
-        "advantage": lambda found, trajectories, rewards, *_, **__: check_advantages(
-            found.advantages_BT, trajectories, rewards
-        ),
-        "update": check_training_batch,
-    }
-    return Phases(
+    """Returns the phases, which are not checked against one another.
+
+    Raises:
+      InputError: a phase lacks a member of its protocol; names the class and the member.
+    """
+    phases = Phases(
         rollout=instantiate(config.rollout),
         reward=instantiate(config.reward),
         advantage=instantiate(config.advantage),
@@ -194,8 +243,15 @@ def instantiate_phases(config: DictConfig) -> Phases:
         entropy=instantiate(config.entropy),
         critic=instantiate(config.critic),
         scores={name: instantiate(node) for name, node in config.scores.items()},
-        checks=checks if config.debug.check_batches else {},
+        checks=CHECKS if config.debug.check_batches else {},
     )
+    for name, phase in phases.by_name.items():
+        require(phase, PROTOCOLS[name], name)
+        if name in ("kl", "entropy") and isinstance(phase, Remembers):
+            require(phase, Adapts, name)
+    for name, score in phases.scores.items():
+        require(score, UserScore, f"scores.{name}")
+    return phases
 
 
 def check_rows(config: DictConfig, phases: Phases, mesh: Mesh) -> int:
@@ -212,7 +268,7 @@ def check_rows(config: DictConfig, phases: Phases, mesh: Mesh) -> int:
             f"prompts_per_step x group_size = {rows} sequences must be a multiple of "
             f"{mesh.row_multiple}, so that the mesh can divide them over its devices."
         )
-    together = phases.objective(config.group_size).rows_together
+    together = phases.rows_together(config.group_size)
     if rows % (phases.update.minibatches * together):
         raise InputError(
             f"update.minibatches={phases.update.minibatches} does not divide the {rows} sequences "
@@ -267,7 +323,7 @@ def describe_step(config: DictConfig, phases: Phases, prompts: list[Prompt], mes
     rows = -(-sequences // update.minibatches // mesh.row_shards)  # on each device
     microbatches = -(-rows // rows_in(width, update.tokens_per_microbatch))
     epochs = config.steps * config.prompts_per_step / len(prompts)
-    trains_on_data = not getattr(phases.rollout, "samples", True)
+    trains_on_data = not RolloutTraits.read(phases.rollout).samples
     return (
         f"a step: {config.prompts_per_step} prompts x {config.group_size} samples = {sequences} "
         f"sequences, at most {sequences * width:,} tokens, {updates} "

@@ -1,33 +1,27 @@
 """Refuses combinations of phases in which one has no effect: no option is silently ignored.
 
 Each rule is a function of the phases. It returns an error message, or None if the combination is
-valid. A user-defined phase need not declare these properties; the default is the opposite value.
-
-    rollout.samples            false: no policy sampled the tokens (`demonstrations`)
-    rollout.trains             false: another model sampled the tokens, without log-probabilities
-    advantage.reads_total      false: the total reward is not used
-    advantage.compares_group   true: a sample whose group has equal rewards gets 0
-    advantage.one_sign         true: no two advantages have different signs
-    advantage.uniform          true: all advantages are equal
-    update.reads_advantages    false: advantages are not used
-    update.whole_groups        true: the loss compares samples of a group
-    update.pack                true: several sequences share a row
-    update.old_policy          behaviour: its ratio is the whole importance weight
-    correction.active          false: every token has weight 1
-    correction.weighs          true: its weights contain the ratio of trainer and sampler
+valid. The rules read the traits of the phases (`protocols/traits.py`).
 """
 
 from typing import Any
 
 from rl4p.errors import InputError
 from rl4p.loop.phases import Phases
+from rl4p.protocols.traits import (
+    AdvantageTraits,
+    CorrectionTraits,
+    PenaltyTraits,
+    RolloutTraits,
+    UpdateTraits,
+)
 
 
 def refuse_what_cannot_act(phases: Phases) -> None:
     """Checks every rule.
 
     Raises:
-      InputError: a rule is broken; the message is that of the first broken rule.
+      InputError: a rule is broken; the message is the sentence of the first one.
     """
     for rule in (
         samples_of_another_model,
@@ -51,7 +45,7 @@ def choice(group: str, phase: Any) -> str:
 
 def samples_of_another_model(phases: Phases) -> str | None:
     """Refuses a rollout that does not sample from the policy that is trained."""
-    if getattr(phases.rollout, "trains", True):
+    if RolloutTraits.read(phases.rollout).trains:
         return None
     rollout = choice("rollout", phases.rollout)
     return (
@@ -63,14 +57,15 @@ def samples_of_another_model(phases: Phases) -> str | None:
 def advantages_that_nothing_reads(phases: Phases) -> str | None:
     """Refuses an advantage if the update does not use advantages."""
     advantage, update = phases.advantage, choice("update", phases.update)
-    if getattr(phases.update, "reads_advantages", True):
+    traits = AdvantageTraits.read(advantage)
+    if UpdateTraits.read(phases.update).reads_advantages:
         return None
-    if not getattr(advantage, "uniform", False):
+    if not traits.uniform:
         return (
             f"{update} does not use advantages, so {choice('advantage', advantage)} would have no "
             "effect: choose advantage=constant."
         )
-    if getattr(advantage, "value", 1.0) != 1.0 or getattr(advantage, "clip", 0.0):
+    if traits.value != 1.0 or traits.clip:
         return (
             f"{update} does not use advantages, so advantage.value and advantage.clip would have "
             "no effect: leave them out."
@@ -80,9 +75,9 @@ def advantages_that_nothing_reads(phases: Phases) -> str | None:
 
 def advantages_of_one_sign_in_pairs(phases: Phases) -> str | None:
     """Refuses an update that compares good and bad samples if all advantages have one sign."""
-    if not getattr(phases.update, "whole_groups", False):
+    if not UpdateTraits.read(phases.update).whole_groups:
         return None
-    if not getattr(phases.advantage, "one_sign", False):
+    if not AdvantageTraits.read(phases.advantage).one_sign:
         return None
     return (
         f"{choice('update', phases.update)} compares the good samples of a group with the bad ones,"
@@ -95,7 +90,7 @@ def divergence_in_a_reward_that_nothing_reads(phases: Phases) -> str | None:
     """Refuses a KL penalty in the reward if the advantage does not use the total reward."""
     if not (phases.kl.active and phases.kl.placement == "in_reward"):
         return None
-    if getattr(phases.advantage, "reads_total", True):
+    if AdvantageTraits.read(phases.advantage).reads_total:
         return None
     return (
         f"{choice('advantage', phases.advantage)} does not use the total reward, so "
@@ -105,10 +100,10 @@ def divergence_in_a_reward_that_nothing_reads(phases: Phases) -> str | None:
 
 def demonstrations_in_the_place_of_samples(phases: Phases) -> str | None:
     """Refuses demonstrations with phases that need samples of a policy, or different samples."""
-    if getattr(phases.rollout, "samples", True):
+    if RolloutTraits.read(phases.rollout).samples:
         return None
     rollout, advantage = choice("rollout", phases.rollout), choice("advantage", phases.advantage)
-    if getattr(phases.correction, "active", True):
+    if CorrectionTraits.read(phases.correction).active:
         return (
             f"{rollout} has no sampling policy to correct for: choose correction=none instead "
             f"of {choice('correction', phases.correction)}."
@@ -118,24 +113,24 @@ def demonstrations_in_the_place_of_samples(phases: Phases) -> str | None:
             f"{rollout} has no log-probabilities of a sampling policy, but "
             "kl.placement=in_reward needs them: set kl.placement=in_loss."
         )
-    if phases.kl.active and getattr(phases.kl, "importance_weight", False):
+    if phases.kl.active and PenaltyTraits.read(phases.kl).importance_weight:
         return (
             f"{rollout} has no sampling policy, so kl.importance_weight=true would have no effect: "
             "leave it out."
         )
-    old_policy = getattr(phases.update, "old_policy", None)
-    if old_policy != getattr(type(phases.update), "old_policy", None):
+    old_policy = UpdateTraits.read(phases.update).old_policy
+    if old_policy != UpdateTraits.read(type(phases.update)).old_policy:
         return (
             f"{rollout} has no sampling policy, so update.old_policy={old_policy} would have no "
             "effect: leave it out."
         )
-    if getattr(phases.update, "whole_groups", False):
+    if UpdateTraits.read(phases.update).whole_groups:
         return (
             f"{choice('update', phases.update)} compares the samples of a prompt, but {rollout} "
             "gives the same answer for all of them: choose update=sft."
         )
-    needs = getattr(phases.advantage, "needs", frozenset())
-    if getattr(phases.advantage, "compares_group", False):
+    needs = AdvantageTraits.read(phases.advantage).needs
+    if AdvantageTraits.read(phases.advantage).compares_group:
         reason = "compares the samples of a prompt, but"
     elif "greedy_rewards" in needs:
         reason = "compares samples with a greedy one, but"
@@ -148,12 +143,17 @@ def demonstrations_in_the_place_of_samples(phases: Phases) -> str | None:
 
 def packed_rows_that_are_read_as_sequences(phases: Phases) -> str | None:
     """Refuses packed rows with phases that may read a row of the loss as one sequence."""
-    if not getattr(phases.update, "pack", False):
+    if not UpdateTraits.read(phases.update).pack:
         return None
-    for group, phase in (("correction", phases.correction), ("critic", phases.critic)):
-        if getattr(phase, "active", True):
+    active = {
+        "correction": CorrectionTraits.read(phases.correction).active,
+        "critic": phases.critic.active,
+    }
+    for group in active:
+        if active[group]:
+            phase = choice(group, phases.by_name[group])
             return (
-                f"update.pack=true puts several sequences into a row, but {choice(group, phase)} "
+                f"update.pack=true puts several sequences into a row, but {phase} "
                 f"reads a row as one sequence: choose {group}=none, or leave update.pack out."
             )
     return None
@@ -161,9 +161,9 @@ def packed_rows_that_are_read_as_sequences(phases: Phases) -> str | None:
 
 def importance_that_counts_twice(phases: Phases) -> str | None:
     """Refuses a correction that weighs by the ratio which the loss contains already."""
-    if getattr(phases.update, "old_policy", None) != "behaviour":
+    if UpdateTraits.read(phases.update).old_policy != "behaviour":
         return None
-    if not getattr(phases.correction, "weighs", False):
+    if not CorrectionTraits.read(phases.correction).weighs:
         return None
     return (
         f"{choice('update', phases.update)} with old_policy=behaviour contains the whole "

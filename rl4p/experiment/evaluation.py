@@ -14,9 +14,14 @@ from rl4p.errors import InputError
 from rl4p.loop.evaluation import Evaluation
 from rl4p.loop.phases import Phases
 from rl4p.model.policy import Policy
+from rl4p.protocols.data import DataSet
+from rl4p.protocols.engine import OpensEngine
+from rl4p.protocols.members import require
+from rl4p.protocols.phases import Rollout
+from rl4p.protocols.traits import RewardTraits
 from rl4p.reward.router import without_reward
 from rl4p.rollout.sampler import without_annealing
-from rl4p.types import Prompt, Question
+from rl4p.types import Prompt, Question, Sampling
 
 Encode = Callable[..., tuple[list[Prompt], int]]
 
@@ -43,22 +48,22 @@ def held_out_questions(config: DictConfig, data: Any) -> list[HeldOut]:
     Raises:
       InputError: there is no task, or two data sets have a task of the same name.
     """
-    found = []
+    data_sets = []
     if config.evaluation.held_out:
         questions = data.held_out()
-        found.append(HeldOut(key="data", questions=questions, system_prompt=data.system_prompt))
+        data_sets.append(HeldOut(key="data", questions=questions, system_prompt=data.system_prompt))
     for name, node in config.evaluation.tasks.items():
-        source = instantiate(node)
-        questions = [replace(question, task=str(name)) for question in source.held_out()]
-        key = f"evaluation.tasks.{name}"
-        found.append(HeldOut(key=key, questions=questions, system_prompt=source.system_prompt))
-    if not found:
+        key, data = f"evaluation.tasks.{name}", instantiate(node)
+        require(data, DataSet, key)
+        questions = [replace(question, task=str(name)) for question in data.held_out()]
+        data_sets.append(HeldOut(key=key, questions=questions, system_prompt=data.system_prompt))
+    if not data_sets:
         raise InputError(
             "evaluation.held_out=false leaves no task to evaluate: choose suite=NAME, or add "
             "+data@evaluation.tasks.NAME=OPTION."
         )
     owners: dict[str, str] = {}
-    for each in found:
+    for each in data_sets:
         for task in {question.task for question in each.questions}:
             if task in owners:
                 raise InputError(
@@ -66,7 +71,7 @@ def held_out_questions(config: DictConfig, data: Any) -> list[HeldOut]:
                     "leave the held-out questions of data out with evaluation.held_out=false."
                 )
         owners |= dict.fromkeys((question.task for question in each.questions), each.key)
-    return found
+    return data_sets
 
 
 def build_evaluation(
@@ -118,12 +123,12 @@ def build_evaluation(
 
 def first_of_each_task(prompts: Sequence[Prompt], count: int | None) -> list[Prompt]:
     """Returns the first `count` prompts of each task, in their order; None returns all."""
-    found, of_task = [], Counter()
+    chosen, counts = [], Counter()
     for prompt in prompts:
-        of_task[prompt.task] += 1
-        if count is None or of_task[prompt.task] <= count:
-            found.append(prompt)
-    return found
+        counts[prompt.task] += 1
+        if count is None or counts[prompt.task] <= count:
+            chosen.append(prompt)
+    return chosen
 
 
 def encoder(config: DictConfig, policy: Policy) -> Encode:
@@ -137,17 +142,17 @@ def encoder(config: DictConfig, policy: Policy) -> Encode:
 
 
 def check_term(config: DictConfig, phases: Phases) -> None:
-    """Checks that the reward, and that of each task, has the term that decides.
+    """Checks that the reward, and the reward of each task, have the term that decides.
 
     Raises:
       InputError: it has named terms, but not this one.
     """
-    tasks = getattr(phases.reward, "tasks", None)
+    tasks = RewardTraits.read(phases.reward).tasks
     rewards = {"the reward": phases.reward}
     if tasks is not None:
         rewards = {f"reward.tasks.{task}": reward for task, reward in tasks.items()}
     for name, reward in rewards.items():
-        terms = getattr(reward, "terms", None)
+        terms = RewardTraits.read(reward).terms
         if terms is not None and config.evaluation.term not in terms:
             raise InputError(
                 f"evaluation.term={config.evaluation.term} is not a term of {name}; its terms are "
@@ -161,21 +166,22 @@ def check_tasks(phases: Phases, *sets: Sequence[Question]) -> None:
     Raises:
       InputError: it has not.
     """
-    tasks = getattr(phases.reward, "tasks", None)
-    asked = {question.task for questions in sets for question in questions}
-    if tasks is not None and (unknown := sorted(asked - tasks.keys())):
+    tasks = RewardTraits.read(phases.reward).tasks
+    tasks_of_questions = {question.task for questions in sets for question in questions}
+    if tasks is not None and (unknown := sorted(tasks_of_questions - tasks.keys())):
         raise InputError(without_reward(unknown, tasks))
 
 
 def evaluation_sampler(config: DictConfig, phases: Phases) -> Any:
-    """Returns the rollout of the evaluation, its own or that of the run, without annealing."""
+    """Returns the rollout of the evaluation, by default the run's, without annealing."""
     node = config.evaluation.rollout
     rollout = phases.rollout if node is None else instantiate(node)
+    require(rollout, Rollout, "rollout" if node is None else "evaluation.rollout")
     return without_annealing(rollout)
 
 
 def pass_at_k(options: DictConfig) -> tuple[int, ...]:
-    """Returns the values of k: those of the configuration, or 2, 4, 8, ... up to `samples`.
+    """Returns the values of k: the configured ones, or 2, 4, 8, ... up to `samples`.
 
     Raises:
       InputError: a value is larger than `evaluation.samples`.
@@ -198,7 +204,7 @@ def refuse_samples_that_cannot_be(
     """Checks the options of samples.
 
     Raises:
-      InputError: the sampler cannot draw samples, or a prompt cannot be told from another.
+      InputError: the sampler cannot draw samples, or two prompts have the same id.
     """
     options = config.evaluation
     if not options.samples:
@@ -208,12 +214,13 @@ def refuse_samples_that_cannot_be(
             )
         return
     name = "rollout" if options.rollout is None else "evaluation.rollout"
-    if not hasattr(sampler, "open"):
+    sampling: Sampling = sampler.sampling
+    if not isinstance(sampler, OpensEngine):
         raise InputError(
             f"evaluation.samples={options.samples} needs a sampler with an engine, but "
             f"{name} ({type(sampler).__name__}) has no method open (rl4p/protocols/engine.py)."
         )
-    if sampler.sampling.temperature == 0:
+    if sampling.temperature == 0:
         raise InputError(
             f"{name}.temperature=0 makes all samples of a prompt equal: leave "
             f"evaluation.samples={options.samples} out, or set a temperature."

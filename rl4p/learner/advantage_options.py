@@ -6,6 +6,7 @@ from typing import Any, ClassVar
 import jax.numpy as jnp
 
 from rl4p.configuration.bounds import NonNegative
+from rl4p.protocols.traits import AdvantageTraits
 from rl4p.types import Array, Finish, Rewards, Trajectories
 
 
@@ -37,7 +38,7 @@ def drop_truncated(advantage: Any, trajectories: Trajectories, rewards: Rewards)
 
     An advantage of the user's own may lack this option.
     """
-    if not getattr(advantage, "mask_truncated", False):
+    if not AdvantageTraits.read(advantage).mask_truncated:
         return rewards
     kept_B = rewards.valid_B & (trajectories.finish_B != int(Finish.LENGTH))
     tokens_BT = rewards.tokens_BT
@@ -52,5 +53,5 @@ def drop_truncated(advantage: Any, trajectories: Trajectories, rewards: Rewards)
 
 def clipped(advantage: Any, advantages_BT: Array) -> Array:
     """Returns the advantages clipped to [-clip, clip], or unchanged if `clip` is 0 or missing."""
-    clip = getattr(advantage, "clip", 0.0)
+    clip = AdvantageTraits.read(advantage).clip
     return jnp.clip(advantages_BT, -clip, clip) if clip else advantages_BT

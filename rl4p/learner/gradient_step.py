@@ -4,89 +4,62 @@ All normalisation is computed over the whole minibatch before it is split, so a 
 depend on the number of microbatches.
 """
 
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 
 from rl4p.distributed import collectives, placement
-from rl4p.distributed.mesh import ONE_DEVICE, Mesh
 from rl4p.distributed.partition import gather
 from rl4p.learner.aggregation import aggregation_weights
 from rl4p.learner.masking import masked_sum
-from rl4p.learner.microbatches import Rows, fold, spread
+from rl4p.learner.microbatches import MicrobatchRows, fold, spread
 from rl4p.learner.objective import Objective
 from rl4p.learner.packing import packed
 from rl4p.learner.shared_prompts import KeysAndValues, SharedPrompts, add_groups, pays, take_groups
 from rl4p.learner.token_loss import token_loss
-from rl4p.model.decoder import Decoder, Prefix
-from rl4p.model.lora import join
-from rl4p.protocols.phases import Prepares
-from rl4p.types import Array, Metrics, Params, Sampling, TrainingBatch, TrainState, Trajectories
+from rl4p.model.decoder import Prefix
+from rl4p.model.lora import merge_trees
+from rl4p.protocols.phases import Optimizer, Prepares
+from rl4p.protocols.traits import UpdateTraits
+from rl4p.types import Array, Metrics, Params, TrainingBatch, TrainState, Trajectories
 
 
-@partial(
-    jax.jit,
-    static_argnames=("objective", "decoder", "sampling", "optimizer", "mesh"),
-    donate_argnames="state",
-)
+@partial(jax.jit, static_argnames=("objective", "optimizer"), donate_argnames="state")
 def gradient_step(
     objective: Objective,
-    decoder: Decoder,
-    sampling: Sampling,
-    optimizer: Any,
+    optimizer: Optimizer,
     frozen: Params,
     state: TrainState,
     batch: TrainingBatch,
     coefficients: dict[str, Array],
-    mesh: Mesh = ONE_DEVICE,
 ) -> tuple[TrainState, Metrics]:
     """Runs `update.epochs` passes of `update.minibatches` optimizer updates over the batch.
 
+    Each device forms its own microbatches, and gradients are summed over the devices once per
+    update.
+
     Args:
-      objective: the policy loss and the terms that are added to it.
-      decoder, sampling: the decoder, and the distribution that the tokens were drawn from.
-      optimizer: a `protocols.Optimizer`.
+      objective: the policy loss and the terms that are added to it, and the policy that it trains.
       frozen: the parameters that are not trained (`Policy.frozen`).
       state: the state before the step; its buffers are donated.
       batch: one whole sequence per row; the minibatches must divide the number of rows.
       coefficients: the coefficients of `kl` and `entropy` in this step.
-      mesh: the mesh whose devices share the rows. Each device forms its own microbatches, and
-        gradients are summed over the devices once per update.
 
     Returns:
       The state after the updates, and metrics under `update/` and `rollout/`. The state has the
       same `step` as before: the loop advances it.
     """
-    update, together = objective.update, rows_together(objective, batch.trajectories, mesh)
-    key = jax.random.fold_in(state.step_key(), 1)
-    # The rows of a block stay in one minibatch. Blocks are formed by group id, not by position.
-    rows = jnp.arange(batch.loss_mask_BT.shape[0])
-    if together > 1:
-        rows = jnp.argsort(batch.trajectories.group_ids_B, stable=True)
-    blocks = rows.reshape(-1, together)
-
-    def pass_order(epoch: Array) -> Array:
-        if update.minibatches == 1:
-            return blocks.reshape(1, -1)
-        order = jax.random.permutation(jax.random.fold_in(key, epoch), blocks)
-        return order.reshape(update.minibatches, -1)
-
-    order = jax.vmap(pass_order)(jnp.arange(update.epochs))
-    order = order.reshape(update.epochs * update.minibatches, -1)
     coefficients = coefficients | {"step": state.step}
     learning_rate = optimizer.learning_rate_at(state.step)
 
     def one_update(carry: tuple[Params, Any], row_ids: Array) -> tuple[tuple[Params, Any], Any]:
         params, optimizer_state = carry
         minibatch = jax.tree.map(lambda x: x[row_ids], batch)
-        gradient, sums = minibatch_gradient(
-            objective, decoder, sampling, frozen, params, minibatch, coefficients, mesh
-        )
+        gradient, sums = minibatch_gradient(objective, frozen, params, minibatch, coefficients)
         norm = optax.tree.norm(gradient)
         direction, new_optimizer_state = optimizer.transform().update(
             gradient, optimizer_state, params
@@ -101,127 +74,186 @@ def gradient_step(
             (new_params, new_optimizer_state),
             (params, optimizer_state),
         )
-        carry = placement.constrain(mesh, *carry)
+        carry = placement.constrain(objective.mesh, *carry)
         return carry, sums | {"grad_norm": norm, "skipped": jnp.where(finite, 0.0, 1.0)}
 
     (params, optimizer_state), sums = jax.lax.scan(
-        one_update, (state.params, state.optimizer_state), order
+        one_update, (state.params, state.optimizer_state), minibatches(objective, state, batch)
     )
     state = replace(state, params=params, optimizer_state=optimizer_state)
     return state, summarise(sums) | {"update/learning_rate": learning_rate}
 
 
+def minibatches(objective: Objective, state: TrainState, batch: TrainingBatch) -> Array:
+    """Returns the row numbers of each minibatch, in the order of the updates: [updates, rows].
+
+    With several minibatches, each epoch shuffles the blocks of rows that stay together.
+    """
+    update, together = objective.update, rows_together(objective, batch.trajectories)
+    key = jax.random.fold_in(state.step_key(), 1)
+    rows = jnp.arange(batch.loss_mask_BT.shape[0])
+    if together > 1:  # blocks are formed by group id, not by position
+        rows = jnp.argsort(batch.trajectories.group_ids_B, stable=True)
+    blocks = rows.reshape(-1, together)
+
+    def shuffled(epoch: Array) -> Array:
+        if update.minibatches == 1:
+            return blocks.reshape(1, -1)
+        order = jax.random.permutation(jax.random.fold_in(key, epoch), blocks)
+        return order.reshape(update.minibatches, -1)
+
+    order = jax.vmap(shuffled)(jnp.arange(update.epochs))
+    return order.reshape(update.epochs * update.minibatches, -1)
+
+
 def minibatch_gradient(
     objective: Objective,
-    decoder: Decoder,
-    sampling: Sampling,
     frozen: Params,
     params: Params,
     batch: TrainingBatch,
     coefficients: dict[str, Array],
-    mesh: Mesh = ONE_DEVICE,
 ) -> tuple[Params, dict[str, Array]]:
     """Returns the gradient of the aggregated loss over all microbatches, and sums for metrics."""
-    update, trajectories = objective.update, batch.trajectories
-    shared_prompts = shares_prompts(objective, trajectories, mesh)
+    update, mesh = objective.update, objective.mesh
+    shared = shares_prompts(objective, batch.trajectories)
+    together = rows_together(objective, batch.trajectories)
     weights_BT = aggregation_weights(
         batch.loss_mask_BT, update.aggregation, update.aggregation_length
     )
-    batch = prepared(objective, batch)
-    if getattr(update, "pack", False):
-        (batch, weights_BT), segments_BT = packed((batch, weights_BT), trajectories.segment_ids_BT)
-        trajectories = replace(batch.trajectories, segment_ids_BT=segments_BT)
-        batch = replace(batch, trajectories=trajectories)
-
-    def loss_and_sums(
-        params: Params,
-        layers: KeysAndValues,
-        before: Callable[[KeysAndValues], Prefix | None],
-        shared: Any,
-        micro: TrainingBatch,
-        weights_BT: Array,
-    ) -> Any:
-        frozen, coefficients = shared
-        whole = gather(join(frozen, params), decoder.dtype)
-        loss_BT, per_token = token_loss(
-            objective, decoder, sampling, whole, micro, coefficients, before(layers)
-        )
-        mask = micro.loss_mask_BT
-        loss = jnp.sum(jnp.where(mask, weights_BT * loss_BT, 0.0))
-        sums = {name: masked_sum(x.astype(jnp.float32), mask) for name, x in per_token.items()}
-        sums |= {"loss": loss, "tokens": jnp.sum(mask, dtype=jnp.float32)}
-        gap_max = jnp.max(jnp.where(mask, per_token["logprob_gap"], 0.0))
-        return loss, jax.lax.stop_gradient((sums, gap_max))
-
-    def of_rows(shared: Any, rows: tuple[TrainingBatch, Array]) -> Any:
-        params, *shared = shared
-
-        def whole(params: Params) -> Params:
-            return gather(join(shared[0], params), decoder.dtype)
-
-        prompts = SharedPrompts.of(
-            decoder, rows[0].trajectories, update.microbatching, shared=shared_prompts
-        )
-        rows = prompts.rest(rows)
-        found = prompts.keys_and_values(whole(params))
-
-        def arguments(micro: tuple[TrainingBatch, Array], groups_b: Array) -> tuple:
-            before = partial(prompts.before, groups_b=groups_b)
-            return params, take_groups(found, groups_b), before, shared, *micro
-
-        def accumulate(carry: Any, micro: tuple[TrainingBatch, Array], rows: Rows) -> Any:
-            gradient, of_found, sums, gap_max = carry
-            groups_b = prompts.groups(rows)
-            of_micro = jax.value_and_grad(loss_and_sums, argnums=(0, 1), has_aux=True)
-            (_, (new_sums, new_max)), new = of_micro(*arguments(micro, groups_b))
-            add = partial(jax.tree.map, jnp.add)
-            gradient, of_found = add(gradient, new[0]), add_groups(of_found, groups_b, new[1])
-            return gradient, of_found, add(sums, new_sums), jnp.maximum(gap_max, new_max)
-
-        all_groups_B = jnp.arange(rows[1].shape[0]) // prompts.group_size
-        shapes = jax.eval_shape(lambda: loss_and_sums(*arguments(rows, all_groups_B))[1])
-        zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
-        nothing = (
-            jax.tree.map(jnp.zeros_like, params),
-            jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.float32), found),
-        )
-        gradient, of_found, sums, gap_max = fold(
-            accumulate,
-            (*nothing, *zeros),
-            rows,
-            rows[0].trajectories.segment_ids_BT,
-            update.microbatching,
-            together=objective.rows_together,
-        )
-        gradient = prompts.add_gradient(gradient, whole, params, of_found)
-        sums, gap_max = collectives.total(mesh, sums), collectives.largest(mesh, gap_max)
-        return collectives.total_gradient(mesh, gradient), sums, gap_max
-
+    rows = prepared(objective, batch), weights_BT
+    segments_BT = batch.trajectories.segment_ids_BT
+    if UpdateTraits.read(update).pack:
+        rows, segments_BT = packed(rows, segments_BT)
+        packed_trajectories = replace(rows[0].trajectories, segment_ids_BT=segments_BT)
+        rows = replace(rows[0], trajectories=packed_trajectories), rows[1]
     gradient, sums, gap_max = spread(
-        of_rows,
+        partial(device_gradient, objective, shared),
         (params, frozen, coefficients),
-        (batch, weights_BT),  # rows that pad a device or a microbatch have weight 0
-        trajectories.segment_ids_BT,
+        rows,  # rows that pad a device or a microbatch have weight 0
+        segments_BT,
         mesh,
-        together=rows_together(objective, trajectories, mesh),
+        together=together,
         results=(collectives.parts(params), collectives.REPLICATED, collectives.REPLICATED),
     )
     return gradient, sums | {"logprob_gap_max": gap_max}
 
 
-def shares_prompts(objective: Objective, trajectories: Trajectories, mesh: Mesh) -> bool:
+class Totals(NamedTuple):
+    """The totals over the microbatches of a device.
+
+    Attributes:
+      gradient: the gradient of the trained parameters.
+      prefix_gradient: the gradient of the keys and values of the shared prompts.
+      sums: the sums of the metrics over the loss tokens, by name.
+      gap_max: the largest `logprob_gap`.
+    """
+
+    gradient: Params
+    prefix_gradient: KeysAndValues
+    sums: dict[str, Array]
+    gap_max: Array
+
+
+def device_gradient(
+    objective: Objective,
+    shared: bool,
+    replicated: tuple[Params, Params, dict[str, Array]],
+    rows: tuple[TrainingBatch, Array],
+) -> tuple[Params, dict[str, Array], Array]:
+    """Returns the gradient, the sums and the largest gap of the rows of all devices.
+
+    Args:
+      shared: whether the rows of a group share the computation of their prompt.
+      replicated: the trained parameters, the frozen ones and the coefficients.
+      rows: the rows of this device, and the weight of each token in the loss.
+    """
+    params, frozen, coefficients = replicated
+    decoder, microbatching = objective.decoder, objective.update.microbatching
+
+    def merge(params: Params) -> Params:
+        return gather(merge_trees(frozen, params), decoder.dtype)
+
+    prompts = SharedPrompts.of(decoder, rows[0].trajectories, microbatching, shared=shared)
+    rows = prompts.rest(rows)
+    prefixes = prompts.keys_and_values(merge(params))
+
+    def loss(
+        params: Params, prefix: KeysAndValues, groups_b: Array, micro: tuple[TrainingBatch, Array]
+    ) -> tuple[Array, tuple[dict[str, Array], Array]]:
+        before = prompts.before(prefix, groups_b)
+        return microbatch_loss(objective, merge(params), *micro, coefficients, before)
+
+    def add(totals: Totals, micro: tuple[TrainingBatch, Array], rows: MicrobatchRows) -> Totals:
+        groups_b = prompts.groups(rows)
+        prefix = take_groups(prefixes, groups_b)
+        differentiate = jax.grad(loss, argnums=(0, 1), has_aux=True)
+        (gradient, prefix_gradient), (sums, gap_max) = differentiate(
+            params, prefix, groups_b, micro
+        )
+        return Totals(
+            gradient=jax.tree.map(jnp.add, totals.gradient, gradient),
+            prefix_gradient=add_groups(totals.prefix_gradient, groups_b, prefix_gradient),
+            sums=jax.tree.map(jnp.add, totals.sums, sums),
+            gap_max=jnp.maximum(totals.gap_max, gap_max),
+        )
+
+    groups_B = jnp.arange(rows[1].shape[0]) // prompts.group_size
+    shapes = jax.eval_shape(lambda: loss(params, take_groups(prefixes, groups_B), groups_B, rows))
+    sums, gap_max = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes[1])
+    nothing = Totals(
+        gradient=jax.tree.map(jnp.zeros_like, params),
+        prefix_gradient=jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.float32), prefixes),
+        sums=sums,
+        gap_max=gap_max,
+    )
+    segments_BT = rows[0].trajectories.segment_ids_BT
+    totals: Totals = fold(
+        add, nothing, rows, segments_BT, microbatching, together=objective.rows_together
+    )
+    gradient = prompts.add_gradient(totals.gradient, merge, params, totals.prefix_gradient)
+    mesh = objective.mesh
+    sums, gap_max = collectives.total(mesh, totals.sums), collectives.largest(mesh, totals.gap_max)
+    return collectives.total_gradient(mesh, gradient), sums, gap_max
+
+
+def microbatch_loss(
+    objective: Objective,
+    params: Params,
+    micro: TrainingBatch,
+    weights_BT: Array,
+    coefficients: dict[str, Array],
+    before: Prefix | None,
+) -> tuple[Array, tuple[dict[str, Array], Array]]:
+    """Returns the weighted loss of a microbatch, and the sums and the largest gap for metrics.
+
+    Args:
+      params: the merged parameters, in the dtype of the decoder.
+      before: the prefix keys and values of the rows; None if the rows contain their prompts.
+    """
+    loss_BT, per_token = token_loss(objective, params, micro, coefficients, before)
+    mask_BT = micro.loss_mask_BT
+    loss = jnp.sum(jnp.where(mask_BT, weights_BT * loss_BT, 0.0))
+    sums = {name: masked_sum(x.astype(jnp.float32), mask_BT) for name, x in per_token.items()}
+    sums |= {"loss": loss, "tokens": jnp.sum(mask_BT, dtype=jnp.float32)}
+    gap_max = jnp.max(jnp.where(mask_BT, per_token["logprob_gap"], 0.0))
+    return loss, jax.lax.stop_gradient((sums, gap_max))
+
+
+def shares_prompts(objective: Objective, trajectories: Trajectories) -> bool:
     """Returns whether the rows of a group share the computation of their prompt.
 
     They do not if there are several minibatches, which may divide a group, if sequences are packed,
     or if a separate critic runs the rows itself.
     """
-    divides = objective.update.minibatches > 1 or getattr(objective.update, "pack", False)
-    return not divides and not objective.critic.own_trunk and pays(trajectories, mesh)
+    divides = objective.update.minibatches > 1 or UpdateTraits.read(objective.update).pack
+    if divides or objective.critic.own_trunk:
+        return False
+    return pays(trajectories, objective.mesh)
 
 
-def rows_together(objective: Objective, trajectories: Trajectories, mesh: Mesh) -> int:
+def rows_together(objective: Objective, trajectories: Trajectories) -> int:
     """Returns how many rows of one group stay on one device and in one minibatch."""
-    if shares_prompts(objective, trajectories, mesh):
+    if shares_prompts(objective, trajectories):
         return trajectories.group_size
     return objective.rows_together
 

@@ -1,15 +1,16 @@
 """Log-probabilities of given tokens, from one forward pass without a [B, T, V] array."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from rl4p.distributed.mesh import ONE_DEVICE, Mesh
 from rl4p.distributed.partition import gather
-from rl4p.learner.microbatches import Rows, fold, rows_of, scattered, spread
+from rl4p.learner.microbatches import MicrobatchRows, fold, rows_of, scattered, spread
 from rl4p.learner.shared_prompts import SharedPrompts, pays, take_groups
 from rl4p.model.decoder import Decoder, Prefix
 from rl4p.model.sampling import sampling_logprobs
@@ -46,7 +47,7 @@ def token_scores(
 ) -> TokenScores:
     """Scores the tokens of the responses from the trunk's activations (`trunk`).
 
-    `temperature` replaces that of `sampling` (`sampling_logprobs`).
+    `temperature` replaces `sampling.temperature` (`sampling_logprobs`).
 
     About `LOGITS_PER_CHUNK` logits exist at a time. With more than one chunk, the response tokens
     of each row are sorted to the front, and chunks without any response token are skipped.
@@ -107,68 +108,91 @@ def trunk(
     )
 
 
-@partial(
-    jax.jit,
-    static_argnames=(*("decoder", "sampling", "microbatching", "names", "values", "mesh"),),
-)
+@dataclass(frozen=True, kw_only=True)
+class ScoreOptions:
+    """The static options of `score_tokens`: it is compiled for them.
+
+    Attributes:
+      sampling: the distribution that the tokens are scored under.
+      microbatching: the division of the rows of a device into microbatches.
+      mesh: the mesh whose devices share the rows.
+      names: the scores to compute: logprobs, entropy, collision (`TokenScores`), values.
+      values: the critic's function of (decoder, params, activations, trajectories); None without.
+    """
+
+    decoder: Decoder
+    sampling: Sampling
+    microbatching: Microbatching
+    mesh: Mesh = ONE_DEVICE
+    names: tuple[str, ...] = ("logprobs",)
+    values: Callable[..., Array] | None = None
+
+
+@partial(jax.jit, static_argnames="options")
 def score_tokens(
-    decoder: Decoder,
+    options: ScoreOptions,
     params: Params,
     trajectories: Trajectories,
-    sampling: Sampling,
-    *,
-    microbatching: Microbatching,
-    names: tuple[str, ...] = ("logprobs",),
-    values: Callable[..., Array] | None = None,
-    mesh: Mesh = ONE_DEVICE,
     temperature: Array | None = None,
 ) -> dict[str, Array]:
     """Scores the response tokens in microbatches, without a gradient.
 
     Args:
-      names: the scores to compute: logprobs, entropy, collision (`TokenScores`), values.
-      values: the critic's function of (decoder, params, activations, trajectories).
-      mesh: the mesh whose devices share the rows; each device forms its own microbatches.
-      temperature: a scalar in place of that of `sampling` (`sampling_logprobs`).
+      temperature: a scalar in place of `options.sampling.temperature` (`sampling_logprobs`).
 
     Returns:
       The scores by name, float32 [B, T].
     """
-    shared = values is None and pays(trajectories, mesh)  # a critic may run the prompts itself
-
-    def of_rows(whole: Any, trajectories: Trajectories) -> dict[str, Array]:
-        params, temperature = gather(whole[0], decoder.dtype), whole[1]
-        prompts = SharedPrompts.of(decoder, trajectories, microbatching, shared=shared)
-        trajectories, of_prompts = prompts.rest(trajectories), prompts.keys_and_values(params)
-
-        def score(found: dict[str, Array], part: Trajectories, rows: Rows) -> dict[str, Array]:
-            groups_b = prompts.groups(rows)
-            before = prompts.before(take_groups(of_prompts, groups_b), groups_b)
-            hidden_BTD = trunk(decoder, params, part, before)
-            scores = token_scores(decoder, params, hidden_BTD, part, sampling, temperature)
-            new = {name: getattr(scores, f"{name}_BT") for name in names if name != "values"}
-            if values is not None:
-                new["values"] = values(decoder, params, hidden_BTD, part)
-            return {name: rows.put(found[name], x) for name, x in new.items()}
-
-        zeros_BT = jnp.zeros(trajectories.tokens_BT.shape, jnp.float32)
-        found = fold(
-            score,
-            dict.fromkeys((*names, "values") if values else names, zeros_BT),
-            trajectories,
-            trajectories.segment_ids_BT,
-            microbatching,
-        )
-        return jax.tree.map(lambda x: jnp.pad(x, ((0, 0), (prompts.columns, 0))), found)
-
-    def of_all(trajectories: Trajectories, together: int = 1) -> dict[str, Array]:
-        segment_ids_BT = trajectories.segment_ids_BT
-        return spread(
-            of_rows, (params, temperature), trajectories, segment_ids_BT, mesh, together=together
-        )
-
+    mesh, replicated = options.mesh, (params, temperature)
+    # A critic may run the prompts itself.
+    shared = options.values is None and pays(trajectories, mesh)
+    score = partial(device_scores, options, shared)
     if not shared:
-        return of_all(trajectories)
-    by_group_B = jnp.argsort(trajectories.group_ids_B)
-    found = of_all(rows_of(trajectories, by_group_B), trajectories.group_size)
-    return scattered(found, by_group_B, len(by_group_B))
+        return spread(score, replicated, trajectories, trajectories.segment_ids_BT, mesh)
+    order_B = jnp.argsort(trajectories.group_ids_B)
+    rows = rows_of(trajectories, order_B)
+    together = trajectories.group_size
+    scores = spread(score, replicated, rows, rows.segment_ids_BT, mesh, together=together)
+    return scattered(scores, order_B, len(order_B))
+
+
+def device_scores(
+    options: ScoreOptions,
+    shared: bool,
+    replicated: tuple[Params, Array | None],
+    trajectories: Trajectories,
+) -> dict[str, Array]:
+    """Returns the scores of the rows of one device.
+
+    Args:
+      shared: whether the rows of a group share the computation of their prompt.
+      replicated: the parameters and the temperature.
+    """
+    decoder, values, microbatching = options.decoder, options.values, options.microbatching
+    params, temperature = gather(replicated[0], decoder.dtype), replicated[1]
+    prompts = SharedPrompts.of(decoder, trajectories, microbatching, shared=shared)
+    trajectories, prefixes = prompts.rest(trajectories), prompts.keys_and_values(params)
+
+    def score(
+        scores: dict[str, Array], micro: Trajectories, rows: MicrobatchRows
+    ) -> dict[str, Array]:
+        groups_b = prompts.groups(rows)
+        before = prompts.before(take_groups(prefixes, groups_b), groups_b)
+        hidden_BTD = trunk(decoder, params, micro, before)
+        tokens = token_scores(decoder, params, hidden_BTD, micro, options.sampling, temperature)
+        known = {
+            "logprobs": tokens.logprobs_BT,
+            "entropy": tokens.entropy_BT,
+            "collision": tokens.collision_BT,
+        }
+        new = {name: known[name] for name in options.names if name != "values"}
+        if values is not None:
+            new["values"] = values(decoder, params, hidden_BTD, micro)
+        return {name: rows.put(scores[name], x) for name, x in new.items()}
+
+    zeros_BT = jnp.zeros(trajectories.tokens_BT.shape, jnp.float32)
+    names = (*options.names, "values") if values else options.names
+    nothing = dict.fromkeys(names, zeros_BT)
+    segments_BT = trajectories.segment_ids_BT
+    scores = fold(score, nothing, trajectories, segments_BT, microbatching)
+    return jax.tree.map(lambda x: jnp.pad(x, ((0, 0), (prompts.columns, 0))), scores)

@@ -13,7 +13,7 @@ from rl4p.distributed.partition import in_step
 from rl4p.types import Array, Microbatching
 
 
-class Rows(NamedTuple):
+class MicrobatchRows(NamedTuple):
     """The positions of a microbatch's rows in their batch: row numbers and first columns."""
 
     rows_b: Array  # B for a row that only pads the microbatch
@@ -33,7 +33,7 @@ class Rows(NamedTuple):
 
 
 def fold(
-    add: Callable[[Any, Any, Rows], Any],
+    add: Callable[[Any, Any, MicrobatchRows], Any],
     start: Any,
     batch: Any,
     segment_ids_BT: Array,
@@ -59,8 +59,8 @@ def fold(
     order_B = jnp.argsort(-longest)[:, None] * together + jnp.arange(together)[None]
     order_B = order_B.reshape(-1)
     carry = jnp.int32(0), start
-    found = widths(T, microbatching.widths)
-    for width, narrower in zip(found, (*found[1:], 0), strict=True):
+    all_widths = widths(T, microbatching.widths)
+    for width, narrower in zip(all_widths, (*all_widths[1:], 0), strict=True):
         b = min(B, rows_in(width, microbatching.tokens, together))
         wide = in_step(jnp.sum(longest > narrower) * together)
 
@@ -68,7 +68,7 @@ def fold(
             done, value = carry
             ids_b = done + jnp.arange(b)
             rows_b = jnp.where(ids_b < B, order_B[jnp.minimum(ids_b, B - 1)], B)
-            rows = Rows(rows_b, left_B[jnp.minimum(rows_b, B - 1)])
+            rows = MicrobatchRows(rows_b, left_B[jnp.minimum(rows_b, B - 1)])
             part = jax.tree.map(lambda x: rows.take(x, width), batch)
             return done + b, add(value, part, rows)
 
@@ -82,10 +82,10 @@ def max_iterations(scope: str) -> int | None:
 
     Returns None if the scope does not belong to a loop of `fold`.
     """
-    found = re.search(r"microbatches_(\d+)of(\d+)x(\d+)(?:/while)?$", scope)
-    if found is None:
+    match = re.search(r"microbatches_(\d+)of(\d+)x(\d+)(?:/while)?$", scope)
+    if match is None:
         return None
-    width, widest, iterations = map(int, found.groups())
+    width, widest, iterations = map(int, match.groups())
     return iterations if width == widest else 0
 
 
@@ -120,8 +120,8 @@ def spread(
     if mesh.row_shards == 1:
         return function(shared, rows)
     B, rows_b = segment_ids_BT.shape[0], deal(segment_ids_BT, mesh.row_shards, together)
-    found = on_rows(mesh, function, shared, rows_of(rows, rows_b), results=results)
-    return scattered(found, rows_b, B) if results is ROWS else found
+    spread_results = on_rows(mesh, function, shared, rows_of(rows, rows_b), results=results)
+    return scattered(spread_results, rows_b, B) if results is ROWS else spread_results
 
 
 def scattered(rows: Any, rows_b: Array, B: int) -> Any:
@@ -134,7 +134,7 @@ def scattered(rows: Any, rows_b: Array, B: int) -> Any:
 def deal(segment_ids_BT: Array, devices: int, together: int = 1) -> Array:
     """Deals blocks of rows to the devices, blocks with the most tokens first.
 
-    Returns the row numbers of the first device, then those of the next. Every second round runs in
+    Returns the row numbers of the first device, then of the next. Every second round runs in
     reverse order, so that devices get similar numbers of tokens. Row numbers >= B pad the devices
     to the same number of rows.
     """
@@ -154,10 +154,10 @@ def rows_of(batch: Any, rows_b: Array) -> Any:
 
 def widths(T: int, most: int) -> tuple[int, ...]:
     """Returns T and multiples of 16 down to 48, each about 3/4 of the previous: at most `most`."""
-    found = [T]
-    while len(found) < most and 48 <= (narrower := (3 * found[-1] + 31) // 64 * 16) < found[-1]:
-        found.append(narrower)
-    return tuple(found)
+    chosen = [T]
+    while len(chosen) < most and 48 <= (narrower := (3 * chosen[-1] + 31) // 64 * 16) < chosen[-1]:
+        chosen.append(narrower)
+    return tuple(chosen)
 
 
 def rows_in(width: int, tokens: int, block: int = 1) -> int:

@@ -1,7 +1,7 @@
 """The types and the shapes of what a phase returned, in one sentence if they are wrong.
 
-The values are not read, so the checks cost nothing: those of traced code run only while JAX traces
-it. `debug.check_batches` also checks the values (`loop/checks.py`).
+The values are not read, so the checks cost nothing: the checks of traced code run only while JAX
+traces it. `debug.check_batches` also checks the values (`loop/checks.py`).
 """
 
 from typing import Any, NoReturn
@@ -40,7 +40,7 @@ def check_array(
     names = " or ".join(KINDS[kind] for kind in kinds)
     expected = f"{field} as an array of {names} with the shape {shape}"
     if not hasattr(value, "shape") or not hasattr(value, "dtype"):
-        refuse(key, phase, expected, f"not {told(value)}")
+        refuse(key, phase, expected, f"not {described(value)}")
     if tuple(value.shape) != shape:
         refuse(key, phase, expected, f"not with the shape {tuple(value.shape)}")
     if kind_of(value.dtype) not in kinds:
@@ -57,7 +57,7 @@ def check_pair(key: str, phase: Any, result: Any, names: str) -> tuple[Any, Any]
       RunError: it is not.
     """
     if not isinstance(result, tuple) or len(result) != 2:
-        refuse(key, phase, names, f"not {told(result)}")
+        refuse(key, phase, names, f"not {described(result)}")
     return result
 
 
@@ -68,7 +68,7 @@ def check_names(key: str, phase: Any, field: str, value: Any) -> dict[str, Any]:
       RunError: it is not.
     """
     if not isinstance(value, dict) or not all(isinstance(name, str) for name in value):
-        refuse(key, phase, f"{field} as a dictionary of arrays by name", f"not {told(value)}")
+        refuse(key, phase, f"{field} as a dictionary of arrays by name", f"not {described(value)}")
     return value
 
 
@@ -80,8 +80,8 @@ def kind_of(dtype: Any) -> str:
     return "?"
 
 
-def told(value: Any) -> str:
-    """Returns a value in words."""
+def described(value: Any) -> str:
+    """Returns a short description of a value, for messages."""
     if value is None:
         return "None"
     if isinstance(value, tuple):

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from rl4p.distributed.mesh import Mesh
-from rl4p.learner.microbatches import Rows, fold
+from rl4p.learner.microbatches import MicrobatchRows, fold
 from rl4p.model.decoder import Decoder, Prefix
 from rl4p.types import Array, Microbatching, Params, Trajectories
 
@@ -87,13 +87,15 @@ class SharedPrompts:
         K, h = c.num_kv_heads, c.head_width
         shapes = (c.layers, P, K, h, S), (c.layers, P, K, S, h)
 
-        def put(found: KeysAndValues, part: tuple[Array, ...], rows: Rows) -> KeysAndValues:
+        def put(
+            prefixes: KeysAndValues, part: tuple[Array, ...], rows: MicrobatchRows
+        ) -> KeysAndValues:
             more = (0, S - part[0].shape[1])
             keys, values = self.decoder.keys_and_values(params, *part)
             keys = jnp.pad(keys, [(0, 0)] * 4 + [more])
             values = jnp.pad(values, [(0, 0)] * 3 + [more, (0, 0)])
             return jax.tree.map(
-                lambda x, new: x.at[:, rows.rows_b].set(new, mode="drop"), found, (keys, values)
+                lambda x, new: x.at[:, rows.rows_b].set(new, mode="drop"), prefixes, (keys, values)
             )
 
         return self.fold(put, tuple(jnp.zeros(shape, self.decoder.dtype) for shape in shapes))
@@ -101,28 +103,32 @@ class SharedPrompts:
     def add_gradient(
         self,
         gradient: Params,
-        whole: Callable[[Params], Params],
+        merge: Callable[[Params], Params],
         params: Params,
-        of_found: KeysAndValues,
+        prefix_gradient: KeysAndValues,
     ) -> Params:
-        """Adds the gradient of `params`, given that of `keys_and_values(whole(params))`."""
+        """Returns `gradient` with the gradient of `params` through the shared prompts.
+
+        Args:
+          prefix_gradient: the gradient of `keys_and_values(merge(params))`.
+        """
         if not self.columns:
             return gradient
 
-        def add(gradient: Params, part: tuple[Array, ...], rows: Rows) -> Params:
-            width, (keys, values) = part[0].shape[1], take_groups(of_found, rows.rows_b)
-            back = jax.vjp(lambda x: self.decoder.keys_and_values(whole(x), *part), params)[1]
+        def add(gradient: Params, part: tuple[Array, ...], rows: MicrobatchRows) -> Params:
+            width, (keys, values) = part[0].shape[1], take_groups(prefix_gradient, rows.rows_b)
+            back = jax.vjp(lambda x: self.decoder.keys_and_values(merge(x), *part), params)[1]
             cotangents = keys[..., :width], values[:, :, :, :width]
             cotangents = jax.tree.map(lambda x: x.astype(self.decoder.dtype), cotangents)
             return jax.tree.map(jnp.add, gradient, back(cotangents)[0])
 
         return self.fold(add, gradient)
 
-    def fold(self, add: Callable[[Any, Any, Rows], Any], start: Any) -> Any:
+    def fold(self, add: Callable[[Any, Any, MicrobatchRows], Any], start: Any) -> Any:
         prompts = self.tokens_PS, self.positions_PS, self.segment_ids_PS
         return fold(add, start, prompts, self.segment_ids_PS, self.microbatching)
 
-    def groups(self, rows: Rows) -> Array:
+    def groups(self, rows: MicrobatchRows) -> Array:
         """Returns the group of each row of a microbatch; P (no group) for a row of padding."""
         return rows.rows_b // self.group_size
 
@@ -136,13 +142,13 @@ class SharedPrompts:
         return Prefix(layers, here_bS.astype(jnp.int32))
 
 
-def take_groups(found: KeysAndValues, groups_b: Array) -> KeysAndValues:
+def take_groups(prefixes: KeysAndValues, groups_b: Array) -> KeysAndValues:
     """Returns the groups' part [L, b, ...] of [L, P, ...]; 0 for a group number outside [0, P)."""
-    return jax.tree.map(lambda x: x.at[:, groups_b].get(mode="fill", fill_value=0), found)
+    return jax.tree.map(lambda x: x.at[:, groups_b].get(mode="fill", fill_value=0), prefixes)
 
 
-def add_groups(found: KeysAndValues, groups_b: Array, new: KeysAndValues) -> KeysAndValues:
+def add_groups(prefixes: KeysAndValues, groups_b: Array, new: KeysAndValues) -> KeysAndValues:
     """Returns [L, P, ...] with [L, b, ...] added at the groups, without numbers outside [0, P)."""
     return jax.tree.map(
-        lambda x, new: x.at[:, groups_b].add(new.astype(x.dtype), mode="drop"), found, new
+        lambda x, new: x.at[:, groups_b].add(new.astype(x.dtype), mode="drop"), prefixes, new
     )

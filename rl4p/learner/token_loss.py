@@ -8,15 +8,14 @@ import jax.numpy as jnp
 from rl4p.learner.logprobs import token_scores, trunk
 from rl4p.learner.objective import Objective
 from rl4p.learner.returned import check_array, check_names, check_pair
-from rl4p.model.decoder import Decoder, Prefix
+from rl4p.model.decoder import Prefix
 from rl4p.protocols.phases import Estimator, Update
-from rl4p.types import Array, Params, Sampling, TrainingBatch
+from rl4p.protocols.traits import PhaseTraits
+from rl4p.types import Array, Params, TrainingBatch
 
 
 def token_loss(
     objective: Objective,
-    decoder: Decoder,
-    sampling: Sampling,
     params: Params,
     micro: TrainingBatch,
     coefficients: dict[str, Array],
@@ -31,6 +30,7 @@ def token_loss(
         `step`, whose tokens alone count for `logprob_gap`.
     """
     mask, trajectories = micro.loss_mask_BT, micro.trajectories
+    decoder, temperature = objective.decoder, coefficients.get("temperature")
 
     def on_mask(x_BT: Array) -> Array:
         # Padding may hold -inf (a token outside the support). Remove it before any arithmetic.
@@ -38,7 +38,7 @@ def token_loss(
 
     hidden_BTD = trunk(decoder, params, trajectories, before)
     tokens = token_scores(
-        decoder, params, hidden_BTD, trajectories, sampling, coefficients.get("temperature")
+        decoder, params, hidden_BTD, trajectories, objective.sampling, temperature
     )
     logprobs_BT = on_mask(tokens.logprobs_BT)
     constant_BT = jax.lax.stop_gradient(logprobs_BT)
@@ -49,9 +49,9 @@ def token_loss(
     # Tokens that no policy drew have no behaviour log-probabilities.
     sampled = mask & (trajectories.policy_version_BT >= 0)
     mismatch_BT = jnp.where(sampled, proximal_BT - trajectories.behaviour_logprobs_BT, 0.0)
-    needs = getattr(objective.correction, "needs", ())
-    asked = {"scores": {name: micro.scores[name] for name in needs}} if needs else {}
-    weights_BT = objective.correction(mismatch_BT, mask, **asked)
+    needs = PhaseTraits.read(objective.correction).needs
+    requested = {"scores": {name: micro.scores[name] for name in needs}} if needs else {}
+    weights_BT = objective.correction(mismatch_BT, mask, **requested)
     check_array("correction", objective.correction, "the weights", weights_BT, mask.shape)
     loss_BT = loss_BT * weights_BT
     if objective.entropy.selects:

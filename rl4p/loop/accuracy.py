@@ -57,11 +57,11 @@ class Score:
 
     def metrics(self) -> dict[str, float]:
         """Returns the values by the names of metrics; `invalid` only if there are any."""
-        found = {"pass_at_1": self.pass_at_1.value, "prompts": float(self.prompts)}
+        metrics = {"pass_at_1": self.pass_at_1.value, "prompts": float(self.prompts)}
         if self.average is not None:
-            found[f"avg_at_{self.samples}"] = self.average.value
-        found |= {f"pass_at_{k}": each.value for k, each in self.pass_at_k.items()}
-        return found | ({"invalid": float(self.invalid)} if self.invalid else {})
+            metrics[f"avg_at_{self.samples}"] = self.average.value
+        metrics |= {f"pass_at_{k}": each.value for k, each in self.pass_at_k.items()}
+        return metrics | ({"invalid": float(self.invalid)} if self.invalid else {})
 
 
 class Tally:
@@ -91,10 +91,10 @@ class Tally:
           samples: the number of samples of each prompt.
           pass_at_k: the values of k, at most `samples`.
         """
-        found = {}
+        scores = {}
         for task, right in self.greedy.items():
             P, right_P = len(right), np.array(list(self.sampled[task].values()))
-            found[task] = Score(
+            scores[task] = Score(
                 prompts=P,
                 samples=samples,
                 invalid=self.invalid[task],
@@ -104,7 +104,7 @@ class Tally:
                     k: estimate(passed(right_P, samples, k), P * (samples // k)) for k in pass_at_k
                 },
             )
-        return found
+        return scores
 
 
 def metrics_of(scores: Mapping[str, Score]) -> dict[str, float]:

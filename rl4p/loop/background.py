@@ -6,26 +6,28 @@ from typing import NamedTuple
 import jax
 
 from rl4p.errors import InputError
-from rl4p.loop.phases import Phases
+from rl4p.protocols.collection import CollectorPhases
+from rl4p.protocols.engine import OpensEngine
 
 
-def check_phases(phases: Phases) -> None:
-    """Refuses phases that cannot run while an update does.
+def check_phases(phases: CollectorPhases) -> OpensEngine:
+    """Returns the rollout if the phases can run while an update does.
 
     Raises:
       InputError: the rollout has no engine, it or the reward keeps a memory, or there are several
         processes.
     """
-    needed = None
-    if not hasattr(phases.rollout, "open"):
+    rollout = phases.rollout
+    if not isinstance(rollout, OpensEngine):
         needed = "needs a rollout with an engine: choose rollout=continuous, or"
     elif memories := phases.initial_memory().keys() & {"rollout", "reward"}:
         needed = f"cannot keep the memory of the {' and the '.join(sorted(memories))}: choose"
     elif jax.process_count() > 1:
         # Threads of several processes would start their programs in different orders.
         needed = f"runs in one process, but there are {jax.process_count()}: choose"
-    if needed is not None:
-        raise InputError(f"collector=asynchronous {needed} collector=synchronous.")
+    else:
+        return rollout
+    raise InputError(f"collector=asynchronous {needed} collector=synchronous.")
 
 
 class Times(NamedTuple):

@@ -48,9 +48,8 @@ class Checker:
 def check_rollout(
     result: tuple[Trajectories, Sequence[Episode]],
     policy: Policy,
-    *_: Any,
+    *,
     version: int,
-    **__: Any,
 ) -> None:
     """Checks the result of a rollout: arrays, episodes, token ids and weight versions."""
     trajectories, episodes = result

@@ -29,7 +29,7 @@ def digest_of(prompts: Sequence[Question]) -> str:
 
 
 def check_digest(saved: str, own: str, what: str = "prompts") -> None:
-    """Refuses to go on with other prompts than those of the saved run.
+    """Refuses to continue a run with changed prompts.
 
     Raises:
       InputError: the digests differ.

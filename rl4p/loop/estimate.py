@@ -9,12 +9,13 @@ from rl4p.learner.advantage_options import clipped, drop_truncated
 from rl4p.learner.masking import loss_mask
 from rl4p.learner.returned import check_array, check_pair
 from rl4p.protocols.phases import TeachesCritic
+from rl4p.protocols.traits import PhaseTraits
 from rl4p.types import Array, Rewards, Trajectories
 
 KEY = "advantage"
 
 
-class Estimate(NamedTuple):
+class AdvantageEstimate(NamedTuple):
     """The result of the advantage phase, from which the update learns.
 
     Attributes:
@@ -50,10 +51,10 @@ def estimate(
       memory: the memory of the phase, if it has one.
 
     Returns:
-      An `Estimate`, and the new memory if the phase has one.
+      An `AdvantageEstimate`, and the new memory if the phase has one.
 
     Raises:
-      RunError: the result of the phase has a wrong type or shape; found while this is traced.
+      RunError: the result of the phase has a wrong type or shape; raised while this is traced.
     """
     rewards = drop_truncated(advantage, trajectories, rewards)
     mask_BT, metrics = loss_mask(trajectories, rewards), {}
@@ -71,16 +72,16 @@ def estimate(
             total_B=rewards.total_B + jnp.sum(penalty_BT, axis=1),
             tokens_BT=own_BT + penalty_BT,
         )
-    needs = getattr(advantage, "needs", ())
-    asked = {"scores": {name: scores[name] for name in needs}} if needs else {}
-    result = advantage(trajectories, rewards, **asked, **memory)
+    needs = PhaseTraits.read(advantage).needs
+    requested = {"scores": {name: scores[name] for name in needs}} if needs else {}
+    result = advantage(trajectories, rewards, **requested, **memory)
     if memory:
         check_pair(KEY, advantage, result, "(advantages_BT, memory)")
     advantages_BT, *new_memory = result if memory else (result,)
     check_array(KEY, advantage, "advantages_BT", advantages_BT, trajectories.tokens_BT.shape)
     returns_BT = None
     if isinstance(advantage, TeachesCritic):
-        returns_BT = advantage.returns(trajectories, rewards, asked["scores"])
+        returns_BT = advantage.returns(trajectories, rewards, requested["scores"])
         check_array(KEY, advantage, "returns", returns_BT, trajectories.tokens_BT.shape)
-    found = Estimate(clipped(advantage, advantages_BT), mask_BT, returns_BT, metrics)
-    return (found, *new_memory) if memory else found
+    estimated = AdvantageEstimate(clipped(advantage, advantages_BT), mask_BT, returns_BT, metrics)
+    return (estimated, *new_memory) if memory else estimated

@@ -1,8 +1,8 @@
 """Evaluation on held-out prompts, with a rollout and a reward phase and without updates.
 
 Responses are sampled in chunks, which depend on the prompts and the options alone. The greedy
-chunks of a data set come first, then those of its samples. The random key of a sample depends on
-the seed, the task, the id of the prompt and the number of the sample, never on a position in a
+chunks of a data set come first, then the chunks of its samples. The random key of a sample depends
+on the seed, the task, the id of the prompt and the number of the sample, never on a position in a
 batch.
 """
 
@@ -73,8 +73,8 @@ class Evaluation:
       phases: the phases of the run, possibly with another rollout.
       sets: the prompts of each data set; no chunk has prompts of two.
       term: the reward term that decides whether an answer is correct; never the weighted sum.
-      rows: the number of sequences sampled at a time. By default it is that of a training step, so
-        that both use the same compiled sampler.
+      rows: the number of sequences sampled at a time. By default it is the number of a training
+        step, so that both use the same compiled sampler.
       of_average: whether to evaluate the moving average of the parameters.
       samples: the number of samples of each prompt, in addition to the greedy response.
       pass_at_k: the values of k for pass@k, from 2 to `samples`.
@@ -108,7 +108,7 @@ class Evaluation:
         return {"prompts": self.digest}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Refuses other prompts than those of the saved run; an evaluation has no other state.
+        """Refuses prompts that differ from the saved run's; an evaluation has no other state.
 
         Raises:
           InputError: the prompts differ.
@@ -165,7 +165,7 @@ class Evaluation:
             engine: Engine | None = None
             for chunk in self.chunks()[begin:]:
                 if not chunk.first:
-                    found = greedy_answers(
+                    graded_rows = greedy_answers(
                         self.phases, self.policy, params, state, chunk.prompts, rows=self.rows
                     )
                 else:
@@ -173,8 +173,8 @@ class Evaluation:
                         rollout: Any = self.phases.rollout
                         engine = stack.enter_context(closing(rollout.open(self.policy)))
                         engine.publish(params, int(state.step))
-                    found = self.sampled(engine, state, chunk)
-                trajectories, episodes, rewards = found
+                    graded_rows = self.sampled(engine, state, chunk)
+                trajectories, episodes, rewards = graded_rows
                 yield Answered(
                     chunk=chunk, trajectories=trajectories, episodes=episodes, rewards=rewards
                 )
@@ -183,21 +183,21 @@ class Evaluation:
         """Returns the chunks of `rows` sequences; the last one of a set may have fewer.
 
         A chunk of samples has a divisor of `rows` and of `samples` as the number of samples of a
-        prompt. With `samples` equal to `group_size` its shapes are those of a training step.
+        prompt. With `samples` equal to `group_size` its shapes equal the shapes of a training step.
         """
         together = gcd(self.rows, self.samples) if self.samples else 1
         at_a_time = self.rows // together
-        found = []
+        chunks = []
         for prompts in self.sets:
-            found += [
+            chunks += [
                 Chunk(prompts=prompts[start : start + self.rows])
                 for start in range(0, len(prompts), self.rows)
             ]
             pairs = [(x, first) for x in prompts for first in range(0, self.samples, together)]
             for start in range(0, len(pairs), at_a_time):
                 chosen, first = zip(*pairs[start : start + at_a_time], strict=True)
-                found.append(Chunk(prompts=chosen, first=first, together=together))
-        return found
+                chunks.append(Chunk(prompts=chosen, first=first, together=together))
+        return chunks
 
     def sampled(
         self, engine: Engine, state: TrainState, chunk: Chunk
@@ -224,9 +224,9 @@ class Evaluation:
             )
             for prompt, keys_N in zip(prompts, keys_PN, strict=True)
         ]
-        found = answers(self.policy, prompts, engine.complete(requests), limit)
-        self.phases.check("rollout", found, self.policy, version=int(state.step))
-        return graded_part(self.phases, state, found, len(chunk.prompts) * chunk.together)
+        responses = answers(self.policy, prompts, engine.complete(requests), limit)
+        self.phases.check("rollout", responses, self.policy, version=int(state.step))
+        return graded_part(self.phases, state, responses, len(chunk.prompts) * chunk.together)
 
 
 def greedy_answers(
@@ -243,8 +243,7 @@ def greedy_answers(
     The prompts are repeated to fill `rows` sequences; the repetitions are not graded. The memory
     that the phases return is discarded.
     """
-    found, _ = phases.call(
-        "rollout",
+    responses, _ = phases.sample(
         state.memory,
         policy,
         params,
@@ -254,17 +253,17 @@ def greedy_answers(
         version=int(state.step),
         greedy=True,
     )
-    return graded_part(phases, state, found, len(prompts))
+    return graded_part(phases, state, responses, len(prompts))
 
 
 def graded_part(
     phases: Phases,
     state: TrainState,
-    found: tuple[Trajectories, Sequence[Episode]],
+    responses: tuple[Trajectories, Sequence[Episode]],
     count: int,
 ) -> tuple[Trajectories, Sequence[Episode], Rewards]:
     """Grades the first `count` rows and returns these rows and their grades."""
-    trajectories = jax.tree.map(lambda x: x[:count], found[0])
-    episodes = found[1][:count]
+    trajectories = jax.tree.map(lambda x: x[:count], responses[0])
+    episodes = responses[1][:count]
     rewards, _ = graded(phases, state.memory, trajectories, episodes)
     return trajectories, episodes, rewards

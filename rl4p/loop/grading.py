@@ -1,4 +1,4 @@
-"""The call of the reward phase: each process grades a share as host arrays and gets all grades."""
+"""Grading in several processes: each grades a share of the groups and receives all grades."""
 
 import logging
 from collections.abc import Sequence
@@ -9,8 +9,9 @@ import jax
 import numpy as np
 
 from rl4p.distributed.processes import gathered_rows, share, to_host
-from rl4p.learner.returned import check_array, check_names, refuse, told
-from rl4p.loop.phases import Phases
+from rl4p.learner.returned import check_array, check_names, described, refuse
+from rl4p.protocols.collection import CollectorPhases
+from rl4p.protocols.traits import RewardTraits
 from rl4p.types import Episode, Rewards, Trajectories
 
 log = logging.getLogger(__name__)
@@ -20,32 +21,32 @@ LARGEST = float(np.finfo(np.float32).max)
 
 
 def graded(
-    phases: Phases,
+    phases: CollectorPhases,
     memory: dict[str, Any],
     trajectories: Trajectories,
     episodes: Sequence[Episode],
 ) -> tuple[Rewards, dict[str, Any]]:
     """Calls the reward phase on the process's share of rows.
 
-    Groups of known size are not divided, nor are those of a reward with ``whole_groups``. A reward
-    with memory gets all rows in every process, because the memories must be equal. So does every
-    reward if there are fewer groups than processes.
+    Groups of known size are not divided, nor are the groups of a reward with ``whole_groups``. A
+    reward with memory gets all rows in every process, because the memories must be equal. So does
+    every reward if there are fewer groups than processes.
     """
     processes = len(share(len(episodes)))
     if processes == 1:
-        return called(phases, memory, trajectories, episodes)
+        return phases.grade(memory, trajectories, episodes)
     trajectories = to_host(trajectories)
-    together = trajectories.group_size > 1 or getattr(phases.reward, "whole_groups", False)
+    together = trajectories.group_size > 1 or RewardTraits.read(phases.reward).whole_groups
     rows_B = np.arange(len(episodes))
     order_B, starts = by_group(np.asarray(trajectories.group_ids_B) if together else rows_B)
     parts = share(len(starts) - 1)
     if "reward" in memory or not all(parts):
-        return called(phases, memory, trajectories, episodes)
+        return phases.grade(memory, trajectories, episodes)
     own = parts[jax.process_index()]
     rows = order_B[starts[own.start] : starts[own.stop]]
     trajectories = jax.tree.map(lambda x: x[rows], trajectories)
     part = tuple(episodes[row] for row in rows)
-    rewards, memory = called(phases, memory, trajectories, part)
+    rewards, memory = phases.grade(memory, trajectories, part)
     gathered = gathered_rows(
         rewards, [range(starts[part.start], starts[part.stop]) for part in parts]
     )
@@ -59,29 +60,14 @@ def by_group(group_ids_B: np.ndarray) -> tuple[np.ndarray, list[int]]:
     return order_B, [0, *np.cumsum(sizes).tolist()]
 
 
-def called(
-    phases: Phases,
-    memory: dict[str, Any],
-    trajectories: Trajectories,
-    episodes: Sequence[Episode],
-) -> tuple[Rewards, dict[str, Any]]:
-    """Calls the reward phase and checks its result.
-
-    Raises:
-      RunError: the result has a wrong type or shape.
-    """
-    rewards, memory = phases.call(KEY, memory, trajectories, episodes)
-    return sound(phases.reward, rewards, len(episodes)), memory
-
-
-def sound(phase: Any, rewards: Any, rows: int) -> Rewards:
+def checked_rewards(phase: Any, rewards: Any, rows: int) -> Rewards:
     """Returns rewards whose valid samples have finite float32 rewards; others become invalid.
 
     Raises:
       RunError: these are no `Rewards`, or one of the arrays has a wrong type or shape.
     """
     if not isinstance(rewards, Rewards):
-        refuse(KEY, phase, "rl4p.types.Rewards", f"not {told(rewards)}")
+        refuse(KEY, phase, "rl4p.types.Rewards", f"not {described(rewards)}")
     terms = check_names(KEY, phase, "terms", rewards.terms)
     late = {} if rewards.late_B is None else {"late_B": rewards.late_B}
     for kind, arrays in (

@@ -1,13 +1,16 @@
 """Graded groups on the host: a step's batch is divided into them and joined from them."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from rl4p.errors import InputError
-from rl4p.types import Episode, Prompt, Rewards, Trajectories
+from rl4p.protocols.collection import Filter
+from rl4p.protocols.members import require
+from rl4p.protocols.traits import FilterTraits
+from rl4p.types import Episode, Group, Rewards, Trajectories
 
 # What fills the columns outside a sequence. Positions repeat their last value there.
 FILL = {
@@ -18,53 +21,15 @@ FILL = {
 }
 
 
-@dataclass(frozen=True, kw_only=True)
-class Group:
-    """The samples of one prompt with their grades, on the host.
-
-    Attributes:
-      trajectories: G rows.
-      episodes: the same samples in words.
-      rewards: the grades of these rows.
-    """
-
-    trajectories: Trajectories
-    episodes: Sequence[Episode]
-    rewards: Rewards
-
-    @property
-    def prompt(self) -> Prompt:
-        return self.episodes[0].prompt
-
-    @property
-    def valid_rewards(self) -> np.ndarray:
-        """The total rewards of the valid samples."""
-        return np.asarray(self.rewards.total_B)[np.asarray(self.rewards.valid_B)]
-
-    def right(self, term: str | None) -> np.ndarray:
-        """Returns which samples have at least 1 in a term, or in the total reward: bool [G].
-
-        Raises:
-          InputError: the reward has no such term.
-        """
-        if term is not None and term not in self.rewards.terms:
-            raise InputError(
-                f"term={term} is not a term of the reward, which has "
-                f"{', '.join(sorted(self.rewards.terms))}: name one of them, or null."
-            )
-        if term is None:
-            return np.asarray(self.rewards.valid_B & (self.rewards.total_B >= 1))
-        return np.asarray(self.rewards.graded(term) & (self.rewards.terms[term] >= 1))
-
-
 def check_filters(filters: Mapping[str, Any], group_size: int) -> None:
     """Refuses filters that would reject every group of this size.
 
     Raises:
-      InputError: one compares samples, of which a group has too few.
+      InputError: one compares samples, of which a group has too few, or one is not callable.
     """
     for name, keeps in filters.items():
-        fewest = getattr(keeps, "fewest_samples", 1)
+        require(keeps, Filter, f"collector.filters.{name}")
+        fewest = FilterTraits.read(keeps).fewest_samples
         if group_size < fewest:
             raise InputError(
                 f"collector.filters.{name} compares the samples of a group and would reject every "
@@ -79,10 +44,10 @@ def divided(
     """Returns the groups of a batch on the host, in the order of their first rows."""
     group_ids_B = np.asarray(trajectories.group_ids_B)
     _, first = np.unique(group_ids_B, return_index=True)
-    found = []
+    groups = []
     for start in np.sort(first):
         rows = np.flatnonzero(group_ids_B == group_ids_B[start])
-        found.append(
+        groups.append(
             Group(
                 trajectories=replace(
                     rows_of(trajectories, rows), group_ids_B=np.zeros(len(rows), np.int32)
@@ -91,7 +56,7 @@ def divided(
                 rewards=rows_of(rewards, rows),
             )
         )
-    return found
+    return groups
 
 
 def rows_of(tree: Any, rows: np.ndarray) -> Any:
@@ -168,12 +133,12 @@ def joined_rewards(parts: Sequence[Rewards]) -> Rewards:
         return np.asarray(part.terms.get(name, missing))
 
     def optional(name: str) -> np.ndarray | None:
-        found = [getattr(part, name) for part in parts]
-        if all(x is None for x in found):
+        values = [getattr(part, name) for part in parts]
+        if all(x is None for x in values):
             return None
         none = (np.zeros(part.valid_B.shape, bool) for part in parts)
         return np.concatenate(
-            [no if x is None else np.asarray(x) for x, no in zip(found, none, strict=True)]
+            [no if x is None else np.asarray(x) for x, no in zip(values, none, strict=True)]
         )
 
     return Rewards(

@@ -13,14 +13,14 @@ import jax
 from rl4p.distributed.processes import to_host
 from rl4p.errors import RunError
 from rl4p.learner.gradient_step import gradient_step
-from rl4p.loop.estimate import estimate
-from rl4p.loop.metrics import batch_metrics, measured, task_metrics
+from rl4p.loop.metrics import collection_metrics, measured, task_metrics
 from rl4p.loop.phases import Phases
-from rl4p.loop.protocols import Hook, OpenCollector, OpenSource, Stateful
 from rl4p.loop.sampler_gap import check_gap
 from rl4p.loop.scoring import Scoring
 from rl4p.loop.stopwatch import Stopwatch
 from rl4p.model.policy import Policy
+from rl4p.protocols.collection import OpenCollector, OpenSource, Stateful
+from rl4p.protocols.hook import Hook
 from rl4p.protocols.phases import Optimizer
 from rl4p.types import Params, StepInfo, TrainingBatch, TrainState
 
@@ -65,23 +65,21 @@ def train(loop: Loop, state: TrainState) -> Iterator[StepInfo]:
         and trainer disagree about the tokens (`check_gap`).
     """
     policy, phases, skipped = loop.policy, loop.phases, []
-    objective = phases.objective(loop.group_size)
-    compiled = jax.jit(partial(estimate, phases.advantage, phases.kl))
-    phases = replace(phases, advantage=compiled)
+    objective = phases.objective(policy, loop.group_size)
     while (step := int(state.step)) < loop.steps:
         watch = Stopwatch()
         collected = loop.collector.collect(state)
         trajectories, rewards = collected.trajectories, collected.rewards
 
         with watch("scoring"):
-            scores = loop.scoring(loop.phases, policy, state, collected)
+            scores = loop.scoring(phases, policy, state, collected)
             coefficients = phases.coefficients(collected.memory, step)
 
         with watch("advantage"):
-            estimated, memory = phases.call(
-                "advantage", collected.memory, trajectories, rewards, scores, coefficients["kl"]
+            estimated, memory = phases.estimate(
+                collected.memory, trajectories, rewards, scores, coefficients["kl"]
             )
-            metrics = batch_metrics(step, trajectories, rewards, estimated.advantages_BT)
+            metrics = collection_metrics(step, collected, estimated.advantages_BT)
             if len(loop.scoring.tasks) > 1:
                 tasks_B = [episode.prompt.task for episode in collected.episodes]
                 metrics |= task_metrics(tasks_B, rewards, loop.term)
@@ -97,14 +95,11 @@ def train(loop: Loop, state: TrainState) -> Iterator[StepInfo]:
             # The state is donated without its memory, which may share arrays with `memory`.
             state, update_metrics = gradient_step(
                 objective,
-                policy.decoder,
-                phases.rollout.sampling,
                 loop.optimizer,
                 policy.frozen,
                 replace(state, memory={}),
                 batch,
                 coefficients,
-                policy.mesh,
             )
             update_metrics |= estimated.metrics
             memory = phases.adapt(memory, update_metrics)
@@ -118,17 +113,13 @@ def train(loop: Loop, state: TrainState) -> Iterator[StepInfo]:
         skipped = [*skipped, step + 1] if metrics["update/skipped"] else []
         if len(skipped) > loop.max_skipped:
             raise RunError(f"The gradient was not finite in steps {skipped}: nothing was updated.")
-        metrics |= watch.metrics() | collected.metrics
-        if seconds := metrics.get("time/rollout"):
-            tokens = metrics["rollout/response_tokens"] * len(collected.episodes)
-            metrics["rollout/tokens_per_second"] = tokens / seconds
         yield StepInfo(
             step=step + 1,
             state=state,
             trajectories=trajectories,
             episodes=collected.episodes,
             rewards=to_host(rewards),
-            metrics=metrics,
+            metrics=watch.metrics() | metrics,
             advantages_BT=batch.advantages_BT,
             loss_mask_BT=batch.loss_mask_BT,
         )

@@ -11,7 +11,18 @@ import numpy as np
 
 from rl4p.distributed.processes import to_host
 from rl4p.learner.masking import group_statistics
+from rl4p.protocols.collection import Collected
 from rl4p.types import Array, Episode, Finish, Metrics, Rewards, Trajectories
+
+
+def collection_metrics(step: int, collected: Collected, advantages_BT: Array) -> dict[str, float]:
+    """Returns the metrics of the collection of `step`, of its batch and of its speed."""
+    trajectories, rewards = collected.trajectories, collected.rewards
+    metrics = batch_metrics(step, trajectories, rewards, advantages_BT) | collected.metrics
+    if seconds := metrics.get("time/rollout"):
+        tokens = metrics["rollout/response_tokens"] * len(collected.episodes)
+        metrics["rollout/tokens_per_second"] = tokens / seconds
+    return metrics
 
 
 def batch_metrics(
@@ -62,18 +73,18 @@ def task_metrics(tasks_B: Sequence[str], rewards: Rewards, term: str | None) -> 
       tasks_B: the task of each row.
       term: the term that decides whether a response is right; without it there is no pass@1.
     """
-    rewards, found = to_host(rewards), {}
+    rewards, metrics = to_host(rewards), {}
     names_B = np.array(tasks_B)
     for task in sorted(set(tasks_B)):
         own = jax.tree.map(lambda x, rows_B=names_B == task: x[rows_B], rewards)
-        found[f"reward/{task}/invalid"] = float((~own.valid_B).sum())
+        metrics[f"reward/{task}/invalid"] = float((~own.valid_B).sum())
         if own.valid_B.any():
-            found[f"reward/{task}/mean"] = float(own.total_B[own.valid_B].mean())
-        found |= {f"reward/{task}/{name}": mean for name, mean in mean_grades(own).items()}
+            metrics[f"reward/{task}/mean"] = float(own.total_B[own.valid_B].mean())
+        metrics |= {f"reward/{task}/{name}": mean for name, mean in mean_grades(own).items()}
         if term in own.terms and (graded_B := own.graded(term)).any():
             right = float((own.terms[term][graded_B] >= 1).sum())
-            found[f"reward/{task}/pass_at_1"] = right / int(graded_B.sum())
-    return found
+            metrics[f"reward/{task}/pass_at_1"] = right / int(graded_B.sum())
+    return metrics
 
 
 def measured(metrics: Metrics) -> dict[str, float]:

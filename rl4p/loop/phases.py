@@ -1,16 +1,25 @@
 """The phases of a run as one object, and their joint properties."""
 
-from collections.abc import Callable
-from contextlib import nullcontext
-from dataclasses import dataclass, field, fields
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property, partial
 from threading import Lock
 from typing import Any
 
+import jax
+
 from rl4p.errors import InputError
+from rl4p.learner.logprobs import ScoreOptions
 from rl4p.learner.objective import Objective
+from rl4p.loop.estimate import AdvantageEstimate, estimate
+from rl4p.loop.grading import checked_rewards
+from rl4p.model.policy import Policy
 from rl4p.protocols.phases import (
     KL,
+    Adapts,
     Advantage,
+    Anneals,
+    Closes,
     Correction,
     Critic,
     Entropy,
@@ -18,11 +27,14 @@ from rl4p.protocols.phases import (
     Remembers,
     Reward,
     Rollout,
-    Score,
     TeachesCritic,
     Update,
+    UserScore,
 )
-from rl4p.types import Array
+from rl4p.protocols.traits import PhaseTraits, UpdateTraits
+from rl4p.types import Array, Episode, Params, Prompt, Rewards, Trajectories
+
+Memory = dict[str, Any]  # the memory of each phase that has one, by phase name
 
 # The scores that phases may request in `needs`. `scoring.py` computes them after the rewards.
 SCORES = frozenset(
@@ -42,7 +54,6 @@ SCORES = frozenset(
 # The phases that may request any score, and the only score that each other phase may request.
 GIVEN_ALL = ("advantage", "update", "correction")
 GIVEN_ONE = {"kl": "reference_logprobs", "entropy": "entropy"}
-NOT_PHASES = ("scores", "checks", "grading")
 KEEP_MEMORY = ("rollout", "reward", "advantage", "kl", "entropy")
 
 
@@ -51,7 +62,7 @@ class Phases:
     """The phases of a run: rollout, reward, advantage, update and the other parts of the loss.
 
     Attributes:
-      scores: user-defined scores by name (`protocols.Score`), which phases may request.
+      scores: user-defined scores by name (`protocols.UserScore`), which phases may request.
       checks: functions by phase name, called with the result and the arguments of the phase. The
         check of an update is called with its batch (`debug.check_batches`).
       grading: the lock that a call of the reward holds.
@@ -65,14 +76,23 @@ class Phases:
     kl: KL
     entropy: Entropy
     critic: Critic
-    scores: dict[str, Score] = field(default_factory=dict)
+    scores: dict[str, UserScore] = field(default_factory=dict)
     checks: dict[str, Callable[..., None]] = field(default_factory=dict)
     grading: Any = field(default_factory=Lock, repr=False, compare=False)
 
-    def items(self) -> list[tuple[str, Any]]:
+    @property
+    def by_name(self) -> dict[str, Any]:
         """Returns the phases by name."""
-        names = (each.name for each in fields(self))
-        return [(name, getattr(self, name)) for name in names if name not in NOT_PHASES]
+        return {
+            "rollout": self.rollout,
+            "reward": self.reward,
+            "advantage": self.advantage,
+            "update": self.update,
+            "correction": self.correction,
+            "kl": self.kl,
+            "entropy": self.entropy,
+            "critic": self.critic,
+        }
 
     def needs(self) -> frozenset[str]:
         """Returns the names of all scores that the phases request.
@@ -85,21 +105,21 @@ class Phases:
         if twice := sorted(SCORES & self.scores.keys()):
             raise InputError(f"scores.{twice[0]} is the name of a built-in score: choose another.")
         known = SCORES | self.scores.keys()
-        for name, phase in self.items():
-            asked = frozenset(getattr(phase, "needs", ()))
-            if asked - known:
+        for name, phase in self.by_name.items():
+            requested = frozenset(PhaseTraits.read(phase).needs)
+            if requested - known:
                 raise InputError(
-                    f"{name} needs {sorted(asked - known)}, but the loop computes {sorted(known)}: "
-                    "add other scores as scores.NAME."
+                    f"{name} needs {sorted(requested - known)}, but the loop computes "
+                    f"{sorted(known)}: add other scores as scores.NAME."
                 )
             given = known if name in GIVEN_ALL else frozenset({GIVEN_ONE.get(name)})
-            if asked - given:
+            if requested - given:
                 what = f"only ['{GIVEN_ONE[name]}']" if name in GIVEN_ONE else "no scores"
                 raise InputError(
-                    f"{name} needs {sorted(asked - given)}, but the loop passes {what} to this "
+                    f"{name} needs {sorted(requested - given)}, but the loop passes {what} to this "
                     "phase."
                 )
-            needs |= asked
+            needs |= requested
         if unused := sorted(self.scores.keys() - needs):
             raise InputError(f"No phase needs scores.{unused[0]}: leave it out.")
         if "values" in needs and not self.critic.active:
@@ -126,7 +146,11 @@ class Phases:
         """Returns the method `values` of the critic if it is active, otherwise None."""
         return None if self.estimator is None else self.estimator.values
 
-    def objective(self, group_size: int) -> Objective:
+    def rows_together(self, group_size: int) -> int:
+        """Returns how many rows of a group the update never divides."""
+        return group_size if UpdateTraits.read(self.update).whole_groups else 1
+
+    def objective(self, policy: Policy, group_size: int) -> Objective:
         """Returns the objective of the gradient step, a static argument of its compilation."""
         return Objective(
             update=self.update,
@@ -134,37 +158,100 @@ class Phases:
             kl=self.kl,
             entropy=self.entropy,
             critic=self.critic,
-            rows_together=group_size if getattr(self.update, "whole_groups", False) else 1,
+            decoder=policy.decoder,
+            sampling=self.rollout.sampling,
+            mesh=policy.mesh,
+            rows_together=self.rows_together(group_size),
         )
 
-    def initial_memory(self) -> dict[str, Any]:
-        """Returns the initial memory of each phase that has one."""
-        keeping = [(name, phase) for name, phase in self.items() if isinstance(phase, Remembers)]
-        for name, _ in keeping:
-            if name not in KEEP_MEMORY:
-                raise InputError(
-                    f"{name} has an initial_state but cannot keep memory: it runs on microbatches, "
-                    "which are summed in any order."
-                )
-        return {name: phase.initial_state() for name, phase in keeping}
+    def score_options(self, policy: Policy) -> ScoreOptions:
+        """Returns the options with which the log-probabilities of the policy are computed."""
+        return ScoreOptions(
+            decoder=policy.decoder,
+            sampling=self.rollout.sampling,
+            microbatching=self.update.microbatching,
+            mesh=policy.mesh,
+        )
 
-    def call(
-        self, name: str, memory: dict[str, Any], *args: Any, **kwargs: Any
-    ) -> tuple[Any, dict[str, Any]]:
-        """Calls a phase, with its memory if it has one; returns (result, memory of all phases).
+    def initial_memory(self) -> Memory:
+        """Returns the initial memory of each phase that has one.
+
+        Raises:
+          InputError: a phase that cannot keep memory has one.
+        """
+        memory = {
+            name: phase.initial_state()
+            for name, phase in self.by_name.items()
+            if isinstance(phase, Remembers)
+        }
+        if refused := [name for name in memory if name not in KEEP_MEMORY]:
+            raise InputError(
+                f"{refused[0]} has an initial_state but cannot keep memory: it runs on "
+                "microbatches, which are summed in any order."
+            )
+        return memory
+
+    def sample(
+        self,
+        memory: Memory,
+        policy: Policy,
+        params: Params,
+        prompts: Sequence[Prompt],
+        *,
+        group_size: int,
+        key: Array,
+        version: int,
+        greedy: bool = False,
+    ) -> tuple[tuple[Trajectories, Sequence[Episode]], Memory]:
+        """Calls the rollout; returns its result and the memory of all phases after the call."""
+        rollout = with_memory(self.rollout, "rollout", memory)
+        result, memory = rollout(
+            policy,
+            params,
+            prompts,
+            group_size=group_size,
+            key=key,
+            version=version,
+            greedy=greedy,
+        )
+        self.check("rollout", result, policy, version=version)
+        return result, memory
+
+    def grade(
+        self, memory: Memory, trajectories: Trajectories, episodes: Sequence[Episode]
+    ) -> tuple[Rewards, Memory]:
+        """Calls the reward; returns the rewards and the memory of all phases after the call.
 
         Only one thread at a time calls the reward, so that the deadline of a term does not count
         the time in which it grades for another thread.
+
+        Raises:
+          RunError: the result has a wrong type or shape.
         """
-        phase = getattr(self, name)
-        with self.grading if name == "reward" else nullcontext():
-            if name in memory:
-                result, state = phase(*args, **kwargs, memory=memory[name])
-                memory = memory | {name: state}
-            else:
-                result = phase(*args, **kwargs)
-        self.check(name, result, *args, **kwargs)
-        return result, memory
+        with self.grading:
+            reward = with_memory(self.reward, "reward", memory)
+            rewards, memory = reward(trajectories, episodes)
+        self.check("reward", rewards, trajectories)
+        return checked_rewards(self.reward, rewards, len(episodes)), memory
+
+    def estimate(
+        self,
+        memory: Memory,
+        trajectories: Trajectories,
+        rewards: Rewards,
+        scores: dict[str, Array],
+        kl_coefficient: Array,
+    ) -> tuple[AdvantageEstimate, Memory]:
+        """Calls the compiled advantage (`estimate`); returns its result and the memory after it."""
+        advantage = with_memory(self.compiled_advantage, "advantage", memory)
+        estimated, memory = advantage(trajectories, rewards, scores, kl_coefficient)
+        self.check("advantage", estimated.advantages_BT, trajectories, rewards)
+        return estimated, memory
+
+    @cached_property
+    def compiled_advantage(self) -> Callable[..., Any]:
+        """Returns `estimate` with the advantage and the KL penalty, compiled once for the run."""
+        return jax.jit(partial(estimate, self.advantage, self.kl))
 
     def check(self, name: str, *args: Any, **kwargs: Any) -> None:
         """Checks the result of a phase, or the batch of an update, if checks are enabled."""
@@ -174,15 +261,17 @@ class Phases:
     def close(self) -> None:
         """Ends what rollout and reward have opened, such as processes and connections."""
         for phase in (self.rollout, self.reward):
-            if hasattr(phase, "close"):
-                phase.close()  # pyright: ignore[reportAttributeAccessIssue]
+            if isinstance(phase, Closes):
+                phase.close()
 
     def temperature(self, step: int) -> dict[str, float]:
         """Returns the temperature of a step as `temperature` if it changes over the run, or {}."""
-        at = getattr(self.rollout, "temperature_at", lambda step: None)
-        return {} if (found := at(step)) is None else {"temperature": found}
+        if not isinstance(self.rollout, Anneals):
+            return {}
+        temperature = self.rollout.temperature_at(step)
+        return {} if temperature is None else {"temperature": temperature}
 
-    def coefficients(self, memory: dict[str, Any], step: int) -> dict[str, Any]:
+    def coefficients(self, memory: Memory, step: int) -> dict[str, Any]:
         """Returns the coefficients of a step's loss.
 
         They are the weights of the KL penalty and of the entropy bonus, and the temperature if it
@@ -193,10 +282,28 @@ class Phases:
             "entropy": self.entropy.coefficient(memory.get("entropy", {})),
         } | self.temperature(step)
 
-    def adapt(self, memory: dict[str, Any], metrics: dict[str, Any]) -> dict[str, Any]:
+    def adapt(self, memory: Memory, metrics: dict[str, Any]) -> Memory:
         """Returns the memory with the KL and entropy coefficients adapted to a step's metrics."""
-        return memory | {
-            name: getattr(self, name).next_state(memory[name], metrics[f"update/{name}"])
-            for name in ("kl", "entropy")
-            if name in memory
+        adapted = {
+            name: phase.next_state(memory[name], metrics[f"update/{name}"])
+            for name, phase in (("kl", self.kl), ("entropy", self.entropy))
+            if name in memory and isinstance(phase, Adapts)
         }
+        return memory | adapted
+
+
+def with_memory(
+    phase: Callable[..., Any], name: str, memory: Memory
+) -> Callable[..., tuple[Any, Memory]]:
+    """Returns a phase as a function that returns (result, memory of all phases), with its memory.
+
+    A phase without a memory is called without one, and `memory` is returned unchanged.
+    """
+
+    def call(*arguments: Any, **options: Any) -> tuple[Any, Memory]:
+        if name not in memory:
+            return phase(*arguments, **options), memory
+        result, own = phase(*arguments, **options, memory=memory[name])
+        return result, memory | {name: own}
+
+    return call

@@ -23,6 +23,6 @@ def rewards_by_prompt(
     for row, episode in enumerate(episodes):
         rows.setdefault(episode.prompt.id, []).append(row)
         prompts[episode.prompt.id] = episode.prompt
-    for id, of_prompt in rows.items():
-        own = np.array(of_prompt)
+    for id, rows_of_prompt in rows.items():
+        own = np.array(rows_of_prompt)
         yield prompts[id], np.asarray(value_B)[own[np.asarray(counted_B)[own]]]

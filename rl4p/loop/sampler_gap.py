@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 
 from rl4p.errors import RunError
 from rl4p.protocols.phases import Rollout
+from rl4p.protocols.traits import RolloutTraits
 from rl4p.types import Episode
 
 GAP = "rollout/logprob_gap_mean"
@@ -23,7 +24,7 @@ def check_gap(
     Raises:
       RunError: the gap is larger; names the engines and the version.
     """
-    limit = getattr(rollout, "max_logprob_gap", None)
+    limit = RolloutTraits.read(rollout).max_logprob_gap
     if limit is None or GAP not in metrics or metrics[GAP] <= limit:
         return
     engines = sorted({episode.engine for episode in episodes} - {""})

@@ -1,7 +1,7 @@
 """The scores that phases request in `needs`, computed with as few forward passes as possible."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -10,9 +10,9 @@ from rl4p.distributed.processes import to_host
 from rl4p.learner.logprobs import score_tokens
 from rl4p.loop.evaluation import greedy_answers
 from rl4p.loop.phases import Phases
-from rl4p.loop.protocols import Collected
 from rl4p.model.decoder import Decoder
 from rl4p.model.policy import Policy
+from rl4p.protocols.collection import Collected
 from rl4p.types import Array, Episode, Params, TrainState
 
 # The scores that one forward pass of the policy computes, with their names in `score_tokens`.
@@ -44,40 +44,41 @@ class Scoring:
         """Returns the scores that `Phases.needs` lists, by name."""
         needs = phases.needs()
         trajectories, episodes = collected.trajectories, collected.episodes
-        options = {
-            "sampling": phases.rollout.sampling,
-            "microbatching": phases.update.microbatching,
-            "mesh": policy.mesh,
-        } | phases.temperature(int(state.step))
+        options = phases.score_options(policy)
+        temperature = phases.temperature(int(state.step))
         scores: dict[str, Array] = {}
-        of_policy = sorted(needs & OF_POLICY.keys())
-        if of_policy:
-            found = score_tokens(
-                policy.decoder,
+        policy_scores = sorted(needs & OF_POLICY.keys())
+        if policy_scores:
+            computed = score_tokens(
+                replace(
+                    options,
+                    names=tuple(OF_POLICY[name] for name in policy_scores),
+                    values=phases.values if "values" in needs else None,
+                ),
                 policy.merged(state.params),
                 trajectories,
-                names=tuple(OF_POLICY[name] for name in of_policy),
-                values=phases.values if "values" in needs else None,
-                **options,
+                **temperature,
             )
-            scores |= {name: found[OF_POLICY[name]] for name in of_policy}
+            scores |= {name: computed[OF_POLICY[name]] for name in policy_scores}
         others = {
             "reference_logprobs": (policy.decoder, self.reference),
             "teacher_logprobs": self.teacher,
         }
         for name in sorted(needs & others.keys()):
             decoder, params = others[name]
-            scores[name] = score_tokens(decoder, params, trajectories, **options)["logprobs"]
+            own_options = replace(options, decoder=decoder)
+            computed = score_tokens(own_options, params, trajectories, **temperature)
+            scores[name] = computed["logprobs"]
         for name in sorted(needs & phases.scores.keys()):
             score_BT = phases.scores[name](policy, state, trajectories, episodes, collected.rewards)
             scores[name] = policy.mesh.shard_rows(score_BT)
-        of_rows = {
+        row_scores = {
             "greedy_rewards": lambda: baselines(phases, policy, state, episodes),
             "answer_clusters": lambda: answer_clusters(episodes),
             "task_ids": lambda: task_ids(episodes, self.tasks),
         }
-        for name in sorted(needs & of_rows.keys()):
-            scores[name] = policy.mesh.shard_rows(of_rows[name]())
+        for name in sorted(needs & row_scores.keys()):
+            scores[name] = policy.mesh.shard_rows(row_scores[name]())
         return scores
 
 

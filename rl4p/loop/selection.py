@@ -31,10 +31,10 @@ def rounded(number: float, *seeds: int) -> int:
 
 def split_by(prompts: Sequence[Prompt], name: str) -> dict[str, list[Prompt]]:
     """Returns the prompts by their property, whose values are written as texts."""
-    found: dict[str, list[Prompt]] = {}
+    prompts_by_value: dict[str, list[Prompt]] = {}
     for prompt in prompts:
-        found.setdefault(str(property_of(prompt, name)), []).append(prompt)
-    return found
+        prompts_by_value.setdefault(str(property_of(prompt, name)), []).append(prompt)
+    return prompts_by_value
 
 
 def matches(prompt: Prompt, where: Mapping[str, Any]) -> bool:

@@ -33,14 +33,14 @@ class Views(NamedTuple):
     whole: AttentionInputs | None
     sliding: AttentionInputs | None
 
-    def of(self, slides: bool) -> AttentionInputs:
+    def for_layer(self, slides: bool) -> AttentionInputs:
         view = self.sliding if slides else self.whole
         assert view is not None  # ensured by `views`
         return view
 
-    def choose(self, slides: Array) -> AttentionInputs:
+    def traced_layer(self, slides: Array) -> AttentionInputs:
         """Returns the view of a layer whose kind is a traced value, as in a scan over layers."""
-        whole, sliding = self.of(False), self.of(True)
+        whole, sliding = self.for_layer(False), self.for_layer(True)
         return AttentionInputs(
             *(a if a is b else jnp.where(slides, a, b) for a, b in zip(sliding, whole, strict=True))
         )

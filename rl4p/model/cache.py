@@ -38,7 +38,7 @@ class Cache:
 
 
 class Prefix(NamedTuple):
-    """The prefix keys and values of rows: those of the tokens from position 0 to their first."""
+    """The keys and values of all tokens before the first one of each row."""
 
     layers: tuple[Array, ...]  # of all layers: [L, B, K, h, S], [L, B, K, S, h]
     segment_ids_BS: Array  # 0 after the end of the prefix

@@ -147,7 +147,7 @@ class Decoder:
         def run_layer(x_BTD: Array, scanned: tuple[Params, Array | None, Any]) -> tuple[Array, Any]:
             layer, slides, cache = scanned
             layer = gather(layer, self.dtype)
-            view = seen.of(any(c.sliding)) if slides is None else seen.choose(slides)
+            view = seen.for_layer(any(c.sliding)) if slides is None else seen.traced_layer(slides)
             x_BTD, cache = self.layer.apply({"params": layer}, x_BTD, view, cache)
             return x_BTD, cache if keep else None
 
@@ -212,7 +212,7 @@ class Decoder:
         x_BTD, written = self.embed(params, tokens_BT), []
         for layer, slides, layer_cache in zip(params["layers"], sliding, cache.layers, strict=True):
             x_BTD, layer_cache = self.layer.apply(
-                {"params": layer}, x_BTD, seen.of(slides), layer_cache, slot
+                {"params": layer}, x_BTD, seen.for_layer(slides), layer_cache, slot
             )
             written.append(layer_cache)
         cache = Cache(

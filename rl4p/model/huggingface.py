@@ -19,7 +19,7 @@ from rl4p.errors import InputError, RunError
 from rl4p.model.decoder import Decoder, DecoderConfig
 from rl4p.model.families import FAMILIES, Tensor, family_of
 from rl4p.model.families.labels import read_labels, write_labels
-from rl4p.model.model_tensors import adapter_of, leaf, model_tensors, new_tensor, place
+from rl4p.model.model_tensors import adapter_of, leaf, model_tensors, new_tensor, stacked_index
 from rl4p.model.policy import Policy
 from rl4p.model.tensor_files import (
     DTYPES,
@@ -61,8 +61,8 @@ def read_params(
     Args:
       folder: a folder with model.safetensors, or with an index and the files it names.
       decoder: the decoder whose parameters are read.
-      dtype: the dtype of the parameters; None keeps that of the files, or float32 for a stacked
-        parameter whose layers differ.
+      dtype: the dtype of the parameters; None keeps the dtype in the files, or takes float32 for a
+        stacked parameter whose layers differ.
       mesh: the mesh that shards them; None for the first device alone.
 
     Raises:
@@ -109,7 +109,7 @@ def check_fit(
 
     Args:
       folder, stored: the folder, and the tensors of its files.
-      tensors: the tensors of the decoder, with their places in `shapes`.
+      tensors: the tensors of the decoder, with their paths in `shapes`.
       shapes: the parameters, or their shapes.
       complete: whether no tensor may be missing.
 
@@ -120,16 +120,16 @@ def check_fit(
     known = {"lm_head.weight"}  # some files repeat the tied embedding under this name
     for tensor in tensors:
         known.add(tensor.name)
-        found = stored.get(tensor.name)
-        if found is None:
+        in_file = stored.get(tensor.name)
+        if in_file is None:
             problems += [f"{tensor.name} is missing"] if complete else []
             continue
-        shape = leaf(shapes, tensor.path).shape[len(place(tensor)) :]
+        shape = leaf(shapes, tensor.path).shape[len(stacked_index(tensor)) :]
         shape = shape[::-1] if tensor.transposed else shape
-        if found.shape != shape:
-            problems.append(f"{tensor.name} must have shape {shape}, not {found.shape}")
-        if found.kind not in DTYPES:
-            problems.append(f"{tensor.name} is {found.kind}, not one of {', '.join(DTYPES)}")
+        if in_file.shape != shape:
+            problems.append(f"{tensor.name} must have shape {shape}, not {in_file.shape}")
+        if in_file.kind not in DTYPES:
+            problems.append(f"{tensor.name} is {in_file.kind}, not one of {', '.join(DTYPES)}")
     problems += [
         f"{name} is not part of this model"
         for name in stored
@@ -157,7 +157,7 @@ def read_part(
     if start is not None:
         copy(np.asarray(start), whole)
     for tensor in tensors:
-        at = place(tensor)
+        at = stacked_index(tensor)
         if not all(i in bound for i, bound in zip(at, bounds, strict=False)):
             continue
         into = whole[tuple(i - bound.start for i, bound in zip(at, bounds, strict=False))]
@@ -195,7 +195,7 @@ def write_model(
       params: stacked parameters on any devices; adapters are merged into their kernels.
       end_ids: all end tokens; config.json names only the first.
       pad_id: the pad token; None writes none.
-      dtype: the dtype of the files; None keeps that of the parameters.
+      dtype: the dtype of the files; None keeps the dtype of the parameters.
       shard_bytes: the total size above which tensors are divided among several files.
     """
     folder.mkdir(parents=True, exist_ok=True)
@@ -234,7 +234,7 @@ def write_adapter(
       decoder: the decoder of the base model.
       adapters: the trained adapters.
       base: the folder or hub id of the base model.
-      dtype: the dtype of the file; None keeps that of the adapters.
+      dtype: the dtype of the file; None keeps the dtype of the adapters.
     """
     folder.mkdir(parents=True, exist_ok=True)
     tensors, targets = [], set()

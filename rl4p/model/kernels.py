@@ -3,6 +3,7 @@
 The T queries belong to the last T of the S keys. Decoding, with one query per row, uses XLA.
 """
 
+from functools import partial
 from typing import Literal
 
 import jax
@@ -23,7 +24,7 @@ def check_kernel(kernel: Kernel, config: DecoderConfig, dtype: str, platform: st
     """Checks that these devices have the kernel and that it supports the model.
 
     Raises:
-      InputError: they do not; says why.
+      InputError: the kernel cannot be used; says why.
     """
     name = f"model.attention={kernel}"
     if kernel == "xla":
@@ -72,12 +73,8 @@ def splash(
 
     The compiler cannot divide a kernel, so `shard_map` runs each device's heads along `tp`.
     """
-
-    def run(q: Array, k: Array, v: Array, ids_BT: Array, ids_BS: Array) -> jax.Array:
-        return splash_of_heads(
-            q, k, v, ids_BT, ids_BS, query_scalar=query_scalar, softcap=softcap, interpret=interpret
-        )
-
+    options = {"query_scalar": query_scalar, "softcap": softcap, "interpret": interpret}
+    run = partial(splash_on_heads, **options)
     arguments = (q_BTHh, k_BKhS, v_BKSh, segment_ids_BT, segment_ids_BS)
     mesh = jax.sharding.get_abstract_mesh()
     if mesh.shape.get("tp", 1) == 1 or "tp" in mesh.manual_axes:
@@ -90,7 +87,7 @@ def splash(
     return divided(*arguments)
 
 
-def splash_of_heads(
+def splash_on_heads(
     q_BTHh: Array,
     k_BKhS: Array,
     v_BKSh: Array,
@@ -134,6 +131,6 @@ def splash_of_heads(
         attn_logits_soft_cap=softcap,
         interpret=interpret,
     )
-    of_heads = jax.vmap(kernel, in_axes=(0, 0, 0, None))
-    out_BKGTh = jnp.asarray(jax.vmap(of_heads)(q, k, v, ids))[..., :T, :]
+    per_kv_head = jax.vmap(kernel, in_axes=(0, 0, 0, None))
+    out_BKGTh = jnp.asarray(jax.vmap(per_kv_head)(q, k, v, ids))[..., :T, :]
     return out_BKGTh.transpose(0, 3, 1, 2, 4).reshape(B, T, H * h)

@@ -33,6 +33,7 @@ class RMSNorm(nn.Module):
         scale = scale + 1 if self.centered else scale
         x32 = x.astype(jnp.float32)
         x32 = x32 * jax.lax.rsqrt(jnp.mean(jnp.square(x32), axis=-1, keepdims=True) + self.epsilon)
+        # The tests refuse products of arrays of different ranks, so the scale is broadcast first.
         return (x32 * jnp.broadcast_to(scale, x32.shape)).astype(x.dtype)
 
 

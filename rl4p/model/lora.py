@@ -79,13 +79,13 @@ class LoRA:
         return {"layers": {name: adapter(name) for name in kernels}}
 
 
-def join(frozen: Params, trained: Params) -> Params:
+def merge_trees(frozen: Params, trained: Params) -> Params:
     """Merges two trees that have no leaf in common."""
     if not frozen:
         return trained
     joined: dict[str, Any] = dict(frozen)
     for name, child in trained.items():
-        joined[name] = join(frozen[name], child) if name in frozen else child
+        joined[name] = merge_trees(frozen[name], child) if name in frozen else child
     return joined
 
 

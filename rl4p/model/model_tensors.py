@@ -28,12 +28,12 @@ def model_tensors(
         are merged into their kernels.
       dtype_of: a function from a tensor and its parameter to its dtype in the files.
     """
-    found = []
+    tensors = []
     for tensor in held_tensors(decoder, params):
         array = leaf(params, tensor.path)
         arrays = array, *adapter_of(params, tensor)
-        found.append(new_tensor(tensor, arrays, dtype_of(tensor, array), decoder.lora.scale))
-    return found
+        tensors.append(new_tensor(tensor, arrays, dtype_of(tensor, array), decoder.lora.scale))
+    return tensors
 
 
 def held_tensors(decoder: Decoder, params: Params) -> Iterator[Tensor]:
@@ -50,7 +50,7 @@ def new_tensor(
     tensor: Tensor, arrays: tuple[Array, ...], dtype: Any, scale: float = 0.0
 ) -> NewTensor:
     """Returns a tensor of a parameter, which any adapter beside it in `arrays` is merged into."""
-    at, dtype = tuple(map(np.int32, place(tensor))), jnp.dtype(dtype)
+    at, dtype = tuple(map(np.int32, stacked_index(tensor))), jnp.dtype(dtype)
     shape = arrays[0].shape[len(at) :][:: -1 if tensor.transposed else 1]
 
     def whole() -> Iterator[np.ndarray]:
@@ -91,7 +91,7 @@ def adapter_of(params: Params, tensor: Tensor) -> tuple[Array, ...]:
     return (beside["lora_a"], beside["lora_b"]) if adapted else ()
 
 
-def place(tensor: Tensor) -> tuple[int, ...]:
+def stacked_index(tensor: Tensor) -> tuple[int, ...]:
     """Returns a tensor's index along the leading axes (layer, expert) of its parameter."""
     return tuple(i for i in (tensor.layer, tensor.expert) if i is not None)
 

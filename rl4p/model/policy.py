@@ -9,7 +9,7 @@ import numpy as np
 from rl4p.distributed import placement
 from rl4p.distributed.mesh import Mesh
 from rl4p.model.decoder import Decoder
-from rl4p.model.lora import join
+from rl4p.model.lora import merge_trees
 from rl4p.types import Params
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ class Policy:
       end_ids: all tokens that end a response; demonstrations end with the first.
       pad_id: the token that fills rows; only masks, never this id, define padding.
       template: arguments of the tokenizer's chat template.
-      frozen: parameters that are not trained: with LoRA, those of the base model.
+      frozen: parameters that are not trained: with LoRA, the parameters of the base model.
       base: the folder or hub id that `frozen` comes from.
     """
 
@@ -39,10 +39,10 @@ class Policy:
 
     def merged(self, trained: Params) -> Params:
         """Returns the merged parameters, frozen and trained, that the decoder takes."""
-        return join(self.frozen, trained)
+        return merge_trees(self.frozen, trained)
 
     def without_critic(self, trained: Params) -> Params:
-        """Returns the merged parameters without those of a critic."""
+        """Returns the merged parameters without the parameters of a critic."""
         return {name: x for name, x in self.merged(trained).items() if name != "critic"}
 
     def for_sampling(self, trained: Params) -> Params:

@@ -32,8 +32,8 @@ class Pretrained:
       path: a folder, or OWNER/NAME or OWNER/NAME@REVISION on the Hugging Face hub. `rl4p/tiny` is
         the policy that comes with the package.
       dtype: the dtype of activations.
-      param_dtype: the dtype of the model's parameters; None keeps that of the files. If bfloat16
-        parameters are trained, rounding loses most of the optimizer's steps.
+      param_dtype: the dtype of the model's parameters; None keeps the dtype in the files. If
+        bfloat16 parameters are trained, rounding loses most of the optimizer's steps.
       remat: which activations the backward pass recomputes (`Decoder`), to save memory for time.
       unroll: unrolls the layers, which makes updates faster on a CPU; requires `remat=none`
         (`Decoder`).

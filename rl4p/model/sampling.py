@@ -22,10 +22,10 @@ def sampling_logprobs(
       sampling: temperature, top-k and top-p. Temperature 0 gives the distribution at temperature
         1, whose argmax greedy decoding takes.
       drawn: int32 [...], tokens that were drawn; they always stay in the support. Rounding or an
-        update may have moved a token out of top-k or top-p, and the -inf of one token would spoil
+        update may have dropped a token from top-k or top-p, and the -inf of one token would spoil
         the step.
       temperature: a scalar above 0 that replaces `sampling.temperature`; it changes without a new
-        compilation. None for that of `sampling`.
+        compilation. None uses `sampling.temperature`.
 
     Returns:
       float32 [..., V], normalised over the support; -inf outside it. The temperature divides the
@@ -73,7 +73,7 @@ def draw(
 
 
 class Draws(NamedTuple):
-    """What `draw_each` returns.
+    """The drawn token of each row, and the most probable tokens.
 
     Attributes:
       token_B: int32, the drawn tokens.
@@ -137,6 +137,7 @@ def least_logits(logits_BV: Array, top_k_B: Array, top_p_B: Array) -> jax.Array:
     last_B1 = jnp.clip(top_k_B - 1, 0, logits_BV.shape[-1] - 1)[:, None]
     kth_B1 = jnp.take_along_axis(sorted_BV, last_B1, axis=-1)
     kth_B1 = jnp.where(top_k_B[:, None] > 0, kth_B1, -jnp.inf)
+    # Top-p is a share of the tokens that top-k keeps, so the cut by top-k comes first.
     sorted_BV = jnp.where(sorted_BV < kth_B1, -jnp.inf, sorted_BV)
     before_BV = jnp.roll(jnp.cumsum(jax.nn.softmax(sorted_BV, axis=-1), axis=-1), 1, axis=-1)
     keep_BV = before_BV.at[:, 0].set(0.0) < top_p_B[:, None]
@@ -145,12 +146,12 @@ def least_logits(logits_BV: Array, top_k_B: Array, top_p_B: Array) -> jax.Array:
 
 
 def noise(keys_B: Array, t_B: Array, V: int) -> Array:
-    """Returns Gumbel noise [B, V]: that of row b is of its key folded with t."""
+    """Returns Gumbel noise [B, V], drawn for each row by its key folded with t."""
 
-    def of_row(key: Array, t: Array) -> Array:
+    def row_noise(key: Array, t: Array) -> Array:
         return jax.random.gumbel(jax.random.fold_in(key, t), (V,))
 
-    return jax.vmap(of_row)(keys_B, t_B)
+    return jax.vmap(row_noise)(keys_B, t_B)
 
 
 def first_of_the_largest(x_BV: Array) -> jax.Array:

@@ -47,7 +47,7 @@ class StoredTensor:
         dtype = DTYPES[self.kind]
         row_bytes = dtype.itemsize * int(np.prod(self.shape[1:]))
         count = max(1, PIECE_BYTES // max(1, row_bytes))
-        with self.file.open("rb", buffering=0) as file:
+        with self.file.open("rb", buffering=0) as file:  # a buffer would copy each piece again
             for first in range(rows.start, rows.stop, count):
                 piece = np.empty((min(count, rows.stop - first), *self.shape[1:]), dtype)
                 view = piece.reshape(-1).view(np.uint8).data
@@ -61,16 +61,16 @@ class StoredTensor:
 
 
 def check_file(path: Path) -> None:
-    """Refuses what is not a regular file, such as a device without an end, and what is large.
+    """Checks that a file is regular (a device may have no end) and not too large.
 
     Raises:
-      InputError: it names the path.
+      InputError: it is not; names the path.
     """
-    found = path.stat()
-    if not stat.S_ISREG(found.st_mode):
+    status = path.stat()
+    if not stat.S_ISREG(status.st_mode):
         raise InputError(f"{path} is not a regular file.")
-    if found.st_size > MOST_BYTES:
-        raise InputError(f"{path} has {found.st_size:,} bytes: at most {MOST_BYTES:,} are read.")
+    if status.st_size > MOST_BYTES:
+        raise InputError(f"{path} has {status.st_size:,} bytes: at most {MOST_BYTES:,} are read.")
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -115,20 +115,20 @@ def stored_tensors(folder: Path) -> dict[str, StoredTensor]:
     absent = [name for name in names if not (folder / name).is_file()]
     if absent:
         raise InputError(f"{folder / INDEX} names files that do not exist: {', '.join(absent)}.")
-    found = {name: read_header(folder / name) for name in names}
+    by_file = {name: read_header(folder / name) for name in names}
     problems = [
         f"{name} is missing from {file}"
         for name, file in weight_map.items()
-        if name not in found[file]
+        if name not in by_file[file]
     ] + [
         f"{name} is in {file}, but the index does not list it there"
         for file in names
-        for name in found[file]
+        for name in by_file[file]
         if weight_map.get(name) != file
     ]
     if problems:
         raise InputError(f"{folder / INDEX} does not match its files: {'; '.join(problems)}.")
-    return {name: found[file][name] for name, file in weight_map.items()}
+    return {name: by_file[file][name] for name, file in weight_map.items()}
 
 
 def no_weights(folder: Path) -> str:
@@ -179,9 +179,9 @@ def copy(source: np.ndarray, target: np.ndarray) -> None:
 
 def transposed(matrix: np.ndarray) -> np.ndarray:
     """Returns a new array, in less than half the time that XLA takes on a CPU."""
-    found = np.empty(matrix.shape[::-1], matrix.dtype)
-    copy(matrix, found.T)
-    return found
+    result = np.empty(matrix.shape[::-1], matrix.dtype)
+    copy(matrix, result.T)
+    return result
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -209,10 +209,10 @@ class NewTensor:
 
     def sha256(self) -> str:
         """Returns the SHA-256 of the tensor's bytes."""
-        found = hashlib.sha256()
+        digest = hashlib.sha256()
         for part in self.content():
-            found.update(part)
-        return found.hexdigest()
+            digest.update(part)
+        return digest.hexdigest()
 
 
 def write_tensors(

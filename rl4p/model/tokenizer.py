@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from jinja2 import TemplateError
 
-from rl4p.configuration.trust import did_you_mean
+from rl4p.configuration.suggestions import did_you_mean
 from rl4p.errors import InputError
 from rl4p.model.tensor_files import check_file, read_json
 

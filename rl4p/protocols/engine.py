@@ -2,10 +2,11 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
+from rl4p.model.policy import Policy
 from rl4p.types import Finish, Params
 
 
@@ -80,8 +81,8 @@ class Engine(Protocol):
 
         Args:
           greedy: whether to choose the most probable token at every step.
-          stop: asked from time to time with an array of bool, which tells for each completion
-            whether it has finished; once it returns true, the call returns the tokens so far, and
+          stop: called from time to time with an array of bool: for each completion, whether it
+            has finished; once it returns true, the call returns the tokens so far, and
             unfinished completions have `Finish.ABORT`. They may be empty.
 
         Raises:
@@ -91,6 +92,15 @@ class Engine(Protocol):
 
     def close(self) -> None:
         """Releases the weights."""
+        ...
+
+
+@runtime_checkable
+class OpensEngine(Protocol):
+    """A rollout that samples with an engine."""
+
+    def open(self, policy: Policy) -> Engine:
+        """Returns the engine; `Engine.publish` gives it its first weights."""
         ...
 
 

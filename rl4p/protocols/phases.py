@@ -22,7 +22,7 @@ A phase may have two more members:
       answer_clusters                         [B], equal where two samples end in the same answer
       task_ids                                [B], the index of the row's task in the training data
 
-  ``scores.NAME`` in the configuration adds a score of your own (`Score`), [B, T].
+  ``scores.NAME`` in the configuration adds a score of your own (`UserScore`), [B, T].
 
 * ``initial_state()``: returns the first memory of a phase with memory, such as a running baseline.
   A rollout, a reward, an advantage, a KL penalty or an entropy phase may have memory. The call of
@@ -38,7 +38,6 @@ from typing import Any, Protocol, runtime_checkable
 
 import optax
 
-from rl4p.distributed.mesh import Mesh
 from rl4p.model.decoder import Decoder
 from rl4p.model.policy import Policy
 from rl4p.types import (
@@ -47,7 +46,6 @@ from rl4p.types import (
     Microbatching,
     Params,
     Prompt,
-    Question,
     Rewards,
     Sampling,
     TrainingBatch,
@@ -59,9 +57,8 @@ from rl4p.types import (
 class Rollout(Protocol):
     """A phase that samples trajectories for prompts.
 
-    A rollout may have a method ``close()``, which is called at the end of a run, and
-    ``max_logprob_gap``, the largest `rollout/logprob_gap_mean` of a step with which the run goes
-    on; None for any.
+    Its optional members are `traits.RolloutTraits`, `Closes`, `Anneals`, `Planned` and
+    `engine.OpensEngine`.
     """
 
     @property
@@ -147,6 +144,24 @@ class Planned(Protocol):
 
 
 @runtime_checkable
+class Closes(Protocol):
+    """A rollout or a reward that has opened something, such as processes or connections."""
+
+    def close(self) -> None:
+        """Ends what it has opened, at the end of a run."""
+        ...
+
+
+@runtime_checkable
+class Anneals(Protocol):
+    """A rollout whose temperature may change over the run."""
+
+    def temperature_at(self, step: int) -> float | None:
+        """Returns the temperature of a step; None if it is the same in all steps."""
+        ...
+
+
+@runtime_checkable
 class Remembers(Protocol):
     """A phase with memory."""
 
@@ -155,13 +170,25 @@ class Remembers(Protocol):
         ...
 
 
+@runtime_checkable
+class Adapts(Remembers, Protocol):
+    """A KL penalty or an entropy bonus whose coefficient changes after each step."""
+
+    def next_state(self, memory: Any, measured: Array) -> Any:
+        """Returns the memory after a step.
+
+        Args:
+          measured: the mean penalty or entropy over the step's loss tokens.
+        """
+        ...
+
+
 class Reward(Protocol):
     """A phase that grades trajectories.
 
     `rl4p/protocols/reward.py` describes the terms of `reward=weighted`.
 
-    A reward may have a method ``close()``, which is called at the end of a run, and
-    ``whole_groups = True``, with which the groups of a batch are never divided between processes.
+    Its optional members are `traits.RewardTraits` and `Closes`.
     """
 
     def __call__(self, trajectories: Trajectories, episodes: Sequence[Episode]) -> Rewards:
@@ -177,8 +204,8 @@ class Advantage(Protocol):
     """A phase that turns rewards into one number per token. It is pure JAX: the loop compiles it.
 
     The loop applies the options `clip` and `mask_truncated` around the call if the phase has them
-    (`learner/advantage_options.py`). An advantage that trains a critic also has a method
-    ``returns`` (`TeachesCritic`).
+    (`learner/advantage_options.py`). `traits.AdvantageTraits` has its optional members. One that
+    trains a critic also has a method ``returns`` (`TeachesCritic`).
     """
 
     def __call__(self, trajectories: Trajectories, rewards: Rewards) -> Array:
@@ -198,9 +225,9 @@ class TeachesCritic(Protocol):
 class Update(Protocol):
     """A policy loss. It is pure JAX: `learner/gradient_step.py` differentiates and applies it.
 
-    Derive from `UpdateOptions` (`learner/update_options.py`) to get the fields below. A loss that
-    couples the rows of a group sets ``whole_groups = True``; its groups are then never divided. A
-    loss that must see all rows of a minibatch also has a method ``prepare`` (`Prepares`).
+    Derive from `UpdateOptions` (`learner/update_options.py`) to get the fields below.
+    `traits.UpdateTraits` has its optional members. A loss that must see all rows of a minibatch
+    also has a method ``prepare`` (`Prepares`).
     """
 
     aggregation: Any
@@ -246,7 +273,7 @@ class Prepares(Protocol):
 class Correction(Protocol):
     """Weights of the policy loss that correct for a difference between sampler and trainer.
 
-    The log-probabilities of the sampling engine differ from those of the trainer because of other
+    The log-probabilities of the sampling engine differ from the trainer's because of other
     kernels, another precision or staleness.
     """
 
@@ -262,8 +289,7 @@ class Correction(Protocol):
 class KL(Protocol):
     """A penalty on the divergence from the reference: added to the loss or subtracted from rewards.
 
-    A penalty with memory has ``initial_state()`` and ``next_state(memory, measured)``. After each
-    step, `measured` is the mean penalty over the step's loss tokens.
+    A penalty with memory is `Adapts`: `measured` is the mean penalty over the step's loss tokens.
 
     Attributes:
       active: if false, there is no penalty, and it needs no reference policy.
@@ -287,8 +313,7 @@ class KL(Protocol):
 class Entropy(Protocol):
     """An entropy bonus, or a selection of tokens by their entropy.
 
-    A phase with memory has ``initial_state()`` and ``next_state(memory, measured)``. After each
-    step, `measured` is the mean entropy over the step's loss tokens.
+    A phase with memory is `Adapts`: `measured` is the mean entropy over the step's loss tokens.
 
     Attributes:
       active: if false, no bonus is subtracted from the loss.
@@ -343,7 +368,7 @@ class Estimator(Protocol):
         ...
 
 
-class Score(Protocol):
+class UserScore(Protocol):
     """A user-defined score: `scores.NAME` configures it, and phases list it in ``needs``."""
 
     def __call__(
@@ -370,22 +395,3 @@ class Optimizer(Protocol):
         ...
 
     def learning_rate_at(self, step: Array | int) -> Array: ...
-
-
-class DataSet(Protocol):
-    """A set of training questions and held-out questions."""
-
-    @property
-    def system_prompt(self) -> str | None: ...
-
-    def train(self) -> Sequence[Question]: ...
-
-    def held_out(self) -> Sequence[Question]: ...
-
-
-class Model(Protocol):
-    """A source of the policy."""
-
-    def build(self, mesh: Mesh, key: Array) -> tuple[Policy, Params]:
-        """Returns the policy, and its parameters on the mesh."""
-        ...

@@ -24,7 +24,7 @@ class TextReward(Protocol):
         """Returns whether a term compares the samples of a group, which are then never divided."""
         ...
 
-    def of_texts(
+    def grade_texts(
         self, episodes: Sequence[Episode], group_ids_B: np.ndarray | None = None
     ) -> Rewards:
         """Grades episodes; without `group_ids_B`, the samples of a prompt are a group.
@@ -37,7 +37,7 @@ class TextReward(Protocol):
     def start(
         self, episodes: Sequence[Episode], group_ids_B: np.ndarray | None, key: str
     ) -> Callable[[], Rewards]:
-        """Starts to grade and returns a function that waits for the result of `of_texts`.
+        """Starts to grade and returns a function that waits for the result of `grade_texts`.
 
         Args:
           key: the configuration key of this reward, for messages.
@@ -52,14 +52,7 @@ class TextReward(Protocol):
 class RewardTerm(Protocol):
     """One weighted term of `reward=weighted`.
 
-    A term may also have
-
-    * ``deadline``: the seconds that a call may take, in the place of `reward.deadline`. A term of a
-      deadline is called in a thread of its own, beside the other terms. With None it is called in
-      the thread that grades, usually the main thread, and may take any time.
-    * ``whole_groups = True``: it is then called with groups (`GroupTerm`).
-    * ``open()``: returns a live object, which is called in the place of the term, and whose
-      ``close()`` ends what it has started (`OpensTerm`).
+    A term may also be a `TimedTerm`, a `GroupTerm` and an `OpensTerm`.
     """
 
     @property
@@ -73,6 +66,19 @@ class RewardTerm(Protocol):
         graded, which makes the sample invalid. So does an exception, for all rows of the call.
         """
         ...
+
+
+@runtime_checkable
+class TimedTerm(Protocol):
+    """A term with a deadline of its own, in the place of `reward.deadline`.
+
+    Attributes:
+      deadline: the seconds that a call may take. A term with a deadline is called in a thread of
+        its own, beside the other terms. With None it is called in the thread that grades, usually
+        the main thread, and may take any time.
+    """
+
+    deadline: float | None
 
 
 class GroupTerm(Protocol):
@@ -94,8 +100,8 @@ class GroupTerm(Protocol):
 class OpensTerm(Protocol):
     """A term with processes, connections or other things that live as long as the run.
 
-    The first grading opens it, in each process of the run. A term that is only planned or checked
-    is never opened.
+    `open` returns a live object, which is called in the place of the term. The first grading opens
+    it, in each process of the run. A term that is only planned or checked is never opened.
     """
 
     def open(self) -> "OpenTerm":

@@ -13,7 +13,7 @@ import numpy as np
 from rl4p.configuration.bounds import AboveZero, Natural, Positive
 from rl4p.distributed.mesh import Mesh, OwnMesh
 from rl4p.errors import InputError
-from rl4p.learner.microbatches import Rows, fold, spread
+from rl4p.learner.microbatches import MicrobatchRows, fold, spread
 from rl4p.model.decoder import Decoder
 from rl4p.model.heads import scores
 from rl4p.model.hub import model_folder
@@ -30,7 +30,7 @@ WIDTHS = 4  # loops for rows of different lengths; each compiles the model once
 
 
 class RewardModel(NamedTuple):
-    """A sequence classifier with its tokenizer and mesh; `pad_id` is that of its config.json."""
+    """A sequence classifier with its tokenizer and mesh; `pad_id` is in its config.json."""
 
     decoder: Decoder
     params: Params
@@ -46,10 +46,9 @@ class Classifier:
         python -m rl4p.train +term@reward.terms.model=classifier reward.terms.model.path=FOLDER
 
     The classifier's own chat template renders the system prompt, the prompt and the response, and
-    alone decides on special tokens. As in transformers, the score is that of the last token that is
-    not config.json's pad_token_id: if the pad token also ends turns, the score is that of the token
-    before. A text longer than `max_tokens` gets nan, which makes the sample invalid; it is never
-    truncated.
+    alone decides on special tokens. As in transformers, the score is taken at the last token other
+    than config.json's pad_token_id. If the pad token also ends turns, this is the token before it.
+    A text longer than `max_tokens` gets nan, which makes the sample invalid; it is never truncated.
 
     The classifier is read once, when the run is built; an unsuitable folder is refused then. The
     parameters are replicated, and rows are split over the devices.
@@ -139,8 +138,8 @@ def last_scores(
 ) -> Array:
     """Returns float32 [B, labels], at the last token of each row; 0 for a row of length 0."""
 
-    def of_rows(params: Params, batch: tuple[Array, Array]) -> Array:
-        def score(scores_BL: Any, part: tuple[Array, Array], rows: Rows) -> Array:
+    def score_rows(params: Params, batch: tuple[Array, Array]) -> Array:
+        def score(scores_BL: Any, part: tuple[Array, Array], rows: MicrobatchRows) -> Array:
             tokens_BT, segment_ids_BT = part
             positions_BT = jnp.broadcast_to(jnp.arange(tokens_BT.shape[1]), tokens_BT.shape)
             hidden_BTD = decoder.hidden(params, tokens_BT, positions_BT, segment_ids_BT)
@@ -152,4 +151,4 @@ def last_scores(
         return fold(score, zeros_BL, batch, batch[1], microbatching)
 
     segment_ids_BT = (jnp.arange(tokens_BT.shape[1])[None] < lengths_B[:, None]).astype(jnp.int32)
-    return spread(of_rows, params, (tokens_BT, segment_ids_BT), segment_ids_BT, mesh)
+    return spread(score_rows, params, (tokens_BT, segment_ids_BT), segment_ids_BT, mesh)

@@ -14,7 +14,7 @@ from typing import Any, BinaryIO
 from rl4p.configuration.bounds import AboveZero, Positive
 from rl4p.data.code import are_tests
 from rl4p.errors import RunError
-from rl4p.reward.sandbox import Kind, Limits, output, problem, start
+from rl4p.reward.sandbox import Kind, ProcessLimits, output, problem, start
 from rl4p.types import Episode
 
 INVALID = float("nan")
@@ -88,10 +88,10 @@ class OpenCode:
         self.threads.shutdown(cancel_futures=True)
 
     def grade(self, episode: Episode) -> float | None:
-        found = tests_of(episode)
-        if found is None:
+        tests_and_setup = tests_of(episode)
+        if tests_and_setup is None:
             return None
-        tests, setup = found
+        tests, setup = tests_and_setup
         code = code_of(episode.response).encode("utf-8", "surrogatepass")
         until = time.monotonic() + self.term.response_seconds
         if isinstance(tests[0], str):
@@ -104,9 +104,9 @@ class OpenCode:
 
     def by_calls(self, code: bytes, tests: Sequence[Any], setup: str, until: float) -> int | None:
         """Returns how many tests pass, or None if a sandbox failed."""
-        told = json.dumps({"setup": setup, "tests": tests, "all": not self.term.partial}).encode()
+        task = json.dumps({"setup": setup, "tests": tests, "all": not self.term.partial}).encode()
         with ExitStack() as stack:
-            files = [stack.enter_context(file_of(content)).fileno() for content in (code, told)]
+            files = [stack.enter_context(file_of(content)).fileno() for content in (code, task)]
             with ExitStack() as ends:  # a process that dies closes its pipes only if we do too
                 requests, replies = os.pipe(), os.pipe()  # each: to read, to write
                 for end in (*requests, *replies):
@@ -139,10 +139,10 @@ class OpenCode:
         """Returns how many tests pass, or None if a sandbox failed."""
         passed = 0
         for test in tests:
-            started, ended, found = self.outcome(code, test["input"], until)
+            started, ended, written = self.outcome(code, test["input"], until)
             if not started:
                 return None
-            right = ended and same_output(found.decode(errors="replace"), test["output"])
+            right = ended and same_output(written.decode(errors="replace"), test["output"])
             passed += right
             if not (right or self.term.partial) or time.monotonic() >= until:
                 break
@@ -153,33 +153,35 @@ class OpenCode:
         with ExitStack() as stack:
             contents = code, text.encode("utf-8", "surrogatepass")
             file, stdin = [stack.enter_context(file_of(content)) for content in contents]
-            ready, told = os.pipe()
+            ready, signal = os.pipe()
             stack.callback(os.close, ready)
             try:
                 process = start(
                     self.term.sandbox,
-                    {"mode": "program", "code": file.fileno(), "ready": told},
+                    {"mode": "program", "code": file.fileno(), "ready": signal},
                     self.limits,
                     stdin=stdin,
                     stderr=subprocess.DEVNULL,
-                    inherited=[file.fileno(), told],
+                    inherited=[file.fileno(), signal],
                 )
             finally:
-                os.close(told)
+                os.close(signal)
             with closing(process):
-                found, ended = output(process.popen, until)
-            return os.read(ready, 1) == b"!", ended, found
+                written, ended = output(process.popen, until)
+            return os.read(ready, 1) == b"!", ended, written
 
     @property
-    def limits(self) -> Limits:
-        return Limits(memory=self.term.memory_mib * 2**20, seconds=self.term.response_seconds)
+    def limits(self) -> ProcessLimits:
+        return ProcessLimits(
+            memory=self.term.memory_mib * 2**20, seconds=self.term.response_seconds
+        )
 
 
 def tests_of(episode: Episode) -> tuple[Sequence[Any], str] | None:
     """Returns the tests and the set-up of a prompt, or None if it has no tests.
 
     Raises:
-      RunError: they have another form than `Code` describes.
+      RunError: the tests have another form than `Code` describes.
     """
     metadata = episode.prompt.metadata
     tests, setup = metadata.get("tests"), metadata.get("setup", "")
@@ -206,9 +208,9 @@ def code_of(response: str) -> str:
     return rest if newline and " " not in language.strip() else blocks[-1]
 
 
-def same_output(found: str, expected: str) -> bool:
-    """Returns whether two outputs are equal up to white space at ends."""
-    lines = [[line.rstrip() for line in text.rstrip().split("\n")] for text in (found, expected)]
+def same_output(given: str, expected: str) -> bool:
+    """Returns whether two outputs are equal up to white space at the ends of lines."""
+    lines = [[line.rstrip() for line in text.rstrip().split("\n")] for text in (given, expected)]
     return lines[0] == lines[1]
 
 

@@ -6,6 +6,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from rl4p.configuration.bounds import Positive
+from rl4p.protocols.phases import Closes
+from rl4p.protocols.reward import OpensTerm
+from rl4p.protocols.traits import TermTraits
 from rl4p.types import Episode, Finish
 
 
@@ -19,15 +22,16 @@ class CosineLength:
     n is the number of tokens of the response with its end token, and L is `max_tokens`. (start,
     end) are the grades of a response of length 0 and of length L: `right_start`, `right_end` if the
     response is right, otherwise `wrong_start`, `wrong_end`. By default a right response should be
-    short, and a wrong one long, which asks for more thought.
+    short, and a wrong one long, which encourages more thought.
 
     It takes the place of a term of correctness in the total. The paper's formula interpolates from
     the other end, its text and figures as here.
 
     Attributes:
-      of: the term that says what is right: its grade is at least 1. It must not be asynchronous,
-        and its own weight must be 1, as it has no effect. Where it does not apply, this term does
-        not; where it is invalid, so is this term, and where the number of tokens is not known.
+      of: the term that decides whether a response is right: its grade is then at least 1. It must
+        not be asynchronous, and its own weight must be 1, as it has no effect. Where it does not
+        apply, this term does not apply. Where it is invalid, or the number of tokens is not known,
+        this term is invalid.
       max_tokens: L, usually `max_response_tokens`.
       exceeded: the grade of a response that is too long, or was cut.
     """
@@ -42,13 +46,13 @@ class CosineLength:
     exceeded: float = -10.0
 
     def __post_init__(self) -> None:
-        gradable = callable(self.of) or hasattr(self.of, "open")
-        if not gradable or getattr(self.of, "whole_groups", False):
+        traits = TermTraits.read(self.of)
+        gradable = callable(self.of) or isinstance(self.of, OpensTerm)
+        if not gradable or traits.whole_groups:
             raise ValueError("of must be a term that grades responses one by one, as correct does.")
-        weight = getattr(self.of, "weight", 1.0)
-        if weight != 1.0:
+        if traits.weight not in (None, 1.0):
             raise ValueError(
-                f"of.weight={weight} has no effect: write 1.0, and set weight instead."
+                f"of.weight={traits.weight} has no effect: write 1.0, and set weight instead."
             )
 
     def __call__(self, episodes: Sequence[Episode]) -> Sequence[float | None]:
@@ -56,12 +60,12 @@ class CosineLength:
 
     def open(self) -> "OpenCosineLength":
         """Returns the term with `of` opened, if that can be opened."""
-        return OpenCosineLength(self, self.of.open() if hasattr(self.of, "open") else self.of)
+        return OpenCosineLength(self, self.of.open() if isinstance(self.of, OpensTerm) else self.of)
 
     def grades(
         self, grades: Sequence[float | None], episodes: Sequence[Episode]
     ) -> Sequence[float | None]:
-        """Returns the grades of episodes, given those of `of`."""
+        """Returns the grades of episodes, given the grades of `of`."""
         return [self.grade(grade, each) for grade, each in zip(grades, episodes, strict=True)]
 
     def grade(self, grade: float | None, episode: Episode) -> float | None:
@@ -87,5 +91,5 @@ class OpenCosineLength:
         return self.term.grades(self.live(episodes), episodes)
 
     def close(self) -> None:
-        if hasattr(self.live, "close"):
+        if isinstance(self.live, Closes):
             self.live.close()

@@ -16,7 +16,7 @@ class Countdown:
     The answer is an expression such as ``(3+5)*2`` (`rl4p.data.expression`). It has + - * / and
     parentheses, each number as often as it is given, and exact fractions in between; a text
     ``= 16`` after it has to be the target. The numbers and the target are the question's metadata
-    (`numbers`, `target`), or those of the reference answer, if that is an expression. A question
+    (`numbers`, `target`), or come from the reference answer, if that is an expression. A question
     with neither is invalid.
 
     Attributes:
@@ -43,8 +43,8 @@ class Countdown:
 
     def grade(self, episode: Episode) -> float:
         text = extract(episode.response, self.extract) or ""
-        found = solves(text, episode.prompt.answer, episode.prompt.metadata)
-        if found is None:
+        verdict = solves(text, episode.prompt.answer, episode.prompt.metadata)
+        if verdict is None:
             return float("nan")
-        well_formed, right = found
+        well_formed, right = verdict
         return 1.0 if right else self.partial * well_formed

@@ -78,15 +78,15 @@ def numbers(text: str) -> tuple[str, list[Fraction]] | None:
     A single number has no brackets.
     """
     brackets, parts = "", [text]
-    if (found := LISTED.fullmatch(text)) and "," in found[2]:
-        brackets, parts = found[1] + found[3], found[2].split(",")
+    if (listed := LISTED.fullmatch(text)) and "," in listed[2]:
+        brackets, parts = listed[1] + listed[3], listed[2].split(",")
     values = [quantity(part) for part in parts]
     known = [value for value in values if value is not None]
     return (brackets, known) if len(known) == len(values) else None
 
 
 def same_numbers(first: str, second: str) -> bool | None:
-    """Returns whether two answers are the same numbers; None if only the library can tell.
+    """Returns whether two answers are the same numbers; None if only the library can decide.
 
     The library reads lists slowly: (3,5) takes 15 ms.
     """
@@ -123,7 +123,7 @@ def apart(first: Fraction | complex, second: Fraction | complex) -> bool:
 
 
 def plain(text: str) -> str:
-    """Returns an answer without what encloses it and with one form for each sign."""
+    """Returns an answer without the marks around it, and with one form for each sign."""
     text = text.strip()
     inner = boxed(text)
     text = text if inner is None else inner

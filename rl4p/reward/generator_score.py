@@ -16,21 +16,21 @@ def score(item: dict[str, Any]) -> float:
     """Returns the score of an answer, from 0 to 1.
 
     Args:
-      item: ``answer``; ``question``, the text that was asked, which may stand between other texts;
-        and what makes the question again: ``name``, ``seed``, ``size``, ``index`` and ``options``
-        (`rl4p.data.reasoning_gym`).
+      item: ``answer``; ``question``, the text of the prompt, which may contain more than the
+        question; and the fields that reproduce the question: ``name``, ``seed``, ``size``,
+        ``index`` and ``options`` (`rl4p.data.reasoning_gym`).
 
     Raises:
       ValueError: the generator makes another question here.
     """
-    of = generator(item["name"], item["seed"], item["size"], json.dumps(item["options"]))
-    entry = of[item["index"]]
+    data_set = generator(item["name"], item["seed"], item["size"], json.dumps(item["options"]))
+    entry = data_set[item["index"]]
     if entry["question"].strip() not in item["question"]:  # a chat template may have stripped it
         raise ValueError(
             f"{item['name']} makes another question here; it needs the version of reasoning_gym, "
             "the data.options and the PYTHONHASHSEED that made the first"
         )
-    return float(of.score_answer(item["answer"], entry))
+    return float(data_set.score_answer(item["answer"], entry))
 
 
 @functools.lru_cache(maxsize=64)

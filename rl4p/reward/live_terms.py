@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 
 from rl4p.errors import InputError, RunError
-from rl4p.protocols.reward import Grades, OpensTerm
+from rl4p.protocols.reward import Grades, OpensTerm, TimedTerm
+from rl4p.protocols.traits import TermTraits
 from rl4p.reward import term_threads
 from rl4p.reward.term_threads import Late, TermThread
 from rl4p.types import Episode
@@ -54,7 +55,7 @@ class LiveTerm:
 
     def __init__(self, term: Any, deadline: float | None) -> None:
         self.term = term
-        self.deadline: float | None = getattr(term, "deadline", deadline)
+        self.deadline = term.deadline if isinstance(term, TimedTerm) else deadline
         self.lock = threading.Lock()
         self.live: Any = None
         self.thread: TermThread | None = None
@@ -70,10 +71,10 @@ class LiveTerm:
         """
         with self.lock:
             live = self.opened(key)
-            rows = groups if getattr(self.term, "whole_groups", False) else None
-            call = asking(live, episodes, rows)
+            rows = groups if TermTraits.read(self.term).whole_groups else None
+            call = make_call(live, episodes, rows)
             if self.deadline is None and not is_async(live):
-                wait = call  # in the thread of who waits
+                wait = call  # in the waiting thread
             else:
                 self.thread = self.thread or TermThread(key)
                 wait = self.thread.start(call, self.deadline)
@@ -81,19 +82,19 @@ class LiveTerm:
         def finish() -> TermGrades:
             error = None
             try:
-                found = read(wait())
-                if found.problem is None:
-                    return found
-                found = replace(found, problem=f"{key} {found.problem}")
-                log.warning("%s These samples are invalid.", found.problem)
-                return found
+                grades = read(wait())
+                if grades.problem is None:
+                    return grades
+                grades = replace(grades, problem=f"{key} {grades.problem}")
+                log.warning("%s These samples are invalid.", grades.problem)
+                return grades
             except Late:
                 problem = f"{key} did not return within its deadline of {self.deadline:g} s."
                 late = True
             except (InputError, RunError):
                 raise  # the term says itself that the run cannot go on
             except (Exception, SystemExit) as raised:  # noqa: BLE001 - the samples become invalid
-                problem, late, error = f"{key} {told(raised)}", False, raised
+                problem, late, error = f"{key} {failure_of(raised)}", False, raised
             log.warning("%s The %d samples are invalid.", problem, len(episodes))
             nothing_B = np.full(len(episodes), np.nan)
             return TermGrades(
@@ -114,7 +115,7 @@ class LiveTerm:
             except (InputError, RunError):
                 raise
             except (Exception, SystemExit) as error:
-                raise RunError(f"{key} cannot be opened: {told(error)}") from error
+                raise RunError(f"{key} cannot be opened: {failure_of(error)}") from error
         return self.term if self.live is None else self.live
 
     def close(self) -> None:
@@ -136,46 +137,46 @@ def is_async(live: Any) -> bool:
     return inspect.iscoroutinefunction(live) or inspect.iscoroutinefunction(type(live).__call__)
 
 
-def asking(live: Any, episodes: Sequence[Episode], groups: Groups | None) -> Callable[[], Any]:
+def make_call(live: Any, episodes: Sequence[Episode], groups: Groups | None) -> Callable[[], Any]:
     """Returns a function that calls a term and returns its grades by row, or awaits them.
 
     The function also makes the list: a generator does its work only then.
     """
 
-    def listed(found: Any) -> list[Any]:
+    def listed(result: Any) -> list[Any]:
         if groups is None:
-            return counted(found, len(episodes), "responses")
+            return checked_list(result, len(episodes), "responses")
         grades: list[Any] = [None] * len(episodes)
-        of_groups = counted(found, len(groups), "groups")
-        for rows, own in zip(groups, of_groups, strict=True):
-            of_rows = counted(own, len(rows), "responses of a group")
-            for row, grade in zip(rows.tolist(), of_rows, strict=True):
+        group_grades = checked_list(result, len(groups), "groups")
+        for rows, own in zip(groups, group_grades, strict=True):
+            row_grades = checked_list(own, len(rows), "responses of a group")
+            for row, grade in zip(rows.tolist(), row_grades, strict=True):
                 grades[row] = grade
         return grades
 
-    async def listed_later(found: Any) -> list[Any]:
-        return listed(await found)
+    async def listed_later(result: Any) -> list[Any]:
+        return listed(await result)
 
     def call() -> Any:
         if groups is None:
-            found = live(episodes)
+            result = live(episodes)
         else:
-            found = live([[episodes[row] for row in rows] for rows in groups])
-        return listed_later(found) if inspect.isawaitable(found) else listed(found)
+            result = live([[episodes[row] for row in rows] for rows in groups])
+        return listed_later(result) if inspect.isawaitable(result) else listed(result)
 
     return call
 
 
-def counted(found: Any, count: int, what: str) -> list[Any]:
-    if not isinstance(found, Iterable) or isinstance(found, (str, bytes, Mapping)):
-        raise WrongGrades(f"gave {shown(found)} in the place of a list for {count} {what}.")
-    grades = list(found)
+def checked_list(result: Any, count: int, what: str) -> list[Any]:
+    if not isinstance(result, Iterable) or isinstance(result, (str, bytes, Mapping)):
+        raise WrongGrades(f"gave {kind_of(result)} in the place of a list for {count} {what}.")
+    grades = list(result)
     if len(grades) != count:
         raise WrongGrades(f"gave {len(grades)} grades for {count} {what}.")
     return grades
 
 
-def shown(value: Any) -> str:
+def kind_of(value: Any) -> str:
     return "None" if value is None else f"a {type(value).__name__}"
 
 
@@ -187,6 +188,7 @@ def read(grades: Grades) -> TermGrades:
     """
     absent_B = np.array([grade is None for grade in grades], bool)
     grades_B = np.array([as_float(grade) for grade in grades], np.float64)
+    # Not `> LARGEST`: a comparison with nan is false, and nan is a failure too.
     failed_B = ~absent_B & ~(np.abs(grades_B) <= LARGEST)
     large_B = np.isfinite(grades_B) & failed_B
     problem = None
@@ -204,11 +206,11 @@ def as_float(grade: Any) -> float:
     except OverflowError:
         return float(np.finfo(np.float64).max)
     except (TypeError, ValueError):
-        raise WrongGrades(f"gave {shown(grade)} as a grade, which is not a number.") from None
+        raise WrongGrades(f"gave {kind_of(grade)} as a grade, which is not a number.") from None
 
 
-def told(error: BaseException) -> str:
-    """Returns what happened, and the line of the user's code in which it did."""
+def failure_of(error: BaseException) -> str:
+    """Returns a sentence about an error, with the line of the user's code that raised it."""
     if isinstance(error, WrongGrades):
         return str(error)
     where = ""
@@ -219,13 +221,13 @@ def told(error: BaseException) -> str:
             where = where or f" ({frame.filename}, line {frame.lineno})"
     if isinstance(error, SystemExit):
         return f"called sys.exit({error.code!r}){where}, which ends no run: raise an exception."
-    said = f"raised {type(error).__name__}: {error}{where}."
+    sentence = f"raised {type(error).__name__}: {error}{where}."
     if "main thread" in str(error):  # signals
-        said += " Give the term deadline = None, which calls it in the main thread."
-    return said
+        sentence += " Give the term deadline = None, which calls it in the main thread."
+    return sentence
 
 
-def of_prompts(episodes: Sequence[Episode]) -> np.ndarray:
+def group_ids_of(episodes: Sequence[Episode]) -> np.ndarray:
     """Returns group ids by the task and the id of the prompt: int32 [B]."""
     order: dict[tuple[str, str], int] = {}
     return np.array(

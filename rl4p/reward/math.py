@@ -1,6 +1,5 @@
 """The equality of mathematical answers."""
 
-import logging
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass
@@ -10,8 +9,6 @@ from rl4p.configuration.bounds import AboveZero, Positive
 from rl4p.data.extraction import Extraction
 from rl4p.reward.workers import Failed, Workers
 from rl4p.types import Episode
-
-log = logging.getLogger(__name__)
 
 FUNCTION = "rl4p.reward.equivalence:grade"
 
@@ -66,10 +63,9 @@ class OpenMath:
     def __init__(self, term: Math):
         self.extract = term.extract
         self.workers = Workers(FUNCTION, count=term.workers, seconds=term.response_seconds)
-        self.warned = False
 
     def __call__(self, episodes: Sequence[Episode]) -> list[float]:
-        found = self.workers.map(
+        results = self.workers.map(
             [
                 {
                     "response": each.response,
@@ -79,14 +75,8 @@ class OpenMath:
                 for each in episodes
             ]
         )
-        failed = [each for each in found if isinstance(each, Failed)]
-        if failed and not self.warned:
-            self.warned = True  # once; the metric reward/invalid counts them
-            log.warning(
-                "%d of %d answers could not be compared, the first because %s.",
-                *(len(failed), len(found), failed[0].reason),
-            )
-        return [float("nan") if isinstance(each, Failed) else float(each) for each in found]
+        self.workers.warn_once(results, "compared")
+        return [float("nan") if isinstance(each, Failed) else float(each) for each in results]
 
     def close(self) -> None:
         self.workers.close()

@@ -17,7 +17,7 @@ class Overlong:
 
     n is the number of tokens of the response with its end token, L is `max_tokens`, and C is
     `ramp` x L. A response that was cut at L gets -1. A response whose number of tokens is not known
-    is invalid: one of a server that does not tell it, or a text of a file.
+    is invalid: for example a text of a file, or of a server that does not report the number.
 
     Attributes:
       max_tokens: L, usually `max_response_tokens`.

@@ -1,6 +1,5 @@
 """The scores of the library reasoning_gym."""
 
-import logging
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass
@@ -12,8 +11,6 @@ from rl4p.data.extraction import Extraction, extract
 from rl4p.reward.sandbox import Kind, problem
 from rl4p.reward.workers import Failed, Workers
 from rl4p.types import Episode
-
-log = logging.getLogger(__name__)
 
 FUNCTION = "rl4p.reward.generator_score:score"
 LIBRARY = "reasoning_gym"
@@ -34,7 +31,7 @@ class ReasoningGym:
     1. An answer of plain text or numbers cannot do this.
 
     An answer is invalid if its scorer takes too long or too much memory or ends with an error, or
-    if the generator makes another question than the one that was asked.
+    if the generator makes another question than the prompt has.
 
         pip install 'rl4p[reasoning-gym]'
         python -m rl4p.train data=reasoning_gym data.name=n_queens reward=reasoning_gym
@@ -86,7 +83,6 @@ class OpenReasoningGym:
             sandbox=term.sandbox,
             libraries=[LIBRARY],
         )
-        self.warned = False
 
     def __call__(self, episodes: Sequence[Episode]) -> list[float | None]:
         grades: list[float | None] = [None] * len(episodes)
@@ -100,15 +96,9 @@ class OpenReasoningGym:
                     entry = {key: episode.prompt.metadata[key] for key in ENTRY}
                     question = episode.prompt.question
                     items.append({"answer": answer, "question": question, **entry})
-        found = [checked(each) for each in self.workers.map(items)]
-        failed = [each for each in found if isinstance(each, Failed)]
-        if failed and not self.warned:
-            self.warned = True  # once; the metric reward/invalid counts them
-            log.warning(
-                "%d of %d answers could not be scored, the first because %s.",
-                *(len(failed), len(found), failed[0].reason),
-            )
-        for row, score in zip(rows, found, strict=True):
+        results = [checked(each) for each in self.workers.map(items)]
+        self.workers.warn_once(results, "scored")
+        for row, score in zip(rows, results, strict=True):
             grades[row] = self.grade(score)
         return grades
 

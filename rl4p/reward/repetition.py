@@ -19,7 +19,7 @@ class Repetition:
 
     Attributes:
       n: the number of pieces of an n-gram.
-      of: what is counted: `words` between white space, in lower case, or `characters`, for text
+      of: the pieces: `words` between white space, in lower case, or `characters`, for text
         without spaces.
     """
 

@@ -10,6 +10,7 @@ import numpy as np
 from rl4p.errors import RunError
 from rl4p.protocols.phases import Remembers
 from rl4p.protocols.reward import TextReward
+from rl4p.protocols.traits import PhaseTraits
 from rl4p.types import Episode, Rewards, Trajectories
 
 
@@ -46,8 +47,8 @@ class Router:
 
     @property
     def needs(self) -> frozenset[str]:
-        """Returns the scores that the rewards ask for; a reward cannot get any (`phases.py`)."""
-        return frozenset().union(*(getattr(each, "needs", ()) for each in self.tasks.values()))
+        """Returns the scores that the rewards need; a reward cannot get any (`phases.py`)."""
+        return frozenset().union(*(PhaseTraits.read(each).needs for each in self.tasks.values()))
 
     @property
     def whole_groups(self) -> bool:
@@ -56,9 +57,9 @@ class Router:
 
     def __call__(self, trajectories: Trajectories, episodes: Sequence[Episode]) -> Rewards:
         group_ids_B = np.asarray(trajectories.group_ids_B) if self.whole_groups else None
-        return self.of_texts(episodes, group_ids_B)
+        return self.grade_texts(episodes, group_ids_B)
 
-    def of_texts(
+    def grade_texts(
         self, episodes: Sequence[Episode], group_ids_B: np.ndarray | None = None
     ) -> Rewards:
         """Grades episodes without their arrays, which the rewards do not see."""
@@ -91,10 +92,10 @@ class Router:
             valid_B, late_B = np.zeros((2, len(episodes)), bool)
             terms = {name: np.full(len(episodes), np.nan, np.float32) for name in self.terms}
             for task, wait in waits.items():
-                own, found = rows[task], wait()
-                total_B[own], valid_B[own] = found.total_B, found.valid_B
-                late_B[own] = False if found.late_B is None else found.late_B
-                for name, grade_B in found.terms.items():
+                own, rewards = rows[task], wait()
+                total_B[own], valid_B[own] = rewards.total_B, rewards.valid_B
+                late_B[own] = False if rewards.late_B is None else rewards.late_B
+                for name, grade_B in rewards.terms.items():
                     terms[name][own] = grade_B
             terms = {
                 name: np.where(valid_B, grade_B, np.float32(0)) for name, grade_B in terms.items()

@@ -18,11 +18,11 @@ SOLVE, PREFIX, HEURISTIC = 0.20, 0.10, 0.05  # an exact answer has 0.65 and all 
 
 @dataclass(frozen=True, kw_only=True)
 class RushHour:
-    """A grade of 1 if the moves of a response are those of the reference answer, else 0 or a part.
+    """A grade of 1 if the moves of a response equal the reference answer's, else 0 or a part.
 
     The response states its moves between ``<answer>`` and ``</answer>`` (`stated_answer`), in any
     common notation (`tolerant_moves`). Consecutive moves of one piece in one direction count as one
-    move, here and in the reference. Let p be the moves of the response and g those of the
+    move, here and in the reference. Let p be the moves of the response and g the moves of the
     reference. The moves p are played on the board up to the first one that is not possible, or
     until A is at the exit; h(s) is the number of cells between A and the exit in state s, plus the
     number of pieces on them; s_0 is the first state and s_p the last one that p reaches. Then
@@ -36,7 +36,7 @@ class RushHour:
 
     A response without a list of moves gets 0. A sample is invalid (nan) if the row does not fit:
     its answer is not in the strict notation, or does not solve the board, or the board that a grade
-    depends on is missing in the metadata (`board`, and `size` if it likes).
+    depends on is missing in the metadata (`board`, and optionally `size`).
 
     Attributes:
       shaped: whether to give a part of the grade for less than the exact answer. A shaped grade is
@@ -56,10 +56,10 @@ class RushHour:
         prompt = episode.prompt
         rows, size = prompt.metadata.get("board"), prompt.metadata.get("size")
         text = None if rows is None else "".join(rows)  # a list of rows, or one text
-        found = reference(prompt.id, prompt.answer, text, size, self.shaped or self.alternatives)
-        if found is None:
+        solution = reference(prompt.id, prompt.answer, text, size, self.shaped or self.alternatives)
+        if solution is None:
             return nan
-        board, gold = found
+        board, gold = solution
         stated = stated_answer(episode.response)
         moves = tolerant_moves(stated) if stated else None
         if moves is None:

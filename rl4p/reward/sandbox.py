@@ -33,7 +33,7 @@ LARGEST_OUTPUT = 2**20  # bytes
 
 
 @dataclass(frozen=True, kw_only=True)
-class Limits:
+class ProcessLimits:
     """The limits of one process.
 
     Attributes:
@@ -46,15 +46,15 @@ class Limits:
 
 
 def problem(kind: Kind) -> str | None:
-    """Returns a sentence that says why there is no such sandbox here, or None if there is one."""
+    """Returns a sentence that says why this sandbox cannot be used here, or None if it can."""
     return None if kind == "none" else bubblewrap_problem()
 
 
 @functools.cache
 def bubblewrap_problem() -> str | None:
-    """Returns the problem of bubblewrap, for which it runs a program in a sandbox once."""
+    """Runs a program in a sandbox once, and returns a sentence if that fails, else None."""
     instead = f"or set sandbox=none, which {ALONE}"
-    limits = Limits(memory=2**30, seconds=10.0)
+    limits = ProcessLimits(memory=2**30, seconds=10.0)
     try:
         with closing(start("bubblewrap", {"mode": "probe"}, limits)) as process:
             out, errors = process.popen.communicate(timeout=PROBE_SECONDS)
@@ -92,7 +92,7 @@ class Process:
 def start(
     kind: Kind,
     settings: Mapping[str, Any],
-    limits: Limits,
+    limits: ProcessLimits,
     *,
     stdin: BinaryIO | int = subprocess.DEVNULL,
     stdout: int = subprocess.PIPE,
@@ -150,13 +150,14 @@ def spawn(
     with tempfile.TemporaryFile() as rules:
         files, prefix = list(inherited), list[str]()
         if kind == "bubblewrap":
-            found, seccomp = no_new_processes(), None
-            if found is not None:
-                rules.write(found)
+            denied, seccomp = no_new_processes(), None
+            if denied is not None:
+                rules.write(denied)
                 rules.seek(0)
                 seccomp = rules.fileno()
                 files.append(seccomp)
             prefix = bubblewrap(seccomp, readable)
+        # Within `with`: bwrap inherits the open file of rules, which has no name.
         return subprocess.Popen(
             [*prefix, *command],
             bufsize=0,
@@ -170,21 +171,21 @@ def spawn(
 
 
 def output(process: subprocess.Popen[bytes], until: float) -> tuple[bytes, bool]:
-    """Returns what a process writes before a time, and whether it then ends without an error."""
+    """Returns the output of a process until a time, and whether it then ended without an error."""
     assert process.stdout is not None
-    found, ended = bytearray(), False
+    written, ended = bytearray(), False
     with selectors.DefaultSelector() as selector:
         selector.register(process.stdout, selectors.EVENT_READ)
         while not ended and selector.select(max(0.0, until - time.monotonic())):
             part = os.read(process.stdout.fileno(), 1 << 16)
-            found += part
-            if len(found) > LARGEST_OUTPUT:
-                return bytes(found), False
+            written += part
+            if len(written) > LARGEST_OUTPUT:
+                return bytes(written), False
             ended = not part
     try:
-        return bytes(found), ended and process.wait(max(0.0, until - time.monotonic())) == 0
+        return bytes(written), ended and process.wait(max(0.0, until - time.monotonic())) == 0
     except subprocess.TimeoutExpired:
-        return bytes(found), False
+        return bytes(written), False
 
 
 def bubblewrap(seccomp: int | None, readable: Sequence[Path] = ()) -> list[str]:
@@ -198,9 +199,9 @@ def bubblewrap(seccomp: int | None, readable: Sequence[Path] = ()) -> list[str]:
       FileNotFoundError: there is no bwrap.
     """
     # Found here, because the program itself may have another PATH.
-    if (found := shutil.which("bwrap")) is None:
+    if (program := shutil.which("bwrap")) is None:
         raise FileNotFoundError("the program bwrap is not on the PATH")
-    command = [found, "--unshare-all", "--die-with-parent", "--new-session"]
+    command = [program, "--unshare-all", "--die-with-parent", "--new-session"]
     command += ["--uid", "65534", "--gid", "65534", "--cap-drop", "ALL", "--hostname", "sandbox"]
     for folder in map(Path, SYSTEM):
         if folder.is_symlink():

@@ -1,6 +1,6 @@
 """The program in a sandbox (`sandbox.py`). It imports nothing but the standard library.
 
-    mode      what it does
+    mode      action
     program   runs the code as a script
     solution  runs the code, then serves calls of what the code has defined
     tests     runs test code, in which the names that the solution has defined call the solution
@@ -29,7 +29,7 @@ def main(settings: str) -> None:
 
     Args:
       settings: JSON: ``mode``; ``memory`` in bytes, ``seconds`` and ``file_bytes``, the limits; and
-        what the function of the mode takes.
+        the arguments of the function of the mode.
     """
     options = json.loads(settings)
     mode, memory, seconds = options.pop("mode"), options.pop("memory"), options.pop("seconds")
@@ -92,7 +92,9 @@ def solution(code: int) -> None:
     except BaseException as error:  # noqa: BLE001 whatever the code raises
         send(replies, {"error": type(error).__name__, "message": str(error)[:300]})
         return
-    held: dict[int, Any] = {}  # what is no plain value stays here, and the tests hold its number
+    # Values that are not plain stay here, and the tests get their numbers. A value that is kept
+    # also keeps its id, which Python would otherwise give to a new object.
+    held: dict[int, Any] = {}
     send(replies, {"names": sorted(name for name in names if not name.startswith("__"))})
     for line in requests:
         try:
@@ -132,7 +134,7 @@ def set_item(target: Any, key: Any, value: Any) -> None:
 def tests(code: int, requests: int, replies: int) -> None:
     """Runs tests and writes to file 1 whether each has passed, a line for each.
 
-    The first line is ``started``: the solution's process has come to life. There are no more lines
+    The first line is ``started``, when the solution's process has started. There are no more lines
     if its code has failed.
 
     Args:
@@ -142,7 +144,7 @@ def tests(code: int, requests: int, replies: int) -> None:
     """
     out = os.dup(1)
     os.dup2(os.open(os.devnull, os.O_RDWR), 1)
-    told = json.loads(text(code))
+    task = json.loads(text(code))
     with os.fdopen(requests, "wb") as writer, os.fdopen(replies, "rb") as reader:
         link = Link(writer, reader)
         if not link.receive().get("started"):
@@ -151,10 +153,10 @@ def tests(code: int, requests: int, replies: int) -> None:
         names = link.receive().get("names", [])
         if not isinstance(names, list):
             return
-        for test in told["tests"]:
-            passed = passes(test, told["setup"], [str(name) for name in names], link)
+        for test in task["tests"]:
+            passed = passes(test, task["setup"], [str(name) for name in names], link)
             os.write(out, b"passed\n" if passed else b"failed\n")
-            if told["all"] and not passed:
+            if task["all"] and not passed:
                 return
 
 
@@ -165,7 +167,7 @@ def passes(test: str, setup: str, names: list[str], link: "Link") -> bool:
         tree = list(ast.walk(ast.parse(f"{setup}\n{test}")))
         prefixes = {name for x in tree if isinstance(x, ast.Attribute) for name in named(x.value)}
         for used in {name for x in tree for name in named(x)} - vars(builtins).keys():
-            # What Python has is never the solution's, which would then judge itself.
+            # Names of Python are never taken from the solution, which could then judge itself.
             if used in sys.stdlib_module_names and used in prefixes:
                 space[used] = importlib.import_module(used)
             elif used in names:
@@ -194,22 +196,22 @@ class Link:
         self.reader = reader
 
     def receive(self) -> dict[str, Any]:
-        """Returns a message; {} if the solution is gone or says nonsense."""
+        """Returns a message; {} if the solution has ended, or has sent something else."""
         line = self.reader.readline(LONGEST)
         try:
-            found = json.loads(line)
+            message = json.loads(line)
         except (ValueError, RecursionError):
             return {}
-        return found if isinstance(found, dict) else {}
+        return message if isinstance(message, dict) else {}
 
-    def ask(self, of: Any, action: str, *args: Any, **named: Any) -> Any:
+    def request(self, of: Any, action: str, *args: Any, **named: Any) -> Any:
         """Returns the value of an action in the solution, or raises its exception.
 
         Lists, dicts and sets among the arguments get the content that the action has left in them.
         """
-        request = {"of": of, "action": action, "args": [packed(each, None) for each in args]}
-        request["named"] = {key: packed(each, None) for key, each in named.items()}
-        send(self.writer, request)
+        message = {"of": of, "action": action, "args": [packed(each, None) for each in args]}
+        message["named"] = {key: packed(each, None) for key, each in named.items()}
+        send(self.writer, message)
         reply = self.receive()
         if "value" not in reply:
             known = getattr(builtins, str(reply.get("error")), SolutionError)
@@ -240,33 +242,33 @@ class Remote:
         self.__dict__.update(_of=of, _link=link)
 
     def __call__(self, *args: Any, **named: Any) -> Any:
-        return self._link.ask(self._of, "call", *args, **named)
+        return self._link.request(self._of, "call", *args, **named)
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        return self._link.ask(self._of, "attribute", name)
+        return self._link.request(self._of, "attribute", name)
 
     def __getitem__(self, key: Any) -> Any:
-        return self._link.ask(self._of, "item", key)
+        return self._link.request(self._of, "item", key)
 
     def __setitem__(self, key: Any, value: Any) -> None:
-        self._link.ask(self._of, "set item", key, value)
+        self._link.request(self._of, "set item", key, value)
 
     def __len__(self) -> int:
-        return self._link.ask(self._of, "length")
+        return self._link.request(self._of, "length")
 
     def __iter__(self) -> Any:
-        return self._link.ask(self._of, "iterator")
+        return self._link.request(self._of, "iterator")
 
     def __next__(self) -> Any:
-        return self._link.ask(self._of, "next")
+        return self._link.request(self._of, "next")
 
     def __str__(self) -> str:
-        return self._link.ask(self._of, "text")
+        return self._link.request(self._of, "text")
 
     def __repr__(self) -> str:
-        return self._link.ask(self._of, "form")
+        return self._link.request(self._of, "form")
 
 
 # --- values between the two ---
@@ -281,7 +283,7 @@ def packed(value: Any, held: dict[int, Any] | None) -> Any:
     """Returns a value as JSON. A subclass becomes its plain class, with all that it overrides.
 
     Args:
-      held: where to keep what is no plain value; with None, it is refused.
+      held: where to keep a value that is not plain; with None, it is refused.
     """
     if type(value) in PLAIN:
         return value
@@ -311,7 +313,7 @@ def plain(value: Any, at: Any) -> Any:
     """Returns the value of a JSON text that `packed` has made.
 
     Args:
-      at: what is held, in the solution; the `Link`, in the tests.
+      at: in the solution, the values that are held; in the tests, the `Link`.
     """
     if type(value) in PLAIN:
         return value

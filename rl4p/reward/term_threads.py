@@ -1,7 +1,7 @@
 """The threads in which reward terms run side by side, each with a hard deadline.
 
-The threads are daemons, and not those of a ThreadPoolExecutor: Python waits for the latter when it
-exits, so a call that never returns would keep the process alive.
+The threads are daemons. A ThreadPoolExecutor is not used, because Python waits for its threads when
+it exits: a call that never returns would keep the process alive.
 """
 
 import asyncio
@@ -50,12 +50,12 @@ class TermThread:
         def wait() -> Any:
             try:
                 seconds = None if end is None else max(0.0, end - time.monotonic())
-                found = future.exception(seconds)
+                error = future.exception(seconds)
             except TimeoutError:
                 future.cancel()  # a call that has not begun is never made
                 raise Late from None
-            if found is not None:
-                raise found
+            if error is not None:
+                raise error
             return future.result()
 
         return wait
@@ -79,12 +79,12 @@ def make(
     if not future.set_running_or_notify_cancel():
         return
     try:
-        found = call()
-        if inspect.isawaitable(found):
+        result = call()
+        if inspect.isawaitable(result):
             runner.get_loop().set_default_executor(DaemonThreads())
-            found = runner.run(awaited(found, end))
-        future.set_result(found)
-    except BaseException as error:  # noqa: BLE001 - raised again by who waits
+            result = runner.run(awaited(result, end))
+        future.set_result(result)
+    except BaseException as error:  # noqa: BLE001 - raised again in the waiting thread
         future.set_exception(error)
 
 
@@ -99,14 +99,14 @@ class DaemonThreads(ThreadPoolExecutor):
                 return
             try:
                 future.set_result(fn(*args, **kwargs))
-            except BaseException as error:  # noqa: BLE001 - raised again by who awaits
+            except BaseException as error:  # noqa: BLE001 - raised again where it is awaited
                 future.set_exception(error)
 
         threading.Thread(target=run, daemon=True).start()
         return future
 
 
-async def awaited(found: Awaitable[Any], end: float | None) -> Any:
+async def awaited(awaitable: Awaitable[Any], end: float | None) -> Any:
     """Returns the result of an awaitable, which is cancelled at the end of its time.
 
     Raises:
@@ -115,7 +115,7 @@ async def awaited(found: Awaitable[Any], end: float | None) -> Any:
     limit = asyncio.timeout(None if end is None else end - time.monotonic())
     try:
         async with limit:
-            return await found
+            return await awaitable
     except TimeoutError:
         if limit.expired():
             raise Late from None

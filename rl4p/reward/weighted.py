@@ -11,12 +11,14 @@ import numpy as np
 from rl4p.configuration.bounds import AboveZero, Share
 from rl4p.errors import RunError
 from rl4p.protocols.phases import Remembers
+from rl4p.protocols.reward import TimedTerm
+from rl4p.protocols.traits import TermTraits
 from rl4p.reward.live_terms import (
     LARGEST,
     LiveTerm,
     TermGrades,
     close_all,
-    of_prompts,
+    group_ids_of,
     rows_of_groups,
 )
 from rl4p.types import Episode, Rewards, Trajectories
@@ -50,18 +52,18 @@ class Weighted:
         for name, term in self.terms.items():
             if name in ("mean", "std", "invalid", "late"):
                 raise ValueError(
-                    f"terms.{name}: the metric reward/{name} is that of the whole reward: choose "
-                    "another name."
+                    f"terms.{name}: the metric reward/{name} describes the whole reward: "
+                    "choose another name."
                 )
             if isinstance(term, Remembers):
                 raise ValueError(
                     f"terms.{name} has an initial_state, but a term cannot keep memory: write "
                     "your own reward for that."
                 )
-            weight = getattr(term, "weight", np.nan)
-            if not (is_number(weight) and np.isfinite(weight)):
+            weight = TermTraits.read(term).weight
+            if weight is None or not (is_number(weight) and np.isfinite(weight)):
                 raise ValueError(f"terms.{name}.weight={weight} must be a finite number.")
-            deadline = getattr(term, "deadline", None)
+            deadline = term.deadline if isinstance(term, TimedTerm) else None
             if deadline is not None and not (is_number(deadline) and 0 < deadline < np.inf):
                 raise ValueError(
                     f"terms.{name}.deadline={deadline} must be a number of seconds above 0, or "
@@ -70,13 +72,13 @@ class Weighted:
 
     @property
     def needs(self) -> frozenset[str]:
-        """Returns the scores that the terms ask for; a reward cannot get any (`phases.py`)."""
-        return frozenset().union(*(getattr(term, "needs", ()) for term in self.terms.values()))
+        """Returns the scores that the terms need; a reward cannot get any (`phases.py`)."""
+        return frozenset().union(*(TermTraits.read(term).needs for term in self.terms.values()))
 
     @property
     def whole_groups(self) -> bool:
         """Returns whether a term compares the samples of a group."""
-        return any(getattr(term, "whole_groups", False) for term in self.terms.values())
+        return any(TermTraits.read(term).whole_groups for term in self.terms.values())
 
     @cached_property
     def live(self) -> Mapping[str, LiveTerm]:
@@ -84,9 +86,9 @@ class Weighted:
 
     def __call__(self, trajectories: Trajectories, episodes: Sequence[Episode]) -> Rewards:
         group_ids_B = np.asarray(trajectories.group_ids_B) if self.whole_groups else None
-        return self.of_texts(episodes, group_ids_B)
+        return self.grade_texts(episodes, group_ids_B)
 
-    def of_texts(
+    def grade_texts(
         self, episodes: Sequence[Episode], group_ids_B: np.ndarray | None = None
     ) -> Rewards:
         """Grades episodes without their arrays, which the terms do not see."""
@@ -98,7 +100,7 @@ class Weighted:
         """Calls the terms that have a deadline, and returns a function that waits for them."""
         groups = []
         if self.whole_groups:
-            groups = rows_of_groups(of_prompts(episodes) if group_ids_B is None else group_ids_B)
+            groups = rows_of_groups(group_ids_of(episodes) if group_ids_B is None else group_ids_B)
         waits = {
             name: live.start(f"{key}.terms.{name}", episodes, groups)
             for name, live in self.live.items()
@@ -107,8 +109,8 @@ class Weighted:
 
         def finish() -> Rewards:
             # First those without a deadline, which run here, while the others run in their threads.
-            found = {name: waits[name]() for name in sorted(waits, key=lambda x: x not in without)}
-            return self.total({name: found[name] for name in self.terms}, len(episodes), key)
+            grades = {name: waits[name]() for name in sorted(waits, key=lambda x: x not in without)}
+            return self.total({name: grades[name] for name in self.terms}, len(episodes), key)
 
         return finish
 
@@ -128,6 +130,7 @@ class Weighted:
                 (self.terms[name].weight * np.nan_to_num(x.grades_B) for name, x in grades.items()),
                 np.zeros(rows),
             )
+        # Not `> LARGEST`: inf - inf is nan, and a comparison with nan is false.
         beyond_B = ~failed_B & ~(np.abs(total_B) <= LARGEST)
         failed_B |= beyond_B
         problems = [each.problem for each in grades.values() if each.problem]

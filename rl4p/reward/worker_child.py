@@ -40,7 +40,7 @@ def serve(function: str, seconds: float, memory_bytes: int) -> None:
     except Exception as error:  # noqa: BLE001 the parent reports it
         send(replies, {"failed": f"{type(error).__name__}: {error}"})
         return
-    os.dup2(null, 2)  # it had what goes wrong until here, and the parent keeps that
+    os.dup2(null, 2)  # until here, errors of the start went to a file of the parent
     send(replies, {"ready": True})
     # A loop in C lets no Python code of this process run, so the deadline is the parent's to
     # enforce. If the parent is gone, this timer ends the process instead: SIGALRM kills it.

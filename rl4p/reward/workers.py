@@ -6,6 +6,7 @@ such as ``9**9**9``. A process can always be killed.
 
 import contextlib
 import json
+import logging
 import os
 import selectors
 import signal
@@ -27,6 +28,8 @@ from typing import Any, BinaryIO
 from rl4p.errors import RunError
 from rl4p.reward.sandbox import Kind, spawn
 
+log = logging.getLogger(__name__)
+
 START_SECONDS = 120.0  # until a worker has imported its function; seconds on an idle machine
 LONGEST_REPLY = 1 << 20  # bytes
 # The environment of workers. The rest may contain keys, and workers handle untrusted text.
@@ -43,7 +46,7 @@ class Failed:
     """The result of an item that could not be graded.
 
     Attributes:
-      reason: what happened, without a subject: "it took longer than 5 seconds".
+      reason: what happened, as the end of a sentence: "it took longer than 5 seconds".
     """
 
     reason: str
@@ -51,14 +54,14 @@ class Failed:
 
 @dataclass(kw_only=True, eq=False)
 class Worker:
-    """One process, and what stands in its two pipes.
+    """One process, with the bytes on their way through its two pipes.
 
     Attributes:
-      errors: the file of what it writes about its start.
+      errors: the file of the errors of its start.
       ready: whether it has imported its function.
       item: the index of the item it works on, or None.
       due: the time of its deadline, for the item or for its start.
-      outgoing, incoming: what is still to be written, and an incomplete reply.
+      outgoing, incoming: the rest of a request, and an incomplete reply.
     """
 
     process: subprocess.Popen[bytes]
@@ -82,7 +85,7 @@ class Worker:
         except BlockingIOError:
             pass
         except BrokenPipeError:
-            self.outgoing = memoryview(b"")  # it has died, which reading will tell
+            self.outgoing = memoryview(b"")  # it has ended, and `read` raises EOFError
 
     def read(self) -> Any:
         """Returns a reply as a JSON value, or None if it is not complete yet.
@@ -151,8 +154,8 @@ class Workers:
           count: the number of processes.
           seconds: how long an item may take.
           memory_bytes: the most address space of a process (on Linux).
-          sandbox: what the processes run in.
-          libraries: the modules and packages that the function imports, for a sandbox to show.
+          sandbox: the sandbox in which the processes run.
+          libraries: the modules and packages that the function imports, visible in a sandbox.
         """
         self.function = function
         self.count = count
@@ -161,6 +164,7 @@ class Workers:
         self.sandbox: Kind = sandbox
         self.libraries = tuple(libraries)
         self.restarts = 0  # of processes that an item has cost
+        self.warned = False
         self.lock = threading.Lock()
         self.workers: list[Worker] = []
         self.starter = ThreadPoolExecutor(1)  # a sandbox ends with the thread that started it
@@ -184,9 +188,18 @@ class Workers:
                     self.assign(items, waiting)
                     self.advance(results)
             except BaseException:
-                end(self.workers)  # their replies would be taken for those of the next call
+                end(self.workers)  # a late reply would be taken for a reply of the next call
                 raise
             return results
+
+    def warn_once(self, results: Sequence[Any], verb: str) -> None:
+        """Logs the first failures that occur; the metric reward/invalid counts all of them."""
+        failed = [each for each in results if isinstance(each, Failed)]
+        if failed and not self.warned:
+            self.warned = True
+            counts = len(failed), len(results)
+            message = "%d of %d answers could not be %s, the first because %s."
+            log.warning(message, *counts, verb, failed[0].reason)
 
     def start(self) -> Worker:
         """Starts a process, without waiting until it is ready."""
@@ -205,7 +218,7 @@ class Workers:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=errors,
-                readable=places_of(self.libraries) if self.sandbox == "bubblewrap" else (),
+                readable=readable_paths(self.libraries) if self.sandbox == "bubblewrap" else (),
             ).result()
         except OSError as error:
             errors.close()
@@ -255,7 +268,7 @@ class Workers:
                     self.fail(worker, results, reason)
 
     def receive(self, worker: Worker, results: list[Any]) -> None:
-        """Takes what a worker has written."""
+        """Reads the reply of a worker."""
         try:
             reply = worker.read()
         except EOFError:
@@ -265,7 +278,7 @@ class Workers:
             return
         if reply is None:
             return
-        if not worker.ready:  # it has run nothing but our code, and can be believed
+        if not worker.ready:  # so far it has run only our code, so the message can be trusted
             if "failed" in reply:
                 self.refuse_start(reply["failed"])
             worker.ready = True
@@ -302,24 +315,24 @@ def is_reply(value: Any) -> bool:
     return isinstance(value["error"], str) if "error" in value else "result" in value
 
 
-def places_of(libraries: Sequence[str]) -> list[Path]:
-    """Returns what Python needs to import this package and some modules.
+def readable_paths(libraries: Sequence[str]) -> list[Path]:
+    """Returns the paths that Python needs to import this package and some modules.
 
     These are the folders of Python's environment, the folder of each package and the file of each
     module. Not the folder around them: it may be a project, with a file of keys.
     """
-    found = [sys.prefix, *site.getsitepackages(), Path(__file__).parents[1]]
+    paths = [sys.prefix, *site.getsitepackages(), Path(__file__).parents[1]]
     if site.ENABLE_USER_SITE:
-        found.append(site.getusersitepackages())
+        paths.append(site.getusersitepackages())
     for library in libraries:
         spec = find_spec(library)
         if spec is None:
             continue  # the worker says so
         if spec.submodule_search_locations is not None:
-            found += spec.submodule_search_locations
+            paths += spec.submodule_search_locations
         elif spec.has_location and spec.origin is not None:
-            found.append(spec.origin)
-    return [path for path in map(Path, found) if path.exists()]
+            paths.append(spec.origin)
+    return [path for path in map(Path, paths) if path.exists()]
 
 
 def end(workers: list[Worker]) -> None:

@@ -14,6 +14,7 @@ from rl4p.configuration.bounds import AboveZero, Natural, NonNegative, Positive,
 from rl4p.distributed.processes import to_host
 from rl4p.model.policy import Policy
 from rl4p.protocols.engine import Request
+from rl4p.protocols.traits import RolloutTraits
 from rl4p.rollout.annealing.linear import Linear
 from rl4p.rollout.answers import answers
 from rl4p.rollout.in_process import Batch, InProcess
@@ -102,7 +103,7 @@ class Sampler(ABC):
 
 def without_annealing(rollout: Any) -> Any:
     """Returns the rollout with its first temperature in all steps."""
-    if getattr(rollout, "annealing", None) is None:
+    if RolloutTraits.read(rollout).annealing is None:
         return rollout
     return replace(rollout, annealing=None)
 

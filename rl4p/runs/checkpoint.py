@@ -20,8 +20,8 @@ import orbax.checkpoint as ocp
 from rl4p.configuration.bounds import Natural, Positive
 from rl4p.distributed.processes import agreed, first
 from rl4p.errors import InputError, RunError
-from rl4p.loop.protocols import Stateful
-from rl4p.runs.digests import chosen_step, set_aside, write_digests
+from rl4p.protocols.collection import Stateful
+from rl4p.runs.saved_steps import chosen_step, set_aside, write_digests
 from rl4p.types import Params, StepInfo, TrainState
 
 log = logging.getLogger(__name__)
@@ -57,7 +57,7 @@ class Checkpoints:
     the ``state()`` of the other parts (the source, the collector). The JSON values of these states
     are in the item `parts`. Their arrays are in the item `arrays`, which is absent if there are
     none. A checkpoint appears under its final name only when it is complete, with digests of its
-    files (`digests.py`).
+    files (`saved_steps.py`).
     """
 
     def __init__(

@@ -9,6 +9,7 @@ from omegaconf import DictConfig
 from rl4p.configuration import instantiate
 from rl4p.errors import InputError
 from rl4p.model.policy import Policy
+from rl4p.protocols.engine import OpensEngine
 from rl4p.rollout.sampler import without_annealing
 from rl4p.runs.checkpoint import restore_params
 from rl4p.types import Params
@@ -55,7 +56,7 @@ def run_sampler(config: DictConfig) -> Any:
     if config.evaluation.rollout is not None:
         rollouts.append(instantiate(config.evaluation.rollout))
     for rollout in rollouts:
-        if hasattr(rollout, "open"):
+        if isinstance(rollout, OpensEngine):
             return without_annealing(rollout)
     raise InputError(
         f"rollout ({config.rollout._target_}) does not sample with an engine: choose "

@@ -24,24 +24,24 @@ from rl4p.configuration.folder import only_run_in
 from rl4p.configuration.quoting import command, override
 from rl4p.configuration.trust import names_in, unsandboxed
 from rl4p.distributed.mesh import Mesh
-from rl4p.distributed.processes import agreed, anywhere, blaming, first, to_host
+from rl4p.distributed.processes import agreed, anywhere, first, reporting_errors, to_host
 from rl4p.errors import InputError, RunError, Stopped
 from rl4p.experiment.build import Experiment, build
 from rl4p.experiment.planning.report import refuse_what_does_not_fit
 from rl4p.loop.compilation import Compilation, compilation, keep_programs
 from rl4p.loop.loop import run_hooks, train
-from rl4p.loop.protocols import Hook
+from rl4p.protocols.hook import Hook
+from rl4p.protocols.tracker import TrackedRun
 from rl4p.runs.checkpoint import Checkpoints
 from rl4p.runs.commit import git_state
 from rl4p.runs.diagnosis import Diagnosis
-from rl4p.runs.digests import steps_of
 from rl4p.runs.plots import plot_collector, plot_learning_curve
 from rl4p.runs.profiler import Profiler
 from rl4p.runs.progress import ProgressBar, print_summary
 from rl4p.runs.record import Record
 from rl4p.runs.responses.recording import RecordSamples
+from rl4p.runs.saved_steps import steps_of
 from rl4p.runs.signals import StopRequest
-from rl4p.runs.tracker import TrackedRun
 from rl4p.runs.tracker.none import NoTracker
 from rl4p.runs.tracker.several import SeveralRuns
 from rl4p.types import Params, StepInfo, TrainState
@@ -78,8 +78,17 @@ def run(config: DictConfig) -> dict[str, Any]:
         tracked = SeveralRuns({type(tracker).__name__: tracker}, folder)
         stateful = experiment.loop.stateful | {"evaluation": experiment.evaluation}
         checkpoints = instantiate(config.checkpoint).open(folder, stateful)
-        outcome = Outcome(record=record, state=experiment.state)
+        outcome = RunOutcome(record=record, state=experiment.state)
         diagnosis = Diagnosis(config=experiment.config, quiet=not first())
+        started_run = StartedRun(
+            config=config,
+            experiment=experiment,
+            checkpoints=checkpoints,
+            record=record,
+            tracked=tracked,
+            outcome=outcome,
+            diagnosis=diagnosis,
+        )
         status = "failed"
         try:
             with (
@@ -87,11 +96,9 @@ def run(config: DictConfig) -> dict[str, Any]:
                 closing(experiment.evaluation.phases),
                 closing(experiment.loop.collector),
                 checkpoints,
-                blaming(),
+                reporting_errors(),
             ):  # if the last save fails, the run has failed
-                run_steps(
-                    config, experiment, checkpoints, record, tracked, outcome, diagnosis, request
-                )
+                run_steps(started_run, request)
             status = "finished" if outcome.step == config.steps else "stopped"
         finally:
             try:
@@ -177,17 +184,23 @@ def resume_command(config: DictConfig, folder: Path) -> str:
     return command(words)
 
 
-def run_steps(
-    config: DictConfig,
-    experiment: Experiment,
-    checkpoints: Checkpoints,
-    record: Record,
-    tracked: TrackedRun,
-    outcome: "Outcome",
-    diagnosis: Diagnosis,
-    request: StopRequest,
-) -> None:
+@dataclass(frozen=True, kw_only=True)
+class StartedRun:
+    """The parts of a run whose steps may begin."""
+
+    config: DictConfig
+    experiment: Experiment
+    checkpoints: Checkpoints
+    record: Record
+    tracked: TrackedRun
+    outcome: "RunOutcome"
+    diagnosis: Diagnosis
+
+
+def run_steps(run: StartedRun, request: StopRequest) -> None:
     """Runs the steps and their hooks from the start or a checkpoint to the end or a signal."""
+    config, experiment, checkpoints = run.config, run.experiment, run.checkpoints
+    record, tracked, outcome = run.record, run.tracked, run.outcome
     samples = config.samples
     lines_every = max(1, config.steps // 20)
     bar = ProgressBar(config.steps, lines_every, samples.every, quiet=not first())
@@ -197,7 +210,7 @@ def run_steps(
         if checkpoints.latest() is None:  # not restored, so it was evaluated just now
             outcome.count(record.metrics()[-1])
         bar.begin(outcome.step, record.metrics()[-1] if first() else {})
-        diagnosis.begin(record.metrics())
+        run.diagnosis.begin(record.metrics())
         record_samples = RecordSamples(
             every=samples.every,
             count=samples.count,
@@ -211,7 +224,7 @@ def run_steps(
             record_samples,
             RecordMetrics(record=record, tracked=tracked, outcome=outcome),
             bar,
-            diagnosis,
+            run.diagnosis,
             checkpoints,
         ]
         steps = train(experiment.loop, state)
@@ -219,11 +232,11 @@ def run_steps(
             if config.debug.profile:
                 traces = record.folder / "profile"
                 hooks.append(stack.enter_context(Profiler(traces, outcome.step, config.steps)))
-            while not (asked := anywhere(request.received is not None)):
+            while not (stopped := anywhere(request.received is not None)):
                 if (info := next(steps, None)) is None:
                     break
                 run_hooks(hooks, info, last=info.step == config.steps)
-        if asked:
+        if stopped:
             checkpoints.save(outcome.state)  # no other hook, so that a resumed run has equal lines
 
 
@@ -235,7 +248,7 @@ def first_state(
     tracked: TrackedRun,
 ) -> TrainState:
     """Returns the state of the newest checkpoint, or the initial state after its evaluation."""
-    if config.resume is not None and not agreed(died_young(record, checkpoints)):
+    if config.resume is not None and not agreed(may_start_again(record, checkpoints)):
         state = checkpoints.restore(experiment.state)
         if int(state.step) > config.steps:
             raise InputError(
@@ -252,7 +265,7 @@ def first_state(
     return experiment.state
 
 
-def died_young(record: Record, checkpoints: Checkpoints) -> bool:
+def may_start_again(record: Record, checkpoints: Checkpoints) -> bool:
     """Returns whether a run was killed or failed before its first checkpoint. It starts again.
 
     An older run without a checkpoint has lost it. Its record must be kept, so it does not restart.
@@ -269,7 +282,7 @@ class RecordMetrics:
 
     record: Record
     tracked: TrackedRun
-    outcome: "Outcome"
+    outcome: "RunOutcome"
     every: int = 1
 
     def __call__(self, info: StepInfo) -> None:
@@ -279,7 +292,7 @@ class RecordMetrics:
 
 
 @dataclass(kw_only=True)
-class Outcome:
+class RunOutcome:
     """The content of summary.json, updated after every step so that a failed run has one too."""
 
     record: Record

@@ -8,13 +8,10 @@ from contextlib import closing
 from pathlib import Path
 
 import uvloop
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
 from rl4p.configuration import compose
-from rl4p.configuration.composition import Composer
 from rl4p.configuration.folder import run_folder
-from rl4p.configuration.resume import config_of_run
-from rl4p.configuration.schema import check, without_hydra
 from rl4p.errors import InputError, RunError
 from rl4p.loop.compilation import keep_programs
 from rl4p.runs.policy import load_policy
@@ -41,9 +38,10 @@ def serve(lines: Sequence[str]) -> None:
     Raises:
       InputError: an argument is wrong, or the port is in use.
     """
-    options, overrides = read_options(lines)
+    line = read_options(lines)
+    options = line.options
     token = options.token()
-    config = compose(overrides) if options.run is None else read(options.run, overrides)
+    config = compose(line.overrides, run=options.run, parts=OF_RUN, config_dir=line.config_dir)
     if {config.mesh.coordinator, config.mesh.processes, config.mesh.process} != {None}:
         raise InputError(
             "rl4p.serve runs in one process: leave mesh.coordinator, mesh.processes and "
@@ -51,7 +49,7 @@ def serve(lines: Sequence[str]) -> None:
         )
     with closing(listening(options.host, options.port)) as bound:
         keep_programs()
-        folder = None if options.run is None else run_folder(options.run, key="run")
+        folder = None if options.run is None else run_folder(options.run)
         policy, params, step = load_policy(
             config, folder, step=options.step, average=options.average
         )
@@ -91,16 +89,6 @@ def serve(lines: Sequence[str]) -> None:
                 app.updates.close()
 
             uvloop.run(main())
-
-
-def read(given: str, overrides: Sequence[str]) -> DictConfig:
-    """Returns the checked configuration of a run, with the overrides of the command line."""
-    composer = Composer()
-    config = config_of_run(composer, given, composer.parse(list(overrides)), OF_RUN)
-    check(config)
-    config = without_hydra(config)
-    OmegaConf.set_struct(config, True)
-    return config
 
 
 def name_of(options: Options, config: DictConfig) -> str:

@@ -4,21 +4,19 @@ import ipaddress
 import os
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Annotated
 
 from annotated_types import Ge, Le
 
 from rl4p.configuration.bounds import Natural, Positive
-from rl4p.configuration.job_options import build, split
-from rl4p.configuration.targets import did_you_mean
+from rl4p.configuration.commands import Checkpoint, CommandLine, read, refuse_without_effect
 from rl4p.errors import InputError
 
-OWNER = "rl4p.serve"
 # The keys of the configuration that a command line may set, each with all keys below it.
 TAKEN = ("model", "mesh", "trusted_targets")
 WITHOUT_RUN = ("experiment", "seed")
-INSTEAD = {"resume": "run=FOLDER", "steps": "step=N with run=FOLDER", "server": "port=PORT"}
+INSTEAD = {"server": "write port=PORT"}
 LENGTHS = "a request chooses its own lengths and sampling"
 INSTEAD |= {
     "rollout": f"leave it out: {LENGTHS}",
@@ -29,13 +27,10 @@ Port = Annotated[int, Ge(0), Le(65535)]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options:
+class Options(Checkpoint):
     """What to serve, and where.
 
     Attributes:
-      run: the folder of a run whose policy is served; None serves `model`.
-      step: the step of the run's checkpoint; None is the newest.
-      average: whether to serve the moving average of the run's parameters.
       host: the address to listen at.
       port: the port to listen at; 0 chooses a free one.
       key_variable: the environment variable with the token that requests must have; None for none.
@@ -45,9 +40,6 @@ class Options:
       body_mebibytes: the longest body of a request.
     """
 
-    run: str | None = None
-    step: Natural | None = None
-    average: bool = False
     host: str = "127.0.0.1"
     port: Port = 8000
     key_variable: str | None = None
@@ -57,8 +49,7 @@ class Options:
     body_mebibytes: Positive = 16
 
     def __post_init__(self) -> None:
-        if self.run is None and (self.step is not None or self.average):
-            raise InputError("step and average select parameters of a run: add run=FOLDER.")
+        super().__post_init__()
         if self.key_variable is None:
             if not is_loopback(self.host):
                 raise InputError(
@@ -93,33 +84,23 @@ def is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-def read_options(lines: Sequence[str]) -> tuple[Options, list[str]]:
+def read_options(arguments: Sequence[str]) -> CommandLine[Options]:
     """Returns the options of a command line, and its overrides of the configuration.
 
     Raises:
       InputError: an option is unknown or wrong, or two do not go together.
     """
-    tree, overrides = split(lines, Options)
-    options = build(tree, Options, "", OWNER)
-    may = TAKEN if options.run is not None else TAKEN + WITHOUT_RUN
-    for line in overrides:
-        key = line.partition("=")[0].lstrip("+~").partition("@")[0]
-        root = key.partition(".")[0]
-        if root not in may:
-            hint = did_you_mean(key, [field.name for field in fields(Options)])
-            hint = f": {INSTEAD[root]}" if root in INSTEAD else hint
-            raise InputError(
-                f"{line} has no effect on {OWNER}{hint or ': leave it out'} (of the configuration "
-                f"it takes {', '.join(may)})."
-            )
-    if options.run is None and not any(is_model(line) for line in overrides):
+    line = read(arguments, Options, "serve", composes=True)
+    keys = TAKEN if line.options.run is not None else TAKEN + WITHOUT_RUN
+    refuse_without_effect(line.overrides, keys, Options, "serve", INSTEAD)
+    if line.options.run is None and not any(map(is_model, line.overrides)):
         raise InputError(
             "There is nothing to serve: write run=FOLDER, model=tiny, or model=pretrained "
             "model.path=FOLDER."
         )
-    return options, overrides
+    return line
 
 
-def is_model(line: str) -> bool:
+def is_model(override: str) -> bool:
     """Returns whether an override chooses a model."""
-    return line.partition("=")[0] in ("model", "experiment")
+    return override.partition("=")[0] in ("model", "experiment")

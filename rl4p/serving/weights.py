@@ -14,7 +14,7 @@ import numpy as np
 from rl4p.errors import InputError, RunError
 from rl4p.model.families import FAMILIES, Tensor
 from rl4p.model.huggingface import check_fit, read_config, read_part
-from rl4p.model.model_tensors import held_tensors, leaf, model_tensors, place
+from rl4p.model.model_tensors import held_tensors, leaf, model_tensors, stacked_index
 from rl4p.model.policy import Policy
 from rl4p.model.tensor_files import StoredTensor, stored_tensors
 from rl4p.types import Params
@@ -106,7 +106,7 @@ def read(old: jax.Array, tensors: list[Tensor], stored: dict[str, StoredTensor])
 
     The values of experts that are not in the files are those of the old one.
     """
-    whole = not place(tensors[0]) or len(tensors) == old.shape[0]
+    whole = not stacked_index(tensors[0]) or len(tensors) == old.shape[0]
     part = partial(read_part, tensors=tensors, stored=stored, shape=old.shape, dtype=old.dtype)
 
     def of(index: Any) -> np.ndarray:

@@ -20,8 +20,9 @@ class DPPO(RatioOptions):
         loss = -A sg[min(pi / mu, ratio_cap)] log pi on the other tokens, 0 on dropped tokens
 
     The trust region limits probabilities, not ratios: the ratio of a rare token may change freely,
-    that of a likely token may not. Up to the cap, the derivative with respect to log pi is that of
-    -A pi / mu (verl's form). The paper's variants with KL and with the top-k tokens are omitted.
+    the ratio of a likely token may not. Up to the cap, the derivative with respect to log pi equals
+    the derivative of -A pi / mu (verl's form). The variants with KL and with the top-k tokens are
+    omitted.
 
     Attributes:
       delta: largest change of a probability; the default is verl's for this variant.

@@ -23,7 +23,7 @@ class DRO(UpdateOptions):
       tau: coefficient of the square.
       anchor: `reference`, as in the paper, or `behaviour`, the sampling policy, as in Tinker's
         `dro`. The behaviour of rows that no policy sampled is the proximal policy.
-      level: whether log pi is that of the `sequence`, as in the paper, or of each `token`, as in
+      level: the level of log pi: the whole `sequence`, as in the paper, or each `token`, as in
         Tinker. The square of a sequence is spread evenly over its tokens, so that
         `sequence_mean_token_sum`, the default here, gives the mean over sequences at either level.
     """

@@ -46,6 +46,7 @@ class GSPO(RatioOptions):
         if self.form == "sequence":
             ratio_BT = jnp.broadcast_to(clamped_exp(mean_B1), logprobs_BT.shape)
         else:
-            own_BT = log_ratio(logprobs_BT, jax.lax.stop_gradient(logprobs_BT), batch)  # 0
+            # Its value is 0, and its gradient is the gradient of the token's own log-probability.
+            own_BT = log_ratio(logprobs_BT, jax.lax.stop_gradient(logprobs_BT), batch)
             ratio_BT = jax.lax.stop_gradient(clamped_exp(mean_B1)) * jnp.exp(own_BT)
         return clipped_surrogate(ratio_BT, masked_advantages(batch), self.clip_low, self.clip_high)

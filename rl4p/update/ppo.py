@@ -19,7 +19,7 @@ class PPO(RatioOptions):
 
     clip_high > clip_low is DAPO's clip-higher (2503.14476). The log-ratio is clamped to +-20 before
     the exponential. With one update per step and `old_policy=proximal`, rho is 1 and the gradient
-    is that of REINFORCE; the clip acts from the second update of a step on.
+    equals REINFORCE's; the clip acts from the second update of a step on.
 
     Attributes:
       clip_low, clip_high: the ratio is clipped to [1 - clip_low, 1 + clip_high].

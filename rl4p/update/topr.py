@@ -21,7 +21,7 @@ class TOPR(RatioOptions):
     difference.
 
     Attributes:
-      level: whether rho is that of each `token`, or that of the `sequence`: the product over its
+      level: the level of rho: each `token`, or the `sequence`, where it is the product over its
         loss tokens, as in the paper.
     """
 

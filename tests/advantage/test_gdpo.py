@@ -22,16 +22,16 @@ def batch(make_trajectories, make_rewards):
 
 
 # A normalised pair is -+0.5 |x - y| / (|x - y| / sqrt 2) = -+0.7071 for any x and y.
-def test_by_hand(batch, of_samples):
+def test_by_hand(batch, per_sample):
     """The sums are -+1.4142 and 0, with variance 4 / 3. Both terms weigh the same."""
-    advantages = of_samples(batch[0], jax.jit(GDPO())(*batch))
+    advantages = per_sample(batch[0], jax.jit(GDPO())(*batch))
     expected = np.asarray([-np.sqrt(2), np.sqrt(2), 0, 0, 0]) / np.sqrt(4 / 3)
     np.testing.assert_allclose(advantages, expected, rtol=1e-3, atol=1e-3)
 
 
-def test_weights_are_by_name(batch, of_samples):
+def test_weights_are_by_name(batch, per_sample):
     """With weight 3 for a term the sums are -+4 x 0.7071 and -+2 x 0.7071, with variance 20 / 3."""
-    advantages = of_samples(batch[0], jax.jit(GDPO(weights={"length": 3.0}))(*batch))
+    advantages = per_sample(batch[0], jax.jit(GDPO(weights={"length": 3.0}))(*batch))
     expected = np.sqrt(0.5) * np.asarray([-4, 4, -2, 2, 0]) / np.sqrt(20 / 3)
     np.testing.assert_allclose(advantages, expected, rtol=1e-3)
 
@@ -41,17 +41,17 @@ def test_a_weight_of_no_term_is_named(batch):
         GDPO(weights={"lenght": 3.0})(*batch)
 
 
-def test_epsilon_is_added_to_both_deviations(make_trajectories, make_rewards, of_samples):
+def test_epsilon_is_added_to_both_deviations(make_trajectories, make_rewards, per_sample):
     """The groups' deviations sqrt 2 and sqrt 8, and that of the batch, each increase by 1/2."""
     trajectories = make_trajectories((1, 8, 2, 3), group_ids=(1, 1, 0, 0))
     rewards = make_rewards((0, 2, 0, 4))
-    advantages = of_samples(trajectories, GDPO(epsilon=0.5)(trajectories, rewards))
+    advantages = per_sample(trajectories, GDPO(epsilon=0.5)(trajectories, rewards))
     pairs = np.asarray([-1, 1, -2, 2]) / (np.repeat([np.sqrt(2), np.sqrt(8)], 2) + 0.5)
     np.testing.assert_allclose(advantages, pairs / (pairs.std(ddof=1) + 0.5), rtol=1e-6)
 
 
 def test_a_term_is_normalised_over_the_samples_to_which_it_applies(
-    make_trajectories, make_rewards, of_samples
+    make_trajectories, make_rewards, per_sample
 ):
     """The length applies to two of three samples of a group, and to none of the other group."""
     nan = np.nan
@@ -61,7 +61,7 @@ def test_a_term_is_normalised_over_the_samples_to_which_it_applies(
         "correct": jnp.asarray([0, 0, 3, 0, 5], jnp.float32),
         "length": jnp.asarray([2, nan, 4, nan, nan], jnp.float32),
     }
-    advantages = of_samples(
+    advantages = per_sample(
         trajectories, jax.jit(GDPO())(trajectories, replace(rewards, terms=terms))
     )
     half, third = np.sqrt(0.5), 1 / np.sqrt(3)

@@ -252,3 +252,9 @@ def test_a_group_sums_to_nothing(make_trajectories, make_batch, name):
     np.testing.assert_allclose(advantages[:3].sum(), 0, atol=1e-5)
     np.testing.assert_allclose(advantages[3:].sum(), 0, atol=1e-5)
     assert np.abs(advantages).sum() > 0.1
+
+
+@pytest.mark.parametrize("name", ["global_norm", "reinforce_pp"])
+@pytest.mark.parametrize("value", [0.1, 0.9, 1 / 3, 1e8])
+def test_a_batch_of_equal_rewards_is_exactly_zero(make_batch, name, value):
+    np.testing.assert_array_equal(run(name, make_batch((value,) * 8)), 0)

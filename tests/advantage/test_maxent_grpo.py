@@ -11,25 +11,25 @@ def call(phase, trajectories, rewards, scores=None, memory=None):
     return jax.jit(phase)(trajectories, rewards, scores=scores or {}, memory=memory)
 
 
-def test_by_hand_without_a_reference(make_trajectories, make_rewards, of_samples):
+def test_by_hand_without_a_reference(make_trajectories, make_rewards, per_sample):
     """Rewards 0 and log 3 give q = (1, 3) / 4; tau 1/2 squares it: w = (1, 9) / 10; A = 2 w - 1."""
     trajectories = make_trajectories((1, 8, 2, 3), group_ids=(1, 1, 1, 0))
     rewards = make_rewards((0, np.log(3), 0, 5), valid=(1, 1, 0, 1))
     advantages, _ = call(MaxEntGRPO(), trajectories, rewards)
     expected = [-0.8, 0.8, 0, 0]
-    np.testing.assert_allclose(of_samples(trajectories, advantages), expected, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(per_sample(trajectories, advantages), expected, rtol=1e-4, atol=1e-5)
 
 
-def test_the_reward_has_a_temperature_and_q_a_floor(make_trajectories, make_rewards, of_samples):
+def test_the_reward_has_a_temperature_and_q_a_floor(make_trajectories, make_rewards, per_sample):
     """Rewards 0 and 2 log 3 at temperature 2 give (1, 3) / 4; with the floor, half of it + 1/4."""
     trajectories = make_trajectories((1, 8), group_ids=(0, 0))
     phase = MaxEntGRPO(reward_temperature=2.0, floor=0.25, tau=1.0)
     advantages, _ = call(phase, trajectories, make_rewards((0, 2 * np.log(3))))
-    np.testing.assert_allclose(of_samples(trajectories, advantages), [-0.25, 0.25], rtol=1e-5)
+    np.testing.assert_allclose(per_sample(trajectories, advantages), [-0.25, 0.25], rtol=1e-5)
 
 
 @pytest.mark.parametrize(("denominator", "odds"), [("tau_plus_beta", np.sqrt(12)), ("tau", 12.0)])
-def test_by_hand_with_a_reference(make_trajectories, make_rewards, of_samples, denominator, odds):
+def test_by_hand_with_a_reference(make_trajectories, make_rewards, per_sample, denominator, odds):
     """The odds are 3 by q and 4 by the reference's mean token, independent of the lengths."""
     trajectories = make_trajectories((2, 3), group_ids=(0, 0))
     reference = np.full((2, 16), np.nan, np.float32)
@@ -41,14 +41,14 @@ def test_by_hand_with_a_reference(make_trajectories, make_rewards, of_samples, d
     advantages, _ = call(phase, trajectories, rewards, scores)
     weight = odds / (1 + odds)
     expected = [1 - 2 * weight, 2 * weight - 1]
-    np.testing.assert_allclose(of_samples(trajectories, advantages), expected, rtol=1e-4)
+    np.testing.assert_allclose(per_sample(trajectories, advantages), expected, rtol=1e-4)
 
 
-def test_extreme_rewards_stay_finite(make_trajectories, make_rewards, of_samples):
+def test_extreme_rewards_stay_finite(make_trajectories, make_rewards, per_sample):
     trajectories = make_trajectories((1, 8, 2, 3), group_ids=(0, 0, 0, 0))
     phase = MaxEntGRPO(tau=0.05)
     advantages, _ = call(phase, trajectories, make_rewards((1e6, -1e6, 0, 1)))
-    np.testing.assert_allclose(of_samples(trajectories, advantages), [3, -1, -1, -1], atol=1e-5)
+    np.testing.assert_allclose(per_sample(trajectories, advantages), [3, -1, -1, -1], atol=1e-5)
 
 
 def test_tau_follows_the_entropy(make_trajectories, make_rewards):
@@ -85,7 +85,7 @@ def test_tau_stays_within_its_bounds(make_trajectories, make_rewards, entropy, b
     np.testing.assert_allclose(memory["log_tau"], np.log(bound), rtol=1e-6)
 
 
-def test_the_memory_holds_the_tau_that_is_used(make_trajectories, make_rewards, of_samples):
+def test_the_memory_holds_the_tau_that_is_used(make_trajectories, make_rewards, per_sample):
     trajectories, rewards = make_trajectories((1, 3), group_ids=(0, 0)), make_rewards((0, 1))
     memory = MaxEntGRPO().initial_state() | {"log_tau": jnp.float32(np.log(3))}
     kept, _ = call(MaxEntGRPO(), trajectories, rewards, memory=memory)
@@ -99,21 +99,21 @@ def test_options_of_a_controller_that_does_nothing_are_refused():
     MaxEntGRPO(target_entropy=1.0, tau_learning_rate=0.1)
 
 
-def test_a_response_without_tokens_leaves_its_group(make_trajectories, make_rewards, of_samples):
+def test_a_response_without_tokens_leaves_its_group(make_trajectories, make_rewards, per_sample):
     """The third sample has the highest reward; the other two are as in the first test."""
     trajectories = make_trajectories((1, 8, 0), group_ids=(1, 1, 1))
     rewards = make_rewards((0, np.log(3), 9))
     advantages, _ = call(MaxEntGRPO(), trajectories, rewards)
     expected = [-0.8, 0.8, 0]
-    np.testing.assert_allclose(of_samples(trajectories, advantages), expected, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(per_sample(trajectories, advantages), expected, rtol=1e-4, atol=1e-5)
 
 
-def test_the_floor_counts_the_valid_samples(make_trajectories, make_rewards, of_samples):
+def test_the_floor_counts_the_valid_samples(make_trajectories, make_rewards, per_sample):
     """With two valid samples q is (1, 3) / 4 x (1 - 2 x 0.25) + 0.25, as without the third."""
     trajectories = make_trajectories((1, 8, 2), group_ids=(0, 0, 0))
     rewards = make_rewards((0, np.log(3), 0), valid=(1, 1, 0))
     advantages, _ = call(MaxEntGRPO(floor=0.25, tau=1.0), trajectories, rewards)
-    np.testing.assert_allclose(of_samples(trajectories, advantages), [-0.25, 0.25, 0], rtol=1e-5)
+    np.testing.assert_allclose(per_sample(trajectories, advantages), [-0.25, 0.25, 0], rtol=1e-5)
 
 
 def test_without_a_learning_rate_nothing_is_asked_for_and_the_memory_stays(

@@ -12,31 +12,31 @@ def call(trajectories, rewards, tasks, memory):
     return COMPILED(trajectories, rewards, scores=scores, memory=memory)
 
 
-def test_by_hand_over_two_steps(make_trajectories, make_rewards, of_samples):
+def test_by_hand_over_two_steps(make_trajectories, make_rewards, per_sample):
     """A new task starts at its mean, (1 + 5) / 2 = 3; then it is 3/4 x 3 + 1/4 x 11 = 5."""
     trajectories = make_trajectories((1, 8, 2, 3))
     memory = RunningBaseline(max_tasks=4).initial_state()
 
     first = make_rewards((1, 7, 5, 0), valid=(1, 1, 1, 0))
     advantages, memory = call(trajectories, first, (2, 0, 2, 1), memory)
-    np.testing.assert_array_equal(of_samples(trajectories, advantages), [-2, 0, 2, 0])
+    np.testing.assert_array_equal(per_sample(trajectories, advantages), [-2, 0, 2, 0])
     np.testing.assert_array_equal(memory["baseline"], [7, 0, 3, 0])
     np.testing.assert_array_equal(memory["seen"], [True, False, True, False])
 
     second = make_rewards((10, 12, 0, 6), valid=(1, 1, 0, 1))
     advantages, memory = call(trajectories, second, (2, 2, 2, 1), memory)
-    np.testing.assert_array_equal(of_samples(trajectories, advantages), [7, 9, 0, 0])
+    np.testing.assert_array_equal(per_sample(trajectories, advantages), [7, 9, 0, 0])
     np.testing.assert_array_equal(memory["baseline"], [7, 6, 5, 0])
     np.testing.assert_array_equal(memory["seen"], [True, True, True, False])
 
 
 def test_there_may_be_more_tasks_than_samples_and_more_than_places(
-    make_trajectories, make_rewards, of_samples
+    make_trajectories, make_rewards, per_sample
 ):
     trajectories = make_trajectories((1, 8))
     memory = RunningBaseline(max_tasks=4).initial_state()
     advantages, memory = call(trajectories, make_rewards((1, 3)), (3, 9), memory)
-    np.testing.assert_array_equal(of_samples(trajectories, advantages), [-1, 1])
+    np.testing.assert_array_equal(per_sample(trajectories, advantages), [-1, 1])
     np.testing.assert_array_equal(memory["baseline"], [0, 0, 0, 2])
 
 
@@ -55,7 +55,7 @@ def test_the_memory_begins_unseen_and_as_long_as_there_are_tasks():
 
 
 def test_a_single_sample_of_a_known_task_has_an_advantage(
-    make_trajectories, make_rewards, of_samples
+    make_trajectories, make_rewards, per_sample
 ):
     """The baseline is 5, then 0.75 x 5 + 0.25 x 9 = 6. An invalid sample changes no baseline."""
     trajectories = make_trajectories((1, 8))
@@ -65,5 +65,5 @@ def test_a_single_sample_of_a_known_task_has_an_advantage(
     }
     rewards = make_rewards((9, 0), valid=(1, 0))
     advantages, memory = call(trajectories, rewards, (0, 1), memory)
-    np.testing.assert_array_equal(of_samples(trajectories, advantages), [4, 0])
+    np.testing.assert_array_equal(per_sample(trajectories, advantages), [4, 0])
     np.testing.assert_array_equal(memory["baseline"], [6, 7, 0, 0])

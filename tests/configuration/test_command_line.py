@@ -342,3 +342,35 @@ def test_nothing_is_made_before_all_is_checked(toy, capsys, argv, sentence):
     assert error.count("\n") == 1
     assert not toy.jobs
     assert not list(toy.folder.iterdir())
+
+
+# An entry point that reads a run, such as rl4p.plan.
+
+
+def test_a_command_that_reads_a_run_has_its_configuration_and_leaves_its_folder_alone(toy):
+    """A plan for other devices must not change what a resumed run does."""
+    folder = toy.folder / "a run"
+    assert toy.run("seed=7", "group_size=3", f"hydra.run.dir='{folder}'") == 0
+    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    for words in ([f"run={folder}"], [str(folder)]):
+        out = toy.folder / f"out {len(toy.jobs)}"
+        assert toy.run(*words, "group_size=4", f"out={out}", reads_runs=True) == 0
+        config = toy.jobs[-1]
+        assert (config.seed, config.group_size, config.resume) == (7, 4, None)
+        assert (out / ".hydra" / "config.yaml").is_file()
+    assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
+
+
+def test_a_sweep_may_read_a_run(toy):
+    folder = toy.folder / "first"
+    assert toy.run("seed=7", f"hydra.run.dir={folder}") == 0
+    assert toy.run(f"run={folder}", "-m", "group_size=2,3", "out=swept", reads_runs=True) == 0
+    assert [(config.seed, config.group_size) for config in toy.jobs[1:]] == [(7, 2), (7, 3)]
+    assert (toy.folder / "swept" / "1" / ".hydra").is_dir()
+
+
+def test_a_command_that_reads_a_run_continues_none(toy, capsys):
+    assert toy.run("resume=a", reads_runs=True) == 2
+    assert capsys.readouterr().err == "resume is not a word of rl4p.toy: write run=a\n"
+    assert toy.run("run=nowhere", reads_runs=True) == 2
+    assert capsys.readouterr().err.startswith("run=nowhere is not the folder of a run: ")

@@ -28,7 +28,7 @@ printf '%s\n' "${{COMPREPLY[@]}}"
 def scripts(tmp_path_factory) -> Path:
     """A folder with the scripts that an installation makes for the entry points."""
     folder = tmp_path_factory.mktemp("bin")
-    for name in ("train", "plan"):
+    for name in ("train", "plan", "generate", "samples"):
         script = folder / f"rl4p-{name}"
         script.write_text(
             f"#!{sys.executable}\nimport sys\nfrom rl4p.{name} import main\nsys.exit(main())\n"
@@ -113,6 +113,23 @@ def test_runs_to_resume_are_completed(tab, tmp_path):
     (folder / ".hydra/config.yaml").write_text("")
     (folder / "metrics.jsonl").write_text("")
     assert tab("rl4p-train resume=o") == ["resume=outputs/runs/2026-11-23/10-00-00-1"]
+
+
+def test_the_words_of_a_command_are_completed(tab, tmp_path):
+    (tmp_path / "a.jsonl").touch()
+    assert tab("rl4p-samples r", script="rl4p-samples") == ["run=", "right="]
+    assert tab("rl4p-samples run=", script="rl4p-samples") == ["run=latest"]
+    assert tab("rl4p-samples file=./a", script="rl4p-samples") == ["file=./a.jsonl"]
+    assert tab("rl4p-samples --", script="rl4p-samples") == ["--help"]
+    assert tab("rl4p-samples group", script="rl4p-samples") == []
+
+
+def test_the_words_of_a_command_are_beside_the_keys_of_the_configuration(tab):
+    line = "rl4p-generate run=latest data=gsm8k "
+    assert tab(f"{line}s", script="rl4p-generate")[:3] == ["step=", "split=", "server="]
+    assert "seed=" in tab(f"{line}s", script="rl4p-generate")
+    assert tab(f"{line}data.pa", script="rl4p-generate") == ["data.path="]
+    assert tab("rl4p-generate --con", script="rl4p-generate") == ["--config-dir"]
 
 
 @pytest.mark.parametrize(

@@ -93,18 +93,6 @@ def test_a_run_of_several_processes_is_evaluated_by_one(run):
         assert config.mesh.dp == (1 if more else composed(*TRAINED).mesh.dp)
 
 
-def test_a_run_of_an_older_version_has_the_defaults_of_new_keys(run):
-    folder = run(*TRAINED)
-    path = folder / ".hydra" / "config.yaml"
-    saved = OmegaConf.load(path)
-    for key in ("samples", "tasks", "held_out", "pass_at_k", "seed", "rows"):
-        del saved.evaluation[key]
-    OmegaConf.save(saved, path)
-    _, config = read([f"run={folder}", "out=x"])
-    assert (config.evaluation.samples, config.evaluation.held_out) == (0, True)
-    assert read([f"run={folder}", "out=x", "evaluation.samples=2"])[1].evaluation.samples == 2
-
-
 def test_what_trained_the_run_is_not_needed(run):
     """An advantage of the user's own, which is not trusted here, does not act."""
     folder = run(*TRAINED)
@@ -136,7 +124,7 @@ def test_a_suite_is_one_file(run, tmp_path):
         "tasks: {long: {digits: 5}}\n"
     )
     for words in ([], [f"run={run(*TRAINED)}"]):
-        _, config = read([*words, "suite=mine", "out=x"], config_dir=str(tmp_path / "conf"))
+        _, config = read([*words, "suite=mine", "out=x", f"--config-dir={tmp_path / 'conf'}"])
         assert config.evaluation.tasks.long.digits == 5
         assert config.evaluation.samples == 2
         assert config.evaluation.held_out is True
@@ -153,12 +141,12 @@ def test_a_file_that_is_only_evaluated_needs_no_other():
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        ("out=", "Give out=FOLDER"),
-        ("run=", "run= is empty"),
-        ("step=3", "step=3 needs the run that it belongs to: run=FOLDER."),
-        ("average=true", "average=true needs the run"),
-        ("run=RUN step=two", "step=two is not a whole number."),
-        ("run=RUN average=yes", "average=yes is not one of true, false."),
+        ("out=", "out= has no value."),
+        ("run=", "run= has no value."),
+        ("step=3", "step and average select parameters of a run: add run=FOLDER."),
+        ("average=true", "step and average select parameters of a run"),
+        ("run=RUN step=two", "step must be a valid integer, not 'two'."),
+        ("run=RUN average=yes", "average must be a valid boolean, not 'yes'"),
         ("run=/nowhere", "run=/nowhere is not the folder of a run"),
         ("optimizer.learning_rate=1.0", "has no effect on an evaluation: leave it out (an eval"),
         ("run=RUN advantage=grpo", "advantage=grpo has no effect on an evaluation: leave it out"),
@@ -166,8 +154,8 @@ def test_a_file_that_is_only_evaluated_needs_no_other():
         ("run=RUN seed=3", "seed=3 has no effect on an evaluation: set evaluation.seed."),
         ("group_size=3", "group_size=3 has no effect on an evaluation: set evaluation.samples."),
         ("prompts_per_step=3", "set evaluation.rows."),
-        ("resume=x", "resume=x has no effect on an evaluation: set run."),
-        ("steps=3", "steps=3 has no effect on an evaluation: set step."),
+        ("resume=x", "resume is not a word of rl4p.evaluate: write run=x"),
+        ("steps=3", "steps is not a word of rl4p.evaluate: write step=3"),
         ("+model@teacher=tiny", "+model@teacher=tiny has no effect"),
         ("hydra.run.dir=x", "hydra.run.dir=x has no effect"),
         ("evaluation.every=3", "evaluation.every=3 has no effect"),

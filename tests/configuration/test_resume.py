@@ -1,3 +1,4 @@
+import json
 import os
 import shutil
 import subprocess
@@ -17,6 +18,7 @@ from rl4p.configuration.resume import (
     config_of_run,
     followed_by,
     saved_config,
+    with_config_dir,
 )
 from rl4p.errors import InputError
 
@@ -304,7 +306,7 @@ def test_a_folder_without_a_whole_configuration_is_no_run(tmp_path, text):
     with pytest.raises(InputError) as refused:
         saved_config(tmp_path, ("model", "seed"), ())
     assert str(refused.value) == (
-        f"resume={tmp_path} is not the folder of a run: .hydra/config.yaml is absent or broken."
+        f"run={tmp_path} is not the folder of a run: .hydra/config.yaml is absent or broken."
     )
 
 
@@ -415,3 +417,22 @@ def test_a_part_that_is_not_resolved_is_named_by_a_job(read, started):
     change(started, "rollout", "${missing}")
     with pytest.raises(InputError, match=r"is broken: Interpolation key 'missing' not found\.$"):
         read(started)
+
+
+def test_a_run_with_a_config_dir_names_it_if_it_is_left_out(tmp_path):
+    own = tmp_path / "own"
+    (own / ".hydra").mkdir(parents=True)
+    error = InputError("advantage=better does not exist (options: grpo).")
+    assert with_config_dir(error, own, Composer()) is error  # there is no hydra.yaml
+    written = {"hydra": {"runtime": {"config_sources": [{"provider": "main", "path": "conf"}]}}}
+    (own / ".hydra/hydra.yaml").write_text(json.dumps(written))
+    assert with_config_dir(error, own, Composer()) is error
+    written["hydra"]["runtime"]["config_sources"] += [{"provider": "command-line", "path": "/a"}]
+    (own / ".hydra/hydra.yaml").write_text(json.dumps(written))
+    assert str(with_config_dir(error, own, Composer())) == (
+        "advantage=better does not exist (options: grpo). "
+        "The run was started with --config-dir=/a: add it."
+    )
+    assert with_config_dir(error, own, Composer(config_dir=str(tmp_path))) is error
+    (own / ".hydra/hydra.yaml").write_text("hydra: [")
+    assert with_config_dir(error, own, Composer()) is error

@@ -5,8 +5,8 @@ import pytest
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from rl4p.configuration.composition import Composer
-from rl4p.configuration.hydra_node import check_hydra
 from rl4p.configuration.schema import check
+from rl4p.configuration.trust import check_hydra
 from rl4p.errors import InputError
 
 

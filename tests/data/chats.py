@@ -51,7 +51,7 @@ def plain(*texts):
 WORDS = r"[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 
 
-def of_bytes(special, words=WORDS, *, trim_offsets=False):
+def byte_level(special, words=WORDS, *, trim_offsets=False):
     """Returns a tokenizer of bytes that splits words as Qwen and Llama 3, and joins newlines."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     vocabulary = {symbol: i for i, symbol in enumerate([*alphabet, "ĊĊ", "ĠH", "ello", "el", "lo"])}
@@ -66,7 +66,7 @@ def of_bytes(special, words=WORDS, *, trim_offsets=False):
     return made
 
 
-def of_sentences(special):
+def metaspace(special):
     """Returns a tokenizer that writes a space as ▁ and puts one before a text that begins."""
     letters = ["<unk>", "▁", *map(chr, range(33, 127)), "\n", "▁H", "▁It"]
     merges = [("▁", "H"), ("▁", "I"), ("▁I", "t")]
@@ -94,15 +94,15 @@ MISTRAL = [
 
 # Tokenizer, first token, and the end tokens, the tokenizer's own first.
 MODELS = {
-    "qwen2_5": (lambda: of_bytes(QWEN), None, ["<|im_end|>", "<|endoftext|>"]),
-    "qwen3": (lambda: of_bytes(QWEN), None, ["<|im_end|>", "<|endoftext|>"]),
+    "qwen2_5": (lambda: byte_level(QWEN), None, ["<|im_end|>", "<|endoftext|>"]),
+    "qwen3": (lambda: byte_level(QWEN), None, ["<|im_end|>", "<|endoftext|>"]),
     "llama3": (
-        lambda: of_bytes(LLAMA, trim_offsets=True),
+        lambda: byte_level(LLAMA, trim_offsets=True),
         "<|begin_of_text|>",
         ["<|eot_id|>", "<|end_of_text|>", "<|eom_id|>"],
     ),
-    "gemma3": (lambda: of_sentences(GEMMA), "<bos>", ["<eos>", "<end_of_turn>"]),
-    "mistral": (lambda: of_sentences(MISTRAL), "<s>", ["</s>"]),
+    "gemma3": (lambda: metaspace(GEMMA), "<bos>", ["<eos>", "<end_of_turn>"]),
+    "mistral": (lambda: metaspace(MISTRAL), "<s>", ["</s>"]),
 }
 
 

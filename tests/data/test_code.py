@@ -1,5 +1,3 @@
-import json
-
 import pytest
 
 from rl4p.configuration import compose
@@ -15,16 +13,6 @@ CALLS = {
     "answer": "#### of one line\ndef f(x): return x * x\n",
 }
 OUTPUTS = {"question": "Print the sum.", "tests": [{"input": "1 2", "output": "3"}]}
-
-
-@pytest.fixture
-def write(tmp_path):
-    def write(rows, name="code.jsonl"):
-        path = tmp_path / name
-        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-        return str(path)
-
-    return write
 
 
 def test_rows_have_the_metadata_that_the_term_reads(write):
@@ -48,7 +36,7 @@ def test_rows_have_the_metadata_that_the_term_reads(write):
 )
 def test_a_row_without_tests_that_can_run_is_refused_with_its_line(write, tests):
     path = write([CALLS, {"question": "x", "tests": tests}])
-    with pytest.raises(InputError, match=r'code\.jsonl, line 2: no tests under "tests": write a'):
+    with pytest.raises(InputError, match=r'rows\.jsonl, line 2: no tests under "tests": write a'):
         Code(path=path).train()
 
 
@@ -76,14 +64,14 @@ def test_other_names_of_the_fields(write):
         reference_key="result",
         metadata_keys=("kind",),
     )
-    (found,) = data.train()
-    assert (found.question, found.solution, found.answer) == ("Square x.", "?", "9")
-    assert found.metadata == {
+    (question,) = data.train()
+    assert (question.question, question.solution, question.answer) == ("Square x.", "?", "9")
+    assert question.metadata == {
         "kind": "easy",
         "tests": ["assert f(3) == 9"],
         "setup": "import re",
     }
-    assert data.held_out() == [found]
+    assert data.held_out() == [question]
 
 
 def test_generated_questions_are_held_out_and_the_same_in_every_run():

@@ -45,14 +45,14 @@ def rows(policy):
         assert dropped == 0
         own = replace(policy, tokenizer=tokenizer, end_ids=end_ids, pad_id=end_ids[0])
         longest = max(len(prompt.demonstration.tokens) for prompt in prompts)
-        found = Demonstrations(max_response_tokens=longest + 3)(
+        rollout = Demonstrations(max_response_tokens=longest + 3)(
             own, None, prompts, group_size=1, key=None, version=0
         )
         config = replace(policy.decoder.config, vocabulary=len(tokenizer))
         check_rollout(
-            found, replace(own, decoder=replace(policy.decoder, config=config)), version=0
+            rollout, replace(own, decoder=replace(policy.decoder, config=config)), version=0
         )
-        drawn = found[0]
+        drawn = rollout[0]
         columns = zip(
             *map(np.asarray, (drawn.tokens_BT, drawn.response_mask_BT, drawn.segment_ids_BT)),
             strict=True,
@@ -62,34 +62,21 @@ def rows(policy):
     return rows
 
 
-def test_qwen2_5(rows):
-    question, golden = QWEN2_5
-    assert rows(*model("qwen2_5"), question) == golden
-
-
-def test_qwen2_5_says_its_own_system_prompt_and_speaks_before_a_call(rows):
-    question, golden = QWEN2_5_BEFORE_CALLS
-    assert rows(*model("qwen2_5"), question) == golden
-
-
-def test_qwen3_with_thoughts_trains_each_answer_before_its_thoughts_are_dropped(rows):
-    question, golden = QWEN3_THOUGHTS
-    assert rows(*model("qwen3"), question) == golden
-
-
-def test_qwen3_without_thoughts_does_not_train_the_empty_ones(rows):
-    question, golden = QWEN3_SILENT
-    assert rows(*model("qwen3"), question, template={"enable_thinking": False}) == golden
-
-
-def test_llama3_of_which_the_pad_token_is_an_end_token(rows):
-    question, golden = LLAMA3_1
-    assert rows(*model("llama3"), question) == golden
-
-
-def test_gemma3_ends_a_message_with_another_token_than_a_text(rows):
-    question, golden = GEMMA3
-    assert rows(*model("gemma3"), question) == golden
+@pytest.mark.parametrize(
+    ("name", "case", "template"),
+    [
+        ("qwen2_5", QWEN2_5, {}),
+        ("qwen2_5", QWEN2_5_BEFORE_CALLS, {}),  # with its own system prompt
+        ("qwen3", QWEN3_THOUGHTS, {}),  # each answer before its thoughts are dropped
+        ("qwen3", QWEN3_SILENT, {"enable_thinking": False}),  # empty thoughts are not trained
+        ("llama3", LLAMA3_1, {}),  # the pad token is an end token
+        ("gemma3", GEMMA3, {}),  # a message ends with another token than a text
+    ],
+    ids=["qwen2.5", "before a call", "thoughts", "silent", "llama3", "gemma3"],
+)
+def test_the_trained_tokens_of_a_family(rows, name, case, template):
+    question, golden = case
+    assert rows(*model(name), question, template=template) == golden
 
 
 def test_mistral(rows):
@@ -121,17 +108,17 @@ def test_an_answer_is_trained_behind_the_very_prompt_that_asks_for_it(name):
     tokenizer, end_ids = model(name)
     messages = plain("Hi", "Hello.", "2+3?", "It is 5.", "Bye", "Bye.")
     prompts, _ = encoded(tokenizer, end_ids, conversation(messages))
-    found = {}
+    before = {}
     for prompt in prompts:
         tokens = [*prompt.tokens, *prompt.demonstration.tokens]
-        found |= {start: tokens[:start] for start, _ in prompt.demonstration.trained}
+        before |= {start: tokens[:start] for start, _ in prompt.demonstration.trained}
     asked = []
     for count in (1, 3, 5):
         question = conversation(messages[:count])
         options = {"system_prompt": None, "max_prompt_tokens": 10_000}
         (prompt,), _ = encode_prompts([question], tokenizer, **options)
         asked.append(list(prompt.tokens))
-    assert [found[start] for start in sorted(found)] == asked
+    assert [before[start] for start in sorted(before)] == asked
 
 
 TAGGED = (
@@ -252,8 +239,8 @@ def test_a_history_that_tags_rewrite_becomes_rows_too(rows):
 
 def test_a_policy_stops_at_the_first_end_token_so_that_nothing_after_it_is_trained(rows):
     chat = plain("Hi", "Hello.<|im_end|> More.", "Bye", "Bye.")
-    (found,) = rows(*model("qwen2_5"), conversation(chat))
-    assert found.endswith(
+    (row,) = rows(*model("qwen2_5"), conversation(chat))
+    assert row.endswith(
         "<|im_start|>assistant\n«Hello.<|im_end|>» More.<|im_end|>\n<|im_start|>user\nBye<|im_end|>"
         "\n<|im_start|>assistant\n«Bye.<|im_end|>»"
     )
@@ -308,12 +295,12 @@ def test_questions_without_messages_are_encoded_as_ever(policy):
     before = encode_prompts(questions, policy.tokenizer, **options)
     assert encode_demonstrations(questions, policy.tokenizer, **options, **ends) == before
     chat = conversation(plain("dd", "ee"))
-    found, dropped = encode_demonstrations(
+    prompts, dropped = encode_demonstrations(
         [questions[0], chat, *questions[1:]], policy.tokenizer, **options, **ends
     )
-    assert [prompt.id for prompt in found] == ["0", "c", "1"]
-    assert [prompt for prompt in found if prompt.messages is None] == before[0]
+    assert [prompt.id for prompt in prompts] == ["0", "c", "1"]
+    assert [prompt for prompt in prompts if prompt.messages is None] == before[0]
     assert dropped == before[1] == 1
-    assert found[1].system_prompt == "Go"
-    text = policy.tokenizer.decode([*found[1].tokens, *found[1].demonstration.tokens])
+    assert prompts[1].system_prompt == "Go"
+    text = policy.tokenizer.decode([*prompts[1].tokens, *prompts[1].demonstration.tokens])
     assert text == "<|system|>Go<|end|><|user|>dd<|end|><|assistant|>ee<|end|>"

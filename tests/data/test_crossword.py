@@ -1,5 +1,3 @@
-import json
-
 import pytest
 
 from rl4p.data.crossword import Crossword
@@ -12,16 +10,6 @@ ROWS = [
     {"clue": "Research, for short ", "answer": "R&D"},
     {"clue": "Opposite of yes (2 letters)", "answer": "no"},
 ]
-
-
-@pytest.fixture
-def write(tmp_path):
-    def write(rows, name="clues.jsonl"):
-        path = tmp_path / name
-        path.write_text("\n".join(map(json.dumps, rows)))
-        return str(path)
-
-    return write
 
 
 def test_the_facts_are_split_and_the_same_in_every_run():
@@ -90,7 +78,7 @@ def test_options_that_cannot_act_are_refused(options, message):
 
 
 def test_bad_rows_are_refused_with_their_place(write):
-    with pytest.raises(InputError, match=r'clues\.jsonl, line 2: no text under "answer"'):
+    with pytest.raises(InputError, match=r'rows\.jsonl, line 2: no text under "answer"'):
         Crossword(path=write([ROWS[0], {"clue": "x"}])).train()
     path = write([{"clue": "x", "answer": "42"}])
     with pytest.raises(InputError, match=r"answer '42' to the clue 'x' has no letters A-Z"):

@@ -28,13 +28,13 @@ def test_the_canonical_form(text, letters):
 
 @given(st.lists(st.integers(1, 0xD7FF).map(chr), max_size=20).map("".join))
 def test_the_canonical_form_has_letters_only_and_is_its_own(text):
-    found = canonical(text)
-    assert all("A" <= letter <= "Z" for letter in found)
-    assert canonical(found) == found == canonical(unicodedata.normalize("NFC", text))
+    letters = canonical(text)
+    assert all("A" <= letter <= "Z" for letter in letters)
+    assert canonical(letters) == letters == canonical(unicodedata.normalize("NFC", text))
 
 
 @pytest.mark.parametrize(
-    ("text", "found"),
+    ("text", "contained"),
     [
         ("It is New York.", True),
         ("NEWYORK", True),
@@ -47,8 +47,8 @@ def test_the_canonical_form_has_letters_only_and_is_its_own(text):
         ("", False),
     ],
 )
-def test_whole_words_are_found(text, found):
-    assert contains(text, "New York") is found
+def test_whole_words_are_found(text, contained):
+    assert contains(text, "New York") is contained
 
 
 def test_an_answer_without_letters_is_nowhere():

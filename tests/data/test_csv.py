@@ -48,7 +48,7 @@ def test_long_fields(read):
         (b"question,answer\n1,2\n\xff,4\n", r"rows\.csv, line 3: not UTF-8"),
         ('question,answer\n"1,2\n', r"rows\.csv, line 2: not CSV"),
         ("question,gold\n1,2\n", r"rows\.csv, line 1: no column \"answer\"; .*'gold'"),
-        ("question,question\n1,2\n", r"the column names \['question'\] stand there twice"),
+        ("question,question\n1,2\n", r"the column names \['question'\] occur twice"),
     ],
     ids=range(10),
 )

@@ -30,9 +30,9 @@ from rl4p.data.expression import parse
     ],
 )
 def test_expressions_have_numbers_and_an_exact_value(text, numbers, value):
-    found = parse(text)
-    assert found is not None
-    assert (found.numbers, found.value) == (numbers, value)
+    expression = parse(text)
+    assert expression is not None
+    assert (expression.numbers, expression.value) == (numbers, value)
 
 
 @pytest.mark.parametrize(
@@ -54,9 +54,9 @@ def test_bombs_are_refused_at_once(bomb):
 
 
 def test_the_largest_expression_is_evaluated():
-    found = parse("*".join(["999999999"] * 20))
-    assert found is not None
-    assert found.value == 999_999_999**20
+    expression = parse("*".join(["999999999"] * 20))
+    assert expression is not None
+    assert expression.value == 999_999_999**20
     assert parse("(" * 99 + "1" + ")" * 99) is not None
 
 

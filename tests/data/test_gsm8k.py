@@ -9,10 +9,8 @@ ROWS = [{"question": f"{n}+1?", "answer": f"so #### {n + 1}"} for n in range(8)]
 
 
 @pytest.fixture
-def file(tmp_path):
-    path = tmp_path / "train.jsonl"
-    path.write_text("".join(json.dumps(row) + "\n" for row in ROWS))
-    return str(path)
+def file(write):
+    return write(ROWS)
 
 
 @pytest.fixture
@@ -40,8 +38,8 @@ def hub(tmp_path, monkeypatch):
 
 def test_the_name_on_the_hub():
     hub = GSM8K().hub
-    found = (hub.path, hub.subset, hub.split, hub.held_out_split)
-    assert found == ("openai/gsm8k", "main", "train", "test")
+    names = (hub.path, hub.subset, hub.split, hub.held_out_split)
+    assert names == ("openai/gsm8k", "main", "train", "test")
 
 
 def test_the_hub_has_the_questions_of_the_files(hub, file):

@@ -10,17 +10,6 @@ def row(question="1+1?", answer="One and one. #### 2", **more):
     return json.dumps({"question": question, "answer": answer} | more)
 
 
-@pytest.fixture
-def write(tmp_path):
-    def write(content, name="rows.jsonl"):
-        path = tmp_path / name
-        content = "\n".join(content) if isinstance(content, list) else content
-        path.write_bytes(content.encode() if isinstance(content, str) else content)
-        return str(path)
-
-    return write
-
-
 def test_a_row_in_the_format_of_gsm8k(write):
     data = JSONLines(path=write([row(), "", row("2+2?", "4\n")]), held_out_size=0, task="gsm8k")
     first, second = data.train()
@@ -71,24 +60,13 @@ def test_a_bad_row_is_named_by_file_and_line(write, bad, message):
         assert len(str(error.value)) < 400
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [("", "has no rows"), ("\n \n", "has no rows"), (None, "cannot be read: No such file")],
-)
-def test_a_file_without_rows_is_named_with_its_key(write, content, message):
-    good, bad = (
-        write([row()], "good.jsonl"),
-        "/nowhere.jsonl" if content is None else write(content),
-    )
-    with pytest.raises(InputError, match=rf"data\.path={bad} {message}"):
+@pytest.mark.parametrize("content", ["", "\n \n"])
+def test_a_file_without_rows_is_named_with_its_key(write, content):
+    good, bad = write([row()], "good.jsonl"), write(content)
+    with pytest.raises(InputError, match=rf"data\.path={bad} has no rows"):
         JSONLines(path=bad).train()
-    with pytest.raises(InputError, match=rf"data\.held_out_path={bad} {message}"):
+    with pytest.raises(InputError, match=rf"data\.held_out_path={bad} has no rows"):
         JSONLines(path=good, held_out_path=bad).held_out()
-
-
-def test_a_folder_is_no_file(tmp_path):
-    with pytest.raises(InputError, match=r"data\.path=.* cannot be read: Is a directory"):
-        JSONLines(path=str(tmp_path)).train()
 
 
 def test_held_out_rows_are_apart_and_do_not_depend_on_the_order_of_the_file(write):

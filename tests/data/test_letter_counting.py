@@ -4,7 +4,6 @@ import pytest
 
 from rl4p.data.answer import final_answer
 from rl4p.data.letter_counting import LetterCounting, counting
-from rl4p.errors import InputError
 
 
 def test_a_word_counted_by_hand():
@@ -22,14 +21,6 @@ def test_every_answer_is_the_count():
         assert re.fullmatch("[a-e]{2,6}", word)
         assert row.answer == str(word.count(letter)) == final_answer(row.solution or "")
     assert {len(row.question.split()[-1]) for row in rows} == {2, 3, 4, 5, 6}
-
-
-def test_no_question_is_asked_twice_or_held_out_and_trained_on():
-    data = LetterCounting(train_size=500, held_out_size=100)
-    rows = [*data.train(), *data.held_out()]
-    assert len({row.question for row in rows}) == len(rows) == 600
-    assert LetterCounting(train_size=500, held_out_size=100).train() == data.train()
-    assert LetterCounting(train_size=500, held_out_size=100, seed=1).train() != data.train()
 
 
 def test_the_share_of_the_letter_is_the_one_asked_for():
@@ -53,8 +44,3 @@ def test_the_share_of_the_letter_is_the_one_asked_for():
 def test_options_that_make_no_question_are_refused(options, message):
     with pytest.raises(ValueError, match=message):
         LetterCounting(**options)
-
-
-def test_too_many_questions_are_refused():
-    with pytest.raises(InputError, match="only 8 different questions"):
-        LetterCounting(shortest=2, longest=2, letters="ab", train_size=9, held_out_size=1).train()

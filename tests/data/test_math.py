@@ -1,5 +1,3 @@
-import json
-
 import pytest
 
 from rl4p.configuration import compose
@@ -12,16 +10,6 @@ ROWS = [
     {"problem": "1 + 1?", "solution": r"Not \boxed{3}, but \boxed{2}."},
     {"problem": "2 + 2?", "solution": r"\boxed{4}"},
 ]
-
-
-@pytest.fixture
-def write(tmp_path):
-    def write(rows, name="math.jsonl"):
-        path = tmp_path / name
-        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-        return str(path)
-
-    return write
 
 
 def test_the_reference_is_what_stands_in_the_last_box(write):

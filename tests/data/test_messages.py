@@ -84,8 +84,8 @@ def test_what_is_no_conversation_is_refused_with_its_place(value, message):
 
 def test_the_tools_of_a_conversation():
     tools = [{"type": "function", "function": {"name": "add", "description": None}}]
-    found = ({"type": "function", "function": {"name": "add"}},)
-    assert tools_of(tools, "f") == tools_of(json.dumps(tools), "f") == found
+    expected = ({"type": "function", "function": {"name": "add"}},)
+    assert tools_of(tools, "f") == tools_of(json.dumps(tools), "f") == expected
     for none in (None, MISSING, [], "[]", "null"):
         assert tools_of(none, "f") is None
     for bad in ("add", ["add"], {"name": "add"}, 3):

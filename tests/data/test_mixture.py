@@ -119,6 +119,6 @@ def test_a_mixture_of_the_command_line():
     assert Counter(q.task for q in questions) == {"short": 64, "long": 128}
 
 
-@pytest.mark.parametrize(("count", "found"), [(2, "ab"), (3, "abc"), (7, "abcabca")])
-def test_repetition(count, found):
-    assert "".join(repeated(list("abc"), count)) == found
+@pytest.mark.parametrize(("count", "expected"), [(2, "ab"), (3, "abc"), (7, "abcabca")])
+def test_repetition(count, expected):
+    assert "".join(repeated(list("abc"), count)) == expected

@@ -108,7 +108,7 @@ def differing():
     pytest.importorskip("reasoning_gym")
 
     def differing(size, *names):
-        found = []
+        outputs = []
         for seed in "12":
             done = subprocess.run(
                 [sys.executable, "-c", MAKE, str(size), *names],
@@ -116,8 +116,8 @@ def differing():
                 check=True,
                 env=os.environ | {"PYTHONHASHSEED": seed},
             )
-            found.append(set(done.stdout.splitlines()))
-        return {line.split()[0].decode() for line in found[0] - found[1]}
+            outputs.append(set(done.stdout.splitlines()))
+        return {line.split()[0].decode() for line in outputs[0] - outputs[1]}
 
     return differing
 

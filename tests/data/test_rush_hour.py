@@ -27,12 +27,12 @@ def test_the_answer_of_every_board_is_a_shortest_solution(size, walls, seed):
     rows = [*data.held_out(), *data.train()]
     assert len(rows) == 12
     for row, board in zip(rows, boards(rows), strict=True):
-        moves, found = strict_moves(row.answer), solve(board)
+        moves, solution = strict_moves(row.answer), solve(board)
         assert moves is not None
-        assert found is not None
+        assert solution is not None
         last, made = play(board, moves)
         assert last.solved
-        assert made == len(moves) == len(found) == row.metadata["moves"]
+        assert made == len(moves) == len(solution) == row.metadata["moves"]
         assert 1 <= made <= most
         assert len(board.walls) == walls
         assert board.size == size
@@ -78,9 +78,9 @@ def test_the_first_boards_are_the_same_on_every_machine():
 
 
 def test_the_difficulty_is_mixed():
-    found = Counter(row.metadata["moves"] for row in SMALL.train())
-    assert set(found) >= {2, 3, 4}
-    assert found[3] > 30
+    counts = Counter(row.metadata["moves"] for row in SMALL.train())
+    assert set(counts) >= {2, 3, 4}
+    assert counts[3] > 30
 
 
 def test_pieces_are_named_in_the_order_of_their_first_cells():

@@ -18,7 +18,7 @@ BOARD = "oAABCooBCoooDDoo"
 
 def next_texts(text: str, size: int) -> set[str]:
     """Returns the boards after one move: every piece is shifted cell by cell while it fits."""
-    found = set()
+    texts_after = set()
     for name in set(text) - set("ox"):
         cells = [i for i, cell in enumerate(text) if cell == name]
         horizontal = cells[1] == cells[0] + 1
@@ -35,8 +35,8 @@ def next_texts(text: str, size: int) -> set[str]:
                 for i in after:
                     letters[i] = name
                 now, current = after, "".join(letters)
-                found.add(current)
-    return found
+                texts_after.add(current)
+    return texts_after
 
 
 def at_exit(text: str, size: int) -> bool:

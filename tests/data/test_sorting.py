@@ -4,7 +4,6 @@ import pytest
 
 from rl4p.data.answer import final_answer
 from rl4p.data.sorting import Sorting, sorting
-from rl4p.errors import InputError
 
 
 def test_a_list_sorted_by_hand():
@@ -27,16 +26,6 @@ def test_every_answer_is_the_sorted_list():
     assert any(word in ("0", "30") for row in rows for word in row.answer.split())
 
 
-def test_no_question_is_asked_twice_or_held_out_and_trained_on():
-    data = Sorting(train_size=500, held_out_size=100)
-    rows = [*data.train(), *data.held_out()]
-    assert len({row.question for row in rows}) == len(rows) == 600
-    assert Sorting(train_size=500, held_out_size=100).train() == data.train()
-    assert Sorting(train_size=500, held_out_size=100, seed=1).train() != data.train()
-
-
 def test_lists_that_cannot_be_made_are_refused():
     with pytest.raises(ValueError, match="shortest=6 is more than longest=5"):
         Sorting(shortest=6)
-    with pytest.raises(InputError, match="only 4 different questions"):
-        Sorting(shortest=2, longest=2, largest=1, train_size=4, held_out_size=1).train()

@@ -46,8 +46,8 @@ all_rows, largest, shared = run(of_rows, jnp.int32(1), rows, REPLICATED)
 assert (int(all_rows), int(largest), int(shared)) == (int(rows.sum()), 15, 4)
 
 # Each device has its own rows.
-found = run(lambda shared, rows: rows * shared, jnp.int32(3), rows, ROWS)
-np.testing.assert_array_equal(found, rows * 3)
+scaled = run(lambda shared, rows: rows * shared, jnp.int32(3), rows, ROWS)
+np.testing.assert_array_equal(scaled, rows * 3)
 
 # A gradient is that of one device: parts along fsdp, gathered in bfloat16, are added up once.
 random = np.random.default_rng(0)
@@ -55,7 +55,7 @@ params = {
     "embedding": random.normal(size=(4, 8)).astype(np.float32),
     "norm": {"scale": random.normal(size=8).astype(np.float32)},
 }
-lying = jax.device_put(params, param_shardings(mesh, params))
+sharded = jax.device_put(params, param_shardings(mesh, params))
 dtypes = []
 
 def loss(params, rows, dtype):
@@ -72,7 +72,7 @@ def gradient(dtype):
 for dtype, tolerance in (("float32", 1e-5), ("bfloat16", 5e-2)):
     ours = jax.jit(
         lambda p, r, dtype=dtype: on_rows(mesh, gradient(dtype), p, r, results=collectives.parts(p))
-    )(lying, rows)
+    )(sharded, rows)
     expected = jax.grad(loss)(params, rows, "float32")
     for a, b in zip(jax.tree.leaves(ours), jax.tree.leaves(expected), strict=True):
         np.testing.assert_allclose(a, b, rtol=tolerance, atol=tolerance)
@@ -100,8 +100,8 @@ np.testing.assert_array_equal(added["embedding"], np.full((2, 4), 1 + 2.0**-9, n
 def steps(shared, rows):
     return jnp.reshape(partition.in_step(rows[0, 0]), (1, 1))
 
-found = run(steps, jnp.int32(0), rows, ROWS)
-np.testing.assert_array_equal(found[:, 0], [4, 4, 12, 12])
+counts = run(steps, jnp.int32(0), rows, ROWS)
+np.testing.assert_array_equal(counts[:, 0], [4, 4, 12, 12])
 """
 
 

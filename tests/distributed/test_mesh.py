@@ -22,7 +22,7 @@ from rl4p.learner.kl import none as kl
 from rl4p.distributed import placement
 from rl4p.distributed.mesh import Mesh
 from rl4p.learner.objective import Objective
-from rl4p.learner.logprobs import score_tokens
+from rl4p.learner.logprobs import ScoreOptions, score_tokens
 from rl4p.model.scratch import Scratch
 from rl4p.learner.optimizer.adamw import AdamW
 from rl4p.rollout.continuous import Continuous
@@ -35,7 +35,7 @@ from rl4p.update.reinforce import Reinforce
 samplers = [sampler(max_response_tokens=8) for sampler in (NaiveSampler, Continuous)]
 optimizer = AdamW(learning_rate=1e-3)
 # 16 rows, two on each device; with one device in microbatches of four
-objective = Objective(
+terms = dict(
     update=Reinforce(tokens_per_microbatch=4 * 24), correction=correction.NONE(), kl=kl.NONE(),
     entropy=entropy.NONE(), critic=critic.NONE(),
 )
@@ -82,14 +82,15 @@ def run(mesh, sampler, system_prompt=None, max_prompt_tokens=16):
         loss_mask_BT=sampled.response_mask_BT & rewards.valid_B[:, None],
         scores={},
     )
-    scores = score_tokens(
-        policy.decoder, params, sampled, sampler.sampling, names=("logprobs", "entropy"),
-        microbatching=Microbatching(tokens=4 * 24), mesh=mesh,
-    )
+    model = dict(decoder=policy.decoder, sampling=sampler.sampling, mesh=mesh)
+    microbatching = Microbatching(tokens=4 * 24)
+    options = ScoreOptions(names=("logprobs", "entropy"), microbatching=microbatching, **model)
+    scores = score_tokens(options, params, sampled)
+    objective = Objective(**terms, **model)
     places = [x.sharding for x in jax.tree.leaves((state.params, state.optimizer_state))]
     for step in range(3):
         state, metrics = gradient_step(
-            objective, policy.decoder, sampler.sampling, optimizer, {}, state, batch, {}, mesh
+            objective, optimizer, {}, state, batch, {}
         )
         if not step:
             moments = state.optimizer_state[1][0].mu  # a tenth of the gradient
@@ -97,7 +98,7 @@ def run(mesh, sampler, system_prompt=None, max_prompt_tokens=16):
     arrays = jax.tree.leaves((state.params, state.optimizer_state))
     for place, x in zip(places, arrays, strict=True):
         assert x.sharding.is_equivalent_to(place, x.ndim)
-    assert shares_prompts(objective, sampled, mesh) is (system_prompt is not None)
+    assert shares_prompts(objective, sampled) is (system_prompt is not None)
     return jax.device_get(
         (greedy.tokens_BT, sampled.tokens_BT, state.params, moments, metrics, scores)
     )
@@ -146,10 +147,10 @@ mesh = Mesh(shape="1,2,2")
 model = dict(width=32, layers=2, heads=4, feed_forward_width=64)
 policy, params = Scratch(**model, num_kv_heads=2).build(mesh, jax.random.key(0))
 tokens, rows = np.ones((4, 16), np.int32), np.arange(8)
-found = prefill(
+prefilled = prefill(
     policy.decoder, policy.for_sampling(params), *mesh.shard_rows((tokens, tokens > 0)), mesh
 )
-cache = rearranged(None, found, rows, rows // 2, rows >= 0, 24, mesh)
+cache = rearranged(None, prefilled, rows, rows // 2, rows >= 0, 24, mesh)
 for x in jax.tree.leaves(cache.layers):
     assert x.addressable_shards[0].data.shape == (4, 1, *x.shape[2:])  # of [8, 2, ...]
 try:
@@ -191,7 +192,7 @@ def test_one_device_and_eight_sample_and_train_alike(on_devices, arguments):
 def test_a_mesh_of_devices_that_are_not_there_is_refused():
     there = jax.device_count()
     with pytest.raises(
-        InputError, match=rf"mesh\.dp=1000 asks for 1000 devices, but there are {there}\."
+        InputError, match=rf"mesh\.dp=1000 needs 1000 devices, but there are {there}\."
     ):
         Mesh(dp=1000).size  # noqa: B018
 
@@ -208,7 +209,7 @@ def test_some_device_must_be_left_for_updates():
         Mesh(rollout_devices=there).size  # noqa: B018
 
 
-def test_all_devices_are_taken_unless_told():
+def test_all_devices_are_taken_by_default():
     assert Mesh().size == jax.device_count()
     assert Mesh(dp=1).size == 1
 

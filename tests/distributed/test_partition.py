@@ -50,22 +50,22 @@ def test_every_large_parameter_is_divided_along_both_axes(options):
 
 
 def test_products_are_divided_so_that_one_sum_ends_each_half_of_a_layer():
-    found = by_name(partition.specs(shapes()))
-    assert found["embedding"] == PartitionSpec("tp", "fsdp")
+    specs = by_name(partition.specs(shapes()))
+    assert specs["embedding"] == PartitionSpec("tp", "fsdp")
     for name in ("query", "key", "value", "gate", "up"):
-        assert found[f"layers/{name}/kernel"] == PartitionSpec(None, "fsdp", "tp")
+        assert specs[f"layers/{name}/kernel"] == PartitionSpec(None, "fsdp", "tp")
     for name in ("output", "down"):
-        assert found[f"layers/{name}/kernel"] == PartitionSpec(None, "tp", "fsdp")
-    assert found["layers/query/bias"] == PartitionSpec(None, "tp")
-    assert found["norm/scale"] == PartitionSpec()
+        assert specs[f"layers/{name}/kernel"] == PartitionSpec(None, "tp", "fsdp")
+    assert specs["layers/query/bias"] == PartitionSpec(None, "tp")
+    assert specs["norm/scale"] == PartitionSpec()
 
 
 def test_an_adapter_lies_as_the_matrix_beside_it():
-    found = by_name(partition.specs(shapes(lora=3)))
-    assert found["layers/query/lora_a"] == PartitionSpec(None, "fsdp", None)
-    assert found["layers/query/lora_b"] == PartitionSpec(None, None, "tp")
-    assert found["layers/down/lora_a"] == PartitionSpec(None, "tp", None)
-    assert found["layers/down/lora_b"] == PartitionSpec(None, None, "fsdp")
+    specs = by_name(partition.specs(shapes(lora=3)))
+    assert specs["layers/query/lora_a"] == PartitionSpec(None, "fsdp", None)
+    assert specs["layers/query/lora_b"] == PartitionSpec(None, None, "tp")
+    assert specs["layers/down/lora_a"] == PartitionSpec(None, "tp", None)
+    assert specs["layers/down/lora_b"] == PartitionSpec(None, None, "fsdp")
 
 
 def test_one_axis_of_the_mesh_never_divides_a_parameter_twice(monkeypatch):
@@ -121,12 +121,12 @@ def test_sizes_of_the_axes():
     assert Mesh(dp=1, fsdp=-1, tp=2).sizes(8, 8) == (1, 4, 2)
     assert Mesh(dp=2, tp=2).sizes(8, 8) == (2, 1, 2)  # four devices are not used
     assert Mesh(shape="fsdp:4").sizes(8, 8) == (1, 4, 1)
-    with pytest.raises(InputError, match=r"mesh\.dp=-1 mesh\.fsdp=3 asks for 3 devices"):
+    with pytest.raises(InputError, match=r"mesh\.dp=-1 mesh\.fsdp=3 needs 3 devices"):
         Mesh(fsdp=3).sizes(8, 8)
     for options, words in (
-        ({"dp": 1, "fsdp": 3, "tp": -1}, "mesh.fsdp=3 mesh.tp=-1 asks for 3 devices"),
+        ({"dp": 1, "fsdp": 3, "tp": -1}, "mesh.fsdp=3 mesh.tp=-1 needs 3 devices"),
         ({"dp": -1, "fsdp": -1}, "mesh.dp=-1 mesh.fsdp=-1 is not a valid shape"),
-        ({"dp": 4, "tp": 4}, "asks for 16 devices, but there are 8"),
+        ({"dp": 4, "tp": 4}, "needs 16 devices, but there are 8"),
     ):
         with pytest.raises(InputError, match=words):
             Mesh(**options).sizes(8, 8)
@@ -177,9 +177,9 @@ def test_what_has_a_parameter_s_name_and_another_shape_is_whole():
     """Factored second moments have the parameter's name, but only its rows or columns."""
     params = shapes()
     state = {"rows": jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[:-1], x.dtype), params)}
-    found = by_name(partition.specs_beside(state, params))
-    assert found["rows/layers/up/kernel"] == PartitionSpec()
-    assert found["rows/embedding"] == PartitionSpec()
+    specs = by_name(partition.specs_beside(state, params))
+    assert specs["rows/layers/up/kernel"] == PartitionSpec()
+    assert specs["rows/embedding"] == PartitionSpec()
     beside = by_name(partition.specs_beside({"mu": params, "count": jnp.int32(0)}, params))
     assert beside["mu/layers/up/kernel"] == PartitionSpec(None, "fsdp", "tp")
     assert beside["count"] == PartitionSpec()
@@ -208,9 +208,9 @@ def test_the_rules_by_name():
         "num_kv_heads": "tp",
         "feed_forward": "tp",
     }
-    found = by_name(partition.specs(shapes(experts=4, labels=0)))
-    assert found["layers/experts/gate"] == PartitionSpec(None, None, "fsdp", "tp")
-    assert found["layers/experts/down"] == PartitionSpec(None, None, "tp", "fsdp")
+    specs = by_name(partition.specs(shapes(experts=4, labels=0)))
+    assert specs["layers/experts/gate"] == PartitionSpec(None, None, "fsdp", "tp")
+    assert specs["layers/experts/down"] == PartitionSpec(None, None, "tp", "fsdp")
     along_tp = by_name(partition.specs(shapes(), ("tp",)))
     assert along_tp["layers/down/kernel"] == PartitionSpec(None, "tp", None)
     assert along_tp["norm/scale"] == PartitionSpec()

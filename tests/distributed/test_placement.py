@@ -17,11 +17,11 @@ params = {
     "embedding": random.normal(size=(4, 8)).astype(np.float32),
     "norm": {"scale": random.normal(size=8).astype(np.float32)},
 }
-lying = jax.device_put(params, placement.param_shardings(mesh, params))
-assert parts(lying["embedding"]) == [(2, 4)] * 8 and parts(lying["norm"]["scale"]) == [(8,)] * 8
+sharded = jax.device_put(params, placement.param_shardings(mesh, params))
+assert parts(sharded["embedding"]) == [(2, 4)] * 8 and parts(sharded["norm"]["scale"]) == [(8,)] * 8
 
 # What an optimizer keeps lies beside its parameter.
-state = placement.init_beside(mesh, lambda p: {"mu": jax.tree.map(jnp.zeros_like, p)}, lying)
+state = placement.init_beside(mesh, lambda p: {"mu": jax.tree.map(jnp.zeros_like, p)}, sharded)
 assert parts(state["mu"]["embedding"]) == [(2, 4)] * 8
 
 # New parameters have the shardings that `shapes` says.
@@ -37,7 +37,7 @@ assert (said.shape, said.sharding) == ((4, 8), fresh["embedding"].sharding)
 def update(params, state):
     return placement.constrain(mesh, jax.tree.map(lambda x: x + 1, params), state)
 
-kept = jax.jit(update)(*mesh.replicate((lying, state)))
+kept = jax.jit(update)(*mesh.replicate((sharded, state)))
 assert parts(kept[0]["embedding"]) == parts(kept[1]["mu"]["embedding"]) == [(2, 4)] * 8
 
 # A sampler's parameters are divided along tp alone.

@@ -30,9 +30,9 @@ def slurm(monkeypatch):
     return task
 
 
-def test_a_process_is_alone_unless_it_is_told(slurm):
+def test_a_process_is_alone_by_default(slurm):
     slurm(1, 2)  # a job of two tasks, in which a user may start anything
-    with processes.join(compose(ALONE)) as first:
+    with processes.join_processes(compose(ALONE)) as first:
         assert first
         assert processes.first()
         assert processes.agreed("mine") == "mine"
@@ -42,17 +42,17 @@ def test_a_process_is_alone_unless_it_is_told(slurm):
 
 def test_one_process_needs_no_others(slurm):
     slurm(0, 1)
-    with processes.join(compose([*ALONE, "mesh.processes=auto"])) as first:
+    with processes.join_processes(compose([*ALONE, "mesh.processes=auto"])) as first:
         assert first
     keys = ("mesh.coordinator=localhost:4000", "mesh.processes=1", "mesh.process=0")
-    with processes.join(compose([*ALONE, *keys])) as first:
+    with processes.join_processes(compose([*ALONE, *keys])) as first:
         assert first
 
 
 def test_a_cluster_says_who_is_who(slurm):
     slurm(1, 2)
-    found = processes.of_cluster(compose([*ALONE, "mesh.processes=auto"]).mesh)
-    assert found == ("node07:61441", 2, 1, [0])
+    settings = processes.from_cluster(compose([*ALONE, "mesh.processes=auto"]).mesh)
+    assert settings == ("node07:61441", 2, 1, [0])
 
 
 @pytest.mark.parametrize(
@@ -73,7 +73,7 @@ def test_a_cluster_says_who_is_who(slurm):
 )
 def test_half_an_address_is_refused(keys, sentence):
     config = compose([*ALONE, *(f"mesh.{key}" for key in keys)])
-    with pytest.raises(InputError) as error, processes.join(config):
+    with pytest.raises(InputError) as error, processes.join_processes(config):
         pass
     assert str(error.value).startswith(sentence)
 
@@ -107,20 +107,20 @@ def test_all_rows_are_somebodys():
 
 @pytest.fixture
 def joined(monkeypatch):
-    """Makes this process one of several, with a roll call that records its messages."""
+    """Makes this process one of several, with connections that record its messages."""
 
     class Call:
         def __init__(self, process):
-            self.process, self.confessed, self.blamed = process, [], None
+            self.process, self.reported, self.cause = process, [], None
 
         def agreed(self, value):
             return f"not {value}"
 
-        def blames(self, error):
-            return self.blamed
+        def cause_of(self, error):
+            return self.cause
 
-        def confess(self, error):
-            self.confessed.append(error)
+        def report_error(self, error):
+            self.reported.append(error)
 
     def join(process):
         call = Call(process)
@@ -139,32 +139,35 @@ def test_the_first_writes_files_and_is_listened_to(joined):
 
 def test_an_error_is_told_to_the_others(joined):
     call, error = joined(1), ValueError("mine")
-    with pytest.raises(ValueError, match="mine"), processes.blaming():
+    with pytest.raises(ValueError, match="mine"), processes.reporting_errors():
         raise error
-    assert call.confessed == [error]
-    with processes.blaming():
+    assert call.reported == [error]
+    with processes.reporting_errors():
         pass
-    assert call.confessed == [error]
+    assert call.reported == [error]
 
 
 def test_a_stop_is_no_error(joined):
     call = joined(0)
-    with pytest.raises(Stopped), processes.blaming():
+    with pytest.raises(Stopped), processes.reporting_errors():
         raise Stopped
-    assert not call.confessed
+    assert not call.reported
 
 
 def test_the_end_of_another_process_is_shown_as_the_cause(joined):
     call = joined(1)
-    call.blamed = RunError("Process 0 of 2 has died.")
-    with pytest.raises(RunError, match="Process 0 of 2 has died") as error, processes.blaming():
+    call.cause = RunError("Process 0 of 2 has died.")
+    with (
+        pytest.raises(RunError, match="Process 0 of 2 has died") as error,
+        processes.reporting_errors(),
+    ):
         raise ValueError("Connection closed by peer")
     assert isinstance(error.value.__cause__, ValueError)
-    assert not call.confessed
+    assert not call.reported
 
 
 def test_who_is_alone_is_not_blamed():
-    with pytest.raises(ValueError, match="mine"), processes.blaming():
+    with pytest.raises(ValueError, match="mine"), processes.reporting_errors():
         raise ValueError("mine")
 
 
@@ -188,9 +191,9 @@ def test_rows_of_several_processes_are_put_together_in_order(monkeypatch):
         processes, "process_allgather", lambda x: np.stack([x, others[x.shape].astype(x.dtype)])
     )
     mine = {"a": np.arange(6, dtype=np.float32).reshape(3, 2), "b": np.arange(3, dtype=np.int32)}
-    found = processes.gathered_rows(mine, [range(3), range(3, 4)])
-    np.testing.assert_array_equal(found["a"], [[0, 1], [2, 3], [4, 5], [7, 7]])
-    np.testing.assert_array_equal(found["b"], [0, 1, 2, 9])
+    gathered = processes.gathered_rows(mine, [range(3), range(3, 4)])
+    np.testing.assert_array_equal(gathered["a"], [[0, 1], [2, 3], [4, 5], [7, 7]])
+    np.testing.assert_array_equal(gathered["b"], [0, 1, 2, 9])
 
 
 @pytest.mark.parametrize(("others", "holds"), [([False, True], True), ([False, False], False)])
@@ -229,7 +232,7 @@ def test_where_hydra_writes_is_no_difference():
 def test_a_coordinator_has_a_port_and_one_below_it(coordinator, good):
     mesh = OmegaConf.create({"coordinator": coordinator, "processes": 2, "process": 1})
     if good:
-        assert processes.of_keys(mesh) == (coordinator, 2, 1, None)
+        assert processes.from_keys(mesh) == (coordinator, 2, 1, None)
     else:
         with pytest.raises(InputError, match=r"must have the form HOST:PORT\.$"):
-            processes.of_keys(mesh)
+            processes.from_keys(mesh)

@@ -41,7 +41,7 @@ def refusal(*overrides: str, small: tuple[str, ...] = SMALL) -> str:
         ("+model@teacher=pretrained teacher.path=/nowhere", "does not use a teacher: choose adv"),
         ("update.aggregation=constant", "aggregation=constant divides by a length in tokens"),
         ("update.aggregation_length=9", "aggregation_length=9 works only with aggregation=consta"),
-        ("mesh.dp=64", "mesh.dp=64 mesh.fsdp=host asks for 64 devices"),
+        ("mesh.dp=64", "mesh.dp=64 mesh.fsdp=host needs 64 devices"),
         ("data.digits=1", None),
         ("data.train_size=99999999", "but only 810000 sums of 3-digit numbers exist"),
         ("model.heads=3", "width 32 must be a multiple of heads 3"),
@@ -138,3 +138,52 @@ def test_a_system_prompt_stands_before_every_question(tmp_path):
     texts = [tokenizer.decode(prompt.tokens) for prompt in experiment.loop.source.prompts]
     assert all(text.startswith("<|system|>Think.<|end|><|user|>") for text in texts)
     assert all(text.endswith("+1?<|end|><|assistant|>") for text in texts)
+
+
+INCOMPLETE = """
+from types import SimpleNamespace
+
+from rl4p.learner.kl.fixed import Fixed
+
+
+class Nothing:
+    pass
+
+
+class Remembering(Fixed):
+    def initial_state(self):
+        return {}
+
+
+class WithoutFind:
+    def open(self, prompts, *, seed):
+        methods = ("take", "credit", "state", "restore")
+        return SimpleNamespace(**dict.fromkeys(methods, print))
+
+
+class WithoutRestore:
+    def open(self, *parts, **sizes):
+        return SimpleNamespace(collect=print, state=print, close=print)
+"""
+
+
+@pytest.mark.parametrize(
+    ("key", "name", "sentence"),
+    [
+        ("source", "Nothing", "incomplete.Nothing has no method open, but"),
+        ("source", "WithoutFind", "has no method find, but rl4p.protocols.collection.OpenSource"),
+        ("collector", "Nothing", "has no method open, but rl4p.protocols.collection.Collector"),
+        ("collector", "WithoutRestore", "has no method restore, but"),
+        ("correction", "Nothing", "has no method __call__, but rl4p.protocols.phases.Correction"),
+        ("kl", "Nothing", "has no attribute active, but rl4p.protocols.phases.KL requires it"),
+        ("kl", "Remembering", "has no method next_state, but rl4p.protocols.phases.Adapts"),
+        ("+hooks.mine", "Nothing", "has no attribute every, but rl4p.protocols.hook.Hook"),
+        ("+scores.mine", "Nothing", "has no method __call__, but rl4p.protocols.phases.UserScore"),
+    ],
+)
+def test_a_part_that_lacks_a_member_is_refused(tmp_path, monkeypatch, key, name, sentence):
+    (tmp_path / "incomplete.py").write_text(INCOMPLETE)
+    monkeypatch.syspath_prepend(tmp_path)
+    message = refusal(f"{key}._target_=incomplete.{name}", "trusted_targets=[incomplete]")
+    assert message.startswith(f"{key.strip('+')}: the class ")
+    assert sentence in message

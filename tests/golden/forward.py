@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from rl4p.distributed.partition import for_decoding
+from tests.golden.cases import noise, sequences, to_tensors
 
 SLOTS = 80  # of the cache
 
@@ -58,3 +59,14 @@ def greedy(decoder, params, prompt_T, count):
         if slot == len(tokens) - 1:
             tokens.append(int(np.argmax(logits_BTV)))
     return tokens[len(prompt_T) :]
+
+
+def assert_gradient(decoder, params, golden):
+    """Compares each tensor's gradient by its norm, and by its product with noise seeded by name."""
+    ours = to_tensors(decoder.config, gradient(decoder, params, np.int32(sequences()[-1])[None]))
+    names = sorted(ours)
+    norms = np.array([np.linalg.norm(ours[name]) for name in names])
+    products = np.array([np.vdot(ours[name], noise(name, ours[name].shape)) for name in names])
+    np.testing.assert_allclose(norms, golden["gradient_norms"], rtol=1e-4, atol=1e-7)
+    scale = golden["gradient_norms"] + 1e-7
+    np.testing.assert_allclose(products / scale, golden["gradient_products"] / scale, atol=1e-3)

@@ -2,7 +2,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from rl4p.learner.logprobs import score_tokens
+from rl4p.learner.logprobs import ScoreOptions, score_tokens
 from rl4p.types import Microbatching, Sampling, TrainingBatch
 
 B, T = 8, 16
@@ -14,9 +14,10 @@ def batch(policy, params, make_trajectories):
     """Advantages of both signs, ratios on both sides of the clip, and row 3 invalid."""
     trajectories = make_trajectories()
     random = np.random.default_rng(0)
-    logprobs = score_tokens(
-        policy.decoder, params, trajectories, SAMPLING, microbatching=Microbatching(tokens=B * T)
-    )["logprobs"]
+    options = ScoreOptions(
+        decoder=policy.decoder, sampling=SAMPLING, microbatching=Microbatching(tokens=B * T)
+    )
+    logprobs = score_tokens(options, params, trajectories)["logprobs"]
     noise = random.normal(0, 0.3, (B, T)).astype(np.float32)
     mask = trajectories.response_mask_BT & (np.arange(B) != 3)[:, None]
     return TrainingBatch(

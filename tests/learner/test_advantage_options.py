@@ -21,7 +21,7 @@ def test_the_limit_is_off_at_zero():
 
 
 def test_truncated_samples_are_invalid_and_leave_the_baseline(
-    make_trajectories, make_rewards, of_samples
+    make_trajectories, make_rewards, per_sample
 ):
     """The first sample is truncated and the last invalid: (1, 3) are left, with mean 2."""
     finish = jnp.asarray([Finish.LENGTH, Finish.STOP, Finish.ABORT, Finish.STOP], jnp.int8)
@@ -36,7 +36,7 @@ def test_truncated_samples_are_invalid_and_leave_the_baseline(
     np.testing.assert_array_equal(kept.terms["correct"], [0, 1, 3, 0])
     np.testing.assert_array_equal(kept.tokens_BT[:, 8], [0, 0.5, 0.5, 0])
     advantages = options(trajectories, kept)
-    np.testing.assert_array_equal(of_samples(trajectories, advantages), [0, -1, 1, 0])
+    np.testing.assert_array_equal(per_sample(trajectories, advantages), [0, -1, 1, 0])
 
     plain = replace(rewards, tokens_BT=None)
     assert drop_truncated(options, trajectories, plain).tokens_BT is None

@@ -45,8 +45,8 @@ class SumOfGradients:
 def step(policy, params, make_state, make_objective):
     def step(batch, update: Any = UPDATE, optimizer: Any = SumOfGradients(), number=0):
         state = make_state(params, optimizer, step=number)
-        objective = make_objective(update)
-        return gradient_step(objective, policy.decoder, SAMPLING, optimizer, {}, state, batch, {})
+        objective = make_objective(update, sampling=SAMPLING)
+        return gradient_step(objective, optimizer, {}, state, batch, {})
 
     return step
 
@@ -306,8 +306,8 @@ def in_half_precision(policy, params, make_state, make_objective, batch):
     optimizer = AdamW(learning_rate=1e-2)
     state = make_state(half, optimizer)
     batch = dataclasses.replace(batch, scores={})
-    objective = make_objective(UPDATE)
-    return half, *gradient_step(objective, decoder, SAMPLING, optimizer, {}, state, batch, {})
+    objective = make_objective(UPDATE, sampling=SAMPLING, decoder=decoder)
+    return half, *gradient_step(objective, optimizer, {}, state, batch, {})
 
 
 @pytest.mark.slow
@@ -369,7 +369,8 @@ def abstract(objective, rows, columns, words):
         scores={},
     )
     coefficients = {"kl": array(np.float32), "entropy": array(np.float32)}
-    return objective, decoder, SAMPLING, optimizer, {}, state, batch, coefficients
+    objective = dataclasses.replace(objective, decoder=decoder, sampling=SAMPLING)
+    return objective, optimizer, {}, state, batch, coefficients
 
 
 @pytest.mark.slow
@@ -439,7 +440,7 @@ def test_a_state_is_given_up_to_the_step_and_does_not_advance(
     optimizer = SumOfGradients()
     before = make_state(params, optimizer, step=10)
     after, metrics = gradient_step(
-        make_objective(UPDATE), policy.decoder, SAMPLING, optimizer, {}, before, batch, {}
+        make_objective(UPDATE, sampling=SAMPLING), optimizer, {}, before, batch, {}
     )
     assert all(leaf.is_deleted() for leaf in jax.tree.leaves(before.params))
     assert after.step == 10
@@ -491,11 +492,9 @@ def test_groups_stay_together_in_an_order_that_is_drawn_for_every_pass(
 
     def norms(update, rows, count):
         optimizer = Norms(updates=count)
-        objective = make_objective(update, group_size=2)
+        objective = make_objective(update, group_size=2, sampling=SAMPLING)
         state = make_state(params, optimizer, step=number)
-        state, _ = gradient_step(
-            objective, policy.decoder, SAMPLING, optimizer, {}, state, rows, {}
-        )
+        state, _ = gradient_step(objective, optimizer, {}, state, rows, {})
         return np.asarray(state.optimizer_state["norms"])
 
     alone = np.concatenate(

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from rl4p.learner import logprobs
-from rl4p.learner.logprobs import score_tokens, token_scores, trunk
+from rl4p.learner.logprobs import ScoreOptions, score_tokens, token_scores, trunk
 from rl4p.types import Microbatching, Sampling
 
 
@@ -111,10 +111,14 @@ def test_scores_are_those_that_were_asked_for(policy, params, trajectories):
     def first(decoder, params, hidden_BTD, trajectories):
         return hidden_BTD[..., 0] + params["norm"]["scale"][0] * jnp.float32(trajectories.tokens_BT)
 
-    found = score_tokens(
-        policy.decoder, params, trajectories, Sampling(), names=("entropy",), values=first,
+    options = ScoreOptions(
+        decoder=policy.decoder,
+        sampling=Sampling(),
         microbatching=Microbatching(tokens=3 * 16),
-    )  # fmt: skip
+        names=("entropy",),
+        values=first,
+    )
+    found = score_tokens(options, params, trajectories)
     assert set(found) == {"entropy", "values"}
     hidden_BTD = trunk(policy.decoder, params, trajectories)
     expected = first(policy.decoder, params, hidden_BTD, trajectories)
@@ -126,14 +130,13 @@ def test_scoring_in_microbatches_is_scoring_at_once(policy, params, trajectories
     sampling = Sampling(temperature=1.5, top_k=40, top_p=0.9)
     whole = score_all(policy.decoder, params, trajectories, sampling)
     names = ("logprobs", "entropy", "collision")
-    parts = score_tokens(
-        policy.decoder,
-        params,
-        trajectories,
-        sampling,
-        names=names,
+    options = ScoreOptions(
+        decoder=policy.decoder,
+        sampling=sampling,
         microbatching=Microbatching(tokens=3 * 16),
+        names=names,
     )
+    parts = score_tokens(options, params, trajectories)
     assert set(parts) == set(names)
     for ours, expected in zip(map(parts.get, names), whole, strict=True):
         np.testing.assert_allclose(ours, expected, atol=1e-5)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from rl4p.learner.microbatches import (
-    Rows,
+    MicrobatchRows,
     deal,
     extents,
     fold,
@@ -133,7 +133,7 @@ def test_a_microbatch_has_one_row_or_block_at_least():
 
 def test_what_fills_a_microbatch_up_is_zero():
     x_BT, x_B = jnp.ones((2, 4)), jnp.ones(2)
-    rows = Rows(jnp.array([1, 2]), jnp.array([3, 0]))
+    rows = MicrobatchRows(jnp.array([1, 2]), jnp.array([3, 0]))
     np.testing.assert_array_equal(rows.take(x_BT, 3), [[1, 0, 0], [0, 0, 0]])
     np.testing.assert_array_equal(rows.take(x_B, 3), [1, 0])
     np.testing.assert_array_equal(rows.put(x_BT, 5 * jnp.ones((2, 3))), [[1] * 4, [1, 1, 1, 5]])

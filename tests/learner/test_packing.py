@@ -10,7 +10,7 @@ import optax
 import pytest
 
 from rl4p.learner.gradient_step import gradient_step
-from rl4p.learner.logprobs import score_tokens
+from rl4p.learner.logprobs import ScoreOptions, score_tokens
 from rl4p.learner.microbatches import extents
 from rl4p.learner.packing import packed
 from rl4p.types import Microbatching, Sampling, TrainingBatch
@@ -73,13 +73,10 @@ def test_values_of_rows_stay_as_they_are():
 
 def test_no_sequence_sees_its_neighbours(policy, params, trajectories, pack):
     """Log-probabilities of packed tokens are those of each sequence alone."""
-    score = partial(
-        score_tokens,
-        policy.decoder,
-        params,
-        sampling=SAMPLING,
-        microbatching=Microbatching(tokens=B * T),
+    options = ScoreOptions(
+        decoder=policy.decoder, sampling=SAMPLING, microbatching=Microbatching(tokens=B * T)
     )
+    score = partial(score_tokens, options, params)
     alone = score(trajectories)["logprobs"]
     mask_BT = np.asarray(trajectories.response_mask_BT)
     moved = pack(trajectories)
@@ -116,9 +113,7 @@ def gradient(policy, params, make_state, make_objective, trajectories):
         )
         optimizer = Gradient()
         state, metrics = gradient_step(
-            make_objective(SFT(tokens_per_microbatch=3 * T, **options)),
-            policy.decoder,
-            SAMPLING,
+            make_objective(SFT(tokens_per_microbatch=3 * T, **options), sampling=SAMPLING),
             optimizer,
             {},
             make_state(params, optimizer),

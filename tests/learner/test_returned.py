@@ -11,7 +11,6 @@ from rl4p.errors import RunError
 from rl4p.learner.returned import check_array
 from rl4p.learner.token_loss import token_loss
 from rl4p.learner.update_options import UpdateOptions
-from rl4p.types import Sampling
 
 NAME = __name__
 
@@ -78,7 +77,7 @@ def traced(policy, params, batch, make_objective):
         objective = make_objective(update, **phases)
 
         def run(params, batch):
-            return token_loss(objective, policy.decoder, Sampling(), params, batch, {})
+            return token_loss(objective, params, batch, {})
 
         return jax.eval_shape(run, params, batch)
 

@@ -10,7 +10,7 @@ from rl4p.distributed.mesh import Mesh
 from rl4p.learner.critic.separate import Separate
 from rl4p.learner.critic.shared import Shared
 from rl4p.learner.gradient_step import gradient_step, shares_prompts
-from rl4p.learner.logprobs import score_tokens
+from rl4p.learner.logprobs import ScoreOptions, score_tokens
 from rl4p.learner.shared_prompts import pays
 from rl4p.model.lora import LoRA
 from rl4p.rollout.answers import answers
@@ -67,11 +67,13 @@ def gradient(params, make_objective):
             loss_mask_BT=mask,
             scores={},
         )
-        objective = make_objective(PPO(tokens_per_microbatch=tokens), **phases)
+        objective = make_objective(
+            PPO(tokens_per_microbatch=tokens), sampling=SAMPLING, decoder=decoder, **phases
+        )
         state = make_state(params if trained is None else trained, optimizer)
         coefficients = {"kl": jnp.float32(0), "entropy": jnp.float32(0)}
         state, metrics = gradient_step(
-            objective, decoder, SAMPLING, optimizer, frozen or {}, state, batch, coefficients
+            objective, optimizer, frozen or {}, state, batch, coefficients
         )
         return state.optimizer_state, metrics
 
@@ -119,12 +121,14 @@ def test_scores_are_those_of_whole_rows(policy, params, trajectories):
     names = ("logprobs", "entropy", "collision")
     whole, shared = (
         score_tokens(
-            policy.decoder,
+            ScoreOptions(
+                decoder=policy.decoder,
+                sampling=SAMPLING,
+                microbatching=Microbatching(tokens=tokens),
+                names=names,
+            ),
             params,
             rows,
-            SAMPLING,
-            names=names,
-            microbatching=Microbatching(tokens=tokens),
         )
         for rows, tokens in ((alone(trajectories), 10_000), (trajectories, 150))
     )
@@ -145,18 +149,16 @@ def test_a_group_has_one_prompt(policy, params, gradient, make_state, trajectori
     jax.tree.map(np.testing.assert_array_equal, *results)
     a, b = (gradient(policy.decoder, alone(x), make_state)[1] for x in (trajectories, changed))
     assert abs(a["update/entropy"] - b["update/entropy"]) > 1e-4
-    a, b = (
-        score_tokens(policy.decoder, params, x, SAMPLING, microbatching=Microbatching(tokens=150))[
-            "logprobs"
-        ]
-        for x in (trajectories, changed)
+    options = ScoreOptions(
+        decoder=policy.decoder, sampling=SAMPLING, microbatching=Microbatching(tokens=150)
     )
+    a, b = (score_tokens(options, params, x)["logprobs"] for x in (trajectories, changed))
     np.testing.assert_array_equal(a, b)
 
 
 def test_prompts_are_shared_only_where_it_pays_and_is_right(trajectories, make_objective):
     def shares(update=PPO(), rows=trajectories, **phases):  # noqa: B008
-        return shares_prompts(make_objective(update, **phases), rows, Mesh(dp=1))
+        return shares_prompts(make_objective(update, **phases), rows)
 
     assert shares()
     assert shares(critic=Shared())

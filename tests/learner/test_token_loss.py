@@ -44,10 +44,10 @@ def joined(policy, params, batch, make_objective, score_all):
     coefficients = {"kl": jnp.float32(0.3), "entropy": jnp.float32(0.2)}
 
     def joined(trained=params, **phases):
-        objective = make_objective(Reinforce(), **phases)
+        objective = make_objective(Reinforce(), sampling=SAMPLING, **phases)
 
         def run(trained, micro):
-            return token_loss(objective, policy.decoder, SAMPLING, trained, micro, coefficients)
+            return token_loss(objective, trained, micro, coefficients)
 
         found = jax.jit(run)(trained, micro)
         return jax.tree.map(lambda x: np.where(mask, x, 0), jax.device_get(found))
@@ -132,10 +132,10 @@ def test_a_loss_reads_zeros_where_there_is_none(policy, params, batch, make_obje
     """Whatever the padding holds: -inf is a token outside the support."""
     mask = batch.loss_mask_BT
     scores = {"proximal_logprobs": jnp.where(mask, batch.scores["proximal_logprobs"], -jnp.inf)}
-    objective = make_objective(Reporting())
+    objective = make_objective(Reporting(), sampling=SAMPLING)
 
     def run(params, micro):
-        return token_loss(objective, policy.decoder, SAMPLING, params, micro, {})
+        return token_loss(objective, params, micro, {})
 
     _, seen = jax.jit(run)(params, dataclasses.replace(batch, scores=scores))
     for name in ("logprobs", "proximal"):

@@ -1,10 +1,13 @@
 """Tests the calls of the loop to all phases."""
 
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
+from typing import Any
 
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from rl4p.advantage.gae import GAE
@@ -43,32 +46,74 @@ def phases(make_phases):
     return make
 
 
-def test_memory_is_carried_from_call_to_call_and_others_have_none(phases):
-    ours = phases(advantage=Counting())
-    memory = ours.initial_memory()
-    assert memory == {"advantage": 0}
-    results = []
-    for _ in range(3):
-        result, memory = ours.call("advantage", memory, 5)
-        results.append(result)
-        assert ours.call("reward", memory, 5) == (50, memory)
-    assert results == [5, 6, 7]
+@pytest.fixture
+def rows(make_trajectories, make_rewards):
+    """Trajectories of eight rows, and their rewards."""
+    return make_trajectories(), make_rewards([1.0] * 8)
 
 
-def test_threads_take_turns_with_the_reward(phases):
+@dataclass(frozen=True, kw_only=True)
+class Remembering:
+    """A rollout, a reward or an advantage whose memory counts its calls."""
+
+    call: Callable[..., Any]
+
+    def initial_state(self):
+        return 0
+
+    def __call__(self, *arguments, memory, **options):
+        return self.call(*arguments, **options), memory + 1
+
+
+def test_memory_is_carried_from_call_to_call_and_others_have_none(phases, rows):
+    trajectories, rewards = rows
+
+    def draw(policy, params, prompts, **options):
+        return trajectories, prompts
+
+    def grade(trajectories, episodes):
+        return rewards
+
+    def weigh(trajectories, rewards):
+        return trajectories.behaviour_logprobs_BT
+
+    parts = {"rollout": draw, "reward": grade, "advantage": weigh}
+    for name in parts:
+        ours = phases(**parts | {name: Remembering(call=parts[name])})
+        memory = ours.initial_memory()
+        assert memory == {name: 0}
+        for calls in (1, 2, 3):
+            (sampled, episodes), memory = ours.sample(
+                memory, None, {}, ("a",) * 8, group_size=1, key=None, version=0
+            )
+            assert sampled is trajectories
+            assert episodes == ("a",) * 8
+            graded, memory = ours.grade(memory, trajectories, episodes)
+            assert graded is rewards
+            estimated, memory = ours.estimate(memory, trajectories, rewards, {}, jnp.float32(0))
+            np.testing.assert_array_equal(
+                estimated.advantages_BT, trajectories.behaviour_logprobs_BT
+            )
+            assert memory == {name: calls}
+
+
+def test_threads_take_turns_with_the_reward(phases, rows):
     inside, second, most = [], threading.Event(), []
+    trajectories, rewards = rows
 
-    def reward(x):
-        inside.append(x)
+    def reward(trajectories, episodes):
+        inside.append(1)
         second.wait(0.2)  # in which another thread would come in
         most.append(len(inside))
-        inside.remove(x)
-        return x
+        inside.pop()
+        return rewards
 
     ours = phases(reward=reward)
-    changed = replace(ours, advantage=Counting())  # as the loop does
-    calls = [(ours, 1), (changed, 2), (ours, 3)]
-    threads = [threading.Thread(target=of.call, args=("reward", {}, x)) for of, x in calls]
+    changed = replace(ours, rollout=Counting())  # as an evaluation with a rollout of its own
+    threads = [
+        threading.Thread(target=each.grade, args=({}, trajectories, ("a",) * 8))
+        for each in (ours, changed, ours)
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -151,8 +196,25 @@ def test_controllers_are_given_what_is_theirs(phases):
     assert float(after["entropy"]["entropy"]) == 7.0
 
 
-def test_checks_see_the_result_and_the_arguments(phases):
+def test_checks_see_the_result_and_the_arguments(phases, rows):
     seen = []
-    ours = phases(checks={"reward": lambda result, *args: seen.append((result, args))})
-    ours.call("reward", {}, 2)
-    assert seen == [(20, (2,))]
+    trajectories, rewards = rows
+    checks = {
+        "rollout": lambda result, policy, *, version: seen.append((result, policy, version)),
+        "reward": lambda *arguments: seen.append(arguments),
+        "advantage": lambda *arguments: seen.append(arguments[1:]),
+    }
+    ours = phases(
+        rollout=lambda *arguments, **options: (trajectories, "episodes"),
+        reward=lambda trajectories, episodes: rewards,
+        advantage=lambda trajectories, rewards: trajectories.behaviour_logprobs_BT,
+        checks=checks,
+    )
+    ours.sample({}, "policy", {}, (), group_size=1, key=None, version=7)
+    ours.grade({}, trajectories, ("a",) * 8)
+    ours.estimate({}, trajectories, rewards, {}, jnp.float32(0))
+    assert seen[0] == ((trajectories, "episodes"), "policy", 7)
+    assert [tuple(map(id, each)) for each in seen[1:]] == [
+        (id(rewards), id(trajectories)),
+        (id(trajectories), id(rewards)),
+    ]

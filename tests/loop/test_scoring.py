@@ -14,11 +14,11 @@ from rl4p.learner.critic.shared import Shared
 from rl4p.learner.kl.fixed import Fixed
 from rl4p.learner.logprobs import trunk
 from rl4p.learner.optimizer.sgd import SGD
-from rl4p.loop.protocols import Collected
 from rl4p.loop.scoring import Scoring, answer_clusters, task_ids
 from rl4p.model.heads import init_value_head, values
-from rl4p.model.lora import LoRA, join
+from rl4p.model.lora import LoRA, merge_trees
 from rl4p.model.scratch import Scratch
+from rl4p.protocols.collection import Collected
 from rl4p.reward.weighted import Weighted
 from rl4p.rollout.naive_sampler import NaiveSampler
 from rl4p.update.ppo import PPO
@@ -130,9 +130,9 @@ def forwards(monkeypatch):
     """Returns the list of decoders that have scored a batch."""
     counted, score = [], rl4p.loop.scoring.score_tokens
 
-    def counting(decoder, *args, **options):
-        counted.append(decoder)
-        return score(decoder, *args, **options)
+    def counting(options, *args, **temperature):
+        counted.append(options.decoder)
+        return score(options, *args, **temperature)
 
     monkeypatch.setattr(rl4p.loop.scoring, "score_tokens", counting)
     return counted
@@ -187,7 +187,7 @@ def test_the_reference_of_adapters_is_their_base(
     ours = score(phases, policy=adapted, trained=trained, reference=reference)
     options = (collected.trajectories, sampler.sampling)
     base = score_all(policy.decoder, params, *options).logprobs_BT
-    moved = score_all(adapted.decoder, join(params, trained), *options).logprobs_BT
+    moved = score_all(adapted.decoder, merge_trees(params, trained), *options).logprobs_BT
     assert_scores(ours["reference_logprobs"], base, collected)
     assert_scores(ours["proximal_logprobs"], moved, collected)
     assert not np.allclose(base, moved, atol=0.1)
@@ -248,18 +248,18 @@ def test_the_sizes_of_microbatches_are_those_of_the_update(ask, score, monkeypat
     """The sampling distribution is also the rollout's."""
     seen, original = [], rl4p.loop.scoring.score_tokens
 
-    def watching(decoder, params, trajectories, **options):
+    def watching(options, params, trajectories, **temperature):
         seen.append(options)
-        return original(decoder, params, trajectories, **options)
+        return original(options, params, trajectories, **temperature)
 
     monkeypatch.setattr(rl4p.loop.scoring, "score_tokens", watching)
     phases = ask(need, update=PPO(tokens_per_microbatch=3 * T, microbatch_widths=2))
     score(phases)
     (options,) = seen
-    assert options["microbatching"].tokens == 3 * T
-    assert options["microbatching"].widths == 2
-    assert options["sampling"] == phases.rollout.sampling
-    assert options["sampling"].temperature == 0.7
+    assert options.microbatching.tokens == 3 * T
+    assert options.microbatching.widths == 2
+    assert options.sampling == phases.rollout.sampling
+    assert options.sampling.temperature == 0.7
 
 
 def test_what_stands_for_a_row_lies_as_rows_do(ask, score, policy):

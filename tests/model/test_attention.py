@@ -105,8 +105,8 @@ def test_blocks_of_queries_leave_out_the_keys_behind_them():
 def test_a_row_that_sees_nothing_is_finite():
     arrays, view = random_rows(3, 0)
     view = view._replace(mask_BTS=jnp.zeros_like(view.mask_BTS))
-    found = attend(*arrays, view, query_scalar=5.0, softcap=None, in_order=False)
-    assert jnp.isfinite(found).all()
+    attended = attend(*arrays, view, query_scalar=5.0, softcap=None, in_order=False)
+    assert jnp.isfinite(attended).all()
 
 
 def test_the_softmax_of_half_precision_is_in_float32():
@@ -151,7 +151,7 @@ def test_layers_that_slide_have_a_window_and_a_rope_of_their_own():
     """Full layers of Gemma 3 are scaled by 8 with base 500; sliding layers have base 50."""
     config = decoder_config("gemma3")
     seen = views(config, *ROW, *ROW)
-    whole, sliding = seen.of(False), seen.of(True)
+    whole, sliding = seen.for_layer(False), seen.for_layer(True)
     assert int(whole.mask_BTS[0, -1].sum()) == 12
     assert int(sliding.mask_BTS[0, -1].sum()) == config.window == 9
     half = config.head_width // 2
@@ -163,7 +163,7 @@ def test_layers_that_slide_have_a_window_and_a_rope_of_their_own():
 
 def test_layers_share_what_is_alike():
     seen = views(decoder_config("gemma2"), *ROW, *ROW)
-    whole, sliding = seen.of(False), seen.of(True)
+    whole, sliding = seen.for_layer(False), seen.for_layer(True)
     assert whole.cos is sliding.cos
     assert whole.mask_BTS is not sliding.mask_BTS
     assert views(decoder_config("qwen3"), *ROW, *ROW).sliding is None
@@ -171,13 +171,15 @@ def test_layers_share_what_is_alike():
 
 
 @pytest.mark.parametrize("slides", [False, True])
-def test_a_layer_is_told_on_the_device_whether_it_slides(slides):
+def test_the_view_of_a_layer_is_chosen_on_the_device(slides):
     seen = views(decoder_config("gemma3"), *ROW, *ROW)
-    for ours, expected in zip(seen.choose(jnp.asarray(slides)), seen.of(slides), strict=True):
+    for ours, expected in zip(
+        seen.traced_layer(jnp.asarray(slides)), seen.for_layer(slides), strict=True
+    ):
         np.testing.assert_array_equal(ours, expected)
 
 
 def test_a_view_that_no_layer_has_is_not_there():
-    view = views(decoder_config("qwen3"), *ROW, *ROW).of(False)
+    view = views(decoder_config("qwen3"), *ROW, *ROW).for_layer(False)
     with pytest.raises(AssertionError):
-        Views(whole=view, sliding=None).of(True)
+        Views(whole=view, sliding=None).for_layer(True)

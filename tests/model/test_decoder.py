@@ -119,10 +119,10 @@ def test_each_row_may_be_extended_at_a_slot_of_its_own(decoder, params):
     shorter = np.where(np.arange(8) < last[:, None], segments[:, :8], 0)
     _, cache = jax.jit(decoder.extend)(single, tokens[:, :8], positions[:, :8], shorter, cache, 0)
     here = (np.arange(2), last)
-    found, cache = jax.jit(decoder.extend)(
+    last_hidden, cache = jax.jit(decoder.extend)(
         single, *(x[here][:, None] for x in (tokens, positions, segments)), cache, last
     )
-    np.testing.assert_allclose(found[:, 0], hidden[here], atol=1e-5)
+    np.testing.assert_allclose(last_hidden[:, 0], hidden[here], atol=1e-5)
     np.testing.assert_array_equal(cache.segment_ids_BS, segments[:, :8])
 
 

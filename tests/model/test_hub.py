@@ -89,7 +89,7 @@ def test_what_the_hub_refuses_is_one_sentence(download, error, reason):
     assert "\n" not in str(e.value)
 
 
-def test_a_hub_out_of_reach_is_told_from_one_that_is_switched_off(download, monkeypatch):
+def test_the_sentence_says_whether_the_hub_is_out_of_reach_or_switched_off(download, monkeypatch):
     download.answer = LocalEntryNotFoundError("several\nlines")
     for offline, reason in ((True, "HF_HUB_OFFLINE is set"), (False, "the hub cannot be reached")):
         monkeypatch.setattr(constants, "HF_HUB_OFFLINE", offline)

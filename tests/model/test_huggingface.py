@@ -203,20 +203,6 @@ def test_every_tensor_that_does_not_fit_is_named(folder):
 
 
 @pytest.mark.parametrize(
-    ("change", "sentence"),
-    [
-        ({"model_type": "mamba"}, "model_type 'mamba' is not supported; use qwen2"),
-        ({"rope_scaling": {"type": "yarn", "factor": 4}}, "asks for rope type 'yarn'"),
-        ({"hidden_act": "gelu"}, "asks for activation 'gelu'"),
-    ],
-)
-def test_what_the_decoder_does_not_do_is_refused(folder, change, sentence):
-    edit(folder / "config.json", lambda config: config | change)
-    with pytest.raises(InputError, match=sentence):
-        read_config(folder)
-
-
-@pytest.mark.parametrize(
     ("content", "sentence"),
     [
         (None, r"model\.path=.* has no config\.json"),
@@ -233,20 +219,6 @@ def test_a_broken_config_is_named(tmp_path, content, sentence):
         )
     with pytest.raises(InputError, match=sentence):
         read_config(tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("change", "field", "value"),
-    [
-        ({"rope_theta": 1e6}, "rope_theta", 1e6),
-        ({"rope_parameters": {"rope_type": "default", "rope_theta": 1e6}}, "rope_theta", 1e6),
-        ({"head_dim": None}, "head_width", 8),
-        ({"num_key_value_heads": None}, "num_kv_heads", 4),
-    ],
-)
-def test_spellings_of_several_versions_are_read(folder, change, field, value):
-    edit(folder / "config.json", lambda config: config | change)
-    assert getattr(read_config(folder), field) == value
 
 
 @pytest.fixture
@@ -274,24 +246,12 @@ def test_fresh_classifiers_have_scores_and_no_head(classifier):
     assert 0.01 < np.std(params["score"]) < 0.03
 
 
-@pytest.mark.parametrize(
-    ("change", "labels"),
-    [
-        ({}, 3),
-        ({"id2label": {"0": "good"}}, 1),
-        ({"id2label": None}, 2),  # transformers writes null for two labels
-        ({"id2label": None, "num_labels": 5}, 5),
-        ({"architectures": ["Qwen2ForCausalLM"]}, 0),
-        ({"architectures": None}, 0),
-    ],
-)
-def test_how_many_labels_config_json_says(tmp_path, classifier, change, labels):
+def test_scores_are_as_many_as_config_json_has_labels(tmp_path, classifier):
     write_model(tmp_path, *classifier, ENDS)
-    edit(tmp_path / "config.json", lambda config: config | change)
-    assert read_config(tmp_path).labels == labels
-    if labels not in (0, 3):
-        with pytest.raises(InputError, match=rf"must have shape \({labels}, 32\), not \(3"):
-            read(tmp_path)
+    edit(tmp_path / "config.json", lambda config: config | {"id2label": None})
+    assert read_config(tmp_path).labels == 2  # transformers writes null for two labels
+    with pytest.raises(InputError, match=r"must have shape \(2, 32\), not \(3"):
+        read(tmp_path)
 
 
 def test_a_language_model_that_says_it_is_a_classifier_is_refused(folder):

@@ -21,8 +21,8 @@ def test_a_norm_divides_by_the_root_of_the_mean_square():
     x, scale = np.float32([[3, 4]]), np.float32([2, -1])
     for centered, expected in ((False, [6 / 5, -4 / 5]), (True, [9 / 5, 0])):
         norm = RMSNorm(12.5, centered)
-        found = norm.apply({"params": {"scale": scale}}, x)
-        np.testing.assert_allclose(found[0], expected, rtol=1e-6)
+        normed = norm.apply({"params": {"scale": scale}}, x)
+        np.testing.assert_allclose(normed[0], expected, rtol=1e-6)
         fresh = norm.init(jax.random.key(0), x)["params"]["scale"]
         np.testing.assert_array_equal(fresh, [1 - centered] * 2)
 

@@ -8,10 +8,10 @@ import pytest
 from rl4p.distributed.mesh import Mesh
 from rl4p.errors import InputError
 from rl4p.learner.gradient_step import gradient_step
-from rl4p.learner.logprobs import score_tokens
+from rl4p.learner.logprobs import ScoreOptions, score_tokens
 from rl4p.learner.optimizer.adamw import AdamW
 from rl4p.model.huggingface import write_model, write_policy
-from rl4p.model.lora import LoRA, join, merged_kernel
+from rl4p.model.lora import LoRA, merge_trees, merged_kernel
 from rl4p.model.pretrained import Pretrained
 from rl4p.types import Microbatching, Sampling, TrainingBatch
 from rl4p.update.reinforce import Reinforce
@@ -38,16 +38,17 @@ def adapted(folder):
 
 
 @pytest.fixture(scope="module")
-def moved(adapted):
+def trained(adapted):
     """Returns adapters that differ from their initial values."""
     key = jax.random.key(1)
     return jax.tree.map(lambda x: x + 0.1 * jax.random.normal(key, x.shape), adapted[1])
 
 
 def logprobs(policy, params, trajectories):
-    return score_tokens(
-        policy.decoder, params, trajectories, Sampling(), microbatching=Microbatching(tokens=128)
-    )["logprobs"]
+    options = ScoreOptions(
+        decoder=policy.decoder, sampling=Sampling(), microbatching=Microbatching(tokens=128)
+    )
+    return score_tokens(options, params, trajectories)["logprobs"]
 
 
 def test_shapes_and_first_values(adapted, params):
@@ -73,11 +74,11 @@ def test_it_begins_as_its_base(adapted, policy, params, make_trajectories):
     )
 
 
-def test_a_projection_by_hand(adapted, moved):
+def test_a_projection_by_hand(adapted, trained):
     """The gate of layer 1 computes y = x W + b + (6 / 2) (x A) B."""
     from rl4p.model.layer import Projection
 
-    gate = jax.tree.map(lambda x: x[1], adapted[0].merged(moved)["layers"]["gate"])
+    gate = jax.tree.map(lambda x: x[1], adapted[0].merged(trained)["layers"]["gate"])
     x = np.random.default_rng(0).normal(size=(3, 32)).astype(np.float32)
     y = Projection(48, use_bias=False, dtype=jnp.float32, adapter_scale=3.0, parent=None).apply(
         {"params": gate}, x
@@ -86,11 +87,11 @@ def test_a_projection_by_hand(adapted, moved):
     np.testing.assert_allclose(y, x @ kernel + 3 * (x @ a) @ b, rtol=1e-4, atol=1e-5)
 
 
-def test_the_scale_is_alpha_over_the_rank(adapted, moved, policy, make_trajectories):
+def test_the_scale_is_alpha_over_the_rank(adapted, trained, policy, make_trajectories):
     """With alpha 6 and rank 2 the kernel of the merged parameters grows by 3 A B."""
     assert LoRA(rank=2, alpha=6.0).scale == 3.0
     assert adapted[0].decoder.layer.adapter_scale == 3.0
-    whole = jax.tree.map(np.asarray, adapted[0].merged(moved))
+    whole = jax.tree.map(np.asarray, adapted[0].merged(trained))
     layers = {}
     for name, layer in whole["layers"].items():
         layers[name] = {key: x for key, x in layer.items() if not key.startswith("lora")}
@@ -99,7 +100,7 @@ def test_the_scale_is_alpha_over_the_rank(adapted, moved, policy, make_trajector
     merged = whole | {"layers": layers}
     trajectories = make_trajectories()
     np.testing.assert_allclose(
-        logprobs(adapted[0], adapted[0].merged(moved), trajectories),
+        logprobs(adapted[0], adapted[0].merged(trained), trajectories),
         logprobs(policy, merged, trajectories),
         atol=1e-4,
     )
@@ -156,9 +157,7 @@ def test_adapters_are_trained_and_their_base_is_not(
     state = make_state(adapters, optimizer)
     assert jax.tree.structure(state.optimizer_state[1][0].mu) == jax.tree.structure(adapters)
     state, metrics = gradient_step(
-        make_objective(Reinforce()),
-        policy.decoder,
-        Sampling(),
+        make_objective(Reinforce(), decoder=policy.decoder),
         optimizer,
         policy.frozen,
         state,
@@ -173,13 +172,13 @@ def test_adapters_are_trained_and_their_base_is_not(
     assert float(metrics["update/grad_norm"]) > 0
 
 
-def test_merged_they_are_the_same_policy(adapted, moved, make_trajectories, tmp_path):
+def test_merged_they_are_the_same_policy(adapted, trained, make_trajectories, tmp_path):
     policy, _ = adapted
-    write_policy(tmp_path / "out", policy, moved)
+    write_policy(tmp_path / "out", policy, trained)
     merged, params = Pretrained(path=str(tmp_path / "out")).build(Mesh(dp=1), jax.random.key(0))
     trajectories = make_trajectories()
     mask = trajectories.response_mask_BT
-    ours = np.where(mask, logprobs(policy, policy.merged(moved), trajectories), 0)
+    ours = np.where(mask, logprobs(policy, policy.merged(trained), trajectories), 0)
     np.testing.assert_allclose(
         np.where(mask, logprobs(merged, params, trajectories), 0), ours, atol=2e-5
     )
@@ -187,10 +186,10 @@ def test_merged_they_are_the_same_policy(adapted, moved, make_trajectories, tmp_
     assert np.abs(base - ours).max() > 0.01
 
 
-def test_join():
-    assert join({}, {"a": 1}) == {"a": 1}
+def test_two_trees_are_merged():
+    assert merge_trees({}, {"a": 1}) == {"a": 1}
     frozen = {"a": {"b": 1, "c": {"d": 2}}, "e": 3}
-    joined = join(frozen, {"a": {"c": {"f": 4}}, "g": 5})
+    joined = merge_trees(frozen, {"a": {"c": {"f": 4}}, "g": 5})
     assert joined == {"a": {"b": 1, "c": {"d": 2, "f": 4}}, "e": 3, "g": 5}
     assert frozen == {"a": {"b": 1, "c": {"d": 2}}, "e": 3}
 

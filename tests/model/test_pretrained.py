@@ -67,9 +67,7 @@ def test_a_classifier_is_no_policy(folder):
 
 
 @pytest.mark.parametrize(("param_dtype", "expected"), [(None, "bfloat16"), ("float32", "float32")])
-def test_parameters_keep_the_dtype_of_the_files_if_they_are_told_to(
-    folder, policy, params, param_dtype, expected
-):
+def test_parameters_may_keep_the_dtype_of_the_files(folder, policy, params, param_dtype, expected):
     write_model(folder, policy.decoder, params, (256,), dtype="bfloat16")
     _, read = build(folder, param_dtype=param_dtype)
     assert {str(x.dtype) for x in jax.tree.leaves(read)} == {expected}
@@ -148,20 +146,6 @@ def test_without_a_pad_token_rows_are_filled_with_an_end_token(folder):
     policy, _ = build(folder)
     assert policy.pad_id == 256
     assert policy.tokenizer.pad_token_id is None  # an export must not add one
-
-
-def test_a_path_that_is_no_folder_is_named():
-    with pytest.raises(InputError, match=r"model\.path=/nowhere is not a folder: .* rl4p/tiny"):
-        build("/nowhere")
-
-
-def test_a_model_of_the_hub_is_a_name_away(folder, monkeypatch, policy):
-    asked = []
-    monkeypatch.setattr(
-        huggingface_hub, "snapshot_download", lambda name, **_: asked.append(name) or str(folder)
-    )
-    assert build("Qwen/Qwen2.5-0.5B-Instruct")[0].decoder == policy.decoder
-    assert asked == ["Qwen/Qwen2.5-0.5B-Instruct"]
 
 
 def test_a_vocabulary_that_is_too_small_for_the_tokenizer_is_refused(folder):

@@ -220,9 +220,9 @@ def test_a_pickle_beside_safetensors_is_no_matter(folder):
 @pytest.mark.parametrize("shape", [(1, 5), (32, 3), (33, 7), (0, 4)])
 def test_a_matrix_is_transposed_a_few_rows_at_a_time(shape, dtype):
     matrix = np.arange(np.prod(shape)).reshape(shape).astype(jnp.dtype(dtype))
-    found = transposed(matrix)
-    assert found.flags.c_contiguous
-    np.testing.assert_array_equal(found, matrix.T, strict=True)
+    result = transposed(matrix)
+    assert result.flags.c_contiguous
+    np.testing.assert_array_equal(result, matrix.T, strict=True)
 
 
 def test_only_a_regular_file_is_read(tmp_path):

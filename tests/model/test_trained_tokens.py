@@ -131,9 +131,9 @@ def test_the_end_token_is_trained_and_padding_is_not_though_they_be_one(tmp_path
 def test_what_was_said_before_is_not_trained(tmp_path, demonstrate, pad):
     made = tokenizer(tmp_path, pad_token=pad)
     ids = made.apply_chat_template(HISTORY, add_generation_prompt=True, return_dict=False)
-    told = Prompt(**vars(QUESTION), tokens=tuple(ids))
+    history = Prompt(**vars(QUESTION), tokens=tuple(ids))
     golden = "<|user|> H i <|end|> <|assistant|> Y o <|end|> <|user|> 1 + 2 <|end|> <|assistant|>"
-    assert demonstrate(made, [told])[0] == [(f"{golden} = 3 <|end|>", "= 3 <|end|>")]
+    assert demonstrate(made, [history])[0] == [(f"{golden} = 3 <|end|>", "= 3 <|end|>")]
 
 
 @pytest.mark.parametrize(

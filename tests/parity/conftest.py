@@ -11,7 +11,7 @@ import pytest
 from rl4p.distributed.parameters import DECLARED, vector
 from rl4p.learner.gradient_step import minibatch_gradient
 from rl4p.learner.logprobs import TokenScores
-from rl4p.types import Sampling, TrainingBatch, Trajectories
+from rl4p.types import TrainingBatch, Trajectories
 
 LENGTHS = (7, 3, 5, 1, 7, 2, 6, 4)  # 35 tokens; two groups of four
 ADVANTAGES = (1.2, -0.7, 0.4, -0.9, -1.5, 0.8, 0.0, 0.7)
@@ -105,7 +105,9 @@ def our_loss(monkeypatch, make_objective, batch_of):
 
     def evaluate(numbers, update, *, group_size=1, **phases):
         update = replace(update, tokens_per_microbatch=4 * numbers.mask.shape[1])
-        objective = make_objective(update, group_size=group_size, **phases)
+        objective = make_objective(
+            update, group_size=group_size, decoder=SimpleNamespace(dtype="float32"), **phases
+        )
         coefficients = {
             name: getattr(objective, name).coefficient({}) for name in ("kl", "entropy")
         }
@@ -114,9 +116,8 @@ def our_loss(monkeypatch, make_objective, batch_of):
         params = {**arrays, "critic": {}}
 
         with jax.disable_jit():  # each loss runs once, so compiling would take longer
-            decoder = SimpleNamespace(dtype="float32")
             gradient, sums = minibatch_gradient(
-                objective, decoder, Sampling(), {}, params, batch_of(numbers), coefficients
+                objective, {}, params, batch_of(numbers), coefficients
             )
         slopes = {name: np.asarray(gradient[name]).reshape(numbers.mask.shape) for name in names}
         return SimpleNamespace(loss=float(sums["loss"]), **slopes)

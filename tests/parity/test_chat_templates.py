@@ -35,12 +35,12 @@ from tests.data.chats import (
     QWEN3_THOUGHTS,
     SYSTEM,
     THREE_TURNS,
+    byte_level,
     conversation,
     encoded,
     llama3_header,
     marked,
     model,
-    of_bytes,
     plain,
     without,
     wrapped,
@@ -228,7 +228,7 @@ def both(source, name, pair):
     found = source(name), source(f"{name}_training")
     special = {*pair.ends, *SPECIAL.findall("".join(found))} | ({pair.begin} - {None})
     made = [
-        wrapped(of_bytes(sorted(special)), each, name=name, begin=pair.begin, ends=pair.ends)
+        wrapped(byte_level(sorted(special)), each, name=name, begin=pair.begin, ends=pair.ends)
         for each in found
     ]
     (own, end_ids), (training, _) = made

@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from rl4p.configuration import targets
-from rl4p.loop import protocols as loop
+from rl4p.protocols import collection, data, model
 from rl4p.protocols import phases as protocols
 from rl4p.protocols.reward import GroupTerm, RewardTerm
 from tests.options import keys_of
@@ -23,11 +23,11 @@ GROUPS = {
     "kl": protocols.KL,
     "entropy": protocols.Entropy,
     "critic": protocols.Critic,
-    "collector": loop.Collector,
-    "source": loop.Source,
+    "collector": collection.Collector,
+    "source": collection.Source,
     "optimizer": protocols.Optimizer,
-    "model": protocols.Model,
-    "data": protocols.DataSet,
+    "model": model.Model,
+    "data": data.DataSet,
 }
 # Arguments that an advantage receives only on request (`needs`, `initial_state`).
 ASKED_FOR = {"scores", "memory"}

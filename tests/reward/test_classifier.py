@@ -227,10 +227,10 @@ print(json.dumps(term([Episode(prompt=prompt(q), response=r) for q, r in pairs])
     command = [sys.executable, "-c", program]
     done = subprocess.run(command, capture_output=True, text=True, env=on_devices(2))
     assert done.returncode == 0, done.stderr[-2000:]
-    *found, long = json.loads(done.stdout.splitlines()[-1])
+    *grades, long = json.loads(done.stdout.splitlines()[-1])
     assert np.isnan(long)
     alone = load(folder)(episodes_of(make_prompt, *PAIRS))
-    np.testing.assert_allclose(found, alone, atol=1e-5)
+    np.testing.assert_allclose(grades, alone, atol=1e-5)
 
 
 def test_its_defaults(folder):

@@ -39,16 +39,16 @@ def graded(make_prompt, make_episodes):
 def test_code_is_graded_by_its_tests(graded, kind):
     wrong = RIGHT.replace("x * x", "x + x")
     broken = RIGHT.replace("return", "return return")
-    found = graded([RIGHT, wrong, broken, "no code"], {"tests": SQUARES}, sandbox=kind)
-    assert found == [1.0, 0.0, 0.0, 0.0]
+    grades = graded([RIGHT, wrong, broken, "no code"], {"tests": SQUARES}, sandbox=kind)
+    assert grades == [1.0, 0.0, 0.0, 0.0]
     assert graded(wrong, {"tests": SQUARES}, sandbox=kind, partial=True) == [1 / 3]
 
 
 def test_programs_are_graded_by_their_output(graded, kind):
     constant = "```python\nprint(3)\n```"
     crash = ADDS.replace("\n```", "; raise ValueError\n```")
-    found = graded([ADDS, constant, crash, "```\nx = 1\n```"], {"tests": SUMS}, sandbox=kind)
-    assert found == [1.0, 0.0, 0.0, 0.0]
+    grades = graded([ADDS, constant, crash, "```\nx = 1\n```"], {"tests": SUMS}, sandbox=kind)
+    assert grades == [1.0, 0.0, 0.0, 0.0]
     assert graded(constant, {"tests": SUMS}, sandbox=kind, partial=True) == [0.5]
 
 
@@ -80,7 +80,7 @@ CHEATS = {
     "            os.write(n, b'passed\\n' * 9 + b'{\"value\": true}\\n')\n"
     "        except OSError: pass\n    return 0",
     "searches memory": "import gc, sys\ndef f(x):\n    found = [o for o in gc.get_objects()\n"
-    "        if isinstance(o, dict) and 'told' in o or isinstance(o, list) and o\n"
+    "        if isinstance(o, dict) and 'tests' in o or isinstance(o, list) and o\n"
     "        and isinstance(o[0], str) and 'assert' in o[0]]\n"
     "    return eval(found[0][0].partition('==')[2]) if found else 0",
     "changes the caller": "import sys\ndef f(x):\n    frame = sys._getframe()\n    while frame:\n"
@@ -106,8 +106,8 @@ def test_code_cannot_write_its_grade(graded, cheat):
 def test_code_that_hangs_costs_its_neighbours_nothing(graded, kind):
     hangs = "```\nwhile True: pass\n```"
     options = {"sandbox": kind, "response_seconds": 5.0}
-    found = graded([RIGHT, hangs, RIGHT, RIGHT], {"tests": SQUARES}, **options)
-    assert found == [1.0, 0.0, 1.0, 1.0]
+    grades = graded([RIGHT, hangs, RIGHT, RIGHT], {"tests": SQUARES}, **options)
+    assert grades == [1.0, 0.0, 1.0, 1.0]
 
 
 def test_a_sandbox_that_fails_makes_the_response_invalid(graded, monkeypatch):
@@ -169,8 +169,8 @@ def test_without_a_sandbox_the_run_is_refused_when_it_is_built(monkeypatch):
 @pytest.mark.skipif(sys.platform != "linux", reason="the system does not say")
 def test_no_process_is_left(graded, kind):
     def children():
-        found = [path.read_text() for path in Path("/proc/self/task").glob("*/children")]
-        return sorted(" ".join(found).split())
+        pids = [path.read_text() for path in Path("/proc/self/task").glob("*/children")]
+        return sorted(" ".join(pids).split())
 
     before = children()
     responses = [RIGHT, ADDS, "```\nwhile True: pass\n```"]

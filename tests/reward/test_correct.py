@@ -29,7 +29,7 @@ def test_each_response_is_compared_with_its_own_prompt(make_prompt, make_episode
     assert Correct()(make_episodes(("#### 2", "#### 2"), prompts)) == [0, 1]
 
 
-def test_a_right_answer_weighs_one_unless_told():
+def test_a_right_answer_weighs_one_by_default():
     assert Correct().weight == 1.0
     assert Correct(weight=0.25).weight == 0.25
 

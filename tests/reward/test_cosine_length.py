@@ -35,8 +35,8 @@ def episode(make_episodes):
     ],
 )
 def test_right_responses_should_be_short_and_wrong_ones_long(episode, response, tokens, grade):
-    (found,) = CosineLength(of=Correct(), max_tokens=100)([episode(response, tokens)])
-    assert found == pytest.approx(grade, abs=3e-3)
+    (given,) = CosineLength(of=Correct(), max_tokens=100)([episode(response, tokens)])
+    assert given == pytest.approx(grade, abs=3e-3)
 
 
 @pytest.mark.parametrize("finish", [Finish.LENGTH, Finish.ABORT])

@@ -9,8 +9,8 @@ from rl4p.reward.crossword import Crossword
 def grade(make_prompt, make_episodes):
     def grade(response, answer="New York", **options):
         prompt = make_prompt(answer=answer)
-        (found,) = Crossword(**options)(make_episodes([response], [prompt]))
-        return found
+        (given,) = Crossword(**options)(make_episodes([response], [prompt]))
+        return given
 
     return grade
 
@@ -59,6 +59,6 @@ def test_each_response_is_compared_with_its_own_prompt(make_prompt, make_episode
     assert Crossword()(make_episodes(["Rome", "Rome"], prompts)) == [0, 1]
 
 
-def test_an_answer_weighs_one_unless_told():
+def test_an_answer_weighs_one_by_default():
     assert Crossword().weight == 1.0
     assert Crossword(weight=0.5).weight == 0.5

@@ -59,11 +59,11 @@ def test_a_response_without_an_answer_is_wrong():
 
 
 def test_a_worker_that_compares_imports_nothing_heavy():
-    found = subprocess.run(
+    modules = subprocess.run(
         [sys.executable, "-c", "import sys, rl4p.reward.equivalence; print(*sys.modules)"],
         capture_output=True,
         text=True,
         check=True,
     ).stdout.split()
-    assert "math_verify" in found
-    assert not {"jax", "numpy", "flax", "omegaconf", "transformers"} & set(found)
+    assert "math_verify" in modules
+    assert not {"jax", "numpy", "flax", "omegaconf", "transformers"} & set(modules)

@@ -37,7 +37,7 @@ def test_the_pattern_is_of_the_whole_response():
     assert grades(Format(pattern="a+"), "aa", "ab", "ba", "") == [1, 0, 0, 0]
 
 
-def test_the_form_weighs_half_unless_told():
+def test_the_form_weighs_half_by_default():
     assert Format().weight == 0.5
     assert Format(weight=2.0).weight == 2.0
 
@@ -53,9 +53,9 @@ def test_a_pattern_without_end_makes_the_sample_invalid_and_keeps_no_other_threa
 
     thread = threading.Thread(target=other)
     thread.start()
-    found = grades(Format(pattern="(a|aa)+b"), "aab", "a" * 100, "c")
+    first_to_last = grades(Format(pattern="(a|aa)+b"), "aab", "a" * 100, "c")
     ended.set()
     thread.join()
-    assert (found[0], found[2]) == (1, 0)
-    assert math.isnan(found[1])
+    assert (first_to_last[0], first_to_last[2]) == (1, 0)
+    assert math.isnan(first_to_last[1])
     assert len(turns) > 3

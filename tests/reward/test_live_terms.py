@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from rl4p.errors import InputError, RunError
-from rl4p.reward.live_terms import LiveTerm, of_prompts, rows_of_groups
+from rl4p.reward.live_terms import LiveTerm, group_ids_of, rows_of_groups
 
 KEY = "reward.terms.mine"
 
@@ -33,10 +33,10 @@ def grades_of(term, episodes, groups=()):
 
 
 def test_none_does_not_apply_and_what_is_not_finite_failed(make_episodes):
-    found = grades_of(Term(lambda texts: [1, None, np.nan, np.inf]), make_episodes("abcd"))
-    np.testing.assert_array_equal(found.grades_B, [1, np.nan, np.nan, np.nan])
-    np.testing.assert_array_equal(found.failed_B, [False, False, True, True])
-    assert (found.late, found.problem, found.error) == (False, None, None)
+    grades = grades_of(Term(lambda texts: [1, None, np.nan, np.inf]), make_episodes("abcd"))
+    np.testing.assert_array_equal(grades.grades_B, [1, np.nan, np.nan, np.nan])
+    np.testing.assert_array_equal(grades.failed_B, [False, False, True, True])
+    assert (grades.late, grades.problem, grades.error) == (False, None, None)
 
 
 def test_a_term_may_be_asynchronous(make_episodes):
@@ -48,8 +48,8 @@ def test_a_term_may_be_asynchronous(make_episodes):
 
             return await asyncio.gather(*map(ask, episodes))
 
-    found = grades_of(Judge(), make_episodes("1230"))
-    np.testing.assert_array_equal(found.grades_B, [1, 2, 3, 0])
+    grades = grades_of(Judge(), make_episodes("1230"))
+    np.testing.assert_array_equal(grades.grades_B, [1, 2, 3, 0])
 
 
 def test_an_asynchronous_term_may_see_groups_and_have_no_deadline(make_episodes):
@@ -65,20 +65,20 @@ def test_an_asynchronous_term_may_see_groups_and_have_no_deadline(make_episodes)
             ]
 
     groups = rows_of_groups(np.array([7, 2, 7, 2]))
-    found = grades_of(Best(), make_episodes("1230"), groups)
-    np.testing.assert_array_equal(found.grades_B, [0, 1, 1, 0])
+    grades = grades_of(Best(), make_episodes("1230"), groups)
+    np.testing.assert_array_equal(grades.grades_B, [0, 1, 1, 0])
 
 
 def test_the_line_that_raised_is_named(make_episodes):
     def fails(texts):
         return texts[99]
 
-    found = grades_of(Term(fails), make_episodes("ab"))
+    grades = grades_of(Term(fails), make_episodes("ab"))
     line = fails.__code__.co_firstlineno
-    assert found.failed_B.all()
-    assert isinstance(found.error, IndexError)
+    assert grades.failed_B.all()
+    assert isinstance(grades.error, IndexError)
     where = f"{__file__}, line {Term.__call__.__code__.co_firstlineno + 1}"
-    assert found.problem == f"{KEY} raised IndexError: list index out of range ({where})."
+    assert grades.problem == f"{KEY} raised IndexError: list index out of range ({where})."
     assert line > 0
 
 
@@ -90,9 +90,9 @@ def test_a_signal_is_explained(make_episodes):
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
         return [1] * len(texts)
 
-    found = grades_of(Term(by_alarm), make_episodes("ab"))
-    assert found.problem is not None
-    assert found.problem.endswith(
+    grades = grades_of(Term(by_alarm), make_episodes("ab"))
+    assert grades.problem is not None
+    assert grades.problem.endswith(
         "Give the term deadline = None, which calls it in the main thread."
     )
     assert grades_of(Term(by_alarm, deadline=None), make_episodes("ab")).problem is None
@@ -149,18 +149,18 @@ def test_groups_have_their_rows_in_order():
 
 def test_prompts_of_different_tasks_are_different(make_prompt, make_episodes):
     prompts = [make_prompt(id=name, task=task) for name, task in ("at", "bt", "at", "au")]
-    assert of_prompts(make_episodes("1234", prompts)).tolist() == [0, 1, 0, 2]
+    assert group_ids_of(make_episodes("1234", prompts)).tolist() == [0, 1, 0, 2]
 
 
 def test_an_exit_of_a_term_is_an_error_of_the_term(make_episodes):
     def leaves(texts):
         sys.exit(0)
 
-    found = grades_of(Term(leaves), make_episodes("ab"))
-    assert found.failed_B.all()
-    assert isinstance(found.error, SystemExit)
+    grades = grades_of(Term(leaves), make_episodes("ab"))
+    assert grades.failed_B.all()
+    assert isinstance(grades.error, SystemExit)
     where = f"{__file__}, line {Term.__call__.__code__.co_firstlineno + 1}"
-    assert found.problem == (
+    assert grades.problem == (
         f"{KEY} called sys.exit(0) ({where}), which ends no run: raise an exception."
     )
 

@@ -77,8 +77,8 @@ def test_options_are_checked_when_the_configuration_is_read():
 @pytest.mark.slow
 @pytest.mark.mixed_dtypes
 def test_a_run_goes_on_beside_bombs():
-    found = []
-    thread = threading.Thread(target=bombs.graded, args=(found,))
+    grades = []
+    thread = threading.Thread(target=bombs.graded, args=(grades,))
     words = [*SMALL, SLOWLY, "steps=1000000", "evaluation.every=0"]  # rewards differ
     experiment = build(compose(words))
     steps = train(experiment.loop, experiment.state)
@@ -87,8 +87,8 @@ def test_a_run_goes_on_beside_bombs():
     beside = []
     while thread.is_alive():
         beside.append(next(steps).metrics)
-    assert [each["right"] for each in found] == [1.0] * len(bombs.BOMBS)
-    assert all(each["grade"] == 0.0 or math.isnan(each["grade"]) for each in found)
-    assert all(each["restarts"] <= 1 for each in found)
+    assert [each["right"] for each in grades] == [1.0] * len(bombs.BOMBS)
+    assert all(each["grade"] == 0.0 or math.isnan(each["grade"]) for each in grades)
+    assert all(each["restarts"] <= 1 for each in grades)
     assert len(beside) >= 10
     assert any(metrics["update/grad_norm"] > 0 for metrics in beside)

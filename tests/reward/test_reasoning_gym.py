@@ -174,10 +174,10 @@ def test_the_reward_by_name_has_the_term():
 def test_what_is_missing_is_refused_when_the_run_is_built(monkeypatch):
     config = compose(["reward=reasoning_gym"])
     monkeypatch.setattr("rl4p.reward.reasoning_gym.problem", lambda kind: "there is no sandbox.")
-    for found, sentence in (
+    for library, sentence in (
         (None, r"reasoning_gym is not installed: run pip install 'rl4p\[reasoning-gym\]'"),
         (object(), r"there is no sandbox\."),
     ):
-        monkeypatch.setattr("rl4p.reward.reasoning_gym.find_spec", lambda name, x=found: x)
+        monkeypatch.setattr("rl4p.reward.reasoning_gym.find_spec", lambda name, x=library: x)
         with pytest.raises(InputError, match=rf"^reward\.terms\.correct.*{sentence}"):
             instantiate(config.reward)

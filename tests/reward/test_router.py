@@ -29,11 +29,11 @@ class Is:
 
     def __call__(self, episodes):
         groups = episodes if self.whole_groups else [episodes]
-        found = []
+        grades = []
         for group in groups:
             self.seen.append({each.prompt.task for each in group})
-            found.append([self.scale * (x.response == x.prompt.answer) for x in group])
-        return found if self.whole_groups else found[0]
+            grades.append([self.scale * (x.response == x.prompt.answer) for x in group])
+        return grades if self.whole_groups else grades[0]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,7 +68,7 @@ def test_a_mixed_batch_of_four_tasks_is_graded_by_four_graders(episodes):
     )}  # fmt: skip
     tasks = {task: weighted(correct=term) for task, term in own.items()}
     tasks["sums"] = weighted(correct=own["sums"], format=Gives(grades=(1, 0, 1), weight=0.5))
-    rewards = Router(tasks=tasks).of_texts(episodes)
+    rewards = Router(tasks=tasks).grade_texts(episodes)
     assert {task: term.seen for task, term in own.items()} == {task: [{task}] for task in own}
     np.testing.assert_array_equal(rewards.terms["correct"], [1, 0, 1, 100, 10, 0, 0, 1000])
     format_B = [1, NAN, 0, NAN, NAN, NAN, 1, NAN]
@@ -103,14 +103,14 @@ def test_a_run_of_four_tasks_reports_terms_by_task(monkeypatch):
     run = build(compose(words))
     (info,) = train(run.loop, run.state)
     assert info.metrics["update/grad_norm"] > 0
-    found = {name.removeprefix("reward/"): x for name, x in info.metrics.items()}
+    metrics = {name.removeprefix("reward/"): x for name, x in info.metrics.items()}
     patterns = {"format": "[a-m]", "own1": "[n-z]", "own2": "[A-Z]", "own3": "[0-9]"}
     for i, (name, pattern) in enumerate(patterns.items()):
         texts = [each.response for each in info.episodes if each.prompt.task == f"t{i}"]
         assert len(texts) == 16
         own = sum(re.search(pattern, text) is not None for text in texts) / 16
-        assert found[name] == found[f"t{i}/{name}"] == own
-        assert {key for key in found if key.startswith(f"t{i}/")} == {
+        assert metrics[name] == metrics[f"t{i}/{name}"] == own
+        assert {key for key in metrics if key.startswith(f"t{i}/")} == {
             f"t{i}/{key}" for key in ("mean", "invalid", "correct", "pass_at_1", name)
         }
     assert run.evaluation(info)["eval/t3/prompts"] == 2
@@ -118,7 +118,7 @@ def test_a_run_of_four_tasks_reports_terms_by_task(monkeypatch):
 
 def test_the_terms_are_those_of_all_tasks_also_of_the_absent(episodes):
     tasks = {"sums": weighted(a=Is()), "words": weighted(b=Is()), "other": weighted(c=Is())}
-    rewards = Router(tasks=tasks).of_texts([e for e in episodes if e.prompt.task == "sums"])
+    rewards = Router(tasks=tasks).grade_texts([e for e in episodes if e.prompt.task == "sums"])
     assert list(rewards.terms) == list(Router(tasks=tasks).terms) == ["a", "b", "c"]
     assert np.isnan(rewards.terms["c"]).all()
 
@@ -126,7 +126,7 @@ def test_the_terms_are_those_of_all_tasks_also_of_the_absent(episodes):
 def test_invalid_rows_are_those_of_their_task(episodes):
     bad = weighted(max_invalid=0.7, b=Gives(grades=(1, NAN, None)))
     tasks = {"sums": bad, **{t: weighted(a=Is()) for t in ("words", "moves", "code")}}
-    rewards = Router(tasks=tasks).of_texts(episodes)
+    rewards = Router(tasks=tasks).grade_texts(episodes)
     np.testing.assert_array_equal(rewards.valid_B, [1, 1, 0, 1, 1, 1, 0, 1])
     np.testing.assert_array_equal(rewards.terms["b"][[0, 2, 6]], [1, 0, 0])
     np.testing.assert_array_equal(rewards.terms["a"][[2, 6]], [0, 0])  # 0 where invalid
@@ -134,7 +134,7 @@ def test_invalid_rows_are_those_of_their_task(episodes):
     with pytest.raises(
         RunError, match=r"^67% of the samples .* \(reward\.tasks\.sums\.max_invalid"
     ):
-        Router(tasks=tasks).of_texts(episodes)
+        Router(tasks=tasks).grade_texts(episodes)
 
 
 def test_a_late_task_is_late_alone(episodes):
@@ -148,7 +148,7 @@ def test_a_late_task_is_late_alone(episodes):
 
     tasks = {task: weighted(a=Is()) for task in ("words", "moves", "code")}
     tasks["sums"] = weighted(max_invalid=1.0, a=Hangs(grades=(1, 1, 1), deadline=0.05))
-    rewards = Router(tasks=tasks).of_texts(episodes)
+    rewards = Router(tasks=tasks).grade_texts(episodes)
     event.set()
     np.testing.assert_array_equal(rewards.late_B, [1, 0, 1, 0, 0, 0, 1, 0])
     np.testing.assert_array_equal(rewards.valid_B, ~rewards.late_B)
@@ -157,7 +157,7 @@ def test_a_late_task_is_late_alone(episodes):
 def test_a_task_without_reward_is_named_in_one_sentence(episodes):
     router = Router(tasks={"sums": weighted(a=Is()), "code": weighted(a=Is())})
     with pytest.raises(RunError) as caught:
-        router.of_texts(episodes)
+        router.grade_texts(episodes)
     assert str(caught.value) == (
         "The data has the tasks moves, words, but reward.tasks has only sums, code: add "
         "+reward@reward.tasks.moves=weighted +reward@reward.tasks.words=weighted"
@@ -178,7 +178,7 @@ def test_groups_reach_the_terms_that_compare_them(episodes, make_trajectories):
 def test_a_router_may_hold_a_router(episodes):
     inner = Router(tasks={t: weighted(a=Is()) for t in ("words", "moves", "code")})
     outer = Router(tasks={"sums": weighted(b=Is()), "words": inner, "moves": inner, "code": inner})
-    rewards = outer.of_texts(episodes)
+    rewards = outer.grade_texts(episodes)
     np.testing.assert_array_equal(rewards.terms["a"], [NAN, 0, NAN, 1, 1, 0, NAN, 1])
 
 
@@ -224,7 +224,7 @@ def test_all_rewards_are_closed_also_after_one_cannot_be():
     tasks = {name: weighted(pool=Pool(name=name)) for name in "abc"}
     router = Router(tasks=tasks)
     for reward in tasks.values():
-        reward.of_texts([None])
+        reward.grade_texts([None])
     with pytest.raises(OSError, match="gone"):
         router.close()
     assert sorted(closed) == ["a", "b", "c"]

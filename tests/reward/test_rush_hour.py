@@ -92,8 +92,8 @@ def test_a_solution_shorter_than_the_reference_gets_no_more_than_solve(grades):
     ],
 )
 def test_a_row_that_does_not_fit_makes_its_samples_invalid(grades, caplog, row, reason):
-    found = grades(RushHour(shaped=True), "Bv2,A>1", "A>1", **row)
-    assert all(map(isnan, found))
+    invalid = grades(RushHour(shaped=True), "Bv2,A>1", "A>1", **row)
+    assert all(map(isnan, invalid))
     assert reason in caplog.text
 
 
@@ -119,9 +119,9 @@ def test_boards_of_the_data_set_are_graded(make_prompt, make_episodes):
     prompts = [make_prompt(answer=row.answer, metadata=row.metadata) for row in rows]
     term = RushHour(shaped=True, alternatives=True)
     assert term(make_episodes([row.solution for row in rows], prompts)) == [1] * 60
-    found = [solve(board_of(row.metadata["board"])) or () for row in rows]
-    assert term(make_episodes([written(moves) for moves in found], prompts)) == [1] * 60
-    wrong = [written([*moves[:-1], moves[-1]._replace(piece="Z")]) for moves in found]
+    solutions = [solve(board_of(row.metadata["board"])) or () for row in rows]
+    assert term(make_episodes([written(moves) for moves in solutions], prompts)) == [1] * 60
+    wrong = [written([*moves[:-1], moves[-1]._replace(piece="Z")]) for moves in solutions]
     assert max(term(make_episodes(wrong, prompts))) < 0.2
     # An idle move before the solution is a move too many.
     for row, prompt in zip(rows, prompts, strict=True):
@@ -131,6 +131,6 @@ def test_boards_of_the_data_set_are_graded(make_prompt, make_episodes):
         assert term(make_episodes([written(idle)], [prompt]))[0] < 0.9
 
 
-def test_a_solution_weighs_one_unless_told():
+def test_a_solution_weighs_one_by_default():
     assert RushHour().weight == 1.0
     assert RushHour(weight=0.5).weight == 0.5

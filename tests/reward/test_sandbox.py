@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from rl4p.reward import sandbox
-from rl4p.reward.sandbox import FILES, Limits, bubblewrap_problem, output, problem, start
+from rl4p.reward.sandbox import FILES, ProcessLimits, bubblewrap_problem, output, problem, start
 
 WITHOUT = bubblewrap_problem()
 needs_bubblewrap = pytest.mark.skipif(WITHOUT is not None, reason=str(WITHOUT))
@@ -24,21 +24,21 @@ def attempt(tmp_path):
     def attempt(code, seconds=10.0, memory=2**29):
         path = tmp_path / "attempt.py"
         path.write_text(code)
-        ready, told = os.pipe()
+        ready, signal_pipe = os.pipe()
         with path.open("rb") as file:
-            settings = {"mode": "program", "code": file.fileno(), "ready": told}
+            settings = {"mode": "program", "code": file.fileno(), "ready": signal_pipe}
             process = start(
                 "bubblewrap",
                 settings,
-                Limits(memory=memory, seconds=seconds),
+                ProcessLimits(memory=memory, seconds=seconds),
                 stderr=subprocess.STDOUT,
-                inherited=[file.fileno(), told],
+                inherited=[file.fileno(), signal_pipe],
             )
-        os.close(told)
-        found, _ = output(process.popen, time.monotonic() + seconds)
+        os.close(signal_pipe)
+        written, _ = output(process.popen, time.monotonic() + seconds)
         process.close()
         os.close(ready)
-        return found.decode().strip().rpartition("\n")[2]
+        return written.decode().strip().rpartition("\n")[2]
 
     return attempt
 
@@ -72,8 +72,8 @@ def test_files_of_the_user_cannot_be_read_or_written(attempt, tmp_path, monkeypa
             attempt(f"import os; print(len(os.listdir({str(path)!r})))") == "1"
         )
     for path in ("/usr/x", "/x", "/dev/x", "/dev/shm/x", f"{sys.base_prefix}/x"):
-        found = attempt(f"open({path!r}, 'w')")
-        assert "Read-only file system" in found or "Permission denied" in found
+        error = attempt(f"open({path!r}, 'w')")
+        assert "Read-only file system" in error or "Permission denied" in error
     monkeypatch.setenv("HF_TOKEN", "secret")
     assert "secret" not in attempt("import os; print(dict(os.environ))")
 
@@ -95,8 +95,8 @@ def test_no_process_can_be_started(attempt):
 def test_other_processes_cannot_be_seen_or_killed(attempt):
     with subprocess.Popen(["sleep", "60"], start_new_session=True) as bystander:
         for pid in (bystander.pid, os.getpid()):
-            found = attempt(f"import os; os.kill({pid}, 9); print('killed')")
-            assert found == "ProcessLookupError: [Errno 3] No such process"
+            error = attempt(f"import os; os.kill({pid}, 9); print('killed')")
+            assert error == "ProcessLookupError: [Errno 3] No such process"
         attempt("import os, signal\nfor pid in (-1, 0, 1, os.getppid()):\n    os.kill(pid, 9)")
         assert bystander.poll() is None
         bystander.kill()
@@ -138,7 +138,7 @@ def test_a_sandbox_ends_with_its_parent():
         "import os, sys; from rl4p.reward.sandbox import *; import subprocess\n"
         "r, w = os.pipe(); f = open(sys.argv[1], 'rb')\n"
         "s = {'mode': 'program', 'code': f.fileno(), 'ready': w}\n"
-        "x = start('bubblewrap', s, Limits(memory=2**29, seconds=60), stdout=1, "
+        "x = start('bubblewrap', s, ProcessLimits(memory=2**29, seconds=60), stdout=1, "
         "inherited=[f.fileno(), w])\n"
         "print(x.popen.pid, flush=True); os.read(r, 1); x.popen.wait()"
     )
@@ -156,15 +156,15 @@ def test_a_sandbox_ends_with_its_parent():
 
 @needs_bubblewrap
 def test_a_sandbox_may_be_started_in_any_thread(attempt):
-    found = []
+    outputs = []
     threads = [
-        threading.Thread(target=lambda: found.append(attempt("print('ran')"))) for _ in range(3)
+        threading.Thread(target=lambda: outputs.append(attempt("print('ran')"))) for _ in range(3)
     ]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert found == ["ran"] * 3
+    assert outputs == ["ran"] * 3
 
 
 @pytest.fixture
@@ -176,7 +176,7 @@ def unknown():
 
 
 @pytest.mark.usefixtures("unknown")
-def test_a_machine_without_bubblewrap_is_told_what_to_do(monkeypatch):
+def test_without_bubblewrap_the_sentence_says_what_to_do(monkeypatch):
     def missing(*given):
         return ["/no/such/bwrap"]
 
@@ -190,7 +190,7 @@ def test_a_machine_without_bubblewrap_is_told_what_to_do(monkeypatch):
 
 
 @pytest.mark.usefixtures("unknown")
-def test_a_machine_that_allows_no_sandbox_is_told_what_to_do(monkeypatch):
+def test_where_no_sandbox_is_allowed_the_sentence_says_what_to_do(monkeypatch):
     def refuses(*given):
         return ["/bin/sh", "-c", "echo bwrap: No permissions to create new namespace >&2; exit 1"]
 

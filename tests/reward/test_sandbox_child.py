@@ -37,8 +37,8 @@ def link():
     """A solution that is served by a thread."""
     names, held = {}, {}
     exec(SOLUTION, names)
-    (ask, told), (answer, heard) = os.pipe(), os.pipe()
-    requests, replies = os.fdopen(ask, "rb"), os.fdopen(heard, "wb")
+    (request_reader, request_writer), (reply_reader, reply_writer) = os.pipe(), os.pipe()
+    requests, replies = os.fdopen(request_reader, "rb"), os.fdopen(reply_writer, "wb")
 
     def work():
         for line in requests:
@@ -49,7 +49,7 @@ def link():
 
     thread = threading.Thread(target=work)
     thread.start()
-    link = Link(os.fdopen(told, "wb"), os.fdopen(answer, "rb"))
+    link = Link(os.fdopen(request_writer, "wb"), os.fdopen(reply_reader, "rb"))
     link.names = sorted(names)
     yield link
     link.writer.close()
@@ -121,9 +121,9 @@ def test_tests_share_no_names(link):
     ids=repr,
 )
 def test_plain_values_pass_unchanged(value):
-    found = plain(json.loads(json.dumps(packed(value, None))), {})
-    assert found == value
-    assert type(found) is type(value)
+    received = plain(json.loads(json.dumps(packed(value, None))), {})
+    assert received == value
+    assert type(received) is type(value)
 
 
 def test_a_subclass_becomes_its_plain_class_without_what_it_overrides():
@@ -144,15 +144,15 @@ def test_a_subclass_becomes_its_plain_class_without_what_it_overrides():
         def items(self):
             return [(9, 9)]
 
-    found = packed([Whole(3), Listed([1, 2]), Known(a=1)], None)
-    assert plain(found, {}) == [3, [1, 2], {"a": 1}]
-    assert type(found["list"][0]) is int
+    message = packed([Whole(3), Listed([1, 2]), Known(a=1)], None)
+    assert plain(message, {}) == [3, [1, 2], {"a": 1}]
+    assert type(message["list"][0]) is int
 
 
 def test_other_objects_are_held_by_the_solution_and_refused_from_tests():
     value, held = object(), {}
-    found = packed([value], held)
-    assert plain(found, held)[0] is value
+    message = packed([value], held)
+    assert plain(message, held)[0] is value
     with pytest.raises(TypeError, match="an object of object"):
         packed(value, None)
 

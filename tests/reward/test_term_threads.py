@@ -20,9 +20,9 @@ def thread():
 
 def test_calls_are_made_one_after_another_in_one_thread(thread):
     waits = [thread.start(lambda i=i: (i, threading.get_ident()), 60.0) for i in range(3)]
-    found = [wait() for wait in waits]
-    assert [i for i, _ in found] == [0, 1, 2]
-    assert len({ident for _, ident in found} | {threading.get_ident()}) == 2
+    results = [wait() for wait in waits]
+    assert [i for i, _ in results] == [0, 1, 2]
+    assert len({ident for _, ident in results} | {threading.get_ident()}) == 2
 
 
 def test_an_error_is_raised_by_the_wait(thread):

@@ -146,7 +146,7 @@ def test_a_term_without_grades_makes_its_samples_invalid_if_that_is_allowed(
 
 
 @pytest.mark.parametrize("large", [1e300, -4e38, 10**400], ids=["large", "below", "integer"])
-def test_a_grade_beyond_float32_is_an_invalid_sample_and_is_told(large, caplog):
+def test_a_grade_beyond_float32_is_an_invalid_sample_and_is_reported(large, caplog):
     rewards = grade(a=Gives(grades=[1] * 4), b=Gives(grades=[large, 1, None, 3e38]))
     assert rewards.valid_B.tolist() == [False, True, True, True]
     assert rewards.total_B.tolist() == [0.0, 2.0, 1.0, np.float32(3e38)]
@@ -156,7 +156,7 @@ def test_a_grade_beyond_float32_is_an_invalid_sample_and_is_told(large, caplog):
         grade(max_invalid=0.1, b=Gives(grades=[large, 1, 1, 1]))
 
 
-def test_a_sum_beyond_float32_is_an_invalid_sample_and_is_told(caplog):
+def test_a_sum_beyond_float32_is_an_invalid_sample_and_is_reported(caplog):
     large = Gives(grades=[3e38, 1, -3e38, 2], weight=2.0)
     rewards = grade(a=large, b=Gives(grades=[1] * 4))
     assert rewards.valid_B.tolist() == [False, True, False, True]
@@ -198,7 +198,7 @@ def test_a_run_stops_only_above_the_share_that_is_allowed():
     assert grade(max_invalid=0.0, a=Gives(grades=[1] * 4)).valid_B.all()
 
 
-def test_half_of_the_samples_may_be_invalid_unless_told():
+def test_half_of_the_samples_may_be_invalid_by_default():
     assert Weighted(terms={}).max_invalid == 0.5
 
 
@@ -272,7 +272,7 @@ def test_a_deadline_is_a_number_of_seconds(never, deadline):
 
 @pytest.mark.parametrize("name", ["mean", "std", "invalid", "late"])
 def test_a_term_has_not_the_name_of_another_metric(name):
-    with pytest.raises(ValueError, match=rf"^terms\.{name}: the metric reward/{name} is"):
+    with pytest.raises(ValueError, match=rf"^terms\.{name}: the metric reward/{name} describes"):
         Weighted(terms={name: Gives(grades=[])})
 
 
@@ -301,7 +301,7 @@ def test_a_term_may_see_whole_groups(make_trajectories, make_episodes):
 
 def test_without_ids_the_samples_of_a_prompt_are_a_group(make_prompt, make_episodes):
     prompts = [make_prompt(id=name, task=task) for name, task in ("at", "bt", "at", "bt", "au")]
-    Weighted(terms={"rank": (ranks := Ranks())}).of_texts(make_episodes("12345", prompts))
+    Weighted(terms={"rank": (ranks := Ranks())}).grade_texts(make_episodes("12345", prompts))
     assert ranks.seen == [[["1", "3"], ["2", "4"], ["5"]]]
 
 
@@ -345,9 +345,9 @@ def test_a_reward_is_closed_and_opens_again():
     reward = Weighted(terms={"pool": Pool()})
     reward.close()  # nothing is open
     for _ in range(2):
-        assert reward.of_texts([None]).total_B.tolist() == [1.0]  # type: ignore[list-item]
+        assert reward.grade_texts([None]).total_B.tolist() == [1.0]  # type: ignore[list-item]
     reward.close()
     reward.close()
     assert [live.closed for live in opened] == [1]
-    assert reward.of_texts([None]).total_B.tolist() == [2.0]  # type: ignore[list-item]
+    assert reward.grade_texts([None]).total_B.tolist() == [2.0]  # type: ignore[list-item]
     reward.close()

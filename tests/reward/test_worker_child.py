@@ -55,14 +55,14 @@ def test_an_exception_is_an_error_and_memory_ends_the_process():
 
 def test_lines_may_come_in_parts_until_the_pipe_is_closed():
     reader, writer = os.pipe()
-    found = lines(reader)
+    replies = lines(reader)
     send(writer, {"a": 1})
-    assert json.loads(next(found)) == {"a": 1}
+    assert json.loads(next(replies)) == {"a": 1}
     os.write(writer, b'{"b"')
     os.write(writer, b": 2}\n")
-    assert json.loads(next(found)) == {"b": 2}
+    assert json.loads(next(replies)) == {"b": 2}
     os.close(writer)
-    assert list(found) == []
+    assert list(replies) == []
     os.close(reader)
 
 

@@ -110,8 +110,8 @@ def is_alive(pid):
 
 def family(pid):
     """Returns a process and those that it has started; a sandbox is several."""
-    found = " ".join(path.read_text() for path in Path(f"/proc/{pid}/task").glob("*/children"))
-    return [pid, *(each for child in found.split() for each in family(int(child)))]
+    children = " ".join(path.read_text() for path in Path(f"/proc/{pid}/task").glob("*/children"))
+    return [pid, *(each for child in children.split() for each in family(int(child)))]
 
 
 def ends(pid, seconds=20):

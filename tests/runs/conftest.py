@@ -15,7 +15,7 @@ import pytest
 from experiments.drills.small_run import SMALL as TRAINS
 from experiments.drills.small_run import record
 from experiments.drills.small_run import summary as summary
-from rl4p.runs.digests import steps_of
+from rl4p.runs.saved_steps import steps_of
 
 SMALL = (*TRAINS, "debug=on")
 lines = record

@@ -75,7 +75,7 @@ def test_adapters_beside_a_divided_base_are_trained_and_merged(train_on, tmp_pat
     assert_alike(alone, four)
     weights = []
     for run in (alone, four):
-        command = ["-m", "rl4p.export", f"resume={run}", f"out={run}-policy"]
+        command = ["-m", "rl4p.export", f"run={run}", f"out={run}-policy"]
         subprocess.run([sys.executable, *command], check=True, capture_output=True)
         weights.append(load_file(f"{run}-policy/model.safetensors"))
     base = load_file(Path(rl4p.__file__).parent / "model" / "tiny" / "model.safetensors")

@@ -16,12 +16,12 @@ from rl4p.loop.loop import train
 from rl4p.runs.checkpoint import Orbax
 from rl4p.runs.record import RESERVE, Record
 from rl4p.runs.run import (
-    Outcome,
     RecordMetrics,
+    RunOutcome,
     at_the_end,
-    died_young,
     first_state,
     idle_steps,
+    may_start_again,
     params_sha256,
     refuse_what_only_a_plan_reads,
 )
@@ -140,13 +140,13 @@ def test_a_run_killed_before_its_first_checkpoint_begins_anew(
     record.log(steps, {})
     if summary:
         record.write_summary({"status": summary})
-    assert died_young(record, checkpoints_of(every, latest)) is young
+    assert may_start_again(record, checkpoints_of(every, latest)) is young
 
 
 def test_metrics_are_recorded_mirrored_and_summed_up(trained, tmp_path):
     experiment, infos = trained
     record, mirror = Record(tmp_path), Mirror()
-    outcome = Outcome(record=record, state=experiment.state)
+    outcome = RunOutcome(record=record, state=experiment.state)
     outcome.begin(replace(infos[0].state, step=jnp.int32(1)), resumed=True)
     assert (outcome.step, outcome.resumed_from) == (1, 1)
     hook = RecordMetrics(record=record, tracked=mirror, outcome=outcome)
@@ -183,7 +183,7 @@ def test_a_resumed_run_has_no_summary_until_it_ends(trained, tmp_path):
     experiment, infos = trained
     record = Record(tmp_path)
     record.write_summary({"status": "finished"})
-    outcome = Outcome(record=record, state=experiment.state)
+    outcome = RunOutcome(record=record, state=experiment.state)
     outcome.begin(infos[-1].state, resumed=True)
     assert record.summary() is None
 
@@ -201,7 +201,7 @@ def test_results_that_cannot_be_written_hide_no_earlier_error(error, caplog):
 
 def test_a_run_keeps_only_the_newest_state(trained, tmp_path):
     experiment, (info, *_) = trained
-    outcome, states = Outcome(record=Record(tmp_path), state=experiment.state), []
+    outcome, states = RunOutcome(record=Record(tmp_path), state=experiment.state), []
     for number in range(3):
         params = {"w": jnp.full(3, number)}
         states.append(weakref.ref(params["w"]))
@@ -214,7 +214,7 @@ def test_a_run_keeps_only_the_newest_state(trained, tmp_path):
 def test_the_summary_has_room_while_a_run_goes_on(trained, tmp_path):
     experiment, infos = trained
     record = Record(tmp_path)
-    outcome = Outcome(record=record, state=experiment.state)
+    outcome = RunOutcome(record=record, state=experiment.state)
     outcome.begin(infos[-1].state, resumed=False)
     assert (tmp_path / RESERVE).stat().st_size > 0
     record.write_summary({"status": "finished"})

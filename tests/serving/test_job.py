@@ -46,17 +46,3 @@ def test_a_missing_token_is_said_first(monkeypatch):
 def test_a_run_that_is_none_is_refused(tmp_path):
     with pytest.raises(InputError, match="run="):
         job.serve([f"run={tmp_path}", "port=0"])
-
-
-def test_the_configuration_of_a_run_is_read_with_overrides(monkeypatch):
-    asked = []
-
-    def config_of_run(composer, given, overrides, parts):
-        asked.append((given, [x.input_line for x in overrides], parts))
-        return compose(["model=tiny"])
-
-    monkeypatch.setattr(job, "config_of_run", config_of_run)
-    monkeypatch.setattr(job, "check", lambda config: None)
-    monkeypatch.setattr(job, "without_hydra", lambda config: config)
-    assert job.read("a", ["mesh=single"]).model.path == "rl4p/tiny"
-    assert asked == [("a", ["mesh=single"], job.OF_RUN)]

@@ -6,15 +6,15 @@ from rl4p.serving.options import Options, is_loopback, read_options
 
 def test_a_run_and_its_options():
     lines = ["run=a", "step=3", "average=true", "port=0", "slots=8", "mesh=single", "name=b"]
-    options, overrides = read_options(lines)
-    assert options == Options(run="a", step=3, average=True, port=0, slots=8, name="b")
-    assert overrides == ["mesh=single"]
+    line = read_options(lines)
+    assert line.options == Options(run="a", step=3, average=True, port=0, slots=8, name="b")
+    assert line.overrides == ["mesh=single"]
 
 
 def test_a_model_and_its_overrides():
-    options, overrides = read_options(["model=scratch", "model.width=32", "seed=3"])
-    assert options == Options()
-    assert overrides == ["model=scratch", "model.width=32", "seed=3"]
+    line = read_options(["model=scratch", "model.width=32", "seed=3"])
+    assert line.options == Options()
+    assert line.overrides == ["model=scratch", "model.width=32", "seed=3"]
 
 
 @pytest.mark.parametrize(
@@ -37,7 +37,7 @@ def test_a_model_and_its_overrides():
         (["run=a", "experiment=b"], "experiment=b has no effect"),
         (["model=tiny", "rollout.temperature=0"], "a request chooses its own lengths"),
         (["model=tiny", "max_response_tokens=3"], "a request chooses its own lengths"),
-        (["model=tiny", "resume=b"], "run=FOLDER"),
+        (["model=tiny", "resume=b"], "write run=b"),
         (["model=tiny", "prot=3"], "did you mean port?"),
         (["model=tiny", "data=gsm8k"], "data=gsm8k has no effect"),
         (["run=a", "run=b"], "run is given twice"),
@@ -50,7 +50,7 @@ def test_what_is_wrong_or_has_no_effect_is_refused(lines, message):
 
 
 def test_another_host_needs_the_name_of_a_variable_with_a_token(monkeypatch):
-    options, _ = read_options(["run=a", "host=0.0.0.0", "key_variable=TOKEN_OF_A_TEST"])
+    options = read_options(["run=a", "host=0.0.0.0", "key_variable=TOKEN_OF_A_TEST"]).options
     monkeypatch.delenv("TOKEN_OF_A_TEST", raising=False)
     with pytest.raises(InputError, match="TOKEN_OF_A_TEST is not set or empty"):
         options.token()

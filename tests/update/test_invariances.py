@@ -10,6 +10,7 @@ import dataclasses
 import pickle
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -19,7 +20,7 @@ import pytest
 from rl4p.advantage.gae import GAE
 from rl4p.learner.aggregation import aggregation_weights
 from rl4p.learner.gradient_step import gradient_step
-from rl4p.learner.logprobs import score_tokens
+from rl4p.learner.logprobs import ScoreOptions, score_tokens
 from rl4p.learner.optimizer.sgd import SGD
 from rl4p.rollout.naive_sampler import NaiveSampler
 from rl4p.types import Microbatching, Sampling, TrainingBatch
@@ -107,14 +108,13 @@ def test_every_option_of_what_joins_a_loss_is_in_a_combination(group):
 def scored(policy, params, make_trajectories):
     """Returns the rows, and their scores under the policy."""
     trajectories = make_trajectories(group_ids=GROUPS)
-    return trajectories, score_tokens(
-        policy.decoder,
-        params,
-        trajectories,
-        SAMPLING,
-        names=("entropy", "logprobs"),
+    options = ScoreOptions(
+        decoder=policy.decoder,
+        sampling=SAMPLING,
         microbatching=Microbatching(tokens=B * T),
+        names=("entropy", "logprobs"),
     )
+    return trajectories, score_tokens(options, params, trajectories)
 
 
 @pytest.fixture(scope="module")
@@ -145,7 +145,8 @@ def build(policy, params, make_phases, make_trajectories, numbers):
     def build(name, *, left=0, right=0, outside=0.0, **changes):
         """Adds `left` and `right` columns of padding, and sets `outside` where no loss is."""
         advantage = GAE() if "critic" in CASES[name] else None
-        phases = make_phases(advantage=advantage, **CASES[name])
+        rollout = SimpleNamespace(sampling=SAMPLING)
+        phases = make_phases(advantage=advantage, rollout=rollout, **CASES[name])
         trajectories = make_trajectories(group_ids=GROUPS, left=left, right=right)
         valid = (np.arange(B) != INVALID)[:, None]
         mask = np.asarray(trajectories.response_mask_BT) & valid
@@ -166,7 +167,8 @@ def build(policy, params, make_phases, make_trajectories, numbers):
             loss_mask_BT=mask,
             scores={key: filled[key] for key in sorted(wanted)},
         )
-        return phases.objective(2), trained, jax.device_get(batch)
+        objective = phases.objective(policy, 2)
+        return objective, trained, jax.device_get(batch)
 
     return build
 
@@ -190,7 +192,7 @@ def step(policy, make_state):
         key = (objective, batch.loss_mask_BT.shape, *batch.scores)
         if key not in programs:
             programs[key] = gradient_step.lower(
-                objective, policy.decoder, SAMPLING, OPTIMIZER, {}, state, batch, COEFFICIENTS
+                objective, OPTIMIZER, {}, state, batch, COEFFICIENTS
             ).compile(compiler_options=QUICK)
         return read(*programs[key]({}, state, batch, COEFFICIENTS))
 
@@ -429,8 +431,8 @@ def test_what_joins_a_loss_is_added_to_it(build, plain, differences, name):
         return jnp.sum(jnp.where(mask, weights_BT * loss_BT, 0.0))
 
     with jax.enable_x64(True):
-        found = jax.value_and_grad(total, argnums=(0, 1, 2))(*map(jnp.asarray, seen))
-        loss, slopes = jax.device_get(found)
+        values = jax.value_and_grad(total, argnums=(0, 1, 2))(*map(jnp.asarray, seen))
+        loss, slopes = jax.device_get(values)
     assert metrics["update/loss"] == pytest.approx(loss, rel=1e-4)
     for direction, up, down in changes:
         change = sum(np.sum(s * (x - y)) for s, x, y in zip(slopes, up, down, strict=True))
@@ -458,10 +460,10 @@ def packed_logprobs(policy, params, scored):
         scores={},
     )
     trajectories = packed(batch).trajectories
-    found = score_tokens(
-        policy.decoder, params, trajectories, SAMPLING, microbatching=Microbatching(tokens=B * T)
+    options = ScoreOptions(
+        decoder=policy.decoder, sampling=SAMPLING, microbatching=Microbatching(tokens=B * T)
     )
-    return np.asarray(found["logprobs"]).reshape(B, T)
+    return np.asarray(score_tokens(options, params, trajectories)["logprobs"]).reshape(B, T)
 
 
 def test_packed_sequences_have_the_scores_of_padded_ones(scored, packed_logprobs):
@@ -488,10 +490,15 @@ def test_sampled_tokens_are_scored_as_they_were_drawn(policy, params, prompts):
     options = {"group_size": 2, "key": jax.random.key(2), "version": 0}
     trajectories, _ = sampler(policy, params, prompts, **options)
     mask = np.asarray(trajectories.response_mask_BT)
-    options = {"microbatching": Microbatching(tokens=trajectories.tokens_BT.size)}
+    options = ScoreOptions(
+        decoder=policy.decoder,
+        sampling=sampler.sampling,
+        microbatching=Microbatching(tokens=trajectories.tokens_BT.size),
+    )
     drawn = np.asarray(trajectories.behaviour_logprobs_BT)[mask]
     for sampling, same in ((sampler.sampling, True), (Sampling(), False)):
-        scores = score_tokens(policy.decoder, params, trajectories, sampling, **options)
+        own = dataclasses.replace(options, sampling=sampling)
+        scores = score_tokens(own, params, trajectories)
         logprobs = np.asarray(scores["logprobs"])[mask]
         assert np.allclose(logprobs, drawn, rtol=0, atol=1e-4) == same
 
@@ -499,13 +506,14 @@ def test_sampled_tokens_are_scored_as_they_were_drawn(policy, params, prompts):
 # Reads the arguments of programs, and writes gradients and metrics by name.
 EIGHT_DEVICES = """
 import pickle, sys, jax, numpy as np
+from dataclasses import replace
 from rl4p.distributed.mesh import Mesh
 from rl4p.types import TrainState
 from rl4p.learner.aggregation import aggregation_weights
 from rl4p.learner.gradient_step import gradient_step
 
-cases, decoder, sampling, optimizer, coefficients, options = pickle.load(sys.stdin.buffer)
-mesh, found = Mesh(dp=8), {}
+cases, optimizer, coefficients, options = pickle.load(sys.stdin.buffer)
+mesh, updates = Mesh(dp=8), {}
 for name, (objective, params, batch) in cases.items():
     state = TrainState(
         step=np.int32(0), params=params, optimizer_state=optimizer.transform().init(params),
@@ -513,12 +521,12 @@ for name, (objective, params, batch) in cases.items():
     )
     state, batch = mesh.replicate(state), mesh.shard_rows(batch)
     arguments = ({}, state, batch, coefficients)
-    step = gradient_step.lower(objective, decoder, sampling, optimizer, *arguments, mesh)
+    step = gradient_step.lower(replace(objective, mesh=mesh), optimizer, *arguments)
     state, metrics = step.compile(compiler_options=options)(*arguments)
     gradient = jax.tree.leaves(state.optimizer_state)
     assert all(len(x.sharding.device_set) == 8 for x in gradient)
-    found[name] = jax.device_get((gradient, metrics))
-sys.stdout.buffer.write(pickle.dumps(found))
+    updates[name] = jax.device_get((gradient, metrics))
+sys.stdout.buffer.write(pickle.dumps(updates))
 """
 
 
@@ -528,7 +536,7 @@ sys.stdout.buffer.write(pickle.dumps(found))
 )
 def test_one_device_and_eight_have_the_same_update(build, plain, policy, on_devices, names):
     cases = {name: jax.device_get(build(name)) for name in names}
-    arguments = (cases, policy.decoder, SAMPLING, OPTIMIZER, COEFFICIENTS, QUICK)
+    arguments = (cases, OPTIMIZER, COEFFICIENTS, QUICK)
     done = subprocess.run(
         [sys.executable, "-c", EIGHT_DEVICES],
         input=pickle.dumps(arguments),

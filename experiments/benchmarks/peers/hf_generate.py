@@ -1,6 +1,6 @@
 """The rollout alone with transformers' generate(), the engine that TRL uses on a CPU."""
 
-from workload import EOS, WORKLOADS, Recorder, arguments, limit_threads, prompt_ids
+from workload import EOS, ON_GPU, THREADS, WORKLOADS, Recorder, arguments, limit_threads, prompt_ids
 
 limit_threads()
 import time
@@ -8,27 +8,34 @@ import time
 import torch
 import transformers
 
-torch.set_num_threads(2)
+if not ON_GPU:
+    torch.set_num_threads(THREADS)
 
 
-def load(path):
-    return transformers.AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
+def load(path, dtype=torch.float32):
+    model = transformers.AutoModelForCausalLM.from_pretrained(path, dtype=dtype).eval()
+    return model.cuda() if ON_GPU else model
+
+
+def peak_gib():
+    """Returns the most memory of the GPU that torch had allocated, {} on a CPU."""
+    return {"peak_gib": round(torch.cuda.max_memory_allocated() / 2**30, 2)} if ON_GPU else {}
 
 
 def check_logprob(model, w):
     """Returns the mean log-probability of the prompts under the initial weights, as every peer."""
-    ids = torch.tensor(prompt_ids(w))
+    ids = torch.tensor(prompt_ids(w), device=model.device)
     with torch.no_grad():
-        logp = model(ids).logits.log_softmax(-1)[:, :-1]
+        logp = model(ids).logits.float().log_softmax(-1)[:, :-1]
     return logp.gather(-1, ids[:, 1:, None]).mean().item()
 
 
 def main():
     a = arguments(5)
     w = WORKLOADS[a.workload]
-    model = load(a.checkpoint)
+    model = load(a.checkpoint, torch.bfloat16 if ON_GPU else torch.float32)
     rec = Recorder("transformers generate", transformers.__version__, w)
-    ids = torch.tensor(prompt_ids(w)).repeat_interleave(w.group, 0)
+    ids = torch.tensor(prompt_ids(w), device=model.device).repeat_interleave(w.group, 0)
     options = {
         "do_sample": True,
         "temperature": 1.0,
@@ -43,13 +50,13 @@ def main():
         torch.manual_seed(i)
         t = time.perf_counter()
         with torch.no_grad():
-            out = model.generate(ids, attention_mask=torch.ones_like(ids), **options)
+            out = model.generate(ids, attention_mask=torch.ones_like(ids), **options).cpu()
         seconds = time.perf_counter() - t
         eos = out[:, w.prompt_len :] == EOS
         lengths = torch.where(eos.any(1), eos.int().argmax(1) + 1, eos.shape[1])
         if i >= a.warmup:
             rec.add(int(lengths.sum()), seconds, longest=int(lengths.max()))
-    rec.summary(check_logprob=round(logprob, 6))
+    rec.summary(check_logprob=round(logprob, 6), **peak_gib())
 
 
 if __name__ == "__main__":

@@ -1,6 +1,16 @@
 """The rollout alone with rl4p's sampler, `rollout=continuous`."""
 
-from workload import EOS, PAD, THREADS, WORKLOADS, Recorder, arguments, limit_threads, prompt_ids
+from workload import (
+    EOS,
+    ON_GPU,
+    PAD,
+    THREADS,
+    WORKLOADS,
+    Recorder,
+    arguments,
+    limit_threads,
+    prompt_ids,
+)
 
 limit_threads()
 import time
@@ -22,9 +32,13 @@ from rl4p.types import Prompt
 
 def load(path, w):
     """Returns the policy, its parameters, and the workload's prompts."""
-    mesh = Mesh(cpu_devices=-1)  # mesh=cores: as many devices as there are cores
-    assert mesh.size == THREADS
-    decoder = Decoder(config=read_config(Path(path)), remat="none", unroll=True)
+    config = read_config(Path(path))
+    if ON_GPU:
+        mesh, decoder = Mesh(), Decoder(config=config, dtype="bfloat16")
+    else:
+        mesh = Mesh(cpu_devices=-1)  # mesh=cores: as many devices as there are cores
+        assert mesh.size == THREADS
+        decoder = Decoder(config=config, remat="none", unroll=True)
     policy = Policy(
         decoder=decoder,
         tokenizer=load_tokenizer(path),
@@ -37,6 +51,12 @@ def load(path, w):
         for i, ids in enumerate(prompt_ids(w))
     ]
     return policy, mesh.replicate(read_params(Path(path), decoder, "float32")), prompts
+
+
+def peak_gib():
+    """Returns the most memory of the GPU that was in use, {} on a CPU."""
+    stats = jax.local_devices()[0].memory_stats() or {}
+    return {"peak_gib": round(stats["peak_bytes_in_use"] / 2**30, 2)} if stats else {}
 
 
 def check_logprob(policy, params, w):
@@ -64,7 +84,7 @@ def main():
         seconds = time.perf_counter() - begin
         if i >= a.warmup:
             rec.add(int(lengths.sum()), seconds, longest=int(lengths.max()))
-    rec.summary(check_logprob=round(check_logprob(policy, params, w), 6))
+    rec.summary(check_logprob=round(check_logprob(policy, params, w), 6), **peak_gib())
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Full GRPO steps with rl4p's own loop: generate, reward, advantages, one AdamW update."""
 
-from workload import WORKLOADS, Recorder, arguments, limit_threads, reward
+from workload import ON_GPU, WORKLOADS, Recorder, arguments, limit_threads, reward
 
 limit_threads()
 import time
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import jax
 import numpy as np
-from rl4p_generate import check_logprob, load
+from rl4p_generate import check_logprob, load, peak_gib
 
 import rl4p
 from rl4p.advantage.grpo import GRPO
@@ -44,11 +44,13 @@ def main():
     logprob = check_logprob(policy, params, w)
     rec = Recorder("rl4p", rl4p.__version__, w, micro_batch_tokens=a.micro_batch_tokens)
     optimizer = AdamW(learning_rate=a.learning_rate, max_grad_norm=0.0)  # the peers do not clip
+    # Rows of one length need one loop; on a GPU each more compiles for long.
+    widths = 1 if ON_GPU and w.fixed_length else 8
     phases = Phases(
         rollout=Continuous(max_response_tokens=w.max_new),
         reward=Weighted(terms={"words": DistinctWords()}),
         advantage=GRPO(),
-        update=PPO(tokens_per_microbatch=a.micro_batch_tokens),
+        update=PPO(tokens_per_microbatch=a.micro_batch_tokens, microbatch_widths=widths),
         correction=correction.NONE(),
         kl=kl.NONE(),
         entropy=entropy.NONE(),
@@ -83,7 +85,7 @@ def main():
         if info.step > a.warmup:
             lengths = np.asarray(info.trajectories.response_mask_BT).sum(axis=1)
             rec.add(int(lengths.sum()), info.metrics["time/rollout"], seconds, int(lengths.max()))
-    rec.summary(check_logprob=round(logprob, 6))
+    rec.summary(check_logprob=round(logprob, 6), **peak_gib())
 
 
 if __name__ == "__main__":

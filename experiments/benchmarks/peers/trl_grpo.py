@@ -1,6 +1,8 @@
 """Full GRPO steps with TRL's GRPOTrainer: generate, reward, advantages, one AdamW update."""
 
 from workload import (
+    ON_GPU,
+    THREADS,
     WORKLOADS,
     Recorder,
     arguments,
@@ -19,9 +21,10 @@ import transformers
 import trl
 from datasets import Dataset
 
-from hf_generate import check_logprob, load
+from hf_generate import check_logprob, load, peak_gib
 
-torch.set_num_threads(2)
+if not ON_GPU:
+    torch.set_num_threads(THREADS)
 
 
 class Clock(transformers.TrainerCallback):
@@ -44,9 +47,9 @@ class Clock(transformers.TrainerCallback):
 
 
 def main():
-    a = arguments(5, micro_batch=32, learning_rate=1e-7)
+    a = arguments(5, micro_batch=32, learning_rate=1e-7, dtype="float32")
     w = WORKLOADS[a.workload]
-    model = load(a.checkpoint)
+    model = load(a.checkpoint, getattr(torch, a.dtype))
     logprob = check_logprob(model, w)
     rec = Recorder("trl", trl.__version__, w, micro_batch=a.micro_batch)
 
@@ -59,8 +62,8 @@ def main():
     with tempfile.TemporaryDirectory() as scratch:
         config = trl.GRPOConfig(
             output_dir=scratch,
-            use_cpu=True,
-            bf16=False,
+            use_cpu=not ON_GPU,
+            bf16=ON_GPU,  # activations; parameters have --dtype
             gradient_checkpointing=False,  # on by default; it costs a second forward
             per_device_train_batch_size=a.micro_batch,
             gradient_accumulation_steps=w.sequences // a.micro_batch,
@@ -91,7 +94,7 @@ def main():
         )
         trainer.remove_callback(transformers.PrinterCallback)
         trainer.train()
-    rec.summary(check_logprob=round(logprob, 6))
+    rec.summary(check_logprob=round(logprob, 6), **peak_gib())
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The two GRPO workloads of all engines, with identical weights and tokenizer.
+"""The GRPO workloads of all engines, with identical weights and tokenizer.
 
     python workload.py --workload uniform --checkpoint DIR    write tokenizer + weights
     python workload.py --workload uniform --floor             FLOPs and the matmul floor
@@ -11,8 +11,9 @@ import json
 import os
 import resource
 import statistics
+import sys
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 PAD, EOS, BOS = 0, 1, 2
@@ -49,10 +50,32 @@ WORKLOADS = {
     "uniform": Workload("uniform", vocab=512, prompts=8, max_new=128, fixed_length=True),
     "longtail": Workload("longtail", vocab=64, prompts=16, max_new=256, fixed_length=False),
 }
+# The shapes of Qwen2.5-0.5B and Qwen2.5-1.5B, for accelerators.
+LARGE = Workload("", vocab=151936, prompts=32, prompt_len=256, max_new=128, fixed_length=True)
+WORKLOADS["0.5B"] = replace(
+    LARGE, name="0.5B", hidden=896, intermediate=4864, layers=24, heads=14, kv_heads=2
+)
+WORKLOADS["1.5B"] = replace(
+    LARGE, name="1.5B", hidden=1536, intermediate=8960, layers=28, heads=12, kv_heads=2
+)
+# The same programs with little to do.
+TINY = Workload(
+    "tiny", vocab=512, prompts=2, prompt_len=64, max_new=32, fixed_length=True, hidden=64,
+    intermediate=128, layers=2, heads=4, kv_heads=2,
+)  # fmt: skip
+WORKLOADS["tiny"] = TINY
+
+
+ON_GPU = "--device=gpu" in sys.argv
 
 
 def limit_threads():
-    """Gives every peer the same two cores; call it before numpy, torch or jax is imported."""
+    """Gives every peer the same two cores, except on a GPU.
+
+    Call it before numpy, torch or jax is imported.
+    """
+    if ON_GPU:
+        return
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:THREADS])
     for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
         os.environ[name] = str(THREADS)
@@ -220,6 +243,7 @@ def arguments(default_steps, **options):
     p.add_argument("--checkpoint", required=True, help="directory written by workload.py")
     p.add_argument("--steps", type=int, default=default_steps, help="measured repetitions")
     p.add_argument("--warmup", type=int, default=1)
+    p.add_argument("--device", choices=("cpu", "gpu"), default="cpu", help="gpu: in bfloat16")
     for name, default in options.items():
         p.add_argument("--" + name.replace("_", "-"), type=type(default), default=default)
     return p.parse_args()

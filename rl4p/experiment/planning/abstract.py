@@ -16,7 +16,10 @@ from rl4p.errors import InputError
 from rl4p.experiment.build import build_phases, check_lengths, check_rows
 from rl4p.loop.phases import Phases
 from rl4p.model.policy import Policy, padded_width
+from rl4p.protocols.collection import KeepsCopies
+from rl4p.protocols.model import PlannedModel
 from rl4p.protocols.phases import Optimizer
+from rl4p.protocols.traits import CollectorTraits
 from rl4p.types import Params, TrainingBatch, TrainState, Trajectories
 
 # The names in `Phases.needs` whose scores are [B] instead of [B, T].
@@ -143,7 +146,7 @@ def abstract_run(config: DictConfig, mesh: Mesh) -> AbstractRun:
     check_rows(config, phases, mesh)
     needs = phases.needs()
     model = instantiate(config.model)
-    if not hasattr(model, "abstract"):
+    if not isinstance(model, PlannedModel):
         raise InputError(
             f"model._target_={config.model._target_} cannot be planned: it needs a method "
             "`abstract(mesh)`, which returns the policy and the shapes of its parameters."
@@ -158,7 +161,7 @@ def abstract_run(config: DictConfig, mesh: Mesh) -> AbstractRun:
         critic = partial(phases.estimator.init, policy.decoder)
         params = params | {"critic": placement.shapes(mesh, critic, whole)}
     collector = instantiate(config.collector)
-    if hasattr(collector, "copies"):
+    if isinstance(collector, KeepsCopies):
         frozen += [params] * collector.copies(mesh.sampling is mesh)
     optimizer = instantiate(config.optimizer)
     moments = jax.eval_shape(optimizer.transform().init, params)
@@ -183,7 +186,7 @@ def abstract_run(config: DictConfig, mesh: Mesh) -> AbstractRun:
         group_size=config.group_size,
         prompt_columns=padded_width(config.max_prompt_tokens),
         response_tokens=config.max_response_tokens,
-        overlaps=getattr(collector, "overlaps", False) and mesh.sampling is mesh,
+        overlaps=CollectorTraits.read(collector).overlaps and mesh.sampling is mesh,
     )
 
 

@@ -33,7 +33,7 @@ class Traffic:
 
 @dataclass(frozen=True, kw_only=True)
 class Cost:
-    """The cost of one program in a step. Bytes are those of one device.
+    """The cost of one program in a step. Bytes are per device.
 
     Attributes:
       arguments, outputs, temporaries, aliased: the compiler's counts in bytes. Aliased outputs

@@ -61,8 +61,8 @@ class Instruction:
 
     @property
     def name(self) -> str:
-        found = re.search(r'op_name="([^"]*)"', self.line)
-        return found[1] if found else ""
+        match = re.search(r'op_name="([^"]*)"', self.line)
+        return match[1] if match else ""
 
 
 @dataclass(kw_only=True)
@@ -74,16 +74,16 @@ class Module:
 
     def times(self, iterations: int) -> Mapping[str, int]:
         """Returns how often each computation runs. All branches of a conditional count."""
-        found: dict[str, int] = defaultdict(int)
+        counts: dict[str, int] = defaultdict(int)
 
         def visit(name: str, times: int) -> None:
-            found[name] += times
+            counts[name] += times
             for instruction in self.computations.get(name, ()):
                 for child, each in called(self, instruction, iterations):
                     visit(child, times * each)
 
         visit(self.entry, 1)
-        return found
+        return counts
 
     def known_iterations(self, line: str) -> int:
         """Returns the trip count of a loop by its metadata or its constant bound; 0 if unknown."""
@@ -93,9 +93,9 @@ class Module:
         condition = re.search(r"condition=%?([\w.\-]+)", line)
         lines = [each.line for each in self.computations.get(condition[1] if condition else "", ())]
         constants: dict[str, str] = {
-            found[1]: found[2]
+            match[1]: match[2]
             for each in lines
-            if (found := re.search(r"%?([\w.\-]+) = s32\[\]\S* constant\((\d+)\)", each))
+            if (match := re.search(r"%?([\w.\-]+) = s32\[\]\S* constant\((\d+)\)", each))
         }
         for each in lines:
             counted = re.search(r"ROOT .* compare\(%?[\w.\-]+, %?([\w.\-]+)\), direction=LT", each)
@@ -108,16 +108,16 @@ def parse(text: str) -> Module:
     module, current = Module(), ""
     for line in text.splitlines():
         if not line.startswith(" "):
-            found = COMPUTATION.match(line)
-            if found:
-                current = found[1]
+            match = COMPUTATION.match(line)
+            if match:
+                current = match[1]
                 if line.startswith("ENTRY"):
                     module.entry = current
             continue
-        found = INSTRUCTION.match(line)
-        operation = OPERATION.search(found[2]) if found else None
-        if found and operation:
-            shapes = found[2][: operation.start(1)]
+        match = INSTRUCTION.match(line)
+        operation = OPERATION.search(match[2]) if match else None
+        if match and operation:
+            shapes = match[2][: operation.start(1)]
             module.computations[current].append(
                 Instruction(shapes=shapes, operation=operation[1], line=line)
             )
@@ -128,10 +128,10 @@ def called(module: Module, instruction: Instruction, iterations: int) -> Iterato
     """Yields the computations that an instruction calls, and how often."""
     line = instruction.line
     if instruction.operation == "while":
-        found = re.search(r"body=%?([\w.\-]+)", line)
+        match = re.search(r"body=%?([\w.\-]+)", line)
         known, most = module.known_iterations(line), max_iterations(instruction.name)
-        if found:
-            yield found[1], known or (iterations if most is None else most)
+        if match:
+            yield match[1], known or (iterations if most is None else most)
         return
     for name in (*CALLED.findall(line), *BRANCHES.findall(line)):
         yield name, 1
@@ -154,19 +154,19 @@ def sizes(shapes: str) -> Iterator[int]:
 
 def first_group(line: str) -> tuple[int, ...]:
     """Returns the devices of the first group of a collective, by their index in the mesh."""
-    found = re.search(r"(?:replica_groups|source_target_pairs)=\{\{([\d,]*)\}", line)
-    if found:
-        return tuple(map(int, found[1].split(",")))
-    found = re.search(r"replica_groups=\[\d+,(\d+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?", line)
-    if found:
-        size, sizes, order = int(found[1]), found[2], found[3]
+    match = re.search(r"(?:replica_groups|source_target_pairs)=\{\{([\d,]*)\}", line)
+    if match:
+        return tuple(map(int, match[1].split(",")))
+    match = re.search(r"replica_groups=\[\d+,(\d+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?", line)
+    if match:
+        size, sizes, order = int(match[1]), match[2], match[3]
         places = np.arange(math.prod(numbers(sizes))).reshape(numbers(sizes))
         places = places.transpose(numbers(order)) if order else places
         return tuple(places.reshape(-1, size)[0].tolist())
-    found = re.search(r"replica_groups=mesh\[(.*?)\] \{(.*?)\}", line)
-    if found:
-        axes = {axis: int(size) for axis, size in re.findall(r"'([^']+)'=(\d+)", found[1])}
-        together = re.findall(r"'([^']+)'", found[2])
+    match = re.search(r"replica_groups=mesh\[(.*?)\] \{(.*?)\}", line)
+    if match:
+        axes = {axis: int(size) for axis, size in re.findall(r"'([^']+)'=(\d+)", match[1])}
+        together = re.findall(r"'([^']+)'", match[2])
         places = np.arange(math.prod(axes.values())).reshape(*axes.values())
         one = tuple(slice(None) if axis in together else 0 for axis in axes)
         return tuple(places[one].ravel().tolist())
@@ -183,14 +183,14 @@ def collectives(text: str, iterations: int = 1) -> list[Collective]:
     Args:
       iterations: the trip count of loops whose trip count is unknown.
     """
-    module, found = parse(text), []
+    module, operations = parse(text), []
     for name, times in module.times(iterations).items():
         for instruction in module.computations.get(name, ()):
             kind = instruction.operation.removesuffix("-start")
             if kind not in KINDS or not times:
                 continue
             group = first_group(instruction.line)
-            found.append(
+            operations.append(
                 Collective(
                     kind=kind,
                     bytes=shared_bytes(kind, instruction, len(group)),
@@ -199,7 +199,7 @@ def collectives(text: str, iterations: int = 1) -> list[Collective]:
                     name=instruction.name,
                 )
             )
-    return found
+    return operations
 
 
 def shared_bytes(kind: str, instruction: Instruction, n: int) -> int:

@@ -7,7 +7,7 @@ that are results of another program have the shardings that this program gives t
 import re
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -20,6 +20,7 @@ from rl4p.learner.gradient_step import gradient_step
 from rl4p.learner.logprobs import score_tokens
 from rl4p.loop.scoring import OF_POLICY
 from rl4p.protocols.phases import Planned
+from rl4p.protocols.traits import RolloutTraits
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,15 +82,15 @@ UNITS = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 def bytes_refused(message: str) -> int:
     """Returns the bytes of temporaries named in an out-of-memory message; 0 for other errors."""
-    found = re.search(
+    match = re.search(
         r"RESOURCE_EXHAUSTED.*?\(?([\d.]+)([KMGT])i?B?\)? *exceeds|"
         r"RESOURCE_EXHAUSTED.*?Used ([\d.]+)([KMGT])",
         message,
         re.DOTALL,
     )
-    if found is None:
+    if match is None:
         return 0
-    number, unit = [group for group in found.groups() if group]
+    number, unit = [group for group in match.groups() if group]
     return int(float(number) * UNITS[unit])
 
 
@@ -113,7 +114,7 @@ def weights_for_sampling(run: AbstractRun) -> Iterator[Program]:
 def unplanned(run: AbstractRun) -> list[str]:
     """Returns the names of the parts of a step whose programs the plan leaves out."""
     rollout = run.phases.rollout
-    samples = getattr(rollout, "samples", True)
+    samples = RolloutTraits.read(rollout).samples
     left_out = ["rollout"] if samples and not isinstance(rollout, Planned) else []
     if "teacher_logprobs" in run.phases.needs():
         left_out.append("the teacher")
@@ -155,26 +156,19 @@ def rollout(run: AbstractRun) -> list[Program]:
 def scoring(run: AbstractRun) -> Iterator[Program]:
     """Yields the programs of `Scoring` for the policy and the reference, not for the teacher."""
     phases, needs = run.phases, run.phases.needs()
-    options = {
-        "sampling": phases.rollout.sampling,
-        "microbatching": phases.update.microbatching,
-        "mesh": run.mesh,
-    } | phases.temperature(0)
+    options, temperature = phases.score_options(run.policy), phases.temperature(0)
     trajectories = run.trajectories()
     live = run.resident, run.batch()
-    of_policy = sorted(needs & OF_POLICY.keys())
-    calls = {}
-    if of_policy:
-        calls["scores"] = {
-            "names": tuple(OF_POLICY[name] for name in of_policy),
-            "values": phases.values if "values" in needs else None,
-        }
+    policy_scores = sorted(needs & OF_POLICY.keys())
+    if policy_scores:
+        names = tuple(OF_POLICY[name] for name in policy_scores)
+        values = phases.values if "values" in needs else None
+        own = replace(options, names=names, values=values)
+        traced = score_tokens.trace(own, run.merged(), trajectories, **temperature)
+        yield program("scores", traced, live)
     if "reference_logprobs" in needs:
-        calls["reference"] = {}
-    for phase, more in calls.items():
-        params = run.merged() if phase == "scores" else run.reference()
-        traced = score_tokens.trace(run.policy.decoder, params, trajectories, **options, **more)
-        yield program(phase, traced, live)
+        traced = score_tokens.trace(options, run.reference(), trajectories, **temperature)
+        yield program("reference", traced, live)
 
 
 def update(run: AbstractRun) -> Program:
@@ -186,14 +180,11 @@ def update(run: AbstractRun) -> Program:
         coefficients,
     )
     traced = gradient_step.trace(
-        phases.objective(run.group_size),
-        run.policy.decoder,
-        phases.rollout.sampling,
+        phases.objective(run.policy, run.group_size),
         run.optimizer,
         run.policy.frozen,
         run.state,
         batch,
         coefficients,
-        run.mesh,
     )
     return program("update", traced, (run.resident, batch))

@@ -42,15 +42,15 @@ def plan(config: DictConfig) -> dict[str, Any]:
         jax.config.update("jax_memory_fitting_effort", config.plan.effort)
     run, chip, memory = described(config, planned(instantiate(config.mesh)))
     costs = costs_of(run, chip)
-    found = summary(run, chip, memory, costs)
+    report = summary(run, chip, memory, costs)
     if config.plan.search:
-        found["largest"] = search(config, run.mesh, memory)
-    found["seconds"] = time.perf_counter() - started
-    (folder / "plan.json").write_text(json.dumps(found, indent=2) + "\n")
-    show(found, costs)
-    if not found["fits"]:
-        raise RunError(found["verdict"])
-    return found
+        report["largest"] = search(config, run.mesh, memory)
+    report["seconds"] = time.perf_counter() - started
+    (folder / "plan.json").write_text(json.dumps(report, indent=2) + "\n")
+    show(report, costs)
+    if not report["fits"]:
+        raise RunError(report["verdict"])
+    return report
 
 
 def one_width(config: DictConfig) -> DictConfig:

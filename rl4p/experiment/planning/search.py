@@ -35,7 +35,7 @@ def search(config: DictConfig, mesh: Mesh, memory: float) -> dict[str, int | Non
         return at
 
     tokens, context = "update.tokens_per_microbatch", "max_response_tokens"
-    found = {
+    sizes = {
         tokens: largest(
             fits(tokens, lambda run: [update(run)]),
             run.phases.update.tokens_per_microbatch,
@@ -51,13 +51,13 @@ def search(config: DictConfig, mesh: Mesh, memory: float) -> dict[str, int | Non
     }
     slots = slots_of(run)
     if slots is not None:
-        found["rollout.slots"] = largest(
+        sizes["rollout.slots"] = largest(
             fits("rollout.slots", lambda run: [*weights_for_sampling(run), *rollout(run)]),
             slots,
             least=mesh.row_shards,
             most=B,
         )
-    return found
+    return sizes
 
 
 def largest(fits: Callable[[int], bool], start: int, *, least: int, most: int) -> int | None:

@@ -1,4 +1,4 @@
-"""The devices of a plan: those of this machine, or a slice that libtpu describes."""
+"""The devices of a plan: the ones of this machine, or a slice that libtpu describes."""
 
 import importlib.util
 import os
@@ -48,12 +48,12 @@ def planned(mesh: Mesh) -> Mesh:
 
 def described(topology: str) -> list[Any]:
     """Returns the described chips of a slice such as v5e:4x4."""
-    asked = slice_of(topology)
-    if asked.chip.described_as is None:
+    requested = slice_of(topology)
+    if requested.chip.described_as is None:
         raise InputError(
-            f"mesh.topology={topology} cannot be planned: only a host with {asked.chip.kind} can "
-            "compile for this chip. On such a host choose mesh=dp, fsdp or fsdp_tp, which plan for "
-            "its devices."
+            f"mesh.topology={topology} cannot be planned: only a host with "
+            f"{requested.chip.kind} can compile for this chip. On such a host choose "
+            "mesh=dp, fsdp or fsdp_tp, which plan for its devices."
         )
     if importlib.util.find_spec("libtpu") is None:
         raise InputError(
@@ -66,7 +66,7 @@ def described(topology: str) -> list[Any]:
         jax.config.update("jax_platforms", "cpu")
     try:
         slice_ = topologies.get_topology_desc(
-            platform="tpu", topology_name=f"{asked.chip.described_as}:{asked.wiring}"
+            platform="tpu", topology_name=f"{requested.chip.described_as}:{requested.wiring}"
         )
     except (RuntimeError, ValueError) as error:
         reason = " ".join(str(error).split())

@@ -15,7 +15,7 @@ class TokenMask:
     """The weight w on tokens with low <= w <= high, and 0 on other tokens (IcePop, 2510.18855).
 
     Attributes:
-      low, high: bounds of w; the defaults are those of IcePop.
+      low, high: bounds of w; the defaults are from IcePop.
     """
 
     weighs: ClassVar[bool] = True

@@ -8,9 +8,9 @@ import numpy as np
 
 from rl4p.configuration.bounds import Positive
 from rl4p.errors import InputError
-from rl4p.loop.groups import Group
-from rl4p.loop.phases import Phases
-from rl4p.types import Array, Finish, Rewards
+from rl4p.protocols.collection import CollectorPhases
+from rl4p.protocols.traits import AdvantageTraits
+from rl4p.types import Array, Finish, Group, Rewards
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,7 +19,7 @@ class SuccessCache:
 
     If no sample of a group is right, but the cache has one for its prompt, it replaces the last
     sample of the group, with its grades. Its tokens have no weight version and no behaviour
-    log-probabilities, like those of a demonstration, so corrections leave them alone. Prompts must
+    log-probabilities, as in a demonstration, so corrections leave them alone. Prompts must
     come again for the cache to act: in a second epoch or by `source=replay`.
 
     Attributes:
@@ -30,7 +30,7 @@ class SuccessCache:
     capacity: Positive = 4096
     term: str | None = "correct"
 
-    def open(self, phases: Phases) -> "OpenSuccessCache":
+    def open(self, phases: CollectorPhases) -> "OpenSuccessCache":
         """Returns the live cache.
 
         Raises:
@@ -42,7 +42,7 @@ class SuccessCache:
                 "collector.cache has samples without log-probabilities of a sampling policy, but "
                 "kl.placement=in_reward needs them: set kl.placement=in_loss."
             )
-        if "teacher_logprobs" in getattr(phases.advantage, "needs", ()):
+        if "teacher_logprobs" in AdvantageTraits.read(phases.advantage).needs:
             raise InputError(
                 "collector.cache has samples without log-probabilities of a sampling policy, which "
                 "the advantage compares with a teacher: leave the cache out."
@@ -180,7 +180,7 @@ def with_solution(group: Group, solution: Solution) -> Group:
 
 
 def with_grades(rewards: Rewards, solution: Solution) -> Rewards:
-    """Returns a copy of the grades whose last row are those of the solution."""
+    """Returns a copy of the grades whose last row has the grades of the solution."""
     total_B, valid_B = np.array(rewards.total_B), np.array(rewards.valid_B)
     total_B[-1], valid_B[-1] = solution.total, True
     terms: dict[str, Array] = {name: np.array(term_B) for name, term_B in rewards.terms.items()}

@@ -18,17 +18,15 @@ from rl4p.distributed.processes import to_host
 from rl4p.errors import InputError, RunError
 from rl4p.loop.background import WorkingTime, check_phases
 from rl4p.loop.cache.success_cache import SuccessCache
-from rl4p.loop.flight_requests import finished_groups, requests_for
-from rl4p.loop.flights import Flight, Flights, Limits
-from rl4p.loop.grading import called
-from rl4p.loop.groups import Group, check_filters, divided, joined, newest_only
+from rl4p.loop.group_requests import finished_groups, requests_for
+from rl4p.loop.groups import check_filters, divided, joined, newest_only
 from rl4p.loop.metrics import drawn_shares, staleness_shares
-from rl4p.loop.phases import Phases
-from rl4p.loop.protocols import Collected, Filter, OpenSource
+from rl4p.loop.pending_groups import PendingGroup, PendingGroups, PendingLimits
 from rl4p.model.policy import Policy
-from rl4p.protocols.engine import Completion, Engine
+from rl4p.protocols.collection import Collected, CollectorPhases, Filter, OpenSource
+from rl4p.protocols.engine import Completion
 from rl4p.rollout.answers import answers_on_host
-from rl4p.types import Array, Params, TrainState
+from rl4p.types import Array, Group, Params, TrainState
 
 SECONDS_FOR_STALLED = 1.0  # that a thread has to end
 
@@ -48,13 +46,13 @@ class Asynchronous:
 
     Attributes:
       ahead: how many steps sampling may run ahead of training. Groups start only while fewer than
-        (ahead + 1) `prompts_per_step` groups, and those of `over_sampling`, are in flight.
+        (ahead + 1) `prompts_per_step` groups, and the groups of `over_sampling`, are pending.
       max_staleness: the most steps between the weight version of a trained token and the step that
         trains it. Older groups are sampled again. None is `ahead`, and one more with over-sampling.
       on_new_weights: what happens to responses that are being sampled when a step has new weights.
         `finish` goes on with the old ones. `abort` starts the group again. `continue` keeps its
         tokens, with their log-probabilities and versions, and goes on with the new weights.
-      over_sampling: how many groups are in flight for each group that the next step needs, on top
+      over_sampling: how many groups are pending for each group that the next step needs, on top
         of those for the steps ahead.
       late: what happens to a group that would be too old in the next step: `wait` makes the step
         wait for it, `restart` samples it again with newer weights.
@@ -115,7 +113,7 @@ class Asynchronous:
 
     def open(
         self,
-        phases: Phases,
+        phases: CollectorPhases,
         policy: Policy,
         source: OpenSource,
         *,
@@ -124,11 +122,11 @@ class Asynchronous:
     ) -> "OpenAsynchronous":
         return OpenAsynchronous(self, phases, policy, source, prompts_per_step, group_size)
 
-    def limits(self, groups: int, samples: int) -> Limits:
+    def limits(self, groups: int, samples: int) -> PendingLimits:
         """Returns the rules for steps of this size."""
         extra = ceil(self.over_sampling * groups) - groups
         staleness = self.ahead + bool(extra) if self.max_staleness is None else self.max_staleness
-        return Limits(
+        return PendingLimits(
             groups=groups,
             samples=samples,
             ahead=self.ahead,
@@ -150,32 +148,31 @@ class OpenAsynchronous:
     def __init__(
         self,
         options: Asynchronous,
-        phases: Phases,
+        phases: CollectorPhases,
         policy: Policy,
         source: OpenSource,
         prompts_per_step: int,
         group_size: int,
     ) -> None:
-        check_phases(phases)
         self.options = options
         self.phases = phases
         self.policy = policy
         self.source = source
         self.prompts_per_step = prompts_per_step
         self.group_size = group_size
-        self.flights = Flights(limits=options.limits(prompts_per_step, group_size))
+        self.pending = PendingGroups(limits=options.limits(prompts_per_step, group_size))
         self.cache = options.cache and options.cache.open(phases)
         check_filters(options.filters, group_size)
-        self.engine: Engine = phases.rollout.open(policy)  # pyright: ignore
+        self.engine = check_phases(phases).open(policy)
         if options.on_new_weights != "finish" and not self.engine.stops:
             raise InputError(
                 f"collector.on_new_weights={options.on_new_weights} needs an engine that can be "
                 "stopped between tokens: choose rollout=continuous, or finish."
             )
-        self.key: Array = jax.random.key(0)  # `collect` sets that of the run
+        self.key: Array = jax.random.key(0)  # `collect` sets the key of the run
         self.condition = threading.Condition()
         self.interrupted = threading.Event()
-        self.outbox: list[tuple[Flight, Group]] = []
+        self.outbox: list[tuple[PendingGroup, Group]] = []
         self.error: BaseException | None = None
         self.closed = self.stalled = False
         self.progress = time.monotonic()
@@ -186,16 +183,16 @@ class OpenAsynchronous:
         step, began = int(state.step), time.monotonic()
         rejected: list[Group] = []
         with self.condition:
-            self.key = jnp.copy(state.key)  # the update donates that of the state
+            self.key = jnp.copy(state.key)  # the update donates the key of the state
             self.publish(state.params, step)
-            self.flights.drop_old(step)
+            self.pending.drop_old(step)
             batch = self.wait(step, rejected)
-            self.flights.hand_out(batch)
-            in_flight = len(self.flights.flights)
-            finished = sum(flight.complete for flight in self.flights.flights)
+            self.pending.hand_out(batch)
+            in_flight = len(self.pending.groups)
+            finished = sum(pending.complete for pending in self.pending.groups)
             now = time.monotonic()
             sampling, grading = self.sampling.read(now), self.grading.read(now)
-            counts, self.flights.counts = self.flights.counts, {}
+            counts, self.pending.counts = self.pending.counts, {}
         originals = [x.original for x in batch if x.original is not None] + rejected
         _, episodes, rewards = joined(originals, self.policy.pad_id)
         self.source.credit(step, episodes, rewards)
@@ -233,50 +230,50 @@ class OpenAsynchronous:
             return
         options, mesh = self.options, self.policy.mesh
         if options.copies(mesh.sampling is mesh):
-            params = jax.tree.map(jnp.copy, params)  # the update donates those of the state
+            params = jax.tree.map(jnp.copy, params)  # the update donates the state's
         self.engine.publish(params, version)
         if options.on_new_weights != "finish":
             self.interrupted.set()
 
-    def wait(self, step: int, rejected: list[Group]) -> list[Flight]:
+    def wait(self, step: int, rejected: list[Group]) -> list[PendingGroup]:
         """Returns the groups of a step once they are graded; adds those that filters reject."""
         self.begin()
         self.progress = time.monotonic()
         while True:
             self.sort(rejected)
-            self.flights.admit(lambda count: self.source.take(count, step))
+            self.pending.admit(lambda count: self.source.take(count, step))
             self.condition.notify_all()
             if self.error is not None:
                 raise self.error
-            if (failed := self.flights.failed()) is not None:
+            if (failed := self.pending.failed()) is not None:
                 raise RunError(
                     f"The engine returned nothing for the prompt {failed.prompt.id} "
                     f"{failed.failures} times in a row."
                 )
-            if (batch := self.flights.batch(step)) is not None:
+            if (batch := self.pending.batch(step)) is not None:
                 return batch
             if time.monotonic() - self.progress > self.options.patience:
                 self.stalled = True
                 raise RunError(
                     f"Step {step + 1} has waited {self.options.patience:g} seconds "
-                    f"(collector.patience) without progress: {self.flights.progress()}."
+                    f"(collector.patience) without progress: {self.pending.progress()}."
                 )
             self.condition.wait(timeout=1.0)
 
     def sort(self, rejected: list[Group]) -> None:
         """Keeps or rejects the groups that were graded."""
         options, outbox, self.outbox = self.options, self.outbox, []
-        for flight, group in outbox:
+        for pending, group in outbox:
             changed = group
             if self.cache is not None:
                 changed, replaced = self.cache(group)
-                self.flights.count("from_cache", replaced)
+                self.pending.count("from_cache", replaced)
             full = len(rejected) >= options.rounds * self.prompts_per_step
             keep = full or all(keeps(changed) for keeps in options.filters.values())
-            if flight not in self.flights.flights:  # it became too old while it was graded
+            if pending not in self.pending.groups:  # it became too old while it was graded
                 continue
-            flight.original = group
-            self.flights.graded(flight, changed, keep=keep)
+            pending.original = group
+            self.pending.graded(pending, changed, keep=keep)
             if not keep:
                 rejected.append(group)
 
@@ -302,18 +299,18 @@ class OpenAsynchronous:
 
     def sample(self) -> bool:
         """Samples the next groups; returns False once the collector is closed."""
-        limits = self.flights.limits
-        start = partial(self.flights.start, limits.groups + limits.extra)
+        limits = self.pending.limits
+        start = partial(self.pending.start, limits.groups + limits.extra)
         with self.condition:
-            if not (flights := self.awaited(lambda: start(self.engine.version))):
+            if not (started := self.awaited(lambda: start(self.engine.version))):
                 return False
             self.interrupted.clear()
-            ready = sum(flight.complete for flight in self.flights.flights)
+            ready = sum(pending.complete for pending in self.pending.groups)
             requests, places = requests_for(
-                flights, self.key, self.prompts_per_step, self.phases.rollout.max_response_tokens
+                started, self.key, self.prompts_per_step, self.phases.rollout.max_response_tokens
             )
             self.sampling.begin()
-        needed = max(1, limits.groups - ready) if limits.extra else len(flights) + 1
+        needed = max(1, limits.groups - ready) if limits.extra else len(started) + 1
 
         def stop(finished: np.ndarray) -> bool:
             if finished_groups(places, finished) >= needed:
@@ -326,63 +323,63 @@ class OpenAsynchronous:
             completions = self.engine.complete(requests, stop=stop)
         with self.condition:
             self.sampling.end()
-            parts: list[list[Completion | None]] = [[None] * self.group_size for _ in flights]
-            for (flight, sample), completion in zip(places, completions, strict=True):
-                parts[flight][sample] = completion
-            for flight, own in zip(flights, parts, strict=True):
-                self.flights.receive(flight, own, interrupted=self.interrupted.is_set())
+            parts: list[list[Completion | None]] = [[None] * self.group_size for _ in started]
+            for (place, sample), completion in zip(places, completions, strict=True):
+                parts[place][sample] = completion
+            for pending, own in zip(started, parts, strict=True):
+                self.pending.receive(pending, own, interrupted=self.interrupted.is_set())
             self.progress = time.monotonic()
             self.condition.notify_all()
         return True
 
-    def awaited(self, find: Callable[[], list[Flight]]) -> list[Flight]:
-        """Returns what `find` returns once it is not empty, or [] once the collector is closed."""
+    def awaited(self, choose: Callable[[], list[PendingGroup]]) -> list[PendingGroup]:
+        """Returns what `choose` returns once it is not empty; [] once the collector is closed."""
         while not self.closed:
-            if flights := find():
-                return flights
+            if chosen := choose():
+                return chosen
             self.condition.wait()
         return []
 
     def grade(self) -> bool:
         """Grades the groups that are finished; returns False once the collector is closed."""
         with self.condition:
-            if not (flights := self.awaited(self.ungraded)):
+            if not (chosen := self.awaited(self.ungraded)):
                 return False
             self.grading.begin()
-        groups = self.graded(flights)
+        groups = self.graded(chosen)
         with self.condition:
             self.grading.end()
-            self.outbox += zip(flights, groups, strict=True)
+            self.outbox += zip(chosen, groups, strict=True)
             self.progress = time.monotonic()
             self.condition.notify_all()
         return True
 
-    def ungraded(self) -> list[Flight]:
+    def ungraded(self) -> list[PendingGroup]:
         """Returns the finished groups that are neither graded nor in the outbox."""
-        done = [flight for flight, _ in self.outbox]
-        return [flight for flight in self.flights.to_grade() if flight not in done]
+        done = [pending for pending, _ in self.outbox]
+        return [pending for pending in self.pending.to_grade() if pending not in done]
 
-    def graded(self, flights: Sequence[Flight]) -> list[Group]:
-        """Returns the groups of flights, graded in one call of the reward."""
+    def graded(self, chosen: Sequence[PendingGroup]) -> list[Group]:
+        """Returns finished groups with their grades, from one call of the reward."""
         limit = self.phases.rollout.max_response_tokens
-        prompts = [flight.prompt for flight in flights]
-        completions = [x for flight in flights for x in flight.completions if x is not None]
+        prompts = [pending.prompt for pending in chosen]
+        completions = [x for pending in chosen for x in pending.completions if x is not None]
         trajectories, episodes = answers_on_host(self.policy, prompts, completions, limit)
         episodes = tuple(episodes)
         newest = max(int(trajectories.policy_version_BT.max()), 0)
         self.phases.check("rollout", (trajectories, episodes), self.policy, version=newest)
-        rewards, _ = called(self.phases, {}, trajectories, episodes)
+        rewards, _ = self.phases.grade({}, trajectories, episodes)
         return divided(trajectories, episodes, to_host(rewards))
 
     def state(self) -> dict[str, Any]:
         with self.condition:
             return {
-                "flights": self.flights.state(),
+                "pending": self.pending.state(),
                 "cache": {} if self.cache is None else self.cache.state(),
             }
 
     def restore(self, state: dict[str, Any]) -> None:
-        self.flights.restore(state["flights"], self.source.find)
+        self.pending.restore(state["pending"], self.source.find)
         if self.cache is not None:
             self.cache.restore(state["cache"])
 

@@ -13,13 +13,12 @@ from rl4p.configuration.bounds import FINITE, Positive
 from rl4p.distributed.processes import to_host
 from rl4p.loop.cache.success_cache import SuccessCache
 from rl4p.loop.grading import graded as grade
-from rl4p.loop.groups import Group, check_filters, divided, joined
+from rl4p.loop.groups import check_filters, divided, joined
 from rl4p.loop.metrics import drawn_shares
-from rl4p.loop.phases import Phases
-from rl4p.loop.protocols import Collected, Filter, OpenSource
 from rl4p.loop.stopwatch import Stopwatch
 from rl4p.model.policy import Policy
-from rl4p.types import Prompt, TrainState
+from rl4p.protocols.collection import Collected, CollectorPhases, Filter, OpenSource
+from rl4p.types import Group, Prompt, TrainState
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,7 +27,7 @@ class DynamicSampling:
 
     A step samples and grades prompts in rounds. Groups that all filters keep are accepted, in the
     order of their prompts, until the step has `prompts_per_step` of them. Prompts whose groups were
-    not needed are asked again first in the next step. The source is credited with all groups that
+    not needed come first in the next step. The source is credited with all groups that
     were accepted or rejected.
 
     Attributes:
@@ -56,7 +55,7 @@ class DynamicSampling:
 
     def open(
         self,
-        phases: Phases,
+        phases: CollectorPhases,
         policy: Policy,
         source: OpenSource,
         *,
@@ -72,7 +71,7 @@ class OpenDynamicSampling:
     def __init__(
         self,
         options: DynamicSampling,
-        phases: Phases,
+        phases: CollectorPhases,
         policy: Policy,
         source: OpenSource,
         prompts_per_step: int,
@@ -131,8 +130,8 @@ class OpenDynamicSampling:
         count, rows = ceil(self.options.over_sampling * missing), self.policy.mesh.row_multiple
         while count * self.group_size % rows:
             count += 1
-        asked, self.waiting = self.waiting[:count], self.waiting[count:]
-        return asked + self.source.take(count - len(asked), step)
+        prompts, self.waiting = self.waiting[:count], self.waiting[count:]
+        return prompts + self.source.take(count - len(prompts), step)
 
     def sampled(
         self,
@@ -148,8 +147,7 @@ class OpenDynamicSampling:
         """
         key = state.step_key()
         with watch("rollout"):
-            (trajectories, episodes), memory = self.phases.call(
-                "rollout",
+            (trajectories, episodes), memory = self.phases.sample(
                 memory,
                 self.policy,
                 state.params,

@@ -9,9 +9,8 @@ import jax.numpy as jnp
 from rl4p.configuration.bounds import Natural
 from rl4p.distributed.processes import to_host
 from rl4p.loop.collector.synchronous import OpenSynchronous
-from rl4p.loop.phases import Phases
-from rl4p.loop.protocols import OpenSource
 from rl4p.model.policy import Policy
+from rl4p.protocols.collection import CollectorPhases, OpenSource
 from rl4p.types import Params, TrainState
 
 
@@ -35,7 +34,7 @@ class Lagged:
 
     def open(
         self,
-        phases: Phases,
+        phases: CollectorPhases,
         policy: Policy,
         source: OpenSource,
         *,
@@ -48,8 +47,8 @@ class Lagged:
 class OpenLagged(OpenSynchronous):
     """An `OpenCollector` with the parameters of earlier steps."""
 
-    def __init__(self, lag: int, *of_synchronous: Any) -> None:
-        super().__init__(*of_synchronous)
+    def __init__(self, lag: int, *arguments: Any) -> None:
+        super().__init__(*arguments)
         self.lag = lag
         self.earlier: list[tuple[int, Params]] = []
 

@@ -8,10 +8,9 @@ import jax
 from rl4p.distributed.processes import to_host
 from rl4p.loop.grading import graded
 from rl4p.loop.metrics import drawn_shares
-from rl4p.loop.phases import Phases
-from rl4p.loop.protocols import Collected, OpenSource
 from rl4p.loop.stopwatch import Stopwatch
 from rl4p.model.policy import Policy
+from rl4p.protocols.collection import Collected, CollectorPhases, OpenSource
 from rl4p.types import Params, TrainState
 
 
@@ -21,7 +20,7 @@ class Synchronous:
 
     def open(
         self,
-        phases: Phases,
+        phases: CollectorPhases,
         policy: Policy,
         source: OpenSource,
         *,
@@ -36,7 +35,7 @@ class OpenSynchronous:
 
     def __init__(
         self,
-        phases: Phases,
+        phases: CollectorPhases,
         policy: Policy,
         source: OpenSource,
         prompts_per_step: int,
@@ -53,8 +52,7 @@ class OpenSynchronous:
         version, params = self.weights(state)
         prompts = self.source.take(self.prompts_per_step, step)
         with watch("rollout"):
-            (trajectories, episodes), memory = self.phases.call(
-                "rollout",
+            (trajectories, episodes), memory = self.phases.sample(
                 state.memory,
                 self.policy,
                 params,

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from rl4p.configuration.bounds import NonNegative
-from rl4p.loop.groups import Group
+from rl4p.types import Group
 
 
 @dataclass(frozen=True, kw_only=True)

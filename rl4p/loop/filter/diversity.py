@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from rl4p.configuration.bounds import TopShare
-from rl4p.loop.groups import Group
+from rl4p.types import Group
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from rl4p.configuration.bounds import Natural, Positive
-from rl4p.loop.groups import Group
+from rl4p.types import Group
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,9 +9,10 @@ import numpy as np
 from rl4p.configuration.bounds import AboveZero, Share
 from rl4p.errors import InputError
 from rl4p.loop.digest import check_digest, digest_of
-from rl4p.loop.protocols import OpenSource, Source
 from rl4p.loop.rewards_by_prompt import rewards_by_prompt
 from rl4p.loop.selection import property_of, split_by
+from rl4p.loop.source.opening import open_source
+from rl4p.protocols.collection import OpenSource, Source
 from rl4p.types import Episode, Prompt, Rewards
 
 SALT = 0x6C6576656C
@@ -101,7 +102,9 @@ class OpenCurriculum:
     def source(self, name: str) -> OpenSource:
         """Returns the source of a level."""
         if name not in self.sources:
-            self.sources[name] = self.options.source.open(self.levels[name], seed=self.seed)
+            self.sources[name] = open_source(
+                self.options.source, self.levels[name], seed=self.seed, key="source.source"
+            )
         return self.sources[name]
 
     def credit(self, step: int, episodes: Sequence[Episode], rewards: Rewards) -> None:
@@ -136,7 +139,7 @@ class OpenCurriculum:
         """Restores the pass rates and the position in each level.
 
         Raises:
-          InputError: the prompts differ from those of the saved run.
+          InputError: the prompts differ from the prompts of the saved run.
         """
         check_digest(state["prompts"], self.digest)
         self.takes = state["takes"]

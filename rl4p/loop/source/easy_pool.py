@@ -8,9 +8,10 @@ import numpy as np
 
 from rl4p.configuration.bounds import TopShare
 from rl4p.errors import InputError
-from rl4p.loop.protocols import OpenSource, Source
 from rl4p.loop.schedule import Points, check_points, value_at
 from rl4p.loop.selection import matches, rounded
+from rl4p.loop.source.opening import open_source
+from rl4p.protocols.collection import OpenSource, Source
 from rl4p.types import Episode, Prompt, Rewards
 
 SALT = 0x65617379
@@ -51,7 +52,10 @@ class EasyPool:
                 f"{what} easy by source.easy={dict(self.easy)}: both kinds must exist."
             )
         return OpenEasyPool(
-            self, self.source.open(easy, seed=seed), self.source.open(others, seed=seed), seed
+            self,
+            open_source(self.source, easy, seed=seed, key="source.source"),
+            open_source(self.source, others, seed=seed, key="source.source"),
+            seed,
         )
 
 

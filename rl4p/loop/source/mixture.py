@@ -7,9 +7,10 @@ from typing import Any
 import numpy as np
 
 from rl4p.errors import InputError
-from rl4p.loop.protocols import OpenSource, Source
 from rl4p.loop.schedule import Points, check_points, value_at
 from rl4p.loop.selection import split_by
+from rl4p.loop.source.opening import open_source
+from rl4p.protocols.collection import OpenSource, Source
 from rl4p.types import Episode, Prompt, Rewards
 
 SALT = 0x6D6978
@@ -47,7 +48,10 @@ class Mixture:
                 f"source.weights has {', '.join(sorted(self.weights))}, but the {self.by} of the "
                 f"prompts is one of {', '.join(sorted(tasks))}: give each a weight."
             )
-        sources = {name: self.source.open(tasks[name], seed=seed) for name in sorted(tasks)}
+        sources = {
+            name: open_source(self.source, tasks[name], seed=seed, key="source.source")
+            for name in sorted(tasks)
+        }
         return OpenMixture(self, sources, seed)
 
 

@@ -1,4 +1,4 @@
-"""A source that asks some of the earlier prompts again."""
+"""A source that repeats some of the earlier prompts."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -8,13 +8,14 @@ import numpy as np
 
 from rl4p.configuration.bounds import NonNegative, Positive, Share
 from rl4p.errors import InputError
-from rl4p.loop.protocols import OpenSource, Source
 from rl4p.loop.replay_buffer import ReplayBuffer, content_key
 from rl4p.loop.rewards_by_prompt import rewards_by_prompt
 from rl4p.loop.selection import rounded
+from rl4p.loop.source.opening import open_source
+from rl4p.protocols.collection import OpenSource, Source
 from rl4p.types import Episode, Prompt, Rewards
 
-SALT = 0x7265706C6179  # so that draws are independent of those of other sources
+SALT = 0x7265706C6179  # makes the draws independent of other sources
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,7 +62,9 @@ class Replay:
                 f"There are {different} different prompts, but a replay begins with "
                 f"least={self.least}: set source.least to fewer."
             )
-        return OpenReplay(self, self.source.open(prompts, seed=seed), prompts, seed)
+        return OpenReplay(
+            self, open_source(self.source, prompts, seed=seed, key="source.source"), prompts, seed
+        )
 
 
 class OpenReplay:

@@ -71,7 +71,7 @@ class PromptStream:
         """Restores the position in the stream.
 
         Raises:
-          InputError: the prompts differ from those of the saved run.
+          InputError: the prompts differ from the prompts of the saved run.
         """
         check_digest(state["prompts"], self.digest)
         self.epoch, self.offset = state["epoch"], state["offset"]

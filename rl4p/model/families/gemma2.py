@@ -1,10 +1,10 @@
 """Gemma 2: norms before and after each block, soft caps, alternate sliding layers (2408.00118)."""
 
-from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 from rl4p.model.decoder import DecoderConfig
-from rl4p.model.families.family import Family, Tensor
+from rl4p.model.families.family import Family
 from rl4p.model.families.keys import Keys, write_layer_types, write_shape
 from rl4p.model.families.names import LAYER_NAMES, names
 
@@ -72,15 +72,11 @@ def write_config(c: DecoderConfig) -> dict[str, Any]:
     return write_shape(c) | write_gemma(c)
 
 
-def tensors(c: DecoderConfig) -> Iterator[Tensor]:
-    return names(c, NAMES)
-
-
 FAMILY = Family(
     model_type="gemma2",
     architecture="Gemma2ForCausalLM",
     classifier="Gemma2ForSequenceClassification",
     read_config=read_config,
     write_config=write_config,
-    names=tensors,
+    names=partial(names, layer_names=NAMES),
 )

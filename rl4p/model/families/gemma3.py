@@ -3,12 +3,12 @@
 By default every sixth layer has full attention. Formulas and defaults: 2503.19786.
 """
 
-from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 from rl4p.model.decoder import DecoderConfig
 from rl4p.model.families import gemma2, qwen3
-from rl4p.model.families.family import Family, Tensor
+from rl4p.model.families.family import Family
 from rl4p.model.families.keys import Keys, write_shape
 from rl4p.model.families.names import names
 
@@ -60,15 +60,11 @@ def write_config(c: DecoderConfig) -> dict[str, Any]:
     return write_shape(c) | gemma2.write_gemma(c) | {"rope_local_base_freq": c.local_rope_theta}
 
 
-def tensors(c: DecoderConfig) -> Iterator[Tensor]:
-    return names(c, NAMES)
-
-
 FAMILY = Family(
     model_type="gemma3_text",
     architecture="Gemma3ForCausalLM",
     classifier="Gemma3TextForSequenceClassification",
     read_config=read_config,
     write_config=write_config,
-    names=tensors,
+    names=partial(names, layer_names=NAMES),
 )

@@ -37,7 +37,7 @@ class Keys:
         return value
 
     def refuse(self, what: str) -> InputError:
-        return InputError(f"{self.where} asks for {what}, which is not supported.")
+        return InputError(f"{self.where} requires {what}, which is not supported.")
 
     def must_be(self, key: str, only: Any, what: str | None = None) -> None:
         """Raises InputError unless the key is absent, null, or the one supported value."""
@@ -98,7 +98,7 @@ class Keys:
     def shape(
         self, head_width: int | None = None, feed_forward: str = "intermediate_size"
     ) -> dict[str, Any]:
-        """Returns the decoder options that every family has, without those of rope.
+        """Returns the decoder options that every family has, without the rope options.
 
         `head_width` is the family's default for an absent head_dim; None is width // heads.
         """

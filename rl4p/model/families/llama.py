@@ -1,10 +1,10 @@
 """Llama 3.x and models of its shape: no biases, scaled positions since 3.1 (2407.21783)."""
 
-from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 from rl4p.model.decoder import DecoderConfig
-from rl4p.model.families.family import Family, Tensor
+from rl4p.model.families.family import Family
 from rl4p.model.families.keys import Keys, write_shape
 from rl4p.model.families.names import LAYER_NAMES, names
 
@@ -27,15 +27,11 @@ def write_config(c: DecoderConfig) -> dict[str, Any]:
     return write_shape(c) | {"hidden_act": "silu", "attention_bias": False, "mlp_bias": False}
 
 
-def tensors(c: DecoderConfig) -> Iterator[Tensor]:
-    return names(c, LAYER_NAMES)
-
-
 FAMILY = Family(
     model_type="llama",
     architecture="LlamaForCausalLM",
     classifier="LlamaForSequenceClassification",
     read_config=read_config,
     write_config=write_config,
-    names=tensors,
+    names=partial(names, layer_names=LAYER_NAMES),
 )

@@ -1,10 +1,10 @@
 """Mistral: no biases; if there is a window, every layer is a sliding layer (2310.06825)."""
 
-from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 from rl4p.model.decoder import DecoderConfig
-from rl4p.model.families.family import Family, Tensor
+from rl4p.model.families.family import Family
 from rl4p.model.families.keys import Keys, write_shape
 from rl4p.model.families.names import LAYER_NAMES, names
 
@@ -31,15 +31,11 @@ def write_config(c: DecoderConfig) -> dict[str, Any]:
     return write_shape(c) | {"hidden_act": "silu", "sliding_window": c.window}
 
 
-def tensors(c: DecoderConfig) -> Iterator[Tensor]:
-    return names(c, LAYER_NAMES)
-
-
 FAMILY = Family(
     model_type="mistral",
     architecture="MistralForCausalLM",
     classifier="MistralForSequenceClassification",
     read_config=read_config,
     write_config=write_config,
-    names=tensors,
+    names=partial(names, layer_names=LAYER_NAMES),
 )

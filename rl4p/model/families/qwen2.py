@@ -1,10 +1,10 @@
 """Qwen 2 and Qwen 2.5: biases on query, key and value (2407.10671, 2412.15115)."""
 
-from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 from rl4p.model.decoder import DecoderConfig
-from rl4p.model.families.family import Family, Tensor
+from rl4p.model.families.family import Family
 from rl4p.model.families.keys import Keys, write_layer_types, write_shape
 from rl4p.model.families.names import LAYER_NAMES, names
 
@@ -52,15 +52,11 @@ def write_config(c: DecoderConfig) -> dict[str, Any]:
     return write_shape(c) | write_sliding(c) | {"hidden_act": "silu"}
 
 
-def tensors(c: DecoderConfig) -> Iterator[Tensor]:
-    return names(c, NAMES)
-
-
 FAMILY = Family(
     model_type="qwen2",
     architecture="Qwen2ForCausalLM",
     classifier="Qwen2ForSequenceClassification",
     read_config=read_config,
     write_config=write_config,
-    names=tensors,
+    names=partial(names, layer_names=NAMES),
 )

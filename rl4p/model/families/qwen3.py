@@ -1,10 +1,10 @@
 """Qwen 3, with norms of queries and keys in each head, and without biases (2505.09388)."""
 
-from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 from rl4p.model.decoder import DecoderConfig
-from rl4p.model.families.family import Family, Tensor
+from rl4p.model.families.family import Family
 from rl4p.model.families.keys import Keys, write_shape
 from rl4p.model.families.names import LAYER_NAMES, names
 from rl4p.model.families.qwen2 import read_sliding, write_sliding
@@ -34,15 +34,11 @@ def write_config(c: DecoderConfig) -> dict[str, Any]:
     return write_shape(c) | write_sliding(c) | {"hidden_act": "silu", "attention_bias": False}
 
 
-def tensors(c: DecoderConfig) -> Iterator[Tensor]:
-    return names(c, NAMES)
-
-
 FAMILY = Family(
     model_type="qwen3",
     architecture="Qwen3ForCausalLM",
     classifier="Qwen3ForSequenceClassification",
     read_config=read_config,
     write_config=write_config,
-    names=tensors,
+    names=partial(names, layer_names=NAMES),
 )

@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from rl4p.learner.logprobs import score_tokens
+from rl4p.learner.logprobs import ScoreOptions, score_tokens
 from rl4p.model.policy import Policy
 from rl4p.types import Finish, Microbatching, Params, Sampling, Trajectories
 
@@ -53,15 +53,15 @@ class Probe:
             finish_B=np.full(rows, Finish.LENGTH, np.int8),
         )
         mesh = self.policy.mesh
-        found = score_tokens(
-            self.policy.decoder,
-            self.policy.merged(params),
-            mesh.shard_rows(trajectories),
-            Sampling(),
+        options = ScoreOptions(
+            decoder=self.policy.decoder,
+            sampling=Sampling(),
             microbatching=Microbatching(tokens=T, widths=1),
             mesh=mesh,
         )
-        return np.asarray(jax.device_get(found["logprobs"]))[0, 1:]
+        params = self.policy.merged(params)
+        scores = score_tokens(options, params, mesh.shard_rows(trajectories))
+        return np.asarray(jax.device_get(scores["logprobs"]))[0, 1:]
 
     def problem(
         self,

@@ -10,7 +10,7 @@ import numpy as np
 
 from rl4p.errors import InputError
 from rl4p.runs.comparison import statistics
-from rl4p.runs.comparison.groups import Group, grouped
+from rl4p.runs.comparison.groups import RunGroup, grouped
 from rl4p.runs.comparison.measures import Costs, Metric, chosen_metric, mean_costs
 from rl4p.runs.comparison.runs import LeftOut, Run
 from rl4p.runs.comparison.statistics import Difference, Interval
@@ -28,7 +28,7 @@ class Result:
       costs: the mean costs of a run.
     """
 
-    group: Group
+    group: RunGroup
     values: dict[int, float]
     mean: float
     iqm: float
@@ -132,7 +132,7 @@ def analysed(
     )
 
 
-def _result(group: Group, metric: Metric, resolution: float) -> Result:
+def _result(group: RunGroup, metric: Metric, resolution: float) -> Result:
     values = {run.seed: metric.last(run) for run in group.runs}
     numbers = np.array(list(values.values()))
     within = metric.is_share and 0 <= numbers.min() <= numbers.max() <= 1

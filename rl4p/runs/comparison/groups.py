@@ -33,7 +33,7 @@ Settings = Mapping[str, str]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Group:
+class RunGroup:
     """Runs of one configuration, each with another seed.
 
     Attributes:
@@ -56,7 +56,7 @@ class Group:
         return " ".join(override.partition("=")[2] for override in self.overrides) or "runs"
 
 
-def grouped(runs: Sequence[Run]) -> tuple[list[Group], list[LeftOut]]:
+def grouped(runs: Sequence[Run]) -> tuple[list[RunGroup], list[LeftOut]]:
     """Returns the groups in the order of their first runs, and the runs that repeat a seed.
 
     A later run with the seed and the configuration of an earlier one replaces it: two equal runs
@@ -76,7 +76,7 @@ def grouped(runs: Sequence[Run]) -> tuple[list[Group], list[LeftOut]]:
             left_out.append(LeftOut(name=earlier.name, reason=reason))
         seeds[run.seed] = index
     groups = [
-        Group(
+        RunGroup(
             overrides=tuple(
                 f"{name}={value}"
                 for name, value in zip(naming, key, strict=True)

@@ -6,7 +6,7 @@ Runs of one seed see the same prompts in the same steps, so their samples have e
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from rl4p.runs.comparison.groups import Group
+from rl4p.runs.comparison.groups import RunGroup
 from rl4p.runs.responses.sample import Sample
 
 PROMPTS, GROUPS = 6, 12  # the most that are shown
@@ -35,7 +35,7 @@ class SideBySide:
     answers: tuple[Answer, ...]
 
 
-def side_by_side(groups: Sequence[Group]) -> list[SideBySide]:
+def side_by_side(groups: Sequence[RunGroup]) -> list[SideBySide]:
     """Returns prompts that groups have in common, from the first steps to the last ones."""
     groups = groups[:GROUPS]
     by_seed: dict[int, dict[int, dict[Key, Sample]]] = {}

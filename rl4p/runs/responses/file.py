@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from rl4p.configuration.differences import differences
+from rl4p.configuration.tree import differences
 from rl4p.data.json_line import parsed
 from rl4p.errors import InputError
 from rl4p.runs import lines

@@ -9,7 +9,7 @@ import numpy as np
 from rl4p.errors import InputError
 from rl4p.protocols.phases import Remembers
 from rl4p.protocols.reward import TextReward
-from rl4p.reward.live_terms import of_prompts, rows_of_groups
+from rl4p.reward.live_terms import group_ids_of, rows_of_groups
 from rl4p.runs.responses.sample import Sample, Status
 from rl4p.types import Episode, Finish, Prompt, Rewards
 
@@ -102,7 +102,7 @@ def grade(reward: TextReward, episodes: Sequence[Episode]) -> list[Grades]:
     """
     grades: dict[int, Grades] = {}
     for part in parts(episodes):
-        rewards = reward.of_texts([episodes[b] for b in part])
+        rewards = reward.grade_texts([episodes[b] for b in part])
         grades |= zip(part.tolist(), grades_of(rewards), strict=True)
     return [grades[b] for b in range(len(episodes))]
 
@@ -110,7 +110,7 @@ def grade(reward: TextReward, episodes: Sequence[Episode]) -> list[Grades]:
 def parts(episodes: Sequence[Episode]) -> Iterator[np.ndarray]:
     """Yields the indices of about `AT_A_TIME` episodes; never divides the samples of a prompt."""
     part: list[np.ndarray] = []
-    for group in rows_of_groups(of_prompts(episodes)):
+    for group in rows_of_groups(group_ids_of(episodes)):
         if part and sum(map(len, part)) + len(group) > AT_A_TIME:
             yield np.concatenate(part)
             part = []

@@ -10,10 +10,10 @@ import numpy as np
 
 from rl4p.distributed.processes import to_host
 from rl4p.model.token_texts import token_texts
+from rl4p.protocols.tracker import TrackedRun
 from rl4p.runs.record import Record
 from rl4p.runs.responses.grading import STATUS, grades_of
 from rl4p.runs.responses.sample import Sample
-from rl4p.runs.tracker import TrackedRun
 from rl4p.types import Finish, StepInfo
 
 if TYPE_CHECKING:

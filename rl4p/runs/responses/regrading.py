@@ -11,14 +11,13 @@ from typing import Any
 from omegaconf import DictConfig, ListConfig
 from rich.console import Console
 
-from rl4p.configuration import instantiate
+from rl4p.configuration import commands, instantiate
 from rl4p.configuration.composition import Composer
 from rl4p.configuration.folder import run_folder
-from rl4p.configuration.job_options import build, split
-from rl4p.configuration.refusals import same
-from rl4p.configuration.resume import as_started, begins, config_of_run, place
+from rl4p.configuration.override_errors import same
+from rl4p.configuration.resume import as_started, config_of_run, place
 from rl4p.configuration.schema import check, without_hydra
-from rl4p.configuration.trust import did_you_mean
+from rl4p.configuration.suggestions import did_you_mean
 from rl4p.data.answer import boxed, final_answer
 from rl4p.data.quantity import quantity
 from rl4p.data.rows import digest
@@ -31,7 +30,6 @@ from rl4p.runs.responses.grading import graded, mean_grades, text_reward
 from rl4p.runs.responses.sample import Sample
 from rl4p.types import Prompt
 
-OWNER = "rl4p.regrade"
 MAY_SET = ("reward", "max_response_tokens", "experiment", "trusted_targets")
 OF_RUN = ("reward", "max_response_tokens")
 WHOLE = ("code", "crossword", "reasoning_gym")  # data sets that take no part of an answer
@@ -57,7 +55,7 @@ class Options:
 
     def __post_init__(self) -> None:
         if (self.file is None) == (self.run is None):
-            raise InputError("Give file=FILE or run=FOLDER: one of them holds the responses.")
+            raise InputError("Give run=FOLDER or file=FILE: one of them has the responses.")
         if self.run is not None and self.task is not None:
             raise InputError("The samples of a run have tasks: leave task out.")
 
@@ -69,8 +67,9 @@ def regrade(arguments: Sequence[str]) -> None:
       InputError: an argument or a line is wrong, or the reward cannot grade texts.
       RunError: too many responses cannot be graded, if `max_invalid` is given.
     """
-    tree, overrides = split(arguments, Options)
-    options = build(tree, Options, "", OWNER)
+    line = commands.read(arguments, Options, "regrade", composes=True)
+    options = line.options
+    commands.refuse_without_effect(line.overrides, MAY_SET, Options, "regrade")
     out = Path(options.out).expanduser()
     source = source_of(options)
     refuse_other_file(out, source)
@@ -87,7 +86,7 @@ def regrade(arguments: Sequence[str]) -> None:
             "or choose the reward of all lines with reward=NAME."
         )
     tasks = sorted({prompt.task for prompt in prompts})
-    by_task, rewards = rewards_of(options, overrides, tasks)
+    by_task, rewards = rewards_of(options, line, tasks)
     out = out.resolve()  # of a symbolic link the file is replaced, and not the link
     refuse_unwritable(out)
     for name, reward in rewards.items():
@@ -113,7 +112,7 @@ def source_of(options: Options) -> Path:
     if options.run is None:
         return Path(str(options.file)).expanduser()
     as_started("run", options.run)  # refuses what is not the folder of a run
-    path = Record(run_folder(options.run, key="run")).samples_file
+    path = Record(run_folder(options.run)).samples_file
     if not path.exists() or not path.stat().st_size:
         raise InputError(
             f"run={options.run} has no samples: choose a run with samples.every above 0, after a "
@@ -141,7 +140,7 @@ def refuse_other_file(out: Path, source: Path) -> None:
     except OSError as error:
         raise InputError(f"out={out} cannot be read: {error.strerror}: name another.") from None
     if not empty and not holds_grades(out):
-        raise InputError(f"out={out} exists and was not made by {OWNER}: name another.")
+        raise InputError(f"out={out} exists and was not made by rl4p.regrade: name another.")
 
 
 def holds_grades(path: Path) -> bool:
@@ -217,7 +216,7 @@ def reference_of(answer: str, task: str, where: str) -> str:
 
 
 def rewards_of(
-    options: Options, words: Sequence[str], tasks: Sequence[str]
+    options: Options, line: commands.CommandLine[Options], tasks: Sequence[str]
 ) -> tuple[dict[str, str], dict[str, TextReward]]:
     """Returns the name of the reward of each task, and the rewards by name.
 
@@ -226,15 +225,9 @@ def rewards_of(
     Raises:
       InputError: an override has no effect on grades, or the configuration is wrong.
     """
-    composer = Composer(words=words)
-    overrides = composer.parse(list(words))
-    for override in overrides:
-        if not begins(place(override), MAY_SET):
-            hint = did_you_mean(place(override), ["file", "run", "out", "task", *MAY_SET])
-            raise InputError(
-                f"{override.input_line} has no effect on {OWNER}{hint or ': leave it out'} (of "
-                f"the configuration it takes {', '.join(MAY_SET)})."
-            )
+    words = line.overrides
+    composer = Composer(config_dir=line.config_dir, words=words)
+    overrides = composer.parse(words)
     if options.run is not None:
         if any(override.key_or_group == "experiment" for override in overrides):
             raise InputError("experiment has no effect beside run, which has a reward of its own.")

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from rl4p.runs.tracker import Mirror
+from rl4p.protocols.tracker import Mirror
 
 log = logging.getLogger(__name__)
 

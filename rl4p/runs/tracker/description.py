@@ -17,7 +17,6 @@ from typing import Any
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 
-from rl4p.configuration.moved import moved
 from rl4p.configuration.yaml_file import read_mapping, read_yaml
 
 # Keys that do not change the result of a run. They are neither in its name nor in its parameters.
@@ -35,7 +34,7 @@ LONGEST_NAME = 120
 
 
 @dataclass(frozen=True, kw_only=True)
-class DataSet:
+class LoggedDataSet:
     """A data set that a run reads.
 
     Attributes:
@@ -127,7 +126,7 @@ class Description:
         return {key: str(value) for key, value in found.items() if value is not None}
 
     @cached_property
-    def data_sets(self) -> list[DataSet]:
+    def data_sets(self) -> list[LoggedDataSet]:
         """The data sets for training and for evaluation."""
         data = dict(self.config.get("data") or {})
         name = self._choice("data", data)
@@ -149,7 +148,7 @@ class Description:
             else:
                 digest.update(f"{target} {path}".encode())
             found.append(
-                DataSet(
+                LoggedDataSet(
                     name=(name if path is None else Path(path).name)
                     + (" (held out)" if split and context == "evaluation" else ""),
                     digest=digest.hexdigest()[:8],
@@ -211,7 +210,7 @@ def options_of(tracker: Any, target: str) -> dict[str, Any] | None:
     """
     if not isinstance(tracker, Mapping):
         return None
-    if moved(str(tracker.get("_target_"))) == target:
+    if tracker.get("_target_") == target:
         return {str(name): value for name, value in tracker.items() if name != "_target_"}
     found = (options_of(node, target) for node in (tracker.get("trackers") or {}).values())
     return next((options for options in found if options is not None), None)

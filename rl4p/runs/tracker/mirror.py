@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rl4p.runs.record import Record, replace_file
-from rl4p.runs.tracker.description import DataSet, Description
+from rl4p.runs.tracker.description import Description, LoggedDataSet
 from rl4p.runs.tracker.registration import checkpoints, register_policy, upload_checkpoint
 from rl4p.runs.tracker.steps import TimedSteps
 
@@ -33,7 +33,7 @@ TABLE = "samples.json"
 ROWS_OF_TABLE = 1000  # the newest samples
 
 
-class Mirror:
+class MLflowMirror:
     """A run folder and its run in MLflow. Every call waits for the store and raises its errors.
 
     * After an error, create a new mirror. It reads from the store which steps were sent.
@@ -223,7 +223,7 @@ def _tags(description: Description) -> dict[str, str]:
     return tags | {"folder": str(description.folder), "command": description.command}
 
 
-def _input(data_set: DataSet) -> "DatasetInput":
+def _input(data_set: LoggedDataSet) -> "DatasetInput":
     from mlflow.entities import Dataset, DatasetInput, InputTag
 
     if data_set.uri is None:

@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 from rl4p.errors import InputError
 from rl4p.runs.tracker.background import BackgroundMirror
 from rl4p.runs.tracker.description import Description
-from rl4p.runs.tracker.mirror import Mirror
+from rl4p.runs.tracker.mirror import MLflowMirror
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -93,7 +93,7 @@ class MLflow:
             name=f"MLflow at {self.uri}",
             close_timeout_seconds=self.close_timeout_seconds,
             upload_timeout_seconds=self.upload_timeout_seconds if uploads else 0.0,
-            repeat=f"; send it with: python -m rl4p.send {folder.resolve()}",
+            repeat=f"; send it with: python -m rl4p.send run={folder.resolve()}",
         )
 
     def mirror(
@@ -103,7 +103,7 @@ class MLflow:
         *,
         live: bool = False,
         trusted: tuple[str, ...] = (),
-    ) -> Mirror:
+    ) -> MLflowMirror:
         """Returns a mirror of a run folder, connected to the store.
 
         Args:
@@ -112,7 +112,7 @@ class MLflow:
           live: whether the run is active in this process, so that the machine can be measured.
           trusted: the packages that an export of the policy may use.
         """
-        return Mirror(
+        return MLflowMirror(
             *self.connect(),
             folder,
             parent,

@@ -12,8 +12,8 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from rl4p.errors import RunError
-from rl4p.runs.digests import steps_of
 from rl4p.runs.record import Record
+from rl4p.runs.saved_steps import steps_of
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -89,7 +89,7 @@ def export(folder: Path, out: Path, step: str, trusted: tuple[str, ...]) -> None
     Raises:
       RunError: it failed; the message is its last line.
     """
-    command = [sys.executable, "-m", "rl4p.export", f"resume={folder}", f"out={out}"]
+    command = [sys.executable, "-m", "rl4p.export", f"run={folder}", f"out={out}"]
     command += [f"step={step}", *([f"trusted_targets=[{','.join(trusted)}]"] if trusted else [])]
     environment = os.environ | {"JAX_PLATFORMS": "cpu"}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)

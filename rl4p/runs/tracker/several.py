@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from rl4p.errors import InputError
-from rl4p.runs.tracker import TrackedRun, Tracker
+from rl4p.protocols.tracker import TrackedRun, Tracker
 
 log = logging.getLogger(__name__)
 

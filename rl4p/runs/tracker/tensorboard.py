@@ -40,7 +40,8 @@ class TensorBoard:
             lambda: self.mirror(folder),
             name=f"TensorBoard in {folder / FOLDER}",
             close_timeout_seconds=self.close_timeout_seconds,
-            repeat=f"; write it with: python -m rl4p.send --tracker tensorboard {folder.resolve()}",
+            repeat="; write it with: python -m rl4p.send tracker=tensorboard "
+            f"run={folder.resolve()}",
         )
 
     def mirror(self, folder: Path) -> "EventFile":

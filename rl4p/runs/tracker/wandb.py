@@ -52,7 +52,7 @@ class WandB:
             lambda: self.mirror(folder),
             name="Weights & Biases",
             close_timeout_seconds=self.close_timeout_seconds,
-            repeat=f"; send it with: python -m rl4p.send --tracker wandb {folder.resolve()}",
+            repeat=f"; send it with: python -m rl4p.send run={folder.resolve()} tracker=wandb",
         )
 
     def mirror(self, folder: Path) -> "WandBRun":

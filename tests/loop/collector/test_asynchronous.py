@@ -326,7 +326,7 @@ class Broken(Continuous):
         (
             "hangs",
             RunError,
-            "waited 0.5 seconds .* of 4 groups in flight, 2 are with the",
+            "waited 0.5 seconds .* of 4 pending groups, 2 are with the",
         ),
     ],
 )

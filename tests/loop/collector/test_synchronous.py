@@ -84,6 +84,6 @@ def test_a_rollout_is_of_this_steps_parameters_key_and_version(policy, prompts, 
     wanted = jax.random.fold_in(jax.random.fold_in(jax.random.key(5), 9), 0)
     key = options.pop("key")
     np.testing.assert_array_equal(jax.random.key_data(key), jax.random.key_data(wanted))
-    assert options == {"group_size": 3, "version": 9}
+    assert options == {"group_size": 3, "version": 9, "greedy": False}
     assert collected.memory == {"rollout": 4, "kl": 2}
     assert len(collected.episodes) == 6

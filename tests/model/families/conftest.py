@@ -30,9 +30,9 @@ def tensors():
     """Returns a function that lists every tensor of a checkpoint by its name in the files."""
 
     def tensors(config):
-        found = list(FAMILIES[config.family].names(config))
-        by_name = {tensor.name: tensor for tensor in found}
-        assert len(by_name) == len(found)
+        all_tensors = list(FAMILIES[config.family].names(config))
+        by_name = {tensor.name: tensor for tensor in all_tensors}
+        assert len(by_name) == len(all_tensors)
         return by_name
 
     return tensors

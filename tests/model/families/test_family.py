@@ -6,6 +6,7 @@ import jax
 import numpy as np
 import pytest
 
+from rl4p.errors import InputError
 from rl4p.model.decoder import Decoder
 from rl4p.model.families import FAMILIES
 from tests.golden.cases import CASES, decoder_config
@@ -45,3 +46,95 @@ def test_each_part_of_each_parameter_stands_in_one_tensor(case, labels):
             array = array[key]
         array[tuple(i for i in (tensor.layer, tensor.expert) if i is not None)] += 1
     assert all((x == 1).all() for x in jax.tree.leaves(filled))
+
+
+@pytest.mark.parametrize(
+    ("case", "key", "option", "default"),
+    [
+        ("qwen2", "tie_word_embeddings", "tied_embedding", False),
+        ("qwen2", "rope_theta", "rope_theta", 10_000.0),
+        ("qwen2", "head_dim", "head_width", 8),
+        ("qwen2", "num_key_value_heads", "num_kv_heads", 4),
+        ("qwen3", "head_dim", "head_width", 128),
+        ("qwen3", "tie_word_embeddings", "tied_embedding", False),
+        ("qwen3_moe", "norm_topk_prob", "normalized_experts", False),
+        ("qwen3_moe", "tie_word_embeddings", "tied_embedding", False),
+        ("qwen3_moe", "decoder_sparse_step", "experts", 6),
+        ("qwen3_moe", "mlp_only_layers", "experts", 6),
+        ("llama", "tie_word_embeddings", "tied_embedding", False),
+        ("llama", "rope_theta", "rope_theta", 10_000.0),
+        ("llama", "rope_scaling", "rope_scaling", None),
+        ("llama", "head_dim", "head_width", 8),
+        ("gemma2", "attn_logit_softcapping", "attention_softcap", 50.0),
+        ("gemma2", "final_logit_softcapping", "logits_softcap", 30.0),
+        ("gemma2", "query_pre_attn_scalar", "query_scalar", 256.0),
+        ("gemma2", "sliding_window", "window", 4096),
+        ("gemma2", "head_dim", "head_width", 256),
+        ("gemma2", "tie_word_embeddings", "tied_embedding", True),
+        ("gemma2", "rope_theta", "rope_theta", 10_000.0),
+        ("gemma3", "rope_local_base_freq", "local_rope_theta", 10_000.0),
+        ("gemma3", "rope_theta", "rope_theta", 1_000_000.0),
+        ("gemma3", "rope_scaling", "rope_scaling", None),
+        ("gemma3", "sliding_window", "window", 4096),
+        ("gemma3", "query_pre_attn_scalar", "query_scalar", 256.0),
+        ("gemma3", "head_dim", "head_width", 256),
+    ],
+)
+def test_an_absent_key_is_what_transformers_takes_it_for(read, case, key, option, default):
+    assert getattr(read(case, without=[key]), option) == default
+
+
+@pytest.mark.parametrize(
+    ("case", "change", "sentence"),
+    [
+        (
+            "qwen2_window",
+            {"layer_types": ["full_attention"]},
+            "layer_types has 1 entries, but num_hidden_layers",
+        ),
+        ("qwen2_window", {"sliding_window": None}, "has no 'sliding_window'"),
+        ("qwen2_window", {"hidden_act": "gelu"}, "requires activation 'gelu'"),
+        ("qwen3", {"attention_bias": True}, "requires attention_bias True"),
+        ("qwen3", {"hidden_act": "gelu"}, "requires activation 'gelu'"),
+        ("qwen3_moe", {"mlp_only_layers": [0]}, r"requires mlp_only_layers \[0\]"),
+        ("qwen3_moe", {"decoder_sparse_step": 2}, "requires decoder_sparse_step 2"),
+        (
+            "qwen3_moe",
+            {"num_experts_per_tok": 7},
+            "num_experts_per_tok 7 is more than num_experts 6",
+        ),
+        ("qwen3_moe", {"attention_bias": True}, "requires attention_bias True"),
+        ("qwen3_moe", {"hidden_act": "gelu"}, "requires activation 'gelu'"),
+        ("qwen3_moe", {"moe_intermediate_size": None}, "has no 'moe_intermediate_size'"),
+        ("qwen3_moe", {"num_experts": None}, "has no 'num_experts'"),
+        ("llama", {"mlp_bias": True}, "requires mlp_bias True"),
+        ("llama", {"attention_bias": True}, "requires attention_bias True, which is not supported"),
+        ("llama", {"hidden_act": "gelu"}, "requires activation 'gelu'"),
+        ("llama", {"partial_rotary_factor": 0.5}, "requires partial_rotary_factor 0.5"),
+        ("mistral", {"layer_types": ["full_attention"] * 3}, r"requires layer_types \[.*\]"),
+        ("mistral", {"hidden_act": "gelu"}, "requires activation 'gelu'"),
+        ("mistral", {"sliding_window": "9"}, "sliding_window must be int, not '9'"),
+        ("gemma2", {"hidden_activation": "gelu"}, "requires activation 'gelu'"),
+        ("gemma2", {"attention_bias": True}, "requires attention_bias True"),
+        (
+            "gemma2",
+            {"use_bidirectional_attention": True},
+            "requires use_bidirectional_attention True",
+        ),
+        ("gemma2", {"layer_types": ["chunked_attention"] * 3}, "layer type 'chunked_attention'"),
+        ("gemma3", {"use_bidirectional_attention": True}, "requires use_bidirectional_attention"),
+        (
+            "gemma3",
+            {"rope_parameters": {"sliding_attention": {"rope_type": "linear", "factor": 2}}},
+            "requires scaled positions in sliding-window layers",
+        ),
+        (
+            "gemma3",
+            {"rope_scaling": {"rope_type": "yarn", "factor": 2}},
+            "requires rope type 'yarn'",
+        ),
+    ],
+)
+def test_what_the_decoder_does_not_do_is_refused(read, case, change, sentence):
+    with pytest.raises(InputError, match=rf"^a/config\.json.* {sentence}"):
+        read(case, change)

@@ -1,8 +1,5 @@
 """Tests Gemma 3: two rope bases, full and sliding layers, normed queries and keys."""
 
-import pytest
-
-from rl4p.errors import InputError
 from rl4p.model.rope import LinearScaling
 
 
@@ -17,21 +14,6 @@ def test_its_keys(read):
     assert config.rope_scaling == LinearScaling(factor=8.0)
     assert config.attention_softcap is None
     assert config.logits_softcap is None
-
-
-@pytest.mark.parametrize(
-    ("key", "option", "default"),
-    [
-        ("rope_local_base_freq", "local_rope_theta", 10_000.0),
-        ("rope_theta", "rope_theta", 1_000_000.0),
-        ("rope_scaling", "rope_scaling", None),
-        ("sliding_window", "window", 4096),
-        ("query_pre_attn_scalar", "query_scalar", 256.0),
-        ("head_dim", "head_width", 256),
-    ],
-)
-def test_an_absent_key_is_what_transformers_takes_it_for(read, key, option, default):
-    assert getattr(read("gemma3", without=[key]), option) == default
 
 
 def test_every_sixth_layer_is_whole(read):
@@ -73,19 +55,3 @@ def test_its_names_are_those_of_gemma_2_and_of_qwen_3(read, tensors):
     norm = names["model.layers.1.post_attention_layernorm.weight"]
     assert norm.path == ("layers", "attention_post_norm", "scale")
     assert len(names) == 2 + 3 * 13
-
-
-@pytest.mark.parametrize(
-    ("change", "sentence"),
-    [
-        ({"use_bidirectional_attention": True}, "asks for use_bidirectional_attention"),
-        (
-            {"rope_parameters": {"sliding_attention": {"rope_type": "linear", "factor": 2}}},
-            "asks for scaled positions in sliding-window layers",
-        ),
-        ({"rope_scaling": {"rope_type": "yarn", "factor": 2}}, "asks for rope type 'yarn'"),
-    ],
-)
-def test_what_the_decoder_does_not_do_is_refused(read, change, sentence):
-    with pytest.raises(InputError, match=rf"^a/config\.json.* {sentence}"):
-        read("gemma3", change)

@@ -19,7 +19,7 @@ def keys(**config):
 
 
 @pytest.mark.parametrize(
-    ("value", "kind", "found"),
+    ("value", "kind", "expected"),
     [
         (3, int, 3),
         (3, float, 3.0),
@@ -29,9 +29,9 @@ def keys(**config):
         ([], list, []),
     ],
 )
-def test_a_value_has_the_kind_that_was_asked_for(value, kind, found):
+def test_a_value_has_the_kind_that_was_asked_for(value, kind, expected):
     read = keys(a=value).get("a", kind)
-    assert read == found
+    assert read == expected
     assert type(read) is kind
 
 
@@ -70,9 +70,9 @@ def test_heads_wider_than_the_model_are_refused():
 def test_what_the_decoder_does_not_follow_is_refused():
     for config in ({}, {"a": None}, {"a": "silu"}):
         keys(**config).must_be("a", "silu")
-    with pytest.raises(InputError, match=r"^here asks for activation 'gelu', which is not supp"):
+    with pytest.raises(InputError, match=r"^here requires activation 'gelu', which is not supp"):
         keys(a="gelu").must_be("a", "silu", "activation")
-    with pytest.raises(InputError, match=r"^here asks for a False, which"):
+    with pytest.raises(InputError, match=r"^here requires a False, which"):
         keys(a=False).must_be("a", None)
 
 
@@ -120,13 +120,13 @@ def test_the_rope_options_of_several_versions(config, theta, scaling):
 @pytest.mark.parametrize(
     ("config", "sentence"),
     [
-        ({"rope_scaling": {"type": "yarn", "factor": 4}}, "^here asks for rope type 'yarn'"),
+        ({"rope_scaling": {"type": "yarn", "factor": 4}}, "^here requires rope type 'yarn'"),
         ({"rope_scaling": {"rope_type": "llama3"}}, "^here, in rope_parameters, has no 'factor'"),
         ({"rope_scaling": "linear"}, "^here: rope_scaling must be dict, not 'linear'"),
-        ({"partial_rotary_factor": 0.5}, "^here asks for partial_rotary_factor 0.5"),
+        ({"partial_rotary_factor": 0.5}, "^here requires partial_rotary_factor 0.5"),
         (
             {"rope_parameters": {"partial_rotary_factor": 0.5}},
-            "^here, in rope_parameters, asks for partial_rotary_factor 0.5",
+            "^here, in rope_parameters, requires partial_rotary_factor 0.5",
         ),
     ],
 )
@@ -136,8 +136,8 @@ def test_other_rotations_are_refused(config, sentence):
 
 
 def test_the_shape_is_read_from_its_keys():
-    found = keys(**SHAPE | {"head_dim": 16, "num_hidden_layers": 5}).shape()
-    assert found == {
+    shape = keys(**SHAPE | {"head_dim": 16, "num_hidden_layers": 5}).shape()
+    assert shape == {
         "vocabulary": 64,
         "width": 32,
         "layers": 5,

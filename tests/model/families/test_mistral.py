@@ -2,8 +2,6 @@
 
 import pytest
 
-from rl4p.errors import InputError
-
 
 def test_all_layers_slide(read):
     config = read("mistral")
@@ -31,16 +29,3 @@ def test_it_is_written_in_its_own_keys(read, written, window):
 
 def test_it_has_no_biases(read, tensors):
     assert not [name for name in tensors(read("mistral")) if name.endswith("bias")]
-
-
-@pytest.mark.parametrize(
-    ("change", "sentence"),
-    [
-        ({"layer_types": ["full_attention"] * 3}, r"asks for layer_types \[.*\]"),
-        ({"hidden_act": "gelu"}, "asks for activation 'gelu'"),
-        ({"sliding_window": "9"}, "sliding_window must be int, not '9'"),
-    ],
-)
-def test_what_the_decoder_does_not_do_is_refused(read, change, sentence):
-    with pytest.raises(InputError, match=rf"^a/config\.json.* {sentence}"):
-        read("mistral", change)

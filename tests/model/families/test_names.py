@@ -24,9 +24,9 @@ from tests.golden.cases import decoder_config
 )
 def test_a_parameter_of_a_layer(name, path):
     """Kernels are transposed in the files, [out, in]; norms are not."""
-    found = {tensor.name: tensor for tensor in names(decoder_config("llama"), LAYER_NAMES)}
+    by_name = {tensor.name: tensor for tensor in names(decoder_config("llama"), LAYER_NAMES)}
     for layer in range(3):
-        tensor = found[f"model.layers.{layer}.{name}.weight"]
+        tensor = by_name[f"model.layers.{layer}.{name}.weight"]
         assert (tensor.path, tensor.layer, tensor.expert) == (("layers", *path), layer, None)
         assert tensor.transposed is (path[1] == "kernel")
 

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from rl4p.errors import InputError
-from rl4p.learner.logprobs import score_tokens
+from rl4p.learner.logprobs import ScoreOptions, score_tokens
 from rl4p.protocols.engine import Request
 from rl4p.rollout.in_process import Batch
 from rl4p.rollout.naive_sampler import NaiveSampler
@@ -414,14 +414,14 @@ def rescored(policy, params, completions, prompts):
             group_ids_B=np.zeros(1, np.int32),
             finish_B=np.full(1, Finish.LENGTH, np.int8),
         )
-        found = score_tokens(
-            policy.decoder,
-            policy.merged(params),
-            policy.mesh.shard_rows(trajectories),
-            Sampling(),
+        options = ScoreOptions(
+            decoder=policy.decoder,
+            sampling=Sampling(),
             microbatching=Microbatching(tokens=width, widths=1),
             mesh=policy.mesh,
         )
-        logprobs = np.asarray(jax.device_get(found["logprobs"]))[mask]
+        rows = policy.mesh.shard_rows(trajectories)
+        scores = score_tokens(options, policy.merged(params), rows)
+        logprobs = np.asarray(jax.device_get(scores["logprobs"]))[mask]
         worst = max(worst, float(np.abs(logprobs - completion.logprobs).max()))
     return worst

@@ -10,7 +10,7 @@ from rl4p.runs.comparison.mlflow import read_experiment
 from rl4p.runs.comparison.report import document
 from rl4p.runs.comparison.runs import find, read_folders
 from rl4p.runs.comparison.samples import side_by_side
-from rl4p.runs.tracker.mirror import Mirror
+from rl4p.runs.tracker.mirror import MLflowMirror
 from tests.runs.comparison.conftest import METRIC, write_run
 from tests.runs.tracker import conftest as tracker
 
@@ -19,7 +19,7 @@ impatient = tracker._impatient
 
 
 def send(store, folder, status="finished"):
-    Mirror(*store.connect(), folder).close(status)
+    MLflowMirror(*store.connect(), folder).close(status)
 
 
 @pytest.fixture

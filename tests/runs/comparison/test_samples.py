@@ -1,6 +1,6 @@
 """Tests that samples stand side by side only for the same prompt, seed and step."""
 
-from rl4p.runs.comparison.groups import Group
+from rl4p.runs.comparison.groups import RunGroup
 from rl4p.runs.comparison.runs import Run
 from rl4p.runs.comparison.samples import LETTERS, PROMPTS, side_by_side
 from rl4p.runs.responses.sample import Sample
@@ -10,7 +10,7 @@ from tests.runs.comparison.conftest import sample
 def group(*samples, seed=0):
     read = [Sample.from_dict(row) for row in samples]
     run = Run(name="run", seed=seed, config={}, rows=[], samples=read)
-    return Group(overrides=(), settings={}, runs=(run,))
+    return RunGroup(overrides=(), settings={}, runs=(run,))
 
 
 def test_responses_to_one_prompt_are_side_by_side():

@@ -7,70 +7,51 @@ import pytest
 
 from rl4p.errors import InputError
 from rl4p.runs.comparison import sources
-from rl4p.runs.comparison.sources import folders, parsed, read
+from rl4p.runs.comparison.sources import Options, Store, read, read_options
 from tests.runs.comparison.conftest import write_run
 
 
-def test_each_source_has_its_arguments():
-    assert parsed(["sweep=a", "metric=m", "out=o"]) == {"sweep": "a", "metric": "m", "out": "o"}
-    assert parsed(["runs=[a,b]"]) == {"runs": "[a,b]"}
-    given = ["experiment=e", "tracker.uri=sqlite:///a=b.db"]
-    assert parsed(given)["tracker.uri"] == "sqlite:///a=b.db"
+def test_each_source_has_its_words():
+    assert read_options(["run=a", "metric=m", "out=o"]) == Options(run=("a",), metric="m", out="o")
+    assert read_options(["run=[a,b]"]) == Options(run=("a", "b"))
+    options = read_options(["experiment=e", "tracker.uri=sqlite:///a=b.db"])
+    assert options.tracker == Store(uri="sqlite:///a=b.db")
 
 
 @pytest.mark.parametrize(
-    "given",
+    ("words", "sentence"),
     [
-        [],
-        ["metric=m"],
-        ["sweep=a", "runs=[b]"],
-        ["sweep=a", "sweeps=b"],
-        ["experiment=e"],
-        ["sweep="],
-        ["a"],
+        ([], "Give run=FOLDER, or experiment=NAME tracker.uri=URI"),
+        (["metric=m"], "Give run=FOLDER, or experiment=NAME tracker.uri=URI"),
+        (["run=a", "experiment=e", "tracker.uri=b"], "Give run=FOLDER, or experiment=NAME"),
+        (["run=a", "tracker.uri=b"], "Give run=FOLDER, or experiment=NAME"),
+        (["experiment=e"], "Give run=FOLDER, or experiment=NAME"),
+        (["run="], "run= is not a list of folders"),
+        (["a"], "a is neither KEY=VALUE nor a path that exists"),
     ],
 )
-def test_other_arguments_are_refused_in_one_sentence(given):
+def test_other_arguments_are_refused_in_one_sentence(words, sentence):
     with pytest.raises(InputError) as error:
-        parsed(given)
-    assert str(error.value).startswith("Give ")
+        read_options(words)
+    assert str(error.value).startswith(sentence)
     assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize(
-    ("value", "expected"),
-    [
-        ("a/b", ["a/b"]),
-        ("[a,b]", ["a", "b"]),
-        ("[a b, c]", ["a b", "c"]),
-        ("['a,b', \"é\"]", ["a,b", "é"]),
-        ("[2026-11-23,1]", ["2026-11-23", "1"]),
-    ],
-)
-def test_folders_are_a_list(value, expected):
-    assert folders(value) == [Path(name) for name in expected]
-
-
-def test_a_folder_that_exists_is_taken_as_it_is_written(tmp_path):
-    (tmp_path / "a,[b").mkdir()
-    assert folders(f"{tmp_path}/a,[b") == [tmp_path / "a,[b"]
-
-
-@pytest.mark.parametrize("value", ["[a", "[]", "{a: b}", "[[a]]"])
-def test_what_is_no_list_of_folders_is_refused(value):
-    with pytest.raises(InputError, match="is not a list of folders"):
-        folders(value)
+def test_the_latest_run_is_compared_too(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(InputError, match="run=latest: there is no run under"):
+        read(Options(run=("latest",)))
 
 
 def test_the_files_of_a_sweep_are_in_its_folder(sweep):
-    runs, left_out, out = read({"sweep": str(sweep)})
+    runs, left_out, out = read(Options(run=(str(sweep),)))
     assert len(runs) == 6
     assert not left_out
     assert out == sweep / "compare"
 
 
 def test_the_files_of_all_runs_of_a_sweep_are_in_its_folder_too(sweep):
-    assert read({"runs": f"[{sweep}/grpo-0,{sweep}/rloo-0]"})[2] == sweep / "compare"
+    assert read(Options(run=(f"{sweep}/grpo-0", f"{sweep}/rloo-0")))[2] == sweep / "compare"
 
 
 def test_the_files_of_other_runs_are_in_a_new_folder(tmp_path, sweep, monkeypatch):
@@ -82,9 +63,9 @@ def test_the_files_of_other_runs_are_in_a_new_folder(tmp_path, sweep, monkeypatc
     monkeypatch.setattr(sources, "datetime", Noon)
     alone = write_run(tmp_path / "alone")
     expected = Path("outputs/comparisons/2026-11-23/12-00-05/compare")
-    assert read({"runs": f"[{sweep},{alone}]"})[2] == expected
-    assert read({"runs": str(alone)})[2] == expected
+    assert read(Options(run=(str(sweep), str(alone))))[2] == expected
+    assert read(Options(run=(str(alone),)))[2] == expected
 
 
 def test_out_is_the_folder_that_the_files_are_put_into(sweep, tmp_path):
-    assert read({"sweep": str(sweep), "out": str(tmp_path)})[2] == tmp_path / "compare"
+    assert read(Options(run=(str(sweep),), out=str(tmp_path)))[2] == tmp_path / "compare"

@@ -355,7 +355,7 @@ def test_what_cannot_act_on_a_run_is_refused(run, tmp_path, words, said):
         ([SUM], ("seed=1",), "seed=1 has no effect on rl4p.regrade"),
         ([SUM], ("reward=weightd",), "did you mean reward=weighted"),
         ([SUM], ("reward=router",), "tasks is empty"),
-        ([SUM], ("run=here",), "Give file=FILE or run=FOLDER"),
+        ([SUM], ("run=here",), "Give run=FOLDER or file=FILE"),
     ],
 )
 def test_wrong_input_gets_one_sentence_and_writes_nothing(graded, tmp_path, rows, words, said):

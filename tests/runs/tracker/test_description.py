@@ -194,7 +194,6 @@ NODE = {"_target_": MLFLOW, "uri": "b"}
     ("tracker", "found"),
     [
         ({"_target_": MLFLOW, "uri": "a"}, {"uri": "a"}),
-        ({"_target_": "rl4p.tracker.mlflow.MLflow", "uri": "a"}, {"uri": "a"}),  # its old place
         ({"_target_": "x", "trackers": {"a": {"_target_": "y"}, "m": NODE}}, {"uri": "b"}),
         ({"_target_": "mine.MLflow", "uri": "a"}, None),
         ({"_target_": "x.Several", "uri": "a", "trackers": {}}, None),

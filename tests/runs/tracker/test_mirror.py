@@ -8,7 +8,7 @@ import pytest
 
 from rl4p.runs.tracker import mirror as mirroring
 from rl4p.runs.tracker.description import Description
-from rl4p.runs.tracker.mirror import IDENTITY, PARENT, SENT, TABLE, Mirror
+from rl4p.runs.tracker.mirror import IDENTITY, PARENT, SENT, TABLE, MLflowMirror
 
 
 class Client:
@@ -63,7 +63,7 @@ def client():
 
 def test_a_run_is_created_once_under_the_name_that_its_folder_keeps(record, client):
     os.utime(record.folder / "config.yaml", (5, 5))
-    Mirror(client, "12", record.folder, "0a1b")
+    MLflowMirror(client, "12", record.folder, "0a1b")
     identity = json.loads((record.folder / "tracker.json").read_text())[IDENTITY]
     assert client.query == (["12"], f"tags.`{IDENTITY}` = '{identity}'")
     ((experiment, options),) = client.created
@@ -75,7 +75,7 @@ def test_a_run_is_created_once_under_the_name_that_its_folder_keeps(record, clie
     assert client.tags[PARENT] == "0a1b"
     assert client.files == [("config.yaml", None), ("environment.json", None)]
     other = Client(**{IDENTITY: identity})
-    Mirror(other, "12", record.folder)
+    MLflowMirror(other, "12", record.folder)
     assert other.query == client.query
     assert other.created == []
     assert PARENT not in other.tags
@@ -83,24 +83,24 @@ def test_a_run_is_created_once_under_the_name_that_its_folder_keeps(record, clie
 
 def test_parameters_that_stand_there_are_final(record):
     client = Client(any="tag")
-    Mirror(client, "12", record.folder)
+    MLflowMirror(client, "12", record.folder)
     assert "seed" not in client.params
     assert client.params["steps"] == "4"
     assert len(client.params) == 9
 
 
 def test_data_sets_that_stand_there_are_not_sent_again(record, client):
-    Mirror(client, "12", record.folder)
+    MLflowMirror(client, "12", record.folder)
     assert [data_set.tags[0].value for data_set in client.inputs] == ["training", "evaluation"]
     client.run.inputs.dataset_inputs, client.inputs = client.inputs, None
-    Mirror(client, "12", record.folder)
+    MLflowMirror(client, "12", record.folder)
     assert client.inputs is None
 
 
 def test_metrics_are_at_the_start_of_the_run_plus_its_steps(record, client):
     for step in range(3):
         record.log(step, {"a": step, "time/step": 0.5 * step})
-    mirror = Mirror(client, "12", record.folder)
+    mirror = MLflowMirror(client, "12", record.folder)
     mirror.send_metrics()
     assert [m for m in client.sent() if m[0] == "a"] == [
         ("a", 0.0, 0, 1000),
@@ -120,7 +120,7 @@ def test_another_mirror_goes_on_after_the_last_step_that_was_sent(record):
     for step in range(4):
         record.log(step, {"a": step, "time/step": 2.0})
     client = Client(**{SENT: "1"})
-    Mirror(client, "12", record.folder).send_metrics()
+    MLflowMirror(client, "12", record.folder).send_metrics()
     assert [m for m in client.sent() if m[0] == "a"] == [
         ("a", 2.0, 2, 7000),  # includes the time of earlier steps
         ("a", 3.0, 3, 9000),
@@ -130,7 +130,7 @@ def test_another_mirror_goes_on_after_the_last_step_that_was_sent(record):
 def test_a_batch_is_as_large_as_mlflow_takes_and_a_divided_step_is_not_done(record, client):
     for step in range(3):
         record.log(step, {f"m{i:03}": 1.0 for i in range(400)})
-    mirror = Mirror(client, "12", record.folder)
+    mirror = MLflowMirror(client, "12", record.folder)
     sent, log_batch = [], client.log_batch
 
     def noting(run, metrics=(), params=(), tags=()):
@@ -145,7 +145,7 @@ def test_a_batch_is_as_large_as_mlflow_takes_and_a_divided_step_is_not_done(reco
 
 def test_a_step_that_fills_a_batch_to_the_last_place_is_done(record, client):
     record.log(0, {f"m{i:04}": 1.0 for i in range(1000)})
-    Mirror(client, "12", record.folder).send_metrics()
+    MLflowMirror(client, "12", record.folder).send_metrics()
     assert [len(batch) for batch in client.batches[1:]] == [1000]
     assert client.tags[SENT] == "0"
 
@@ -154,7 +154,7 @@ def test_files_stand_under_their_path_in_the_folder(record, client):
     (record.folder / "plots").mkdir()
     for name in ("plots/b.png", "plots/a.png", "samples.jsonl"):
         (record.folder / name).touch()
-    mirror = Mirror(client, "12", record.folder)
+    mirror = MLflowMirror(client, "12", record.folder)
     client.files.clear()
     mirror.send_files("samples.jsonl", "plots/*", "absent.json")
     assert client.files == [("samples.jsonl", None), ("a.png", "plots"), ("b.png", "plots")]
@@ -165,7 +165,7 @@ def test_the_table_has_a_row_for_each_of_the_newest_samples(record, client, monk
     record.log_samples(1, [{"response": "x"}])
     graded = {"response": "y", "terms": {"correct": 1.0}, "tokens": {"ids": [1], "texts": ["y"]}}
     record.log_samples(2, [graded, {"response": "z"}])
-    mirror = Mirror(client, "12", record.folder)
+    mirror = MLflowMirror(client, "12", record.folder)
     mirror.send_table()
     name, table = client.table
     assert name == TABLE == "samples.json"
@@ -177,7 +177,7 @@ def test_the_table_has_a_row_for_each_of_the_newest_samples(record, client, monk
 
 
 def test_a_run_without_samples_has_no_table(record, client):
-    Mirror(client, "12", record.folder).send_table()
+    MLflowMirror(client, "12", record.folder).send_table()
     assert not hasattr(client, "table")
     assert "mlflow.loggedArtifacts" not in client.tags
 
@@ -190,7 +190,7 @@ def test_the_end_sends_what_is_left_and_when_it_was(record, client, status, show
     record.log(0, {"a": 1.0})
     record.write_summary({"status": status})
     os.utime(record.metrics_file, (9, 9))
-    mirror = Mirror(client, "12", record.folder)
+    mirror = MLflowMirror(client, "12", record.folder)
     client.files.clear()
     mirror.close(status)
     assert [m[0] for m in client.sent()] == ["a"]
@@ -200,7 +200,7 @@ def test_the_end_sends_what_is_left_and_when_it_was(record, client, status, show
 
 
 def test_a_run_of_no_steps_ends_now(record, client):
-    Mirror(client, "12", record.folder).close("failed")
+    MLflowMirror(client, "12", record.folder).close("failed")
     assert client.ended == ("FAILED", None)
 
 
@@ -244,7 +244,7 @@ def test_a_user_without_a_name_is_unknown(monkeypatch):
 def test_checkpoints_are_linked_and_not_sent(record, client):
     (record.folder / "checkpoints/50").mkdir(parents=True)
     (record.folder / "checkpoints/50/weights").write_bytes(b"12345")
-    Mirror(client, "12", record.folder).close("finished")
+    MLflowMirror(client, "12", record.folder).close("finished")
     name, found = client.table
     assert name == "checkpoints.json"
     place = str(record.folder / "checkpoints")
@@ -255,6 +255,6 @@ def test_checkpoints_are_linked_and_not_sent(record, client):
 
 def test_a_long_value_is_cut_to_what_mlflow_takes(record, client):
     record.describe({"steps": "x" * 7000}, {"note": "y" * 9000})
-    Mirror(client, "12", record.folder)
+    MLflowMirror(client, "12", record.folder)
     assert len(client.params["steps"]) == 6000
     assert len(client.tags["note"]) == 8000

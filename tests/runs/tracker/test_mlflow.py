@@ -255,7 +255,7 @@ def test_no_call_waits_for_a_store_that_is_busy(store, record, caplog):
         assert not tracked.finish("finished")
         assert [r.getMessage() for r in caplog.records] == [
             f"MLflow at {store.uri} lacks a part of this run (it was too slow or did not answer);"
-            f" send it with: python -m rl4p.send {record.folder}"
+            f" send it with: python -m rl4p.send run={record.folder}"
         ]
     assert len(record.metrics()) == 1000
     tracked._ended.wait()  # the thread ends when the lock is free
@@ -272,7 +272,7 @@ def test_a_server_that_is_down_costs_two_sentences(dead, record, caplog):
     assert during.startswith(f"The run continues without MLflow at {dead} until it answers: ")
     assert "ConnectionRefusedError" in during
     assert len(during) < 200
-    assert at_the_end.endswith(f"send it with: python -m rl4p.send {record.folder}")
+    assert at_the_end.endswith(f"send it with: python -m rl4p.send run={record.folder}")
 
 
 @pytest.mark.slow
@@ -304,8 +304,8 @@ def test_a_process_ends_though_its_server_never_answers(record):
     assert out == "False\n"
     assert err.count("\n") == 1
     assert (
-        f"(it was too slow or did not answer); send it with: python -m rl4p.send {record.folder}"
-        in err
+        "(it was too slow or did not answer); send it with: "
+        f"python -m rl4p.send run={record.folder}" in err
     )
     assert len(record.metrics()) == 5
 

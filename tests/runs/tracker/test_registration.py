@@ -93,7 +93,7 @@ def test_a_policy_that_cannot_be_exported_is_reported(store, record, caplog):
     tracked = dataclasses.replace(store, register="adder").open(record.folder)
     assert not tracked.finish("finished")
     (warning,) = caplog.records
-    assert "could not be exported: resume=" in warning.getMessage()
+    assert "could not be exported: run=" in warning.getMessage()
     assert "is not the folder of a run" in warning.getMessage()
 
 

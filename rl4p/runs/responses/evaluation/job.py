@@ -29,6 +29,7 @@ from rl4p.loop.accuracy import metrics_of
 from rl4p.loop.compilation import keep_programs
 from rl4p.loop.digest import digest_of
 from rl4p.loop.evaluation import Chunk
+from rl4p.protocols.tracker import TrackedRun
 from rl4p.runs.record import Record, replace_file
 from rl4p.runs.responses.bar import ResponseBar
 from rl4p.runs.responses.evaluation.evaluated import (
@@ -43,7 +44,6 @@ from rl4p.runs.responses.evaluation.report import print_report, results, scores_
 from rl4p.runs.responses.file import SampleFile
 from rl4p.runs.run import params_sha256, surroundings
 from rl4p.runs.signals import StopRequest
-from rl4p.runs.tracker import TrackedRun
 from rl4p.runs.tracker.none import NoTracker
 
 REQUEST, RESPONSES = "request.json", "responses.jsonl"

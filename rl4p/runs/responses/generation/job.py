@@ -13,13 +13,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack, closing
 from pathlib import Path
 
-from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
 
 from rl4p.configuration import compose, instantiate
-from rl4p.configuration.composition import Composer
-from rl4p.configuration.resume import OF_RESPONSES, config_of_run
-from rl4p.configuration.schema import check, without_hydra
+from rl4p.configuration.resume import OF_RESPONSES
 from rl4p.data.prompts import system_of
 from rl4p.errors import InputError, RunError, Stopped
 from rl4p.runs.record import replace_file
@@ -43,8 +40,11 @@ def generate(lines: Sequence[str]) -> None:
       RunError: responses are missing, or none can be kept.
       Stopped: a signal stopped the job; all responses so far are saved.
     """
-    options, overrides = read_options(lines)
-    config = compose(overrides) if options.run is None else read(options.run, overrides)
+    line = read_options(lines)
+    options = line.options
+    config = compose(
+        line.overrides, run=options.run, parts=OF_RESPONSES, config_dir=line.config_dir
+    )
     data = instantiate(config.data)
     reward = instantiate(config.reward) if options.grade else None
     if reward is not None:
@@ -99,16 +99,6 @@ def generate(lines: Sequence[str]) -> None:
     console.print("\n".join(summary(samples, chosen, left_out)))
     command = training_command(out, answered, data.system_prompt)
     console.print(f"{out}: train on it with\n  {command}")
-
-
-def read(run: str, overrides: Sequence[str]) -> DictConfig:
-    """Returns the checked configuration of a run, with the overrides of the command line."""
-    composer = Composer(words=overrides)
-    config = config_of_run(composer, run, composer.parse(list(overrides)), OF_RESPONSES)
-    check(config)
-    config = without_hydra(config)
-    OmegaConf.set_struct(config, True)
-    return config
 
 
 def refuse_equal_ids(questions: Iterable[Question]) -> None:

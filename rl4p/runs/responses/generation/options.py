@@ -2,21 +2,19 @@
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
-from rl4p.configuration.bounds import AboveZero, Natural, Positive
-from rl4p.configuration.job_options import build, split
-from rl4p.configuration.trust import did_you_mean
+from rl4p.configuration.bounds import AboveZero, Positive
+from rl4p.configuration.commands import Checkpoint, CommandLine, read, refuse_without_effect
 from rl4p.errors import InputError
 
-OWNER = "rl4p.generate"
 # The keys of the configuration that a command line may set, each with all keys below it.
 OF_BOTH = ("data", "reward", "rollout", "group_size", "max_response_tokens", "seed")
 OF_BOTH += ("trusted_targets",)
 OF_POLICY = ("model", "mesh", "prompts_per_step", "max_prompt_tokens")
-INSTEAD = {"resume": "run=FOLDER", "samples": "group_size=N", "steps": "step=N with run=FOLDER"}
+INSTEAD = {"samples": "write group_size=N"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,14 +62,11 @@ class Server:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options:
+class Options(Checkpoint):
     """What to sample from, what to keep, and where to write it.
 
     Attributes:
       out: the file of the kept responses.
-      run: the folder of a run whose policy is sampled; None samples `model`.
-      step: the step of the run's checkpoint; None is the newest.
-      average: whether to sample the moving average of the run's parameters.
       server: the server to ask instead of a policy.
       split: the questions of the data set: those to train on, or those held out.
       prompts: the number of questions, from the first; None is all.
@@ -82,9 +77,6 @@ class Options:
     """
 
     out: str
-    run: str | None = None
-    step: Natural | None = None
-    average: bool = False
     server: Any = None
     split: Literal["train", "held_out"] = "train"
     prompts: Positive | None = None
@@ -96,44 +88,23 @@ class Options:
     def __post_init__(self) -> None:
         if self.server is not None and self.run is not None:
             raise InputError("server and run are both given: sample from one of them.")
-        if self.run is None and (self.step is not None or self.average):
-            raise InputError("step and average select parameters of a run: add run=FOLDER.")
+        super().__post_init__()
         if self.at_least is not None and self.keep is None:
             raise InputError("at_least needs a grade to compare with: add keep=TERM.")
         if not self.grade and (self.keep is not None or self.best is not None):
             raise InputError("keep and best compare grades: leave grade=false out.")
 
 
-def read_options(lines: Sequence[str]) -> tuple[Options, list[str]]:
+def read_options(arguments: Sequence[str]) -> CommandLine[Options]:
     """Returns the options of a command line, and its overrides of the configuration.
 
     Raises:
       InputError: an option is unknown, missing or wrong, or two do not go together.
     """
-    tree, overrides = split(lines, Options, {"server": Server})
-    if "server" in tree:
-        tree["server"] = build(tree["server"], Server, "server", f"server ({OWNER})")
-    options = build(tree, Options, "", OWNER)
-    refuse_what_cannot_act(options, overrides)
-    return options, overrides
-
-
-def refuse_what_cannot_act(options: Options, overrides: Sequence[str]) -> None:
-    """Checks that each override changes something that responses or grades depend on.
-
-    Raises:
-      InputError: one does not.
-    """
+    line = read(arguments, Options, "generate", sections={"server": Server}, composes=True)
+    options = line.options
     may = OF_BOTH if options.server is not None else (*OF_BOTH, *OF_POLICY)
     may = may if options.run is not None else (*may, "experiment")
     may = may if options.grade else tuple(key for key in may if key != "reward")
-    for line in overrides:
-        key = line.partition("=")[0].lstrip("+~").partition("@")[0]
-        root = key.partition(".")[0]
-        if root not in may:
-            hint = did_you_mean(key, [field.name for field in fields(Options)])
-            hint = f": write {INSTEAD[key]}" if key in INSTEAD else hint
-            raise InputError(
-                f"{line} has no effect on {OWNER}{hint or ': leave it out'} (of the configuration "
-                f"it takes {', '.join(may)})."
-            )
+    refuse_without_effect(line.overrides, may, Options, "generate", INSTEAD)
+    return line

@@ -24,13 +24,13 @@ def test_arguments_choose(run, capsys, arguments, steps):
 
 def test_a_limit_is_said(run, capsys):
     browse([str(run), "limit=2"])
-    assert "2 of 3 samples, the newest of 3 that fit (limit=all shows these)" in (
+    assert "2 of 3 samples, the newest of 3 that match (limit=all shows these)" in (
         capsys.readouterr().out
     )
 
 
 def test_a_page(run, tmp_path, capsys):
-    browse([str(run), f"html={tmp_path / 'new' / 'page.html'}", "right=false"])
+    browse([str(run), f"out={tmp_path / 'new' / 'page.html'}", "right=false"])
     page = (tmp_path / "new" / "page.html").read_text()
     assert page.startswith("<!doctype html>")
     assert '"step":10' in page
@@ -52,17 +52,18 @@ def test_a_folder_with_an_equals_sign(run, capsys):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "Give one folder of a run"),
-        (["{run}", "{run}"], "Give one folder of a run"),
+        ([], "Give run=FOLDER or file=FILE"),
+        (["{run}", "{run}"], "run is given twice"),
+        (["{run}", "file=a"], "Give run=FOLDER or file=FILE"),
         (["{run}", "tsk=a"], "tsk is not an option of rl4p.samples; did you mean task?"),
         (["{run}", "right=maybe"], "right must be a valid boolean"),
         (["{run}", "limit=0"], "limit must be .*at least 1"),
-        (["{run}", "tokens=true", "html=a"], "tokens=true is for the terminal"),
+        (["{run}", "tokens=true", "out=a"], "tokens=true is for the terminal"),
         (
             ["{run}", "task=x"],
-            "None of the 3 samples .* matches: there are tasks .*; 1 right; 1 wrong",
+            "No sample of the 3 .* matches: there are tasks .*; 1 right; 1 wr",
         ),
-        (["{run}", "html=/proc/a/b.html"], "html=/proc/a/b.html cannot be written"),
+        (["{run}", "out=/proc/a/b.html"], "out=/proc/a/b.html cannot be written"),
     ],
 )
 def test_a_wrong_argument_is_said(run, arguments, message):

@@ -69,7 +69,7 @@ def test_an_older_checkpoint_and_the_average_are_other_policies(run, whole, eval
 @pytest.mark.slow
 def test_an_exported_policy_has_the_numbers_of_its_run(run, whole, evaluate, tmp_path):
     """From a Hugging Face folder, with the graders and tasks given on the command line."""
-    assert export([f"resume={run}", f"out={tmp_path}/policy"]) == 0
+    assert export([f"run={run}", f"out={tmp_path}/policy"]) == 0
     code, out, error = evaluate(
         "model=pretrained", f"model.path={tmp_path}/policy", f"out={tmp_path}/out",
         "+reward.terms.capital._target_=rl4p.reward.format.Format",

@@ -8,21 +8,21 @@ SERVER = ("out=a", "server=http://h:1/v1", "server.model=m")
 
 def test_options_of_a_policy():
     lines = ["out=a", "run=b", "step=3", "keep=correct", "best=1", "group_size=4", "data.path=c"]
-    options, overrides = read_options(lines)
-    assert options == Options(out="a", run="b", step=3, keep="correct", best=1)
-    assert overrides == ["group_size=4", "data.path=c"]
+    line = read_options(lines)
+    assert line.options == Options(out="a", run="b", step=3, keep="correct", best=1)
+    assert line.overrides == ["group_size=4", "data.path=c"]
 
 
 def test_options_of_a_server():
-    options, overrides = read_options([*SERVER, "server.attempts=2", "rollout.temperature=0.5"])
-    assert options.server == Server(url="http://h:1/v1", model="m", attempts=2)
-    assert overrides == ["rollout.temperature=0.5"]
+    line = read_options([*SERVER, "server.attempts=2", "rollout.temperature=0.5"])
+    assert line.options.server == Server(url="http://h:1/v1", model="m", attempts=2)
+    assert line.overrides == ["rollout.temperature=0.5"]
 
 
 @pytest.mark.parametrize(
     ("lines", "message"),
     [
-        (["run=b"], "out is missing: rl4p.generate needs it"),
+        (["run=b"], "Give out=PATH: rl4p.generate needs it"),
         (["out=a", "step=1"], "step and average select parameters of a run: add run=FOLDER"),
         (["out=a", "average=true"], "step and average select"),
         (["out=a", "run=b", "step=-1"], "step must be .*at least 0"),
@@ -45,9 +45,9 @@ def test_options_of_a_server():
         (["out=a", "server=http://h/v1?k=1", "server.model=m"], r"ends in \? or #"),
         ([*SERVER, "model.path=a"], "model.path=a has no effect on rl4p.generate: leave it out"),
         ([*SERVER, "mesh=fsdp"], "mesh=fsdp has no effect"),
-        (["out=a", "steps=3"], r"write step=N with run=FOLDER"),
+        (["out=a", "steps=3"], "write step=3"),
         (["out=a", "samples=3"], "write group_size=N"),
-        (["out=a", "resume=b"], "write run=FOLDER"),
+        (["out=a", "resume=b"], "write run=b"),
         (["out=a", "promts=3"], "did you mean prompts?"),
         (["out=a", "optimizer.learning_rate=1"], "has no effect on rl4p.generate: leave it out"),
         (["out=a", "+hooks.a._target_=b"], "has no effect"),

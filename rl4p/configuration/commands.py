@@ -1,0 +1,362 @@
+"""The words of the commands: one grammar and one reader for every command that reads a run.
+
+    python -m rl4p.COMMAND [PATH] [KEY=VALUE ...] [--config-dir DIR]
+
+A word is KEY=VALUE. `WORDS` lists the words that several commands have; a path without a key stands
+for `run` or `file`. A command describes its own words by a dataclass. Every other word is an
+override of the configuration, in the grammar of `python -m rl4p.train`, if the command takes any.
+
+`rl4p.train` has none of these words: it continues a run, with `resume=FOLDER`.
+"""
+
+import argparse
+import sys
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import MISSING, dataclass, fields
+from functools import partial
+from pathlib import Path
+from typing import Any, Generic, NamedTuple, TypeVar
+
+import yaml
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.errors import HydraException
+
+from rl4p.configuration.bounds import Natural
+from rl4p.configuration.completion import shell_completion
+from rl4p.configuration.composition import one_line
+from rl4p.configuration.folder import LATEST
+from rl4p.configuration.override_errors import refuse_arguments, without_spaces
+from rl4p.configuration.suggestions import did_you_mean, write
+from rl4p.configuration.targets import check_arguments, type_hints
+from rl4p.errors import InputError, report
+
+Options = TypeVar("Options")
+
+
+class Word(NamedTuple):
+    """A word that several commands have: its value and its meaning, as --help shows them."""
+
+    value: str
+    meaning: str
+
+
+WORDS = {
+    "run": Word("FOLDER", "a run; run=latest is the run of outputs/runs that was started last"),
+    "file": Word("FILE", "responses as JSON lines, of rl4p.generate, rl4p.evaluate or your own"),
+    "step": Word("N", "the checkpoint after step N; without it the newest"),
+    "average": Word("true", "the moving average of the parameters (ema.decay)"),
+    "out": Word("PATH", "where the result is written"),
+}
+# Words that a user may try, and the word of this grammar for the same thing.
+INSTEAD = {
+    **dict.fromkeys(("resume", "runs", "sweep", "folder"), "run"),
+    **dict.fromkeys(("responses", "input"), "file"),
+    **dict.fromkeys(("html", "output", "output_dir", "out_dir"), "out"),
+    "steps": "step",
+    "ema": "average",
+    "uri": "tracker.uri",
+    "register": "tracker.register",
+}
+SEVERAL = tuple[str, ...]  # the type of a `run` that takes several folders
+
+
+@dataclass(frozen=True, kw_only=True)
+class Checkpoint:
+    """The words that select the parameters of a run.
+
+    Attributes:
+      run: the folder of a run.
+      step: the step of its checkpoint; None is the newest.
+      average: whether to take the moving average of the parameters.
+    """
+
+    run: str | None = None
+    step: Natural | None = None
+    average: bool = False
+
+    def __post_init__(self) -> None:
+        if self.run is None and (self.step is not None or self.average):
+            raise InputError("step and average select parameters of a run: add run=FOLDER.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reading:
+    """The words of a command that composes the configuration of a run anew, such as rl4p.plan.
+
+    Attributes:
+      run: the folder of a run.
+      out: the folder for the result.
+    """
+
+    run: str | None = None
+    out: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class CommandLine(Generic[Options]):
+    """A command line that was read.
+
+    Attributes:
+      options: the words of the command.
+      overrides: the other words, which change the configuration.
+      config_dir: the folder with further YAML files, if there is one.
+    """
+
+    options: Options
+    overrides: list[str]
+    config_dir: str | None = None
+
+
+def run_command(
+    name: str,
+    description: str,
+    job: Callable[[list[str]], Any],
+    arguments: Sequence[str] | None = None,
+    *,
+    composes: bool = False,
+) -> int:
+    """Runs a command with its arguments, and returns the exit code.
+
+    Args:
+      name: the name of the command, such as export.
+      description: the text that --help prints.
+      job: called with the arguments. It imports JAX itself, so that --help is fast.
+      arguments: None takes the arguments of the process.
+      composes: whether the command takes overrides of the configuration.
+    """
+    lines = sys.argv[1:] if arguments is None else list(arguments)
+    if {"-h", "--help"} & set(lines):
+        print(description.strip())
+        return 0
+    here = str(Path.cwd())
+    if not {"", here} & set(sys.path):
+        sys.path.append(here)  # for the user's own modules; a console script lacks this entry
+    try:
+        if lines[:1] in (["-sc"], ["--shell-completion"]):
+            shell_completion(name, lines[1:], description=description, composes=composes)
+        else:
+            job(lines)
+    except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001 - `report` prints all
+        return report(error)
+    return 0
+
+
+def read(
+    arguments: Sequence[str],
+    kind: type[Options],
+    name: str,
+    *,
+    sections: Mapping[str, type] | None = None,
+    composes: bool = False,
+) -> CommandLine[Options]:
+    """Reads the arguments of a command.
+
+    Args:
+      kind: the dataclass of the command's words.
+      name: the name of the command, such as export.
+      sections: dataclasses by word. `server.model=NAME` sets a field of the section `server`, and
+        `server=URL` sets its first field.
+      composes: whether other words are overrides of the configuration; otherwise they are refused.
+
+    Raises:
+      InputError: a word is wrong, missing, or given twice.
+    """
+    words, config_dir = divided(arguments, kind, composes=composes)
+    options, overrides = options_of(words, kind, name, sections=sections, composes=composes)
+    return CommandLine(options=options, overrides=overrides, config_dir=config_dir)
+
+
+def divided(
+    arguments: Sequence[str], kind: type, *, composes: bool
+) -> tuple[list[str], str | None]:
+    """Returns the words among the arguments, and the value of --config-dir."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    keys = {old: new for old, new in INSTEAD.items() if new.partition(".")[0] in type_hints(kind)}
+    parser.error = partial(refuse_arguments, list(arguments), keys=keys)
+    if composes:
+        parser.add_argument("--config-dir", "-cd")
+    parser.add_argument("words", nargs="*")
+    given = parser.parse_intermixed_args(list(arguments))
+    return given.words, given.config_dir if composes else None
+
+
+def options_of(
+    words: Sequence[str],
+    kind: type[Options],
+    name: str,
+    *,
+    sections: Mapping[str, type] | None = None,
+    composes: bool = False,
+) -> tuple[Options, list[str]]:
+    """Returns the options among some words, and the other words, with the arguments of `read`.
+
+    Raises:
+      InputError: as in `read`.
+    """
+    owner, sections, hints = f"rl4p.{name}", sections or {}, type_hints(kind)
+    tree: dict[str, Any] = {}
+    others = []
+    for word in with_keys(words, hints, composes=composes):
+        key, equals, text = word.partition("=")
+        first, _, inner = key.partition(".")
+        if first not in hints or key.endswith("."):
+            refuse_other_word(key, text, hints, owner)
+            others.append(word)
+            continue
+        if not equals:
+            raise InputError(f"{word} is not KEY=VALUE: write {word}=VALUE.")
+        node, types, field = tree, hints, first
+        if first in sections:
+            types = type_hints(sections[first])
+            node, field = tree.setdefault(first, {}), inner or next(iter(types))
+        elif inner:
+            raise InputError(f"{key} does not exist: {first} is a value and has no keys.")
+        if field in node:
+            raise InputError(f"{key} is given twice: give it once.")
+        node[field] = parsed(word, text, types.get(field))
+    if not composes:
+        tree |= dict.fromkeys(word.partition("=")[0] for word in others)
+    for section in sections.keys() & tree.keys():
+        tree[section] = build(tree[section], sections[section], section, f"{section} ({owner})")
+    return build(tree, kind, "", owner), others if composes else []
+
+
+def with_keys(words: Sequence[str], hints: Mapping[str, Any], *, composes: bool) -> list[str]:
+    """Returns the words with the key of each path that has none: `file` of a file, or else `run`.
+
+    Several paths become one value if the command takes several runs.
+
+    Raises:
+      InputError: a word is neither KEY=VALUE nor a path, and the command takes no overrides.
+    """
+    paths = [word for word in words if is_path(word, hints)]
+    if len(paths) > 1 and hints.get("run") == SEVERAL:
+        folders = yaml.safe_dump(paths, default_flow_style=True, width=float("inf"))
+        return [f"run={folders.strip()}", *(word for word in words if word not in paths)]
+    keyed = []
+    for index, word in enumerate(words):
+        if word in paths:
+            is_file = "file" in hints and Path(word).expanduser().is_file()
+            keyed.append(f"{'file' if is_file else 'run'}={word}")
+        elif composes or "=" in word or word in hints:
+            keyed.append(word)
+        else:
+            if joined := without_spaces(words, index):
+                raise InputError(write("KEY=VALUE must not contain spaces", joined))
+            raise InputError(f"{word} is neither KEY=VALUE nor a path that exists; see --help.")
+    return keyed
+
+
+def is_path(word: str, hints: Mapping[str, Any]) -> bool:
+    """Returns whether a word is a path without a key; a folder's name may have an equal sign."""
+    key, equals, _ = word.partition("=")
+    if equals:
+        return key.partition(".")[0] not in hints and Path(word).expanduser().exists()
+    if word in hints or (word[:1] in "~+" and word[:2] != "~/"):
+        return False
+    return word == LATEST or "/" in word or Path(word).exists()
+
+
+def refuse_other_word(key: str, text: str, hints: Mapping[str, Any], owner: str) -> None:
+    """Refuses a word of another grammar if the command has a word for the same thing.
+
+    Raises:
+      InputError: the error names the word to write.
+    """
+    word = INSTEAD.get(key)
+    if word is not None and word.partition(".")[0] in hints:
+        raise InputError(write(f"{key} is not a word of {owner}", [f"{word}={text or '...'}"]))
+
+
+def parsed(word: str, text: str, hint: Any) -> Any:
+    """Returns the value of a word: a text as it stands, anything else in Hydra's grammar."""
+    if hint == SEVERAL:
+        return folders(word, text)
+    if hint in (str, str | None):
+        quoted = len(text) > 1 and text[0] == text[-1] and text[0] in "'\""
+        text = text[1:-1] if quoted else text
+        if not text:
+            raise InputError(f"{word} has no value.")
+        return None if text == "null" and hint == (str | None) else text
+    try:
+        override = OverridesParser.create().parse_override(word)
+        if not override.is_sweep_override():
+            return override.value()
+    except HydraException as error:
+        reason = one_line(error)
+        raise InputError(f"{word} cannot be read as KEY=VALUE: {reason}") from error
+    raise InputError(f"{word} has several values, but takes one.")
+
+
+def folders(word: str, text: str) -> list[str]:
+    """Returns the folders in a list such as A,B or [A,B]; quotes protect commas: A,'B,C'.
+
+    Raises:
+      InputError: the value is no such list.
+    """
+    if text and Path(text).expanduser().exists():
+        return [text]
+    try:  # this loader keeps numbers and dates as text
+        names = yaml.load(text if text.startswith("[") else f"[{text}]", Loader=yaml.BaseLoader)
+    except yaml.YAMLError:
+        names = None
+    if not names or not isinstance(names, list) or not all(isinstance(x, str) for x in names):
+        raise InputError(f"{word} is not a list of folders such as A,B or [A,B].")
+    return names
+
+
+def build(tree: Mapping[str, Any], kind: type[Options], key: str, owner: str) -> Options:
+    """Returns the options that a tree describes, after checking names and types.
+
+    Args:
+      key: the key of the tree, for error messages; "" for the root.
+      owner: what takes the options, for error messages.
+
+    Raises:
+      InputError: a name is unknown or missing, or a value has a wrong type.
+    """
+    required: list[str] = [
+        field.name
+        for field in fields(kind)  # pyright: ignore[reportArgumentType]
+        if field.default is MISSING and field.default_factory is MISSING
+    ]
+    if not key and not set(required) <= tree.keys() and tree.keys() <= type_hints(kind).keys():
+        words = [f"{name}={WORDS[name].value if name in WORDS else '...'}" for name in required]
+        needs = "needs them" if len(words) > 1 else "needs it"
+        raise InputError(f"Give {' and '.join(words)}: {owner} {needs}; see --help.")
+    check_arguments(key, tree, kind, owner)
+    return kind(**{name: tuple(x) if isinstance(x, list) else x for name, x in tree.items()})
+
+
+def refuse_without_effect(
+    lines: Sequence[str],
+    keys: Collection[str],
+    kind: type,
+    name: str,
+    instead: Mapping[str, str] | None = None,
+) -> None:
+    """Checks that each override has a key that acts on the command.
+
+    Args:
+      lines: the overrides of the command line.
+      keys: the keys of the root that act.
+      kind: the dataclass of the command's words, for a hint.
+      name: the name of the command.
+      instead: what to write instead of a key.
+
+    Raises:
+      InputError: an override does not act.
+    """
+    for line in lines:
+        group, _, package = line.partition("=")[0].lstrip("+~").partition("@")
+        key = package or group  # term@reward.terms.NAME changes the reward
+        root = key.partition(".")[0]
+        if root in keys or ("=" not in line and line[:1] != "~"):
+            continue  # a word without an equal sign is refused when it is parsed
+        hint = did_you_mean(key, [*(field.name for field in fields(kind)), *keys])
+        if root in (instead or {}):
+            hint = f": {(instead or {})[root]}"
+        raise InputError(
+            f"{line} has no effect on rl4p.{name}{hint or ': leave it out'} (of the configuration "
+            f"it takes {', '.join(keys)})."
+        )

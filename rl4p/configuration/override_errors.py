@@ -1,0 +1,334 @@
+"""Errors for overrides that are wrong, each with the words to write instead.
+
+A word may not be KEY=VALUE, or its key or its option may not exist.
+"""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path, PurePath
+from typing import Any, NoReturn
+
+from hydra.core.override_parser.types import Override
+from omegaconf import DictConfig, OmegaConf
+
+from rl4p.configuration.folder import JOBS, LATEST, RECORD
+from rl4p.configuration.hydra_internals import ConfigLoaderImpl
+from rl4p.configuration.quoting import override, quoted, readable
+from rl4p.configuration.suggestions import (
+    Correction,
+    did_you_mean,
+    key_correction,
+    option_correction,
+    write,
+)
+from rl4p.configuration.targets import holds_node, is_node, unknown_key
+from rl4p.configuration.tree import join
+from rl4p.errors import InputError
+
+MOST_CHOICES = 4  # more choices than this help nobody
+
+
+class Catalogue:
+    """The groups of a search path, their options, and the keys of each option."""
+
+    def __init__(self, loader: ConfigLoaderImpl):
+        self.loader = loader
+        self.known: dict[str, list[str]] = {}  # to list the options of a group takes Hydra a while
+
+    def groups(self) -> list[str]:
+        """Returns the names of all groups of rl4p."""
+        return [group for group in self.loader.list_groups("") if group != "hydra"]
+
+    def options(self, group: str) -> list[str]:
+        """Returns the options of a group; [] if there is no such group."""
+        if group not in self.known:
+            self.known[group] = self.loader.get_group_options(group)
+        return self.known[group]
+
+    def options_like(self, name: str) -> list[list[str]]:
+        """Returns [GROUP=OPTION] for every option of this name, whatever its case."""
+        return [
+            [f"{group}={option}"]
+            for group in self.groups()
+            for option in self.options(group)
+            if same(option, name)
+        ]
+
+    def options_with(self, group: str, key: str) -> list[str]:
+        """Returns the options of a group whose own YAML has a key, such as `path` or `a.b`."""
+        options = []
+        for option in self.options(group):
+            result = self.loader.repository.load_config(f"{group}/{option}")
+            if result is not None and has(result.config, key):
+                options.append(option)
+        return options
+
+
+def has(node: Any, key: str) -> bool:
+    """Returns whether a mapping has a key, as far as its values are mappings."""
+    name, _, rest = key.partition(".")
+    if name not in list(node):  # the mapping itself denies having ???
+        return False
+    child = node._get_node(name)
+    return not (rest and isinstance(child, DictConfig)) or has(child, rest)
+
+
+def same(name: str, other: str) -> bool:
+    """Returns whether two names differ only in their case and in the sign between their words."""
+    return name.casefold() == other.casefold().replace("-", "_")
+
+
+def wrong_option(catalogue: Catalogue, group: str, option: str) -> InputError:
+    """Returns the error for an option that its group does not have."""
+    problem, options = f"{group}={option} does not exist", catalogue.options(group)
+    path = PurePath(option)
+    a_file = path.suffix in (".yaml", ".yml")
+    name = path.stem if a_file else option
+    if alike := [known for known in options if same(known, name)]:
+        return InputError(write(problem, [f"{group}={alike[0]}"]))
+    if known := option_correction(group, option):
+        return InputError(known.after(problem))
+    if a_file:
+        return InputError(
+            f"{problem}: put a file of your own at FOLDER/{group}/{path.name} and add "
+            f"--config-dir FOLDER {group}={name}"
+        )
+    if "/" not in group and (elsewhere := catalogue.options_like(option)):
+        return InputError(write(f"{problem}, but another group has it", *elsewhere))
+    hint = did_you_mean(option, options, f"{group}={{}}")
+    return InputError(f"{problem}{hint} (options: {', '.join(options)})")
+
+
+def wrong_key(catalogue: Catalogue, override: Override, config: DictConfig) -> InputError | None:
+    """Returns the error for an override whose key does not exist; None if the key exists.
+
+    Args:
+      config: the configuration without this override.
+    """
+    node, path, parent, name = config, "", "", ""
+    for name in override.key_or_group.split("."):
+        parent, path = path, join(path, name)
+        if not isinstance(node, DictConfig):
+            return InputError(f"{path} does not exist: {parent} is a value and has no keys.")
+        if name not in node:
+            break
+        node = node[name]
+    else:
+        return None
+    choice = config.hydra.runtime.choices.get(parent)
+    owner = f"{parent}={choice}" if choice else parent or "the configuration"
+    names = [str(key) for key in node if key not in ("hydra", "_target_")]
+    key, value = override.key_or_group, value_of(override)
+    plain = OmegaConf.to_container(node, resolve=False)
+    if parent and holds_node(plain) and not is_node(plain):
+        added = [f"+{key}={value}"]
+        if key != f"{path}._target_":
+            added = [f"+{path}._target_=package.module.Class", *added]
+            if parent.endswith("terms") and value in catalogue.options("term"):
+                added = [f"+term@{path}={value}"]
+        return InputError(write(f"{unknown_key(path, names, owner)}; to add it", added))
+    problem = f"{path} is not an option of {owner}"
+    correction = option_correction("data", value) if key == "data.path" else None
+    if known := correction or key_correction(key, value, whole=True):
+        return InputError(settled(catalogue, known).after(problem))
+    if choices := with_another_option(catalogue, key, value, config.hydra.runtime.choices):
+        return InputError(write(problem, *choices))
+    if "." not in parent and (known := key_correction(key, value)):  # deeper names are local
+        return InputError(settled(catalogue, known).after(problem))
+    near = did_you_mean(name, names)
+    places = [] if near else [[f"{place}={value}"] for place in same_key_elsewhere(key, config)]
+    if 0 < len(places) <= MOST_CHOICES:
+        return InputError(write(problem, *places))
+    return unknown_key(path, names, owner)
+
+
+def value_of(override: Override) -> str:
+    """Returns the value of an override as it was written."""
+    return str(override.input_line).partition("=")[2]
+
+
+def settled(catalogue: Catalogue, correction: Correction) -> Correction:
+    """Returns the correction with GROUP=OPTION of the group that has the option."""
+    overrides = []
+    for word in correction.overrides:
+        group, _, option = word.partition("=")
+        options = catalogue.options(group)
+        elsewhere = catalogue.options_like(option)
+        if options and elsewhere and option not in options:
+            word = next((o for [o] in elsewhere if o.startswith(f"{group}=")), elsewhere[0][0])
+        overrides.append(word)
+    return correction._replace(overrides=overrides)
+
+
+def with_another_option(
+    catalogue: Catalogue, key: str, value: str, choices: Mapping[str, Any]
+) -> list[list[str]]:
+    """Returns the overrides that choose an option which has the key, then set the key.
+
+    The option is named by the key itself (`ppo.clip_high`), or it is another one of the group
+    (`data.path`).
+    """
+    first, _, rest = key.partition(".")
+    if not rest:
+        return []
+    if first in catalogue.groups():
+        options = catalogue.options_with(first, rest)
+        others = [option for option in options if option != choices.get(first)][:MOST_CHOICES]
+        return [[f"{first}={option}", f"{key}={value}"] for option in others]
+    return [
+        [chosen, f"{chosen.partition('=')[0]}.{rest}={value}"]
+        for [chosen] in catalogue.options_like(first)
+        if not chosen.startswith("experiment=")
+    ]
+
+
+def same_key_elsewhere(key: str, config: DictConfig) -> list[str]:
+    """Returns the keys that end in the same name; only those that contain the key, if any do.
+
+    For example, `reward.correct.weight` is contained in `reward.terms.correct.weight`.
+    """
+    parts = key.split(".")
+    tree = OmegaConf.to_container(config, resolve=False)
+    places = [place for place in keys_below(tree) if place.rpartition(".")[2] == parts[-1]]
+    return [place for place in places if contains(place.split("."), parts)] or places
+
+
+def contains(names: list[str], parts: list[str]) -> bool:
+    """Returns whether the parts are among the names in the same order."""
+    rest = iter(names)
+    return all(part in rest for part in parts)
+
+
+def keys_below(value: Any, key: str = "") -> Iterator[str]:
+    """Yields the dotted keys of all values except Hydra's own."""
+    for name, child in value.items():
+        if isinstance(child, Mapping) and child and name != "hydra":
+            yield from keys_below(child, join(key, name))
+        elif name not in ("hydra", "_target_"):
+            yield join(key, name)
+
+
+# Words that are not KEY=VALUE as Hydra reads it.
+
+KEY = r"[+~]{0,2}[\w@/.-]+"
+
+
+def refuse_arguments(
+    argv: list[str], message: str, *, keys: Mapping[str, str] | None = None
+) -> NoReturn:
+    """Raises an `InputError` for a message of argparse.
+
+    Args:
+      argv: the arguments of the command line.
+      message: the message of argparse.
+      keys: the keys to write for flags of other names.
+    """
+    _, _, refused = message.partition("unrecognized arguments: ")
+    flags = [word for word in argv if word.startswith("-") and f" {word} " in f" {refused} "]
+    if error := unknown_flags(flags, argv, keys):
+        raise error
+    raise InputError(f"{message[:1].upper()}{message[1:]}; see --help.")
+
+
+def unknown_flags(
+    flags: Sequence[str], arguments: Sequence[str], keys: Mapping[str, str] | None = None
+) -> InputError | None:
+    """Returns the error for flags with a value, such as ``--seed 1`` or ``--seed=1``, if any.
+
+    Args:
+      flags: the unknown flags as they were written.
+      arguments: all arguments of the command line.
+      keys: the keys to write for flags of other names.
+    """
+    overrides = []
+    for flag, after in zip(arguments, [*arguments[1:], "-"], strict=True):
+        key, equals, value = flag.lstrip("-").partition("=")
+        if not equals and not after.startswith("-") and "=" not in after:
+            value = after
+        if flag in flags and value:
+            key = key.replace("-", "_")
+            key = (keys or {}).get(key, key)
+            known = None if key in (keys or {}).values() else key_correction(key, value)
+            overrides += known.overrides if known else [readable(key, value)]
+    if not overrides:
+        return None
+    return InputError(write(f"{' '.join(flags)} is no flag; options have no dashes", overrides))
+
+
+def unreadable(
+    lines: Sequence[str], index: int, reason: str, options: Sequence[Sequence[str]]
+) -> InputError:
+    """Returns the error for one override that Hydra cannot read.
+
+    Args:
+      lines: all overrides of the command line.
+      index: the index of the override.
+      reason: the message of Hydra's parser.
+      options: the choices [GROUP=OPTION] whose option has the name of the line.
+    """
+    line = lines[index]
+    problem = f"{line} cannot be read as KEY=VALUE"
+    if joined := without_spaces(lines, index):
+        return InputError(write("KEY=VALUE must not contain spaces", joined))
+    key, equals, value = line.partition("=")
+    if not equals:
+        return bare_word(line, options)
+    if value.startswith("~/"):
+        expanded = override(key, str(Path(value).expanduser()))
+        return InputError(write(f"{problem}, and the shell does not expand ~ in it", [expanded]))
+    if value.startswith("=") or not re.fullmatch(KEY, key):
+        if re.fullmatch(KEY, key.strip()) and (plain := value.strip("= ")):
+            return InputError(write(problem, [f"{key.strip()}={plain}"]))
+        return InputError(f"{problem}: {reason}")
+    if value.startswith(("[", "{", "'", '"')):
+        return InputError(f"{problem}: {reason}")
+    why = "such a value needs quotes, inside quotes for the shell"
+    return InputError(write(f"{problem} ({why})", [override(key, value)]))
+
+
+def without_spaces(lines: Sequence[str], index: int) -> list[str] | None:
+    """Joins the parts of an override that was written with spaces, such as `seed = 1`.
+
+    Returns the joined override, after `-m` if it has several values. Returns None if the word at
+    `index` is not part of such an override.
+    """
+    line, before, after = lines[index], lines[:index], lines[index + 1 :]
+    if after and after[0].startswith("=") and "=" not in line:
+        word = line + "".join(after[:2] if after[0] == "=" else after[:1])
+    elif before and before[-1].endswith("=") and "=" not in line:
+        word = before[-1] + line
+    elif line.endswith(",") and "=" in line and after:
+        word, rest = line, list(after)
+        while word.endswith(",") and rest:
+            word += rest.pop(0)
+    else:
+        return None
+    return ["-m", word] if "," in word else [word]
+
+
+def bare_word(word: str, options: Sequence[Sequence[str]]) -> InputError:
+    """Returns the error for a word without an equal sign; `options` are choices of this name."""
+    if word.lower() in ("help", "h", "?"):
+        return InputError(write(f"{word} is not KEY=VALUE", ["--help"]))
+    if word.lower() in ("multirun", "sweep"):
+        return InputError(write(f"{word} is not KEY=VALUE", ["-m"]))
+    if word == LATEST or any((Path(word) / name).exists() for name in (RECORD, JOBS)):
+        return InputError(write(f"{word} is not KEY=VALUE", [override("resume", word)]))
+    if options:
+        return InputError(write(f"{word} is not KEY=VALUE", *options))
+    key, colon, value = word.partition(":")
+    if colon and re.fullmatch(KEY, key) and value:
+        return InputError(write(f"{word} is not KEY=VALUE", [readable(key, value.strip())]))
+    return InputError(f"{word} is not KEY=VALUE: --help lists the keys.")
+
+
+def several_values(override: Override) -> InputError:
+    """Returns the error for a value with commas outside a sweep."""
+    line, key = str(override.input_line), override.get_key_element()
+    value = line.removeprefix(f"{key}=")
+    if key == "trusted_targets":
+        return InputError(write(f"{line} has several values", [f"{key}=[{value}]"]))
+    problem = f"{line} has several values: add -m to sweep over them."
+    if override.is_choice_sweep() and not value.startswith("choice("):
+        problem = write(f"{problem} If they are one value", [quoted(key, value)])
+    return InputError(problem)

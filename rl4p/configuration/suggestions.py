@@ -1,0 +1,215 @@
+"""Suggestions for error messages: names of other libraries, and near names.
+
+Error messages suggest these corrections; nothing is corrected silently. In an override, ``{}`` is
+the value that the user gave, and spaces separate several overrides.
+"""
+
+import difflib
+import re
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from rl4p.configuration.quoting import command
+
+NUMBER = r"[-+.\d].*"
+TRUE = r"(?i)true|yes|on"
+FALSE = r"(?i)false|no|off|null|none"
+USES_ALL = "mesh=auto uses all devices that JAX finds"
+
+
+class Key(NamedTuple):
+    """Keys that do not exist here, by their whole name or by the last part of it."""
+
+    names: str  # with spaces between them
+    overrides: str
+    reason: str = ""
+
+
+class Option(NamedTuple):
+    """Values of a group that are not options of it; `value` is a regular expression."""
+
+    group: str
+    value: str
+    overrides: str
+    reason: str = ""
+
+
+KEYS = (
+    # The sizes and the length of a run.
+    Key(
+        "batch_size train_batch_size global_batch_size rollout_batch_size",
+        "prompts_per_step={}",
+        "a step has prompts_per_step x group_size sequences",
+    ),
+    Key(
+        "num_generations num_samples n_samples num_return_sequences rollout_n n",
+        "group_size={}",
+    ),
+    Key(
+        "micro_batch_size per_device_train_batch_size gradient_accumulation_steps",
+        "update.tokens_per_microbatch=2048",
+        "a microbatch is limited by its tokens and never changes the gradient",
+    ),
+    Key(
+        "mini_batch_size ppo_mini_batch_size num_minibatches num_mini_batches",
+        "update.minibatches=2",
+        "the option is the number of minibatches, each with one optimizer update",
+    ),
+    Key("max_steps num_steps train_steps total_training_steps iterations", "steps={}"),
+    Key(
+        "num_train_epochs num_epochs total_epochs epoch",
+        "steps=100",
+        "the length of a run is counted in steps of prompts_per_step prompts",
+    ),
+    Key(
+        "epochs ppo_epochs num_ppo_epochs num_iterations update_epochs",
+        "update.epochs={}",
+        "these are passes over the samples of a step; the length of a run is steps",
+    ),
+    Key(
+        "max_tokens max_new_tokens max_completion_length max_response_length max_length",
+        "max_response_tokens={}",
+    ),
+    Key("max_prompt_length max_input_length prompt_length", "max_prompt_tokens={}"),
+    Key("random_seed rng_seed", "seed={}"),
+    # The optimizer.
+    Key("lr learning_rate", "optimizer.learning_rate={}"),
+    Key("lr_scheduler_type lr_scheduler scheduler lr_schedule", "optimizer.schedule={}"),
+    Key("warmup num_warmup_steps lr_warmup_steps", "optimizer.warmup_steps={}"),
+    Key("grad_clip max_norm clip_grad gradient_clipping", "optimizer.max_grad_norm={}"),
+    Key("beta1 adam_beta1", "optimizer.b1={}"),
+    Key("beta2 adam_beta2", "optimizer.b2={}"),
+    # The terms of the loss.
+    Key(
+        "beta kl.coefficient kl_coef kl_coeff kl_beta kl_loss_coef init_kl_coef",
+        "kl=fixed kl.beta={}",
+    ),
+    Key(
+        "entropy.coefficient entropy_coef entropy_coeff ent_coef entropy_bonus",
+        "entropy=bonus entropy.alpha={}",
+    ),
+    Key(
+        "clip clip_range cliprange clip_eps clip_ratio clip_coef epsilon",
+        "update.clip_low={} update.clip_high={}",
+    ),
+    Key("clip_ratio_high epsilon_high clip_eps_high", "update.clip_high={}"),
+    Key("clip_ratio_low epsilon_low clip_eps_low", "update.clip_low={}"),
+    Key("gamma", "advantage=gae critic=shared advantage.gamma={}"),
+    Key("lam gae_lambda", "advantage=gae critic=shared advantage.lambda_policy={}"),
+    Key("vf_coef value_loss_coef", "advantage=gae critic=shared critic.coefficient={}"),
+    # The phases and parts.
+    Key(
+        "algorithm algo adv_estimator advantage_estimator estimator",
+        "advantage={}",
+    ),
+    Key("loss loss_type policy_loss", "update={}"),
+    Key("optim", "optimizer={}"),
+    Key("dataset task env", "data={}"),
+    Key("report_to logger", "tracker={}"),
+    Key(
+        "model_name model_name_or_path model_path model_id base_model",
+        "model=pretrained model.path={}",
+    ),
+    Key("data_path dataset_path train_file train_files", "data=jsonl data.path={}"),
+    Key(
+        "data.path",
+        "data=jsonl data.path={}",
+        "data=csv, gsm8k, huggingface and parquet have it too",
+    ),
+    Key(
+        "reward_fn reward_func reward_funcs reward_function",
+        "+reward.terms.mine._target_={}",
+    ),
+    Key("torch_dtype precision", "model.dtype={}"),
+    Key("bf16", "model.dtype=bfloat16"),
+    Key("lora_rank lora_r", "model.lora.rank={}"),
+    Key("temp temperature", "rollout.temperature={}"),
+    Key("device devices num_gpus n_gpus_per_node", "mesh=auto", USES_ALL),
+    Key("tensor_parallel_size tp_size", "mesh=fsdp_tp mesh.tp={}"),
+    # The folder and the events of a run.
+    Key("out output_dir out_dir save_dir log_dir run_dir", "hydra.run.dir={}"),
+    Key("eval_every eval_steps eval_interval eval_freq", "evaluation.every={}"),
+    Key("save_every save_steps save_interval save_freq", "checkpoint.every={}"),
+    Key("run resume_from_checkpoint resume_from load_checkpoint", "resume={}"),
+)
+
+OPTIONS = (
+    Option("kl", NUMBER, "kl=fixed kl.beta={}"),
+    Option("kl", TRUE, "kl=fixed"),
+    Option("entropy", NUMBER, "entropy=bonus entropy.alpha={}"),
+    Option("critic", TRUE, "advantage=gae critic=shared"),
+    Option("checkpoint", NUMBER, "checkpoint.every={}"),
+    Option("checkpoint", FALSE, "checkpoint.every=0", "only the last step is saved"),
+    Option("tracker", FALSE, "tracker=none"),
+    Option("debug", TRUE, "debug=on"),
+    Option("debug", FALSE, "debug=off"),
+    Option("optimizer", "(?i)adam", "optimizer=adamw"),
+    Option("rollout", "(?i)vllm|sglang|hf", "rollout=continuous", "rl4p samples by itself"),
+    Option(
+        "mesh",
+        r"(?i)(gpus?|cuda|tpus?|cpus?|rocm|all)(:\d+)?|\d+",
+        "mesh=auto",
+        USES_ALL,
+    ),
+    Option("model", r".*[/~].*", "model=pretrained model.path={}"),
+    Option("data", r".*\.jsonl?", "data=jsonl data.path={}"),
+    Option("data", r".*\.csv", "data=csv data.path={}"),
+    Option("data", r".*\.parquet", "data=parquet data.path={}"),
+)
+
+# Sections of the root and their key that a single value probably means.
+SECTIONS = {
+    "evaluation": "evaluation.every={}",
+    "samples": "samples.every={}",
+    "ema": "ema.decay={}",
+}
+
+
+class Correction(NamedTuple):
+    """The overrides to write instead, and the reason, which may be empty."""
+
+    overrides: list[str]
+    reason: str = ""
+
+    def after(self, problem: str) -> str:
+        """Returns the error message: the problem, the reason, and last of all what to write."""
+        return write(f"{problem} ({self.reason})" if self.reason else problem, self.overrides)
+
+
+def write(problem: str, *choices: Iterable[str]) -> str:
+    """Returns an error message that ends with a command line, or with several to choose from."""
+    return f"{problem}: write {' or '.join(command(words) for words in choices)}"
+
+
+def fill(overrides: str, value: str) -> list[str]:
+    """Returns the overrides with the value instead of {}."""
+    return [word.replace("{}", value) for word in overrides.split()]
+
+
+def key_correction(key: str, value: str, *, whole: bool = False) -> Correction | None:
+    """Returns the correction of a key that does not exist; None if the table does not know it.
+
+    Args:
+      key: the dotted key.
+      value: its value as it was written.
+      whole: whether to look up the whole key only; otherwise its last name counts too.
+    """
+    for name in (key,) if whole else (key, key.rpartition(".")[2]):
+        for known in KEYS:
+            if name in known.names.split():
+                return Correction(fill(known.overrides, value), known.reason)
+    return None
+
+
+def option_correction(group: str, value: str) -> Correction | None:
+    """Returns the correction of a value that is no option of its group."""
+    for known in OPTIONS:
+        if group == known.group and re.fullmatch(known.value, value):
+            return Correction(fill(known.overrides, value), known.reason)
+    return None
+
+
+def did_you_mean(name: str, names: Iterable[str], form: str = "{}") -> str:
+    """Returns a hint with the closest name, to end a sentence; "" if no name is close."""
+    near = difflib.get_close_matches(name, list(names), n=1)
+    return f"; did you mean {form.format(near[0])}?" if near else ""

@@ -1,0 +1,274 @@
+"""Connections between the processes of a run, which report at once that a process has ended.
+
+JAX waits for a missing process without naming it, and aborts the others only minutes after a
+process has died. Here every process keeps a connection to process 0. The connection closes when
+either process ends.
+"""
+
+import atexit
+import json
+import os
+import queue
+import socket
+import sys
+import threading
+import time
+from contextlib import suppress
+from types import TracebackType
+from typing import Any
+
+from rl4p.errors import InputError, RunError, Stopped
+
+GRACE = 15.0  # seconds in which a process may end by itself after a failure
+GRACE_AFTER_REPORT = 2.0  # the same after process 0 has reported a failure of another process
+KEEPALIVE = {"TCP_KEEPIDLE": 15, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}  # then the host is gone
+HELLO = 5.0  # seconds in which a new connection must identify itself
+
+
+class Connections:
+    """The connections of one process; a context manager for the time that all processes run.
+
+    Attributes:
+      process: the index of this process, from 0.
+      processes: the number of processes.
+      failure: the message about the first process that failed; None before any failure.
+    """
+
+    def __init__(self, process: int, processes: int) -> None:
+        self.process, self.processes = process, processes
+        self.failure: str | None = None
+        self.exit_code = 0
+        self.finished = False
+        self.peers: dict[int, socket.socket] = {}
+        self.readers: list[threading.Thread] = []
+        self.values: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self.lock = threading.RLock()
+
+    def connect(self, host: str, port: int, *, run: str, timeout: float) -> None:
+        """Waits until all processes have connected to process 0.
+
+        Args:
+          host, port: the address of process 0.
+          run: a text that must be equal on all processes.
+          timeout: seconds.
+
+        Raises:
+          RunError: some processes did not connect; names them.
+          InputError: the processes do not belong to the same run.
+        """
+        until = time.monotonic() + timeout
+        try:
+            if self.process:
+                hello = {"process": self.process, "run": run}
+                self.find_process_0(host, port, hello, until, timeout)
+            else:
+                self.accept_others(port, run, until, timeout)
+        except (InputError, RunError) as error:
+            if self.process == 0:
+                self.broadcast(failed=str(error))
+            for connection in self.peers.values():
+                connection.close()
+            raise
+        if self.process == 0:
+            self.broadcast(start=self.processes)
+        for peer, connection in self.peers.items():
+            connection.settimeout(None)
+            reader = threading.Thread(target=self.listen, args=(peer, connection), daemon=True)
+            self.readers.append(reader)
+
+    def accept_others(self, port: int, run: str, until: float, timeout: float) -> None:
+        dual = socket.has_dualstack_ipv6()
+        family = socket.AF_INET6 if dual else socket.AF_INET
+        try:
+            server = socket.create_server(("", port), family=family, dualstack_ipv6=dual)
+        except OSError as error:
+            raise InputError(
+                f"Port {port}, one below mesh.coordinator, cannot be used: {error.strerror}."
+            ) from error
+        with server:
+            while missing := sorted(set(range(1, self.processes)) - self.peers.keys()):
+                server.settimeout(max(until - time.monotonic(), 0.001))
+                try:
+                    connection, _ = server.accept()
+                except TimeoutError:
+                    names = ", ".join(map(str, missing))
+                    raise RunError(
+                        f"Process {names} of {self.processes} (from 0) did not connect within "
+                        f"{timeout:g} s (mesh.initialization_timeout)."
+                    ) from None
+                self.admit(kept_alive(connection), run)
+
+    def admit(self, connection: socket.socket, run: str) -> None:
+        hello = receive(connection, HELLO)
+        peer = hello.get("process") if hello else None
+        if hello is None or not isinstance(peer, int):
+            connection.close()  # not a process of this run, but perhaps a port scanner
+            return
+        if peer in self.peers or not 0 < peer < self.processes:
+            problem = f"two of the {self.processes} processes, numbered from 0, have this number"
+            if peer not in self.peers and peer != 0:
+                problem = f"there are {self.processes} processes, numbered from 0"
+            send(connection, failed=f"mesh.process={peer}: {problem}.")
+            connection.close()
+            raise InputError(f"mesh.process={peer}: {problem}.")
+        self.peers[peer] = connection
+        if hello.get("run") != run:
+            raise InputError(
+                f"The configurations of process {peer} and process 0 differ: only mesh.process may "
+                "differ."
+            )
+
+    def find_process_0(
+        self, host: str, port: int, hello: dict[str, Any], until: float, timeout: float
+    ) -> None:
+        while True:
+            try:
+                connection = kept_alive(socket.create_connection((host, port), timeout=HELLO))
+                break
+            except OSError as error:
+                if time.monotonic() > until:
+                    raise RunError(
+                        f"Process 0 of {self.processes} did not answer process {self.process} at "
+                        f"{host}:{port} (one below mesh.coordinator) within {timeout:g} s "
+                        f"(mesh.initialization_timeout): {error}."
+                    ) from error
+                time.sleep(0.2)
+        self.peers[0] = connection
+        send(connection, **hello)
+        answer = receive(connection, max(until - time.monotonic(), 0) + 2 * HELLO) or {}
+        if "failed" in answer:
+            raise RunError(answer["failed"])
+        if answer.get("start") != self.processes:
+            reply = f"expects {answer['start']} processes" if "start" in answer else "ended"
+            raise RunError(
+                f"Process 0 {reply}; this is process {self.process} of {self.processes}."
+            )
+
+    def agreed(self, value: Any) -> Any:
+        """Returns process 0's value (JSON); all processes must call this in the same order."""
+        if self.process == 0:
+            self.broadcast(value=value)
+            return value
+        while self.failure is None:
+            try:
+                return self.values.get(timeout=0.2)
+            except queue.Empty:
+                continue
+        raise RunError(self.failure)
+
+    def cause_of(self, error: BaseException) -> RunError | None:
+        """Returns the failure of another process that caused this error, or None."""
+        if isinstance(error, InputError | RunError | Stopped | KeyboardInterrupt | SystemExit):
+            return None
+        until = time.monotonic() + 2  # the report of the failure may still be on its way
+        while self.failure is None and time.monotonic() < until:
+            time.sleep(0.05)
+        return None if self.failure is None else RunError(self.failure)
+
+    def __enter__(self) -> "Connections":
+        for reader in self.readers:
+            reader.start()
+        atexit.register(self.end)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if isinstance(error, SystemExit):
+            error = error.__cause__ if error.code else None
+        if error is None or isinstance(error, Stopped):
+            self.finished = True
+            self.broadcast(bye=True)
+        else:
+            self.report_error(error)
+
+    def report_error(self, error: BaseException) -> None:
+        """Reports an error of this process to the others."""
+        with self.lock:
+            if self.failure is not None:
+                return
+            self.exit_code = getattr(error, "exit_code", 1)
+            known = isinstance(error, InputError | RunError)
+            sentence = str(error) if known else f"{type(error).__name__}: {error}"
+            self.failure = f"Process {self.process} of {self.processes} failed: {sentence}"
+            self.broadcast(failed=self.failure)
+        threading.Thread(target=self.end_late, args=(GRACE,), daemon=True).start()
+
+    def listen(self, peer: int, connection: socket.socket) -> None:
+        with connection, connection.makefile("rb") as lines, suppress(OSError, ValueError):
+            for line in lines:  # a reset or an incomplete line also ends the connection
+                message = json.loads(line)
+                if "bye" in message:
+                    return
+                if "failed" in message:
+                    self.fail(message["failed"])
+                    return
+                self.values.put(message["value"])
+        if self.finished:  # this process has sent its last message, so the others may close
+            return
+        self.fail(f"Process {peer} of {self.processes} has died: see its output.")
+
+    def fail(self, sentence: str) -> None:
+        with self.lock:
+            if self.failure is not None:
+                return
+            self.failure, self.exit_code = sentence, RunError.exit_code
+            if self.process == 0:
+                self.broadcast(failed=sentence)
+        grace = GRACE_AFTER_REPORT if self.process else GRACE  # process 0 has files to finish
+        threading.Thread(target=self.end_late, args=(grace,), daemon=True).start()
+
+    def end_late(self, grace: float) -> None:
+        """Ends this process after `grace` seconds; its main thread may wait for a dead process."""
+        time.sleep(grace)
+        print(self.failure, file=sys.stderr, flush=True)
+        os._exit(self.exit_code)
+
+    def end(self) -> None:
+        """Ends a failed process before JAX's exit handler, which would wait and then abort."""
+        if self.failure is None:
+            return
+        if self.process == 0:  # once this process is gone, JAX aborts the others
+            until = time.monotonic() + GRACE
+            for reader in self.readers:
+                reader.join(max(until - time.monotonic(), 0))
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(self.exit_code)
+
+    def broadcast(self, **message: Any) -> None:
+        """Sends a message to all connected processes; the readers handle a closed connection."""
+        for connection in self.peers.values():
+            send(connection, **message)
+
+
+def kept_alive(connection: socket.socket) -> socket.socket:
+    """Turns on TCP keepalive, which notices within half a minute that the host is unreachable."""
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in KEEPALIVE.items():
+        if hasattr(socket, name):  # Linux
+            connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+    return connection
+
+
+def send(connection: socket.socket, **message: Any) -> bool:
+    """Sends a message, and returns whether that succeeded."""
+    try:
+        connection.sendall(json.dumps(message).encode() + b"\n")
+    except OSError:
+        return False
+    return True
+
+
+def receive(connection: socket.socket, timeout: float) -> dict[str, Any] | None:
+    """Returns one message, or None if none arrived in time or it was not valid."""
+    connection.settimeout(timeout)
+    try:
+        with connection.makefile("rb", buffering=0) as file:
+            message = json.loads(file.readline(65536))
+    except (OSError, ValueError):
+        return None
+    return message if isinstance(message, dict) else None

@@ -1,0 +1,281 @@
+"""The groups that an asynchronous collector has begun and not yet trained on."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from math import inf
+from typing import Any
+
+import numpy as np
+
+from rl4p.protocols.engine import Completion
+from rl4p.types import Finish, Group, Prompt
+
+
+@dataclass(kw_only=True, eq=False)
+class PendingGroup:
+    """A group on its way from the source to the trainer.
+
+    Attributes:
+      number: its place in the order of the prompts, counted from 0 over the whole run.
+      prompt: the prompt.
+      completions: what has been sampled so far, by sample; None before the first token. A
+        completion with `Finish.ABORT` is unfinished.
+      restarts: how often its tokens were thrown away; the random keys depend on it.
+      failures: how often in a row the engine has ended a response with nothing new.
+      sampling: whether an engine works on it.
+      version: the weight version of the engine when it started to do so.
+      original: the graded group.
+      group: the group to train on, in which a cache may have replaced a sample.
+      order: its place in the order of finishing.
+    """
+
+    number: int
+    prompt: Prompt
+    completions: list[Completion | None]
+    restarts: int = 0
+    failures: int = 0
+    sampling: bool = False
+    version: int = -1
+    original: Group | None = None
+    group: Group | None = None
+    order: int = -1
+
+    @property
+    def complete(self) -> bool:
+        """Whether all samples are finished."""
+        return all(x is not None and x.finish != Finish.ABORT for x in self.completions)
+
+    @property
+    def oldest(self) -> float:
+        """The weight version of the oldest token; infinity if there is none."""
+        versions = [x.versions.min() for x in self.completions if x is not None and len(x.versions)]
+        versions += [self.version] if self.sampling else []
+        return float(min(versions, default=inf))
+
+    def restarted(self) -> "PendingGroup":
+        """Returns a group of the same prompt without tokens, which replaces this one."""
+        return PendingGroup(
+            number=self.number,
+            prompt=self.prompt,
+            completions=[None] * len(self.completions),
+            restarts=self.restarts + 1,
+            failures=self.failures,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class PendingLimits:
+    """The rules of a `PendingGroups`.
+
+    Attributes:
+      groups: P, the groups of a step.
+      samples: G, the samples of a group.
+      ahead: the number of steps that sampling may run ahead of training.
+      extra: pending groups beyond (ahead + 1) P.
+      max_staleness: s; a token of version v may be trained in steps v to v + s.
+      wait: whether a step waits for groups that would be too old in the next step.
+      keep_tokens: whether an interrupted group keeps its tokens and goes on (`continue`), and not
+        starts again (`abort`).
+      max_restarts: a group that was restarted so often keeps its tokens at an interruption, and the
+        step waits for it before it becomes too old.
+      max_failures: an engine may end a response with nothing new so often in a row.
+    """
+
+    groups: int
+    samples: int
+    ahead: int
+    extra: int
+    max_staleness: int
+    wait: bool
+    keep_tokens: bool
+    max_restarts: int
+    max_failures: int
+
+
+@dataclass(kw_only=True)
+class PendingGroups:
+    """All pending groups, and the rules by which they start, go on and are handed out.
+
+    This class has no threads, clocks or engines: its methods are the events. The groups are in
+    the order of their prompts. Without extra groups, a step gets the first P groups in
+    this order, so that long responses are as frequent as they are sampled. With extra groups, it
+    gets the first that are finished, in the order of their prompts.
+    """
+
+    limits: PendingLimits
+    groups: list[PendingGroup] = field(default_factory=list)
+    next_number: int = 0
+    finished: int = 0
+    counts: dict[str, int] = field(default_factory=dict)
+
+    def admit(self, take: Callable[[int], Sequence[Prompt]]) -> None:
+        """Takes prompts for as many groups as may start."""
+        limits = self.limits
+        free = (limits.ahead + 1) * limits.groups + limits.extra - len(self.groups)
+        for prompt in take(free) if free > 0 else ():
+            completions: list[Completion | None] = [None] * limits.samples
+            pending = PendingGroup(number=self.next_number, prompt=prompt, completions=completions)
+            self.groups.append(pending)
+            self.next_number += 1
+
+    def start(self, most: int, version: int) -> list[PendingGroup]:
+        """Marks up to `most` groups as sampled by an engine with this version; returns them."""
+        waiting = [x for x in self.groups if not x.sampling and not x.complete][:most]
+        for pending in waiting:
+            pending.sampling, pending.version = True, version
+        return waiting
+
+    def receive(
+        self,
+        pending: PendingGroup,
+        parts: Sequence[Completion | None],
+        *,
+        interrupted: bool = False,
+    ) -> None:
+        """Receives what an engine added to a group that was started.
+
+        Args:
+          parts: the new tokens of each sample; None for a sample that was finished before.
+          interrupted: whether the collector stopped the engine.
+        """
+        if pending not in self.groups:  # it became too old, and another has its place
+            return
+        pending.sampling = False
+        pending.completions = [
+            longer(*each) for each in zip(pending.completions, parts, strict=True)
+        ]
+        if not interrupted:
+            added = any(part is not None and len(part.tokens) for part in parts)
+            pending.failures = 0 if added else pending.failures + 1
+        if pending.complete:
+            pending.order = self.finished
+            self.finished += 1
+        elif not self.limits.keep_tokens and pending.restarts < self.limits.max_restarts:
+            self.restart(pending, "aborted")
+
+    def restart(self, pending: PendingGroup, reason: str) -> None:
+        """Throws the tokens of a group away; what comes for them later is ignored."""
+        self.count(reason)
+        self.groups[self.groups.index(pending)] = pending.restarted()
+
+    def count(self, name: str, number: int = 1) -> None:
+        """Adds a number to a count."""
+        self.counts[name] = self.counts.get(name, 0) + number
+
+    def failed(self) -> PendingGroup | None:
+        """Returns a group for which the engine does nothing any more, if there is one."""
+        return next((x for x in self.groups if x.failures > self.limits.max_failures), None)
+
+    def to_grade(self) -> list[PendingGroup]:
+        """Returns the groups that are finished and not yet graded."""
+        return [x for x in self.groups if x.complete and x.group is None]
+
+    def graded(self, pending: PendingGroup, group: Group, *, keep: bool) -> None:
+        """Receives the group to train on; one that is not kept leaves."""
+        if pending in self.groups:
+            pending.group = group
+            if not keep:
+                self.groups.remove(pending)
+
+    def drop_old(self, step: int) -> None:
+        """Restarts the groups whose oldest token may not be trained in `step` any more."""
+        for pending in list(self.groups):
+            if pending.oldest < step - self.limits.max_staleness:
+                self.restart(pending, "too_old")
+
+    def batch(self, step: int) -> list[PendingGroup] | None:
+        """Returns the groups of a step in the order of their prompts; None if some are missing."""
+        limits = self.limits
+        if not limits.extra:
+            chosen = self.groups[: limits.groups]
+            ready = len(chosen) == limits.groups and all(x.group is not None for x in chosen)
+            return chosen if ready else None
+        last = step - limits.max_staleness
+        due = [
+            x
+            for x in self.groups
+            if x.oldest <= last and (limits.wait or x.restarts >= limits.max_restarts)
+        ][: limits.groups]
+        if any(x.group is None for x in due):
+            return None
+        others = [x for x in self.groups if x.group is not None and x not in due]
+        chosen = (due + sorted(others, key=lambda x: x.order))[: limits.groups]
+        if len(chosen) < limits.groups:
+            return None
+        return sorted(chosen, key=lambda x: x.number)
+
+    def hand_out(self, batch: Sequence[PendingGroup]) -> None:
+        """Removes the groups of a batch."""
+        self.groups = [x for x in self.groups if x not in batch]
+
+    def progress(self) -> str:
+        """Returns a text that says how many groups are where."""
+        sampling = sum(pending.sampling for pending in self.groups)
+        graded = sum(pending.group is not None for pending in self.groups)
+        return (
+            f"of {len(self.groups)} pending groups, {sampling} are with the engine, "
+            f"{len(self.to_grade())} are being graded and {graded} are graded"
+        )
+
+    def state(self) -> dict[str, Any]:
+        """Returns the numbers, prompts and tokens of all groups. Grades are left out."""
+        samples = [x for pending in self.groups for x in pending.completions if x is not None]
+        arrays = {
+            name: np.concatenate([getattr(x, name) for x in samples])
+            for name in ("tokens", "logprobs", "versions")
+            if any(len(x.tokens) for x in samples)
+        }
+        return {
+            "next_number": self.next_number,
+            "finished": self.finished,
+            "counts": dict(self.counts),
+            "groups": [
+                {
+                    "number": pending.number,
+                    "id": pending.prompt.id,
+                    "drawn_by": pending.prompt.drawn_by,
+                    "restarts": pending.restarts,
+                    "failures": pending.failures,
+                    "order": pending.order,
+                    "samples": [
+                        None if x is None else [len(x.tokens), int(x.finish)]
+                        for x in pending.completions
+                    ],
+                }
+                for pending in self.groups
+            ],
+            **arrays,
+        }
+
+    def restore(self, state: dict[str, Any], find: Callable[[str], Prompt]) -> None:
+        """Restores a state that `state` returned; no group is sampled or graded then."""
+        self.next_number, self.finished = state["next_number"], state["finished"]
+        self.counts, self.groups, read = dict(state["counts"]), [], 0
+        empty = {"tokens": np.int32, "logprobs": np.float32, "versions": np.int32}
+        arrays = {name: state.get(name, np.zeros(0, dtype)) for name, dtype in empty.items()}
+        for fields in state["groups"]:
+            completions: list[Completion | None] = []
+            for sample in fields["samples"]:
+                if sample is None:
+                    completions.append(None)
+                    continue
+                length, finish = sample
+                parts = {name: x[read : read + length] for name, x in arrays.items()}
+                completions.append(Completion(**parts, finish=Finish(finish)))
+                read += length
+            prompt = replace(find(fields["id"]), drawn_by=fields["drawn_by"])
+            kept = {name: fields[name] for name in ("number", "restarts", "failures", "order")}
+            self.groups.append(PendingGroup(prompt=prompt, completions=completions, **kept))
+
+
+def longer(before: Completion | None, part: Completion | None) -> Completion | None:
+    """Returns a completion with the tokens that were added to it."""
+    if before is None or part is None:
+        return part if before is None else before
+    return Completion(
+        tokens=np.concatenate([before.tokens, part.tokens]),
+        logprobs=np.concatenate([before.logprobs, part.logprobs]),
+        versions=np.concatenate([before.versions, part.versions]),
+        finish=part.finish,
+        engine=part.engine,
+    )

@@ -1,0 +1,24 @@
+"""The protocols of models, which build the policy of a run."""
+
+from typing import Protocol, runtime_checkable
+
+from rl4p.distributed.mesh import Mesh
+from rl4p.model.policy import Policy
+from rl4p.types import Array, Params
+
+
+class Model(Protocol):
+    """A source of the policy."""
+
+    def build(self, mesh: Mesh, key: Array) -> tuple[Policy, Params]:
+        """Returns the policy, and its parameters on the mesh."""
+        ...
+
+
+@runtime_checkable
+class PlannedModel(Model, Protocol):
+    """A model that `rl4p.plan` can plan."""
+
+    def abstract(self, mesh: Mesh) -> tuple[Policy, Params]:
+        """Returns the policy, and the shapes of its parameters with their shardings."""
+        ...

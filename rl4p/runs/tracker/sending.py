@@ -1,0 +1,79 @@
+"""Sends the record of a run folder to a tracker."""
+
+from dataclasses import asdict, dataclass, field
+from importlib import import_module
+from pathlib import Path
+from typing import Literal
+
+from rl4p.configuration.commands import SEVERAL
+from rl4p.configuration.yaml_file import read_mapping
+from rl4p.errors import InputError, RunError
+from rl4p.runs.record import Record
+from rl4p.runs.tracker.background import reason
+from rl4p.runs.tracker.description import options_of
+
+TARGETS = {"mlflow": "MLflow", "tensorboard": "TensorBoard", "wandb": "WandB", "csv": "CSV"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Destination:
+    """The tracker that gets the records; None takes the option of the run.
+
+    Attributes:
+      name: the name of the tracker.
+      uri: the store of MLflow.
+      experiment: the experiment of MLflow.
+      register: the model that gets the policy as a version.
+    """
+
+    name: Literal["mlflow", "tensorboard", "wandb", "csv"] = "mlflow"
+    uri: str | None = None
+    experiment: str | None = None
+    register: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """The words of the command.
+
+    Attributes:
+      run: the folders of the runs.
+      tracker: where their records go.
+    """
+
+    run: SEVERAL
+    tracker: Destination = field(default_factory=Destination)
+
+
+def send(folder: Path, tracker: Destination) -> str:
+    """Sends one run folder to a tracker and returns a sentence that reports it.
+
+    Raises:
+      InputError: `folder` is not the folder of a run, or no tracking store is configured.
+      RunError: the tracking store failed or could not be reached.
+    """
+    if not (folder / "config.yaml").is_file():
+        raise InputError(f"{folder} is not the folder of a run: it has no config.yaml.")
+    config = read_mapping(folder / "config.yaml")
+    module = f"rl4p.runs.tracker.{tracker.name}"
+    options = options_of(config.get("tracker"), f"{module}.{TARGETS[tracker.name]}") or {}
+    given = {key: value for key, value in asdict(tracker).items() if value is not None}
+    name = given.pop("name")
+    options |= given
+    if name == "mlflow" and "uri" not in options:
+        raise InputError(f"{folder} was run without MLflow: add tracker.uri=URI, its store.")
+    try:
+        receiver = getattr(import_module(module), TARGETS[name])(**options)
+    except TypeError as error:
+        raise InputError(f"tracker={name} cannot be opened: {error}.") from error
+    record = Record(folder)
+    status = (record.summary() or {}).get("status", "stopped")  # a killed run has no summary
+    lines = len(record.metrics())
+    store = f"MLflow at {receiver.uri}" if name == "mlflow" else f"tracker={name}"
+    try:
+        mirror = receiver.mirror(folder)
+        mirror.close(status)
+        mirror.upload(status)
+    except Exception as error:
+        raise RunError(f"{store} did not save {folder}: {reason(error)}") from error
+    return f"{folder} is in {store} with its {lines} lines of metrics."

@@ -1,0 +1,189 @@
+import pytest
+from hydra.core.override_parser.overrides_parser import OverridesParser
+
+from rl4p.configuration.composition import Composer
+from rl4p.configuration.override_errors import (
+    Catalogue,
+    same_key_elsewhere,
+    settled,
+    several_values,
+    unknown_flags,
+    unreadable,
+    with_another_option,
+    wrong_key,
+    wrong_option,
+)
+from rl4p.configuration.suggestions import Correction
+
+
+@pytest.fixture(scope="module")
+def composer():
+    return Composer()
+
+
+@pytest.fixture(scope="module")
+def catalogue(composer) -> Catalogue:
+    return composer.catalogue
+
+
+def test_a_catalogue_knows_groups_options_and_their_keys(catalogue):
+    assert {"advantage", "update", "experiment", "sweep"} <= set(catalogue.groups())
+    assert "hydra" not in catalogue.groups()
+    assert catalogue.options("source") == ["curriculum", "easy_pool", "mixture", "replay", "stream"]
+    assert {"arithmetic", "gsm8k", "jsonl"} <= set(catalogue.options("data"))
+    assert catalogue.options("nonsense") == []
+    assert catalogue.options_with("data", "carelessness") == ["arithmetic"]
+    assert "countdown" in catalogue.options_with("reward", "terms.format.pattern")
+    assert catalogue.options_with("reward", "terms.format.patern") == []
+    assert {"gsm8k", "jsonl"} <= set(catalogue.options_with("data", "path"))
+    assert catalogue.options_like("Dr-GRPO") == [["advantage=dr_grpo"]]
+
+
+@pytest.mark.parametrize(
+    ("group", "option", "end"),
+    [
+        ("advantage", "DR_GRPO", "write advantage=dr_grpo"),
+        ("advantage", "grpoo", "did you mean advantage=grpo? (options: "),
+        ("update", "rloo", "but another group has it: write advantage=rloo"),
+        ("experiment", "mine.yaml", "add --config-dir FOLDER experiment=mine"),
+        ("hydra/launcher", "grpo", "(options: "),
+    ],
+)
+def test_a_wrong_option_names_a_right_one(catalogue, group, option, end):
+    assert end in str(wrong_option(catalogue, group, option))
+
+
+def test_a_right_key_is_not_refused(composer):
+    config = composer.load([])
+    for line in ("optimizer.learning_rate=1", "reward.terms.correct.weight=2", "seed=1"):
+        (override,) = composer.parse([line])
+        assert wrong_key(composer.catalogue, override, config) is None
+
+
+@pytest.mark.parametrize(
+    ("line", "end"),
+    [
+        ("optimizer.temperature=1", "of optimizer=adamw: write rollout.temperature=1"),
+        ("every=5", "write checkpoint.every=5 or evaluation.every=5 or samples.every=5"),
+        ("advantage.epsilonn=1", "did you mean advantage.epsilon? (options: epsilon, ddof, "),
+        ("seed.x=1", "seed.x does not exist: seed is a value and has no keys."),
+        (
+            "reward.terms.corect.weight=1",
+            "reward.terms.correct? (options: correct, format); to add it: write +",
+        ),
+        ("reward.terms.format.patern=x", "format; did you mean reward.terms.format.pattern? "),
+        ("_target_=x", "_target_ is not an option of the configuration; did you mean "),
+    ],
+)
+def test_a_wrong_key_names_a_right_one(composer, line, end):
+    (override,) = composer.parse([line])
+    assert end in str(wrong_key(composer.catalogue, override, composer.load([])))
+
+
+def test_many_places_are_not_listed(composer):
+    config = composer.load([])
+    assert len(same_key_elsewhere("dtype", config)) == 1
+    many = composer.load(["+hooks={a:{every:1},b:{every:1},c:{every:1}}"])
+    (override,) = composer.parse(["every=5"])
+    assert "write" not in str(wrong_key(composer.catalogue, override, many))
+
+
+def test_a_key_inside_another_comes_before_its_namesakes(composer):
+    config = composer.load([])
+    assert same_key_elsewhere("reward.correct.weight", config) == ["reward.terms.correct.weight"]
+    assert len(same_key_elsewhere("weight", config)) == 2
+
+
+def test_an_option_is_moved_to_the_group_that_has_it(catalogue):
+    assert settled(catalogue, Correction(["advantage=gspo"])).overrides == ["update=gspo"]
+    assert settled(catalogue, Correction(["advantage=GRPO"])).overrides == ["advantage=grpo"]
+    assert settled(catalogue, Correction(["advantage=mine"])).overrides == ["advantage=mine"]
+    assert settled(catalogue, Correction(["seed=1"])).overrides == ["seed=1"]
+
+
+def test_another_option_has_the_key(catalogue):
+    assert with_another_option(catalogue, "critic.clip", "1", {}) == [
+        ["critic=separate", "critic.clip=1"],
+        ["critic=shared", "critic.clip=1"],
+    ]
+    assert with_another_option(catalogue, "critic.clip", "1", {"critic": "shared"}) == [
+        ["critic=separate", "critic.clip=1"]
+    ]
+    assert with_another_option(catalogue, "dpo.beta", "1", {}) == [["update=dpo", "update.beta=1"]]
+    assert with_another_option(catalogue, "seed", "1", {}) == []
+
+
+def message(*lines, index=0, options=()):
+    return str(unreadable(lines, index, "reason", options))
+
+
+@pytest.mark.parametrize(
+    ("lines", "index", "words"),
+    [
+        (["seed", "=", "1"], 0, "seed=1"),
+        (["seed", "=1"], 0, "seed=1"),
+        (["seed=", "1"], 1, "seed=1"),
+        (["seed=0,", "1,", "2", "steps=3"], 0, "-m seed=0,1,2"),
+    ],
+)
+def test_an_override_that_spaces_divide_is_joined(lines, index, words):
+    assert message(*lines, index=index).endswith(f"must not contain spaces: write {words}")
+
+
+def test_words_on_both_sides_of_another_override_are_not_joined():
+    assert message("a", "b=1") == "a is not KEY=VALUE: --help lists the keys."
+    assert message("b=1", "a", index=1) == "a is not KEY=VALUE: --help lists the keys."
+
+
+def test_a_home_folder_is_written_out(monkeypatch):
+    monkeypatch.setenv("HOME", "/home/me, too")
+    assert message("data.path=~/a").endswith("write 'data.path=\"/home/me, too/a\"'")
+    monkeypatch.setenv("HOME", "/home/me")
+    assert message("data.path=~/a").endswith("write data.path=/home/me/a")
+    assert "/home" not in message("data.path=~other/a")
+
+
+@pytest.mark.parametrize("line", ["a=[1", "a={b", "a='b", 'a="b'])
+def test_a_bracket_that_is_not_closed_is_no_text_to_quote(line):
+    assert message(line) == f"{line} cannot be read as KEY=VALUE: reason"
+
+
+def test_a_word_that_is_an_option_is_completed_with_its_group():
+    options = [["advantage=reinforce"], ["update=reinforce"]]
+    assert message("reinforce", options=options).endswith(
+        "write advantage=reinforce or update=reinforce"
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--seed", "1"], "seed=1"),
+        (["--seed=1", "--group-size", "4"], "seed=1 group_size=4"),
+        (["--debug", "--seed=1"], "seed=1"),
+        (["--lr", "1e-4"], "optimizer.learning_rate=1e-4"),
+        (["--data-path", "a b"], "data=jsonl 'data.path=a b'"),
+    ],
+)
+def test_flags_become_overrides(arguments, words):
+    flags = [word for word in arguments if word.startswith("--")]
+    found = str(unknown_flags(flags, arguments))
+    assert found == f"{' '.join(flags)} is no flag; options have no dashes: write {words}"
+
+
+def test_a_flag_without_a_value_has_no_correction():
+    assert unknown_flags(["--nonsense"], ["--nonsense", "seed=1"]) is None
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("data.path=a,b", ": write 'data.path=\"a,b\"'"),
+        ("trusted_targets=a,b", ": write 'trusted_targets=[a,b]'"),
+        ("seed=range(3)", "sweep over them."),
+        ("seed=choice(1,2)", "sweep over them."),
+    ],
+)
+def test_several_values_are_a_sweep_or_one_value_in_quotes(line, words):
+    override = OverridesParser.create().parse_override(line)
+    assert str(several_values(override)).endswith(words)
