@@ -48,7 +48,8 @@ from rl4p.configuration.commands import run_command
 
 
 def job(arguments: list[str]) -> None:
-    from rl4p.runs.generation.job import generate  # imports JAX, which --help does not need
+    # Imports JAX, which --help does not need.
+    from rl4p.runs.responses.generation.job import generate
 
     generate(arguments)
 

@@ -13,9 +13,10 @@ Words
   out=FILE               where the result is written; an earlier result is replaced
   task=NAME              the task of lines that name none
 
-A line of FILE is a JSON object:
+A line of FILE is a JSON object with the keys of a response (docs/runs.md), which are the same in
+all files of responses; other keys are refused. These act here:
 
-  question               the question; or `prompt`
+  prompt                 the question
   answer                 the reference answer, or a worked one that states it after ####; for
                          task=math in \boxed{}. It may be "" for graders that need none
   response               the text to grade
@@ -27,9 +28,10 @@ A line of FILE is a JSON object:
 
 The output has the same lines in the same order, each with
 
-  total                  the weighted sum of the terms; null if the response could not be graded
+  reward                 the weighted sum of the terms; absent if the response could not be graded
   terms                  the unweighted grade of each term; null where a term does not apply
   valid                  false if a grader failed, or no term applies
+  regraded               true
 
 The other words are keys of rl4p.train that act on a reward: reward, term, max_response_tokens,
 experiment, trusted_targets. Without reward=NAME, a line is graded by the reward with the name of
@@ -51,7 +53,7 @@ from rl4p.configuration.commands import run_command
 
 
 def job(arguments: list[str]) -> None:
-    from rl4p.runs.regrading import regrade  # imports JAX, which --help does not need
+    from rl4p.runs.responses.regrading import regrade  # imports JAX, which --help does not need
 
     regrade(arguments)
 

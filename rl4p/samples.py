@@ -2,7 +2,7 @@
 
     python -m rl4p.samples run=FOLDER                  the newest samples of a run, on the terminal
     python -m rl4p.samples run=FOLDER out=FILE.html    as a page without server or network
-    python -m rl4p.samples file=FILE                   responses of rl4p.generate or rl4p.evaluate
+    python -m rl4p.samples file=FILE                   responses of rl4p.generate, evaluate, regrade
 
 Words
   run=FOLDER         a run; run=latest is the run of outputs/runs that was started last. Also the
@@ -31,7 +31,7 @@ from rl4p.configuration.commands import run_command
 
 
 def job(arguments: list[str]) -> None:
-    from rl4p.runs.browser.job import browse
+    from rl4p.runs.responses.browser.job import browse
 
     browse(arguments)
 

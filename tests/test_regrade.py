@@ -4,11 +4,11 @@ import json
 from dataclasses import fields
 
 import rl4p.regrade
-from rl4p.runs.regrading import Options
+from rl4p.runs.responses.regrading import Options
 
 
 def test_a_file_is_graded_by_one_command(tmp_path, capsys):
-    (tmp_path / "a.jsonl").write_text('{"question": "1+1", "answer": "2", "response": "#### 2"}\n')
+    (tmp_path / "a.jsonl").write_text('{"prompt": "1+1", "answer": "2", "response": "#### 2"}\n')
     arguments = [f"file={tmp_path / 'a.jsonl'}", f"out={tmp_path / 'new' / 'b.jsonl'}"]
     assert rl4p.regrade.main(arguments) == 0, capsys.readouterr().err
     (row,) = map(json.loads, (tmp_path / "new" / "b.jsonl").read_text().splitlines())

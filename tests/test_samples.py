@@ -4,8 +4,8 @@ import subprocess
 import sys
 
 import rl4p.samples
-from rl4p.runs.browser.job import Options
-from rl4p.runs.browser.samples import Filter
+from rl4p.runs.responses.browser.job import Options
+from rl4p.runs.responses.browser.samples import Filter
 
 
 def test_it_runs_without_jax(tmp_path):

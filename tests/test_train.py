@@ -42,7 +42,7 @@ def test_a_job_is_a_run_whose_errors_the_other_processes_hear_of(monkeypatch):
 
 
 def test_a_process_that_is_told_of_no_others_is_the_first(monkeypatch):
-    monkeypatch.setattr(rl4p.distributed.processes, "join", None)
+    monkeypatch.setattr(rl4p.distributed.processes, "join_processes", None)
     with rl4p.train.join(OmegaConf.create({"mesh": ALONE})) as first:
         assert first is True
 
@@ -53,7 +53,7 @@ def test_a_process_that_is_told_of_no_others_is_the_first(monkeypatch):
 def test_any_key_of_several_processes_has_them_meet(monkeypatch, key):
     met = []
     monkeypatch.setattr(
-        rl4p.distributed.processes, "join", lambda c: met.append(c) or nullcontext(False)
+        rl4p.distributed.processes, "join_processes", lambda c: met.append(c) or nullcontext(False)
     )
     config = OmegaConf.create({"mesh": ALONE | key})
     with rl4p.train.join(config) as first:

@@ -107,7 +107,7 @@ ROWS: dict[str, list[dict[str, str]]] = {
         {
             "what": "broken metadata of checkpoints gives no traceback",
             "drill": "fuzzed_checkpoints",
-            "mutant": "a step without digests that cannot be read is a traceback",
+            "mutant": "a step without digests is restored",
         },
         {
             "what": "broken files of questions, run folders and tokenizers give no traceback",

@@ -1,13 +1,12 @@
 """Questions from a file of JSON lines, in GSM8K's format."""
 
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from rl4p.data.files import Files
-from rl4p.errors import InputError
+from rl4p.data.json_line import parsed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,20 +25,3 @@ class JSONLines(Files):
             if line.strip():
                 place = f"{path}, line {number}"
                 yield place, parsed(line, place)
-
-
-def parsed(line: bytes, place: str) -> dict[str, Any]:
-    """Returns the object of a line.
-
-    Raises:
-      InputError: the line is not UTF-8, not JSON, or no object; names the place.
-    """
-    try:
-        row = json.loads(line.decode("utf-8-sig"))
-    except UnicodeDecodeError:
-        raise InputError(f"{place}: not UTF-8.") from None
-    except (ValueError, RecursionError) as error:  # number too long, nesting too deep
-        raise InputError(f"{place}: not JSON ({getattr(error, 'msg', error)}).") from None
-    if not isinstance(row, dict):
-        raise InputError(f"{place}: a JSON object is expected, not {type(row).__name__}.")
-    return row

@@ -5,13 +5,13 @@ import json
 from collections.abc import Sequence
 
 from rl4p.errors import InputError
-from rl4p.types import Prompt
+from rl4p.types import Question
 
 # Fields that older versions did not have. Without their empty values, the digest stays the same.
 LATER = ("messages", "tools", "demonstration", "drawn_by")
 
 
-def digest_of(prompts: Sequence[Prompt]) -> str:
+def digest_of(prompts: Sequence[Question]) -> str:
     """Returns a digest of all fields of the prompts, in their order.
 
     The order of keys in `metadata` does not matter.

@@ -21,7 +21,7 @@ from rl4p.configuration.bounds import Natural, Positive
 from rl4p.distributed.processes import agreed, first
 from rl4p.errors import InputError, RunError
 from rl4p.protocols.collection import Stateful
-from rl4p.runs.saved_steps import DIGESTS, chosen_step, set_aside, write_digests
+from rl4p.runs.saved_steps import chosen_step, set_aside, write_digests
 from rl4p.types import Params, StepInfo, TrainState
 
 log = logging.getLogger(__name__)
@@ -85,7 +85,6 @@ class Checkpoints:
             item_handlers={
                 "state": ocp.StandardCheckpointHandler(),
                 "parts": ocp.JsonCheckpointHandler(),
-                "stream": ocp.JsonCheckpointHandler(),  # the state of the source in older runs
                 "arrays": ocp.StandardCheckpointHandler(),
             },
         )
@@ -126,11 +125,10 @@ class Checkpoints:
         renamed, so that the run can save their steps again.
 
         Raises:
-          InputError: every checkpoint is damaged, or its leaves differ; the message names them.
+          InputError: each checkpoint is damaged, or its leaves differ; the message names them.
         """
         step = agreed(chosen_step(self.folder) if first() else None)
-        with reading(self.folder / str(step)):
-            restored = self.restored(step, state)
+        restored = self.restored(step, state)
         if step != self.latest():
             if first():
                 set_aside(self.folder, step)
@@ -142,22 +140,19 @@ class Checkpoints:
     def restored(self, step: int, state: TrainState) -> TrainState:
         """Restores the other parts and returns the state of a step."""
         wanted, metadata = as_saved(state), self.manager.item_metadata(step)
-        held = set(metadata.keys())
-        parts = "parts" if "parts" in held else "stream"
+        has_arrays = "arrays" in set(metadata.keys())
         check_same_leaves(self.folder, metadata["state"], wanted)
         items = {
             "state": ocp.args.StandardRestore(
                 jax.tree.map(ocp.utils.to_shape_dtype_struct, wanted)
             ),
-            parts: ocp.args.JsonRestore(),
+            "parts": ocp.args.JsonRestore(),
         }
-        if "arrays" in held:
+        if has_arrays:
             shapes = {name: np.empty(x.shape, x.dtype) for name, x in metadata["arrays"].items()}
             items["arrays"] = ocp.args.StandardRestore(shapes)
         restored = self.manager.restore(step, args=ocp.args.Composite(**items))
-        states = with_arrays(restored[parts], restored["arrays"] if "arrays" in held else {})
-        if parts == "stream":
-            states = {"source": states}
+        states = with_arrays(restored["parts"], restored["arrays"] if has_arrays else {})
         for name, part in self.parts.items():
             part.restore(states.get(name, {}))
         return from_saved(restored["state"], state)
@@ -212,9 +207,8 @@ def restore_params(
         differ; the message names them.
     """
     folder = folder / "checkpoints"
-    found: int = agreed(chosen_step(folder, step) if first() else None)
-    with reading(folder / str(found)):
-        return found, restored_params(folder, like, found, average=average)
+    chosen: int = agreed(chosen_step(folder, step) if first() else None)
+    return chosen, restored_params(folder, like, chosen, average=average)
 
 
 def restored_params(folder: Path, like: Params, step: int, *, average: bool) -> Params:
@@ -225,7 +219,6 @@ def restored_params(folder: Path, like: Params, step: int, *, average: bool) -> 
             "state": ocp.PyTreeCheckpointHandler(),
             # Without these handlers Orbax warns that it cannot read the items.
             "parts": ocp.JsonCheckpointHandler(),
-            "stream": ocp.JsonCheckpointHandler(),
             "arrays": ocp.StandardCheckpointHandler(),
         },
     )
@@ -282,25 +275,6 @@ def not_saved(which: str, error: OSError | ValueError) -> RunError:
     if isinstance(error, OSError) and error.filename:
         reason = f"{error.strerror} ({Path(error.filename).name})"
     return RunError(f"{which} could not be saved: {reason}.")
-
-
-@contextmanager
-def reading(step: Path) -> Iterator[None]:
-    """Turns any error of reading a step without digests into a sentence that names its folder.
-
-    Raises:
-      InputError: the step could not be read.
-    """
-    try:
-        yield
-    except Exception as error:
-        if isinstance(error, InputError | RunError) or (step / DIGESTS).exists():
-            raise
-        reason = (str(error).splitlines() or [""])[0]
-        raise InputError(
-            f"{step} cannot be read ({type(error).__name__}: {reason}). If its files are damaged, "
-            "delete it or replace it by a copy: without it, the step before is used."
-        ) from error
 
 
 class WithDigests(ocp.path.atomicity.AtomicRenameTemporaryPath):

@@ -52,10 +52,10 @@ def run_sampler(config: DictConfig) -> Any:
     Raises:
       InputError: neither is a sampler with an engine.
     """
-    found: list[Any] = [instantiate(config.rollout)]
+    rollouts: list[Any] = [instantiate(config.rollout)]
     if config.evaluation.rollout is not None:
-        found.append(instantiate(config.evaluation.rollout))
-    for rollout in found:
+        rollouts.append(instantiate(config.evaluation.rollout))
+    for rollout in rollouts:
         if isinstance(rollout, OpensEngine):
             return without_annealing(rollout)
     raise InputError(

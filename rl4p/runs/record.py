@@ -13,9 +13,7 @@ incomplete line. Floats round-trip exactly. JSON has no non-finite numbers: they
 "NaN", "Infinity" and "-Infinity", and metrics read back as floats.
 """
 
-import errno
 import json
-import math
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -27,6 +25,7 @@ import yaml
 
 from rl4p.configuration.folder import replace
 from rl4p.errors import InputError, RunError
+from rl4p.runs.lines import append, finite, read
 
 RESERVE = ".reserve"  # a file in the place of the summary, while the run goes on
 ROOM = 2**15  # bytes; more than a summary has
@@ -57,10 +56,10 @@ class Record:
     def log(self, step: int, metrics: Mapping[str, Any]) -> None:
         """Appends the line of a step. `float` must accept the values."""
         row = {name: float(value) for name, value in metrics.items()} | {"step": int(step)}
-        _append(self.metrics_file, [row])
+        append(self.metrics_file, [row])
 
     def log_samples(self, step: int, samples: Iterable[Mapping[str, Any]]) -> None:
-        _append(self.samples_file, [{"step": int(step)} | dict(sample) for sample in samples])
+        append(self.samples_file, [{"step": int(step)} | dict(sample) for sample in samples])
 
     def metrics(self) -> list[dict[str, Any]]:
         """Returns the lines of all finished steps; "step" is an int, other values are floats."""
@@ -176,37 +175,18 @@ def spans(numbers: Iterable[int]) -> str:
     return ", ".join(f"{x[0]} to {x[-1]}" if len(x) > 1 else f"{x[0]}" for x in found)
 
 
-def _append(path: Path, rows: list[dict[str, Any]]) -> None:
-    lines = "".join(json.dumps(_finite(row), sort_keys=True) + "\n" for row in rows).encode()
-    try:
-        with path.open("ab", buffering=0) as file:  # one write, so no buffer holds part of a line
-            written = file.write(lines)
-        if written < len(lines):  # the rest had no room
-            os.truncate(path, path.stat().st_size - written)
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-    except OSError as error:
-        raise RunError(f"Cannot write {path}: {error.strerror}.") from error
-
-
 def _rows(path: Path, offset: int = 0) -> Iterator[tuple[dict[str, Any], int]]:
     """Yields the objects of complete lines from an offset onwards, with the offset after each."""
-    if not path.exists():
-        return
-    with path.open("rb") as file:
-        file.seek(offset)
-        for line in file:
-            if not line.endswith(b"\n"):
-                return
-            offset += len(line)
-            try:
-                row = json.loads(line)
-                row["step"]
-            except (ValueError, TypeError, KeyError, RecursionError) as error:
-                number = path.read_bytes()[:offset].count(b"\n")
-                raise InputError(
-                    f'{path}, line {number} is not a JSON object with the key "step".'
-                ) from error
-            yield row, offset
+    for line, end in read(path, offset) if path.exists() else ():
+        try:
+            row = json.loads(line)
+            row["step"]
+        except (ValueError, TypeError, KeyError, RecursionError) as error:
+            number = path.read_bytes()[:end].count(b"\n")
+            raise InputError(
+                f'{path}, line {number} is not a JSON object with the key "step".'
+            ) from error
+        yield row, end
 
 
 def _yaml(value: Mapping[str, Any]) -> str:
@@ -214,15 +194,4 @@ def _yaml(value: Mapping[str, Any]) -> str:
 
 
 def _document(value: Mapping[str, Any]) -> str:
-    return json.dumps(_finite(value), indent=2) + "\n"
-
-
-def _finite(value: Any) -> Any:
-    """Returns the value with non-finite floats as strings, because JSON has none."""
-    if isinstance(value, Mapping):
-        return {key: _finite(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
-    return value
+    return json.dumps(finite(value), indent=2) + "\n"

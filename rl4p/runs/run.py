@@ -23,6 +23,7 @@ from rl4p.configuration import instantiate
 from rl4p.configuration.folder import only_run_in
 from rl4p.configuration.quoting import command, override
 from rl4p.configuration.trust import names_in, unsandboxed
+from rl4p.distributed.mesh import Mesh
 from rl4p.distributed.processes import agreed, anywhere, first, reporting_errors, to_host
 from rl4p.errors import InputError, RunError, Stopped
 from rl4p.experiment.build import Experiment, build
@@ -38,7 +39,7 @@ from rl4p.runs.plots import plot_collector, plot_learning_curve
 from rl4p.runs.profiler import Profiler
 from rl4p.runs.progress import ProgressBar, print_summary
 from rl4p.runs.record import Record
-from rl4p.runs.samples import RecordSamples
+from rl4p.runs.responses.recording import RecordSamples
 from rl4p.runs.saved_steps import steps_of
 from rl4p.runs.signals import StopRequest
 from rl4p.runs.tracker.none import NoTracker
@@ -374,7 +375,13 @@ def params_sha256(params: Params) -> str:
 
 def environment(experiment: Experiment) -> dict[str, Any]:
     """Returns the environment of the run: commit, versions, devices and overrides."""
-    devices = experiment.loop.policy.mesh.devices.devices.flatten()
+    overrides = list(HydraConfig.get().overrides.task)
+    return surroundings(experiment.loop.policy.mesh) | {"overrides": overrides}
+
+
+def surroundings(mesh: Mesh) -> dict[str, Any]:
+    """Returns the commit, the versions of packages, and the devices of a mesh."""
+    devices = mesh.devices.devices.flatten()
     return {
         **git_state(Path(__file__).parents[2]),
         "device": devices[0].device_kind,
@@ -382,5 +389,4 @@ def environment(experiment: Experiment) -> dict[str, Any]:
         "processes": jax.process_count(),
         "packages": {"rl4p": rl4p.__version__}
         | {name: importlib.metadata.version(name) for name in PACKAGES},
-        "overrides": list(HydraConfig.get().overrides.task),
     }

@@ -1,4 +1,4 @@
-"""Digests of the files of a checkpoint, by which a damaged one is found before it is used.
+"""The saved steps of a run, and digests that detect a damaged one before it is used.
 
 Orbax restores flipped bits without a word. The folder of a step therefore has a file
 `digests.sha256` with the digest of each of its other files, which `sha256sum -c` reads too. It is
@@ -15,9 +15,8 @@ from pathlib import Path
 from rl4p.errors import InputError
 
 DIGESTS = "digests.sha256"
-OWN = "# SHA-256 of the lines below: "  # a flipped bit in the file itself is found too
+OWN = "# SHA-256 of the lines below: "  # for a flipped bit in the file itself
 LINE = re.compile(r"^([0-9a-f]{64})  (.+)$", re.MULTILINE)
-ITEMS = ({"state"}, {"parts", "stream"})  # of each, a step has one; `stream` in older runs
 
 log = logging.getLogger(__name__)
 
@@ -27,8 +26,8 @@ def write_digests(folder: Path) -> None:
     names = sorted(
         path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()
     )
-    found = digests_of(folder, names)
-    lines = "".join(f"{found[name]}  {name}\n" for name in names)
+    digests = digests_of(folder, names)
+    lines = "".join(f"{digests[name]}  {name}\n" for name in names)
     (folder / DIGESTS).write_text(f"{OWN}{sha256(lines)}\n{lines}")
 
 
@@ -52,13 +51,9 @@ def sha256(text: str) -> str:
 
 
 def damage(step: Path) -> str | None:
-    """Returns what is wrong with the folder of a step, or None; the words name the file.
-
-    Steps of older versions have no digests: of these only the presence of the items is checked.
-    """
+    """Returns what is wrong with the folder of a step, or None; the words name the file."""
     if not (step / DIGESTS).exists():
-        lacking = [names for names in ITEMS if not any((step / name).is_dir() for name in names)]
-        return f"it lacks {' and '.join(min(names) for names in lacking)}" if lacking else None
+        return f"it lacks {DIGESTS}"
     try:
         own, _, lines = (step / DIGESTS).read_bytes().decode().partition("\n")
         saved = {name: digest for digest, name in LINE.findall(lines)}
@@ -70,10 +65,10 @@ def damage(step: Path) -> str | None:
     if absent:
         return f"its file {absent[0]} is missing{also(absent)}"
     try:
-        found = digests_of(step, list(saved))
+        digests = digests_of(step, list(saved))
     except OSError as error:
         return f"its file {error.filename} cannot be read ({error.strerror})"
-    changed = [name for name in saved if found[name] != saved[name]]
+    changed = [name for name in saved if digests[name] != saved[name]]
     return (
         f"its file {changed[0]} has changed since it was saved{also(changed)}" if changed else None
     )
@@ -87,10 +82,10 @@ def newest_undamaged(folder: Path) -> tuple[int | None, dict[int, str]]:
     """Returns the newest step of a folder that is not damaged, and the damage of the later ones."""
     damaged: dict[int, str] = {}
     for step in reversed(steps_of(folder)):
-        found = damage(folder / str(step))
-        if found is None:
+        reason = damage(folder / str(step))
+        if reason is None:
             return step, damaged
-        damaged[step] = found
+        damaged[step] = reason
     return None, damaged
 
 
@@ -103,7 +98,7 @@ def steps_of(folder: Path) -> list[int]:
 def chosen_step(folder: Path, step: int | None = None) -> int:
     """Returns the newest step of a folder that is not damaged, or checks that the given one is not.
 
-    Warns of each step that is passed over, and of a step without digests.
+    Warns of each step that is passed over.
 
     Raises:
       InputError: there is no such step, or it is damaged.
@@ -114,28 +109,22 @@ def chosen_step(folder: Path, step: int | None = None) -> int:
     if step is None:
         step, damaged = newest_undamaged(folder)
         if step is None:
-            found = "; ".join(f"step {other}, because {damaged[other]}" for other in damaged)
+            reasons = "; ".join(f"step {other}, because {damaged[other]}" for other in damaged)
             raise InputError(
-                f"Each checkpoint in {folder} is damaged: {found}. Replace a folder by a copy, or "
-                "delete what is no checkpoint."
+                f"Each checkpoint in {folder} is damaged: {reasons}. Replace a folder by a copy, "
+                "or delete what is no checkpoint."
             )
-        for other, found in damaged.items():
+        for other, reason in damaged.items():
             log.warning(
-                "%s is damaged, because %s: step %d is used.", folder / str(other), found, step
+                "%s is damaged, because %s: step %d is used.", folder / str(other), reason, step
             )
     elif step not in steps:
         raise InputError(
             f"{folder} has no checkpoint of step {step}; it has those of "
             f"{', '.join(map(str, steps))} (set by checkpoint.every and checkpoint.keep)."
         )
-    elif (found := damage(folder / str(step))) is not None:
-        raise InputError(f"{folder / str(step)} is damaged, because {found}.")
-    if not (folder / str(step) / DIGESTS).exists():
-        log.warning(
-            "%s has no %s, because an older rl4p saved it: changed bits in it cannot be found.",
-            folder / str(step),
-            DIGESTS,
-        )
+    elif (reason := damage(folder / str(step))) is not None:
+        raise InputError(f"{folder / str(step)} is damaged, because {reason}.")
     return step
 
 

@@ -13,7 +13,7 @@ from rl4p.errors import InputError
 from rl4p.experiment.build import build
 from rl4p.loop.loop import train
 from rl4p.runs.checkpoint import Orbax
-from rl4p.runs.samples import samples_of
+from rl4p.runs.responses.recording import samples_of
 
 pytestmark = pytest.mark.mixed_dtypes
 

@@ -2,7 +2,6 @@ import errno
 import json
 import math
 import os
-import resource
 import signal
 import subprocess
 import sys
@@ -174,21 +173,6 @@ def test_a_disk_that_fills_up_leaves_the_old_file_whole(tmp_path, monkeypatch):
         replace_file(path, "new")
     assert path.read_text() == "old"
     assert [found.name for found in tmp_path.iterdir()] == ["summary.json"]  # which leaves room
-
-
-def test_a_line_that_the_disk_takes_in_part_is_taken_back(record):
-    record.log(0, {"a": 0.0})
-    size = record.metrics_file.stat().st_size
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size + 10, before[1]))
-    try:
-        with pytest.raises(RunError, match=r"^Cannot write .*metrics\.jsonl: No space left on"):
-            record.log(1, {"a": 1.0})
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
-    assert record.metrics_file.stat().st_size == size
-    record.log(1, {"a": 2.0})
-    assert [row["a"] for row in record.metrics()] == [0.0, 2.0]
 
 
 def test_the_summary_has_room_on_a_full_disk(record, monkeypatch):

@@ -77,7 +77,7 @@ def test_the_step_before_a_damaged_one_is_chosen_and_said(folder, caplog):
     (folder / "12").mkdir()  # a stray folder, or a step that lost all of its files
     assert chosen_step(folder) == 6
     assert [record.getMessage() for record in caplog.records] == [
-        f"{folder / '12'} is damaged, because it lacks state and parts: step 6 is used.",
+        f"{folder / '12'} is damaged, because it lacks {DIGESTS}: step 6 is used.",
         f"{folder / '9'} is damaged, because its file {FILES[2]} has changed since it was saved: "
         "step 6 is used.",
     ]
@@ -94,29 +94,19 @@ def test_a_given_step_is_that_step_or_an_error(folder):
         chosen_step(folder, 4)
 
 
-def test_without_an_undamaged_step_each_damage_is_said(folder):
+def test_if_every_step_is_damaged_each_damage_is_said(folder):
     shutil.rmtree(folder / "3")
     flip(folder / "9" / FILES[0], 0)
-    shutil.rmtree(folder / "6" / "parts")
     (folder / "6" / DIGESTS).unlink()
     with pytest.raises(InputError) as caught:
         chosen_step(folder)
     assert str(caught.value) == (
         f"Each checkpoint in {folder} is damaged: step 9, because its file {FILES[0]} has changed "
-        "since it was saved; step 6, because it lacks parts. Replace a folder by a copy, or delete "
-        "what is no checkpoint."
+        f"since it was saved; step 6, because it lacks {DIGESTS}. Replace a folder by a copy, or "
+        "delete what is no checkpoint."
     )
     with pytest.raises(InputError, match="no finished checkpoint"):
         chosen_step(folder / "nowhere")
-
-
-def test_a_step_of_an_older_version_is_used_with_one_warning(folder, caplog):
-    (folder / "9" / DIGESTS).unlink()
-    (folder / "9" / "parts").rename(folder / "9" / "stream")
-    (folder / "6" / DIGESTS).unlink()
-    assert chosen_step(folder) == 9
-    (record,) = caplog.records
-    assert "9 has no digests.sha256, because an older rl4p saved it" in record.getMessage()
 
 
 def test_only_names_of_steps_are_steps(folder):

@@ -25,7 +25,8 @@ from rl4p.runs.comparison.runs import (
     check_finished,
     unreadable,
 )
-from rl4p.runs.record import Record
+from rl4p.runs.responses.file import recorded_samples
+from rl4p.runs.responses.sample import Sample
 from rl4p.runs.tracker.background import reason
 from rl4p.runs.tracker.mirror import IDENTITY, STATUS
 from rl4p.runs.tracker.mlflow import SETTINGS, SQLITE, MLflow
@@ -138,7 +139,7 @@ def _read(client: "MlflowClient", run: Any, name: str, metric: str | None) -> Ru
 
 def _files(
     client: "MlflowClient", run: Any, folder: Path
-) -> tuple[dict[str, Any], dict[str, Any], list[dict[str, Any]]]:
+) -> tuple[dict[str, Any], dict[str, Any], list[Sample]]:
     """Returns the configuration, the environment and the samples from the run's artifacts."""
     from mlflow.exceptions import MlflowException
 
@@ -153,7 +154,7 @@ def _files(
     return (
         read_mapping(config) if config.exists() else _numbers(run.data.params),
         json.loads(environment.read_text()) if environment.exists() else {},
-        Record(folder).samples(),
+        recorded_samples(folder / "samples.jsonl"),
     )
 
 

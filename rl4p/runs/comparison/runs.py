@@ -13,6 +13,8 @@ from typing import Any
 from rl4p.configuration.yaml_file import read_mapping
 from rl4p.errors import InputError
 from rl4p.runs.record import Record
+from rl4p.runs.responses.file import recorded_samples
+from rl4p.runs.responses.sample import Sample
 
 MARKS = (".hydra", "config.yaml", "metrics.jsonl")  # one of these makes a folder that of a run
 DEEPEST = 4  # folders between a given folder and its runs
@@ -31,7 +33,7 @@ class Run:
       choices: the option of each configuration group, as far as it is known.
       overrides: the overrides on the command line.
       rows: the metrics of each step, with the key "step".
-      samples: the lines of samples.jsonl.
+      samples: the samples in samples.jsonl.
       devices: the number of devices that the run used.
     """
 
@@ -41,7 +43,7 @@ class Run:
     choices: Mapping[str, str] = field(default_factory=dict)
     overrides: Sequence[str] = ()
     rows: Sequence[Mapping[str, float]]
-    samples: Sequence[Mapping[str, Any]] = ()
+    samples: Sequence[Sample] = ()
     devices: int = 1
 
 
@@ -121,7 +123,7 @@ def read(folder: Path) -> Run:
             choices=(hydra.get("runtime") or {}).get("choices") or {},
             overrides=environment.get("overrides") or (),
             rows=rows,
-            samples=record.samples(),
+            samples=recorded_samples(record.samples_file),
             devices=int(environment.get("devices") or 1),
         )
     except WRONG_FILE as error:

@@ -3,11 +3,11 @@
 Runs of one seed see the same prompts in the same steps, so their samples have equal ids.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from rl4p.runs.comparison.groups import RunGroup
+from rl4p.runs.responses.sample import Sample
 
 PROMPTS, GROUPS = 6, 12  # the most that are shown
 LETTERS = 1500  # of a text
@@ -38,44 +38,44 @@ class SideBySide:
 def side_by_side(groups: Sequence[RunGroup]) -> list[SideBySide]:
     """Returns prompts that groups have in common, from the first steps to the last ones."""
     groups = groups[:GROUPS]
-    by_seed: dict[int, dict[int, dict[Key, Mapping[str, Any]]]] = {}
+    by_seed: dict[int, dict[int, dict[Key, Sample]]] = {}
     for index, group in enumerate(groups):
         for run in group.runs:
-            first: dict[Key, Mapping[str, Any]] = {}
+            first: dict[Key, Sample] = {}
             for sample in run.samples:
-                first.setdefault((int(sample["step"]), str(sample.get("id"))), sample)
+                first.setdefault((sample.step or 0, str(sample.id)), sample)
             if first:
                 by_seed.setdefault(run.seed, {})[index] = first
-    shared = {seed: found for seed, found in by_seed.items() if len(found) > 1}
+    shared = {seed: samples for seed, samples in by_seed.items() if len(samples) > 1}
     if not shared:
         return []
     seed = max(shared, key=lambda seed: (len(shared[seed]), -seed))
-    found = shared[seed]
-    keys = sorted({key for samples in found.values() for key in samples})
-    keys = [key for key in keys if sum(key in samples for samples in found.values()) > 1]
+    by_group = shared[seed]
+    keys = sorted({key for samples in by_group.values() for key in samples})
+    keys = [key for key in keys if sum(key in samples for samples in by_group.values()) > 1]
     return [
         SideBySide(
             seed=seed,
             step=key[0],
-            prompt=shortened(present[0][1].get("prompt")),
-            reference=shortened(present[0][1].get("answer")),
+            prompt=shortened(present[0][1].prompt),
+            reference=shortened(present[0][1].answer or ""),
             answers=tuple(
                 Answer(
                     group=index,
-                    response=shortened(sample.get("response")),
-                    reward=_number(sample.get("reward")),
+                    response=shortened(sample.response),
+                    reward="none" if sample.reward is None else f"{sample.reward:.3g}",
                 )
                 for index, sample in present
             ),
         )
         for key in _spread(keys)
-        if (present := [(index, each[key]) for index, each in found.items() if key in each])
+        if (present := [(index, each[key]) for index, each in by_group.items() if key in each])
     ]
 
 
-def shortened(text: Any) -> str:
+def shortened(text: str) -> str:
     """Returns a text as it may be written to a file, cut to `LETTERS`."""
-    text = str(text).encode("utf-8", "replace").decode()  # a lone surrogate cannot be written
+    text = text.encode("utf-8", "replace").decode()  # a lone surrogate cannot be written
     rest = len(text) - LETTERS
     return (
         text if rest <= 0 else f"{text[:LETTERS]}\N{HORIZONTAL ELLIPSIS} ({rest} more characters)"
@@ -88,7 +88,3 @@ def _spread(keys: Sequence[Key]) -> list[Key]:
         return list(keys)
     last = len(keys) - 1
     return [keys[round(i * last / (PROMPTS - 1))] for i in range(PROMPTS)]
-
-
-def _number(value: Any) -> str:
-    return f"{value:.3g}" if isinstance(value, int | float) else str(value)

@@ -19,7 +19,7 @@ def test_a_run_is_read_with_its_seed_metrics_samples_and_options(tmp_path):
     assert run.name == str(folder)
     assert run.seed == 3
     assert run.rows[-1][METRIC] == 0.8
-    assert run.samples[0]["prompt"] == "2+3="
+    assert run.samples[0].prompt == "2+3="
     assert run.choices == {"advantage": "rloo"}
     assert list(run.overrides) == ["advantage=rloo", "seed=3"]
     assert run.devices == 2

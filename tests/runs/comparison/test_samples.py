@@ -3,11 +3,13 @@
 from rl4p.runs.comparison.groups import RunGroup
 from rl4p.runs.comparison.runs import Run
 from rl4p.runs.comparison.samples import LETTERS, PROMPTS, side_by_side
+from rl4p.runs.responses.sample import Sample
 from tests.runs.comparison.conftest import sample
 
 
 def group(*samples, seed=0):
-    run = Run(name="run", seed=seed, config={}, rows=[], samples=samples)
+    read = [Sample.from_dict(row) for row in samples]
+    run = Run(name="run", seed=seed, config={}, rows=[], samples=read)
     return RunGroup(overrides=(), settings={}, runs=(run,))
 
 
@@ -48,7 +50,7 @@ def test_long_and_unwritable_texts_are_made_fit():
     assert found[1].answers[0].response == "?"
 
 
-def test_samples_that_lack_a_field_are_shown_without_it():
-    bare = group({"step": 1})
+def test_samples_that_lack_a_value_are_shown_without_it():
+    bare = group({"step": 1, "prompt": "2+3=", "response": ""})
     (found,) = side_by_side([bare, bare])
-    assert found.answers[0].response == "None"
+    assert (found.reference, found.answers[0].reward) == ("", "none")

@@ -1,0 +1,1 @@
+"""The commands that sample, grade and show responses, and the records they share."""

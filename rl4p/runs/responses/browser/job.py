@@ -1,0 +1,88 @@
+"""The job: the samples that the words choose, on the terminal or in a file."""
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+
+from rl4p.configuration import commands
+from rl4p.configuration.folder import run_folder
+from rl4p.errors import InputError
+from rl4p.runs.record import replace_file
+from rl4p.runs.responses.browser.page import page
+from rl4p.runs.responses.browser.samples import Filter, samples_in
+from rl4p.runs.responses.browser.terminal import show
+from rl4p.runs.responses.sample import Sample
+
+ON_TERMINAL, ON_PAGE = 20, 400  # samples, unless `limit` says otherwise
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options(Filter):
+    """The words of the command.
+
+    Attributes:
+      run: the folder of a run or of an evaluation.
+      file: a file of responses.
+      out: the file of a page to write; None shows the samples on the terminal.
+      term: the reward term that decides what is right; None is the `evaluation.term` of the run.
+      tokens: whether to print the numbers of each token on the terminal.
+    """
+
+    run: str | None = None
+    file: str | None = None
+    out: str | None = None
+    term: str | None = None
+    tokens: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if (self.run is None) == (self.file is None):
+            raise InputError("Give run=FOLDER or file=FILE: one of them has the samples.")
+        if self.out is not None and self.tokens:
+            raise InputError("tokens=true is for the terminal: the page always has them.")
+
+
+def browse(arguments: Sequence[str]) -> None:
+    """Shows or writes the samples that the arguments choose.
+
+    Raises:
+      InputError: an argument is wrong, or no sample is chosen.
+    """
+    options = commands.read(arguments, Options, "samples").options
+    place = Path(str(options.file)).expanduser() if options.run is None else run_folder(options.run)
+    samples, term = samples_in(place, options.term)
+    chosen = options.chosen(samples)
+    if not chosen:
+        raise InputError(f"No sample of the {len(samples)} in {place} matches: {choices(samples)}.")
+    most = options.limit or options.longest or (ON_TERMINAL if options.out is None else ON_PAGE)
+    shown = chosen if most == "all" else chosen[:most]
+    note = f"{len(shown):,} of {len(samples):,} samples"
+    if len(shown) < len(chosen):
+        note += f", the newest of {len(chosen):,} that match (limit=all shows these)"
+    heading = f"Samples of {place.resolve()}"
+    if options.out is None:
+        show(Console(highlight=False), shown, f"{heading}: {note}", numbers=options.tokens)
+        return
+    out = Path(options.out).expanduser()
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"out={out} cannot be written: {error.strerror}.") from None
+    replace_file(out, page(shown, heading, note, term))
+    print(f"{out}: {note}", file=sys.stdout)
+
+
+def choices(samples: Sequence[Sample]) -> str:
+    """Returns what there is to choose from."""
+    tasks = sorted({sample.task for sample in samples if sample.task is not None})
+    steps = sorted({sample.step for sample in samples if sample.step is not None})
+    parts = [
+        f"tasks {', '.join(tasks)}" if tasks else "no tasks",
+        f"steps {', '.join(map(str, steps))}" if steps else "no steps",
+        f"{sum(sample.correct is True for sample in samples)} right",
+        f"{sum(sample.correct is False for sample in samples)} wrong",
+    ]
+    return f"there are {'; '.join(parts)}"

@@ -1,0 +1,138 @@
+"""What answers the questions: the policy of a run or of a model, or a server."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from typing import Any
+
+from omegaconf import DictConfig
+
+from rl4p.configuration.folder import run_folder
+from rl4p.configuration.targets import resolved
+from rl4p.errors import InputError
+from rl4p.experiment.build import check_lengths
+from rl4p.experiment.evaluation import encoder
+from rl4p.loop.compilation import keep_programs
+from rl4p.loop.digest import digest_of
+from rl4p.runs.policy import load_policy, run_sampler
+from rl4p.runs.responses.generation.chat import Chat
+from rl4p.runs.responses.generation.local import sample_locally
+from rl4p.runs.responses.generation.options import Options
+from rl4p.runs.responses.generation.responses import ResponseSet
+from rl4p.runs.responses.generation.server import Client
+from rl4p.types import Question
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """A source of responses.
+
+    Attributes:
+      questions: the questions, in the form that the source takes.
+      settings: what the responses depend on, as JSON values.
+      complete: adds the missing responses to a file. It returns early if its last argument, a
+        function without arguments, returns true.
+      failures: the reasons of the responses that could not be had; `complete` adds them.
+      description: the source in words.
+    """
+
+    questions: Sequence[Question]
+    settings: Mapping[str, Any]
+    complete: Callable[[ResponseSet, Callable[[], bool]], None]
+    failures: Sequence[str] = field(default_factory=list)
+    description: str
+
+
+def of_policy(
+    config: DictConfig, options: Options, questions: Sequence[Question], system_prompt: str | None
+) -> Source:
+    """Returns the policy of a run, or of `model`, as a source.
+
+    Raises:
+      InputError: the run has no such checkpoint, or the model, the mesh and the lengths do not go
+        together.
+    """
+    if {config.mesh.coordinator, config.mesh.processes, config.mesh.process} != {None}:
+        raise InputError(
+            "rl4p.generate runs in one process: leave mesh.coordinator, mesh.processes and "
+            "mesh.process out."
+        )
+    keep_programs()
+    run = None if options.run is None else run_folder(options.run, key="run")
+    sampler = run_sampler(config)
+    policy, params, step = load_policy(config, run, step=options.step, average=options.average)
+    check_lengths(config, policy, sampler.max_response_tokens)
+    prompts, dropped = encoder(config, policy)(questions, system_prompt=system_prompt)
+    complete = partial(
+        sample_locally,
+        policy,
+        params,
+        sampler,
+        prompts,
+        seed=config.seed,
+        samples=config.group_size,
+        prompts_at_a_time=config.prompts_per_step,
+    )
+    model = config.model.get("path") or config.model._target_
+    of_run = f"{options.run} after step {step}" if run else str(model)
+    over = f" ({dropped:,} dropped for being longer than max_prompt_tokens)" if dropped else ""
+    return Source(
+        questions=prompts,
+        settings={
+            "run": None if run is None else str(run),
+            "step": step,
+            "average": options.average,
+            "model": resolved(config.model),
+            "rollout": {"_target_": type(sampler).__qualname__} | asdict(sampler),
+            "prompts_per_step": config.prompts_per_step,
+        }
+        | common(config, prompts),
+        complete=complete,
+        description=f"{of_run}: {len(prompts):,} prompts x {config.group_size} samples{over}",
+    )
+
+
+def of_server(
+    config: DictConfig, options: Options, questions: Sequence[Question], system_prompt: str | None
+) -> Source:
+    """Returns a server as a source.
+
+    Raises:
+      InputError: a sampling option is not part of the protocol, or there is no API key.
+    """
+    server, sampling = options.server, run_sampler(config).sampling
+    chat = Chat(
+        model=server.model,
+        sampling=sampling,
+        max_tokens=config.max_response_tokens,
+        seed=config.seed,
+        system_prompt=system_prompt,
+        changes=server.body,
+    )
+    client = Client(server=server, chat=chat)
+    if not questions:
+        raise InputError("The data set has no questions: check the settings of data.")
+    return Source(
+        questions=questions,
+        settings={
+            "server": server.url,
+            "server.model": server.model,
+            "server.body": dict(server.body),
+            "rollout": asdict(sampling) | {"max_response_tokens": config.max_response_tokens},
+            "data.system_prompt": system_prompt,
+        }
+        | common(config, questions),
+        complete=partial(client.complete, questions, config.group_size),
+        failures=client.failures,
+        description=f"{server.model} at {server.url}: {len(questions):,} prompts x "
+        f"{config.group_size} samples",
+    )
+
+
+def common(config: DictConfig, questions: Sequence[Question]) -> dict[str, Any]:
+    """Returns the settings on which the responses of every source depend."""
+    return {
+        "seed": config.seed,
+        "group_size": config.group_size,
+        "prompts": digest_of(questions),
+    }
