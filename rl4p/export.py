@@ -27,7 +27,7 @@ from rl4p.errors import InputError
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options(Checkpoint):
+class ExportOptions(Checkpoint):
     """The words of the command."""
 
     run: str = field()
@@ -37,7 +37,7 @@ class Options(Checkpoint):
     trusted_targets: tuple[str, ...] | str = ()
 
 
-def export(options: Options) -> str:
+def export(options: ExportOptions) -> str:
     """Writes the requested folder and returns a sentence that reports it.
 
     Raises:
@@ -67,7 +67,7 @@ def export(options: Options) -> str:
 
 
 def job(words: list[str]) -> None:
-    print(export(read(words, Options, "export").options))
+    print(export(read(words, ExportOptions, "export").options))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -18,11 +18,11 @@ from collections.abc import Sequence
 
 from rl4p.configuration.commands import read, run_command
 from rl4p.configuration.folder import run_folder
-from rl4p.runs.tracker.sending import Destination, Options, send
+from rl4p.runs.tracker.sending import Destination, SendOptions, send
 
 
 def job(words: list[str]) -> None:
-    options = read(words, Options, "send", sections={"tracker": Destination}).options
+    options = read(words, SendOptions, "send", sections={"tracker": Destination}).options
     for folder in options.run:
         print(send(run_folder(folder), options.tracker))
 

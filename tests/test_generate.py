@@ -6,7 +6,7 @@ import sys
 import rl4p.generate
 from rl4p.configuration.schema import Root
 from rl4p.runs.responses.generation import job
-from rl4p.runs.responses.generation.options import OF_BOTH, OF_POLICY, Options, Server
+from rl4p.runs.responses.generation.options import OF_BOTH, OF_POLICY, GenerateOptions, Server
 
 
 def test_the_help_imports_no_jax():
@@ -21,7 +21,7 @@ def test_the_help_imports_no_jax():
 
 def test_the_help_names_every_option_and_the_keys_are_those_of_the_configuration():
     text = rl4p.generate.__doc__
-    for name in Options.__annotations__.keys() - {"server"}:
+    for name in GenerateOptions.__annotations__.keys() - {"server"}:
         assert f"{name}=" in text, name
     for name in Server.__annotations__.keys() - {"url"}:
         assert f"server.{name}=" in text, name

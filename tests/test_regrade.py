@@ -4,7 +4,7 @@ import json
 from dataclasses import fields
 
 import rl4p.regrade
-from rl4p.runs.responses.regrading import Options
+from rl4p.runs.responses.regrading import RegradeOptions
 
 
 def test_a_file_is_graded_by_one_command(tmp_path, capsys):
@@ -19,7 +19,7 @@ def test_a_file_is_graded_by_one_command(tmp_path, capsys):
 def test_the_help_names_every_option(capsys):
     assert rl4p.regrade.main(["--help"]) == 0
     text = capsys.readouterr().out
-    for field in fields(Options):
+    for field in fields(RegradeOptions):
         assert f"{field.name}=" in text, field.name
 
 

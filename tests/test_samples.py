@@ -4,8 +4,8 @@ import subprocess
 import sys
 
 import rl4p.samples
-from rl4p.runs.responses.browser.job import Options
-from rl4p.runs.responses.browser.samples import Filter
+from rl4p.runs.responses.browser.job import SamplesOptions
+from rl4p.runs.responses.browser.samples import SampleFilter
 
 
 def test_it_runs_without_jax(tmp_path):
@@ -24,7 +24,7 @@ def test_it_runs_without_jax(tmp_path):
 def test_the_help_names_every_option(capsys):
     assert rl4p.samples.main(["--help"]) == 0
     text = capsys.readouterr().out
-    for name in Filter.__annotations__.keys() | Options.__annotations__.keys():
+    for name in SampleFilter.__annotations__.keys() | SamplesOptions.__annotations__.keys():
         assert f"{name}=" in text, name
 
 

@@ -51,7 +51,7 @@ SAMPLING_OPTIONS = ("temperature", "top_k", "top_p")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options(Checkpoint):
+class EvaluateOptions(Checkpoint):
     """The words of the command beside overrides of the configuration.
 
     Attributes:
@@ -62,7 +62,7 @@ class Options(Checkpoint):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Request:
+class EvaluationRequest:
     """The policy to evaluate, and the folder for the results.
 
     Attributes:
@@ -80,7 +80,7 @@ class Request:
     command: str = field(default="", compare=False)
 
 
-def read(arguments: Sequence[str], *, conf: Path = CONF) -> tuple[Request, DictConfig]:
+def read(arguments: Sequence[str], *, conf: Path = CONF) -> tuple[EvaluationRequest, DictConfig]:
     """Returns the request and the checked configuration of a command line.
 
     Args:
@@ -90,9 +90,9 @@ def read(arguments: Sequence[str], *, conf: Path = CONF) -> tuple[Request, DictC
     Raises:
       InputError: a word is wrong, or would have no effect on an evaluation.
     """
-    line = commands.read(arguments, Options, "evaluate", composes=True)
+    line = commands.read(arguments, EvaluateOptions, "evaluate", composes=True)
     options, lines = line.options, line.overrides
-    request = Request(
+    request = EvaluationRequest(
         out=Path(options.out).expanduser(),
         run=None if options.run is None else run_folder(options.run),
         step=options.step,
@@ -114,7 +114,7 @@ def read(arguments: Sequence[str], *, conf: Path = CONF) -> tuple[Request, DictC
     return request, config
 
 
-def refuse_what_cannot_act(overrides: Sequence[Override], request: Request) -> None:
+def refuse_what_cannot_act(overrides: Sequence[Override], request: EvaluationRequest) -> None:
     """Checks that each override acts on an evaluation.
 
     Raises:

@@ -15,7 +15,7 @@ from rl4p.configuration.folder import JOBS, LATEST, RECORD
 from rl4p.configuration.hydra_internals import ConfigLoaderImpl
 from rl4p.configuration.quoting import override, quoted, readable
 from rl4p.configuration.suggestions import (
-    Correction,
+    Suggestion,
     did_you_mean,
     key_correction,
     option_correction,
@@ -147,7 +147,7 @@ def value_of(override: Override) -> str:
     return str(override.input_line).partition("=")[2]
 
 
-def settled(catalogue: Catalogue, correction: Correction) -> Correction:
+def settled(catalogue: Catalogue, correction: Suggestion) -> Suggestion:
     """Returns the correction with GROUP=OPTION of the group that has the option."""
     overrides = []
     for word in correction.overrides:

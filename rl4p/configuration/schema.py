@@ -66,7 +66,7 @@ class Root:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Evaluation:
+class EvaluationKeys:
     """The keys of `evaluation`."""
 
     every: Natural
@@ -118,7 +118,7 @@ class Plan:
 
 
 SECTIONS = {
-    "evaluation": Evaluation,
+    "evaluation": EvaluationKeys,
     "samples": Samples,
     "ema": EMA,
     "debug": Debug,

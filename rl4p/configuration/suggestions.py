@@ -165,7 +165,7 @@ SECTIONS = {
 }
 
 
-class Correction(NamedTuple):
+class Suggestion(NamedTuple):
     """The overrides to write instead, and the reason, which may be empty."""
 
     overrides: list[str]
@@ -186,7 +186,7 @@ def fill(overrides: str, value: str) -> list[str]:
     return [word.replace("{}", value) for word in overrides.split()]
 
 
-def key_correction(key: str, value: str, *, whole: bool = False) -> Correction | None:
+def key_correction(key: str, value: str, *, whole: bool = False) -> Suggestion | None:
     """Returns the correction of a key that does not exist; None if the table does not know it.
 
     Args:
@@ -197,15 +197,15 @@ def key_correction(key: str, value: str, *, whole: bool = False) -> Correction |
     for name in (key,) if whole else (key, key.rpartition(".")[2]):
         for known in KEYS:
             if name in known.names.split():
-                return Correction(fill(known.overrides, value), known.reason)
+                return Suggestion(fill(known.overrides, value), known.reason)
     return None
 
 
-def option_correction(group: str, value: str) -> Correction | None:
+def option_correction(group: str, value: str) -> Suggestion | None:
     """Returns the correction of a value that is no option of its group."""
     for known in OPTIONS:
         if group == known.group and re.fullmatch(known.value, value):
-            return Correction(fill(known.overrides, value), known.reason)
+            return Suggestion(fill(known.overrides, value), known.reason)
     return None
 
 

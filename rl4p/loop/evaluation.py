@@ -30,7 +30,7 @@ from rl4p.types import Episode, Params, Prompt, Rewards, StepInfo, TrainState, T
 
 
 @dataclass(frozen=True, kw_only=True)
-class Chunk:
+class PromptChunk:
     """Responses that are sampled together.
 
     Attributes:
@@ -58,7 +58,7 @@ class Chunk:
 class Answered:
     """The graded responses of a chunk, in the order of its rows."""
 
-    chunk: Chunk
+    chunk: PromptChunk
     trajectories: Trajectories
     episodes: Sequence[Episode]
     rewards: Rewards
@@ -179,7 +179,7 @@ class Evaluation:
                     chunk=chunk, trajectories=trajectories, episodes=episodes, rewards=rewards
                 )
 
-    def chunks(self) -> list[Chunk]:
+    def chunks(self) -> list[PromptChunk]:
         """Returns the chunks of `rows` sequences; the last one of a set may have fewer.
 
         A chunk of samples has a divisor of `rows` and of `samples` as the number of samples of a
@@ -190,17 +190,17 @@ class Evaluation:
         chunks = []
         for prompts in self.sets:
             chunks += [
-                Chunk(prompts=prompts[start : start + self.rows])
+                PromptChunk(prompts=prompts[start : start + self.rows])
                 for start in range(0, len(prompts), self.rows)
             ]
             pairs = [(x, first) for x in prompts for first in range(0, self.samples, together)]
             for start in range(0, len(pairs), at_a_time):
                 chosen, first = zip(*pairs[start : start + at_a_time], strict=True)
-                chunks.append(Chunk(prompts=chosen, first=first, together=together))
+                chunks.append(PromptChunk(prompts=chosen, first=first, together=together))
         return chunks
 
     def sampled(
-        self, engine: Engine, state: TrainState, chunk: Chunk
+        self, engine: Engine, state: TrainState, chunk: PromptChunk
     ) -> tuple[Trajectories, Sequence[Episode], Rewards]:
         """Samples a chunk of samples and returns its responses and their grades.
 

@@ -15,7 +15,7 @@ from rl4p.model.policy import Policy, pad_left
 from rl4p.protocols.engine import Request
 from rl4p.protocols.phases import PlannedProgram
 from rl4p.rollout.engine.distributions import SharedDistribution
-from rl4p.rollout.engine.in_process import InProcess, Stop, Weights
+from rl4p.rollout.engine.in_process import InProcess, PublishedWeights, Stop
 from rl4p.rollout.sampler import Sampler
 from rl4p.types import Array, Params
 
@@ -84,7 +84,7 @@ class NaiveEngine(InProcess):
 
     def decode(
         self,
-        weights: Weights,
+        weights: PublishedWeights,
         requests: Sequence[Request],
         distribution: SharedDistribution,
         stop: Stop | None,

@@ -6,7 +6,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from rl4p.configuration import compose
-from rl4p.configuration.evaluation import OF_RUN, Request, read
+from rl4p.configuration.evaluation import OF_RUN, EvaluationRequest, read
 from rl4p.errors import InputError
 
 TRAINED = (
@@ -44,7 +44,7 @@ def refusal(*words):
 def test_a_run_is_evaluated_as_it_was_configured(run, tmp_path):
     folder = run(*TRAINED)
     request, config = read([f"run={folder}", "step=2", "average=true", f"out={tmp_path}/a b"])
-    assert request == Request(out=tmp_path / "a b", run=folder, step=2, average=True)
+    assert request == EvaluationRequest(out=tmp_path / "a b", run=folder, step=2, average=True)
     then = composed(*TRAINED)
     for key in OF_RUN:
         assert config[key] == then[key], key

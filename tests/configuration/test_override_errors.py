@@ -13,7 +13,7 @@ from rl4p.configuration.override_errors import (
     wrong_key,
     wrong_option,
 )
-from rl4p.configuration.suggestions import Correction
+from rl4p.configuration.suggestions import Suggestion
 
 
 @pytest.fixture(scope="module")
@@ -95,10 +95,10 @@ def test_a_key_inside_another_comes_before_its_namesakes(composer):
 
 
 def test_an_option_is_moved_to_the_group_that_has_it(catalogue):
-    assert settled(catalogue, Correction(["advantage=gspo"])).overrides == ["update=gspo"]
-    assert settled(catalogue, Correction(["advantage=GRPO"])).overrides == ["advantage=grpo"]
-    assert settled(catalogue, Correction(["advantage=mine"])).overrides == ["advantage=mine"]
-    assert settled(catalogue, Correction(["seed=1"])).overrides == ["seed=1"]
+    assert settled(catalogue, Suggestion(["advantage=gspo"])).overrides == ["update=gspo"]
+    assert settled(catalogue, Suggestion(["advantage=GRPO"])).overrides == ["advantage=grpo"]
+    assert settled(catalogue, Suggestion(["advantage=mine"])).overrides == ["advantage=mine"]
+    assert settled(catalogue, Suggestion(["seed=1"])).overrides == ["seed=1"]
 
 
 def test_another_option_has_the_key(catalogue):

@@ -20,7 +20,7 @@ BETWEEN_STOPS = 32  # decode steps between two calls of `stop`
 Stop = Callable[[np.ndarray], bool]
 
 
-class Weights(NamedTuple):
+class PublishedWeights(NamedTuple):
     """Published weights in sampling form, and the caches that were kept of them."""
 
     params: Params | None
@@ -28,7 +28,7 @@ class Weights(NamedTuple):
     kept: Kept
 
 
-NO_WEIGHTS = Weights(None, -1, {})
+NO_WEIGHTS = PublishedWeights(None, -1, {})
 
 
 class InProcess(ABC):
@@ -59,7 +59,7 @@ class InProcess(ABC):
 
         Arrays that the caller donates afterwards, as an update does, can no longer be decoded with.
         """
-        self.weights = Weights(self.policy.for_sampling(params), version, {})
+        self.weights = PublishedWeights(self.policy.for_sampling(params), version, {})
 
     def complete(
         self, requests: Sequence[Request], *, greedy: bool = False, stop: Stop | None = None
@@ -88,7 +88,7 @@ class InProcess(ABC):
     @abstractmethod
     def decode(
         self,
-        weights: Weights,
+        weights: PublishedWeights,
         requests: Sequence[Request],
         distribution: SharedDistribution,
         stop: Stop | None,
@@ -132,7 +132,7 @@ class ContinuousEngine(InProcess):
 
     def decode(
         self,
-        weights: Weights,
+        weights: PublishedWeights,
         requests: Sequence[Request],
         distribution: SharedDistribution,
         stop: Stop | None,

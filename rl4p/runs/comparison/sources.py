@@ -29,7 +29,7 @@ class Store:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options:
+class CompareOptions:
     """The words of the command.
 
     Attributes:
@@ -52,16 +52,16 @@ class Options:
             raise InputError("Give run=FOLDER, or experiment=NAME tracker.uri=URI; see --help.")
 
 
-def read_options(arguments: Sequence[str]) -> Options:
+def read_options(arguments: Sequence[str]) -> CompareOptions:
     """Returns the options of a command line.
 
     Raises:
       InputError: there is not exactly one source of runs, or a word is unknown.
     """
-    return commands.read(arguments, Options, "compare", sections={"tracker": Store}).options
+    return commands.read(arguments, CompareOptions, "compare", sections={"tracker": Store}).options
 
 
-def read(options: Options) -> tuple[list[Run], list[LeftOut], Path]:
+def read(options: CompareOptions) -> tuple[list[Run], list[LeftOut], Path]:
     """Returns the finished runs, the other ones, and the folder for the files.
 
     The folder is `compare` in `out`, or else in the folder of the sweep, or else in a new folder

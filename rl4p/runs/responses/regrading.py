@@ -38,7 +38,7 @@ UNNAMED = {"numbers": "gsm8k", "texts": "weighted"}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options:
+class RegradeOptions:
     """What to grade, and where to write the grades.
 
     Attributes:
@@ -67,9 +67,9 @@ def regrade(arguments: Sequence[str]) -> None:
       InputError: an argument or a line is wrong, or the reward cannot grade texts.
       RunError: too many responses cannot be graded, if `max_invalid` is given.
     """
-    line = commands.read(arguments, Options, "regrade", composes=True)
+    line = commands.read(arguments, RegradeOptions, "regrade", composes=True)
     options = line.options
-    commands.refuse_without_effect(line.overrides, MAY_SET, Options, "regrade")
+    commands.refuse_without_effect(line.overrides, MAY_SET, RegradeOptions, "regrade")
     out = Path(options.out).expanduser()
     source = source_of(options)
     refuse_other_file(out, source)
@@ -103,7 +103,7 @@ def regrade(arguments: Sequence[str]) -> None:
     console.print(f"{options.out}: {counted(len(samples), 'graded response')}")
 
 
-def source_of(options: Options) -> Path:
+def source_of(options: RegradeOptions) -> Path:
     """Returns the file with the responses.
 
     Raises:
@@ -162,7 +162,7 @@ def refuse_unwritable(out: Path) -> None:
 
 
 def prompt_of(
-    sample: Sample, where: str, options: Options, prompts: dict[tuple[str, str], Prompt]
+    sample: Sample, where: str, options: RegradeOptions, prompts: dict[tuple[str, str], Prompt]
 ) -> Prompt:
     """Returns the prompt of a sample as graders take it.
 
@@ -216,7 +216,7 @@ def reference_of(answer: str, task: str, where: str) -> str:
 
 
 def rewards_of(
-    options: Options, line: commands.CommandLine[Options], tasks: Sequence[str]
+    options: RegradeOptions, line: commands.CommandLine[RegradeOptions], tasks: Sequence[str]
 ) -> tuple[dict[str, str], dict[str, TextReward]]:
     """Returns the name of the reward of each task, and the rewards by name.
 

@@ -33,7 +33,7 @@ class Destination:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options:
+class SendOptions:
     """The words of the command.
 
     Attributes:

@@ -21,7 +21,7 @@ import numpy as np
 from rl4p.errors import InputError
 from rl4p.learner.logprobs import ScoreOptions, score_tokens
 from rl4p.protocols.engine import Request
-from rl4p.rollout.engine.in_process import Weights
+from rl4p.rollout.engine.in_process import PublishedWeights
 from rl4p.rollout.naive_sampler import NaiveEngine
 from rl4p.serving.weights import checksums, replacement
 from rl4p.types import Finish, Microbatching, Sampling, Trajectories
@@ -165,7 +165,7 @@ class Double:
         annealed = None if temperature in (0, 1) else temperature
         engine = NaiveEngine(self.policy, Sampling(), lambda _: annealed)
         with self.lock:
-            engine.weights = Weights(self.params, 0, {})
+            engine.weights = PublishedWeights(self.params, 0, {})
             (completion,) = engine.complete([request], greedy=temperature == 0)
         tokens, logprobs = completion.tokens.tolist(), completion.logprobs.tolist()
         if kept < len(tokens):

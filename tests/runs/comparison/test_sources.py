@@ -7,13 +7,15 @@ import pytest
 
 from rl4p.errors import InputError
 from rl4p.runs.comparison import sources
-from rl4p.runs.comparison.sources import Options, Store, read, read_options
+from rl4p.runs.comparison.sources import CompareOptions, Store, read, read_options
 from tests.runs.comparison.conftest import write_run
 
 
 def test_each_source_has_its_words():
-    assert read_options(["run=a", "metric=m", "out=o"]) == Options(run=("a",), metric="m", out="o")
-    assert read_options(["run=[a,b]"]) == Options(run=("a", "b"))
+    assert read_options(["run=a", "metric=m", "out=o"]) == CompareOptions(
+        run=("a",), metric="m", out="o"
+    )
+    assert read_options(["run=[a,b]"]) == CompareOptions(run=("a", "b"))
     options = read_options(["experiment=e", "tracker.uri=sqlite:///a=b.db"])
     assert options.tracker == Store(uri="sqlite:///a=b.db")
 
@@ -40,18 +42,18 @@ def test_other_arguments_are_refused_in_one_sentence(words, sentence):
 def test_the_latest_run_is_compared_too(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(InputError, match="run=latest: there is no run under"):
-        read(Options(run=("latest",)))
+        read(CompareOptions(run=("latest",)))
 
 
 def test_the_files_of_a_sweep_are_in_its_folder(sweep):
-    runs, left_out, out = read(Options(run=(str(sweep),)))
+    runs, left_out, out = read(CompareOptions(run=(str(sweep),)))
     assert len(runs) == 6
     assert not left_out
     assert out == sweep / "compare"
 
 
 def test_the_files_of_all_runs_of_a_sweep_are_in_its_folder_too(sweep):
-    assert read(Options(run=(f"{sweep}/grpo-0", f"{sweep}/rloo-0")))[2] == sweep / "compare"
+    assert read(CompareOptions(run=(f"{sweep}/grpo-0", f"{sweep}/rloo-0")))[2] == sweep / "compare"
 
 
 def test_the_files_of_other_runs_are_in_a_new_folder(tmp_path, sweep, monkeypatch):
@@ -63,9 +65,9 @@ def test_the_files_of_other_runs_are_in_a_new_folder(tmp_path, sweep, monkeypatc
     monkeypatch.setattr(sources, "datetime", Noon)
     alone = write_run(tmp_path / "alone")
     expected = Path("outputs/comparisons/2026-11-23/12-00-05/compare")
-    assert read(Options(run=(str(sweep), str(alone))))[2] == expected
-    assert read(Options(run=(str(alone),)))[2] == expected
+    assert read(CompareOptions(run=(str(sweep), str(alone))))[2] == expected
+    assert read(CompareOptions(run=(str(alone),)))[2] == expected
 
 
 def test_out_is_the_folder_that_the_files_are_put_into(sweep, tmp_path):
-    assert read(Options(run=(str(sweep),), out=str(tmp_path)))[2] == tmp_path / "compare"
+    assert read(CompareOptions(run=(str(sweep),), out=str(tmp_path)))[2] == tmp_path / "compare"

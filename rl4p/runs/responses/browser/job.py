@@ -12,7 +12,7 @@ from rl4p.configuration.folder import run_folder
 from rl4p.errors import InputError
 from rl4p.runs.record import replace_file
 from rl4p.runs.responses.browser.page import page
-from rl4p.runs.responses.browser.samples import Filter, samples_in
+from rl4p.runs.responses.browser.samples import SampleFilter, samples_in
 from rl4p.runs.responses.browser.terminal import show
 from rl4p.runs.responses.sample import Sample
 
@@ -20,7 +20,7 @@ ON_TERMINAL, ON_PAGE = 20, 400  # samples, unless `limit` says otherwise
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options(Filter):
+class SamplesOptions(SampleFilter):
     """The words of the command.
 
     Attributes:
@@ -51,7 +51,7 @@ def browse(arguments: Sequence[str]) -> None:
     Raises:
       InputError: an argument is wrong, or no sample is chosen.
     """
-    options = commands.read(arguments, Options, "samples").options
+    options = commands.read(arguments, SamplesOptions, "samples").options
     place = Path(str(options.file)).expanduser() if options.run is None else run_folder(options.run)
     samples, term = samples_in(place, options.term)
     chosen = options.chosen(samples)

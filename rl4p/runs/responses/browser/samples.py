@@ -31,7 +31,7 @@ class Token:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Filter:
+class SampleFilter:
     """A choice of samples. None chooses all.
 
     Attributes:

@@ -10,7 +10,7 @@ import numpy as np
 from omegaconf import DictConfig
 
 from rl4p.configuration import instantiate
-from rl4p.configuration.evaluation import Request
+from rl4p.configuration.evaluation import EvaluationRequest
 from rl4p.distributed.processes import to_host
 from rl4p.experiment.build import check_lengths, instantiate_phases
 from rl4p.experiment.evaluation import (
@@ -46,7 +46,7 @@ class Evaluated:
     dropped: int
 
 
-def build_evaluated(config: DictConfig, request: Request) -> Evaluated:
+def build_evaluated(config: DictConfig, request: EvaluationRequest) -> Evaluated:
     """Builds the evaluation and loads the parameters.
 
     Raises:

@@ -22,13 +22,13 @@ from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
 
 from rl4p.configuration import instantiate
-from rl4p.configuration.evaluation import OF_RUN, Request
+from rl4p.configuration.evaluation import OF_RUN, EvaluationRequest
 from rl4p.distributed.processes import agreed, anywhere, first
 from rl4p.errors import InputError, Stopped
 from rl4p.loop.accuracy import metrics_of
 from rl4p.loop.compilation import keep_programs
 from rl4p.loop.digest import digest_of
-from rl4p.loop.evaluation import Chunk
+from rl4p.loop.evaluation import PromptChunk
 from rl4p.protocols.tracker import TrackedRun
 from rl4p.runs.record import Record, replace_file
 from rl4p.runs.responses.bar import ResponseBar
@@ -51,7 +51,7 @@ REQUEST, RESPONSES = "request.json", "responses.jsonl"
 MAY_CHANGE = ("mesh", "tracker")
 
 
-def evaluate(config: DictConfig, request: Request) -> dict[str, Any]:
+def evaluate(config: DictConfig, request: EvaluationRequest) -> dict[str, Any]:
     """Evaluates a checkpoint or a model, or continues to, and returns the content of the JSON file.
 
     Raises:
@@ -143,7 +143,7 @@ def used(config: DictConfig) -> dict[str, Any]:
     return {key: tree[key] for key in OF_RUN}
 
 
-def finished(responses: SampleFile, chunks: Sequence[Chunk]) -> int:
+def finished(responses: SampleFile, chunks: Sequence[PromptChunk]) -> int:
     """Returns the number of chunks in the file, after it has removed an incomplete one.
 
     Raises:
@@ -216,7 +216,7 @@ def mirror(step: int, metrics: dict[str, float], record: Record, tracked: Tracke
         tracked.artifact(record.folder / name)
 
 
-def environment(evaluated: Evaluated, request: Request) -> dict[str, Any]:
+def environment(evaluated: Evaluated, request: EvaluationRequest) -> dict[str, Any]:
     """Returns the environment of the evaluation, with the identity of the evaluated run."""
     identity = None if request.run is None else identity_of(request.run)
     return {

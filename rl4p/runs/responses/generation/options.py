@@ -58,7 +58,7 @@ class Server:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options(Checkpoint):
+class GenerateOptions(Checkpoint):
     """What to sample from, what to keep, and where to write it.
 
     Attributes:
@@ -91,16 +91,16 @@ class Options(Checkpoint):
             raise InputError("keep and best compare grades: leave grade=false out.")
 
 
-def read_options(arguments: Sequence[str]) -> CommandLine[Options]:
+def read_options(arguments: Sequence[str]) -> CommandLine[GenerateOptions]:
     """Returns the options of a command line, and its overrides of the configuration.
 
     Raises:
       InputError: an option is unknown, missing or wrong, or two do not go together.
     """
-    line = read(arguments, Options, "generate", sections={"server": Server}, composes=True)
+    line = read(arguments, GenerateOptions, "generate", sections={"server": Server}, composes=True)
     options = line.options
     may = OF_BOTH if options.server is not None else (*OF_BOTH, *OF_POLICY)
     may = may if options.run is not None else (*may, "experiment")
     may = may if options.grade else tuple(key for key in may if key != "reward")
-    refuse_without_effect(line.overrides, may, Options, "generate", INSTEAD)
+    refuse_without_effect(line.overrides, may, GenerateOptions, "generate", INSTEAD)
     return line

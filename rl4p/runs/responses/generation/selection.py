@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from rl4p.errors import InputError
-from rl4p.runs.responses.generation.options import Options
+from rl4p.runs.responses.generation.options import GenerateOptions
 from rl4p.runs.responses.grading import text_reward
 from rl4p.runs.responses.sample import Sample, Status
 from rl4p.types import Question
@@ -31,7 +31,7 @@ def demonstration(sample: Sample, question: Question) -> dict[str, Any]:
     }
 
 
-def check_reward(reward: Any, options: Options) -> None:
+def check_reward(reward: Any, options: GenerateOptions) -> None:
     """Refuses a reward that cannot grade texts, and a term that it does not have."""
     text_reward(reward, otherwise=", or grade=false")
     if options.keep not in (None, TOTAL, *reward.terms):
@@ -41,7 +41,9 @@ def check_reward(reward: Any, options: Options) -> None:
         )
 
 
-def kept(samples: Sequence[Sample], options: Options) -> tuple[list[Sample], dict[str, int]]:
+def kept(
+    samples: Sequence[Sample], options: GenerateOptions
+) -> tuple[list[Sample], dict[str, int]]:
     """Chooses responses to learn from, in their order.
 
     A response that did not end by itself is never kept, because an answer that is cut would be
@@ -67,7 +69,7 @@ def kept(samples: Sequence[Sample], options: Options) -> tuple[list[Sample], dic
     return [sample for sample in samples if id(sample) in chosen], dict(+left_out)
 
 
-def refusal(sample: Sample, options: Options) -> str | None:
+def refusal(sample: Sample, options: GenerateOptions) -> str | None:
     """Returns why a response is not kept, or None."""
     if sample.status is not Status.COMPLETED:
         return "not finished"

@@ -17,14 +17,14 @@ from rl4p.loop.digest import digest_of
 from rl4p.runs.policy import load_policy, run_sampler
 from rl4p.runs.responses.generation.chat import Chat
 from rl4p.runs.responses.generation.local import sample_locally
-from rl4p.runs.responses.generation.options import Options
+from rl4p.runs.responses.generation.options import GenerateOptions
 from rl4p.runs.responses.generation.responses import ResponseSet
 from rl4p.runs.responses.generation.server import Client
 from rl4p.types import Question
 
 
 @dataclass(frozen=True, kw_only=True)
-class Source:
+class QuestionSource:
     """A source of responses.
 
     Attributes:
@@ -44,8 +44,11 @@ class Source:
 
 
 def of_policy(
-    config: DictConfig, options: Options, questions: Sequence[Question], system_prompt: str | None
-) -> Source:
+    config: DictConfig,
+    options: GenerateOptions,
+    questions: Sequence[Question],
+    system_prompt: str | None,
+) -> QuestionSource:
     """Returns the policy of a run, or of `model`, as a source.
 
     Raises:
@@ -76,7 +79,7 @@ def of_policy(
     model = config.model.get("path") or config.model._target_
     of_run = f"{options.run} after step {step}" if run else str(model)
     over = f" ({dropped:,} dropped for being longer than max_prompt_tokens)" if dropped else ""
-    return Source(
+    return QuestionSource(
         questions=prompts,
         settings={
             "run": None if run is None else str(run),
@@ -93,8 +96,11 @@ def of_policy(
 
 
 def of_server(
-    config: DictConfig, options: Options, questions: Sequence[Question], system_prompt: str | None
-) -> Source:
+    config: DictConfig,
+    options: GenerateOptions,
+    questions: Sequence[Question],
+    system_prompt: str | None,
+) -> QuestionSource:
     """Returns a server as a source.
 
     Raises:
@@ -112,7 +118,7 @@ def of_server(
     client = Client(server=server, chat=chat)
     if not questions:
         raise InputError("The data set has no questions: check the settings of data.")
-    return Source(
+    return QuestionSource(
         questions=questions,
         settings={
             "server": server.url,

@@ -6,7 +6,7 @@ import os
 import pytest
 
 from rl4p.errors import InputError
-from rl4p.runs.responses.browser.samples import Filter, rendered_prompt, samples_in, tokens_of
+from rl4p.runs.responses.browser.samples import SampleFilter, rendered_prompt, samples_in, tokens_of
 
 
 def test_a_full_line(shown, full):
@@ -47,7 +47,7 @@ def test_an_answer_is_right_from_grade_1(shown, full, change, right):
 
 def chosen(run, **options):
     samples, _ = samples_in(run, None)
-    return [sample.step for sample in Filter(**options).chosen(samples)]
+    return [sample.step for sample in SampleFilter(**options).chosen(samples)]
 
 
 @pytest.mark.parametrize(
@@ -73,9 +73,9 @@ def test_a_choice_of_samples(run, options, steps):
 def test_longest_counts_tokens(shown, full):
     rows = [full | {"step": n, "length": n, "response": "a" * (9 - n)} for n in range(4)]
     samples = [shown(row) for row in rows]
-    assert [sample.step for sample in Filter(longest=2).chosen(samples)] == [3, 2]
+    assert [sample.step for sample in SampleFilter(longest=2).chosen(samples)] == [3, 2]
     with pytest.raises(InputError, match="longest and limit are both"):
-        Filter(longest=2, limit=1)
+        SampleFilter(longest=2, limit=1)
 
 
 def test_the_term_of_the_run_decides(run, full):

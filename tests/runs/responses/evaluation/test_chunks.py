@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from rl4p.errors import InputError
-from rl4p.loop.evaluation import Chunk
+from rl4p.loop.evaluation import PromptChunk
 from rl4p.runs.responses.evaluation.job import REQUEST, RESPONSES, finished, responses_in
 from rl4p.runs.responses.sample import Sample
 
@@ -15,9 +15,9 @@ from rl4p.runs.responses.sample import Sample
 def chunks(make_prompt):
     a, b, c = (make_prompt(id=name) for name in "abc")
     return [
-        Chunk(prompts=[a, b]),
-        Chunk(prompts=[c]),
-        Chunk(prompts=[a, b], first=[0, 0], together=2),
+        PromptChunk(prompts=[a, b]),
+        PromptChunk(prompts=[c]),
+        PromptChunk(prompts=[a, b], first=[0, 0], together=2),
     ]
 
 

@@ -1,7 +1,7 @@
 import pytest
 
 from rl4p.errors import InputError
-from rl4p.runs.responses.generation.options import Options, Server, read_options
+from rl4p.runs.responses.generation.options import GenerateOptions, Server, read_options
 
 SERVER = ("out=a", "server=http://h:1/v1", "server.model=m")
 
@@ -9,7 +9,7 @@ SERVER = ("out=a", "server=http://h:1/v1", "server.model=m")
 def test_options_of_a_policy():
     lines = ["out=a", "run=b", "step=3", "keep=correct", "best=1", "group_size=4", "data.path=c"]
     line = read_options(lines)
-    assert line.options == Options(out="a", run="b", step=3, keep="correct", best=1)
+    assert line.options == GenerateOptions(out="a", run="b", step=3, keep="correct", best=1)
     assert line.overrides == ["group_size=4", "data.path=c"]
 
 

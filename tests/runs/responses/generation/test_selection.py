@@ -7,7 +7,7 @@ from rl4p.reward.correct import Correct
 from rl4p.reward.format import Format
 from rl4p.reward.weighted import Weighted
 from rl4p.runs.responses.generation.job import prompt_of
-from rl4p.runs.responses.generation.options import Options
+from rl4p.runs.responses.generation.options import GenerateOptions
 from rl4p.runs.responses.generation.selection import check_reward, demonstration, kept
 from rl4p.runs.responses.grading import graded
 from rl4p.runs.responses.sample import Status
@@ -69,7 +69,7 @@ def samples(rows):
 
 
 def options(**given):
-    return Options(out="a", **given)
+    return GenerateOptions(out="a", **given)
 
 
 @pytest.fixture

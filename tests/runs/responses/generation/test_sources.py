@@ -2,29 +2,29 @@ import pytest
 
 from rl4p.configuration import compose
 from rl4p.errors import InputError
-from rl4p.runs.responses.generation.options import Options, Server
+from rl4p.runs.responses.generation.options import GenerateOptions, Server
 from rl4p.runs.responses.generation.sources import of_policy, of_server
 from rl4p.types import Prompt
 
 SMALL = ("model=scratch", "model.width=32", "model.layers=1", "model.heads=2", "mesh=single")
-SERVER = Options(out="a", server=Server(url="http://127.0.0.1:9/v1", model="m"))
+SERVER = GenerateOptions(out="a", server=Server(url="http://127.0.0.1:9/v1", model="m"))
 
 
 def test_a_policy_gets_prompts_in_its_template(questions):
     config = compose([*SMALL, "rollout.temperature=0.5", "group_size=2"])
-    source = of_policy(config, Options(out="a"), questions, None)
+    source = of_policy(config, GenerateOptions(out="a"), questions, None)
     assert all(isinstance(prompt, Prompt) and prompt.tokens for prompt in source.questions)
     assert source.settings["rollout"]["temperature"] == 0.5
     assert source.settings["step"] is None
     assert source.description.endswith("3 prompts x 2 samples")
-    other = of_policy(config, Options(out="a"), questions, "Add.")
+    other = of_policy(config, GenerateOptions(out="a"), questions, "Add.")
     assert other.settings["prompts"] != source.settings["prompts"]
     assert {**other.settings, "prompts": 0} == {**source.settings, "prompts": 0}
 
 
 def test_prompts_that_are_too_long_are_dropped_and_counted(questions):
     long = [*questions[:2], questions[2].__class__(**vars(questions[2]) | {"question": "9" * 99})]
-    source = of_policy(compose(SMALL), Options(out="a"), long, None)
+    source = of_policy(compose(SMALL), GenerateOptions(out="a"), long, None)
     assert len(source.questions) == 2
     assert "(1 dropped for being longer than max_prompt_tokens)" in source.description
 
@@ -32,13 +32,13 @@ def test_prompts_that_are_too_long_are_dropped_and_counted(questions):
 def test_lengths_beyond_the_model_are_refused(questions):
     config = compose([*SMALL, "max_response_tokens=4000"])
     with pytest.raises(InputError, match=r"max_response_tokens = 4032 is more"):
-        of_policy(config, Options(out="a"), questions, None)
+        of_policy(config, GenerateOptions(out="a"), questions, None)
 
 
 def test_several_processes_are_refused(questions):
     config = compose([*SMALL, "mesh.processes=2"])
     with pytest.raises(InputError, match=r"runs in one process: leave mesh\.coordinator"):
-        of_policy(config, Options(out="a"), questions, None)
+        of_policy(config, GenerateOptions(out="a"), questions, None)
 
 
 def test_a_server_gets_the_sampling_distribution(questions):
