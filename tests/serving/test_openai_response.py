@@ -6,7 +6,7 @@ BODIES = {
 }
 
 
-@pytest.fixture(params=BODIES, ids=lambda url: url.rpartition("/")[2])
+@pytest.fixture(params=BODIES, ids=["completions", "chat"])
 def endpoint(request):
     return request.param, BODIES[request.param] | {"n": 2, "return_token_ids": True}
 
