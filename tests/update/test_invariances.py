@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 
 from rl4p.advantage.gae import GAE
+from rl4p.distributed.mesh import Mesh
 from rl4p.learner.aggregation import aggregation_weights
 from rl4p.learner.gradient_step import gradient_step
 from rl4p.learner.logprobs import ScoreOptions, score_tokens
@@ -535,7 +536,11 @@ sys.stdout.buffer.write(pickle.dumps(updates))
     "names", [ON_DEVICES, [x for x in CASES if x not in ON_DEVICES]], ids=["some", "the others"]
 )
 def test_one_device_and_eight_have_the_same_update(build, plain, policy, on_devices, names):
-    cases = {name: jax.device_get(build(name)) for name in names}
+    cases = {}
+    for name in names:
+        objective, trained, batch = build(name)
+        objective = dataclasses.replace(objective, mesh=Mesh(dp=1))  # one without devices
+        cases[name] = objective, jax.device_get(trained), batch
     arguments = (cases, OPTIMIZER, COEFFICIENTS, QUICK)
     done = subprocess.run(
         [sys.executable, "-c", EIGHT_DEVICES],
