@@ -28,7 +28,7 @@ SMALL = (
 CASES = {
     "grpo": SCRATCH,
     "gae, critic shared": (*SCRATCH, "advantage=gae", "critic=shared"),
-    "gae, critic apart": (*SCRATCH, "advantage=gae", "critic=separate"),
+    "gae, critic separate": (*SCRATCH, "advantage=gae", "critic=separate"),
     "dpo": (*SCRATCH, "advantage=preference", "update=dpo"),
     "sft": (
         *(*SCRATCH, "rollout=demonstrations", "advantage=constant", "update=sft"),
