@@ -10,6 +10,7 @@ override of the configuration, in the grammar of `python -m rl4p.train`, if the 
 """
 
 import argparse
+import os
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields
@@ -126,7 +127,7 @@ def run_command(
     """
     lines = sys.argv[1:] if arguments is None else list(arguments)
     if {"-h", "--help"} & set(lines):
-        print(description.strip())
+        print_help(description.strip())
         return 0
     here = str(Path.cwd())
     if not {"", here} & set(sys.path):
@@ -139,6 +140,14 @@ def run_command(
     except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001 - `report` prints all
         return report(error)
     return 0
+
+
+def print_help(text: str) -> None:
+    """Prints a text, of which the reader may take only the beginning, as in `--help | head`."""
+    try:
+        print(text, flush=True)
+    except BrokenPipeError:  # without this, Python prints the error once more at its end
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def read(

@@ -1,8 +1,11 @@
 """Tests the grammar of commands: every entry point takes the same words for the same things."""
 
 import importlib
+import os
 import re
 import shlex
+import subprocess
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -320,3 +323,12 @@ def test_help_runs_nothing(word, capsys):
     job = lambda _: pytest.fail("ran")  # noqa: E731
     assert run_command("x", "\nHow to use it.\n", job, ["out=a", word]) == 0
     assert capsys.readouterr().out == "How to use it.\n"
+
+
+def test_help_may_be_read_in_part():
+    reading, writing = os.pipe()
+    os.close(reading)
+    command = [sys.executable, "-m", "rl4p.export", "--help"]
+    done = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, text=True)
+    os.close(writing)
+    assert (done.returncode, done.stderr) == (0, "")
