@@ -68,7 +68,7 @@ class Question:
         """Returns the messages before the response, as a chat template takes them.
 
         They begin with the first of: a system message in `messages`, the question's own
-        `system_prompt`, and the argument, which is that of the data set.
+        `system_prompt`, and the argument, which the data set has.
         """
         if self.messages is None:
             asked: list[dict[str, Any]] = [{"role": "user", "content": self.question}]
@@ -313,7 +313,7 @@ class StepInfo:
     """The record of one finished step, which hooks receive.
 
     Attributes:
-      advantages_BT, loss_mask_BT: those of the `TrainingBatch`, if the loop passes them on.
+      advantages_BT, loss_mask_BT: as in the `TrainingBatch`, if the loop passes them on.
     """
 
     step: int

@@ -170,7 +170,9 @@ def test_an_older_checkpoint_and_the_moving_average_can_be_had(tmp_path, capsys)
     assert_equal(exported("step=3", "average=true"), saved[3][1])
     assert "holds the averaged policy of" in capsys.readouterr().out
     assert main([f"run={run}", f"out={tmp_path / 'no'}", "step=4"]) == 2
-    assert "has no checkpoint of step 4; it has those of 3, 5 (" in capsys.readouterr().err
+    assert (
+        "has no checkpoint of step 4; it has checkpoints of steps 3, 5 (" in capsys.readouterr().err
+    )
 
 
 def test_an_average_that_was_not_kept_is_refused(run, tmp_path, capsys):

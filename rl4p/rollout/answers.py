@@ -24,7 +24,7 @@ def answers(
 ) -> tuple[Trajectories, Sequence[Episode]]:
     """Joins P prompts, padded left, with G completions each, sharded over the mesh.
 
-    The arguments are those of `answers_on_host`.
+    The arguments are as in `answers_on_host`.
     """
     trajectories, episodes = answers_on_host(policy, prompts, completions, columns, chosen)
     episodes = episodes if jax.process_count() > 1 else tuple(episodes)

@@ -24,7 +24,7 @@ def response_keys(
     prompt's name and then with n. It depends neither on other prompts nor on the number of samples.
 
     Args:
-      names: a name for each prompt, such as its id, by which prompts are told apart.
+      names: a name for each prompt, such as its id, which distinguishes the prompts.
       samples: the number of consecutive samples of each prompt.
       first: the number of the first of them, by prompt; None is 0 for all.
     """

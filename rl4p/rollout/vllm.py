@@ -28,7 +28,7 @@ class VLLM(SyncedSampler):
     """A rollout by vLLM servers, with tokens and log-probabilities both ways (docs/vllm.md).
 
     With top_k, top_p or a temperature other than 1 the servers need
-    ``--logprobs-mode processed_logprobs``, so that log-probabilities are those of the distribution
+    ``--logprobs-mode processed_logprobs``, so that log-probabilities belong to the distribution
     that tokens are drawn from; a server without it is refused.
 
     Attributes:
@@ -90,7 +90,7 @@ class VLLMProtocol(WeightsProtocol):
             "temperature": request.sampling.temperature,
             "top_p": request.sampling.top_p,
             "top_k": request.sampling.top_k or -1,
-            "min_p": 0.0,  # else that of the model's generation_config.json
+            "min_p": 0.0,  # else the value in the model's generation_config.json
             "repetition_penalty": 1.0,
             "seed": request.seed,
             "stop_token_ids": list(request.end_ids),

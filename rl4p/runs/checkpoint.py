@@ -252,9 +252,9 @@ def without_closed_loops() -> Iterator[None]:
     """
     before = sys.unraisablehook
 
-    def hook(found: Any) -> None:
-        if str(found.exc_value) != "Event loop is closed":
-            before(found)
+    def hook(unraisable: Any) -> None:
+        if str(unraisable.exc_value) != "Event loop is closed":
+            before(unraisable)
 
     sys.unraisablehook = hook
     try:

@@ -50,8 +50,8 @@ def commit_of(place: Path, common: Path) -> str:
             head = (common / name).read_text().strip()
         else:
             packed = (common / "packed-refs").read_text()
-            found = re.search(rf"^(\w+) {re.escape(name)}$", packed, re.MULTILINE)
-            head = found[1] if found else ""
+            match = re.search(rf"^(\w+) {re.escape(name)}$", packed, re.MULTILINE)
+            head = match[1] if match else ""
     if not re.fullmatch("[0-9a-f]{40}", head):
         raise ValueError(f"{place} names no commit")
     return head

@@ -48,13 +48,13 @@ def diagnose(rows: Sequence[Mapping[str, Any]], config: Mapping[str, Any]) -> li
     history = History(rows, config)
     if not history.steps:
         return []
-    found = [(rule.__name__, rule(history)) for rule in RULES]
-    if not any(symptom for _, symptom in found):
-        found.append((LAST_RULE.__name__, LAST_RULE(history)))
+    symptoms = [(rule.__name__, rule(history)) for rule in RULES]
+    if not any(symptom for _, symptom in symptoms):
+        symptoms.append((LAST_RULE.__name__, LAST_RULE(history)))
     step = int(history.steps[-1]["step"])
     return [
         Finding(name=name, step=step, **symptom._asdict())
-        for name, symptom in found
+        for name, symptom in symptoms
         if symptom is not None
     ]
 
@@ -99,11 +99,11 @@ class Diagnosis:
 
     def update(self) -> list[Finding]:
         """Diagnoses the steps so far and returns what holds now."""
-        found = diagnose(self.rows, self.config)
-        for finding in found:
+        findings = diagnose(self.rows, self.config)
+        for finding in findings:
             first, _ = self.seen.get(finding.name, (finding.step, finding))
             self.seen[finding.name] = first, finding
-        return found
+        return findings
 
     def tell(self, findings: Iterable[Finding]) -> None:
         for finding in findings:

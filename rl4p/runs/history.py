@@ -59,7 +59,7 @@ class History:
             [float(x) for name, x in row.items() if name.endswith("/pass_at_1")]
             for row in self.rows
         ]
-        return [min(found) for found in scores if found]
+        return [min(values) for values in scores if values]
 
     @property
     def solved(self) -> bool:
@@ -75,7 +75,7 @@ class History:
     def change(self) -> float:
         """The change of the mean reward from the first to the last steps, in standard errors.
 
-        The samples of a prompt are not independent, so the error is that of the number of prompts.
+        The samples of a prompt are not independent, so the number of prompts counts.
         """
         rewards = self.values("reward/mean")
         difference = mean(rewards[-WINDOW:]) - mean(rewards[:WINDOW])
@@ -106,13 +106,13 @@ class History:
         """Returns a property that the class of a phase declares (`experiment/compatibility.py`)."""
         target = str(self.option(f"{phase}._target_"))
         module, _, leaf = target.rpartition(".")
-        found = getattr(sys.modules.get(module), leaf, None)  # of the user's own, in this run
-        if found is None:
+        part = getattr(sys.modules.get(module), leaf, None)  # of the user's own, in this run
+        if part is None:
             try:
-                found = locate(target, TRUSTED, phase)
+                part = locate(target, TRUSTED, phase)
             except InputError:  # nothing of a folder's own is imported
                 return default
-        return getattr(found, name, default)
+        return getattr(part, name, default)
 
     @cached_property
     def compares_groups(self) -> bool:

@@ -149,7 +149,7 @@ def idle_lines(summary: Mapping[str, Any]) -> list[str]:
 def time_table(summary: Mapping[str, Any]) -> Table:
     """Returns a table of seconds by phase; the rest is startup and checkpoints.
 
-    A median is that of the steps with the phase, since not every step has an evaluation. Phases in
+    A median is over the steps with the phase, since not every step has an evaluation. Phases in
     the background take none of the whole time; only waiting for them does.
     """
     seconds, medians = summary["seconds"], summary["median_seconds"]

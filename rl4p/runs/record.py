@@ -103,13 +103,13 @@ class Record:
           InputError: a line is missing, or repeated or not in order.
         """
         path = self.metrics_file
-        found = [row["step"] for row in self.metrics() if row["step"] <= step]
+        steps = [row["step"] for row in self.metrics() if row["step"] <= step]
         copy = f"replace it by a copy, because a run continues its record (from step {step})."
         if not path.exists():
             raise InputError(f"{path} is missing: {copy}")
-        if missing := sorted(set(range(step + 1)) - set(found)):
+        if missing := sorted(set(range(step + 1)) - set(steps)):
             raise InputError(f"{path} has no line of step {spans(missing)}: {copy}")
-        for line, (last, this) in enumerate(pairwise(found), 2):
+        for line, (last, this) in enumerate(pairwise(steps), 2):
             if this <= last:
                 raise InputError(
                     f"{path}, line {line} is of step {this}, after step {last}: {copy}"
@@ -166,13 +166,13 @@ def remove(path: Path) -> None:
 
 def spans(numbers: Iterable[int]) -> str:
     """Returns integers in order as words, such as "1, 3 to 5"."""
-    found: list[list[int]] = []
+    ranges: list[list[int]] = []
     for number in numbers:
-        if found and found[-1][-1] == number - 1:
-            found[-1].append(number)
+        if ranges and ranges[-1][-1] == number - 1:
+            ranges[-1].append(number)
         else:
-            found.append([number])
-    return ", ".join(f"{x[0]} to {x[-1]}" if len(x) > 1 else f"{x[0]}" for x in found)
+            ranges.append([number])
+    return ", ".join(f"{x[0]} to {x[-1]}" if len(x) > 1 else f"{x[0]}" for x in ranges)
 
 
 def _rows(path: Path, offset: int = 0) -> Iterator[tuple[dict[str, Any], int]]:

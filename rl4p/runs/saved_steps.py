@@ -120,7 +120,7 @@ def chosen_step(folder: Path, step: int | None = None) -> int:
             )
     elif step not in steps:
         raise InputError(
-            f"{folder} has no checkpoint of step {step}; it has those of "
+            f"{folder} has no checkpoint of step {step}; it has checkpoints of steps "
             f"{', '.join(map(str, steps))} (set by checkpoint.every and checkpoint.keep)."
         )
     elif (reason := damage(folder / str(step))) is not None:

@@ -47,8 +47,8 @@ def compare_runs(folder: Path, runs: Sequence[Path]) -> None:
 def best_values(folder: Path) -> str | None:
     """Returns a line with the best values that a search found; None if it is no search."""
     try:
-        found = read_yaml(folder / BEST)
-        values = " ".join(f"{key}={value}" for key, value in found["best_params"].items())
-        return f"best: {values} (pass@1 {found['best_value']:.3f})"
+        best = read_yaml(folder / BEST)
+        values = " ".join(f"{key}={value}" for key, value in best["best_params"].items())
+        return f"best: {values} (pass@1 {best['best_value']:.3f})"
     except (InputError, OSError, KeyError, TypeError, ValueError, yaml.YAMLError):
         return None

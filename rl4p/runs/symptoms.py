@@ -22,7 +22,7 @@ STEP_KL = 0.1  # nats per token within one step: usual are 0.0001 to 0.02
 INVALID = 0.02  # of the samples: a grader may time out at times
 NOISE = 3.0  # standard errors: a smaller change of the reward may be noise
 FLAT_STEPS = 40  # in fewer steps a usual learning rate may change the reward by noise only
-PATIENCE = 100  # steps, and half of the run, before a flat reward is told while the run goes on
+PATIENCE = 100  # steps, and half of the run, before a flat reward is reported while the run goes on
 
 
 class Symptom(NamedTuple):

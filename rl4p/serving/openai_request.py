@@ -40,7 +40,7 @@ class SamplingFields(Body):
         alternatives: int | None,
         keep_stop: bool,
     ) -> CompletionOptions:
-        """Returns the options of each completion; `path` is that of the field `min_tokens`."""
+        """Returns the options of each completion; `path` names the field `min_tokens`."""
         if min_tokens > max_tokens or (min_tokens and self.stop):
             most = 0 if self.stop else max_tokens
             reason = "beside stop" if self.stop else "the limit of new tokens"

@@ -93,7 +93,7 @@ class Scheduler:
     def score(
         self, tokens: Sequence[int], deliver: Callable[[list[float] | Exception], None]
     ) -> Submission:
-        """Computes log p(token t | tokens before t) at temperature 1; that of the first is nan.
+        """Computes log p(token t | tokens before t) at temperature 1; the first is nan.
 
         Raises:
           InputError: there are no tokens, or more than the model has positions.

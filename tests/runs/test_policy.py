@@ -56,7 +56,9 @@ def test_without_a_run_the_parameters_are_those_a_run_starts_with(saved):
 
 def test_a_checkpoint_that_is_absent_is_said(saved):
     config, folder, *_ = saved
-    with pytest.raises(InputError, match="has no checkpoint of step 5; it has those of 3, 7"):
+    with pytest.raises(
+        InputError, match="has no checkpoint of step 5; it has checkpoints of steps 3, 7"
+    ):
         load_policy(config, folder, step=5)
 
 

@@ -90,7 +90,9 @@ def test_a_given_step_is_that_step_or_an_error(folder):
     flip(folder / "3" / FILES[2], 3)
     with pytest.raises(InputError, match=rf"/3 is damaged, because its file {FILES[2]} has cha"):
         chosen_step(folder, 3)
-    with pytest.raises(InputError, match=r"no checkpoint of step 4; it has those of 3, 6, 9 "):
+    with pytest.raises(
+        InputError, match=r"no checkpoint of step 4; it has checkpoints of steps 3, 6, 9 "
+    ):
         chosen_step(folder, 4)
 
 

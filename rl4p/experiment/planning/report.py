@@ -76,9 +76,9 @@ def refuse_what_does_not_fit(config: DictConfig) -> None:
         log.warning("plan.check: these devices do not report their memory, so nothing was checked.")
         return
     run, chip, memory = described(config, mesh)
-    found = summary(run, chip, memory, costs_of(run, chip))
-    if not found["fits"]:
-        raise InputError(f"{found['verdict']} Set plan.check=false to run it anyway.")
+    plan = summary(run, chip, memory, costs_of(run, chip))
+    if not plan["fits"]:
+        raise InputError(f"{plan['verdict']} Set plan.check=false to run it anyway.")
 
 
 def described(config: DictConfig, mesh: Mesh) -> tuple[AbstractRun, Chip, float]:
@@ -131,12 +131,12 @@ def summary(run: AbstractRun, chip: Chip, memory: float, costs: list[Cost]) -> d
     }
 
 
-def show(found: dict[str, Any], costs: list[Cost]) -> None:
+def show(plan: dict[str, Any], costs: list[Cost]) -> None:
     """Prints the plan as a table."""
-    mesh = " x ".join(f"{axis} {size}" for axis, size in found["mesh"].items() if size > 1)
-    step = found["step"]
+    mesh = " x ".join(f"{axis} {size}" for axis, size in plan["mesh"].items() if size > 1)
+    step = plan["step"]
     devices = 1
-    for size in found["mesh"].values():
+    for size in plan["mesh"].values():
         devices *= size
     name, unit = unit_of(max(each.total for each in costs))
 
@@ -168,7 +168,7 @@ def show(found: dict[str, Any], costs: list[Cost]) -> None:
     }
     console = Console(highlight=False, width=max(120, Console().width))  # the width of the table
     console.print(
-        f"{devices} x {found['chip']} ({written(found['memory'])} {name} each) as {mesh or 'one'}: "
+        f"{devices} x {plan['chip']} ({written(plan['memory'])} {name} each) as {mesh or 'one'}: "
         f"{step['prompts']} prompts x {step['group_size']} samples of at most "
         f"{step['prompt_tokens']} + {step['response_tokens']} tokens"
     )
@@ -182,7 +182,7 @@ def show(found: dict[str, Any], costs: list[Cost]) -> None:
         "Bytes are per chip, TFLOP for all chips, for responses of full length. `other`: arrays in "
         "memory besides the arguments. `time >=`: a bound by peak FLOP/s and memory bandwidth."
     )
-    for key, value in found.get("largest", {}).items():
+    for key, value in plan.get("largest", {}).items():
         console.print(f"the largest value that fits: {key}={value}")
-    if found["fits"]:
-        console.print(found["verdict"])
+    if plan["fits"]:
+        console.print(plan["verdict"])

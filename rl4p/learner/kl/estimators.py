@@ -17,7 +17,7 @@ def kl_estimate(logprobs: Array, reference: Array, estimator: Estimator) -> Arra
     d = log pi - log pi_reference, their values and derivatives with respect to log pi are:
 
         k1        d                    1            unbiased; may be negative
-        k2        d^2 / 2              d            biased; its gradient is that of the divergence
+        k2        d^2 / 2              d            biased; its gradient is the divergence's
         k3        exp(-d) - 1 + d      1 - exp(-d)  unbiased, never negative; biased gradient
         k3_plus   the value of k3      d            k3's value with k2's gradient (verl)
 

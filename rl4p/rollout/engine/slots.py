@@ -20,7 +20,7 @@ class Slots:
 
     Attributes:
       sequences: the sequence in each slot; None in a free slot.
-      state, constants, distributions: of each slot; those of a free slot are arbitrary, except
+      state, constants, distributions: of each slot. They are arbitrary for a free slot, except
         `active_n`.
     """
 

@@ -72,7 +72,7 @@ class SharedServers:
     def of(cls, options: PoolOptions, protocol: ServerProtocol) -> "SharedServers":
         """Returns the servers with these addresses; `release` closes them after their last user.
 
-        Engines with the same servers also share the other options, those of the first engine.
+        Engines with the same servers also share the other options of the first engine.
         """
         key = type(protocol), options.servers
         with LOCK:

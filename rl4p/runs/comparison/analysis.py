@@ -80,8 +80,8 @@ class Comparison:
         """
         for each in self.compared:
             if {each.better, each.worse} == {0, index}:
-                found = each.difference
-                return found if each.better == index else found.reversed(), each.supported
+                difference = each.difference
+                return difference if each.better == index else difference.reversed(), each.supported
         return None
 
 
@@ -151,12 +151,12 @@ def _result(group: RunGroup, metric: Metric, resolution: float) -> Result:
 
 
 def _compared(results: Sequence[Result], first: int, second: int, resolution: float) -> Compared:
-    """Compares two groups. The paired difference may have another sign than that of the means."""
+    """Compares two groups. Paired and unpaired differences may differ in sign."""
     a, b = results[first].values, results[second].values
-    found = statistics.difference(a, b, resolution=resolution)
-    if found.estimate < 0:
-        first, second, found = second, first, found.reversed()
-    return Compared(better=first, worse=second, difference=found, supported=False)
+    difference = statistics.difference(a, b, resolution=resolution)
+    if difference.estimate < 0:
+        first, second, difference = second, first, difference.reversed()
+    return Compared(better=first, worse=second, difference=difference, supported=False)
 
 
 def _missing(value: float) -> str:

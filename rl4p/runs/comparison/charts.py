@@ -23,7 +23,7 @@ SHOWN = 8  # groups at first; the legend shows the others
 LETTERS = 12  # of a name beside its line
 FEW_POINTS = 40  # each point of such a line has a tooltip
 
-# Groups differ in colour, dashes and marker, so that they can be told apart without colour.
+# Groups differ in colour, dashes and marker, so that they can be distinguished without colour.
 COLOURS, DASHES = 8, ("none", "7 3", "2 3", "9 3 2 3", "4 2")
 MARKERS = (
     "M-3.5 0a3.5 3.5 0 1 0 7 0a3.5 3.5 0 1 0-7 0z",
@@ -53,7 +53,7 @@ class Line:
       group: the index of the group.
       path, band: SVG paths of the line and of the range of the seeds.
       end: the last point, where the marker is.
-      label: the height of the name; it differs from that of `end` where names would overlap.
+      label: the height of the name; it differs from the height of `end` where names would overlap.
       points: x, y and the text of each point, if they are few.
     """
 
@@ -101,18 +101,18 @@ def style(group: int) -> Style:
 
 
 def charts(comparison: Comparison) -> list[Chart]:
-    """Returns the charts of the page: that of the metric first. One without data is left out."""
+    """Returns the charts of the page that have data, the metric's chart first."""
     drawn = []
     for title, metric in figures(comparison.metric).items():
-        found = {
+        curves = {
             index: line
             for index, result in enumerate(comparison.results)
             if (line := curve(result.group.runs, metric)) is not None
             and np.isfinite(line.middle).any()
         }
-        if found:
+        if curves:
             bounds = SHARE if metric.is_share else None
-            drawings = tuple(drawing(found, axis, bounds) for axis in AXES)
+            drawings = tuple(drawing(curves, axis, bounds) for axis in AXES)
             drawn.append(Chart(title=title, drawings=drawings))
     return drawn
 

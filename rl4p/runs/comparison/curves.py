@@ -59,7 +59,7 @@ def curve(runs: Sequence[Run], metric: Metric) -> Curve | None:
 
 
 def figures(metric: Metric) -> dict[str, Metric]:
-    """Returns the metric of each figure by its title, that of the comparison first."""
+    """Returns the metric of each figure by its title, the comparison's metric first."""
     others = {title: Metric(names=(name,)) for name, title in CURVES.items()}
     return {metric.name: metric} | {
         title: other for title, other in others.items() if other.names != metric.names

@@ -106,8 +106,8 @@ def settings_of(run: Run) -> dict[str, str]:
         for key, value in run.choices.items()
         if key.partition("/")[0] not in IGNORED
     }
-    found = options | dict(_flat("", config))
-    return {name: value for name, value in found.items() if name not in IGNORED}
+    keys = options | dict(_flat("", config))
+    return {name: value for name, value in keys.items() if name not in IGNORED}
 
 
 def typed(runs: Sequence[Run]) -> list[str]:
@@ -119,7 +119,7 @@ def typed(runs: Sequence[Run]) -> list[str]:
 def explaining(
     differing: Sequence[str], settings: Sequence[Settings], first: Sequence[str]
 ) -> list[str]:
-    """Returns a few of the differing names whose values determine those of all the others.
+    """Returns a few of the differing names whose values determine the values of all others.
 
     Args:
       differing: the names, options before keys.

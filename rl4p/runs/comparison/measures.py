@@ -17,7 +17,7 @@ PASS_AT_1 = "/pass_at_1"
 ENTROPY, GAP = "update/entropy", "rollout/logprob_gap_max"
 LENGTH, TRUNCATED, EFFECTIVE = "rollout/response_tokens", "rollout/truncated", "update/ess"
 REWARD, SECONDS, SPEED = "reward/mean", "time/step", "rollout/tokens_per_second"
-# The curves under that of the metric, with what they show.
+# The curves below the metric's own, and what each shows.
 CURVES = {
     REWARD: "mean reward of the samples",
     LENGTH: "response length (tokens)",

@@ -46,7 +46,7 @@ def read_experiment(
     Args:
       experiment: the name of the experiment.
       uri: the store, as `tracker.uri`.
-      metric: a metric to read in addition to those of every comparison.
+      metric: a metric to read beside the metrics of every comparison.
 
     Raises:
       InputError: the store has no such experiment, or no run in it.
@@ -85,14 +85,14 @@ def _client(uri: str) -> "MlflowClient":
 
 def _runs(client: "MlflowClient", experiment: str, uri: str) -> Iterator[Any]:
     """Yields the runs that rl4p mirrored, oldest first. The parents of sweeps are none."""
-    found = client.get_experiment_by_name(experiment)
-    if found is None:
+    stored = client.get_experiment_by_name(experiment)
+    if stored is None:
         names = [each.name for each in client.search_experiments(max_results=20)]
         raise InputError(f"experiment={experiment} is not in {uri}, which has {', '.join(names)}.")
     token = None
     while True:
         page = client.search_runs(
-            [found.experiment_id],
+            [stored.experiment_id],
             order_by=["attributes.start_time ASC"],
             max_results=RUNS_PER_PAGE,
             page_token=token,

@@ -107,9 +107,9 @@ def results_table(comparison: Comparison) -> Table:
     for index, result in enumerate(comparison.results):
         gap, chance = "best", ""
         if (to_best := comparison.to_best(index)) is not None:
-            found, supported = to_best
-            gap = words.number(found.estimate, sign=True) + "*" * supported
-            chance = f"{1 - found.probability:.2f}"
+            difference, supported = to_best
+            gap = words.number(difference.estimate, sign=True) + "*" * supported
+            chance = f"{1 - difference.probability:.2f}"
         table.add_row(
             Text(printable(result.group.name)),
             words.number(result.iqm),

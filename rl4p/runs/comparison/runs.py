@@ -16,7 +16,7 @@ from rl4p.runs.record import Record
 from rl4p.runs.responses.file import recorded_samples
 from rl4p.runs.responses.sample import Sample
 
-MARKS = (".hydra", "config.yaml", "metrics.jsonl")  # one of these makes a folder that of a run
+MARKS = (".hydra", "config.yaml", "metrics.jsonl")  # a folder with one of these is a run
 DEEPEST = 4  # folders between a given folder and its runs
 # What readers raise for files that no run wrote.
 WRONG_FILE = (InputError, OSError, ValueError, TypeError, AttributeError)
@@ -93,12 +93,12 @@ def find(folder: Path) -> list[Path]:
     matches = [folder] if folder.exists() else list(Path(folder.anchor).glob(pattern))
     if not matches:
         raise InputError(f"{folder} does not exist: give the folder of a sweep or of a run.")
-    found = [run for match in sorted(matches) for run in sorted(_below(match), key=_by_number)]
-    if not found:
+    runs = [run for match in sorted(matches) for run in sorted(_below(match), key=_by_number)]
+    if not runs:
         raise InputError(
             f"{folder} has no run: the folder of a run has a config.yaml and a metrics.jsonl."
         )
-    return found
+    return runs
 
 
 def read(folder: Path) -> Run:

@@ -8,7 +8,7 @@ The number of seeds n is small, 3 to 10. Two facts decide the methods.
    of a sweep.) The studentized bootstrap fails too: many resamples of so few values have no spread.
 2. The exact permutation test of pairs cannot decide: with five pairs its least p-value is 1/16.
 
-The interval is therefore that of Student's t with the interquartile mean in place of the mean:
+The interval is therefore Student's t interval with the interquartile mean in place of the mean:
 
     iqm(x) +- c_n std(x),    c_n = the quantile of |iqm(z)| / std(z) for n normal values z
 
@@ -168,7 +168,7 @@ def supported(p_values: Sequence[float | None], *, error_rate: float = ERROR_RAT
 
 
 def _deviation(values: Array, resolution: float) -> float | None:
-    """Returns the standard deviation, which for equal values is that of their rounding error."""
+    """Returns the standard deviation, which for equal values is their rounding error."""
     if len(values) < FEWEST_SEEDS:
         return None
     if np.ptp(values) == 0:

@@ -59,12 +59,12 @@ def _of_differences(comparison: Comparison) -> list[str]:
 def _of_supported(supported: Sequence[Compared], names: Sequence[str]) -> list[str]:
     said = []
     for better in sorted({each.better for each in supported})[:SENTENCES]:
-        found = [each for each in supported if each.better == better]
+        claims = [each for each in supported if each.better == better]
         claim = f"The seeds support that {names[better]} is better than "
-        if len(found) == 1:
-            said.append(f"{claim}{names[found[0].worse]}: {_measured(found[0])}.")
+        if len(claims) == 1:
+            said.append(f"{claim}{names[claims[0].worse]}: {_measured(claims[0])}.")
         else:
-            said.append(f"{claim}{_listed([names[each.worse] for each in found])}.")
+            said.append(f"{claim}{_listed([names[each.worse] for each in claims])}.")
     if rest := len({each.better for each in supported}) - len(said):
         groups = _counted(rest, "further group is", "further groups are")
         said.append(f"{groups} better than another one; compare.json has all differences.")
@@ -102,12 +102,16 @@ def _of_few_seeds(results: Sequence[Result]) -> list[str]:
 
 
 def _measured(compared: Compared) -> str:
-    found = compared.difference
-    how = f"over {found.pairs} seeds that both have" if found.pairs else "over unpaired seeds"
-    shown = f"{number(found.estimate, sign=True)} {how}"
-    if found.interval is not None:
-        shown += f", {1 - ERROR_RATE:.0%} interval {span(found.interval, sign=True)}"
-    return f"{shown}, probability of improvement {found.probability:.2f}"
+    difference = compared.difference
+    how = (
+        f"over {difference.pairs} seeds that both have"
+        if difference.pairs
+        else "over unpaired seeds"
+    )
+    shown = f"{number(difference.estimate, sign=True)} {how}"
+    if difference.interval is not None:
+        shown += f", {1 - ERROR_RATE:.0%} interval {span(difference.interval, sign=True)}"
+    return f"{shown}, probability of improvement {difference.probability:.2f}"
 
 
 def number(value: float, *, sign: bool = False) -> str:

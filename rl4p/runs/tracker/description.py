@@ -81,7 +81,7 @@ class Description:
 
     @property
     def is_evaluation(self) -> bool:
-        """Whether the folder is that of an evaluation, which trains nothing."""
+        """Whether the folder belongs to an evaluation, which trains nothing."""
         return self.environment.get("kind") == "evaluation"
 
     @property
@@ -109,21 +109,21 @@ class Description:
     @cached_property
     def parameters(self) -> dict[str, str]:
         """The sizes, the names and classes of the phases, and all overrides, as texts."""
-        found: dict[str, Any] = {key: self.config.get(key) for key in ROOT_KEYS}
+        params: dict[str, Any] = {key: self.config.get(key) for key in ROOT_KEYS}
         for group in GROUPS:
             options = self.config.get(group) or {}
-            found[group] = self._choice(group, options)
+            params[group] = self._choice(group, options)
             if group in PHASES:
-                found[f"{group}._target_"] = options.get("_target_")
+                params[f"{group}._target_"] = options.get("_target_")
             own = [key for key in OPTIONS if key.startswith(f"{group}.")]
-            found |= {key: options.get(key.split(".")[1]) for key in own}
-        found |= {
+            params |= {key: options.get(key.split(".")[1]) for key in own}
+        params |= {
             key: target
             for key, target in targets(self.config)
             if not target.startswith(("rl4p.", "optax."))
         }
-        found |= keys_and_values(self.overrides)
-        return {key: str(value) for key, value in found.items() if value is not None}
+        params |= keys_and_values(self.overrides)
+        return {key: str(value) for key, value in params.items() if value is not None}
 
     @cached_property
     def data_sets(self) -> list[LoggedDataSet]:
@@ -136,7 +136,7 @@ class Description:
         paths = {"training": data.pop("path", None), "evaluation": data.pop("held_out_path", None)}
         split = paths["evaluation"] is None  # the evaluation takes rows of the same data
         sizes = {"training": data.get("train_size"), "evaluation": data.get("held_out_size")}
-        found = []
+        inputs = []
         for context in paths:
             path = paths[context] or paths["training"]
             file = None if path is None else self._working_directory / path
@@ -147,7 +147,7 @@ class Description:
                 rows = None if split else rows
             else:
                 digest.update(f"{target} {path}".encode())
-            found.append(
+            inputs.append(
                 LoggedDataSet(
                     name=(name if path is None else Path(path).name)
                     + (" (held out)" if split and context == "evaluation" else ""),
@@ -158,7 +158,7 @@ class Description:
                     rows=rows,
                 )
             )
-        return found
+        return inputs
 
     @cached_property
     def _hydra(self) -> dict[str, Any]:
@@ -172,8 +172,8 @@ class Description:
     @property
     def sweep(self) -> str | None:
         """The end of the path of the sweep; None if the run is no job of one."""
-        found = self._sweep_file
-        return None if found is None else "/".join(found.parent.parts[-2:])
+        file = self._sweep_file
+        return None if file is None else "/".join(file.parent.parts[-2:])
 
     @cached_property
     def _sweep_file(self) -> Path | None:
@@ -212,19 +212,21 @@ def options_of(tracker: Any, target: str) -> dict[str, Any] | None:
         return None
     if tracker.get("_target_") == target:
         return {str(name): value for name, value in tracker.items() if name != "_target_"}
-    found = (options_of(node, target) for node in (tracker.get("trackers") or {}).values())
-    return next((options for options in found if options is not None), None)
+    options_of_each = (
+        options_of(node, target) for node in (tracker.get("trackers") or {}).values()
+    )
+    return next((options for options in options_of_each if options is not None), None)
 
 
 def keys_and_values(overrides: Iterable[str]) -> dict[str, str]:
-    """Returns the overrides of a command line by key, without those of housekeeping."""
-    found = {}
+    """Returns the overrides of a command line by key, without housekeeping."""
+    by_key = {}
     for override in overrides:
         key, _, value = override.partition("=")
         key = key.lstrip("+~")
         if not is_housekeeping(key):
-            found[key] = re.sub(r"\\(.)", r"\1", value)  # Hydra saves sqlite\:///...
-    return found
+            by_key[key] = re.sub(r"\\(.)", r"\1", value)  # Hydra saves sqlite\:///...
+    return by_key
 
 
 def is_housekeeping(key: str) -> bool:
@@ -238,7 +240,7 @@ def swept(overrides: Iterable[str], params: Mapping[str, Any]) -> dict[str, str]
       overrides: the overrides of the command line of the sweep.
       params: ``hydra.sweeper.params``, whose keys the command line may replace.
     """
-    found = {key: str(value) for key, value in params.items()}
+    shown = {key: str(value) for key, value in params.items()}
     parser = OverridesParser.create()
     for line in overrides:
         try:
@@ -246,10 +248,10 @@ def swept(overrides: Iterable[str], params: Mapping[str, Any]) -> dict[str, str]
         except HydraException:  # an older Hydra accepted it
             continue
         key, _, value = line.partition("=")
-        found.pop(key.lstrip("+~"), None)
+        shown.pop(key.lstrip("+~"), None)
         if override.is_sweep_override():
-            found[key.lstrip("+~")] = value
-    return {key: value for key, value in found.items() if not is_housekeeping(key)}
+            shown[key.lstrip("+~")] = value
+    return {key: value for key, value in shown.items() if not is_housekeeping(key)}
 
 
 def targets(value: Any, key: str = "") -> Iterator[tuple[str, str]]:

@@ -134,9 +134,9 @@ class MLflowMirror:
 
     def send_checkpoints(self) -> None:
         """Sends where the checkpoints are, which may be gigabytes, instead of the checkpoints."""
-        if (found := checkpoints(self._folder)) is not None:
-            self._client.log_dict(self._id, found, "checkpoints.json")
-            self._client.set_tag(self._id, "checkpoints", found["folder"])
+        if (saved := checkpoints(self._folder)) is not None:
+            self._client.log_dict(self._id, saved, "checkpoints.json")
+            self._client.set_tag(self._id, "checkpoints", saved["folder"])
 
     def close(self, status: str) -> None:
         """Sends the remaining data and the final status."""
@@ -171,8 +171,8 @@ class MLflowMirror:
 
 def find_run(client: "MlflowClient", experiment_id: str, identity: str) -> "Run | None":
     """Returns the run with this identity; None if there is none, or if it was deleted."""
-    found = client.search_runs([experiment_id], f"tags.`{IDENTITY}` = '{identity}'")
-    return next(iter(found), None)
+    runs = client.search_runs([experiment_id], f"tags.`{IDENTITY}` = '{identity}'")
+    return next(iter(runs), None)
 
 
 def source_tags() -> dict[str, str]:

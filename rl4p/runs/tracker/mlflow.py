@@ -133,15 +133,15 @@ class MLflow:
 
         with _one_at_a_time(self._database):
             client = mlflow.MlflowClient(self.uri)
-            found = client.get_experiment_by_name(self.experiment)
-            if found is None:
+            experiment = client.get_experiment_by_name(self.experiment)
+            if experiment is None:
                 # By default, MLflow puts the artifacts of SQLite into the working directory.
                 artifacts = self._database and (self._database.parent / "mlartifacts").as_uri()
                 made = client.create_experiment(self.experiment, artifacts, tags={KIND: TRAINING})
                 return client, made
-            if KIND not in found.tags:  # made by an older version, or by hand
-                client.set_experiment_tag(found.experiment_id, KIND, TRAINING)
-            return client, found.experiment_id
+            if KIND not in experiment.tags:  # made by an older version, or by hand
+                client.set_experiment_tag(experiment.experiment_id, KIND, TRAINING)
+            return client, experiment.experiment_id
 
 
 @contextmanager

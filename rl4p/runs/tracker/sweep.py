@@ -90,7 +90,7 @@ def where_to_look(uri: str, page: str) -> str:
 
     Args:
       uri: the tracking store.
-      page: the address below that of MLflow.
+      page: the address, below MLflow's address.
     """
     if uri.startswith("http"):
         return f"The runs in MLflow: {uri.rstrip('/')}/{page}"
@@ -111,8 +111,8 @@ def open_parent(
     identity = identity_of(folder)
     command = shlex.join(["python", "-m", "rl4p.train", "-m", *config.hydra.overrides.task])
     tags = {"folder": str(folder), "sweep": " ".join(config.hydra.overrides.task)}
-    if (found := find_run(client, experiment, identity)) is not None:
-        parent = found.info.run_id
+    if (run := find_run(client, experiment, identity)) is not None:
+        parent = run.info.run_id
         client.update_run(parent, status="RUNNING")
     else:
         name = short(f"{key}={values}" for key, values in axes.items())

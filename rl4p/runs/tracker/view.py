@@ -20,7 +20,7 @@ REWARD = "reward/mean"
 
 
 def page(experiment: str, parent: str) -> str:
-    """Returns the address of the runs of a sweep, below that of MLflow.
+    """Returns the address of the runs of a sweep, below MLflow's address.
 
     It opens "Model training". Without ``workflowType`` MLflow 3.17 opens the view that the browser
     showed last, and at first "GenAI".

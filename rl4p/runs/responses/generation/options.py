@@ -69,7 +69,7 @@ class GenerateOptions(Checkpoint):
       grade: whether to grade the responses with `reward`.
       keep: the reward term, or `reward` for the total, that a kept response must have reached.
       at_least: the least grade of a kept response; None is 1.
-      best: the most responses kept for each prompt, those of the highest total reward.
+      best: the most responses kept for each prompt, by their total reward.
     """
 
     out: str

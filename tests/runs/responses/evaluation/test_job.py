@@ -63,7 +63,7 @@ def test_an_older_checkpoint_and_the_average_are_other_policies(run, whole, eval
     assert found["older"]["evaluated"]["step"] == 1
     code, _, error = evaluate(f"run={run}", "step=9", f"out={tmp_path}/none")
     assert code == 2
-    assert "has no checkpoint of step 9; it has those of 1, 2, 3" in error
+    assert "has no checkpoint of step 9; it has checkpoints of steps 1, 2, 3" in error
 
 
 @pytest.mark.slow
