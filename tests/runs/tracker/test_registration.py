@@ -71,7 +71,7 @@ def test_a_run_that_finishes_is_a_version_of_the_model(made, store, tmp_path, mo
     monkeypatch.setenv("MLFLOW_TRACKING_URI", store.uri)
     monkeypatch.setenv("MLFLOW_REGISTRY_URI", store.uri)
     place = mlflow.artifacts.download_artifacts("models:/adder/1", dst_path=str(tmp_path / "out"))
-    assert main([f"resume={made}", f"out={tmp_path / 'exported'}"]) == 0
+    assert main([f"run={made}", f"out={tmp_path / 'exported'}"]) == 0
     exported = {path.name: path.read_bytes() for path in (tmp_path / "exported").iterdir()}
     assert {path.name: path.read_bytes() for path in Path(place).iterdir()} == exported
 
