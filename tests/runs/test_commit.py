@@ -82,4 +82,5 @@ def test_a_hostile_checkout_runs_no_program(checkout, attack, monkeypatch):
     assert git_state(checkout) == {"git_commit": commit, "git_dirty": True}
     assert not canary.exists()
     git(checkout, "status")
+    git(checkout, "add", "a")  # writes the index, which status does only at some times
     assert canary.exists()  # git itself runs the program
