@@ -16,7 +16,6 @@ from rl4p.loop.loop import train
 from rl4p.runs.checkpoint import Orbax
 from rl4p.runs.record import RESERVE, Record
 from rl4p.runs.run import (
-    RecordMetrics,
     RunOutcome,
     at_the_end,
     first_state,
@@ -146,17 +145,14 @@ def test_a_run_killed_before_its_first_checkpoint_begins_anew(
 def test_metrics_are_recorded_mirrored_and_summed_up(trained, tmp_path):
     experiment, infos = trained
     record, mirror = Record(tmp_path), Mirror()
-    outcome = RunOutcome(record=record, state=experiment.state)
+    outcome = RunOutcome(record=record, tracked=mirror, state=experiment.state)
     outcome.begin(replace(infos[0].state, step=jnp.int32(1)), resumed=True)
     assert (outcome.step, outcome.resumed_from) == (1, 1)
-    hook = RecordMetrics(record=record, tracked=mirror, outcome=outcome)
-    assert not outcome.has_curve()
     outcome.count({"eval/t/pass_at_1": 0.5, "time/evaluation": 4.0})  # before the first step
     for info, passed in zip(infos, (0.25, 0.125), strict=True):
         metrics = info.metrics | {"eval/t/pass_at_1": passed, "time/rollout": float(info.step)}
         metrics |= {"time/evaluation": 1.0} if info.step == 2 else {}
-        hook(replace(info, metrics=metrics))
-    assert outcome.has_curve()
+        outcome(replace(info, metrics=metrics))
     assert [step for step, _ in mirror.logged] == [1, 2]
     assert record.metrics()[1]["reward/mean"] == infos[1].metrics["reward/mean"]
     from rl4p.loop.compilation import compilation
@@ -183,7 +179,7 @@ def test_a_resumed_run_has_no_summary_until_it_ends(trained, tmp_path):
     experiment, infos = trained
     record = Record(tmp_path)
     record.write_summary({"status": "finished"})
-    outcome = RunOutcome(record=record, state=experiment.state)
+    outcome = RunOutcome(record=record, tracked=Mirror(), state=experiment.state)
     outcome.begin(infos[-1].state, resumed=True)
     assert record.summary() is None
 
@@ -201,11 +197,12 @@ def test_results_that_cannot_be_written_hide_no_earlier_error(error, caplog):
 
 def test_a_run_keeps_only_the_newest_state(trained, tmp_path):
     experiment, (info, *_) = trained
-    outcome, states = RunOutcome(record=Record(tmp_path), state=experiment.state), []
+    record = Record(tmp_path)
+    outcome, states = RunOutcome(record=record, tracked=Mirror(), state=experiment.state), []
     for number in range(3):
         params = {"w": jnp.full(3, number)}
         states.append(weakref.ref(params["w"]))
-        outcome.add(replace(info, state=replace(info.state, params=params)))
+        outcome(replace(info, state=replace(info.state, params=params)))
     del params
     gc.collect()
     assert [each() is None for each in states] == [True, True, False]
@@ -214,7 +211,7 @@ def test_a_run_keeps_only_the_newest_state(trained, tmp_path):
 def test_the_summary_has_room_while_a_run_goes_on(trained, tmp_path):
     experiment, infos = trained
     record = Record(tmp_path)
-    outcome = RunOutcome(record=record, state=experiment.state)
+    outcome = RunOutcome(record=record, tracked=Mirror(), state=experiment.state)
     outcome.begin(infos[-1].state, resumed=False)
     assert (tmp_path / RESERVE).stat().st_size > 0
     record.write_summary({"status": "finished"})

@@ -7,6 +7,7 @@ import pytest
 
 from rl4p.runs.comparison.page import page
 from rl4p.runs.comparison.report import compare
+from rl4p.runs.comparison.runs import read_folders
 from tests.runs.comparison.conftest import sample, write_run
 
 HOSTILE = (
@@ -39,7 +40,7 @@ class Elements(HTMLParser):
 
 
 def written(folder):
-    comparison = compare([folder], folder / "compare")
+    comparison = compare(*read_folders([folder]), folder / "compare")
     return comparison.page.read_text(), Elements(comparison.page.read_text())
 
 
@@ -125,7 +126,7 @@ def test_a_sweep_of_a_hundred_long_runs_has_a_small_page(tmp_path, groups, seeds
                 overrides=[f"learning_rate={group}"], config={"learning_rate": group},
                 samples=[sample(step, f"{step}", "x" * 2000) for step in range(0, 120, 10)],
             )  # fmt: skip
-    comparison = compare([tmp_path], tmp_path)
+    comparison = compare(*read_folders([tmp_path]), tmp_path)
     assert len(comparison.results) == groups
     html = page(comparison)
     assert len(html.encode()) < 5e6

@@ -8,11 +8,12 @@ import pytest
 
 from rl4p.errors import InputError, RunError
 from rl4p.runs.comparison.report import compare, print_comparison, printable
+from rl4p.runs.comparison.runs import read_folders
 from tests.runs.comparison.conftest import METRIC, write_run
 
 
 def document(folder):
-    compare([folder], folder / "compare")
+    compare(*read_folders([folder]), folder / "compare")
     return json.loads((folder / "compare" / "compare.json").read_text())
 
 
@@ -57,10 +58,10 @@ def test_left_out_runs_are_in_the_document(sweep):
 
 
 def test_another_metric_is_compared(sweep):
-    comparison = compare([sweep], sweep, metric="reward/mean")
+    comparison = compare(*read_folders([sweep]), sweep, metric="reward/mean")
     assert comparison.results[0].mean == 1.0
     with pytest.raises(InputError, match="metric=nothing is in none of the runs"):
-        compare([sweep], sweep, metric="nothing")
+        compare(*read_folders([sweep]), sweep, metric="nothing")
 
 
 def test_a_second_comparison_replaces_the_first(sweep):
@@ -72,12 +73,12 @@ def test_a_second_comparison_replaces_the_first(sweep):
 def test_a_folder_that_cannot_be_created_is_one_sentence(sweep):
     (sweep / "file").write_text("")
     with pytest.raises(RunError, match="Cannot create"):
-        compare([sweep], sweep / "file" / "compare")
+        compare(*read_folders([sweep]), sweep / "file" / "compare")
 
 
 def test_the_terminal_shows_tables_sentences_left_out_runs_and_the_page(sweep, capsys):
     write_run(sweep / "bad", status="failed")
-    comparison = compare([sweep], sweep / "compare")
+    comparison = compare(*read_folders([sweep]), sweep / "compare")
     print_comparison(comparison)
     shown = capsys.readouterr().out
     lines = shown.splitlines()
@@ -96,7 +97,7 @@ def test_names_are_no_markup_and_do_not_control_the_terminal(tmp_path, capsys):
     for name in ("[red]x", "[/]\x1b[2J"):
         safe = name.replace("\x1b", "")
         write_run(tmp_path / safe, overrides=[f"a={name}"], config={"a": safe})
-    print_comparison(compare([tmp_path], tmp_path))
+    print_comparison(compare(*read_folders([tmp_path]), tmp_path))
     shown = capsys.readouterr().out
     assert "a=[red]x" in shown
     assert "a=[/][2J" in shown
