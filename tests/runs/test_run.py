@@ -3,6 +3,7 @@
 import gc
 import weakref
 from dataclasses import replace
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +13,7 @@ import pytest
 from rl4p.configuration import compose
 from rl4p.errors import InputError, RunError
 from rl4p.experiment.build import build
+from rl4p.loop.compilation import compilation
 from rl4p.loop.loop import train
 from rl4p.runs.checkpoint import Orbax
 from rl4p.runs.record import RESERVE, Record
@@ -24,7 +26,6 @@ from rl4p.runs.run import (
     params_sha256,
     refuse_what_only_a_plan_reads,
 )
-from rl4p.runs.tracker.none import NoTracker
 
 pytestmark = pytest.mark.mixed_dtypes
 
@@ -109,16 +110,6 @@ def test_a_new_run_is_evaluated_before_its_first_step(config, tmp_path):
     assert mirror.logged == [(0, expected | time)]
 
 
-def checkpoints_of(every, latest):
-    class Checkpoints:
-        def latest(self):
-            return latest
-
-    found = Checkpoints()
-    found.every = every
-    return found
-
-
 @pytest.mark.parametrize(
     ("every", "latest", "steps", "summary", "young"),
     [
@@ -139,7 +130,7 @@ def test_a_run_killed_before_its_first_checkpoint_begins_anew(
     record.log(steps, {})
     if summary:
         record.write_summary({"status": summary})
-    assert may_start_again(record, checkpoints_of(every, latest)) is young
+    assert may_start_again(record, SimpleNamespace(every=every, latest=lambda: latest)) is young
 
 
 def test_metrics_are_recorded_mirrored_and_summed_up(trained, tmp_path):
@@ -155,8 +146,6 @@ def test_metrics_are_recorded_mirrored_and_summed_up(trained, tmp_path):
         outcome(replace(info, metrics=metrics))
     assert [step for step, _ in mirror.logged] == [1, 2]
     assert record.metrics()[1]["reward/mean"] == infos[1].metrics["reward/mean"]
-    from rl4p.loop.compilation import compilation
-
     found = outcome.summary("finished", 7.0, compilation())
     assert (found["status"], found["step"], found["resumed_from"]) == ("finished", 2, 1)
     assert found["idle_steps"] == {"skipped": 0, "zero_gradient": 0}
@@ -174,7 +163,7 @@ def test_metrics_are_recorded_mirrored_and_summed_up(trained, tmp_path):
     assert outcome.summary("failed", 7.0, compilation())["params_sha256"] is None
 
 
-def test_a_resumed_run_has_no_summary_until_it_ends(trained, tmp_path):
+def test_a_resumed_run_has_room_for_a_summary_and_none_until_it_ends(trained, tmp_path):
     """Otherwise a run that is killed, or that exits, would look as finished as it was before."""
     experiment, infos = trained
     record = Record(tmp_path)
@@ -182,6 +171,9 @@ def test_a_resumed_run_has_no_summary_until_it_ends(trained, tmp_path):
     outcome = RunOutcome(record=record, tracked=Mirror(), state=experiment.state)
     outcome.begin(infos[-1].state, resumed=True)
     assert record.summary() is None
+    assert (tmp_path / RESERVE).stat().st_size > 0
+    record.write_summary({"status": "finished"})
+    assert [path.name for path in tmp_path.iterdir()] == ["summary.json"]
 
 
 @pytest.mark.parametrize("error", [RunError("No room."), OSError(28, "No room")])
@@ -206,16 +198,6 @@ def test_a_run_keeps_only_the_newest_state(trained, tmp_path):
     del params
     gc.collect()
     assert [each() is None for each in states] == [True, True, False]
-
-
-def test_the_summary_has_room_while_a_run_goes_on(trained, tmp_path):
-    experiment, infos = trained
-    record = Record(tmp_path)
-    outcome = RunOutcome(record=record, tracked=Mirror(), state=experiment.state)
-    outcome.begin(infos[-1].state, resumed=False)
-    assert (tmp_path / RESERVE).stat().st_size > 0
-    record.write_summary({"status": "finished"})
-    assert [path.name for path in tmp_path.iterdir()] == ["summary.json"]
 
 
 def test_steps_that_did_nothing_are_counted(tmp_path):
@@ -255,13 +237,5 @@ def test_the_digest_sees_names_shapes_dtypes_and_bytes():
 def test_a_run_refuses_what_only_a_plan_reads(overrides, sentence):
     with pytest.raises(InputError, match=sentence):
         refuse_what_only_a_plan_reads(compose(overrides))
-
-
-def test_a_run_takes_a_plan_that_it_checks():
-    refuse_what_only_a_plan_reads(compose(()))
-    refuse_what_only_a_plan_reads(compose(["plan.check=true", "plan.memory_gib=4"]))
-
-
-def test_no_tracker_is_told_nothing(tmp_path):
-    NoTracker().open(tmp_path).log(1, {"a": 1.0})
-    assert not list(tmp_path.iterdir())
+    for accepted in ((), ("plan.check=true", "plan.memory_gib=4")):
+        refuse_what_only_a_plan_reads(compose(accepted))

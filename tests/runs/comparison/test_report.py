@@ -18,6 +18,7 @@ def document(folder):
 
 
 def test_the_document_has_groups_and_differences(sweep):
+    bad = write_run(sweep / "bad", status="failed")
     found = document(sweep)
     rloo, grpo = found["groups"]
     assert rloo["name"] == "advantage=rloo"
@@ -35,8 +36,10 @@ def test_the_document_has_groups_and_differences(sweep):
     assert difference["probability_of_improvement"] == 1
     assert difference["supported"] is True
     assert difference["pairs"] == 3
-    assert found["left_out"] == []
+    assert found["left_out"] == [{"name": str(bad), "reason": "it failed at step 4"}]
     assert found["sentences"]
+    write_run(sweep / "new", seed=3, overrides=["advantage=grpo"], choices={"advantage": "grpo"})
+    assert sum(len(group["runs"]) for group in document(sweep)["groups"]) == 7
 
 
 def test_what_is_unknown_is_null(tmp_path):
@@ -52,28 +55,14 @@ def test_what_is_unknown_is_null(tmp_path):
     assert difference["probability_of_improvement"] == 0.5
 
 
-def test_left_out_runs_are_in_the_document(sweep):
-    bad = write_run(sweep / "bad", status="failed")
-    assert document(sweep)["left_out"] == [{"name": str(bad), "reason": "it failed at step 4"}]
-
-
 def test_another_metric_is_compared(sweep):
     comparison = compare(*read_folders([sweep]), sweep, metric="reward/mean")
     assert comparison.results[0].mean == 1.0
-    with pytest.raises(InputError, match="metric=nothing is in none of the runs"):
-        compare(*read_folders([sweep]), sweep, metric="nothing")
-
-
-def test_a_second_comparison_replaces_the_first(sweep):
-    document(sweep)
-    write_run(sweep / "new", seed=3, overrides=["advantage=grpo"], choices={"advantage": "grpo"})
-    assert sum(len(group["runs"]) for group in document(sweep)["groups"]) == 7
-
-
-def test_a_folder_that_cannot_be_created_is_one_sentence(sweep):
     (sweep / "file").write_text("")
     with pytest.raises(RunError, match="Cannot create"):
         compare(*read_folders([sweep]), sweep / "file" / "compare")
+    with pytest.raises(InputError, match="metric=nothing is in none of the runs"):
+        compare(*read_folders([sweep]), sweep, metric="nothing")
 
 
 def test_the_terminal_shows_tables_sentences_left_out_runs_and_the_page(sweep, capsys):

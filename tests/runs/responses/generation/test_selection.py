@@ -84,12 +84,8 @@ def grades(questions):
 
 
 def test_texts_are_graded_by_the_terms_of_the_reward(reward, questions, respond, grades):
-    responses = [
-        respond(questions[0]),
-        respond(questions[0], 1, "no"),
-        respond(questions[1], 0, "?"),
-        respond(questions[1], 1, "-"),
-    ]
+    texts = ((0, 0, "so #### 33"), (0, 1, "no"), (1, 0, "?"), (1, 1, "-"))
+    responses = [respond(questions[q], n, text) for q, n, text in texts]
     right, wrong, failed, without = grades(responses, reward)
     assert right.terms == pytest.approx({"correct": 1, "format": 1, "shown": 0.7})
     assert right.reward == pytest.approx(1 + 0.5 + 0.7)
