@@ -289,24 +289,11 @@ def test_what_cannot_act_on_a_run_is_refused(run, regraded, words, said):
         ([{"answer": "2"}], (), "line 1: a sample needs a prompt; this one has answer."),
         ([SUM, {"prompt": "a", "answer": "2"}], (), "line 2: a sample needs a response"),
         ([{"prompt": "a", "response": "2"}], (), "line 1: a sample to grade needs an answer"),
-        ([{**SUM, "prompt": None}], (), "line 1: a sample needs a prompt"),
-        ([{**SUM, "response": None}], (), "line 1: a sample needs a response"),
-        ([{**SUM, "answer": True}], (), "line 1: answer must be a text, not true."),
         ([{**SUM, "answer": "so ####"}], (), "line 1: answer has an empty ####"),
         ([{**SUM, "answer": r"\boxed{}", "task": "math"}], (), r"has an empty \boxed{}"),
-        ([{**SUM, "metadata": [1]}], (), "line 1: metadata must be an object, not [1]."),
-        ([{**SUM, "metadata": []}], (), "line 1: metadata must be an object, not []."),
-        ([{**SUM, "task": 1}], (), "line 1: task must be a text, not 1."),
         ([{**SUM, "task": "\ud800"}], (), "line 1: task is not UTF-8"),
-        *(
-            ([{**SUM, key: value}], (), f"{key} must be a natural number, not {said}.")
-            for key in ("length", "step", "sample", "seed")
-            for value, said in [(3.0, "3.0"), (True, "true"), (-4, "-4")]
-        ),
-        ([{**SUM, "length": "9999"}], (), 'length must be a natural number, not "9999".'),
+        ([{**SUM, "length": -4}], (), "line 1: length must be a natural number, not -4."),
         ([SUM, {**SUM, "status": "done"}], (), "line 2: status is 'done', not one of completed"),
-        ([{**SUM, "tokens": 7}], (), "line 1: tokens must be an object, not 7"),
-        ([{**SUM, "lenght": 7}], (), "line 1: a sample has no lenght; its keys are prompt"),
         ([{"question": "a"}], (), "line 1: a sample has no question; its keys are prompt"),
         ([{**SUM, "task": "GSM8K"}], (), 'task "GSM8K" has no reward; did you mean "gsm8k"?'),
         ([{**SUM, "task": "rush-hour"}], (), 'did you mean "rush_hour"?'),
