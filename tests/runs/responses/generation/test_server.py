@@ -127,13 +127,14 @@ def test_failures_between_successes_do_not_end_the_job(serve, ask):
     assert (len(client.failures), len(responses)) == (12, 12)
 
 
-def test_a_server_that_is_down_ends_the_job_soon(ask, serve):
+def test_a_server_that_is_down_ends_the_job_soon(ask, serve, open_responses):
     asked = serve(lambda body, n: (503, {}, b"down"))
     with pytest.raises(RunError, match="failed 8 times in a row, at last with: HTTP 503 down"):
         ask(asked.url, samples=50, attempts=2, concurrency=4)
     assert len(asked.bodies) < 30
+    nowhere = {"samples": 3, "attempts": 2, "responses": open_responses(name="other")}
     with pytest.raises(RunError, match="8 times in a row, at last with: it cannot be reached"):
-        ask("http://127.0.0.1:9/v1", samples=3, attempts=2)
+        ask("http://127.0.0.1:9/v1", **nowhere)
 
 
 def test_the_key_is_sent_and_never_shown(serve, ask, monkeypatch, capsys, caplog):
