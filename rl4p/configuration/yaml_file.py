@@ -17,14 +17,16 @@ MOST_BYTES = 2**20
 MOST_VALUES = 10_000  # after every alias is replaced by a copy of what it names
 MOST_LEVELS = 50
 LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-OMEGACONF = get_yaml_loader()
-
-
-class ConfigurationLoader(*(LOADER,) * (LOADER is not yaml.SafeLoader), OMEGACONF):
-    """OmegaConf's loader (its numbers, no key twice) on the parser of libyaml, which is fast."""
-
-    yaml_constructors = OMEGACONF.yaml_constructors
-    yaml_implicit_resolvers = OMEGACONF.yaml_implicit_resolvers
+_OMEGACONF: Any = get_yaml_loader()
+# OmegaConf's loader (its numbers, no key twice) on the parser of libyaml, which is fast.
+CONFIGURATION_LOADER: Any = type(
+    "ConfigurationLoader",
+    (_OMEGACONF,) if LOADER is yaml.SafeLoader else (LOADER, _OMEGACONF),
+    {
+        "yaml_constructors": _OMEGACONF.yaml_constructors,
+        "yaml_implicit_resolvers": _OMEGACONF.yaml_implicit_resolvers,
+    },
+)
 
 
 class Text(StringIO):
@@ -55,7 +57,7 @@ def configuration_of(text: str, path: Path) -> DictConfig | ListConfig:
     Raises:
       ValueError: the text is a single value.
     """
-    value = yaml.load(Text(text, path), ConfigurationLoader)
+    value = yaml.load(Text(text, path), CONFIGURATION_LOADER)
     if value is not None and not isinstance(value, (dict, list)):
         raise ValueError(f"{path} is not a mapping.")
     return OmegaConf.create({} if value is None else value)
