@@ -5,12 +5,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
 
-from rl4p.runs.tolerance import Tolerance
+from rl4p.runs.tolerance import RunConsole, Tolerance
 from rl4p.types import StepInfo
 
 NAME = "The progress bar"
@@ -33,7 +32,7 @@ class ProgressBar:
         self.steps = steps
         self.lines_every = lines_every
         self.samples_every = samples_every
-        self.console = Console(highlight=False, quiet=quiet)
+        self.console = RunConsole(highlight=False, quiet=quiet)
         self.pass_at_1 = ""
         self.tolerance = Tolerance()
         self.bar = Progress(
@@ -126,7 +125,7 @@ def print_summary(folder: Path, summary: Mapping[str, Any]) -> None:
             table.add_row(
                 name.removeprefix("eval/"), *("-" if v is None else f"{v:.3f}" for v in values)
             )
-    console = Console(highlight=False)
+    console = RunConsole(highlight=False)
     console.print(table)
     if summary["step"]:
         console.print(time_table(summary))

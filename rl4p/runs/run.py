@@ -17,7 +17,6 @@ import jax
 import numpy as np
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
-from rich.console import Console
 
 import rl4p
 from rl4p.configuration import instantiate
@@ -43,7 +42,7 @@ from rl4p.runs.record import Record
 from rl4p.runs.responses.recording import RecordSamples
 from rl4p.runs.saved_steps import steps_of
 from rl4p.runs.signals import StopRequest, discard_output
-from rl4p.runs.tolerance import Tolerance, Tolerated
+from rl4p.runs.tolerance import RunConsole, Tolerance, Tolerated
 from rl4p.runs.tracker.none import NoTracker
 from rl4p.runs.tracker.several import SeveralRuns
 from rl4p.types import Params, StepInfo, TrainState
@@ -75,7 +74,7 @@ def run(config: DictConfig) -> dict[str, Any]:
             refuse_what_does_not_fit(config)
         tracker = instantiate(config.tracker) if first() else NoTracker()
         experiment = build(config)
-        console = Console(highlight=False, soft_wrap=True, quiet=not first())
+        console = RunConsole(highlight=False, soft_wrap=True, quiet=not first())
         tolerance = Tolerance()
         with tolerance.of("Printing"):
             console.print(f"{folder}\n{experiment.sizes}")

@@ -5,8 +5,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+from rich.console import Console
+
 from rl4p.errors import InputError, RunError
 from rl4p.protocols.hook import Hook
+from rl4p.runs.signals import discard_output
 from rl4p.types import StepInfo
 
 log = logging.getLogger(__name__)
@@ -36,6 +39,18 @@ class Tolerance:
             if name not in self.failed:
                 log.warning("%s failed, and the run continues: %r", name, error)
             self.failed.add(name)
+
+
+class RunConsole(Console):
+    """A console of a run, which goes on when nobody reads its output any more, as in `| head`.
+
+    The console of rich ends the process.
+    """
+
+    def on_broken_pipe(self) -> None:
+        self.quiet = True
+        discard_output()
+        log.warning("Nobody reads the output any more, and the run continues.")
 
 
 class Tolerated:

@@ -77,17 +77,22 @@ class Broken(io.StringIO):
 
 
 @pytest.mark.parametrize("error", ERRORS, ids=IDS)
-def test_a_terminal_that_fails_ends_neither_a_run_nor_a_job(error, caplog):
-    """Of the bar and of the samples, each has a sentence."""
+def test_a_terminal_that_fails_ends_neither_a_run_nor_a_job(error, caplog, monkeypatch):
+    """Of the bar and of the samples, each has a sentence; an output that nobody reads has one."""
+    discarded = []
+    monkeypatch.setattr("rl4p.runs.tolerance.discard_output", lambda: discarded.append(1))
     bar = ProgressBar(10, 1, 1)
     bar.console.file = Broken(error)
     with bar:
         bar.begin(0, {"eval/a/pass_at_1": 0.5})
         for step in (1, 2):
             bar(info(step))
-    assert [message.partition(" failed")[0] for message in caplog.messages] == [
-        *("The progress bar", "Printing samples")
-    ]
+    if isinstance(error, BrokenPipeError):
+        assert caplog.messages == ["Nobody reads the output any more, and the run continues."]
+        assert discarded == [1]
+    else:
+        failed = [message.partition(" failed")[0] for message in caplog.messages]
+        assert failed == ["The progress bar", "Printing samples"]
     caplog.clear()
     console = SimpleNamespace(is_terminal=False, print=Broken(error).write)
     responses = ResponseBar(bar.console, 10, 0)

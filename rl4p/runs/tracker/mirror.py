@@ -27,7 +27,8 @@ NOTE = "mlflow.note.content"
 STATUS = {"finished": "FINISHED", "stopped": "KILLED", "failed": "FAILED"}
 METRICS_PER_BATCH, PARAMS_PER_BATCH, LONGEST_KEY = 1000, 100, 250  # limits of MLflow
 WRONG_LETTER = r"[^\w. :-]"
-WRONG_PART = rf"{WRONG_LETTER}| [0-9a-f]{{8}}$"  # or the form of a changed part
+WRONG_FOLDER = r"[#%\\]| [0-9a-f]{8}$"  # MLflow refuses # and \, and reads %41 as A
+WRONG_PART = rf"{WRONG_LETTER}|^\.\.| [0-9a-f]{{8}}$"  # the last is the form of a changed part
 FIRST_FILES = ("config.yaml", "environment.json")
 LAST_FILES = (*FIRST_FILES, "samples.jsonl", "summary.json", "plots/*")
 LAST_FILES += ("evaluation*.json", "responses*.jsonl", "evaluation/**/*.json*")
@@ -120,8 +121,11 @@ class MLflowMirror(Mirror):
         """Sends the files of the run folder that match, with their relative paths."""
         for pattern in patterns:
             for path in sorted(self._folder.glob(pattern)):
-                place = path.relative_to(self._folder).parent.as_posix()
-                self._client.log_artifact(self._id, str(path), None if place == "." else place)
+                parts = path.relative_to(self._folder).parent.parts
+                place = "/".join(
+                    marked(part, part) if re.search(WRONG_FOLDER, part) else part for part in parts
+                )
+                self._client.log_artifact(self._id, str(path), place or None)
 
     def send_table(self) -> None:
         """Sends the samples as a table for MLflow's views.
@@ -226,7 +230,7 @@ def mlflow_key(name: str) -> str:
 
 def taken(part: str) -> bool:
     """Returns whether MLflow takes a part of a path, and it does not look like a changed one."""
-    return part.strip() == part not in ("", ".", "..") and not re.search(WRONG_PART, part)
+    return part.strip() == part not in ("", ".") and not re.search(WRONG_PART, part)
 
 
 def marked(readable: str, name: str) -> str:

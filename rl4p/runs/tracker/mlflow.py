@@ -70,8 +70,10 @@ class MLflow:
     upload_timeout_seconds: float = 3600.0
 
     def __post_init__(self):
-        key = "tracker.uri" if self.uri or not os.environ.get(URI) else URI
-        object.__setattr__(self, "uri", self.uri or os.environ.get(URI) or LOCAL)
+        key = "tracker.uri"
+        if self.uri is None:
+            key = URI
+            object.__setattr__(self, "uri", os.environ.get(URI) or LOCAL)
         if not urlsplit(self.uri).scheme:
             raise InputError(f"{key}={self.uri} has no scheme: write sqlite:///PATH or http://...")
         if urlsplit(self.uri).password:
@@ -79,6 +81,8 @@ class MLflow:
                 f"{key} contains a password, which would be saved with the run: set"
                 " MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD instead."
             )
+        if self.experiment == "":
+            raise InputError("tracker.experiment is empty: write a name, or null.")
         if self.register is not None and not set(self.register).isdisjoint("/:"):
             raise InputError(
                 f"tracker.register={self.register} contains / or :, which MLflow does not allow in"

@@ -8,6 +8,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import yaml
+from mlflow.store.artifact.artifact_repo import verify_artifact_path
+from mlflow.utils.uri import validate_path_is_safe
 from mlflow.utils.validation import (
     _validate_metric_name,
     _validate_param_name,
@@ -169,6 +171,23 @@ def test_files_stand_under_their_path_in_the_folder(record, client):
     assert client.files == [("samples.jsonl", None), ("a.png", "plots"), ("b.png", "plots")]
 
 
+def test_no_two_folders_share_a_place_that_mlflow_takes(record, client):
+    """MLflow refuses # and a backslash, and decodes %."""
+    names = ["step=1, é (b)", "a#1", "a#2", "a%41", "aA", "a\\b", "a_b", "100%", "a_1 12345678"]
+    for name in names:
+        (record.folder / "evaluation" / name).mkdir(parents=True)
+        (record.folder / "evaluation" / name / "x.json").touch()
+    mirror = MLflowMirror(client, "12", record.folder)
+    client.files.clear()
+    mirror.send_files("evaluation/**/*.json")
+    places = [place for _, place in client.files]
+    assert len(set(places)) == len(names)
+    assert {f"evaluation/{name}" for name in ("step=1, é (b)", "aA", "a_b")} < set(places)
+    for place in places:
+        verify_artifact_path(place)
+        assert validate_path_is_safe(place) == place
+
+
 def test_the_table_has_a_row_for_each_of_the_newest_samples(record, client, monkeypatch):
     monkeypatch.setattr(mirroring, "ROWS_OF_TABLE", 2)
     MLflowMirror(client, "12", record.folder).send_table()
@@ -226,6 +245,7 @@ def test_names_that_mlflow_takes_stay(name):
         ("x" * 251, "x{241} [0-9a-f]{8}"),
         ("a_b 1a2b3c4d", r"a_b 1a2b3c4d [0-9a-f]{8}"),
         (" a", r"a [0-9a-f]{8}"),
+        ("..a/b", r"a [0-9a-f]{8}/b"),
         ("a\n", r"a_ [0-9a-f]{8}"),
         ("\ud800", r"_ [0-9a-f]{8}"),
     ],

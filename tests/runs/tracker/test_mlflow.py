@@ -326,6 +326,8 @@ def test_a_relative_database_is_one_of_the_working_directory(tmp_path, monkeypat
     [
         ({"uri": "http://me:secret@host:5000"}, "tracker.uri contains a password"),
         ({"uri": "outputs/mlflow.db"}, "has no scheme: write sqlite:///PATH"),
+        ({"uri": ""}, "tracker.uri= has no scheme"),
+        ({"experiment": ""}, "tracker.experiment is empty"),
         ({"uri": "sqlite:///x", "register": "a/b"}, r"tracker\.register=a/b contains / or :"),
     ],
 )
