@@ -71,7 +71,7 @@ def test_samples_that_differ_narrow_an_interval_up_to_their_number():
         ([0.0] * 29, 0.0, 0.1452),
         ([1.0] * 29, 0.8548, 1.0),
     ],
-    ids=len,
+    ids=["one", "three", "two", "29 wrong", "29 right"],
 )
 def test_few_prompts_are_taken_with_two_that_are_right_and_two_that_are_wrong(values, low, high):
     """By hand for 0.25 and 0.5: 0.4583 +- 2.5706 x 0.4188 / sqrt(6)."""

@@ -411,7 +411,7 @@ def test_credentials_of_the_environment_are_sent(serve, variables, sent, monkeyp
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     with pytest.raises(MlflowException):
-        MLflow().connect()
+        MLflow().client().create_experiment("a")
     assert asked.headers[0]["Authorization"] == sent
 
 
