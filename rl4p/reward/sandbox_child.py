@@ -13,11 +13,14 @@ object that equals everything, decides a test.
 
 import ast
 import builtins
+import contextlib
 import importlib
 import json
 import os
 import resource
+import site
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 PLAIN = (type(None), bool, int, float, str)
@@ -28,18 +31,19 @@ def main(settings: str) -> None:
     """Limits this process, and runs a mode.
 
     Args:
-      settings: JSON: ``mode``; ``memory`` in bytes, ``seconds`` and ``file_bytes``, the limits; and
-        the arguments of the function of the mode.
+      settings: JSON: ``mode``; ``memory`` in bytes, ``seconds``, ``file_bytes`` and ``threads`` or
+        None, the limits; and the arguments of the function of the mode.
     """
     options = json.loads(settings)
     mode, memory, seconds = options.pop("mode"), options.pop("memory"), options.pop("seconds")
     if sys.platform == "linux":  # other systems refuse this limit
         resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
     resource.setrlimit(resource.RLIMIT_CPU, (int(seconds) + 1, int(seconds) + 2))
-    resource.setrlimit(resource.RLIMIT_FSIZE, (options["file_bytes"],) * 2)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (options.pop("file_bytes"),) * 2)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
-    del options["file_bytes"]
+    if (threads := options.pop("threads")) is not None:
+        resource.setrlimit(resource.RLIMIT_NPROC, (threads, threads))
     {"program": program, "solution": solution, "tests": tests, "probe": probe}[mode](**options)
 
 
@@ -57,17 +61,29 @@ def program(code: int, ready: int) -> None:
     source = text(code)
     os.write(ready, b"!")
     os.close(ready)
-    run(source, {"__name__": "__main__"})
+    run(source, "__main__")
 
 
-def run(source: str, names: dict[str, Any]) -> None:
+def run(source: str, name: str) -> dict[str, Any]:
+    """Runs code as ``python3 program.py`` does, and returns the names that it defines.
+
+    Args:
+      name: the name of its module.
+    """
+    for define in (site.setquit, site.setcopyright, site.sethelper):  # -S leaves them out
+        define()
+    path = os.path.abspath("program.py")  # noqa: PTH100 pathlib is not imported here
+    sys.argv[:] = ["program.py"]
     # In a module of its own, so that the code can be found by name (dataclasses look there).
-    module = type(sys)(names["__name__"])
-    sys.modules[module.__name__] = module
-    names.update({"__builtins__": builtins})
-    module.__dict__.update(names)
-    exec(compile(source, "<response>", "exec", dont_inherit=True), module.__dict__)
-    names.update(module.__dict__)
+    module = sys.modules[name] = type(sys)(name)
+    module.__dict__.update(__builtins__=builtins, __file__=path)
+    compiled = compile(source.removeprefix("\ufeff"), path, "exec", dont_inherit=True)
+    frame, depth = sys._getframe(), 1  # 1: of `exec`
+    while frame is not None:
+        frame, depth = frame.f_back, depth + 1
+    sys.setrecursionlimit(sys.getrecursionlimit() + depth)  # the code does not see these frames
+    exec(compiled, module.__dict__)
+    return module.__dict__
 
 
 def text(file: int) -> str:
@@ -85,10 +101,10 @@ def solution(code: int) -> None:
     null = os.open(os.devnull, os.O_RDWR)
     os.dup2(null, 0)
     os.dup2(null, 1)
-    source, names = text(code), {"__name__": "solution"}
+    source = text(code)
     send(replies, {"started": True})
     try:
-        run(source, names)
+        names = run(source, "solution")
     except BaseException as error:  # noqa: BLE001 whatever the code raises
         send(replies, {"error": type(error).__name__, "message": str(error)[:300]})
         return
@@ -118,10 +134,29 @@ def serve(request: dict[str, Any], names: dict[str, Any], held: dict[int, Any]) 
         value = getattr(target, *args)
     else:
         actions = {"item": lambda x, i: x[i], "length": len, "text": str, "form": repr}
-        value = {**actions, "iterator": iter, "next": next, "set item": set_item}[action](
-            target, *args
-        )
+        actions |= {"truth": bool, "kind": kind_of, "next": next, "set item": set_item}
+        actions |= {"take": take}
+        value = {**actions, "iterator": iter}[action](target, *args)
     return {"value": packed(value, held), "args": [packed(each, held) for each in args]}
+
+
+def kind_of(target: Any) -> str:
+    """Returns what a value can do (`Items.kind`)."""
+    if not hasattr(type(target), "__iter__"):
+        return "indexed" if hasattr(type(target), "__getitem__") else "object"
+    if hasattr(target, "keys"):
+        return "mapping"
+    measured = any(hasattr(type(target), name) for name in ("__len__", "__getitem__"))
+    return "iterator" if not measured and iter(target) is target else "collection"
+
+
+def take(iterator: Any, count: int) -> list[Any]:
+    """Returns the next items. Not by `itertools.islice`, whose `iter` may begin anew."""
+    items: list[Any] = []
+    with contextlib.suppress(StopIteration):
+        while len(items) < count:
+            items.append(next(iterator))
+    return items
 
 
 def set_item(target: Any, key: Any, value: Any) -> None:
@@ -194,6 +229,7 @@ class Link:
     def __init__(self, writer: Any, reader: Any):
         self.writer = writer
         self.reader = reader
+        self.changes = 0  # actions that may have changed an object
 
     def receive(self) -> dict[str, Any]:
         """Returns a message; {} if the solution has ended, or has sent something else."""
@@ -209,6 +245,11 @@ class Link:
 
         Lists, dicts and sets among the arguments get the content that the action has left in them.
         """
+        if action in ("call", "attribute", "set item"):
+            self.changes += 1
+            for each in (*args, *named.values()):
+                if isinstance(each, Remote):
+                    each._items.used = True
         message = {"of": of, "action": action, "args": [packed(each, None) for each in args]}
         message["named"] = {key: packed(each, None) for key, each in named.items()}
         send(self.writer, message)
@@ -235,31 +276,38 @@ def update(before: Any, after: Any) -> None:
 class Remote:
     """A function, class or object of the solution, as the tests see it.
 
-    It equals nothing but itself: whether a test passes is never up to the solution.
+    It equals nothing but itself: whether a test passes is never up to the solution. Its items are
+    those of a plain copy (`Items`).
     """
 
     def __init__(self, of: Any, link: Link):
-        self.__dict__.update(_of=of, _link=link)
+        self.__dict__.update(_of=of, _link=link, _items=Items(of, link))
 
     def __call__(self, *args: Any, **named: Any) -> Any:
+        self._items.used = True
         return self._link.request(self._of, "call", *args, **named)
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
+        self._items.used = True
         return self._link.request(self._of, "attribute", name)
 
     def __getitem__(self, key: Any) -> Any:
-        return self._link.request(self._of, "item", key)
+        return self._items.at(key)
 
     def __setitem__(self, key: Any, value: Any) -> None:
+        self._items.used = True
         self._link.request(self._of, "set item", key, value)
 
     def __len__(self) -> int:
-        return self._link.request(self._of, "length")
+        return self._items.length()
+
+    def __bool__(self) -> bool:
+        return self._items.truth()
 
     def __iter__(self) -> Any:
-        return self._link.request(self._of, "iterator")
+        return self if self._items.kind() == "iterator" else iter(self._items)
 
     def __next__(self) -> Any:
         return self._link.request(self._of, "next")
@@ -269,6 +317,111 @@ class Remote:
 
     def __repr__(self) -> str:
         return self._link.request(self._of, "form")
+
+
+class Items:
+    """The items of an object of the solution, as a plain copy.
+
+    Each item is read once, when a test first needs it. Length, items by number or key, and loops
+    are all of this copy. So an object cannot claim a length that its items do not have, nor show
+    other items to each check. If a test has used a method of the object, or has passed it to the
+    solution, there is a new copy after each call.
+    """
+
+    def __init__(self, of: Any, link: Link):
+        self.of, self.link, self.used = of, link, False
+        self.what = ""
+        self.changes = -1
+
+    def kind(self) -> str:
+        """Returns what the object is.
+
+        Returns:
+          ``collection``, ``mapping``; ``iterator``, which has no length; ``indexed``, with items by
+          key and no loop of its own; or ``object``, without items.
+        """
+        self.what = self.what or str(self.link.request(self.of, "kind"))
+        return self.what
+
+    def renew(self) -> None:
+        """Begins a new copy if there is none, or if the object may have changed."""
+        changes = self.link.changes if self.used else 0
+        if changes != self.changes:
+            self.changes = changes
+            self.read: list[Any] = []
+            self.values: dict[Any, Any] = {}
+            self.iterator: Any = None
+            self.ended = False
+            self.measured: int | None = None
+
+    def more(self, count: int = 1) -> bool:
+        """Reads more items of a loop; returns whether there were any."""
+        if self.ended:
+            return False
+        if self.kind() == "indexed":
+            try:
+                items = [self.value(len(self.read))]
+            except IndexError:
+                items = []
+        elif self.kind() == "object":
+            raise TypeError("The object has no items.")
+        else:
+            if self.iterator is None:
+                self.iterator = self.link.request(self.of, "iterator")
+            items = list(self.link.request(self.iterator._of, "take", count))
+        self.read += items
+        self.ended = not items
+        if self.ended and self.measured not in (None, len(self.read)):
+            raise SolutionError("The length of the object is not the number of its items.")
+        return not self.ended
+
+    def all(self) -> list[Any]:
+        while self.more(1000):
+            pass
+        return self.read
+
+    def value(self, key: Any) -> Any:
+        """Returns the value of a key, which is read once."""
+        name = repr(packed(key, None))  # a slice or a list has no hash
+        if name not in self.values:
+            self.values[name] = self.link.request(self.of, "item", key)
+        return self.values[name]
+
+    def __iter__(self) -> Iterator[Any]:
+        self.renew()
+        read, index = self.read, 0  # a later copy does not change this loop
+        while index < len(read) or (read is self.read and self.more()):
+            yield read[index]
+            index += 1
+
+    def length(self) -> int:
+        self.renew()
+        if self.measured is None:
+            length = self.link.request(self.of, "length")  # raises if the object has none
+            counted = self.kind() in ("collection", "mapping")
+            self.measured = len(self.all()) if counted else length
+            if self.ended and self.measured != len(self.read):
+                raise SolutionError("The length of the object is not the number of its items.")
+        return self.measured
+
+    def truth(self) -> bool:
+        if self.kind() in ("collection", "mapping", "indexed"):
+            with contextlib.suppress(TypeError):  # it has no length
+                return self.length() > 0
+        return bool(self.link.request(self.of, "truth"))
+
+    def at(self, key: Any) -> Any:
+        """Returns the item of a number, a slice or a key."""
+        self.renew()
+        if self.kind() == "collection" and isinstance(key, int | slice):
+            if isinstance(key, slice) or key < 0:
+                return self.all()[key]
+            while key >= len(self.read) and self.more():
+                pass
+            return self.read[key]
+        if self.kind() == "mapping" and key not in self.all():
+            raise KeyError(key)
+        return self.value(key)
 
 
 # --- values between the two ---

@@ -28,6 +28,54 @@ def own():
     raise Own()
 def leaves(): raise SystemExit(0)
 def all(values): return True
+class Claims:
+    def __init__(self, length=3, items=(), values=None):
+        self.length, self.items, self.values = length, items, values
+    def __len__(self): return self.length
+    def __iter__(self): return iter(self.items)
+    def __getitem__(self, key): return self.values[key]
+class Other(Claims):
+    def __iter__(self):
+        self.length -= 1
+        return iter(range(self.length))
+class Itself(Claims):
+    def __iter__(self): return self
+    def __next__(self): raise StopIteration
+class Mapped(Claims):
+    def keys(self): return self.items
+class Numbered:
+    def __init__(self): self.times = 0
+    def __len__(self): return 3
+    def __getitem__(self, key): raise IndexError
+class Ends(Numbered):
+    def __getitem__(self, key):
+        self.times += 1
+        if self.times > 3: raise IndexError
+        return self.times
+class Bag:
+    def __init__(self): self.held = []
+    def add(self, value): self.held.append(value)
+    def __iter__(self): return iter(self.held)
+    def __len__(self): return len(self.held)
+class Table:
+    def __init__(self): self.held = {}
+    def __setitem__(self, key, value): self.held[key] = value
+    def __getitem__(self, key): return self.held[key]
+    def __len__(self): return len(self.held)
+class Countdown:
+    def __init__(self, start): self.start = start
+    def __iter__(self): self.at = self.start; return self
+    def __next__(self):
+        if self.at == 0: raise StopIteration
+        self.at -= 1
+        return self.at
+    def __len__(self): return self.start
+def fills(bag): bag.add(7)
+def endless():
+    n = 0
+    while True: yield n; n += 1
+class Endless:
+    def __iter__(self): return endless()
 def bisect(x): return x + 1
 """
 
@@ -77,6 +125,14 @@ def link():
         "assert bisect(1) == 2",  # the solution's, not the module of this name
         "assert helper(square(2)) == 5",
         "p = Point(1)\nassert p == p",
+        "b = Bag()\nassert not b and len(b) == 0\nb.add(2)\nassert b and list(b) == [b[0]] == [2]",
+        "b = Bag()\nassert len(b) == 0\nfills(b)\nassert len(b) == 1 and b[-1] == 7 == b[:1][0]",
+        "b = Bag()\nadd = b.add\nassert list(b) == []\nadd(1)\nassert list(b) == [1]",
+        "t = Table()\nt['a'] = 1\nt[5] = 2\nassert len(t) == 2 and t['a'] == 1 and t[5] == 2",
+        "assert list(Countdown(3)) == [2, 1, 0] and len(Countdown(2)) == 2",
+        "m = Mapped(1, ['a'], {'a': 3})\nassert m['a'] == 3 and len(m) == 1 and list(m) == ['a']",
+        "import itertools\nassert list(itertools.islice(endless(), 3)) == [0, 1, 2]",
+        "e = iter(Endless())\nassert next(e) == 0 and next(e) == 1\nassert Endless() and square",
     ],
 )
 def test_tests_that_pass(link, test):
@@ -101,6 +157,19 @@ def test_tests_that_pass(link, test):
         "square(lambda x: x)",
         "raise SystemExit(0)",
         "assert square(2) == 4\nassert False",
+        # Objects that show something else than their items to a test of properties.
+        *(
+            f"r = {made}\nassert len(r) == 3 and all(x > 0 for x in r)"
+            for made in ("Claims()", "Itself()", "Mapped()", "Numbered()", "Claims(3, (0,))")
+        ),
+        "r = Numbered()\nassert all(x > 0 for x in r) and len(r) == 3",
+        "r = Claims()\nassert r and all(x > 0 for x in r)",
+        "r = Other()\nassert len(r) == 2 and [*r] == [0]",
+        "r = Other()\nassert [*r] == [0, 1] and [*r] == [0]",
+        "r = Claims(2, (2, 1), (1, 2))\nassert sorted(r) == [1, 2] and r[0] <= r[1]",
+        "r = Mapped(1, (2,), {1: 0})\nassert list(r) == [2] and r[1] == 0",
+        "r = Ends()\nassert list(r) == [1, 2, 3] and r[0] == 4",
+        "next(iter(Claims()))",
     ],
 )
 def test_tests_that_fail(link, test):
