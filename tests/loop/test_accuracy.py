@@ -63,6 +63,20 @@ def test_samples_that_differ_narrow_an_interval_up_to_their_number():
     assert wilson(0.5, 400)[0] > some.low > wilson(0.5, 48)[0]
 
 
+def test_pass_at_k_has_as_many_trials_as_its_samples_make():
+    """Each prompt has the same pass@3: the cap of the effective number is P (n // k)."""
+    tally, n = Tally(), 8
+    for prompt in range(10):
+        tally.add("a", str(prompt), greedy=True, correct=True, valid=True)
+        for sample in range(n):
+            tally.add("a", str(prompt), greedy=False, correct=sample < 2, valid=True)
+    score = tally.scores(n, (3, 5))["a"]
+    for k, trials in ((3, 20), (5, 10)):
+        found = score.pass_at_k[k]
+        assert (found.low, found.high) == pytest.approx(wilson(found.value, trials))
+    assert (score.average.low, score.average.high) == pytest.approx(wilson(0.25, 80))
+
+
 def test_one_prompt_says_nothing_about_others():
     assert (estimate(np.array([0.5]), 8).low, estimate(np.array([0.5]), 8).high) == wilson(0.5, 1)
 

@@ -120,6 +120,22 @@ def test_fill_ups_differ_from_the_replayed_prompts(make_prompts, stream, credit)
             credit(source, taken, [[0, 1]] * 4, step)
 
 
+def test_a_prompt_that_filled_a_step_up_is_not_replayed_before_it_has_rewards(
+    make_prompts, stream, credit
+):
+    prompts = make_prompts(12)
+    source = Replay(source=stream, share=1.0, least=1, exploit=1.0).open(prompts, seed=0)
+    credit(source, prompts, [[0, 1]] * 12)
+    source.buffer.entries = dict(list(source.buffer.entries.items())[:2])
+    taken = source.take(6, 0)
+    fill_ups = [prompt for prompt in taken if prompt.drawn_by is None]
+    assert len(fill_ups) >= 4
+    for prompt in fill_ups:  # they enter the buffer, but by rewards of an earlier step
+        source.buffer.update(prompt, [0, 1])
+    again = [prompt for prompt in source.take(6, 1) if prompt.drawn_by]
+    assert not set(ids(again)) & set(ids(taken))
+
+
 def test_prompts_of_other_sources_do_not_enter(make_prompts, stream, credit):
     prompts = make_prompts()
     source = Replay(source=stream, least=1, share=0.5).open(prompts[:20], seed=0)
