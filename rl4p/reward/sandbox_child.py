@@ -371,8 +371,7 @@ class Items:
             items = list(self.link.request(self.iterator._of, "take", count))
         self.read += items
         self.ended = not items
-        if self.ended and self.measured not in (None, len(self.read)):
-            raise SolutionError("The length of the object is not the number of its items.")
+        self.check_length()
         return not self.ended
 
     def all(self) -> list[Any]:
@@ -399,10 +398,18 @@ class Items:
         if self.measured is None:
             length = self.link.request(self.of, "length")  # raises if the object has none
             counted = self.kind() in ("collection", "mapping")
-            self.measured = len(self.all()) if counted else length
-            if self.ended and self.measured != len(self.read):
-                raise SolutionError("The length of the object is not the number of its items.")
+            self.measured = len(self.all()) if counted else int(length)
+            self.check_length()
         return self.measured
+
+    def check_length(self) -> None:
+        """Checks that a loop to the end had as many items as the object's length says.
+
+        Raises:
+          SolutionError: it had not.
+        """
+        if self.ended and self.measured not in (None, len(self.read)):
+            raise SolutionError("The length of the object is not the number of its items.")
 
     def truth(self) -> bool:
         if self.kind() in ("collection", "mapping", "indexed"):
