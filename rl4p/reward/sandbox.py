@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, Literal
 
-from rl4p.reward import memory_group, sandbox_child
+from rl4p.reward import memory_group, sandbox_child, sandbox_tester
 from rl4p.reward.seccomp import only_ordinary_calls
 
 Kind = Literal["bubblewrap", "none"]
@@ -119,7 +119,7 @@ def start(
     stderr: int = subprocess.PIPE,
     inherited: Sequence[int] = (),
 ) -> Process:
-    """Starts Python on the program `sandbox_child.py`.
+    """Starts Python on the program `sandbox_child.py` with `sandbox_tester.py`.
 
     Args:
       settings: the arguments of `sandbox_child.main`, without the limits.
@@ -130,7 +130,10 @@ def start(
     """
     limited = {"memory": limits.memory, "seconds": limits.seconds, "file_bytes": FILES}
     limited["threads"] = THREADS if kind == "bubblewrap" and counts_threads() else None
-    code = f"{Path(sandbox_child.__file__).read_text()}\nmain(sys.argv[1])\n"
+    texts = [Path(str(each.__file__)).read_text() for each in (sandbox_child, sandbox_tester)]
+    # One program, in which the import of one part by the other has no place.
+    lines = [line for line in "".join(texts).splitlines() if not line.startswith("from rl4p.")]
+    code = "\n".join([*lines, "main(sys.argv[1])"])
     python = os.path.realpath(sys.executable)
     # -I and -S: no variables, no user's folder, no site-packages.
     command = [python, "-I", "-S", "-B", "-c", code, json.dumps({**settings, **limited})]
