@@ -43,9 +43,9 @@ def main(settings: str) -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
     if (threads := options.pop("threads")) is not None:
         resource.setrlimit(resource.RLIMIT_NPROC, (threads, threads))
-    {"program": program, "solution": solution, "probe": probe}.get(mode, globals().get("tests"))(
-        **options
-    )
+    modes: dict[str, Any] = {"program": program, "solution": solution, "probe": probe}
+    modes["tests"] = globals().get("tests")  # of the other part
+    modes[mode](**options)
 
 
 def probe() -> None:
