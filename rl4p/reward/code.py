@@ -9,6 +9,7 @@ from collections.abc import Generator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, BinaryIO
 
 from rl4p.configuration.bounds import AboveZero, Positive
@@ -37,10 +38,11 @@ class Code:
 
     The code runs in a sandbox (`sandbox.py`) with Python's standard library only. It cannot write
     its own grade. Expected outputs never enter the sandbox. Test code runs in another process, to
-    which the solution gives plain values (`sandbox_child.py`): an object that equals everything, an
-    early exit or a changed built-in function changes nothing there. So a test may call functions
-    and classes of the code with numbers, strings, and lists, tuples, sets and dicts of these, but
-    give it no functions, and two objects of its classes are equal only if they are the same.
+    which the solution gives plain values (`sandbox_child.py`): an object that equals everything or
+    claims a length, an early exit or a changed built-in function changes nothing there. So a test
+    may call functions and classes of the code with numbers, strings, and lists, tuples, sets and
+    dicts of these, but give it no functions, and two objects of its classes are equal only if they
+    are the same.
 
         python -m rl4p.train term@reward.terms.correct=code ...
 
@@ -48,7 +50,8 @@ class Code:
       sandbox: ``bubblewrap``, or ``none``, which runs the code with all rights of this user.
       partial: whether the grade is the share of tests that pass.
       response_seconds: how long all tests of one response may take.
-      memory_mib: the address space of a process.
+      memory_mib: the memory of a sandbox, or where cgroups cannot be made the address space of a
+        process (`memory_group.py`).
       workers: how many responses are graded at a time.
       deadline: how long all responses of a batch may take, in seconds; None for no limit.
     """
@@ -216,8 +219,9 @@ def same_output(given: str, expected: str) -> bool:
 
 @contextmanager
 def file_of(content: bytes) -> Generator[BinaryIO, None, None]:
-    """Opens a file without a name, to be read from its beginning."""
-    with tempfile.TemporaryFile() as file:
+    """Opens a file for reading only, which has no name any more."""
+    with tempfile.NamedTemporaryFile(buffering=0) as file:
         file.write(content)
-        file.seek(0)
-        yield file  # pyright: ignore[reportReturnType]
+        opened = Path(file.name).open("rb")  # noqa: SIM115 closed below
+    with opened:
+        yield opened

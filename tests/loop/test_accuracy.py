@@ -102,6 +102,20 @@ def test_intervals_of_few_prompts_cover_the_truth(kind, prompts, samples):
     assert np.mean(covered) >= 0.95
 
 
+def test_pass_at_k_has_as_many_trials_as_its_samples_make():
+    """Each prompt has the same pass@3: the cap of the effective number is P (n // k)."""
+    tally, n = Tally(), 8
+    for prompt in range(40):
+        tally.add("a", str(prompt), greedy=True, correct=True, valid=True)
+        for sample in range(n):
+            tally.add("a", str(prompt), greedy=False, correct=sample < 2, valid=True)
+    score = tally.scores(n, (3, 5))["a"]
+    for k, trials in ((3, 80), (5, 40)):
+        found = score.pass_at_k[k]
+        assert (found.low, found.high) == pytest.approx(wilson(found.value, trials))
+    assert (score.average.low, score.average.high) == pytest.approx(wilson(0.25, 320))
+
+
 @pytest.mark.parametrize(
     ("a", "b", "prompts", "samples", "k"),
     [

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from rl4p.runs.comparison.statistics import (
+    DRAWS,
     ERROR_RATE,
     difference,
     interval,
@@ -328,3 +329,30 @@ def test_the_k_smallest_values_are_compared_with_their_share_of_the_rate():
     assert supported([0.9, rate / 1.4, rate / 2.9]) == [False, False, False]
     assert supported([rate / 3, None, 0.9]) == [True, False, False]
     assert supported([]) == []
+
+
+@pytest.mark.parametrize(
+    ("sizes", "common", "pairs"),
+    [
+        ((3, 10), 3, 3),  # all seeds of the smaller group
+        ((6, 6), 3, 3),  # half of it
+        ((7, 7), 3, 0),
+        ((6, 40), 3, 3),  # half of the smaller one is enough, however large the other one is
+        ((8, 40), 3, 0),
+        ((2, 9), 2, 0),
+    ],
+)
+def test_unequal_groups_are_paired_by_half_of_the_smaller(sizes, common, pairs):
+    random = np.random.default_rng(0)
+    a, b = (by_seed(random.normal(size=size)) for size in sizes)
+    b = {seed if seed < common else seed + 100: value for seed, value in b.items()}
+    for one, other in ((a, b), (b, a)):
+        assert difference(one, other).pairs == pairs
+
+
+def test_a_p_value_is_never_zero():
+    """The largest of 100,000 draws bounds it: one over their number, and one more."""
+    far = difference(by_seed([1e9, 1e9 + 1, 1e9 + 2]), by_seed([0, 1, 2.5]))
+    assert far.p_value == 1 / (DRAWS + 1)
+    assert supported([far.p_value]) == [True]
+    assert supported([0.0]) == [True]
