@@ -8,7 +8,7 @@ from rl4p.errors import InputError
 from rl4p.types import Question
 
 # Fields that older versions did not have. Without their empty values, the digest stays the same.
-LATER = ("messages", "tools", "demonstration", "drawn_by")
+LATER = ("messages", "tools", "demonstration", "drawn_by", "generation_prompt")
 
 
 def digest_of(prompts: Sequence[Question]) -> str:

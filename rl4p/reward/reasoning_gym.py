@@ -7,7 +7,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from rl4p.configuration.bounds import AboveZero, Positive, TopShare
-from rl4p.data.extraction import Extraction, extract
+from rl4p.data.extraction import Extraction, answer_of
 from rl4p.reward.sandbox import Kind, problem
 from rl4p.reward.workers import Failed, Workers
 from rl4p.types import Episode
@@ -89,7 +89,7 @@ class OpenReasoningGym:
         rows, items = [], []
         for row, episode in enumerate(episodes):
             if set(ENTRY) <= set(episode.prompt.metadata):
-                answer = extract(episode.response, self.term.extract)
+                answer = answer_of(episode, self.term.extract)
                 grades[row] = 0.0
                 if answer is not None:
                     rows.append(row)

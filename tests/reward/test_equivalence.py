@@ -52,10 +52,8 @@ def test_a_reference_that_is_no_mathematics_equals_itself():
 
 
 def test_a_response_without_an_answer_is_wrong():
-    item = {"reference": "0.5", "extract": "boxed"}
-    assert grade({**item, "response": r"so \boxed{\frac{1}{2}}"}) is True
-    assert grade({**item, "response": "so 1/2"}) is False
-    assert grade({**item, "response": r"so \boxed{}"}) is False
+    assert grade({"reference": "0.5", "answer": r"\frac{1}{2}"}) is True
+    assert grade({"reference": "0.5", "answer": ""}) is False
 
 
 def test_a_worker_that_compares_imports_nothing_heavy():

@@ -1,0 +1,48 @@
+"""The thoughts of a response, which are no part of its answer.
+
+A reasoning model writes ``<think>``, its thoughts, ``</think>`` and its answer. The first tag is
+often the end of the prompt, because the chat template writes it. Other models have other tags:
+``<thinking>``, ``<thought>``, ``<reasoning>``, ``<seed:think>``, ``[THINK]``, ``◁think▷`` and
+``<|begin_of_thought|>``.
+"""
+
+import re
+
+MARK = re.compile(
+    r"<\s*/?\s*(?:think(?:ing)?|thoughts?|reasoning|scratchpad|seed:think)\s*>"
+    r"|\[/?(?-i:THINK)\]|\u25c1/?think\u25b7|<\|(?:begin|end)_of_thought\|>",
+    re.IGNORECASE,
+)
+# Code in an answer, where a tag is a text of the program.
+CODE_OR_MARK = re.compile(rf"```.*?```|`[^`\n]*`|{MARK.pattern}", re.IGNORECASE | re.DOTALL)
+QUOTES = frozenset("'\"`\u2018\u2019\u201c\u201d")
+
+
+def after_thoughts(response: str, generation_prompt: str | None = None) -> str | None:
+    r"""Returns the part of a response after its thoughts; None if it was cut while thinking.
+
+        15   of `<think>maybe 12</think>15` and of `maybe 12</think>15`
+        None of `<think>maybe 12`, and of `maybe 12` after a prompt that ends with `<think>`
+
+    This is the text after the last ``</think>``, and all of it if there is no tag. Thoughts of one
+    name end with a tag of the same name. A tag in quotation marks is a word of the text, and so is
+    one in code (three backticks, or a pair of them) outside the thoughts.
+
+    Args:
+      generation_prompt: what the chat template wrote before the response (`Prompt`); None if that
+        is not known.
+    """
+    before = generation_prompt or ""
+    text = before + response
+    thoughts, begin, at = None, len(before), 0  # the name of the thoughts that are open
+    while match := (CODE_OR_MARK if thoughts is None else MARK).search(text, at):
+        at, mark = match.end(), match[0].lower()
+        around = text[match.start() - 1 : match.start()], text[at : at + 1]
+        if mark[0] == "`" or QUOTES.issuperset(around):
+            continue
+        name = re.sub(r"begin_of_|end_of_|[^a-z]", "", mark)
+        if "/" not in mark and "end_of" not in mark:
+            thoughts = thoughts or name
+        elif thoughts in (None, name):
+            thoughts, begin = None, max(begin, at)
+    return None if thoughts else text[begin:]
