@@ -62,7 +62,9 @@ POWER_OF_TEN = re.compile(
     r"10\s?(?:\^|\*\*)\s?(?:\{\s?(?P<braced>[+-]?\s?[0-9]{1,3})\s?\}|(?P<power>-?[0-9]{1,3}))"
     r"(?![\w^!({\\]|\.[0-9])"
 )
-EXPONENT = re.compile(rf"{MANTISSA}(?<=[0-9])[eE](?P<power>[+-]?[0-9]{{1,3}})(?![\w^!({{\\]|\.[0-9])")
+EXPONENT = re.compile(
+    rf"{MANTISSA}(?<=[0-9])[eE](?P<power>[+-]?[0-9]{{1,3}})(?![\w^!({{\\]|\.[0-9])"
+)
 
 
 class Characters(dict[int, str]):

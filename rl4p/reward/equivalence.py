@@ -38,7 +38,9 @@ SAME = str.maketrans(
         "\u221e": r"\infty ",
     }
 )
-LISTED = re.compile(r"(?:\\left)? ?(\(|\[|\\\{) ?([^()\[\]{}]*?) ?(?:\\right)? ?(\)|\]|\\\})")
+LISTED = re.compile(
+    r"(\(|\[|\\\{) ?((?:[^()\[\]{}]|frac\{[^{}]*\}\{[^{}]*\})*?) ?(\)|\]|\\\})"
+)  # brackets have no sizes here
 ENCLOSED = (("$$", "$$"), ("$", "$"), (r"\(", r"\)"), (r"\[", r"\]"))
 CONFIG = (LatexExtractionConfig(),)
 
@@ -71,7 +73,7 @@ def equal(reference: str, given: str) -> bool:
     if WORDS.fullmatch(words):  # the grammar would read a product of letters, in any order
         return words.casefold() == re.sub(text, r"\1\2", given).strip().casefold()
     pair = parsed(expected), parsed(given)
-    known = None if "%" in expected + given else same_values(*pair, written=(expected, given))
+    known = None if "%" in expected + given else same_values(*pair, (expected, given))
     if known is not None:
         return known
     places = max(decimal_places(each) for each in (*pair[0], *pair[1], 0))
@@ -114,8 +116,14 @@ class Written:
         rounded, exact = (self, other) if self.decimal else (other, self)
         if not rounded.decimal or exact.decimal or exact.value.denominator == 1:
             return False
-        step = rounded.step * (factor if rounded is self else 1)
-        return abs(self.value * factor - other.value) < step
+        scale = factor if rounded is self else 1 / factor
+        return rounded.rounds(exact.value / scale)
+
+    def rounds(self, value: Fraction) -> bool:
+        """Returns whether this decimal is a value that is rounded or cut off."""
+        cut = abs(value) - abs(self.value)
+        same_sign = (value < 0) is (self.value < 0)
+        return same_sign and -self.step / 2 <= cut < self.step
 
 
 def written(text: str) -> Written | None:
@@ -131,7 +139,7 @@ def step_of(decimal: re.Match[str] | None) -> Fraction:
     """Returns one unit of the last digit of a decimal; 0 if it has less than `DIGITS` digits."""
     if decimal is None:
         return Fraction(0)
-    digits = re.sub("[, ]", "", decimal[1]) + decimal[2]
+    digits = re.sub("[, ]", "", decimal[1] or "") + decimal[2]
     return Fraction(1, 10 ** len(decimal[2])) if len(digits.lstrip("0")) >= DIGITS else Fraction(0)
 
 
@@ -171,36 +179,60 @@ def same_numbers(first: str, second: str) -> bool | None:
     return all(map(Written.equals, *pair))
 
 
-def same_values(
-    first: Sequence[Any], second: Sequence[Any], *, written: tuple[str, str]
-) -> bool | None:
+def same_values(first: Sequence[Any], second: Sequence[Any], texts: tuple[str, str]) -> bool | None:
     """Returns whether two expressions are numbers of the same value; None if they are no numbers.
 
-    The values are computed to `PRECISION` digits. If an expression has decimals, the values need
-    only agree as far as these are written.
+    Decimals are taken as they are written, and values are computed to `PRECISION` digits. Decimals
+    within one of the expressions may also be rounded, to about `DIGITS` digits, if the other value
+    is no decimal itself.
 
     Args:
-      written: the texts of the expressions.
+      texts: the texts of the expressions.
     """
     numeric = [each for each in (*first[:1], *second[:1]) if isinstance(each, Expr)]
     if len(numeric) < 2 or not all(each.is_number for each in numeric):
         return None
     try:
-        values = [each.doit().evalf(PRECISION) for each in numeric]
-        if not all(each.is_finite and value_known(each) for each in values):
+        known = [written(text) for text in texts]
+        exact = [
+            number_of(each) if number is None else Rational(*number.value.as_integer_ratio())
+            for each, number in zip(numeric, known, strict=True)
+        ]
+        if any(each.is_infinite for each in exact):
+            return bool(exact[0] == exact[1])
+        values = [each.evalf(PRECISION) for each in exact]
+        if not all(map(value_known, values)):
             return None
         distance, size = abs(values[0] - values[1]), max(map(abs, values))
-        inexact = [each.has(Float) for each in numeric]
-        if not any(inexact):
-            return bool(distance <= size * Float(10, PRECISION) ** (10 - PRECISION))
-        decimals = [DECIMAL.fullmatch(text.strip("+- ")) for text in written]
-        steps = [step_of(decimal) for decimal in decimals if decimal]
-        if all(inexact) or not steps:
+        if distance <= size * Float(10, PRECISION) ** (10 - PRECISION):
+            return True
+        decimal = [each.has(Float) for each in numeric]
+        other = exact[decimal.index(False)] if any(decimal) and not all(decimal) else None
+        if other is None or is_decimal(other):
+            return False
+        number = known[decimal.index(True)]
+        if number is None:
             return bool(distance <= size * RELATIVE)
-        step = max(steps)
-        return bool(distance < Rational(step.numerator, step.denominator))
+        value = Fraction(str(other.evalf(PRECISION))) if other.is_real else None
+        return value is not None and number.rounds(value)
     except (ArithmeticError, AttributeError, TypeError, ValueError):
         return None
+
+
+def number_of(expression: Any) -> Any:
+    """Returns an expression with exact decimals."""
+    return expression.replace(lambda x: isinstance(x, Float), lambda x: Rational(str(x))).doit()
+
+
+def is_decimal(value: Any) -> bool:
+    """Returns whether a value can be written as a decimal."""
+    if not value.is_Rational:
+        return False
+    rest = int(value.q)
+    for prime in (2, 5):
+        while rest % prime == 0:
+            rest //= prime
+    return rest == 1
 
 
 def value_known(value: Any) -> bool:

@@ -115,12 +115,11 @@ def reference(
     """Returns the board, if there is one, and the moves of a row, if the row fits."""
     gold = strict_moves(answer)
     if gold is None:
-        return Ungradable(
-            f"the answer {answer!r} of the row {row} is not a list of moves such as Bv2,A>1"
-        )
+        reason = f"the answer {answer!r} is not a list of moves such as Bv2,A>1"
+        return Ungradable(f"of the row {row}: {reason}")
     if text is None:
         if board_needed:
-            return Ungradable(f"the row {row} has no board in its metadata")
+            return Ungradable(f"the metadata of the row {row} has no board")
         return None, gold
     try:
         board = board_of(text, size)
@@ -128,5 +127,6 @@ def reference(
         return Ungradable(f"of the row {row}: {error}")
     last, made = play(board, gold)
     if not last.solved or made != len(gold):
-        return Ungradable(f"the answer {answer} of the row {row} does not solve the board {board}")
+        reason = f"the answer {answer} does not solve the board {board}"
+        return Ungradable(f"of the row {row}: {reason}")
     return board, gold
