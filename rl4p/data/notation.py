@@ -32,14 +32,14 @@ BRACKET = re.compile(r"\\(?:left|right)\s*(?=[()\[\]|]|\\[{}|])")
 OVERLINED = re.compile(r"(?:[0-9]\u0305)+|(?:[0-9]\u0304)+")
 DOTTED = re.compile(r"([0-9])\u0307")
 REPEATING = re.compile(
-    rf"""(?<![\w.,\\])(?<![0-9]\ )(?P<whole>{WHOLE})?\.(?P<fixed>[0-9]{{0,30}})\{{?
+    rf"""(?<![\w.\\])(?<![0-9]\ )(?P<whole>{WHOLE})?\.(?P<fixed>[0-9]{{0,30}})\{{?
     (?:\\(?:overline|bar|dot)\s?(?:\{{\s?(?P<line>[0-9]{{1,30}})\s?\}}|(?P<digit>[0-9]))
           (?:(?P<between>[0-9]{{0,30}})\\dot\s?\{{?(?P<last>[0-9])\}}?)?\}}?
       |\((?P<round>[0-9]{{1,30}})\))(?![0-9.])""",
     re.VERBOSE,
 )
 DOTS = re.compile(
-    rf"(?<![\w.,\\])(?P<whole>{WHOLE})?\.(?P<fixed>[0-9]{{0,20}}?)"
+    rf"(?<![\w.\\])(?P<whole>{WHOLE})?\.(?P<fixed>[0-9]{{0,20}}?)"
     r"(?:(?P<line>[0-9])(?P=line){2,}|(?P<period>[0-9]{2,20}?)(?P=period)+)"
     r"(?:\.\.\.|\u2026|\\[lc]?dots(?![a-z]))"
 )
@@ -55,7 +55,7 @@ PREFIXED = re.compile(
     r"(?<![\w.\\])0(?:[xX][0-9a-fA-F]{1,16}|[bB][01]{1,64}|[oO][0-7]{1,20})(?![\w.])"
 )
 # No part of a product, a power or a fraction may stand before it.
-MANTISSA = rf"(?<![\w.^_}}{{)\\/])(?<![0-9],)(?<![0-9]\s)(?P<mantissa>{WHOLE}?(?:\.[0-9]{{1,64}})?)"
+MANTISSA = rf"(?<![\w.^_}}{{)\\/])(?<![0-9]\s)(?P<mantissa>{WHOLE}?(?:\.[0-9]{{1,64}})?)"
 POWER_OF_TEN = re.compile(
     rf"(?:{MANTISSA}(?<=[0-9])\s?(?:\\times|\\cdot|\\ast|[\u00d7\u00b7*x])\s?"
     r"|(?<![\w.^_}{)\\/*])(?<!\\times )(?<!\\cdot ))"
