@@ -51,9 +51,7 @@ OTHER_BASE = re.compile(
     rf"_(?:\{{?\(?\s?(?:\\(?:text|mathrm)\{{)?\s?(?:base\s)?(?P<base>[0-9]{{1,2}}|{'|'.join(BASE)})"
     r"\s?\}?\)?\}?)(?![\w.])"
 )
-PREFIXED = re.compile(
-    r"(?<![\w.\\])0(?:[xX][0-9a-fA-F]{1,16}|[bB][01]{1,64}|[oO][0-7]{1,20})(?![\w.])"
-)
+PREFIXED = re.compile(r"(?<![\w.\\])0(?:[xX][0-9a-fA-F]{1,16}|b[01]{1,64}|o[0-7]{1,20})(?![\w.])")
 # No part of a product, a power or a fraction may stand before it.
 MANTISSA = rf"(?<![\w.^_}}{{)\\/])(?<![0-9]\s)(?P<mantissa>{WHOLE}?(?:\.[0-9]{{1,64}})?)"
 POWER_OF_TEN = re.compile(
@@ -62,6 +60,7 @@ POWER_OF_TEN = re.compile(
     r"10\s?(?:\^|\*\*)\s?(?:\{\s?(?P<braced>[+-]?\s?[0-9]{1,3})\s?\}|(?P<power>-?[0-9]{1,3}))"
     r"(?![\w^!({\\]|\.[0-9])"
 )
+E_NOTATION = re.compile(r"[0-9][eE][+-]?[0-9]")  # quick, for texts without it
 EXPONENT = re.compile(
     rf"{MANTISSA}(?<=[0-9])[eE](?P<power>[+-]?[0-9]{{1,3}})(?![\w^!({{\\]|\.[0-9])"
 )
@@ -114,10 +113,11 @@ def plain_notation(text: str) -> str:
             text = DOTS.sub(repeated, text)
     if "_" in text:
         text = OTHER_BASE.sub(in_base, text)
-    if "0" in text:
+    if "0x" in text or "0b" in text or "0o" in text or "0X" in text:
         text = PREFIXED.sub(lambda match: str(int(match[0], 0)), text)
+    if "10" in text and ("^" in text or "**" in text):
         text = POWER_OF_TEN.sub(scaled, text)
-    return EXPONENT.sub(scaled, text) if "e" in text or "E" in text else text
+    return EXPONENT.sub(scaled, text) if E_NOTATION.search(text) else text
 
 
 def plain_characters(text: str) -> str:

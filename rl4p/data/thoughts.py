@@ -6,6 +6,7 @@ often the end of the prompt, because the chat template writes it. Other models h
 ``<|begin_of_thought|>``.
 """
 
+import functools
 import re
 
 MARK = re.compile(
@@ -15,6 +16,7 @@ MARK = re.compile(
 )
 # Code in an answer, where a tag is a text of the program.
 CODE_OR_MARK = re.compile(rf"```.*?```|`[^`\n]*`|{MARK.pattern}", re.IGNORECASE | re.DOTALL)
+SIGNS = ("<", "THINK]", "\u25c1")  # one of which each mark has
 QUOTES = frozenset("'\"`\u2018\u2019\u201c\u201d")
 
 
@@ -33,6 +35,8 @@ def after_thoughts(response: str, generation_prompt: str | None = None) -> str |
         is not known.
     """
     before = generation_prompt or ""
+    if not any(sign in response for sign in SIGNS):  # most responses
+        return None if before and response_is_thought(before) else response
     text = before + response
     thoughts, begin, at = None, len(before), 0  # the name of the thoughts that are open
     while match := (CODE_OR_MARK if thoughts is None else MARK).search(text, at):
@@ -46,3 +50,15 @@ def after_thoughts(response: str, generation_prompt: str | None = None) -> str |
         elif thoughts in (None, name):
             thoughts, begin = None, max(begin, at)
     return None if thoughts else text[begin:]
+
+
+@functools.lru_cache(maxsize=64)
+def response_is_thought(generation_prompt: str) -> bool:
+    """Returns whether a response without tags is a thought that was cut."""
+    return after_thoughts(generation_prompt) is None
+
+
+def opening(generation_prompt: str | None) -> str:
+    """Returns the tags of thoughts that the chat template wrote, with the text after them."""
+    mark = MARK.search(generation_prompt or "")
+    return "" if mark is None else mark.string[mark.start() :]

@@ -27,6 +27,7 @@ DIGITS = 6  # of a decimal that stands for a fraction or a root
 RELATIVE = 2e-6  # the same, for decimals within an expression: 0.166667 is 1/6
 PRECISION = 60  # digits of values that have no decimals
 MOST_PLACES = 400
+NOTHING = Fraction(0)
 DECIMAL = re.compile(r"([0-9][0-9, ]*)?\.([0-9]+)")
 SPACES = re.compile(r"(?<!\\)\\[,;:! ]|\\q?quad(?![a-zA-Z])|~|\s+")
 WORDS = re.compile(r"[a-zA-Z]{3,}(?: [a-zA-Z]+)*")
@@ -64,6 +65,8 @@ def equal(reference: str, given: str) -> bool:
     expected, given = plain(reference), plain(given)
     if expected == given:
         return given != ""
+    if expected.isdecimal() and given.isdecimal():
+        return expected.lstrip("0") == given.lstrip("0")
     if "=" not in expected + given:
         known = same_numbers(expected, given)
         if known is not None:
@@ -131,16 +134,16 @@ def written(text: str) -> Written | None:
     value = quantity(text)
     if value is None:
         return None
-    decimal = DECIMAL.search(text)
+    decimal = DECIMAL.search(text) if "." in text else None
     return Written(value, step_of(decimal), bool(decimal), "%" in text or "percent" in text)
 
 
 def step_of(decimal: re.Match[str] | None) -> Fraction:
     """Returns one unit of the last digit of a decimal; 0 if it has less than `DIGITS` digits."""
     if decimal is None:
-        return Fraction(0)
+        return NOTHING
     digits = re.sub("[, ]", "", decimal[1] or "") + decimal[2]
-    return Fraction(1, 10 ** len(decimal[2])) if len(digits.lstrip("0")) >= DIGITS else Fraction(0)
+    return Fraction(1, 10 ** len(decimal[2])) if len(digits.lstrip("0")) >= DIGITS else NOTHING
 
 
 def numbers(text: str) -> tuple[str, list[Written]] | None:
@@ -148,11 +151,10 @@ def numbers(text: str) -> tuple[str, list[Written]] | None:
 
     A single number has no brackets.
     """
-    number = written(text)
-    if number is not None:
-        return "", [number]
     if listed := LISTED.fullmatch(text):
         brackets, text = listed[1] + listed[3], listed[2]
+    elif (number := written(text)) is not None:
+        return "", [number]
     else:
         brackets = ","
     for separator in (", ", ","):  # of 1,234, 5 the first comma is in a number
