@@ -66,6 +66,9 @@ def whole_numbers(value: Any) -> list[int]:
 
 def plain_list(value: Any) -> list[Any] | None:
     """Returns a list, a tuple or an array of one dimension as a list; None for anything else."""
-    if not isinstance(value, str | bytes | bytearray) and isinstance(value, Sequence):
+    if isinstance(value, str | bytes | bytearray):
+        return None
+    array: Any = value
+    if isinstance(value, Sequence):
         return list(value)
-    return value.tolist() if getattr(value, "ndim", None) == 1 else None
+    return array.tolist() if getattr(array, "ndim", None) == 1 else None

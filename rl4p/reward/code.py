@@ -199,7 +199,7 @@ def tests_of(episode: Episode) -> tuple[Sequence[Any], str] | None:
         except (ValueError, RecursionError):
             raise ValueError("its tests are a text, but no list in JSON") from None
     tests, setup = plain_list(tests), "" if setup is None else setup
-    if not are_tests(tests) or not isinstance(setup, str):
+    if tests is None or not are_tests(tests) or not isinstance(setup, str):
         raise ValueError(
             'its tests are no list of Python strings or of {"input": ..., "output": ...}, or its '
             "setup is no string"

@@ -61,7 +61,7 @@ class OpenMath:
     """A `Math` with worker processes."""
 
     def __init__(self, term: Math):
-        self.extract = term.extract
+        self.extract: Extraction = term.extract
         self.workers = Workers(FUNCTION, count=term.workers, seconds=term.response_seconds)
 
     def __call__(self, episodes: Sequence[Episode]) -> list[float]:
