@@ -26,7 +26,11 @@ LONGEST = 4096  # characters of an answer; a longer one equals nothing
 DIGITS = 6  # of a decimal that stands for a fraction or a root
 RELATIVE = 2e-6  # the same, for decimals within an expression: 0.166667 is 1/6
 PRECISION = 60  # digits of values that have no decimals
-MOST_PLACES = 400
+MOST_PLACES = 10_000
+MIXED = re.compile(
+    r"(?<![\d.^_}])(\d+) ?"
+    r"(?:\\[cdt]?frac ?(?:\{(\d+)\}|(\d)) ?(?:\{(\d+)\}|(\d))|(?<= )(\d+)/(\d+))"
+)
 NOTHING = Fraction(0)
 DECIMAL = re.compile(r"([0-9][0-9, ]*)?\.([0-9]+)")
 SPACES = re.compile(r"(?<!\\)\\[,;:! ]|\\q?quad(?![a-zA-Z])|~|\s+")
@@ -210,7 +214,7 @@ def same_values(first: Sequence[Any], second: Sequence[Any], texts: tuple[str, s
             return True
         decimal = [each.has(Float) for each in numeric]
         other = exact[decimal.index(False)] if any(decimal) and not all(decimal) else None
-        if other is None or is_decimal(other):
+        if other is None or is_decimal(other.doit()):
             return False
         number = known[decimal.index(True)]
         if number is None:
@@ -223,7 +227,7 @@ def same_values(first: Sequence[Any], second: Sequence[Any], texts: tuple[str, s
 
 def number_of(expression: Any) -> Any:
     """Returns an expression with exact decimals."""
-    return expression.replace(lambda x: isinstance(x, Float), lambda x: Rational(str(x))).doit()
+    return expression.replace(lambda x: isinstance(x, Float), lambda x: Rational(str(x)))
 
 
 def is_decimal(value: Any) -> bool:
@@ -274,12 +278,12 @@ def plain(text: str) -> str:
     text = text.replace("**", "^").removeprefix(r"\$").removeprefix("$")
     if re.fullmatch(r"-?\d{1,3}(?: \d{3})+(?:\.\d+)?", text):  # 12 345
         return text.replace(" ", "")
-    return re.sub(r"(?<![\d.])(\d+) (\d+)/(\d+)", mixed, text)
+    return MIXED.sub(mixed, text)
 
 
 def mixed(match: re.Match[str]) -> str:
-    """Returns a mixed number as a sum; 3 4/4 is none, and stays as it is."""
-    whole, numerator, denominator = match.groups()
+    """Returns a mixed number in LaTeX; 3 4/4 is none, and a text that the library cannot read."""
+    whole, numerator, denominator = filter(None, match.groups())
     if int(numerator) >= int(denominator):
         return rf"\text{{{match[0]}}}"
     return rf"{whole}\frac{{{numerator}}}{{{denominator}}}"
