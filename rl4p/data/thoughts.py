@@ -8,6 +8,11 @@ often the end of the prompt, because the chat template writes it. Other models h
 
 import functools
 import re
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
 
 MARK = re.compile(
     r"<\s*/?\s*(?:think(?:ing)?|thoughts?|reasoning|scratchpad|seed:think)\s*>"
@@ -62,3 +67,18 @@ def opening(generation_prompt: str | None) -> str:
     """Returns the tags of thoughts that the chat template wrote, with the text after them."""
     mark = MARK.search(generation_prompt or "")
     return "" if mark is None else mark.string[mark.start() :]
+
+
+def response_texts(
+    tokenizer: "PreTrainedTokenizerFast", tokens: Sequence[Sequence[int]]
+) -> list[str]:
+    """Returns the texts of responses without special tokens, except the tags of thoughts.
+
+    Some tokenizers have these tags as special tokens (``[THINK]`` of Magistral).
+    """
+    special = {i for i, token in tokenizer.added_tokens_decoder.items() if token.special}
+    skipped = {i for i in special if not MARK.fullmatch(tokenizer.added_tokens_decoder[i].content)}
+    if skipped != special:
+        kept = [[token for token in row if token not in skipped] for row in tokens]
+        return tokenizer.batch_decode(kept, skip_special_tokens=False)
+    return tokenizer.batch_decode([*tokens], skip_special_tokens=True)

@@ -1,7 +1,10 @@
+import copy
+
 import pytest
+from tokenizers import AddedToken
 
 from rl4p.data.extraction import answer_of, extract, stated_answer, tagged_text
-from rl4p.data.thoughts import after_thoughts
+from rl4p.data.thoughts import after_thoughts, response_texts
 
 OPENED = "<|assistant|>\n<think>\n"  # by the chat template
 
@@ -119,3 +122,14 @@ def test_tags_of_the_template_belong_to_the_response(make_prompt, make_episodes)
     assert text("a</think>", None) == "<think>a</think>"
     assert text("a</think><think>", None) == "a</think><think>"
     assert text("a", None) == "a"
+
+
+@pytest.mark.parametrize("tags", [("[THINK]", "[/THINK]"), ("<think>", "</think>")])
+@pytest.mark.parametrize("special", [True, False])
+def test_tags_stay_in_the_text_also_as_special_tokens(policy, tags, special):
+    tokenizer = copy.deepcopy(policy.tokenizer)
+    tokenizer.add_tokens([AddedToken(tag, special=special) for tag in tags], special_tokens=special)
+    text = f"{tags[0]}12{tags[1]}15"
+    row = tokenizer(f"<|assistant|>{text}<|end|>", add_special_tokens=False)["input_ids"]
+    assert response_texts(tokenizer, [row, row[:2]]) == [text, tags[0]]
+    assert after_thoughts(response_texts(tokenizer, [row])[0]) == "15"
