@@ -1,12 +1,14 @@
+import json
 import math
 import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from rl4p.configuration import compose, instantiate
-from rl4p.errors import InputError, RunError
+from rl4p.errors import InputError
 from rl4p.reward import sandbox
 from rl4p.reward.code import Code, OpenCode, code_of, same_output
 from rl4p.reward.sandbox import bubblewrap_problem
@@ -159,12 +161,34 @@ def test_a_sandbox_that_fails_makes_the_response_invalid(graded, monkeypatch):
     [
         *({"tests": []}, {"tests": "assert True"}, {"tests": [1]}, {"tests": SQUARES + SUMS}),
         *({"tests": [{"input": "1"}]}, {"tests": [{"input": "1", "output": 3}]}),
-        {"tests": SQUARES, "setup": ["import math"]},
+        *({"tests": SQUARES, "setup": ["import math"]}, {"tests": "[1"}, {"tests": {"a": "b"}}),
+        *({"tests": 7}, {"tests": "{}"}, {"tests": [None]}, {"tests": ["assert True", 7]}),
     ],
+    ids=repr,
 )
-def test_tests_of_another_form_stop_the_run(graded, metadata):
-    with pytest.raises(RunError, match=r"^The metadata of prompt a has no tests that the term"):
-        graded(RIGHT, metadata, sandbox="none")
+def test_one_row_with_tests_of_another_form_is_invalid(
+    make_prompt, make_episodes, metadata, caplog
+):
+    prompts = [make_prompt(metadata=metadata), make_prompt()]  # the second has no tests
+    invalid, absent = Code(sandbox="none")(make_episodes((RIGHT, RIGHT), prompts))
+    assert math.isnan(invalid)
+    assert absent is None
+    assert "1 of 2 responses could not be graded, the first because of the row a" in caplog.text
+
+
+def test_tests_are_read_in_each_form_of_a_table(graded):
+    for tests in (json.dumps(SQUARES), tuple(SQUARES), np.array(SQUARES, object)):
+        assert graded(RIGHT, {"tests": tests, "setup": None}, sandbox="none") == [1.0]
+
+
+def test_code_in_the_thoughts_is_not_graded(graded):
+    def grade(response):
+        return graded(response, {"tests": SQUARES}, sandbox="none")[0]
+
+    assert grade(f"<think>{RIGHT}</think>I do not know.") == 0.0
+    assert grade(f"<think>{RIGHT}") == 0.0
+    assert grade(f"<think>wrong:\n```\nx</think>{RIGHT}") == 1.0
+    assert grade(RIGHT.replace("\n", "\n# </think>\n", 1)) == 1.0  # a tag in the code
 
 
 @pytest.mark.parametrize(
