@@ -18,7 +18,7 @@ from rl4p.rollout.engine.batch import Batch, Chunk, Ended, placed
 from rl4p.rollout.engine.score import check_scored, scored_tokens
 from rl4p.rollout.engine.sequence import TokenSequence, check_request
 from rl4p.serving.pace import Pace, layout
-from rl4p.serving.submissions import Command, Delivery, Submission, fulfil, send, taken
+from rl4p.serving.submissions import Command, Delivery, Lease, Submission, fulfil, send, taken
 from rl4p.types import Params
 
 log = logging.getLogger(__name__)
@@ -42,14 +42,14 @@ class Scheduler:
     Attributes:
       version: the weight version of tokens that are drawn from now on.
       broken: why there are no weights to decode with, in a sentence; None if there are.
-      paused: whether all sequences wait for `resume`.
+      leases: the pauses that have not ended; nothing is decoded while there is one.
     """
 
     def __init__(self, policy: Policy, params: Params, version: str, *, slots: int = 32) -> None:
         self.policy, self.version, self.slots = policy, version, slots
         self.params = placed(policy, policy.for_sampling(params))
         self.broken: str | None = None
-        self.paused = False
+        self.leases: set[Lease] = set()
         self.batch, self.pace = Batch(policy, layout(policy, slots)), Pace()
         self.waiting: deque[TokenSequence] = deque()
         self.scores: deque[Submission] = deque()
@@ -140,35 +140,45 @@ class Scheduler:
             chosen = list(self.submissions) if submissions is None else list(submissions)
             self.order(lambda: self.abort_now(each for each in chosen if each.left))
 
-    def pause(self, mode: Literal["keep", "wait", "abort"], timeout: float) -> None:
-        """Stops decoding until `resume`, and returns once the device is idle.
+    @property
+    def paused(self) -> bool:
+        """Whether all sequences wait for the end of a pause."""
+        return bool(self.leases)
+
+    def pause(self, mode: Literal["keep", "wait", "abort"], timeout: float) -> Lease:
+        """Stops decoding, and returns a lease once the device is idle.
+
+        Decoding goes on when `resume` has ended this lease and all others.
 
         Args:
-          mode: what becomes of earlier submissions: they stay and go on after `resume`, they are
-            waited for, or they are aborted.
+          mode: what becomes of earlier submissions: they stay and go on afterwards, they are
+            waited for (unless another pause stops them meanwhile), or they are aborted.
           timeout: the most seconds to wait.
 
         Raises:
-          RunError: it takes longer; the scheduler is then not paused.
+          RunError: it takes longer; there is then no lease.
         """
+        lease = Lease()
         with self.changed:
-            if mode == "wait" and not self.paused:
+            if mode == "wait":
                 self.drain(timeout)
-            self.paused = True
-            if mode == "abort":
+            elif mode == "abort":
                 self.abort()
             done = self.order(lambda: None)
+            self.leases.add(lease)
         try:
             done.result(timeout)
         except TimeoutError:
-            self.resume()
+            self.resume(lease)
             raise RunError(f"The device call did not end within {timeout:g} seconds.") from None
+        return lease
 
     def drain(self, timeout: float) -> None:
         """Waits until all earlier submissions have ended, and holds new ones back meanwhile."""
         self.drains += 1
-        idle = self.changed.wait_for(
-            lambda: self.closing or self.held.keys() >= self.submissions.keys(), timeout
+        ready = self.changed.wait_for(
+            lambda: self.closing or self.leases or self.held.keys() >= self.submissions.keys(),
+            timeout,
         )
         self.drains -= 1
         if not self.drains:  # another call may still wait for the same submissions
@@ -176,14 +186,14 @@ class Scheduler:
                 if submission.open:
                     self.queue(submission)
             self.held.clear()
-        if not idle:
+        if not ready:
             self.changed.notify_all()
             raise RunError(f"The requests did not end within {timeout:g} seconds.")
 
-    def resume(self) -> None:
-        """Ends a pause."""
+    def resume(self, lease: Lease) -> None:
+        """Ends a lease."""
         with self.changed:
-            self.paused = False
+            self.leases.discard(lease)
             self.changed.notify_all()
 
     def replace(self, load: Callable[[Params], Params], version: str, *, recompute: bool) -> None:
@@ -201,10 +211,6 @@ class Scheduler:
             succeeds.
         """
         self.order(lambda: self.replace_now(load, version, recompute)).result()
-
-    def rename(self, version: str) -> None:
-        """Changes the version of the weights, and not the weights."""
-        self.version = version
 
     def counts(self) -> dict[str, float]:
         """Returns what the scheduler does and has done, in numbers."""

@@ -28,7 +28,7 @@ def test_every_endpoint_is_documented(run):
 
 def test_health_tells_what_the_server_does(ask, scheduler):
     assert ask("/health", method="GET") == {"status": "ready"}
-    scheduler.paused = True
+    scheduler.pause("keep", 1)
     assert ask("/health", method="GET") == {"status": "paused"}
     assert "paused" in ask("/health_generate", method="GET", status=503)["error"]["message"]
     scheduler.broken = "half"

@@ -45,9 +45,9 @@ def test_a_path_that_is_none(with_updates, scheduler, path):
 
 def test_a_pause_decides_about_the_cache_until_it_ends(with_updates, scheduler):
     async def call(updates):
-        await updates.pause("keep", recompute=False)
+        await updates.pause("", "keep", recompute=False)
         await updates.replace("/weights/a", "a")
-        updates.resume()
+        updates.resume("")
         await updates.replace("/weights/b", "b")
 
     with_updates(call)
