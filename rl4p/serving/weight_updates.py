@@ -206,7 +206,7 @@ class WeightUpdates:
 
         Raises:
           HttpError: no update has begun, or not by this owner; or the weights are not those that
-            `version` names. The update has then ended too.
+            `version` names. In the last case the update has ended.
         """
         async with self.lock:
             transfer = self.owned(owner)
@@ -218,7 +218,7 @@ class WeightUpdates:
                 raise contested()
             if transfer.loaded:
                 self.scheduler.version = version or f"update-{self.count}"
-            elif version is not None or transfer.loaded is False:
+            elif version is not None:
                 raise HttpError(
                     f"The update loaded no weights after its last error: the version stays "
                     f"{self.scheduler.version}."

@@ -86,7 +86,12 @@ class FakeScheduler:
         deliver([Chunk(x, tokens, logprobs, most, finish, self.version) for x in sequences])
 
     def score(self, tokens, deliver):
-        deliver([float("nan"), *(-float(token) for token in tokens[1:])])
+        submission = object()
+        if self.holds:
+            self.open[submission] = [], deliver, deliver
+        else:
+            deliver([float("nan"), *(-float(token) for token in tokens[1:])])
+        return submission
 
     def cancel(self, submission):
         if self.open.pop(submission, None) is not None:

@@ -242,3 +242,12 @@ def test_broken_weights_are_said(ask, scheduler):
     error = ask(URL, {"prompt": "a"}, status=503)["error"]
     assert error["message"] == "The weights could not be replaced."
     assert error["type"] == "server_error"
+
+
+def test_scores_count_in_the_limits(ask):
+    body = {"prompt": [[1, 2]] * 8, "max_tokens": 0, "prompt_logprobs": 0}
+    assert len(ask(URL, body)["choices"]) == 8
+    error = ask(URL, body | {"prompt": [[1, 2]] * 9}, status=400)["error"]
+    assert "takes 8 at a time" in error["message"]
+    error = ask(URL, body | {"max_tokens": 1}, status=400)["error"]
+    assert "asks for 16 completions" in error["message"]

@@ -109,12 +109,15 @@ def endless(start, **fields):
 def in_process(ending, params):
     """Returns a function that gives the completions of the in-process sampler."""
 
-    def complete(tokens, seeds, max_tokens=R, sampling=PLAIN, params=params, greedy=False):
+    def complete(
+        tokens, seeds, max_tokens=R, sampling=PLAIN, params=params, greedy=False, drawn=0, ends=ENDS
+    ):
         options = {name: getattr(sampling, name) for name in ("temperature", "top_k", "top_p")}
-        engine = Continuous(max_response_tokens=R, **options).open(ending)
+        policy = dataclasses.replace(ending, end_ids=ends)
+        engine = Continuous(max_response_tokens=R, **options).open(policy)
         engine.publish(params, 0)
         keys_N = np.stack([jax.random.key_data(jax.random.key(seed)) for seed in seeds])
-        request = Request(tokens=tokens, keys_N=keys_N, max_tokens=max_tokens)
+        request = Request(tokens=tokens, keys_N=keys_N, max_tokens=max_tokens, drawn=drawn)
         return engine.complete([request], greedy=greedy)
 
     return complete
@@ -160,15 +163,16 @@ def test_equal_contexts_that_wait_are_prefilled_once(scheduler, start):
 
 
 def test_no_end_token_is_drawn_early(start):
-    ends = tuple(range(0, 264, 2))
-    early = start(seeds=range(4), end_ids=ends).wait()
-    late = start(seeds=range(4), end_ids=ends, min_tokens=6).wait()
-    assert min(len(early.result(i).tokens) for i in range(4)) < 6
-    for index in range(4):
+    ends, count = tuple(range(0, 264, 2)), 8
+    early = start(seeds=range(count), end_ids=ends).wait()
+    late = start(seeds=range(count), end_ids=ends, min_tokens=6).wait()
+    assert min(len(early.result(i).tokens) for i in range(count)) < 6
+    for index in range(count):
         *tokens, last = late.result(index).tokens
         assert len(tokens) >= 6
         assert not set(tokens) & set(ends)
         assert last in ends
+    assert min(len(late.result(i).tokens) for i in range(count)) == 7
 
 
 def test_the_most_probable_tokens_are_told(start):
@@ -311,6 +315,37 @@ def test_new_weights_in_the_middle_of_a_completion(scheduler, start, in_process,
     rest = found.logprobs[drawn : drawn + len(again.tokens)]
     same = len(rest) == len(again.logprobs) and np.allclose(rest, again.logprobs, atol=1e-5)
     assert same == recompute
+
+
+def test_samples_that_wait_begin_with_the_new_weights(scheduler, start, in_process, params):
+    """Also if the running ones keep their cache: their prompt is prefilled again."""
+    client = endless(start, seeds=range(6), max_tokens=R)  # two of them wait
+    lease = scheduler.pause("keep", 60)
+    assert len(scheduler.waiting) == 2
+    other = jax.tree.map(lambda x: x * 1.1, params)
+    scheduler.replace(lambda _: scheduler.policy.for_sampling(other), "2", recompute=False)
+    scheduler.resume(lease)
+    client.wait()
+    expected = in_process((5, 6, 7), range(6), params=other)
+    for index in (4, 5):
+        found = client.result(index)
+        assert set(found.versions) == {"2"}
+        count = len(expected[index].tokens)  # which may have ended
+        assert found.tokens[:count] == expected[index].tokens.tolist()
+        np.testing.assert_allclose(found.logprobs[:count], expected[index].logprobs, atol=1e-5)
+
+
+@pytest.mark.parametrize("steps", [7, 16])
+def test_a_call_may_cross_the_sizes_of_the_cache(scheduler, start, in_process, steps):
+    """They are 64, 96 and 128 columns, and a call may begin with less room than it has steps."""
+    scheduler.pace.steps = lambda slots: steps
+    contexts = [(5, 6, 7), tuple(range(50, 80)), tuple(range(61))]
+    clients = [start(context, max_tokens=60, end_ids=()) for context in contexts]
+    for context, client in zip(contexts, clients, strict=True):
+        tokens = client.wait().result().tokens
+        for begin in (0, 20):  # as much as the sampler draws at a time
+            (expected,) = in_process([*context, *tokens[:begin]], (0,), drawn=begin, ends=())
+            assert tokens[begin : begin + R] == expected.tokens.tolist()
 
 
 def test_weights_that_do_not_fit_change_nothing(scheduler, start):

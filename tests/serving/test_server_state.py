@@ -48,24 +48,21 @@ def test_the_room_is_the_slots_and_those_that_may_wait(server):
         server.check_room(1)
 
 
-def test_texts_are_encoded_however_long(make_server, chatty):
-    async def main(text):
-        return await make_server().encode(text)
-
-    for text in ("ab", "ab" * 4000):
-        assert asyncio.run(main(text)) == chatty.tokenizer.encode(text)
-
-
-def test_the_error_of_a_score_is_a_refusal(make_server, scheduler, monkeypatch):
-    def score(tokens, deliver):
-        deliver(RuntimeError("The device failed."))
-
-    async def main():
+def test_texts_are_encoded_up_to_the_longest_that_may_fit(make_server, chatty):
+    async def main(text, longest=20):
         server = make_server()
-        assert math.isnan((await server.score([1, 2]))[0])
-        monkeypatch.setattr(scheduler, "score", score, raising=False)
-        with pytest.raises(HttpError, match="The device failed") as error:
-            await server.score([1, 2])
-        assert error.value.status == 503
+        server.detokenizer.longest = longest  # of a token; there are 128 positions
+        return await server.encode(text, "prompt")
 
-    asyncio.run(main())
+    for text, longest in (("ab" * 1280, 20), ("ab" * 4000, 100)):
+        assert asyncio.run(main(text, longest)) == chatty.tokenizer.encode(text)
+    with pytest.raises(HttpError, match="2561 characters is longer than the 128 pos") as error:
+        asyncio.run(main("a" * 2561))
+    assert (error.value.param, error.value.code) == ("prompt", "context_length_exceeded")
+
+
+def test_a_response_has_a_longest_length(server):
+    for read, drawn, alternatives in ((2**26 // 48, 0, None), (0, 2**26 // 48 // 21, 20)):
+        server.check_answer(read, drawn, alternatives)
+        with pytest.raises(HttpError, match="may have 64 MiB, and at most 64 MiB"):
+            server.check_answer(read + (drawn == 0), drawn + (read == 0), alternatives)

@@ -87,7 +87,7 @@ def test_wrong_requests_are_refused(talk, scheduler, request_, status, words):
     ("steps", "statuses", "version"),
     [
         ([update("absent"), finish()], [400, 400], "7"),  # and not the old weights as "9"
-        ([update("absent"), finish(None)], [400, 400], "7"),
+        ([update("absent"), finish(None)], [400, 200], "7"),
         ([finish(None), finish()], [200, 400], "7"),
         ([update("a"), update("absent"), finish()], [200, 400, 400], "7+unfinished"),
         ([update("absent"), update("a"), finish()], [400, 200, 200], "9"),
