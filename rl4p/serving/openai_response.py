@@ -54,8 +54,10 @@ class OpenAIResponse(ABC):
         for prompt in self.prompts:
             server.check_prompt(prompt, options.max_tokens, param)
         drawn = request.n if options.max_tokens else 0
-        seeds = seeds_of(request.seed, len(self.prompts), drawn)
         scored = request.prompt_logprobs is not None
+        shown = scored or request.return_token_ids
+        server.check_size(options, self.prompts, request.n, scored=scored, shown=shown)
+        seeds = seeds_of(request.seed, len(self.prompts), drawn)
         active = server.start(options, self.prompts, seeds, stream=request.stream, scored=scored)
         if request.stream:
             return EventStream(self.stream(http, active))

@@ -114,31 +114,40 @@ class ServerState:
           seeds: a seed for each completion of each prompt.
           scored: whether the log-probabilities of the prompts are computed too.
         """
-        self.check_room(sum(map(len, seeds)) + scored * len(prompts))
-        read, drawn = sum(map(len, prompts)), sum(map(len, seeds)) * options.max_tokens
-        repeated = sum(len(x) * len(own) for x, own in zip(prompts, seeds, strict=True))
-        self.check_answer(repeated + read * scored, drawn, options.alternatives)
         active = ActiveRequest(
             self.queue, self.detokenizer, options, stream=stream, count=self.count
         )
         active.submit(self.scheduler, prompts, seeds, scored=scored)
         return active
 
-    def count(self, change: int) -> None:
-        self.open += change
-
-    def check_answer(self, read: int, drawn: int, alternatives: int | None) -> None:
-        """Refuses a request whose response may be too long.
+    def check_size(
+        self,
+        options: CompletionOptions,
+        prompts: Sequence[Sequence[int]],
+        n: int,
+        *,
+        scored: bool,
+        shown: bool,
+    ) -> None:
+        """Refuses a request for which there is no room, or whose response may be too long.
 
         Args:
-          read, drawn: the numbers of tokens in the response, of prompts and of completions.
+          n: the number of completions of each prompt.
+          scored: whether the log-probabilities of the prompts are computed.
+          shown: whether each completion has the tokens of its prompt beside it.
         """
-        size = TOKEN_BYTES * (read + drawn * (1 + (alternatives or 0)))
-        if size > ANSWER_BYTES:
+        count = len(prompts) * n
+        self.check_room(count * (options.max_tokens > 0) + scored * len(prompts))
+        tokens = sum(map(len, prompts)) * n * shown
+        tokens += count * options.max_tokens * (1 + (options.alternatives or 0))
+        if (size := TOKEN_BYTES * tokens) > ANSWER_BYTES:
             raise HttpError(
                 f"The response may have {size >> 20} MiB, and at most {ANSWER_BYTES >> 20} MiB are "
                 "sent: request fewer completions, tokens or log-probabilities at a time."
             )
+
+    def count(self, change: int) -> None:
+        self.open += change
 
     def check_text(self, length: int, param: str) -> None:
         """Refuses a text that has too many tokens, however it is encoded."""

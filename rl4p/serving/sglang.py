@@ -101,8 +101,9 @@ async def generate(http: HttpRequest) -> JsonResponse | EventStream:
         server.check_prompt(prompt, options.max_tokens, "input_ids")
     response = GenerateResponse(server, request, prompts, options)
     drawn = params.n if options.max_tokens else 0
-    seeds = seeds_of(params.sampling_seed, len(prompts), drawn)
     scored = request.scores_prompts
+    server.check_size(options, prompts, params.n, scored=scored, shown=scored)
+    seeds = seeds_of(params.sampling_seed, len(prompts), drawn)
     active = server.start(options, prompts, seeds, stream=request.stream, scored=scored)
     server.rids |= dict.fromkeys(response.rids, active)
     if request.stream:

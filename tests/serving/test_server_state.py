@@ -3,8 +3,10 @@ import math
 
 import pytest
 
+from rl4p.serving.choice import CompletionOptions
 from rl4p.serving.http_errors import HttpError
 from rl4p.serving.server_state import or_null, seeds_of
+from rl4p.types import Sampling
 
 
 def test_seeds_are_counted_from_the_given_one():
@@ -61,8 +63,21 @@ def test_texts_are_encoded_up_to_the_longest_that_may_fit(make_server, chatty):
     assert (error.value.param, error.value.code) == ("prompt", "context_length_exceeded")
 
 
-def test_a_response_has_a_longest_length(server):
-    for read, drawn, alternatives in ((2**26 // 48, 0, None), (0, 2**26 // 48 // 21, 20)):
-        server.check_answer(read, drawn, alternatives)
-        with pytest.raises(HttpError, match="may have 64 MiB, and at most 64 MiB"):
-            server.check_answer(read + (drawn == 0), drawn + (read == 0), alternatives)
+@pytest.mark.parametrize(
+    ("prompt", "max_tokens", "alternatives", "shown"),
+    [(100, 100, 20, False), (100, 1, None, True), (100, 0, None, True)],
+)
+def test_a_response_has_a_longest_length(make_server, prompt, max_tokens, alternatives, shown):
+    async def main():
+        server = make_server(slots=10**6)
+        options = CompletionOptions(
+            sampling=Sampling(), max_tokens=max_tokens, end_ids=(), alternatives=alternatives
+        )
+        tokens = prompt * shown + max_tokens * (1 + (alternatives or 0))
+        count, given = 2**26 // 48 // tokens, {"scored": shown, "shown": shown}
+        server.check_size(options, [[1] * prompt], count, **given)
+        with pytest.raises(HttpError, match="may have 64 MiB, and at most 64 MiB") as error:
+            server.check_size(options, [[1] * prompt], count + 1, **given)
+        assert error.value.status == 400
+
+    asyncio.run(main())
