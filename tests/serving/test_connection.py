@@ -54,7 +54,7 @@ def serving(call, answer=b"ok", waits=None):
         while not server.started:
             await asyncio.sleep(0.001)
         try:
-            async with asyncio.timeout(60):
+            async with asyncio.timeout(20):
                 return await call(connect, server.server_state)
         finally:
             server.should_exit = server.force_exit = True
@@ -97,9 +97,8 @@ def test_headers_have_a_longest_length(limits, head):
                 pass
             return await ended(reader)
 
-    content = serving(call)
-    assert content.count(OK) == head.count(GET)
-    assert b"431" in content or not content.removeprefix(b"")[len(OK) * 9 :]
+    limits(HEAD_SECONDS=1000)
+    assert serving(call).count(OK) == head.count(GET)  # and the connection has ended
 
 
 def test_long_headers_below_the_limit_and_bodies_above_it_are_taken():
@@ -152,8 +151,8 @@ def test_a_connection_may_be_idle_between_requests_and_while_it_waits(limits):
 
 @pytest.mark.parametrize("reads", [False, True])
 def test_a_client_that_does_not_read_is_disconnected(limits, reads):
-    limits(STALLED_SECONDS=0.2, LEAST_READ=2**10)
-    answer = b"x" * 2**24
+    limits(STALLED_SECONDS=0.3, LEAST_READ=2**10)
+    answer = b"x" * 2**23
 
     async def call(connect, state):
         async with connect(GET, small=True) as (reader, _):
@@ -163,10 +162,11 @@ def test_a_client_that_does_not_read_is_disconnected(limits, reads):
                 return 0
             await reader.readuntil(b"\r\n\r\n")
             size = 0
-            while size < len(answer):
-                size += len(await reader.read(2**16))
-                if size % 2**20 < 2**16:
-                    await asyncio.sleep(0.03)
+            while part := await reader.read(2**20):
+                size += len(part)
+                if size == len(answer):
+                    break
+                await asyncio.sleep(0.001)
             return size
 
     assert serving(call, answer) == reads * len(answer)
