@@ -101,7 +101,7 @@ class ActiveRequest:
             for tokens, prompt_seeds in zip(prompts, seeds, strict=True):
                 # A stop string ends a single choice, so each choice is then submitted alone.
                 batches = [[seed] for seed in prompt_seeds] if options.stops else [prompt_seeds]
-                for batch in batches:
+                for batch in filter(None, batches):
                     first = len(self.choices)
                     for _ in batch:
                         self.choices.append(Choice(self.detokenizer, options, stream=self.stream))

@@ -59,7 +59,7 @@ class OpenAIResponse(ABC):
         server.check_size(options, self.prompts, request.n, scored=scored, shown=shown)
         seeds = seeds_of(request.seed, len(self.prompts), drawn)
         active = server.start(options, self.prompts, seeds, stream=request.stream, scored=scored)
-        if request.stream:
+        if request.stream and drawn:
             return EventStream(self.stream(http, active))
         async with http.watched(active):
             choices, self.scores = await active.finished(), active.scores

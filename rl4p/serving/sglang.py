@@ -106,7 +106,7 @@ async def generate(http: HttpRequest) -> JsonResponse | EventStream:
     seeds = seeds_of(params.sampling_seed, len(prompts), drawn)
     active = server.start(options, prompts, seeds, stream=request.stream, scored=scored)
     server.rids |= dict.fromkeys(response.rids, active)
-    if request.stream:
+    if request.stream and drawn:
         return EventStream(response.stream(http, active))
     try:
         async with http.watched(active):

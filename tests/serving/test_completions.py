@@ -148,7 +148,10 @@ def test_a_stop_token_of_the_request_is_the_stop_reason(ask):
     ("body", "message"),
     [
         ({}, "prompt is missing"),
-        ({"prompt": []}, "prompt must be a text, a list of token ids, or a list of these"),
+        (
+            {"prompt": []},
+            "prompt must be a text, a list of token ids, or a list of at most 16384 of these",
+        ),
         ({"prompt": ""}, "The prompt is empty"),
         ({"prompt": [[]]}, "The prompt is empty"),
         ({"prompt": [1, "a"]}, "prompt must be"),
