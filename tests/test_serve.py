@@ -20,6 +20,7 @@ import openai
 import pytest
 
 import rl4p.serve
+from experiments.benchmarks import concurrent_updates
 from rl4p.configuration.schema import Root
 from rl4p.distributed.mesh import Mesh
 from rl4p.model.huggingface import write_policy
@@ -143,7 +144,9 @@ def served(folder):
         yield served
         served.process.send_signal(signal.SIGTERM)
         assert served.process.wait(30) == 0
-        assert (served.process.stdout.read(), served.process.stderr.read()) == ("", "")
+        lines = served.process.stderr.read().splitlines()
+        assert served.process.stdout.read() == ""
+        assert all("The weights in '/nowhere' cannot be loaded" in line for line in lines)
 
 
 @pytest.fixture(scope="module")
@@ -339,9 +342,18 @@ def test_a_folder_that_is_none_leaves_the_weights(http):
     answer = http.post("/update_weights_from_disk", json=body)
     assert answer.status_code == 400
     assert answer.json()["success"] is False
-    assert "/nowhere is not a folder" in answer.json()["message"]
+    assert "/nowhere cannot be used" in answer.json()["message"]
     assert http.get("/get_weight_version").json()["weight_version"] == "0"
     assert http.get("/health_generate").status_code == 200
+
+
+def test_updates_at_once_draw_no_wrong_token(tmp_path):
+    folders = concurrent_updates.write_folders(tmp_path)
+    with server("model=pretrained", f"model.path={folders[0]}", "slots=8") as one:
+        counts = asyncio.run(concurrent_updates.run(one.url, folders, rounds=2, seed=0))
+    assert counts["wrong"] == 0
+    assert counts["updates"] >= 4
+    assert counts["completions"] == 2 * concurrent_updates.REQUESTS
 
 
 async def mixed(url, count, at_a_time):

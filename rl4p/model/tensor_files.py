@@ -12,7 +12,9 @@ import stat
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from dataclasses import dataclass
+from io import FileIO
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -36,19 +38,23 @@ class StoredTensor:
     Attributes:
       kind: the name of its dtype in safetensors.
       start: the offset of its first byte in the file.
+      opened: the file, if it is open already and stays so.
     """
 
     file: Path
     kind: str
     shape: tuple[int, ...]
     start: int
+    opened: FileIO | None = None
 
     def pieces(self, rows: slice) -> Iterator[tuple[int, np.ndarray]]:
         """Yields the rows in pieces, each with the index of its first row."""
         dtype = DTYPES[self.kind]
         row_bytes = dtype.itemsize * int(np.prod(self.shape[1:]))
         count = max(1, PIECE_BYTES // max(1, row_bytes))
-        with self.file.open("rb", buffering=0) as file:  # a buffer would copy each piece again
+        # A buffer would copy each piece again.
+        opened = nullcontext(self.opened) if self.opened else self.file.open("rb", buffering=0)
+        with opened as file:
             for first in range(rows.start, rows.stop, count):
                 piece = np.empty((min(count, rows.stop - first), *self.shape[1:]), dtype)
                 view = piece.reshape(-1).view(np.uint8).data

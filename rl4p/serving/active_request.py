@@ -2,8 +2,8 @@
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Sequence
-from typing import Any
+from collections.abc import AsyncIterator, Callable, Sequence
+from functools import partial
 
 from rl4p.errors import InputError, RunError
 from rl4p.rollout.engine.batch import Chunk
@@ -13,6 +13,7 @@ from rl4p.serving.detokenizer import Detokenizer
 from rl4p.serving.http_errors import ClientDisconnectError, HttpError
 from rl4p.serving.scheduler import Scheduler
 from rl4p.serving.seeds import key_data
+from rl4p.serving.submissions import Submission
 
 
 class ReadyQueue:
@@ -45,6 +46,12 @@ class ActiveRequest:
 
     Args:
       stream: whether tokens are sent to the client as they arrive.
+      count: receives changes of the number of unfinished sequences and scores.
+
+    Attributes:
+      scores: the log-probabilities of each prompt, if they are computed.
+      unfinished: the number of sequences and scores that have not ended.
+      open: how many of them the scheduler still works on.
     """
 
     def __init__(
@@ -54,36 +61,50 @@ class ActiveRequest:
         options: CompletionOptions,
         *,
         stream: bool,
+        count: Callable[[int], None] = lambda change: None,
     ) -> None:
-        self.queue, self.detokenizer = queue, detokenizer
+        self.queue, self.detokenizer, self.count = queue, detokenizer, count
         self.options, self.stream = options, stream
         self.choices: list[Choice] = []
-        self.submissions: list[tuple[Scheduler, Any, range]] = []
-        self.inbox: deque[tuple[int, list[Chunk]]] = deque()
+        self.submissions: list[tuple[Scheduler, Submission, range]] = []
+        self.inbox: deque[Callable[[], None]] = deque()
         self.changed: dict[int, None] = {}  # the choices with new tokens, in order
-        self.unfinished = 0
+        self.scores: list[list[float]] = []
+        self.unfinished = self.open = 0
         self.waiter: asyncio.Future[None] | None = None
         self.disconnected = False
         self.error: Exception | None = None
 
     def submit(
-        self, scheduler: Scheduler, prompts: Sequence[Sequence[int]], seeds: Sequence[Sequence[int]]
+        self,
+        scheduler: Scheduler,
+        prompts: Sequence[Sequence[int]],
+        seeds: Sequence[Sequence[int]],
+        *,
+        scored: bool = False,
     ) -> None:
         """Submits all prompts to the scheduler, each with its seeds.
+
+        Args:
+          scored: whether log-probabilities of the prompts are computed too.
 
         Raises:
           HttpError: the scheduler refuses one.
         """
         options = self.options
         try:
+            if scored:
+                self.scores = [[] for _ in prompts]
+                for number, tokens in enumerate(prompts):
+                    submission = scheduler.score(tokens, self.score_receiver(number))
+                    self.add(scheduler, submission, 1, range(0))
             for tokens, prompt_seeds in zip(prompts, seeds, strict=True):
                 # A stop string ends a single choice, so each choice is then submitted alone.
                 batches = [[seed] for seed in prompt_seeds] if options.stops else [prompt_seeds]
-                for batch in batches:
+                for batch in filter(None, batches):
                     first = len(self.choices)
                     for _ in batch:
                         self.choices.append(Choice(self.detokenizer, options, stream=self.stream))
-                    self.unfinished += len(batch)
                     sequences = [
                         TokenSequence(
                             context=tokens,
@@ -98,20 +119,43 @@ class ActiveRequest:
                     ]
                     submission = scheduler.submit(sequences, self.receiver(first), self.fail)
                     numbers = range(first, first + len(batch))
-                    self.submissions.append((scheduler, submission, numbers))
+                    self.add(scheduler, submission, len(batch), numbers)
         except (InputError, RunError) as error:
             self.cancel()
             status = 400 if isinstance(error, InputError) else 503
             raise HttpError(str(error), status=status) from None
 
-    def receiver(self, first: int) -> Any:
+    def add(self, scheduler: Scheduler, submission: Submission, count: int, numbers: range) -> None:
+        """Adds a submission of so many sequences or scores, and the numbers of its choices."""
+        self.submissions.append((scheduler, submission, numbers))
+        self.unfinished += count
+        self.open += count
+        self.count(count)
+
+    def close(self, count: int) -> None:
+        """Counts so many sequences or scores no longer as open."""
+        self.open -= count
+        self.count(-count)
+
+    def receiver(self, first: int) -> Callable[[list[Chunk]], None]:
         """Returns the function that receives new tokens; the scheduler calls it in its thread."""
         every = self.stream or bool(self.options.stops)
 
         def receive(chunks: list[Chunk]) -> None:
-            self.inbox.append((first, chunks))
+            self.inbox.append(partial(self.add_tokens, first, chunks))
             if every or any(chunk.finish is not None for chunk in chunks):
                 self.queue.put(self)
+
+        return receive
+
+    def score_receiver(self, number: int) -> Callable[[list[float] | Exception], None]:
+        """Returns the function that receives the log-probabilities of a prompt."""
+
+        def receive(result: list[float] | Exception) -> None:
+            if isinstance(result, Exception):
+                return self.fail(result)
+            self.inbox.append(partial(self.add_score, number, result))
+            return self.queue.put(self)
 
         return receive
 
@@ -121,22 +165,34 @@ class ActiveRequest:
         self.queue.put(self)
 
     def read(self) -> None:
-        """Adds the tokens that have arrived to the choices, and wakes the request."""
+        """Adds what has arrived, and wakes the request if that changes its response."""
         while self.inbox:
-            first, chunks = self.inbox.popleft()
-            for chunk in chunks:
-                number = first + chunk.sequence.index
-                choice = self.choices[number]
-                if choice.finish is not None:
-                    continue
-                choice.add(chunk)
-                self.changed[number] = None
-                if choice.finish is not None:
-                    self.unfinished -= 1
-                    if chunk.finish is None:  # a stop string ended it
-                        self.cancel(number)
+            self.inbox.popleft()()
+        if self.error is not None:
+            self.close(self.open)
         if self.unfinished == 0 or self.error or (self.stream and self.changed):
             self.wake()
+
+    def add_tokens(self, first: int, chunks: list[Chunk]) -> None:
+        """Adds tokens to the choices from number `first` on."""
+        for chunk in chunks:
+            number = first + chunk.sequence.index
+            choice = self.choices[number]
+            if choice.finish is not None:
+                continue
+            choice.add(chunk)
+            self.changed[number] = None
+            if choice.finish is not None:
+                self.unfinished -= 1
+                self.close(min(1, self.open))
+                if chunk.finish is None:  # a stop string ended it
+                    self.cancel(number)
+
+    def add_score(self, number: int, logprobs: list[float]) -> None:
+        """Adds the log-probabilities of a prompt."""
+        self.scores[number] = logprobs
+        self.unfinished -= 1
+        self.close(min(1, self.open))
 
     def wake(self) -> None:
         if self.waiter is not None and not self.waiter.done():
@@ -178,7 +234,9 @@ class ActiveRequest:
         self.wake()
 
     def cancel(self, index: int | None = None) -> None:
-        """Frees the slots of a choice, or of all unfinished choices."""
+        """Frees the slots of a choice, or of all that is unfinished."""
+        if index is None:
+            self.close(self.open)
         for scheduler, submission, numbers in self.submissions:
             if index is None or index in numbers:
                 scheduler.cancel(submission)

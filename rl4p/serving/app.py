@@ -99,11 +99,10 @@ class App:
         """Receives the body of a request."""
         length = headers.get(b"content-length", b"0")
         parts: list[bytes] = []
-        size = int(length) if length.isdigit() else 0
-        too_long = HttpError(f"The body is longer than {self.most_bytes // 2**20} MiB.", status=413)
-        if size > self.most_bytes:
-            raise too_long
         size = 0
+        too_long = HttpError(f"The body is longer than {self.most_bytes // 2**20} MiB.", status=413)
+        if len(length) > len(str(self.most_bytes)) or int(length) > self.most_bytes:
+            raise too_long
         try:
             async with asyncio.timeout(BODY_SECONDS):
                 while True:
@@ -132,7 +131,7 @@ class App:
             content, kind, status = response.text.encode(), response.kind.encode(), 200
         headers = [(b"content-type", kind), (b"content-length", b"%d" % len(content))]
         if status == 401:
-            headers.append((b"www-authenticate", b"Bearer"))
+            headers += [(b"www-authenticate", b"Bearer"), (b"connection", b"close")]
         elif status == 429:
             headers.append((b"retry-after", b"1"))
         await send({"type": "http.response.start", "status": status, "headers": headers})

@@ -19,6 +19,10 @@ WORDS = {
 }
 
 
+MOST_VALUES = 2**19  # in a body; to read them, all other threads have to wait
+MOST_FIELDS = 256  # of an object
+
+
 class Body(BaseModel):
     """The fields of a JSON object. A field that is null counts as absent.
 
@@ -38,6 +42,8 @@ class Body(BaseModel):
     def check_names(cls, value: Any) -> Any:
         if type(value) is not dict:
             return value
+        if len(value) > MOST_FIELDS:
+            raise PydanticCustomError("must", f"an object of at most {MOST_FIELDS} fields")
         present = {name: field for name, field in value.items() if field is not None}
         for name in cls.OFF:
             if present.pop(name, None):
@@ -61,6 +67,8 @@ def parse(model: type[B], content: bytes) -> B:
     Raises:
       HttpError: the content is not JSON, or a field is wrong.
     """
+    if content.count(b",") > MOST_VALUES:
+        raise HttpError(f"The body has more than {MOST_VALUES} values.", status=413)
     try:
         value = from_json(content, allow_inf_nan=False) if content else {}
     except ValueError as error:

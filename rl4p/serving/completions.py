@@ -41,7 +41,7 @@ async def completions(http: HttpRequest) -> JsonResponse | EventStream:
     server.check_model(request.model)
     server.check_room(len(request.prompts) * request.n)
     prompts = [
-        await server.encode(prompt, special=request.add_special_tokens)
+        await server.encode(prompt, "prompt", special=request.add_special_tokens)
         if isinstance(prompt, str)
         else prompt
         for prompt in request.prompts

@@ -34,6 +34,7 @@ class Detokenizer:
         self.alphabet = byte_alphabet(sorted(pre_tokenizers.ByteLevel.alphabet()))
         self.singles = LazyTable(self.name_of)  # the text of each token
         self.lengths = LazyTable(self.length_of)  # and its length
+        self.longest = max(map(len, self.backend.get_vocab()), default=1)  # in characters
         # A token decoded alone may lose a space at its beginning, so one stands before it.
         self.anchor: list[int] = self.backend.encode("a", add_special_tokens=False).ids[-1:]
         self.before = self.decode(self.anchor, skip_special=False)
@@ -83,7 +84,8 @@ def byte_alphabet(symbols: Sequence[str]) -> dict[str, int]:
 class IncrementalDetokenizer:
     """The text of tokens that arrive in parts; the joined texts are the text of all tokens.
 
-    A character may be divided between tokens. Its text is held back until it is complete.
+    A character may be divided between tokens. Its text, one or several replacement characters, is
+    held back until it is complete. (Tokenizers with a fallback to bytes have one for each byte.)
     """
 
     def __init__(self, detokenizer: Detokenizer, *, skip_special: bool = True) -> None:
@@ -101,12 +103,13 @@ class IncrementalDetokenizer:
         """Returns the text that new tokens complete."""
         self.window += tokens
         text = self.decode(self.window)
-        complete = not text.endswith(UNFINISHED)
-        new = text[self.returned :] if complete else text[self.returned : -1]
+        complete = text.rstrip(UNFINISHED)
+        new = complete[self.returned :]
         self.returned += len(new)
-        if complete and len(self.window) > LONG:
+        if complete == text and len(self.window) > LONG:
             context = self.window[-CONTEXT:]
-            if before := self.decode(context):
+            # The context must not begin within a character.
+            if (before := self.decode(context)) and text.endswith(before):
                 self.window, self.returned = context, len(before)
         return new
 

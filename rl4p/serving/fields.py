@@ -80,6 +80,8 @@ Stops = Annotated[
 # The model's vocabulary limits token ids too (`ServerState.check_tokens`).
 TokenId = Annotated[int, Ge(0), INT32]
 TokenIds = Annotated[list[TokenId], FirstError()]
+# Longer lists are refused before they are read to their end.
+MANY = MaxLen(2**14)
 StopTokens = Annotated[
     tuple[TokenId, ...],
     FirstError(),
@@ -88,19 +90,22 @@ StopTokens = Annotated[
     Must("a list of at most 128 token ids"),
 ]
 Prompt = Annotated[
-    str | Annotated[TokenIds, MinLen(1)] | Annotated[list[str | TokenIds], MinLen(1), FirstError()],
+    str
+    | Annotated[TokenIds, MinLen(1)]
+    | Annotated[list[str | TokenIds], MinLen(1), MANY, FirstError()],
     Field(union_mode="left_to_right"),
-    Must("a text, a list of token ids, or a list of these"),
+    Must(f"a text, a list of token ids, or a list of at most {MANY.max_length} of these"),
 ]
 Texts = Annotated[
-    str | Annotated[list[str], MinLen(1), FirstError()], Must("a string or a list of strings")
+    str | Annotated[list[str], MinLen(1), MANY, FirstError()],
+    Must(f"a string or a list of at most {MANY.max_length} strings"),
 ]
 InputIds = Annotated[
-    TokenIds | Annotated[list[TokenIds], FirstError()],
+    TokenIds | Annotated[list[TokenIds], MANY, FirstError()],
     Field(union_mode="left_to_right"),
-    Must("a list of token ids, or a list of these"),
+    Must(f"a list of token ids, or a list of at most {MANY.max_length} of these"),
 ]
 RequestIds = Annotated[
-    Name | Annotated[list[Name], FirstError()],
+    Name | Annotated[list[Name], MANY, FirstError()],
     Must("a string of at most 256 characters, or one for each prompt"),
 ]

@@ -10,6 +10,15 @@ TYPES = {
 }
 
 
+LONGEST_MESSAGE = 2000  # characters; a message may repeat what the client has sent
+
+
+def shortened(message: object) -> str:
+    """Returns the beginning of a message."""
+    text = str(message)
+    return text if len(text) <= LONGEST_MESSAGE else f"{text[:LONGEST_MESSAGE]}..."
+
+
 class HttpError(Exception):
     """An HTTP error. Its message is one sentence.
 
@@ -22,7 +31,7 @@ class HttpError(Exception):
     def __init__(
         self, message: str, *, status: int = 400, param: str | None = None, code: str | None = None
     ) -> None:
-        super().__init__(message)
+        super().__init__(shortened(message))
         self.status = status
         self.param = param
         self.code = code

@@ -43,8 +43,6 @@ class HttpRequest:
     @asynccontextmanager
     async def watched(self, active: ActiveRequest) -> AsyncIterator[None]:
         """Frees the slots of a request when it ends, or when its client closes the connection."""
-        count = len(active.choices)
-        self.server.open += count
 
         async def watch() -> None:
             while (await self.receive())["type"] != "http.disconnect":
@@ -56,6 +54,5 @@ class HttpRequest:
             yield
         finally:
             watcher.cancel()
-            self.server.open -= count
             if active.unfinished:
                 active.cancel()

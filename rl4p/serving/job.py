@@ -25,7 +25,7 @@ from rl4p.serving.options import ServeOptions, read_options
 from rl4p.serving.scheduler import Scheduler
 from rl4p.serving.seeds import key_data
 from rl4p.serving.server_state import ServerState
-from rl4p.serving.web_server import address_of, listening, run
+from rl4p.serving.web_server import address_of, end_process, listening, run
 from rl4p.types import Sampling
 
 OF_RUN = ("seed", "model")
@@ -35,7 +35,7 @@ SWITCH_SECONDS = 0.0005
 
 
 def serve(lines: Sequence[str]) -> None:
-    """Serves the model of a command line until SIGTERM or Ctrl-C.
+    """Serves the model of a command line until SIGTERM or Ctrl-C, which end the process.
 
     Raises:
       InputError: an argument is wrong, or the port is in use.
@@ -85,12 +85,13 @@ def serve(lines: Sequence[str]) -> None:
 
                 def end() -> None:
                     server.closing = True
-                    scheduler.abort()
+                    scheduler.abort_now()
 
                 await run(app, bound, ready, end)
                 app.updates.close()
 
             uvloop.run(main())
+    end_process()  # JAX would need seconds to release everything
 
 
 def name_of(options: ServeOptions, config: DictConfig) -> str:

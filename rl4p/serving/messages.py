@@ -10,7 +10,7 @@ from pydantic_core import PydanticCustomError, from_json
 from rl4p.errors import InputError
 from rl4p.model.tokenizer import TEMPLATE_ERRORS, check_template
 from rl4p.serving.body import Body
-from rl4p.serving.fields import AlwaysTrue, FirstError, Must, NonEmpty
+from rl4p.serving.fields import MANY, AlwaysTrue, FirstError, Must, NonEmpty
 from rl4p.serving.http_errors import HttpError
 from rl4p.serving.server_state import ServerState
 
@@ -66,10 +66,10 @@ class Message(Body):
     IGNORED = ("refusal", "annotations", "audio", "function_call", "reasoning", "stop_reason")
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: Annotated[list[Part], FirstError(), BeforeValidator(as_parts)] = Field(
+    content: Annotated[list[Part], FirstError(), MANY, BeforeValidator(as_parts)] = Field(
         default_factory=list
     )
-    tool_calls: Annotated[list[MessageToolCall], FirstError()] | None = None
+    tool_calls: Annotated[list[MessageToolCall], FirstError(), MANY] | None = None
     name: str | None = None
     tool_call_id: str | None = None
     reasoning_content: str | None = None
@@ -106,8 +106,8 @@ class Tool(Body, extra="ignore"):
 class Conversation(Body):
     """The fields of a chat request that make the prompt."""
 
-    messages: Annotated[list[Message], FirstError(), MinLen(1)]
-    tools: Annotated[list[Tool], FirstError(), WrapValidator(unchanged)] = Field(
+    messages: Annotated[list[Message], FirstError(), MANY, MinLen(1)]
+    tools: Annotated[list[Tool], FirstError(), MANY, WrapValidator(unchanged)] = Field(
         default_factory=list
     )
     tool_choice: Annotated[
@@ -152,15 +152,15 @@ class Conversation(Body):
         tools: Any = self.tools if self.has_tools else None
 
         def apply() -> Any:
-            return tokenizer.apply_chat_template(
-                messages, tools=tools, return_dict=False, **options
-            )
+            return tokenizer.apply_chat_template(messages, tools=tools, tokenize=False, **options)
 
+        size = sum(len(message["content"]) for message in messages)
+        server.check_text(size, "messages")
         try:
-            size = sum(len(message["content"]) for message in messages)
-            return apply() if size < MOST_DIRECT else await asyncio.to_thread(apply)
+            text = apply() if size < MOST_DIRECT else await asyncio.to_thread(apply)
         except TEMPLATE_ERRORS as error:
             raise HttpError(
                 f"The model's chat template does not take these messages: {error}.",
                 param="messages",
             ) from None
+        return await server.encode(text, "messages", special=False)

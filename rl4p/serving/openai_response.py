@@ -36,7 +36,7 @@ class OpenAIResponse(ABC):
         options: CompletionOptions,
     ) -> None:
         self.server, self.request, self.prompts, self.options = server, request, prompts, options
-        self.scores: list[list[float]] | None = None  # the log-probabilities of the prompts
+        self.scores: list[list[float]] = []  # the log-probabilities of the prompts
         self.head = {
             "id": f"{self.PREFIX}-{new_id()}",
             "object": self.KINDS[request.stream],
@@ -53,18 +53,18 @@ class OpenAIResponse(ABC):
         server, request, options = self.server, self.request, self.options
         for prompt in self.prompts:
             server.check_prompt(prompt, options.max_tokens, param)
-        count = len(self.prompts) * request.n
-        server.check_room(count)
-        if request.prompt_logprobs is not None:
-            self.scores = [await server.score(prompt) for prompt in self.prompts]
-        if options.max_tokens == 0:
-            return JsonResponse(self.body(empty_choices(count, server.detokenizer, options)))
-        seeds = seeds_of(request.seed, len(self.prompts), request.n)
-        active = server.start(options, self.prompts, seeds, stream=request.stream)
-        if request.stream:
+        drawn = request.n if options.max_tokens else 0
+        scored = request.prompt_logprobs is not None
+        shown = scored or request.return_token_ids
+        server.check_size(options, self.prompts, request.n, scored=scored, shown=shown)
+        seeds = seeds_of(request.seed, len(self.prompts), drawn)
+        active = server.start(options, self.prompts, seeds, stream=request.stream, scored=scored)
+        if request.stream and drawn:
             return EventStream(self.stream(http, active))
         async with http.watched(active):
-            return JsonResponse(self.body(await active.finished()))
+            choices, self.scores = await active.finished(), active.scores
+        empty = empty_choices(len(self.prompts) * (request.n - drawn), server.detokenizer, options)
+        return JsonResponse(self.body([*choices, *empty]))
 
     @abstractmethod
     def body(self, choices: Sequence[Choice]) -> dict[str, Any]:
@@ -121,7 +121,7 @@ class OpenAIResponse(ABC):
         tokens, fields = self.prompts[index], {}
         if self.request.return_token_ids:
             fields["prompt_token_ids"] = list(tokens)
-        if self.scores is not None:
+        if self.scores:
             texts = self.server.detokenizer.singles
             fields["prompt_logprobs"] = [None] + [
                 {str(token): {"logprob": or_null(logprob), "decoded_token": texts[token]}}

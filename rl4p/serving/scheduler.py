@@ -18,7 +18,7 @@ from rl4p.rollout.engine.batch import Batch, Chunk, Ended, placed
 from rl4p.rollout.engine.score import check_scored, scored_tokens
 from rl4p.rollout.engine.sequence import TokenSequence, check_request
 from rl4p.serving.pace import Pace, layout
-from rl4p.serving.submissions import Command, Delivery, Submission, fulfil, send, taken
+from rl4p.serving.submissions import Command, Delivery, Lease, Submission, fulfil, send, taken
 from rl4p.types import Params
 
 log = logging.getLogger(__name__)
@@ -42,14 +42,14 @@ class Scheduler:
     Attributes:
       version: the weight version of tokens that are drawn from now on.
       broken: why there are no weights to decode with, in a sentence; None if there are.
-      paused: whether all sequences wait for `resume`.
+      leases: the pauses that have not ended; nothing is decoded while there is one.
     """
 
     def __init__(self, policy: Policy, params: Params, version: str, *, slots: int = 32) -> None:
         self.policy, self.version, self.slots = policy, version, slots
         self.params = placed(policy, policy.for_sampling(params))
         self.broken: str | None = None
-        self.paused = False
+        self.leases: set[Lease] = set()
         self.batch, self.pace = Batch(policy, layout(policy, slots)), Pace()
         self.waiting: deque[TokenSequence] = deque()
         self.scores: deque[Submission] = deque()
@@ -90,10 +90,10 @@ class Scheduler:
         submission.left = dict(enumerate(sequences))
         return self.enter(submission)
 
-    def score(
-        self, tokens: Sequence[int], deliver: Callable[[list[float] | Exception], None]
-    ) -> Submission:
+    def score(self, tokens: Sequence[int], deliver: Callable[[Any], None]) -> Submission:
         """Computes log p(token t | tokens before t) at temperature 1; the first is nan.
+
+        `deliver` receives them in a list, or an error.
 
         Raises:
           InputError: there are no tokens, or more than the model has positions.
@@ -132,58 +132,64 @@ class Scheduler:
             self.changed.notify_all()
 
     def abort(self, submissions: Sequence[Submission] | None = None) -> None:
-        """Ends unfinished sequences, of all submissions or the given, with `Finish.ABORT`.
-
-        It does not wait. Tokens of the present device call are delivered first.
-        """
+        """Ends sequences, of all submissions or some, after the present device call's tokens."""
         with self.changed:
             chosen = list(self.submissions) if submissions is None else list(submissions)
             self.order(lambda: self.abort_now(each for each in chosen if each.left))
 
-    def pause(self, mode: Literal["keep", "wait", "abort"], timeout: float) -> None:
-        """Stops decoding until `resume`, and returns once the device is idle.
+    @property
+    def paused(self) -> bool:
+        """Whether all sequences wait for the end of a pause."""
+        return bool(self.leases)
+
+    def pause(self, mode: Literal["keep", "wait", "abort"], timeout: float) -> Lease:
+        """Stops decoding, and returns a lease once the device is idle.
+
+        Decoding goes on when `resume` has ended this lease and all others.
 
         Args:
-          mode: what becomes of earlier submissions: they stay and go on after `resume`, they are
-            waited for, or they are aborted.
+          mode: whether earlier submissions stay and go on afterwards, are waited for (unless
+            another pause stops them meanwhile), or are aborted.
           timeout: the most seconds to wait.
 
         Raises:
-          RunError: it takes longer; the scheduler is then not paused.
+          RunError: it takes longer; there is then no lease.
         """
         with self.changed:
-            if mode == "wait" and not self.paused:
+            lease = Lease()
+            if mode == "wait":
                 self.drain(timeout)
-            self.paused = True
-            if mode == "abort":
+            elif mode == "abort":
                 self.abort()
             done = self.order(lambda: None)
+            self.leases.add(lease)
         try:
             done.result(timeout)
         except TimeoutError:
-            self.resume()
+            self.resume(lease)
             raise RunError(f"The device call did not end within {timeout:g} seconds.") from None
+        return lease
 
     def drain(self, timeout: float) -> None:
         """Waits until all earlier submissions have ended, and holds new ones back meanwhile."""
         self.drains += 1
-        idle = self.changed.wait_for(
-            lambda: self.closing or self.held.keys() >= self.submissions.keys(), timeout
+        ready = self.changed.wait_for(
+            lambda: self.closing or self.leases or self.held.keys() >= self.submissions.keys(),
+            timeout,
         )
         self.drains -= 1
         if not self.drains:  # another call may still wait for the same submissions
-            for submission in self.held:
-                if submission.open:
-                    self.queue(submission)
+            for submission in [x for x in self.held if x.open]:
+                self.queue(submission)
             self.held.clear()
-        if not idle:
+        if not ready:
             self.changed.notify_all()
             raise RunError(f"The requests did not end within {timeout:g} seconds.")
 
-    def resume(self) -> None:
-        """Ends a pause."""
+    def resume(self, lease: Lease) -> None:
+        """Ends a lease."""
         with self.changed:
-            self.paused = False
+            self.leases.discard(lease)
             self.changed.notify_all()
 
     def replace(self, load: Callable[[Params], Params], version: str, *, recompute: bool) -> None:
@@ -197,26 +203,21 @@ class Scheduler:
 
         Raises:
           InputError: raised by `load`, which has changed nothing. The former weights stay.
-          RunError: `load` failed otherwise. All submissions are refused until a later call
-            succeeds.
+          RunError: `load` failed otherwise. Submissions are refused until a later call succeeds.
         """
         self.order(lambda: self.replace_now(load, version, recompute)).result()
-
-    def rename(self, version: str) -> None:
-        """Changes the version of the weights, and not the weights."""
-        self.version = version
 
     def counts(self) -> dict[str, float]:
         """Returns what the scheduler does and has done, in numbers."""
         with self.changed:
-            batch, running = self.batch, len(self.batch.running())
+            running = len(self.batch.running())
             unfinished = sum(submission.count for submission in self.submissions)
             names = ("tokens", "finished", "aborted", "cancelled", "failed", "scored", "updates")
             return {name: float(self.numbers[name]) for name in names} | {
                 "running": float(running),
                 "waiting": float(max(0, unfinished - running)),
                 "slots": float(self.slots),
-                **batch.counts(),
+                **self.batch.counts(),
             }
 
     def close(self) -> None:
@@ -256,7 +257,7 @@ class Scheduler:
                     break
             else:
                 self.step(scores, new, decodes)
-        self.abort_now(list(self.submissions))
+        self.abort_now()
         self.batch.clear()
 
     def step(self, scores: list[Submission], new: list[TokenSequence], decodes: bool) -> None:
@@ -293,11 +294,8 @@ class Scheduler:
         """Returns the submissions with a sequence that neither waits nor is held."""
         with self.changed:
             queued = set(map(id, (*self.waiting, *self.scores)))
-            return [
-                x
-                for x in self.submissions
-                if x not in self.held and not queued.issuperset(map(id, x.left.values() or (x,)))
-            ]
+            own = ((x, set(map(id, x.left.values() or (x,)))) for x in self.submissions)
+            return [x for x, ids in own if x not in self.held and not ids <= queued]
 
     def next(self) -> tuple[list[Command], list[Submission], list[TokenSequence], bool]:
         """Waits for commands, or for something to score, to place in free slots or to decode."""
@@ -365,8 +363,10 @@ class Scheduler:
         """Ends submissions with an error, and returns its deliveries."""
         return self.ended(submissions, "failed", lambda submission: submission.failed(error))
 
-    def abort_now(self, submissions: Iterable[Submission]) -> None:
-        send(self.ended(submissions, "aborted", Submission.aborted))
+    def abort_now(self, submissions: Iterable[Submission] | None = None) -> None:
+        """Ends submissions, or all, with `Finish.ABORT`, whatever the device does."""
+        chosen = self.submissions if submissions is None else submissions
+        send(self.ended(chosen, "aborted", Submission.aborted))
 
     def ended(
         self, submissions: Iterable[Submission], how: str, last: Callable[[Submission], Delivery]
@@ -374,7 +374,7 @@ class Scheduler:
         """Ends and counts the submissions that are open, and returns their last deliveries."""
         deliveries: list[Delivery] = []
         with self.changed:
-            for submission in submissions:
+            for submission in list(submissions):
                 if submission.open:
                     self.numbers[how] += submission.count
                     deliveries.append(last(submission))
@@ -388,7 +388,7 @@ class Scheduler:
             raise
         except Exception as error:
             self.broken = f"The weights could not be replaced: {error}"
-            send(self.failures(list(self.submissions), RunError(self.broken)))
+            send(self.failures(self.submissions, RunError(self.broken)))
             self.batch.clear()
             raise RunError(self.broken) from error
         self.version, self.broken = version, None

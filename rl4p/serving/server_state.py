@@ -6,7 +6,6 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from rl4p.errors import InputError, RunError
 from rl4p.model.policy import Policy
 from rl4p.serving.active_request import ActiveRequest, ReadyQueue
 from rl4p.serving.choice import CompletionOptions
@@ -17,6 +16,8 @@ from rl4p.serving.scheduler import Scheduler
 SEEDS = 2**63
 # Random numbers of the operating system would release the interpreter to another thread.
 RANDOM = random.Random()
+ANSWER_BYTES = 2**26  # of a response
+TOKEN_BYTES = 48  # of a token in a response, about: its id, its text and its log-probability
 
 
 @dataclass(kw_only=True)
@@ -28,7 +29,7 @@ class ServerState:
       source: the folder or the class of the weights.
       address: the URL of the server.
       waiting: the most completions that wait for a slot.
-      open: the completions that are being generated or wait.
+      open: the completions and scored prompts that the scheduler works on or that wait.
     """
 
     policy: Policy
@@ -105,45 +106,69 @@ class ServerState:
         seeds: Sequence[Sequence[int]],
         *,
         stream: bool,
+        scored: bool = False,
     ) -> ActiveRequest:
-        """Starts a request; `ActiveRequest.disconnect` or its end frees its slots."""
-        active = ActiveRequest(self.queue, self.detokenizer, options, stream=stream)
-        active.submit(self.scheduler, prompts, seeds)
+        """Starts a request; `ActiveRequest.disconnect` or its end frees its slots.
+
+        Args:
+          seeds: a seed for each completion of each prompt.
+          scored: whether the log-probabilities of the prompts are computed too.
+        """
+        active = ActiveRequest(
+            self.queue, self.detokenizer, options, stream=stream, count=self.count
+        )
+        active.submit(self.scheduler, prompts, seeds, scored=scored)
         return active
 
-    async def score(self, tokens: Sequence[int]) -> list[float]:
-        """Returns the log-probability of each token given those before it; the first is nan."""
-        loop = self.queue.loop
-        future: asyncio.Future[list[float]] = loop.create_future()
+    def check_size(
+        self,
+        options: CompletionOptions,
+        prompts: Sequence[Sequence[int]],
+        n: int,
+        *,
+        scored: bool,
+        shown: bool,
+    ) -> None:
+        """Refuses a request for which there is no room, or whose response may be too long.
 
-        def arrived(result: list[float] | Exception) -> None:
-            if future.done():
-                return
-            if isinstance(result, Exception):
-                future.set_exception(HttpError(str(result), status=503))
-            else:
-                future.set_result(result)
+        Args:
+          n: the number of completions of each prompt.
+          scored: whether the log-probabilities of the prompts are computed.
+          shown: whether each completion has the tokens of its prompt beside it.
+        """
+        count = len(prompts) * n
+        self.check_room(count * (options.max_tokens > 0) + scored * len(prompts))
+        tokens = sum(map(len, prompts)) * n * shown
+        tokens += count * options.max_tokens * (1 + (options.alternatives or 0))
+        if (size := TOKEN_BYTES * tokens) > ANSWER_BYTES:
+            raise HttpError(
+                f"The response may have {size >> 20} MiB, and at most {ANSWER_BYTES >> 20} MiB are "
+                "sent: request fewer completions, tokens or log-probabilities at a time."
+            )
 
-        def deliver(result: list[float] | Exception) -> None:
-            loop.call_soon_threadsafe(arrived, result)
+    def count(self, change: int) -> None:
+        self.open += change
 
-        try:
-            submission = self.scheduler.score(tokens, deliver)
-        except (InputError, RunError) as error:
-            status = 400 if isinstance(error, InputError) else 503
-            raise HttpError(str(error), status=status) from None
-        try:
-            return await future
-        except asyncio.CancelledError:
-            self.scheduler.cancel(submission)
-            raise
+    def check_text(self, length: int, param: str) -> None:
+        """Refuses a text that has too many tokens, however it is encoded."""
+        if length > self.positions * self.detokenizer.longest:
+            raise HttpError(
+                f"A prompt of {length} characters is longer than the {self.positions} positions of "
+                "the model.",
+                param=param,
+                code="context_length_exceeded",
+            )
 
-    async def encode(self, text: str, *, special: bool = True) -> list[int]:
+    async def encode(self, text: str, param: str, *, special: bool = True) -> list[int]:
         """Returns the token ids of a prompt; a long one is encoded in a thread."""
-        encode = self.detokenizer.backend.encode
+        self.check_text(len(text), param)
+        backend = self.detokenizer.backend
         if len(text) < 4096:
-            return encode(text, add_special_tokens=special).ids
-        return (await asyncio.to_thread(encode, text, add_special_tokens=special)).ids
+            return backend.encode(text, add_special_tokens=special).ids
+        # `encode` would keep all other threads from running.
+        encode, batch = backend.encode_batch_fast, [text]
+        (encoding,) = await asyncio.to_thread(encode, batch, add_special_tokens=special)
+        return encoding.ids
 
 
 def seeds_of(seed: int | None, prompts: int, n: int) -> list[list[int]]:

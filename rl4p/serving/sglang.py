@@ -16,6 +16,7 @@ from rl4p.serving.responses import DONE, EventStream, JsonResponse, event
 from rl4p.serving.server_state import ServerState, new_id, or_null, seeds_of
 
 DEFAULT_TOKENS = 128  # SGLang's default
+REPEATED = 64  # a stream has each token in about so many events
 
 
 class SamplingParams(SamplingFields):
@@ -84,7 +85,7 @@ async def generate(http: HttpRequest) -> JsonResponse | EventStream:
     count = len(request.prompts) * params.n
     server.check_room(count)
     prompts = [
-        await server.encode(prompt) if isinstance(prompt, str) else prompt
+        await server.encode(prompt, "text") if isinstance(prompt, str) else prompt
         for prompt in request.prompts
     ]
     room, max_tokens = server.positions - max(map(len, prompts)), params.max_new_tokens
@@ -98,22 +99,22 @@ async def generate(http: HttpRequest) -> JsonResponse | EventStream:
     )
     for prompt in prompts:
         server.check_prompt(prompt, options.max_tokens, "input_ids")
-    server.check_room(count)
     response = GenerateResponse(server, request, prompts, options)
-    if request.scores_prompts:
-        response.scores = [await server.score(prompt) for prompt in prompts]
-    if options.max_tokens == 0:
-        return JsonResponse(response.body(empty_choices(count, server.detokenizer, options)))
-    seeds = seeds_of(params.sampling_seed, len(prompts), params.n)
-    active = server.start(options, prompts, seeds, stream=request.stream)
+    drawn = params.n if options.max_tokens else 0
+    scored = request.scores_prompts
+    server.check_size(options, prompts, params.n, scored=scored, shown=scored)
+    seeds = seeds_of(params.sampling_seed, len(prompts), drawn)
+    active = server.start(options, prompts, seeds, stream=request.stream, scored=scored)
     server.rids |= dict.fromkeys(response.rids, active)
-    if request.stream:
+    if request.stream and drawn:
         return EventStream(response.stream(http, active))
     try:
         async with http.watched(active):
-            return JsonResponse(response.body(await active.finished()))
+            choices, response.scores = await active.finished(), active.scores
     finally:
         response.forget(active)
+    empty = empty_choices(len(prompts) * (params.n - drawn), server.detokenizer, options)
+    return JsonResponse(response.body([*choices, *empty]))
 
 
 class GenerateResponse:
@@ -128,7 +129,8 @@ class GenerateResponse:
     ) -> None:
         self.server, self.request, self.prompts, self.options = server, request, prompts, options
         self.n = request.sampling_params.n
-        self.scores: list[list[float]] | None = None
+        self.sent: dict[int, int] = {}  # the number of tokens in the last event of each choice
+        self.scores: list[list[float]] = []
         self.is_list = request.is_batch or self.n > 1
         rids = request.rid or [new_id() for _ in prompts]
         self.rids = rids if isinstance(rids, list) else [rids] * len(prompts)
@@ -143,12 +145,18 @@ class GenerateResponse:
         try:
             async with http.watched(active):
                 async for changed in active.changes():
-                    yield b"".join(self.event(*each) for each in changed)
+                    if content := b"".join(self.event(*each) for each in changed):
+                        yield content
                 yield DONE
         finally:
             self.forget(active)
 
     def event(self, index: int, choice: Choice) -> bytes:
+        """Returns an event, or nothing if too few tokens are new for a repetition of all."""
+        sent, count = self.sent.get(index, 0), len(choice.tokens)
+        if choice.finish is None and count < sent + sent // REPEATED:
+            return b""
+        self.sent[index] = count
         return event(self.choice(index, choice) | ({"index": index} if self.is_list else {}))
 
     def forget(self, active: ActiveRequest) -> None:
@@ -178,7 +186,7 @@ class GenerateResponse:
                     for each in choice.alternatives
                 ]
             start = self.request.logprob_start_len
-            scores = [] if self.scores is None else triples(self.scores[number], prompt)[start:]
+            scores = triples(self.scores[number], prompt)[start:] if self.scores else []
             meta["input_token_logprobs"] = scores
         return {"text": choice.text(), "output_ids": choice.tokens, "meta_info": meta}
 

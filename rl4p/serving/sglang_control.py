@@ -6,10 +6,10 @@ from typing import Any, Literal
 from rl4p.errors import InputError, RunError
 from rl4p.serving.body import Body
 from rl4p.serving.fields import Name, Path, Version
-from rl4p.serving.http_errors import HttpError
+from rl4p.serving.http_errors import HttpError, shortened
 from rl4p.serving.http_request import HttpRequest
 from rl4p.serving.responses import JsonResponse
-from rl4p.serving.weight_updates import WeightUpdates, checksum_of
+from rl4p.serving.weight_updates import OwnerQuery, WeightUpdates, checksum_of
 
 
 class PauseGeneration(Body):
@@ -54,16 +54,11 @@ class AbortRequest(Body):
 
 
 class SGLangControl:
-    """The handlers of these endpoints.
-
-    Attributes:
-      mode: the mode of the pause; None without a pause.
-    """
+    """The handlers of these endpoints."""
 
     def __init__(self, updates: WeightUpdates) -> None:
         self.updates = updates
         self.server = updates.server
-        self.mode: str | None = None
 
     def routes(self) -> dict[tuple[str, str], Callable[[HttpRequest], Awaitable[Any]]]:
         """Returns the handlers by method and path."""
@@ -85,43 +80,30 @@ class SGLangControl:
         mode = (await request.body(PauseGeneration)).mode
         # in_place keeps the keys and values of running requests, also under new weights
         how = "abort" if mode == "abort" else "keep"
-        try:
-            await self.updates.pause(how, recompute=mode != "in_place")
-        except (RunError, TimeoutError) as error:
-            raise HttpError(str(error), status=503) from None
-        self.mode = mode
+        owner = request.query(OwnerQuery).owner
+        await self.updates.pause(owner, how, recompute=mode != "in_place")
         return JsonResponse({"status": "ok", "message": "Generation paused."})
 
     async def go_on(self, request: HttpRequest) -> JsonResponse:
-        self.updates.resume()
-        self.mode = None
+        self.updates.resume(request.query(OwnerQuery).owner)
         return JsonResponse({"status": "ok", "message": "Generation continued."})
 
     async def update(self, request: HttpRequest) -> JsonResponse:
         body = await request.body(UpdateWeightsFromDisk)
-        scheduler = self.server.scheduler
-        own_pause = not scheduler.paused
+        owner, updates = request.query(OwnerQuery).owner, self.updates
         try:
-            if self.mode == "in_place" and body.flush_cache:
-                raise InputError(
-                    "flush_cache needs a pause of mode retract or abort: running requests keep "
-                    "their cache."
-                )
-            if own_pause:
-                await self.updates.pause(
-                    "abort" if body.abort_all_requests else "wait", recompute=True
-                )
-            elif body.abort_all_requests:
-                scheduler.abort()
-            paused = self.waiting()
-            await self.updates.replace(body.model_path, body.weight_version)
-        except (InputError, RunError, TimeoutError) as error:
+            async with updates.update(owner, abort=body.abort_all_requests, keeps=body.keep_pause):
+                if body.flush_cache and not updates.recompute:
+                    raise InputError(
+                        "flush_cache needs a pause of mode retract or abort: running requests keep "
+                        "their cache."
+                    )
+                paused = self.waiting()
+                await updates.replace(body.model_path, body.weight_version)
+        except (InputError, RunError) as error:
             return JsonResponse(
-                {"success": False, "message": str(error), "num_paused_requests": 0}, 400
+                {"success": False, "message": shortened(error), "num_paused_requests": 0}, 400
             )
-        finally:
-            if own_pause and not body.keep_pause:
-                self.updates.resume()
         message = f"The weights are from {body.model_path}."
         return JsonResponse({"success": True, "message": message, "num_paused_requests": paused})
 
@@ -130,7 +112,7 @@ class SGLangControl:
         return int(counts["running"] + counts["waiting"])
 
     async def flush(self, request: HttpRequest) -> JsonResponse:
-        if self.mode == "in_place" or (self.waiting() and self.mode is None):
+        if not self.updates.recompute or (self.waiting() and not self.updates.pauses):
             raise HttpError(
                 "The cache is in use: wait for the running requests, or pause with mode abort or "
                 "retract."
@@ -153,7 +135,10 @@ class SGLangControl:
         body = await request.body(UpdateWeightVersion)
         if body.abort_all_requests:
             self.server.scheduler.abort()
-        self.updates.rename(body.new_version)
+        try:
+            await self.updates.rename(body.new_version)
+        except InputError as error:
+            raise HttpError(str(error), status=409) from None
         return JsonResponse({"success": True, "message": "", "new_version": body.new_version})
 
     async def check(self, request: HttpRequest) -> JsonResponse:

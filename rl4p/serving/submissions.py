@@ -1,4 +1,4 @@
-"""What clients have submitted to the scheduler, and what it delivers to them."""
+"""What clients have at the scheduler, and what it delivers to them."""
 
 import logging
 from collections import deque
@@ -16,6 +16,10 @@ log = logging.getLogger(__name__)
 
 ENDED = "The server ended the request."
 PROMPT_TOKENS_PER_CALL = 2048  # prefilled between two device calls; running sequences wait
+
+
+class Lease:
+    """The right of a pause or of an update to keep the scheduler from decoding."""
 
 
 class Submission:

@@ -9,10 +9,10 @@ from rl4p.serving.fields import Must, Name, Path
 from rl4p.serving.http_errors import HttpError
 from rl4p.serving.http_request import HttpRequest
 from rl4p.serving.responses import JsonResponse
-from rl4p.serving.weight_updates import UNFINISHED, WeightUpdates, checksum_of
+from rl4p.serving.weight_updates import OwnerQuery, WeightUpdates, checksum_of
 
 
-class PauseQuery(Body):
+class PauseQuery(OwnerQuery):
     """The query of /pause."""
 
     mode: Literal["abort", "wait", "keep"] = "abort"
@@ -76,14 +76,11 @@ class VLLMControl:
 
     async def pause(self, request: HttpRequest) -> JsonResponse:
         query = request.query(PauseQuery)
-        try:
-            await self.updates.pause(query.mode, recompute=query.clear_cache)
-        except (RunError, TimeoutError) as error:
-            raise HttpError(str(error), status=503) from None
+        await self.updates.pause(query.owner, query.mode, recompute=query.clear_cache)
         return JsonResponse({"status": "paused"})
 
     async def resume(self, request: HttpRequest) -> JsonResponse:
-        self.updates.resume()
+        self.updates.resume(request.query(OwnerQuery).owner)
         return JsonResponse({"status": "resumed"})
 
     async def is_paused(self, request: HttpRequest) -> JsonResponse:
@@ -97,16 +94,13 @@ class VLLMControl:
 
     async def start(self, request: HttpRequest) -> JsonResponse:
         await request.body(StartWeightUpdate)
-        self.updates.unfinished = True
+        await self.updates.begin(request.query(OwnerQuery).owner)
         return JsonResponse({"message": "Weight update started."})
 
     async def update(self, request: HttpRequest) -> JsonResponse:
         path = (await request.body(UpdateWeights)).update_info.path
-        if not self.updates.unfinished:
-            raise HttpError("No weight update has started: post /start_weight_update first.")
-        before = self.scheduler.version.removesuffix(UNFINISHED)
         try:
-            await self.updates.replace(path, before + UNFINISHED)
+            await self.updates.add(request.query(OwnerQuery).owner, path)
         except InputError as error:
             raise HttpError(str(error), param="update_info.path") from None
         except RunError as error:
@@ -115,13 +109,8 @@ class VLLMControl:
 
     async def finish(self, request: HttpRequest) -> JsonResponse:
         body = await request.body(FinishWeightUpdate)
-        if not self.updates.unfinished:
-            raise HttpError("No weight update has started: post /start_weight_update first.")
-        if self.scheduler.broken is not None:
-            raise HttpError(self.scheduler.broken, status=500)
-        self.updates.unfinished = False
-        version = body.weight_version or f"update-{self.updates.count}"
-        self.updates.rename(version)
+        owner = request.query(OwnerQuery).owner
+        version = await self.updates.finish(owner, body.weight_version)
         return JsonResponse({"message": "Weight update finished.", "weight_version": version})
 
     async def info(self, request: HttpRequest) -> JsonResponse:

@@ -2,8 +2,11 @@
 
 import asyncio
 import logging
+import os
 import signal
 import socket
+import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -11,9 +14,11 @@ from typing import Any
 import uvicorn
 
 from rl4p.errors import InputError
+from rl4p.serving.connection import Connection
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
-GRACE_SECONDS = 10  # for answers that are being sent when a signal arrives
+GRACE_SECONDS = 3  # for responses that are being sent when a signal arrives
+LAST_SECONDS = 4.5  # after which the process ends, whatever threads and clients do
 KEEP_ALIVE_SECONDS = 120  # longer than a training step, whose next requests reuse the connections
 BACKLOG = 2048
 
@@ -61,20 +66,15 @@ class WebServer(uvicorn.Server):
         yield
 
 
-async def run(app: Any, bound: socket.socket, ready: Callable[[], None], end: Callable[[], None]):
-    """Serves an application until SIGTERM or Ctrl-C.
-
-    Args:
-      ready: called once requests are taken.
-      end: called when a signal arrives. It ends the requests that are being answered. A second
-        signal waits for none.
-    """
+def configured(app: Any) -> WebServer:
+    """Returns the server of an application."""
     config = uvicorn.Config(
         app,
         lifespan="off",
         access_log=False,
         log_config=None,
-        log_level=logging.WARNING,
+        log_level=logging.CRITICAL,  # clients cause the rest
+        http=Connection,
         server_header=False,
         date_header=False,
         proxy_headers=False,
@@ -82,13 +82,29 @@ async def run(app: Any, bound: socket.socket, ready: Callable[[], None], end: Ca
         timeout_keep_alive=KEEP_ALIVE_SECONDS,
         timeout_graceful_shutdown=GRACE_SECONDS,
     )
-    server = WebServer(config)
+    return WebServer(config)
+
+
+async def run(app: Any, bound: socket.socket, ready: Callable[[], None], end: Callable[[], None]):
+    """Serves an application until SIGTERM or Ctrl-C.
+
+    Args:
+      ready: called once requests are taken.
+      end: called when a signal arrives. It ends the requests that are being answered. A second
+        signal waits for none. The process ends after `LAST_SECONDS`, even if it does not return.
+    """
+    server = configured(app)
     loop = asyncio.get_running_loop()
 
     def receive() -> None:
         server.force_exit = server.should_exit
         server.should_exit = True
+        if not last.ident:
+            last.start()
         end()
+
+    last = threading.Timer(LAST_SECONDS, end_process)
+    last.daemon = True
 
     for number in SIGNALS:
         loop.add_signal_handler(number, receive)
@@ -102,3 +118,9 @@ async def run(app: Any, bound: socket.socket, ready: Callable[[], None], end: Ca
     finally:
         for number in SIGNALS:
             loop.remove_signal_handler(number)
+
+
+def end_process() -> None:
+    """Ends the process at once, as after an orderly end."""
+    sys.stdout.flush()
+    os._exit(0)

@@ -2,7 +2,10 @@
 
 import ctypes
 import gc
-from collections.abc import Callable, Mapping
+import logging
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial, reduce
 from operator import getitem
 from pathlib import Path
@@ -17,19 +20,52 @@ from rl4p.model.families import FAMILIES, Tensor
 from rl4p.model.huggingface import check_fit, read_config, read_part
 from rl4p.model.model_tensors import held_tensors, model_tensors, stacked_index
 from rl4p.model.policy import Policy
-from rl4p.model.tensor_files import StoredTensor, stored_tensors
+from rl4p.model.tensor_files import INDEX, SINGLE, StoredTensor, stored_tensors
 from rl4p.types import Params
+
+log = logging.getLogger(__name__)
 
 TRIM_BYTES = 2**25  # of old arrays, after which their memory is returned
 
 
-def replacement(folder: Path, policy: Policy) -> Callable[[Params], Params]:
-    """Checks a folder completely, and returns a function that replaces parameters by its tensors.
+class Replacement:
+    """A function that replaces parameters by the tensors of a folder.
 
-    The function takes parameters in sampling form (`Policy.for_sampling`) and changes them in
-    place, one after another, so that the host and the devices hold one parameter more than the
-    model. Each keeps its dtype and its sharding. It raises RunError if the folder changes
-    meanwhile; the parameters are then partly old and partly new.
+    It takes parameters in sampling form (`Policy.for_sampling`) and changes them in place, one
+    after another, so that the host and the devices hold one parameter more than the model. Each
+    keeps its dtype and its sharding. It raises RunError if the files change meanwhile; the
+    parameters are then partly old and partly new.
+
+    The files are open from the beginning, so that they can be read to the end. `close` closes them.
+
+    Attributes:
+      names: the names of the tensors.
+
+    Raises:
+      OSError: a file cannot be opened.
+    """
+
+    def __init__(self, folder: Path, policy: Policy, stored: dict[str, StoredTensor]) -> None:
+        self.folder, self.policy = folder, policy
+        with ExitStack() as stack:
+            paths = {tensor.file for tensor in stored.values()}
+            files = {path: stack.enter_context(path.open("rb", buffering=0)) for path in paths}
+            self.stored = {
+                name: replace(tensor, opened=files[tensor.file]) for name, tensor in stored.items()
+            }
+            self.files = stack.pop_all()
+        self.names = frozenset(stored)
+
+    def __call__(self, params: Params) -> Params:
+        with self.files:
+            return replaced(params, folder=self.folder, policy=self.policy, stored=self.stored)
+
+    def close(self) -> None:
+        self.files.close()
+
+
+def replacement(folder: Path, policy: Policy) -> Replacement:
+    """Checks a folder completely, and returns the replacement of parameters by its tensors.
 
     Args:
       folder: a folder with config.json and safetensors. It may lack config.json, and tensors, which
@@ -37,18 +73,36 @@ def replacement(folder: Path, policy: Policy) -> Callable[[Params], Params]:
       policy: the policy of the parameters.
 
     Raises:
-      InputError: the folder is incomplete or broken, or does not fit the model.
+      InputError: the folder is incomplete or broken, or does not fit the model. The error does not
+        say what is in a folder that has no weights.
     """
-    if not folder.is_dir():
-        raise InputError(f"{folder} is not a folder.")
-    check_config(folder, policy)
-    stored = stored_tensors(folder)
-    if not stored:
-        raise InputError(f"{folder} has no tensors.")
-    shapes = jax.eval_shape(policy.decoder.init, jax.random.key(0))
-    tensors = FAMILIES[policy.decoder.config.family].names(policy.decoder.config)
-    check_fit(folder, stored, tensors, shapes, complete=False)
-    return partial(replaced, folder=folder, policy=policy, stored=stored)
+    try:
+        stored = stored_tensors(folder)
+        check_config(folder, policy)
+        if not stored:
+            raise InputError(f"{folder} has no tensors.")
+        shapes = jax.eval_shape(policy.decoder.init, jax.random.key(0))
+        tensors = FAMILIES[policy.decoder.config.family].names(policy.decoder.config)
+        check_fit(folder, stored, tensors, shapes, complete=False)
+        return Replacement(folder, policy, stored)
+    except (InputError, OSError, ValueError) as error:
+        if isinstance(error, InputError) and may_be_described(folder):
+            raise
+        log.warning("The weights in %r cannot be loaded: %s", str(folder), error)
+        raise InputError(
+            f"{folder} cannot be used: it must be a folder with {SINGLE}, or with {INDEX} and its "
+            "files, which the server can read."
+        ) from None
+
+
+def may_be_described(folder: Path) -> bool:
+    """Returns whether an error may describe a folder: it has weights, and no links to others."""
+    try:
+        return any((folder / name).is_file() for name in (SINGLE, INDEX)) and not any(
+            path.is_symlink() for path in (folder / "config.json", *folder.glob("*.safetensors*"))
+        )
+    except OSError:
+        return False
 
 
 def check_config(folder: Path, policy: Policy) -> None:
@@ -68,7 +122,7 @@ def check_config(folder: Path, policy: Policy) -> None:
 def replaced(
     params: Params, *, folder: Path, policy: Policy, stored: dict[str, StoredTensor]
 ) -> Params:
-    """Returns the parameters after the replacement; see `replacement`."""
+    """Returns the parameters after the replacement; see `Replacement`."""
     for name in params.keys() - {"layers"}:  # which `for_sampling` may share with the trainer
         params[name] = jax.tree.map(lambda x: x, params[name])
     parameters: dict[tuple, list[Tensor]] = {}

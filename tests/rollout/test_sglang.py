@@ -3,6 +3,7 @@
 import pytest
 
 from rl4p.errors import RunError
+from rl4p.rollout.annealing.linear import Linear
 from rl4p.rollout.sglang import SGLang
 from tests.rollout.remote.cases import engine_on, of_step, requests_of
 
@@ -45,6 +46,32 @@ def test_an_update_that_does_not_succeed_is_told(opened, params):
         double.fault = lambda path: "no_success" if "update_weights" in path else None
         with pytest.raises(RunError, match="no such file"):
             engine.publish(of_step(params, 1), 1)
+
+
+@pytest.mark.parametrize(
+    ("fault", "words"),
+    [
+        ("other_tokens", "output_ids and output_token_logprobs have different tokens"),
+        ("other_prompt", "it read 2 tokens of 3"),
+    ],
+)
+def test_an_answer_to_something_else_is_not_used(opened, params, fault, words):
+    with opened(attempts=1) as (engine, (double,)):
+        engine.publish(of_step(params, 1), 1)
+        double.fault = lambda path: fault if path == "/generate" else None
+        with pytest.raises(RunError, match=words):
+            engine.complete(requests_of(PROMPTS[:1], 1, 0))
+
+
+def test_the_temperature_changes_with_the_weights(opened, params):
+    with opened(annealing=Linear(end=0.5, steps=4)) as (engine, (double,)):
+        for version in (1, 2):
+            engine.publish(of_step(params, version), version)
+            double.bodies.clear()
+            engine.complete(requests_of(PROMPTS, 1, 0))
+            bodies = [body for path, body in double.bodies if path == "/generate"]
+            temperatures = {body["sampling_params"]["temperature"] for body in bodies}
+            assert temperatures == {1 - version / 8}
 
 
 def test_a_cache_in_use_is_emptied_later(opened, params):

@@ -106,6 +106,24 @@ def test_the_model_can_be_named(opened, params):
     assert "/v1/models" not in double.asked
 
 
+def test_an_answer_to_another_prompt_is_not_used(opened, params):
+    with opened(attempts=1) as (engine, (double,)):
+        engine.publish(of_step(params, 1), 1)
+        double.fault = lambda path: "other_prompt" if path == "/v1/completions" else None
+        with pytest.raises(RunError, match="it continued another prompt"):
+            engine.complete(requests_of(PROMPTS[:1], 1, 0))
+
+
+def test_the_temperature_changes_with_the_weights(opened, params):
+    with opened(annealing=Linear(end=0.5, steps=4)) as (engine, (double,)):
+        for version in (1, 2):
+            engine.publish(of_step(params, version), version)
+            double.bodies.clear()
+            engine.complete(requests_of(PROMPTS, 1, 0))
+            temperatures = {body["temperature"] for body in bodies(double, "/v1/completions")}
+            assert temperatures == {1 - version / 8}
+
+
 def test_annealing_needs_a_temperature():
     with pytest.raises(ValueError, match="annealing needs a temperature above 0"):
         VLLM(

@@ -42,7 +42,7 @@ class FakeScheduler:
     holds: bool = False
     version: str = "7"
     broken: str | None = None
-    paused: bool = False
+    leases: set[Any] = field(default_factory=set)
     asked: list[Any] = field(default_factory=list)
     calls: list[Any] = field(default_factory=list)
     open: dict[Any, Any] = field(default_factory=dict)
@@ -86,7 +86,12 @@ class FakeScheduler:
         deliver([Chunk(x, tokens, logprobs, most, finish, self.version) for x in sequences])
 
     def score(self, tokens, deliver):
-        deliver([float("nan"), *(-float(token) for token in tokens[1:])])
+        submission = object()
+        if self.holds:
+            self.open[submission] = [], deliver, deliver
+        else:
+            deliver([float("nan"), *(-float(token) for token in tokens[1:])])
+        return submission
 
     def cancel(self, submission):
         if self.open.pop(submission, None) is not None:
@@ -98,13 +103,19 @@ class FakeScheduler:
                 sequences, deliver, _ = self.open.pop(submission)
                 deliver([Chunk(x, [], [], [], Finish.ABORT) for x in sequences])
 
+    @property
+    def paused(self):
+        return bool(self.leases)
+
     def pause(self, mode, timeout):
         self.calls.append(mode)
-        self.paused = True
+        lease = object()
+        self.leases.add(lease)
+        return lease
 
-    def resume(self):
+    def resume(self, lease):
         self.calls.append("resume")
-        self.paused = False
+        self.leases.discard(lease)
 
     def replace(self, load, version, *, recompute):
         self.calls.append(("replace", version, recompute))
@@ -116,9 +127,6 @@ class FakeScheduler:
             self.broken = f"The weights could not be replaced: {error}"
             raise RunError(self.broken) from error
         self.version, self.broken = version, None
-
-    def rename(self, version):
-        self.version = version
 
     def counts(self):
         return {"running": float(len(self.open)), "waiting": 0.0, "tokens": 12.0}
@@ -226,6 +234,8 @@ def folders(monkeypatch):
                 raise ValueError("half")
             return {"a": folder.name}
 
+        load.names = frozenset("ab" if folder.name in ("broken", "whole") else "a")
+        load.close = lambda: None
         return load
 
     monkeypatch.setattr("rl4p.serving.weight_updates.replacement", replacement)

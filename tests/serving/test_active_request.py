@@ -12,7 +12,7 @@ from rl4p.types import Sampling
 
 @pytest.fixture
 def start(chatty, scheduler):
-    def start(prompts=((1,),), seeds=((0,),), stream=False, **options):
+    def start(prompts=((1,),), seeds=((0,),), stream=False, scored=False, count=None, **options):
         given = {"sampling": Sampling(), "max_tokens": 9, "end_ids": chatty.end_ids}
         queue = ReadyQueue(asyncio.get_running_loop())
         active = ActiveRequest(
@@ -20,8 +20,9 @@ def start(chatty, scheduler):
             Detokenizer(chatty.tokenizer),
             CompletionOptions(**given | options),
             stream=stream,
+            count=count or (lambda change: None),
         )
-        active.submit(scheduler, prompts, seeds)
+        active.submit(scheduler, prompts, seeds, scored=scored)
         return active
 
     return start
@@ -85,11 +86,49 @@ def test_changes_are_those_of_completions_with_new_tokens(start, scheduler):
     assert asyncio.run(main()) == [0, 1]  # all parts came at once
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_request_counts_until_its_last_token_is_drawn(start, scheduler, stream):
+    """Whether its client reads the response or not."""
+    scheduler.holds = True
+
+    async def main():
+        changes = []
+        active = start(([1], [2]), ([0], [1]), stream, scored=True, count=changes.append)
+        assert (sum(changes), active.open) == (4, 4)
+        *scores, first, second = scheduler.open
+        for submission in scores:
+            scheduler.open.pop(submission)[1]([float("nan")])
+        scheduler.go(first)
+        await asyncio.sleep(0)
+        assert sum(changes) == 1
+        scheduler.open[second][2](ValueError("The device failed."))
+        await asyncio.sleep(0)
+        return sum(changes), active.open
+
+    assert asyncio.run(main()) == (0, 0)
+
+
+def test_scores_arrive_and_their_error_is_a_refusal(start, scheduler):
+    async def main():
+        active = start(seeds=((),), scored=True)
+        assert await active.finished() == []
+        assert len(active.scores[0]) == 1
+        scheduler.holds = True
+        active = start(seeds=((),), scored=True)
+        (submission,) = scheduler.open
+        scheduler.open[submission][1](RuntimeError("The device failed."))
+        with pytest.raises(HttpError, match="The device failed") as error:
+            await active.finished()
+        assert error.value.status == 503
+
+    asyncio.run(main())
+
+
 def test_a_client_that_leaves_ends_the_wait(start, scheduler):
     scheduler.holds = True
 
     async def main():
-        active = start(prompts=([1], [2]), seeds=([0], [1]))
+        active = start(prompts=([1], [2]), seeds=([0], [1]), scored=True)
         asyncio.get_running_loop().call_soon(active.disconnect)
         with pytest.raises(ClientDisconnectError):
             await active.finished()
@@ -97,7 +136,7 @@ def test_a_client_that_leaves_ends_the_wait(start, scheduler):
             await active.finished()
 
     asyncio.run(main())
-    assert len(scheduler.cancelled) == 2
+    assert len(scheduler.cancelled) == 4
 
 
 def test_stop_strings_have_a_submission_for_each_completion(start, scheduler):

@@ -28,7 +28,7 @@ def test_every_endpoint_is_documented(run):
 
 def test_health_tells_what_the_server_does(ask, scheduler):
     assert ask("/health", method="GET") == {"status": "ready"}
-    scheduler.paused = True
+    scheduler.pause("keep", 1)
     assert ask("/health", method="GET") == {"status": "paused"}
     assert "paused" in ask("/health_generate", method="GET", status=503)["error"]["message"]
     scheduler.broken = "half"
@@ -53,7 +53,7 @@ def test_unknown_places_and_methods(ask):
     assert error["message"] == "/v1/completions does not take GET."
 
 
-def test_a_body_has_a_limit(run):
+def test_a_body_that_is_too_long_is_refused(run):
     async def call(client, app):
         async def chunks():
             for _ in range(20):
@@ -61,7 +61,9 @@ def test_a_body_has_a_limit(run):
 
         long = await client.post("/v1/completions", content=b"{" + b" " * 2000)
         chunked = await client.post("/v1/completions", content=chunks())
-        return long, chunked
+        digits = {"Content-Length": "9" * 5000}
+        longest = await client.post("/v1/completions", content=chunks(), headers=digits)
+        return long, chunked, longest
 
     for answer in run(call, most_bytes=1000):
         assert answer.status_code == 413

@@ -85,6 +85,19 @@ def test_a_body_that_is_no_json_is_refused(content):
         parse(Outer, content)
 
 
+@pytest.mark.parametrize(
+    ("content", "status"),
+    [
+        (b'{"text": ' + b"[]," * (2**19 + 1) + b"1}", 413),
+        (b"{" + b",".join(b'"k%d":1' % i for i in range(257)) + b"}", 400),
+    ],
+)
+def test_a_body_with_too_many_values_is_refused(content, status):
+    with pytest.raises(HttpError, match=r"more than 524288 values|at most 256 fields") as error:
+        parse(Needs, content)
+    assert error.value.status == status
+
+
 def test_an_empty_body_is_an_empty_object():
     assert parse(Outer, b"") == parse(Outer, b"{}") == Outer()
 

@@ -148,7 +148,10 @@ def test_a_stop_token_of_the_request_is_the_stop_reason(ask):
     ("body", "message"),
     [
         ({}, "prompt is missing"),
-        ({"prompt": []}, "prompt must be a text, a list of token ids, or a list of these"),
+        (
+            {"prompt": []},
+            "prompt must be a text, a list of token ids, or a list of at most 16384 of these",
+        ),
         ({"prompt": ""}, "The prompt is empty"),
         ({"prompt": [[]]}, "The prompt is empty"),
         ({"prompt": [1, "a"]}, "prompt must be"),
@@ -242,3 +245,12 @@ def test_broken_weights_are_said(ask, scheduler):
     error = ask(URL, {"prompt": "a"}, status=503)["error"]
     assert error["message"] == "The weights could not be replaced."
     assert error["type"] == "server_error"
+
+
+def test_scores_count_in_the_limits(ask):
+    body = {"prompt": [[1, 2]] * 8, "max_tokens": 0, "prompt_logprobs": 0}
+    assert len(ask(URL, body)["choices"]) == 8
+    error = ask(URL, body | {"prompt": [[1, 2]] * 9}, status=400)["error"]
+    assert "takes 8 at a time" in error["message"]
+    error = ask(URL, body | {"max_tokens": 1}, status=400)["error"]
+    assert "asks for 16 completions" in error["message"]

@@ -6,6 +6,7 @@ import pytest
 from rl4p.serving.body import validate
 from rl4p.serving.http_errors import HttpError
 from rl4p.serving.messages import Conversation
+from rl4p.serving.server_state import ServerState
 
 CALL = {"id": "c", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
 
@@ -46,9 +47,12 @@ def test_the_policy_has_arguments_of_its_template(make_server):
     assert prompt(make_server, body, template={"mark": "?"})[0] == "u:x|a:!"
 
 
-def test_a_long_conversation_is_encoded_too(make_server):
+def test_a_long_conversation_is_encoded_too(make_server, monkeypatch):
+    monkeypatch.setattr(ServerState, "positions", 1000)  # times the longest token
     body = {"messages": [{"role": "user", "content": "x" * 5000}]}
     assert prompt(make_server, body)[0] == "u:" + "x" * 5000 + "|a:"
+    with pytest.raises(HttpError, match="longer than the 1000 positions"):
+        prompt(make_server, {"messages": [{"role": "user", "content": "x" * 50_000}]})
 
 
 def test_the_last_message_can_be_continued(make_server):

@@ -34,7 +34,7 @@ def test_the_page_shows_state_and_counts_and_escapes_names(ask, scheduler):
     assert "a&amp;b" in text
     assert "<strong>ready</strong>" in text
     assert "<td>tokens</td><td>12</td>" in text
-    scheduler.paused = True
+    scheduler.pause("keep", 1)
     assert "<strong>paused</strong>" in ask("/", method="GET")
 
 

@@ -109,12 +109,15 @@ def endless(start, **fields):
 def in_process(ending, params):
     """Returns a function that gives the completions of the in-process sampler."""
 
-    def complete(tokens, seeds, max_tokens=R, sampling=PLAIN, params=params, greedy=False):
+    def complete(
+        tokens, seeds, max_tokens=R, sampling=PLAIN, params=params, greedy=False, drawn=0, ends=ENDS
+    ):
         options = {name: getattr(sampling, name) for name in ("temperature", "top_k", "top_p")}
-        engine = Continuous(max_response_tokens=R, **options).open(ending)
+        policy = dataclasses.replace(ending, end_ids=ends)
+        engine = Continuous(max_response_tokens=R, **options).open(policy)
         engine.publish(params, 0)
         keys_N = np.stack([jax.random.key_data(jax.random.key(seed)) for seed in seeds])
-        request = Request(tokens=tokens, keys_N=keys_N, max_tokens=max_tokens)
+        request = Request(tokens=tokens, keys_N=keys_N, max_tokens=max_tokens, drawn=drawn)
         return engine.complete([request], greedy=greedy)
 
     return complete
@@ -160,15 +163,16 @@ def test_equal_contexts_that_wait_are_prefilled_once(scheduler, start):
 
 
 def test_no_end_token_is_drawn_early(start):
-    ends = tuple(range(0, 264, 2))
-    early = start(seeds=range(4), end_ids=ends).wait()
-    late = start(seeds=range(4), end_ids=ends, min_tokens=6).wait()
-    assert min(len(early.result(i).tokens) for i in range(4)) < 6
-    for index in range(4):
+    ends, count = tuple(range(0, 264, 2)), 8
+    early = start(seeds=range(count), end_ids=ends).wait()
+    late = start(seeds=range(count), end_ids=ends, min_tokens=6).wait()
+    assert min(len(early.result(i).tokens) for i in range(count)) < 6
+    for index in range(count):
         *tokens, last = late.result(index).tokens
         assert len(tokens) >= 6
         assert not set(tokens) & set(ends)
         assert last in ends
+    assert min(len(late.result(i).tokens) for i in range(count)) == 7
 
 
 def test_the_most_probable_tokens_are_told(start):
@@ -221,48 +225,62 @@ def test_aborted_work_keeps_its_tokens(scheduler, start):
 def test_kept_work_goes_on_after_a_pause(scheduler, start):
     expected = start(max_tokens=LONG, end_ids=()).wait().result()
     client = endless(start)
-    scheduler.pause("keep", 60)
+    lease = scheduler.pause("keep", 60)
     assert scheduler.paused
     waiting = start(max_tokens=2)
     assert not waiting.done.wait(0.1)
     assert not client.done.is_set()
-    scheduler.resume()
+    scheduler.resume(lease)
     assert client.wait().result().tokens == expected.tokens
     assert waiting.wait().result().tokens
 
 
-def test_a_pause_may_wait_for_work_but_not_for_later_work(scheduler, start):
-    client = endless(start)
-    pausing = threading.Thread(target=scheduler.pause, args=("wait", 60))
-    pausing.start()
-    while not scheduler.drains and not scheduler.paused:
-        pass
-    later = start(max_tokens=2)
-    pausing.join()
-    assert client.done.is_set()
-    assert not later.done.wait(0.1)
-    scheduler.resume()
-    assert len(later.wait().result().tokens) <= 2
+@pytest.fixture
+def begin_pause(scheduler):
+    """Begins a pause in a thread; the function that it returns waits for the lease."""
+
+    def begin_pause(mode="wait"):
+        leases = []
+        thread = threading.Thread(target=lambda: leases.append(scheduler.pause(mode, 60)))
+        thread.start()
+        return lambda: (thread.join(), leases[0])[1]
+
+    return begin_pause
 
 
-def test_pauses_that_wait_at_once_queue_later_work_once(scheduler, start):
+@pytest.mark.parametrize("count", [1, 2])
+def test_pauses_wait_for_earlier_work_and_queue_later_work_once(
+    scheduler, start, begin_pause, count
+):
     """Each of several trainers may wait for the requests to end."""
     expected = start((1, 2, 3), (0, 1), max_tokens=LONG, end_ids=()).wait()
     client = endless(start)
-    pausing = [threading.Thread(target=scheduler.pause, args=("wait", 60)) for _ in range(2)]
-    for thread in pausing:
-        thread.start()
-    while scheduler.drains < 2:
+    pauses = [begin_pause() for _ in range(count)]
+    while scheduler.drains < count:
         pass
     later = start((1, 2, 3), (0, 1), max_tokens=LONG, end_ids=())
-    for thread in pausing:
-        thread.join()
+    *leases, last = [lease() for lease in pauses]
     assert client.done.is_set()
     assert len(scheduler.waiting) == 2
-    scheduler.resume()
+    for lease in leases:
+        scheduler.resume(lease)
+    assert not later.done.wait(0.1)
+    scheduler.resume(last)
     later.wait()
     for index in range(2):
         assert later.result(index).tokens == expected.result(index).tokens
+
+
+def test_a_pause_does_not_wait_for_what_another_pause_stops(scheduler, start, begin_pause):
+    client = endless(start)
+    waiting = begin_pause()
+    while not scheduler.drains:
+        pass
+    keeping = scheduler.pause("keep", 60)
+    scheduler.resume(waiting())
+    assert not client.done.wait(0.1)
+    scheduler.resume(keeping)
+    client.wait()
 
 
 def test_a_pause_that_waits_too_long_is_none(scheduler, start):
@@ -283,11 +301,11 @@ def test_a_pause_may_abort(scheduler, start):
 @pytest.mark.parametrize("recompute", [True, False])
 def test_new_weights_in_the_middle_of_a_completion(scheduler, start, in_process, params, recompute):
     client = endless(start, sampling=Sampling(temperature=0.0))
-    scheduler.pause("keep", 60)
+    lease = scheduler.pause("keep", 60)
     other = jax.tree.map(lambda x: x * 1.1, params)
     scheduler.replace(lambda _: scheduler.policy.for_sampling(other), "2", recompute=recompute)
     assert scheduler.version == "2"
-    scheduler.resume()
+    scheduler.resume(lease)
     found = client.wait().result()
     drawn = found.versions.count("1")
     assert found.versions == ["1"] * drawn + ["2"] * (LONG - drawn)
@@ -297,6 +315,37 @@ def test_new_weights_in_the_middle_of_a_completion(scheduler, start, in_process,
     rest = found.logprobs[drawn : drawn + len(again.tokens)]
     same = len(rest) == len(again.logprobs) and np.allclose(rest, again.logprobs, atol=1e-5)
     assert same == recompute
+
+
+def test_samples_that_wait_begin_with_the_new_weights(scheduler, start, in_process, params):
+    """Also if the running ones keep their cache: their prompt is prefilled again."""
+    client = endless(start, seeds=range(6), max_tokens=R)  # two of them wait
+    lease = scheduler.pause("keep", 60)
+    assert len(scheduler.waiting) == 2
+    other = jax.tree.map(lambda x: x * 1.1, params)
+    scheduler.replace(lambda _: scheduler.policy.for_sampling(other), "2", recompute=False)
+    scheduler.resume(lease)
+    client.wait()
+    expected = in_process((5, 6, 7), range(6), params=other)
+    for index in (4, 5):
+        found = client.result(index)
+        assert set(found.versions) == {"2"}
+        count = len(expected[index].tokens)  # which may have ended
+        assert found.tokens[:count] == expected[index].tokens.tolist()
+        np.testing.assert_allclose(found.logprobs[:count], expected[index].logprobs, atol=1e-5)
+
+
+@pytest.mark.parametrize("steps", [7, 16])
+def test_a_call_may_cross_the_sizes_of_the_cache(scheduler, start, in_process, steps):
+    """They are 64, 96 and 128 columns, and a call may begin with less room than it has steps."""
+    scheduler.pace.steps = lambda slots: steps
+    contexts = [(5, 6, 7), tuple(range(50, 80)), tuple(range(61))]
+    clients = [start(context, max_tokens=60, end_ids=()) for context in contexts]
+    for context, client in zip(contexts, clients, strict=True):
+        tokens = client.wait().result().tokens
+        for begin in (0, 20):  # as much as the sampler draws at a time
+            (expected,) = in_process([*context, *tokens[:begin]], (0,), drawn=begin, ends=())
+            assert tokens[begin : begin + R] == expected.tokens.tolist()
 
 
 def test_weights_that_do_not_fit_change_nothing(scheduler, start):
@@ -329,7 +378,7 @@ def test_half_replaced_weights_serve_nobody_until_whole_ones_arrive(scheduler, s
 
 
 def test_a_version_may_change_alone(scheduler, start):
-    scheduler.rename("5")
+    scheduler.version = "5"
     assert set(start().wait().result().versions) == {"5"}
 
 
@@ -410,9 +459,9 @@ def test_an_idle_server_releases_its_cache(scheduler, start, monkeypatch):
         time.sleep(0.01)
     assert scheduler.counts()["cache_columns"] == 0
     client = endless(start)
-    scheduler.pause("keep", 60)
+    lease = scheduler.pause("keep", 60)
     time.sleep(0.05)
     assert scheduler.counts()["cache_columns"] > 0  # something is paused in it
-    scheduler.resume()
+    scheduler.resume(lease)
     assert client.wait().result().finish == Finish.LENGTH
     assert start().wait().result().tokens == expected.tokens

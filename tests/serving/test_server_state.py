@@ -3,8 +3,10 @@ import math
 
 import pytest
 
+from rl4p.serving.choice import CompletionOptions
 from rl4p.serving.http_errors import HttpError
 from rl4p.serving.server_state import or_null, seeds_of
+from rl4p.types import Sampling
 
 
 def test_seeds_are_counted_from_the_given_one():
@@ -48,24 +50,34 @@ def test_the_room_is_the_slots_and_those_that_may_wait(server):
         server.check_room(1)
 
 
-def test_texts_are_encoded_however_long(make_server, chatty):
-    async def main(text):
-        return await make_server().encode(text)
-
-    for text in ("ab", "ab" * 4000):
-        assert asyncio.run(main(text)) == chatty.tokenizer.encode(text)
-
-
-def test_the_error_of_a_score_is_a_refusal(make_server, scheduler, monkeypatch):
-    def score(tokens, deliver):
-        deliver(RuntimeError("The device failed."))
-
-    async def main():
+def test_texts_are_encoded_up_to_the_longest_that_may_fit(make_server, chatty):
+    async def main(text, longest=20):
         server = make_server()
-        assert math.isnan((await server.score([1, 2]))[0])
-        monkeypatch.setattr(scheduler, "score", score, raising=False)
-        with pytest.raises(HttpError, match="The device failed") as error:
-            await server.score([1, 2])
-        assert error.value.status == 503
+        server.detokenizer.longest = longest  # of a token; there are 128 positions
+        return await server.encode(text, "prompt")
+
+    for text, longest in (("ab" * 1280, 20), ("ab" * 4000, 100)):
+        assert asyncio.run(main(text, longest)) == chatty.tokenizer.encode(text)
+    with pytest.raises(HttpError, match="2561 characters is longer than the 128 pos") as error:
+        asyncio.run(main("a" * 2561))
+    assert (error.value.param, error.value.code) == ("prompt", "context_length_exceeded")
+
+
+@pytest.mark.parametrize(
+    ("prompt", "max_tokens", "alternatives", "shown"),
+    [(100, 100, 20, False), (100, 1, None, True), (100, 0, None, True)],
+)
+def test_a_response_has_a_longest_length(make_server, prompt, max_tokens, alternatives, shown):
+    async def main():
+        server = make_server(slots=10**6)
+        options = CompletionOptions(
+            sampling=Sampling(), max_tokens=max_tokens, end_ids=(), alternatives=alternatives
+        )
+        tokens = prompt * shown + max_tokens * (1 + (alternatives or 0))
+        count, given = 2**26 // 48 // tokens, {"scored": shown, "shown": shown}
+        server.check_size(options, [[1] * prompt], count, **given)
+        with pytest.raises(HttpError, match="may have 64 MiB, and at most 64 MiB") as error:
+            server.check_size(options, [[1] * prompt], count + 1, **given)
+        assert error.value.status == 400
 
     asyncio.run(main())

@@ -1,4 +1,11 @@
+import asyncio
+
 import pytest
+
+from rl4p.rollout.engine.batch import Chunk
+from rl4p.serving.choice import Choice, CompletionOptions
+from rl4p.serving.sglang import GenerateRequest, GenerateResponse
+from rl4p.types import Finish, Sampling
 
 URL = "/generate"
 
@@ -50,6 +57,24 @@ def test_several_prompts_give_a_list(ask, scheduler):
     assert [x["meta_info"]["prompt_tokens"] for x in answers] == [1, 1, 2, 2]
     assert {x["meta_info"]["finish_reason"]["type"] for x in answers} == {"length"}
     assert len(ask(URL, {"input_ids": [[1]]})) == 1
+
+
+def test_a_stream_repeats_each_token_in_few_events(make_server):
+    async def main():
+        server, request = make_server(), GenerateRequest(input_ids=[1], stream=True)
+        options = CompletionOptions(sampling=Sampling(), max_tokens=2000, end_ids=())
+        response = GenerateResponse(server, request, [[1]], options)
+        choice = Choice(server.detokenizer, options, stream=True)
+        for count in range(1, 1001):
+            choice.add(Chunk(None, [65], [-1.0], [], Finish.LENGTH if count == 1000 else None))
+            if response.event(0, choice):
+                sizes.append(count)
+
+    sizes = []
+    asyncio.run(main())
+    assert sizes[:64] == list(range(1, 65))
+    assert sizes[-1] == 1000
+    assert 60_000 < sum(sizes) < 75_000
 
 
 def test_a_stream_has_the_whole_text_so_far(ask, scheduler):

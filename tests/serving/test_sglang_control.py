@@ -22,7 +22,7 @@ def test_an_update_in_a_pause_of_the_client(talk, scheduler):
     assert found[3][1]["weight_version"] == "9"
     assert found[4][1]["model_path"] == "/weights/9"
     assert scheduler.policy.weights == {"a": "9"}
-    assert scheduler.calls == ["abort", ("replace", "9", True), "resume"]
+    assert scheduler.calls == ["abort", "abort", ("replace", "9", True), "resume", "resume"]
 
 
 @pytest.mark.parametrize(("keep", "last"), [(False, "resume"), (True, ("replace", "9", True))])
@@ -82,7 +82,7 @@ def test_the_modes_of_a_pause(talk, scheduler, mode, how, flushed, recompute):
         ("GET", "/flush_cache", None),
     )
     assert [status for status, _ in found] == [200, flushed, 200, 200, 200]
-    assert scheduler.calls == [how, ("replace", "9", recompute), "resume"]
+    assert scheduler.calls == [how, "keep", ("replace", "9", recompute), "resume", "resume"]
 
 
 def test_in_place_and_a_flush_do_not_go_together(talk, scheduler):

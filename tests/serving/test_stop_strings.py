@@ -27,6 +27,7 @@ def read(stops, parts, keep=False):
     ("text", "stops", "expected"),
     [
         ("abcdef", ["cd"], ("ab", "cd")),
+        ("aaab", ["aab"], ("a", "aab")),
         ("aababc", ["abc"], ("aab", "abc")),
         ("ababac", ["abac", "bab"], ("a", "bab")),  # the first in the text, not in the list
         ("abcab", ["cd"], ("abcab", None)),

@@ -13,6 +13,13 @@ def finish(version="9"):
     return ("POST", "/finish_weight_update", {"weight_version": version})
 
 
+RESUME = ("POST", "/resume", None)
+
+
+def of(owner, request):
+    return request[0], f"{request[1]}?owner={owner}", request[2]
+
+
 def info():
     return ("GET", "/weight_info", None)
 
@@ -36,7 +43,7 @@ def test_an_update_has_its_version_once_it_is_finished(talk, scheduler):
     assert found[1][1] == {"is_paused": True}
     assert [found[at][1]["weight_version"] for at in (4, 6, 8)] == ["7", "7+unfinished", "9"]
     assert found[11][1] == {"is_paused": False}
-    assert scheduler.calls == ["abort", ("replace", "7+unfinished", True), "resume"]
+    assert scheduler.calls == ["abort", "keep", ("replace", "7+unfinished", True)] + ["resume"] * 2
     assert scheduler.policy.weights == {"a": "9"}
 
 
@@ -55,7 +62,7 @@ def test_the_modes_of_a_pause(talk, scheduler, query):
 
 def test_a_pause_may_keep_the_cache(talk, scheduler):
     talk(("POST", "/pause?mode=keep&clear_cache=false", None), START, update())
-    assert scheduler.calls == ["keep", ("replace", "7+unfinished", False)]
+    assert scheduler.calls == ["keep", "keep", ("replace", "7+unfinished", False)]
 
 
 @pytest.mark.parametrize(
@@ -76,14 +83,48 @@ def test_wrong_requests_are_refused(talk, scheduler, request_, status, words):
     assert scheduler.calls == []
 
 
-def test_a_failed_update_is_an_error(talk, scheduler):
-    found = talk(
-        START, update("absent"), info(), update("broken"), finish(), update("ok"), finish()
-    )
-    assert [status for status, _ in found] == [200, 400, 200, 500, 500, 200, 200]
-    assert found[1][1]["error"]["param"] == "update_info.path"
-    assert found[2][1]["weight_version"] == "7"
-    assert scheduler.version == "9"
+@pytest.mark.parametrize(
+    ("steps", "statuses", "version"),
+    [
+        ([update("absent"), finish()], [400, 400], "7"),  # and not the old weights as "9"
+        ([update("absent"), finish(None)], [400, 200], "7"),
+        ([finish(None), finish()], [200, 400], "7"),
+        ([update("a"), update("absent"), finish()], [200, 400, 400], "7+unfinished"),
+        ([update("absent"), update("a"), finish()], [400, 200, 200], "9"),
+        ([update("broken"), finish(), START, update("a")], [500, 500, 200, 400], "7"),
+        (
+            [update("broken"), finish(), START, update("whole"), finish()],
+            [500, 500, *3 * [200]],
+            "9",
+        ),
+        ([START, update(), finish()], [409, 409, 409], "7"),  # whose weights would these be?
+        ([START, finish(None), START, update(), finish()], [409, *4 * [200]], "9"),
+        ([of("x", START), of("x", update()), update(), finish()], [409, 409, 200, 200], "9"),
+    ],
+)
+def test_a_version_names_what_was_loaded(talk, scheduler, steps, statuses, version):
+    (start, _), *found, _, (_, answer) = talk(START, *steps, RESUME, info())
+    assert (start, [status for status, _ in found]) == (200, statuses)
+    assert scheduler.version == answer["weight_version"] == version
+    assert scheduler.paused == (len(steps) == 4 and steps[2] is START)
+
+
+def test_an_open_update_keeps_others_out(talk, scheduler):
+    sglang = ("POST", "/update_weights_from_disk", {"model_path": "/weights/b"})
+    rename = ("POST", "/update_weight_version", {"new_version": "b"})
+    found = talk(START, update("a"), sglang, rename, RESUME, finish(), sglang)
+    assert [status for status, _ in found] == [200, 200, 400, 409, 200, 200, 200]
+    assert "/finish_weight_update" in found[2][1]["message"]
+    assert scheduler.version == "update-2"
+    assert not scheduler.paused
+
+
+def test_a_pause_ends_with_its_owner(talk, scheduler):
+    owned = [("POST", f"/pause?mode=keep&owner={name}", None) for name in ("x", "y")]
+    resumes = [("POST", f"/resume?owner={name}", None) for name in ("", "x", "y")]
+    paused = ("GET", "/is_paused", None)
+    found = talk(*owned, *(step for resume in resumes for step in (resume, paused)))
+    assert [answer.get("is_paused") for _, answer in found[3::2]] == [True, True, False]
 
 
 @pytest.mark.parametrize("method", ["GET", "POST"])

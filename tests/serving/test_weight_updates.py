@@ -45,13 +45,37 @@ def test_a_path_that_is_none(with_updates, scheduler, path):
 
 def test_a_pause_decides_about_the_cache_until_it_ends(with_updates, scheduler):
     async def call(updates):
-        await updates.pause("keep", recompute=False)
+        await updates.pause("", "keep", recompute=False)
         await updates.replace("/weights/a", "a")
-        updates.resume()
+        updates.resume("")
         await updates.replace("/weights/b", "b")
 
     with_updates(call)
     assert [x[2] for x in scheduler.calls if x[0] == "replace"] == [False, True]
+
+
+def test_updates_take_place_one_after_the_other(with_updates, scheduler):
+    async def call(updates):
+        async def update(name):
+            async with updates.update("", abort=False, keeps=False):
+                await updates.replace(f"/weights/{name}", name)
+                await asyncio.sleep(0.01)
+
+        await asyncio.gather(*map(update, "abc"))
+
+    with_updates(call)
+    one = [x for name in "abc" for x in ("wait", ("replace", name, True), "resume")]
+    assert scheduler.calls == one
+
+
+def test_a_pause_that_begins_again_has_one_end(with_updates, scheduler):
+    async def call(updates):
+        await updates.pause("", "keep", recompute=True)
+        await updates.pause("", "abort", recompute=True)
+        updates.resume("")
+
+    with_updates(call)
+    assert not scheduler.paused
 
 
 def test_checksums_change_neither_weights_nor_version(with_updates, scheduler):

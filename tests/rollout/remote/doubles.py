@@ -32,6 +32,7 @@ BEFORE_ANSWERS = ("500", "reset", "hang")
 OF_ANSWERS = (
     *("malformed", "truncated", "slow", "two_choices", "no_choices", "nan", "positive"),
     *("no_tokens", "more_tokens", "bad_token", "wrong_reason", "wrong_version", "short"),
+    *("other_prompt", "aborts", "aborts_at_once"),
 )
 
 
@@ -187,6 +188,9 @@ class Double:
             said[0] = self.policy.decoder.config.vocabulary
         if fault == "short":
             logprobs = logprobs[:-1]
+        if fault in ("aborts", "aborts_at_once"):  # by itself
+            kept = fault == "aborts"
+            said, logprobs, reason = said[:kept], logprobs[:kept], "abort"
         if fault == "wrong_reason":
             reason = "length" if reason == "stop" else "stop"
         return said, logprobs, reason, "another" if fault == "wrong_version" else self.label
@@ -285,8 +289,8 @@ class VLLMDouble(Double):
             "index": 0,
             "text": "",
             "token_ids": said,
-            "prompt_token_ids": body["prompt"],
-            "logprobs": {"token_logprobs": logprobs},
+            "prompt_token_ids": body["prompt"][fault == "other_prompt" :],
+            "logprobs": {"token_logprobs": logprobs} if said else None,
             "finish_reason": reason,
         }
         if body.get("return_weight_versions"):
@@ -342,11 +346,12 @@ class SGLangDouble(Double):
             params["temperature"],
             body.get("rid"),
         )
-        triples = [[x, token, None] for token, x in zip(said, logprobs, strict=False)]
+        change = fault == "other_tokens"
+        triples = [[x, token ^ change, None] for token, x in zip(said, logprobs, strict=False)]
         meta = {
             "id": body.get("rid"),
             "finish_reason": {"type": reason},
-            "prompt_tokens": len(tokens),
+            "prompt_tokens": len(tokens) - (fault == "other_prompt"),
             "completion_tokens": len(said),
             "weight_version": label,
             "output_token_logprobs": triples,

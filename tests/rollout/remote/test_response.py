@@ -23,6 +23,7 @@ URL = "http://a"
         ([1, 2, 7], "stop", Finish.STOP),
         ([1], "abort", Finish.ABORT),
         ([], "abort", Finish.ABORT),
+        ([1, 9], "abort", Finish.ABORT),
     ],
 )
 def test_a_response_that_can_be_correct_is_read(tokens, reason, finish):
@@ -48,7 +49,9 @@ def test_a_response_that_can_be_correct_is_read(tokens, reason, finish):
         ([], [], "stop", "no tokens"),
         ([], [], "length", "no tokens"),
         ([1, 2, 3, 4], [-1.0] * 4, "length", "4 tokens, but max_tokens=3"),
+        ([1, 2, 3, 4], [-1.0] * 4, "abort", "4 tokens, but max_tokens=3"),
         ([7, 9], [-1.0] * 2, "stop", "an end token before the end"),
+        ([7, 1], [-1.0] * 2, "abort", "an end token before the end"),
         ([1, 2], [-1.0] * 2, "stop", "it stopped at the token 2"),
         ([1, 2], [-1.0] * 2, "length", "it ended for its length of 2, below 3"),
         ([1, 9], [-1.0] * 2, "error", "for the reason 'error'"),
