@@ -10,6 +10,7 @@ Words
   dtype=DTYPE       the dtype of the files: float32, bfloat16 or float16
   adapter=true      write the adapters alone, for PEFT; without it they are merged
   trusted_targets=[PACKAGE]  packages of your own that the model of the run needs
+  allow=[PATH]      paths that the folder of somebody else may read
 """
 
 import sys
@@ -35,6 +36,7 @@ class ExportOptions(Checkpoint):
     dtype: Literal["float32", "bfloat16", "float16"] | None = None
     adapter: bool = False
     trusted_targets: tuple[str, ...] | str = ()
+    allow: tuple[str, ...] | str = ()
 
 
 def export(options: ExportOptions) -> str:
@@ -45,7 +47,8 @@ def export(options: ExportOptions) -> str:
         empty, or the run has no adapter or no average although one is requested.
     """
     run, out = run_folder(options.run), Path(options.out).expanduser()
-    config: Any = saved_config(run, ("model", "seed"), names_in(options.trusted_targets))
+    trusted, allowed = names_in(options.trusted_targets), names_in(options.allow)
+    config: Any = saved_config(run, ("model", "seed"), trusted, allowed)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise InputError(f"out={out} is not empty.")
     import jax  # which the errors above do not need

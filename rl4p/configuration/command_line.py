@@ -18,6 +18,7 @@ from hydra.errors import HydraException
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
+from rl4p.configuration.capability import refuse_secrets
 from rl4p.configuration.commands import Reading, options_of
 from rl4p.configuration.completion import shell_completion
 from rl4p.configuration.composition import CONFIG, Composer, one_line
@@ -27,7 +28,7 @@ from rl4p.configuration.launcher import AfterSweep, JobFailed, run_sweep
 from rl4p.configuration.override_errors import refuse_arguments, several_values
 from rl4p.configuration.quoting import override, quoted
 from rl4p.configuration.resume import as_started, config_of_run, followed_by, resume
-from rl4p.configuration.schema import check, without_hydra
+from rl4p.configuration.schema import without_hydra
 from rl4p.configuration.sweep import FAILURE, MULTIRUN, Sweep
 from rl4p.configuration.sweep_start import new_sweep, resumed_sweep
 from rl4p.configuration.trust import CONF
@@ -104,7 +105,7 @@ def compose(
         config = composer.compose(list(overrides))
     else:
         config = config_of_run(composer, run, composer.parse(list(overrides)), parts)
-        check(config)
+        composer.check(config)
     config = without_hydra(config)
     OmegaConf.set_struct(config, True)
     return config
@@ -121,6 +122,7 @@ def launch(
     reads_runs: bool = False,
 ) -> None:
     """Does the work of `main`, but raises errors instead of setting exit codes."""
+    refuse_secrets(argv)
     parser = get_args_parser()
     parser.error = partial(refuse_arguments, argv)
     args = parser.parse_intermixed_args(argv)
@@ -206,7 +208,7 @@ def preflight(
     """
     overrides = composer.parse(lines)
     if run is not None:
-        lines = followed_by(composer, as_started("run", run)[0], overrides)
+        lines = followed_by(composer, as_started(composer, "run", run)[0], overrides)
         overrides = composer.parse(lines)
     folder = next((o for o in reversed(overrides) if o.key_or_group == "resume"), None)
     swept = [each for each in overrides if each.is_sweep_override()]
@@ -227,6 +229,7 @@ def preflight(
                 f"{each.input_line} has several values, but a hydra key takes only one."
             )
     base = composer.load(lines)
+    composer.loader.check_capabilities(base, hydra=True)
     if base.get("resume") is not None:
         raise InputError("Set resume only on the command line: resume=FOLDER.")
     if multirun or base.hydra.mode == RunMode.MULTIRUN:
@@ -236,7 +239,7 @@ def preflight(
     config = composer.compose(lines, targets=False)  # before any slow import
     if targets:
         refuse_taken("hydra.run.dir", base.hydra.run.dir, RECORD)
-        check(config)
+        composer.check(config)
     return lines, config, None
 
 

@@ -23,6 +23,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 
 from rl4p.configuration.bounds import Natural
+from rl4p.configuration.capability import refuse_secrets
 from rl4p.configuration.completion import shell_completion
 from rl4p.configuration.composition import one_line
 from rl4p.configuration.folder import LATEST
@@ -136,6 +137,7 @@ def run_command(
         if lines[:1] in (["-sc"], ["--shell-completion"]):
             shell_completion(name, lines[1:], description=description, composes=composes)
         else:
+            refuse_secrets(lines)
             job(lines)
     except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001 - `report` prints all
         return report(error)

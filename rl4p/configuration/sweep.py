@@ -20,6 +20,7 @@ import yaml
 from hydra.core.hydra_config import HydraConfig
 
 from rl4p.configuration.folder import JOBS, RECORD, is_in_use, replace
+from rl4p.configuration.signature import signed
 from rl4p.configuration.yaml_file import read_yaml
 from rl4p.errors import InputError
 
@@ -27,6 +28,7 @@ MULTIRUN = "multirun.yaml"
 FAILURE = "failure.json"
 SUMMARY = "summary.json"
 RUN_ANEW = "failed"
+MOST_JOBS = 16  # times the limits of a YAML file: some 20,000 jobs
 LISTED = 20  # unfinished jobs that the report lists
 
 
@@ -108,7 +110,8 @@ def named(jobs: Any) -> list[SweepJob]:
 def write_jobs(folder: Path, jobs: Sequence[SweepJob]) -> None:
     """Writes jobs.yaml atomically."""
     tree = [{"folder": job.folder, "overrides": list(job.overrides)} for job in jobs]
-    replace(folder / JOBS, yaml.safe_dump(tree, sort_keys=False, allow_unicode=True))
+    text = yaml.safe_dump(tree, sort_keys=False, allow_unicode=True)
+    replace(folder / JOBS, signed(JOBS, text))
 
 
 def read_jobs(folder: Path) -> list[SweepJob]:
@@ -118,7 +121,7 @@ def read_jobs(folder: Path) -> list[SweepJob]:
       InputError: the file is absent, broken or too large, or the sweep is a search.
     """
     try:
-        saved = read_yaml(folder / JOBS, times=16)  # some 20,000 jobs
+        saved = read_yaml(folder / JOBS, times=MOST_JOBS)
         jobs = named([(job["folder"], job["overrides"]) for job in saved])
     except (OSError, ValueError, TypeError, KeyError, yaml.YAMLError) as error:
         raise InputError(

@@ -16,7 +16,7 @@ from rl4p.configuration.composition import Composer
 from rl4p.configuration.folder import run_folder
 from rl4p.configuration.override_errors import same
 from rl4p.configuration.resume import as_started, config_of_run, place
-from rl4p.configuration.schema import check, without_hydra
+from rl4p.configuration.schema import without_hydra
 from rl4p.configuration.suggestions import did_you_mean
 from rl4p.data.answer import boxed, final_answer
 from rl4p.data.quantity import quantity
@@ -30,7 +30,7 @@ from rl4p.runs.responses.grading import graded, mean_grades, text_reward
 from rl4p.runs.responses.sample import Sample
 from rl4p.types import Prompt
 
-MAY_SET = ("reward", "max_response_tokens", "experiment", "trusted_targets")
+MAY_SET = ("reward", "max_response_tokens", "experiment", "trusted_targets", "allow")
 OF_RUN = ("reward", "max_response_tokens")
 WHOLE = ("code", "crossword", "reasoning_gym")  # data sets that take no part of an answer
 # The rewards of lines that name no task: of those whose answer is a number, and of others.
@@ -243,7 +243,7 @@ def rewards_of(
     rewards, given = {}, [place(override) for override in overrides]
     for name, config in configs.items():
         allow_invalid(config.reward, given)
-        check(config)
+        composer.check(config)
         rewards[name] = text_reward(instantiate(without_hydra(config).reward))
     return by_task, rewards
 

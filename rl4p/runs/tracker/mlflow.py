@@ -2,13 +2,15 @@
 
 import fcntl
 import os
+import sqlite3
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
+from rl4p.configuration.capability import Address, holds_secret
 from rl4p.errors import InputError
 from rl4p.runs.tracker.background import BackgroundMirror
 from rl4p.runs.tracker.description import Description
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
 
 TARGET = "rl4p.runs.tracker.mlflow.MLflow"
 SQLITE = "sqlite:///"
+HEADER = b"SQLite format 3\0"
 PARENT_VARIABLE = "RL4P_PARENT_RUN_ID"  # holds the id of the sweep's run
 # Tag of an experiment: its kind, which selects the view "Model training". MLflow 3.17 reads it only
 # without the switch "GenAI | Model training"; with it, the link or the last choice decides.
@@ -52,7 +55,7 @@ class MLflow:
       upload_timeout_seconds: how long the end of a run may wait for the uploads of these two.
     """
 
-    uri: str
+    uri: Address
     experiment: str = "rl4p"
     close_timeout_seconds: float = 10.0
     system_metrics: bool = False
@@ -65,9 +68,9 @@ class MLflow:
             raise InputError(
                 f"tracker.uri={self.uri} has no scheme: write sqlite:///PATH or http://..."
             )
-        if urlsplit(self.uri).password:
+        if holds_secret(self.uri):
             raise InputError(
-                "tracker.uri contains a password, which would be saved with the run: set"
+                "tracker.uri contains a password or a token, which would be saved with the run: set"
                 " MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD instead."
             )
         if self.register is not None and not set(self.register).isdisjoint("/:"):
@@ -76,6 +79,7 @@ class MLflow:
                 " the name of a model: choose another name."
             )
         if self._database:
+            refuse_other_file(self._database)
             object.__setattr__(self, "uri", SQLITE + str(self._database))
 
     @property
@@ -144,6 +148,38 @@ class MLflow:
             return client, experiment.experiment_id
 
 
+def refuse_other_file(database: Path) -> None:
+    """Refuses a file that is no database of MLflow, which would add its own tables to it.
+
+    Raises:
+      InputError: the file has other content.
+    """
+    problem = f"tracker.uri={SQLITE}{database} is not a database of MLflow: name a new file."
+    if not database.exists():
+        return
+    if not database.is_file():
+        raise InputError(problem)
+    with database.open("rb") as file:
+        header = file.read(len(HEADER))
+    if header and header != HEADER:
+        raise InputError(problem)
+    query = "SELECT name FROM sqlite_master WHERE type = 'table'"
+    try:
+        with closing(sqlite3.connect(f"{database.as_uri()}?mode=ro", uri=True)) as connection:
+            tables = {name for (name,) in connection.execute(query)}
+    except sqlite3.OperationalError:  # it is in use
+        return
+    except sqlite3.DatabaseError as error:
+        raise InputError(problem) from error
+    if tables and not {"experiments", "runs"} <= tables and tables != {"alembic_version"}:
+        raise InputError(problem)
+
+
+def lock_of(database: Path) -> Path:
+    """Returns the file that processes lock; its name is no other program's, as uv.lock would be."""
+    return database.with_name(f".{database.name}.rl4p.lock")
+
+
 @contextmanager
 def _one_at_a_time(database: Path | None) -> Iterator[None]:
     """Locks a SQLite database, which processes would corrupt if several created it at once."""
@@ -151,6 +187,6 @@ def _one_at_a_time(database: Path | None) -> Iterator[None]:
         yield
         return
     database.parent.mkdir(parents=True, exist_ok=True)
-    with Path(f"{database}.lock").open("w") as lock:
+    with lock_of(database).open("a") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield

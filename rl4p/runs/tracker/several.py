@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from rl4p.configuration.capability import Address
 from rl4p.errors import InputError
 from rl4p.protocols.tracker import TrackedRun, Tracker
 
@@ -23,7 +24,7 @@ class Several:
       trackers: the trackers by name.
     """
 
-    uri: str
+    uri: Address
     experiment: str = "rl4p"
     trackers: Mapping[str, Any] = field(default_factory=dict)
 

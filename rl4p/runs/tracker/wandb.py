@@ -8,6 +8,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
 
+from rl4p.configuration.capability import Address
 from rl4p.errors import InputError
 from rl4p.runs.record import Record, replace_file
 from rl4p.runs.tracker.background import BackgroundMirror
@@ -37,7 +38,7 @@ class WandB:
     """
 
     project: str = "rl4p"
-    entity: str | None = None
+    entity: Address | None = None
     mode: Literal["online", "offline"] = "online"
     close_timeout_seconds: float = 30.0
     system_metrics: bool = False
