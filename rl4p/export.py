@@ -25,6 +25,7 @@ from rl4p.configuration.folder import run_folder
 from rl4p.configuration.resume import saved_config
 from rl4p.configuration.trust import names_in
 from rl4p.errors import InputError
+from rl4p.terminal import write
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,7 +71,7 @@ def export(options: ExportOptions) -> str:
 
 
 def job(words: list[str]) -> None:
-    print(export(read(words, ExportOptions, "export").options))
+    write(export(read(words, ExportOptions, "export").options))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

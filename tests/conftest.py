@@ -33,6 +33,8 @@ os.environ.setdefault("XLA_FLAGS", QUICK_TO_COMPILE)
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"
 os.environ["MPLBACKEND"] = "Agg"
+os.environ["XDG_STATE_HOME"] = str(CACHES / "rl4p" / "state")  # the key that signs runs of tests
+os.environ.pop("RL4P_ALLOW", None)
 # A process started in another folder runs this tree too, and not one that is installed.
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
 

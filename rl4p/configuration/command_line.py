@@ -9,7 +9,7 @@ import logging
 import os
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, redirect_stdout
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -34,6 +34,7 @@ from rl4p.configuration.sweep_start import new_sweep, resumed_sweep
 from rl4p.configuration.trust import CONF
 from rl4p.configuration.user_code import own_failures
 from rl4p.errors import InputError, ended_by_interrupt, report
+from rl4p.terminal import VisibleStream, make_logs_visible
 
 log = logging.getLogger(__name__)
 
@@ -71,6 +72,7 @@ def main(
       conf: the folder of the YAML files.
     """
     logging.raiseExceptions = False  # a full disk would print a traceback for each line of the log
+    make_logs_visible()
     here = str(Path.cwd())
     if not {"", here} & set(sys.path):
         sys.path.append(here)  # for the user's own modules; a console script lacks this entry
@@ -143,12 +145,13 @@ def launch(
     composer = Composer(conf, args.config_dir, args.overrides)
     hydra = Hydra(name, composer.loader)
     try:
-        if args.help:
-            hydra.app_help(CONFIG, parser, args)
-        elif args.hydra_help:
-            hydra.hydra_help(CONFIG, parser, args)
-        elif args.shell_completion:
-            shell_completion(name, args.overrides, conf=conf)
+        if args.help or args.hydra_help or args.shell_completion:
+            with redirect_stdout(VisibleStream(sys.stdout)):
+                if args.shell_completion:
+                    shell_completion(name, args.overrides, conf=conf)
+                else:
+                    help_of = hydra.app_help if args.help else hydra.hydra_help
+                    help_of(CONFIG, parser, args)
         else:
             shows = args.cfg or args.info
             with ended_by_interrupt():  # the check imports what the configuration names
@@ -160,10 +163,12 @@ def launch(
                     targets=not shows,
                     resumable=after_sweep is not None,
                 )
-            if args.cfg:
-                hydra.show_cfg(CONFIG, lines, args.cfg, args.package, args.resolve)
-            elif args.info:
-                hydra.show_info(args.info, CONFIG, lines)
+            if shows:
+                with redirect_stdout(VisibleStream(sys.stdout)):
+                    if args.cfg:
+                        hydra.show_cfg(CONFIG, lines, args.cfg, args.package, args.resolve)
+                    else:
+                        hydra.show_info(args.info, CONFIG, lines)
             elif sweep is not None:
                 lines += [f"hydra.mode={RunMode.MULTIRUN.name}"]
                 lines += [

@@ -13,6 +13,7 @@ import argparse
 import os
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import redirect_stdout
 from dataclasses import MISSING, dataclass, fields
 from functools import partial
 from pathlib import Path
@@ -31,6 +32,7 @@ from rl4p.configuration.override_errors import refuse_arguments, without_spaces
 from rl4p.configuration.suggestions import did_you_mean, write
 from rl4p.configuration.targets import check_arguments, type_hints
 from rl4p.errors import InputError, report
+from rl4p.terminal import VisibleStream, make_logs_visible
 
 Options = TypeVar("Options")
 
@@ -133,9 +135,11 @@ def run_command(
     here = str(Path.cwd())
     if not {"", here} & set(sys.path):
         sys.path.append(here)  # for the user's own modules; a console script lacks this entry
+    make_logs_visible()
     try:
         if lines[:1] in (["-sc"], ["--shell-completion"]):
-            shell_completion(name, lines[1:], description=description, composes=composes)
+            with redirect_stdout(VisibleStream(sys.stdout)):
+                shell_completion(name, lines[1:], description=description, composes=composes)
         else:
             refuse_secrets(lines)
             job(lines)

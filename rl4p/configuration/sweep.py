@@ -23,6 +23,7 @@ from rl4p.configuration.folder import JOBS, RECORD, is_in_use, replace
 from rl4p.configuration.signature import signed
 from rl4p.configuration.yaml_file import read_yaml
 from rl4p.errors import InputError
+from rl4p.terminal import write
 
 MULTIRUN = "multirun.yaml"
 FAILURE = "failure.json"
@@ -222,4 +223,4 @@ def print_report(sweep: Sweep, states: Mapping[SweepJob, State]) -> None:
         lines.append(f"  and {len(unfinished) - LISTED} others")
     if unfinished and sweep.command:
         lines.append(f"Run what is left with: {sweep.command}")
-    print("\n".join(lines), flush=True)
+    write("\n".join(lines))

@@ -5,10 +5,14 @@ from typing import TYPE_CHECKING, Any
 
 from rl4p.errors import InputError
 from rl4p.model.tokenizer import TEMPLATE_ERRORS
+from rl4p.model.trial import try_first_use
 from rl4p.types import Prompt, Question
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
+
+
+FIRST = 8  # conversations with which a chat template of others is tried
 
 
 def encode_prompts(
@@ -40,6 +44,11 @@ def encode_prompts(
             raise InputError(f"The conversation of the question {row.id} has no user message.")
     systems = [system_of(messages) for messages in conversations]
     options = {"add_generation_prompt": True, "return_dict": False, **(template or {})}
+    first = [
+        {"messages": messages, "tools": row.tools, "options": options}
+        for row, messages in zip(distinct.values(), conversations[:FIRST], strict=False)
+    ]
+    try_first_use(tokenizer, first)
     try:
         if any(row.tools for row in questions):  # a call takes the tools of one conversation
             tokens: Any = [

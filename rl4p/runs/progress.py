@@ -5,11 +5,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
 
+from rl4p.console import console
+from rl4p.terminal import visible
 from rl4p.types import StepInfo
 
 
@@ -28,12 +29,12 @@ class ProgressBar:
         self.steps = steps
         self.lines_every = lines_every
         self.samples_every = samples_every
-        self.console = Console(highlight=False, quiet=quiet)
+        self.console = console(quiet=quiet)
         self.pass_at_1 = ""
         self.bar = Progress(
             TextColumn("step {task.completed:.0f}/{task.total:.0f}"),
             BarColumn(),
-            TextColumn("{task.description}"),
+            TextColumn("{task.description}", markup=False),
             TimeRemainingColumn(),
             console=self.console,
             disable=not self.console.is_terminal,
@@ -92,10 +93,8 @@ class ProgressBar:
 
 
 def shorten(text: str, limit: int = 160) -> str:
-    """Returns the text as one printable line of at most `limit` characters."""
-    line = "".join(
-        c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text.replace("\n", " ")
-    )
+    """Returns the text as one visible line of at most `limit` characters."""
+    line = visible(text.replace("\n", " "), keep="")
     return line if len(line) <= limit else line[: limit - 1] + "…"
 
 
@@ -111,22 +110,20 @@ def print_summary(folder: Path, summary: Mapping[str, Any]) -> None:
             table.add_row(
                 name.removeprefix("eval/"), *("-" if v is None else f"{v:.3f}" for v in values)
             )
-    console = Console(highlight=False)
-    console.print(table)
+    out = console()
+    out.print(table)
     if summary["step"]:
-        console.print(time_table(summary))
+        out.print(time_table(summary))
     compiled = summary["compilation"]
-    console.print(
+    out.print(
         f"{summary['status']} at step {summary['step']} after {seconds['total']:.0f} s, "
         f"of which {compiled['seconds']:.0f} s to compile {compiled['programs']} programs "
         f"({compiled['from_cache']} from the cache)",
         soft_wrap=True,
     )
-    console.print(
-        f"{folder}: metrics.jsonl, samples.jsonl, plots/learning_curve.png", soft_wrap=True
-    )
+    out.print(f"{folder}: metrics.jsonl, samples.jsonl, plots/learning_curve.png", soft_wrap=True)
     for line in idle_lines(summary):
-        console.print(line, style="bold", soft_wrap=True)
+        out.print(line, style="bold", soft_wrap=True)
 
 
 def idle_lines(summary: Mapping[str, Any]) -> list[str]:

@@ -16,13 +16,13 @@ import jax
 import numpy as np
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
-from rich.console import Console
 
 import rl4p
 from rl4p.configuration import instantiate
 from rl4p.configuration.folder import only_run_in
 from rl4p.configuration.quoting import command, override
 from rl4p.configuration.trust import names_in, unsandboxed
+from rl4p.console import console
 from rl4p.distributed.mesh import Mesh
 from rl4p.distributed.processes import agreed, anywhere, first, reporting_errors, to_host
 from rl4p.errors import InputError, RunError, Stopped
@@ -72,8 +72,8 @@ def run(config: DictConfig) -> dict[str, Any]:
             refuse_what_does_not_fit(config)
         tracker = instantiate(config.tracker) if first() else NoTracker()
         experiment = build(config)
-        console = Console(highlight=False, soft_wrap=True, quiet=not first())
-        console.print(f"{folder}\n{experiment.sizes}")
+        terminal = console(soft_wrap=True, quiet=not first())
+        terminal.print(f"{folder}\n{experiment.sizes}")
         record.describe(experiment.config, environment(experiment))
         tracked = SeveralRuns({type(tracker).__name__: tracker}, folder)
         stateful = experiment.loop.stateful | {"evaluation": experiment.evaluation}
@@ -119,7 +119,7 @@ def run(config: DictConfig) -> dict[str, Any]:
         if first():
             print_summary(folder, summary)
             if note := diagnosis.note():
-                console.print(note)
+                terminal.print(note)
         if status == "stopped":
             raise Stopped(
                 f"Stopped after step {outcome.step}, everything is saved. Continue with: "

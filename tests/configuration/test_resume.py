@@ -381,7 +381,7 @@ def test_a_broken_interpolation_is_a_sentence(started):
     config = started / ".hydra" / "config.yaml"
     config.write_text(config.read_text() + "\nmore: '${a'\n")
     with pytest.raises(InputError) as refused:
-        as_started("run", str(started))
+        as_started(Composer(), "run", str(started))
     assert str(refused.value).startswith(f"run={started}: its .hydra folder cannot be read: ")
     assert "\n" not in str(refused.value)
 

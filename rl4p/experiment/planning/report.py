@@ -10,10 +10,10 @@ from typing import Any
 import jax
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
-from rich.console import Console
 from rich.table import Table
 
 from rl4p.configuration import instantiate
+from rl4p.console import console
 from rl4p.distributed.chips import GIB, Chip
 from rl4p.distributed.mesh import Mesh
 from rl4p.errors import InputError, RunError
@@ -166,23 +166,23 @@ def show(plan: dict[str, Any], costs: list[Cost]) -> None:
         for kind, traffic in each.collectives.items()
         if traffic.sent >= 0.005 * unit
     }
-    console = Console(highlight=False, width=max(120, Console().width))  # the width of the table
-    console.print(
+    out = console(width=max(120, console().width))  # the width of the table
+    out.print(
         f"{devices} x {plan['chip']} ({written(plan['memory'])} {name} each) as {mesh or 'one'}: "
         f"{step['prompts']} prompts x {step['group_size']} samples of at most "
         f"{step['prompt_tokens']} + {step['response_tokens']} tokens"
     )
-    console.print(table)
+    out.print(table)
     for (phase, kind), traffic in kinds.items():
-        console.print(
+        out.print(
             f"{phase}: {kind} {traffic.count:,} times, {written(traffic.bytes)} {name} in total, "
             f"{written(traffic.sent)} sent per chip"
         )
-    console.print(
+    out.print(
         "Bytes are per chip, TFLOP for all chips, for responses of full length. `other`: arrays in "
         "memory besides the arguments. `time >=`: a bound by peak FLOP/s and memory bandwidth."
     )
     for key, value in plan.get("largest", {}).items():
-        console.print(f"the largest value that fits: {key}={value}")
+        out.print(f"the largest value that fits: {key}={value}")
     if plan["fits"]:
-        console.print(plan["verdict"])
+        out.print(plan["verdict"])

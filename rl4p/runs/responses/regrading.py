@@ -9,7 +9,6 @@ from tempfile import TemporaryFile
 from typing import Any
 
 from omegaconf import DictConfig, ListConfig
-from rich.console import Console
 
 from rl4p.configuration import commands, instantiate
 from rl4p.configuration.composition import Composer
@@ -18,6 +17,7 @@ from rl4p.configuration.override_errors import same
 from rl4p.configuration.resume import as_started, config_of_run, place
 from rl4p.configuration.schema import without_hydra
 from rl4p.configuration.suggestions import did_you_mean
+from rl4p.console import console
 from rl4p.data.answer import boxed, final_answer
 from rl4p.data.quantity import quantity
 from rl4p.data.rows import digest
@@ -96,11 +96,11 @@ def regrade(arguments: Sequence[str]) -> None:
         for b, sample in zip(own, grades, strict=True):
             samples[b] = replace(sample, regraded=True, correct=None)
     replace_file(out, encoded(sample.to_dict() for sample in samples))
-    console = Console(highlight=False, soft_wrap=True, markup=False)
+    terminal = console(soft_wrap=True)
     for task in tasks:
         of_task = [x for x, prompt in zip(samples, prompts, strict=True) if prompt.task == task]
-        console.print(summary(task, by_task[task], of_task))
-    console.print(f"{options.out}: {counted(len(samples), 'graded response')}")
+        terminal.print(summary(task, by_task[task], of_task))
+    terminal.print(f"{options.out}: {counted(len(samples), 'graded response')}")
 
 
 def source_of(options: RegradeOptions) -> Path:

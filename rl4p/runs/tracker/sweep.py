@@ -16,6 +16,7 @@ from rl4p.runs.tracker.description import options_of, short, swept
 from rl4p.runs.tracker.mirror import IDENTITY, NOTE, PARENT, find_run, identity_of, source_tags
 from rl4p.runs.tracker.mlflow import PARENT_VARIABLE, TARGET, MLflow
 from rl4p.runs.tracker.view import links, page, share_view
+from rl4p.terminal import write
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -80,7 +81,7 @@ class ParentRun(Callback):
                 status = "FAILED"
             share_view(client, experiment, parent, keys, children)
             client.set_terminated(parent, status)
-            print(where_to_look(tracker.uri, page(experiment, parent)))
+            write(where_to_look(tracker.uri, page(experiment, parent)))
         except Exception as error:  # noqa: BLE001 - the runs have ended and their records exist
             log.warning("MLflow still shows this sweep as running: %s", reason(error))
 

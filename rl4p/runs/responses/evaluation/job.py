@@ -23,6 +23,7 @@ from rich.console import Console
 
 from rl4p.configuration import instantiate
 from rl4p.configuration.evaluation import OF_RUN, EvaluationRequest
+from rl4p.console import console
 from rl4p.distributed.processes import agreed, anywhere, first
 from rl4p.errors import InputError, Stopped
 from rl4p.loop.accuracy import metrics_of
@@ -60,7 +61,7 @@ def evaluate(config: DictConfig, request: EvaluationRequest) -> dict[str, Any]:
     """
     started = time.perf_counter()
     keep_programs()
-    console = Console(highlight=False, quiet=not first())
+    terminal = console(quiet=not first())
     with responses_in(request.out) as responses, StopRequest() as stop:
         evaluated = build_evaluated(config, request)
         evaluation, described = evaluated.evaluation, description(config, evaluated)
@@ -73,9 +74,9 @@ def evaluate(config: DictConfig, request: EvaluationRequest) -> dict[str, Any]:
         tracked = (instantiate(config.tracker) if first() else NoTracker()).open(record.folder)
         status = "failed"
         try:
-            console.print(introduction(evaluated, begin, len(chunks)), soft_wrap=True)
+            terminal.print(introduction(evaluated, begin, len(chunks)), soft_wrap=True)
             with closing(evaluation.phases):
-                respond(evaluated, responses, begin, console, stop)
+                respond(evaluated, responses, begin, terminal, stop)
             status = "finished"
             report = described | settings(config, evaluation) | {"dropped": evaluated.dropped}
             if first():
@@ -86,13 +87,13 @@ def evaluate(config: DictConfig, request: EvaluationRequest) -> dict[str, Any]:
                 seconds = {"time/evaluation": time.perf_counter() - started}
                 step = int(evaluated.state.step)
                 mirror(step, metrics_of(scores) | seconds, record, tracked)
-                print_report(report, console)
+                print_report(report, terminal)
         except Stopped:
             status = "stopped"
             raise
         finally:
             tracked.finish(status)
-    console.print(
+    terminal.print(
         f"{request.out}: evaluation.json, responses.jsonl, plots/evaluation.png", soft_wrap=True
     )
     return report
