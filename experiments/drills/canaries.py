@@ -44,6 +44,10 @@ RECIPES = {
     "decoded": f"data: {{system_prompt: '${{oc.decode:${{{ENV}}}}}'}}",
     "decoded text": f"data: {{system_prompt: \"${{oc.decode:'${{{ENV}}}'}}\"}}",
     "created": f"teacher: \"${{oc.create:'{{path: ${{{ENV}}}}}'}}\"",
+    "copied": f"hydra: {{job: {{env_copy: [{VARIABLE}]}}}}\n"
+    f"data: {{system_prompt: '${{hydra:job.env_set.{VARIABLE}}}'}}",
+    "YAML elsewhere": "defaults: [../../yaml@data.where]\ndata: {system_prompt: '${data.where.x}'}",
+    "link to YAML": "defaults: [link@data.where]\ndata: {system_prompt: '${data.where.x}'}",
     "interpolated": f"tracker: {{experiment: ADDRESS}}\n"
     f"reward: {{terms: {{x: {{{SCORER}, url: '${{tracker.experiment}}'}}}}}}",
     "servers": "defaults: [override /rollout: vllm]\n"
@@ -143,8 +147,8 @@ class Canaries:
         """Writes a recipe and returns the command that runs it."""
         folder = self.folder / "theirs"
         (folder / "experiment").mkdir(parents=True, exist_ok=True)
-        if not (folder / "link").is_symlink():
-            (folder / "link").symlink_to(self.folder / "secret")
+        (folder / "link").symlink_to(self.folder / "secret")
+        (folder / "experiment/link.yaml").symlink_to(self.folder / "yaml.yaml")
         (folder / "experiment/x.yaml").write_text("# @package _global_\n" + self.filled(text))
         run = [] if "dir:" in text else [f"hydra.run.dir={self.folder / 'out'}"]
         return ["train", "--config-dir", str(folder), "experiment=x", *SMALL, *run]
@@ -200,6 +204,7 @@ def canaries(folder: Path) -> Iterator[Canaries]:
             pass
 
     (folder / "secret").write_text(f"{SECRET}\n")
+    (folder / "yaml.yaml").write_text(f"x: {SECRET}\n")
     (folder / "precious").write_text(PRECIOUS)
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     thread = threading.Thread(target=server.serve_forever, daemon=True)

@@ -51,6 +51,10 @@ class BoundedFiles(FileConfigSource):
 
     def load_config(self, config_path: str) -> ConfigResult:
         path = Path(self.path) / self._normalize_file_name(config_path)
+        own = Path(self.path).resolve()
+        inside = self.provider == "main" or path.resolve().is_relative_to(own)
+        if ".." in path.parts or not inside:
+            raise InputError(f"{config_path} leads out of {self.path}: put the file itself there.")
         if path.exists():
             text_of(path)
         return super().load_config(config_path)

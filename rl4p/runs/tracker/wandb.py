@@ -3,6 +3,7 @@
 import json
 import logging
 import os
+import re
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -46,6 +47,7 @@ class WandB:
     def __post_init__(self):
         if find_spec("wandb") is None:
             raise InputError("tracker=wandb needs wandb: pip install wandb.")
+        refuse_other_server()
 
     def open(self, folder: Path) -> BackgroundMirror:
         return BackgroundMirror(
@@ -58,6 +60,23 @@ class WandB:
 
     def mirror(self, folder: Path) -> "WandBRun":
         return WandBRun(self, folder)
+
+
+def refuse_other_server() -> None:
+    """Refuses a server that a file in the working directory names, since it would get the API key.
+
+    Raises:
+      InputError: a checkout of somebody else may have brought the file.
+    """
+    root = Path(os.environ.get("WANDB_DIR") or ".")
+    for path in (root / "wandb/settings", root / ".wandb/settings"):
+        if "WANDB_BASE_URL" in os.environ or not path.is_file():
+            continue
+        if re.search(r"(?im)^\s*(base_url|host)\b", path.read_text(errors="replace")):
+            raise InputError(
+                f"{path.absolute()} names the server of Weights & Biases, which would get your API "
+                "key: set WANDB_BASE_URL to the server that you trust."
+            )
 
 
 class WandBRun:
