@@ -177,14 +177,13 @@ class Canaries:
         harm = [f"a request of {path}" for path, _ in self.requests]
         if (self.folder / "precious").read_text() != PRECIOUS:
             harm.append("a file was changed")
-        written = (
-            p for p in self.folder.rglob("*") if p.is_file() and p.name not in ("secret", "link")
-        )
+        written = (p for p in self.folder.rglob("*") if p.is_file() and p.name not in OWN)
         harm += [f"{p.name} has the secret" for p in written if SECRET in p.read_text("latin1")]
         return harm
 
 
 PRECIOUS = "precious\n"
+OWN = ("secret", "link", "yaml.yaml", "link.yaml")  # which hold the secret
 
 
 @contextmanager

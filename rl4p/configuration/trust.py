@@ -25,8 +25,8 @@ CONF = next(filter(Path.is_dir, (PACKAGE / "conf", PACKAGE.parent / "conf")), PA
 TRUSTED = ("rl4p",)  # of which only the parts are targets
 # With these keys Hydra defers or changes a call. They are not needed, and they hide the callee.
 REFUSED_KEYS = ("_args_", "_convert_", "_partial_", "_recursive_")
-# The keys of Hydra by which code runs or the environment is read, and a storage, from which a sampler
-# reads pickled objects.
+# The keys of Hydra by which code runs or the environment is read, and a storage, from which a
+# sampler reads pickled objects.
 ONLY_WORDS = (
     "hydra.job.env_copy",
     "hydra.job.env_set",
@@ -143,8 +143,8 @@ def refuse_unsaid(
             given = name.partition("[")[0] in words
             if value not in (None, [], {}) and not given and not is_set:
                 raise InputError(
-                    f"{name} comes from a file, and it can run code or read a secret: write it on the "
-                    "command line if you trust it."
+                    f"{name} comes from a file, and it can run code or read a secret: write it on "
+                    "the command line if you trust it."
                 )
     for key in unsandboxed(tree):
         if key not in words:
