@@ -82,6 +82,8 @@ RECIPES = {
     "folder of a job": "hydra: {mode: MULTIRUN, sweep: {subdir: ../../PRECIOUS}, "
     "sweeper: {params: {seed: '0,1'}}}",
     "sweep": "hydra: {mode: MULTIRUN, sweeper: {params: {tracker.uri: 'ADDRESS,ADDRESS/b'}}}",
+    "parent of a sweep": "tracker: {uri: ADDRESS}\nhydra: {mode: MULTIRUN, sweeper: "
+    "{params: {seed: '0,1', tracker.uri: 'sqlite:///outputs/mlflow.db'}}}",
     "allowed by itself": f"allow: [ADDRESS]\nreward: {{terms: {{x: {{{SCORER}, url: ADDRESS}}}}}}",
     "password": "tracker: {uri: 'http://user:word@HOST'}",
 }
@@ -150,7 +152,8 @@ class Canaries:
         (folder / "link").symlink_to(self.folder / "secret")
         (folder / "experiment/link.yaml").symlink_to(self.folder / "yaml.yaml")
         (folder / "experiment/x.yaml").write_text("# @package _global_\n" + self.filled(text))
-        run = [] if "dir:" in text else [f"hydra.run.dir={self.folder / 'out'}"]
+        run = [f"hydra.{name}.dir={self.folder / 'out'}" for name in ("run", "sweep")]
+        run = [] if "dir:" in text else run
         return ["train", "--config-dir", str(folder), "experiment=x", *SMALL, *run]
 
     def run(self, words: list[str], values: Mapping[str, Any]) -> list[str]:

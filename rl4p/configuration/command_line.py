@@ -234,7 +234,7 @@ def preflight(
                 f"{each.input_line} has several values, but a hydra key takes only one."
             )
     base = composer.load(lines)
-    composer.loader.check_capabilities(base, hydra=True)
+    composer.loader.check_capabilities(base, "hydra")
     if base.get("resume") is not None:
         raise InputError("Set resume only on the command line: resume=FOLDER.")
     if multirun or base.hydra.mode == RunMode.MULTIRUN:

@@ -177,22 +177,25 @@ class Loader(ConfigLoaderImpl):
         if "allow" in tree:
             config.allow = list(self.allowed)
 
-    def check_capabilities(self, config: DictConfig, *, hydra: bool = False) -> None:
+    def check_capabilities(self, config: DictConfig, *parts: str) -> None:
         """Checks that no file gives a capability (`capability.py`).
 
         Args:
           config: a configuration whose targets are trusted.
-          hydra: whether to check the places that Hydra writes to instead.
+          parts: the keys of the root to check, of which `hydra` are the places that Hydra writes
+            to; none checks all but these.
 
         Raises:
           InputError: a file gives one.
         """
-        if hydra:
+        if parts == ("hydra",):
             node: Any = OmegaConf.to_container(config.hydra, resolve=False)
             listed = list(uses_of_hydra(node))
         else:
             root = OmegaConf.masked_copy(config, [str(key) for key in config if key != "hydra"])
-            listed = list(uses(resolved(root), (*TRUSTED, *self.trusted)))
+            tree = resolved(root, complete=False)
+            tree = {key: value for key, value in tree.items() if not parts or key in parts}
+            listed = list(uses(tree, (*TRUSTED, *self.trusted)))
         refuse_ungiven(
             listed,
             self.given.keys() | values_by_key(self.recorded).keys(),

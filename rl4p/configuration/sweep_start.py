@@ -87,6 +87,7 @@ def new_sweep(
     if errors:
         raise refused_jobs(axes, tried, errors) from next(iter(errors.values()))
     if targets:
+        composer.loader.check_capabilities(base, "tracker")  # for the parent run of the sweep
         refuse_taken("hydra.sweep.dir", base.hydra.sweep.dir, f"*/{RECORD}")
     place = Path(base.hydra.sweep.dir).absolute()
     sweep = Sweep(
@@ -162,8 +163,8 @@ def resumed_sweep(
     words = [word for job in jobs for word in job.overrides]
     composer.loader.recall(words if is_own(folder / JOBS, times=MOST_JOBS) else (), ())
     config = composer.load(lines)
-    composer.loader.check_capabilities(config, hydra=True)
-    composer.check(config)
+    for part in ("hydra", "tracker"):  # Hydra uses both before the first job
+        composer.loader.check_capabilities(config, part)
     sweep = Sweep(
         folder=folder,
         jobs=tuple(jobs),
