@@ -5,12 +5,16 @@ from typing import Any
 
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
+from rich.text import Text
 
 from rl4p.terminal import visible
 
 
 class VisibleConsole(Console):
     """A console of rich. Only its own styles and movements reach the terminal as they are."""
+
+    def render_str(self, text: str, **options: Any) -> Text:
+        return super().render_str(visible(text), **options)  # before its width is measured
 
     def render(
         self, renderable: RenderableType, options: ConsoleOptions | None = None

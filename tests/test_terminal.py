@@ -77,6 +77,7 @@ def test_tables_and_progress_are_visible(text, terminal):
         return out.getvalue()
 
     escapes = re.compile("\x1b[^a-zA-Z]*[a-zA-Z]")
+    assert terminal or drawn(text).count(visible(text, keep="").partition("<")[2][:6]) > 3
     assert set(escapes.findall(drawn(text))) == set(escapes.findall(drawn("plain")))
     assert not ACTS.search(escapes.sub("", drawn(text)).replace("\r", ""))
 

@@ -94,24 +94,24 @@ WITH_KEY = {
     f"{X}.url": "ADDRESS",
     f"{X}.key_variable": VARIABLE,
 }
-JSONL = {"data._target_": "rl4p.data.jsonl.JSONLines", "data.path": "SECRET"}
-# By name: a command with RUN, the run folder, and the values in the recorded configuration.
+JSONL = {"data": None, "data._target_": "rl4p.data.jsonl.JSONLines", "data.path": "SECRET"}
+# By name: a command with THEIRS, the run folder, and the values in the recorded configuration.
 RUNS: dict[str, tuple[list[str], Mapping[str, Any]]] = {
-    "evaluate": (["evaluate", "run=RUN", "out=OUT"], WITH_KEY),
-    "evaluate with a tracker": (["evaluate", "run=RUN", "out=OUT"], {"tracker.uri": "ADDRESS"}),
-    "evaluate on a file": (["evaluate", "run=RUN", "out=OUT"], JSONL),
+    "evaluate": (["evaluate", "run=THEIRS", "out=OUT"], WITH_KEY),
+    "evaluate with a tracker": (["evaluate", "run=THEIRS", "out=OUT"], {"tracker.uri": "ADDRESS"}),
+    "evaluate on a file": (["evaluate", "run=THEIRS", "out=OUT"], JSONL),
     "evaluate with a variable": (
-        ["evaluate", "run=RUN", "out=OUT"],
+        ["evaluate", "run=THEIRS", "out=OUT"],
         {"data.system_prompt": f"${{{ENV}}}"},
     ),
-    "resume": (["train", "resume=RUN", "steps=2"], WITH_KEY),
-    "resume with a tracker": (["train", "resume=RUN", "steps=2"], {"tracker.uri": "ADDRESS"}),
-    "plan": (["plan", "run=RUN", "out=OUT"], {"model.path": "SECRET"}),
-    "generate": (["generate", "run=RUN", "out=OUT"], WITH_KEY),
-    "regrade": (["regrade", "run=RUN", "out=OUT"], WITH_KEY),
-    "serve": (["serve", "run=RUN", "port=0"], {"model.path": "SECRET"}),
-    "export": (["export", "run=RUN", "out=OUT"], {"model.path": "SECRET"}),
-    "send": (["send", "run=RUN"], {"tracker.uri": "ADDRESS"}),
+    "resume": (["train", "resume=THEIRS", "steps=2"], WITH_KEY),
+    "resume with a tracker": (["train", "resume=THEIRS", "steps=2"], {"tracker.uri": "ADDRESS"}),
+    "plan": (["plan", "run=THEIRS", "out=OUT"], {"model.path": "SECRET"}),
+    "generate": (["generate", "run=THEIRS", "out=OUT"], WITH_KEY),
+    "regrade": (["regrade", "run=THEIRS", "out=OUT"], WITH_KEY),
+    "serve": (["serve", "run=THEIRS", "port=0"], {"model.path": "SECRET"}),
+    "export": (["export", "run=THEIRS", "out=OUT"], {"model.path": "SECRET"}),
+    "send": (["send", "run=THEIRS"], {"tracker.uri": "ADDRESS"}),
 }
 
 
@@ -138,7 +138,7 @@ class Canaries:
             "PRECIOUS": str(self.folder / "precious"),
             "RELATIVE": os.path.relpath(self.folder / "secret"),
             "LINK": str(self.folder / "theirs/link"),
-            "RUN": str(self.folder / "run"),
+            "THEIRS": str(self.folder / "run"),
             "OUT": str(self.folder / "out"),
         }
         for name, value in names.items():
@@ -161,12 +161,14 @@ class Canaries:
         folder = self.folder / "run"
         (folder / ".hydra").mkdir(parents=True, exist_ok=True)
         (folder / "metrics.jsonl").write_text("")
-        (folder / "samples.jsonl").write_text("")
+        (folder / "samples.jsonl").write_text(SAMPLE)
         config = without_hydra(Composer().load([]))
         lines = []
         for key, value in values.items():
             value = self.filled(value) if isinstance(value, str) else value
             OmegaConf.update(config, key, value, force_add=True)
+            if value is None:
+                continue
             lines.append(f"++{key}={value}" if value != f"${{{ENV}}}" else f"++{key}='{value}'")
         forged = f"# signature: {'0' * 64}\n"
         text = OmegaConf.to_yaml(config) + forged
@@ -185,6 +187,7 @@ class Canaries:
         return harm
 
 
+SAMPLE = '{"step": 1, "prompt": "1+1", "answer": "2", "response": "2", "task": "t"}\n'
 PRECIOUS = "precious\n"
 OWN = ("secret", "link", "yaml.yaml", "link.yaml")  # which hold the secret
 

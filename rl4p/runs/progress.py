@@ -58,7 +58,7 @@ class ProgressBar:
         line = f"reward {info.metrics['reward/mean']:.3f}  {self.pass_at_1}".rstrip()
         if (rate := info.metrics.get("rollout/tokens_per_second")) is not None:
             line += f"  {rate:,.0f} tokens/s"
-        self.bar.update(self.task, completed=info.step, description=line)
+        self.bar.update(self.task, completed=info.step, description=visible(line))
         due = info.step % self.lines_every == 0 or info.step == self.steps
         if not self.console.is_terminal and due:
             seconds = info.metrics["time/step"]

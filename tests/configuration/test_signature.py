@@ -26,15 +26,15 @@ def test_a_file_with_a_signature_is_the_users_own(file):
 @pytest.mark.parametrize(
     "change",
     [
-        lambda text: text.replace("a: 1", "a: 2"),
-        lambda text: text.partition(MARK)[0],
-        lambda text: "b: 1\n" + text,
-        lambda text: text + "b: 1\n",
-        lambda text: text + text,
-        lambda text: text[:-2] + "\n",
-        lambda text: text.partition(MARK)[0] + MARK + "0" * 64 + "\n",
-        lambda text: text.partition(MARK)[0] + MARK + "\n",
-        lambda text: "",
+        pytest.param(lambda text: text.replace("a: 1", "a: 2"), id="value"),
+        pytest.param(lambda text: text.partition(MARK)[0], id="unsigned"),
+        pytest.param(lambda text: "b: 1\n" + text, id="before"),
+        pytest.param(lambda text: text + "b: 1\n", id="after"),
+        pytest.param(lambda text: text + text, id="twice"),
+        pytest.param(lambda text: text[:-2] + "\n", id="cut"),
+        pytest.param(lambda text: text.partition(MARK)[0] + MARK + "0" * 64 + "\n", id="forged"),
+        pytest.param(lambda text: text.partition(MARK)[0] + MARK + "\n", id="empty signature"),
+        pytest.param(lambda text: "", id="empty"),
     ],
 )
 def test_a_file_that_was_changed_is_not(file, change):

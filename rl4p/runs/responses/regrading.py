@@ -111,7 +111,7 @@ def source_of(options: RegradeOptions) -> Path:
     """
     if options.run is None:
         return Path(str(options.file)).expanduser()
-    as_started("run", options.run)  # refuses what is not the folder of a run
+    as_started(Composer(), "run", options.run)  # refuses what is not the folder of a run
     path = Record(run_folder(options.run)).samples_file
     if not path.exists() or not path.stat().st_size:
         raise InputError(
