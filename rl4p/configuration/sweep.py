@@ -119,7 +119,8 @@ def read_jobs(folder: Path) -> list[SweepJob]:
     """Returns the jobs in jobs.yaml.
 
     Raises:
-      InputError: the file is absent, broken or too large, or the sweep is a search.
+      InputError: the file is absent, broken or too large, the sweep is a search, or a job has a
+        folder outside of it.
     """
     try:
         saved = read_yaml(folder / JOBS, times=MOST_JOBS)
@@ -129,12 +130,21 @@ def read_jobs(folder: Path) -> list[SweepJob]:
             f"resume={folder} cannot continue this sweep: its {JOBS} is absent or broken. Continue "
             f"its jobs one by one, for example with resume={folder / '0'}."
         ) from error
+    if outside := next((job for job in jobs if not is_inside(folder / job.folder, folder)), None):
+        raise InputError(
+            f"resume={folder}: its {JOBS} names {outside.folder}, which leads out of it."
+        )
     if not jobs:
         raise InputError(
             f"resume={folder} cannot continue the jobs of a search, which chooses them by their "
             "results: start it again, with hydra.sweeper.storage if it should remember them."
         )
     return jobs
+
+
+def is_inside(path: Path, folder: Path) -> bool:
+    """Returns whether a path is within a folder, and not the folder itself; links are followed."""
+    return folder.resolve() in path.resolve().parents
 
 
 def state(folder: Path, steps: int | None = None) -> State:

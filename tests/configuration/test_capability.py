@@ -54,7 +54,9 @@ def test_every_key_of_conf_that_is_a_capability_has_its_type():
     typed, untyped = set(), set()
     for _, node in options():
         target = node["_target_"]
-        for name, hint in type_hints(locate(target, TRUSTED, "")).items():
+        hints = type_hints(locate(target, TRUSTED, ""))
+        assert node.keys() - {"_target_", "defaults"} <= hints.keys(), target
+        for name, hint in hints.items():
             value = node.get(name)
             looks = TELLING.search(name) or (isinstance(value, str) and "://" in value)
             marked = any(capabilities(hint))
