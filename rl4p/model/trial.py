@@ -19,7 +19,7 @@ from weakref import WeakSet
 
 from rl4p.errors import InputError
 
-SECONDS = 15  # of processor time
+LOADING, SECONDS = 20, 5  # of processor time: to load the files, and for the short texts
 PATIENCE = 60.0  # seconds of a clock, with the start of the process
 MEMORY = 3 * 2**30  # bytes; the largest vocabularies take a third to load
 
@@ -79,7 +79,7 @@ def run_trial(folder: Path, cases: Sequence[Case], texts: Sequence[str]) -> None
     patterns = ("*.json", "*.jinja", "additional_chat_templates/*")
     files = sorted(file for pattern in patterns for file in folder.glob(pattern))
     content = [file.read_bytes() for file in files if file.is_file()]
-    request = {"cases": cases, "texts": texts, "memory": MEMORY, "seconds": SECONDS}
+    request = {"cases": cases, "texts": texts, "memory": MEMORY, "seconds": [LOADING, SECONDS]}
     line = json.dumps(request, default=str)
     digest = hashlib.sha256(b"\0".join([line.encode(), *content])).hexdigest()
     caches = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")

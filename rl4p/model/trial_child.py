@@ -1,6 +1,6 @@
 """The program of the process in which a tokenizer and its chat template are tried (`trial.py`).
 
-It reads {"folder": ..., "memory": BYTES, "seconds": N, "cases": [{"messages": ..., "tools": ...,
+It reads {"folder": ..., "memory": BYTES, "seconds": [N, N], "cases": [{"messages": ..., "tools": ...
 "options": ...}, ...], "texts": [...]} from the standard input, and prints "tried" if all of them
 could be rendered and encoded. Errors of a template do not count: it may refuse a conversation.
 """
@@ -24,10 +24,15 @@ def limit(memory: int, seconds: int) -> None:
         _, hard = resource.getrlimit(resource.RLIMIT_AS)
         most = used + memory if hard == resource.RLIM_INFINITY else min(used + memory, hard)
         resource.setrlimit(resource.RLIMIT_AS, (most, hard))
-    usage = resource.getrusage(resource.RUSAGE_SELF)
-    most = int(usage.ru_utime + usage.ru_stime) + seconds
-    resource.setrlimit(resource.RLIMIT_CPU, (most, most))
+    limit_time(seconds)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+
+
+def limit_time(seconds: int) -> None:
+    """Limits the processor time of this process beyond what it has used; the system ends it then."""
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    _, hard = resource.getrlimit(resource.RLIMIT_CPU)
+    resource.setrlimit(resource.RLIMIT_CPU, (int(usage.ru_utime + usage.ru_stime) + seconds, hard))
 
 
 def main() -> int:
@@ -35,7 +40,8 @@ def main() -> int:
     os.environ |= {"TOKENIZERS_PARALLELISM": "false", "TRANSFORMERS_VERBOSITY": "error"}
     from transformers import PreTrainedTokenizerFast
 
-    limit(request["memory"], request["seconds"])
+    loading, seconds = request["seconds"]
+    limit(request["memory"], loading)
     try:
         tokenizer = PreTrainedTokenizerFast.from_pretrained(
             request["folder"], local_files_only=True
@@ -45,6 +51,7 @@ def main() -> int:
     except Exception:  # noqa: BLE001 - it cannot be loaded at all, which `load_tokenizer` reports
         print("tried")
         return 0
+    limit_time(seconds)
     for case in request["cases"]:
         try:
             text = tokenizer.apply_chat_template(
