@@ -1,8 +1,8 @@
 """The program of the process in which a tokenizer and its chat template are tried (`trial.py`).
 
-It reads {"folder": ..., "memory": BYTES, "seconds": [N, N], "cases": [{"messages": ..., "tools": ...
-"options": ...}, ...], "texts": [...]} from the standard input, and prints "tried" if all of them
-could be rendered and encoded. Errors of a template do not count: it may refuse a conversation.
+It reads {"folder": ..., "memory": BYTES, "seconds": [N, N], "cases": [{"messages": ...,
+"tools": ..., "options": ...}, ...], "texts": [...]} from the standard input, and prints "tried" if
+all could be rendered and encoded. Errors of a template do not count: it may refuse a conversation.
 """
 
 import json
@@ -29,7 +29,7 @@ def limit(memory: int, seconds: int) -> None:
 
 
 def limit_time(seconds: int) -> None:
-    """Limits the processor time of this process beyond what it has used; the system ends it then."""
+    """Limits the processor time of this process beyond what it has used."""
     usage = resource.getrusage(resource.RUSAGE_SELF)
     _, hard = resource.getrlimit(resource.RLIMIT_CPU)
     resource.setrlimit(resource.RLIMIT_CPU, (int(usage.ru_utime + usage.ru_stime) + seconds, hard))
