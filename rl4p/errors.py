@@ -66,10 +66,10 @@ def report(error: BaseException) -> int:
         write("Interrupted: the work since the last save is lost.", sys.stderr)
         return 1
     if not isinstance(error, (InputError, RunError, Stopped)):
-        write("".join(traceback.format_exception(error)).rstrip(), sys.stderr)
+        write("".join(traceback.format_exception(error)).removesuffix("\n"), sys.stderr)
         return 1
     if os.environ.get("HYDRA_FULL_ERROR") == "1":
-        write("".join(traceback.format_exception(error)).rstrip(), sys.stderr)
+        write("".join(traceback.format_exception(error)).removesuffix("\n"), sys.stderr)
     else:
         write(error, sys.stderr)
     return error.exit_code

@@ -5,7 +5,6 @@ whatever reads files that anyone may have written calls it first. From then on, 
 reads only variables that a command line names in this way: a file cannot read the environment.
 """
 
-import os
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -14,6 +13,7 @@ from typing import Any
 
 from omegaconf import Container, OmegaConf
 from omegaconf.errors import InterpolationResolutionError
+from omegaconf.resolvers import oc
 
 from rl4p.errors import InputError
 
@@ -54,9 +54,7 @@ def _environment(name: str, default: Any = _NONE) -> Any:
             f"a file reads the environment variable {name!s:.100}, and anyone may have written it: "
             f"write the key with ${{oc.env:{name!s:.100}}} on the command line if you trust it"
         )
-    if default is _NONE and name not in os.environ:
-        raise KeyError(f"the environment variable {name} is not set")
-    return os.environ.get(name) if default is _NONE else os.environ.get(name, default)
+    return oc.env(name) if default is _NONE else oc.env(name, default)
 
 
 @contextmanager

@@ -219,6 +219,7 @@ def test_a_folder_with_any_name_is_resumed(toy):
 CHANGES = (
     *("steps=9", "evaluation.every=1", "samples.count=1", "tracker.size=2", "checkpoint.size=2"),
     *("debug.profile=true", "plan.search=true", "mesh.size=2", "trusted_targets=[toy,mine]"),
+    "allow=/x",
 )
 
 
