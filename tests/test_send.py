@@ -5,6 +5,7 @@ import dataclasses
 import pytest
 import yaml
 
+from rl4p.configuration.signature import signed
 from rl4p.send import main
 from tests.runs.tracker import conftest as tracker
 
@@ -25,7 +26,7 @@ def run(record):
 def set_tracker(record, tracker):
     path = record.folder / "config.yaml"
     config = yaml.safe_load(path.read_text()) | {"tracker": tracker}
-    path.write_text(yaml.safe_dump(config))
+    path.write_text(signed("config.yaml", yaml.safe_dump(config)))
 
 
 def test_a_run_is_sent_once_however_often_one_asks(run, store, capsys):
