@@ -12,9 +12,8 @@ from rich.table import Table
 from rich.text import Text
 
 from rl4p import configuration
-from rl4p.console import console
 from rl4p.errors import InputError, report
-from rl4p.terminal import VisibleRecord, VisibleStream, make_logs_visible, visible, write
+from rl4p.terminal import VisibleRecord, VisibleStream, console, make_logs_visible, visible, write
 
 HOSTILE = {
     "clear": "\x1b[2J\x1b[H",
@@ -150,7 +149,7 @@ def test_an_entry_point_makes_logs_visible(tmp_path, monkeypatch):
 
 def test_nothing_is_printed_in_another_way():
     package = Path(__file__).resolve().parents[1] / "rl4p"
-    allowed = {"terminal.py", "console.py", "completion.py", "commands.py", "trial_child.py"}
+    allowed = {"terminal.py", "completion.py", "commands.py", "trial_child.py"}
     allowed |= {"sandbox_child.py", "worker_child.py", "sandbox.py", "workers.py"}
     for path in package.rglob("*.py"):
         if path.name not in allowed:

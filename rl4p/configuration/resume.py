@@ -287,15 +287,18 @@ def refuse_other_defaults(given: str, key: str, saved: DictConfig, then: DictCon
 
 
 def saved_config(
-    folder: Path, keys: Sequence[str], trusted: Sequence[str], allowed: Sequence[str]
+    folder: Path,
+    keys: Sequence[str],
+    trusted_targets: Sequence[str] | str,
+    allow: Sequence[str] | str,
 ) -> DictConfig:
     """Returns the configuration that a run was started with.
 
     Args:
       folder: the folder of the run.
       keys: the keys of the root that are used, and must be present.
-      trusted: the packages that it may name; the list in the folder itself is ignored.
-      allowed: the capabilities that it may have, if this user's own commands did not write it.
+      trusted_targets: the packages that it may name; the list in the folder itself is ignored.
+      allow: the capabilities that it may have, if this user's own commands did not write it.
 
     Raises:
       InputError: it is not the folder of a run, or a value that is used is not allowed.
@@ -307,8 +310,8 @@ def saved_config(
         config = None
     if not isinstance(config, DictConfig) or not set(keys) <= set(config):
         raise not_a_run(str(folder), ".hydra/config.yaml is absent or broken")
-    config.trusted_targets = list(trusted)
+    config.trusted_targets = list(names_in(trusted_targets))
     used = resolved(OmegaConf.masked_copy(config, list(keys)))
-    check_trust(used, packages := (*TRUSTED, *trusted))
-    refuse_of_file(path, list(uses(used, packages)), allowed)
+    check_trust(used, trusted := (*TRUSTED, *config.trusted_targets))
+    refuse_of_file(path, list(uses(used, trusted)), names_in(allow))
     return config

@@ -9,8 +9,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
 
-from rl4p.console import console
-from rl4p.terminal import visible
+from rl4p.terminal import console, visible
 from rl4p.types import StepInfo
 
 

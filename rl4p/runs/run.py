@@ -22,7 +22,6 @@ from rl4p.configuration import instantiate
 from rl4p.configuration.folder import only_run_in
 from rl4p.configuration.quoting import command, override
 from rl4p.configuration.trust import names_in, unsandboxed
-from rl4p.console import console
 from rl4p.distributed.mesh import Mesh
 from rl4p.distributed.processes import agreed, anywhere, first, reporting_errors, to_host
 from rl4p.errors import InputError, RunError, Stopped
@@ -44,6 +43,7 @@ from rl4p.runs.saved_steps import steps_of
 from rl4p.runs.signals import StopRequest
 from rl4p.runs.tracker.none import NoTracker
 from rl4p.runs.tracker.several import SeveralRuns
+from rl4p.terminal import console
 from rl4p.types import Params, StepInfo, TrainState
 
 log = logging.getLogger(__name__)

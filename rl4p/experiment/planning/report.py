@@ -13,7 +13,6 @@ from omegaconf import DictConfig, OmegaConf
 from rich.table import Table
 
 from rl4p.configuration import instantiate
-from rl4p.console import console
 from rl4p.distributed.chips import GIB, Chip
 from rl4p.distributed.mesh import Mesh
 from rl4p.errors import InputError, RunError
@@ -22,6 +21,7 @@ from rl4p.experiment.planning.costs import Cost, advice, as_json, cost, unit_of
 from rl4p.experiment.planning.programs import programs, unplanned
 from rl4p.experiment.planning.search import search
 from rl4p.experiment.planning.topology import memory_of, planned, reports_memory
+from rl4p.terminal import console
 
 log = logging.getLogger(__name__)
 

@@ -8,7 +8,6 @@ from typing import Any
 
 from rich.table import Table
 
-from rl4p.console import console
 from rl4p.errors import RunError
 from rl4p.runs.comparison import words
 from rl4p.runs.comparison.analysis import Comparison, analysed
@@ -16,7 +15,7 @@ from rl4p.runs.comparison.page import page
 from rl4p.runs.comparison.runs import LeftOut, Run, read_folders
 from rl4p.runs.comparison.statistics import LEVEL
 from rl4p.runs.record import replace_file
-from rl4p.terminal import visible
+from rl4p.terminal import console, visible
 
 
 def compare(folders: Iterable[Path], out: Path, *, metric: str | None = None) -> Comparison:

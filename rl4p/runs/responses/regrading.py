@@ -17,7 +17,6 @@ from rl4p.configuration.override_errors import same
 from rl4p.configuration.resume import as_started, config_of_run, place
 from rl4p.configuration.schema import without_hydra
 from rl4p.configuration.suggestions import did_you_mean
-from rl4p.console import console
 from rl4p.data.answer import boxed, final_answer
 from rl4p.data.quantity import quantity
 from rl4p.data.rows import digest
@@ -28,6 +27,7 @@ from rl4p.runs.record import Record, replace_file
 from rl4p.runs.responses.file import read_samples
 from rl4p.runs.responses.grading import graded, mean_grades, text_reward
 from rl4p.runs.responses.sample import Sample
+from rl4p.terminal import console
 from rl4p.types import Prompt
 
 MAY_SET = ("reward", "max_response_tokens", "experiment", "trusted_targets", "allow")

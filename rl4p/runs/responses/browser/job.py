@@ -6,14 +6,13 @@ from pathlib import Path
 
 from rl4p.configuration import commands
 from rl4p.configuration.folder import run_folder
-from rl4p.console import console
 from rl4p.errors import InputError
 from rl4p.runs.record import replace_file
 from rl4p.runs.responses.browser.page import page
 from rl4p.runs.responses.browser.samples import SampleFilter, samples_in
 from rl4p.runs.responses.browser.terminal import show
 from rl4p.runs.responses.sample import Sample
-from rl4p.terminal import write
+from rl4p.terminal import console, write
 
 ON_TERMINAL, ON_PAGE = 20, 400  # samples, unless `limit` says otherwise
 

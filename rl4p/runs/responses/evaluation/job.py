@@ -23,7 +23,6 @@ from rich.console import Console
 
 from rl4p.configuration import instantiate
 from rl4p.configuration.evaluation import OF_RUN, EvaluationRequest
-from rl4p.console import console
 from rl4p.distributed.processes import agreed, anywhere, first
 from rl4p.errors import InputError, Stopped
 from rl4p.loop.accuracy import metrics_of
@@ -46,6 +45,7 @@ from rl4p.runs.responses.file import SampleFile
 from rl4p.runs.run import params_sha256, surroundings
 from rl4p.runs.signals import StopRequest
 from rl4p.runs.tracker.none import NoTracker
+from rl4p.terminal import console
 
 REQUEST, RESPONSES = "request.json", "responses.jsonl"
 # The parts of the configuration that change the numbers by rounding only, or not at all.

@@ -15,7 +15,6 @@ from pathlib import Path
 
 from rl4p.configuration import compose, instantiate
 from rl4p.configuration.resume import OF_RESPONSES
-from rl4p.console import console
 from rl4p.data.prompts import system_of
 from rl4p.errors import InputError, RunError, Stopped
 from rl4p.runs.record import replace_file
@@ -28,6 +27,7 @@ from rl4p.runs.responses.generation.sources import of_policy, of_server
 from rl4p.runs.responses.grading import graded, mean_grades
 from rl4p.runs.responses.sample import Sample
 from rl4p.runs.signals import StopRequest
+from rl4p.terminal import console
 from rl4p.types import Prompt, Question
 
 
