@@ -55,7 +55,7 @@ class VisibleConsole(Console):
 
 def console(**options: Any) -> Console:
     """Returns a console for text of anyone: none of it is markup, and nothing is highlighted."""
-    return VisibleConsole(**{"highlight": False, "markup": False, "emoji": False} | options)
+    return VisibleConsole(highlight=False, markup=False, emoji=False, **options)
 
 
 class VisibleRecord(logging.LogRecord):
