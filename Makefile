@@ -8,6 +8,9 @@
 #   make tpu-plan                         plans for TPUs, on a machine without TPUs
 #   make docs                             the documentation: .cache/docs/site/index.html
 #   make extras                           checks that pip can install the extras cuda and tpu
+#   make requirements                     renews requirements/: every version with its hashes
+#   make sbom                             .cache/sbom.json: what is installed, as CycloneDX
+#   make audit                            looks up known vulnerabilities of what is installed
 #   make parity                           compares models with transformers, adapters with PEFT,
 #                                         losses with TRL and Tunix
 #   make lint | format | wheel | clean
@@ -21,9 +24,13 @@ DEVELOPMENT := .venv/.development
 DOCUMENTATION := .venv/.documentation
 PARITY := .venv/.parity
 LIBTPU := .cache/libtpu
+SUPPLY := .cache/supply
+# Of pip: with hashes it installs only the files that were there when requirements/ was made.
+HASHED := install --disable-pip-version-check --require-hashes -r
+SELF := install --disable-pip-version-check --no-deps --no-build-isolation -e .
 
 .DELETE_ON_ERROR:
-.PHONY: train test slow mutants drills tpu-plan docs extras parity lint format wheel clean
+.PHONY: train test slow mutants drills tpu-plan docs extras requirements sbom audit parity lint format wheel clean
 
 train: $(RUNTIME)
 	$(BIN)/python -m rl4p.train $(ARGS)
@@ -61,6 +68,23 @@ extras: $(RUNTIME)
 	$(BIN)/python -m pip install --dry-run --quiet --disable-pip-version-check -c constraints.txt \
 	  '.[tpu]'
 
+# The extra `build` has what builds rl4p itself.
+COMPILE = $(SUPPLY)/bin/uv pip compile pyproject.toml --extra build -c constraints.txt --quiet \
+  --generate-hashes --universal --python-version 3.11 --no-annotate --no-header
+
+requirements: $(SUPPLY)/.installed
+	$(COMPILE) -o requirements/runtime.txt
+	$(COMPILE) --extra dev -o requirements/development.txt
+
+sbom: $(SUPPLY)/.installed
+	$(SUPPLY)/bin/cyclonedx-py requirements requirements/runtime.txt --pyproject pyproject.toml \
+	  --output-reproducible -o .cache/sbom.json
+
+# Needs the network: the vulnerabilities are in the databases of PyPI. Fails for a package that the
+# database does not know, so that nothing is left out in silence.
+audit: $(SUPPLY)/.installed
+	$(SUPPLY)/bin/pip-audit --strict --disable-pip --require-hashes -r requirements/development.txt
+
 # A CPU build of torch is enough, and much smaller; configure pip's index to install one.
 parity: $(PARITY)
 	$(BIN)/python -m pytest -n 2 --dist loadfile -m parity tests/parity $(ARGS)
@@ -81,16 +105,17 @@ wheel: $(DEVELOPMENT)
 clean:
 	rm -rf .venv .cache dist
 
-$(RUNTIME): pyproject.toml constraints.txt
+$(RUNTIME): pyproject.toml requirements/runtime.txt
 	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' \
 	  || { echo 'rl4p needs Python 3.11, 3.12 or 3.13, and "$(PYTHON)" is not one: make PYTHON=python3.12 names another.'; exit 1; }
 	@echo 'Installing rl4p into .venv: once, a few minutes.'
 	@test -x $(BIN)/pip || $(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e .
+	$(BIN)/python -m pip $(HASHED) requirements/runtime.txt
+	$(BIN)/python -m pip $(SELF)
 	@touch $@
 
-$(DEVELOPMENT): $(RUNTIME)
-	$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e '.[dev]'
+$(DEVELOPMENT): $(RUNTIME) requirements/development.txt
+	$(BIN)/python -m pip $(HASHED) requirements/development.txt
 	@touch $@
 
 $(PARITY): $(DEVELOPMENT)
@@ -99,6 +124,11 @@ $(PARITY): $(DEVELOPMENT)
 
 $(DOCUMENTATION): $(RUNTIME)
 	$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e '.[docs]'
+	@touch $@
+
+$(SUPPLY)/.installed: pyproject.toml
+	$(PYTHON) -m venv $(SUPPLY)
+	$(SUPPLY)/bin/pip install --disable-pip-version-check 'cyclonedx-bom==7.*' 'pip-audit==2.*' 'uv==0.13.*'
 	@touch $@
 
 $(LIBTPU): pyproject.toml constraints.txt

@@ -13,6 +13,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
+from rl4p.terminal import write
+
 MESSAGE = b"Interrupted before anything began.\n"
 
 
@@ -61,13 +63,13 @@ def end(number: int, frame: FrameType | None) -> None:
 def report(error: BaseException) -> int:
     """Prints an error and returns its exit code. Errors of rl4p are printed without a traceback."""
     if isinstance(error, KeyboardInterrupt):
-        print("Interrupted: the work since the last save is lost.", file=sys.stderr)
+        write("Interrupted: the work since the last save is lost.", sys.stderr)
         return 1
     if not isinstance(error, (InputError, RunError, Stopped)):
-        traceback.print_exception(error)
+        write("".join(traceback.format_exception(error)).removesuffix("\n"), sys.stderr)
         return 1
     if os.environ.get("HYDRA_FULL_ERROR") == "1":
-        traceback.print_exception(error)
+        write("".join(traceback.format_exception(error)).removesuffix("\n"), sys.stderr)
     else:
-        print(error, file=sys.stderr)
+        write(error, sys.stderr)
     return error.exit_code

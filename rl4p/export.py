@@ -9,7 +9,7 @@ Words
   average=true      the moving average of the parameters (ema.decay)
   dtype=DTYPE       the dtype of the files: float32, bfloat16 or float16
   adapter=true      write the adapters alone, for PEFT; without it they are merged
-  trusted_targets=[PACKAGE]  packages of your own that the model of the run needs
+  trusted_targets=[PACKAGE], allow=[PATH]  what the model of the run may use (docs/trust.md)
 """
 
 import sys
@@ -22,8 +22,8 @@ from rl4p.configuration import instantiate
 from rl4p.configuration.commands import Checkpoint, read, run_command
 from rl4p.configuration.folder import run_folder
 from rl4p.configuration.resume import saved_config
-from rl4p.configuration.trust import names_in
 from rl4p.errors import InputError
+from rl4p.terminal import write
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,17 +35,17 @@ class ExportOptions(Checkpoint):
     dtype: Literal["float32", "bfloat16", "float16"] | None = None
     adapter: bool = False
     trusted_targets: tuple[str, ...] | str = ()
+    allow: tuple[str, ...] | str = ()
 
 
 def export(options: ExportOptions) -> str:
     """Writes the requested folder and returns a sentence that reports it.
 
     Raises:
-      InputError: `run` is not the folder of a run, or it has no such checkpoint, or `out` is not
-        empty, or the run has no adapter or no average although one is requested.
+      InputError: `run` has no such checkpoint, adapter or average, or `out` is not empty.
     """
     run, out = run_folder(options.run), Path(options.out).expanduser()
-    config: Any = saved_config(run, ("model", "seed"), names_in(options.trusted_targets))
+    config: Any = saved_config(run, ("model", "seed"), options.trusted_targets, options.allow)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise InputError(f"out={out} is not empty.")
     import jax  # which the errors above do not need
@@ -67,7 +67,7 @@ def export(options: ExportOptions) -> str:
 
 
 def job(words: list[str]) -> None:
-    print(export(read(words, ExportOptions, "export").options))
+    write(export(read(words, ExportOptions, "export").options))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

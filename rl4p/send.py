@@ -18,13 +18,15 @@ from collections.abc import Sequence
 
 from rl4p.configuration.commands import read, run_command
 from rl4p.configuration.folder import run_folder
+from rl4p.configuration.trust import names_in
 from rl4p.runs.tracker.sending import Destination, SendOptions, send
+from rl4p.terminal import write
 
 
 def job(words: list[str]) -> None:
     options = read(words, SendOptions, "send", sections={"tracker": Destination}).options
     for folder in options.run:
-        print(send(run_folder(folder), options.tracker))
+        write(send(run_folder(folder), options.tracker, names_in(options.allow)))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -37,6 +37,8 @@ os.environ["MPLBACKEND"] = "Agg"
 # process, and every process that a test starts compiles the package.
 sys.dont_write_bytecode = False
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+os.environ["XDG_STATE_HOME"] = str(CACHES / "rl4p" / "state")  # the key that signs runs of tests
+os.environ.pop("RL4P_ALLOW", None)
 # A process started in another folder runs this tree too, and not one that is installed.
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
 

@@ -78,7 +78,7 @@ def main() -> int:
         for name in ("config", "overrides"):
             file = run / ".hydra" / f"{name}.yaml"
             half = counts.configurations // 2
-            fuzz(name, half, file, lambda: as_started("resume", str(run)))
+            fuzz(name, half, file, lambda: as_started(Composer(), "resume", str(run)))
 
         folder = Path(temporary) / "model"
         byte_tokenizer().save_pretrained(folder)

@@ -190,6 +190,27 @@ ROWS: dict[str, list[dict[str, str]]] = {
             "mutant": "a YAML file may trust packages",
         },
         {
+            "what": (
+                "recipes and run folders of others reach no address, variable or file: nothing "
+                "leaves, and no file is read or changed"
+            ),
+            "drill": "canaries",
+            "mutant": "a capability of a file needs no word",
+        },
+        {
+            "what": (
+                "chat templates, patterns and normalizers of a model that hang or fill the memory "
+                "are refused"
+            ),
+            "tests": "tests/model/test_trial.py",
+            "mutant": "a tokenizer is loaded without a trial",
+        },
+        {
+            "what": "text of others never acts on the terminal",
+            "tests": "tests/test_terminal.py",
+            "mutant": "escape sequences reach the terminal",
+        },
+        {
             "what": "only parts of rl4p and what the command line trusts are targets",
             "tests": "tests/configuration/test_trust.py tests/configuration/test_targets.py",
             "mutant": "functions of rl4p are targets",

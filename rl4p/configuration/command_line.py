@@ -9,7 +9,7 @@ import logging
 import os
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, redirect_stdout
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from hydra.errors import HydraException
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
+from rl4p.configuration.capability import refuse_secrets
 from rl4p.configuration.commands import Reading, options_of
 from rl4p.configuration.completion import shell_completion
 from rl4p.configuration.composition import CONFIG, Composer, one_line
@@ -27,13 +28,14 @@ from rl4p.configuration.launcher import AfterSweep, JobFailed, run_sweep
 from rl4p.configuration.override_errors import refuse_arguments, several_values
 from rl4p.configuration.quoting import override, quoted
 from rl4p.configuration.resume import as_started, config_of_run, followed_by, resume
-from rl4p.configuration.schema import check, without_hydra
+from rl4p.configuration.schema import without_hydra
 from rl4p.configuration.streams import replace_what_cannot_be_shown
 from rl4p.configuration.sweep import FAILURE, MULTIRUN, Sweep
 from rl4p.configuration.sweep_start import new_sweep, resumed_sweep
 from rl4p.configuration.trust import CONF
 from rl4p.configuration.user_code import own_failures
 from rl4p.errors import InputError, ended_by_interrupt, report
+from rl4p.terminal import VisibleStream, make_logs_visible
 
 log = logging.getLogger(__name__)
 
@@ -72,6 +74,7 @@ def main(
     """
     replace_what_cannot_be_shown()
     logging.raiseExceptions = False  # a full disk would print a traceback for each line of the log
+    make_logs_visible()
     here = str(Path.cwd())
     if not {"", here} & set(sys.path):
         sys.path.append(here)  # for the user's own modules; a console script lacks this entry
@@ -106,7 +109,7 @@ def compose(
         config = composer.compose(list(overrides))
     else:
         config = config_of_run(composer, run, composer.parse(list(overrides)), parts)
-        check(config)
+        composer.check(config)
     config = without_hydra(config)
     OmegaConf.set_struct(config, True)
     return config
@@ -123,6 +126,7 @@ def launch(
     reads_runs: bool = False,
 ) -> None:
     """Does the work of `main`, but raises errors instead of setting exit codes."""
+    refuse_secrets(argv)
     parser = get_args_parser()
     parser.error = partial(refuse_arguments, argv)
     args = parser.parse_intermixed_args(argv)
@@ -143,12 +147,13 @@ def launch(
     composer = Composer(conf, args.config_dir, args.overrides)
     hydra = Hydra(name, composer.loader)
     try:
-        if args.help:
-            hydra.app_help(CONFIG, parser, args)
-        elif args.hydra_help:
-            hydra.hydra_help(CONFIG, parser, args)
-        elif args.shell_completion:
-            shell_completion(name, args.overrides, conf=conf)
+        if args.help or args.hydra_help or args.shell_completion:
+            with redirect_stdout(VisibleStream(sys.stdout)):
+                if args.shell_completion:
+                    shell_completion(name, args.overrides, conf=conf)
+                else:
+                    help_of = hydra.app_help if args.help else hydra.hydra_help
+                    help_of(CONFIG, parser, args)
         else:
             shows = args.cfg or args.info
             with ended_by_interrupt():  # the check imports what the configuration names
@@ -160,10 +165,12 @@ def launch(
                     targets=not shows,
                     resumable=after_sweep is not None,
                 )
-            if args.cfg:
-                hydra.show_cfg(CONFIG, lines, args.cfg, args.package, args.resolve)
-            elif args.info:
-                hydra.show_info(args.info, CONFIG, lines)
+            if shows:
+                with redirect_stdout(VisibleStream(sys.stdout)):
+                    if args.cfg:
+                        hydra.show_cfg(CONFIG, lines, args.cfg, args.package, args.resolve)
+                    else:
+                        hydra.show_info(args.info, CONFIG, lines)
             elif sweep is not None:
                 lines += [f"hydra.mode={RunMode.MULTIRUN.name}"]
                 lines += [
@@ -208,7 +215,7 @@ def preflight(
     """
     overrides = composer.parse(lines)
     if run is not None:
-        lines = followed_by(composer, as_started("run", run)[0], overrides)
+        lines = followed_by(composer, as_started(composer, "run", run)[0], overrides)
         overrides = composer.parse(lines)
     folder = next((o for o in reversed(overrides) if o.key_or_group == "resume"), None)
     swept = [each for each in overrides if each.is_sweep_override()]
@@ -229,16 +236,17 @@ def preflight(
                 f"{each.input_line} has several values, but a hydra key takes only one."
             )
     base = composer.load(lines)
+    composer.loader.check_capabilities(base, "hydra")
     if base.get("resume") is not None:
         raise InputError("Set resume only on the command line: resume=FOLDER.")
     if multirun or base.hydra.mode == RunMode.MULTIRUN:
         return lines, *new_sweep(composer, base, overrides, targets=targets, resumable=resumable)
     if swept:
         raise several_values(swept[0])
-    check(base, targets=False)  # before any slow import
+    composer.check(base, targets=False)  # before any slow import
     if targets:
         refuse_taken("hydra.run.dir", base.hydra.run.dir, RECORD)
-        check(base)
+        composer.check(base)
     return lines, base, None
 
 

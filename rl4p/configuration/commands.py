@@ -13,6 +13,7 @@ import argparse
 import os
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import redirect_stdout
 from dataclasses import MISSING, dataclass, fields
 from functools import partial
 from pathlib import Path
@@ -23,6 +24,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 
 from rl4p.configuration.bounds import Natural
+from rl4p.configuration.capability import refuse_secrets
 from rl4p.configuration.completion import shell_completion
 from rl4p.configuration.composition import one_line
 from rl4p.configuration.folder import LATEST
@@ -31,6 +33,7 @@ from rl4p.configuration.streams import replace_what_cannot_be_shown
 from rl4p.configuration.suggestions import did_you_mean, write
 from rl4p.configuration.targets import check_arguments, type_hints
 from rl4p.errors import InputError, report
+from rl4p.terminal import VisibleStream, make_logs_visible
 
 Options = TypeVar("Options")
 
@@ -134,10 +137,13 @@ def run_command(
     here = str(Path.cwd())
     if not {"", here} & set(sys.path):
         sys.path.append(here)  # for the user's own modules; a console script lacks this entry
+    make_logs_visible()
     try:
         if lines[:1] in (["-sc"], ["--shell-completion"]):
-            shell_completion(name, lines[1:], description=description, composes=composes)
+            with redirect_stdout(VisibleStream(sys.stdout)):
+                shell_completion(name, lines[1:], description=description, composes=composes)
         else:
+            refuse_secrets(lines)
             job(lines)
     except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001 - `report` prints all
         return report(error)

@@ -61,7 +61,7 @@ class Composer:
             folder = f"file://{Path(config_dir).resolve()}"
             search_path.prepend("command-line", folder, SearchPathQuery(provider="schema"))
         self.config_dir = config_dir
-        self.loader = Loader(search_path, conf, words)
+        self.loader = Loader(search_path, conf, words, config_dir)
         self.catalogue = Catalogue(self.loader)
 
     def compose(self, lines: list[str], *, targets: bool = True) -> DictConfig:
@@ -71,8 +71,14 @@ class Composer:
           InputError: the configuration is wrong; the message names the key and a close match.
         """
         config = self.load(lines)
-        check(config, targets=targets)
+        self.check(config, targets=targets)
         return config
+
+    def check(self, config: DictConfig, *, targets: bool = True) -> None:
+        """Checks a configuration (`schema.check`) and, with its targets, its capabilities."""
+        check(config, targets=targets)
+        if targets:
+            self.loader.check_capabilities(config)
 
     def load(self, lines: list[str]) -> DictConfig:
         """Returns the configuration of one job unchecked; a swept key keeps its default."""

@@ -17,7 +17,7 @@ from rl4p.configuration.commands import Checkpoint
 from rl4p.configuration.composition import Composer
 from rl4p.configuration.folder import run_folder
 from rl4p.configuration.resume import OF_RESPONSES, begins, config_of_run, place
-from rl4p.configuration.schema import check, without_hydra
+from rl4p.configuration.schema import without_hydra
 from rl4p.configuration.trust import CONF
 from rl4p.errors import InputError
 
@@ -36,6 +36,7 @@ MAY_SET = (
     "tracker",
     "debug",
     "trusted_targets",
+    "allow",
 )
 # Keys below these that act on training only.
 NOT_HERE = ("evaluation.every", "debug.profile", "tracker.register", "tracker.upload_checkpoints")
@@ -107,7 +108,7 @@ def read(arguments: Sequence[str], *, conf: Path = CONF) -> tuple[EvaluationRequ
     else:
         config = config_of_run(composer, str(request.run), overrides, OF_RUN)
     name_what_is_not_read(config)
-    check(config)
+    composer.check(config)
     config = without_hydra(config)
     refuse_what_is_not_used(overrides, config)
     OmegaConf.set_struct(config, True)

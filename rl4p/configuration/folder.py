@@ -11,6 +11,7 @@ from pathlib import Path
 from omegaconf import DictConfig, OmegaConf
 
 from rl4p.configuration.quoting import command, override
+from rl4p.configuration.signature import signed
 from rl4p.configuration.suggestions import write
 from rl4p.errors import InputError
 
@@ -33,12 +34,12 @@ def replace(path: Path, content: str | bytes) -> None:
 
 
 def save_config(config: DictConfig, filename: str, folder: Path) -> None:
-    """Writes a file of `.hydra`, as Hydra does, but so that a kill leaves the old or the new one.
+    """Writes a file of `.hydra`, as Hydra does, but signed, and complete even after a kill.
 
     Hydra writes these files at each start, also of a run that is resumed.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    replace(folder / filename, OmegaConf.to_yaml(config))
+    replace(folder / filename, signed(filename, OmegaConf.to_yaml(config)))
 
 
 @contextmanager

@@ -1,16 +1,19 @@
 """A limit on interpolations: a few lines of `${a}${a}` can expand to more than fits in memory.
 
 OmegaConf resolves an interpolation whenever a value is read. `limit_interpolations` sets the limit;
-whatever reads files that anyone may have written calls it first.
+whatever reads files that anyone may have written calls it first. From then on, ``${oc.env:NAME}``
+reads only variables that a command line names in this way: a file cannot read the environment.
 """
 
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
 
-from omegaconf import Container
+from omegaconf import Container, OmegaConf
 from omegaconf.errors import InterpolationResolutionError
+from omegaconf.resolvers import oc
 
 from rl4p.errors import InputError
 
@@ -19,6 +22,8 @@ COST = 100  # characters added for each interpolation, since an empty value take
 
 _seen: ContextVar[list[int] | None] = ContextVar("seen", default=None)  # characters so far
 _resolve = Container.resolve_parse_tree
+_variables: frozenset[str] = frozenset()  # that the command line reads
+_NONE: Any = object()
 
 
 def limit_interpolations() -> None:
@@ -28,6 +33,28 @@ def limit_interpolations() -> None:
     the method by which it resolves interpolations.
     """
     Container.resolve_parse_tree = _bounded
+    OmegaConf.register_new_resolver("oc.env", _environment, replace=True)
+
+
+def permit_variables(words: Sequence[str]) -> None:
+    """Permits ``${oc.env:NAME}`` only for the names that words of a command line read so."""
+    global _variables
+    names = re.findall(r"oc\.env:\s*['\"]?([A-Za-z_]\w*)", " ".join(words))
+    _variables = frozenset(names)
+
+
+def _environment(name: str, default: Any = _NONE) -> Any:
+    """Returns an environment variable, for ``${oc.env:NAME}`` and ``${oc.env:NAME,DEFAULT}``.
+
+    Raises:
+      InputError, KeyError: no word of the command line reads it, or it is not set.
+    """
+    if name not in _variables:
+        raise InputError(
+            f"a file reads the environment variable {name!s:.100}, and anyone may have written it: "
+            f"write the key with ${{oc.env:{name!s:.100}}} on the command line if you trust it"
+        )
+    return oc.env(name) if default is _NONE else oc.env(name, default)
 
 
 @contextmanager

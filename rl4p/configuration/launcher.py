@@ -38,6 +38,7 @@ from rl4p.configuration.sweep import (
 )
 from rl4p.configuration.user_code import own_failures
 from rl4p.errors import InputError, RunError, Stopped
+from rl4p.terminal import make_logs_visible, write
 
 log = logging.getLogger(__name__)
 
@@ -88,7 +89,7 @@ def run_sweep(
     sweep.folder.mkdir(parents=True, exist_ok=True)
     with only_run_in(sweep.folder):
         exit_code = 0
-        print(sweep.introduction(), flush=True)
+        write(sweep.introduction())
         try:
             if sweep.left is None:
                 write_jobs(sweep.folder, sweep.jobs)
@@ -141,9 +142,10 @@ def job_of_sweep(job: Job, sweep: Sweep, report: Report) -> Job:
     own_process, is_search = os.getpid(), not sweep.jobs
 
     def reporting_job(config: DictConfig) -> Any:
+        make_logs_visible()  # a launcher may have started this process
         folder = Path(HydraConfig.get().runtime.output_dir)
         (folder / FAILURE).unlink(missing_ok=True)
-        print(sweep.heading(folder), flush=True)
+        write(sweep.heading(folder))
         try:
             with own_failures(config):
                 return job(config)

@@ -21,6 +21,14 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from rl4p.configuration.capability import (
+    allowed_by_environment,
+    refuse_secrets,
+    refuse_secrets_in,
+    refuse_ungiven,
+    uses,
+    uses_of_hydra,
+)
 from rl4p.configuration.hydra_internals import (
     CachingConfigRepository,
     ConfigLoaderImpl,
@@ -28,9 +36,14 @@ from rl4p.configuration.hydra_internals import (
     FileConfigSource,
     omit_unused_choices,
 )
-from rl4p.configuration.interpolations import bounded_interpolations, limit_interpolations
+from rl4p.configuration.interpolations import (
+    bounded_interpolations,
+    limit_interpolations,
+    permit_variables,
+)
+from rl4p.configuration.targets import resolved
 from rl4p.configuration.tree import leaves
-from rl4p.configuration.trust import check_hydra, names_in, refuse_unsaid
+from rl4p.configuration.trust import TRUSTED, check_hydra, names_in, refuse_unsaid
 from rl4p.configuration.yaml_file import configuration_of, read_yaml, text_of
 from rl4p.errors import InputError
 
@@ -53,6 +66,12 @@ class BoundedRepository(ConfigRepository):
         if not isinstance(source, FileConfigSource):
             return super().load_config(config_path)
         path = Path(source.path) / source._normalize_file_name(config_path)
+        own = Path(source.path).resolve()
+        inside = source.provider == "main" or path.resolve().is_relative_to(own)
+        if ".." in path.parts or not inside:
+            raise InputError(
+                f"{config_path} leads out of {source.path}: put the file itself there."
+            )
         key = (config_path, source.provider, source.path, text_of(path))
         if key not in _results:
             _results[key] = self.parse(*key, path)
@@ -89,28 +108,30 @@ class Loader(ConfigLoaderImpl):
       search_path: where the YAML files are.
       conf: the folder of the package's own files, whose root may trust packages too.
       words: the command line.
+      config_dir: the folder with further YAML files, if there is one.
     """
 
-    def __init__(self, search_path: ConfigSearchPath, conf: Path, words: Sequence[str]):
+    def __init__(
+        self,
+        search_path: ConfigSearchPath,
+        conf: Path,
+        words: Sequence[str],
+        config_dir: str | None = None,
+    ):
+        refuse_secrets(words)
         limit_interpolations()
         omit_unused_choices()
         super().__init__(search_path)
         self.repository = BoundedRepository(search_path)
         self.conf, self.words = conf, [word for word in words if word]
+        self.config_dir = config_dir
+        self.recorded: Sequence[str] = ()  # the words of an earlier start by this user
+        self.allowed_then: Sequence[str] = ()  # the values that they allowed
 
     @cached_property
     def given(self) -> dict[str, Any]:
         """The values that the command line gives, by key."""
-        by_key = {}
-        for word in OverridesParser.create().parse_overrides(self.words):
-            key = str(word.package or word.key_or_group)
-            value: Any = None if word.is_sweep_override() else word.value()
-            by_key |= {name.partition("[")[0]: each for name, each in leaves(value, key)}
-            if key == "trusted_targets":
-                sweep = word.is_discrete_sweep()
-                values: Any = word.sweep_iterator() if sweep else [value]
-                by_key[key] = [name for each in values for name in names_in(each)]
-        return by_key
+        return values_by_key(self.words)
 
     @cached_property
     def trusted(self) -> tuple[str, ...]:
@@ -122,6 +143,21 @@ class Loader(ConfigLoaderImpl):
             *self.given.get("trusted_targets", ()),
         )
 
+    @property
+    def allowed(self) -> tuple[str, ...]:
+        """The values that the command line allows, or allowed at an earlier start by this user."""
+        return tuple(dict.fromkeys([*self.given.get("allow", ()), *self.allowed_then]))
+
+    def recall(self, words: Sequence[str], allowed: Sequence[str]) -> None:
+        """Takes over what the command line of an earlier start gave, which this user signed.
+
+        Args:
+          words: the overrides of that start; empty forgets those of another.
+          allowed: the values that it allowed.
+        """
+        self.recorded, self.allowed_then = words, allowed
+        permit_variables([*self.words, *words])
+
     def load_configuration(
         self,
         config_name: str | None,
@@ -131,6 +167,7 @@ class Loader(ConfigLoaderImpl):
         validate_sweep_overrides: bool = True,
     ) -> DictConfig:
         limit_interpolations()  # a launcher may have started this process
+        permit_variables([*self.words, *self.recorded])
         config = super().load_configuration(
             config_name, overrides, run_mode, from_shell, validate_sweep_overrides
         )
@@ -158,9 +195,39 @@ class Loader(ConfigLoaderImpl):
                 if OmegaConf.is_config(node := config.hydra[name]):
                     OmegaConf.to_container(node, resolve=True)
         hydra = OmegaConf.to_container(config.hydra, resolve=False)
-        refuse_unsaid(tree | {"hydra": hydra}, self.given.keys(), self.trusted)
+        refuse_unsaid(tree | {"hydra": hydra}, self.given.keys(), self.trusted, self.allowed)
+        refuse_secrets_in(tree | {"hydra": hydra})
         if "trusted_targets" in tree:
             config.trusted_targets = tree["trusted_targets"]  # as it was checked
+        if "allow" in tree:
+            config.allow = list(self.allowed)
+
+    def check_capabilities(self, config: DictConfig, *parts: str) -> None:
+        """Checks that no file gives a capability (`capability.py`).
+
+        Args:
+          config: a configuration whose targets are trusted.
+          parts: the keys of the root to check, of which `hydra` are the places that Hydra writes
+            to; none checks all but these.
+
+        Raises:
+          InputError: a file gives one.
+        """
+        if parts == ("hydra",):
+            node: Any = OmegaConf.to_container(config.hydra, resolve=False)
+            listed = list(uses_of_hydra(node))
+        else:
+            root = OmegaConf.masked_copy(config, [str(key) for key in config if key != "hydra"])
+            tree = resolved(root, complete=False)
+            tree = {key: value for key, value in tree.items() if not parts or key in parts}
+            listed = list(uses(tree, (*TRUSTED, *self.trusted)))
+        refuse_ungiven(
+            listed,
+            self.given.keys() | values_by_key(self.recorded).keys(),
+            (*self.allowed, *allowed_by_environment()),
+            conf=self.conf,
+            config_dir=self.config_dir,
+        )
 
     @staticmethod
     def _embed_result_config(ret: ConfigResult, package_override: str | None) -> ConfigResult:
@@ -187,3 +254,16 @@ class Loader(ConfigLoaderImpl):
                     "folder, as file:///PATH."
                 )
         super()._process_config_searchpath(config_name, parsed_overrides, repo)
+
+
+def values_by_key(words: Sequence[str]) -> dict[str, Any]:
+    """Returns the values that the words of a command line give, by key."""
+    by_key = {}
+    for word in OverridesParser.create().parse_overrides(list(words)):
+        key = str(word.package or word.key_or_group)
+        value: Any = None if word.is_sweep_override() else word.value()
+        by_key |= {name.partition("[")[0]: each for name, each in leaves(value, key)}
+        if key in ("trusted_targets", "allow"):
+            values: Any = word.sweep_iterator() if word.is_discrete_sweep() else [value]
+            by_key[key] = [name for each in values for name in names_in(each)]
+    return by_key

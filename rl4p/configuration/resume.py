@@ -11,12 +11,15 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
+from rl4p.configuration.capability import refuse_of_file, uses
 from rl4p.configuration.composition import Composer
 from rl4p.configuration.folder import not_a_run, only_run_in, run_folder
 from rl4p.configuration.quoting import quoted
 from rl4p.configuration.schema import without_hydra
+from rl4p.configuration.signature import is_own
 from rl4p.configuration.targets import resolved
 from rl4p.configuration.tree import differences, leaves
+from rl4p.configuration.trust import TRUSTED, check_trust, names_in
 from rl4p.configuration.yaml_file import load_yaml, read_yaml
 from rl4p.errors import InputError
 
@@ -30,6 +33,7 @@ MAY_CHANGE = (
     "plan",
     "mesh",  # changes the results by rounding only
     "trusted_targets",
+    "allow",
     "resume",
 )
 # The parts that the responses of a run and their grades depend on. The mesh is left out, because
@@ -50,7 +54,7 @@ OF_RESPONSES = (
 PROCESSES = ("mesh.coordinator", "mesh.processes", "mesh.process")
 # A run folder may come from anyone, so trust must be given again on the command line; so must the
 # overrides of Hydra.
-NOT_TAKEN_OVER = ("trusted_targets", "resume", *PROCESSES)
+NOT_TAKEN_OVER = ("trusted_targets", "allow", "resume", *PROCESSES)
 
 
 def resume(
@@ -69,7 +73,7 @@ def resume(
     """
     folder = run_folder(given, key="resume")
     refuse_links(given, folder)
-    lines, saved = as_started("resume", given)
+    lines, saved = as_started(composer, "resume", given)
     lines = followed_by(composer, lines, overrides)
     lines += [quoted("resume", str(folder)), quoted("hydra.run.dir", str(folder))]
     try:
@@ -129,14 +133,18 @@ def refuse_changes(given: str, saved: DictConfig, config: DictConfig) -> None:
     if changes := differences(before, resolved(config)):
         raise InputError(
             f"resume={given} cannot change the configuration: {changes} "
-            f"(only {', '.join(MAY_CHANGE[:-2])} may change)."
+            f"(only {', '.join(MAY_CHANGE[:-3])} may change)."
         )
 
 
-def as_started(key: str, given: str) -> tuple[list[str], DictConfig]:
+def as_started(composer: Composer, key: str, given: str) -> tuple[list[str], DictConfig]:
     """Returns the overrides and the configuration in a run folder.
 
+    If this user's own commands wrote them, the composer takes their words as it takes those of the
+    command line; otherwise it trusts none of their values.
+
     Args:
+      composer: composes and checks configurations.
       key: the key of the command line that names the folder, for error messages.
 
     Raises:
@@ -148,6 +156,8 @@ def as_started(key: str, given: str) -> tuple[list[str], DictConfig]:
         saved = load_yaml(hydra / "config.yaml")
         if not isinstance(saved, DictConfig):
             raise ValueError("config.yaml is not a mapping")
+        own = all(is_own(hydra / name) for name in ("overrides.yaml", "config.yaml"))
+        composer.loader.recall(lines if own else (), names_in(saved.get("allow")) if own else ())
         return lines, saved
     except OSError as error:
         reason = f"{error.filename}: {error.strerror}"
@@ -222,7 +232,7 @@ def config_of_run(
       InputError: it is not the folder of a run, or the configuration of the package has changed
         since the run in a part that the command line changes.
     """
-    lines, saved = as_started("run", given)
+    lines, saved = as_started(composer, "run", given)
     if not set(parts) <= set(saved):
         raise InputError(
             f"run={given} is not the folder of a run: its .hydra folder is absent or broken."
@@ -276,22 +286,32 @@ def refuse_other_defaults(given: str, key: str, saved: DictConfig, then: DictCon
         )
 
 
-def saved_config(folder: Path, keys: Sequence[str], trusted: Sequence[str]) -> DictConfig:
+def saved_config(
+    folder: Path,
+    keys: Sequence[str],
+    trusted_targets: Sequence[str] | str,
+    allow: Sequence[str] | str,
+) -> DictConfig:
     """Returns the configuration that a run was started with.
 
     Args:
       folder: the folder of the run.
-      keys: the keys of the root that must be present.
-      trusted: the packages that it may name; the list in the folder itself is ignored.
+      keys: the keys of the root that are used, and must be present.
+      trusted_targets: the packages that it may name; the list in the folder itself is ignored.
+      allow: the capabilities that it may have, if this user's own commands did not write it.
 
     Raises:
-      InputError: it is not the folder of a run.
+      InputError: it is not the folder of a run, or a value that is used is not allowed.
     """
+    path = folder / ".hydra" / "config.yaml"
     try:
-        config = load_yaml(folder / ".hydra" / "config.yaml")
+        config = load_yaml(path)
     except (OSError, ValueError, YAMLError):
         config = None
     if not isinstance(config, DictConfig) or not set(keys) <= set(config):
         raise not_a_run(str(folder), ".hydra/config.yaml is absent or broken")
-    config.trusted_targets = list(trusted)
+    config.trusted_targets = list(names_in(trusted_targets))
+    used = resolved(OmegaConf.masked_copy(config, list(keys)))
+    check_trust(used, trusted := (*TRUSTED, *config.trusted_targets))
+    refuse_of_file(path, list(uses(used, trusted)), names_in(allow))
     return config

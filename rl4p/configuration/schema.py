@@ -39,6 +39,7 @@ class Root:
     max_skipped: Natural
     resume: str | None
     trusted_targets: tuple[str, ...] | str
+    allow: tuple[str, ...] | str
     evaluation: Section
     samples: Section
     ema: Section

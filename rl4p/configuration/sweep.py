@@ -20,13 +20,16 @@ import yaml
 from hydra.core.hydra_config import HydraConfig
 
 from rl4p.configuration.folder import JOBS, RECORD, is_in_use, replace
+from rl4p.configuration.signature import signed
 from rl4p.configuration.yaml_file import read_yaml
 from rl4p.errors import InputError
+from rl4p.terminal import write
 
 MULTIRUN = "multirun.yaml"
 FAILURE = "failure.json"
 SUMMARY = "summary.json"
 RUN_ANEW = "failed"
+MOST_JOBS = 16  # times the limits of a YAML file: some 20,000 jobs
 LISTED = 20  # unfinished jobs that the report lists
 
 
@@ -108,29 +111,40 @@ def named(jobs: Any) -> list[SweepJob]:
 def write_jobs(folder: Path, jobs: Sequence[SweepJob]) -> None:
     """Writes jobs.yaml atomically."""
     tree = [{"folder": job.folder, "overrides": list(job.overrides)} for job in jobs]
-    replace(folder / JOBS, yaml.safe_dump(tree, sort_keys=False, allow_unicode=True))
+    text = yaml.safe_dump(tree, sort_keys=False, allow_unicode=True)
+    replace(folder / JOBS, signed(JOBS, text))
 
 
 def read_jobs(folder: Path) -> list[SweepJob]:
     """Returns the jobs in jobs.yaml.
 
     Raises:
-      InputError: the file is absent, broken or too large, or the sweep is a search.
+      InputError: the file is absent, broken or too large, the sweep is a search, or a job has a
+        folder outside of it.
     """
     try:
-        saved = read_yaml(folder / JOBS, times=16)  # some 20,000 jobs
+        saved = read_yaml(folder / JOBS, times=MOST_JOBS)
         jobs = named([(job["folder"], job["overrides"]) for job in saved])
     except (OSError, ValueError, TypeError, KeyError, yaml.YAMLError) as error:
         raise InputError(
             f"resume={folder} cannot continue this sweep: its {JOBS} is absent or broken. Continue "
             f"its jobs one by one, for example with resume={folder / '0'}."
         ) from error
+    if outside := next((job for job in jobs if not is_inside(folder / job.folder, folder)), None):
+        raise InputError(
+            f"resume={folder}: its {JOBS} names {outside.folder}, which leads out of it."
+        )
     if not jobs:
         raise InputError(
             f"resume={folder} cannot continue the jobs of a search, which chooses them by their "
             "results: start it again, with hydra.sweeper.storage if it should remember them."
         )
     return jobs
+
+
+def is_inside(path: Path, folder: Path) -> bool:
+    """Returns whether a path is within a folder, and not the folder itself; links are followed."""
+    return folder.resolve() in path.resolve().parents
 
 
 def state(folder: Path, steps: int | None = None) -> State:
@@ -219,4 +233,4 @@ def print_report(sweep: Sweep, states: Mapping[SweepJob, State]) -> None:
         lines.append(f"  and {len(unfinished) - LISTED} others")
     if unfinished and sweep.command:
         lines.append(f"Run what is left with: {sweep.command}")
-    print("\n".join(lines), flush=True)
+    write("\n".join(lines))

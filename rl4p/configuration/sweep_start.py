@@ -11,12 +11,22 @@ from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 from yaml import YAMLError
 
 from rl4p.configuration.composition import Composer, refused_jobs, sweep_jobs
-from rl4p.configuration.folder import RECORD, refuse_taken
+from rl4p.configuration.folder import JOBS, RECORD, refuse_taken
 from rl4p.configuration.hydra_internals import BasicSweeper
 from rl4p.configuration.quoting import override
 from rl4p.configuration.resume import followed_by, refuse_changes, resume
-from rl4p.configuration.schema import check, without_hydra
-from rl4p.configuration.sweep import MULTIRUN, State, Sweep, SweepJob, named, read_jobs, state
+from rl4p.configuration.schema import without_hydra
+from rl4p.configuration.signature import is_own
+from rl4p.configuration.sweep import (
+    MOST_JOBS,
+    MULTIRUN,
+    State,
+    Sweep,
+    SweepJob,
+    named,
+    read_jobs,
+    state,
+)
 from rl4p.configuration.targets import resolved
 from rl4p.configuration.trust import unsandboxed
 from rl4p.configuration.yaml_file import read_yaml
@@ -71,12 +81,13 @@ def new_sweep(
     if targets and not errors:
         for number, config in enumerate(configs):
             try:
-                check(config)
+                composer.check(config)
             except InputError as error:
                 errors[number] = error
     if errors:
         raise refused_jobs(axes, tried, errors) from next(iter(errors.values()))
     if targets:
+        composer.loader.check_capabilities(base, "tracker")  # for the parent run of the sweep
         refuse_taken("hydra.sweep.dir", base.hydra.sweep.dir, f"*/{RECORD}")
     place = Path(base.hydra.sweep.dir).absolute()
     sweep = Sweep(
@@ -149,7 +160,11 @@ def resumed_sweep(
             f"--cfg and --info show a single job: give its folder, such as resume={folder / '0'}."
         )
     lines, jobs, left = resume_sweep(composer, folder, overrides)
+    words = [word for job in jobs for word in job.overrides]
+    composer.loader.recall(words if is_own(folder / JOBS, times=MOST_JOBS) else (), ())
     config = composer.load(lines)
+    for part in ("hydra", "tracker"):  # Hydra uses both before the first job
+        composer.loader.check_capabilities(config, part)
     sweep = Sweep(
         folder=folder,
         jobs=tuple(jobs),
@@ -214,6 +229,8 @@ def begin_anew(
     composer: Composer, place: Path, job: SweepJob, overrides: list[Override]
 ) -> list[str]:
     """Returns the overrides of a job of a sweep that failed or has not started."""
+    own = is_own(place.parent / JOBS, times=MOST_JOBS)
+    composer.loader.recall(job.overrides if own else (), ())
     lines = followed_by(composer, job.overrides, overrides)
     config = composer.compose(lines)
     kept = [o for o in overrides if o.is_hydra_override() or o.key_or_group == "trusted_targets"]

@@ -25,8 +25,10 @@ CONF = next(filter(Path.is_dir, (PACKAGE / "conf", PACKAGE.parent / "conf")), PA
 TRUSTED = ("rl4p",)  # of which only the parts are targets
 # With these keys Hydra defers or changes a call. They are not needed, and they hide the callee.
 REFUSED_KEYS = ("_args_", "_convert_", "_partial_", "_recursive_")
-# The keys of Hydra by which code runs, and a storage, from which a sampler reads pickled objects.
+# The keys of Hydra by which code runs or the environment is read, and a storage, from which a
+# sampler reads pickled objects.
 ONLY_WORDS = (
+    "hydra.job.env_copy",
     "hydra.job.env_set",
     "hydra.launcher.additional_parameters",
     "hydra.launcher.setup",
@@ -58,17 +60,23 @@ LOG = "${hydra.runtime.output_dir}/${hydra.job.name}.log"  # the only file that 
 @cache
 def parts() -> frozenset[str]:
     """Returns the classes that the options of rl4p name: its only targets."""
-    folders = [folder for folder in CONF.iterdir() if not folder.is_symlink()]
-    files = [CONF / "config.yaml", *(file for each in folders for file in each.rglob("*.yaml"))]
-    text = "\n".join(file.read_text() for file in files)
-    return frozenset(re.findall(r"_target_: *[\"']?(rl4p\.[\w.]+)", text))
+    return frozenset(re.findall(r"_target_: *[\"']?(rl4p\.[\w.]+)", text_of_yaml(CONF)))
 
 
-def names_in(trusted_targets: str | Iterable[str] | None) -> tuple[str, ...]:
-    """Returns the names in `trusted_targets`, which is a list or a single name."""
-    if isinstance(trusted_targets, str):
-        return (trusted_targets,)
-    return tuple(trusted_targets or ())
+@cache
+def text_of_yaml(conf: Path) -> str:
+    """Returns the text of all YAML files of a package, its recipes included."""
+    folders = [folder for folder in conf.iterdir() if not folder.is_symlink()]
+    files = [file for each in folders for file in each.rglob("*.yaml")]
+    files += [*conf.glob("*.yaml"), *(conf / "experiment").glob("*.yaml")]
+    return "\n".join(file.read_text() for file in files)
+
+
+def names_in(names: str | Iterable[str] | None) -> tuple[str, ...]:
+    """Returns the names in `trusted_targets` or `allow`, which is a list or a single name."""
+    if isinstance(names, str):
+        return (names,)
+    return tuple(names or ())
 
 
 def check_trust(value: Any, trusted: Collection[str], key: str = "") -> None:
@@ -107,7 +115,10 @@ def require_trust(name: Any, trusted: Collection[str], key: str) -> None:
 
 
 def refuse_unsaid(
-    tree: Mapping[str, Any], words: Collection[str], trusted: Collection[str]
+    tree: Mapping[str, Any],
+    words: Collection[str],
+    trusted: Collection[str],
+    allowed: Collection[str] = (),
 ) -> None:
     """Refuses values that are trusted only as words of a command line.
 
@@ -115,24 +126,25 @@ def refuse_unsaid(
       tree: a resolved configuration.
       words: the keys that the command line sets.
       trusted: the packages that the command line trusts.
+      allowed: the values that the command line allows (`capability.py`).
 
     Raises:
       InputError: a file gives such a value.
     """
-    named = names_in(tree.get("trusted_targets"))
-    if others := [str(name) for name in named if name not in trusted]:
-        raise InputError(
-            f"trusted_targets={','.join(others)} comes from a file, which cannot give trust: write "
-            "it on the command line if you trust this code."
-        )
+    for key, given in (("trusted_targets", trusted), ("allow", allowed)):
+        if others := [str(name) for name in names_in(tree.get(key)) if name not in given]:
+            raise InputError(
+                f"{key}={','.join(others)} comes from a file, which cannot give trust: write it on "
+                "the command line if you trust it."
+            )
     for key in ONLY_WORDS:
         for name, value in leaves(below(tree, key), key):
             is_set = os.environ.get(name.removeprefix("hydra.job.env_set.")) == value
             given = name.partition("[")[0] in words
             if value not in (None, [], {}) and not given and not is_set:
                 raise InputError(
-                    f"{name} comes from a file, and it can run code: write it on the command line "
-                    "if you trust it."
+                    f"{name} comes from a file, and it can run code or read a secret: write it on "
+                    "the command line if you trust it."
                 )
     for key in unsandboxed(tree):
         if key not in words:

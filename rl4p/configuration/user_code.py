@@ -14,6 +14,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from rl4p.configuration.targets import TRUSTED, join
 from rl4p.errors import InputError, RunError, Stopped
+from rl4p.terminal import write
 
 LONGEST = 300  # characters of the message of an exception
 
@@ -51,7 +52,7 @@ def own_failures(config: DictConfig) -> Iterator[None]:
         ours = module_of(caller).startswith("rl4p.")
         if os.getpid() == process and not ours:  # a child of a fork may end in this way
             place = place_of(list(traceback.walk_stack(caller))[::-1], parts)
-            print(exit_sentence(f"os._exit({status})", place), file=sys.stderr, flush=True)
+            write(exit_sentence(f"os._exit({status})", place), sys.stderr)
             status = RunError.exit_code
         leave(status)
 

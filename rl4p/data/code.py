@@ -6,6 +6,7 @@ from functools import cached_property
 from itertools import product
 from typing import Any
 
+from rl4p.configuration.capability import ReadPath
 from rl4p.data.fields import MISSING, names_of, value_of
 from rl4p.data.jsonl import JSONLines
 from rl4p.errors import InputError
@@ -41,7 +42,7 @@ class Code(JSONLines):
       setup_key: the field with Python code that runs before each test. A row may lack it.
     """
 
-    path: str | None = None  # pyright: ignore[reportIncompatibleVariableOverride]
+    path: ReadPath | None = None  # pyright: ignore[reportIncompatibleVariableOverride]
     tests_key: str = "tests"
     setup_key: str = "setup"
     task: str = "code"

@@ -24,9 +24,10 @@ from dataclasses import dataclass, replace
 from sys import maxsize
 from typing import TYPE_CHECKING, Any
 
-from rl4p.data.prompts import encode_prompts, system_of
+from rl4p.data.prompts import FIRST, encode_prompts, system_of
 from rl4p.errors import InputError
 from rl4p.model.tokenizer import TEMPLATE_ERRORS
+from rl4p.model.trial import try_first_use
 from rl4p.types import Demonstration, Prompt, Question
 
 if TYPE_CHECKING:
@@ -232,6 +233,15 @@ def encode_demonstrations(
             template=template,
         )
     given = {"system_prompt": system_prompt, "template": template or {}}
+    first = [
+        {
+            "messages": row.messages or row.prompt_messages(system_prompt),
+            "tools": row.tools,
+            "options": template or {},
+        }
+        for row in questions[:FIRST]
+    ]
+    try_first_use(tokenizer, first)
     prompts_by_question: dict[int, list[Prompt]] = {}
     for question in {id(row): row for row in questions}.values():  # a mixture repeats questions
         if question.messages is None:

@@ -8,6 +8,7 @@ from functools import cached_property
 import numpy as np
 
 from rl4p.configuration.bounds import Natural, Positive
+from rl4p.configuration.capability import ReadPath
 from rl4p.data.crossword_answer import canonical
 from rl4p.data.crossword_facts import clues
 from rl4p.data.jsonl import JSONLines
@@ -38,8 +39,8 @@ class Crossword:
       system_prompt: a text before every clue; None for none.
     """
 
-    path: str | None = None
-    held_out_path: str | None = None
+    path: ReadPath | None = None
+    held_out_path: ReadPath | None = None
     held_out_size: Positive | None = None
     question_key: str = "clue"
     answer_key: str = "answer"

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
+from rl4p.configuration.capability import ReadPath
 from rl4p.data.rows import Rows
 from rl4p.errors import InputError
 
@@ -22,8 +23,8 @@ class Files(Rows):
     training_key: ClassVar[str] = "path"
     held_out_key: ClassVar[str] = "held_out_path"
 
-    path: str
-    held_out_path: str | None = None
+    path: ReadPath
+    held_out_path: ReadPath | None = None
 
     @abstractmethod
     def rows_of(self, path: Path) -> Iterator[tuple[str, Any]]:

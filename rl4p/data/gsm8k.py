@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from rl4p.configuration.capability import ReadPath
 from rl4p.data.huggingface import HuggingFace
 from rl4p.data.jsonl import JSONLines
 
@@ -23,7 +24,7 @@ class GSM8K(JSONLines):
         questions are the hub's, unless `held_out_size` is set.
     """
 
-    path: str | None = None  # pyright: ignore[reportIncompatibleVariableOverride]
+    path: ReadPath | None = None  # pyright: ignore[reportIncompatibleVariableOverride]
     task: str = "gsm8k"
 
     @property

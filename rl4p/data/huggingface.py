@@ -6,6 +6,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, ClassVar
 
+from rl4p.configuration.capability import ReadPath
 from rl4p.data.rows import Rows
 from rl4p.errors import InputError
 
@@ -31,7 +32,7 @@ class HuggingFace(Rows):
     training_key: ClassVar[str] = "split"
     held_out_key: ClassVar[str] = "held_out_split"
 
-    path: str
+    path: ReadPath
     subset: str | None = None
     split: str = "train"
     held_out_split: str | None = None

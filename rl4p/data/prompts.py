@@ -5,10 +5,14 @@ from typing import TYPE_CHECKING, Any
 
 from rl4p.errors import InputError
 from rl4p.model.tokenizer import TEMPLATE_ERRORS
+from rl4p.model.trial import try_first_use
 from rl4p.types import Prompt, Question
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
+
+
+FIRST = 8  # conversations with which a chat template of others is tried
 
 
 def encode_prompts(
@@ -50,6 +54,15 @@ def encode_prompts(
             for messages, own in zip(conversations, tools, strict=True)
         ]
 
+    first = [
+        {
+            "messages": messages,
+            "tools": row.tools,
+            "options": {"add_generation_prompt": True, "return_dict": False, **(template or {})},
+        }
+        for row, messages in zip(distinct.values(), conversations[:FIRST], strict=False)
+    ]
+    try_first_use(tokenizer, first)
     try:
         texts = rendered()
     except TEMPLATE_ERRORS as error:

@@ -2,6 +2,7 @@
 
 import difflib
 import os
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -78,6 +79,9 @@ class ReasoningGym:
             if name in self.options:
                 instead = "data.seed" if name == "seed" else "data.train_size"
                 raise ValueError(f"options.{name} is set by rl4p: set {instead}.")
+        for name, value in self.options.items():
+            if name.endswith("_file") and not re.fullmatch(r"\w[\w.-]*", str(value)):
+                raise ValueError(f"options.{name} must be the name of a file of reasoning_gym.")
         if self.name in UNSEEDED:
             raise ValueError(
                 f"name={self.name}: this generator draws questions without a seed, so that no run "

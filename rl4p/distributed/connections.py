@@ -18,6 +18,7 @@ from types import TracebackType
 from typing import Any
 
 from rl4p.errors import InputError, RunError, Stopped
+from rl4p.terminal import write
 
 GRACE = 15.0  # seconds in which a process may end by itself after a failure
 GRACE_AFTER_REPORT = 2.0  # the same after process 0 has reported a failure of another process
@@ -224,7 +225,7 @@ class Connections:
     def end_late(self, grace: float) -> None:
         """Ends this process after `grace` seconds; its main thread may wait for a dead process."""
         time.sleep(grace)
-        print(self.failure, file=sys.stderr, flush=True)
+        write(self.failure, sys.stderr)
         os._exit(self.exit_code)
 
     def end(self) -> None:

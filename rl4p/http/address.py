@@ -4,6 +4,8 @@ import os
 import re
 from urllib.parse import urlsplit
 
+from rl4p.configuration.capability import holds_secret
+
 
 def check_address(url: str, option: str, *, example: str, key_option: str = "key_variable") -> None:
     """Checks that a text is an HTTP address without a password.
@@ -23,10 +25,10 @@ def check_address(url: str, option: str, *, example: str, key_option: str = "key
         parts, valid = None, False
     if parts is None or not valid:
         raise ValueError(f"{option}={without_password(url)} is not an address: write {example}.")
-    if parts.username or parts.password:
+    if holds_secret(url):
         raise ValueError(
-            f"{option} contains a user name or a password, which would be saved: put an API key "
-            f"into an environment variable and name that with {key_option}=NAME."
+            f"{option} contains a user name, a password or a token, which would be saved: put an "
+            f"API key into an environment variable and name that with {key_option}=NAME."
         )
 
 

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 import jax
 
+from rl4p.configuration.capability import ReadPath
 from rl4p.distributed import placement
 from rl4p.distributed.mesh import Mesh
 from rl4p.errors import InputError
@@ -44,7 +45,7 @@ class Pretrained:
       lora: the adapters that are trained in place of the parameters; see `lora.py`.
     """
 
-    path: str
+    path: ReadPath
     dtype: Literal["float32", "bfloat16"] = "float32"
     param_dtype: Literal["float32", "bfloat16"] | None = "float32"
     remat: Remat = "elementwise"

@@ -11,6 +11,7 @@ from jinja2 import TemplateError
 from rl4p.configuration.suggestions import did_you_mean
 from rl4p.errors import InputError
 from rl4p.model.tensor_files import check_file, read_json
+from rl4p.model.trial import try_loading
 
 if TYPE_CHECKING:  # imported where it is used, because the import takes half a second
     from transformers import PreTrainedTokenizerFast
@@ -40,7 +41,8 @@ def load_tokenizer(folder: Path) -> "PreTrainedTokenizerFast":
     other rules of splitting than those in the file.
 
     Raises:
-      InputError: a file is missing or broken, or there is no chat template.
+      InputError: a file is missing or broken, there is no chat template, or a short text takes it
+        too much time or memory (`trial.py`).
     """
     from transformers import PreTrainedTokenizerFast
 
@@ -50,6 +52,7 @@ def load_tokenizer(folder: Path) -> "PreTrainedTokenizerFast":
         read_json(path)
     for path in folder.glob("chat_template*"):
         check_file(path)
+    try_loading(folder)
     try:
         tokenizer = PreTrainedTokenizerFast.from_pretrained(folder, local_files_only=True)
     except Exception as error:  # the tokenizers library raises plain Exception

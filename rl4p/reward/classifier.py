@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from rl4p.configuration.bounds import AboveZero, Natural, Positive
+from rl4p.configuration.capability import ReadPath
 from rl4p.distributed.mesh import Mesh, OwnMesh
 from rl4p.errors import InputError
 from rl4p.learner.microbatches import MicrobatchRows, fold, spread
@@ -64,7 +65,7 @@ class Classifier:
     """
 
     weight: float = 1.0
-    path: str
+    path: ReadPath
     label: Natural = 0
     max_tokens: Positive = 2048
     tokens_per_microbatch: Positive = 8192

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rl4p.configuration.bounds import AboveZero, Positive
+from rl4p.configuration.capability import Address, Variable
 from rl4p.http.client import InvalidResponseError
 from rl4p.reward.endpoint import Endpoint, NoAnswer
 from rl4p.reward.ungradable import Ungradable, with_nan
@@ -40,8 +41,8 @@ class HttpScorer:
     """
 
     weight: float = 1.0
-    url: str
-    key_variable: str | None = None
+    url: Address
+    key_variable: Variable | None = None
     batch_size: Positive = 32
     timeout_seconds: AboveZero = 60.0
     attempts: Positive = 3

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rl4p.configuration.bounds import AboveZero, Positive
+from rl4p.configuration.capability import Address, Variable
 from rl4p.data.thoughts import after_thoughts
 from rl4p.http.client import InvalidResponseError
 from rl4p.reward.endpoint import Endpoint, NoAnswer
@@ -52,13 +53,13 @@ class LLMJudge:
     """
 
     weight: float = 1.0
-    url: str
+    url: Address
     model: str
     rubric: str = RUBRIC
     lowest: float = 0.0
     highest: float = 10.0
     reference: bool = True
-    key_variable: str | None = None
+    key_variable: Variable | None = None
     timeout_seconds: AboveZero = 60.0
     attempts: Positive = 3
     concurrency: Positive = 16

@@ -10,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from rl4p.runs.tolerance import RunConsole, Tolerance
+from rl4p.terminal import visible
 from rl4p.types import StepInfo
 
 NAME = "The progress bar"
@@ -32,13 +33,13 @@ class ProgressBar:
         self.steps = steps
         self.lines_every = lines_every
         self.samples_every = samples_every
-        self.console = RunConsole(highlight=False, quiet=quiet)
+        self.console = RunConsole(quiet=quiet)
         self.pass_at_1 = ""
         self.tolerance = Tolerance()
         self.bar = Progress(
             TextColumn("step {task.completed:.0f}/{task.total:.0f}"),
             BarColumn(),
-            TextColumn("{task.description}"),
+            TextColumn("{task.description}", markup=False),
             TimeRemainingColumn(),
             console=self.console,
             disable=not self.console.is_terminal,
@@ -73,7 +74,7 @@ class ProgressBar:
         line = f"reward {info.metrics['reward/mean']:.3f}  {self.pass_at_1}".rstrip()
         if (rate := info.metrics.get("rollout/tokens_per_second")) is not None:
             line += f"  {rate:,.0f} tokens/s"
-        self.bar.update(self.task, completed=info.step, description=line)
+        self.bar.update(self.task, completed=info.step, description=visible(line))
         due = info.step % self.lines_every == 0 or info.step == self.steps
         if not self.console.is_terminal and due:
             seconds = info.metrics["time/step"]
@@ -106,10 +107,8 @@ class ProgressBar:
 
 
 def shorten(text: str, limit: int = 160) -> str:
-    """Returns the text as one printable line of at most `limit` characters."""
-    line = "".join(
-        c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text.replace("\n", " ")
-    )
+    """Returns the text as one visible line of at most `limit` characters."""
+    line = visible(text.replace("\n", " "), keep="")
     return line if len(line) <= limit else line[: limit - 1] + "…"
 
 
@@ -125,22 +124,20 @@ def print_summary(folder: Path, summary: Mapping[str, Any]) -> None:
             table.add_row(
                 name.removeprefix("eval/"), *("-" if v is None else f"{v:.3f}" for v in values)
             )
-    console = RunConsole(highlight=False)
-    console.print(table)
+    out = RunConsole()
+    out.print(table)
     if summary["step"]:
-        console.print(time_table(summary))
+        out.print(time_table(summary))
     compiled = summary["compilation"]
-    console.print(
+    out.print(
         f"{summary['status']} at step {summary['step']} after {seconds['total']:.0f} s, "
         f"of which {compiled['seconds']:.0f} s to compile {compiled['programs']} programs "
         f"({compiled['from_cache']} from the cache)",
         soft_wrap=True,
     )
-    console.print(
-        f"{folder}: metrics.jsonl, samples.jsonl, plots/learning_curve.png", soft_wrap=True
-    )
+    out.print(f"{folder}: metrics.jsonl, samples.jsonl, plots/learning_curve.png", soft_wrap=True)
     for line in idle_lines(summary):
-        console.print(line, style="bold", soft_wrap=True)
+        out.print(line, style="bold", soft_wrap=True)
 
 
 def idle_lines(summary: Mapping[str, Any]) -> list[str]:

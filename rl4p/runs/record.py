@@ -24,6 +24,7 @@ from typing import Any
 import yaml
 
 from rl4p.configuration.folder import replace
+from rl4p.configuration.signature import signed
 from rl4p.errors import InputError, RunError
 from rl4p.runs.lines import append, finite, read
 
@@ -50,7 +51,7 @@ class Record:
 
     def describe(self, config: Mapping[str, Any], environment: Mapping[str, Any]) -> None:
         """Writes the resolved configuration and the environment of the run."""
-        replace_file(self.folder / "config.yaml", _yaml(config))
+        replace_file(self.folder / "config.yaml", signed("config.yaml", _yaml(config)))
         replace_file(self.folder / "environment.json", _document(environment))
 
     def log(self, step: int, metrics: Mapping[str, Any]) -> None:

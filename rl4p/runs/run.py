@@ -74,10 +74,10 @@ def run(config: DictConfig) -> dict[str, Any]:
             refuse_what_does_not_fit(config)
         tracker = instantiate(config.tracker) if first() else NoTracker()
         experiment = build(config)
-        console = RunConsole(highlight=False, soft_wrap=True, quiet=not first())
+        terminal = RunConsole(soft_wrap=True, quiet=not first())
         tolerance = Tolerance()
         with tolerance.of("Printing"):
-            console.print(f"{folder}\n{experiment.sizes}")
+            terminal.print(f"{folder}\n{experiment.sizes}")
         record.describe(experiment.config, environment(experiment))
         tracked = SeveralRuns({type(tracker).__name__: tracker}, folder)
         stateful = experiment.loop.stateful | {"evaluation": experiment.evaluation}
@@ -116,7 +116,7 @@ def run(config: DictConfig) -> dict[str, Any]:
             with tolerance.of("Printing"):
                 print_summary(folder, summary)
                 if note := diagnosis.note():
-                    console.print(note)
+                    terminal.print(note)
                 sys.stdout.flush()
             if "Printing" in tolerance.failed:
                 discard_output()

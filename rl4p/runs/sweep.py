@@ -10,6 +10,7 @@ import yaml
 
 from rl4p.configuration.yaml_file import read_yaml
 from rl4p.errors import InputError, RunError
+from rl4p.terminal import write
 
 BEST = "optimization_results.yaml"  # which the Optuna sweeper writes
 
@@ -32,7 +33,7 @@ def compare_runs(folder: Path, runs: Sequence[Path]) -> None:
       runs: the folders of the runs that have finished.
     """
     if (best := best_values(folder)) is not None:
-        print(best)
+        write(best)
     if not runs:
         return
     from rl4p.runs.comparison.report import compare, print_comparison
@@ -42,7 +43,7 @@ def compare_runs(folder: Path, runs: Sequence[Path]) -> None:
     try:
         print_comparison(compare(*read_folders(runs), out))
     except (InputError, RunError, OSError) as error:  # the runs have ended and are complete
-        print(f"The runs of this sweep cannot be compared: {error}", file=sys.stderr)
+        write(f"The runs of this sweep cannot be compared: {error}", sys.stderr)
 
 
 def best_values(folder: Path) -> str | None:

@@ -5,11 +5,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from rich.console import Console
-
 from rl4p.errors import InputError, RunError
 from rl4p.protocols.hook import Hook
 from rl4p.runs.signals import discard_output
+from rl4p.terminal import VisibleConsole
 from rl4p.types import StepInfo
 
 log = logging.getLogger(__name__)
@@ -41,7 +40,7 @@ class Tolerance:
             self.failed.add(name)
 
 
-class RunConsole(Console):
+class RunConsole(VisibleConsole):
     """A console of a run, which goes on when nobody reads its output any more, as in `| head`.
 
     The console of rich ends the process.

@@ -26,6 +26,7 @@ from rl4p.serving.scheduler import Scheduler
 from rl4p.serving.seeds import key_data
 from rl4p.serving.server_state import ServerState
 from rl4p.serving.web_server import address_of, end_process, listening, run
+from rl4p.terminal import write
 from rl4p.types import Sampling
 
 OF_RUN = ("seed", "model")
@@ -78,10 +79,7 @@ def serve(lines: Sequence[str]) -> None:
                 app = App(server, Guard(token=token), most_bytes=options.body_mebibytes * 2**20)
 
                 def ready() -> None:
-                    print(
-                        f"{server.name}, weight version {version}, is served at {server.address}",
-                        flush=True,
-                    )
+                    write(f"{server.name}, weight version {version}, is served at {server.address}")
 
                 def end() -> None:
                     server.closing = True

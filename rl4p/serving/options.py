@@ -14,7 +14,7 @@ from rl4p.configuration.commands import Checkpoint, CommandLine, read, refuse_wi
 from rl4p.errors import InputError
 
 # The keys of the configuration that a command line may set, each with all keys below it.
-TAKEN = ("model", "mesh", "trusted_targets")
+TAKEN = ("model", "mesh", "trusted_targets", "allow")
 WITHOUT_RUN = ("experiment", "seed")
 INSTEAD = {"server": "write port=PORT"}
 LENGTHS = "a request chooses its own lengths and sampling"

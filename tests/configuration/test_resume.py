@@ -219,6 +219,7 @@ def test_a_folder_with_any_name_is_resumed(toy):
 CHANGES = (
     *("steps=9", "evaluation.every=1", "samples.count=1", "tracker.size=2", "checkpoint.size=2"),
     *("debug.profile=true", "plan.search=true", "mesh.size=2", "trusted_targets=[toy,mine]"),
+    "allow=/x",
 )
 
 
@@ -288,10 +289,10 @@ def test_without_targets_a_run_that_goes_on_may_be_looked_at(toy, started, capsy
 def test_a_saved_configuration_is_that_of_the_run_and_trusts_what_the_caller_says(started):
     config = started / ".hydra/config.yaml"
     config.write_text(config.read_text().replace("- toy", "- os"))
-    saved = saved_config(started, ("model", "seed"), ["mine"])
+    saved = saved_config(started, ("model", "seed"), ["toy"], ())
     assert (saved.seed, saved.advantage.rate) == (0, 0.25)
-    assert saved.trusted_targets == ["mine"]
-    assert saved_config(started, ("model",), ()).trusted_targets == []
+    assert saved.trusted_targets == ["toy"]
+    assert saved_config(started, ("seed",), (), ()).trusted_targets == []
 
 
 @pytest.mark.parametrize(
@@ -304,7 +305,7 @@ def test_a_folder_without_a_whole_configuration_is_no_run(tmp_path, text):
         (tmp_path / ".hydra").mkdir()
         (tmp_path / ".hydra/config.yaml").write_text(text)
     with pytest.raises(InputError) as refused:
-        saved_config(tmp_path, ("model", "seed"), ())
+        saved_config(tmp_path, ("model", "seed"), (), ())
     assert str(refused.value) == (
         f"run={tmp_path} is not the folder of a run: .hydra/config.yaml is absent or broken."
     )
@@ -381,7 +382,7 @@ def test_a_broken_interpolation_is_a_sentence(started):
     config = started / ".hydra" / "config.yaml"
     config.write_text(config.read_text() + "\nmore: '${a'\n")
     with pytest.raises(InputError) as refused:
-        as_started("run", str(started))
+        as_started(Composer(), "run", str(started))
     assert str(refused.value).startswith(f"run={started}: its .hydra folder cannot be read: ")
     assert "\n" not in str(refused.value)
 

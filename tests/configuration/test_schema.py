@@ -5,6 +5,7 @@ import pytest
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from rl4p.configuration.composition import Composer
+from rl4p.configuration.interpolations import permit_variables
 from rl4p.configuration.schema import check
 from rl4p.configuration.trust import check_hydra
 from rl4p.errors import InputError
@@ -118,6 +119,7 @@ def test_a_sampler_for_evaluation_is_checked_like_any_node(changed):
     ],
 )
 def test_interpolations_are_resolved_before_they_are_checked(changed, value, sentence):
+    permit_variables([value])
     with pytest.raises(InputError) as refused:
         check(changed("rollout.size", value))
     assert sentence in str(refused.value)

@@ -7,7 +7,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from rl4p.configuration.composition import Composer
 from rl4p.configuration.folder import only_run_in
-from rl4p.configuration.sweep import SweepJob
+from rl4p.configuration.sweep import SweepJob, read_jobs, write_jobs
 from rl4p.configuration.sweep_start import is_search, jobs_of
 from rl4p.errors import InputError, RunError, Stopped
 
@@ -47,6 +47,15 @@ def test_only_hydras_own_sweeper_is_no_search(toy):
 
 
 # A sweep that is resumed.
+
+
+@pytest.mark.parametrize("place", ["../other", "/other", "a/../..", ".", "link", "a/../../x", ""])
+def test_a_job_that_leads_out_of_its_sweep_is_refused(tmp_path, place):
+    (tmp_path / "sweep").mkdir()
+    (tmp_path / "sweep/link").symlink_to(tmp_path)
+    write_jobs(tmp_path / "sweep", [SweepJob(folder=place, overrides=("seed=1",), own="")])
+    with pytest.raises(InputError, match="which leads out of it"):
+        read_jobs(tmp_path / "sweep")
 
 
 def files(folder: Path) -> dict[str, bytes]:

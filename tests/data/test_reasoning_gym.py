@@ -91,6 +91,12 @@ def test_what_the_library_does_not_know_is_refused(make):
         make(options={"size": 1})
 
 
+@pytest.mark.parametrize("path", ["/etc/passwd", "../x", "a/b", "..", "./x"])
+def test_a_generator_reads_only_files_of_its_library(make, path):
+    with pytest.raises(ValueError, match=r"options\.data_file must be the name of a file"):
+        make(name="spell_backward", options={"data_file": path})
+
+
 MAKE = """
 import sys
 from hashlib import sha256

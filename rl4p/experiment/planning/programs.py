@@ -21,6 +21,7 @@ from rl4p.learner.logprobs import score_tokens
 from rl4p.loop.scoring import OF_POLICY
 from rl4p.protocols.phases import Planned
 from rl4p.protocols.traits import RolloutTraits
+from rl4p.terminal import write
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,7 +65,7 @@ def program(phase: str, traced: Any, live: Any, **options: Any) -> Program:
         if not refused:
             raise
     seconds = time.perf_counter() - started
-    print(f"{phase}: compiled in {seconds:.0f} s", flush=True)  # a large model takes minutes
+    write(f"{phase}: compiled in {seconds:.0f} s")  # a large model takes minutes
     live = bytes_of_chip(live)
     return Program(
         phase=phase,

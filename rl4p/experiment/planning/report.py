@@ -11,7 +11,6 @@ from typing import Any
 import jax
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
-from rich.console import Console
 from rich.table import Table
 
 from rl4p.configuration import instantiate
@@ -23,6 +22,7 @@ from rl4p.experiment.planning.costs import Cost, advice, cost, unit_of
 from rl4p.experiment.planning.programs import programs, unplanned
 from rl4p.experiment.planning.search import search
 from rl4p.experiment.planning.topology import memory_of, planned, reports_memory
+from rl4p.terminal import VisibleConsole
 
 log = logging.getLogger(__name__)
 
@@ -167,23 +167,23 @@ def show(plan: dict[str, Any], costs: list[Cost]) -> None:
         for kind, traffic in each.collectives.items()
         if traffic.sent >= 0.005 * unit
     }
-    console = Console(highlight=False, width=max(120, Console().width))  # the width of the table
-    console.print(
+    out = VisibleConsole(width=max(120, VisibleConsole().width))  # the width of the table
+    out.print(
         f"{devices} x {plan['chip']} ({written(plan['memory'])} {name} each) as {mesh or 'one'}: "
         f"{step['prompts']} prompts x {step['group_size']} samples of at most "
         f"{step['prompt_tokens']} + {step['response_tokens']} tokens"
     )
-    console.print(table)
+    out.print(table)
     for (phase, kind), traffic in kinds.items():
-        console.print(
+        out.print(
             f"{phase}: {kind} {traffic.count:,} times, {written(traffic.bytes)} {name} in total, "
             f"{written(traffic.sent)} sent per chip"
         )
-    console.print(
+    out.print(
         "Bytes are per chip, TFLOP for all chips, for responses of full length. `other`: arrays in "
         "memory besides the arguments. `time >=`: a bound by peak FLOP/s and memory bandwidth."
     )
     for key, value in plan.get("largest", {}).items():
-        console.print(f"the largest value that fits: {key}={value}")
+        out.print(f"the largest value that fits: {key}={value}")
     if plan["fits"]:
-        console.print(plan["verdict"])
+        out.print(plan["verdict"])

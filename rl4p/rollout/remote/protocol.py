@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from rl4p.configuration.bounds import AboveZero, Positive
+from rl4p.configuration.capability import Address, Variable
 from rl4p.http.address import check_address, check_key_variable
 from rl4p.http.client import (
     HttpClient,
@@ -42,13 +43,13 @@ class PoolOptions:
       key_variable: the environment variable with the API key of the servers; None sends no key.
     """
 
-    servers: tuple[str, ...]
+    servers: tuple[Address, ...]
     concurrency: Positive = 64
     timeout_seconds: AboveZero = 600.0
     attempts: Positive = 10
     patience: AboveZero = 300.0
     health_seconds: AboveZero = 5.0
-    key_variable: str | None = None
+    key_variable: Variable | None = None
 
     def __post_init__(self) -> None:
         if not self.servers:

@@ -10,6 +10,7 @@ import jax
 import numpy as np
 
 from rl4p.configuration.bounds import AboveZero, Natural, NonNegative, Positive, TopShare
+from rl4p.configuration.capability import WrittenPath
 from rl4p.distributed.processes import to_host
 from rl4p.errors import InputError
 from rl4p.model.policy import Policy
@@ -160,7 +161,7 @@ class SyncedSampler(RemoteSampler):
 
     annealing: Linear | None = None
     top_k: Natural = 0
-    weights_folder: str | None = None
+    weights_folder: WrittenPath | None = None
     update_seconds: AboveZero = 600.0
     max_probe_gap: AboveZero | None = 0.25
     max_logprob_gap: AboveZero | None = 0.05

@@ -15,6 +15,7 @@ IGNORED = (
     "seed",
     "resume",
     "trusted_targets",
+    "allow",
     "tracker",
     "checkpoint",
     "samples",

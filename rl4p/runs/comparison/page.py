@@ -6,6 +6,7 @@ even one that got in. Axes and groups are switched by inputs and style sheets.
 """
 
 from pathlib import Path
+from typing import Any
 
 from jinja2 import Environment, StrictUndefined
 
@@ -14,13 +15,21 @@ from rl4p.runs.comparison.analysis import Comparison
 from rl4p.runs.comparison.curves import AXES, MOST_POINTS
 from rl4p.runs.comparison.samples import side_by_side
 from rl4p.runs.comparison.statistics import ERROR_RATE, LEVEL
+from rl4p.terminal import visible
 
 TEMPLATE = Path(__file__).with_name("page.html")
 
 
+def shown(value: Any) -> Any:
+    """Returns a value as the page has it: a text without characters that change other text."""
+    return visible(value) if type(value) is str else value
+
+
 def page(comparison: Comparison) -> str:
     """Returns the page as HTML."""
-    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True)
+    environment = Environment(
+        autoescape=True, undefined=StrictUndefined, trim_blocks=True, finalize=shown
+    )
     environment.lstrip_blocks = True
     environment.globals |= {
         name: getattr(words, name) for name in ("number", "span", "share", "amount", "duration")

@@ -6,9 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
-from rich.text import Text
 
 from rl4p.errors import RunError
 from rl4p.runs.comparison import words
@@ -17,6 +15,7 @@ from rl4p.runs.comparison.page import page
 from rl4p.runs.comparison.runs import LeftOut, Run
 from rl4p.runs.comparison.statistics import LEVEL
 from rl4p.runs.record import replace_file
+from rl4p.terminal import VisibleConsole, visible
 
 
 def compare(
@@ -83,20 +82,20 @@ def document(comparison: Comparison) -> dict[str, Any]:
 
 def print_comparison(comparison: Comparison) -> None:
     """Prints the tables, the sentences, the runs that are left out, and the path of the page."""
-    console = Console(highlight=False)
-    console.print(Text(printable(f"The last {comparison.metric.name} of the runs")))
-    console.print(results_table(comparison))
-    console.print("The means of a run")
-    console.print(costs_table(comparison))
+    out = VisibleConsole()
+    out.print(f"The last {comparison.metric.name} of the runs")
+    out.print(results_table(comparison))
+    out.print("The means of a run")
+    out.print(costs_table(comparison))
     for sentence in words.sentences(comparison):
-        console.print(Text(printable(sentence)))
+        out.print(sentence)
     for run in comparison.left_out:
-        console.print(Text(printable(f"  {run.name}: {run.reason}")))
-    console.print(Text(str(comparison.page)), soft_wrap=True)
+        out.print(f"  {run.name}: {run.reason}")
+    out.print(str(comparison.page), soft_wrap=True)
 
 
 def results_table(comparison: Comparison) -> Table:
-    """Returns the statistics of the metric by group, without markup in the names."""
+    """Returns the statistics of the metric by group."""
     table = _table("IQM", f"{LEVEL:.0%} interval", "mean", "to the best", "P(best >)", "seeds")
     for index, result in enumerate(comparison.results):
         gap, chance = "best", ""
@@ -105,7 +104,7 @@ def results_table(comparison: Comparison) -> Table:
             gap = words.number(difference.estimate, sign=True) + "*" * supported
             chance = f"{1 - difference.probability:.2f}"
         table.add_row(
-            Text(printable(result.group.name)),
+            visible(result.group.name, keep=""),
             words.number(result.iqm),
             words.span(result.interval),
             words.number(result.mean),
@@ -125,7 +124,7 @@ def costs_table(comparison: Comparison) -> Table:
     for result in comparison.results:
         costs = result.costs
         table.add_row(
-            Text(printable(result.group.name)),
+            visible(result.group.name, keep=""),
             words.duration(costs.seconds),
             words.amount(costs.tokens),
             words.number(costs.device_hours),
@@ -133,11 +132,6 @@ def costs_table(comparison: Comparison) -> Table:
             words.number(costs.effective),
         )
     return table
-
-
-def printable(text: str) -> str:
-    """Returns the text without characters that control a terminal."""
-    return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)
 
 
 def _table(*columns: str) -> Table:

@@ -9,14 +9,13 @@ from tempfile import TemporaryFile
 from typing import Any
 
 from omegaconf import DictConfig, ListConfig
-from rich.console import Console
 
 from rl4p.configuration import commands, instantiate
 from rl4p.configuration.composition import Composer
 from rl4p.configuration.folder import run_folder
 from rl4p.configuration.override_errors import same
 from rl4p.configuration.resume import as_started, config_of_run, place
-from rl4p.configuration.schema import check, without_hydra
+from rl4p.configuration.schema import without_hydra
 from rl4p.configuration.suggestions import did_you_mean
 from rl4p.data.extraction import extract
 from rl4p.data.quantity import quantity
@@ -28,9 +27,10 @@ from rl4p.runs.record import Record, replace_file
 from rl4p.runs.responses.file import read_samples
 from rl4p.runs.responses.grading import graded, mean_grades, text_reward
 from rl4p.runs.responses.sample import Sample
+from rl4p.terminal import VisibleConsole
 from rl4p.types import Prompt
 
-MAY_SET = ("reward", "max_response_tokens", "experiment", "trusted_targets")
+MAY_SET = ("reward", "max_response_tokens", "experiment", "trusted_targets", "allow")
 OF_RUN = ("reward", "max_response_tokens")
 WHOLE = ("code", "crossword", "reasoning_gym")  # data sets that take no part of an answer
 # The rewards of lines that name no task: of those whose answer is a number, and of others.
@@ -96,11 +96,11 @@ def regrade(arguments: Sequence[str]) -> None:
         for b, sample in zip(own, grades, strict=True):
             samples[b] = replace(sample, regraded=True, correct=None)
     replace_file(out, encoded(sample.to_dict() for sample in samples))
-    console = Console(highlight=False, soft_wrap=True, markup=False)
+    terminal = VisibleConsole(soft_wrap=True)
     for task in tasks:
         of_task = [x for x, prompt in zip(samples, prompts, strict=True) if prompt.task == task]
-        console.print(summary(task, by_task[task], of_task))
-    console.print(f"{options.out}: {counted(len(samples), 'graded response')}")
+        terminal.print(summary(task, by_task[task], of_task))
+    terminal.print(f"{options.out}: {counted(len(samples), 'graded response')}")
 
 
 def source_of(options: RegradeOptions) -> Path:
@@ -111,7 +111,7 @@ def source_of(options: RegradeOptions) -> Path:
     """
     if options.run is None:
         return Path(str(options.file)).expanduser()
-    as_started("run", options.run)  # refuses what is not the folder of a run
+    as_started(Composer(), "run", options.run)  # refuses what is not the folder of a run
     path = Record(run_folder(options.run)).samples_file
     if not path.exists() or not path.stat().st_size:
         raise InputError(
@@ -248,7 +248,7 @@ def rewards_of(
     rewards, given = {}, [place(override) for override in overrides]
     for name, config in configs.items():
         allow_invalid(config.reward, given)
-        check(config)
+        composer.check(config)
         rewards[name] = text_reward(instantiate(without_hydra(config).reward))
     return by_task, rewards
 

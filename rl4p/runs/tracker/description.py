@@ -21,7 +21,7 @@ from rl4p.configuration.yaml_file import read_mapping, read_yaml
 
 # Keys that do not change the result of a run. They are neither in its name nor in its parameters.
 HOUSEKEEPING = ("hydra", "tracker", "checkpoint", "samples", "debug", "plan", "resume")
-HOUSEKEEPING += ("trusted_targets",)
+HOUSEKEEPING += ("trusted_targets", "allow")
 
 # The parameters of every run. With the overrides they are about 20: MLflow compares more slowly.
 ROOT_KEYS = ("seed", "steps", "prompts_per_step", "group_size")

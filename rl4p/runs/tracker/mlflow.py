@@ -2,13 +2,15 @@
 
 import fcntl
 import os
+import sqlite3
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
+from rl4p.configuration.capability import Address, holds_secret
 from rl4p.errors import InputError
 from rl4p.runs.tracker.background import BackgroundMirror, warn_of_variables
 from rl4p.runs.tracker.description import Description
@@ -26,6 +28,7 @@ MEASURES = "MLFLOW_ENABLE_SYSTEM_METRICS_LOGGING"
 # Variables that have no effect. All others are read by MLflow's client, such as user and password.
 WITHOUT_EFFECT = ("MLFLOW_RUN_ID", "MLFLOW_RUN_NAME", "MLFLOW_RUN_CONTEXT")
 WHY = "a run is found in MLflow by its tag rl4p.run, and named after its overrides."
+HEADER = b"SQLite format 3\0"
 PARENT_VARIABLE = "RL4P_PARENT_RUN_ID"  # holds the id of the sweep's run
 # Tag of an experiment: its kind, which selects the view "Model training". MLflow 3.17 reads it only
 # without the switch "GenAI | Model training"; with it, the link or the last choice decides.
@@ -61,7 +64,7 @@ class MLflow:
       upload_timeout_seconds: how long the end of a run may wait for the uploads of these two.
     """
 
-    uri: str | None = None
+    uri: Address | None = None
     experiment: str | None = None
     close_timeout_seconds: float = 10.0
     system_metrics: bool | None = None
@@ -76,9 +79,9 @@ class MLflow:
             object.__setattr__(self, "uri", os.environ.get(URI) or LOCAL)
         if not urlsplit(self.uri).scheme:
             raise InputError(f"{key}={self.uri} has no scheme: write sqlite:///PATH or http://...")
-        if urlsplit(self.uri).password:
+        if holds_secret(self.uri):
             raise InputError(
-                f"{key} contains a password, which would be saved with the run: set"
+                f"{key} contains a password or a token, which would be saved with the run: set"
                 " MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD instead."
             )
         if self.experiment == "":
@@ -89,6 +92,7 @@ class MLflow:
                 " the name of a model: choose another name."
             )
         if self._database:
+            refuse_other_file(self._database)
             object.__setattr__(self, "uri", SQLITE + str(self._database))
 
     @property
@@ -171,6 +175,38 @@ class MLflow:
             return client, experiment.experiment_id
 
 
+def refuse_other_file(database: Path) -> None:
+    """Refuses a file that is no database of MLflow, which would add its own tables to it.
+
+    Raises:
+      InputError: the file has other content.
+    """
+    problem = f"tracker.uri={SQLITE}{database} is not a database of MLflow: name a new file."
+    if not database.exists():
+        return
+    if not database.is_file():
+        raise InputError(problem)
+    with database.open("rb") as file:
+        header = file.read(len(HEADER))
+    if header and header != HEADER:
+        raise InputError(problem)
+    query = "SELECT name FROM sqlite_master WHERE type = 'table'"
+    try:
+        with closing(sqlite3.connect(f"{database.as_uri()}?mode=ro", uri=True)) as connection:
+            tables = {name for (name,) in connection.execute(query)}
+    except sqlite3.OperationalError:  # it is in use
+        return
+    except sqlite3.DatabaseError as error:
+        raise InputError(problem) from error
+    if tables and not {"experiments", "runs"} <= tables and tables != {"alembic_version"}:
+        raise InputError(problem)
+
+
+def lock_of(database: Path) -> Path:
+    """Returns the file that processes lock; its name is no other program's, as uv.lock would be."""
+    return database.with_name(f".{database.name}.rl4p.lock")
+
+
 @contextmanager
 def _one_at_a_time(database: Path | None) -> Iterator[None]:
     """Locks a SQLite database, which processes would corrupt if several created it at once."""
@@ -178,6 +214,6 @@ def _one_at_a_time(database: Path | None) -> Iterator[None]:
         yield
         return
     database.parent.mkdir(parents=True, exist_ok=True)
-    with Path(f"{database}.lock").open("w") as lock:
+    with lock_of(database).open("a") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield

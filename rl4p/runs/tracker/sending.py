@@ -1,12 +1,15 @@
 """Sends the record of a run folder to a tracker."""
 
 import os
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from importlib import import_module
 from pathlib import Path
 from typing import Literal
 
+from rl4p.configuration.capability import refuse_of_file, uses
 from rl4p.configuration.commands import SEVERAL
+from rl4p.configuration.trust import TRUSTED
 from rl4p.configuration.yaml_file import read_mapping
 from rl4p.errors import InputError, RunError
 from rl4p.runs.record import Record
@@ -41,17 +44,25 @@ class SendOptions:
     Attributes:
       run: the folders of the runs.
       tracker: where their records go.
+      allow: the store that the folder of somebody else may name.
     """
 
     run: SEVERAL
+    allow: tuple[str, ...] | str = ()
     tracker: Destination = field(default_factory=Destination)
 
 
-def send(folder: Path, tracker: Destination) -> str:
+def send(folder: Path, tracker: Destination, allowed: Sequence[str] = ()) -> str:
     """Sends one run folder to a tracker and returns a sentence that reports it.
 
+    Args:
+      folder: the folder of the run.
+      tracker: where the record goes.
+      allowed: the store that the folder of somebody else may name.
+
     Raises:
-      InputError: `folder` is not the folder of a run, or no tracking store is configured.
+      InputError: `folder` is not the folder of a run, or no tracking store is configured, or the
+        folder of somebody else names it.
       RunError: the tracking store failed or could not be reached.
     """
     if not (folder / "config.yaml").is_file():
@@ -66,6 +77,9 @@ def send(folder: Path, tracker: Destination) -> str:
         warn_of_variables(WITHOUT_EFFECT, WHY)
         if "uri" not in options and not os.environ.get(URI):
             raise InputError(f"{folder} was run without MLflow: add tracker.uri=URI, its store.")
+    node = {"_target_": f"{module}.{TARGETS[name]}", **options}
+    keys = [f"tracker.{key}" for key in given]
+    refuse_of_file(folder / "config.yaml", list(uses(node, TRUSTED, "tracker")), allowed, keys)
     try:
         receiver = getattr(import_module(module), TARGETS[name])(**options)
     except TypeError as error:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from rl4p.configuration.capability import Address
 from rl4p.errors import InputError
 from rl4p.protocols.tracker import TrackedRun, Tracker
 from rl4p.runs.tolerance import Tolerance
@@ -21,7 +22,7 @@ class Several:
       trackers: the trackers by name.
     """
 
-    uri: str | None = None
+    uri: Address | None = None
     experiment: str | None = None
     trackers: Mapping[str, Any] = field(default_factory=dict)
 

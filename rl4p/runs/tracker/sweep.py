@@ -31,6 +31,7 @@ from rl4p.runs.tracker.mirror import (
     source_tags,
 )
 from rl4p.runs.tracker.mlflow import PARENT_VARIABLE, TARGET, MLflow
+from rl4p.terminal import write
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -99,7 +100,7 @@ class ParentRun(Callback):
                 status = "FAILED"
             share_view(client, experiment, parent, keys, children)
             client.set_terminated(parent, status)
-            print(where_to_look(str(tracker.uri), page(experiment, parent)))
+            write(where_to_look(str(tracker.uri), page(experiment, parent)))
         except Exception as error:  # noqa: BLE001 - the runs have ended and their records exist
             log.warning("MLflow still shows this sweep as running: %s", reason(error))
 

@@ -3,11 +3,13 @@
 import json
 import logging
 import os
+import re
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
 
+from rl4p.configuration.capability import Address
 from rl4p.errors import InputError
 from rl4p.protocols.tracker import Mirror
 from rl4p.runs.record import Record, replace_file
@@ -41,7 +43,7 @@ class WandB:
     """
 
     project: str | None = None
-    entity: str | None = None
+    entity: Address | None = None
     mode: Literal["online", "offline"] | None = None
     close_timeout_seconds: float = 30.0
     system_metrics: bool = False
@@ -49,6 +51,7 @@ class WandB:
     def __post_init__(self):
         if find_spec("wandb") is None:
             raise InputError("tracker=wandb needs wandb: pip install wandb.")
+        refuse_other_server()
 
     def open(self, folder: Path) -> BackgroundMirror:
         warn_of_variables(WITHOUT_EFFECT, "a run is found by tracker.json in its folder.")
@@ -62,6 +65,23 @@ class WandB:
 
     def mirror(self, folder: Path) -> "WandBRun":
         return WandBRun(self, folder)
+
+
+def refuse_other_server() -> None:
+    """Refuses a server that a file in the working directory names, since it would get the API key.
+
+    Raises:
+      InputError: a checkout of somebody else may have brought the file.
+    """
+    root = Path(os.environ.get("WANDB_DIR") or ".")
+    for path in (root / "wandb/settings", root / ".wandb/settings"):
+        if "WANDB_BASE_URL" in os.environ or not path.is_file():
+            continue
+        if re.search(r"(?im)^\s*(base_url|host)\b", path.read_text(errors="replace")):
+            raise InputError(
+                f"{path.absolute()} names the server of Weights & Biases, which would get your API "
+                "key: set WANDB_BASE_URL to the server that you trust."
+            )
 
 
 class WandBRun(Mirror):

@@ -70,6 +70,8 @@ def test_hostile_texts_stay_texts(tmp_path):
     assert not [attrs for _, attrs in elements.found if {"onerror", "onload"} & attrs.keys()]
     assert elements.text.count("<img src=x onerror=alert(1)>") > 6
     assert "&lt;" in elements.text  # escaped once, so that it reads as it was written
+    assert not {"\u202e", "\x1b", "\x00", "\ud800"} & set(elements.text)
+    assert elements.text.count("<U+202E>") > 6
     assert not elements.open
 
 

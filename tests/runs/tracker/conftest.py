@@ -5,6 +5,7 @@ import time
 import pytest
 import yaml
 
+from rl4p.configuration.signature import signed
 from rl4p.runs.record import Record
 from rl4p.runs.tracker import background, mlflow
 from rl4p.runs.tracker.mlflow import MLflow
@@ -79,7 +80,7 @@ MLFLOW = {"_target_": "rl4p.runs.tracker.mlflow.MLflow"}
 def set_tracker(record, tracker):
     path = record.folder / "config.yaml"
     config = yaml.safe_load(path.read_text()) | {"tracker": tracker}
-    path.write_text(yaml.safe_dump(config))
+    path.write_text(signed("config.yaml", yaml.safe_dump(config)))
 
 
 def only_run(tracker):

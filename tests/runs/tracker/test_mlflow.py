@@ -10,7 +10,6 @@ import sqlite3
 import subprocess
 import sys
 import threading
-from pathlib import Path
 
 import pytest
 import yaml
@@ -19,7 +18,7 @@ from mlflow.exceptions import MlflowException
 from rl4p.errors import InputError
 from rl4p.runs.tracker import mlflow as tracking
 from rl4p.runs.tracker.mirror import COMMIT, IDENTITY, PARENT, mlflow_key
-from rl4p.runs.tracker.mlflow import ID, KIND, NAME, TRAINING, URI, MLflow
+from rl4p.runs.tracker.mlflow import ID, KIND, NAME, TRAINING, URI, MLflow, lock_of
 from tests.runs.tracker.conftest import only_run, wait_for
 
 
@@ -210,7 +209,7 @@ def test_a_run_deleted_in_mlflow_is_made_anew(store, record):
 
 
 def test_no_call_waits_for_a_store_that_is_busy(store, record, caplog):
-    with Path(f"{store._database}.lock").open("w") as lock:
+    with lock_of(store._database).open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # another process migrates and never ends
         tracked = MLflow(uri=store.uri, close_timeout_seconds=0.05).open(record.folder)
         for number in range(1000):
@@ -274,8 +273,11 @@ def test_a_process_ends_though_its_server_never_answers(record):
     assert len(record.metrics()) == 5
 
 
-def test_a_store_that_fails_midway_gets_the_rest_when_it_is_back(store, record, caplog):
-    lock = Path(f"{store._database}.lock")
+def test_a_store_that_fails_midway_gets_the_rest_when_it_is_back(
+    store, record, caplog, monkeypatch
+):
+    attempts, connect = [], MLflow.connect
+    monkeypatch.setattr(MLflow, "connect", lambda self: attempts.append(1) or connect(self))
     with sqlite3.connect(store._database, isolation_level=None) as database:
         tracked = store.open(record.folder)
         step(record, tracked, 0)
@@ -284,9 +286,8 @@ def test_a_store_that_fails_midway_gets_the_rest_when_it_is_back(store, record, 
         database.execute("alter table metrics rename to away")
         step(record, tracked, 1)
         wait_for(lambda: caplog.records)
-        for _ in range(2):  # two more attempts
-            before = lock.stat().st_mtime_ns
-            wait_for(lambda last=before: lock.stat().st_mtime_ns > last)
+        before = len(attempts)
+        wait_for(lambda: len(attempts) > before + 1)  # two more attempts
         database.execute("alter table away rename to metrics")
     step(record, tracked, 2)
     assert tracked.finish("finished")
@@ -422,3 +423,26 @@ def test_what_the_user_has_set_of_mlflow_stays(store, monkeypatch):
     store.connect()
     assert os.environ["MLFLOW_HTTP_REQUEST_TIMEOUT"] == "77"
     assert os.environ["MLFLOW_HTTP_REQUEST_MAX_RETRIES"] == "0"
+
+
+def test_a_file_of_another_program_stays_as_it_is(tmp_path):
+    with sqlite3.connect(tmp_path / "tables.db") as database:
+        database.execute("CREATE TABLE cookies (name TEXT)")
+    (tmp_path / "text.db").write_text("precious\n" * 50)
+    (tmp_path / "cut.db").write_bytes((tmp_path / "tables.db").read_bytes()[:100])
+    (tmp_path / "folder.db").mkdir()
+    (tmp_path / "link.db").symlink_to(tmp_path / "text.db")
+    before = {path: path.read_bytes() for path in tmp_path.iterdir() if path.is_file()}
+    for name in ("tables", "text", "cut", "folder", "link"):
+        with pytest.raises(InputError, match="is not a database of MLflow: name a new file"):
+            MLflow(uri=f"sqlite:///{tmp_path}/{name}.db")
+    assert before == {path: path.read_bytes() for path in before}
+    (tmp_path / "empty.db").touch()
+    MLflow(uri=f"sqlite:///{tmp_path}/empty.db")
+
+
+def test_the_lock_of_another_program_stays_as_it_is(tmp_path):
+    (tmp_path / "uv.lock").write_text("precious\n")
+    MLflow(uri=f"sqlite:///{tmp_path}/uv").connect()
+    assert (tmp_path / "uv.lock").read_text() == "precious\n"
+    MLflow(uri=f"sqlite:///{tmp_path}/uv")  # is MLflow's now

@@ -15,6 +15,21 @@ from tests.runs.tracker.conftest import wait_for
 HEADER, BLOCK = 7, 32768  # bytes, of the file and of a part in it
 
 
+@pytest.mark.parametrize("folder", ["wandb", ".wandb"])
+def test_a_checkout_names_no_server_for_the_key(tmp_path, monkeypatch, folder):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("WANDB_BASE_URL", raising=False)
+    (tmp_path / folder).mkdir()
+    settings = tmp_path / folder / "settings"
+    settings.write_text("[default]\nproject = x\n")
+    WandB()
+    settings.write_text("[default]\nbase_url = http://evil\n")
+    with pytest.raises(InputError, match="which would get your API key: set WANDB_BASE_URL"):
+        WandB()
+    monkeypatch.setenv("WANDB_BASE_URL", "http://localhost")
+    WandB()
+
+
 def read(path):
     """Returns the records of a file of wandb, which is a log of LevelDB."""
     data, place, parts, found = path.read_bytes(), HEADER, b"", []

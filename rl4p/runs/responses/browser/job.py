@@ -1,11 +1,8 @@
 """The job: the samples that the words choose, on the terminal or in a file."""
 
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-
-from rich.console import Console
 
 from rl4p.configuration import commands
 from rl4p.configuration.folder import run_folder
@@ -15,6 +12,7 @@ from rl4p.runs.responses.browser.page import page
 from rl4p.runs.responses.browser.samples import SampleFilter, samples_in
 from rl4p.runs.responses.browser.terminal import show
 from rl4p.runs.responses.sample import Sample
+from rl4p.terminal import VisibleConsole, write
 
 ON_TERMINAL, ON_PAGE = 20, 400  # samples, unless `limit` says otherwise
 
@@ -64,7 +62,7 @@ def browse(arguments: Sequence[str]) -> None:
         note += f", the newest of {len(chosen):,} that match (limit=all shows these)"
     heading = f"Samples of {place.resolve()}"
     if options.out is None:
-        show(Console(highlight=False), shown, f"{heading}: {note}", numbers=options.tokens)
+        show(VisibleConsole(), shown, f"{heading}: {note}", numbers=options.tokens)
         return
     out = Path(options.out).expanduser()
     try:
@@ -72,7 +70,7 @@ def browse(arguments: Sequence[str]) -> None:
     except OSError as error:
         raise InputError(f"out={out} cannot be written: {error.strerror}.") from None
     replace_file(out, page(shown, heading, note, term))
-    print(f"{out}: {note}", file=sys.stdout)
+    write(f"{out}: {note}")
 
 
 def choices(samples: Sequence[Sample]) -> str:

@@ -1,18 +1,13 @@
-"""Texts of a model made safe to look at. A model can write anything, also against its reader."""
+"""Texts of a model as a reader sees them in full, with each newline marked."""
+
+from rl4p.terminal import visible as shown
 
 NEWLINE = "\N{DOWNWARDS ARROW WITH CORNER LEFTWARDS}\n"
 
 
 def visible(text: str) -> str:
-    """Returns the text with a visible sign for each character that could not be seen.
+    """Returns the text with a sign for each character that could not be seen, tabs included.
 
-    A newline stays and gets a sign before it. Control characters, other invisible characters, and
-    those that change the direction of the text around them become their code, such as <U+001B>.
+    A newline stays and gets a sign before it.
     """
-    return "".join(map(sign, text))
-
-
-def sign(character: str) -> str:
-    if character == "\n":
-        return NEWLINE
-    return character if character.isprintable() else f"<U+{ord(character):04X}>"
+    return shown(text, keep="\n").replace("\n", NEWLINE)

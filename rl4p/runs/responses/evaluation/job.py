@@ -60,7 +60,7 @@ def evaluate(config: DictConfig, request: EvaluationRequest) -> dict[str, Any]:
     """
     started = time.perf_counter()
     keep_programs()
-    console = RunConsole(highlight=False, quiet=not first())
+    terminal = RunConsole(quiet=not first())
     with responses_in(request.out) as responses, StopRequest() as stop:
         evaluated = build_evaluated(config, request)
         evaluation, described = evaluated.evaluation, description(config, evaluated)
@@ -74,9 +74,9 @@ def evaluate(config: DictConfig, request: EvaluationRequest) -> dict[str, Any]:
         status = "failed"
         try:
             with Tolerance().of("Printing"):
-                console.print(introduction(evaluated, begin, len(chunks)), soft_wrap=True)
+                terminal.print(introduction(evaluated, begin, len(chunks)), soft_wrap=True)
             with closing(evaluation.phases):
-                respond(evaluated, responses, begin, console, stop)
+                respond(evaluated, responses, begin, terminal, stop)
             status = "finished"
             report = described | settings(config, evaluation) | {"dropped": evaluated.dropped}
             if first():
@@ -92,13 +92,13 @@ def evaluate(config: DictConfig, request: EvaluationRequest) -> dict[str, Any]:
                 tracked.log(step, metrics)
                 for name in ("evaluation.json", RESPONSES, REQUEST):
                     tracked.artifact(record.folder / name)
-                print_report(report, console)
+                print_report(report, terminal)
         except Stopped:
             status = "stopped"
             raise
         finally:
             tracked.finish(status)
-    console.print(
+    terminal.print(
         f"{request.out}: evaluation.json, responses.jsonl, plots/evaluation.png", soft_wrap=True
     )
     return report

@@ -57,17 +57,17 @@ def generate(lines: Sequence[str]) -> None:
     path, settings_path = out.with_suffix(".responses.jsonl"), out.with_suffix(".settings.json")
     if out.exists() and not settings_path.exists():
         raise InputError(f"out={out} exists and was not made by rl4p.generate: name another.")
-    console = RunConsole(highlight=False, soft_wrap=True, markup=False)
+    terminal = RunConsole(soft_wrap=True)
     with StopRequest() as request, ExitStack() as stack:
         source = open_source(config, options, questions, data.system_prompt)
         file = stack.enter_context(closing(SampleFile(path, settings_path, out)))
         total = len(source.questions) * config.group_size
         file.check(source.settings)
         with Tolerance().of("Printing"):
-            console.print(source.description)
+            terminal.print(source.description)
             if file.samples:
-                console.print(f"{len(file.samples):,} of {total:,} responses exist already")
-        with ResponseBar(console, total, len(file.samples)) as bar:
+                terminal.print(f"{len(file.samples):,} of {total:,} responses exist already")
+        with ResponseBar(terminal, total, len(file.samples)) as bar:
             responses = ResponseSet(file, source.questions, bar.show)
             source.complete(responses, lambda: request.received is not None)
         if request.received is not None:
@@ -96,9 +96,9 @@ def generate(lines: Sequence[str]) -> None:
         answered = [by_id[str(sample.id)] for sample in chosen]
         rows = [demonstration(*pair) for pair in zip(chosen, answered, strict=True)]
         replace_file(out, "".join(json.dumps(row) + "\n" for row in rows))
-    console.print("\n".join(summary(samples, chosen, left_out)))
+    terminal.print("\n".join(summary(samples, chosen, left_out)))
     command = training_command(out, answered, data.system_prompt)
-    console.print(f"{out}: train on it with\n  {command}")
+    terminal.print(f"{out}: train on it with\n  {command}")
 
 
 def refuse_equal_ids(questions: Iterable[Question]) -> None:

@@ -11,7 +11,7 @@ from rl4p.http.address import check_address, check_key_variable
 
 # The keys of the configuration that a command line may set, each with all keys below it.
 OF_BOTH = ("data", "reward", "rollout", "group_size", "max_response_tokens", "seed")
-OF_BOTH += ("trusted_targets",)
+OF_BOTH += ("trusted_targets", "allow")
 OF_POLICY = ("model", "mesh", "prompts_per_step", "max_prompt_tokens")
 INSTEAD = {"samples": "write group_size=N"}
 

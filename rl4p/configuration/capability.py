@@ -1,0 +1,263 @@
+"""Capabilities: values by which a run sends data, reads a variable or a file, or writes a file.
+
+The type of an argument declares one, in any class that a `_target_` names:
+
+    url: Address
+    key_variable: Variable | None = None
+    paths: tuple[ReadPath, ...] = ()
+
+A value of such an argument takes effect if the command line gives it, if it is in the package's
+own YAML files, or if `allow=[...]` on the command line, or the environment variable RL4P_ALLOW,
+names it or what it is below. Any other YAML file and any run folder may come from anyone: with a
+value from there the configuration is refused.
+"""
+
+import os
+import re
+import typing
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from enum import Enum
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple
+from urllib.parse import unquote
+
+from rl4p.configuration.quoting import command, override
+from rl4p.configuration.signature import is_own
+from rl4p.configuration.targets import is_node, locate, type_hints
+from rl4p.configuration.tree import below, join, leaves
+from rl4p.configuration.trust import CONF, text_of_yaml
+from rl4p.errors import InputError
+
+ALLOW_VARIABLE = "RL4P_ALLOW"
+
+
+class Capability(Enum):
+    """What a value is used for."""
+
+    ADDRESS = "an address that the run sends to"
+    VARIABLE = "an environment variable that the run reads"
+    READ = "a path that the run reads"
+    WRITTEN = "a place that the run writes to"
+
+
+Address = Annotated[str, Capability.ADDRESS]
+Variable = Annotated[str, Capability.VARIABLE]
+ReadPath = Annotated[str, Capability.READ]
+WrittenPath = Annotated[str, Capability.WRITTEN]
+
+# The keys of Hydra with places that are written; the schemas of its plugins have no such types.
+OF_HYDRA = (
+    "run.dir",
+    "sweep.dir",
+    "sweep.subdir",
+    "launcher.submitit_folder",
+    "launcher.temp_folder",
+)
+OF_LAUNCHERS = ("${hydra.sweep.dir}/.submitit/%j", "${hydra.sweep.dir}/.submitit/%j/")
+ON_THE_HUB = re.compile(r"(?!\.)[\w.-]+/(?!\.)[\w.-]+(@[\w.-]+)?")  # OWNER/NAME@REVISION
+
+# Parts of an address in which programs put secrets.
+USER_INFO = re.compile(r"(?:([\w+.-]*):)?[\\/]{2,}([^\\/@\s?#]*)@")
+PARAMETER = re.compile(
+    r"[?&;#][\w.~-]*(?:key|token|secret|passw|pwd|auth|sig|cred|code|session)[\w.~-]*=[^&;#\s]",
+    re.IGNORECASE,
+)
+
+
+class Use(NamedTuple):
+    """A value that is a capability.
+
+    Attributes:
+      key: its key in the configuration.
+      value: the value.
+      capability: what it is used for.
+    """
+
+    key: str
+    value: str
+    capability: Capability
+
+
+def uses(value: Any, trusted: Collection[str], key: str = "") -> Iterator[Use]:
+    """Yields the capabilities in a tree of nodes, by the types of their arguments.
+
+    Args:
+      value: plain containers, whose targets are trusted.
+      trusted: the trusted prefixes.
+      key: the key of `value`.
+    """
+    if isinstance(value, list):
+        for i, element in enumerate(value):
+            yield from uses(element, trusted, f"{key}[{i}]")
+    elif isinstance(value, Mapping):
+        target = value["_target_"] if is_node(value) else None
+        hints = type_hints(locate(target, trusted, join(key, "_target_"))) if target else {}
+        for name, child in value.items():
+            place = join(key, name)
+            for capability in dict.fromkeys(capabilities(hints.get(name))):
+                for leaf, each in leaves(child, place):
+                    if isinstance(each, str):
+                        yield Use(leaf, each, capability)
+            yield from uses(child, trusted, place)
+
+
+def capabilities(hint: Any) -> Iterator[Capability]:
+    """Yields the capabilities in an annotation, at any depth."""
+    if isinstance(hint, Capability):
+        yield hint
+    parts = hint if isinstance(hint, list) else typing.get_args(hint)
+    for part in (*parts, getattr(hint, "__value__", None)):  # the value of a `type` statement
+        if part is not None:
+            yield from capabilities(part)
+
+
+def uses_of_hydra(hydra: Mapping[str, Any]) -> Iterator[Use]:
+    """Yields the places that Hydra writes to, unresolved."""
+    for name in OF_HYDRA:
+        value = below(hydra, name)
+        if isinstance(value, str) and value not in OF_LAUNCHERS:
+            yield Use(f"hydra.{name}", value, Capability.WRITTEN)
+
+
+def refuse_ungiven(
+    listed: Sequence[Use],
+    keys: Collection[str],
+    allowed: Collection[str],
+    *,
+    conf: Path,
+    config_dir: str | None,
+) -> None:
+    """Refuses capabilities that come from a file which anyone may have written.
+
+    Args:
+      listed: the capabilities of a configuration.
+      keys: the keys that the command line gives.
+      allowed: the values, addresses and folders that it allows.
+      conf: the folder of the package's own YAML files, whose values are trusted.
+      config_dir: the folder with further YAML files, whose own files may be read.
+
+    Raises:
+      InputError: names the values, and the word that allows them.
+    """
+    typed = {(use.value, use.capability) for use in listed if use.key.partition("[")[0] in keys}
+    others = [
+        use
+        for use in listed
+        if (use.value, use.capability) not in typed
+        and not any(covers(each, use) for each in allowed)
+        and not is_value_of(conf, use.value)
+        and not (use.capability is Capability.READ and harmless(use.value, config_dir))
+    ]
+    if not others:
+        return
+    are = "; ".join(f"{use.key}={use.value} is {use.capability.value}" for use in others)
+    values = list(dict.fromkeys(use.value for use in others))
+    word = override("allow", values[0])
+    if len(values) > 1:
+        quoted = (override("", value).removeprefix("=") for value in values)
+        word = f"allow=[{','.join(quoted)}]"
+    raise InputError(
+        f"{are}. A file gives {'this value' if len(others) == 1 else 'these values'}, and anyone "
+        f"may have written it: if you trust it, add {command([word])}."
+    )
+
+
+def is_value_of(conf: Path, value: str) -> bool:
+    """Returns whether the package's own YAML files have a value, alone at the end of a line."""
+    line = rf"(?m)[:-] [\"']?{re.escape(value)}[\"']?( +#.*)?$"
+    return re.search(line, text_of_yaml(conf)) is not None
+
+
+def refuse_of_file(
+    path: Path, listed: Sequence[Use], allowed: Sequence[str], keys: Collection[str] = ()
+) -> None:
+    """Refuses capabilities in a file of a run folder, unless this user's own commands wrote it.
+
+    Args:
+      path: the file.
+      listed: its capabilities.
+      allowed: the values that the command line allows.
+      keys: the keys that it gives.
+
+    Raises:
+      InputError: as in `refuse_ungiven`.
+    """
+    if not is_own(path):
+        allowed = (*allowed, *allowed_by_environment())
+        refuse_ungiven(listed, keys, allowed, conf=CONF, config_dir=None)
+
+
+def covers(allowed: str, use: Use) -> bool:
+    """Returns whether a value that is allowed is the value of a use, or above it."""
+    if allowed == use.value:
+        return True
+    if use.capability is Capability.VARIABLE or not allowed:
+        return False
+    if "://" in allowed or "://" in use.value:
+        above = allowed.rstrip("/") + "/"
+        return ".." not in unquote(use.value) and use.value.startswith(above)
+    if use.capability is Capability.ADDRESS:
+        return False
+    path, folder = (Path(each).expanduser().resolve() for each in (use.value, allowed))
+    return path.is_relative_to(folder)
+
+
+def harmless(value: str, config_dir: str | None) -> bool:
+    """Returns whether a path is a name on the hub, or a file beside the YAML files that name it."""
+    path = Path(value).expanduser()
+    if not os.path.lexists(path):
+        return ON_THE_HUB.fullmatch(value) is not None
+    return config_dir is not None and path.resolve().is_relative_to(Path(config_dir).resolve())
+
+
+def allowed_by_environment() -> tuple[str, ...]:
+    """Returns the values in RL4P_ALLOW, which spaces divide."""
+    return tuple(os.environ.get(ALLOW_VARIABLE, "").split())
+
+
+def holds_secret(text: str) -> bool:
+    """Returns whether a text has an address with a password, a token or a user of a web server.
+
+    A database may have a user without a password, as in ``postgresql://USER@HOST/NAME``.
+    """
+    if any(PARAMETER.search(each) for each in (text, unquote(text)) if ":" in each):
+        return True
+    return any(
+        ":" in unquote(user) or (scheme or "http").startswith(("http", "ws", "ftp"))
+        for scheme, user in USER_INFO.findall(text)
+        if user
+    )
+
+
+def refuse_secrets(words: Sequence[str]) -> None:
+    """Refuses words of a command line with a secret in an address, before anything repeats them.
+
+    Raises:
+      InputError: names the key alone.
+    """
+    for word in words:
+        if "//" in word and holds_secret(word):
+            key = re.match(r"[+~-]*([\w.@/-]+)=", word)
+            raise secret_in_address(key[1] if key else "A word")
+
+
+def refuse_secrets_in(tree: Any) -> None:
+    """Refuses values of a configuration that are addresses with a secret.
+
+    Raises:
+      InputError: names the key alone.
+    """
+    for key, value in leaves(tree):
+        is_address = isinstance(value, str) and "//" in value and not re.search(r"\s", value)
+        if is_address and holds_secret(value):
+            raise secret_in_address(key)
+
+
+def secret_in_address(key: str) -> InputError:
+    """Returns the error for an address with a secret."""
+    return InputError(
+        f"{key} has a user name, a password or a token in an address, which would be saved with "
+        "the run: leave it out, and name an environment variable that has it with key_variable=NAME"
+        " (MLflow reads MLFLOW_TRACKING_USERNAME, MLFLOW_TRACKING_PASSWORD and "
+        "MLFLOW_TRACKING_TOKEN)."
+    )

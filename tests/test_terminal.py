@@ -1,0 +1,157 @@
+"""Text of others on the terminal: shown, and never acting on it."""
+
+import io
+import logging
+import re
+import sys
+from pathlib import Path
+
+import pytest
+from rich.progress import Progress, TextColumn
+from rich.table import Table
+from rich.text import Text
+
+from rl4p import configuration
+from rl4p.errors import InputError, report
+from rl4p.terminal import VisibleRecord, VisibleStream, console, make_logs_visible, visible, write
+
+HOSTILE = {
+    "clear": "\x1b[2J\x1b[H",
+    "clipboard": "\x1b]52;c;ZXZpbA==\x07",
+    "title": "\x1b]0;evil\x1b\\",
+    "link": "\x1b]8;;http://evil\x1b\\x\x1b]8;;\x1b\\",
+    "colour": "\x1b[31m",
+    "one character": "\x9b2J\x9d0;x\x9c",
+    "return": "right\rwrong",
+    "backspaces": "abc\b\b\bxyz",
+    "override": "\u202eabc\u202c\u2066x\u2069",
+    "bell": "\a\0\x7f",
+    "lines": "\u2028\u2029\x85\x0b\x0c",
+    "surrogate": "\ud800",
+}
+hostile = pytest.mark.parametrize("text", HOSTILE.values(), ids=list(HOSTILE))
+ACTS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800]")
+
+
+@hostile
+def test_text_is_visible(text):
+    assert not ACTS.search(visible(text))
+    assert visible(text + "\n\t").endswith("\n\t")
+    assert visible("\n", keep="") == "<U+000A>"
+
+
+def test_what_can_be_seen_stays():
+    text = "1+1 é \N{SNOWMAN} \N{GRINNING FACE} 中文\n\ttab"
+    assert visible(text) == text
+
+
+@hostile
+@pytest.mark.parametrize("error", [InputError, ValueError])
+def test_errors_are_visible(capsys, text, error):
+    try:
+        raise error(text)
+    except error as raised:
+        report(raised)
+    write(text)
+    shown = capsys.readouterr()
+    assert not ACTS.search(shown.err + shown.out)
+    assert visible(text).splitlines()[0] in shown.err
+
+
+@hostile
+@pytest.mark.parametrize("terminal", [False, True])
+def test_tables_and_progress_are_visible(text, terminal):
+    """Of a terminal's sequences only those of rich itself are written."""
+
+    def drawn(text):
+        out = io.StringIO()
+        shown = console(file=out, force_terminal=terminal, width=200, color_system=None)
+        table = Table(text, title=text, caption=text)
+        table.add_row(text)
+        shown.print(table)
+        shown.print(text, Text(text), Text.assemble((text, "bold")))
+        with Progress(TextColumn("{task.description}", markup=False), console=shown) as bar:
+            bar.add_task(text)
+            shown.print(text)
+        return out.getvalue()
+
+    escapes = re.compile("\x1b[^a-zA-Z]*[a-zA-Z]")
+    assert terminal or drawn(text).count(visible(text, keep="").partition("<")[2][:6]) > 3
+    assert set(escapes.findall(drawn(text))) == set(escapes.findall(drawn("plain")))
+    assert not ACTS.search(escapes.sub("", drawn(text)).replace("\r", ""))
+
+
+def test_no_text_is_markup():
+    out = io.StringIO()
+    console(file=out, force_terminal=True).print("[link=http://evil]a[/link] [red]b :smile: 1")
+    assert out.getvalue() == "[link=http://evil]a[/link] [red]b :smile: 1\n"
+
+
+@pytest.fixture
+def logged():
+    """A logger whose records are visible, and what it wrote."""
+    before, out, logger = logging.getLogRecordFactory(), io.StringIO(), logging.Logger("x")
+    logger.addHandler(logging.StreamHandler(out))
+    make_logs_visible()
+    yield logger, out
+    logging.setLogRecordFactory(before)
+
+
+@hostile
+def test_logs_are_visible(logged, text):
+    logger, out = logged
+    logger.warning("%s", text)
+    logger.warning(text)
+    try:
+        raise ValueError(text)
+    except ValueError:
+        logger.exception("failed")
+    assert not ACTS.search(out.getvalue())
+    assert "ValueError: " in out.getvalue()
+
+
+@hostile
+def test_a_stream_is_visible(text):
+    out = io.StringIO()
+    print(text, file=VisibleStream(out), flush=True)
+    assert out.getvalue() == visible(text) + "\n"
+
+
+@pytest.mark.parametrize(
+    "words", [["--cfg", "job"], ["--help"], ["--info", "defaults"], ["-sc", "query=bash"]]
+)
+def test_what_hydra_prints_is_visible(tmp_path, monkeypatch, capsys, words):
+    name = "x\x1b[2J\u202e"
+    (tmp_path / "data").mkdir()
+    (tmp_path / f"data/{name}.yaml").write_text("_target_: rl4p.data.memory.Memory\n")
+    monkeypatch.setenv("COMP_LINE", f"rl4p-train --config-dir {tmp_path} data=")
+    monkeypatch.setattr(sys, "argv", ["rl4p-train"])
+    argv = ["--config-dir", str(tmp_path), *words, "+tracker.experiment2=\u202ex"][: 2 + len(words)]
+    with pytest.MonkeyPatch.context():
+        try:
+            configuration.main("train", print, argv=argv)
+        except SystemExit as ended:
+            assert not ended.code  # noqa: PT017
+    shown = capsys.readouterr().out
+    assert shown
+    assert not ACTS.search(shown)
+
+
+def test_an_entry_point_makes_logs_visible(tmp_path, monkeypatch):
+    monkeypatch.setattr(logging, "raiseExceptions", True)
+    before = logging.getLogRecordFactory()
+    try:
+        configuration.main("train", print, argv=["--cfg", "job"])
+        assert logging.getLogRecordFactory() is VisibleRecord
+    finally:
+        logging.setLogRecordFactory(before)
+
+
+def test_nothing_is_printed_in_another_way():
+    package = Path(__file__).resolve().parents[1] / "rl4p"
+    allowed = {"terminal.py", "completion.py", "commands.py", "trial_child.py"}
+    allowed |= {"sandbox_child.py", "worker_child.py", "sandbox.py", "workers.py"}
+    for path in package.rglob("*.py"):
+        if path.name not in allowed:
+            code = re.sub(r'(?s)"""|\'\'\'', "", path.read_text())
+            assert not re.search(r"(?<![.\w])print\(|\bConsole\(|print_exc", code), path
