@@ -29,7 +29,7 @@ from rl4p.configuration.hydra_internals import (
 from rl4p.configuration.interpolations import bounded_interpolations, limit_interpolations
 from rl4p.configuration.tree import leaves
 from rl4p.configuration.trust import check_hydra, names_in, refuse_unsaid
-from rl4p.configuration.yaml_file import read_yaml, text_of
+from rl4p.configuration.yaml_file import created, read_yaml, text_of
 from rl4p.errors import InputError
 
 
@@ -38,9 +38,15 @@ class BoundedFiles(FileConfigSource):
 
     def load_config(self, config_path: str) -> ConfigResult:
         path = Path(self.path) / self._normalize_file_name(config_path)
-        if path.exists():
-            text_of(path)
-        return super().load_config(config_path)
+        if not path.exists():
+            return super().load_config(config_path)
+        text = text_of(path)
+        return ConfigResult(
+            config=created(text),
+            path=f"{self.scheme()}://{self.path}",
+            provider=self.provider,
+            header=self._get_header_dict(text[:512]),
+        )
 
 
 class BoundedRepository(ConfigRepository):

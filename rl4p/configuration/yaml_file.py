@@ -1,9 +1,9 @@
 """Reading of YAML files that may come from anyone: their size is bounded before they are built."""
 
+import re
 import stat
-from io import StringIO
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import yaml
 from omegaconf import DictConfig, ListConfig, OmegaConf
@@ -15,7 +15,45 @@ from rl4p.errors import InputError
 MOST_BYTES = 2**20
 MOST_VALUES = 10_000  # after every alias is replaced by a copy of what it names
 MOST_LEVELS = 50
-LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+# The plain scalars that are no texts. YAML 1.1 has more, so that 12:30 and 0755 would be other
+# numbers, NO would be false, and 2026-01-31 a date.
+SCALARS = {
+    "bool": ("tTfF", r"true|True|TRUE|false|False|FALSE"),
+    "int": ("-0123456789", r"0|-?[1-9][0-9]*"),
+    "float": (
+        "-.0123456789",
+        r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]*(?:[eE][-+]?[0-9]+)?|[eE][-+]?[0-9]+)"
+        r"|\.[0-9]+(?:[eE][-+][0-9]+)?|-?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)",
+    ),
+    "null": ("~nN\0", r"~|null|Null|NULL|"),
+    "merge": ("<", "<<"),
+}
+BASE: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+
+class LOADER(BASE):
+    """A loader that keeps a plain scalar as its text, unless it is one of `SCALARS`."""
+
+    yaml_implicit_resolvers: ClassVar[dict[str, list]] = {}
+
+    def construct_mapping(self, node: Any, deep: bool = False) -> Any:
+        names = set()
+        for key, _ in node.value:
+            if key.tag != "tag:yaml.org,2002:str":
+                continue
+            if key.value in names:
+                problem = f"found duplicate key {key.value}"
+                raise yaml.constructor.ConstructorError(None, None, problem, key.start_mark)
+            names.add(key.value)
+        return super().construct_mapping(node, deep=deep)
+
+
+for kind, (first, pattern) in SCALARS.items():
+    LOADER.add_implicit_resolver(
+        f"tag:yaml.org,2002:{kind}",
+        re.compile(f"^(?:{pattern})$"),
+        [letter.strip("\0") for letter in first],  # the null may be empty
+    )
 
 
 def load_yaml(path: Path) -> DictConfig | ListConfig:
@@ -27,9 +65,17 @@ def load_yaml(path: Path) -> DictConfig | ListConfig:
     """
     limit_interpolations()
     try:
-        return OmegaConf.load(StringIO(text_of(path)))
+        return created(text_of(path))
     except OmegaConfBaseException as error:
         raise ValueError(str(error)) from error
+
+
+def created(text: str) -> DictConfig | ListConfig:
+    """Returns the configuration in a checked text (`text_of`)."""
+    content = yaml.load(text, LOADER)
+    if content is not None and not isinstance(content, dict | list | str):
+        raise ValueError(f"a mapping or a list is expected, not {content!r}")
+    return OmegaConf.create({content: None} if isinstance(content, str) else content or {})
 
 
 def read_yaml(path: Path, *, times: int = 1) -> Any:

@@ -6,6 +6,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, ClassVar
 
+from rl4p.data.arrow import of_fields
 from rl4p.data.rows import Rows
 from rl4p.errors import InputError
 
@@ -30,6 +31,7 @@ class HuggingFace(Rows):
 
     training_key: ClassVar[str] = "split"
     held_out_key: ClassVar[str] = "held_out_split"
+    adds_nulls: ClassVar[bool] = True
 
     path: str
     subset: str | None = None
@@ -47,8 +49,10 @@ class HuggingFace(Rows):
         rows = self.load(split)
         columns = self.columns(rows.column_names, place)
         # Columns that are not selected are not decoded; images would take most of the time.
-        for i, row in enumerate(rows.select_columns(columns), 1):
-            yield f"{place}, row {i}", row
+        rows = rows.select_columns(columns)
+        convert = of_fields({field.name: field.type for field in rows.features.arrow_schema})
+        for i, row in enumerate(rows, 1):
+            yield f"{place}, row {i}", convert(row) if convert else row
 
     def load(self, split: str) -> Any:
         """Returns a split as a `datasets.Dataset`.
@@ -73,9 +77,14 @@ class HuggingFace(Rows):
         try:
             if any((folder / name).is_file() for name in SAVED):
                 return self.saved_split(datasets.load_from_disk(folder), split)
-            return datasets.load_dataset(
-                self.path, self.subset, split=split, revision=self.revision
-            )
+            options = {"split": split, "revision": self.revision}
+            rows: Any = datasets.load_dataset(self.path, self.subset, **options)
+            if (
+                rows.builder_name == "csv"
+            ):  # as texts: pandas would read 0755 as 755, and NA as null
+                options |= {"dtype": str, "keep_default_na": False}
+                rows = datasets.load_dataset(self.path, self.subset, **options)
+            return rows
         except (DatasetsError, OSError, ValueError) as error:
             raise InputError(
                 f"data.path={self.path} (data.subset={self.subset or 'null'}, split {split}) "

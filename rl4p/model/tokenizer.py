@@ -1,7 +1,9 @@
 """Tokenizers: read from a folder and checked, or built with one token per byte."""
 
+import json
 import os
 import re
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,6 +12,7 @@ from jinja2 import TemplateError
 
 from rl4p.configuration.suggestions import did_you_mean
 from rl4p.errors import InputError
+from rl4p.model.folder import tokenizer_files
 from rl4p.model.tensor_files import check_file, read_json
 
 if TYPE_CHECKING:  # imported where it is used, because the import takes half a second
@@ -29,7 +32,7 @@ TEMPLATE_ERRORS = (
     *(TemplateError, ArithmeticError, AttributeError, LookupError, MemoryError),
     *(RecursionError, TypeError, ValueError),
 )
-GIVEN = ("messages", "add_generation_prompt", "tokenize", "return_dict")
+GIVEN = ("messages", "add_generation_prompt", "tokenize", "return_dict", "strftime_now")
 SPECIAL_TOKENS = ("<|pad|>", "<|end|>", "<|system|>", "<|user|>", "<|assistant|>")
 
 
@@ -80,6 +83,38 @@ def check_template(
         if name not in words:
             hint = did_you_mean(name, words, f"{key}.{{}}") or "."
             raise InputError(f"{key}.{name} does not occur in the model's chat template{hint}")
+
+
+def save_tokenizer(tokenizer: "PreTrainedTokenizerFast", folder: Path) -> None:
+    """Writes the files of a tokenizer, in a form that transformers 4.57 and 5 read.
+
+    A tokenizer that was read from a folder is a copy of its files there, byte for byte: what
+    loaded them before loads them again.
+
+    Args:
+      folder: the folder for the files, which is created if it is absent.
+
+    Raises:
+      OSError: the files could not be written.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    source = Path(tokenizer.name_or_path)
+    if tokenizer.name_or_path and (source / "tokenizer.json").is_file():
+        for path in tokenizer_files(source):
+            copy = shutil.copytree if path.is_dir() else shutil.copyfile
+            copy(path, folder / path.name)
+        return
+    try:
+        tokenizer.save_pretrained(folder)
+    except Exception as error:  # the tokenizers library has no class for a full disk
+        raise OSError(str(error)) from error
+    # Version 5 writes names here that version 4 cannot read; both read the older ones.
+    config = read_json(folder / "tokenizer_config.json")
+    config.pop("backend", None)
+    config["tokenizer_class"] = "PreTrainedTokenizerFast"
+    if isinstance(config.get("extra_special_tokens"), list):
+        config["additional_special_tokens"] = config.pop("extra_special_tokens")
+    (folder / "tokenizer_config.json").write_text(json.dumps(config, indent=2) + "\n")
 
 
 def byte_tokenizer() -> "PreTrainedTokenizerFast":

@@ -20,7 +20,7 @@ from rich.console import Console
 
 import rl4p
 from rl4p.configuration import instantiate
-from rl4p.configuration.folder import only_run_in
+from rl4p.configuration.folder import only_run_in, record_value
 from rl4p.configuration.quoting import command, override
 from rl4p.configuration.trust import names_in, unsandboxed
 from rl4p.distributed.mesh import Mesh
@@ -74,6 +74,8 @@ def run(config: DictConfig) -> dict[str, Any]:
         experiment = build(config)
         console = Console(highlight=False, soft_wrap=True, quiet=not first())
         console.print(f"{folder}\n{experiment.sizes}")
+        if first() and (date := experiment.loop.policy.date) is not None:
+            record_value(folder, "model.date", date)
         record.describe(experiment.config, environment(experiment))
         tracked = SeveralRuns({type(tracker).__name__: tracker}, folder)
         stateful = experiment.loop.stateful | {"evaluation": experiment.evaluation}

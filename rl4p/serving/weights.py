@@ -14,7 +14,8 @@ import numpy as np
 
 from rl4p.errors import InputError, RunError
 from rl4p.model.families import FAMILIES, Tensor
-from rl4p.model.huggingface import check_fit, read_config, read_part
+from rl4p.model.fit import check_fit
+from rl4p.model.huggingface import read_config, read_part
 from rl4p.model.model_tensors import held_tensors, model_tensors, stacked_index
 from rl4p.model.policy import Policy
 from rl4p.model.tensor_files import StoredTensor, stored_tensors
@@ -47,7 +48,8 @@ def replacement(folder: Path, policy: Policy) -> Callable[[Params], Params]:
         raise InputError(f"{folder} has no tensors.")
     shapes = jax.eval_shape(policy.decoder.init, jax.random.key(0))
     tensors = FAMILIES[policy.decoder.config.family].names(policy.decoder.config)
-    check_fit(folder, stored, tensors, shapes, complete=False)
+    tied = policy.decoder.config.tied_embedding
+    check_fit(folder, stored, tensors, shapes, tied=tied, complete=False)
     return partial(replaced, folder=folder, policy=policy, stored=stored)
 
 
