@@ -5,6 +5,8 @@ from datetime import date
 from decimal import Decimal
 from typing import Any
 
+import numpy as np
+
 from rl4p.errors import InputError
 
 MISSING = object()
@@ -63,6 +65,8 @@ class Written(float):
 
 def without_exponent(value: Any) -> str | None:
     """Returns the fewest digits of a finite number, or None for any other value."""
+    if isinstance(value, np.number):  # str gives the fewest digits of its own type
+        value = Decimal(str(value)) if np.isrealobj(value) else None
     if isinstance(value, bool) or not isinstance(value, int | float | Decimal):
         return None
     number = value if isinstance(value, Decimal) else Decimal(getattr(value, "digits", repr(value)))

@@ -1,6 +1,7 @@
 """Tokenizers: read from a folder and checked, or built with one token per byte."""
 
 import json
+import logging
 import os
 import re
 import shutil
@@ -21,6 +22,9 @@ if TYPE_CHECKING:  # imported where it is used, because the import takes half a 
 # Silences a message of transformers at import about the absence of torch.
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 
+log = logging.getLogger(__name__)
+
+CONFIG = "tokenizer_config.json"
 CHAT_TEMPLATE = (
     "{% for message in messages %}"
     "{{ '<|' + message['role'] + '|>' + message['content'] + '<|end|>' }}"
@@ -58,6 +62,14 @@ def load_tokenizer(folder: Path) -> "PreTrainedTokenizerFast":
     except Exception as error:  # the tokenizers library raises plain Exception
         reason = " ".join(str(error).split())
         raise InputError(f"The tokenizer in {folder} cannot be read: {reason}.") from error
+    inside = read_json(path).get("chat_template") if (path := folder / CONFIG).is_file() else None
+    beside = (folder / "chat_template.jinja").is_file()
+    if beside and inside not in (None, tokenizer.chat_template):
+        log.warning(
+            "%s has two chat templates: chat_template.jinja is read, as by transformers, and not "
+            "the one in tokenizer_config.json.",
+            folder,
+        )
     for key in ("is_local", "local_files_only"):  # else they are saved with it
         tokenizer.init_kwargs.pop(key, None)
     if tokenizer.chat_template is None:
@@ -109,12 +121,12 @@ def save_tokenizer(tokenizer: "PreTrainedTokenizerFast", folder: Path) -> None:
     except Exception as error:  # the tokenizers library has no class for a full disk
         raise OSError(str(error)) from error
     # Version 5 writes names here that version 4 cannot read; both read the older ones.
-    config = read_json(folder / "tokenizer_config.json")
+    config = read_json(folder / CONFIG)
     config.pop("backend", None)
     config["tokenizer_class"] = "PreTrainedTokenizerFast"
     if isinstance(config.get("extra_special_tokens"), list):
         config["additional_special_tokens"] = config.pop("extra_special_tokens")
-    (folder / "tokenizer_config.json").write_text(json.dumps(config, indent=2) + "\n")
+    (folder / CONFIG).write_text(json.dumps(config, indent=2) + "\n")
 
 
 def byte_tokenizer() -> "PreTrainedTokenizerFast":

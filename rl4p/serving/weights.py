@@ -15,6 +15,7 @@ import numpy as np
 from rl4p.errors import InputError, RunError
 from rl4p.model.families import FAMILIES, Tensor
 from rl4p.model.fit import check_fit
+from rl4p.model.folder import check_files
 from rl4p.model.huggingface import read_config, read_part
 from rl4p.model.model_tensors import held_tensors, model_tensors, stacked_index
 from rl4p.model.policy import Policy
@@ -56,6 +57,7 @@ def replacement(folder: Path, policy: Policy) -> Callable[[Params], Params]:
 def check_config(folder: Path, policy: Policy) -> None:
     """Checks that config.json, if there is one, describes the served model."""
     if not (folder / "config.json").is_file():
+        check_files(folder)
         return
     config, ours = read_config(folder), policy.decoder.config
     differing = [

@@ -36,15 +36,15 @@ def read(kind, array, tmp_path, **options):
         (pyarrow.array(NUMBERS, pyarrow.float64()), DIGITS),
         (pyarrow.array(np.float16([0.1, 2.5, 3.0])), ["0.1", "2.5", "3"]),
         (pyarrow.array([1, None, 2**53], pyarrow.int64()).drop_null(), ["1", "9007199254740992"]),
-        (pyarrow.array([2**64 - 1], pyarrow.uint64()), ["18446744073709551615"]),
+        (pyarrow.array([2**64 - 1, 0], pyarrow.uint64()), ["18446744073709551615", "0"]),
         (pyarrow.array([1.0, 12.0, -7.0]), ["1", "12", "-7"]),  # integers beside missing values
         (
             pyarrow.array([Decimal("1.50"), Decimal("12.00"), Decimal("-0.05")]),
             ["1.5", "12", "-0.05"],
         ),
         (
-            pyarrow.array([Decimal("12345678901234567890123456789012345.1")]),
-            ["12345678901234567890123456789012345.1"],
+            pyarrow.array([Decimal("12345678901234567890123456789012345.1"), Decimal(2)]),
+            ["12345678901234567890123456789012345.1", "2"],
         ),
         (pyarrow.array(["0755", "12:30", "NO"]), ["0755", "12:30", "NO"]),
         (pyarrow.array(["0755", "1.50"]).dictionary_encode(), ["0755", "1.50"]),

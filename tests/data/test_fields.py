@@ -1,6 +1,7 @@
 import pickle
 from decimal import Decimal
 
+import numpy as np
 import pytest
 
 from rl4p.data.fields import (
@@ -29,9 +30,6 @@ def test_a_key_with_a_dot_names_a_field_inside_a_field():
     [
         (4, 4, True),
         (4, 4.0, True),
-        (4, (3, 4), True),
-        (4, [3, 5], False),
-        (4, [], False),
         ("4", 4, True),  # all fields of CSV are texts
         ("four", 4, False),
         (4, "4", False),
@@ -43,7 +41,7 @@ def test_a_key_with_a_dot_names_a_field_inside_a_field():
         ("algebra", "a", False),
         (None, None, True),
     ],
-    ids=range(15),
+    ids=range(12),
 )
 def test_the_comparison_with_wanted_values(value, wanted, equal):
     assert equals(value, wanted) is equal
@@ -56,9 +54,11 @@ def test_the_comparison_with_wanted_values(value, wanted, equal):
         *[(10**40, "1" + "0" * 40), (0.1, "0.1"), (1e-7, "0.0000001"), (100.0, "100")],
         *[(Decimal("1.50"), "1.5"), (Decimal("1E+3"), "1000"), (Decimal("0.00"), "0")],
         *[(Decimal("NaN"), None), (Decimal("1e99999"), None), (float("nan"), None)],
+        *[(np.float32(0.1), "0.1"), (np.float64(12.0), "12"), (np.int64(7), "7")],
+        *[(np.float16(0.1), "0.1"), (np.float32("nan"), None), (np.bool_(True), None)],
         *[(float("inf"), None), (True, None), ("1", None), (None, None), (1 + 2j, None)],
     ],
-    ids=range(20),
+    ids=range(26),
 )
 def test_the_digits_of_a_number(value, digits):
     assert without_exponent(value) == digits

@@ -180,3 +180,15 @@ def test_a_tokenizer_without_files_has_names_that_all_versions_read(tmp_path):
     assert config["additional_special_tokens"] == list(SPECIAL_TOKENS[2:])
     assert not {"backend", "extra_special_tokens"} & config.keys()
     assert load_tokenizer(tmp_path).get_vocab() == byte_tokenizer().get_vocab()
+
+
+@pytest.mark.parametrize(("inside", "named"), [(None, False), ("file", False), ("other", True)])
+def test_a_second_chat_template_is_named(folder, caplog, inside, named):
+    path = folder / "tokenizer_config.json"
+    config = json.loads(path.read_text())
+    template = (folder / "chat_template.jinja").read_text()
+    path.write_text(
+        json.dumps(config | {"chat_template": template if inside == "file" else inside})
+    )
+    assert load_tokenizer(folder).chat_template == template
+    assert ("has two chat templates" in caplog.text) is named

@@ -19,6 +19,7 @@ SAMPLING = (  # rollout.temperature and its neighbours, and max_response_tokens,
 HARMLESS = {
     "names and versions": (
         *("model_type", "architectures", "_name_or_path", "name_or_path", "_commit_hash"),
+        "_model_name_or_path",
         *("transformers_version", "_from_model_config", "task_specific_params", "finetuning_task"),
         *("unsloth_version", "unsloth_fixed", "transformers.js_config", "_original_object_hash"),
         "_sliding_window_pattern",  # layer_types has what follows from it
@@ -37,6 +38,9 @@ HARMLESS = {
         *("num_assistant_tokens", "num_assistant_tokens_schedule", "assistant_lookbehind"),
         *("assistant_confidence_threshold", "target_lookbehind", "prompt_lookup_num_tokens"),
     ),
+    "older names in files of Gemma, which transformers ignores": (
+        *("hidden_act", "sliding_window_size"),
+    ),
     "fresh parameters": ("initializer_range", "initializer_factor"),
     "training in torch": (
         *("attention_dropout", "hidden_dropout", "output_router_logits", "router_aux_loss_coef"),
@@ -46,6 +50,7 @@ HARMLESS = {
     "read only with use_sliding_window": ("sliding_window", "max_window_layers"),
     "special tokens: the chat template and the masks decide": (
         *("bos_token_id", "pad_token_id", "sep_token_id", "decoder_start_token_id"),
+        "unk_token_id",
     ),
     "read elsewhere": ("eos_token_id", "id2label", "label2id", "num_labels"),
     "sampling": SAMPLING,
