@@ -42,7 +42,7 @@ class BoundedFiles(FileConfigSource):
             return super().load_config(config_path)
         text = text_of(path)
         return ConfigResult(
-            config=created(text),
+            config=created(text, path),
             path=f"{self.scheme()}://{self.path}",
             provider=self.provider,
             header=self._get_header_dict(text[:512]),

@@ -43,7 +43,8 @@ class LOADER(BASE):
                 continue
             if key.value in names:
                 problem = f"found duplicate key {key.value}"
-                raise yaml.constructor.ConstructorError(None, None, problem, key.start_mark)
+                context = "while constructing a mapping", node.start_mark
+                raise yaml.constructor.ConstructorError(*context, problem, key.start_mark)
             names.add(key.value)
         return super().construct_mapping(node, deep=deep)
 
@@ -65,16 +66,23 @@ def load_yaml(path: Path) -> DictConfig | ListConfig:
     """
     limit_interpolations()
     try:
-        return created(text_of(path))
+        return created(text_of(path), path)
     except OmegaConfBaseException as error:
         raise ValueError(str(error)) from error
 
 
-def created(text: str) -> DictConfig | ListConfig:
-    """Returns the configuration in a checked text (`text_of`)."""
-    content = yaml.load(text, LOADER)
+def created(text: str, path: Path) -> DictConfig | ListConfig:
+    """Returns the configuration in the checked text of a file (`text_of`).
+
+    Raises:
+      ValueError, yaml.YAMLError: it is none; a key may occur twice.
+    """
+    try:
+        content = yaml.load(text, LOADER)
+    except yaml.YAMLError as error:
+        raise yaml.YAMLError(str(error).replace("<unicode string>", str(path))) from error
     if content is not None and not isinstance(content, dict | list | str):
-        raise ValueError(f"a mapping or a list is expected, not {content!r}")
+        raise ValueError(f"{path} holds {content!r}, and no mapping or list")
     return OmegaConf.create({content: None} if isinstance(content, str) else content or {})
 
 

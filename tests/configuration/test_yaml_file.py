@@ -106,6 +106,7 @@ def test_only_regular_files_are_read(toy, attack, kind):
     assert "is not a regular file" in attack(f"resume={folder}")
 
 
+HERE = Path("a.yaml")
 TEXTS = (
     *("12:30", "1:45:10", "190:20:30.15", "0755", "007", "00", "-012", "007.5", "1_000", "1_0.5"),
     *(
@@ -134,8 +135,8 @@ def test_a_word_stays_as_it_stands(text, tmp_path):
     path.write_text(f"a: {text}\nb: [{text}]\n{text}: 1\n")
     config = read_yaml(path)
     assert config == {"a": text, "b": [text], text: 1}
-    assert created(path.read_text()) == config
-    assert created(OmegaConf.to_yaml(OmegaConf.create({"a": text}))).a == text
+    assert created(path.read_text(), path) == config
+    assert created(OmegaConf.to_yaml(OmegaConf.create({"a": text})), path).a == text
 
 
 @pytest.mark.parametrize(
@@ -148,20 +149,20 @@ def test_a_word_stays_as_it_stands(text, tmp_path):
     ],
 )
 def test_numbers_and_truth_values_are_read(text, value):
-    config = created(f"a: {text}\n")
+    config = created(f"a: {text}\n", HERE)
     assert config.a == value
     assert type(config.a) is type(value)
-    assert created(OmegaConf.to_yaml(config)) == config
+    assert created(OmegaConf.to_yaml(config), HERE) == config
 
 
 @pytest.mark.parametrize("text", ["a: 1\na: 2\n", "b: {a: 1, a: 1}\n"])
 def test_a_key_that_occurs_twice_is_refused(text):
-    with pytest.raises(YAMLError, match="found duplicate key a"):
-        created(text)
+    with pytest.raises(YAMLError, match=r'found duplicate key a\s+in "a.yaml", line'):
+        created(text, HERE)
 
 
 @pytest.mark.parametrize(("text", "config"), [("", {}), ("word", {"word": None}), ("[1]", [1])])
 def test_other_contents(text, config):
-    assert created(text) == config
-    with pytest.raises(ValueError, match="a mapping or a list is expected, not 3"):
-        created("3")
+    assert created(text, HERE) == config
+    with pytest.raises(ValueError, match=r"a\.yaml holds 3, and no mapping or list"):
+        created("3", HERE)

@@ -124,7 +124,7 @@ PLAIN = {
     ),
     "part_missing": (one_part_less, "names files that do not exist"),
     "unknown_key": (lambda f, m: edit(f / "config.json", logits_scaling=8.0), None),
-    "two_ropes": (two_ropes, "rope_scaling and rope_parameters|rope_parameters with"),
+    "two_ropes": (two_ropes, " differ, and versions of transformers|rope_parameters with"),
     "partial_rotary": (
         lambda f, m: edit(f / "config.json", partial_rotary_factor=0.5),
         "partial_rotary_factor",

@@ -38,6 +38,7 @@ def read_rope(keys: Keys) -> dict[str, Any]:
     Only full-attention layers may be scaled. transformers 5 writes a section of rope_parameters
     for each kind, earlier versions rope_theta, rope_local_base_freq and rope_scaling.
     """
+    keys.must_be("partial_rotary_factor", 1.0)
     sections = keys.section("rope_parameters")
     for name in sections.keys() - {"full_attention", "sliding_attention"}:
         raise keys.refuse(f"rope_parameters with {name!r}")

@@ -55,6 +55,7 @@ def test_each_kind_of_layer_has_a_section_of_rope_parameters(read):
         ({"rope_scaling": {"type": "default"}}, "rope_scaling and rope_parameters differ"),
         ({"rope_parameters": SECTIONS | {"factor": 4.0}}, "requires rope_parameters with 'factor'"),
         ({"sliding_window": None}, "requires sliding_window null"),
+        ({"partial_rotary_factor": 0.5}, "requires partial_rotary_factor 0.5"),
     ],
 )
 def test_two_readings_are_refused(read, older, differ):
