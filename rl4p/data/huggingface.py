@@ -18,7 +18,8 @@ class HuggingFace(Rows):
     """A data set of the hub, or of a folder.
 
     Data sets from the hub stay in its cache (HF_HOME), which is used without a network. No code of
-    a data set is executed. `Rows` explains the other options.
+    a data set is executed. The library reads numbers of JSON with 64 bits; `JSONLines` keeps all of
+    their digits. `Rows` explains the other options.
 
     Attributes:
       path: the id of a data set on the hub, such as `openai/gsm8k`; or a folder that `save_to_disk`
@@ -82,7 +83,8 @@ class HuggingFace(Rows):
             if (
                 rows.builder_name == "csv"
             ):  # as texts: pandas would read 0755 as 755, and NA as null
-                options |= {"dtype": str, "keep_default_na": False}
+                text = datasets.Features(dict.fromkeys(rows.column_names, datasets.Value("string")))
+                options |= {"features": text, "keep_default_na": False}
                 rows = datasets.load_dataset(self.path, self.subset, **options)
             return rows
         except (DatasetsError, OSError, ValueError) as error:
