@@ -60,7 +60,8 @@ def test_a_head_that_repeats_the_embedding_is_no_fault(folder, params, dtype, mo
     ],
     ids=range(6),
 )
-def test_a_head_that_differs_from_the_embedding_is_refused(folder, head):
+def test_a_head_that_differs_from_the_embedding_is_refused(folder, head, monkeypatch):
+    monkeypatch.setattr(fit, "ROWS", 100)
     sentence = refusal(folder, lambda t: t.update({HEAD: np.ascontiguousarray(head(t[EMBEDDING]))}))
     assert sentence.startswith(f"HERE has a {HEAD} that differs from {EMBEDDING}, although tie_")
 
