@@ -41,7 +41,8 @@ MAY_SET = (
 # Keys below these that act on training only.
 NOT_HERE = ("evaluation.every", "debug.profile", "tracker.register", "tracker.upload_checkpoints")
 MODEL_KEYS = ("model", "seed", "experiment")  # without a run
-CHECKPOINT_KEYS = ("model.dtype", "model.template")  # with a run, whose parameters fix the rest
+# With a run, whose parameters fix the other keys of the model.
+CHECKPOINT_KEYS = ("model.dtype", "model.template", "model.date")
 INSTEAD = {
     "prompts_per_step": "evaluation.rows",
     "group_size": "evaluation.samples",

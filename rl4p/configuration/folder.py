@@ -13,6 +13,7 @@ from omegaconf import DictConfig, OmegaConf
 from rl4p.configuration.quoting import command, override
 from rl4p.configuration.signature import signed
 from rl4p.configuration.suggestions import write
+from rl4p.configuration.yaml_file import load_yaml, read_yaml
 from rl4p.errors import InputError
 
 RECORD = "metrics.jsonl"  # its presence marks the folder of a run
@@ -40,6 +41,19 @@ def save_config(config: DictConfig, filename: str, folder: Path) -> None:
     """
     folder.mkdir(parents=True, exist_ok=True)
     replace(folder / filename, signed(filename, OmegaConf.to_yaml(config)))
+
+
+def record_value(folder: Path, key: str, value: str) -> None:
+    """Records a value that a run has chosen, as if its command line had given it.
+
+    All that reads the run later then has the same value: resume, evaluate, generate and serve.
+    """
+    hydra = folder / ".hydra"
+    config = load_yaml(hydra / "config.yaml")
+    OmegaConf.update(config, key, value, force_add=True)
+    lines = [x for x in read_yaml(hydra / "overrides.yaml") if x.partition("=")[0] != key]
+    replace(hydra / "overrides.yaml", OmegaConf.to_yaml([*lines, override(key, value)]))
+    replace(hydra / "config.yaml", OmegaConf.to_yaml(config))
 
 
 @contextmanager

@@ -1,13 +1,13 @@
 """Reading of YAML files that may come from anyone: their size is bounded before they are built."""
 
+import re
 import stat
 from io import StringIO
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import yaml
 from omegaconf import DictConfig, ListConfig, OmegaConf
-from omegaconf._utils import get_yaml_loader
 from omegaconf.errors import OmegaConfBaseException
 
 from rl4p.configuration.interpolations import limit_interpolations
@@ -16,17 +16,46 @@ from rl4p.errors import InputError
 MOST_BYTES = 2**20
 MOST_VALUES = 10_000  # after every alias is replaced by a copy of what it names
 MOST_LEVELS = 50
-LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-_OMEGACONF: Any = get_yaml_loader()
-# OmegaConf's loader (its numbers, no key twice) on the parser of libyaml, which is fast.
-CONFIGURATION_LOADER: Any = type(
-    "ConfigurationLoader",
-    (_OMEGACONF,) if LOADER is yaml.SafeLoader else (LOADER, _OMEGACONF),
-    {
-        "yaml_constructors": _OMEGACONF.yaml_constructors,
-        "yaml_implicit_resolvers": _OMEGACONF.yaml_implicit_resolvers,
-    },
-)
+# The plain scalars that are no texts. YAML 1.1 has more, so that 12:30 and 0755 would be other
+# numbers, NO would be false, and 2026-01-31 a date.
+SCALARS = {
+    "bool": ("tTfF", r"true|True|TRUE|false|False|FALSE"),
+    "int": ("-0123456789", r"0|-?[1-9][0-9]*"),
+    "float": (
+        "-.0123456789",
+        r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]*(?:[eE][-+]?[0-9]+)?|[eE][-+]?[0-9]+)"
+        r"|\.[0-9]+(?:[eE][-+][0-9]+)?|-?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)",
+    ),
+    "null": ("~nN\0", r"~|null|Null|NULL|"),
+    "merge": ("<", "<<"),
+}
+_BASE: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+
+class LOADER(_BASE):
+    """A loader that keeps a plain scalar as its text, unless it is one of `SCALARS`."""
+
+    yaml_implicit_resolvers: ClassVar[dict[str, list]] = {}
+
+    def construct_mapping(self, node: Any, deep: bool = False) -> Any:
+        names = set()
+        for key, _ in node.value:
+            if key.tag != "tag:yaml.org,2002:str":
+                continue
+            if key.value in names:
+                problem = f"found duplicate key {key.value}"
+                context = "while constructing a mapping", node.start_mark
+                raise yaml.constructor.ConstructorError(*context, problem, key.start_mark)
+            names.add(key.value)
+        return super().construct_mapping(node, deep=deep)
+
+
+for kind, (first, pattern) in SCALARS.items():
+    LOADER.add_implicit_resolver(
+        f"tag:yaml.org,2002:{kind}",
+        re.compile(f"^(?:{pattern})$"),
+        [letter.strip("\0") for letter in first],  # the null may be empty
+    )
 
 
 class Text(StringIO):
@@ -57,7 +86,7 @@ def configuration_of(text: str, path: Path) -> DictConfig | ListConfig:
     Raises:
       ValueError: the text is a single value.
     """
-    value = yaml.load(Text(text, path), CONFIGURATION_LOADER)
+    value = yaml.load(Text(text, path), LOADER)
     if value is not None and not isinstance(value, (dict, list)):
         raise ValueError(f"{path} is not a mapping.")
     return OmegaConf.create({} if value is None else value)

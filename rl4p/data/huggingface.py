@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from rl4p.configuration.capability import ReadPath
+from rl4p.data.arrow import of_fields
 from rl4p.data.rows import Rows
 from rl4p.errors import InputError
 
@@ -18,7 +19,8 @@ class HuggingFace(Rows):
     """A data set of the hub, or of a folder.
 
     Data sets from the hub stay in its cache (HF_HOME), which is used without a network. No code of
-    a data set is executed. `Rows` explains the other options.
+    a data set is executed. The library reads numbers of JSON with 64 bits; `JSONLines` keeps all of
+    their digits. `Rows` explains the other options.
 
     Attributes:
       path: the id of a data set on the hub, such as `openai/gsm8k`; or a folder that `save_to_disk`
@@ -31,6 +33,7 @@ class HuggingFace(Rows):
 
     training_key: ClassVar[str] = "split"
     held_out_key: ClassVar[str] = "held_out_split"
+    adds_nulls: ClassVar[bool] = True
 
     path: ReadPath
     subset: str | None = None
@@ -48,8 +51,10 @@ class HuggingFace(Rows):
         rows = self.load(split)
         columns = self.columns(rows.column_names, place)
         # Columns that are not selected are not decoded; images would take most of the time.
-        for i, row in enumerate(rows.select_columns(columns), 1):
-            yield f"{place}, row {i}", row
+        rows = rows.select_columns(columns)
+        convert = of_fields({field.name: field.type for field in rows.features.arrow_schema})
+        for i, row in enumerate(rows, 1):
+            yield f"{place}, row {i}", convert(row) if convert else row
 
     def load(self, split: str) -> Any:
         """Returns a split as a `datasets.Dataset`.
@@ -74,9 +79,15 @@ class HuggingFace(Rows):
         try:
             if any((folder / name).is_file() for name in SAVED):
                 return self.saved_split(datasets.load_from_disk(folder), split)
-            return datasets.load_dataset(
-                self.path, self.subset, split=split, revision=self.revision
-            )
+            options = {"split": split, "revision": self.revision}
+            rows: Any = datasets.load_dataset(self.path, self.subset, **options)
+            if (
+                rows.builder_name == "csv"
+            ):  # as texts: pandas would read 0755 as 755, and NA as null
+                text = datasets.Features(dict.fromkeys(rows.column_names, datasets.Value("string")))
+                options |= {"features": text, "keep_default_na": False}
+                rows = datasets.load_dataset(self.path, self.subset, **options)
+            return rows
         except (DatasetsError, OSError, ValueError) as error:
             raise InputError(
                 f"data.path={self.path} (data.subset={self.subset or 'null'}, split {split}) "

@@ -3,6 +3,7 @@
 import json
 from typing import Any
 
+from rl4p.data.fields import Written
 from rl4p.errors import InputError
 
 
@@ -13,7 +14,7 @@ def parsed(line: bytes, place: str) -> dict[str, Any]:
       InputError: the line is not UTF-8, not JSON, or no object; names the place.
     """
     try:
-        row = json.loads(line.decode("utf-8-sig"))
+        row = json.loads(line.decode("utf-8-sig"), parse_float=Written.read)
     except UnicodeDecodeError:
         raise InputError(f"{place}: not UTF-8.") from None
     except (ValueError, RecursionError) as error:  # number too long, nesting too deep

@@ -1,8 +1,8 @@
-"""Conversations of a data set: lists of messages with roles, in the formats of files."""
+"""Conversations as chat templates take them, read from data sets and from chat requests."""
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rl4p.data.fields import MISSING
@@ -16,7 +16,9 @@ TAG = re.compile(r"</?(?:think|answer)>", re.IGNORECASE)
 Message = dict[str, Any]
 
 
-def conversation(value: Any, place: str, *, strip_tags: bool) -> tuple[Message, ...]:
+def conversation(
+    value: Any, place: str, *, strip_tags: bool, table: bool = False
+) -> tuple[Message, ...]:
     """Returns the messages of a row, as chat templates take them.
 
     Args:
@@ -24,15 +26,12 @@ def conversation(value: Any, place: str, *, strip_tags: bool) -> tuple[Message, 
         list as JSON text. A content is a text, or a list of ``{"type": "text", "text": ...}``.
       place: the row and its field, for error messages.
       strip_tags: whether user messages lose their think and answer tags.
+      table: whether the value comes from a table with columns (`without_nulls`).
 
     Raises:
       InputError: the value is no conversation with a message of the user; names the place.
     """
-    if isinstance(value, str):
-        try:
-            value = json.loads(value)
-        except (ValueError, RecursionError):
-            raise InputError(f"{place}: the text is not a list of messages in JSON.") from None
+    value = given(value, table, f"{place}: the text is not a list of messages in JSON.")
     if not isinstance(value, list | tuple) or not value:
         raise InputError(f"{place}: a list of messages is expected, not {described(value)}.")
     messages = tuple(message_of(each, f"{place}, message {i}") for i, each in enumerate(value, 1))
@@ -59,52 +58,127 @@ def conversation(value: Any, place: str, *, strip_tags: bool) -> tuple[Message, 
     return messages
 
 
-def tools_of(value: Any, place: str) -> tuple[Message, ...] | None:
+def tools_of(value: Any, place: str, *, table: bool = False) -> tuple[Message, ...] | None:
     """Returns the tools of a row, as chat templates take them, or None if it has none.
 
     Raises:
       InputError: the value is no list of mappings; names the place.
     """
-    if isinstance(value, str):
-        try:
-            value = json.loads(value)
-        except (ValueError, RecursionError):
-            raise InputError(f"{place}: the text is not a list of tools in JSON.") from None
+    value = given(value, table, f"{place}: the text is not a list of tools in JSON.")
     if value is MISSING or value is None:
         return None
     if not isinstance(value, list | tuple) or not all(isinstance(x, Mapping) for x in value):
         raise InputError(f"{place}: a list of mappings is expected, not {described(value)}.")
-    return tuple(without_nulls(each) for each in value) or None
+    return tuple(map(dict, value)) or None
+
+
+def given(value: Any, table: bool, problem: str) -> Any:
+    """Returns the value of a field, read if it is JSON text, without the nulls of a table.
+
+    Raises:
+      InputError: the text is not JSON; has the words of `problem`.
+    """
+    if not isinstance(value, str):
+        return without_nulls(value) if table else value
+    try:
+        return json.loads(value)  # its nulls are the author's, also in a table
+    except (ValueError, RecursionError):
+        raise InputError(problem) from None
 
 
 def message_of(value: Any, place: str) -> Message:
-    """Returns one message with the field names and roles of chat templates."""
+    """Returns one message with the field names and roles of chat templates.
+
+    A field of the message that is null counts as absent. A content becomes one text, and the
+    arguments of a tool call become an object, in which nulls stay.
+
+    Raises:
+      InputError: the value is no message; names the place.
+    """
     if not isinstance(value, Mapping):
         raise InputError(f"{place}: a mapping is expected, not {described(value)}.")
-    message: Message = without_nulls(value)
+    message: Message = {str(name): each for name, each in value.items() if each is not None}
     if "role" not in message:
         message = {OTHER_NAMES.get(name, name): each for name, each in message.items()}
         message["role"] = OTHER_NAMES.get(str(message.get("role")), message.get("role"))
-    role = message["role"]
+    role = message["role"] = "system" if message["role"] == "developer" else message["role"]
     if role not in ROLES:
         raise InputError(f"{place}: the role must be one of {', '.join(ROLES)}, not {role!r}.")
+    if message.get("function_call"):
+        raise InputError(f"{place}: function_call is not read by templates: write tool_calls.")
     content = message.get("content", "" if message.get("tool_calls") else None)
-    if isinstance(content, list):
-        parts = [part.get("text") if isinstance(part, Mapping) else None for part in content]
-        texts = [part for part in parts if isinstance(part, str)]
-        if len(texts) < len(parts):
+    if isinstance(content, list | tuple):
+        parts = [part if isinstance(part, Mapping) else {} for part in content]
+        texts = [part.get("text") for part in parts if part.get("type", "text") == "text"]
+        if len(texts) < len(parts) or not all(isinstance(text, str) for text in texts):
             raise InputError(f"{place}: only texts are supported as parts of a content.")
-        content = "".join(texts)
+        content = "".join(map(str, texts))
     if not isinstance(content, str):
         raise InputError(f"{place}: the content must be a text, not {described(content)}.")
+    if "tool_calls" in message:
+        calls = message["tool_calls"]
+        if not isinstance(calls, list | tuple) or not all(isinstance(x, Mapping) for x in calls):
+            raise InputError(f"{place}: tool_calls must be a list of mappings.")
+        message["tool_calls"] = [call_of(call, place) for call in calls]
     return message | {"content": content}
+
+
+def call_of(call: Mapping[str, Any], place: str) -> dict[str, Any]:
+    """Returns a tool call as chat templates take it; see `message_of`."""
+    function = call.get("function", call)  # some files write the function alone
+    name = function.get("name") if isinstance(function, Mapping) else None
+    if not isinstance(name, str) or not name:
+        raise InputError(f"{place}: a tool call must name its function.")
+    try:
+        arguments = arguments_of(function.get("arguments"))
+    except ValueError:
+        raise InputError(
+            f"{place}: the arguments of the call of {name} must be a JSON object."
+        ) from None
+    if function is call:
+        return dict(call) | {"arguments": arguments}
+    own = {} if call.get("id") is None else {"id": call["id"]}
+    return own | {"type": "function", "function": dict(function) | {"arguments": arguments}}
+
+
+def arguments_of(value: Any) -> dict[str, Any]:
+    """Returns the arguments of a tool call as an object; OpenAI's API writes them as JSON text.
+
+    Raises:
+      ValueError: they are no object.
+    """
+    if isinstance(value, str):
+        try:
+            value = json.loads(value) if value.strip() else {}
+        except RecursionError as error:
+            raise ValueError(str(error)) from None
+    if value is not None and not isinstance(value, Mapping):
+        raise ValueError(f"an object is expected, not {described(value)}")
+    return dict(value or {})
+
+
+def for_request(messages: Sequence[Mapping[str, Any]]) -> list[Message]:
+    """Returns the messages of a request of OpenAI's protocol, whose arguments are JSON text."""
+
+    def call(each: Mapping[str, Any]) -> Message:
+        if "function" not in each:
+            return dict(each)
+        arguments = json.dumps(each["function"]["arguments"], ensure_ascii=False)
+        return dict(each) | {"function": dict(each["function"]) | {"arguments": arguments}}
+
+    return [
+        dict(message) | {"tool_calls": [call(each) for each in message["tool_calls"]]}
+        if message.get("tool_calls")
+        else dict(message)
+        for message in messages
+    ]
 
 
 def without_nulls(value: Any) -> Any:
     """Returns the value without mapping entries that are None, at any depth.
 
-    Columns of tables have all fields in all rows, so that a message without `tool_calls` has None
-    there, and templates would take it for a call.
+    Columns of Parquet and of `datasets` have all fields in all rows, so that arguments that only
+    other rows have are None there. In JSON a null is the author's, and stays.
     """
     if isinstance(value, Mapping):
         return {str(k): without_nulls(each) for k, each in value.items() if each is not None}

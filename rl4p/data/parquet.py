@@ -3,8 +3,9 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
+from rl4p.data.arrow import of_fields
 from rl4p.data.files import Files
 from rl4p.errors import InputError
 
@@ -17,6 +18,8 @@ class Parquet(Files):
 
     Only the columns that the options name are read. `Rows` and `Files` explain the options.
     """
+
+    adds_nulls: ClassVar[bool] = True
 
     task: str = "parquet"
 
@@ -32,10 +35,11 @@ class Parquet(Files):
         try:
             with file.open("rb") as content, parquet.ParquetFile(content) as table:
                 columns = self.columns(table.schema_arrow.names, str(file))
-                before = 0
+                fields = {field.name: field.type for field in table.schema_arrow}
+                convert, before = of_fields({name: fields[name] for name in columns}), 0
                 for batch in table.iter_batches(BATCH, columns=columns):
                     for i, row in enumerate(values(batch, file, before), before + 1):
-                        yield f"{file}, row {i}", row
+                        yield f"{file}, row {i}", convert(row) if convert else row
                     before += batch.num_rows
         except pyarrow.ArrowInvalid as error:
             reason = " ".join(str(error).split())

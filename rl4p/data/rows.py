@@ -14,7 +14,7 @@ from rl4p.data.answer import final_answer
 from rl4p.data.fields import (
     MISSING,
     check_columns,
-    equals_any,
+    equals,
     names_of,
     value_of,
     without_exponent,
@@ -67,6 +67,7 @@ class Rows(ABC):
 
     training_key: ClassVar[str]  # the option that says where the rows are
     held_out_key: ClassVar[str]  # the option that says where separate held-out rows are
+    adds_nulls: ClassVar[bool] = False  # whether rows have nulls for the fields of other rows
 
     held_out_size: Positive | None = None
     question_key: str = "question"
@@ -178,14 +179,17 @@ class Rows(ABC):
         skip = self.skip if sliced else 0
         end = skip + self.limit if sliced and self.limit is not None else None
         questions, total, matching = [], 0, 0
+        unseen = {(name, i): x for name in self.where for i, x in enumerate(self.wanted(name))}
         for place, row in self.table(key):
             total += 1
+            unseen = {at: x for at, x in unseen.items() if not equals(value_of(row, at[0]), x)}
             if not self.matches(row, place):
                 continue
             matching += 1
             if matching > skip:
                 questions.append(self.question(row, place))
             if matching == end:
+                unseen = {}  # later rows may have the value
                 break
         if not total:
             raise InputError(f"{self.origin(key)} has no rows.")
@@ -194,6 +198,8 @@ class Rows(ABC):
                 f"data.where={dict(self.where)} selects none of the {total:,} rows of "
                 f"{self.origin(key)}."
             )
+        for (name, _), value in unseen.items():
+            log.warning("%s: no row has data.where.%s=%s.", self.origin(key), name, value)
         if not questions:
             raise InputError(
                 f"data.skip={skip} leaves none of the {matching:,} rows of {self.origin(key)}."
@@ -211,13 +217,19 @@ class Rows(ABC):
 
     def matches(self, row: Any, place: str) -> bool:
         """Returns whether `where` selects a row."""
-        for key, wanted in self.where.items():
+        for key in self.where:
             value = value_of(row, key)
             if value is MISSING:
                 raise InputError(f'{place}: no "{key}", which data.where names: {names_of(row)}.')
-            if not equals_any(value, wanted):
+            if not any(equals(value, each) for each in self.wanted(key)):
                 return False
         return True
+
+    def wanted(self, key: str) -> Sequence[Any]:
+        """Returns the values of which `where` wants one in a field."""
+        values = self.where[key]
+        several = isinstance(values, Sequence) and not isinstance(values, str)
+        return values if several else (values,)
 
     def question(self, row: Any, place: str) -> Question:
         """Returns the question of a row.
@@ -237,8 +249,9 @@ class Rows(ABC):
             if value is MISSING:
                 raise InputError(self.absent(row, self.messages_key, place))
             where = f'{place}, "{self.messages_key}"'
-            messages = conversation(value, where, strip_tags=self.strip_tags)
-            tools = tools_of(value_of(row, self.tools_key), f'{place}, "{self.tools_key}"')
+            messages = conversation(value, where, strip_tags=self.strip_tags, table=self.adds_nulls)
+            where = f'{place}, "{self.tools_key}"'
+            tools = tools_of(value_of(row, self.tools_key), where, table=self.adds_nulls)
             question = next(m["content"] for m in reversed(messages) if m["role"] == "user")
         if self.answer_key is not None:
             solution = self.text(row, self.answer_key, place)

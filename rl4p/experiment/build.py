@@ -109,6 +109,8 @@ def build(config: DictConfig) -> Experiment:
     questions, held_out = data.train(), held_out_questions(config, data)
     check_tasks(phases, questions, *(each.questions for each in held_out))
     policy, params = required(config.model, Model, "model").build(mesh, jax.random.fold_in(key, 0))
+    if policy.date is not None:
+        OmegaConf.update(config, "model.date", policy.date)  # which the run records
     sampler = evaluation_sampler(config, phases)
     check_lengths(config, policy, phases.rollout.max_response_tokens, sampler.max_response_tokens)
     encode = encoder(config, policy)

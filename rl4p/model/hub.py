@@ -5,11 +5,18 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rl4p.errors import InputError
+from rl4p.model.folder import TOKENIZER_FILES
+from rl4p.model.tensor_files import INDEX
 
 SHIPPED = {"rl4p/tiny": Path(__file__).parent / "tiny"}
 HUB_ID = re.compile(r"\w[\w.-]*/\w[\w.-]*(@[\w./-]+)?")
 # Excludes pickles and second copies of the weights in other layouts.
-FILES = ("*.json", "*.jinja", "model*.safetensors")
+FILES = (
+    *("config.json", "generation_config.json", "adapter_config.json", INDEX),
+    *(name for name in TOKENIZER_FILES if not name.startswith("*")),
+    *("sentencepiece.bpe.model", "spiece.model", "tokenizer.model"),
+    *("additional_chat_templates/*.jinja", "model*.safetensors"),
+)
 SECONDS = 10  # timeout of the hub's first answer
 
 
@@ -59,7 +66,6 @@ def fetch(path: str, files: Sequence[str] = FILES) -> Path:
             name,
             revision=revision or None,
             allow_patterns=list(files),
-            ignore_patterns=["*/*"],  # the * of FILES also matches folders
             etag_timeout=SECONDS,
         )
     except GatedRepoError:

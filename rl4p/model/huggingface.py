@@ -1,7 +1,6 @@
 """Readers and writers of Hugging Face folders: config.json, safetensors and adapters."""
 
 import json
-from collections.abc import Iterable
 from dataclasses import replace
 from functools import partial, reduce
 from operator import getitem
@@ -19,7 +18,11 @@ from rl4p.distributed.placement import param_shardings
 from rl4p.errors import InputError, RunError
 from rl4p.model.decoder import Decoder, DecoderConfig
 from rl4p.model.families import FAMILIES, Tensor, family_of
+from rl4p.model.families.harmless import check_keys
+from rl4p.model.families.keys import Config
 from rl4p.model.families.labels import read_labels, write_labels
+from rl4p.model.fit import check_fit
+from rl4p.model.folder import check_files
 from rl4p.model.model_tensors import ParameterTensor, model_tensors, stacked_index
 from rl4p.model.policy import Policy
 from rl4p.model.tensor_files import (
@@ -32,6 +35,7 @@ from rl4p.model.tensor_files import (
     write_file,
     write_tensors,
 )
+from rl4p.model.tokenizer import save_tokenizer
 from rl4p.types import Params
 
 SHARD_BYTES = 5 * 10**9
@@ -42,12 +46,15 @@ def read_config(folder: Path) -> DecoderConfig:
     """Returns the decoder configuration that config.json describes.
 
     Raises:
-      InputError: the file or a key is missing, or the decoder does not support an option.
+      InputError: the file or a key is missing, or the decoder does not support an option, or the
+        folder is not one model (`check_files`).
     """
+    check_files(folder)
     if not (folder / "config.json").is_file():
         raise InputError(f"model.path={folder} has no config.json.")
-    config, where = read_json(folder / "config.json"), str(folder / "config.json")
+    config, where = Config(read_json(folder / "config.json")), str(folder / "config.json")
     shape = family_of(config, where).read_config(config, where)
+    check_keys(config, where)
     return replace(shape, labels=read_labels(config, where))
 
 
@@ -67,8 +74,7 @@ def read_params(
       mesh: the mesh that shards them; None for the first device alone.
 
     Raises:
-      InputError: files are missing or broken; or tensors are missing, extra or of another shape
-        (names all of them).
+      InputError: files are missing or broken, or their tensors are not the model's (`check_fit`).
     """
     stored = stored_tensors(folder)
     shapes = jax.eval_shape(decoder.init, jax.random.key(0))
@@ -78,7 +84,7 @@ def read_params(
     for tensor in FAMILIES[decoder.config.family].names(decoder.config):
         parameters.setdefault(tensor.path, []).append(tensor)
     everything = [tensor for tensors in parameters.values() for tensor in tensors]
-    check_fit(folder, stored, everything, shapes)
+    check_fit(folder, stored, everything, shapes, tied=decoder.config.tied_embedding)
     params: dict = {}
     for path, tensors in parameters.items():
         node = params
@@ -97,48 +103,6 @@ def read_params(
         array = jax.make_array_from_callback(shape, reduce(getitem, path, places), read)
         node[path[-1]] = array.block_until_ready()  # before the next one needs memory
     return params
-
-
-def check_fit(
-    folder: Path,
-    stored: dict[str, StoredTensor],
-    tensors: Iterable[Tensor],
-    shapes: Params,
-    *,
-    complete: bool = True,
-) -> None:
-    """Checks the tensors of the files against the decoder's parameters before reading them.
-
-    Args:
-      folder, stored: the folder, and the tensors of its files.
-      tensors: the tensors of the decoder, with their paths in `shapes`.
-      shapes: the parameters, or their shapes.
-      complete: whether no tensor may be missing.
-
-    Raises:
-      InputError: tensors are missing, extra or of another shape (names all of them).
-    """
-    problems = []
-    known = {"lm_head.weight"}  # some files repeat the tied embedding under this name
-    for tensor in tensors:
-        known.add(tensor.name)
-        in_file = stored.get(tensor.name)
-        if in_file is None:
-            problems += [f"{tensor.name} is missing"] if complete else []
-            continue
-        shape = reduce(getitem, tensor.path, shapes).shape[len(stacked_index(tensor)) :]
-        shape = shape[::-1] if tensor.transposed else shape
-        if in_file.shape != shape:
-            problems.append(f"{tensor.name} must have shape {shape}, not {in_file.shape}")
-        if in_file.kind not in DTYPES:
-            problems.append(f"{tensor.name} is {in_file.kind}, not one of {', '.join(DTYPES)}")
-    problems += [
-        f"{name} is not part of this model"
-        for name in stored
-        if name not in known and not name.endswith("rotary_emb.inv_freq")  # follows from config
-    ]
-    if problems:
-        raise InputError(f"The weights in {folder} do not match the model: {'; '.join(problems)}.")
 
 
 def read_part(
@@ -276,7 +240,7 @@ def write_policy(
     *,
     adapter: bool = False,
 ) -> None:
-    """Writes a model with its tokenizer and chat template; the folder appears once complete.
+    """Writes a model with its tokenizer and chat templates; the folder appears once complete.
 
     Args:
       folder: the folder to write, which must be absent or empty.
@@ -304,7 +268,7 @@ def write_policy(
                     dtype=dtype,
                     shard_bytes=shard_bytes,
                 )
-            policy.tokenizer.save_pretrained(unfinished)
+            save_tokenizer(policy.tokenizer, unfinished)
             unfinished.rename(folder)  # fails unless the target is absent or empty
     except OSError as error:
         raise RunError(f"{folder} could not be written: {error}.") from error

@@ -24,6 +24,7 @@ class Policy:
       end_ids: all tokens that end a response; demonstrations end with the first.
       pad_id: the token that fills rows; only masks, never this id, define padding.
       template: arguments of the tokenizer's chat template.
+      date: the date that the chat template sees (`clock.py`); None if it sees none.
       frozen: parameters that are not trained: with LoRA, the parameters of the base model.
       base: the folder or hub id that `frozen` comes from.
     """
@@ -34,6 +35,7 @@ class Policy:
     end_ids: tuple[int, ...]
     pad_id: int
     template: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    date: str | None = None
     frozen: Params = field(default_factory=dict, repr=False, compare=False)
     base: str = ""
 

@@ -12,7 +12,9 @@ from rl4p.configuration.capability import ReadPath
 from rl4p.distributed import placement
 from rl4p.distributed.mesh import Mesh
 from rl4p.errors import InputError
+from rl4p.model.clock import date_of, set_clock
 from rl4p.model.decoder import Decoder, Remat
+from rl4p.model.families.harmless import check_keys
 from rl4p.model.hub import lasting_name, model_folder
 from rl4p.model.huggingface import read_config, read_params
 from rl4p.model.kernels import Kernel, check_kernel
@@ -42,6 +44,8 @@ class Pretrained:
       experts: the dispatch in a model with experts: `dense` runs all experts on every token,
         `grouped` runs each on the tokens that chose it (not faster on a CPU).
       template: arguments of the chat template, such as `enable_thinking`.
+      date: the date that the chat template sees, in ISO 8601, if it has one; None is today. A run
+        records the date on which it began.
       lora: the adapters that are trained in place of the parameters; see `lora.py`.
     """
 
@@ -53,6 +57,7 @@ class Pretrained:
     attention: Kernel = "xla"
     experts: Literal["dense", "grouped"] = "dense"
     template: Mapping[str, Any] = field(default_factory=dict)
+    date: str | None = None
     lora: LoRA = field(default_factory=LoRA)
 
     def build(self, mesh: Mesh, key: Array) -> tuple[Policy, Params]:
@@ -101,6 +106,8 @@ class Pretrained:
         mesh.check_divides(decoder.config.dimensions)
         tokenizer: Any = load_tokenizer(folder)  # Any, since stubs allow six types of token id
         check_template(tokenizer, self.template)
+        if (date := date_of(tokenizer, self.date, "model.date")) is not None:
+            set_clock(tokenizer, date)
         ends = read_end_ids(folder)
         if not ends and tokenizer.eos_token_id is None:
             raise InputError(
@@ -113,7 +120,7 @@ class Pretrained:
         vocabulary = decoder.config.vocabulary
         for whose, largest in (
             ("The tokenizer", max(tokenizer.get_vocab().values())),
-            ("generation_config.json", max(ends)),
+            ("eos_token_id", max(ends)),
         ):
             if largest >= vocabulary:
                 raise InputError(
@@ -131,14 +138,25 @@ class Pretrained:
             end_ids=ends,
             pad_id=ends[0] if tokenizer.pad_token_id is None else tokenizer.pad_token_id,
             template=self.template,
+            date=date,
         )
 
 
 def read_end_ids(folder: Path) -> tuple[int, ...]:
-    """Returns all end tokens in generation_config.json; empty if it names none."""
-    path = folder / "generation_config.json"
-    ends = read_json(path).get("eos_token_id") if path.is_file() else None
-    ends = ends if isinstance(ends, list) else [] if ends is None else [ends]
-    if not all(type(end) is int and end >= 0 for end in ends):
-        raise InputError(f"{path}: eos_token_id must be a token id or a list of them, not {ends}.")
-    return tuple(dict.fromkeys(ends))
+    """Returns all end tokens of generation_config.json, or else of config.json.
+
+    As in transformers, config.json counts only where generation_config.json names none.
+    """
+    for path in (folder / "generation_config.json", folder / "config.json"):
+        content = read_json(path) if path.is_file() else {}
+        if path.name == "generation_config.json":
+            check_keys(content, str(path))
+        ends = content.get("eos_token_id")
+        ends = ends if isinstance(ends, list) else [] if ends is None else [ends]
+        if not all(type(end) is int and end >= 0 for end in ends):
+            raise InputError(
+                f"{path}: eos_token_id must be a token id or a list of them, not {ends}."
+            )
+        if ends:
+            return tuple(dict.fromkeys(ends))
+    return ()

@@ -6,6 +6,7 @@ the memory of the process, nor to write, because it needs all tensors in memory 
 
 import hashlib
 import json
+import logging
 import os
 import re
 import stat
@@ -24,10 +25,13 @@ from safetensors import SafetensorError, safe_open
 
 from rl4p.errors import InputError
 
+log = logging.getLogger(__name__)
+
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 DTYPES = {"F32": jnp.dtype("float32"), "F16": jnp.dtype("float16"), "BF16": jnp.dtype("bfloat16")}
 MOST_BYTES = 2**28  # of a JSON file
 PIECE_BYTES = 2**24  # the most that is read at a time
+MOST_PROBLEMS = 5  # in one message; a model may have thousands of tensors
 ROWS = 32  # of a transposed matrix to copy at a time
 
 
@@ -38,6 +42,7 @@ class StoredTensor:
     Attributes:
       kind: the name of its dtype in safetensors.
       start: the offset of its first byte in the file.
+      bytes: its size.
       opened: the file, if it is open already and stays so.
     """
 
@@ -45,6 +50,7 @@ class StoredTensor:
     kind: str
     shape: tuple[int, ...]
     start: int
+    bytes: int
     opened: FileIO | None = None
 
     def pieces(self, rows: slice) -> Iterator[tuple[int, np.ndarray]]:
@@ -103,13 +109,14 @@ def stored_tensors(folder: Path) -> dict[str, StoredTensor]:
 
     Raises:
       InputError: a file is missing or broken, or its tensors differ from those in the index; names
-        all such tensors.
+        the first such tensors.
     """
     if not (folder / INDEX).is_file():
         if not (folder / SINGLE).is_file():
             raise InputError(no_weights(folder))
         return read_header(folder / SINGLE)
-    weight_map = read_json(folder / INDEX).get("weight_map")
+    index = read_json(folder / INDEX)
+    weight_map = index.get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise InputError(f"{folder / INDEX} has no 'weight_map'.")
     for name, file in weight_map.items():
@@ -134,11 +141,24 @@ def stored_tensors(folder: Path) -> dict[str, StoredTensor]:
         if weight_map.get(name) != file
     ]
     if problems:
-        raise InputError(f"{folder / INDEX} does not match its files: {'; '.join(problems)}.")
-    return {name: by_file[file][name] for name, file in weight_map.items()}
+        raise InputError(f"{folder / INDEX} does not match its files: {listed(problems)}.")
+    stored = {name: by_file[file][name] for name, file in weight_map.items()}
+    metadata = index.get("metadata")
+    size = metadata.get("total_size") if isinstance(metadata, dict) else None
+    if size is not None and size != (own := sum(tensor.bytes for tensor in stored.values())):
+        log.warning("%s counts %s bytes, but its tensors have %d.", folder / INDEX, size, own)
+    return stored
+
+
+def listed(problems: Sequence[str]) -> str:
+    """Returns the first problems in words, and the number of the others."""
+    more = len(problems) - MOST_PROBLEMS
+    return "; ".join(problems[:MOST_PROBLEMS]) + (f"; and {more:,} more" if more > 0 else "")
 
 
 def no_weights(folder: Path) -> str:
+    if shards := sorted(path.name for path in folder.glob("*.safetensors")):
+        return f"{folder} has {', '.join(shards[:3])}, but no {SINGLE} and no {INDEX}."
     pickles = sorted(path.name for pattern in ("*.bin", "*.pt*") for path in folder.glob(pattern))
     if not pickles:
         return f"{folder} has no {SINGLE} and no {INDEX}."
@@ -168,6 +188,7 @@ def read_header(path: Path) -> dict[str, StoredTensor]:
             kind=entry["dtype"],
             shape=tuple(entry["shape"]),
             start=8 + size + entry["data_offsets"][0],
+            bytes=entry["data_offsets"][1] - entry["data_offsets"][0],
         )
         for name, entry in header.items()
         if name != "__metadata__"

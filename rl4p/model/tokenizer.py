@@ -1,7 +1,10 @@
 """Tokenizers: read from a folder and checked, or built with one token per byte."""
 
+import json
+import logging
 import os
 import re
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,6 +13,7 @@ from jinja2 import TemplateError
 
 from rl4p.configuration.suggestions import did_you_mean
 from rl4p.errors import InputError
+from rl4p.model.folder import tokenizer_files
 from rl4p.model.tensor_files import check_file, read_json
 from rl4p.model.trial import try_loading
 
@@ -19,6 +23,9 @@ if TYPE_CHECKING:  # imported where it is used, because the import takes half a 
 # Silences a message of transformers at import about the absence of torch.
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 
+log = logging.getLogger(__name__)
+
+CONFIG = "tokenizer_config.json"
 CHAT_TEMPLATE = (
     "{% for message in messages %}"
     "{{ '<|' + message['role'] + '|>' + message['content'] + '<|end|>' }}"
@@ -30,7 +37,7 @@ TEMPLATE_ERRORS = (
     *(TemplateError, ArithmeticError, AttributeError, LookupError, MemoryError),
     *(RecursionError, TypeError, ValueError),
 )
-GIVEN = ("messages", "add_generation_prompt", "tokenize", "return_dict")
+GIVEN = ("messages", "add_generation_prompt", "tokenize", "return_dict", "strftime_now")
 SPECIAL_TOKENS = ("<|pad|>", "<|end|>", "<|system|>", "<|user|>", "<|assistant|>")
 
 
@@ -58,6 +65,14 @@ def load_tokenizer(folder: Path) -> "PreTrainedTokenizerFast":
     except Exception as error:  # the tokenizers library raises plain Exception
         reason = " ".join(str(error).split())
         raise InputError(f"The tokenizer in {folder} cannot be read: {reason}.") from error
+    inside = read_json(path).get("chat_template") if (path := folder / CONFIG).is_file() else None
+    beside = (folder / "chat_template.jinja").is_file()
+    if beside and inside not in (None, tokenizer.chat_template):
+        log.warning(
+            "%s has two chat templates: chat_template.jinja is read, as by transformers, and not "
+            "the one in tokenizer_config.json.",
+            folder,
+        )
     for key in ("is_local", "local_files_only"):  # else they are saved with it
         tokenizer.init_kwargs.pop(key, None)
     if tokenizer.chat_template is None:
@@ -83,6 +98,38 @@ def check_template(
         if name not in words:
             hint = did_you_mean(name, words, f"{key}.{{}}") or "."
             raise InputError(f"{key}.{name} does not occur in the model's chat template{hint}")
+
+
+def save_tokenizer(tokenizer: "PreTrainedTokenizerFast", folder: Path) -> None:
+    """Writes the files of a tokenizer, in a form that transformers 4.57 and 5 read.
+
+    A tokenizer that was read from a folder is a copy of its files there, byte for byte: what
+    loaded them before loads them again.
+
+    Args:
+      folder: the folder for the files, which is created if it is absent.
+
+    Raises:
+      OSError: the files could not be written.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    source = Path(tokenizer.name_or_path)
+    if tokenizer.name_or_path and (source / "tokenizer.json").is_file():
+        for path in tokenizer_files(source):
+            copy = shutil.copytree if path.is_dir() else shutil.copyfile
+            copy(path, folder / path.name)
+        return
+    try:
+        tokenizer.save_pretrained(folder)
+    except Exception as error:  # the tokenizers library has no class for a full disk
+        raise OSError(str(error)) from error
+    # Version 5 writes names here that version 4 cannot read; both read the older ones.
+    config = read_json(folder / CONFIG)
+    config.pop("backend", None)
+    config["tokenizer_class"] = "PreTrainedTokenizerFast"
+    if isinstance(config.get("extra_special_tokens"), list):
+        config["additional_special_tokens"] = config.pop("extra_special_tokens")
+    (folder / CONFIG).write_text(json.dumps(config, indent=2) + "\n")
 
 
 def byte_tokenizer() -> "PreTrainedTokenizerFast":

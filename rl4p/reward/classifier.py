@@ -15,6 +15,7 @@ from rl4p.configuration.capability import ReadPath
 from rl4p.distributed.mesh import Mesh, OwnMesh
 from rl4p.errors import InputError
 from rl4p.learner.microbatches import MicrobatchRows, fold, spread
+from rl4p.model.clock import date_of, set_clock, uses_clock
 from rl4p.model.decoder import Decoder
 from rl4p.model.heads import scores
 from rl4p.model.hub import model_folder
@@ -61,6 +62,7 @@ class Classifier:
       max_tokens: limit of prompt and response together, in the classifier's tokens.
       tokens_per_microbatch: number of tokens in memory at once, padding included.
       dtype: dtype of parameters and activations; scores are always float32.
+      date: the date that the chat template sees, in ISO 8601, which a template with a date needs.
       deadline: seconds for a batch; None for no limit, because the first batch compiles the model.
     """
 
@@ -70,6 +72,7 @@ class Classifier:
     max_tokens: Positive = 2048
     tokens_per_microbatch: Positive = 8192
     dtype: Literal["float32", "bfloat16"] = "float32"
+    date: str | None = None
     deadline: AboveZero | None = None
 
     def __post_init__(self) -> None:
@@ -97,6 +100,13 @@ class Classifier:
                 f"of {folder}."
             )
         tokenizer: Any = load_tokenizer(folder)
+        if self.date is None and uses_clock(tokenizer):
+            raise InputError(
+                f"date must be set, because the chat template of {folder} has the date of today: "
+                "without it, scores would change from day to day."
+            )
+        if (date := date_of(tokenizer, self.date, "date")) is not None:
+            set_clock(tokenizer, date)
         largest = max(tokenizer.get_vocab().values())
         if largest >= config.vocabulary:
             raise InputError(

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
+from rl4p.data.messages import for_request
 from rl4p.errors import InputError
 from rl4p.http.client import InvalidResponseError
 from rl4p.protocols.engine import Completion
@@ -55,7 +56,7 @@ class OpenAIProtocol(ServerProtocol):
             )
         body = {
             "model": self.model,
-            "messages": list(request.messages),
+            "messages": for_request(request.messages),
             "max_tokens": request.max_tokens,
             "temperature": request.sampling.temperature,
             "top_p": request.sampling.top_p,

@@ -20,7 +20,7 @@ from omegaconf import DictConfig, OmegaConf
 
 import rl4p
 from rl4p.configuration import instantiate
-from rl4p.configuration.folder import only_run_in
+from rl4p.configuration.folder import only_run_in, record_value
 from rl4p.configuration.quoting import command, override
 from rl4p.configuration.trust import names_in, unsandboxed
 from rl4p.distributed.mesh import Mesh
@@ -78,6 +78,8 @@ def run(config: DictConfig) -> dict[str, Any]:
         tolerance = Tolerance()
         with tolerance.of("Printing"):
             terminal.print(f"{folder}\n{experiment.sizes}")
+        if first() and (date := experiment.loop.policy.date) is not None:
+            record_value(folder, "model.date", date)
         record.describe(experiment.config, environment(experiment))
         tracked = SeveralRuns({type(tracker).__name__: tracker}, folder)
         stateful = experiment.loop.stateful | {"evaluation": experiment.evaluation}

@@ -5,8 +5,9 @@ from typing import Annotated, Any, Literal
 
 from annotated_types import MinLen
 from pydantic import BeforeValidator, Field, WrapValidator
-from pydantic_core import PydanticCustomError, from_json
+from pydantic_core import PydanticCustomError
 
+from rl4p.data.messages import arguments_of, message_of
 from rl4p.errors import InputError
 from rl4p.model.tokenizer import TEMPLATE_ERRORS, check_template
 from rl4p.serving.body import Body
@@ -26,11 +27,6 @@ def as_parts(value: Any) -> Any:
     return value
 
 
-def as_object(value: Any) -> Any:
-    """Returns the arguments of a call as an object; OpenAI's API writes them as JSON."""
-    return from_json(value or "{}") if isinstance(value, str) else value
-
-
 def unchanged(value: Any, check: Any) -> Any:
     """Checks a value, and returns it as it was sent."""
     check(value)
@@ -44,12 +40,15 @@ class Part(Body, extra="ignore"):
     text: str = ""
 
 
+Arguments = Annotated[dict[str, Any], BeforeValidator(arguments_of), Must("a JSON object")]
+
+
 class CalledFunction(Body, extra="ignore"):
     """The function that a tool call names, with its arguments."""
 
     name: NonEmpty
-    arguments: Annotated[dict[str, Any], BeforeValidator(as_object), Must("a JSON object")] = Field(
-        default_factory=dict
+    arguments: Annotated[dict[str, Any], BeforeValidator(arguments_of), Must("a JSON object")] = (
+        Field(default_factory=dict)
     )
 
 
@@ -63,7 +62,8 @@ class MessageToolCall(Body, extra="ignore"):
 class Message(Body):
     """A message of a conversation."""
 
-    IGNORED = ("refusal", "annotations", "audio", "function_call", "reasoning", "stop_reason")
+    IGNORED = ("refusal", "annotations", "audio", "reasoning", "stop_reason")
+    OFF = ("function_call",)  # the older form of tool_calls, which templates do not read
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: Annotated[list[Part], FirstError(), MANY, BeforeValidator(as_parts)] = Field(
@@ -75,19 +75,8 @@ class Message(Body):
     reasoning_content: str | None = None
 
     def for_template(self) -> dict[str, Any]:
-        """Returns the message as chat templates read it: the content is one text."""
-        fields: dict[str, Any] = {
-            "role": "system" if self.role == "developer" else self.role,
-            "content": "".join(part.text for part in self.content),
-        }
-        if self.tool_calls is not None:
-            fields["tool_calls"] = [
-                ({} if call.id is None else {"id": call.id})
-                | {"type": "function", "function": call.function.model_dump()}
-                for call in self.tool_calls
-            ]
-        optional = self.model_dump(include={"name", "tool_call_id", "reasoning_content"})
-        return fields | {name: text for name, text in optional.items() if text is not None}
+        """Returns the message as chat templates read it, and as data sets are read."""
+        return message_of(self.model_dump(), self.role)
 
 
 class ToolFunction(Body, extra="ignore"):

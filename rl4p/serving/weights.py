@@ -17,7 +17,9 @@ import numpy as np
 
 from rl4p.errors import InputError, RunError
 from rl4p.model.families import FAMILIES, Tensor
-from rl4p.model.huggingface import check_fit, read_config, read_part
+from rl4p.model.fit import check_fit
+from rl4p.model.folder import check_files
+from rl4p.model.huggingface import read_config, read_part
 from rl4p.model.model_tensors import held_tensors, model_tensors, stacked_index
 from rl4p.model.policy import Policy
 from rl4p.model.tensor_files import INDEX, SINGLE, StoredTensor, stored_tensors
@@ -83,7 +85,8 @@ def replacement(folder: Path, policy: Policy) -> Replacement:
             raise InputError(f"{folder} has no tensors.")
         shapes = jax.eval_shape(policy.decoder.init, jax.random.key(0))
         tensors = FAMILIES[policy.decoder.config.family].names(policy.decoder.config)
-        check_fit(folder, stored, tensors, shapes, complete=False)
+        tied = policy.decoder.config.tied_embedding
+        check_fit(folder, stored, tensors, shapes, tied=tied, complete=False)
         return Replacement(folder, policy, stored)
     except (InputError, OSError, ValueError) as error:
         if isinstance(error, InputError) and may_be_described(folder):
@@ -108,6 +111,7 @@ def may_be_described(folder: Path) -> bool:
 def check_config(folder: Path, policy: Policy) -> None:
     """Checks that config.json, if there is one, describes the served model."""
     if not (folder / "config.json").is_file():
+        check_files(folder)
         return
     config, ours = read_config(folder), policy.decoder.config
     differing = [

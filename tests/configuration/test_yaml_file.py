@@ -11,7 +11,14 @@ from yaml import YAMLError
 
 from rl4p.configuration.sweep import named, read_jobs, write_jobs
 from rl4p.configuration.trust import CONF
-from rl4p.configuration.yaml_file import MOST_LEVELS, MOST_VALUES, check_size, load_yaml
+from rl4p.configuration.yaml_file import (
+    MOST_LEVELS,
+    MOST_VALUES,
+    check_size,
+    configuration_of,
+    load_yaml,
+    read_yaml,
+)
 from rl4p.errors import InputError
 from tests.configuration.hostile import cases, recorded, write
 
@@ -116,3 +123,65 @@ def test_only_regular_files_are_read(toy, attack, kind):
     else:
         file.mkdir()
     assert "is not a regular file" in attack(f"resume={folder}")
+
+
+HERE = Path("a.yaml")
+TEXTS = (
+    *("12:30", "1:45:10", "190:20:30.15", "0755", "007", "00", "-012", "007.5", "1_000", "1_0.5"),
+    *(
+        "0o17",
+        "0x1F",
+        "0b101",
+        "+5",
+        "+1.5",
+        "NO",
+        "no",
+        "yes",
+        "Yes",
+        "on",
+        "Off",
+        "y",
+        "n",
+        "TruE",
+    ),
+    *("2026-01-31", "2026-01-31 10:00:00", "2026-01-31T10:00:00Z", "=", "1.2.3", "1e", "e3", ".e3"),
+)
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_a_word_stays_as_it_stands(text, tmp_path):
+    path = tmp_path / "a.yaml"
+    path.write_text(f"a: {text}\nb: [{text}]\n{text}: 1\n")
+    config = read_yaml(path)
+    assert config == {"a": text, "b": [text], text: 1}
+    assert configuration_of(path.read_text(), path) == config
+    assert configuration_of(OmegaConf.to_yaml(OmegaConf.create({"a": text})), path).a == text
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        *[("0", 0), ("-3", -3), ("42", 42), ("1.5", 1.5), ("-0.5", -0.5), (".5", 0.5), ("1.", 1.0)],
+        *[("1e3", 1000.0), ("1e-5", 1e-5), ("2.5e-4", 2.5e-4), (".inf", float("inf"))],
+        *[("-.inf", float("-inf")), ("true", True), ("True", True), ("FALSE", False)],
+        *[("null", None), ("~", None), ("", None), ("'12'", "12"), ('"true"', "true")],
+    ],
+)
+def test_numbers_and_truth_values_are_read(text, value):
+    config = configuration_of(f"a: {text}\n", HERE)
+    assert config.a == value
+    assert type(config.a) is type(value)
+    assert configuration_of(OmegaConf.to_yaml(config), HERE) == config
+
+
+@pytest.mark.parametrize("text", ["a: 1\na: 2\n", "b: {a: 1, a: 1}\n"])
+def test_a_key_that_occurs_twice_is_refused(text):
+    with pytest.raises(YAMLError, match=r'found duplicate key a\s+in "a.yaml", line'):
+        configuration_of(text, HERE)
+
+
+@pytest.mark.parametrize(("text", "config"), [("", {}), ("word", {"word": None}), ("[1]", [1])])
+def test_other_contents(text, config):
+    assert configuration_of(text, HERE) == config
+    with pytest.raises(ValueError, match=r"a\.yaml holds 3, and no mapping or list"):
+        configuration_of("3", HERE)

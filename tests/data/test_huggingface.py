@@ -118,3 +118,18 @@ def test_without_the_library_the_sentence_names_the_extra(monkeypatch):
     monkeypatch.setattr("rl4p.data.huggingface.find_spec", lambda name: None)
     with pytest.raises(InputError, match=r"needs the library datasets: pip install 'rl4p\[datase"):
         HuggingFace(path="openai/gsm8k").train()
+
+
+def test_a_table_of_texts_stays_one(tmp_path):
+    """Without a type for each column, pandas reads 0755 as a number and NA as nothing."""
+    answers = ["0755", "1.50", "NA", "12:30", "1_000", "true", "", "12345678901234567890123"]
+    lines = [f"q{i},{answer},{i % 2}\n" for i, answer in enumerate(answers)]
+    (tmp_path / "f").mkdir()
+    (tmp_path / "f" / "train.csv").write_text("question,answer,level\n" + "".join(lines))
+    options = {"metadata_keys": ("answer",), "answer_key": None, "reference_key": "question"}
+    data = HuggingFace(path=str(tmp_path / "f"), held_out_split="train", **options)
+    assert [row.metadata["answer"] for row in data.train()] == answers
+    data = HuggingFace(
+        path=str(tmp_path / "f"), held_out_split="train", where={"level": 1}, **options
+    )
+    assert [row.question for row in data.train()] == ["q1", "q3", "q5", "q7"]

@@ -87,3 +87,17 @@ def test_another_file_is_refused(tmp_path):
         path.write_bytes(content)
         with pytest.raises(InputError, match=r"rows\.parquet: not a readable Parquet file"):
             Parquet(path=str(path)).train()
+
+
+def test_arguments_of_other_rows_are_left_out(write):
+    def row(**arguments):
+        call = {"function": {"name": "find", "arguments": arguments}}
+        asked = {"role": "assistant", "content": "", "tool_calls": [call]}
+        return {"m": [{"role": "user", "content": str(arguments), "tool_calls": None}, asked]}
+
+    path = write([row(city="Paris"), row(days=1)])
+    data = Parquet(path=path, held_out_path=path, messages_key="m", answer_key=None)
+    rows = [row.messages or () for row in data.train()]
+    calls = [messages[1]["tool_calls"][0]["function"]["arguments"] for messages in rows]
+    assert calls == [{"city": "Paris"}, {"days": 1}]
+    assert "tool_calls" not in rows[0][0]

@@ -31,6 +31,30 @@ def test_rows_are_chosen_by_the_values_of_their_fields():
         asked(where={"grade": 7})
 
 
+@pytest.mark.parametrize(
+    ("where", "absent"),
+    [
+        ({"level": [1, 7]}, ["level=7"]),
+        ({"level": [1, "1", False]}, ["level=1", "level=False"]),
+        ({"level": [1, 8, 9]}, ["level=8", "level=9"]),
+        ({"level": [2], "of.kind": ["a", "c"]}, ["of.kind=c"]),
+        ({"level": [1, 2]}, []),
+        ({"level": 1}, []),
+        ({"level": [1, None]}, ["level=None"]),
+    ],
+)
+def test_a_wanted_value_that_no_row_has_is_named(caplog, where, absent):
+    asked(where=where)
+    lines = [each.getMessage() for each in caplog.records if "no row has" in each.getMessage()]
+    expected = [f"data.rows: no row has data.where.{each}." for each in absent]
+    assert [line for line in lines if line.startswith("data.rows")] == expected
+
+
+def test_a_value_that_later_rows_may_have_is_not_named(caplog):
+    asked(limit=1, where={"level": [0, 7]})
+    assert "data.rows: no row has" not in caplog.text
+
+
 def test_a_row_that_is_not_chosen_may_be_unsuitable():
     assert asked([*LEVELS, {"level": 9}], where={"level": 2}) == ["2?", "5?", "8?", "11?"]
 

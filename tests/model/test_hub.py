@@ -62,11 +62,13 @@ def test_a_name_is_fetched_without_pickles_and_second_copies(tmp_path, download,
     files = [
         "config.json", "generation_config.json", "model.safetensors.index.json", "tokenizer.json",
         "model-00001-of-00002.safetensors", "model.safetensors", "chat_template.jinja",
+        "merges.txt", "tokenizer.model", "additional_chat_templates/tools.jinja",
+        "adapter_config.json", "special_tokens_map.json",
         "pytorch_model.bin", "modeling.py", "consolidated.safetensors", "model.gguf",
-        "original/params.json", "onnx/model.safetensors",
+        "original/params.json", "onnx/model.safetensors", "original/tokenizer.model", "README.md",
     ]  # fmt: skip
-    patterns = {key: download.options[key] for key in ("allow_patterns", "ignore_patterns")}
-    assert list(filter_repo_objects(files, **patterns)) == files[:7]
+    patterns = download.options["allow_patterns"]
+    assert list(filter_repo_objects(files, allow_patterns=patterns)) == files[:12]
 
 
 @pytest.mark.parametrize(
@@ -122,7 +124,7 @@ def test_a_plan_fetches_no_weights(download, tmp_path, weights):
     model_folder(NAME, weights=weights)
     patterns = download.options["allow_patterns"]
     assert ("model*.safetensors" in patterns) is weights
-    assert {"*.json", "*.jinja"} < {*patterns, ""}
+    assert {"config.json", "tokenizer.json", "chat_template.jinja"} < {*patterns}
 
 
 def test_a_name_lasts_where_others_read_it(tmp_path, monkeypatch):

@@ -85,8 +85,8 @@ def test_the_layout_is_that_of_qwen2(folder, params):
 
 def test_a_divided_folder_is_read(folder, policy, params):
     """Files have at most 20 kB; the 32 x 264 embedding alone is larger."""
-    write_model(folder, policy.decoder, params, ENDS, shard_bytes=20_000)
     (folder / "model.safetensors").unlink()
+    write_model(folder, policy.decoder, params, ENDS, shard_bytes=20_000)
     index = json.loads((folder / "model.safetensors.index.json").read_text())
     files = sorted(folder.glob("*.safetensors"))
     assert {path.name for path in files} == set(index["weight_map"].values())
@@ -119,8 +119,8 @@ def test_layers_of_several_dtypes_meet_in_float32(folder, policy, params):
 
 
 def test_a_whole_number_dtype_is_refused(folder):
-    edit_tensors(folder, lambda t: t.update({"model.norm.weight": np.ones(32, np.int8)}))
-    with pytest.raises(InputError, match=r"model\.norm\.weight is I8, not one of F32, F16, BF16"):
+    edit_tensors(folder, lambda t: t.update({"model.norm.weight": np.ones(32, np.int64)}))
+    with pytest.raises(InputError, match=r"model\.norm\.weight is I64, not one of F32, F16, BF16"):
         read(folder)
 
 
@@ -176,30 +176,6 @@ def test_parameters_go_to_the_devices_that_hold_them(folder, on_devices):
     command = [sys.executable, "-c", FOUR_DEVICES, str(folder)]
     done = subprocess.run(command, capture_output=True, text=True, env=on_devices(4))
     assert done.returncode == 0, done.stderr[-3000:]
-
-
-def test_a_tied_head_that_the_files_repeat_is_no_fault(folder, params):
-    edit_tensors(folder, lambda t: t.update({"lm_head.weight": t["model.embed_tokens.weight"]}))
-    assert_equal(read(folder), params)
-
-
-def test_every_tensor_that_does_not_fit_is_named(folder):
-    def change(tensors):
-        del tensors["model.norm.weight"], tensors["model.layers.1.mlp.up_proj.weight"]
-        tensors["model.layers.0.self_attn.q_proj.weight"] = np.zeros((32, 31), np.float32)
-        tensors["model.layers.0.self_attn.q_norm.weight"] = np.zeros(8, np.float32)
-
-    edit_tensors(folder, change)
-    with pytest.raises(InputError) as error:
-        read(folder)
-    for sentence in (
-        f"The weights in {folder} do not match the model: ",
-        "model.norm.weight is missing",
-        "model.layers.1.mlp.up_proj.weight is missing",
-        "model.layers.0.self_attn.q_norm.weight is not part of this model",
-        "model.layers.0.self_attn.q_proj.weight must have shape (32, 32), not (32, 31)",
-    ):
-        assert sentence in str(error.value)
 
 
 @pytest.mark.parametrize(

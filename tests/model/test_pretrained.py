@@ -76,22 +76,27 @@ def test_parameters_may_keep_the_dtype_of_the_files(folder, policy, params, para
 
 
 @pytest.mark.parametrize(
-    ("content", "ends"),
+    ("generation", "config", "ends"),
     [
-        (None, (256,)),
-        ("{}", (256,)),
-        ('{"eos_token_id": 7}', (256, 7)),
-        ('{"eos_token_id": [7, 256]}', (256, 7)),
-        ('{"eos_token_id": null}', (256,)),
-        ('{"eos_token_id": 0}', (256, 0)),
-        ('{"eos_token_id": [7, 8, 7]}', (256, 7, 8)),
+        (None, 256, (256,)),
+        (None, [7, 8], (256, 7, 8)),
+        (None, [258, 256], (256, 258)),
+        (None, 0, (256, 0)),
+        (None, None, (256,)),
+        ({}, [7, 8, 7], (256, 7, 8)),
+        ({"eos_token_id": None}, 9, (256, 9)),
+        ({"eos_token_id": []}, 9, (256, 9)),
+        ({"eos_token_id": 7}, 9, (256, 7)),
+        ({"eos_token_id": [7, 256]}, [9, 10], (256, 7)),
+        ({"eos_token_id": 0}, 256, (256, 0)),
+        ({"eos_token_id": [7, 8, 7]}, None, (256, 7, 8)),
     ],
 )
-def test_end_tokens_are_that_of_the_tokenizer_and_those_of_the_generation_config(
-    folder, content, ends
-):
+def test_end_tokens_of_the_tokenizer_and_of_the_configs(folder, generation, config, ends):
+    """As in transformers, config.json counts only if generation_config.json names none."""
     path = folder / "generation_config.json"
-    path.unlink() if content is None else path.write_text(content)
+    path.unlink() if generation is None else path.write_text(json.dumps(generation))
+    edit(folder / "config.json", lambda content: content.update(eos_token_id=config))
     assert build(folder)[0].end_ids == ends
 
 
@@ -123,7 +128,7 @@ def test_a_policy_stops_at_every_end_token(folder):
         ('{"eos_token_id": [1, -1]}', r"eos_token_id must be a token id .* not \[1, -1\]"),
         (
             '{"eos_token_id": 264}',
-            r"generation_config\.json in .* has token 264, but .* only 264",
+            r"eos_token_id in .* has token 264, but .* only 264",
         ),
     ],
 )
@@ -137,6 +142,8 @@ def test_a_folder_that_names_no_end_token_is_refused(folder):
     edit(folder / "tokenizer_config.json", lambda config: config.pop("eos_token"))
     assert build(folder)[0].end_ids == (256, 258)
     (folder / "generation_config.json").unlink()
+    assert build(folder)[0].end_ids == (256,)
+    edit(folder / "config.json", lambda config: config.pop("eos_token_id"))
     with pytest.raises(InputError, match=r"defines no end token: add eos_token .* or eos_token_id"):
         build(folder)
 
@@ -162,6 +169,17 @@ def test_a_template_has_arguments(folder):
     }
     with pytest.raises(InputError, match=r"model\.template\.enable_thinkin .* mean .*_thinking\?"):
         build(folder, template={"enable_thinkin": True})
+
+
+def test_a_template_with_a_date_keeps_the_date_of_the_policy(folder):
+    path = folder / "chat_template.jinja"
+    path.write_text("{{ strftime_now('%d %b %Y') }}" + path.read_text())
+    policy = build(folder, date="2024-07-26")[0]
+    text = policy.tokenizer.apply_chat_template([{"role": "user", "content": "x"}], tokenize=False)
+    assert text.startswith("26 Jul 2024<|user|>x")
+    assert policy.date == "2024-07-26"
+    with pytest.raises(InputError, match=r"model\.template\.strftime_now is set by rl4p"):
+        build(folder, template={"strftime_now": "today"})
 
 
 def test_the_policy_that_comes_with_the_package_loads():

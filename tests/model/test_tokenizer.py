@@ -5,12 +5,14 @@ import pytest
 
 from rl4p.errors import InputError
 from rl4p.model import tensor_files
+from rl4p.model.clock import set_clock
 from rl4p.model.tokenizer import (
     CHAT_TEMPLATE,
     SPECIAL_TOKENS,
     byte_tokenizer,
     check_template,
     load_tokenizer,
+    save_tokenizer,
 )
 
 
@@ -135,3 +137,58 @@ def test_an_argument_that_the_template_does_not_know_is_refused(arguments, sente
 def test_a_folder_without_a_tokenizer_is_named(tmp_path):
     with pytest.raises(InputError, match=r"model\.path=.* has no tokenizer\.json\."):
         load_tokenizer(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"tokenizer_class": "Qwen2Tokenizer", "additional_special_tokens": ["<|user|>"]},
+        {"tokenizer_class": "LlamaTokenizer", "legacy": False},
+        {"tokenizer_class": "PreTrainedTokenizerFast", "chat_template": "{{ 1 }}"},
+        {"tokenizer_class": "TokenizersBackend", "extra_special_tokens": ["<|user|>"]},
+        {"added_tokens_decoder": {"256": {"content": "<|end|>", "special": True}}},
+        {"model_max_length": 1_000_000_000_000_000_019_884_624_838_656, "unknown": [1, None]},
+    ],
+)
+def test_the_files_of_a_tokenizer_are_copied_byte_for_byte(tmp_path, changed):
+    source, out = tmp_path / "source", tmp_path / "out"
+    save_tokenizer(byte_tokenizer(), source)
+    config = json.loads((source / "tokenizer_config.json").read_text()) | changed
+    (source / "tokenizer_config.json").write_text(json.dumps(config, indent=7))
+    for name in ("merges.txt", "vocab.json", "added_tokens.json", "special_tokens_map.json"):
+        (source / name).write_bytes(b"{}\n" if name.endswith("json") else b"#version: 0.2\r\n")
+    (source / "tokenizer.model").write_bytes(bytes(range(256)))
+    (source / "additional_chat_templates").mkdir()
+    (source / "additional_chat_templates" / "tools.jinja").write_text("{{ tools }}")
+    expected = {path.relative_to(source): path.read_bytes() for path in files(source)}
+    (source / "config.json").write_text("{}")  # no file of the tokenizer
+    tokenizer = load_tokenizer(source)
+    set_clock(tokenizer, "2026-01-05")  # changes the template in memory alone
+    save_tokenizer(tokenizer, out)
+    assert {path.relative_to(out): path.read_bytes() for path in files(out)} == expected
+    assert load_tokenizer(out).get_vocab() == tokenizer.get_vocab()
+
+
+def files(folder):
+    return sorted(path for path in folder.rglob("*") if path.is_file())
+
+
+def test_a_tokenizer_without_files_has_names_that_all_versions_read(tmp_path):
+    save_tokenizer(byte_tokenizer(), tmp_path)
+    config = json.loads((tmp_path / "tokenizer_config.json").read_text())
+    assert config["tokenizer_class"] == "PreTrainedTokenizerFast"
+    assert config["additional_special_tokens"] == list(SPECIAL_TOKENS[2:])
+    assert not {"backend", "extra_special_tokens"} & config.keys()
+    assert load_tokenizer(tmp_path).get_vocab() == byte_tokenizer().get_vocab()
+
+
+@pytest.mark.parametrize(("inside", "named"), [(None, False), ("file", False), ("other", True)])
+def test_a_second_chat_template_is_named(folder, caplog, inside, named):
+    path = folder / "tokenizer_config.json"
+    config = json.loads(path.read_text())
+    template = (folder / "chat_template.jinja").read_text()
+    path.write_text(
+        json.dumps(config | {"chat_template": template if inside == "file" else inside})
+    )
+    assert load_tokenizer(folder).chat_template == template
+    assert ("has two chat templates" in caplog.text) is named

@@ -237,3 +237,16 @@ def test_its_defaults(folder):
     term = Classifier(path=str(folder), max_tokens=64)
     assert (term.weight, term.label, term.dtype) == (1.0, 0, "float32")
     assert term.tokens_per_microbatch == 8192
+
+
+def test_a_template_with_a_date_needs_one(copied):
+    path = copied / "chat_template.jinja"
+    path.write_text("{{ strftime_now('%d %b') }}" + path.read_text())
+    with pytest.raises(ValueError, match=r"^date must be set, because the chat template of .* tod"):
+        load(copied)
+    tokenizer = load(copied, date="2026-01-05").model.tokenizer
+    chat = [{"role": "user", "content": "x"}]
+    assert tokenizer.apply_chat_template(chat, tokenize=False).startswith("05 Jan<|user|>x")
+    path.write_text("{{ messages[0].content }}")
+    with pytest.raises(ValueError, match=r"date=2026-01-05 has no effect"):
+        load(copied, date="2026-01-05")

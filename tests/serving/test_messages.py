@@ -3,12 +3,15 @@ from dataclasses import replace
 
 import pytest
 
+from rl4p.data.messages import message_of
 from rl4p.serving.body import validate
 from rl4p.serving.http_errors import HttpError
 from rl4p.serving.messages import Conversation
 from rl4p.serving.server_state import ServerState
 
 CALL = {"id": "c", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
+
+NULL = {"b": None, "c": [{"d": None}]}
 
 
 def prompt(make_server, body, **changes):
@@ -38,6 +41,27 @@ def test_the_arguments_of_former_calls_become_objects(make_server):
     text, tools = prompt(make_server, {"messages": messages})
     assert text == 'u:x|a:({"a": 1})|t:2|a:'
     assert not tools
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        {"role": "assistant", "content": None, "tool_calls": [CALL]},
+        {"role": "assistant", "content": "x", "tool_calls": [{"function": {"name": "a"}}]},
+        {
+            "role": "assistant",
+            "tool_calls": [{"function": {"name": "a", "arguments": {"b": None}}}],
+        },
+        {"role": "assistant", "tool_calls": [{"function": {"name": "a", "arguments": ""}}]},
+        {"role": "assistant", "content": "x", "reasoning_content": "y", "tool_calls": None},
+        {"role": "tool", "content": "2", "tool_call_id": "c", "name": "add"},
+        {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},
+        {"role": "developer", "content": "x"},
+    ],
+)
+def test_a_request_is_read_as_a_data_set_is(message):
+    (ours,) = validate(Conversation, {"messages": [message]}).messages
+    assert ours.for_template() == message_of(message, "row 1")
 
 
 def test_the_policy_has_arguments_of_its_template(make_server):
@@ -70,6 +94,7 @@ def test_the_last_message_can_be_continued(make_server):
         ({"role": "user", "content": "a", "contnt": "b"}, "contnt is not a field"),
         ({"role": "assistant", "tool_calls": [{}]}, r"tool_calls\[0\].function is missing"),
         ({"role": "assistant", "tool_calls": "a"}, "tool_calls must be a list"),
+        ({"role": "assistant", "function_call": {"name": "a"}}, "function_call is not supported"),
         (
             {"role": "assistant", "tool_calls": [{"function": {"name": "a", "arguments": "{"}}]},
             "arguments must be a JSON object",

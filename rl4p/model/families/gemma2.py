@@ -23,9 +23,7 @@ def read_config(config: dict[str, Any], where: str) -> DecoderConfig:
         **keys.rope(),
         **shape,
         **read_gemma(keys),
-        **keys.sliding(
-            keys.get("sliding_window", int, 4096), [i % 2 == 0 for i in range(shape["layers"])]
-        ),
+        **keys.sliding(keys.window(4096), [i % 2 == 0 for i in range(shape["layers"])]),
         attention_softcap=read_softcap(keys, "attn_logit_softcapping", 50.0),
         logits_softcap=read_softcap(keys, "final_logit_softcapping", 30.0),
     )

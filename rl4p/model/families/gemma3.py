@@ -17,6 +17,7 @@ NAMES = qwen3.NAMES | gemma2.NAMES
 
 def read_config(config: dict[str, Any], where: str) -> DecoderConfig:
     keys = Keys(config, where)
+    keys.must_be("attn_logit_softcapping", None)  # transformers has the key, and no code for it
     shape = keys.shape(head_width=256)
     pattern = keys.get("sliding_window_pattern", int, 6)
     slides = [(i + 1) % pattern != 0 for i in range(shape["layers"])]
@@ -25,8 +26,7 @@ def read_config(config: dict[str, Any], where: str) -> DecoderConfig:
         **read_rope(keys),
         **shape,
         **gemma2.read_gemma(keys),
-        **keys.sliding(keys.get("sliding_window", int, 4096), slides),
-        attention_softcap=gemma2.read_softcap(keys, "attn_logit_softcapping", None),
+        **keys.sliding(keys.window(4096), slides),
         logits_softcap=gemma2.read_softcap(keys, "final_logit_softcapping", None),
         query_key_norm=True,
     )
@@ -38,21 +38,24 @@ def read_rope(keys: Keys) -> dict[str, Any]:
     Only full-attention layers may be scaled. transformers 5 writes a section of rope_parameters
     for each kind, earlier versions rope_theta, rope_local_base_freq and rope_scaling.
     """
-    sections = Keys(keys.section("rope_parameters"), f"{keys.where}, in rope_parameters,")
-    whole, local = sections.section("full_attention"), sections.section("sliding_attention")
-    old = {
-        "rope_theta": keys.get("rope_theta", float, 1_000_000.0),
-        "rope_local_base_freq": keys.get("rope_local_base_freq", float, 10_000.0),
-    }
+    keys.must_be("partial_rotary_factor", 1.0)
+    sections = keys.section("rope_parameters")
+    for name in sections.keys() - {"full_attention", "sliding_attention"}:
+        raise keys.refuse(f"rope_parameters with {name!r}")
+    inside = Keys(sections, f"{keys.where}, in rope_parameters,")
+    whole, local = inside.section("full_attention"), inside.section("sliding_attention")
     if keys.scaling(local) is not None:
         raise keys.refuse("scaled positions in sliding-window layers")
-    sections.config = whole
-    theta = sections.get("rope_theta", float, old["rope_theta"])
-    sections.config = local
+    old = keys.section("rope_scaling")
+    if old and whole and keys.scaling(old) != keys.scaling(whole):
+        raise keys.two_ropes("rope_scaling and rope_parameters")
+    theta = keys.theta(whole, "rope_theta", 1_000_000.0)
+    if old and keys.theta(old, "rope_theta", theta) != theta:
+        raise keys.two_ropes("rope_scaling and rope_parameters")
     return {
         "rope_theta": theta,
-        "rope_scaling": keys.scaling(keys.section("rope_scaling") | whole),
-        "local_rope_theta": sections.get("rope_theta", float, old["rope_local_base_freq"]),
+        "rope_scaling": keys.scaling(old or whole),
+        "local_rope_theta": keys.theta(local, "rope_local_base_freq", 10_000.0),
     }
 
 

@@ -1,10 +1,37 @@
 """Strict readers and writers of the config.json keys that most families share."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from rl4p.errors import InputError
 from rl4p.model.decoder import DecoderConfig
 from rl4p.model.rope import LinearScaling, Llama3Scaling, Scaling
+
+ANY_ROPE_KEYS = ("rope_type", "type", "rope_theta", "partial_rotary_factor")
+ROPE_KEYS = {
+    "default": (),
+    "linear": ("factor",),
+    "llama3": (
+        *("factor", "low_freq_factor", "high_freq_factor"),
+        "original_max_position_embeddings",
+    ),
+}
+
+
+class Config(dict[str, Any]):
+    """The content of config.json, which remembers in `read` the keys that were looked up."""
+
+    def __init__(self, content: Mapping[str, Any]) -> None:
+        super().__init__(content)
+        self.read: set[object] = set()
+
+    def get(self, key: str, default: Any = None) -> Any:
+        self.read.add(key)
+        return super().get(key, default)
+
+    def __contains__(self, key: object) -> bool:
+        self.read.add(key)
+        return super().__contains__(key)
 
 
 class Keys:
@@ -48,12 +75,37 @@ class Keys:
     def rope(self) -> dict[str, Any]:
         """Returns the decoder's rope options.
 
-        transformers 5 writes rope_parameters, earlier versions rope_theta and rope_scaling.
+        transformers 5 writes rope_parameters, earlier versions rope_theta and rope_scaling. A file
+        may have both if they say the same.
         """
-        rope = self.section("rope_parameters") or self.section("rope_scaling")
         self.must_be("partial_rotary_factor", 1.0)
-        theta = Keys(self.config | rope, self.where).get("rope_theta", float, 10_000.0)
-        return {"rope_theta": theta, "rope_scaling": self.scaling(rope)}
+        sections = (self.section("rope_scaling"), self.section("rope_parameters"))
+        readings = [
+            {
+                "rope_theta": self.theta(section, "rope_theta", 10_000.0),
+                "rope_scaling": self.scaling(section),
+            }
+            for section in filter(None, sections)
+        ]
+        if readings[1:] and readings[0] != readings[1]:
+            raise self.two_ropes("rope_scaling and rope_parameters")
+        alone = {"rope_theta": self.theta({}, "rope_theta", 10_000.0), "rope_scaling": None}
+        return readings[0] if readings else alone
+
+    def theta(self, section: dict[str, Any], key: str, default: float) -> float:
+        """Returns the rotary base of a rope section, or else the one under `key`."""
+        within = Keys(section, f"{self.where}, in rope_parameters,")
+        outside = self.get(key, float, within.get("rope_theta", float, default))
+        theta = within.get("rope_theta", float, outside)
+        if theta != outside:
+            raise self.two_ropes(f"{key} and the rope_theta of its rope section")
+        return theta
+
+    def two_ropes(self, what: str) -> InputError:
+        return InputError(
+            f"{self.where}: {what} differ, and versions of transformers take one or the other: "
+            "leave the wrong one out."
+        )
 
     def section(self, key: str) -> dict[str, Any]:
         """Returns an object within the configuration, empty if it is absent or null."""
@@ -64,23 +116,43 @@ class Keys:
         keys = Keys(rope, f"{self.where}, in rope_parameters,")
         keys.must_be("partial_rotary_factor", 1.0)
         kind = rope.get("rope_type", rope.get("type", "default"))
+        keys.must_be("type", kind)
+        if not isinstance(kind, str) or kind not in ROPE_KEYS:
+            raise self.refuse(f"rope type {kind!r}")
+        for key, value in rope.items():
+            if value is not None and key not in (*ANY_ROPE_KEYS, *ROPE_KEYS[kind]):
+                raise self.refuse(f"{key} {value!r} with rope type {kind!r}")
         if kind == "default":
             return None
         if kind == "linear":
             return LinearScaling(factor=keys.get("factor", float))
-        if kind == "llama3":
-            original = self.config.get("max_position_embeddings")
-            return Llama3Scaling(
-                factor=keys.get("factor", float),
-                low_frequency_factor=keys.get("low_freq_factor", float),
-                high_frequency_factor=keys.get("high_freq_factor", float),
-                original_max_positions=keys.get("original_max_position_embeddings", int, original),
-            )
-        raise self.refuse(f"rope type {kind!r}")
+        longest = self.config.get("max_position_embeddings")
+        original = self.config.get("original_max_position_embeddings", longest)
+        scaling = Llama3Scaling(
+            factor=keys.get("factor", float),
+            low_frequency_factor=keys.get("low_freq_factor", float),
+            high_frequency_factor=keys.get("high_freq_factor", float),
+            original_max_positions=keys.get("original_max_position_embeddings", int, original),
+        )
+        if original not in (longest, scaling.original_max_positions):
+            raise self.two_ropes("original_max_position_embeddings and the one of its rope section")
+        return scaling
+
+    def window(self, default: int) -> int:
+        """Returns the window of a family whose layers need one."""
+        if self.config.get("sliding_window", default) is None:
+            raise self.refuse("sliding_window null")
+        return self.size("sliding_window", default)
+
+    def no_window(self) -> None:
+        """Raises InputError if a layer slides, in a model that has no window."""
+        if "sliding_attention" in self.get("layer_types", list, []):
+            raise self.refuse("layer type 'sliding_attention' without a sliding window")
 
     def sliding(self, window: int | None, default: list[bool]) -> dict[str, Any]:
         """Returns the decoder's window and sliding layers, by layer_types or else the default."""
         if window is None:
+            self.no_window()
             return {}
         layers, types = self.get("num_hidden_layers", int), self.get("layer_types", list, [])
         slides = {"sliding_attention": True, "full_attention": False}

@@ -14,6 +14,8 @@ def read_config(config: dict[str, Any], where: str) -> DecoderConfig:
     keys.must_be("hidden_act", "silu", "activation")
     keys.must_be("attention_bias", False)
     keys.must_be("mlp_bias", False)
+    keys.must_be("sliding_window", None)
+    keys.no_window()
     return DecoderConfig(
         family="llama",
         **keys.rope(),

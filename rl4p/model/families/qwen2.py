@@ -31,6 +31,7 @@ def read_config(config: dict[str, Any], where: str) -> DecoderConfig:
 def read_sliding(keys: Keys) -> dict[str, Any]:
     """Reads sliding layers if use_sliding_window: layer_types, else from max_window_layers on."""
     if not keys.get("use_sliding_window", bool, False):
+        keys.no_window()
         return {}
     layers = keys.get("num_hidden_layers", int)
     first = keys.get("max_window_layers", int, 28)

@@ -28,6 +28,7 @@ def read_config(config: dict[str, Any], where: str) -> DecoderConfig:
     window = None
     if keys.get("use_sliding_window", bool, False):
         window = keys.get("sliding_window", int)
+        keys.must_be("layer_types", ["sliding_attention"] * shape["layers"])
     # transformers 5 also writes num_experts as num_local_experts.
     experts = keys.get("num_experts", int, config.get("num_local_experts"))
     chosen = keys.get("num_experts_per_tok", int)

@@ -16,6 +16,7 @@ from rl4p.model.huggingface import write_configs
 from rl4p.model.model_tensors import model_tensors
 from rl4p.model.policy import Policy
 from rl4p.model.tensor_files import WrittenFiles, linked, write_tensors
+from rl4p.model.tokenizer import save_tokenizer
 from rl4p.types import Params
 
 SHARD_BYTES = 2**28
@@ -111,14 +112,12 @@ class WeightsFolder:
         if self.tokenizer is not policy.tokenizer:
             shutil.rmtree(once, ignore_errors=True)
             try:
-                policy.tokenizer.save_pretrained(once)
-            except Exception as error:  # the tokenizers library has no class for a full disk
+                save_tokenizer(policy.tokenizer, once)
+            except OSError:
                 shutil.rmtree(once, ignore_errors=True)
-                raise OSError(str(error)) from error
+                raise
             self.tokenizer = policy.tokenizer
-        for file in once.iterdir():
-            if not linked(file, folder / file.name):
-                shutil.copyfile(file, folder / file.name)
+        shutil.copytree(once, folder, copy_function=link_or_copy, dirs_exist_ok=True)
 
     def keep(self, labels: Collection[str]) -> None:
         """Deletes all weights except the newest with each of these labels."""
@@ -134,3 +133,8 @@ class WeightsFolder:
         atexit.unregister(self.close)
         self.held, self.newest, self.tokenizer = [], None, None
         shutil.rmtree(self.path, ignore_errors=True)
+
+
+def link_or_copy(file: str, new: str) -> None:
+    if not linked(Path(file), Path(new)):
+        shutil.copyfile(file, new)

@@ -138,3 +138,32 @@ def test_an_absent_key_is_what_transformers_takes_it_for(read, case, key, option
 def test_what_the_decoder_does_not_do_is_refused(read, case, change, sentence):
     with pytest.raises(InputError, match=rf"^a/config\.json.* {sentence}"):
         read(case, change)
+
+
+@pytest.mark.parametrize("case", ["qwen2", "qwen3", "qwen3_moe", "llama", "mistral_whole"])
+def test_layers_do_not_slide_in_a_model_without_a_window(read, case):
+    whole = read(case, {"layer_types": ["full_attention"] * 3} if case != "mistral_whole" else {})
+    assert not whole.sliding
+    with pytest.raises(InputError, match=r"layer.type"):
+        read(case, {"layer_types": ["full_attention", "full_attention", "sliding_attention"]})
+
+
+@pytest.mark.parametrize(
+    ("case", "change", "sentence"),
+    [
+        ("llama", {"sliding_window": 9}, "requires sliding_window 9"),
+        (
+            "qwen3_moe",
+            {
+                "use_sliding_window": True,
+                "sliding_window": 9,
+                "layer_types": ["full_attention"] * 3,
+            },
+            "requires layer_types",
+        ),
+        ("gemma2", {"sliding_window": None}, "requires sliding_window null"),
+    ],
+)
+def test_windows_that_transformers_reads_otherwise_are_refused(read, case, change, sentence):
+    with pytest.raises(InputError, match=sentence):
+        read(case, change)

@@ -1,5 +1,8 @@
 """Tests Gemma 3: two rope bases, full and sliding layers, normed queries and keys."""
 
+import pytest
+
+from rl4p.errors import InputError
 from rl4p.model.rope import LinearScaling
 
 
@@ -21,19 +24,43 @@ def test_every_sixth_layer_is_whole(read):
     assert [i for i, slides in enumerate(sliding) if not slides] == [5, 11]
 
 
-def test_caps_are_read_where_there_are_any(read):
-    config = read("gemma3", {"attn_logit_softcapping": 5, "final_logit_softcapping": 7.0})
-    assert (config.attention_softcap, config.logits_softcap) == (5.0, 7.0)
+def test_a_cap_of_logits_is_read_and_one_of_attention_refused(read):
+    config = read("gemma3", {"attn_logit_softcapping": None, "final_logit_softcapping": 7.0})
+    assert (config.attention_softcap, config.logits_softcap) == (None, 7.0)
+    with pytest.raises(InputError, match=r"requires attn_logit_softcapping 5, which is not supp"):
+        read("gemma3", {"attn_logit_softcapping": 5})
 
 
-def test_sections_of_rope_parameters_come_before_the_older_keys(read):
-    sections = {
-        "full_attention": {"rope_type": "linear", "factor": 2.0, "rope_theta": 3.0},
-        "sliding_attention": {"rope_type": "default", "rope_theta": 2.0},
-    }
-    config = read("gemma3", {"rope_scaling": None, "rope_parameters": sections})
+WHOLE = {"rope_type": "linear", "factor": 2.0, "rope_theta": 3.0}
+LOCAL = {"rope_type": "default", "rope_theta": 2.0}
+SECTIONS = {"full_attention": WHOLE, "sliding_attention": LOCAL}
+OLD = {"rope_theta", "rope_local_base_freq", "rope_scaling"}
+
+
+def test_each_kind_of_layer_has_a_section_of_rope_parameters(read):
+    config = read("gemma3", {"rope_parameters": SECTIONS}, without=OLD)
     assert (config.rope_theta, config.local_rope_theta) == (3.0, 2.0)
     assert config.rope_scaling == LinearScaling(factor=2.0)
+    same = {"rope_theta": 3, "rope_local_base_freq": 2.0, "rope_scaling": WHOLE}
+    assert read("gemma3", {"rope_parameters": SECTIONS} | same) == config
+
+
+@pytest.mark.parametrize(
+    ("older", "differ"),
+    [
+        ({"rope_theta": 4.0}, "rope_theta and the rope_theta of its rope section differ"),
+        ({"rope_local_base_freq": 4.0}, "rope_local_base_freq and the rope_theta of its rope"),
+        ({"rope_scaling": WHOLE | {"factor": 4.0}}, "rope_scaling and rope_parameters differ"),
+        ({"rope_scaling": WHOLE | {"rope_theta": 4.0}}, "differ"),
+        ({"rope_scaling": {"type": "default"}}, "rope_scaling and rope_parameters differ"),
+        ({"rope_parameters": SECTIONS | {"factor": 4.0}}, "requires rope_parameters with 'factor'"),
+        ({"sliding_window": None}, "requires sliding_window null"),
+        ({"partial_rotary_factor": 0.5}, "requires partial_rotary_factor 0.5"),
+    ],
+)
+def test_two_readings_are_refused(read, older, differ):
+    with pytest.raises(InputError, match=differ):
+        read("gemma3", {"rope_parameters": SECTIONS} | older, without=OLD - older.keys())
 
 
 def test_it_is_written_in_the_older_keys(read, written):

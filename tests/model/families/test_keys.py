@@ -83,23 +83,24 @@ def test_what_the_decoder_does_not_follow_is_refused():
         ({"rope_theta": 7}, 7.0, None),
         ({"rope_theta": None}, 10_000.0, None),
         ({"rope_parameters": {"rope_type": "default", "rope_theta": 5.0}}, 5.0, None),
-        ({"rope_theta": 3.0, "rope_parameters": {"rope_theta": 5.0}}, 5.0, None),
+        ({"rope_theta": 5.0, "rope_parameters": {"rope_theta": 5.0}}, 5.0, None),
         (
             {"rope_theta": 3.0, "rope_scaling": {"type": "linear", "factor": 2}},
             3.0,
             LinearScaling(factor=2.0),
         ),
         (
-            {"rope_scaling": {"rope_type": "linear", "type": "yarn", "factor": 2}},
+            {"rope_scaling": {"rope_type": "linear", "type": "linear", "factor": 2}},
             10_000.0,
             LinearScaling(factor=2.0),
         ),
         (
             {
-                "rope_parameters": {"rope_type": "linear", "factor": 4.0},
-                "rope_scaling": {"rope_type": "linear", "factor": 2.0},
+                "rope_parameters": {"rope_type": "linear", "factor": 4.0, "rope_theta": 9.0},
+                "rope_scaling": {"type": "linear", "factor": 4},
+                "rope_theta": 9,
             },
-            10_000.0,
+            9.0,
             LinearScaling(factor=4.0),
         ),
         ({"rope_scaling": LLAMA3}, 10_000.0, LLAMA3_SCALING),
@@ -124,6 +125,32 @@ def test_the_rope_options_of_several_versions(config, theta, scaling):
         ({"rope_scaling": {"rope_type": "llama3"}}, "^here, in rope_parameters, has no 'factor'"),
         ({"rope_scaling": "linear"}, "^here: rope_scaling must be dict, not 'linear'"),
         ({"partial_rotary_factor": 0.5}, "^here requires partial_rotary_factor 0.5"),
+        ({"rope_theta": 3.0, "rope_parameters": {"rope_theta": 5.0}}, "^here: rope_theta and the"),
+        (
+            {"rope_parameters": {"rope_theta": 5.0}, "rope_scaling": {"type": "default"}},
+            "^here: rope_scaling and rope_parameters differ",
+        ),
+        (
+            {
+                "rope_parameters": {"rope_type": "linear", "factor": 4.0},
+                "rope_scaling": {"rope_type": "linear", "factor": 2.0},
+            },
+            "^here: rope_scaling and rope_parameters differ",
+        ),
+        (
+            {"rope_scaling": LLAMA3, "original_max_position_embeddings": 7},
+            "^here: original_max_position_embeddings and the one of its rope section differ",
+        ),
+        ({"rope_scaling": {"rope_type": "linear", "type": "yarn", "factor": 2}}, "type 'yarn'"),
+        ({"rope_scaling": {"rope_type": "default", "factor": 2}}, "^here requires factor 2 with"),
+        (
+            {"rope_scaling": {"type": "linear", "factor": 2, "attention_factor": 2}},
+            "^here requires attention_factor 2 with rope type 'linear'",
+        ),
+        (
+            {"rope_parameters": {"full_attention": {"rope_theta": 3.0}}},
+            "^here requires full_attention {'rope_theta': 3.0} with",
+        ),
         (
             {"rope_parameters": {"partial_rotary_factor": 0.5}},
             "^here, in rope_parameters, requires partial_rotary_factor 0.5",

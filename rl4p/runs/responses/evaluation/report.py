@@ -32,6 +32,7 @@ def settings(config: DictConfig, evaluation: Evaluation) -> dict[str, Any]:
         "template": {
             "chat_template": policy.tokenizer.chat_template,
             "arguments": dict(policy.template),
+            "date": policy.date,
             "first_prompts": {
                 task: decode(prompt.tokens) for task, prompt in reversed(first.items())
             },

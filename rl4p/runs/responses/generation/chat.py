@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from rl4p.data.messages import for_request
 from rl4p.errors import InputError
 from rl4p.http.client import InvalidResponseError, read_json
 from rl4p.rollout.response_keys import words
@@ -45,7 +46,7 @@ class Chat:
         """Returns the body of the request for one response."""
         body = {
             "model": self.model,
-            "messages": question.prompt_messages(self.system_prompt),
+            "messages": for_request(question.prompt_messages(self.system_prompt)),
             "max_tokens": self.max_tokens,
             "temperature": self.sampling.temperature,
             "top_p": self.sampling.top_p,

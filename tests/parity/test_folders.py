@@ -1,0 +1,138 @@
+"""Compares folders that transformers wrote and others changed: the same logits, or one sentence."""
+
+import json
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from rl4p.errors import InputError
+from rl4p.model.decoder import Decoder
+from rl4p.model.huggingface import read_config, read_params
+from tests.golden import forward
+from tests.golden.cases import CASES
+
+pytestmark = pytest.mark.parity
+folders = pytest.importorskip("tests.parity.folders")
+# The folders of another version of transformers, made by `python tests/parity/folders.py`.
+MADE = os.environ.get("RL4P_MODEL_FOLDERS")
+FAMILIES = ("qwen2", "qwen3", "llama", "mistral", "gemma2", "gemma3", "qwen3_moe")
+SOME = ("plain", "sharded", "two_ropes", "base_only", "same_head", "other_head")
+
+
+def logits_of(folder):
+    decoder = Decoder(config=read_config(folder))
+    params = read_params(folder, decoder, "float32")
+    return np.asarray(forward.logits(decoder, params, *forward.rows([folders.TOKENS], 40)))[0]
+
+
+@pytest.mark.parametrize(
+    ("family", "option"),
+    [
+        (family, option)
+        for family in FAMILIES
+        for option in (folders.OPTIONS if MADE or family == "llama" else SOME)
+    ],
+)
+def test_a_folder_gives_the_logits_of_transformers_or_one_sentence(family, option, tmp_path):
+    made = MADE and Path(MADE, f"{family}-{option}")
+    folder = made or folders.make(tmp_path, family, CASES[family], option)
+    sentence = folders.OPTIONS[option][1]
+    if sentence is not None:
+        with pytest.raises(InputError, match=sentence) as error:
+            logits_of(folder)
+        assert len(str(error.value)) < 400 + 3 * len(str(folder))
+        return
+    theirs = np.load(f"{folder}.npy")
+    assert np.std(theirs) > 0.03
+    np.testing.assert_allclose(logits_of(folder), theirs, atol=1e-4)
+
+
+KEYS = {
+    "attention_bias": [True, False, None],
+    "mlp_bias": [True, False],
+    "head_dim": [16, 8, None],
+    "num_key_value_heads": [1, 4, None],
+    "hidden_act": ["gelu", "silu"],
+    "hidden_activation": ["silu", "gelu_pytorch_tanh"],
+    "use_sliding_window": [True, False],
+    "sliding_window": [5, None],
+    "layer_types": [
+        ["sliding_attention", "full_attention", "full_attention"],
+        ["full_attention"] * 3,
+        ["chunked_attention"] * 3,
+        None,
+    ],
+    "max_window_layers": [0, 2],
+    "sliding_window_pattern": [2, 3],
+    "rope_theta": [77, 1e6],
+    "rope_local_base_freq": [99.0],
+    "rope_scaling": [
+        {"type": "linear", "factor": 2.0},
+        {"rope_type": "linear", "factor": 2.0, "rope_theta": 99.0},
+        {"rope_type": "default", "factor": 3.0},
+        {"rope_type": "dynamic", "factor": 2.0},
+        {"rope_type": "yarn", "factor": 2.0},
+        None,
+    ],
+    "rope_parameters": [
+        {"rope_type": "default", "rope_theta": 99.0},
+        {"rope_type": "linear", "rope_theta": 500.0, "factor": 2.0},
+        {"full_attention": {"rope_type": "default", "rope_theta": 500.0}},
+    ],
+    "partial_rotary_factor": [0.5, 1.0],
+    "original_max_position_embeddings": [16],
+    "attn_logit_softcapping": [5.0, None],
+    "final_logit_softcapping": [3.0, None],
+    "query_pre_attn_scalar": [7],
+    "use_bidirectional_attention": [True, False],
+    "rms_norm_eps": [1e-2],
+    "norm_topk_prob": [True, False],
+    "num_experts_per_tok": [1],
+    "decoder_sparse_step": [2],
+    "mlp_only_layers": [[1]],
+    "per_layer_config": [{"1": {"rms_norm_eps": 0.1}}],
+    "attention_dropout": [0.5],
+    "pretraining_tp": [2],
+    "vocab_size": [60, 70],
+    "num_hidden_layers": [2, 4],
+    "tie_word_embeddings": [True, False],
+    "logits_scaling": [3.0],
+}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_key_does_what_transformers_does_with_it_or_is_refused(family, tmp_path, caplog):
+    """Changes one key of config.json after the weights were written, and loads both."""
+    import torch
+    import transformers
+
+    folder = folders.make(tmp_path, family, CASES[family], "plain")
+    file, tokens = folder / "config.json", torch.from_numpy(folders.TOKENS)[None]
+    original = json.loads(file.read_text())
+    same, refused, wrong = 0, 0, []
+    for key, values in KEYS.items():
+        for value in values:
+            file.write_text(json.dumps(original | {key: value}))
+            try:
+                ours = logits_of(folder)
+            except InputError:
+                refused += 1
+                continue
+            try:
+                model, info = transformers.AutoModelForCausalLM.from_pretrained(
+                    folder, dtype=torch.float32, attn_implementation="eager", output_loading_info=1
+                )
+                with torch.no_grad():
+                    theirs = model.eval()(tokens).logits[0].numpy()
+            except Exception as error:  # noqa: BLE001 - transformers cannot load it: there is no reference
+                print(f"{family}: {key}={value}: transformers: {type(error).__name__}: {error}")
+                continue
+            equal = ours.shape == theirs.shape and np.allclose(ours, theirs, atol=1e-4)
+            same += equal
+            wrong += [] if equal else [f"{key}={value} (loading: {info})"]
+    assert not wrong, "\n".join(wrong)
+    assert same > 15
+    assert refused > 10
+    assert "'logits_scaling'" in caplog.text

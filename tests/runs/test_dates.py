@@ -1,0 +1,50 @@
+"""Tests that a run with a date in its chat template keeps the date on which it began."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+import rl4p.model
+from rl4p.configuration.folder import record_value
+from rl4p.configuration.yaml_file import load_yaml, read_yaml
+
+TINY = Path(rl4p.model.__file__).parent / "tiny"
+
+
+@pytest.fixture
+def dated(tmp_path):
+    """Returns the folder of a policy whose prompts begin with the date."""
+    folder = tmp_path / "dated"
+    shutil.copytree(TINY, folder)
+    path = folder / "chat_template.jinja"
+    path.write_text("{{ strftime_now('%Y-%m-%d') }}" + path.read_text())
+    return folder
+
+
+def test_a_value_is_recorded_as_if_the_command_line_had_given_it(tmp_path):
+    hydra = tmp_path / ".hydra"
+    hydra.mkdir()
+    (hydra / "overrides.yaml").write_text("- model=tiny\n- steps=2\n")
+    (hydra / "config.yaml").write_text("model:\n  date: null\n  path: a\nsteps: 2\n")
+    for date in ("2026-01-05", "2026-01-06T10:00"):
+        record_value(tmp_path, "model.date", date)
+        words = ["model=tiny", "steps=2", f"model.date={date}"]
+        assert read_yaml(hydra / "overrides.yaml") == words
+        config = {"model": {"date": date, "path": "a"}, "steps": 2}
+        assert load_yaml(hydra / "config.yaml") == config
+
+
+@pytest.mark.slow
+def test_a_run_keeps_the_date_on_which_it_began(dated, train, monkeypatch, tmp_path):
+    run = tmp_path / "run"
+    words = ("model=pretrained", f"model.path={dated}", f"hydra.run.dir={run}")
+    monkeypatch.setenv("TZ", "Etc/GMT+12")
+    assert train("steps=1", *words).returncode == 0
+    date = load_yaml(run / ".hydra" / "config.yaml").model.date
+    assert f"model.date={date}" in read_yaml(run / ".hydra" / "overrides.yaml")
+    assert read_yaml(run / "config.yaml")["model"]["date"] == date
+    monkeypatch.setenv("TZ", "Etc/GMT-14")  # always another day
+    process = train(f"resume={run}", "steps=2", small=())
+    assert process.returncode == 0, process.stderr
+    assert load_yaml(run / ".hydra" / "config.yaml").model.date == date
