@@ -37,8 +37,11 @@ class StepResult:
 class OpenEnvironment(Protocol):
     """One episode of an environment. An exception of any method makes the episode invalid."""
 
-    async def reset(self) -> Sequence[Message]:
-        """Returns the messages after the prompt that the policy reads before its first one."""
+    async def reset(self) -> Sequence[Message] | str:
+        """Returns the messages after the prompt that the policy reads before its first one.
+
+        A text is appended to the last message of the prompt.
+        """
         ...
 
     async def step(self, message: Message) -> StepResult:

@@ -132,14 +132,17 @@ class Environment:
         self, loop: EpisodeLoop, policy: Policy, prompt: Prompt, sample: Sample
     ) -> FinishedEpisode:
         """Runs an episode to its end; a failure of its environment ends it."""
-        episode = FinishedEpisode(prompt, conversation_of(policy, prompt, None, ()))
+        episode = FinishedEpisode(
+            prompt, conversation_of(policy, prompt, None, prompt.prompt_messages())
+        )
         try:
             environment = self.environment.open(prompt, sample.seed)
             try:
-                first = messages_of(await self.answer(environment.reset))
+                first = await self.answer(environment.reset)
                 tools = self.environment.tools(prompt)
                 if first or tools:
-                    episode.conversation = conversation_of(policy, prompt, tools, first)
+                    messages = opening(prompt, first)
+                    episode.conversation = conversation_of(policy, prompt, tools, messages)
                 await self.turns(loop, episode, environment, sample)
             finally:
                 await self.answer(environment.close)
@@ -219,6 +222,21 @@ class Environment:
 def seed_of(key: np.ndarray) -> int:
     """Returns a seed in [0, 2^31) of the data of a random key."""
     return int(np.bitwise_xor.reduce(key.astype(np.uint32))) >> 1
+
+
+def opening(prompt: Prompt, first: Sequence[Message] | str) -> list[Message]:
+    """Returns the messages before the first response.
+
+    Args:
+      first: what `reset` returned: messages after the prompt, or a text for the end of its last
+        message.
+    """
+    messages: list[Message] = list(prompt.prompt_messages())
+    if not isinstance(first, str):
+        return [*messages, *messages_of(first)]
+    last = dict(messages[-1])
+    last["content"] = f"{last['content']}{first}"
+    return [*messages[:-1], last]
 
 
 def messages_of(value: Any) -> Sequence[Message]:

@@ -127,13 +127,12 @@ class ExactConversation:
 
 
 def conversation_of(
-    policy: Policy, prompt: Prompt, tools: Sequence[Message] | None, first: Sequence[Message]
+    policy: Policy, prompt: Prompt, tools: Sequence[Message] | None, messages: Sequence[Message]
 ) -> ExactConversation:
-    """Returns the conversation of a prompt, before the first response.
+    """Returns the conversation of an episode, before the first response.
 
     Args:
       tools: the schemas of the tools that an environment offers; None takes the prompt's own.
-      first: messages after the prompt.
     """
     template = Template(
         tokenizer=policy.tokenizer,
@@ -141,4 +140,4 @@ def conversation_of(
         tools=prompt.tools if tools is None else tools,
         arguments=policy.template,
     )
-    return ExactConversation(template, [*prompt.prompt_messages(), *first])
+    return ExactConversation(template, messages)

@@ -177,12 +177,17 @@ def test_a_second_turn_prefills_only_what_is_new(sample, ending, params, prompts
         "open",
         lambda self, policy: engines.append(open_engine(self, policy)) or engines[-1],
     )
-    trajectories, episodes = sample(rollout(Counting()), prompts=prompts[:1], group_size=1)
-    (_, mask), *others = words(trajectories, 0)
-    assert not others
-    assert len(episodes[0].turns) > 1
-    # All tokens of context, and the last token of each turn but the last, which was not read yet.
-    assert engines[0].prefilled_tokens == mask.count(False) + len(episodes[0].turns) - 1
+    trajectories, episodes = sample(rollout(Counting()), prompts=prompts[:1], group_size=8)
+    assert max(len(episode.turns) for episode in episodes) == 3
+    first = len(prompts[0].tokens)
+    expected = first  # the prompt, once for all samples
+    for row, episode in enumerate(episodes):
+        (_, mask), *others = words(trajectories, row)
+        assert not others
+        # What the environment said, and after each of its messages the last token of the turn
+        # before it, which was drawn and not yet read.
+        expected += mask.count(False) - first + len(episode.turns) - 1
+    assert engines[0].prefilled_tokens == expected
 
 
 def test_rewards_turns_and_the_end_of_an_episode(sample):
