@@ -22,8 +22,8 @@ class Gymnasium:
     `missing_action` and costs a turn.
 
     Attributes:
-      factory: returns a new environment; in YAML `factory._target_=gymnasium.make`,
-        `factory.id=NAME` and `factory._partial_=true`.
+      factory: returns a new environment; in YAML `factory._target_=gymnasium.make` and
+        `factory.id=NAME`.
       action_begin, action_end: what encloses the action in a message; null for the whole message.
       missing_action: the answer to a message without an action.
       discrete: whether the action is converted to an int.
@@ -38,8 +38,7 @@ class Gymnasium:
     def __post_init__(self) -> None:
         if not callable(self.factory):
             raise InputError(
-                "environment.factory must be a class or a function: add "
-                "environment.factory._partial_=true, so that each episode calls it."
+                "environment.factory must be a class or a function: name it by _target_."
             )
 
     def tools(self, prompt: Prompt) -> None:

@@ -38,8 +38,7 @@ class Tools:
     message that begins with `Error:`.
 
     Attributes:
-      factory: returns a new object; in YAML `factory._target_=package.Class` and
-        `factory._partial_=true`.
+      factory: returns a new object; in YAML `factory._target_=package.Class`.
       max_result_characters: a longer result of a tool is cut, and ends with a note.
     """
 
@@ -49,8 +48,7 @@ class Tools:
     def __post_init__(self) -> None:
         if not callable(self.factory):
             raise InputError(
-                "environment.factory must be a class or a function: add "
-                "environment.factory._partial_=true, so that each episode calls it."
+                "environment.factory must be a class or a function: name it by _target_."
             )
 
     @cached_property

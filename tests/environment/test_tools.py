@@ -172,5 +172,5 @@ class Strict(Calculator):
 
 
 def test_a_factory_that_cannot_be_called_is_refused():
-    with pytest.raises(InputError, match="_partial_=true"):
+    with pytest.raises(InputError, match="must be a class or a function"):
         Tools(factory=Calculator())
