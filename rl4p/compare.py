@@ -26,12 +26,12 @@ from rl4p.configuration.commands import run_command
 
 
 def job(arguments: list[str]) -> None:
-    from rl4p.runs.comparison.report import print_comparison, write
+    from rl4p.runs.comparison.report import compare, print_comparison
     from rl4p.runs.comparison.sources import read, read_options
 
     options = read_options(arguments)
     runs, left_out, out = read(options)
-    print_comparison(write(runs, left_out, out, metric=options.metric))
+    print_comparison(compare(runs, left_out, out, metric=options.metric))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -2,37 +2,18 @@
 
 import dataclasses
 
-import pytest
-import yaml
-
 from rl4p.send import main
 from tests.runs.tracker import conftest as tracker
+from tests.runs.tracker.conftest import MLFLOW, only_run, set_tracker
 
 template, store, record, dead = tracker.template, tracker.store, tracker.record, tracker.dead
-impatient = tracker._impatient
-
-
-@pytest.fixture
-def run(record):
-    """Returns the record of a run whose tracker was always down."""
-    for number in range(3):
-        record.log(number, {"reward/mean": number / 10})
-    record.log_samples(2, [{"response": "2"}])
-    record.write_summary({"status": "finished", "step": 2})
-    return record
-
-
-def set_tracker(record, tracker):
-    path = record.folder / "config.yaml"
-    config = yaml.safe_load(path.read_text()) | {"tracker": tracker}
-    path.write_text(yaml.safe_dump(config))
+impatient, run = tracker._impatient, tracker.ended
 
 
 def test_a_run_is_sent_once_however_often_one_asks(run, store, capsys):
-    set_tracker(run, {"_target_": "rl4p.runs.tracker.mlflow.MLflow", **dataclasses.asdict(store)})
+    set_tracker(run, MLFLOW | dataclasses.asdict(store))
     assert main([str(run.folder)]) == main([str(run.folder)]) == 0
-    client, experiment = store.connect()
-    (mirrored,) = client.search_runs([experiment])
+    client, mirrored = store.connect()[0], only_run(store)
     assert mirrored.info.status == "FINISHED"
     history = client.get_metric_history(mirrored.info.run_id, "reward/mean")
     assert [(metric.step, metric.value) for metric in history] == [(0, 0.0), (1, 0.1), (2, 0.2)]
@@ -57,14 +38,13 @@ def test_a_run_that_was_killed_can_be_sent_and_then_go_on(record, store):
     tracked = store.open(record.folder)
     record.log(1, {"a": 1.0})
     assert tracked.finish("finished")
-    client, experiment = store.connect()
-    (mirrored,) = client.search_runs([experiment])
+    client, mirrored = store.connect()[0], only_run(store)
     history = client.get_metric_history(mirrored.info.run_id, "a")
     assert [metric.step for metric in history] == [0, 1]
 
 
 def test_uri_and_experiment_can_be_others_than_the_runs(run, store, dead):
-    set_tracker(run, {"_target_": "rl4p.runs.tracker.mlflow.MLflow", "uri": dead})
+    set_tracker(run, MLFLOW | {"uri": dead})
     assert main([str(run.folder), f"tracker.uri={store.uri}", "tracker.experiment=other"]) == 0
     client, experiment = dataclasses.replace(store, experiment="other").connect()
     assert len(client.search_runs([experiment])) == 1

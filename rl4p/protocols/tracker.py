@@ -32,7 +32,7 @@ class Mirror(Protocol):
     """A run folder and its copy in a store. Every call waits for the store and raises its errors.
 
     It reads the record from the folder. After an error it is abandoned, and a new mirror sends what
-    the store lacks.
+    the store lacks. A mirror that inherits from this class needs only `send_metrics` and `close`.
     """
 
     def send_metrics(self) -> None:
@@ -40,8 +40,8 @@ class Mirror(Protocol):
         ...
 
     def send_files(self, *patterns: str) -> None:
-        """Sends the files of the run folder that match."""
-        ...
+        """Sends the files of the run folder that match, if the store has files."""
+        return
 
     def close(self, status: str) -> None:
         """Sends the remaining data and the final status."""
@@ -49,8 +49,8 @@ class Mirror(Protocol):
 
     def upload(self, status: str) -> None:
         """Sends requested data that may take long, such as a checkpoint; called after `close`."""
-        ...
+        return
 
     def abandon(self) -> None:
         """Releases files and threads after an error. Never raises."""
-        ...
+        return

@@ -208,10 +208,6 @@ def restore_params(
     """
     folder = folder / "checkpoints"
     chosen: int = agreed(chosen_step(folder, step) if first() else None)
-    return chosen, restored_params(folder, like, chosen, average=average)
-
-
-def restored_params(folder: Path, like: Params, step: int, *, average: bool) -> Params:
     manager = ocp.CheckpointManager(
         folder.absolute(),
         options=ocp.CheckpointManagerOptions(create=False, lightweight_initialize=True),
@@ -224,7 +220,7 @@ def restored_params(folder: Path, like: Params, step: int, *, average: bool) -> 
     )
     with closing(manager):
         part = "average" if average else "params"
-        saved = manager.item_metadata(step)["state"].get(part)
+        saved = manager.item_metadata(chosen)["state"].get(part)
         if not saved:
             raise InputError(
                 f"The run in {folder} has no moving average, because its ema.decay was 0."
@@ -232,7 +228,7 @@ def restored_params(folder: Path, like: Params, step: int, *, average: bool) -> 
         # A critic in the checkpoint is not part of the policy.
         check_same_leaves(folder, {name: saved[name] for name in saved if name in like}, like)
         restored = manager.restore(
-            step,
+            chosen,
             args=ocp.args.Composite(
                 state=ocp.args.PyTreeRestore(
                     {part: like},
@@ -241,7 +237,7 @@ def restored_params(folder: Path, like: Params, step: int, *, average: bool) -> 
                 )
             ),
         )
-        return restored["state"][part]
+        return chosen, restored["state"][part]
 
 
 @contextmanager

@@ -6,31 +6,23 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from rl4p.runs.history import WINDOW, History
-from rl4p.runs.symptoms import LAST_RULE, RULES, loss_note
+from rl4p.runs.symptoms import LAST_RULE, RULES, Symptom, loss_note
 from rl4p.types import StepInfo
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Finding:
+class Finding(Symptom):
     """A symptom in the metrics of a run.
 
     Attributes:
       name: a fixed name, for scripts.
       step: the step at which it was found.
-      metric: the metric that shows the symptom.
-      value: its value, usually the median of the last steps.
-      meaning: what it usually means, as a sentence.
-      remedy: the override to try.
     """
 
     name: str
     step: int
-    metric: str
-    value: float
-    meaning: str
-    remedy: str
 
     def __str__(self) -> str:
         """Returns one line for the terminal."""
@@ -53,7 +45,7 @@ def diagnose(rows: Sequence[Mapping[str, Any]], config: Mapping[str, Any]) -> li
         symptoms.append((LAST_RULE.__name__, LAST_RULE(history)))
     step = int(history.steps[-1]["step"])
     return [
-        Finding(name=name, step=step, **symptom._asdict())
+        Finding(name=name, step=step, **vars(symptom))
         for name, symptom in symptoms
         if symptom is not None
     ]

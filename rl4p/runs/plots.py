@@ -4,18 +4,18 @@ from io import BytesIO
 from pathlib import Path
 from typing import Any
 
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from rl4p.runs.record import replace_file
 
 
 def plot_learning_curve(rows: list[dict[str, Any]], path: Path) -> None:
-    """Plots pass@1 on held-out prompts and the training reward against the step."""
-    figure = Figure(figsize=(7.0, 4.2), layout="constrained")
-    FigureCanvasAgg(figure)
-    axes = figure.add_subplot()
+    """Plots pass@1 on held-out prompts and the training reward; nothing without a step."""
     reward = [(row["step"], row["reward/mean"]) for row in rows if "reward/mean" in row]
+    if not reward:
+        return
+    figure = Figure(figsize=(7.0, 4.2), layout="constrained")
+    axes = figure.add_subplot()
     reward_axes = axes.twinx()
     reward_axes.plot(*zip(*reward, strict=True), color="0.7", linewidth=1.2, label="reward/mean")
     reward_axes.set_ylabel("mean reward of the samples", color="0.45")
@@ -31,16 +31,15 @@ def plot_learning_curve(rows: list[dict[str, Any]], path: Path) -> None:
     axes.patch.set_visible(False)
     handles = [*axes.get_lines(), *reward_axes.get_lines()]
     axes.legend(handles=handles, loc="lower right", frameon=False)
-    for spine in ("top",):
-        axes.spines[spine].set_visible(False)
-        reward_axes.spines[spine].set_visible(False)
+    for each in (axes, reward_axes):
+        each.spines["top"].set_visible(False)
     save(figure, path)
 
 
 def plot_collector(rows: list[dict[str, Any]], path: Path) -> None:
     """Plots staleness, waiting times, queue lengths and shares of groups against the step.
 
-    A panel without any metric is left out.
+    A panel without any metric is left out, and the plot without metrics of a collector or a source.
     """
     rows = [with_share_of_rejected(row) for row in rows if "time/step" in row]
     stale = sorted(
@@ -60,10 +59,10 @@ def plot_collector(rows: list[dict[str, Any]], path: Path) -> None:
         for label, names in panels.items()
         if (present := [name for name in names if any(name in row for row in rows)])
     }
-    if not shown:
+    groups = ("collector/", "source/")
+    if not shown or not any(name.startswith(groups) for row in rows for name in row):
         return
     figure = Figure(figsize=(7.0, 2.1 * len(shown) + 0.4), layout="constrained")
-    FigureCanvasAgg(figure)
     axes = figure.subplots(len(shown), squeeze=False, sharex=True)[:, 0]
     for panel, (label, names) in zip(axes, shown.items(), strict=True):
         steps = [row["step"] for row in rows]

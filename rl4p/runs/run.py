@@ -78,17 +78,8 @@ def run(config: DictConfig) -> dict[str, Any]:
         tracked = SeveralRuns({type(tracker).__name__: tracker}, folder)
         stateful = experiment.loop.stateful | {"evaluation": experiment.evaluation}
         checkpoints = instantiate(config.checkpoint).open(folder, stateful)
-        outcome = RunOutcome(record=record, state=experiment.state)
+        outcome = RunOutcome(record=record, tracked=tracked, state=experiment.state)
         diagnosis = Diagnosis(config=experiment.config, quiet=not first())
-        started_run = StartedRun(
-            config=config,
-            experiment=experiment,
-            checkpoints=checkpoints,
-            record=record,
-            tracked=tracked,
-            outcome=outcome,
-            diagnosis=diagnosis,
-        )
         status = "failed"
         try:
             with (
@@ -98,7 +89,7 @@ def run(config: DictConfig) -> dict[str, Any]:
                 checkpoints,
                 reporting_errors(),
             ):  # if the last save fails, the run has failed
-                run_steps(started_run, request)
+                run_steps(config, experiment, checkpoints, outcome, diagnosis, request)
             status = "finished" if outcome.step == config.steps else "stopped"
         finally:
             try:
@@ -110,10 +101,10 @@ def run(config: DictConfig) -> dict[str, Any]:
                         record.write_summary(summary)
                     else:  # the run could not be resumed; its summary stays unchanged
                         status = (record.summary() or {}).get("status", "stopped")
-                    if first() and outcome.has_curve():
-                        plot_learning_curve(record.metrics(), folder / "plots/learning_curve.png")
-                    if first() and outcome.has_collector():
-                        plot_collector(record.metrics(), folder / "plots/collector.png")
+                    if first():
+                        rows = record.metrics()
+                        plot_learning_curve(rows, folder / "plots/learning_curve.png")
+                        plot_collector(rows, folder / "plots/collector.png")
             finally:
                 tracked.finish(status)
         if first():
@@ -184,24 +175,16 @@ def resume_command(config: DictConfig, folder: Path) -> str:
     return command(words)
 
 
-@dataclass(frozen=True, kw_only=True)
-class StartedRun:
-    """The parts of a run whose steps may begin."""
-
-    config: DictConfig
-    experiment: Experiment
-    checkpoints: Checkpoints
-    record: Record
-    tracked: TrackedRun
-    outcome: "RunOutcome"
-    diagnosis: Diagnosis
-
-
-def run_steps(run: StartedRun, request: StopRequest) -> None:
+def run_steps(
+    config: DictConfig,
+    experiment: Experiment,
+    checkpoints: Checkpoints,
+    outcome: "RunOutcome",
+    diagnosis: Diagnosis,
+    request: StopRequest,
+) -> None:
     """Runs the steps and their hooks from the start or a checkpoint to the end or a signal."""
-    config, experiment, checkpoints = run.config, run.experiment, run.checkpoints
-    record, tracked, outcome = run.record, run.tracked, run.outcome
-    samples = config.samples
+    record, tracked, samples = outcome.record, outcome.tracked, config.samples
     lines_every = max(1, config.steps // 20)
     bar = ProgressBar(config.steps, lines_every, samples.every, quiet=not first())
     with bar:
@@ -210,7 +193,7 @@ def run_steps(run: StartedRun, request: StopRequest) -> None:
         if checkpoints.latest() is None:  # not restored, so it was evaluated just now
             outcome.count(record.metrics()[-1])
         bar.begin(outcome.step, record.metrics()[-1] if first() else {})
-        run.diagnosis.begin(record.metrics())
+        diagnosis.begin(record.metrics())
         record_samples = RecordSamples(
             every=samples.every,
             count=samples.count,
@@ -220,11 +203,11 @@ def run_steps(run: StartedRun, request: StopRequest) -> None:
         )
         hooks: list[Hook] = [
             experiment.evaluation,
-            *experiment.hooks,  # before RecordMetrics
+            *experiment.hooks,  # before the outcome records the metrics
             record_samples,
-            RecordMetrics(record=record, tracked=tracked, outcome=outcome),
+            outcome,
             bar,
-            run.diagnosis,
+            diagnosis,
             checkpoints,
         ]
         steps = train(experiment.loop, state)
@@ -276,27 +259,17 @@ def may_start_again(record: Record, checkpoints: Checkpoints) -> bool:
     return checkpoints.latest() is None and failed and young
 
 
-@dataclass(frozen=True, kw_only=True)
-class RecordMetrics:
-    """A hook that records and mirrors the metrics of a step and adds the step to the outcome."""
+@dataclass(kw_only=True)
+class RunOutcome:
+    """A hook that records and mirrors the metrics of a step, and has the content of summary.json.
+
+    It is updated after every step, so that a failed run has a summary too.
+    """
 
     record: Record
     tracked: TrackedRun
-    outcome: "RunOutcome"
-    every: int = 1
-
-    def __call__(self, info: StepInfo) -> None:
-        self.record.log(info.step, info.metrics)
-        self.tracked.log(info.step, info.metrics)
-        self.outcome.add(info)
-
-
-@dataclass(kw_only=True)
-class RunOutcome:
-    """The content of summary.json, updated after every step so that a failed run has one too."""
-
-    record: Record
     state: TrainState
+    every: int = 1
     resumed_from: int | None = None
     times: list[dict[str, float]] = field(default_factory=list)
     step: int = 0
@@ -308,7 +281,9 @@ class RunOutcome:
         self.state, self.step, self.begun = state, int(state.step), True
         self.resumed_from = self.step if resumed else None
 
-    def add(self, info: StepInfo) -> None:
+    def __call__(self, info: StepInfo) -> None:
+        self.record.log(info.step, info.metrics)
+        self.tracked.log(info.step, info.metrics)
         self.state, self.step = info.state, info.step
         self.count(info.metrics)
 
@@ -317,20 +292,13 @@ class RunOutcome:
         present = (name for name in (*PHASES, WAITS) if f"time/{name}" in metrics)
         self.times.append({name: metrics[f"time/{name}"] for name in present})
 
-    def has_curve(self) -> bool:
-        return any("reward/mean" in row for row in self.record.metrics())
-
-    def has_collector(self) -> bool:
-        """Returns whether a step has metrics of a collector or of a source."""
-        groups = ("collector/", "source/")
-        return any(name.startswith(groups) for row in self.record.metrics() for name in row)
-
     def summary(self, status: str, seconds: float, compiled: Compilation) -> dict[str, Any]:
+        rows = self.record.metrics()
         evaluations = [
-            {name: value for name, value in row.items() if name.startswith("eval/")}
-            for row in self.record.metrics()
+            evaluation
+            for row in rows
+            if (evaluation := {k: value for k, value in row.items() if k.startswith("eval/")})
         ]
-        evaluations = [evaluation for evaluation in evaluations if evaluation]
         names = {name for evaluation in evaluations for name in evaluation}
         best = {name: max(e[name] for e in evaluations if name in e) for name in sorted(names)}
         phases = (*PHASES, WAITS) if any(WAITS in each for each in self.times) else PHASES
@@ -338,7 +306,7 @@ class RunOutcome:
         return {
             "status": status,
             "step": self.step,
-            "idle_steps": idle_steps(self.record.metrics()),
+            "idle_steps": idle_steps(rows),
             "evaluation": {
                 "first": evaluations[0] if evaluations else {},
                 "last": evaluations[-1] if evaluations else {},

@@ -36,10 +36,11 @@ def compare_runs(folder: Path, runs: Sequence[Path]) -> None:
     if not runs:
         return
     from rl4p.runs.comparison.report import compare, print_comparison
+    from rl4p.runs.comparison.runs import read_folders
 
     out = folder / "compare"
     try:
-        print_comparison(compare(runs, out))
+        print_comparison(compare(*read_folders(runs), out))
     except (InputError, RunError, OSError) as error:  # the runs have ended and are complete
         print(f"The runs of this sweep cannot be compared: {error}", file=sys.stderr)
 

@@ -6,7 +6,7 @@ entropy and a flat reward too, so the rules for these then say nothing.
 """
 
 from collections.abc import Callable
-from typing import NamedTuple
+from dataclasses import dataclass
 
 from rl4p.runs.history import WINDOW, History, mean
 
@@ -25,7 +25,8 @@ FLAT_STEPS = 40  # in fewer steps a usual learning rate may change the reward by
 PATIENCE = 100  # steps, and half of the run, before a flat reward is reported while the run goes on
 
 
-class Symptom(NamedTuple):
+@dataclass(frozen=True)
+class Symptom:
     """One symptom, without its name and step.
 
     Attributes:

@@ -7,7 +7,7 @@ from rl4p.runs.checkpoint import Checkpoints
 from rl4p.runs.diagnosis import Diagnosis
 from rl4p.runs.progress import ProgressBar
 from rl4p.runs.responses.recording import RecordSamples
-from rl4p.runs.run import RecordMetrics
+from rl4p.runs.run import RunOutcome
 
 
 def test_a_hook_is_called_and_has_an_interval():
@@ -15,5 +15,5 @@ def test_a_hook_is_called_and_has_an_interval():
 
 
 def test_each_hook_of_a_run_can_be_called():
-    for hook in (Evaluation, Checkpoints, Diagnosis, ProgressBar, RecordMetrics, RecordSamples):
+    for hook in (Evaluation, Checkpoints, Diagnosis, ProgressBar, RecordSamples, RunOutcome):
         assert "__call__" in vars(hook), hook.__name__

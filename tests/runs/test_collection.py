@@ -1,14 +1,13 @@
 """Tests that runs with each source and each collector resume as if they had never stopped."""
 
 import json
-import signal
 from collections import Counter
 from pathlib import Path
 
 import pytest
 
 from tests.runs.conftest import assert_trains, lines
-from tests.runs.test_resume import assert_gone_on, interrupt
+from tests.runs.test_resume import assert_gone_on, kill, resume
 
 pytestmark = pytest.mark.slow
 
@@ -19,10 +18,7 @@ TERM = ("source.term=capital",)
 REPLAY = ("source=replay", "source.least=4", "source.share=0.5", "source.exploit=0.5")
 KINDS = {
     "replay": REPLAY,
-    "easy_pool": (
-        "source=easy_pool",
-        "source.probability=[[0,0.8],[14,0.2]]",
-    ),
+    "easy_pool": ("source=easy_pool", "source.probability=[[0,0.8],[14,0.2]]"),
     "curriculum": ("source=curriculum", "source.by=id", *TERM),
     "mixture": ("source=mixture", "+source.weights.arithmetic=[[0,1.0]]"),
     "replayed curriculum": (
@@ -60,11 +56,8 @@ def test_a_killed_run_goes_on_bit_for_bit(kind, command, train, tmp_path):
     done = train(*options, f"hydra.run.dir={whole}")
     assert done.returncode == 0, done.stderr
     assert_trains(lines(whole))
-    killed = command(*options, f"hydra.run.dir={folder}")
-    interrupt(killed, folder / "checkpoints" / "3", signal.SIGKILL)
-    assert not (folder / "summary.json").exists()
-    process = train(f"resume={folder}", small=())
-    assert process.returncode == 0, process.stderr
+    kill(command, folder, options)
+    resume(train, folder)
     assert_gone_on(folder, whole)
 
 
@@ -98,11 +91,8 @@ def test_a_killed_asynchronous_run_asks_each_prompt_once(options, command, train
     whole, folder = tmp_path / "whole", tmp_path / "run"
     # Chance decides which weights draw a token: with four samples, no step has equal rewards only.
     options = ("collector=asynchronous", "group_size=4", *STEPS, *options)
-    killed = command(*options, f"hydra.run.dir={folder}")
-    interrupt(killed, folder / "checkpoints" / "3", signal.SIGKILL)
-    assert not (folder / "summary.json").exists()
-    process = train(f"resume={folder}", small=())
-    assert process.returncode == 0, process.stderr
+    kill(command, folder, options)
+    resume(train, folder)
     rows = [row for row in lines(folder) if row["step"] > 0]
     assert [row["step"] for row in rows] == list(range(1, 15))
     assert all(row["update/grad_norm"] > 0 for row in rows)

@@ -3,7 +3,7 @@
 import pytest
 
 import rl4p.runs.plots
-from rl4p.runs.plots import plot_learning_curve
+from rl4p.runs.plots import plot_collector, plot_learning_curve
 
 A, B = "eval/a/pass_at_1", "eval/b/pass_at_1"
 ROWS = [
@@ -64,6 +64,16 @@ def test_shares_fill_the_axis_and_lie_on_top(draw):
     assert not axes.patch.get_visible()  # otherwise it would hide the reward
     low, high = reward_axes.get_ylim()
     assert low < -1.5 < 0.75 < high
+
+
+def test_a_run_without_a_step_has_no_plot(tmp_path):
+    waits = {"time/step": 1.0, "time/trainer_waits": 0.5}
+    for row in ({"step": 0, A: 0.1}, {"step": 1} | waits, {"step": 1, "collector/own": 1.0}):
+        plot_learning_curve([row], tmp_path / "curve.png")
+        plot_collector([row], tmp_path / "collector.png")
+    assert not list(tmp_path.iterdir())
+    plot_collector([{"step": 1, "collector/queue": 1.0} | waits], tmp_path / "collector.png")
+    assert [path.name for path in tmp_path.iterdir()] == ["collector.png"]
 
 
 def test_a_picture_is_drawn_anew(draw):

@@ -38,27 +38,18 @@ def assert_equal(found, wanted):
 
 
 def test_the_policy_of_a_run(saved):
-    config, folder, params, average = saved
+    config, folder, params, initial = saved  # the average, too, is the initial parameters
     policy, newest, step = load_policy(config, folder)
     assert step == 7
     assert_equal(newest, params[7])
     assert policy.decoder.config.width == 32
     assert_equal(load_policy(config, folder, step=3)[1], params[3])
-    assert_equal(load_policy(config, folder, average=True)[1], average)
-
-
-def test_without_a_run_the_parameters_are_those_a_run_starts_with(saved):
-    config, _, _, initial = saved
-    _, params, step = load_policy(config, None)
+    assert_equal(load_policy(config, folder, average=True)[1], initial)
+    _, without_run, step = load_policy(config, None)
     assert step is None
-    assert_equal(params, initial)
-
-
-def test_a_checkpoint_that_is_absent_is_said(saved):
-    config, folder, *_ = saved
-    with pytest.raises(
-        InputError, match="has no checkpoint of step 5; it has checkpoints of steps 3, 7"
-    ):
+    assert_equal(without_run, initial)
+    absent = "has no checkpoint of step 5; it has checkpoints of steps 3, 7"
+    with pytest.raises(InputError, match=absent):
         load_policy(config, folder, step=5)
 
 

@@ -18,13 +18,8 @@ from rl4p.runs.responses.recording import DIGITS
 from tests.runs.conftest import assert_same_checkpoint, assert_trains, lines, params, summary
 
 # Records every response of every step.
-KEPT = (
-    "steps=3",
-    "prompts_per_step=8",
-    "samples.every=1",
-    "samples.count=16",
-    "model.num_kv_heads=2",
-)
+KEPT = ("steps=3", "prompts_per_step=8", "samples.every=1", "samples.count=16")
+KEPT += ("model.num_kv_heads=2",)
 
 
 @pytest.fixture(scope="module")

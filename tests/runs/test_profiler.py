@@ -33,33 +33,25 @@ def traced(monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("begin", "steps", "first", "last"),
+    ("begin", "steps", "until", "trace"),
     [
-        (0, 80, 2, 5),
-        (0, 5, 2, 5),
-        (0, 4, 2, 4),
-        (0, 3, 2, 3),
-        (0, 2, 1, 2),
-        (0, 1, 0, 1),
-        (10, 80, 12, 15),
-        (10, 11, 10, 11),
+        (0, 80, None, (2, 5)),
+        (0, 5, None, (2, 5)),
+        (0, 4, None, (2, 4)),
+        (0, 3, None, (2, 3)),
+        (0, 2, None, (1, 2)),
+        (0, 1, None, (0, 1)),
+        (10, 80, None, (12, 15)),
+        (10, 11, None, (10, 11)),
+        (0, 80, 3, (2, 3)),  # cut short, and ended once
+        (0, 80, 1, ()),  # the run ends before its trace
+        (5, 5, None, ()),
+        (7, 5, None, ()),
     ],
 )
-def test_three_steps_are_traced_once_two_have_compiled(traced, begin, steps, first, last):
-    assert traced(begin, steps) == [("start", first), ("stop", last)]
-
-
-def test_a_trace_that_is_cut_short_is_ended_once(traced):
-    assert traced(0, 80, until=3) == [("start", 2), ("stop", 3)]
-
-
-def test_a_run_that_ends_before_its_trace_has_none(traced):
-    assert traced(0, 80, until=1) == []
-
-
-@pytest.mark.parametrize("begin", [5, 7])
-def test_a_run_that_is_over_has_none(traced, begin):
-    assert traced(begin, 5) == []
+def test_three_steps_are_traced_once_two_have_compiled(traced, begin, steps, until, trace):
+    expected = list(zip(("start", "stop"), trace, strict=bool(trace)))
+    assert traced(begin, steps, until=until) == expected
 
 
 def test_a_trace_is_for_perfetto_and_without_frames_of_python(traced, tmp_path):

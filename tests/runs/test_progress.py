@@ -62,14 +62,10 @@ def test_the_newest_evaluation_stays_in_sight(printed):
     ]
 
 
-def test_all_tasks_are_named(printed):
-    metrics = {"eval/a/pass_at_1": 0.5, "eval/b/pass_at_1": 1.0}
-    (line,) = printed([info(5, **metrics)])
-    assert "a pass@1 0.500  b pass@1 1.000  1,234 tokens/s" in line
-
-
-def test_a_step_that_sampled_nothing_has_no_rate(printed):
+def test_all_tasks_are_named_and_a_step_that_sampled_nothing_has_no_rate(printed):
     """A collector that samples ahead has such steps."""
+    (line,) = printed([info(5, **{"eval/a/pass_at_1": 0.5, "eval/b/pass_at_1": 1.0})])
+    assert "a pass@1 0.500  b pass@1 1.000  1,234 tokens/s" in line
     later = info(5)
     del later.metrics["rollout/tokens_per_second"]
     (line,) = printed([later])
@@ -95,18 +91,14 @@ def test_a_models_text_is_no_markup_and_moves_no_cursor(printed):
 def test_a_bar_goes_on_from_the_step_of_the_checkpoint():
     bar = ProgressBar(10, 5, 0)
     assert bar.every == 1
+    assert bar.bar.disable  # without a terminal
+    assert not bar.console.is_terminal
     bar.begin(4, {})
     (task,) = bar.bar.tasks
     assert (task.completed, task.total) == (4, 10)
     bar(info(7))
     assert task.completed == 7
     assert "reward 0.250" in task.description
-
-
-def test_a_bar_moves_on_a_terminal_alone():
-    bar = ProgressBar(10, 5, 0)
-    assert bar.bar.disable
-    assert not bar.console.is_terminal
 
 
 @pytest.mark.parametrize(
@@ -117,14 +109,11 @@ def test_a_bar_moves_on_a_terminal_alone():
         ("a\nb", 9, "a b"),
         ("a\x00b\u2028c", 9, "a\N{REPLACEMENT CHARACTER}b\N{REPLACEMENT CHARACTER}c"),
         ("", 3, ""),
+        ("x" * 160, 160, "x" * 160),
     ],
 )
 def test_a_text_becomes_one_printable_line(text, limit, line):
     assert shorten(text, limit) == line
-
-
-def test_a_text_is_shortened_to_160_characters():
-    assert shorten("x" * 160) == "x" * 160
     assert shorten("x" * 161) == "x" * 159 + "…"
 
 
@@ -156,6 +145,7 @@ def test_the_summary_has_each_task_first_last_and_best(tmp_path, capsys, monkeyp
     assert lines[1] == ["a/pass_at_1", "0.250", "0.500", "0.750"]
     assert lines[2] == ["b/pass_at_1", "-", "1.000", "1.000"]
     assert "prompts" not in out
+    assert "the rest" in out
     assert out.splitlines()[-2:] == [
         "finished at step 4 after 20 s, of which 3 s to compile 7 programs (2 from the cache)",
         f"{tmp_path}: metrics.jsonl, samples.jsonl, plots/learning_curve.png",
@@ -185,13 +175,6 @@ def test_phases_in_the_background_are_no_part_of_the_whole(capsys):
     ]
 
 
-def test_a_run_of_no_step_has_no_times(tmp_path, capsys):
-    print_summary(tmp_path, SUMMARY | {"step": 0, "status": "stopped"})
-    out = capsys.readouterr().out
-    assert "stopped at step 0" in out
-    assert "the rest" not in out
-
-
 def test_the_last_lines_say_that_steps_did_nothing(tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
     print_summary(tmp_path, SUMMARY | {"idle_steps": {"skipped": 1, "zero_gradient": 3}})
@@ -200,3 +183,7 @@ def test_the_last_lines_say_that_steps_did_nothing(tmp_path, capsys, monkeypatch
         "(update/skipped).",
         "3 of 4 steps changed nothing: their gradients were 0 (update/grad_norm).",
     ]
+    print_summary(tmp_path, SUMMARY | {"step": 0, "status": "stopped"})
+    out = capsys.readouterr().out
+    assert "stopped at step 0" in out
+    assert "the rest" not in out  # a run of no step has no times

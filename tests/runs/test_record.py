@@ -34,6 +34,8 @@ def test_a_line_is_flat_with_sorted_keys_and_exact_floats(record):
     )
     assert record.metrics()[1]["update/loss"] == 0.1 + 0.2
     assert record.metrics()[1]["step"] == 1
+    record.log(3, {"step": 9.0, "a": 1.0})  # the step wins over a metric of the same name
+    assert record.metrics()[2] == {"a": 1.0, "step": 3}
 
 
 def test_numbers_that_are_not_finite_are_valid_json_and_read_back(record):
@@ -52,19 +54,21 @@ def test_a_sample_keeps_its_texts_as_they_are(record):
     assert row == {"step": 2, **sample, "reward": "NaN", "terms": {"correct": ["Infinity", 1.0]}}
 
 
-def test_a_torn_last_line_is_left_out_until_its_end_comes(record):
+def test_reading_goes_on_where_it_ended_and_waits_for_the_end_of_a_torn_line(record):
+    record.log(0, {"a": 0.0})
     record.log(1, {"a": 1.0})
+    rows, offset = record.metrics_from(0)
+    assert [row["step"] for row in rows] == [0, 1]
+    assert offset == record.metrics_file.stat().st_size
     with record.metrics_file.open("a") as file:
         file.write('{"a": 2.0, "st')
-    rows, offset = record.metrics_from(0)
-    assert [row["step"] for row in rows] == [1]
+    assert record.metrics() == rows
+    assert record.metrics_from(offset) == ([], offset)
     with record.metrics_file.open("a") as file:
         file.write('ep": 2}\n')
-    assert record.metrics_from(offset) == (
-        [{"a": 2.0, "step": 2}],
-        len(record.metrics_file.read_bytes()),
-    )
-    assert record.metrics_from(len(record.metrics_file.read_bytes()))[0] == []
+    end = record.metrics_file.stat().st_size
+    assert record.metrics_from(offset) == ([{"a": 2.0, "step": 2}], end)
+    assert record.metrics_from(end) == ([], end)
 
 
 def test_a_resumed_run_drops_later_steps_and_the_torn_line(record):
@@ -82,6 +86,10 @@ def test_a_resumed_run_drops_later_steps_and_the_torn_line(record):
     assert [row["step"] for row in record.samples()] == [0, 0, 1, 1, 2, 2]
     record.log(3, {"a": 1.0})
     assert record.metrics_file.read_text() == "".join(lines[:3]) + lines[3]
+    record.truncate_after(3)
+    assert [row["step"] for row in record.metrics()] == [0, 1, 2, 3]
+    record.truncate_after(-1)  # a run that begins anew
+    assert record.metrics_file.read_bytes() == record.samples_file.read_bytes() == b""
 
 
 def test_a_folder_without_a_record_is_one_of_no_steps(record):
@@ -96,8 +104,10 @@ def test_a_line_that_no_run_wrote_is_named(record, line):
     with record.metrics_file.open("a") as file:
         file.write(f"{line}\n")
     record.log(2, {"a": 1.0})
-    with pytest.raises(InputError, match=r"metrics\.jsonl, line 2 is not a JSON object"):
-        record.metrics()
+    offset = record.metrics_file.read_bytes().index(b"\n") + 1
+    for start in (0, offset):  # it is named by its place in the whole file
+        with pytest.raises(InputError, match=r"line 2 is not a JSON object with the key \"step\""):
+            record.metrics_from(start)
 
 
 def test_kill_loses_no_line_that_was_logged(tmp_path):
@@ -122,12 +132,18 @@ def test_kill_loses_no_line_that_was_logged(tmp_path):
 
 def test_what_cannot_be_written_is_one_sentence(record):
     record.metrics_file.mkdir()
-    with pytest.raises(RunError, match=r"Cannot write .*metrics\.jsonl: Is a directory\."):
+    with pytest.raises(RunError, match=r"^Cannot write .*metrics\.jsonl: Is a directory\.$"):
         record.log(1, {"a": 1.0})
+    with pytest.raises(RunError, match=r"^Cannot write .*metrics\.jsonl: Is a directory\.$"):
+        replace_file(record.metrics_file, "new")
 
 
-def test_the_summary_is_replaced_whole(record):
-    record.write_summary({"status": "stopped", "evaluation": {"last": {"a": math.nan}}})
+def test_the_summary_is_replaced_whole_and_holds_valid_json(record):
+    record.write_summary({"status": "stopped", "best": {"a": math.nan, "b": [-math.inf]}})
+    text = (record.folder / "summary.json").read_text()
+    assert text.endswith("}\n")
+    best = {"a": "NaN", "b": ["-Infinity"]}
+    assert json.loads(text, parse_constant=refuse) == {"status": "stopped", "best": best}
     record.write_summary({"status": "finished", "step": 2})
     assert record.summary() == {"status": "finished", "step": 2}
     assert [path.name for path in record.folder.iterdir()] == ["summary.json"]
@@ -187,12 +203,6 @@ def test_the_summary_has_room_on_a_full_disk(record, monkeypatch):
     assert seen == []
 
 
-def test_a_file_that_cannot_be_moved_into_place_is_one_sentence(tmp_path):
-    (tmp_path / "summary.json").mkdir()
-    with pytest.raises(RunError, match=r"^Cannot write .*summary\.json: Is a directory\.$"):
-        replace_file(tmp_path / "summary.json", "new")
-
-
 def test_the_lines_of_a_step_are_one_write(record, monkeypatch):
     """After `kill -9` the lines are all written, or none is, or only the last one is torn."""
     record.log_samples(0, [{"response": "first"}])
@@ -223,62 +233,6 @@ def test_the_lines_of_a_step_are_one_write(record, monkeypatch):
     assert not hasattr(file, "raw")  # a kill would lose a buffer
     assert [data.count(b"\n") for data in writes] == [2]
     assert [row["step"] for row in record.samples()] == [0, 1, 1]
-
-
-def test_a_line_in_the_middle_is_named_by_its_place_in_the_file(record):
-    for step in range(3):
-        record.log(step, {"a": 1.0})
-    _, offset = record.metrics_from(0)
-    with record.metrics_file.open("a") as file:
-        file.write('{"a": 1.0, "step": 3}\nnonsense\n')
-    with pytest.raises(
-        InputError, match=r"metrics\.jsonl, line 5 is not a JSON object with the key \"step\""
-    ):
-        record.metrics_from(offset)
-
-
-def test_reading_goes_on_where_it_ended(record):
-    record.log(0, {"a": 0.0})
-    record.log(1, {"a": 1.0})
-    rows, offset = record.metrics_from(0)
-    assert [row["step"] for row in rows] == [0, 1]
-    assert offset == record.metrics_file.stat().st_size
-    assert record.metrics_from(offset) == ([], offset)
-    record.log(2, {"a": 2.0})
-    rows, offset = record.metrics_from(offset)
-    assert rows == [{"a": 2.0, "step": 2}]
-    assert offset == record.metrics_file.stat().st_size
-
-
-def test_a_run_that_begins_anew_keeps_no_line(record):
-    record.log(0, {"a": 0.0})
-    record.log_samples(0, [{"response": "x"}])
-    record.truncate_after(-1)
-    assert record.metrics_file.read_bytes() == record.samples_file.read_bytes() == b""
-
-
-def test_the_last_step_stays_where_a_run_is_cut_at_it(record):
-    record.log(3, {"a": 0.0})
-    record.log_samples(3, [{"response": "x"}])
-    record.truncate_after(3)
-    assert [row["step"] for row in record.metrics()] == [3]
-    assert [row["step"] for row in record.samples()] == [3]
-
-
-def test_the_step_is_the_steps_own(record):
-    """The step wins over a metric of the same name."""
-    record.log(3, {"step": 9.0, "a": 1.0})
-    assert record.metrics() == [{"a": 1.0, "step": 3}]
-
-
-def test_the_summary_holds_valid_json(record):
-    record.write_summary({"best": {"a": math.nan, "b": [-math.inf]}, "text": "1/0"})
-    text = (record.folder / "summary.json").read_text()
-    assert text.endswith("}\n")
-    assert json.loads(text, parse_constant=refuse) == {
-        "best": {"a": "NaN", "b": ["-Infinity"]},
-        "text": "1/0",
-    }
 
 
 @pytest.mark.parametrize(

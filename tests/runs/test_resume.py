@@ -38,6 +38,19 @@ def interrupt(command: list[str], awaited: Path, number: signal.Signals) -> int:
     return process.returncode
 
 
+def kill(command, folder: Path, options: tuple[str, ...], **others) -> None:
+    """Starts a run, and kills it in some step after the first checkpoint exists."""
+    every = next(x.partition("=")[2] for x in options if x.startswith("checkpoint.every="))
+    killed = command(*options, f"hydra.run.dir={folder}", **others)
+    interrupt(killed, folder / "checkpoints" / every, signal.SIGKILL)
+    assert not (folder / "summary.json").exists()
+
+
+def resume(train, folder: Path) -> None:
+    process = train(f"resume={folder}", small=())
+    assert process.returncode == 0, process.stderr
+
+
 def assert_gone_on(folder: Path, whole: Path) -> None:
     """Checks that an interrupted run equals an uninterrupted one in every digit."""
     assert lines(folder) == lines(whole)
@@ -49,12 +62,8 @@ def assert_gone_on(folder: Path, whole: Path) -> None:
 @pytest.mark.slow
 def test_a_killed_run_goes_on_bit_for_bit(whole, command, train, tmp_path):
     folder = tmp_path / "run"
-    # The run is killed in some later step, as soon as the checkpoint of step 3 exists.
-    killed = command(*STEPS, f"hydra.run.dir={folder}")
-    interrupt(killed, folder / "checkpoints" / "3", signal.SIGKILL)
-    assert not (folder / "summary.json").exists()
-    process = train(f"resume={folder}", small=())
-    assert process.returncode == 0, process.stderr
+    kill(command, folder, STEPS)
+    resume(train, folder)
     assert summary(folder)["resumed_from"] in range(3, 20, 3)
     assert_gone_on(folder, whole)
 
@@ -81,11 +90,8 @@ def test_a_killed_run_on_conversations_goes_on_bit_for_bit(command, train, tmp_p
     )
     assert train(*of_chats, f"hydra.run.dir={whole}", small=()).returncode == 0
     assert all(row["update/grad_norm"] > 0 for row in lines(whole) if row["step"] > 0)
-    killed = command(*of_chats, f"hydra.run.dir={folder}", small=())
-    interrupt(killed, folder / "checkpoints" / "4", signal.SIGKILL)
-    assert not (folder / "summary.json").exists()
-    process = train(f"resume={folder}", small=())
-    assert process.returncode == 0, process.stderr
+    kill(command, folder, of_chats, small=())
+    resume(train, folder)
     assert_gone_on(folder, whole)
 
 
@@ -101,8 +107,7 @@ def test_a_stopped_run_saves_says_how_to_resume_and_goes_on(
     stopped = summary(folder)
     assert stopped["status"] == "stopped"
     assert (folder / "checkpoints" / str(stopped["step"])).is_dir()
-    process = train(f"resume={folder}", small=())
-    assert process.returncode == 0, process.stderr
+    resume(train, folder)
     assert summary(folder)["resumed_from"] == stopped["step"]
     assert_gone_on(folder, whole)
 
@@ -150,8 +155,7 @@ def test_a_run_whose_terminal_closes_saves_and_goes_on(whole, command, train, tm
     stopped = summary(folder)
     assert stopped["status"] == "stopped"
     assert (folder / "checkpoints" / str(stopped["step"])).is_dir()
-    process = train(f"resume={folder}", small=())
-    assert process.returncode == 0, process.stderr
+    resume(train, folder)
     assert_gone_on(folder, whole)
 
 

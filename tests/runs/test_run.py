@@ -3,6 +3,7 @@
 import gc
 import weakref
 from dataclasses import replace
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -12,11 +13,11 @@ import pytest
 from rl4p.configuration import compose
 from rl4p.errors import InputError, RunError
 from rl4p.experiment.build import build
+from rl4p.loop.compilation import compilation
 from rl4p.loop.loop import train
 from rl4p.runs.checkpoint import Orbax
 from rl4p.runs.record import RESERVE, Record
 from rl4p.runs.run import (
-    RecordMetrics,
     RunOutcome,
     at_the_end,
     first_state,
@@ -25,7 +26,6 @@ from rl4p.runs.run import (
     params_sha256,
     refuse_what_only_a_plan_reads,
 )
-from rl4p.runs.tracker.none import NoTracker
 
 pytestmark = pytest.mark.mixed_dtypes
 
@@ -110,16 +110,6 @@ def test_a_new_run_is_evaluated_before_its_first_step(config, tmp_path):
     assert mirror.logged == [(0, expected | time)]
 
 
-def checkpoints_of(every, latest):
-    class Checkpoints:
-        def latest(self):
-            return latest
-
-    found = Checkpoints()
-    found.every = every
-    return found
-
-
 @pytest.mark.parametrize(
     ("every", "latest", "steps", "summary", "young"),
     [
@@ -140,27 +130,22 @@ def test_a_run_killed_before_its_first_checkpoint_begins_anew(
     record.log(steps, {})
     if summary:
         record.write_summary({"status": summary})
-    assert may_start_again(record, checkpoints_of(every, latest)) is young
+    assert may_start_again(record, SimpleNamespace(every=every, latest=lambda: latest)) is young
 
 
 def test_metrics_are_recorded_mirrored_and_summed_up(trained, tmp_path):
     experiment, infos = trained
     record, mirror = Record(tmp_path), Mirror()
-    outcome = RunOutcome(record=record, state=experiment.state)
+    outcome = RunOutcome(record=record, tracked=mirror, state=experiment.state)
     outcome.begin(replace(infos[0].state, step=jnp.int32(1)), resumed=True)
     assert (outcome.step, outcome.resumed_from) == (1, 1)
-    hook = RecordMetrics(record=record, tracked=mirror, outcome=outcome)
-    assert not outcome.has_curve()
     outcome.count({"eval/t/pass_at_1": 0.5, "time/evaluation": 4.0})  # before the first step
     for info, passed in zip(infos, (0.25, 0.125), strict=True):
         metrics = info.metrics | {"eval/t/pass_at_1": passed, "time/rollout": float(info.step)}
         metrics |= {"time/evaluation": 1.0} if info.step == 2 else {}
-        hook(replace(info, metrics=metrics))
-    assert outcome.has_curve()
+        outcome(replace(info, metrics=metrics))
     assert [step for step, _ in mirror.logged] == [1, 2]
     assert record.metrics()[1]["reward/mean"] == infos[1].metrics["reward/mean"]
-    from rl4p.loop.compilation import compilation
-
     found = outcome.summary("finished", 7.0, compilation())
     assert (found["status"], found["step"], found["resumed_from"]) == ("finished", 2, 1)
     assert found["idle_steps"] == {"skipped": 0, "zero_gradient": 0}
@@ -178,14 +163,17 @@ def test_metrics_are_recorded_mirrored_and_summed_up(trained, tmp_path):
     assert outcome.summary("failed", 7.0, compilation())["params_sha256"] is None
 
 
-def test_a_resumed_run_has_no_summary_until_it_ends(trained, tmp_path):
+def test_a_resumed_run_has_room_for_a_summary_and_none_until_it_ends(trained, tmp_path):
     """Otherwise a run that is killed, or that exits, would look as finished as it was before."""
     experiment, infos = trained
     record = Record(tmp_path)
     record.write_summary({"status": "finished"})
-    outcome = RunOutcome(record=record, state=experiment.state)
+    outcome = RunOutcome(record=record, tracked=Mirror(), state=experiment.state)
     outcome.begin(infos[-1].state, resumed=True)
     assert record.summary() is None
+    assert (tmp_path / RESERVE).stat().st_size > 0
+    record.write_summary({"status": "finished"})
+    assert [path.name for path in tmp_path.iterdir()] == ["summary.json"]
 
 
 @pytest.mark.parametrize("error", [RunError("No room."), OSError(28, "No room")])
@@ -201,24 +189,15 @@ def test_results_that_cannot_be_written_hide_no_earlier_error(error, caplog):
 
 def test_a_run_keeps_only_the_newest_state(trained, tmp_path):
     experiment, (info, *_) = trained
-    outcome, states = RunOutcome(record=Record(tmp_path), state=experiment.state), []
+    record = Record(tmp_path)
+    outcome, states = RunOutcome(record=record, tracked=Mirror(), state=experiment.state), []
     for number in range(3):
         params = {"w": jnp.full(3, number)}
         states.append(weakref.ref(params["w"]))
-        outcome.add(replace(info, state=replace(info.state, params=params)))
+        outcome(replace(info, state=replace(info.state, params=params)))
     del params
     gc.collect()
     assert [each() is None for each in states] == [True, True, False]
-
-
-def test_the_summary_has_room_while_a_run_goes_on(trained, tmp_path):
-    experiment, infos = trained
-    record = Record(tmp_path)
-    outcome = RunOutcome(record=record, state=experiment.state)
-    outcome.begin(infos[-1].state, resumed=False)
-    assert (tmp_path / RESERVE).stat().st_size > 0
-    record.write_summary({"status": "finished"})
-    assert [path.name for path in tmp_path.iterdir()] == ["summary.json"]
 
 
 def test_steps_that_did_nothing_are_counted(tmp_path):
@@ -258,13 +237,5 @@ def test_the_digest_sees_names_shapes_dtypes_and_bytes():
 def test_a_run_refuses_what_only_a_plan_reads(overrides, sentence):
     with pytest.raises(InputError, match=sentence):
         refuse_what_only_a_plan_reads(compose(overrides))
-
-
-def test_a_run_takes_a_plan_that_it_checks():
-    refuse_what_only_a_plan_reads(compose(()))
-    refuse_what_only_a_plan_reads(compose(["plan.check=true", "plan.memory_gib=4"]))
-
-
-def test_no_tracker_is_told_nothing(tmp_path):
-    NoTracker().open(tmp_path).log(1, {"a": 1.0})
-    assert not list(tmp_path.iterdir())
+    for accepted in ((), ("plan.check=true", "plan.memory_gib=4")):
+        refuse_what_only_a_plan_reads(compose(accepted))

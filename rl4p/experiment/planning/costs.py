@@ -3,8 +3,7 @@
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -48,16 +47,16 @@ class Cost:
     """
 
     phase: str
-    arguments: int
-    outputs: int
+    arguments: int = 0
+    outputs: int = 0
     temporaries: int
-    aliased: int
+    aliased: int = 0
     beside: int
     total: int
     flops: float
-    collectives: dict[str, Traffic]
-    largest_loop_copy: int
-    seconds_at_least: float | None
+    collectives: dict[str, Traffic] = field(default_factory=dict)
+    largest_loop_copy: int = 0
+    seconds_at_least: float | None = None
     compile_seconds: float
 
 
@@ -109,22 +108,12 @@ def refused(program: Program, flops: float) -> Cost:
     """Returns the cost of a program too large to compile; the temporaries include its results."""
     return Cost(
         phase=program.phase,
-        arguments=0,
-        outputs=0,
         temporaries=program.refused,
-        aliased=0,
         beside=program.live,
         total=program.live + program.refused,
         flops=flops,
-        collectives={},
-        largest_loop_copy=0,
-        seconds_at_least=None,
         compile_seconds=program.seconds,
     )
-
-
-def as_json(costs: Sequence[Cost]) -> list[dict[str, Any]]:
-    return [asdict(each) for each in costs]
 
 
 def advice(run: AbstractRun, costs: Sequence[Cost], memory: float) -> str:

@@ -140,12 +140,8 @@ def called(module: Module, instruction: Instruction, iterations: int) -> Iterato
         yield name.strip().lstrip("%"), 1
 
 
-def size(shapes: str) -> int:
-    """Returns the bytes of all arrays in a text of shapes such as u8[4,2]{1,0}."""
-    return sum(sizes(shapes))
-
-
 def sizes(shapes: str) -> Iterator[int]:
+    """Yields the bytes of each array in a text of shapes such as u8[4,2]{1,0}."""
     for kind, dimensions in SHAPE.findall(shapes):
         digits = re.search(r"\d+", kind)
         bits = BITS.get(kind, int(digits[0]) if digits else 8)

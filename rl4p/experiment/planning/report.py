@@ -4,6 +4,7 @@ import json
 import logging
 import time
 from copy import deepcopy
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from rl4p.distributed.chips import GIB, Chip
 from rl4p.distributed.mesh import Mesh
 from rl4p.errors import InputError, RunError
 from rl4p.experiment.planning.abstract import AbstractRun, abstract_run
-from rl4p.experiment.planning.costs import Cost, advice, as_json, cost, unit_of
+from rl4p.experiment.planning.costs import Cost, advice, cost, unit_of
 from rl4p.experiment.planning.programs import programs, unplanned
 from rl4p.experiment.planning.search import search
 from rl4p.experiment.planning.topology import memory_of, planned, reports_memory
@@ -127,7 +128,7 @@ def summary(run: AbstractRun, chip: Chip, memory: float, costs: list[Cost]) -> d
             "tokens_per_microbatch": run.phases.update.tokens_per_microbatch,
             "microbatch_widths": run.phases.update.microbatch_widths,
         },
-        "phases": as_json(costs),
+        "phases": [asdict(each) for each in costs],
     }
 
 

@@ -6,7 +6,6 @@ run replace the configuration, and there are no samples.
 """
 
 import json
-import os
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -29,7 +28,7 @@ from rl4p.runs.responses.file import recorded_samples
 from rl4p.runs.responses.sample import Sample
 from rl4p.runs.tracker.background import reason
 from rl4p.runs.tracker.mirror import IDENTITY, STATUS
-from rl4p.runs.tracker.mlflow import SETTINGS, SQLITE, MLflow
+from rl4p.runs.tracker.mlflow import SQLITE, MLflow
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -52,10 +51,13 @@ def read_experiment(
       InputError: the store has no such experiment, or no run in it.
       RunError: the store cannot be read.
     """
-    uri = MLflow(uri=uri).uri  # refuses a wrong one
+    store = MLflow(uri=uri)  # refuses a wrong one
+    uri = store.uri
+    if uri.startswith(SQLITE) and not Path(uri.removeprefix(SQLITE)).is_file():
+        raise InputError(f"tracker.uri={uri} does not exist.")  # MLflow would create it
     runs, left_out, count = [], [], 0
     try:
-        client = _client(uri)
+        client = store.client()
         for run in _runs(client, experiment, uri):
             count += 1
             name = f"{run.info.run_name} ({run.info.run_id})"
@@ -70,17 +72,6 @@ def read_experiment(
     if not count:
         raise InputError(f"experiment={experiment} in {uri} has no run of rl4p.train.")
     return runs, left_out
-
-
-def _client(uri: str) -> "MlflowClient":
-    """Returns a client of a store that exists; MLflow would create a missing database."""
-    if uri.startswith(SQLITE) and not Path(uri.removeprefix(SQLITE)).is_file():
-        raise InputError(f"tracker.uri={uri} does not exist.")
-    for name, value in SETTINGS.items():
-        os.environ.setdefault(name, value)
-    import mlflow
-
-    return mlflow.MlflowClient(uri)
 
 
 def _runs(client: "MlflowClient", experiment: str, uri: str) -> Iterator[Any]:

@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,16 +14,18 @@ from rl4p.errors import RunError
 from rl4p.runs.comparison import words
 from rl4p.runs.comparison.analysis import Comparison, analysed
 from rl4p.runs.comparison.page import page
-from rl4p.runs.comparison.runs import LeftOut, Run, read_folders
+from rl4p.runs.comparison.runs import LeftOut, Run
 from rl4p.runs.comparison.statistics import LEVEL
 from rl4p.runs.record import replace_file
 
 
-def compare(folders: Iterable[Path], out: Path, *, metric: str | None = None) -> Comparison:
-    """Compares the runs below some folders and writes `out`/index.html and `out`/compare.json.
+def compare(
+    runs: Sequence[Run], left_out: Sequence[LeftOut], out: Path, *, metric: str | None = None
+) -> Comparison:
+    """Compares runs and writes `out`/index.html and `out`/compare.json.
 
     Args:
-      folders: folders of runs or of sweeps.
+      left_out: other runs, which the comparison names.
       out: the folder for the files, which is created.
       metric: the metric to compare; None is pass@1 on the held-out prompts.
 
@@ -31,14 +33,6 @@ def compare(folders: Iterable[Path], out: Path, *, metric: str | None = None) ->
       InputError: there is no finished run, or none has the metric.
       RunError: the files cannot be written.
     """
-    runs, left_out = read_folders(folders)
-    return write(runs, left_out, out, metric=metric)
-
-
-def write(
-    runs: Sequence[Run], left_out: Sequence[LeftOut], out: Path, *, metric: str | None = None
-) -> Comparison:
-    """Does the work of `compare` for runs that were read already."""
     comparison = analysed(runs, left_out, out, metric)
     try:
         comparison.folder.mkdir(parents=True, exist_ok=True)
@@ -64,7 +58,7 @@ def document(comparison: Comparison) -> dict[str, Any]:
                 "values": {str(seed): value for seed, value in result.values.items()},
                 "mean": result.mean,
                 "iqm": result.iqm,
-                "interval": _pair(result.interval),
+                "interval": result.interval,
                 **{name: _finite(value) for name, value in vars(result.costs).items()},
             }
             for result in comparison.results
@@ -74,7 +68,7 @@ def document(comparison: Comparison) -> dict[str, Any]:
                 "better": names[each.better],
                 "worse": names[each.worse],
                 "difference": each.difference.estimate,
-                "interval": _pair(each.difference.interval),
+                "interval": each.difference.interval,
                 "p_value": each.difference.p_value,
                 "pairs": each.difference.pairs,
                 "probability_of_improvement": each.difference.probability,
@@ -152,10 +146,6 @@ def _table(*columns: str) -> Table:
     for column in columns:
         table.add_column(column, justify="right", no_wrap=True)
     return table
-
-
-def _pair(interval: tuple[float, float] | None) -> list[float] | None:
-    return None if interval is None else list(interval)
 
 
 def _finite(value: float) -> float | None:

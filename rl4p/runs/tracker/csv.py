@@ -4,6 +4,7 @@ import csv
 from dataclasses import dataclass
 from pathlib import Path
 
+from rl4p.protocols.tracker import Mirror
 from rl4p.runs.record import replace_file
 from rl4p.runs.tracker.background import BackgroundMirror
 from rl4p.runs.tracker.steps import TimedSteps
@@ -33,7 +34,7 @@ class CSV:
         return Table(folder)
 
 
-class Table:
+class Table(Mirror):
     """The metrics of a run folder as a table. A metric that a step lacks is an empty cell."""
 
     def __init__(self, folder: Path):
@@ -60,14 +61,5 @@ class Table:
             writer.writerows(self._rows[self._written :])
         self._written = len(self._rows)
 
-    def send_files(self, *patterns: str) -> None:
-        pass
-
     def close(self, status: str) -> None:
         self.send_metrics()
-
-    def upload(self, status: str) -> None:
-        pass
-
-    def abandon(self) -> None:
-        pass

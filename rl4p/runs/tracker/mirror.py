@@ -8,6 +8,7 @@ import uuid
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from rl4p.protocols.tracker import Mirror
 from rl4p.runs.record import Record, replace_file
 from rl4p.runs.tracker.description import Description, LoggedDataSet
 from rl4p.runs.tracker.registration import checkpoints, register_policy, upload_checkpoint
@@ -33,7 +34,7 @@ TABLE = "samples.json"
 ROWS_OF_TABLE = 1000  # the newest samples
 
 
-class MLflowMirror:
+class MLflowMirror(Mirror):
     """A run folder and its run in MLflow. Every call waits for the store and raises its errors.
 
     * After an error, create a new mirror. It reads from the store which steps were sent.

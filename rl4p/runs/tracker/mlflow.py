@@ -122,17 +122,21 @@ class MLflow:
             trusted=trusted,
         )
 
+    def client(self) -> "MlflowClient":
+        """Returns a client; it creates a SQLite database that does not exist."""
+        for name, value in SETTINGS.items():
+            os.environ.setdefault(name, value)
+        import mlflow
+
+        return mlflow.MlflowClient(self.uri)
+
     def connect(self) -> "tuple[MlflowClient, str]":
         """Returns a client and the id of the experiment, creating store and experiment if needed.
 
         Waits for the store, and raises any error of MLflow and of the libraries that it uses.
         """
-        for name, value in SETTINGS.items():
-            os.environ.setdefault(name, value)
-        import mlflow
-
         with _one_at_a_time(self._database):
-            client = mlflow.MlflowClient(self.uri)
+            client = self.client()
             experiment = client.get_experiment_by_name(self.experiment)
             if experiment is None:
                 # By default, MLflow puts the artifacts of SQLite into the working directory.

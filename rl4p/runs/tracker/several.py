@@ -1,8 +1,9 @@
 """Several trackers for one run. A tracker that fails stops neither the run nor another tracker."""
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -43,41 +44,39 @@ class SeveralRuns:
         self._runs: dict[str, TrackedRun] = {}
         self._failed: set[str] = set()
         for name, tracker in trackers.items():
-            try:
+            with self._survived(name):
                 self._runs[name] = tracker.open(folder)
-            except InputError:
-                raise
-            except Exception as error:  # noqa: BLE001 - the run continues after any error
-                self._lost(name, error)
 
     def log(self, step: int, metrics: dict[str, float]) -> None:
-        self._each(lambda run: run.log(step, metrics))
+        for name, run in self._runs.items():
+            with self._survived(name):
+                run.log(step, metrics)
 
     def artifact(self, path: Path) -> None:
-        self._each(lambda run: run.artifact(path))
+        for name, run in self._runs.items():
+            with self._survived(name):
+                run.artifact(path)
 
     def finish(self, status: str) -> bool:
         """Ends the trackers side by side, so that they wait as long as the slowest one."""
 
         def ended(name: str) -> bool:
-            try:
+            with self._survived(name):
                 return self._runs[name].finish(status)
-            except Exception as error:  # noqa: BLE001 - the run continues after any error
-                self._lost(name, error)
-                return False
+            return False
 
         with ThreadPoolExecutor(max(1, len(self._runs))) as pool:
             done = list(pool.map(ended, self._runs))
         return all(done) and not self._failed
 
-    def _each(self, call: Callable[[TrackedRun], None]) -> None:
-        for name, run in self._runs.items():
-            try:
-                call(run)
-            except Exception as error:  # noqa: BLE001 - the run continues after any error
-                self._lost(name, error)
-
-    def _lost(self, name: str, error: Exception) -> None:
-        if name not in self._failed:
-            log.warning("The tracker %s failed, and the run continues: %r", name, error)
-        self._failed.add(name)
+    @contextmanager
+    def _survived(self, name: str) -> Iterator[None]:
+        """Warns of the first error of a tracker in place of raising it."""
+        try:
+            yield
+        except InputError:
+            raise
+        except Exception as error:  # noqa: BLE001 - the run continues after any error
+            if name not in self._failed:
+                log.warning("The tracker %s failed, and the run continues: %r", name, error)
+            self._failed.add(name)

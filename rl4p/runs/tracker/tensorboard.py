@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from rl4p.errors import InputError
+from rl4p.protocols.tracker import Mirror
 from rl4p.runs.record import Record
 from rl4p.runs.tracker.background import BackgroundMirror
 from rl4p.runs.tracker.description import Description
@@ -48,8 +49,8 @@ class TensorBoard:
         return EventFile(folder)
 
 
-class EventFile:
-    """The event file of a run folder.
+class EventFile(Mirror):
+    """The event file of a run folder. The samples, which TensorBoard can show, follow at the end.
 
     The file is written anew from the record whenever the run is opened, so a resumed run has no
     step twice. A TensorBoard that shows the run at that time drops what it read before.
@@ -82,9 +83,6 @@ class EventFile:
             self._write(event, step)
         self._writer.flush()
 
-    def send_files(self, *patterns: str) -> None:
-        """Writes nothing: the samples, which TensorBoard can show, follow at the end."""
-
     def close(self, status: str) -> None:
         from tensorboardX.summary import text
 
@@ -98,9 +96,6 @@ class EventFile:
         if self._times:
             self._write(_messages().Event(summary=self._end), max(self._times))
         self._writer.close()
-
-    def upload(self, status: str) -> None:
-        pass
 
     def abandon(self) -> None:
         with suppress(OSError, ValueError):  # it may be closed already

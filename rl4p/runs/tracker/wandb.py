@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from rl4p.errors import InputError
+from rl4p.protocols.tracker import Mirror
 from rl4p.runs.record import Record, replace_file
 from rl4p.runs.tracker.background import BackgroundMirror
 from rl4p.runs.tracker.description import Description
@@ -59,7 +60,7 @@ class WandB:
         return WandBRun(self, folder)
 
 
-class WandBRun:
+class WandBRun(Mirror):
     """A run folder and its run in Weights & Biases.
 
     The server refuses a step that it has, and an offline run has no server to ask. So a file in the
@@ -115,12 +116,6 @@ class WandBRun:
         self._send_table()
         self._run.summary["status"] = status
         self._run.finish(exit_code=EXIT_CODES.get(status, 1))
-
-    def upload(self, status: str) -> None:
-        pass
-
-    def abandon(self) -> None:
-        pass
 
     def _send_table(self) -> None:
         import wandb

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import pytest
 
 from rl4p.distributed.chips import GIB, Chip
-from rl4p.experiment.planning.costs import Cost, advice, as_json, axes_of, cost, unit_of
+from rl4p.experiment.planning.costs import Cost, advice, axes_of, cost, unit_of
 from rl4p.experiment.planning.programs import Program, program
 from rl4p.learner.optimizer.adamw import AdamW
 from rl4p.rollout.continuous import Continuous
@@ -104,13 +104,6 @@ def test_a_program_that_was_refused_costs_what_it_asked_for():
     assert (found.arguments, found.outputs, found.aliased) == (0, 0, 0)
     assert found.flops == 2 * N**3
     assert (found.seconds_at_least, found.compile_seconds) == (None, 2.0)
-
-
-def test_costs_are_plain_values_in_json():
-    (found,) = as_json([cost(make(), CHIP, TWO)])
-    assert found["phase"] == "update"
-    assert found["flops"] == 2 * N**3
-    assert found["collectives"] == {}
 
 
 @pytest.mark.parametrize(

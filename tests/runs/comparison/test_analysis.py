@@ -34,17 +34,13 @@ def compare(members, left_out=(), metric=None):
     return analysed(members, left_out, Path("out"), metric)
 
 
-def test_groups_are_in_the_order_of_their_interquartile_means():
+def test_groups_are_in_the_order_of_their_interquartile_means_and_every_two_are_compared_once():
     found = compare(runs(a=[0.1, 0.2, 0.3], b=[0.9, 0.8, 0.7], c=[0.5, 0.5, 0.6]))
     assert [result.group.label for result in found.results] == ["b", "c", "a"]
     assert found.results[0].values == {0: 0.9, 1: 0.8, 2: 0.7}
     assert found.results[0].mean == pytest.approx(0.8)
     assert found.results[0].iqm == pytest.approx(0.8)
     assert found.page == Path("out/index.html")
-
-
-def test_every_two_groups_are_compared_once():
-    found = compare(runs(a=[0.1, 0.2, 0.3], b=[0.9, 0.8, 0.7], c=[0.5, 0.5, 0.6]))
     assert {(each.better, each.worse) for each in found.compared} == {(0, 1), (0, 2), (1, 2)}
     assert found.to_best(0) is None
     difference, supported = found.to_best(2)
@@ -97,9 +93,6 @@ def test_runs_of_which_none_finished_are_an_error_that_names_them():
     with pytest.raises(InputError) as error:
         compare([], [LeftOut(name="1", reason="it failed at step 3")])
     assert str(error.value) == "None of the 1 runs has finished. 1: it failed at step 3."
-
-
-def test_a_metric_that_is_never_finite_is_an_error():
     with pytest.raises(InputError, match="is not a finite number in any of the 1 runs"):
         compare([run("a", 0, math.nan)])
 

@@ -47,9 +47,7 @@ def test_an_option_names_a_group_whose_keys_all_differ():
     assert groups[0].settings["advantage.epsilon"] == "0.0001"
     assert groups[0].settings["advantage.clip"] == "null"
     assert groups[1].settings["advantage.clip"] == ABSENT
-
-
-def test_without_recorded_options_the_target_names_them():
+    # Without recorded options the targets name the groups.
     assert names(run(advantage=GRPO), run(advantage=RLOO)) == ["advantage=grpo", "advantage=rloo"]
 
 
@@ -91,12 +89,8 @@ def test_two_settings_that_vary_independently_are_both_named():
 )
 def test_settings_of_place_and_time_do_not_divide_a_group(others):
     mesh = {"mesh": {"processes": None, "process": None, "coordinator": None}}
-    assert len(names(run(0, **mesh), run(1, **(mesh | others)))) == 1
-
-
-def test_hydras_own_options_do_not_divide_a_group():
     launchers = ({"hydra/launcher": "basic"}, {"hydra/launcher": "joblib"})
-    a, b = (run(seed, choices=choices) for seed, choices in enumerate(launchers))
+    a, b = (run(0, choices=launchers[0], **mesh), run(1, choices=launchers[1], **(mesh | others)))
     assert len(names(a, b)) == 1
 
 

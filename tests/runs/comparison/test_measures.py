@@ -35,9 +35,6 @@ def test_the_metric_of_several_tasks_is_their_mean():
 
 def test_the_last_value_counts_even_if_a_better_one_came_before():
     assert chosen_metric([run({SUMS: 0.5})], None).last(run({SUMS: 0.9}, {SUMS: 0.7}, {})) == 0.7
-
-
-def test_a_run_without_the_metric_has_none():
     assert math.isnan(Metric(names=(SUMS,)).last(run({WORDS: 1.0})))
     assert math.isnan(Metric(names=(SUMS, WORDS)).last(run({WORDS: 1.0})))
 
@@ -67,15 +64,12 @@ def test_costs_are_sums_over_steps():
     assert found.tokens == 2 * 10 * 3 * 2
     assert found.truncated == 0.5
     assert found.effective == pytest.approx(0.7)
+    assert costs(run(row)).seconds == 0  # the first evaluation is no step
 
 
 def test_measured_speed_counts_the_tokens_of_a_step_of_another_size():
     fast = {"rollout/tokens_per_second": 50.0, "time/rollout": 2.0, "rollout/response_tokens": 9.0}
     assert tokens(run({}, fast)).tolist() == [100]
-
-
-def test_the_first_evaluation_is_no_step():
-    assert costs(run({"time/step": 5.0, "rollout/response_tokens": 5.0})).seconds == 0
 
 
 def test_unrecorded_costs_are_unknown_and_leave_the_mean():

@@ -84,9 +84,6 @@ def test_another_metric_is_read_on_request(sent, store):
 def test_an_experiment_that_is_not_there_is_an_error_that_lists_the_others(store):
     with pytest.raises(InputError, match=r"experiment=none is not in .* which has .*template"):
         read_experiment("none", store.uri)
-
-
-def test_an_experiment_without_runs_is_an_error(store):
     with pytest.raises(InputError, match=r"has no run of rl4p\.train"):
         read_experiment("template", store.uri)
 

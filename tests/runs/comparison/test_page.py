@@ -1,45 +1,22 @@
 """Tests the page: it is whole, needs no network, and no text of a run becomes a part of it."""
 
 import json
-from html.parser import HTMLParser
 
 import pytest
 
 from rl4p.runs.comparison.page import page
 from rl4p.runs.comparison.report import compare
+from rl4p.runs.comparison.runs import read_folders
 from tests.runs.comparison.conftest import sample, write_run
+from tests.runs.elements import Elements
 
 HOSTILE = (
     "</script><img src=x onerror=alert(1)><svg/onload=alert(2)> \u202e \x1b[31m \x00 \ud800 &lt;"
 )
-VOID = {"meta", "input", "br", "img"}
-
-
-class Elements(HTMLParser):
-    """The elements of a page with their attributes, and its text."""
-
-    def __init__(self, html):
-        super().__init__()
-        self.found, self.text, self.open = [], "", []
-        self.feed(html)
-
-    def handle_starttag(self, tag, attrs):
-        self.found.append((tag, dict(attrs)))
-        if tag not in VOID:
-            self.open.append(tag)
-
-    def handle_startendtag(self, tag, attrs):
-        self.found.append((tag, dict(attrs)))
-
-    def handle_endtag(self, tag):
-        assert self.open.pop() == tag
-
-    def handle_data(self, data):
-        self.text += data
 
 
 def written(folder):
-    comparison = compare([folder], folder / "compare")
+    comparison = compare(*read_folders([folder]), folder / "compare")
     return comparison.page.read_text(), Elements(comparison.page.read_text())
 
 
@@ -51,18 +28,13 @@ def test_the_page_has_groups_curves_settings_and_samples(sweep):
         "response length (tokens)", "entropy of the policy", "sampler gap", "2+3=",
     ):  # fmt: skip
         assert text in elements.text, text
+    assert "prompts_per_step" not in elements.text  # equal settings are not shown
+    assert "_target_" not in elements.text
     figures = [attributes for tag, attributes in elements.found if tag == "figure"]
     assert len(figures) == 6
     drawings = [attrs for tag, attrs in elements.found if tag == "svg" and "role" in attrs]
     assert len(drawings) == 6 * 3 + 2  # charts on three axes, and a strip for each group
     assert "nan" not in html.lower().replace("nance", "")
-
-
-def test_settings_that_are_equal_are_not_shown(sweep):
-    _, elements = written(sweep)
-    assert "advantage" in elements.text
-    assert "prompts_per_step" not in elements.text
-    assert "_target_" not in elements.text
 
 
 def test_the_page_runs_no_script_and_asks_for_nothing(sweep):
@@ -94,16 +66,11 @@ def test_hostile_texts_stay_texts(tmp_path):
     _, elements = written(folder)
     tags = {tag for tag, _ in elements.found}
     assert not tags & {"script", "img"}
+    assert f"{bad}: it failed at step 4" in " ".join(elements.text.split())
     assert not [attrs for _, attrs in elements.found if {"onerror", "onload"} & attrs.keys()]
     assert elements.text.count("<img src=x onerror=alert(1)>") > 6
     assert "&lt;" in elements.text  # escaped once, so that it reads as it was written
     assert not elements.open
-
-
-def test_runs_that_are_left_out_are_on_the_page(sweep):
-    write_run(sweep / "broken", status="failed")
-    _, elements = written(sweep)
-    assert f"{sweep / 'broken'}: it failed at step 4" in " ".join(elements.text.split())
 
 
 def test_one_run_without_samples_has_a_page(tmp_path):
@@ -125,7 +92,7 @@ def test_a_sweep_of_a_hundred_long_runs_has_a_small_page(tmp_path, groups, seeds
                 overrides=[f"learning_rate={group}"], config={"learning_rate": group},
                 samples=[sample(step, f"{step}", "x" * 2000) for step in range(0, 120, 10)],
             )  # fmt: skip
-    comparison = compare([tmp_path], tmp_path)
+    comparison = compare(*read_folders([tmp_path]), tmp_path)
     assert len(comparison.results) == groups
     html = page(comparison)
     assert len(html.encode()) < 5e6

@@ -8,15 +8,17 @@ import pytest
 
 from rl4p.errors import InputError, RunError
 from rl4p.runs.comparison.report import compare, print_comparison, printable
+from rl4p.runs.comparison.runs import read_folders
 from tests.runs.comparison.conftest import METRIC, write_run
 
 
 def document(folder):
-    compare([folder], folder / "compare")
+    compare(*read_folders([folder]), folder / "compare")
     return json.loads((folder / "compare" / "compare.json").read_text())
 
 
 def test_the_document_has_groups_and_differences(sweep):
+    bad = write_run(sweep / "bad", status="failed")
     found = document(sweep)
     rloo, grpo = found["groups"]
     assert rloo["name"] == "advantage=rloo"
@@ -34,8 +36,10 @@ def test_the_document_has_groups_and_differences(sweep):
     assert difference["probability_of_improvement"] == 1
     assert difference["supported"] is True
     assert difference["pairs"] == 3
-    assert found["left_out"] == []
+    assert found["left_out"] == [{"name": str(bad), "reason": "it failed at step 4"}]
     assert found["sentences"]
+    write_run(sweep / "new", seed=3, overrides=["advantage=grpo"], choices={"advantage": "grpo"})
+    assert sum(len(group["runs"]) for group in document(sweep)["groups"]) == 7
 
 
 def test_what_is_unknown_is_null(tmp_path):
@@ -51,33 +55,19 @@ def test_what_is_unknown_is_null(tmp_path):
     assert difference["probability_of_improvement"] == 0.5
 
 
-def test_left_out_runs_are_in_the_document(sweep):
-    bad = write_run(sweep / "bad", status="failed")
-    assert document(sweep)["left_out"] == [{"name": str(bad), "reason": "it failed at step 4"}]
-
-
 def test_another_metric_is_compared(sweep):
-    comparison = compare([sweep], sweep, metric="reward/mean")
+    comparison = compare(*read_folders([sweep]), sweep, metric="reward/mean")
     assert comparison.results[0].mean == 1.0
-    with pytest.raises(InputError, match="metric=nothing is in none of the runs"):
-        compare([sweep], sweep, metric="nothing")
-
-
-def test_a_second_comparison_replaces_the_first(sweep):
-    document(sweep)
-    write_run(sweep / "new", seed=3, overrides=["advantage=grpo"], choices={"advantage": "grpo"})
-    assert sum(len(group["runs"]) for group in document(sweep)["groups"]) == 7
-
-
-def test_a_folder_that_cannot_be_created_is_one_sentence(sweep):
     (sweep / "file").write_text("")
     with pytest.raises(RunError, match="Cannot create"):
-        compare([sweep], sweep / "file" / "compare")
+        compare(*read_folders([sweep]), sweep / "file" / "compare")
+    with pytest.raises(InputError, match="metric=nothing is in none of the runs"):
+        compare(*read_folders([sweep]), sweep, metric="nothing")
 
 
 def test_the_terminal_shows_tables_sentences_left_out_runs_and_the_page(sweep, capsys):
     write_run(sweep / "bad", status="failed")
-    comparison = compare([sweep], sweep / "compare")
+    comparison = compare(*read_folders([sweep]), sweep / "compare")
     print_comparison(comparison)
     shown = capsys.readouterr().out
     lines = shown.splitlines()
@@ -96,7 +86,7 @@ def test_names_are_no_markup_and_do_not_control_the_terminal(tmp_path, capsys):
     for name in ("[red]x", "[/]\x1b[2J"):
         safe = name.replace("\x1b", "")
         write_run(tmp_path / safe, overrides=[f"a={name}"], config={"a": safe})
-    print_comparison(compare([tmp_path], tmp_path))
+    print_comparison(compare(*read_folders([tmp_path]), tmp_path))
     shown = capsys.readouterr().out
     assert "a=[red]x" in shown
     assert "a=[/][2J" in shown

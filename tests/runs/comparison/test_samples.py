@@ -18,14 +18,10 @@ def test_responses_to_one_prompt_are_side_by_side():
     b = group(sample(1, "p", "five"), sample(2, "q"))
     (found,) = side_by_side([a, b])
     assert (found.step, found.seed, found.prompt, found.reference) == (1, 0, "2+3=", "5")
-    assert [(answer.group, answer.response) for answer in found.answers] == [
-        (0, "four"),
-        (1, "five"),
-    ]
+    answers = [(answer.group, answer.response) for answer in found.answers]
+    assert answers == [(0, "four"), (1, "five")]
     assert found.answers[0].reward == "1"
-
-
-def test_samples_of_other_seeds_are_not_compared():
+    # Samples of other seeds are not compared.
     assert side_by_side([group(sample(1, "p")), group(sample(1, "p"), seed=1)]) == []
 
 

@@ -50,10 +50,8 @@ def test_the_files_of_a_sweep_are_in_its_folder(sweep):
     assert len(runs) == 6
     assert not left_out
     assert out == sweep / "compare"
-
-
-def test_the_files_of_all_runs_of_a_sweep_are_in_its_folder_too(sweep):
-    assert read(CompareOptions(run=(f"{sweep}/grpo-0", f"{sweep}/rloo-0")))[2] == sweep / "compare"
+    assert read(CompareOptions(run=(f"{sweep}/grpo-0", f"{sweep}/rloo-0")))[2] == out
+    assert read(CompareOptions(run=(str(sweep),), out="other"))[2] == Path("other/compare")
 
 
 def test_the_files_of_other_runs_are_in_a_new_folder(tmp_path, sweep, monkeypatch):
@@ -67,7 +65,3 @@ def test_the_files_of_other_runs_are_in_a_new_folder(tmp_path, sweep, monkeypatc
     expected = Path("outputs/comparisons/2026-11-23/12-00-05/compare")
     assert read(CompareOptions(run=(str(sweep), str(alone))))[2] == expected
     assert read(CompareOptions(run=(str(alone),)))[2] == expected
-
-
-def test_out_is_the_folder_that_the_files_are_put_into(sweep, tmp_path):
-    assert read(CompareOptions(run=(str(sweep),), out=str(tmp_path)))[2] == tmp_path / "compare"

@@ -150,13 +150,9 @@ def test_equal_algorithms_with_light_tails_are_rarely_called_different(draw, cou
     assert called_different(draw, count, seed=20 + count) <= 0.055  # with the error of 2,000 sweeps
 
 
-def test_equal_algorithms_without_common_seeds_are_rarely_called_different():
-    share = called_different(NORMAL["normal"], 5, seed=1, paired=False, sweeps=500)
-    assert 0 < share <= 0.05
-
-
-def test_many_equal_algorithms_are_rarely_called_different():
-    assert called_different(NORMAL["normal"], 5, seed=2, groups=6, sweeps=500) <= 0.05
+@pytest.mark.parametrize("options", [{"paired": False}, {"groups": 6}], ids=str)
+def test_equal_algorithms_without_common_seeds_or_many_are_rarely_called_different(options):
+    assert 0 < called_different(NORMAL["normal"], 5, seed=1, sweeps=500, **options) <= 0.05
 
 
 def test_two_equal_algorithms_are_rarely_called_different_among_others():

@@ -52,9 +52,6 @@ def test_too_few_seeds_are_told_and_nothing_is_claimed(count):
     assert "seed=0,1,2,3,4" in text
     assert "support that" not in text
     assert "interval [" not in text
-
-
-def test_one_group_with_few_seeds_is_named():
     text = said(a=[0.1, 0.2], b=[0.9, 0.8, 0.7])
     assert any(sentence.startswith("advantage=a has fewer than 3 seeds") for sentence in text)
 
@@ -69,14 +66,11 @@ def test_equal_values_are_told():
     assert "advantage=a and advantage=b have the highest other: 1.000" in text
 
 
-def test_a_single_configuration_is_described():
-    (text,) = said(a=[0.5, 0.6, 0.7])
-    assert text.startswith(f"All runs have one configuration. Its {METRIC} is 0.600, 95% interval")
-
-
-def test_runs_that_are_left_out_are_counted():
+def test_a_single_configuration_is_described_and_runs_that_are_left_out_are_counted():
     left_out = [LeftOut(name="x", reason="y")] * 2
-    assert said(*left_out, a=[0.5])[-1] == "2 runs are left out."
+    text, last = said(*left_out, a=[0.5, 0.6, 0.7])
+    assert text.startswith(f"All runs have one configuration. Its {METRIC} is 0.600, 95% interval")
+    assert last == "2 runs are left out."
     assert said(left_out[0], a=[0.5])[-1] == "1 run is left out."
 
 
@@ -101,13 +95,8 @@ def test_numbers_are_short():
     assert number(12345.6) == "1.23e+04"
     assert span((0.1, 0.25)) == "[0.100, 0.250]"
     assert share(0.126) == "12.6 %"
-    assert [amount(x) for x in (0.5, 999, 12_345, 1.5e6, 2e9)] == [
-        "0.5",
-        "999",
-        "12.3k",
-        "1.5M",
-        "2B",
-    ]
+    amounts = [amount(x) for x in (0.5, 999, 12_345, 1.5e6, 2e9)]
+    assert amounts == ["0.5", "999", "12.3k", "1.5M", "2B"]
     assert [duration(x) for x in (59.6, 600, 9000)] == ["60 s", "10 min", "2.5 h"]
 
 

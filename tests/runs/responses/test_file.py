@@ -84,14 +84,10 @@ def test_without_samples_settings_may_change(opened):
     opened({"seed": 0}).close()
     file = opened({"seed": 1})
     assert json.loads(file.settings_path.read_text()) == {"seed": 1}
-
-
-def test_settings_that_are_no_json_are_named(started):
-    started.settings_path.write_text("[" * 10**5)
-    again = SampleFile(started.path, started.settings_path, started.out)
+    file.append([ONE])
+    file.settings_path.write_text("[" * 10**5)
     with pytest.raises(InputError, match=r"settings\.json: not JSON"):
-        again.check({})
-    again.close()
+        file.check({})
 
 
 def test_without_its_settings_a_file_starts_again(started, opened):
@@ -105,16 +101,13 @@ def test_a_folder_that_cannot_be_is_named(opened, tmp_path):
         opened(name="file/new")
 
 
-def test_a_file_that_cannot_be_written_is_named(started):
+def test_replacing_keeps_the_order_and_a_file_that_cannot_be_written_is_named(started):
+    started.replace([TWO, ONE])
+    assert [sample for sample, _, _ in read_samples(started.path)] == [TWO, ONE]
     started.path.unlink()
     started.path.mkdir()
     with pytest.raises(RunError, match=r"Cannot write .*: Is a directory\."):
         started.append([ONE])
-
-
-def test_replacing_keeps_the_order(started):
-    started.replace([TWO, ONE])
-    assert [sample for sample, _, _ in read_samples(started.path)] == [TWO, ONE]
 
 
 LINE = '{"prompt": "a", "response": "b"'
@@ -151,8 +144,6 @@ def test_a_hostile_line_is_named_by_every_command(tmp_path, monkeypatch, content
 def test_a_last_line_without_a_line_feed_may_be_unfinished(tmp_path, unfinished, count):
     (tmp_path / "a.jsonl").write_text(LINE + "}\n\n" + LINE + "}")
     assert len(list(read_samples(tmp_path / "a.jsonl", unfinished=unfinished))) == count
-
-
-def test_a_file_that_cannot_be_read_is_named(tmp_path):
+    (tmp_path / "a.jsonl").unlink()
     with pytest.raises(InputError, match=r"a\.jsonl cannot be read: No such file"):
         list(read_samples(tmp_path / "a.jsonl"))

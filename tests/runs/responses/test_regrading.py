@@ -14,6 +14,7 @@ from rl4p.runs.responses.regrading import regrade
 SUM = {"prompt": "1+1", "answer": "2", "response": "It is #### 2"}
 BOARD = {"board": "oAABCooBCoooDDoo", "size": 4}
 MOVES = {"prompt": "a board", "answer": "Bv2,A>1", "task": "rush_hour", "metadata": BOARD}
+BAD = {**MOVES, "answer": "left", "response": "<answer>A>1</answer>"}
 NUMBERS = {"prompt": "3 5 7 = 22", "answer": "3*5+7", "task": "countdown"}
 BY_TASK = [
     {**SUM, "task": "gsm8k"},
@@ -63,24 +64,14 @@ def graded(tmp_path):
     return grade
 
 
-def test_each_row_is_graded_by_its_own_task(graded, capsys):
+def test_each_row_is_graded_by_its_own_task_and_keeps_its_fields_and_its_order(graded, capsys):
     rows = graded(BY_TASK)
-    assert [row["terms"]["correct"] for row in rows] == [
-        1.0,
-        0.125,
-        0.0,
-        1.0,
-        1.0,
-        pytest.approx(0.1),
-    ]
+    grades = [1.0, 0.125, 0.0, 1.0, 1.0, pytest.approx(0.1)]
+    assert [row["terms"]["correct"] for row in rows] == grades
     assert all(row["valid"] for row in rows)
     said = capsys.readouterr().out
     assert "rush_hour (reward=rush_hour): 2 responses, mean grades: correct 0.5625" in said
     assert "arithmetic (reward=weighted): 1 response, mean grades: correct 0.0000" in said
-
-
-def test_rows_keep_their_fields_and_their_order(graded):
-    rows = graded(BY_TASK)
     for row, before in zip(rows, BY_TASK, strict=True):
         assert {key: row[key] for key in before} == before
         assert row.keys() - before.keys() == {"reward", "terms", "valid", "regraded"}
@@ -91,8 +82,8 @@ def test_earlier_grades_are_replaced(graded):
     """The term that decided in an evaluation is not known here, so `correct` goes."""
     before = {"reward": 9.0, "terms": {"old": 1.0}, "valid": False, "correct": True}
     (row,) = graded([SUM | before])
-    assert (row["reward"], row["valid"]) == (1.5, True)
-    assert row["terms"].keys() == {"correct", "format"}
+    assert (row["reward"], row["valid"]) == (1.5, True)  # the weighted sum
+    assert row["terms"] == {"correct": 1.0, "format": 1.0}
     assert "correct" not in row
 
 
@@ -113,37 +104,26 @@ def test_a_line_without_a_task_is_read_in_any_format_if_its_answer_is_a_number(
     assert found["terms"]["correct"] == grade
 
 
-def test_the_total_is_the_weighted_sum(graded):
-    (row,) = graded([SUM])
-    assert row["terms"] == {"correct": 1.0, "format": 1.0}
-    assert row["reward"] == 1.5
-
-
-def test_a_row_that_cannot_be_graded_is_null_and_the_others_are_graded(graded, capsys):
-    bad = {**MOVES, "answer": "left", "response": "<answer>A>1</answer>"}
-    rows = graded([bad, bad, bad, SUM])
+def test_a_row_that_cannot_be_graded_is_null_and_the_others_are_graded(graded, tmp_path, capsys):
+    rows = graded([BAD, BAD, BAD, SUM])
     assert [row["valid"] for row in rows] == [False, False, False, True]
     assert "reward" not in rows[0]
     assert set(rows[0]["terms"].values()) == {None}
     assert rows[3]["reward"] == 1.5
     assert "3 could not be graded" in capsys.readouterr().out
-
-
-def test_max_invalid_of_the_command_line_counts(graded, tmp_path):
-    bad = {**MOVES, "answer": "left", "response": "<answer>A>1</answer>"}
+    (tmp_path / "graded.jsonl").unlink()
     with pytest.raises(RunError, match="100% of the samples could not be graded"):
-        graded([bad], "reward.max_invalid=0.5")
+        graded([BAD], "reward.max_invalid=0.5")
     assert not (tmp_path / "graded.jsonl").exists()
 
 
 def test_max_invalid_of_a_task_is_that_of_no_other(graded):
     tasks = [f"+reward@reward.tasks.{name}=rush_hour" for name in "ab"]
-    bad = {**MOVES, "answer": "left", "response": "<answer>A>1</answer>"}
     words = ("reward=router", *tasks, "reward.tasks.a.max_invalid=0.3")
-    rows = [{**bad, "task": "b"}, {**MOVES, "task": "a", "response": "<answer>Bv2</answer>"}]
+    rows = [{**BAD, "task": "b"}, {**MOVES, "task": "a", "response": "<answer>Bv2</answer>"}]
     assert [row["valid"] for row in graded(rows, *words)] == [False, True]
     with pytest.raises(RunError, match=r"reward\.tasks\.a\.max_invalid is 30%"):
-        graded([{**bad, "task": "a"}], *words)
+        graded([{**BAD, "task": "a"}], *words)
 
 
 def test_a_reward_grades_rows_of_all_tasks(graded):
@@ -216,10 +196,7 @@ def test_the_samples_of_a_question_are_a_group_wherever_they_stand(graded, monke
     rows = [
         {**SUM, "response": "x" * n, "prompt": q} for q, n in zip("abababc", range(7), strict=True)
     ]
-    term = (
-        f"+reward.terms.best._target_={__name__}.Best",
-        "trusted_targets=tests",
-    )
+    term = (f"+reward.terms.best._target_={__name__}.Best", "trusted_targets=tests")
     assert [row["terms"]["best"] for row in graded(rows, *term)] == [0, 0, 0, 0, 1, 1, 1]
 
 
@@ -230,17 +207,14 @@ def test_what_a_row_says_of_its_response_reaches_the_term(graded):
         {**SUM, "status": None, "length": None, "metadata": None, "task": None},
         {**SUM, "tokens": {"texts": []}},
     ]
-    term = (
-        f"+reward.terms.end._target_={__name__}.Ended",
-        "trusted_targets=tests",
-    )
+    term = (f"+reward.terms.end._target_={__name__}.Ended", "trusted_targets=tests")
     assert [row["terms"]["end"] for row in graded(rows, *term)] == [31, 20, -1, -1]
 
 
 @pytest.fixture(scope="module")
 def run(train, tmp_path_factory):
     """Returns the folder of a run whose grader reads metadata, and whose rewards vary."""
-    folder = tmp_path_factory.mktemp("regraded") / "run"
+    folder = tmp_path_factory.mktemp("regraded") / "outputs" / "runs" / "one"
     task = ("data=rush_hour", "data.size=3", "data.least_moves=1", "reward=rush_hour")
     shape = ("steps=2", "samples.every=1", "samples.count=6", "max_prompt_tokens=512")
     process = train(*task, *shape, f"hydra.run.dir={folder}")
@@ -248,11 +222,25 @@ def run(train, tmp_path_factory):
     return folder
 
 
+def lines(path):
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+@pytest.fixture
+def regraded(tmp_path):
+    """Returns a function that grades the samples of a run, and returns the rows of the result."""
+
+    def grade(run, *words):
+        regrade([f"run={run}", f"out={tmp_path / 'graded.jsonl'}", *words])
+        return lines(tmp_path / "graded.jsonl")
+
+    return grade
+
+
 @pytest.mark.slow
-def test_the_samples_of_a_run_keep_their_grades(run, tmp_path):
-    regrade([f"run={run}", f"out={tmp_path / 'graded.jsonl'}"])
-    rows = [json.loads(line) for line in (tmp_path / "graded.jsonl").read_text().splitlines()]
-    before = [json.loads(line) for line in (run / "samples.jsonl").read_text().splitlines()]
+def test_the_samples_of_a_run_keep_their_grades(run, regraded, monkeypatch):
+    monkeypatch.chdir(run.parents[2])
+    rows, before = regraded("latest"), lines(run / "samples.jsonl")
     assert len(rows) == 12
     assert len({row["reward"] for row in rows}) > 1
     assert [row["reward"] for row in rows] == [row["reward"] for row in before]
@@ -261,40 +249,22 @@ def test_the_samples_of_a_run_keep_their_grades(run, tmp_path):
 
 
 @pytest.mark.slow
-def test_the_reference_of_a_sample_is_no_worked_answer(run, tmp_path):
-    folder = tmp_path / "outputs" / "runs" / "copy"
+def test_the_reference_of_a_sample_is_no_worked_answer(run, regraded, tmp_path):
+    folder = tmp_path / "copy"
     shutil.copytree(run, folder)
     row = {"step": 1, "prompt": "a", "answer": "x #### 2", "task": "rush_hour"}
     samples = [row | {"response": rf"\boxed{{{each}}}"} for each in ("2", "x #### 2")]
     (folder / "samples.jsonl").write_text("".join(json.dumps(each) + "\n" for each in samples))
-    words = ("reward=weighted", "reward.terms.correct.extract=boxed")
-    regrade([f"run={folder}", f"out={tmp_path / 'graded.jsonl'}", *words])
-    rows = [json.loads(line) for line in (tmp_path / "graded.jsonl").read_text().splitlines()]
+    rows = regraded(folder, "reward=weighted", "reward.terms.correct.extract=boxed")
     assert [row["terms"]["correct"] for row in rows] == [0.0, 1.0]
-
-
-@pytest.mark.slow
-def test_the_latest_run_can_be_graded(run, tmp_path, monkeypatch):
-    shutil.copytree(run, tmp_path / "outputs" / "runs" / "copy")
-    monkeypatch.chdir(tmp_path)
-    regrade(["run=latest", "out=graded.jsonl"])
-    assert len((tmp_path / "graded.jsonl").read_text().splitlines()) == 12
-
-
-@pytest.mark.slow
-def test_a_run_without_samples_is_refused(run, tmp_path):
-    folder = tmp_path / "copy"
-    shutil.copytree(run, folder)
     (folder / "samples.jsonl").unlink()
     with pytest.raises(InputError, match="has no samples: choose a run"):
-        regrade([f"run={folder}", f"out={tmp_path / 'a.jsonl'}"])
+        regraded(folder)
 
 
 @pytest.mark.slow
-def test_the_reward_of_a_run_can_be_changed(run, tmp_path):
-    words = ("reward.terms.capital.weight=3", "reward.terms.format.weight=0")
-    regrade([f"run={run}", f"out={tmp_path / 'graded.jsonl'}", *words])
-    rows = [json.loads(line) for line in (tmp_path / "graded.jsonl").read_text().splitlines()]
+def test_the_reward_of_a_run_can_be_changed(run, regraded):
+    rows = regraded(run, "reward.terms.capital.weight=3", "reward.terms.format.weight=0")
     capitals = [row["terms"]["capital"] for row in rows]
     assert set(capitals) == {0.0, 1.0}
     assert [row["reward"] - row["terms"]["correct"] for row in rows] == [3 * x for x in capitals]
@@ -308,50 +278,29 @@ def test_the_reward_of_a_run_can_be_changed(run, tmp_path):
     ],
 )
 @pytest.mark.slow
-def test_what_cannot_act_on_a_run_is_refused(run, tmp_path, words, said):
+def test_what_cannot_act_on_a_run_is_refused(run, regraded, words, said):
     with pytest.raises(InputError, match=said):
-        regrade([f"run={run}", f"out={tmp_path / 'a.jsonl'}", *words])
+        regraded(run, *words)
 
 
 @pytest.mark.parametrize(
     ("rows", "words", "said"),
     [
-        (
-            [{"answer": "2", "response": "2"}],
-            (),
-            "line 1: a sample needs a prompt; this one has answer, response.",
-        ),
+        ([{"answer": "2"}], (), "line 1: a sample needs a prompt; this one has answer."),
         ([SUM, {"prompt": "a", "answer": "2"}], (), "line 2: a sample needs a response"),
         ([{"prompt": "a", "response": "2"}], (), "line 1: a sample to grade needs an answer"),
-        ([{**SUM, "prompt": None}], (), "line 1: a sample needs a prompt"),
-        ([{**SUM, "response": None}], (), "line 1: a sample needs a response"),
-        ([{**SUM, "answer": True}], (), "line 1: answer must be a text, not true."),
         ([{**SUM, "answer": "so ####"}], (), "line 1: answer has an empty ####"),
         ([{**SUM, "answer": r"\boxed{}", "task": "math"}], (), r"has an empty \boxed{}"),
-        ([{**SUM, "metadata": [1]}], (), "line 1: metadata must be an object, not [1]."),
-        ([{**SUM, "metadata": []}], (), "line 1: metadata must be an object, not []."),
-        ([{**SUM, "task": 1}], (), "line 1: task must be a text, not 1."),
         ([{**SUM, "task": "\ud800"}], (), "line 1: task is not UTF-8"),
-        *(
-            ([{**SUM, key: value}], (), f"{key} must be a natural number, not {said}.")
-            for key in ("length", "step", "sample", "seed")
-            for value, said in [(3.0, "3.0"), (True, "true"), (-4, "-4")]
-        ),
-        ([{**SUM, "length": "9999"}], (), 'length must be a natural number, not "9999".'),
+        ([{**SUM, "length": -4}], (), "line 1: length must be a natural number, not -4."),
         ([SUM, {**SUM, "status": "done"}], (), "line 2: status is 'done', not one of completed"),
-        ([{**SUM, "tokens": 7}], (), "line 1: tokens must be an object, not 7"),
-        ([{**SUM, "lenght": 7}], (), "line 1: a sample has no lenght; its keys are prompt"),
         ([{"question": "a"}], (), "line 1: a sample has no question; its keys are prompt"),
         ([{**SUM, "task": "GSM8K"}], (), 'task "GSM8K" has no reward; did you mean "gsm8k"?'),
         ([{**SUM, "task": "rush-hour"}], (), 'did you mean "rush_hour"?'),
         ([SUM], ("task=GSM8K",), "did you mean task=gsm8k?"),
         ([{**SUM, "task": "a"}], ("task=gsm8k",), "task=gsm8k has no effect, because every line"),
         ([], (), "has no lines"),
-        (
-            [SUM],
-            ("task=gsm9k",),
-            "task=gsm9k is not a task of the package; did you mean task=gsm8k",
-        ),
+        ([SUM], ("task=gsm9k",), "gsm9k is not a task of the package; did you mean task=gsm8k"),
         ([SUM], ("seed=1",), "seed=1 has no effect on rl4p.regrade"),
         ([SUM], ("reward=weightd",), "did you mean reward=weighted"),
         ([SUM], ("reward=router",), "tasks is empty"),
@@ -366,12 +315,15 @@ def test_wrong_input_gets_one_sentence_and_writes_nothing(graded, tmp_path, rows
 
 
 def test_only_an_earlier_result_is_replaced(graded, tmp_path):
-    graded([SUM])
+    rows, path = graded([SUM]), tmp_path / "graded.jsonl"
+    with pytest.raises(InputError, match="is the file with the responses"):
+        regrade([f"file={path}", f"out={path}"])
+    assert json.loads(path.read_text()) == rows[0]
     assert len(graded([SUM, SUM])) == 2
-    (tmp_path / "graded.jsonl").write_text("mine\n")
+    path.write_text("mine\n")
     with pytest.raises(InputError, match="was not made by"):
         graded([SUM])
-    assert (tmp_path / "graded.jsonl").read_text() == "mine\n"
+    assert path.read_text() == "mine\n"
 
 
 def test_what_is_no_regular_file_is_not_replaced(graded, tmp_path):
@@ -388,14 +340,6 @@ def test_a_symbolic_link_stays(graded, tmp_path):
     (tmp_path / "link.jsonl").symlink_to(tmp_path / "graded.jsonl")
     assert graded([SUM], f"out={tmp_path / 'link.jsonl'}")[0]["valid"]
     assert (tmp_path / "link.jsonl").is_symlink()
-
-
-def test_the_file_of_the_responses_is_not_replaced(graded, tmp_path):
-    rows = graded([SUM])
-    path = tmp_path / "graded.jsonl"
-    with pytest.raises(InputError, match="is the file with the responses"):
-        regrade([f"file={path}", f"out={path}"])
-    assert json.loads(path.read_text()) == rows[0]
 
 
 def test_a_folder_that_is_not_that_of_a_run_is_refused(tmp_path):

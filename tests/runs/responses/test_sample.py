@@ -105,11 +105,15 @@ def test_numbers_in_tokens_that_are_not_finite_are_texts_in_a_record(tmp_path):
         ({"logprob": "high"}, '"high" is not a number'),
         ({"reward": [1]}, r"reward must be a number, not \[1\]"),
         ({"metadata": [1]}, r"metadata must be an object, not \[1\]"),
+        ({"metadata": []}, r"metadata must be an object, not \[\]"),
+        ({"task": 1}, "task must be a text, not 1"),
         ({"tokens": 7}, "tokens must be an object, not 7"),
         ({"step": "x"}, 'step must be a natural number, not "x"'),
-        ({"length": True}, "length must be a natural number, not true"),
-        ({"length": 3.0}, "length must be a natural number, not 3.0"),
-        ({"sample": -1}, "sample must be a natural number, not -1"),
+        *(
+            ({key: value}, f"{key} must be a natural number, not {said}$")
+            for key in ("length", "step", "sample", "seed")
+            for value, said in [(3.0, "3.0"), (True, "true"), (-4, "-4"), ("99", '"99"')]
+        ),
         ({"valid": 1}, "valid must be true or false, not 1"),
         ({"correct": 1.0}, "correct must be true or false, not 1.0"),
         ({"rewards": 1.0}, "a sample has no rewards; its keys are prompt, response, answer"),

@@ -3,6 +3,7 @@ import socket
 import time
 
 import pytest
+import yaml
 
 from rl4p.runs.record import Record
 from rl4p.runs.tracker import background, mlflow
@@ -46,6 +47,16 @@ def record(tmp_path):
 
 
 @pytest.fixture
+def ended(record):
+    """Returns the record of a run whose tracker was always down."""
+    for number in range(3):
+        record.log(number, {"reward/mean": number / 10})
+    record.log_samples(2, [{"response": "2"}])
+    record.write_summary({"status": "finished", "step": 2})
+    return record
+
+
+@pytest.fixture
 def dead():
     """Returns the address of a server that is down."""
     with socket.socket() as free:
@@ -59,6 +70,22 @@ def _impatient(monkeypatch):
     monkeypatch.setattr(background, "SECONDS_BETWEEN_BATCHES", 0.01)
     monkeypatch.setattr(background, "SECONDS_BETWEEN_ATTEMPTS", 0.05)
     monkeypatch.delenv(mlflow.PARENT_VARIABLE, raising=False)
+
+
+MLFLOW = {"_target_": "rl4p.runs.tracker.mlflow.MLflow"}
+
+
+def set_tracker(record, tracker):
+    path = record.folder / "config.yaml"
+    config = yaml.safe_load(path.read_text()) | {"tracker": tracker}
+    path.write_text(yaml.safe_dump(config))
+
+
+def only_run(tracker):
+    """Returns the only run in the experiment of a tracker."""
+    client, experiment = tracker.connect()
+    (run,) = client.search_runs([experiment])
+    return run
 
 
 def wait_for(condition):

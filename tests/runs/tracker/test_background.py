@@ -7,18 +7,24 @@ import pytest
 
 from rl4p.runs.tracker import background
 from rl4p.runs.tracker.background import BackgroundMirror, reason
+from tests.runs.tracker.conftest import wait_for
 
 
 class Memory:
-    """A mirror that records its calls, and fails or waits on request."""
+    """A mirror that records its calls, and fails or waits on request.
 
-    def __init__(self, *, broken=(), slow=None):
-        self.calls, self.broken, self.slow = [], set(broken), slow
+    Attributes:
+      broken: the calls that fail; the first one of `once`.
+    """
+
+    def __init__(self, *, broken=(), once=(), slow=None):
+        self.calls, self.broken, self.once, self.slow = [], set(broken), set(once), slow
         self.uploading = threading.Event()
 
     def _called(self, name):
         self.calls.append(name)
-        if name in self.broken:
+        if name in self.broken | self.once:
+            self.once.discard(name)
             raise OSError("no space left")
         if self.slow is not None and name == "upload":
             self.uploading.set()
@@ -28,7 +34,7 @@ class Memory:
         self._called("send_metrics")
 
     def send_files(self, *patterns):
-        self._called("send_files")
+        self._called(" ".join(("send_files", *patterns)))
 
     def close(self, status):
         self._called(f"close {status}")
@@ -45,10 +51,13 @@ def begin(record, mirror, **options):
     return BackgroundMirror(record.folder, lambda: mirror, name="Memory", **options)
 
 
-def test_nothing_is_uploaded_unless_it_was_requested(record):
+def test_what_was_requested_is_uploaded_and_nothing_else(record, caplog):
     mirror = Memory()
     assert begin(record, mirror).finish("stopped")
     assert mirror.calls == ["close stopped"]
+    assert begin(record, mirror, upload_timeout_seconds=60.0).finish("finished")
+    assert mirror.calls == ["close stopped", "close finished", "upload"]
+    assert not caplog.records
 
 
 def test_uploads_have_a_time_of_their_own(record, caplog):
@@ -64,10 +73,16 @@ def test_uploads_have_a_time_of_their_own(record, caplog):
     mirror.slow.set()
 
 
-def test_an_upload_that_ends_in_time_is_complete(record, caplog):
-    mirror = Memory()
-    assert begin(record, mirror, upload_timeout_seconds=60.0).finish("finished")
-    assert not caplog.records
+def test_a_file_that_could_not_be_sent_is_sent_again(record):
+    mirror = Memory(once=["send_files extra.txt"])
+    tracked = begin(record, mirror)
+    tracked.artifact(record.folder / "extra.txt")
+    wait_for(lambda: "abandon" in mirror.calls)
+    assert tracked.finish("finished")
+    sent = ["send_files extra.txt"] * 2
+    assert [call for call in mirror.calls if call != "send_metrics"] == [
+        *(sent[0], "abandon", sent[1], "close finished")
+    ]
 
 
 @pytest.mark.parametrize("broken", ["close finished", "upload"])

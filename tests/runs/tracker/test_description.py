@@ -23,15 +23,28 @@ def sweep_of(record, *task, params=None):
     path.write_text(yaml.safe_dump({"hydra": hydra}))
 
 
-def test_a_single_run_is_named_by_its_overrides(record):
-    overrides = ["seed=9", "+update.clip_high=0.3", "tracker=none", "hydra.run.dir=x", "~kl"]
+@pytest.mark.parametrize(
+    ("overrides", "name"),
+    [
+        (
+            ["seed=9", "+update.clip_high=0.3", "tracker=none", "hydra.run.dir=x", "~kl"],
+            "seed=9 update.clip_high=0.3 kl=",
+        ),
+        (
+            ["model.path=/home/me/models/Qwen3-0.6B", "data.path=a/b"],
+            "model.path=Qwen3-0.6B data.path=a/b",  # of an absolute path the last part
+        ),
+        (
+            [f"key_{i}={'x' * 20}" for i in range(20)],
+            (" ".join(f"key_{i}={'x' * 20}" for i in range(20)))[:119] + "…",
+        ),
+    ],
+)
+def test_a_single_run_is_named_by_its_overrides(record, overrides, name):
     hydra_of(record, overrides=overrides)
-    assert Description(record.folder).name == "seed=9 update.clip_high=0.3 kl="
-
-
-def test_a_path_is_named_by_its_last_part(record):
-    hydra_of(record, overrides=["model.path=/home/me/models/Qwen3-0.6B", "data.path=a/b"])
-    assert Description(record.folder).name == "model.path=Qwen3-0.6B data.path=a/b"
+    description = Description(record.folder)
+    assert description.name == name
+    assert description.sweep is None
 
 
 def test_a_run_without_overrides_is_named_by_its_model_its_task_and_its_date(record, monkeypatch):
@@ -47,29 +60,23 @@ def test_a_pretrained_model_is_named_by_its_folder(record):
     assert Description(record.folder).parameters["model"] == "tiny"
 
 
-def test_a_long_name_is_cut(record):
-    hydra_of(record, overrides=[f"key_{i}={'x' * 20}" for i in range(20)])
-    name = Description(record.folder).name
-    assert len(name) == 120
-    assert name.endswith("…")
-
-
-def test_a_job_of_a_sweep_is_named_by_what_differs(record):
-    hydra_of(record, overrides=["steps=5", "advantage=rloo", "seed=2"])
-    sweep_of(record, "steps=5", "advantage=grpo,rloo", "seed=range(3)")
+@pytest.mark.parametrize(
+    ("overrides", "task", "params", "name"),
+    [
+        (
+            ["steps=5", "advantage=rloo", "seed=2"],
+            ["steps=5", "advantage=grpo,rloo", "seed=range(3)"],
+            None,
+            "advantage=rloo seed=2",
+        ),
+        (["sweep=seeds", "seed=2"], ["sweep=seeds"], {"seed": "0,1,2"}, "seed=2"),  # of a preset
+    ],
+)
+def test_a_job_of_a_sweep_is_named_by_what_differs(record, overrides, task, params, name):
+    hydra_of(record, overrides=overrides)
+    sweep_of(record, *task, params=params)
     description = Description(record.folder)
-    assert description.name == "advantage=rloo seed=2"
-    assert description.sweep == "runs/2026-11-21"
-
-
-def test_a_job_of_a_preset_is_named_by_the_preset(record):
-    hydra_of(record, overrides=["sweep=seeds", "seed=2"])
-    sweep_of(record, "sweep=seeds", params={"seed": "0,1,2"})
-    assert Description(record.folder).name == "seed=2"
-
-
-def test_a_single_run_has_no_sweep(record):
-    assert Description(record.folder).sweep is None
+    assert (description.name, description.sweep) == (name, "runs/2026-11-21")
 
 
 @pytest.mark.parametrize(

@@ -12,13 +12,12 @@ from pathlib import Path
 
 import pytest
 import yaml
-from mlflow.entities import Metric, Param, RunTag
 
 from rl4p.errors import InputError
 from rl4p.runs.tracker import mlflow as tracking
-from rl4p.runs.tracker.mirror import COMMIT, IDENTITY, PARENT, identity_of
+from rl4p.runs.tracker.mirror import COMMIT, IDENTITY, PARENT
 from rl4p.runs.tracker.mlflow import KIND, TRAINING, MLflow
-from tests.runs.tracker.conftest import wait_for
+from tests.runs.tracker.conftest import only_run, wait_for
 
 
 def runs_in(tracker):
@@ -83,58 +82,34 @@ def test_a_whole_run_is_mirrored(store, record, tmp_path, monkeypatch):
     assert not (tmp_path / "mlruns").exists()
 
 
-def test_the_columns_source_user_commit_and_dataset_are_filled(store, record):
-    tracked = store.open(record.folder)
-    assert tracked.finish("finished")
-    _, (run,) = runs_in(store)
+def test_the_columns_source_user_commit_and_dataset_are_filled(store, record, monkeypatch):
+    monkeypatch.setenv(tracking.PARENT_VARIABLE, "0a1b")
+    assert store.open(record.folder).finish("finished")
+    run = only_run(store)
     assert run.data.tags["mlflow.source.name"] == "rl4p.train"
     assert run.data.tags["mlflow.source.type"] == "LOCAL"
     assert run.data.tags["mlflow.user"] == run.info.user_id == getpass.getuser()
     assert run.data.tags["command"] == "python -m rl4p.train"
+    assert run.data.tags[PARENT] == "0a1b"  # the child of a sweep's run
     inputs = [(i.dataset.name, i.tags[0].value) for i in run.inputs.dataset_inputs]
     assert sorted(inputs) == [
         ("rl4p.data.jsonl.JSONL", "training"),
         ("rl4p.data.jsonl.JSONL (held out)", "evaluation"),
     ]
     assert store.open(record.folder).finish("finished")
-    _, (run,) = runs_in(store)
+    run = only_run(store)
     assert len(run.inputs.dataset_inputs) == 2  # a resumed run does not repeat them
 
 
-def test_an_experiment_opens_in_the_view_for_training(store):
+def test_an_experiment_opens_in_the_view_for_training_or_the_one_that_the_user_chose(store):
     client, experiment = store.connect()
     assert client.get_experiment(experiment).tags[KIND] == TRAINING
-
-
-def test_the_view_of_an_older_experiment_is_set_and_that_of_the_user_kept(store):
-    client, _ = store.connect()
-    older, chosen = (client.create_experiment(name) for name in ("older", "chosen"))
+    by_hand, chosen = (client.create_experiment(name) for name in ("by hand", "chosen"))
     client.set_experiment_tag(chosen, KIND, "genai_development")
-    for name in ("older", "chosen"):
+    for name in ("by hand", "chosen"):
         dataclasses.replace(store, experiment=name).connect()
-    assert client.get_experiment(older).tags[KIND] == TRAINING
+    assert client.get_experiment(by_hand).tags[KIND] == TRAINING
     assert client.get_experiment(chosen).tags[KIND] == "genai_development"
-
-
-def test_a_run_of_an_older_version_continues_under_its_name(store, record):
-    """Such a run has no tag of a source, and its name is the end of its path."""
-    client, experiment = store.connect()
-    identity = identity_of(record.folder)
-    old = client.create_run(experiment, run_name="2026-11-21/12-30-05", tags={IDENTITY: identity})
-    client.log_batch(
-        old.info.run_id,
-        [Metric("reward/mean", 0.0, old.info.start_time, 0)],
-        [Param("advantage", "older")],
-        [RunTag("rl4p.sent", "0")],
-    )
-    step(record, tracked := store.open(record.folder), 0)
-    step(record, tracked, 1)
-    assert tracked.finish("finished")
-    _, (run,) = runs_in(store)
-    assert run.info.run_name == "2026-11-21/12-30-05"
-    assert run.data.params["advantage"] == "older"
-    assert run.data.params["seed"] == "3"
-    assert [s for s, *_ in history_in(client, run, "reward/mean")] == [0, 1]
 
 
 def test_the_machine_is_measured_on_request(store, record, monkeypatch):
@@ -150,17 +125,12 @@ def test_the_machine_is_measured_on_request(store, record, monkeypatch):
     assert client.get_run(run.info.run_id).info.status == "FINISHED"
 
 
-def test_a_name_that_no_model_may_have(store):
-    with pytest.raises(InputError, match=r"tracker\.register=a/b contains / or :"):
-        dataclasses.replace(store, register="a/b")
-
-
 def test_names_and_numbers_that_mlflow_refuses(store, record):
     tracked = store.open(record.folder)
     odd = {"eval/pass@1": 1.0, "a = (%b)": 2.0, "/eval//x/../y/": 3.0, "z" * 300: 4.0}
     step(record, tracked, 1, **odd, nan=math.nan, high=math.inf, low=-math.inf)
     assert tracked.finish("failed")
-    _, (run,) = runs_in(store)
+    run = only_run(store)
     assert run.info.status == "FAILED"
     metrics = run.data.metrics
     assert metrics["eval/pass_1"] == 1.0
@@ -232,17 +202,10 @@ def test_a_run_deleted_in_mlflow_is_made_anew(store, record):
     client, (deleted,) = runs_in(store)
     client.delete_run(deleted.info.run_id)
     assert store.open(record.folder).finish("finished")
-    _, (run,) = runs_in(store)
+    run = only_run(store)
     assert run.info.run_id != deleted.info.run_id
     assert run.data.tags[IDENTITY] == deleted.data.tags[IDENTITY]
     assert run.data.metrics["reward/mean"] == 0.1
-
-
-def test_a_run_of_a_sweep_is_the_parents_child(store, record, monkeypatch):
-    monkeypatch.setenv(tracking.PARENT_VARIABLE, "0a1b")
-    assert store.open(record.folder).finish("finished")
-    _, (run,) = runs_in(store)
-    assert run.data.tags[PARENT] == "0a1b"
 
 
 def test_no_call_waits_for_a_store_that_is_busy(store, record, caplog):
@@ -332,36 +295,6 @@ def test_a_store_that_fails_midway_gets_the_rest_when_it_is_back(store, record, 
     assert "no such table: metrics" in warning.getMessage()
 
 
-def test_a_file_that_could_not_be_sent_is_sent_again(store, record, monkeypatch):
-    sent, attempts = [], []
-
-    class Mirror:
-        def __init__(self, *arguments, **options):
-            pass
-
-        def send_metrics(self):
-            pass
-
-        def send_files(self, name):
-            attempts.append(name)
-            if len(attempts) == 1:
-                raise OSError("the store is away")
-            sent.append(name)
-
-        def close(self, status):
-            pass
-
-        def abandon(self):
-            pass
-
-    monkeypatch.setattr(MLflow, "mirror", Mirror)
-    tracked = store.open(record.folder)
-    tracked.artifact(record.folder / "extra.txt")
-    wait_for(lambda: attempts)
-    assert tracked.finish("finished")
-    assert (attempts, sent) == (["extra.txt"] * 2, ["extra.txt"])
-
-
 @pytest.mark.slow
 def test_processes_that_start_at_once_share_a_fresh_database(tmp_path):
     program = (
@@ -388,15 +321,16 @@ def test_a_relative_database_is_one_of_the_working_directory(tmp_path, monkeypat
 
 
 @pytest.mark.parametrize(
-    ("uri", "sentence"),
+    ("options", "sentence"),
     [
-        ("http://me:secret@host:5000", "tracker.uri contains a password"),
-        ("outputs/mlflow.db", "has no scheme: write sqlite:///PATH"),
+        ({"uri": "http://me:secret@host:5000"}, "tracker.uri contains a password"),
+        ({"uri": "outputs/mlflow.db"}, "has no scheme: write sqlite:///PATH"),
+        ({"uri": "sqlite:///x", "register": "a/b"}, r"tracker\.register=a/b contains / or :"),
     ],
 )
-def test_a_uri_that_cannot_be_meant(uri, sentence):
+def test_options_that_cannot_be_meant(options, sentence):
     with pytest.raises(InputError, match=sentence) as caught:
-        MLflow(uri=uri)
+        MLflow(**options)
     assert "secret" not in str(caught.value)
 
 

@@ -1,14 +1,17 @@
+import json
 import os
 import pickle
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 from omegaconf import OmegaConf
 
 from rl4p.runs.tracker.mirror import PARENT
 from rl4p.runs.tracker.mlflow import PARENT_VARIABLE
-from rl4p.runs.tracker.sweep import ParentRun, where_to_look
+from rl4p.runs.tracker.sweep import VIEW, ParentRun, links, page, share_view, view, where_to_look
+from tests.runs.tracker.conftest import MLFLOW, only_run
 
 APP = """
 import pathlib, sys
@@ -83,21 +86,33 @@ def test_a_sweep_with_a_failed_run_has_failed(store, tmp_path):
     assert [child.info.status for child in children] == ["FAILED", "FINISHED"]
 
 
-def config(tracker):
-    hydra = {"sweep": {"dir": "sweeps/1"}, "overrides": {"task": []}}
-    return OmegaConf.create({"tracker": tracker, "hydra": hydra})
-
-
-def test_failed_runs_count_where_the_launcher_hides_them(store, record, tmp_path, monkeypatch):
+@pytest.fixture
+def begin(tmp_path, monkeypatch):
+    """Returns a function that begins a sweep with a tracker, and returns what ends it."""
     monkeypatch.chdir(tmp_path)
-    callback = ParentRun()
-    callback.on_multirun_start(
-        config({"_target_": "rl4p.runs.tracker.mlflow.MLflow", "uri": store.uri})
-    )
+    hydra = {"sweep": {"dir": "sweeps/1"}, "overrides": {"task": []}}
+
+    def start(tracker):
+        callback, config = ParentRun(), OmegaConf.create({"tracker": tracker, "hydra": hydra})
+        callback.on_multirun_start(config)
+
+        def end():
+            callback.on_multirun_end(config)
+            assert PARENT_VARIABLE not in os.environ
+
+        end.callback = callback
+        return end
+
+    return start
+
+
+def test_failed_runs_count_where_the_launcher_hides_them(store, record, begin):
+    """Launchers can pickle the callback."""
+    end = begin(MLFLOW | {"uri": store.uri})
     assert PARENT_VARIABLE in os.environ
+    assert isinstance(pickle.loads(pickle.dumps(end.callback)), ParentRun)
     assert store.open(record.folder).finish("failed")
-    callback.on_multirun_end(config({}))
-    assert PARENT_VARIABLE not in os.environ
+    end()
     assert family(store)[0].info.status == "FAILED"
 
 
@@ -105,46 +120,38 @@ def test_failed_runs_count_where_the_launcher_hides_them(store, record, tmp_path
     "tracker",
     [
         {"_target_": "rl4p.runs.tracker.none.NoTracker"},
-        {"_target_": "rl4p.runs.tracker.mlflow.MLflow", "uri": "sqlite:///x.db", "experimemt": "a"},
-        {"_target_": "rl4p.runs.tracker.mlflow.MLflow", "uri": "x.db"},
+        MLFLOW | {"uri": "sqlite:///x.db", "experimemt": "a"},
+        MLFLOW | {"uri": "x.db"},
     ],
 )
-def test_nothing_is_made_where_no_run_will_be_mirrored(tracker, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_nothing_is_made_where_no_run_will_be_mirrored(tracker, begin, tmp_path, monkeypatch):
     monkeypatch.setenv(PARENT_VARIABLE, "left over")
-    callback = ParentRun()
-    callback.on_multirun_start(config(tracker))
-    callback.on_multirun_end(config(tracker))
+    end = begin(tracker)
     assert PARENT_VARIABLE not in os.environ
+    end()
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_server_that_is_down_costs_the_parent_and_a_sentence(dead, caplog, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    callback = ParentRun()
-    callback.on_multirun_start(config({"_target_": "rl4p.runs.tracker.mlflow.MLflow", "uri": dead}))
-    callback.on_multirun_end(config({}))
-    assert PARENT_VARIABLE not in os.environ
+def test_a_server_that_is_down_costs_the_parent_and_a_sentence(dead, caplog, begin):
+    begin(MLFLOW | {"uri": dead})()
     (warning,) = caplog.records
     assert f"no parent run in MLflow at {dead}: ConnectionRefusedError" in warning.getMessage()
 
 
-def test_a_sweep_that_continues_has_the_same_parent(store, tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    node = {"_target_": "rl4p.runs.tracker.mlflow.MLflow", "uri": store.uri}
-    parents = []
-    for _ in range(2):
-        callback = ParentRun()
-        callback.on_multirun_start(config(node))
+def test_a_sweep_that_continues_has_the_same_parent(store, begin, capsys):
+    """Also if MLflow is one of several trackers."""
+    node, parents = MLFLOW | {"uri": store.uri}, []
+    several = {"_target_": "rl4p.runs.tracker.several.Several", "trackers": {"mlflow": node}}
+    for tracker in (node, several):
+        end = begin(tracker)
         parents.append(os.environ[PARENT_VARIABLE])
-        callback.on_multirun_end(config({}))
+        end()
     assert parents[0] == parents[1]
-    client, experiment = store.connect()
-    (parent,) = client.search_runs([experiment])
-    assert parent.info.status == "FINISHED"
+    parent = only_run(store)
+    assert (parent.info.status, parent.info.run_name) == ("FINISHED", "sweeps/1")
     said = capsys.readouterr().out
     assert f"mlflow ui --backend-store-uri {store.uri}" in said
-    assert f"/#/experiments/{experiment}/runs?" in said
+    assert f"/#/experiments/{parent.info.experiment_id}/runs?" in said
     assert parents[0] in parent.data.tags["mlflow.note.content"]
 
 
@@ -152,22 +159,32 @@ def test_the_address_of_a_server_is_that_of_its_page():
     assert where_to_look("http://host:5000/", "#/x") == "The runs in MLflow: http://host:5000/#/x"
 
 
-def test_several_trackers_have_a_parent_if_one_is_mlflow(store, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    node = {"_target_": "rl4p.runs.tracker.mlflow.MLflow", "uri": store.uri}
-    several = {"_target_": "rl4p.runs.tracker.several.Several", "trackers": {"mlflow": node}}
-    callback = ParentRun()
-    callback.on_multirun_start(config(several))
-    assert PARENT_VARIABLE in os.environ
-    callback.on_multirun_end(config(several))
-    assert family(store)[0].info.run_name == "sweeps/1"
+def test_what_differs_is_first_and_the_scores_follow():
+    found = view("0a1b", ["advantage", "model@teacher"], ["eval/sums/pass_at_1"])
+    columns = ["params.`advantage`", "params.`model_teacher`"]
+    columns += ["metrics.`eval/sums/pass_at_1`", "metrics.`reward/mean`"]
+    assert found["selectedColumns"] == columns
+    assert found["columnOrder"] == ["attributes.`Run Name`", "runDateAndNestInfo", *columns]
+    assert found["searchFilter"] == "tags.mlflow.parentRunId = '0a1b'"
+    assert (found["orderByKey"], found["orderByAsc"]) == ("metrics.`eval/sums/pass_at_1`", False)
 
 
-def test_launchers_can_pickle_the_callback(store, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    callback = ParentRun()
-    callback.on_multirun_start(
-        config({"_target_": "rl4p.runs.tracker.mlflow.MLflow", "uri": store.uri})
+def test_without_an_evaluation_the_reward_orders_the_runs():
+    assert view("0a1b", ["seed"], [])["orderByKey"] == "metrics.`reward/mean`"
+
+
+@pytest.mark.slow
+def test_the_view_is_a_tag_whose_name_the_links_hold(store):
+    client, experiment = store.connect()
+    child = SimpleNamespace(data=SimpleNamespace(metrics={"eval/b/pass_at_1": 1.0, "time/step": 1}))
+    share_view(client, experiment, "0a1b", ["seed"], [child])
+    saved = json.loads(client.get_experiment(experiment).tags[f"{VIEW}0a1b"])
+    assert saved == view("0a1b", ["seed"], ["eval/b/pass_at_1"])
+    assert page(experiment, "0a1b") in links(experiment, "0a1b")
+
+
+def test_the_link_opens_the_view_for_training():
+    assert page("1", "0a1b") == (
+        "#/experiments/1/runs?workflowType=machine_learning&viewStateShareKey=0a1b"
+        "&compareRunsMode=TABLE"
     )
-    assert isinstance(pickle.loads(pickle.dumps(callback)), ParentRun)
-    callback.on_multirun_end(config({}))

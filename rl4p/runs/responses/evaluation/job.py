@@ -29,7 +29,6 @@ from rl4p.loop.accuracy import metrics_of
 from rl4p.loop.compilation import keep_programs
 from rl4p.loop.digest import digest_of
 from rl4p.loop.evaluation import PromptChunk
-from rl4p.protocols.tracker import TrackedRun
 from rl4p.runs.record import Record, replace_file
 from rl4p.runs.responses.bar import ResponseBar
 from rl4p.runs.responses.evaluation.evaluated import (
@@ -83,9 +82,13 @@ def evaluate(config: DictConfig, request: EvaluationRequest) -> dict[str, Any]:
                 report["tasks"] = results(scores, responses.samples)
                 replace_file(record.folder / "evaluation.json", json.dumps(report, indent=2) + "\n")
                 plot_evaluation(report["tasks"], record.folder / "plots" / "evaluation.png")
-                seconds = {"time/evaluation": time.perf_counter() - started}
-                step = int(evaluated.state.step)
-                mirror(step, metrics_of(scores) | seconds, record, tracked)
+                step, seconds = int(evaluated.state.step), time.perf_counter() - started
+                metrics = metrics_of(scores) | {"time/evaluation": seconds}
+                record.truncate_after(-1)  # these are the only line of the record
+                record.log(step, metrics)
+                tracked.log(step, metrics)
+                for name in ("evaluation.json", RESPONSES, REQUEST):
+                    tracked.artifact(record.folder / name)
                 print_report(report, console)
         except Stopped:
             status = "stopped"
@@ -205,15 +208,6 @@ def respond(
                     f"Stopped after {done:,} responses, which are saved. The same command "
                     "continues."
                 )
-
-
-def mirror(step: int, metrics: dict[str, float], record: Record, tracked: TrackedRun) -> None:
-    """Records the metrics as the only line of the record, and mirrors them and the files."""
-    record.truncate_after(-1)
-    record.log(step, metrics)
-    tracked.log(step, metrics)
-    for name in ("evaluation.json", RESPONSES, REQUEST):
-        tracked.artifact(record.folder / name)
 
 
 def environment(evaluated: Evaluated, request: EvaluationRequest) -> dict[str, Any]:

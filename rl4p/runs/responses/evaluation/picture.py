@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from rl4p.runs.plots import save
@@ -20,7 +19,6 @@ def plot_evaluation(tasks: Mapping[str, Mapping[str, Any]], path: Path) -> None:
     curves = any(score["pass_at_k"] for score in tasks.values())
     height = max(2.6, 1.2 + 0.5 * len(tasks))
     figure = Figure(figsize=(9.0 if curves else 6.0, height + curves), layout="constrained")
-    FigureCanvasAgg(figure)
     axes: Any = figure.subplots(1, 1 + curves, squeeze=False)[0]
     plot_bars(axes[0], tasks)
     if curves:

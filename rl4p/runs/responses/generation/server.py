@@ -73,33 +73,28 @@ class Client:
           InputError: the address or the key is wrong.
           RunError: the server is down.
         """
-        asyncio.run(self.complete_all(questions, samples, responses, stopped))
 
-    async def complete_all(
-        self,
-        questions: Sequence[Question],
-        samples: int,
-        responses: ResponseSet,
-        stopped: Callable[[], bool],
-    ) -> None:
         async def complete_one(missing: tuple[Question, int]) -> None:
             response = await self.response(*missing)
             if response is not None:
                 self.since_success.clear()
                 responses.add([response])
 
-        missing = [(x, n) for x in questions for n in responses.missing(x, samples)]
-        async with self.http:
-            work = for_each(missing, complete_one, concurrency=self.server.concurrency)
-            task = asyncio.create_task(work)
-            try:
-                while not task.done() and not stopped():
-                    await asyncio.wait({task}, timeout=SECONDS_BETWEEN_LOOKS)
-                if task.done():
-                    task.result()
-            finally:
-                task.cancel()
-                await asyncio.gather(task, return_exceptions=True)
+        async def complete_all() -> None:
+            missing = [(x, n) for x in questions for n in responses.missing(x, samples)]
+            async with self.http:
+                work = for_each(missing, complete_one, concurrency=self.server.concurrency)
+                task = asyncio.create_task(work)
+                try:
+                    while not task.done() and not stopped():
+                        await asyncio.wait({task}, timeout=SECONDS_BETWEEN_LOOKS)
+                    if task.done():
+                        task.result()
+                finally:
+                    task.cancel()
+                    await asyncio.gather(task, return_exceptions=True)
+
+        asyncio.run(complete_all())
 
     async def response(self, question: Question, sample: int) -> Sample | None:
         """Returns one response, after as many attempts as it takes, or None if all fail."""

@@ -4,32 +4,12 @@ import base64
 import hashlib
 import json
 import re
-from html.parser import HTMLParser
 
 import pytest
 
 from rl4p.runs.responses.browser.page import embedded, page
+from tests.runs.elements import Elements
 from tests.runs.responses.browser.conftest import HOSTILE
-
-
-class Elements(HTMLParser):
-    """The start tags of a page, and the content of its scripts, as a browser reads them."""
-
-    def __init__(self, text):
-        super().__init__()
-        self.tags, self.scripts, self.inside = [], [], False
-        self.feed(text)
-
-    def handle_starttag(self, tag, attrs):
-        self.tags.append((tag, dict(attrs)))
-        self.inside = tag == "script"
-
-    def handle_data(self, data):
-        if self.inside:
-            self.scripts.append(data)
-
-    def handle_endtag(self, tag):
-        self.inside = False
 
 
 @pytest.fixture
@@ -40,8 +20,8 @@ def made(shown, full, short, hostile):
 
 def test_the_model_adds_no_element(made, shown, full):
     plain = page([shown(full)], "a", "b", "c")
-    assert [tag for tag, _ in Elements(made).tags] == [tag for tag, _ in Elements(plain).tags]
-    assert not [attrs for _, attrs in Elements(made).tags if any(x[:2] == "on" for x in attrs)]
+    assert [tag for tag, _ in Elements(made).found] == [tag for tag, _ in Elements(plain).found]
+    assert not [attrs for _, attrs in Elements(made).found if any(x[:2] == "on" for x in attrs)]
 
 
 def test_the_data_reach_the_script_whole(made):
@@ -62,10 +42,10 @@ def test_the_data_reach_the_script_whole(made):
 def test_only_the_script_of_the_page_may_run_and_nothing_is_fetched(made):
     _, script = Elements(made).scripts
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    (policy,) = [a["content"] for _, a in Elements(made).tags if "http-equiv" in a]
+    (policy,) = [a["content"] for _, a in Elements(made).found if "http-equiv" in a]
     assert policy.startswith("default-src 'none'")
     assert f"script-src 'sha256-{digest}'" in policy
-    for tag, attrs in Elements(made).tags:
+    for tag, attrs in Elements(made).found:
         assert not {"src", "href"} & set(attrs), tag
     for sink in ("innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval("):
         assert sink not in script

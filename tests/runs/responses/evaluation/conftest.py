@@ -10,15 +10,9 @@ from rl4p.runs.responses.evaluation.evaluated import build_evaluated
 
 # With samples, an average, a task beside the data, and a grader that random responses satisfy.
 TRAINED = (
-    "steps=3",
-    "ema.decay=0.5",
-    "ema.use_for_eval=false",
-    "checkpoint.every=1",
-    "checkpoint.keep=3",
-    "evaluation.samples=4",
-    "+data@evaluation.tasks.long=arithmetic",
-    "evaluation.tasks.long.digits=4",
-    "evaluation.tasks.long.held_out_size=5",
+    *("steps=3", "ema.decay=0.5", "ema.use_for_eval=false", "checkpoint.every=1"),
+    *("checkpoint.keep=3", "evaluation.samples=4", "+data@evaluation.tasks.long=arithmetic"),
+    *("evaluation.tasks.long.digits=4", "evaluation.tasks.long.held_out_size=5"),
 )
 
 

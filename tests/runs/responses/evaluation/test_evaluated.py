@@ -1,7 +1,7 @@
 """Tests that an evaluation has the parameters of the checkpoint, and the samples of its chunks."""
 
 import json
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import jax
 import numpy as np
@@ -23,52 +23,42 @@ def parameters(evaluated):
     return {f"['params']{jax.tree_util.keystr(path)}": np.asarray(x) for path, x in flat}
 
 
+@pytest.fixture
+def built(tmp_path):
+    """Returns a function that builds the evaluation of a command line."""
+    return lambda *words: build_evaluated(*reversed(read([*words, f"out={tmp_path}"])))
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("step", [None, 1])
-def test_the_parameters_are_those_of_the_checkpoint(run, tmp_path, step):
-    words = [] if step is None else [f"step={step}"]
-    request, config = read([f"run={run}", f"out={tmp_path}", *words])
-    evaluated = build_evaluated(config, request)
-    saved, _ = checkpoint(run, step)
-    found = parameters(evaluated)
+@pytest.mark.parametrize("words", [(), ("step=1",), ("average=true", "evaluation.samples=0")])
+def test_the_parameters_are_those_of_the_checkpoint(run, built, words):
+    """An average is not taken twice: the state has no other one than its parameters."""
+    evaluated = built(f"run={run}", *words)
+    step, average = 1 if "step=1" in words else 3, "average=true" in words
+    saved, found = checkpoint(run, step)[0], parameters(evaluated)
     assert found
     for name, value in found.items():
+        name = name.replace("params", "average", 1) if average else name
         np.testing.assert_array_equal(value, saved[name], strict=True)
-    assert int(evaluated.state.step) == (step or 3)
-    assert evaluated.source == {"run": str(run), "step": step or 3, "average": False}
-
-
-@pytest.mark.slow
-def test_the_average_is_not_taken_twice(run, tmp_path):
-    """The state of an evaluation has no other average than the one in its parameters."""
-    words = ["average=true", "evaluation.samples=0"]
-    request, config = read([f"run={run}", f"out={tmp_path}", *words])
-    evaluated = build_evaluated(config, request)
     assert evaluated.evaluation.of_average is False
-    saved, _ = checkpoint(run)
-    for name, value in parameters(evaluated).items():
-        np.testing.assert_array_equal(value, saved[name.replace("params", "average", 1)])
+    assert int(evaluated.state.step) == step
+    assert evaluated.source == {"run": str(run), "step": step, "average": average}
 
 
-def test_a_model_is_its_own_source(tmp_path):
-    request, config = read(["model=tiny", f"out={tmp_path}", "evaluation.prompts=2"])
-    evaluated = build_evaluated(config, request)
+def test_a_model_is_its_own_source(built):
+    evaluated = built("model=tiny", "evaluation.prompts=2")
     assert evaluated.source["model"].endswith("rl4p/model/tiny")
     assert len(evaluated.evaluation.prompts) == 2
     assert int(evaluated.state.step) == 0
-    request, config = read(["model=scratch", "max_response_tokens=9999", f"out={tmp_path}"])
     with pytest.raises(InputError, match="is more than the 2048 positions"):
-        build_evaluated(config, request)
+        built("model=scratch", "max_response_tokens=9999")
 
 
 @pytest.mark.slow
-def test_prompts_that_are_too_long_are_counted(run, tmp_path):
-    words = ["max_prompt_tokens=10", "evaluation.samples=0"]
-    request, config = read([f"run={run}", f"out={tmp_path}", *words])
+def test_prompts_that_are_too_long_are_counted(run, built):
     with pytest.raises(InputError, match="max_prompt_tokens=10 is too small"):  # of `long`
-        build_evaluated(config, request)
-    request, config = read([f"run={run}", f"out={tmp_path}", "data.digits=1", "data.train_size=9"])
-    assert build_evaluated(config, request).dropped == 0
+        built(f"run={run}", "max_prompt_tokens=10", "evaluation.samples=0")
+    assert built(f"run={run}", "data.digits=1", "data.train_size=9").dropped == 0
 
 
 def test_the_identity_is_that_of_the_trackers(tmp_path):
@@ -110,46 +100,39 @@ def test_a_line_has_all_that_is_known_of_a_response(evaluated):
     assert json.loads(json.dumps(rows)) == rows
 
 
+@dataclass(frozen=True, kw_only=True)
+class Without:
+    """A term that has no grade for one row."""
+
+    row: int
+    grade: float | None
+    weight: float = 1.0
+
+    def __call__(self, episodes):
+        return [self.grade if i == self.row else 1.0 for i in range(len(episodes))]
+
+
+def graded_by(evaluated, **terms):
+    """Returns the lines of the first chunk, graded by some terms."""
+    phases = replace(evaluated.evaluation.phases, reward=Weighted(terms=terms))
+    evaluation = replace(evaluated.evaluation, phases=phases)
+    return rows_of(evaluation, next(evaluation.answered(evaluated.state)))[:3]
+
+
 @pytest.mark.slow
 def test_a_response_that_could_not_be_graded_has_no_grades(evaluated):
     """Its grades are zeros in the arrays, which would look like wrong answers."""
-
-    class Broken:
-        weight = 1.0
-
-        def __call__(self, episodes):
-            return [float("nan") if i == 1 else 1.0 for i in range(len(episodes))]
-
-    reward = Weighted(terms={"capital": Broken()})
-    phases = replace(evaluated.evaluation.phases, reward=reward)
-    evaluation = replace(evaluated.evaluation, phases=phases)
-    rows = rows_of(evaluation, next(evaluation.answered(evaluated.state)))
-    assert [row["terms"]["capital"] for row in rows[:3]] == [1.0, None, 1.0]
-    assert [row["valid"] for row in rows[:3]] == [True, False, True]
-    assert [row.get("reward") for row in rows[:3]] == [1.0, None, 1.0]
-    assert [row.get("correct") for row in rows[:3]] == [True, None, True]
+    rows = graded_by(evaluated, capital=Without(row=1, grade=float("nan")))
+    assert [row["terms"]["capital"] for row in rows] == [1.0, None, 1.0]
+    assert [row["valid"] for row in rows] == [True, False, True]
+    assert [row.get("reward") for row in rows] == [1.0, None, 1.0]
+    assert [row.get("correct") for row in rows] == [True, None, True]
 
 
 @pytest.mark.slow
 def test_a_term_that_does_not_apply_has_no_grade_and_decides_nothing(evaluated):
-    class Some:
-        weight = 1.0
-
-        def __init__(self, row):
-            self.row = row
-
-        def __call__(self, episodes):
-            return [None if i == self.row else 1.0 for i in range(len(episodes))]
-
-    reward = Weighted(terms={"capital": Some(0), "other": Some(1)})
-    evaluation = replace(
-        evaluated.evaluation, phases=replace(evaluated.evaluation.phases, reward=reward)
-    )
-    rows = rows_of(evaluation, next(evaluation.answered(evaluated.state)))
-    assert [row["terms"] for row in rows[:3]] == [
-        {"capital": None, "other": 1.0},
-        {"capital": 1.0, "other": None},
-        {"capital": 1.0, "other": 1.0},
-    ]
-    assert [row["valid"] for row in rows[:3]] == [True, True, True]
-    assert [row.get("correct") for row in rows[:3]] == [None, True, True]
+    terms = {"capital": Without(row=0, grade=None), "other": Without(row=1, grade=None)}
+    rows = graded_by(evaluated, **terms)
+    assert [tuple(row["terms"].values()) for row in rows] == [(None, 1.0), (1.0, None), (1.0, 1.0)]
+    assert [row["valid"] for row in rows] == [True, True, True]
+    assert [row.get("correct") for row in rows] == [None, True, True]

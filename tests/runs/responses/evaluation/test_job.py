@@ -105,10 +105,6 @@ def test_the_files_are_the_contract_for_scripts(run, whole):
     assert len(rows) == 13 * 5
     assert (whole / "plots" / "evaluation.png").read_bytes().startswith(b"\x89PNG")
 
-
-@pytest.mark.slow
-def test_the_scores_are_those_of_the_responses(whole):
-    found, rows = read(whole)
     for task, score in found["tasks"].items():
         own = [row for row in rows if row["task"] == task]
         greedy = [row["correct"] for row in own if "sample" not in row]
@@ -128,20 +124,9 @@ def test_the_scores_are_those_of_the_responses(whole):
 
 
 @pytest.mark.slow
-def test_what_is_printed_says_what_the_score_depends_on(run, whole, evaluate):
-    code, out, _ = evaluate(f"run={run}", f"out={whole}")
-    assert code == 0
-    words = " ".join(out.split())
-    assert "task prompts score accuracy 95 % interval arithmetic 8 greedy pass@1 " in words
-    assert "template long: '<|user|>" in words
-    assert "stop '<|end|>', or after 8 tokens" in words
-    assert "correct capital >= 1: A grade of 1 if the whole response matches" in words
-    assert "sampling greedy, and 4 samples per prompt at temperature=1.0" in words
-    assert "intervals 95 %, over prompts: Wilson's" in words
-
-
-@pytest.mark.slow
-def test_a_finished_evaluation_is_not_sampled_again(run, whole, evaluate, monkeypatch):
+def test_a_finished_evaluation_is_not_sampled_again_and_says_what_it_depends_on(
+    run, whole, evaluate, monkeypatch
+):
     before = {path: path.read_bytes() for path in whole.glob("*.json*")}
     monkeypatch.setattr(job, "samples_of_chunk", None)
     code, out, _ = evaluate(f"run={run}", f"out={whole}")
@@ -150,6 +135,13 @@ def test_a_finished_evaluation_is_not_sampled_again(run, whole, evaluate, monkey
     changed = {path.name for path, content in before.items() if path.read_bytes() != content}
     assert changed <= {"metrics.jsonl"}  # the time
     assert len(lines(whole)) == 1
+    words = " ".join(out.split())
+    assert "task prompts score accuracy 95 % interval arithmetic 8 greedy pass@1 " in words
+    assert "template long: '<|user|>" in words
+    assert "stop '<|end|>', or after 8 tokens" in words
+    assert "correct capital >= 1: A grade of 1 if the whole response matches" in words
+    assert "sampling greedy, and 4 samples per prompt at temperature=1.0" in words
+    assert "intervals 95 %, over prompts: Wilson's" in words
 
 
 MANY = ("evaluation.samples=24", "evaluation.rows=2", "tracker=none")
@@ -171,10 +163,13 @@ def killed(run, out, number, after):
 
 @pytest.mark.slow
 def test_a_killed_evaluation_continues_bit_for_bit(run, evaluate, tmp_path):
-    """It is killed twice, and the second time a line is torn."""
+    """It is killed twice, and the second time a line is torn. Before that, a signal stops it."""
     assert evaluate(f"run={run}", f"out={tmp_path}/whole", *MANY)[0] == 0
     out = tmp_path / "killed"
-    for after in (20, 120):
+    assert killed(run, out, signal.SIGTERM, 10) == 3
+    stopped = (out / "responses.jsonl").read_text().splitlines()
+    assert all(json.loads(row)["task"] for row in stopped)
+    for after in (len(stopped) + 10, 120):
         assert killed(run, out, signal.SIGKILL, after) == -signal.SIGKILL
         assert not (out / "evaluation.json").exists()
         so_far = (out / "responses.jsonl").read_bytes()
@@ -187,14 +182,6 @@ def test_a_killed_evaluation_continues_bit_for_bit(run, evaluate, tmp_path):
     for name in ("responses.jsonl", "evaluation.json", "request.json"):
         assert (out / name).read_bytes() == (tmp_path / "whole" / name).read_bytes(), name
     assert scores(lines(out)[0]) == scores(lines(tmp_path / "whole")[0])
-
-
-@pytest.mark.slow
-def test_a_stopped_evaluation_says_how_to_continue(run, evaluate, tmp_path):
-    assert killed(run, tmp_path / "out", signal.SIGTERM, 10) == 3
-    rows = (tmp_path / "out" / "responses.jsonl").read_text().splitlines()
-    assert all(json.loads(row)["task"] for row in rows)
-    assert evaluate(f"run={run}", f"out={tmp_path}/out", *MANY)[0] == 0
 
 
 @pytest.mark.slow

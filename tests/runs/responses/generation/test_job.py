@@ -89,14 +89,10 @@ def test_a_job_that_a_signal_stops_goes_on_and_ends_the_same(out, tmp_path, monk
 
 
 @pytest.mark.slow
-def test_without_grades(out):
-    generate([f"out={out}", *POLICY, "prompts=3", "grade=false"])
+def test_without_grades_and_of_held_out_questions(out):
+    held_out = ("split=held_out", "data.held_out_size=2")
+    generate([f"out={out}", *POLICY, "prompts=3", "grade=false", *held_out])
     assert {(row["reward"], len(row["terms"])) for row in rows(out)} == {(None, 0)}
-
-
-@pytest.mark.slow
-def test_held_out_questions(out, tmp_path):
-    generate([f"out={out}", *POLICY, "prompts=3", "split=held_out", "data.held_out_size=2"])
     assert len({row["id"] for row in rows(out.with_suffix(".responses.jsonl"))}) == 2
 
 
@@ -109,13 +105,10 @@ def test_nothing_to_keep_is_an_error_that_says_why(out):
     assert len(rows(out.with_suffix(".responses.jsonl"))) == 8
 
 
-def test_ids_that_are_not_unique_are_refused(questions):
+def test_what_cannot_be_generated_is_refused_and_writes_no_file(questions, out):
     refuse_equal_ids(questions)
     with pytest.raises(InputError, match=r"2 questions of the data set have the id arithmetic/11"):
         refuse_equal_ids([*questions, replace(questions[0], question="another")])
-
-
-def test_a_wrong_command_writes_no_file(out):
     with pytest.raises(InputError, match="is more than the"):
         generate([f"out={out}", *POLICY, "prompts=2", "max_response_tokens=9999"])
     assert list(out.parent.iterdir()) == []
@@ -149,14 +142,13 @@ def test_failures_stop_the_result_but_not_the_others(serve, out):
         return completion(worked(body))
 
     asked = serve(answer)
+    words = ("prompts=6", "data.seed=4", "data.digits=1", "data.train_size=20",
+             "data.held_out_size=2")  # fmt: skip
     with pytest.raises(RunError, match=r"of 12 responses failed, the last with: HTTP 400 too long"):
-        served(asked.url, out, "prompts=6", "data.seed=4", "data.digits=1", "data.train_size=20",
-               "data.held_out_size=2")  # fmt: skip
+        served(asked.url, out, *words)
     assert not out.exists()
     some = len(rows(out.with_suffix(".responses.jsonl")))
     assert 0 < some < 12
-    words = ("prompts=6", "data.seed=4", "data.digits=1", "data.train_size=20",
-             "data.held_out_size=2")  # fmt: skip
     served(asked.url, out, *words, "server.failed=skip")
     assert len(rows(out)) == some
     broken = False
@@ -178,12 +170,8 @@ def test_rejection_sampling_in_two_commands(tmp_path):
     from rl4p.data.arithmetic import Arithmetic
 
     held_out = tmp_path / "held_out.jsonl"
-    questions = Arithmetic().held_out()
-    held_out.write_text(
-        "".join(
-            json.dumps({"question": q.question, "answer": q.solution}) + "\n" for q in questions
-        )
-    )
+    sums = [{"question": q.question, "answer": q.solution} for q in Arithmetic().held_out()]
+    held_out.write_text("".join(json.dumps(row) + "\n" for row in sums))
     command = ("rl4p.generate", "out=kept.jsonl", "prompts=1024", "keep=correct")
     first = run(*command, cwd=tmp_path)
     assert first.returncode == 0, first.stderr
@@ -194,20 +182,15 @@ def test_rejection_sampling_in_two_commands(tmp_path):
         cwd=tmp_path,
     )
     assert second.returncode == 0, second.stderr
-    assert_trains_on_demonstrations(lines(tmp_path / "run"))
+    steps = [row for row in lines(tmp_path / "run") if row["step"] > 0]
+    assert len(steps) == 12
+    for row in steps:  # all advantages of demonstrations are 1
+        assert row["update/grad_norm"] > 0
+        assert row["update/skipped"] == 0
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())["evaluation"]
     before, after = (summary[when]["eval/jsonl/pass_at_1"] for when in ("first", "last"))
     assert before < 0.2
     assert after > before + 0.15
-
-
-def assert_trains_on_demonstrations(found):
-    """Checks that every step had a gradient; all advantages of demonstrations are 1."""
-    steps = [row for row in found if row["step"] > 0]
-    assert len(steps) == 12
-    for row in steps:
-        assert row["update/grad_norm"] > 0
-        assert row["update/skipped"] == 0
 
 
 @pytest.mark.slow

@@ -60,8 +60,17 @@ def test_a_kept_answer_to_a_conversation_has_the_messages_before_it(questions, r
     row = demonstration(respond(asked, 0, "#### 5"), asked)
     assert row["messages"] == [messages[0]]  # the command has the data set's system prompt
     assert row["answer"] == "#### 5"
-    plain = demonstration(respond(questions[0], 0, "#### 5"), questions[0])
-    assert "messages" not in plain
+    sample = respond(questions[0], 2, reward=1.5, terms={"correct": 1.0})
+    assert demonstration(sample, questions[0]) == {
+        "question": "11+22",
+        "answer": "so #### 33",
+        "reference": "33",
+        "id": "arithmetic/11+22",
+        "task": "arithmetic",
+        "sample": 2,
+        "reward": 1.5,
+        "terms": {"correct": 1.0},
+    }
 
 
 def samples(rows):
@@ -84,12 +93,8 @@ def grades(questions):
 
 
 def test_texts_are_graded_by_the_terms_of_the_reward(reward, questions, respond, grades):
-    responses = [
-        respond(questions[0]),
-        respond(questions[0], 1, "no"),
-        respond(questions[1], 0, "?"),
-        respond(questions[1], 1, "-"),
-    ]
+    texts = ((0, 0, "so #### 33"), (0, 1, "no"), (1, 0, "?"), (1, 1, "-"))
+    responses = [respond(questions[q], n, text) for q, n, text in texts]
     right, wrong, failed, without = grades(responses, reward)
     assert right.terms == pytest.approx({"correct": 1, "format": 1, "shown": 0.7})
     assert right.reward == pytest.approx(1 + 0.5 + 0.7)
@@ -106,20 +111,6 @@ def test_more_responses_than_are_graded_together(reward, questions, respond, gra
     monkeypatch.setattr("rl4p.runs.responses.grading.AT_A_TIME", 7)
     assert grades(responses, reward) == whole
     assert [row.sample for row in whole if row.terms["correct"]] == [33]
-
-
-def test_the_lines(questions, respond):
-    sample = respond(questions[0], 2, reward=1.5, terms={"correct": 1.0})
-    assert demonstration(sample, questions[0]) == {
-        "question": "11+22",
-        "answer": "so #### 33",
-        "reference": "33",
-        "id": "arithmetic/11+22",
-        "task": "arithmetic",
-        "sample": 2,
-        "reward": 1.5,
-        "terms": {"correct": 1.0},
-    }
 
 
 def test_unfinished_and_empty_responses_are_never_kept(rows):
@@ -140,13 +131,12 @@ def test_a_term_or_the_total_must_reach_the_least_grade(rows):
         ("11+22", 0), ("11+22", 1),
     ]  # fmt: skip
     assert samples(kept(found, options())[0]) == [("11+22", n) for n in range(3)]
-
-
-def test_a_term_that_does_not_apply_keeps_nothing(rows):
-    (row,) = rows([(1.5, "completed", "a")])
-    without = replace(row, terms={"format": 1.0})
+    without = replace(found[1], terms={"format": 1.0})  # a term that does not apply
     assert kept([without], options(keep="correct")) == ([], {"not graded": 1})
     assert kept([without], options(keep="reward"))[0] == [without]
+    # A grade of float32 reaches its own value.
+    found = rows([(0.699999988079071, "completed", "a"), (0.6999, "completed", "a")])
+    assert len(kept(found, options(keep="reward", at_least=0.7))[0]) == 1
 
 
 def test_the_responses_to_a_prompt_are_graded_together(questions, respond, grades, monkeypatch):
@@ -174,11 +164,6 @@ def test_the_responses_to_a_prompt_are_graded_together(questions, respond, grade
     assert sizes == list(counts[: len(sizes)])
     assert len(seen) >= 2
     assert [row.terms["size"] for row in found[:4]] == [3, 3, 3, 2]
-
-
-def test_a_grade_of_float32_reaches_its_own_value(rows):
-    found = rows([(0.699999988079071, "completed", "a"), (0.6999, "completed", "a")])
-    assert len(kept(found, options(keep="reward", at_least=0.7))[0]) == 1
 
 
 def test_the_best_of_each_prompt_in_the_order_of_the_samples(rows):

@@ -116,9 +116,9 @@ def test_a_request_that_is_refused_fails_alone(serve, ask):
         return right(body, number)
 
     asked = serve(refuses)
-    client, responses = ask(asked.url)
-    assert client.failures == ["HTTP 400 context length"] * 2
-    assert (len(responses), len(asked.bodies)) == (4, 6)
+    client, responses = ask(asked.url, samples=10, concurrency=1)  # its samples count once
+    assert client.failures == ["HTTP 400 context length"] * 10
+    assert (len(responses), len(asked.bodies)) == (20, 30)
 
 
 def test_failures_between_successes_do_not_end_the_job(serve, ask):
@@ -127,41 +127,27 @@ def test_failures_between_successes_do_not_end_the_job(serve, ask):
     assert (len(client.failures), len(responses)) == (12, 12)
 
 
-def test_the_samples_of_a_refused_prompt_count_once(serve, ask):
-    def refuses(body, number):
-        refused = body["messages"][0]["content"] == "15+26"
-        return (400, {}, b"") if refused else right(body, number)
-
-    client, responses = ask(serve(refuses).url, samples=10, concurrency=1)
-    assert (len(client.failures), len(responses)) == (10, 20)
-
-
-def test_a_server_that_is_down_ends_the_job_soon(ask, serve):
+def test_a_server_that_is_down_ends_the_job_soon(ask, serve, open_responses):
     asked = serve(lambda body, n: (503, {}, b"down"))
     with pytest.raises(RunError, match="failed 8 times in a row, at last with: HTTP 503 down"):
         ask(asked.url, samples=50, attempts=2, concurrency=4)
     assert len(asked.bodies) < 30
-
-
-def test_a_server_that_is_not_there(ask):
+    nowhere = {"samples": 3, "attempts": 2, "responses": open_responses(name="other")}
     with pytest.raises(RunError, match="8 times in a row, at last with: it cannot be reached"):
-        ask("http://127.0.0.1:9/v1", samples=3, attempts=2)
+        ask("http://127.0.0.1:9/v1", **nowhere)
 
 
 def test_the_key_is_sent_and_never_shown(serve, ask, monkeypatch, capsys, caplog):
     caplog.set_level(0)
+    monkeypatch.delenv("MY_KEY", raising=False)
+    with pytest.raises(InputError, match=r"server.key_variable=MY_KEY: .* is not set"):
+        ask("http://127.0.0.1:9/v1", key_variable="MY_KEY")
     monkeypatch.setenv("MY_KEY", KEY)
     asked = serve(lambda body, n: (401, {}, f'{{"error": "bad key {KEY}"}}'.encode()))
     with pytest.raises(InputError, match=r"HTTP 401 bad key \[key\]") as error:
         ask(asked.url, key_variable="MY_KEY")
     assert asked.headers[0]["Authorization"] == f"Bearer {KEY}"
     assert KEY not in f"{error.value}{error.value!r}{capsys.readouterr()}{caplog.text}"
-
-
-def test_a_variable_that_is_not_set_is_named(ask, monkeypatch):
-    monkeypatch.delenv("MY_KEY", raising=False)
-    with pytest.raises(InputError, match=r"server.key_variable=MY_KEY: .* is not set"):
-        ask("http://127.0.0.1:9/v1", key_variable="MY_KEY")
 
 
 def test_a_huge_response_is_not_read_to_its_end(serve, ask):

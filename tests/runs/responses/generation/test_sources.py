@@ -29,16 +29,16 @@ def test_prompts_that_are_too_long_are_dropped_and_counted(questions):
     assert "(1 dropped for being longer than max_prompt_tokens)" in source.description
 
 
-def test_lengths_beyond_the_model_are_refused(questions):
-    config = compose([*SMALL, "max_response_tokens=4000"])
-    with pytest.raises(InputError, match=r"max_response_tokens = 4032 is more"):
-        of_policy(config, GenerateOptions(out="a"), questions, None)
-
-
-def test_several_processes_are_refused(questions):
-    config = compose([*SMALL, "mesh.processes=2"])
-    with pytest.raises(InputError, match=r"runs in one process: leave mesh\.coordinator"):
-        of_policy(config, GenerateOptions(out="a"), questions, None)
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("max_response_tokens=4000", r"max_response_tokens = 4032 is more"),
+        ("mesh.processes=2", r"runs in one process: leave mesh\.coordinator"),
+    ],
+)
+def test_lengths_beyond_the_model_and_several_processes_are_refused(questions, override, said):
+    with pytest.raises(InputError, match=said):
+        of_policy(compose([*SMALL, override]), GenerateOptions(out="a"), questions, None)
 
 
 def test_a_server_gets_the_sampling_distribution(questions):
@@ -52,11 +52,8 @@ def test_a_server_gets_the_sampling_distribution(questions):
     assert source.settings["data.system_prompt"] == "Add."
 
 
-def test_a_server_cannot_be_asked_for_top_k(questions):
-    with pytest.raises(InputError, match=r"rollout\.top_k is not part of the protocol"):
-        of_server(compose(["rollout.top_k=3"]), SERVER, questions, None)
-
-
-def test_no_questions_are_refused():
+def test_a_server_cannot_be_asked_for_top_k_or_without_questions(questions):
     with pytest.raises(InputError, match="The data set has no questions"):
         of_server(compose(), SERVER, [], None)
+    with pytest.raises(InputError, match=r"rollout\.top_k is not part of the protocol"):
+        of_server(compose(["rollout.top_k=3"]), SERVER, questions, None)
