@@ -29,10 +29,11 @@ train: $(RUNTIME)
 	$(BIN)/python -m rl4p.train $(ARGS)
 
 # Three processes keep two cores busy: XLA compiles on one core, and a test that starts a run waits.
-# All tests of a file run in one process, which shares their fixtures. Lint comes after the tests,
-# because its type checker needs a core and 2 GiB of its own.
+# All tests of a file run in one process, which shares their fixtures; tests/conftest.py starts the
+# long files first. Lint comes after the tests, because its type checker needs a core and 2 GiB of
+# its own.
 test: $(DEVELOPMENT)
-	$(BIN)/python -m pytest -n 3 --dist loadfile $(ARGS); tests=$$?; \
+	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder $(ARGS); tests=$$?; \
 	$(MAKE) --no-print-directory lint && exit $$tests
 
 slow: $(DEVELOPMENT)

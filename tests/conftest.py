@@ -33,6 +33,10 @@ os.environ.setdefault("XLA_FLAGS", QUICK_TO_COMPILE)
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"
 os.environ["MPLBACKEND"] = "Agg"
+# Containers often forbid bytecode. Without it pytest rewrites the assertions of every file in each
+# process, and every process that a test starts compiles the package.
+sys.dont_write_bytecode = False
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 # A process started in another folder runs this tree too, and not one that is installed.
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
 
@@ -69,6 +73,23 @@ hypothesis.settings.register_profile("tests", derandomize=True, deadline=None, m
 hypothesis.settings.load_profile("tests")
 
 
+# Files with few but long tests: they start first, so that no process waits for them at the end.
+LONG = [
+    ROOT / "tests" / name
+    for name in (
+        *("test_recipes.py", "runs/test_train.py", "runs/test_policy.py"),
+        *("runs/test_checkpoint.py", "runs/responses/generation/test_job.py"),
+        *("experiment/test_conversations.py", "experiment/test_build.py", "reward/test_code.py"),
+        *("configuration/test_command_line.py", "configuration/test_conf.py"),
+        *("reward/test_workers.py", "rollout/remote/test_pool.py"),
+    )
+]
+
+
+def pytest_collection_modifyitems(items):
+    items.sort(key=lambda item: item.path not in LONG)
+
+
 @pytest.fixture(scope="session")
 def on_devices():
     """The environment of a process that sees so many devices."""
@@ -98,17 +119,25 @@ def logging_is_on():
             logger.setLevel(logging.NOTSET)
 
 
+@pytest.fixture(scope="session")
+def memory_limit():
+    """The memory of this process above which compiled programs are dropped, in a list of one."""
+    return [2**30]
+
+
 @pytest.fixture(autouse=True, scope="module")
-def bounded_memory():
+def bounded_memory(memory_limit):
     """Gives memory back after a file: a compiled program takes about a megabyte on a CPU.
 
-    Later files read their programs from the persistent cache again, which takes a moment each.
+    Later files trace their programs and read them from the persistent cache again. What stays are
+    modules and fixtures: to drop programs again after each file would only cost time.
     """
     yield
-    if resident_bytes() > 2**30:
+    if resident_bytes() > memory_limit[0]:
         jax.clear_caches()
         gc.collect()
         malloc_trim()
+        memory_limit[0] = max(2**30, resident_bytes() + 2**29)
 
 
 def resident_bytes():

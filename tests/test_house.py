@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from omegaconf import OmegaConf
 
-from tests.options import keys_of, parents_of
+from tests.conftest import LONG
+from tests.options import keys_of, option, parents_of
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE, CONF, EXPERIMENTS = ROOT / "rl4p", ROOT / "conf", ROOT / "experiments"
@@ -66,7 +66,7 @@ OPTIONS = sorted(path for path in CONF.glob("*/*.yaml") if not is_link(path))
 PHASE_OPTIONS = [
     path
     for path in OPTIONS
-    if path.parent.name in PHASES and ("_target_" in OmegaConf.load(path) or not parents_of(path))
+    if path.parent.name in PHASES and ("_target_" in option(path) or not parents_of(path))
 ]
 TARGETS = [
     pytest.param(node, id=f"{relative(path)}:{node['_target_']}")
@@ -208,3 +208,7 @@ def test_a_public_class_has_a_name_of_its_own() -> None:
                 places.setdefault(node.name, []).append(relative(path))
     several = {name: paths for name, paths in places.items() if len(paths) > 1}
     assert not several
+
+
+def test_the_long_files_of_tests_exist() -> None:
+    assert [relative(path) for path in LONG if not path.is_file()] == []

@@ -233,11 +233,11 @@ def preflight(
         return lines, *new_sweep(composer, base, overrides, targets=targets, resumable=resumable)
     if swept:
         raise several_values(swept[0])
-    config = composer.compose(lines, targets=False)  # before any slow import
+    check(base, targets=False)  # before any slow import
     if targets:
         refuse_taken("hydra.run.dir", base.hydra.run.dir, RECORD)
-        check(config)
-    return lines, config, None
+        check(base)
+    return lines, base, None
 
 
 def reporting(job: Job) -> Job:

@@ -6,13 +6,14 @@ the processes that a sweep starts.
 
 from collections.abc import Sequence
 from contextlib import suppress
-from copy import copy
+from copy import copy, deepcopy
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from hydra.core.config_search_path import ConfigSearchPath
 from hydra.core.hydra_config import HydraConfig
+from hydra.core.object_type import ObjectType
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.plugins.config_source import ConfigResult
@@ -25,39 +26,60 @@ from rl4p.configuration.hydra_internals import (
     ConfigLoaderImpl,
     ConfigRepository,
     FileConfigSource,
+    omit_unused_choices,
 )
 from rl4p.configuration.interpolations import bounded_interpolations, limit_interpolations
 from rl4p.configuration.tree import leaves
 from rl4p.configuration.trust import check_hydra, names_in, refuse_unsaid
-from rl4p.configuration.yaml_file import read_yaml, text_of
+from rl4p.configuration.yaml_file import configuration_of, read_yaml, text_of
 from rl4p.errors import InputError
 
 
-class BoundedFiles(FileConfigSource):
-    """A folder of YAML files, each of which is checked before it is built."""
-
-    def load_config(self, config_path: str) -> ConfigResult:
-        path = Path(self.path) / self._normalize_file_name(config_path)
-        if path.exists():
-            text_of(path)
-        return super().load_config(config_path)
-
-
 class BoundedRepository(ConfigRepository):
-    """The sources of a search path, of which the folders have bounded files."""
+    """The sources of a search path, whose YAML files are checked before they are built."""
 
     def initialize_sources(self, config_search_path: ConfigSearchPath) -> None:
         super().initialize_sources(config_search_path)
         self.sources = [
-            BoundedFiles(source.provider, source.path)
+            FileConfigSource(source.provider, source.path)
             if source.scheme() == "file"  # Hydra imports its plugins anew, so classes differ
             else source
             for source in self.sources
         ]
 
+    def load_config(self, config_path: str) -> ConfigResult | None:
+        """Returns the content of a file; `Loader` copies it before it is merged into others."""
+        source = self._find_object_source(config_path, ObjectType.CONFIG)
+        if not isinstance(source, FileConfigSource):
+            return super().load_config(config_path)
+        path = Path(source.path) / source._normalize_file_name(config_path)
+        key = (config_path, source.provider, source.path, text_of(path))
+        if key not in _results:
+            _results[key] = self.parse(*key, path)
+        return copy(_results[key])
+
+    def parse(
+        self, config_path: str, provider: str, folder: str, text: str, path: Path
+    ) -> ConfigResult:
+        """Returns the content of a file and its defaults list, as Hydra returns them."""
+        config = configuration_of(text, path)
+        defaults = self._extract_defaults_list(config_path, config)
+        return ConfigResult(
+            provider=provider,
+            path=f"file://{folder}",
+            config=config,
+            header=FileConfigSource._get_header_dict(text[:512]),
+            defaults_list=self._create_defaults_list(config_path, defaults),
+        )
+
     def __deepcopy__(self, _: dict) -> "BoundedRepository":
         """Shares the sources, which nothing changes: Hydra copies them for each composition."""
         return copy(self)
+
+
+# The content of each file that was read, since a command composes several times. A file that has
+# changed has another text, which is part of the key.
+_results: dict[tuple[str, str, str, str], ConfigResult] = {}
 
 
 class Loader(ConfigLoaderImpl):
@@ -71,6 +93,7 @@ class Loader(ConfigLoaderImpl):
 
     def __init__(self, search_path: ConfigSearchPath, conf: Path, words: Sequence[str]):
         limit_interpolations()
+        omit_unused_choices()
         super().__init__(search_path)
         self.repository = BoundedRepository(search_path)
         self.conf, self.words = conf, [word for word in words if word]
@@ -138,6 +161,14 @@ class Loader(ConfigLoaderImpl):
         refuse_unsaid(tree | {"hydra": hydra}, self.given.keys(), self.trusted)
         if "trusted_targets" in tree:
             config.trusted_targets = tree["trusted_targets"]  # as it was checked
+
+    @staticmethod
+    def _embed_result_config(ret: ConfigResult, package_override: str | None) -> ConfigResult:
+        result = ConfigLoaderImpl._embed_result_config(ret, package_override)
+        if result.config is ret.config:  # and not a copy of it below a key
+            result = copy(ret)
+            result.config = deepcopy(ret.config)
+        return result
 
     def _process_config_searchpath(
         self,

@@ -7,6 +7,7 @@ from typing import Any
 
 import yaml
 from omegaconf import DictConfig, ListConfig, OmegaConf
+from omegaconf._utils import get_yaml_loader
 from omegaconf.errors import OmegaConfBaseException
 
 from rl4p.configuration.interpolations import limit_interpolations
@@ -16,6 +17,24 @@ MOST_BYTES = 2**20
 MOST_VALUES = 10_000  # after every alias is replaced by a copy of what it names
 MOST_LEVELS = 50
 LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+_OMEGACONF: Any = get_yaml_loader()
+# OmegaConf's loader (its numbers, no key twice) on the parser of libyaml, which is fast.
+CONFIGURATION_LOADER: Any = type(
+    "ConfigurationLoader",
+    (_OMEGACONF,) if LOADER is yaml.SafeLoader else (LOADER, _OMEGACONF),
+    {
+        "yaml_constructors": _OMEGACONF.yaml_constructors,
+        "yaml_implicit_resolvers": _OMEGACONF.yaml_implicit_resolvers,
+    },
+)
+
+
+class Text(StringIO):
+    """The text of a file, whose name PyYAML puts into its errors."""
+
+    def __init__(self, text: str, path: Path):
+        super().__init__(text)
+        self.name = str(path)
 
 
 def load_yaml(path: Path) -> DictConfig | ListConfig:
@@ -27,9 +46,21 @@ def load_yaml(path: Path) -> DictConfig | ListConfig:
     """
     limit_interpolations()
     try:
-        return OmegaConf.load(StringIO(text_of(path)))
+        return configuration_of(text_of(path), path)
     except OmegaConfBaseException as error:
         raise ValueError(str(error)) from error
+
+
+def configuration_of(text: str, path: Path) -> DictConfig | ListConfig:
+    """Returns the configuration in the text of a file. An empty text is an empty configuration.
+
+    Raises:
+      ValueError: the text is a single value.
+    """
+    value = yaml.load(Text(text, path), CONFIGURATION_LOADER)
+    if value is not None and not isinstance(value, (dict, list)):
+        raise ValueError(f"{path} is not a mapping.")
+    return OmegaConf.create({} if value is None else value)
 
 
 def read_yaml(path: Path, *, times: int = 1) -> Any:
@@ -44,7 +75,7 @@ def read_yaml(path: Path, *, times: int = 1) -> Any:
       InputError: the file is not a regular one, or its content is too large or too deep.
       OSError, ValueError, yaml.YAMLError: the file cannot be read.
     """
-    return yaml.load(text_of(path, times=times), LOADER)
+    return yaml.load(Text(text_of(path, times=times), path), LOADER)
 
 
 def read_mapping(path: Path) -> dict[str, Any]:
@@ -78,10 +109,7 @@ def text_of(path: Path, *, times: int = 1) -> str:
     if status.st_size > (most := times * MOST_BYTES):
         raise InputError(f"{path} has {status.st_size:,} bytes: at most {most:,} are read.")
     text = path.read_text(encoding="utf-8")
-    try:
-        check_size(text, path, most_values=times * MOST_VALUES)
-    except yaml.YAMLError as error:
-        raise yaml.YAMLError(str(error).replace("<unicode string>", str(path))) from error
+    check_size(text, path, most_values=times * MOST_VALUES)
     return text
 
 
@@ -93,7 +121,7 @@ def check_size(text: str, path: Path, *, most_values: int = MOST_VALUES) -> None
     """
     total, known = 0, {}  # the number of values, also by the anchor that names them
     levels: list[tuple[str | None, int]] = []  # anchors of open collections, and values before them
-    for event in yaml.parse(text, LOADER):
+    for event in yaml.parse(Text(text, path), LOADER):
         if isinstance(event, yaml.CollectionEndEvent):
             anchor, before = levels.pop()
             known[anchor] = total - before

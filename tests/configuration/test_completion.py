@@ -1,5 +1,6 @@
 """Tests the completion in a real bash, with the script that an installation makes."""
 
+import importlib
 import os
 import subprocess
 import sys
@@ -55,11 +56,29 @@ def tab(scripts, tmp_path):
     return press
 
 
-def test_groups_options_and_keys_are_completed(tab):
-    assert tab("rl4p-train adv") == ["advantage.", "advantage="]
-    assert tab("rl4p-train advantage=gr") == ["advantage=grpo"]
-    assert tab("rl4p-train advantage=rloo optimizer.learning") == ["optimizer.learning_rate="]
-    assert tab("rl4p-train group") == ["group_size="]
+@pytest.fixture
+def offered(tmp_path, monkeypatch, capsys):
+    """A function like `tab`, without a shell: it calls the entry point in this process."""
+    monkeypatch.chdir(tmp_path)
+
+    def words(line: str) -> list[str]:
+        script = line.split()[0]
+        monkeypatch.setattr(sys, "argv", [script, "-sc", "query=bash"])
+        monkeypatch.setenv("COMP_LINE", line)
+        importlib.import_module(f"rl4p.{script.removeprefix('rl4p-')}").main()
+        printed = capsys.readouterr()
+        assert printed.err == ""
+        return printed.out.split()
+
+    return words
+
+
+def test_groups_options_and_keys_are_completed(tab, offered):
+    for press in (tab, offered):
+        assert press("rl4p-train advantage=gr") == ["advantage=grpo"]
+    assert offered("rl4p-train adv") == ["advantage.", "advantage="]
+    assert offered("rl4p-train advantage=rloo optimizer.learning") == ["optimizer.learning_rate="]
+    assert offered("rl4p-train group") == ["group_size="]
 
 
 @pytest.mark.slow
@@ -115,21 +134,23 @@ def test_runs_to_resume_are_completed(tab, tmp_path):
     assert tab("rl4p-train resume=o") == ["resume=outputs/runs/2026-11-23/10-00-00-1"]
 
 
-def test_the_words_of_a_command_are_completed(tab, tmp_path):
+def test_the_words_of_a_command_are_completed(tab, offered, tmp_path):
     (tmp_path / "a.jsonl").touch()
     assert tab("rl4p-samples r", script="rl4p-samples") == ["run=", "right="]
-    assert tab("rl4p-samples run=", script="rl4p-samples") == ["run=latest"]
-    assert tab("rl4p-samples file=./a", script="rl4p-samples") == ["file=./a.jsonl"]
-    assert tab("rl4p-samples --", script="rl4p-samples") == ["--help"]
-    assert tab("rl4p-samples group", script="rl4p-samples") == []
+    assert offered("rl4p-samples r") == ["run=", "right="]
+    assert offered("rl4p-samples run=") == ["run=latest"]
+    assert offered("rl4p-samples file=./a") == ["file=./a.jsonl"]
+    assert offered("rl4p-samples --") == ["--help"]
+    assert offered("rl4p-samples group") == []
 
 
-def test_the_words_of_a_command_are_beside_the_keys_of_the_configuration(tab):
+def test_the_words_of_a_command_are_beside_the_keys_of_the_configuration(offered):
     line = "rl4p-generate run=latest data=gsm8k "
-    assert tab(f"{line}s", script="rl4p-generate")[:3] == ["step=", "split=", "server="]
-    assert "seed=" in tab(f"{line}s", script="rl4p-generate")
-    assert tab(f"{line}data.pa", script="rl4p-generate") == ["data.path="]
-    assert tab("rl4p-generate --con", script="rl4p-generate") == ["--config-dir"]
+    words = offered(f"{line}s")
+    assert words[:3] == ["step=", "split=", "server="]
+    assert "seed=" in words
+    assert offered(f"{line}data.pa") == ["data.path="]
+    assert offered("rl4p-generate --con") == ["--config-dir"]
 
 
 @pytest.mark.parametrize(

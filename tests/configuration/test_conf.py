@@ -9,7 +9,7 @@ from rl4p.configuration.composition import CONF
 from rl4p.configuration.schema import PLACES
 
 # Options of these groups change others, or refuse them.
-ALONE = ("advantage", "cache", "experiment", "filter", "reward", "update")
+ALONE = ("cache", "experiment", "filter", "reward")
 OPTIONS = sorted(path.relative_to(CONF).with_suffix("") for path in CONF.glob("*/*.yaml"))
 REQUIRED = {
     "experiment=arithmetic_distill": ["teacher.path=teacher"],

@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from rl4p.configuration import instantiate
+from rl4p.configuration import compose, instantiate
 from tests.configuration.hostile import cases, recorded, write
 
 
@@ -14,6 +14,31 @@ def test_the_canary_sings(toy, canary):
     words = ["--config-dir", yaml, "experiment=evil", "trusted_targets=[toy,hostile]"]
     assert toy.run(*words, job=lambda config: instantiate(config.rollout)) == 0
     assert canary.exists()
+
+
+def test_a_file_is_read_anew_once_it_has_changed(toy):
+    for size in (2, 3):
+        folder = write(toy.folder / "c", experiment__own=f"rollout: {{size: {size}}}")
+        config = compose(["experiment=own"], config_dir=folder, conf=toy.conf)
+        assert config.rollout.size == size
+
+
+def test_a_composition_changes_none_that_follows(toy):
+    changes = ["seed=9", "rollout.size=9", "evaluation.every=9"]
+    for words, seed in ((["experiment=good"], 7), ([], 0)):
+        before = toy.compose(*words)
+        assert toy.compose(*words, *changes).evaluation.every == 9
+        assert toy.compose(*words) == before
+        assert (before.seed, before.rollout.size) == (seed, 1)
+
+
+def test_a_file_may_name_the_option_of_another_group(toy):
+    text = "defaults: [{/rollout@evaluation.rollout: '${experiment}'}]"
+    folder = write(toy.folder / "c", experiment__own=text)
+    (toy.folder / "c" / "rollout").mkdir()
+    (toy.folder / "c" / "rollout" / "own.yaml").write_text("{_target_: toy.Part, size: 5}")
+    config = compose(["experiment=own"], config_dir=folder, conf=toy.conf)
+    assert config.evaluation.rollout.size == 5
 
 
 EVIL = "rollout: {inner: {_target_: hostile.call}}\ntrusted_targets: "

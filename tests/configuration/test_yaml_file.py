@@ -6,9 +6,12 @@ from pathlib import Path
 
 import pytest
 from hydra._internal.sources_registry import SourcesRegistry
+from omegaconf import OmegaConf
+from yaml import YAMLError
 
 from rl4p.configuration.sweep import named, read_jobs, write_jobs
-from rl4p.configuration.yaml_file import MOST_LEVELS, MOST_VALUES, check_size
+from rl4p.configuration.trust import CONF
+from rl4p.configuration.yaml_file import MOST_LEVELS, MOST_VALUES, check_size, load_yaml
 from rl4p.errors import InputError
 from tests.configuration.hostile import cases, recorded, write
 
@@ -43,6 +46,17 @@ def test_levels_are_counted():
     check_size("[" * MOST_LEVELS + "]" * MOST_LEVELS, Path("a.yaml"))
     with pytest.raises(InputError, match="nested too deep"):
         check_size("[" * (MOST_LEVELS + 1) + "]" * (MOST_LEVELS + 1), Path("a.yaml"))
+
+
+def test_values_are_those_of_omegaconf(tmp_path):
+    numbers = tmp_path / "numbers.yaml"
+    numbers.write_text("{a: 1e-4, b: 1_000, c: .5, d: 2020-01-01, e: 1:20, f: on, g: '${a}'}")
+    for path in (numbers, *CONF.glob("*/*.yaml")):
+        assert load_yaml(path) == OmegaConf.load(path)
+    for text, sentence in (("a: 1\na: 2", 'numbers.yaml", line 2'), ("5", "is not a mapping")):
+        numbers.write_text(text)
+        with pytest.raises((YAMLError, ValueError), match=sentence):
+            load_yaml(numbers)
 
 
 @pytest.mark.parametrize("bomb", cases(*BOMBS))

@@ -15,14 +15,8 @@ from rl4p.rollout.continuous import Continuous
 from rl4p.rollout.naive_sampler import NaiveSampler
 
 SMALL = (
-    "model=scratch",
-    "model.width=32",
-    "model.layers=1",
-    "model.heads=2",
-    "data.train_size=20",
-    "data.held_out_size=4",
-    "prompts_per_step=4",
-    "group_size=2",
+    *("model=scratch", "model.width=32", "model.layers=1", "model.heads=2"),
+    *("data.train_size=20", "data.held_out_size=4", "prompts_per_step=4", "group_size=2"),
 )
 
 
@@ -120,20 +114,9 @@ def test_a_system_prompt_stands_before_every_question(tmp_path):
     path = tmp_path / "rows.jsonl"
     rows = [{"question": f"{n}+1?", "answer": f"#### {n + 1}"} for n in range(12)]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    experiment = build(
-        compose(
-            [
-                "model=scratch",
-                "model.width=32",
-                "model.heads=2",
-                "data=gsm8k",
-                "data.held_out_size=2",
-                f"data.path={path}",
-                "max_prompt_tokens=128",
-                "data.system_prompt=Think.",
-            ]
-        )
-    )
+    words = ("model=scratch", "model.width=32", "model.heads=2", "max_prompt_tokens=128")
+    data = ("data=gsm8k", "data.held_out_size=2", f"data.path={path}", "data.system_prompt=Think.")
+    experiment = build(compose([*words, *data]))
     tokenizer = experiment.loop.policy.tokenizer
     texts = [tokenizer.decode(prompt.tokens) for prompt in experiment.loop.source.prompts]
     assert all(text.startswith("<|system|>Think.<|end|><|user|>") for text in texts)

@@ -10,17 +10,7 @@ from rl4p.data.arithmetic import Arithmetic
 from rl4p.errors import InputError
 from rl4p.experiment.build import build
 from rl4p.experiment.evaluation import held_out_questions, pass_at_k, repeated
-
-SMALL = (
-    "model=scratch",
-    "model.width=32",
-    "model.layers=1",
-    "model.heads=2",
-    "data.train_size=20",
-    "data.held_out_size=4",
-    "prompts_per_step=4",
-    "group_size=2",
-)
+from tests.experiment.test_build import SMALL
 
 
 def built(*overrides):

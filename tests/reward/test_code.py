@@ -98,14 +98,14 @@ CHEATS = {
 def test_code_cannot_write_its_grade(graded, cheat):
     response = f"```python\n{cheat}\n```"
     kind = "bubblewrap" if WITHOUT is None else "none"
-    options = {"sandbox": kind, "response_seconds": 5.0, "partial": True}
+    options = {"sandbox": kind, "response_seconds": 2.0, "partial": True}
     assert graded(response, {"tests": SQUARES}, **options) == [0.0]
     assert graded(response, {"tests": SUMS[:1]}, **options) == [0.0]
 
 
 def test_code_that_hangs_costs_its_neighbours_nothing(graded, kind):
     hangs = "```\nwhile True: pass\n```"
-    options = {"sandbox": kind, "response_seconds": 5.0}
+    options = {"sandbox": kind, "response_seconds": 3.0}
     grades = graded([RIGHT, hangs, RIGHT, RIGHT], {"tests": SQUARES}, **options)
     assert grades == [1.0, 0.0, 1.0, 1.0]
 

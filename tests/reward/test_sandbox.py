@@ -125,10 +125,10 @@ def test_memory_and_files_are_limited(attempt):
 @needs_bubblewrap
 def test_time_is_limited(attempt):
     began = time.monotonic()
-    assert attempt("print('began', flush=True)\nwhile True: pass", seconds=4.0) == "began"
-    assert attempt("print('began', flush=True)\n9**9**9", seconds=4.0) == "began"
+    assert attempt("print('began', flush=True)\nwhile True: pass", seconds=2.0) == "began"
+    assert attempt("print('began', flush=True)\n9**9**9", seconds=2.0) == "began"
     sleep = "import signal, time; signal.signal(15, signal.SIG_IGN); print(1, flush=True)"
-    assert attempt(f"{sleep}; time.sleep(60)", seconds=4.0) == "1"
+    assert attempt(f"{sleep}; time.sleep(60)", seconds=2.0) == "1"
     assert time.monotonic() - began < 50
 
 

@@ -96,7 +96,7 @@ def sandboxed(functions, request):
 
 @pytest.fixture
 def workers(functions):
-    pool = Workers(functions, count=2, seconds=5, memory_bytes=2**28)
+    pool = Workers(functions, count=2, seconds=3, memory_bytes=2**28)
     yield pool
     pool.close()
 
@@ -136,8 +136,8 @@ def test_results_come_in_the_order_of_the_items(workers):
 @pytest.mark.parametrize(
     ("item", "reason", "restarts"),
     [
-        (["sleep", 60], "it took longer than 5 seconds", 1),
-        (["loop in C", 9], "it took longer than 5 seconds", 1),
+        (["sleep", 60], "it took longer than 3 seconds", 1),
+        (["loop in C", 9], "it took longer than 3 seconds", 1),
         (["memory", 2**29], "it needs too much memory", 1),
         (["exit", 0], "its process died", 1),
         (["large", LONGEST_REPLY], "its process died", 1),
@@ -174,7 +174,7 @@ def test_what_a_function_prints_is_no_reply(workers):
 def test_a_large_item_does_not_wait_for_a_stuck_worker(workers):
     large = ["value", "x" * 900_000]
     results = workers.map([["sleep", 60], large, large, ["sleep", 60], large])
-    late = Failed(reason="it took longer than 5 seconds")
+    late = Failed(reason="it took longer than 3 seconds")
     assert results == [late, large[1], large[1], late, large[1]]
 
 
@@ -297,7 +297,7 @@ def test_in_a_sandbox_a_function_reaches_nothing_of_this_machine(functions, tmp_
     monkeypatch.syspath_prepend(shown)
     secret = tmp_path / "secret"
     secret.write_text("a key")
-    options = {"count": 1, "seconds": 5, "memory_bytes": 2**28}
+    options = {"count": 1, "seconds": 3, "memory_bytes": 2**28}
     with socket.create_server(("127.0.0.1", 0)) as server:
         attempts = {
             "read": str(secret),
@@ -319,7 +319,7 @@ def test_in_a_sandbox_a_function_reaches_nothing_of_this_machine(functions, tmp_
     errors = ("FileNotFoundError", "OSError", "PermissionError", "ConnectionRefusedError")
     assert [each.reason.partition(":")[0] for each in denied] == list(errors)
     (process,) = (worker.process for worker in inside.workers)
-    assert inside.map([["sleep", 60]]) == [Failed(reason="it took longer than 5 seconds")]
+    assert inside.map([["sleep", 60]]) == [Failed(reason="it took longer than 3 seconds")]
     assert inside.map([["memory", 2**29], ["value", 9]]) == [
         Failed(reason="it needs too much memory"),
         9,
