@@ -8,7 +8,7 @@ Words
   run=FOLDER        a run; run=latest is the run of outputs/runs that was started last. A folder of
                     a sweep gives all its runs; A,B and a path for each are several
   experiment=NAME   an experiment of MLflow, instead of folders
-  tracker.uri=URI   the store of the experiment
+  tracker.uri=URI   the store of the experiment; without it MLFLOW_TRACKING_URI
   metric=NAME       a metric of metrics.jsonl; its last value counts, and a higher one is better.
                     Without it pass@1 on the held-out prompts, the mean if there are several tasks
   out=FOLDER        where the result is written: in FOLDER/compare. Without it, in the folder of the

@@ -8,7 +8,7 @@ Words
   run=FOLDER        a run; run=latest is the run of outputs/runs that was started last. A,B and a
                     path for each run are several
   tracker=NAME      mlflow, tensorboard, wandb or csv; without it mlflow
-  tracker.uri=URI   the store of MLflow; without it, the store of the run
+  tracker.uri=URI   the store of MLflow; without it, the store of the run, or MLFLOW_TRACKING_URI
   tracker.experiment=NAME   the experiment of MLflow; without it, the experiment of the run
   tracker.register=NAME     register the policy as a version of this model
 """

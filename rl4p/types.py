@@ -101,12 +101,15 @@ class Prompt(Question):
     """A question in its chat template, as token ids; `system_prompt` is the one in the tokens.
 
     Attributes:
+      generation_prompt: the end of the prompt that the chat template wrote for the assistant, such
+        as ``<|assistant|><think>``; None if it is not known.
       demonstration: the worked answer of a conversation, which `rollout=demonstrations` reads.
       drawn_by: the name of the source that drew the prompt on purpose, such as `replay` or
         `easy_pool`; None if its turn came.
     """
 
     tokens: tuple[int, ...]
+    generation_prompt: str | None = None
     demonstration: Demonstration | None = None
     drawn_by: str | None = None
 

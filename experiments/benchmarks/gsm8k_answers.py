@@ -20,7 +20,8 @@ from pathlib import Path
 
 import numpy as np
 
-from rl4p.data.answer import final_answer, number
+from rl4p.data.answer import final_answer
+from rl4p.data.quantity import quantity
 from rl4p.reward.correct import Correct
 from rl4p.types import Episode, Prompt
 
@@ -115,7 +116,7 @@ def main(folder: Path, *, at_least: int = 5000) -> None:
     worked = read(folder)
     found = [final_answer(text) for text in worked]
     right = sum(
-        answer is not None and str(number(answer)) == text.split("####")[1].replace(",", "").strip()
+        answer is not None and quantity(answer) == Decimal(text.split("####")[1].replace(",", ""))
         for answer, text in zip(found, worked, strict=True)
     )
     print(f"references read as their digits: {right} of {len(worked)}")

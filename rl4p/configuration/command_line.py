@@ -28,6 +28,7 @@ from rl4p.configuration.override_errors import refuse_arguments, several_values
 from rl4p.configuration.quoting import override, quoted
 from rl4p.configuration.resume import as_started, config_of_run, followed_by, resume
 from rl4p.configuration.schema import check, without_hydra
+from rl4p.configuration.streams import replace_what_cannot_be_shown
 from rl4p.configuration.sweep import FAILURE, MULTIRUN, Sweep
 from rl4p.configuration.sweep_start import new_sweep, resumed_sweep
 from rl4p.configuration.trust import CONF
@@ -69,6 +70,7 @@ def main(
       argv: the arguments; None takes the arguments of the process.
       conf: the folder of the YAML files.
     """
+    replace_what_cannot_be_shown()
     logging.raiseExceptions = False  # a full disk would print a traceback for each line of the log
     here = str(Path.cwd())
     if not {"", here} & set(sys.path):

@@ -27,6 +27,7 @@ from rl4p.configuration.completion import shell_completion
 from rl4p.configuration.composition import one_line
 from rl4p.configuration.folder import LATEST
 from rl4p.configuration.override_errors import refuse_arguments, without_spaces
+from rl4p.configuration.streams import replace_what_cannot_be_shown
 from rl4p.configuration.suggestions import did_you_mean, write
 from rl4p.configuration.targets import check_arguments, type_hints
 from rl4p.errors import InputError, report
@@ -125,6 +126,7 @@ def run_command(
       arguments: None takes the arguments of the process.
       composes: whether the command takes overrides of the configuration.
     """
+    replace_what_cannot_be_shown()
     lines = sys.argv[1:] if arguments is None else list(arguments)
     if {"-h", "--help"} & set(lines):
         print_help(description.strip())

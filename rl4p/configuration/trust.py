@@ -51,7 +51,7 @@ IN_LOGGING = (
     "ext://sys.stdout",
     "ext://sys.stderr",
 )
-HANDLER_KEYS = {"class", "filename", "formatter", "level", "stream"}
+HANDLER_KEYS = {"class", "filename", "formatter", "level", "stream", "encoding", "errors"}
 LOG = "${hydra.runtime.output_dir}/${hydra.job.name}.log"  # the only file that a log is written to
 
 

@@ -10,6 +10,7 @@ from annotated_types import Ge, Le
 
 from rl4p.configuration.bounds import Positive
 from rl4p.data.expression import parse
+from rl4p.data.metadata import exact_number, whole_numbers
 from rl4p.data.random_questions import RandomQuestions
 from rl4p.types import Question
 
@@ -114,27 +115,45 @@ def bracketed(text: str, inside: str, operator: str, *, right: bool) -> str:
     return f"({text})" if weaker or equal else text
 
 
-def solves(text: str, reference: str, metadata: Mapping[str, object]) -> tuple[bool, bool] | None:
+def solves(text: str, reference: str, metadata: Mapping[str, object]) -> tuple[bool, bool]:
     """Returns whether an expression has the right numbers, and whether it is a right answer too.
 
-    `metadata` gives the numbers and the target (`numbers` and `target`). If it lacks them, they are
-    read from the reference, an expression that is a right answer. A text may end with `=` and the
-    target.
+    `metadata` gives the numbers (`numbers` or `nums`) and the target (`target`). What it lacks is
+    read from the reference, if that is an expression of several numbers. A text may end with `=`
+    and the target.
 
-    Returns:
-      None if there is neither metadata nor a reference.
+    Raises:
+      ValueError: the numbers or the target are not known, or not readable; says why.
     """
-    known = parse(reference)
-    numbers, target = metadata.get("numbers"), metadata.get("target")
-    if isinstance(numbers, Sequence) and isinstance(target, int):
-        wanted, value = sorted(map(int, numbers)), Fraction(target)
-    elif known is not None:
-        wanted, value = sorted(known.numbers), known.value
-    else:
-        return None
+    wanted, value = puzzle_of(reference, metadata)
     left, equals, right = text.partition("=")
     expression = parse(left)
     if expression is None or sorted(expression.numbers) != wanted:
         return False, False
     claimed = parse(right) if equals else expression
     return True, expression.value == value and claimed is not None and claimed.value == value
+
+
+def puzzle_of(reference: str, metadata: Mapping[str, object]) -> tuple[list[int], Fraction]:
+    """Returns the numbers of a puzzle, sorted, and its target."""
+    lists = [
+        sorted(whole_numbers(metadata[key]))
+        for key in ("numbers", "nums")
+        if metadata.get(key) is not None
+    ]
+    target = metadata.get("target")
+    worked = parse(reference)
+    if worked is not None and len(worked.numbers) < 2:
+        worked = None  # the target alone
+    if not lists or target is None:
+        if worked is None:
+            missing = "target" if lists else "numbers"
+            raise ValueError(f"the metadata has no {missing}, and the answer is no expression")
+        known = sorted(worked.numbers)
+        lists.append(known)
+        target = worked.value if target is None else target
+        if exact_number(target) != worked.value:
+            raise ValueError(f"the answer {reference!r:.80} does not make the target {target!r}")
+    if any(each != lists[0] for each in lists):
+        raise ValueError(f"there are other numbers, {lists[1]}, beside {lists[0]}")
+    return lists[0], exact_number(target)

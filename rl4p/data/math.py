@@ -3,7 +3,7 @@ r"""Questions from a file of JSON lines in MATH's format, whose answers stand in
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from rl4p.data.answer import boxed
+from rl4p.data.extraction import extract
 from rl4p.data.jsonl import JSONLines
 from rl4p.errors import InputError
 from rl4p.types import Question
@@ -13,7 +13,7 @@ from rl4p.types import Question
 class Math(JSONLines):
     r"""A file with one JSON object per line: a problem, and a solution with a ``\boxed{}`` answer.
 
-    The reference answer is the content of the last box of the solution (`rl4p.data.answer.boxed`),
+    The reference answer is the content of the last box of the solution (`rl4p.data.box`),
     or the text of `reference_key` if that is set. `JSONLines` explains the other options.
     """
 
@@ -35,7 +35,7 @@ class Math(JSONLines):
         """
         if self.reference_key is not None:
             return row
-        answer = boxed(row.solution or "")
+        answer = extract(row.solution or "", "boxed")
         if not answer:
             raise InputError(
                 f"data.path={self.path}: the solution of {row.question[:60]!r} has no answer in "

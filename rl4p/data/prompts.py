@@ -39,22 +39,39 @@ def encode_prompts(
         if not any(message["role"] == "user" for message in messages):
             raise InputError(f"The conversation of the question {row.id} has no user message.")
     systems = [system_of(messages) for messages in conversations]
-    options = {"add_generation_prompt": True, "return_dict": False, **(template or {})}
+    tools = [row.tools for row in distinct.values()]
+
+    def rendered(**options: Any) -> list[str]:
+        options = {"add_generation_prompt": True, "tokenize": False, **(template or {}), **options}
+        if not any(tools):  # a call takes the tools of one conversation
+            return tokenizer.apply_chat_template(conversations, **options)  # type: ignore
+        return [
+            tokenizer.apply_chat_template(messages, tools=own, **options)  # type: ignore
+            for messages, own in zip(conversations, tools, strict=True)
+        ]
+
     try:
-        if any(row.tools for row in questions):  # a call takes the tools of one conversation
-            tokens: Any = [
-                tokenizer.apply_chat_template(messages, tools=row.tools, **options)  # type: ignore
-                for row, messages in zip(distinct.values(), conversations, strict=True)
-            ]
-        else:
-            tokens = tokenizer.apply_chat_template(conversations, **options)
+        texts = rendered()
     except TEMPLATE_ERRORS as error:
         keys = "data.system_prompt and model.template" if any(systems) else "model.template"
         raise InputError(f"The model's chat template fails: {error} (check {keys}).") from None
+    try:
+        without: Sequence[str | None] = rendered(add_generation_prompt=False)
+    except TEMPLATE_ERRORS:  # it has no other form
+        without = [None] * len(texts)
+    tokens: Any = tokenizer(texts, add_special_tokens=False)["input_ids"]
+    ends = [
+        generation_prompt(text, bare, messages[-1]["content"])
+        for text, bare, messages in zip(texts, without, conversations, strict=True)
+    ]
     # vars and not asdict, which would copy every conversation.
     encoded = {
-        key: Prompt(**(vars(row) | {"tokens": tuple(ids), "system_prompt": system}))
-        for (key, row), ids, system in zip(distinct.items(), tokens, systems, strict=True)
+        key: Prompt(
+            **vars(row) | {"tokens": tuple(ids), "system_prompt": system, "generation_prompt": end}
+        )
+        for (key, row), ids, system, end in zip(
+            distinct.items(), tokens, systems, ends, strict=True
+        )
         if len(ids) <= max_prompt_tokens
     }
     prompts = [encoded[id(row)] for row in questions if id(row) in encoded]
@@ -64,6 +81,20 @@ def encode_prompts(
             f"{len(questions)} prompts has {min(map(len, tokens))} tokens."
         )
     return prompts, len(questions) - len(prompts)
+
+
+def generation_prompt(text: str, without: str | None, last: str) -> str | None:
+    """Returns the end of a prompt that the chat template wrote for the assistant.
+
+    Args:
+      text: the prompt.
+      without: the same conversation without a generation prompt; None if the template has none.
+      last: the text of the last message, which decides if `without` is no beginning of the prompt.
+    """
+    if without is not None and text != without and text.startswith(without):
+        return text[len(without) :]
+    _, _, end = text.rpartition(last.strip() or text)
+    return end if end != text else None
 
 
 def system_of(messages: Sequence[Mapping[str, Any]]) -> str | None:

@@ -4,6 +4,8 @@ A grader that takes a wrong answer for a right one teaches it, while a right ans
 only costs a sample. So a text is a quantity only if all of it is understood. The rules:
 
     1,234.50  1{,}234  1\,234     thousands separators, in the right places only: `1,2` is nothing
+    10,\!000  1 234               (`notation.py` lists spaces, and the digits of other scripts)
+    0.\overline{3}  101_2  2e-8   repeating decimals, other bases, and powers of ten
     18.00  .5  18.                decimals are exact: 18.00 is 18, and 17.99 or 0.333 is not rounded
     $18  \$18  €18  18 dollars    a currency is dropped, and no currency is converted
     -3  +3  -$3                   one sign, directly before the number, as ASCII or Unicode
@@ -16,7 +18,7 @@ only costs a sample. So a text is a quantity only if all of it is understood. Th
     $12$  \(12\)  **12**          marks of mathematics and bold type around it are dropped
 
 Other texts are no quantities: several numbers (``12 or 15``, ``12-15``, ``3:30``), sums
-and other expressions (``3*4``, ``2^5``, ``5!``, ``1e5``), words that change the value (``12 and a
+and other expressions (``3*4``, ``2^5``, ``5!``), words that change the value (``12 and a
 half``, ``not 12``, ``about 12``, ``12 below``), letters that may be a factor or a variable
 (``12k``, ``12M``, ``12x``, ``12 pi``), and texts over 200 characters.
 
@@ -24,21 +26,22 @@ Nothing is evaluated, and every pattern reads a text of bounded length.
 """
 
 import re
-from decimal import Decimal
 from fractions import Fraction
+
+from rl4p.data.box import boxed
+from rl4p.data.notation import WHOLE, plain_notation
 
 LONGEST = 200  # characters of a quantity
 WINDOW = 150  # characters before the last digit of a text, among which the last number starts
 
 CURRENCY = "[$€£¥₹]"
-WHOLE = r"(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]{1,64})"
 SCALES = {"hundred": 2, "thousand": 3, "million": 6, "billion": 9, "trillion": 12}
 SCALE = "|".join(SCALES)
 WORD = r"[^\W\d_]+(?:[-'\u2019][^\W\d_]+)*"
 QUANTITY = re.compile(
     rf"""(?P<sign>[+-]?)(?:{CURRENCY}\ ?)?(?P<inner_sign>[+-]?)
     (?:(?:(?P<mixed>{WHOLE})\ +)?(?P<numerator>{WHOLE})\ ?/\ ?(?P<denominator>{WHOLE})
-      |(?P<number>{WHOLE}(?:\.[0-9]{{1,64}})?|\.[0-9]{{1,64}}))
+      |(?P<number>(?:[0-9]{{1,3}}(?:\ [0-9]{{3}})+|{WHOLE})(?:\.[0-9]{{1,64}})?|\.[0-9]{{1,64}}))
     (?:\ +(?P<scale>{SCALE}))?
     (?:\ ?(?:%|°|{CURRENCY}|¢))?
     (?P<unit>(?:(?:\ *|\ ?/\ ?){WORD}(?:\^[23]|[²³])?)
@@ -70,11 +73,8 @@ CHANGES = words_of("""
     sixteen seventeen eighteen nineteen twenty thirty forty fifty sixty seventy eighty ninety
     hundred thousand million billion trillion
 """)
-CHARACTERS = str.maketrans(
-    dict.fromkeys("\u2212\u2013\ufe63\uff0d", "-") | dict.fromkeys("\u00a0\u2009\u202f", " ")
-)
 
-PART = r"[0-9](?:[0-9.,]*[0-9])?"
+PART = r"(?:(?:[0-9]{1,3}(?:\ [0-9]{3})+(?![0-9]))|[0-9](?:[0-9.,]*[0-9])?)"
 LAST = re.compile(
     rf"""(?<![\w.^/\\])(?<![\w)]\*)(?<!\w\*\*)(?:(?<![\w)\]}}])[+-])?{CURRENCY}?-?
     (?:[0-9]+\ +(?=[0-9]+/[0-9]))?
@@ -92,6 +92,8 @@ def quantity(text: str, *, units: bool = True) -> Fraction | None:
     """
     if len(text) > LONGEST:
         return None
+    if len(text) <= 64 and text.isascii() and text.isdigit():  # most answers
+        return Fraction(int(text))
     text = plain(text)
     if match := BEFORE.match(text):
         text = text[match.end() :]
@@ -110,7 +112,7 @@ def quantity(text: str, *, units: bool = True) -> Fraction | None:
 def magnitude(match: re.Match[str]) -> Fraction | None:
     """Returns the value of a match without its sign; None if a fraction is not a number."""
     if match["number"] is not None:
-        return Fraction(Decimal(match["number"].replace(",", "")))
+        return Fraction(re.sub("[, ]", "", match["number"]))
     mixed, numerator, denominator = (
         int((match[name] or "0").replace(",", "")) for name in ("mixed", "numerator", "denominator")
     )
@@ -150,27 +152,25 @@ def unmarked(text: str) -> str:
             if len(text) > len(left + right) and text == left + inside + right:
                 # Another mark inside belongs to a second pair (`**2** 3 **4**`), except `\\$`.
                 text = text if left in inside.replace("\\$", "") else inside.strip()
-        if text.startswith("\\boxed{") and text.endswith("}"):
-            text = text[len("\\boxed{") : -1].strip()
+        if text.startswith(("\\boxed", "\\fbox")) and text.endswith("}"):
+            text = boxed(text) or text
     return text
 
 
 def without_latex(text: str) -> str:
     """Returns a text with the LaTeX commands of numbers and units as plain characters."""
-    text = text.translate(CHARACTERS)
+    text = plain_notation(text)
     if "\\" not in text and "{" not in text:
         return text
-    text = re.sub(r"\\[!]|\\(?:left|right)(?![a-zA-Z])", "", text).replace("{,}", ",")
-    text = re.sub(r"(?<=[0-9])\\,(?=[0-9]{3}(?![0-9]))", ",", text)
     text = re.sub(r"\\[,;: ]|~", " ", text)
     words = r"\\(?:text|textbf|textit|mathrm|mathbf|mbox)\s?\{([^{}\\]{0,100})\}"
     text = re.sub(words, r" \1", text)
     text = re.sub(r"\^\s?(?:\\circ|\{\s?\\circ\s?\})|\\degree", "°", text)
     text = re.sub(r"\^\{([23])\}", r"^\1", text)
     text = re.sub(
-        r"(?:([0-9])\s?)?\\[dt]?frac\s?(?:\{\s?([+-]?[0-9,]{1,64})\s?\}\s?\{\s?([0-9,]{1,64})\s?\}"
-        r"|([0-9])\s?([0-9])(?![0-9]))",
-        lambda m: f"{m[1] + ' ' if m[1] else ''}{m[2] or m[4]}/{m[3] or m[5]}",
+        r"(?:([0-9])\s?)?\\[cdt]?frac\s?(?:\{\s?([+-]?[0-9,]{1,64})\s?\}|([0-9]))"
+        r"\s?(?:\{\s?([0-9,]{1,64})\s?\}|([0-9])(?![0-9]))",
+        lambda m: f"{m[1] + ' ' if m[1] else ''}{m[2] or m[3]}/{m[4] or m[5]}",
         text,
     )
     return re.sub(r"\\([$%])", r"\1", text)

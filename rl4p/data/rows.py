@@ -20,6 +20,7 @@ from rl4p.data.fields import (
     without_exponent,
 )
 from rl4p.data.messages import conversation, tools_of, without_tags
+from rl4p.data.thoughts import after_thoughts
 from rl4p.errors import InputError
 from rl4p.types import Question
 
@@ -43,9 +44,10 @@ class Rows(ABC):
         it; the others get `system_prompt`.
       tools_key: a field with the tools that a conversation may call, a list of JSON schemas of
         functions, or such a list as JSON text. A row or a table may lack it.
-      answer_key: the field with the worked answer. The reference answer is its text after ``####``,
-        or all of it if it has none. None takes the assistant message at the end of the
-        conversation; without one, the question has no worked answer.
+      answer_key: the field with the worked answer. The reference answer is its text after its
+        thoughts and ``####``, or all of it after its thoughts if it has no ``####``. None takes the
+        assistant message at the end of the conversation; without one, the question has no worked
+        answer.
       reference_key: a field with the reference answer alone, a text or a number; None takes it
         from the worked answer.
       metadata_keys: fields that graders may read, as `metadata[key]`.
@@ -245,11 +247,14 @@ class Rows(ABC):
         if self.reference_key is not None:
             reference = self.text(row, self.reference_key, place, number=True).strip()
         else:
-            reference = None if solution is None else final_answer(solution)
+            rest = None if solution is None else after_thoughts(solution)
+            reference = None if rest is None else final_answer(rest)
+            if reference is None:
+                reference = (rest or solution or "").strip()
         built = Question(
             id="",
             question=question,
-            answer=(solution or "").strip() if reference is None else reference,
+            answer=reference,
             task=self.task_of(row, place),
             solution=solution,
             messages=messages,

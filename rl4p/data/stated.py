@@ -20,7 +20,8 @@ A text without a number has the answer that stands after ``####``, in the box or
 
 import re
 
-from rl4p.data.answer import MARKER, boxed, final_answer, tagged
+from rl4p.data.answer import MARKER, final_answer, tagged
+from rl4p.data.box import BOX, boxed
 from rl4p.data.quantity import CHANGES, LAST, LONGEST, last_quantity, quantity, without_latex
 
 TOKEN = re.compile(r"<\|[^|<>]{1,40}\|>|</?s>|<eos>|<end_of_turn>|[\u200b\ufeff]")  # special tokens
@@ -49,7 +50,7 @@ def stated(text: str) -> str | None:
         answer = place(text)
         if answer is not None and DIGIT.search(answer):
             return number_of(answer)
-    if r"\boxed{" in text and boxed(text) is None:
+    if boxed(text) is None and re.search(BOX, text):
         return None  # the response was cut
     number = last_quantity(text)
     if number is None:

@@ -11,6 +11,13 @@ one response to each prompt, then n_eff = P and this is Wilson's interval of a p
 samples of a prompt reduce var(x), so that n_eff lies between P (the samples of a prompt are equal)
 and the number of samples (they are independent). Unlike p +- 1.96 standard errors, the interval
 stays in [0, 1] and has a width if all prompts are right or all are wrong; n_eff is then P.
+
+Fewer than 30 prompts do not tell their own variance: Wilson's interval then covers the truth in 88
+to 96 % of evaluations, and with samples of prompts of which few are easy in 75 % only. With so few
+prompts the interval is Student's t interval over P + 4 prompts, of which two more are right and two
+more are wrong (Agresti and Coull 1998, doi:10.1080/00031305.1998.10480550, for the mean of P values
+in place of a proportion). It covers the truth in 95 to 100 % of evaluations: `tests/loop` measures
+it for 2 to 29 prompts.
 """
 
 from collections import Counter, defaultdict
@@ -19,11 +26,14 @@ from dataclasses import dataclass
 from math import prod, sqrt
 
 import numpy as np
+from scipy.special import stdtrit  # a requirement of JAX
 
+FEW = 30  # prompts; fewer have the wider interval
 Z = 1.959963984540054  # the 97.5 % quantile of the normal distribution
 METHOD = (
     "95 %, over prompts: Wilson's score interval, for samples with the effective number of trials "
-    "that the variance between prompts gives"
+    f"that the variance between prompts gives; for fewer than {FEW} prompts Student's t interval, "
+    "with two more prompts that are right and two that are wrong"
 )
 
 
@@ -140,12 +150,23 @@ def estimate(values_P: np.ndarray, most: int) -> Estimate:
     """
     P = len(values_P)
     p = float(np.sum(values_P)) / P
+    if P < FEW:
+        low, high = shrunk(values_P)
+        return Estimate(value=p, low=low, high=high)
     variance = float(np.sum((values_P - p) ** 2)) / P
-    if P == 1 or p in (0.0, 1.0):
-        n = P  # says nothing about the variance between prompts
-    else:
+    n = P  # without a right or a wrong prompt, nothing is known about the variance between prompts
+    if 0.0 < p < 1.0:
         n = min(most, P * p * (1 - p) / variance) if variance else most
     return Estimate(value=p, **dict(zip(("low", "high"), wilson(p, n), strict=True)))
+
+
+def shrunk(values_P: np.ndarray) -> tuple[float, float]:
+    """Returns Student's 95 % interval of the mean, with two values of 0 and two of 1 more."""
+    values = np.concatenate([values_P, [0.0, 0.0, 1.0, 1.0]])
+    count = len(values)
+    half = float(stdtrit(count - 1, 0.975)) * float(np.std(values)) / sqrt(count)
+    mean = float(np.mean(values))
+    return max(0.0, mean - half), min(1.0, mean + half)
 
 
 def wilson(p: float, n: float) -> tuple[float, float]:

@@ -3,12 +3,12 @@
 import hashlib
 import json
 from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
 
 from rl4p.errors import InputError
 from rl4p.types import Question
-
-# Fields that older versions did not have. Without their empty values, the digest stays the same.
-LATER = ("messages", "tools", "demonstration", "drawn_by")
 
 
 def digest_of(prompts: Sequence[Question]) -> str:
@@ -18,14 +18,20 @@ def digest_of(prompts: Sequence[Question]) -> str:
     """
     digest = hashlib.sha256()
     for prompt in prompts:
-        values = {
-            name: value
-            for name, value in vars(prompt).items()
-            if value is not None or name not in LATER
-        }
-        row = json.dumps(values, sort_keys=True, default=str)
+        row = json.dumps(vars(prompt), sort_keys=True, default=as_json)
         digest.update(row.encode() + b"\n")
     return digest.hexdigest()
+
+
+def as_json(value: Any) -> Any:
+    """Returns a value that JSON does not know; the text of a large array would leave values out."""
+    if isinstance(value, np.ndarray):
+        return [str(value.dtype), value.shape, value.tolist()]
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, set | frozenset):
+        return sorted(map(repr, value))  # their order differs from process to process
+    return str(value)
 
 
 def check_digest(saved: str, own: str, what: str = "prompts") -> None:
@@ -37,6 +43,5 @@ def check_digest(saved: str, own: str, what: str = "prompts") -> None:
     if saved != own:
         raise InputError(
             f"The {what} are not those that the run started with: questions, answers or "
-            "metadata changed (check the file of data.path), or an older rl4p, which checked "
-            "only the questions, started the run."
+            "metadata changed (check the file of data.path)."
         )

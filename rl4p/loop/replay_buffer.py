@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from rl4p.loop.digest import as_json
 from rl4p.types import Question
 
 SPACES = re.compile(r"\s+")
@@ -87,6 +88,10 @@ class ReplayBuffer:
             del self.entries[worst]
         self.entries[key] = entry
 
+    def count(self, without: Collection[str]) -> int:
+        """Returns how many prompts there are besides some, given by content key."""
+        return sum(key not in without for key in self.entries)
+
     def draw(
         self,
         count: int,
@@ -150,7 +155,7 @@ def content_key(prompt: Question) -> str:
         [message["role"], normalised(message.get("content"))]
         for message in prompt.prompt_messages()
     ]
-    return hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()
+    return hashlib.sha256(json.dumps(content, sort_keys=True, default=as_json).encode()).hexdigest()
 
 
 def normalised(content: Any) -> Any:

@@ -5,7 +5,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from rl4p.data.answer import final_answer, number
+from rl4p.data.extraction import answer_of
+from rl4p.data.quantity import quantity
 from rl4p.distributed.processes import to_host
 from rl4p.learner.logprobs import score_tokens
 from rl4p.loop.evaluation import greedy_answers
@@ -100,14 +101,14 @@ def baselines(
 def answer_clusters(episodes: Sequence[Episode]) -> np.ndarray:
     """Returns int32 [B], equal for responses whose final answers are equal as numbers or as texts.
 
-    Responses without a final answer form one cluster.
+    The final answer stands after ``####``. Responses without one form one cluster.
     """
 
     def key_of(answer: str | None) -> object:
-        value = None if answer is None else number(answer)
+        value = None if answer is None else quantity(answer)
         return answer if value is None else value
 
-    keys = [key_of(final_answer(each.response)) for each in episodes]
+    keys = [key_of(answer_of(each, "hashes")) for each in episodes]
     order = {key: i for i, key in enumerate(dict.fromkeys(keys))}
     return np.asarray([order[key] for key in keys], np.int32)
 

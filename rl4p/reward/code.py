@@ -9,38 +9,41 @@ from collections.abc import Generator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, BinaryIO
 
 from rl4p.configuration.bounds import AboveZero, Positive
 from rl4p.data.code import are_tests
-from rl4p.errors import RunError
+from rl4p.data.extraction import rest_of
+from rl4p.data.metadata import plain_list
 from rl4p.reward.sandbox import Kind, ProcessLimits, output, problem, start
+from rl4p.reward.ungradable import Ungradable, with_nan
 from rl4p.types import Episode
-
-INVALID = float("nan")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Code:
     """A grade of 1 if the code in the response passes the tests of its prompt, else 0.
 
-    The code is the last complete block between lines of three backticks, or the whole response if
-    it has none. The data set gives the tests in its metadata:
+    The code is the last complete block between lines of three backticks after the thoughts
+    (`rl4p.data.thoughts`), or all of the response after them if it has none. The data set gives the
+    tests in its metadata:
 
         tests: ["assert add(1, 2) == 3", ...]                 Python that raises if the test fails
         tests: [{"input": "1 2", "output": "3"}, ...]         standard input and expected output
         setup: "import math"                                  Python that runs before each test
 
     Outputs are equal up to white space at the ends of lines and of the output. A prompt without
-    `tests` gets None. Code that fails, takes too long or too much memory fails its tests; a sandbox
-    that fails makes the response invalid.
+    `tests` gets None, and one whose tests cannot be read is invalid. Code that fails, takes too
+    long or too much memory fails its tests; a sandbox that fails makes the response invalid.
 
     The code runs in a sandbox (`sandbox.py`) with Python's standard library only. It cannot write
     its own grade. Expected outputs never enter the sandbox. Test code runs in another process, to
-    which the solution gives plain values (`sandbox_child.py`): an object that equals everything, an
-    early exit or a changed built-in function changes nothing there. So a test may call functions
-    and classes of the code with numbers, strings, and lists, tuples, sets and dicts of these, but
-    give it no functions, and two objects of its classes are equal only if they are the same.
+    which the solution gives plain values (`sandbox_child.py`): an object that equals everything or
+    claims a length, an early exit or a changed built-in function changes nothing there. So a test
+    may call functions and classes of the code with numbers, strings, and lists, tuples, sets and
+    dicts of these, but give it no functions, and two objects of its classes are equal only if they
+    are the same.
 
         python -m rl4p.train term@reward.terms.correct=code ...
 
@@ -48,7 +51,8 @@ class Code:
       sandbox: ``bubblewrap``, or ``none``, which runs the code with all rights of this user.
       partial: whether the grade is the share of tests that pass.
       response_seconds: how long all tests of one response may take.
-      memory_mib: the address space of a process.
+      memory_mib: the memory of a sandbox, or where cgroups cannot be made the address space of a
+        process (`memory_group.py`).
       workers: how many responses are graded at a time.
       deadline: how long all responses of a batch may take, in seconds; None for no limit.
     """
@@ -82,24 +86,29 @@ class OpenCode:
         self.threads = ThreadPoolExecutor(term.workers, "code")
 
     def __call__(self, episodes: Sequence[Episode]) -> list[float | None]:
-        return list(self.threads.map(self.grade, episodes))
+        return with_nan(list(self.threads.map(self.grade, episodes)), "graded")
 
     def close(self) -> None:
         self.threads.shutdown(cancel_futures=True)
 
-    def grade(self, episode: Episode) -> float | None:
-        tests_and_setup = tests_of(episode)
+    def grade(self, episode: Episode) -> float | Ungradable | None:
+        try:
+            tests_and_setup = tests_of(episode)
+        except ValueError as error:
+            return Ungradable(f"of the row {episode.prompt.id}: {error}")
         if tests_and_setup is None:
             return None
         tests, setup = tests_and_setup
-        code = code_of(episode.response).encode("utf-8", "surrogatepass")
+        if (rest := rest_of(episode)) is None:
+            return 0.0
+        code = code_of(rest).encode("utf-8", "surrogatepass")
         until = time.monotonic() + self.term.response_seconds
         if isinstance(tests[0], str):
             passed = self.by_calls(code, tests, setup, until)
         else:
             passed = self.by_output(code, tests, until)
         if passed is None:
-            return INVALID
+            return Ungradable("its sandbox failed")
         return passed / len(tests) if self.term.partial else float(passed == len(tests))
 
     def by_calls(self, code: bytes, tests: Sequence[Any], setup: str, until: float) -> int | None:
@@ -181,17 +190,22 @@ def tests_of(episode: Episode) -> tuple[Sequence[Any], str] | None:
     """Returns the tests and the set-up of a prompt, or None if it has no tests.
 
     Raises:
-      RunError: the tests have another form than `Code` describes.
+      ValueError: the tests have another form than `Code` describes.
     """
     metadata = episode.prompt.metadata
-    tests, setup = metadata.get("tests"), metadata.get("setup", "")
+    tests, setup = metadata.get("tests"), metadata.get("setup")
     if tests is None:
         return None
-    if not are_tests(tests) or not isinstance(setup, str):
-        raise RunError(
-            f"The metadata of prompt {episode.prompt.id} has no tests that the term code can run: "
-            'write tests as a list of Python strings or of {"input": ..., "output": ...}, and '
-            "setup as a string."
+    if isinstance(tests, str):  # a list as JSON text, in a table
+        try:
+            tests = json.loads(tests)
+        except (ValueError, RecursionError):
+            raise ValueError("its tests are a text, but no list in JSON") from None
+    tests, setup = plain_list(tests), "" if setup is None else setup
+    if tests is None or not are_tests(tests) or not isinstance(setup, str):
+        raise ValueError(
+            'its tests are no list of Python strings or of {"input": ..., "output": ...}, or its '
+            "setup is no string"
         )
     return tests, setup
 
@@ -216,8 +230,9 @@ def same_output(given: str, expected: str) -> bool:
 
 @contextmanager
 def file_of(content: bytes) -> Generator[BinaryIO, None, None]:
-    """Opens a file without a name, to be read from its beginning."""
-    with tempfile.TemporaryFile() as file:
+    """Opens a file for reading only, which has no name any more."""
+    with tempfile.NamedTemporaryFile(buffering=0) as file:
         file.write(content)
-        file.seek(0)
-        yield file  # pyright: ignore[reportReturnType]
+        opened = Path(file.name).open("rb")  # noqa: SIM115 closed below
+    with opened:
+        yield opened

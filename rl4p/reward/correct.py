@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rl4p.data.answer import same_answer
-from rl4p.data.extraction import Extraction, extract
+from rl4p.data.extraction import Extraction, answer_of
 from rl4p.types import Episode
 
 
@@ -19,7 +19,7 @@ class Correct:
         ``\boxed{}``, `answer` between the last ``<answer>`` and ``</answer>``, `number` the last
         number of the text, `stated` the number in the first of these places that has one, or in
         a sentence such as ``The answer is 12`` (`rl4p.data.stated`). A list is tried in its order:
-        [boxed, hashes].
+        [boxed, hashes]. Thoughts are left out (`rl4p.data.thoughts`).
     """
 
     weight: float = 1.0
@@ -35,6 +35,6 @@ class Correct:
 
     def __call__(self, episodes: Sequence[Episode]) -> Sequence[float]:
         return [
-            float(same_answer(extract(episode.response, self.extract), episode.prompt.answer))
+            float(same_answer(answer_of(episode, self.extract), episode.prompt.answer))
             for episode in episodes
         ]

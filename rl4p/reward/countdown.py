@@ -5,7 +5,8 @@ from dataclasses import dataclass
 
 from rl4p.configuration.bounds import Share
 from rl4p.data.countdown import solves
-from rl4p.data.extraction import Extraction, extract
+from rl4p.data.extraction import Extraction, answer_of
+from rl4p.reward.ungradable import Ungradable, with_nan
 from rl4p.types import Episode
 
 
@@ -16,8 +17,8 @@ class Countdown:
     The answer is an expression such as ``(3+5)*2`` (`rl4p.data.expression`). It has + - * / and
     parentheses, each number as often as it is given, and exact fractions in between; a text
     ``= 16`` after it has to be the target. The numbers and the target are the question's metadata
-    (`numbers`, `target`), or come from the reference answer, if that is an expression. A question
-    with neither is invalid.
+    (`numbers` or `nums`, and `target`), or come from the reference answer, if that is an
+    expression. A question with neither, or with metadata that cannot be read, is invalid.
 
     Attributes:
       extract: where the answer stands (`rl4p.reward.correct`), without `number` and
@@ -38,13 +39,13 @@ class Countdown:
                     "hashes, boxed or answer."
                 )
 
-    def __call__(self, episodes: Sequence[Episode]) -> Sequence[float]:
-        return [self.grade(episode) for episode in episodes]
+    def __call__(self, episodes: Sequence[Episode]) -> list[float | None]:
+        return with_nan([self.grade(episode) for episode in episodes], "graded")
 
-    def grade(self, episode: Episode) -> float:
-        text = extract(episode.response, self.extract) or ""
-        verdict = solves(text, episode.prompt.answer, episode.prompt.metadata)
-        if verdict is None:
-            return float("nan")
-        well_formed, right = verdict
+    def grade(self, episode: Episode) -> float | Ungradable:
+        prompt, text = episode.prompt, answer_of(episode, self.extract) or ""
+        try:
+            well_formed, right = solves(text, prompt.answer, prompt.metadata)
+        except ValueError as error:
+            return Ungradable(f"of the row {prompt.id}: {error}")
         return 1.0 if right else self.partial * well_formed

@@ -3,10 +3,10 @@
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import nan
 
-from rl4p.data.answer_tags import TAGS, stated_answer
 from rl4p.data.crossword_answer import canonical, contains
+from rl4p.data.extraction import TAGS, stated_answer, tagged_text
+from rl4p.reward.ungradable import Ungradable, with_nan
 from rl4p.types import Episode
 
 TAG, CONTAINED = 0.02, 0.25
@@ -37,17 +37,18 @@ class Crossword:
     weight: float = 1.0
     shaped: bool = False
 
-    def __call__(self, episodes: Sequence[Episode]) -> Sequence[float]:
-        return [self.grade(each.response, each.prompt.answer) for each in episodes]
+    def __call__(self, episodes: Sequence[Episode]) -> list[float | None]:
+        return with_nan([self.grade(each) for each in episodes], "graded")
 
-    def grade(self, response: str, reference: str) -> float:
-        gold = canonical(reference)
+    def grade(self, episode: Episode) -> float | Ungradable:
+        prompt, response = episode.prompt, episode.response
+        gold = canonical(prompt.answer)
         if not gold:
-            return nan
-        stated = stated_answer(response)
+            return Ungradable(f"the answer {prompt.answer!r} of the row {prompt.id} has no letters")
+        stated = stated_answer(episode)
         exact = float(stated is not None and canonical(stated) == gold)
         if not self.shaped:
             return exact
-        tags = sum(tag in response for tag in TAGS)
+        tags = sum(tag in tagged_text(episode, TAGS) for tag in TAGS)
         text = re.sub("|".join(TAGS), " ", response)  # their names are no words of the answer
-        return min(1.0, exact + TAG * tags / len(TAGS) + CONTAINED * contains(text, reference))
+        return min(1.0, exact + TAG * tags / len(TAGS) + CONTAINED * contains(text, prompt.answer))

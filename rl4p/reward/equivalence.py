@@ -10,56 +10,68 @@ used, because it calls Python's ``eval`` on parts of the text.
 import functools
 import logging
 import re
+from collections.abc import Sequence
+from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
 from math_verify import LatexExtractionConfig, parse, verify
-from sympy import Expr
+from sympy import Basic, Expr, Float, MatrixBase, Rational, log
 
-from rl4p.data.answer import boxed, number
-from rl4p.data.extraction import extract
+from rl4p.data.box import boxed
+from rl4p.data.notation import plain_notation
 from rl4p.data.quantity import quantity
 
 LONGEST = 4096  # characters of an answer; a longer one equals nothing
+DIGITS = 6  # of a decimal that stands for a fraction or a root
+RELATIVE = 2e-6  # the same, for decimals within an expression: 0.166667 is 1/6
+PRECISION = 60  # digits of values that have no decimals
+MOST_PLACES = 10_000
+MIXED = re.compile(
+    r"(?<![\d.^_}])(\d+) ?"
+    r"(?:\\[cdt]?frac ?(?:\{(\d+)\}|(\d)) ?(?:\{(\d+)\}|(\d))|(?<= )(\d+)/(\d+))"
+)
+NOTHING = Fraction(0)
+DECIMAL = re.compile(r"([0-9][0-9, ]*)?\.([0-9]+)")
 SPACES = re.compile(r"(?<!\\)\\[,;:! ]|\\q?quad(?![a-zA-Z])|~|\s+")
 WORDS = re.compile(r"[a-zA-Z]{3,}(?: [a-zA-Z]+)*")
 SAME = str.maketrans(
     {
-        "\u2212": "-",
-        "\u2013": "-",
         "\u00d7": r"\times ",
         "\u00f7": "/",
         "\u03c0": r"\pi ",
         "\u221e": r"\infty ",
     }
 )
-LISTED = re.compile(r"(?:\\left)? ?(\(|\[|\\\{) ?([^()\[\]{}]*?) ?(?:\\right)? ?(\)|\]|\\\})")
+LISTED = re.compile(
+    r"(\(|\[|\\\{) ?((?:[^()\[\]{}]|frac\{[^{}]*\}\{[^{}]*\})*?) ?(\)|\]|\\\})"
+)  # brackets have no sizes here
 ENCLOSED = (("$$", "$$"), ("$", "$"), (r"\(", r"\)"), (r"\[", r"\]"))
 CONFIG = (LatexExtractionConfig(),)
 
 logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns that it sets no timeouts
 
 
-def grade(item: dict[str, Any]) -> bool:
-    """Returns whether the answer in a response equals the reference.
-
-    Args:
-      item: ``response``, ``reference``, and ``extract``, which says where the answer is.
-    """
-    given = extract(item["response"], item["extract"])
-    return given is not None and equal(item["reference"], given)
+def grade(item: dict[str, str]) -> bool:
+    """Returns whether an answer (``answer``) equals the reference (``reference``)."""
+    return equal(item["reference"], item["answer"])
 
 
 def equal(reference: str, given: str) -> bool:
-    """Returns whether two answers are equal. Two plain numbers are compared exactly."""
+    """Returns whether two answers are equal.
+
+    Two numbers are equal if their exact values are. A decimal also equals a fraction and a root
+    that it is the rounded value of, to at least six digits: 2.333333 is 7/3, and 0.0000004 is not
+    1/3000000. This holds for the members of a list too, and at every size.
+    """
     if len(given) > LONGEST:
         return False
     expected, given = plain(reference), plain(given)
     if expected == given:
         return given != ""
-    if not {"%", "="} & set(expected + given):
-        if number(expected) is not None and number(given) is not None:
-            return number(expected) == number(given)
+    if expected.isdecimal() and given.isdecimal():
+        return expected.lstrip("0") == given.lstrip("0")
+    if "=" not in expected + given:
         known = same_numbers(expected, given)
         if known is not None:
             return known
@@ -67,22 +79,94 @@ def equal(reference: str, given: str) -> bool:
     words = re.sub(text, r"\1\2", expected).strip()
     if WORDS.fullmatch(words):  # the grammar would read a product of letters, in any order
         return words.casefold() == re.sub(text, r"\1\2", given).strip().casefold()
-    if "%" not in expected + given and far_apart(*parsed(expected), *parsed(given)):
-        return False
-    return verify(list(parsed(expected)), list(parsed(given)), timeout_seconds=None)
+    pair = parsed(expected), parsed(given)
+    known = None if "%" in expected + given else same_values(*pair, (expected, given))
+    if known is not None:
+        return known
+    places = max(decimal_places(each) for each in (*pair[0], *pair[1], 0))
+    return verify(
+        list(pair[0]),
+        list(pair[1]),
+        float_rounding=places + DIGITS,
+        numeric_precision=places + 15,
+        timeout_seconds=None,
+    )
 
 
-def numbers(text: str) -> tuple[str, list[Fraction]] | None:
+@dataclass(frozen=True)
+class Written:
+    """A number of an answer.
+
+    Attributes:
+      value: its exact value.
+      step: one unit of its last digit, if it is a decimal of at least `DIGITS` digits, else 0.
+      decimal: whether it is written with a decimal point.
+      percent: whether it has a percent sign.
+    """
+
+    value: Fraction
+    step: Fraction
+    decimal: bool
+    percent: bool
+
+    def equals(self, other: "Written") -> bool:
+        """Returns whether two numbers are equal; 50% is both 50 and 1/2."""
+        if self.percent is other.percent:
+            return self.rounds_to(other, Fraction(1))
+        own = Fraction(1, 100) if self.percent else Fraction(100)
+        return self.rounds_to(other, Fraction(1)) or self.rounds_to(other, own)
+
+    def rounds_to(self, other: "Written", factor: Fraction) -> bool:
+        if self.value * factor == other.value:
+            return True
+        # Of two decimals, and of a decimal and a whole number, every digit counts.
+        rounded, exact = (self, other) if self.decimal else (other, self)
+        if not rounded.decimal or exact.decimal or exact.value.denominator == 1:
+            return False
+        scale = factor if rounded is self else 1 / factor
+        return rounded.rounds(exact.value / scale)
+
+    def rounds(self, value: Fraction) -> bool:
+        """Returns whether this decimal is a value that is rounded or cut off."""
+        cut = abs(value) - abs(self.value)
+        same_sign = (value < 0) is (self.value < 0)
+        return same_sign and -self.step / 2 <= cut < self.step
+
+
+def written(text: str) -> Written | None:
+    """Returns the number that a text is; None if it is anything else."""
+    value = quantity(text)
+    if value is None:
+        return None
+    decimal = DECIMAL.search(text) if "." in text else None
+    return Written(value, step_of(decimal), bool(decimal), "%" in text or "percent" in text)
+
+
+def step_of(decimal: re.Match[str] | None) -> Fraction:
+    """Returns one unit of the last digit of a decimal; 0 if it has less than `DIGITS` digits."""
+    if decimal is None:
+        return NOTHING
+    digits = re.sub("[, ]", "", decimal[1] or "") + decimal[2]
+    return Fraction(1, 10 ** len(decimal[2])) if len(digits.lstrip("0")) >= DIGITS else NOTHING
+
+
+def numbers(text: str) -> tuple[str, list[Written]] | None:
     """Returns the brackets around an answer and the numbers in it; None if it has anything else.
 
     A single number has no brackets.
     """
-    brackets, parts = "", [text]
-    if (listed := LISTED.fullmatch(text)) and "," in listed[2]:
-        brackets, parts = listed[1] + listed[3], listed[2].split(",")
-    values = [quantity(part) for part in parts]
-    known = [value for value in values if value is not None]
-    return (brackets, known) if len(known) == len(values) else None
+    if listed := LISTED.fullmatch(text):
+        brackets, text = listed[1] + listed[3], listed[2]
+    elif (number := written(text)) is not None:
+        return "", [number]
+    else:
+        brackets = ","
+    for separator in (", ", ","):  # of 1,234, 5 the first comma is in a number
+        parts = text.split(separator)
+        known = [value for part in parts if (value := written(part)) is not None]
+        if len(known) == len(parts) > 1:
+            return brackets, known
+    return None
 
 
 def same_numbers(first: str, second: str) -> bool | None:
@@ -90,36 +174,93 @@ def same_numbers(first: str, second: str) -> bool | None:
 
     The library reads lists slowly: (3,5) takes 15 ms.
     """
-    given, expected = numbers(first), numbers(second)
+    expected, given = numbers(first), numbers(second)
     if given is None or expected is None or given[0] != expected[0]:
         return None
-    pair = (given[1], expected[1])
+    pair = (expected[1], given[1])
     if len(pair[0]) != len(pair[1]):
         return None
-    if given[0] == r"\{\}":  # a set has no order
-        pair = (sorted(pair[0]), sorted(pair[1]))
-    if pair[0] == pair[1]:
-        return True
-    return False if any(map(apart, *pair)) else None
+    if given[0] in (r"\{\}", ","):  # without an order
+        pair = tuple(sorted(each, key=lambda number: number.value) for each in pair)
+    return all(map(Written.equals, *pair))
 
 
-def far_apart(*expressions: Any) -> bool:
-    """Returns whether these are two numbers of clearly different values.
+def same_values(first: Sequence[Any], second: Sequence[Any], texts: tuple[str, str]) -> bool | None:
+    """Returns whether two expressions are numbers of the same value; None if they are no numbers.
 
-    The library would first try to simplify the difference of two numbers, which is slow.
+    Decimals are taken as they are written, and values are computed to `PRECISION` digits. Decimals
+    within one of the expressions may also be rounded, to about `DIGITS` digits, if the other value
+    is no decimal itself.
+
+    Args:
+      texts: the texts of the expressions.
     """
-    if len(expressions) != 2 or not all(isinstance(x, Expr) and x.is_number for x in expressions):
-        return False
+    numeric = [each for each in (*first[:1], *second[:1]) if isinstance(each, Expr)]
+    if len(numeric) < 2 or not all(each.is_number for each in numeric):
+        return None
     try:
-        first, second = (complex(x.evalf(15)) for x in expressions)
-        return apart(first, second)
-    except (ArithmeticError, TypeError, ValueError):
+        known = [written(text) for text in texts]
+        exact = [
+            number_of(each) if number is None else Rational(*number.value.as_integer_ratio())
+            for each, number in zip(numeric, known, strict=True)
+        ]
+        if any(each.is_infinite for each in exact):
+            return bool(exact[0] == exact[1])
+        values = [each.evalf(PRECISION) for each in exact]
+        if not all(map(value_known, values)):
+            return None
+        distance, size = abs(values[0] - values[1]), max(map(abs, values))
+        if distance <= size * Float(10, PRECISION) ** (10 - PRECISION):
+            return True
+        decimal = [each.has(Float) for each in numeric]
+        other = exact[decimal.index(False)] if any(decimal) and not all(decimal) else None
+        if other is None or is_decimal(other.doit()):
+            return False
+        number = known[decimal.index(True)]
+        if number is None:
+            return bool(distance <= size * RELATIVE)
+        value = Fraction(str(other.evalf(PRECISION))) if other.is_real else None
+        return value is not None and number.rounds(value)
+    except (ArithmeticError, AttributeError, TypeError, ValueError):
+        return None
+
+
+def number_of(expression: Any) -> Any:
+    """Returns an expression with exact decimals."""
+    return expression.replace(lambda x: isinstance(x, Float), lambda x: Rational(str(x)))
+
+
+def is_decimal(value: Any) -> bool:
+    """Returns whether a value can be written as a decimal."""
+    if not value.is_Rational:
         return False
+    rest = int(value.q)
+    for prime in (2, 5):
+        while rest % prime == 0:
+            rest //= prime
+    return rest == 1
 
 
-def apart(first: Fraction | complex, second: Fraction | complex) -> bool:
-    """Returns whether two values differ by more than rounding."""
-    return abs(first - second) > 1e-3 * max(1, abs(first), abs(second))
+def value_known(value: Any) -> bool:
+    """Returns whether a computed value is a complex number whose digits are known."""
+    return all(part.is_Number for part in value.as_real_imag()) and value != 0
+
+
+def decimal_places(expression: Any) -> int:
+    """Returns how many zeros the smallest number in an expression has after its point."""
+    if not isinstance(expression, Basic | MatrixBase):
+        return 0
+    zeros = 0
+    parts: list[Any] = [expression]
+    while parts:
+        part = parts.pop()
+        if isinstance(part, Expr) and part.is_number:
+            size = abs(part.evalf(15))
+            if size.is_finite and 0 < size < 1:
+                zeros = max(zeros, -int(log(size, 10).evalf(15)))
+        else:
+            parts += part.flat() if isinstance(part, MatrixBase) else part.args
+    return min(zeros, MOST_PLACES)
 
 
 def plain(text: str) -> str:
@@ -132,11 +273,20 @@ def plain(text: str) -> str:
             text = text[len(start) : -len(end)]
             break
     text = re.sub(r"\\text\{(-?\$?\d[^{}]*)\}", r"\1", text)  # \text{5 ft}
-    text = SPACES.sub(" ", text.translate(SAME)).strip().removesuffix(".").strip()
-    text = text.replace("{,}", ",").replace("**", "^").removeprefix(r"\$").removeprefix("$")
+    text = plain_notation(text).translate(SAME)
+    text = SPACES.sub(" ", text).strip().removesuffix(".").strip()
+    text = text.replace("**", "^").removeprefix(r"\$").removeprefix("$")
     if re.fullmatch(r"-?\d{1,3}(?: \d{3})+(?:\.\d+)?", text):  # 12 345
         return text.replace(" ", "")
-    return re.sub(r"(?<![\d.])(\d+) (\d+)/(\d+)", r"\1\\frac{\2}{\3}", text)  # 3 1/2
+    return MIXED.sub(mixed, text)
+
+
+def mixed(match: re.Match[str]) -> str:
+    """Returns a mixed number in LaTeX; 3 4/4 is none, and a text that the library cannot read."""
+    whole, numerator, denominator = filter(None, match.groups())
+    if int(numerator) >= int(denominator):
+        return rf"\text{{{match[0]}}}"
+    return rf"{whole}\frac{{{numerator}}}{{{denominator}}}"
 
 
 @functools.lru_cache(maxsize=256)  # the samples of a group share a reference

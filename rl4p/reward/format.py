@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import regex
 
+from rl4p.data.thoughts import MARK, opening
 from rl4p.types import Episode
 
 SECONDS = 5.0  # of the process's CPU time, to match a response
@@ -13,6 +14,9 @@ SECONDS = 5.0  # of the process's CPU time, to match a response
 @dataclass(frozen=True, kw_only=True)
 class Format:
     """A grade of 1 if the whole response matches a regular expression (``.`` spans lines), else 0.
+
+    If the pattern has a tag of thoughts, such as ``<think>``, the response may also match with the
+    tag that the chat template wrote before it.
 
     The default pattern requires some working and then, at the very end, ``#### <number>``.
 
@@ -32,7 +36,12 @@ class Format:
 
     def __call__(self, episodes: Sequence[Episode]) -> Sequence[float]:
         pattern = regex.compile(self.pattern, regex.DOTALL)
-        return [grade(pattern, episode.response) for episode in episodes]
+        return [self.grade(pattern, episode) for episode in episodes]
+
+    def grade(self, pattern: "regex.Pattern[str]", episode: Episode) -> float:
+        begun = opening(episode.prompt.generation_prompt) if MARK.search(self.pattern) else ""
+        whole = grade(pattern, episode.response)
+        return grade(pattern, begun + episode.response) if begun and whole == 0 else whole
 
 
 def grade(pattern: "regex.Pattern[str]", response: str) -> float:

@@ -1,14 +1,15 @@
 """The scores of a server."""
 
+import json
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from rl4p.configuration.bounds import AboveZero, Positive
-from rl4p.errors import RunError
 from rl4p.http.client import InvalidResponseError
 from rl4p.reward.endpoint import Endpoint, NoAnswer
+from rl4p.reward.ungradable import Ungradable, with_nan
 from rl4p.types import Episode
 
 log = logging.getLogger(__name__)
@@ -61,26 +62,35 @@ class HttpScorer:
         )
 
     def __call__(self, episodes: Sequence[Episode]) -> list[float | None]:
-        rows = [row_of(episode) for episode in episodes]
+        unsendable = [no_json(episode) for episode in episodes]
+        rows = [row_of(x) for x, reason in zip(episodes, unsendable, strict=True) if not reason]
         parts = [rows[i : i + self.batch_size] for i in range(0, len(rows), self.batch_size)]
 
         def read(index: int, answer: Any) -> list[float | None]:
             return scores_in(answer, len(parts[index]))
 
         grades: list[float | None] = []
-        try:
-            results = self.endpoint.send([{"rows": part} for part in parts], read)
-        except TypeError as error:
-            raise RunError(
-                f"The metadata of a prompt cannot be sent to {self.url}: {error}."
-            ) from None
+        results = self.endpoint.send([{"rows": part} for part in parts], read)
         for part, scores in zip(parts, results, strict=True):
             if isinstance(scores, NoAnswer):
                 log.warning("%d responses have no score: %s.", len(part), scores.reason)
                 grades += [INVALID] * len(part)
             else:
                 grades += scores
-        return grades
+        sent = iter(grades)
+        return with_nan(
+            [Ungradable(reason) if reason else next(sent) for reason in unsendable], "sent"
+        )
+
+
+def no_json(episode: Episode) -> str | None:
+    """Returns why the metadata of a prompt cannot be sent; None if it can."""
+    if episode.prompt.metadata:
+        try:
+            json.dumps(dict(episode.prompt.metadata))
+        except (TypeError, ValueError) as error:
+            return f"of the metadata of the row {episode.prompt.id}: {error}"
+    return None
 
 
 def row_of(episode: Episode) -> dict[str, Any]:

@@ -1,18 +1,17 @@
 """The scores of a language model that judges responses."""
 
 import hashlib
-import logging
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from rl4p.configuration.bounds import AboveZero, Positive
+from rl4p.data.thoughts import after_thoughts
 from rl4p.http.client import InvalidResponseError
 from rl4p.reward.endpoint import Endpoint, NoAnswer
+from rl4p.reward.ungradable import Ungradable, with_nan
 from rl4p.types import Episode
-
-log = logging.getLogger(__name__)
 
 SCORE = re.compile(r"score\W{1,8}?(-?\d{1,9}(?:\.\d{1,9})?)(?![\d.]*\d)", re.IGNORECASE)
 RUBRIC = (
@@ -83,16 +82,13 @@ class LLMJudge:
             concurrency=self.concurrency,
         )
 
-    def __call__(self, episodes: Sequence[Episode]) -> list[float]:
+    def __call__(self, episodes: Sequence[Episode]) -> list[float | None]:
         bodies = [self.request(episode) for episode in episodes]
         grades = self.endpoint.send(bodies, lambda _, answer: self.grade(answer))
-        failed = [each.reason for each in grades if isinstance(each, NoAnswer)]
-        if failed:
-            log.warning(
-                "%d of %d responses could not be judged, the first because: %s.",
-                *(len(failed), len(grades), failed[0]),
-            )
-        return [float("nan") if isinstance(each, NoAnswer) else each for each in grades]
+        return with_nan(
+            [Ungradable(each.reason) if isinstance(each, NoAnswer) else each for each in grades],
+            "judged",
+        )
 
     def request(self, episode: Episode) -> dict[str, Any]:
         """Returns the body of the request for one response."""
@@ -130,7 +126,7 @@ class LLMJudge:
             raise InvalidResponseError("an answer without a text") from None
         if not isinstance(text, str):
             raise InvalidResponseError("an answer without a text")
-        scores = SCORE.findall(text.rpartition("</think>")[2])
+        scores = SCORE.findall(after_thoughts(text) or "")
         if not scores:
             raise InvalidResponseError(f"an answer without `Score: N`: {text[-100:]!r}")
         score = float(scores[-1])

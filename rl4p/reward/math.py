@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 
 from rl4p.configuration.bounds import AboveZero, Positive
-from rl4p.data.extraction import Extraction
+from rl4p.data.extraction import Extraction, answer_of
 from rl4p.reward.workers import Failed, Workers
 from rl4p.types import Episode
 
@@ -61,22 +61,20 @@ class OpenMath:
     """A `Math` with worker processes."""
 
     def __init__(self, term: Math):
-        self.extract = term.extract
+        self.extract: Extraction = term.extract
         self.workers = Workers(FUNCTION, count=term.workers, seconds=term.response_seconds)
 
     def __call__(self, episodes: Sequence[Episode]) -> list[float]:
+        answers = [answer_of(each, self.extract) for each in episodes]
+        rows = [row for row, answer in enumerate(answers) if answer is not None]
         results = self.workers.map(
-            [
-                {
-                    "response": each.response,
-                    "reference": each.prompt.answer,
-                    "extract": self.extract,
-                }
-                for each in episodes
-            ]
+            [{"answer": answers[row], "reference": episodes[row].prompt.answer} for row in rows]
         )
         self.workers.warn_once(results, "compared")
-        return [float("nan") if isinstance(each, Failed) else float(each) for each in results]
+        grades = [0.0] * len(episodes)
+        for row, result in zip(rows, results, strict=True):
+            grades[row] = float("nan") if isinstance(result, Failed) else float(result)
+        return grades
 
     def close(self) -> None:
         self.workers.close()

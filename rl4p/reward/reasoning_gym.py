@@ -1,13 +1,15 @@
 """The scores of the library reasoning_gym."""
 
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any
 
 from rl4p.configuration.bounds import AboveZero, Positive, TopShare
-from rl4p.data.extraction import Extraction, extract
+from rl4p.data.extraction import Extraction, answer_of
+from rl4p.data.metadata import whole_number
 from rl4p.reward.sandbox import Kind, problem
 from rl4p.reward.workers import Failed, Workers
 from rl4p.types import Episode
@@ -86,18 +88,23 @@ class OpenReasoningGym:
 
     def __call__(self, episodes: Sequence[Episode]) -> list[float | None]:
         grades: list[float | None] = [None] * len(episodes)
-        rows, items = [], []
+        rows, items, unreadable = [], [], []
         for row, episode in enumerate(episodes):
             if set(ENTRY) <= set(episode.prompt.metadata):
-                answer = extract(episode.response, self.term.extract)
+                answer = answer_of(episode, self.term.extract)
                 grades[row] = 0.0
+                try:
+                    entry = entry_of(episode.prompt.metadata)
+                except (TypeError, ValueError) as error:
+                    grades[row] = float("nan")
+                    unreadable.append(Failed(reason=f"of the row {episode.prompt.id}: {error}"))
+                    continue
                 if answer is not None:
                     rows.append(row)
-                    entry = {key: episode.prompt.metadata[key] for key in ENTRY}
                     question = episode.prompt.question
                     items.append({"answer": answer, "question": question, **entry})
         results = [checked(each) for each in self.workers.map(items)]
-        self.workers.warn_once(results, "scored")
+        self.workers.warn_once([*unreadable, *results], "scored")
         for row, score in zip(rows, results, strict=True):
             grades[row] = self.grade(score)
         return grades
@@ -110,6 +117,20 @@ class OpenReasoningGym:
 
     def close(self) -> None:
         self.workers.close()
+
+
+def entry_of(metadata: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the metadata that reproduce a question, as plain values.
+
+    Raises:
+      TypeError, ValueError: they cannot be read.
+    """
+    entry = {key: metadata[key] for key in ENTRY}
+    entry |= {key: whole_number(metadata[key]) for key in ("seed", "size", "index")}
+    if isinstance(entry["options"], str):  # JSON, in a table
+        entry["options"] = json.loads(entry["options"])
+    json.dumps(entry)
+    return entry
 
 
 def checked(score: Any) -> float | Failed:

@@ -1,17 +1,16 @@
 """The solution of a Rush Hour board."""
 
-import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from math import nan
+from typing import Any
 
-from rl4p.data.answer_tags import stated_answer
+from rl4p.data.extraction import stated_answer
+from rl4p.data.metadata import plain_list, whole_number
 from rl4p.data.rush_hour_board import Board, board_of, play
 from rl4p.data.rush_hour_moves import Move, strict_moves, tolerant_moves
+from rl4p.reward.ungradable import Ungradable, with_nan
 from rl4p.types import Episode
-
-log = logging.getLogger(__name__)
 
 SOLVE, PREFIX, HEURISTIC = 0.20, 0.10, 0.05  # an exact answer has 0.65 and all of these: 1
 
@@ -49,18 +48,20 @@ class RushHour:
     shaped: bool = False
     alternatives: bool = False
 
-    def __call__(self, episodes: Sequence[Episode]) -> Sequence[float]:
-        return [self.grade(episode) for episode in episodes]
+    def __call__(self, episodes: Sequence[Episode]) -> list[float | None]:
+        return with_nan([self.grade(episode) for episode in episodes], "graded")
 
-    def grade(self, episode: Episode) -> float:
+    def grade(self, episode: Episode) -> float | Ungradable:
         prompt = episode.prompt
-        rows, size = prompt.metadata.get("board"), prompt.metadata.get("size")
-        text = None if rows is None else "".join(rows)  # a list of rows, or one text
+        try:
+            text, size = board_in(prompt.metadata)
+        except ValueError as error:
+            return Ungradable(f"of the row {prompt.id}: {error}")
         solution = reference(prompt.id, prompt.answer, text, size, self.shaped or self.alternatives)
-        if solution is None:
-            return nan
+        if isinstance(solution, Ungradable):
+            return solution
         board, gold = solution
-        stated = stated_answer(episode.response)
+        stated = stated_answer(episode)
         moves = tolerant_moves(stated) if stated else None
         if moves is None:
             return 0.0
@@ -92,30 +93,40 @@ def distance(board: Board) -> int:
     return board.to_exit + board.blockers
 
 
+def board_in(metadata: Mapping[str, Any]) -> tuple[str | None, int | None]:
+    """Returns the text of the board and its size; None for what the metadata lacks.
+
+    Raises:
+      ValueError: they have other types.
+    """
+    rows, size = metadata.get("board"), metadata.get("size")
+    if rows is not None and not isinstance(rows, str):  # a list of rows
+        texts = plain_list(rows) or [None]
+        if not all(isinstance(each, str) for each in texts):
+            raise ValueError("its board is neither a text nor a list of texts")
+        rows = "".join(map(str, texts))
+    return rows, None if size is None else whole_number(size)
+
+
 @lru_cache(maxsize=4096)
 def reference(
     row: str, answer: str, text: str | None, size: int | None, board_needed: bool
-) -> tuple[Board | None, tuple[Move, ...]] | None:
-    """Returns the board, if there is one, and the moves of a row; None if the row does not fit.
-
-    The reason is logged, once for each row as long as the cache remembers it.
-    """
+) -> tuple[Board | None, tuple[Move, ...]] | Ungradable:
+    """Returns the board, if there is one, and the moves of a row, if the row fits."""
     gold = strict_moves(answer)
     if gold is None:
-        log.warning("Row %s: the answer %r is not a list of moves such as Bv2,A>1.", row, answer)
-        return None
+        reason = f"the answer {answer!r} is not a list of moves such as Bv2,A>1"
+        return Ungradable(f"of the row {row}: {reason}")
     if text is None:
         if board_needed:
-            log.warning("Row %s has no board in its metadata.", row)
-            return None
+            return Ungradable(f"the metadata of the row {row} has no board")
         return None, gold
     try:
         board = board_of(text, size)
     except ValueError as error:
-        log.warning("Row %s: %s.", row, error)
-        return None
+        return Ungradable(f"of the row {row}: {error}")
     last, made = play(board, gold)
     if not last.solved or made != len(gold):
-        log.warning("Row %s: the answer %s does not solve the board %s.", row, answer, board)
-        return None
+        reason = f"the answer {answer} does not solve the board {board}"
+        return Ungradable(f"of the row {row}: {reason}")
     return board, gold

@@ -2,12 +2,16 @@
 
 Inside there are: Python's standard library and the system's libraries, read-only; an empty folder
 `/tmp` of limited size; no network, no other processes, none of this user's files, no environment
-variables. The code can start no process, and its memory, CPU time and files are limited.
+variables. The code can start no process and open no socket. Its memory, CPU time and files are
+limited, by resource limits everywhere, and where this user may make cgroups by one of these, which
+also counts what the kernel keeps for a process.
 """
 
 import functools
 import json
 import os
+import platform
+import re
 import selectors
 import shutil
 import signal
@@ -21,13 +25,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, Literal
 
-from rl4p.reward import sandbox_child
-from rl4p.reward.seccomp import no_new_processes
+from rl4p.reward import memory_group, sandbox_child, sandbox_tester
+from rl4p.reward.seccomp import only_ordinary_calls
 
 Kind = Literal["bubblewrap", "none"]
 SYSTEM = ("/usr", "/lib", "/lib32", "/lib64", "/bin", "/sbin")
 ALONE = "runs the model's code with all rights of this user"
 FILES = 64 * 2**20  # bytes in /tmp, and in one file
+COUNT = 4096  # files and folders in /tmp
+THREADS = 256  # of one process, where the kernel counts them for each sandbox (5.14)
+PLACE = "/sys"  # where a /tmp with both limits is mounted for bubblewrap; nobody needs it there
 PROBE_SECONDS = 60.0
 LARGEST_OUTPUT = 2**20  # bytes
 
@@ -74,10 +81,23 @@ def bubblewrap_problem() -> str | None:
     return None
 
 
+class Popen(subprocess.Popen[bytes]):
+    """A process whose group is removed when it has ended."""
+
+    group: Path | None = None
+
+    def wait(self, timeout: float | None = None) -> int:
+        status = super().wait(timeout)
+        if self.group is not None:
+            group, self.group = self.group, None
+            memory_group.remove(group)
+        return status
+
+
 class Process:
     """A sandboxed process. `close` kills it and all that it has started."""
 
-    def __init__(self, popen: subprocess.Popen[bytes]):
+    def __init__(self, popen: Popen):
         self.popen = popen
 
     def close(self) -> None:
@@ -99,7 +119,7 @@ def start(
     stderr: int = subprocess.PIPE,
     inherited: Sequence[int] = (),
 ) -> Process:
-    """Starts Python on the program `sandbox_child.py`.
+    """Starts Python on the program `sandbox_child.py` with `sandbox_tester.py`.
 
     Args:
       settings: the arguments of `sandbox_child.main`, without the limits.
@@ -109,13 +129,18 @@ def start(
       FileNotFoundError: there is no bwrap.
     """
     limited = {"memory": limits.memory, "seconds": limits.seconds, "file_bytes": FILES}
-    code = f"{Path(sandbox_child.__file__).read_text()}\nmain(sys.argv[1])\n"
+    limited["threads"] = THREADS if kind == "bubblewrap" and counts_threads() else None
+    texts = [Path(str(each.__file__)).read_text() for each in (sandbox_child, sandbox_tester)]
+    # One program, in which the import of one part by the other has no place.
+    lines = [line for line in "".join(texts).splitlines() if not line.startswith("from rl4p.")]
+    code = "\n".join([*lines, "main(sys.argv[1])"])
     python = os.path.realpath(sys.executable)
     # -I and -S: no variables, no user's folder, no site-packages.
     command = [python, "-I", "-S", "-B", "-c", code, json.dumps({**settings, **limited})]
     popen = spawn(
         kind,
         command,
+        memory=limits.memory,
         environment={"PATH": "/usr/bin:/bin", "LANG": "C.UTF-8"},
         stdin=stdin,
         stdout=stdout,
@@ -125,22 +150,30 @@ def start(
     return Process(popen)
 
 
+def counts_threads() -> bool:
+    """Returns whether the kernel counts the threads of a user in each namespace of users alone."""
+    release = re.match(r"(\d+)\.(\d+)", platform.release())
+    return release is not None and (int(release[1]), int(release[2])) >= (5, 14)
+
+
 def spawn(
     kind: Kind,
     command: Sequence[str],
     *,
+    memory: int,
     environment: Mapping[str, str],
     stdin: BinaryIO | int,
     stdout: int,
     stderr: BinaryIO | int,
     inherited: Sequence[int] = (),
     readable: Sequence[Path] = (),
-) -> subprocess.Popen[bytes]:
+) -> Popen:
     """Starts a program in a sandbox, and in a session of its own. Its pipes have no buffers.
 
     A sandbox ends with the thread that started it (`--die-with-parent`).
 
     Args:
+      memory: bytes of all processes in the sandbox, its files and the kernel's data for it.
       inherited: the files that the program may use, by the same numbers as here.
       readable: the files and folders that it may read besides the system's.
 
@@ -148,26 +181,35 @@ def spawn(
       FileNotFoundError: there is no bwrap.
     """
     with tempfile.TemporaryFile() as rules:
-        files, prefix = list(inherited), list[str]()
+        files, prefix, group = list(inherited), list[str](), None
         if kind == "bubblewrap":
-            denied, seccomp = no_new_processes(), None
-            if denied is not None:
-                rules.write(denied)
+            allowed, seccomp = only_ordinary_calls(), None
+            if allowed is not None:
+                rules.write(allowed)
                 rules.seek(0)
                 seccomp = rules.fileno()
                 files.append(seccomp)
             prefix = bubblewrap(seccomp, readable)
-        # Within `with`: bwrap inherits the open file of rules, which has no name.
-        return subprocess.Popen(
-            [*prefix, *command],
-            bufsize=0,
-            stdin=stdin,
-            stdout=stdout,
-            stderr=stderr,
-            pass_fds=files,
-            env=environment,
-            start_new_session=True,
-        )
+            if (group := memory_group.make(memory)) is not None:
+                prefix = [*memory_group.ENTER, str(group), *prefix]
+        try:
+            # Within `with`: bwrap inherits the open file of rules, which has no name.
+            popen = Popen(
+                [*prefix, *command],
+                bufsize=0,
+                stdin=stdin,
+                stdout=stdout,
+                stderr=stderr,
+                pass_fds=files,
+                env=environment,
+                start_new_session=True,
+            )
+        except BaseException:
+            if group is not None:
+                memory_group.remove(group)
+            raise
+        popen.group = group
+        return popen
 
 
 def output(process: subprocess.Popen[bytes], until: float) -> tuple[bytes, bool]:
@@ -188,6 +230,30 @@ def output(process: subprocess.Popen[bytes], until: float) -> tuple[bytes, bool]
         return bytes(written), False
 
 
+@functools.cache
+def with_counted_files() -> tuple[str, ...]:
+    """Returns the start of a command that mounts a /tmp with a limit of files, or nothing.
+
+    bubblewrap itself can limit the bytes only, and the kernel keeps a KiB for each file. The mount
+    is in a namespace of its own, which not every machine allows.
+    """
+    unshare, mount = shutil.which("unshare"), shutil.which("mount")
+    if unshare is None or mount is None:
+        return ()
+    script = f"{mount} -t tmpfs -o size={FILES},nr_inodes={COUNT},mode=0755 tmpfs {PLACE} && "
+    command = (
+        unshare,
+        "--user",
+        "--map-root-user",
+        "--mount",
+        "/bin/sh",
+        "-c",
+        f'{script}exec "$@"',
+    )
+    attempt = subprocess.run([*command, "sh", "true"], stderr=subprocess.DEVNULL)
+    return (*command, "sh") if attempt.returncode == 0 else ()
+
+
 def bubblewrap(seccomp: int | None, readable: Sequence[Path] = ()) -> list[str]:
     """Returns the command that makes the sandbox, up to the program to run in it.
 
@@ -201,7 +267,9 @@ def bubblewrap(seccomp: int | None, readable: Sequence[Path] = ()) -> list[str]:
     # Found here, because the program itself may have another PATH.
     if (program := shutil.which("bwrap")) is None:
         raise FileNotFoundError("the program bwrap is not on the PATH")
-    command = [program, "--unshare-all", "--die-with-parent", "--new-session"]
+    counted = with_counted_files()
+    command = [*counted]
+    command += [program, "--unshare-all", "--die-with-parent", "--new-session"]
     command += ["--uid", "65534", "--gid", "65534", "--cap-drop", "ALL", "--hostname", "sandbox"]
     for folder in map(Path, SYSTEM):
         if folder.is_symlink():
@@ -210,7 +278,8 @@ def bubblewrap(seccomp: int | None, readable: Sequence[Path] = ()) -> list[str]:
             command += ["--ro-bind", str(folder), str(folder)]
     # What bubblewrap makes itself, the root and /dev (with /dev/shm), is in memory of no limit.
     command += ["--dev", "/dev", "--remount-ro", "/dev"]
-    command += ["--size", str(FILES), "--tmpfs", "/tmp", "--chdir", "/tmp"]
+    command += ["--bind", PLACE, "/tmp"] if counted else ["--size", str(FILES), "--tmpfs", "/tmp"]
+    command += ["--chdir", "/tmp"]
     # A virtual environment names Python's folder as it was given, maybe by a symbolic link.
     python = {Path(sys.base_prefix), Path(sys.base_prefix).resolve()}
     own = [path for path in python if not any(path.is_relative_to(folder) for folder in SYSTEM)]

@@ -1,5 +1,7 @@
 """The program in a sandbox (`sandbox.py`). It imports nothing but the standard library.
 
+`start` appends the text of `sandbox_tester.py`, which has the mode ``tests``.
+
     mode      action
     program   runs the code as a script
     solution  runs the code, then serves calls of what the code has defined
@@ -11,36 +13,39 @@ but plain values in JSON. So the solution sees no expected value, and nothing in
 object that equals everything, decides a test.
 """
 
-import ast
 import builtins
-import importlib
+import contextlib
 import json
 import os
 import resource
+import site
 import sys
+from collections.abc import Callable
 from typing import Any
 
 PLAIN = (type(None), bool, int, float, str)
-LONGEST = 1 << 22  # characters of a message
 
 
 def main(settings: str) -> None:
     """Limits this process, and runs a mode.
 
     Args:
-      settings: JSON: ``mode``; ``memory`` in bytes, ``seconds`` and ``file_bytes``, the limits; and
-        the arguments of the function of the mode.
+      settings: JSON: ``mode``; ``memory`` in bytes, ``seconds``, ``file_bytes`` and ``threads`` or
+        None, the limits; and the arguments of the function of the mode.
     """
     options = json.loads(settings)
     mode, memory, seconds = options.pop("mode"), options.pop("memory"), options.pop("seconds")
     if sys.platform == "linux":  # other systems refuse this limit
         resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
     resource.setrlimit(resource.RLIMIT_CPU, (int(seconds) + 1, int(seconds) + 2))
-    resource.setrlimit(resource.RLIMIT_FSIZE, (options["file_bytes"],) * 2)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (options.pop("file_bytes"),) * 2)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
-    del options["file_bytes"]
-    {"program": program, "solution": solution, "tests": tests, "probe": probe}[mode](**options)
+    if (threads := options.pop("threads")) is not None:
+        resource.setrlimit(resource.RLIMIT_NPROC, (threads, threads))
+    modes: dict[str, Any] = {"program": program, "solution": solution, "probe": probe}
+    modes["tests"] = globals().get("tests")  # of the other part
+    modes[mode](**options)
 
 
 def probe() -> None:
@@ -57,17 +62,29 @@ def program(code: int, ready: int) -> None:
     source = text(code)
     os.write(ready, b"!")
     os.close(ready)
-    run(source, {"__name__": "__main__"})
+    run(source, "__main__")
 
 
-def run(source: str, names: dict[str, Any]) -> None:
+def run(source: str, name: str) -> dict[str, Any]:
+    """Runs code as ``python3 program.py`` does, and returns the names that it defines.
+
+    Args:
+      name: the name of its module.
+    """
+    for define in (site.setquit, site.setcopyright, site.sethelper):  # -S leaves them out
+        define()
+    path = os.path.abspath("program.py")  # noqa: PTH100 pathlib is not imported here
+    sys.argv[:] = ["program.py"]
     # In a module of its own, so that the code can be found by name (dataclasses look there).
-    module = type(sys)(names["__name__"])
-    sys.modules[module.__name__] = module
-    names.update({"__builtins__": builtins})
-    module.__dict__.update(names)
-    exec(compile(source, "<response>", "exec", dont_inherit=True), module.__dict__)
-    names.update(module.__dict__)
+    module = sys.modules[name] = type(sys)(name)
+    module.__dict__.update(__builtins__=builtins, __file__=path)
+    compiled = compile(source.removeprefix("\ufeff"), path, "exec", dont_inherit=True)
+    frame, depth = sys._getframe(), 1  # 1: of `exec`
+    while frame is not None:
+        frame, depth = frame.f_back, depth + 1
+    sys.setrecursionlimit(sys.getrecursionlimit() + depth)  # the code does not see these frames
+    exec(compiled, module.__dict__)
+    return module.__dict__
 
 
 def text(file: int) -> str:
@@ -85,10 +102,10 @@ def solution(code: int) -> None:
     null = os.open(os.devnull, os.O_RDWR)
     os.dup2(null, 0)
     os.dup2(null, 1)
-    source, names = text(code), {"__name__": "solution"}
+    source = text(code)
     send(replies, {"started": True})
     try:
-        run(source, names)
+        names = run(source, "solution")
     except BaseException as error:  # noqa: BLE001 whatever the code raises
         send(replies, {"error": type(error).__name__, "message": str(error)[:300]})
         return
@@ -110,165 +127,46 @@ def serve(request: dict[str, Any], names: dict[str, Any], held: dict[int, Any]) 
     """Returns the reply to one request: a value, and the arguments as the call has left them."""
     of, action = request["of"], request["action"]
     target = names[of] if isinstance(of, str) else held[of]
-    args = [plain(each, held) for each in request.get("args", [])]
-    named = {key: plain(each, held) for key, each in request.get("named", {}).items()}
+    args = [plain(each, held.__getitem__) for each in request.get("args", [])]
+    named = {key: plain(each, held.__getitem__) for key, each in request.get("named", {}).items()}
     if action == "call":
         value = target(*args, **named)
     elif action == "attribute":
         value = getattr(target, *args)
     else:
         actions = {"item": lambda x, i: x[i], "length": len, "text": str, "form": repr}
-        value = {**actions, "iterator": iter, "next": next, "set item": set_item}[action](
-            target, *args
-        )
-    return {"value": packed(value, held), "args": [packed(each, held) for each in args]}
+        actions |= {"truth": bool, "kind": kind_of, "next": next, "set item": set_item}
+        actions |= {"take": take}
+        value = {**actions, "iterator": iter}[action](target, *args)
+
+    def hold(value: Any) -> int:
+        held[id(value)] = value
+        return id(value)
+
+    return {"value": packed(value, hold), "args": [packed(each, hold) for each in args]}
+
+
+def kind_of(target: Any) -> str:
+    """Returns what a value can do (`Items.kind`)."""
+    if not hasattr(type(target), "__iter__"):
+        return "indexed" if hasattr(type(target), "__getitem__") else "object"
+    if hasattr(target, "keys"):
+        return "mapping"
+    measured = any(hasattr(type(target), name) for name in ("__len__", "__getitem__"))
+    return "iterator" if not measured and iter(target) is target else "collection"
+
+
+def take(iterator: Any, count: int) -> list[Any]:
+    """Returns the next items. Not by `itertools.islice`, whose `iter` may begin anew."""
+    items: list[Any] = []
+    with contextlib.suppress(StopIteration):
+        while len(items) < count:
+            items.append(next(iterator))
+    return items
 
 
 def set_item(target: Any, key: Any, value: Any) -> None:
     target[key] = value
-
-
-# --- the tests ---
-
-
-def tests(code: int, requests: int, replies: int) -> None:
-    """Runs tests and writes to file 1 whether each has passed, a line for each.
-
-    The first line is ``started``, when the solution's process has started. There are no more lines
-    if its code has failed.
-
-    Args:
-      code: the file of ``{"setup": code, "tests": [code, ...], "all": bool}``. With ``all``, the
-        first test that fails is the last one.
-      requests, replies: the pipes of the solution.
-    """
-    out = os.dup(1)
-    os.dup2(os.open(os.devnull, os.O_RDWR), 1)
-    task = json.loads(text(code))
-    with os.fdopen(requests, "wb") as writer, os.fdopen(replies, "rb") as reader:
-        link = Link(writer, reader)
-        if not link.receive().get("started"):
-            return
-        os.write(out, b"started\n")
-        names = link.receive().get("names", [])
-        if not isinstance(names, list):
-            return
-        for test in task["tests"]:
-            passed = passes(test, task["setup"], [str(name) for name in names], link)
-            os.write(out, b"passed\n" if passed else b"failed\n")
-            if task["all"] and not passed:
-                return
-
-
-def passes(test: str, setup: str, names: list[str], link: "Link") -> bool:
-    """Returns whether a test, after the set-up, raises nothing."""
-    space: dict[str, Any] = {"__name__": "tests"}
-    try:
-        tree = list(ast.walk(ast.parse(f"{setup}\n{test}")))
-        prefixes = {name for x in tree if isinstance(x, ast.Attribute) for name in named(x.value)}
-        for used in {name for x in tree for name in named(x)} - vars(builtins).keys():
-            # Names of Python are never taken from the solution, which could then judge itself.
-            if used in sys.stdlib_module_names and used in prefixes:
-                space[used] = importlib.import_module(used)
-            elif used in names:
-                space[used] = Remote(used, link)
-        exec(compile(setup, "<setup>", "exec", dont_inherit=True), space)
-        exec(compile(test, "<test>", "exec", dont_inherit=True), space)
-    except BaseException:  # noqa: BLE001 a test fails by any exception
-        return False
-    return True
-
-
-def named(node: Any) -> list[str]:
-    """Returns the name that a node is, if it is one."""
-    return [node.id] if isinstance(node, ast.Name) else []
-
-
-class SolutionError(Exception):
-    """An exception in the solution that is none of Python's own."""
-
-
-class Link:
-    """The connection from the tests to the solution."""
-
-    def __init__(self, writer: Any, reader: Any):
-        self.writer = writer
-        self.reader = reader
-
-    def receive(self) -> dict[str, Any]:
-        """Returns a message; {} if the solution has ended, or has sent something else."""
-        line = self.reader.readline(LONGEST)
-        try:
-            message = json.loads(line)
-        except (ValueError, RecursionError):
-            return {}
-        return message if isinstance(message, dict) else {}
-
-    def request(self, of: Any, action: str, *args: Any, **named: Any) -> Any:
-        """Returns the value of an action in the solution, or raises its exception.
-
-        Lists, dicts and sets among the arguments get the content that the action has left in them.
-        """
-        message = {"of": of, "action": action, "args": [packed(each, None) for each in args]}
-        message["named"] = {key: packed(each, None) for key, each in named.items()}
-        send(self.writer, message)
-        reply = self.receive()
-        if "value" not in reply:
-            known = getattr(builtins, str(reply.get("error")), SolutionError)
-            ordinary = isinstance(known, type) and issubclass(known, Exception)
-            raise (known if ordinary else SolutionError)(str(reply.get("message")))
-        for before, after in zip(args, reply.get("args", []), strict=False):
-            update(before, plain(after, self))
-        return plain(reply["value"], self)
-
-
-def update(before: Any, after: Any) -> None:
-    if type(before) is not type(after) or before == after:
-        return
-    if isinstance(before, list):
-        before[:] = after
-    elif isinstance(before, dict | set):
-        before.clear()
-        before.update(after)
-
-
-class Remote:
-    """A function, class or object of the solution, as the tests see it.
-
-    It equals nothing but itself: whether a test passes is never up to the solution.
-    """
-
-    def __init__(self, of: Any, link: Link):
-        self.__dict__.update(_of=of, _link=link)
-
-    def __call__(self, *args: Any, **named: Any) -> Any:
-        return self._link.request(self._of, "call", *args, **named)
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return self._link.request(self._of, "attribute", name)
-
-    def __getitem__(self, key: Any) -> Any:
-        return self._link.request(self._of, "item", key)
-
-    def __setitem__(self, key: Any, value: Any) -> None:
-        self._link.request(self._of, "set item", key, value)
-
-    def __len__(self) -> int:
-        return self._link.request(self._of, "length")
-
-    def __iter__(self) -> Any:
-        return self._link.request(self._of, "iterator")
-
-    def __next__(self) -> Any:
-        return self._link.request(self._of, "next")
-
-    def __str__(self) -> str:
-        return self._link.request(self._of, "text")
-
-    def __repr__(self) -> str:
-        return self._link.request(self._of, "form")
 
 
 # --- values between the two ---
@@ -279,16 +177,14 @@ def send(file: Any, message: Any) -> None:
     file.flush()
 
 
-def packed(value: Any, held: dict[int, Any] | None) -> Any:
+def packed(value: Any, hold: Callable[[Any], Any]) -> Any:
     """Returns a value as JSON. A subclass becomes its plain class, with all that it overrides.
 
     Args:
-      held: where to keep a value that is not plain; with None, it is refused.
+      hold: returns the number of a value that is not plain, or raises an exception.
     """
     if type(value) in PLAIN:
         return value
-    if isinstance(value, Remote):
-        return {"held": value._of}
     plainly: Any = {int: int.__int__, float: float.__float__, str: str.__str__}
     for kind, convert in plainly.items():
         if isinstance(value, kind):
@@ -300,33 +196,28 @@ def packed(value: Any, held: dict[int, Any] | None) -> Any:
     collections: tuple[Any, ...] = (list, tuple, set, frozenset)
     for kind in collections:
         if isinstance(value, kind):
-            return {kind.__name__: [packed(each, held) for each in kind.__iter__(value)]}
+            return {kind.__name__: [packed(each, hold) for each in kind.__iter__(value)]}
     if isinstance(value, dict):
-        return {"dict": [[packed(k, held), packed(v, held)] for k, v in dict.items(value)]}
-    if held is None:
-        raise TypeError(f"A test cannot give the solution an object of {type(value).__name__}.")
-    held[id(value)] = value
-    return {"held": id(value)}
+        return {"dict": [[packed(k, hold), packed(v, hold)] for k, v in dict.items(value)]}
+    return {"held": hold(value)}
 
 
-def plain(value: Any, at: Any) -> Any:
+def plain(value: Any, held: Callable[[Any], Any]) -> Any:
     """Returns the value of a JSON text that `packed` has made.
 
     Args:
-      at: in the solution, the values that are held; in the tests, the `Link`.
+      held: returns the value of a number that the other process, or this one, has given.
     """
     if type(value) in PLAIN:
         return value
     ((kind, content),) = value.items()
     if kind == "held":
-        if isinstance(at, Link):
-            return Remote(content, at)
-        return at[content]
+        return held(content)
     if kind == "dict":
-        return {plain(k, at): plain(v, at) for k, v in content}
+        return {plain(k, held): plain(v, held) for k, v in content}
     if kind == "complex":
         return complex(*content)
     if kind in ("bytes", "bytearray"):
         return {"bytes": bytes, "bytearray": bytearray}[kind](content)
     kinds = {"list": list, "tuple": tuple, "set": set, "frozenset": frozenset}
-    return kinds[kind](plain(each, at) for each in content)
+    return kinds[kind](plain(each, held) for each in content)

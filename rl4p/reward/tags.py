@@ -4,6 +4,7 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from rl4p.data.extraction import TAGS, tagged_text
 from rl4p.types import Episode
 
 
@@ -13,16 +14,18 @@ class Tags:
 
         grade = (length of the longest increasing sequence of tags) / (number of tags)
 
-    Tags that are absent or occur several times do not count. The others are put in the order in
-    which they stand in the response, and the longest part of it that agrees with the required order
-    counts: of `<a>`, `</a>`, `<b>`, the response `<a> <b> </a>` has two in order, a grade of 2/3.
+    Tags that are absent or occur several times, overlapping ones too, do not count. Tags that the
+    chat template wrote at the end of the prompt belong to the response. The others are put in the
+    order in which they stand in the response, and the longest part of it that agrees with the
+    required order counts: of `<a>`, `</a>`, `<b>`, the response `<a> <b> </a>` has two in order, a
+    grade of 2/3.
 
     Attributes:
       tags: the tags in the order that is required.
     """
 
     weight: float = 0.5
-    tags: tuple[str, ...] = ("<think>", "</think>", "<answer>", "</answer>")
+    tags: tuple[str, ...] = TAGS
 
     def __post_init__(self) -> None:
         if not self.tags or "" in self.tags or len(set(self.tags)) < len(self.tags):
@@ -38,10 +41,14 @@ class Tags:
             )
 
     def __call__(self, episodes: Sequence[Episode]) -> Sequence[float]:
-        return [self.grade(episode.response) for episode in episodes]
+        return [self.grade(tagged_text(episode, self.tags)) for episode in episodes]
 
-    def grade(self, response: str) -> float:
-        places = [response.find(tag) for tag in self.tags if response.count(tag) == 1]
+    def grade(self, text: str) -> float:
+        places = [
+            place
+            for tag in self.tags
+            if (place := text.find(tag)) >= 0 and text.find(tag, place + 1) < 0
+        ]
         ends: list[int] = []  # of the shortest-ending increasing sequence of each length
         for place in places:
             ends[bisect_left(ends, place) : bisect_left(ends, place) + 1] = [place]

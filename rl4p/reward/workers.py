@@ -214,6 +214,7 @@ class Workers:
                 spawn,
                 self.sandbox,
                 [sys.executable, "-c", PROGRAM, json.dumps(settings)],
+                memory=self.memory_bytes,
                 environment=environment | {"PYTHONDONTWRITEBYTECODE": "1"},
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 import numpy as np
 
+from rl4p.data.thoughts import response_texts
 from rl4p.model.policy import Policy, pad_left
 from rl4p.protocols.engine import Completion
 from rl4p.types import Episode, Finish, Prompt, Trajectories
@@ -105,12 +106,10 @@ class Decoded(Sequence[Episode]):
         if isinstance(at, slice):
             prompts, tokens, finishes = self.prompts[at], self.tokens[at], self.finishes[at]
             return Decoded(self.tokenizer, prompts, tokens, finishes, self.engines[at])
-        response: Any = self.tokenizer.decode(self.tokens[at], skip_special_tokens=True)
-        return self.episode(at, response)
+        return self.episode(at, response_texts(self.tokenizer, [self.tokens[at]])[0])
 
     def __iter__(self) -> Iterator[Episode]:
-        responses = self.tokenizer.batch_decode(self.tokens, skip_special_tokens=True)
-        for at, response in enumerate(responses):
+        for at, response in enumerate(response_texts(self.tokenizer, self.tokens)):
             yield self.episode(at, response)
 
     def episode(self, at: int, response: str) -> Episode:

@@ -6,6 +6,7 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
+from rl4p.errors import RunError
 from rl4p.runs.record import replace_file
 
 
@@ -22,7 +23,7 @@ def plot_learning_curve(rows: list[dict[str, Any]], path: Path) -> None:
     names = sorted({name for row in rows for name in row if name.endswith("/pass_at_1")})
     for name in names:
         points = [(row["step"], row[name]) for row in rows if name in row]
-        axes.plot(*zip(*points, strict=True), marker="o", markersize=4, label=name)
+        axes.plot(*zip(*points, strict=True), marker="o", markersize=4, label=plain(name))
     axes.set_xlabel("step")
     axes.set_ylabel("greedy pass@1, held-out prompts")
     axes.set_ylim(-0.02, 1.02)
@@ -81,15 +82,23 @@ def plot_collector(rows: list[dict[str, Any]], path: Path) -> None:
     save(figure, path)
 
 
+def plain(text: str) -> str:
+    """Returns a text that Matplotlib shows as it stands; it would read $...$ as a formula."""
+    return text.replace("$", r"\$")
+
+
 def save(figure: Figure, path: Path) -> None:
     """Writes a figure as a PNG file, atomically.
 
     Raises:
-      OSError, RunError: the file cannot be written.
+      RunError: the file cannot be written.
     """
     content = BytesIO()
     figure.savefig(content, dpi=150)
-    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise RunError(f"Cannot write {path}: {error.strerror}.") from error
     replace_file(path, content.getvalue())
 
 

@@ -5,16 +5,20 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
 
+from rl4p.runs.tolerance import RunConsole, Tolerance
 from rl4p.types import StepInfo
+
+NAME = "The progress bar"
 
 
 class ProgressBar:
     """A hook that shows a progress bar on a terminal, and otherwise prints plain lines.
+
+    Its errors are warnings: a terminal that cannot show a text does not end the run.
 
     Attributes:
       every: 1, because the hook receives every step and decides itself what to print.
@@ -28,8 +32,9 @@ class ProgressBar:
         self.steps = steps
         self.lines_every = lines_every
         self.samples_every = samples_every
-        self.console = Console(highlight=False, quiet=quiet)
+        self.console = RunConsole(highlight=False, quiet=quiet)
         self.pass_at_1 = ""
+        self.tolerance = Tolerance()
         self.bar = Progress(
             TextColumn("step {task.completed:.0f}/{task.total:.0f}"),
             BarColumn(),
@@ -41,18 +46,29 @@ class ProgressBar:
         self.task = self.bar.add_task("compiling, then a first evaluation", total=steps)
 
     def __enter__(self) -> "ProgressBar":
-        self.bar.start()
+        with self.tolerance.of(NAME):
+            self.bar.start()
         return self
 
     def __exit__(self, *error: object) -> None:
-        self.bar.stop()
+        with self.tolerance.of(NAME):
+            self.bar.stop()
 
     def begin(self, step: int, metrics: Mapping[str, float]) -> None:
         """Sets the first step and the last known metrics."""
-        self.note_evaluation(metrics)
-        self.bar.update(self.task, completed=step, description=f"{self.pass_at_1} compiling")
+        with self.tolerance.of(NAME):
+            self.note_evaluation(metrics)
+            self.bar.update(self.task, completed=step, description=f"{self.pass_at_1} compiling")
 
     def __call__(self, info: StepInfo) -> None:
+        with self.tolerance.of(NAME):
+            self.show(info)
+        with self.tolerance.of("Printing samples"):
+            if self.samples_every and info.step % self.samples_every == 0:
+                self.print_sample(info)
+
+    def show(self, info: StepInfo) -> None:
+        """Shows the metrics of a step."""
         self.note_evaluation(info.metrics)
         line = f"reward {info.metrics['reward/mean']:.3f}  {self.pass_at_1}".rstrip()
         if (rate := info.metrics.get("rollout/tokens_per_second")) is not None:
@@ -65,8 +81,6 @@ class ProgressBar:
             self.console.print(
                 f"step {info.step}/{self.steps}  {line}  {seconds:.2f} s/step, {left:.0f} s left"
             )
-        if self.samples_every and info.step % self.samples_every == 0:
-            self.print_sample(info)
 
     def note_evaluation(self, metrics: Mapping[str, float]) -> None:
         """Stores pass@1 for the next lines, if the metrics contain it."""
@@ -111,7 +125,7 @@ def print_summary(folder: Path, summary: Mapping[str, Any]) -> None:
             table.add_row(
                 name.removeprefix("eval/"), *("-" if v is None else f"{v:.3f}" for v in values)
             )
-    console = Console(highlight=False)
+    console = RunConsole(highlight=False)
     console.print(table)
     if summary["step"]:
         console.print(time_table(summary))

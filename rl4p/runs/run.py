@@ -4,6 +4,7 @@ import hashlib
 import importlib.metadata
 import logging
 import statistics
+import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
@@ -16,7 +17,6 @@ import jax
 import numpy as np
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
-from rich.console import Console
 
 import rl4p
 from rl4p.configuration import instantiate
@@ -41,7 +41,8 @@ from rl4p.runs.progress import ProgressBar, print_summary
 from rl4p.runs.record import Record
 from rl4p.runs.responses.recording import RecordSamples
 from rl4p.runs.saved_steps import steps_of
-from rl4p.runs.signals import StopRequest
+from rl4p.runs.signals import StopRequest, discard_output
+from rl4p.runs.tolerance import RunConsole, Tolerance, Tolerated
 from rl4p.runs.tracker.none import NoTracker
 from rl4p.runs.tracker.several import SeveralRuns
 from rl4p.types import Params, StepInfo, TrainState
@@ -50,6 +51,7 @@ log = logging.getLogger(__name__)
 
 PHASES = ("rollout", "reward", "scoring", "advantage", "update", "evaluation")
 WAITS = "trainer_waits"  # for samples, if rollout and reward run in the background
+PLOTS = {plot_learning_curve: "learning_curve.png", plot_collector: "collector.png"}
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "transformers", "numpy")
 
 
@@ -72,8 +74,10 @@ def run(config: DictConfig) -> dict[str, Any]:
             refuse_what_does_not_fit(config)
         tracker = instantiate(config.tracker) if first() else NoTracker()
         experiment = build(config)
-        console = Console(highlight=False, soft_wrap=True, quiet=not first())
-        console.print(f"{folder}\n{experiment.sizes}")
+        console = RunConsole(highlight=False, soft_wrap=True, quiet=not first())
+        tolerance = Tolerance()
+        with tolerance.of("Printing"):
+            console.print(f"{folder}\n{experiment.sizes}")
         record.describe(experiment.config, environment(experiment))
         tracked = SeveralRuns({type(tracker).__name__: tracker}, folder)
         stateful = experiment.loop.stateful | {"evaluation": experiment.evaluation}
@@ -103,14 +107,19 @@ def run(config: DictConfig) -> dict[str, Any]:
                         status = (record.summary() or {}).get("status", "stopped")
                     if first():
                         rows = record.metrics()
-                        plot_learning_curve(rows, folder / "plots/learning_curve.png")
-                        plot_collector(rows, folder / "plots/collector.png")
+                        for plot, name in PLOTS.items():
+                            with tolerance.of(f"The plot {name}"):
+                                plot(rows, folder / "plots" / name)
             finally:
                 tracked.finish(status)
         if first():
-            print_summary(folder, summary)
-            if note := diagnosis.note():
-                console.print(note)
+            with tolerance.of("Printing"):
+                print_summary(folder, summary)
+                if note := diagnosis.note():
+                    console.print(note)
+                sys.stdout.flush()
+            if "Printing" in tolerance.failed:
+                discard_output()
         if status == "stopped":
             raise Stopped(
                 f"Stopped after step {outcome.step}, everything is saved. Continue with: "
@@ -204,10 +213,10 @@ def run_steps(
         hooks: list[Hook] = [
             experiment.evaluation,
             *experiment.hooks,  # before the outcome records the metrics
-            record_samples,
+            Tolerated(record_samples, "Recording samples"),
             outcome,
             bar,
-            diagnosis,
+            Tolerated(diagnosis, "The diagnosis"),
             checkpoints,
         ]
         steps = train(experiment.loop, state)

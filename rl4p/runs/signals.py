@@ -94,6 +94,16 @@ def ignored(number: signal.Signals) -> bool:
     return number is signal.SIGHUP and signal.getsignal(number) is signal.SIG_IGN
 
 
+def discard_output() -> None:
+    """Redirects the standard output, which cannot be written, to the null device.
+
+    Otherwise Python fails once more at its end, with exit code 120.
+    """
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, 1)
+    os.close(null)
+
+
 def leave_terminal() -> None:
     """Redirects outputs to the null device if their terminal is closed, where printing fails."""
     null = os.open(os.devnull, os.O_WRONLY)

@@ -8,6 +8,7 @@ from rl4p.configuration.sweep import (
     State,
     Sweep,
     SweepJob,
+    ended_jobs,
     failure,
     named,
     print_report,
@@ -89,6 +90,18 @@ def test_a_failure_is_read_back(tmp_path):
     write_failure(tmp_path, "Größe is wrong.", 2)
     assert failure(tmp_path) == ("Größe is wrong.", 2)
     assert failure(tmp_path / "absent") == ("unknown", 1)
+
+
+def test_the_jobs_of_a_search_are_in_the_order_of_their_numbers(tmp_path):
+    for number in (*range(11, -1, -1), "notes"):
+        folder = tmp_path / str(number) / ".hydra"
+        folder.mkdir(parents=True)
+        (folder / "overrides.yaml").write_text(yaml.safe_dump(["steps=3", f"seed={number}"]))
+    search = Sweep(folder=tmp_path, jobs=(), given=(), left=None, command="")
+    assert [job.own for job in ended_jobs(search)] == [
+        *("seed=0", "seed=notes"),
+        *(f"seed={number}" for number in range(1, 12)),
+    ]
 
 
 def test_the_report_names_what_failed_and_why(tmp_path, capsys):

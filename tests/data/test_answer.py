@@ -1,8 +1,6 @@
-from decimal import Decimal
-
 import pytest
 
-from rl4p.data.answer import boxed, final_answer, number, same_answer
+from rl4p.data.answer import final_answer, same_answer
 
 
 @pytest.mark.parametrize(
@@ -21,39 +19,6 @@ from rl4p.data.answer import boxed, final_answer, number, same_answer
 )
 def test_the_final_answer_stands_after_the_last_marker(text, answer):
     assert final_answer(text) == answer
-
-
-@pytest.mark.parametrize(
-    ("text", "value"),
-    [
-        ("12", "12"),
-        (" 12 ", "12"),
-        ("-3", "-3"),
-        ("+3", "3"),
-        ("0.50", "0.5"),
-        ("007", "7"),
-        ("$12", "12"),
-        ("-$12", "-12"),
-        ("$-12", "-12"),
-        ("12%", "12"),
-        ("12.", "12"),
-        ("12%.", "12"),
-        ("$1,234.50", "1234.5"),
-        ("1,234,567", "1234567"),
-        ("-1,234", "-1234"),
-    ],
-)
-def test_numbers_as_people_write_them(text, value):
-    assert number(text) == Decimal(value)
-
-
-@pytest.mark.parametrize(
-    "text",
-    ["", "-", ".", "$", "%", "1,2", "12,34", "1,2345", ",123", "1,234,5", "1 2", "1.2.3", "--1",
-     "one", "1e5", "nan", "inf", "0x10", "1_000", "½", "9" * 65, "1/2", "12 apples"],
-)  # fmt: skip
-def test_what_is_no_number(text):
-    assert number(text) is None
 
 
 @pytest.mark.parametrize(
@@ -91,26 +56,13 @@ def test_what_is_no_number(text):
         ("1 37", "1 3 7", False),
         ("12 or 15", "12", False),
         ("2 15", "215", False),
+        *[(r"10,\!000", "10000", True), (r"1,\!200", "1, 200", False), ("1 234", "1234", True)],
+        *[(r"0.\overline{3}", "1/3", True), (r"0.\overline{3}", "0.333", False)],
+        *[("101_2", "5", True), ("101_2", "101", False), ("101_2", "101_3", False)],
+        *[("1.6e-19", r"1.6\times 10^{-19}", True), ("0.00", r"\frac{1}{13983816}", False)],
+        *[("-0", "0", True), ("-0.0", "+0", True), ("3 4/4", "4", False), ("3 4/4", "3", False)],
+        *[("\uff11\uff12", "12", True), ("\u00bd", "0.5", True), ("3 4/4", "3 4/4", True)],
     ],
 )
 def test_answers_are_compared_as_numbers_and_otherwise_as_text(given, reference, same):
     assert same_answer(given, reference) is same
-
-
-@pytest.mark.parametrize(
-    ("text", "content"),
-    [
-        (r"so \boxed{1} and \boxed{2}.", "2"),
-        (r"\boxed{\frac{1}{\sqrt{2}}} ends", r"\frac{1}{\sqrt{2}}"),
-        (r"\boxed{\{1, 2\}}", r"\{1, 2\}"),
-        (r"\boxed{\left\{ x \mid x > 0 \right.}", r"\left\{ x \mid x > 0 \right."),
-        (r"\boxed{a\\}b", r"a\\"),
-        (r"\fbox{3}", "3"),
-        (r"\boxed{}", ""),
-        (r"\boxed{1} \boxed{2", None),
-        (r"\boxed 5", None),
-        ("5", None),
-    ],
-)
-def test_the_last_box_with_its_nested_braces(text, content):
-    assert boxed(text) == content

@@ -107,5 +107,6 @@ def test_fractions_in_between_are_exact():
 
 def test_metadata_comes_before_the_reference_and_one_of_them_is_needed():
     assert solves("3*5+7", "3+5+7", GIVEN) == (True, True)
-    assert solves("3*5+7", "22", {"numbers": (3, 5, 7)}) == (False, False)  # its number is 22
-    assert solves("3*5+7", "no expression", {}) is None
+    for reference, metadata in (("22", {"numbers": (3, 5, 7)}), ("no expression", {}), ("22", {})):
+        with pytest.raises(ValueError, match="and the answer is no expression"):
+            solves("22", reference, metadata)

@@ -24,6 +24,29 @@ def test_the_reference_is_what_stands_in_the_last_box(write):
     assert {row.task for row in rows.values()} == {"math"}
 
 
+@pytest.mark.parametrize(
+    ("solution", "answer"),
+    [
+        (r"the larger is 2, so $\boxed 2$.", "2"),
+        (r"$\boxed {12}$", "12"),
+        (r"$\boxed\frac12$", r"\frac12"),
+        (r"<think>\boxed{3}</think>It is \boxed{4}.", "4"),
+        (r"<think>or \boxed{3}?</think>\boxed{4} and \fbox 5", "5"),
+    ],
+)
+def test_the_reference_is_read_as_an_answer_is(write, solution, answer):
+    row = {"problem": "?", "solution": solution}
+    held_out = Math(path=write([row]), held_out_path=write([row], "test.jsonl")).held_out()
+    assert held_out[0].answer == answer
+
+
+@pytest.mark.parametrize("solution", [r"<think>\boxed{3}</think>It is 4.", r"\boxed{3}, \boxed{4"])
+def test_a_box_that_is_no_answer_is_refused(write, solution):
+    path = write([{"problem": "?", "solution": solution}] * 2)
+    with pytest.raises(InputError, match="has no answer in"):
+        Math(path=path, held_out_size=1).held_out()
+
+
 def test_held_out_rows_of_their_own_have_references_too(write):
     data = Math(path=write(ROWS[:2]), held_out_path=write(ROWS[2:], "test.jsonl"))
     assert [row.answer for row in data.held_out()] == ["4"]

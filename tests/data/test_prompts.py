@@ -1,4 +1,5 @@
-from dataclasses import fields
+import copy
+from dataclasses import fields, replace
 
 import pytest
 
@@ -135,3 +136,25 @@ def test_a_question_that_is_repeated_is_encoded_once(encode):
     assert [prompt.id for prompt in prompts] == [first.id] * 3
     assert dropped == 2
     assert prompts[0] is prompts[1]
+
+
+THOUGHTFUL = (
+    "{% for m in messages %}<|user|>{{ m['content'] }}<|end|>{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|><think>\n{% endif %}"
+)
+ALWAYS = "{% for m in messages %}Q: {{ m['content'] }}\n{% endfor %}A: <think>"
+
+
+@pytest.mark.parametrize(
+    ("template", "end"),
+    [(None, "<|assistant|>"), (THOUGHTFUL, "<|assistant|><think>\n"), (ALWAYS, "\nA: <think>")],
+)
+def test_prompts_know_what_the_template_wrote_for_the_assistant(policy, template, end):
+    tokenizer = copy.deepcopy(policy.tokenizer)
+    tokenizer.chat_template = template or tokenizer.chat_template
+    questions = [replace(QUESTIONS[0], question=text) for text in ("1+2", "a <think> tag?", "n")]
+    prompts, _ = encode_prompts(questions, tokenizer, system_prompt=None, max_prompt_tokens=99)
+    assert [prompt.generation_prompt for prompt in prompts] == [
+        *(end, end),
+        "k>" if template is ALWAYS else end,
+    ]

@@ -57,6 +57,20 @@ def test_questions_are_held_out_of_the_limited_rows():
     assert len(data.held_out()) == 2
 
 
+@pytest.mark.parametrize(
+    ("answer", "reference"),
+    [
+        ("<think>is it #### 3?</think>so 4 #### 4", "4"),
+        ("<think>is it #### 3?</think>Paris", "Paris"),
+        ("is it #### 3?</think>\nParis\n", "Paris"),
+        ("#### 3", "3"),
+    ],
+)
+def test_the_reference_answer_follows_the_thoughts(answer, reference):
+    row = one({"question": "?", "answer": answer})
+    assert (row.answer, row.solution) == (reference, answer)
+
+
 def test_fields_for_graders():
     question = one(LEVELS[4], metadata_keys=("level", "of.kind"))
     assert question.metadata == {"level": 1, "of.kind": "a"}

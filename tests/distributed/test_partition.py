@@ -127,6 +127,7 @@ def test_sizes_of_the_axes():
         ({"dp": 1, "fsdp": 3, "tp": -1}, "mesh.fsdp=3 mesh.tp=-1 needs 3 devices"),
         ({"dp": -1, "fsdp": -1}, "mesh.dp=-1 mesh.fsdp=-1 is not a valid shape"),
         ({"dp": 4, "tp": 4}, "needs 16 devices, but there are 8"),
+        ({"dp": 3, "tp": 3}, "needs 9 devices, but there are 8"),
     ):
         with pytest.raises(InputError, match=words):
             Mesh(**options).sizes(8, 8)

@@ -6,7 +6,7 @@ from math import comb
 import numpy as np
 import pytest
 
-from rl4p.loop.accuracy import Tally, estimate, metrics_of, passed, wilson
+from rl4p.loop.accuracy import FEW, Tally, estimate, metrics_of, passed, wilson
 
 
 @pytest.mark.parametrize("n", [1, 2, 5, 8])
@@ -39,10 +39,9 @@ def test_intervals_of_greedy_responses_are_wilsons():
             pytest.approx(low, abs=5e-5),
             pytest.approx(high, abs=5e-5),
         )
-    nothing = estimate(np.zeros(20), 20)
-    assert nothing.low == 0.0
-    assert nothing.high == pytest.approx(0.1611, abs=5e-5)
-    everything = estimate(np.ones(20), 20)
+    assert wilson(0.0, 20) == (0.0, pytest.approx(0.1611, abs=5e-5))
+    nothing, everything = estimate(np.zeros(FEW), FEW), estimate(np.ones(FEW), FEW)
+    assert (nothing.low, nothing.high) == wilson(0.0, FEW)
     assert (everything.value, everything.high) == (1.0, 1.0)
     assert everything.low == pytest.approx(1 - nothing.high)
 
@@ -63,8 +62,58 @@ def test_samples_that_differ_narrow_an_interval_up_to_their_number():
     assert wilson(0.5, 400)[0] > some.low > wilson(0.5, 48)[0]
 
 
-def test_one_prompt_says_nothing_about_others():
-    assert (estimate(np.array([0.5]), 8).low, estimate(np.array([0.5]), 8).high) == wilson(0.5, 1)
+@pytest.mark.parametrize(
+    ("values", "low", "high"),
+    [
+        ([0.5], 0.0, 1.0),  # one prompt says nothing about others
+        ([1.0, 1.0, 1.0], 0.2965, 1.0),
+        ([0.25, 0.5], 0.0189, 0.8978),
+        ([0.0] * 29, 0.0, 0.1452),
+        ([1.0] * 29, 0.8548, 1.0),
+    ],
+    ids=["one", "three", "two", "29 wrong", "29 right"],
+)
+def test_few_prompts_are_taken_with_two_that_are_right_and_two_that_are_wrong(values, low, high):
+    """By hand for 0.25 and 0.5: 0.4583 +- 2.5706 x 0.4188 / sqrt(6)."""
+    found = estimate(np.array(values), 8 * len(values))
+    assert found.value == np.mean(values)
+    assert (found.low, found.high) == (pytest.approx(low, abs=5e-5), pytest.approx(high, abs=5e-5))
+
+
+KINDS = {
+    "equal": lambda random, p, shape: np.full(shape, p),
+    "different": lambda random, p, shape: random.beta(2 * p, 2 - 2 * p, shape),
+    "easy or hard": lambda random, p, shape: np.where(random.random(shape) < p, 0.97, 0.03),
+}
+
+
+@pytest.mark.parametrize("samples", [1, 8])
+@pytest.mark.parametrize("prompts", [2, 3, 5, 8, 12, 20, 29])
+@pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
+def test_intervals_of_few_prompts_cover_the_truth(kind, prompts, samples):
+    """Some chance p of the prompts may be covered a little less than all of them together."""
+    random, trials, covered = np.random.default_rng(2), 1000, []
+    for p in (0.05, 0.3, 0.8):
+        right = random.binomial(samples, kind(random, p, (trials, prompts))) / samples
+        truth = 0.94 * p + 0.03 if kind is KINDS["easy or hard"] else p
+        bounds = [estimate(row, prompts * samples) for row in right]
+        covered.append(np.mean([each.low - 1e-12 <= truth <= each.high for each in bounds]))
+    assert min(covered) >= 0.935  # with the error of 1,000 trials
+    assert np.mean(covered) >= 0.95
+
+
+def test_pass_at_k_has_as_many_trials_as_its_samples_make():
+    """Each prompt has the same pass@3: the cap of the effective number is P (n // k)."""
+    tally, n = Tally(), 8
+    for prompt in range(40):
+        tally.add("a", str(prompt), greedy=True, correct=True, valid=True)
+        for sample in range(n):
+            tally.add("a", str(prompt), greedy=False, correct=sample < 2, valid=True)
+    score = tally.scores(n, (3, 5))["a"]
+    for k, trials in ((3, 80), (5, 40)):
+        found = score.pass_at_k[k]
+        assert (found.low, found.high) == pytest.approx(wilson(found.value, trials))
+    assert (score.average.low, score.average.high) == pytest.approx(wilson(0.25, 320))
 
 
 @pytest.mark.parametrize(

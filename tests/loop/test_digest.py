@@ -1,3 +1,4 @@
+import numpy as np
 import pytest
 
 from rl4p.errors import InputError
@@ -12,12 +13,36 @@ from rl4p.loop.digest import check_digest, digest_of
         ({"answer": "other"}, False),
         ({"drawn_by": None}, True),
         ({"drawn_by": "replay"}, False),
+        ({"metadata": {"a": np.int64(1), "b": 2}}, True),
+        ({"metadata": {"a": np.int64(2), "b": 2}}, False),
     ],
 )
 def test_a_digest_is_of_all_fields(make_prompt, change, same):
     usual = {"id": "a", "metadata": {"a": 1, "b": 2}}
     prompts = [make_prompt(**usual), make_prompt(**usual | change)]
     assert (digest_of(prompts[:1]) == digest_of(prompts[1:])) is same
+
+
+def middle(value):
+    array = np.zeros(2000, np.int32)
+    array[1000] = value
+    return array
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (middle(0), middle(1)),  # the text of both is the same
+        ([middle(0)], [middle(1)]),
+        (middle(0), middle(0).astype(np.int64)),
+        (middle(0), middle(0).reshape(2, 1000)),
+        ({"a", "b"}, {"a", "c"}),
+    ],
+)
+def test_a_digest_is_of_whole_arrays(make_prompt, one, other):
+    prompts = [make_prompt(metadata={"a": each}) for each in (one, one, other)]
+    first, same, different = (digest_of([prompt]) for prompt in prompts)
+    assert first == same != different
 
 
 def test_a_digest_depends_on_the_order_and_the_number_of_prompts(make_prompt):

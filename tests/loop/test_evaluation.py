@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field, replace
 from itertools import combinations
+from types import SimpleNamespace
 
 import jax
 import numpy as np
@@ -15,7 +16,7 @@ from rl4p.rollout.continuous import Continuous
 from rl4p.rollout.engine.in_process import InProcess
 from rl4p.rollout.naive_sampler import NaiveSampler
 from rl4p.rollout.response_keys import response_keys
-from rl4p.types import StepInfo
+from rl4p.types import Rewards, StepInfo
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,6 +72,20 @@ def test_questions_count_once_whatever_is_sampled_at_a_time(evaluate, rows):
 def test_what_cannot_be_graded_is_not_right(evaluate):
     found = evaluate(["a", "a"], rows=2, right=("0", "1"), broken=("1",))
     assert found == {"eval/a/pass_at_1": 0.5, "eval/a/prompts": 2.0, "eval/a/invalid": 1.0}
+
+
+def test_a_valid_sample_without_the_deciding_term_is_neither_right_nor_graded():
+    rewards = Rewards(
+        total_B=np.array([1, 5, 0, 1], np.float32),
+        terms={
+            "correct": np.array([1, np.nan, 0, 1], np.float32),
+            "style": np.array([0, 5, 0, 0], np.float32),
+        },
+        valid_B=np.array([True, True, True, False]),
+    )
+    correct_B, judged_B = Evaluation.judged(SimpleNamespace(term="correct"), rewards)
+    assert correct_B == [True, False, False, False]
+    assert judged_B == [True, False, True, False]
 
 
 def test_a_term_that_the_reward_lacks_is_named(evaluate):

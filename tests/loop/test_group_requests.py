@@ -48,6 +48,19 @@ def test_keys_are_new_after_each_restart(make_group):
     assert len({key.tobytes() for pair in keys for key in pair}) == 2 * 4 * 3
 
 
+def test_keys_of_restarts_differ_from_the_keys_of_tokens(make_group):
+    """A sampler folds the place of a token into the key of its sequence."""
+    first = jax.random.wrap_key_data(keys_of(make_group(), KEY, groups=2))
+    tokens = {
+        np.asarray(jax.random.key_data(jax.random.fold_in(key, place))).tobytes()
+        for place in range(64)
+        for key in first
+    }
+    restarts = [keys_of(make_group(restarts=n), KEY, groups=2) for n in range(1, 16)]
+    assert len(tokens) == 2 * 64
+    assert not tokens & {key.tobytes() for pair in restarts for key in pair}
+
+
 def test_a_group_without_tokens_is_one_request(make_group):
     groups = [make_group(number=4), make_group(number=5, completions=(part(), None))]
     requests, places = requests_for(groups, KEY, 2, 10)

@@ -91,6 +91,23 @@ def test_the_largest_upper_confidence_bound_is_drawn(prompt):
     assert greedy.draw(2, 1.0, generator()) == ["often", "seldom"]
 
 
+def test_the_bound_has_the_number_of_all_rewards(prompt):
+    """With N = 52 the seldom one has the larger bound, and with N = 2 or 3 prompts it has not."""
+    buffer = ReplayBuffer(2, "mean", 0.26)
+    buffer.update(prompt("often"), [0.9] * 50)
+    buffer.update(prompt("seldom"), [0.5] * 2)
+
+    def largest(total):
+        bounds = [
+            mean + 0.26 * math.sqrt(2 * math.log(total) / count)
+            for mean, count in ((0.9, 50), (0.5, 2))
+        ]
+        return ("often", "seldom")[bounds[1] > bounds[0]]
+
+    assert [largest(total) for total in (2, 50, 52)] == ["often", "seldom", "seldom"]
+    assert buffer.draw(1, 1.0, generator()) == ["seldom"]
+
+
 def test_other_draws_are_uniform_and_without_repetition(prompt):
     buffer = ReplayBuffer(4, "mean", 1.0)
     for name in "abcd":

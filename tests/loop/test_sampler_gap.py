@@ -38,6 +38,6 @@ def test_a_small_gap_and_one_without_a_limit_pass(rollout, metrics):
 )
 def test_a_large_gap_names_engines_and_version(gap, engines, who):
     with pytest.raises(
-        RunError, match=rf"^{who} from the weights of step 3 \(version 3\): .*gap=0.05"
+        RunError, match=rf"^{who} from the weights of step 3 \(version 3\): .* in step 4 .*gap=0.05"
     ):
         check_gap(LIMITED, 3, {GAP: gap}, episodes(*engines))

@@ -1,13 +1,16 @@
+import json
 import math
 import sys
+import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from rl4p.configuration import compose, instantiate
-from rl4p.errors import InputError, RunError
+from rl4p.errors import InputError
 from rl4p.reward import sandbox
-from rl4p.reward.code import Code, code_of, same_output
+from rl4p.reward.code import Code, OpenCode, code_of, same_output
 from rl4p.reward.sandbox import bubblewrap_problem
 
 WITHOUT = bubblewrap_problem()
@@ -16,6 +19,7 @@ KINDS = [
     pytest.param("bubblewrap", marks=pytest.mark.skipif(WITHOUT is not None, reason=str(WITHOUT))),
 ]
 SQUARES = ["assert f(2) == 4", "assert f(-3) == 9", "assert f(1.5) == 2.25"]
+PROPERTIES = "r = f(2)\nassert len(r) == 3 and all(x == 4 for x in r)"
 SUMS = [{"input": "1 2\n", "output": "3\n"}, {"input": "5 5", "output": "10"}]
 RIGHT = "Here it is:\n```python\ndef f(x):\n    return x * x\n```\nDone."
 ADDS = "```\nprint(sum(map(int, input().split())))\n```"
@@ -64,6 +68,39 @@ def test_the_set_up_runs_before_each_test(graded, kind):
     assert graded(RIGHT, tests, sandbox=kind) == [1.0]
 
 
+@pytest.mark.parametrize(
+    ("code", "printed"),  # as python3 program.py prints; None: it ends with an error
+    [
+        *(("print(3)\nexit()", "3"), ("print(3); quit()", "3"), ("print(3); exit(0)", "3")),
+        *(("print(3); exit(1)", None), ("print(3); quit('no')", None)),
+        *(("if input():\n    print(3)\n    exit()\nprint(4)", "3"), ("raise SystemExit", "")),
+        *(("import sys; print(3); sys.exit(None)", "3"), ("print(3); raise ValueError", None)),
+        (
+            "print(*map(type, (exit, copyright, credits, license, help)), sep='')",
+            "<class '_sitebuil",
+        ),
+        *(("import sys; print(__name__, sys.argv)", "__main__ ['program.py']"),),
+        ("import os; print(os.path.basename(__file__))", "program.py"),
+        ("input('a: '); print(input('b: '))", "a: b: é🙂"),
+        ("while True:\n    try: print(input())\n    except EOFError: break", "1 2\né🙂"),
+        ("import sys; print(sys.stdin.encoding, sys.stdout.encoding, 'é')", "utf-8 utf-8 é"),
+        ("def f(n): return n and f(n - 1)\nprint(f(990))", "0"),
+        ("def f(n): return f(n + 1)\nf(0)", None),
+        ("\ufeffprint(3)", "3"),
+        ("import os; os.write(0, b'x')", None),  # standard input can only be read
+        ("import atexit; atexit.register(print, 'end'); exit()", "end"),
+        ("import pickle\nclass A: pass\nprint(type(pickle.loads(pickle.dumps(A()))) is A)", "True"),
+        ("import threading as t; t.Timer(0.1, print, ['late']).start()", "late"),
+    ],
+)
+def test_a_program_behaves_as_with_python3(code, printed):
+    term = OpenCode(Code(sandbox="bubblewrap" if WITHOUT is None else "none"))
+    started, ended, output = term.outcome(code.encode(), "1 2\né🙂\n", time.monotonic() + 10)
+    assert (started, ended) == (True, printed is not None)
+    assert output.decode().startswith(printed or "")
+    term.close()
+
+
 CHEATS = {
     "exits": "import os; os._exit(0)",
     "exits politely": "import sys; sys.exit(0)",
@@ -73,6 +110,8 @@ CHEATS = {
     "equals everything": "class E:\n    def __eq__(s, o): return True\ndef f(x): return E()",
     "is a number that equals everything": "class E(float):\n    __eq__ = lambda s, o: True\n"
     "    __hash__ = None\ndef f(x): return E(0)",
+    "claims a length": "class L:\n    __len__ = lambda s: 3\n    __iter__ = lambda s: iter(())\n"
+    "def f(x): return L()",
     "raises": "def f(x): raise AssertionError",
     "changes builtins": "import builtins\nbuiltins.AssertionError = Warning\n"
     "builtins.exec = lambda *a: None\ndef f(x): return 0",
@@ -99,7 +138,7 @@ def test_code_cannot_write_its_grade(graded, cheat):
     response = f"```python\n{cheat}\n```"
     kind = "bubblewrap" if WITHOUT is None else "none"
     options = {"sandbox": kind, "response_seconds": 2.0, "partial": True}
-    assert graded(response, {"tests": SQUARES}, **options) == [0.0]
+    assert graded(response, {"tests": [*SQUARES, PROPERTIES]}, **options) == [0.0]
     assert graded(response, {"tests": SUMS[:1]}, **options) == [0.0]
 
 
@@ -122,12 +161,34 @@ def test_a_sandbox_that_fails_makes_the_response_invalid(graded, monkeypatch):
     [
         *({"tests": []}, {"tests": "assert True"}, {"tests": [1]}, {"tests": SQUARES + SUMS}),
         *({"tests": [{"input": "1"}]}, {"tests": [{"input": "1", "output": 3}]}),
-        {"tests": SQUARES, "setup": ["import math"]},
+        *({"tests": SQUARES, "setup": ["import math"]}, {"tests": "[1"}, {"tests": {"a": "b"}}),
+        *({"tests": 7}, {"tests": "{}"}, {"tests": [None]}, {"tests": ["assert True", 7]}),
     ],
+    ids=repr,
 )
-def test_tests_of_another_form_stop_the_run(graded, metadata):
-    with pytest.raises(RunError, match=r"^The metadata of prompt a has no tests that the term"):
-        graded(RIGHT, metadata, sandbox="none")
+def test_one_row_with_tests_of_another_form_is_invalid(
+    make_prompt, make_episodes, metadata, caplog
+):
+    prompts = [make_prompt(metadata=metadata), make_prompt()]  # the second has no tests
+    invalid, absent = Code(sandbox="none")(make_episodes((RIGHT, RIGHT), prompts))
+    assert math.isnan(invalid)
+    assert absent is None
+    assert "1 of 2 responses could not be graded, the first because of the row a" in caplog.text
+
+
+def test_tests_are_read_in_each_form_of_a_table(graded):
+    for tests in (json.dumps(SQUARES), tuple(SQUARES), np.array(SQUARES, object)):
+        assert graded(RIGHT, {"tests": tests, "setup": None}, sandbox="none") == [1.0]
+
+
+def test_code_in_the_thoughts_is_not_graded(graded):
+    def grade(response):
+        return graded(response, {"tests": SQUARES}, sandbox="none")[0]
+
+    assert grade(f"<think>{RIGHT}</think>I do not know.") == 0.0
+    assert grade(f"<think>{RIGHT}") == 0.0
+    assert grade(f"<think>wrong:\n```\nx</think>{RIGHT}") == 1.0
+    assert grade(RIGHT.replace("\n", "\n# </think>\n", 1)) == 1.0  # a tag in the code
 
 
 @pytest.mark.parametrize(
@@ -156,7 +217,7 @@ def test_outputs_are_equal_up_to_white_space_at_ends():
 
 def test_without_a_sandbox_the_run_is_refused_when_it_is_built(monkeypatch):
     bubblewrap_problem.cache_clear()
-    monkeypatch.setattr(sandbox, "bubblewrap", lambda *given: ["/no/such/bwrap"])
+    monkeypatch.setattr(sandbox.shutil, "which", lambda program: None)
     term = "+reward.terms.code._target_=rl4p.reward.code.Code"
     with pytest.raises(
         InputError, match=r"^reward\.terms\.code.* needs the program bwrap.*or set sandbox=none,"

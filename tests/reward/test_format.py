@@ -59,3 +59,21 @@ def test_a_pattern_without_end_makes_the_sample_invalid_and_keeps_no_other_threa
     assert (first_to_last[0], first_to_last[2]) == (1, 0)
     assert math.isnan(first_to_last[1])
     assert len(turns) > 3
+
+
+@pytest.mark.parametrize(
+    ("pattern", "before", "grade"),
+    [
+        (r"<think>.*</think>.*", "<|assistant|><think>\n", 1),
+        (r"<think>.*</think>.*", "<|assistant|>", 0),
+        (r"<think>.*</think>.*", None, 0),
+        (r".*</think>.*", "<|assistant|><think>\n", 1),  # a pattern for the response alone
+        (r"<.*</a>.*", "<|assistant|><think>\n", 0),  # the tag of the template has no part in it
+        (r"\s*<think>.*4</think>", "<|assistant|><think>\n", 0),
+    ],
+)
+def test_the_tag_that_the_template_wrote_may_be_required(
+    make_prompt, make_episodes, pattern, before, grade
+):
+    prompts = (make_prompt(generation_prompt=before),)
+    assert Format(pattern=pattern)(make_episodes(("2+2</think>4 </a>",), prompts)) == [grade]

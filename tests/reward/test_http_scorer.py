@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from rl4p.configuration import compose, instantiate
-from rl4p.errors import InputError, RunError
+from rl4p.errors import InputError
 from rl4p.reward.http_scorer import HttpScorer
 
 pytestmark = pytest.mark.usefixtures("impatient")
@@ -59,11 +59,15 @@ def test_rows_of_a_request_that_fails_are_invalid_and_no_others(serve, episodes,
     assert len(asked.bodies) == 4
 
 
-def test_metadata_that_json_does_not_know_is_named(serve, make_episodes, make_prompt):
+def test_a_row_with_metadata_that_json_does_not_know_is_invalid(
+    serve, make_episodes, make_prompt, caplog
+):
     asked = serve(lambda *_: {"scores": [1]})
-    prompt = make_prompt(metadata={"board": np.zeros(2)})
-    with pytest.raises(RunError, match=r"^The metadata of a prompt cannot be sent to http://.*nda"):
-        HttpScorer(url=asked.url)(make_episodes(["r"], [prompt]))
+    prompts = [make_prompt(metadata={"board": np.zeros(2)}), make_prompt(metadata={"board": [0]})]
+    grades = HttpScorer(url=asked.url)(make_episodes(["r", "s"], prompts))
+    np.testing.assert_array_equal(grades, [NAN, 1])
+    assert [row["response"] for row in asked.bodies[0]["rows"]] == ["s"]
+    assert "1 of 2 responses could not be sent, the first because of the metadata" in caplog.text
 
 
 def test_a_wrong_address_is_refused_when_the_run_is_built():

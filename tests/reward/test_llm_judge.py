@@ -89,8 +89,7 @@ def test_a_response_without_a_score_is_invalid_and_not_zero(serve, judged, answe
 
     asked = serve(respond)
     term = judge(asked.url, attempts=2)
-    expected = [0.5, 0.1 if answer == says("<think>Score: 1") else NAN, 0.5]
-    np.testing.assert_array_equal(judged(term, "good", "bad", "good"), expected)
+    np.testing.assert_array_equal(judged(term, "good", "bad", "good"), [0.5, NAN, 0.5])
 
 
 def test_a_score_is_asked_for_again(serve, judged):

@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 
 from rl4p.configuration import compose, instantiate
@@ -89,6 +90,24 @@ def test_only_answers_to_questions_of_the_library_are_scored(make_episodes, make
     metadata = {"name": "sums", "seed": 0, "size": 9, "index": 3, "options": {}}
     prompts = [make_prompt(answer="1"), make_prompt(answer="1", metadata=metadata)]
     assert ReasoningGym()(make_episodes([tagged(1), "no tag"], prompts)) == [None, 0.0]
+
+
+@pytest.mark.usefixtures("without_the_library")
+def test_one_row_with_metadata_of_another_form_is_invalid(
+    make_episodes, make_prompt, monkeypatch, caplog
+):
+    entry = {"name": "sums", "seed": 0, "size": 9, "index": 3, "options": {}}
+    same = {"seed": np.int64(0), "size": "9", "index": 3.0, "options": "{}"}
+    bad = [{"seed": None}, {"size": 9.5}, {"index": "x"}, {"options": "{"}, {"options": {1, 2}}]
+    prompts = [make_prompt(metadata=entry | change) for change in ({}, same, *bad)]
+    live, sent = ReasoningGym().open(), []
+    monkeypatch.setattr(live.workers, "map", lambda items: sent.extend(items) or [1.0] * len(items))
+    grades = live(make_episodes([tagged(1)] * len(prompts), prompts))
+    assert grades[:2] == [1.0, 1.0]
+    assert all(map(math.isnan, grades[2:]))
+    assert len(sent) == 2
+    assert sent[0] == sent[1]
+    assert "5 of 7 answers could not be scored, the first because of the row a" in caplog.text
 
 
 @pytest.mark.usefixtures("without_the_library")

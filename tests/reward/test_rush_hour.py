@@ -1,5 +1,6 @@
 from math import isnan
 
+import numpy as np
 import pytest
 
 from rl4p.data.rush_hour import RushHour as Boards
@@ -88,13 +89,21 @@ def test_a_solution_shorter_than_the_reference_gets_no_more_than_solve(grades):
         ({"metadata": {}}, "has no board"),
         ({"metadata": {"board": "AA"}}, "has 2 cells"),
         ({"metadata": {"board": BOARD, "size": 5}}, "a board of size 5"),
-        ({"metadata": {"board": BOARD, "size": "4"}}, "the size '4' is not a whole number"),
+        ({"metadata": {"board": BOARD, "size": "four"}}, "'four' is no number"),
+        ({"metadata": {"board": BOARD, "size": [4]}}, "[4] is no number"),
+        ({"metadata": {"board": BOARD, "size": 4.5}}, "4.5 is no whole number"),
+        ({"metadata": {"board": 7}}, "its board is neither a text nor a list of texts"),
+        ({"metadata": {"board": []}}, "its board is neither a text nor a list of texts"),
+        ({"metadata": {"board": ["oAAB", None]}}, "its board is neither a text nor a list"),
+        ({"metadata": {"board": {"row": "oAAB"}}}, "its board is neither a text nor a list"),
+        ({"metadata": {"board": b"oAAB"}}, "its board is neither a text nor a list"),
     ],
 )
 def test_a_row_that_does_not_fit_makes_its_samples_invalid(grades, caplog, row, reason):
     invalid = grades(RushHour(shaped=True), "Bv2,A>1", "A>1", **row)
     assert all(map(isnan, invalid))
     assert reason in caplog.text
+    assert "2 of 2 responses could not be graded" in caplog.text
 
 
 def test_an_exact_grade_needs_no_board(grades):
@@ -102,8 +111,18 @@ def test_an_exact_grade_needs_no_board(grades):
 
 
 def test_a_board_may_be_a_list_of_rows(grades):
-    rows = {"board": ["oAAB", "CooB", "Cooo", "DDoo"]}
-    assert grades(RushHour(shaped=True), "Bv2", metadata=rows) == [0.125]
+    rows = ["oAAB", "CooB", "Cooo", "DDoo"]
+    for board in (rows, tuple(rows), np.array(rows), "\n".join(rows)):
+        for size in (None, 4, 4.0, "4", np.int64(4)):
+            metadata = {"board": board, "size": size}
+            assert grades(RushHour(shaped=True), "Bv2", metadata=metadata) == [0.125]
+
+
+def test_one_row_that_does_not_fit_leaves_the_others_their_grades(make_prompt, make_episodes):
+    prompts = [make_prompt(answer="Bv2,A>1", metadata={"board": 7}), make_prompt(answer="A>1")]
+    first, second = RushHour()(make_episodes(["Bv2,A>1", "A>1"], prompts))
+    assert isnan(first)
+    assert second == 1
 
 
 def test_every_response_is_graded_by_its_own_row(make_prompt, make_episodes):

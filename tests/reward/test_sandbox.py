@@ -10,8 +10,16 @@ from pathlib import Path
 
 import pytest
 
-from rl4p.reward import sandbox
-from rl4p.reward.sandbox import FILES, ProcessLimits, bubblewrap_problem, output, problem, start
+from rl4p.reward import memory_group, sandbox
+from rl4p.reward.sandbox import (
+    FILES,
+    ProcessLimits,
+    bubblewrap_problem,
+    output,
+    problem,
+    start,
+    with_counted_files,
+)
 
 WITHOUT = bubblewrap_problem()
 needs_bubblewrap = pytest.mark.skipif(WITHOUT is not None, reason=str(WITHOUT))
@@ -23,7 +31,7 @@ def attempt(tmp_path):
 
     def attempt(code, seconds=10.0, memory=2**29):
         path = tmp_path / "attempt.py"
-        path.write_text(code)
+        path.write_text(code, encoding="utf-8")
         ready, signal_pipe = os.pipe()
         with path.open("rb") as file:
             settings = {"mode": "program", "code": file.fileno(), "ready": signal_pipe}
@@ -52,14 +60,45 @@ def test_code_runs_with_the_standard_library(attempt):
 
 
 @needs_bubblewrap
-def test_there_is_no_network(attempt):
+@pytest.mark.parametrize("filtered", [True, False])
+def test_there_is_no_network(attempt, monkeypatch, filtered):
+    """There is none without the filter of system calls either."""
+    if not filtered:
+        monkeypatch.setattr(sandbox, "only_ordinary_calls", lambda: None)
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
         socket.create_connection(("127.0.0.1", port)).close()  # it listens
         code = "import socket; socket.create_connection(('127.0.0.1', {}), 2); print('connected')"
-        assert attempt(code.format(port)).endswith("Connection refused")
+        reason = "Operation not permitted" if filtered else "Connection refused"
+        assert attempt(code.format(port)).endswith(reason)
     assert "gaierror" in attempt("import socket; socket.getaddrinfo('example.com', 80)")
-    assert attempt("import socket; print(len(socket.if_nameindex()))") == "1"  # its own loopback
+    if not filtered:
+        names = "import socket; print(len(socket.if_nameindex()))"
+        assert attempt(names) == "1"  # its own loopback
+
+
+@needs_bubblewrap
+def test_ordinary_programs_run(attempt):
+    programs = {
+        "import asyncio; print(asyncio.run(asyncio.to_thread(abs, -3)))": "3",
+        "from concurrent.futures import ThreadPoolExecutor as T; "
+        "print(sum(T(8).map(abs, (1, -2))))": "3",
+        "import socket; a, b = socket.socketpair(); a.sendall(b'x'); print(b.recv(1))": "b'x'",
+        "import sqlite3 as s; c = s.connect('x'); c.execute('create table t (a)'); c.commit(); "
+        "c.execute('insert into t values (3)'); c.commit(); "
+        "print(*c.execute('select * from t'))": "(3,)",
+        "import tempfile as t, shutil, os; d = t.mkdtemp(); open(d + '/a', 'w').write('é🙂'); "
+        "shutil.copy(d + '/a', d + '/b'); os.replace(d + '/b', d + '/c'); "
+        "print(open(d + '/c').read(), sorted(os.listdir(d)))": "é🙂 ['a', 'c']",
+        "import signal as s, time; s.signal(s.SIGALRM, print); s.setitimer(s.ITIMER_REAL, 0.01); "
+        "time.sleep(0.1); print(len(__import__('secrets').token_hex(4)))": "8",
+        "import mmap, ctypes as c; m = mmap.mmap(-1, 9); m[0] = 65; "
+        "print(m[:1], c.CDLL(None).abs(-3))": "b'A' 3",
+        "import fcntl; f = open('x', 'w'); fcntl.lockf(f, 2); fcntl.flock(f, 2); "
+        "print('held')": "held",
+    }
+    for program, printed in programs.items():
+        assert attempt(program) == printed
 
 
 @needs_bubblewrap
@@ -122,6 +161,53 @@ def test_memory_and_files_are_limited(attempt):
     assert attempt(threads) == "RuntimeError: can't start new thread"
 
 
+SYSTEM_CALLS = """
+import os, socket, fcntl, ctypes
+libc = ctypes.CDLL(None, use_errno=True)
+def failure(call, *args):
+    try: return call(*args)
+    except OSError as error: return error.errno
+a, b = socket.socketpair()
+print([
+    libc.semget(0, 32000, 0o600), libc.msgget(0, 0o1600), libc.shmget(0, 9, 0o1600),
+    libc.mq_open(b"/a", 0o102, 0o600, 0), libc.inotify_init1(0), libc.timer_create(0, 0, 0),
+    failure(socket.socket), failure(a.setsockopt, 1, 7, 1 << 20), failure(a.sendmsg, [b"x"]),
+    failure(fcntl.fcntl, os.pipe()[1], 1031, 1 << 20),
+])
+"""
+
+
+@needs_bubblewrap
+@pytest.mark.skipif(platform.machine() not in ("x86_64", "aarch64"), reason="no table of calls")
+def test_the_kernel_keeps_no_memory_for_the_code(attempt):
+    assert attempt(SYSTEM_CALLS) == str([-1] * 6 + [1] * 4)
+
+
+@needs_bubblewrap
+@pytest.mark.skipif(not with_counted_files(), reason="no mount in a namespace of its own")
+def test_files_are_counted(attempt):
+    files = "n = 0\ntry:\n    while n < 9000: open(str(n), 'w').close(); n += 1\n"
+    files += "except OSError as error: print(n < 4096, error.strerror)"
+    assert attempt(files) == "True No space left on device"
+
+
+@needs_bubblewrap
+@pytest.mark.skipif(memory_group.parent() is None, reason="no folder of cgroups")
+def test_the_group_of_a_sandbox_counts_all_its_memory(attempt):
+    """Page tables: many small mappings far apart, each of which needs two pages more."""
+    code = (
+        "import ctypes\nlibc = ctypes.CDLL(None); libc.mmap.restype = ctypes.c_void_p\n"
+        "print('began', flush=True)\n"
+        "for n in range(1, 30000):\n"
+        "    at = libc.mmap(ctypes.c_void_p(n << 30), 4096, 3, 0x100022, -1, 0)\n"
+        "    ctypes.memset(at, 1, 1)\nprint('had all')"
+    )
+    before = set(memory_group.parent().iterdir())
+    assert attempt(code, memory=2**28) == "began"
+    assert attempt(code, memory=2**30) == "had all"
+    assert set(memory_group.parent().iterdir()) == before
+
+
 @needs_bubblewrap
 def test_time_is_limited(attempt):
     began = time.monotonic()
@@ -177,10 +263,7 @@ def unknown():
 
 @pytest.mark.usefixtures("unknown")
 def test_without_bubblewrap_the_sentence_says_what_to_do(monkeypatch):
-    def missing(*given):
-        return ["/no/such/bwrap"]
-
-    monkeypatch.setattr(sandbox, "bubblewrap", missing)
+    monkeypatch.setattr(sandbox.shutil, "which", lambda program: None)
     assert problem("bubblewrap") == (
         "sandbox=bubblewrap needs the program bwrap, which is not installed: install it (apt "
         "install bubblewrap), or set sandbox=none, which runs the model's code with all rights of "

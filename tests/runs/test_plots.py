@@ -66,6 +66,17 @@ def test_shares_fill_the_axis_and_lie_on_top(draw):
     assert low < -1.5 < 0.75 < high
 
 
+@pytest.mark.parametrize(
+    "task", ["a$b$", "$x^{2", "$$", r"\$5 to $6", "a_b^c", "x % y", "#", "数学"]
+)
+def test_the_name_of_a_task_is_no_formula(draw, task, recwarn):
+    rows = [{"step": 1, "reward/mean": 0.5, f"eval/{task}/pass_at_1": 1.0}]
+    axes, _, path = draw(rows)
+    assert path.read_bytes().startswith(b"\x89PNG")
+    (label, _) = axes.get_legend().get_texts()
+    assert label.get_text().replace(r"\$", "$") == f"eval/{task}/pass_at_1"
+
+
 def test_a_run_without_a_step_has_no_plot(tmp_path):
     waits = {"time/step": 1.0, "time/trainer_waits": 0.5}
     for row in ({"step": 0, A: 0.1}, {"step": 1} | waits, {"step": 1, "collector/own": 1.0}):

@@ -116,9 +116,11 @@ def test_a_second_run_in_the_folder_is_refused(folder, train):
 
 
 @pytest.mark.slow
-def test_questions_from_a_file_run_from_end_to_end(train, tmp_path):
+def test_questions_from_a_file_run_from_end_to_end(train, tmp_path, monkeypatch):
+    """On a terminal that lacks their characters."""
+    monkeypatch.setenv("PYTHONIOENCODING", "ascii")
     rows = [
-        {"question": f"Tom has {n} pens and buys {n} more. How many?", "answer": f"#### {2 * n}"}
+        {"question": f"Zoë 有 {n} pens 🙂 and buys {n} more. How many?", "answer": f"#### {2 * n}"}
         for n in range(20)
     ]
     rows.append({"question": "why? " * 100, "answer": "#### 1"})
@@ -130,9 +132,11 @@ def test_questions_from_a_file_run_from_end_to_end(train, tmp_path):
     ]  # fmt: skip
     process = train(
         "data=gsm8k", f"data.path={path}", "data.held_out_size=4", "max_prompt_tokens=128",
-        "steps=2", f"hydra.run.dir={tmp_path / 'run'}", small=small,
+        "steps=2", "samples.every=1", f"hydra.run.dir={tmp_path / 'run'}", small=small,
     )  # fmt: skip
     assert process.returncode == 0, process.stderr
+    assert "pens ? and buys" in process.stdout
+    assert "failed" not in process.stderr
     assert "(1 dropped for being longer than max_prompt_tokens)" in process.stdout
     assert "eval/gsm8k/pass_at_1" in summary(tmp_path / "run")["evaluation"]["last"]
 

@@ -1,7 +1,9 @@
 """A source that repeats some of the earlier prompts."""
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
 from typing import Any, Literal
 
 import numpy as np
@@ -78,7 +80,7 @@ class OpenReplay:
         self.ids = {prompt.id for prompt in prompts}
         self.seed = seed
         self.takes = 0
-        self.pending: set[str] = set()  # the contents of prompts without rewards so far
+        self.pending = Counter[str]()  # groups without rewards so far, by the content of a prompt
         self.buffer = ReplayBuffer(options.capacity, options.value, options.exploration)
 
     def take(self, count: int, step: int) -> list[Prompt]:
@@ -88,22 +90,30 @@ class OpenReplay:
         most = 0
         if len(self.buffer) >= options.least:
             most = rounded(options.share * count, self.seed, SALT, self.takes)
-        taken = self.source.take(count - most, step)
-        self.pending |= {content_key(prompt) for prompt in taken}
-        if most:
-            drawn = self.buffer.draw(most, options.exploit, random, without=self.pending)
-            replayed = [replace(self.source.find(id), drawn_by="replay") for id in drawn]
-            self.pending |= {content_key(prompt) for prompt in replayed}
-            taken += replayed
-        others = self.source.take(count - len(taken), step)
-        self.pending |= {content_key(prompt) for prompt in others}
-        return taken + others
+        new = self.next(count - most, step)
+        # Each new prompt may be one of the buffer's, which then has one fewer to replay.
+        while (missing := count - len(new) - self.buffer.count(without=self.pending)) > 0:
+            new += self.next(missing, step)
+        drawn = self.buffer.draw(count - len(new), options.exploit, random, without=self.pending)
+        replayed = [replace(self.source.find(id), drawn_by="replay") for id in drawn]
+        self.pending.update(map(content_key, replayed))
+        return new[: count - most] + replayed + new[count - most :]
+
+    def next(self, count: int, step: int) -> list[Prompt]:
+        """Returns prompts of the other source."""
+        prompts = self.source.take(count, step)
+        self.pending.update(map(content_key, prompts))
+        return prompts
 
     def credit(self, step: int, episodes: Sequence[Episode], rewards: Rewards) -> None:
+        runs = [len(list(run)) for _, run in groupby(each.prompt.id for each in episodes)]
+        samples = Counter(episode.prompt.id for episode in episodes)
         for prompt, rewards_G in rewards_by_prompt(episodes, rewards):
             if prompt.id in self.ids:
-                self.pending.discard(content_key(prompt))
+                # A prompt may have several groups, of the same size as any other group.
+                self.pending[content_key(prompt)] -= samples[prompt.id] // min(runs)
                 self.buffer.update(prompt, rewards_G.tolist())
+        self.pending = +self.pending  # without what is 0
         self.source.credit(step, episodes, rewards)
 
     def find(self, id: str) -> Prompt:
@@ -113,12 +123,12 @@ class OpenReplay:
         return {
             "source": self.source.state(),
             "takes": self.takes,
-            "pending": sorted(self.pending),
+            "pending": dict(sorted(self.pending.items())),
             "buffer": self.buffer.state(),
         }
 
     def restore(self, state: dict[str, Any]) -> None:
         self.source.restore(state["source"])
         self.takes = state["takes"]
-        self.pending = set(state["pending"])
+        self.pending = Counter(state["pending"])
         self.buffer.restore(state["buffer"])

@@ -27,7 +27,7 @@ from rl4p.runs.comparison.runs import (
 from rl4p.runs.responses.file import recorded_samples
 from rl4p.runs.responses.sample import Sample
 from rl4p.runs.tracker.background import reason
-from rl4p.runs.tracker.mirror import IDENTITY, STATUS
+from rl4p.runs.tracker.mirror import IDENTITY, STATUS, mlflow_key
 from rl4p.runs.tracker.mlflow import SQLITE, MLflow
 
 if TYPE_CHECKING:
@@ -38,13 +38,13 @@ FILES = ("config.yaml", "environment.json", "samples.jsonl")
 
 
 def read_experiment(
-    experiment: str, uri: str, metric: str | None = None
+    experiment: str, uri: str | None, metric: str | None = None
 ) -> tuple[list[Run], list[LeftOut]]:
     """Returns the finished runs of an MLflow experiment, oldest first, and the other ones.
 
     Args:
       experiment: the name of the experiment.
-      uri: the store, as `tracker.uri`.
+      uri: the store, as `tracker.uri`; None is MLFLOW_TRACKING_URI.
       metric: a metric to read beside the metrics of every comparison.
 
     Raises:
@@ -52,7 +52,7 @@ def read_experiment(
       RunError: the store cannot be read.
     """
     store = MLflow(uri=uri)  # refuses a wrong one
-    uri = store.uri
+    uri = str(store.uri)
     if uri.startswith(SQLITE) and not Path(uri.removeprefix(SQLITE)).is_file():
         raise InputError(f"tracker.uri={uri} does not exist.")  # MLflow would create it
     runs, left_out, count = [], [], 0
@@ -101,14 +101,16 @@ def _read(client: "MlflowClient", run: Any, name: str, metric: str | None) -> Ru
       Unusable: it did not finish, or a file of it cannot be read.
     """
     wanted = {
-        key
-        for key in run.data.metrics
-        if key in RECORDED or key == metric or key.endswith((PASS_AT_1, "/prompts"))
+        key: key
+        for key in sorted(run.data.metrics)
+        if key in RECORDED or key.endswith((PASS_AT_1, "/prompts"))
     }
+    if metric is not None and mlflow_key(metric) in run.data.metrics:
+        wanted[mlflow_key(metric)] = metric
     by_step: dict[int, dict[str, float]] = {}
-    for key in sorted(wanted):
+    for key, name_of_metric in wanted.items():
         for point in client.get_metric_history(run.info.run_id, key):
-            by_step.setdefault(point.step, {"step": point.step})[key] = point.value
+            by_step.setdefault(point.step, {"step": point.step})[name_of_metric] = point.value
     rows = [by_step[step] for step in sorted(by_step)]
     statuses = {shown: status for status, shown in STATUS.items()}
     check_finished(run.data.tags.get("status") or statuses.get(run.info.status), rows)

@@ -1,5 +1,6 @@
 """The runs that the arguments of `rl4p.compare` name, and the folder for the files."""
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -10,6 +11,7 @@ from rl4p.configuration import commands
 from rl4p.configuration.folder import LATEST, run_folder
 from rl4p.errors import InputError
 from rl4p.runs.comparison.runs import LeftOut, Run, read_folders
+from rl4p.runs.tracker.mlflow import URI
 
 FOLDER = "compare"  # in the folder of the sweep, or in `out`
 SWEEP = "multirun.yaml"  # Hydra writes it into the folder of a sweep
@@ -35,7 +37,7 @@ class CompareOptions:
     Attributes:
       run: the folders of runs or of sweeps.
       experiment: an MLflow experiment, instead of folders.
-      tracker: the store of the experiment.
+      tracker: the store of the experiment; None is MLFLOW_TRACKING_URI.
       metric: the metric to compare.
       out: the folder for the files.
     """
@@ -47,8 +49,9 @@ class CompareOptions:
     out: str | None = None
 
     def __post_init__(self) -> None:
-        stored = (self.experiment is not None, self.tracker is not None)
-        if stored not in ((True, True), (False, False)) or bool(self.run) == all(stored):
+        named = self.experiment is not None
+        without_store = named and self.tracker is None and not os.environ.get(URI)
+        if without_store or bool(self.run) == named or (self.tracker is not None and not named):
             raise InputError("Give run=FOLDER, or experiment=NAME tracker.uri=URI; see --help.")
 
 
@@ -73,12 +76,11 @@ def read(options: CompareOptions) -> tuple[list[Run], list[LeftOut], Path]:
     """
     now = datetime.now()
     out = Path("outputs", "comparisons", f"{now:%Y-%m-%d}", f"{now:%H-%M-%S}")
-    if options.tracker is not None:
+    if options.experiment is not None:
         from rl4p.runs.comparison.mlflow import read_experiment  # imports MLflow
 
-        runs, left_out = read_experiment(
-            str(options.experiment), options.tracker.uri, options.metric
-        )
+        uri = None if options.tracker is None else options.tracker.uri
+        runs, left_out = read_experiment(options.experiment, uri, options.metric)
     else:
         places = [run_folder(name) if name == LATEST else Path(name) for name in options.run]
         runs, left_out = read_folders(places)

@@ -32,6 +32,9 @@ different in at most 4 % of sweeps, whatever the other groups are; and if all gr
 difference is supported in at most 4 %. A method that keeps the second rate even where other groups
 differ (Holm's) has no power with three seeds: it does not tell 0.93 from 0.69 in a sweep of ten
 algorithms with deviations of 0.02.
+
+Values that differ by rounding only count as equal (`ROUNDING`): 0.8 - 0.7 and 0.9 - 0.8 are not the
+same number, and the deviation 2e-17 of such differences says nothing about the seeds.
 """
 
 from collections.abc import Mapping, Sequence
@@ -43,6 +46,7 @@ import numpy as np
 LEVEL = 0.95  # of the interval of a group
 ERROR_RATE = 0.04  # the share of supported differences that may be wrong
 FEWEST_SEEDS = 3  # two values have no useful spread: Student's factor is 12.7
+ROUNDING = 2.0**-21  # of the largest value: four units in the last place of float32
 DRAWS = 100_000  # the error of a 95 % quantile's level is 0.07 %
 
 Interval = tuple[float, float]
@@ -76,7 +80,8 @@ def interval(
     Returns:
       None for fewer than `FEWEST_SEEDS` values, and for equal values of unknown resolution.
     """
-    deviation = _deviation(np.asarray(values, np.float64), resolution)
+    values = np.asarray(values, np.float64)
+    deviation = _deviation(values, resolution, _rounding(values))
     if deviation is None:
         return None
     half = deviation * _at(_ratios(len(values)), level)
@@ -120,14 +125,18 @@ def difference(
     Seeds that only one group has are then left out of the difference.
     """
     common = sorted(a.keys() & b.keys())
+    all_a, all_b = np.array(list(a.values())), np.array(list(b.values()))
+    rounding = _rounding(all_a, all_b)  # of values, and of their differences
     paired = len(common) >= FEWEST_SEEDS and 2 * len(common) >= min(len(a), len(b))
     if paired:
         terms = [np.array([a[seed] - b[seed] for seed in common])]
         resolution *= np.sqrt(2)  # two rounded values
     else:
-        terms = [np.array(list(a.values())), np.array(list(b.values()))]
+        terms = [all_a, all_b]
     estimate = iqm(terms[0]) - (0.0 if paired else iqm(terms[1]))
-    spreads = [_deviation(values, resolution) for values in terms]
+    if abs(estimate) <= rounding:
+        estimate = 0.0
+    spreads = [_deviation(values, resolution, rounding) for values in terms]
     deviations = [spread for spread in spreads if spread is not None]
     bounds = p_value = None
     if len(deviations) == len(terms):
@@ -145,14 +154,21 @@ def difference(
         interval=bounds,
         p_value=p_value,
         pairs=len(common) if paired else 0,
-        probability=probability_of_improvement(list(a.values()), list(b.values())),
+        probability=probability_of_improvement(all_a, all_b),
     )
 
 
 def probability_of_improvement(a: Sequence[float] | Array, b: Sequence[float] | Array) -> float:
     """Returns the share of all pairs of a run of each group in which a is larger; ties are half."""
-    sign = np.sign(np.asarray(a, np.float64)[:, None] - np.asarray(b, np.float64))
+    a, b = np.asarray(a, np.float64), np.asarray(b, np.float64)
+    difference = a[:, None] - b
+    sign = np.where(np.abs(difference) <= _rounding(a, b), 0.0, np.sign(difference))
     return float((1 + sign).mean() / 2)
+
+
+def same(a: float, b: float) -> bool:
+    """Returns whether two numbers differ by rounding only."""
+    return abs(a - b) <= _rounding(np.array([a, b]))
 
 
 def supported(p_values: Sequence[float | None], *, error_rate: float = ERROR_RATE) -> list[bool]:
@@ -167,11 +183,20 @@ def supported(p_values: Sequence[float | None], *, error_rate: float = ERROR_RAT
     return [p is not None and p <= largest for p in p_values]
 
 
-def _deviation(values: Array, resolution: float) -> float | None:
-    """Returns the standard deviation, which for equal values is their rounding error."""
+def _rounding(*values: Array) -> float:
+    """Returns the largest difference that rounding alone may make between some of the values."""
+    return ROUNDING * max((float(np.abs(each).max()) for each in values if each.size), default=0.0)
+
+
+def _deviation(values: Array, resolution: float, rounding: float) -> float | None:
+    """Returns the standard deviation; equal values have that of their resolution, or None.
+
+    Args:
+      rounding: the largest range of values that count as equal.
+    """
     if len(values) < FEWEST_SEEDS:
         return None
-    if np.ptp(values) == 0:
+    if np.ptp(values) <= rounding:
         return resolution / np.sqrt(12) or None
     return float(values.std(ddof=1))
 

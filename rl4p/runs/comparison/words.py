@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 
 from rl4p.runs.comparison.analysis import Compared, Comparison, Result
-from rl4p.runs.comparison.statistics import ERROR_RATE, FEWEST_SEEDS, LEVEL, Interval
+from rl4p.runs.comparison.statistics import ERROR_RATE, FEWEST_SEEDS, LEVEL, Interval, same
 
 MANY = 5  # groups in one sentence
 SENTENCES = 4  # about the groups that are better than others
@@ -24,7 +24,7 @@ def sentences(comparison: Comparison) -> list[str]:
 
 def _of_best(results: Sequence[Result], metric: str) -> str:
     best = results[0]
-    equal = [each.group.name for each in results[1:] if each.iqm == best.iqm]
+    equal = [each.group.name for each in results[1:] if same(each.iqm, best.iqm)]
     shown = number(best.iqm)
     if best.interval is not None:
         shown += f", {LEVEL:.0%} interval {span(best.interval)}"

@@ -18,7 +18,7 @@ from rl4p.configuration.override_errors import same
 from rl4p.configuration.resume import as_started, config_of_run, place
 from rl4p.configuration.schema import check, without_hydra
 from rl4p.configuration.suggestions import did_you_mean
-from rl4p.data.answer import boxed, final_answer
+from rl4p.data.extraction import extract
 from rl4p.data.quantity import quantity
 from rl4p.data.rows import digest
 from rl4p.errors import InputError
@@ -180,7 +180,11 @@ def prompt_of(
         answer = reference_of(answer, task, where)
     task = task or ("texts" if quantity(answer, units=False) is None else "numbers")
     # Not the id alone, because two questions of a file may have the same one.
-    content = digest(json.dumps([sample.prompt, answer, sample.metadata], sort_keys=True))
+    content = digest(
+        json.dumps(
+            [sample.prompt, answer, sample.metadata, sample.generation_prompt], sort_keys=True
+        )
+    )
     key = (task, content if sample.id is None else f"{sample.id}/{content}")
     if key not in prompts:
         prompts[key] = Prompt(
@@ -188,6 +192,7 @@ def prompt_of(
             question=sample.prompt,
             answer=answer,
             task=task,
+            generation_prompt=sample.generation_prompt,
             metadata=sample.metadata,
             tokens=(),
         )
@@ -208,8 +213,8 @@ def reference_of(answer: str, task: str, where: str) -> str:
     """Returns the reference answer in an answer, as the data set of the task reads it."""
     if task in WHOLE:
         return answer.strip()
-    mark, rule = ("\\boxed{}", boxed) if task == "math" else ("####", final_answer)
-    reference = rule(answer)
+    mark, rule = ("\\boxed{}", "boxed") if task == "math" else ("####", "hashes")
+    reference = extract(answer, rule)
     if reference == "":
         raise InputError(f"{where}: answer has an empty {mark}: write the reference answer there.")
     return answer.strip() if reference is None else reference

@@ -29,7 +29,7 @@ TEXT, COUNT, OBJECT = (str, "a text"), (int, "a natural number"), (Mapping, "an 
 NUMBER, FLAG = (int | float | str, "a number"), (bool, "true or false")
 # The type of each field, and its name in words. Numbers may be texts, such as "NaN".
 KINDS: dict[str, tuple[Any, str]] = {
-    **dict.fromkeys(("prompt", "response", "answer", "id", "task"), TEXT),
+    **dict.fromkeys(("prompt", "response", "answer", "id", "task", "generation_prompt"), TEXT),
     **dict.fromkeys(("step", "sample", "seed", "length"), COUNT),
     **dict.fromkeys(("metadata", "terms", "tokens"), OBJECT),
     **dict.fromkeys(("logprob", "reward", "advantage"), NUMBER),
@@ -50,6 +50,8 @@ class Sample:
       prompt: the question, without its chat template.
       response: the text of the response. Of a demonstration with several answers it is the last.
       answer: the reference answer.
+      generation_prompt: what the chat template wrote before the response, such as
+        ``<|assistant|><think>``, which graders need to find the end of the thoughts.
       id, task: the id and the task of the prompt.
       metadata: other values of the prompt, for graders; those that JSON does not have, such as
         dates, are texts.
@@ -77,6 +79,7 @@ class Sample:
     prompt: str
     response: str
     answer: str | None = None
+    generation_prompt: str | None = None
     id: str | None = None
     task: str | None = None
     metadata: Mapping[str, Any] = field(default_factory=dict)
@@ -101,6 +104,7 @@ class Sample:
             prompt=question.question,
             response=text,
             answer=question.answer,
+            generation_prompt=getattr(question, "generation_prompt", None),
             id=question.id,
             task=question.task,
             metadata=json.loads(json.dumps(dict(question.metadata), default=str)),

@@ -1,9 +1,10 @@
 """A thread that mirrors a run folder, so that the run never waits for a tracker."""
 
 import logging
+import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from rl4p.protocols.tracker import Mirror
@@ -129,6 +130,12 @@ class BackgroundMirror:
         if requested:
             mirror.upload(self._status)
             self._failure = None
+
+
+def warn_of_variables(names: Iterable[str], reason: str) -> None:
+    """Names the environment variables among these that are set, and have no effect."""
+    if present := [name for name in names if os.environ.get(name)]:
+        log.warning("%s has no effect: %s", " ".join(present), reason)
 
 
 def seconds_since(time_then: float | None) -> float:

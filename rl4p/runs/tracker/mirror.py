@@ -1,8 +1,8 @@
 """A mirror of a run folder in MLflow. It may be repeated: metrics are not sent twice."""
 
 import getpass
+import hashlib
 import json
-import posixpath
 import re
 import uuid
 from pathlib import Path
@@ -25,7 +25,10 @@ PARENT = "mlflow.parentRunId"  # tag of MLflow, like the next ones
 COMMIT = "mlflow.source.git.commit"
 NOTE = "mlflow.note.content"
 STATUS = {"finished": "FINISHED", "stopped": "KILLED", "failed": "FAILED"}
-METRICS_PER_BATCH = 1000  # the limit of MLflow
+METRICS_PER_BATCH, PARAMS_PER_BATCH, LONGEST_KEY = 1000, 100, 250  # limits of MLflow
+WRONG_LETTER = r"[^\w. :-]"
+WRONG_FOLDER = r"[#%\\]| [0-9a-f]{8}$"  # MLflow refuses # and \, and reads %41 as A
+WRONG_PART = rf"{WRONG_LETTER}|^\.\.| [0-9a-f]{{8}}$"  # the last is the form of a changed part
 FIRST_FILES = ("config.yaml", "environment.json")
 LAST_FILES = (*FIRST_FILES, "samples.jsonl", "summary.json", "plots/*")
 LAST_FILES += ("evaluation*.json", "responses*.jsonl", "evaluation/**/*.json*")
@@ -90,9 +93,9 @@ class MLflowMirror(Mirror):
         # MLflow cannot change a parameter; config.yaml shows the new value of a resumed run.
         parameters = {mlflow_key(k): v[:6000] for k, v in description.parameters.items()}
         new = [Param(k, v) for k, v in parameters.items() if k not in run.data.params]
-        client.log_batch(
-            self._id, params=new[:100], tags=[RunTag(k, v[:8000]) for k, v in tags.items()]
-        )
+        client.log_batch(self._id, tags=[RunTag(k, v[:8000]) for k, v in tags.items()])
+        for start in range(0, len(new), PARAMS_PER_BATCH):
+            client.log_batch(self._id, params=new[start : start + PARAMS_PER_BATCH])
         if not (run.inputs and run.inputs.dataset_inputs):
             client.log_inputs(self._id, [_input(data_set) for data_set in description.data_sets])
         self.send_files(*FIRST_FILES)
@@ -118,8 +121,11 @@ class MLflowMirror(Mirror):
         """Sends the files of the run folder that match, with their relative paths."""
         for pattern in patterns:
             for path in sorted(self._folder.glob(pattern)):
-                place = path.relative_to(self._folder).parent.as_posix()
-                self._client.log_artifact(self._id, str(path), None if place == "." else place)
+                parts = path.relative_to(self._folder).parent.parts
+                place = "/".join(
+                    marked(part, part) if re.search(WRONG_FOLDER, part) else part for part in parts
+                )
+                self._client.log_artifact(self._id, str(path), place or None)
 
     def send_table(self) -> None:
         """Sends the samples as a table for MLflow's views.
@@ -212,8 +218,25 @@ def identity_of(folder: Path) -> str:
 
 
 def mlflow_key(name: str) -> str:
-    """Returns the name with characters that MLflow allows, as a normalized path."""
-    return posixpath.normpath(re.sub(r"[^\w/. :-]", "_", name)).strip("./")[:250] or "_"
+    """Returns a name of a metric, a parameter or a tag in letters that MLflow takes.
+
+    Different names have different keys. A part between slashes that MLflow takes stays as it is.
+    Another part gets _ for each wrong letter and a digest of the part: "a@b" is "a_b 1a2b3c4d". So
+    do parts that look like this already, and a whole name that is too long.
+    """
+    key = "/".join(part if taken(part) else marked(part, part) for part in name.split("/"))
+    return key if len(key) <= LONGEST_KEY else marked(key[: LONGEST_KEY - 9], name)
+
+
+def taken(part: str) -> bool:
+    """Returns whether MLflow takes a part of a path, and it does not look like a changed one."""
+    return part.strip() == part not in ("", ".") and not re.search(WRONG_PART, part)
+
+
+def marked(readable: str, name: str) -> str:
+    """Returns the letters of a text that MLflow takes, with a digest of a name."""
+    letters = re.sub(WRONG_LETTER, "_", readable).strip(" .") or "_"
+    return f"{letters} {hashlib.sha256(name.encode('utf-8', 'surrogatepass')).hexdigest()[:8]}"
 
 
 def _tags(description: Description) -> dict[str, str]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from rl4p.errors import InputError
-from rl4p.runs.tracker.background import BackgroundMirror
+from rl4p.runs.tracker.background import BackgroundMirror, warn_of_variables
 from rl4p.runs.tracker.description import Description
 from rl4p.runs.tracker.mirror import MLflowMirror
 
@@ -19,6 +19,13 @@ if TYPE_CHECKING:
 
 TARGET = "rl4p.runs.tracker.mlflow.MLflow"
 SQLITE = "sqlite:///"
+# MLflow's variables, which decide where the configuration says nothing, and the defaults.
+URI, NAME, ID = "MLFLOW_TRACKING_URI", "MLFLOW_EXPERIMENT_NAME", "MLFLOW_EXPERIMENT_ID"
+LOCAL, EXPERIMENT = "sqlite:///outputs/mlflow.db", "rl4p"
+MEASURES = "MLFLOW_ENABLE_SYSTEM_METRICS_LOGGING"
+# Variables that have no effect. All others are read by MLflow's client, such as user and password.
+WITHOUT_EFFECT = ("MLFLOW_RUN_ID", "MLFLOW_RUN_NAME", "MLFLOW_RUN_CONTEXT")
+WHY = "a run is found in MLflow by its tag rl4p.run, and named after its overrides."
 PARENT_VARIABLE = "RL4P_PARENT_RUN_ID"  # holds the id of the sweep's run
 # Tag of an experiment: its kind, which selects the view "Model training". MLflow 3.17 reads it only
 # without the switch "GenAI | Model training"; with it, the link or the last choice decides.
@@ -39,12 +46,14 @@ class MLflow:
 
     Attributes:
       uri: the tracking store: ``sqlite:///PATH`` relative to the working directory,
-        ``sqlite:////PATH`` absolute, or the address of a server. Credentials belong in
-        MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD.
-      experiment: the MLflow experiment of the runs.
+        ``sqlite:////PATH`` absolute, or the address of a server; None is MLFLOW_TRACKING_URI, or
+        else `LOCAL`. Credentials belong in MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD.
+      experiment: the MLflow experiment of the runs; None is MLFLOW_EXPERIMENT_NAME, or else the
+        experiment with the id MLFLOW_EXPERIMENT_ID, or else `EXPERIMENT`.
       close_timeout_seconds: how long the end of a run may wait for unsent data.
       system_metrics: whether MLflow measures the machine (CPU, memory, disk, network, NVIDIA GPUs
-        with pynvml) every 10 seconds, under ``system/``.
+        with pynvml) every 10 seconds, under ``system/``; None is
+        MLFLOW_ENABLE_SYSTEM_METRICS_LOGGING, or else false.
       upload_checkpoints: whether to upload the newest checkpoint at the end of the run. MLflow
         shows the path of the checkpoints in any case.
       register: the name under which a run that finishes registers its policy, exported as a Hugging
@@ -52,24 +61,28 @@ class MLflow:
       upload_timeout_seconds: how long the end of a run may wait for the uploads of these two.
     """
 
-    uri: str
-    experiment: str = "rl4p"
+    uri: str | None = None
+    experiment: str | None = None
     close_timeout_seconds: float = 10.0
-    system_metrics: bool = False
+    system_metrics: bool | None = None
     upload_checkpoints: bool = False
     register: str | None = None
     upload_timeout_seconds: float = 3600.0
 
     def __post_init__(self):
+        key = "tracker.uri"
+        if self.uri is None:
+            key = URI
+            object.__setattr__(self, "uri", os.environ.get(URI) or LOCAL)
         if not urlsplit(self.uri).scheme:
-            raise InputError(
-                f"tracker.uri={self.uri} has no scheme: write sqlite:///PATH or http://..."
-            )
+            raise InputError(f"{key}={self.uri} has no scheme: write sqlite:///PATH or http://...")
         if urlsplit(self.uri).password:
             raise InputError(
-                "tracker.uri contains a password, which would be saved with the run: set"
+                f"{key} contains a password, which would be saved with the run: set"
                 " MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD instead."
             )
+        if self.experiment == "":
+            raise InputError("tracker.experiment is empty: write a name, or null.")
         if self.register is not None and not set(self.register).isdisjoint("/:"):
             raise InputError(
                 f"tracker.register={self.register} contains / or :, which MLflow does not allow in"
@@ -80,10 +93,17 @@ class MLflow:
 
     @property
     def _database(self) -> Path | None:
-        is_file = self.uri.startswith(SQLITE)
-        return Path(self.uri.removeprefix(SQLITE)).absolute() if is_file else None
+        is_file = str(self.uri).startswith(SQLITE)
+        return Path(str(self.uri).removeprefix(SQLITE)).absolute() if is_file else None
+
+    @property
+    def _measures(self) -> bool:
+        if self.system_metrics is not None:
+            return self.system_metrics
+        return os.environ.get(MEASURES, "").lower() in ("true", "1")  # as MLflow reads it
 
     def open(self, folder: Path) -> BackgroundMirror:
+        warn_of_variables(WITHOUT_EFFECT, WHY)
         trusted = Description(folder).config.get("trusted_targets") or ()
         parent = os.environ.get(PARENT_VARIABLE)
         uploads = self.upload_checkpoints or self.register is not None
@@ -116,7 +136,7 @@ class MLflow:
             *self.connect(),
             folder,
             parent,
-            system_metrics=live and self.system_metrics,
+            system_metrics=live and self._measures,
             upload_checkpoints=self.upload_checkpoints,
             register=self.register,
             trusted=trusted,
@@ -136,14 +156,17 @@ class MLflow:
         Waits for the store, and raises any error of MLflow and of the libraries that it uses.
         """
         with _one_at_a_time(self._database):
-            client = self.client()
-            experiment = client.get_experiment_by_name(self.experiment)
+            client, name = self.client(), self.experiment or os.environ.get(NAME)
+            if name is None and (number := os.environ.get(ID)):
+                experiment = client.get_experiment(number)
+            else:
+                experiment = client.get_experiment_by_name(name := name or EXPERIMENT)
             if experiment is None:
                 # By default, MLflow puts the artifacts of SQLite into the working directory.
                 artifacts = self._database and (self._database.parent / "mlartifacts").as_uri()
-                made = client.create_experiment(self.experiment, artifacts, tags={KIND: TRAINING})
+                made = client.create_experiment(str(name), artifacts, tags={KIND: TRAINING})
                 return client, made
-            if KIND not in experiment.tags:  # made by an older version, or by hand
+            if KIND not in experiment.tags:  # made by hand
                 client.set_experiment_tag(experiment.experiment_id, KIND, TRAINING)
             return client, experiment.experiment_id
 

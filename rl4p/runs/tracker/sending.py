@@ -1,5 +1,6 @@
 """Sends the record of a run folder to a tracker."""
 
+import os
 from dataclasses import asdict, dataclass, field
 from importlib import import_module
 from pathlib import Path
@@ -9,8 +10,9 @@ from rl4p.configuration.commands import SEVERAL
 from rl4p.configuration.yaml_file import read_mapping
 from rl4p.errors import InputError, RunError
 from rl4p.runs.record import Record
-from rl4p.runs.tracker.background import reason
+from rl4p.runs.tracker.background import reason, warn_of_variables
 from rl4p.runs.tracker.description import options_of
+from rl4p.runs.tracker.mlflow import URI, WHY, WITHOUT_EFFECT
 
 TARGETS = {"mlflow": "MLflow", "tensorboard": "TensorBoard", "wandb": "WandB", "csv": "CSV"}
 
@@ -60,8 +62,10 @@ def send(folder: Path, tracker: Destination) -> str:
     given = {key: value for key, value in asdict(tracker).items() if value is not None}
     name = given.pop("name")
     options |= given
-    if name == "mlflow" and "uri" not in options:
-        raise InputError(f"{folder} was run without MLflow: add tracker.uri=URI, its store.")
+    if name == "mlflow":
+        warn_of_variables(WITHOUT_EFFECT, WHY)
+        if "uri" not in options and not os.environ.get(URI):
+            raise InputError(f"{folder} was run without MLflow: add tracker.uri=URI, its store.")
     try:
         receiver = getattr(import_module(module), TARGETS[name])(**options)
     except TypeError as error:

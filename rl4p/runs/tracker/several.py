@@ -1,17 +1,14 @@
 """Several trackers for one run. A tracker that fails stops neither the run nor another tracker."""
 
-import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from rl4p.errors import InputError
 from rl4p.protocols.tracker import TrackedRun, Tracker
-
-log = logging.getLogger(__name__)
+from rl4p.runs.tolerance import Tolerance
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,8 +21,8 @@ class Several:
       trackers: the trackers by name.
     """
 
-    uri: str
-    experiment: str = "rl4p"
+    uri: str | None = None
+    experiment: str | None = None
     trackers: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self):
@@ -42,41 +39,29 @@ class SeveralRuns:
     def __init__(self, trackers: Mapping[str, Tracker], folder: Path):
         """Opens the trackers. An `InputError` is raised, because the user can correct it."""
         self._runs: dict[str, TrackedRun] = {}
-        self._failed: set[str] = set()
+        self._tolerance = Tolerance()
         for name, tracker in trackers.items():
-            with self._survived(name):
+            with self._tolerance.of(f"The tracker {name}"):
                 self._runs[name] = tracker.open(folder)
 
     def log(self, step: int, metrics: dict[str, float]) -> None:
         for name, run in self._runs.items():
-            with self._survived(name):
+            with self._tolerance.of(f"The tracker {name}"):
                 run.log(step, metrics)
 
     def artifact(self, path: Path) -> None:
         for name, run in self._runs.items():
-            with self._survived(name):
+            with self._tolerance.of(f"The tracker {name}"):
                 run.artifact(path)
 
     def finish(self, status: str) -> bool:
         """Ends the trackers side by side, so that they wait as long as the slowest one."""
 
         def ended(name: str) -> bool:
-            with self._survived(name):
+            with self._tolerance.of(f"The tracker {name}"):
                 return self._runs[name].finish(status)
             return False
 
         with ThreadPoolExecutor(max(1, len(self._runs))) as pool:
             done = list(pool.map(ended, self._runs))
-        return all(done) and not self._failed
-
-    @contextmanager
-    def _survived(self, name: str) -> Iterator[None]:
-        """Warns of the first error of a tracker in place of raising it."""
-        try:
-            yield
-        except InputError:
-            raise
-        except Exception as error:  # noqa: BLE001 - the run continues after any error
-            if name not in self._failed:
-                log.warning("The tracker %s failed, and the run continues: %r", name, error)
-            self._failed.add(name)
+        return all(done) and not self._tolerance.failed

@@ -99,7 +99,7 @@ class ParentRun(Callback):
                 status = "FAILED"
             share_view(client, experiment, parent, keys, children)
             client.set_terminated(parent, status)
-            print(where_to_look(tracker.uri, page(experiment, parent)))
+            print(where_to_look(str(tracker.uri), page(experiment, parent)))
         except Exception as error:  # noqa: BLE001 - the runs have ended and their records exist
             log.warning("MLflow still shows this sweep as running: %s", reason(error))
 

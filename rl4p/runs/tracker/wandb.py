@@ -11,7 +11,7 @@ from typing import Any, Literal
 from rl4p.errors import InputError
 from rl4p.protocols.tracker import Mirror
 from rl4p.runs.record import Record, replace_file
-from rl4p.runs.tracker.background import BackgroundMirror
+from rl4p.runs.tracker.background import BackgroundMirror, warn_of_variables
 from rl4p.runs.tracker.description import Description
 from rl4p.runs.tracker.mirror import identity_of
 from rl4p.runs.tracker.steps import TimedSteps
@@ -22,6 +22,7 @@ SENT = "wandb.json"  # in the run folder: the last step that was sent
 ROWS_OF_TABLE = 1000  # the newest samples
 EXIT_CODES = {"finished": 0, "stopped": 0}
 # The user's variables take precedence.
+WITHOUT_EFFECT = ("WANDB_RUN_ID", "WANDB_RESUME", "WANDB_DIR")
 SETTINGS = {"WANDB_ERROR_REPORTING": "false", "WANDB_SILENT": "true"}
 
 
@@ -30,16 +31,18 @@ class WandB:
     """A tracker that mirrors runs into Weights & Biases, in a separate thread.
 
     Attributes:
-      project, entity: the place of the runs; an entity of None is the default of the account.
+      project, entity: the place of the runs; None is WANDB_PROJECT or else "rl4p", and WANDB_ENTITY
+        or else the default of the account.
       mode: "online", or "offline", which writes files into the run folder and uses no network;
-        ``wandb sync RUN_FOLDER/wandb/offline-run-*`` sends them later.
+        ``wandb sync RUN_FOLDER/wandb/offline-run-*`` sends them later. None is WANDB_MODE, or else
+        "online".
       close_timeout_seconds: how long the end of a run may wait for the server.
       system_metrics: whether to measure the machine.
     """
 
-    project: str = "rl4p"
+    project: str | None = None
     entity: str | None = None
-    mode: Literal["online", "offline"] = "online"
+    mode: Literal["online", "offline"] | None = None
     close_timeout_seconds: float = 30.0
     system_metrics: bool = False
 
@@ -48,6 +51,7 @@ class WandB:
             raise InputError("tracker=wandb needs wandb: pip install wandb.")
 
     def open(self, folder: Path) -> BackgroundMirror:
+        warn_of_variables(WITHOUT_EFFECT, "a run is found by tracker.json in its folder.")
         return BackgroundMirror(
             folder,
             lambda: self.mirror(folder),
@@ -79,16 +83,17 @@ class WandBRun(Mirror):
         self._steps = TimedSteps(folder, 0)
         self._sent = self._folder / SENT
         self._last = json.loads(self._sent.read_text())["step"] if self._sent.exists() else -1
+        mode = options.mode or os.environ.get("WANDB_MODE")
         self._run = wandb.init(
             id=identity_of(self._folder),
-            resume=None if options.mode == "offline" else "allow",
-            project=options.project,
+            resume=None if mode == "offline" else "allow",
+            project=options.project or os.environ.get("WANDB_PROJECT") or "rl4p",
             entity=options.entity,
             mode=options.mode,
             dir=str(self._folder),
-            name=description.name,
-            group=description.sweep,
-            notes=description.command,
+            name=os.environ.get("WANDB_NAME") or description.name,
+            group=os.environ.get("WANDB_RUN_GROUP") or description.sweep,
+            notes=os.environ.get("WANDB_NOTES") or description.command,
             config=description.parameters | {"config": description.config},
             settings=wandb.Settings(
                 console="off",  # the terminal belongs to the run

@@ -58,6 +58,15 @@ def test_an_invalid_sample_is_replaced_by_a_valid_one(make_group):
     assert group.rewards.valid_B.tolist() == [True, True]
 
 
+def test_a_solution_is_not_late(make_group):
+    cache = SuccessCache().open(PLAIN)
+    cache(make_group([1, 0]))
+    failed = make_group([0, 0], valid=[False, False])
+    late_B = np.array([True, True])
+    group, _ = cache(replace(failed, rewards=replace(failed.rewards, late_B=late_B)))
+    assert group.rewards.late_B.tolist() == [True, False]
+
+
 def test_the_prompt_that_was_right_longest_ago_leaves_first(make_group, prompts):
     cache = SuccessCache(capacity=2).open(PLAIN)
     for at in (0, 1, 0, 2):  # prompt 0 is right again

@@ -45,6 +45,17 @@ class Vowels:
         return [float(sum(map(ord, episode.response)) % 99) for episode in episodes]
 
 
+@dataclass(frozen=True, kw_only=True)
+class Always:
+    """A term with one reward for all."""
+
+    reward: float
+    weight: float = 1.0
+
+    def __call__(self, episodes):
+        return [self.reward] * len(episodes)
+
+
 @pytest.fixture
 def first_state(make_state, params):
     return lambda: make_state(params, AdamW(learning_rate=1e-2))
@@ -393,6 +404,31 @@ def test_solutions_are_stored_and_saved(make_loop, first_state):
     other.collector.restore(state)
     assert list(other.collector.cache.solutions) == state["cache"]["ids"]
     other.collector.close()
+
+
+def test_a_source_is_credited_with_what_the_policy_did_and_not_with_the_cache(
+    make_loop, first_state
+):
+    """The cache has a solution for each prompt of the step, and all of its own samples fail."""
+    asynchronous = Asynchronous(ahead=0, cache=SuccessCache(term=None))
+    right = make_loop(asynchronous, steps=1, term=Always(reward=1.0))
+    right.collector.collect(first_state())
+    failing = make_loop(asynchronous, steps=1, term=Always(reward=0.0))
+    failing.collector.cache.restore(right.collector.cache.state())
+    credited = []
+    failing.source.credit = lambda step, episodes, rewards: credited.append(
+        ([episode.response for episode in episodes], rewards.total_B.tolist())
+    )
+    collected = failing.collector.collect(first_state())
+    for loop in (right, failing):
+        loop.collector.close()
+    assert collected.metrics["collector/from_cache"] == P
+    assert np.asarray(collected.rewards.total_B).tolist() == [0, 1] * P
+    ((responses, rewards),) = credited
+    assert rewards == [0] * P * G
+    assert responses[::G] == [episode.response for episode in collected.episodes[::G]]
+    for ours, trained in zip(responses[1::G], collected.episodes[1::G], strict=True):
+        assert ours != trained.response  # the solution of the cache, sampled as sample 0
 
 
 @pytest.mark.parametrize(

@@ -132,6 +132,27 @@ def test_rejected_groups_are_replaced_in_further_rounds(run):
     assert collected.metrics.keys() >= {"time/rollout", "time/reward"}
 
 
+@dataclass(frozen=True, kw_only=True)
+class Noting(Weighted):
+    """A reward whose memory has the memory at each call, and the number of samples of the last."""
+
+    def initial_state(self):
+        return []
+
+    def __call__(self, trajectories, episodes, memory):
+        return super().__call__(trajectories, episodes), [*memory, len(episodes)]
+
+
+def test_each_round_has_the_memory_that_the_one_before_left(run):
+    collector, state, *_ = run([EQUAL, MIXED, EQUAL, MIXED])
+    terms = collector.phases.reward.terms
+    collector.phases = replace(collector.phases, reward=Noting(terms=terms))
+    state = replace(state, memory={"reward": [99], "kl": "other"})
+    collected = collector.collect(state)
+    assert collected.memory == {"reward": [99, 2 * G, G, G], "kl": "other"}
+    assert state.memory["reward"] == [99]
+
+
 @pytest.mark.parametrize("otherwise", ["keep", "drop"])
 def test_after_the_last_round_rejected_groups_fill_the_step(run, otherwise):
     collector, state, _, order, _ = run([EQUAL] * 9, rounds=2, otherwise=otherwise)

@@ -7,6 +7,7 @@ from rl4p.loop.filter.deviation import Deviation
     ("keeps", "rewards", "options", "kept"),
     [
         (Deviation(), [0, 1], {}, True),
+        (Deviation(), [0.9, 0.9, 0.9], {}, False),
         (Deviation(), [0.1, 0.1, 0.1], {}, False),  # their deviation is a rounding error
         (Deviation(), [0, 1], {"valid": [True, False]}, False),
         (Deviation(), [1], {}, False),

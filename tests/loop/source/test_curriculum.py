@@ -28,6 +28,22 @@ def test_levels_near_the_target_are_preferred(make_prompts, stream, credit):
         assert abs(after[level] - expected[level]) < 5 * np.sqrt(expected[level]) + 1
 
 
+def test_the_probabilities_of_levels_are_a_bell_around_the_target(make_prompts, stream, credit):
+    """Pass rates on both sides of the target, at half a width and at two."""
+    prompts = make_prompts()
+    options = Curriculum(source=stream, by="level", decay=0.0, floor=0.02, target=0.4, width=0.2)
+    source = options.open(prompts, seed=0)
+    credit(
+        source, prompts[:4], [[1, 0], [1, 0, 0, 0, 0, 0, 0, 0, 0, 0], [1] * 4 + [0], [0, 1, 0, 0]]
+    )
+    counts = Counter(prompt.metadata["level"] for prompt in source.take(20_000, 1))
+    rates = np.array([0.5, 0.1, 0.8, 0.25])
+    weights = 0.02 + np.exp(-((rates - 0.4) ** 2) / (2 * 0.2**2))
+    expected = 20_000 * weights / weights.sum()
+    observed = np.array([counts[level] for level in range(4)])
+    assert (abs(observed - expected) < 4 * np.sqrt(expected)).all()
+
+
 def test_pass_rates_are_running_averages_over_groups(make_prompts, stream, credit):
     prompts = make_prompts()
     source = Curriculum(source=stream, by="level", decay=0.75).open(prompts, seed=0)

@@ -92,6 +92,50 @@ def test_a_prompt_is_not_replayed_before_its_samples_have_rewards(
     assert set(ids(again)) <= set(ids(prompts[:12]))
 
 
+@pytest.mark.parametrize("together", [False, True])
+def test_a_prompt_that_is_twice_in_flight_waits_for_both(make_prompts, stream, credit, together):
+    prompts = make_prompts(4)
+    source = Replay(source=stream, share=1.0, least=2, exploit=1.0).open(prompts, seed=0)
+    taken = source.take(4, 0) + source.take(4, 0)
+    assert sorted(ids(taken)) == sorted(ids(prompts) * 2)
+    if together:
+        credit(source, taken, [[0, 1]] * 8)
+    else:
+        credit(source, prompts, [[0, 1]] * 4)
+        assert not any(prompt.drawn_by for prompt in source.take(2, 1))
+        credit(source, prompts, [[0, 1]] * 4)
+        credit(source, prompts, [[0, 1]] * 4)
+    assert not source.pending
+    assert all(prompt.drawn_by for prompt in source.take(2, 1))
+
+
+def test_fill_ups_differ_from_the_replayed_prompts(make_prompts, stream, credit):
+    for seed in range(8):
+        prompts = make_prompts(6)
+        source = Replay(source=stream, share=0.75, least=1, exploit=0.5).open(prompts, seed=seed)
+        credit(source, prompts[:3], [[0, 1]] * 3)
+        for step in range(2):  # the second step begins in the middle of the epoch
+            taken = source.take(4, step)
+            assert len(set(ids(taken))) == len(taken) == 4
+            credit(source, taken, [[0, 1]] * 4, step)
+
+
+def test_a_prompt_that_filled_a_step_up_is_not_replayed_before_it_has_rewards(
+    make_prompts, stream, credit
+):
+    prompts = make_prompts(12)
+    source = Replay(source=stream, share=1.0, least=1, exploit=1.0).open(prompts, seed=0)
+    credit(source, prompts, [[0, 1]] * 12)
+    source.buffer.entries = dict(list(source.buffer.entries.items())[:2])
+    taken = source.take(6, 0)
+    fill_ups = [prompt for prompt in taken if prompt.drawn_by is None]
+    assert len(fill_ups) >= 4
+    for prompt in fill_ups:  # they enter the buffer, but by rewards of an earlier step
+        source.buffer.update(prompt, [0, 1])
+    again = [prompt for prompt in source.take(6, 1) if prompt.drawn_by]
+    assert not set(ids(again)) & set(ids(taken))
+
+
 def test_prompts_of_other_sources_do_not_enter(make_prompts, stream, credit):
     prompts = make_prompts()
     source = Replay(source=stream, least=1, share=0.5).open(prompts[:20], seed=0)

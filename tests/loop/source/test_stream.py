@@ -92,9 +92,3 @@ def test_a_state_of_prompts_with_other_contents_is_refused(make_prompt, change):
     PromptStream([make_prompt(id="a"), make_prompt(id="b")], seed=0).restore(state)
     with pytest.raises(InputError, match="questions, answers or metadata changed"):
         PromptStream([make_prompt(id="a"), make_prompt(id="b", **change)], seed=0).restore(state)
-
-
-def test_the_digest_of_prompts_without_messages_is_that_of_older_versions(make_prompt):
-    """Runs that were saved before prompts had messages go on."""
-    digest = "675d1a15f1a4321bb7eeebc3c4b7190771d721b26844e6730c07d0010a749233"
-    assert PromptStream([make_prompt(id="a")], seed=0).digest == digest

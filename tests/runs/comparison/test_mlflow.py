@@ -75,10 +75,11 @@ def test_runs_that_did_not_finish_and_parents_are_no_runs(sent, store, tmp_path)
 @pytest.mark.slow
 def test_another_metric_is_read_on_request(sent, store):
     assert "update/loss" not in read_experiment("rl4p", store.uri)[0][0].rows[-1]
-    rows = [{"step": 0, METRIC: 0.0, "update/loss": 7.0}]
+    rows = [{"step": 0, METRIC: 0.0, "update/loss": 7.0, "eval/a (b), @1/x": 8.0}]
     send(store, write_run(sent / "new", rows=rows))
-    found, _ = read_experiment("rl4p", store.uri, "update/loss")
-    assert found[-1].rows == rows
+    for name in ("update/loss", "eval/a (b), @1/x"):  # MLflow has another name for the second
+        found, _ = read_experiment("rl4p", store.uri, name)
+        assert found[-1].rows == [{k: x for k, x in rows[0].items() if k in ("step", METRIC, name)}]
 
 
 def test_an_experiment_that_is_not_there_is_an_error_that_lists_the_others(store):

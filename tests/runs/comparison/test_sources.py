@@ -32,11 +32,22 @@ def test_each_source_has_its_words():
         (["a"], "a is neither KEY=VALUE nor a path that exists"),
     ],
 )
-def test_other_arguments_are_refused_in_one_sentence(words, sentence):
+def test_other_arguments_are_refused_in_one_sentence(words, sentence, monkeypatch):
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     with pytest.raises(InputError) as error:
         read_options(words)
     assert str(error.value).startswith(sentence)
     assert "\n" not in str(error.value)
+
+
+def test_mlflows_variable_is_the_store_of_an_experiment(monkeypatch, tmp_path):
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/none.db")
+    options = read_options(["experiment=e"])
+    assert options == CompareOptions(experiment="e")
+    with pytest.raises(InputError, match=r"none\.db does not exist"):
+        read(options)
+    with pytest.raises(InputError, match="Give run=FOLDER, or experiment=NAME"):
+        read_options([])
 
 
 def test_the_latest_run_is_compared_too(tmp_path, monkeypatch):

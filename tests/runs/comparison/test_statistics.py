@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from rl4p.runs.comparison.statistics import (
+    DRAWS,
     ERROR_RATE,
     difference,
     interval,
@@ -240,6 +241,66 @@ def test_constant_groups_differ_by_the_resolution_of_their_metric():
     assert supported([difference(ones, next_value, resolution=1 / 256).p_value]) == [False]
 
 
+# Values with differences that are equal up to rounding, and the resolution of the metric.
+ROUNDED = {
+    "tenths": ([0.7, 0.8, 0.9], [0.6, 0.7, 0.8], 0.1),
+    "other tenths": ([0.3, 0.6, 0.9], [0.2, 0.5, 0.8], 0.1),
+    "twentieths": ([0.35, 0.45, 0.55], [0.3, 0.4, 0.5], 0.05),
+    "thirds": ([1 / 3, 2 / 3, 1.0], [0.0, 1 / 3, 2 / 3], 1 / 3),
+    "means of tasks": ([(0.1 + 0.2) / 2, 0.3, 0.45], [0.05, 0.2, 0.35], 0.1),
+    "five seeds": ([0.1, 0.3, 0.5, 0.7, 0.9], [0.0, 0.2, 0.4, 0.6, 0.8], 0.1),
+    "many seeds": ([x / 10 for x in range(1, 10)], [x / 10 for x in range(9)], 0.1),
+    "float32": (np.float32([0.7, 0.8, 0.9]), np.float32([0.6, 0.7, 0.8]), 0.1),
+    "large": ([700.1, 800.1, 900.1], [600.1, 700.1, 800.1], 100.0),
+    "worse": ([0.6, 0.7, 0.8], [0.7, 0.8, 0.9], 0.1),
+}
+
+
+@pytest.mark.parametrize(("a", "b", "step"), ROUNDED.values(), ids=ROUNDED)
+def test_differences_that_are_equal_up_to_rounding_are_equal(a, b, step):
+    """They support as much as the same numbers of eighths, which are exact."""
+    steps = round(abs(float(a[0]) - float(b[0])) / step, 1)
+    found = difference(by_seed(a), by_seed(b), resolution=step)
+    eighths = by_seed(np.arange(len(a)) / 8 + steps / 8), by_seed(np.arange(len(a)) / 8)
+    exact = difference(*eighths, resolution=1 / 8)
+    assert found.p_value == exact.p_value
+    assert found.pairs == len(a)
+    assert difference(by_seed(a), by_seed(b)).p_value is None  # of unknown resolution
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        [0.1 + 0.2, 0.3, 0.3],
+        [0.7 - 0.6, 0.8 - 0.7, 0.9 - 0.8],
+        [1 - 0.9, 0.1, 0.1, 0.1],
+        [np.float32(0.1), 0.1, 0.1],
+        [3 * 1.1, 3.3, 3.3],
+        [1e6 / 3, np.float32(1e6 / 3), 1e6 / 3],
+        [-0.3, -(0.1 + 0.2), -0.3],
+        [sum([0.1] * 10), 1.0, 1.0, 1.0, 1.0],
+    ],
+    ids=str,
+)
+def test_values_that_are_equal_up_to_rounding_are_equal(values):
+    middle = values[-1]
+    assert interval(values) is None
+    low, high = interval(values, resolution=1 / 256)
+    assert (low, high) == pytest.approx(interval([middle] * len(values), resolution=1 / 256))
+    same = difference(by_seed(values), by_seed([middle] * len(values)), resolution=1 / 256)
+    assert (same.estimate, same.p_value, same.probability) == (0.0, 1.0, 0.5)
+    unpaired = difference(by_seed(values), by_seed([middle + 9.0] * 3, first=50))
+    assert unpaired.p_value is None
+
+
+def test_a_small_difference_is_more_than_rounding():
+    low, high = interval([0.5, 0.5, 0.50001])
+    assert 0 < high - low < 1e-4
+    found = difference(by_seed([0.5, 0.6, 0.7]), by_seed([0.49999, 0.59998, 0.68999]))
+    assert found.p_value < 1
+    assert found.probability == 6 / 9
+
+
 def test_equal_groups_have_no_difference():
     found = difference(by_seed([0.5, 0.6, 0.7]), by_seed([0.5, 0.6, 0.7]), resolution=0.1)
     assert (found.estimate, found.p_value, found.probability) == (0.0, 1.0, 0.5)
@@ -268,3 +329,30 @@ def test_the_k_smallest_values_are_compared_with_their_share_of_the_rate():
     assert supported([0.9, rate / 1.4, rate / 2.9]) == [False, False, False]
     assert supported([rate / 3, None, 0.9]) == [True, False, False]
     assert supported([]) == []
+
+
+@pytest.mark.parametrize(
+    ("sizes", "common", "pairs"),
+    [
+        ((3, 10), 3, 3),  # all seeds of the smaller group
+        ((6, 6), 3, 3),  # half of it
+        ((7, 7), 3, 0),
+        ((6, 40), 3, 3),  # half of the smaller one is enough, however large the other one is
+        ((8, 40), 3, 0),
+        ((2, 9), 2, 0),
+    ],
+)
+def test_unequal_groups_are_paired_by_half_of_the_smaller(sizes, common, pairs):
+    random = np.random.default_rng(0)
+    a, b = (by_seed(random.normal(size=size)) for size in sizes)
+    b = {seed if seed < common else seed + 100: value for seed, value in b.items()}
+    for one, other in ((a, b), (b, a)):
+        assert difference(one, other).pairs == pairs
+
+
+def test_a_p_value_is_never_zero():
+    """The largest of 100,000 draws bounds it: one over their number, and one more."""
+    far = difference(by_seed([1e9, 1e9 + 1, 1e9 + 2]), by_seed([0, 1, 2.5]))
+    assert far.p_value == 1 / (DRAWS + 1)
+    assert supported([far.p_value]) == [True]
+    assert supported([0.0]) == [True]

@@ -64,6 +64,8 @@ def test_equal_values_are_told():
     text = " ".join(words.sentences(compare(members, metric="other")))
     assert "All seeds of advantage=a and advantage=b have equal values" in text
     assert "advantage=a and advantage=b have the highest other: 1.000" in text
+    text = said(a=[0.1 + 0.2] * 3, b=[0.3] * 3)[0]  # equal up to rounding
+    assert text.startswith(f"advantage=a and advantage=b have the highest {METRIC}: 0.300")
 
 
 def test_a_single_configuration_is_described_and_runs_that_are_left_out_are_counted():

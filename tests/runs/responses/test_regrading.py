@@ -78,6 +78,15 @@ def test_each_row_is_graded_by_its_own_task_and_keeps_its_fields_and_its_order(g
     assert all(row["regraded"] is True for row in rows)
 
 
+@pytest.mark.parametrize("before", ["", "<|assistant|>", "<|assistant|><think>\n", None])
+def test_a_line_says_whether_the_template_opened_the_thoughts(graded, before):
+    response = SUM["response"]
+    lines = [SUM | {"response": text} for text in (response, f"#### 0</think>{response}")]
+    rows = graded([line | {"generation_prompt": before} for line in lines])
+    thought = before is not None and "<think>" in before
+    assert [row["terms"]["correct"] for row in rows] == [float(not thought), 1.0]
+
+
 def test_earlier_grades_are_replaced(graded):
     """The term that decided in an evaluation is not known here, so `correct` goes."""
     before = {"reward": 9.0, "terms": {"old": 1.0}, "valid": False, "correct": True}

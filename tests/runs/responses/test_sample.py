@@ -9,11 +9,12 @@ import pytest
 
 from rl4p.runs.record import Record
 from rl4p.runs.responses.sample import KINDS, Sample, Status
-from rl4p.types import Question
+from rl4p.types import Prompt, Question
 
 FULL = Sample(
     prompt="1+2",
     answer="3",
+    generation_prompt="<|assistant|><think>",
     response="#### 3 \u2028 \U0001f600",
     status=Status.TRUNCATED,
     step=7,
@@ -72,6 +73,8 @@ def test_metadata_of_a_question_stands_in_its_samples():
         "id": "a", "prompt": "b", "answer": "c", "task": "d", "response": "e", "sample": 0,
         "metadata": {"board": "oA", "day": "2026-01-02"},
     }  # fmt: skip
+    prompt = Prompt(**vars(question), tokens=(0,), generation_prompt="<think>")
+    assert Sample.response_to(prompt, "e").generation_prompt == "<think>"
     without = Sample.response_to(replace(question, metadata={}), "e")
     assert "metadata" not in without.to_dict()
 

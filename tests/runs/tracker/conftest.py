@@ -66,10 +66,11 @@ def dead():
 
 @pytest.fixture(autouse=True)
 def _impatient(monkeypatch):
-    """Shortens the waiting times of the tracker."""
+    """Shortens the waiting times of the tracker, and unsets MLflow's variables."""
     monkeypatch.setattr(background, "SECONDS_BETWEEN_BATCHES", 0.01)
     monkeypatch.setattr(background, "SECONDS_BETWEEN_ATTEMPTS", 0.05)
-    monkeypatch.delenv(mlflow.PARENT_VARIABLE, raising=False)
+    for name in (mlflow.PARENT_VARIABLE, mlflow.URI, mlflow.NAME, mlflow.ID):
+        monkeypatch.delenv(name, raising=False)
 
 
 MLFLOW = {"_target_": "rl4p.runs.tracker.mlflow.MLflow"}

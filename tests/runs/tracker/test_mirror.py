@@ -2,9 +2,19 @@
 
 import json
 import os
+import re
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
+import yaml
+from mlflow.store.artifact.artifact_repo import verify_artifact_path
+from mlflow.utils.uri import validate_path_is_safe
+from mlflow.utils.validation import (
+    _validate_metric_name,
+    _validate_param_name,
+    _validate_tag_name,
+)
 
 from rl4p.runs.tracker import mirror as mirroring
 from rl4p.runs.tracker.description import Description
@@ -16,7 +26,7 @@ class Client:
 
     def __init__(self, **tags):
         self.batches, self.files, self.tags, self.ended = [], [], {}, None
-        self.params, self.updates, self.created = {}, [], []
+        self.params, self.sizes, self.updates, self.created = {}, [], [], []
         info = SimpleNamespace(run_id="7", start_time=1000)
         data = SimpleNamespace(tags=tags, params={"seed": "3"})
         self.run = SimpleNamespace(info=info, data=data, inputs=SimpleNamespace(dataset_inputs=[]))
@@ -34,6 +44,7 @@ class Client:
 
     def log_batch(self, run, metrics=(), params=(), tags=()):
         self.batches.append([(m.key, m.value, m.step, m.timestamp) for m in metrics])
+        self.sizes.append(len(params))
         self.params |= {param.key: param.value for param in params}
         self.tags |= {tag.key: tag.value for tag in tags}
 
@@ -139,14 +150,14 @@ def test_a_batch_is_as_large_as_mlflow_takes_and_a_divided_step_is_not_done(reco
 
     client.log_batch = noting
     mirror.send_metrics()
-    assert [len(batch) for batch in client.batches[1:]] == [1000, 200]
+    assert [len(batch) for batch in client.batches if batch] == [1000, 200]
     assert sent == ["1", "2"]
 
 
 def test_a_step_that_fills_a_batch_to_the_last_place_is_done(record, client):
     record.log(0, {f"m{i:04}": 1.0 for i in range(1000)})
     MLflowMirror(client, "12", record.folder).send_metrics()
-    assert [len(batch) for batch in client.batches[1:]] == [1000]
+    assert [len(batch) for batch in client.batches if batch] == [1000]
     assert client.tags[SENT] == "0"
 
 
@@ -158,6 +169,23 @@ def test_files_stand_under_their_path_in_the_folder(record, client):
     client.files.clear()
     mirror.send_files("samples.jsonl", "plots/*", "absent.json")
     assert client.files == [("samples.jsonl", None), ("a.png", "plots"), ("b.png", "plots")]
+
+
+def test_no_two_folders_share_a_place_that_mlflow_takes(record, client):
+    """MLflow refuses # and a backslash, and decodes %."""
+    names = ["step=1, é (b)", "a#1", "a#2", "a%41", "aA", "a\\b", "a_b", "100%", "a_1 12345678"]
+    for name in names:
+        (record.folder / "evaluation" / name).mkdir(parents=True)
+        (record.folder / "evaluation" / name / "x.json").touch()
+    mirror = MLflowMirror(client, "12", record.folder)
+    client.files.clear()
+    mirror.send_files("evaluation/**/*.json")
+    places = [place for _, place in client.files]
+    assert len(set(places)) == len(names)
+    assert {f"evaluation/{name}" for name in ("step=1, é (b)", "aA", "a_b")} < set(places)
+    for place in places:
+        verify_artifact_path(place)
+        assert validate_path_is_safe(place) == place
 
 
 def test_the_table_has_a_row_for_each_of_the_newest_samples(record, client, monkeypatch):
@@ -200,19 +228,84 @@ def test_the_end_sends_what_is_left_and_when_it_was(record, client, status, show
 
 
 @pytest.mark.parametrize(
-    ("name", "key"),
+    "name", ["reward/mean", "é-1:2", "数学/pass_at_1", "a b.c", "x" * 250, "a/b c/d", "_", "a_b"]
+)
+def test_names_that_mlflow_takes_stay(name):
+    assert mirroring.mlflow_key(name) == name
+
+
+@pytest.mark.parametrize(
+    ("name", "readable"),
     [
-        ("reward/mean", "reward/mean"),
-        ("pass@1 (%)", "pass_1 ___"),
-        ("/a//b/../c/", "a/c"),
-        ("..", "_"),
-        ("", "_"),
-        ("x" * 251, "x" * 250),
-        ("é-1:2", "é-1:2"),
+        ("eval/level 5 (hard), v@1/pass_at_1", r"eval/level 5 _hard__ v_1 [0-9a-f]{8}/pass_at_1"),
+        ("model@teacher", r"model_teacher [0-9a-f]{8}"),
+        ("/a//b/../c/", r"_ e3b0c442/a/_ e3b0c442/b/_ 5ec1f7e7/c/_ e3b0c442"),
+        ("..", r"_ 5ec1f7e7"),
+        ("", "_ e3b0c442"),
+        ("x" * 251, "x{241} [0-9a-f]{8}"),
+        ("a_b 1a2b3c4d", r"a_b 1a2b3c4d [0-9a-f]{8}"),
+        (" a", r"a [0-9a-f]{8}"),
+        ("..a/b", r"a [0-9a-f]{8}/b"),
+        ("a\n", r"a_ [0-9a-f]{8}"),
+        ("\ud800", r"_ [0-9a-f]{8}"),
     ],
 )
-def test_names_are_in_letters_that_mlflow_takes(name, key):
-    assert mirroring.mlflow_key(name) == key
+def test_other_names_get_a_digest_of_what_was_wrong(name, readable):
+    assert re.fullmatch(readable, mirroring.mlflow_key(name)), mirroring.mlflow_key(name)
+
+
+COLLISIONS = [
+    ("level 5 (hard), v@1", "level 5 [hard], v@1"),
+    ("a@b", "a_b"),
+    ("a+b", "a*b"),
+    ("50%", "50$"),
+    ("a//b", "a/b"),
+    ("a/./b", "a/b"),
+    ("a/../b", "b"),
+    ("/a", "a"),
+    ("a/", "a"),
+    (" a", "a"),
+    (".", ""),
+    ("C#", "C "),
+    ("x" * 250 + "a", "x" * 250 + "b"),
+    ("x" * 251, "x" * 252),
+    ("a\u0301", "á"),
+    ("a\tb", "a\nb"),
+    ("a\ud800", "a\ud801"),
+]
+
+
+@pytest.mark.parametrize(("one", "other"), COLLISIONS, ids=repr)
+def test_different_names_have_different_keys_which_mlflow_takes(one, other):
+    keys = [mirroring.mlflow_key(name) for name in (one, other)]
+    again = [mirroring.mlflow_key(key) for key in keys]  # a key as a name is no other name's key
+    assert len({*keys, *(x for x, key in zip(again, keys, strict=True) if x != key)}) >= 2
+    assert keys[0] != keys[1]
+    for key in (*keys, *again):
+        _validate_metric_name(key)
+        _validate_param_name(key)
+        _validate_tag_name(key)
+        assert len(key) <= 250
+
+
+def test_no_two_of_many_odd_names_share_a_key():
+    random = np.random.default_rng(0)
+    letters = np.array(list("ab/. _@%() \n-:é0f"))
+    names = {"".join(random.choice(letters, n)) for n in random.integers(0, 7, 20_000)}
+    names |= {mirroring.mlflow_key(name) for name in names}
+    keys = {mirroring.mlflow_key(name) for name in names}
+    assert len(keys) == len(names) > 10_000
+    for key in keys:
+        _validate_metric_name(key)
+
+
+def test_more_parameters_than_a_batch_takes_are_all_sent(record, client):
+    overrides = record.folder / ".hydra" / "overrides.yaml"
+    overrides.parent.mkdir()
+    overrides.write_text(yaml.safe_dump([f"+own.key_{i}={i}" for i in range(230)]))
+    MLflowMirror(client, "12", record.folder)
+    assert {f"own.key_{i}" for i in range(230)} <= client.params.keys()
+    assert max(client.sizes) <= 100
 
 
 def test_tags_are_what_is_flat_of_the_environment(record):

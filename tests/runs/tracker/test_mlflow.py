@@ -1,8 +1,10 @@
+import base64
 import dataclasses
 import fcntl
 import getpass
 import math
 import os
+import shutil
 import socket
 import sqlite3
 import subprocess
@@ -12,11 +14,12 @@ from pathlib import Path
 
 import pytest
 import yaml
+from mlflow.exceptions import MlflowException
 
 from rl4p.errors import InputError
 from rl4p.runs.tracker import mlflow as tracking
-from rl4p.runs.tracker.mirror import COMMIT, IDENTITY, PARENT
-from rl4p.runs.tracker.mlflow import KIND, TRAINING, MLflow
+from rl4p.runs.tracker.mirror import COMMIT, IDENTITY, PARENT, mlflow_key
+from rl4p.runs.tracker.mlflow import ID, KIND, NAME, TRAINING, URI, MLflow
 from tests.runs.tracker.conftest import only_run, wait_for
 
 
@@ -127,16 +130,14 @@ def test_the_machine_is_measured_on_request(store, record, monkeypatch):
 
 def test_names_and_numbers_that_mlflow_refuses(store, record):
     tracked = store.open(record.folder)
-    odd = {"eval/pass@1": 1.0, "a = (%b)": 2.0, "/eval//x/../y/": 3.0, "z" * 300: 4.0}
+    odd = {"eval/a (b), @1/x": 1.0, "eval/a [b], @1/x": 2.0, "/eval//../y/": 3.0, "z" * 300: 4.0}
     step(record, tracked, 1, **odd, nan=math.nan, high=math.inf, low=-math.inf)
     assert tracked.finish("failed")
     run = only_run(store)
     assert run.info.status == "FAILED"
     metrics = run.data.metrics
-    assert metrics["eval/pass_1"] == 1.0
-    assert metrics["a _ __b_"] == 2.0
-    assert metrics["eval/y"] == 3.0
-    assert metrics["z" * 250] == 4.0
+    for name, value in odd.items():
+        assert metrics[mlflow_key(name)] == value
     assert math.isnan(metrics["nan"])
     assert metrics["high"] > 1e308
     assert metrics["low"] < -1e308
@@ -325,6 +326,8 @@ def test_a_relative_database_is_one_of_the_working_directory(tmp_path, monkeypat
     [
         ({"uri": "http://me:secret@host:5000"}, "tracker.uri contains a password"),
         ({"uri": "outputs/mlflow.db"}, "has no scheme: write sqlite:///PATH"),
+        ({"uri": ""}, "tracker.uri= has no scheme"),
+        ({"experiment": ""}, "tracker.experiment is empty"),
         ({"uri": "sqlite:///x", "register": "a/b"}, r"tracker\.register=a/b contains / or :"),
     ],
 )
@@ -332,6 +335,84 @@ def test_options_that_cannot_be_meant(options, sentence):
     with pytest.raises(InputError, match=sentence) as caught:
         MLflow(**options)
     assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("variables", "options", "uri", "experiment"),
+    [
+        ({}, {}, "sqlite:///{here}/outputs/mlflow.db", "rl4p"),
+        ({URI: "sqlite:///own.db"}, {}, "sqlite:///{here}/own.db", "rl4p"),
+        ({URI: "sqlite:///{here}/own.db"}, {}, "sqlite:///{here}/own.db", "rl4p"),
+        ({URI: "sqlite:///a.db"}, {"uri": "sqlite:///b.db"}, "sqlite:///{here}/b.db", "rl4p"),
+        ({URI: ""}, {}, "sqlite:///{here}/outputs/mlflow.db", "rl4p"),
+        ({NAME: "mine"}, {}, "sqlite:///{here}/outputs/mlflow.db", "mine"),
+        ({NAME: "mine"}, {"experiment": "b"}, "sqlite:///{here}/outputs/mlflow.db", "b"),
+        ({ID: "0"}, {}, "sqlite:///{here}/outputs/mlflow.db", "Default"),
+        ({NAME: "mine", ID: "0"}, {}, "sqlite:///{here}/outputs/mlflow.db", "mine"),
+        ({ID: "0"}, {"experiment": "b"}, "sqlite:///{here}/outputs/mlflow.db", "b"),
+    ],
+)
+def test_mlflows_variables_decide_where_the_configuration_says_nothing(
+    variables, options, uri, experiment, template, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "outputs").mkdir()
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value.format(here=tmp_path))
+    tracker = MLflow(**options)
+    assert tracker.uri == uri.format(here=tmp_path)
+    shutil.copy(template, tracker._database)
+    client, number = tracker.connect()
+    assert client.get_experiment(number).name == experiment
+
+
+@pytest.mark.parametrize(
+    ("value", "option", "measures"),
+    [(None, None, False), ("true", None, True), ("false", None, False), ("true", False, False),
+     ("1", None, True), (None, True, True)],
+)  # fmt: skip
+def test_a_variable_measures_the_machine_unless_the_configuration_says(
+    value, option, measures, monkeypatch
+):
+    if value is not None:
+        monkeypatch.setenv("MLFLOW_ENABLE_SYSTEM_METRICS_LOGGING", value)
+    assert MLflow(system_metrics=option)._measures is measures
+
+
+@pytest.mark.parametrize("name", ["MLFLOW_RUN_ID", "MLFLOW_RUN_NAME", "MLFLOW_RUN_CONTEXT"])
+def test_a_variable_without_effect_is_named(name, store, record, caplog, monkeypatch):
+    monkeypatch.setenv(name, "abc")
+    assert store.open(record.folder).finish("finished")
+    (message,) = caplog.messages
+    assert message.startswith(f"{name} has no effect: a run is found in MLflow by its tag rl4p.run")
+
+
+def test_a_variable_that_names_no_store_is_refused_by_its_name(monkeypatch):
+    for value, said in (("http://me:secret@host", "contains a passw"), ("a/b", "=a/b has no sch")):
+        monkeypatch.setenv(URI, value)
+        with pytest.raises(InputError, match=f"{URI}.*{said}") as caught:
+            MLflow()
+        assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("variables", "sent"),
+    [
+        ({"MLFLOW_TRACKING_TOKEN": "abc"}, "Bearer abc"),
+        (
+            {"MLFLOW_TRACKING_USERNAME": "me", "MLFLOW_TRACKING_PASSWORD": "secret"},
+            "Basic " + base64.b64encode(b"me:secret").decode(),
+        ),
+    ],
+)
+def test_credentials_of_the_environment_are_sent(serve, variables, sent, monkeypatch):
+    asked = serve(lambda body, number: (404, {}, b"{}"))
+    monkeypatch.setenv(URI, asked.url)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(MlflowException):
+        MLflow().client().create_experiment("a")
+    assert asked.headers[0]["Authorization"] == sent
 
 
 def test_what_the_user_has_set_of_mlflow_stays(store, monkeypatch):

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 from omegaconf import OmegaConf
 
-from rl4p.runs.tracker.mirror import PARENT
+from rl4p.runs.tracker.mirror import PARENT, mlflow_key
 from rl4p.runs.tracker.mlflow import PARENT_VARIABLE
 from rl4p.runs.tracker.sweep import VIEW, ParentRun, links, page, share_view, view, where_to_look
 from tests.runs.tracker.conftest import MLFLOW, only_run
@@ -161,7 +161,7 @@ def test_the_address_of_a_server_is_that_of_its_page():
 
 def test_what_differs_is_first_and_the_scores_follow():
     found = view("0a1b", ["advantage", "model@teacher"], ["eval/sums/pass_at_1"])
-    columns = ["params.`advantage`", "params.`model_teacher`"]
+    columns = ["params.`advantage`", f"params.`{mlflow_key('model@teacher')}`"]
     columns += ["metrics.`eval/sums/pass_at_1`", "metrics.`reward/mean`"]
     assert found["selectedColumns"] == columns
     assert found["columnOrder"] == ["attributes.`Run Name`", "runDateAndNestInfo", *columns]

@@ -8,6 +8,7 @@ from wandb.proto.wandb_internal_pb2 import Record
 
 from rl4p.errors import InputError
 from rl4p.runs.tracker import wandb as tracking
+from rl4p.runs.tracker.description import Description
 from rl4p.runs.tracker.wandb import WandB
 from tests.runs.tracker.conftest import wait_for
 
@@ -83,6 +84,43 @@ def test_a_resumed_run_sends_no_step_again(record):
     assert tracked.finish("finished")
     wait_for(lambda: len(history(record)) >= 3)
     assert [(row["_step"], row["a"]) for row in history(record)] == [(0, 0.0), (1, 1.0), (2, 2.0)]
+
+
+@pytest.mark.parametrize(
+    ("variables", "options", "expected"),
+    [
+        ({}, {}, ("rl4p", None, None, None)),
+        ({"WANDB_PROJECT": "sums"}, {}, ("sums", None, None, None)),
+        ({"WANDB_PROJECT": "sums"}, {"project": "mine"}, ("mine", None, None, None)),
+        ({"WANDB_MODE": "offline"}, {}, ("rl4p", None, None, None)),
+        ({"WANDB_MODE": "online"}, {"mode": "offline"}, ("rl4p", "offline", None, None)),
+        ({"WANDB_NAME": "a name"}, {}, ("rl4p", None, "a name", None)),
+        ({"WANDB_RUN_GROUP": "a group"}, {}, ("rl4p", None, None, "a group")),
+    ],
+)
+def test_variables_decide_where_the_configuration_says_nothing(
+    record, variables, options, expected, monkeypatch
+):
+    """Without a mode, wandb reads WANDB_MODE itself."""
+    for name in ("WANDB_PROJECT", "WANDB_MODE", "WANDB_NAME", "WANDB_RUN_GROUP"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    given = {}
+    monkeypatch.setattr("wandb.init", lambda **words: given.update(words))
+    WandB(**options).mirror(record.folder)
+    project, mode, name, group = expected
+    assert (given["project"], given["mode"], given["group"]) == (project, mode, group)
+    assert given["name"] == (name or Description(record.folder).name)
+    assert (given["resume"] is None) == ("offline" in (mode, variables.get("WANDB_MODE")))
+
+
+def test_a_variable_without_effect_is_named(record, monkeypatch, caplog):
+    monkeypatch.setenv("WANDB_RUN_ID", "abc")
+    monkeypatch.setattr(tracking, "BackgroundMirror", lambda *_, **__: None)
+    WandB().open(record.folder)
+    (message,) = caplog.messages
+    assert message.startswith("WANDB_RUN_ID has no effect: a run is found by tracker.json")
 
 
 def test_without_the_package_the_run_does_not_start(monkeypatch):

@@ -43,6 +43,7 @@ from rl4p.runs.responses.evaluation.report import print_report, results, scores_
 from rl4p.runs.responses.file import SampleFile
 from rl4p.runs.run import params_sha256, surroundings
 from rl4p.runs.signals import StopRequest
+from rl4p.runs.tolerance import RunConsole, Tolerance
 from rl4p.runs.tracker.none import NoTracker
 
 REQUEST, RESPONSES = "request.json", "responses.jsonl"
@@ -59,7 +60,7 @@ def evaluate(config: DictConfig, request: EvaluationRequest) -> dict[str, Any]:
     """
     started = time.perf_counter()
     keep_programs()
-    console = Console(highlight=False, quiet=not first())
+    console = RunConsole(highlight=False, quiet=not first())
     with responses_in(request.out) as responses, StopRequest() as stop:
         evaluated = build_evaluated(config, request)
         evaluation, described = evaluated.evaluation, description(config, evaluated)
@@ -72,7 +73,8 @@ def evaluate(config: DictConfig, request: EvaluationRequest) -> dict[str, Any]:
         tracked = (instantiate(config.tracker) if first() else NoTracker()).open(record.folder)
         status = "failed"
         try:
-            console.print(introduction(evaluated, begin, len(chunks)), soft_wrap=True)
+            with Tolerance().of("Printing"):
+                console.print(introduction(evaluated, begin, len(chunks)), soft_wrap=True)
             with closing(evaluation.phases):
                 respond(evaluated, responses, begin, console, stop)
             status = "finished"
@@ -81,7 +83,8 @@ def evaluate(config: DictConfig, request: EvaluationRequest) -> dict[str, Any]:
                 scores = scores_of(responses.samples, evaluation)
                 report["tasks"] = results(scores, responses.samples)
                 replace_file(record.folder / "evaluation.json", json.dumps(report, indent=2) + "\n")
-                plot_evaluation(report["tasks"], record.folder / "plots" / "evaluation.png")
+                with Tolerance().of("The plot evaluation.png"):
+                    plot_evaluation(report["tasks"], record.folder / "plots" / "evaluation.png")
                 step, seconds = int(evaluated.state.step), time.perf_counter() - started
                 metrics = metrics_of(scores) | {"time/evaluation": seconds}
                 record.truncate_after(-1)  # these are the only line of the record

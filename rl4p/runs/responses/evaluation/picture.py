@@ -6,7 +6,7 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from rl4p.runs.plots import save
+from rl4p.runs.plots import plain, save
 
 # Okabe and Ito's colours, which people with colour vision deficiency can tell apart.
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
@@ -51,7 +51,7 @@ def plot_bars(axes: Any, tasks: Mapping[str, Mapping[str, Any]]) -> None:
             places, values, height=0.36, color=color, xerr=errors, ecolor="0.1", capsize=3,
             label=label,
         )  # fmt: skip
-    axes.set_yticks([-i for i in range(len(tasks))], list(tasks))
+    axes.set_yticks([-i for i in range(len(tasks))], [plain(task) for task in tasks])
     axes.set_xlim(0, 1.02)
     axes.set_xlabel("accuracy, with 95 % intervals")
     if samples:
@@ -71,7 +71,7 @@ def plot_curves(axes: Any, tasks: Mapping[str, Mapping[str, Any]]) -> None:
         lows, highs = zip(*(points[each][1] for each in k), strict=True)
         axes.fill_between(k, lows, highs, color=color, alpha=0.15, linewidth=0)
         marker = MARKERS[i % len(MARKERS)]
-        axes.plot(k, [points[each][0] for each in k], color=color, marker=marker, label=task)
+        axes.plot(k, [points[each][0] for each in k], color=color, marker=marker, label=plain(task))
         ks |= set(k)
     axes.set_xscale("log", base=2)
     axes.set_xticks(sorted(ks), [str(k) for k in sorted(ks)])

@@ -13,8 +13,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack, closing
 from pathlib import Path
 
-from rich.console import Console
-
 from rl4p.configuration import compose, instantiate
 from rl4p.configuration.resume import OF_RESPONSES
 from rl4p.data.prompts import system_of
@@ -29,6 +27,7 @@ from rl4p.runs.responses.generation.sources import of_policy, of_server
 from rl4p.runs.responses.grading import graded, mean_grades
 from rl4p.runs.responses.sample import Sample
 from rl4p.runs.signals import StopRequest
+from rl4p.runs.tolerance import RunConsole, Tolerance
 from rl4p.types import Prompt, Question
 
 
@@ -58,15 +57,16 @@ def generate(lines: Sequence[str]) -> None:
     path, settings_path = out.with_suffix(".responses.jsonl"), out.with_suffix(".settings.json")
     if out.exists() and not settings_path.exists():
         raise InputError(f"out={out} exists and was not made by rl4p.generate: name another.")
-    console = Console(highlight=False, soft_wrap=True, markup=False)
+    console = RunConsole(highlight=False, soft_wrap=True, markup=False)
     with StopRequest() as request, ExitStack() as stack:
         source = open_source(config, options, questions, data.system_prompt)
         file = stack.enter_context(closing(SampleFile(path, settings_path, out)))
         total = len(source.questions) * config.group_size
         file.check(source.settings)
-        console.print(source.description)
-        if file.samples:
-            console.print(f"{len(file.samples):,} of {total:,} responses exist already")
+        with Tolerance().of("Printing"):
+            console.print(source.description)
+            if file.samples:
+                console.print(f"{len(file.samples):,} of {total:,} responses exist already")
         with ResponseBar(console, total, len(file.samples)) as bar:
             responses = ResponseSet(file, source.questions, bar.show)
             source.complete(responses, lambda: request.received is not None)

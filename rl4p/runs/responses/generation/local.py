@@ -6,6 +6,7 @@ from contextlib import closing
 
 import numpy as np
 
+from rl4p.data.thoughts import response_texts
 from rl4p.errors import InputError
 from rl4p.model.policy import Policy
 from rl4p.protocols.engine import Request
@@ -73,9 +74,8 @@ def sample_locally(
             ]
             sampled = engine.complete(requests)
             completions = [sampled[p * samples + n] for p, n in missing]
-            texts = policy.tokenizer.batch_decode(
-                [completion.tokens.tolist() for completion in completions],
-                skip_special_tokens=True,
+            texts = response_texts(
+                policy.tokenizer, [completion.tokens.tolist() for completion in completions]
             )
             responses.add(
                 Sample.response_to(

@@ -1,0 +1,73 @@
+import os
+import subprocess
+
+import pytest
+
+from rl4p.reward import memory_group
+from rl4p.reward.memory_group import candidates, limit, make, remove, remove_leftovers
+
+needs_groups = pytest.mark.skipif(memory_group.parent() is None, reason="no folder of cgroups")
+
+
+@pytest.mark.parametrize(
+    ("own", "folders"),
+    [
+        ("4:memory:/a/b\n2:cpu:/c\n0::/d\n", ["memory/a/b", "d", ""]),
+        ("0::/user.slice/a.scope\n", ["user.slice/a.scope", "user.slice"]),
+        ("0::/\n", [""]),
+        ("2:cpu,cpuacct:/\n", []),
+    ],
+)
+def test_groups_are_made_below_and_beside_the_own_one(own, folders, tmp_path):
+    assert candidates(own, tmp_path) == [tmp_path / each for each in folders]
+
+
+def test_a_limit_is_written_for_each_version(tmp_path):
+    with pytest.raises(FileNotFoundError, match="no limit of memory"):
+        limit(tmp_path, 5)
+    for name in ("memory.max", "memory.swap.max"):
+        (tmp_path / name).touch()
+    limit(tmp_path, 5)
+    contents = [(tmp_path / name).read_text() for name in ("memory.max", "memory.swap.max")]
+    assert contents == ["5", "0"]
+
+
+@needs_groups
+def test_a_group_holds_a_process_and_its_memory():
+    path = make(64 * 2**20)
+    code = "x = bytearray(256 * 2**20); print('had all')"
+    command = [*memory_group.ENTER, str(path), "python3", "-c", code]
+    process = subprocess.run(command, capture_output=True, check=False)
+    assert (process.returncode, process.stdout) == (-9, b"")
+    remove(path)
+    assert not path.exists()
+
+
+@needs_groups
+def test_a_group_that_is_in_use_is_removed_later():
+    path = make(2**30)
+    with subprocess.Popen([*memory_group.ENTER, str(path), "cat"], stdin=subprocess.PIPE) as cat:
+        while not (path / "cgroup.procs").read_text():
+            pass
+        remove(path, seconds=0.0)
+        assert path in memory_group.leftovers
+        cat.stdin.close()
+    other = make(2**30)
+    assert not path.exists()
+    assert not memory_group.leftovers
+    remove(other)
+
+
+def test_groups_of_processes_that_have_ended_are_removed(tmp_path):
+    with subprocess.Popen(["true"]) as ended:
+        pass
+    names = [f"{memory_group.NAME}{number}-0" for number in (ended.pid, os.getpid())]
+    for name in (*names, "other"):
+        (tmp_path / name).mkdir()
+    remove_leftovers(tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(["other", names[1]])
+
+
+def test_without_a_folder_there_is_no_group(monkeypatch):
+    monkeypatch.setattr(memory_group, "parent", lambda: None)
+    assert make(2**30) is None
