@@ -11,7 +11,7 @@ Arrays and episodes are two objects with corresponding rows: episodes never ente
 and work on arrays never waits for texts.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Any
@@ -115,15 +115,40 @@ class Prompt(Question):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Turn:
+    """A message of the policy, and what an environment answered to it.
+
+    Attributes:
+      text: the text of the message, special tokens included.
+      tokens: the number of its tokens, the end token included.
+      messages: the answer, as chat templates take it; empty at the end of an episode.
+      reward: the reward of the message.
+      metrics: numbers of the environment, by name.
+      state: the state after the message; None if the environment names none.
+    """
+
+    text: str
+    tokens: int
+    messages: tuple[Mapping[str, Any], ...] = ()
+    reward: float = 0.0
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    state: Hashable = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class Episode:
     """A row of trajectories in words, on the host; episode b belongs to row b of the arrays.
 
     Attributes:
       prompt: the prompt, the same object for all samples of a group.
-      response: the text of the response, without special tokens.
-      tokens: the number of tokens of the response, the end token included; None if it is not known.
+      response: the text of the response, without special tokens; of the last one of many turns.
+      tokens: the number of tokens that the policy chose, end tokens included; None if it is not
+        known.
       finish: the reason why the response ended; None if it is not known.
       engine: the address of the server that sampled the response; "" for this process.
+      turns: the turns of `rollout=environment`; empty for a single response.
+      failure: why the environment could not go on, which makes the sample invalid; None if it
+        could.
     """
 
     prompt: Prompt
@@ -131,11 +156,18 @@ class Episode:
     tokens: int | None = None
     finish: Finish | None = None
     engine: str = ""
+    turns: tuple[Turn, ...] = ()
+    failure: str | None = None
 
     @property
     def messages(self) -> list[dict[str, Any]]:
         """Returns the conversation as a chat template takes it."""
-        return [*self.prompt.prompt_messages(), {"role": "assistant", "content": self.response}]
+        messages = self.prompt.prompt_messages()
+        for turn in self.turns:
+            messages += [{"role": "assistant", "content": turn.text}, *map(dict, turn.messages)]
+        if not self.turns:
+            messages.append({"role": "assistant", "content": self.response})
+        return messages
 
 
 @dataclass(frozen=True, kw_only=True)

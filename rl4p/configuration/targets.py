@@ -2,7 +2,8 @@
 
 A node is a mapping with ``_target_: package.module.Name`` and the arguments of that class or
 function. A mapping without ``_target_`` is a plain value, unless it contains nodes
-(``reward.terms``): then it accepts more nodes, and nothing else.
+(``reward.terms``): then it accepts more nodes, and nothing else. Where an argument is annotated as
+a function (`Callable`), a node gives a function that builds its object, once for each call.
 """
 
 import importlib
@@ -10,8 +11,9 @@ import inspect
 import pkgutil
 import sys
 import typing
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import is_dataclass
+from functools import partial
 from typing import Any, cast
 
 from omegaconf import DictConfig, OmegaConf
@@ -240,20 +242,39 @@ def instantiate(node: DictConfig, **extra: Any) -> Any:
     return build(tree | extra, trusted, key)
 
 
-def build(value: Any, trusted: Collection[str], key: str) -> Any:
-    """Builds a value recursively, without the checks of `instantiate`."""
+def build(value: Any, trusted: Collection[str], key: str, *, later: bool = False) -> Any:
+    """Builds a value recursively, without the checks of `instantiate`.
+
+    Args:
+      later: whether to return a function without arguments that builds the object of a node.
+    """
     if isinstance(value, list):
         return tuple(build(element, trusted, f"{key}[{i}]") for i, element in enumerate(value))
     if not isinstance(value, dict):
         return value
-    children = {name: build(child, trusted, join(key, name)) for name, child in value.items()}
-    if not is_node(value):
+    target, factories = None, set()
+    if is_node(value):
+        target = locate(value["_target_"], trusted, join(key, "_target_"))
+        factories = factories_of(target)
+    children = {
+        name: build(child, trusted, join(key, name), later=name in factories)
+        for name, child in value.items()
+        if name != "_target_" or target is None
+    }
+    if target is None:
         return children
-    target = locate(children.pop("_target_"), trusted, join(key, "_target_"))
+    if later:
+        return partial(target, **children)
     try:
         return target(**children)
     except ValueError as error:
         raise InputError(f"{key}: {error}") from error
+
+
+def factories_of(target: Any) -> set[str]:
+    """Returns the arguments that are annotated as functions: for a node, they build its object."""
+    hints = type_hints(target).items()
+    return {name for name, hint in hints if typing.get_origin(hint) is Callable}
 
 
 def with_tuples(value: Any) -> Any:

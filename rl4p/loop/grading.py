@@ -12,7 +12,7 @@ from rl4p.distributed.processes import gathered_rows, share, to_host
 from rl4p.learner.returned import check_array, check_names, described, refuse
 from rl4p.protocols.collection import CollectorPhases
 from rl4p.protocols.traits import RewardTraits
-from rl4p.types import Episode, Rewards, Trajectories
+from rl4p.types import Array, Episode, Rewards, Trajectories
 
 log = logging.getLogger(__name__)
 
@@ -60,6 +60,29 @@ def by_group(group_ids_B: np.ndarray) -> tuple[np.ndarray, list[int]]:
     return order_B, [0, *np.cumsum(sizes).tolist()]
 
 
+def without_failures(rewards: Rewards, episodes: Sequence[Episode]) -> Rewards:
+    """Returns the rewards; samples whose environment failed are invalid."""
+    failed_B = np.array([episode.failure is not None for episode in episodes], bool)
+    if not failed_B.any():
+        return rewards
+    return masked(rewards, ~failed_B)
+
+
+def masked(rewards: Rewards, valid_B: np.ndarray) -> Rewards:
+    """Returns the rewards with 0 for the samples that are invalid now."""
+    valid_B = np.asarray(to_host(rewards.valid_B)) & valid_B
+
+    def kept(values_B: Array) -> np.ndarray:
+        return np.where(valid_B, np.asarray(to_host(values_B)), 0.0).astype(np.float32)
+
+    return replace(
+        rewards,
+        total_B=kept(rewards.total_B),
+        terms={name: kept(grade_B) for name, grade_B in rewards.terms.items()},
+        valid_B=valid_B,
+    )
+
+
 def checked_rewards(phase: Any, rewards: Any, rows: int) -> Rewards:
     """Returns rewards whose valid samples have finite float32 rewards; others become invalid.
 
@@ -90,14 +113,4 @@ def checked_rewards(phase: Any, rewards: Any, rows: int) -> Rewards:
         rows,
         total_B[np.argmax(wrong_B & valid_B)],
     )
-    valid_B = valid_B & ~wrong_B
-
-    def kept(values_B: np.ndarray) -> np.ndarray:
-        return np.where(valid_B, values_B, 0.0).astype(np.float32)
-
-    return replace(
-        rewards,
-        total_B=kept(total_B),
-        terms={name: kept(grade_B) for name, grade_B in terms.items()},
-        valid_B=valid_B,
-    )
+    return masked(rewards, ~wrong_B)

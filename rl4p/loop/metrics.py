@@ -19,6 +19,7 @@ def collection_metrics(step: int, collected: Collected, advantages_BT: Array) ->
     """Returns the metrics of the collection of `step`, of its batch and of its speed."""
     trajectories, rewards = collected.trajectories, collected.rewards
     metrics = batch_metrics(step, trajectories, rewards, advantages_BT) | collected.metrics
+    metrics |= environment_metrics(collected.episodes)
     if seconds := metrics.get("time/rollout"):
         tokens = metrics["rollout/response_tokens"] * len(collected.episodes)
         metrics["rollout/tokens_per_second"] = tokens / seconds
@@ -126,6 +127,26 @@ def drawn_shares(episodes: Sequence[Episode]) -> dict[str, float]:
     names = [episode.prompt.drawn_by for episode in episodes]
     drawn = sorted({name for name in names if name is not None})
     return {f"source/{name}": names.count(name) / len(names) for name in drawn}
+
+
+def environment_metrics(episodes: Sequence[Episode]) -> dict[str, float]:
+    """Returns the metrics of episodes of many turns; {} if no episode has turns.
+
+    They are the mean number of turns, the share of episodes whose environment failed, and the mean
+    over episodes of each number that the environment reported, summed over the turns.
+    """
+    if not any(episode.turns or episode.failure for episode in episodes):
+        return {}
+    sums: dict[str, float] = {}
+    for episode in episodes:
+        for turn in episode.turns:
+            for name, number in turn.metrics.items():
+                sums[name] = sums.get(name, 0.0) + float(number)
+    failed = sum(episode.failure is not None for episode in episodes)
+    return {
+        "environment/turns": sum(len(episode.turns) for episode in episodes) / len(episodes),
+        "environment/failed": failed / len(episodes),
+    } | {f"environment/{name}": total / len(episodes) for name, total in sums.items()}
 
 
 def mean_grades(rewards: Rewards) -> dict[str, float]:

@@ -12,7 +12,7 @@ from rl4p.errors import InputError
 from rl4p.learner.logprobs import ScoreOptions
 from rl4p.learner.objective import Objective
 from rl4p.loop.estimate import AdvantageEstimate, estimate
-from rl4p.loop.grading import checked_rewards
+from rl4p.loop.grading import checked_rewards, without_failures
 from rl4p.model.policy import Policy
 from rl4p.protocols.phases import (
     KL,
@@ -232,7 +232,8 @@ class Phases:
             reward = with_memory(self.reward, "reward", memory)
             rewards, memory = reward(trajectories, episodes)
         self.check("reward", rewards, trajectories)
-        return checked_rewards(self.reward, rewards, len(episodes)), memory
+        rewards = checked_rewards(self.reward, rewards, len(episodes))
+        return without_failures(rewards, episodes), memory
 
     def estimate(
         self,

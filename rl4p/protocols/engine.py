@@ -95,9 +95,63 @@ class Engine(Protocol):
         """
         ...
 
-    def close(self) -> None:
-        """Releases the weights."""
+    def release(self) -> None:
+        """Releases memory until the next `publish`, which comes before the next completion."""
         ...
+
+    def close(self) -> None:
+        """Releases the weights and ends what the engine has opened."""
+        ...
+
+
+class RequestSource(Protocol):
+    """What `Streams.stream` completes: requests that depend on earlier completions.
+
+    Attributes:
+      most: the most requests that are unfinished at a time.
+      longest: the most tokens of a context and its completion.
+    """
+
+    most: int
+    longest: int
+
+    def take(self, *, wait: bool) -> Sequence[Request]:
+        """Returns the new requests, each with one key.
+
+        Args:
+          wait: whether to wait for one. The result is then empty only if no other will come.
+        """
+        ...
+
+    def give(self, request: Request, completion: Completion) -> None:
+        """Receives the completion of a request."""
+        ...
+
+
+@runtime_checkable
+class Streams(Protocol):
+    """An engine that begins new requests while it completes others."""
+
+    def stream(self, source: RequestSource, *, greedy: bool = False) -> None:
+        """Completes the requests of a source until no other will come.
+
+        All tokens are of the weights at the start of the call.
+        """
+        ...
+
+
+def complete_all(engine: Engine, source: RequestSource, *, greedy: bool = False) -> None:
+    """Completes the requests of a source, with any engine.
+
+    An engine that does not stream completes those that wait, and then those that came meanwhile.
+    """
+    if isinstance(engine, Streams):
+        engine.stream(source, greedy=greedy)
+        return
+    while requests := source.take(wait=True):
+        completions = engine.complete(requests, greedy=greedy)
+        for request, completion in zip(requests, completions, strict=True):
+            source.give(request, completion)
 
 
 @runtime_checkable

@@ -211,6 +211,12 @@ class Batch:
         if not keep:
             self.contexts.clear()
 
+    def forget(self, context: Sequence[int]) -> None:
+        """Releases the kept cache that a context continues, once the context has a slot."""
+        for length in sorted(set(map(len, self.kept)), reverse=True):
+            if self.kept.pop(tuple(context[:length]), None) is not None:
+                break
+
     def fit(self, new: Sequence[TokenSequence]) -> None:
         """Makes room for new sequences and at least one more token of each."""
         layout, running, n = self.layout, self.running(), self.size

@@ -3,19 +3,20 @@
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from rl4p.model.policy import Policy, padded_width
-from rl4p.protocols.engine import Completion, Request, finish
+from rl4p.protocols.engine import Completion, Request, RequestSource, finish
 from rl4p.rollout.engine.batch import Batch, Kept, Layout
 from rl4p.rollout.engine.decode import MOST_STEPS
 from rl4p.rollout.engine.distributions import SharedDistribution
 from rl4p.rollout.engine.sequence import TokenSequence, check_request
-from rl4p.types import Params, Sampling
+from rl4p.types import Finish, Params, Sampling
 
 BETWEEN_STOPS = 32  # decode steps between two calls of `stop`
+BETWEEN_REQUESTS = 16  # decode steps between two looks at the new requests of a source
 
 Stop = Callable[[np.ndarray], bool]
 
@@ -68,22 +69,21 @@ class InProcess(ABC):
         longest = self.policy.decoder.config.max_positions
         for request in requests:
             check_request(request.tokens, len(request.keys_N), request.max_tokens, longest)
-        distribution = SharedDistribution(
-            sampling=self.sampling,
-            greedy=greedy or self.sampling.temperature == 0,
-            temperature=self.temperature_at(weights.version),
-        )
+        distribution = self.distribution(weights.version, greedy)
         drawn = self.decode(weights, requests, distribution, stop)
         limits = [request.max_tokens for request in requests for _ in request.keys_N]
         return [
-            Completion(
-                tokens=tokens,
-                logprobs=logprobs,
-                versions=np.full(len(tokens), weights.version, np.int32),
-                finish=finish(tokens, self.policy.end_ids, limit),
-            )
-            for (tokens, logprobs), limit in zip(drawn, limits, strict=True)
+            completion(*each, weights.version, finish(each[0], self.policy.end_ids, limit))
+            for each, limit in zip(drawn, limits, strict=True)
         ]
+
+    def distribution(self, version: int, greedy: bool) -> SharedDistribution:
+        """Returns the distribution of tokens of a weight version."""
+        return SharedDistribution(
+            sampling=self.sampling,
+            greedy=greedy or self.sampling.temperature == 0,
+            temperature=self.temperature_at(version),
+        )
 
     @abstractmethod
     def decode(
@@ -100,8 +100,11 @@ class InProcess(ABC):
           stop: as in `complete`; None unless the engine `stops`.
         """
 
-    def close(self) -> None:
+    def release(self) -> None:
         self.weights = NO_WEIGHTS
+
+    def close(self) -> None:
+        self.release()
 
 
 class ContinuousEngine(InProcess):
@@ -137,18 +140,7 @@ class ContinuousEngine(InProcess):
         distribution: SharedDistribution,
         stop: Stop | None,
     ) -> Iterable[tuple[np.ndarray, np.ndarray]]:
-        sequences = [
-            TokenSequence(
-                context=request.tokens,
-                key=key,
-                max_tokens=request.max_tokens,
-                end_ids=self.policy.end_ids,
-                drawn=request.drawn,
-                keep=request.keep,
-            )
-            for request in requests
-            for key in request.keys_N
-        ]
+        sequences = [sequence for request in requests for sequence in self.sequences(request)]
         logprobs: dict[TokenSequence, list[float]] = {x: [] for x in sequences}
         unfinished = dict.fromkeys(sequences)
         params, _, kept = weights
@@ -180,6 +172,77 @@ class ContinuousEngine(InProcess):
             for x in sequences
         ]
 
+    def sequences(self, request: Request) -> list[TokenSequence]:
+        """Returns the sequences of a request, one for each key."""
+        return [
+            TokenSequence(
+                context=request.tokens,
+                key=key,
+                max_tokens=request.max_tokens,
+                end_ids=self.policy.end_ids,
+                drawn=request.drawn,
+                keep=request.keep,
+            )
+            for key in request.keys_N
+        ]
+
+    def stream(self, source: RequestSource, *, greedy: bool = False) -> None:
+        """Completes the requests of a source (`Streams`).
+
+        The cache of a completion with `Request.keep` is kept until another request continues it.
+        """
+        params, version, kept = self.weights
+        distribution = self.distribution(version, greedy)
+        longest = self.policy.decoder.config.max_positions
+        batch = Batch(self.policy, self.stream_layout(source), kept)
+        requests: dict[TokenSequence, Request] = {}
+        logprobs: dict[TokenSequence, list[float]] = {}
+        waiting: deque[TokenSequence] = deque()
+        while True:
+            for request in source.take(wait=not requests):
+                check_request(request.tokens, len(request.keys_N), request.max_tokens, longest)
+                (sequence,) = self.sequences(request)
+                requests[sequence], logprobs[sequence] = request, []
+                waiting.append(sequence)
+            if not requests:
+                break
+            free = batch.layout.sizes[-1] - len(batch.running())
+            new = [waiting.popleft() for _ in range(min(free, len(waiting)))]
+            batch.admit(params, new, keep=bool(waiting))
+            for sequence in new:
+                batch.forget(sequence.context)
+            batch.begin(
+                params,
+                steps=BETWEEN_REQUESTS,
+                waiting=bool(waiting),
+                distribution=distribution,
+            )
+            for chunk in batch.end().chunks():
+                sequence = chunk.sequence
+                logprobs[sequence] += chunk.logprobs
+                if chunk.finish is None:
+                    continue
+                if sequence.kept is not None:
+                    kept[tuple(sequence.tokens)] = sequence.kept, 0
+                drawn = sequence.tokens[len(sequence.context) :]
+                result = completion(drawn, logprobs.pop(sequence), version, chunk.finish)
+                source.give(requests.pop(sequence), result)
+        kept.clear()
+        self.prefilled_tokens += batch.prefilled_tokens
+
+    def stream_layout(self, source: RequestSource) -> Layout:
+        """Returns the sizes of a batch of sequences whose contexts begin in column 0."""
+        shards = self.policy.mesh.sampling.row_shards
+        most = min(self.slots or source.most, source.most)
+        sizes = {-(-min(size, most) // shards) * shards for size in (8, 32, 128, 512, most)}
+        longest = min(source.longest, self.policy.decoder.config.max_positions)
+        return Layout(
+            sizes=sorted(sizes),
+            most=padded_width(longest),
+            prefill_rows=8,
+            patience=8,
+        )
+
     def layout(self, requests: Sequence[Request], *, stops: bool) -> Layout:
         """Returns the sizes of a batch: contexts end in one column, as in a static batch.
 
@@ -197,6 +260,16 @@ class ContinuousEngine(InProcess):
         shards = self.policy.mesh.sampling.row_shards
         sizes = slot_counts(min(self.slots or B, B), shards, R)
         return Layout(sizes=sizes[::-1], begin=width, most=width + R, prefill_rows=P)
+
+
+def completion(tokens: Any, logprobs: Any, version: int, ended: Finish) -> Completion:
+    """Returns tokens that one weight version drew."""
+    return Completion(
+        tokens=np.asarray(tokens, np.int32),
+        logprobs=np.asarray(logprobs, np.float32),
+        versions=np.full(len(tokens), version, np.int32),
+        finish=ended,
+    )
 
 
 def slot_counts(most: int, devices: int, R: int) -> tuple[int, ...]:

@@ -5,7 +5,7 @@ import atexit
 import threading
 import weakref
 from collections.abc import Callable, Coroutine, Iterator, Sequence
-from concurrent.futures import Future
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from concurrent.futures import TimeoutError as NotYet
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ import numpy as np
 
 from rl4p.errors import InputError, RunError
 from rl4p.model.policy import Policy
-from rl4p.protocols.engine import Completion, Request
+from rl4p.protocols.engine import Completion, Request, RequestSource
 from rl4p.rollout.remote.pool import RequestBatch, ServerPool
 from rl4p.rollout.remote.probe import Probe
 from rl4p.rollout.remote.protocol import NewWeights, PoolOptions, ServerProtocol, Weights
@@ -28,6 +28,7 @@ from rl4p.types import Params, Sampling
 Result = TypeVar("Result")
 
 SECONDS_BETWEEN_STOPS = 0.05
+SECONDS_BETWEEN_LOOKS = 0.01  # at the new requests of a source
 SECONDS_TO_CLOSE = 10.0
 LOCK = threading.Lock()
 SHARED: "dict[tuple, SharedServers]" = {}  # by the class of a protocol and the servers
@@ -282,6 +283,28 @@ class RemoteEngine:
                 future.cancel()
         return [completion for completion in batch.completions if completion is not None]
 
+    def stream(self, source: RequestSource, *, greedy: bool = False) -> None:
+        """Completes the requests of a source (`Streams`), each as soon as it comes."""
+        servers = self.opened()
+        with servers.using(self.published) as weights:
+            pending: dict[Future[Any], tuple[Request, RequestBatch]] = {}
+            try:
+                while True:
+                    for request in source.take(wait=not pending):
+                        requests = list(self.server_requests(request, weights, greedy))
+                        batch = RequestBatch(requests=requests, may_stop=False)
+                        pending[servers.start(servers.pool.complete(batch))] = request, batch
+                    if not pending:
+                        return
+                    ended, _ = wait(pending, SECONDS_BETWEEN_LOOKS, FIRST_COMPLETED)
+                    for future in ended:
+                        request, batch = pending.pop(future)
+                        future.result()
+                        source.give(request, batch.completions[0])
+            finally:
+                for future in pending:
+                    future.cancel()
+
     def server_requests(
         self, request: Request, weights: Weights, greedy: bool
     ) -> Iterator[ServerRequest]:
@@ -312,6 +335,9 @@ class RemoteEngine:
         if self.servers is None:
             raise RunError("The engine is closed.")
         return self.servers
+
+    def release(self) -> None:
+        """Does nothing: the weights are with the servers."""
 
     def close(self) -> None:
         """Deletes the folder of weights; ends the connections, unless another engine needs them."""

@@ -1,0 +1,1 @@
+"""Environments: what answers the policy in `rollout=environment`, one per file."""

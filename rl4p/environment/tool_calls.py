@@ -1,0 +1,105 @@
+"""The calls of tools in a message, in the forms that chat templates of model families describe.
+
+    Hermes, Qwen         <tool_call>{"name": NAME, "arguments": {...}}</tool_call>
+    Qwen3-Coder          <tool_call><function=NAME><parameter=KEY>VALUE</parameter></function>
+                         </tool_call>
+    Llama 3              {"name": NAME, "parameters": {...}}, the whole message
+    Mistral              [TOOL_CALLS][{"name": NAME, "arguments": {...}}, ...], or
+                         [TOOL_CALLS]NAME[ARGS]{...} for each call
+
+A message is read in the form that it has; no form is a part of another.
+"""
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+BLOCK = re.compile(r"<tool_call>(.*?)(?:</tool_call>|\Z)", re.DOTALL)
+FUNCTION = re.compile(r"\s*<function=([^>\s]+)>(.*)</function>\s*", re.DOTALL)
+PARAMETER = re.compile(r"<parameter=([^>\s]+)>\n?(.*?)\n?</parameter>", re.DOTALL)
+MISTRAL = re.compile(r"\s*([\w.-]+)\s*\[ARGS\](.*)", re.DOTALL)
+
+
+class ToolCall(NamedTuple):
+    """A call of a tool.
+
+    Attributes:
+      arguments: the arguments by name.
+      texts: whether the values are texts without types, as in the form of Qwen3-Coder.
+    """
+
+    name: str
+    arguments: Mapping[str, Any]
+    texts: bool = False
+
+
+class MalformedCall(NamedTuple):
+    """What looks like a call and is none, with the reason."""
+
+    reason: str
+
+
+def tool_calls(text: str) -> list[ToolCall | MalformedCall]:
+    """Returns the calls of a message in order; empty if it calls no tool."""
+    return list(found_calls(text))
+
+
+def found_calls(text: str) -> Iterator[ToolCall | MalformedCall]:
+    if "<tool_call>" in text:
+        for block in BLOCK.findall(text):
+            yield call_of_function(block) if "<function=" in block else call_of_json(block)
+    elif "[TOOL_CALLS]" in text:
+        for part in text.split("[TOOL_CALLS]")[1:]:
+            if (match := MISTRAL.fullmatch(part)) is not None:
+                yield call_of_json(part, name=match[1], arguments=match[2])
+            else:
+                yield from calls_of_list(part)
+    else:
+        part = text.replace("<|python_tag|>", "").strip()
+        if part.startswith("{") and '"name"' in part:
+            yield call_of_json(part)
+
+
+def call_of_json(
+    text: str, *, name: str | None = None, arguments: str | None = None
+) -> ToolCall | MalformedCall:
+    """Returns the call that JSON text describes; `name` if the text has the arguments alone."""
+    try:
+        value = json.loads(text if arguments is None else arguments)
+    except (ValueError, RecursionError) as error:
+        return MalformedCall(f"the call is no JSON ({error})")
+    return call_of(value if name is None else {"name": name, "arguments": value})
+
+
+def calls_of_list(text: str) -> Iterator[ToolCall | MalformedCall]:
+    try:
+        values, _ = json.JSONDecoder().raw_decode(text.strip())
+    except (ValueError, RecursionError) as error:
+        yield MalformedCall(f"the call is no JSON ({error})")
+        return
+    for value in values if isinstance(values, list) else [values]:
+        yield call_of(value)
+
+
+def call_of(value: Any) -> ToolCall | MalformedCall:
+    """Returns the call in a value of JSON. Arguments may be an object, or one as JSON text."""
+    if not isinstance(value, dict) or not isinstance(value.get("name"), str):
+        return MalformedCall('a call is an object with "name" and "arguments"')
+    arguments = value.get("arguments", value.get("parameters", {}))
+    if isinstance(arguments, str):
+        try:
+            arguments = json.loads(arguments)
+        except (ValueError, RecursionError):
+            return MalformedCall("the arguments are no JSON")
+    if not isinstance(arguments, dict):
+        return MalformedCall("the arguments are no object")
+    return ToolCall(value["name"], arguments)
+
+
+def call_of_function(block: str) -> ToolCall | MalformedCall:
+    """Returns the call of a block with `<function=NAME>`."""
+    match = FUNCTION.fullmatch(block)
+    if match is None:
+        return MalformedCall("<function=NAME> is not closed")
+    return ToolCall(match[1], dict(PARAMETER.findall(match[2])), texts=True)

@@ -1,0 +1,202 @@
+"""Objects whose public methods are tools: the form of TRL's `environment_factory`."""
+
+import inspect
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, get_type_hints
+
+from pydantic import ConfigDict, ValidationError, validate_call
+
+from rl4p.configuration.bounds import Positive
+from rl4p.environment.threads import in_thread
+from rl4p.environment.tool_calls import MalformedCall, ToolCall, tool_calls
+from rl4p.errors import InputError
+from rl4p.protocols.environment import Message, StepResult
+from rl4p.types import Prompt
+
+OWN = ("reset", "get_reward", "close")  # public methods that are no tools
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tools:
+    """An environment in which the policy calls the methods of an object.
+
+    `factory()` makes an object for each episode. Its public methods are the tools; each has type
+    hints and a docstring that describes it and, under `Args:`, its parameters. Some methods are no
+    tools, and an object may lack them:
+
+    * `reset(**row)` begins an episode. It gets the columns of the row that it names, or all of them
+      if it takes `**kwargs`: `question`, `answer`, `id`, `task` and the metadata. It returns a text
+      for the end of the user's message, a list of messages, or None.
+    * `get_reward()` returns the reward at the end of an episode.
+    * `close()` ends an episode.
+
+    Each method may be `async`. A message without a call ends the episode. The results of calls are
+    messages of the role `tool`. A call that is malformed or raises an exception is answered with a
+    message that begins with `Error:`.
+
+    Attributes:
+      factory: returns a new object; in YAML `factory._target_=package.Class`.
+      max_result_characters: a longer result of a tool is cut, and ends with a note.
+    """
+
+    factory: Callable[[], Any]
+    max_result_characters: Positive = 4096
+
+    def __post_init__(self) -> None:
+        if not callable(self.factory):
+            raise InputError(
+                "environment.factory must be a class or a function: name it by _target_."
+            )
+
+    @cached_property
+    def schemas(self) -> tuple[Message, ...]:
+        """Returns the JSON schemas of the tools.
+
+        Raises:
+          InputError: a tool has no docstring or no type hints, or there is no tool.
+        """
+        return tuple(schema_of(method) for method in methods_of(self.factory()).values())
+
+    def tools(self, prompt: Prompt) -> Sequence[Message]:
+        return self.schemas
+
+    def open(self, prompt: Prompt, seed: int) -> "ToolEpisode":
+        self.schemas  # noqa: B018 - refuses tools without a schema before the first episode
+        return ToolEpisode(self.factory(), prompt, self.max_result_characters)
+
+
+class ToolEpisode:
+    """An episode of `Tools`."""
+
+    def __init__(self, thing: Any, prompt: Prompt, most: int) -> None:
+        self.thing, self.prompt, self.most = thing, prompt, most
+        self.methods = methods_of(thing)
+
+    async def reset(self) -> Sequence[Message] | str:
+        if not hasattr(self.thing, "reset"):
+            return ()
+        first = await called(self.thing.reset, **self.columns())
+        return () if first is None else first
+
+    def columns(self) -> dict[str, Any]:
+        """Returns the columns of the row that `reset` takes.
+
+        Raises:
+          InputError: it names a column that the row lacks.
+        """
+        prompt = self.prompt
+        row = {"question": prompt.question, "answer": prompt.answer, "id": prompt.id}
+        row |= {"task": prompt.task, **prompt.metadata}
+        parameters = inspect.signature(self.thing.reset).parameters.values()
+        if any(each.kind is each.VAR_KEYWORD for each in parameters):
+            return row
+        names = {each.name: each.default is each.empty for each in parameters}
+        missing = [name for name, required in names.items() if required and name not in row]
+        if missing:
+            raise InputError(
+                f"reset of {type(self.thing).__name__} has the parameter {missing[0]}, but the row "
+                f"{prompt.id} has the columns {', '.join(sorted(row))}."
+            )
+        return {name: row[name] for name in names if name in row}
+
+    async def step(self, message: Message) -> StepResult:
+        calls = tool_calls(message["content"])
+        if not calls:
+            return StepResult(done=True, reward=await self.reward())
+        results = [await self.result(call) for call in calls]
+        malformed = sum(isinstance(call, MalformedCall) for call in calls)
+        return StepResult(
+            messages=results,
+            metrics={"tool_calls": len(calls), "malformed_calls": malformed},
+        )
+
+    async def reward(self) -> float:
+        if not hasattr(self.thing, "get_reward"):
+            return 0.0
+        return float(await called(self.thing.get_reward))
+
+    async def result(self, call: ToolCall | MalformedCall) -> Message:
+        """Returns the message with the result of a call, or with what is wrong about it."""
+        if isinstance(call, MalformedCall):
+            return {"role": "tool", "content": f"Error: {call.reason}."}
+        if call.name not in self.methods:
+            text = f"Error: there is no tool {call.name!r}, only {', '.join(self.methods)}."
+        else:
+            text = await self.text(call)
+        if len(text) > self.most:
+            text = f"{text[: self.most]} [cut after {self.most} of {len(text)} characters]"
+        return {"role": "tool", "name": call.name, "content": text}
+
+    async def text(self, call: ToolCall) -> str:
+        """Returns the text of a result; of an exception, its message."""
+        method = self.methods[call.name]
+        # Values are converted by the type hints; texts also to numbers, as no form can write these.
+        checked = validate_call(config=ConfigDict(strict=False))(method)
+        try:
+            value = await called(checked, **call.arguments)
+        except ValidationError as error:
+            first = error.errors()[0]
+            place = ".".join(map(str, first["loc"]))
+            return f"Error: {place}: {first['msg']}."
+        except Exception as error:  # noqa: BLE001 - what a tool raises is for the policy to read
+            return f"Error: {type(error).__name__}: {error}"
+        return value if isinstance(value, str) else json.dumps(value, default=str)
+
+    async def close(self) -> None:
+        if hasattr(self.thing, "close"):
+            await called(self.thing.close)
+
+
+async def called(method: Callable[..., Any], **arguments: Any) -> Any:
+    """Returns the result of a method, which may be `async`; others run in a thread."""
+    if inspect.iscoroutinefunction(method):
+        return await method(**arguments)
+    value = await in_thread(lambda: method(**arguments))
+    return await value if inspect.isawaitable(value) else value
+
+
+def methods_of(thing: Any) -> Mapping[str, Callable[..., Any]]:
+    """Returns the public methods of an object that are tools, by name, in the order of the class.
+
+    Raises:
+      InputError: it has none.
+    """
+    names = [
+        name
+        for kind in reversed(type(thing).__mro__)
+        for name, member in vars(kind).items()
+        if not name.startswith("_") and name not in OWN and inspect.isroutine(member)
+    ]
+    if not names:
+        raise InputError(
+            f"{type(thing).__name__} has no tools: its public methods besides "
+            f"{', '.join(OWN)} are the tools."
+        )
+    return {name: getattr(thing, name) for name in dict.fromkeys(names)}
+
+
+def schema_of(method: Callable[..., Any]) -> Message:
+    """Returns the JSON schema of a tool, from its signature and docstring.
+
+    Raises:
+      InputError: it has no docstring, or a parameter without a type or a description.
+    """
+    from transformers.utils import get_json_schema
+    from transformers.utils.chat_template_utils import (
+        DocstringParsingException,
+        TypeHintParsingException,
+    )
+
+    name = getattr(method, "__qualname__", repr(method))
+    try:
+        get_type_hints(method)
+        return get_json_schema(method)
+    except (DocstringParsingException, TypeHintParsingException, NameError) as error:
+        reason = " ".join(str(error).split()).rstrip(".")
+        raise InputError(
+            f"The tool {name} has no schema: {reason}. Give each parameter a type and a line under "
+            "Args: in the docstring."
+        ) from None

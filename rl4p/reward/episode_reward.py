@@ -1,0 +1,23 @@
+"""The reward that an environment gave."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rl4p.types import Episode
+
+
+@dataclass(frozen=True, kw_only=True)
+class EpisodeReward:
+    """The sum of the rewards of an episode's turns (`rollout=environment`).
+
+    It does not apply to a sample without turns. A sample whose environment failed is invalid
+    whatever its terms are.
+    """
+
+    weight: float = 1.0
+
+    def __call__(self, episodes: Sequence[Episode]) -> Sequence[float | None]:
+        return [
+            sum(turn.reward for turn in episode.turns) if episode.turns else None
+            for episode in episodes
+        ]

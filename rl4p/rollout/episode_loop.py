@@ -1,0 +1,107 @@
+"""Episodes as coroutines of one event loop, and their requests as a source for an engine.
+
+The event loop has a thread of its own, so that environments answer while the engine decodes. The
+thread of the rollout decodes (`engine.complete_all`).
+"""
+
+import asyncio
+import queue
+import threading
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from typing import Any, TypeVar
+
+from rl4p.protocols.engine import Completion, Engine, Request, complete_all
+
+Result = TypeVar("Result")
+
+
+class EpisodeLoop:
+    """A `RequestSource` whose requests come from coroutines.
+
+    Args:
+      most: the most requests that are unfinished at a time.
+      longest: the most tokens of a context and its completion.
+    """
+
+    def __init__(self, most: int, longest: int) -> None:
+        self.most, self.longest = most, longest
+        self.requests: queue.SimpleQueue[Request | None] = queue.SimpleQueue()
+        self.futures: dict[int, asyncio.Future[Completion]] = {}  # by the id of a request
+        self.loop = asyncio.new_event_loop()
+
+    def run(
+        self, engine: Engine, episodes: Sequence[Coroutine[Any, Any, Result]], *, greedy: bool
+    ) -> list[Result]:
+        """Runs episodes to their ends; returns their results in order.
+
+        An exception of an episode or of the engine ends all of them and is raised here.
+        """
+        results: list[Any] = []
+        ended: list[BaseException] = []
+
+        async def everything() -> None:
+            try:
+                results.extend(await asyncio.gather(*episodes))
+            finally:
+                self.requests.put(None)
+
+        def work() -> None:
+            with asyncio.Runner(loop_factory=lambda: self.loop) as runner:
+                try:
+                    runner.run(everything())
+                except BaseException as error:  # noqa: BLE001 - raised in the waiting thread
+                    ended.append(error)
+
+        thread = threading.Thread(target=work, name="episodes", daemon=True)
+        thread.start()
+        try:
+            complete_all(engine, self, greedy=greedy)
+        except BaseException:
+            self.loop.call_soon_threadsafe(self.cancel)
+            raise
+        finally:
+            thread.join()
+        if ended:
+            raise ended[0]
+        return results
+
+    def cancel(self) -> None:
+        for task in asyncio.all_tasks(self.loop):
+            task.cancel()
+
+    async def complete(self, request: Request) -> Completion:
+        """Returns the completion of a request with one key; called in a coroutine."""
+        future = self.futures[id(request)] = self.loop.create_future()
+        self.requests.put(request)
+        return await future
+
+    def take(self, *, wait: bool) -> Sequence[Request]:
+        taken: list[Request] = []
+        while True:
+            try:
+                request = self.requests.get(block=wait and not taken)
+            except queue.Empty:
+                return taken
+            if request is None:  # every later call returns at once, too
+                self.requests.put(None)
+                return taken
+            taken.append(request)
+
+    def give(self, request: Request, completion: Completion) -> None:
+        future = self.futures.pop(id(request))
+
+        def resolve() -> None:
+            if not future.done():
+                future.set_result(completion)
+
+        self.loop.call_soon_threadsafe(resolve)
+
+
+async def within(seconds: float | None, call: Callable[[], Awaitable[Result]]) -> Result:
+    """Returns the result of a call, which is cancelled at the end of its time.
+
+    Raises:
+      TimeoutError: the time was over.
+    """
+    async with asyncio.timeout(seconds):
+        return await call()

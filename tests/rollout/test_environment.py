@@ -1,0 +1,272 @@
+"""Tests episodes of many turns: which tokens are trained, and what environments may do."""
+
+import asyncio
+import copy
+import dataclasses
+import time
+
+import numpy as np
+import pytest
+
+from rl4p.errors import InputError
+from rl4p.learner.logprobs import ScoreOptions, score_tokens
+from rl4p.loop.checks import check_trajectories
+from rl4p.protocols.environment import StepResult
+from rl4p.rollout.continuous import Continuous
+from rl4p.rollout.engine.in_process import ContinuousEngine
+from rl4p.rollout.environment import Environment
+from rl4p.rollout.naive_sampler import NaiveSampler
+from rl4p.types import Finish, Microbatching, Sampling
+
+R = 96
+# The tokens of the bytes C0, C1 and F5 to FF, which are in no UTF-8 text: each is decoded to one
+# U+FFFD, whatever is before it.
+ENDS = (124, 125, *range(177, 188))
+TEMPLATE = (
+    "{% for message in messages %}"
+    "{{ '<|' + message['role'] + '|>' + message['content'] }}"
+    "{{ '\ufffd' if message['role'] == 'assistant' else '<|end|>' }}"
+    "{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
+)
+REWRITES = TEMPLATE.replace(
+    "message['content'] }}",
+    "(message['content'] if loop.last or message['role'] != 'assistant' else 'cut') }}",
+)
+
+
+@pytest.fixture(scope="module")
+def ending(policy):
+    """Every second turn ends by one of several end tokens, which the template writes as well."""
+    tokenizer = copy.deepcopy(policy.tokenizer)
+    tokenizer.chat_template = TEMPLATE
+    return dataclasses.replace(policy, end_ids=ENDS, tokenizer=tokenizer)
+
+
+@dataclasses.dataclass
+class Counts:
+    """An environment that answers with the number of the turn, after some time."""
+
+    seed: int
+    turns: int = 3
+    seconds: float = 0.0
+    step_number: int = 0
+    closed: int = 0
+
+    async def reset(self):
+        return ()
+
+    async def step(self, message):
+        self.step_number += 1
+        await asyncio.sleep(self.seconds)
+        return StepResult(
+            messages=({"role": "user", "content": f"turn {self.step_number}"},),
+            reward=float(self.step_number),
+            done=self.step_number == self.turns,
+            metrics={"length": len(message["content"])},
+        )
+
+    async def close(self):
+        self.closed += 1
+
+
+@dataclasses.dataclass(frozen=True)
+class Counting:
+    made: list = dataclasses.field(default_factory=list)
+    kind: type = Counts
+    options: dict = dataclasses.field(default_factory=dict)
+
+    def open(self, prompt, seed):
+        self.made.append(self.kind(seed, **self.options))
+        return self.made[-1]
+
+    def tools(self, prompt):
+        return None
+
+
+def rollout(environment, engine=Continuous, **options):
+    options = {"max_response_tokens": R, "max_turn_tokens": 12, "max_turns": 4} | options
+    return Environment(
+        engine=engine(max_response_tokens=R, temperature=1.0), environment=environment, **options
+    )
+
+
+def words(trajectories, row):
+    """Returns the tokens of each segment of a row, and which of them the policy chose."""
+    tokens, mask, segments = (
+        np.asarray(getattr(trajectories, name))[row]
+        for name in ("tokens_BT", "response_mask_BT", "segment_ids_BT")
+    )
+    return [
+        (tokens[segments == number].tolist(), mask[segments == number].tolist())
+        for number in range(1, segments.max() + 1)
+    ]
+
+
+@pytest.fixture
+def requests(monkeypatch):
+    """Records the contexts that the engine reads, with the tokens that it draws after them."""
+    seen = []
+    stream = ContinuousEngine.stream
+
+    def recorded(self, source, *, greedy=False):
+        give = source.give
+
+        def receive(request, completion):
+            seen.append((list(request.tokens), completion.tokens.tolist()))
+            give(request, completion)
+
+        source.give = receive
+        return stream(self, source, greedy=greedy)
+
+    monkeypatch.setattr(ContinuousEngine, "stream", recorded)
+    return seen
+
+
+@pytest.mark.parametrize("template", [TEMPLATE, REWRITES])
+def test_trained_tokens_are_those_sampled_after_the_context_that_was_read(
+    sample, ending, params, requests, template, monkeypatch
+):
+    monkeypatch.setattr(ending.tokenizer, "chat_template", template)
+    trajectories, episodes = sample(rollout(Counting()), group_size=4)
+    check_trajectories(trajectories)
+    read = {(tuple(context), tuple(drawn)) for context, drawn in requests}
+    turns, most_segments = 0, 0
+    for row, episode in enumerate(episodes):
+        segments = words(trajectories, row)
+        most_segments = max(most_segments, len(segments))
+        turns += len(episode.turns)
+        for tokens, mask in segments:
+            starts = [i for i, on in enumerate(mask) if on and not mask[i - 1]]
+            for start in starts:
+                count = mask[start:].index(False) if False in mask[start:] else len(mask) - start
+                pair = tuple(tokens[:start]), tuple(tokens[start : start + count])
+                assert pair in read
+    assert turns == len(requests) > len(episodes)
+    assert (most_segments > 1) == (template is REWRITES)
+    # The trainer computes the log-probabilities of the same tokens in the same contexts.
+    mask = np.asarray(trajectories.response_mask_BT)
+    ours = logprobs_of(ending, params, trajectories)
+    behaviour = np.asarray(trajectories.behaviour_logprobs_BT)
+    np.testing.assert_allclose(ours[mask], behaviour[mask], atol=2e-5)
+
+
+def logprobs_of(policy, params, trajectories):
+    options = ScoreOptions(
+        decoder=policy.decoder,
+        sampling=Sampling(),
+        microbatching=Microbatching(tokens=4096),
+        mesh=policy.mesh,
+    )
+    return np.asarray(score_tokens(options, params, trajectories)["logprobs"])
+
+
+def test_both_samplers_hold_the_same_episodes(sample):
+    ours, our_episodes = sample(rollout(Counting()), group_size=2)
+    theirs, their_episodes = sample(rollout(Counting(), NaiveSampler), group_size=2)
+    assert our_episodes == their_episodes
+    for name in ("tokens_BT", "response_mask_BT", "positions_BT", "segment_ids_BT", "finish_B"):
+        np.testing.assert_array_equal(getattr(ours, name), getattr(theirs, name), err_msg=name)
+
+
+def test_a_second_turn_prefills_only_what_is_new(sample, ending, params, prompts, monkeypatch):
+    engines = []
+    open_engine = Continuous.open
+    monkeypatch.setattr(
+        Continuous,
+        "open",
+        lambda self, policy: engines.append(open_engine(self, policy)) or engines[-1],
+    )
+    trajectories, episodes = sample(rollout(Counting()), prompts=prompts[:1], group_size=8)
+    assert max(len(episode.turns) for episode in episodes) == 3
+    first = len(prompts[0].tokens)
+    expected = first  # the prompt, once for all samples
+    for row, episode in enumerate(episodes):
+        (_, mask), *others = words(trajectories, row)
+        assert not others
+        # What the environment said, and after each of its messages the last token of the turn
+        # before it, which was drawn and not yet read.
+        expected += mask.count(False) - first + len(episode.turns) - 1
+    assert engines[0].prefilled_tokens == expected
+
+
+def test_rewards_turns_and_the_end_of_an_episode(sample):
+    trajectories, episodes = sample(rollout(Counting()), group_size=4)
+    finished = [x for x in episodes if x.finish is Finish.STOP]
+    assert finished
+    for episode in finished:
+        assert [turn.reward for turn in episode.turns] == [1.0, 2.0, 3.0]
+        assert [message["role"] for message in episode.messages] == [
+            "user",
+            *["assistant", "user"] * 3,
+        ]
+        assert episode.response == episode.turns[-1].text
+    cut = [x for x in episodes if x.finish is Finish.LENGTH]
+    assert all(x.turns[-1].tokens == 12 for x in cut)
+    tokens_B = np.asarray(trajectories.response_mask_BT).sum(axis=1)
+    assert tokens_B.tolist() == [episode.tokens for episode in episodes]
+
+
+def test_the_samples_of_a_prompt_meet_the_same_environment(sample):
+    counting = Counting()
+    sample(rollout(counting), group_size=4)
+    seeds = [environment.seed for environment in counting.made]
+    assert seeds == [seed for seed in seeds[::4] for _ in range(4)]
+    assert len(set(seeds)) == len(seeds) // 4
+    assert {environment.closed for environment in counting.made} == {1}
+
+
+class Fails(Counts):
+    async def step(self, message):
+        raise KeyError("lost")
+
+
+class Hangs(Counts):
+    async def reset(self):
+        if self.seed % 2:
+            await asyncio.sleep(60)
+        return ()
+
+
+class Nonsense(Counts):
+    async def step(self, message):
+        return "fine"
+
+
+class Silent(Counts):
+    async def step(self, message):
+        return StepResult()
+
+
+@pytest.mark.parametrize(
+    ("kind", "sentence"),
+    [
+        (Fails, "KeyError: 'lost'"),
+        (Nonsense, "step returned str, and not a StepResult"),
+        (Silent, "step returned no message, although the episode goes on"),
+    ],
+)
+def test_a_failed_environment_makes_its_episode_invalid(sample, kind, sentence):
+    trajectories, episodes = sample(rollout(Counting(kind=kind)), group_size=2)
+    check_trajectories(trajectories)
+    assert {x.failure for x in episodes if x.finish is Finish.STOP} <= {None}
+    failed = [x for x in episodes if x.failure]
+    assert failed
+    assert {x.failure for x in failed} == {sentence}
+
+
+def test_an_environment_that_never_answers_costs_its_own_deadline_only(sample):
+    sample(rollout(Counting()), group_size=2)  # compiles
+    began = time.monotonic()
+    _, episodes = sample(rollout(Counting(kind=Hangs), step_seconds=0.5), group_size=2)
+    assert time.monotonic() - began < 30
+    late = [x for x in episodes if x.failure]
+    assert {x.failure for x in late} <= {"TimeoutError: "}
+    assert all(x.turns for x in episodes if not x.failure)
+
+
+def test_it_is_refused_without_an_engine_or_with_something_else_as_an_environment():
+    with pytest.raises(InputError, match=r"rollout.engine must be a rollout with an engine"):
+        Environment(engine=object(), environment=Counting(), max_response_tokens=8)
+    with pytest.raises(InputError, match=r"rollout.environment: the class .* has no method open"):
+        rollout(object())
