@@ -130,6 +130,7 @@ TABLES = ("hooks", "scores")
 TASKS = "evaluation.tasks"  # a table within a section
 PLACES = {  # by group without a key of the root, where options belong
     "annealing": "rollout.annealing",
+    "environment": "rollout.environment",
     "cache": "collector.cache",
     "filter": "collector.filters.{}",
     "term": "reward.terms.{}",

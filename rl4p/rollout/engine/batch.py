@@ -215,6 +215,7 @@ class Batch:
         """Releases the kept cache that a context continues, once the context has a slot."""
         for length in sorted(set(map(len, self.kept)), reverse=True):
             if self.kept.pop(tuple(context[:length]), None) is not None:
+                self.contexts.pop(tuple(context), None)
                 break
 
     def fit(self, new: Sequence[TokenSequence]) -> None:

@@ -208,7 +208,7 @@ class ContinuousEngine(InProcess):
                 break
             free = batch.layout.sizes[-1] - len(batch.running())
             new = [waiting.popleft() for _ in range(min(free, len(waiting)))]
-            batch.admit(params, new, keep=bool(waiting))
+            batch.admit(params, new, keep=True)  # other samples of a prompt may come later
             for sequence in new:
                 batch.forget(sequence.context)
             batch.begin(
