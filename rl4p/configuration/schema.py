@@ -63,6 +63,7 @@ class Root:
     teacher: Any  # None, or a node
     hooks: Table
     scores: Table
+    transforms: Table
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,13 +126,14 @@ SECTIONS = {
     "plan": Plan,
 }
 OPTIONAL = ("teacher",)
-TABLES = ("hooks", "scores")
+TABLES = ("hooks", "scores", "transforms")
 TASKS = "evaluation.tasks"  # a table within a section
 PLACES = {  # by group without a key of the root, where options belong
     "annealing": "rollout.annealing",
     "cache": "collector.cache",
     "filter": "collector.filters.{}",
     "term": "reward.terms.{}",
+    "transform": "transforms.{}",
 }
 GROUPS = [
     field.name
