@@ -1,14 +1,18 @@
-"""`python -m rl4p.train`: trains a policy; see --help."""
+"""`python -m rl4p.train`: trains a policy; see --help. From Python, `rl4p.train([...])` does it."""
 
+import sys
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING
 
 from rl4p.errors import ended_by_interrupt
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
+
+    from rl4p.runs.record import Record
 
 
 def job(config: "DictConfig") -> float:
@@ -47,6 +51,27 @@ def main() -> None:
 
     configuration.main("train", job, join=join, after_sweep=after_sweep)
 
+
+class TrainModule(ModuleType):
+    """The class of this module, which makes it callable."""
+
+    def __call__(self, overrides: Sequence[str] = (), *, config_dir: str | None = None) -> "Record":
+        """Trains as `python -m rl4p.train` does with these words, and returns the run's record.
+
+        Args:
+          overrides: the words of the command line, such as `steps=20`, without flags.
+          config_dir: a folder with further YAML files (`--config-dir`).
+
+        Raises:
+          InputError, RunError, Stopped: as the command reports them.
+        """
+        from rl4p import configuration
+        from rl4p.runs.record import Record
+
+        return Record(configuration.call("train", job, overrides, join, config_dir))
+
+
+sys.modules[__name__].__class__ = TrainModule  # as the data model of Python allows
 
 if __name__ == "__main__":
     main()

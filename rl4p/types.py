@@ -8,25 +8,28 @@ B = P x G sequences, T tokens, V vocabulary, L layers, D width, H query heads, K
 h head width, S cache slots.
 
 Arrays and episodes are two objects with corresponding rows: episodes never enter a jitted function,
-and work on arrays never waits for texts.
+and work on arrays never waits for texts. Both have `to_dict` and `from_dict` (`serialization.py`).
 """
 
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 
-from rl4p.errors import InputError
+from rl4p.errors import InputError, RunError
+from rl4p.serialization import Serializable, serializable_enum
 
 Array = jax.Array | np.ndarray  # on the devices or on the host
 Params = Any  # a nested dict of arrays
 Metrics = dict[str, Array]
 
 
+@serializable_enum
 class Finish(IntEnum):
     """The reason why a response ended."""
 
@@ -36,7 +39,7 @@ class Finish(IntEnum):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Question:
+class Question(Serializable):
     """One row of a data set.
 
     Attributes:
@@ -83,7 +86,7 @@ class Question:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Demonstration:
+class Demonstration(Serializable):
     """A worked answer to a prompt, as token ids; the answers in the prompt are trained with it.
 
     Attributes:
@@ -115,7 +118,7 @@ class Prompt(Question):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Turn:
+class Turn(Serializable):
     """A message of the policy, and what an environment answered to it.
 
     Attributes:
@@ -136,7 +139,7 @@ class Turn:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Episode:
+class Episode(Serializable):
     """A row of trajectories in words, on the host; episode b belongs to row b of the arrays.
 
     Attributes:
@@ -199,7 +202,7 @@ class Microbatching:
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True, kw_only=True)
-class Trajectories:
+class Trajectories(Serializable):
     """Sampled sequences as token ids. Training uses the sampled ids and never tokenizes text again.
 
     Attributes:
@@ -232,7 +235,7 @@ class Trajectories:
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True, kw_only=True)
-class Rewards:
+class Rewards(Serializable):
     """Grades of trajectories.
 
     Attributes:
@@ -245,6 +248,8 @@ class Rewards:
         `total_B` includes their sum. None if there are none.
       late_B: bool, the samples that are invalid because a term passed its deadline. None if no
         term has one.
+      dropped_B: bool, the samples that are invalid because a collector or a transform dropped them,
+        not a grader. None if none does.
     """
 
     total_B: Array
@@ -252,6 +257,7 @@ class Rewards:
     valid_B: Array
     tokens_BT: Array | None = None
     late_B: Array | None = None
+    dropped_B: Array | None = None
 
     def graded(self, name: str) -> Array:
         """Returns the valid samples to which the term applies: bool [B]."""
@@ -261,7 +267,7 @@ class Rewards:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Group:
+class Group(Serializable):
     """The samples of one prompt with their grades, on the host.
 
     Attributes:
@@ -283,6 +289,32 @@ class Group:
         """The total rewards of the valid samples."""
         return np.asarray(self.rewards.total_B)[np.asarray(self.rewards.valid_B)]
 
+    def without(self, rows_B: np.ndarray) -> "Group":
+        """Returns the group with some samples dropped from the baseline and the loss.
+
+        The samples keep their places, so that the shapes of a batch stay the same.
+
+        Args:
+          rows_B: bool, the samples to drop.
+        """
+        rewards = self.rewards
+
+        def kept(values_B: Array) -> np.ndarray:
+            rows = rows_B if np.ndim(values_B) == 1 else rows_B[:, None]
+            return np.where(rows, np.zeros_like(values_B), values_B)
+
+        before_B = rows_B & False if rewards.dropped_B is None else np.asarray(rewards.dropped_B)
+        changed = replace(
+            rewards,
+            total_B=kept(rewards.total_B),
+            terms={name: kept(term_B) for name, term_B in rewards.terms.items()},
+            valid_B=kept(rewards.valid_B),
+            tokens_BT=None if rewards.tokens_BT is None else kept(rewards.tokens_BT),
+            late_B=None if rewards.late_B is None else kept(rewards.late_B),
+            dropped_B=rows_B | before_B,
+        )
+        return replace(self, rewards=changed)
+
     def right(self, term: str | None) -> np.ndarray:
         """Returns which samples have at least 1 in a term, or in the total reward: bool [G].
 
@@ -301,7 +333,7 @@ class Group:
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True, kw_only=True)
-class TrainingBatch:
+class TrainingBatch(Serializable):
     """The input of an update.
 
     Attributes:
@@ -323,7 +355,7 @@ class TrainState:
     """The state of training as one immutable pytree. A checkpoint holds all of it.
 
     Attributes:
-      step: int32, the number of finished steps.
+      step: int32, the number of finished steps; it is the weight version of the parameters.
       params: the trained parameters: the policy or its adapters, and the critic under `critic`.
       optimizer_state: the state of the optax transformation.
       key: the run's random key. A step uses ``fold_in(key, step)``, and no key is used twice.
@@ -341,6 +373,19 @@ class TrainState:
     def step_key(self) -> Array:
         """Returns the key of this step. A rollout folds in 0 and an update 1, so no key repeats."""
         return jax.random.fold_in(self.key, self.step)
+
+    def check_not_donated(self) -> None:
+        """Refuses a state whose buffers an update took over.
+
+        Raises:
+          RunError: a buffer was donated.
+        """
+        arrays = (x for x in jax.tree.leaves(self) if isinstance(x, jax.Array))
+        if any(x.is_deleted() for x in arrays if not isinstance(x, Tracer)):
+            raise RunError(
+                "The buffers of this state were donated to an update: use the state that the "
+                "update returned or, if the update failed, restore a checkpoint."
+            )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -39,9 +39,15 @@ def blocks(path: Path) -> list[Block]:
 
 def commands(path: Path) -> list[list[str]]:
     """Returns the words of every shell command of a document, without comments."""
-    return [
-        words for block in blocks(path) if block.language == "sh" for words in words_of(block.text)
-    ]
+    text = "".join(block.text for block in blocks(path) if block.language == "sh")
+    return words_of(text + "\n".join(systems(path).values()))
+
+
+def systems(path: Path) -> dict[str, str]:
+    """Returns the commands of the tables of systems in a document, by the words of their row."""
+    parts = path.read_text().split("| system | command that shows it |\n|---|---|\n")[1:]
+    rows = [line for part in parts for line in part.partition("\n\n")[0].splitlines()]
+    return {row.split(" | ")[0]: row.partition(" | `")[2].removesuffix("` |") for row in rows}
 
 
 def words_of(text: str) -> list[list[str]]:

@@ -27,7 +27,16 @@ from rl4p.configuration.schema import PLACES, without_hydra
 from rl4p.experiment.build import build, build_phases
 from rl4p.experiment.compatibility import refuse_what_cannot_act
 from rl4p.loop.loop import train
-from tests.documents import DOCS, DOCUMENTS, ROOT, blocks, commands, words_of, write_files
+from tests.documents import (
+    DOCS,
+    DOCUMENTS,
+    ROOT,
+    blocks,
+    commands,
+    systems,
+    words_of,
+    write_files,
+)
 
 LANGUAGES = {"sh", "text", "python", "yaml", "json", "csv"}
 # What only users have: their data, weights, devices and other processes.
@@ -87,6 +96,7 @@ ELSEWHERE: dict[tuple[str, ...], Callable[[list[str]], bool]] = {
     ("make",): is_target_of_make,
     ("mlflow", "ui"): lambda words: "mlflow" in " ".join(PROJECT["dependencies"]),
     ("pip",): installs_an_extra,
+    ("python", "-m", "pytest"): lambda words: any((ROOT / word).is_file() for word in words),
     ("python", "-m", "experiments.benchmarks.peers"): is_a_module_here,
     ("python", "-m", "experiments.benchmarks.serving"): is_a_module_here,
 }
@@ -152,6 +162,12 @@ def test_an_error_is_quoted_as_it_is_printed(text, capsys):
     with pytest.raises(SystemExit):
         configuration.main("train", print, argv=arguments(words))
     assert capsys.readouterr().err == printed
+
+
+def test_each_of_the_thirty_systems_has_a_command():
+    shown = systems(DOCS / "systems.md")
+    assert len(shown) == 30
+    assert all(command.startswith("python -m ") for command in shown.values())
 
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=name)

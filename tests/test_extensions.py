@@ -29,6 +29,7 @@ PARTS = {
     "hook": ("parts.md", "+hooks.digits._target_=my_hook.Digits"),
     "data set": ("parts.md", "data=doubling"),
     "filter": ("parts.md", "+filter@collector.filters.finished=finished"),
+    "transform": ("parts.md", "+transform@transforms.shorter=shorter"),
 }
 SMALL = (
     *("model=scratch", "model.layers=1", "model.width=32", "model.heads=2", "mesh=single"),

@@ -9,6 +9,7 @@ FINITE = AllowInfNan(False)
 
 Natural = Annotated[int, Ge(0)]
 Positive = Annotated[int, Ge(1)]
+Finite = Annotated[float, FINITE]
 NonNegative = Annotated[float, Ge(0), FINITE]
 AboveZero = Annotated[float, Gt(0), FINITE]
 AboveOne = Annotated[float, Gt(1), FINITE]

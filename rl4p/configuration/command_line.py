@@ -8,12 +8,13 @@ grammar and composes the same configuration.
 import logging
 import os
 import sys
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext, redirect_stdout
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext, redirect_stdout
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
@@ -115,6 +116,73 @@ def compose(
     return config
 
 
+def call(
+    name: str,
+    job: Job,
+    overrides: Sequence[str],
+    join: Join,
+    config_dir: str | None = None,
+) -> Path:
+    """Runs a job in this process as `main` does, and returns the folder of the run.
+
+    Args:
+      overrides: the overrides of the command line.
+      join: as in `main`.
+      config_dir: a folder with further YAML files.
+
+    Raises:
+      InputError: the configuration is wrong, or of a sweep.
+      Exception: an error of the job.
+    """
+    folders: list[str] = []
+    errors: list[BaseException] = []
+
+    def kept(config: DictConfig) -> None:
+        try:
+            with own_failures(config):
+                folders.append(HydraConfig.get().runtime.output_dir)
+                job(config)
+        except (Exception, KeyboardInterrupt) as error:
+            log.info("The job ended with an error.", exc_info=error)
+            errors.append(error)
+
+    with errors_of_hydra():
+        composer = Composer(CONF, config_dir, overrides)
+        hydra = Hydra(name, composer.loader)  # also registers ${now:...}, which folders have
+        lines, config, sweep = preflight(
+            composer, list(overrides), False, run=None, targets=True, resumable=False
+        )
+        if sweep is not None:
+            raise InputError("hydra.mode=MULTIRUN is a sweep: start it with python -m, and -m.")
+        with join(config) as first:
+            lines += () if first else OTHER_PROCESS
+            lines += [f"hydra.mode={RunMode.RUN.name}"]
+            hydra.run(CONFIG, kept, lines)
+    for error in errors:
+        raise error
+    return Path(folders[0])
+
+
+@contextmanager
+def errors_of_hydra() -> Iterator[None]:
+    """Turns the errors of Hydra and of the run folder into errors of one sentence.
+
+    Raises:
+      InputError: there was one. Errors of a job never get here.
+    """
+    try:
+        yield
+    except HydraException as error:
+        raise InputError(one_line(error)) from error
+    except RecursionError as error:
+        raise InputError("The configuration is nested too deep.") from error
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise InputError(f"The run folder cannot be created: {error}.") from error
+
+
+@errors_of_hydra()
 def launch(
     name: str,
     job: Job,
@@ -181,14 +249,8 @@ def launch(
                 with join(config) as first:
                     lines += () if first else OTHER_PROCESS
                     hydra.run(CONFIG, reporting(job), [*lines, f"hydra.mode={RunMode.RUN.name}"])
-    except HydraException as error:
-        raise InputError(one_line(error)) from error
-    except RecursionError as error:  # never from a job either
-        raise InputError("The configuration is nested too deep.") from error
     except BrokenPipeError:  # the reader closed the pipe, as in `--help | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    except OSError as error:  # never from a job, whose errors `reporting` handles
-        raise InputError(f"The run folder cannot be created: {error}.") from error
 
 
 def preflight(

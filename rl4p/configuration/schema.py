@@ -64,6 +64,7 @@ class Root:
     teacher: Any  # None, or a node
     hooks: Table
     scores: Table
+    transforms: Table
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,7 +127,7 @@ SECTIONS = {
     "plan": Plan,
 }
 OPTIONAL = ("teacher",)
-TABLES = ("hooks", "scores")
+TABLES = ("hooks", "scores", "transforms")
 TASKS = "evaluation.tasks"  # a table within a section
 PLACES = {  # by group without a key of the root, where options belong
     "annealing": "rollout.annealing",
@@ -134,6 +135,7 @@ PLACES = {  # by group without a key of the root, where options belong
     "cache": "collector.cache",
     "filter": "collector.filters.{}",
     "term": "reward.terms.{}",
+    "transform": "transforms.{}",
 }
 GROUPS = [
     field.name

@@ -28,13 +28,17 @@ from rl4p.experiment.evaluation import (
 from rl4p.learner.microbatches import rows_in
 from rl4p.loop.checks import check_advantages, check_rewards, check_rollout, check_training_batch
 from rl4p.loop.evaluation import Evaluation
-from rl4p.loop.loop import Loop
+from rl4p.loop.groups import check_filters
+from rl4p.loop.parts import Loop
 from rl4p.loop.phases import Phases
 from rl4p.loop.scoring import Scoring
 from rl4p.loop.source.opening import open_source
+from rl4p.loop.transform.drop import Drop
+from rl4p.loop.transform.relabel import Relabel
+from rl4p.loop.transform.truncate import Truncate
 from rl4p.model.decoder import Decoder
 from rl4p.model.policy import Policy, padded_width
-from rl4p.protocols.collection import Collector, OpenCollector
+from rl4p.protocols.collection import Collector, OpenCollector, Transform
 from rl4p.protocols.data import DataSet
 from rl4p.protocols.hook import Hook
 from rl4p.protocols.members import require
@@ -53,7 +57,7 @@ from rl4p.protocols.phases import (
     Update,
     UserScore,
 )
-from rl4p.protocols.traits import RolloutTraits
+from rl4p.protocols.traits import AdvantageTraits, RolloutTraits
 from rl4p.types import Array, Params, Prompt, TrainState
 
 PROTOCOLS = {
@@ -105,6 +109,7 @@ def build(config: DictConfig) -> Experiment:
             "advantage=distill, or leave the teacher out."
         )
     check_term(config, phases)
+    transforms = build_transforms(config, phases)
     data: DataSet = required(config.data, DataSet, "data")
     questions, held_out = data.train(), held_out_questions(config, data)
     check_tasks(phases, questions, *(each.questions for each in held_out))
@@ -126,6 +131,7 @@ def build(config: DictConfig) -> Experiment:
         reference=reference_params(policy, params) if "reference_logprobs" in needs else None,
         teacher=build_teacher(config, policy, key) if "teacher_logprobs" in needs else None,
         tasks=tuple(sorted({question.task for question in questions})),
+        term=config.evaluation.term,
     )
     if phases.estimator is not None:
         init = partial(phases.estimator.init, policy.decoder)
@@ -161,6 +167,7 @@ def build(config: DictConfig) -> Experiment:
         average_decay=config.ema.decay,
         max_skipped=config.max_skipped,
         term=config.evaluation.term,
+        transforms=transforms,
     )
     return Experiment(
         config=OmegaConf.to_container(config, resolve=True),  # type: ignore[arg-type]
@@ -183,6 +190,33 @@ def required(node: DictConfig, contract: type, key: str) -> Any:
     part = instantiate(node)
     require(part, contract, key)
     return part
+
+
+def build_transforms(config: DictConfig, phases: Phases) -> dict[str, Transform]:
+    """Returns the transforms by name, in the order of the configuration.
+
+    Raises:
+      InputError: one is not callable, would change nothing, or drops every group of this size.
+    """
+    transforms = {
+        name: required(node, Transform, f"transforms.{name}")
+        for name, node in config.transforms.items()
+    }
+    for name, transform in transforms.items():
+        if isinstance(transform, Drop):
+            check_filters(transform.filters, config.group_size, f"transforms.{name}.filters")
+        if isinstance(transform, Truncate) and transform.most >= config.max_response_tokens:
+            raise InputError(
+                f"transforms.{name}.most={transform.most} has no effect, because no response "
+                f"has more than max_response_tokens={config.max_response_tokens}: set fewer."
+            )
+        reads_total = AdvantageTraits.read(phases.advantage).reads_total
+        if isinstance(transform, Relabel) and not reads_total:
+            raise InputError(
+                f"{choice('advantage', phases.advantage)} does not use the total reward, so "
+                f"transforms.{name} would have no effect: leave it out."
+            )
+    return transforms
 
 
 def answered(config: DictConfig, policy: Policy) -> Encode:

@@ -1,20 +1,26 @@
 """The optimizer updates of one step of the loop: epochs x minibatches x microbatches.
 
+`gradient_step` runs all of them in one program. An update is `forward_backward`, which returns the
+gradient of a minibatch, and `optimizer_step`, which applies it; both can also be called alone.
+
 All normalisation is computed over the whole minibatch before it is split, so a gradient does not
 depend on the number of microbatches.
 """
 
 from dataclasses import replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 
 from rl4p.distributed import collectives, placement
+from rl4p.distributed.mesh import Mesh
 from rl4p.distributed.partition import gather
+from rl4p.errors import RunError
 from rl4p.learner.aggregation import aggregation_weights
+from rl4p.learner.compiled import compiled
 from rl4p.learner.masking import masked_sum
 from rl4p.learner.microbatches import MicrobatchRows, fold, spread
 from rl4p.learner.objective import Objective
@@ -28,7 +34,21 @@ from rl4p.protocols.traits import UpdateTraits
 from rl4p.types import Array, Metrics, Params, TrainingBatch, TrainState, Trajectories
 
 
-@partial(jax.jit, static_argnames=("objective", "optimizer"), donate_argnames="state")
+class Gradient(NamedTuple):
+    """The gradient of a loss.
+
+    Attributes:
+      params: the gradient of each trained parameter.
+      sums: sums over the loss tokens by name, of which `summarise` makes metrics.
+      version: the weight version of the parameters, which is the `step` of their state.
+    """
+
+    params: Params
+    sums: dict[str, Array]
+    version: Array
+
+
+@compiled("objective", "optimizer", donates=True)
 def gradient_step(
     objective: Objective,
     optimizer: Optimizer,
@@ -52,36 +72,21 @@ def gradient_step(
     Returns:
       The state after the updates, and metrics under `update/` and `rollout/`. The state has the
       same `step` as before: the loop advances it.
+
+    Raises:
+      RunError: the buffers of the state were donated.
     """
-    coefficients = coefficients | {"step": state.step}
-    learning_rate = optimizer.learning_rate_at(state.step)
 
-    def one_update(carry: tuple[Params, Any], row_ids: Array) -> tuple[tuple[Params, Any], Any]:
-        params, optimizer_state = carry
+    def one_update(state: TrainState, row_ids: Array) -> tuple[TrainState, dict[str, Array]]:
         minibatch = jax.tree.map(lambda x: x[row_ids], batch)
-        gradient, sums = minibatch_gradient(objective, frozen, params, minibatch, coefficients)
-        norm = optax.tree.norm(gradient)
-        direction, new_optimizer_state = optimizer.transform().update(
-            gradient, optimizer_state, params
-        )
-        new_params = optax.apply_updates(
-            params, jax.tree.map(lambda d: learning_rate * d, direction)
-        )
-        # A gradient that is not finite changes nothing. The loop stops after too many of them.
-        finite = jnp.isfinite(norm) & jnp.isfinite(sums["loss"])
-        carry = jax.tree.map(
-            lambda new, old: jnp.where(finite, new, old),
-            (new_params, new_optimizer_state),
-            (params, optimizer_state),
-        )
-        carry = placement.constrain(objective.mesh, *carry)
-        return carry, sums | {"grad_norm": norm, "skipped": jnp.where(finite, 0.0, 1.0)}
+        gradient = forward_backward(objective, frozen, state, minibatch, coefficients)
+        return optimizer_step(optimizer, objective.mesh, state, gradient)
 
-    (params, optimizer_state), sums = jax.lax.scan(
-        one_update, (state.params, state.optimizer_state), minibatches(objective, state, batch)
-    )
-    state = replace(state, params=params, optimizer_state=optimizer_state)
-    return state, summarise(sums) | {"update/learning_rate": learning_rate}
+    row_ids = minibatches(objective, state, batch)
+    trained, sums = jax.lax.scan(one_update, replace(state, average={}), row_ids)
+    learning_rate = optimizer.learning_rate_at(state.step)
+    metrics = summarise(sums) | {"update/learning_rate": learning_rate}
+    return replace(trained, average=state.average), metrics
 
 
 def minibatches(objective: Objective, state: TrainState, batch: TrainingBatch) -> Array:
@@ -106,15 +111,23 @@ def minibatches(objective: Objective, state: TrainState, batch: TrainingBatch) -
     return order.reshape(update.epochs * update.minibatches, -1)
 
 
-def minibatch_gradient(
+@compiled("objective")
+def forward_backward(
     objective: Objective,
     frozen: Params,
-    params: Params,
+    state: TrainState,
     batch: TrainingBatch,
     coefficients: dict[str, Array],
-) -> tuple[Params, dict[str, Array]]:
-    """Returns the gradient of the aggregated loss over all microbatches, and sums for metrics."""
+) -> Gradient:
+    """Returns the gradient of the aggregated loss of a minibatch, over all its microbatches.
+
+    The state keeps its buffers. The arguments are those of `gradient_step`.
+
+    Raises:
+      RunError: the buffers of the state were donated.
+    """
     update, mesh = objective.update, objective.mesh
+    coefficients = coefficients | {"step": state.step}
     shared = shares_prompts(objective, batch.trajectories)
     together = rows_together(objective, batch.trajectories)
     weights_BT = aggregation_weights(
@@ -128,14 +141,60 @@ def minibatch_gradient(
         rows = replace(rows[0], trajectories=packed_trajectories), rows[1]
     gradient, sums, gap_max = spread(
         partial(device_gradient, objective, shared),
-        (params, frozen, coefficients),
+        (state.params, frozen, coefficients),
         rows,  # rows that pad a device or a microbatch have weight 0
         segments_BT,
         mesh,
         together=together,
-        results=(collectives.parts(params), collectives.REPLICATED, collectives.REPLICATED),
+        results=(collectives.parts(state.params), collectives.REPLICATED, collectives.REPLICATED),
     )
-    return gradient, sums | {"logprob_gap_max": gap_max}
+    return Gradient(gradient, sums | {"logprob_gap_max": gap_max}, state.step)
+
+
+def check_version(optimizer: Optimizer, mesh: Mesh, state: TrainState, gradient: Gradient) -> None:
+    """Refuses a gradient of other weights than the state's.
+
+    Raises:
+      RunError: the weight versions differ.
+    """
+    if int(gradient.version) != int(state.step):
+        raise RunError(
+            f"The gradient was computed with the weights of step {int(gradient.version)}, but the "
+            f"state is at step {int(state.step)}: call forward_backward with this state."
+        )
+
+
+@compiled("optimizer", "mesh", donates=True, check=check_version)
+def optimizer_step(
+    optimizer: Optimizer, mesh: Mesh, state: TrainState, gradient: Gradient
+) -> tuple[TrainState, dict[str, Array]]:
+    """Applies a gradient to the parameters of a state, whose buffers are donated.
+
+    A gradient that is not finite changes nothing. The loop stops after too many of them.
+
+    Returns:
+      The new state, with the same `step` (the weight version, which the caller advances), and the
+      sums of the gradient, to which `grad_norm` and `skipped` are added.
+
+    Raises:
+      RunError: the buffers of the state were donated, or the gradient has another weight version.
+    """
+    before = state.params, state.optimizer_state
+    norm = optax.tree.norm(gradient.params)
+    direction, optimizer_state = optimizer.transform().update(
+        gradient.params, state.optimizer_state, state.params
+    )
+    learning_rate = optimizer.learning_rate_at(state.step)
+    params = optax.apply_updates(state.params, jax.tree.map(lambda d: learning_rate * d, direction))
+    finite = jnp.isfinite(norm) & jnp.isfinite(gradient.sums["loss"])
+    params, optimizer_state = placement.constrain(
+        mesh,
+        *jax.tree.map(
+            lambda new, old: jnp.where(finite, new, old), (params, optimizer_state), before
+        ),
+    )
+    sums = gradient.sums | {"grad_norm": norm, "skipped": jnp.where(finite, 0.0, 1.0)}
+    return replace(state, params=params, optimizer_state=optimizer_state), sums
 
 
 class Totals(NamedTuple):

@@ -122,9 +122,10 @@ def check_rewards(rewards: Rewards, trajectories: Trajectories) -> None:
         field = f"terms[{name!r}]"
         grade = check.array(field, grade_B, (B,), "f", nan=True)  # where it does not apply
         check.that(field, valid | (grade == 0), "0 where invalid")
-    if rewards.late_B is not None:
-        late = check.array("late_B", rewards.late_B, (B,), "b")
-        check.that("late_B", ~(late & valid), "false where valid")
+    for field in ("late_B", "dropped_B"):
+        if (marked_B := getattr(rewards, field)) is not None:
+            marked = check.array(field, marked_B, (B,), "b")
+            check.that(field, ~(marked & valid), "false where valid")
 
 
 def check_advantages(advantages_BT: Any, trajectories: Trajectories, rewards: Rewards) -> None:

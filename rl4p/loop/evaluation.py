@@ -159,7 +159,11 @@ class Evaluation:
 
         Args:
           begin: the number of chunks to leave out at the start.
+
+        Raises:
+          RunError: the buffers of the state were donated.
         """
+        state.check_not_donated()
         params = state.average if self.of_average else state.params
         with ExitStack() as stack:
             engine: Engine | None = None

@@ -21,20 +21,25 @@ FILL = {
 }
 
 
-def check_filters(filters: Mapping[str, Any], group_size: int) -> None:
+def check_filters(
+    filters: Mapping[str, Any], group_size: int, key: str = "collector.filters"
+) -> None:
     """Refuses filters that would reject every group of this size.
+
+    Args:
+      key: the configuration key of the filters.
 
     Raises:
       InputError: one compares samples, of which a group has too few, or one is not callable.
     """
     for name, keeps in filters.items():
-        require(keeps, Filter, f"collector.filters.{name}")
+        require(keeps, Filter, f"{key}.{name}")
         fewest = FilterTraits.read(keeps).fewest_samples
         if group_size < fewest:
             raise InputError(
-                f"collector.filters.{name} compares the samples of a group and would reject every "
+                f"{key}.{name} compares the samples of a group and would reject every "
                 f"group of {group_size}: set group_size={fewest} or more, or leave the filter out "
-                f"(~collector.filters.{name})."
+                f"(~{key}.{name})."
             )
 
 
@@ -147,6 +152,7 @@ def joined_rewards(parts: Sequence[Rewards]) -> Rewards:
         valid_B=np.concatenate([np.asarray(part.valid_B) for part in parts]),
         tokens_BT=optional("tokens_BT"),
         late_B=optional("late_B"),
+        dropped_B=optional("dropped_B"),
     )
 
 

@@ -5,7 +5,7 @@ The loop does not depend on any algorithm, model or sampling engine. Everything 
 """
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 
 import jax
@@ -13,46 +13,13 @@ import jax
 from rl4p.distributed.processes import to_host
 from rl4p.errors import RunError
 from rl4p.learner.gradient_step import gradient_step
-from rl4p.loop.metrics import collection_metrics, measured, task_metrics
-from rl4p.loop.phases import Phases
+from rl4p.loop.batches import rollout_batch
+from rl4p.loop.metrics import measured
+from rl4p.loop.parts import Loop
 from rl4p.loop.sampler_gap import check_gap
-from rl4p.loop.scoring import Scoring
 from rl4p.loop.stopwatch import Stopwatch
-from rl4p.model.policy import Policy
-from rl4p.protocols.collection import OpenCollector, OpenSource, Stateful
 from rl4p.protocols.hook import Hook
-from rl4p.protocols.phases import Optimizer
-from rl4p.types import Params, StepInfo, TrainingBatch, TrainState
-
-
-@dataclass(frozen=True, kw_only=True)
-class Loop:
-    """The parts of a run, except its state.
-
-    Attributes:
-      steps: the total number of steps of the run.
-      scoring: the computation of the scores that phases request.
-      average_decay: the decay of the moving average of the parameters; 0 keeps none.
-      max_skipped: the most consecutive steps that may skip an update with a non-finite gradient.
-      term: the reward term that decides whether a response is right, for pass@1 by task.
-    """
-
-    policy: Policy
-    phases: Phases
-    source: OpenSource
-    collector: OpenCollector
-    optimizer: Optimizer
-    group_size: int
-    steps: int
-    scoring: Scoring = field(default_factory=Scoring)
-    average_decay: float = 0.0
-    max_skipped: int = 5
-    term: str | None = None
-
-    @property
-    def stateful(self) -> dict[str, Stateful]:
-        """Returns the parts that are saved with the `TrainState`, in the order of restoring."""
-        return {"source": self.source, "collector": self.collector}
+from rl4p.types import Params, StepInfo, TrainState
 
 
 def train(loop: Loop, state: TrainState) -> Iterator[StepInfo]:
@@ -61,54 +28,35 @@ def train(loop: Loop, state: TrainState) -> Iterator[StepInfo]:
     The arrays of a state are donated to the next update: copy a state to keep it.
 
     Raises:
-      RunError: the gradient was not finite in more than `max_skipped` steps in a row, or sampler
-        and trainer disagree about the tokens (`check_gap`).
+      RunError: the gradient was not finite in more than `max_skipped` steps in a row, sampler and
+        trainer disagree about the tokens (`check_gap`), or the state was donated to an update.
     """
+    state.check_not_donated()
     policy, phases, skipped = loop.policy, loop.phases, []
     objective = phases.objective(policy, loop.group_size)
     while (step := int(state.step)) < loop.steps:
         watch = Stopwatch()
-        collected = loop.collector.collect(state)
-        trajectories, rewards = collected.trajectories, collected.rewards
-
-        with watch("scoring"):
-            scores = loop.scoring(phases, policy, state, collected)
-            coefficients = phases.coefficients(collected.memory, step)
-
-        with watch("advantage"):
-            estimated, memory = phases.estimate(
-                collected.memory, trajectories, rewards, scores, coefficients["kl"]
-            )
-            metrics = collection_metrics(step, collected, estimated.advantages_BT)
-            if len(loop.scoring.tasks) > 1:
-                tasks_B = [episode.prompt.task for episode in collected.episodes]
-                metrics |= task_metrics(tasks_B, rewards, loop.term)
+        rollout = rollout_batch(loop, state)
+        metrics = rollout.metrics
 
         with watch("update"):
-            batch = TrainingBatch(
-                trajectories=trajectories,
-                advantages_BT=estimated.advantages_BT,
-                loss_mask_BT=estimated.loss_mask_BT,
-                scores=estimated.for_update(scores),
-            )
-            phases.check("update", batch)
-            # The state is donated without its memory, which may share arrays with `memory`.
+            # The state is donated without its memory, which may share arrays with the batch's.
             state, update_metrics = gradient_step(
                 objective,
                 loop.optimizer,
                 policy.frozen,
                 replace(state, memory={}),
-                batch,
-                coefficients,
+                rollout.batch,
+                rollout.coefficients,
             )
-            update_metrics |= estimated.metrics
-            memory = phases.adapt(memory, update_metrics)
+            update_metrics |= rollout.penalty
+            memory = phases.adapt(rollout.memory, update_metrics)
             state = replace(state, step=state.step + 1, memory=memory)
             if loop.average_decay:
                 average = averaged(state.average, state.params, loop.average_decay)
                 state = replace(state, average=average)
             metrics |= measured(update_metrics)
-            check_gap(phases.rollout, step, metrics, collected.episodes)
+            check_gap(phases.rollout, step, metrics, rollout.episodes)
 
         skipped = [*skipped, step + 1] if metrics["update/skipped"] else []
         if len(skipped) > loop.max_skipped:
@@ -116,12 +64,12 @@ def train(loop: Loop, state: TrainState) -> Iterator[StepInfo]:
         yield StepInfo(
             step=step + 1,
             state=state,
-            trajectories=trajectories,
-            episodes=collected.episodes,
-            rewards=to_host(rewards),
+            trajectories=rollout.batch.trajectories,
+            episodes=rollout.episodes,
+            rewards=to_host(rollout.rewards),
             metrics=watch.metrics() | metrics,
-            advantages_BT=batch.advantages_BT,
-            loss_mask_BT=batch.loss_mask_BT,
+            advantages_BT=rollout.batch.advantages_BT,
+            loss_mask_BT=rollout.batch.loss_mask_BT,
         )
 
 

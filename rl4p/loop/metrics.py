@@ -1,7 +1,8 @@
 """The metrics of a collected batch.
 
-Rates and means are sums divided by counts. `reward/invalid` counts invalid samples; the means of
-rewards leave them out. The mean of a term also leaves out the samples to which it does not apply.
+Rates and means are sums divided by counts. `reward/invalid` counts invalid samples that were not
+dropped; the means of rewards leave out both. The mean of a term also leaves out the samples to
+which it does not apply.
 """
 
 from collections.abc import Sequence
@@ -47,7 +48,9 @@ def batch_metrics(
     mean = float(rewards.total_B[valid_B].sum()) / counted
     variance = float(np.square(rewards.total_B[valid_B] - mean).sum()) / counted
     late = 0.0 if rewards.late_B is None else float(rewards.late_B.sum())
-    _, first_B = np.unique(groups_B, return_index=True)
+    dropped_B = np.zeros_like(valid_B) if rewards.dropped_B is None else rewards.dropped_B
+    groups, first_B = np.unique(groups_B, return_index=True)
+    first_B = first_B[np.isin(groups, groups_B[~dropped_B])]
     on_tokens = advantages_BT[mask_BT]
     version = version_BT[mask_BT]
     age = np.where(version < 0, 0, step - version)  # -1: no policy drew the token
@@ -55,11 +58,12 @@ def batch_metrics(
         "reward/mean": mean,
         "reward/std": variance**0.5,
         **{f"reward/{name}": mean for name, mean in mean_grades(rewards).items()},
-        "reward/invalid": float((~valid_B).sum()),
+        "reward/invalid": float((~valid_B & ~dropped_B).sum()),
         **({"reward/late": late} if late else {}),
+        **({"reward/dropped": float(dropped_B.sum())} if dropped_B.any() else {}),
         "rollout/response_tokens": float(mask_BT.sum()) / len(mask_BT),
         "rollout/truncated": float((finish_B == Finish.LENGTH).mean()),
-        "advantage/zero_std_groups": float(equal_B[first_B].sum()) / len(first_B),
+        "advantage/zero_std_groups": float(equal_B[first_B].sum()) / max(len(first_B), 1),
         "advantage/mean": float(on_tokens.mean()) if on_tokens.size else 0.0,
         "advantage/max": float(np.abs(on_tokens).max()) if on_tokens.size else 0.0,
         "staleness/mean": float(age.mean()) if age.size else 0.0,
@@ -78,7 +82,8 @@ def task_metrics(tasks_B: Sequence[str], rewards: Rewards, term: str | None) -> 
     names_B = np.array(tasks_B)
     for task in sorted(set(tasks_B)):
         own = jax.tree.map(lambda x, rows_B=names_B == task: x[rows_B], rewards)
-        metrics[f"reward/{task}/invalid"] = float((~own.valid_B).sum())
+        dropped_B = False if own.dropped_B is None else own.dropped_B
+        metrics[f"reward/{task}/invalid"] = float((~own.valid_B & ~np.asarray(dropped_B)).sum())
         if own.valid_B.any():
             metrics[f"reward/{task}/mean"] = float(own.total_B[own.valid_B].mean())
         metrics |= {f"reward/{task}/{name}": mean for name, mean in mean_grades(own).items()}

@@ -2,10 +2,11 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
-from rl4p.data.extraction import answer_of
+from rl4p.data.extraction import answer_of as final_answer
 from rl4p.data.quantity import quantity
 from rl4p.distributed.processes import to_host
 from rl4p.learner.logprobs import score_tokens
@@ -14,6 +15,7 @@ from rl4p.loop.phases import Phases
 from rl4p.model.decoder import Decoder
 from rl4p.model.policy import Policy
 from rl4p.protocols.collection import Collected
+from rl4p.protocols.traits import RewardTraits, TermTraits
 from rl4p.types import Array, Episode, Params, TrainState
 
 # The scores that one forward pass of the policy computes, with their names in `score_tokens`.
@@ -33,11 +35,13 @@ class Scoring:
       reference: the initial parameters of the run; None if no phase requests their scores.
       teacher: a decoder with the vocabulary of the policy, and its parameters; None without one.
       tasks: the names of the tasks in the training data, sorted.
+      term: the reward term whose extraction finds the answers of `answer_clusters`.
     """
 
     reference: Params | None = None
     teacher: tuple[Decoder, Params] | None = None
     tasks: tuple[str, ...] = ()
+    term: str = "correct"
 
     def __call__(
         self, phases: Phases, policy: Policy, state: TrainState, collected: Collected
@@ -75,7 +79,7 @@ class Scoring:
             scores[name] = policy.mesh.shard_rows(score_BT)
         row_scores = {
             "greedy_rewards": lambda: baselines(phases, policy, state, episodes),
-            "answer_clusters": lambda: answer_clusters(episodes),
+            "answer_clusters": lambda: answer_clusters(episodes, phases.reward, self.term),
             "task_ids": lambda: task_ids(episodes, self.tasks),
         }
         for name in sorted(needs & row_scores.keys()):
@@ -98,17 +102,24 @@ def baselines(
     return np.asarray([by_id[each.prompt.id] for each in episodes], np.float32)
 
 
-def answer_clusters(episodes: Sequence[Episode]) -> np.ndarray:
+def answer_clusters(episodes: Sequence[Episode], reward: Any, term: str) -> np.ndarray:
     """Returns int32 [B], equal for responses whose final answers are equal as numbers or as texts.
 
-    The final answer stands after ``####``. Responses without one form one cluster.
+    The term of the task's reward says where the final answer is (`TermTraits.extract`). Responses
+    without a final answer form one cluster.
     """
+
+    def answer_of(episode: Episode) -> str | None:
+        tasks = RewardTraits.read(reward).tasks
+        own = reward if tasks is None else tasks[episode.prompt.task]
+        terms = RewardTraits.read(own).terms or {}
+        return final_answer(episode, TermTraits.read(terms.get(term)).extract)
 
     def key_of(answer: str | None) -> object:
         value = None if answer is None else quantity(answer)
         return answer if value is None else value
 
-    keys = [key_of(answer_of(each, "hashes")) for each in episodes]
+    keys = [key_of(answer_of(each)) for each in episodes]
     order = {key: i for i, key in enumerate(dict.fromkeys(keys))}
     return np.asarray([order[key] for key in keys], np.int32)
 

@@ -1,4 +1,4 @@
-"""The protocols of sources, collectors and filters.
+"""The protocols of sources, collectors, filters and transforms.
 
 A source or a collector is configured like a tracker: a frozen dataclass holds its options, and
 ``open`` returns a live object. Options can be compared and written to YAML. Live objects hold
@@ -11,6 +11,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from rl4p.model.policy import Policy
 from rl4p.protocols.phases import KL, Advantage, Reward, Rollout
+from rl4p.serialization import Serializable
 from rl4p.types import (
     Array,
     Episode,
@@ -81,7 +82,7 @@ class OpenSource(Stateful, Protocol):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Collected:
+class Collected(Serializable):
     """The result of a collector for one step.
 
     Attributes:
@@ -194,6 +195,21 @@ class OpenCollector(Stateful, Protocol):
 
     def close(self) -> None:
         """Stops background work."""
+        ...
+
+
+class Transform(Protocol):
+    """A pure function of graded groups, between the reward and the advantage.
+
+    The groups are on the host. Every process calls it with all groups, so its result must depend on
+    the group alone.
+    """
+
+    def __call__(self, group: Group) -> Group:
+        """Returns the group to train on: as many samples, of as many tokens, in the same order.
+
+        `Group.without` drops samples. Other changes are new rewards and smaller response masks.
+        """
         ...
 
 

@@ -7,11 +7,12 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 
 from rl4p.model.policy import Policy
+from rl4p.serialization import Serializable
 from rl4p.types import Finish, Params
 
 
 @dataclass(frozen=True, kw_only=True)
-class Request:
+class Request(Serializable):
     """A context that an engine continues once for each of its keys.
 
     Attributes:
@@ -39,7 +40,7 @@ class Request:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Completion:
+class Completion(Serializable):
     """The continuation of a context, on the host.
 
     Attributes:

@@ -69,10 +69,12 @@ class TermTraits(PhaseTraits):
     Attributes:
       weight: the factor of its grades in the total reward.
       whole_groups: whether it is called with groups (`reward.GroupTerm`).
+      extract: where it finds the final answer of a response (`data/extraction.py`).
     """
 
     weight: float | None = None
     whole_groups: bool = False
+    extract: Any = "hashes"
 
 
 @dataclass(frozen=True, kw_only=True)

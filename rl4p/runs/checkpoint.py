@@ -93,7 +93,12 @@ class Checkpoints:
         self.save(info.state)
 
     def save(self, state: TrainState) -> None:
-        """Starts an asynchronous save; returns when the arrays may be donated again."""
+        """Starts an asynchronous save; returns when the arrays may be donated again.
+
+        Raises:
+          RunError: the save failed, or the buffers of the state were donated.
+        """
+        state.check_not_donated()
         step = int(state.step)
         if step in self.manager.all_steps():
             return

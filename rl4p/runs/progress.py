@@ -114,16 +114,12 @@ def shorten(text: str, limit: int = 160) -> str:
 
 def print_summary(folder: Path, summary: Mapping[str, Any]) -> None:
     """Prints the tables at the end of a run."""
-    evaluation, seconds = summary["evaluation"], summary["seconds"]
+    seconds = summary["seconds"]
     table = Table(box=None, padding=(0, 2, 0, 0), title_justify="left")
     for column in ("held out", "first", "last", "best"):
         table.add_column(column, justify="left" if column == "held out" else "right")
-    for name in evaluation["last"]:
-        if re.search(r"/(pass|avg)_at_\d+$", name):
-            values = (evaluation[when].get(name) for when in ("first", "last", "best"))
-            table.add_row(
-                name.removeprefix("eval/"), *("-" if v is None else f"{v:.3f}" for v in values)
-            )
+    for row in evaluation_rows(summary):
+        table.add_row(*row)
     out = RunConsole()
     out.print(table)
     if summary["step"]:
@@ -138,6 +134,17 @@ def print_summary(folder: Path, summary: Mapping[str, Any]) -> None:
     out.print(f"{folder}: metrics.jsonl, samples.jsonl, plots/learning_curve.png", soft_wrap=True)
     for line in idle_lines(summary):
         out.print(line, style="bold", soft_wrap=True)
+
+
+def evaluation_rows(summary: Mapping[str, Any]) -> list[list[str]]:
+    """Returns pass@k and avg@n of a summary by task: the name, the first, last and best value."""
+    evaluation, rows = summary["evaluation"], []
+    for name in evaluation["last"]:
+        if re.search(r"/(pass|avg)_at_\d+$", name):
+            values = (evaluation[when].get(name) for when in ("first", "last", "best"))
+            texts = ("-" if v is None else f"{v:.3f}" for v in values)
+            rows.append([name.removeprefix("eval/"), *texts])
+    return rows
 
 
 def idle_lines(summary: Mapping[str, Any]) -> list[str]:

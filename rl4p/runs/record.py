@@ -49,6 +49,12 @@ class Record:
     def samples_file(self) -> Path:
         return self.folder / "samples.jsonl"
 
+    def _repr_html_(self) -> str:
+        """Returns the run as HTML, which a notebook shows."""
+        from rl4p.runs.display import html_of
+
+        return html_of(self.folder, self.summary(), self.metrics(), self.samples())
+
     def describe(self, config: Mapping[str, Any], environment: Mapping[str, Any]) -> None:
         """Writes the resolved configuration and the environment of the run."""
         replace_file(self.folder / "config.yaml", signed("config.yaml", _yaml(config)))

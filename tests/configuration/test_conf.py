@@ -40,6 +40,7 @@ REQUIRED = {
     "rollout=sglang": ["rollout.servers=[http://localhost:9]"],
     "rollout=vllm": ["rollout.servers=[http://localhost:9]"],
     "source=easy_pool": ["source.easy={level: 1}"],
+    "transform=truncate": ["transforms.my_truncate.most=8"],
     "term=classifier": ["reward.terms.my_classifier.path=classifier"],
     "term=http_scorer": ["reward.terms.my_http_scorer.url=http://localhost:9/score"],
     "term=llm_judge": [

@@ -20,6 +20,10 @@ SMALL = (
 )
 
 
+TRUNCATE = "+transform@transforms.a=truncate"
+DROP = "+transform@transforms.a=drop +filter@transforms.a.filters.b=deviation"
+
+
 def refusal(*overrides: str, small: tuple[str, ...] = SMALL) -> str:
     with pytest.raises(InputError) as caught:
         build(compose([*small, *overrides]))
@@ -36,6 +40,13 @@ def refusal(*overrides: str, small: tuple[str, ...] = SMALL) -> str:
         ("update.aggregation=constant", "aggregation=constant divides by a length in tokens"),
         ("update.aggregation_length=9", "aggregation_length=9 works only with aggregation=consta"),
         ("mesh.dp=64", "mesh.dp=64 mesh.fsdp=host needs 64 devices"),
+        (f"{TRUNCATE} transforms.a.most=40", "most=40 has no effect, because no response"),
+        (f"{TRUNCATE} transforms.a.most=39", None),
+        (
+            "+transform@transforms.a=relabel advantage=gdpo",
+            "gdpo does not use the total reward,",
+        ),
+        (f"{DROP} group_size=1 advantage=reinforce", "transforms.a.filters.b compares the samples"),
         ("data.digits=1", None),
         ("data.train_size=99999999", "but only 810000 sums of 3-digit numbers exist"),
         ("model.heads=3", "width 32 must be a multiple of heads 3"),
@@ -43,7 +54,7 @@ def refusal(*overrides: str, small: tuple[str, ...] = SMALL) -> str:
 )
 def test_what_does_not_fit_is_named(override, sentence):
     if sentence is None:
-        build(compose([*SMALL, override]))
+        build(compose([*SMALL, *override.split()]))
     else:
         assert sentence in refusal(*override.split())
 

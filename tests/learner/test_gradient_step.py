@@ -2,6 +2,9 @@
 
 import dataclasses
 from dataclasses import dataclass
+from functools import partial
+from importlib.metadata import version
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -10,7 +13,8 @@ import numpy as np
 import optax
 import pytest
 
-from rl4p.learner.gradient_step import gradient_step, summarise
+from rl4p.errors import RunError
+from rl4p.learner.gradient_step import forward_backward, gradient_step, optimizer_step, summarise
 from rl4p.learner.optimizer.adamw import AdamW
 from rl4p.model.decoder import Decoder, DecoderConfig
 from rl4p.types import Sampling, TrainingBatch, TrainState, Trajectories
@@ -446,6 +450,113 @@ def test_a_state_is_given_up_to_the_step_and_does_not_advance(
     assert after.step == 10
     assert jax.random.key_data(after.key).tolist() == [0, 1]
     assert metrics["update/learning_rate"] == pytest.approx(0.1)
+
+
+@pytest.fixture(scope="module")
+def pair(policy, params, make_state, make_objective):
+    """A real optimizer's state in step 10, and the two parts of an update as functions of it."""
+    optimizer, objective = AdamW(learning_rate=1e-2), make_objective(UPDATE, sampling=SAMPLING)
+
+    def backward(state, batch, objective=objective):
+        return forward_backward(objective, {}, state, batch, {})
+
+    def fused(state, batch, objective=objective):
+        return gradient_step(objective, optimizer, {}, state, batch, {})
+
+    return SimpleNamespace(
+        state=lambda: make_state(params, optimizer, step=10),
+        backward=backward,
+        step=partial(optimizer_step, optimizer, objective.mesh),
+        fused=fused,
+    )
+
+
+@pytest.mark.mixed_dtypes  # optax promotes
+def test_the_two_parts_of_an_update_equal_the_whole_in_every_bit(
+    policy, params, make_state, make_objective, batch
+):
+    """With the optimizations of a run: those of the other tests round the loop in other ways."""
+    options = {"xla_backend_optimization_level": 3}
+    if version("jaxlib") < "0.11":
+        options["xla_cpu_use_fusion_emitters"] = True
+    optimizer, objective = AdamW(learning_rate=1e-2), make_objective(UPDATE, sampling=SAMPLING)
+    state, fused = (make_state(params, optimizer, step=10) for _ in range(2))
+    of_policy, mesh = (objective, {}, state, batch, {}), objective.mesh
+    backward = forward_backward.lower(*of_policy).compile(options)
+    whole = gradient_step.lower(objective, optimizer, *of_policy[1:]).compile(options)
+    step = optimizer_step.lower(optimizer, mesh, state, backward({}, state, batch, {}))
+    step = step.compile(options)
+    for number in range(2):
+        gradient = backward({}, state, batch, {})
+        assert all(leaf.any() for leaf in jax.tree.leaves(gradient.params))
+        assert gradient.version == state.step
+        assert not any(leaf.is_deleted() for leaf in jax.tree.leaves(state.params))
+        before = np.asarray(state.params["embedding"]).copy()
+        state, sums = step(state, gradient)
+        assert not np.array_equal(state.params["embedding"], before)
+        fused, metrics = whole({}, fused, batch, {})
+        jax.tree.map(np.testing.assert_array_equal, state.params, fused.params)
+        jax.tree.map(np.testing.assert_array_equal, state.optimizer_state, fused.optimizer_state)
+        assert metrics.pop("update/learning_rate") == np.float32(1e-2)
+        own = {name: float(x) for name, x in summarise(sums).items()}
+        assert own == pytest.approx({n: float(x) for n, x in metrics.items()}, rel=1e-6)
+        assert state.step == fused.step == 10 + number
+        state, fused = (dataclasses.replace(x, step=x.step + 1) for x in (state, fused))
+
+
+@pytest.mark.mixed_dtypes  # optax promotes
+def test_a_state_that_an_update_took_is_refused_in_one_sentence(pair, batch):
+    donated = pair.state()
+    gradient = pair.backward(donated, batch)
+    after, _ = pair.step(donated, gradient)
+    for refused in (
+        lambda: pair.backward(donated, batch),
+        lambda: pair.step(donated, gradient),
+        lambda: pair.fused(donated, batch),
+    ):
+        with pytest.raises(RunError, match=r"^The buffers of this state .* a checkpoint\.$"):
+            refused()
+    pair.fused(after, batch)
+
+
+@pytest.mark.mixed_dtypes  # optax promotes
+def test_a_gradient_of_other_weights_is_refused_and_the_state_stays(pair, batch):
+    state = pair.state()
+    gradient = pair.backward(state, batch)
+    later = dataclasses.replace(state, step=state.step + 1)
+    with pytest.raises(RunError, match="the weights of step 10, but the state is at step 11"):
+        pair.step(later, gradient)
+    pair.step(later, pair.backward(later, batch))
+
+
+@dataclass(frozen=True, kw_only=True)
+class FailsOnTheDevice(PPO):
+    """PPO with a callback that raises while the compiled program runs."""
+
+    def __call__(self, logprobs_BT, batch):
+        def fail(advantages_BT):
+            raise ValueError("no loss today")
+
+        loss_BT, extras = super().__call__(logprobs_BT, batch)
+        shape = jax.ShapeDtypeStruct(loss_BT.shape, loss_BT.dtype)
+        return loss_BT + jax.pure_callback(fail, shape, batch.advantages_BT), extras
+
+
+@pytest.mark.mixed_dtypes  # optax promotes
+def test_a_failed_update_takes_the_state_and_a_failed_gradient_does_not(
+    pair, batch, make_objective
+):
+    failing = make_objective(FailsOnTheDevice(tokens_per_microbatch=B * T), sampling=SAMPLING)
+    state = pair.state()
+    with pytest.raises(jax.errors.JaxRuntimeError, match="no loss today"):
+        pair.step(state, pair.backward(state, batch, failing))
+    with pytest.raises(jax.errors.JaxRuntimeError, match="no loss today"):
+        jax.block_until_ready(pair.fused(state, batch, failing))
+    with pytest.raises(RunError, match="were donated to an update"):
+        pair.fused(state, batch)
+    # JAX waits for the last callback at the end of the process: let it be one that succeeds.
+    one = jax.ShapeDtypeStruct((), jnp.float32)
+    jax.block_until_ready(jax.jit(lambda: jax.pure_callback(lambda: np.float32(1), one))())
 
 
 @dataclass(frozen=True, kw_only=True)

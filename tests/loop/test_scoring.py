@@ -19,6 +19,8 @@ from rl4p.model.heads import init_value_head, values
 from rl4p.model.lora import LoRA, merge_trees
 from rl4p.model.scratch import Scratch
 from rl4p.protocols.collection import Collected
+from rl4p.reward.correct import Correct
+from rl4p.reward.router import Router
 from rl4p.reward.weighted import Weighted
 from rl4p.rollout.naive_sampler import NaiveSampler
 from rl4p.update.ppo import PPO
@@ -298,9 +300,26 @@ def test_answers_are_alike_as_numbers_or_else_as_texts(make_episodes):
         "####  x ": 4,
         "#### 1,00": 5,
     }
-    found = answer_clusters(make_episodes(tuple(responses)))
+    reward = Weighted(terms={"correct": Correct()})
+    found = answer_clusters(make_episodes(tuple(responses)), reward, "correct")
     assert found.tolist() == list(responses.values())
     assert found.dtype == np.int32
+    without = answer_clusters(make_episodes(tuple(responses)), reward, "other")
+    assert without.tolist() == found.tolist()  # hashes, if no term says where answers are
+
+
+def test_answers_are_found_as_the_reward_of_their_task_finds_them(make_prompt, make_episodes):
+    boxed, tagged = (
+        Weighted(terms={"right": Correct(extract=extract)}) for extract in ("boxed", "answer")
+    )
+    responses = (r"\boxed{1}", r"\boxed{2}", r"2 #### 1 \boxed{1.0}", "#### 2")
+    found = answer_clusters(make_episodes(responses), boxed, "right")
+    assert found.tolist() == [0, 1, 0, 2]
+    prompts = [make_prompt(task=task) for task in ("a", "b", "b", "a")]
+    responses = (r"\boxed{1}", r"<answer>1</answer> \boxed{2}", r"\boxed{3}", r"\boxed{1}")
+    router = Router(tasks={"a": boxed, "b": tagged})
+    found = answer_clusters(make_episodes(responses, prompts), router, "right")
+    assert found.tolist() == [0, 0, 1, 0]
 
 
 def test_a_task_is_where_it_stands_among_those_of_the_training_data(make_prompt, make_episodes):

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from rl4p.distributed.parameters import DECLARED, vector
-from rl4p.learner.gradient_step import minibatch_gradient
+from rl4p.learner.gradient_step import forward_backward
 from rl4p.learner.logprobs import TokenScores
-from rl4p.types import TrainingBatch, Trajectories
+from rl4p.types import TrainingBatch, TrainState, Trajectories
 
 LENGTHS = (7, 3, 5, 1, 7, 2, 6, 4)  # 35 tokens; two groups of four
 ADVANTAGES = (1.2, -0.7, 0.4, -0.9, -1.5, 0.8, 0.0, 0.7)
@@ -114,10 +114,13 @@ def our_loss(monkeypatch, make_objective, batch_of):
         names = ("logprobs", "entropy", "values")
         arrays = {name: jnp.asarray(getattr(numbers, name).ravel()) for name in names}
         params = {**arrays, "critic": {}}
+        state = TrainState(
+            step=jnp.int32(0), params=params, optimizer_state={}, key=jax.random.key(0), memory={}
+        )
 
         with jax.disable_jit():  # each loss runs once, so compiling would take longer
-            gradient, sums = minibatch_gradient(
-                objective, {}, params, batch_of(numbers), coefficients
+            gradient, sums, _ = forward_backward(
+                objective, {}, state, batch_of(numbers), coefficients
             )
         slopes = {name: np.asarray(gradient[name]).reshape(numbers.mask.shape) for name in names}
         return SimpleNamespace(loss=float(sums["loss"]), **slopes)

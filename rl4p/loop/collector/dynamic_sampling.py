@@ -167,7 +167,7 @@ class OpenDynamicSampling:
         others = list(rejected[len(rejected) - missing :])
         if self.options.otherwise == "keep":
             return others
-        return [invalid(group) for group in others]
+        return [group.without(np.ones(self.group_size, bool)) for group in others]
 
     def state(self) -> dict[str, Any]:
         return {
@@ -184,19 +184,3 @@ class OpenDynamicSampling:
 
     def close(self) -> None:
         pass
-
-
-def invalid(group: Group) -> Group:
-    """Returns the group with all samples marked as invalid."""
-    rewards = group.rewards
-    zeros_B = np.zeros_like(rewards.total_B)
-    return replace(
-        group,
-        rewards=replace(
-            rewards,
-            total_B=zeros_B,
-            terms=dict.fromkeys(rewards.terms, zeros_B),
-            valid_B=np.zeros_like(rewards.valid_B),
-            tokens_BT=None if rewards.tokens_BT is None else np.zeros_like(rewards.tokens_BT),
-        ),
-    )

@@ -1,0 +1,1 @@
+"""Transforms of graded groups, between the reward and the advantage."""
