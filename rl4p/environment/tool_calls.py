@@ -21,7 +21,7 @@ PARAMETER = re.compile(r"<parameter=([^>\s]+)>\n?(.*?)\n?</parameter>", re.DOTAL
 MISTRAL = re.compile(r"\s*([\w.-]+)\s*\[ARGS\](.*)", re.DOTALL)
 
 
-class ToolCall(NamedTuple):
+class ParsedCall(NamedTuple):
     """A call of a tool.
 
     Attributes:
@@ -40,12 +40,12 @@ class MalformedCall(NamedTuple):
     reason: str
 
 
-def tool_calls(text: str) -> list[ToolCall | MalformedCall]:
+def tool_calls(text: str) -> list[ParsedCall | MalformedCall]:
     """Returns the calls of a message in order; empty if it calls no tool."""
     return list(found_calls(text))
 
 
-def found_calls(text: str) -> Iterator[ToolCall | MalformedCall]:
+def found_calls(text: str) -> Iterator[ParsedCall | MalformedCall]:
     if "<tool_call>" in text:
         for block in BLOCK.findall(text):
             yield call_of_function(block) if "<function=" in block else call_of_json(block)
@@ -63,7 +63,7 @@ def found_calls(text: str) -> Iterator[ToolCall | MalformedCall]:
 
 def call_of_json(
     text: str, *, name: str | None = None, arguments: str | None = None
-) -> ToolCall | MalformedCall:
+) -> ParsedCall | MalformedCall:
     """Returns the call that JSON text describes; `name` if the text has the arguments alone."""
     try:
         value = json.loads(text if arguments is None else arguments)
@@ -72,7 +72,7 @@ def call_of_json(
     return call_of(value if name is None else {"name": name, "arguments": value})
 
 
-def calls_of_list(text: str) -> Iterator[ToolCall | MalformedCall]:
+def calls_of_list(text: str) -> Iterator[ParsedCall | MalformedCall]:
     try:
         values, _ = json.JSONDecoder().raw_decode(text.strip())
     except (ValueError, RecursionError) as error:
@@ -82,7 +82,7 @@ def calls_of_list(text: str) -> Iterator[ToolCall | MalformedCall]:
         yield call_of(value)
 
 
-def call_of(value: Any) -> ToolCall | MalformedCall:
+def call_of(value: Any) -> ParsedCall | MalformedCall:
     """Returns the call in a value of JSON. Arguments may be an object, or one as JSON text."""
     if not isinstance(value, dict) or not isinstance(value.get("name"), str):
         return MalformedCall('a call is an object with "name" and "arguments"')
@@ -94,12 +94,12 @@ def call_of(value: Any) -> ToolCall | MalformedCall:
             return MalformedCall("the arguments are no JSON")
     if not isinstance(arguments, dict):
         return MalformedCall("the arguments are no object")
-    return ToolCall(value["name"], arguments)
+    return ParsedCall(value["name"], arguments)
 
 
-def call_of_function(block: str) -> ToolCall | MalformedCall:
+def call_of_function(block: str) -> ParsedCall | MalformedCall:
     """Returns the call of a block with `<function=NAME>`."""
     match = FUNCTION.fullmatch(block)
     if match is None:
         return MalformedCall("<function=NAME> is not closed")
-    return ToolCall(match[1], dict(PARAMETER.findall(match[2])), texts=True)
+    return ParsedCall(match[1], dict(PARAMETER.findall(match[2])), texts=True)

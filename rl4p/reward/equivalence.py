@@ -94,7 +94,7 @@ def equal(reference: str, given: str) -> bool:
 
 
 @dataclass(frozen=True)
-class Written:
+class WrittenNumber:
     """A number of an answer.
 
     Attributes:
@@ -109,14 +109,14 @@ class Written:
     decimal: bool
     percent: bool
 
-    def equals(self, other: "Written") -> bool:
+    def equals(self, other: "WrittenNumber") -> bool:
         """Returns whether two numbers are equal; 50% is both 50 and 1/2."""
         if self.percent is other.percent:
             return self.rounds_to(other, Fraction(1))
         own = Fraction(1, 100) if self.percent else Fraction(100)
         return self.rounds_to(other, Fraction(1)) or self.rounds_to(other, own)
 
-    def rounds_to(self, other: "Written", factor: Fraction) -> bool:
+    def rounds_to(self, other: "WrittenNumber", factor: Fraction) -> bool:
         if self.value * factor == other.value:
             return True
         # Of two decimals, and of a decimal and a whole number, every digit counts.
@@ -133,13 +133,13 @@ class Written:
         return same_sign and -self.step / 2 <= cut < self.step
 
 
-def written(text: str) -> Written | None:
+def written(text: str) -> WrittenNumber | None:
     """Returns the number that a text is; None if it is anything else."""
     value = quantity(text)
     if value is None:
         return None
     decimal = DECIMAL.search(text) if "." in text else None
-    return Written(value, step_of(decimal), bool(decimal), "%" in text or "percent" in text)
+    return WrittenNumber(value, step_of(decimal), bool(decimal), "%" in text or "percent" in text)
 
 
 def step_of(decimal: re.Match[str] | None) -> Fraction:
@@ -150,7 +150,7 @@ def step_of(decimal: re.Match[str] | None) -> Fraction:
     return Fraction(1, 10 ** len(decimal[2])) if len(digits.lstrip("0")) >= DIGITS else NOTHING
 
 
-def numbers(text: str) -> tuple[str, list[Written]] | None:
+def numbers(text: str) -> tuple[str, list[WrittenNumber]] | None:
     """Returns the brackets around an answer and the numbers in it; None if it has anything else.
 
     A single number has no brackets.
@@ -182,7 +182,7 @@ def same_numbers(first: str, second: str) -> bool | None:
         return None
     if given[0] in (r"\{\}", ","):  # without an order
         pair = tuple(sorted(each, key=lambda number: number.value) for each in pair)
-    return all(map(Written.equals, *pair))
+    return all(map(WrittenNumber.equals, *pair))
 
 
 def same_values(first: Sequence[Any], second: Sequence[Any], texts: tuple[str, str]) -> bool | None:

@@ -24,14 +24,14 @@ from rl4p.types import Array, Episode, Finish, Params, Prompt, Sampling, Traject
 Result = TypeVar("Result")
 
 
-class Opened:
+class SharedEngine:
     """The engine that the calls of a rollout share; it is no option."""
 
     engine: Engine | None = None
     policy: Policy | None = None
 
 
-class Sample(NamedTuple):
+class EpisodeKey(NamedTuple):
     """What distinguishes an episode from others of its prompt.
 
     Attributes:
@@ -77,7 +77,9 @@ class Environment:
     max_turns: Positive = 8
     max_turn_tokens: Positive | None = None
     step_seconds: AboveZero | None = 60.0
-    opened: Opened = field(default_factory=Opened, init=False, repr=False, compare=False)
+    opened: SharedEngine = field(
+        default_factory=SharedEngine, init=False, repr=False, compare=False
+    )
 
     def __post_init__(self) -> None:
         if not isinstance(self.engine, OpensEngine):
@@ -116,7 +118,7 @@ class Environment:
     ) -> tuple[Trajectories, Sequence[Episode]]:
         keys_B = to_host(sequence_keys(key, len(prompts) * group_size))
         samples = [
-            (prompts[row // group_size], Sample(own, seed_of(keys_B[row - row % group_size])))
+            (prompts[row // group_size], EpisodeKey(own, seed_of(keys_B[row - row % group_size])))
             for row, own in enumerate(keys_B)
         ]
         loop = EpisodeLoop(len(samples), policy.decoder.config.max_positions)
@@ -129,7 +131,7 @@ class Environment:
         return rows_of(policy, finished, group_size, self.max_response_tokens)
 
     async def episode(
-        self, loop: EpisodeLoop, policy: Policy, prompt: Prompt, sample: Sample
+        self, loop: EpisodeLoop, policy: Policy, prompt: Prompt, sample: EpisodeKey
     ) -> FinishedEpisode:
         """Runs an episode to its end; a failure of its environment ends it."""
         episode = FinishedEpisode(
@@ -151,7 +153,7 @@ class Environment:
         return episode
 
     async def turns(
-        self, loop: EpisodeLoop, episode: FinishedEpisode, environment: Any, sample: Sample
+        self, loop: EpisodeLoop, episode: FinishedEpisode, environment: Any, sample: EpisodeKey
     ) -> None:
         """Lets policy and environment answer each other until the episode ends."""
         conversation, room = episode.conversation, self.max_response_tokens

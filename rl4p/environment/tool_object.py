@@ -11,7 +11,7 @@ from pydantic import ConfigDict, ValidationError, validate_call
 
 from rl4p.configuration.bounds import Positive
 from rl4p.environment.threads import in_thread
-from rl4p.environment.tool_calls import MalformedCall, ToolCall, tool_calls
+from rl4p.environment.tool_calls import MalformedCall, ParsedCall, tool_calls
 from rl4p.errors import InputError
 from rl4p.protocols.environment import Message, StepResult
 from rl4p.types import Prompt
@@ -20,7 +20,7 @@ OWN = ("reset", "get_reward", "close")  # public methods that are no tools
 
 
 @dataclass(frozen=True, kw_only=True)
-class Tools:
+class ToolObject:
     """An environment in which the policy calls the methods of an object.
 
     `factory()` makes an object for each episode. Its public methods are the tools; each has type
@@ -69,7 +69,7 @@ class Tools:
 
 
 class ToolEpisode:
-    """An episode of `Tools`."""
+    """An episode of `ToolObject`."""
 
     def __init__(self, thing: Any, prompt: Prompt, most: int) -> None:
         self.thing, self.prompt, self.most = thing, prompt, most
@@ -118,7 +118,7 @@ class ToolEpisode:
             return 0.0
         return float(await called(self.thing.get_reward))
 
-    async def result(self, call: ToolCall | MalformedCall) -> Message:
+    async def result(self, call: ParsedCall | MalformedCall) -> Message:
         """Returns the message with the result of a call, or with what is wrong about it."""
         if isinstance(call, MalformedCall):
             return {"role": "tool", "content": f"Error: {call.reason}."}
@@ -130,7 +130,7 @@ class ToolEpisode:
             text = f"{text[: self.most]} [cut after {self.most} of {len(text)} characters]"
         return {"role": "tool", "name": call.name, "content": text}
 
-    async def text(self, call: ToolCall) -> str:
+    async def text(self, call: ParsedCall) -> str:
         """Returns the text of a result; of an exception, its message."""
         method = self.methods[call.name]
         # Values are converted by the type hints; texts also to numbers, as no form can write these.

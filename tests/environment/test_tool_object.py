@@ -5,7 +5,7 @@ from functools import partial
 
 import pytest
 
-from rl4p.environment.tools import Tools
+from rl4p.environment.tool_object import ToolObject
 from rl4p.errors import InputError
 
 
@@ -74,7 +74,7 @@ def episode(tools, prompt, *messages):
 def test_an_episode(prompt):
     final = {"role": "assistant", "content": "Done."}
     first, results = episode(
-        Tools(factory=Calculator), prompt, call("add", number=12), call("halve"), final
+        ToolObject(factory=Calculator), prompt, call("add", number=12), call("halve"), final
     )
     assert first == " Reach 6."
     texts = [[m["content"] for m in result.messages] for result in results]
@@ -85,7 +85,7 @@ def test_an_episode(prompt):
 
 
 def test_the_schemas_of_the_tools(prompt):
-    schemas = Tools(factory=partial(Calculator, start=1)).tools(prompt)
+    schemas = ToolObject(factory=partial(Calculator, start=1)).tools(prompt)
     assert [schema["function"]["name"] for schema in schemas] == ["add", "halve", "fail"]
     assert schemas[0]["function"]["parameters"]["properties"] == {
         "number": {"type": "integer", "description": "what is added."}
@@ -105,7 +105,7 @@ def test_the_schemas_of_the_tools(prompt):
     ],
 )
 def test_a_wrong_call_is_answered(prompt, message, answer):
-    _, (result,) = episode(Tools(factory=Calculator), prompt, message)
+    _, (result,) = episode(ToolObject(factory=Calculator), prompt, message)
     (message,) = result.messages
     assert message["role"] == "tool"
     assert message["content"].startswith(answer)
@@ -114,7 +114,7 @@ def test_a_wrong_call_is_answered(prompt, message, answer):
 
 def test_texts_are_converted_by_the_type_hints(prompt):
     text = "<tool_call><function=add><parameter=number>5</parameter></function></tool_call>"
-    _, (result,) = episode(Tools(factory=Calculator), prompt, {"content": text})
+    _, (result,) = episode(ToolObject(factory=Calculator), prompt, {"content": text})
     assert result.messages[0]["content"] == "5"
 
 
@@ -124,7 +124,7 @@ def test_a_long_result_is_cut(prompt):
             """Reads."""
             return "x" * 100
 
-    _, (result,) = episode(Tools(factory=Long, max_result_characters=10), prompt, call("read"))
+    _, (result,) = episode(ToolObject(factory=Long, max_result_characters=10), prompt, call("read"))
     assert result.messages[0]["content"] == "x" * 10 + " [cut after 10 of 100 characters]"
 
 
@@ -157,13 +157,13 @@ class Nothing:
 )
 def test_tools_without_a_schema_are_refused_before_an_episode(prompt, kind, sentence):
     with pytest.raises(InputError, match=sentence):
-        Tools(factory=kind).open(prompt, 0)
+        ToolObject(factory=kind).open(prompt, 0)
 
 
 def test_a_column_that_the_row_lacks_is_named(make_prompt):
     sentence = "reset of Strict has the parameter goal, but the row a has the columns answer"
     with pytest.raises(InputError, match=sentence):
-        episode(Tools(factory=Strict), make_prompt())
+        episode(ToolObject(factory=Strict), make_prompt())
 
 
 class Strict(Calculator):
@@ -173,4 +173,4 @@ class Strict(Calculator):
 
 def test_a_factory_that_cannot_be_called_is_refused():
     with pytest.raises(InputError, match="must be a class or a function"):
-        Tools(factory=Calculator())
+        ToolObject(factory=Calculator())

@@ -1,0 +1,29 @@
+"""Tests that the environments of the package have the members of their contract."""
+
+import pytest
+
+from rl4p.environment.gymnasium import Gymnasium, GymnasiumEpisode
+from rl4p.environment.tool_object import ToolEpisode, ToolObject
+from rl4p.errors import InputError
+from rl4p.protocols.environment import OpenEnvironment, OpensEnvironment, StepResult
+from rl4p.protocols.members import require, required_members
+
+
+@pytest.mark.parametrize("kind", [ToolObject, Gymnasium])
+def test_an_environment_fits_its_contract(kind):
+    require(kind(factory=dict), OpensEnvironment, "environment")
+
+
+@pytest.mark.parametrize("kind", [ToolEpisode, GymnasiumEpisode])
+def test_an_episode_fits_its_contract(kind):
+    assert all(callable(getattr(kind, name)) for name in required_members(OpenEnvironment))
+
+
+def test_something_else_is_refused_by_the_member_that_it_lacks():
+    with pytest.raises(InputError, match=r"environment: the class builtins\.dict has no method"):
+        require({}, OpensEnvironment, "environment")
+
+
+def test_a_result_has_neither_reward_nor_message_by_default():
+    result = StepResult()
+    assert (result.reward, result.done, list(result.messages), result.state) == (0, False, [], None)
