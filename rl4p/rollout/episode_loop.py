@@ -34,36 +34,60 @@ class EpisodeLoop:
     ) -> list[Result]:
         """Runs episodes to their ends; returns their results in order.
 
-        An exception of an episode or of the engine ends all of them and is raised here.
+        An exception of the engine or of an episode ends all episodes, and is raised here.
         """
         results: list[Any] = []
         ended: list[BaseException] = []
 
         async def everything() -> None:
-            try:
-                results.extend(await asyncio.gather(*episodes))
-            finally:
-                self.requests.put(None)
+            results.extend(await asyncio.gather(*episodes))
 
         def work() -> None:
-            with asyncio.Runner(loop_factory=lambda: self.loop) as runner:
-                try:
-                    runner.run(everything())
-                except BaseException as error:  # noqa: BLE001 - raised in the waiting thread
-                    ended.append(error)
+            try:
+                self.loop.run_until_complete(everything())
+            except BaseException as error:  # noqa: BLE001 - raised in the waiting thread
+                ended.append(error)
+            finally:
+                self.end()
 
         thread = threading.Thread(target=work, name="episodes", daemon=True)
         thread.start()
         try:
             complete_all(engine, self, greedy=greedy)
         except BaseException:
-            self.loop.call_soon_threadsafe(self.cancel)
+            self.call(self.cancel)
             raise
         finally:
             thread.join()
         if ended:
             raise ended[0]
         return results
+
+    def end(self) -> None:
+        """Ends what is left in the event loop, and tells the engine that no request will come.
+
+        Threads of the loop's executor are not waited for, since a call of an environment may hang.
+        """
+
+        async def cancelled(tasks: set[asyncio.Task[Any]]) -> None:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+        try:
+            self.loop.run_until_complete(cancelled(asyncio.all_tasks(self.loop)))
+            self.loop.run_until_complete(self.loop.shutdown_asyncgens())
+            self.loop.close()
+        finally:
+            self.requests.put(None)
+
+    def call(self, function: Callable[[], None]) -> None:
+        """Calls a function in the event loop, unless it has ended."""
+        try:
+            self.loop.call_soon_threadsafe(function)
+        except RuntimeError:
+            if not self.loop.is_closed():
+                raise
 
     def cancel(self) -> None:
         for task in asyncio.all_tasks(self.loop):
@@ -94,7 +118,7 @@ class EpisodeLoop:
             if not future.done():
                 future.set_result(completion)
 
-        self.loop.call_soon_threadsafe(resolve)
+        self.call(resolve)
 
 
 async def within(seconds: float | None, call: Callable[[], Awaitable[Result]]) -> Result:
