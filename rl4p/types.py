@@ -122,12 +122,9 @@ class Turn(Serializable):
     """A message of the policy, and what an environment answered to it.
 
     Attributes:
-      text: the text of the message, special tokens included.
-      tokens: the number of its tokens, the end token included.
+      text, tokens: the text of the message, special tokens included, and the number of its tokens.
       messages: the answer, as chat templates take it; empty at the end of an episode.
-      reward: the reward of the message.
-      metrics: numbers of the environment, by name.
-      state: the state after the message; None if the environment names none.
+      reward, metrics, state: as in `protocols.environment.StepResult`.
     """
 
     text: str
@@ -150,8 +147,7 @@ class Episode(Serializable):
       finish: the reason why the response ended; None if it is not known.
       engine: the address of the server that sampled the response; "" for this process.
       turns: the turns of `rollout=environment`; empty for a single response.
-      failure: why the environment could not go on, which makes the sample invalid; None if it
-        could.
+      failure: what the environment did wrong, which makes the sample invalid; None if nothing.
     """
 
     prompt: Prompt
@@ -166,10 +162,8 @@ class Episode(Serializable):
     def messages(self) -> list[dict[str, Any]]:
         """Returns the conversation as a chat template takes it."""
         messages = self.prompt.prompt_messages()
-        for turn in self.turns:
+        for turn in self.turns or (Turn(text=self.response, tokens=0),):
             messages += [{"role": "assistant", "content": turn.text}, *map(dict, turn.messages)]
-        if not self.turns:
-            messages.append({"role": "assistant", "content": self.response})
         return messages
 
 

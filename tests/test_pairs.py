@@ -103,7 +103,7 @@ REMOTE = {"rollout=openai", "rollout=sglang", "rollout=vllm"}
 
 def options(group: str) -> list[str]:
     names = [f"{group}={path.stem}" for path in sorted((CONF / group).glob("*.yaml"))]
-    names = [name for name in names if name not in REMOTE]
+    names = [name for name in names if name not in (*REMOTE, "rollout=environment")]
     return names + [name for name in MORE if name.startswith(f"{group}=") and name not in names]
 
 

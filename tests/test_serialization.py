@@ -182,8 +182,17 @@ def test_all_types_of_batches_are_known_by_their_names():
     modules = {"rl4p.types", "rl4p.protocols.engine", "rl4p.protocols.collection"}
     known = {name: cls for name, cls in Serializable.classes.items() if cls.__module__ in modules}
     assert set(known) == {
-        *("Question", "Prompt", "Demonstration", "Episode", "Trajectories", "Rewards", "Group"),
-        *("TrainingBatch", "Request", "Completion", "Collected"),
+        *(
+            "Question",
+            "Prompt",
+            "Demonstration",
+            "Turn",
+            "Episode",
+            "Trajectories",
+            "Rewards",
+            "Group",
+        ),
+        *("Turn", "TrainingBatch", "Request", "Completion", "Collected"),
     }
     assert all(getattr(sys.modules[cls.__module__], name) is cls for name, cls in known.items())
 

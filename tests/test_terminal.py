@@ -13,7 +13,14 @@ from rich.text import Text
 
 from rl4p import configuration
 from rl4p.errors import InputError, report
-from rl4p.terminal import VisibleRecord, VisibleStream, console, make_logs_visible, visible, write
+from rl4p.terminal import (
+    VisibleConsole,
+    VisibleRecord,
+    VisibleStream,
+    make_logs_visible,
+    visible,
+    write,
+)
 
 HOSTILE = {
     "clear": "\x1b[2J\x1b[H",
@@ -65,7 +72,7 @@ def test_tables_and_progress_are_visible(text, terminal):
 
     def drawn(text):
         out = io.StringIO()
-        shown = console(file=out, force_terminal=terminal, width=200, color_system=None)
+        shown = VisibleConsole(file=out, force_terminal=terminal, width=200, color_system=None)
         table = Table(text, title=text, caption=text)
         table.add_row(text)
         shown.print(table)
@@ -83,7 +90,9 @@ def test_tables_and_progress_are_visible(text, terminal):
 
 def test_no_text_is_markup():
     out = io.StringIO()
-    console(file=out, force_terminal=True).print("[link=http://evil]a[/link] [red]b :smile: 1")
+    VisibleConsole(file=out, force_terminal=True).print(
+        "[link=http://evil]a[/link] [red]b :smile: 1"
+    )
     assert out.getvalue() == "[link=http://evil]a[/link] [red]b :smile: 1\n"
 
 

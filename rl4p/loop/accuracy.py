@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from math import prod, sqrt
 
 import numpy as np
-from scipy.special import stdtrit  # a requirement of JAX
+from scipy.special import stdtrit
 
 FEW = 30  # prompts; fewer have the wider interval
 Z = 1.959963984540054  # the 97.5 % quantile of the normal distribution

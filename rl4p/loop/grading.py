@@ -62,7 +62,7 @@ def by_group(group_ids_B: np.ndarray) -> tuple[np.ndarray, list[int]]:
 
 def without_failures(rewards: Rewards, episodes: Sequence[Episode]) -> Rewards:
     """Returns the rewards; samples whose environment failed are invalid."""
-    failed_B = np.array([episode.failure is not None for episode in episodes], bool)
+    failed_B = np.array([each.failure is not None for each in episodes], bool)
     if not failed_B.any():
         return rewards
     return masked(rewards, ~failed_B)

@@ -13,6 +13,7 @@ from rl4p.errors import InputError
 INSIDE = {
     "Natural": (0, 1, 10**9),
     "Positive": (1, 10**9),
+    "Finite": (-1e9, 0.0, 1e9),
     "NonNegative": (0.0, 1e-9, 1e9),
     "AboveZero": (1e-9, 1.0, 1e9),
     "AboveOne": (1 + 1e-9, 1e9),
@@ -22,6 +23,7 @@ INSIDE = {
 OUTSIDE = {
     "Natural": (-1, 0.5),
     "Positive": (0, -1, 1.5),
+    "Finite": (-math.inf, math.inf, math.nan),
     "NonNegative": (-1e-9, math.inf, math.nan),
     "AboveZero": (0.0, -1.0, math.inf, math.nan),
     "AboveOne": (1.0, 0.5, math.inf, math.nan),

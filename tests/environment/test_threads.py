@@ -36,6 +36,9 @@ def test_a_call_that_does_not_return_is_left_behind():
 
     assert asyncio.run(run()) == "next"
     never.set()
+    for thread in threading.enumerate():
+        if thread.name == "environment":
+            thread.join()
 
 
 def test_no_more_calls_than_the_limit_are_under_way(monkeypatch):

@@ -19,8 +19,11 @@ def test_an_address_is_accepted(url):
         ("http://", "is not an address"),
         ("http://[::1", "is not an address"),
         ("http://host:99999", "is not an address"),
-        ("http://me:secret@host", r"^url contains a user name or a password.* mine=NAME\.$"),
-        ("http://secret@host", "^url contains a user name or a password"),
+        (
+            "http://me:secret@host",
+            r"^url contains a user name, .* mine=NAME\.$",
+        ),
+        ("http://secret@host", "^url contains a user name, a password or a token"),
         ("ftp://me:secret@host", "^url=ftp://host is not an address"),
         ("me:secret@host", "^url=host is not an address"),
     ],

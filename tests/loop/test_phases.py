@@ -18,6 +18,8 @@ from rl4p.learner.kl.adaptive import Adaptive as AdaptiveKL
 from rl4p.reward.weighted import Weighted
 from rl4p.update.ppo import PPO
 
+EPISODES = (SimpleNamespace(failure=None),) * 8  # of which phases see nothing else here
+
 
 @dataclass(frozen=True, kw_only=True)
 class Counting:
@@ -84,10 +86,10 @@ def test_memory_is_carried_from_call_to_call_and_others_have_none(phases, rows):
         assert memory == {name: 0}
         for calls in (1, 2, 3):
             (sampled, episodes), memory = ours.sample(
-                memory, None, {}, ("a",) * 8, group_size=1, key=None, version=0
+                memory, None, {}, EPISODES, group_size=1, key=None, version=0
             )
             assert sampled is trajectories
-            assert episodes == ("a",) * 8
+            assert episodes == EPISODES
             graded, memory = ours.grade(memory, trajectories, episodes)
             assert graded is rewards
             estimated, memory = ours.estimate(memory, trajectories, rewards, {}, jnp.float32(0))
@@ -111,7 +113,7 @@ def test_threads_take_turns_with_the_reward(phases, rows):
     ours = phases(reward=reward)
     changed = replace(ours, rollout=Counting())  # as an evaluation with a rollout of its own
     threads = [
-        threading.Thread(target=each.grade, args=({}, trajectories, ("a",) * 8))
+        threading.Thread(target=each.grade, args=({}, trajectories, EPISODES))
         for each in (ours, changed, ours)
     ]
     for thread in threads:
@@ -211,7 +213,7 @@ def test_checks_see_the_result_and_the_arguments(phases, rows):
         checks=checks,
     )
     ours.sample({}, "policy", {}, (), group_size=1, key=None, version=7)
-    ours.grade({}, trajectories, ("a",) * 8)
+    ours.grade({}, trajectories, EPISODES)
     ours.estimate({}, trajectories, rewards, {}, jnp.float32(0))
     assert seen[0] == ((trajectories, "episodes"), "policy", 7)
     assert [tuple(map(id, each)) for each in seen[1:]] == [

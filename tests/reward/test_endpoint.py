@@ -110,7 +110,7 @@ def test_it_works_in_any_thread(serve):
     ("options", "sentence"),
     [
         ({"url": "localhost:8000"}, r"^url=localhost:8000 is not an address: write http://"),
-        ({"url": "http://me:secret@host"}, r"^url contains a user name or a password"),
+        ({"url": "http://me:secret@host"}, r"^url contains a user name, a password or a token"),
         ({"key_variable": "sk-123"}, r"^key_variable is not the name of an environment variable"),
         ({"key_variable": "NOT_SET"}, r"^key_variable=NOT_SET: this environment variable is not"),
     ],
