@@ -13,7 +13,9 @@ MACRO = re.compile(r"\\(?:[a-zA-Z]+|.)", re.DOTALL)
 BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
 EMPTY_LINE = re.compile(r"\n[^\S\n]*\n")
 # The macros that are common in a box without braces, with the number of their arguments.
-ARGUMENTS = dict.fromkeys(("frac", "dfrac", "tfrac", "cfrac", "binom", "dbinom", "tbinom"), 2)
+ARGUMENTS: dict[str, int] = dict.fromkeys(
+    ("frac", "dfrac", "tfrac", "cfrac", "binom", "dbinom", "tbinom"), 2
+)
 ARGUMENTS |= dict.fromkeys(
     ("sqrt", "text", "textbf", "textit", "mathrm", "mathbf", "mbox", "overline", "bar", "vec"), 1
 )

@@ -81,4 +81,4 @@ def response_texts(
     if skipped != special:
         kept = [[token for token in row if token not in skipped] for row in tokens]
         return tokenizer.batch_decode(kept, skip_special_tokens=False)
-    return tokenizer.batch_decode([*tokens], skip_special_tokens=True)
+    return tokenizer.batch_decode([list(row) for row in tokens], skip_special_tokens=True)

@@ -184,10 +184,10 @@ def schema_of(method: Callable[..., Any]) -> Message:
     Raises:
       InputError: it has no docstring, or a parameter without a type or a description.
     """
-    from transformers.utils import get_json_schema
     from transformers.utils.chat_template_utils import (
         DocstringParsingException,
         TypeHintParsingException,
+        get_json_schema,
     )
 
     name = getattr(method, "__qualname__", repr(method))

@@ -209,10 +209,12 @@ class Environment:
 
     def engine_of(self, policy: Policy) -> Engine:
         """Returns the engine that all calls share, until `close`."""
-        if self.opened.engine is None or self.opened.policy is not policy:
+        engine = self.opened.engine
+        if engine is None or self.opened.policy is not policy:
             self.close()
-            self.opened.engine, self.opened.policy = self.engine.open(policy), policy
-        return self.opened.engine
+            engine = self.engine.open(policy)
+            self.opened.engine, self.opened.policy = engine, policy
+        return engine
 
     def close(self) -> None:
         """Ends the engine of the calls; another call opens it again."""

@@ -121,7 +121,7 @@ class ExactConversation:
 
     def decoded(self, tokens: Sequence[int]) -> str:
         text: Any = self.template.tokenizer.decode(
-            tokens, skip_special_tokens=False, clean_up_tokenization_spaces=False
+            list(tokens), skip_special_tokens=False, clean_up_tokenization_spaces=False
         )
         return text
 

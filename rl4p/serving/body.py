@@ -43,7 +43,9 @@ class Body(BaseModel):
         if type(value) is not dict:
             return value
         if len(value) > MOST_FIELDS:
-            raise PydanticCustomError("must", f"an object of at most {MOST_FIELDS} fields")
+            raise PydanticCustomError(
+                "must", "an object of at most {most} fields", {"most": MOST_FIELDS}
+            )
         present = {name: field for name, field in value.items() if field is not None}
         for name in cls.OFF:
             if present.pop(name, None):

@@ -38,8 +38,9 @@ class Connection(HttpToolsProtocol):
         super().connection_made(transport)
         self.expect(HEAD_SECONDS)
         if len(self.connections) > most_connections():
+            others: Any = self.connections  # all of this class
             idle: Any = min(
-                (x for x in self.connections if x is not self and x.idle and not x.closing),
+                (x for x in others if x is not self and x.idle and not x.closing),
                 key=lambda x: (x.cycle is not None, x.since),
                 default=None,
             )

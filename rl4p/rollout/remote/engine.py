@@ -300,7 +300,8 @@ class RemoteEngine:
                     for future in ended:
                         request, batch = pending.pop(future)
                         future.result()
-                        source.give(request, batch.completions[0])
+                        (completion,) = filter(None, batch.completions)
+                        source.give(request, completion)
             finally:
                 for future in pending:
                     future.cancel()

@@ -79,7 +79,7 @@ class MLflow:
             object.__setattr__(self, "uri", os.environ.get(URI) or LOCAL)
         if not urlsplit(self.uri).scheme:
             raise InputError(f"{key}={self.uri} has no scheme: write sqlite:///PATH or http://...")
-        if holds_secret(self.uri):
+        if holds_secret(str(self.uri)):
             raise InputError(
                 f"{key} contains a password or a token, which would be saved with the run: set"
                 " MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD instead."
