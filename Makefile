@@ -106,16 +106,23 @@ clean:
 	rm -rf .venv .cache dist
 
 $(RUNTIME): pyproject.toml requirements/runtime.txt
-	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' \
-	  || { echo 'rl4p needs Python 3.11, 3.12 or 3.13, and "$(PYTHON)" is not one: make PYTHON=python3.12 names another.'; exit 1; }
-	@echo 'Installing rl4p into .venv: once, a few minutes.'
-	@test -x $(BIN)/pip || $(PYTHON) -m venv .venv
+	@$(MAKE) --no-print-directory .venv/.python
 	$(BIN)/python -m pip $(HASHED) requirements/runtime.txt
 	$(BIN)/python -m pip $(SELF)
 	@touch $@
 
-$(DEVELOPMENT): $(RUNTIME) requirements/development.txt
+# Has the requirements of a run too.
+$(DEVELOPMENT): pyproject.toml requirements/development.txt
+	@$(MAKE) --no-print-directory .venv/.python
 	$(BIN)/python -m pip $(HASHED) requirements/development.txt
+	$(BIN)/python -m pip $(SELF)
+	@touch $(RUNTIME) $@
+
+.venv/.python:
+	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' \
+	  || { echo 'rl4p needs Python 3.11, 3.12 or 3.13, and "$(PYTHON)" is not one: make PYTHON=python3.12 names another.'; exit 1; }
+	@echo 'Installing rl4p into .venv: once, a few minutes.'
+	@test -x $(BIN)/pip || $(PYTHON) -m venv .venv
 	@touch $@
 
 $(PARITY): $(DEVELOPMENT)
