@@ -146,6 +146,18 @@ def test_requests_that_do_not_end_are_dropped(limits, parts, answers):
     assert serving(call).count(OK) == answers
 
 
+def test_a_later_request_that_does_not_end_is_dropped(limits):
+    limits(HEAD_SECONDS=0.1)
+
+    async def call(connect, state):
+        async with connect(GET) as (reader, writer), asyncio.timeout(20):
+            await reader.readuntil(b"ok")
+            writer.write(GET[:9])
+            return await ended(reader)
+
+    assert serving(call) == b""
+
+
 def test_a_connection_may_be_idle_between_requests_and_while_it_waits(limits):
     limits(HEAD_SECONDS=0.05)
     waits = asyncio.Event()
