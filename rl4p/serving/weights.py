@@ -3,6 +3,7 @@
 import ctypes
 import gc
 import logging
+import os
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import replace
@@ -91,7 +92,7 @@ def replacement(folder: Path, policy: Policy) -> Replacement:
     except (InputError, OSError, ValueError) as error:
         if isinstance(error, InputError) and may_be_described(folder):
             raise
-        log.warning("The weights in %r cannot be loaded: %s", str(folder), error)
+        log.warning("The weights in %.200r cannot be loaded: %.400s", str(folder), error)
         raise InputError(
             f"{folder} cannot be used: it must be a folder with {SINGLE}, or with {INDEX} and its "
             "files, which the server can read."
@@ -110,7 +111,9 @@ def may_be_described(folder: Path) -> bool:
 
 def check_config(folder: Path, policy: Policy) -> None:
     """Checks that config.json, if there is one, describes the served model."""
-    if not (folder / "config.json").is_file():
+    if not (path := folder / "config.json").is_file():
+        if os.path.lexists(path):
+            raise InputError(f"{path} is not a regular file.")
         check_files(folder)
         return
     config, ours = read_config(folder), policy.decoder.config

@@ -101,6 +101,19 @@ def test_headers_have_a_longest_length(limits, head):
     assert serving(call).count(OK) == head.count(GET)  # and the connection has ended
 
 
+@pytest.mark.parametrize(("more", "answers"), [(0, 2), (1, 0)])
+def test_a_request_has_a_largest_number_of_headers(limits, more, answers):
+    limits(HEAD_SECONDS=1000)
+    count = connection.HEADERS - 1 + more  # beside the host
+    head = GET[:-2] + b"a:\r\n" * count + b"\r\n"
+
+    async def call(connect, state):
+        async with connect(head, GET[:-2] + b"Connection: close\r\n\r\n") as (reader, _):
+            return await ended(reader)
+
+    assert serving(call).count(OK) == answers
+
+
 def test_long_headers_below_the_limit_and_bodies_above_it_are_taken():
     async def call(connect, state):
         head = GET[:-2] + b"A: " + b"a" * (connection.HEAD_BYTES - 200) + b"\r\n"
@@ -131,6 +144,18 @@ def test_requests_that_do_not_end_are_dropped(limits, parts, answers):
             return await ended(reader)
 
     assert serving(call).count(OK) == answers
+
+
+def test_a_later_request_that_does_not_end_is_dropped(limits):
+    limits(HEAD_SECONDS=0.1)
+
+    async def call(connect, state):
+        async with connect(GET) as (reader, writer), asyncio.timeout(20):
+            await reader.readuntil(b"ok")
+            writer.write(GET[:9])
+            return await ended(reader)
+
+    assert serving(call) == b""
 
 
 def test_a_connection_may_be_idle_between_requests_and_while_it_waits(limits):

@@ -207,9 +207,9 @@ NO_WEIGHTS = r"cannot be used: it must be a folder with model\.safetensors"
 @pytest.mark.parametrize(
     "kind", ["absent", "empty", "pickle", "long", "link", "linked config", "linked shard", "fifo"]
 )
-def test_no_error_says_what_is_in_a_folder_without_weights(server, tmp_path, kind):
+def test_no_error_says_what_is_in_a_folder_without_weights(server, tmp_path, kind, caplog):
     policy, _, weights = server
-    folder = tmp_path / ("x" * 300 if kind == "long" else "folder")
+    folder = tmp_path / ("x" * 3000 if kind == "long" else "folder")
     if kind not in ("absent", "long"):
         folder.mkdir()
     secret = tmp_path / "secret"
@@ -230,6 +230,16 @@ def test_no_error_says_what_is_in_a_folder_without_weights(server, tmp_path, kin
         replacement(folder, policy)
     assert "salaries" not in str(error.value)
     assert "secret" not in str(error.value)
+    assert all(len(message) < 1000 for message in caplog.messages)
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir])
+def test_a_configuration_that_is_no_file_is_refused(server, tmp_path, make):
+    policy, _, weights = server
+    shutil.copy(weights / "model.safetensors", tmp_path)
+    make(tmp_path / "config.json")
+    with pytest.raises(InputError, match=r"config\.json is not a regular file"):
+        replacement(tmp_path, policy)
 
 
 def test_files_that_cannot_be_opened_change_nothing(server, monkeypatch):

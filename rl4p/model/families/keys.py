@@ -145,9 +145,10 @@ class Keys:
         return self.size("sliding_window", default)
 
     def no_window(self) -> None:
-        """Raises InputError if a layer slides, in a model that has no window."""
-        if "sliding_attention" in self.get("layer_types", list, []):
-            raise self.refuse("layer type 'sliding_attention' without a sliding window")
+        """Raises InputError if a layer is not of full attention, in a model that has no window."""
+        for layer_type in self.get("layer_types", list, []):
+            if layer_type != "full_attention":
+                raise self.refuse(f"layer type {layer_type!r} without a sliding window")
 
     def sliding(self, window: int | None, default: list[bool]) -> dict[str, Any]:
         """Returns the decoder's window and sliding layers, by layer_types or else the default."""
@@ -157,7 +158,7 @@ class Keys:
         layers, types = self.get("num_hidden_layers", int), self.get("layer_types", list, [])
         slides = {"sliding_attention": True, "full_attention": False}
         for layer_type in types:
-            if layer_type not in slides:
+            if layer_type not in [*slides]:  # an entry may be a list, which has no hash
                 raise self.refuse(f"layer type {layer_type!r}")
         sliding = tuple(slides[layer_type] for layer_type in types) or tuple(default)
         if len(sliding) != layers:

@@ -122,6 +122,11 @@ def test_an_absent_key_is_what_transformers_takes_it_for(read, case, key, option
             "requires use_bidirectional_attention True",
         ),
         ("gemma2", {"layer_types": ["chunked_attention"] * 3}, "layer type 'chunked_attention'"),
+        (
+            "gemma2",
+            {"layer_types": [["sliding_attention"]] * 3},
+            "layer type .'sliding_attention'.",
+        ),
         ("gemma3", {"use_bidirectional_attention": True}, "requires use_bidirectional_attention"),
         (
             "gemma3",
@@ -144,8 +149,9 @@ def test_what_the_decoder_does_not_do_is_refused(read, case, change, sentence):
 def test_layers_do_not_slide_in_a_model_without_a_window(read, case):
     whole = read(case, {"layer_types": ["full_attention"] * 3} if case != "mistral_whole" else {})
     assert not whole.sliding
-    with pytest.raises(InputError, match=r"layer.type"):
-        read(case, {"layer_types": ["full_attention", "full_attention", "sliding_attention"]})
+    for other in ("sliding_attention", "chunked_attention", ["full_attention"]):
+        with pytest.raises(InputError, match=r"layer.type"):
+            read(case, {"layer_types": ["full_attention", "full_attention", other]})
 
 
 @pytest.mark.parametrize(
