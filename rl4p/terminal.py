@@ -42,7 +42,7 @@ def write(text: object, stream: TextIO | None = None) -> None:
 class VisibleConsole(Console):
     """A console for text of anyone: none of it is markup, and nothing is highlighted.
 
-    Only the styles and movements of rich itself reach the terminal as they are.
+    Escape sequences that rich writes act on the terminal; those within a text are only shown.
     """
 
     def __init__(self, **options: Any) -> None:

@@ -1,4 +1,4 @@
-"""The standard streams of a command, which may lack characters of what a model or a user writes."""
+"""Standard streams that accept any text, also characters that their encoding lacks."""
 
 import io
 import sys

@@ -156,7 +156,7 @@ def argument_end(text: str, at: int, depth: int = DEEPEST) -> int | None:
 
 
 def group_end(text: str, at: int) -> int | None:
-    """Returns the place after the brace that closes a group."""
+    """Returns the index after the brace that closes a group."""
     depth = 0
     for match in BRACE.finditer(text, at):
         depth += {"{": 1, "}": -1}.get(match[0], 0)

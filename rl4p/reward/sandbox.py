@@ -82,7 +82,7 @@ def bubblewrap_problem() -> str | None:
 
 
 class Popen(subprocess.Popen[bytes]):
-    """A process whose group is removed when it has ended."""
+    """A process in a cgroup (`memory_group.py`), which is removed when the process ends."""
 
     group: Path | None = None
 

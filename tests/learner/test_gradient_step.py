@@ -475,7 +475,7 @@ def pair(policy, params, make_state, make_objective):
 def test_the_two_parts_of_an_update_equal_the_whole_in_every_bit(
     policy, params, make_state, make_objective, batch
 ):
-    """With the optimizations of a run: those of the other tests round the loop in other ways."""
+    """Compiled as in a run: at the level of other tests, a loop and single calls differ."""
     options = {"xla_backend_optimization_level": 3}
     if version("jaxlib") < "0.11":
         options["xla_cpu_use_fusion_emitters"] = True

@@ -2,11 +2,11 @@
 
 import pytest
 
-from rl4p.environment.gymnasium import Gymnasium, GymnasiumEpisode
-from rl4p.environment.tool_object import ToolEpisode, ToolObject
 from rl4p.errors import InputError
 from rl4p.protocols.environment import OpenEnvironment, OpensEnvironment, StepResult
 from rl4p.protocols.members import require, required_members
+from rl4p.rollout.environments.gymnasium import Gymnasium, GymnasiumEpisode
+from rl4p.rollout.environments.tool_object import ToolEpisode, ToolObject
 
 
 @pytest.mark.parametrize("kind", [ToolObject, Gymnasium])

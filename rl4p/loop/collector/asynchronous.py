@@ -248,7 +248,7 @@ class OpenAsynchronous:
             if (failed := self.pending.failed()) is not None:
                 raise RunError(
                     f"The engine returned nothing for the prompt {failed.prompt.id} "
-                    f"{failed.failures} times in a row."
+                    f"{self.options.max_failures + 1} times in a row."
                 )
             if (batch := self.pending.batch(step)) is not None:
                 return batch

@@ -2,7 +2,7 @@
 
 import pytest
 
-from rl4p.environment.tool_calls import MalformedCall, ParsedCall, tool_calls
+from rl4p.rollout.environments.tool_calls import MalformedCall, ParsedCall, tool_calls
 
 ADD = ParsedCall("add", {"a": 1, "b": 2})
 
@@ -55,8 +55,14 @@ def test_a_message_without_a_call(text):
         ("<tool_call>add(1, 2)</tool_call>", "the call is no JSON"),
         ("<tool_call>[1]</tool_call>", 'a call is an object with "name"'),
         ('<tool_call>{"name": 3}</tool_call>', 'a call is an object with "name"'),
-        ('<tool_call>{"name": "f", "arguments": [1]}</tool_call>', "the arguments are no object"),
-        ('<tool_call>{"name": "f", "arguments": "x"}</tool_call>', "the arguments are no JSON"),
+        (
+            '<tool_call>{"name": "f", "arguments": [1]}</tool_call>',
+            "the arguments are wrong (an object",
+        ),
+        (
+            '<tool_call>{"name": "f", "arguments": "x"}</tool_call>',
+            "the arguments are wrong (Expecting",
+        ),
         ("<tool_call><function=f></tool_call>", "<function=NAME> is not closed"),
         ('{"name": "f", ', "the call is no JSON"),
         ("[TOOL_CALLS] f(1)", "the call is no JSON"),

@@ -15,6 +15,8 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
+from rl4p.data.messages import arguments_of
+
 BLOCK = re.compile(r"<tool_call>(.*?)(?:</tool_call>|\Z)", re.DOTALL)
 FUNCTION = re.compile(r"\s*<function=([^>\s]+)>(.*)</function>\s*", re.DOTALL)
 PARAMETER = re.compile(r"<parameter=([^>\s]+)>\n?(.*?)\n?</parameter>", re.DOTALL)
@@ -86,15 +88,12 @@ def call_of(value: Any) -> ParsedCall | MalformedCall:
     """Returns the call in a value of JSON. Arguments may be an object, or one as JSON text."""
     if not isinstance(value, dict) or not isinstance(value.get("name"), str):
         return MalformedCall('a call is an object with "name" and "arguments"')
-    arguments = value.get("arguments", value.get("parameters", {}))
-    if isinstance(arguments, str):
-        try:
-            arguments = json.loads(arguments)
-        except (ValueError, RecursionError):
-            return MalformedCall("the arguments are no JSON")
-    if not isinstance(arguments, dict):
-        return MalformedCall("the arguments are no object")
-    return ParsedCall(value["name"], arguments)
+    try:
+        return ParsedCall(
+            value["name"], arguments_of(value.get("arguments", value.get("parameters")))
+        )
+    except ValueError as error:
+        return MalformedCall(f"the arguments are wrong ({error})")
 
 
 def call_of_function(block: str) -> ParsedCall | MalformedCall:

@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
-from rl4p.environment.gymnasium import Gymnasium
 from rl4p.errors import InputError
+from rl4p.rollout.environments.gymnasium import Gymnasium
 
 
 class Guess:

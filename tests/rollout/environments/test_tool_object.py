@@ -5,8 +5,8 @@ from functools import partial
 
 import pytest
 
-from rl4p.environment.tool_object import ToolObject
 from rl4p.errors import InputError
+from rl4p.rollout.environments.tool_object import ToolObject
 
 
 class Calculator:

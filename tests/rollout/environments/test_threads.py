@@ -6,8 +6,8 @@ import time
 
 import pytest
 
-from rl4p.environment import threads
-from rl4p.environment.threads import in_thread
+from rl4p.rollout.environments import threads
+from rl4p.rollout.environments.threads import in_thread
 
 
 def test_the_result_and_the_exception_of_a_call():
