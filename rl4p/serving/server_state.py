@@ -3,7 +3,7 @@
 import asyncio
 import math
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from rl4p.model.policy import Policy
@@ -107,15 +107,17 @@ class ServerState:
         *,
         stream: bool,
         scored: bool = False,
+        unsent: Callable[[], int] = lambda: 0,
     ) -> ActiveRequest:
         """Starts a request; `ActiveRequest.disconnect` or its end frees its slots.
 
         Args:
           seeds: a seed for each completion of each prompt.
           scored: whether the log-probabilities of the prompts are computed too.
+          unsent: returns the bytes of the response for which the client has no room.
         """
         active = ActiveRequest(
-            self.queue, self.detokenizer, options, stream=stream, count=self.count
+            self.queue, self.detokenizer, options, stream=stream, count=self.count, unsent=unsent
         )
         active.submit(self.scheduler, prompts, seeds, scored=scored)
         return active

@@ -48,7 +48,7 @@ class FakeScheduler:
     open: dict[Any, Any] = field(default_factory=dict)
     cancelled: list[Any] = field(default_factory=list)
 
-    def submit(self, sequences, deliver, fail=None):
+    def submit(self, sequences, deliver, fail=None, unsent=None):
         if self.broken:
             raise RunError(self.broken)
         submission, first = object(), sequences[0]
@@ -57,7 +57,9 @@ class FakeScheduler:
         names = "max_tokens", "sampling", "end_ids", "min_tokens", "alternatives"
         seeds = [(int(x.key[0]) << 32) + int(x.key[1]) for x in sequences]
         fields = {name: getattr(first, name) for name in names}
-        self.asked.append(SimpleNamespace(tokens=first.context, seeds=seeds, **fields))
+        self.asked.append(
+            SimpleNamespace(tokens=first.context, seeds=seeds, unsent=unsent, **fields)
+        )
         self.open[submission] = sequences, deliver, fail
         if not self.holds:
             self.go(submission)
