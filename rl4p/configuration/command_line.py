@@ -23,7 +23,7 @@ from rl4p.configuration.capability import refuse_secrets
 from rl4p.configuration.commands import Reading, options_of
 from rl4p.configuration.completion import shell_completion
 from rl4p.configuration.composition import CONFIG, Composer, one_line
-from rl4p.configuration.folder import RECORD, refuse_taken
+from rl4p.configuration.folder import RECORD, refuse_hydra_of_others, refuse_taken
 from rl4p.configuration.hydra_internals import Hydra, get_args_parser
 from rl4p.configuration.launcher import AfterSweep, JobFailed, run_sweep
 from rl4p.configuration.override_errors import refuse_arguments, several_values
@@ -210,6 +210,7 @@ def launch(
         options, args.overrides = options_of(args.overrides, Reading, name, composes=True)
         run = options.run
         if options.out is not None:
+            refuse_hydra_of_others(options.out)
             folder = "hydra.sweep.dir" if args.multirun else "hydra.run.dir"
             args.overrides.append(override(folder, options.out))
     composer = Composer(conf, args.config_dir, args.overrides)

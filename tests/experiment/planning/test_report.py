@@ -264,6 +264,15 @@ def test_a_plan_is_written_as_it_is_returned(job):
     assert [config["update"].microbatch_widths for config in job.configs] == [1]
 
 
+def test_only_an_earlier_plan_is_replaced(job):
+    job.plan()
+    job.plan()
+    (job.folder / "plan.json").write_text('{"fits": "mine"}')
+    with pytest.raises(InputError, match=r"plan\.json exists and was not made by rl4p\.plan"):
+        job.plan()
+    assert (job.folder / "plan.json").read_text() == '{"fits": "mine"}'
+
+
 def test_a_plan_of_all_widths_is_that_of_the_run(job):
     job.plan("plan.all_widths=true")
     assert [config["update"].microbatch_widths for config in job.configs] == [8]

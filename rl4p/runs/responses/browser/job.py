@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rl4p.configuration import commands
+from rl4p.configuration.earlier_result import is_page_of, refuse_other_file
 from rl4p.configuration.folder import run_folder
 from rl4p.errors import InputError
 from rl4p.runs.record import replace_file
@@ -47,7 +48,7 @@ def browse(arguments: Sequence[str]) -> None:
     """Shows or writes the samples that the arguments choose.
 
     Raises:
-      InputError: an argument is wrong, or no sample is chosen.
+      InputError: an argument is wrong, no sample is chosen, or `out` is a file of something else.
     """
     options = commands.read(arguments, SamplesOptions, "samples").options
     place = Path(str(options.file)).expanduser() if options.run is None else run_folder(options.run)
@@ -65,6 +66,7 @@ def browse(arguments: Sequence[str]) -> None:
         show(VisibleConsole(), shown, f"{heading}: {note}", numbers=options.tokens)
         return
     out = Path(options.out).expanduser()
+    refuse_other_file(out, "samples", is_page_of("samples"))
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:

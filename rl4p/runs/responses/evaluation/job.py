@@ -22,6 +22,7 @@ from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
 
 from rl4p.configuration import instantiate
+from rl4p.configuration.earlier_result import is_document_with
 from rl4p.configuration.evaluation import OF_RUN, EvaluationRequest
 from rl4p.distributed.processes import agreed, anywhere, first
 from rl4p.errors import InputError, Stopped
@@ -124,7 +125,8 @@ def responses_in(folder: Path) -> Iterator[SampleFile]:
 
 def holds_other_files(folder: Path) -> bool:
     """Returns whether a folder holds files, and no evaluation."""
-    if not folder.is_dir() or (folder / REQUEST).is_file():
+    request, made = folder / REQUEST, is_document_with("evaluated", "prompts_sha256")
+    if not folder.is_dir() or (request.is_file() and made(request)):
         return False
     # A kill before the first response leaves an empty file.
     return any(x.name != RESPONSES or x.stat().st_size for x in folder.iterdir())

@@ -14,6 +14,7 @@ from contextlib import ExitStack, closing
 from pathlib import Path
 
 from rl4p.configuration import compose, instantiate
+from rl4p.configuration.earlier_result import is_document_with, refuse_other_file
 from rl4p.configuration.resume import OF_RESPONSES
 from rl4p.data.prompts import system_of
 from rl4p.errors import InputError, RunError, Stopped
@@ -55,8 +56,10 @@ def generate(lines: Sequence[str]) -> None:
     open_source = of_server if isinstance(options.server, Server) else of_policy
     out = Path(options.out).expanduser()
     path, settings_path = out.with_suffix(".responses.jsonl"), out.with_suffix(".settings.json")
-    if out.exists() and not settings_path.exists():
-        raise InputError(f"out={out} exists and was not made by rl4p.generate: name another.")
+    described = is_document_with("seed", "group_size", "prompts")
+    refuse_other_file(out, "generate", described, file=settings_path)
+    refuse_other_file(out, "generate", lambda _: settings_path.exists())
+    refuse_other_file(out, "generate", lambda _: settings_path.exists(), file=path)
     terminal = RunConsole(soft_wrap=True)
     with StopRequest() as request, ExitStack() as stack:
         source = open_source(config, options, questions, data.system_prompt)

@@ -75,7 +75,11 @@ def test_responses_of_another_evaluation_are_refused_and_kept(saved, chunks, cha
     assert responses.path.read_bytes() == before
 
 
-def test_a_folder_with_responses_and_no_request_is_left_alone(tmp_path):
+def test_a_folder_with_files_of_something_else_is_left_alone(tmp_path):
+    (tmp_path / REQUEST).write_text('{"mine": 1}')
+    with pytest.raises(InputError, match="holds other files"), responses_in(tmp_path):
+        pass
+    (tmp_path / REQUEST).unlink()
     (tmp_path / RESPONSES).write_text("")
     with responses_in(tmp_path):  # a kill before the first response
         pass
