@@ -26,7 +26,7 @@ def saved(tmp_path):
     """Returns a function that opens the file of an evaluation with samples and a torn line."""
 
     def write(samples, torn=b""):
-        (tmp_path / REQUEST).write_text("{}")
+        (tmp_path / REQUEST).write_text('{"evaluated": {}, "prompts_sha256": {}}')
         rows = "".join(json.dumps(sample.to_dict()) + "\n" for sample in samples)
         (tmp_path / RESPONSES).write_bytes(rows.encode() + torn)
         return responses_in(tmp_path)
