@@ -270,7 +270,7 @@ def test_an_export_reads_no_path_of_a_run_of_others(own_run, tmp_path):
         ("defaults: [../../yaml@data.where]", "experiment/../../yaml leads out of"),
         ("defaults: [link@data.where]", "experiment/link leads out of"),
     ],
-    ids=["places", "parent of a sweep", "allowed by itself", "YAML elsewhere", "link to YAML"],
+    ids=["places", "parent_of_a_sweep", "allowed_by_itself", "YAML_elsewhere", "link_to_YAML"],
 )
 def test_a_recipe_is_refused_before_a_folder_exists(tmp_path, monkeypatch, capsys, text, sentence):
     monkeypatch.chdir(tmp_path)
