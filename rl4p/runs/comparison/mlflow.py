@@ -27,8 +27,9 @@ from rl4p.runs.comparison.runs import (
 from rl4p.runs.responses.file import recorded_samples
 from rl4p.runs.responses.sample import Sample
 from rl4p.runs.tracker.background import reason
+from rl4p.runs.tracker.database import SQLITE
 from rl4p.runs.tracker.mirror import IDENTITY, STATUS, mlflow_key
-from rl4p.runs.tracker.mlflow import SQLITE, MLflow
+from rl4p.runs.tracker.mlflow import MLflow
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient

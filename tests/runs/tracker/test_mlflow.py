@@ -17,8 +17,9 @@ from mlflow.exceptions import MlflowException
 
 from rl4p.errors import InputError
 from rl4p.runs.tracker import mlflow as tracking
+from rl4p.runs.tracker.database import lock_of
 from rl4p.runs.tracker.mirror import COMMIT, IDENTITY, PARENT, mlflow_key
-from rl4p.runs.tracker.mlflow import ID, KIND, NAME, TRAINING, URI, MLflow, lock_of
+from rl4p.runs.tracker.mlflow import ID, KIND, NAME, TRAINING, URI, MLflow
 from tests.runs.tracker.conftest import only_run, wait_for
 
 
@@ -423,26 +424,3 @@ def test_what_the_user_has_set_of_mlflow_stays(store, monkeypatch):
     store.connect()
     assert os.environ["MLFLOW_HTTP_REQUEST_TIMEOUT"] == "77"
     assert os.environ["MLFLOW_HTTP_REQUEST_MAX_RETRIES"] == "0"
-
-
-def test_a_file_of_another_program_stays_as_it_is(tmp_path):
-    with sqlite3.connect(tmp_path / "tables.db") as database:
-        database.execute("CREATE TABLE cookies (name TEXT)")
-    (tmp_path / "text.db").write_text("precious\n" * 50)
-    (tmp_path / "cut.db").write_bytes((tmp_path / "tables.db").read_bytes()[:100])
-    (tmp_path / "folder.db").mkdir()
-    (tmp_path / "link.db").symlink_to(tmp_path / "text.db")
-    before = {path: path.read_bytes() for path in tmp_path.iterdir() if path.is_file()}
-    for name in ("tables", "text", "cut", "folder", "link"):
-        with pytest.raises(InputError, match="is not a database of MLflow: name a new file"):
-            MLflow(uri=f"sqlite:///{tmp_path}/{name}.db")
-    assert before == {path: path.read_bytes() for path in before}
-    (tmp_path / "empty.db").touch()
-    MLflow(uri=f"sqlite:///{tmp_path}/empty.db")
-
-
-def test_the_lock_of_another_program_stays_as_it_is(tmp_path):
-    (tmp_path / "uv.lock").write_text("precious\n")
-    MLflow(uri=f"sqlite:///{tmp_path}/uv").connect()
-    assert (tmp_path / "uv.lock").read_text() == "precious\n"
-    MLflow(uri=f"sqlite:///{tmp_path}/uv")  # is MLflow's now
