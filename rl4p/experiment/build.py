@@ -1,6 +1,6 @@
 """Builds an experiment from the instantiated parts of a configuration."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -87,6 +87,7 @@ class Experiment:
     config: Mapping[str, Any]  # resolved
     loop: Loop
     state: TrainState
+    prompts: Sequence[Prompt]  # to train on
     evaluation: Evaluation
     hooks: tuple[Hook, ...]  # the user's
     sizes: str  # a short description of the model, the data and a step, for the terminal
@@ -173,6 +174,7 @@ def build(config: DictConfig) -> Experiment:
         config=OmegaConf.to_container(config, resolve=True),  # type: ignore[arg-type]
         loop=loop,
         state=state,
+        prompts=prompts,
         evaluation=evaluation,
         hooks=tuple(required(config.hooks[x], Hook, f"hooks.{x}") for x in config.hooks),
         sizes=f"{describe_model(policy, params)}; "

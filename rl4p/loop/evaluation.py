@@ -117,11 +117,12 @@ class Evaluation:
             check_digest(state["prompts"], self.digest, "held-out prompts")
 
     def timed(self, state: TrainState) -> dict[str, float]:
-        """Returns the metrics of `evaluate`, and `time/evaluation` in seconds."""
+        """Returns the metrics of `evaluate`, and its seconds of work and of compilation."""
         watch = Stopwatch()
         with watch("evaluation"):
             metrics = self.evaluate(state)
-        return metrics | watch.times()
+        compiled = watch.metrics()["time/compile"]
+        return metrics | watch.times() | {"time/evaluation_compile": compiled}
 
     def evaluate(self, state: TrainState) -> dict[str, float]:
         """Returns `eval/<task>/pass_at_1` and `eval/<task>/prompts` for each task.

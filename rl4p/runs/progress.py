@@ -165,7 +165,7 @@ def idle_lines(summary: Mapping[str, Any]) -> list[str]:
 
 
 def time_table(summary: Mapping[str, Any]) -> Table:
-    """Returns a table of seconds by phase; the rest is startup and checkpoints.
+    """Returns a table of seconds by phase and of compilation; the rest is startup and checkpoints.
 
     A median is over the steps with the phase, since not every step has an evaluation. Phases in
     the background take none of the whole time; only waiting for them does.
@@ -179,6 +179,8 @@ def time_table(summary: Mapping[str, Any]) -> Table:
     for name, median in medians.items():
         share = "in background" if name in background else f"{100 * seconds[name] / total:.1f} %"
         table.add_row(name.replace("_", " "), f"{seconds[name]:.1f}", share, f"{median:.3f}")
-    rest = total - sum(seconds[name] for name in medians if name not in background)
+    compiled = seconds["compile"]
+    table.add_row("compilation", f"{compiled:.1f}", f"{100 * compiled / total:.1f} %", "")
+    rest = total - compiled - sum(seconds[name] for name in medians if name not in background)
     table.add_row("the rest", f"{rest:.1f}", f"{100 * rest / total:.1f} %", "")
     return table

@@ -22,6 +22,7 @@ from rl4p.runs.comparison.runs import (
     Run,
     Unusable,
     check_finished,
+    check_training,
     unreadable,
 )
 from rl4p.runs.responses.file import recorded_samples
@@ -99,8 +100,9 @@ def _read(client: "MlflowClient", run: Any, name: str, metric: str | None) -> Ru
     """Returns a run.
 
     Raises:
-      Unusable: it did not finish, or a file of it cannot be read.
+      Unusable: it is an evaluation or did not finish, or a file of it cannot be read.
     """
+    check_training(run.data.tags.get("kind"))
     wanted = {
         key: key
         for key in sorted(run.data.metrics)

@@ -2,6 +2,7 @@ import base64
 import dataclasses
 import fcntl
 import getpass
+import json
 import math
 import os
 import shutil
@@ -94,11 +95,12 @@ def test_the_columns_source_user_commit_and_dataset_are_filled(store, record, mo
     assert run.data.tags["mlflow.user"] == run.info.user_id == getpass.getuser()
     assert run.data.tags["command"] == "python -m rl4p.train"
     assert run.data.tags[PARENT] == "0a1b"  # the child of a sweep's run
-    inputs = [(i.dataset.name, i.tags[0].value) for i in run.inputs.dataset_inputs]
-    assert sorted(inputs) == [
-        ("rl4p.data.jsonl.JSONL", "training"),
-        ("rl4p.data.jsonl.JSONL (held out)", "evaluation"),
-    ]
+    inputs = {i.tags[0].value: i.dataset for i in run.inputs.dataset_inputs}
+    training, evaluation = inputs["training"], inputs["evaluation"]
+    assert (training.name, training.digest, training.source_type) == ("jsonl", "0a1b", "code")
+    assert json.loads(training.source)["tags"]["_target_"] == "rl4p.data.jsonl.JSONL"
+    assert json.loads(training.profile) == {"num_rows": 9}
+    assert json.loads(evaluation.source) == {"uri": "test.jsonl"}
     assert store.open(record.folder).finish("finished")
     run = only_run(store)
     assert len(run.inputs.dataset_inputs) == 2  # a resumed run does not repeat them

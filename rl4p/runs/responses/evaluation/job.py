@@ -29,7 +29,8 @@ from rl4p.loop.accuracy import metrics_of
 from rl4p.loop.compilation import keep_programs
 from rl4p.loop.digest import digest_of
 from rl4p.loop.evaluation import PromptChunk
-from rl4p.runs.record import Record, replace_file
+from rl4p.runs.data_sets import data_sets
+from rl4p.runs.record import EVALUATION, Record, replace_file
 from rl4p.runs.responses.bar import ResponseBar
 from rl4p.runs.responses.evaluation.evaluated import (
     LINK,
@@ -69,7 +70,7 @@ def evaluate(config: DictConfig, request: EvaluationRequest) -> dict[str, Any]:
         chunks = evaluation.chunks()
         begin = agreed(finished(responses, chunks) if first() else None)
         record = Record(responses.path.parent)
-        record.describe(used(config), environment(evaluated, request))
+        record.describe(used(config), environment(evaluated, request, used(config)))
         tracked = (instantiate(config.tracker) if first() else NoTracker()).open(record.folder)
         status = "failed"
         try:
@@ -213,13 +214,16 @@ def respond(
                 )
 
 
-def environment(evaluated: Evaluated, request: EvaluationRequest) -> dict[str, Any]:
+def environment(
+    evaluated: Evaluated, request: EvaluationRequest, config: dict[str, Any]
+) -> dict[str, Any]:
     """Returns the environment of the evaluation, with the identity of the evaluated run."""
     identity = None if request.run is None else identity_of(request.run)
     return {
-        "kind": "evaluation",
+        "kind": EVALUATION,
         "command": request.command,
         **evaluated.source,
+        "data_sets": data_sets(config, EVALUATION, evaluated.evaluation.prompts),
         **({LINK: identity} if identity else {}),
         **surroundings(evaluated.evaluation.policy.mesh),
     }
