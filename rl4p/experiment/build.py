@@ -15,7 +15,11 @@ from rl4p.data.conversation import encode_demonstrations
 from rl4p.distributed import placement
 from rl4p.distributed.mesh import Mesh
 from rl4p.errors import InputError
-from rl4p.experiment.compatibility import choice, refuse_what_cannot_act
+from rl4p.experiment.compatibility import (
+    choice,
+    refuse_a_gap_that_is_never_measured,
+    refuse_what_cannot_act,
+)
 from rl4p.experiment.evaluation import (
     Encode,
     build_evaluation,
@@ -148,6 +152,7 @@ def build(config: DictConfig) -> Experiment:
     )
     source = open_source(instantiate(config.source), prompts, seed=config.seed)
     options: Collector = required(config.collector, Collector, "collector")
+    refuse_a_gap_that_is_never_measured(phases.rollout, options)
     collector = options.open(
         phases,
         policy,

@@ -10,6 +10,7 @@ from rl4p.errors import InputError
 from rl4p.loop.phases import Phases
 from rl4p.protocols.traits import (
     AdvantageTraits,
+    CollectorTraits,
     CorrectionTraits,
     PenaltyTraits,
     RolloutTraits,
@@ -34,6 +35,22 @@ def refuse_what_cannot_act(phases: Phases) -> None:
     ):
         if sentence := rule(phases):
             raise InputError(sentence)
+
+
+def refuse_a_gap_that_is_never_measured(rollout: Any, collector: Any) -> None:
+    """Refuses a limit of the sampler's gap if no token has the weights of its step.
+
+    Raises:
+      InputError: the limit would be checked in the first step alone.
+    """
+    limit = RolloutTraits.read(rollout).max_logprob_gap
+    if limit is not None and not CollectorTraits.read(collector).fresh:
+        raise InputError(
+            f"rollout.max_logprob_gap={limit:g} would have no effect after the first step, because "
+            f"it compares the tokens that were drawn with the weights of the step, and "
+            f"{choice('collector', collector)} trains tokens of earlier weights alone: set "
+            "rollout.max_logprob_gap=null."
+        )
 
 
 def choice(group: str, phase: Any) -> str:

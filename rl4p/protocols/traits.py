@@ -70,11 +70,13 @@ class TermTraits(PhaseTraits):
       weight: the factor of its grades in the total reward.
       whole_groups: whether it is called with groups (`reward.GroupTerm`).
       extract: where it finds the final answer of a response (`data/extraction.py`).
+      has_model: whether it runs a model on the devices, which `rl4p.plan` must know.
     """
 
     weight: float | None = None
     whole_groups: bool = False
     extract: Any = "hashes"
+    has_model: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,9 +149,11 @@ class CollectorTraits(Traits):
 
     Attributes:
       overlaps: whether it samples during updates, which `rl4p.plan` must know.
+      fresh: whether the weights of a step may have drawn tokens of it, after the first step.
     """
 
     overlaps: bool = False
+    fresh: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -108,6 +108,11 @@ class Asynchronous:
         """Whether sampling goes on during updates."""
         return self.ahead > 0 or self.over_sampling > 1
 
+    @property
+    def fresh(self) -> bool:
+        """Whether a step may have tokens of its own weights."""
+        return self.ahead == 0 or self.on_new_weights != "finish"
+
     def copies(self, shared: bool) -> int:
         """Returns the copies of the parameters on the training mesh."""
         # A call of the engine keeps the parameters that it began with while newer ones arrive.
