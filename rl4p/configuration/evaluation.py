@@ -39,7 +39,8 @@ MAY_SET = (
     "allow",
 )
 # Keys below these that act on training only.
-NOT_HERE = ("evaluation.every", "debug.profile", "tracker.register", "tracker.upload_checkpoints")
+NOT_HERE = ("evaluation.every", "evaluation.loss", "debug.profile")
+NOT_HERE += ("tracker.register", "tracker.upload_checkpoints")
 MODEL_KEYS = ("model", "seed", "experiment")  # without a run
 # With a run, whose parameters fix the other keys of the model.
 CHECKPOINT_KEYS = ("model.dtype", "model.template", "model.date")

@@ -12,6 +12,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from rl4p.configuration import instantiate
 from rl4p.data.conversation import encode_demonstrations
+from rl4p.data.preference_prompts import encode_preferences
 from rl4p.distributed import placement
 from rl4p.distributed.mesh import Mesh
 from rl4p.errors import InputError
@@ -23,11 +24,13 @@ from rl4p.experiment.compatibility import (
 from rl4p.experiment.evaluation import (
     Encode,
     build_evaluation,
+    build_loss,
     check_tasks,
     check_term,
     encoder,
     evaluation_sampler,
     held_out_questions,
+    is_sampled,
 )
 from rl4p.learner.microbatches import rows_in
 from rl4p.loop.checks import check_advantages, check_rewards, check_rollout, check_training_batch
@@ -124,12 +127,12 @@ def build(config: DictConfig) -> Experiment:
     sampler = evaluation_sampler(config, phases)
     check_lengths(config, policy, phases.rollout.max_response_tokens, sampler.max_response_tokens)
     encode = encoder(config, policy)
-    samples = RolloutTraits.read(phases.rollout).samples
-    to_train = encode if samples else answered(config, policy)
+    to_train = training_encoder(config, policy, phases)
     prompts, dropped = to_train(questions, system_prompt=data.system_prompt)
     evaluation_phases = replace(phases, rollout=sampler)
+    sampled = held_out if is_sampled(config, phases) else ()
     evaluation, test_dropped = build_evaluation(
-        config, evaluation_phases, policy, held_out, encode, rows=rows
+        config, evaluation_phases, policy, sampled, encode, rows=rows
     )
 
     scoring = Scoring(
@@ -138,6 +141,11 @@ def build(config: DictConfig) -> Experiment:
         tasks=tuple(sorted({question.task for question in questions})),
         term=config.evaluation.term,
     )
+    if config.evaluation.loss:
+        loss, long = build_loss(
+            config, phases, policy, held_out, to_train, evaluation.rows, scoring.reference
+        )
+        evaluation, test_dropped = replace(evaluation, loss=loss), test_dropped + long
     if phases.estimator is not None:
         init = partial(phases.estimator.init, policy.decoder)
         params = params | {"critic": placement.init(mesh, init, policy.merged(params))}
@@ -226,10 +234,22 @@ def build_transforms(config: DictConfig, phases: Phases) -> dict[str, Transform]
     return transforms
 
 
-def answered(config: DictConfig, policy: Policy) -> Encode:
-    """Returns `encode_demonstrations` for the policy, the counterpart of `encoder`."""
+def training_encoder(config: DictConfig, policy: Policy, phases: Phases) -> Encode:
+    """Returns the encoder of the questions to train on, with the responses that the rollout takes.
+
+    Raises:
+      InputError: the groups of a rollout of pairs have not two samples.
+    """
+    traits = RolloutTraits.read(phases.rollout)
+    if traits.samples:
+        return encoder(config, policy)
+    if traits.pairs and config.group_size != 2:
+        raise InputError(
+            f"group_size={config.group_size}, but {choice('rollout', phases.rollout)} gives two "
+            "responses to each prompt: set group_size=2."
+        )
     return partial(
-        encode_demonstrations,
+        encode_preferences if traits.pairs else encode_demonstrations,
         tokenizer=policy.tokenizer,
         max_prompt_tokens=config.max_prompt_tokens,
         end_ids=policy.end_ids,

@@ -13,6 +13,7 @@ from rl4p.protocols.traits import (
     CollectorTraits,
     CorrectionTraits,
     PenaltyTraits,
+    RewardTraits,
     RolloutTraits,
     UpdateTraits,
 )
@@ -30,6 +31,7 @@ def refuse_what_cannot_act(phases: Phases) -> None:
         advantages_of_one_sign_in_pairs,
         divergence_in_a_reward_that_nothing_reads,
         demonstrations_in_the_place_of_samples,
+        pairs_that_are_not_compared,
         packed_rows_that_are_read_as_sequences,
         importance_that_counts_twice,
     ):
@@ -141,13 +143,14 @@ def demonstrations_in_the_place_of_samples(phases: Phases) -> str | None:
             f"{rollout} has no sampling policy, so update.old_policy={old_policy} would have no "
             "effect: leave it out."
         )
-    if UpdateTraits.read(phases.update).whole_groups:
+    pairs = RolloutTraits.read(phases.rollout).pairs
+    if UpdateTraits.read(phases.update).whole_groups and not pairs:
         return (
             f"{choice('update', phases.update)} compares the samples of a prompt, but {rollout} "
             "gives the same answer for all of them: choose update=sft."
         )
     needs = AdvantageTraits.read(phases.advantage).needs
-    if AdvantageTraits.read(phases.advantage).compares_group:
+    if AdvantageTraits.read(phases.advantage).compares_group and not pairs:
         reason = "compares the samples of a prompt, but"
     elif "greedy_rewards" in needs:
         reason = "compares samples with a greedy one, but"
@@ -155,7 +158,31 @@ def demonstrations_in_the_place_of_samples(phases: Phases) -> str | None:
         reason = "compares a teacher with the sampling policy, but"
     else:
         return None
-    return f"{advantage} {reason} {rollout} has no samples of a policy: choose advantage=constant."
+    instead = "preference" if pairs else "constant"
+    return f"{advantage} {reason} {rollout} has no samples of a policy: choose advantage={instead}."
+
+
+def pairs_that_are_not_compared(phases: Phases) -> str | None:
+    """Refuses preference pairs without an update that compares them, and their reward without them.
+
+    The gradient of other updates would follow the preferred responses and flee from the rejected
+    ones without a bound, since no policy sampled them.
+    """
+    rollout = choice("rollout", phases.rollout)
+    if not RolloutTraits.read(phases.rollout).pairs:
+        if RewardTraits.read(phases.reward).pairs:
+            return (
+                f"{choice('reward', phases.reward)} grades the pairs of a data set, but {rollout} "
+                "has none: choose rollout=preferences, or another reward."
+            )
+        return None
+    if UpdateTraits.read(phases.update).whole_groups:
+        return None
+    return (
+        f"{rollout} has a preferred and a rejected response to each prompt, but "
+        f"{choice('update', phases.update)} does not compare them: choose update=dpo, or "
+        "rollout=demonstrations, which trains the preferred responses alone."
+    )
 
 
 def packed_rows_that_are_read_as_sequences(phases: Phases) -> str | None:

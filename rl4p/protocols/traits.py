@@ -36,12 +36,14 @@ class RolloutTraits(PhaseTraits):
 
     Attributes:
       samples: whether a policy samples the tokens; false for demonstrations.
+      pairs: whether a group is the preferred and the rejected response of a preference pair.
       trains: whether it samples from the policy that is trained and returns its log-probabilities.
       max_logprob_gap: the largest `rollout/logprob_gap_mean` of a step; None for no limit.
       annealing: the change of the temperature over the run; None for none.
     """
 
     samples: bool = True
+    pairs: bool = False
     trains: bool = True
     max_logprob_gap: float | None = None
     annealing: Any = None
@@ -55,11 +57,13 @@ class RewardTraits(PhaseTraits):
       whole_groups: whether the samples of a group are never divided between processes.
       terms: the terms by name; None if it has no named terms.
       tasks: the reward of each task by name; None if it grades all tasks alike.
+      pairs: whether it grades only the pairs of a rollout with the same trait.
     """
 
     whole_groups: bool = False
     terms: Mapping[str, Any] | None = None
     tasks: Mapping[str, Any] | None = None
+    pairs: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

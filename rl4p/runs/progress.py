@@ -14,6 +14,7 @@ from rl4p.terminal import visible
 from rl4p.types import StepInfo
 
 NAME = "The progress bar"
+SHOWN = {"pass_at_1": "pass@1", "loss": "loss"}  # the metrics of an evaluation
 
 
 class ProgressBar:
@@ -84,10 +85,13 @@ class ProgressBar:
             )
 
     def note_evaluation(self, metrics: Mapping[str, float]) -> None:
-        """Stores pass@1 for the next lines, if the metrics contain it."""
-        scores = {k: v for k, v in metrics.items() if k.endswith("/pass_at_1")}
-        if scores:
-            named = [f"{name.split('/')[1]} pass@1 {score:.3f}" for name, score in scores.items()]
+        """Stores pass@1 and the loss for the next lines, if the metrics contain them."""
+        named = [
+            f"{name.split('/')[1]} {SHOWN[name.rpartition('/')[2]]} {score:.3f}"
+            for name, score in metrics.items()
+            if name.startswith("eval/") and name.rpartition("/")[2] in SHOWN
+        ]
+        if named:
             self.pass_at_1 = "  ".join(named) + "  "
 
     def print_sample(self, info: StepInfo) -> None:
@@ -137,10 +141,10 @@ def print_summary(folder: Path, summary: Mapping[str, Any]) -> None:
 
 
 def evaluation_rows(summary: Mapping[str, Any]) -> list[list[str]]:
-    """Returns pass@k and avg@n of a summary by task: the name, the first, last and best value."""
+    """Returns pass@k, avg@n and losses of a summary: the name, the first, last and best value."""
     evaluation, rows = summary["evaluation"], []
     for name in evaluation["last"]:
-        if re.search(r"/(pass|avg)_at_\d+$", name):
+        if re.search(r"/((pass|avg)_at_\d+|loss|perplexity|preference_accuracy)$", name):
             values = (evaluation[when].get(name) for when in ("first", "last", "best"))
             texts = ("-" if v is None else f"{v:.3f}" for v in values)
             rows.append([name.removeprefix("eval/"), *texts])

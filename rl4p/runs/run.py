@@ -57,6 +57,7 @@ log = logging.getLogger(__name__)
 
 PHASES = ("rollout", "reward", "scoring", "advantage", "update", "evaluation")
 WAITS = "trainer_waits"  # for samples, if rollout and reward run in the background
+LOSSES = ("/loss", "/perplexity")  # the metrics of an evaluation of which the lowest is the best
 PLOTS = {plot_learning_curve: "learning_curve.png", plot_collector: "collector.png"}
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "transformers", "numpy")
 
@@ -324,7 +325,10 @@ class RunOutcome:
             if (evaluation := {k: value for k, value in row.items() if k.startswith("eval/")})
         ]
         names = {name for evaluation in evaluations for name in evaluation}
-        best = {name: max(e[name] for e in evaluations if name in e) for name in sorted(names)}
+        best = {
+            name: (min if name.endswith(LOSSES) else max)(e[name] for e in evaluations if name in e)
+            for name in sorted(names)
+        }
         phases = (*PHASES, WAITS) if any(WAITS in each for each in self.times) else PHASES
         times = {name: [each[name] for each in self.times if name in each] for name in phases}
         return {

@@ -146,7 +146,8 @@ def description(config: DictConfig, evaluated: Evaluated) -> dict[str, Any]:
 def used(config: DictConfig) -> dict[str, Any]:
     """Returns the resolved parts of the configuration that an evaluation uses."""
     tree: Any = OmegaConf.to_container(config, resolve=True)
-    del tree["evaluation"]["every"]
+    for key in ("every", "loss"):
+        del tree["evaluation"][key]
     return {key: tree[key] for key in OF_RUN}
 
 
