@@ -143,7 +143,7 @@ class Evaluation:
                     prompt.task, prompt.id, greedy=sample is None, correct=correct, valid=valid
                 )
         metrics = metrics_of(tally.scores(self.samples, self.pass_at_k))
-        return metrics if self.loss is None else metrics | self.loss(self.evaluated(state))
+        return metrics if self.loss is None else self.loss(self.evaluated(state)) | metrics
 
     def evaluated(self, state: TrainState) -> Params:
         """Returns the parameters that are evaluated."""

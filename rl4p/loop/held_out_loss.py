@@ -1,7 +1,7 @@
 """The loss of the policy on given responses to held-out prompts: worked answers, or pairs."""
 
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -52,6 +52,7 @@ class HeldOutLoss:
         pairs = RolloutTraits.read(self.phases.rollout).pairs
         together = self.rows // self.group_size
         sums: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
+        counts = Counter(prompt.task for prompt in self.prompts)
         for start in range(0, len(self.prompts), together):
             prompts = self.prompts[start : start + together]
             filled = [prompts[i % len(prompts)] for i in range(together)]
@@ -76,7 +77,7 @@ class HeldOutLoss:
         return {
             f"eval/{task}/{name}": value
             for task in sorted(sums)
-            for name, value in metrics_of(sums[task]).items()
+            for name, value in {**metrics_of(sums[task]), "prompts": float(counts[task])}.items()
         }
 
     def scored(self, params: Params, trajectories: Trajectories) -> Array:

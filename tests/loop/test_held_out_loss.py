@@ -46,7 +46,10 @@ def test_a_loss_is_over_the_tokens_of_each_task(policy, params, make_prompt, mak
         mean = -sum(x for x, _ in sums) / sum(n for _, n in sums)
         assert metrics[f"eval/{task}/loss"] == pytest.approx(mean, abs=1e-4)
         assert metrics[f"eval/{task}/perplexity"] == pytest.approx(np.exp(mean), rel=1e-3)
-    assert metrics.keys() == {f"eval/{t}/{n}" for t in "xy" for n in ("loss", "perplexity")}
+    assert metrics.keys() == {
+        f"eval/{t}/{n}" for t in "xy" for n in ("loss", "perplexity", "prompts")
+    }
+    assert (metrics["eval/x/prompts"], metrics["eval/y/prompts"]) == (2, 1)
     for rows in (1, 2):
         assert replace(loss, rows=rows)(params) == pytest.approx(metrics, abs=1e-5)
 
