@@ -59,9 +59,11 @@ class EvaluateOptions(Checkpoint):
 
     Attributes:
       out: the folder for the results.
+      lm_eval: whether to write the results in the format of lm-evaluation-harness too.
     """
 
     out: str
+    lm_eval: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,6 +75,7 @@ class EvaluationRequest:
       run: the folder of a run; None evaluates `model`.
       step: the step of the run's checkpoint; None selects the newest.
       average: whether to evaluate the moving average of the run's parameters.
+      lm_eval: whether to write the results in the format of lm-evaluation-harness too.
       command: the command line, for the record.
     """
 
@@ -80,6 +83,7 @@ class EvaluationRequest:
     run: Path | None = None
     step: int | None = None
     average: bool = False
+    lm_eval: bool = False
     command: str = field(default="", compare=False)
 
 
@@ -100,6 +104,7 @@ def read(arguments: Sequence[str], *, conf: Path = CONF) -> tuple[EvaluationRequ
         run=None if options.run is None else run_folder(options.run),
         step=options.step,
         average=options.average,
+        lm_eval=options.lm_eval,
         command=shlex.join(["python", "-m", "rl4p.evaluate", *arguments]),
     )
     composer = Composer(conf, line.config_dir, lines)

@@ -39,6 +39,7 @@ from rl4p.runs.responses.evaluation.evaluated import (
     identity_of,
     samples_of_chunk,
 )
+from rl4p.runs.responses.evaluation.lm_eval import write_lm_eval
 from rl4p.runs.responses.evaluation.picture import plot_evaluation
 from rl4p.runs.responses.evaluation.report import print_report, results, scores_of, settings
 from rl4p.runs.responses.file import SampleFile
@@ -84,9 +85,13 @@ def evaluate(config: DictConfig, request: EvaluationRequest) -> dict[str, Any]:
                 scores = scores_of(responses.samples, evaluation)
                 report["tasks"] = results(scores, responses.samples)
                 replace_file(record.folder / "evaluation.json", json.dumps(report, indent=2) + "\n")
+                seconds = time.perf_counter() - started
+                if request.lm_eval:
+                    lines = responses.samples
+                    write_lm_eval(record.folder, report, lines, evaluation, seconds)
                 with Tolerance().of("The plot evaluation.png"):
                     plot_evaluation(report["tasks"], record.folder / "plots" / "evaluation.png")
-                step, seconds = int(evaluated.state.step), time.perf_counter() - started
+                step = int(evaluated.state.step)
                 metrics = metrics_of(scores) | {"time/evaluation": seconds}
                 record.truncate_after(-1)  # these are the only line of the record
                 record.log(step, metrics)
