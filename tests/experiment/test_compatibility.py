@@ -101,6 +101,22 @@ def test_the_table_names_pairs_that_exist():
             "no sampling policy, so update.old_policy=behaviour would have no effect",
         ),
         (
+            ("rollout=preferences", "advantage=preference", "update=ppo"),
+            "update=ppo does not compare them: choose update=dpo, or rollout=demonstrations",
+        ),
+        (
+            ("rollout=preferences", "advantage=preference", "update=dpo", "correction=token_mask"),
+            "rollout=preferences has no sampling policy to correct for",
+        ),
+        (
+            ("rollout=preferences", "advantage=remax", "update=dpo"),
+            "rollout=preferences has no samples of a policy: choose advantage=preference",
+        ),
+        (
+            ("reward=preferences", "update=dpo", "advantage=preference"),
+            "reward=preferences grades the pairs of a data set, but rollout=continuous has none",
+        ),
+        (
             (*SFT, "update.pack=true", "correction=token_mask"),
             "correction=token_mask reads a row as one sequence: choose correction=none",
         ),
@@ -117,6 +133,8 @@ def test_what_nothing_reads_is_refused(overrides, sentence):
         ("advantage=constant", "update=sft"),
         (*SFT, "rollout=demonstrations"),
         (*SFT, "rollout=demonstrations", "update.pack=true"),
+        ("rollout=preferences", "reward=preferences", "advantage=preference", "update=dpo"),
+        ("rollout=preferences", "advantage=preference", "update=dpo", "update.kind=simpo"),
         ("advantage=constant", "kl=fixed"),
         ("update.old_policy=behaviour", "correction=sequence_mask"),
         ("update=dppo", "update.old_policy=proximal", "correction=token_truncate"),
