@@ -11,6 +11,8 @@ Words
   step=N            the checkpoint after step N; without it the newest
   average=true      the moving average of the parameters (ema.decay)
   out=FOLDER        where the result is written
+  lm_eval=true      writes the results in the format of lm-evaluation-harness too, into out/lm_eval;
+                    for an evaluation that is finished the same command with this word adds them
 
 The other words are the keys of rl4p.train that act on an evaluation:
 

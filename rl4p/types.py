@@ -55,6 +55,8 @@ class Question(Serializable):
         functions. None for no tools.
       system_prompt: a text before this question, in place of the data set's; None for the latter.
       metadata: any other values that a grader may need.
+      pair: the preferred and the rejected response of a preference pair: texts that follow the
+        question without a chat template, or messages of the assistant. None for no pair.
     """
 
     id: str
@@ -66,6 +68,7 @@ class Question(Serializable):
     tools: tuple[Mapping[str, Any], ...] | None = None
     system_prompt: str | None = None
     metadata: Mapping[str, Any] = field(default_factory=dict)
+    pair: tuple[str | Mapping[str, Any], ...] | None = None
 
     def prompt_messages(self, system_prompt: str | None = None) -> list[dict[str, Any]]:
         """Returns the messages before the response, as a chat template takes them.
@@ -107,6 +110,7 @@ class Prompt(Question):
       generation_prompt: the end of the prompt that the chat template wrote for the assistant, such
         as ``<|assistant|><think>``; None if it is not known.
       demonstration: the worked answer of a conversation, which `rollout=demonstrations` reads.
+      responses: the int32 ids of the responses of a `pair`, which `rollout=preferences` reads.
       drawn_by: the name of the source that drew the prompt on purpose, such as `replay` or
         `easy_pool`; None if its turn came.
     """
@@ -114,6 +118,7 @@ class Prompt(Question):
     tokens: tuple[int, ...]
     generation_prompt: str | None = None
     demonstration: Demonstration | None = None
+    responses: tuple[Sequence[int], ...] = ()
     drawn_by: str | None = None
 
 

@@ -160,6 +160,11 @@ ROWS: dict[str, list[dict[str, str]]] = {
             "mutant": "a store that was silent is waited for again",
         },
         {
+            "what": "a run killed while it creates a store of MLflow leaves none that is broken",
+            "drill": "killed_stores",
+            "mutant": "a database is created in its place",
+        },
+        {
             "what": "every tracker gets each step once, whatever fails",
             "tests": "tests/runs/tracker tests/test_send.py",
             "mutant": "metrics that the store has are sent again",

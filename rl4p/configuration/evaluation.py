@@ -39,7 +39,8 @@ MAY_SET = (
     "allow",
 )
 # Keys below these that act on training only.
-NOT_HERE = ("evaluation.every", "debug.profile", "tracker.register", "tracker.upload_checkpoints")
+NOT_HERE = ("evaluation.every", "evaluation.loss", "debug.profile")
+NOT_HERE += ("tracker.register", "tracker.upload_checkpoints")
 MODEL_KEYS = ("model", "seed", "experiment")  # without a run
 # With a run, whose parameters fix the other keys of the model.
 CHECKPOINT_KEYS = ("model.dtype", "model.template", "model.date")
@@ -58,9 +59,11 @@ class EvaluateOptions(Checkpoint):
 
     Attributes:
       out: the folder for the results.
+      lm_eval: whether to write the results in the format of lm-evaluation-harness too.
     """
 
     out: str
+    lm_eval: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,6 +75,7 @@ class EvaluationRequest:
       run: the folder of a run; None evaluates `model`.
       step: the step of the run's checkpoint; None selects the newest.
       average: whether to evaluate the moving average of the run's parameters.
+      lm_eval: whether to write the results in the format of lm-evaluation-harness too.
       command: the command line, for the record.
     """
 
@@ -79,6 +83,7 @@ class EvaluationRequest:
     run: Path | None = None
     step: int | None = None
     average: bool = False
+    lm_eval: bool = False
     command: str = field(default="", compare=False)
 
 
@@ -99,6 +104,7 @@ def read(arguments: Sequence[str], *, conf: Path = CONF) -> tuple[EvaluationRequ
         run=None if options.run is None else run_folder(options.run),
         step=options.step,
         average=options.average,
+        lm_eval=options.lm_eval,
         command=shlex.join(["python", "-m", "rl4p.evaluate", *arguments]),
     )
     composer = Composer(conf, line.config_dir, lines)

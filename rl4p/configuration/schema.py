@@ -76,6 +76,7 @@ class EvaluationKeys:
     term: str
     rollout: Any  # None, or a node
     held_out: bool
+    loss: bool
     tasks: Table
     samples: Natural
     pass_at_k: tuple[Annotated[int, Field(ge=2)], ...] | None

@@ -1,6 +1,6 @@
 """Builds an experiment from the instantiated parts of a configuration."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -12,18 +12,25 @@ from omegaconf import DictConfig, OmegaConf
 
 from rl4p.configuration import instantiate
 from rl4p.data.conversation import encode_demonstrations
+from rl4p.data.preference_prompts import encode_preferences
 from rl4p.distributed import placement
 from rl4p.distributed.mesh import Mesh
 from rl4p.errors import InputError
-from rl4p.experiment.compatibility import choice, refuse_what_cannot_act
+from rl4p.experiment.compatibility import (
+    choice,
+    refuse_a_gap_that_is_never_measured,
+    refuse_what_cannot_act,
+)
 from rl4p.experiment.evaluation import (
     Encode,
     build_evaluation,
+    build_loss,
     check_tasks,
     check_term,
     encoder,
     evaluation_sampler,
     held_out_questions,
+    is_sampled,
 )
 from rl4p.learner.microbatches import rows_in
 from rl4p.loop.checks import check_advantages, check_rewards, check_rollout, check_training_batch
@@ -87,6 +94,7 @@ class Experiment:
     config: Mapping[str, Any]  # resolved
     loop: Loop
     state: TrainState
+    prompts: Sequence[Prompt]  # to train on
     evaluation: Evaluation
     hooks: tuple[Hook, ...]  # the user's
     sizes: str  # a short description of the model, the data and a step, for the terminal
@@ -119,12 +127,12 @@ def build(config: DictConfig) -> Experiment:
     sampler = evaluation_sampler(config, phases)
     check_lengths(config, policy, phases.rollout.max_response_tokens, sampler.max_response_tokens)
     encode = encoder(config, policy)
-    samples = RolloutTraits.read(phases.rollout).samples
-    to_train = encode if samples else answered(config, policy)
+    to_train = training_encoder(config, policy, phases)
     prompts, dropped = to_train(questions, system_prompt=data.system_prompt)
     evaluation_phases = replace(phases, rollout=sampler)
+    sampled = held_out if is_sampled(config, phases) else ()
     evaluation, test_dropped = build_evaluation(
-        config, evaluation_phases, policy, held_out, encode, rows=rows
+        config, evaluation_phases, policy, sampled, encode, rows=rows
     )
 
     scoring = Scoring(
@@ -133,6 +141,11 @@ def build(config: DictConfig) -> Experiment:
         tasks=tuple(sorted({question.task for question in questions})),
         term=config.evaluation.term,
     )
+    if config.evaluation.loss:
+        loss, long = build_loss(
+            config, phases, policy, held_out, to_train, evaluation.rows, scoring.reference
+        )
+        evaluation, test_dropped = replace(evaluation, loss=loss), test_dropped + long
     if phases.estimator is not None:
         init = partial(phases.estimator.init, policy.decoder)
         params = params | {"critic": placement.init(mesh, init, policy.merged(params))}
@@ -147,6 +160,7 @@ def build(config: DictConfig) -> Experiment:
     )
     source = open_source(instantiate(config.source), prompts, seed=config.seed)
     options: Collector = required(config.collector, Collector, "collector")
+    refuse_a_gap_that_is_never_measured(phases.rollout, options)
     collector = options.open(
         phases,
         policy,
@@ -173,6 +187,7 @@ def build(config: DictConfig) -> Experiment:
         config=OmegaConf.to_container(config, resolve=True),  # type: ignore[arg-type]
         loop=loop,
         state=state,
+        prompts=prompts,
         evaluation=evaluation,
         hooks=tuple(required(config.hooks[x], Hook, f"hooks.{x}") for x in config.hooks),
         sizes=f"{describe_model(policy, params)}; "
@@ -219,10 +234,22 @@ def build_transforms(config: DictConfig, phases: Phases) -> dict[str, Transform]
     return transforms
 
 
-def answered(config: DictConfig, policy: Policy) -> Encode:
-    """Returns `encode_demonstrations` for the policy, the counterpart of `encoder`."""
+def training_encoder(config: DictConfig, policy: Policy, phases: Phases) -> Encode:
+    """Returns the encoder of the questions to train on, with the responses that the rollout takes.
+
+    Raises:
+      InputError: the groups of a rollout of pairs have not two samples.
+    """
+    traits = RolloutTraits.read(phases.rollout)
+    if traits.samples:
+        return encoder(config, policy)
+    if traits.pairs and config.group_size != 2:
+        raise InputError(
+            f"group_size={config.group_size}, but {choice('rollout', phases.rollout)} gives two "
+            "responses to each prompt: set group_size=2."
+        )
     return partial(
-        encode_demonstrations,
+        encode_preferences if traits.pairs else encode_demonstrations,
         tokenizer=policy.tokenizer,
         max_prompt_tokens=config.max_prompt_tokens,
         end_ids=policy.end_ids,

@@ -11,17 +11,19 @@ from omegaconf import DictConfig
 from rl4p.configuration import instantiate
 from rl4p.data.prompts import encode_prompts
 from rl4p.errors import InputError
+from rl4p.experiment.compatibility import choice
 from rl4p.loop.evaluation import Evaluation
+from rl4p.loop.held_out_loss import HeldOutLoss
 from rl4p.loop.phases import Phases
 from rl4p.model.policy import Policy
 from rl4p.protocols.data import DataSet
 from rl4p.protocols.engine import OpensEngine
 from rl4p.protocols.members import require
 from rl4p.protocols.phases import Rollout
-from rl4p.protocols.traits import RewardTraits
+from rl4p.protocols.traits import RewardTraits, RolloutTraits
 from rl4p.reward.router import without_reward
 from rl4p.rollout.sampler import without_annealing
-from rl4p.types import Prompt, Question, Sampling
+from rl4p.types import Params, Prompt, Question, Sampling
 
 Encode = Callable[..., tuple[list[Prompt], int]]
 
@@ -119,6 +121,54 @@ def build_evaluation(
         seed=options.seed,
     )
     return evaluation, dropped
+
+
+def is_sampled(config: DictConfig, phases: Phases) -> bool:
+    """Returns whether responses are sampled: not if there is only a loss of given responses."""
+    samples = RolloutTraits.read(phases.rollout).samples
+    return samples or config.evaluation.rollout is not None or not config.evaluation.loss
+
+
+def build_loss(
+    config: DictConfig,
+    phases: Phases,
+    policy: Policy,
+    held_out: Sequence[HeldOut],
+    encode: Encode,
+    rows: int,
+    reference: Params | None,
+) -> tuple[HeldOutLoss, int]:
+    """Returns the loss on the held-out questions of `data`, and the number of those dropped.
+
+    Args:
+      encode: the encoder of the questions to train on.
+      reference: the initial parameters; None if no phase requests their scores.
+
+    Raises:
+      InputError: the rollout takes no given responses, or nothing of `data` is held out.
+    """
+    if RolloutTraits.read(phases.rollout).samples:
+        raise InputError(
+            f"evaluation.loss=true measures the loss of given responses, but "
+            f"{choice('rollout', phases.rollout)} has none: choose rollout=demonstrations or "
+            "rollout=preferences, or leave it out."
+        )
+    own = [each for each in held_out if each.key == "data"]
+    if not own:
+        raise InputError(
+            "evaluation.loss=true needs the held-out questions of data: leave "
+            "evaluation.held_out=false out."
+        )
+    prompts, dropped = encode(own[0].questions, system_prompt=own[0].system_prompt)
+    loss = HeldOutLoss(
+        phases=phases,
+        policy=policy,
+        prompts=first_of_each_task(prompts, config.evaluation.prompts),
+        rows=rows,
+        group_size=config.group_size if RolloutTraits.read(phases.rollout).pairs else 1,
+        reference=reference,
+    )
+    return loss, dropped
 
 
 def first_of_each_task(prompts: Sequence[Prompt], count: int | None) -> list[Prompt]:

@@ -20,6 +20,7 @@ from rl4p.errors import InputError
 from rl4p.loop.accuracy import Tally, metrics_of
 from rl4p.loop.digest import check_digest, digest_of
 from rl4p.loop.grading import graded
+from rl4p.loop.held_out_loss import HeldOutLoss
 from rl4p.loop.phases import Phases
 from rl4p.loop.stopwatch import Stopwatch
 from rl4p.model.policy import Policy
@@ -79,6 +80,7 @@ class Evaluation:
       samples: the number of samples of each prompt, in addition to the greedy response.
       pass_at_k: the values of k for pass@k, from 2 to `samples`.
       seed: the seed of the samples.
+      loss: measures the loss of given responses to the held-out prompts; None without.
     """
 
     every: int
@@ -91,11 +93,13 @@ class Evaluation:
     samples: int = 0
     pass_at_k: Sequence[int] = field(default=())
     seed: int = 0
+    loss: HeldOutLoss | None = None
 
     @property
     def prompts(self) -> list[Prompt]:
-        """Returns the prompts of all sets."""
-        return [prompt for prompts in self.sets for prompt in prompts]
+        """Returns the prompts of all sets, or the prompts of the loss if nothing is sampled."""
+        sets = self.sets or ([self.loss.prompts] if self.loss else [])
+        return [prompt for prompts in sets for prompt in prompts]
 
     def __call__(self, info: StepInfo) -> dict[str, float]:
         return self.timed(info.state)
@@ -117,17 +121,18 @@ class Evaluation:
             check_digest(state["prompts"], self.digest, "held-out prompts")
 
     def timed(self, state: TrainState) -> dict[str, float]:
-        """Returns the metrics of `evaluate`, and `time/evaluation` in seconds."""
+        """Returns the metrics of `evaluate`, and its seconds of work and of compilation."""
         watch = Stopwatch()
         with watch("evaluation"):
             metrics = self.evaluate(state)
-        return metrics | watch.times()
+        compiled = watch.metrics()["time/compile"]
+        return metrics | watch.times() | {"time/evaluation_compile": compiled}
 
     def evaluate(self, state: TrainState) -> dict[str, float]:
         """Returns `eval/<task>/pass_at_1` and `eval/<task>/prompts` for each task.
 
-        With samples also `avg_at_<samples>` and `pass_at_<k>`. If some responses could not be
-        graded, `invalid` is their number.
+        With samples also `avg_at_<samples>` and `pass_at_<k>`, and the metrics of `loss`. If some
+        responses could not be graded, `invalid` is their number.
         """
         tally = Tally()
         for answered in self.answered(state):
@@ -137,7 +142,12 @@ class Evaluation:
                 tally.add(
                     prompt.task, prompt.id, greedy=sample is None, correct=correct, valid=valid
                 )
-        return metrics_of(tally.scores(self.samples, self.pass_at_k))
+        metrics = metrics_of(tally.scores(self.samples, self.pass_at_k))
+        return metrics if self.loss is None else self.loss(self.evaluated(state)) | metrics
+
+    def evaluated(self, state: TrainState) -> Params:
+        """Returns the parameters that are evaluated."""
+        return state.average if self.of_average else state.params
 
     def judged(self, rewards: Rewards) -> tuple[list[bool], list[bool]]:
         """Returns for each row whether the answer is correct and whether the term graded it.
@@ -164,7 +174,7 @@ class Evaluation:
           RunError: the buffers of the state were donated.
         """
         state.check_not_donated()
-        params = state.average if self.of_average else state.params
+        params = self.evaluated(state)
         with ExitStack() as stack:
             engine: Engine | None = None
             for chunk in self.chunks()[begin:]:

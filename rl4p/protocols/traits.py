@@ -36,12 +36,14 @@ class RolloutTraits(PhaseTraits):
 
     Attributes:
       samples: whether a policy samples the tokens; false for demonstrations.
+      pairs: whether a group is the preferred and the rejected response of a preference pair.
       trains: whether it samples from the policy that is trained and returns its log-probabilities.
       max_logprob_gap: the largest `rollout/logprob_gap_mean` of a step; None for no limit.
       annealing: the change of the temperature over the run; None for none.
     """
 
     samples: bool = True
+    pairs: bool = False
     trains: bool = True
     max_logprob_gap: float | None = None
     annealing: Any = None
@@ -55,11 +57,13 @@ class RewardTraits(PhaseTraits):
       whole_groups: whether the samples of a group are never divided between processes.
       terms: the terms by name; None if it has no named terms.
       tasks: the reward of each task by name; None if it grades all tasks alike.
+      pairs: whether it grades only the pairs of a rollout with the same trait.
     """
 
     whole_groups: bool = False
     terms: Mapping[str, Any] | None = None
     tasks: Mapping[str, Any] | None = None
+    pairs: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,11 +74,13 @@ class TermTraits(PhaseTraits):
       weight: the factor of its grades in the total reward.
       whole_groups: whether it is called with groups (`reward.GroupTerm`).
       extract: where it finds the final answer of a response (`data/extraction.py`).
+      has_model: whether it runs a model on the devices, which `rl4p.plan` must know.
     """
 
     weight: float | None = None
     whole_groups: bool = False
     extract: Any = "hashes"
+    has_model: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,9 +153,11 @@ class CollectorTraits(Traits):
 
     Attributes:
       overlaps: whether it samples during updates, which `rl4p.plan` must know.
+      fresh: whether the weights of a step may have drawn tokens of it, after the first step.
     """
 
     overlaps: bool = False
+    fresh: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)

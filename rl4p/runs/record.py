@@ -28,6 +28,7 @@ from rl4p.configuration.signature import signed
 from rl4p.errors import InputError, RunError
 from rl4p.runs.lines import append, finite, read
 
+TRAINING, EVALUATION = "training", "evaluation"  # the "kind" in environment.json
 RESERVE = ".reserve"  # a file in the place of the summary, while the run goes on
 ROOM = 2**15  # bytes; more than a summary has
 

@@ -5,7 +5,6 @@ import importlib.metadata
 import logging
 import statistics
 import sys
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import asdict, dataclass, field
@@ -28,17 +27,24 @@ from rl4p.distributed.processes import agreed, anywhere, first, reporting_errors
 from rl4p.errors import InputError, RunError, Stopped
 from rl4p.experiment.build import Experiment, build
 from rl4p.experiment.planning.report import refuse_what_does_not_fit
-from rl4p.loop.compilation import Compilation, compilation, keep_programs
+from rl4p.loop.compilation import (
+    Compilation,
+    clock,
+    compilation,
+    compiled_within,
+    keep_programs,
+)
 from rl4p.loop.loop import run_hooks, train
 from rl4p.protocols.hook import Hook
 from rl4p.protocols.tracker import TrackedRun
 from rl4p.runs.checkpoint import Checkpoints
 from rl4p.runs.commit import git_state
+from rl4p.runs.data_sets import data_sets
 from rl4p.runs.diagnosis import Diagnosis
 from rl4p.runs.plots import plot_collector, plot_learning_curve
 from rl4p.runs.profiler import Profiler
 from rl4p.runs.progress import ProgressBar, print_summary
-from rl4p.runs.record import Record
+from rl4p.runs.record import EVALUATION, TRAINING, Record
 from rl4p.runs.responses.recording import RecordSamples
 from rl4p.runs.saved_steps import steps_of
 from rl4p.runs.signals import StopRequest, discard_output
@@ -51,6 +57,7 @@ log = logging.getLogger(__name__)
 
 PHASES = ("rollout", "reward", "scoring", "advantage", "update", "evaluation")
 WAITS = "trainer_waits"  # for samples, if rollout and reward run in the background
+LOSSES = ("/loss", "/perplexity")  # the metrics of an evaluation of which the lowest is the best
 PLOTS = {plot_learning_curve: "learning_curve.png", plot_collector: "collector.png"}
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "transformers", "numpy")
 
@@ -62,7 +69,7 @@ def run(config: DictConfig) -> dict[str, Any]:
       InputError, RunError: raised by the parts of the run.
       Stopped: a signal stopped the run; everything is saved.
     """
-    started, compiled = time.perf_counter(), compilation()
+    started, compiled = clock(), compilation()
     keep_programs()
     folder = Path(agreed(HydraConfig.get().runtime.output_dir))
     with recorded_in(folder) as record, StopRequest() as request:
@@ -99,8 +106,7 @@ def run(config: DictConfig) -> dict[str, Any]:
             status = "finished" if outcome.step == config.steps else "stopped"
         finally:
             try:
-                seconds = time.perf_counter() - started
-                summary = outcome.summary(status, seconds, compilation().since(compiled))
+                summary = outcome.summary(status, started, compilation().since(compiled))
                 summary["warnings"] = diagnosis.end()
                 with at_the_end(status):
                     if outcome.begun or config.resume is None:
@@ -303,7 +309,15 @@ class RunOutcome:
         present = (name for name in (*PHASES, WAITS) if f"time/{name}" in metrics)
         self.times.append({name: metrics[f"time/{name}"] for name in present})
 
-    def summary(self, status: str, seconds: float, compiled: Compilation) -> dict[str, Any]:
+    def summary(self, status: str, started: float, compiled: Compilation) -> dict[str, Any]:
+        """Returns the content of summary.json.
+
+        Args:
+          started: the time of `clock` at which the run began.
+          compiled: the compilation in this process since then.
+        """
+        ended = clock()
+        whole = {"total": ended - started, "compile": compiled_within(started, ended)}
         rows = self.record.metrics()
         evaluations = [
             evaluation
@@ -311,7 +325,10 @@ class RunOutcome:
             if (evaluation := {k: value for k, value in row.items() if k.startswith("eval/")})
         ]
         names = {name for evaluation in evaluations for name in evaluation}
-        best = {name: max(e[name] for e in evaluations if name in e) for name in sorted(names)}
+        best = {
+            name: (min if name.endswith(LOSSES) else max)(e[name] for e in evaluations if name in e)
+            for name in sorted(names)
+        }
         phases = (*PHASES, WAITS) if any(WAITS in each for each in self.times) else PHASES
         times = {name: [each[name] for each in self.times if name in each] for name in phases}
         return {
@@ -324,7 +341,7 @@ class RunOutcome:
                 "best": best,
             },
             "params_sha256": params_sha256(self.state.params) if status != "failed" else None,
-            "seconds": {"total": seconds} | {name: sum(times[name]) for name in phases},
+            "seconds": whole | {name: sum(times[name]) for name in phases},
             "median_seconds": {  # of the steps with that phase
                 name: statistics.median(times[name]) if times[name] else 0.0 for name in phases
             },
@@ -353,9 +370,14 @@ def params_sha256(params: Params) -> str:
 
 
 def environment(experiment: Experiment) -> dict[str, Any]:
-    """Returns the environment of the run: commit, versions, devices and overrides."""
-    overrides = list(HydraConfig.get().overrides.task)
-    return surroundings(experiment.loop.policy.mesh) | {"overrides": overrides}
+    """Returns the environment of the run: its kind, overrides and data, commit and devices."""
+    config, held_out = experiment.config, experiment.evaluation.prompts
+    return surroundings(experiment.loop.policy.mesh) | {
+        "kind": TRAINING,
+        "overrides": list(HydraConfig.get().overrides.task),
+        "data_sets": data_sets(config, TRAINING, experiment.prompts)
+        + data_sets(config, EVALUATION, held_out),
+    }
 
 
 def surroundings(mesh: Mesh) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import Any
@@ -129,6 +130,15 @@ class FakeScheduler:
             self.broken = f"The weights could not be replaced: {error}"
             raise RunError(self.broken) from error
         self.version, self.broken = version, None
+
+    @property
+    def params(self):
+        return self.policy.weights
+
+    def order(self, command):
+        done = Future()
+        done.set_result(command())
+        return done
 
     def counts(self):
         return {"running": float(len(self.open)), "waiting": 0.0, "tokens": 12.0}

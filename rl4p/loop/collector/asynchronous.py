@@ -18,6 +18,7 @@ from rl4p.distributed.processes import to_host
 from rl4p.errors import InputError, RunError
 from rl4p.loop.background import WorkingTime, check_phases
 from rl4p.loop.cache.success_cache import SuccessCache
+from rl4p.loop.compilation import WORK, clock, waited_for
 from rl4p.loop.group_requests import finished_groups, requests_for
 from rl4p.loop.groups import check_filters, divided, joined, newest_only
 from rl4p.loop.metrics import drawn_shares, staleness_shares
@@ -29,6 +30,7 @@ from rl4p.rollout.answers import answers_on_host
 from rl4p.types import Array, Group, Params, TrainState
 
 SECONDS_FOR_STALLED = 1.0  # that a thread has to end
+BACKGROUND = ("sampling", "grading")  # the work of the threads
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,6 +108,11 @@ class Asynchronous:
         """Whether sampling goes on during updates."""
         return self.ahead > 0 or self.over_sampling > 1
 
+    @property
+    def fresh(self) -> bool:
+        """Whether a step may have tokens of its own weights."""
+        return self.ahead == 0 or self.on_new_weights != "finish"
+
     def copies(self, shared: bool) -> int:
         """Returns the copies of the parameters on the training mesh."""
         # A call of the engine keeps the parameters that it began with while newer ones arrive.
@@ -176,11 +183,11 @@ class OpenAsynchronous:
         self.error: BaseException | None = None
         self.closed = self.stalled = False
         self.progress = time.monotonic()
-        self.sampling, self.grading = WorkingTime(), WorkingTime()
+        self.sampling, self.grading = (WorkingTime(work) for work in BACKGROUND)
         self.threads: list[threading.Thread] = []
 
     def collect(self, state: TrainState) -> Collected:
-        step, began = int(state.step), time.monotonic()
+        step, began = int(state.step), clock()
         rejected: list[Group] = []
         with self.condition:
             self.key = jnp.copy(state.key)  # the update donates the key of the state
@@ -190,7 +197,7 @@ class OpenAsynchronous:
             self.pending.hand_out(batch)
             in_flight = len(self.pending.groups)
             finished = sum(pending.complete for pending in self.pending.groups)
-            now = time.monotonic()
+            now = clock()
             sampling, grading = self.sampling.read(now), self.grading.read(now)
             counts, self.pending.counts = self.pending.counts, {}
         originals = [x.original for x in batch if x.original is not None] + rejected
@@ -210,7 +217,7 @@ class OpenAsynchronous:
             metrics={
                 "time/rollout": sampling.busy,
                 "time/reward": grading.busy,
-                "time/trainer_waits": now - began,
+                "time/trainer_waits": now - began - waited_for(began, now, BACKGROUND),
                 "time/sampler_waits": sampling.idle,
                 "collector/in_flight": float(in_flight),
                 "collector/queue": float(finished),
@@ -282,13 +289,14 @@ class OpenAsynchronous:
     def begin(self) -> None:
         """Starts the threads, once."""
         if not self.threads:
-            for work in (self.sample, self.grade):
-                thread = threading.Thread(target=self.guarded, args=(work,), daemon=True)
+            for name, work in zip(BACKGROUND, (self.sample, self.grade), strict=True):
+                thread = threading.Thread(target=self.guarded, args=(name, work), daemon=True)
                 self.threads.append(thread)
                 thread.start()
 
-    def guarded(self, work: Any) -> None:
+    def guarded(self, name: str, work: Any) -> None:
         """Runs the work of a thread. The main thread raises its error, whatever it is."""
+        WORK.set(name)
         try:
             while work():
                 pass

@@ -125,12 +125,13 @@ def results_table(comparison: Comparison) -> Table:
 
 def costs_table(comparison: Comparison) -> Table:
     """Returns the mean costs of a run by group."""
-    table = _table("time", "tokens", "device hours", "truncated", "ESS")
+    table = _table("time", "compilation", "tokens", "device hours", "truncated", "ESS")
     for result in comparison.results:
         costs = result.costs
         table.add_row(
             visible(result.group.name, keep=""),
             words.duration(costs.seconds),
+            words.duration(costs.compile_seconds),
             words.amount(costs.tokens),
             words.number(costs.device_hours),
             words.share(costs.truncated),

@@ -8,6 +8,7 @@ import jax
 import pytest
 from omegaconf import OmegaConf
 
+from rl4p.advantage.remax import ReMax
 from rl4p.configuration import compose
 from rl4p.distributed.chips import GIB, Chip
 from rl4p.errors import InputError, RunError
@@ -20,6 +21,10 @@ from rl4p.experiment.planning.report import (
     show,
     summary,
 )
+from rl4p.reward.classifier import Classifier
+from rl4p.reward.correct import Correct
+from rl4p.reward.router import Router
+from rl4p.reward.weighted import Weighted
 from rl4p.rollout.naive_sampler import NaiveSampler
 
 MIB = 2**20
@@ -102,6 +107,8 @@ def run():
         phases=SimpleNamespace(
             update=update,
             rollout=NaiveSampler(max_response_tokens=32),
+            reward=Weighted(terms={}),
+            advantage=ReMax(),
             needs=frozenset,
             scores={},
         ),
@@ -118,6 +125,19 @@ def test_a_plan_says_that_it_leaves_out_the_overlap_of_sampling_and_update(run):
     run.overlaps = True
     found = summary(run, CHIP, 0, [costing("decode")])
     assert found["unplanned"] == ["the memory of sampling and update at the same time"]
+
+
+def test_a_plan_names_greedy_responses_and_the_models_of_the_reward(run):
+    run.phases.needs = lambda: frozenset({"greedy_rewards"})
+    judge = SimpleNamespace(has_model=True)
+    own = Weighted(terms={"model": judge, "correct": Correct()})
+    run.phases.reward = Router(tasks={"a": own, "b": Weighted(terms={"correct": Correct()})})
+    left_out = summary(run, CHIP, 0, [costing("decode")])["unplanned"]
+    assert left_out == [
+        "the greedy responses of advantage=remax",
+        "the model of reward.tasks.a.terms.model",
+    ]
+    assert Classifier.has_model
 
 
 @pytest.mark.parametrize(

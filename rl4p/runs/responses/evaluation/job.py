@@ -30,7 +30,8 @@ from rl4p.loop.accuracy import metrics_of
 from rl4p.loop.compilation import keep_programs
 from rl4p.loop.digest import digest_of
 from rl4p.loop.evaluation import PromptChunk
-from rl4p.runs.record import Record, replace_file
+from rl4p.runs.data_sets import data_sets
+from rl4p.runs.record import EVALUATION, Record, replace_file
 from rl4p.runs.responses.bar import ResponseBar
 from rl4p.runs.responses.evaluation.evaluated import (
     LINK,
@@ -39,6 +40,7 @@ from rl4p.runs.responses.evaluation.evaluated import (
     identity_of,
     samples_of_chunk,
 )
+from rl4p.runs.responses.evaluation.lm_eval import write_lm_eval
 from rl4p.runs.responses.evaluation.picture import plot_evaluation
 from rl4p.runs.responses.evaluation.report import print_report, results, scores_of, settings
 from rl4p.runs.responses.file import SampleFile
@@ -70,7 +72,7 @@ def evaluate(config: DictConfig, request: EvaluationRequest) -> dict[str, Any]:
         chunks = evaluation.chunks()
         begin = agreed(finished(responses, chunks) if first() else None)
         record = Record(responses.path.parent)
-        record.describe(used(config), environment(evaluated, request))
+        record.describe(used(config), environment(evaluated, request, used(config)))
         tracked = (instantiate(config.tracker) if first() else NoTracker()).open(record.folder)
         status = "failed"
         try:
@@ -84,9 +86,13 @@ def evaluate(config: DictConfig, request: EvaluationRequest) -> dict[str, Any]:
                 scores = scores_of(responses.samples, evaluation)
                 report["tasks"] = results(scores, responses.samples)
                 replace_file(record.folder / "evaluation.json", json.dumps(report, indent=2) + "\n")
+                seconds = time.perf_counter() - started
+                if request.lm_eval:
+                    lines = responses.samples
+                    write_lm_eval(record.folder, report, lines, evaluation, seconds)
                 with Tolerance().of("The plot evaluation.png"):
                     plot_evaluation(report["tasks"], record.folder / "plots" / "evaluation.png")
-                step, seconds = int(evaluated.state.step), time.perf_counter() - started
+                step = int(evaluated.state.step)
                 metrics = metrics_of(scores) | {"time/evaluation": seconds}
                 record.truncate_after(-1)  # these are the only line of the record
                 record.log(step, metrics)
@@ -147,7 +153,8 @@ def description(config: DictConfig, evaluated: Evaluated) -> dict[str, Any]:
 def used(config: DictConfig) -> dict[str, Any]:
     """Returns the resolved parts of the configuration that an evaluation uses."""
     tree: Any = OmegaConf.to_container(config, resolve=True)
-    del tree["evaluation"]["every"]
+    for key in ("every", "loss"):
+        del tree["evaluation"][key]
     return {key: tree[key] for key in OF_RUN}
 
 
@@ -215,13 +222,16 @@ def respond(
                 )
 
 
-def environment(evaluated: Evaluated, request: EvaluationRequest) -> dict[str, Any]:
+def environment(
+    evaluated: Evaluated, request: EvaluationRequest, config: dict[str, Any]
+) -> dict[str, Any]:
     """Returns the environment of the evaluation, with the identity of the evaluated run."""
     identity = None if request.run is None else identity_of(request.run)
     return {
-        "kind": "evaluation",
+        "kind": EVALUATION,
         "command": request.command,
         **evaluated.source,
+        "data_sets": data_sets(config, EVALUATION, evaluated.evaluation.prompts),
         **({LINK: identity} if identity else {}),
         **surroundings(evaluated.evaluation.policy.mesh),
     }
