@@ -25,6 +25,7 @@ from rl4p.experiment.evaluation import (
     evaluation_sampler,
     held_out_questions,
 )
+from rl4p.experiment.idle_options import idle_options, refuse_idle_options
 from rl4p.learner.microbatches import rows_in
 from rl4p.loop.checks import check_advantages, check_rewards, check_rollout, check_training_batch
 from rl4p.loop.evaluation import Evaluation
@@ -90,6 +91,7 @@ class Experiment:
     evaluation: Evaluation
     hooks: tuple[Hook, ...]  # the user's
     sizes: str  # a short description of the model, the data and a step, for the terminal
+    idle_options: tuple[str, ...] = ()  # sentences about options that have no effect
 
 
 def build(config: DictConfig) -> Experiment:
@@ -178,6 +180,7 @@ def build(config: DictConfig) -> Experiment:
         sizes=f"{describe_model(policy, params)}; "
         f"{describe_data(prompts, dropped, evaluation, test_dropped)}\n"
         f"{describe_step(config, phases, prompts, policy.mesh)}",
+        idle_options=tuple(idle_options(phases)),
     )
 
 
@@ -260,6 +263,7 @@ def build_phases(config: DictConfig) -> Phases:
     """
     phases = instantiate_phases(config)
     refuse_what_cannot_act(phases)
+    refuse_idle_options(config, phases)
     return phases
 
 

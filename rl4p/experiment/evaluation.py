@@ -18,7 +18,7 @@ from rl4p.protocols.data import DataSet
 from rl4p.protocols.engine import OpensEngine
 from rl4p.protocols.members import require
 from rl4p.protocols.phases import Rollout
-from rl4p.protocols.traits import RewardTraits
+from rl4p.protocols.traits import RewardTraits, RolloutTraits
 from rl4p.reward.router import without_reward
 from rl4p.rollout.sampler import without_annealing
 from rl4p.types import Prompt, Question, Sampling
@@ -177,6 +177,12 @@ def evaluation_sampler(config: DictConfig, phases: Phases) -> Any:
     node = config.evaluation.rollout
     rollout = phases.rollout if node is None else instantiate(node)
     require(rollout, Rollout, "rollout" if node is None else "evaluation.rollout")
+    every = RolloutTraits.read(rollout).sync_every
+    if node is not None and every > 1:
+        raise InputError(
+            f"evaluation.rollout.sync_every={every} would have no effect, because an evaluation "
+            "has the newest weights: leave it out."
+        )
     return without_annealing(rollout)
 
 

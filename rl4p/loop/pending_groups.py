@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from rl4p.protocols.collection import REPLAYED
 from rl4p.protocols.engine import Completion
 from rl4p.types import Finish, Group, Prompt
 
@@ -79,6 +80,8 @@ class PendingLimits:
       max_restarts: a group that was restarted so often keeps its tokens at an interruption, and the
         step waits for it before it becomes too old.
       max_failures: an engine may end a response with nothing new so often in a row.
+      repeated: the most groups of a step whose prompts are repeated (`REPLAYED`).
+      repeated_pending: the most pending groups of this kind. The others suffice for a step.
     """
 
     groups: int
@@ -90,6 +93,8 @@ class PendingLimits:
     keep_tokens: bool
     max_restarts: int
     max_failures: int
+    repeated: float = inf
+    repeated_pending: float = inf
 
 
 @dataclass(kw_only=True)
@@ -108,11 +113,16 @@ class PendingGroups:
     finished: int = 0
     counts: dict[str, int] = field(default_factory=dict)
 
-    def admit(self, take: Callable[[int], Sequence[Prompt]]) -> None:
-        """Takes prompts for as many groups as may start."""
+    def admit(self, take: Callable[[int, float], Sequence[Prompt]]) -> None:
+        """Takes prompts for as many groups as may start.
+
+        Args:
+          take: returns so many prompts, of which at most so many are repeated.
+        """
         limits = self.limits
         free = (limits.ahead + 1) * limits.groups + limits.extra - len(self.groups)
-        for prompt in take(free) if free > 0 else ():
+        repeated = limits.repeated_pending - sum(map(repeats, self.groups))
+        for prompt in take(free, max(0, repeated)) if free > 0 else ():
             completions: list[Completion | None] = [None] * limits.samples
             pending = PendingGroup(number=self.next_number, prompt=prompt, completions=completions)
             self.groups.append(pending)
@@ -187,7 +197,7 @@ class PendingGroups:
         """Returns the groups of a step in the order of their prompts; None if some are missing."""
         limits = self.limits
         if not limits.extra:
-            chosen = self.groups[: limits.groups]
+            chosen = self.within_quota(self.groups)
             ready = len(chosen) == limits.groups and all(x.group is not None for x in chosen)
             return chosen if ready else None
         last = step - limits.max_staleness
@@ -199,10 +209,20 @@ class PendingGroups:
         if any(x.group is None for x in due):
             return None
         others = [x for x in self.groups if x.group is not None and x not in due]
-        chosen = (due + sorted(others, key=lambda x: x.order))[: limits.groups]
+        chosen = self.within_quota(due + sorted(others, key=lambda x: x.order))
         if len(chosen) < limits.groups:
             return None
         return sorted(chosen, key=lambda x: x.number)
+
+    def within_quota(self, groups: Sequence[PendingGroup]) -> list[PendingGroup]:
+        """Returns the first groups that fill a step, with at most `repeated` repeated prompts."""
+        chosen: list[PendingGroup] = []
+        left = self.limits.repeated
+        for pending in groups:
+            if len(chosen) < self.limits.groups and repeats(pending) <= left:
+                chosen.append(pending)
+                left -= repeats(pending)
+        return chosen
 
     def hand_out(self, batch: Sequence[PendingGroup]) -> None:
         """Removes the groups of a batch."""
@@ -266,6 +286,11 @@ class PendingGroups:
             prompt = replace(find(fields["id"]), drawn_by=fields["drawn_by"])
             kept = {name: fields[name] for name in ("number", "restarts", "failures", "order")}
             self.groups.append(PendingGroup(prompt=prompt, completions=completions, **kept))
+
+
+def repeats(pending: PendingGroup) -> bool:
+    """Returns whether the prompt of a group is repeated."""
+    return pending.prompt.drawn_by == REPLAYED
 
 
 def longer(before: Completion | None, part: Completion | None) -> Completion | None:

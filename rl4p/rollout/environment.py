@@ -101,6 +101,10 @@ class Environment:
     def max_logprob_gap(self) -> float | None:
         return RolloutTraits.read(self.engine).max_logprob_gap
 
+    @property
+    def sync_every(self) -> int:
+        return RolloutTraits.read(self.engine).sync_every
+
     def temperature_at(self, step: int) -> float | None:
         """Returns the temperature of a step if it changes over the run, otherwise None."""
         return self.engine.temperature_at(step) if isinstance(self.engine, Anneals) else None

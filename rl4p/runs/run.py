@@ -78,6 +78,8 @@ def run(config: DictConfig) -> dict[str, Any]:
         tolerance = Tolerance()
         with tolerance.of("Printing"):
             terminal.print(f"{folder}\n{experiment.sizes}")
+        for sentence in experiment.idle_options if first() else ():
+            log.warning("%s", sentence)
         if first() and (date := experiment.loop.policy.date) is not None:
             record_value(folder, "model.date", date)
         record.describe(experiment.config, environment(experiment))
@@ -102,6 +104,7 @@ def run(config: DictConfig) -> dict[str, Any]:
                 seconds = time.perf_counter() - started
                 summary = outcome.summary(status, seconds, compilation().since(compiled))
                 summary["warnings"] = diagnosis.end()
+                summary["idle_options"] = list(experiment.idle_options)
                 with at_the_end(status):
                     if outcome.begun or config.resume is None:
                         record.write_summary(summary)

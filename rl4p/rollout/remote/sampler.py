@@ -150,6 +150,7 @@ class SyncedSampler(RemoteSampler):
     Attributes:
       annealing: the change of the temperature over the steps of a run; None for none.
       top_k: the tokens that may be drawn, the most probable ones; 0 for all.
+      sync_every: the steps between two updates of the servers' weights (`Sampler`).
       weights_folder: the folder for weights, at a path that the servers can read; None for a
         temporary one of this machine.
       update_seconds: the deadline of a server for new weights.
@@ -161,6 +162,7 @@ class SyncedSampler(RemoteSampler):
 
     annealing: Linear | None = None
     top_k: Natural = 0
+    sync_every: Positive = 1
     weights_folder: WrittenPath | None = None
     update_seconds: AboveZero = 600.0
     max_probe_gap: AboveZero | None = 0.25
