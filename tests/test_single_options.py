@@ -13,8 +13,6 @@ The options of `data`, `term` and `reward` need no training, so that they are al
 
 import atexit
 import gc
-import hashlib
-import itertools
 import json
 import shutil
 import sys
@@ -43,7 +41,7 @@ from rl4p.experiment.build import build
 from rl4p.experiment.evaluation import held_out_questions
 from rl4p.loop.loop import train
 from rl4p.runs.run import params_sha256, refuse_what_only_a_plan_reads
-from rl4p.types import Episode, Prompt
+from rl4p.types import Episode, Prompt, Turn
 from tests.options import CONF, option
 
 TABLE = yaml.safe_load((Path(__file__).parent / "single_options.yaml").read_text())
@@ -128,7 +126,6 @@ def flips(file: str, key: str) -> list[list[str]]:
     if isinstance(given, dict):
         return [[word.format(files=made_files()) for word in given["words"]]]
     values = [given] if given is not None else list(candidates(file, key))
-    assert values, f"{file}: {key} needs another value in single_options.yaml"
     return [[f"{whole}={written(value)}"] for value in values]
 
 
@@ -269,7 +266,9 @@ def graded(words: list[str]) -> Digits:
             ),
             response=response,
             tokens=len(response),
-            **({"reward": each["reward"]} if "reward" in each else {}),
+            turns=(Turn(text=response, tokens=len(response), reward=0.5),)
+            if each.get("turns")
+            else (),
         )
         for number, each in enumerate(TABLE["graded"]["episodes"])
         for response in each["responses"]
@@ -311,8 +310,7 @@ def effect(file: str, key: str) -> str:
     kind, words = kind_of(file), words_of(file)
     before = baseline(kind, tuple(words))
     unstable = {name for name in digits_of(kind, words) if name not in before}
-    refusals = 0
-    tried = flips(file, key)
+    refusals, tried = 0, flips(file, key)
     for more in tried:
         try:
             after = digits_of(kind, [*words, *more])
@@ -329,7 +327,7 @@ def effect(file: str, key: str) -> str:
             return "differs"
         if changed:
             return "named"
-    return "refused" if refusals == len(tried) else "nothing"
+    return "refused" if tried and refusals == len(tried) else "nothing"
 
 
 def effects(file: str) -> dict[str, str]:
@@ -374,14 +372,22 @@ def row(number: int) -> dict[str, Any]:
         "kind": f"kind{number % 2}",
         "level": number % 3,
         "messages": [{"role": "user", "content": f"what is {number}+1?"}],
-        "tools": [{"type": "function", "function": {"name": "add", "parameters": {}}}],
-        "other_tools": [{"type": "function", "function": {"name": "sum", "parameters": {}}}],
+        "tools": [
+            {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
+        ],
+        "other_tools": [
+            {"type": "function", "function": {"name": "sum", "parameters": {"type": "object"}}}
+        ],
         "clue": f"Letter {number}",
         "tests": [f"assert f({number}) == 1"],
         "other_tests": [f"assert f({number}) == 2"],
         "setup": "x = 1",
         "other_setup": "x = 2",
     }
+
+
+def tool(name: str) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name, "parameters": {"type": "object"}}}
 
 
 def write_parquet(rows: list[dict[str, Any]], path: Path) -> None:

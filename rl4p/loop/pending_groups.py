@@ -2,12 +2,14 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from math import inf
+from math import ceil, inf
 from typing import Any
 
 import numpy as np
 
-from rl4p.protocols.collection import REPLAYED
+from rl4p.errors import InputError
+from rl4p.loop.source.quota import most_repeated
+from rl4p.protocols.collection import REPLAYED, OpenSource
 from rl4p.protocols.engine import Completion
 from rl4p.types import Finish, Group, Prompt
 
@@ -95,6 +97,43 @@ class PendingLimits:
     max_failures: int
     repeated: float = inf
     repeated_pending: float = inf
+
+
+def limits_of(
+    options: Any, groups: int, samples: int, source: OpenSource, sync_every: int
+) -> PendingLimits:
+    """Returns the rules for steps of this size.
+
+    Args:
+      options: the options of the collector (`Asynchronous`).
+      sync_every: the steps between two changes of the weights that sample.
+
+    Raises:
+      InputError: `max_staleness` is less than the age of tokens between two syncs.
+    """
+    extra = ceil(options.over_sampling * groups) - groups
+    oldest = options.ahead + sync_every - 1
+    most = options.max_staleness
+    if most is not None and most < oldest:
+        raise InputError(
+            f"collector.ahead={options.ahead} and rollout.sync_every={sync_every} make tokens "
+            f"{oldest} steps old, but collector.max_staleness={most} would throw them away: choose "
+            f"at least {oldest}."
+        )
+    return PendingLimits(
+        groups=groups,
+        samples=samples,
+        ahead=options.ahead,
+        extra=extra,
+        max_staleness=oldest + bool(extra) if most is None else most,
+        wait=options.late == "wait",
+        keep_tokens=options.on_new_weights != "abort",
+        max_restarts=options.max_restarts,
+        max_failures=options.max_failures,
+        repeated=most_repeated(source, groups),
+        repeated_pending=options.ahead * most_repeated(source, groups)
+        + most_repeated(source, groups + extra),
+    )
 
 
 @dataclass(kw_only=True)

@@ -84,18 +84,17 @@ def test_weights_are_synced_every_n_steps(opened, states, equal, name, every):
 @pytest.mark.parametrize("name", COLLECTORS)
 def test_the_weights_of_the_last_sync_outlive_updates_and_restarts(opened, states, name):
     first, second = opened(COLLECTORS[name], 3), opened(COLLECTORS[name], 3)
-    whole = [first.collect(states[0]), first.collect(states[1])]
+    first.collect(states[0])
+    first.collect(states[1])
     saved, source = first.state(), first.source.state()
-    whole.append(first.collect(states[2]))
-    assert synced_of(first) == {}  # the next step has new weights
-    second.restore(saved)
-    second.source.restore(source)
     for state in states[:2]:  # updates donate the parameters of their states
         jax.tree.map(lambda x: x.delete(), state.params)
-    again = second.collect(states[2])
+    second.restore(saved)
+    second.source.restore(source)
+    collected, again = first.collect(states[2]), second.collect(states[2])
     assert versions(again) == {0}
-    assert again.episodes == whole[2].episodes
-    assert len(synced_of(second)) == 0
+    assert again.episodes == collected.episodes
+    assert synced_of(first) == synced_of(second) == {}  # the next step has new weights
 
 
 def synced_of(collector):

@@ -5,7 +5,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from math import ceil
 from typing import Annotated, Any, Literal
 
 import jax
@@ -21,8 +20,8 @@ from rl4p.loop.cache.success_cache import SuccessCache
 from rl4p.loop.group_requests import finished_groups, requests_for
 from rl4p.loop.groups import check_filters, divided, joined, newest_only
 from rl4p.loop.metrics import drawn_shares, staleness_shares
-from rl4p.loop.pending_groups import PendingGroup, PendingGroups, PendingLimits
-from rl4p.loop.source.quota import most_repeated, take
+from rl4p.loop.pending_groups import PendingGroup, PendingGroups, limits_of
+from rl4p.loop.source.quota import take
 from rl4p.loop.synced_weights import SyncedWeights
 from rl4p.model.policy import Policy
 from rl4p.protocols.collection import Collected, CollectorPhases, Filter, OpenSource
@@ -135,38 +134,6 @@ class Asynchronous:
     ) -> "OpenAsynchronous":
         return OpenAsynchronous(self, phases, policy, source, prompts_per_step, group_size)
 
-    def limits(
-        self, groups: int, samples: int, source: OpenSource, sync_every: int
-    ) -> PendingLimits:
-        """Returns the rules for steps of this size.
-
-        Raises:
-          InputError: `max_staleness` is less than the age of tokens between two syncs.
-        """
-        extra = ceil(self.over_sampling * groups) - groups
-        oldest = self.ahead + sync_every - 1
-        if self.max_staleness is not None and self.max_staleness < oldest:
-            raise InputError(
-                f"collector.ahead={self.ahead} and rollout.sync_every={sync_every} make tokens "
-                f"{oldest} steps old, but collector.max_staleness={self.max_staleness} would throw "
-                f"them away: choose at least {oldest}."
-            )
-        staleness = oldest + bool(extra) if self.max_staleness is None else self.max_staleness
-        return PendingLimits(
-            groups=groups,
-            samples=samples,
-            ahead=self.ahead,
-            extra=extra,
-            max_staleness=staleness,
-            wait=self.late == "wait",
-            keep_tokens=self.on_new_weights != "abort",
-            max_restarts=self.max_restarts,
-            max_failures=self.max_failures,
-            repeated=most_repeated(source, groups),
-            repeated_pending=self.ahead * most_repeated(source, groups)
-            + most_repeated(source, groups + extra),
-        )
-
 
 class OpenAsynchronous:
     """An `OpenCollector` with a thread that samples and one that grades.
@@ -190,7 +157,7 @@ class OpenAsynchronous:
         self.prompts_per_step = prompts_per_step
         self.group_size = group_size
         self.synced = SyncedWeights(phases.rollout)
-        limits = options.limits(prompts_per_step, group_size, source, self.synced.every)
+        limits = limits_of(options, prompts_per_step, group_size, source, self.synced.every)
         self.pending = PendingGroups(limits=limits)
         self.cache = options.cache and options.cache.open(phases)
         check_filters(options.filters, group_size)
