@@ -10,6 +10,7 @@ Words
   run=FOLDER        a run; run=latest is the run of outputs/runs that was started last
   step=N            the checkpoint after step N; without it the newest
   average=true      the moving average of the parameters (ema.decay)
+  export=FOLDER     a folder that the run exported (hooks.export), instead of a checkpoint
   out=FOLDER        where the result is written
 
 The other words are the keys of rl4p.train that act on an evaluation:

@@ -41,7 +41,7 @@ from rl4p.model.decoder import Decoder
 from rl4p.model.policy import Policy, padded_width
 from rl4p.protocols.collection import Collector, OpenCollector, Transform
 from rl4p.protocols.data import DataSet
-from rl4p.protocols.hook import Hook
+from rl4p.protocols.hook import Hook, OpensHook
 from rl4p.protocols.members import require
 from rl4p.protocols.model import Model
 from rl4p.protocols.phases import (
@@ -89,7 +89,7 @@ class Experiment:
     loop: Loop
     state: TrainState
     evaluation: Evaluation
-    hooks: tuple[Hook, ...]  # the user's
+    hooks: tuple[Hook | OpensHook, ...]  # the user's
     sizes: str  # a short description of the model, the data and a step, for the terminal
     idle_options: tuple[str, ...] = ()  # sentences about options that have no effect
 
@@ -176,7 +176,7 @@ def build(config: DictConfig) -> Experiment:
         loop=loop,
         state=state,
         evaluation=evaluation,
-        hooks=tuple(required(config.hooks[x], Hook, f"hooks.{x}") for x in config.hooks),
+        hooks=tuple(build_hook(config.hooks[x], f"hooks.{x}") for x in config.hooks),
         sizes=f"{describe_model(policy, params)}; "
         f"{describe_data(prompts, dropped, evaluation, test_dropped)}\n"
         f"{describe_step(config, phases, prompts, policy.mesh)}",
@@ -193,6 +193,18 @@ def required(node: DictConfig, contract: type, key: str) -> Any:
     part = instantiate(node)
     require(part, contract, key)
     return part
+
+
+def build_hook(node: DictConfig, key: str) -> Hook | OpensHook:
+    """Returns a hook, or its options.
+
+    Raises:
+      InputError: it lacks a member of its protocol.
+    """
+    hook = instantiate(node)
+    if not isinstance(hook, OpensHook):
+        require(hook, Hook, key)
+    return hook
 
 
 def build_transforms(config: DictConfig, phases: Phases) -> dict[str, Transform]:

@@ -40,6 +40,7 @@ class RolloutTraits(PhaseTraits):
       max_logprob_gap: the largest `rollout/logprob_gap_mean` of a step; None for no limit.
       annealing: the change of the temperature over the run; None for none.
       sync_every: the number of steps between two changes of the weights that sample.
+      sleep: whether its servers give memory back while an update runs.
     """
 
     samples: bool = True
@@ -47,6 +48,7 @@ class RolloutTraits(PhaseTraits):
     max_logprob_gap: float | None = None
     annealing: Any = None
     sync_every: int = 1
+    sleep: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -30,7 +30,7 @@ from rl4p.experiment.build import Experiment, build
 from rl4p.experiment.planning.report import refuse_what_does_not_fit
 from rl4p.loop.compilation import Compilation, compilation, keep_programs
 from rl4p.loop.loop import run_hooks, train
-from rl4p.protocols.hook import Hook
+from rl4p.protocols.hook import Hook, OpensHook
 from rl4p.protocols.tracker import TrackedRun
 from rl4p.runs.checkpoint import Checkpoints
 from rl4p.runs.commit import git_state
@@ -201,7 +201,7 @@ def run_steps(
     record, tracked, samples = outcome.record, outcome.tracked, config.samples
     lines_every = max(1, config.steps // 20)
     bar = ProgressBar(config.steps, lines_every, samples.every, quiet=not first())
-    with bar:
+    with ExitStack() as stack, bar:
         state = first_state(config, experiment, checkpoints, record, tracked)
         outcome.begin(state, resumed=config.resume is not None)
         if checkpoints.latest() is None:  # not restored, so it was evaluated just now
@@ -215,9 +215,10 @@ def run_steps(
             tracked=tracked,
             tokenizer=experiment.loop.policy.tokenizer if samples.tokens else None,
         )
+        users = opened(experiment, record.folder, stack)
         hooks: list[Hook] = [
             experiment.evaluation,
-            *experiment.hooks,  # before the outcome records the metrics
+            *users,  # before the outcome records the metrics
             Tolerated(record_samples, "Recording samples"),
             outcome,
             bar,
@@ -225,16 +226,27 @@ def run_steps(
             checkpoints,
         ]
         steps = train(experiment.loop, state)
-        with ExitStack() as stack:
+        with ExitStack() as profiled:
             if config.debug.profile:
                 traces = record.folder / "profile"
-                hooks.append(stack.enter_context(Profiler(traces, outcome.step, config.steps)))
+                hooks.append(profiled.enter_context(Profiler(traces, outcome.step, config.steps)))
             while not (stopped := anywhere(request.received is not None)):
                 if (info := next(steps, None)) is None:
                     break
                 run_hooks(hooks, info, last=info.step == config.steps)
         if stopped:
             checkpoints.save(outcome.state)  # no other hook, so that a resumed run has equal lines
+
+
+def opened(experiment: Experiment, folder: Path, stack: ExitStack) -> list[Hook]:
+    """Returns the user's hooks; those that are options are opened, and closed with the stack."""
+    hooks: list[Hook] = []
+    for hook in experiment.hooks:
+        if isinstance(hook, OpensHook):
+            opened = hook.open(folder, experiment.loop.policy, dict(experiment.config))
+            hook = stack.enter_context(closing(opened))
+        hooks.append(hook)
+    return hooks
 
 
 def first_state(

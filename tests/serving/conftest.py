@@ -2,11 +2,13 @@
 
 import asyncio
 import json
+from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import Any
 
 import httpx2
+import jax.numpy as jnp
 import pytest
 
 from rl4p.errors import InputError, RunError
@@ -47,6 +49,8 @@ class FakeScheduler:
     calls: list[Any] = field(default_factory=list)
     open: dict[Any, Any] = field(default_factory=dict)
     cancelled: list[Any] = field(default_factory=list)
+    params: Any = field(default_factory=lambda: {"a": jnp.ones(2)})
+    batch: Any = field(default_factory=lambda: SimpleNamespace(clear=lambda: None))
 
     def submit(self, sequences, deliver, fail=None):
         if self.broken:
@@ -127,6 +131,11 @@ class FakeScheduler:
             self.broken = f"The weights could not be replaced: {error}"
             raise RunError(self.broken) from error
         self.version, self.broken = version, None
+
+    def order(self, command):
+        done = Future()
+        done.set_result(command())
+        return done
 
     def counts(self):
         return {"running": float(len(self.open)), "waiting": 0.0, "tokens": 12.0}
