@@ -10,6 +10,7 @@ Words
   run=FOLDER        a run; run=latest is the run of outputs/runs that was started last
   step=N            the checkpoint after step N; without it the newest
   average=true      the moving average of the parameters (ema.decay)
+  export=FOLDER     a folder that the run exported (hooks.export), instead of a checkpoint
   out=FOLDER        where the result is written
   lm_eval=true      writes the results in the format of lm-evaluation-harness too, into out/lm_eval;
                     for an evaluation that is finished the same command with this word adds them

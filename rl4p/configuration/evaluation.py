@@ -6,13 +6,13 @@ Everything else has its default and has no effect.
 
 import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from rl4p.configuration import commands
+from rl4p.configuration import commands, quoting
 from rl4p.configuration.commands import Checkpoint
 from rl4p.configuration.composition import Composer
 from rl4p.configuration.folder import run_folder
@@ -60,10 +60,17 @@ class EvaluateOptions(Checkpoint):
     Attributes:
       out: the folder for the results.
       lm_eval: whether to write the results in the format of lm-evaluation-harness too.
+      export: a folder with a policy that the run exported, instead of a checkpoint.
     """
 
     out: str
     lm_eval: bool = False
+    export: str | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.export is not None and (self.run is None or self.step or self.average):
+            raise InputError("export=FOLDER needs run=FOLDER, and neither step nor average.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,12 +121,26 @@ def read(arguments: Sequence[str], *, conf: Path = CONF) -> tuple[EvaluationRequ
         config = composer.compose(lines, targets=False)
     else:
         config = config_of_run(composer, str(request.run), overrides, OF_RUN)
+        if options.export is not None:
+            use_export(composer, config, options.export)
+            request = replace(request, run=None)
     name_what_is_not_read(config)
     composer.check(config)
     config = without_hydra(config)
     refuse_what_is_not_used(overrides, config)
     OmegaConf.set_struct(config, True)
     return request, config
+
+
+def use_export(composer: Composer, config: DictConfig, folder: str) -> None:
+    """Sets the model of a run to one that it exported, with the run's dtype and template."""
+    words = ["model=pretrained", quoting.override("model.path", str(Path(folder).expanduser()))]
+    model = composer.load(words).model
+    for name in ("dtype", "template", "date"):
+        if (value := config.model.get(name)) is not None:
+            model[name] = value
+    with open_dict(config):
+        config.model = model
 
 
 def refuse_what_cannot_act(overrides: Sequence[Override], request: EvaluationRequest) -> None:

@@ -135,6 +135,7 @@ PLACES = {  # by group without a key of the root, where options belong
     "environment": "rollout.environment",
     "cache": "collector.cache",
     "filter": "collector.filters.{}",
+    "hook": "hooks.{}",
     "term": "reward.terms.{}",
     "transform": "transforms.{}",
 }

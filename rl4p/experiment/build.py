@@ -32,6 +32,7 @@ from rl4p.experiment.evaluation import (
     held_out_questions,
     is_sampled,
 )
+from rl4p.experiment.idle_options import idle_options, refuse_idle_options
 from rl4p.learner.microbatches import rows_in
 from rl4p.loop.checks import check_advantages, check_rewards, check_rollout, check_training_batch
 from rl4p.loop.evaluation import Evaluation
@@ -47,7 +48,7 @@ from rl4p.model.decoder import Decoder
 from rl4p.model.policy import Policy, padded_width
 from rl4p.protocols.collection import Collector, OpenCollector, Transform
 from rl4p.protocols.data import DataSet
-from rl4p.protocols.hook import Hook
+from rl4p.protocols.hook import Hook, OpensHook
 from rl4p.protocols.members import require
 from rl4p.protocols.model import Model
 from rl4p.protocols.phases import (
@@ -96,8 +97,9 @@ class Experiment:
     state: TrainState
     prompts: Sequence[Prompt]  # to train on
     evaluation: Evaluation
-    hooks: tuple[Hook, ...]  # the user's
+    hooks: tuple[Hook | OpensHook, ...]  # the user's
     sizes: str  # a short description of the model, the data and a step, for the terminal
+    idle_options: tuple[str, ...] = ()  # sentences about options that have no effect
 
 
 def build(config: DictConfig) -> Experiment:
@@ -189,10 +191,11 @@ def build(config: DictConfig) -> Experiment:
         state=state,
         prompts=prompts,
         evaluation=evaluation,
-        hooks=tuple(required(config.hooks[x], Hook, f"hooks.{x}") for x in config.hooks),
+        hooks=tuple(build_hook(config.hooks[x], f"hooks.{x}") for x in config.hooks),
         sizes=f"{describe_model(policy, params)}; "
         f"{describe_data(prompts, dropped, evaluation, test_dropped)}\n"
         f"{describe_step(config, phases, prompts, policy.mesh)}",
+        idle_options=tuple(idle_options(phases)),
     )
 
 
@@ -205,6 +208,18 @@ def required(node: DictConfig, contract: type, key: str) -> Any:
     part = instantiate(node)
     require(part, contract, key)
     return part
+
+
+def build_hook(node: DictConfig, key: str) -> Hook | OpensHook:
+    """Returns a hook, or its options.
+
+    Raises:
+      InputError: it lacks a member of its protocol.
+    """
+    hook = instantiate(node)
+    if not isinstance(hook, OpensHook):
+        require(hook, Hook, key)
+    return hook
 
 
 def build_transforms(config: DictConfig, phases: Phases) -> dict[str, Transform]:
@@ -287,6 +302,7 @@ def build_phases(config: DictConfig) -> Phases:
     """
     phases = instantiate_phases(config)
     refuse_what_cannot_act(phases)
+    refuse_idle_options(config, phases)
     return phases
 
 

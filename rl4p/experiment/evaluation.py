@@ -227,6 +227,17 @@ def evaluation_sampler(config: DictConfig, phases: Phases) -> Any:
     node = config.evaluation.rollout
     rollout = phases.rollout if node is None else instantiate(node)
     require(rollout, Rollout, "rollout" if node is None else "evaluation.rollout")
+    traits = RolloutTraits.read(rollout)
+    if node is not None and traits.sync_every > 1:
+        raise InputError(
+            f"evaluation.rollout.sync_every={traits.sync_every} would have no effect, because an "
+            "evaluation has the newest weights: leave it out."
+        )
+    if node is not None and traits.sleep:
+        raise InputError(
+            "evaluation.rollout.sleep=true would have no effect, because only the rollout of the "
+            "run sleeps: leave it out."
+        )
     return without_annealing(rollout)
 
 

@@ -8,6 +8,7 @@ from rl4p.errors import InputError
 from rl4p.loop.compilation import clock, compiled_within
 from rl4p.protocols.collection import CollectorPhases
 from rl4p.protocols.engine import OpensEngine
+from rl4p.protocols.traits import RolloutTraits
 
 
 def check_phases(phases: CollectorPhases) -> OpensEngine:
@@ -22,6 +23,11 @@ def check_phases(phases: CollectorPhases) -> OpensEngine:
         needed = "needs a rollout with an engine: choose rollout=continuous, or"
     elif memories := phases.initial_memory().keys() & {"rollout", "reward"}:
         needed = f"cannot keep the memory of the {' and the '.join(sorted(memories))}: choose"
+    elif RolloutTraits.read(rollout).sleep:
+        raise InputError(
+            "rollout.sleep=true would have no effect with collector=asynchronous, because it "
+            "samples during updates: leave it out, or choose collector=synchronous."
+        )
     elif jax.process_count() > 1:
         # Threads of several processes would start their programs in different orders.
         needed = f"runs in one process, but there are {jax.process_count()}: choose"

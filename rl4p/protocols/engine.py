@@ -164,6 +164,19 @@ class OpensEngine(Protocol):
         ...
 
 
+@runtime_checkable
+class Frees(Protocol):
+    """A rollout or an engine that can give memory back between two calls."""
+
+    def free(self) -> None:
+        """Gives memory back; the next call takes it again. Nothing happens without a call before.
+
+        Raises:
+          RunError: it could not.
+        """
+        ...
+
+
 def finish(tokens: np.ndarray, end_ids: Sequence[int], limit: int = 0) -> Finish:
     """Returns whether tokens ended with an end token, at their limit, or before both."""
     if len(tokens) and tokens[-1] in end_ids:

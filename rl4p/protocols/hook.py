@@ -1,7 +1,9 @@
 """The protocol of hooks."""
 
-from typing import Protocol
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
 
+from rl4p.model.policy import Policy
 from rl4p.types import StepInfo
 
 
@@ -13,4 +15,27 @@ class Hook(Protocol):
 
     def __call__(self, info: StepInfo) -> dict[str, float] | None:
         """Returns metrics to add to the metrics of the step; later hooks receive them too."""
+        ...
+
+
+class OpenHook(Hook, Protocol):
+    """A hook that is closed at the end of the run."""
+
+    def close(self) -> None:
+        """Ends its work in the background."""
+        ...
+
+
+@runtime_checkable
+class OpensHook(Protocol):
+    """Options of a hook that needs the folder of the run or its policy."""
+
+    def open(self, folder: Path, policy: Policy, config: dict[str, Any]) -> OpenHook:
+        """Returns the hook.
+
+        Args:
+          folder: the folder of the run.
+          policy: the policy that the run trains.
+          config: the resolved configuration.
+        """
         ...

@@ -40,6 +40,8 @@ class RolloutTraits(PhaseTraits):
       trains: whether it samples from the policy that is trained and returns its log-probabilities.
       max_logprob_gap: the largest `rollout/logprob_gap_mean` of a step; None for no limit.
       annealing: the change of the temperature over the run; None for none.
+      sync_every: the number of steps between two changes of the weights that sample.
+      sleep: whether its servers give memory back while an update runs.
     """
 
     samples: bool = True
@@ -47,6 +49,8 @@ class RolloutTraits(PhaseTraits):
     trains: bool = True
     max_logprob_gap: float | None = None
     annealing: Any = None
+    sync_every: int = 1
+    sleep: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,12 +119,15 @@ class UpdateTraits(PhaseTraits):
       whole_groups: whether the loss compares the samples of a group, which is then never divided.
       pack: whether several sequences share a row.
       old_policy: `behaviour` if the ratio of the loss is the whole importance weight.
+      ratio_options: the names of the options that act only where the ratio is not 1, so not in the
+        first update of a step with `old_policy=proximal`.
     """
 
     reads_advantages: bool = True
     whole_groups: bool = False
     pack: bool = False
     old_policy: str | None = None
+    ratio_options: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, kw_only=True)

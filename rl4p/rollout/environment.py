@@ -10,7 +10,7 @@ from rl4p.configuration.bounds import AboveZero, Positive
 from rl4p.distributed.processes import to_host
 from rl4p.errors import InputError, RunError
 from rl4p.model.policy import Policy
-from rl4p.protocols.engine import Engine, OpensEngine, Request
+from rl4p.protocols.engine import Engine, Frees, OpensEngine, Request
 from rl4p.protocols.environment import Message, OpensEnvironment, StepResult
 from rl4p.protocols.members import require
 from rl4p.protocols.phases import Anneals
@@ -100,6 +100,19 @@ class Environment:
     @property
     def max_logprob_gap(self) -> float | None:
         return RolloutTraits.read(self.engine).max_logprob_gap
+
+    @property
+    def sync_every(self) -> int:
+        return RolloutTraits.read(self.engine).sync_every
+
+    @property
+    def sleep(self) -> bool:
+        return RolloutTraits.read(self.engine).sleep
+
+    def free(self) -> None:
+        """Gives the memory of servers back until the next call, if the engine's option says so."""
+        if isinstance(self.opened.engine, Frees):
+            self.opened.engine.free()
 
     def temperature_at(self, step: int) -> float | None:
         """Returns the temperature of a step if it changes over the run, otherwise None."""

@@ -30,6 +30,9 @@ class Sampler(ABC):
       temperature, top_k, top_p: the sampling distribution (`types.Sampling`).
       annealing: the change of the temperature over the steps of a run; None for none. Evaluations
         keep `temperature`.
+      sync_every: n, the steps between two changes of the weights that sample. With n > 1, steps in
+        between sample with the weights of the last change, and their tokens are up to n - 1 steps
+        old. Evaluations always have the newest weights.
       max_logprob_gap: the run ends if `rollout/logprob_gap_mean` of a step is larger; None never
         ends it.
     """
@@ -39,6 +42,7 @@ class Sampler(ABC):
     annealing: Linear | None = None
     top_k: Natural = 0
     top_p: TopShare = 1.0
+    sync_every: Positive = 1
     max_logprob_gap: AboveZero | None = None
 
     def __post_init__(self) -> None:

@@ -41,6 +41,13 @@ class Orbax:
     every: Natural = 50
     keep: Positive = 2
 
+    def __post_init__(self) -> None:
+        if not self.every and self.keep != type(self).keep:
+            raise ValueError(
+                f"keep={self.keep} has no effect with every=0, which saves only the last step: set "
+                "checkpoint.every, or leave it out."
+            )
+
     def open(self, folder: Path, parts: Mapping[str, Stateful]) -> "Checkpoints":
         """Opens the checkpoints of a run folder.
 

@@ -35,7 +35,7 @@ from rl4p.loop.compilation import (
     keep_programs,
 )
 from rl4p.loop.loop import run_hooks, train
-from rl4p.protocols.hook import Hook
+from rl4p.protocols.hook import Hook, OpensHook
 from rl4p.protocols.tracker import TrackedRun
 from rl4p.runs.checkpoint import Checkpoints
 from rl4p.runs.commit import git_state
@@ -85,6 +85,8 @@ def run(config: DictConfig) -> dict[str, Any]:
         tolerance = Tolerance()
         with tolerance.of("Printing"):
             terminal.print(f"{folder}\n{experiment.sizes}")
+        for sentence in experiment.idle_options if first() else ():
+            log.warning("%s", sentence)
         if first() and (date := experiment.loop.policy.date) is not None:
             record_value(folder, "model.date", date)
         record.describe(experiment.config, environment(experiment))
@@ -108,6 +110,7 @@ def run(config: DictConfig) -> dict[str, Any]:
             try:
                 summary = outcome.summary(status, started, compilation().since(compiled))
                 summary["warnings"] = diagnosis.end()
+                summary["idle_options"] = list(experiment.idle_options)
                 with at_the_end(status):
                     if outcome.begun or config.resume is None:
                         record.write_summary(summary)
@@ -204,7 +207,7 @@ def run_steps(
     record, tracked, samples = outcome.record, outcome.tracked, config.samples
     lines_every = max(1, config.steps // 20)
     bar = ProgressBar(config.steps, lines_every, samples.every, quiet=not first())
-    with bar:
+    with ExitStack() as stack, bar:
         state = first_state(config, experiment, checkpoints, record, tracked)
         outcome.begin(state, resumed=config.resume is not None)
         if checkpoints.latest() is None:  # not restored, so it was evaluated just now
@@ -218,9 +221,10 @@ def run_steps(
             tracked=tracked,
             tokenizer=experiment.loop.policy.tokenizer if samples.tokens else None,
         )
+        users = opened(experiment, record.folder, stack)
         hooks: list[Hook] = [
             experiment.evaluation,
-            *experiment.hooks,  # before the outcome records the metrics
+            *users,  # before the outcome records the metrics
             Tolerated(record_samples, "Recording samples"),
             outcome,
             bar,
@@ -228,16 +232,27 @@ def run_steps(
             checkpoints,
         ]
         steps = train(experiment.loop, state)
-        with ExitStack() as stack:
+        with ExitStack() as profiled:
             if config.debug.profile:
                 traces = record.folder / "profile"
-                hooks.append(stack.enter_context(Profiler(traces, outcome.step, config.steps)))
+                hooks.append(profiled.enter_context(Profiler(traces, outcome.step, config.steps)))
             while not (stopped := anywhere(request.received is not None)):
                 if (info := next(steps, None)) is None:
                     break
                 run_hooks(hooks, info, last=info.step == config.steps)
         if stopped:
             checkpoints.save(outcome.state)  # no other hook, so that a resumed run has equal lines
+
+
+def opened(experiment: Experiment, folder: Path, stack: ExitStack) -> list[Hook]:
+    """Returns the user's hooks; those that are options are opened, and closed with the stack."""
+    hooks: list[Hook] = []
+    for hook in experiment.hooks:
+        if isinstance(hook, OpensHook):
+            opened = hook.open(folder, experiment.loop.policy, dict(experiment.config))
+            hook = stack.enter_context(closing(opened))
+        hooks.append(hook)
+    return hooks
 
 
 def first_state(

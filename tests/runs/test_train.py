@@ -152,12 +152,16 @@ def test_questions_from_a_file_run_from_end_to_end(train, tmp_path, monkeypatch)
 
 
 @pytest.mark.slow
-def test_one_sample_a_prompt_is_allowed_and_remarked_upon(train, tmp_path):
-    process = train("steps=1", "group_size=1", f"hydra.run.dir={tmp_path / 'run'}")
+def test_samples_without_differences_are_remarked_upon(train, tmp_path):
+    idle = "update.clip_high=0.28"
+    process = train("steps=1", "rollout.temperature=0", idle, f"hydra.run.dir={tmp_path / 'run'}")
     assert process.returncode == 0
-    assert process.stderr.count("group_size=1 leaves nothing") == 1
+    assert process.stderr.count("at temperature 0 all samples of a prompt are equal") == 1
+    assert process.stderr.count(f"{idle} has no effect, because a step has one update") == 1
     warned = [warning["name"] for warning in summary(tmp_path / "run")["warnings"]]
     assert "no_advantage" in warned
+    (sentence,) = summary(tmp_path / "run")["idle_options"]
+    assert sentence.startswith(idle)
     assert lines(tmp_path / "run")[1]["update/grad_norm"] == 0
 
 

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import httpx2
+import jax.numpy as jnp
 import pytest
 
 from rl4p.errors import InputError, RunError
@@ -48,6 +49,7 @@ class FakeScheduler:
     calls: list[Any] = field(default_factory=list)
     open: dict[Any, Any] = field(default_factory=dict)
     cancelled: list[Any] = field(default_factory=list)
+    batch: Any = field(default_factory=lambda: SimpleNamespace(clear=lambda: None))
 
     def submit(self, sequences, deliver, fail=None, unsent=None):
         if self.broken:
@@ -135,6 +137,10 @@ class FakeScheduler:
     def params(self):
         return self.policy.weights
 
+    @params.setter
+    def params(self, params):
+        self.policy.weights = params
+
     def order(self, command):
         done = Future()
         done.set_result(command())
@@ -156,7 +162,7 @@ def chatty(policy):
 
 @pytest.fixture
 def scheduler(chatty):
-    return FakeScheduler(SimpleNamespace(tokenizer=chatty.tokenizer, weights={"a": 1}))
+    return FakeScheduler(SimpleNamespace(tokenizer=chatty.tokenizer, weights={"a": jnp.int32(1)}))
 
 
 @pytest.fixture

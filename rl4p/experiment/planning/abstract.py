@@ -19,7 +19,7 @@ from rl4p.model.policy import Policy, padded_width
 from rl4p.protocols.collection import KeepsCopies
 from rl4p.protocols.model import PlannedModel
 from rl4p.protocols.phases import Optimizer
-from rl4p.protocols.traits import CollectorTraits
+from rl4p.protocols.traits import CollectorTraits, RolloutTraits
 from rl4p.types import Params, TrainingBatch, TrainState, Trajectories
 
 # The names in `Phases.needs` whose scores are [B] instead of [B, T].
@@ -161,8 +161,12 @@ def abstract_run(config: DictConfig, mesh: Mesh) -> AbstractRun:
         critic = partial(phases.estimator.init, policy.decoder)
         params = params | {"critic": placement.shapes(mesh, critic, whole)}
     collector = instantiate(config.collector)
+    copies = 0
     if isinstance(collector, KeepsCopies):
-        frozen += [params] * collector.copies(mesh.sampling is mesh)
+        copies = collector.copies(mesh.sampling is mesh)
+    if RolloutTraits.read(phases.rollout).sync_every > 1:
+        copies = max(1, copies)  # `SyncedWeights`, whose copy engines share
+    frozen += [params] * copies
     optimizer = instantiate(config.optimizer)
     moments = jax.eval_shape(optimizer.transform().init, params)
     shardings = placement.optimizer_state_shardings(mesh, moments, params)

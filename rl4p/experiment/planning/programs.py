@@ -116,8 +116,10 @@ def weights_for_sampling(run: AbstractRun) -> Iterator[Program]:
 def unplanned(run: AbstractRun) -> list[str]:
     """Returns the names of the parts of a step whose programs the plan leaves out."""
     rollout = run.phases.rollout
-    samples = RolloutTraits.read(rollout).samples
-    left_out = ["rollout"] if samples and not isinstance(rollout, Planned) else []
+    traits = RolloutTraits.read(rollout)
+    left_out = ["rollout"] if traits.samples and not isinstance(rollout, Planned) else []
+    if traits.sleep:
+        left_out = ["the memory of servers while they sample (free during updates: rollout.sleep)"]
     if "teacher_logprobs" in run.phases.needs():
         left_out.append("the teacher")
     if "greedy_rewards" in run.phases.needs():

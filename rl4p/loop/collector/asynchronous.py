@@ -5,7 +5,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from math import ceil
 from typing import Annotated, Any, Literal
 
 import jax
@@ -22,7 +21,9 @@ from rl4p.loop.compilation import WORK, clock, waited_for
 from rl4p.loop.group_requests import finished_groups, requests_for
 from rl4p.loop.groups import check_filters, divided, joined, newest_only
 from rl4p.loop.metrics import drawn_shares, staleness_shares
-from rl4p.loop.pending_groups import PendingGroup, PendingGroups, PendingLimits
+from rl4p.loop.pending_groups import PendingGroup, PendingGroups, limits_of
+from rl4p.loop.source.quota import take
+from rl4p.loop.synced_weights import SyncedWeights
 from rl4p.model.policy import Policy
 from rl4p.protocols.collection import Collected, CollectorPhases, Filter, OpenSource
 from rl4p.protocols.engine import Completion
@@ -50,7 +51,8 @@ class Asynchronous:
       ahead: how many steps sampling may run ahead of training. Groups start only while fewer than
         (ahead + 1) `prompts_per_step` groups, and the groups of `over_sampling`, are pending.
       max_staleness: the most steps between the weight version of a trained token and the step that
-        trains it. Older groups are sampled again. None is `ahead`, and one more with over-sampling.
+        trains it. Older groups are sampled again. None is `ahead`, one more with over-sampling, and
+        n - 1 more with ``rollout.sync_every=n``.
       on_new_weights: what happens to responses that are being sampled when a step has new weights.
         `finish` goes on with the old ones. `abort` starts the group again. `continue` keeps its
         tokens, with their log-probabilities and versions, and goes on with the new weights.
@@ -86,6 +88,16 @@ class Asynchronous:
             raise ValueError(
                 f"ahead={self.ahead} makes tokens {self.ahead} steps old, but max_staleness="
                 f"{self.max_staleness} would throw them away: choose at least {self.ahead}."
+            )
+        if not self.overlaps and self.max_staleness is not None:
+            raise ValueError(
+                f"max_staleness={self.max_staleness} would have no effect, because no token is "
+                "older than its step: set ahead or over_sampling, or leave it out."
+            )
+        if not self.filters and self.rounds != type(self).rounds:
+            raise ValueError(
+                f"rounds={self.rounds} would have no effect, because filters is empty: add one "
+                "with +filter@collector.filters.NAME=OPTION, or leave it out."
             )
         if not self.overlaps and self.on_new_weights != "finish":
             raise ValueError(
@@ -129,22 +141,6 @@ class Asynchronous:
     ) -> "OpenAsynchronous":
         return OpenAsynchronous(self, phases, policy, source, prompts_per_step, group_size)
 
-    def limits(self, groups: int, samples: int) -> PendingLimits:
-        """Returns the rules for steps of this size."""
-        extra = ceil(self.over_sampling * groups) - groups
-        staleness = self.ahead + bool(extra) if self.max_staleness is None else self.max_staleness
-        return PendingLimits(
-            groups=groups,
-            samples=samples,
-            ahead=self.ahead,
-            extra=extra,
-            max_staleness=staleness,
-            wait=self.late == "wait",
-            keep_tokens=self.on_new_weights != "abort",
-            max_restarts=self.max_restarts,
-            max_failures=self.max_failures,
-        )
-
 
 class OpenAsynchronous:
     """An `OpenCollector` with a thread that samples and one that grades.
@@ -167,7 +163,9 @@ class OpenAsynchronous:
         self.source = source
         self.prompts_per_step = prompts_per_step
         self.group_size = group_size
-        self.pending = PendingGroups(limits=options.limits(prompts_per_step, group_size))
+        self.synced = SyncedWeights(phases.rollout)
+        limits = limits_of(options, prompts_per_step, group_size, source, self.synced.every)
+        self.pending = PendingGroups(limits=limits)
         self.cache = options.cache and options.cache.open(phases)
         check_filters(options.filters, group_size)
         self.engine = check_phases(phases).open(policy)
@@ -191,7 +189,7 @@ class OpenAsynchronous:
         rejected: list[Group] = []
         with self.condition:
             self.key = jnp.copy(state.key)  # the update donates the key of the state
-            self.publish(state.params, step)
+            self.publish(*self.synced(state))
             self.pending.drop_old(step)
             batch = self.wait(step, rejected)
             self.pending.hand_out(batch)
@@ -231,12 +229,12 @@ class OpenAsynchronous:
             | drawn_shares([group.episodes[0] for group in groups]),
         )
 
-    def publish(self, params: Params, version: int) -> None:
+    def publish(self, version: int, params: Params) -> None:
         """Gives the engine parameters of its own, and interrupts it if it should use them."""
         if self.engine.version == version:
             return
         options, mesh = self.options, self.policy.mesh
-        if options.copies(mesh.sampling is mesh):
+        if self.synced.every == 1 and options.copies(mesh.sampling is mesh):
             params = jax.tree.map(jnp.copy, params)  # the update donates the state's
         self.engine.publish(params, version)
         if options.on_new_weights != "finish":
@@ -248,7 +246,9 @@ class OpenAsynchronous:
         self.progress = time.monotonic()
         while True:
             self.sort(rejected)
-            self.pending.admit(lambda count: self.source.take(count, step))
+            self.pending.admit(
+                lambda count, repeated: take(self.source, count, step, repeated=repeated)
+            )
             self.condition.notify_all()
             if self.error is not None:
                 raise self.error
@@ -384,12 +384,14 @@ class OpenAsynchronous:
             return {
                 "pending": self.pending.state(),
                 "cache": {} if self.cache is None else self.cache.state(),
+                "weights": self.synced.state(),
             }
 
     def restore(self, state: dict[str, Any]) -> None:
         self.pending.restore(state["pending"], self.source.find)
         if self.cache is not None:
             self.cache.restore(state["cache"])
+        self.synced.restore(state["weights"])
 
     def close(self) -> None:
         """Ends the threads, after the call of the engine that is under way."""
