@@ -47,6 +47,7 @@ SCORES = frozenset(
         "reference_logprobs",
         "task_ids",
         "teacher_logprobs",
+        "turn_states",
         "values",
     }
 )

@@ -39,12 +39,14 @@ class RolloutTraits(PhaseTraits):
       trains: whether it samples from the policy that is trained and returns its log-probabilities.
       max_logprob_gap: the largest `rollout/logprob_gap_mean` of a step; None for no limit.
       annealing: the change of the temperature over the run; None for none.
+      many_turns: whether a row may have several turns of the policy.
     """
 
     samples: bool = True
     trains: bool = True
     max_logprob_gap: float | None = None
     annealing: Any = None
+    many_turns: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,6 +90,7 @@ class AdvantageTraits(PhaseTraits):
       compares_group: whether a sample gets 0 if its siblings have the same reward.
       one_sign: whether no two advantages have opposite signs.
       uniform: whether all advantages are equal.
+      reads_turns: whether rows of one turn make it the same as another advantage.
       value: the advantage of every sample, if it is an option.
     """
 
@@ -97,6 +100,7 @@ class AdvantageTraits(PhaseTraits):
     compares_group: bool = False
     one_sign: bool = False
     uniform: bool = False
+    reads_turns: bool = False
     value: float = 1.0
 
 

@@ -91,6 +91,11 @@ def test_the_table_names_pairs_that_exist():
             ("advantage=constant", "rollout=demonstrations", "update.old_policy=behaviour"),
             "no sampling policy, so update.old_policy=behaviour would have no effect",
         ),
+        (("advantage=gigpo",), "advantage=gigpo gives credit by turn, but rollout=continuous has"),
+        (
+            ("advantage=gae", "critic=shared", "advantage.turn_gamma=1"),
+            "advantage=gae gives credit",
+        ),
         (
             (*SFT, "update.pack=true", "correction=token_mask"),
             "correction=token_mask reads a row as one sequence: choose correction=none",
