@@ -125,6 +125,8 @@ class Turn(Serializable):
       text, tokens: the text of the message, special tokens included, and the number of its tokens.
       messages: the answer, as chat templates take it; empty at the end of an episode.
       reward, metrics, state: as in `protocols.environment.StepResult`.
+      sampling_seconds, environment_seconds: from the request to the message, and from there to the
+        answer; 0 if it is not known. They do not count in comparisons.
     """
 
     text: str
@@ -133,6 +135,8 @@ class Turn(Serializable):
     reward: float = 0.0
     metrics: Mapping[str, float] = field(default_factory=dict)
     state: Hashable = None
+    sampling_seconds: float = field(default=0.0, compare=False)
+    environment_seconds: float = field(default=0.0, compare=False)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,7 +150,7 @@ class Episode(Serializable):
         known.
       finish: the reason why the response ended; None if it is not known.
       engine: the address of the server that sampled the response; "" for this process.
-      turns: the turns of `rollout=environment`; empty for a single response.
+      turns: the turns of `rollout=environment` or `agent`; empty for a single response.
       failure: what the environment did wrong, which makes the sample invalid; None if nothing.
       opening: the messages before the first response, if an environment changed the prompt's.
     """
