@@ -140,8 +140,8 @@ def drawn_shares(episodes: Sequence[Episode]) -> dict[str, float]:
 def environment_metrics(episodes: Sequence[Episode]) -> dict[str, float]:
     """Returns the metrics of episodes of many turns; {} if no episode has turns.
 
-    They are the mean number of turns, the mean tokens of a turn, the seconds that an episode waited
-    for its environment, the share of episodes whose environment failed, also by the kind of the
+    They are the mean number of turns, the mean tokens of a turn, the mean seconds that an episode
+    waited for its environment, the share of episodes whose environment failed, also by the kind of the
     failure, and the mean over episodes of each number that the environment reported, summed over
     the turns.
     """
@@ -156,13 +156,14 @@ def environment_metrics(episodes: Sequence[Episode]) -> dict[str, float]:
             failures[kind_of(episode.failure)] += 1
     means = {
         "turns": len(turns),
-        "seconds": sum(turn.environment_seconds for turn in turns),
         "failed": failures.total(),
         **{f"failed/{kind}": count for kind, count in failures.items()},
         **sums,
     }
+    seconds = sum(turn.environment_seconds for turn in turns)
     return {f"environment/{name}": total / len(episodes) for name, total in means.items()} | {
-        "environment/tokens_per_turn": sum(turn.tokens for turn in turns) / max(len(turns), 1)
+        "environment/tokens_per_turn": sum(turn.tokens for turn in turns) / max(len(turns), 1),
+        "time/environment_calls": seconds / len(episodes),
     }
 
 

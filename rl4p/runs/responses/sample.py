@@ -167,7 +167,9 @@ TURN: dict[str, tuple[Any, str]] = {
     **dict.fromkeys(("messages", "calls", "versions"), (list, "a list")),
     "metrics": OBJECT,
     "tokens": COUNT,
-    **dict.fromkeys(("reward", "sampling_seconds", "environment_seconds"), NUMBER),
+    **dict.fromkeys(
+        ("reward", "sampling_seconds", "environment_seconds"), (int | float, "a number")
+    ),
 }
 
 
