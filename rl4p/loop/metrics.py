@@ -141,9 +141,9 @@ def environment_metrics(episodes: Sequence[Episode]) -> dict[str, float]:
     """Returns the metrics of episodes of many turns; {} if no episode has turns.
 
     They are the mean number of turns, the mean tokens of a turn, the mean seconds that an episode
-    waited for its environment, the share of episodes whose environment failed, also by the kind of the
-    failure, and the mean over episodes of each number that the environment reported, summed over
-    the turns.
+    waited for its environment, the share of episodes whose environment failed, also by the kind of
+    the failure, and the mean over episodes of each number that the environment reported, summed
+    over the turns.
     """
     if not any(episode.turns or episode.failure for episode in episodes):
         return {}
