@@ -165,4 +165,3 @@ def test_a_sample_has_its_turns(synchronous):
             assert turn["sampling_seconds"] >= 0
         assert sum(turn["tokens"] for turn in sample.turns) == sample.length
         assert sample.tokens["mask"].count("1") == sample.length < len(sample.tokens["mask"])
-
