@@ -45,7 +45,7 @@ def test_turns_of_a_state_are_compared_as_in_float64(make_turns, seed):
         of_turns = compared([value for *_, value in same], 0.1)
         for (row, columns, _), value in zip(same, of_turns, strict=True):
             expected[row, columns] += 0.5 * value
-    assert max(map(len, places.values())) > 3
+    assert max(map(len, places.values())) >= 3
     advantages = jax.jit(phase)(trajectories, rewards, scores={"turn_states": jnp.asarray(states)})
     np.testing.assert_allclose(advantages, expected, rtol=2e-5, atol=2e-5)
 
