@@ -100,7 +100,7 @@ PLAIN = {
 # Options that need a server; tests/rollout and tests/runs train with them.
 REMOTE = {"rollout=openai", "rollout=sglang", "rollout=vllm"}
 # Options that need an environment; tests/loop/test_turns.py trains with them.
-TURNS = {"rollout=environment", "advantage=gigpo", "advantage=turn_returns"}
+TURNS = {"rollout=environment", "rollout=agent", "advantage=gigpo", "advantage=turn_returns"}
 
 
 def options(group: str) -> list[str]:

@@ -17,10 +17,10 @@ pytestmark = pytest.mark.mixed_dtypes
 
 SMALL = (
     *("data.train_size=20", "data.held_out_size=4", "steps=2", "prompts_per_step=4"),
-    *("group_size=4", "max_response_tokens=64", "tracker=none", "update.microbatch_widths=1"),
+    *("group_size=4", "max_response_tokens=160", "tracker=none", "update.microbatch_widths=1"),
     *("rollout=environment", "+environment@rollout.environment=gymnasium"),
     "rollout.environment.factory._target_=tests.loop.test_turns.Letters",
-    *("rollout.max_turns=3", "rollout.max_turn_tokens=8", "trusted_targets=tests"),
+    *("rollout.max_turns=3", "rollout.max_turn_tokens=48", "trusted_targets=tests"),
     *("reward=episode", "evaluation.term=episode_reward"),
 )
 

@@ -206,7 +206,7 @@ def test_an_address_belongs_to_one_episode_and_ends_with_it(sample):
 
 
 @pytest.mark.parametrize(
-    ("options", "turns"), [({"max_calls": 2}, 2), ({"max_response_tokens": 24}, 2)]
+    ("options", "turns"), [({"max_calls": 2}, 2), ({"max_response_tokens": 12}, 2)]
 )
 def test_an_episode_without_room_is_cut(sample, options, turns):
     trajectories, episodes = sample(rollout(talks, **options), group_size=2)
