@@ -52,15 +52,22 @@ def trained(*options):
 
 
 def assert_same(ours, theirs):
-    """Checks that two runs sampled and learned the same."""
+    """Checks that two runs sampled and learned the same.
+
+    Rounding depends on which requests are decoded together, and so on the time of each answer.
+    """
     assert len(ours) == len(theirs)
     for one, other in zip(ours, theirs, strict=True):
         assert tuple(one.episodes) == tuple(other.episodes)
         for name in Trajectories.__dataclass_fields__:
-            np.testing.assert_array_equal(
-                getattr(one.trajectories, name), getattr(other.trajectories, name), err_msg=name
+            np.testing.assert_allclose(
+                getattr(one.trajectories, name),
+                getattr(other.trajectories, name),
+                atol=1e-4 if name == "behaviour_logprobs_BT" else 0,
+                err_msg=name,
             )
-        assert one.metrics["update/grad_norm"] == other.metrics["update/grad_norm"]
+        ours, theirs = (each.metrics["update/grad_norm"] for each in (one, other))
+        assert ours == pytest.approx(theirs, rel=1e-3)
 
 
 @pytest.fixture(scope="module")
@@ -95,7 +102,7 @@ def test_other_advantages_by_turn_train(options):
     trained(*options)
 
 
-def test_a_step_without_work_ahead_is_synchronous_bit_for_bit(synchronous):
+def test_a_step_without_work_ahead_is_synchronous(synchronous):
     _, ours = trained("advantage=gigpo", "collector=asynchronous", "collector.ahead=0")
     assert_same(ours, synchronous[1])
 
@@ -113,11 +120,7 @@ def test_episodes_are_not_interrupted():
 
 
 def test_groups_without_a_gradient_are_replaced(synchronous):
-    filtered = (
-        *("collector=dynamic_sampling", "+filter@collector.filters.deviation=deviation"),
-        "advantage=gigpo",
-    )
-    _, ours = trained(*filtered)
+    _, ours = trained("collector=dynamic_sampling", "advantage=gigpo")
     assert_same(ours, synchronous[1])  # every group has a gradient
 
 
@@ -164,4 +167,5 @@ def test_a_sample_has_its_turns(synchronous):
             assert turn["versions"] == [0]
             assert turn["sampling_seconds"] >= 0
         assert sum(turn["tokens"] for turn in sample.turns) == sample.length
-        assert sample.tokens["mask"].count("1") == sample.length < len(sample.tokens["mask"])
+        assert sample.tokens["mask"].count("1") == sample.length
+        assert (sample.length < len(sample.tokens["mask"])) == (len(episode.turns) > 1)
