@@ -130,6 +130,8 @@ class Turn(Serializable):
       text, tokens: the text of the message, special tokens included, and the number of its tokens.
       messages: the answer, as chat templates take it; empty at the end of an episode.
       reward, metrics, state: as in `protocols.environment.StepResult`.
+      sampling_seconds, environment_seconds: from the request to the message, and from there to the
+        answer; 0 if it is not known. They do not count in comparisons.
     """
 
     text: str
@@ -138,6 +140,8 @@ class Turn(Serializable):
     reward: float = 0.0
     metrics: Mapping[str, float] = field(default_factory=dict)
     state: Hashable = None
+    sampling_seconds: float = field(default=0.0, compare=False)
+    environment_seconds: float = field(default=0.0, compare=False)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,8 +155,9 @@ class Episode(Serializable):
         known.
       finish: the reason why the response ended; None if it is not known.
       engine: the address of the server that sampled the response; "" for this process.
-      turns: the turns of `rollout=environment`; empty for a single response.
+      turns: the turns of `rollout=environment` or `agent`; empty for a single response.
       failure: what the environment did wrong, which makes the sample invalid; None if nothing.
+      opening: the messages before the first response, if an environment changed the prompt's.
     """
 
     prompt: Prompt
@@ -162,11 +167,19 @@ class Episode(Serializable):
     engine: str = ""
     turns: tuple[Turn, ...] = ()
     failure: str | None = None
+    opening: tuple[Mapping[str, Any], ...] | None = None
+
+    @property
+    def messages_before(self) -> list[dict[str, Any]]:
+        """Returns the messages before the first response."""
+        if self.opening is None:
+            return self.prompt.prompt_messages()
+        return [dict(message) for message in self.opening]
 
     @property
     def messages(self) -> list[dict[str, Any]]:
         """Returns the conversation as a chat template takes it."""
-        messages = self.prompt.prompt_messages()
+        messages = self.messages_before
         for turn in self.turns or (Turn(text=self.response, tokens=0),):
             messages += [{"role": "assistant", "content": turn.text}, *map(dict, turn.messages)]
         return messages
@@ -243,8 +256,8 @@ class Rewards(Serializable):
         sample, 0 on invalid samples. Read them where `graded` is true.
       valid_B: bool, false if a grader failed or no term applies. An invalid sample is not a sample
         of reward 0: it is left out of the baseline and the loss.
-      tokens_BT: float32, the rewards of single tokens (a KL penalty), 0 outside the response mask;
-        `total_B` includes their sum. None if there are none.
+      tokens_BT: float32, the rewards of single tokens (of turns, and a KL penalty), 0
+        outside the response mask; `total_B` includes their sum. None if there are none.
       late_B: bool, the samples that are invalid because a term passed its deadline. None if no
         term has one.
       dropped_B: bool, the samples that are invalid because a collector or a transform dropped them,

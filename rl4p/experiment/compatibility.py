@@ -29,6 +29,7 @@ def refuse_what_cannot_act(phases: Phases) -> None:
         samples_of_another_model,
         advantages_that_nothing_reads,
         advantages_of_one_sign_in_pairs,
+        turns_in_single_responses,
         divergence_in_a_reward_that_nothing_reads,
         demonstrations_in_the_place_of_samples,
         pairs_that_are_not_compared,
@@ -102,6 +103,19 @@ def advantages_of_one_sign_in_pairs(phases: Phases) -> str | None:
         f"{choice('update', phases.update)} compares the good samples of a group with the bad ones,"
         f" but {choice('advantage', phases.advantage)} marks none of them as bad: choose "
         "advantage=preference."
+    )
+
+
+def turns_in_single_responses(phases: Phases) -> str | None:
+    """Refuses an advantage that differs by turns if every row has a single response."""
+    if RolloutTraits.read(phases.rollout).many_turns:
+        return None
+    if not AdvantageTraits.read(phases.advantage).reads_turns:
+        return None
+    return (
+        f"{choice('advantage', phases.advantage)} gives credit by turn, but "
+        f"{choice('rollout', phases.rollout)} has a single turn: choose rollout=environment, or "
+        "leave the options of turns out (advantage=grpo, reinforce or gae)."
     )
 
 

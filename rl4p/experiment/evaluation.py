@@ -17,7 +17,7 @@ from rl4p.loop.held_out_loss import HeldOutLoss
 from rl4p.loop.phases import Phases
 from rl4p.model.policy import Policy
 from rl4p.protocols.data import DataSet
-from rl4p.protocols.engine import OpensEngine
+from rl4p.protocols.engine import HoldsEpisodes, OpensEngine
 from rl4p.protocols.members import require
 from rl4p.protocols.phases import Rollout
 from rl4p.protocols.traits import RewardTraits, RolloutTraits
@@ -276,7 +276,7 @@ def refuse_samples_that_cannot_be(
         return
     name = "rollout" if options.rollout is None else "evaluation.rollout"
     sampling: Sampling = sampler.sampling
-    if not isinstance(sampler, OpensEngine):
+    if not isinstance(sampler, OpensEngine | HoldsEpisodes):
         raise InputError(
             f"evaluation.samples={options.samples} needs a sampler with an engine, but "
             f"{name} ({type(sampler).__name__}) has no method open (rl4p/protocols/engine.py)."

@@ -7,11 +7,11 @@ import jax
 from rl4p.errors import InputError
 from rl4p.loop.compilation import clock, compiled_within
 from rl4p.protocols.collection import CollectorPhases
-from rl4p.protocols.engine import OpensEngine
+from rl4p.protocols.engine import Engine, HoldsEpisodes, OpensEngine
 from rl4p.protocols.traits import RolloutTraits
 
 
-def check_phases(phases: CollectorPhases) -> OpensEngine:
+def check_phases(phases: CollectorPhases) -> OpensEngine | HoldsEpisodes:
     """Returns the rollout if the phases can run while an update does.
 
     Raises:
@@ -19,7 +19,7 @@ def check_phases(phases: CollectorPhases) -> OpensEngine:
         processes.
     """
     rollout = phases.rollout
-    if not isinstance(rollout, OpensEngine):
+    if not isinstance(rollout, OpensEngine | HoldsEpisodes):
         needed = "needs a rollout with an engine: choose rollout=continuous, or"
     elif memories := phases.initial_memory().keys() & {"rollout", "reward"}:
         needed = f"cannot keep the memory of the {' and the '.join(sorted(memories))}: choose"
@@ -34,6 +34,28 @@ def check_phases(phases: CollectorPhases) -> OpensEngine:
     else:
         return rollout
     raise InputError(f"collector=asynchronous {needed} collector=synchronous.")
+
+
+def check_interruptions(
+    rollout: OpensEngine | HoldsEpisodes, engine: Engine, on_new_weights: str
+) -> None:
+    """Refuses to interrupt what cannot be interrupted.
+
+    Raises:
+      InputError: new weights would interrupt episodes, or an engine that cannot be stopped.
+    """
+    if on_new_weights == "finish":
+        return
+    if isinstance(rollout, HoldsEpisodes):
+        raise InputError(
+            f"collector.on_new_weights={on_new_weights} would interrupt episodes, whose "
+            "environments cannot go back: choose finish."
+        )
+    if not engine.stops:
+        raise InputError(
+            f"collector.on_new_weights={on_new_weights} needs an engine that can be "
+            "stopped between tokens: choose rollout=continuous, or finish."
+        )
 
 
 class Times(NamedTuple):

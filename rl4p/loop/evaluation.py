@@ -24,7 +24,7 @@ from rl4p.loop.held_out_loss import HeldOutLoss
 from rl4p.loop.phases import Phases
 from rl4p.loop.stopwatch import Stopwatch
 from rl4p.model.policy import Policy
-from rl4p.protocols.engine import Engine, Request
+from rl4p.protocols.engine import Engine, HoldsEpisodes, Request, opened
 from rl4p.rollout.answers import answers
 from rl4p.rollout.response_keys import response_keys
 from rl4p.types import Episode, Params, Prompt, Rewards, StepInfo, TrainState, Trajectories
@@ -185,7 +185,7 @@ class Evaluation:
                 else:
                     if engine is None:
                         rollout: Any = self.phases.rollout
-                        engine = stack.enter_context(closing(rollout.open(self.policy)))
+                        engine = stack.enter_context(closing(opened(rollout, self.policy)))
                         engine.publish(params, int(state.step))
                     graded_rows = self.sampled(engine, state, chunk)
                 trajectories, episodes, rewards = graded_rows
@@ -220,7 +220,8 @@ class Evaluation:
 
         The prompts are repeated to fill `rows` sequences; the repetitions are not graded.
         """
-        count, limit = self.rows // chunk.together, self.phases.rollout.max_response_tokens
+        rollout, count = self.phases.rollout, self.rows // chunk.together
+        limit = rollout.max_response_tokens
         repeated = [i % len(chunk.prompts) for i in range(count)]
         prompts = [chunk.prompts[i] for i in repeated]
         keys_PN = response_keys(
@@ -229,16 +230,21 @@ class Evaluation:
             chunk.together,
             first=[chunk.first[i] for i in repeated],
         )
-        requests = [
-            Request(
-                tokens=prompt.tokens,
-                keys_N=keys_N,
-                max_tokens=limit,
-                messages=prompt.prompt_messages(),
-            )
-            for prompt, keys_N in zip(prompts, keys_PN, strict=True)
-        ]
-        responses = answers(self.policy, prompts, engine.complete(requests), limit)
+        if isinstance(rollout, HoldsEpisodes):
+            held = rollout.hold(engine, self.policy, prompts, keys_PN)
+            trajectories, episodes = rollout.rows(self.policy, held, chunk.together)
+            responses = self.policy.mesh.shard_rows(trajectories), episodes
+        else:
+            requests = [
+                Request(
+                    tokens=prompt.tokens,
+                    keys_N=keys_N,
+                    max_tokens=limit,
+                    messages=prompt.prompt_messages(),
+                )
+                for prompt, keys_N in zip(prompts, keys_PN, strict=True)
+            ]
+            responses = answers(self.policy, prompts, engine.complete(requests), limit)
         self.phases.check("rollout", responses, self.policy, version=int(state.step))
         return graded_part(self.phases, state, responses, len(chunk.prompts) * chunk.together)
 

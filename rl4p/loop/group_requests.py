@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -9,7 +10,9 @@ import numpy as np
 
 from rl4p.distributed.processes import to_host
 from rl4p.loop.pending_groups import PendingGroup
-from rl4p.protocols.engine import Request
+from rl4p.model.policy import Policy
+from rl4p.protocols.engine import Engine, HoldsEpisodes, Request
+from rl4p.rollout.episodes import seed_of
 from rl4p.types import Array, Finish
 
 
@@ -46,6 +49,23 @@ def requests_for(
             )
             places.append((place, sample))
     return requests, places
+
+
+def held(
+    rollout: HoldsEpisodes,
+    engine: Engine,
+    policy: Policy,
+    pending_groups: Sequence[PendingGroup],
+    keys_PN: Sequence[np.ndarray],
+) -> list[Any]:
+    """Holds the episodes of groups, with the seeds of environments that `rollout` would choose."""
+    return rollout.hold(
+        engine,
+        policy,
+        [pending.prompt for pending in pending_groups],
+        np.array(keys_PN),
+        seeds=[seed_of(keys_N[0]) for keys_N in keys_PN],
+    )
 
 
 def finished_groups(places: Sequence[tuple[int, int]], finished: np.ndarray) -> int:

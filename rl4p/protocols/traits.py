@@ -42,6 +42,7 @@ class RolloutTraits(PhaseTraits):
       annealing: the change of the temperature over the run; None for none.
       sync_every: the number of steps between two changes of the weights that sample.
       sleep: whether its servers give memory back while an update runs.
+      many_turns: whether a row may have several turns of the policy.
     """
 
     samples: bool = True
@@ -51,6 +52,7 @@ class RolloutTraits(PhaseTraits):
     annealing: Any = None
     sync_every: int = 1
     sleep: bool = False
+    many_turns: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,6 +100,7 @@ class AdvantageTraits(PhaseTraits):
       compares_group: whether a sample gets 0 if its siblings have the same reward.
       one_sign: whether no two advantages have opposite signs.
       uniform: whether all advantages are equal.
+      reads_turns: whether rows of one turn make it the same as another advantage.
       value: the advantage of every sample, if it is an option.
     """
 
@@ -107,6 +110,7 @@ class AdvantageTraits(PhaseTraits):
     compares_group: bool = False
     one_sign: bool = False
     uniform: bool = False
+    reads_turns: bool = False
     value: float = 1.0
 
 

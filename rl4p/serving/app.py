@@ -4,6 +4,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable
+from functools import cached_property
 from typing import Any
 
 import rl4p
@@ -28,6 +29,7 @@ BODY_SECONDS = 60.0
 HEALTH_SECONDS = 30.0
 JSON = b"application/json"
 
+Handler = Callable[[HttpRequest], Awaitable[Any]]
 Send = Callable[[dict[str, Any]], Awaitable[None]]
 Receive = Callable[[], Awaitable[Any]]
 
@@ -42,21 +44,15 @@ class App:
     def __init__(self, server: ServerState, guard: Guard, *, most_bytes: int) -> None:
         self.server, self.guard, self.most_bytes = server, guard, most_bytes
         self.created = int(time.time())
-        self.updates = WeightUpdates(server)
-        self.routes: dict[tuple[str, str], Callable[[HttpRequest], Awaitable[Any]]] = {
+        self.routes: dict[tuple[str, str], Handler] = {
             ("POST", "/v1/completions"): completions,
             ("POST", "/v1/chat/completions"): chat_completions,
-            ("POST", "/generate"): generate,
             ("GET", "/v1/models"): self.models,
-            ("GET", "/health"): self.health,
-            ("GET", "/health_generate"): self.health_generate,
-            ("GET", "/version"): self.version,
-            ("GET", "/metrics"): metrics,
-            ("GET", "/"): page,
-            **VLLMControl(self.updates).routes(),
-            **SGLangControl(self.updates).routes(),
         }
-        self.paths = {path for _, path in self.routes}
+
+    @cached_property
+    def paths(self) -> set[str]:
+        return {path for _, path in self.routes}
 
     async def __call__(self, scope: dict[str, Any], receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -166,6 +162,27 @@ class App:
             "weight_version": server.scheduler.version,
         }
         return JsonResponse({"object": "list", "data": [model]})
+
+
+class ServedApp(App):
+    """The application of `rl4p.serve`: also SGLang's and vLLM's endpoints, and updates of weights.
+
+    The arguments are as in `App`.
+    """
+
+    def __init__(self, server: ServerState, guard: Guard, *, most_bytes: int) -> None:
+        super().__init__(server, guard, most_bytes=most_bytes)
+        self.updates = WeightUpdates(server)
+        self.routes |= {
+            ("POST", "/generate"): generate,
+            ("GET", "/health"): self.health,
+            ("GET", "/health_generate"): self.health_generate,
+            ("GET", "/version"): self.version,
+            ("GET", "/metrics"): metrics,
+            ("GET", "/"): page,
+            **VLLMControl(self.updates).routes(),
+            **SGLangControl(self.updates).routes(),
+        }
 
     async def health(self, request: HttpRequest) -> JsonResponse:
         """Reports whether the server takes requests."""

@@ -18,7 +18,7 @@ from rl4p.rollout.engine.batch import Chunk
 from rl4p.rollout.engine.sequence import TokenSequence
 from rl4p.runs.policy import load_policy
 from rl4p.serving.active_request import ReadyQueue
-from rl4p.serving.app import App
+from rl4p.serving.app import ServedApp
 from rl4p.serving.detokenizer import Detokenizer
 from rl4p.serving.guard import Guard
 from rl4p.serving.options import ServeOptions, read_options
@@ -76,7 +76,9 @@ def serve(lines: Sequence[str]) -> None:
                     slots=options.slots,
                     waiting=options.waiting,
                 )
-                app = App(server, Guard(token=token), most_bytes=options.body_mebibytes * 2**20)
+                app = ServedApp(
+                    server, Guard(token=token), most_bytes=options.body_mebibytes * 2**20
+                )
 
                 def ready() -> None:
                     write(f"{server.name}, weight version {version}, is served at {server.address}")

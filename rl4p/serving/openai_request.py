@@ -48,8 +48,9 @@ class SamplingFields(Body):
         server.check_tokens(self.stop_token_ids, "stop_token_ids")
         own = () if self.ignore_eos else server.policy.end_ids
         return CompletionOptions(
-            sampling=Sampling(
-                temperature=self.temperature, top_k=max(self.top_k, 0), top_p=self.top_p
+            sampling=server.sampling_of(
+                self,
+                Sampling(temperature=self.temperature, top_k=max(self.top_k, 0), top_p=self.top_p),
             ),
             end_ids=tuple(dict.fromkeys((*own, *self.stop_token_ids))),
             stops=self.stop,

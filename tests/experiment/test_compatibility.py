@@ -100,6 +100,11 @@ def test_the_table_names_pairs_that_exist():
             ("advantage=constant", "rollout=demonstrations", "update.old_policy=behaviour"),
             "no sampling policy, so update.old_policy=behaviour would have no effect",
         ),
+        (("advantage=gigpo",), "advantage=gigpo gives credit by turn, but rollout=continuous has"),
+        (
+            ("advantage=gae", "critic=shared", "advantage.turn_gamma=1"),
+            "advantage=gae gives credit",
+        ),
         (
             ("rollout=preferences", "advantage=preference", "update=ppo"),
             "update=ppo does not compare them: choose update=dpo, or rollout=demonstrations",

@@ -14,7 +14,7 @@ import pytest
 from rl4p.errors import InputError, RunError
 from rl4p.rollout.engine.batch import Chunk
 from rl4p.serving.active_request import ReadyQueue
-from rl4p.serving.app import App
+from rl4p.serving.app import ServedApp
 from rl4p.serving.detokenizer import Detokenizer
 from rl4p.serving.guard import Guard
 from rl4p.serving.server_state import ServerState
@@ -182,7 +182,7 @@ def run(make_server):
 
     def run(call, *, token=None, most_bytes=2**20, **options):
         async def main():
-            app = App(make_server(**options), Guard(token=token), most_bytes=most_bytes)
+            app = ServedApp(make_server(**options), Guard(token=token), most_bytes=most_bytes)
             transport = httpx2.ASGITransport(app=app)
             async with httpx2.AsyncClient(
                 transport=transport, base_url="http://localhost:1"

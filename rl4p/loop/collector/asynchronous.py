@@ -14,11 +14,11 @@ from annotated_types import Ge
 
 from rl4p.configuration.bounds import FINITE, AboveZero, Natural, Positive
 from rl4p.distributed.processes import to_host
-from rl4p.errors import InputError, RunError
-from rl4p.loop.background import WorkingTime, check_phases
+from rl4p.errors import RunError
+from rl4p.loop.background import WorkingTime, check_interruptions, check_phases
 from rl4p.loop.cache.success_cache import SuccessCache
 from rl4p.loop.compilation import WORK, clock, waited_for
-from rl4p.loop.group_requests import finished_groups, requests_for
+from rl4p.loop.group_requests import finished_groups, held, keys_of, requests_for
 from rl4p.loop.groups import check_filters, divided, joined, newest_only
 from rl4p.loop.metrics import drawn_shares, staleness_shares
 from rl4p.loop.pending_groups import PendingGroup, PendingGroups, limits_of
@@ -26,7 +26,7 @@ from rl4p.loop.source.quota import take
 from rl4p.loop.synced_weights import SyncedWeights
 from rl4p.model.policy import Policy
 from rl4p.protocols.collection import Collected, CollectorPhases, Filter, OpenSource
-from rl4p.protocols.engine import Completion
+from rl4p.protocols.engine import Completion, HoldsEpisodes, opened
 from rl4p.rollout.answers import answers_on_host
 from rl4p.types import Array, Group, Params, TrainState
 
@@ -168,12 +168,10 @@ class OpenAsynchronous:
         self.pending = PendingGroups(limits=limits)
         self.cache = options.cache and options.cache.open(phases)
         check_filters(options.filters, group_size)
-        self.engine = check_phases(phases).open(policy)
-        if options.on_new_weights != "finish" and not self.engine.stops:
-            raise InputError(
-                f"collector.on_new_weights={options.on_new_weights} needs an engine that can be "
-                "stopped between tokens: choose rollout=continuous, or finish."
-            )
+        rollout = check_phases(phases)
+        self.episodes = rollout if isinstance(rollout, HoldsEpisodes) else None
+        self.engine = opened(rollout, policy)
+        check_interruptions(rollout, self.engine, options.on_new_weights)
         self.key: Array = jax.random.key(0)  # `collect` sets the key of the run
         self.condition = threading.Condition()
         self.interrupted = threading.Event()
@@ -314,6 +312,7 @@ class OpenAsynchronous:
                 return False
             self.interrupted.clear()
             ready = sum(pending.complete for pending in self.pending.groups)
+            keys_PN = [keys_of(x, self.key, self.prompts_per_step) for x in started]
             requests, places = requests_for(
                 started, self.key, self.prompts_per_step, self.phases.rollout.max_response_tokens
             )
@@ -325,7 +324,9 @@ class OpenAsynchronous:
                 self.interrupted.set()
             return self.interrupted.is_set()
 
-        if self.options.on_new_weights == "finish":
+        if self.episodes is not None:
+            completions = held(self.episodes, self.engine, self.policy, started, keys_PN)
+        elif self.options.on_new_weights == "finish":
             completions = self.engine.complete(requests)
         else:
             completions = self.engine.complete(requests, stop=stop)
@@ -372,7 +373,11 @@ class OpenAsynchronous:
         limit = self.phases.rollout.max_response_tokens
         prompts = [pending.prompt for pending in chosen]
         completions = [x for pending in chosen for x in pending.completions if x is not None]
-        trajectories, episodes = answers_on_host(self.policy, prompts, completions, limit)
+        if self.episodes is not None:
+            rows = self.episodes.rows(self.policy, completions, self.group_size)
+        else:
+            rows = answers_on_host(self.policy, prompts, completions, limit)
+        trajectories, episodes = rows
         episodes = tuple(episodes)
         newest = max(int(trajectories.policy_version_BT.max()), 0)
         self.phases.check("rollout", (trajectories, episodes), self.policy, version=newest)

@@ -57,6 +57,10 @@ class Layout:
         """Returns the number of columns that a context is prefilled in."""
         return self.begin or padded_width(len(context))
 
+    def few_widths(self, longest: int) -> int:
+        """Returns a power of two from 64 on: pairs of such widths need few compilations."""
+        return min(max(64, padded_width(longest)), max(self.most, padded_width(longest)))
+
     def columns(self, used: int) -> int:
         """Returns the number of columns of a cache of which so many are used."""
         return self.begin + response_room(used - self.begin - 1, self.most - self.begin)
@@ -280,14 +284,14 @@ class Batch:
         """Returns the cache of a context that begins with the tokens of a kept cache."""
         (row, former), padding = self.kept[begin], self.layout.padding(context)
         start = len(begin) - 1  # the last of the kept tokens was drawn, and not read
-        tokens_1T = np.zeros((1, padded_width(len(context) - start)), np.int32)
+        tokens_1T = np.zeros((1, self.layout.few_widths(len(context) - start)), np.int32)
         tokens_1T[0, : len(context) - start] = context[start:]
         self.prefills += 1
         self.prefilled_tokens += len(context) - start
         numbers = padding - former, padding + start, start, len(context) - start
         shift, column, position, length = map(np.int32, numbers)
         arrays = row, shift, tokens_1T, column, position, length
-        columns = self.layout.width(context)
+        columns = self.layout.begin or self.layout.few_widths(len(context))
         return programs.continued(self.policy.decoder, params, *arrays, columns)
 
     def place(self, new: Sequence[TokenSequence], contexts: Sequence[tuple[int, ...]]) -> None:
@@ -365,7 +369,9 @@ class Batch:
             if not goes_on:
                 self.slots.clear(slot)
             if not goes_on and sequence.keep:
-                sequence.kept = programs.row_of(self.cache, np.int32(slot), self.mesh)
+                few = self.layout.few_widths(sequence.length)
+                columns = self.columns if self.layout.begin else few
+                sequence.kept = programs.row_of(self.cache, np.int32(slot), columns, self.mesh)
         self.untimed = False
         return Ended(outcome, drawn, slots, self.size, seconds)
 

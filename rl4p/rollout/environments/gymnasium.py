@@ -4,10 +4,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from rl4p.data.tool_calls import MalformedCall
+from rl4p.distributed.daemon_threads import in_thread
 from rl4p.errors import InputError
 from rl4p.protocols.environment import Message, StepResult
-from rl4p.rollout.environments.threads import in_thread
-from rl4p.rollout.environments.tool_calls import MalformedCall
 from rl4p.types import Prompt
 
 
