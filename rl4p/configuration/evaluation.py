@@ -8,6 +8,7 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
 from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig, OmegaConf, open_dict
@@ -70,14 +71,14 @@ class EvaluationRequest:
     Attributes:
       out: the folder for the results.
       run: the folder of a run; None evaluates `model`.
-      step: the step of the run's checkpoint; None selects the newest.
+      step: the step of the run's checkpoint, or `best`; None selects the newest.
       average: whether to evaluate the moving average of the run's parameters.
       command: the command line, for the record.
     """
 
     out: Path
     run: Path | None = None
-    step: int | None = None
+    step: int | Literal["best"] | None = None
     average: bool = False
     command: str = field(default="", compare=False)
 
@@ -97,7 +98,7 @@ def read(arguments: Sequence[str], *, conf: Path = CONF) -> tuple[EvaluationRequ
     request = EvaluationRequest(
         out=Path(options.out).expanduser(),
         run=None if options.run is None else run_folder(options.run),
-        step=options.step,
+        step=options.chosen,
         average=options.average,
         command=shlex.join(["python", "-m", "rl4p.evaluate", *arguments]),
     )

@@ -43,6 +43,7 @@ class Root:
     evaluation: Section
     samples: Section
     ema: Section
+    stop: Section
     debug: Section
     plan: Section
     rollout: Group
@@ -101,6 +102,15 @@ class EMA:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Stop:
+    """The keys of `stop`."""
+
+    patience: Positive | None
+    target: float | None
+    before: str | None
+
+
+@dataclass(frozen=True, kw_only=True)
 class Debug:
     """The keys of `debug`."""
 
@@ -123,6 +133,7 @@ SECTIONS = {
     "evaluation": EvaluationKeys,
     "samples": Samples,
     "ema": EMA,
+    "stop": Stop,
     "debug": Debug,
     "plan": Plan,
 }

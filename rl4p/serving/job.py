@@ -54,7 +54,7 @@ def serve(lines: Sequence[str]) -> None:
         keep_programs()
         folder = None if options.run is None else run_folder(options.run)
         policy, params, step = load_policy(
-            config, folder, step=options.step, average=options.average
+            config, folder, step=options.chosen, average=options.average
         )
         source = str(folder or config.model.get("path") or config.model._target_)
         version = str(step or 0)

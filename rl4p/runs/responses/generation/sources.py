@@ -63,7 +63,7 @@ def of_policy(
     keep_programs()
     run = None if options.run is None else run_folder(options.run, key="run")
     sampler = run_sampler(config)
-    policy, params, step = load_policy(config, run, step=options.step, average=options.average)
+    policy, params, step = load_policy(config, run, step=options.chosen, average=options.average)
     check_lengths(config, policy, sampler.max_response_tokens)
     prompts, dropped = encoder(config, policy)(questions, system_prompt=system_prompt)
     complete = partial(
