@@ -51,8 +51,7 @@ class Question(Serializable):
       messages: the conversation, if it is more than one message of the user: mappings with `role`
         and `content`, as chat templates take them. `question` is then the last user message.
         Assistant messages at its end are an answer to it, and no part of the prompt.
-      tools: the tools that the conversation may call, as chat templates take them: JSON schemas of
-        functions. None for no tools.
+      tools: the tools that the conversation may call, as JSON schemas of functions; or None.
       system_prompt: a text before this question, in place of the data set's; None for the latter.
       metadata: any other values that a grader may need.
     """
@@ -107,8 +106,7 @@ class Prompt(Question):
       generation_prompt: the end of the prompt that the chat template wrote for the assistant, such
         as ``<|assistant|><think>``; None if it is not known.
       demonstration: the worked answer of a conversation, which `rollout=demonstrations` reads.
-      drawn_by: the name of the source that drew the prompt on purpose, such as `replay` or
-        `easy_pool`; None if its turn came.
+      drawn_by: the source that drew the prompt on purpose, as `replay`; None if its turn came.
     """
 
     tokens: tuple[int, ...]
@@ -142,8 +140,7 @@ class Episode(Serializable):
     Attributes:
       prompt: the prompt, the same object for all samples of a group.
       response: the text of the response, without special tokens; of the last one of many turns.
-      tokens: the number of tokens that the policy chose, end tokens included; None if it is not
-        known.
+      tokens: the number of tokens that the policy chose, with end tokens; None if not known.
       finish: the reason why the response ended; None if it is not known.
       engine: the address of the server that sampled the response; "" for this process.
       turns: the turns of `rollout=environment`; empty for a single response.
@@ -169,16 +166,20 @@ class Episode(Serializable):
 
 @dataclass(frozen=True, kw_only=True)
 class Sampling:
-    """The sampling distribution: logits / temperature, truncated to top-k, then to top-p.
+    """The sampling distribution: logits / temperature, truncated to top-k, top-p, then min-p.
 
     Behaviour and trained log-probabilities both refer to this distribution. Temperature 0 selects
-    the argmax and reports its log-probability at temperature 1. top_k = 0 and top_p = 1 disable
-    the truncation.
+    the argmax and reports its log-probability at temperature 1. top_k = 0, top_p = 1 and min_p = 0
+    disable the truncation. Only samplers heed the last three, which depend on the tokens before.
     """
 
     temperature: float = 1.0
     top_k: int = 0
     top_p: float = 1.0
+    min_p: float = 0.0
+    least_tokens: int = 0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -240,8 +241,7 @@ class Rewards(Serializable):
         of reward 0: it is left out of the baseline and the loss.
       tokens_BT: float32, the rewards of single tokens (a KL penalty), 0 outside the response mask;
         `total_B` includes their sum. None if there are none.
-      late_B: bool, the samples that are invalid because a term passed its deadline. None if no
-        term has one.
+      late_B: bool, the samples that are invalid because a term passed its deadline; or None.
       dropped_B: bool, the samples that are invalid because a collector or a transform dropped them,
         not a grader. None if none does.
     """

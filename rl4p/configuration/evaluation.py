@@ -50,7 +50,7 @@ INSTEAD = {
     "seed": "evaluation.seed",
 }
 # The options that act on samples, and not on greedy responses.
-SAMPLING_OPTIONS = ("temperature", "top_k", "top_p")
+SAMPLING_OPTIONS = ("temperature", "top_k", "top_p", "min_p")
 
 
 @dataclass(frozen=True, kw_only=True)

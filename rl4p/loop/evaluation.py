@@ -238,6 +238,7 @@ class Evaluation:
                 keys_N=keys_N,
                 max_tokens=limit,
                 messages=prompt.prompt_messages(),
+                task=prompt.task,
             )
             for prompt, keys_N in zip(prompts, keys_PN, strict=True)
         ]

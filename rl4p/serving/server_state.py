@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from rl4p.model.policy import Policy
+from rl4p.rollout.engine.detokenizer import Detokenizer
 from rl4p.serving.active_request import ActiveRequest, ReadyQueue
 from rl4p.serving.choice import CompletionOptions
-from rl4p.serving.detokenizer import Detokenizer
 from rl4p.serving.http_errors import HttpError
 from rl4p.serving.scheduler import Scheduler
 

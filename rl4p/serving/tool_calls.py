@@ -4,7 +4,7 @@ import json
 import secrets
 from typing import Any, NamedTuple
 
-from rl4p.serving.stop_strings import overlap
+from rl4p.rollout.engine.stop_strings import overlap
 
 BEGIN, END = "<tool_call>", "</tool_call>"
 

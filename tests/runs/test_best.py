@@ -19,7 +19,6 @@ from rl4p.runs.best import Best, best_checkpoint, best_of
 from rl4p.runs.checkpoint import Orbax
 from rl4p.runs.record import Record
 from rl4p.runs.saved_steps import chosen_step, steps_of
-from rl4p.types import StepInfo
 from tests.runs.conftest import assert_trains, lines, summary
 
 METRIC = "eval/arithmetic/pass_at_1"
@@ -84,10 +83,10 @@ def test_the_evaluation_before_the_first_step_does_not_count():
 
 def test_a_run_without_a_best_checkpoint_says_so(tmp_path):
     save_config(compose([]), "config.yaml", tmp_path / ".hydra")
-    with pytest.raises(InputError, match="has no best checkpoint, because its checkpoint.best was"):
+    with pytest.raises(InputError, match="has no best checkpoint, because its"):
         best_checkpoint(tmp_path, [1])
     save_config(compose([BEST]), "config.yaml", tmp_path / ".hydra")
-    with pytest.raises(InputError, match="No checkpoint in .* is of a step with eval/arithmetic"):
+    with pytest.raises(InputError, match="is of a step with eval/arithmetic"):
         best_checkpoint(tmp_path, [1])
 
 

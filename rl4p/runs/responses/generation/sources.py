@@ -106,12 +106,16 @@ def of_server(
     Raises:
       InputError: a sampling option is not part of the protocol, or there is no API key.
     """
-    server, sampling = options.server, run_sampler(config).sampling
+    server, sampler = options.server, run_sampler(config)
+    sampling, stop = sampler.sampling, getattr(sampler, "stop", ())
+    if getattr(sampler, "tasks", None):
+        raise InputError("rollout.tasks cannot act on a server: leave it out.")
     chat = Chat(
         model=server.model,
         sampling=sampling,
         max_tokens=config.max_response_tokens,
         seed=config.seed,
+        stop=stop,
         system_prompt=system_prompt,
         changes=server.body,
     )
@@ -124,7 +128,8 @@ def of_server(
             "server": server.url,
             "server.model": server.model,
             "server.body": dict(server.body),
-            "rollout": asdict(sampling) | {"max_response_tokens": config.max_response_tokens},
+            "rollout": asdict(sampling)
+            | {"max_response_tokens": config.max_response_tokens, "stop": list(stop)},
             "data.system_prompt": system_prompt,
         }
         | common(config, questions),
