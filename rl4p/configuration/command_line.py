@@ -302,6 +302,10 @@ def preflight(
     composer.loader.check_capabilities(base, "hydra")
     if base.get("resume") is not None:
         raise InputError("Set resume only on the command line: resume=FOLDER.")
+    if OmegaConf.select(base, "checkpoint.restore", default="newest") != "newest":
+        raise InputError(
+            "checkpoint.restore chooses the checkpoint of a run that is resumed: add resume=FOLDER."
+        )
     if multirun or base.hydra.mode == RunMode.MULTIRUN:
         return lines, *new_sweep(composer, base, overrides, targets=targets, resumable=resumable)
     if swept:

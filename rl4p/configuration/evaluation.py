@@ -8,6 +8,7 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Literal
 
 from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig, OmegaConf, open_dict
@@ -50,7 +51,7 @@ INSTEAD = {
     "seed": "evaluation.seed",
 }
 # The options that act on samples, and not on greedy responses.
-SAMPLING_OPTIONS = ("temperature", "top_k", "top_p")
+SAMPLING_OPTIONS = ("temperature", "top_k", "top_p", "min_p")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,7 +81,7 @@ class EvaluationRequest:
     Attributes:
       out: the folder for the results.
       run: the folder of a run; None evaluates `model`.
-      step: the step of the run's checkpoint; None selects the newest.
+      step: the step of the run's checkpoint, or `best`; None selects the newest.
       average: whether to evaluate the moving average of the run's parameters.
       lm_eval: whether to write the results in the format of lm-evaluation-harness too.
       command: the command line, for the record.
@@ -88,7 +89,7 @@ class EvaluationRequest:
 
     out: Path
     run: Path | None = None
-    step: int | None = None
+    step: int | Literal["best"] | None = None
     average: bool = False
     lm_eval: bool = False
     command: str = field(default="", compare=False)
@@ -109,7 +110,7 @@ def read(arguments: Sequence[str], *, conf: Path = CONF) -> tuple[EvaluationRequ
     request = EvaluationRequest(
         out=Path(options.out).expanduser(),
         run=None if options.run is None else run_folder(options.run),
-        step=options.step,
+        step=options.chosen,
         average=options.average,
         lm_eval=options.lm_eval,
         command=shlex.join(["python", "-m", "rl4p.evaluate", *arguments]),

@@ -43,6 +43,7 @@ class Root:
     evaluation: Section
     samples: Section
     ema: Section
+    stop: Section
     debug: Section
     plan: Section
     rollout: Group
@@ -102,6 +103,15 @@ class EMA:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Stop:
+    """The keys of `stop`."""
+
+    patience: Positive | None
+    target: float | None
+    before: str | None
+
+
+@dataclass(frozen=True, kw_only=True)
 class Debug:
     """The keys of `debug`."""
 
@@ -124,6 +134,7 @@ SECTIONS = {
     "evaluation": EvaluationKeys,
     "samples": Samples,
     "ema": EMA,
+    "stop": Stop,
     "debug": Debug,
     "plan": Plan,
 }

@@ -139,6 +139,12 @@ OPTIONS = (
     Option("entropy", NUMBER, "entropy=bonus entropy.alpha={}"),
     Option("critic", TRUE, "advantage=gae critic=shared"),
     Option("checkpoint", NUMBER, "checkpoint.every={}"),
+    Option(
+        "checkpoint",
+        "best|newest",
+        "checkpoint.best=eval/TASK/pass_at_1",
+        "checkpoint=best chooses a checkpoint of resume=FOLDER",
+    ),
     Option("checkpoint", FALSE, "checkpoint.every=0", "only the last step is saved"),
     Option("tracker", FALSE, "tracker=none"),
     Option("debug", TRUE, "debug=on"),

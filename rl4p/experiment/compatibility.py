@@ -17,6 +17,7 @@ from rl4p.protocols.traits import (
     RolloutTraits,
     UpdateTraits,
 )
+from rl4p.rollout.sampler import Sampler
 
 
 def refuse_what_cannot_act(phases: Phases) -> None:
@@ -27,6 +28,7 @@ def refuse_what_cannot_act(phases: Phases) -> None:
     """
     for rule in (
         samples_of_another_model,
+        distributions_that_the_trainer_does_not_score,
         advantages_that_nothing_reads,
         advantages_of_one_sign_in_pairs,
         turns_in_single_responses,
@@ -71,6 +73,18 @@ def samples_of_another_model(phases: Phases) -> str | None:
     return (
         f"{rollout} has no log-probabilities of the policy, so nothing can be trained with it: use "
         f"it for the evaluation, +rollout@evaluation.{rollout}, and choose another rollout."
+    )
+
+
+def distributions_that_the_trainer_does_not_score(phases: Phases) -> str | None:
+    """Refuses to train on samples whose distribution depends on earlier tokens or on the task."""
+    if not isinstance(phases.rollout, Sampler) or not (options := phases.rollout.untrained()):
+        return None
+    return (
+        f"rollout.{options[0]} changes the distribution of tokens in a way that the trainer does "
+        "not compute, so the log-probabilities would not agree: set it for the evaluation "
+        f"(+rollout@evaluation.rollout=continuous evaluation.rollout.{options[0]}=...), or for "
+        "rl4p.evaluate and rl4p.generate."
     )
 
 

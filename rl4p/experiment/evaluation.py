@@ -1,7 +1,7 @@
 """Builds the evaluation: the held-out prompts of the data and of further tasks, and its options."""
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -9,6 +9,7 @@ from typing import Any
 from omegaconf import DictConfig
 
 from rl4p.configuration import instantiate
+from rl4p.configuration.suggestions import did_you_mean
 from rl4p.data.prompts import encode_prompts
 from rl4p.errors import InputError
 from rl4p.experiment.compatibility import choice
@@ -101,6 +102,9 @@ def build_evaluation(
         sets.append(first_of_each_task(prompts, options.prompts))
         dropped += long
     refuse_samples_that_cannot_be(config, phases.rollout, sets)
+    if config.evaluation.rollout is not None:
+        tasks = {prompt.task for prompts in sets for prompt in prompts}
+        check_own_sampling("evaluation.rollout", phases.rollout, tasks)
     if options.rows is not None:
         rows = options.rows
         if rows % policy.mesh.row_multiple:
@@ -220,6 +224,22 @@ def check_tasks(phases: Phases, *sets: Sequence[Question]) -> None:
     tasks_of_questions = {question.task for questions in sets for question in questions}
     if tasks is not None and (unknown := sorted(tasks_of_questions - tasks.keys())):
         raise InputError(without_reward(unknown, tasks))
+    check_own_sampling("rollout", phases.rollout, tasks_of_questions)
+
+
+def check_own_sampling(key: str, rollout: Any, tasks: Collection[str]) -> None:
+    """Checks that each task with sampling options of its own has questions.
+
+    Raises:
+      InputError: one has none.
+    """
+    for name in getattr(rollout, "tasks", {}):
+        if name not in tasks:
+            hint = did_you_mean(name, tasks) or "."
+            raise InputError(
+                f"{key}.tasks.{name} has no effect, because no question has this task{hint} "
+                f"(tasks: {', '.join(sorted(tasks))})"
+            )
 
 
 def evaluation_sampler(config: DictConfig, phases: Phases) -> Any:

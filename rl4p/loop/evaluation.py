@@ -101,24 +101,37 @@ class Evaluation:
         sets = self.sets or ([self.loss.prompts] if self.loss else [])
         return [prompt for prompts in sets for prompt in prompts]
 
+    def names(self) -> list[str]:
+        """Returns the names of the accuracies that `evaluate` returns."""
+        tasks = dict.fromkeys(prompt.task for prompt in self.prompts)
+        kinds = ["pass_at_1", *([f"avg_at_{self.samples}"] if self.samples else [])]
+        kinds += [f"pass_at_{k}" for k in self.pass_at_k]
+        return [f"eval/{task}/{kind}" for task in tasks for kind in kinds]
+
     def __call__(self, info: StepInfo) -> dict[str, float]:
         return self.timed(info.state)
 
     @cached_property
-    def digest(self) -> str:
-        return digest_of(self.prompts)
+    def digests(self) -> dict[str, str]:
+        """The digest of the prompts of each task."""
+        by_task: dict[str, list[Prompt]] = {}
+        for prompt in self.prompts:
+            by_task.setdefault(prompt.task, []).append(prompt)
+        return {task: digest_of(prompts) for task, prompts in by_task.items()}
 
     def state(self) -> dict[str, Any]:
-        return {"prompts": self.digest}
+        return {"prompts": self.digests}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Refuses prompts that differ from the saved run's; an evaluation has no other state.
+        """Refuses prompts of a task that differ from the saved run's; there is no other state.
+
+        A resumed run may have other tasks.
 
         Raises:
-          InputError: the prompts differ.
+          InputError: the prompts of a task differ.
         """
-        if state:  # older checkpoints have none
-            check_digest(state["prompts"], self.digest, "held-out prompts")
+        for task, saved in state.get("prompts", {}).items():  # older checkpoints have none
+            check_digest(saved, self.digests.get(task, saved), f"held-out prompts of {task}")
 
     def timed(self, state: TrainState) -> dict[str, float]:
         """Returns the metrics of `evaluate`, and its seconds of work and of compilation."""
@@ -241,6 +254,7 @@ class Evaluation:
                     keys_N=keys_N,
                     max_tokens=limit,
                     messages=prompt.prompt_messages(),
+                    task=prompt.task,
                 )
                 for prompt, keys_N in zip(prompts, keys_PN, strict=True)
             ]

@@ -39,7 +39,7 @@ class Continuous(Sampler):
     def open(self, policy: Policy) -> ContinuousEngine:
         return ContinuousEngine(
             policy,
-            self.sampling,
+            self.options,
             self.temperature_at,
             slots=self.slots,
             max_response_tokens=self.max_response_tokens,

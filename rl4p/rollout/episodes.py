@@ -18,7 +18,7 @@ from rl4p.protocols.phases import Anneals
 from rl4p.protocols.traits import RolloutTraits
 from rl4p.rollout.episode_loop import EpisodeLoop
 from rl4p.rollout.episode_rows import FinishedEpisode, rows_on_host
-from rl4p.rollout.sampler import sequence_keys
+from rl4p.rollout.sampler import Sampler, sequence_keys
 from rl4p.types import Array, Episode, Params, Prompt, Sampling, Trajectories
 
 
@@ -75,6 +75,11 @@ class EpisodeRollout(ABC):
             raise InputError(
                 "rollout.engine must be a rollout with an engine: choose continuous, "
                 "naive_sampler, vllm, sglang or openai."
+            )
+        if isinstance(self.engine, Sampler) and (names := self.engine.of_one_response()):
+            raise InputError(
+                f"rollout.engine.{names[0]} cannot act in an episode, where a response has "
+                "several parts that end with the template's end token: leave it out."
             )
 
     @property

@@ -24,7 +24,7 @@ from rl4p.configuration.quoting import command, override
 from rl4p.configuration.trust import names_in, unsandboxed
 from rl4p.distributed.mesh import Mesh
 from rl4p.distributed.processes import agreed, anywhere, first, reporting_errors, to_host
-from rl4p.errors import InputError, RunError, Stopped
+from rl4p.errors import InputError, OutOfTime, RunError, Stopped
 from rl4p.experiment.build import Experiment, build
 from rl4p.experiment.planning.report import refuse_what_does_not_fit
 from rl4p.loop.compilation import (
@@ -37,10 +37,12 @@ from rl4p.loop.compilation import (
 from rl4p.loop.loop import run_hooks, train
 from rl4p.protocols.hook import Hook, OpensHook
 from rl4p.protocols.tracker import TrackedRun
+from rl4p.runs.best import Best, best_of
 from rl4p.runs.checkpoint import Checkpoints
 from rl4p.runs.commit import git_state
 from rl4p.runs.data_sets import data_sets
 from rl4p.runs.diagnosis import Diagnosis
+from rl4p.runs.early_stop import EarlyStop, early_stop
 from rl4p.runs.plots import plot_collector, plot_learning_curve
 from rl4p.runs.profiler import Profiler
 from rl4p.runs.progress import ProgressBar, print_summary
@@ -67,7 +69,7 @@ def run(config: DictConfig) -> dict[str, Any]:
 
     Raises:
       InputError, RunError: raised by the parts of the run.
-      Stopped: a signal stopped the run; everything is saved.
+      Stopped: a signal or `stop.before` stopped the run; everything is saved.
     """
     started, compiled = clock(), compilation()
     keep_programs()
@@ -92,8 +94,10 @@ def run(config: DictConfig) -> dict[str, Any]:
         record.describe(experiment.config, environment(experiment))
         tracked = SeveralRuns({type(tracker).__name__: tracker}, folder)
         stateful = experiment.loop.stateful | {"evaluation": experiment.evaluation}
-        checkpoints = instantiate(config.checkpoint).open(folder, stateful)
-        outcome = RunOutcome(record=record, tracked=tracked, state=experiment.state)
+        best = best_of(config, experiment.evaluation)
+        early = early_stop(config, best)
+        checkpoints = instantiate(config.checkpoint).open(folder, stateful, best)
+        outcome = RunOutcome(record=record, tracked=tracked, state=experiment.state, best=best)
         diagnosis = Diagnosis(config=experiment.config, quiet=not first())
         status = "failed"
         try:
@@ -104,8 +108,9 @@ def run(config: DictConfig) -> dict[str, Any]:
                 checkpoints,
                 reporting_errors(),
             ):  # if the last save fails, the run has failed
-                run_steps(config, experiment, checkpoints, outcome, diagnosis, request)
-            status = "finished" if outcome.step == config.steps else "stopped"
+                run_steps(config, experiment, checkpoints, outcome, diagnosis, request, early)
+            resumable = outcome.stopped_by in ("signal", "before")
+            status = "stopped" if resumable else "finished"
         finally:
             try:
                 summary = outcome.summary(status, started, compilation().since(compiled))
@@ -132,7 +137,8 @@ def run(config: DictConfig) -> dict[str, Any]:
             if "Printing" in tolerance.failed:
                 discard_output()
         if status == "stopped":
-            raise Stopped(
+            kind = OutOfTime if outcome.stopped_by == "before" else Stopped
+            raise kind(
                 f"Stopped after step {outcome.step}, everything is saved. Continue with: "
                 f"{resume_command(config, folder)}"
             )
@@ -202,8 +208,9 @@ def run_steps(
     outcome: "RunOutcome",
     diagnosis: Diagnosis,
     request: StopRequest,
+    early: EarlyStop,
 ) -> None:
-    """Runs the steps and their hooks from the start or a checkpoint to the end or a signal."""
+    """Runs the steps and their hooks from the start or a checkpoint to the end or a stop."""
     record, tracked, samples = outcome.record, outcome.tracked, config.samples
     lines_every = max(1, config.steps // 20)
     bar = ProgressBar(config.steps, lines_every, samples.every, quiet=not first())
@@ -212,6 +219,8 @@ def run_steps(
         outcome.begin(state, resumed=config.resume is not None)
         if checkpoints.latest() is None:  # not restored, so it was evaluated just now
             outcome.count(record.metrics()[-1])
+        if outcome.best is not None:
+            outcome.best.begin(agreed(record.metrics() if first() else None))
         bar.begin(outcome.step, record.metrics()[-1] if first() else {})
         diagnosis.begin(record.metrics())
         record_samples = RecordSamples(
@@ -229,6 +238,7 @@ def run_steps(
             outcome,
             bar,
             Tolerated(diagnosis, "The diagnosis"),
+            *([outcome.best] if outcome.best is not None else []),
             checkpoints,
         ]
         steps = train(experiment.loop, state)
@@ -236,12 +246,18 @@ def run_steps(
             if config.debug.profile:
                 traces = record.folder / "profile"
                 hooks.append(profiled.enter_context(Profiler(traces, outcome.step, config.steps)))
-            while not (stopped := anywhere(request.received is not None)):
-                if (info := next(steps, None)) is None:
+            while outcome.step < config.steps:
+                stopped = "signal" if anywhere(request.received is not None) else None
+                if stopped := stopped or early.reason(checkpoints, outcome.state):
+                    outcome.stopped_by = stopped
                     break
+                began = clock()
+                info = next(steps)
                 run_hooks(hooks, info, last=info.step == config.steps)
-        if stopped:
-            checkpoints.save(outcome.state)  # no other hook, so that a resumed run has equal lines
+                early.steps.append(clock() - began)
+            else:
+                outcome.stopped_by = "steps"
+        checkpoints.save(outcome.state)  # no other hook, so that a resumed run has equal lines
 
 
 def opened(experiment: Experiment, folder: Path, stack: ExitStack) -> list[Hook]:
@@ -303,6 +319,8 @@ class RunOutcome:
     state: TrainState
     every: int = 1
     resumed_from: int | None = None
+    best: Best | None = None
+    stopped_by: str = "error"
     times: list[dict[str, float]] = field(default_factory=list)
     step: int = 0
     begun: bool = False
@@ -348,7 +366,9 @@ class RunOutcome:
         times = {name: [each[name] for each in self.times if name in each] for name in phases}
         return {
             "status": status,
+            "stopped_by": self.stopped_by,
             "step": self.step,
+            "best": None if self.best is None else self.best.summary(),
             "idle_steps": idle_steps(rows),
             "evaluation": {
                 "first": evaluations[0] if evaluations else {},

@@ -7,9 +7,9 @@ from functools import partial
 
 from rl4p.errors import InputError, RunError
 from rl4p.rollout.engine.batch import Chunk
+from rl4p.rollout.engine.detokenizer import Detokenizer
 from rl4p.rollout.engine.sequence import TokenSequence
 from rl4p.serving.choice import Choice, CompletionOptions
-from rl4p.serving.detokenizer import Detokenizer
 from rl4p.serving.http_errors import ClientDisconnectError, HttpError
 from rl4p.serving.scheduler import Scheduler
 from rl4p.serving.seeds import key_data

@@ -10,9 +10,9 @@ from typing import Any
 from pydantic import BaseModel
 
 from rl4p.model.policy import Policy
+from rl4p.rollout.engine.detokenizer import Detokenizer
 from rl4p.serving.active_request import ActiveRequest, ReadyQueue
 from rl4p.serving.choice import Choice, CompletionOptions
-from rl4p.serving.detokenizer import Detokenizer
 from rl4p.serving.http_errors import HttpError
 from rl4p.serving.scheduler import Scheduler
 from rl4p.types import Sampling

@@ -217,7 +217,10 @@ def test_a_folder_with_any_name_is_resumed(toy):
 
 
 CHANGES = (
-    *("steps=9", "evaluation.every=1", "samples.count=1", "tracker.size=2", "checkpoint.size=2"),
+    *("steps=9", "stop.patience=3", "optimizer.learning_rate=0.5", "evaluation.every=1"),
+    *("evaluation.samples=2", "evaluation.pass_at_k=[2]", "evaluation.seed=1", "evaluation.rows=2"),
+    *("evaluation.rollout={_target_:toy.Part}", "+evaluation.tasks.more={_target_:toy.Part}"),
+    *("samples.count=1", "tracker.size=2", "checkpoint.size=2"),
     *("debug.profile=true", "plan.search=true", "mesh.size=2", "trusted_targets=[toy,mine]"),
     "allow=/x",
 )
@@ -236,7 +239,9 @@ def test_the_sentence_names_what_may_change(toy, started, capsys):
     assert toy.run(f"resume={started}", "seed=3") == 2
     assert capsys.readouterr().err == (
         f"resume={started} cannot change the configuration: seed was 0 and would be 3 (only steps, "
-        "evaluation.every, samples, tracker, checkpoint, debug, plan, mesh may change).\n"
+        "stop, optimizer.learning_rate, evaluation.every, evaluation.samples, "
+        "evaluation.pass_at_k, evaluation.seed, evaluation.rows, evaluation.rollout, "
+        "evaluation.tasks, samples, tracker, checkpoint, debug, plan, mesh may change).\n"
     )
 
 

@@ -13,9 +13,9 @@ import pytest
 
 from rl4p.errors import InputError, RunError
 from rl4p.rollout.engine.batch import Chunk
+from rl4p.rollout.engine.detokenizer import Detokenizer
 from rl4p.serving.active_request import ReadyQueue
 from rl4p.serving.app import ServedApp
-from rl4p.serving.detokenizer import Detokenizer
 from rl4p.serving.guard import Guard
 from rl4p.serving.server_state import ServerState
 from rl4p.types import Finish

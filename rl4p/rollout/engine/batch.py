@@ -334,8 +334,9 @@ class Batch:
         began = time.perf_counter()
         arrays = slots.state, slots.constants
         own = slots.distributions if distribution is None else None
+        seen_nV: Any = slots.seen(self.policy.decoder.config.vocabulary)
         if self.mesh.size > 1:
-            arrays, own = self.mesh.shard_rows((arrays, own))
+            arrays, own, seen_nV = self.mesh.shard_rows((arrays, own, seen_nV))
         self.cache, packed, drawn = decode(
             self.policy.decoder,
             params,
@@ -344,6 +345,7 @@ class Batch:
             own if distribution is None else distribution,
             np.int32(steps),
             np.int32(enough),
+            seen_nV,
             extras=any(x.needs_extras for x in running),
             mesh=self.mesh,
         )
@@ -366,6 +368,8 @@ class Batch:
         ]
         for slot, sequence, count, goes_on in slots:
             sequence.drawn += count
+            if sequence.penalizes:
+                sequence.new += outcome.tokens_nM[slot, :count].tolist()
             if not goes_on:
                 self.slots.clear(slot)
             if not goes_on and sequence.keep:
