@@ -88,10 +88,10 @@ def encoded_messages(
     arguments: Mapping[str, Any],
 ) -> tuple[Tokens, list[Tokens]]:
     """Returns the tokens of a conversation before its last message, and of both last messages."""
-    assert row.pair is not None
+    pair: Any = row.pair
     template = Template(tokenizer=tokenizer, end_ids=end_ids, tools=row.tools, arguments=arguments)
     try:
-        rows = [template.last_row([*messages, response]) for response in row.pair]
+        rows = [template.last_row([*messages, response]) for response in pair]
         prompts = [each.tokens[: each.begins] for each in rows]
         if prompts[0] != prompts[1]:
             raise InputError("its prompt has other tokens before the rejected response")

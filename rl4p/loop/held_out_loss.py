@@ -98,7 +98,7 @@ class HeldOutLoss:
     def compiled_loss(self) -> Any:
         """Returns the function of `of_pairs` that is compiled once for the run."""
 
-        def loss(trajectories: Trajectories, logprobs_BT: Array, scores: Any) -> dict[str, Array]:
+        def loss(trajectories: Trajectories, logprobs_BT: Array, scores: Any) -> dict[str, Any]:
             mask_BT, rows = trajectories.response_mask_BT, len(logprobs_BT)
             first_B = jnp.arange(rows) % self.group_size == 0
             sign_B1 = jnp.where(first_B, 1.0, -1.0)[:, None]

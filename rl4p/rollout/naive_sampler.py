@@ -159,7 +159,7 @@ def generate(
         keys_B = jax.random.wrap_key_data(jnp.asarray(sequences.keys_B))
         drawn = distribution.draw(logits_BV, ones_B, keys_B, sequences.drawn_B + t, 0)
         if seen_BV is not None:
-            seen_BV = seen_BV.at[jnp.arange(B), drawn.token_B].set(RESPONSE)
+            seen_BV = jnp.asarray(seen_BV).at[jnp.arange(B), drawn.token_B].set(RESPONSE)
         return drawn.token_B, drawn.logprob_B, seen_BV
 
     def seen_at_first() -> Array | None:

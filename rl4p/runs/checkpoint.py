@@ -104,7 +104,8 @@ class Checkpoints:
         best: Best | None = None,
         restores: Choice = None,
     ) -> None:
-        self.every, self.best, self.restores = every, best, restores
+        self.every, self.best = every, best
+        self.restores: Choice = restores
         self.began: dict[int, float] = {}  # when the save of a step began, in seconds of the epoch
         self.parts = parts
         self.folder = folder

@@ -85,7 +85,8 @@ class Connection(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
-        self.scope["state"]["unsent"] = self.unsent
+        scope: Any = self.scope  # its type says that there may be no state
+        scope["state"]["unsent"] = self.unsent
         self.in_head, self.begun, self.head_bytes = True, True, 0
         if self.idle:
             self.expect(HEAD_SECONDS)

@@ -82,7 +82,7 @@ class OwnDistributions:
 
 def numbers(sampling: Sampling) -> tuple[float, ...]:
     """Returns the values of a slot, in the order of the attributes of `OwnDistributions`."""
-    cuts = sampling.temperature, sampling.top_k, sampling.top_p, log_share(sampling.min_p)
+    cuts = sampling.temperature, sampling.top_k, sampling.top_p, float(log_share(sampling.min_p))
     return (*cuts, sampling.repetition_penalty, sampling.presence_penalty)
 
 
