@@ -100,7 +100,8 @@ def prefix(file: str) -> str:
 def words_of(file: str) -> list[str]:
     """Returns the words that choose a file, and those beside which its options act."""
     group, _, name = file.partition("/")
-    words = [*TABLE[kind_of(file)]["words"], *(entry(file, "before") or [])]
+    base = entry(file, "instead") or TABLE[kind_of(file)]["words"]
+    words = [*base, *(entry(file, "before") or [])]
     if group in PLACES:
         words.append(f"+{group}@{PLACES[group].format('x')}={name}")
     elif file != "config":

@@ -166,7 +166,7 @@ def test_weights_that_a_sleep_has_dropped_must_be_loaded_as_a_whole(talk, schedu
         ("POST", "/release_memory_occupation", {}),
         ("POST", "/release_memory_occupation", {"tags": ["kv_cache"]}),
         ("POST", "/resume_memory_occupation", {}),
-        ("POST", "/v1/completions", {"model": "it", "prompt": [1], "max_tokens": 1}),
+        ("POST", "/v1/completions", {"model": "m", "prompt": [1], "max_tokens": 1}),
         ("POST", "/update_weights_from_disk", {"model_path": "/weights/9"}),
     )
     assert [status for status, _ in found][:3] == [200, 400, 200]
