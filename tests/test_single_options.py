@@ -13,6 +13,7 @@ It takes about ten minutes. A few files that need no training are always tested.
 
 import atexit
 import gc
+import io
 import json
 import shutil
 import sys
@@ -20,7 +21,7 @@ import tempfile
 import typing
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from contextlib import closing
+from contextlib import closing, redirect_stdout
 from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
@@ -233,7 +234,8 @@ def recorded(words: list[str]) -> Digits:
     """Returns the digits of the files that a run leaves."""
     folder = Path(tempfile.mkdtemp(dir=made_files()))
     try:
-        rl4p.train([*words, f"hydra.run.dir={folder}"])
+        with redirect_stdout(io.StringIO()):
+            rl4p.train([*words, f"hydra.run.dir={folder}"])
     except RunError as error:
         return {"ended": str(error)}
     digits = {}
