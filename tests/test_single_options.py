@@ -13,6 +13,7 @@ It takes about ten minutes. A few files that need no training are always tested.
 
 import atexit
 import gc
+import io
 import json
 import shutil
 import sys
@@ -20,7 +21,7 @@ import tempfile
 import typing
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from contextlib import closing
+from contextlib import closing, redirect_stdout
 from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
@@ -100,7 +101,8 @@ def prefix(file: str) -> str:
 def words_of(file: str) -> list[str]:
     """Returns the words that choose a file, and those beside which its options act."""
     group, _, name = file.partition("/")
-    words = [*TABLE[kind_of(file)]["words"], *(entry(file, "before") or [])]
+    base = entry(file, "instead") or TABLE[kind_of(file)]["words"]
+    words = [*base, *(entry(file, "before") or [])]
     if group in PLACES:
         words.append(f"+{group}@{PLACES[group].format('x')}={name}")
     elif file != "config":
@@ -232,7 +234,8 @@ def recorded(words: list[str]) -> Digits:
     """Returns the digits of the files that a run leaves."""
     folder = Path(tempfile.mkdtemp(dir=made_files()))
     try:
-        rl4p.train([*words, f"hydra.run.dir={folder}"])
+        with redirect_stdout(io.StringIO()):
+            rl4p.train([*words, f"hydra.run.dir={folder}"])
     except RunError as error:
         return {"ended": str(error)}
     digits = {}

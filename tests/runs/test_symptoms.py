@@ -198,7 +198,7 @@ GRADERS = ("trusted_targets=[tests]",)
         (("+reward.terms.x._target_=tests.runs.failing.Fails", *GRADERS), ["invalid_grades"]),
         (("rollout.temperature=0",), ["no_advantage"]),
     ],
-    ids=["one-sample", "truncated", "constant-reward", "failing-grader", "greedy"],
+    ids=["truncated", "constant-reward", "failing-grader", "greedy"],
 )
 @pytest.mark.slow
 def test_a_run_made_to_fail_says_why(overrides, expected):

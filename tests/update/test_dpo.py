@@ -96,6 +96,11 @@ def test_what_its_kind_has_no_use_for_is_refused(options):
         DPO(**options)
 
 
+def test_a_margin_without_simpo_is_refused():
+    with pytest.raises(ValueError, match="is the margin of kind=simpo"):
+        DPO(gamma=0.7)
+
+
 @pytest.mark.parametrize(
     ("options", "loss"),
     [

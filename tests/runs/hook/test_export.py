@@ -165,7 +165,7 @@ def test_an_export_is_pushed_to_the_hub(hook, hub, params, tmp_path):
         export(info(7, params))
     (repository,) = hub.repositories
     assert (repository["name"], repository.get("organization")) == ("policy", "me")
-    assert repository["private"]
+    assert repository["visibility"] == "private"
     ((message, files),) = hub.commits
     assert message == "The policy after step 7"
     folder = tmp_path / "exports/step-7"
