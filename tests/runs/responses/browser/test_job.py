@@ -40,7 +40,7 @@ def test_a_page(run, tmp_path, capsys):
     ("arguments", "message"),
     [
         ([], "Give run=FOLDER or file=FILE"),
-        (["{run}", "{run}"], "run is given twice"),
+        (["{run}", "{run}"], "run names a folder twice"),
         (["{run}", "file=a"], "Give run=FOLDER or file=FILE"),
         (["{run}", "tsk=a"], "tsk is not an option of rl4p.samples; did you mean task?"),
         (["{run}", "right=maybe"], "right must be a valid boolean"),
