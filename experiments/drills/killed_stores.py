@@ -4,49 +4,85 @@
 
 A run is killed with SIGKILL at a moment of the first two seconds after the first file of its store
 has appeared. The next run in the same place must be tracked, and after `rl4p.send` the store must
-hold every step of both runs once.
+hold every step of both runs once. Each command is a process that is forked from one which has
+imported the libraries, and nothing else, since imports would take most of the time.
 """
 
 import argparse
+import multiprocessing
+import os
+import sqlite3
 import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Sequence
+from contextlib import closing
+from importlib import import_module
 from pathlib import Path
 
 from experiments.drills.outcome import tell
-from experiments.drills.small_run import SMALL, record, run, start, trains
+from experiments.drills.small_run import SMALL, record, trains
+from rl4p.runs.tracker.mlflow import SETTINGS
 
 SECONDS = 2.0
-WORDS = (*(word for word in SMALL if not word.startswith("tracker=")), "tracker=mlflow", "steps=40")
-SEND = (sys.executable, "-m", "rl4p.send")
+WORDS = (*(word for word in SMALL if not word.startswith("tracker=")), "tracker=mlflow")
+LIBRARIES = ("rl4p.runs.run", "rl4p.runs.tracker.sending", "mlflow.store.tracking.sqlalchemy_store")
+
+
+def command(program: str, words: Sequence[str], place: Path) -> None:
+    """Runs a command in this process, in a folder, with its output in a file."""
+    with (place / "output.txt").open("w") as output:
+        os.dup2(output.fileno(), 1)
+        os.dup2(output.fileno(), 2)
+    os.chdir(place)
+    sys.argv = [program, *words]
+    code = import_module(program).main()
+    sys.stdout.flush()
+    os._exit(int(code or 0))
+
+
+def started(program: str, *words: str, place: Path) -> multiprocessing.Process:
+    process = multiprocessing.get_context("fork").Process(
+        target=command, args=(program, words, place)
+    )
+    process.start()
+    return process
+
+
+def finished(program: str, *words: str, place: Path) -> tuple[int | None, str]:
+    """Runs a command to its end, and returns its exit code and its output."""
+    process = started(program, *words, place=place)
+    process.join()
+    return process.exitcode, (place / "output.txt").read_text()
 
 
 def killed(place: Path, seconds: float) -> str:
     """Starts a run in a folder, kills it `seconds` after its store was begun, and says when."""
-    store = place / "outputs"
-    process = start(*WORDS, f"hydra.run.dir={place / 'killed'}", cwd=place)
-    while process.poll() is None and not any(
+    store, words = place / "outputs", (*WORDS, "steps=200", f"hydra.run.dir={place / 'killed'}")
+    process = started("rl4p.train", *words, place=place)
+    while process.is_alive() and not any(
         path for path in store.glob("*mlflow.db*") if not path.name.endswith(".lock")
     ):
         time.sleep(0.001)
     time.sleep(seconds)
-    if (store / "mlflow.db").exists():
+    if not process.is_alive():
+        moment = "the run had ended"
+    elif (store / "mlflow.db").exists():
         moment = "the store was complete"
     else:
         moment = "the store was being created"
-    if process.poll() is not None:
-        moment = "the run had ended"
     process.kill()
-    process.communicate()
+    process.join()
     return moment
 
 
 def problem(place: Path) -> str:
     """Runs the next run and sends the killed one; returns what was wrong, or ""."""
-    done = run(*WORDS, "steps=2", f"hydra.run.dir={place / 'next'}", cwd=place)
-    if done.returncode or "MLflow" in done.stderr:
-        return f"the next run: exit code {done.returncode}: {done.stderr[-500:]}"
+    words = (*WORDS, "steps=2", f"hydra.run.dir={place / 'next'}")
+    code, output = finished("rl4p.train", *words, place=place)
+    if code or "MLflow" in output:
+        return f"the next run: exit code {code}: {output[-500:]}"
     if not trains(place / "next"):
         return "a step of the next run had no gradient"
     folders = [place / name for name in ("killed", "next")]
@@ -54,29 +90,25 @@ def problem(place: Path) -> str:
     if wrong := missing(place, folders[-1:]):
         return f"before rl4p.send, {wrong}"
     for folder in folders:
-        done = run(f"run={folder}", program=SEND, cwd=place)
-        if done.returncode:
-            return f"rl4p.send: {done.stderr[-500:]}"
+        code, output = finished("rl4p.send", f"run={folder}", place=place)
+        if code:
+            return f"rl4p.send: exit code {code}: {output[-500:]}"
     return missing(place, folders)
 
 
 def missing(place: Path, folders: list[Path]) -> str:
     """Returns which run is not in the store with each of its steps once, or ""."""
-    from mlflow import MlflowClient
-
-    client = MlflowClient(f"sqlite:///{place / 'outputs' / 'mlflow.db'}")
-    experiment = client.get_experiment_by_name("rl4p")
-    runs = client.search_runs([experiment.experiment_id])
-    by_folder = {stored.data.tags["folder"]: stored for stored in runs}
-    for folder in folders:
-        if (stored := by_folder.get(str(folder.resolve()))) is None:
-            return f"{folder.name} is not in the store"
-        for name in ("eval/arithmetic/pass_at_1", "update/grad_norm"):
-            points = client.get_metric_history(stored.info.run_id, name)
-            if Counter(x.step for x in points) != Counter(
-                row["step"] for row in record(folder) if name in row
-            ):
-                return f"{name} of {folder.name} is not in the store once for each step"
+    with closing(sqlite3.connect(place / "outputs" / "mlflow.db")) as store:
+        folder_of = "SELECT value, run_uuid FROM tags WHERE key = 'folder'"
+        runs = dict(store.execute(folder_of).fetchall())
+        for folder in folders:
+            if (run := runs.get(str(folder.resolve()))) is None:
+                return f"{folder.name} is not in the store"
+            for name in ("eval/arithmetic/pass_at_1", "update/grad_norm"):
+                query = "SELECT step FROM metrics WHERE run_uuid = ? AND key = ?"
+                steps = Counter(step for (step,) in store.execute(query, (run, name)))
+                if steps != Counter(row["step"] for row in record(folder) if name in row):
+                    return f"{name} of {folder.name} is not in the store once for each step"
     return ""
 
 
@@ -84,6 +116,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--kills", type=int, default=100)
     kills, wrong, moments = parser.parse_args().kills, [], Counter()
+    for name, value in SETTINGS.items():
+        os.environ.setdefault(name, value)
+    for name in LIBRARIES:
+        import_module(name)
     for number in range(kills):
         with tempfile.TemporaryDirectory() as temporary:
             place = Path(temporary)

@@ -51,7 +51,7 @@ def test_a_loss_is_over_the_tokens_of_each_task(policy, params, make_prompt, mak
     }
     assert (metrics["eval/x/prompts"], metrics["eval/y/prompts"]) == (2, 1)
     for rows in (1, 2):
-        assert replace(loss, rows=rows)(params) == pytest.approx(metrics, abs=1e-5)
+        assert replace(loss, rows=rows)(params) == pytest.approx(metrics, rel=1e-5)
 
 
 def test_the_loss_of_pairs_is_the_updates(policy, params, make_prompt, make_phases, logprob):

@@ -129,7 +129,7 @@ def test_a_plan_says_that_it_leaves_out_the_overlap_of_sampling_and_update(run):
 
 def test_a_plan_names_greedy_responses_and_the_models_of_the_reward(run):
     run.phases.needs = lambda: frozenset({"greedy_rewards"})
-    judge = SimpleNamespace(has_model=True)
+    judge = SimpleNamespace(has_model=True, weight=1.0)
     own = Weighted(terms={"model": judge, "correct": Correct()})
     run.phases.reward = Router(tasks={"a": own, "b": Weighted(terms={"correct": Correct()})})
     left_out = summary(run, CHIP, 0, [costing("decode")])["unplanned"]

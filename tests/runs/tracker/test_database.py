@@ -72,7 +72,7 @@ def test_a_database_that_another_program_left_incomplete_is_set_aside(
     assert sent(store, record) == {"reward/mean": 0.5}
     assert (tmp_path / "mlflow.db.incomplete").read_text() == "an earlier one"
     assert (tmp_path / "mlflow.db.incomplete1").read_bytes() == before
-    (message,) = caplog.messages
+    (message,) = [each.getMessage() for each in caplog.records if each.name.startswith("rl4p")]
     assert message == (
         f"{path} is incomplete, because the program that created it was interrupted. It has no"
         " experiment. It is now mlflow.db.incomplete1, and a new database takes its place."

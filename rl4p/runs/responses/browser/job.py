@@ -81,6 +81,8 @@ def browse_side_by_side(options: SamplesOptions) -> None:
       InputError: they have no prompt in common, or none of these is chosen.
     """
     places = [run_folder(name) for name in options.run]
+    if len(set(places)) < len(places):
+        raise InputError("run names a folder twice: give each folder once.")
     together = beside.side_by_side(
         [str(place) for place in places],
         [samples_in(place, options.term)[0] for place in places],

@@ -53,7 +53,7 @@ def test_only_an_earlier_page_is_replaced(run, tmp_path):
     ("arguments", "message"),
     [
         ([], "Give run=FOLDER or file=FILE"),
-        (["{run}", "{run}"], "run is given twice"),
+        (["{run}", "{run}"], "run names a folder twice"),
         (["{run}", "file=a"], "Give run=FOLDER or file=FILE"),
         (["{run}", "tsk=a"], "tsk is not an option of rl4p.samples; did you mean task?"),
         (["{run}", "right=maybe"], "right must be a valid boolean"),
