@@ -16,7 +16,7 @@ from rl4p.rollout.engine.batch import Chunk
 from rl4p.rollout.engine.sequence import TokenSequence
 from rl4p.serving.active_request import ActiveRequest, ReadyQueue
 from rl4p.serving.anthropic_messages import anthropic_messages
-from rl4p.serving.app import App, Handler, Receive, Send
+from rl4p.serving.app import App, Handler, Receive, Send, send_response
 from rl4p.serving.choice import Choice, CompletionOptions
 from rl4p.serving.detokenizer import Detokenizer
 from rl4p.serving.guard import Guard
@@ -113,8 +113,7 @@ class EpisodeAddresses:
             await app(scope | {"path": f"/{''.join(rest)}"}, receive, send)
             return
         error = HttpError("No episode has this address, or it has ended.", status=404)
-        body = JsonResponse(error.body(), 404)
-        await App.send(cast(Any, self), body, send)
+        await send_response(JsonResponse(error.body(), 404), send)
 
 
 class EpisodeScheduler:
