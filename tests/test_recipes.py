@@ -43,6 +43,8 @@ SMALL = (
 )
 CHANCE = "reward.terms.format.pattern='.*[02468]'"
 SHORT = ("data.system_prompt=null", "max_response_tokens=24", CHANCE)
+PLAYS = ("+term@reward.terms.format=format", CHANCE, "max_response_tokens=160")
+PLAYS += ("max_prompt_tokens=128", "evaluation.term=format")
 # The rewards of these tasks have no format term, and the policy of the package is never right.
 WITH_FORMAT = ("term@reward.terms.format=format", *SHORT, "reward.terms.format.pattern='.*='")
 CHANGES: dict[str, tuple[str, ...]] = {
@@ -58,6 +60,17 @@ CHANGES: dict[str, tuple[str, ...]] = {
     "preferences_dpo": (
         *("data.path={pairs}", "max_prompt_tokens=64", "max_response_tokens=32"),
         *("optimizer.learning_rate=1e-4", "optimizer.warmup_steps=0"),
+    ),
+    **dict.fromkeys(
+        ("calculator_sft", "grid_sft", "guess_sft"),
+        ("data.path={chats}", "max_prompt_tokens=64", "max_response_tokens=32"),
+    ),
+    # Without a warm start it plays no game and calls no tool.
+    **dict.fromkeys(("grid_gigpo", "guess_gigpo"), ("data.path={problems}", *PLAYS)),
+    "sums_agent": ("trusted_targets=experiments",),
+    "calculator_agent": (
+        *("trusted_targets=experiments", *PLAYS),
+        "rollout.agent._target_=experiments.agents.programs.ask",
     ),
     # The policy of the package solves no puzzle: a format that it meets by chance varies instead.
     "countdown_grpo": (CHANCE, "max_response_tokens=32"),

@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from inspect import isawaitable
+from inspect import isawaitable, iscoroutinefunction
 from typing import Any
 
 import numpy as np
@@ -164,8 +164,6 @@ def ended(episode: FinishedEpisode, prompt: Prompt, *, cut: bool) -> FinishedEpi
 
 def is_async(function: Any) -> bool:
     """Returns whether a call of a function returns a coroutine, without calling it."""
-    from inspect import iscoroutinefunction
-
     while isinstance(function, partial):
         function = function.func
     return iscoroutinefunction(function) or iscoroutinefunction(getattr(function, "__call__", None))  # noqa: B004

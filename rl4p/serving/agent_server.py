@@ -1,4 +1,4 @@
-"""The server for agents: one address for each episode, with the endpoints of OpenAI's API."""
+"""The server for agents: one address for each episode, with the endpoints that agents use."""
 
 import asyncio
 import secrets
@@ -16,18 +16,26 @@ from rl4p.rollout.engine.batch import Chunk
 from rl4p.rollout.engine.detokenizer import Detokenizer
 from rl4p.rollout.engine.sequence import TokenSequence
 from rl4p.serving.active_request import ActiveRequest, ReadyQueue
-from rl4p.serving.app import App, Receive, Send
+from rl4p.serving.anthropic_messages import anthropic_messages
+from rl4p.serving.app import App, Handler, Receive, Send, send_response
 from rl4p.serving.choice import Choice, CompletionOptions
 from rl4p.serving.guard import Guard
 from rl4p.serving.http_errors import HttpError
+from rl4p.serving.openai_responses import openai_responses
 from rl4p.serving.options import Port
 from rl4p.serving.responses import JsonResponse
 from rl4p.serving.server_state import ServerState
+from rl4p.serving.token_generation import token_generation
 from rl4p.serving.web_server import address_of, configured, listening
 from rl4p.types import Sampling
 
 HOST, MODEL = "127.0.0.1", "rl4p"
 MANY = 2**20  # completions: the episode limits its calls itself
+ROUTES: dict[tuple[str, str], Handler] = {
+    ("POST", "/v1/responses"): openai_responses,
+    ("POST", "/v1/messages"): anthropic_messages,
+    ("POST", "/inference/v1/generate"): token_generation,
+}
 NEVER = {"min_tokens", "prompt_logprobs", "seed", "stop", "stop_token_ids", "ignore_eos"}
 
 
@@ -89,7 +97,8 @@ class EpisodeAddresses:
             calls=calls,
         )
         most = self.options.body_mebibytes * 2**20
-        self.apps[name] = App(state, Guard(token=None), most_bytes=most)
+        self.apps[name] = app = App(state, Guard(token=None), most_bytes=most)
+        app.routes |= ROUTES
         return f"{self.address}/{name}/v1"
 
     def unregister(self, address: str) -> None:
@@ -104,8 +113,7 @@ class EpisodeAddresses:
             await app(scope | {"path": f"/{''.join(rest)}"}, receive, send)
             return
         error = HttpError("No episode has this address, or it has ended.", status=404)
-        body = JsonResponse(error.body(), 404)
-        await App.send(cast(Any, self), body, send)
+        await send_response(JsonResponse(error.body(), 404), send)
 
 
 class EpisodeScheduler:

@@ -45,7 +45,12 @@ class ChatRequest(OpenAIRequest, Conversation):
 
 async def chat_completions(http: HttpRequest) -> JsonResponse | EventStream:
     """Responds to a request for the next message of a conversation."""
-    server, request = http.server, await http.body(ChatRequest)
+    return await next_message(http, await http.body(ChatRequest))
+
+
+async def next_message(http: HttpRequest, request: ChatRequest) -> JsonResponse | EventStream:
+    """Responds to a request that has been read."""
+    server = http.server
     server.check_model(request.model)
     server.check_room(request.n)
     prompt = await request.encode(server)

@@ -6,6 +6,7 @@ import dataclasses
 import json
 from functools import partial
 
+import httpx2
 import numpy as np
 import pytest
 from openai import AsyncOpenAI, BadRequestError, NotFoundError, OpenAI
@@ -15,6 +16,7 @@ from rl4p.loop.checks import check_trajectories
 from rl4p.rollout.agent import Agent
 from rl4p.rollout.continuous import Continuous
 from rl4p.serving.agent_server import AgentServer
+from rl4p.serving.choice import Choice
 from rl4p.types import Finish
 from tests.rollout.test_environment import (
     ENDS,
@@ -266,13 +268,13 @@ CALLS = TEMPLATE.replace(
 )
 
 
+CALL = '<tool_call>{"name": "add",   "arguments": {"b":1}}</tool_call>'
+
+
 def test_calls_of_tools_go_back_as_they_were_sampled(sample, ending, requests, monkeypatch):
     """The client gets calls in OpenAI's form, and the next context has the sampled text."""
-    from rl4p.serving import chat
-
     monkeypatch.setattr(ending.tokenizer, "chat_template", CALLS)
-    text = '<tool_call>{"name": "add",   "arguments": {"b":1}}</tool_call>'
-    monkeypatch.setattr(chat.Choice, "text", lambda self: text)
+    monkeypatch.setattr(Choice, "text", lambda self: CALL)
 
     async def uses(episode):
         tools = [{"type": "function", "function": {"name": "add", "parameters": {}}}]
@@ -294,3 +296,86 @@ def test_calls_of_tools_go_back_as_they_were_sampled(sample, ending, requests, m
     for row, episode in enumerate(episodes):
         # An unfinished message is followed by an end token that was not sampled.
         assert len(words(trajectories, row)) == 1 or episode.turns[0].tokens == 10
+
+
+async def uses_responses(episode):
+    """Holds a conversation with a call through /v1/responses; returns the texts and calls."""
+    items = [user("one")]
+    async with client(episode) as openai:
+        for _ in range(2):
+            response = await openai.responses.create(
+                model="gpt",
+                input=items,
+                instructions="Add.",
+                tools=[{"type": "function", "name": "add", "parameters": {}, "strict": None}],
+            )
+            (call,) = response.output
+            assert (call.type, call.name, json.loads(call.arguments)) == (
+                "function_call",
+                "add",
+                {"b": 1},
+            )
+            assert response.usage.output_tokens > 0
+            items.append(call.model_dump())
+            items.append({"type": "function_call_output", "call_id": call.call_id, "output": "2"})
+
+
+async def uses_messages(episode):
+    """Does the same through /v1/messages."""
+    messages = [user("one")]
+    address = f"{episode.base_url}/messages"
+    tools = [{"name": "add", "description": "Adds.", "input_schema": {"type": "object"}}]
+    options = {"model": "claude", "max_tokens": 50, "tools": tools, "system": "Add."}
+    async with httpx2.AsyncClient() as http:
+        for _ in range(2):
+            answer = await http.post(address, json=options | {"messages": messages})
+            message = answer.raise_for_status().json()
+            (block,) = message["content"]
+            assert (block["type"], block["name"], block["input"]) == ("tool_use", "add", {"b": 1})
+            messages.append({"role": "assistant", "content": message["content"]})
+            result = {"type": "tool_result", "tool_use_id": block["id"], "content": "2"}
+            messages.append({"role": "user", "content": [result]})
+
+
+@pytest.mark.parametrize("agent", [uses_responses, uses_messages])
+def test_other_interfaces_record_the_same(sample, ending, requests, monkeypatch, agent):
+    monkeypatch.setattr(ending.tokenizer, "chat_template", CALLS)
+    monkeypatch.setattr(Choice, "text", lambda self: CALL)
+    trajectories, episodes = sample(rollout(agent), group_size=1)
+    assert {episode.failure for episode in episodes} == {None}
+    assert len(recorded(trajectories, requests)) == len(requests) == 2 * len(episodes)
+    for row, episode in enumerate(episodes):
+        assert len(words(trajectories, row)) == 1 or episode.turns[0].tokens == 10
+        roles = [message["role"] for message in episode.messages]
+        assert roles == ["system", "user", "assistant", "tool", "assistant"]
+
+
+def test_a_message_of_anthropic_can_be_a_stream(sample):
+    async def streams(episode):
+        options = {"model": "m", "max_tokens": 4, "stream": True, "messages": [user("one")]}
+        async with httpx2.AsyncClient() as http:
+            answer = await http.post(f"{episode.base_url}/messages", json=options)
+        kinds = [line[7:] for line in answer.text.splitlines() if line.startswith("event: ")]
+        assert kinds[0] == "message_start"
+        assert kinds[-2:] == ["message_delta", "message_stop"]
+
+    _, episodes = sample(rollout(streams), group_size=1)
+    assert {episode.failure for episode in episodes} == {None}
+
+
+def test_tokens_after_tokens(sample, requests):
+    async def generates(episode):
+        address = episode.base_url.removesuffix("/v1") + "/inference/v1/generate"
+        ids = [65, 66]
+        async with httpx2.AsyncClient() as http:
+            for _ in range(2):
+                body = {"token_ids": ids, "sampling_params": {"max_tokens": 4, "temperature": 1.0}}
+                answer = (await http.post(address, json=body)).raise_for_status().json()
+                (choice,) = answer["choices"]
+                assert len(choice["logprobs"]["content"]) == len(choice["token_ids"]) > 0
+                ids += [*choice["token_ids"], 67]
+
+    trajectories, episodes = sample(rollout(generates), group_size=1)
+    assert {episode.failure for episode in episodes} == {None}
+    assert len(recorded(trajectories, requests)) == len(requests) == 2 * len(episodes)
+    assert all(len(words(trajectories, row)) == 1 for row in range(len(episodes)))

@@ -39,6 +39,7 @@ class Layout:
       prefill_tokens: the most tokens of several contexts that are prefilled at a time.
       patience: the number of calls with too many slots after which their number is reduced.
       shrinks: whether the number of columns may be reduced.
+      doubles: whether only powers of two are numbers of columns.
     """
 
     sizes: Sequence[int]
@@ -48,6 +49,7 @@ class Layout:
     prefill_tokens: int | None = None
     patience: int = 1
     shrinks: bool = False
+    doubles: bool = False
 
     def padding(self, context: Collection[int]) -> int:
         """Returns the number of columns before a context."""
@@ -63,6 +65,8 @@ class Layout:
 
     def columns(self, used: int) -> int:
         """Returns the number of columns of a cache of which so many are used."""
+        if self.doubles:
+            return self.few_widths(used)
         return self.begin + response_room(used - self.begin - 1, self.most - self.begin)
 
 

@@ -320,6 +320,7 @@ class ContinuousEngine(InProcess):
             most=padded_width(longest),
             prefill_rows=8,
             patience=8,
+            doubles=True,
         )
 
     def layout(self, requests: Sequence[Request], *, stops: bool) -> Layout:
