@@ -43,7 +43,7 @@ MAY_SET = (
 NOT_HERE = ("evaluation.every", "debug.profile", "tracker.register", "tracker.upload_checkpoints")
 MODEL_KEYS = ("model", "seed", "experiment")  # without a run
 # With a run, whose parameters fix the other keys of the model.
-CHECKPOINT_KEYS = ("model.dtype", "model.template", "model.date")
+CHECKPOINT_KEYS = ("model.dtype", "model.chat_template", "model.template", "model.date")
 INSTEAD = {
     "prompts_per_step": "evaluation.rows",
     "group_size": "evaluation.samples",

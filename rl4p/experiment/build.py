@@ -12,6 +12,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from rl4p.configuration import instantiate
 from rl4p.data.conversation import encode_demonstrations
+from rl4p.data.prompting import prompted
 from rl4p.distributed import placement
 from rl4p.distributed.mesh import Mesh
 from rl4p.errors import InputError
@@ -111,7 +112,7 @@ def build(config: DictConfig) -> Experiment:
     check_term(config, phases)
     transforms = build_transforms(config, phases)
     data: DataSet = required(config.data, DataSet, "data")
-    questions, held_out = data.train(), held_out_questions(config, data)
+    questions, held_out = prompted(data, data.train()), held_out_questions(config, data)
     check_tasks(phases, questions, *(each.questions for each in held_out))
     policy, params = required(config.model, Model, "model").build(mesh, jax.random.fold_in(key, 0))
     if policy.date is not None:
@@ -120,6 +121,11 @@ def build(config: DictConfig) -> Experiment:
     check_lengths(config, policy, phases.rollout.max_response_tokens, sampler.max_response_tokens)
     encode = encoder(config, policy)
     samples = RolloutTraits.read(phases.rollout).samples
+    if not samples and getattr(data, "examples", ()):
+        raise InputError(
+            "rollout=demonstrations would train the answers of data.examples with each question: "
+            "leave the examples out."
+        )
     to_train = encode if samples else answered(config, policy)
     prompts, dropped = to_train(questions, system_prompt=data.system_prompt)
     evaluation_phases = replace(phases, rollout=sampler)
