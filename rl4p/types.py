@@ -242,8 +242,7 @@ class Rewards(Serializable):
       tokens_BT: float32, the rewards of single tokens (a KL penalty), 0 outside the response mask;
         `total_B` includes their sum. None if there are none.
       late_B: bool, the samples that are invalid because a term passed its deadline; or None.
-      dropped_B: bool, the samples that are invalid because a collector or a transform dropped them,
-        not a grader. None if none does.
+      dropped_B: bool, the samples that are invalid because they were dropped; or None.
     """
 
     total_B: Array
@@ -266,8 +265,7 @@ class Group(Serializable):
 
     Attributes:
       trajectories: G rows.
-      episodes: the same samples in words.
-      rewards: the grades of these rows.
+      episodes, rewards: the same samples in words, and their grades.
     """
 
     trajectories: Trajectories
@@ -355,6 +353,7 @@ class TrainState:
       key: the run's random key. A step uses ``fold_in(key, step)``, and no key is used twice.
       memory: the state of each phase that has one (``initial_state``), by phase name.
       average: a moving average of the parameters; {} if none is kept.
+      reference: the parameters of the reference policy if it is reset; {} if it never is.
     """
 
     step: Array
@@ -363,6 +362,7 @@ class TrainState:
     key: Array
     memory: dict[str, Any]
     average: Params = field(default_factory=dict)
+    reference: Params = field(default_factory=dict)
 
     def step_key(self) -> Array:
         """Returns the key of this step. A rollout folds in 0 and an update 1, so no key repeats."""

@@ -26,6 +26,7 @@ from rl4p.experiment.evaluation import (
     evaluation_sampler,
     held_out_questions,
 )
+from rl4p.experiment.other_models import build_reference, build_teacher
 from rl4p.learner.microbatches import rows_in
 from rl4p.loop.checks import check_advantages, check_rewards, check_rollout, check_training_batch
 from rl4p.loop.evaluation import Evaluation
@@ -37,13 +38,12 @@ from rl4p.loop.source.opening import open_source
 from rl4p.loop.transform.drop import Drop
 from rl4p.loop.transform.relabel import Relabel
 from rl4p.loop.transform.truncate import Truncate
-from rl4p.model.decoder import Decoder
 from rl4p.model.policy import Policy, padded_width
 from rl4p.protocols.collection import Collector, OpenCollector, Transform
 from rl4p.protocols.data import DataSet
 from rl4p.protocols.hook import Hook
 from rl4p.protocols.members import require
-from rl4p.protocols.model import Model
+from rl4p.protocols.model import Model, Records
 from rl4p.protocols.phases import (
     KL,
     Adapts,
@@ -59,7 +59,7 @@ from rl4p.protocols.phases import (
     UserScore,
 )
 from rl4p.protocols.traits import AdvantageTraits, RolloutTraits
-from rl4p.types import Array, Params, Prompt, TrainState
+from rl4p.types import Params, Prompt, TrainState
 
 PROTOCOLS = {
     "rollout": Rollout,
@@ -86,6 +86,7 @@ class Experiment:
     """The parts of a run, built and checked, before its first step."""
 
     config: Mapping[str, Any]  # resolved
+    recorded: Mapping[str, str]  # values that the start has chosen, which a resumed run keeps
     loop: Loop
     state: TrainState
     evaluation: Evaluation
@@ -114,9 +115,13 @@ def build(config: DictConfig) -> Experiment:
     data: DataSet = required(config.data, DataSet, "data")
     questions, held_out = prompted(data, data.train()), held_out_questions(config, data)
     check_tasks(phases, questions, *(each.questions for each in held_out))
-    policy, params = required(config.model, Model, "model").build(mesh, jax.random.fold_in(key, 0))
-    if policy.date is not None:
-        OmegaConf.update(config, "model.date", policy.date)  # which the run records
+    model = required(config.model, Model, "model")
+    policy, params = model.build(mesh, jax.random.fold_in(key, 0))
+    recorded = model.recorded() if isinstance(model, Records) else {}
+    if policy.date is not None and "date" in config.model:
+        recorded["date"] = policy.date
+    for name, value in recorded.items():
+        OmegaConf.update(config, f"model.{name}", value)
     sampler = evaluation_sampler(config, phases)
     check_lengths(config, policy, phases.rollout.max_response_tokens, sampler.max_response_tokens)
     encode = encoder(config, policy)
@@ -133,8 +138,9 @@ def build(config: DictConfig) -> Experiment:
         config, evaluation_phases, policy, held_out, encode, rows=rows
     )
 
+    reference, resettable = build_reference(config, policy, params, key, needs)
     scoring = Scoring(
-        reference=reference_params(policy, params) if "reference_logprobs" in needs else None,
+        reference=reference,
         teacher=build_teacher(config, policy, key) if "teacher_logprobs" in needs else None,
         tasks=tuple(sorted({question.task for question in questions})),
         term=config.evaluation.term,
@@ -150,6 +156,7 @@ def build(config: DictConfig) -> Experiment:
         key=mesh.replicate(jax.random.fold_in(key, 1)),
         memory=mesh.replicate(phases.initial_memory()),
         average=jax.tree.map(jnp.copy, params) if config.ema.decay else {},
+        reference=resettable,
     )
     source = open_source(instantiate(config.source), prompts, seed=config.seed)
     options: Collector = required(config.collector, Collector, "collector")
@@ -170,12 +177,14 @@ def build(config: DictConfig) -> Experiment:
         group_size=config.group_size,
         steps=config.steps,
         scoring=scoring,
+        reset_reference_every=config.reference.reset_every,
         average_decay=config.ema.decay,
         max_skipped=config.max_skipped,
         term=config.evaluation.term,
         transforms=transforms,
     )
     return Experiment(
+        recorded={f"model.{name}": str(value) for name, value in recorded.items()},
         config=OmegaConf.to_container(config, resolve=True),  # type: ignore[arg-type]
         loop=loop,
         state=state,
@@ -234,28 +243,6 @@ def answered(config: DictConfig, policy: Policy) -> Encode:
         end_ids=policy.end_ids,
         template=policy.template,
     )
-
-
-def reference_params(policy: Policy, params: Params) -> Params:
-    """Returns the initial policy of the run: the base model of adapters, or a copy."""
-    return policy.frozen or jax.tree.map(jnp.copy, params)
-
-
-def build_teacher(config: DictConfig, policy: Policy, key: Array) -> tuple[Decoder, Params]:
-    if config.teacher is None:
-        raise InputError(
-            "The advantage needs a teacher: add +model@teacher=pretrained teacher.path=FOLDER."
-        )
-    teacher, params = instantiate(config.teacher).build(policy.mesh, jax.random.fold_in(key, 2))
-    if teacher.tokenizer.get_vocab() != policy.tokenizer.get_vocab():
-        raise InputError("The teacher must have the policy's tokenizer: their vocabularies differ.")
-    drawn, known = policy.decoder.config.vocabulary, teacher.decoder.config.vocabulary
-    if drawn > known:
-        raise InputError(
-            f"The policy can sample token ids below {drawn}, but the teacher's embedding has only "
-            f"{known} rows, so it cannot score all of them."
-        )
-    return teacher.decoder, teacher.merged(params)
 
 
 def build_phases(config: DictConfig) -> Phases:

@@ -343,6 +343,7 @@ def as_saved(state: TrainState) -> dict[str, Any]:
         "key": jax.random.key_data(state.key),
         "memory": state.memory,
         "average": state.average,
+        "reference": state.reference,
     }
 
 

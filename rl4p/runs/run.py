@@ -80,8 +80,8 @@ def run(config: DictConfig) -> dict[str, Any]:
         tolerance = Tolerance()
         with tolerance.of("Printing"):
             terminal.print(f"{folder}\n{experiment.sizes}")
-        if first() and (date := experiment.loop.policy.date) is not None:
-            record_value(folder, "model.date", date)
+        for key, value in experiment.recorded.items() if first() else ():
+            record_value(folder, key, value)
         record.describe(experiment.config, environment(experiment))
         tracked = SeveralRuns({type(tracker).__name__: tracker}, folder)
         stateful = experiment.loop.stateful | {"evaluation": experiment.evaluation}

@@ -253,7 +253,8 @@ def test_the_weight_of_an_adaptive_penalty_moves_and_is_remembered(
 ):
     """The coefficient follows the measured divergence; before the first update there is none."""
     kl = Adaptive(beta=0.5, target=1e-3, limit=0.2, horizon=10.0)
-    loop = replace(make_loop(kl=kl, steps=3), scoring=Scoring(reference=params))
+    loop = make_loop(kl=kl, steps=3)
+    loop = replace(loop, scoring=Scoring(reference=(loop.policy.decoder, params)))
     state = make_state(params, loop.optimizer, memory=loop.phases.initial_memory())
     beta, seen = 0.5, []
     for info in train(taking(prompts, loop), state):
@@ -356,7 +357,7 @@ def test_a_divergence_in_the_reward_has_its_own_coefficient(make_loop, params, p
     reference = jax.tree.map(lambda x: x * 1.05, params)
     kl = Fixed(beta=2.0, estimator="k1", placement="in_reward")
     loop = make_loop(steps=1, kl=kl, entropy=Bonus(alpha=0.5), advantage=Plain())
-    loop = replace(loop, scoring=Scoring(reference=reference))
+    loop = replace(loop, scoring=Scoring(reference=(loop.policy.decoder, reference)))
     (info,) = run(loop, params, prompts, make_state)
     assert abs(info.metrics["update/kl"]) > 1e-3
     other = replace(loop, phases=replace(loop.phases, kl=replace(kl, beta=1.0)))

@@ -155,7 +155,8 @@ def abstract_run(config: DictConfig, mesh: Mesh) -> AbstractRun:
     check_lengths(config, policy, phases.rollout.max_response_tokens)
     whole = policy.merged(params)
     frozen = [policy.frozen]
-    if "reference_logprobs" in needs and not policy.frozen:
+    own = params
+    if "reference_logprobs" in needs and not (policy.frozen or config.reference.reset_every):
         frozen.append(params)
     if phases.estimator is not None:
         critic = partial(phases.estimator.init, policy.decoder)
@@ -174,6 +175,7 @@ def abstract_run(config: DictConfig, mesh: Mesh) -> AbstractRun:
         key=replicated(mesh, key),
         memory={},
         average=params if config.ema.decay else {},
+        reference=own if config.reference.reset_every else {},
     )
     return AbstractRun(
         mesh=mesh,
