@@ -82,6 +82,9 @@ def run(config: DictConfig) -> dict[str, Any]:
             terminal.print(f"{folder}\n{experiment.sizes}")
         for key, value in experiment.recorded.items() if first() else ():
             record_value(folder, key, value)
+        if first() and config.resume is not None:
+            newest = max(steps_of(folder / "checkpoints"), default=0)
+            record.log_changes(newest, experiment.config)
         record.describe(experiment.config, environment(experiment))
         tracked = SeveralRuns({type(tracker).__name__: tracker}, folder)
         stateful = experiment.loop.stateful | {"evaluation": experiment.evaluation}

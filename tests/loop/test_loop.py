@@ -266,6 +266,21 @@ def test_the_weight_of_an_adaptive_penalty_moves_and_is_remembered(
     assert seen[-1] > 1e-3
 
 
+def test_a_reference_is_reset_to_the_policy_every_n_steps(make_loop, params, prompts, make_state):
+    """After a reset the next step measures no divergence; without one, each step measures some."""
+    loop = replace(make_loop(kl=Fixed(beta=0.1), steps=5), reset_reference_every=2)
+    state = make_state(params, loop.optimizer, memory=loop.phases.initial_memory())
+    state = replace(state, reference=jax.tree.map(jnp.copy, params))
+    divergence, policies = [], [jax.device_get(params)]
+    for info in train(taking(prompts, loop), state):
+        assert info.metrics["update/grad_norm"] > 0
+        divergence.append(info.metrics["update/kl"])
+        policies.append(jax.device_get(info.state.params))
+        wanted = policies[info.step - info.step % 2]
+        jax.tree.map(np.testing.assert_array_equal, info.state.reference, wanted)
+    assert [abs(x) < 1e-6 for x in divergence] == [True, False, True, False, True]
+
+
 def test_the_moving_average_follows_the_parameters_and_is_what_is_evaluated(
     make_loop, policy, params, prompts, make_state
 ):
