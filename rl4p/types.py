@@ -151,7 +151,7 @@ class Episode(Serializable):
       engine: the address of the server that sampled the response; "" for this process.
       turns: those of `rollout=environment` or `agent`; empty for a single response.
       failure: what the environment did wrong, which makes the sample invalid; or None.
-      opening: the messages before the first response, if an environment changed the prompt's.
+      opening: the messages before the first response, if an environment changed them.
     """
 
     prompt: Prompt
@@ -266,8 +266,7 @@ class Group(Serializable):
 
     Attributes:
       trajectories: G rows.
-      episodes: the same samples in words.
-      rewards: the grades of these rows.
+      episodes, rewards: the same samples in words, and their grades.
     """
 
     trajectories: Trajectories
@@ -355,6 +354,7 @@ class TrainState:
       key: the run's random key. A step uses ``fold_in(key, step)``, and no key is used twice.
       memory: the state of each phase that has one (``initial_state``), by phase name.
       average: a moving average of the parameters; {} if none is kept.
+      reference: the parameters of the reference policy if it is reset; {} if it never is.
     """
 
     step: Array
@@ -363,6 +363,7 @@ class TrainState:
     key: Array
     memory: dict[str, Any]
     average: Params = field(default_factory=dict)
+    reference: Params = field(default_factory=dict)
 
     def step_key(self) -> Array:
         """Returns the key of this step. A rollout folds in 0 and an update 1, so no key repeats."""

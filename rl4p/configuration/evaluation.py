@@ -44,7 +44,7 @@ NOT_HERE = ("evaluation.every", "evaluation.loss", "debug.profile")
 NOT_HERE += ("tracker.register", "tracker.upload_checkpoints")
 MODEL_KEYS = ("model", "seed", "experiment")  # without a run
 # With a run, whose parameters fix the other keys of the model.
-CHECKPOINT_KEYS = ("model.dtype", "model.template", "model.date")
+CHECKPOINT_KEYS = ("model.dtype", "model.chat_template", "model.template", "model.date")
 INSTEAD = {
     "prompts_per_step": "evaluation.rows",
     "group_size": "evaluation.samples",

@@ -18,7 +18,7 @@ from rl4p.errors import InputError
 
 RECORD = "metrics.jsonl"  # its presence marks the folder of a run
 RUNS = Path("outputs/runs")  # the runs that got no other `hydra.run.dir`
-LATEST = "latest"
+LATEST, AUTO = "latest", "auto"  # values of resume that are no folders
 JOBS = "jobs.yaml"  # its presence marks the folder of a sweep
 
 

@@ -44,6 +44,7 @@ class Root:
     samples: Section
     ema: Section
     stop: Section
+    reference: Section
     debug: Section
     plan: Section
     rollout: Group
@@ -112,6 +113,14 @@ class Stop:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Reference:
+    """The keys of `reference`."""
+
+    model: Any  # None, or a node
+    reset_every: Natural
+
+
+@dataclass(frozen=True, kw_only=True)
 class Debug:
     """The keys of `debug`."""
 
@@ -135,6 +144,7 @@ SECTIONS = {
     "samples": Samples,
     "ema": EMA,
     "stop": Stop,
+    "reference": Reference,
     "debug": Debug,
     "plan": Plan,
 }

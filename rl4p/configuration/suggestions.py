@@ -120,6 +120,13 @@ KEYS = (
         "reward_fn reward_func reward_funcs reward_function",
         "+reward.terms.mine._target_={}",
     ),
+    Key(
+        "reference.path ref_model ref_model_path ref_model_name_or_path reference_model",
+        "+model@reference.model=pretrained reference.model.path={}",
+        "without a model, the reference is the policy that the run began with",
+    ),
+    Key("ref_model_sync_steps ref_update_interval", "reference.reset_every={}"),
+    Key("model.run", "model=run model.run={}"),
     Key("torch_dtype precision", "model.dtype={}"),
     Key("bf16", "model.dtype=bfloat16"),
     Key("lora_rank lora_r", "model.lora.rank={}"),

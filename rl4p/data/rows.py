@@ -21,6 +21,7 @@ from rl4p.data.fields import (
 )
 from rl4p.data.messages import conversation, tools_of, without_tags
 from rl4p.data.pairs import pair_of
+from rl4p.data.prompting import Prompting
 from rl4p.data.thoughts import after_thoughts
 from rl4p.errors import InputError
 from rl4p.types import Question
@@ -29,7 +30,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Rows(ABC):
+class Rows(Prompting, ABC):
     """A table whose rows are questions.
 
     A key names a field of the row; `a.b` is the field b inside the field a. Rows are selected by
@@ -66,7 +67,6 @@ class Rows(ABC):
         which a row may lack. The worked answer is the better response.
       strip_tags: whether think and answer tags are removed from the text of the user; the text
         between them stays.
-      system_prompt: a text before every question; None for none.
     """
 
     training_key: ClassVar[str]  # the option that says where the rows are
@@ -89,7 +89,6 @@ class Rows(ABC):
     chosen_key: str | None = None
     rejected_key: str | None = None
     strip_tags: bool = False
-    system_prompt: str | None = None
 
     def __post_init__(self) -> None:
         if getattr(self, self.held_out_key) is not None and self.held_out_size is not None:

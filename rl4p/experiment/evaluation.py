@@ -10,6 +10,7 @@ from omegaconf import DictConfig
 
 from rl4p.configuration import instantiate
 from rl4p.configuration.suggestions import did_you_mean
+from rl4p.data.prompting import prompted
 from rl4p.data.prompts import encode_prompts
 from rl4p.errors import InputError
 from rl4p.experiment.compatibility import choice
@@ -53,12 +54,13 @@ def held_out_questions(config: DictConfig, data: Any) -> list[HeldOut]:
     """
     data_sets = []
     if config.evaluation.held_out:
-        questions = data.held_out()
+        questions = prompted(data, data.held_out())
         data_sets.append(HeldOut(key="data", questions=questions, system_prompt=data.system_prompt))
     for name, node in config.evaluation.tasks.items():
         key, data = f"evaluation.tasks.{name}", instantiate(node)
         require(data, DataSet, key)
-        questions = [replace(question, task=str(name)) for question in data.held_out()]
+        questions = prompted(data, data.held_out(), key)
+        questions = [replace(question, task=str(name)) for question in questions]
         data_sets.append(HeldOut(key=key, questions=questions, system_prompt=data.system_prompt))
     if not data_sets:
         raise InputError(

@@ -166,7 +166,8 @@ def generate(
         if isinstance(distribution, SharedDistribution):
             return None
         drawn_BT = prompt_positions_BT >= (sequences.lengths_B - sequences.drawn_B)[:, None]
-        bits_BT = jnp.where(drawn_BT, RESPONSE, PROMPT).astype(jnp.uint8) * prompt_mask_BT
+        bits_BT = jnp.where(drawn_BT, RESPONSE, PROMPT)
+        bits_BT = jnp.where(prompt_mask_BT, bits_BT, 0).astype(jnp.uint8)
         nothing_BV = jnp.zeros((B, decoder.config.vocabulary), jnp.uint8)
         return nothing_BV.at[jnp.arange(B)[:, None], prompt_tokens_BT].max(bits_BT)
 

@@ -77,7 +77,7 @@ class Sampler(ABC):
     least_tokens: Natural = 0
     repetition_penalty: AboveZero = 1.0
     presence_penalty: Finite = 0.0
-    tasks: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    tasks: Mapping[str, Mapping[str, Any]] = field(default_factory=dict, hash=False)
     sync_every: Positive = 1
     max_logprob_gap: AboveZero | None = None
 
@@ -109,9 +109,9 @@ class Sampler(ABC):
         values = {name: getattr(self, name) for name in OF_TASKS}
         for name, value in self.tasks.get(task, {}).items():
             check_option(f"tasks.{task}.{name}", name, value)
-            values[name] = tuple(value) if name == "stop" else value
+            values[name] = value
         stop = values.pop("stop")
-        return RowOptions(sampling=Sampling(**values), stop=stop)
+        return RowOptions(sampling=Sampling(**values), stop=tuple(stop))
 
     def untrained(self) -> list[str]:
         """Returns the options that change what tokens are drawn, and that the trainer ignores."""

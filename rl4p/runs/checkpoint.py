@@ -3,11 +3,10 @@
 import logging
 import os
 import re
-import sys
 import time
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
@@ -28,6 +27,8 @@ from rl4p.runs.saved_steps import (
     WithDigests,
     chosen_step,
     set_aside,
+    steps_of,
+    without_closed_loops,
 )
 from rl4p.types import Params, StepInfo, TrainState
 
@@ -147,10 +148,12 @@ class Checkpoints:
     def save_seconds(self) -> float:
         """Returns the seconds of the slowest save of this start that has ended, or 0."""
         ends = {step: self.folder / str(step) / DIGESTS for step in self.began}
-        return max(
-            (file.stat().st_mtime - self.began[s] for s, file in ends.items() if file.exists()),
-            default=0.0,
-        )
+        seconds = (x.stat().st_mtime - self.began[s] for s, x in ends.items() if x.exists())
+        return max(0.0, *seconds, 0.0)
+
+    def steps(self) -> list[int]:
+        """Returns the steps of the complete checkpoints."""
+        return steps_of(self.folder)
 
     def __call__(self, info: StepInfo) -> None:
         self.save(info.state)
@@ -309,25 +312,6 @@ def restore_params(
         return chosen, restored["state"][part]
 
 
-@contextmanager
-def without_closed_loops() -> Iterator[None]:
-    """Hides tracebacks that TensorStore's threads print after a save has failed.
-
-    They still report to the event loop of the save, which Orbax has closed.
-    """
-    before = sys.unraisablehook
-
-    def hook(unraisable: Any) -> None:
-        if str(unraisable.exc_value) != "Event loop is closed":
-            before(unraisable)
-
-    sys.unraisablehook = hook
-    try:
-        yield
-    finally:
-        sys.unraisablehook = before
-
-
 def not_saved(which: str, error: OSError | ValueError) -> RunError:
     """Returns the error for a checkpoint that could not be saved.
 
@@ -351,6 +335,7 @@ def as_saved(state: TrainState) -> dict[str, Any]:
         "key": jax.random.key_data(state.key),
         "memory": state.memory,
         "average": state.average,
+        "reference": state.reference,
     }
 
 

@@ -9,10 +9,12 @@ import hashlib
 import logging
 import re
 import shutil
-from collections.abc import Sequence
+import sys
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import orbax.checkpoint as ocp
 
@@ -43,6 +45,25 @@ class WithDigests(ocp.path.atomicity.AtomicRenameTemporaryPath):
         self._final_path = final
         write_digests(Path(complete))
         complete.rename(final)
+
+
+@contextmanager
+def without_closed_loops() -> Iterator[None]:
+    """Hides tracebacks that TensorStore's threads print after a save has failed.
+
+    They still report to the event loop of the save, which Orbax has closed.
+    """
+    before = sys.unraisablehook
+
+    def hook(unraisable: Any) -> None:
+        if str(unraisable.exc_value) != "Event loop is closed":
+            before(unraisable)
+
+    sys.unraisablehook = hook
+    try:
+        yield
+    finally:
+        sys.unraisablehook = before
 
 
 def write_digests(folder: Path) -> None:

@@ -289,7 +289,7 @@ def test_only_stop_strings_of_tasks_are_trained():
     phases = instantiate_phases(
         compose(["+rollout.tasks.arithmetic.min_p=0.1", "rollout.min_p=0.2"])
     )
-    with pytest.raises(InputError, match=r"rollout.tasks.arithmetic.min_p changes"):
+    with pytest.raises(InputError, match=r"rollout\.tasks\.arithmetic\.min_p changes"):
         refuse_what_cannot_act(phases)
-    with pytest.raises(InputError, match=r"rollout.tasks.arithmetic has no effect, because no"):
+    with pytest.raises(InputError, match=r"rollout\.tasks\.arithmetic has no effect"):
         check_own_sampling("rollout", phases.rollout, ["arithmetics"])

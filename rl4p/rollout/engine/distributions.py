@@ -60,9 +60,9 @@ class OwnDistributions:
     @classmethod
     def of(cls, rows: Sequence[Sampling]) -> "OwnDistributions":
         """Returns the distributions of rows, on the host."""
-        values = zip(*map(numbers, rows), strict=True)
         kinds = np.float32, np.int32, *(np.float32,) * 4
-        return cls(*(np.array(x, kind) for x, kind in zip(values, kinds, strict=True)))
+        columns = np.array([numbers(x) for x in rows]).reshape(-1, len(kinds)).T
+        return cls(*(x.astype(kind) for x, kind in zip(columns, kinds, strict=True)))
 
     def draw(
         self, logits_nV: Array, active_n: Array, keys_n: Array, t_n: Array, alternatives: int

@@ -34,6 +34,7 @@ class Run:
       overrides: the overrides on the command line.
       rows: the metrics of each step, with the key "step".
       samples: the samples in samples.jsonl.
+      changes: what resuming changed, as `changes.jsonl` has it.
       devices: the number of devices that the run used.
     """
 
@@ -44,6 +45,7 @@ class Run:
     overrides: Sequence[str] = ()
     rows: Sequence[Mapping[str, float]]
     samples: Sequence[Sample] = ()
+    changes: Sequence[Mapping[str, Any]] = ()
     devices: int = 1
 
 
@@ -125,6 +127,7 @@ def read(folder: Path) -> Run:
             overrides=environment.get("overrides") or (),
             rows=rows,
             samples=recorded_samples(record.samples_file),
+            changes=record.changes(),
             devices=int(environment.get("devices") or 1),
         )
     except WRONG_FILE as error:

@@ -31,6 +31,7 @@ from rl4p.loop.compilation import keep_programs
 from rl4p.loop.digest import digest_of
 from rl4p.loop.evaluation import PromptChunk
 from rl4p.runs.data_sets import data_sets
+from rl4p.runs.outcome import params_sha256
 from rl4p.runs.record import EVALUATION, Record, replace_file
 from rl4p.runs.responses.bar import ResponseBar
 from rl4p.runs.responses.evaluation.evaluated import (
@@ -44,7 +45,7 @@ from rl4p.runs.responses.evaluation.lm_eval import write_lm_eval
 from rl4p.runs.responses.evaluation.picture import plot_evaluation
 from rl4p.runs.responses.evaluation.report import print_report, results, scores_of, settings
 from rl4p.runs.responses.file import SampleFile
-from rl4p.runs.run import params_sha256, surroundings
+from rl4p.runs.run import surroundings
 from rl4p.runs.signals import StopRequest
 from rl4p.runs.tolerance import RunConsole, Tolerance
 from rl4p.runs.tracker.none import NoTracker

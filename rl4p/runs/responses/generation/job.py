@@ -16,6 +16,7 @@ from pathlib import Path
 from rl4p.configuration import compose, instantiate
 from rl4p.configuration.earlier_result import is_document_with, refuse_other_file
 from rl4p.configuration.resume import OF_RESPONSES
+from rl4p.data.prompting import prompted
 from rl4p.data.prompts import system_of
 from rl4p.errors import InputError, RunError, Stopped
 from rl4p.runs.record import replace_file
@@ -49,7 +50,7 @@ def generate(lines: Sequence[str]) -> None:
     reward = instantiate(config.reward) if options.grade else None
     if reward is not None:
         check_reward(reward, options)
-    questions = data.held_out() if options.split == "held_out" else data.train()
+    questions = prompted(data, data.held_out() if options.split == "held_out" else data.train())
     questions = list({id(question): question for question in questions}.values())  # of a mixture
     questions = questions[: options.prompts]
     refuse_equal_ids(questions)
