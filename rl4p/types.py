@@ -197,6 +197,19 @@ class Sampling:
     presence_penalty: float = 0.0
 
 
+@dataclass(frozen=True, kw_only=True)
+class Microbatching:
+    """The division of a batch into microbatches. It never changes a gradient.
+
+    Attributes:
+      tokens: the most tokens in one microbatch, padding included; it has at least one row.
+      widths: the most loops compiled for rows of different lengths; 1 pads all rows to one length.
+    """
+
+    tokens: int
+    widths: int = 8
+
+
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True, kw_only=True)
 class Trajectories(Serializable):
@@ -381,21 +394,3 @@ class TrainState:
                 "The buffers of this state were donated to an update: use the state that the "
                 "update returned or, if the update failed, restore a checkpoint."
             )
-
-
-@dataclass(frozen=True, kw_only=True)
-class StepInfo:
-    """The record of one finished step, which hooks receive.
-
-    Attributes:
-      advantages_BT, loss_mask_BT: as in the `TrainingBatch`, if the loop passes them on.
-    """
-
-    step: int
-    state: TrainState
-    trajectories: Trajectories
-    episodes: Sequence[Episode]
-    rewards: Rewards
-    metrics: dict[str, float]
-    advantages_BT: Array | None = None
-    loss_mask_BT: Array | None = None

@@ -14,8 +14,7 @@ from rl4p.learner.microbatches import MicrobatchRows, fold, rows_of, scattered, 
 from rl4p.learner.shared_prompts import SharedPrompts, pays, take_groups
 from rl4p.model.decoder import Decoder, Prefix
 from rl4p.model.sampling import sampling_logprobs
-from rl4p.protocols.microbatching import Microbatching
-from rl4p.types import Array, Params, Sampling, Trajectories
+from rl4p.types import Array, Microbatching, Params, Sampling, Trajectories
 
 LOGITS_PER_CHUNK = 2**24  # 64 MiB of float32 logits at a time, recomputed in the backward pass
 

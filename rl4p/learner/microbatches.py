@@ -10,8 +10,7 @@ import jax.numpy as jnp
 from rl4p.distributed.collectives import ROWS, on_rows
 from rl4p.distributed.mesh import Mesh
 from rl4p.distributed.partition import in_step
-from rl4p.protocols.microbatching import Microbatching
-from rl4p.types import Array
+from rl4p.types import Array, Microbatching
 
 
 class MicrobatchRows(NamedTuple):

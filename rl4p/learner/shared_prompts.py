@@ -17,8 +17,7 @@ import jax.numpy as jnp
 from rl4p.distributed.mesh import Mesh
 from rl4p.learner.microbatches import MicrobatchRows, fold
 from rl4p.model.decoder import Decoder, Prefix
-from rl4p.protocols.microbatching import Microbatching
-from rl4p.types import Array, Params, Trajectories
+from rl4p.types import Array, Microbatching, Params, Trajectories
 
 FEWEST_COLUMNS = 64  # a shorter prompt saves little and adds programs to compile
 

@@ -25,9 +25,10 @@ from rl4p.loop.phases import Phases
 from rl4p.loop.stopwatch import Stopwatch
 from rl4p.model.policy import Policy
 from rl4p.protocols.engine import Engine, HoldsEpisodes, Request, opened
+from rl4p.protocols.hook import StepInfo
 from rl4p.rollout.answers import answers
 from rl4p.rollout.response_keys import response_keys
-from rl4p.types import Episode, Params, Prompt, Rewards, StepInfo, TrainState, Trajectories
+from rl4p.types import Episode, Params, Prompt, Rewards, TrainState, Trajectories
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,8 +19,8 @@ from rl4p.loop.metrics import measured
 from rl4p.loop.parts import Loop
 from rl4p.loop.sampler_gap import check_gap
 from rl4p.loop.stopwatch import Stopwatch
-from rl4p.protocols.hook import Hook
-from rl4p.types import Params, StepInfo, TrainState
+from rl4p.protocols.hook import Hook, StepInfo
+from rl4p.types import Params, TrainState
 
 
 def train(loop: Loop, state: TrainState) -> Iterator[StepInfo]:

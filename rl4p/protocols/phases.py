@@ -42,10 +42,10 @@ import optax
 
 from rl4p.model.decoder import Decoder
 from rl4p.model.policy import Policy
-from rl4p.protocols.microbatching import Microbatching
 from rl4p.types import (
     Array,
     Episode,
+    Microbatching,
     Params,
     Prompt,
     Rewards,

@@ -23,8 +23,7 @@ from rl4p.model.huggingface import read_config, read_params
 from rl4p.model.policy import padded_width
 from rl4p.model.tensor_files import read_json
 from rl4p.model.tokenizer import load_tokenizer
-from rl4p.protocols.microbatching import Microbatching
-from rl4p.types import Array, Episode, Params
+from rl4p.types import Array, Episode, Microbatching, Params
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast

@@ -10,21 +10,35 @@ import math
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from omegaconf import DictConfig, OmegaConf
 
 from rl4p.configuration.suggestions import did_you_mean
 from rl4p.configuration.yaml_file import load_yaml
 from rl4p.errors import InputError
+from rl4p.protocols.hook import StepInfo
 from rl4p.runs.record import Record
-from rl4p.types import StepInfo
+from rl4p.types import TrainState
 
 if TYPE_CHECKING:
     from rl4p.loop.evaluation import Evaluation
-    from rl4p.runs.checkpoint import Checkpoints
 
 Mode = Literal["max", "min"]
+
+
+class SavesSteps(Protocol):
+    """The checkpoints of a run (`runs.checkpoint.Checkpoints`)."""
+
+    def steps(self) -> Collection[int]:
+        """Returns the steps of the complete checkpoints."""
+        ...
+
+    def begun(self) -> Collection[int]:
+        """Returns the steps with a checkpoint, also with one that is still being saved."""
+        ...
+
+    def save(self, state: TrainState) -> None: ...
 
 
 @dataclass(kw_only=True)
@@ -45,7 +59,7 @@ class Best:
     mode: Mode = "max"
     every: int = 1
     values: dict[int, float] = field(default_factory=dict)
-    checkpoints: "Checkpoints | None" = None
+    checkpoints: SavesSteps | None = None
 
     def begin(self, rows: Iterable[Mapping[str, Any]]) -> None:
         """Takes the evaluations of a run that is resumed from its metrics."""
@@ -60,7 +74,7 @@ class Best:
             return
         self.values[info.step] = info.metrics[self.metric]
         assert self.checkpoints is not None
-        if self.step({*self.checkpoints.manager.all_steps(), info.step}) == info.step:
+        if self.step({*self.checkpoints.begun(), info.step}) == info.step:
             self.checkpoints.save(info.state)
 
     def step(self, among: Collection[int] | None = None) -> int | None:

@@ -20,6 +20,7 @@ from rl4p.configuration.bounds import Natural, Positive
 from rl4p.distributed.processes import agreed, first
 from rl4p.errors import InputError, RunError
 from rl4p.protocols.collection import Stateful
+from rl4p.protocols.hook import StepInfo
 from rl4p.runs.best import Best, Mode
 from rl4p.runs.saved_steps import (
     DIGESTS,
@@ -30,7 +31,7 @@ from rl4p.runs.saved_steps import (
     steps_of,
     without_closed_loops,
 )
-from rl4p.types import Params, StepInfo, TrainState
+from rl4p.types import Params, TrainState
 
 log = logging.getLogger(__name__)
 
@@ -47,7 +48,7 @@ class Orbax:
       best: a metric of the evaluations, such as eval/addition/pass_at_1. The checkpoint with its
         best value is kept beside the newest, and saved when it is evaluated; None for none.
       mode: whether the largest or the smallest value is the best.
-      restore: the checkpoint that `resume` continues from. `resume=FOLDER checkpoint=best` sets it.
+      restore: the checkpoint that `resume` continues from; `checkpoint=best` beside it sets it.
     """
 
     every: Natural = 50
@@ -155,6 +156,9 @@ class Checkpoints:
         """Returns the steps of the complete checkpoints."""
         return steps_of(self.folder)
 
+    def begun(self) -> list[int]:
+        return list(self.manager.all_steps())
+
     def __call__(self, info: StepInfo) -> None:
         self.save(info.state)
 
@@ -166,7 +170,7 @@ class Checkpoints:
         """
         state.check_not_donated()
         step = int(state.step)
-        if step in self.manager.all_steps():
+        if step in self.begun():
             return
         self.began[step] = time.time()
         arrays: dict[str, np.ndarray] = {}

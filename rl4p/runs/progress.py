@@ -9,9 +9,9 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
 
+from rl4p.protocols.hook import StepInfo
 from rl4p.runs.tolerance import RunConsole, Tolerance
 from rl4p.terminal import visible
-from rl4p.types import StepInfo
 
 NAME = "The progress bar"
 SHOWN = {"pass_at_1": "pass@1", "loss": "loss"}  # the metrics of an evaluation

@@ -28,7 +28,7 @@ from rl4p.learner.optimizer.adamw import AdamW
 from rl4p.rollout.continuous import Continuous
 from rl4p.rollout.naive_sampler import NaiveSampler
 from rl4p.types import Rewards, TrainingBatch, TrainState
-from rl4p.protocols.microbatching import Microbatching
+from rl4p.types import Microbatching
 from rl4p.learner.gradient_step import gradient_step, shares_prompts
 from rl4p.update.reinforce import Reinforce
 

@@ -3,8 +3,7 @@ import numpy as np
 import pytest
 
 from rl4p.learner.logprobs import ScoreOptions, score_tokens
-from rl4p.protocols.microbatching import Microbatching
-from rl4p.types import Sampling, TrainingBatch
+from rl4p.types import Microbatching, Sampling, TrainingBatch
 
 B, T = 8, 16
 SAMPLING = Sampling(temperature=0.7)

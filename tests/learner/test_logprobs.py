@@ -7,8 +7,7 @@ import pytest
 
 from rl4p.learner import logprobs
 from rl4p.learner.logprobs import ScoreOptions, score_tokens, token_scores, trunk
-from rl4p.protocols.microbatching import Microbatching
-from rl4p.types import Sampling
+from rl4p.types import Microbatching, Sampling
 
 
 @pytest.fixture(scope="module")

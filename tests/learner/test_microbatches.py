@@ -16,7 +16,7 @@ from rl4p.learner.microbatches import (
     rows_of,
     widths,
 )
-from rl4p.protocols.microbatching import Microbatching
+from rl4p.types import Microbatching
 
 T = 128
 

@@ -13,8 +13,7 @@ from rl4p.learner.gradient_step import gradient_step
 from rl4p.learner.logprobs import ScoreOptions, score_tokens
 from rl4p.learner.microbatches import extents
 from rl4p.learner.packing import packed
-from rl4p.protocols.microbatching import Microbatching
-from rl4p.types import Sampling, TrainingBatch
+from rl4p.types import Microbatching, Sampling, TrainingBatch
 from rl4p.update.sft import SFT
 
 B, T = 8, 16

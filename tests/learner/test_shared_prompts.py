@@ -13,9 +13,8 @@ from rl4p.learner.gradient_step import gradient_step, shares_prompts
 from rl4p.learner.logprobs import ScoreOptions, score_tokens
 from rl4p.learner.shared_prompts import pays
 from rl4p.model.lora import LoRA
-from rl4p.protocols.microbatching import Microbatching
 from rl4p.rollout.answers import answers
-from rl4p.types import Sampling, TrainingBatch
+from rl4p.types import Microbatching, Sampling, TrainingBatch
 from rl4p.update.ppo import PPO
 
 pytestmark = pytest.mark.slow  # continuous integration runs this file

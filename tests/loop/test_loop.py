@@ -22,10 +22,10 @@ from rl4p.loop.evaluation import Evaluation
 from rl4p.loop.loop import Loop, run_hooks, train
 from rl4p.loop.scoring import Scoring
 from rl4p.loop.source.stream import Stream
+from rl4p.protocols.hook import StepInfo
 from rl4p.reward.weighted import Weighted
 from rl4p.rollout.annealing.linear import Linear
 from rl4p.rollout.naive_sampler import NaiveSampler
-from rl4p.types import StepInfo
 from rl4p.update.ppo import PPO
 from rl4p.update.reinforce import Reinforce
 from rl4p.update.sft import SFT

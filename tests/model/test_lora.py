@@ -13,8 +13,7 @@ from rl4p.learner.optimizer.adamw import AdamW
 from rl4p.model.huggingface import write_model, write_policy
 from rl4p.model.lora import LoRA, merge_trees, merged_kernel
 from rl4p.model.pretrained import Pretrained
-from rl4p.protocols.microbatching import Microbatching
-from rl4p.types import Sampling, TrainingBatch
+from rl4p.types import Microbatching, Sampling, TrainingBatch
 from rl4p.update.reinforce import Reinforce
 
 RANK, ALPHA = 2, 6.0

@@ -12,11 +12,10 @@ from rl4p.errors import InputError
 from rl4p.learner.logprobs import ScoreOptions, score_tokens
 from rl4p.loop.checks import check_trajectories
 from rl4p.protocols.environment import StepResult
-from rl4p.protocols.microbatching import Microbatching
 from rl4p.rollout.continuous import Continuous
 from rl4p.rollout.environment import Environment
 from rl4p.rollout.naive_sampler import NaiveSampler
-from rl4p.types import Finish, Sampling
+from rl4p.types import Finish, Microbatching, Sampling
 
 R = 96
 # The tokens of the bytes C0, C1 and F5 to FF, which are in no UTF-8 text: each is decoded to one

@@ -23,9 +23,8 @@ from rl4p.learner.aggregation import aggregation_weights
 from rl4p.learner.gradient_step import gradient_step
 from rl4p.learner.logprobs import ScoreOptions, score_tokens
 from rl4p.learner.optimizer.sgd import SGD
-from rl4p.protocols.microbatching import Microbatching
 from rl4p.rollout.naive_sampler import NaiveSampler
-from rl4p.types import Sampling, TrainingBatch
+from rl4p.types import Microbatching, Sampling, TrainingBatch
 from tests.update.losses import (
     CONF,
     CONSTANT_WEIGHT,

@@ -89,31 +89,22 @@ class Asynchronous:
                 f"ahead={self.ahead} makes tokens {self.ahead} steps old, but max_staleness="
                 f"{self.max_staleness} would throw them away: choose at least {self.ahead}."
             )
-        if not self.overlaps and self.max_staleness is not None:
-            raise ValueError(
-                f"max_staleness={self.max_staleness} would have no effect, because no token is "
-                "older than its step: set ahead or over_sampling, or leave it out."
-            )
-        if not self.filters and self.rounds != type(self).rounds:
-            raise ValueError(
-                f"rounds={self.rounds} would have no effect, because filters is empty: add one "
-                "with +filter@collector.filters.NAME=OPTION, or leave it out."
-            )
-        if not self.overlaps and self.on_new_weights != "finish":
-            raise ValueError(
-                f"on_new_weights={self.on_new_weights} would have no effect, because no group is "
-                "being sampled when a step begins: set ahead or over_sampling, or leave it out."
-            )
-        if self.over_sampling == 1 and self.late != "wait":
-            raise ValueError(
-                f"late={self.late} would have no effect, because a step without over_sampling "
-                "waits for each of its groups: leave it out."
-            )
-        if self.only_new_tokens and self.on_new_weights != "continue":
-            raise ValueError(
-                "only_new_tokens=true would have no effect, because responses have tokens of "
-                "several weights only with on_new_weights=continue: leave it out."
-            )
+        late, policy = f"late={self.late}", f"on_new_weights={self.on_new_weights}"
+        for idle, option, why in (
+            (not self.overlaps and self.max_staleness is not None,
+             f"max_staleness={self.max_staleness}",
+             "no token is older than its step: set ahead or over_sampling, or leave it out"),
+            (not self.filters and self.rounds != type(self).rounds, f"rounds={self.rounds}",
+             "filters is empty: add +filter@collector.filters.NAME=OPTION, or leave it out"),
+            (not self.overlaps and self.on_new_weights != "finish", policy,
+             "no sampling goes on when a step begins: set ahead or over_sampling, or leave it out"),
+            (self.over_sampling == 1 and self.late != "wait", late,
+             "a step without over_sampling waits for each of its groups: leave it out"),
+            (self.only_new_tokens and self.on_new_weights != "continue", "only_new_tokens=true",
+             "only on_new_weights=continue has responses of several weights: leave it out"),
+        ):  # fmt: skip
+            if idle:
+                raise ValueError(f"{option} would have no effect, because {why}.")
 
     @property
     def overlaps(self) -> bool:

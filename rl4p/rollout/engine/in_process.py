@@ -11,10 +11,11 @@ import numpy as np
 
 from rl4p.model.policy import Policy, padded_width
 from rl4p.protocols.engine import Completion, Request, RequestSource, finish
-from rl4p.rollout.engine.batch import Batch, Kept, Layout
+from rl4p.rollout.engine.batch import Batch, Kept
 from rl4p.rollout.engine.decode import MOST_STEPS
 from rl4p.rollout.engine.detokenizer import Detokenizer
 from rl4p.rollout.engine.distributions import SharedDistribution
+from rl4p.rollout.engine.layout import Layout
 from rl4p.rollout.engine.sequence import TokenSequence, check_request
 from rl4p.rollout.engine.stop_strings import stopped_at
 from rl4p.types import Finish, Params, Sampling

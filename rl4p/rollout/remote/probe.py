@@ -8,8 +8,7 @@ import numpy as np
 
 from rl4p.learner.logprobs import ScoreOptions, score_tokens
 from rl4p.model.policy import Policy
-from rl4p.protocols.microbatching import Microbatching
-from rl4p.types import Finish, Params, Sampling, Trajectories
+from rl4p.types import Finish, Microbatching, Params, Sampling, Trajectories
 
 TEXT = "If 38 + 47 = 85, is 6.02 one of 19 (or so) answers that people gave in 1969? "
 LENGTH = 32

@@ -18,7 +18,8 @@ from rl4p.distributed.processes import first, to_host
 from rl4p.errors import RunError
 from rl4p.model.huggingface import write_policy
 from rl4p.model.policy import Policy
-from rl4p.types import Params, StepInfo
+from rl4p.protocols.hook import StepInfo
+from rl4p.types import Params
 
 log = logging.getLogger(__name__)
 

@@ -8,7 +8,7 @@ from jax.sharding import AbstractMesh, AxisType, PartitionSpec
 
 from rl4p.experiment.planning.flops import product_flops
 from rl4p.learner.microbatches import fold
-from rl4p.protocols.microbatching import Microbatching
+from rl4p.types import Microbatching
 from tests.experiment.planning.conftest import KERNELS, LAYERS, WIDTH
 
 A, B = jnp.ones((3, 4)), jnp.ones((4, 5))

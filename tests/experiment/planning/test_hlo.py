@@ -8,7 +8,7 @@ import json, jax, jax.numpy as jnp
 from dataclasses import asdict
 from functools import partial
 from jax.sharding import PartitionSpec as P
-from rl4p.protocols.microbatching import Microbatching
+from rl4p.types import Microbatching
 from rl4p.learner.microbatches import fold
 from rl4p.experiment.planning.hlo import collectives, largest_loop_copy
 
