@@ -326,6 +326,8 @@ def effect(file: str, key: str) -> str:
         try:
             after = digits_of(kind, [*words, *more])
         except Refused as refusal:
+            if "must be a valid" in str(refusal):  # the table has a value of a wrong type
+                raise
             refusals += 1
             print(f"  {file} {' '.join(more)}: {refusal}")
             continue
