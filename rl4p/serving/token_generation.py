@@ -31,7 +31,8 @@ async def token_generation(http: HttpRequest) -> JsonResponse:
     """Responds to a request for tokens after tokens."""
     request = await http.body(GenerationRequest)
     own = {"model": request.model, "prompt": request.token_ids, "return_token_ids": True}
-    values = {"logprobs": 0, "max_tokens": http.server.room(request.token_ids)}
+    own["logprobs"] = 0  # of the drawn tokens, whatever the request says
+    values = {"max_tokens": http.server.room(request.token_ids)}
     given = {k: v for k, v in request.sampling_params.items() if k != "detokenize"}
     response = await complete(http, validate(CompletionRequest, values | given | own))
     assert isinstance(response, JsonResponse)
