@@ -98,7 +98,7 @@ def pair_of_texts(prompt: Any, texts: list[str], keys: tuple[str, str], place: s
             f"{place}: there is no prompt before the texts: name its field with data.question_key, "
             f'or let "{keys[0]}" and "{keys[1]}" begin with it.'
         )
-    check_different(*texts, keys, place)
+    check_different(texts[0], texts[1], keys, place)
     try:
         "".join((prompt, *texts)).encode()
     except UnicodeEncodeError:  # a lone surrogate, which JSON allows

@@ -91,7 +91,8 @@ def encoded_messages(
     assert row.pair is not None
     template = Template(tokenizer=tokenizer, end_ids=end_ids, tools=row.tools, arguments=arguments)
     try:
-        rows = [template.last_row([*messages, response]) for response in row.pair]
+        responses = [each for each in row.pair if not isinstance(each, str)]
+        rows = [template.last_row([*messages, response]) for response in responses]
         prompts = [each.tokens[: each.begins] for each in rows]
         if prompts[0] != prompts[1]:
             raise InputError("its prompt has other tokens before the rejected response")

@@ -62,8 +62,9 @@ def named(config: Mapping[str, Any], context: str, task: str, first: str) -> dic
         name += f", {task}"
     if context == EVALUATION and not own:
         name += " (held out)"
-    there = path is not None and Path(path).exists()
-    return {"name": name, "key": key, "uri": str(Path(path).absolute()) if there else path}
+    if path is not None and Path(path).exists():
+        path = str(Path(path).absolute())
+    return {"name": name, "key": key, "uri": path}
 
 
 def question_of(prompt: Prompt) -> Question:

@@ -16,6 +16,7 @@ from contextlib import closing, contextmanager
 from itertools import count
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 from rl4p.errors import InputError
 
@@ -71,7 +72,7 @@ def complete(database: Path) -> bool:
         return connection.execute("SELECT 1 FROM experiments LIMIT 1").fetchone() is not None
 
 
-def create_if_missing(database: Path, create: Callable[[str], None]) -> None:
+def create_if_missing(database: Path, create: Callable[[str], Any]) -> None:
     """Creates a database unless a complete one exists. An incomplete one is set aside.
 
     Args:
