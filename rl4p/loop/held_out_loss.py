@@ -9,7 +9,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from rl4p.distributed.processes import to_host
 from rl4p.learner.logprobs import score_tokens
@@ -17,8 +16,6 @@ from rl4p.loop.phases import Phases
 from rl4p.model.policy import Policy
 from rl4p.protocols.traits import RolloutTraits
 from rl4p.types import Array, Params, Prompt, TrainingBatch, Trajectories
-
-Values = dict[str, np.ndarray]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,9 +61,9 @@ class HeldOutLoss:
                 key=jax.random.key(0),
                 version=0,
             )
-            logprobs_BT = self.scored(params, trajectories)
+            logprobs_BT = self.scored(self.policy.merged(params), trajectories)
             values = to_host(
-                self.of_pairs(params, trajectories, logprobs_BT)
+                self.of_pairs(trajectories, logprobs_BT)
                 if pairs
                 else of_tokens(trajectories.response_mask_BT, logprobs_BT)
             )
@@ -80,25 +77,22 @@ class HeldOutLoss:
             for name, value in {**metrics_of(sums[task]), "prompts": float(counts[task])}.items()
         }
 
-    def scored(self, params: Params, trajectories: Trajectories) -> Array:
+    def scored(self, whole: Params, trajectories: Trajectories) -> Array:
         options = self.phases.score_options(self.policy)
-        return score_tokens(options, self.policy.merged(params), trajectories)["logprobs"]
+        return score_tokens(options, whole, trajectories)["logprobs"]
 
-    def of_pairs(self, params: Params, trajectories: Trajectories, logprobs_BT: Array) -> Any:
+    def of_pairs(self, trajectories: Trajectories, logprobs_BT: Array) -> Any:
         """Returns the loss and the metrics of the update for each row, and a count of 1."""
         scores = {}
         if "reference_logprobs" in self.phases.needs():
-            options = self.phases.score_options(self.policy)
-            scores["reference_logprobs"] = score_tokens(options, self.reference, trajectories)[
-                "logprobs"
-            ]
+            scores["reference_logprobs"] = self.scored(self.reference, trajectories)
         return self.compiled_loss(trajectories, logprobs_BT, scores)
 
     @cached_property
     def compiled_loss(self) -> Any:
         """Returns the function of `of_pairs` that is compiled once for the run."""
 
-        def loss(trajectories: Trajectories, logprobs_BT: Array, scores: Any) -> dict[str, Any]:
+        def loss(trajectories: Trajectories, logprobs_BT: Array, scores: Any) -> Any:
             mask_BT, rows = trajectories.response_mask_BT, len(logprobs_BT)
             first_B = jnp.arange(rows) % self.group_size == 0
             sign_B1 = jnp.where(first_B, 1.0, -1.0)[:, None]
