@@ -5,8 +5,7 @@
 Words
   run=FOLDER        a run; run=latest is the run of outputs/runs that was started last
   out=FOLDER        where the result is written: a new or an empty folder
-  step=N            the checkpoint after step N; without it the newest
-  checkpoint=best   the best checkpoint, by the checkpoint.best of the run
+  step=N, checkpoint=best  the checkpoint after step N, or the best one; without these the newest
   average=true      the moving average of the parameters (ema.decay)
   dtype=DTYPE       the dtype of the files: float32, bfloat16 or float16
   adapter=true      write the adapters alone, for PEFT; without it they are merged

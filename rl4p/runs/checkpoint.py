@@ -153,7 +153,6 @@ class Checkpoints:
         return max(0.0, *seconds, 0.0)
 
     def steps(self) -> list[int]:
-        """Returns the steps of the complete checkpoints."""
         return steps_of(self.folder)
 
     def begun(self) -> list[int]:
