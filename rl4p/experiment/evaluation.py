@@ -17,6 +17,7 @@ from rl4p.experiment.compatibility import choice
 from rl4p.loop.evaluation import Evaluation
 from rl4p.loop.held_out_loss import HeldOutLoss
 from rl4p.loop.phases import Phases
+from rl4p.model.decoder import Decoder
 from rl4p.model.policy import Policy
 from rl4p.protocols.data import DataSet
 from rl4p.protocols.engine import HoldsEpisodes, OpensEngine
@@ -142,13 +143,13 @@ def build_loss(
     held_out: Sequence[HeldOut],
     encode: Encode,
     rows: int,
-    reference: Params | None,
+    reference: tuple[Decoder, Params] | None,
 ) -> tuple[HeldOutLoss, int]:
     """Returns the loss on the held-out questions of `data`, and the number of those dropped.
 
     Args:
       encode: the encoder of the questions to train on.
-      reference: the initial parameters; None if no phase requests their scores.
+      reference: as in `Scoring`.
 
     Raises:
       InputError: the rollout takes no given responses, or nothing of `data` is held out.

@@ -158,7 +158,11 @@ class Evaluation:
                     prompt.task, prompt.id, greedy=sample is None, correct=correct, valid=valid
                 )
         metrics = metrics_of(tally.scores(self.samples, self.pass_at_k))
-        return metrics if self.loss is None else self.loss(self.evaluated(state)) | metrics
+        return (
+            metrics
+            if self.loss is None
+            else self.loss(self.evaluated(state), state.reference) | metrics
+        )
 
     def evaluated(self, state: TrainState) -> Params:
         """Returns the parameters that are evaluated."""

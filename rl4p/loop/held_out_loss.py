@@ -3,7 +3,7 @@
 import math
 from collections import Counter, defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from rl4p.distributed.processes import to_host
 from rl4p.learner.logprobs import score_tokens
 from rl4p.loop.phases import Phases
+from rl4p.model.decoder import Decoder
 from rl4p.model.policy import Policy
 from rl4p.protocols.traits import RolloutTraits
 from rl4p.types import Array, Params, Prompt, TrainingBatch, Trajectories
@@ -34,7 +35,7 @@ class HeldOutLoss:
       prompts: the held-out prompts with their responses.
       rows: the number of sequences in a forward pass.
       group_size: the number of responses to a prompt.
-      reference: the initial parameters of the run; None if the update does not need them.
+      reference: a decoder and its parameters (`Scoring.reference`); None if the update needs none.
     """
 
     phases: Phases
@@ -42,10 +43,16 @@ class HeldOutLoss:
     prompts: Sequence[Prompt]
     rows: int
     group_size: int
-    reference: Params | None = None
+    reference: tuple[Decoder, Params] | None = None
 
-    def __call__(self, params: Params) -> dict[str, float]:
-        """Returns `eval/<task>/loss` and the other metrics of each task."""
+    def __call__(self, params: Params, reset: Params | None = None) -> dict[str, float]:
+        """Returns `eval/<task>/loss` and the other metrics of each task.
+
+        Args:
+          reset: the parameters of a reference that is reset (`TrainState.reference`), if any.
+        """
+        whole = self.policy.merged
+        reference = (self.policy.decoder, whole(reset)) if reset else self.reference
         pairs = RolloutTraits.read(self.phases.rollout).pairs
         together = self.rows // self.group_size
         sums: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
@@ -61,9 +68,9 @@ class HeldOutLoss:
                 key=jax.random.key(0),
                 version=0,
             )
-            logprobs_BT = self.scored(self.policy.merged(params), trajectories)
+            logprobs_BT = self.scored(self.policy.decoder, whole(params), trajectories)
             values = to_host(
-                self.of_pairs(trajectories, logprobs_BT)
+                self.of_pairs(trajectories, logprobs_BT, reference)
                 if pairs
                 else of_tokens(trajectories.response_mask_BT, logprobs_BT)
             )
@@ -77,15 +84,15 @@ class HeldOutLoss:
             for name, value in {**metrics_of(sums[task]), "prompts": float(counts[task])}.items()
         }
 
-    def scored(self, whole: Params, trajectories: Trajectories) -> Array:
-        options = self.phases.score_options(self.policy)
+    def scored(self, decoder: Decoder, whole: Params, trajectories: Trajectories) -> Array:
+        options = replace(self.phases.score_options(self.policy), decoder=decoder)
         return score_tokens(options, whole, trajectories)["logprobs"]
 
-    def of_pairs(self, trajectories: Trajectories, logprobs_BT: Array) -> Any:
+    def of_pairs(self, trajectories: Trajectories, logprobs_BT: Array, reference: Any) -> Any:
         """Returns the loss and the metrics of the update for each row, and a count of 1."""
         scores = {}
         if "reference_logprobs" in self.phases.needs():
-            scores["reference_logprobs"] = self.scored(self.reference, trajectories)
+            scores["reference_logprobs"] = self.scored(*reference, trajectories)
         return self.compiled_loss(trajectories, logprobs_BT, scores)
 
     @cached_property

@@ -60,7 +60,12 @@ def test_the_loss_of_pairs_is_the_updates(policy, params, make_prompt, make_phas
     prompts = [replace(make_prompt(x), responses=(good, bad)) for x, good, bad in pairs]
     phases = make_phases(rollout=Preferences(max_response_tokens=4), update=DPO(beta=0.5))
     loss = HeldOutLoss(
-        phases=phases, policy=policy, prompts=prompts, rows=6, group_size=2, reference=params
+        phases=phases,
+        policy=policy,
+        prompts=prompts,
+        rows=6,
+        group_size=2,
+        reference=(policy.decoder, params),
     )
     at_first = loss(params)
     assert at_first["eval/t/loss"] == pytest.approx(np.log(2), abs=1e-6)
@@ -78,6 +83,7 @@ def test_the_loss_of_pairs_is_the_updates(policy, params, make_prompt, make_phas
     assert metrics["eval/t/loss"] == pytest.approx(mean, abs=1e-4)
     assert metrics["eval/t/preference_margin"] == pytest.approx(np.mean(margins), abs=1e-3)
     assert metrics["eval/t/preference_accuracy"] == np.mean(np.array(margins) > 0)
+    assert loss(other, other) == pytest.approx(at_first, abs=1e-6)  # the reference was reset
 
 
 def test_a_perplexity_beyond_a_float_is_infinite():
