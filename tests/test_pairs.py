@@ -97,13 +97,15 @@ PLAIN = {
 }
 
 
-# Options that need a server; tests/rollout and tests/runs train with them.
-REMOTE = {"rollout=openai", "rollout=sglang", "rollout=vllm"}
+# Options that need a server or data of their own; tests/rollout and tests/runs train with them.
+REMOTE = {"rollout=openai", "rollout=sglang", "rollout=vllm", "rollout=preferences"}
+# Options that need an environment; tests/loop/test_turns.py trains with them.
+TURNS = {"rollout=environment", "rollout=agent", "advantage=gigpo", "advantage=turn_returns"}
 
 
 def options(group: str) -> list[str]:
     names = [f"{group}={path.stem}" for path in sorted((CONF / group).glob("*.yaml"))]
-    names = [name for name in names if name not in (*REMOTE, "rollout=environment")]
+    names = [name for name in names if name not in REMOTE | TURNS]
     return names + [name for name in MORE if name.startswith(f"{group}=") and name not in names]
 
 

@@ -41,7 +41,8 @@ from rl4p.errors import InputError, RunError
 from rl4p.experiment.build import build
 from rl4p.experiment.evaluation import held_out_questions
 from rl4p.loop.loop import train
-from rl4p.runs.run import params_sha256, refuse_what_only_a_plan_reads
+from rl4p.runs.outcome import params_sha256
+from rl4p.runs.run import refuse_what_only_a_plan_reads
 from rl4p.types import Episode, Prompt, Turn
 from tests.options import CONF, option
 

@@ -3,12 +3,12 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-import jax
 import jax.numpy as jnp
 
 from rl4p.configuration.bounds import AboveZero, NonNegative, Share
 from rl4p.learner.advantage_options import AdvantageOptions
 from rl4p.learner.masking import loss_mask, response_lengths, token_rewards, whiten
+from rl4p.learner.turns import recurrence, turn_ends
 from rl4p.types import Array, Rewards, Trajectories
 
 
@@ -23,6 +23,10 @@ class GAE(AdvantageOptions):
     answer, another turn) neither discount nor decay. After the last token, V = A = 0. r_t is
     `Rewards.tokens_BT`, and the last token receives the rest of the reward.
 
+    `turn_gamma` and `turn_lambda` take the places of gamma and lambda between the last token of a
+    turn and the first of the next one. With gamma = lambda_policy = 1 this is GAE over turns, with
+    a baseline for each token (as the bi-level GAE of VAGEN, 2510.16907).
+
     `returns` gives the critic's targets. Advantages are whitened over the response tokens of the
     batch's valid samples, and are exactly 0 if they are all equal. Groups are ignored: equal
     rewards give 0 only where the critic predicts them. An invalid sample gets 0.
@@ -33,6 +37,8 @@ class GAE(AdvantageOptions):
         VAPO, 2504.05118).
       alpha: if above 0, lambda_policy is max(0, 1 - 1 / (alpha l)) for a response of l tokens, as
         in VAPO (with alpha 0.05).
+      turn_gamma, turn_lambda: the discount and the decay between turns; None takes gamma and the
+        lambda of advantages or targets there too.
       whiten: whether advantages are whitened.
       epsilon: added to the deviation of the advantages.
     """
@@ -41,6 +47,8 @@ class GAE(AdvantageOptions):
     lambda_policy: Share = 0.95
     lambda_value: Share = 1.0
     alpha: NonNegative = 0.0
+    turn_gamma: Share | None = None
+    turn_lambda: Share | None = None
     whiten: bool = True
     epsilon: AboveZero = 1e-4
 
@@ -52,6 +60,10 @@ class GAE(AdvantageOptions):
                 f"lambda_policy={self.lambda_policy} conflicts with alpha={self.alpha}, which "
                 "computes it from the length of each response: set only one of them."
             )
+
+    @property
+    def reads_turns(self) -> bool:
+        return self.turn_gamma is not None or self.turn_lambda is not None
 
     def __call__(
         self, trajectories: Trajectories, rewards: Rewards, *, scores: Mapping[str, Array]
@@ -80,18 +92,14 @@ class GAE(AdvantageOptions):
         mask_BT = loss_mask(trajectories, rewards)
         values_BT = jnp.where(mask_BT, values_BT, 0.0)
         # The value of the first response token at or after each column, then strictly after it.
-        upcoming_BT = reverse_recurrence(jnp.where(mask_BT, 0.0, 1.0), values_BT)
+        upcoming_BT = recurrence(jnp.where(mask_BT, 0.0, 1.0), values_BT)
         next_BT = jnp.pad(upcoming_BT[:, 1:], ((0, 0), (0, 1)))
-        delta_BT = token_rewards(trajectories, rewards) + self.gamma * next_BT - values_BT
-        decay_BT = jnp.where(mask_BT, self.gamma * lambda_B[:, None], 1.0)
-        advantages_BT = reverse_recurrence(decay_BT, jnp.where(mask_BT, delta_BT, 0.0))
+        gamma, lambda_B1 = self.gamma, lambda_B[:, None]
+        if self.turn_gamma is not None:
+            gamma = jnp.where(turn_ends(mask_BT), self.turn_gamma, gamma)
+        if self.turn_lambda is not None:
+            lambda_B1 = jnp.where(turn_ends(mask_BT), self.turn_lambda, lambda_B1)
+        delta_BT = token_rewards(trajectories, rewards) + gamma * next_BT - values_BT
+        decay_BT = jnp.where(mask_BT, gamma * lambda_B1, 1.0)
+        advantages_BT = recurrence(decay_BT, jnp.where(mask_BT, delta_BT, 0.0))
         return jnp.where(mask_BT, advantages_BT, 0.0)
-
-
-def reverse_recurrence(factor_BT: Array, addend_BT: Array) -> Array:
-    """Computes x_t = factor_t x_{t+1} + addend_t from the last column back, in log T steps."""
-
-    def compose(later: tuple[Array, Array], earlier: tuple[Array, Array]) -> tuple[Array, Array]:
-        return earlier[0] * later[0], earlier[0] * later[1] + earlier[1]
-
-    return jax.lax.associative_scan(compose, (factor_BT, addend_BT), reverse=True, axis=1)[1]

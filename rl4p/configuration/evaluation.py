@@ -8,6 +8,7 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Literal
 
 from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig, OmegaConf, open_dict
@@ -39,17 +40,18 @@ MAY_SET = (
     "allow",
 )
 # Keys below these that act on training only.
-NOT_HERE = ("evaluation.every", "debug.profile", "tracker.register", "tracker.upload_checkpoints")
+NOT_HERE = ("evaluation.every", "evaluation.loss", "debug.profile")
+NOT_HERE += ("tracker.register", "tracker.upload_checkpoints")
 MODEL_KEYS = ("model", "seed", "experiment")  # without a run
 # With a run, whose parameters fix the other keys of the model.
-CHECKPOINT_KEYS = ("model.dtype", "model.template", "model.date")
+CHECKPOINT_KEYS = ("model.dtype", "model.chat_template", "model.template", "model.date")
 INSTEAD = {
     "prompts_per_step": "evaluation.rows",
     "group_size": "evaluation.samples",
     "seed": "evaluation.seed",
 }
 # The options that act on samples, and not on greedy responses.
-SAMPLING_OPTIONS = ("temperature", "top_k", "top_p")
+SAMPLING_OPTIONS = ("temperature", "top_k", "top_p", "min_p")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,10 +60,12 @@ class EvaluateOptions(Checkpoint):
 
     Attributes:
       out: the folder for the results.
+      lm_eval: whether to write the results in the format of lm-evaluation-harness too.
       export: a folder with a policy that the run exported, instead of a checkpoint.
     """
 
     out: str
+    lm_eval: bool = False
     export: str | None = None
 
     def __post_init__(self) -> None:
@@ -77,15 +81,17 @@ class EvaluationRequest:
     Attributes:
       out: the folder for the results.
       run: the folder of a run; None evaluates `model`.
-      step: the step of the run's checkpoint; None selects the newest.
+      step: the step of the run's checkpoint, or `best`; None selects the newest.
       average: whether to evaluate the moving average of the run's parameters.
+      lm_eval: whether to write the results in the format of lm-evaluation-harness too.
       command: the command line, for the record.
     """
 
     out: Path
     run: Path | None = None
-    step: int | None = None
+    step: int | Literal["best"] | None = None
     average: bool = False
+    lm_eval: bool = False
     command: str = field(default="", compare=False)
 
 
@@ -104,8 +110,9 @@ def read(arguments: Sequence[str], *, conf: Path = CONF) -> tuple[EvaluationRequ
     request = EvaluationRequest(
         out=Path(options.out).expanduser(),
         run=None if options.run is None else run_folder(options.run),
-        step=options.step,
+        step=options.chosen,
         average=options.average,
+        lm_eval=options.lm_eval,
         command=shlex.join(["python", "-m", "rl4p.evaluate", *arguments]),
     )
     composer = Composer(conf, line.config_dir, lines)

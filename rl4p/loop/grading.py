@@ -65,6 +65,14 @@ def without_failures(rewards: Rewards, episodes: Sequence[Episode]) -> Rewards:
     failed_B = np.array([each.failure is not None for each in episodes], bool)
     if not failed_B.any():
         return rewards
+    failed = episodes[int(np.argmax(failed_B))]
+    log.warning(
+        "%d of %d episodes failed, such as one of the prompt %s: %s. These samples are invalid.",
+        np.sum(failed_B),
+        len(episodes),
+        failed.prompt.id,
+        failed.failure,
+    )
     return masked(rewards, ~failed_B)
 
 
@@ -72,14 +80,16 @@ def masked(rewards: Rewards, valid_B: np.ndarray) -> Rewards:
     """Returns the rewards with 0 for the samples that are invalid now."""
     valid_B = np.asarray(to_host(rewards.valid_B)) & valid_B
 
-    def kept(values_B: Array) -> np.ndarray:
-        return np.where(valid_B, np.asarray(to_host(values_B)), 0.0).astype(np.float32)
+    def kept(values: Array) -> np.ndarray:
+        rows = valid_B if np.ndim(values) == 1 else valid_B[:, None]
+        return np.where(rows, np.asarray(to_host(values)), 0.0).astype(np.float32)
 
     return replace(
         rewards,
         total_B=kept(rewards.total_B),
         terms={name: kept(grade_B) for name, grade_B in rewards.terms.items()},
         valid_B=valid_B,
+        tokens_BT=None if rewards.tokens_BT is None else kept(rewards.tokens_BT),
     )
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -9,7 +10,9 @@ import numpy as np
 
 from rl4p.distributed.processes import to_host
 from rl4p.loop.pending_groups import PendingGroup
-from rl4p.protocols.engine import Request
+from rl4p.model.policy import Policy
+from rl4p.protocols.engine import Engine, HoldsEpisodes, Request
+from rl4p.rollout.episodes import seed_of
 from rl4p.types import Array, Finish
 
 
@@ -29,7 +32,8 @@ def requests_for(
     for place, pending in enumerate(pending_groups):
         keys_G, prompt = keys_of(pending, key, groups), tuple(pending.prompt.tokens)
         if not any(x is not None and len(x.tokens) for x in pending.completions):
-            requests.append(Request(tokens=prompt, keys_N=keys_G, max_tokens=limit))
+            task = pending.prompt.task
+            requests.append(Request(tokens=prompt, keys_N=keys_G, max_tokens=limit, task=task))
             places += [(place, sample) for sample in range(len(keys_G))]
             continue
         for sample, part in enumerate(pending.completions):
@@ -42,10 +46,28 @@ def requests_for(
                     keys_N=keys_G[sample : sample + 1],
                     max_tokens=limit - len(tokens),
                     drawn=len(tokens),
+                    task=pending.prompt.task,
                 )
             )
             places.append((place, sample))
     return requests, places
+
+
+def held(
+    rollout: HoldsEpisodes,
+    engine: Engine,
+    policy: Policy,
+    pending_groups: Sequence[PendingGroup],
+    keys_PN: Sequence[np.ndarray],
+) -> list[Any]:
+    """Holds the episodes of groups, with the seeds of environments that `rollout` would choose."""
+    return rollout.hold(
+        engine,
+        policy,
+        [pending.prompt for pending in pending_groups],
+        np.array(keys_PN),
+        seeds=[seed_of(keys_N[0]) for keys_N in keys_PN],
+    )
 
 
 def finished_groups(places: Sequence[tuple[int, int]], finished: np.ndarray) -> int:

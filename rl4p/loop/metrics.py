@@ -5,7 +5,9 @@ dropped; the means of rewards leave out both. The mean of a term also leaves out
 which it does not apply.
 """
 
+from collections import Counter
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 import numpy as np
@@ -13,6 +15,7 @@ import numpy as np
 from rl4p.distributed.processes import to_host
 from rl4p.learner.masking import group_statistics
 from rl4p.protocols.collection import Collected
+from rl4p.protocols.engine import HoldsEpisodes
 from rl4p.types import Array, Episode, Finish, Metrics, Rewards, Trajectories
 
 
@@ -137,21 +140,44 @@ def drawn_shares(episodes: Sequence[Episode]) -> dict[str, float]:
 def environment_metrics(episodes: Sequence[Episode]) -> dict[str, float]:
     """Returns the metrics of episodes of many turns; {} if no episode has turns.
 
-    They are the mean number of turns, the share of episodes whose environment failed, and the mean
-    over episodes of each number that the environment reported, summed over the turns.
+    They are the mean number of turns, the mean tokens of a turn, the mean seconds that an episode
+    waited for its environment, the share of episodes whose environment failed, also by the kind of
+    the failure, and the mean over episodes of each number that the environment reported, summed
+    over the turns.
     """
     if not any(episode.turns or episode.failure for episode in episodes):
         return {}
-    sums: dict[str, float] = {}
+    sums, failures = Counter[str](), Counter[str]()
+    turns = [turn for episode in episodes for turn in episode.turns]
+    for turn in turns:
+        sums.update({name: float(number) for name, number in turn.metrics.items()})
     for episode in episodes:
-        for turn in episode.turns:
-            for name, number in turn.metrics.items():
-                sums[name] = sums.get(name, 0.0) + float(number)
-    failed = sum(episode.failure is not None for episode in episodes)
-    return {
-        "environment/turns": sum(len(episode.turns) for episode in episodes) / len(episodes),
-        "environment/failed": failed / len(episodes),
-    } | {f"environment/{name}": total / len(episodes) for name, total in sums.items()}
+        if episode.failure is not None:
+            failures[kind_of(episode.failure)] += 1
+    means = {
+        "turns": len(turns),
+        "failed": failures.total(),
+        **{f"failed/{kind}": count for kind, count in failures.items()},
+        **sums,
+    }
+    seconds = sum(turn.environment_seconds for turn in turns)
+    return {f"environment/{name}": total / len(episodes) for name, total in means.items()} | {
+        "environment/tokens_per_turn": sum(turn.tokens for turn in turns) / max(len(turns), 1),
+        "time/environment_calls": seconds / len(episodes),
+    }
+
+
+def kind_of(failure: str) -> str:
+    """Returns the name of the exception that a failure begins with, or `other`."""
+    name, colon, _ = failure.partition(":")
+    return name if colon and name.isidentifier() else "other"
+
+
+def episode_times(rollout: Any) -> dict[str, float]:
+    """Returns the times of the parts of a rollout's last call, if its rows are episodes."""
+    if not isinstance(rollout, HoldsEpisodes):
+        return {}
+    return {f"time/{name}": seconds for name, seconds in rollout.times().items()}
 
 
 def mean_grades(rewards: Rewards) -> dict[str, float]:

@@ -190,6 +190,8 @@ class PendingGroups:
         if pending not in self.groups:  # it became too old, and another has its place
             return
         pending.sampling = False
+        if not all(isinstance(part, Completion | None) for part in parts):  # episodes are whole
+            pending.completions = [None] * len(parts)
         pending.completions = [
             longer(*each) for each in zip(pending.completions, parts, strict=True)
         ]
@@ -277,8 +279,11 @@ class PendingGroups:
         )
 
     def state(self) -> dict[str, Any]:
-        """Returns the numbers, prompts and tokens of all groups. Grades are left out."""
-        samples = [x for pending in self.groups for x in pending.completions if x is not None]
+        """Returns the numbers, prompts and tokens of all groups. Grades are left out.
+
+        So are episodes of many turns: they begin again, with the same keys and environments.
+        """
+        samples = [x for x in self.kept_samples(self.groups) if x is not None]
         arrays = {
             name: np.concatenate([getattr(x, name) for x in samples])
             for name in ("tokens", "logprobs", "versions")
@@ -298,13 +303,18 @@ class PendingGroups:
                     "order": pending.order,
                     "samples": [
                         None if x is None else [len(x.tokens), int(x.finish)]
-                        for x in pending.completions
+                        for x in self.kept_samples([pending])
                     ],
                 }
                 for pending in self.groups
             ],
             **arrays,
         }
+
+    def kept_samples(self, groups: Sequence[PendingGroup]) -> list[Completion | None]:
+        """Returns what a checkpoint keeps of the samples of groups."""
+        samples = [x for pending in groups for x in pending.completions]
+        return [x if isinstance(x, Completion) else None for x in samples]
 
     def restore(self, state: dict[str, Any], find: Callable[[str], Prompt]) -> None:
         """Restores a state that `state` returned; no group is sampled or graded then."""

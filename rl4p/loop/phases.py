@@ -48,6 +48,7 @@ SCORES = frozenset(
         "reference_logprobs",
         "task_ids",
         "teacher_logprobs",
+        "turn_states",
         "values",
     }
 )

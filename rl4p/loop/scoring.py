@@ -1,5 +1,6 @@
 """The scores that phases request in `needs`, computed with as few forward passes as possible."""
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -9,6 +10,7 @@ import numpy as np
 from rl4p.data.extraction import answer_of as final_answer
 from rl4p.data.quantity import quantity
 from rl4p.distributed.processes import to_host
+from rl4p.errors import RunError
 from rl4p.learner.logprobs import score_tokens
 from rl4p.loop.evaluation import greedy_answers
 from rl4p.loop.phases import Phases
@@ -16,7 +18,7 @@ from rl4p.model.decoder import Decoder
 from rl4p.model.policy import Policy
 from rl4p.protocols.collection import Collected
 from rl4p.protocols.traits import RewardTraits, TermTraits
-from rl4p.types import Array, Episode, Params, TrainState
+from rl4p.types import Array, Episode, Params, TrainState, Trajectories, Turn
 
 # The scores that one forward pass of the policy computes, with their names in `score_tokens`.
 OF_POLICY = {
@@ -32,13 +34,14 @@ class Scoring:
     """The computation of scores, and the models that it uses beside the policy.
 
     Attributes:
-      reference: the initial parameters of the run; None if no phase requests their scores.
+      reference: a decoder and the parameters of the reference; None if no phase requests their
+        scores, or if they are in the state (`TrainState.reference`).
       teacher: a decoder with the vocabulary of the policy, and its parameters; None without one.
       tasks: the names of the tasks in the training data, sorted.
       term: the reward term whose extraction finds the answers of `answer_clusters`.
     """
 
-    reference: Params | None = None
+    reference: tuple[Decoder, Params] | None = None
     teacher: tuple[Decoder, Params] | None = None
     tasks: tuple[str, ...] = ()
     term: str = "correct"
@@ -66,7 +69,11 @@ class Scoring:
             )
             scores |= {name: computed[OF_POLICY[name]] for name in policy_scores}
         others = {
-            "reference_logprobs": (policy.decoder, self.reference),
+            "reference_logprobs": (
+                (policy.decoder, policy.merged(state.reference))
+                if state.reference
+                else self.reference
+            ),
             "teacher_logprobs": self.teacher,
         }
         for name in sorted(needs & others.keys()):
@@ -81,6 +88,7 @@ class Scoring:
             "greedy_rewards": lambda: baselines(phases, policy, state, episodes),
             "answer_clusters": lambda: answer_clusters(episodes, phases.reward, self.term),
             "task_ids": lambda: task_ids(episodes, self.tasks),
+            "turn_states": lambda: turn_states(trajectories, episodes),
         }
         for name in sorted(needs & row_scores.keys()):
             scores[name] = policy.mesh.shard_rows(row_scores[name]())
@@ -127,3 +135,33 @@ def answer_clusters(episodes: Sequence[Episode], reward: Any, term: str) -> np.n
 def task_ids(episodes: Sequence[Episode], tasks: Sequence[str]) -> np.ndarray:
     """Returns int32 [B], the index of each row's task in `tasks`."""
     return np.asarray([tasks.index(each.prompt.task) for each in episodes], np.int32)
+
+
+def turn_states(trajectories: Trajectories, episodes: Sequence[Episode]) -> np.ndarray:
+    """Returns int32 [B, T]: on each turn a number that the turns of a group in its state share.
+
+    The state before the first turn is what the policy reads there; before a later one, `Turn.state`
+    of the turn before. A state without a name equals no other. Elsewhere the result is 0.
+
+    Raises:
+      RunError: no state of the batch has a name, although there are episodes of several turns.
+    """
+    mask_BT, ids_B = to_host((trajectories.response_mask_BT, trajectories.group_ids_B))
+    if not any(turn.state is not None for each in episodes for turn in each.turns[:-1]) and any(
+        len(each.turns) > 1 for each in episodes
+    ):
+        raise RunError(
+            "The advantage compares turns that begin in the same state, but the environment gives "
+            "no state a name (StepResult.state): choose another advantage."
+        )
+    order: dict[Any, int] = {}
+    numbers_BT = np.zeros(mask_BT.shape, np.int32)
+    for row, episode in enumerate(episodes):
+        before: Any = json.dumps(episode.messages_before, sort_keys=True, default=str)
+        chosen, start = np.flatnonzero(mask_BT[row]), 0
+        for number, turn in enumerate(episode.turns or (Turn(text="", tokens=len(chosen)),)):
+            unnamed = number > 0 and before is None
+            key = (int(ids_B[row]), number == 0, before, (row, number) if unnamed else None)
+            numbers_BT[row, chosen[start : start + turn.tokens]] = order.setdefault(key, len(order))
+            before, start = turn.state, start + turn.tokens
+    return numbers_BT

@@ -8,7 +8,7 @@ import numpy as np
 
 from rl4p.model.policy import Policy
 from rl4p.serialization import Serializable
-from rl4p.types import Finish, Params
+from rl4p.types import Episode, Finish, Params, Prompt, Trajectories
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,6 +29,7 @@ class Request(Serializable):
         only by rounding. An engine that keeps nothing computes whole contexts.
       messages: the conversation that the context consists of, which servers of chats take instead
         of tokens; None if it is not known.
+      task: the task of the prompt, which may have sampling options of its own.
     """
 
     tokens: Sequence[int]
@@ -37,6 +38,7 @@ class Request(Serializable):
     drawn: int = 0
     keep: bool = False
     messages: Sequence[Mapping[str, Any]] | None = None
+    task: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -175,6 +177,58 @@ class Frees(Protocol):
           RunError: it could not.
         """
         ...
+
+
+@runtime_checkable
+class HoldsEpisodes(Protocol):
+    """A rollout whose rows are episodes of many turns (`rollout=environment`, `rollout=agent`).
+
+    It has no method `open`, since its engine alone does not make a row.
+    """
+
+    def open_engine(self, policy: Policy) -> Engine:
+        """Returns an engine for `hold`; `Engine.publish` gives it its first weights."""
+        ...
+
+    def hold(
+        self,
+        engine: Engine,
+        policy: Policy,
+        prompts: Sequence[Prompt],
+        keys_PN: np.ndarray,
+        *,
+        seeds: Sequence[int] | None = None,
+        greedy: bool = False,
+    ) -> list[Any]:
+        """Holds N episodes of each of P prompts, and returns them in order.
+
+        An episode has the attributes `tokens`, `versions` and `finish` of a `Completion`, and
+        `failure`.
+
+        Args:
+          keys_PN: uint32 [P, N, ...], the data of a random key for each episode.
+          seeds: the seed of the environment of each prompt; None makes it from the prompt's id, so
+            that it is the same in every evaluation.
+          greedy: whether to choose the most probable token at every step.
+        """
+        ...
+
+    def rows(
+        self, policy: Policy, episodes: Sequence[Any], group_size: int
+    ) -> tuple[Trajectories, Sequence[Episode]]:
+        """Returns the rows of episodes on the host, and the episodes in words."""
+        ...
+
+    def times(self) -> Mapping[str, float]:
+        """Returns the seconds of parts of the last call, by name, for metrics `time/NAME`."""
+        ...
+
+
+def opened(rollout: OpensEngine | HoldsEpisodes, policy: Policy) -> Engine:
+    """Returns a new engine of a rollout."""
+    if isinstance(rollout, HoldsEpisodes):
+        return rollout.open_engine(policy)
+    return rollout.open(policy)
 
 
 def finish(tokens: np.ndarray, end_ids: Sequence[int], limit: int = 0) -> Finish:

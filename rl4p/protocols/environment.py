@@ -1,8 +1,8 @@
 """The contract of environments, which answer what the policy says.
 
 An environment sees messages, as chat templates take them; it never sees tokens. The rollout alone
-turns messages into tokens (`rollout/episode.py`), so that the policy is trained on exactly the
-tokens that it chose.
+turns messages into tokens (`rollout/exact_conversation.py`), so that the policy is trained on
+exactly the tokens that it chose.
 """
 
 from collections.abc import Hashable, Mapping, Sequence

@@ -1,10 +1,30 @@
-"""The protocol of hooks."""
+"""The protocol of hooks, and what they receive."""
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 from rl4p.model.policy import Policy
-from rl4p.types import StepInfo
+from rl4p.types import Array, Episode, Rewards, TrainState, Trajectories
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepInfo:
+    """The record of one finished step, which hooks receive.
+
+    Attributes:
+      advantages_BT, loss_mask_BT: as in the `TrainingBatch`, if the loop passes them on.
+    """
+
+    step: int
+    state: TrainState
+    trajectories: Trajectories
+    episodes: Sequence[Episode]
+    rewards: Rewards
+    metrics: dict[str, float]
+    advantages_BT: Array | None = None
+    loss_mask_BT: Array | None = None
 
 
 class Hook(Protocol):

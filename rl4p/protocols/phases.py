@@ -20,6 +20,8 @@ A phase may have two more members:
                                               the state before token t
       greedy_rewards                          [B], of one greedy response to the row's prompt
       answer_clusters                         [B], equal where two samples end in the same answer
+      turn_states                             [B, T], on the tokens of each turn a number of the
+                                              state before it, equal for equal states of a group
       task_ids                                [B], the index of the row's task in the training data
 
   ``scores.NAME`` in the configuration adds a score of your own (`UserScore`), [B, T].

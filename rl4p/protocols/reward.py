@@ -52,7 +52,7 @@ class TextReward(Protocol):
 class RewardTerm(Protocol):
     """One weighted term of `reward=weighted`.
 
-    A term may also be a `TimedTerm`, a `GroupTerm` and an `OpensTerm`.
+    A term may also be a `TimedTerm`, a `ByTurn`, a `GroupTerm` and an `OpensTerm`.
     """
 
     @property
@@ -79,6 +79,18 @@ class TimedTerm(Protocol):
     """
 
     deadline: float | None
+
+
+@runtime_checkable
+class ByTurn(Protocol):
+    """A term whose grade is the sum of grades of an episode's turns."""
+
+    @property
+    def weight(self) -> float: ...
+
+    def by_turn(self, episode: Episode) -> Sequence[float]:
+        """Returns the grade of each turn."""
+        ...
 
 
 class GroupTerm(Protocol):

@@ -36,19 +36,23 @@ class RolloutTraits(PhaseTraits):
 
     Attributes:
       samples: whether a policy samples the tokens; false for demonstrations.
+      pairs: whether a group is the preferred and the rejected response of a preference pair.
       trains: whether it samples from the policy that is trained and returns its log-probabilities.
       max_logprob_gap: the largest `rollout/logprob_gap_mean` of a step; None for no limit.
       annealing: the change of the temperature over the run; None for none.
       sync_every: the number of steps between two changes of the weights that sample.
       sleep: whether its servers give memory back while an update runs.
+      many_turns: whether a row may have several turns of the policy.
     """
 
     samples: bool = True
+    pairs: bool = False
     trains: bool = True
     max_logprob_gap: float | None = None
     annealing: Any = None
     sync_every: int = 1
     sleep: bool = False
+    many_turns: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,11 +63,13 @@ class RewardTraits(PhaseTraits):
       whole_groups: whether the samples of a group are never divided between processes.
       terms: the terms by name; None if it has no named terms.
       tasks: the reward of each task by name; None if it grades all tasks alike.
+      pairs: whether it grades only the pairs of a rollout with the same trait.
     """
 
     whole_groups: bool = False
     terms: Mapping[str, Any] | None = None
     tasks: Mapping[str, Any] | None = None
+    pairs: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,11 +80,13 @@ class TermTraits(PhaseTraits):
       weight: the factor of its grades in the total reward.
       whole_groups: whether it is called with groups (`reward.GroupTerm`).
       extract: where it finds the final answer of a response (`data/extraction.py`).
+      has_model: whether it runs a model on the devices, which `rl4p.plan` must know.
     """
 
     weight: float | None = None
     whole_groups: bool = False
     extract: Any = "hashes"
+    has_model: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,6 +100,7 @@ class AdvantageTraits(PhaseTraits):
       compares_group: whether a sample gets 0 if its siblings have the same reward.
       one_sign: whether no two advantages have opposite signs.
       uniform: whether all advantages are equal.
+      reads_turns: whether rows of one turn make it the same as another advantage.
       value: the advantage of every sample, if it is an option.
     """
 
@@ -101,6 +110,7 @@ class AdvantageTraits(PhaseTraits):
     compares_group: bool = False
     one_sign: bool = False
     uniform: bool = False
+    reads_turns: bool = False
     value: float = 1.0
 
 
@@ -154,9 +164,11 @@ class CollectorTraits(Traits):
 
     Attributes:
       overlaps: whether it samples during updates, which `rl4p.plan` must know.
+      fresh: whether the weights of a step may have drawn tokens of it, after the first step.
     """
 
     overlaps: bool = False
+    fresh: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,6 +10,9 @@ from rl4p.types import Episode
 class EpisodeReward:
     """The sum of the rewards of an episode's turns (`rollout=environment`).
 
+    Each reward is given to the last token of its turn (`Rewards.tokens_BT`), for advantages that
+    read the rewards of tokens or turns.
+
     It does not apply to a sample without turns. A sample whose environment failed is invalid
     whatever its terms are.
     """
@@ -17,7 +20,7 @@ class EpisodeReward:
     weight: float = 1.0
 
     def __call__(self, episodes: Sequence[Episode]) -> Sequence[float | None]:
-        return [
-            sum(turn.reward for turn in episode.turns) if episode.turns else None
-            for episode in episodes
-        ]
+        return [sum(self.by_turn(episode)) if episode.turns else None for episode in episodes]
+
+    def by_turn(self, episode: Episode) -> Sequence[float]:
+        return [turn.reward for turn in episode.turns]

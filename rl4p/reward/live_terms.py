@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from rl4p.distributed import daemon_threads
 from rl4p.errors import InputError, RunError
 from rl4p.protocols.reward import Grades, OpensTerm, TimedTerm
 from rl4p.protocols.traits import TermTraits
@@ -215,7 +216,7 @@ def failure_of(error: BaseException) -> str:
         return str(error)
     where = ""
     for frame in traceback.extract_tb(error.__traceback__):
-        if frame.filename in (__file__, term_threads.__file__):
+        if frame.filename in (__file__, term_threads.__file__, daemon_threads.__file__):
             where = ""
         else:
             where = where or f" ({frame.filename}, line {frame.lineno})"

@@ -11,6 +11,7 @@ from rl4p.errors import RunError
 from rl4p.protocols.phases import Remembers
 from rl4p.protocols.reward import TextReward
 from rl4p.protocols.traits import PhaseTraits
+from rl4p.reward.turn_rewards import with_turn_rewards
 from rl4p.types import Episode, Rewards, Trajectories
 
 
@@ -57,7 +58,10 @@ class Router:
 
     def __call__(self, trajectories: Trajectories, episodes: Sequence[Episode]) -> Rewards:
         group_ids_B = np.asarray(trajectories.group_ids_B) if self.whole_groups else None
-        return self.grade_texts(episodes, group_ids_B)
+        rewards = self.grade_texts(episodes, group_ids_B)
+        return with_turn_rewards(
+            rewards, trajectories, episodes, lambda each: self.tasks[each.prompt.task].terms
+        )
 
     def grade_texts(
         self, episodes: Sequence[Episode], group_ids_B: np.ndarray | None = None

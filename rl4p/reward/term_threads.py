@@ -1,7 +1,6 @@
 """The threads in which reward terms run side by side, each with a hard deadline.
 
-The threads are daemons. A ThreadPoolExecutor is not used, because Python waits for its threads when
-it exits: a call that never returns would keep the process alive.
+The threads are daemons, so that a call that never returns does not keep the process alive.
 """
 
 import asyncio
@@ -10,9 +9,13 @@ import queue
 import threading
 import time
 from collections.abc import Awaitable, Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from contextlib import closing
+from contextvars import copy_context
+from functools import partial
 from typing import Any
+
+from rl4p.distributed.daemon_threads import DaemonThreads
 
 
 class Late(Exception):
@@ -37,6 +40,9 @@ class TermThread:
     def start(self, call: Callable[[], Any], deadline: float | None) -> Callable[[], Any]:
         """Queues a call and returns a function that waits for its result.
 
+        The call runs in a copy of the context of this thread, so that its work counts as the work
+        of this thread.
+
         Args:
           deadline: seconds from now, the time behind earlier calls included; None for no limit.
 
@@ -45,7 +51,7 @@ class TermThread:
         """
         end = None if deadline is None else time.monotonic() + deadline
         future: Future[Any] = Future()
-        self.calls.put((future, call, end))
+        self.calls.put((future, partial(copy_context().run, call), end))
 
         def wait() -> Any:
             try:
@@ -86,24 +92,6 @@ def make(
         future.set_result(result)
     except BaseException as error:  # noqa: BLE001 - raised again in the waiting thread
         future.set_exception(error)
-
-
-class DaemonThreads(ThreadPoolExecutor):
-    """An executor for `asyncio.to_thread` that starts a daemon thread for each call."""
-
-    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-        future: Future[Any] = Future()
-
-        def run() -> None:
-            if not future.set_running_or_notify_cancel():
-                return
-            try:
-                future.set_result(fn(*args, **kwargs))
-            except BaseException as error:  # noqa: BLE001 - raised again where it is awaited
-                future.set_exception(error)
-
-        threading.Thread(target=run, daemon=True).start()
-        return future
 
 
 async def awaited(awaitable: Awaitable[Any], end: float | None) -> Any:

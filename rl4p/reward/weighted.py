@@ -21,6 +21,7 @@ from rl4p.reward.live_terms import (
     group_ids_of,
     rows_of_groups,
 )
+from rl4p.reward.turn_rewards import with_turn_rewards
 from rl4p.types import Episode, Rewards, Trajectories
 
 log = logging.getLogger(__name__)
@@ -86,7 +87,8 @@ class Weighted:
 
     def __call__(self, trajectories: Trajectories, episodes: Sequence[Episode]) -> Rewards:
         group_ids_B = np.asarray(trajectories.group_ids_B) if self.whole_groups else None
-        return self.grade_texts(episodes, group_ids_B)
+        rewards = self.grade_texts(episodes, group_ids_B)
+        return with_turn_rewards(rewards, trajectories, episodes, lambda _: self.terms)
 
     def grade_texts(
         self, episodes: Sequence[Episode], group_ids_B: np.ndarray | None = None

@@ -1,54 +1,30 @@
 """Episodes of many turns: the policy and an environment answer each other."""
 
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple, TypeVar
+import time
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
 
 import numpy as np
 
 from rl4p.configuration.bounds import AboveZero, Positive
-from rl4p.distributed.processes import to_host
-from rl4p.errors import InputError, RunError
+from rl4p.errors import RunError
 from rl4p.model.policy import Policy
-from rl4p.protocols.engine import Engine, Frees, OpensEngine, Request
+from rl4p.protocols.engine import Request
 from rl4p.protocols.environment import Message, OpensEnvironment, StepResult
 from rl4p.protocols.members import require
-from rl4p.protocols.phases import Anneals
-from rl4p.protocols.traits import RolloutTraits
 from rl4p.rollout.episode_loop import EpisodeLoop, within
-from rl4p.rollout.episode_rows import FinishedEpisode, rows_of
-from rl4p.rollout.exact_conversation import conversation_of
-from rl4p.rollout.sampler import sequence_keys
-from rl4p.types import Array, Episode, Finish, Params, Prompt, Sampling, Trajectories, Turn
+from rl4p.rollout.episode_rows import FinishedEpisode
+from rl4p.rollout.episodes import EpisodeFailure, EpisodeKey, EpisodeRollout
+from rl4p.rollout.exact_conversation import ExactConversation, conversation_of
+from rl4p.types import Finish, Prompt, Turn
 
 Result = TypeVar("Result")
 
 
-class SharedEngine:
-    """The engine that the calls of a rollout share; it is no option."""
-
-    engine: Engine | None = None
-    policy: Policy | None = None
-
-
-class EpisodeKey(NamedTuple):
-    """What distinguishes an episode from others of its prompt.
-
-    Attributes:
-      key: uint32 [...], the data of its random key.
-      seed: the seed of the environment, equal for all samples of a prompt.
-    """
-
-    key: np.ndarray
-    seed: int
-
-
-class EnvironmentFailure(Exception):
-    """An environment raised an exception, took too long, or returned nonsense."""
-
-
 @dataclass(frozen=True, kw_only=True)
-class Environment:
+class Environment(EpisodeRollout):
     """A rollout in which an environment answers each message of the policy.
 
     All episodes of a call run at the same time. The policy is trained on the tokens that it chose,
@@ -62,94 +38,32 @@ class Environment:
     sample of reward 0.
 
     Attributes:
-      engine: the sampler whose engine draws the tokens.
       environment: the options of the environment (`OpensEnvironment`).
-      max_response_tokens: the most tokens of an episode after its first context, messages of the
-        environment included.
       max_turns: the most messages of the policy.
       max_turn_tokens: the most tokens of a message of the policy; None leaves it the whole room.
       step_seconds: the deadline of each call of the environment; None for no limit.
     """
 
-    engine: Any
     environment: Any
-    max_response_tokens: Positive
     max_turns: Positive = 8
     max_turn_tokens: Positive | None = None
     step_seconds: AboveZero | None = 60.0
-    opened: SharedEngine = field(
-        default_factory=SharedEngine, init=False, repr=False, compare=False
-    )
 
     def __post_init__(self) -> None:
-        if not isinstance(self.engine, OpensEngine):
-            raise InputError(
-                "rollout.engine must be a rollout with an engine: choose continuous, "
-                "naive_sampler, vllm, sglang or openai."
-            )
+        super().__post_init__()
         require(self.environment, OpensEnvironment, "rollout.environment")
 
-    @property
-    def sampling(self) -> Sampling:
-        return self.engine.sampling
-
-    @property
-    def trains(self) -> bool:
-        return RolloutTraits.read(self.engine).trains
-
-    @property
-    def max_logprob_gap(self) -> float | None:
-        return RolloutTraits.read(self.engine).max_logprob_gap
-
-    @property
-    def sync_every(self) -> int:
-        return RolloutTraits.read(self.engine).sync_every
-
-    @property
-    def sleep(self) -> bool:
-        return RolloutTraits.read(self.engine).sleep
-
-    def free(self) -> None:
-        """Gives the memory of servers back until the next call, if the engine's option says so."""
-        if isinstance(self.opened.engine, Frees):
-            self.opened.engine.free()
-
-    def temperature_at(self, step: int) -> float | None:
-        """Returns the temperature of a step if it changes over the run, otherwise None."""
-        return self.engine.temperature_at(step) if isinstance(self.engine, Anneals) else None
-
-    def __call__(
-        self,
-        policy: Policy,
-        params: Params,
-        prompts: Sequence[Prompt],
-        *,
-        group_size: int,
-        key: Array,
-        version: int,
-        greedy: bool = False,
-    ) -> tuple[Trajectories, Sequence[Episode]]:
-        keys_B = to_host(sequence_keys(key, len(prompts) * group_size))
-        samples = [
-            (prompts[row // group_size], EpisodeKey(own, seed_of(keys_B[row - row % group_size])))
-            for row, own in enumerate(keys_B)
-        ]
-        loop = EpisodeLoop(len(samples), policy.decoder.config.max_positions)
-        engine = self.engine_of(policy)
-        engine.publish(params, version)
-        finished = loop.run(
-            engine, [self.episode(loop, policy, *sample) for sample in samples], greedy=greedy
-        )
-        engine.release()
-        return rows_of(policy, finished, group_size, self.max_response_tokens)
+    def coroutines(
+        self, loop: EpisodeLoop, policy: Policy, samples: Sequence[tuple[Prompt, EpisodeKey]]
+    ) -> tuple[AbstractAsyncContextManager[Any], Sequence[Coroutine[Any, Any, FinishedEpisode]]]:
+        return nullcontext(), [self.episode(loop, policy, *sample) for sample in samples]
 
     async def episode(
         self, loop: EpisodeLoop, policy: Policy, prompt: Prompt, sample: EpisodeKey
     ) -> FinishedEpisode:
         """Runs an episode to its end; a failure of its environment ends it."""
-        episode = FinishedEpisode(
-            prompt, conversation_of(policy, prompt, None, prompt.prompt_messages())
-        )
+        conversation = conversation_of(policy, prompt, None, prompt.prompt_messages())
+        episode = FinishedEpisode(prompt=prompt, segments=conversation.segments)
         try:
             environment = self.environment.open(prompt, sample.seed)
             try:
@@ -157,25 +71,33 @@ class Environment:
                 tools = self.environment.tools(prompt)
                 if first or tools:
                     messages = opening(prompt, first)
-                    episode.conversation = conversation_of(policy, prompt, tools, messages)
-                await self.turns(loop, episode, environment, sample)
+                    conversation = conversation_of(policy, prompt, tools, messages)
+                    episode.segments = conversation.segments
+                    episode.opening = tuple(messages) if first else None
+                await self.turns(loop, episode, conversation, environment, sample)
             finally:
                 await self.answer(environment.close)
-        except EnvironmentFailure as failure:
+        except EpisodeFailure as failure:
             episode.failure = str(failure)
         return episode
 
     async def turns(
-        self, loop: EpisodeLoop, episode: FinishedEpisode, environment: Any, sample: EpisodeKey
+        self,
+        loop: EpisodeLoop,
+        episode: FinishedEpisode,
+        conversation: ExactConversation,
+        environment: Any,
+        sample: EpisodeKey,
     ) -> None:
         """Lets policy and environment answer each other until the episode ends."""
-        conversation, room = episode.conversation, self.max_response_tokens
+        room = self.max_response_tokens
         for turn in range(self.max_turns):
             limit = min(
                 room, self.max_turn_tokens or room, loop.longest - len(conversation.context)
             )
             if limit < 1:
                 return
+            began = time.monotonic()
             completion = await loop.complete(
                 Request(
                     tokens=tuple(conversation.context),
@@ -188,7 +110,14 @@ class Environment:
             )
             message = conversation.respond(completion)
             room -= len(completion.tokens)
-            episode.turns.append(Turn(text=message["content"], tokens=len(completion.tokens)))
+            asked = time.monotonic()
+            episode.turns.append(
+                Turn(
+                    text=message["content"],
+                    tokens=len(completion.tokens),
+                    sampling_seconds=asked - began,
+                )
+            )
             episode.engine, episode.finish = completion.engine, Finish.LENGTH
             if completion.finish is not Finish.STOP:
                 episode.finish = completion.finish
@@ -200,6 +129,7 @@ class Environment:
                 metrics=result.metrics,
                 messages=tuple(result.messages),
                 state=result.state,
+                environment_seconds=time.monotonic() - asked,
             )
             if result.done:
                 episode.finish = Finish.STOP
@@ -207,38 +137,18 @@ class Environment:
             try:
                 room -= conversation.extend(result.messages)
             except RunError as error:
-                raise EnvironmentFailure(str(error)) from None
+                raise EpisodeFailure(str(error)) from None
 
     async def answer(self, call: Callable[[], Awaitable[Result]]) -> Result:
         """Returns what an environment answers to a call.
 
         Raises:
-          EnvironmentFailure: the call raised an exception, or took more than `step_seconds`.
+          EpisodeFailure: the call raised an exception, or took more than `step_seconds`.
         """
         try:
             return await within(self.step_seconds, call)
         except Exception as error:  # the code of an environment may raise anything
-            raise EnvironmentFailure(f"{type(error).__name__}: {error}") from error
-
-    def engine_of(self, policy: Policy) -> Engine:
-        """Returns the engine that all calls share, until `close`."""
-        engine = self.opened.engine
-        if engine is None or self.opened.policy is not policy:
-            self.close()
-            engine = self.engine.open(policy)
-            self.opened.engine, self.opened.policy = engine, policy
-        return engine
-
-    def close(self) -> None:
-        """Ends the engine of the calls; another call opens it again."""
-        if self.opened.engine is not None:
-            self.opened.engine.close()
-            self.opened.engine = None
-
-
-def seed_of(key: np.ndarray) -> int:
-    """Returns a seed in [0, 2^31) of the data of a random key."""
-    return int(np.bitwise_xor.reduce(key.astype(np.uint32))) >> 1
+            raise EpisodeFailure(f"{type(error).__name__}: {error}") from error
 
 
 def opening(prompt: Prompt, first: Sequence[Message] | str) -> list[Message]:
@@ -260,13 +170,13 @@ def messages_of(value: Any) -> Sequence[Message]:
     """Returns the messages that an environment gave.
 
     Raises:
-      EnvironmentFailure: they are no messages.
+      EpisodeFailure: they are no messages.
     """
     if not isinstance(value, Sequence) or isinstance(value, str):
-        raise EnvironmentFailure(f"messages are expected, not {type(value).__name__}")
+        raise EpisodeFailure(f"messages are expected, not {type(value).__name__}")
     for message in value:
         if not isinstance(message, dict) or not isinstance(message.get("role"), str):
-            raise EnvironmentFailure(f"a message is a dict with role and content, not {message!r}")
+            raise EpisodeFailure(f"a message is a dict with role and content, not {message!r}")
     return value
 
 
@@ -274,13 +184,13 @@ def result_of(value: Any) -> StepResult:
     """Returns the checked result of a step.
 
     Raises:
-      EnvironmentFailure: it is no `StepResult`, its reward is not finite, or the episode goes on
+      EpisodeFailure: it is no `StepResult`, its reward is not finite, or the episode goes on
         without a message.
     """
     if not isinstance(value, StepResult):
-        raise EnvironmentFailure(f"step returned {type(value).__name__}, and not a StepResult")
+        raise EpisodeFailure(f"step returned {type(value).__name__}, and not a StepResult")
     if not np.isfinite(value.reward):
-        raise EnvironmentFailure(f"the reward {value.reward} of a step is not finite")
+        raise EpisodeFailure(f"the reward {value.reward} of a step is not finite")
     if not value.done and not messages_of(value.messages):
-        raise EnvironmentFailure("step returned no message, although the episode goes on")
+        raise EpisodeFailure("step returned no message, although the episode goes on")
     return value

@@ -7,7 +7,9 @@ thread of the rollout decodes (`engine.complete_all`).
 import asyncio
 import queue
 import threading
+import time
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
 from typing import Any, TypeVar
 
 from rl4p.protocols.engine import Completion, Engine, Request, complete_all
@@ -21,6 +23,9 @@ class EpisodeLoop:
     Args:
       most: the most requests that are unfinished at a time.
       longest: the most tokens of a context and its completion.
+
+    Attributes:
+      idle: the seconds in which no request was unfinished.
     """
 
     def __init__(self, most: int, longest: int) -> None:
@@ -28,11 +33,20 @@ class EpisodeLoop:
         self.requests: queue.SimpleQueue[Request | None] = queue.SimpleQueue()
         self.futures: dict[int, asyncio.Future[Completion]] = {}  # by the id of a request
         self.loop = asyncio.new_event_loop()
+        self.idle = 0.0
 
     def run(
-        self, engine: Engine, episodes: Sequence[Coroutine[Any, Any, Result]], *, greedy: bool
+        self,
+        engine: Engine,
+        episodes: Sequence[Coroutine[Any, Any, Result]],
+        *,
+        greedy: bool,
+        around: AbstractAsyncContextManager[Any] | None = None,
     ) -> list[Result]:
         """Runs episodes to their ends; returns their results in order.
+
+        Args:
+          around: what is open in the event loop while they run.
 
         An exception of the engine or of an episode ends all episodes, and is raised here.
         """
@@ -40,7 +54,8 @@ class EpisodeLoop:
         ended: list[BaseException] = []
 
         async def everything() -> None:
-            results.extend(await asyncio.gather(*episodes))
+            async with around or nullcontext():
+                results.extend(await asyncio.gather(*episodes))
 
         def work() -> None:
             try:
@@ -102,10 +117,12 @@ class EpisodeLoop:
     def take(self, *, wait: bool) -> Sequence[Request]:
         taken: list[Request] = []
         while True:
+            began = time.monotonic()
             try:
                 request = self.requests.get(block=wait and not taken)
             except queue.Empty:
                 return taken
+            self.idle += time.monotonic() - began
             if request is None:  # every later call returns at once, too
                 self.requests.put(None)
                 return taken

@@ -1,34 +1,50 @@
 """The trajectories of episodes: one row each, with the first context in the prompt columns."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from rl4p.model.policy import Policy, padded_width
-from rl4p.rollout.exact_conversation import ExactConversation, Segment
+from rl4p.rollout.exact_conversation import Segment
 from rl4p.types import Episode, Finish, Prompt, Trajectories, Turn
 
 
-@dataclass(kw_only=False)
+@dataclass(kw_only=True)
 class FinishedEpisode:
     """An episode that grows while it runs.
 
     Attributes:
-      conversation: its tokens.
+      segments: its tokens.
       turns: the messages of the policy, and what the environment answered to each.
       finish: the reason why it ended.
       failure: what the environment did wrong; None if nothing.
       engine: the address of the server that drew its last tokens.
+      opening: the messages before the first response, if they are not the prompt's.
     """
 
     prompt: Prompt
-    conversation: ExactConversation
+    segments: list[Segment]
     turns: list[Turn] = field(default_factory=list)
     finish: Finish = Finish.LENGTH
     failure: str | None = None
     engine: str = ""
+    opening: tuple[Mapping[str, Any], ...] | None = None
+
+    @property
+    def tokens(self) -> np.ndarray:
+        """Returns the tokens that the policy chose: int32 [n]."""
+        return self.chosen("tokens")
+
+    @property
+    def versions(self) -> np.ndarray:
+        """Returns the weight version of each of these tokens: int32 [n]."""
+        return self.chosen("versions")
+
+    def chosen(self, name: str) -> np.ndarray:
+        pairs = (zip(getattr(each, name), each.chosen, strict=True) for each in self.segments)
+        return np.array([value for pair in pairs for value, own in pair if own], np.int32)
 
     def in_words(self) -> Episode:
         """Returns the episode as graders and hooks take it."""
@@ -40,19 +56,20 @@ class FinishedEpisode:
             engine=self.engine,
             turns=tuple(self.turns),
             failure=self.failure,
+            opening=self.opening,
         )
 
 
-def rows_of(
+def rows_on_host(
     policy: Policy, episodes: Sequence[FinishedEpisode], group_size: int, columns: int
 ) -> tuple[Trajectories, Sequence[Episode]]:
-    """Returns the rows of episodes, sharded over the mesh, and the episodes in words.
+    """Returns the rows of episodes, on the host, and the episodes in words.
 
     The first context of each episode ends in one column, padded left. `columns` columns follow it.
     """
     B, contexts, rests = len(episodes), [], []
     for episode in episodes:
-        context, rest = divided(episode.conversation.segments)
+        context, rest = divided(episode.segments)
         contexts.append(context)
         rests.append(rest)
     W = padded_width(max(len(context["tokens"]) for context in contexts))
@@ -80,7 +97,7 @@ def rows_of(
         prompt_columns=W if same else 0,
     )
     words = tuple(episode.in_words() for episode in episodes)
-    return policy.mesh.shard_rows(trajectories), words
+    return trajectories, words
 
 
 def divided(

@@ -4,6 +4,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable
+from functools import cached_property
 from typing import Any
 
 import rl4p
@@ -28,6 +29,7 @@ BODY_SECONDS = 60.0
 HEALTH_SECONDS = 30.0
 JSON = b"application/json"
 
+Handler = Callable[[HttpRequest], Awaitable[Any]]
 Send = Callable[[dict[str, Any]], Awaitable[None]]
 Receive = Callable[[], Awaitable[Any]]
 
@@ -42,21 +44,15 @@ class App:
     def __init__(self, server: ServerState, guard: Guard, *, most_bytes: int) -> None:
         self.server, self.guard, self.most_bytes = server, guard, most_bytes
         self.created = int(time.time())
-        self.updates = WeightUpdates(server)
-        self.routes: dict[tuple[str, str], Callable[[HttpRequest], Awaitable[Any]]] = {
+        self.routes: dict[tuple[str, str], Handler] = {
             ("POST", "/v1/completions"): completions,
             ("POST", "/v1/chat/completions"): chat_completions,
-            ("POST", "/generate"): generate,
             ("GET", "/v1/models"): self.models,
-            ("GET", "/health"): self.health,
-            ("GET", "/health_generate"): self.health_generate,
-            ("GET", "/version"): self.version,
-            ("GET", "/metrics"): metrics,
-            ("GET", "/"): page,
-            **VLLMControl(self.updates).routes(),
-            **SGLangControl(self.updates).routes(),
         }
-        self.paths = {path for _, path in self.routes}
+
+    @cached_property
+    def paths(self) -> set[str]:
+        return {path for _, path in self.routes}
 
     async def __call__(self, scope: dict[str, Any], receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -71,17 +67,18 @@ class App:
                 receive=receive,
                 query_string=scope["query_string"],
                 content=await self.content(receive, headers),
+                **scope.get("state", {}),  # of `Connection`
             )
-            status = await self.send(await handler(request), send)
+            status = await send_response(await handler(request), send)
         except HttpError as error:
-            status = await self.send(JsonResponse(error.body(), error.status), send)
+            status = await send_response(JsonResponse(error.body(), error.status), send)
         except ClientDisconnectError:
             self.server.disconnects += 1
             status = 499
         except Exception as error:  # an error of this program; other requests go on
             log.exception("The request to %s failed.", path)
             refusal = HttpError(f"{type(error).__name__}: see the server's log.", status=500)
-            status = await self.send(JsonResponse(refusal.body(), 500), send)
+            status = await send_response(JsonResponse(refusal.body(), 500), send)
         known = path if path in self.paths else "other"
         responses = self.server.responses
         responses[known, status] = responses.get((known, status), 0) + 1
@@ -121,37 +118,6 @@ class App:
             ) from None
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
-    async def send(self, response: JsonResponse | TextResponse | EventStream, send: Send) -> int:
-        """Sends a response, and returns its status."""
-        if isinstance(response, EventStream):
-            return await self.send_stream(response, send)
-        if isinstance(response, JsonResponse):
-            content, kind, status = encoded(response.value), JSON, response.status
-        else:
-            content, kind, status = response.text.encode(), response.kind.encode(), 200
-        headers = [(b"content-type", kind), (b"content-length", b"%d" % len(content))]
-        if status == 401:
-            headers += [(b"www-authenticate", b"Bearer"), (b"connection", b"close")]
-        elif status == 429:
-            headers.append((b"retry-after", b"1"))
-        await send({"type": "http.response.start", "status": status, "headers": headers})
-        await send({"type": "http.response.body", "body": content})
-        return status
-
-    async def send_stream(self, response: EventStream, send: Send) -> int:
-        """Sends events as they come; an error among them is an event too."""
-        headers = [(b"content-type", b"text/event-stream"), (b"cache-control", b"no-cache")]
-        await send({"type": "http.response.start", "status": 200, "headers": headers})
-        status = 200
-        try:
-            async for chunk in response.chunks:
-                await send({"type": "http.response.body", "body": chunk, "more_body": True})
-        except HttpError as error:
-            chunk, status = event(error.body()), error.status
-            await send({"type": "http.response.body", "body": chunk, "more_body": True})
-        await send({"type": "http.response.body", "body": b""})
-        return status
-
     async def models(self, request: HttpRequest) -> JsonResponse:
         """Lists the one model that is server."""
         server = self.server
@@ -165,6 +131,60 @@ class App:
             "weight_version": server.scheduler.version,
         }
         return JsonResponse({"object": "list", "data": [model]})
+
+
+async def send_response(response: JsonResponse | TextResponse | EventStream, send: Send) -> int:
+    """Sends a response, and returns its status."""
+    if isinstance(response, EventStream):
+        return await send_stream(response, send)
+    if isinstance(response, JsonResponse):
+        content, kind, status = encoded(response.value), JSON, response.status
+    else:
+        content, kind, status = response.text.encode(), response.kind.encode(), 200
+    headers = [(b"content-type", kind), (b"content-length", b"%d" % len(content))]
+    if status == 401:
+        headers += [(b"www-authenticate", b"Bearer"), (b"connection", b"close")]
+    elif status == 429:
+        headers.append((b"retry-after", b"1"))
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": content})
+    return status
+
+
+async def send_stream(response: EventStream, send: Send) -> int:
+    """Sends events as they come; an error among them is an event too."""
+    headers = [(b"content-type", b"text/event-stream"), (b"cache-control", b"no-cache")]
+    await send({"type": "http.response.start", "status": 200, "headers": headers})
+    status = 200
+    try:
+        async for chunk in response.chunks:
+            await send({"type": "http.response.body", "body": chunk, "more_body": True})
+    except HttpError as error:
+        chunk, status = event(error.body()), error.status
+        await send({"type": "http.response.body", "body": chunk, "more_body": True})
+    await send({"type": "http.response.body", "body": b""})
+    return status
+
+
+class ServedApp(App):
+    """The application of `rl4p.serve`: also SGLang's and vLLM's endpoints, and updates of weights.
+
+    The arguments are as in `App`.
+    """
+
+    def __init__(self, server: ServerState, guard: Guard, *, most_bytes: int) -> None:
+        super().__init__(server, guard, most_bytes=most_bytes)
+        self.updates = WeightUpdates(server)
+        self.routes |= {
+            ("POST", "/generate"): generate,
+            ("GET", "/health"): self.health,
+            ("GET", "/health_generate"): self.health_generate,
+            ("GET", "/version"): self.version,
+            ("GET", "/metrics"): metrics,
+            ("GET", "/"): page,
+            **VLLMControl(self.updates).routes(),
+            **SGLangControl(self.updates).routes(),
+        }
 
     async def health(self, request: HttpRequest) -> JsonResponse:
         """Reports whether the server takes requests."""

@@ -45,12 +45,16 @@ class ChatRequest(OpenAIRequest, Conversation):
 
 async def chat_completions(http: HttpRequest) -> JsonResponse | EventStream:
     """Responds to a request for the next message of a conversation."""
-    server, request = http.server, await http.body(ChatRequest)
+    return await next_message(http, await http.body(ChatRequest))
+
+
+async def next_message(http: HttpRequest, request: ChatRequest) -> JsonResponse | EventStream:
+    """Responds to a request that has been read."""
+    server = http.server
     server.check_model(request.model)
     server.check_room(request.n)
     prompt = await request.encode(server)
-    room = max(server.positions - len(prompt), 1)
-    max_tokens = request.max_completion_tokens or request.max_tokens or room
+    max_tokens = request.max_completion_tokens or request.max_tokens or server.room(prompt)
     alternatives = (request.top_logprobs or 0) if request.logprobs else None
     options = request.completion_options(server, max_tokens, alternatives)
     if request.has_tools and BEGIN in server.policy.tokenizer.all_special_tokens:
@@ -77,6 +81,7 @@ class ChatResponse(OpenAIResponse):
             if calls:
                 message["content"] = content or None
                 message["tool_calls"] = [call.body() for call in calls]
+            self.server.answered(choice, message)
             bodies.append({"message": message} | self.choice(index, choice, 0))
         return self.head | {"choices": bodies, "usage": self.usage(choices)} | self.prompt(0)
 
@@ -97,6 +102,8 @@ class ChatResponse(OpenAIResponse):
             delta["tool_calls"] = [
                 {"index": number} | call.body() for number, call in enumerate(calls, first)
             ]
+        if choice.finish is not None:
+            self.server.answered(choice, {"role": "assistant", "content": ""} | delta)
         return {"delta": delta} | self.choice(index, choice, start)
 
     def divided(self, index: int, text: str, *, ended: bool) -> tuple[str, list[ToolCall]]:

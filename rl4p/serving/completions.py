@@ -37,7 +37,12 @@ class CompletionRequest(OpenAIRequest):
 
 async def completions(http: HttpRequest) -> JsonResponse | EventStream:
     """Responds to a request for completions."""
-    server, request = http.server, await http.body(CompletionRequest)
+    return await complete(http, await http.body(CompletionRequest))
+
+
+async def complete(http: HttpRequest, request: CompletionRequest) -> JsonResponse | EventStream:
+    """Responds to a request that has been read."""
+    server = http.server
     server.check_model(request.model)
     server.check_room(len(request.prompts) * request.n)
     prompts = [

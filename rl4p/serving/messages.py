@@ -137,7 +137,9 @@ class Conversation(Body):
             raise HttpError(
                 "The model's chat template knows no tools: leave tools out.", param="tools"
             )
-        messages = [message.for_template() for message in self.messages]
+        messages: list[Any] = [
+            server.as_sampled(message.for_template()) for message in self.messages
+        ]
         tools: Any = self.tools if self.has_tools else None
 
         def apply() -> Any:
@@ -152,4 +154,4 @@ class Conversation(Body):
                 f"The model's chat template does not take these messages: {error}.",
                 param="messages",
             ) from None
-        return await server.encode(text, "messages", special=False)
+        return await server.encode(text, "messages", special=False, messages=messages)

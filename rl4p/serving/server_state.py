@@ -3,15 +3,19 @@
 import asyncio
 import math
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
+
+from pydantic import BaseModel
 
 from rl4p.model.policy import Policy
+from rl4p.rollout.engine.detokenizer import Detokenizer
 from rl4p.serving.active_request import ActiveRequest, ReadyQueue
-from rl4p.serving.choice import CompletionOptions
-from rl4p.serving.detokenizer import Detokenizer
+from rl4p.serving.choice import Choice, CompletionOptions
 from rl4p.serving.http_errors import HttpError
 from rl4p.serving.scheduler import Scheduler
+from rl4p.types import Sampling
 
 SEEDS = 2**63
 # Random numbers of the operating system would release the interpreter to another thread.
@@ -107,15 +111,17 @@ class ServerState:
         *,
         stream: bool,
         scored: bool = False,
+        unsent: Callable[[], int] = lambda: 0,
     ) -> ActiveRequest:
         """Starts a request; `ActiveRequest.disconnect` or its end frees its slots.
 
         Args:
           seeds: a seed for each completion of each prompt.
           scored: whether the log-probabilities of the prompts are computed too.
+          unsent: returns the bytes of the response for which the client has no room.
         """
         active = ActiveRequest(
-            self.queue, self.detokenizer, options, stream=stream, count=self.count
+            self.queue, self.detokenizer, options, stream=stream, count=self.count, unsent=unsent
         )
         active.submit(self.scheduler, prompts, seeds, scored=scored)
         return active
@@ -146,6 +152,25 @@ class ServerState:
                 "sent: request fewer completions, tokens or log-probabilities at a time."
             )
 
+    def room(self, prompt: Sequence[int]) -> int:
+        """Returns the most tokens of a completion that names no limit."""
+        return max(self.positions - len(prompt), 1)
+
+    def sampling_of(self, request: BaseModel, sampling: Sampling) -> Sampling:
+        """Returns the distribution of the tokens of a request.
+
+        Args:
+          sampling: the distribution that the fields of the request name, or their defaults.
+        """
+        return sampling
+
+    def as_sampled(self, message: dict[str, Any]) -> Mapping[str, Any]:
+        """Returns a message of a conversation as the chat template takes it."""
+        return message
+
+    def answered(self, choice: Choice, message: Mapping[str, Any]) -> None:
+        """Receives the message that a client gets for a choice that has ended."""
+
     def count(self, change: int) -> None:
         self.open += change
 
@@ -159,8 +184,20 @@ class ServerState:
                 code="context_length_exceeded",
             )
 
-    async def encode(self, text: str, param: str, *, special: bool = True) -> list[int]:
-        """Returns the token ids of a prompt; a long one is encoded in a thread."""
+    async def encode(
+        self,
+        text: str,
+        param: str,
+        *,
+        special: bool = True,
+        messages: Sequence[Mapping[str, Any]] | None = None,
+    ) -> list[int]:
+        """Returns the token ids of a prompt; a long one is encoded in a thread.
+
+        Args:
+          special: whether the tokenizer adds special tokens.
+          messages: the messages that the chat template made the text of, if it did.
+        """
         self.check_text(len(text), param)
         backend = self.detokenizer.backend
         if len(text) < 4096:

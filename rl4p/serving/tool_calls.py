@@ -1,10 +1,11 @@
-"""The tool calls in a model's text: <tool_call>{"name": ..., "arguments": ...}</tool_call>."""
+"""The tool calls in the text of a response: blocks of `<tool_call>` (`data/tool_calls.py`)."""
 
 import json
 import secrets
 from typing import Any, NamedTuple
 
-from rl4p.serving.stop_strings import overlap
+from rl4p.data.tool_calls import MalformedCall, call_in
+from rl4p.rollout.engine.stop_strings import overlap
 
 BEGIN, END = "<tool_call>", "</tool_call>"
 
@@ -80,13 +81,7 @@ class ToolCallParser:
 
 def parsed(block: str) -> ToolCall | None:
     """Returns the call in a block, or None if it is no valid call."""
-    try:
-        value = json.loads(block)
-    except (ValueError, RecursionError):
+    call = call_in(block)
+    if isinstance(call, MalformedCall):
         return None
-    if type(value) is not dict or type(value.get("name")) is not str:
-        return None
-    arguments = value.get("arguments", value.get("parameters", {}))
-    if type(arguments) is not dict:
-        return None
-    return ToolCall(value["name"], json.dumps(arguments, ensure_ascii=False))
+    return ToolCall(call.name, json.dumps(call.arguments, ensure_ascii=False))

@@ -19,7 +19,6 @@ from rl4p.serving.server_state import ServerState
 from rl4p.serving.sleep import Sleep
 from rl4p.serving.submissions import Lease
 from rl4p.serving.weights import checksums, replacement
-from rl4p.types import Params
 
 LONGEST = 3600.0  # seconds; a pause that waits for running requests gives up after them
 UNFINISHED = "+unfinished"
@@ -325,20 +324,16 @@ class WeightUpdates:
         Raises:
           InputError: an update failed, so that the weights have no version.
         """
-        sums: dict[str, str] = {}
 
-        def read(params: Params) -> Params:
-            sums.update(checksums(self.server.policy, params))
-            return params
+        def read() -> dict[str, str]:
+            return checksums(self.server.policy, self.scheduler.params)
 
         async with self.lock:  # between device calls, where nothing else changes the weights
             if self.sleeping is not None:
                 raise InputError(ASLEEP)
             if self.scheduler.broken is not None:
                 raise InputError(self.scheduler.broken)
-            version = self.scheduler.version
-            await self.in_thread(self.scheduler.replace, read, version, recompute=False)
-        return sums
+            return await self.in_thread(lambda: self.scheduler.order(read).result())
 
     def close(self) -> None:
         self.threads.shutdown(wait=False, cancel_futures=True)

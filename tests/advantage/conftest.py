@@ -1,5 +1,7 @@
 """Fixtures for the tests of advantages."""
 
+from dataclasses import replace
+
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -27,7 +29,70 @@ def make_scores():
             "values": tokens(-1, 1),
             "greedy_rewards": jnp.asarray(random.uniform(-1, 1, rows), jnp.float32),
             "task_ids": jnp.asarray(random.integers(0, 3, rows), jnp.int32),
+            "turn_states": jnp.zeros(mask.shape, jnp.int32),
             "answer_clusters": jnp.asarray(random.integers(-2, 1, rows), jnp.int32),
         }
 
     return make
+
+
+@pytest.fixture(scope="session")
+def make_turns(make_trajectories, make_rewards):
+    """Returns a function that makes a random batch of two groups of three rows of turns.
+
+    The result is the trajectories, the rewards with rewards of tokens, and the turns of each row as
+    lists of columns.
+    """
+
+    def make(seed, *, most=4, tokens=True):
+        random = np.random.default_rng(seed)
+        trajectories = make_trajectories(
+            (0,) * 6, width=4, limit=24, group_ids=(1, 0, 0, 1, 1, 0), seed=seed
+        )
+        mask, turns = np.zeros((6, 28), bool), []
+        for row in range(6):
+            end, own = 4, []
+            for _ in range(random.integers(1, most + 1)):
+                start = end + int(random.integers(0 if not own else 1, 3))
+                end = start + int(random.integers(1, 4))
+                own.append(list(range(start, end)))
+                mask[row, start:end] = True
+            turns.append(own)
+        valid = np.arange(6) != 4
+        total = np.where(valid, random.integers(-2, 3, 6) / 2, 0).astype(np.float32)
+        rewards = make_rewards(total, valid)
+        trajectories = replace(
+            trajectories,
+            response_mask_BT=jnp.asarray(mask),
+            segment_ids_BT=jnp.ones_like(trajectories.segment_ids_BT),
+        )
+        if tokens:
+            drawn = random.integers(-2, 3, mask.shape).astype(np.float32) / 4
+            drawn = jnp.asarray(np.where(mask & valid[:, None], drawn, 0))
+            rewards = replace(rewards, tokens_BT=drawn, total_B=total + np.sum(drawn, axis=1))
+        return trajectories, rewards, turns
+
+    return make
+
+
+def rewards_of_turns(rewards, turns):
+    """Returns the reward of each turn of each row, in float64; the last gets what is left."""
+    total = np.asarray(rewards.total_B, np.float64)
+    own = np.zeros((len(turns), 0)) if rewards.tokens_BT is None else rewards.tokens_BT
+    own = np.asarray(own, np.float64)
+    sums = [
+        [own[row, turn].sum() if own.size else 0.0 for turn in x] for row, x in enumerate(turns)
+    ]
+    return [[*x[:-1], total[row] - sum(x[:-1])] for row, x in enumerate(sums)]
+
+
+def returns_of_turns(rewards, turns, gamma):
+    """Returns G_k = r_k + gamma G_{k+1} of each turn of each row, in float64."""
+    returns = []
+    for own in rewards_of_turns(rewards, turns):
+        later, reverse = 0.0, []
+        for reward in own[::-1]:
+            later = reward + gamma * later
+            reverse.append(later)
+        returns.append(reverse[::-1])
+    return returns

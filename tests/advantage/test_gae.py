@@ -95,3 +95,55 @@ def test_nothing_comes_after_a_response_that_fills_its_row(make_trajectories, ma
     phase = GAE(lambda_policy=0.0, whiten=False)
     advantages = phase(trajectories, make_rewards((2,)), scores=scores)
     np.testing.assert_allclose(advantages, [[0, 0, 2, -1]], rtol=1e-6)
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize(("turn_gamma", "turn_lambda"), [(0.5, 0.25), (None, 0.25), (0.5, None)])
+def test_turns_have_a_discount_and_a_decay_of_their_own(make_turns, seed, turn_gamma, turn_lambda):
+    """The recursion from the last token back, in float64."""
+    trajectories, rewards, turns = make_turns(seed)
+    values = np.random.default_rng(seed).normal(size=trajectories.tokens_BT.shape)
+    values = values.astype(np.float32)
+    own = np.asarray(rewards.tokens_BT, np.float64)
+    expected, targets = np.zeros((2, *values.shape))
+    for row in np.flatnonzero(rewards.valid_B):
+        later, later_target, following = 0.0, 0.0, 0.0
+        tokens = [(column, column == turn[-1]) for turn in turns[row] for column in turn]
+        own[row, tokens[-1][0]] += float(rewards.total_B[row]) - own[row].sum()
+        for column, last in tokens[::-1]:
+            gamma = 0.9 if turn_gamma is None or not last else turn_gamma
+            decay = 0.8 if turn_lambda is None or not last else turn_lambda
+            target_decay = 0.7 if turn_lambda is None or not last else turn_lambda
+            delta = own[row, column] + gamma * following - values[row, column]
+            later = expected[row, column] = delta + gamma * decay * later
+            later_target = delta + gamma * target_decay * later_target
+            following = values[row, column]
+            targets[row, column] = later_target + following
+    phase = GAE(
+        gamma=0.9,
+        lambda_policy=0.8,
+        lambda_value=0.7,
+        turn_gamma=turn_gamma,
+        turn_lambda=turn_lambda,
+        whiten=False,
+    )
+    batch = trajectories, rewards
+    scores = {"values": jnp.asarray(values)}
+    advantages = jax.jit(phase)(*batch, scores=scores)
+    np.testing.assert_allclose(advantages, expected, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(
+        jax.jit(phase.returns)(*batch, scores), targets, rtol=1e-4, atol=1e-5
+    )
+    plain = GAE(gamma=0.9, lambda_policy=0.8, whiten=False)(*batch, scores=scores)
+    assert np.abs(plain - expected).max() > 0.01
+
+
+def test_discounts_of_turns_change_nothing_in_one_turn(make_turns):
+    trajectories, rewards, _ = make_turns(3, most=1)
+    values = np.random.default_rng(0).normal(size=trajectories.tokens_BT.shape).astype(np.float32)
+    batch = trajectories, rewards
+    scores = {"values": jnp.asarray(values)}
+    ours = jax.jit(GAE(turn_gamma=0.5, turn_lambda=0.25))(*batch, scores=scores)
+    theirs = jax.jit(GAE())(*batch, scores=scores)
+    assert np.any(theirs)
+    np.testing.assert_array_equal(ours, theirs)

@@ -39,7 +39,7 @@ PHASES |= {variant: built(name, **changes) for variant, (name, changes) in VARIA
 
 NOT_RELATIVE = {
     *("constant", "distill", "gae", "global_norm", "reinforce", "reinforce_pp", "remax"),
-    "running_baseline",
+    *("running_baseline", "turn_returns"),
 }
 RELATIVE = [name for name, file in FILES.items() if file not in NOT_RELATIVE]
 # The sum over a group is 0 if the advantage only scales r - mean by a factor of the group.
@@ -137,7 +137,8 @@ def test_advantages_move_with_their_samples_whatever_the_order_and_the_ids(
 @each
 def test_columns_that_the_policy_did_not_choose_change_nothing(make_batch, name):
     """Such columns are padding on both sides, and tokens of another turn within the response."""
-    columns = [0, 0, 9, 9, 10, 16]
+    between = [] if getattr(PHASES[name], "reads_turns", False) else [9, 9, 10]
+    columns = [0, 0, *between, 16]
     batch = make_batch((1, 0, 0, 0, 1, 2, 0, 0), (1, 1, 1, 1, 1, 1, 1, 0), tokens=True)
     plain = run(name, batch)
 

@@ -23,9 +23,21 @@ REQUIRED = {
     "experiment=conversations_sft": ["data.path=chats.jsonl"],
     "experiment=math_grpo": ["data.path=train.jsonl"],
     "data=parquet": ["data.path=train.parquet"],
+    "data=preferences": ["data.path=pairs.jsonl"],
+    "experiment=preferences_dpo": ["data.path=pairs.jsonl"],
     "model=pretrained": ["model.path=weights"],
     "annealing=linear": ["rollout.annealing.end=0.5"],
     "rollout=environment": ["+environment@rollout.environment=tool_object", FACTORY],
+    "rollout=agent": ["rollout.agent._target_=rl4p.advantage.grpo.GRPO"],
+    **{
+        f"experiment={game}_sft": ["data.path=conversations.jsonl"]
+        for game in ("calculator", "guess", "grid")
+    },
+    **{f"experiment={game}_gigpo": ["data.path=questions.jsonl"] for game in ("guess", "grid")},
+    **{
+        f"experiment={name}": ["trusted_targets=experiments"]
+        for name in ("sums_agent", "calculator_agent")
+    },
     **{
         f"environment={name}": ["rollout=environment", FACTORY]
         for name in ("gymnasium", "tool_object")

@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from rl4p.loop.metrics import batch_metrics, task_metrics
-from rl4p.types import Finish
+from rl4p.loop.metrics import batch_metrics, environment_metrics, task_metrics
+from rl4p.types import Episode, Finish, Turn
 
 
 def test_every_metric_by_hand(make_trajectories, make_rewards):
@@ -153,3 +153,28 @@ def test_what_the_first_parameters_sampled_grows_stale_too(make_trajectories, ma
     trajectories = dataclasses.replace(made, policy_version_BT=versions)
     metrics = batch_metrics(3, trajectories, make_rewards((1, 2)), jnp.zeros((2, 16)))
     assert (metrics["staleness/mean"], metrics["staleness/max"]) == (1.5, 3.0)
+
+
+def test_the_metrics_of_episodes_by_hand(make_prompt):
+    def turn(tokens, seconds, **metrics):
+        return Turn(text="t", tokens=tokens, environment_seconds=seconds, metrics=metrics)
+
+    def episode(*turns, failure=None):
+        return Episode(prompt=make_prompt(), response="t", turns=turns, failure=failure)
+
+    assert environment_metrics([episode()]) == {}
+    episodes = [
+        episode(turn(3, 0.5, tool_calls=2), turn(5, 1.0)),
+        episode(turn(4, 0.5, tool_calls=1)),
+        episode(failure="TimeoutError: "),
+        episode(failure="the agent returned without a call of the model"),
+    ]
+    assert environment_metrics(episodes) == {
+        "environment/turns": 3 / 4,
+        "environment/tokens_per_turn": 4.0,
+        "environment/failed": 0.5,
+        "environment/failed/TimeoutError": 0.25,
+        "environment/failed/other": 0.25,
+        "environment/tool_calls": 3 / 4,
+        "time/environment_calls": 0.5,
+    }

@@ -9,12 +9,13 @@ import pytest
 
 import rl4p.loop.scoring
 from rl4p.distributed.mesh import Mesh
-from rl4p.experiment.build import reference_params
+from rl4p.errors import RunError
+from rl4p.experiment.other_models import reference_params
 from rl4p.learner.critic.shared import Shared
 from rl4p.learner.kl.fixed import Fixed
 from rl4p.learner.logprobs import trunk
 from rl4p.learner.optimizer.sgd import SGD
-from rl4p.loop.scoring import Scoring, answer_clusters, task_ids
+from rl4p.loop.scoring import Scoring, answer_clusters, task_ids, turn_states
 from rl4p.model.heads import init_value_head, values
 from rl4p.model.lora import LoRA, merge_trees
 from rl4p.model.scratch import Scratch
@@ -23,6 +24,7 @@ from rl4p.reward.correct import Correct
 from rl4p.reward.router import Router
 from rl4p.reward.weighted import Weighted
 from rl4p.rollout.naive_sampler import NaiveSampler
+from rl4p.types import Episode, Turn
 from rl4p.update.ppo import PPO
 
 B, T = 8, 16
@@ -120,7 +122,7 @@ def score(policy, params, trained, make_state, collected, teacher):
     """Returns a function that computes the scores that phases need, for trained parameters."""
 
     def score(phases, policy=policy, trained=trained, **scoring):
-        scoring = {"reference": params, "teacher": teacher} | scoring
+        scoring = {"reference": (policy.decoder, params), "teacher": teacher} | scoring
         state = make_state(trained, SGD())
         return Scoring(**scoring, tasks=("primes", "sums"))(phases, policy, state, collected)
 
@@ -327,3 +329,39 @@ def test_a_task_is_where_it_stands_among_those_of_the_training_data(make_prompt,
     found = task_ids(make_episodes(("",) * 3, prompts), ("primes", "sums"))
     assert found.tolist() == [1, 0, 1]
     assert found.dtype == np.int32
+
+
+def test_turns_of_a_group_share_the_number_of_their_state(make_trajectories, make_prompt):
+    """Rows of turns of 2, 1 and 3 tokens; the last row is of another group."""
+    trajectories = make_trajectories((8, 8, 8), group_ids=(0, 0, 1))
+    mask = np.asarray(trajectories.response_mask_BT).copy()
+    mask[:, [10, 12]] = False
+    trajectories = replace(trajectories, response_mask_BT=mask)
+
+    def episode(*states, opening=None):
+        turns = (
+            Turn(text="t", tokens=tokens, state=state)
+            for tokens, state in zip((2, 1, 3), states, strict=True)
+        )
+        return Episode(prompt=make_prompt(), response="t", turns=tuple(turns), opening=opening)
+
+    a, b, c = turn_states(
+        trajectories, [episode("x", "y", None), episode("y", "x", None), episode("x", None, None)]
+    )[:, 8:]
+    assert a[0] == a[1] == b[0]  # the first turns
+    assert a[3] == b[5] == b[7]
+    assert b[3] == a[5]
+    assert len({a[0], a[3], a[5], c[0], c[3], c[5]}) == 6  # by group, and None equals nothing
+    assert not a[[2, 4]].any()
+    other = episode("x", "y", None, opening=({"role": "user", "content": "another world"},))
+    a, b, _ = turn_states(trajectories, [episode("x", "y", None), other, episode("x", "x", None)])
+    assert a[8] != b[8]
+    assert a[11] == b[11]
+    with pytest.raises(RunError, match=r"no state a name \(StepResult.state\)"):
+        turn_states(trajectories, [episode(None, None, "x")] * 3)
+
+
+def test_single_responses_begin_in_the_same_state(make_trajectories, make_prompt):
+    episodes = [Episode(prompt=make_prompt(), response="t")] * 3
+    numbers = turn_states(make_trajectories((3, 2, 1), group_ids=(0, 0, 1)), episodes)[:, 8]
+    assert numbers[0] == numbers[1] != numbers[2]

@@ -1,6 +1,8 @@
 import jax
 import pytest
 
+from rl4p.rollout.engine.in_process import ContinuousEngine
+
 
 @pytest.fixture(scope="module")
 def sample(ending, params, prompts):
@@ -18,3 +20,23 @@ def sample(ending, params, prompts):
         )
 
     return sample
+
+
+@pytest.fixture
+def requests(monkeypatch):
+    """Records the contexts that the engine reads, with the tokens that it draws after them."""
+    seen = []
+    stream = ContinuousEngine.stream
+
+    def recorded(self, source, *, greedy=False):
+        give = source.give
+
+        def receive(request, completion):
+            seen.append((list(request.tokens), completion.tokens.tolist()))
+            give(request, completion)
+
+        source.give = receive
+        return stream(self, source, greedy=greedy)
+
+    monkeypatch.setattr(ContinuousEngine, "stream", recorded)
+    return seen

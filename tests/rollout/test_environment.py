@@ -13,7 +13,6 @@ from rl4p.learner.logprobs import ScoreOptions, score_tokens
 from rl4p.loop.checks import check_trajectories
 from rl4p.protocols.environment import StepResult
 from rl4p.rollout.continuous import Continuous
-from rl4p.rollout.engine.in_process import ContinuousEngine
 from rl4p.rollout.environment import Environment
 from rl4p.rollout.naive_sampler import NaiveSampler
 from rl4p.types import Finish, Microbatching, Sampling
@@ -101,26 +100,6 @@ def words(trajectories, row):
         (tokens[segments == number].tolist(), mask[segments == number].tolist())
         for number in range(1, segments.max() + 1)
     ]
-
-
-@pytest.fixture
-def requests(monkeypatch):
-    """Records the contexts that the engine reads, with the tokens that it draws after them."""
-    seen = []
-    stream = ContinuousEngine.stream
-
-    def recorded(self, source, *, greedy=False):
-        give = source.give
-
-        def receive(request, completion):
-            seen.append((list(request.tokens), completion.tokens.tolist()))
-            give(request, completion)
-
-        source.give = receive
-        return stream(self, source, greedy=greedy)
-
-    monkeypatch.setattr(ContinuousEngine, "stream", recorded)
-    return seen
 
 
 @pytest.mark.parametrize("template", [TEMPLATE, REWRITES])

@@ -5,7 +5,7 @@ import pytest
 
 from rl4p.loop.checks import check_trajectories
 from rl4p.protocols.engine import Completion
-from rl4p.rollout.episode_rows import FinishedEpisode, divided, rows_of
+from rl4p.rollout.episode_rows import FinishedEpisode, divided, rows_on_host
 from rl4p.rollout.exact_conversation import Segment, conversation_of
 from rl4p.types import Finish, Turn
 
@@ -59,8 +59,12 @@ def test_rows(policy, make_prompt, same):
         conversation = conversation_of(policy, prompt, None, messages)
         conversation.respond(completion(5, 6, policy.end_ids[0]))
         turns = [Turn(text="t", tokens=3, reward=1.0)]
-        episodes.append(FinishedEpisode(prompt, conversation, turns, Finish.STOP))
-    trajectories, words = rows_of(policy, episodes, 2, 8)
+        episodes.append(
+            FinishedEpisode(
+                prompt=prompt, segments=conversation.segments, turns=turns, finish=Finish.STOP
+            )
+        )
+    trajectories, words = rows_on_host(policy, episodes, 2, 8)
     check_trajectories(trajectories)
     assert trajectories.prompt_columns == (16 if same else 0)
     assert trajectories.tokens_BT.shape == (4, 24)

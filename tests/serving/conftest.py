@@ -13,9 +13,9 @@ import pytest
 
 from rl4p.errors import InputError, RunError
 from rl4p.rollout.engine.batch import Chunk
+from rl4p.rollout.engine.detokenizer import Detokenizer
 from rl4p.serving.active_request import ReadyQueue
-from rl4p.serving.app import App
-from rl4p.serving.detokenizer import Detokenizer
+from rl4p.serving.app import ServedApp
 from rl4p.serving.guard import Guard
 from rl4p.serving.server_state import ServerState
 from rl4p.types import Finish
@@ -49,10 +49,9 @@ class FakeScheduler:
     calls: list[Any] = field(default_factory=list)
     open: dict[Any, Any] = field(default_factory=dict)
     cancelled: list[Any] = field(default_factory=list)
-    params: Any = field(default_factory=lambda: {"a": jnp.ones(2)})
     batch: Any = field(default_factory=lambda: SimpleNamespace(clear=lambda: None))
 
-    def submit(self, sequences, deliver, fail=None):
+    def submit(self, sequences, deliver, fail=None, unsent=None):
         if self.broken:
             raise RunError(self.broken)
         submission, first = object(), sequences[0]
@@ -61,7 +60,9 @@ class FakeScheduler:
         names = "max_tokens", "sampling", "end_ids", "min_tokens", "alternatives"
         seeds = [(int(x.key[0]) << 32) + int(x.key[1]) for x in sequences]
         fields = {name: getattr(first, name) for name in names}
-        self.asked.append(SimpleNamespace(tokens=first.context, seeds=seeds, **fields))
+        self.asked.append(
+            SimpleNamespace(tokens=first.context, seeds=seeds, unsent=unsent, **fields)
+        )
         self.open[submission] = sequences, deliver, fail
         if not self.holds:
             self.go(submission)
@@ -132,6 +133,14 @@ class FakeScheduler:
             raise RunError(self.broken) from error
         self.version, self.broken = version, None
 
+    @property
+    def params(self):
+        return self.policy.weights
+
+    @params.setter
+    def params(self, params):
+        self.policy.weights = params
+
     def order(self, command):
         done = Future()
         done.set_result(command())
@@ -153,7 +162,7 @@ def chatty(policy):
 
 @pytest.fixture
 def scheduler(chatty):
-    return FakeScheduler(SimpleNamespace(tokenizer=chatty.tokenizer, weights={"a": 1}))
+    return FakeScheduler(SimpleNamespace(tokenizer=chatty.tokenizer, weights={"a": jnp.int32(1)}))
 
 
 @pytest.fixture
@@ -173,7 +182,7 @@ def run(make_server):
 
     def run(call, *, token=None, most_bytes=2**20, **options):
         async def main():
-            app = App(make_server(**options), Guard(token=token), most_bytes=most_bytes)
+            app = ServedApp(make_server(**options), Guard(token=token), most_bytes=most_bytes)
             transport = httpx2.ASGITransport(app=app)
             async with httpx2.AsyncClient(
                 transport=transport, base_url="http://localhost:1"

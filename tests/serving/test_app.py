@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from rl4p.serving.app import App
+from rl4p.serving.app import ServedApp
 from rl4p.serving.guard import Guard
 
 
@@ -150,11 +150,11 @@ def test_a_client_that_vanishes_frees_its_slots(make_server, scheduler, path, st
 
     async def main():
         server = make_server()
-        app = App(server, Guard(token=None), most_bytes=1000)
+        app = ServedApp(server, Guard(token=None), most_bytes=1000)
         name = b"prompt" if path != "/generate" else b"text"
         connection = Connection(b'{"%s": "a", "stream": %s}' % (name, stream))
         scope = {"type": "http", "path": path, "method": "POST", "query_string": b""}
-        scope["headers"] = [(b"host", b"localhost")]
+        scope |= {"headers": [(b"host", b"localhost")], "state": {"unsent": lambda: 7}}
         asked = asyncio.ensure_future(app(scope, connection.receive, connection.send))
         while not server.open:
             await asyncio.sleep(0.001)
@@ -164,6 +164,7 @@ def test_a_client_that_vanishes_frees_its_slots(make_server, scheduler, path, st
 
     server = asyncio.run(main())
     assert len(scheduler.cancelled) == 1
+    assert scheduler.asked[0].unsent() == 7
     assert (server.open, server.disconnects, server.rids) == (0, 1, {})
     assert server.responses == {(path, 499): 1}
 
@@ -172,7 +173,7 @@ def test_a_body_that_does_not_come_is_given_up(make_server, monkeypatch):
     monkeypatch.setattr("rl4p.serving.app.BODY_SECONDS", 0.01)
 
     async def main():
-        app = App(make_server(), Guard(token=None), most_bytes=1000)
+        app = ServedApp(make_server(), Guard(token=None), most_bytes=1000)
         connection = Connection(b"{")
         connection.messages[0]["more_body"] = True
         scope = {"type": "http", "path": "/generate", "method": "POST", "query_string": b""}

@@ -155,8 +155,13 @@ def abstract_run(config: DictConfig, mesh: Mesh) -> AbstractRun:
     check_lengths(config, policy, phases.rollout.max_response_tokens)
     whole = policy.merged(params)
     frozen = [policy.frozen]
-    if "reference_logprobs" in needs and not policy.frozen:
-        frozen.append(params)
+    own, of_reference = params, config.reference
+    if "reference_logprobs" in needs and not of_reference.reset_every:
+        if of_reference.model is not None:
+            other, weights = instantiate(of_reference.model).abstract(mesh)
+            frozen.append(other.merged(weights))
+        elif not policy.frozen:
+            frozen.append(params)
     if phases.estimator is not None:
         critic = partial(phases.estimator.init, policy.decoder)
         params = params | {"critic": placement.shapes(mesh, critic, whole)}
@@ -178,6 +183,7 @@ def abstract_run(config: DictConfig, mesh: Mesh) -> AbstractRun:
         key=replicated(mesh, key),
         memory={},
         average=params if config.ema.decay else {},
+        reference=own if config.reference.reset_every else {},
     )
     return AbstractRun(
         mesh=mesh,

@@ -14,10 +14,11 @@ from annotated_types import Ge
 
 from rl4p.configuration.bounds import FINITE, AboveZero, Natural, Positive
 from rl4p.distributed.processes import to_host
-from rl4p.errors import InputError, RunError
-from rl4p.loop.background import WorkingTime, check_phases
+from rl4p.errors import RunError
+from rl4p.loop.background import WorkingTime, check_interruptions, check_phases
 from rl4p.loop.cache.success_cache import SuccessCache
-from rl4p.loop.group_requests import finished_groups, requests_for
+from rl4p.loop.compilation import WORK, clock, waited_for
+from rl4p.loop.group_requests import finished_groups, held, keys_of, requests_for
 from rl4p.loop.groups import check_filters, divided, joined, newest_only
 from rl4p.loop.metrics import drawn_shares, staleness_shares
 from rl4p.loop.pending_groups import PendingGroup, PendingGroups, limits_of
@@ -25,11 +26,12 @@ from rl4p.loop.source.quota import take
 from rl4p.loop.synced_weights import SyncedWeights
 from rl4p.model.policy import Policy
 from rl4p.protocols.collection import Collected, CollectorPhases, Filter, OpenSource
-from rl4p.protocols.engine import Completion
+from rl4p.protocols.engine import Completion, HoldsEpisodes, opened
 from rl4p.rollout.answers import answers_on_host
 from rl4p.types import Array, Group, Params, TrainState
 
 SECONDS_FOR_STALLED = 1.0  # that a thread has to end
+BACKGROUND = ("sampling", "grading")  # the work of the threads
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,36 +89,32 @@ class Asynchronous:
                 f"ahead={self.ahead} makes tokens {self.ahead} steps old, but max_staleness="
                 f"{self.max_staleness} would throw them away: choose at least {self.ahead}."
             )
-        if not self.overlaps and self.max_staleness is not None:
-            raise ValueError(
-                f"max_staleness={self.max_staleness} would have no effect, because no token is "
-                "older than its step: set ahead or over_sampling, or leave it out."
-            )
-        if not self.filters and self.rounds != type(self).rounds:
-            raise ValueError(
-                f"rounds={self.rounds} would have no effect, because filters is empty: add one "
-                "with +filter@collector.filters.NAME=OPTION, or leave it out."
-            )
-        if not self.overlaps and self.on_new_weights != "finish":
-            raise ValueError(
-                f"on_new_weights={self.on_new_weights} would have no effect, because no group is "
-                "being sampled when a step begins: set ahead or over_sampling, or leave it out."
-            )
-        if self.over_sampling == 1 and self.late != "wait":
-            raise ValueError(
-                f"late={self.late} would have no effect, because a step without over_sampling "
-                "waits for each of its groups: leave it out."
-            )
-        if self.only_new_tokens and self.on_new_weights != "continue":
-            raise ValueError(
-                "only_new_tokens=true would have no effect, because responses have tokens of "
-                "several weights only with on_new_weights=continue: leave it out."
-            )
+        late, policy = f"late={self.late}", f"on_new_weights={self.on_new_weights}"
+        for idle, option, why in (
+            (not self.overlaps and self.max_staleness is not None,
+             f"max_staleness={self.max_staleness}",
+             "no token is older than its step: set ahead or over_sampling, or leave it out"),
+            (not self.filters and self.rounds != type(self).rounds, f"rounds={self.rounds}",
+             "filters is empty: add +filter@collector.filters.NAME=OPTION, or leave it out"),
+            (not self.overlaps and self.on_new_weights != "finish", policy,
+             "no sampling goes on when a step begins: set ahead or over_sampling, or leave it out"),
+            (self.over_sampling == 1 and self.late != "wait", late,
+             "a step without over_sampling waits for each of its groups: leave it out"),
+            (self.only_new_tokens and self.on_new_weights != "continue", "only_new_tokens=true",
+             "only on_new_weights=continue has responses of several weights: leave it out"),
+        ):  # fmt: skip
+            if idle:
+                raise ValueError(f"{option} would have no effect, because {why}.")
 
     @property
     def overlaps(self) -> bool:
         """Whether sampling goes on during updates."""
         return self.ahead > 0 or self.over_sampling > 1
+
+    @property
+    def fresh(self) -> bool:
+        """Whether a step may have tokens of its own weights."""
+        return self.ahead == 0 or self.on_new_weights != "finish"
 
     def copies(self, shared: bool) -> int:
         """Returns the copies of the parameters on the training mesh."""
@@ -161,12 +159,10 @@ class OpenAsynchronous:
         self.pending = PendingGroups(limits=limits)
         self.cache = options.cache and options.cache.open(phases)
         check_filters(options.filters, group_size)
-        self.engine = check_phases(phases).open(policy)
-        if options.on_new_weights != "finish" and not self.engine.stops:
-            raise InputError(
-                f"collector.on_new_weights={options.on_new_weights} needs an engine that can be "
-                "stopped between tokens: choose rollout=continuous, or finish."
-            )
+        rollout = check_phases(phases)
+        self.episodes = rollout if isinstance(rollout, HoldsEpisodes) else None
+        self.engine = opened(rollout, policy)
+        check_interruptions(rollout, self.engine, options.on_new_weights)
         self.key: Array = jax.random.key(0)  # `collect` sets the key of the run
         self.condition = threading.Condition()
         self.interrupted = threading.Event()
@@ -174,11 +170,11 @@ class OpenAsynchronous:
         self.error: BaseException | None = None
         self.closed = self.stalled = False
         self.progress = time.monotonic()
-        self.sampling, self.grading = WorkingTime(), WorkingTime()
+        self.sampling, self.grading = (WorkingTime(work) for work in BACKGROUND)
         self.threads: list[threading.Thread] = []
 
     def collect(self, state: TrainState) -> Collected:
-        step, began = int(state.step), time.monotonic()
+        step, began = int(state.step), clock()
         rejected: list[Group] = []
         with self.condition:
             self.key = jnp.copy(state.key)  # the update donates the key of the state
@@ -188,7 +184,7 @@ class OpenAsynchronous:
             self.pending.hand_out(batch)
             in_flight = len(self.pending.groups)
             finished = sum(pending.complete for pending in self.pending.groups)
-            now = time.monotonic()
+            now = clock()
             sampling, grading = self.sampling.read(now), self.grading.read(now)
             counts, self.pending.counts = self.pending.counts, {}
         originals = [x.original for x in batch if x.original is not None] + rejected
@@ -208,7 +204,7 @@ class OpenAsynchronous:
             metrics={
                 "time/rollout": sampling.busy,
                 "time/reward": grading.busy,
-                "time/trainer_waits": now - began,
+                "time/trainer_waits": now - began - waited_for(began, now, BACKGROUND),
                 "time/sampler_waits": sampling.idle,
                 "collector/in_flight": float(in_flight),
                 "collector/queue": float(finished),
@@ -282,13 +278,14 @@ class OpenAsynchronous:
     def begin(self) -> None:
         """Starts the threads, once."""
         if not self.threads:
-            for work in (self.sample, self.grade):
-                thread = threading.Thread(target=self.guarded, args=(work,), daemon=True)
+            for name, work in zip(BACKGROUND, (self.sample, self.grade), strict=True):
+                thread = threading.Thread(target=self.guarded, args=(name, work), daemon=True)
                 self.threads.append(thread)
                 thread.start()
 
-    def guarded(self, work: Any) -> None:
+    def guarded(self, name: str, work: Any) -> None:
         """Runs the work of a thread. The main thread raises its error, whatever it is."""
+        WORK.set(name)
         try:
             while work():
                 pass
@@ -306,6 +303,7 @@ class OpenAsynchronous:
                 return False
             self.interrupted.clear()
             ready = sum(pending.complete for pending in self.pending.groups)
+            keys_PN = [keys_of(x, self.key, self.prompts_per_step) for x in started]
             requests, places = requests_for(
                 started, self.key, self.prompts_per_step, self.phases.rollout.max_response_tokens
             )
@@ -317,7 +315,9 @@ class OpenAsynchronous:
                 self.interrupted.set()
             return self.interrupted.is_set()
 
-        if self.options.on_new_weights == "finish":
+        if self.episodes is not None:
+            completions = held(self.episodes, self.engine, self.policy, started, keys_PN)
+        elif self.options.on_new_weights == "finish":
             completions = self.engine.complete(requests)
         else:
             completions = self.engine.complete(requests, stop=stop)
@@ -364,7 +364,11 @@ class OpenAsynchronous:
         limit = self.phases.rollout.max_response_tokens
         prompts = [pending.prompt for pending in chosen]
         completions = [x for pending in chosen for x in pending.completions if x is not None]
-        trajectories, episodes = answers_on_host(self.policy, prompts, completions, limit)
+        if self.episodes is not None:
+            rows = self.episodes.rows(self.policy, completions, self.group_size)
+        else:
+            rows = answers_on_host(self.policy, prompts, completions, limit)
+        trajectories, episodes = rows
         episodes = tuple(episodes)
         newest = max(int(trajectories.policy_version_BT.max()), 0)
         self.phases.check("rollout", (trajectories, episodes), self.policy, version=newest)

@@ -30,6 +30,11 @@ class Lagged:
 
     lag: Natural = 1
 
+    @property
+    def fresh(self) -> bool:
+        """Whether a step has tokens of its own weights."""
+        return self.lag == 0
+
     def copies(self, shared: bool) -> int:
         """Returns the copies of the parameters on the training mesh."""
         return self.lag + 1

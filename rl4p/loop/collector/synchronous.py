@@ -7,7 +7,7 @@ import jax
 
 from rl4p.distributed.processes import to_host
 from rl4p.loop.grading import graded
-from rl4p.loop.metrics import drawn_shares
+from rl4p.loop.metrics import drawn_shares, episode_times
 from rl4p.loop.source.quota import Quota
 from rl4p.loop.stopwatch import Stopwatch
 from rl4p.loop.synced_weights import SyncedWeights
@@ -73,7 +73,9 @@ class OpenSynchronous:
             episodes=episodes,
             rewards=rewards,
             memory=memory,
-            metrics=watch.times() | drawn_shares(episodes[:: self.group_size]),
+            metrics=watch.times()
+            | episode_times(self.phases.rollout)
+            | drawn_shares(episodes[:: self.group_size]),
         )
 
     def weights(self, state: TrainState) -> tuple[int, Params]:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from math import ceil, inf
+from typing import Any
 
 import numpy as np
 
@@ -21,8 +22,9 @@ def most_repeated(source: OpenSource, groups: int) -> int:
 
 def take(source: OpenSource, count: int, step: int, *, repeated: float = inf) -> list[Prompt]:
     """Returns `count` prompts of a source, of which at most `repeated` are repeated."""
+    repeats: Any = source
     if isinstance(source, Repeats):
-        return source.take(count, step, repeated=repeated)
+        return repeats.take(count, step, repeated=repeated)
     return source.take(count, step)
 
 

@@ -63,10 +63,10 @@ def prefill(
     return gather_rows(mesh, read(decoder, params, tokens_PT, padding_P, lengths_P)[0])
 
 
-@partial(jax.jit, static_argnames="mesh")
-def row_of(cache: Cache, slot: Array, mesh: Mesh) -> Cache:
-    """Returns the row of one slot, on all devices."""
-    return gather_rows(mesh, cache.rows(slot[None], cache.positions_BS.shape[1]))
+@partial(jax.jit, static_argnames=("columns", "mesh"))
+def row_of(cache: Cache, slot: Array, columns: int, mesh: Mesh) -> Cache:
+    """Returns the first columns of the row of one slot, on all devices."""
+    return gather_rows(mesh, cache.rows(slot[None], columns))
 
 
 @partial(jax.jit, static_argnames=("decoder", "columns"))

@@ -4,10 +4,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from rl4p.data.tool_calls import MalformedCall
+from rl4p.distributed.daemon_threads import in_thread
 from rl4p.errors import InputError
 from rl4p.protocols.environment import Message, StepResult
-from rl4p.rollout.environments.threads import in_thread
-from rl4p.rollout.environments.tool_calls import MalformedCall
 from rl4p.types import Prompt
 
 
@@ -70,20 +70,25 @@ class GymnasiumEpisode:
 
     def __init__(self, options: Gymnasium, environment: Any, seed: int) -> None:
         self.options, self.environment, self.seed = options, environment, seed
+        self.state: Any = None  # the last observation
 
     async def reset(self) -> str:
         observation, _ = await in_thread(lambda: self.environment.reset(seed=self.seed))
+        self.state = observation
         return f"\n{self.message(observation)['content']}"
 
     async def step(self, message: Message) -> StepResult:
         action = self.options.action(message["content"])
         if isinstance(action, MalformedCall):
             return StepResult(
-                messages=[self.message(action.reason)], metrics={"missing_actions": 1.0}
+                messages=[self.message(action.reason)],
+                metrics={"missing_actions": 1.0},
+                state=self.state,
             )
         observation, reward, terminated, truncated, _ = await in_thread(
             lambda: self.environment.step(action)
         )
+        self.state = observation
         return StepResult(
             messages=[self.message(observation)],
             reward=float(reward),

@@ -10,10 +10,10 @@ from typing import Any, get_type_hints
 from pydantic import ConfigDict, ValidationError, validate_call
 
 from rl4p.configuration.bounds import Positive
+from rl4p.data.tool_calls import MalformedCall, ParsedCall, tool_calls
+from rl4p.distributed.daemon_threads import in_thread
 from rl4p.errors import InputError
 from rl4p.protocols.environment import Message, StepResult
-from rl4p.rollout.environments.threads import in_thread
-from rl4p.rollout.environments.tool_calls import MalformedCall, ParsedCall, tool_calls
 from rl4p.types import Prompt
 
 OWN = ("reset", "get_reward", "close")  # public methods that are no tools

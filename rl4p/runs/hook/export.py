@@ -18,7 +18,8 @@ from rl4p.distributed.processes import first, to_host
 from rl4p.errors import RunError
 from rl4p.model.huggingface import write_policy
 from rl4p.model.policy import Policy
-from rl4p.types import Params, StepInfo
+from rl4p.protocols.hook import StepInfo
+from rl4p.types import Params
 
 log = logging.getLogger(__name__)
 
@@ -134,10 +135,10 @@ class OpenExport:
         """Uploads an export to the hub, as a commit."""
         from huggingface_hub import HfApi  # takes half a second to import
 
-        repository, api = self.options.push_to, HfApi()
+        repository, api = str(self.options.push_to), HfApi()
         api.create_repo(repository, private=True, exist_ok=True)
         api.upload_folder(
-            repo_id=str(repository), folder_path=out, commit_message=f"The policy after step {step}"
+            repo_id=repository, folder_path=out, commit_message=f"The policy after step {step}"
         )
 
     def evaluate(self, out: Path) -> None:

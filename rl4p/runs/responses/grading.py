@@ -7,10 +7,12 @@ from typing import Any
 import numpy as np
 
 from rl4p.errors import InputError
+from rl4p.loop.grading import without_failures
 from rl4p.protocols.phases import Remembers
 from rl4p.protocols.reward import TextReward
 from rl4p.reward.live_terms import group_ids_of, rows_of_groups
 from rl4p.runs.responses.sample import Sample, Status
+from rl4p.runs.responses.turns import turns_of
 from rl4p.types import Episode, Finish, Prompt, Rewards
 
 AT_A_TIME = 1024  # responses that a reward term grades together
@@ -87,6 +89,8 @@ def graded(
             response=sample.response,
             tokens=sample.length,
             finish=None if sample.status is None else FINISH[sample.status],
+            turns=turns_of(sample.turns or ()),
+            failure=sample.failure,
         )
         for sample, prompt in zip(samples, prompts, strict=True)
     ]
@@ -102,7 +106,8 @@ def grade(reward: TextReward, episodes: Sequence[Episode]) -> list[Grades]:
     """
     grades: dict[int, Grades] = {}
     for part in parts(episodes):
-        rewards = reward.grade_texts([episodes[b] for b in part])
+        own = [episodes[b] for b in part]
+        rewards = without_failures(reward.grade_texts(own), own)
         grades |= zip(part.tolist(), grades_of(rewards), strict=True)
     return [grades[b] for b in range(len(episodes))]
 

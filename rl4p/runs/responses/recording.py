@@ -10,11 +10,13 @@ import numpy as np
 
 from rl4p.distributed.processes import to_host
 from rl4p.model.token_texts import token_texts
+from rl4p.protocols.hook import StepInfo
 from rl4p.protocols.tracker import TrackedRun
 from rl4p.runs.record import Record
 from rl4p.runs.responses.grading import STATUS, grades_of
 from rl4p.runs.responses.sample import Sample
-from rl4p.types import Finish, StepInfo
+from rl4p.runs.responses.turns import rows_of_turns
+from rl4p.types import Finish
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -51,6 +53,8 @@ def samples_of(
         "tokens_BT": info.trajectories.tokens_BT,
         "response_mask_BT": info.trajectories.response_mask_BT,
         "logprobs_BT": info.trajectories.behaviour_logprobs_BT,
+        "versions_BT": info.trajectories.policy_version_BT,
+        "segments_BT": info.trajectories.segment_ids_BT,
         "group_ids_B": info.trajectories.group_ids_B,
         "finish_B": info.trajectories.finish_B,
         "advantages_BT": info.advantages_BT,
@@ -71,6 +75,9 @@ def samples_of(
         if tokenizer is not None:
             worked = prompt.demonstration
             before = prompt.tokens[: worked.trained[0][0]] if worked else prompt.tokens
+            if episode.turns:  # what the policy read may be more than the prompt
+                context = slice(part.start or 0)
+                before = host["tokens_BT"][row][context][host["segments_BT"][row][context] > 0]
             tokens = tokens_of(tokenizer, before, own)
         samples.append(
             Sample.response_to(
@@ -82,6 +89,8 @@ def samples_of(
                 length=int(mask_T.sum()),
                 advantage=mean_advantage(own["advantages_BT"], own["loss_mask_BT"]),
                 tokens=tokens,
+                turns=rows_of_turns(episode, host["versions_BT"][row][mask_T]),
+                failure=episode.failure,
                 **vars(grades),
             )
         )

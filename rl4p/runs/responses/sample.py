@@ -5,7 +5,7 @@ value that is not known is absent.
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
@@ -30,6 +30,8 @@ NUMBER, FLAG = (int | float | str, "a number"), (bool, "true or false")
 # The type of each field, and its name in words. Numbers may be texts, such as "NaN".
 KINDS: dict[str, tuple[Any, str]] = {
     **dict.fromkeys(("prompt", "response", "answer", "id", "task", "generation_prompt"), TEXT),
+    "failure": TEXT,
+    "turns": (list, "a list of turns"),
     **dict.fromkeys(("step", "sample", "seed", "length"), COUNT),
     **dict.fromkeys(("metadata", "terms", "tokens"), OBJECT),
     **dict.fromkeys(("logprob", "reward", "advantage"), NUMBER),
@@ -74,6 +76,11 @@ class Sample:
         template, up to the first answer, "ids": [...], "texts": [...], "logprobs": [...], under
         the policy that sampled them, "mask": "1110", 1 where the token is in the loss,
         "advantages": [...], only if they differ between tokens}.
+      turns: the turns of an episode, in order: {"text": the message of the policy, "tokens": their
+        number, "calls": the tools that it calls, "messages": the answer of the environment,
+        "reward", "metrics", "state", "versions": the weight versions that drew it,
+        "sampling_seconds", "environment_seconds"}.
+      failure: what the environment did wrong, which made the sample invalid.
     """
 
     prompt: str
@@ -96,6 +103,8 @@ class Sample:
     regraded: bool | None = None
     advantage: float | None = None
     tokens: Mapping[str, Any] | None = None
+    turns: Sequence[Mapping[str, Any]] | None = None
+    failure: str | None = None
 
     @classmethod
     def response_to(cls, question: "Question", text: str, **values: Any) -> "Sample":
@@ -145,10 +154,45 @@ class Sample:
             if values["status"] not in list(Status):
                 raise ValueError(f"status is {values['status']!r}, not one of {STATUSES}")
             values["status"] = Status(values["status"])
+        for turn in values.get("turns", ()):
+            check_turn(turn)
         for key in ("logprob", "reward", "advantage"):
             values[key] = number(values.get(key))
         values["terms"] = {name: number(x) for name, x in values.get("terms", {}).items()}
         return cls(**values)
+
+
+TURN: dict[str, tuple[Any, str]] = {
+    **dict.fromkeys(("text", "state"), TEXT),
+    **dict.fromkeys(("messages", "calls", "versions"), (list, "a list")),
+    "metrics": OBJECT,
+    "tokens": COUNT,
+    **dict.fromkeys(
+        ("reward", "sampling_seconds", "environment_seconds"), (int | float, "a number")
+    ),
+}
+
+
+def check_turn(turn: Any) -> None:
+    """Refuses what is no turn.
+
+    Raises:
+      ValueError: it has no text, an unknown key, or a value of a wrong type.
+    """
+    if not isinstance(turn, Mapping) or "text" not in turn:
+        raise ValueError("a turn is an object with a text")
+    for key, value in turn.items():
+        kind, words = TURN.get(key, (None, ""))
+        if kind is None:
+            raise ValueError(f"a turn has no {key}; its keys are {', '.join(TURN)}")
+        if not isinstance(value, kind) or isinstance(value, bool):
+            raise ValueError(f"{key} of a turn must be {words}, not {json.dumps(value)[:80]}")
+    for key in ("messages", "calls"):
+        if not all(isinstance(each, Mapping) for each in turn.get(key, ())):
+            raise ValueError(f"{key} of a turn must be a list of objects")
+    for name, value in turn.get("metrics", {}).items():
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise ValueError(f"metrics of a turn must be numbers, and {name} is not")
 
 
 def number(value: Any) -> float | None:

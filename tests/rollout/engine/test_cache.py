@@ -68,5 +68,6 @@ def test_cleared_rows_are_zero_and_others_stay(prefilled):
 
 
 def test_the_row_of_a_slot_is_taken(policy, prefilled):
-    row = programs.row_of(prefilled, np.int32(1), policy.mesh)
+    columns = prefilled.positions_BS.shape[1]
+    row = programs.row_of(prefilled, np.int32(1), columns, policy.mesh)
     assert_equal(rows(row, 0), rows(prefilled, 1))

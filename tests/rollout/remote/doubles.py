@@ -21,7 +21,7 @@ import numpy as np
 from rl4p.errors import InputError
 from rl4p.learner.logprobs import ScoreOptions, score_tokens
 from rl4p.protocols.engine import Request
-from rl4p.rollout.engine.in_process import PublishedWeights
+from rl4p.rollout.engine.in_process import PublishedWeights, RowOptions
 from rl4p.rollout.naive_sampler import NaiveEngine
 from rl4p.serving.weights import checksums, replacement
 from rl4p.types import Finish, Microbatching, Sampling, Trajectories
@@ -176,8 +176,9 @@ class Double:
             time.sleep(0.005)
         words = np.uint32([[(seed >> 32) & 0xFFFFFFFF, seed & 0xFFFFFFFF]])
         request = Request(tokens=tokens, keys_N=words, max_tokens=limit)
+        plain = lambda task: RowOptions(sampling=Sampling())  # noqa: E731
         annealed = None if temperature in (0, 1) else temperature
-        engine = NaiveEngine(self.policy, Sampling(), lambda _: annealed)
+        engine = NaiveEngine(self.policy, plain, lambda _: annealed)
         with self.lock:
             engine.weights = PublishedWeights(self.params, 0, {})
             (completion,) = engine.complete([request], greedy=temperature == 0)

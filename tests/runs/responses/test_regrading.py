@@ -220,6 +220,15 @@ def test_what_a_row_says_of_its_response_reaches_the_term(graded):
     assert [row["terms"]["end"] for row in graded(rows, *term)] == [31, 20, -1, -1]
 
 
+def test_the_rewards_of_turns_are_graded_and_a_failed_environment_is_not(graded):
+    turns = [{"text": "t", "reward": 0.5}, {"text": "u", "reward": 1.0, "tokens": 3}]
+    rows = [{**SUM, "turns": turns}, {**SUM, "turns": turns, "failure": "KeyError: 1"}, SUM]
+    words = ("reward=episode", "reward.terms.episode_reward.weight=2", "reward.max_invalid=1")
+    rows = graded(rows, *words)
+    assert [row.get("reward") for row in rows] == [3.0, None, None]
+    assert rows[0]["turns"] == turns
+
+
 @pytest.fixture(scope="module")
 def run(train, tmp_path_factory):
     """Returns the folder of a run whose grader reads metadata, and whose rewards vary."""

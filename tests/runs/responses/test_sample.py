@@ -32,6 +32,21 @@ FULL = Sample(
     regraded=False,
     advantage=-1 / 3,
     tokens={"ids": [1, 2], "texts": ["a", "b"], "logprobs": [-0.1, -1e-7], "mask": "10"},
+    turns=[
+        {
+            "text": "<tool_call>",
+            "tokens": 5,
+            "calls": [{"malformed": "the call is no JSON"}],
+            "messages": [{"role": "tool", "content": "Error"}],
+            "metrics": {"tool_calls": 1.0},
+            "versions": [6, 7],
+            "state": "start",
+            "reward": -0.5,
+            "sampling_seconds": 0.25,
+            "environment_seconds": 1.0,
+        }
+    ],
+    failure="KeyError: 'lost'",
 )
 SHORT = Sample(prompt="", response="")
 
@@ -110,6 +125,14 @@ def test_numbers_in_tokens_that_are_not_finite_are_texts_in_a_record(tmp_path):
         ({"metadata": [1]}, r"metadata must be an object, not \[1\]"),
         ({"metadata": []}, r"metadata must be an object, not \[\]"),
         ({"task": 1}, "task must be a text, not 1"),
+        ({"turns": {}}, r"turns must be a list of turns, not \{\}"),
+        ({"turns": [3]}, "a turn is an object with a text"),
+        ({"turns": [{"tokens": 3}]}, "a turn is an object with a text"),
+        ({"turns": [{"text": "t", "word": 3}]}, "a turn has no word; its keys are text, state"),
+        ({"turns": [{"text": "t", "reward": "x"}]}, 'reward of a turn must be a number, not "x"'),
+        ({"turns": [{"text": "t", "calls": [3]}]}, "calls of a turn must be a list of objects"),
+        ({"turns": [{"text": "t", "metrics": {"n": "x"}}]}, "must be numbers, and n is not"),
+        ({"failure": 7}, "failure must be a text, not 7"),
         ({"tokens": 7}, "tokens must be an object, not 7"),
         ({"step": "x"}, 'step must be a natural number, not "x"'),
         *(

@@ -100,6 +100,15 @@ function card(sample) {
   const tokens = sample.tokens;
   article.append(element("div", tokens ? "response" : "response (its tokens are absent)", "label"));
   article.append(tokens ? shaded(tokens) : element("pre", sample.response));
+  for (const turn of sample.turns ?? []) {
+    article.append(element("div", turn.title, "label"));
+    article.append(element("pre", turn.text));
+    for (const line of turn.lines) article.append(element("pre", line, "prompt"));
+  }
+  if (sample.failure !== null) {
+    article.append(element("div", "the environment failed", "label"));
+    article.append(element("pre", sample.failure));
+  }
   if (sample.answer !== null) {
     article.append(element("div", "reference answer", "label"));
     article.append(element("pre", sample.answer));

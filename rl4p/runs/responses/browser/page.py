@@ -14,7 +14,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from rl4p.runs.responses.browser.samples import grades_of, rendered_prompt, tokens_of
+from rl4p.runs.responses.browser.samples import (
+    grades_of,
+    rendered_prompt,
+    tokens_of,
+    turn_lines,
+    turn_title,
+)
 from rl4p.runs.responses.browser.shades import SHADES, shade
 from rl4p.runs.responses.browser.visible import visible
 from rl4p.runs.responses.sample import Sample
@@ -74,7 +80,17 @@ def data_of(sample: Sample) -> dict[str, Any]:
         "terms": {visible(name): plain(grade) for name, grade in grades_of(sample).items()},
         "advantage": plain(sample.advantage),
         "right": sample.correct,
+        "failure": shown(sample.failure),
     }
+    if sample.turns:
+        data["turns"] = [
+            {
+                "title": visible(turn_title(number, turn)),
+                "text": visible(turn["text"]),
+                "lines": [visible(line) for line in turn_lines(turn)],
+            }
+            for number, turn in enumerate(sample.turns, 1)
+        ]
     if tokens := tokens_of(sample):
         columns = {
             "texts": [visible(token.text) for token in tokens],

@@ -1,5 +1,6 @@
 """The samples that the browser shows: their choice, their tokens, and what is right."""
 
+import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -160,3 +161,35 @@ def tokens_of(sample: Sample) -> list[Token]:
             texts, column("ids"), column("logprobs"), mask, column("advantages"), strict=True
         )
     ]
+
+
+def turn_title(number: int, turn: Mapping[str, Any]) -> str:
+    """Returns the number of a turn, with what is known of it."""
+
+    def seconds(name: str, words: str) -> str | None:
+        return None if name not in turn else f"{words} {turn[name]:.2f} s"
+
+    parts = (
+        f"turn {number}",
+        None if "reward" not in turn else f"reward {turn['reward']:.3g}",
+        None if "tokens" not in turn else f"{turn['tokens']} tokens",
+        f"weights {', '.join(map(str, turn['versions']))}" if turn.get("versions") else None,
+        seconds("sampling_seconds", "sampled in"),
+        seconds("environment_seconds", "answered in"),
+        *(f"{name} {value:g}" for name, value in turn.get("metrics", {}).items()),
+    )
+    return "  ".join(part for part in parts if part)
+
+
+def turn_lines(turn: Mapping[str, Any]) -> list[str]:
+    """Returns the calls of a turn and the messages that answer it, each as a text."""
+    calls = [
+        f"malformed call: {call['malformed']}"
+        if "malformed" in call
+        else f"calls {call.get('name')}({json.dumps(call.get('arguments'), ensure_ascii=False)})"
+        for call in turn.get("calls", ())
+    ]
+    messages = [
+        f"{message.get('role')}: {message.get('content')}" for message in turn.get("messages", ())
+    ]
+    return calls + messages

@@ -9,7 +9,14 @@ from rich.rule import Rule
 from rich.table import Table
 from rich.text import Text
 
-from rl4p.runs.responses.browser.samples import Token, grades_of, rendered_prompt, tokens_of
+from rl4p.runs.responses.browser.samples import (
+    Token,
+    grades_of,
+    rendered_prompt,
+    tokens_of,
+    turn_lines,
+    turn_title,
+)
 from rl4p.runs.responses.browser.shades import SHADES, shade
 from rl4p.runs.responses.browser.visible import visible
 from rl4p.runs.responses.sample import Sample
@@ -77,6 +84,12 @@ def body(sample: Sample) -> Text:
         text.append(visible(sample.response))
     for token in tokens_of(sample):
         text.append(visible(token.text), style=style(token))
+    for number, turn in enumerate(sample.turns or (), 1):
+        text.append(f"\n{visible(turn_title(number, turn))}", style="bold dim")
+        for line in turn_lines(turn):
+            text.append(f"\n  {visible(line)}", style="dim")
+    if sample.failure is not None:
+        text.append(f"\nthe environment failed: {visible(sample.failure)}", style="dim")
     if sample.answer is not None:
         text.append(f"\nanswer {visible(sample.answer)}", style="dim")
     return text

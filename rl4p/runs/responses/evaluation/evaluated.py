@@ -26,6 +26,7 @@ from rl4p.model.hub import lasting_name
 from rl4p.runs.policy import load_policy
 from rl4p.runs.responses.grading import STATUS, grades_of
 from rl4p.runs.responses.sample import Sample
+from rl4p.runs.responses.turns import rows_of_turns
 from rl4p.types import Finish, TrainState
 
 LINK = "rl4p.evaluates"  # tag: the identity of the evaluated run, of its tracker.json
@@ -99,10 +100,11 @@ def samples_of_chunk(evaluation: Evaluation, answered: Answered) -> list[Sample]
     `correct` is None if the term that decides gave no grade: it does not apply, or a grader failed.
     """
     correct_B, judged_B = evaluation.judged(answered.rewards)
-    rewards, mask_BT, finish_B = to_host(
+    rewards, mask_BT, versions_BT, finish_B = to_host(
         (
             answered.rewards,
             answered.trajectories.response_mask_BT,
+            answered.trajectories.policy_version_BT,
             answered.trajectories.finish_B,
         )
     )
@@ -115,6 +117,8 @@ def samples_of_chunk(evaluation: Evaluation, answered: Answered) -> list[Sample]
             seed=None if sample is None else evaluation.seed,
             status=STATUS[Finish(int(finish_B[b]))],
             length=tokens_B[b],
+            turns=rows_of_turns(answered.episodes[b], versions_BT[b][mask_BT[b]]),
+            failure=answered.episodes[b].failure,
             correct=correct_B[b] if judged_B[b] else None,
             **vars(grades),
         )

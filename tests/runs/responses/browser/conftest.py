@@ -51,8 +51,24 @@ def short():
 @pytest.fixture
 def hostile():
     tokens = {"texts": [HOSTILE], "logprobs": ["NaN"], "prompt": HOSTILE}
+    turns = [
+        {
+            "text": HOSTILE,
+            "reward": 0.5,
+            "tokens": 3,
+            "versions": [4],
+            "environment_seconds": 0.25,
+            "calls": [{"name": HOSTILE, "arguments": {"x": HOSTILE}}, {"malformed": HOSTILE}],
+            "messages": [{"role": "tool", "content": HOSTILE}],
+        }
+    ]
     names = ("id", "task", "prompt", "response", "answer")
-    return dict.fromkeys(names, HOSTILE) | {"step": 30, "tokens": tokens, "terms": {HOSTILE: "NaN"}}
+    return dict.fromkeys((*names, "failure"), HOSTILE) | {
+        "step": 30,
+        "tokens": tokens,
+        "terms": {HOSTILE: "NaN"},
+        "turns": turns,
+    }
 
 
 @pytest.fixture

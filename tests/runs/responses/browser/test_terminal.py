@@ -63,3 +63,15 @@ def test_the_numbers_of_each_token(printed, full):
     last = text.rstrip().splitlines()[-1].split()
     assert last == ["3", "<|end|>", "8", "-6.0000", "0.0025", "no", "-2.0000"]
     assert "3 ####↵\\n" in text
+
+
+def test_an_episode_turn_by_turn(printed, full):
+    turns = [
+        {"text": "t", "reward": 0.5, "tokens": 3, "versions": [4], "environment_seconds": 0.25},
+        {"text": "u", "calls": [{"name": "add", "arguments": {"a": 1}}, {"malformed": "no JSON"}]},
+        {"text": "v", "messages": [{"role": "tool", "content": "7"}], "metrics": {"tool_calls": 1}},
+    ]
+    text = printed(full | {"turns": turns, "failure": "TimeoutError: "})
+    assert "turn 1  reward 0.5  3 tokens  weights 4  answered in 0.25 s\n" in text
+    assert 'turn 2\n  calls add({"a": 1})\n  malformed call: no JSON\n' in text
+    assert "turn 3  tool_calls 1\n  tool: 7\nthe environment failed: TimeoutError: \n" in text

@@ -6,8 +6,8 @@ import time
 
 import pytest
 
-from rl4p.rollout.environments import threads
-from rl4p.rollout.environments.threads import in_thread
+from rl4p.distributed import daemon_threads
+from rl4p.distributed.daemon_threads import DaemonThreads, in_thread
 
 
 def test_the_result_and_the_exception_of_a_call():
@@ -37,12 +37,12 @@ def test_a_call_that_does_not_return_is_left_behind():
     assert asyncio.run(run()) == "next"
     never.set()
     for thread in threading.enumerate():
-        if thread.name == "environment":
+        if thread.name == "daemon":
             thread.join()
 
 
 def test_no_more_calls_than_the_limit_are_under_way(monkeypatch):
-    monkeypatch.setattr(threads, "MOST", threading.BoundedSemaphore(2))
+    monkeypatch.setattr(daemon_threads, "ENVIRONMENTS", DaemonThreads(most=2))
     under_way, most = [], []
 
     def call():

@@ -2,7 +2,7 @@
 
 import pytest
 
-from rl4p.rollout.environments.tool_calls import MalformedCall, ParsedCall, tool_calls
+from rl4p.data.tool_calls import MalformedCall, ParsedCall, tool_calls
 
 ADD = ParsedCall("add", {"a": 1, "b": 2})
 

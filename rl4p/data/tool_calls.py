@@ -49,8 +49,7 @@ def tool_calls(text: str) -> list[ParsedCall | MalformedCall]:
 
 def found_calls(text: str) -> Iterator[ParsedCall | MalformedCall]:
     if "<tool_call>" in text:
-        for block in BLOCK.findall(text):
-            yield call_of_function(block) if "<function=" in block else call_of_json(block)
+        yield from map(call_in, BLOCK.findall(text))
     elif "[TOOL_CALLS]" in text:
         for part in text.split("[TOOL_CALLS]")[1:]:
             if (match := MISTRAL.fullmatch(part)) is not None:
@@ -61,6 +60,11 @@ def found_calls(text: str) -> Iterator[ParsedCall | MalformedCall]:
         part = text.replace("<|python_tag|>", "").strip()
         if part.startswith("{") and '"name"' in part:
             yield call_of_json(part)
+
+
+def call_in(block: str) -> ParsedCall | MalformedCall:
+    """Returns the call between `<tool_call>` and `</tool_call>`."""
+    return call_of_function(block) if "<function=" in block else call_of_json(block)
 
 
 def call_of_json(

@@ -1,0 +1,1 @@
+"""Programs that use OpenAI's client, for `rollout=agent`."""

@@ -1,0 +1,57 @@
+"""Two ordinary programs: one asks a question, one lets the model call a tool."""
+
+import json
+from typing import Any
+
+from openai import AsyncOpenAI
+
+from rl4p.protocols.agent import AgentEpisode
+
+ADD = {
+    "type": "function",
+    "function": {
+        "name": "add",
+        "description": "Adds two numbers.",
+        "parameters": {
+            "type": "object",
+            "properties": {"a": {"type": "integer"}, "b": {"type": "integer"}},
+            "required": ["a", "b"],
+        },
+    },
+}
+
+
+async def ask(episode: AgentEpisode) -> None:
+    """Asks the question; terms of the reward grade the response."""
+    async with AsyncOpenAI(base_url=episode.base_url, api_key=episode.api_key) as client:
+        await client.chat.completions.create(
+            model=episode.model, messages=[{"role": "user", "content": episode.prompt.question}]
+        )
+
+
+async def calculate(episode: AgentEpisode, *, turns: int = 3) -> float:
+    """Answers calls of the tool until there is none; returns whether the last message is right."""
+    messages: list[Any] = [{"role": "user", "content": episode.prompt.question}]
+    async with AsyncOpenAI(base_url=episode.base_url, api_key=episode.api_key) as client:
+        for _ in range(turns):
+            answer = await client.chat.completions.create(
+                model=episode.model, messages=messages, tools=[ADD]
+            )
+            message = answer.choices[0].message
+            messages.append(message.model_dump(exclude_none=True))
+            if not message.tool_calls:
+                return float(f"#### {episode.prompt.answer}" == (message.content or "").strip())
+            messages += [
+                {"role": "tool", "tool_call_id": call.id, "content": result(call.function)}
+                for call in message.tool_calls
+            ]
+    return 0.0
+
+
+def result(function: Any) -> str:
+    """Returns the result of a call, or what is wrong about it."""
+    try:
+        arguments = json.loads(function.arguments)
+        return str(arguments["a"] + arguments["b"])
+    except (KeyError, TypeError, ValueError) as error:
+        return f"Error: {error}"

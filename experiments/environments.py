@@ -1,0 +1,171 @@
+"""Warm starts for the recipes with environments, and a table and a picture of what they learn.
+
+    python -m experiments.environments write calculator outputs/calculator
+
+writes conversations.jsonl, in which a careless player plays a game (`calculator`, `guess` or
+`grid`), and for the games questions.jsonl, the rows of the training.
+
+    python -m experiments.environments show outputs/environments
+
+reads the runs RECIPE/SEED in this folder, made by `COMMANDS`, and writes
+experiments/environments.md, which begins with these commands, and environments.png.
+"""
+
+import json
+import statistics
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rl4p.rollout.environments.grid import MOVES, Grid
+from rl4p.rollout.environments.guess import Guess
+
+HERE = Path(__file__).parent
+RECIPES = ("calculator_grpo", "guess_gigpo", "grid_gigpo", "sums_agent", "calculator_agent")
+COMMANDS = """\
+    warm_start() {
+      at=outputs/environments/$1
+      python -m experiments.environments write $1 $at
+      python -m rl4p.train experiment=$1_sft data.path=$at/conversations.jsonl hydra.run.dir=$at/sft
+      python -m rl4p.export run=$at/sft out=$at/policy
+    }
+    rewarded() {
+      python -m rl4p.train experiment=$1 seed=$3 model=pretrained \\
+        model.path=outputs/environments/$2/policy hydra.run.dir=outputs/environments/$1/$3 "${@:4}"
+    }
+    for game in calculator guess grid; do warm_start $game; done
+    for seed in 0 1 2; do
+      rewarded calculator_grpo calculator $seed
+      rewarded guess_gigpo guess $seed data.path=outputs/environments/guess/questions.jsonl
+      rewarded grid_gigpo grid $seed data.path=outputs/environments/grid/questions.jsonl
+    done
+    python -m rl4p.train experiment=sums_agent hydra.run.dir=outputs/environments/sums_agent/0 \\
+      trusted_targets=experiments
+    cp experiments/agents/chat_template.jinja outputs/environments/calculator/policy/
+    rewarded calculator_agent calculator 0 trusted_targets=experiments
+    python -m experiments.environments show outputs/environments
+"""
+
+Messages = list[dict[str, Any]]
+
+
+def said(role: str, content: str) -> dict[str, Any]:
+    return {"role": role, "content": content}
+
+
+def calculations(random: np.random.Generator) -> Messages:
+    """Returns a sum that the calculator computes; some calls have wrong digits."""
+    a, b = random.integers(100, 1000, 2).tolist()
+    right = random.random() < 0.4
+    wrong = random.integers(100, 1000, 2).tolist()
+    x, y = (a, b) if right else (a, wrong[0]) if random.random() < 0.5 else wrong
+    call = json.dumps({"name": "add", "arguments": {"a": x, "b": y}})
+    return [
+        said("user", f"{a}+{b}"),
+        said("assistant", f"<tool_call>{call}</tool_call>"),
+        said("tool", str(x + y)),
+        said("assistant", f"#### {x + y}"),
+    ]
+
+
+def played(game: Any, question: str, actions: list[Any], random: np.random.Generator) -> Messages:
+    """Returns a game with random actions."""
+    first, _ = game.reset(seed=int(random.integers(2**31)))
+    messages = [said("user", f"{question}\n{first}")]
+    while True:
+        action = actions[random.integers(len(actions))]
+        observation, _, terminated, truncated, _ = game.step(action)
+        messages.append(said("assistant", str(action)))
+        if terminated or truncated:
+            return messages
+        messages.append(said("user", observation))
+
+
+def guesses(random: np.random.Generator) -> Messages:
+    return played(Guess(), "Guess.", list(range(1, 8)), random)
+
+
+def walks(random: np.random.Generator) -> Messages:
+    return played(Grid(), "Walk.", list(MOVES), random)
+
+
+PLAYERS: dict[str, Callable[[np.random.Generator], Messages]] = {
+    "calculator": calculations,
+    "guess": guesses,
+    "grid": walks,
+}
+
+
+def write(game: str, folder: Path) -> None:
+    """Writes the conversations, and the questions of a game."""
+    random = np.random.default_rng(0)
+    folder.mkdir(parents=True, exist_ok=True)
+    rows = ({"messages": PLAYERS[game](random)} for _ in range(8192))
+    write_lines(folder / "conversations.jsonl", rows)
+    if game != "calculator":
+        question = {"guess": "Guess.", "grid": "Walk."}[game]
+        numbered = ({"id": str(i), "question": question, "answer": ""} for i in range(1280))
+        write_lines(folder / "questions.jsonl", numbered)
+
+
+def write_lines(path: Path, rows: Iterator[dict[str, Any]]) -> None:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def curve(run: Path) -> dict[int, float]:
+    """Returns the greedy pass@1 of a run by step."""
+    rows = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
+    return {
+        row["step"]: value
+        for row in rows
+        for name, value in row.items()
+        if name.startswith("eval/") and name.endswith("/pass_at_1")
+    }
+
+
+def show(folder: Path) -> None:
+    """Writes the table and the picture."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(8, 4), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.subplots()
+    lines = [
+        "# What a small policy learns in environments\n",
+        COMMANDS,
+        "\nGreedy success on held-out questions, on two CPU cores:\n",
+        "| recipe | seeds | before | after | steps |",
+        "|---|---|---|---|---|",
+    ]
+    for number, recipe in enumerate(RECIPES):
+        curves = [curve(run) for run in sorted(folder.glob(f"{recipe}/*"))]
+        if not curves:
+            continue
+        first, last = ([each[pick(each)] for each in curves] for pick in (min, max))
+        words = (" ".join(f"{value:.3f}" for value in values) for values in (first, last))
+        steps = max(curves[0])
+        lines.append(f"| `{recipe}` | {len(curves)} | {' | '.join(words)} | {steps} |")
+        for seed, each in enumerate(curves):
+            label = None if seed else recipe
+            axes.plot(list(each), list(each.values()), color=f"C{number}", label=label, lw=1.2)
+        means = {at: statistics.mean(x[at] for x in curves if at in x) for at in curves[0]}
+        axes.plot(list(means), list(means.values()), color=f"C{number}", lw=2.5, alpha=0.4)
+    axes.set(xlabel="step", ylabel="greedy success", ylim=(0, 1))
+    axes.legend(frameon=False)
+    figure.savefig(HERE / "environments.png", dpi=120)
+    lines.append("\n![Learning curves](environments.png)\n")
+    (HERE / "environments.md").write_text("\n".join(lines))
+
+
+if __name__ == "__main__":
+    match sys.argv[1:]:
+        case ["write", game, out] if game in PLAYERS:
+            write(game, Path(out))
+        case ["show", folder]:
+            show(Path(folder))
+        case _:
+            sys.exit(__doc__)

@@ -1,0 +1,40 @@
+"""The rewards of turns, at the last token of each."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from rl4p.distributed.processes import to_host
+from rl4p.protocols.reward import ByTurn
+from rl4p.types import Episode, Rewards, Trajectories
+
+
+def with_turn_rewards(
+    rewards: Rewards,
+    trajectories: Trajectories,
+    episodes: Sequence[Episode],
+    terms_of: Callable[[Episode], Mapping[str, Any]],
+) -> Rewards:
+    """Returns the rewards with `tokens_BT` if a term grades by turn (`ByTurn`).
+
+    The last turn has no entry: its token receives what the others leave of the total.
+
+    Args:
+      terms_of: returns the terms that grade an episode, by name.
+    """
+    terms_B = [
+        [term for term in terms_of(each).values() if isinstance(term, ByTurn)] for each in episodes
+    ]
+    if not any(terms_B):
+        return rewards
+    mask_BT = np.asarray(to_host(trajectories.response_mask_BT))
+    tokens_BT = np.zeros(mask_BT.shape, np.float32)
+    for row in np.flatnonzero(rewards.valid_B).tolist():
+        turns, chosen = episodes[row].turns, np.flatnonzero(mask_BT[row])
+        ends = np.maximum(np.cumsum([turn.tokens for turn in turns[:-1]], dtype=int) - 1, 0)
+        for term in terms_B[row]:
+            for end, reward in zip(ends, term.by_turn(episodes[row]), strict=False):
+                tokens_BT[row, chosen[end]] += term.weight * reward
+    return replace(rewards, tokens_BT=tokens_BT)

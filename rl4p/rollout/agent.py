@@ -1,0 +1,169 @@
+"""Episodes of programs that talk to the policy over HTTP."""
+
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from inspect import isawaitable, iscoroutinefunction
+from typing import Any
+
+import numpy as np
+
+from rl4p.configuration.bounds import AboveZero, Positive
+from rl4p.distributed.daemon_threads import in_thread
+from rl4p.errors import InputError
+from rl4p.model.policy import Policy
+from rl4p.protocols.agent import AgentEpisode, OpenAgentServer, ServesAgents
+from rl4p.protocols.members import require
+from rl4p.rollout.agent_calls import CallLimits, RecordedCalls
+from rl4p.rollout.episode_loop import EpisodeLoop, within
+from rl4p.rollout.episode_rows import FinishedEpisode
+from rl4p.rollout.episodes import EpisodeFailure, EpisodeKey, EpisodeRollout
+from rl4p.rollout.exact_conversation import Segment
+from rl4p.types import Finish, Prompt
+
+
+class AgentServerOfCall:
+    """The server while a call of the rollout runs."""
+
+    opened: OpenAgentServer
+
+
+@dataclass(frozen=True, kw_only=True)
+class Agent(EpisodeRollout):
+    """A rollout in which an episode is a function that talks to the policy.
+
+    The function gets an `AgentEpisode` and uses any client of OpenAI's API with the address in it.
+    Each episode has an address of its own, so that concurrent episodes never mix. The server
+    records what the policy read and chose. All calls of an episode are one row of the trajectories;
+    a call that does not go on with the tokens of an earlier one begins a new segment
+    (`agent_calls.py`).
+
+    The function may be `async`; others run in threads. It returns the reward of the episode, a
+    number, or None to leave the reward to terms that grade the last response. An exception of the
+    function, a passed deadline, and an episode without a call of the model make the sample invalid.
+
+    Requests use the sampling distribution of `engine`; one that names another is refused, and so
+    are stop strings and seeds. An episode without room (`max_response_tokens`, `max_calls`) refuses
+    further calls, and is cut.
+
+    Attributes:
+      agent: the function; in YAML `agent._target_=package.function`, with its options beside it.
+      server: the options of the server.
+      max_calls: the most calls of the model in an episode.
+      max_call_tokens: the most tokens of a completion; None leaves it the whole room.
+      episode_seconds: the deadline of the function; None for no limit.
+    """
+
+    agent: Callable[[AgentEpisode], Any]
+    server: Any
+    max_calls: Positive = 32
+    max_call_tokens: Positive | None = None
+    episode_seconds: AboveZero | None = 300.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not callable(self.agent):
+            raise InputError("rollout.agent must be a function: name it by _target_.")
+        require(self.server, ServesAgents, "rollout.server")
+
+    def coroutines(
+        self, loop: EpisodeLoop, policy: Policy, samples: Sequence[tuple[Prompt, EpisodeKey]]
+    ) -> tuple[AbstractAsyncContextManager[Any], Sequence[Coroutine[Any, Any, FinishedEpisode]]]:
+        server = AgentServerOfCall()
+
+        @asynccontextmanager
+        async def serving() -> AsyncIterator[None]:
+            async with self.server.serving(policy) as server.opened:
+                yield
+
+        run = partial(self.episode, server, loop, policy)
+        return serving(), [run(*sample) for sample in samples]
+
+    async def episode(
+        self,
+        server: AgentServerOfCall,
+        loop: EpisodeLoop,
+        policy: Policy,
+        prompt: Prompt,
+        sample: EpisodeKey,
+    ) -> FinishedEpisode:
+        """Runs the function with an address of its own, until it returns."""
+        tokenizer: Any = policy.tokenizer
+        episode = FinishedEpisode(prompt=prompt, segments=[], finish=Finish.STOP)
+        calls = RecordedCalls(
+            loop,
+            episode,
+            sample,
+            CallLimits(
+                tokens=self.max_response_tokens,
+                calls=self.max_calls,
+                call_tokens=self.max_call_tokens,
+                positions=loop.longest,
+            ),
+            self.sampling,
+            partial(
+                tokenizer.decode, skip_special_tokens=False, clean_up_tokenization_spaces=False
+            ),
+            policy.end_ids,
+        )
+        address = server.opened.register(calls)
+        agent_episode = AgentEpisode(
+            prompt=prompt,
+            base_url=address,
+            api_key="rl4p",
+            model=server.opened.model,
+            seed=sample.seed,
+        )
+        try:
+            reward = await within(self.episode_seconds, partial(self.answer, agent_episode))
+            self.finish(episode, reward)
+        except Exception as error:  # noqa: BLE001 - the function of a user may raise anything
+            if calls.full:  # its client raised the refusal
+                return ended(episode, prompt, cut=True)
+            own = isinstance(error, EpisodeFailure)
+            episode.failure = str(error) if own else f"{type(error).__name__}: {error}"
+        finally:
+            calls.over = True
+            server.opened.unregister(address)
+        return ended(episode, prompt, cut=calls.full)
+
+    async def answer(self, episode: AgentEpisode) -> Any:
+        """Returns what the function returns."""
+        if is_async(self.agent):
+            return await self.agent(episode)
+        result = await in_thread(lambda: self.agent(episode))
+        return await result if isawaitable(result) else result
+
+    def finish(self, episode: FinishedEpisode, reward: Any) -> None:
+        """Gives the last turn the reward of an episode.
+
+        Raises:
+          EpisodeFailure: the function never called the model, or returned no finite number.
+        """
+        if not episode.turns:
+            raise EpisodeFailure("the agent returned without a call of the model")
+        if reward is None:
+            return
+        if isinstance(reward, bool | int | float | np.number) and np.isfinite(reward):
+            episode.turns[-1] = replace(episode.turns[-1], reward=float(reward))
+            return
+        raise EpisodeFailure(f"the agent returned {reward!r:.80}, and not a number or None")
+
+
+def ended(episode: FinishedEpisode, prompt: Prompt, *, cut: bool) -> FinishedEpisode:
+    """Returns an episode that has ended; without a call it is its prompt."""
+    if cut:
+        episode.finish = Finish.LENGTH
+    episode.segments = [segment for segment in episode.segments if segment.tokens]
+    if not episode.segments:
+        episode.segments.append(Segment())
+        episode.segments[0].read(prompt.tokens)
+    return episode
+
+
+def is_async(function: Any) -> bool:
+    """Returns whether a call of a function returns a coroutine, without calling it."""
+    while isinstance(function, partial):
+        function = function.func
+    return iscoroutinefunction(function) or iscoroutinefunction(getattr(function, "__call__", None))  # noqa: B004

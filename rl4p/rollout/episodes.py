@@ -1,0 +1,198 @@
+"""What all rollouts of many turns share: the engine, and the episodes of a call."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Coroutine, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+from zlib import crc32
+
+import numpy as np
+
+from rl4p.configuration.bounds import Positive
+from rl4p.distributed.processes import to_host
+from rl4p.errors import InputError
+from rl4p.model.policy import Policy
+from rl4p.protocols.engine import Engine, Frees, OpensEngine
+from rl4p.protocols.phases import Anneals
+from rl4p.protocols.traits import RolloutTraits
+from rl4p.rollout.episode_loop import EpisodeLoop
+from rl4p.rollout.episode_rows import FinishedEpisode, rows_on_host
+from rl4p.rollout.sampler import Sampler, sequence_keys
+from rl4p.types import Array, Episode, Params, Prompt, Sampling, Trajectories
+
+
+class SharedEngine:
+    """The engine that the calls of a rollout share; it is no option.
+
+    Attributes:
+      idle: the seconds of the last call in which the engine had no request.
+    """
+
+    engine: Engine | None = None
+    policy: Policy | None = None
+    idle: float = 0.0
+
+
+class EpisodeKey(NamedTuple):
+    """What distinguishes an episode from others of its prompt.
+
+    Attributes:
+      key: uint32 [...], the data of its random key.
+      seed: the seed of the environment, equal for all samples of a prompt.
+    """
+
+    key: np.ndarray
+    seed: int
+
+
+class EpisodeFailure(Exception):
+    """What answers the policy raised an exception, took too long, or returned nonsense."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EpisodeRollout(ABC):
+    """A rollout whose rows are episodes of many turns (`protocols.engine.HoldsEpisodes`).
+
+    All episodes of a call run at the same time, as coroutines.
+
+    Attributes:
+      engine: the sampler whose engine draws the tokens.
+      max_response_tokens: the most tokens of an episode after its first context, tokens of others
+        included.
+    """
+
+    many_turns = True
+
+    engine: Any
+    max_response_tokens: Positive
+    opened: SharedEngine = field(
+        default_factory=SharedEngine, init=False, repr=False, compare=False
+    )
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.engine, OpensEngine):
+            raise InputError(
+                "rollout.engine must be a rollout with an engine: choose continuous, "
+                "naive_sampler, vllm, sglang or openai."
+            )
+        if isinstance(self.engine, Sampler) and (names := self.engine.of_one_response()):
+            raise InputError(
+                f"rollout.engine.{names[0]} cannot act in an episode, where a response has "
+                "several parts that end with the template's end token: leave it out."
+            )
+
+    @property
+    def sampling(self) -> Sampling:
+        return self.engine.sampling
+
+    @property
+    def trains(self) -> bool:
+        return RolloutTraits.read(self.engine).trains
+
+    @property
+    def max_logprob_gap(self) -> float | None:
+        return RolloutTraits.read(self.engine).max_logprob_gap
+
+    @property
+    def sync_every(self) -> int:
+        return RolloutTraits.read(self.engine).sync_every
+
+    @property
+    def sleep(self) -> bool:
+        return RolloutTraits.read(self.engine).sleep
+
+    def free(self) -> None:
+        """Gives the memory of servers back until the next call, if the engine's option says so."""
+        if isinstance(self.opened.engine, Frees):
+            self.opened.engine.free()
+
+    def temperature_at(self, step: int) -> float | None:
+        """Returns the temperature of a step if it changes over the run, otherwise None."""
+        return self.engine.temperature_at(step) if isinstance(self.engine, Anneals) else None
+
+    def __call__(
+        self,
+        policy: Policy,
+        params: Params,
+        prompts: Sequence[Prompt],
+        *,
+        group_size: int,
+        key: Array,
+        version: int,
+        greedy: bool = False,
+    ) -> tuple[Trajectories, Sequence[Episode]]:
+        keys_B = to_host(sequence_keys(key, len(prompts) * group_size))
+        keys_PN = keys_B.reshape(len(prompts), group_size, *keys_B.shape[1:])
+        engine = self.engine_of(policy)
+        engine.publish(params, version)
+        seeds = None if greedy else [seed_of(keys_N[0]) for keys_N in keys_PN]
+        episodes = self.hold(engine, policy, prompts, keys_PN, seeds=seeds, greedy=greedy)
+        engine.release()
+        trajectories, words = self.rows(policy, episodes, group_size)
+        return policy.mesh.shard_rows(trajectories), words
+
+    def hold(
+        self,
+        engine: Engine,
+        policy: Policy,
+        prompts: Sequence[Prompt],
+        keys_PN: np.ndarray,
+        *,
+        seeds: Sequence[int] | None = None,
+        greedy: bool = False,
+    ) -> list[FinishedEpisode]:
+        samples = [
+            (prompt, EpisodeKey(key, seed))
+            for prompt, keys_N, seed in zip(
+                prompts, keys_PN, seeds or map(seed_of_prompt, prompts), strict=True
+            )
+            for key in keys_N
+        ]
+        loop = EpisodeLoop(len(samples), policy.decoder.config.max_positions)
+        around, coroutines = self.coroutines(loop, policy, samples)
+        episodes = loop.run(engine, coroutines, greedy=greedy, around=around)
+        self.opened.idle = loop.idle
+        return episodes
+
+    def rows(
+        self, policy: Policy, episodes: Sequence[FinishedEpisode], group_size: int
+    ) -> tuple[Trajectories, Sequence[Episode]]:
+        return rows_on_host(policy, episodes, group_size, self.max_response_tokens)
+
+    def open_engine(self, policy: Policy) -> Engine:
+        return self.engine.open(policy)
+
+    def times(self) -> Mapping[str, float]:
+        return {"environment": self.opened.idle}
+
+    @abstractmethod
+    def coroutines(
+        self, loop: EpisodeLoop, policy: Policy, samples: Sequence[tuple[Prompt, EpisodeKey]]
+    ) -> tuple[AbstractAsyncContextManager[Any], Sequence[Coroutine[Any, Any, FinishedEpisode]]]:
+        """Returns what is open while the episodes run, and the episodes."""
+
+    def engine_of(self, policy: Policy) -> Engine:
+        """Returns the engine that all calls share, until `close`."""
+        engine = self.opened.engine
+        if engine is None or self.opened.policy is not policy:
+            self.close()
+            engine = self.open_engine(policy)
+            self.opened.engine, self.opened.policy = engine, policy
+        return engine
+
+    def close(self) -> None:
+        """Ends the engine of the calls; another call opens it again."""
+        if self.opened.engine is not None:
+            self.opened.engine.close()
+            self.opened.engine = None
+
+
+def seed_of(key: np.ndarray) -> int:
+    """Returns a seed in [0, 2^31) of the data of a random key."""
+    return int(np.bitwise_xor.reduce(key.astype(np.uint32))) >> 1
+
+
+def seed_of_prompt(prompt: Prompt) -> int:
+    """Returns a seed in [0, 2^31) that depends on the task and the id of a prompt alone."""
+    return crc32(f"{prompt.task}\0{prompt.id}".encode()) >> 1

@@ -1,0 +1,381 @@
+"""Tests episodes of programs that use OpenAI's client: what is recorded, and what is refused."""
+
+import asyncio
+import copy
+import dataclasses
+import json
+from functools import partial
+
+import httpx2
+import numpy as np
+import pytest
+from openai import AsyncOpenAI, BadRequestError, NotFoundError, OpenAI
+
+from rl4p.errors import InputError
+from rl4p.loop.checks import check_trajectories
+from rl4p.rollout.agent import Agent
+from rl4p.rollout.continuous import Continuous
+from rl4p.serving.agent_server import AgentServer
+from rl4p.serving.choice import Choice
+from rl4p.types import Finish
+from tests.rollout.test_environment import (
+    ENDS,
+    REWRITES,
+    TEMPLATE,
+    logprobs_of,
+    words,
+)
+
+R = 160
+
+
+@pytest.fixture(scope="module")
+def ending(policy):
+    """Every second response ends by one of several end tokens, which the template writes too."""
+    tokenizer = copy.deepcopy(policy.tokenizer)
+    tokenizer.chat_template = TEMPLATE
+    return dataclasses.replace(policy, end_ids=ENDS, tokenizer=tokenizer)
+
+
+def rollout(agent, **options):
+    return Agent(
+        engine=Continuous(max_response_tokens=R, temperature=1.0),
+        agent=agent,
+        server=AgentServer(),
+        **{"max_response_tokens": R, "max_call_tokens": 10} | options,
+    )
+
+
+def client(episode):
+    return AsyncOpenAI(base_url=episode.base_url, api_key=episode.api_key, max_retries=0)
+
+
+def user(text):
+    return {"role": "user", "content": text}
+
+
+async def talks(episode, turns=3):
+    """Holds a conversation, with an answer after each message; returns its length."""
+    messages = [user(episode.prompt.question)]
+    async with client(episode) as openai:
+        for turn in range(turns):
+            answer = await openai.chat.completions.create(model="gpt", messages=messages)
+            messages += [answer.choices[0].message.model_dump(exclude_none=True), user(str(turn))]
+    return len(messages)
+
+
+def recorded(trajectories, requests):
+    """Checks that each trained part was drawn after exactly its context; returns the parts."""
+    read = {(tuple(context), tuple(drawn)) for context, drawn in requests}
+    parts = []
+    for row in range(len(np.asarray(trajectories.finish_B))):
+        for tokens, mask in words(trajectories, row):
+            starts = [i for i, on in enumerate(mask) if on and not mask[i - 1]]
+            for start in starts:
+                end = mask.index(False, start) if False in mask[start:] else len(mask)
+                parts.append((tuple(tokens[:start]), tuple(tokens[start:end])))
+                assert parts[-1] in read
+    return parts
+
+
+@pytest.mark.parametrize("template", [TEMPLATE, REWRITES])
+def test_a_conversation_is_trained_exactly_as_it_was_sampled(
+    sample, ending, params, requests, template, monkeypatch
+):
+    monkeypatch.setattr(ending.tokenizer, "chat_template", template)
+    trajectories, episodes = sample(rollout(talks), group_size=2)
+    check_trajectories(trajectories)
+    assert {episode.failure for episode in episodes} == {None}
+    assert len(recorded(trajectories, requests)) == len(requests) == 3 * len(episodes)
+    segments = [len(words(trajectories, row)) for row in range(len(episodes))]
+    assert max(segments) == (3 if template is REWRITES else 1) or template is TEMPLATE
+    mask = np.asarray(trajectories.response_mask_BT)
+    ours = logprobs_of(ending, params, trajectories)
+    behaviour = np.asarray(trajectories.behaviour_logprobs_BT)
+    np.testing.assert_allclose(ours[mask], behaviour[mask], atol=2e-5)
+    for episode in episodes:
+        assert [turn.reward for turn in episode.turns] == [0.0, 0.0, 7.0]
+        assert episode.messages_before == [user(episode.prompt.question)]
+        assert episode.turns[0].messages == (user("0"),)
+        assert episode.turns[0].sampling_seconds > 0
+
+
+def test_concurrent_calls_and_branches_are_segments(sample, requests):
+    """Two conversations at a time, one of which is continued twice."""
+
+    async def branches(episode):
+        async with client(episode) as openai:
+
+            async def call(*messages):
+                answer = await openai.chat.completions.create(
+                    model="gpt", messages=messages, max_tokens=4
+                )
+                return answer.choices[0].message.model_dump(exclude_none=True)
+
+            first, other = await asyncio.gather(call(user("one")), call(user("two")))
+            await asyncio.gather(
+                *(call(user("one"), first, user(text)) for text in ("left", "right"))
+            )
+            assert other["role"] == "assistant"
+
+    trajectories, episodes = sample(rollout(branches), group_size=2)
+    check_trajectories(trajectories)
+    assert {episode.failure for episode in episodes} == {None}
+    assert len(recorded(trajectories, requests)) == len(requests) == 4 * len(episodes)
+    for row, episode in enumerate(episodes):
+        mask = np.asarray(trajectories.response_mask_BT)[row]
+        assert mask.sum() == episode.tokens == sum(turn.tokens for turn in episode.turns)
+        assert len(words(trajectories, row)) in (3, 4)
+
+
+def test_texts_and_tokens_and_streams_are_recorded(sample, requests):
+    async def completes(episode):
+        async with client(episode) as openai:
+            whole = await openai.completions.create(model="gpt", prompt="one", max_tokens=4)
+            ids = [65, 66, 67]
+            await openai.completions.create(model="gpt", prompt=ids, max_tokens=4)
+            again = "one" + whole.choices[0].text + "two"
+            await openai.completions.create(model="gpt", prompt=again, max_tokens=4)
+            stream = await openai.chat.completions.create(
+                model="gpt", messages=[user("three")], stream=True
+            )
+            texts = [chunk.choices[0].delta.content or "" async for chunk in stream]
+            messages = [user("three"), {"role": "assistant", "content": "".join(texts)}, user("4")]
+            await openai.chat.completions.create(model="gpt", messages=messages)
+        return True
+
+    trajectories, episodes = sample(rollout(completes, max_response_tokens=256), group_size=1)
+    check_trajectories(trajectories)
+    assert {episode.failure for episode in episodes} == {None}
+    assert len(recorded(trajectories, requests)) == len(requests) == 5 * len(episodes)
+
+
+def test_functions_that_block_do_not_hold_up_others(sample):
+    def blocks(episode, greeting):
+        with OpenAI(base_url=episode.base_url, api_key=episode.api_key) as openai:
+            answer = openai.chat.completions.create(model="any", messages=[user(greeting)])
+        return answer.choices[0].finish_reason == "stop"
+
+    _, episodes = sample(rollout(partial(blocks, greeting="hello")), group_size=4)
+    assert {episode.failure for episode in episodes} == {None}
+    for episode in episodes:
+        assert episode.turns[-1].reward == (episode.finish is Finish.STOP)
+    assert len({episode.turns[0].text for episode in episodes}) > 1
+
+
+def test_a_request_for_another_distribution_is_refused(sample):
+    said = []
+
+    async def asks(episode):
+        async with client(episode) as openai:
+            for options in (
+                {"temperature": 0.5},
+                {"seed": 3},
+                {"stop": ["x"]},
+                {"logprobs": True, "top_logprobs": 2},
+            ):
+                with pytest.raises(BadRequestError) as refusal:
+                    await openai.chat.completions.create(
+                        model="gpt", messages=[user("one")], **options
+                    )
+                said.append(refusal.value.message)
+            await openai.chat.completions.create(
+                model="gpt", messages=[user("one")], temperature=1.0, top_p=1
+            )
+
+    _, episodes = sample(rollout(asks), group_size=1)
+    assert {episode.failure for episode in episodes} == {None}
+    assert {len(episode.turns) for episode in episodes} == {1}
+    assert any("temperature must be 1, as the policy is trained" in each for each in said)
+    assert any("stop would change which tokens are trained" in each for each in said)
+
+
+def test_an_address_belongs_to_one_episode_and_ends_with_it(sample):
+    addresses = []
+
+    async def keeps(episode):
+        await talks(episode, turns=1)
+        earlier = addresses[:1]
+        addresses.append(episode)
+        if earlier and episode.prompt.id != earlier[0].prompt.id:
+            await asyncio.sleep(0.3)  # the earlier one has ended
+            with pytest.raises(NotFoundError, match="No episode has this address"):
+                await talks(earlier[0], turns=1)
+
+    _, episodes = sample(rollout(keeps), group_size=1)
+    assert {episode.failure for episode in episodes} == {None}
+    assert len({episode.base_url for episode in addresses}) == len(episodes)
+
+
+@pytest.mark.parametrize(
+    ("options", "turns"), [({"max_calls": 2}, 2), ({"max_response_tokens": 12}, 2)]
+)
+def test_an_episode_without_room_is_cut(sample, options, turns):
+    trajectories, episodes = sample(rollout(talks, **options), group_size=2)
+    check_trajectories(trajectories)
+    assert {episode.failure for episode in episodes} == {None}
+    assert all(len(episode.turns) <= turns for episode in episodes)
+    assert {episode.finish for episode in episodes} == {Finish.LENGTH}
+
+
+async def silent(episode):
+    return 1.0
+
+
+async def nonsense(episode):
+    await talks(episode, turns=1)
+    return "good"
+
+
+async def fails(episode):
+    await talks(episode, turns=1)
+    raise KeyError("lost")
+
+
+async def hangs(episode):
+    await talks(episode, turns=1)
+    await asyncio.sleep(60)
+
+
+@pytest.mark.parametrize(
+    ("agent", "sentence"),
+    [
+        (silent, "the agent returned without a call of the model"),
+        (nonsense, "the agent returned 'good', and not a number or None"),
+        (fails, "KeyError: 'lost'"),
+        (hangs, "TimeoutError: "),
+    ],
+)
+def test_what_makes_an_episode_invalid(sample, agent, sentence):
+    seconds = 3.0 if agent is hangs else 60.0
+    trajectories, episodes = sample(rollout(agent, episode_seconds=seconds), group_size=1)
+    check_trajectories(trajectories)
+    assert {episode.failure for episode in episodes} == {sentence}
+
+
+def test_what_is_no_agent_is_refused():
+    with pytest.raises(InputError, match=r"rollout.agent must be a function"):
+        rollout(None)
+
+
+CALLS = TEMPLATE.replace(
+    "{% for message in messages %}",
+    "{% if tools %}{{ tools[0]['function']['name'] }}{% endif %}{% for message in messages %}",
+).replace(
+    "message['content'] }}{{",
+    "message['content'] }}{% for call in message.tool_calls or [] %}"
+    "{{ call.function.arguments|tojson }}{% endfor %}{{",
+)
+
+
+CALL = '<tool_call>{"name": "add",   "arguments": {"b":1}}</tool_call>'
+
+
+def test_calls_of_tools_go_back_as_they_were_sampled(sample, ending, requests, monkeypatch):
+    """The client gets calls in OpenAI's form, and the next context has the sampled text."""
+    monkeypatch.setattr(ending.tokenizer, "chat_template", CALLS)
+    monkeypatch.setattr(Choice, "text", lambda self: CALL)
+
+    async def uses(episode):
+        tools = [{"type": "function", "function": {"name": "add", "parameters": {}}}]
+        messages = [user("one")]
+        async with client(episode) as openai:
+            for _ in range(2):
+                answer = await openai.chat.completions.create(
+                    model="gpt", messages=messages, tools=tools
+                )
+                message = answer.choices[0].message
+                assert json.loads(message.tool_calls[0].function.arguments) == {"b": 1}
+                messages.append(message.model_dump(exclude_none=True))
+                call = message.tool_calls[0].id
+                messages.append({"role": "tool", "tool_call_id": call, "content": "2"})
+
+    trajectories, episodes = sample(rollout(uses), group_size=1)
+    assert {episode.failure for episode in episodes} == {None}
+    assert len(recorded(trajectories, requests)) == len(requests) == 2 * len(episodes)
+    for row, episode in enumerate(episodes):
+        # An unfinished message is followed by an end token that was not sampled.
+        assert len(words(trajectories, row)) == 1 or episode.turns[0].tokens == 10
+
+
+async def uses_responses(episode):
+    """Holds a conversation with a call through /v1/responses; returns the texts and calls."""
+    items = [user("one")]
+    async with client(episode) as openai:
+        for _ in range(2):
+            response = await openai.responses.create(
+                model="gpt",
+                input=items,
+                instructions="Add.",
+                tools=[{"type": "function", "name": "add", "parameters": {}, "strict": None}],
+            )
+            (call,) = response.output
+            assert (call.type, call.name, json.loads(call.arguments)) == (
+                "function_call",
+                "add",
+                {"b": 1},
+            )
+            assert response.usage.output_tokens > 0
+            items.append(call.model_dump())
+            items.append({"type": "function_call_output", "call_id": call.call_id, "output": "2"})
+
+
+async def uses_messages(episode):
+    """Does the same through /v1/messages."""
+    messages = [user("one")]
+    address = f"{episode.base_url}/messages"
+    tools = [{"name": "add", "description": "Adds.", "input_schema": {"type": "object"}}]
+    options = {"model": "claude", "max_tokens": 50, "tools": tools, "system": "Add."}
+    async with httpx2.AsyncClient() as http:
+        for _ in range(2):
+            answer = await http.post(address, json=options | {"messages": messages})
+            message = answer.raise_for_status().json()
+            (block,) = message["content"]
+            assert (block["type"], block["name"], block["input"]) == ("tool_use", "add", {"b": 1})
+            messages.append({"role": "assistant", "content": message["content"]})
+            result = {"type": "tool_result", "tool_use_id": block["id"], "content": "2"}
+            messages.append({"role": "user", "content": [result]})
+
+
+@pytest.mark.parametrize("agent", [uses_responses, uses_messages])
+def test_other_interfaces_record_the_same(sample, ending, requests, monkeypatch, agent):
+    monkeypatch.setattr(ending.tokenizer, "chat_template", CALLS)
+    monkeypatch.setattr(Choice, "text", lambda self: CALL)
+    trajectories, episodes = sample(rollout(agent), group_size=1)
+    assert {episode.failure for episode in episodes} == {None}
+    assert len(recorded(trajectories, requests)) == len(requests) == 2 * len(episodes)
+    for row, episode in enumerate(episodes):
+        assert len(words(trajectories, row)) == 1 or episode.turns[0].tokens == 10
+        roles = [message["role"] for message in episode.messages]
+        assert roles == ["system", "user", "assistant", "tool", "assistant"]
+
+
+def test_a_message_of_anthropic_can_be_a_stream(sample):
+    async def streams(episode):
+        options = {"model": "m", "max_tokens": 4, "stream": True, "messages": [user("one")]}
+        async with httpx2.AsyncClient() as http:
+            answer = await http.post(f"{episode.base_url}/messages", json=options)
+        kinds = [line[7:] for line in answer.text.splitlines() if line.startswith("event: ")]
+        assert kinds[0] == "message_start"
+        assert kinds[-2:] == ["message_delta", "message_stop"]
+
+    _, episodes = sample(rollout(streams), group_size=1)
+    assert {episode.failure for episode in episodes} == {None}
+
+
+def test_tokens_after_tokens(sample, requests):
+    async def generates(episode):
+        address = episode.base_url.removesuffix("/v1") + "/inference/v1/generate"
+        ids = [65, 66]
+        async with httpx2.AsyncClient() as http:
+            for _ in range(2):
+                body = {"token_ids": ids, "sampling_params": {"max_tokens": 4, "temperature": 1.0}}
+                answer = (await http.post(address, json=body)).raise_for_status().json()
+                (choice,) = answer["choices"]
+                assert len(choice["logprobs"]["content"]) == len(choice["token_ids"]) > 0
+                ids += [*choice["token_ids"], 67]
+
+    trajectories, episodes = sample(rollout(generates), group_size=1)
+    assert {episode.failure for episode in episodes} == {None}
+    assert len(recorded(trajectories, requests)) == len(requests) == 2 * len(episodes)
+    assert all(len(words(trajectories, row)) == 1 for row in range(len(episodes)))
