@@ -49,7 +49,7 @@ from tests.options import CONF, option
 TABLE = yaml.safe_load((Path(__file__).parent / "single_options.yaml").read_text())
 TIMES = ("time/", "rollout/tokens_per_second", "seconds", "median_seconds", "compilation")
 GRADED = ("term", "reward")
-RECORDED = ("config", "checkpoint", "tracker", "debug", "plan")
+RECORDED = ("config", "checkpoint", "tracker", "debug", "plan", "hook")
 LEFT_OUT = ("hydra", "sweep")  # Hydra's own options, and groups that choose others
 
 Digits = dict[str, str]
@@ -184,7 +184,7 @@ def written(value: Any) -> str:
     if isinstance(value, dict):
         return f"{{{','.join(f'{key}:{written(x)}' for key, x in value.items())}}}"
     if isinstance(value, str):
-        text = value.format(files=made_files()) if "{files}" in value else value
+        text = value.replace("{files}", str(made_files()))
         return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
     return repr(value)
 
