@@ -31,7 +31,7 @@ def with_turn_rewards(
         return rewards
     mask_BT = np.asarray(to_host(trajectories.response_mask_BT))
     tokens_BT = np.zeros(mask_BT.shape, np.float32)
-    for row in np.flatnonzero(rewards.valid_B):
+    for row in np.flatnonzero(rewards.valid_B).tolist():
         turns, chosen = episodes[row].turns, np.flatnonzero(mask_BT[row])
         ends = np.maximum(np.cumsum([turn.tokens for turn in turns[:-1]], dtype=int) - 1, 0)
         for term in terms_B[row]:
