@@ -65,13 +65,13 @@ def without_failures(rewards: Rewards, episodes: Sequence[Episode]) -> Rewards:
     failed_B = np.array([each.failure is not None for each in episodes], bool)
     if not failed_B.any():
         return rewards
-    failed = episodes[int(np.argmax(failed_B))]
+    first = episodes[int(np.argmax(failed_B))]
     log.warning(
         "%d of %d episodes failed, such as one of the prompt %s: %s. These samples are invalid.",
         np.sum(failed_B),
         len(episodes),
-        failed.prompt.id,
-        failed.failure,
+        first.prompt.id,
+        first.failure,
     )
     return masked(rewards, ~failed_B)
 

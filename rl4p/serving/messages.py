@@ -137,9 +137,7 @@ class Conversation(Body):
             raise HttpError(
                 "The model's chat template knows no tools: leave tools out.", param="tools"
             )
-        messages: list[Any] = [
-            server.as_sampled(message.for_template()) for message in self.messages
-        ]
+        messages: Any = [server.as_sampled(message.for_template()) for message in self.messages]
         tools: Any = self.tools if self.has_tools else None
 
         def apply() -> Any:

@@ -1,0 +1,14 @@
+"""Tests that the server for agents is what `rollout=agent` needs."""
+
+from rl4p.protocols.agent import CallRefused, ServesAgents
+from rl4p.serving.agent_server import AgentServer
+
+
+def test_the_server_serves_agents():
+    assert isinstance(AgentServer(), ServesAgents)
+    assert not isinstance(object(), ServesAgents)
+
+
+def test_a_refusal_names_the_field():
+    refusal = CallRefused("There is no room.", "messages")
+    assert (str(refusal), refusal.param) == ("There is no room.", "messages")
