@@ -115,7 +115,8 @@ def test_no_array_of_a_state_is_kept(make_loop, first_state):
     loop.collector.collect(state)
     jax.tree.map(lambda x: x.delete(), state)
     with loop.collector.condition:
-        assert not loop.collector.key.is_deleted()
+        kept = loop.collector.key, loop.collector.engine.weights.params
+        assert not any(x.is_deleted() for x in jax.tree.leaves(kept))
     again = replace(first_state(), step=jax.numpy.int32(1))
     assert len(loop.collector.collect(again).episodes) == P * G
     loop.collector.close()
