@@ -22,7 +22,6 @@ from rl4p.types import StepInfo
 
 if TYPE_CHECKING:
     from rl4p.loop.evaluation import Evaluation
-    from rl4p.runs.checkpoint import Checkpoints
 
 Mode = Literal["max", "min"]
 
@@ -45,7 +44,7 @@ class Best:
     mode: Mode = "max"
     every: int = 1
     values: dict[int, float] = field(default_factory=dict)
-    checkpoints: "Checkpoints | None" = None
+    checkpoints: Any = None  # `Checkpoints`, which read this hook in turn
 
     def begin(self, rows: Iterable[Mapping[str, Any]]) -> None:
         """Takes the evaluations of a run that is resumed from its metrics."""
@@ -59,7 +58,6 @@ class Best:
         if not self.counts(info.metrics | {"step": info.step}):
             return
         self.values[info.step] = info.metrics[self.metric]
-        assert self.checkpoints is not None
         if self.step({*self.checkpoints.manager.all_steps(), info.step}) == info.step:
             self.checkpoints.save(info.state)
 
@@ -75,7 +73,6 @@ class Best:
 
     def summary(self) -> dict[str, Any]:
         """Returns the best step that has a checkpoint, and its value, for the summary of a run."""
-        assert self.checkpoints is not None
         step = self.step(self.checkpoints.steps())
         value = None if step is None else self.values[step]
         return {"metric": self.metric, "mode": self.mode, "step": step, "value": value}
