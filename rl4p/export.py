@@ -52,13 +52,12 @@ def export(options: ExportOptions) -> str:
 
     from rl4p.distributed.mesh import Mesh
     from rl4p.model.huggingface import write_policy
-    from rl4p.runs.checkpoint import restore_params
+    from rl4p.runs.checkpoint import like_of, restore_params
 
     policy, params = instantiate(config.model).build(Mesh(dp=1), jax.random.key(config.seed))
     if options.adapter and not policy.frozen:
         raise InputError(f"{run} has no adapter, as it trained all parameters: leave adapter out.")
-    shape = jax.ShapeDtypeStruct
-    like = jax.tree.map(lambda x: shape(x.shape, x.dtype, sharding=x.sharding), params)
+    like = like_of(params)
     del params  # frees the memory before the checkpoint is loaded
     step, params = restore_params(run, like, step=options.chosen, average=options.average)
     write_policy(out, policy, params, options.dtype, adapter=options.adapter)

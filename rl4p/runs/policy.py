@@ -11,7 +11,7 @@ from rl4p.errors import InputError
 from rl4p.model.policy import Policy
 from rl4p.protocols.engine import OpensEngine
 from rl4p.rollout.sampler import without_annealing
-from rl4p.runs.checkpoint import restore_params
+from rl4p.runs.checkpoint import like_of, restore_params
 from rl4p.runs.saved_steps import Choice
 from rl4p.types import Params
 
@@ -37,9 +37,7 @@ def load_policy(
     policy, params = instantiate(config.model).build(instantiate(config.mesh), key)
     if run is None:
         return policy, params, None
-    like = jax.tree.map(
-        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), params
-    )
+    like = like_of(params)
     del params  # frees the memory before the checkpoint is loaded
     restored, params = restore_params(run, like, step=step, average=average)
     return policy, params, restored

@@ -14,7 +14,7 @@ from rl4p.configuration.resume import saved_config
 from rl4p.distributed.mesh import Mesh
 from rl4p.distributed.processes import agreed, first
 from rl4p.model.policy import Policy
-from rl4p.runs.checkpoint import restore_params
+from rl4p.runs.checkpoint import like_of, restore_params
 from rl4p.runs.saved_steps import chosen_step
 from rl4p.types import Array, Params
 
@@ -61,8 +61,7 @@ class RunModel:
         """Returns the policy and the parameters of the checkpoint; `key` has no effect."""
         config, of_run = self.saved(), replace(self, **self.recorded())
         policy, params = instantiate(config.model).build(mesh, jax.random.key(config.seed))
-        shape = jax.ShapeDtypeStruct
-        like = jax.tree.map(lambda x: shape(x.shape, x.dtype, sharding=x.sharding), params)
+        like = like_of(params)
         del params  # frees the memory before the checkpoint is loaded
         step: Any = of_run.checkpoint
         return policy, restore_params(self.folder, like, step=step, average=self.average)[1]
