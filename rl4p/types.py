@@ -55,8 +55,7 @@ class Question(Serializable):
         functions. None for no tools.
       system_prompt: a text before this question, in place of the data set's; None for the latter.
       metadata: any other values that a grader may need.
-      pair: the preferred and the rejected response of a preference pair: texts that follow the
-        question without a chat template, or messages of the assistant. None for no pair.
+      pair: a preferred and a rejected response (`data/pairs.py`); None for no preference pair.
     """
 
     id: str
@@ -389,11 +388,7 @@ class TrainState:
 
 @dataclass(frozen=True, kw_only=True)
 class StepInfo:
-    """The record of one finished step, which hooks receive.
-
-    Attributes:
-      advantages_BT, loss_mask_BT: as in the `TrainingBatch`, if the loop passes them on.
-    """
+    """The record of one finished step, which hooks receive; the last two are of its batch."""
 
     step: int
     state: TrainState

@@ -199,7 +199,7 @@ def test_all_types_of_batches_are_known_by_their_names():
 
 QUESTION = {
     "id": "a", "question": "b", "answer": "c", "task": "d", "solution": None, "messages": None,
-    "tools": None, "system_prompt": None, "metadata": {},
+    "tools": None, "system_prompt": None, "metadata": {}, "pair": None,
 }  # fmt: skip
 ARRAY = {"dtype": "<f4", "shape": [2], "data": "AAAAAAAAAAA="}
 
