@@ -51,8 +51,9 @@ def export(options: ExportOptions) -> str:
     import jax  # which the errors above do not need
 
     from rl4p.distributed.mesh import Mesh
+    from rl4p.distributed.placement import like_of
     from rl4p.model.huggingface import write_policy
-    from rl4p.runs.checkpoint import like_of, restore_params
+    from rl4p.runs.checkpoint import restore_params
 
     policy, params = instantiate(config.model).build(Mesh(dp=1), jax.random.key(config.seed))
     if options.adapter and not policy.frozen:

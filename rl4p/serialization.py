@@ -4,6 +4,7 @@ A value that JSON lacks is an object with one key: `$array`, `$float`, `$tuple`,
 or `$` and the name of a data type. Arrays come back as numpy arrays on the host.
 """
 
+import array as arrays
 import base64
 import struct
 import types
@@ -133,7 +134,7 @@ def encoded(value: Any, place: str) -> Any:
         if all(type(key) is str and not key.startswith("$") for key in items):
             return items
         return {"$dict": [[encoded(key, place), item] for key, item in items.items()]}
-    if isinstance(value, np.ndarray | np.generic | jax.Array):
+    if isinstance(value, np.ndarray | np.generic | jax.Array | arrays.array):
         return encoded_array(value, place)
     if Serializable.classes.get(kind.__name__) is kind:
         return {f"${kind.__name__}": value.to_dict()}

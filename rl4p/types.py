@@ -53,8 +53,7 @@ class Question(Serializable):
       tools: the tools that the conversation may call, as JSON schemas of functions; or None.
       system_prompt: a text before this question in place of the data set's, or None.
       metadata: any other values that a grader may need.
-      pair: the preferred and the rejected response, as texts without a chat template or as messages
-        of the assistant; or None.
+      pair: a preferred and a rejected response (`data/pairs.py`); None for no preference pair.
     """
 
     id: str

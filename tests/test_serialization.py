@@ -4,6 +4,7 @@ import dataclasses
 import json
 import struct
 import sys
+from array import array
 from collections.abc import Mapping
 from datetime import date, datetime
 from random import Random
@@ -87,6 +88,8 @@ class Draws:
             messages=self.maybe(({"role": "user", "content": self.text()},)),
             tools=self.maybe(({"name": self.value()},)), metadata=self.mapping(), tokens=tokens,
             demonstration=self.maybe(answer), drawn_by=self.maybe("replay"),
+            pair=self.maybe((self.text(), {"role": "assistant", "content": self.text()})),
+            responses=self.random.choice([(), ((1, 2), self.array(2, dtype="int32"))]),
         )  # fmt: skip
 
     def episodes(self, B):
@@ -197,9 +200,19 @@ def test_all_types_of_batches_are_known_by_their_names():
     assert all(getattr(sys.modules[cls.__module__], name) is cls for name, cls in known.items())
 
 
+def test_given_responses_come_back_as_arrays_of_the_same_tokens():
+    answer = Demonstration(tokens=array("i", [5, 2**30]), trained=((0, 2),))
+    fields = {"id": "a", "question": "b", "answer": "c", "task": "d", "tokens": (1,)}
+    prompt = Prompt(**fields, demonstration=answer, responses=(array("i", [7]), array("i", [8, 9])))
+    again = Prompt.from_dict(json.loads(json.dumps(prompt.to_dict())))
+    assert [x.tolist() for x in again.responses] == [[7], [8, 9]]
+    assert again.demonstration.tokens.tolist() == [5, 2**30]
+    assert again.demonstration.tokens.dtype == np.int32
+
+
 QUESTION = {
     "id": "a", "question": "b", "answer": "c", "task": "d", "solution": None, "messages": None,
-    "tools": None, "system_prompt": None, "metadata": {},
+    "tools": None, "system_prompt": None, "metadata": {}, "pair": None,
 }  # fmt: skip
 ARRAY = {"dtype": "<f4", "shape": [2], "data": "AAAAAAAAAAA="}
 

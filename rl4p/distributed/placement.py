@@ -71,3 +71,10 @@ def with_shardings(shapes: Any, shardings: Any) -> Any:
     return jax.tree.map(
         lambda x, to: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=to), shapes, shardings
     )
+
+
+def like_of(params: Params) -> Params:
+    """Returns the shapes, dtypes and shardings of parameters, without their memory."""
+    return jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), params
+    )

@@ -263,13 +263,6 @@ class Checkpoints:
             raise not_saved("The last checkpoint", error) from error
 
 
-def like_of(params: Params) -> Params:
-    """Returns the shapes, dtypes and shardings of parameters, without their memory."""
-    return jax.tree.map(
-        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), params
-    )
-
-
 def restore_params(
     folder: Path, like: Params, *, step: Choice = None, average: bool = False
 ) -> tuple[int, Params]:

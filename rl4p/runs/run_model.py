@@ -12,9 +12,10 @@ from rl4p.configuration.capability import ReadPath
 from rl4p.configuration.folder import run_folder
 from rl4p.configuration.resume import saved_config
 from rl4p.distributed.mesh import Mesh
+from rl4p.distributed.placement import like_of
 from rl4p.distributed.processes import agreed, first
 from rl4p.model.policy import Policy
-from rl4p.runs.checkpoint import like_of, restore_params
+from rl4p.runs.checkpoint import restore_params
 from rl4p.runs.saved_steps import chosen_step
 from rl4p.types import Array, Params
 

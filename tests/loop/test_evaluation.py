@@ -164,6 +164,7 @@ def test_each_chunk_is_sampled_greedily_in_full_and_graded_in_part(
     info = StepInfo(step=3, state=state, trajectories=None, episodes=None, rewards=None, metrics={})  # type: ignore[arg-type]
     found = evaluation(info)
     assert found.pop("time/evaluation") > 0
+    assert found.pop("time/evaluation_compile") >= 0
     assert found == {"eval/a/pass_at_1": 1 / 5, "eval/a/prompts": 5.0}
     assert [ids for ids, *_ in watched.calls] == [["0", "1", "2"], ["3", "4", "3"]]
     assert reward.seen == [(3, 3), (2, 2)]

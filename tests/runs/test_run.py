@@ -15,6 +15,7 @@ from rl4p.errors import InputError, RunError
 from rl4p.experiment.build import build
 from rl4p.loop.compilation import compilation
 from rl4p.loop.loop import train
+from rl4p.runs import run as running
 from rl4p.runs.checkpoint import Orbax
 from rl4p.runs.record import RESERVE, Record
 from rl4p.runs.run import (
@@ -103,7 +104,7 @@ def test_a_new_run_is_evaluated_before_its_first_step(config, tmp_path):
     (row,) = record.metrics()
     expected = experiment.evaluation.evaluate(state)
     assert expected["eval/arithmetic/prompts"] == 4
-    time = {"time/evaluation": row["time/evaluation"]}
+    time = {name: row[name] for name in ("time/evaluation", "time/evaluation_compile")}
     assert time["time/evaluation"] > 0
     assert row == expected | time | {"step": 0}
     assert mirror.logged == [(0, expected | time)]
@@ -132,7 +133,7 @@ def test_a_run_killed_before_its_first_checkpoint_begins_anew(
     assert may_start_again(record, SimpleNamespace(every=every, latest=lambda: latest)) is young
 
 
-def test_metrics_are_recorded_mirrored_and_summed_up(trained, tmp_path):
+def test_metrics_are_recorded_mirrored_and_summed_up(trained, tmp_path, monkeypatch):
     experiment, infos = trained
     record, mirror = Record(tmp_path), Mirror()
     outcome = RunOutcome(record=record, tracked=mirror, state=experiment.state)
@@ -145,13 +146,15 @@ def test_metrics_are_recorded_mirrored_and_summed_up(trained, tmp_path):
         outcome(replace(info, metrics=metrics))
     assert [step for step, _ in mirror.logged] == [1, 2]
     assert record.metrics()[1]["reward/mean"] == infos[1].metrics["reward/mean"]
-    found = outcome.summary("finished", 7.0, compilation())
+    monkeypatch.setattr(running, "clock", lambda: 17.0)
+    monkeypatch.setattr(running, "compiled_within", lambda start, end: (end - start) / 2)
+    found = outcome.summary("finished", 10.0, compilation())
     assert (found["status"], found["step"], found["resumed_from"]) == ("finished", 2, 1)
     assert found["idle_steps"] == {"skipped": 0, "zero_gradient": 0}
     assert found["evaluation"]["first"] == {"eval/t/pass_at_1": 0.25}
     assert found["evaluation"]["last"] == {"eval/t/pass_at_1": 0.125}
     assert found["evaluation"]["best"] == {"eval/t/pass_at_1": 0.25}
-    assert found["seconds"]["total"] == 7.0
+    assert (found["seconds"]["total"], found["seconds"]["compile"]) == (7.0, 3.5)
     assert found["seconds"]["rollout"] == 3.0
     assert found["median_seconds"]["rollout"] == 1.5
     assert (found["seconds"]["evaluation"], found["median_seconds"]["evaluation"]) == (5.0, 2.5)

@@ -133,14 +133,11 @@ def unplanned(run: AbstractRun) -> list[str]:
 def models_of(reward: Any, key: str = "reward") -> list[str]:
     """Returns the keys of the reward terms that run models."""
     traits = RewardTraits.read(reward)
-    keys = [
-        f"{key}.terms.{name}"
-        for name, term in (traits.terms or {}).items()
-        if TermTraits.read(term).has_model
-    ]
-    for task, each in (traits.tasks or {}).items():
-        keys += models_of(each, f"{key}.tasks.{task}")
-    return keys
+    if traits.tasks is not None:  # whose terms it has together
+        parts = [models_of(each, f"{key}.tasks.{task}") for task, each in traits.tasks.items()]
+        return [name for part in parts for name in part]
+    terms = (traits.terms or {}).items()
+    return [f"{key}.terms.{name}" for name, term in terms if TermTraits.read(term).has_model]
 
 
 def slots_of(run: AbstractRun) -> int | None:

@@ -273,8 +273,6 @@ class OpenAsynchronous:
             if not keep:
                 rejected.append(group)
 
-    # The other threads.
-
     def begin(self) -> None:
         """Starts the threads, once."""
         if not self.threads:
