@@ -125,8 +125,7 @@ class Turn(Serializable):
       text, tokens: the text of the message, special tokens included, and the number of its tokens.
       messages: the answer, as chat templates take it; empty at the end of an episode.
       reward, metrics, state: as in `protocols.environment.StepResult`.
-      sampling_seconds, environment_seconds: from the request to the message, and from there to the
-        answer; 0 if it is not known. They do not count in comparisons.
+      sampling_seconds, environment_seconds: until the message, and from there to the answer.
     """
 
     text: str
@@ -165,16 +164,9 @@ class Episode(Serializable):
     opening: tuple[Mapping[str, Any], ...] | None = None
 
     @property
-    def messages_before(self) -> list[dict[str, Any]]:
-        """Returns the messages before the first response."""
-        if self.opening is None:
-            return self.prompt.prompt_messages()
-        return [dict(message) for message in self.opening]
-
-    @property
     def messages(self) -> list[dict[str, Any]]:
         """Returns the conversation as a chat template takes it."""
-        messages = self.messages_before
+        messages = list(map(dict, self.opening or self.prompt.prompt_messages()))
         for turn in self.turns or (Turn(text=self.response, tokens=0),):
             messages += [{"role": "assistant", "content": turn.text}, *map(dict, turn.messages)]
         return messages
@@ -275,13 +267,7 @@ class Rewards(Serializable):
 
 @dataclass(frozen=True, kw_only=True)
 class Group(Serializable):
-    """The samples of one prompt with their grades, on the host.
-
-    Attributes:
-      trajectories: G rows.
-      episodes: the same samples in words.
-      rewards: the grades of these rows.
-    """
+    """The samples of one prompt on the host: G rows, the same samples in words, and their grades."""
 
     trajectories: Trajectories
     episodes: Sequence[Episode]
