@@ -267,7 +267,7 @@ class Rewards(Serializable):
 
 @dataclass(frozen=True, kw_only=True)
 class Group(Serializable):
-    """The samples of one prompt on the host: G rows, the same samples in words, and their grades."""
+    """The samples of one prompt on the host: G rows, their episodes in words, and their grades."""
 
     trajectories: Trajectories
     episodes: Sequence[Episode]
