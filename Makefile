@@ -26,7 +26,8 @@ PARITY := .venv/.parity
 LIBTPU := .cache/libtpu
 SUPPLY := .cache/supply
 # Of pip: with hashes it installs only the files that were there when requirements/ was made.
-HASHED := install --disable-pip-version-check --require-hashes -r
+# First what builds packages, and then the rest, which is built with nothing else.
+HASHED := install --disable-pip-version-check --no-build-isolation --require-hashes -r
 SELF := install --disable-pip-version-check --no-deps --no-build-isolation -e .
 
 .DELETE_ON_ERROR:
@@ -68,13 +69,13 @@ extras: $(RUNTIME)
 	$(BIN)/python -m pip install --dry-run --quiet --disable-pip-version-check -c constraints.txt \
 	  '.[tpu]'
 
-# The extra `build` has what builds rl4p itself.
-COMPILE = $(SUPPLY)/bin/uv pip compile pyproject.toml --extra build -c constraints.txt --quiet \
-  --generate-hashes --universal --python-version 3.11 --no-annotate --no-header
+COMPILE = $(SUPPLY)/bin/uv pip compile -c constraints.txt --quiet --generate-hashes --universal \
+  --python-version 3.11 --no-annotate --no-header
 
 requirements: $(SUPPLY)/.installed
-	$(COMPILE) -o requirements/runtime.txt
-	$(COMPILE) --extra dev -o requirements/development.txt
+	$(COMPILE) --group build -o requirements/build.txt
+	$(COMPILE) pyproject.toml -o requirements/runtime.txt
+	$(COMPILE) pyproject.toml --extra dev -o requirements/development.txt
 
 sbom: $(SUPPLY)/.installed
 	$(SUPPLY)/bin/cyclonedx-py requirements requirements/runtime.txt --pyproject pyproject.toml \
@@ -105,15 +106,17 @@ wheel: $(DEVELOPMENT)
 clean:
 	rm -rf .venv .cache dist
 
-$(RUNTIME): pyproject.toml requirements/runtime.txt
+$(RUNTIME): pyproject.toml requirements/build.txt requirements/runtime.txt
 	@$(MAKE) --no-print-directory .venv/.python
+	$(BIN)/python -m pip $(HASHED) requirements/build.txt
 	$(BIN)/python -m pip $(HASHED) requirements/runtime.txt
 	$(BIN)/python -m pip $(SELF)
 	@touch $@
 
 # Has the requirements of a run too.
-$(DEVELOPMENT): pyproject.toml requirements/development.txt
+$(DEVELOPMENT): pyproject.toml requirements/build.txt requirements/development.txt
 	@$(MAKE) --no-print-directory .venv/.python
+	$(BIN)/python -m pip $(HASHED) requirements/build.txt
 	$(BIN)/python -m pip $(HASHED) requirements/development.txt
 	$(BIN)/python -m pip $(SELF)
 	@touch $(RUNTIME) $@

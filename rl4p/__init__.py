@@ -8,6 +8,7 @@ imported at their first use.
 """
 
 import importlib
+import time
 from typing import Any
 
 # `__getattr__` has them, which pyright does not see.
@@ -21,6 +22,7 @@ _MODULES = {
 }
 
 __version__ = "0.2.0"
+STARTED = time.monotonic()  # from which stop.before counts: a command imports this file first
 
 
 def __getattr__(name: str) -> Any:

@@ -1,7 +1,8 @@
 """Errors that are printed as one sentence, and Ctrl-C while a command imports packages.
 
 Exit codes of every entry point: 0 finished, 2 the configuration or an input is wrong, 3 stopped by
-a signal and saved, 1 anything else. Each class of errors has its own.
+a signal and saved, 4 stopped by `stop.before` and saved, 1 anything else. Each class of errors has
+its own.
 """
 
 import os
@@ -34,6 +35,12 @@ class Stopped(Exception):
     """A stop that a signal requested. The run has been saved."""
 
     exit_code = 3
+
+
+class OutOfTime(Stopped):
+    """A stop that `stop.before` requested. The run has been saved, and can be resumed."""
+
+    exit_code = 4
 
 
 @contextmanager

@@ -9,8 +9,12 @@ format, or OWNER/NAME on the hub.
 Words
   run=FOLDER        a run; run=latest is the run of outputs/runs that was started last
   step=N            the checkpoint after step N; without it the newest
+  checkpoint=best   the best checkpoint, by the checkpoint.best of the run
   average=true      the moving average of the parameters (ema.decay)
+  export=FOLDER     a folder that the run exported (hooks.export), instead of a checkpoint
   out=FOLDER        where the result is written
+  lm_eval=true      writes the results in the format of lm-evaluation-harness too, into out/lm_eval;
+                    for an evaluation that is finished the same command with this word adds them
 
 The other words are the keys of rl4p.train that act on an evaluation:
 

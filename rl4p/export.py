@@ -5,7 +5,7 @@
 Words
   run=FOLDER        a run; run=latest is the run of outputs/runs that was started last
   out=FOLDER        where the result is written: a new or an empty folder
-  step=N            the checkpoint after step N; without it the newest
+  step=N, checkpoint=best  the checkpoint after step N, or the best one; without these the newest
   average=true      the moving average of the parameters (ema.decay)
   dtype=DTYPE       the dtype of the files: float32, bfloat16 or float16
   adapter=true      write the adapters alone, for PEFT; without it they are merged
@@ -60,7 +60,7 @@ def export(options: ExportOptions) -> str:
     shape = jax.ShapeDtypeStruct
     like = jax.tree.map(lambda x: shape(x.shape, x.dtype, sharding=x.sharding), params)
     del params  # frees the memory before the checkpoint is loaded
-    step, params = restore_params(run, like, step=options.step, average=options.average)
+    step, params = restore_params(run, like, step=options.chosen, average=options.average)
     write_policy(out, policy, params, options.dtype, adapter=options.adapter)
     what = "averaged " * options.average + ("adapter" if options.adapter else "policy")
     return f"{out} holds the {what} of {run} after step {step}."

@@ -12,6 +12,7 @@ Rejection sampling in two commands:
 Words
   run=FOLDER             a run; run=latest is the run of outputs/runs that was started last
   step=N                 the checkpoint after step N; without it the newest
+  checkpoint=best        the best checkpoint, by the checkpoint.best of the run
   average=true           the moving average of the parameters (ema.decay)
   out=FILE               where the result is written: the kept responses as JSON lines. All have
                          their grades in FILE.responses.jsonl, for python -m rl4p.samples

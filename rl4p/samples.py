@@ -3,10 +3,12 @@
     python -m rl4p.samples run=FOLDER                  the newest samples of a run, on the terminal
     python -m rl4p.samples run=FOLDER out=FILE.html    as a page without server or network
     python -m rl4p.samples file=FILE                   responses of rl4p.generate, evaluate, regrade
+    python -m rl4p.samples run=[A,B] out=FILE.html     several runs, or evaluations of several runs,
+                                                       side by side for the same prompts
 
 Words
   run=FOLDER         a run; run=latest is the run of outputs/runs that was started last. Also the
-                     folder of an evaluation
+                     folder of an evaluation, or a list of folders
   file=FILE          responses as JSON lines, of rl4p.generate, rl4p.evaluate or your own
   out=FILE           where the result is written: a page. Without it, the terminal shows the samples
   step=N             the samples of one step; without it of all

@@ -10,6 +10,7 @@ it. docs/serving.md has the endpoints.
 Words
   run=FOLDER             a run; run=latest is the run of outputs/runs that was started last
   step=N                 the checkpoint after step N; without it the newest
+  checkpoint=best        the best checkpoint, by the checkpoint.best of the run
   average=true           the moving average of the parameters (ema.decay)
   port=8000              the port; 0 chooses a free one
   host=127.0.0.1         the address to listen at. One that other machines reach needs key_variable

@@ -48,13 +48,13 @@ class Question(Serializable):
       answer: the reference answer that graders compare with.
       task: the task name, used in the names of metrics (``eval/<task>/pass_at_1``).
       solution: a worked answer, if the data set has one; demonstrations use it.
-      messages: the conversation, if it is more than one message of the user: mappings with `role`
-        and `content`, as chat templates take them. `question` is then the last user message.
-        Assistant messages at its end are an answer to it, and no part of the prompt.
-      tools: the tools that the conversation may call, as chat templates take them: JSON schemas of
-        functions. None for no tools.
-      system_prompt: a text before this question, in place of the data set's; None for the latter.
+      messages: the conversation, if it is more than a message of the user, as chat templates take
+        it. `question` is then the last user message. Assistant messages at its end are an answer.
+      tools: the tools that the conversation may call, as JSON schemas of functions; or None.
+      system_prompt: a text before this question in place of the data set's, or None.
       metadata: any other values that a grader may need.
+      pair: the preferred and the rejected response, as texts without a chat template or as messages
+        of the assistant; or None.
     """
 
     id: str
@@ -66,6 +66,7 @@ class Question(Serializable):
     tools: tuple[Mapping[str, Any], ...] | None = None
     system_prompt: str | None = None
     metadata: Mapping[str, Any] = field(default_factory=dict)
+    pair: tuple[str | Mapping[str, Any], ...] | None = None
 
     def prompt_messages(self, system_prompt: str | None = None) -> list[dict[str, Any]]:
         """Returns the messages before the response, as a chat template takes them.
@@ -91,8 +92,7 @@ class Demonstration(Serializable):
 
     Attributes:
       tokens: int32 ids of the last message, from its first trained token to its end token.
-      trained: ranges of tokens in the sequence of prompt and answer, in order: the messages of the
-        assistant, each with its end token.
+      trained: ranges of tokens in prompt and answer: the assistant's messages with end tokens.
     """
 
     tokens: Sequence[int]
@@ -104,16 +104,17 @@ class Prompt(Question):
     """A question in its chat template, as token ids; `system_prompt` is the one in the tokens.
 
     Attributes:
-      generation_prompt: the end of the prompt that the chat template wrote for the assistant, such
-        as ``<|assistant|><think>``; None if it is not known.
-      demonstration: the worked answer of a conversation, which `rollout=demonstrations` reads.
-      drawn_by: the name of the source that drew the prompt on purpose, such as `replay` or
-        `easy_pool`; None if its turn came.
+      generation_prompt: the end of the prompt, which the chat template wrote for the assistant, as
+        ``<|assistant|><think>``; None if not known.
+      demonstration: a conversation's worked answer, for `rollout=demonstrations`.
+      responses: int32 ids of the responses of a `pair`, for `rollout=preferences`.
+      drawn_by: the source that drew the prompt on purpose, as `replay`; None if its turn came.
     """
 
     tokens: tuple[int, ...]
     generation_prompt: str | None = None
     demonstration: Demonstration | None = None
+    responses: tuple[Sequence[int], ...] = ()
     drawn_by: str | None = None
 
 
@@ -125,7 +126,7 @@ class Turn(Serializable):
       text, tokens: the text of the message, special tokens included, and the number of its tokens.
       messages: the answer, as chat templates take it; empty at the end of an episode.
       reward, metrics, state: as in `protocols.environment.StepResult`.
-      sampling_seconds, environment_seconds: until the message, and from there to the answer.
+      sampling_seconds, environment_seconds: the times of both, which equality leaves out; or 0.
     """
 
     text: str
@@ -145,13 +146,12 @@ class Episode(Serializable):
     Attributes:
       prompt: the prompt, the same object for all samples of a group.
       response: the text of the response, without special tokens; of the last one of many turns.
-      tokens: the number of tokens that the policy chose, end tokens included; None if it is not
-        known.
-      finish: the reason why the response ended; None if it is not known.
+      tokens, finish: the number of tokens that the policy chose, with end tokens, and the reason
+        why the response ended; None if not known.
       engine: the address of the server that sampled the response; "" for this process.
-      turns: the turns of `rollout=environment` or `agent`; empty for a single response.
-      failure: what the environment did wrong, which makes the sample invalid; None if nothing.
-      opening: the messages before the first response, if an environment changed the prompt's.
+      turns: those of `rollout=environment` or `agent`; empty for a single response.
+      failure: what the environment did wrong, which makes the sample invalid; or None.
+      opening: the messages before the first response, if an environment changed them.
     """
 
     prompt: Prompt
@@ -164,9 +164,16 @@ class Episode(Serializable):
     opening: tuple[Mapping[str, Any], ...] | None = None
 
     @property
+    def messages_before(self) -> list[dict[str, Any]]:
+        """Returns the messages before the first response."""
+        if self.opening is None:
+            return self.prompt.prompt_messages()
+        return [dict(message) for message in self.opening]
+
+    @property
     def messages(self) -> list[dict[str, Any]]:
         """Returns the conversation as a chat template takes it."""
-        messages = list(map(dict, self.opening or self.prompt.prompt_messages()))
+        messages = self.messages_before
         for turn in self.turns or (Turn(text=self.response, tokens=0),):
             messages += [{"role": "assistant", "content": turn.text}, *map(dict, turn.messages)]
         return messages
@@ -174,16 +181,20 @@ class Episode(Serializable):
 
 @dataclass(frozen=True, kw_only=True)
 class Sampling:
-    """The sampling distribution: logits / temperature, truncated to top-k, then to top-p.
+    """The sampling distribution: logits / temperature, truncated to top-k, top-p, then min-p.
 
-    Behaviour and trained log-probabilities both refer to this distribution. Temperature 0 selects
-    the argmax and reports its log-probability at temperature 1. top_k = 0 and top_p = 1 disable
-    the truncation.
+    Behaviour and trained log-probabilities refer to it. Temperature 0 takes the argmax and reports
+    its log-probability at temperature 1. top_k = 0, top_p = 1 and min_p = 0 disable the truncation.
+    Only samplers heed the last three, which depend on the tokens before.
     """
 
     temperature: float = 1.0
     top_k: int = 0
     top_p: float = 1.0
+    min_p: float = 0.0
+    least_tokens: int = 0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -211,13 +222,12 @@ class Trajectories(Serializable):
       segment_ids_BT: int32, 0 on padding; tokens attend to tokens of the same id only.
       behaviour_logprobs_BT: float32 log p(token t | tokens before t) under the sampling policy and
         its `Sampling` distribution; 0 where the mask is false.
-      policy_version_BT: int32, the weight version that drew each token, which is the step of its
-        parameters; -1 on tokens that no policy drew.
+      policy_version_BT: int32, the step of the parameters that drew each token, or -1.
       group_ids_B: int32 in [0, B), equal for the samples of one prompt, in any order.
       finish_B: int8, a `Finish`.
       group_size: the number of rows of every group, if it is known to be the same; otherwise 1.
-      prompt_columns: the number of leading columns that hold only prompts, padded left. In these
-        columns the rows of a group are equal; 0 if this is not known.
+      prompt_columns: the number of leading columns that hold only prompts, padded left, which are
+        equal in the rows of a group; 0 if not known.
     """
 
     tokens_BT: Array
@@ -239,16 +249,14 @@ class Rewards(Serializable):
 
     Attributes:
       total_B: float32, the reward that the advantage reads; 0 on invalid samples.
-      terms: the unweighted terms by name, float32 [B]: nan where a term does not apply to the
-        sample, 0 on invalid samples. Read them where `graded` is true.
-      valid_B: bool, false if a grader failed or no term applies. An invalid sample is not a sample
-        of reward 0: it is left out of the baseline and the loss.
-      tokens_BT: float32, the rewards of single tokens (of turns, and a KL penalty), 0
-        outside the response mask; `total_B` includes their sum. None if there are none.
-      late_B: bool, the samples that are invalid because a term passed its deadline. None if no
-        term has one.
-      dropped_B: bool, the samples that are invalid because a collector or a transform dropped them,
-        not a grader. None if none does.
+      terms: the unweighted terms by name, float32 [B], to be read where `graded` is true: nan where
+        a term does not apply, 0 on invalid samples.
+      valid_B: bool, false if a grader failed or no term applies. An invalid sample is left out of
+        the baseline and the loss.
+      tokens_BT: float32, the rewards of single tokens (of turns, and a KL penalty), 0 outside the
+        response mask; `total_B` includes their sum. None if there are none.
+      late_B: bool, the samples that are invalid because a term passed its deadline; or None.
+      dropped_B: bool, the samples that a collector or a transform made invalid; or None.
     """
 
     total_B: Array
@@ -267,7 +275,12 @@ class Rewards(Serializable):
 
 @dataclass(frozen=True, kw_only=True)
 class Group(Serializable):
-    """The samples of one prompt on the host: G rows, their episodes in words, and their grades."""
+    """The samples of one prompt with their grades, on the host.
+
+    Attributes:
+      trajectories: G rows.
+      episodes, rewards: the same samples in words, and their grades.
+    """
 
     trajectories: Trajectories
     episodes: Sequence[Episode]
@@ -354,6 +367,7 @@ class TrainState:
       key: the run's random key. A step uses ``fold_in(key, step)``, and no key is used twice.
       memory: the state of each phase that has one (``initial_state``), by phase name.
       average: a moving average of the parameters; {} if none is kept.
+      reference: the parameters of the reference policy if it is reset; {} if it never is.
     """
 
     step: Array
@@ -362,6 +376,7 @@ class TrainState:
     key: Array
     memory: dict[str, Any]
     average: Params = field(default_factory=dict)
+    reference: Params = field(default_factory=dict)
 
     def step_key(self) -> Array:
         """Returns the key of this step. A rollout folds in 0 and an update 1, so no key repeats."""
@@ -379,21 +394,3 @@ class TrainState:
                 "The buffers of this state were donated to an update: use the state that the "
                 "update returned or, if the update failed, restore a checkpoint."
             )
-
-
-@dataclass(frozen=True, kw_only=True)
-class StepInfo:
-    """The record of one finished step, which hooks receive.
-
-    Attributes:
-      advantages_BT, loss_mask_BT: as in the `TrainingBatch`, if the loop passes them on.
-    """
-
-    step: int
-    state: TrainState
-    trajectories: Trajectories
-    episodes: Sequence[Episode]
-    rewards: Rewards
-    metrics: dict[str, float]
-    advantages_BT: Array | None = None
-    loss_mask_BT: Array | None = None

@@ -9,7 +9,7 @@ import threading
 import pytest
 
 from rl4p import errors
-from rl4p.errors import MESSAGE, InputError, RunError, Stopped, ended_by_interrupt
+from rl4p.errors import MESSAGE, InputError, OutOfTime, RunError, Stopped, ended_by_interrupt
 
 # Sends Ctrl-C when a package is imported, and ignores KeyboardInterrupt, as some libraries do.
 CUSTOMIZED = """
@@ -28,7 +28,9 @@ sys.meta_path.insert(0, Finder())
 """
 
 
-@pytest.mark.parametrize(("kind", "exit_code"), [(InputError, 2), (RunError, 1), (Stopped, 3)])
+@pytest.mark.parametrize(
+    ("kind", "exit_code"), [(InputError, 2), (RunError, 1), (Stopped, 3), (OutOfTime, 4)]
+)
 def test_the_exit_codes_are_those_that_are_documented(kind, exit_code):
     assert kind.exit_code == kind("why").exit_code == exit_code
     assert str(kind("why")) == "why"

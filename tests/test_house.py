@@ -28,6 +28,7 @@ PHASES = {
     },
     "annealing": "rl4p.rollout.annealing",
     "environment": "rl4p.rollout.environments",
+    "hook": "rl4p.runs.hook",
     "term": "rl4p.reward",
 }
 ENTRY_POINTS = ("train", "plan", "export", "send", "evaluate", "generate", "regrade", "samples")

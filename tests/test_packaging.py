@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+FILE = tomllib.loads((ROOT / "pyproject.toml").read_text())
+PROJECT, GROUPS = FILE["project"], FILE["dependency-groups"]
 EXTRAS = PROJECT["optional-dependencies"]
 PIN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*==[A-Za-z0-9.!+]+")
 
@@ -128,6 +129,7 @@ def test_every_requirement_has_its_tested_version() -> None:
         for requirements in (
             PROJECT["dependencies"],
             *EXTRAS.values(),
+            *GROUPS.values(),
         )
         for requirement in requirements
     }

@@ -97,8 +97,8 @@ PLAIN = {
 }
 
 
-# Options that need a server; tests/rollout and tests/runs train with them.
-REMOTE = {"rollout=openai", "rollout=sglang", "rollout=vllm"}
+# Options that need a server or data of their own; tests/rollout and tests/runs train with them.
+REMOTE = {"rollout=openai", "rollout=sglang", "rollout=vllm", "rollout=preferences"}
 # Options that need an environment; tests/loop/test_turns.py trains with them.
 TURNS = {"rollout=environment", "rollout=agent", "advantage=gigpo", "advantage=turn_returns"}
 

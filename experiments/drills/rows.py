@@ -84,6 +84,16 @@ ROWS: dict[str, list[dict[str, str]]] = {
             "mutant": "a killed save is in the way of the next",
         },
         {
+            "what": "a run killed at random moments has its best checkpoint, and never a worse one",
+            "tests": "tests/runs/test_best.py",
+            "mutant": "the best checkpoint is deleted with the older ones",
+        },
+        {
+            "what": "with `stop.before` a run ends and saves before the time limit of a queue",
+            "drill": "time_limits",
+            "mutant": "no time is reserved for the last save",
+        },
+        {
             "what": "SIGTERM and Ctrl-C save, and say how to resume",
             "tests": 'tests/runs/test_signals.py tests/runs/test_resume.py -k "signal or stopped"',
             "mutant": "a stopped run is not saved",
@@ -158,6 +168,11 @@ ROWS: dict[str, list[dict[str, str]]] = {
             ),
             "drill": "trackers",
             "mutant": "a store that was silent is waited for again",
+        },
+        {
+            "what": "a run killed while it creates a store of MLflow leaves none that is broken",
+            "drill": "killed_stores",
+            "mutant": "a database is created in its place",
         },
         {
             "what": "every tracker gets each step once, whatever fails",

@@ -18,7 +18,7 @@ import typing
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from enum import Enum
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 from urllib.parse import unquote
 
 from rl4p.configuration.quoting import command, override
@@ -94,9 +94,10 @@ def uses(value: Any, trusted: Collection[str], key: str = "") -> Iterator[Use]:
         hints = type_hints(locate(target, trusted, join(key, "_target_"))) if target else {}
         for name, child in value.items():
             place = join(key, name)
+            choices = set(literals(hints.get(name)))
             for capability in dict.fromkeys(capabilities(hints.get(name))):
                 for leaf, each in leaves(child, place):
-                    if isinstance(each, str):
+                    if isinstance(each, str) and each not in choices:
                         yield Use(leaf, each, capability)
             yield from uses(child, trusted, place)
 
@@ -109,6 +110,15 @@ def capabilities(hint: Any) -> Iterator[Capability]:
     for part in (*parts, getattr(hint, "__value__", None)):  # the value of a `type` statement
         if part is not None:
             yield from capabilities(part)
+
+
+def literals(hint: Any) -> Iterator[Any]:
+    """Yields the values of the `Literal` types in an annotation, which need no capability."""
+    if typing.get_origin(hint) is Literal:
+        yield from typing.get_args(hint)
+    else:
+        for part in typing.get_args(hint):
+            yield from literals(part)
 
 
 def uses_of_hydra(hydra: Mapping[str, Any]) -> Iterator[Use]:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from hydra.core.hydra_config import HydraConfig
+from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
@@ -23,7 +24,7 @@ from rl4p.configuration.capability import refuse_secrets
 from rl4p.configuration.commands import Reading, options_of
 from rl4p.configuration.completion import shell_completion
 from rl4p.configuration.composition import CONFIG, Composer, one_line
-from rl4p.configuration.folder import RECORD, refuse_taken
+from rl4p.configuration.folder import AUTO, RECORD, refuse_hydra_of_others, refuse_taken
 from rl4p.configuration.hydra_internals import Hydra, get_args_parser
 from rl4p.configuration.launcher import AfterSweep, JobFailed, run_sweep
 from rl4p.configuration.override_errors import refuse_arguments, several_values
@@ -210,6 +211,7 @@ def launch(
         options, args.overrides = options_of(args.overrides, Reading, name, composes=True)
         run = options.run
         if options.out is not None:
+            refuse_hydra_of_others(options.out)
             folder = "hydra.sweep.dir" if args.multirun else "hydra.run.dir"
             args.overrides.append(override(folder, options.out))
     composer = Composer(conf, args.config_dir, args.overrides)
@@ -253,6 +255,30 @@ def launch(
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
+def with_resume(
+    composer: Composer, lines: list[str], overrides: list[Override]
+) -> tuple[list[str], list[Override]]:
+    """Replaces `resume=auto` by the folder in `hydra.run.dir`, or by nothing if it has no run.
+
+    Raises:
+      InputError: the command line has no `hydra.run.dir`.
+    """
+    given = {each.key_or_group: each.value() for each in overrides}
+    if given.get("resume") != AUTO:
+        return lines, overrides
+    folder = given.get("hydra.run.dir")
+    if not isinstance(folder, str):
+        raise InputError(
+            "resume=auto needs the folder of the run: add hydra.run.dir=FOLDER, the same for each "
+            "start."
+        )
+    starts = not (Path(folder).expanduser() / RECORD).is_file()
+    removed = ("resume",) if starts else ("resume", "hydra.run.dir")
+    lines = [str(o.input_line) for o in overrides if o.key_or_group not in removed]
+    lines += [] if starts else [override("resume", folder)]
+    return lines, composer.parse(lines)
+
+
 def preflight(
     composer: Composer,
     lines: list[str],
@@ -279,6 +305,7 @@ def preflight(
     if run is not None:
         lines = followed_by(composer, as_started(composer, "run", run)[0], overrides)
         overrides = composer.parse(lines)
+    lines, overrides = with_resume(composer, lines, overrides)
     folder = next((o for o in reversed(overrides) if o.key_or_group == "resume"), None)
     swept = [each for each in overrides if each.is_sweep_override()]
     if folder is not None and folder.value() is not None:
@@ -301,6 +328,10 @@ def preflight(
     composer.loader.check_capabilities(base, "hydra")
     if base.get("resume") is not None:
         raise InputError("Set resume only on the command line: resume=FOLDER.")
+    if OmegaConf.select(base, "checkpoint.restore", default="newest") != "newest":
+        raise InputError(
+            "checkpoint.restore chooses the checkpoint of a run that is resumed: add resume=FOLDER."
+        )
     if multirun or base.hydra.mode == RunMode.MULTIRUN:
         return lines, *new_sweep(composer, base, overrides, targets=targets, resumable=resumable)
     if swept:

@@ -17,7 +17,7 @@ from contextlib import redirect_stdout
 from dataclasses import MISSING, dataclass, fields
 from functools import partial
 from pathlib import Path
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
 import yaml
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -49,6 +49,7 @@ WORDS = {
     "run": Word("FOLDER", "a run; run=latest is the run of outputs/runs that was started last"),
     "file": Word("FILE", "responses as JSON lines, of rl4p.generate, rl4p.evaluate or your own"),
     "step": Word("N", "the checkpoint after step N; without it the newest"),
+    "checkpoint": Word("best", "the best checkpoint, by the checkpoint.best of the run"),
     "average": Word("true", "the moving average of the parameters (ema.decay)"),
     "out": Word("PATH", "where the result is written"),
 }
@@ -72,16 +73,27 @@ class Checkpoint:
     Attributes:
       run: the folder of a run.
       step: the step of its checkpoint; None is the newest.
+      checkpoint: `best` takes the best checkpoint.
       average: whether to take the moving average of the parameters.
     """
 
     run: str | None = None
     step: Natural | None = None
+    checkpoint: Literal["best"] | None = None
     average: bool = False
 
     def __post_init__(self) -> None:
-        if self.run is None and (self.step is not None or self.average):
-            raise InputError("step and average select parameters of a run: add run=FOLDER.")
+        if self.run is None and (self.chosen is not None or self.average):
+            raise InputError(
+                "step, checkpoint and average select parameters of a run: add run=FOLDER."
+            )
+        if self.step is not None and self.checkpoint is not None:
+            raise InputError("step and checkpoint are both given: choose one of them.")
+
+    @property
+    def chosen(self) -> int | Literal["best"] | None:
+        """The chosen checkpoint: its step, `best`, or None for the newest."""
+        return self.checkpoint or self.step
 
 
 @dataclass(frozen=True, kw_only=True)

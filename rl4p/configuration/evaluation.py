@@ -6,13 +6,14 @@ Everything else has its default and has no effect.
 
 import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Literal
 
 from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from rl4p.configuration import commands
+from rl4p.configuration import commands, quoting
 from rl4p.configuration.commands import Checkpoint
 from rl4p.configuration.composition import Composer
 from rl4p.configuration.folder import run_folder
@@ -39,17 +40,18 @@ MAY_SET = (
     "allow",
 )
 # Keys below these that act on training only.
-NOT_HERE = ("evaluation.every", "debug.profile", "tracker.register", "tracker.upload_checkpoints")
+NOT_HERE = ("evaluation.every", "evaluation.loss", "debug.profile")
+NOT_HERE += ("tracker.register", "tracker.upload_checkpoints")
 MODEL_KEYS = ("model", "seed", "experiment")  # without a run
 # With a run, whose parameters fix the other keys of the model.
-CHECKPOINT_KEYS = ("model.dtype", "model.template", "model.date")
+CHECKPOINT_KEYS = ("model.dtype", "model.chat_template", "model.template", "model.date")
 INSTEAD = {
     "prompts_per_step": "evaluation.rows",
     "group_size": "evaluation.samples",
     "seed": "evaluation.seed",
 }
 # The options that act on samples, and not on greedy responses.
-SAMPLING_OPTIONS = ("temperature", "top_k", "top_p")
+SAMPLING_OPTIONS = ("temperature", "top_k", "top_p", "min_p")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,9 +60,18 @@ class EvaluateOptions(Checkpoint):
 
     Attributes:
       out: the folder for the results.
+      lm_eval: whether to write the results in the format of lm-evaluation-harness too.
+      export: a folder with a policy that the run exported, instead of a checkpoint.
     """
 
     out: str
+    lm_eval: bool = False
+    export: str | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.export is not None and (self.run is None or self.step or self.average):
+            raise InputError("export=FOLDER needs run=FOLDER, and neither step nor average.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,15 +81,17 @@ class EvaluationRequest:
     Attributes:
       out: the folder for the results.
       run: the folder of a run; None evaluates `model`.
-      step: the step of the run's checkpoint; None selects the newest.
+      step: the step of the run's checkpoint, or `best`; None selects the newest.
       average: whether to evaluate the moving average of the run's parameters.
+      lm_eval: whether to write the results in the format of lm-evaluation-harness too.
       command: the command line, for the record.
     """
 
     out: Path
     run: Path | None = None
-    step: int | None = None
+    step: int | Literal["best"] | None = None
     average: bool = False
+    lm_eval: bool = False
     command: str = field(default="", compare=False)
 
 
@@ -97,8 +110,9 @@ def read(arguments: Sequence[str], *, conf: Path = CONF) -> tuple[EvaluationRequ
     request = EvaluationRequest(
         out=Path(options.out).expanduser(),
         run=None if options.run is None else run_folder(options.run),
-        step=options.step,
+        step=options.chosen,
         average=options.average,
+        lm_eval=options.lm_eval,
         command=shlex.join(["python", "-m", "rl4p.evaluate", *arguments]),
     )
     composer = Composer(conf, line.config_dir, lines)
@@ -108,12 +122,26 @@ def read(arguments: Sequence[str], *, conf: Path = CONF) -> tuple[EvaluationRequ
         config = composer.compose(lines, targets=False)
     else:
         config = config_of_run(composer, str(request.run), overrides, OF_RUN)
+        if options.export is not None:
+            use_export(composer, config, options.export)
+            request = replace(request, run=None)
     name_what_is_not_read(config)
     composer.check(config)
     config = without_hydra(config)
     refuse_what_is_not_used(overrides, config)
     OmegaConf.set_struct(config, True)
     return request, config
+
+
+def use_export(composer: Composer, config: DictConfig, folder: str) -> None:
+    """Sets the model of a run to one that it exported, with the run's dtype and template."""
+    words = ["model=pretrained", quoting.override("model.path", str(Path(folder).expanduser()))]
+    model = composer.load(words).model
+    for name in ("dtype", "template", "date"):
+        if (value := config.model.get(name)) is not None:
+            model[name] = value
+    with open_dict(config):
+        config.model = model
 
 
 def refuse_what_cannot_act(overrides: Sequence[Override], request: EvaluationRequest) -> None:

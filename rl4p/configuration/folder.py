@@ -11,14 +11,14 @@ from pathlib import Path
 from omegaconf import DictConfig, OmegaConf
 
 from rl4p.configuration.quoting import command, override
-from rl4p.configuration.signature import signed
+from rl4p.configuration.signature import is_own, signed
 from rl4p.configuration.suggestions import write
 from rl4p.configuration.yaml_file import load_yaml, read_yaml
 from rl4p.errors import InputError
 
 RECORD = "metrics.jsonl"  # its presence marks the folder of a run
 RUNS = Path("outputs/runs")  # the runs that got no other `hydra.run.dir`
-LATEST = "latest"
+LATEST, AUTO = "latest", "auto"  # values of resume that are no folders
 JOBS = "jobs.yaml"  # its presence marks the folder of a sweep
 
 
@@ -117,6 +117,20 @@ def is_in_use(folder: Path) -> bool:
             return False
     except InputError:
         return True
+
+
+def refuse_hydra_of_others(out: str) -> None:
+    """Refuses a folder whose `.hydra` another program, or another user's command, has written.
+
+    Args:
+      out: the value of `out=`.
+
+    Raises:
+      InputError: Hydra would write over these files.
+    """
+    config = Path(out).expanduser() / ".hydra" / "config.yaml"
+    if config.exists() and not is_own(config):
+        raise InputError(f"out={out}: {config} exists and is not yours: name another folder.")
 
 
 def refuse_taken(key: str, folder: str | None, pattern: str) -> None:

@@ -25,7 +25,10 @@ from rl4p.errors import InputError
 
 MAY_CHANGE = (
     "steps",
-    "evaluation.every",
+    "stop",
+    "optimizer.learning_rate",
+    *(f"evaluation.{name}" for name in ("every", "samples", "pass_at_k", "seed", "rows")),
+    *("evaluation.rollout", "evaluation.tasks"),
     "samples",
     "tracker",
     "checkpoint",
@@ -54,7 +57,7 @@ OF_RESPONSES = (
 PROCESSES = ("mesh.coordinator", "mesh.processes", "mesh.process")
 # A run folder may come from anyone, so trust must be given again on the command line; so must the
 # overrides of Hydra.
-NOT_TAKEN_OVER = ("trusted_targets", "allow", "resume", *PROCESSES)
+NOT_TAKEN_OVER = ("trusted_targets", "allow", "resume", "checkpoint.restore", *PROCESSES)
 
 
 def resume(
@@ -73,6 +76,7 @@ def resume(
     """
     folder = run_folder(given, key="resume")
     refuse_links(given, folder)
+    overrides = [best_restored(composer, override) for override in overrides]
     lines, saved = as_started(composer, "resume", given)
     lines = followed_by(composer, lines, overrides)
     lines += [quoted("resume", str(folder)), quoted("hydra.run.dir", str(folder))]
@@ -85,6 +89,13 @@ def resume(
         with only_run_in(folder, lock=LOCK_SH):
             pass  # refuses a folder whose run is still active, before Hydra writes
     return lines
+
+
+def best_restored(composer: Composer, override: Override) -> Override:
+    """Returns an override in which `checkpoint=best` selects the checkpoint to continue from."""
+    if override.key_or_group == "checkpoint" and override.value() == "best":
+        return composer.parse(["checkpoint.restore=best"])[0]
+    return override
 
 
 def with_config_dir(error: InputError, folder: Path, composer: Composer) -> InputError:
@@ -127,7 +138,8 @@ def refuse_changes(given: str, saved: DictConfig, config: DictConfig) -> None:
     """
     for key in MAY_CHANGE:  # before resolving: values interpolated from `steps` change with it
         new = OmegaConf.select(config, key)
-        OmegaConf.update(saved, key, new, merge=False, force_add=True)
+        if new is not None or OmegaConf.select(saved, key) is not None:
+            OmegaConf.update(saved, key, new, merge=False, force_add=True)
     with broken_run("resume", given):
         before = resolved(saved)
     if changes := differences(before, resolved(config)):

@@ -43,6 +43,8 @@ class Root:
     evaluation: Section
     samples: Section
     ema: Section
+    stop: Section
+    reference: Section
     debug: Section
     plan: Section
     rollout: Group
@@ -76,6 +78,7 @@ class EvaluationKeys:
     term: str
     rollout: Any  # None, or a node
     held_out: bool
+    loss: bool
     tasks: Table
     samples: Natural
     pass_at_k: tuple[Annotated[int, Field(ge=2)], ...] | None
@@ -101,6 +104,23 @@ class EMA:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Stop:
+    """The keys of `stop`."""
+
+    patience: Positive | None
+    target: float | None
+    before: str | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reference:
+    """The keys of `reference`."""
+
+    model: Any  # None, or a node
+    reset_every: Natural
+
+
+@dataclass(frozen=True, kw_only=True)
 class Debug:
     """The keys of `debug`."""
 
@@ -123,6 +143,8 @@ SECTIONS = {
     "evaluation": EvaluationKeys,
     "samples": Samples,
     "ema": EMA,
+    "stop": Stop,
+    "reference": Reference,
     "debug": Debug,
     "plan": Plan,
 }
@@ -134,6 +156,7 @@ PLACES = {  # by group without a key of the root, where options belong
     "environment": "rollout.environment",
     "cache": "collector.cache",
     "filter": "collector.filters.{}",
+    "hook": "hooks.{}",
     "term": "reward.terms.{}",
     "transform": "transforms.{}",
 }

@@ -8,6 +8,7 @@ import numpy as np
 from annotated_types import Ge, Le
 
 from rl4p.configuration.bounds import Natural, Positive, Share
+from rl4p.data.prompting import Prompting
 from rl4p.errors import InputError
 from rl4p.types import Question
 
@@ -15,7 +16,7 @@ Digits = Annotated[int, Ge(1), Le(9)]  # the number of pairs must fit into 64 bi
 
 
 @dataclass(frozen=True, kw_only=True)
-class Arithmetic:
+class Arithmetic(Prompting):
     """A data set of sums such as `347+585`, worked as `7+5=12 4+8+1=13 3+5+1=9 #### 932`.
 
     Pairs of numbers with exactly `digits` digits are drawn without replacement. The data set has
@@ -28,7 +29,6 @@ class Arithmetic:
         carry. The reference answer is always right. The shipped policy was trained on such careless
         solutions, which leaves something to learn from rewards.
       seed: the seed of the data set, independent of the run's.
-      system_prompt: a text before every question; None for none.
     """
 
     digits: Digits = 3
@@ -36,7 +36,6 @@ class Arithmetic:
     held_out_size: Positive = 256
     carelessness: Share = 0.0
     seed: Natural = 0
-    system_prompt: str | None = None
 
     def __post_init__(self) -> None:
         if self.train_size + self.held_out_size > self.numbers**2:

@@ -81,19 +81,21 @@ class Template:
         Raises:
           InputError: no message is of the assistant, or its tokens cannot be located.
         """
-        tagged = TAGS.search(self.source) is not None
-        rows: list[Row] = []
-        for count, message in enumerate(messages, 1):
-            if message["role"] != "assistant":
-                continue
-            if count == 1 and not self.system:
-                raise InputError("message 1 is of the assistant, so that it has no prompt")
-            part = messages[:count]
-            read = self.row_by_tags if tagged else self.row_by_generation_prompt
-            rows.append(read(part))
+        rows = [
+            self.last_row(messages[:count])
+            for count, message in enumerate(messages, 1)
+            if message["role"] == "assistant"
+        ]
         if not rows:
             raise InputError("no message is of the assistant")
         return join_rows(rows)
+
+    def last_row(self, messages: Sequence[Message]) -> Row:
+        """Returns the row whose last message, which is of the assistant, is trained."""
+        if len(messages) == 1 and not self.system:
+            raise InputError("message 1 is of the assistant, so that it has no prompt")
+        tagged = TAGS.search(self.source) is not None
+        return self.row_by_tags(messages) if tagged else self.row_by_generation_prompt(messages)
 
     def row_by_generation_prompt(self, messages: Sequence[Message]) -> Row:
         """Returns the row whose last message is trained from its generation prompt on."""

@@ -12,6 +12,7 @@ from rl4p.configuration.capability import ReadPath
 from rl4p.data.crossword_answer import canonical
 from rl4p.data.crossword_facts import clues
 from rl4p.data.jsonl import JSONLines
+from rl4p.data.prompting import Prompting
 from rl4p.data.rows import digest
 from rl4p.errors import InputError
 from rl4p.types import Question
@@ -20,7 +21,7 @@ LENGTH_AT_END = re.compile(r"\(\s*\d[\d\s,.-]*(letters?)?\s*\)\s*$")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Crossword:
+class Crossword(Prompting):
     """A data set of crossword clues, each with one answer.
 
     A file has one JSON object per line, with the fields `clue` and `answer`. Without a file, clues
@@ -36,7 +37,6 @@ class Crossword:
       letters: whether to put the number of letters after a clue that does not end with one:
         "Capital of Norway (4 letters)".
       seed: the seed by which facts are ordered and held out; the run's seed orders them again.
-      system_prompt: a text before every clue; None for none.
     """
 
     path: ReadPath | None = None
@@ -46,7 +46,6 @@ class Crossword:
     answer_key: str = "answer"
     letters: bool = True
     seed: Natural = 0
-    system_prompt: str | None = None
 
     def __post_init__(self) -> None:
         if self.held_out_path is not None and self.path is None:

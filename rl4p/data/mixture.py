@@ -10,6 +10,7 @@ from typing import Annotated, Any
 from annotated_types import Gt
 
 from rl4p.configuration.bounds import FINITE
+from rl4p.data.prompting import prompted
 from rl4p.errors import InputError
 from rl4p.types import Question
 
@@ -92,7 +93,7 @@ class Mixture:
         for name in sorted(self.sets):  # so that the order of the configuration does not matter
             data = self.sets[name]
             try:
-                questions = getattr(data, split)()
+                questions = prompted(data, getattr(data, split)(), f"data.sets.{name}")
             except InputError as error:
                 raise InputError(f"data.sets.{name}: {error}") from None
             several = len({question.task for question in questions}) > 1

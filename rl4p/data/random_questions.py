@@ -8,6 +8,7 @@ from functools import cached_property
 import numpy as np
 
 from rl4p.configuration.bounds import Natural, Positive
+from rl4p.data.prompting import Prompting
 from rl4p.errors import InputError
 from rl4p.types import Question
 
@@ -15,19 +16,17 @@ DRAWS = 30  # allowed for each requested question
 
 
 @dataclass(frozen=True, kw_only=True)
-class RandomQuestions(ABC):
+class RandomQuestions(Prompting, ABC):
     """A data set of different random questions: held-out ones, and then training questions.
 
     Attributes:
       train_size, held_out_size: the numbers of questions.
       seed: the seed of the data set, independent of the run's.
-      system_prompt: a text before every question; None for none.
     """
 
     train_size: Positive = 4096
     held_out_size: Positive = 256
     seed: Natural = 0
-    system_prompt: str | None = None
 
     @abstractmethod
     def draw(self, random: np.random.Generator) -> Question | None:

@@ -11,6 +11,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from rl4p.configuration.bounds import Natural, Positive
+from rl4p.data.prompting import Prompting
 from rl4p.errors import InputError
 from rl4p.types import Question
 
@@ -32,7 +33,7 @@ UNSEEDED = frozenset({"codeio", "list_functions"})
 
 
 @dataclass(frozen=True, kw_only=True)
-class ReasoningGym:
+class ReasoningGym(Prompting):
     """A data set of one generator of reasoning_gym, such as `chain_sum` (2505.24760).
 
         pip install 'rl4p[reasoning-gym]'
@@ -59,7 +60,6 @@ class ReasoningGym:
       seed: the seed of the generator, independent of the run's.
       options: options of the generator, such as the size of its numbers.
       task: the task name in the metrics; None is `name`.
-      system_prompt: a text before every question; None for none.
     """
 
     name: str
@@ -68,7 +68,6 @@ class ReasoningGym:
     seed: Natural = 0
     options: Mapping[str, Any] = field(default_factory=dict)
     task: str | None = None
-    system_prompt: str | None = None
 
     def __post_init__(self) -> None:
         if find_spec("reasoning_gym") is None:

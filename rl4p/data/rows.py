@@ -20,6 +20,8 @@ from rl4p.data.fields import (
     without_exponent,
 )
 from rl4p.data.messages import conversation, tools_of, without_tags
+from rl4p.data.pairs import pair_of
+from rl4p.data.prompting import Prompting
 from rl4p.data.thoughts import after_thoughts
 from rl4p.errors import InputError
 from rl4p.types import Question
@@ -28,7 +30,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Rows(ABC):
+class Rows(Prompting, ABC):
     """A table whose rows are questions.
 
     A key names a field of the row; `a.b` is the field b inside the field a. Rows are selected by
@@ -60,9 +62,11 @@ class Rows(ABC):
       several_answers: whether a question may have several rows, as samples of a policy do. All of
         its answers are then trained on, and an evaluation uses the question once. Otherwise the
         first row of a question counts.
+      chosen_key, rejected_key: the fields with the better and the worse response of a preference
+        pair (`data/pairs.py`). `question_key` then names the prompt, a text or a list of messages,
+        which a row may lack. The worked answer is the better response.
       strip_tags: whether think and answer tags are removed from the text of the user; the text
         between them stays.
-      system_prompt: a text before every question; None for none.
     """
 
     training_key: ClassVar[str]  # the option that says where the rows are
@@ -82,8 +86,9 @@ class Rows(ABC):
     skip: Natural = 0
     limit: Positive | None = None
     several_answers: bool = False
+    chosen_key: str | None = None
+    rejected_key: str | None = None
     strip_tags: bool = False
-    system_prompt: str | None = None
 
     def __post_init__(self) -> None:
         if getattr(self, self.held_out_key) is not None and self.held_out_size is not None:
@@ -96,7 +101,13 @@ class Rows(ABC):
                 f"question_key={self.question_key} has no effect with messages_key, because the "
                 "question is the last message of the user: leave it out."
             )
-        if self.messages_key is None and self.tools_key != "tools":
+        if (self.chosen_key is None) != (self.rejected_key is None):
+            raise ValueError("chosen_key and rejected_key name a pair: set both, or neither.")
+        if self.chosen_key is not None:
+            for name in ("messages_key", "answer_key"):
+                if getattr(self, name) != getattr(type(self), name):
+                    raise ValueError(f"{name} has no effect with chosen_key: leave it out.")
+        elif self.messages_key is None and self.tools_key != "tools":
             raise ValueError(
                 f"tools_key={self.tools_key} has no effect without messages_key: leave it out."
             )
@@ -160,7 +171,7 @@ class Rows(ABC):
         """
         origin, rows = self.origin(key), self.selected(key)
         if self.several_answers:
-            distinct = first_of_each(rows, lambda row: (identity(row), row.solution))
+            distinct = first_of_each(rows, lambda row: (identity(row), answers_of(row)))
             what = "rows skipped"
         else:
             # The first row of a question, at the place of its last: saved runs depend on it.
@@ -237,8 +248,18 @@ class Rows(ABC):
         Raises:
           InputError: a field is absent or has a wrong type; names the place of the row.
         """
-        messages = tools = None
-        if self.messages_key is None:
+        messages = tools = pair = None
+        if self.chosen_key is not None and self.rejected_key is not None:
+            pair = pair_of(
+                row,
+                place,
+                prompt_key=self.question_key,
+                keys=(self.chosen_key, self.rejected_key),
+                strip_tags=self.strip_tags,
+                table=self.adds_nulls,
+            )
+            question, messages = pair.question, pair.messages
+        elif self.messages_key is None:
             question = self.text(row, self.question_key, place)
             if self.strip_tags:
                 question = without_tags(question)
@@ -250,10 +271,13 @@ class Rows(ABC):
                 raise InputError(self.absent(row, self.messages_key, place))
             where = f'{place}, "{self.messages_key}"'
             messages = conversation(value, where, strip_tags=self.strip_tags, table=self.adds_nulls)
+            question = next(m["content"] for m in reversed(messages) if m["role"] == "user")
+        if messages is not None:
             where = f'{place}, "{self.tools_key}"'
             tools = tools_of(value_of(row, self.tools_key), where, table=self.adds_nulls)
-            question = next(m["content"] for m in reversed(messages) if m["role"] == "user")
-        if self.answer_key is not None:
+        if pair is not None:
+            solution = pair.preferred
+        elif self.answer_key is not None:
             solution = self.text(row, self.answer_key, place)
         else:
             solution = messages[-1]["content"] if messages and is_answered(messages) else None
@@ -273,6 +297,7 @@ class Rows(ABC):
             messages=messages,
             tools=tools,
             metadata={key: self.value(row, key, place) for key in self.metadata_keys},
+            pair=pair and pair.responses,
         )
         return replace(built, id=self.id_of(built, text_of(built)))
 
@@ -285,7 +310,7 @@ class Rows(ABC):
 
     def with_own_id(self, row: Question) -> Question:
         """Returns the row with an id that depends on its answer too."""
-        return replace(row, id=self.id_of(row, f"{text_of(row)}\0{row.solution}"))
+        return replace(row, id=self.id_of(row, f"{text_of(row)}\0{answers_of(row)}"))
 
     def value(self, row: Any, key: str, place: str) -> Any:
         """Returns the value of a field."""
@@ -320,16 +345,24 @@ class Rows(ABC):
           names: the columns of the table.
           place: the table, for error messages.
         """
-        question = self.question_key if self.messages_key is None else self.messages_key
-        keys = (question, self.answer_key, self.reference_key, self.task_key)
-        named = [key for key in keys if key is not None]
-        if self.messages_key is not None and self.tools_key in names:
-            named.append(self.tools_key)
+        if self.chosen_key is None:
+            question = self.question_key if self.messages_key is None else self.messages_key
+            keys, optional = (question, self.answer_key), [self.tools_key] * bool(self.messages_key)
+        else:
+            keys = self.chosen_key, self.rejected_key
+            optional = [self.question_key, self.tools_key]
+        named = [key for key in (*keys, self.reference_key, self.task_key) if key is not None]
+        named += [key for key in optional if key in names]
         return check_columns([*named, *self.metadata_keys, *map(str, self.where)], names, place)
 
 
 def is_answered(messages: Sequence[Mapping[str, Any]]) -> bool:
     return messages[-1]["role"] == "assistant" and bool(messages[-1]["content"].strip())
+
+
+def answers_of(row: Question) -> str | None:
+    """Returns a text of the answers of a row, which is equal for equal answers."""
+    return row.solution if row.pair is None else json.dumps(row.pair, sort_keys=True)
 
 
 def text_of(row: Question) -> str:

@@ -10,6 +10,7 @@ import numpy as np
 from annotated_types import Ge, Le
 
 from rl4p.configuration.bounds import Natural, Positive
+from rl4p.data.prompting import Prompting
 from rl4p.data.rush_hour_board import (
     TARGET,
     Board,
@@ -31,7 +32,7 @@ LONG = 0.3  # the share of pieces of three cells; the others have two
 
 
 @dataclass(frozen=True, kw_only=True)
-class RushHour:
+class RushHour(Prompting):
     """A data set of Rush Hour boards with `size` rows and columns (`rush_hour_board.py`).
 
     Each board has a solution; the reference answer is one with the fewest moves, which are counted
@@ -48,7 +49,6 @@ class RushHour:
       walls: the number of cells that no piece can enter.
       train_size, held_out_size: the numbers of boards.
       seed: the seed of the data set, independent of the run's.
-      system_prompt: a text before every board; None for none.
     """
 
     size: Size = 6
@@ -58,7 +58,6 @@ class RushHour:
     train_size: Positive = 1024
     held_out_size: Positive = 64
     seed: Natural = 0
-    system_prompt: str | None = None
 
     def __post_init__(self) -> None:
         if self.least_moves > self.most_moves:

@@ -1,6 +1,6 @@
 """Builds an experiment from the instantiated parts of a configuration."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -12,20 +12,30 @@ from omegaconf import DictConfig, OmegaConf
 
 from rl4p.configuration import instantiate
 from rl4p.data.conversation import encode_demonstrations
+from rl4p.data.preference_prompts import encode_preferences
+from rl4p.data.prompting import prompted
 from rl4p.distributed import placement
 from rl4p.distributed.mesh import Mesh
 from rl4p.errors import InputError
-from rl4p.experiment.compatibility import choice, refuse_what_cannot_act
+from rl4p.experiment.compatibility import (
+    choice,
+    refuse_a_gap_that_is_never_measured,
+    refuse_what_cannot_act,
+)
+from rl4p.experiment.description import describe_data, describe_model, describe_step
 from rl4p.experiment.evaluation import (
     Encode,
     build_evaluation,
+    build_loss,
     check_tasks,
     check_term,
     encoder,
     evaluation_sampler,
     held_out_questions,
+    is_sampled,
 )
-from rl4p.learner.microbatches import rows_in
+from rl4p.experiment.idle_options import idle_options, refuse_idle_options
+from rl4p.experiment.other_models import build_reference, build_teacher
 from rl4p.loop.checks import check_advantages, check_rewards, check_rollout, check_training_batch
 from rl4p.loop.evaluation import Evaluation
 from rl4p.loop.groups import check_filters
@@ -36,13 +46,12 @@ from rl4p.loop.source.opening import open_source
 from rl4p.loop.transform.drop import Drop
 from rl4p.loop.transform.relabel import Relabel
 from rl4p.loop.transform.truncate import Truncate
-from rl4p.model.decoder import Decoder
-from rl4p.model.policy import Policy, padded_width
+from rl4p.model.policy import Policy
 from rl4p.protocols.collection import Collector, OpenCollector, Transform
 from rl4p.protocols.data import DataSet
-from rl4p.protocols.hook import Hook
+from rl4p.protocols.hook import Hook, OpensHook
 from rl4p.protocols.members import require
-from rl4p.protocols.model import Model
+from rl4p.protocols.model import Model, Records
 from rl4p.protocols.phases import (
     KL,
     Adapts,
@@ -58,7 +67,7 @@ from rl4p.protocols.phases import (
     UserScore,
 )
 from rl4p.protocols.traits import AdvantageTraits, RolloutTraits
-from rl4p.types import Array, Params, Prompt, TrainState
+from rl4p.types import Prompt, TrainState
 
 PROTOCOLS = {
     "rollout": Rollout,
@@ -85,11 +94,14 @@ class Experiment:
     """The parts of a run, built and checked, before its first step."""
 
     config: Mapping[str, Any]  # resolved
+    recorded: Mapping[str, str]  # values that the start has chosen, which a resumed run keeps
     loop: Loop
     state: TrainState
+    prompts: Sequence[Prompt]  # to train on
     evaluation: Evaluation
-    hooks: tuple[Hook, ...]  # the user's
+    hooks: tuple[Hook | OpensHook, ...]  # the user's
     sizes: str  # a short description of the model, the data and a step, for the terminal
+    idle_options: tuple[str, ...] = ()  # sentences about options that have no effect
 
 
 def build(config: DictConfig) -> Experiment:
@@ -111,28 +123,38 @@ def build(config: DictConfig) -> Experiment:
     check_term(config, phases)
     transforms = build_transforms(config, phases)
     data: DataSet = required(config.data, DataSet, "data")
-    questions, held_out = data.train(), held_out_questions(config, data)
+    questions, held_out = prompted(data, data.train()), held_out_questions(config, data)
     check_tasks(phases, questions, *(each.questions for each in held_out))
-    policy, params = required(config.model, Model, "model").build(mesh, jax.random.fold_in(key, 0))
-    if policy.date is not None:
-        OmegaConf.update(config, "model.date", policy.date)  # which the run records
+    model = required(config.model, Model, "model")
+    policy, params = model.build(mesh, jax.random.fold_in(key, 0))
+    recorded = model.recorded() if isinstance(model, Records) else {}
+    if policy.date is not None and "date" in config.model:
+        recorded["date"] = policy.date
+    for name, value in recorded.items():
+        OmegaConf.update(config, f"model.{name}", value)
     sampler = evaluation_sampler(config, phases)
     check_lengths(config, policy, phases.rollout.max_response_tokens, sampler.max_response_tokens)
     encode = encoder(config, policy)
-    samples = RolloutTraits.read(phases.rollout).samples
-    to_train = encode if samples else answered(config, policy)
+    to_train = training_encoder(config, policy, phases, data)
     prompts, dropped = to_train(questions, system_prompt=data.system_prompt)
     evaluation_phases = replace(phases, rollout=sampler)
+    sampled = held_out if is_sampled(config, phases) else ()
     evaluation, test_dropped = build_evaluation(
-        config, evaluation_phases, policy, held_out, encode, rows=rows
+        config, evaluation_phases, policy, sampled, encode, rows=rows
     )
 
+    reference, resettable = build_reference(config, policy, params, key, needs)
     scoring = Scoring(
-        reference=reference_params(policy, params) if "reference_logprobs" in needs else None,
+        reference=reference,
         teacher=build_teacher(config, policy, key) if "teacher_logprobs" in needs else None,
         tasks=tuple(sorted({question.task for question in questions})),
         term=config.evaluation.term,
     )
+    if config.evaluation.loss:
+        loss, long = build_loss(
+            config, phases, policy, held_out, to_train, evaluation.rows, scoring.reference
+        )
+        evaluation, test_dropped = replace(evaluation, loss=loss), test_dropped + long
     if phases.estimator is not None:
         init = partial(phases.estimator.init, policy.decoder)
         params = params | {"critic": placement.init(mesh, init, policy.merged(params))}
@@ -144,9 +166,11 @@ def build(config: DictConfig) -> Experiment:
         key=mesh.replicate(jax.random.fold_in(key, 1)),
         memory=mesh.replicate(phases.initial_memory()),
         average=jax.tree.map(jnp.copy, params) if config.ema.decay else {},
+        reference=resettable,
     )
     source = open_source(instantiate(config.source), prompts, seed=config.seed)
     options: Collector = required(config.collector, Collector, "collector")
+    refuse_a_gap_that_is_never_measured(phases.rollout, options)
     collector = options.open(
         phases,
         policy,
@@ -164,20 +188,24 @@ def build(config: DictConfig) -> Experiment:
         group_size=config.group_size,
         steps=config.steps,
         scoring=scoring,
+        reset_reference_every=config.reference.reset_every,
         average_decay=config.ema.decay,
         max_skipped=config.max_skipped,
         term=config.evaluation.term,
         transforms=transforms,
     )
     return Experiment(
+        recorded={f"model.{name}": str(value) for name, value in recorded.items()},
         config=OmegaConf.to_container(config, resolve=True),  # type: ignore[arg-type]
         loop=loop,
         state=state,
+        prompts=prompts,
         evaluation=evaluation,
-        hooks=tuple(required(config.hooks[x], Hook, f"hooks.{x}") for x in config.hooks),
+        hooks=tuple(build_hook(config.hooks[x], f"hooks.{x}") for x in config.hooks),
         sizes=f"{describe_model(policy, params)}; "
         f"{describe_data(prompts, dropped, evaluation, test_dropped)}\n"
         f"{describe_step(config, phases, prompts, policy.mesh)}",
+        idle_options=tuple(idle_options(phases)),
     )
 
 
@@ -190,6 +218,18 @@ def required(node: DictConfig, contract: type, key: str) -> Any:
     part = instantiate(node)
     require(part, contract, key)
     return part
+
+
+def build_hook(node: DictConfig, key: str) -> Hook | OpensHook:
+    """Returns a hook, or its options.
+
+    Raises:
+      InputError: it lacks a member of its protocol.
+    """
+    hook = instantiate(node)
+    if not isinstance(hook, OpensHook):
+        require(hook, Hook, key)
+    return hook
 
 
 def build_transforms(config: DictConfig, phases: Phases) -> dict[str, Transform]:
@@ -219,37 +259,33 @@ def build_transforms(config: DictConfig, phases: Phases) -> dict[str, Transform]
     return transforms
 
 
-def answered(config: DictConfig, policy: Policy) -> Encode:
-    """Returns `encode_demonstrations` for the policy, the counterpart of `encoder`."""
+def training_encoder(config: DictConfig, policy: Policy, phases: Phases, data: DataSet) -> Encode:
+    """Returns the encoder of the questions to train on, with the responses that the rollout takes.
+
+    Raises:
+      InputError: the groups of a rollout of pairs have not two samples, or the data set has
+        examples, whose answers would be trained.
+    """
+    traits = RolloutTraits.read(phases.rollout)
+    if traits.samples:
+        return encoder(config, policy)
+    if getattr(data, "examples", ()):
+        raise InputError(
+            f"{choice('rollout', phases.rollout)} would train the answers of data.examples with "
+            "each question: leave the examples out."
+        )
+    if traits.pairs and config.group_size != 2:
+        raise InputError(
+            f"group_size={config.group_size}, but {choice('rollout', phases.rollout)} gives two "
+            "responses to each prompt: set group_size=2."
+        )
     return partial(
-        encode_demonstrations,
+        encode_preferences if traits.pairs else encode_demonstrations,
         tokenizer=policy.tokenizer,
         max_prompt_tokens=config.max_prompt_tokens,
         end_ids=policy.end_ids,
         template=policy.template,
     )
-
-
-def reference_params(policy: Policy, params: Params) -> Params:
-    """Returns the initial policy of the run: the base model of adapters, or a copy."""
-    return policy.frozen or jax.tree.map(jnp.copy, params)
-
-
-def build_teacher(config: DictConfig, policy: Policy, key: Array) -> tuple[Decoder, Params]:
-    if config.teacher is None:
-        raise InputError(
-            "The advantage needs a teacher: add +model@teacher=pretrained teacher.path=FOLDER."
-        )
-    teacher, params = instantiate(config.teacher).build(policy.mesh, jax.random.fold_in(key, 2))
-    if teacher.tokenizer.get_vocab() != policy.tokenizer.get_vocab():
-        raise InputError("The teacher must have the policy's tokenizer: their vocabularies differ.")
-    drawn, known = policy.decoder.config.vocabulary, teacher.decoder.config.vocabulary
-    if drawn > known:
-        raise InputError(
-            f"The policy can sample token ids below {drawn}, but the teacher's embedding has only "
-            f"{known} rows, so it cannot score all of them."
-        )
-    return teacher.decoder, teacher.merged(params)
 
 
 def build_phases(config: DictConfig) -> Phases:
@@ -260,6 +296,7 @@ def build_phases(config: DictConfig) -> Phases:
     """
     phases = instantiate_phases(config)
     refuse_what_cannot_act(phases)
+    refuse_idle_options(config, phases)
     return phases
 
 
@@ -325,45 +362,3 @@ def check_lengths(config: DictConfig, policy: Policy, *response_limits: int) -> 
             f"max_prompt_tokens + max_response_tokens = {longest} is more than the {limit} "
             "positions of the model."
         )
-
-
-def describe_model(policy: Policy, params: Params) -> str:
-    trained, frozen = (
-        sum(leaf.size for leaf in jax.tree.leaves(tree)) for tree in (params, policy.frozen)
-    )
-    share = f" and {frozen / 1e6:,.2f}M frozen ({trained / (trained + frozen):.1%} trained)"
-    devices = policy.mesh.devices.devices.flatten()
-    return (
-        f"{trained / 1e6:,.2f}M parameters{share if frozen else ''} on {len(devices)} "
-        f"{devices[0].device_kind} ({devices[0].platform})"
-    )
-
-
-def describe_data(
-    prompts: list[Prompt], dropped: int, evaluation: Evaluation, test_dropped: int
-) -> str:
-    over = dropped + test_dropped
-    samples = f", each with {evaluation.samples} samples" if evaluation.samples else ""
-    return f"{len(prompts):,} prompts and {len(evaluation.prompts):,} held out{samples}" + (
-        f" ({over:,} dropped for being longer than max_prompt_tokens)" if over else ""
-    )
-
-
-def describe_step(config: DictConfig, phases: Phases, prompts: list[Prompt], mesh: Mesh) -> str:
-    """Describes the derived sizes: sequences, tokens (with padding), updates, microbatches."""
-    sequences = config.prompts_per_step * config.group_size
-    width = padded_width(max(len(prompt.tokens) for prompt in prompts))
-    width += phases.rollout.max_response_tokens
-    update = phases.update
-    updates = update.epochs * update.minibatches
-    rows = -(-sequences // update.minibatches // mesh.row_shards)  # on each device
-    microbatches = -(-rows // rows_in(width, update.tokens_per_microbatch))
-    epochs = config.steps * config.prompts_per_step / len(prompts)
-    trains_on_data = not RolloutTraits.read(phases.rollout).samples
-    return (
-        f"a step: {config.prompts_per_step} prompts x {config.group_size} samples = {sequences} "
-        f"sequences, at most {sequences * width:,} tokens, {updates} "
-        f"update{'s' * (updates > 1)} of at most {microbatches} "
-        f"microbatch{'es' * (microbatches > 1)}"
-        + (f"; {config.steps:,} steps are {epochs:.3g} epochs" if trains_on_data else "")
-    )

@@ -10,11 +10,14 @@ from rl4p.errors import InputError
 from rl4p.loop.phases import Phases
 from rl4p.protocols.traits import (
     AdvantageTraits,
+    CollectorTraits,
     CorrectionTraits,
     PenaltyTraits,
+    RewardTraits,
     RolloutTraits,
     UpdateTraits,
 )
+from rl4p.rollout.sampler import Sampler
 
 
 def refuse_what_cannot_act(phases: Phases) -> None:
@@ -25,16 +28,34 @@ def refuse_what_cannot_act(phases: Phases) -> None:
     """
     for rule in (
         samples_of_another_model,
+        distributions_that_the_trainer_does_not_score,
         advantages_that_nothing_reads,
         advantages_of_one_sign_in_pairs,
         turns_in_single_responses,
         divergence_in_a_reward_that_nothing_reads,
         demonstrations_in_the_place_of_samples,
+        pairs_that_are_not_compared,
         packed_rows_that_are_read_as_sequences,
         importance_that_counts_twice,
     ):
         if sentence := rule(phases):
             raise InputError(sentence)
+
+
+def refuse_a_gap_that_is_never_measured(rollout: Any, collector: Any) -> None:
+    """Refuses a limit of the sampler's gap if no token has the weights of its step.
+
+    Raises:
+      InputError: the limit would be checked in the first step alone.
+    """
+    limit = RolloutTraits.read(rollout).max_logprob_gap
+    if limit is not None and not CollectorTraits.read(collector).fresh:
+        raise InputError(
+            f"rollout.max_logprob_gap={limit:g} would have no effect after the first step, because "
+            f"it compares the tokens that were drawn with the weights of the step, and "
+            f"{choice('collector', collector)} trains tokens of earlier weights alone: set "
+            "rollout.max_logprob_gap=null."
+        )
 
 
 def choice(group: str, phase: Any) -> str:
@@ -52,6 +73,18 @@ def samples_of_another_model(phases: Phases) -> str | None:
     return (
         f"{rollout} has no log-probabilities of the policy, so nothing can be trained with it: use "
         f"it for the evaluation, +rollout@evaluation.{rollout}, and choose another rollout."
+    )
+
+
+def distributions_that_the_trainer_does_not_score(phases: Phases) -> str | None:
+    """Refuses to train on samples whose distribution depends on earlier tokens or on the task."""
+    if not isinstance(phases.rollout, Sampler) or not (options := phases.rollout.untrained()):
+        return None
+    return (
+        f"rollout.{options[0]} changes the distribution of tokens in a way that the trainer does "
+        "not compute, so the log-probabilities would not agree: set it for the evaluation "
+        f"(+rollout@evaluation.rollout=continuous evaluation.rollout.{options[0]}=...), or for "
+        "rl4p.evaluate and rl4p.generate."
     )
 
 
@@ -138,13 +171,14 @@ def demonstrations_in_the_place_of_samples(phases: Phases) -> str | None:
             f"{rollout} has no sampling policy, so update.old_policy={old_policy} would have no "
             "effect: leave it out."
         )
-    if UpdateTraits.read(phases.update).whole_groups:
+    pairs = RolloutTraits.read(phases.rollout).pairs
+    if UpdateTraits.read(phases.update).whole_groups and not pairs:
         return (
             f"{choice('update', phases.update)} compares the samples of a prompt, but {rollout} "
             "gives the same answer for all of them: choose update=sft."
         )
     needs = AdvantageTraits.read(phases.advantage).needs
-    if AdvantageTraits.read(phases.advantage).compares_group:
+    if AdvantageTraits.read(phases.advantage).compares_group and not pairs:
         reason = "compares the samples of a prompt, but"
     elif "greedy_rewards" in needs:
         reason = "compares samples with a greedy one, but"
@@ -152,7 +186,31 @@ def demonstrations_in_the_place_of_samples(phases: Phases) -> str | None:
         reason = "compares a teacher with the sampling policy, but"
     else:
         return None
-    return f"{advantage} {reason} {rollout} has no samples of a policy: choose advantage=constant."
+    instead = "preference" if pairs else "constant"
+    return f"{advantage} {reason} {rollout} has no samples of a policy: choose advantage={instead}."
+
+
+def pairs_that_are_not_compared(phases: Phases) -> str | None:
+    """Refuses preference pairs without an update that compares them, and their reward without them.
+
+    The gradient of other updates would follow the preferred responses and flee from the rejected
+    ones without a bound, since no policy sampled them.
+    """
+    rollout = choice("rollout", phases.rollout)
+    if not RolloutTraits.read(phases.rollout).pairs:
+        if RewardTraits.read(phases.reward).pairs:
+            return (
+                f"{choice('reward', phases.reward)} grades the pairs of a data set, but {rollout} "
+                "has none: choose rollout=preferences, or another reward."
+            )
+        return None
+    if UpdateTraits.read(phases.update).whole_groups:
+        return None
+    return (
+        f"{rollout} has a preferred and a rejected response to each prompt, but "
+        f"{choice('update', phases.update)} does not compare them: choose update=dpo, or "
+        "rollout=demonstrations, which trains the preferred responses alone."
+    )
 
 
 def packed_rows_that_are_read_as_sequences(phases: Phases) -> str | None:

@@ -1,7 +1,7 @@
 """Builds the evaluation: the held-out prompts of the data and of further tasks, and its options."""
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -9,19 +9,24 @@ from typing import Any
 from omegaconf import DictConfig
 
 from rl4p.configuration import instantiate
+from rl4p.configuration.suggestions import did_you_mean
+from rl4p.data.prompting import prompted
 from rl4p.data.prompts import encode_prompts
 from rl4p.errors import InputError
+from rl4p.experiment.compatibility import choice
 from rl4p.loop.evaluation import Evaluation
+from rl4p.loop.held_out_loss import HeldOutLoss
 from rl4p.loop.phases import Phases
+from rl4p.model.decoder import Decoder
 from rl4p.model.policy import Policy
 from rl4p.protocols.data import DataSet
 from rl4p.protocols.engine import HoldsEpisodes, OpensEngine
 from rl4p.protocols.members import require
 from rl4p.protocols.phases import Rollout
-from rl4p.protocols.traits import RewardTraits
+from rl4p.protocols.traits import RewardTraits, RolloutTraits
 from rl4p.reward.router import without_reward
 from rl4p.rollout.sampler import without_annealing
-from rl4p.types import Prompt, Question, Sampling
+from rl4p.types import Params, Prompt, Question, Sampling
 
 Encode = Callable[..., tuple[list[Prompt], int]]
 
@@ -50,12 +55,13 @@ def held_out_questions(config: DictConfig, data: Any) -> list[HeldOut]:
     """
     data_sets = []
     if config.evaluation.held_out:
-        questions = data.held_out()
+        questions = prompted(data, data.held_out())
         data_sets.append(HeldOut(key="data", questions=questions, system_prompt=data.system_prompt))
     for name, node in config.evaluation.tasks.items():
         key, data = f"evaluation.tasks.{name}", instantiate(node)
         require(data, DataSet, key)
-        questions = [replace(question, task=str(name)) for question in data.held_out()]
+        questions = prompted(data, data.held_out(), key)
+        questions = [replace(question, task=str(name)) for question in questions]
         data_sets.append(HeldOut(key=key, questions=questions, system_prompt=data.system_prompt))
     if not data_sets:
         raise InputError(
@@ -99,6 +105,9 @@ def build_evaluation(
         sets.append(first_of_each_task(prompts, options.prompts))
         dropped += long
     refuse_samples_that_cannot_be(config, phases.rollout, sets)
+    if config.evaluation.rollout is not None:
+        tasks = {prompt.task for prompts in sets for prompt in prompts}
+        check_own_sampling("evaluation.rollout", phases.rollout, tasks)
     if options.rows is not None:
         rows = options.rows
         if rows % policy.mesh.row_multiple:
@@ -119,6 +128,54 @@ def build_evaluation(
         seed=options.seed,
     )
     return evaluation, dropped
+
+
+def is_sampled(config: DictConfig, phases: Phases) -> bool:
+    """Returns whether responses are sampled: not if there is only a loss of given responses."""
+    samples = RolloutTraits.read(phases.rollout).samples
+    return samples or config.evaluation.rollout is not None or not config.evaluation.loss
+
+
+def build_loss(
+    config: DictConfig,
+    phases: Phases,
+    policy: Policy,
+    held_out: Sequence[HeldOut],
+    encode: Encode,
+    rows: int,
+    reference: tuple[Decoder, Params] | None,
+) -> tuple[HeldOutLoss, int]:
+    """Returns the loss on the held-out questions of `data`, and the number of those dropped.
+
+    Args:
+      encode: the encoder of the questions to train on.
+      reference: as in `Scoring`.
+
+    Raises:
+      InputError: the rollout takes no given responses, or nothing of `data` is held out.
+    """
+    if RolloutTraits.read(phases.rollout).samples:
+        raise InputError(
+            f"evaluation.loss=true measures the loss of given responses, but "
+            f"{choice('rollout', phases.rollout)} has none: choose rollout=demonstrations or "
+            "rollout=preferences, or leave it out."
+        )
+    own = [each for each in held_out if each.key == "data"]
+    if not own:
+        raise InputError(
+            "evaluation.loss=true needs the held-out questions of data: leave "
+            "evaluation.held_out=false out."
+        )
+    prompts, dropped = encode(own[0].questions, system_prompt=own[0].system_prompt)
+    loss = HeldOutLoss(
+        phases=phases,
+        policy=policy,
+        prompts=first_of_each_task(prompts, config.evaluation.prompts),
+        rows=rows,
+        group_size=config.group_size if RolloutTraits.read(phases.rollout).pairs else 1,
+        reference=reference,
+    )
+    return loss, dropped
 
 
 def first_of_each_task(prompts: Sequence[Prompt], count: int | None) -> list[Prompt]:
@@ -170,6 +227,22 @@ def check_tasks(phases: Phases, *sets: Sequence[Question]) -> None:
     tasks_of_questions = {question.task for questions in sets for question in questions}
     if tasks is not None and (unknown := sorted(tasks_of_questions - tasks.keys())):
         raise InputError(without_reward(unknown, tasks))
+    check_own_sampling("rollout", phases.rollout, tasks_of_questions)
+
+
+def check_own_sampling(key: str, rollout: Any, tasks: Collection[str]) -> None:
+    """Checks that each task with sampling options of its own has questions.
+
+    Raises:
+      InputError: one has none.
+    """
+    for name in getattr(rollout, "tasks", {}):
+        if name not in tasks:
+            hint = did_you_mean(name, tasks) or "."
+            raise InputError(
+                f"{key}.tasks.{name} has no effect, because no question has this task{hint} "
+                f"(tasks: {', '.join(sorted(tasks))})"
+            )
 
 
 def evaluation_sampler(config: DictConfig, phases: Phases) -> Any:
@@ -177,6 +250,17 @@ def evaluation_sampler(config: DictConfig, phases: Phases) -> Any:
     node = config.evaluation.rollout
     rollout = phases.rollout if node is None else instantiate(node)
     require(rollout, Rollout, "rollout" if node is None else "evaluation.rollout")
+    traits = RolloutTraits.read(rollout)
+    if node is not None and traits.sync_every > 1:
+        raise InputError(
+            f"evaluation.rollout.sync_every={traits.sync_every} would have no effect, because an "
+            "evaluation has the newest weights: leave it out."
+        )
+    if node is not None and traits.sleep:
+        raise InputError(
+            "evaluation.rollout.sleep=true would have no effect, because only the rollout of the "
+            "run sleeps: leave it out."
+        )
     return without_annealing(rollout)
 
 

@@ -1,13 +1,14 @@
 """Phases in the background: what they must fulfil, and the time that they work."""
 
-import time
 from typing import NamedTuple
 
 import jax
 
 from rl4p.errors import InputError
+from rl4p.loop.compilation import clock, compiled_within
 from rl4p.protocols.collection import CollectorPhases
 from rl4p.protocols.engine import Engine, HoldsEpisodes, OpensEngine
+from rl4p.protocols.traits import RolloutTraits
 
 
 def check_phases(phases: CollectorPhases) -> OpensEngine | HoldsEpisodes:
@@ -22,6 +23,11 @@ def check_phases(phases: CollectorPhases) -> OpensEngine | HoldsEpisodes:
         needed = "needs a rollout with an engine: choose rollout=continuous, or"
     elif memories := phases.initial_memory().keys() & {"rollout", "reward"}:
         needed = f"cannot keep the memory of the {' and the '.join(sorted(memories))}: choose"
+    elif RolloutTraits.read(rollout).sleep:
+        raise InputError(
+            "rollout.sleep=true would have no effect with collector=asynchronous, because it "
+            "samples during updates: leave it out, or choose collector=synchronous."
+        )
     elif jax.process_count() > 1:
         # Threads of several processes would start their programs in different orders.
         needed = f"runs in one process, but there are {jax.process_count()}: choose"
@@ -62,28 +68,39 @@ class Times(NamedTuple):
 class WorkingTime:
     """Measures how long a thread works between two readings, also if work goes on at a reading.
 
-    One lock must guard all calls.
+    Compilation is neither work nor idle. One lock must guard all calls.
+
+    Args:
+      work: the name of the work of the thread (`compilation.WORK`).
     """
 
-    def __init__(self) -> None:
-        self.last_reading = time.monotonic()
+    def __init__(self, work: str) -> None:
+        self.work = work
+        self.last_reading = clock()
         self.since: float | None = None
-        self.busy = 0.0
+        self.busy = self.compiled = 0.0
 
     def begin(self) -> None:
-        self.since = time.monotonic()
+        self.since = clock()
 
     def end(self) -> None:
         """Adds the time since `begin`, or since the last reading if that was later."""
         if self.since is not None:
-            self.busy += time.monotonic() - self.since
+            self.add(clock())
         self.since = None
+
+    def add(self, now: float) -> None:
+        assert self.since is not None
+        compiled = compiled_within(self.since, now, self.work)
+        self.busy += now - self.since - compiled
+        self.compiled += compiled
 
     def read(self, now: float) -> Times:
         """Returns the times between the last reading and `now`."""
-        busy, passed = self.busy, now - self.last_reading
         if self.since is not None:
-            busy += now - self.since
+            self.add(now)
             self.since = now
-        self.last_reading, self.busy = now, 0.0
-        return Times(busy=busy, idle=max(0.0, passed - busy))
+        passed = now - self.last_reading
+        times = Times(busy=self.busy, idle=max(0.0, passed - self.busy - self.compiled))
+        self.last_reading, self.busy, self.compiled = now, 0.0, 0.0
+        return times

@@ -52,8 +52,10 @@ def rollout_batch(loop: Loop, state: TrainState) -> RolloutBatch:
             collected = transformed(loop.transforms, policy, collected)
     trajectories, rewards = collected.trajectories, collected.rewards
 
+    phases.free()  # scores and updates may need the memory
     with watch("scoring"):
         scores = loop.scoring(phases, policy, state, collected)
+        phases.free()  # a score may sample greedy responses
         coefficients = phases.coefficients(collected.memory, step)
 
     with watch("advantage"):

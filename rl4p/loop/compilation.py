@@ -1,8 +1,14 @@
-"""Counters of compilation time, and the cache of compiled programs."""
+"""The time of compilation and the work that it delays, and the cache of compiled programs."""
 
 import os
+import time
+from bisect import bisect_left, bisect_right
+from collections import defaultdict
+from collections.abc import Iterable
+from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 import jax
@@ -31,7 +37,41 @@ class Compilation:
         )
 
 
+class Spans:
+    """Spans of time that do not overlap, in order."""
+
+    def __init__(self) -> None:
+        self.starts: list[float] = []
+        self.ends: list[float] = []
+
+    def add(self, start: float, end: float) -> float:
+        """Adds a span and returns the seconds of it that no earlier span had."""
+        before = self.within(start, end)
+        first, after = bisect_left(self.ends, start), bisect_right(self.starts, end)
+        if first < after:  # spans that it overlaps or touches become one with it
+            joined = min(start, self.starts[first]), max(end, self.ends[after - 1])
+        else:
+            joined = start, end
+        self.starts[first:after], self.ends[first:after] = [joined[0]], [joined[1]]
+        return end - start - before
+
+    def between(self, start: float, end: float) -> list[tuple[float, float]]:
+        """Returns the parts of the spans between two times."""
+        first, after = bisect_right(self.ends, start), bisect_left(self.starts, end)
+        spans = zip(self.starts[first:after], self.ends[first:after], strict=True)
+        return [(max(start, one), min(end, other)) for one, other in spans]
+
+    def within(self, start: float, end: float) -> float:
+        """Returns the seconds of the spans between two times."""
+        return sum(other - one for one, other in self.between(start, end))
+
+
+# What a thread works for. A thread that works for another one runs in a copy of its context.
+WORK: ContextVar[str] = ContextVar("WORK", default="the training loop")
 COUNTED = Compilation()
+COMPILING: defaultdict[str, Spans] = defaultdict(Spans)  # by work, in the seconds of `clock`
+LOCK = Lock()
+clock = time.perf_counter
 
 
 def compilation() -> Compilation:
@@ -39,9 +79,37 @@ def compilation() -> Compilation:
     return replace(COUNTED)
 
 
+def compiled_within(start: float, end: float, work: str | None = None) -> float:
+    """Returns the seconds between two times in which programs for some work were compiled.
+
+    A compilation that still goes on is not counted.
+
+    Args:
+      work: the name of the work; None is the work of this thread.
+    """
+    with LOCK:
+        return COMPILING[work or WORK.get()].within(start, end)
+
+
+def waited_for(start: float, end: float, works: Iterable[str]) -> float:
+    """Returns the seconds in which the work of others was compiled, while this thread waited.
+
+    They count as compilation of this thread's work from now on, since they delayed it.
+
+    Args:
+      works: the work for which the thread waited from `start` to `end`.
+    """
+    with LOCK:
+        spans = [span for work in works for span in COMPILING[work].between(start, end)]
+        return sum(COMPILING[WORK.get()].add(*span) for span in spans)
+
+
 def count_duration(event: str, duration_secs: float, **_: Any) -> None:
+    """Counts the duration of an event that has ended just now, in the thread of the event."""
     if event.startswith("/jax/core/compile/"):
-        COUNTED.seconds += duration_secs
+        end = clock()
+        with LOCK:  # tracing one function may compile another: their spans overlap
+            COUNTED.seconds += COMPILING[WORK.get()].add(end - duration_secs, end)
     if event == "/jax/core/compile/backend_compile_duration":  # sent for reads of the cache too
         COUNTED.programs += 1
 

@@ -20,13 +20,15 @@ from rl4p.errors import InputError
 from rl4p.loop.accuracy import Tally, metrics_of
 from rl4p.loop.digest import check_digest, digest_of
 from rl4p.loop.grading import graded
+from rl4p.loop.held_out_loss import HeldOutLoss
 from rl4p.loop.phases import Phases
 from rl4p.loop.stopwatch import Stopwatch
 from rl4p.model.policy import Policy
 from rl4p.protocols.engine import Engine, HoldsEpisodes, Request, opened
+from rl4p.protocols.hook import StepInfo
 from rl4p.rollout.answers import answers
 from rl4p.rollout.response_keys import response_keys
-from rl4p.types import Episode, Params, Prompt, Rewards, StepInfo, TrainState, Trajectories
+from rl4p.types import Episode, Params, Prompt, Rewards, TrainState, Trajectories
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,6 +81,7 @@ class Evaluation:
       samples: the number of samples of each prompt, in addition to the greedy response.
       pass_at_k: the values of k for pass@k, from 2 to `samples`.
       seed: the seed of the samples.
+      loss: measures the loss of given responses to the held-out prompts; None without.
     """
 
     every: int
@@ -91,43 +94,60 @@ class Evaluation:
     samples: int = 0
     pass_at_k: Sequence[int] = field(default=())
     seed: int = 0
+    loss: HeldOutLoss | None = None
 
     @property
     def prompts(self) -> list[Prompt]:
-        """Returns the prompts of all sets."""
-        return [prompt for prompts in self.sets for prompt in prompts]
+        """Returns the prompts of all sets, or the prompts of the loss if nothing is sampled."""
+        sets = self.sets or ([self.loss.prompts] if self.loss else [])
+        return [prompt for prompts in sets for prompt in prompts]
+
+    def names(self) -> list[str]:
+        """Returns the names of the accuracies that `evaluate` returns."""
+        tasks = dict.fromkeys(prompt.task for prompt in self.prompts)
+        kinds = ["pass_at_1", *([f"avg_at_{self.samples}"] if self.samples else [])]
+        kinds += [f"pass_at_{k}" for k in self.pass_at_k]
+        return [f"eval/{task}/{kind}" for task in tasks for kind in kinds]
 
     def __call__(self, info: StepInfo) -> dict[str, float]:
         return self.timed(info.state)
 
     @cached_property
-    def digest(self) -> str:
-        return digest_of(self.prompts)
+    def digests(self) -> dict[str, str]:
+        """The digest of the prompts of each task."""
+        by_task: dict[str, list[Prompt]] = {}
+        for prompt in self.prompts:
+            by_task.setdefault(prompt.task, []).append(prompt)
+        return {task: digest_of(prompts) for task, prompts in by_task.items()}
 
     def state(self) -> dict[str, Any]:
-        return {"prompts": self.digest}
+        return {"prompts": self.digests}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Refuses prompts that differ from the saved run's; an evaluation has no other state.
+        """Refuses prompts of a task that differ from the saved run's; there is no other state.
+
+        A resumed run may have other tasks.
 
         Raises:
-          InputError: the prompts differ.
+          InputError: the prompts of a task differ.
         """
-        if state:  # older checkpoints have none
-            check_digest(state["prompts"], self.digest, "held-out prompts")
+        for task, saved in state.get("prompts", {}).items():  # older checkpoints have none
+            if (own := self.digests.get(task)) is not None:
+                check_digest(saved, own, f"held-out prompts of {task}")
 
     def timed(self, state: TrainState) -> dict[str, float]:
-        """Returns the metrics of `evaluate`, and `time/evaluation` in seconds."""
+        """Returns the metrics of `evaluate`, and its seconds of work and of compilation."""
         watch = Stopwatch()
         with watch("evaluation"):
             metrics = self.evaluate(state)
-        return metrics | watch.times()
+        compiled = watch.metrics()["time/compile"]
+        return metrics | watch.times() | {"time/evaluation_compile": compiled}
 
     def evaluate(self, state: TrainState) -> dict[str, float]:
         """Returns `eval/<task>/pass_at_1` and `eval/<task>/prompts` for each task.
 
-        With samples also `avg_at_<samples>` and `pass_at_<k>`. If some responses could not be
-        graded, `invalid` is their number.
+        With samples also `avg_at_<samples>` and `pass_at_<k>`, and the metrics of `loss`. If some
+        responses could not be graded, `invalid` is their number.
         """
         tally = Tally()
         for answered in self.answered(state):
@@ -137,7 +157,16 @@ class Evaluation:
                 tally.add(
                     prompt.task, prompt.id, greedy=sample is None, correct=correct, valid=valid
                 )
-        return metrics_of(tally.scores(self.samples, self.pass_at_k))
+        metrics = metrics_of(tally.scores(self.samples, self.pass_at_k))
+        return (
+            metrics
+            if self.loss is None
+            else self.loss(self.evaluated(state), state.reference) | metrics
+        )
+
+    def evaluated(self, state: TrainState) -> Params:
+        """Returns the parameters that are evaluated."""
+        return state.average if self.of_average else state.params
 
     def judged(self, rewards: Rewards) -> tuple[list[bool], list[bool]]:
         """Returns for each row whether the answer is correct and whether the term graded it.
@@ -164,7 +193,7 @@ class Evaluation:
           RunError: the buffers of the state were donated.
         """
         state.check_not_donated()
-        params = state.average if self.of_average else state.params
+        params = self.evaluated(state)
         with ExitStack() as stack:
             engine: Engine | None = None
             for chunk in self.chunks()[begin:]:
@@ -231,6 +260,7 @@ class Evaluation:
                     keys_N=keys_N,
                     max_tokens=limit,
                     messages=prompt.prompt_messages(),
+                    task=prompt.task,
                 )
                 for prompt, keys_N in zip(prompts, keys_PN, strict=True)
             ]

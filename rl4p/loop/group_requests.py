@@ -32,7 +32,8 @@ def requests_for(
     for place, pending in enumerate(pending_groups):
         keys_G, prompt = keys_of(pending, key, groups), tuple(pending.prompt.tokens)
         if not any(x is not None and len(x.tokens) for x in pending.completions):
-            requests.append(Request(tokens=prompt, keys_N=keys_G, max_tokens=limit))
+            task = pending.prompt.task
+            requests.append(Request(tokens=prompt, keys_N=keys_G, max_tokens=limit, task=task))
             places += [(place, sample) for sample in range(len(keys_G))]
             continue
         for sample, part in enumerate(pending.completions):
@@ -45,6 +46,7 @@ def requests_for(
                     keys_N=keys_G[sample : sample + 1],
                     max_tokens=limit - len(tokens),
                     drawn=len(tokens),
+                    task=pending.prompt.task,
                 )
             )
             places.append((place, sample))

@@ -9,6 +9,7 @@ from dataclasses import replace
 from functools import partial
 
 import jax
+import jax.numpy as jnp
 
 from rl4p.distributed.processes import to_host
 from rl4p.errors import RunError
@@ -18,8 +19,8 @@ from rl4p.loop.metrics import measured
 from rl4p.loop.parts import Loop
 from rl4p.loop.sampler_gap import check_gap
 from rl4p.loop.stopwatch import Stopwatch
-from rl4p.protocols.hook import Hook
-from rl4p.types import Params, StepInfo, TrainState
+from rl4p.protocols.hook import Hook, StepInfo
+from rl4p.types import Params, TrainState
 
 
 def train(loop: Loop, state: TrainState) -> Iterator[StepInfo]:
@@ -41,17 +42,21 @@ def train(loop: Loop, state: TrainState) -> Iterator[StepInfo]:
 
         with watch("update"):
             # The state is donated without its memory, which may share arrays with the batch's.
+            reference = state.reference
             state, update_metrics = gradient_step(
                 objective,
                 loop.optimizer,
                 policy.frozen,
-                replace(state, memory={}),
+                replace(state, memory={}, reference={}),
                 rollout.batch,
                 rollout.coefficients,
             )
             update_metrics |= rollout.penalty
             memory = phases.adapt(rollout.memory, update_metrics)
-            state = replace(state, step=state.step + 1, memory=memory)
+            every = loop.reset_reference_every
+            if every and (step + 1) % every == 0:
+                reference = jax.tree.map(jnp.copy, {x: state.params[x] for x in reference})
+            state = replace(state, step=state.step + 1, memory=memory, reference=reference)
             if loop.average_decay:
                 average = averaged(state.average, state.params, loop.average_decay)
                 state = replace(state, average=average)

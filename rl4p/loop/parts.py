@@ -17,6 +17,8 @@ class Loop:
     Attributes:
       steps: the total number of steps of the run.
       scoring: the computation of the scores that phases request.
+      reset_reference_every: the number of steps after which the policy becomes the reference; 0
+        never.
       average_decay: the decay of the moving average of the parameters; 0 keeps none.
       max_skipped: the most consecutive steps that may skip an update with a non-finite gradient.
       term: the reward term that decides whether a response is right, for pass@1 by task.
@@ -31,6 +33,7 @@ class Loop:
     group_size: int
     steps: int
     scoring: Scoring = field(default_factory=Scoring)
+    reset_reference_every: int = 0
     average_decay: float = 0.0
     max_skipped: int = 5
     term: str | None = None

@@ -2,11 +2,14 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from math import inf
+from math import ceil, inf
 from typing import Any
 
 import numpy as np
 
+from rl4p.errors import InputError
+from rl4p.loop.source.quota import most_repeated
+from rl4p.protocols.collection import REPLAYED, OpenSource
 from rl4p.protocols.engine import Completion
 from rl4p.types import Finish, Group, Prompt
 
@@ -79,6 +82,8 @@ class PendingLimits:
       max_restarts: a group that was restarted so often keeps its tokens at an interruption, and the
         step waits for it before it becomes too old.
       max_failures: an engine may end a response with nothing new so often in a row.
+      repeated: the most groups of a step whose prompts are repeated (`REPLAYED`).
+      repeated_pending: the most pending groups of this kind. The others suffice for a step.
     """
 
     groups: int
@@ -90,6 +95,45 @@ class PendingLimits:
     keep_tokens: bool
     max_restarts: int
     max_failures: int
+    repeated: float = inf
+    repeated_pending: float = inf
+
+
+def limits_of(
+    options: Any, groups: int, samples: int, source: OpenSource, sync_every: int
+) -> PendingLimits:
+    """Returns the rules for steps of this size.
+
+    Args:
+      options: the options of the collector (`Asynchronous`).
+      sync_every: the steps between two changes of the weights that sample.
+
+    Raises:
+      InputError: `max_staleness` is less than the age of tokens between two syncs.
+    """
+    extra = ceil(options.over_sampling * groups) - groups
+    oldest = options.ahead + sync_every - 1
+    most = options.max_staleness
+    if most is not None and most < oldest:
+        raise InputError(
+            f"collector.ahead={options.ahead} and rollout.sync_every={sync_every} make tokens "
+            f"{oldest} steps old, but collector.max_staleness={most} would throw them away: choose "
+            f"at least {oldest}."
+        )
+    return PendingLimits(
+        groups=groups,
+        samples=samples,
+        ahead=options.ahead,
+        extra=extra,
+        max_staleness=oldest + bool(extra) if most is None else most,
+        wait=options.late == "wait",
+        keep_tokens=options.on_new_weights != "abort",
+        max_restarts=options.max_restarts,
+        max_failures=options.max_failures,
+        repeated=most_repeated(source, groups),
+        repeated_pending=options.ahead * most_repeated(source, groups)
+        + most_repeated(source, groups + extra),
+    )
 
 
 @dataclass(kw_only=True)
@@ -108,11 +152,16 @@ class PendingGroups:
     finished: int = 0
     counts: dict[str, int] = field(default_factory=dict)
 
-    def admit(self, take: Callable[[int], Sequence[Prompt]]) -> None:
-        """Takes prompts for as many groups as may start."""
+    def admit(self, take: Callable[[int, float], Sequence[Prompt]]) -> None:
+        """Takes prompts for as many groups as may start.
+
+        Args:
+          take: returns so many prompts, of which at most so many are repeated.
+        """
         limits = self.limits
         free = (limits.ahead + 1) * limits.groups + limits.extra - len(self.groups)
-        for prompt in take(free) if free > 0 else ():
+        repeated = limits.repeated_pending - sum(map(repeats, self.groups))
+        for prompt in take(free, max(0, repeated)) if free > 0 else ():
             completions: list[Completion | None] = [None] * limits.samples
             pending = PendingGroup(number=self.next_number, prompt=prompt, completions=completions)
             self.groups.append(pending)
@@ -189,7 +238,7 @@ class PendingGroups:
         """Returns the groups of a step in the order of their prompts; None if some are missing."""
         limits = self.limits
         if not limits.extra:
-            chosen = self.groups[: limits.groups]
+            chosen = self.within_quota(self.groups)
             ready = len(chosen) == limits.groups and all(x.group is not None for x in chosen)
             return chosen if ready else None
         last = step - limits.max_staleness
@@ -201,10 +250,20 @@ class PendingGroups:
         if any(x.group is None for x in due):
             return None
         others = [x for x in self.groups if x.group is not None and x not in due]
-        chosen = (due + sorted(others, key=lambda x: x.order))[: limits.groups]
+        chosen = self.within_quota(due + sorted(others, key=lambda x: x.order))
         if len(chosen) < limits.groups:
             return None
         return sorted(chosen, key=lambda x: x.number)
+
+    def within_quota(self, groups: Sequence[PendingGroup]) -> list[PendingGroup]:
+        """Returns the first groups that fill a step, with at most `repeated` repeated prompts."""
+        chosen: list[PendingGroup] = []
+        left = self.limits.repeated
+        for pending in groups:
+            if len(chosen) < self.limits.groups and repeats(pending) <= left:
+                chosen.append(pending)
+                left -= repeats(pending)
+        return chosen
 
     def hand_out(self, batch: Sequence[PendingGroup]) -> None:
         """Removes the groups of a batch."""
@@ -276,6 +335,11 @@ class PendingGroups:
             prompt = replace(find(fields["id"]), drawn_by=fields["drawn_by"])
             kept = {name: fields[name] for name in ("number", "restarts", "failures", "order")}
             self.groups.append(PendingGroup(prompt=prompt, completions=completions, **kept))
+
+
+def repeats(pending: PendingGroup) -> bool:
+    """Returns whether the prompt of a group is repeated."""
+    return pending.prompt.drawn_by == REPLAYED
 
 
 def longer(before: Completion | None, part: Completion | None) -> Completion | None:

@@ -14,6 +14,7 @@ from rl4p.learner.objective import Objective
 from rl4p.loop.estimate import AdvantageEstimate, estimate
 from rl4p.loop.grading import checked_rewards, without_failures
 from rl4p.model.policy import Policy
+from rl4p.protocols.engine import Frees
 from rl4p.protocols.phases import (
     KL,
     Adapts,
@@ -259,6 +260,11 @@ class Phases:
         """Checks the result of a phase, or the batch of an update, if checks are enabled."""
         if name in self.checks:
             self.checks[name](*args, **kwargs)
+
+    def free(self) -> None:
+        """Gives memory of the rollout back until its next call."""
+        if isinstance(self.rollout, Frees):
+            self.rollout.free()
 
     def close(self) -> None:
         """Ends what rollout and reward have opened, such as processes and connections."""

@@ -34,13 +34,14 @@ class Scoring:
     """The computation of scores, and the models that it uses beside the policy.
 
     Attributes:
-      reference: the initial parameters of the run; None if no phase requests their scores.
+      reference: a decoder and the parameters of the reference; None if no phase requests their
+        scores, or if they are in the state (`TrainState.reference`).
       teacher: a decoder with the vocabulary of the policy, and its parameters; None without one.
       tasks: the names of the tasks in the training data, sorted.
       term: the reward term whose extraction finds the answers of `answer_clusters`.
     """
 
-    reference: Params | None = None
+    reference: tuple[Decoder, Params] | None = None
     teacher: tuple[Decoder, Params] | None = None
     tasks: tuple[str, ...] = ()
     term: str = "correct"
@@ -68,7 +69,11 @@ class Scoring:
             )
             scores |= {name: computed[OF_POLICY[name]] for name in policy_scores}
         others = {
-            "reference_logprobs": (policy.decoder, self.reference),
+            "reference_logprobs": (
+                (policy.decoder, policy.merged(state.reference))
+                if state.reference
+                else self.reference
+            ),
             "teacher_logprobs": self.teacher,
         }
         for name in sorted(needs & others.keys()):

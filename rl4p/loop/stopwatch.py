@@ -1,39 +1,40 @@
 """Measurement of the time that the parts of a step take."""
 
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from rl4p.loop.compilation import compilation
+from rl4p.loop.compilation import clock, compilation, compiled_within
 
 
 class Stopwatch:
-    """A stopwatch for the named parts of one step.
+    """A stopwatch for the named parts of one step, and for the compilation in them.
 
     with watch("rollout"):
         ...
     """
 
     def __init__(self) -> None:
-        self.started = time.perf_counter()
+        self.started = clock()
         self.compiled = compilation()
         self.seconds: dict[str, float] = {}
 
     @contextmanager
     def __call__(self, name: str) -> Iterator[None]:
-        started = time.perf_counter()
+        started = clock()
         yield
-        self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - started
+        ended = clock()
+        seconds = ended - started - compiled_within(started, ended)
+        self.seconds[name] = self.seconds.get(name, 0.0) + seconds
 
     def times(self) -> dict[str, float]:
-        """Returns `time/NAME` for each name, in seconds."""
+        """Returns `time/NAME` for each name, in seconds without compilation."""
         return {f"time/{name}": value for name, value in self.seconds.items()}
 
     def metrics(self) -> dict[str, float]:
         """Returns the times, and for the step: its seconds, compile seconds and compilations."""
-        compiled = compilation().since(self.compiled)
+        ended = clock()
         return self.times() | {
-            "time/step": time.perf_counter() - self.started,
-            "time/compile": compiled.seconds,
-            "time/compilations": float(compiled.programs),
+            "time/step": ended - self.started,
+            "time/compile": compiled_within(self.started, ended),
+            "time/compilations": float(compilation().since(self.compiled).programs),
         }

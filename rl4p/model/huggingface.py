@@ -269,6 +269,8 @@ def write_policy(
                     shard_bytes=shard_bytes,
                 )
             save_tokenizer(policy.tokenizer, unfinished)
+            if policy.chat_template is not None:
+                (unfinished / "chat_template.jinja").write_text(policy.chat_template)
             unfinished.rename(folder)  # fails unless the target is absent or empty
     except OSError as error:
         raise RunError(f"{folder} could not be written: {error}.") from error

@@ -24,6 +24,8 @@ class Policy:
       end_ids: all tokens that end a response; demonstrations end with the first.
       pad_id: the token that fills rows; only masks, never this id, define padding.
       template: arguments of the tokenizer's chat template.
+      chat_template: the chat template in place of the one in the tokenizer's folder; None if it is
+        that one.
       date: the date that the chat template sees (`clock.py`); None if it sees none.
       frozen: parameters that are not trained: with LoRA, the parameters of the base model.
       base: the folder or hub id that `frozen` comes from.
@@ -35,6 +37,7 @@ class Policy:
     end_ids: tuple[int, ...]
     pad_id: int
     template: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    chat_template: str | None = None
     date: str | None = None
     frozen: Params = field(default_factory=dict, repr=False, compare=False)
     base: str = ""

@@ -12,6 +12,7 @@ from rl4p.configuration.capability import ReadPath
 from rl4p.distributed import placement
 from rl4p.distributed.mesh import Mesh
 from rl4p.errors import InputError
+from rl4p.model.chat_templates import Key, chat_template
 from rl4p.model.clock import date_of, set_clock
 from rl4p.model.decoder import Decoder, Remat
 from rl4p.model.families.harmless import check_keys
@@ -43,6 +44,9 @@ class Pretrained:
       attention: the attention kernel for full sequences: `xla`, `cudnn` (GPU) or `splash` (TPU).
       experts: the dispatch in a model with experts: `dense` runs all experts on every token,
         `grouped` runs each on the tokens that chose it (not faster on a CPU).
+      chat_template: a chat template in place of the one in the folder: `chatml` (or `qwen`),
+        `llama3`, `gemma`, `mistral`, `plain`, or a file with a template in Jinja; None takes the
+        one in the folder. An export has it.
       template: arguments of the chat template, such as `enable_thinking`.
       date: the date that the chat template sees, in ISO 8601, if it has one; None is today. A run
         records the date on which it began.
@@ -56,6 +60,7 @@ class Pretrained:
     unroll: bool = False
     attention: Kernel = "xla"
     experts: Literal["dense", "grouped"] = "dense"
+    chat_template: Key | ReadPath | None = None
     template: Mapping[str, Any] = field(default_factory=dict)
     date: str | None = None
     lora: LoRA = field(default_factory=LoRA)
@@ -104,7 +109,8 @@ class Pretrained:
             )
         check_kernel(self.attention, decoder.config, self.dtype, mesh.platform)
         mesh.check_divides(decoder.config.dimensions)
-        tokenizer: Any = load_tokenizer(folder)  # Any, since stubs allow six types of token id
+        own = None if self.chat_template is None else chat_template(self.chat_template)
+        tokenizer: Any = load_tokenizer(folder, own)  # Any, since stubs allow six types of token id
         check_template(tokenizer, self.template)
         if (date := date_of(tokenizer, self.date, "model.date")) is not None:
             set_clock(tokenizer, date)
@@ -114,9 +120,11 @@ class Pretrained:
                 f"{folder} defines no end token: add eos_token to tokenizer_config.json, or "
                 "eos_token_id to generation_config.json."
             )
-        # The tokenizer's end token comes first, because demonstrations end with the first.
-        own = () if tokenizer.eos_token_id is None else (tokenizer.eos_token_id,)
-        ends = tuple(dict.fromkeys((*own, *ends)))
+        # The end token of messages comes first, because demonstrations end with the first.
+        end_of_message = None if own is None or own.end is None else own.end
+        first = tokenizer.get_vocab()[end_of_message] if end_of_message else tokenizer.eos_token_id
+        known = (first, tokenizer.eos_token_id, *ends)
+        ends = tuple(dict.fromkeys(end for end in known if end is not None))
         vocabulary = decoder.config.vocabulary
         for whose, largest in (
             ("The tokenizer", max(tokenizer.get_vocab().values())),
@@ -138,6 +146,7 @@ class Pretrained:
             end_ids=ends,
             pad_id=ends[0] if tokenizer.pad_token_id is None else tokenizer.pad_token_id,
             template=self.template,
+            chat_template=None if own is None else own.source,
             date=date,
         )
 

@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from rl4p.types import Array, Sampling
 
@@ -19,8 +20,8 @@ def sampling_logprobs(
 
     Args:
       logits_V: float32 [..., V].
-      sampling: temperature, top-k and top-p. Temperature 0 gives the distribution at temperature
-        1, whose argmax greedy decoding takes.
+      sampling: temperature, top-k, top-p and min-p; the other options are ignored. Temperature 0
+        gives the distribution at temperature 1, whose argmax greedy decoding takes.
       drawn: int32 [...], tokens that were drawn; they always stay in the support. Rounding or an
         update may have dropped a token from top-k or top-p, and the -inf of one token would spoil
         the step.
@@ -52,7 +53,33 @@ def sampling_logprobs(
         keep_V = jnp.roll(before_V, 1, axis=-1).at[..., 0].set(0.0) < sampling.top_p
         threshold = jnp.min(jnp.where(keep_V, sorted_V, jnp.inf), axis=-1, keepdims=True)
         logits_V = cut(logits_V, threshold)
+    if sampling.min_p > 0:
+        largest = jnp.max(logits_V, axis=-1, keepdims=True)
+        logits_V = cut(logits_V, largest + log_share(sampling.min_p))
     return jax.nn.log_softmax(logits_V, axis=-1)
+
+
+def log_share(min_p: float) -> np.float32:
+    """Returns log min_p; -inf for 0. It is computed on the host, so that all programs agree."""
+    with np.errstate(divide="ignore"):
+        return np.log(np.float32(min_p))
+
+
+PROMPT, RESPONSE = 1, 2  # bits of `seen_BV`
+
+
+def penalized(
+    logits_BV: Array, seen_BV: Array, repetition_B: Array, presence_B: Array
+) -> jax.Array:
+    """Returns logits changed by the tokens that have occurred (`Sampling`).
+
+    Args:
+      seen_BV: uint8, with the bit `PROMPT` for tokens of the prompt, and `RESPONSE` for others.
+    """
+    repetition_B1, presence_B1 = repetition_B[:, None], presence_B[:, None]
+    scaled_BV = jnp.where(logits_BV > 0, logits_BV / repetition_B1, logits_BV * repetition_B1)
+    logits_BV = jnp.where(seen_BV > 0, scaled_BV, logits_BV)
+    return logits_BV - jnp.where(seen_BV >= RESPONSE, presence_B1, 0.0)
 
 
 def draw(
@@ -92,16 +119,18 @@ def draw_each(
     temperature_B: Array,
     top_k_B: Array,
     top_p_B: Array,
+    log_min_p_B: Array,
     keys_B: Array,
     t_B: Array,
     alternatives: int = 0,
 ) -> Draws:
     """Draws token t_B of each row as `draw` does, with a sampling distribution of each row's own.
 
-    Rows of temperature 0 take the argmax. The vocabulary is sorted only if a row has top-k or
-    top-p, and random numbers are generated only if a row has a temperature above 0.
+    Rows of temperature 0 take the argmax. The vocabulary is sorted only if a row has top-k, top-p
+    or min-p, and random numbers are generated only if a row has a temperature above 0.
 
     Args:
+      log_min_p_B: `log_share` of each row's min-p.
       alternatives: how many of the most probable tokens to return.
     """
     greedy_B1, V = (temperature_B == 0)[:, None], logits_BV.shape[1]
@@ -109,7 +138,10 @@ def draw_each(
     def run(logits_BV: Array, *, cuts: bool, greedy: bool) -> Draws:
         logits_BV = logits_BV / jnp.where(greedy_B1, 1.0, temperature_B[:, None])
         if cuts:
-            outside_BV = logits_BV < least_logits(logits_BV, top_k_B, top_p_B)
+            least_B1 = least_logits(logits_BV, top_k_B, top_p_B)
+            largest_B1 = jnp.max(logits_BV, axis=-1, keepdims=True)
+            least_B1 = jnp.maximum(least_B1, largest_B1 + log_min_p_B[:, None])
+            outside_BV = logits_BV < least_B1
             logits_BV = jnp.where(outside_BV, -jnp.inf, logits_BV)
         logprobs_BV = scores_BV = jax.nn.log_softmax(logits_BV, axis=-1)
         if not greedy:
@@ -126,7 +158,7 @@ def draw_each(
         partial(run, cuts=False, greedy=False),
         partial(run, cuts=True, greedy=False),
     )
-    cuts = jnp.any((top_k_B > 0) | (top_p_B < 1))
+    cuts = jnp.any((top_k_B > 0) | (top_p_B < 1) | (log_min_p_B > -jnp.inf))
     chosen = jnp.where(cuts, 2, jnp.where(jnp.all(greedy_B1), 0, 1))
     return jax.lax.switch(chosen, branches, logits_BV)
 

@@ -13,6 +13,7 @@ from jinja2 import TemplateError
 
 from rl4p.configuration.suggestions import did_you_mean
 from rl4p.errors import InputError
+from rl4p.model.chat_templates import KEYS, ChatTemplate
 from rl4p.model.folder import tokenizer_files
 from rl4p.model.tensor_files import check_file, read_json
 from rl4p.model.trial import try_loading
@@ -41,15 +42,18 @@ GIVEN = ("messages", "add_generation_prompt", "tokenize", "return_dict", "strfti
 SPECIAL_TOKENS = ("<|pad|>", "<|end|>", "<|system|>", "<|user|>", "<|assistant|>")
 
 
-def load_tokenizer(folder: Path) -> "PreTrainedTokenizerFast":
+def load_tokenizer(folder: Path, own: ChatTemplate | None = None) -> "PreTrainedTokenizerFast":
     """Reads tokenizer.json and its companion files, and checks that there is a chat template.
 
     `AutoTokenizer` is not used: it may choose, by the model type in config.json, a class with
     other rules of splitting than those in the file.
 
+    Args:
+      own: a chat template in place of the one in the folder; None takes that one.
+
     Raises:
-      InputError: a file is missing or broken, there is no chat template, or a short text takes it
-        too much time or memory (`trial.py`).
+      InputError: a file is missing or broken, there is no chat template, the tokenizer lacks a
+        token of `own`, or a short text takes it too much time or memory (`trial.py`).
     """
     from transformers import PreTrainedTokenizerFast
 
@@ -59,7 +63,7 @@ def load_tokenizer(folder: Path) -> "PreTrainedTokenizerFast":
         read_json(path)
     for path in folder.glob("chat_template*"):
         check_file(path)
-    try_loading(folder)
+    try_loading(folder, None if own is None else own.source)
     try:
         tokenizer = PreTrainedTokenizerFast.from_pretrained(folder, local_files_only=True)
     except Exception as error:  # the tokenizers library raises plain Exception
@@ -75,12 +79,30 @@ def load_tokenizer(folder: Path) -> "PreTrainedTokenizerFast":
         )
     for key in ("is_local", "local_files_only"):  # else they are saved with it
         tokenizer.init_kwargs.pop(key, None)
+    if own is not None:
+        check_tokens(tokenizer, own, folder)
+        tokenizer.chat_template = own.source
     if tokenizer.chat_template is None:
         raise InputError(
-            f"The tokenizer in {folder} has no chat template: add chat_template.jinja, or "
-            "chat_template to tokenizer_config.json."
+            f"The tokenizer in {folder} has no chat template: set model.chat_template={KEYS} or "
+            "FILE, or add chat_template.jinja to the folder."
         )
     return tokenizer
+
+
+def check_tokens(tokenizer: "PreTrainedTokenizerFast", own: ChatTemplate, folder: Path) -> None:
+    """Checks that a tokenizer has the tokens that a chat template writes.
+
+    Raises:
+      InputError: it lacks one, which would then be written as several other tokens.
+    """
+    vocabulary = tokenizer.get_vocab()
+    needed = own.tokens if own.end is None else (*own.tokens, own.end)
+    if missing := [token for token in needed if token not in vocabulary]:
+        raise InputError(
+            f"model.chat_template needs the token {missing[0]}, which the tokenizer in {folder} "
+            "lacks: choose plain, or another template."
+        )
 
 
 def check_template(

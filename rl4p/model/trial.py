@@ -38,14 +38,20 @@ Case = Mapping[str, Any]
 _used: WeakSet[Any] = WeakSet()  # the tokenizers that have been tried with conversations
 
 
-def try_loading(folder: Path) -> None:
+def try_loading(folder: Path, chat_template: str | None = None) -> None:
     """Tries the tokenizer of a folder.
+
+    Args:
+      chat_template: a chat template in place of the one in the folder; None takes that one.
 
     Raises:
       InputError: a short text takes it too much time or memory.
     """
+    options: dict[str, Any] = {"add_generation_prompt": True}
+    if chat_template is not None:
+        options["chat_template"] = chat_template
     cases = [
-        {"messages": messages, "tools": None, "options": {"add_generation_prompt": True}}
+        {"messages": messages, "tools": None, "options": options}
         for roles in PROBES
         for messages in [[{"role": role, "content": "What is 12 + 30?"} for role in roles]]
     ]
@@ -64,6 +70,9 @@ def try_first_use(tokenizer: Any, cases: Sequence[Case]) -> None:
     """
     folder = Path(tokenizer.name_or_path)
     if tokenizer not in _used and (folder / "tokenizer.json").is_file():
+        if isinstance(template := tokenizer.chat_template, str):  # it may not be of the folder
+            own = {"chat_template": template}
+            cases = [{**case, "options": own | dict(case["options"])} for case in cases]
         run_trial(folder, cases, ())
         _used.add(tokenizer)
 

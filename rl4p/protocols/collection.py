@@ -81,6 +81,31 @@ class OpenSource(Stateful, Protocol):
         ...
 
 
+REPLAYED = "replay"  # `Prompt.drawn_by` of a prompt that a source repeats
+
+
+@runtime_checkable
+class Repeats(Protocol):
+    """A live source that repeats earlier prompts, as ``drawn_by="replay"``.
+
+    Attributes:
+      repeated_share: the largest share of repeated prompts in a step. Collectors that reject groups
+        keep to it with `loop/source/quota.py`.
+    """
+
+    @property
+    def repeated_share(self) -> float: ...
+
+    def take(self, count: int, step: int, *, repeated: float = ...) -> list[Prompt]:
+        """Returns exactly `count` prompts for step `step`, as `OpenSource.take` does.
+
+        Args:
+          repeated: the most prompts that are repeated. If it is not a whole number, chance rounds
+            it up or down.
+        """
+        ...
+
+
 @dataclass(frozen=True, kw_only=True)
 class Collected(Serializable):
     """The result of a collector for one step.

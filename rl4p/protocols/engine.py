@@ -29,6 +29,7 @@ class Request(Serializable):
         only by rounding. An engine that keeps nothing computes whole contexts.
       messages: the conversation that the context consists of, which servers of chats take instead
         of tokens; None if it is not known.
+      task: the task of the prompt, which may have sampling options of its own.
     """
 
     tokens: Sequence[int]
@@ -37,6 +38,7 @@ class Request(Serializable):
     drawn: int = 0
     keep: bool = False
     messages: Sequence[Mapping[str, Any]] | None = None
+    task: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -161,6 +163,19 @@ class OpensEngine(Protocol):
 
     def open(self, policy: Policy) -> Engine:
         """Returns the engine; `Engine.publish` gives it its first weights."""
+        ...
+
+
+@runtime_checkable
+class Frees(Protocol):
+    """A rollout or an engine that can give memory back between two calls."""
+
+    def free(self) -> None:
+        """Gives memory back; the next call takes it again. Nothing happens without a call before.
+
+        Raises:
+          RunError: it could not.
+        """
         ...
 
 

@@ -1,6 +1,6 @@
 """The protocols of models, which build the policy of a run."""
 
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 from rl4p.distributed.mesh import Mesh
 from rl4p.model.policy import Policy
@@ -12,6 +12,15 @@ class Model(Protocol):
 
     def build(self, mesh: Mesh, key: Array) -> tuple[Policy, Params]:
         """Returns the policy, and its parameters on the mesh."""
+        ...
+
+
+@runtime_checkable
+class Records(Protocol):
+    """A model with options that a run records as the start has chosen them."""
+
+    def recorded(self) -> dict[str, Any]:
+        """Returns the chosen values of options by name."""
         ...
 
 

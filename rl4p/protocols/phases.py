@@ -59,8 +59,8 @@ from rl4p.types import (
 class Rollout(Protocol):
     """A phase that samples trajectories for prompts.
 
-    Its optional members are `traits.RolloutTraits`, `Closes`, `Anneals`, `Planned` and
-    `engine.OpensEngine`.
+    Its optional members are `traits.RolloutTraits`, `Closes`, `Anneals`, `Planned`,
+    `engine.OpensEngine` and `engine.Frees`.
     """
 
     @property

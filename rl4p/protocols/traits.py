@@ -36,16 +36,22 @@ class RolloutTraits(PhaseTraits):
 
     Attributes:
       samples: whether a policy samples the tokens; false for demonstrations.
+      pairs: whether a group is the preferred and the rejected response of a preference pair.
       trains: whether it samples from the policy that is trained and returns its log-probabilities.
       max_logprob_gap: the largest `rollout/logprob_gap_mean` of a step; None for no limit.
       annealing: the change of the temperature over the run; None for none.
+      sync_every: the number of steps between two changes of the weights that sample.
+      sleep: whether its servers give memory back while an update runs.
       many_turns: whether a row may have several turns of the policy.
     """
 
     samples: bool = True
+    pairs: bool = False
     trains: bool = True
     max_logprob_gap: float | None = None
     annealing: Any = None
+    sync_every: int = 1
+    sleep: bool = False
     many_turns: bool = False
 
 
@@ -57,11 +63,13 @@ class RewardTraits(PhaseTraits):
       whole_groups: whether the samples of a group are never divided between processes.
       terms: the terms by name; None if it has no named terms.
       tasks: the reward of each task by name; None if it grades all tasks alike.
+      pairs: whether it grades only the pairs of a rollout with the same trait.
     """
 
     whole_groups: bool = False
     terms: Mapping[str, Any] | None = None
     tasks: Mapping[str, Any] | None = None
+    pairs: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,11 +80,13 @@ class TermTraits(PhaseTraits):
       weight: the factor of its grades in the total reward.
       whole_groups: whether it is called with groups (`reward.GroupTerm`).
       extract: where it finds the final answer of a response (`data/extraction.py`).
+      has_model: whether it runs a model on the devices, which `rl4p.plan` must know.
     """
 
     weight: float | None = None
     whole_groups: bool = False
     extract: Any = "hashes"
+    has_model: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,12 +123,15 @@ class UpdateTraits(PhaseTraits):
       whole_groups: whether the loss compares the samples of a group, which is then never divided.
       pack: whether several sequences share a row.
       old_policy: `behaviour` if the ratio of the loss is the whole importance weight.
+      ratio_options: the names of the options that act only where the ratio is not 1, so not in the
+        first update of a step with `old_policy=proximal`.
     """
 
     reads_advantages: bool = True
     whole_groups: bool = False
     pack: bool = False
     old_policy: str | None = None
+    ratio_options: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,9 +164,11 @@ class CollectorTraits(Traits):
 
     Attributes:
       overlaps: whether it samples during updates, which `rl4p.plan` must know.
+      fresh: whether the weights of a step may have drawn tokens of it, after the first step.
     """
 
     overlaps: bool = False
+    fresh: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)

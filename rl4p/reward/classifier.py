@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -65,6 +65,8 @@ class Classifier:
       date: the date that the chat template sees, in ISO 8601, which a template with a date needs.
       deadline: seconds for a batch; None for no limit, because the first batch compiles the model.
     """
+
+    has_model: ClassVar[bool] = True
 
     weight: float = 1.0
     path: ReadPath

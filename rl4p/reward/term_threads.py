@@ -11,6 +11,8 @@ import time
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
 from contextlib import closing
+from contextvars import copy_context
+from functools import partial
 from typing import Any
 
 from rl4p.distributed.daemon_threads import DaemonThreads
@@ -38,6 +40,9 @@ class TermThread:
     def start(self, call: Callable[[], Any], deadline: float | None) -> Callable[[], Any]:
         """Queues a call and returns a function that waits for its result.
 
+        The call runs in a copy of the context of this thread, so that its work counts as the work
+        of this thread.
+
         Args:
           deadline: seconds from now, the time behind earlier calls included; None for no limit.
 
@@ -46,7 +51,7 @@ class TermThread:
         """
         end = None if deadline is None else time.monotonic() + deadline
         future: Future[Any] = Future()
-        self.calls.put((future, call, end))
+        self.calls.put((future, partial(copy_context().run, call), end))
 
         def wait() -> Any:
             try:

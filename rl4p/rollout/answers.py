@@ -9,11 +9,22 @@ import numpy as np
 
 from rl4p.data.thoughts import response_texts
 from rl4p.model.policy import Policy, pad_left
-from rl4p.protocols.engine import Completion
+from rl4p.protocols.engine import Completion, finish
 from rl4p.types import Episode, Finish, Prompt, Trajectories
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
+
+
+def given_completion(tokens: Sequence[int], limit: int, end_ids: Sequence[int]) -> Completion:
+    """Returns a completion of given tokens, which no policy drew, cut to `limit` tokens."""
+    kept = np.array(tokens[:limit], np.int32)
+    return Completion(
+        tokens=kept,
+        logprobs=np.zeros(kept.shape, np.float32),
+        versions=np.full_like(kept, -1),
+        finish=finish(kept, end_ids),
+    )
 
 
 def answers(

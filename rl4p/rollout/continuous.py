@@ -11,11 +11,11 @@ from rl4p.configuration.bounds import Positive
 from rl4p.distributed.placement import with_shardings
 from rl4p.model.policy import Policy
 from rl4p.protocols.phases import PlannedProgram
-from rl4p.rollout.engine.batch import response_room
 from rl4p.rollout.engine.cache import cache_shardings, place, prefill, resized
 from rl4p.rollout.engine.decode import decode
 from rl4p.rollout.engine.distributions import SharedDistribution
 from rl4p.rollout.engine.in_process import ContinuousEngine, slot_counts
+from rl4p.rollout.engine.layout import response_room
 from rl4p.rollout.engine.slots import Slots
 from rl4p.rollout.sampler import Sampler
 
@@ -39,7 +39,7 @@ class Continuous(Sampler):
     def open(self, policy: Policy) -> ContinuousEngine:
         return ContinuousEngine(
             policy,
-            self.sampling,
+            self.options,
             self.temperature_at,
             slots=self.slots,
             max_response_tokens=self.max_response_tokens,

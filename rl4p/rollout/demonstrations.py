@@ -4,13 +4,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-import numpy as np
-
 from rl4p.configuration.bounds import Positive
 from rl4p.errors import InputError
 from rl4p.model.policy import Policy
-from rl4p.protocols.engine import Completion, finish
-from rl4p.rollout.answers import answers
+from rl4p.rollout.answers import answers, given_completion
 from rl4p.types import Array, Episode, Params, Prompt, Sampling, Trajectories
 
 
@@ -53,13 +50,7 @@ class Demonstrations:
         answered = worked_answers(policy, prompts)
         completions = []
         for answer in answered:
-            tokens = np.array(answer[: self.max_response_tokens], np.int32)
-            completion = Completion(
-                tokens=tokens,
-                logprobs=np.zeros(tokens.shape, np.float32),
-                versions=np.full_like(tokens, -1),
-                finish=finish(tokens, policy.end_ids),
-            )
+            completion = given_completion(answer, self.max_response_tokens, policy.end_ids)
             completions += [completion] * group_size
         trained = None
         if any(prompt.demonstration for prompt in prompts):

@@ -13,12 +13,12 @@ from rl4p.configuration.bounds import Positive
 from rl4p.distributed.processes import to_host
 from rl4p.errors import InputError
 from rl4p.model.policy import Policy
-from rl4p.protocols.engine import Engine, OpensEngine
+from rl4p.protocols.engine import Engine, Frees, OpensEngine
 from rl4p.protocols.phases import Anneals
 from rl4p.protocols.traits import RolloutTraits
 from rl4p.rollout.episode_loop import EpisodeLoop
 from rl4p.rollout.episode_rows import FinishedEpisode, rows_on_host
-from rl4p.rollout.sampler import sequence_keys
+from rl4p.rollout.sampler import Sampler, sequence_keys
 from rl4p.types import Array, Episode, Params, Prompt, Sampling, Trajectories
 
 
@@ -76,6 +76,11 @@ class EpisodeRollout(ABC):
                 "rollout.engine must be a rollout with an engine: choose continuous, "
                 "naive_sampler, vllm, sglang or openai."
             )
+        if isinstance(self.engine, Sampler) and (names := self.engine.of_one_response()):
+            raise InputError(
+                f"rollout.engine.{names[0]} cannot act in an episode, where a response has "
+                "several parts that end with the template's end token: leave it out."
+            )
 
     @property
     def sampling(self) -> Sampling:
@@ -88,6 +93,19 @@ class EpisodeRollout(ABC):
     @property
     def max_logprob_gap(self) -> float | None:
         return RolloutTraits.read(self.engine).max_logprob_gap
+
+    @property
+    def sync_every(self) -> int:
+        return RolloutTraits.read(self.engine).sync_every
+
+    @property
+    def sleep(self) -> bool:
+        return RolloutTraits.read(self.engine).sleep
+
+    def free(self) -> None:
+        """Gives the memory of servers back until the next call, if the engine's option says so."""
+        if isinstance(self.opened.engine, Frees):
+            self.opened.engine.free()
 
     def temperature_at(self, step: int) -> float | None:
         """Returns the temperature of a step if it changes over the run, otherwise None."""

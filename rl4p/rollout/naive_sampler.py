@@ -12,9 +12,11 @@ import numpy as np
 from rl4p.distributed.processes import to_host
 from rl4p.model.decoder import Decoder
 from rl4p.model.policy import Policy, pad_left
+from rl4p.model.sampling import PROMPT, RESPONSE, penalized
 from rl4p.protocols.engine import Request
 from rl4p.protocols.phases import PlannedProgram
-from rl4p.rollout.engine.distributions import SharedDistribution
+from rl4p.rollout.engine.decode import without
+from rl4p.rollout.engine.distributions import Distribution, OwnDistributions, SharedDistribution
 from rl4p.rollout.engine.in_process import InProcess, PublishedWeights, Stop
 from rl4p.rollout.sampler import Sampler
 from rl4p.types import Array, Params
@@ -33,7 +35,7 @@ class NaiveSampler(Sampler):
     """
 
     def open(self, policy: Policy) -> "NaiveEngine":
-        return NaiveEngine(policy, self.sampling, self.temperature_at)
+        return NaiveEngine(policy, self.options, self.temperature_at)
 
     def plan(self, run: Any) -> Generator[PlannedProgram, Any, None]:
         """Yields one program, `decode`, which includes the prefill."""
@@ -65,18 +67,20 @@ class StaticBatch(NamedTuple):
     Attributes:
       lengths_B: int32, the number of tokens in the context.
       limits_B, drawn_B: int32, `max_tokens` and `drawn` of the request.
+      least_B: int32, the number of new tokens before which no end token is drawn.
       keys_B: uint32 [B, ...], the data of the random keys.
     """
 
     lengths_B: Array
     limits_B: Array
     drawn_B: Array
+    least_B: Array
     keys_B: Array
 
     @staticmethod
     def empty(B: int) -> "StaticBatch":
         zeros_B, keys_B = jnp.zeros(B, jnp.int32), jax.random.split(jax.random.key(0), B)
-        return StaticBatch(zeros_B, zeros_B, zeros_B, jax.random.key_data(keys_B))
+        return StaticBatch(zeros_B, zeros_B, zeros_B, zeros_B, jax.random.key_data(keys_B))
 
 
 class NaiveEngine(InProcess):
@@ -86,8 +90,9 @@ class NaiveEngine(InProcess):
         self,
         weights: PublishedWeights,
         requests: Sequence[Request],
-        distribution: SharedDistribution,
+        distribution: SharedDistribution | None,
         stop: Stop | None,
+        greedy: bool,
     ) -> list[tuple[np.ndarray, np.ndarray]]:
         assert stop is None
         mesh = self.policy.mesh.sampling
@@ -96,10 +101,17 @@ class NaiveEngine(InProcess):
         # The mesh divides the rows, so the last is repeated until it can.
         row_B = np.minimum(np.arange(B + -B % mesh.row_shards), B - 1)
         request_B = np.repeat(np.arange(len(requests)), counts_P)[row_B]
-        numbers_P = [(len(x.tokens), x.max_tokens, x.drawn) for x in requests]
+        own_P = [self.row_sampling(weights.version, greedy, x) for x in requests]
+        numbers_P = [
+            (len(x.tokens), x.max_tokens, x.drawn, max(0, own.least_tokens - x.drawn))
+            for x, own in zip(requests, own_P, strict=True)
+        ]
         keys_B = np.concatenate([x.keys_N for x in requests])[row_B]
-        numbers_B3 = np.array(numbers_P, np.int32)[request_B]
-        sequences = StaticBatch(*numbers_B3.T, keys_B=keys_B)
+        numbers_B4 = np.array(numbers_P, np.int32)[request_B]
+        sequences = StaticBatch(*numbers_B4.T, keys_B=keys_B)
+        own = None
+        if distribution is None:
+            own = mesh.shard_rows(OwnDistributions.of([own_P[p] for p in request_B]))
         prompts_PT = pad_left([x.tokens for x in requests], self.policy.pad_id)
         drawn = generate(
             self.policy.decoder,
@@ -108,7 +120,7 @@ class NaiveEngine(InProcess):
             weights.params,
             *mesh.shard_rows(tuple(x[request_B] for x in prompts_PT)),
             mesh.shard_rows(sequences),
-            distribution,
+            own if distribution is None else distribution,
         )
         tokens_BR, logprobs_BR, lengths_B = to_host(drawn)
         return [(tokens_BR[b, :n], logprobs_BR[b, :n]) for b, n in enumerate(lengths_B[:B])]
@@ -123,7 +135,7 @@ def generate(
     prompt_tokens_BT: Array,
     prompt_mask_BT: Array,
     sequences: StaticBatch,
-    distribution: SharedDistribution,
+    distribution: Distribution,
 ) -> tuple[Array, Array, Array]:
     """Prefills the prompts, then decodes one token of every row per step until all rows have ended.
 
@@ -136,11 +148,28 @@ def generate(
     prompt_segments_BT = prompt_mask_BT.astype(jnp.int32)
     prompt_positions_BT = jnp.maximum(jnp.cumsum(prompt_segments_BT, axis=1) - 1, 0)
 
-    def choose(hidden_BD: Array, t: Array) -> tuple[Array, Array]:
+    def choose(hidden_BD: Array, t: Array, seen_BV: Array | None) -> tuple[Any, ...]:
         logits_BV = decoder.logits(params, hidden_BD)
+        if isinstance(distribution, OwnDistributions):
+            early_B1 = (t < sequences.least_B)[:, None]
+            logits_BV = without(logits_BV, jnp.where(early_B1, ends[None], -1))
+            assert seen_BV is not None
+            penalties = distribution.repetition_n, distribution.presence_n
+            logits_BV = penalized(logits_BV, seen_BV, *penalties)
         keys_B = jax.random.wrap_key_data(jnp.asarray(sequences.keys_B))
         drawn = distribution.draw(logits_BV, ones_B, keys_B, sequences.drawn_B + t, 0)
-        return drawn.token_B, drawn.logprob_B
+        if seen_BV is not None:
+            seen_BV = jnp.asarray(seen_BV).at[jnp.arange(B), drawn.token_B].set(RESPONSE)
+        return drawn.token_B, drawn.logprob_B, seen_BV
+
+    def seen_at_first() -> Array | None:
+        if isinstance(distribution, SharedDistribution):
+            return None
+        drawn_BT = prompt_positions_BT >= (sequences.lengths_B - sequences.drawn_B)[:, None]
+        bits_BT = jnp.where(drawn_BT, RESPONSE, PROMPT)
+        bits_BT = jnp.where(prompt_mask_BT, bits_BT, 0).astype(jnp.uint8)
+        nothing_BV = jnp.zeros((B, decoder.config.vocabulary), jnp.uint8)
+        return nothing_BV.at[jnp.arange(B)[:, None], prompt_tokens_BT].max(bits_BT)
 
     def ended(token_B: Array, t: Array) -> Array:
         return jnp.isin(token_B, ends) | (t + 1 == sequences.limits_B)
@@ -152,7 +181,7 @@ def generate(
         )
 
     def decode_step(carry: tuple) -> tuple:
-        t, done_B, lengths_B, token_B, cache, out = carry
+        t, done_B, lengths_B, token_B, cache, out, seen_BV = carry
         hidden_BTD, cache = decoder.extend(
             params,
             token_B[:, None],
@@ -161,10 +190,10 @@ def generate(
             cache,
             width + t - 1,
         )
-        token_B, logprob_B = choose(hidden_BTD[:, 0], t)
+        token_B, logprob_B, seen_BV = choose(hidden_BTD[:, 0], t, seen_BV)
         out = write(out, (token_B, logprob_B), t)
         lengths_B = jnp.where(done_B, lengths_B, t + 1)
-        return t + 1, done_B | ended(token_B, t), lengths_B, token_B, cache, out
+        return t + 1, done_B | ended(token_B, t), lengths_B, token_B, cache, out, seen_BV
 
     def unfinished(carry: tuple) -> Array:
         t, done_B, *_ = carry
@@ -178,11 +207,11 @@ def generate(
         decoder.empty_cache(B, width + max_response_tokens),
         0,
     )
-    token_B, logprob_B = choose(hidden_BTD[:, -1], jnp.int32(0))
+    token_B, logprob_B, seen_BV = choose(hidden_BTD[:, -1], jnp.int32(0), seen_at_first())
     out = tuple(jnp.zeros((B, max_response_tokens), x.dtype) for x in (token_B, logprob_B))
     out = write(out, (token_B, logprob_B), jnp.int32(0))
-    start = (jnp.int32(1), ended(token_B, jnp.int32(0)), ones_B, token_B, cache, out)
-    _, _, lengths_B, _, _, (tokens_BR, logprobs_BR) = jax.lax.while_loop(
+    start = (jnp.int32(1), ended(token_B, jnp.int32(0)), ones_B, token_B, cache, out, seen_BV)
+    _, _, lengths_B, _, _, (tokens_BR, logprobs_BR), _ = jax.lax.while_loop(
         unfinished, decode_step, start
     )
     return tokens_BR, logprobs_BR, lengths_B

@@ -1,24 +1,46 @@
 """The options, the engine and the rollout that all in-process samplers share."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from pydantic import TypeAdapter, ValidationError
 
-from rl4p.configuration.bounds import AboveZero, Natural, NonNegative, Positive, TopShare
+from rl4p.configuration.bounds import (
+    AboveZero,
+    Finite,
+    Natural,
+    NonNegative,
+    Positive,
+    Share,
+    TopShare,
+)
+from rl4p.configuration.suggestions import did_you_mean
 from rl4p.distributed.processes import to_host
 from rl4p.model.policy import Policy
 from rl4p.protocols.engine import Request
 from rl4p.protocols.traits import RolloutTraits
 from rl4p.rollout.annealing.linear import Linear
 from rl4p.rollout.answers import answers
-from rl4p.rollout.engine.in_process import InProcess
+from rl4p.rollout.engine.in_process import InProcess, RowOptions
 from rl4p.types import Array, Episode, Params, Prompt, Sampling, Trajectories
+
+# The options that a task may have of its own, with their types.
+OF_TASKS: dict[str, Any] = {
+    "temperature": NonNegative,
+    "top_k": Natural,
+    "top_p": TopShare,
+    "min_p": Share,
+    "least_tokens": Natural,
+    "repetition_penalty": AboveZero,
+    "presence_penalty": Finite,
+    "stop": tuple[str, ...],
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,9 +49,20 @@ class Sampler(ABC):
 
     Attributes:
       max_response_tokens: the longest response in tokens, the end token included.
-      temperature, top_k, top_p: the sampling distribution (`types.Sampling`).
+      temperature, top_k, top_p, min_p: the sampling distribution (`types.Sampling`). min_p drops
+        the tokens with less than this share of the largest probability.
+      stop: strings that end a response. The token that completes one is its last token, and the
+        text has the string.
+      least_tokens: no end token is drawn before a response has so many tokens.
+      repetition_penalty: divides a logit above 0, and multiplies another, by this number, if its
+        token occurs in the prompt or the response. 1 is off.
+      presence_penalty: is subtracted from the logit of each token of the response. 0 is off.
+      tasks: other values of these options by task, such as ``{code: {stop: ["```"]}}``.
       annealing: the change of the temperature over the steps of a run; None for none. Evaluations
         keep `temperature`.
+      sync_every: n, the steps between two changes of the weights that sample. With n > 1, steps in
+        between sample with the weights of the last change, and their tokens are up to n - 1 steps
+        old. Evaluations always have the newest weights.
       max_logprob_gap: the run ends if `rollout/logprob_gap_mean` of a step is larger; None never
         ends it.
     """
@@ -39,15 +72,61 @@ class Sampler(ABC):
     annealing: Linear | None = None
     top_k: Natural = 0
     top_p: TopShare = 1.0
+    min_p: Share = 0.0
+    stop: tuple[str, ...] = ()
+    least_tokens: Natural = 0
+    repetition_penalty: AboveZero = 1.0
+    presence_penalty: Finite = 0.0
+    tasks: Mapping[str, Mapping[str, Any]] = field(default_factory=dict, hash=False)
+    sync_every: Positive = 1
     max_logprob_gap: AboveZero | None = None
 
     def __post_init__(self) -> None:
         if self.annealing is not None and self.temperature == 0:
             raise ValueError("annealing needs a temperature above 0 to begin with.")
+        if "" in self.stop:
+            raise ValueError("stop has an empty string, which would end every response.")
+        for task in ("", *self.tasks):
+            own = self.options(task)
+            if own.stop and own.sampling.least_tokens:
+                raise ValueError("stop and least_tokens do not go together: leave one of them out.")
+            if own.sampling.least_tokens >= self.max_response_tokens:
+                raise ValueError(
+                    f"least_tokens={own.sampling.least_tokens} leaves no room for an end token: "
+                    f"set fewer than max_response_tokens={self.max_response_tokens}."
+                )
 
     @property
     def sampling(self) -> Sampling:
-        return Sampling(temperature=self.temperature, top_k=self.top_k, top_p=self.top_p)
+        return self.options("").sampling
+
+    def options(self, task: str) -> RowOptions:
+        """Returns the sampling options of a task.
+
+        Raises:
+          ValueError: `tasks` has an option that is not one of them, or a wrong value.
+        """
+        values = {name: getattr(self, name) for name in OF_TASKS}
+        for name, value in self.tasks.get(task, {}).items():
+            check_option(f"tasks.{task}.{name}", name, value)
+            values[name] = value
+        stop = values.pop("stop")
+        return RowOptions(sampling=Sampling(**values), stop=tuple(stop))
+
+    def untrained(self) -> list[str]:
+        """Returns the options that change what tokens are drawn, and that the trainer ignores."""
+        plain = Sampling()
+        names = [
+            name
+            for name in ("least_tokens", "repetition_penalty", "presence_penalty")
+            if getattr(self, name) != getattr(plain, name)
+        ]
+        own = ((task, name) for task, options in self.tasks.items() for name in options)
+        return names + [f"tasks.{task}.{name}" for task, name in own if name != "stop"]
+
+    def of_one_response(self) -> list[str]:
+        """Returns the options that act on the tokens of one response, and not of several turns."""
+        return [*(["stop"] if self.stop else []), *self.untrained(), *self.tasks][:1]
 
     def temperature_at(self, step: int) -> float | None:
         """Returns the temperature of a step if it changes over the run, otherwise None."""
@@ -72,10 +151,25 @@ class Sampler(ABC):
         engine.publish(params, version)
         keys_P = np.split(to_host(sequence_keys(key, len(prompts) * group_size)), len(prompts))
         requests = [
-            Request(tokens=prompt.tokens, keys_N=keys_N, max_tokens=limit)
+            Request(tokens=prompt.tokens, keys_N=keys_N, max_tokens=limit, task=prompt.task)
             for prompt, keys_N in zip(prompts, keys_P, strict=True)
         ]
         return answers(policy, prompts, engine.complete(requests, greedy=greedy), limit)
+
+
+def check_option(key: str, name: str, value: Any) -> None:
+    """Checks an option of a task.
+
+    Raises:
+      ValueError: the sampler has no such option for tasks, or the value is wrong.
+    """
+    if name not in OF_TASKS:
+        hint = did_you_mean(name, OF_TASKS)
+        raise ValueError(f"{key} does not exist{hint} (options: {', '.join(OF_TASKS)})")
+    try:
+        TypeAdapter(OF_TASKS[name]).validate_python(value)
+    except ValidationError as error:
+        raise ValueError(f"{key}={value} is wrong: {error.errors()[0]['msg']}.") from None
 
 
 def without_annealing(rollout: Any) -> Any:

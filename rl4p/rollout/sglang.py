@@ -117,6 +117,16 @@ class SGLangProtocol(WeightsProtocol):
         await self.verify(server, weights, deadline)
         await post("/continue_generation", {})
 
+    async def sleep(self, server: RemoteServer, deadline: Deadline) -> None:
+        try:
+            await server.send("POST", "/release_memory_occupation", {}, seconds=deadline.left)
+        except RefusedError as error:
+            hint = "start it with --enable-memory-saver"
+            raise RefusedError(f"{error} ({hint})", error.status) from None
+
+    async def wake(self, server: RemoteServer, deadline: Deadline) -> None:
+        await server.send("POST", "/resume_memory_occupation", {}, seconds=deadline.left)
+
     async def flush(self, server: RemoteServer, deadline: Deadline) -> None:
         """Empties the cache, which a server refuses while requests run."""
         failures = 0

@@ -59,6 +59,9 @@ class VLLMProtocol(WeightsProtocol):
         if self.model is None:
             models = await server.send("GET", "/v1/models", seconds=deadline.left)
             server.features["model"] = field(models, "data", 0, "id")
+        offered, state = await server.offered("GET", "/is_sleeping", seconds=deadline.left)
+        if offered and isinstance(state, dict):  # also of a run that was killed
+            server.asleep = state.get("is_sleeping") is True
 
     async def complete(
         self, server: RemoteServer, request: ServerRequest, id: str, *, seconds: float
@@ -123,6 +126,16 @@ class VLLMProtocol(WeightsProtocol):
         await self.verify(server, weights, deadline)
         await server.send("POST", "/resume", seconds=deadline.left)
         await self.check_logprobs(server, deadline)
+
+    async def sleep(self, server: RemoteServer, deadline: Deadline) -> None:
+        try:
+            await server.send("POST", "/sleep?level=2", seconds=deadline.left)
+        except RefusedError as error:
+            hint = f"{DEVELOPMENT} and --enable-sleep-mode"
+            raise RefusedError(f"{error} ({hint})", error.status) from None
+
+    async def wake(self, server: RemoteServer, deadline: Deadline) -> None:
+        await server.send("POST", "/wake_up", seconds=deadline.left)
 
     async def transfer(self, server: RemoteServer, weights: NewWeights, deadline: Deadline) -> None:
         """Makes a server load weights by its transfer from disk."""

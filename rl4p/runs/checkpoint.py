@@ -3,15 +3,14 @@
 import logging
 import os
 import re
-import shutil
-import sys
+import time
 import warnings
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, closing, contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import numpy as np
@@ -21,8 +20,18 @@ from rl4p.configuration.bounds import Natural, Positive
 from rl4p.distributed.processes import agreed, first
 from rl4p.errors import InputError, RunError
 from rl4p.protocols.collection import Stateful
-from rl4p.runs.saved_steps import chosen_step, set_aside, write_digests
-from rl4p.types import Params, StepInfo, TrainState
+from rl4p.protocols.hook import StepInfo
+from rl4p.runs.best import Best, Mode
+from rl4p.runs.saved_steps import (
+    DIGESTS,
+    Choice,
+    WithDigests,
+    chosen_step,
+    set_aside,
+    steps_of,
+    without_closed_loops,
+)
+from rl4p.types import Params, TrainState
 
 log = logging.getLogger(__name__)
 
@@ -35,19 +44,46 @@ class Orbax:
 
     Attributes:
       every: the number of steps between checkpoints, 0 for none. The last step is always saved.
-      keep: the number of checkpoints to keep.
+      keep: the number of checkpoints to keep, the newest.
+      best: a metric of the evaluations, such as eval/addition/pass_at_1. The checkpoint with its
+        best value is kept beside the newest, and saved when it is evaluated; None for none.
+      mode: whether the largest or the smallest value is the best.
+      restore: the checkpoint that `resume` continues from; `checkpoint=best` beside it sets it.
     """
 
     every: Natural = 50
     keep: Positive = 2
+    best: str | None = None
+    mode: Mode = "max"
+    restore: Literal["newest", "best"] = "newest"
 
-    def open(self, folder: Path, parts: Mapping[str, Stateful]) -> "Checkpoints":
+    def __post_init__(self) -> None:
+        if not self.every and self.keep != type(self).keep:
+            raise ValueError(
+                f"keep={self.keep} has no effect with every=0, which saves only the last step: set "
+                "checkpoint.every, or leave it out."
+            )
+
+    def open(
+        self, folder: Path, parts: Mapping[str, Stateful], best: Best | None = None
+    ) -> "Checkpoints":
         """Opens the checkpoints of a run folder.
 
         Args:
           parts: the other objects to save and restore with the `TrainState`, by name.
+          best: the evaluations, whose best checkpoint is kept.
         """
-        return Checkpoints(folder / "checkpoints", parts, every=self.every, keep=self.keep)
+        checkpoints = Checkpoints(
+            folder / "checkpoints",
+            parts,
+            every=self.every,
+            keep=self.keep,
+            best=best,
+            restores="best" if self.restore == "best" else None,
+        )
+        if best is not None:
+            best.checkpoints = checkpoints
+        return checkpoints
 
 
 class Checkpoints:
@@ -61,9 +97,18 @@ class Checkpoints:
     """
 
     def __init__(
-        self, folder: Path, parts: Mapping[str, Stateful], *, every: int, keep: int
+        self,
+        folder: Path,
+        parts: Mapping[str, Stateful],
+        *,
+        every: int,
+        keep: int,
+        best: Best | None = None,
+        restores: Choice = None,
     ) -> None:
-        self.every = every
+        self.every, self.best = every, best
+        self.restores: Choice = restores
+        self.began: dict[int, float] = {}  # when the save of a step began, in seconds of the epoch
         self.parts = parts
         self.folder = folder
         self.keep = keep
@@ -75,7 +120,7 @@ class Checkpoints:
         return ocp.CheckpointManager(
             self.folder.absolute(),
             options=ocp.CheckpointManagerOptions(
-                max_to_keep=self.keep,
+                preservation_policy=self,
                 create=True,
                 temporary_path_class=WithDigests,
                 lightweight_initialize=True,  # reads no files of steps, which may be damaged
@@ -89,6 +134,30 @@ class Checkpoints:
             },
         )
 
+    def should_preserve(self, checkpoints: Sequence[Any], *, context: Any) -> list[bool]:
+        """Returns which checkpoints Orbax keeps: the newest and the best.
+
+        Orbax deletes the others after the checkpoint that it saves has its final name.
+        """
+        del context
+        steps = [checkpoint.step for checkpoint in checkpoints]
+        kept = set(steps[-self.keep :])
+        if self.best is not None:
+            kept.add(self.best.step(steps))
+        return [step in kept for step in steps]
+
+    def save_seconds(self) -> float:
+        """Returns the seconds of the slowest save of this start that has ended, or 0."""
+        ends = {step: self.folder / str(step) / DIGESTS for step in self.began}
+        seconds = (x.stat().st_mtime - self.began[s] for s, x in ends.items() if x.exists())
+        return max(0.0, *seconds, 0.0)
+
+    def steps(self) -> list[int]:
+        return steps_of(self.folder)
+
+    def begun(self) -> list[int]:
+        return list(self.manager.all_steps())
+
     def __call__(self, info: StepInfo) -> None:
         self.save(info.state)
 
@@ -100,8 +169,9 @@ class Checkpoints:
         """
         state.check_not_donated()
         step = int(state.step)
-        if step in self.manager.all_steps():
+        if step in self.begun():
             return
+        self.began[step] = time.time()
         arrays: dict[str, np.ndarray] = {}
         states = {name: part.state() for name, part in self.parts.items()}
         items = {
@@ -124,15 +194,15 @@ class Checkpoints:
         return self.manager.latest_step()
 
     def restore(self, state: TrainState) -> TrainState:
-        """Returns the newest checkpoint with the shapes, dtypes and shardings of `state`.
+        """Returns the newest or best checkpoint with the shapes, dtypes and shardings of `state`.
 
-        Also restores the other parts. Damaged checkpoints that are newer than it are reported and
-        renamed, so that the run can save their steps again.
+        Also restores the other parts. Checkpoints that are newer than it are reported and renamed,
+        so that the run can save their steps again.
 
         Raises:
           InputError: each checkpoint is damaged, or its leaves differ; the message names them.
         """
-        step = agreed(chosen_step(self.folder) if first() else None)
+        step = agreed(chosen_step(self.folder, self.restores) if first() else None)
         restored = self.restored(step, state)
         if step != self.latest():
             if first():
@@ -194,14 +264,14 @@ class Checkpoints:
 
 
 def restore_params(
-    folder: Path, like: Params, *, step: int | None = None, average: bool = False
+    folder: Path, like: Params, *, step: Choice = None, average: bool = False
 ) -> tuple[int, Params]:
     """Reads only the parameters of a checkpoint.
 
     Args:
       folder: the folder of the run.
       like: the shapes, dtypes and shardings of the parameters.
-      step: the step of the checkpoint; None selects the newest that is not damaged.
+      step: the step of the checkpoint, or `best`; None selects the newest that is not damaged.
       average: whether to read the moving average of the parameters instead.
 
     Returns:
@@ -245,25 +315,6 @@ def restore_params(
         return chosen, restored["state"][part]
 
 
-@contextmanager
-def without_closed_loops() -> Iterator[None]:
-    """Hides tracebacks that TensorStore's threads print after a save has failed.
-
-    They still report to the event loop of the save, which Orbax has closed.
-    """
-    before = sys.unraisablehook
-
-    def hook(unraisable: Any) -> None:
-        if str(unraisable.exc_value) != "Event loop is closed":
-            before(unraisable)
-
-    sys.unraisablehook = hook
-    try:
-        yield
-    finally:
-        sys.unraisablehook = before
-
-
 def not_saved(which: str, error: OSError | ValueError) -> RunError:
     """Returns the error for a checkpoint that could not be saved.
 
@@ -278,24 +329,6 @@ def not_saved(which: str, error: OSError | ValueError) -> RunError:
     return RunError(f"{which} could not be saved: {reason}.")
 
 
-class WithDigests(ocp.path.atomicity.AtomicRenameTemporaryPath):
-    """The temporary folder of a step or an item; a step gets digests before its final name."""
-
-    async def finalize(self) -> None:
-        final, temporary = self._final_path, ocp.path.atomicity.TMP_DIR_SUFFIX
-        if temporary in final.parent.name:  # an item, whose files are among those of its step
-            await super().finalize()
-            return
-        # Orbax writes files until it renames the folder, which first gets another temporary name.
-        complete = final.parent / f"{final.name}{temporary}.complete"
-        shutil.rmtree(complete, ignore_errors=True)  # of a killed run
-        self._final_path = complete
-        await super().finalize()
-        self._final_path = final
-        write_digests(Path(complete))
-        complete.rename(final)
-
-
 def as_saved(state: TrainState) -> dict[str, Any]:
     """Returns the state as a dict of plain arrays; the typed random key becomes its data."""
     return {
@@ -305,6 +338,7 @@ def as_saved(state: TrainState) -> dict[str, Any]:
         "key": jax.random.key_data(state.key),
         "memory": state.memory,
         "average": state.average,
+        "reference": state.reference,
     }
 
 

@@ -5,9 +5,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from rl4p.protocols.hook import StepInfo
 from rl4p.runs.history import WINDOW, History
 from rl4p.runs.symptoms import LAST_RULE, RULES, Symptom, loss_note
-from rl4p.types import StepInfo
 
 log = logging.getLogger(__name__)
 

@@ -12,18 +12,19 @@ from rl4p.model.policy import Policy
 from rl4p.protocols.engine import OpensEngine
 from rl4p.rollout.sampler import without_annealing
 from rl4p.runs.checkpoint import restore_params
+from rl4p.runs.saved_steps import Choice
 from rl4p.types import Params
 
 
 def load_policy(
-    config: DictConfig, run: Path | None, *, step: int | None = None, average: bool = False
+    config: DictConfig, run: Path | None, *, step: Choice = None, average: bool = False
 ) -> tuple[Policy, Params, int | None]:
     """Builds the model of a configuration, with the parameters of a checkpoint if there is a run.
 
     Args:
       config: the composed configuration, of the run if there is one (`config_of_run`).
       run: the folder of a run; None keeps the initial parameters of the model.
-      step: the step of the checkpoint; None selects the newest.
+      step: the step of the checkpoint, or `best`; None selects the newest.
       average: whether to read the moving average of the parameters.
 
     Returns:
@@ -40,8 +41,8 @@ def load_policy(
         lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), params
     )
     del params  # frees the memory before the checkpoint is loaded
-    step, params = restore_params(run, like, step=step, average=average)
-    return policy, params, step
+    restored, params = restore_params(run, like, step=step, average=average)
+    return policy, params, restored
 
 
 def run_sampler(config: DictConfig) -> Any:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import jax
 
-from rl4p.types import StepInfo
+from rl4p.protocols.hook import StepInfo
 
 COMPILING, TRACED = 2, 3  # steps
 

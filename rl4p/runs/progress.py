@@ -9,11 +9,12 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
 
+from rl4p.protocols.hook import StepInfo
 from rl4p.runs.tolerance import RunConsole, Tolerance
 from rl4p.terminal import visible
-from rl4p.types import StepInfo
 
 NAME = "The progress bar"
+SHOWN = {"pass_at_1": "pass@1", "loss": "loss"}  # the metrics of an evaluation
 
 
 class ProgressBar:
@@ -84,10 +85,13 @@ class ProgressBar:
             )
 
     def note_evaluation(self, metrics: Mapping[str, float]) -> None:
-        """Stores pass@1 for the next lines, if the metrics contain it."""
-        scores = {k: v for k, v in metrics.items() if k.endswith("/pass_at_1")}
-        if scores:
-            named = [f"{name.split('/')[1]} pass@1 {score:.3f}" for name, score in scores.items()]
+        """Stores pass@1 and the loss for the next lines, if the metrics contain them."""
+        named = [
+            f"{name.split('/')[1]} {SHOWN[name.rpartition('/')[2]]} {score:.3f}"
+            for name, score in metrics.items()
+            if name.startswith("eval/") and name.rpartition("/")[2] in SHOWN
+        ]
+        if named:
             self.pass_at_1 = "  ".join(named) + "  "
 
     def print_sample(self, info: StepInfo) -> None:
@@ -137,10 +141,10 @@ def print_summary(folder: Path, summary: Mapping[str, Any]) -> None:
 
 
 def evaluation_rows(summary: Mapping[str, Any]) -> list[list[str]]:
-    """Returns pass@k and avg@n of a summary by task: the name, the first, last and best value."""
+    """Returns pass@k, avg@n and losses of a summary: the name, the first, last and best value."""
     evaluation, rows = summary["evaluation"], []
     for name in evaluation["last"]:
-        if re.search(r"/(pass|avg)_at_\d+$", name):
+        if re.search(r"/((pass|avg)_at_\d+|loss|perplexity|preference_accuracy)$", name):
             values = (evaluation[when].get(name) for when in ("first", "last", "best"))
             texts = ("-" if v is None else f"{v:.3f}" for v in values)
             rows.append([name.removeprefix("eval/"), *texts])
@@ -165,7 +169,7 @@ def idle_lines(summary: Mapping[str, Any]) -> list[str]:
 
 
 def time_table(summary: Mapping[str, Any]) -> Table:
-    """Returns a table of seconds by phase; the rest is startup and checkpoints.
+    """Returns a table of seconds by phase and of compilation; the rest is startup and checkpoints.
 
     A median is over the steps with the phase, since not every step has an evaluation. Phases in
     the background take none of the whole time; only waiting for them does.
@@ -179,6 +183,8 @@ def time_table(summary: Mapping[str, Any]) -> Table:
     for name, median in medians.items():
         share = "in background" if name in background else f"{100 * seconds[name] / total:.1f} %"
         table.add_row(name.replace("_", " "), f"{seconds[name]:.1f}", share, f"{median:.3f}")
-    rest = total - sum(seconds[name] for name in medians if name not in background)
+    compiled = seconds["compile"]
+    table.add_row("compilation", f"{compiled:.1f}", f"{100 * compiled / total:.1f} %", "")
+    rest = total - compiled - sum(seconds[name] for name in medians if name not in background)
     table.add_row("the rest", f"{rest:.1f}", f"{100 * rest / total:.1f} %", "")
     return table

@@ -6,6 +6,8 @@
                       evaluation of a step is in the same line; step 0 is before training
     samples.jsonl     one object per sample (`samples.py`): {"step": 3, "prompt": ...,
                       "response": ..., ...}
+    changes.jsonl     what resuming changed, one object per value: {"step": 50, "key": "steps",
+                      "before": 80, "after": 120}
     summary.json      the status and the final results of the run
 
 Each line is written in one call, so `kill -9` loses at most the current line, and readers skip an
@@ -25,9 +27,15 @@ import yaml
 
 from rl4p.configuration.folder import replace
 from rl4p.configuration.signature import signed
+from rl4p.configuration.tree import leaves
+from rl4p.configuration.yaml_file import read_mapping
 from rl4p.errors import InputError, RunError
 from rl4p.runs.lines import append, finite, read
 
+TRAINING, EVALUATION = "training", "evaluation"  # the "kind" in environment.json
+# Keys of the root that say how a start is watched, and not what is learned.
+OF_A_START = ("resume", "trusted_targets", "allow", "tracker", "checkpoint", "samples", "debug")
+OF_A_START += ("plan", "mesh", "hydra")
 RESERVE = ".reserve"  # a file in the place of the summary, while the run goes on
 ROOM = 2**15  # bytes; more than a summary has
 
@@ -59,6 +67,30 @@ class Record:
         """Writes the resolved configuration and the environment of the run."""
         replace_file(self.folder / "config.yaml", signed("config.yaml", _yaml(config)))
         replace_file(self.folder / "environment.json", _document(environment))
+
+    def log_changes(self, step: int, config: Mapping[str, Any]) -> None:
+        """Appends the values of config.yaml that a resumed run changes, from a step on.
+
+        It is called before `describe`, which replaces config.yaml.
+        """
+        path = self.folder / "config.yaml"
+        old = dict(leaves(read_mapping(path), lists=False)) if path.is_file() else {}
+        new = dict(leaves(config, lists=False))
+        rows = [
+            {"step": step, "key": key, "before": old.get(key), "after": new.get(key)}
+            for key in sorted(old.keys() | new.keys())
+            if old and old.get(key) != new.get(key) and key.partition(".")[0] not in OF_A_START
+        ]
+        if rows:
+            append(self.changes_file, rows)
+
+    @property
+    def changes_file(self) -> Path:
+        return self.folder / "changes.jsonl"
+
+    def changes(self) -> list[dict[str, Any]]:
+        """Returns what resuming changed, in order."""
+        return [row for row, _ in _rows(self.changes_file)]
 
     def log(self, step: int, metrics: Mapping[str, Any]) -> None:
         """Appends the line of a step. `float` must accept the values."""

@@ -1,20 +1,15 @@
 """The job of `python -m rl4p.train`: a run in its folder with hooks, signals and a summary."""
 
-import hashlib
 import importlib.metadata
 import logging
-import statistics
 import sys
-import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import jax
-import numpy as np
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 
@@ -24,33 +19,39 @@ from rl4p.configuration.folder import only_run_in, record_value
 from rl4p.configuration.quoting import command, override
 from rl4p.configuration.trust import names_in, unsandboxed
 from rl4p.distributed.mesh import Mesh
-from rl4p.distributed.processes import agreed, anywhere, first, reporting_errors, to_host
-from rl4p.errors import InputError, RunError, Stopped
+from rl4p.distributed.processes import agreed, anywhere, first, reporting_errors
+from rl4p.errors import InputError, OutOfTime, RunError, Stopped
 from rl4p.experiment.build import Experiment, build
 from rl4p.experiment.planning.report import refuse_what_does_not_fit
-from rl4p.loop.compilation import Compilation, compilation, keep_programs
+from rl4p.loop.compilation import (
+    clock,
+    compilation,
+    keep_programs,
+)
 from rl4p.loop.loop import run_hooks, train
-from rl4p.protocols.hook import Hook
+from rl4p.protocols.hook import Hook, OpensHook
 from rl4p.protocols.tracker import TrackedRun
+from rl4p.runs.best import best_of
 from rl4p.runs.checkpoint import Checkpoints
 from rl4p.runs.commit import git_state
+from rl4p.runs.data_sets import data_sets
 from rl4p.runs.diagnosis import Diagnosis
+from rl4p.runs.early_stop import EarlyStop, early_stop
+from rl4p.runs.outcome import RunOutcome
 from rl4p.runs.plots import plot_collector, plot_learning_curve
 from rl4p.runs.profiler import Profiler
 from rl4p.runs.progress import ProgressBar, print_summary
-from rl4p.runs.record import Record
+from rl4p.runs.record import EVALUATION, TRAINING, Record
 from rl4p.runs.responses.recording import RecordSamples
 from rl4p.runs.saved_steps import steps_of
 from rl4p.runs.signals import StopRequest, discard_output
 from rl4p.runs.tolerance import RunConsole, Tolerance, Tolerated
 from rl4p.runs.tracker.none import NoTracker
 from rl4p.runs.tracker.several import SeveralRuns
-from rl4p.types import Params, StepInfo, TrainState
+from rl4p.types import TrainState
 
 log = logging.getLogger(__name__)
 
-PHASES = ("rollout", "reward", "scoring", "advantage", "update", "evaluation")
-WAITS = "trainer_waits"  # for samples, if rollout and reward run in the background
 PLOTS = {plot_learning_curve: "learning_curve.png", plot_collector: "collector.png"}
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "transformers", "numpy")
 
@@ -60,9 +61,9 @@ def run(config: DictConfig) -> dict[str, Any]:
 
     Raises:
       InputError, RunError: raised by the parts of the run.
-      Stopped: a signal stopped the run; everything is saved.
+      Stopped: a signal or `stop.before` stopped the run; everything is saved.
     """
-    started, compiled = time.perf_counter(), compilation()
+    started, compiled = clock(), compilation()
     keep_programs()
     folder = Path(agreed(HydraConfig.get().runtime.output_dir))
     with recorded_in(folder) as record, StopRequest() as request:
@@ -78,13 +79,20 @@ def run(config: DictConfig) -> dict[str, Any]:
         tolerance = Tolerance()
         with tolerance.of("Printing"):
             terminal.print(f"{folder}\n{experiment.sizes}")
-        if first() and (date := experiment.loop.policy.date) is not None:
-            record_value(folder, "model.date", date)
+        for sentence in experiment.idle_options if first() else ():
+            log.warning("%s", sentence)
+        for key, value in experiment.recorded.items() if first() else ():
+            record_value(folder, key, value)
+        if first() and config.resume is not None:
+            newest = max(steps_of(folder / "checkpoints"), default=0)
+            record.log_changes(newest, experiment.config)
         record.describe(experiment.config, environment(experiment))
         tracked = SeveralRuns({type(tracker).__name__: tracker}, folder)
         stateful = experiment.loop.stateful | {"evaluation": experiment.evaluation}
-        checkpoints = instantiate(config.checkpoint).open(folder, stateful)
-        outcome = RunOutcome(record=record, tracked=tracked, state=experiment.state)
+        best = best_of(config, experiment.evaluation)
+        early = early_stop(config, best)
+        checkpoints = instantiate(config.checkpoint).open(folder, stateful, best)
+        outcome = RunOutcome(record=record, tracked=tracked, state=experiment.state, best=best)
         diagnosis = Diagnosis(config=experiment.config, quiet=not first())
         status = "failed"
         try:
@@ -95,13 +103,14 @@ def run(config: DictConfig) -> dict[str, Any]:
                 checkpoints,
                 reporting_errors(),
             ):  # if the last save fails, the run has failed
-                run_steps(config, experiment, checkpoints, outcome, diagnosis, request)
-            status = "finished" if outcome.step == config.steps else "stopped"
+                run_steps(config, experiment, checkpoints, outcome, diagnosis, request, early)
+            resumable = outcome.stopped_by in ("signal", "before")
+            status = "stopped" if resumable else "finished"
         finally:
             try:
-                seconds = time.perf_counter() - started
-                summary = outcome.summary(status, seconds, compilation().since(compiled))
+                summary = outcome.summary(status, started, compilation().since(compiled))
                 summary["warnings"] = diagnosis.end()
+                summary["idle_options"] = list(experiment.idle_options)
                 with at_the_end(status):
                     if outcome.begun or config.resume is None:
                         record.write_summary(summary)
@@ -123,7 +132,8 @@ def run(config: DictConfig) -> dict[str, Any]:
             if "Printing" in tolerance.failed:
                 discard_output()
         if status == "stopped":
-            raise Stopped(
+            kind = OutOfTime if outcome.stopped_by == "before" else Stopped
+            raise kind(
                 f"Stopped after step {outcome.step}, everything is saved. Continue with: "
                 f"{resume_command(config, folder)}"
             )
@@ -190,19 +200,22 @@ def run_steps(
     config: DictConfig,
     experiment: Experiment,
     checkpoints: Checkpoints,
-    outcome: "RunOutcome",
+    outcome: RunOutcome,
     diagnosis: Diagnosis,
     request: StopRequest,
+    early: EarlyStop,
 ) -> None:
-    """Runs the steps and their hooks from the start or a checkpoint to the end or a signal."""
+    """Runs the steps and their hooks from the start or a checkpoint to the end or a stop."""
     record, tracked, samples = outcome.record, outcome.tracked, config.samples
     lines_every = max(1, config.steps // 20)
     bar = ProgressBar(config.steps, lines_every, samples.every, quiet=not first())
-    with bar:
+    with ExitStack() as stack, bar:
         state = first_state(config, experiment, checkpoints, record, tracked)
         outcome.begin(state, resumed=config.resume is not None)
         if checkpoints.latest() is None:  # not restored, so it was evaluated just now
             outcome.count(record.metrics()[-1])
+        if outcome.best is not None:
+            outcome.best.begin(agreed(record.metrics() if first() else None))
         bar.begin(outcome.step, record.metrics()[-1] if first() else {})
         diagnosis.begin(record.metrics())
         record_samples = RecordSamples(
@@ -212,26 +225,45 @@ def run_steps(
             tracked=tracked,
             tokenizer=experiment.loop.policy.tokenizer if samples.tokens else None,
         )
+        users = opened(experiment, record.folder, stack)
         hooks: list[Hook] = [
             experiment.evaluation,
-            *experiment.hooks,  # before the outcome records the metrics
+            *users,  # before the outcome records the metrics
             Tolerated(record_samples, "Recording samples"),
             outcome,
             bar,
             Tolerated(diagnosis, "The diagnosis"),
+            *([outcome.best] if outcome.best is not None else []),
             checkpoints,
         ]
         steps = train(experiment.loop, state)
-        with ExitStack() as stack:
+        with ExitStack() as profiled:
             if config.debug.profile:
                 traces = record.folder / "profile"
-                hooks.append(stack.enter_context(Profiler(traces, outcome.step, config.steps)))
-            while not (stopped := anywhere(request.received is not None)):
-                if (info := next(steps, None)) is None:
+                hooks.append(profiled.enter_context(Profiler(traces, outcome.step, config.steps)))
+            while outcome.step < config.steps:
+                stopped = "signal" if anywhere(request.received is not None) else None
+                if stopped := stopped or early.reason(checkpoints, outcome.state):
+                    outcome.stopped_by = stopped
                     break
+                began = clock()
+                info = next(steps)
                 run_hooks(hooks, info, last=info.step == config.steps)
-        if stopped:
-            checkpoints.save(outcome.state)  # no other hook, so that a resumed run has equal lines
+                early.steps.append(clock() - began)
+            else:
+                outcome.stopped_by = "steps"
+        checkpoints.save(outcome.state)  # no other hook, so that a resumed run has equal lines
+
+
+def opened(experiment: Experiment, folder: Path, stack: ExitStack) -> list[Hook]:
+    """Returns the user's hooks; those that are options are opened, and closed with the stack."""
+    hooks: list[Hook] = []
+    for hook in experiment.hooks:
+        if isinstance(hook, OpensHook):
+            opened = hook.open(folder, experiment.loop.policy, dict(experiment.config))
+            hook = stack.enter_context(closing(opened))
+        hooks.append(hook)
+    return hooks
 
 
 def first_state(
@@ -270,92 +302,15 @@ def may_start_again(record: Record, checkpoints: Checkpoints) -> bool:
     return checkpoints.latest() is None and failed and young
 
 
-@dataclass(kw_only=True)
-class RunOutcome:
-    """A hook that records and mirrors the metrics of a step, and has the content of summary.json.
-
-    It is updated after every step, so that a failed run has a summary too.
-    """
-
-    record: Record
-    tracked: TrackedRun
-    state: TrainState
-    every: int = 1
-    resumed_from: int | None = None
-    times: list[dict[str, float]] = field(default_factory=list)
-    step: int = 0
-    begun: bool = False
-
-    def begin(self, state: TrainState, *, resumed: bool) -> None:
-        self.record.reserve()
-        self.record.remove_summary()  # while the run goes on, it has not finished
-        self.state, self.step, self.begun = state, int(state.step), True
-        self.resumed_from = self.step if resumed else None
-
-    def __call__(self, info: StepInfo) -> None:
-        self.record.log(info.step, info.metrics)
-        self.tracked.log(info.step, info.metrics)
-        self.state, self.step = info.state, info.step
-        self.count(info.metrics)
-
-    def count(self, metrics: Mapping[str, float]) -> None:
-        """Adds the times of the phases of a step, or of the evaluation before the first step."""
-        present = (name for name in (*PHASES, WAITS) if f"time/{name}" in metrics)
-        self.times.append({name: metrics[f"time/{name}"] for name in present})
-
-    def summary(self, status: str, seconds: float, compiled: Compilation) -> dict[str, Any]:
-        rows = self.record.metrics()
-        evaluations = [
-            evaluation
-            for row in rows
-            if (evaluation := {k: value for k, value in row.items() if k.startswith("eval/")})
-        ]
-        names = {name for evaluation in evaluations for name in evaluation}
-        best = {name: max(e[name] for e in evaluations if name in e) for name in sorted(names)}
-        phases = (*PHASES, WAITS) if any(WAITS in each for each in self.times) else PHASES
-        times = {name: [each[name] for each in self.times if name in each] for name in phases}
-        return {
-            "status": status,
-            "step": self.step,
-            "idle_steps": idle_steps(rows),
-            "evaluation": {
-                "first": evaluations[0] if evaluations else {},
-                "last": evaluations[-1] if evaluations else {},
-                "best": best,
-            },
-            "params_sha256": params_sha256(self.state.params) if status != "failed" else None,
-            "seconds": {"total": seconds} | {name: sum(times[name]) for name in phases},
-            "median_seconds": {  # of the steps with that phase
-                name: statistics.median(times[name]) if times[name] else 0.0 for name in phases
-            },
-            "compilation": asdict(compiled),
-            "resumed_from": self.resumed_from,
-        }
-
-
-def idle_steps(rows: Sequence[Mapping[str, float]]) -> dict[str, int]:
-    """Returns how many steps had an update that was skipped, and how many had a gradient of 0."""
-    return {
-        "skipped": sum(row.get("update/skipped", 0) > 0 for row in rows),
-        "zero_gradient": sum(row.get("update/grad_norm") == 0 for row in rows),
-    }
-
-
-def params_sha256(params: Params) -> str:
-    """Returns a digest of the names, shapes, dtypes and bytes of all parameters, sorted by name."""
-    digest = hashlib.sha256()
-    for path, value in jax.tree_util.tree_flatten_with_path(params)[0]:
-        array = np.asarray(to_host(value))
-        name = jax.tree_util.keystr(path, simple=True, separator="/")
-        digest.update(f"{name} {array.shape} {array.dtype}\n".encode())
-        digest.update(np.ascontiguousarray(array).tobytes())
-    return digest.hexdigest()
-
-
 def environment(experiment: Experiment) -> dict[str, Any]:
-    """Returns the environment of the run: commit, versions, devices and overrides."""
-    overrides = list(HydraConfig.get().overrides.task)
-    return surroundings(experiment.loop.policy.mesh) | {"overrides": overrides}
+    """Returns the environment of the run: its kind, overrides and data, commit and devices."""
+    config, held_out = experiment.config, experiment.evaluation.prompts
+    return surroundings(experiment.loop.policy.mesh) | {
+        "kind": TRAINING,
+        "overrides": list(HydraConfig.get().overrides.task),
+        "data_sets": data_sets(config, TRAINING, experiment.prompts)
+        + data_sets(config, EVALUATION, held_out),
+    }
 
 
 def surroundings(mesh: Mesh) -> dict[str, Any]:

@@ -8,17 +8,62 @@ written before the folder gets its final name, so that each complete step has on
 import hashlib
 import logging
 import re
-from collections.abc import Sequence
+import shutil
+import sys
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any, Literal
+
+import orbax.checkpoint as ocp
 
 from rl4p.errors import InputError
+from rl4p.runs.best import best_checkpoint
 
 DIGESTS = "digests.sha256"
 OWN = "# SHA-256 of the lines below: "  # for a flipped bit in the file itself
+Choice = int | Literal["best"] | None  # of a checkpoint: its step, the best, or the newest
 LINE = re.compile(r"^([0-9a-f]{64})  (.+)$", re.MULTILINE)
 
 log = logging.getLogger(__name__)
+
+
+class WithDigests(ocp.path.atomicity.AtomicRenameTemporaryPath):
+    """The temporary folder of a step or an item; a step gets digests before its final name."""
+
+    async def finalize(self) -> None:
+        final, temporary = self._final_path, ocp.path.atomicity.TMP_DIR_SUFFIX
+        if temporary in final.parent.name:  # an item, whose files are among those of its step
+            await super().finalize()
+            return
+        # Orbax writes files until it renames the folder, which first gets another temporary name.
+        complete = final.parent / f"{final.name}{temporary}.complete"
+        shutil.rmtree(complete, ignore_errors=True)  # of a killed run
+        self._final_path = complete
+        await super().finalize()
+        self._final_path = final
+        write_digests(Path(complete))
+        complete.rename(final)
+
+
+@contextmanager
+def without_closed_loops() -> Iterator[None]:
+    """Hides tracebacks that TensorStore's threads print after a save has failed.
+
+    They still report to the event loop of the save, which Orbax has closed.
+    """
+    before = sys.unraisablehook
+
+    def hook(unraisable: Any) -> None:
+        if str(unraisable.exc_value) != "Event loop is closed":
+            before(unraisable)
+
+    sys.unraisablehook = hook
+    try:
+        yield
+    finally:
+        sys.unraisablehook = before
 
 
 def write_digests(folder: Path) -> None:
@@ -95,10 +140,14 @@ def steps_of(folder: Path) -> list[int]:
     return sorted(int(name) for name in names if re.fullmatch(r"0|[1-9][0-9]*", name))
 
 
-def chosen_step(folder: Path, step: int | None = None) -> int:
+def chosen_step(folder: Path, step: Choice = None) -> int:
     """Returns the newest step of a folder that is not damaged, or checks that the given one is not.
 
     Warns of each step that is passed over.
+
+    Args:
+      folder: the folder `checkpoints` of a run.
+      step: a step, or `best` for the best of them; None for the newest.
 
     Raises:
       InputError: there is no such step, or it is damaged.
@@ -106,6 +155,8 @@ def chosen_step(folder: Path, step: int | None = None) -> int:
     steps = steps_of(folder)
     if not steps:
         raise InputError(f"{folder} has no finished checkpoint.")
+    if step == "best":
+        step = best_checkpoint(folder.parent, steps)
     if step is None:
         step, damaged = newest_undamaged(folder)
         if step is None:
@@ -133,7 +184,8 @@ def set_aside(folder: Path, after: int) -> None:
     for step in steps_of(folder):
         if step > after:
             old = folder / str(step)
-            names = (f"{step}.damaged", *(f"{step}.damaged-{n}" for n in range(2, 100)))
+            name = f"{step}.{'left' if damage(old) is None else 'damaged'}"
+            names = (name, *(f"{name}-{n}" for n in range(2, 100)))
             new = next(folder / name for name in names if not (folder / name).exists())
             old.rename(new)
             log.warning("%s is now %s: delete it if it is of no use.", old, new)

@@ -80,9 +80,7 @@ def no_advantage(history: History) -> Symptom | None:
     if any(recent) or not recent or (history.solved and not history.began_solved):
         return None
     why, remedy = "in each group all rewards are equal", larger_group(history)
-    if history.config["group_size"] == 1 and history.compares_groups:
-        why = "group_size=1 leaves nothing to compare a sample with"
-    elif history.option("rollout.temperature") == 0:
+    if history.option("rollout.temperature") == 0:
         why, remedy = "at temperature 0 all samples of a prompt are equal", "rollout.temperature=1"
     elif not any(history.recent("reward/std")):
         why = (

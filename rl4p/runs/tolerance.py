@@ -6,10 +6,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from rl4p.errors import InputError, RunError
-from rl4p.protocols.hook import Hook
+from rl4p.protocols.hook import Hook, StepInfo
 from rl4p.runs.signals import discard_output
 from rl4p.terminal import VisibleConsole
-from rl4p.types import StepInfo
 
 log = logging.getLogger(__name__)
 

@@ -7,9 +7,9 @@ from functools import partial
 
 from rl4p.errors import InputError, RunError
 from rl4p.rollout.engine.batch import Chunk
+from rl4p.rollout.engine.detokenizer import Detokenizer
 from rl4p.rollout.engine.sequence import TokenSequence
 from rl4p.serving.choice import Choice, CompletionOptions
-from rl4p.serving.detokenizer import Detokenizer
 from rl4p.serving.http_errors import ClientDisconnectError, HttpError
 from rl4p.serving.scheduler import Scheduler
 from rl4p.serving.seeds import key_data
@@ -47,6 +47,7 @@ class ActiveRequest:
     Args:
       stream: whether tokens are sent to the client as they arrive.
       count: receives changes of the number of unfinished sequences and scores.
+      unsent: returns the bytes of a stream for which its client has no room.
 
     Attributes:
       scores: the log-probabilities of each prompt, if they are computed.
@@ -62,8 +63,9 @@ class ActiveRequest:
         *,
         stream: bool,
         count: Callable[[int], None] = lambda change: None,
+        unsent: Callable[[], int] = lambda: 0,
     ) -> None:
-        self.queue, self.detokenizer, self.count = queue, detokenizer, count
+        self.queue, self.detokenizer, self.count, self.unsent = queue, detokenizer, count, unsent
         self.options, self.stream = options, stream
         self.choices: list[Choice] = []
         self.submissions: list[tuple[Scheduler, Submission, range]] = []
@@ -117,7 +119,8 @@ class ActiveRequest:
                         )
                         for seed in batch
                     ]
-                    submission = scheduler.submit(sequences, self.receiver(first), self.fail)
+                    deliver = self.receiver(first)
+                    submission = scheduler.submit(sequences, deliver, self.fail, self.unsent)
                     numbers = range(first, first + len(batch))
                     self.add(scheduler, submission, len(batch), numbers)
         except (InputError, RunError) as error:

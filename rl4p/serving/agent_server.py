@@ -13,12 +13,12 @@ from rl4p.configuration.bounds import Positive
 from rl4p.model.policy import Policy
 from rl4p.protocols.agent import CallRefused, ModelCalls, OpenAgentServer
 from rl4p.rollout.engine.batch import Chunk
+from rl4p.rollout.engine.detokenizer import Detokenizer
 from rl4p.rollout.engine.sequence import TokenSequence
 from rl4p.serving.active_request import ActiveRequest, ReadyQueue
 from rl4p.serving.anthropic_messages import anthropic_messages
 from rl4p.serving.app import App, Handler, Receive, Send, send_response
 from rl4p.serving.choice import Choice, CompletionOptions
-from rl4p.serving.detokenizer import Detokenizer
 from rl4p.serving.guard import Guard
 from rl4p.serving.http_errors import HttpError
 from rl4p.serving.openai_responses import openai_responses
@@ -209,10 +209,11 @@ class EpisodeState(ServerState):
         *,
         stream: bool,
         scored: bool = False,
+        unsent: Callable[[], int] = lambda: 0,
     ) -> ActiveRequest:
         if options.alternatives:
             raise HttpError("Log-probabilities of other tokens are not computed in an episode.")
-        return super().start(options, prompts, seeds, stream=stream, scored=scored)
+        return super().start(options, prompts, seeds, stream=stream, scored=scored, unsent=unsent)
 
     def as_sampled(self, message: dict[str, Any]) -> Mapping[str, Any]:
         return self.calls.as_sampled(message)

@@ -67,6 +67,7 @@ class App:
                 receive=receive,
                 query_string=scope["query_string"],
                 content=await self.content(receive, headers),
+                **scope.get("state", {}),  # of `Connection`
             )
             status = await send_response(await handler(request), send)
         except HttpError as error:

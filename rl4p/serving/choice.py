@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from rl4p.rollout.engine.batch import Chunk
-from rl4p.serving.detokenizer import Detokenizer, IncrementalDetokenizer
-from rl4p.serving.stop_strings import StopStrings
+from rl4p.rollout.engine.detokenizer import Detokenizer, IncrementalDetokenizer
+from rl4p.rollout.engine.stop_strings import StopStrings
 from rl4p.types import Finish, Sampling
 
 FINISH = {Finish.STOP: "stop", Finish.LENGTH: "length", Finish.ABORT: "abort"}

@@ -1,7 +1,10 @@
 """One connection to the server, with bounds that hold before a request has shown its token."""
 
 import asyncio
+import fcntl
 import resource
+import sys
+from contextlib import suppress
 from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
@@ -12,6 +15,7 @@ HEAD_SECONDS = 10.0  # from the first byte of a request, or from the connection,
 STALLED_SECONDS = 15.0  # after which a client must have read `LEAST_READ` bytes that wait for it
 LEAST_READ = 2**16
 MOST_CONNECTIONS = 4096
+NOT_SENT = 0x894B  # SIOCOUTQNSD of Linux: the bytes of a socket that wait for room at the other end
 OTHER_FILES = 128  # that the process may open beside its connections
 
 
@@ -29,6 +33,7 @@ class Connection(HttpToolsProtocol):
         self.in_head = True
         self.begun = False  # whether a head began in the present bytes
         self.head_bytes = 0
+        self.descriptor = -1
         self.unread = 0  # bytes that wait for the client
         self.head_timer: asyncio.TimerHandle | None = None
         self.write_timer: asyncio.TimerHandle | None = None
@@ -37,6 +42,7 @@ class Connection(HttpToolsProtocol):
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
+        self.descriptor = transport.get_extra_info("socket").fileno()
         self.expect(HEAD_SECONDS)
         if len(self.connections) > most_connections():
             others: Any = self.connections  # all of this class
@@ -51,6 +57,7 @@ class Connection(HttpToolsProtocol):
                 idle.drop()
 
     def connection_lost(self, exc: Exception | None) -> None:
+        self.descriptor = -1
         self.expect(None)
         self.watch(None)
         super().connection_lost(exc)
@@ -78,6 +85,8 @@ class Connection(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
+        scope: Any = self.scope  # its type says that there may be no state
+        scope["state"]["unsent"] = self.unsent
         self.in_head, self.begun, self.head_bytes = True, True, 0
         if self.idle:
             self.expect(HEAD_SECONDS)
@@ -96,6 +105,16 @@ class Connection(HttpToolsProtocol):
         unfinished = self.cycle.more_body
         super().on_response_complete()
         self.expect(HEAD_SECONDS if unfinished or self.in_head else None)
+
+    def unsent(self) -> int:
+        """Returns the bytes for which the client has no room; 0 if the system does not tell.
+
+        Any thread may call it.
+        """
+        count = bytearray(4)
+        with suppress(OSError, ValueError):  # it has been closed
+            fcntl.ioctl(self.descriptor, NOT_SENT, count)
+        return int.from_bytes(count, sys.byteorder)
 
     # Deadlines.
 

@@ -60,6 +60,9 @@ Temperature = Annotated[
     AfterValidator(check_temperature),
     Must(f"0, which is greedy, or a number from {LEAST_TEMPERATURE} to 1000000"),
 ]
+MinP = Annotated[float, Ge(0), Le(1), Must("a number from 0 to 1")]
+Presence = Annotated[float, Ge(-2), Le(2), Must("a number from -2 to 2")]
+Repetition = Annotated[float, Ge(0.01), Le(100), Must("a number from 0.01 to 100")]
 One = Annotated[float, Ge(1), Le(1), Must("1: other values are not supported")]
 AlwaysTrue = Annotated[Literal[True], Must("true: false is not supported")]
 Logprobs = Annotated[int, Ge(0), Le(20), Must()]

@@ -21,12 +21,14 @@ class HttpRequest:
     Attributes:
       receive: returns the next event of the connection: that the client has closed it.
       content: the bytes of its body.
+      unsent: returns the bytes of its response for which the client has no room.
     """
 
     server: ServerState
     receive: Callable[[], Awaitable[Any]]
     query_string: bytes
     content: bytes
+    unsent: Callable[[], int] = lambda: 0
 
     async def body(self, model: type[B]) -> B:
         """Returns the fields of the body."""

@@ -15,11 +15,11 @@ from rl4p.configuration.folder import run_folder
 from rl4p.errors import InputError, RunError
 from rl4p.loop.compilation import keep_programs
 from rl4p.rollout.engine.batch import Chunk
+from rl4p.rollout.engine.detokenizer import Detokenizer
 from rl4p.rollout.engine.sequence import TokenSequence
 from rl4p.runs.policy import load_policy
 from rl4p.serving.active_request import ReadyQueue
 from rl4p.serving.app import ServedApp
-from rl4p.serving.detokenizer import Detokenizer
 from rl4p.serving.guard import Guard
 from rl4p.serving.options import ServeOptions, read_options
 from rl4p.serving.scheduler import Scheduler
@@ -54,7 +54,7 @@ def serve(lines: Sequence[str]) -> None:
         keep_programs()
         folder = None if options.run is None else run_folder(options.run)
         policy, params, step = load_policy(
-            config, folder, step=options.step, average=options.average
+            config, folder, step=options.chosen, average=options.average
         )
         source = str(folder or config.model.get("path") or config.model._target_)
         version = str(step or 0)

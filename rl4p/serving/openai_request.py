@@ -15,7 +15,7 @@ from rl4p.types import Sampling
 class SamplingFields(Body):
     """How tokens are drawn and where a completion ends, the same in OpenAI's and SGLang's API."""
 
-    OFF = ("frequency_penalty", "presence_penalty", "min_p", "logit_bias", "use_beam_search")
+    OFF = ("frequency_penalty", "logit_bias", "use_beam_search")
     OFF += ("bad_words",)
 
     n: fields.PositiveCount = 1
@@ -27,7 +27,9 @@ class SamplingFields(Body):
     ignore_eos: bool = False
     skip_special_tokens: bool = True
     spaces_between_special_tokens: fields.AlwaysTrue = True
-    repetition_penalty: fields.One = 1
+    min_p: fields.MinP = 0.0
+    repetition_penalty: fields.Repetition = 1.0
+    presence_penalty: fields.Presence = 0.0
     length_penalty: fields.One = 1
 
     def options(
@@ -50,7 +52,14 @@ class SamplingFields(Body):
         return CompletionOptions(
             sampling=server.sampling_of(
                 self,
-                Sampling(temperature=self.temperature, top_k=max(self.top_k, 0), top_p=self.top_p),
+                Sampling(
+                    temperature=self.temperature,
+                    top_k=max(self.top_k, 0),
+                    top_p=self.top_p,
+                    min_p=self.min_p,
+                    repetition_penalty=self.repetition_penalty,
+                    presence_penalty=self.presence_penalty,
+                ),
             ),
             end_ids=tuple(dict.fromkeys((*own, *self.stop_token_ids))),
             stops=self.stop,

@@ -58,7 +58,9 @@ class OpenAIResponse(ABC):
         shown = scored or request.return_token_ids
         server.check_size(options, self.prompts, request.n, scored=scored, shown=shown)
         seeds = seeds_of(request.seed, len(self.prompts), drawn)
-        active = server.start(options, self.prompts, seeds, stream=request.stream, scored=scored)
+        active = server.start(
+            options, self.prompts, seeds, stream=request.stream, scored=scored, unsent=http.unsent
+        )
         if request.stream and drawn:
             return EventStream(self.stream(http, active))
         async with http.watched(active):

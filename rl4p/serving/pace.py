@@ -3,8 +3,9 @@
 import math
 
 from rl4p.model.policy import Policy, padded_width
-from rl4p.rollout.engine.batch import Ended, Layout
+from rl4p.rollout.engine.batch import Ended
 from rl4p.rollout.engine.decode import MOST_STEPS
+from rl4p.rollout.engine.layout import Layout
 
 SIZES = (4, 16, 32)  # numbers of slots; each compiles once
 SECONDS_PER_CALL = 0.03  # shorter calls cost more on the host, longer ones delay new requests

@@ -19,6 +19,7 @@ from rl4p.rollout.engine.score import check_scored, scored_tokens
 from rl4p.rollout.engine.sequence import TokenSequence, check_request
 from rl4p.serving.pace import Pace, layout
 from rl4p.serving.submissions import Command, Delivery, Lease, Submission, fulfil, send, taken
+from rl4p.serving.unread import POLL_SECONDS, STALLED, Suspended
 from rl4p.types import Params
 
 log = logging.getLogger(__name__)
@@ -52,6 +53,7 @@ class Scheduler:
         self.leases: set[Lease] = set()
         self.batch, self.pace = Batch(policy, layout(policy, slots)), Pace()
         self.waiting: deque[TokenSequence] = deque()
+        self.suspended = Suspended()
         self.scores: deque[Submission] = deque()
         self.submissions: dict[Submission, None] = {}  # the open ones, in order
         self.drains = 0  # calls of pause("wait") that wait
@@ -70,25 +72,18 @@ class Scheduler:
         sequences: Sequence[TokenSequence],
         deliver: Callable[[list[Chunk]], None],
         fail: Callable[[Exception], None] | None = None,
+        unsent: Callable[[], int] = lambda: 0,
     ) -> Submission:
-        """Starts to decode sequences, which are numbered in their order.
-
-        Args:
-          deliver: receives the new tokens of the sequences, and must return quickly.
-          fail: receives the error that ended all of the sequences, after which nothing is
-            delivered. None: they end with `Finish.ABORT` instead.
+        """Starts to decode sequences, which are numbered in their order, for a new submission.
 
         Raises:
           InputError: the model has no positions for them, or there is nothing to draw.
           RunError: the scheduler is broken or closed.
         """
         longest = self.policy.decoder.config.max_positions
-        submission = Submission(deliver, fail)
-        for index, sequence in enumerate(sequences):
+        for sequence in sequences:
             check_request(sequence.context, 1, sequence.max_tokens, longest)
-            sequence.owner, sequence.index = submission, index
-        submission.left = dict(enumerate(sequences))
-        return self.enter(submission)
+        return self.enter(Submission(deliver, fail, unsent, sequences=sequences))
 
     def score(self, tokens: Sequence[int], deliver: Callable[[Any], None]) -> Submission:
         """Computes log p(token t | tokens before t) at temperature 1; the first is nan.
@@ -100,9 +95,7 @@ class Scheduler:
           RunError: the scheduler is broken or closed.
         """
         check_scored(tokens, self.policy.decoder.config.max_positions)
-        submission = Submission(deliver, deliver)
-        submission.scored = tokens
-        return self.enter(submission)
+        return self.enter(Submission(deliver, deliver, scored=tokens))
 
     def enter(self, submission: Submission) -> Submission:
         """Queues a submission, or refuses it if it cannot be decoded."""
@@ -216,6 +209,7 @@ class Scheduler:
             return {name: float(self.numbers[name]) for name in names} | {
                 "running": float(running),
                 "waiting": float(max(0, unfinished - running)),
+                "suspended": float(len(self.suspended)),
                 "slots": float(self.slots),
                 **self.batch.counts(),
             }
@@ -283,19 +277,15 @@ class Scheduler:
             log.exception("The device failed.")
             self.deliver()
             self.batch.clear()
-            send(self.failures(self.lost(), RunError(f"The device failed: {error}")))
+            with self.changed:
+                queued = {*self.waiting, *self.suspended, *self.scores}
+                lost = [x for x in self.submissions if x not in self.held and not x.is_in(queued)]
+            send(self.failures(lost, RunError(f"The device failed: {error}")))
 
     def deliver(self) -> None:
         """Delivers the results of the former device call."""
         while self.undelivered:
             send(self.undelivered.popleft()())
-
-    def lost(self) -> list[Submission]:
-        """Returns the submissions with a sequence that neither waits nor is held."""
-        with self.changed:
-            queued = set(map(id, (*self.waiting, *self.scores)))
-            own = ((x, set(map(id, x.left.values() or (x,)))) for x in self.submissions)
-            return [x for x, ids in own if x not in self.held and not ids <= queued]
 
     def next(self) -> tuple[list[Command], list[Submission], list[TokenSequence], bool]:
         """Waits for commands, or for something to score, to place in free slots or to decode."""
@@ -307,13 +297,22 @@ class Scheduler:
                     commands = list(self.commands)
                     self.commands.clear()
                     return commands, [], [], False
+                if self.suspended and not self.paused:
+                    back, stalled = self.suspended.look(all_of_them=bool(self.drains))
+                    self.waiting += back
+                    if stalled:
+                        self.undelivered.append(partial(self.failures, stalled, STALLED))
                 if not self.paused and (self.scores or self.waiting or self.batch.running()):
                     break
                 if self.undelivered:
                     return [], [], [], False
                 self.changed.notify_all()  # `drain` waits for this
-                if not self.changed.wait(IDLE_SECONDS) and not self.batch.running():
+                seconds = POLL_SECONDS if self.suspended else IDLE_SECONDS
+                if not self.changed.wait(seconds) and not (self.suspended or self.batch.running()):
                     self.batch.clear()
+            if not self.drains:
+                most = len(self.waiting) - (self.slots - len(self.batch.running()))
+                self.batch.remove(self.suspended.take(self.batch.running(), most))
             scores = [self.scores.popleft() for _ in range(min(len(self.scores), SCORES_PER_CALL))]
             new = taken(self.waiting, self.slots - len(self.batch.running()))
             return [], scores, new, bool(new or self.batch.running())

@@ -3,16 +3,16 @@
 import asyncio
 import math
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from pydantic import BaseModel
 
 from rl4p.model.policy import Policy
+from rl4p.rollout.engine.detokenizer import Detokenizer
 from rl4p.serving.active_request import ActiveRequest, ReadyQueue
 from rl4p.serving.choice import Choice, CompletionOptions
-from rl4p.serving.detokenizer import Detokenizer
 from rl4p.serving.http_errors import HttpError
 from rl4p.serving.scheduler import Scheduler
 from rl4p.types import Sampling
@@ -111,15 +111,17 @@ class ServerState:
         *,
         stream: bool,
         scored: bool = False,
+        unsent: Callable[[], int] = lambda: 0,
     ) -> ActiveRequest:
         """Starts a request; `ActiveRequest.disconnect` or its end frees its slots.
 
         Args:
           seeds: a seed for each completion of each prompt.
           scored: whether the log-probabilities of the prompts are computed too.
+          unsent: returns the bytes of the response for which the client has no room.
         """
         active = ActiveRequest(
-            self.queue, self.detokenizer, options, stream=stream, count=self.count
+            self.queue, self.detokenizer, options, stream=stream, count=self.count, unsent=unsent
         )
         active.submit(self.scheduler, prompts, seeds, scored=scored)
         return active

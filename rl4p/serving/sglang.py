@@ -104,7 +104,9 @@ async def generate(http: HttpRequest) -> JsonResponse | EventStream:
     scored = request.scores_prompts
     server.check_size(options, prompts, params.n, scored=scored, shown=scored)
     seeds = seeds_of(params.sampling_seed, len(prompts), drawn)
-    active = server.start(options, prompts, seeds, stream=request.stream, scored=scored)
+    active = server.start(
+        options, prompts, seeds, stream=request.stream, scored=scored, unsent=http.unsent
+    )
     server.rids |= dict.fromkeys(response.rids, active)
     if request.stream and drawn:
         return EventStream(response.stream(http, active))

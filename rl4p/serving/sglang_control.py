@@ -44,6 +44,12 @@ class CheckWeights(Body):
     action: Literal["checksum"]
 
 
+class MemoryOccupation(Body):
+    """The body of /release_memory_occupation and /resume_memory_occupation."""
+
+    OFF = ("tags",)  # the memory is given back as a whole
+
+
 class AbortRequest(Body):
     """The body of /abort_request."""
 
@@ -74,6 +80,8 @@ class SGLangControl:
             ("POST", "/update_weight_version"): self.rename,
             ("POST", "/weights_checker"): self.check,
             ("POST", "/abort_request"): self.abort,
+            ("POST", "/release_memory_occupation"): self.sleep,
+            ("POST", "/resume_memory_occupation"): self.wake,
         }
 
     async def pause(self, request: HttpRequest) -> JsonResponse:
@@ -151,6 +159,16 @@ class SGLangControl:
         rank = {"rank": 0, "checksum": whole, "checksums": sums}
         answer = {"success": True, "message": "", "ranks": [rank], "checksums": sums}
         return JsonResponse(answer | {"per_engine_checksum": whole})
+
+    async def sleep(self, request: HttpRequest) -> JsonResponse:
+        await request.body(MemoryOccupation)
+        await self.updates.sleep(keep=False)  # as SGLang, whose weights are then undefined
+        return JsonResponse({})
+
+    async def wake(self, request: HttpRequest) -> JsonResponse:
+        await request.body(MemoryOccupation)
+        await self.updates.wake()
+        return JsonResponse({})
 
     async def abort(self, request: HttpRequest) -> JsonResponse:
         body = await request.body(AbortRequest)

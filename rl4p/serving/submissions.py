@@ -2,7 +2,7 @@
 
 import logging
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future
 from typing import Any
 
@@ -26,24 +26,40 @@ class Submission:
     """What `Scheduler.submit` and `Scheduler.score` return, to cancel or abort it by.
 
     Attributes:
+      deliver: receives the new tokens of the sequences, or the scores, and must return quickly.
+      fail: receives the error that ended all of the sequences, after which nothing is delivered.
+        None: they end with `Finish.ABORT` instead.
       left: the unfinished sequences, by their number.
       scored: the tokens to score, if it has no sequences.
+      unsent: returns the bytes of a stream that its client has no room for, because it does not
+        read. Above 0, the sequences give up their slots to others that wait. Any thread calls it.
       open: whether it has not ended.
       cancelled: whether nothing more is delivered.
     """
 
     def __init__(
-        self, deliver: Callable[[Any], None], fail: Callable[[Exception], None] | None
+        self,
+        deliver: Callable[[Any], None],
+        fail: Callable[[Exception], None] | None,
+        unsent: Callable[[], int] = lambda: 0,
+        *,
+        sequences: Sequence[TokenSequence] = (),
+        scored: Sequence[int] = (),
     ) -> None:
-        self.deliver, self.fail = deliver, fail
-        self.left: dict[int, TokenSequence] = {}
-        self.scored: Sequence[int] = ()
+        self.deliver, self.fail, self.unsent, self.scored = deliver, fail, unsent, scored
+        self.left = dict(enumerate(sequences))
+        for index, sequence in self.left.items():
+            sequence.owner, sequence.index = self, index
         self.open, self.cancelled = True, False
 
     @property
     def count(self) -> int:
         """The number of unfinished sequences or scores."""
         return len(self.left) or int(self.open)
+
+    def is_in(self, queued: Collection["TokenSequence | Submission"]) -> bool:
+        """Returns whether all its unfinished sequences, or its score, are in a queue."""
+        return all(each in queued for each in self.left.values() or (self,))
 
     def aborted(self) -> "Delivery":
         """Returns the delivery that ends the unfinished sequences."""

@@ -5,7 +5,7 @@ import secrets
 from typing import Any, NamedTuple
 
 from rl4p.data.tool_calls import MalformedCall, call_in
-from rl4p.serving.stop_strings import overlap
+from rl4p.rollout.engine.stop_strings import overlap
 
 BEGIN, END = "<tool_call>", "</tool_call>"
 

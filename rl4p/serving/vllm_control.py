@@ -19,6 +19,16 @@ class PauseQuery(OwnerQuery):
     clear_cache: bool = True
 
 
+class SleepQuery(Body):
+    """The query of /sleep.
+
+    Attributes:
+      level: 1 keeps the weights on the host; 2 drops them, so that they must be loaded again.
+    """
+
+    level: Literal["1", "2"] = "1"
+
+
 class InitWeightTransfer(Body):
     """The body of /init_weight_transfer_engine."""
 
@@ -64,6 +74,9 @@ class VLLMControl:
             ("POST", "/pause"): self.pause,
             ("POST", "/resume"): self.resume,
             ("GET", "/is_paused"): self.is_paused,
+            ("POST", "/sleep"): self.sleep,
+            ("POST", "/wake_up"): self.wake,
+            ("GET", "/is_sleeping"): self.is_sleeping,
             ("POST", "/init_weight_transfer_engine"): self.init,
             ("POST", "/start_weight_update"): self.start,
             ("POST", "/update_weights"): self.update,
@@ -85,6 +98,17 @@ class VLLMControl:
 
     async def is_paused(self, request: HttpRequest) -> JsonResponse:
         return JsonResponse({"is_paused": self.scheduler.paused})
+
+    async def sleep(self, request: HttpRequest) -> JsonResponse:
+        await self.updates.sleep(keep=request.query(SleepQuery).level == "1")
+        return JsonResponse({"status": "asleep"})
+
+    async def wake(self, request: HttpRequest) -> JsonResponse:
+        await self.updates.wake()
+        return JsonResponse({"status": "awake"})
+
+    async def is_sleeping(self, request: HttpRequest) -> JsonResponse:
+        return JsonResponse({"is_sleeping": self.updates.sleeping is not None})
 
     async def init(self, request: HttpRequest) -> JsonResponse:
         await request.body(InitWeightTransfer)

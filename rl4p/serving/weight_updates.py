@@ -11,16 +11,18 @@ from pathlib import Path
 from typing import Any, Literal
 
 from rl4p.errors import InputError, RunError
+from rl4p.model.model_tensors import held_tensors
 from rl4p.serving.body import Body
 from rl4p.serving.fields import Name
 from rl4p.serving.http_errors import HttpError
 from rl4p.serving.server_state import ServerState
+from rl4p.serving.sleep import Sleep
 from rl4p.serving.submissions import Lease
 from rl4p.serving.weights import checksums, replacement
-from rl4p.types import Params
 
 LONGEST = 3600.0  # seconds; a pause that waits for running requests gives up after them
 UNFINISHED = "+unfinished"
+ASLEEP = "The server sleeps: post /wake_up or /resume_memory_occupation first."
 
 Mode = Literal["keep", "wait", "abort"]
 
@@ -77,7 +79,9 @@ class WeightUpdates:
       lock: is held by an update from its pause to its end.
       pauses: the pauses of clients, by the name of their owner.
       transfer: the update whose steps are requests.
-      torn: the names of tensors that a failed update may have replaced or not.
+      torn: the names of tensors that a failed update may have replaced or not, or that a sleep has
+        given back.
+      sleeping: the lease of a sleep.
       count: the number of updates so far.
     """
 
@@ -88,6 +92,8 @@ class WeightUpdates:
         self.pauses: dict[str, Pause] = {}
         self.transfer: Transfer | None = None
         self.torn: frozenset[str] = frozenset()
+        self.sleeper = Sleep(server.scheduler)
+        self.sleeping: Lease | None = None
         self.count = 0
 
     async def in_thread(self, call: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
@@ -125,6 +131,36 @@ class WeightUpdates:
         if pause := self.pauses.pop(owner, None):
             self.scheduler.resume(pause.lease)
 
+    async def sleep(self, *, keep: bool) -> None:
+        """Gives the memory of weights and cache back until `wake`; running requests are aborted.
+
+        Args:
+          keep: whether `wake` restores the weights. Otherwise all of them must be loaded then.
+
+        Raises:
+          HttpError: an update has begun, or decoding does not stop.
+        """
+        async with self.lock:
+            if self.sleeping is not None:
+                return
+            try:
+                lease = await self.hold(abort=True)
+            except (InputError, RunError) as error:
+                raise HttpError(str(error), status=409) from None
+            await self.in_thread(self.sleeper.begin, keep=keep)
+            self.sleeping = lease
+            if not keep:
+                config = self.server.policy.decoder.config
+                self.torn = frozenset(x.name for x in held_tensors(config, stacked=True))
+
+    async def wake(self) -> None:
+        """Takes the memory again, and ends the pause of the sleep."""
+        async with self.lock:
+            if self.sleeping is not None:
+                await self.in_thread(self.sleeper.end)
+                self.scheduler.resume(self.sleeping)
+                self.sleeping = None
+
     async def hold(self, *, abort: bool = False) -> Lease:
         """Stops decoding for an update, and returns the lease; the caller has the lock.
 
@@ -135,6 +171,8 @@ class WeightUpdates:
         """
         if self.transfer is not None:
             raise InputError("Another weight update has begun: it ends with /finish_weight_update.")
+        if self.sleeping is not None:
+            raise InputError(ASLEEP)
         mode: Mode = "abort" if abort else "keep" if self.pauses else "wait"
         return await self.in_thread(self.scheduler.pause, mode, LONGEST)
 
@@ -176,6 +214,8 @@ class WeightUpdates:
                     "Another weight update has begun: it ends with /finish_weight_update.",
                     status=409,
                 )
+            if self.sleeping is not None:
+                raise HttpError(ASLEEP, status=409)
             try:
                 lease = await self.hold()
             except RunError as error:
@@ -284,18 +324,16 @@ class WeightUpdates:
         Raises:
           InputError: an update failed, so that the weights have no version.
         """
-        sums: dict[str, str] = {}
 
-        def read(params: Params) -> Params:
-            sums.update(checksums(self.server.policy, params))
-            return params
+        def read() -> dict[str, str]:
+            return checksums(self.server.policy, self.scheduler.params)
 
         async with self.lock:  # between device calls, where nothing else changes the weights
+            if self.sleeping is not None:
+                raise InputError(ASLEEP)
             if self.scheduler.broken is not None:
                 raise InputError(self.scheduler.broken)
-            version = self.scheduler.version
-            await self.in_thread(self.scheduler.replace, read, version, recompute=False)
-        return sums
+            return await self.in_thread(lambda: self.scheduler.order(read).result())
 
     def close(self) -> None:
         self.threads.shutdown(wait=False, cancel_futures=True)

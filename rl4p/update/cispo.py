@@ -29,11 +29,29 @@ class CISPO(RatioOptions):
     low: NonNegative = 0.0
     high: NonNegative = 5.0
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.bounds[0] > self.bounds[1]:
+            raise ValueError(
+                f"low={self.low} is above high={self.high}, so every weight would be equal: set a "
+                "low below high."
+            )
+
+    @property
+    def bounds(self) -> tuple[float, float]:
+        """Returns the lowest and the highest weight."""
+        if self.bound == "relative":
+            return 1.0 - self.low, 1.0 + self.high
+        return self.low, self.high
+
+    @property
+    def ratio_options(self) -> frozenset[str]:
+        inside = self.bounds[0] <= 1 <= self.bounds[1]
+        return frozenset({"bound", "low", "high"} if inside else ())
+
     def __call__(self, logprobs_BT: Array, batch: TrainingBatch) -> tuple[Array, dict[str, Array]]:
         ratio = clamped_exp(self.log_ratio(logprobs_BT, batch))
-        lowest, highest = self.low, self.high
-        if self.bound == "relative":
-            lowest, highest = 1.0 - self.low, 1.0 + self.high
+        lowest, highest = self.bounds
         weight = jax.lax.stop_gradient(jnp.clip(ratio, lowest, highest))
         return -weight * batch.advantages_BT * logprobs_BT, {
             "clip_low": ratio < lowest,

@@ -29,6 +29,8 @@ class ClipCov(UpdateOptions):
       covariance_low, covariance_high: far above the mean covariance, and below outliers.
     """
 
+    ratio_options = frozenset({"clip_low", "clip_high"})
+
     clip_low: Share = 0.2
     clip_high: NonNegative = 0.2
     share: TopShare = 2e-4

@@ -54,6 +54,8 @@ class DPO(UpdateOptions):
         super().__post_init__()
         if self.kind == "ipo" and self.label_smoothing:
             raise ValueError("label_smoothing needs kind=dpo or kind=simpo, not kind=ipo.")
+        if self.kind != "simpo" and self.gamma != type(self).gamma:
+            raise ValueError(f"gamma={self.gamma} is the margin of kind=simpo: leave it out.")
         if self.kind == "simpo" and self.length_normalised:
             raise ValueError("kind=simpo always normalises by length: leave length_normalised out.")
 

@@ -26,6 +26,8 @@ class GMPO(RatioOptions):
       clip_low, clip_high: bounds of the log-ratio: the paper's clip is (e^-0.4, e^0.4).
     """
 
+    ratio_options = frozenset({"clip_low", "clip_high"})
+
     clip_low: NonNegative = 0.4
     clip_high: NonNegative = 0.4
     aggregation: Aggregation = "sequence_mean_token_mean"

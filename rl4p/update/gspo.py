@@ -36,6 +36,8 @@ class GSPO(RatioOptions):
         same gradient if A is the same on all tokens of a row.
     """
 
+    ratio_options = frozenset({"clip_low", "clip_high"})
+
     clip_low: Share = 3e-4
     clip_high: NonNegative = 4e-4
     form: Literal["sequence", "token"] = "sequence"

@@ -25,6 +25,8 @@ class Kimi(UpdateOptions):
       tau: coefficient of the square; the default is ROLL's.
     """
 
+    ratio_options = frozenset({"tau"})
+
     tau: NonNegative = 0.1
     aggregation: Aggregation = "sequence_mean_token_sum"
 

@@ -28,6 +28,8 @@ class KLCov(UpdateOptions):
       coefficient: weight of the penalty.
     """
 
+    ratio_options = frozenset({"share", "coefficient"})
+
     share: TopShare = 2e-4
     coefficient: NonNegative = 1.0
 

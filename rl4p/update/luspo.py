@@ -31,6 +31,8 @@ class LUSPO(RatioOptions):
       clip_low, clip_high: from the paper's experiments.
     """
 
+    ratio_options = frozenset({"clip_low", "clip_high"})
+
     clip_low: Share = 2e-3
     clip_high: NonNegative = 2.5e-3
     aggregation: Aggregation = "sequence_mean_token_sum"

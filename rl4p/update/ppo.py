@@ -29,6 +29,8 @@ class PPO(RatioOptions):
         dual_clip; a smaller delta also narrows the clip of tokens with A > 0. None disables it.
     """
 
+    ratio_options = frozenset({"clip_low", "clip_high", "dual_clip", "delta"})
+
     clip_low: Share = 0.2
     clip_high: NonNegative = 0.2
     dual_clip: AboveOne | None = None

@@ -26,6 +26,8 @@ class SAPO(RatioOptions):
       tau_positive, tau_negative: where A > 0, and elsewhere; a larger tau shuts the gate sooner.
     """
 
+    ratio_options = frozenset({"tau_positive", "tau_negative"})
+
     tau_positive: AboveZero = 1.0
     tau_negative: AboveZero = 1.05
     aggregation: Aggregation = "sequence_mean_token_mean"

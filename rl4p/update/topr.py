@@ -25,6 +25,8 @@ class TOPR(RatioOptions):
         loss tokens, as in the paper.
     """
 
+    ratio_options = frozenset({"level"})
+
     level: Literal["token", "sequence"] = "token"
 
     def __call__(self, logprobs_BT: Array, batch: TrainingBatch) -> tuple[Array, dict[str, Array]]:

@@ -29,6 +29,8 @@ class VESPO(RatioOptions):
       k_negative, lambda_negative: where A < 0.
     """
 
+    ratio_options = frozenset({"k_positive", "lambda_positive", "k_negative", "lambda_negative"})
+
     k_positive: NonNegative = 2.0
     lambda_positive: NonNegative = 3.0
     k_negative: NonNegative = 3.0

@@ -41,6 +41,14 @@ class Part:
             raise ValueError("size is unlucky.")
 
 @dataclass(frozen=True, kw_only=True)
+class Checkpoint(Part):
+    restore: str = "newest"
+
+@dataclass(frozen=True, kw_only=True)
+class Optimizer(Part):
+    learning_rate: float
+
+@dataclass(frozen=True, kw_only=True)
 class Terms:
     terms: Mapping[str, Any]
 
@@ -57,7 +65,8 @@ FILES = {
     "rollout/needy": "_target_: toy.Part\nsize: ???",
     "reward/terms": "_target_: toy.Terms\nterms:\n  right: {_target_: toy.Term, weight: 1.0}\n"
     "  tidy: {_target_: toy.Term, weight: 0.1}",
-    "optimizer/plain": "_target_: toy.Part\nsize: ${steps}",
+    "checkpoint/plain": "_target_: toy.Checkpoint\nsize: 1\nrestore: newest",
+    "optimizer/plain": "_target_: toy.Optimizer\nsize: ${steps}\nlearning_rate: 0.1",
     "debug/off": "check_batches: false\nprofile: false",
     "plan/once": "search: false\nmemory_gib: null\nall_widths: false\neffort: -1.0\ncheck: false",
     "experiment/good": "# @package _global_\ndefaults: [override /advantage: other]\nseed: 7",

@@ -1,12 +1,14 @@
 """Hostile recipes and run folders, given to the commands. The canaries are those of the drill."""
 
 import importlib
+import re
 
 import pytest
 
 from experiments.drills.canaries import RECIPES, RUNS, SECRET, VARIABLE, canaries
 from rl4p import configuration, train
 
+SENTENCES = "A file gives th|comes from a file, |a file reads the|leads out of|would be saved with"
 FIRST = ("key", "decoded", "link", "trackers", "run folder", "evaluate", "resume", "send")
 
 
@@ -33,3 +35,4 @@ def test_a_hostile_file_reaches_nothing(tmp_path, monkeypatch, capsys, name):
     shown = capsys.readouterr()
     assert SECRET not in shown.out + shown.err
     assert (exit_code, shown.err.count("\n")) == (2, 1), shown.err
+    assert re.search(SENTENCES, shown.err)  # and no other error, which would come too late

@@ -25,6 +25,7 @@ from rl4p.configuration.capability import (
     uses,
 )
 from rl4p.configuration.composition import Composer
+from rl4p.configuration.resume import saved_config
 from rl4p.configuration.targets import is_node, locate, type_hints
 from rl4p.configuration.trust import CONF, TRUSTED
 from rl4p.errors import InputError
@@ -243,6 +244,46 @@ def test_a_run_that_was_edited_needs_the_word(own_run, tmp_path, capsys, file):
     assert "A file gives these values" in capsys.readouterr().err
     words = f"allow=[{ADDRESS},http://127.0.0.1:8,{VARIABLE}]"
     assert read(folder, words).reward.terms.x.key_variable == VARIABLE
+
+
+def test_an_export_reads_no_path_of_a_run_of_others(own_run, tmp_path):
+    folder = shutil.copytree(own_run, tmp_path / "theirs")
+    assert saved_config(folder, ("reward",), (), ()).reward.terms.x.url == ADDRESS
+    with (folder / ".hydra/config.yaml").open("a") as file:
+        file.write("# edited\n")
+    with pytest.raises(InputError, match=r"reward\.terms\.x\.url=http://127\.0\.0\.1:9/x is an"):
+        saved_config(folder, ("reward",), (), ())
+    allowed = saved_config(folder, ("reward",), (), (ADDRESS, VARIABLE))
+    assert allowed.reward.terms.x.url == ADDRESS
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("hydra: {run: {dir: elsewhere}}", "hydra.run.dir=elsewhere is a place that the run wri"),
+        (
+            f"tracker: {{uri: '{ADDRESS}'}}\nhydra: {{mode: MULTIRUN, sweeper: "
+            "{params: {seed: '0,1', tracker.uri: 'null'}}}",
+            f"tracker.uri={ADDRESS} is an address",
+        ),
+        (f"allow: ['{ADDRESS}']", f"allow={ADDRESS} comes from a file"),
+        ("defaults: [../../yaml@data.where]", "experiment/../../yaml leads out of"),
+        ("defaults: [link@data.where]", "experiment/link leads out of"),
+    ],
+    ids=["places", "parent_of_a_sweep", "allowed_by_itself", "YAML_elsewhere", "link_to_YAML"],
+)
+def test_a_recipe_is_refused_before_a_folder_exists(tmp_path, monkeypatch, capsys, text, sentence):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "c/experiment").mkdir(parents=True)
+    (tmp_path / "yaml.yaml").write_text("x: 1\n")
+    (tmp_path / "c/experiment/link.yaml").symlink_to(tmp_path / "yaml.yaml")
+    (tmp_path / "c/experiment/x.yaml").write_text(f"# @package _global_\n{text}\n")
+    before = set(tmp_path.iterdir())
+    with pytest.raises(SystemExit) as ended:
+        configuration.main("train", pytest.fail, argv=["--config-dir=c", "experiment=x"])
+    assert ended.value.code == 2
+    assert capsys.readouterr().err.startswith(sentence)
+    assert set(tmp_path.iterdir()) == before
 
 
 def test_the_environment_of_the_user_allows_too(own_run, tmp_path, monkeypatch):

@@ -23,6 +23,8 @@ REQUIRED = {
     "experiment=conversations_sft": ["data.path=chats.jsonl"],
     "experiment=math_grpo": ["data.path=train.jsonl"],
     "data=parquet": ["data.path=train.parquet"],
+    "data=preferences": ["data.path=pairs.jsonl"],
+    "experiment=preferences_dpo": ["data.path=pairs.jsonl"],
     "model=pretrained": ["model.path=weights"],
     "annealing=linear": ["rollout.annealing.end=0.5"],
     "rollout=environment": ["+environment@rollout.environment=tool_object", FACTORY],

@@ -2,12 +2,23 @@ import fcntl
 import os
 import subprocess
 import sys
+from contextlib import nullcontext
 
 import pytest
 import yaml
+from omegaconf import OmegaConf
 
+from rl4p.configuration.command_line import launch
 from rl4p.configuration.composition import CONF
-from rl4p.configuration.folder import RECORD, RUNS, newest_runs, only_run_in, refuse_taken
+from rl4p.configuration.folder import (
+    RECORD,
+    RUNS,
+    newest_runs,
+    only_run_in,
+    refuse_hydra_of_others,
+    refuse_taken,
+    save_config,
+)
 from rl4p.errors import InputError
 
 SHARED = fcntl.LOCK_SH
@@ -74,6 +85,16 @@ def test_a_folder_with_a_record_is_taken(tmp_path):
         "choose another folder."
     )
     refuse_taken("hydra.sweep.dir", str(tmp_path), f"*/{RECORD}")
+
+
+def test_files_of_hydra_of_others_are_not_replaced(tmp_path):
+    save_config(OmegaConf.create({"a": 1}), "config.yaml", tmp_path / ".hydra")
+    refuse_hydra_of_others(str(tmp_path))
+    refuse_hydra_of_others(str(tmp_path / "absent"))
+    (tmp_path / ".hydra/config.yaml").write_text("a: 1\n")
+    with pytest.raises(InputError, match=r"config\.yaml exists and is not yours: name another"):
+        launch("plan", pytest.fail, nullcontext, None, [f"out={tmp_path}"], CONF, reads_runs=True)
+    assert (tmp_path / ".hydra/config.yaml").read_text() == "a: 1\n"
 
 
 def test_a_sweep_is_taken_by_one_of_its_jobs(tmp_path):

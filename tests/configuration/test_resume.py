@@ -217,7 +217,10 @@ def test_a_folder_with_any_name_is_resumed(toy):
 
 
 CHANGES = (
-    *("steps=9", "evaluation.every=1", "samples.count=1", "tracker.size=2", "checkpoint.size=2"),
+    *("steps=9", "stop.patience=3", "optimizer.learning_rate=0.5", "evaluation.every=1"),
+    *("evaluation.samples=2", "evaluation.pass_at_k=[2]", "evaluation.seed=1", "evaluation.rows=2"),
+    *("evaluation.rollout={_target_:toy.Part}", "+evaluation.tasks.more={_target_:toy.Part}"),
+    *("samples.count=1", "tracker.size=2", "checkpoint.size=2"),
     *("debug.profile=true", "plan.search=true", "mesh.size=2", "trusted_targets=[toy,mine]"),
     "allow=/x",
 )
@@ -236,7 +239,9 @@ def test_the_sentence_names_what_may_change(toy, started, capsys):
     assert toy.run(f"resume={started}", "seed=3") == 2
     assert capsys.readouterr().err == (
         f"resume={started} cannot change the configuration: seed was 0 and would be 3 (only steps, "
-        "evaluation.every, samples, tracker, checkpoint, debug, plan, mesh may change).\n"
+        "stop, optimizer.learning_rate, evaluation.every, evaluation.samples, "
+        "evaluation.pass_at_k, evaluation.seed, evaluation.rows, evaluation.rollout, "
+        "evaluation.tasks, samples, tracker, checkpoint, debug, plan, mesh may change).\n"
     )
 
 
@@ -437,3 +442,32 @@ def test_a_run_with_a_config_dir_names_it_if_it_is_left_out(tmp_path):
     assert with_config_dir(error, own, Composer(config_dir=str(tmp_path))) is error
     (own / ".hydra/hydra.yaml").write_text("hydra: [")
     assert with_config_dir(error, own, Composer()) is error
+
+
+def test_auto_starts_a_run_and_then_resumes_it(toy):
+    words = ("resume=auto", "hydra.run.dir=outputs/job", "steps=7")
+    assert toy.run(*words) == 0
+    assert toy.jobs[-1].resume is None
+    folder = toy.folder / "outputs/job"
+    assert toy.run(*words) == 0  # killed before its first line: it starts again
+    assert toy.jobs[-1].resume is None
+    (folder / "metrics.jsonl").write_text("")
+    assert toy.run(*words) == 0
+    assert (toy.jobs[-1].resume, toy.jobs[-1].steps) == (str(folder), 7)
+    assert toy.run("resume=auto", "hydra.run.dir=outputs/job", "steps=9") == 0
+    assert toy.jobs[-1].steps == 9
+
+
+def test_auto_needs_a_folder_that_is_the_same_for_each_start(toy, capsys):
+    assert toy.run("resume=auto") == 2
+    assert "resume=auto needs the folder of the run: add hydra.run.dir=" in capsys.readouterr().err
+
+
+def test_the_best_checkpoint_is_a_word_beside_resume_only(toy, started, capsys):
+    assert toy.run(f"resume={started}", "checkpoint=best") == 0
+    assert toy.jobs[-1].checkpoint.restore == "best"
+    assert toy.run(f"resume={started}") == 0
+    assert toy.jobs[-1].checkpoint.restore == "newest"
+    capsys.readouterr()
+    assert toy.run("checkpoint.restore=best") == 2
+    assert "add resume=FOLDER" in capsys.readouterr().err

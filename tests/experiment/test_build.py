@@ -2,15 +2,11 @@
 
 import json
 
-import jax
 import pytest
 
 from rl4p.configuration import compose
-from rl4p.distributed.mesh import Mesh
 from rl4p.errors import InputError
 from rl4p.experiment.build import build
-from rl4p.model.huggingface import write_policy
-from rl4p.model.pretrained import Pretrained
 from rl4p.rollout.continuous import Continuous
 from rl4p.rollout.naive_sampler import NaiveSampler
 
@@ -106,19 +102,6 @@ def test_minibatches_may_not_divide_groups_that_stay_together():
     assert "does not divide the 8 sequences of a step into equal parts of whole groups" in refusal(
         *words, "update=dpo", small=()
     )
-
-
-@pytest.mark.slow
-def test_a_teacher_of_another_vocabulary_is_refused(tmp_path):
-    policy, params = Pretrained(path="rl4p/tiny").build(Mesh(dp=1), jax.random.key(0))
-    write_policy(tmp_path / "teacher", policy, params, None)
-    words = ("advantage=distill", "+model@teacher=pretrained", f"teacher.path={tmp_path}/teacher")
-    build(compose([*SMALL, *words]))
-    more = "The policy can sample token ids below 300, but the teacher's embedding has only 264 row"
-    assert more in refusal(*words, "model.vocabulary=300")
-    path = tmp_path / "teacher" / "tokenizer.json"
-    path.write_text(path.read_text().replace('"A":', '"Aa":'))
-    assert "their vocabularies differ" in refusal(*words)
 
 
 def test_a_system_prompt_stands_before_every_question(tmp_path):

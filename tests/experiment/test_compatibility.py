@@ -4,6 +4,7 @@ The tests here build phases without running them; `test_pairs.py` trains every p
 """
 
 import itertools
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,9 +13,17 @@ import yaml
 from rl4p.configuration import compose, instantiate, targets
 from rl4p.errors import InputError
 from rl4p.experiment.build import build_phases
-from rl4p.experiment.compatibility import choice, refuse_what_cannot_act
+from rl4p.experiment.compatibility import (
+    choice,
+    refuse_a_gap_that_is_never_measured,
+    refuse_what_cannot_act,
+)
 from rl4p.learner.correction.token_mask import TokenMask
 from rl4p.learner.masking import spread_over_tokens
+from rl4p.loop.collector.asynchronous import Asynchronous
+from rl4p.loop.collector.lagged import Lagged
+from rl4p.loop.collector.synchronous import Synchronous
+from rl4p.rollout.naive_sampler import NaiveSampler
 from tests.options import keys_of
 from tests.test_pairs import COMPANIONS, CONF, MORE, PAIRS, TABLE, group_of, options
 
@@ -97,6 +106,22 @@ def test_the_table_names_pairs_that_exist():
             "advantage=gae gives credit",
         ),
         (
+            ("rollout=preferences", "advantage=preference", "update=ppo"),
+            "update=ppo does not compare them: choose update=dpo, or rollout=demonstrations",
+        ),
+        (
+            ("rollout=preferences", "advantage=preference", "update=dpo", "correction=token_mask"),
+            "rollout=preferences has no sampling policy to correct for",
+        ),
+        (
+            ("rollout=preferences", "advantage=remax", "update=dpo"),
+            "rollout=preferences has no samples of a policy: choose advantage=preference",
+        ),
+        (
+            ("reward=preferences", "update=dpo", "advantage=preference"),
+            "reward=preferences grades the pairs of a data set, but rollout=continuous has none",
+        ),
+        (
             (*SFT, "update.pack=true", "correction=token_mask"),
             "correction=token_mask reads a row as one sequence: choose correction=none",
         ),
@@ -113,6 +138,8 @@ def test_what_nothing_reads_is_refused(overrides, sentence):
         ("advantage=constant", "update=sft"),
         (*SFT, "rollout=demonstrations"),
         (*SFT, "rollout=demonstrations", "update.pack=true"),
+        ("rollout=preferences", "reward=preferences", "advantage=preference", "update=dpo"),
+        ("rollout=preferences", "advantage=preference", "update=dpo", "update.kind=simpo"),
         ("advantage=constant", "kl=fixed"),
         ("update.old_policy=behaviour", "correction=sequence_mask"),
         ("update=dppo", "update.old_policy=proximal", "correction=token_truncate"),
@@ -141,3 +168,24 @@ def test_a_phase_of_the_users_own_is_an_ordinary_one(config):
     with pytest.raises(InputError, match="advantage=Mine would have no effect"):
         refuse_what_cannot_act(type(phases)(**{**vars(phases), "advantage": Mine(), "update": sft}))
     assert choice("correction", TokenMask()) == "correction=token_mask"
+
+
+@pytest.mark.parametrize(
+    ("options", "name"),
+    [
+        (Lagged(lag=1), "lagged"),
+        (Lagged(lag=0), None),
+        (Asynchronous(ahead=1), "asynchronous"),
+        (Asynchronous(ahead=0), None),
+        (Asynchronous(ahead=1, on_new_weights="continue"), None),
+        (Synchronous(), None),
+    ],
+)
+def test_a_limit_of_the_gap_is_refused_where_no_token_is_compared(options, name):
+    limited = NaiveSampler(max_response_tokens=8, max_logprob_gap=0.05)
+    refuse_a_gap_that_is_never_measured(replace(limited, max_logprob_gap=None), options)
+    if name is None:
+        refuse_a_gap_that_is_never_measured(limited, options)
+        return
+    with pytest.raises(InputError, match=f"max_logprob_gap=0.05 .* collector={name} trains"):
+        refuse_a_gap_that_is_never_measured(limited, options)

@@ -1,11 +1,13 @@
+from collections import defaultdict
 from dataclasses import dataclass
 
 import jax
 import pytest
 
 from rl4p.errors import InputError
-from rl4p.loop import background
+from rl4p.loop import background, compilation
 from rl4p.loop.background import Times, WorkingTime, check_phases
+from rl4p.loop.compilation import Spans
 from rl4p.reward.correct import Correct
 from rl4p.reward.weighted import Weighted
 from rl4p.rollout.continuous import Continuous
@@ -51,8 +53,9 @@ def test_several_processes_are_refused(make_phases, monkeypatch):
 
 def test_work_counts_for_the_times_in_which_it_is_done(monkeypatch):
     clock = iter([0.0, 1.0, 8.0, 20.0])
-    monkeypatch.setattr(background.time, "monotonic", lambda: next(clock))
-    working = WorkingTime()  # at 0
+    monkeypatch.setattr(background, "clock", lambda: next(clock))
+    monkeypatch.setattr(compilation, "COMPILING", defaultdict(Spans))
+    working = WorkingTime("sampling")  # at 0
     working.begin()  # at 1
     assert working.read(4.0) == Times(busy=3.0, idle=1.0)
     working.end()  # at 8
@@ -60,3 +63,15 @@ def test_work_counts_for_the_times_in_which_it_is_done(monkeypatch):
     assert working.read(15.0) == Times(busy=0.0, idle=5.0)
     working.end()  # at 20, without work
     assert working.read(21.0) == Times(busy=0.0, idle=6.0)
+
+
+def test_compilation_is_neither_work_nor_idle(monkeypatch):
+    clock = iter([0.0, 1.0])
+    monkeypatch.setattr(background, "clock", lambda: next(clock))
+    monkeypatch.setattr(compilation, "COMPILING", compiling := defaultdict(Spans))
+    working = WorkingTime("sampling")  # at 0
+    working.begin()  # at 1
+    compiling["sampling"].add(2.0, 3.5)
+    compiling["grading"].add(1.0, 4.0)  # another thread's
+    assert working.read(5.0) == Times(busy=2.5, idle=1.0)
+    assert working.read(6.0) == Times(busy=1.0, idle=0.0)

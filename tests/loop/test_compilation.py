@@ -1,13 +1,19 @@
 """Tests the counters of compilation, and the folder of the cache of compiled programs."""
 
+from collections import defaultdict
+from contextvars import Context
+from functools import partial
+from itertools import chain, pairwise
 from pathlib import Path
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from rl4p.loop import compilation as counting
-from rl4p.loop.compilation import Compilation, compilation, keep_programs
+from rl4p.loop.compilation import WORK, Compilation, Spans, compilation, keep_programs
+from rl4p.reward.term_threads import TermThread
 
 KEPT = ("jax_compilation_cache_dir", "jax_persistent_cache_min_compile_time_secs")
 
@@ -16,6 +22,7 @@ KEPT = ("jax_compilation_cache_dir", "jax_persistent_cache_min_compile_time_secs
 def counted(monkeypatch):
     """Returns a counter that starts at zero."""
     monkeypatch.setattr(counting, "COUNTED", Compilation())
+    monkeypatch.setattr(counting, "COMPILING", defaultdict(Spans))
     return counting.compilation
 
 
@@ -32,11 +39,65 @@ def test_counts_that_were_asked_for_do_not_grow(counted):
     assert counted() == Compilation(from_cache=1)
 
 
-def test_all_of_compiling_takes_time_and_the_compiler_makes_programs(counted):
-    counting.count_duration("/jax/core/compile/jaxpr_trace_duration", 0.25, fun_name="f")
-    counting.count_duration("/jax/core/compile/backend_compile_duration", 1.5)
-    counting.count_duration("/jax/checkpoint/write/duration", 64.0)
+@pytest.fixture
+def event(monkeypatch):
+    """Returns a function that sends an event of JAX that ends at a time."""
+
+    def send(name, start, end, **others):
+        monkeypatch.setattr(counting, "clock", lambda: end)
+        counting.count_duration(name, end - start, **others)
+
+    return send
+
+
+TRACE = "/jax/core/compile/jaxpr_trace_duration"
+COMPILE = "/jax/core/compile/backend_compile_duration"
+
+
+def test_all_of_compiling_takes_time_and_the_compiler_makes_programs(counted, event):
+    event(TRACE, 1.0, 1.25, fun_name="f")
+    event(COMPILE, 2.0, 3.5)
+    event("/jax/checkpoint/write/duration", 4.0, 68.0)
     assert counted() == Compilation(seconds=1.75, programs=1)
+
+
+def test_a_program_compiled_while_another_is_traced_takes_its_time_once(counted, event):
+    event(COMPILE, 2.0, 3.0)
+    event(COMPILE, 4.0, 5.0)
+    event(TRACE, 1.0, 6.0)
+    assert counted() == Compilation(seconds=5.0, programs=2)
+    assert counting.compiled_within(2.5, 10.0) == 3.5
+
+
+def test_work_in_the_background_delays_only_the_thread_that_waits_for_it(counted, event):
+    def sample():
+        WORK.set("sampling")
+        event(COMPILE, 2.0, 6.0)
+        return counting.compiled_within(0.0, 10.0)
+
+    thread = TermThread("a thread")
+    assert Context().run(sample) == 4.0
+    assert counting.compiled_within(0.0, 10.0) == 0.0
+    assert counting.waited_for(4.0, 10.0, ["sampling"]) == 2.0
+    assert counting.compiled_within(0.0, 10.0) == 2.0
+    assert counted().seconds == 4.0
+    thread.start(partial(event, COMPILE, 7.0, 8.0), None)()  # this thread's work
+    thread.close()
+    assert counting.compiled_within(0.0, 10.0) == 3.0
+
+
+def test_spans_in_any_order_are_joined_and_counted_once():
+    draw = np.random.default_rng(0)
+    for _ in range(50):
+        spans, covered = Spans(), np.zeros(40, bool)
+        for _ in range(12):
+            start, end = np.sort(draw.choice(41, 2, replace=False)).tolist()
+            assert spans.add(start, end) == (~covered[start:end]).sum()
+            covered[start:end] = True
+            start, end = np.sort(draw.choice(41, 2, replace=False)).tolist()
+            assert spans.within(start, end) == covered[start:end].sum()
+        edges = list(chain(*zip(spans.starts, spans.ends, strict=True)))
+        assert all(one < other for one, other in pairwise(edges))
 
 
 def test_only_hits_of_the_cache_are_programs_from_it(counted):

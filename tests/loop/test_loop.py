@@ -22,10 +22,10 @@ from rl4p.loop.evaluation import Evaluation
 from rl4p.loop.loop import Loop, run_hooks, train
 from rl4p.loop.scoring import Scoring
 from rl4p.loop.source.stream import Stream
+from rl4p.protocols.hook import StepInfo
 from rl4p.reward.weighted import Weighted
 from rl4p.rollout.annealing.linear import Linear
 from rl4p.rollout.naive_sampler import NaiveSampler
-from rl4p.types import StepInfo
 from rl4p.update.ppo import PPO
 from rl4p.update.reinforce import Reinforce
 from rl4p.update.sft import SFT
@@ -253,7 +253,8 @@ def test_the_weight_of_an_adaptive_penalty_moves_and_is_remembered(
 ):
     """The coefficient follows the measured divergence; before the first update there is none."""
     kl = Adaptive(beta=0.5, target=1e-3, limit=0.2, horizon=10.0)
-    loop = replace(make_loop(kl=kl, steps=3), scoring=Scoring(reference=params))
+    loop = make_loop(kl=kl, steps=3)
+    loop = replace(loop, scoring=Scoring(reference=(loop.policy.decoder, params)))
     state = make_state(params, loop.optimizer, memory=loop.phases.initial_memory())
     beta, seen = 0.5, []
     for info in train(taking(prompts, loop), state):
@@ -263,6 +264,21 @@ def test_the_weight_of_an_adaptive_penalty_moves_and_is_remembered(
         seen.append(measured)
     assert seen[0] == pytest.approx(0, abs=1e-6)
     assert seen[-1] > 1e-3
+
+
+def test_a_reference_is_reset_to_the_policy_every_n_steps(make_loop, params, prompts, make_state):
+    """After a reset the next step measures no divergence; without one, each step measures some."""
+    loop = replace(make_loop(kl=Fixed(beta=0.1), steps=5), reset_reference_every=2)
+    state = make_state(params, loop.optimizer, memory=loop.phases.initial_memory())
+    state = replace(state, reference=jax.tree.map(jnp.copy, params))
+    divergence, policies = [], [jax.device_get(params)]
+    for info in train(taking(prompts, loop), state):
+        assert info.metrics["update/grad_norm"] > 0
+        divergence.append(info.metrics["update/kl"])
+        policies.append(jax.device_get(info.state.params))
+        wanted = policies[info.step - info.step % 2]
+        jax.tree.map(np.testing.assert_array_equal, info.state.reference, wanted)
+    assert [abs(x) < 1e-6 for x in divergence] == [True, False, True, False, True]
 
 
 def test_the_moving_average_follows_the_parameters_and_is_what_is_evaluated(
@@ -356,7 +372,7 @@ def test_a_divergence_in_the_reward_has_its_own_coefficient(make_loop, params, p
     reference = jax.tree.map(lambda x: x * 1.05, params)
     kl = Fixed(beta=2.0, estimator="k1", placement="in_reward")
     loop = make_loop(steps=1, kl=kl, entropy=Bonus(alpha=0.5), advantage=Plain())
-    loop = replace(loop, scoring=Scoring(reference=reference))
+    loop = replace(loop, scoring=Scoring(reference=(loop.policy.decoder, reference)))
     (info,) = run(loop, params, prompts, make_state)
     assert abs(info.metrics["update/kl"]) > 1e-3
     other = replace(loop, phases=replace(loop.phases, kl=replace(kl, beta=1.0)))

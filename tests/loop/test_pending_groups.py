@@ -48,7 +48,7 @@ class Simulation:
 
     # The collector's rules, without threads.
 
-    def take(self, count):
+    def take(self, count, repeated):
         prompts = [self.prompt(str(self.taken + i)) for i in range(count)]
         self.taken += count
         return prompts
@@ -249,7 +249,7 @@ LIMITS = PendingLimits(
 def begun(limits=LIMITS, version=0):
     """PendingGroups whose groups have all been started by an engine."""
     pending = PendingGroups(limits=limits)
-    pending.admit(lambda count: [Prompted(id=str(i)) for i in range(count)])
+    pending.admit(lambda count, repeated: [Prompted(id=str(i)) for i in range(count)])
     pending.start(99, version)
     return pending
 
@@ -278,16 +278,16 @@ def test_as_many_groups_start_as_the_steps_ahead_need():
     assert len(begun(replace(LIMITS, ahead=0)).groups) == 2
     pending = begun(replace(LIMITS, extra=3))
     assert len(pending.groups) == 7
-    pending.admit(lambda count: pytest.fail("there are enough"))
+    pending.admit(lambda count, repeated: pytest.fail("there are enough"))
     pending.hand_out(pending.groups[:2])
     asked = []
-    pending.admit(lambda count: asked.append(count) or [])
+    pending.admit(lambda count, repeated: asked.append(count) or [])
     assert asked == [2]
 
 
 def test_groups_start_once_and_in_order():
     pending = PendingGroups(limits=LIMITS)
-    pending.admit(lambda count: [Prompted(id=str(i)) for i in range(count)])
+    pending.admit(lambda count, repeated: [Prompted(id=str(i)) for i in range(count)])
     first = pending.start(3, 0)
     assert ids(first) == ["0", "1", "2"]
     assert ids(pending.start(3, 0)) == ["3"]
@@ -323,7 +323,7 @@ def test_the_place_of_a_rejected_group_goes_to_the_next_prompt():
     pending.receive(rejected, [part(), part()])
     pending.graded(rejected, object(), keep=False)
     assert ids(pending.batch(0)) == ["0", "2"]
-    pending.admit(lambda count: [Prompted(id="4")] * count)
+    pending.admit(lambda count, repeated: [Prompted(id="4")] * count)
     assert pending.groups[-1].number == 4
 
 

@@ -10,7 +10,7 @@ import pytest
 import rl4p.loop.scoring
 from rl4p.distributed.mesh import Mesh
 from rl4p.errors import RunError
-from rl4p.experiment.build import reference_params
+from rl4p.experiment.other_models import reference_params
 from rl4p.learner.critic.shared import Shared
 from rl4p.learner.kl.fixed import Fixed
 from rl4p.learner.logprobs import trunk
@@ -122,7 +122,7 @@ def score(policy, params, trained, make_state, collected, teacher):
     """Returns a function that computes the scores that phases need, for trained parameters."""
 
     def score(phases, policy=policy, trained=trained, **scoring):
-        scoring = {"reference": params, "teacher": teacher} | scoring
+        scoring = {"reference": (policy.decoder, params), "teacher": teacher} | scoring
         state = make_state(trained, SGD())
         return Scoring(**scoring, tasks=("primes", "sums"))(phases, policy, state, collected)
 

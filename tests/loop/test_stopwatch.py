@@ -1,10 +1,11 @@
-from types import SimpleNamespace
+from collections import defaultdict
 
 import jax
 import jax.numpy as jnp
 
+import rl4p.loop.compilation
 import rl4p.loop.stopwatch
-from rl4p.loop.compilation import Compilation
+from rl4p.loop.compilation import WORK, Compilation, Spans
 from rl4p.loop.stopwatch import Stopwatch
 
 
@@ -35,18 +36,20 @@ def test_programs_are_counted_where_they_are_compiled_and_not_where_they_run_aga
 
 def test_seconds_are_those_of_the_clock_since_the_step_began(monkeypatch):
     clock = iter([100.0, 101.0, 103.5, 110.0, 111.0, 120.0])
-    monkeypatch.setattr(
-        rl4p.loop.stopwatch, "time", SimpleNamespace(perf_counter=lambda: next(clock))
-    )
-    counts = iter([Compilation(seconds=5.0, programs=7), Compilation(seconds=5.75, programs=9)])
+    monkeypatch.setattr(rl4p.loop.stopwatch, "clock", lambda: next(clock))
+    counts = iter([Compilation(programs=7), Compilation(programs=9)])
     monkeypatch.setattr(rl4p.loop.stopwatch, "compilation", lambda: next(counts))
+    monkeypatch.setattr(rl4p.loop.compilation, "COMPILING", compiling := defaultdict(Spans))
+    compiling[WORK.get()].add(99.0, 100.25)  # of the step before, but for 0.25
+    compiling[WORK.get()].add(103.0, 104.0)  # half of it in the first update
+    compiling["sampling"].add(101.0, 120.0)  # another thread, in the background
     watch = Stopwatch()
     for _ in range(2):
         with watch("update"):
             pass
     assert watch.metrics() == {
-        "time/update": 2.5 + 1.0,
+        "time/update": 2.0 + 1.0,
         "time/step": 20.0,
-        "time/compile": 0.75,
+        "time/compile": 1.25,
         "time/compilations": 2.0,
     }

@@ -3,7 +3,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from rl4p.model.sampling import draw, draw_each, sampling_logprobs
+from rl4p.model.sampling import (
+    PROMPT,
+    RESPONSE,
+    draw,
+    draw_each,
+    log_share,
+    penalized,
+    sampling_logprobs,
+)
 from rl4p.types import Sampling
 
 LOGITS = np.random.default_rng(0).normal(0, 3, (5, 17)).astype(np.float32)
@@ -105,6 +113,25 @@ def test_equal_logits_at_the_edge_of_top_p_are_kept_together():
     np.testing.assert_allclose(kept, [0.2, 0.4, 0.2, 0.2], rtol=1e-6)
 
 
+@pytest.mark.parametrize(
+    ("min_p", "kept"),
+    [(0.0, [0.1, 0.4, 0.2, 0.3]), (0.5, [0, 4 / 9, 2 / 9, 3 / 9]), (1, [0, 1, 0, 0])],
+)
+def test_min_p_is_a_share_of_the_largest_probability(min_p, kept):
+    logits = jnp.log(jnp.asarray([0.1, 0.4, 0.2 * (1 + 1e-6), 0.3]))
+    logprobs = sampling_logprobs(logits, Sampling(min_p=min_p))
+    np.testing.assert_allclose(np.exp(logprobs), kept, rtol=1e-5)
+
+
+def test_penalties_change_the_logits_of_tokens_that_occurred():
+    """By hand: logits 2 and -2 with factor 4 are 0.5 and -8; the response's lose 0.25 more."""
+    logits = jnp.asarray([[2.0, -2.0, 2.0, -2.0, 2.0], [1.0, 1.0, 1.0, 1.0, 1.0]])
+    seen = jnp.asarray([[PROMPT, PROMPT, RESPONSE, RESPONSE, 0], [0, 0, 0, 0, RESPONSE]], jnp.uint8)
+    factor, less = jnp.asarray([4.0, 1.0]), jnp.asarray([0.25, -1.0])
+    expected = [[0.5, -8.0, 0.25, -8.25, 2.0], [1.0, 1.0, 1.0, 1.0, 2.0]]
+    np.testing.assert_allclose(penalized(logits, seen, factor, less), expected)
+
+
 def test_a_drawn_token_is_kept_in_its_own_row_only():
     logits = jnp.log(jnp.asarray([[0.2, 0.4, 0.1, 0.3]] * 2))
     drawn = sampling_logprobs(logits, Sampling(top_k=2, top_p=0.9), jnp.asarray([2, 3]))
@@ -126,7 +153,7 @@ MIXED = [
     Sampling(temperature=0.0),
     Sampling(temperature=0.7, top_k=3),
     Sampling(temperature=1.3, top_p=0.6),
-    Sampling(temperature=0.9, top_k=6, top_p=0.8),
+    Sampling(temperature=0.9, top_k=6, top_p=0.8, min_p=0.1),
 ]
 
 
@@ -141,6 +168,7 @@ def test_each_row_is_drawn_from_its_own_distribution(samplings):
         jnp.asarray([x.temperature for x in samplings]),
         jnp.asarray([x.top_k for x in samplings]),
         jnp.asarray([x.top_p for x in samplings]),
+        jnp.asarray([log_share(x.min_p) for x in samplings]),
         keys_B,
         t_B,
         4,

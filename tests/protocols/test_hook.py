@@ -5,9 +5,9 @@ from rl4p.protocols.hook import Hook
 from rl4p.protocols.members import required_members
 from rl4p.runs.checkpoint import Checkpoints
 from rl4p.runs.diagnosis import Diagnosis
+from rl4p.runs.outcome import RunOutcome
 from rl4p.runs.progress import ProgressBar
 from rl4p.runs.responses.recording import RecordSamples
-from rl4p.runs.run import RunOutcome
 
 
 def test_a_hook_is_called_and_has_an_interval():

@@ -181,7 +181,8 @@ def test_the_loop_ends_with_the_last_row(ending, params):
     policy = dataclasses.replace(ending, end_ids=tuple(range(1, 264)))
     tokens, ones = np.full((2, 16), 65, np.int32), np.ones(2, np.int32)
     keys = np.uint32([[0, 1], [2, 3]])
-    sequences = StaticBatch(lengths_B=16 * ones, limits_B=R * ones, drawn_B=0 * ones, keys_B=keys)
+    numbers = {"lengths_B": 16 * ones, "limits_B": R * ones, "drawn_B": 0 * ones}
+    sequences = StaticBatch(**numbers, least_B=0 * ones, keys_B=keys)
     drawn = generate(
         policy.decoder, R, policy.end_ids, policy.for_sampling(params), tokens, tokens > 0,
         sequences, SharedDistribution(sampling=Sampling(), greedy=False),

@@ -11,7 +11,7 @@ from collections import Counter
 import httpx2
 import pytest
 
-from tests.runs.conftest import SMALL, lines
+from tests.runs.conftest import SMALL, lines, summary
 
 pytestmark = pytest.mark.slow
 
@@ -119,3 +119,27 @@ def test_servers_that_are_killed_cost_no_sample(protocol, servers, command, tmp_
     samples = [json.loads(x) for x in (folder / "samples.jsonl").read_text().splitlines()]
     assert Counter(row["step"] for row in samples) == dict.fromkeys(range(1, len(rows) + 1), 8)
     assert not list((tmp_path / "weights").iterdir())
+
+
+@pytest.mark.parametrize("protocol", ["vllm", "sglang"])
+def test_a_run_whose_server_sleeps_has_the_same_digits(protocol, servers, train, tmp_path):
+    port, runs = free_port(), []
+    servers.start(port)
+    for sleep in ("false", "true"):
+        folder = tmp_path / sleep
+        process = train(
+            *(f"rollout={protocol}", f"rollout.servers=[http://127.0.0.1:{port}]", "steps=3"),
+            *(f"rollout.sleep={sleep}", "rollout.sync_every=2", "evaluation.every=0"),
+            f"hydra.run.dir={folder}",
+        )
+        assert process.returncode == 0, process.stderr
+        rows = [
+            {k: x for k, x in row.items() if not k.startswith(("time/", "rollout/tokens_per"))}
+            for row in lines(folder)
+        ]
+        runs.append((rows, summary(folder)["params_sha256"]))
+    assert runs[0] == runs[1]
+    assert max(row.get("update/grad_norm", 0) for row in runs[0][0]) > 0
+    assert [row["staleness/max"] for row in runs[0][0][1:]] == [0, 1, 0]
+    log = (servers.folder / f"{port}.log").read_text()
+    assert "Traceback" not in log

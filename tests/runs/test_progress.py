@@ -125,7 +125,7 @@ SUMMARY = {
         "last": {"eval/a/pass_at_1": 0.5, "eval/a/prompts": 8.0, "eval/b/pass_at_1": 1.0},
         "best": {"eval/a/pass_at_1": 0.75, "eval/b/pass_at_1": 1.0},
     },
-    "seconds": {"total": 20.0, "rollout": 9.0, "update": 6.0},
+    "seconds": {"total": 20.0, "compile": 3.0, "rollout": 9.0, "update": 6.0},
     "median_seconds": {"rollout": 2.0, "update": 1.25},
     "compilation": {"seconds": 3.4, "programs": 7, "from_cache": 2},
     "idle_steps": {"skipped": 0, "zero_gradient": 2},
@@ -158,12 +158,14 @@ def test_times_add_up_to_the_whole(capsys):
         ["time", "seconds", "share", "median", "per", "step"],
         ["rollout", "9.0", "45.0", "%", "2.000"],
         ["update", "6.0", "30.0", "%", "1.250"],
-        ["the", "rest", "5.0", "25.0", "%"],
+        ["compilation", "3.0", "15.0", "%"],
+        ["the", "rest", "2.0", "10.0", "%"],
     ]
 
 
 def test_phases_in_the_background_are_no_part_of_the_whole(capsys):
-    seconds = {"total": 20.0, "rollout": 17.0, "reward": 1.0, "update": 6.0, "trainer_waits": 4.0}
+    seconds = {"total": 20.0, "compile": 2.0, "rollout": 17.0, "reward": 1.0, "update": 6.0}
+    seconds["trainer_waits"] = 4.0
     medians = {"rollout": 2.0, "reward": 0.5, "update": 1.25, "trainer_waits": 1.0}
     Console(width=200).print(time_table({"seconds": seconds, "median_seconds": medians}))
     assert words(capsys.readouterr().out)[1:] == [
@@ -171,7 +173,8 @@ def test_phases_in_the_background_are_no_part_of_the_whole(capsys):
         ["reward", "1.0", "in", "background", "0.500"],
         ["update", "6.0", "30.0", "%", "1.250"],
         ["trainer", "waits", "4.0", "20.0", "%", "1.000"],
-        ["the", "rest", "10.0", "50.0", "%"],
+        ["compilation", "2.0", "10.0", "%"],
+        ["the", "rest", "8.0", "40.0", "%"],
     ]
 
 

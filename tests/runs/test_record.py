@@ -272,3 +272,23 @@ def test_a_value_that_is_no_number_is_refused_with_its_line(record, key, value):
         file.write(json.dumps({"a": 1.0, "step": 1} | {key: json.loads(value)}) + "\n")
     with pytest.raises(InputError, match=r"metrics\.jsonl, line 2 has a value that is not a nu"):
         record.metrics()
+
+
+def test_what_resuming_changes_is_recorded_but_not_how_a_start_is_watched(record):
+    before = {
+        "steps": 5,
+        "seed": 0,
+        "optimizer": {"learning_rate": 0.1, "b": [1]},
+        "tracker": {"a": 1},
+    }
+    record.log_changes(3, before)  # there is no config.yaml yet
+    record.describe(before, {})
+    changed = {**before, "steps": 9, "tracker": {"a": 2}, "resume": "x"}
+    changed["optimizer"] = {"learning_rate": 0.2, "b": [1]}
+    record.log_changes(3, changed)
+    record.describe(changed, {})
+    record.log_changes(7, changed)
+    assert record.changes() == [
+        {"step": 3, "key": "optimizer.learning_rate", "before": 0.1, "after": 0.2},
+        {"step": 3, "key": "steps", "before": 5, "after": 9},
+    ]

@@ -100,12 +100,12 @@ def test_a_solved_task_looks_like_a_failure_and_is_none(name, config):
     assert names(rows, config | {"steps": 40}) == []
 
 
-def test_a_group_of_one_is_explained_at_the_first_step():
-    config = config_of("group_size=1")
+def test_equal_samples_are_explained_at_the_first_step():
+    config = config_of("rollout.temperature=0")
     rows = rows_of(1, advantage_max=0.0, update_grad_norm=0.0)
-    (found,) = diagnose(rows, config)
-    assert "group_size=1 leaves nothing to compare a sample with" in found.meaning
-    assert found.remedy == "group_size=8"
+    (finding,) = diagnose(rows, config)
+    assert "at temperature 0 all samples of a prompt are equal" in finding.meaning
+    assert finding.remedy == "rollout.temperature=1"
 
 
 @pytest.mark.parametrize(
@@ -184,7 +184,6 @@ GRADERS = ("trusted_targets=[tests]",)
 @pytest.mark.parametrize(
     ("overrides", "expected"),
     [
-        (("group_size=1",), ["no_advantage"]),
         (("max_response_tokens=3", "reward.terms.format.weight=0"), ["no_advantage", "truncated"]),
         (
             (
@@ -199,7 +198,7 @@ GRADERS = ("trusted_targets=[tests]",)
         (("+reward.terms.x._target_=tests.runs.failing.Fails", *GRADERS), ["invalid_grades"]),
         (("rollout.temperature=0",), ["no_advantage"]),
     ],
-    ids=["one-sample", "truncated", "constant-reward", "failing-grader", "greedy"],
+    ids=["truncated", "constant-reward", "failing-grader", "greedy"],
 )
 @pytest.mark.slow
 def test_a_run_made_to_fail_says_why(overrides, expected):

@@ -37,8 +37,13 @@ def test_a_run_leaves_its_record(folder):
     raw = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     evaluation = {"eval/arithmetic/pass_at_1", "eval/arithmetic/prompts"}
     assert set(raw[1]) == METRICS
-    assert set(raw[2]) == METRICS | evaluation | {"time/evaluation"}
-    assert "time/evaluation" in raw[0]
+    of_evaluation = {"time/evaluation", "time/evaluation_compile"}
+    assert set(raw[2]) == METRICS | evaluation | of_evaluation
+    assert raw[0].keys() > of_evaluation
+    assert raw[0]["time/evaluation_compile"] > 0
+    for row in raw[1:]:  # each second of a step is of one phase, or of compilation
+        parts = ("rollout", "reward", "scoring", "advantage", "update", "compile")
+        assert sum(row[f"time/{name}"] for name in parts) <= row["time/step"] + 1e-6
     assert set(rows[0]) == evaluation | {"step"}
     assert all(row["rollout/logprob_gap_max"] < 1e-4 for row in rows[1:])
     compiled = [row["time/compilations"] for row in raw[1:]]
@@ -57,7 +62,7 @@ def test_the_summary_is_the_contract_for_scripts(folder):
     assert found["step"] == 3
     assert set(found["evaluation"]) == {"first", "last", "best"}
     phases = {"rollout", "reward", "scoring", "advantage", "update", "evaluation"}
-    assert set(found["seconds"]) == {"total"} | phases
+    assert set(found["seconds"]) == {"total", "compile"} | phases
     assert set(found["median_seconds"]) == phases
     assert all(found["seconds"][name] >= found["median_seconds"][name] > 0 for name in phases)
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
@@ -67,6 +72,11 @@ def test_the_summary_is_the_contract_for_scripts(folder):
     assert found["compilation"]["programs"] >= found["compilation"]["from_cache"] >= 0
     assert found["compilation"]["programs"] > 0
     assert found["compilation"]["seconds"] > 0
+    of_steps = sum(
+        row.get("time/compile", 0) + row.get("time/evaluation_compile", 0) for row in rows
+    )
+    assert of_steps <= found["seconds"]["compile"] <= found["compilation"]["seconds"] + 1e-6
+    assert sum(found["seconds"][name] for name in (*phases, "compile")) < found["seconds"]["total"]
     assert found["resumed_from"] is None
     fields = {"name", "first_step", "step", "metric", "value", "meaning", "remedy"}
     assert all(set(warning) == fields for warning in found["warnings"])
@@ -142,12 +152,16 @@ def test_questions_from_a_file_run_from_end_to_end(train, tmp_path, monkeypatch)
 
 
 @pytest.mark.slow
-def test_one_sample_a_prompt_is_allowed_and_remarked_upon(train, tmp_path):
-    process = train("steps=1", "group_size=1", f"hydra.run.dir={tmp_path / 'run'}")
+def test_samples_without_differences_are_remarked_upon(train, tmp_path):
+    idle = "update.clip_high=0.28"
+    process = train("steps=1", "rollout.temperature=0", idle, f"hydra.run.dir={tmp_path / 'run'}")
     assert process.returncode == 0
-    assert process.stderr.count("group_size=1 leaves nothing") == 1
+    assert process.stderr.count("at temperature 0 all samples of a prompt are equal") == 1
+    assert process.stderr.count(f"{idle} has no effect, because a step has one update") == 1
     warned = [warning["name"] for warning in summary(tmp_path / "run")["warnings"]]
     assert "no_advantage" in warned
+    (sentence,) = summary(tmp_path / "run")["idle_options"]
+    assert sentence.startswith(idle)
     assert lines(tmp_path / "run")[1]["update/grad_norm"] == 0
 
 

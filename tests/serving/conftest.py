@@ -2,18 +2,20 @@
 
 import asyncio
 import json
+from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import Any
 
 import httpx2
+import jax.numpy as jnp
 import pytest
 
 from rl4p.errors import InputError, RunError
 from rl4p.rollout.engine.batch import Chunk
+from rl4p.rollout.engine.detokenizer import Detokenizer
 from rl4p.serving.active_request import ReadyQueue
 from rl4p.serving.app import ServedApp
-from rl4p.serving.detokenizer import Detokenizer
 from rl4p.serving.guard import Guard
 from rl4p.serving.server_state import ServerState
 from rl4p.types import Finish
@@ -47,8 +49,9 @@ class FakeScheduler:
     calls: list[Any] = field(default_factory=list)
     open: dict[Any, Any] = field(default_factory=dict)
     cancelled: list[Any] = field(default_factory=list)
+    batch: Any = field(default_factory=lambda: SimpleNamespace(clear=lambda: None))
 
-    def submit(self, sequences, deliver, fail=None):
+    def submit(self, sequences, deliver, fail=None, unsent=None):
         if self.broken:
             raise RunError(self.broken)
         submission, first = object(), sequences[0]
@@ -57,7 +60,9 @@ class FakeScheduler:
         names = "max_tokens", "sampling", "end_ids", "min_tokens", "alternatives"
         seeds = [(int(x.key[0]) << 32) + int(x.key[1]) for x in sequences]
         fields = {name: getattr(first, name) for name in names}
-        self.asked.append(SimpleNamespace(tokens=first.context, seeds=seeds, **fields))
+        self.asked.append(
+            SimpleNamespace(tokens=first.context, seeds=seeds, unsent=unsent, **fields)
+        )
         self.open[submission] = sequences, deliver, fail
         if not self.holds:
             self.go(submission)
@@ -128,6 +133,19 @@ class FakeScheduler:
             raise RunError(self.broken) from error
         self.version, self.broken = version, None
 
+    @property
+    def params(self):
+        return self.policy.weights
+
+    @params.setter
+    def params(self, params):
+        self.policy.weights = params
+
+    def order(self, command):
+        done = Future()
+        done.set_result(command())
+        return done
+
     def counts(self):
         return {"running": float(len(self.open)), "waiting": 0.0, "tokens": 12.0}
 
@@ -144,7 +162,7 @@ def chatty(policy):
 
 @pytest.fixture
 def scheduler(chatty):
-    return FakeScheduler(SimpleNamespace(tokenizer=chatty.tokenizer, weights={"a": 1}))
+    return FakeScheduler(SimpleNamespace(tokenizer=chatty.tokenizer, weights={"a": jnp.int32(1)}))
 
 
 @pytest.fixture

@@ -3,9 +3,9 @@ import threading
 
 import pytest
 
+from rl4p.rollout.engine.detokenizer import Detokenizer
 from rl4p.serving.active_request import ActiveRequest, ReadyQueue
 from rl4p.serving.choice import CompletionOptions
-from rl4p.serving.detokenizer import Detokenizer
 from rl4p.serving.http_errors import ClientDisconnectError, HttpError
 from rl4p.types import Sampling
 

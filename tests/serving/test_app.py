@@ -154,7 +154,7 @@ def test_a_client_that_vanishes_frees_its_slots(make_server, scheduler, path, st
         name = b"prompt" if path != "/generate" else b"text"
         connection = Connection(b'{"%s": "a", "stream": %s}' % (name, stream))
         scope = {"type": "http", "path": path, "method": "POST", "query_string": b""}
-        scope["headers"] = [(b"host", b"localhost")]
+        scope |= {"headers": [(b"host", b"localhost")], "state": {"unsent": lambda: 7}}
         asked = asyncio.ensure_future(app(scope, connection.receive, connection.send))
         while not server.open:
             await asyncio.sleep(0.001)
@@ -164,6 +164,7 @@ def test_a_client_that_vanishes_frees_its_slots(make_server, scheduler, path, st
 
     server = asyncio.run(main())
     assert len(scheduler.cancelled) == 1
+    assert scheduler.asked[0].unsent() == 7
     assert (server.open, server.disconnects, server.rids) == (0, 1, {})
     assert server.responses == {(path, 499): 1}
 

@@ -2,9 +2,9 @@ import numpy as np
 import pytest
 
 from rl4p.rollout.engine.batch import Chunk
+from rl4p.rollout.engine.detokenizer import Detokenizer
 from rl4p.rollout.engine.sequence import TokenSequence
 from rl4p.serving.choice import Choice, CompletionOptions
-from rl4p.serving.detokenizer import Detokenizer
 from rl4p.types import Finish, Sampling
 
 ONLY = TokenSequence(context=(1,), key=np.zeros(2, np.uint32), max_tokens=9, end_ids=())

@@ -3,6 +3,7 @@
 import asyncio
 import resource
 import socket
+import sys
 from contextlib import asynccontextmanager
 
 import pytest
@@ -23,12 +24,14 @@ def limits(monkeypatch):
     return limits
 
 
-def serving(call, answer=b"ok", waits=None):
+def serving(call, answer=b"ok", waits=None, seen=None):
     """Calls a function with `connect` and the server, which answers everything with `answer`."""
 
     async def app(scope, receive, send):
         if waits is not None:
             await waits.wait()
+        if seen is not None:
+            seen.append(scope["state"]["unsent"])
         headers = [(b"content-length", b"%d" % len(answer))]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         await send({"type": "http.response.body", "body": answer})
@@ -195,6 +198,29 @@ def test_a_client_that_does_not_read_is_disconnected(limits, reads):
             return size
 
     assert serving(call, answer) == reads * len(answer)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the system does not tell what is unsent")
+def test_what_a_client_has_no_room_for_is_told():
+    answer, seen = b"x" * 2**18, []
+
+    async def call(connect, state):
+        async with connect(GET, small=True) as (reader, _):
+            while not seen:
+                await asyncio.sleep(0.001)
+            (unsent,) = seen
+            while unsent() == 0:
+                await asyncio.sleep(0.001)
+            assert 0 < unsent() <= len(answer) + 100
+            await reader.readuntil(b"\r\n\r\n")
+            await reader.readexactly(len(answer))
+            while unsent():
+                await asyncio.sleep(0.001)
+        while state.connections:
+            await asyncio.sleep(0.001)
+        return unsent()
+
+    assert serving(call, answer, seen=seen) == 0
 
 
 def test_the_longest_idle_connection_makes_room_and_waiting_ones_do_not(limits):

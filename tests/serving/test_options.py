@@ -22,8 +22,11 @@ def test_a_model_and_its_overrides():
     [
         ([], "There is nothing to serve: write run=FOLDER, model=tiny"),
         (["model.width=3"], "There is nothing to serve"),
-        (["model=tiny", "step=1"], "step and average select parameters of a run: add run=FOLDER"),
-        (["model=tiny", "average=true"], "step and average select"),
+        (
+            ["model=tiny", "step=1"],
+            "step, checkpoint and average select parameters of a run: add run=FOLDER",
+        ),
+        (["model=tiny", "average=true"], "step, checkpoint and average select"),
         (["run=a", "step=-1"], "step must be .*at least 0"),
         (["run=a", "port=65536"], "port must be"),
         (["run=a", "port=a"], "port must be"),

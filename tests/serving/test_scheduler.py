@@ -16,6 +16,7 @@ from rl4p.rollout.continuous import Continuous
 from rl4p.rollout.engine import batch as batches
 from rl4p.rollout.engine.sequence import TokenSequence
 from rl4p.serving import scheduler as schedulers
+from rl4p.serving import unread
 from rl4p.serving.scheduler import Scheduler
 from rl4p.serving.seeds import key_data
 from rl4p.types import Finish, Sampling
@@ -89,10 +90,10 @@ def scheduler(ending, params):
 def start(scheduler):
     """Returns a function that submits sequences and returns their client, with its submission."""
 
-    def start(tokens=(5, 6, 7), seeds=(0,), max_tokens=R, seconds=0.0, **fields):
+    def start(tokens=(5, 6, 7), seeds=(0,), max_tokens=R, seconds=0.0, unsent=lambda: 0, **fields):
         client = Client(len(seeds), seconds)
         own = sequences(tokens, seeds, max_tokens, **{"end_ids": ENDS} | fields)
-        client.submission = scheduler.submit(own, client.deliver, client.fail)
+        client.submission = scheduler.submit(own, client.deliver, client.fail, unsent)
         return client
 
     return start
@@ -208,6 +209,56 @@ def test_cancelled_work_frees_its_slots(scheduler, start):
     assert start(max_tokens=3).wait().result().finish is not None
     assert len(client.chunks[0]) <= count + 1  # one may have been on its way
     assert scheduler.counts()["cancelled"] == 4
+
+
+def test_who_does_not_read_gives_way_to_others_and_goes_on_exactly(
+    scheduler, start, in_process, monkeypatch
+):
+    monkeypatch.setattr(unread, "POLL_SECONDS", 0.01)
+    unsent = [1]
+    client = endless(start, seeds=range(4), max_tokens=R, unsent=lambda: unsent[0])
+    other = start((1, 2), seeds=(9,), max_tokens=4, end_ids=()).wait()
+    assert client.left == 4
+    assert scheduler.counts()["suspended"] == 1  # no more than others need
+    while client.left > 1:
+        time.sleep(0.01)
+    assert not client.done.wait(0.2)
+    assert scheduler.counts()["running"] == 0
+    unsent[0] = 0
+    completions = in_process((5, 6, 7), range(4), ends=())
+    for index, expected in enumerate(completions):
+        assert client.wait().result(index).tokens == expected.tokens.tolist()
+    assert other.result().tokens == in_process((1, 2), (9,), 4, ends=())[0].tokens.tolist()
+
+
+def test_nobody_gives_way_if_there_are_slots_or_a_pause_waits(scheduler, start, begin_pause):
+    alone = endless(start, seeds=range(3), max_tokens=R, unsent=lambda: 1)
+    other = start((1, 2), seeds=(9,), max_tokens=4, end_ids=()).wait()
+    alone.wait()
+    assert scheduler.counts()["suspended"] == 0
+    client = endless(start, seeds=range(4), unsent=lambda: 1)
+    other = start((1, 2), seeds=(9,), max_tokens=4, end_ids=()).wait()
+    assert scheduler.counts()["suspended"] == 1
+    scheduler.resume(begin_pause()())
+    assert client.done.is_set()
+    assert [client.result(index).finish for index in range(4)] == [Finish.LENGTH] * 4
+    assert other.error is None
+
+
+@pytest.mark.parametrize("end", ["stalls", "is cancelled"])
+def test_a_client_that_never_reads_is_given_up(scheduler, start, monkeypatch, end):
+    monkeypatch.setattr(unread, "POLL_SECONDS", 0.01)
+    client = endless(start, seeds=range(4), max_tokens=R, unsent=lambda: 1)
+    start((1, 2), seeds=(9,), max_tokens=4, end_ids=()).wait()
+    while client.left > 1:
+        time.sleep(0.01)
+    if end == "stalls":
+        monkeypatch.setattr(unread, "STALLED_SECONDS", 0.0)
+        assert str(client.wait().error).startswith("The client read less than 64 KiB of its")
+    else:
+        scheduler.cancel(client.submission)
+    start().wait()
+    assert scheduler.counts()["suspended"] == scheduler.counts()["waiting"] == 0
 
 
 def test_aborted_work_keeps_its_tokens(scheduler, start):

@@ -139,3 +139,36 @@ def test_broken_weights_have_no_checksums(talk, scheduler):
     scheduler.broken = "half"
     ((status, answer),) = talk(("GET", "/weight_checker", None))
     assert (status, answer["error"]["message"]) == (500, "half")
+
+
+def test_a_server_sleeps_and_wakes(talk):
+    found = talk(
+        ("GET", "/is_sleeping", None),
+        ("POST", "/sleep?level=1", None),
+        ("GET", "/is_sleeping", None),
+        START,
+        ("GET", "/weight_checker", None),
+        ("POST", "/update_weights_from_disk", {"model_path": "/weights/9"}),
+        ("POST", "/wake_up", None),
+        ("POST", "/wake_up", None),
+        ("GET", "/is_sleeping", None),
+        ("GET", "/is_paused", None),
+        ("POST", "/sleep?level=3", None),
+    )
+    assert [status for status, _ in found] == [200] * 3 + [409, 500, 400] + [200] * 4 + [400]
+    assert [found[at][1]["is_sleeping"] for at in (0, 2, 8)] == [False, True, False]
+    assert "The server sleeps" in found[3][1]["error"]["message"]
+    assert found[9][1] == {"is_paused": False}
+
+
+def test_weights_that_a_sleep_has_dropped_must_be_loaded_as_a_whole(talk, scheduler):
+    found = talk(
+        ("POST", "/release_memory_occupation", {}),
+        ("POST", "/release_memory_occupation", {"tags": ["kv_cache"]}),
+        ("POST", "/resume_memory_occupation", {}),
+        ("POST", "/v1/completions", {"model": "m", "prompt": [1], "max_tokens": 1}),
+        ("POST", "/update_weights_from_disk", {"model_path": "/weights/9"}),
+    )
+    assert [status for status, _ in found][:3] == [200, 400, 200]
+    assert "load weights first" in found[3][1]["error"]["message"]
+    assert "needs all of its tensors" in found[4][1]["message"]

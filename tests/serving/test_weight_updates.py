@@ -85,6 +85,7 @@ def test_checksums_change_neither_weights_nor_version(with_updates, scheduler):
     assert with_updates(call) == {"x": "1"}
     assert scheduler.policy.weights == {"a": 1}
     assert scheduler.version == "7"
+    assert scheduler.calls == []  # reading is no update, and is not counted as one
 
 
 def test_one_checksum_stands_for_all():

@@ -96,6 +96,11 @@ def test_what_its_kind_has_no_use_for_is_refused(options):
         DPO(**options)
 
 
+def test_a_margin_without_simpo_is_refused():
+    with pytest.raises(ValueError, match="is the margin of kind=simpo"):
+        DPO(gamma=0.7)
+
+
 @pytest.mark.parametrize(
     ("options", "loss"),
     [
@@ -103,7 +108,6 @@ def test_what_its_kind_has_no_use_for_is_refused(options):
         # logit 3.5: 0.9 x 0.0297504 + 0.1 x 3.5297504
         ({"kind": "simpo", "beta": 2.0, "label_smoothing": 0.1}, 0.3797504),
         ({"kind": "simpo", "beta": 2.0, "gamma": 1.5}, 0.0788890),  # log(1 + e^-2.5)
-        ({"gamma": 9.0}, 0.5981389),  # only simpo has a gamma
     ],
     ids=str,
 )

@@ -19,7 +19,7 @@ from rl4p.model.policy import Policy, padded_width
 from rl4p.protocols.collection import KeepsCopies
 from rl4p.protocols.model import PlannedModel
 from rl4p.protocols.phases import Optimizer
-from rl4p.protocols.traits import CollectorTraits
+from rl4p.protocols.traits import CollectorTraits, RolloutTraits
 from rl4p.types import Params, TrainingBatch, TrainState, Trajectories
 
 # The names in `Phases.needs` whose scores are [B] instead of [B, T].
@@ -155,14 +155,23 @@ def abstract_run(config: DictConfig, mesh: Mesh) -> AbstractRun:
     check_lengths(config, policy, phases.rollout.max_response_tokens)
     whole = policy.merged(params)
     frozen = [policy.frozen]
-    if "reference_logprobs" in needs and not policy.frozen:
-        frozen.append(params)
+    own, of_reference = params, config.reference
+    if "reference_logprobs" in needs and not of_reference.reset_every:
+        if of_reference.model is not None:
+            other, weights = instantiate(of_reference.model).abstract(mesh)
+            frozen.append(other.merged(weights))
+        elif not policy.frozen:
+            frozen.append(params)
     if phases.estimator is not None:
         critic = partial(phases.estimator.init, policy.decoder)
         params = params | {"critic": placement.shapes(mesh, critic, whole)}
     collector = instantiate(config.collector)
+    copies = 0
     if isinstance(collector, KeepsCopies):
-        frozen += [params] * collector.copies(mesh.sampling is mesh)
+        copies = collector.copies(mesh.sampling is mesh)
+    if RolloutTraits.read(phases.rollout).sync_every > 1:
+        copies = max(1, copies)  # `SyncedWeights`, whose copy engines share
+    frozen += [params] * copies
     optimizer = instantiate(config.optimizer)
     moments = jax.eval_shape(optimizer.transform().init, params)
     shardings = placement.optimizer_state_shardings(mesh, moments, params)
@@ -174,6 +183,7 @@ def abstract_run(config: DictConfig, mesh: Mesh) -> AbstractRun:
         key=replicated(mesh, key),
         memory={},
         average=params if config.ema.decay else {},
+        reference=own if config.reference.reset_every else {},
     )
     return AbstractRun(
         mesh=mesh,

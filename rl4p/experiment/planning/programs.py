@@ -15,12 +15,13 @@ import jax
 
 from rl4p.distributed.partition import for_decoding
 from rl4p.distributed.placement import with_shardings
+from rl4p.experiment.compatibility import choice
 from rl4p.experiment.planning.abstract import AbstractRun, bytes_of_chip, replicated
 from rl4p.learner.gradient_step import gradient_step
 from rl4p.learner.logprobs import score_tokens
 from rl4p.loop.scoring import OF_POLICY
 from rl4p.protocols.phases import Planned
-from rl4p.protocols.traits import RolloutTraits
+from rl4p.protocols.traits import RewardTraits, RolloutTraits, TermTraits
 from rl4p.terminal import write
 
 
@@ -115,13 +116,31 @@ def weights_for_sampling(run: AbstractRun) -> Iterator[Program]:
 def unplanned(run: AbstractRun) -> list[str]:
     """Returns the names of the parts of a step whose programs the plan leaves out."""
     rollout = run.phases.rollout
-    samples = RolloutTraits.read(rollout).samples
-    left_out = ["rollout"] if samples and not isinstance(rollout, Planned) else []
+    traits = RolloutTraits.read(rollout)
+    left_out = ["rollout"] if traits.samples and not isinstance(rollout, Planned) else []
+    if traits.sleep:
+        left_out = ["the memory of servers while they sample (free during updates: rollout.sleep)"]
     if "teacher_logprobs" in run.phases.needs():
         left_out.append("the teacher")
+    if "greedy_rewards" in run.phases.needs():
+        left_out.append(f"the greedy responses of {choice('advantage', run.phases.advantage)}")
+    left_out += [f"the model of {key}" for key in models_of(run.phases.reward)]
     if run.overlaps:
         left_out.append("the memory of sampling and update at the same time")
     return left_out + [f"scores.{name}" for name in run.phases.scores]
+
+
+def models_of(reward: Any, key: str = "reward") -> list[str]:
+    """Returns the keys of the reward terms that run models."""
+    traits = RewardTraits.read(reward)
+    keys = [
+        f"{key}.terms.{name}"
+        for name, term in (traits.terms or {}).items()
+        if TermTraits.read(term).has_model
+    ]
+    for task, each in (traits.tasks or {}).items():
+        keys += models_of(each, f"{key}.tasks.{task}")
+    return keys
 
 
 def slots_of(run: AbstractRun) -> int | None:

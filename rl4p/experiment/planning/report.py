@@ -14,6 +14,7 @@ from omegaconf import DictConfig, OmegaConf
 from rich.table import Table
 
 from rl4p.configuration import instantiate
+from rl4p.configuration.earlier_result import is_document_with, refuse_other_file
 from rl4p.distributed.chips import GIB, Chip
 from rl4p.distributed.mesh import Mesh
 from rl4p.errors import InputError, RunError
@@ -31,10 +32,13 @@ def plan(config: DictConfig) -> dict[str, Any]:
     """Plans a run and returns the content of plan.json.
 
     Raises:
-      InputError: the devices cannot be planned for, or parts of the run are incompatible.
+      InputError: the devices cannot be planned for, parts of the run are incompatible, or plan.json
+        is a file of something else.
       RunError: the run does not fit into memory.
     """
     folder = Path(HydraConfig.get().runtime.output_dir)
+    made = is_document_with("verdict", "fits")
+    refuse_other_file(folder, "plan", made, file=folder / "plan.json")
     started = time.perf_counter()
     if not config.plan.all_widths:
         config = one_width(config)

@@ -22,6 +22,13 @@ class SequenceMask:
     high: AboveZero = 1.01
     weighted: bool = False
 
+    def __post_init__(self) -> None:
+        if self.low > self.high:
+            raise ValueError(
+                f"low={self.low} is above high={self.high}, so every sequence would be left out: "
+                "set a low below high."
+            )
+
     @property
     def weighs(self) -> bool:
         """Whether the weights contain w, and not only 0 and 1."""

@@ -23,6 +23,13 @@ class TokenMask:
     low: NonNegative = 0.5
     high: AboveZero = 5.0
 
+    def __post_init__(self) -> None:
+        if self.low > self.high:
+            raise ValueError(
+                f"low={self.low} is above high={self.high}, so every token would get weight 0: "
+                "set a low below high."
+            )
+
     def __call__(self, log_ratio_BT: Array, mask_BT: Array) -> Array:
         log_w_BT = jax.lax.stop_gradient(jnp.where(mask_BT, log_ratio_BT, 0.0))
         weights_BT = jnp.exp(jnp.clip(log_w_BT, -20.0, 20.0))

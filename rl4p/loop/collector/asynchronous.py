@@ -5,7 +5,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from math import ceil
 from typing import Annotated, Any, Literal
 
 import jax
@@ -18,10 +17,13 @@ from rl4p.distributed.processes import to_host
 from rl4p.errors import RunError
 from rl4p.loop.background import WorkingTime, check_interruptions, check_phases
 from rl4p.loop.cache.success_cache import SuccessCache
+from rl4p.loop.compilation import WORK, clock, waited_for
 from rl4p.loop.group_requests import finished_groups, held, keys_of, requests_for
 from rl4p.loop.groups import check_filters, divided, joined, newest_only
 from rl4p.loop.metrics import drawn_shares, staleness_shares
-from rl4p.loop.pending_groups import PendingGroup, PendingGroups, PendingLimits
+from rl4p.loop.pending_groups import PendingGroup, PendingGroups, limits_of
+from rl4p.loop.source.quota import take
+from rl4p.loop.synced_weights import SyncedWeights
 from rl4p.model.policy import Policy
 from rl4p.protocols.collection import Collected, CollectorPhases, Filter, OpenSource
 from rl4p.protocols.engine import Completion, HoldsEpisodes, opened
@@ -29,6 +31,7 @@ from rl4p.rollout.answers import answers_on_host
 from rl4p.types import Array, Group, Params, TrainState
 
 SECONDS_FOR_STALLED = 1.0  # that a thread has to end
+BACKGROUND = ("sampling", "grading")  # the work of the threads
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +51,8 @@ class Asynchronous:
       ahead: how many steps sampling may run ahead of training. Groups start only while fewer than
         (ahead + 1) `prompts_per_step` groups, and the groups of `over_sampling`, are pending.
       max_staleness: the most steps between the weight version of a trained token and the step that
-        trains it. Older groups are sampled again. None is `ahead`, and one more with over-sampling.
+        trains it. Older groups are sampled again. None is `ahead`, one more with over-sampling, and
+        n - 1 more with ``rollout.sync_every=n``.
       on_new_weights: what happens to responses that are being sampled when a step has new weights.
         `finish` goes on with the old ones. `abort` starts the group again. `continue` keeps its
         tokens, with their log-probabilities and versions, and goes on with the new weights.
@@ -85,26 +89,32 @@ class Asynchronous:
                 f"ahead={self.ahead} makes tokens {self.ahead} steps old, but max_staleness="
                 f"{self.max_staleness} would throw them away: choose at least {self.ahead}."
             )
-        if not self.overlaps and self.on_new_weights != "finish":
-            raise ValueError(
-                f"on_new_weights={self.on_new_weights} would have no effect, because no group is "
-                "being sampled when a step begins: set ahead or over_sampling, or leave it out."
-            )
-        if self.over_sampling == 1 and self.late != "wait":
-            raise ValueError(
-                f"late={self.late} would have no effect, because a step without over_sampling "
-                "waits for each of its groups: leave it out."
-            )
-        if self.only_new_tokens and self.on_new_weights != "continue":
-            raise ValueError(
-                "only_new_tokens=true would have no effect, because responses have tokens of "
-                "several weights only with on_new_weights=continue: leave it out."
-            )
+        late, policy = f"late={self.late}", f"on_new_weights={self.on_new_weights}"
+        for idle, option, why in (
+            (not self.overlaps and self.max_staleness is not None,
+             f"max_staleness={self.max_staleness}",
+             "no token is older than its step: set ahead or over_sampling, or leave it out"),
+            (not self.filters and self.rounds != type(self).rounds, f"rounds={self.rounds}",
+             "filters is empty: add +filter@collector.filters.NAME=OPTION, or leave it out"),
+            (not self.overlaps and self.on_new_weights != "finish", policy,
+             "no sampling goes on when a step begins: set ahead or over_sampling, or leave it out"),
+            (self.over_sampling == 1 and self.late != "wait", late,
+             "a step without over_sampling waits for each of its groups: leave it out"),
+            (self.only_new_tokens and self.on_new_weights != "continue", "only_new_tokens=true",
+             "only on_new_weights=continue has responses of several weights: leave it out"),
+        ):  # fmt: skip
+            if idle:
+                raise ValueError(f"{option} would have no effect, because {why}.")
 
     @property
     def overlaps(self) -> bool:
         """Whether sampling goes on during updates."""
         return self.ahead > 0 or self.over_sampling > 1
+
+    @property
+    def fresh(self) -> bool:
+        """Whether a step may have tokens of its own weights."""
+        return self.ahead == 0 or self.on_new_weights != "finish"
 
     def copies(self, shared: bool) -> int:
         """Returns the copies of the parameters on the training mesh."""
@@ -121,22 +131,6 @@ class Asynchronous:
         group_size: int,
     ) -> "OpenAsynchronous":
         return OpenAsynchronous(self, phases, policy, source, prompts_per_step, group_size)
-
-    def limits(self, groups: int, samples: int) -> PendingLimits:
-        """Returns the rules for steps of this size."""
-        extra = ceil(self.over_sampling * groups) - groups
-        staleness = self.ahead + bool(extra) if self.max_staleness is None else self.max_staleness
-        return PendingLimits(
-            groups=groups,
-            samples=samples,
-            ahead=self.ahead,
-            extra=extra,
-            max_staleness=staleness,
-            wait=self.late == "wait",
-            keep_tokens=self.on_new_weights != "abort",
-            max_restarts=self.max_restarts,
-            max_failures=self.max_failures,
-        )
 
 
 class OpenAsynchronous:
@@ -160,7 +154,9 @@ class OpenAsynchronous:
         self.source = source
         self.prompts_per_step = prompts_per_step
         self.group_size = group_size
-        self.pending = PendingGroups(limits=options.limits(prompts_per_step, group_size))
+        self.synced = SyncedWeights(phases.rollout)
+        limits = limits_of(options, prompts_per_step, group_size, source, self.synced.every)
+        self.pending = PendingGroups(limits=limits)
         self.cache = options.cache and options.cache.open(phases)
         check_filters(options.filters, group_size)
         rollout = check_phases(phases)
@@ -174,21 +170,21 @@ class OpenAsynchronous:
         self.error: BaseException | None = None
         self.closed = self.stalled = False
         self.progress = time.monotonic()
-        self.sampling, self.grading = WorkingTime(), WorkingTime()
+        self.sampling, self.grading = (WorkingTime(work) for work in BACKGROUND)
         self.threads: list[threading.Thread] = []
 
     def collect(self, state: TrainState) -> Collected:
-        step, began = int(state.step), time.monotonic()
+        step, began = int(state.step), clock()
         rejected: list[Group] = []
         with self.condition:
             self.key = jnp.copy(state.key)  # the update donates the key of the state
-            self.publish(state.params, step)
+            self.publish(*self.synced(state))
             self.pending.drop_old(step)
             batch = self.wait(step, rejected)
             self.pending.hand_out(batch)
             in_flight = len(self.pending.groups)
             finished = sum(pending.complete for pending in self.pending.groups)
-            now = time.monotonic()
+            now = clock()
             sampling, grading = self.sampling.read(now), self.grading.read(now)
             counts, self.pending.counts = self.pending.counts, {}
         originals = [x.original for x in batch if x.original is not None] + rejected
@@ -208,7 +204,7 @@ class OpenAsynchronous:
             metrics={
                 "time/rollout": sampling.busy,
                 "time/reward": grading.busy,
-                "time/trainer_waits": now - began,
+                "time/trainer_waits": now - began - waited_for(began, now, BACKGROUND),
                 "time/sampler_waits": sampling.idle,
                 "collector/in_flight": float(in_flight),
                 "collector/queue": float(finished),
@@ -222,12 +218,12 @@ class OpenAsynchronous:
             | drawn_shares([group.episodes[0] for group in groups]),
         )
 
-    def publish(self, params: Params, version: int) -> None:
+    def publish(self, version: int, params: Params) -> None:
         """Gives the engine parameters of its own, and interrupts it if it should use them."""
         if self.engine.version == version:
             return
         options, mesh = self.options, self.policy.mesh
-        if options.copies(mesh.sampling is mesh):
+        if self.synced.every == 1 and options.copies(mesh.sampling is mesh):
             params = jax.tree.map(jnp.copy, params)  # the update donates the state's
         self.engine.publish(params, version)
         if options.on_new_weights != "finish":
@@ -239,7 +235,9 @@ class OpenAsynchronous:
         self.progress = time.monotonic()
         while True:
             self.sort(rejected)
-            self.pending.admit(lambda count: self.source.take(count, step))
+            self.pending.admit(
+                lambda count, repeated: take(self.source, count, step, repeated=repeated)
+            )
             self.condition.notify_all()
             if self.error is not None:
                 raise self.error
@@ -280,13 +278,14 @@ class OpenAsynchronous:
     def begin(self) -> None:
         """Starts the threads, once."""
         if not self.threads:
-            for work in (self.sample, self.grade):
-                thread = threading.Thread(target=self.guarded, args=(work,), daemon=True)
+            for name, work in zip(BACKGROUND, (self.sample, self.grade), strict=True):
+                thread = threading.Thread(target=self.guarded, args=(name, work), daemon=True)
                 self.threads.append(thread)
                 thread.start()
 
-    def guarded(self, work: Any) -> None:
+    def guarded(self, name: str, work: Any) -> None:
         """Runs the work of a thread. The main thread raises its error, whatever it is."""
+        WORK.set(name)
         try:
             while work():
                 pass
@@ -381,12 +380,14 @@ class OpenAsynchronous:
             return {
                 "pending": self.pending.state(),
                 "cache": {} if self.cache is None else self.cache.state(),
+                "weights": self.synced.state(),
             }
 
     def restore(self, state: dict[str, Any]) -> None:
         self.pending.restore(state["pending"], self.source.find)
         if self.cache is not None:
             self.cache.restore(state["cache"])
+        self.synced.restore(state["weights"])
 
     def close(self) -> None:
         """Ends the threads, after the call of the engine that is under way."""

@@ -15,10 +15,12 @@ from rl4p.loop.cache.success_cache import SuccessCache
 from rl4p.loop.grading import graded as grade
 from rl4p.loop.groups import check_filters, divided, joined
 from rl4p.loop.metrics import drawn_shares, episode_times
+from rl4p.loop.source.quota import Quota
 from rl4p.loop.stopwatch import Stopwatch
+from rl4p.loop.synced_weights import SyncedWeights
 from rl4p.model.policy import Policy
 from rl4p.protocols.collection import Collected, CollectorPhases, Filter, OpenSource
-from rl4p.types import Group, Prompt, TrainState
+from rl4p.types import Group, Params, Prompt, TrainState
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,16 +88,19 @@ class OpenDynamicSampling:
         self.cache = options.cache and options.cache.open(phases)
         check_filters(options.filters, group_size)
         self.waiting: list[Prompt] = []
+        self.synced = SyncedWeights(phases.rollout)
 
     def collect(self, state: TrainState) -> Collected:
         options, watch, memory = self.options, Stopwatch(), state.memory
+        quota, weights = Quota(self.source, self.prompts_per_step), self.synced(state)
         accepted: list[Group] = []
         rejected: list[Group] = []
         graded: list[Group] = []  # the same, without what the cache has changed
         counts = {"rounds": 0, "sampled": 0, "from_cache": 0}
         while len(accepted) < self.prompts_per_step and counts["rounds"] < options.rounds:
-            prompts = self.next_prompts(self.prompts_per_step - len(accepted), int(state.step))
-            groups, memory = self.sampled(prompts, state, memory, counts["rounds"], watch)
+            missing = self.prompts_per_step - len(accepted)
+            prompts = self.next_prompts(missing, int(state.step), quota)
+            groups, memory = self.sampled(prompts, state, weights, memory, counts["rounds"], watch)
             counts["rounds"] += 1
             counts["sampled"] += len(groups)
             for number, group in enumerate(groups):
@@ -126,18 +131,19 @@ class OpenDynamicSampling:
             | drawn_shares([group.episodes[0] for group in batch]),
         )
 
-    def next_prompts(self, missing: int, step: int) -> list[Prompt]:
+    def next_prompts(self, missing: int, step: int, quota: Quota) -> list[Prompt]:
         """Returns the prompts of a round: first those that wait, then new ones."""
         count, rows = ceil(self.options.over_sampling * missing), self.policy.mesh.row_multiple
         while count * self.group_size % rows:
             count += 1
-        prompts, self.waiting = self.waiting[:count], self.waiting[count:]
-        return prompts + self.source.take(count - len(prompts), step)
+        prompts, self.waiting = quota.choose(self.waiting, count)
+        return prompts + quota.take(count - len(prompts), step)
 
     def sampled(
         self,
         prompts: Sequence[Prompt],
         state: TrainState,
+        weights: tuple[int, Params],
         memory: dict[str, Any],
         number: int,
         watch: Stopwatch,
@@ -147,15 +153,16 @@ class OpenDynamicSampling:
         The first round has the random key of a synchronous step. Each other has a key of its own.
         """
         key = state.step_key()
+        version, params = weights
         with watch("rollout"):
             (trajectories, episodes), memory = self.phases.sample(
                 memory,
                 self.policy,
-                state.params,
+                params,
                 prompts,
                 group_size=self.group_size,
                 key=jax.random.fold_in(key, number + 1 if number else 0),
-                version=int(state.step),
+                version=version,
             )
             # Updates fold in 1, so the rounds fold in 0, 2, 3, ...
         with watch("reward"):
@@ -174,6 +181,7 @@ class OpenDynamicSampling:
         return {
             "waiting": [[prompt.id, prompt.drawn_by] for prompt in self.waiting],
             "cache": {} if self.cache is None else self.cache.state(),
+            "weights": self.synced.state(),
         }
 
     def restore(self, state: dict[str, Any]) -> None:
@@ -182,6 +190,7 @@ class OpenDynamicSampling:
         ]
         if self.cache is not None:
             self.cache.restore(state["cache"])
+        self.synced.restore(state["weights"])
 
     def close(self) -> None:
         pass

@@ -7,10 +7,12 @@ import jax
 import jax.numpy as jnp
 
 from rl4p.configuration.bounds import Natural
-from rl4p.distributed.processes import to_host
+from rl4p.errors import InputError
 from rl4p.loop.collector.synchronous import OpenSynchronous
+from rl4p.loop.synced_weights import Weights, on_devices, restored_weights, saved_weights
 from rl4p.model.policy import Policy
 from rl4p.protocols.collection import CollectorPhases, OpenSource
+from rl4p.protocols.traits import RolloutTraits
 from rl4p.types import Params, TrainState
 
 
@@ -28,6 +30,11 @@ class Lagged:
 
     lag: Natural = 1
 
+    @property
+    def fresh(self) -> bool:
+        """Whether a step has tokens of its own weights."""
+        return self.lag == 0
+
     def copies(self, shared: bool) -> int:
         """Returns the copies of the parameters on the training mesh."""
         return self.lag + 1
@@ -41,6 +48,11 @@ class Lagged:
         prompts_per_step: int,
         group_size: int,
     ) -> "OpenLagged":
+        if (every := RolloutTraits.read(phases.rollout).sync_every) > 1:
+            raise InputError(
+                f"rollout.sync_every={every} and collector=lagged both choose the weights that "
+                "sample: set collector.lag, or choose collector=synchronous."
+            )
         return OpenLagged(self.lag, phases, policy, source, prompts_per_step, group_size)
 
 
@@ -50,26 +62,17 @@ class OpenLagged(OpenSynchronous):
     def __init__(self, lag: int, *arguments: Any) -> None:
         super().__init__(*arguments)
         self.lag = lag
-        self.earlier: list[tuple[int, Params]] = []
+        self.earlier: list[Weights] = []
 
     def weights(self, state: TrainState) -> tuple[int, Params]:
         # The update donates the parameters of the state.
         self.earlier.append((int(state.step), jax.tree.map(jnp.copy, state.params)))
         del self.earlier[: -self.lag - 1]
-        version, params = self.earlier[0]
-        if isinstance(params, list):  # restored leaves, on the host
-            leaves, structure = jax.tree.flatten(state.params)
-            places = [leaf.sharding for leaf in leaves]
-            params = structure.unflatten(jax.device_put(params, places))
-        return version, params
+        return on_devices(self.earlier[0], state.params)
 
     def state(self) -> dict[str, Any]:
         """Returns the parameters that later steps will sample with."""
-        kept = self.earlier[-self.lag :] if self.lag else []
-        return {
-            "versions": [version for version, _ in kept],
-            "params": [to_host(jax.tree.leaves(params)) for _, params in kept],
-        }
+        return saved_weights(self.earlier[-self.lag :] if self.lag else [])
 
     def restore(self, state: dict[str, Any]) -> None:
-        self.earlier = list(zip(state["versions"], state["params"], strict=True))
+        self.earlier = restored_weights(state)

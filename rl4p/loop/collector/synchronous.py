@@ -1,4 +1,4 @@
-"""A collector that runs rollout and reward in sequence, with the newest parameters."""
+"""A collector that runs rollout and reward in sequence, with the synced parameters."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -8,7 +8,9 @@ import jax
 from rl4p.distributed.processes import to_host
 from rl4p.loop.grading import graded
 from rl4p.loop.metrics import drawn_shares, episode_times
+from rl4p.loop.source.quota import Quota
 from rl4p.loop.stopwatch import Stopwatch
+from rl4p.loop.synced_weights import SyncedWeights
 from rl4p.model.policy import Policy
 from rl4p.protocols.collection import Collected, CollectorPhases, OpenSource
 from rl4p.types import Params, TrainState
@@ -31,7 +33,7 @@ class Synchronous:
 
 
 class OpenSynchronous:
-    """An `OpenCollector` without state between steps."""
+    """An `OpenCollector` whose state between steps is that of `SyncedWeights`."""
 
     def __init__(
         self,
@@ -46,11 +48,12 @@ class OpenSynchronous:
         self.source = source
         self.prompts_per_step = prompts_per_step
         self.group_size = group_size
+        self.synced = SyncedWeights(phases.rollout)
 
     def collect(self, state: TrainState) -> Collected:
         watch, step = Stopwatch(), int(state.step)
         version, params = self.weights(state)
-        prompts = self.source.take(self.prompts_per_step, step)
+        prompts = Quota(self.source, self.prompts_per_step).take(self.prompts_per_step, step)
         with watch("rollout"):
             (trajectories, episodes), memory = self.phases.sample(
                 state.memory,
@@ -77,13 +80,13 @@ class OpenSynchronous:
 
     def weights(self, state: TrainState) -> tuple[int, Params]:
         """Returns the parameters that sample, and their version."""
-        return int(state.step), state.params
+        return self.synced(state)
 
     def state(self) -> dict[str, Any]:
-        return {}
+        return self.synced.state()
 
     def restore(self, state: dict[str, Any]) -> None:
-        pass
+        self.synced.restore(state)
 
     def close(self) -> None:
         pass

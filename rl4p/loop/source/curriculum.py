@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import inf
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from rl4p.loop.digest import check_digest, digest_of
 from rl4p.loop.rewards_by_prompt import rewards_by_prompt
 from rl4p.loop.selection import property_of, split_by
 from rl4p.loop.source.opening import open_source
+from rl4p.loop.source.quota import repeated_share, take_each
 from rl4p.protocols.collection import OpenSource, Source
 from rl4p.types import Episode, Prompt, Rewards
 
@@ -86,18 +88,18 @@ class OpenCurriculum:
         self.seed = seed
         self.takes = 0
 
-    def take(self, count: int, step: int) -> list[Prompt]:
+    @property
+    def repeated_share(self) -> float:
+        return repeated_share(self.source(self.names[0]))
+
+    def take(self, count: int, step: int, *, repeated: float = inf) -> list[Prompt]:
         options = self.options
         random = np.random.Generator(np.random.Philox([self.seed, SALT, self.takes]))
         self.takes += 1
         distance = np.nan_to_num(self.rates - options.target, nan=0.0)
         weights = options.floor + np.exp(-np.square(distance) / (2 * options.width**2))
         chosen = random.choice(len(weights), size=count, p=weights / weights.sum())
-        taken = {
-            level: iter(self.source(self.names[level]).take(int(number), step))
-            for level, number in zip(*np.unique(chosen, return_counts=True), strict=True)
-        }
-        return [next(taken[level]) for level in chosen]
+        return take_each(lambda level: self.source(self.names[level]), chosen, step, repeated)
 
     def source(self, name: str) -> OpenSource:
         """Returns the source of a level."""

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import inf
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ from rl4p.errors import InputError
 from rl4p.loop.schedule import Points, check_points, value_at
 from rl4p.loop.selection import matches, rounded
 from rl4p.loop.source.opening import open_source
+from rl4p.loop.source.quota import repeated_in, repeated_share, take
 from rl4p.protocols.collection import OpenSource, Source
 from rl4p.types import Episode, Prompt, Rewards
 
@@ -69,13 +71,19 @@ class OpenEasyPool:
         self.seed = seed
         self.takes = 0
 
-    def take(self, count: int, step: int) -> list[Prompt]:
+    @property
+    def repeated_share(self) -> float:
+        return repeated_share(self.others)
+
+    def take(self, count: int, step: int, *, repeated: float = inf) -> list[Prompt]:
         coin = np.random.Generator(np.random.Philox([self.seed, SALT, step]))  # one for each step
         has_easy = coin.random() < value_at(self.options.probability, step)
         self.takes += 1
         most = rounded(self.options.share * count, self.seed, SALT, self.takes) if has_easy else 0
-        easy = [replace(x, drawn_by="easy_pool") for x in self.easy.take(most, step)]
-        return easy + self.others.take(count - most, step)
+        easy = take(self.easy, most, step, repeated=repeated)
+        left = repeated - repeated_in(easy)
+        easy = [replace(x, drawn_by="easy_pool") for x in easy]
+        return easy + take(self.others, count - most, step, repeated=left)
 
     def credit(self, step: int, episodes: Sequence[Episode], rewards: Rewards) -> None:
         self.easy.credit(step, episodes, rewards)

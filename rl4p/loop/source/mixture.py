@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import inf
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ from rl4p.errors import InputError
 from rl4p.loop.schedule import Points, check_points, value_at
 from rl4p.loop.selection import split_by
 from rl4p.loop.source.opening import open_source
+from rl4p.loop.source.quota import repeated_share, take_each
 from rl4p.protocols.collection import OpenSource, Source
 from rl4p.types import Episode, Prompt, Rewards
 
@@ -64,17 +66,17 @@ class OpenMixture:
         self.seed = seed
         self.takes = 0
 
-    def take(self, count: int, step: int) -> list[Prompt]:
+    @property
+    def repeated_share(self) -> float:
+        return repeated_share(next(iter(self.sources.values())))
+
+    def take(self, count: int, step: int, *, repeated: float = inf) -> list[Prompt]:
         random = np.random.Generator(np.random.Philox([self.seed, SALT, self.takes]))
         self.takes += 1
         names = list(self.sources)
         weights = np.array([value_at(self.options.weights[name], step) for name in names])
         chosen = random.choice(len(names), size=count, p=weights / weights.sum())
-        taken = {
-            task: iter(self.sources[names[task]].take(int(number), step))
-            for task, number in zip(*np.unique(chosen, return_counts=True), strict=True)
-        }
-        return [next(taken[task]) for task in chosen]
+        return take_each(lambda task: self.sources[names[task]], chosen, step, repeated)
 
     def credit(self, step: int, episodes: Sequence[Episode], rewards: Rewards) -> None:
         for source in self.sources.values():

@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
+from math import inf
 from typing import Any, Literal
 
 import numpy as np
@@ -14,7 +15,8 @@ from rl4p.loop.replay_buffer import ReplayBuffer, content_key
 from rl4p.loop.rewards_by_prompt import rewards_by_prompt
 from rl4p.loop.selection import rounded
 from rl4p.loop.source.opening import open_source
-from rl4p.protocols.collection import OpenSource, Source
+from rl4p.loop.source.quota import take
+from rl4p.protocols.collection import REPLAYED, OpenSource, Source
 from rl4p.types import Episode, Prompt, Rewards
 
 SALT = 0x7265706C6179  # makes the draws independent of other sources
@@ -33,7 +35,8 @@ class Replay:
       source: the source of the other prompts.
       capacity: the most prompts in the buffer.
       share: the share of the prompts that is replayed, as far as the buffer has others. If it is
-        not a whole number of prompts, chance rounds it up or down.
+        not a whole number of prompts, chance rounds it up or down. Filters and caches of collectors
+        never raise it.
       least: the number of prompts in the buffer from which on prompts are replayed.
       value: what makes a prompt worth replaying: `deviation`, the standard deviation of its
         rewards, without which most advantages are 0; or `mean`.
@@ -83,25 +86,29 @@ class OpenReplay:
         self.pending = Counter[str]()  # groups without rewards so far, by the content of a prompt
         self.buffer = ReplayBuffer(options.capacity, options.value, options.exploration)
 
-    def take(self, count: int, step: int) -> list[Prompt]:
+    @property
+    def repeated_share(self) -> float:
+        return self.options.share
+
+    def take(self, count: int, step: int, *, repeated: float = inf) -> list[Prompt]:
         options = self.options
         random = np.random.Generator(np.random.Philox([self.seed, SALT, self.takes]))
         self.takes += 1
         most = 0
         if len(self.buffer) >= options.least:
-            most = rounded(options.share * count, self.seed, SALT, self.takes)
+            most = rounded(min(options.share * count, repeated), self.seed, SALT, self.takes)
         new = self.next(count - most, step)
         # Each new prompt may be one of the buffer's, which then has one fewer to replay.
         while (missing := count - len(new) - self.buffer.count(without=self.pending)) > 0:
             new += self.next(missing, step)
         drawn = self.buffer.draw(count - len(new), options.exploit, random, without=self.pending)
-        replayed = [replace(self.source.find(id), drawn_by="replay") for id in drawn]
+        replayed = [replace(self.source.find(id), drawn_by=REPLAYED) for id in drawn]
         self.pending.update(map(content_key, replayed))
         return new[: count - most] + replayed + new[count - most :]
 
     def next(self, count: int, step: int) -> list[Prompt]:
         """Returns prompts of the other source."""
-        prompts = self.source.take(count, step)
+        prompts = take(self.source, count, step, repeated=0)
         self.pending.update(map(content_key, prompts))
         return prompts
 

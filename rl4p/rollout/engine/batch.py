@@ -6,8 +6,7 @@ sequences leave their slots, and new ones are placed in free slots.
 
 import math
 import time
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -15,70 +14,15 @@ import numpy as np
 
 from rl4p.distributed.mesh import Mesh
 from rl4p.model.cache import Cache
-from rl4p.model.policy import Policy, padded_width
+from rl4p.model.policy import Policy
 from rl4p.model.sampling import Draws
 from rl4p.rollout.engine import cache as programs
 from rl4p.rollout.engine.decode import Outcome, decode
 from rl4p.rollout.engine.distributions import Distribution
+from rl4p.rollout.engine.layout import Layout
 from rl4p.rollout.engine.sequence import TokenSequence
 from rl4p.rollout.engine.slots import Slots
 from rl4p.types import Finish, Params
-
-
-@dataclass(frozen=True, kw_only=True)
-class Layout:
-    """The sizes that a batch may have. Each number of slots and of columns compiles once.
-
-    Attributes:
-      sizes: the numbers of slots, the smallest first.
-      begin: the column of the first new token of every sequence, to which contexts are padded left.
-        0: contexts begin in column 0, and a cache has no more columns than its longest sequence
-        needs.
-      most: the most columns.
-      prefill_rows: the number of contexts that are prefilled at a time.
-      prefill_tokens: the most tokens of several contexts that are prefilled at a time.
-      patience: the number of calls with too many slots after which their number is reduced.
-      shrinks: whether the number of columns may be reduced.
-      doubles: whether only powers of two are numbers of columns.
-    """
-
-    sizes: Sequence[int]
-    begin: int = 0
-    most: int
-    prefill_rows: int
-    prefill_tokens: int | None = None
-    patience: int = 1
-    shrinks: bool = False
-    doubles: bool = False
-
-    def padding(self, context: Collection[int]) -> int:
-        """Returns the number of columns before a context."""
-        return max(0, self.begin - len(context))
-
-    def width(self, context: Collection[int]) -> int:
-        """Returns the number of columns that a context is prefilled in."""
-        return self.begin or padded_width(len(context))
-
-    def few_widths(self, longest: int) -> int:
-        """Returns a power of two from 64 on: pairs of such widths need few compilations."""
-        return min(max(64, padded_width(longest)), max(self.most, padded_width(longest)))
-
-    def columns(self, used: int) -> int:
-        """Returns the number of columns of a cache of which so many are used."""
-        if self.doubles:
-            return self.few_widths(used)
-        return self.begin + response_room(used - self.begin - 1, self.most - self.begin)
-
-
-def response_room(oldest: int, R: int) -> int:
-    """Returns the cache slots for responses: the first of 64, 96, 128, 192, ... over `oldest`.
-
-    A high limit R costs nothing unless a response comes near it.
-    """
-    places = 64
-    while places <= oldest:
-        places = places * 3 // 2 if places.bit_count() == 1 else places * 4 // 3
-    return min(R, places)
 
 
 class Chunk(NamedTuple):
@@ -338,8 +282,9 @@ class Batch:
         began = time.perf_counter()
         arrays = slots.state, slots.constants
         own = slots.distributions if distribution is None else None
+        seen_nV: Any = slots.seen(self.policy.decoder.config.vocabulary)
         if self.mesh.size > 1:
-            arrays, own = self.mesh.shard_rows((arrays, own))
+            arrays, own, seen_nV = self.mesh.shard_rows((arrays, own, seen_nV))
         self.cache, packed, drawn = decode(
             self.policy.decoder,
             params,
@@ -348,6 +293,7 @@ class Batch:
             own if distribution is None else distribution,
             np.int32(steps),
             np.int32(enough),
+            seen_nV,
             extras=any(x.needs_extras for x in running),
             mesh=self.mesh,
         )
@@ -370,6 +316,8 @@ class Batch:
         ]
         for slot, sequence, count, goes_on in slots:
             sequence.drawn += count
+            if sequence.penalizes:
+                sequence.new += outcome.tokens_nM[slot, :count].tolist()
             if not goes_on:
                 self.slots.clear(slot)
             if not goes_on and sequence.keep:

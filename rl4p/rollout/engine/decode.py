@@ -11,9 +11,9 @@ from rl4p.distributed.mesh import Mesh
 from rl4p.distributed.processes import to_host
 from rl4p.model.cache import Cache
 from rl4p.model.decoder import Decoder
-from rl4p.model.sampling import Draws
+from rl4p.model.sampling import RESPONSE, Draws, penalized
 from rl4p.rollout.engine.cache import divided
-from rl4p.rollout.engine.distributions import Distribution
+from rl4p.rollout.engine.distributions import Distribution, OwnDistributions
 from rl4p.types import Array, Params
 
 MOST_STEPS = 64  # decode steps of one device call
@@ -65,6 +65,7 @@ def decode(
     distribution: Distribution,
     steps: Array,
     enough: Array,
+    seen_nV: Array | None = None,
     *,
     extras: bool,
     mesh: Mesh,
@@ -73,6 +74,8 @@ def decode(
 
     Args:
       steps: the most tokens that are added to a sequence, at most `MOST_STEPS`.
+      seen_nV: the tokens that have occurred (`penalized`), which the distributions of slots then
+        heed; None if no sequence has a penalty.
       extras: whether to heed `least_n` and to find the most probable tokens, which takes longer.
 
     Returns:
@@ -86,7 +89,7 @@ def decode(
     keys_n = jax.random.wrap_key_data(jnp.asarray(c.keys_n))
 
     def decode_step(carry: tuple) -> tuple:
-        step, cache, (token_n, length_n, drawn_n, active_n), drawn = carry
+        step, cache, (token_n, length_n, drawn_n, active_n), drawn, seen_nV = carry
         positions_n1 = (length_n - 1)[:, None]
         inputs = token_n[:, None], positions_n1, ones_n1
         hidden_n1D, cache = decoder.extend(params, *inputs, cache, c.padding_n + length_n - 1)
@@ -94,22 +97,27 @@ def decode(
         if extras:
             early_n1 = (drawn_n < c.least_n)[:, None]
             logits_nV = without(logits_nV, jnp.where(early_n1, c.ends_nE, -1))
+        if seen_nV is not None and isinstance(distribution, OwnDistributions):
+            penalties = distribution.repetition_n, distribution.presence_n
+            logits_nV = penalized(logits_nV, seen_nV, *penalties)
         draws = distribution.draw(logits_nV, active_n, keys_n, drawn_n, A)
         drawn, token_n = put(drawn, step, draws), draws.token_B
+        if seen_nV is not None:
+            seen_nV = seen_nV.at[jnp.arange(n), token_n].set(RESPONSE)
         length_n, drawn_n = (x + active_n.astype(jnp.int32) for x in (length_n, drawn_n))
         ended_n = jnp.any(token_n[:, None] == c.ends_nE, axis=1) | (drawn_n >= c.limit_n)
         state = SlotState(token_n, length_n, drawn_n, active_n & ~ended_n)
-        return step + 1, cache, state, drawn
+        return step + 1, cache, state, drawn, seen_nV
 
     def worth(carry: tuple) -> Array:
         # A single sum, since it synchronizes devices; it is below 0 if a sequence must not go on.
-        step, _, state, _ = carry
+        step, _, state, *_ = carry
         fits_n = c.padding_n + state.length_n < S
         going = jnp.sum(jnp.where(state.active_n, jnp.where(fits_n, 1, -n), 0), dtype=jnp.int32)
         return (step < steps) & (going > enough)
 
-    begin = jnp.int32(0), cache, SlotState(*map(jnp.asarray, state)), no_draws(n, A)
-    step, cache, state, drawn = jax.lax.while_loop(worth, decode_step, begin)
+    begin = jnp.int32(0), cache, SlotState(*map(jnp.asarray, state)), no_draws(n, A), seen_nV
+    step, cache, state, drawn, _ = jax.lax.while_loop(worth, decode_step, begin)
     return divided(cache, mesh), packed(step, state, drawn), drawn
 
 

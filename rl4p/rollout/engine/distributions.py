@@ -1,12 +1,14 @@
 """The sampling distributions of n slots: one that all share, or one for each slot."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
-from rl4p.model.sampling import Draws, draw, draw_each
+from rl4p.model.sampling import Draws, draw, draw_each, log_share
 from rl4p.types import Array, Sampling
 
 
@@ -39,13 +41,28 @@ class SharedDistribution:
 
 
 @jax.tree_util.register_dataclass
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class OwnDistributions:
-    """A distribution for each slot: float32 [n], int32 [n], float32 [n]."""
+    """A distribution for each slot: int32 [n] for top-k, float32 [n] otherwise.
+
+    Attributes:
+      log_min_p_n: `log_share` of each slot's min-p.
+      repetition_n, presence_n: the penalties (`Sampling`).
+    """
 
     temperature_n: Array
     top_k_n: Array
     top_p_n: Array
+    log_min_p_n: Array
+    repetition_n: Array
+    presence_n: Array
+
+    @classmethod
+    def of(cls, rows: Sequence[Sampling]) -> "OwnDistributions":
+        """Returns the distributions of rows, on the host."""
+        kinds = np.float32, np.int32, *(np.float32,) * 4
+        columns = np.array([numbers(x) for x in rows]).reshape(-1, len(kinds)).T
+        return cls(*(x.astype(kind) for x, kind in zip(columns, kinds, strict=True)))
 
     def draw(
         self, logits_nV: Array, active_n: Array, keys_n: Array, t_n: Array, alternatives: int
@@ -56,10 +73,17 @@ class OwnDistributions:
             jnp.where(active_n, self.temperature_n, 0.0),
             jnp.where(active_n, self.top_k_n, 0),
             jnp.where(active_n, self.top_p_n, 1.0),
+            jnp.where(active_n, self.log_min_p_n, -jnp.inf),
             keys_n,
             t_n,
             alternatives,
         )
+
+
+def numbers(sampling: Sampling) -> tuple[float, ...]:
+    """Returns the values of a slot, in the order of the attributes of `OwnDistributions`."""
+    cuts = sampling.temperature, sampling.top_k, sampling.top_p, float(log_share(sampling.min_p))
+    return (*cuts, sampling.repetition_penalty, sampling.presence_penalty)
 
 
 Distribution = SharedDistribution | OwnDistributions

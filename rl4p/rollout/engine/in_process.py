@@ -3,22 +3,40 @@
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from rl4p.model.policy import Policy, padded_width
 from rl4p.protocols.engine import Completion, Request, RequestSource, finish
-from rl4p.rollout.engine.batch import Batch, Kept, Layout
+from rl4p.rollout.engine.batch import Batch, Kept
 from rl4p.rollout.engine.decode import MOST_STEPS
+from rl4p.rollout.engine.detokenizer import Detokenizer
 from rl4p.rollout.engine.distributions import SharedDistribution
+from rl4p.rollout.engine.layout import Layout
 from rl4p.rollout.engine.sequence import TokenSequence, check_request
+from rl4p.rollout.engine.stop_strings import stopped_at
 from rl4p.types import Finish, Params, Sampling
 
 BETWEEN_STOPS = 32  # decode steps between two calls of `stop`
 BETWEEN_REQUESTS = 16  # decode steps between two looks at the new requests of a source
 
 Stop = Callable[[np.ndarray], bool]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RowOptions:
+    """The sampling options of a completion.
+
+    Attributes:
+      sampling: the distribution that tokens are drawn from.
+      stop: the strings that end it.
+    """
+
+    sampling: Sampling
+    stop: tuple[str, ...] = ()
 
 
 class PublishedWeights(NamedTuple):
@@ -29,6 +47,8 @@ class PublishedWeights(NamedTuple):
     kept: Kept
 
 
+# The options that the program of a `SharedDistribution` knows.
+SHARED = ("temperature", "top_k", "top_p", "min_p")
 NO_WEIGHTS = PublishedWeights(None, -1, {})
 
 
@@ -36,7 +56,7 @@ class InProcess(ABC):
     """An `Engine` of this process. Its method `decode` continues the contexts of requests.
 
     Args:
-      sampling: the distribution that tokens are drawn from.
+      options: returns the sampling options of a task; "" is any other task.
       temperature_at: returns the temperature of a weight version, if it changes over the run.
     """
 
@@ -45,11 +65,19 @@ class InProcess(ABC):
     def __init__(
         self,
         policy: Policy,
-        sampling: Sampling,
+        options: Callable[[str], RowOptions],
         temperature_at: Callable[[int], float | None] = lambda version: None,
     ) -> None:
-        self.policy, self.sampling, self.temperature_at = policy, sampling, temperature_at
+        self.policy, self.options, self.temperature_at = policy, options, temperature_at
         self.weights = NO_WEIGHTS
+
+    @property
+    def sampling(self) -> Sampling:
+        return self.options("").sampling
+
+    @cached_property
+    def detokenizer(self) -> Detokenizer:
+        return Detokenizer(self.policy.tokenizer)
 
     @property
     def version(self) -> int:
@@ -69,35 +97,69 @@ class InProcess(ABC):
         longest = self.policy.decoder.config.max_positions
         for request in requests:
             check_request(request.tokens, len(request.keys_N), request.max_tokens, longest)
-        distribution = self.distribution(weights.version, greedy)
-        drawn = self.decode(weights, requests, distribution, stop)
-        limits = [request.max_tokens for request in requests for _ in request.keys_N]
+        distribution = self.distribution(weights.version, greedy, requests)
+        drawn = self.decode(weights, requests, distribution, stop, greedy)
+        of_rows = [request for request in requests for _ in request.keys_N]
         return [
-            completion(*each, weights.version, finish(each[0], self.policy.end_ids, limit))
-            for each, limit in zip(drawn, limits, strict=True)
+            self.ended(*each, weights.version, request)
+            for each, request in zip(drawn, of_rows, strict=True)
         ]
 
-    def distribution(self, version: int, greedy: bool) -> SharedDistribution:
-        """Returns the distribution of tokens of a weight version."""
+    def ended(
+        self, tokens: np.ndarray, logprobs: np.ndarray, version: int, request: Request
+    ) -> Completion:
+        """Returns the completion of a request, which ends with its first stop string."""
+        if (count := self.stopped_at(request, tokens.tolist())) is not None:
+            return completion(tokens[:count], logprobs[:count], version, Finish.STOP)
+        ending = finish(tokens, self.policy.end_ids, request.max_tokens)
+        return completion(tokens, logprobs, version, ending)
+
+    def stopped_at(self, request: Request, tokens: Sequence[int]) -> int | None:
+        """Returns the number of new tokens of a completion up to its first stop string, or None."""
+        stops = self.options(request.task).stop
+        if not stops:
+            return None
+        before = request.tokens[len(request.tokens) - request.drawn :]
+        whole = [*before, *tokens]
+        count = stopped_at(self.detokenizer, stops, whole, self.policy.end_ids)
+        return None if count is None else count - len(before)
+
+    def distribution(
+        self, version: int, greedy: bool, requests: Sequence[Request]
+    ) -> SharedDistribution | None:
+        """Returns the distribution of tokens of a weight version; None if rows have their own."""
+        shared = replace(Sampling(), **{x: getattr(self.sampling, x) for x in SHARED})
+        if any(self.options(task).sampling != shared for task in {x.task for x in requests}):
+            return None
         return SharedDistribution(
             sampling=self.sampling,
             greedy=greedy or self.sampling.temperature == 0,
             temperature=self.temperature_at(version),
         )
 
+    def row_sampling(self, version: int, greedy: bool, request: Request) -> Sampling:
+        """Returns the distribution of a request if rows have their own."""
+        sampling, temperature = self.options(request.task).sampling, self.temperature_at(version)
+        if greedy or temperature is not None:
+            return replace(sampling, temperature=0.0 if greedy else temperature)
+        return sampling
+
     @abstractmethod
     def decode(
         self,
         weights: PublishedWeights,
         requests: Sequence[Request],
-        distribution: SharedDistribution,
+        distribution: SharedDistribution | None,
         stop: Stop | None,
+        greedy: bool,
     ) -> Iterable[tuple[np.ndarray, np.ndarray]]:
         """Returns the tokens int32 and log-probabilities float32 of all completions, in order.
 
         Args:
           weights: the weights at the start of the call.
+          distribution: the distribution of all rows; None if rows have their own (`row_sampling`).
           stop: as in `complete`; None unless the engine `stops`.
+          greedy: as in `complete`.
         """
 
     def release(self) -> None:
@@ -123,13 +185,13 @@ class ContinuousEngine(InProcess):
     def __init__(
         self,
         policy: Policy,
-        sampling: Sampling,
+        options: Callable[[str], RowOptions],
         temperature_at: Callable[[int], float | None],
         *,
         slots: int | None,
         max_response_tokens: int,
     ) -> None:
-        super().__init__(policy, sampling, temperature_at)
+        super().__init__(policy, options, temperature_at)
         self.slots, self.max_response_tokens = slots, max_response_tokens
         self.prefilled_tokens = 0
 
@@ -137,10 +199,17 @@ class ContinuousEngine(InProcess):
         self,
         weights: PublishedWeights,
         requests: Sequence[Request],
-        distribution: SharedDistribution,
+        distribution: SharedDistribution | None,
         stop: Stop | None,
+        greedy: bool,
     ) -> Iterable[tuple[np.ndarray, np.ndarray]]:
-        sequences = [sequence for request in requests for sequence in self.sequences(request)]
+        own = None if distribution is not None else partial(self.row_sampling, weights.version)
+        of_sequences = {
+            sequence: request
+            for request in requests
+            for sequence in self.sequences(request, own and own(greedy, request))
+        }
+        sequences = list(of_sequences)
         logprobs: dict[TokenSequence, list[float]] = {x: [] for x in sequences}
         unfinished = dict.fromkeys(sequences)
         params, _, kept = weights
@@ -163,6 +232,9 @@ class ContinuousEngine(InProcess):
                 logprobs[chunk.sequence] += chunk.logprobs
                 if chunk.finish is not None:
                     del unfinished[chunk.sequence]
+                elif self.is_stopped(of_sequences[chunk.sequence], chunk.sequence):
+                    batch.remove([chunk.sequence])
+                    del unfinished[chunk.sequence]
                 if (row := chunk.sequence.kept) is not None:
                     padding = batch.layout.padding(chunk.sequence.context)
                     kept[tuple(chunk.sequence.tokens)] = row, padding
@@ -172,8 +244,14 @@ class ContinuousEngine(InProcess):
             for x in sequences
         ]
 
-    def sequences(self, request: Request) -> list[TokenSequence]:
+    def is_stopped(self, request: Request, sequence: TokenSequence) -> bool:
+        """Returns whether a sequence has a stop string."""
+        new = sequence.tokens[len(sequence.context) :]
+        return self.stopped_at(request, new) is not None
+
+    def sequences(self, request: Request, sampling: Sampling | None) -> list[TokenSequence]:
         """Returns the sequences of a request, one for each key."""
+        least = 0 if sampling is None else sampling.least_tokens
         return [
             TokenSequence(
                 context=request.tokens,
@@ -181,6 +259,8 @@ class ContinuousEngine(InProcess):
                 max_tokens=request.max_tokens,
                 end_ids=self.policy.end_ids,
                 drawn=request.drawn,
+                sampling=sampling,
+                min_tokens=max(0, least - request.drawn),
                 keep=request.keep,
             )
             for key in request.keys_N
@@ -192,7 +272,7 @@ class ContinuousEngine(InProcess):
         The cache of a completion with `Request.keep` is kept until another request continues it.
         """
         params, version, kept = self.weights
-        distribution = self.distribution(version, greedy)
+        distribution = self.distribution(version, greedy, ())
         longest = self.policy.decoder.config.max_positions
         batch = Batch(self.policy, self.stream_layout(source), kept)
         requests: dict[TokenSequence, Request] = {}
@@ -201,7 +281,7 @@ class ContinuousEngine(InProcess):
         while True:
             for request in source.take(wait=not requests):
                 check_request(request.tokens, len(request.keys_N), request.max_tokens, longest)
-                (sequence,) = self.sequences(request)
+                (sequence,) = self.sequences(request, None)
                 requests[sequence], logprobs[sequence] = request, []
                 waiting.append(sequence)
             if not requests:

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from rl4p.errors import InputError
+from rl4p.model.sampling import PROMPT, RESPONSE
 from rl4p.types import Sampling
 
 
@@ -42,15 +43,29 @@ class TokenSequence:
     index: int = 0
     kept: Any = None
     tokens: list[int] = field(init=False)
+    new: list[int] = field(init=False)  # also those that are not yet in `tokens`
     begun: int = field(init=False)  # `drawn` at the start
 
     def __post_init__(self) -> None:
-        self.tokens, self.begun = list(self.context), self.drawn
+        self.tokens, self.new, self.begun = list(self.context), [], self.drawn
 
     @property
     def length(self) -> int:
         """The number of tokens, also while the newest are not yet in `tokens`."""
         return len(self.context) + self.drawn - self.begun
+
+    @property
+    def penalizes(self) -> bool:
+        """Whether its distribution depends on which tokens have occurred."""
+        own = self.sampling
+        return own is not None and (own.repetition_penalty != 1 or own.presence_penalty != 0)
+
+    def seen(self, V: int) -> np.ndarray:
+        """Returns which tokens of the vocabulary have occurred, uint8 [V] (`penalized`)."""
+        seen_V, first = np.zeros(V, np.uint8), len(self.context) - self.begun
+        seen_V[list(self.context[:first])] = PROMPT
+        seen_V[[*self.context[first:], *self.new]] = RESPONSE
+        return seen_V
 
     @property
     def needs_extras(self) -> bool:

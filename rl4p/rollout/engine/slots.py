@@ -6,7 +6,7 @@ import jax
 import numpy as np
 
 from rl4p.rollout.engine.decode import Outcome, SlotConstants, SlotState
-from rl4p.rollout.engine.distributions import OwnDistributions
+from rl4p.rollout.engine.distributions import OwnDistributions, numbers
 from rl4p.rollout.engine.sequence import TokenSequence
 from rl4p.types import Sampling
 
@@ -40,15 +40,10 @@ class Slots:
             ends_nE=np.full((n, 4), -1, np.int32),
             keys_n=np.zeros((n, *keys.shape), keys.dtype),
         )
-        self.distributions = OwnDistributions(
-            temperature_n=np.zeros(n, np.float32),
-            top_k_n=zeros_n.copy(),
-            top_p_n=np.ones(n, np.float32),
-        )
+        self.distributions = OwnDistributions.of([NO_SAMPLING] * n)
 
     def arrays(self) -> list[np.ndarray]:
-        own = self.distributions
-        return [*self.state, *self.constants, own.temperature_n, own.top_k_n, own.top_p_n]  # pyright: ignore[reportReturnType]
+        return [*self.state, *self.constants, *vars(self.distributions).values()]  # pyright: ignore[reportReturnType]
 
     def running(self) -> list[TokenSequence]:
         return [sequence for sequence in self.sequences if sequence is not None]
@@ -65,10 +60,18 @@ class Slots:
             *(sequence.tokens[-1], sequence.length, sequence.drawn, True),
             *(padding, sequence.begun + sequence.max_tokens, sequence.begun + sequence.min_tokens),
             *([*ends, *[-1] * (self.constants.ends_nE.shape[1] - len(ends))], sequence.key),
-            *(sampling.temperature, sampling.top_k, sampling.top_p),
+            *numbers(sampling),
         )
         for array, value in zip(self.arrays(), values, strict=True):
             array[slot] = value
+
+    def seen(self, V: int) -> np.ndarray | None:
+        """Returns which tokens have occurred, uint8 [n, V]; None if no sequence needs it."""
+        rows = [x if x is not None and x.penalizes else None for x in self.sequences]
+        if not any(rows):
+            return None
+        nothing_V = np.zeros(V, np.uint8)
+        return np.stack([nothing_V if x is None else x.seen(V) for x in rows])
 
     def widen(self, count: int) -> None:
         """Makes room for `count` end tokens: few numbers of columns need few compilations."""

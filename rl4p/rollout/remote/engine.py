@@ -163,6 +163,14 @@ class SharedServers:
             future.cancel()  # if this thread was interrupted
         self.installed = weights
 
+    def sleep(self) -> None:
+        """Makes the servers give their memory back, until the next installation of weights."""
+        with self.exclusive():
+            if self.installed is None:
+                return
+            self.installed = None
+            self.start(self.pool.release_memory()).result()
+
     def close(self) -> None:
         """Closes the connections and ends the thread."""
         if self.loop.is_closed():
@@ -195,6 +203,7 @@ class RemoteEngine:
       servers: the servers, which the engine releases at its end.
       sampling_at: returns the sampling distribution of a weight version.
       transfer: how weights reach the servers; None if they have weights of their own.
+      sleeps: whether `free` makes the servers sleep.
     """
 
     def __init__(
@@ -203,12 +212,15 @@ class RemoteEngine:
         servers: SharedServers,
         sampling_at: Callable[[int], Sampling],
         transfer: WeightTransfer | None,
+        *,
+        sleeps: bool = False,
     ) -> None:
         self.policy = policy
         self.servers: SharedServers | None = servers
         self.sampling_at = sampling_at
         self.transfer = transfer
         self.stops = transfer is not None
+        self.sleeps = sleeps
         self.weights: Weights | None = None
         self.source: tuple[Sequence[weakref.ref], int] | None = None
 
@@ -339,6 +351,15 @@ class RemoteEngine:
 
     def release(self) -> None:
         """Does nothing: the weights are with the servers."""
+
+    def free(self) -> None:
+        """Makes the servers sleep, if `sleeps`; the next call installs the weights again.
+
+        Raises:
+          RunError: a server does not sleep.
+        """
+        if self.sleeps and self.servers is not None and self.weights is not None:
+            self.servers.sleep()
 
     def close(self) -> None:
         """Deletes the folder of weights; ends the connections, unless another engine needs them."""

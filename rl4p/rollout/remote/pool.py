@@ -29,6 +29,7 @@ from rl4p.rollout.remote.protocol import (
     ServerProtocol,
     Weights,
     WeightsProtocol,
+    put_to_sleep,
     short_pause,
 )
 from rl4p.rollout.remote.response import ServerRequest
@@ -152,12 +153,22 @@ class ServerPool:
     async def load(self, server: RemoteServer, weights: NewWeights, deadline: Deadline) -> None:
         """Makes a server load weights, and checks its log-probabilities of the probe."""
         assert isinstance(self.protocol, WeightsProtocol)
+        if server.asleep:
+            server.asleep = False  # it may have been started again, and is then awake
+            await self.protocol.wake(server, deadline)
         await self.protocol.load(server, weights, deadline)
         logprobs = await self.protocol.score(server, weights.probe.tokens, deadline)
         previous = None if server.previous is weights.expected else server.previous
         if problem := weights.probe.problem(logprobs, weights.expected, previous):
             raise InvalidResponseError(problem)
         server.previous = weights.expected
+
+    async def release_memory(self) -> None:
+        """Makes the healthy servers give their memory back, until the next `install`."""
+        await self.cancel(self.background)
+        assert isinstance(self.protocol, WeightsProtocol)
+        for server in [server for server in self.servers if server.healthy]:
+            await put_to_sleep(server, self.protocol, self.options.timeout_seconds)
 
     # Servers.
 

@@ -11,11 +11,13 @@ import numpy as np
 
 from rl4p.configuration.bounds import AboveZero, Positive
 from rl4p.configuration.capability import Address, Variable
+from rl4p.errors import RunError
 from rl4p.http.address import check_address, check_key_variable
 from rl4p.http.client import (
     HttpClient,
     InvalidResponseError,
     RefusedError,
+    RequestError,
     pause,
     read_json,
 )
@@ -92,6 +94,7 @@ class RemoteServer:
       failures: the number of failures since the last completion.
       features: facts about this server that its protocol has learned.
       previous: the log-probabilities of the probe under the weights that it had before.
+      asleep: whether it has given its memory back, so that it has no weights.
     """
 
     client: HttpClient
@@ -102,6 +105,7 @@ class RemoteServer:
     failures: int = 0
     features: dict[str, Any] = field(default_factory=dict)
     previous: np.ndarray | None = None
+    asleep: bool = False
 
     @property
     def url(self) -> str:
@@ -211,10 +215,41 @@ class WeightsProtocol(ServerProtocol):
         """
 
     @abstractmethod
+    async def sleep(self, server: RemoteServer, deadline: Deadline) -> None:
+        """Makes an idle server give its memory back, of the weights and of the cache.
+
+        Raises:
+          RequestError: it did not, or offers no way to do so.
+        """
+
+    @abstractmethod
+    async def wake(self, server: RemoteServer, deadline: Deadline) -> None:
+        """Makes a server take its memory again. It then needs weights (`load`).
+
+        Raises:
+          RequestError: it did not.
+        """
+
+    @abstractmethod
     async def score(
         self, server: RemoteServer, tokens: Sequence[int], deadline: Deadline
     ) -> list[float | None]:
         """Returns log p(token t | tokens before t) of tokens 1 to n - 1, at temperature 1."""
+
+
+async def put_to_sleep(server: RemoteServer, protocol: WeightsProtocol, seconds: float) -> None:
+    """Makes a healthy server give its memory back; it gets no requests until it is let in again.
+
+    Raises:
+      RunError: it does not.
+    """
+    server.healthy = False
+    try:
+        await protocol.sleep(server, Deadline(seconds))
+    except RequestError as error:
+        reason = server.client.without_key(str(error))
+        raise RunError(f"{server.url} does not sleep (rollout.sleep): {reason}.") from None
+    server.asleep = True
 
 
 async def check_checksums(

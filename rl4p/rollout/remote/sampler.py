@@ -15,6 +15,7 @@ from rl4p.distributed.processes import to_host
 from rl4p.errors import InputError
 from rl4p.model.policy import Policy
 from rl4p.protocols.engine import Request
+from rl4p.protocols.traits import RolloutTraits
 from rl4p.rollout.annealing.linear import Linear
 from rl4p.rollout.answers import answers
 from rl4p.rollout.remote.engine import RemoteEngine, SharedServers, WeightTransfer
@@ -97,7 +98,8 @@ class RemoteSampler(PoolOptions, ABC):
         except BaseException:
             servers.release()
             raise
-        return RemoteEngine(policy, servers, self.sampling_at, transfer)
+        sleeps = RolloutTraits.read(self).sleep
+        return RemoteEngine(policy, servers, self.sampling_at, transfer, sleeps=sleeps)
 
     def __call__(
         self,
@@ -131,6 +133,11 @@ class RemoteSampler(PoolOptions, ABC):
             self.opened.engine = self.open(policy)
         return self.opened.engine
 
+    def free(self) -> None:
+        """Gives the memory of the servers back until the next call, if the option says so."""
+        if self.opened.engine is not None:
+            self.opened.engine.free()
+
     def close(self) -> None:
         """Ends the engine of the calls; another call opens it again."""
         if self.opened.engine is not None:
@@ -150,6 +157,9 @@ class SyncedSampler(RemoteSampler):
     Attributes:
       annealing: the change of the temperature over the steps of a run; None for none.
       top_k: the tokens that may be drawn, the most probable ones; 0 for all.
+      sync_every: the steps between two updates of the servers' weights (`Sampler`).
+      sleep: whether the servers give the memory of weights and cache back while an update runs,
+        for servers on the devices of the run. They load the weights again before they sample.
       weights_folder: the folder for weights, at a path that the servers can read; None for a
         temporary one of this machine.
       update_seconds: the deadline of a server for new weights.
@@ -161,6 +171,8 @@ class SyncedSampler(RemoteSampler):
 
     annealing: Linear | None = None
     top_k: Natural = 0
+    sync_every: Positive = 1
+    sleep: bool = False
     weights_folder: WrittenPath | None = None
     update_seconds: AboveZero = 600.0
     max_probe_gap: AboveZero | None = 0.25

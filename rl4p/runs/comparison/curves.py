@@ -6,12 +6,16 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rl4p.runs.comparison.measures import CURVES, SECONDS, Metric, tokens
+from rl4p.runs.comparison.measures import CURVES, Metric, seconds_of_steps, tokens
 from rl4p.runs.comparison.runs import Run
 from rl4p.runs.comparison.statistics import iqm
 
 MOST_POINTS = 120  # more are averaged, as no screen shows them
-AXES = {"step": "steps", "tokens": "sampled tokens", "seconds": "seconds of training steps"}
+AXES = {
+    "step": "steps",
+    "tokens": "sampled tokens",
+    "seconds": "seconds of training steps without compilation",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,7 +74,7 @@ def _spent(run: Run) -> tuple[list[float], np.ndarray, np.ndarray]:
     """Returns the steps of a run, from 0, with the tokens and the seconds used up to each."""
     rows = [row for row in run.rows if row["step"] > 0]
     steps = [0.0, *(row["step"] for row in rows)]
-    seconds = np.cumsum([0.0, *(row.get(SECONDS, 0.0) for row in rows)])
+    seconds = np.cumsum([0.0, *seconds_of_steps(run)])
     return steps, np.cumsum([0.0, *tokens(run)]), seconds
 
 

@@ -108,7 +108,16 @@ def settings_of(run: Run) -> dict[str, str]:
         if key.partition("/")[0] not in IGNORED
     }
     keys = options | dict(_flat("", config))
+    learning = [row for row in run.changes if row.get("key") == "optimizer.learning_rate"]
+    if learning:  # a run of one learning rate throughout is another one
+        keys["changed"] = "; ".join(map(changed, learning))
     return {name: value for name, value in keys.items() if name not in IGNORED}
+
+
+def changed(row: Mapping[str, Any]) -> str:
+    """Returns a change of a resumed run in words."""
+    before, after = _text(row.get("before")), _text(row.get("after"))
+    return f"{row.get('key')} from {before} to {after} at step {row['step']}"
 
 
 def typed(runs: Sequence[Run]) -> list[str]:

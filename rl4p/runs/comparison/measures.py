@@ -1,7 +1,8 @@
 """What is measured of a run: the value of the metric, its costs, and its curves.
 
-Costs are sums over the steps of the record: `time/step` has no evaluations, no start and no
-compilation before the first step. A metric that a run does not record is nan.
+Costs are sums over the steps of the record: `time/step` has no evaluations and no start. The first
+run on a machine compiles for all later ones, so compilation is a cost of its own. A metric that a
+run does not record is nan.
 """
 
 import math
@@ -17,6 +18,7 @@ PASS_AT_1 = "/pass_at_1"
 ENTROPY, GAP = "update/entropy", "rollout/logprob_gap_max"
 LENGTH, TRUNCATED, EFFECTIVE = "rollout/response_tokens", "rollout/truncated", "update/ess"
 REWARD, SECONDS, SPEED = "reward/mean", "time/step", "rollout/tokens_per_second"
+COMPILE, EVALUATION_COMPILE = "time/compile", "time/evaluation_compile"
 # The curves below the metric's own, and what each shows.
 CURVES = {
     REWARD: "mean reward of the samples",
@@ -25,7 +27,7 @@ CURVES = {
     GAP: "sampler gap (largest, of log-probabilities)",
     TRUNCATED: "truncated responses (share)",
 }
-RECORDED = (*CURVES, EFFECTIVE, SECONDS, SPEED, "time/rollout")
+RECORDED = (*CURVES, EFFECTIVE, SECONDS, COMPILE, EVALUATION_COMPILE, SPEED, "time/rollout")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,26 +90,32 @@ class Costs:
     """The costs and the health of a run, or their means over the runs of a group.
 
     Attributes:
-      seconds: the time of all steps.
+      seconds: the time of all steps, without compilation.
+      compile_seconds: the time of compilation in all steps and evaluations.
       tokens: the sampled tokens.
-      device_hours: the time multiplied by the number of devices.
+      device_hours, compile_device_hours: these times multiplied by the number of devices.
       truncated: the mean share of responses that reached the limit.
       effective: the mean effective sample size, as a share of the samples; 1 is on-policy.
     """
 
     seconds: float
+    compile_seconds: float
     tokens: float
     device_hours: float
+    compile_device_hours: float
     truncated: float
     effective: float
 
 
 def costs(run: Run) -> Costs:
-    seconds = float(np.sum(_column(run, SECONDS)))
+    seconds = float(np.sum(seconds_of_steps(run)))
+    compiled = sum(row.get(COMPILE, 0.0) + row.get(EVALUATION_COMPILE, 0.0) for row in run.rows)
     return Costs(
         seconds=seconds,
+        compile_seconds=compiled,
         tokens=float(np.sum(tokens(run))),
         device_hours=seconds * run.devices / 3600,
+        compile_device_hours=compiled * run.devices / 3600,
         truncated=_mean(_column(run, TRUNCATED)),
         effective=_mean(_column(run, EFFECTIVE)),
     )
@@ -116,6 +124,11 @@ def costs(run: Run) -> Costs:
 def mean_costs(runs: Sequence[Run]) -> Costs:
     each = [vars(costs(run)) for run in runs]
     return Costs(**{name: _mean([values[name] for values in each]) for name in each[0]})
+
+
+def seconds_of_steps(run: Run) -> list[float]:
+    """Returns the time of each step without compilation."""
+    return [row.get(SECONDS, 0.0) - row.get(COMPILE, 0.0) for row in _steps(run)]
 
 
 def tokens(run: Run) -> np.ndarray:

@@ -22,13 +22,15 @@ from rl4p.runs.comparison.runs import (
     Run,
     Unusable,
     check_finished,
+    check_training,
     unreadable,
 )
 from rl4p.runs.responses.file import recorded_samples
 from rl4p.runs.responses.sample import Sample
 from rl4p.runs.tracker.background import reason
+from rl4p.runs.tracker.database import SQLITE
 from rl4p.runs.tracker.mirror import IDENTITY, STATUS, mlflow_key
-from rl4p.runs.tracker.mlflow import SQLITE, MLflow
+from rl4p.runs.tracker.mlflow import MLflow
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -98,8 +100,9 @@ def _read(client: "MlflowClient", run: Any, name: str, metric: str | None) -> Ru
     """Returns a run.
 
     Raises:
-      Unusable: it did not finish, or a file of it cannot be read.
+      Unusable: it is an evaluation or did not finish, or a file of it cannot be read.
     """
+    check_training(run.data.tags.get("kind"))
     wanted = {
         key: key
         for key in sorted(run.data.metrics)

@@ -8,6 +8,7 @@ from typing import Any
 
 from rich.table import Table
 
+from rl4p.configuration.earlier_result import is_document_with, is_page_of, refuse_other_file
 from rl4p.errors import RunError
 from rl4p.runs.comparison import words
 from rl4p.runs.comparison.analysis import Comparison, analysed
@@ -29,9 +30,13 @@ def compare(
       metric: the metric to compare; None is pass@1 on the held-out prompts.
 
     Raises:
-      InputError: there is no finished run, or none has the metric.
+      InputError: there is no finished run, none has the metric, or a file in `out` is of something
+        else.
       RunError: the files cannot be written.
     """
+    made = is_document_with("groups", "differences", "left_out")
+    refuse_other_file(out, "compare", is_page_of("compare"), file=out / "index.html")
+    refuse_other_file(out, "compare", made, file=out / "compare.json")
     comparison = analysed(runs, left_out, out, metric)
     try:
         comparison.folder.mkdir(parents=True, exist_ok=True)
@@ -120,12 +125,13 @@ def results_table(comparison: Comparison) -> Table:
 
 def costs_table(comparison: Comparison) -> Table:
     """Returns the mean costs of a run by group."""
-    table = _table("time", "tokens", "device hours", "truncated", "ESS")
+    table = _table("time", "compilation", "tokens", "device hours", "truncated", "ESS")
     for result in comparison.results:
         costs = result.costs
         table.add_row(
             visible(result.group.name, keep=""),
             words.duration(costs.seconds),
+            words.duration(costs.compile_seconds),
             words.amount(costs.tokens),
             words.number(costs.device_hours),
             words.share(costs.truncated),

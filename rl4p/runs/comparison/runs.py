@@ -12,7 +12,7 @@ from typing import Any
 
 from rl4p.configuration.yaml_file import read_mapping
 from rl4p.errors import InputError
-from rl4p.runs.record import Record
+from rl4p.runs.record import EVALUATION, Record
 from rl4p.runs.responses.file import recorded_samples
 from rl4p.runs.responses.sample import Sample
 
@@ -34,6 +34,7 @@ class Run:
       overrides: the overrides on the command line.
       rows: the metrics of each step, with the key "step".
       samples: the samples in samples.jsonl.
+      changes: what resuming changed, as `changes.jsonl` has it.
       devices: the number of devices that the run used.
     """
 
@@ -44,6 +45,7 @@ class Run:
     overrides: Sequence[str] = ()
     rows: Sequence[Mapping[str, float]]
     samples: Sequence[Sample] = ()
+    changes: Sequence[Mapping[str, Any]] = ()
     devices: int = 1
 
 
@@ -105,7 +107,7 @@ def read(folder: Path) -> Run:
     """Returns the run in a folder.
 
     Raises:
-      Unusable: it did not finish, or one of its files cannot be read.
+      Unusable: it is an evaluation or did not finish, or one of its files cannot be read.
     """
     record = Record(folder)
     if not (folder / "config.yaml").is_file():
@@ -113,6 +115,7 @@ def read(folder: Path) -> Run:
     try:
         config = _yaml(folder / "config.yaml")
         environment = _json(folder / "environment.json")
+        check_training(environment.get("kind"))
         hydra = _yaml(folder / ".hydra" / "hydra.yaml").get("hydra") or {}
         summary, rows = record.summary(), record.metrics()
         check_finished(summary and summary.get("status"), rows, _last_error(folder))
@@ -124,6 +127,7 @@ def read(folder: Path) -> Run:
             overrides=environment.get("overrides") or (),
             rows=rows,
             samples=recorded_samples(record.samples_file),
+            changes=record.changes(),
             devices=int(environment.get("devices") or 1),
         )
     except WRONG_FILE as error:
@@ -133,6 +137,19 @@ def read(folder: Path) -> Run:
 def unreadable(error: Exception) -> Unusable:
     """Returns the reason for a run whose files cannot be read."""
     return Unusable(f"its files cannot be read ({' '.join(str(error).split())[:200]})")
+
+
+def check_training(kind: str | None) -> None:
+    """Refuses an evaluation, whose one step is no training.
+
+    Args:
+      kind: "kind" in environment.json, or the tag in MLflow.
+
+    Raises:
+      Unusable: the run is an evaluation.
+    """
+    if kind == EVALUATION:
+        raise Unusable("it is an evaluation, and no training run")
 
 
 def check_finished(status: Any, rows: Sequence[Mapping[str, float]], error: str = "") -> None:

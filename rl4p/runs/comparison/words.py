@@ -4,6 +4,7 @@ import math
 from collections.abc import Sequence
 
 from rl4p.runs.comparison.analysis import Compared, Comparison, Result
+from rl4p.runs.comparison.groups import changed
 from rl4p.runs.comparison.statistics import ERROR_RATE, FEWEST_SEEDS, LEVEL, Interval, same
 
 MANY = 5  # groups in one sentence
@@ -17,9 +18,19 @@ def sentences(comparison: Comparison) -> list[str]:
     if len(results) > 1:
         said += _of_differences(comparison)
     said += _of_few_seeds(results)
+    said += _of_changes(results)
     if comparison.left_out:
         said.append(f"{_counted(len(comparison.left_out), 'run is', 'runs are')} left out.")
     return said
+
+
+def _of_changes(results: Sequence[Result]) -> list[str]:
+    """Returns a sentence for each run, of few, that was resumed with other values."""
+    runs = [run for result in results for run in result.group.runs if run.changes]
+    return [
+        f"{run.name} was resumed with other values: {', '.join(map(changed, run.changes))}."
+        for run in runs[:MANY]
+    ]
 
 
 def _of_best(results: Sequence[Result], metric: str) -> str:

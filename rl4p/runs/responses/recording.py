@@ -10,12 +10,13 @@ import numpy as np
 
 from rl4p.distributed.processes import to_host
 from rl4p.model.token_texts import token_texts
+from rl4p.protocols.hook import StepInfo
 from rl4p.protocols.tracker import TrackedRun
 from rl4p.runs.record import Record
 from rl4p.runs.responses.grading import STATUS, grades_of
 from rl4p.runs.responses.sample import Sample
 from rl4p.runs.responses.turns import rows_of_turns
-from rl4p.types import Finish, StepInfo
+from rl4p.types import Finish
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryFile
@@ -12,6 +12,7 @@ from omegaconf import DictConfig, ListConfig
 
 from rl4p.configuration import commands, instantiate
 from rl4p.configuration.composition import Composer
+from rl4p.configuration.earlier_result import refuse_other_file
 from rl4p.configuration.folder import run_folder
 from rl4p.configuration.override_errors import same
 from rl4p.configuration.resume import as_started, config_of_run, place
@@ -72,7 +73,8 @@ def regrade(arguments: Sequence[str]) -> None:
     commands.refuse_without_effect(line.overrides, MAY_SET, RegradeOptions, "regrade")
     out = Path(options.out).expanduser()
     source = source_of(options)
-    refuse_other_file(out, source)
+    refuse_source(out, source)
+    refuse_other_file(out, "regrade", holds_grades)
     # A last line of a user's own file may lack its line feed.
     lines = list(read_samples(source, unfinished=options.run is None))
     samples = [sample for sample, _, _ in lines]
@@ -121,26 +123,11 @@ def source_of(options: RegradeOptions) -> Path:
     return path
 
 
-def refuse_other_file(out: Path, source: Path) -> None:
-    """Refuses to replace a file that is no earlier result.
-
-    Raises:
-      InputError: `out` is the source, no regular file, not readable, or a file of something else.
-    """
-    try:
-        if out.is_dir():
-            raise InputError(f"out={out} is a folder: name a file.")
-        if not out.exists():
-            return
-        if not out.is_file():
-            raise InputError(f"out={out} is a device or a pipe: name a file.")
-        if source.exists() and out.samefile(source):
+def refuse_source(out: Path, source: Path) -> None:
+    """Refuses to replace the file with the responses."""
+    with suppress(OSError):  # one of them does not exist, or is refused later
+        if out.samefile(source):
             raise InputError(f"out={out} is the file with the responses: name another.")
-        empty = not out.stat().st_size
-    except OSError as error:
-        raise InputError(f"out={out} cannot be read: {error.strerror}: name another.") from None
-    if not empty and not holds_grades(out):
-        raise InputError(f"out={out} exists and was not made by rl4p.regrade: name another.")
 
 
 def holds_grades(path: Path) -> bool:

@@ -3,7 +3,6 @@
 Trackers read the folder, not the objects of the run, so that `rl4p.send` shows the same later.
 """
 
-import hashlib
 import json
 import re
 import shlex
@@ -18,6 +17,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 
 from rl4p.configuration.yaml_file import read_mapping, read_yaml
+from rl4p.runs.record import EVALUATION
 
 # Keys that do not change the result of a run. They are neither in its name nor in its parameters.
 HOUSEKEEPING = ("hydra", "tracker", "checkpoint", "samples", "debug", "plan", "resume")
@@ -38,20 +38,20 @@ class LoggedDataSet:
     """A data set that a run reads.
 
     Attributes:
-      name: the name of its file or of its option, such as "arithmetic".
-      digest: depends on the content and on the options that select rows, not on the place.
+      name: the name of its file or of its task, such as "arithmetic".
+      key: its key in the configuration.
+      digest: depends on the rows that the run uses, and not on their place.
       context: "training" or "evaluation".
       uri: its file; None if the run generates it.
-      options: the options of `data`.
-      rows: the number of rows; None if it is not known.
+      rows: the number of different rows.
     """
 
     name: str
+    key: str
     digest: str
     context: str
     uri: str | None
-    options: Mapping[str, Any]
-    rows: int | None
+    rows: int
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ class Description:
     @property
     def is_evaluation(self) -> bool:
         """Whether the folder belongs to an evaluation, which trains nothing."""
-        return self.environment.get("kind") == "evaluation"
+        return self.environment.get("kind") == EVALUATION
 
     @property
     def started(self) -> float:
@@ -127,47 +127,20 @@ class Description:
 
     @cached_property
     def data_sets(self) -> list[LoggedDataSet]:
-        """The data sets for training and for evaluation."""
-        data = dict(self.config.get("data") or {})
-        name = self._choice("data", data)
-        if not name:
-            return []
-        target = data.pop("_target_", None)
-        paths = {"training": data.pop("path", None), "evaluation": data.pop("held_out_path", None)}
-        split = paths["evaluation"] is None  # the evaluation takes rows of the same data
-        sizes = {"training": data.get("train_size"), "evaluation": data.get("held_out_size")}
-        inputs = []
-        for context in paths:
-            path = paths[context] or paths["training"]
-            file = None if path is None else self._working_directory / path
-            digest = hashlib.sha256(json.dumps([data, split and context], default=str).encode())
-            rows = sizes[context]
-            if file is not None and file.is_file():
-                rows = update_from_lines(digest, file)
-                rows = None if split else rows
-            else:
-                digest.update(f"{target} {path}".encode())
-            inputs.append(
-                LoggedDataSet(
-                    name=(name if path is None else Path(path).name)
-                    + (" (held out)" if split and context == "evaluation" else ""),
-                    digest=digest.hexdigest()[:8],
-                    context=context,
-                    uri=str(file) if file is not None and file.exists() else path,
-                    options={"_target_": target, **data},
-                    rows=rows,
-                )
-            )
-        return inputs
+        """The data sets that the run uses (`runs/data_sets.py`)."""
+        return [LoggedDataSet(**each) for each in self.environment.get("data_sets", ())]
+
+    def options(self, key: str) -> dict[str, Any]:
+        """Returns the options of a part of the configuration by its dotted key."""
+        node: Any = self.config
+        for name in key.split("."):
+            node = node.get(name) or {}
+        return node
 
     @cached_property
     def _hydra(self) -> dict[str, Any]:
         path = self.folder / ".hydra" / "hydra.yaml"
         return read_mapping(path)["hydra"] if path.exists() else {}
-
-    @property
-    def _working_directory(self) -> Path:
-        return Path((self._hydra.get("runtime") or {}).get("cwd") or ".")
 
     @property
     def sweep(self) -> str | None:
@@ -273,13 +246,3 @@ def last_part(value: str) -> str:
 def short(words: Iterable[str]) -> str:
     text = " ".join(words)
     return text if len(text) <= LONGEST_NAME else f"{text[: LONGEST_NAME - 1]}…"
-
-
-def update_from_lines(digest: Any, file: Path) -> int:
-    """Adds the bytes of a file to a digest and returns its number of lines."""
-    lines = 0
-    with file.open("rb") as opened:
-        while block := opened.read(2**20):
-            digest.update(block)
-            lines += block.count(b"\n")
-    return lines

@@ -97,7 +97,9 @@ class MLflowMirror(Mirror):
         for start in range(0, len(new), PARAMS_PER_BATCH):
             client.log_batch(self._id, params=new[start : start + PARAMS_PER_BATCH])
         if not (run.inputs and run.inputs.dataset_inputs):
-            client.log_inputs(self._id, [_input(data_set) for data_set in description.data_sets])
+            client.log_inputs(
+                self._id, [_input(description, each) for each in description.data_sets]
+            )
         self.send_files(*FIRST_FILES)
         self._monitor = _monitor(client, self._id) if system_metrics else None
 
@@ -247,14 +249,15 @@ def _tags(description: Description) -> dict[str, str]:
     return tags | {"folder": str(description.folder), "command": description.command}
 
 
-def _input(data_set: LoggedDataSet) -> "DatasetInput":
+def _input(description: Description, data_set: LoggedDataSet) -> "DatasetInput":
     from mlflow.entities import Dataset, DatasetInput, InputTag
 
     if data_set.uri is None:
-        kind, source = "code", {"tags": {k: str(v) for k, v in data_set.options.items()}}
+        options = description.options(data_set.key)
+        kind, source = "code", {"tags": {k: str(v) for k, v in options.items()}}
     else:
         kind, source = "local", {"uri": data_set.uri}
-    profile = None if data_set.rows is None else json.dumps({"num_rows": data_set.rows})
+    profile = json.dumps({"num_rows": data_set.rows})
     return DatasetInput(
         Dataset(data_set.name, data_set.digest, kind, json.dumps(source), profile=profile),
         [InputTag("mlflow.data.context", data_set.context)],

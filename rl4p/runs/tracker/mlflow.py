@@ -1,10 +1,6 @@
 """A tracker that mirrors runs into MLflow, in an SQLite file that it creates or on a server."""
 
-import fcntl
 import os
-import sqlite3
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,6 +9,12 @@ from urllib.parse import urlsplit
 from rl4p.configuration.capability import Address, holds_secret
 from rl4p.errors import InputError
 from rl4p.runs.tracker.background import BackgroundMirror, warn_of_variables
+from rl4p.runs.tracker.database import (
+    SQLITE,
+    create_if_missing,
+    one_at_a_time,
+    refuse_other_file,
+)
 from rl4p.runs.tracker.description import Description
 from rl4p.runs.tracker.mirror import MLflowMirror
 
@@ -20,7 +22,6 @@ if TYPE_CHECKING:
     from mlflow import MlflowClient
 
 TARGET = "rl4p.runs.tracker.mlflow.MLflow"
-SQLITE = "sqlite:///"
 # MLflow's variables, which decide where the configuration says nothing, and the defaults.
 URI, NAME, ID = "MLFLOW_TRACKING_URI", "MLFLOW_EXPERIMENT_NAME", "MLFLOW_EXPERIMENT_ID"
 LOCAL, EXPERIMENT = "sqlite:///outputs/mlflow.db", "rl4p"
@@ -28,7 +29,6 @@ MEASURES = "MLFLOW_ENABLE_SYSTEM_METRICS_LOGGING"
 # Variables that have no effect. All others are read by MLflow's client, such as user and password.
 WITHOUT_EFFECT = ("MLFLOW_RUN_ID", "MLFLOW_RUN_NAME", "MLFLOW_RUN_CONTEXT")
 WHY = "a run is found in MLflow by its tag rl4p.run, and named after its overrides."
-HEADER = b"SQLite format 3\0"
 PARENT_VARIABLE = "RL4P_PARENT_RUN_ID"  # holds the id of the sweep's run
 # Tag of an experiment: its kind, which selects the view "Model training". MLflow 3.17 reads it only
 # without the switch "GenAI | Model training"; with it, the link or the last choice decides.
@@ -147,11 +147,16 @@ class MLflow:
         )
 
     def client(self) -> "MlflowClient":
-        """Returns a client; it creates a SQLite database that does not exist."""
+        """Returns a client; creates a SQLite database that does not exist, whole or not at all."""
         for name, value in SETTINGS.items():
             os.environ.setdefault(name, value)
         import mlflow
 
+        if self._database:
+            create_if_missing(
+                self._database,
+                lambda uri: mlflow.MlflowClient(uri).search_experiments(max_results=1),
+            )
         return mlflow.MlflowClient(self.uri)
 
     def connect(self) -> "tuple[MlflowClient, str]":
@@ -159,8 +164,8 @@ class MLflow:
 
         Waits for the store, and raises any error of MLflow and of the libraries that it uses.
         """
-        with _one_at_a_time(self._database):
-            client, name = self.client(), self.experiment or os.environ.get(NAME)
+        client, name = self.client(), self.experiment or os.environ.get(NAME)
+        with one_at_a_time(self._database):
             if name is None and (number := os.environ.get(ID)):
                 experiment = client.get_experiment(number)
             else:
@@ -173,47 +178,3 @@ class MLflow:
             if KIND not in experiment.tags:  # made by hand
                 client.set_experiment_tag(experiment.experiment_id, KIND, TRAINING)
             return client, experiment.experiment_id
-
-
-def refuse_other_file(database: Path) -> None:
-    """Refuses a file that is no database of MLflow, which would add its own tables to it.
-
-    Raises:
-      InputError: the file has other content.
-    """
-    problem = f"tracker.uri={SQLITE}{database} is not a database of MLflow: name a new file."
-    if not database.exists():
-        return
-    if not database.is_file():
-        raise InputError(problem)
-    with database.open("rb") as file:
-        header = file.read(len(HEADER))
-    if header and header != HEADER:
-        raise InputError(problem)
-    query = "SELECT name FROM sqlite_master WHERE type = 'table'"
-    try:
-        with closing(sqlite3.connect(f"{database.as_uri()}?mode=ro", uri=True)) as connection:
-            tables = {name for (name,) in connection.execute(query)}
-    except sqlite3.OperationalError:  # it is in use
-        return
-    except sqlite3.DatabaseError as error:
-        raise InputError(problem) from error
-    if tables and not {"experiments", "runs"} <= tables and tables != {"alembic_version"}:
-        raise InputError(problem)
-
-
-def lock_of(database: Path) -> Path:
-    """Returns the file that processes lock; its name is no other program's, as uv.lock would be."""
-    return database.with_name(f".{database.name}.rl4p.lock")
-
-
-@contextmanager
-def _one_at_a_time(database: Path | None) -> Iterator[None]:
-    """Locks a SQLite database, which processes would corrupt if several created it at once."""
-    if database is None:
-        yield
-        return
-    database.parent.mkdir(parents=True, exist_ok=True)
-    with lock_of(database).open("a") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield

@@ -8,6 +8,7 @@ import jax
 import pytest
 from omegaconf import OmegaConf
 
+from rl4p.advantage.remax import ReMax
 from rl4p.configuration import compose
 from rl4p.distributed.chips import GIB, Chip
 from rl4p.errors import InputError, RunError
@@ -20,6 +21,10 @@ from rl4p.experiment.planning.report import (
     show,
     summary,
 )
+from rl4p.reward.classifier import Classifier
+from rl4p.reward.correct import Correct
+from rl4p.reward.router import Router
+from rl4p.reward.weighted import Weighted
 from rl4p.rollout.naive_sampler import NaiveSampler
 
 MIB = 2**20
@@ -102,6 +107,8 @@ def run():
         phases=SimpleNamespace(
             update=update,
             rollout=NaiveSampler(max_response_tokens=32),
+            reward=Weighted(terms={}),
+            advantage=ReMax(),
             needs=frozenset,
             scores={},
         ),
@@ -118,6 +125,19 @@ def test_a_plan_says_that_it_leaves_out_the_overlap_of_sampling_and_update(run):
     run.overlaps = True
     found = summary(run, CHIP, 0, [costing("decode")])
     assert found["unplanned"] == ["the memory of sampling and update at the same time"]
+
+
+def test_a_plan_names_greedy_responses_and_the_models_of_the_reward(run):
+    run.phases.needs = lambda: frozenset({"greedy_rewards"})
+    judge = SimpleNamespace(has_model=True, weight=1.0)
+    own = Weighted(terms={"model": judge, "correct": Correct()})
+    run.phases.reward = Router(tasks={"a": own, "b": Weighted(terms={"correct": Correct()})})
+    left_out = summary(run, CHIP, 0, [costing("decode")])["unplanned"]
+    assert left_out == [
+        "the greedy responses of advantage=remax",
+        "the model of reward.tasks.a.terms.model",
+    ]
+    assert Classifier.has_model
 
 
 @pytest.mark.parametrize(
@@ -262,6 +282,15 @@ def test_a_plan_is_written_as_it_is_returned(job):
     assert job.searched == []
     assert job.settings == {}  # attached devices need no compiler effort setting
     assert [config["update"].microbatch_widths for config in job.configs] == [1]
+
+
+def test_only_an_earlier_plan_is_replaced(job):
+    job.plan()
+    job.plan()
+    (job.folder / "plan.json").write_text('{"fits": "mine"}')
+    with pytest.raises(InputError, match=r"plan\.json exists and was not made by rl4p\.plan"):
+        job.plan()
+    assert (job.folder / "plan.json").read_text() == '{"fits": "mine"}'
 
 
 def test_a_plan_of_all_widths_is_that_of_the_run(job):

@@ -9,7 +9,8 @@ import pytest
 
 from rl4p.loop.compilation import compilation
 from rl4p.rollout.engine import cache as programs
-from rl4p.rollout.engine.batch import Batch, Layout, placed, response_room
+from rl4p.rollout.engine.batch import Batch, placed
+from rl4p.rollout.engine.layout import Layout
 from rl4p.rollout.engine.sequence import TokenSequence
 from rl4p.types import Sampling
 
@@ -156,20 +157,3 @@ def test_only_calls_that_place_nothing_are_timed(make_batch, sampled):
         seconds.append(batch.end().seconds)
     assert math.isnan(seconds[0])
     assert seconds[1] > 0
-
-
-def test_the_cache_has_room_for_the_next_token_and_few_sizes():
-    for limit in (1, 31, 32, 40, 128, 256, 1000, 4096):
-        rooms = [response_room(age, limit) for age in range(limit)]
-        assert all(room > age for age, room in enumerate(rooms))
-        assert rooms[-1] == limit
-        assert len(set(rooms)) <= max(1, 2 * math.log2(limit / 32))
-        assert all(room <= max(64, 1.5 * (age + 1)) for age, room in enumerate(rooms))
-
-
-@pytest.mark.parametrize(
-    ("age", "room"), [(0, 64), (63, 64), (64, 96), (95, 96), (96, 128), (128, 192), (192, 256)]
-)
-def test_the_room_of_a_response_by_hand(age, room):
-    assert response_room(age, 1000) == room
-    assert response_room(age, 100) == min(room, 100)

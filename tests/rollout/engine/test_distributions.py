@@ -19,17 +19,15 @@ KEYS_N, T_N = jax.random.split(jax.random.key(1), n), np.arange(n, dtype=np.int3
         Sampling(),
         Sampling(temperature=0.5, top_k=3),
         Sampling(top_p=0.7),
+        Sampling(temperature=0.8, min_p=0.1),
+        Sampling(temperature=1.2, top_k=12, top_p=0.95, min_p=0.05),
         Sampling(temperature=0.0),
     ],
 )
 def test_both_kinds_draw_the_same_tokens(sampling):
     greedy = sampling.temperature == 0
     shared = SharedDistribution(sampling=sampling, greedy=greedy)
-    own = OwnDistributions(
-        temperature_n=np.full(n, sampling.temperature, np.float32),
-        top_k_n=np.full(n, sampling.top_k, np.int32),
-        top_p_n=np.full(n, sampling.top_p, np.float32),
-    )
+    own = OwnDistributions.of([sampling] * n)
     logits_NV, active_n = jnp.asarray(LOGITS_NV), np.ones(n, bool)
     a, b = (x.draw(logits_NV, active_n, KEYS_N, T_N, 0) for x in (shared, own))
     np.testing.assert_array_equal(a.token_B, b.token_B)
@@ -53,11 +51,7 @@ def test_a_temperature_replaces_the_shared_one():
 
 def test_free_slots_neither_sort_nor_draw():
     """What a former sequence left has no effect: free slots take the most probable token."""
-    own = OwnDistributions(
-        temperature_n=np.full(n, 0.7, np.float32),
-        top_k_n=np.full(n, 2, np.int32),
-        top_p_n=np.full(n, 0.5, np.float32),
-    )
+    own = OwnDistributions.of([Sampling(temperature=0.7, top_k=2, top_p=0.5, min_p=0.3)] * n)
     draws = own.draw(jnp.asarray(LOGITS_NV), np.zeros(n, bool), KEYS_N, T_N, 3)
     np.testing.assert_array_equal(draws.token_B, LOGITS_NV.argmax(axis=1))
     assert np.isfinite(draws.other_logprobs_BA).all()

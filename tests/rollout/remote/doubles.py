@@ -21,7 +21,7 @@ import numpy as np
 from rl4p.errors import InputError
 from rl4p.learner.logprobs import ScoreOptions, score_tokens
 from rl4p.protocols.engine import Request
-from rl4p.rollout.engine.in_process import PublishedWeights
+from rl4p.rollout.engine.in_process import PublishedWeights, RowOptions
 from rl4p.rollout.naive_sampler import NaiveEngine
 from rl4p.serving.weights import checksums, replacement
 from rl4p.types import Finish, Microbatching, Sampling, Trajectories
@@ -51,7 +51,7 @@ class Double:
         self.sums = checksums(policy, self.params)
         self.fault = lambda path: None
         self.missing = set()  # paths that are not offered
-        self.asked, self.bodies, self.paused = [], [], False
+        self.asked, self.bodies, self.paused, self.asleep = [], [], False, False
         self.holding, self.aborted = threading.Event(), set()
         self.released = threading.Event()
         self.lock = threading.Lock()
@@ -145,8 +145,21 @@ class Double:
                 return reset(handler)
         return None
 
+    def sleep(self):
+        """Drops the weights: all its numbers are nan until others are loaded."""
+        assert not self.asleep
+        self.asleep = True
+        with self.lock:
+            self.params = jax.tree.map(lambda x: jnp.full_like(x, jnp.nan), self.params)
+        return 200, {}
+
+    def wake(self):
+        self.asleep = False
+        return 200, {}
+
     def load(self, path, label, fault):
         """Replaces the weights; a stale server only says so."""
+        assert not self.asleep
         with self.lock:
             if fault != "stale":
                 self.params, self.sums = loaded(path, self.policy, self.params)
@@ -163,8 +176,9 @@ class Double:
             time.sleep(0.005)
         words = np.uint32([[(seed >> 32) & 0xFFFFFFFF, seed & 0xFFFFFFFF]])
         request = Request(tokens=tokens, keys_N=words, max_tokens=limit)
+        plain = lambda task: RowOptions(sampling=Sampling())  # noqa: E731
         annealed = None if temperature in (0, 1) else temperature
-        engine = NaiveEngine(self.policy, Sampling(), lambda _: annealed)
+        engine = NaiveEngine(self.policy, plain, lambda _: annealed)
         with self.lock:
             engine.weights = PublishedWeights(self.params, 0, {})
             (completion,) = engine.complete([request], greedy=temperature == 0)
@@ -244,6 +258,13 @@ class VLLMDouble(Double):
     def answer(self, path, query, body, fault):
         if path in ("/health", "/server_info"):
             return 200, {}
+        if path == "/sleep":
+            assert query == "level=2"
+            return self.sleep()
+        if path == "/wake_up":
+            return self.wake()
+        if path == "/is_sleeping":
+            return 200, {"is_sleeping": self.asleep}
         if path == "/v1/models":
             return 200, {"data": [{"id": "the-model"}]}
         if path == "/v1/completions":
@@ -328,6 +349,11 @@ class SGLangDouble(Double):
                 return 400, {"success": False, "message": "no such file", "num_paused_requests": 0}
             self.load(body["model_path"], body["weight_version"], fault)
             return 200, {"success": True, "message": "", "num_paused_requests": 0}
+        if path == "/release_memory_occupation":
+            return self.sleep()
+        if path == "/resume_memory_occupation":
+            assert self.asleep
+            return self.wake()
         if path == "/flush_cache":
             return (400, {"error": "busy"}) if fault == "busy" else (200, "Cache flushed.")
         if path in ("/model_info", "/get_weight_version"):

@@ -193,3 +193,56 @@ def test_the_same_weights_are_sent_once_and_old_folders_are_deleted(opened, para
         engine.publish(of_step(params, 2), 2)
         assert updates(double) == 3
     assert not list(tmp_path.glob("*"))
+
+
+PATHS = {
+    "vllm": ("/sleep", "/wake_up"),
+    "sglang": ("/release_memory_occupation", "/resume_memory_occupation"),
+}
+
+
+def test_servers_sleep_between_two_calls_and_have_their_weights_again(protocol, opened, params):
+    sleep, wake = PATHS[protocol]
+    with opened(2, sleep=True) as (engine, doubles):
+        engine.free()  # there is nothing to free
+        for step in (1, 2):
+            engine.publish(of_step(params, step), step)
+            before = engine.complete(requests_of(PROMPTS, 2, 0))
+            engine.free()
+            engine.free()
+            assert all(double.asleep for double in doubles)
+            time.sleep(0.5)  # which nothing wakes
+            assert all(double.asleep for double in doubles)
+            again = engine.complete(requests_of(PROMPTS, 2, 0))  # with the same weights
+            for ours, theirs in zip(before, again, strict=True):
+                np.testing.assert_array_equal(ours.tokens, theirs.tokens)
+            engine.free()
+        for double in doubles:
+            assert double.asked.count(sleep) == 4
+            assert double.asked.count(wake) == 3
+            assert double.asleep
+
+
+def test_a_server_that_is_started_again_while_others_sleep_takes_part(opened, params):
+    with opened(1, sleep=True) as (engine, (double,)):
+        engine.publish(of_step(params, 1), 1)
+        engine.free()
+        double.kill()
+        double.asleep = False
+        double.start()
+        assert len(engine.complete(requests_of(PROMPTS, 1, 0))) == 2
+
+
+def test_a_server_that_cannot_sleep_ends_the_run(protocol, opened, params):
+    with opened(1, sleep=True) as (engine, (double,)):
+        double.missing.add(PATHS[protocol][0])
+        engine.publish(of_step(params, 1), 1)
+        with pytest.raises(RunError, match=r"does not sleep \(rollout.sleep\): .*start it with"):
+            engine.free()
+
+
+def test_servers_do_not_sleep_without_the_option(opened, params):
+    with opened(1) as (engine, (double,)):
+        engine.publish(of_step(params, 1), 1)
+        engine.free()
+        assert not double.asleep

@@ -22,6 +22,7 @@ def write_run(
     samples=None,
     devices=1,
     prompts=256,
+    kind="training",
 ):
     """Writes the files of a run whose metric rises from 0 to `last`.
 
@@ -39,7 +40,8 @@ def write_run(
     (folder / "config.yaml").write_text(yaml.safe_dump(found))
     given = [*overrides, f"seed={seed}"]
     (folder / ".hydra" / "overrides.yaml").write_text(yaml.safe_dump(given))
-    (folder / "environment.json").write_text(json.dumps({"devices": devices, "overrides": given}))
+    environment = {"kind": kind, "devices": devices, "overrides": given}
+    (folder / "environment.json").write_text(json.dumps(environment))
     if rows is None:
         rows = [
             {

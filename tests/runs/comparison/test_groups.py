@@ -1,5 +1,7 @@
 """Tests that runs are grouped by what differs beside the seed, and that groups have short names."""
 
+import dataclasses
+
 import pytest
 
 from rl4p.runs.comparison.groups import ABSENT, grouped
@@ -105,3 +107,14 @@ def test_a_repeated_run_replaces_the_earlier_one_and_is_named():
     assert [each.name for each in group.runs] == ["second", "run-1"]
     assert left_out.name == "first"
     assert "of second" in left_out.reason
+
+
+def test_a_run_whose_learning_rate_was_changed_is_another_group():
+    row = {"step": 5, "key": "optimizer.learning_rate", "before": 0.1, "after": 0.2}
+    changes = [{"step": 5, "key": "steps", "before": 5, "after": 9}]
+    same = dataclasses.replace(run(1), changes=changes)
+    other = dataclasses.replace(run(2), changes=[*changes, row])
+    assert names(run(0), same, other) == [
+        "the same configuration",
+        "changed=optimizer.learning_rate from 0.1 to 0.2 at step 5",
+    ]

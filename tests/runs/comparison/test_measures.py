@@ -67,6 +67,16 @@ def test_costs_are_sums_over_steps():
     assert costs(run(row)).seconds == 0  # the first evaluation is no step
 
 
+def test_compilation_is_a_cost_of_its_own():
+    first = {"time/evaluation_compile": 100.0}
+    row = {"time/step": 900.0, "time/compile": 90.0}
+    measured = costs(run(first, row, row | {"time/compile": 0.0, "time/evaluation_compile": 10.0}))
+    assert measured.seconds == 810 + 900
+    assert measured.compile_seconds == 200
+    assert measured.device_hours == pytest.approx(4 * 1710 / 3600)
+    assert measured.compile_device_hours == pytest.approx(4 * 200 / 3600)
+
+
 def test_measured_speed_counts_the_tokens_of_a_step_of_another_size():
     fast = {"rollout/tokens_per_second": 50.0, "time/rollout": 2.0, "rollout/response_tokens": 9.0}
     assert tokens(run({}, fast)).tolist() == [100]

@@ -59,15 +59,17 @@ def test_without_artifacts_the_parameters_name_the_groups(sent, store):
     assert found.results[0].costs.tokens == 4 * 200
 
 
-def test_runs_that_did_not_finish_and_parents_are_no_runs(sent, store, tmp_path):
+def test_runs_that_did_not_finish_evaluations_and_parents_are_no_runs(sent, store, tmp_path):
     client, experiment = store.connect()
     client.create_run(experiment, run_name="the parent of a sweep")
     send(store, write_run(tmp_path / "bad", status="failed"), "failed")
     send(store, write_run(tmp_path / "killed", status=None), "stopped")
+    send(store, write_run(tmp_path / "evaluation", kind="evaluation"))
     runs, left_out = read_experiment("rl4p", store.uri)
     assert len(runs) == 6
     assert sorted(each.reason for each in left_out) == [
         "it failed at step 4",
+        "it is an evaluation, and no training run",
         "it was stopped at step 4",
     ]
 

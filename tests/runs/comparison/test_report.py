@@ -42,6 +42,17 @@ def test_the_document_has_groups_and_differences(sweep):
     assert sum(len(group["runs"]) for group in document(sweep)["groups"]) == 7
 
 
+@pytest.mark.parametrize("name", ["index.html", "compare.json"])
+def test_only_an_earlier_comparison_is_replaced(sweep, name):
+    document(sweep)
+    document(sweep)
+    (sweep / "compare" / name).write_text('{"mine": 1}')
+    before = {path: path.read_bytes() for path in (sweep / "compare").iterdir()}
+    with pytest.raises(InputError, match=rf"{name} exists and was not made by rl4p\.compare"):
+        document(sweep)
+    assert {path: path.read_bytes() for path in before} == before
+
+
 def test_what_is_unknown_is_null(tmp_path):
     for seed in range(2):
         rows = [{"step": 0, METRIC: 0.5}]

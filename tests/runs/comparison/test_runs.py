@@ -57,6 +57,7 @@ FAULTS = {
     "failed": (lambda f: write_run(f, status="failed"), "it failed at step 4"),
     "stopped": (lambda f: write_run(f, status="stopped"), "it was stopped at step 4"),
     "running": (lambda f: write_run(f, status=None), "is still running or was killed, at step 4"),
+    "evaluation": (lambda f: write_run(f, kind="evaluation"), "it is an evaluation, and no train"),
     "empty": (lambda f: write_run(f, rows=[]), "it has no metrics"),
     "early": (lambda f: (f / ".hydra").mkdir(parents=True), "it ended before its first step"),
     "config": (lambda f: broken(f, "config.yaml", "{: :"), "its files cannot be read"),

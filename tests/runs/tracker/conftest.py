@@ -37,13 +37,21 @@ def store(template, tmp_path):
     return MLflow(uri=f"sqlite:///{path}", close_timeout_seconds=60.0)
 
 
+OF_DATA = {"name": "jsonl", "key": "data", "uri": None}
+DATA_SETS = [
+    OF_DATA | {"digest": "0a1b", "context": "training", "rows": 9},
+    OF_DATA | {"digest": "2c3d", "context": "evaluation", "rows": 2, "uri": "test.jsonl"},
+]
+
+
 @pytest.fixture
 def record(tmp_path):
     """Returns the record of a run that has just begun."""
     folder = tmp_path / "runs/2026-11-21/12-30-05"
     folder.mkdir(parents=True)
     record = Record(folder)
-    record.describe(CONFIG, {"git_commit": "0a1b2c", "device": "cpu", "packages": {"jax": "0.10"}})
+    environment = {"git_commit": "0a1b2c", "device": "cpu", "packages": {"jax": "0.10"}}
+    record.describe(CONFIG, environment | {"data_sets": DATA_SETS})
     return record
 
 

@@ -3,7 +3,6 @@ import os
 import pytest
 import yaml
 
-from rl4p.runs.record import Record
 from rl4p.runs.tracker.description import Description, options_of, swept
 
 
@@ -137,60 +136,10 @@ def test_the_default_run_has_about_twenty_parameters(record):
     assert parameters["advantage._target_"] == "rl4p.advantage.grpo.GRPO"
 
 
-def data_of(record, tmp_path, **data):
-    record.describe({"data": data}, {})
-    if not (record.folder / ".hydra").exists():
-        hydra_of(record, choices={"data": "questions"}, cwd=tmp_path)
-    return Description(record.folder).data_sets
-
-
-def test_files_are_data_sets_with_digests_of_their_content(record, tmp_path):
-    (tmp_path / "train.jsonl").write_text("{}\n{}\n")
-    (tmp_path / "test.jsonl").write_text("{}\n")
-    train, test = data_of(record, tmp_path, path="train.jsonl", held_out_path="test.jsonl")
-    assert (train.name, train.context, train.rows) == ("train.jsonl", "training", 2)
-    assert (test.name, test.context, test.rows) == ("test.jsonl", "evaluation", 1)
-    assert train.uri == str(tmp_path / "train.jsonl")
-    assert train.digest != test.digest
-
-    (tmp_path / "train.jsonl").rename(tmp_path / "moved.jsonl")
-    moved, _ = data_of(record, tmp_path, path="moved.jsonl", held_out_path="test.jsonl")
-    assert moved.digest == train.digest
-    (tmp_path / "moved.jsonl").write_text("{}\n[]\n")
-    changed, _ = data_of(record, tmp_path, path="moved.jsonl", held_out_path="test.jsonl")
-    assert changed.digest != train.digest
-
-
-def test_rows_that_are_held_out_of_a_file_are_a_data_set(record, tmp_path):
-    (tmp_path / "all.jsonl").write_text("{}\n{}\n")
-    few = data_of(record, tmp_path, path="all.jsonl", held_out_size=1)
-    assert [data_set.name for data_set in few] == ["all.jsonl", "all.jsonl (held out)"]
-    assert few[0].digest != few[1].digest
-    many = data_of(record, tmp_path, path="all.jsonl", held_out_size=2)
-    assert few[1].digest != many[1].digest  # other rows
-
-
-def test_generated_questions_are_data_sets_with_digests_of_their_options(record, tmp_path):
-    options = {"_target_": "rl4p.data.arithmetic.Arithmetic", "train_size": 9, "held_out_size": 3}
-    train, test = data_of(record, tmp_path, **options)
-    assert [data_set.rows for data_set in (train, test)] == [9, 3]
-    assert (train.name, test.name) == ("questions", "questions (held out)")
-    assert train.uri is None
-    assert train.options["_target_"] == "rl4p.data.arithmetic.Arithmetic"
-    other, _ = data_of(record, tmp_path, **options, digits=4)
-    assert other.digest != train.digest
-
-
-def test_a_file_that_is_gone_is_still_named(record, tmp_path):
-    train, test = data_of(record, tmp_path, path="gone.jsonl", held_out_path="away.jsonl")
-    assert (train.name, test.name, train.rows) == ("gone.jsonl", "away.jsonl", None)
-    assert train.digest != test.digest
-
-
-def test_a_configuration_without_data_has_no_data_set(tmp_path):
-    record = Record(tmp_path)
+def test_data_sets_are_as_the_run_recorded_them(record):
+    assert Description(record.folder).data_sets[1].rows == 2
     record.describe({}, {})
-    assert Description(tmp_path).data_sets == []
+    assert Description(record.folder).data_sets == []
 
 
 MLFLOW = "rl4p.runs.tracker.mlflow.MLflow"

@@ -2,6 +2,7 @@ import base64
 import dataclasses
 import fcntl
 import getpass
+import json
 import math
 import os
 import shutil
@@ -17,8 +18,9 @@ from mlflow.exceptions import MlflowException
 
 from rl4p.errors import InputError
 from rl4p.runs.tracker import mlflow as tracking
+from rl4p.runs.tracker.database import lock_of
 from rl4p.runs.tracker.mirror import COMMIT, IDENTITY, PARENT, mlflow_key
-from rl4p.runs.tracker.mlflow import ID, KIND, NAME, TRAINING, URI, MLflow, lock_of
+from rl4p.runs.tracker.mlflow import ID, KIND, NAME, TRAINING, URI, MLflow
 from tests.runs.tracker.conftest import only_run, wait_for
 
 
@@ -93,11 +95,12 @@ def test_the_columns_source_user_commit_and_dataset_are_filled(store, record, mo
     assert run.data.tags["mlflow.user"] == run.info.user_id == getpass.getuser()
     assert run.data.tags["command"] == "python -m rl4p.train"
     assert run.data.tags[PARENT] == "0a1b"  # the child of a sweep's run
-    inputs = [(i.dataset.name, i.tags[0].value) for i in run.inputs.dataset_inputs]
-    assert sorted(inputs) == [
-        ("rl4p.data.jsonl.JSONL", "training"),
-        ("rl4p.data.jsonl.JSONL (held out)", "evaluation"),
-    ]
+    inputs = {i.tags[0].value: i.dataset for i in run.inputs.dataset_inputs}
+    training, evaluation = inputs["training"], inputs["evaluation"]
+    assert (training.name, training.digest, training.source_type) == ("jsonl", "0a1b", "code")
+    assert json.loads(training.source)["tags"]["_target_"] == "rl4p.data.jsonl.JSONL"
+    assert json.loads(training.profile) == {"num_rows": 9}
+    assert json.loads(evaluation.source) == {"uri": "test.jsonl"}
     assert store.open(record.folder).finish("finished")
     run = only_run(store)
     assert len(run.inputs.dataset_inputs) == 2  # a resumed run does not repeat them
@@ -423,26 +426,3 @@ def test_what_the_user_has_set_of_mlflow_stays(store, monkeypatch):
     store.connect()
     assert os.environ["MLFLOW_HTTP_REQUEST_TIMEOUT"] == "77"
     assert os.environ["MLFLOW_HTTP_REQUEST_MAX_RETRIES"] == "0"
-
-
-def test_a_file_of_another_program_stays_as_it_is(tmp_path):
-    with sqlite3.connect(tmp_path / "tables.db") as database:
-        database.execute("CREATE TABLE cookies (name TEXT)")
-    (tmp_path / "text.db").write_text("precious\n" * 50)
-    (tmp_path / "cut.db").write_bytes((tmp_path / "tables.db").read_bytes()[:100])
-    (tmp_path / "folder.db").mkdir()
-    (tmp_path / "link.db").symlink_to(tmp_path / "text.db")
-    before = {path: path.read_bytes() for path in tmp_path.iterdir() if path.is_file()}
-    for name in ("tables", "text", "cut", "folder", "link"):
-        with pytest.raises(InputError, match="is not a database of MLflow: name a new file"):
-            MLflow(uri=f"sqlite:///{tmp_path}/{name}.db")
-    assert before == {path: path.read_bytes() for path in before}
-    (tmp_path / "empty.db").touch()
-    MLflow(uri=f"sqlite:///{tmp_path}/empty.db")
-
-
-def test_the_lock_of_another_program_stays_as_it_is(tmp_path):
-    (tmp_path / "uv.lock").write_text("precious\n")
-    MLflow(uri=f"sqlite:///{tmp_path}/uv").connect()
-    assert (tmp_path / "uv.lock").read_text() == "precious\n"
-    MLflow(uri=f"sqlite:///{tmp_path}/uv")  # is MLflow's now

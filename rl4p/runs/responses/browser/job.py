@@ -5,9 +5,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rl4p.configuration import commands
+from rl4p.configuration.earlier_result import is_page_of, refuse_other_file
 from rl4p.configuration.folder import run_folder
 from rl4p.errors import InputError
 from rl4p.runs.record import replace_file
+from rl4p.runs.responses.browser import beside
 from rl4p.runs.responses.browser.page import page
 from rl4p.runs.responses.browser.samples import SampleFilter, samples_in
 from rl4p.runs.responses.browser.terminal import show
@@ -22,14 +24,14 @@ class SamplesOptions(SampleFilter):
     """The words of the command.
 
     Attributes:
-      run: the folder of a run or of an evaluation.
+      run: the folders of runs or evaluations; several are shown side by side.
       file: a file of responses.
       out: the file of a page to write; None shows the samples on the terminal.
       term: the reward term that decides what is right; None is the `evaluation.term` of the run.
       tokens: whether to print the numbers of each token on the terminal.
     """
 
-    run: str | None = None
+    run: commands.SEVERAL = ()
     file: str | None = None
     out: str | None = None
     term: str | None = None
@@ -37,8 +39,10 @@ class SamplesOptions(SampleFilter):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if (self.run is None) == (self.file is None):
+        if bool(self.run) == (self.file is not None):
             raise InputError("Give run=FOLDER or file=FILE: one of them has the samples.")
+        if len(self.run) > 1 and (self.tokens or self.longest is not None):
+            raise InputError("tokens and longest are for one run: name one folder.")
         if self.out is not None and self.tokens:
             raise InputError("tokens=true is for the terminal: the page always has them.")
 
@@ -47,10 +51,13 @@ def browse(arguments: Sequence[str]) -> None:
     """Shows or writes the samples that the arguments choose.
 
     Raises:
-      InputError: an argument is wrong, or no sample is chosen.
+      InputError: an argument is wrong, no sample is chosen, or `out` is a file of something else.
     """
     options = commands.read(arguments, SamplesOptions, "samples").options
-    place = Path(str(options.file)).expanduser() if options.run is None else run_folder(options.run)
+    if len(options.run) > 1:
+        browse_side_by_side(options)
+        return
+    place = run_folder(options.run[0]) if options.run else Path(str(options.file)).expanduser()
     samples, term = samples_in(place, options.term)
     chosen = options.chosen(samples)
     if not chosen:
@@ -64,12 +71,48 @@ def browse(arguments: Sequence[str]) -> None:
     if options.out is None:
         show(VisibleConsole(), shown, f"{heading}: {note}", numbers=options.tokens)
         return
-    out = Path(options.out).expanduser()
+    write_page(options.out, page(shown, heading, note, term), note)
+
+
+def browse_side_by_side(options: SamplesOptions) -> None:
+    """Shows or writes the samples of several folders for the same prompts.
+
+    Raises:
+      InputError: they have no prompt in common, or none of these is chosen.
+    """
+    places = [run_folder(name) for name in options.run]
+    if len(set(places)) < len(places):
+        raise InputError("run names a folder twice: give each folder once.")
+    together = beside.side_by_side(
+        [str(place) for place in places],
+        [samples_in(place, options.term)[0] for place in places],
+    )
+    rows = beside.chosen(together, options)
+    if not rows:
+        first = [row[0] for row in together.rows]
+        raise InputError(f"None of the {len(first)} prompts matches: {choices(first)}.")
+    most = options.limit or (ON_TERMINAL if options.out is None else ON_PAGE)
+    shown = rows if most == "all" else rows[:most]
+    note = f"{len(shown):,} of {len(together.rows):,} prompts that all have"
+    if options.out is None:
+        beside.show(VisibleConsole(), together, shown, note)
+    else:
+        write_page(options.out, beside.page(together, shown, note), note)
+
+
+def write_page(name: str, html: str, note: str) -> None:
+    """Writes a page.
+
+    Raises:
+      InputError: its folder cannot be created, or it is a file of something else.
+    """
+    out = Path(name).expanduser()
+    refuse_other_file(out, "samples", is_page_of("samples"))
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise InputError(f"out={out} cannot be written: {error.strerror}.") from None
-    replace_file(out, page(shown, heading, note, term))
+    replace_file(out, html)
     write(f"{out}: {note}")
 
 

@@ -22,6 +22,7 @@ from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
 
 from rl4p.configuration import instantiate
+from rl4p.configuration.earlier_result import is_document_with
 from rl4p.configuration.evaluation import OF_RUN, EvaluationRequest
 from rl4p.distributed.processes import agreed, anywhere, first
 from rl4p.errors import InputError, Stopped
@@ -29,7 +30,9 @@ from rl4p.loop.accuracy import metrics_of
 from rl4p.loop.compilation import keep_programs
 from rl4p.loop.digest import digest_of
 from rl4p.loop.evaluation import PromptChunk
-from rl4p.runs.record import Record, replace_file
+from rl4p.runs.data_sets import data_sets
+from rl4p.runs.outcome import params_sha256
+from rl4p.runs.record import EVALUATION, Record, replace_file
 from rl4p.runs.responses.bar import ResponseBar
 from rl4p.runs.responses.evaluation.evaluated import (
     LINK,
@@ -38,10 +41,11 @@ from rl4p.runs.responses.evaluation.evaluated import (
     identity_of,
     samples_of_chunk,
 )
+from rl4p.runs.responses.evaluation.lm_eval import write_lm_eval
 from rl4p.runs.responses.evaluation.picture import plot_evaluation
 from rl4p.runs.responses.evaluation.report import print_report, results, scores_of, settings
 from rl4p.runs.responses.file import SampleFile
-from rl4p.runs.run import params_sha256, surroundings
+from rl4p.runs.run import surroundings
 from rl4p.runs.signals import StopRequest
 from rl4p.runs.tolerance import RunConsole, Tolerance
 from rl4p.runs.tracker.none import NoTracker
@@ -69,7 +73,7 @@ def evaluate(config: DictConfig, request: EvaluationRequest) -> dict[str, Any]:
         chunks = evaluation.chunks()
         begin = agreed(finished(responses, chunks) if first() else None)
         record = Record(responses.path.parent)
-        record.describe(used(config), environment(evaluated, request))
+        record.describe(used(config), environment(evaluated, request, used(config)))
         tracked = (instantiate(config.tracker) if first() else NoTracker()).open(record.folder)
         status = "failed"
         try:
@@ -83,9 +87,13 @@ def evaluate(config: DictConfig, request: EvaluationRequest) -> dict[str, Any]:
                 scores = scores_of(responses.samples, evaluation)
                 report["tasks"] = results(scores, responses.samples)
                 replace_file(record.folder / "evaluation.json", json.dumps(report, indent=2) + "\n")
+                seconds = time.perf_counter() - started
+                if request.lm_eval:
+                    lines = responses.samples
+                    write_lm_eval(record.folder, report, lines, evaluation, seconds)
                 with Tolerance().of("The plot evaluation.png"):
                     plot_evaluation(report["tasks"], record.folder / "plots" / "evaluation.png")
-                step, seconds = int(evaluated.state.step), time.perf_counter() - started
+                step = int(evaluated.state.step)
                 metrics = metrics_of(scores) | {"time/evaluation": seconds}
                 record.truncate_after(-1)  # these are the only line of the record
                 record.log(step, metrics)
@@ -124,7 +132,8 @@ def responses_in(folder: Path) -> Iterator[SampleFile]:
 
 def holds_other_files(folder: Path) -> bool:
     """Returns whether a folder holds files, and no evaluation."""
-    if not folder.is_dir() or (folder / REQUEST).is_file():
+    request, made = folder / REQUEST, is_document_with("evaluated", "prompts_sha256")
+    if not folder.is_dir() or (request.is_file() and made(request)):
         return False
     # A kill before the first response leaves an empty file.
     return any(x.name != RESPONSES or x.stat().st_size for x in folder.iterdir())
@@ -145,7 +154,8 @@ def description(config: DictConfig, evaluated: Evaluated) -> dict[str, Any]:
 def used(config: DictConfig) -> dict[str, Any]:
     """Returns the resolved parts of the configuration that an evaluation uses."""
     tree: Any = OmegaConf.to_container(config, resolve=True)
-    del tree["evaluation"]["every"]
+    for key in ("every", "loss"):
+        del tree["evaluation"][key]
     return {key: tree[key] for key in OF_RUN}
 
 
@@ -213,13 +223,16 @@ def respond(
                 )
 
 
-def environment(evaluated: Evaluated, request: EvaluationRequest) -> dict[str, Any]:
+def environment(
+    evaluated: Evaluated, request: EvaluationRequest, config: dict[str, Any]
+) -> dict[str, Any]:
     """Returns the environment of the evaluation, with the identity of the evaluated run."""
     identity = None if request.run is None else identity_of(request.run)
     return {
-        "kind": "evaluation",
+        "kind": EVALUATION,
         "command": request.command,
         **evaluated.source,
+        "data_sets": data_sets(config, EVALUATION, evaluated.evaluation.prompts),
         **({LINK: identity} if identity else {}),
         **surroundings(evaluated.evaluation.policy.mesh),
     }

@@ -2,6 +2,7 @@
 
 import inspect
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
@@ -50,9 +51,9 @@ def settings(config: DictConfig, evaluation: Evaluation) -> dict[str, Any]:
         },
         "sampling": {
             "rollout": node._target_,
-            "temperature": rollout.sampling.temperature,
-            "top_k": rollout.sampling.top_k,
-            "top_p": rollout.sampling.top_p,
+            **asdict(rollout.sampling),
+            "stop": list(getattr(rollout, "stop", ())),
+            "tasks": {name: dict(own) for name, own in getattr(rollout, "tasks", {}).items()},
             "samples": evaluation.samples,
             "seed": evaluation.seed,
         },

@@ -14,6 +14,10 @@ from rl4p.types import Question, Sampling
 # By the reason why a response ended; any other reason is an abort.
 STATUS = {"stop": Status.COMPLETED, "length": Status.TRUNCATED}
 
+# Sampling options that OpenAI's protocol lacks, and the fields by which some servers know them.
+NOT_OF_PROTOCOL = {"top_k": "top_k", "min_p": "min_p", "least_tokens": "min_tokens"}
+NOT_OF_PROTOCOL |= {"repetition_penalty": "repetition_penalty"}
+
 
 @dataclass(frozen=True, kw_only=True)
 class Chat:
@@ -21,7 +25,8 @@ class Chat:
 
     Attributes:
       model: the name of the model.
-      sampling: temperature and top-p.
+      sampling: temperature, top-p and the presence penalty.
+      stop: the stop strings.
       max_tokens: the longest response.
       seed: the run's seed.
       system_prompt: the first message, unless a question has its own; None for none.
@@ -32,15 +37,19 @@ class Chat:
     sampling: Sampling
     max_tokens: int
     seed: int
+    stop: tuple[str, ...] = ()
     system_prompt: str | None = None
     changes: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if self.sampling.top_k and "top_k" not in self.changes:
-            raise InputError(
-                "rollout.top_k is not part of the protocol: leave it out, or, if this server knows "
-                f"it, set server.body={{top_k: {self.sampling.top_k}}}."
-            )
+        plain = Sampling()
+        for name, field_name in NOT_OF_PROTOCOL.items():
+            value = getattr(self.sampling, name)
+            if value != getattr(plain, name) and field_name not in self.changes:
+                raise InputError(
+                    f"rollout.{name} is not part of the protocol: leave it out, or, if this server "
+                    f"knows it, set server.body={{{field_name}: {value}}}."
+                )
 
     def body(self, question: Question, sample: int) -> dict[str, Any]:
         """Returns the body of the request for one response."""
@@ -50,6 +59,8 @@ class Chat:
             "max_tokens": self.max_tokens,
             "temperature": self.sampling.temperature,
             "top_p": self.sampling.top_p,
+            "presence_penalty": self.sampling.presence_penalty or None,
+            "stop": list(self.stop) or None,
             # Servers accept 31 bits.
             "seed": words(f"{self.seed}/{question.id}/{sample}")[0] >> 1,
         }

@@ -14,7 +14,9 @@ from contextlib import ExitStack, closing
 from pathlib import Path
 
 from rl4p.configuration import compose, instantiate
+from rl4p.configuration.earlier_result import is_document_with, refuse_other_file
 from rl4p.configuration.resume import OF_RESPONSES
+from rl4p.data.prompting import prompted
 from rl4p.data.prompts import system_of
 from rl4p.errors import InputError, RunError, Stopped
 from rl4p.runs.record import replace_file
@@ -48,15 +50,17 @@ def generate(lines: Sequence[str]) -> None:
     reward = instantiate(config.reward) if options.grade else None
     if reward is not None:
         check_reward(reward, options)
-    questions = data.held_out() if options.split == "held_out" else data.train()
+    questions = prompted(data, data.held_out() if options.split == "held_out" else data.train())
     questions = list({id(question): question for question in questions}.values())  # of a mixture
     questions = questions[: options.prompts]
     refuse_equal_ids(questions)
     open_source = of_server if isinstance(options.server, Server) else of_policy
     out = Path(options.out).expanduser()
     path, settings_path = out.with_suffix(".responses.jsonl"), out.with_suffix(".settings.json")
-    if out.exists() and not settings_path.exists():
-        raise InputError(f"out={out} exists and was not made by rl4p.generate: name another.")
+    described = is_document_with("seed", "group_size", "prompts")
+    refuse_other_file(out, "generate", described, file=settings_path)
+    refuse_other_file(out, "generate", lambda _: settings_path.exists())
+    refuse_other_file(out, "generate", lambda _: settings_path.exists(), file=path)
     terminal = RunConsole(soft_wrap=True)
     with StopRequest() as request, ExitStack() as stack:
         source = open_source(config, options, questions, data.system_prompt)

@@ -69,6 +69,7 @@ def sample_locally(
                     keys_N=keys_N,
                     max_tokens=sampler.max_response_tokens,
                     messages=prompt.prompt_messages(),
+                    task=prompt.task,
                 )
                 for prompt, keys_N in zip(filled, keys_PN, strict=True)
             ]

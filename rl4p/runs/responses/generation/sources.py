@@ -63,7 +63,7 @@ def of_policy(
     keep_programs()
     run = None if options.run is None else run_folder(options.run, key="run")
     sampler = run_sampler(config)
-    policy, params, step = load_policy(config, run, step=options.step, average=options.average)
+    policy, params, step = load_policy(config, run, step=options.chosen, average=options.average)
     check_lengths(config, policy, sampler.max_response_tokens)
     prompts, dropped = encoder(config, policy)(questions, system_prompt=system_prompt)
     complete = partial(
@@ -106,12 +106,16 @@ def of_server(
     Raises:
       InputError: a sampling option is not part of the protocol, or there is no API key.
     """
-    server, sampling = options.server, run_sampler(config).sampling
+    server, sampler = options.server, run_sampler(config)
+    sampling, stop = sampler.sampling, getattr(sampler, "stop", ())
+    if getattr(sampler, "tasks", None):
+        raise InputError("rollout.tasks cannot act on a server: leave it out.")
     chat = Chat(
         model=server.model,
         sampling=sampling,
         max_tokens=config.max_response_tokens,
         seed=config.seed,
+        stop=stop,
         system_prompt=system_prompt,
         changes=server.body,
     )
@@ -124,7 +128,8 @@ def of_server(
             "server": server.url,
             "server.model": server.model,
             "server.body": dict(server.body),
-            "rollout": asdict(sampling) | {"max_response_tokens": config.max_response_tokens},
+            "rollout": asdict(sampling)
+            | {"max_response_tokens": config.max_response_tokens, "stop": list(stop)},
             "data.system_prompt": system_prompt,
         }
         | common(config, questions),

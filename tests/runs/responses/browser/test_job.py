@@ -36,11 +36,24 @@ def test_a_page(run, tmp_path, capsys):
     assert "page.html: 1 of 3 samples" in capsys.readouterr().out
 
 
+def test_only_an_earlier_page_is_replaced(run, tmp_path):
+    out = tmp_path / "page.html"
+    for words in ("right=false", "right=true"):
+        browse([str(run), f"out={out}", words])
+    assert '"step":20' in out.read_text()
+    out.write_text("<!doctype html>mine")
+    with pytest.raises(InputError, match=r"page\.html exists and was not made by rl4p\.samples"):
+        browse([str(run), f"out={out}"])
+    assert out.read_text() == "<!doctype html>mine"
+    with pytest.raises(InputError, match="is a folder: name a file"):
+        browse([str(run), f"out={tmp_path}"])
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         ([], "Give run=FOLDER or file=FILE"),
-        (["{run}", "{run}"], "run is given twice"),
+        (["{run}", "{run}"], "run names a folder twice"),
         (["{run}", "file=a"], "Give run=FOLDER or file=FILE"),
         (["{run}", "tsk=a"], "tsk is not an option of rl4p.samples; did you mean task?"),
         (["{run}", "right=maybe"], "right must be a valid boolean"),

@@ -26,7 +26,7 @@ def saved(tmp_path):
     """Returns a function that opens the file of an evaluation with samples and a torn line."""
 
     def write(samples, torn=b""):
-        (tmp_path / REQUEST).write_text("{}")
+        (tmp_path / REQUEST).write_text('{"evaluated": {}, "prompts_sha256": {}}')
         rows = "".join(json.dumps(sample.to_dict()) + "\n" for sample in samples)
         (tmp_path / RESPONSES).write_bytes(rows.encode() + torn)
         return responses_in(tmp_path)
@@ -75,7 +75,11 @@ def test_responses_of_another_evaluation_are_refused_and_kept(saved, chunks, cha
     assert responses.path.read_bytes() == before
 
 
-def test_a_folder_with_responses_and_no_request_is_left_alone(tmp_path):
+def test_a_folder_with_files_of_something_else_is_left_alone(tmp_path):
+    (tmp_path / REQUEST).write_text('{"mine": 1}')
+    with pytest.raises(InputError, match="holds other files"), responses_in(tmp_path):
+        pass
+    (tmp_path / REQUEST).unlink()
     (tmp_path / RESPONSES).write_text("")
     with responses_in(tmp_path):  # a kill before the first response
         pass

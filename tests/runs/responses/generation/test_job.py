@@ -114,6 +114,17 @@ def test_what_cannot_be_generated_is_refused_and_writes_no_file(questions, out):
     assert list(out.parent.iterdir()) == []
 
 
+@pytest.mark.parametrize("end", [".jsonl", ".responses.jsonl", ".settings.json"])
+def test_files_of_something_else_are_not_replaced(out, end):
+    theirs = out.with_suffix(end)
+    theirs.write_text('{"mine": 1}\n')
+    with pytest.raises(InputError, match=rf"{end} exists and was not made by rl4p\.generate"):
+        generate([f"out={out}", *POLICY, "prompts=2"])
+    assert {path.name: path.read_text() for path in out.parent.iterdir()} == {
+        theirs.name: '{"mine": 1}\n'
+    }
+
+
 def served(url, out, *words):
     generate([f"out={out}", f"server={url}", "server.model=m", "group_size=2", *words])
 

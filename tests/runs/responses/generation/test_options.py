@@ -23,8 +23,11 @@ def test_options_of_a_server():
     ("lines", "message"),
     [
         (["run=b"], "Give out=PATH: rl4p.generate needs it"),
-        (["out=a", "step=1"], "step and average select parameters of a run: add run=FOLDER"),
-        (["out=a", "average=true"], "step and average select"),
+        (
+            ["out=a", "step=1"],
+            "step, checkpoint and average select parameters of a run: add run=FOLDER",
+        ),
+        (["out=a", "average=true"], "step, checkpoint and average select"),
         (["out=a", "run=b", "step=-1"], "step must be .*at least 0"),
         (["out=a", "best=0"], "best must be .*at least 1"),
         (["out=a", "at_least=0.5"], r"at_least needs a grade to compare with: add keep=TERM"),

@@ -2,6 +2,8 @@
 
 from collections.abc import Sequence
 
+from rl4p.rollout.engine.detokenizer import Detokenizer, IncrementalDetokenizer
+
 
 class StopStrings:
     """A text that arrives in parts and ends before the first stop string.
@@ -48,3 +50,21 @@ def overlap(text: str, stop: str) -> int:
         if text.endswith(stop[:length]):
             return length
     return 0
+
+
+def stopped_at(
+    detokenizer: Detokenizer, stops: Sequence[str], tokens: Sequence[int], end_ids: Sequence[int]
+) -> int | None:
+    """Returns the number of tokens up to the one that completes a stop string, or None.
+
+    Special tokens and an end token are no part of the text.
+    """
+    shown = tokens[:-1] if tokens and tokens[-1] in end_ids else tokens
+    whole = detokenizer.decode(shown)
+    if not any(stop in whole for stop in stops):
+        return None
+    text, strings = IncrementalDetokenizer(detokenizer), StopStrings(stops)
+    for count, token in enumerate(shown, 1):
+        if strings.feed(text.feed([token]))[1] is not None:
+            return count
+    return None

@@ -2,7 +2,7 @@ from itertools import combinations, pairwise
 
 import pytest
 
-from rl4p.serving.stop_strings import StopStrings, overlap
+from rl4p.rollout.engine.stop_strings import StopStrings, overlap
 
 
 def parts_of(text):

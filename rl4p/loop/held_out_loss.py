@@ -1,0 +1,137 @@
+"""The loss of the policy on given responses to held-out prompts: worked answers, or pairs."""
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from rl4p.distributed.processes import to_host
+from rl4p.learner.logprobs import score_tokens
+from rl4p.loop.phases import Phases
+from rl4p.model.decoder import Decoder
+from rl4p.model.policy import Policy
+from rl4p.protocols.traits import RolloutTraits
+from rl4p.types import Array, Params, Prompt, TrainingBatch, Trajectories
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeldOutLoss:
+    """Measures the loss of given responses, without sampling and without a gradient.
+
+    For worked answers (`rollout=demonstrations`), with the trained tokens t of a task,
+
+        loss = -(1/n) sum_t log pi(t | tokens before t)        perplexity = exp(loss)
+
+    For preference pairs (`rollout=preferences`) the loss of the update, its margin and its accuracy
+    are means over pairs.
+
+    Attributes:
+      phases: the phases of the run, whose rollout takes the responses from the prompts.
+      prompts: the held-out prompts with their responses.
+      rows: the number of sequences in a forward pass.
+      group_size: the number of responses to a prompt.
+      reference: a decoder and its parameters (`Scoring.reference`); None if the update needs none.
+    """
+
+    phases: Phases
+    policy: Policy
+    prompts: Sequence[Prompt]
+    rows: int
+    group_size: int
+    reference: tuple[Decoder, Params] | None = None
+
+    def __call__(self, params: Params, reset: Params | None = None) -> dict[str, float]:
+        """Returns `eval/<task>/loss` and the other metrics of each task.
+
+        Args:
+          reset: the parameters of a reference that is reset (`TrainState.reference`), if any.
+        """
+        whole = self.policy.merged
+        reference = (self.policy.decoder, whole(reset)) if reset else self.reference
+        pairs = RolloutTraits.read(self.phases.rollout).pairs
+        together = self.rows // self.group_size
+        sums: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
+        counts = Counter(prompt.task for prompt in self.prompts)
+        for start in range(0, len(self.prompts), together):
+            prompts = self.prompts[start : start + together]
+            filled = [prompts[i % len(prompts)] for i in range(together)]
+            trajectories, _ = self.phases.rollout(
+                self.policy,
+                params,
+                filled,
+                group_size=self.group_size,
+                key=jax.random.key(0),
+                version=0,
+            )
+            logprobs_BT = self.scored(self.policy.decoder, whole(params), trajectories)
+            values = to_host(
+                self.of_pairs(trajectories, logprobs_BT, reference)
+                if pairs
+                else of_tokens(trajectories.response_mask_BT, logprobs_BT)
+            )
+            for row in range(len(prompts) * self.group_size):
+                task = sums[prompts[row // self.group_size].task]
+                for name, value_B in values.items():
+                    task[name] += float(value_B[row])
+        return {
+            f"eval/{task}/{name}": value
+            for task in sorted(sums)
+            for name, value in {**metrics_of(sums[task]), "prompts": float(counts[task])}.items()
+        }
+
+    def scored(self, decoder: Decoder, whole: Params, trajectories: Trajectories) -> Array:
+        options = replace(self.phases.score_options(self.policy), decoder=decoder)
+        return score_tokens(options, whole, trajectories)["logprobs"]
+
+    def of_pairs(self, trajectories: Trajectories, logprobs_BT: Array, reference: Any) -> Any:
+        """Returns the loss and the metrics of the update for each row, and a count of 1."""
+        scores = {}
+        if "reference_logprobs" in self.phases.needs():
+            scores["reference_logprobs"] = self.scored(*reference, trajectories)
+        return self.compiled_loss(trajectories, logprobs_BT, scores)
+
+    @cached_property
+    def compiled_loss(self) -> Any:
+        """Returns the function of `of_pairs` that is compiled once for the run."""
+
+        def loss(trajectories: Trajectories, logprobs_BT: Array, scores: Any) -> Any:
+            mask_BT, rows = trajectories.response_mask_BT, len(logprobs_BT)
+            first_B = jnp.arange(rows) % self.group_size == 0
+            sign_B1 = jnp.where(first_B, 1.0, -1.0)[:, None]
+            batch = TrainingBatch(
+                trajectories=trajectories,
+                advantages_BT=jnp.where(mask_BT, sign_B1, 0.0),
+                loss_mask_BT=mask_BT,
+                scores=scores,
+            )
+            loss_BT, metrics = self.phases.update(logprobs_BT, batch)
+            tokens_B = jnp.maximum(jnp.sum(mask_BT, axis=1, dtype=jnp.float32), 1)
+            return {
+                name: jnp.sum(jnp.where(mask_BT, x_BT, 0.0), axis=1) / tokens_B
+                for name, x_BT in {"loss": loss_BT, **metrics}.items()
+            } | {"count": jnp.ones(rows)}
+
+        return jax.jit(loss)
+
+
+def of_tokens(mask_BT: Array, logprobs_BT: Array) -> dict[str, Array]:
+    """Returns for each row the sum of the tokens' losses, and the number of tokens."""
+    return {
+        "loss": -jnp.sum(jnp.where(mask_BT, logprobs_BT, 0.0), axis=1),
+        "tokens": jnp.sum(mask_BT, axis=1),
+    }
+
+
+def metrics_of(sums: dict[str, float]) -> dict[str, float]:
+    """Returns the means of the sums over tokens or over rows, and the perplexity of tokens."""
+    count = sums.get("tokens", sums.get("count", 0.0))
+    means = {name: x / count for name, x in sums.items() if name not in ("tokens", "count")}
+    if "tokens" not in sums:
+        return means
+    loss = means["loss"]
+    return means | {"perplexity": math.exp(loss) if loss < 700 else math.inf}

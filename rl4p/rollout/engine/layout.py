@@ -1,0 +1,62 @@
+"""The sizes of the batches that are decoded together."""
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+from rl4p.model.policy import padded_width
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layout:
+    """The sizes that a batch may have. Each number of slots and of columns compiles once.
+
+    Attributes:
+      sizes: the numbers of slots, the smallest first.
+      begin: the column of the first new token of every sequence, to which contexts are padded left.
+        0: contexts begin in column 0, and a cache has no more columns than its longest sequence
+        needs.
+      most: the most columns.
+      prefill_rows: the number of contexts that are prefilled at a time.
+      prefill_tokens: the most tokens of several contexts that are prefilled at a time.
+      patience: the number of calls with too many slots after which their number is reduced.
+      shrinks: whether the number of columns may be reduced.
+      doubles: whether only powers of two are numbers of columns.
+    """
+
+    sizes: Sequence[int]
+    begin: int = 0
+    most: int
+    prefill_rows: int
+    prefill_tokens: int | None = None
+    patience: int = 1
+    shrinks: bool = False
+    doubles: bool = False
+
+    def padding(self, context: Collection[int]) -> int:
+        """Returns the number of columns before a context."""
+        return max(0, self.begin - len(context))
+
+    def width(self, context: Collection[int]) -> int:
+        """Returns the number of columns that a context is prefilled in."""
+        return self.begin or padded_width(len(context))
+
+    def few_widths(self, longest: int) -> int:
+        """Returns a power of two from 64 on: pairs of such widths need few compilations."""
+        return min(max(64, padded_width(longest)), max(self.most, padded_width(longest)))
+
+    def columns(self, used: int) -> int:
+        """Returns the number of columns of a cache of which so many are used."""
+        if self.doubles:
+            return self.few_widths(used)
+        return self.begin + response_room(used - self.begin - 1, self.most - self.begin)
+
+
+def response_room(oldest: int, R: int) -> int:
+    """Returns the cache slots for responses: the first of 64, 96, 128, 192, ... over `oldest`.
+
+    A high limit R costs nothing unless a response comes near it.
+    """
+    places = 64
+    while places <= oldest:
+        places = places * 3 // 2 if places.bit_count() == 1 else places * 4 // 3
+    return min(R, places)

@@ -1,0 +1,1 @@
+"""Hooks that a configuration adds with +hook@hooks.NAME=OPTION."""

@@ -1,0 +1,119 @@
+"""What a run has achieved: the metrics of its steps, and the content of summary.json."""
+
+import hashlib
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import jax
+import numpy as np
+
+from rl4p.distributed.processes import to_host
+from rl4p.loop.compilation import Compilation, clock, compiled_within
+from rl4p.protocols.hook import StepInfo
+from rl4p.protocols.tracker import TrackedRun
+from rl4p.runs.best import Best
+from rl4p.runs.record import Record
+from rl4p.types import Params, TrainState
+
+PHASES = ("rollout", "reward", "scoring", "advantage", "update", "evaluation")
+WAITS = "trainer_waits"  # for samples, if rollout and reward run in the background
+LOSSES = ("/loss", "/perplexity")  # the metrics of an evaluation of which the lowest is the best
+
+
+@dataclass(kw_only=True)
+class RunOutcome:
+    """A hook that records and mirrors the metrics of a step, and has the content of summary.json.
+
+    It is updated after every step, so that a failed run has a summary too.
+    """
+
+    record: Record
+    tracked: TrackedRun
+    state: TrainState
+    every: int = 1
+    resumed_from: int | None = None
+    best: Best | None = None
+    stopped_by: str = "error"
+    times: list[dict[str, float]] = field(default_factory=list)
+    step: int = 0
+    begun: bool = False
+
+    def begin(self, state: TrainState, *, resumed: bool) -> None:
+        self.record.reserve()
+        self.record.remove_summary()  # while the run goes on, it has not finished
+        self.state, self.step, self.begun = state, int(state.step), True
+        self.resumed_from = self.step if resumed else None
+
+    def __call__(self, info: StepInfo) -> None:
+        self.record.log(info.step, info.metrics)
+        self.tracked.log(info.step, info.metrics)
+        self.state, self.step = info.state, info.step
+        self.count(info.metrics)
+
+    def count(self, metrics: Mapping[str, float]) -> None:
+        """Adds the times of the phases of a step, or of the evaluation before the first step."""
+        present = (name for name in (*PHASES, WAITS) if f"time/{name}" in metrics)
+        self.times.append({name: metrics[f"time/{name}"] for name in present})
+
+    def summary(self, status: str, started: float, compiled: Compilation) -> dict[str, Any]:
+        """Returns the content of summary.json.
+
+        Args:
+          started: the time of `clock` at which the run began.
+          compiled: the compilation in this process since then.
+        """
+        ended = clock()
+        whole = {"total": ended - started, "compile": compiled_within(started, ended)}
+        rows = self.record.metrics()
+        evaluations = [
+            evaluation
+            for row in rows
+            if (evaluation := {k: value for k, value in row.items() if k.startswith("eval/")})
+        ]
+        names = {name for evaluation in evaluations for name in evaluation}
+        best = {
+            name: (min if name.endswith(LOSSES) else max)(e[name] for e in evaluations if name in e)
+            for name in sorted(names)
+        }
+        phases = (*PHASES, WAITS) if any(WAITS in each for each in self.times) else PHASES
+        times = {name: [each[name] for each in self.times if name in each] for name in phases}
+        return {
+            "status": status,
+            "stopped_by": self.stopped_by,
+            "step": self.step,
+            "best": None if self.best is None else self.best.summary(),
+            "idle_steps": idle_steps(rows),
+            "evaluation": {
+                "first": evaluations[0] if evaluations else {},
+                "last": evaluations[-1] if evaluations else {},
+                "best": best,
+            },
+            "params_sha256": params_sha256(self.state.params) if status != "failed" else None,
+            "seconds": whole | {name: sum(times[name]) for name in phases},
+            "median_seconds": {  # of the steps with that phase
+                name: statistics.median(times[name]) if times[name] else 0.0 for name in phases
+            },
+            "compilation": asdict(compiled),
+            "resumed_from": self.resumed_from,
+        }
+
+
+def idle_steps(rows: Sequence[Mapping[str, float]]) -> dict[str, int]:
+    """Returns how many steps had an update that was skipped, and how many had a gradient of 0."""
+    return {
+        "skipped": sum(row.get("update/skipped", 0) > 0 for row in rows),
+        "zero_gradient": sum(row.get("update/grad_norm") == 0 for row in rows),
+    }
+
+
+def params_sha256(params: Params) -> str:
+    """Returns a digest of the names, shapes, dtypes and bytes of all parameters, sorted by name."""
+    digest = hashlib.sha256()
+    for path, value in jax.tree_util.tree_flatten_with_path(params)[0]:
+        array = np.asarray(to_host(value))
+        name = jax.tree_util.keystr(path, simple=True, separator="/")
+        digest.update(f"{name} {array.shape} {array.dtype}\n".encode())
+        digest.update(np.ascontiguousarray(array).tobytes())
+    return digest.hexdigest()

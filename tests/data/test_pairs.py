@@ -1,0 +1,99 @@
+"""Tests that TRL's forms of preference pairs are read alike, and that other rows are refused."""
+
+import pytest
+
+from rl4p.data.pairs import pair_of
+from rl4p.errors import InputError
+
+
+def user(text):
+    return {"role": "user", "content": text}
+
+
+def said(text):
+    return {"role": "assistant", "content": text}
+
+
+def read(row, **options):
+    options = {"strip_tags": False, "table": False} | options
+    keys = ("chosen", "rejected")
+    return pair_of(row, "line 1", prompt_key="prompt", keys=keys, **options)
+
+
+SKY = "What color is the sky?"
+CHAT = [user("Hi"), said("Hello"), user(SKY)]
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"prompt": CHAT, "chosen": [said("Blue.")], "rejected": [said("Green.")]},
+        {"chosen": [*CHAT, said("Blue.")], "rejected": [*CHAT, said("Green.")]},
+        {"prompt": SKY, "chosen": [*CHAT, said("Blue.")], "rejected": [*CHAT, said("Green.")]},
+    ],
+    ids=["explicit", "implicit", "implicit beside a text"],
+)
+def test_conversations(row):
+    pair = read(row)
+    assert pair.question == SKY
+    assert list(pair.messages) == CHAT
+    assert pair.responses == (said("Blue."), said("Green."))
+    assert pair.preferred == "Blue."
+
+
+@pytest.mark.parametrize(
+    ("row", "question", "responses"),
+    [
+        ({"prompt": "The sky is", "chosen": " blue", "rejected": " green"}, "The sky is", None),
+        ({"chosen": "The sky is blue", "rejected": "The sky is green"}, "The sky is", None),
+        # As in TRL, the prompt is what both begin with, even within a word.
+        (
+            {"prompt": None, "chosen": "It is black", "rejected": "It is blue"},
+            "It is bl",
+            ("ack", "ue"),
+        ),
+    ],
+    ids=["explicit", "implicit", "within a word"],
+)
+def test_plain_texts(row, question, responses):
+    pair = read(row)
+    assert pair.question == question
+    assert pair.messages is None
+    assert pair.responses == (responses or (" blue", " green"))
+
+
+def test_tags_of_the_user_can_be_removed():
+    prompt = [user("<think>2+2</think>")]
+    row = {"prompt": prompt, "chosen": [said("4")], "rejected": [said("5")]}
+    assert read(row, strip_tags=True).question == "2+2"
+
+
+@pytest.mark.parametrize(
+    ("row", "sentence"),
+    [
+        ({"chosen": "a"}, "must both be texts or both be lists of messages: the row has the fiel"),
+        ({"chosen": "ab", "rejected": [said("b")]}, "must both be texts or both be lists"),
+        ({"chosen": "a", "rejected": "b"}, "there is no prompt before the texts"),
+        ({"prompt": " ", "chosen": "a", "rejected": "b"}, "there is no prompt before the texts"),
+        ({"prompt": "1", "chosen": "a", "rejected": "a"}, "are equal, so neither is better"),
+        ({"prompt": "1\ud800", "chosen": "a", "rejected": "b"}, "not UTF-8"),
+        (
+            {"prompt": CHAT, "chosen": [said("a")], "rejected": [said("a")]},
+            "are equal, so neither is better",
+        ),
+        (
+            {"prompt": CHAT, "chosen": [said("a"), user("?")], "rejected": [said("b")]},
+            '"chosen": one message of the assistant must follow the prompt, not 2 messages',
+        ),
+        ({"prompt": CHAT, "chosen": [said("a")], "rejected": []}, '"rejected": one message'),
+        (
+            {"chosen": [user("a"), said("1")], "rejected": [user("b"), said("1")]},
+            '"chosen": one message of the assistant must follow the prompt, not 2 messages',
+        ),
+        ({"prompt": [said("x")], "chosen": [said("a")], "rejected": [said("b")]}, "role user"),
+    ],
+)
+def test_what_is_no_pair_is_refused_with_its_place(row, sentence):
+    with pytest.raises(InputError, match=sentence) as caught:
+        read(row)
+    assert str(caught.value).startswith("line 1")

@@ -1,0 +1,41 @@
+"""The description of a run before it starts."""
+
+from dataclasses import replace
+from types import SimpleNamespace
+
+import numpy as np
+
+from rl4p.configuration import compose
+from rl4p.experiment.build import build
+from rl4p.experiment.description import describe_data, describe_model
+from rl4p.model.policy import padded_width
+
+SMALL = (
+    *("model=scratch", "model.width=32", "model.layers=1", "model.heads=2", "mesh.dp=1"),
+    *("data.train_size=20", "data.held_out_size=4", "prompts_per_step=4", "group_size=2"),
+)
+
+
+def test_the_sizes_of_a_run_are_those_of_its_parts():
+    experiment = build(compose([*SMALL, "max_response_tokens=40", "update.epochs=2"]))
+    width = padded_width(max(len(prompt.tokens) for prompt in experiment.prompts)) + 40
+    text = experiment.sizes
+    assert "20 prompts and 4 held out" in text
+    assert f"a step: 4 prompts x 2 samples = 8 sequences, at most {8 * width:,} tokens" in text
+    assert "2 updates of at most" in text
+    assert "frozen" not in text
+
+
+def test_adapters_stand_beside_what_is_frozen(policy, params):
+    adapters = {"w": np.zeros(250_000, np.float32)}
+    text = describe_model(replace(policy, frozen={"w": np.zeros(750_000, np.float32)}), adapters)
+    assert text.startswith("0.25M parameters and 0.75M frozen (25.0% trained) on 1 ")
+
+
+def test_dropped_prompts_are_counted():
+    evaluation = SimpleNamespace(samples=3, prompts=[1, 2])
+    text = describe_data([1] * 1000, 5, evaluation, 1)
+    assert text == (
+        "1,000 prompts and 2 held out, each with 3 samples (6 dropped for being longer than "
+        "max_prompt_tokens)"
+    )

@@ -1,0 +1,55 @@
+"""The reference and the teacher; tests/loop/test_scoring.py tests their scores."""
+
+import jax
+import pytest
+
+from rl4p.configuration import compose
+from rl4p.distributed.mesh import Mesh
+from rl4p.errors import InputError
+from rl4p.experiment.build import build
+from rl4p.model.huggingface import write_policy
+from rl4p.model.pretrained import Pretrained
+
+SMALL = (
+    *("model=scratch", "model.width=32", "model.layers=1", "model.heads=2"),
+    *("data.train_size=20", "data.held_out_size=4", "prompts_per_step=4", "group_size=2"),
+)
+
+
+def refusal(*overrides: str) -> str:
+    with pytest.raises(InputError) as caught:
+        build(compose([*SMALL, *overrides]))
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "sentence"),
+    [
+        ("reference.reset_every=2", "reset_every=2 has no effect, because no phase compares"),
+        ("+model@reference.model=scratch", "reference.model has no effect, because no phase"),
+        ("kl=fixed reference.reset_every=80 steps=80", "never resets the reference of a run of"),
+        ("advantage=distill", "The advantage needs a teacher"),
+    ],
+)
+def test_models_that_cannot_act_or_are_missing_are_named(overrides, sentence):
+    assert sentence in refusal(*overrides.split())
+
+
+def test_a_reference_that_is_reset_is_part_of_the_state():
+    experiment = build(compose([*SMALL, "kl=fixed", "reference.reset_every=2"]))
+    copies = experiment.state.reference
+    assert jax.tree.structure(copies) == jax.tree.structure(experiment.state.params)
+    assert experiment.loop.scoring.reference is None
+
+
+@pytest.mark.slow
+def test_a_teacher_of_another_vocabulary_is_refused(tmp_path):
+    policy, params = Pretrained(path="rl4p/tiny").build(Mesh(dp=1), jax.random.key(0))
+    write_policy(tmp_path / "teacher", policy, params, None)
+    words = ("advantage=distill", "+model@teacher=pretrained", f"teacher.path={tmp_path}/teacher")
+    build(compose([*SMALL, *words]))
+    more = "The policy can sample token ids below 300, but the teacher's embedding has only 264 row"
+    assert more in refusal(*words, "model.vocabulary=300")
+    path = tmp_path / "teacher" / "tokenizer.json"
+    path.write_text(path.read_text().replace('"A":', '"Aa":'))
+    assert "their vocabularies differ" in refusal(*words)
