@@ -157,7 +157,8 @@ def turn_states(trajectories: Trajectories, episodes: Sequence[Episode]) -> np.n
     order: dict[Any, int] = {}
     numbers_BT = np.zeros(mask_BT.shape, np.int32)
     for row, episode in enumerate(episodes):
-        before: Any = json.dumps(episode.messages_before, sort_keys=True, default=str)
+        opening = episode.opening or episode.prompt.prompt_messages()
+        before: Any = json.dumps(opening, sort_keys=True, default=str)
         chosen, start = np.flatnonzero(mask_BT[row]), 0
         for number, turn in enumerate(episode.turns or (Turn(text="", tokens=len(chosen)),)):
             unnamed = number > 0 and before is None

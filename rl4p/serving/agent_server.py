@@ -29,6 +29,7 @@ from rl4p.serving.token_generation import token_generation
 from rl4p.serving.web_server import address_of, configured, listening
 from rl4p.types import Sampling
 
+SAMPLED = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty")
 HOST, MODEL = "127.0.0.1", "rl4p"
 MANY = 2**20  # completions: the episode limits its calls itself
 ROUTES: dict[tuple[str, str], Handler] = {
@@ -192,7 +193,7 @@ class EpisodeState(ServerState):
                 f"{names[0]} would change which tokens are trained: leave it out.", param=names[0]
             )
         ours = self.calls.sampling
-        for name in ("temperature", "top_k", "top_p"):
+        for name in SAMPLED:
             if name in given and getattr(sampling, name) != getattr(ours, name):
                 raise HttpError(
                     f"{name} must be {getattr(ours, name):g}, as the policy is trained: leave it "

@@ -95,7 +95,7 @@ def test_a_conversation_is_trained_exactly_as_it_was_sampled(
     np.testing.assert_allclose(ours[mask], behaviour[mask], atol=2e-5)
     for episode in episodes:
         assert [turn.reward for turn in episode.turns] == [0.0, 0.0, 7.0]
-        assert episode.messages_before == [user(episode.prompt.question)]
+        assert episode.opening == (user(episode.prompt.question),)
         assert episode.turns[0].messages == (user("0"),)
         assert episode.turns[0].sampling_seconds > 0
 

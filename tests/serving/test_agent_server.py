@@ -25,6 +25,7 @@ RUN = SimpleNamespace(calls=SimpleNamespace(sampling=Sampling(temperature=0.5)))
         ({"temperature": 0.5, "stop": [], "seed": None}, None),
         ({"temperature": 1.0}, "temperature must be 0.5, as the policy is trained"),
         ({"top_p": 0.9}, "top_p must be 1, as"),
+        ({"presence_penalty": 0.5}, "presence_penalty must be 0, as"),
         ({"seed": 7}, "seed would change which tokens are trained"),
         ({"stop": "x"}, "stop would change which tokens are trained"),
         ({"min_tokens": 2}, "min_tokens would change"),
@@ -32,7 +33,11 @@ RUN = SimpleNamespace(calls=SimpleNamespace(sampling=Sampling(temperature=0.5)))
 )
 def test_tokens_are_drawn_as_they_are_trained(fields, sentence):
     request = validate(ChatRequest, {"messages": [{"role": "user", "content": "1"}]} | fields)
-    named = Sampling(temperature=request.temperature, top_p=request.top_p)
+    named = Sampling(
+        temperature=request.temperature,
+        top_p=request.top_p,
+        presence_penalty=request.presence_penalty,
+    )
     if sentence is None:
         assert EpisodeState.sampling_of(RUN, request, named) == Sampling(temperature=0.5)
         return
