@@ -70,7 +70,7 @@ CHANGES: dict[str, tuple[str, ...]] = {
     "sums_agent": ("trusted_targets=experiments",),
     "calculator_agent": (
         *("trusted_targets=experiments", *PLAYS),
-        "rollout.agent._target_=experiments.agents.programs.ask",
+        "rollout.agent._target_=experiments.agents.programs.Ask",
     ),
     # The policy of the package solves no puzzle: a format that it meets by chance varies instead.
     "countdown_grpo": (CHANCE, "max_response_tokens=32"),

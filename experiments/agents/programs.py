@@ -1,6 +1,7 @@
 """Two ordinary programs: one asks a question, one lets the model call a tool."""
 
 import json
+from dataclasses import dataclass
 from typing import Any
 
 from openai import AsyncOpenAI
@@ -21,31 +22,40 @@ ADD = {
 }
 
 
-async def ask(episode: AgentEpisode) -> None:
+@dataclass(frozen=True, kw_only=True)
+class Ask:
     """Asks the question; terms of the reward grade the response."""
-    async with AsyncOpenAI(base_url=episode.base_url, api_key=episode.api_key) as client:
-        await client.chat.completions.create(
-            model=episode.model, messages=[{"role": "user", "content": episode.prompt.question}]
-        )
 
-
-async def calculate(episode: AgentEpisode, *, turns: int = 3) -> float:
-    """Answers calls of the tool until there is none; returns whether the last message is right."""
-    messages: list[Any] = [{"role": "user", "content": episode.prompt.question}]
-    async with AsyncOpenAI(base_url=episode.base_url, api_key=episode.api_key) as client:
-        for _ in range(turns):
-            answer = await client.chat.completions.create(
-                model=episode.model, messages=messages, tools=[ADD]
+    async def __call__(self, episode: AgentEpisode) -> None:
+        async with AsyncOpenAI(base_url=episode.base_url, api_key=episode.api_key) as client:
+            await client.chat.completions.create(
+                model=episode.model, messages=[{"role": "user", "content": episode.prompt.question}]
             )
-            message = answer.choices[0].message
-            messages.append(message.model_dump(exclude_none=True))
-            if not message.tool_calls:
-                return float(f"#### {episode.prompt.answer}" == (message.content or "").strip())
-            messages += [
-                {"role": "tool", "tool_call_id": call.id, "content": result(call.function)}
-                for call in message.tool_calls
-            ]
-    return 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Calculate:
+    """Answers calls of the tool until there is none; the reward is 1 for a right last message."""
+
+    turns: int = 3
+
+    async def __call__(self, episode: AgentEpisode) -> float:
+        messages: list[Any] = [{"role": "user", "content": episode.prompt.question}]
+        async with AsyncOpenAI(base_url=episode.base_url, api_key=episode.api_key) as client:
+            for _ in range(self.turns):
+                answer = await client.chat.completions.create(
+                    model=episode.model, messages=messages, tools=[ADD]
+                )
+                message = answer.choices[0].message
+                messages.append(message.model_dump(exclude_none=True))
+                if not message.tool_calls:
+                    said = (message.content or "").strip()
+                    return float(f"#### {episode.prompt.answer}" == said)
+                messages += [
+                    {"role": "tool", "tool_call_id": call.id, "content": result(call.function)}
+                    for call in message.tool_calls
+                ]
+        return 0.0
 
 
 def result(function: Any) -> str:

@@ -1,6 +1,6 @@
 """The contracts of agents: programs that talk to the policy over HTTP, and the server for them."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
@@ -118,6 +118,3 @@ class ServesAgents(Protocol):
     def serving(self, policy: Policy) -> AbstractAsyncContextManager[OpenAgentServer]:
         """Serves in the running event loop while the context is open."""
         ...
-
-
-Agent = Callable[[AgentEpisode], Any]

@@ -1,6 +1,6 @@
 """Episodes of programs that talk to the policy over HTTP."""
 
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Coroutine, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -48,14 +48,15 @@ class Agent(EpisodeRollout):
     further calls, and is cut.
 
     Attributes:
-      agent: the function; in YAML `agent._target_=package.function`, with its options beside it.
+      agent: the function; in YAML `agent._target_=package.Class`, of whose object `__call__` is the
+        function, with its options beside it.
       server: the options of the server.
       max_calls: the most calls of the model in an episode.
       max_call_tokens: the most tokens of a completion; None leaves it the whole room.
       episode_seconds: the deadline of the function; None for no limit.
     """
 
-    agent: Callable[[AgentEpisode], Any]
+    agent: Any
     server: Any
     max_calls: Positive = 32
     max_call_tokens: Positive | None = None
@@ -64,7 +65,9 @@ class Agent(EpisodeRollout):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not callable(self.agent):
-            raise InputError("rollout.agent must be a function: name it by _target_.")
+            raise InputError(
+                "rollout.agent must be a function: name a class with __call__(episode) by _target_."
+            )
         require(self.server, ServesAgents, "rollout.server")
 
     def coroutines(

@@ -128,8 +128,9 @@ class EpisodeScheduler:
         sequences: Sequence[TokenSequence],
         deliver: Callable[[list[Chunk]], None],
         fail: Callable[[Exception], None],
+        unsent: Callable[[], int] = lambda: 0,
     ) -> list[asyncio.Task[None]]:
-        """Starts to complete sequences; each is delivered as a whole."""
+        """Starts to complete sequences; each is delivered as a whole, whatever is unsent."""
         for index, sequence in enumerate(sequences):
             sequence.index = index
         return [asyncio.ensure_future(self.complete(x, deliver, fail)) for x in sequences]

@@ -9,7 +9,7 @@ from rl4p.configuration.composition import CONF
 from rl4p.configuration.schema import PLACES
 
 # Options of these groups change others, or refuse them.
-ALONE = ("cache", "environment", "experiment", "filter", "reward")
+ALONE = ("annealing", "cache", "environment", "experiment", "filter", "reward")
 FACTORY = "rollout.environment.factory._target_=rl4p.advantage.grpo.GRPO"  # makes an object
 OPTIONS = sorted(path.relative_to(CONF).with_suffix("") for path in CONF.glob("*/*.yaml"))
 REQUIRED = {
