@@ -52,7 +52,7 @@ class HeldOutLoss:
           reset: the parameters of a reference that is reset (`TrainState.reference`), if any.
         """
         whole = self.policy.merged
-        reference = (self.policy.decoder, whole(reset)) if reset else self.reference
+        reference: Any = (self.policy.decoder, whole(reset)) if reset else self.reference
         pairs = RolloutTraits.read(self.phases.rollout).pairs
         together = self.rows // self.group_size
         sums: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))

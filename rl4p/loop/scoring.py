@@ -68,7 +68,7 @@ class Scoring:
                 **temperature,
             )
             scores |= {name: computed[OF_POLICY[name]] for name in policy_scores}
-        others = {
+        others: dict[str, Any] = {
             "reference_logprobs": (
                 (policy.decoder, policy.merged(state.reference))
                 if state.reference

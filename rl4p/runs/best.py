@@ -89,6 +89,7 @@ class Best:
 
     def summary(self) -> dict[str, Any]:
         """Returns the best step that has a checkpoint, and its value, for the summary of a run."""
+        assert self.checkpoints is not None
         step = self.step(self.checkpoints.steps())
         value = None if step is None else self.values[step]
         return {"metric": self.metric, "mode": self.mode, "step": step, "value": value}
