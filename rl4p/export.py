@@ -5,7 +5,8 @@
 Words
   run=FOLDER        a run; run=latest is the run of outputs/runs that was started last
   out=FOLDER        where the result is written: a new or an empty folder
-  step=N, checkpoint=best  the checkpoint after step N, or the best one; without these the newest
+  step=N            the checkpoint after step N; without it the newest
+  checkpoint=best   the best checkpoint, by the checkpoint.best of the run
   average=true      the moving average of the parameters (ema.decay)
   dtype=DTYPE       the dtype of the files: float32, bfloat16 or float16
   adapter=true      write the adapters alone, for PEFT; without it they are merged
@@ -58,11 +59,10 @@ def export(options: ExportOptions) -> str:
     policy, params = instantiate(config.model).build(Mesh(dp=1), jax.random.key(config.seed))
     if options.adapter and not policy.frozen:
         raise InputError(f"{run} has no adapter, as it trained all parameters: leave adapter out.")
-    like = like_of(params)
-    del params  # frees the memory before the checkpoint is loaded
+    like, params = like_of(params), None  # frees the memory before the checkpoint is loaded
     step, params = restore_params(run, like, step=options.chosen, average=options.average)
     write_policy(out, policy, params, options.dtype, adapter=options.adapter)
-    what = "averaged " * options.average + ("adapter" if options.adapter else "policy")
+    what = f"{'averaged ' * options.average}{'adapter' if options.adapter else 'policy'}"
     return f"{out} holds the {what} of {run} after step {step}."
 
 

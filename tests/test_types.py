@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from rl4p import types
+from rl4p.protocols.hook import StepInfo
 from rl4p.types import (
     Episode,
     Finish,
@@ -130,7 +131,7 @@ def test_a_training_batch_is_taken_apart_by_rows(make_trajectories):
 
 
 def test_what_flows_is_never_changed_in_place():
-    flowing = [x for x in vars(types).values() if dataclasses.is_dataclass(x)]
+    flowing = [*(x for x in vars(types).values() if dataclasses.is_dataclass(x)), StepInfo]
     assert len(flowing) == 13
     assert [x for x in flowing if not x.__dataclass_params__.frozen] == []
     rewards = Rewards(total_B=0, terms={}, valid_B=True)

@@ -17,12 +17,12 @@ from omegaconf import DictConfig, OmegaConf
 from rl4p.configuration.suggestions import did_you_mean
 from rl4p.configuration.yaml_file import load_yaml
 from rl4p.errors import InputError
-from rl4p.protocols.hook import StepInfo
 from rl4p.runs.record import Record
-from rl4p.types import TrainState
 
 if TYPE_CHECKING:
     from rl4p.loop.evaluation import Evaluation
+    from rl4p.protocols.hook import StepInfo
+    from rl4p.types import TrainState
 
 Mode = Literal["max", "min"]
 
@@ -38,7 +38,7 @@ class SavesSteps(Protocol):
         """Returns the steps with a checkpoint, also with one that is still being saved."""
         ...
 
-    def save(self, state: TrainState) -> None: ...
+    def save(self, state: "TrainState") -> None: ...
 
 
 @dataclass(kw_only=True)
@@ -69,7 +69,7 @@ class Best:
         value = row.get(self.metric)
         return row["step"] > 0 and value is not None and not math.isnan(value)
 
-    def __call__(self, info: StepInfo) -> None:
+    def __call__(self, info: "StepInfo") -> None:
         if not self.counts(info.metrics | {"step": info.step}):
             return
         self.values[info.step] = info.metrics[self.metric]

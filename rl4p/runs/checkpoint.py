@@ -25,12 +25,11 @@ from rl4p.runs.best import Best, Mode
 from rl4p.runs.saved_steps import (
     DIGESTS,
     Choice,
-    WithDigests,
     chosen_step,
     set_aside,
     steps_of,
-    without_closed_loops,
 )
+from rl4p.runs.saving import WithDigests, without_closed_loops
 from rl4p.types import Params, TrainState
 
 log = logging.getLogger(__name__)
@@ -58,7 +57,7 @@ class Orbax:
     restore: Literal["newest", "best"] = "newest"
 
     def __post_init__(self) -> None:
-        if not self.every and self.keep != type(self).keep:
+        if not self.every and self.best is None and self.keep != type(self).keep:
             raise ValueError(
                 f"keep={self.keep} has no effect with every=0, which saves only the last step: set "
                 "checkpoint.every, or leave it out."

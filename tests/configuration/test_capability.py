@@ -68,7 +68,7 @@ def test_every_key_of_conf_that_is_a_capability_has_its_type():
     names = {name.rpartition(".")[2] for name in typed}
     assert names == {
         *("url", "uri", "servers", "coordinator", "entity", "key_variable", "path"),
-        *("held_out_path", "weights_folder"),
+        *("held_out_path", "weights_folder", "run", "chat_template", "push_to"),
     }
 
 

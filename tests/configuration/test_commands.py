@@ -31,14 +31,14 @@ from rl4p.errors import InputError, Stopped
 # writes. rl4p.train and rl4p.plan have a --help of Hydra.
 COMMANDS = {
     "plan": ({"run", "out"}, ""),
-    "export": ({"run", "step", "average", "out"}, "out=b"),
+    "export": ({"run", "step", "checkpoint", "average", "out"}, "out=b"),
     "send": ({"run"}, ""),
-    "evaluate": ({"run", "step", "average", "out"}, "out=b"),
-    "generate": ({"run", "step", "average", "out"}, "out=b"),
+    "evaluate": ({"run", "step", "checkpoint", "average", "out"}, "out=b"),
+    "generate": ({"run", "step", "checkpoint", "average", "out"}, "out=b"),
     "regrade": ({"run", "file", "out"}, "out=b"),
     "samples": ({"run", "file", "out", "step"}, ""),
     "compare": ({"run", "out"}, ""),
-    "serve": ({"run", "step", "average"}, ""),
+    "serve": ({"run", "step", "checkpoint", "average"}, ""),
 }
 SEVERAL_RUNS = ("send", "compare")
 NO_RUN = r"is not the folder of a run|has no run|has no samples|does not exist: give the folder"
@@ -89,7 +89,7 @@ def test_every_command_takes_a_word_or_refuses_it(name, word, nothing):
     words, needs = COMMANDS[name]
     if name == "plan" and word not in words:
         return  # the configuration refuses it, once the run was read
-    value = {"step": "3", "average": "true"}.get(word, "x")
+    value = {"step": "3", "average": "true", "checkpoint": "best"}.get(word, "x")
     given = [f"run={nothing}", *shlex.split(needs)]
     given = [each for each in given if not each.startswith(f"{word}=")]
     message = refusal(name, *given, f"{word}={value}")

@@ -26,6 +26,7 @@ REQUIRED = {
     "data=preferences": ["data.path=pairs.jsonl"],
     "experiment=preferences_dpo": ["data.path=pairs.jsonl"],
     "model=pretrained": ["model.path=weights"],
+    "model=run": ["model.run=outputs/first"],
     "annealing=linear": ["rollout.annealing.end=0.5"],
     "rollout=environment": ["+environment@rollout.environment=tool_object", FACTORY],
     "rollout=agent": ["rollout.agent._target_=rl4p.advantage.grpo.GRPO"],

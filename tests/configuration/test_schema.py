@@ -193,7 +193,10 @@ def test_what_is_not_trusted_is_not_imported(toy, toy_folder):
         toy.compose("rollout._target_=poison.Part", "trusted_targets=[toy,poison]")
 
 
-@pytest.mark.parametrize("prefixes", [["toy"], ["toy."], ["toy.Part", "toy.Term", "toy.Terms"]])
+@pytest.mark.parametrize(
+    "prefixes",
+    [["toy"], ["toy."], ["toy.Part", "toy.Term", "toy.Terms", "toy.Optimizer", "toy.Checkpoint"]],
+)
 def test_trust_goes_by_dotted_parts(changed, prefixes):
     check(changed("trusted_targets", prefixes))
 

@@ -188,7 +188,7 @@ def test_the_reference_of_adapters_is_their_base(
     reference = reference_params(adapted, trained)
     assert reference is adapted.frozen
     phases = ask("reference_logprobs", "proximal_logprobs")
-    ours = score(phases, policy=adapted, trained=trained, reference=reference)
+    ours = score(phases, policy=adapted, trained=trained, reference=(policy.decoder, reference))
     options = (collected.trajectories, sampler.sampling)
     base = score_all(policy.decoder, params, *options).logprobs_BT
     moved = score_all(adapted.decoder, merge_trees(params, trained), *options).logprobs_BT

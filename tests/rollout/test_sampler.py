@@ -26,8 +26,10 @@ def test_the_distribution_is_that_of_the_options(kind):
 @pytest.mark.parametrize("kind", KINDS)
 def test_samplers_have_the_same_options(kind):
     shared = {field.name for field in dataclasses.fields(Sampler)}
-    distribution = {"temperature", "annealing", "top_k", "top_p"}
-    assert shared == distribution | {"max_response_tokens", "max_logprob_gap"}
+    distribution = {"temperature", "annealing", "top_k", "top_p", "min_p", "tasks"}
+    distribution |= {"least_tokens", "repetition_penalty", "presence_penalty"}
+    others = {"max_response_tokens", "stop", "sync_every", "max_logprob_gap"}
+    assert shared == distribution | others
     assert shared <= {field.name for field in dataclasses.fields(kind)}
     assert issubclass(kind, Sampler)
 

@@ -35,7 +35,7 @@ CASES = [
     {"repetition_penalty": 1.5},
     {"presence_penalty": 1.5},
     {"least_tokens": 12},
-    {"stop": ("a", "7 ", "Zq")},
+    {"stop": ("8", "$$", "Zq")},
     {**ALL, "least_tokens": 5},
     {**ALL, "stop": ("e",), "temperature": 0.0},
 ]

@@ -87,6 +87,7 @@ def trained(params, make_state):
         optimizer_state=distinct(state.optimizer_state),
         key=jax.random.key(42),
         average=distinct(params, start=1000),
+        reference=distinct(params, start=2000),
     )
 
 
@@ -98,6 +99,7 @@ def fresh(params, make_state):
         state,
         memory={"advantage": {"mean": jnp.float32(0)}},
         average=jax.tree.map(jnp.zeros_like, params),
+        reference=jax.tree.map(jnp.zeros_like, params),
     )
 
 

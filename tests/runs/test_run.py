@@ -15,15 +15,14 @@ from rl4p.errors import InputError, RunError
 from rl4p.experiment.build import build
 from rl4p.loop.compilation import compilation
 from rl4p.loop.loop import train
-from rl4p.runs import run as running
+from rl4p.runs import outcome as outcomes
 from rl4p.runs.checkpoint import Orbax
+from rl4p.runs.outcome import RunOutcome, params_sha256
 from rl4p.runs.record import RESERVE, Record
 from rl4p.runs.run import (
-    RunOutcome,
     at_the_end,
     first_state,
     may_start_again,
-    params_sha256,
     refuse_what_only_a_plan_reads,
 )
 
@@ -146,8 +145,8 @@ def test_metrics_are_recorded_mirrored_and_summed_up(trained, tmp_path, monkeypa
         outcome(replace(info, metrics=metrics))
     assert [step for step, _ in mirror.logged] == [1, 2]
     assert record.metrics()[1]["reward/mean"] == infos[1].metrics["reward/mean"]
-    monkeypatch.setattr(running, "clock", lambda: 17.0)
-    monkeypatch.setattr(running, "compiled_within", lambda start, end: (end - start) / 2)
+    monkeypatch.setattr(outcomes, "clock", lambda: 17.0)
+    monkeypatch.setattr(outcomes, "compiled_within", lambda start, end: (end - start) / 2)
     found = outcome.summary("finished", 10.0, compilation())
     assert (found["status"], found["step"], found["resumed_from"]) == ("finished", 2, 1)
     assert found["idle_steps"] == {"skipped": 0, "zero_gradient": 0}

@@ -122,6 +122,6 @@ def test_later_steps_are_set_aside_under_free_names(folder):
     (folder / "9.damaged").mkdir()
     set_aside(folder, 3)
     assert sorted(path.name for path in folder.iterdir()) == [
-        *("3", "6.damaged", "9.damaged", "9.damaged-2")
+        *("3", "6.left", "9.damaged", "9.left")
     ]
-    assert (folder / "9.damaged-2" / FILES[0]).exists()
+    assert (folder / "9.left" / FILES[0]).exists()

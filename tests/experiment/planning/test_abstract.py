@@ -80,9 +80,11 @@ def test_what_is_frozen_is_what_a_run_keeps_beside_its_state(pair):
     policy, reference = experiment.loop.policy, experiment.loop.scoring.reference
     kept = [policy.frozen]
     if reference is not None:
-        assert looks(run.reference()) == looks(reference)
+        decoder, reference_params = reference
+        assert decoder == policy.decoder
+        assert looks(run.reference()) == looks(reference_params)
         if not policy.frozen:
-            kept.append(reference)
+            kept.append(reference_params)
     assert bytes_of_chip(run.frozen) == sum(
         x.size * x.dtype.itemsize for x in jax.tree.leaves(kept)
     )
