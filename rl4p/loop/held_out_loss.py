@@ -92,7 +92,8 @@ class HeldOutLoss:
         """Returns the loss and the metrics of the update for each row, and a count of 1."""
         scores = {}
         if "reference_logprobs" in self.phases.needs():
-            scores["reference_logprobs"] = self.scored(*reference, trajectories)
+            decoder, params = reference
+            scores["reference_logprobs"] = self.scored(decoder, params, trajectories)
         return self.compiled_loss(trajectories, logprobs_BT, scores)
 
     @cached_property

@@ -1,4 +1,4 @@
-"""How checkpoints are written; test_checkpoint.py tests that each has digests when it has its name."""
+"""How checkpoints are written; test_checkpoint.py tests that each has digests."""
 
 import sys
 from types import SimpleNamespace
