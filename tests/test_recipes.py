@@ -28,7 +28,14 @@ QUICK = (
 )
 # These have as many rows as their files or their generator.
 OF_FILES = ("code_grpo", "conversations_sft", "crossword_grpo", "gsm8k_grpo", "math_grpo")
-OF_FILES += ("preferences_dpo",)
+OF_FILES += (
+    "preferences_dpo",
+    "calculator_sft",
+    "grid_sft",
+    "guess_sft",
+    "grid_gigpo",
+    "guess_gigpo",
+)
 TASKS = ("arithmetic", "countdown", "letter_counting", "sorting")
 SETS: dict[str, tuple[str, ...]] = dict.fromkeys(
     ("mixture_grpo", "mixture_sft"), tuple(f"data.sets.{x}" for x in TASKS)
@@ -43,7 +50,7 @@ SMALL = (
 )
 CHANCE = "reward.terms.format.pattern='.*[02468]'"
 SHORT = ("data.system_prompt=null", "max_response_tokens=24", CHANCE)
-PLAYS = ("+term@reward.terms.format=format", CHANCE, "max_response_tokens=160")
+PLAYS = ("term@reward.terms.format=format", CHANCE, "max_response_tokens=160")
 PLAYS += ("max_prompt_tokens=128", "evaluation.term=format")
 # The rewards of these tasks have no format term, and the policy of the package is never right.
 WITH_FORMAT = ("term@reward.terms.format=format", *SHORT, "reward.terms.format.pattern='.*='")
