@@ -28,7 +28,8 @@ QUICK = (
 )
 # These have as many rows as their files or their generator.
 OF_FILES = ("code_grpo", "conversations_sft", "crossword_grpo", "gsm8k_grpo", "math_grpo")
-OF_FILES += (
+OF_FILES += ("preferences_dpo", "calculator_sft", "grid_sft", "guess_sft", "grid_gigpo")
+OF_FILES += ("guess_gigpo",)
     "preferences_dpo",
     "calculator_sft",
     "grid_sft",
