@@ -30,13 +30,6 @@ QUICK = (
 OF_FILES = ("code_grpo", "conversations_sft", "crossword_grpo", "gsm8k_grpo", "math_grpo")
 OF_FILES += ("preferences_dpo", "calculator_sft", "grid_sft", "guess_sft", "grid_gigpo")
 OF_FILES += ("guess_gigpo",)
-    "preferences_dpo",
-    "calculator_sft",
-    "grid_sft",
-    "guess_sft",
-    "grid_gigpo",
-    "guess_gigpo",
-)
 TASKS = ("arithmetic", "countdown", "letter_counting", "sorting")
 SETS: dict[str, tuple[str, ...]] = dict.fromkeys(
     ("mixture_grpo", "mixture_sft"), tuple(f"data.sets.{x}" for x in TASKS)
