@@ -252,11 +252,20 @@ def encode_demonstrations(
             prompts = demonstrations(question, tokenizer, end_ids=end_ids, **given)
         prompts_by_question[id(question)] = prompts
     encoded = [prompt for question in questions for prompt in prompts_by_question[id(question)]]
-    prompts = [prompt for prompt in encoded if len(prompt.tokens) <= max_prompt_tokens]
+    return short_enough(encoded, max_prompt_tokens)
+
+
+def short_enough(encoded: Sequence[Prompt], most: int) -> tuple[list[Prompt], int]:
+    """Returns the prompts of at most `most` tokens, and the number of the others.
+
+    Raises:
+      InputError: all prompts are longer.
+    """
+    prompts = [prompt for prompt in encoded if len(prompt.tokens) <= most]
     if not prompts:
         raise InputError(
-            f"max_prompt_tokens={max_prompt_tokens} is too small: the shortest of the "
-            f"{len(encoded)} prompts has {min(len(prompt.tokens) for prompt in encoded)} tokens."
+            f"max_prompt_tokens={most} is too small: the shortest of the {len(encoded)} prompts "
+            f"has {min(len(prompt.tokens) for prompt in encoded)} tokens."
         )
     return prompts, len(encoded) - len(prompts)
 

@@ -10,7 +10,7 @@ from array import array
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from rl4p.data.conversation import Template
+from rl4p.data.conversation import Template, short_enough
 from rl4p.data.pairs import common_length
 from rl4p.data.prompts import FIRST, system_of
 from rl4p.errors import InputError
@@ -70,14 +70,7 @@ def encode_preferences(
             "responses": tuple(array("i", tokens) for tokens in responses),
         }
         encoded[key] = Prompt(**fields)
-    prompts = [encoded[id(row)] for row in questions]
-    kept = [prompt for prompt in prompts if len(prompt.tokens) <= max_prompt_tokens]
-    if not kept:
-        raise InputError(
-            f"max_prompt_tokens={max_prompt_tokens} is too small: the shortest of the "
-            f"{len(prompts)} prompts has {min(len(prompt.tokens) for prompt in prompts)} tokens."
-        )
-    return kept, len(prompts) - len(kept)
+    return short_enough([encoded[id(row)] for row in questions], max_prompt_tokens)
 
 
 def encoded_messages(

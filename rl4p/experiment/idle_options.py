@@ -56,7 +56,7 @@ def ratios_of_one_update(phases: Phases) -> Iterator[str]:
 
 
 def weights_of_normalised_terms(phases: Phases) -> Iterator[str]:
-    """Yields a sentence for each weight of a reward term that the advantage normalises alone."""
+    """Yields a warning for each weight of a reward term that `advantage=gdpo` does not read."""
     if not isinstance(phases.advantage, GDPO):
         return
     reward = RewardTraits.read(phases.reward)

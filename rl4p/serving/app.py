@@ -169,7 +169,7 @@ async def send_stream(response: EventStream, send: Send) -> int:
 class ServedApp(App):
     """The application of `rl4p.serve`: also SGLang's and vLLM's endpoints, and updates of weights.
 
-    The arguments are as in `App`.
+    Its arguments are those of `App`.
     """
 
     def __init__(self, server: ServerState, guard: Guard, *, most_bytes: int) -> None:

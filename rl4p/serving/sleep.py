@@ -5,6 +5,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from rl4p.distributed.placement import like_of
 from rl4p.serving.scheduler import Scheduler
 from rl4p.types import Params
 
@@ -34,7 +35,7 @@ class Sleep:
         def release() -> None:
             scheduler = self.scheduler
             scheduler.batch.clear()
-            self.shapes = jax.tree.map(shape_of, scheduler.params)
+            self.shapes = like_of(scheduler.params)
             self.weights = jax.device_get(scheduler.params) if keep else None
             scheduler.params = {}
 
@@ -53,7 +54,3 @@ class Sleep:
             self.shapes = self.weights = None
 
         self.scheduler.order(take).result()
-
-
-def shape_of(x: jax.Array) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding)

@@ -1,4 +1,4 @@
-"""How checkpoints are written; test_checkpoint.py tests that each has digests."""
+"""Tests which errors are hidden while a checkpoint is written; test_checkpoint.py has the rest."""
 
 import sys
 from types import SimpleNamespace

@@ -1,4 +1,4 @@
-"""A calculator, for `environment=tool_object`."""
+"""A calculator that the policy may call as a tool (`environment=tool_object`)."""
 
 
 class Calculator:
