@@ -44,7 +44,8 @@ SMALL = (
 )
 CHANCE = "reward.terms.format.pattern='.*[02468]'"
 SHORT = ("data.system_prompt=null", "max_response_tokens=24", CHANCE)
-PLAYS = ("term@reward.terms.format=format", CHANCE, "max_response_tokens=160")
+PLAYS = ("term@reward.terms.format=format", "reward.terms.format.pattern='.*1'")
+PLAYS += ("max_response_tokens=160",)
 PLAYS += ("max_prompt_tokens=128", "evaluation.term=format")
 # The rewards of these tasks have no format term, and the policy of the package is never right.
 WITH_FORMAT = ("term@reward.terms.format=format", *SHORT, "reward.terms.format.pattern='.*='")
