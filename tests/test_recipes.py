@@ -71,7 +71,7 @@ CHANGES: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("grid_gigpo", "guess_gigpo"), ("data.path={problems}", *PLAYS)),
     "sums_agent": ("trusted_targets=experiments",),
     "calculator_agent": (
-        *("trusted_targets=experiments", *PLAYS),
+        *("trusted_targets=experiments", *PLAYS, CHANCE, "rollout.engine.temperature=2"),
         "rollout.agent._target_=experiments.agents.programs.Ask",
     ),
     # The policy of the package solves no puzzle: a format that it meets by chance varies instead.
