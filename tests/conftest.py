@@ -119,6 +119,12 @@ def logging_is_on():
         if isinstance(logger, logging.Logger) and logger.name.startswith("rl4p"):
             logger.disabled, logger.propagate = False, True
             logger.setLevel(logging.NOTSET)
+    before = list(logging.root.handlers)
+    yield
+    # Hydra only removes the log file of the job before: unclosed, it would fail a later test.
+    for handler in set(logging.root.handlers) - set(before):
+        logging.root.removeHandler(handler)
+        handler.close()
 
 
 @pytest.fixture(scope="session")

@@ -39,6 +39,18 @@ def test_a_state_keeps_its_buffers_unless_they_are_donated():
     assert total(state) == total(state) == 3
 
 
+def test_an_argument_that_fails_leaves_the_state_its_buffers():
+    class Failed:  # JAX on a CPU runs a program with a callback at once, and this one never
+        def block_until_ready(self):
+            raise FloatingPointError("the gradient failed")
+
+    step = compiled(donates=True)(lambda state, gradient: state)
+    state = new_state()
+    with pytest.raises(FloatingPointError, match="the gradient failed"):
+        step(state, Failed())
+    state.check_not_donated()
+
+
 def test_within_another_compiled_function_nothing_is_checked():
     checked = []
 

@@ -164,6 +164,7 @@ def test_tests_that_pass(link, test):
             for made in ("Claims()", "Itself()", "Mapped()", "Numbered()", "Claims(3, (0,))")
         ),
         "r = Numbered()\nassert all(x > 0 for x in r) and len(r) == 3",
+        "assert len(Claims()) == 3",
         "r = Claims()\nassert r and all(x > 0 for x in r)",
         "r = Other()\nassert len(r) == 2 and [*r] == [0]",
         "r = Other()\nassert [*r] == [0, 1] and [*r] == [0]",

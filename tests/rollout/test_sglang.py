@@ -41,9 +41,10 @@ def test_a_support_smaller_than_the_vocabulary_is_refused(options):
         SGLang(servers=("http://a:1",), max_response_tokens=8, **options)
 
 
-def test_an_update_that_does_not_succeed_is_told(opened, params):
+@pytest.mark.parametrize("fault", ["no_success", "late_no_success"])
+def test_an_update_that_does_not_succeed_is_an_error(opened, params, fault):
     with opened() as (engine, (double,)):
-        double.fault = lambda path: "no_success" if "update_weights" in path else None
+        double.fault = lambda path: fault if "update_weights" in path else None
         with pytest.raises(RunError, match="no such file"):
             engine.publish(of_step(params, 1), 1)
 

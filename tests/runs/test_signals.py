@@ -3,6 +3,7 @@
 import os
 import pty
 import signal
+import subprocess
 import sys
 import threading
 from io import StringIO
@@ -91,6 +92,28 @@ def test_what_is_printed_to_a_closed_terminal_is_discarded():
         terminal.flush()
         with Path(os.devnull).open("wb") as null:  # so that the stream can be closed
             os.dup2(null.fileno(), inner)
+
+
+# Closes the terminal of a process, and writes to its descriptor as C++ code and old handlers do.
+WRITES = """
+import os, pty, signal
+from rl4p.runs.signals import StopRequest
+process, terminal = pty.fork()
+if process == 0:
+    with StopRequest() as request:
+        os.write(1, b"ready")
+        while request.received is None:
+            signal.pause()
+        os.write(1, b"more")
+    os._exit(0)
+os.read(terminal, 5)
+os.close(terminal)
+raise SystemExit(os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]))
+"""
+
+
+def test_what_does_not_know_that_the_terminal_is_closed_may_write():
+    assert subprocess.run([sys.executable, "-c", WRITES], check=False).returncode == 0
 
 
 def test_another_error_of_an_output_is_raised():

@@ -39,6 +39,8 @@ def test_a_step_takes_its_prompts_samples_groups_and_grades_them(policy, prompts
         rollout=Demonstrations(max_response_tokens=40),
         reward=Counting(terms={"length": Length()}),
     )
+    credited = []
+    stream.credit = lambda step, episodes, rewards: credited.append((step, rewards.total_B))
     collector = Synchronous().open(phases, policy, stream, prompts_per_step=3, group_size=2)
     collected = collector.collect(state)
     asked = [episode.prompt for episode in collected.episodes]
@@ -51,6 +53,9 @@ def test_a_step_takes_its_prompts_samples_groups_and_grades_them(policy, prompts
     solutions = [len(prompt.solution or "") for prompt in asked]
     np.testing.assert_array_equal(collected.rewards.total_B, solutions)
     assert isinstance(collected.rewards.total_B, jax.Array)
+    ((step, total_B),) = credited
+    assert step == 9
+    np.testing.assert_array_equal(total_B, solutions)
     assert collected.metrics.keys() == {"time/rollout", "time/reward"}
     assert collector.state() == {}
 

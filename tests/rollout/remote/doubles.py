@@ -347,6 +347,8 @@ class SGLangDouble(Double):
         if path == "/update_weights_from_disk":
             if fault == "no_success":
                 return 400, {"success": False, "message": "no such file", "num_paused_requests": 0}
+            if fault == "late_no_success":
+                return 200, {"success": False, "message": "no such file", "num_paused_requests": 0}
             self.load(body["model_path"], body["weight_version"], fault)
             return 200, {"success": True, "message": "", "num_paused_requests": 0}
         if path == "/release_memory_occupation":
