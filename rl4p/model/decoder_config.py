@@ -1,9 +1,16 @@
 """The configuration of a decoder; each model family is a choice among these options."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from rl4p.model.rope import Scaling
+
+
+class LayerKind(NamedTuple):
+    """The properties of a layer's attention that may differ among the layers of a decoder."""
+
+    slides: bool
+    unrotated: bool
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -13,11 +20,16 @@ class DecoderConfig:
     Attributes:
       family: the model type; an export uses its names.
       rope_theta, rope_scaling: the base and scaling of rotary embeddings.
+      rotary_width: how many elements of a head are rotated, the first ones; None is all.
+      interleaved_rope: a rotated pair has neighbouring elements, not one of either half.
+      unrotated: for each of L layers, whether it has no rotary embeddings; empty if all have.
       local_rope_theta: the base in sliding layers, which then have no scaling; None uses
         `rope_theta` and `rope_scaling` there too.
       centered_norm: norms multiply by 1 + scale.
-      post_norms: the outputs of attention and feed-forward are normed before the residual sum.
-      query_key_norm: queries and keys are normed in each head before they are rotated.
+      pre_norms, post_norms: the inputs of attention and feed-forward are normed, and their outputs
+        before the residual sum.
+      query_key_norm: queries and keys are normed before they are rotated: in each head (`head`), or
+        over all heads (`whole`).
       query_scalar: queries are divided by its square root; None is the head width.
       attention_softcap, logits_softcap: c in c tanh(x / c); None applies no cap.
       window: the number of tokens that a sliding layer sees, the present token included.
@@ -41,11 +53,15 @@ class DecoderConfig:
     family: str = "qwen2"
     rope_theta: float = 10_000.0
     rope_scaling: Scaling | None = None
+    rotary_width: int | None = None
+    interleaved_rope: bool = False
+    unrotated: tuple[bool, ...] = ()
     local_rope_theta: float | None = None
     norm_epsilon: float = 1e-6
     centered_norm: bool = False
+    pre_norms: bool = True
     post_norms: bool = False
-    query_key_norm: bool = False
+    query_key_norm: Literal["head", "whole"] | None = None
     query_scalar: float | None = None
     attention_bias: bool = True
     attention_softcap: float | None = None
@@ -66,6 +82,11 @@ class DecoderConfig:
                 f"sliding has {len(self.sliding)} entries and window is {self.window}: give one "
                 f"entry for each of the {self.layers} layers, and a window above 0."
             )
+        if self.unrotated and len(self.unrotated) != self.layers:
+            raise ValueError(
+                f"unrotated has {len(self.unrotated)} entries: give one for each of the "
+                f"{self.layers} layers."
+            )
         if self.chosen_experts > self.experts:
             raise ValueError(
                 f"chosen_experts={self.chosen_experts} is more than experts={self.experts}."
@@ -83,6 +104,8 @@ class DecoderConfig:
         }
 
     @property
-    def mixed(self) -> bool:
-        """Whether some layers have a sliding window and others do not."""
-        return len(set(self.sliding)) == 2
+    def kinds(self) -> tuple[LayerKind, ...]:
+        """The kind of each of L layers."""
+        none = (False,) * self.layers
+        pairs = zip(self.sliding or none, self.unrotated or none, strict=True)
+        return tuple(LayerKind(*pair) for pair in pairs)

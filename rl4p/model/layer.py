@@ -184,12 +184,12 @@ class Layer(nn.Module):
             )
 
         norm = partial(RMSNorm, c.norm_epsilon, c.centered_norm)
-        self.attention_norm = norm()
         self.query = dense(c.heads * c.head_width, c.attention_bias)
         self.key = dense(c.num_kv_heads * c.head_width, c.attention_bias)
         self.value = dense(c.num_kv_heads * c.head_width, c.attention_bias)
         self.output = dense(c.width)
-        self.feed_forward_norm = norm()
+        if c.pre_norms:
+            self.attention_norm, self.feed_forward_norm = norm(), norm()
         if c.query_key_norm:
             self.query_norm, self.key_norm = norm(), norm()
         if c.post_norms:
@@ -213,10 +213,11 @@ class Layer(nn.Module):
         Args:
           slot: the cache slot where the keys and values of x are written; None appends them.
         """
-        attended, cache = self.attention(self.attention_norm(x_BTD), view, cache, slot)
-        post_norms = self.config.post_norms
+        pre_norms, post_norms = self.config.pre_norms, self.config.post_norms
+        normed = self.attention_norm(x_BTD) if pre_norms else x_BTD
+        attended, cache = self.attention(normed, view, cache, slot)
         x_BTD = x_BTD + (self.attention_post_norm(attended) if post_norms else attended)
-        fed = self.feed_forward(self.feed_forward_norm(x_BTD))
+        fed = self.feed_forward(self.feed_forward_norm(x_BTD) if pre_norms else x_BTD)
         return x_BTD + (self.feed_forward_post_norm(fed) if post_norms else fed), cache
 
     def attention(
@@ -228,12 +229,15 @@ class Layer(nn.Module):
     ) -> tuple[Array, tuple[Array, Array]]:
         c = self.config
         B, T, _ = x_BTD.shape
-        q = self.query(x_BTD).reshape(B, T, c.heads, c.head_width)
-        k = self.key(x_BTD).reshape(B, T, c.num_kv_heads, c.head_width)
-        v = self.value(x_BTD).reshape(B, T, c.num_kv_heads, c.head_width)
-        if c.query_key_norm:
+        q, k = self.query(x_BTD), self.key(x_BTD)
+        if c.query_key_norm == "whole":
             q, k = self.query_norm(q), self.key_norm(k)
-        q, k = rotate(q, view.cos, view.sin), rotate(k, view.cos, view.sin)
+        q = q.reshape(B, T, c.heads, c.head_width)
+        k = k.reshape(B, T, c.num_kv_heads, c.head_width)
+        v = self.value(x_BTD).reshape(B, T, c.num_kv_heads, c.head_width)
+        if c.query_key_norm == "head":
+            q, k = self.query_norm(q), self.key_norm(k)
+        q, k = (rotate(x, view.cos, view.sin, interleaved=c.interleaved_rope) for x in (q, k))
         k_BKhS, v_BKSh = k.transpose(0, 2, 3, 1), v.swapaxes(1, 2)
         if cache is not None:
             if slot is None:

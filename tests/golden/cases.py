@@ -32,6 +32,13 @@ LLAMA3 = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 64,
 }
+YARN = {
+    "rope_type": "yarn",
+    "factor": 8.0,
+    "original_max_position_embeddings": 64,
+    "beta_fast": 4.0,
+    "beta_slow": 0.5,
+}
 GEMMA = {
     "head_dim": 16,  # differs from width / heads
     "hidden_activation": "gelu_pytorch_tanh",
@@ -63,6 +70,32 @@ CASES = {
             "model_type": "llama",
             "rope_scaling": {"rope_type": "linear", "factor": 4.0},
             "tie_word_embeddings": True,
+        },
+        "llama_yarn": {"model_type": "llama", "rope_scaling": YARN},
+        "llama_dynamic": {
+            "model_type": "llama",
+            "rope_scaling": {"rope_type": "dynamic", "factor": 4.0},
+        },
+        "smollm3": {
+            "model_type": "smollm3",
+            "no_rope_layers": [1, 0, 1],
+            "pad_token_id": None,
+            "tie_word_embeddings": True,
+        },
+        "smollm3_window": {
+            "model_type": "smollm3",
+            "no_rope_layer_interval": 2,
+            "pad_token_id": None,
+            "use_sliding_window": True,
+            "sliding_window": 9,
+        },
+        "olmo3": {
+            "model_type": "olmo3",
+            "pad_token_id": None,
+            "rope_theta": 500_000.0,
+            "rope_scaling": YARN | {"attention_factor": 1.1},
+            "sliding_window": 9,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
         },
         "mistral": {"model_type": "mistral", "sliding_window": 9},
         "mistral_whole": {"model_type": "mistral", "sliding_window": None},

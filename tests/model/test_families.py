@@ -125,10 +125,20 @@ def test_only_what_a_decoder_needs_is_made():
     assert [masks(case) for case in ("qwen3", "mistral", "gemma2")] == [1, 1, 2]
 
 
-@pytest.mark.parametrize("model_type", [None, ["qwen2"], "mamba"])
-def test_a_family_that_is_not_known_is_refused(model_type):
+@pytest.mark.parametrize(
+    ("model_type", "nearest"),
+    [
+        (None, ""),
+        (["qwen2"], ""),
+        ("mamba", ""),
+        ("qwen3_next", " (the nearest supported one is qwen3_moe)"),
+        ("olmo2", " (the nearest supported one is olmo3)"),
+        ("mixtral", " (the nearest supported one is mistral)"),
+    ],
+)
+def test_a_family_that_is_not_known_is_refused(model_type, nearest):
     config = CASES["qwen2"] | {"model_type": model_type}
-    known = "qwen2, qwen3, qwen3_moe, llama, mistral, gemma2, gemma3_text"
-    sentence = f"a/config.json: model_type {model_type!r} is not supported; use {known}."
+    sentence = f"a/config.json: model_type {model_type!r} is not supported{nearest}; use "
+    sentence += f"{', '.join(FAMILIES)}."
     with pytest.raises(InputError, match=f"^{re.escape(sentence)}$"):
         family_of(config, "a/config.json")

@@ -9,7 +9,7 @@ import pytest
 from rl4p.errors import InputError
 from rl4p.model.decoder import Decoder
 from rl4p.model.families import FAMILIES
-from tests.golden.cases import CASES, decoder_config
+from tests.golden.cases import CASES, YARN, decoder_config
 
 
 @pytest.mark.parametrize(
@@ -19,6 +19,8 @@ from tests.golden.cases import CASES, decoder_config
         ("qwen3", "Qwen3ForCausalLM", "Qwen3ForSequenceClassification"),
         ("qwen3_moe", "Qwen3MoeForCausalLM", "Qwen3MoeForSequenceClassification"),
         ("llama", "LlamaForCausalLM", "LlamaForSequenceClassification"),
+        ("smollm3", "SmolLM3ForCausalLM", "SmolLM3ForSequenceClassification"),
+        ("olmo3", "Olmo3ForCausalLM", "Olmo3ForSequenceClassification"),
         ("mistral", "MistralForCausalLM", "MistralForSequenceClassification"),
         ("gemma2", "Gemma2ForCausalLM", "Gemma2ForSequenceClassification"),
         ("gemma3_text", "Gemma3ForCausalLM", "Gemma3TextForSequenceClassification"),
@@ -65,6 +67,15 @@ def test_each_part_of_each_parameter_stands_in_one_tensor(case, labels):
         ("llama", "rope_theta", "rope_theta", 10_000.0),
         ("llama", "rope_scaling", "rope_scaling", None),
         ("llama", "head_dim", "head_width", 8),
+        ("smollm3", "tie_word_embeddings", "tied_embedding", True),
+        ("smollm3", "rope_theta", "rope_theta", 2_000_000.0),
+        ("smollm3", "no_rope_layers", "unrotated", ()),
+        ("olmo3", "tie_word_embeddings", "tied_embedding", False),
+        ("olmo3", "rope_theta", "rope_theta", 500_000.0),
+        ("olmo3", "rope_theta", "local_rope_theta", 500_000.0),
+        ("olmo3", "rope_scaling", "rope_scaling", None),
+        ("olmo3", "sliding_window", "window", 4096),
+        ("olmo3", "layer_types", "sliding", (True, True, True)),
         ("gemma2", "attn_logit_softcapping", "attention_softcap", 50.0),
         ("gemma2", "final_logit_softcapping", "logits_softcap", 30.0),
         ("gemma2", "query_pre_attn_scalar", "query_scalar", 256.0),
@@ -111,6 +122,18 @@ def test_an_absent_key_is_what_transformers_takes_it_for(read, case, key, option
         ("llama", {"attention_bias": True}, "requires attention_bias True, which is not supported"),
         ("llama", {"hidden_act": "gelu"}, "requires activation 'gelu'"),
         ("llama", {"partial_rotary_factor": 0.5}, "requires partial_rotary_factor 0.5"),
+        ("smollm3", {"mlp_bias": True}, "requires mlp_bias True"),
+        ("smollm3", {"attention_bias": True}, "requires attention_bias True"),
+        ("smollm3", {"hidden_act": "gelu"}, "requires activation 'gelu'"),
+        ("smollm3", {"no_rope_layers": [1, 0]}, "no_rope_layers must have a 0 or a 1 for each"),
+        ("smollm3", {"no_rope_layers": [1, 2, 1]}, "no_rope_layers must have a 0 or a 1 for each"),
+        ("smollm3_window", {"no_rope_layer_interval": 0}, "no_rope_layer_interval must be from 1"),
+        ("smollm3", {"layer_types": ["sliding_attention"] * 3}, "requires layer type 'sliding_att"),
+        ("olmo3", {"attention_bias": True}, "requires attention_bias True"),
+        ("olmo3", {"hidden_act": "gelu"}, "requires activation 'gelu'"),
+        ("olmo3", {"rope_theta": 500.0}, "the bases of its full-attention and sliding layers diff"),
+        ("olmo3", {"rope_scaling": YARN | {"truncate": False}}, "requires truncate false"),
+        ("olmo3", {"sliding_window": None}, "requires sliding_window null"),
         ("mistral", {"layer_types": ["full_attention"] * 3}, r"requires layer_types \[.*\]"),
         ("mistral", {"hidden_act": "gelu"}, "requires activation 'gelu'"),
         ("mistral", {"sliding_window": "9"}, "sliding_window must be int, not '9'"),
@@ -135,8 +158,8 @@ def test_an_absent_key_is_what_transformers_takes_it_for(read, case, key, option
         ),
         (
             "gemma3",
-            {"rope_scaling": {"rope_type": "yarn", "factor": 2}},
-            "requires rope type 'yarn'",
+            {"rope_scaling": {"rope_type": "longrope", "factor": 2}},
+            "requires rope type 'longrope'",
         ),
     ],
 )
