@@ -106,6 +106,7 @@ def attend(
     query_scalar: float,
     softcap: float | None,
     in_order: bool,
+    sinks_H: Array | None = None,
     kernel: Kernel = "xla",
 ) -> Array:
     """Computes softmax attention with H / K query heads per KV head; the softmax is in float32.
@@ -114,6 +115,7 @@ def attend(
       k_BKhS, v_BKSh: keys and values in the layout of a cache, so that decoding needs no transpose.
       in_order: whether the queries are the last T of the S keys and no token sees a later column.
         Blocks of queries then skip later keys, which saves nearly half of the work.
+      sinks_H: a score of each head, which takes a share of the softmax and has no value; or None.
       kernel: the implementation to use if `in_order` is set.
     """
     if in_order and kernel == "cudnn":
@@ -134,7 +136,11 @@ def attend(
         scores = jnp.einsum("BKMh,BKhS->BKMS", q_BKMh, k_BKhS[..., :keys]).astype(jnp.float32)
         scores = softcapped(scores, softcap).reshape(B, K, H // K, end - start, keys)
         scores = jnp.where(view.mask_BTS[:, None, None, start:end, :keys], scores, MASKED)
-        weights = jax.nn.softmax(scores, axis=-1).astype(v_BKSh.dtype)
+        if sinks_H is not None:
+            sinks = sinks_H.astype(jnp.float32).reshape(1, K, H // K, 1, 1)
+            sinks = jnp.broadcast_to(sinks, (*scores.shape[:-1], 1))
+            scores = jnp.concatenate([scores, sinks], axis=-1)
+        weights = jax.nn.softmax(scores, axis=-1)[..., :keys].astype(v_BKSh.dtype)
         weights_BKMS = weights.reshape(B, K, -1, keys)
         out_BKMh = jnp.einsum("BKMS,BKSh->BKMh", weights_BKMS, v_BKSh[:, :, :keys])
         return out_BKMh.reshape(B, K, H // K, end - start, h)

@@ -31,12 +31,17 @@ class DecoderConfig:
       query_key_norm: queries and keys are normed before they are rotated: in each head (`head`), or
         over all heads (`whole`).
       query_scalar: queries are divided by its square root; None is the head width.
+      attention_bias, output_bias: queries, keys and values have biases; so has their output.
+      attention_sinks: each head has a score for nothing, which takes part in the softmax.
       attention_softcap, logits_softcap: c in c tanh(x / c); None applies no cap.
       window: the number of tokens that a sliding layer sees, the present token included.
       sliding: for each of L layers, whether it has a sliding window; empty if none has.
+      activation: the feed-forward of gate g and up u: `silu` and `gelu_tanh` are act(g) u, and
+        `clamped_swish` is g sigmoid(1.702 g) (u + 1), with g cut at 7 and u at -7 and 7.
       scaled_embedding: embeddings are multiplied by the square root of the width.
       experts: the number of experts per layer; 0 is one feed-forward for all tokens.
       chosen_experts: the number of experts per token.
+      expert_bias: the router and the experts have biases.
       normalized_experts: the weights of a token's chosen experts sum to one.
       labels: the number of scores of a classifier (`heads.scores`), which has no token head; 0 for
         a language model.
@@ -64,15 +69,18 @@ class DecoderConfig:
     query_key_norm: Literal["head", "whole"] | None = None
     query_scalar: float | None = None
     attention_bias: bool = True
+    output_bias: bool = False
+    attention_sinks: bool = False
     attention_softcap: float | None = None
     logits_softcap: float | None = None
     window: int | None = None
     sliding: tuple[bool, ...] = ()
-    activation: Literal["silu", "gelu_tanh"] = "silu"
+    activation: Literal["silu", "gelu_tanh", "clamped_swish"] = "silu"
     tied_embedding: bool = True
     scaled_embedding: bool = False
     experts: int = 0
     chosen_experts: int = 0
+    expert_bias: bool = False
     normalized_experts: bool = False
     labels: int = 0
 

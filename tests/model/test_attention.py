@@ -139,6 +139,20 @@ def test_decoding_is_left_to_xla(kernel):
     )
 
 
+@pytest.mark.parametrize(("T", "before", "in_order"), [(1, 7, False), (97, 0, True)])
+def test_a_sink_takes_a_share_of_each_heads_weights(T, before, in_order):
+    """With sums Z of exp(scores), the share of head h is exp(sink_h) / (Z + exp(sink_h))."""
+    (q, k, v), view = random_rows(T, before)
+    options = {"query_scalar": 8.0, "softcap": None, "in_order": in_order}
+    sinks = np.float32([-2, 0, 1, 3])
+    ours = attend(q, k, v, view, sinks_H=jnp.asarray(sinks), **options).reshape(2, T, H, h)
+    without = attend(q, k, v, view, **options).reshape(2, T, H, h)
+    scores = np.einsum("bthx,bhxs->bths", q, np.repeat(k, H // K, axis=1)) / np.sqrt(8)
+    sums = np.where(view.mask_BTS[:, :, None], np.exp(scores), 0).sum(axis=-1)
+    rest = sums / (sums + np.exp(sinks))
+    np.testing.assert_allclose(ours, without * rest[..., None], atol=1e-5)
+
+
 def test_soft_caps_by_hand():
     x = np.float32([-100, 0, 1, 100])
     np.testing.assert_allclose(softcapped(x, 2.0), 2 * np.tanh(x / 2), rtol=1e-6)

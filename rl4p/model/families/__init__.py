@@ -7,21 +7,27 @@ from rl4p.errors import InputError
 from rl4p.model.families import (
     gemma2,
     gemma3,
+    glm4,
+    gpt_oss,
     llama,
     mistral,
     olmo3,
+    phi3,
     qwen2,
     qwen3,
     qwen3_moe,
     smollm3,
 )
-from rl4p.model.families.family import Family, Tensor
+from rl4p.model.families.family import Family, Part, Tensor
 
-__all__ = ["FAMILIES", "Family", "Tensor", "family_of"]
+__all__ = ["FAMILIES", "Family", "Part", "Tensor", "family_of"]
 
 FAMILIES = {
     module.FAMILY.model_type: module.FAMILY
-    for module in (qwen2, qwen3, qwen3_moe, llama, smollm3, mistral, gemma2, gemma3, olmo3)
+    for module in (
+        *(qwen2, qwen3, qwen3_moe, llama, smollm3, mistral, gemma2, gemma3, olmo3, gpt_oss),
+        *(phi3, glm4),
+    )
 }
 
 

@@ -89,25 +89,55 @@ class Keys:
         if value is not None and value != only:
             raise self.refuse(f"{what or key} {value!r}")
 
-    def rope(self, theta: float = 10_000.0) -> dict[str, Any]:
-        """Returns the decoder's rope options; `theta` is the family's default base.
+    def rope(
+        self,
+        theta: float = 10_000.0,
+        *,
+        head_width: int | None = None,
+        rotated: float = 1.0,
+        long: bool = False,
+    ) -> dict[str, Any]:
+        """Returns the decoder's rope options.
 
         transformers 5 writes rope_parameters, earlier versions rope_theta and rope_scaling. A file
         may have both if they say the same.
+
+        Args:
+          theta: the family's default base.
+          head_width: the head width of a family that may rotate a part of each head; None if the
+            family rotates whole heads.
+          rotated: that family's default part.
+          long: whether the family may have the type longrope.
         """
-        self.must_be("partial_rotary_factor", 1.0)
-        sections = (self.section("rope_scaling"), self.section("rope_parameters"))
-        readings = [
-            {
+        if head_width is None:
+            self.must_be("partial_rotary_factor", 1.0)
+
+        def reading(section: dict[str, Any]) -> dict[str, Any]:
+            options = {
                 "rope_theta": self.theta(section, "rope_theta", theta),
-                "rope_scaling": self.scaling(section),
+                "rope_scaling": self.scaling(section, partial=head_width is not None, long=long),
             }
-            for section in filter(None, sections)
-        ]
-        if readings[1:] and readings[0] != readings[1]:
+            if head_width is not None:
+                options["rotary_width"] = self.rotary_width(section, head_width, rotated)
+            return options
+
+        sections = (self.section("rope_scaling"), self.section("rope_parameters"))
+        readings = [*map(reading, filter(None, sections))] or [reading({})]
+        if readings[0] != readings[-1]:
             raise self.two_ropes("rope_scaling and rope_parameters")
-        alone = {"rope_theta": self.theta({}, "rope_theta", theta), "rope_scaling": None}
-        return readings[0] if readings else alone
+        return readings[0]
+
+    def rotary_width(self, section: dict[str, Any], head_width: int, default: float) -> int:
+        """Returns how many elements of a head are rotated, by a rope section or else outside it."""
+        key = "partial_rotary_factor"
+        outside = self.get(key, float, default)
+        within = Keys(section, f"{self.where}, in rope_parameters,").get(key, float, outside)
+        if within != outside and self.config.get(key) is not None:
+            raise self.two_ropes(f"{key} and the one of its rope section")
+        width = int(head_width * within)
+        if width % 2 or not 0 < width <= head_width:
+            raise self.refuse(f"{key} {within}, which rotates {width} of {head_width} elements")
+        return width
 
     def theta(self, section: dict[str, Any], key: str, default: float) -> float:
         """Returns the rotary base of a rope section, or else the one under `key`."""
@@ -128,13 +158,17 @@ class Keys:
         """Returns an object within the configuration, empty if it is absent or null."""
         return self.get(key, dict, {})
 
-    def scaling(self, rope: dict[str, Any], *, long: bool = False) -> Scaling | None:
+    def scaling(
+        self, rope: dict[str, Any], *, partial: bool = False, long: bool = False
+    ) -> Scaling | None:
         """Returns the scaling of positions in a rope section; None if there is none.
 
-        `long` says whether the family may have the type longrope.
+        `partial` and `long` say whether the family may rotate a part of each head, and may have the
+        type longrope.
         """
         keys = Keys(rope, f"{self.where}, in rope_parameters,")
-        keys.must_be("partial_rotary_factor", 1.0)
+        if not partial:
+            keys.must_be("partial_rotary_factor", 1.0)
         kind = rope.get("rope_type", rope.get("type", "default"))
         keys.must_be("type", kind)
         if not isinstance(kind, str) or kind not in ROPE_KEYS or (kind == "longrope" and not long):
@@ -266,9 +300,19 @@ def write_shape(c: DecoderConfig) -> dict[str, Any]:
         "head_dim": c.head_width,
         "max_position_embeddings": c.max_positions,
         **write_rope(c.rope_theta, c.rope_scaling),
+        **write_rotary_width(c),
         "rms_norm_eps": c.norm_epsilon,
         "tie_word_embeddings": c.tied_embedding,
     }
+
+
+def write_rotary_width(c: DecoderConfig) -> dict[str, float]:
+    if c.rotary_width is None:
+        return {}
+    factor = c.rotary_width / c.head_width
+    if int(c.head_width * factor) < c.rotary_width:  # a reader rounds down
+        factor = math.nextafter(factor, 1)
+    return {"partial_rotary_factor": factor}
 
 
 def write_rope(theta: float, scaling: Scaling | None) -> dict[str, Any]:
