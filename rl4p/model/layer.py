@@ -90,8 +90,8 @@ class Experts(nn.Module):
                 ("down_bias", (E, D)),
             )
         )
-        scores_BTE = jnp.einsum("BTD,DE->BTE", x_BTD, router_DE).astype(jnp.float32)
-        scores_BTE = plus(scores_BTE, router_bias_E)
+        scores_BTE = plus(jnp.einsum("BTD,DE->BTE", x_BTD, router_DE), router_bias_E)
+        scores_BTE = scores_BTE.astype(jnp.float32)
         weights_BTC, chosen_BTC = jax.lax.top_k(jax.nn.softmax(scores_BTE), c.chosen_experts)
         if c.normalized_experts:
             weights_BTC = weights_BTC / jnp.sum(weights_BTC, axis=-1, keepdims=True)

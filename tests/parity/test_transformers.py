@@ -66,7 +66,7 @@ def test_gradients(pair):
     }
     print(f"{case}: largest relative difference of gradients {max(worst.values()):.1e}")
     assert len(worst) >= 0.8 * len(ours)
-    assert max(worst.values()) <= 1e-5, max(worst, key=worst.get)
+    assert max(worst.values()) <= 2e-5, max(worst, key=worst.get)
 
 
 def test_greedy_tokens(pair):
