@@ -3,17 +3,16 @@
 import ast
 import copy
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
+from rl4p.protocols.reward import RewardTerm
 from rl4p.types import Episode, Prompt
 
 PAIRS = ((ast.Add, ast.Sub), (ast.Mult, ast.Add), (ast.Div, ast.Mult), (ast.Mod, ast.FloorDiv))
 PAIRS += ((ast.And, ast.Or), (ast.Lt, ast.LtE), (ast.Gt, ast.GtE), (ast.Eq, ast.NotEq))
 OTHER: dict[type, type] = {b: a for a, b in PAIRS} | dict(PAIRS)  # the other operator
 
-
-Grader = Callable[[Sequence[Episode]], Sequence[float | None]]
 LOST = "the tests could not be run"
 
 
@@ -30,7 +29,7 @@ class Debugging:
       grader: the reward term that runs tests: `term=code`.
     """
 
-    def __init__(self, grader: Grader) -> None:
+    def __init__(self, grader: RewardTerm) -> None:
         self.grader, self.trials = grader, Trials(grader, (), "")
         self.reward, self.done = 0.0, False
 
@@ -75,7 +74,7 @@ class Trials:
       lost: whether the tests could once not be run, which makes the sample invalid.
     """
 
-    def __init__(self, grader: Grader, tests: Sequence[Any], setup: str) -> None:
+    def __init__(self, grader: RewardTerm, tests: Sequence[Any], setup: str) -> None:
         self.grader, self.tests, self.setup, self.lost = grader, list(tests), setup, False
 
     def passed(self, code: str, parts: Sequence[Sequence[Any]]) -> list[bool]:
@@ -87,7 +86,7 @@ class Trials:
         row = {"id": "", "question": "", "answer": "", "task": "debugging", "tokens": ()}
         rows = [Prompt(**row, metadata={"tests": x, "setup": self.setup}) for x in parts]
         block = f"```python\n{code}\n```"
-        grades = self.grader([Episode(prompt=each, response=block) for each in rows])
+        grades: Any = self.grader([Episode(prompt=each, response=block) for each in rows])
         if any(grade is None or math.isnan(grade) for grade in grades):
             self.lost = True
             raise RuntimeError(LOST)

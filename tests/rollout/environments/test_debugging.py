@@ -7,6 +7,7 @@ import math
 
 import pytest
 
+from rl4p.configuration import compose, instantiate
 from rl4p.data.code import Code as CodeQuestions
 from rl4p.reward.code import Code
 from rl4p.rollout.environments.debugging import Debugging, faults
@@ -23,21 +24,30 @@ def call(name, code):
     return {"role": "assistant", "content": f"<tool_call>{json.dumps(call)}</tool_call>"}
 
 
-def episode(prompt, *messages, grader=GRADER):
+def episode(prompt, *messages, grader=GRADER, options=None):
+    options = options or ToolObject(factory=lambda: Debugging(grader))
+
     async def run():
-        opened = ToolObject(factory=lambda: Debugging(grader)).open(prompt, 0)
+        opened = options.open(prompt, 0)
         return await opened.reset(), [await opened.step(message) for message in messages]
 
     return asyncio.run(run())
+
+
+def of_the_recipe():
+    words = ["experiment=debugging_grpo", "rollout.environment.factory.grader.sandbox=none"]
+    return instantiate(compose(words).rollout.environment)
 
 
 def texts(results):
     return [message["content"] for result in results for message in result.messages]
 
 
-def test_a_repair(make_prompt):
+@pytest.mark.parametrize("recipe", [False, True])
+def test_a_repair(make_prompt, recipe):
+    options = of_the_recipe() if recipe else None
     messages = [call("run_tests", BROKEN), call("run_tests", RIGHT), call("submit", RIGHT)]
-    first, results = episode(make_prompt(metadata=ROW), *messages)
+    first, results = episode(make_prompt(metadata=ROW), *messages, options=options)
     assert first.endswith(f"```python\n{BROKEN}\n```")
     assert texts(results) == [
         "1 of 2 tests pass. Failed: assert f(3) == 9",
