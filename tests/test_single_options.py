@@ -35,6 +35,7 @@ from omegaconf import OmegaConf
 from pydantic import TypeAdapter, ValidationError
 
 import rl4p
+import tests.conftest  # noqa: F401  the environment of tests, before JAX is used
 from rl4p.configuration import compose, instantiate
 from rl4p.configuration.schema import PLACES
 from rl4p.errors import InputError, RunError
