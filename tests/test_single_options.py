@@ -381,7 +381,7 @@ def row(number: int) -> dict[str, Any]:
     return {
         "question": f"<think>no</think>{number // 2}+1?",
         "other_question": f"one more than {number}?",
-        "answer": f"#### {number // 2 + 1}",
+        "answer": f"{'so ' * (number % 2)}#### {number // 2 + 1}",
         "other_answer": f"so it is\n#### {number + 5}",
         "reference": str(number + 7),
         "problem": f"Find {number}+2.",
