@@ -42,7 +42,7 @@ class Library:
         return self.store.read(number) or f"There is no document {number}."
 
 
-class Store:
+class DocumentStore:
     """Documents in an SQLite table with a full-text index, in memory."""
 
     def __init__(self, rows: list[tuple[str, str]]) -> None:
@@ -72,13 +72,13 @@ class Store:
 
 
 @cache
-def store(path: str | None) -> Store:
+def store(path: str | None) -> DocumentStore:
     """Returns the documents of a file, which all episodes share.
 
     Raises:
       InputError: the file cannot be read, or a line has no title or text.
     """
-    return Store(documents() if path is None else documents_in(Path(path)))
+    return DocumentStore(documents() if path is None else documents_in(Path(path)))
 
 
 def documents_in(path: Path) -> list[tuple[str, str]]:

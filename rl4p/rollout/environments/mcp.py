@@ -148,7 +148,7 @@ class MCPEpisode:
 
         async def answer(call: ParsedCall) -> str:
             from mcp.shared.exceptions import MCPError
-            from mcp_types import INVALID_PARAMS
+            from mcp.types import INVALID_PARAMS
 
             arguments = typed_arguments(call, tools[call.name]["parameters"])
             try:
