@@ -76,6 +76,12 @@ def test_a_right_answer_gets_a_fault_that_its_tests_detect(make_prompt):
     assert [result.reward for result in results] == [0, 1]
 
 
+def test_a_fault_that_no_test_detects_is_not_shown(make_prompt):
+    code = "def f(x):\n    y = x + 0\n    return y * 2"
+    first, _ = episode(make_prompt(answer=code, metadata={"tests": ["assert f(3) == 6"]}))
+    assert "y = x + 0\n    return y + 2" in first
+
+
 def test_faults_change_one_place_each():
     code = "def f(x):\n    return x if x < 2 and True else x * 3"
     changed = {ast.unparse(ast.parse(each)).split("return ")[1] for each in faults(code)}
