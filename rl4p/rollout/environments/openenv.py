@@ -16,6 +16,7 @@ from rl4p.errors import InputError
 from rl4p.http.address import api_key, check_address, check_key_variable
 from rl4p.http.client import is_loopback
 from rl4p.protocols.environment import Message, StepResult, columns_of
+from rl4p.rollout.environments.mcp_tools import ServerTools, schema_of, text_of_result
 from rl4p.rollout.environments.text_actions import TextActions
 from rl4p.rollout.environments.tool_results import results_of_calls, typed_arguments
 from rl4p.types import Prompt
@@ -34,12 +35,6 @@ class OpenEnvError(Exception):
     def __init__(self, message: str, errors: Sequence[Mapping[str, Any]] = ()) -> None:
         super().__init__(message)
         self.errors = errors
-
-
-class ServerTools:
-    """The tools of a server, as the first episode lists them; they are no option."""
-
-    schemas: tuple[Message, ...] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -182,9 +177,7 @@ class OpenEnvEpisode:
 
     async def step_of_calls(self, text: str) -> StepResult:
         """Calls the tools that a message names; their rewards are added."""
-        tools = {
-            tool["function"]["name"]: tool["function"] for tool in self.options.known.schemas or ()
-        }
+        tools = self.options.known.functions()
 
         async def answer(call: ParsedCall) -> str:
             if self.done:
@@ -318,22 +311,3 @@ def answer_in(text: str | bytes, url: str) -> Mapping[str, Any]:
 def is_of_field(error: Mapping[str, Any], name: str) -> bool:
     """Returns whether an error of an action is about the value of a field."""
     return error.get("loc", ())[:1] == [name] and error.get("type") not in CONFIGURED
-
-
-def schema_of(tool: Mapping[str, Any]) -> Message:
-    """Returns the schema of a tool that MCP lists, in the form of chat templates."""
-    function = {
-        "name": tool["name"],
-        "description": tool.get("description") or "",
-        "parameters": tool.get("input_schema") or {},
-    }
-    return {"type": "function", "function": function}
-
-
-def text_of_result(result: Any) -> str:
-    """Returns the text of a tool's result, which may be in the form of MCP."""
-    if isinstance(result, Mapping) and isinstance(result.get("content"), list):
-        texts = [part["text"] for part in result["content"] if part.get("type") == "text"]
-        prefix = "Error: " if result.get("is_error") else ""
-        return prefix + "\n".join(texts)
-    return result if isinstance(result, str) else json.dumps(result)

@@ -3,7 +3,7 @@
 import inspect
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, get_type_hints
 
@@ -34,7 +34,8 @@ class ToolObject:
     * `get_reward()` returns the reward at the end of an episode.
     * `close()` ends an episode.
 
-    Each method may be `async`. A message without a call ends the episode. The results of calls are
+    Each method may be `async`. A message without a call ends the episode, and so does one after
+    whose calls the object has a true attribute `done`. The results of calls are
     messages of the role `tool`. A call that is malformed or raises an exception is answered with a
     message that begins with `Error:`.
 
@@ -103,7 +104,9 @@ class ToolEpisode:
 
     async def step(self, message: Message) -> StepResult:
         results = await results_of_calls(message["content"], self.methods, self.text, self.most)
-        return StepResult(done=True, reward=await self.reward()) if results is None else results
+        if results is not None and not getattr(self.thing, "done", False):
+            return results
+        return replace(results or StepResult(), done=True, reward=await self.reward())
 
     async def reward(self) -> float:
         if not hasattr(self.thing, "get_reward"):
