@@ -8,7 +8,7 @@ none of this, each with its reason.
 
     python -m tests.test_single_options [FILE ...]    prints what each option does, and counts
 
-It takes about ten minutes. A few files that need no training are always tested.
+All files take most of an hour. A few files that need no training are always tested.
 """
 
 import atexit
