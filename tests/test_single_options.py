@@ -8,7 +8,7 @@ none of this, each with its reason.
 
     python -m tests.test_single_options [FILE ...]    prints what each option does, and counts
 
-It takes about ten minutes. A few files that need no training are always tested.
+All files take most of an hour. A few files that need no training are always tested.
 """
 
 import atexit
@@ -278,7 +278,11 @@ def graded(words: list[str]) -> Digits:
         for number, each in enumerate(responses_for(words))
         for response in each["responses"]
     ]
-    trajectories: Any = SimpleNamespace(group_ids_B=[int(x.prompt.id) for x in episodes])
+    lengths_B = np.array([episode.tokens for episode in episodes])
+    trajectories: Any = SimpleNamespace(
+        group_ids_B=[int(episode.prompt.id) for episode in episodes],
+        response_mask_BT=np.arange(lengths_B.max()) < lengths_B[:, None],
+    )
     with closing(reward):
         try:
             rewards = reward(trajectories, episodes)
