@@ -18,7 +18,7 @@ from rl4p.distributed.placement import param_shardings
 from rl4p.errors import InputError, RunError
 from rl4p.model import mxfp4
 from rl4p.model.decoder import Decoder, DecoderConfig
-from rl4p.model.families import FAMILIES, Part, Tensor, family_of
+from rl4p.model.families import FAMILIES, Tensor, TensorPart, family_of
 from rl4p.model.families.harmless import check_keys
 from rl4p.model.families.keys import Config
 from rl4p.model.families.labels import read_labels, write_labels
@@ -141,7 +141,7 @@ def read_part(
         into = into.T if tensor.transposed else into
         within = bounds[len(at) :][:: -1 if tensor.transposed else 1]
         wanted = tuple(slice(bound.start, bound.stop) for bound in within)
-        rows, *columns = wanted if tensor.part is None else tensor.part.index(wanted)
+        rows, *columns = wanted if tensor.part is None else tensor.part.index_of(wanted)
         for first, piece in stored[tensor.name].pieces(rows):
             first -= rows.start
             copy(piece[:, *columns], into[first : first + len(piece)])
@@ -252,27 +252,24 @@ def adapter_tensors(
 
     The rank of the module is then the sum of theirs, and B has zeros where a kernel meets another.
     """
-    pieces_a, pieces_b = [], []
-    for i, kernel in enumerate(kernels):
+    pairs = []
+    for kernel in kernels:
         beside = reduce(getitem, kernel.path[:-1], adapters)
-        a, b = (
-            ParameterTensor(
-                kernel._replace(name=f"base_model.model.{module}.{name}.weight", part=None),
-                [beside[name.lower()]],
-                dtype or beside[name.lower()].dtype,
-            )
-            for name in ("lora_A", "lora_B")
-        )
-        out, rank = b.shape
-        part = kernel.part or Part(axis=0, start=0, step=1, size=out)
+        pair = []
+        for ours, name in (("lora_a", "lora_A"), ("lora_b", "lora_B")):
+            tensor = kernel._replace(name=f"base_model.model.{module}.{name}.weight", part=None)
+            pair.append(ParameterTensor(tensor, [beside[ours]], dtype or beside[ours].dtype))
+        pairs.append(pair)
+    rank, width = pairs[0][0].shape
+    out = kernels[0].part.size if kernels[0].part else pairs[0][1].shape[0]
+    pieces_a, pieces_b = [], []
+    for i, (kernel, (a, b)) in enumerate(zip(kernels, pairs, strict=True)):
         ranks = slice(i * rank, (i + 1) * rank)
-        pieces_a.append(((ranks, slice(0, a.shape[1])), a))
-        pieces_b.append((part.index((slice(0, out), ranks)), b))
-    total = len(kernels) * rank
-    return [
-        AssembledTensor((total, a.shape[1]), pieces_a),
-        AssembledTensor((part.size, total), pieces_b),
-    ]
+        part = kernel.part or TensorPart(axis=0, start=0, step=1, size=out)
+        pieces_a.append(((ranks, slice(0, width)), a))
+        pieces_b.append((part.index_of((slice(0, b.shape[0]), ranks)), b))
+    total = rank * len(kernels)
+    return [AssembledTensor((total, width), pieces_a), AssembledTensor((out, total), pieces_b)]
 
 
 def write_policy(

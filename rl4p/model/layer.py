@@ -1,5 +1,6 @@
 """One layer of the decoder: norms, attention, and a feed-forward or experts."""
 
+from collections.abc import Sequence
 from functools import partial
 from typing import Any, Literal
 
@@ -21,7 +22,7 @@ INIT = nn.initializers.normal(0.02)
 PRODUCT = "product of a projection"  # checkpoint policies do not see that `product` is a dot
 
 
-def gated(activation: str, gate: Array, up: Array) -> Array:
+def gated(activation: str, gate: Array, up: Array) -> jax.Array:
     """Returns the product of a gated feed-forward (`DecoderConfig.activation`)."""
     if activation == "clamped_swish":
         gate, up = jnp.minimum(gate, LIMIT), jnp.clip(up, -LIMIT, LIMIT)
@@ -102,8 +103,8 @@ class Experts(nn.Module):
         x_BTD: Array,
         weights_BTC: Array,
         chosen_BTC: Array,
-        kernels: list[Array],
-        biases: list[Array | None],
+        kernels: Sequence[Array],
+        biases: Sequence[Array | None],
     ) -> Array:
         (gate_EDF, up_EDF, down_EFD), (gate_bias_EF, up_bias_EF, down_bias_ED) = kernels, biases
         chosen_BTCE = jax.nn.one_hot(chosen_BTC, self.config.experts, dtype=self.dtype)
@@ -121,8 +122,8 @@ class Experts(nn.Module):
         x_BTD: Array,
         weights_BTC: Array,
         chosen_BTC: Array,
-        kernels: list[jax.Array],
-        biases: list[Array | None],
+        kernels: Sequence[jax.Array],
+        biases: Sequence[Array | None],
     ) -> Array:
         """Runs N = B x T x C sorted pairs; sorting permutes, so no gradient adds atomically."""
         experts_N = chosen_BTC.reshape(-1)
@@ -141,14 +142,14 @@ class Experts(nn.Module):
         up_NF = plus(jax.lax.ragged_dot(x_ND, up_EDF, sizes_E), up_bias_NF)
         weights_N1 = permuted(weights_BTC.reshape(-1), sorted_N)[:, None]
         hidden_NF = gated(self.config.activation, gate_NF, up_NF) * weights_N1
-        y_ND = jax.lax.ragged_dot(hidden_NF, down_EFD, sizes_E)
-        y_ND = y_ND if down_bias_ND is None else y_ND + weights_N1 * down_bias_ND
+        bias_ND = None if down_bias_ND is None else weights_N1 * down_bias_ND
+        y_ND = plus(jax.lax.ragged_dot(hidden_NF, down_EFD, sizes_E), bias_ND)
         return jnp.sum(permuted(y_ND, unsorted_N).reshape(x_BTCD.shape), axis=2)
 
 
-def plus(x: Array, bias: Array | None) -> Array:
+def plus(x: Array, bias: Array | None) -> jax.Array:
     """Returns x with a bias of its last axes, if there is one."""
-    return x if bias is None else x + jnp.broadcast_to(bias, x.shape)
+    return jnp.asarray(x if bias is None else x + jnp.broadcast_to(bias, x.shape))
 
 
 def permuted(x: Array, order_N: Array) -> jax.Array:

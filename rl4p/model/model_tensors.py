@@ -12,7 +12,7 @@ from jax.tree_util import DictKey
 
 from rl4p.model.decoder import Decoder
 from rl4p.model.decoder_config import DecoderConfig
-from rl4p.model.families import FAMILIES, Part, Tensor
+from rl4p.model.families import FAMILIES, Tensor, TensorPart
 from rl4p.model.lora import merged_kernel
 from rl4p.model.tensor_files import NewTensor, copy
 from rl4p.types import Array, Params
@@ -32,7 +32,7 @@ def model_tensors(
       dtype_of: a function from the path of a parameter and the parameter to its dtype in the files.
     """
     tensors: dict[str, NewTensor] = {}
-    parts: dict[str, list[tuple[Part, ParameterTensor]]] = {}
+    parts: dict[str, list[tuple[TensorPart, ParameterTensor]]] = {}
     stacked = isinstance(params["layers"], Mapping)
     for tensor in held_tensors(decoder.config, stacked=stacked):
         *path, name = tensor.path
@@ -46,7 +46,7 @@ def model_tensors(
             parts.setdefault(tensor.name, []).append((tensor.part, new))
     for name, several in parts.items():
         shape = several[0][0].whole(several[0][1].shape)
-        pieces = [(part.index(tuple(slice(0, n) for n in x.shape)), x) for part, x in several]
+        pieces = [(part.index_of(tuple(slice(0, n) for n in x.shape)), x) for part, x in several]
         tensors[name] = AssembledTensor(shape, pieces)
     return list(tensors.values())
 

@@ -218,7 +218,7 @@ def to_tensors(config: DecoderConfig, params: dict) -> dict[str, np.ndarray]:
 
 
 def part_index(part, shape):
-    return part.index(tuple(slice(0, size) for size in shape)) if part else ...
+    return part.index_of(tuple(slice(0, size) for size in shape)) if part else ...
 
 
 def leaf(tree, path):

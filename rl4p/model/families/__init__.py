@@ -18,9 +18,9 @@ from rl4p.model.families import (
     qwen3_moe,
     smollm3,
 )
-from rl4p.model.families.family import Family, Part, Tensor
+from rl4p.model.families.family import Family, Tensor, TensorPart
 
-__all__ = ["FAMILIES", "Family", "Part", "Tensor", "family_of"]
+__all__ = ["FAMILIES", "Family", "Tensor", "TensorPart", "family_of"]
 
 FAMILIES = {
     module.FAMILY.model_type: module.FAMILY

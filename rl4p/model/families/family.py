@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from rl4p.model.decoder import DecoderConfig
 
 
-class Part(NamedTuple):
+class TensorPart(NamedTuple):
     """The part of a tensor of the files that is one parameter, where a tensor has several.
 
     Attributes:
@@ -25,7 +25,7 @@ class Part(NamedTuple):
         """Returns the shape of the tensor, given the shape of the part."""
         return (*shape[: self.axis], self.size, *shape[self.axis + 1 :])
 
-    def index(self, within: tuple[slice, ...]) -> tuple[slice, ...]:
+    def index_of(self, within: tuple[slice, ...]) -> tuple[slice, ...]:
         """Returns the index in the tensor of a piece of the part, given its index in the part."""
         first, last = within[self.axis].start, within[self.axis].stop - 1
         start, stop = (self.start + i * self.step for i in (first, last))
@@ -49,7 +49,7 @@ class Tensor(NamedTuple):
     expert: int | None
     name: str
     transposed: bool
-    part: Part | None = None
+    part: TensorPart | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,7 +10,7 @@ from rl4p.errors import InputError
 from rl4p.model import mxfp4
 from rl4p.model.decoder import DecoderConfig
 from rl4p.model.families import qwen2
-from rl4p.model.families.family import Family, Part, Tensor
+from rl4p.model.families.family import Family, Tensor, TensorPart
 from rl4p.model.families.keys import Keys, write_layer_types, write_shape
 from rl4p.model.families.names import names
 from rl4p.model.layer import LIMIT, SLOPE
@@ -104,7 +104,7 @@ def tensors(c: DecoderConfig) -> Iterator[Tensor]:
         yield Tensor(router, layer, None, f"{start}mlp.router.weight", True)
         for axis, (name, pair) in zip((2, 1), PAIRS.items(), strict=True):
             for i, parameter in enumerate(pair):
-                part = Part(axis, i, 2, 2 * c.feed_forward_width)
+                part = TensorPart(axis, i, 2, 2 * c.feed_forward_width)
                 path = ("layers", "experts", parameter)
                 yield Tensor(path, layer, None, start + name, False, part)
 

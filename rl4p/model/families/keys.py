@@ -189,6 +189,7 @@ class Keys:
         if kind == "yarn":
             return keys.yarn(factor, original)
         if kind == "longrope":
+            longest = self.size("max_position_embeddings")
             return keys.long(factor or longest / original, original, longest)
         return Llama3Scaling(
             factor=factor,

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from itertools import accumulate
 
 from rl4p.model.decoder import DecoderConfig
-from rl4p.model.families.family import Part, Tensor
+from rl4p.model.families.family import Tensor, TensorPart
 
 # From a parameter of a layer to its name in the files, without the prefix "model.layers.<i>.".
 LAYER_NAMES = {
@@ -23,7 +23,7 @@ LAYER_NAMES = {
 def names(
     c: DecoderConfig,
     layer_names: Mapping[tuple[str, ...], str],
-    parts: Mapping[tuple[str, ...], Part] | None = None,
+    parts: Mapping[tuple[str, ...], TensorPart] | None = None,
 ) -> Iterator[Tensor]:
     """Yields every tensor of a checkpoint, given the table of names in one layer.
 
@@ -43,8 +43,10 @@ def names(
             yield Tensor(("layers", *path), layer, None, whole, path[-1] == "kernel", part)
 
 
-def rows(sizes: Mapping[tuple[str, ...], int]) -> dict[tuple[str, ...], Part]:
+def rows(sizes: Mapping[tuple[str, ...], int]) -> dict[tuple[str, ...], TensorPart]:
     """Returns the parts of a matrix whose rows are those of several kernels, one after another."""
     starts = accumulate(sizes.values(), initial=0)
     total = sum(sizes.values())
-    return {path: Part(0, start, 1, total) for path, start in zip(sizes, starts, strict=False)}
+    return {
+        path: TensorPart(0, start, 1, total) for path, start in zip(sizes, starts, strict=False)
+    }

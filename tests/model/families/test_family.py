@@ -53,7 +53,7 @@ def test_each_part_of_each_parameter_stands_in_one_tensor(case, labels):
         array[tuple(i for i in (tensor.layer, tensor.expert) if i is not None)] += 1
         if tensor.part is not None:
             shape = array.shape[1:][:: -1 if tensor.transposed else 1]
-            index = tensor.part.index(tuple(slice(0, size) for size in shape))
+            index = tensor.part.index_of(tuple(slice(0, size) for size in shape))
             counts = elements.setdefault(tensor.name, np.zeros(tensor.part.size, int))
             counts[index[tensor.part.axis]] += 1
     assert all((x == 1).all() for x in elements.values())

@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from rl4p.errors import InputError
-from rl4p.model.families import FAMILIES, Part
+from rl4p.model.families import FAMILIES, TensorPart
 from rl4p.model.families.harmless import check_keys
 from rl4p.model.rope import YarnScaling
 
@@ -48,8 +48,8 @@ def test_gate_and_up_are_neighbours_in_one_tensor(read, written):
     names = [*FAMILIES[config.family].names(config)]
     gate_up = [x for x in names if x.name == "model.layers.1.mlp.experts.gate_up_proj"]
     assert [(x.path[-1], x.part) for x in gate_up] == [
-        ("gate", Part(2, 0, 2, 96)),
-        ("up", Part(2, 1, 2, 96)),
+        ("gate", TensorPart(2, 0, 2, 96)),
+        ("up", TensorPart(2, 1, 2, 96)),
     ]
     router = next(x for x in names if x.name == "model.layers.2.mlp.router.weight")
     assert (router.path, router.layer, router.transposed) == (

@@ -3,7 +3,7 @@
 import pytest
 
 from rl4p.errors import InputError
-from rl4p.model.families import FAMILIES, Part
+from rl4p.model.families import FAMILIES, TensorPart
 from tests.golden.cases import CASES
 
 ROPE = CASES["phi3"]["rope_scaling"]
@@ -54,9 +54,9 @@ def test_queries_keys_and_values_are_rows_of_one_matrix(read):
     names = [*FAMILIES["phi3"].names(config)]
     fused = [x for x in names if x.name == "model.layers.2.self_attn.qkv_proj.weight"]
     assert [(x.path[1], x.part) for x in fused] == [
-        ("query", Part(0, 0, 1, 128)),
-        ("key", Part(0, 64, 1, 128)),
-        ("value", Part(0, 96, 1, 128)),
+        ("query", TensorPart(0, 0, 1, 128)),
+        ("key", TensorPart(0, 64, 1, 128)),
+        ("value", TensorPart(0, 96, 1, 128)),
     ]
     assert all(x.transposed for x in fused)
     assert len({x.name for x in names}) == 2 + 3 * 6
