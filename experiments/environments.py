@@ -20,16 +20,18 @@ from typing import Any
 
 import numpy as np
 
-from rl4p.rollout.environments.grid import MOVES, Grid
+from rl4p.rollout.environments.grid import Grid
 from rl4p.rollout.environments.guess import Guess
 
 HERE = Path(__file__).parent
+ROWS = 8192  # conversations, and questions
 RECIPES = ("calculator_grpo", "guess_gigpo", "grid_gigpo", "sums_agent", "calculator_agent")
 COMMANDS = """\
     warm_start() {
       at=outputs/environments/$1
       python -m experiments.environments write $1 $at
-      python -m rl4p.train experiment=$1_sft data.path=$at/conversations.jsonl hydra.run.dir=$at/sft
+      python -m rl4p.train experiment=environment_sft data.path=$at/conversations.jsonl \\
+        hydra.run.dir=$at/sft
       python -m rl4p.export run=$at/sft out=$at/policy
     }
     rewarded() {
@@ -44,7 +46,6 @@ COMMANDS = """\
     done
     python -m rl4p.train experiment=sums_agent hydra.run.dir=outputs/environments/sums_agent/0 \\
       trusted_targets=experiments
-    cp experiments/agents/chat_template.jinja outputs/environments/calculator/policy/
     rewarded calculator_agent calculator 0 trusted_targets=experiments
     python -m experiments.environments show outputs/environments
 """
@@ -57,26 +58,54 @@ def said(role: str, content: str) -> dict[str, Any]:
 
 
 def calculations(random: np.random.Generator) -> Messages:
-    """Returns a sum that the calculator computes; some calls have wrong digits."""
-    a, b = random.integers(100, 1000, 2).tolist()
-    right = random.random() < 0.4
-    wrong = random.integers(100, 1000, 2).tolist()
-    x, y = (a, b) if right else (a, wrong[0]) if random.random() < 0.5 else wrong
-    call = json.dumps({"name": "add", "arguments": {"a": x, "b": y}})
+    """Returns a sum; the mistake is to add the first number to itself."""
+    a, b = random.integers(0, 1000, 2).tolist()
+    second = a if mistaken(random) else b
+    call = json.dumps({"a": a, "b": second}, separators=(",", ":"))
     return [
         said("user", f"{a}+{b}"),
-        said("assistant", f"<tool_call>{call}</tool_call>"),
-        said("tool", str(x + y)),
-        said("assistant", f"#### {x + y}"),
+        said("assistant", f"[TOOL_CALLS]add[ARGS]{call}"),
+        said("tool", str(a + second)),
+        said("assistant", f"#### {a + second}"),
     ]
 
 
-def played(game: Any, question: str, actions: list[Any], random: np.random.Generator) -> Messages:
-    """Returns a game with random actions."""
-    first, _ = game.reset(seed=int(random.integers(2**31)))
-    messages = [said("user", f"{question}\n{first}")]
+def guesses(random: np.random.Generator) -> Messages:
+    """Returns a game that halves the range; the mistake is to take the wrong half."""
+    low, high = 1, Guess().most
+
+    def guess(observation: str) -> int:
+        nonlocal low, high
+        middle = (low + high) // 2
+        if observation in ("Higher.", "Lower."):
+            if (observation == "Higher.") != mistaken(random):
+                low = min(middle + 1, high)
+            else:
+                high = max(middle - 1, low)
+        return (low + high) // 2
+
+    return played(Guess(), guess, random)
+
+
+def walks(random: np.random.Generator) -> Messages:
+    """Returns a walk; the mistake is to go away from the goal."""
+
+    def move(observation: str) -> str:
+        place, goal = (text.split(",") for text in observation[3:].split(" to "))
+        way = [int(b) - int(a) for a, b in zip(place, goal, strict=True)]
+        axis = random.choice(np.flatnonzero(way))
+        forward = (way[axis] > 0) != mistaken(random)
+        return ("WE", "SN")[axis][int(forward)]
+
+    return played(Grid(), move, random)
+
+
+def played(game: Any, player: Callable[[str], Any], random: np.random.Generator) -> Messages:
+    """Returns the game of a player who answers observations."""
+    observation, _ = game.reset(seed=int(random.integers(2**31)))
+    messages = [said("user", f"{question(random.integers(ROWS))}\n{observation}")]
     while True:
-        action = actions[random.integers(len(actions))]
+        action = player(observation)
         observation, _, terminated, truncated, _ = game.step(action)
         messages.append(said("assistant", str(action)))
         if terminated or truncated:
@@ -84,12 +113,13 @@ def played(game: Any, question: str, actions: list[Any], random: np.random.Gener
         messages.append(said("user", observation))
 
 
-def guesses(random: np.random.Generator) -> Messages:
-    return played(Guess(), "Guess.", list(range(1, 8)), random)
+def mistaken(random: np.random.Generator) -> bool:
+    return random.random() < 0.6
 
 
-def walks(random: np.random.Generator) -> Messages:
-    return played(Grid(), "Walk.", list(MOVES), random)
+def question(number: int) -> str:
+    """Returns the question of a game; rows with equal questions would be one row."""
+    return f"Game {number}."
 
 
 PLAYERS: dict[str, Callable[[np.random.Generator], Messages]] = {
@@ -103,11 +133,10 @@ def write(game: str, folder: Path) -> None:
     """Writes the conversations, and the questions of a game."""
     random = np.random.default_rng(0)
     folder.mkdir(parents=True, exist_ok=True)
-    rows = ({"messages": PLAYERS[game](random)} for _ in range(8192))
+    rows = ({"messages": PLAYERS[game](random)} for _ in range(ROWS))
     write_lines(folder / "conversations.jsonl", rows)
     if game != "calculator":
-        question = {"guess": "Guess.", "grid": "Walk."}[game]
-        numbered = ({"id": str(i), "question": question, "answer": ""} for i in range(1280))
+        numbered = ({"id": str(i), "question": question(i), "answer": "none"} for i in range(ROWS))
         write_lines(folder / "questions.jsonl", numbered)
 
 
@@ -137,7 +166,8 @@ def show(folder: Path) -> None:
     lines = [
         "# What a small policy learns in environments\n",
         COMMANDS,
-        "\nGreedy success on held-out questions, on two CPU cores:\n",
+        "\nThe warm start imitates a player who makes the same mistake in six of ten decisions, and "
+        "is the same for all seeds. Greedy success on held-out questions, by seed:\n",
         "| recipe | seeds | before | after | steps |",
         "|---|---|---|---|---|",
     ]
