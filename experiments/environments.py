@@ -166,7 +166,7 @@ def show(folder: Path) -> None:
     lines = [
         "# What a small policy learns in environments\n",
         COMMANDS,
-        "\nThe warm start imitates a player who makes the same mistake in six of ten decisions, and "
+        "\nThe warm start imitates a player who makes the same mistake in six of ten decisions. It "
         "is the same for all seeds. Greedy success on held-out questions, by seed:\n",
         "| recipe | seeds | before | after | steps |",
         "|---|---|---|---|---|",
