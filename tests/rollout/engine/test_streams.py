@@ -1,5 +1,6 @@
 """Conversations that an engine completes as a stream of requests."""
 
+import dataclasses
 from collections import Counter
 
 import jax
@@ -51,6 +52,7 @@ class Conversations:
 @pytest.fixture
 def held(policy, params, monkeypatch):
     """Returns the conversations that an engine held, and counts its device calls by name."""
+    policy = dataclasses.replace(policy, end_ids=())  # all turns are equally long
     engine = Continuous(max_response_tokens=64).open(policy)
     counts: Counter[str] = Counter()
     for name in ("continued", "place", "resized"):
