@@ -31,14 +31,15 @@ COMMANDS = """\
       at=outputs/environments/$1
       python -m experiments.environments write $1 $at
       python -m rl4p.train experiment=environment_sft data.path=$at/conversations.jsonl \\
-        hydra.run.dir=$at/sft
+        hydra.run.dir=$at/sft "${@:2}"
       python -m rl4p.export run=$at/sft out=$at/policy
     }
     rewarded() {
       python -m rl4p.train experiment=$1 seed=$3 model=pretrained \\
         model.path=outputs/environments/$2/policy hydra.run.dir=outputs/environments/$1/$3 "${@:4}"
     }
-    for game in calculator guess grid; do warm_start $game; done
+    warm_start calculator max_prompt_tokens=72 max_response_tokens=12
+    for game in guess grid; do warm_start $game steps=120; done
     for seed in 0 1 2; do
       rewarded calculator_grpo calculator $seed
       rewarded guess_gigpo guess $seed data.path=outputs/environments/guess/questions.jsonl
@@ -59,7 +60,7 @@ def said(role: str, content: str) -> dict[str, Any]:
 
 def calculations(random: np.random.Generator) -> Messages:
     """Returns a sum; the mistake is to add the first number to itself."""
-    a, b = random.integers(0, 1000, 2).tolist()
+    a, b = random.integers(100, 1000, 2).tolist()
     second = a if mistaken(random) else b
     call = json.dumps({"a": a, "b": second}, separators=(",", ":"))
     return [
