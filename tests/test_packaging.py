@@ -105,7 +105,7 @@ def test_what_the_package_imports_is_required() -> None:
                 imported.add(node.module.split(".")[0])
     third_party = imported - set(sys.stdlib_module_names) - {"rl4p"}
     # Options that need these extras import them when they are chosen, and name absent ones.
-    optional = ("tensorboard", "wandb", "datasets", "reasoning-gym", "math")
+    optional = ("tensorboard", "wandb", "datasets", "reasoning-gym", "math", "openenv", "mcp")
     extras = [requirement for name in optional for requirement in EXTRAS[name]]
     required = {distribution(requirement) for requirement in [*PROJECT["dependencies"], *extras]}
     assert not {

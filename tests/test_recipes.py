@@ -29,6 +29,7 @@ QUICK = (
 # These have as many rows as their files or their generator.
 OF_FILES = ("code_grpo", "conversations_sft", "crossword_grpo", "gsm8k_grpo", "math_grpo")
 OF_FILES += ("preferences_dpo", "environment_sft", "grid_gigpo", "guess_gigpo")
+OF_FILES += ("debugging_grpo",)
 TASKS = ("arithmetic", "countdown", "letter_counting", "sorting")
 SETS: dict[str, tuple[str, ...]] = dict.fromkeys(
     ("mixture_grpo", "mixture_sft"), tuple(f"data.sets.{x}" for x in TASKS)
@@ -65,6 +66,8 @@ CHANGES: dict[str, tuple[str, ...]] = {
     "environment_sft": ("data.path={chats}", "max_prompt_tokens=64", "max_response_tokens=32"),
     # Without a warm start it plays no game and calls no tool.
     **dict.fromkeys(("grid_gigpo", "guess_gigpo"), ("data.path={problems}", *PLAYS)),
+    "debugging_grpo": ("data.system_prompt=null", *PLAYS, CHANCE, "rollout.engine.temperature=2"),
+    "islands_grpo": SHORT,
     "sums_agent": ("trusted_targets=experiments",),
     "calculator_agent": (
         *("trusted_targets=experiments", *PLAYS, CHANCE, "rollout.engine.temperature=2"),
@@ -154,7 +157,7 @@ def competition(tmp_path_factory) -> Path:
 @pytest.mark.slow  # continuous integration runs it; other tests cover the parts of recipes
 @pytest.mark.parametrize("name", RECIPES)
 def test_a_recipe_trains(name, teacher, chats, pairs, problems, competition):
-    if name == "code_grpo" and (reason := bubblewrap_problem()) is not None:
+    if name in ("code_grpo", "debugging_grpo") and (reason := bubblewrap_problem()) is not None:
         pytest.skip(reason)
     files = {"teacher": teacher, "chats": chats, "pairs": pairs}
     files |= {"problems": problems, "competition": competition}

@@ -8,7 +8,7 @@ none of this, each with its reason.
 
     python -m tests.test_single_options [FILE ...]    prints what each option does, and counts
 
-It takes about ten minutes. A few files that need no training are always tested.
+All files take most of an hour. A few files that need no training are always tested.
 """
 
 import atexit
@@ -35,6 +35,7 @@ from omegaconf import OmegaConf
 from pydantic import TypeAdapter, ValidationError
 
 import rl4p
+import tests.conftest  # noqa: F401  the environment of tests, before JAX is used
 from rl4p.configuration import compose, instantiate
 from rl4p.configuration.schema import PLACES
 from rl4p.errors import InputError, RunError
@@ -277,7 +278,11 @@ def graded(words: list[str]) -> Digits:
         for number, each in enumerate(responses_for(words))
         for response in each["responses"]
     ]
-    trajectories: Any = SimpleNamespace(group_ids_B=[int(x.prompt.id) for x in episodes])
+    lengths_B = np.array([episode.tokens for episode in episodes])
+    trajectories: Any = SimpleNamespace(
+        group_ids_B=[int(episode.prompt.id) for episode in episodes],
+        response_mask_BT=np.arange(lengths_B.max()) < lengths_B[:, None],
+    )
     with closing(reward):
         try:
             rewards = reward(trajectories, episodes)
@@ -306,10 +311,11 @@ def responses_for(words: list[str]) -> list[dict[str, Any]]:
 
 
 @cache
-def baseline(kind: str, words: tuple[str, ...]) -> Digits:
-    """Returns the digits that two runs of the same words have in common."""
+def baseline(kind: str, words: tuple[str, ...]) -> tuple[Digits, set[str]]:
+    """Returns the digits that two runs of the same words share, and the names of the others."""
     one, other = digits_of(kind, list(words)), digits_of(kind, list(words))
-    return {name: x for name, x in one.items() if other.get(name) == x and not timed(name)}
+    same = {name: x for name, x in one.items() if other.get(name) == x and not timed(name)}
+    return same, (one.keys() | other.keys()) - same.keys()
 
 
 def timed(name: str) -> bool:
@@ -319,8 +325,7 @@ def timed(name: str) -> bool:
 def effect(file: str, key: str) -> str:
     """Returns what an option does: differs, named, refused or nothing."""
     kind, words = kind_of(file), words_of(file)
-    before = baseline(kind, tuple(words))
-    unstable = {name for name in digits_of(kind, words) if name not in before}
+    before, unstable = baseline(kind, tuple(words))
     refusals, tried = 0, flips(file, key)
     for more in tried:
         try:
@@ -380,7 +385,7 @@ def row(number: int) -> dict[str, Any]:
     return {
         "question": f"<think>no</think>{number // 2}+1?",
         "other_question": f"one more than {number}?",
-        "answer": f"#### {number // 2 + 1}",
+        "answer": f"{'so ' * (number % 2)}#### {number // 2 + 1}",
         "other_answer": f"so it is\n#### {number + 5}",
         "reference": str(number + 7),
         "problem": f"Find {number}+2.",
@@ -439,7 +444,7 @@ def test_the_table_has_only_options_that_exist():
 
 def test_a_run_that_is_repeated_has_the_same_digits():
     words = words_of("update/ppo")
-    digits = baseline("trained", tuple(words))
+    digits, _ = baseline("trained", tuple(words))
     assert float(digits["1 update/grad_norm"]) > 0
     assert {name for name in digits_of("trained", words) if not timed(name)} == set(digits)
 

@@ -81,8 +81,10 @@ def problem(place: Path) -> str:
     """Runs the next run and sends the killed one; returns what was wrong, or ""."""
     words = (*WORDS, "steps=2", f"hydra.run.dir={place / 'next'}")
     code, output = finished("rl4p.train", *words, place=place)
-    if code or "MLflow" in output:
+    if code:
         return f"the next run: exit code {code}: {output[-500:]}"
+    if said := [line for line in output.splitlines() if "MLflow" in line]:
+        return f"the next run: {' '.join(said)}"
     if not trains(place / "next"):
         return "a step of the next run had no gradient"
     folders = [place / name for name in ("killed", "next")]

@@ -1,4 +1,4 @@
-"""Capabilities: values by which a run sends data, reads a variable or a file, or writes a file.
+"""Capabilities: values by which a run sends data, starts a program, or uses a variable or a file.
 
 The type of an argument declares one, in any class that a `_target_` names:
 
@@ -38,12 +38,14 @@ class Capability(Enum):
     VARIABLE = "an environment variable that the run reads"
     READ = "a path that the run reads"
     WRITTEN = "a place that the run writes to"
+    WORD = "a word of a command that the run starts"
 
 
 Address = Annotated[str, Capability.ADDRESS]
 Variable = Annotated[str, Capability.VARIABLE]
 ReadPath = Annotated[str, Capability.READ]
 WrittenPath = Annotated[str, Capability.WRITTEN]
+Word = Annotated[str, Capability.WORD]
 
 # The keys of Hydra with places that are written; the schemas of its plugins have no such types.
 OF_HYDRA = (
@@ -201,7 +203,7 @@ def covers(allowed: str, use: Use) -> bool:
     """Returns whether a value that is allowed is the value of a use, or above it."""
     if allowed == use.value:
         return True
-    if use.capability is Capability.VARIABLE or not allowed:
+    if use.capability in (Capability.VARIABLE, Capability.WORD) or not allowed:
         return False
     if "://" in allowed or "://" in use.value:
         above = allowed.rstrip("/") + "/"

@@ -368,7 +368,7 @@ def refuse_without_effect(
 
     Args:
       lines: the overrides of the command line.
-      keys: the keys of the root that act.
+      keys: the keys that act; of the root, each with all keys below it.
       kind: the dataclass of the command's words, for a hint.
       name: the name of the command.
       instead: what to write instead of a key.
@@ -380,7 +380,7 @@ def refuse_without_effect(
         group, _, package = line.partition("=")[0].lstrip("+~").partition("@")
         key = package or group  # term@reward.terms.NAME changes the reward
         root = key.partition(".")[0]
-        if root in keys or ("=" not in line and line[:1] != "~"):
+        if root in keys or key in keys or ("=" not in line and line[:1] != "~"):
             continue  # a word without an equal sign is refused when it is parsed
         hint = did_you_mean(key, [*(field.name for field in fields(kind)), *keys])
         if root in (instead or {}):

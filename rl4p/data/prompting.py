@@ -26,6 +26,64 @@ class Prompting:
     examples: tuple[Mapping[str, str], ...] = ()
 
 
+@dataclass(frozen=True)
+class QuestionTemplate:
+    """Puts the template and the examples of a data set around questions.
+
+    Attributes:
+      prompt: the template of the user's message; None is the question alone.
+      shots: the messages of the examples.
+    """
+
+    prompt: str | None
+    shots: tuple[Mapping[str, str], ...]
+
+    @classmethod
+    def of(cls, data: Any, key: str = "data") -> "QuestionTemplate":
+        """Returns the template of a data set.
+
+        Args:
+          key: the configuration key of the data set, for error messages.
+
+        Raises:
+          InputError: the template lacks the question or has another field, or an example is wrong.
+        """
+        prompt, shots = getattr(data, "prompt", None), []
+        if prompt is not None:
+            check_prompt(prompt, f"{key}.prompt")
+        for number, example in enumerate(getattr(data, "examples", ())):
+            if set(example) != {"question", "answer"}:
+                raise InputError(
+                    f"{key}.examples[{number}] has the keys {', '.join(map(str, example))}: write "
+                    "question and answer."
+                )
+            shots.append({"role": "user", "content": filled(prompt, str(example["question"]))})
+            shots.append({"role": "assistant", "content": str(example["answer"])})
+        return cls(prompt, tuple(shots))
+
+    def __bool__(self) -> bool:
+        return self.prompt is not None or bool(self.shots)
+
+    def around(
+        self, messages: Sequence[Mapping[str, Any]], *, all_of_user: bool = False
+    ) -> list[Mapping[str, Any]]:
+        """Returns a conversation with the examples, and with the question in the template.
+
+        Args:
+          all_of_user: whether each message of the user is a question, and not only the last.
+        """
+        asked = [i for i, each in enumerate(messages) if each["role"] == "user"]
+        chosen = set(asked if all_of_user else asked[-1:])
+        changed = [
+            {**each, "content": filled(self.prompt, each["content"])}
+            if i in chosen and isinstance(each["content"], str)
+            else each
+            for i, each in enumerate(messages)
+        ]
+        first = int(changed[0]["role"] == "system")
+        return [*changed[:first], *self.shots, *changed[first:]]
+
+
 def prompted(data: Any, questions: Sequence[Question], key: str = "data") -> list[Question]:
     """Returns the questions of a data set with its template and its examples in their messages.
 
@@ -37,30 +95,13 @@ def prompted(data: Any, questions: Sequence[Question], key: str = "data") -> lis
     Raises:
       InputError: the template lacks the question or has another field, or an example is wrong.
     """
-    template, examples = getattr(data, "prompt", None), getattr(data, "examples", ())
-    if template is None and not examples:
+    template = QuestionTemplate.of(data, key)
+    if not template:
         return list(questions)
-    if template is not None:
-        check_prompt(template, f"{key}.prompt")
-    shots = []
-    for number, example in enumerate(examples):
-        if set(example) != {"question", "answer"}:
-            raise InputError(
-                f"{key}.examples[{number}] has the keys {', '.join(map(str, example))}: write "
-                "question and answer."
-            )
-        shots.append({"role": "user", "content": filled(template, str(example["question"]))})
-        shots.append({"role": "assistant", "content": str(example["answer"])})
 
     def changed(question: Question) -> Question:
-        messages = [dict(each) for each in question.messages or ()]
-        if not messages:
-            messages = [{"role": "user", "content": question.question}]
-        last = max((i for i, x in enumerate(messages) if x["role"] == "user"), default=None)
-        if last is not None and isinstance(messages[last]["content"], str):
-            messages[last]["content"] = filled(template, messages[last]["content"])
-        first = int(messages[0]["role"] == "system")
-        return replace(question, messages=(*messages[:first], *shots, *messages[first:]))
+        messages = question.messages or [{"role": "user", "content": question.question}]
+        return replace(question, messages=tuple(template.around(messages)))
 
     by_id = {id(question): changed(question) for question in questions}  # a mixture repeats some
     return [by_id[id(question)] for question in questions]

@@ -46,6 +46,8 @@ DECLARED: dict[str, Parameter] = {
     "query/bias": vector("heads"),
     "key/bias": vector("num_kv_heads"),
     "value/bias": vector("num_kv_heads"),
+    "output/bias": vector(),
+    "sinks": vector("heads"),
     "gate/kernel": Parameter(("width", "feed_forward")),
     "up/kernel": Parameter(("width", "feed_forward")),
     "down/kernel": Parameter(("feed_forward", "width")),
@@ -53,6 +55,10 @@ DECLARED: dict[str, Parameter] = {
     "experts/gate": Parameter((None, "width", "feed_forward")),
     "experts/up": Parameter((None, "width", "feed_forward")),
     "experts/down": Parameter((None, "feed_forward", "width")),
+    "experts/router_bias": vector(None),
+    "experts/gate_bias": vector(None, "feed_forward"),
+    "experts/up_bias": vector(None, "feed_forward"),
+    "experts/down_bias": vector(None, None),
 }
 
 

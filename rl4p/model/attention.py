@@ -5,7 +5,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from rl4p.model.decoder_config import DecoderConfig
+from rl4p.model.decoder_config import DecoderConfig, LayerKind
 from rl4p.model.kernels import Kernel, cudnn, splash
 from rl4p.model.rope import rotations
 from rl4p.types import Array
@@ -25,25 +25,28 @@ class AttentionInputs(NamedTuple):
 
 
 class Views(NamedTuple):
-    """The views of full-attention layers and of sliding layers; None if there are no such layers.
+    """The views of the kinds of layers that a decoder has; they share the arrays that are equal."""
 
-    Both views share the arrays that do not differ.
-    """
+    kinds: tuple[LayerKind, ...]
+    inputs: tuple[AttentionInputs, ...]
 
-    whole: AttentionInputs | None
-    sliding: AttentionInputs | None
+    def for_layer(self, kind: LayerKind) -> AttentionInputs:
+        return self.inputs[self.kinds.index(kind)]
 
-    def for_layer(self, slides: bool) -> AttentionInputs:
-        view = self.sliding if slides else self.whole
-        assert view is not None  # ensured by `views`
+    def traced_layer(self, index: Array | None) -> AttentionInputs:
+        """Returns the view of the kind at a traced index, as in a scan over layers.
+
+        The index may be None if there is one kind.
+        """
+        view, *others = self.inputs
+        for i, other in enumerate(others, 1):
+            view = AttentionInputs(
+                *(
+                    a if a is b else jnp.where(index == i, a, b)
+                    for a, b in zip(other, view, strict=True)
+                )
+            )
         return view
-
-    def traced_layer(self, slides: Array) -> AttentionInputs:
-        """Returns the view of a layer whose kind is a traced value, as in a scan over layers."""
-        whole, sliding = self.for_layer(False), self.for_layer(True)
-        return AttentionInputs(
-            *(a if a is b else jnp.where(slides, a, b) for a, b in zip(sliding, whole, strict=True))
-        )
 
 
 def visible(
@@ -70,19 +73,23 @@ def views(
     key_positions_BS: Array,
     key_segments_BS: Array,
 ) -> Views:
-    """Returns only the views that the decoder's layers need."""
+    """Returns a view for each kind of layer that the decoder has."""
     places = (positions_BT, segment_ids_BT, key_positions_BS, key_segments_BS)
-    segments = segment_ids_BT, key_segments_BS
-    rotated = rotations(positions_BT, c.head_width, c.rope_theta, c.rope_scaling)
-    if not any(c.sliding):
-        return Views(AttentionInputs(*rotated, visible(*places), *segments), None)
-    local = rotated
+    kinds = tuple(sorted(set(c.kinds)))
+    masks = {
+        slides: visible(*places, window=c.window if slides else None)
+        for slides in sorted({kind.slides for kind in kinds})
+    }
+    whole = rotations(positions_BT, c.rotary_width or c.head_width, c.rope_theta, c.rope_scaling)
+    local, none = whole, (jnp.ones_like(whole[0]), jnp.zeros_like(whole[1]))
     if c.local_rope_theta is not None:
         local = rotations(positions_BT, c.head_width, c.local_rope_theta, None)
-    sliding = AttentionInputs(*local, visible(*places, window=c.window), *segments)
-    return Views(
-        None if all(c.sliding) else AttentionInputs(*rotated, visible(*places), *segments), sliding
-    )
+
+    def inputs(kind: LayerKind) -> AttentionInputs:
+        turns = none if kind.unrotated else local if kind.slides else whole
+        return AttentionInputs(*turns, masks[kind.slides], segment_ids_BT, key_segments_BS)
+
+    return Views(kinds, tuple(map(inputs, kinds)))
 
 
 def softcapped(x: Array, cap: float | None) -> Array:
@@ -99,6 +106,7 @@ def attend(
     query_scalar: float,
     softcap: float | None,
     in_order: bool,
+    sinks_H: Array | None = None,
     kernel: Kernel = "xla",
 ) -> Array:
     """Computes softmax attention with H / K query heads per KV head; the softmax is in float32.
@@ -107,6 +115,7 @@ def attend(
       k_BKhS, v_BKSh: keys and values in the layout of a cache, so that decoding needs no transpose.
       in_order: whether the queries are the last T of the S keys and no token sees a later column.
         Blocks of queries then skip later keys, which saves nearly half of the work.
+      sinks_H: a score of each head, which takes a share of the softmax and has no value; or None.
       kernel: the implementation to use if `in_order` is set.
     """
     if in_order and kernel == "cudnn":
@@ -127,7 +136,11 @@ def attend(
         scores = jnp.einsum("BKMh,BKhS->BKMS", q_BKMh, k_BKhS[..., :keys]).astype(jnp.float32)
         scores = softcapped(scores, softcap).reshape(B, K, H // K, end - start, keys)
         scores = jnp.where(view.mask_BTS[:, None, None, start:end, :keys], scores, MASKED)
-        weights = jax.nn.softmax(scores, axis=-1).astype(v_BKSh.dtype)
+        if sinks_H is not None:
+            sinks = sinks_H.astype(jnp.float32).reshape(1, K, H // K, 1, 1)
+            sinks = jnp.broadcast_to(sinks, (*scores.shape[:-1], 1))
+            scores = jnp.concatenate([scores, sinks], axis=-1)
+        weights = jax.nn.softmax(scores, axis=-1)[..., :keys].astype(v_BKSh.dtype)
         weights_BKMS = weights.reshape(B, K, -1, keys)
         out_BKMh = jnp.einsum("BKMS,BKSh->BKMh", weights_BKMS, v_BKSh[:, :, :keys])
         return out_BKMh.reshape(B, K, H // K, end - start, h)

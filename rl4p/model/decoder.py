@@ -144,10 +144,10 @@ class Decoder:
             )
         seen = views(c, positions_BT, segment_ids_BT, *keys)
 
-        def run_layer(x_BTD: Array, scanned: tuple[Params, Array | None, Any]) -> tuple[Array, Any]:
-            layer, slides, cache = scanned
+        def run_layer(x_BTD: Array, scanned: tuple[Params, Any, Any]) -> tuple[Array, Any]:
+            layer, kind, cache = scanned
             layer = gather(layer, self.dtype)
-            view = seen.for_layer(any(c.sliding)) if slides is None else seen.traced_layer(slides)
+            view = seen.traced_layer(kind)
             x_BTD, cache = self.layer.apply({"params": layer}, x_BTD, view, cache)
             return x_BTD, cache if keep else None
 
@@ -157,9 +157,10 @@ class Decoder:
         if self.remat != "none" or gathering():
             # A loop already keeps the compiler from merging the recomputation with the original.
             run_layer = jax.checkpoint(run_layer, prevent_cse=self.unroll, policy=saved)
-        slides_L = jnp.asarray(c.sliding) if c.mixed else None
+        index_of = seen.kinds.index
+        kinds_L = jnp.asarray([*map(index_of, c.kinds)]) if len(seen.kinds) > 1 else None
         caches = None if before is None else before.layers
-        scanned = params["layers"], slides_L, caches
+        scanned = params["layers"], kinds_L, caches
         return jax.lax.scan(run_layer, self.embed(params, tokens_BT), scanned, unroll=self.unroll)
 
     def final_norm(self, params: Params, x_BTD: Array) -> Array:
@@ -208,11 +209,12 @@ class Decoder:
         positions_BS = write(cache.positions_BS, positions_BT, slot, axis=1)
         segment_ids_BS = write(cache.segment_ids_BS, segment_ids_BT, slot, axis=1)
         seen = views(self.config, positions_BT, segment_ids_BT, positions_BS, segment_ids_BS)
-        sliding = self.config.sliding or (False,) * self.config.layers
         x_BTD, written = self.embed(params, tokens_BT), []
-        for layer, slides, layer_cache in zip(params["layers"], sliding, cache.layers, strict=True):
+        for layer, kind, layer_cache in zip(
+            params["layers"], self.config.kinds, cache.layers, strict=True
+        ):
             x_BTD, layer_cache = self.layer.apply(
-                {"params": layer}, x_BTD, seen.for_layer(slides), layer_cache, slot
+                {"params": layer}, x_BTD, seen.for_layer(kind), layer_cache, slot
             )
             written.append(layer_cache)
         cache = Cache(

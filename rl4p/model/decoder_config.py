@@ -1,9 +1,16 @@
 """The configuration of a decoder; each model family is a choice among these options."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from rl4p.model.rope import Scaling
+
+
+class LayerKind(NamedTuple):
+    """The properties of a layer's attention that may differ among the layers of a decoder."""
+
+    slides: bool
+    unrotated: bool
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -13,18 +20,28 @@ class DecoderConfig:
     Attributes:
       family: the model type; an export uses its names.
       rope_theta, rope_scaling: the base and scaling of rotary embeddings.
+      rotary_width: how many elements of a head are rotated, the first ones; None is all.
+      interleaved_rope: a rotated pair has neighbouring elements, not one of either half.
+      unrotated: for each of L layers, whether it has no rotary embeddings; empty if all have.
       local_rope_theta: the base in sliding layers, which then have no scaling; None uses
         `rope_theta` and `rope_scaling` there too.
       centered_norm: norms multiply by 1 + scale.
-      post_norms: the outputs of attention and feed-forward are normed before the residual sum.
-      query_key_norm: queries and keys are normed in each head before they are rotated.
+      pre_norms, post_norms: the inputs of attention and feed-forward are normed, and their outputs
+        before the residual sum.
+      query_key_norm: queries and keys are normed before they are rotated: in each head (`head`), or
+        over all heads (`whole`).
       query_scalar: queries are divided by its square root; None is the head width.
+      attention_bias, output_bias: queries, keys and values have biases; so has their output.
+      attention_sinks: each head has a score for nothing, which takes part in the softmax.
       attention_softcap, logits_softcap: c in c tanh(x / c); None applies no cap.
       window: the number of tokens that a sliding layer sees, the present token included.
       sliding: for each of L layers, whether it has a sliding window; empty if none has.
+      activation: the feed-forward of gate g and up u: `silu` and `gelu_tanh` are act(g) u, and
+        `clamped_swish` is g sigmoid(1.702 g) (u + 1), with g cut at 7 and u at -7 and 7.
       scaled_embedding: embeddings are multiplied by the square root of the width.
       experts: the number of experts per layer; 0 is one feed-forward for all tokens.
       chosen_experts: the number of experts per token.
+      expert_bias: the router and the experts have biases.
       normalized_experts: the weights of a token's chosen experts sum to one.
       labels: the number of scores of a classifier (`heads.scores`), which has no token head; 0 for
         a language model.
@@ -41,22 +58,29 @@ class DecoderConfig:
     family: str = "qwen2"
     rope_theta: float = 10_000.0
     rope_scaling: Scaling | None = None
+    rotary_width: int | None = None
+    interleaved_rope: bool = False
+    unrotated: tuple[bool, ...] = ()
     local_rope_theta: float | None = None
     norm_epsilon: float = 1e-6
     centered_norm: bool = False
+    pre_norms: bool = True
     post_norms: bool = False
-    query_key_norm: bool = False
+    query_key_norm: Literal["head", "whole"] | None = None
     query_scalar: float | None = None
     attention_bias: bool = True
+    output_bias: bool = False
+    attention_sinks: bool = False
     attention_softcap: float | None = None
     logits_softcap: float | None = None
     window: int | None = None
     sliding: tuple[bool, ...] = ()
-    activation: Literal["silu", "gelu_tanh"] = "silu"
+    activation: Literal["silu", "gelu_tanh", "clamped_swish"] = "silu"
     tied_embedding: bool = True
     scaled_embedding: bool = False
     experts: int = 0
     chosen_experts: int = 0
+    expert_bias: bool = False
     normalized_experts: bool = False
     labels: int = 0
 
@@ -65,6 +89,11 @@ class DecoderConfig:
             raise ValueError(
                 f"sliding has {len(self.sliding)} entries and window is {self.window}: give one "
                 f"entry for each of the {self.layers} layers, and a window above 0."
+            )
+        if self.unrotated and len(self.unrotated) != self.layers:
+            raise ValueError(
+                f"unrotated has {len(self.unrotated)} entries: give one for each of the "
+                f"{self.layers} layers."
             )
         if self.chosen_experts > self.experts:
             raise ValueError(
@@ -83,6 +112,8 @@ class DecoderConfig:
         }
 
     @property
-    def mixed(self) -> bool:
-        """Whether some layers have a sliding window and others do not."""
-        return len(set(self.sliding)) == 2
+    def kinds(self) -> tuple[LayerKind, ...]:
+        """The kind of each of L layers."""
+        none = (False,) * self.layers
+        pairs = zip(self.sliding or none, self.unrotated or none, strict=True)
+        return tuple(LayerKind(*pair) for pair in pairs)

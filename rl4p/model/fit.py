@@ -52,6 +52,8 @@ def check_fit(
     missing, problems = [], []
     known = {HEAD} if tied else set()
     for tensor in tensors:
+        if tensor.part is not None and tensor.name in known:
+            continue  # another part was checked
         known.add(tensor.name)
         in_file = stored.get(tensor.name)
         if in_file is None:
@@ -59,6 +61,7 @@ def check_fit(
             continue
         shape = reduce(getitem, tensor.path, shapes).shape[len(stacked_index(tensor)) :]
         shape = shape[::-1] if tensor.transposed else shape
+        shape = shape if tensor.part is None else tensor.part.whole(shape)
         if in_file.shape != shape:
             problems.append(f"{tensor.name} must have shape {shape}, not {in_file.shape}")
         if in_file.kind not in DTYPES:

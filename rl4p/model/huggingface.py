@@ -16,17 +16,24 @@ from jax.sharding import SingleDeviceSharding
 from rl4p.distributed.mesh import Mesh
 from rl4p.distributed.placement import param_shardings
 from rl4p.errors import InputError, RunError
+from rl4p.model import mxfp4
 from rl4p.model.decoder import Decoder, DecoderConfig
-from rl4p.model.families import FAMILIES, Tensor, family_of
+from rl4p.model.families import FAMILIES, Tensor, TensorPart, family_of
 from rl4p.model.families.harmless import check_keys
 from rl4p.model.families.keys import Config
 from rl4p.model.families.labels import read_labels, write_labels
 from rl4p.model.fit import check_fit
 from rl4p.model.folder import check_files
-from rl4p.model.model_tensors import ParameterTensor, model_tensors, stacked_index
+from rl4p.model.model_tensors import (
+    AssembledTensor,
+    ParameterTensor,
+    model_tensors,
+    stacked_index,
+)
 from rl4p.model.policy import Policy
 from rl4p.model.tensor_files import (
     DTYPES,
+    NewTensor,
     StoredTensor,
     copy,
     read_json,
@@ -53,8 +60,9 @@ def read_config(folder: Path) -> DecoderConfig:
     if not (folder / "config.json").is_file():
         raise InputError(f"model.path={folder} has no config.json.")
     config, where = Config(read_json(folder / "config.json")), str(folder / "config.json")
-    shape = family_of(config, where).read_config(config, where)
-    check_keys(config, where)
+    family = family_of(config, where)
+    shape = family.read_config(config, where)
+    check_keys(config, where, family.quantization)
     return replace(shape, labels=read_labels(config, where))
 
 
@@ -76,12 +84,15 @@ def read_params(
     Raises:
       InputError: files are missing or broken, or their tensors are not the model's (`check_fit`).
     """
+    family = FAMILIES[decoder.config.family]
     stored = stored_tensors(folder)
+    if family.quantization == mxfp4.METHOD:
+        stored = mxfp4.dequantized(stored)
     shapes = jax.eval_shape(decoder.init, jax.random.key(0))
     alone = SingleDeviceSharding(jax.local_devices()[0])
     places = param_shardings(mesh, shapes) if mesh else jax.tree.map(lambda _: alone, shapes)
     parameters: dict[tuple, list[Tensor]] = {}
-    for tensor in FAMILIES[decoder.config.family].names(decoder.config):
+    for tensor in family.names(decoder.config):
         parameters.setdefault(tensor.path, []).append(tensor)
     everything = [tensor for tensors in parameters.values() for tensor in tensors]
     check_fit(folder, stored, everything, shapes, tied=decoder.config.tied_embedding)
@@ -127,12 +138,13 @@ def read_part(
         if not all(i in bound for i, bound in zip(at, bounds, strict=False)):
             continue
         into = whole[tuple(i - bound.start for i, bound in zip(at, bounds, strict=False))]
-        rows, *columns = bounds[len(at) :][:: -1 if tensor.transposed else 1]
         into = into.T if tensor.transposed else into
-        wanted = (slice(None), *(slice(bound.start, bound.stop) for bound in columns))
-        for first, piece in stored[tensor.name].pieces(slice(rows.start, rows.stop)):
+        within = bounds[len(at) :][:: -1 if tensor.transposed else 1]
+        wanted = tuple(slice(bound.start, bound.stop) for bound in within)
+        rows, *columns = wanted if tensor.part is None else tensor.part.index_of(wanted)
+        for first, piece in stored[tensor.name].pieces(rows):
             first -= rows.start
-            copy(piece[wanted], into[first : first + len(piece)])
+            copy(piece[:, *columns], into[first : first + len(piece)])
     return whole
 
 
@@ -203,16 +215,14 @@ def write_adapter(
       dtype: the dtype of the file; None keeps the dtype of the adapters.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    tensors, targets = [], set()
+    modules: dict[str, list[Tensor]] = {}
     for tensor in FAMILIES[decoder.config.family].names(decoder.config):
-        if tensor.path[-1] != "kernel" or tensor.path[-2] not in adapters["layers"]:
-            continue
-        module = tensor.name.removesuffix(".weight")
-        targets.add(module.rpartition(".")[2])
-        beside = reduce(getitem, tensor.path[:-1], adapters)
-        for name, array in (("lora_A", beside["lora_a"]), ("lora_B", beside["lora_b"])):
-            stored = tensor._replace(name=f"base_model.model.{module}.{name}.weight")
-            tensors.append(ParameterTensor(stored, [array], dtype or array.dtype))
+        if tensor.path[-1] == "kernel" and tensor.path[-2] in adapters["layers"]:
+            modules.setdefault(tensor.name.removesuffix(".weight"), []).append(tensor)
+    tensors, ranks = [], {}
+    for module, kernels in modules.items():
+        ranks[module.rpartition(".")[2]] = decoder.lora.rank * len(kernels)
+        tensors += adapter_tensors(module, kernels, adapters, dtype)
     write_file(folder / "adapter_model.safetensors", tensors)
     sync(folder / "adapter_model.safetensors")
     name, _, revision = base.partition("@")
@@ -223,12 +233,43 @@ def write_adapter(
         "revision": revision or None,
         "r": decoder.lora.rank,
         "lora_alpha": decoder.lora.alpha,
+        "rank_pattern": {name: r for name, r in ranks.items() if r != decoder.lora.rank},
+        "alpha_pattern": {
+            name: decoder.lora.scale * r for name, r in ranks.items() if r != decoder.lora.rank
+        },
         "lora_dropout": 0.0,
         "bias": "none",
-        "target_modules": sorted(targets),
+        "target_modules": sorted(ranks),
         "inference_mode": True,
     }
     (folder / "adapter_config.json").write_text(json.dumps(config, indent=2) + "\n")
+
+
+def adapter_tensors(
+    module: str, kernels: list[Tensor], adapters: Params, dtype: str | None
+) -> list[NewTensor]:
+    """Returns the matrices A and B of one module of PEFT, which may consist of several kernels.
+
+    The rank of the module is then the sum of theirs, and B has zeros where a kernel meets another.
+    """
+    pairs = []
+    for kernel in kernels:
+        beside = reduce(getitem, kernel.path[:-1], adapters)
+        pair = []
+        for ours, name in (("lora_a", "lora_A"), ("lora_b", "lora_B")):
+            tensor = kernel._replace(name=f"base_model.model.{module}.{name}.weight", part=None)
+            pair.append(ParameterTensor(tensor, [beside[ours]], dtype or beside[ours].dtype))
+        pairs.append(pair)
+    rank, width = pairs[0][0].shape
+    out = kernels[0].part.size if kernels[0].part else pairs[0][1].shape[0]
+    pieces_a, pieces_b = [], []
+    for i, (kernel, (a, b)) in enumerate(zip(kernels, pairs, strict=True)):
+        ranks = slice(i * rank, (i + 1) * rank)
+        part = kernel.part or TensorPart(axis=0, start=0, step=1, size=out)
+        pieces_a.append(((ranks, slice(0, width)), a))
+        pieces_b.append((part.index_of((slice(0, b.shape[0]), ranks)), b))
+    total = rank * len(kernels)
+    return [AssembledTensor((total, width), pieces_a), AssembledTensor((out, total), pieces_b)]
 
 
 def write_policy(

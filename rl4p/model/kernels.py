@@ -36,6 +36,7 @@ def check_kernel(kernel: Kernel, config: DecoderConfig, dtype: str, platform: st
         f"needs a head width divisible by 8, not {config.head_width}": config.head_width % 8 != 0,
         "does not support this model's score cap": kernel == "cudnn" and config.attention_softcap,
         "does not support this model's sliding window": kernel == "splash" and any(config.sliding),
+        "does not support this model's attention sinks": config.attention_sinks,
     }
     for reason, holds in reasons.items():
         if holds:

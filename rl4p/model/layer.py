@@ -1,5 +1,6 @@
 """One layer of the decoder: norms, attention, and a feed-forward or experts."""
 
+from collections.abc import Sequence
 from functools import partial
 from typing import Any, Literal
 
@@ -16,8 +17,17 @@ from rl4p.model.rope import rotate
 from rl4p.types import Array
 
 ACTIVATIONS = {"silu": nn.silu, "gelu_tanh": partial(nn.gelu, approximate=True)}
+LIMIT, SLOPE = 7.0, 1.702  # of `clamped_swish`
 INIT = nn.initializers.normal(0.02)
 PRODUCT = "product of a projection"  # checkpoint policies do not see that `product` is a dot
+
+
+def gated(activation: str, gate: Array, up: Array) -> jax.Array:
+    """Returns the product of a gated feed-forward (`DecoderConfig.activation`)."""
+    if activation == "clamped_swish":
+        gate, up = jnp.minimum(gate, LIMIT), jnp.clip(up, -LIMIT, LIMIT)
+        return (gate * nn.sigmoid(SLOPE * gate)) * (up + 1)
+    return ACTIVATIONS[activation](gate) * up
 
 
 class RMSNorm(nn.Module):
@@ -42,8 +52,8 @@ class Experts(nn.Module):
 
         p = softmax(x R); y = sum over the chosen e of p_e (act(x G_e) * x U_e) D_e
 
-    If `normalized_experts` is set, p of the chosen experts is divided by its sum. The dispatch
-    changes results only by rounding:
+    If `normalized_experts` is set, p of the chosen experts is divided by its sum. If `expert_bias`
+    is set, each of the four products has a bias. The dispatch changes results only by rounding:
 
     * dense: every expert runs on every token, with weight 0 for experts that were not chosen.
     * grouped: pairs of a token and its chosen expert are sorted by expert, and each expert runs on
@@ -69,52 +79,77 @@ class Experts(nn.Module):
                 ("down", (E, F, D)),
             )
         )
-        scores_BTE = jnp.einsum("BTD,DE->BTE", x_BTD, router_DE).astype(jnp.float32)
+        router_bias_E, *biases = (
+            self.param(name, nn.initializers.zeros, shape).astype(self.dtype)
+            if c.expert_bias
+            else None
+            for name, shape in (
+                ("router_bias", (E,)),
+                ("gate_bias", (E, F)),
+                ("up_bias", (E, F)),
+                ("down_bias", (E, D)),
+            )
+        )
+        scores_BTE = plus(jnp.einsum("BTD,DE->BTE", x_BTD, router_DE), router_bias_E)
+        scores_BTE = scores_BTE.astype(jnp.float32)
         weights_BTC, chosen_BTC = jax.lax.top_k(jax.nn.softmax(scores_BTE), c.chosen_experts)
         if c.normalized_experts:
             weights_BTC = weights_BTC / jnp.sum(weights_BTC, axis=-1, keepdims=True)
         run = self.grouped if self.dispatch == "grouped" else self.dense
-        return run(x_BTD, weights_BTC.astype(self.dtype), chosen_BTC, *kernels)
+        return run(x_BTD, weights_BTC.astype(self.dtype), chosen_BTC, kernels, biases)
 
     def dense(
         self,
         x_BTD: Array,
         weights_BTC: Array,
         chosen_BTC: Array,
-        gate_EDF: Array,
-        up_EDF: Array,
-        down_EFD: Array,
+        kernels: Sequence[Array],
+        biases: Sequence[Array | None],
     ) -> Array:
+        (gate_EDF, up_EDF, down_EFD), (gate_bias_EF, up_bias_EF, down_bias_ED) = kernels, biases
         chosen_BTCE = jax.nn.one_hot(chosen_BTC, self.config.experts, dtype=self.dtype)
         weights_BTE = jnp.einsum("BTC,BTCE->BTE", weights_BTC, chosen_BTCE)
-        gate_BTEF = self.activation(jnp.einsum("BTD,EDF->BTEF", x_BTD, gate_EDF))
-        hidden_BTEF = gate_BTEF * jnp.einsum("BTD,EDF->BTEF", x_BTD, up_EDF)
-        return jnp.einsum("BTEF,EFD->BTD", hidden_BTEF * weights_BTE[..., None], down_EFD)
+        gate_BTEF = plus(jnp.einsum("BTD,EDF->BTEF", x_BTD, gate_EDF), gate_bias_EF)
+        up_BTEF = plus(jnp.einsum("BTD,EDF->BTEF", x_BTD, up_EDF), up_bias_EF)
+        hidden_BTEF = gated(self.config.activation, gate_BTEF, up_BTEF)
+        y_BTD = jnp.einsum("BTEF,EFD->BTD", hidden_BTEF * weights_BTE[..., None], down_EFD)
+        if down_bias_ED is None:
+            return y_BTD
+        return y_BTD + jnp.einsum("BTE,ED->BTD", weights_BTE, down_bias_ED)
 
     def grouped(
         self,
         x_BTD: Array,
         weights_BTC: Array,
         chosen_BTC: Array,
-        gate_EDF: jax.Array,
-        up_EDF: jax.Array,
-        down_EFD: jax.Array,
+        kernels: Sequence[jax.Array],
+        biases: Sequence[Array | None],
     ) -> Array:
         """Runs N = B x T x C sorted pairs; sorting permutes, so no gradient adds atomically."""
         experts_N = chosen_BTC.reshape(-1)
         sorted_N = jnp.argsort(experts_N)
         unsorted_N = jnp.argsort(sorted_N)
         sizes_E = jnp.bincount(experts_N, length=self.config.experts)
+        # As a product, whose gradient adds in a fixed order.
+        which_NE = jax.nn.one_hot(experts_N[sorted_N], self.config.experts, dtype=self.dtype)
+        gate_bias_NF, up_bias_NF, down_bias_ND = (
+            None if bias is None else which_NE @ bias for bias in biases
+        )
+        gate_EDF, up_EDF, down_EFD = kernels
         x_BTCD = jnp.broadcast_to(x_BTD[:, :, None], (*chosen_BTC.shape, x_BTD.shape[-1]))
         x_ND = permuted(x_BTCD.reshape(-1, x_BTD.shape[-1]), sorted_N)
-        gate_NF = self.activation(jax.lax.ragged_dot(x_ND, gate_EDF, sizes_E))
-        hidden_NF = gate_NF * jax.lax.ragged_dot(x_ND, up_EDF, sizes_E)
-        hidden_NF = hidden_NF * permuted(weights_BTC.reshape(-1), sorted_N)[:, None]
-        y_ND = jax.lax.ragged_dot(hidden_NF, down_EFD, sizes_E)
+        gate_NF = plus(jax.lax.ragged_dot(x_ND, gate_EDF, sizes_E), gate_bias_NF)
+        up_NF = plus(jax.lax.ragged_dot(x_ND, up_EDF, sizes_E), up_bias_NF)
+        weights_N1 = permuted(weights_BTC.reshape(-1), sorted_N)[:, None]
+        hidden_NF = gated(self.config.activation, gate_NF, up_NF) * weights_N1
+        bias_ND = None if down_bias_ND is None else weights_N1 * down_bias_ND
+        y_ND = plus(jax.lax.ragged_dot(hidden_NF, down_EFD, sizes_E), bias_ND)
         return jnp.sum(permuted(y_ND, unsorted_N).reshape(x_BTCD.shape), axis=2)
 
-    def activation(self, x: Array) -> jax.Array:
-        return ACTIVATIONS[self.config.activation](x)
+
+def plus(x: Array, bias: Array | None) -> jax.Array:
+    """Returns x with a bias of its last axes, if there is one."""
+    return jnp.asarray(x if bias is None else x + jnp.broadcast_to(bias, x.shape))
 
 
 def permuted(x: Array, order_N: Array) -> jax.Array:
@@ -184,12 +219,14 @@ class Layer(nn.Module):
             )
 
         norm = partial(RMSNorm, c.norm_epsilon, c.centered_norm)
-        self.attention_norm = norm()
         self.query = dense(c.heads * c.head_width, c.attention_bias)
         self.key = dense(c.num_kv_heads * c.head_width, c.attention_bias)
         self.value = dense(c.num_kv_heads * c.head_width, c.attention_bias)
-        self.output = dense(c.width)
-        self.feed_forward_norm = norm()
+        self.output = dense(c.width, c.output_bias)
+        if c.attention_sinks:
+            self.sinks = self.param("sinks", INIT, (c.heads,))
+        if c.pre_norms:
+            self.attention_norm, self.feed_forward_norm = norm(), norm()
         if c.query_key_norm:
             self.query_norm, self.key_norm = norm(), norm()
         if c.post_norms:
@@ -213,10 +250,11 @@ class Layer(nn.Module):
         Args:
           slot: the cache slot where the keys and values of x are written; None appends them.
         """
-        attended, cache = self.attention(self.attention_norm(x_BTD), view, cache, slot)
-        post_norms = self.config.post_norms
+        pre_norms, post_norms = self.config.pre_norms, self.config.post_norms
+        normed = self.attention_norm(x_BTD) if pre_norms else x_BTD
+        attended, cache = self.attention(normed, view, cache, slot)
         x_BTD = x_BTD + (self.attention_post_norm(attended) if post_norms else attended)
-        fed = self.feed_forward(self.feed_forward_norm(x_BTD))
+        fed = self.feed_forward(self.feed_forward_norm(x_BTD) if pre_norms else x_BTD)
         return x_BTD + (self.feed_forward_post_norm(fed) if post_norms else fed), cache
 
     def attention(
@@ -228,12 +266,15 @@ class Layer(nn.Module):
     ) -> tuple[Array, tuple[Array, Array]]:
         c = self.config
         B, T, _ = x_BTD.shape
-        q = self.query(x_BTD).reshape(B, T, c.heads, c.head_width)
-        k = self.key(x_BTD).reshape(B, T, c.num_kv_heads, c.head_width)
-        v = self.value(x_BTD).reshape(B, T, c.num_kv_heads, c.head_width)
-        if c.query_key_norm:
+        q, k = self.query(x_BTD), self.key(x_BTD)
+        if c.query_key_norm == "whole":
             q, k = self.query_norm(q), self.key_norm(k)
-        q, k = rotate(q, view.cos, view.sin), rotate(k, view.cos, view.sin)
+        q = q.reshape(B, T, c.heads, c.head_width)
+        k = k.reshape(B, T, c.num_kv_heads, c.head_width)
+        v = self.value(x_BTD).reshape(B, T, c.num_kv_heads, c.head_width)
+        if c.query_key_norm == "head":
+            q, k = self.query_norm(q), self.key_norm(k)
+        q, k = (rotate(x, view.cos, view.sin, interleaved=c.interleaved_rope) for x in (q, k))
         k_BKhS, v_BKSh = k.transpose(0, 2, 3, 1), v.swapaxes(1, 2)
         if cache is not None:
             if slot is None:
@@ -250,6 +291,7 @@ class Layer(nn.Module):
             query_scalar=c.query_scalar or c.head_width,
             softcap=c.attention_softcap,
             in_order=slot is None,
+            sinks_H=self.sinks if c.attention_sinks else None,
             kernel=self.kernel,
         )
         return self.output(attended), (k_BKhS, v_BKSh)
@@ -257,4 +299,4 @@ class Layer(nn.Module):
     def feed_forward(self, x_BTD: Array) -> Array:
         if self.config.experts:
             return self.experts(x_BTD)
-        return self.down(ACTIVATIONS[self.config.activation](self.gate(x_BTD)) * self.up(x_BTD))
+        return self.down(gated(self.config.activation, self.gate(x_BTD), self.up(x_BTD)))

@@ -12,7 +12,7 @@ from jax.tree_util import DictKey
 
 from rl4p.model.decoder import Decoder
 from rl4p.model.decoder_config import DecoderConfig
-from rl4p.model.families import FAMILIES, Tensor
+from rl4p.model.families import FAMILIES, Tensor, TensorPart
 from rl4p.model.lora import merged_kernel
 from rl4p.model.tensor_files import NewTensor, copy
 from rl4p.types import Array, Params
@@ -31,7 +31,8 @@ def model_tensors(
         are merged into their kernels, and a critic is left out.
       dtype_of: a function from the path of a parameter and the parameter to its dtype in the files.
     """
-    tensors: list[NewTensor] = []
+    tensors: dict[str, NewTensor] = {}
+    parts: dict[str, list[tuple[TensorPart, ParameterTensor]]] = {}
     stacked = isinstance(params["layers"], Mapping)
     for tensor in held_tensors(decoder.config, stacked=stacked):
         *path, name = tensor.path
@@ -39,8 +40,15 @@ def model_tensors(
         adapted = name == "kernel" and "lora_a" in beside
         arrays = [beside[x] for x in (name, *(("lora_a", "lora_b") if adapted else ()))]
         dtype = dtype_of(tuple(map(DictKey, tensor.path)), arrays[0])
-        tensors.append(ParameterTensor(tensor, arrays, dtype, decoder.lora.scale))
-    return tensors
+        new = ParameterTensor(tensor, arrays, dtype, decoder.lora.scale)
+        tensors[tensor.name] = new
+        if tensor.part is not None:
+            parts.setdefault(tensor.name, []).append((tensor.part, new))
+    for name, several in parts.items():
+        shape = several[0][0].whole(several[0][1].shape)
+        pieces = [(part.index_of(tuple(slice(0, n) for n in x.shape)), x) for part, x in several]
+        tensors[name] = AssembledTensor(shape, pieces)
+    return list(tensors.values())
 
 
 def held_tensors(config: DecoderConfig, *, stacked: bool) -> Iterator[Tensor]:
@@ -82,6 +90,27 @@ class ParameterTensor(NewTensor):
             count = min(most, self.shape[0] - first)
             rows = some_rows(parameter, np.int32(first), count=count, dtype=self.dtype)
             yield np.asarray(rows)
+
+
+class AssembledTensor(NewTensor):
+    """A tensor of several parameters, with zeros between them.
+
+    Args:
+      shape: its shape.
+      pieces: the tensors of the parameters, each with its index in this one.
+    """
+
+    def __init__(
+        self, shape: tuple[int, ...], pieces: list[tuple[tuple[slice, ...], ParameterTensor]]
+    ) -> None:
+        self.shape, self.pieces = shape, pieces
+        self.name, self.dtype = pieces[0][1].name, pieces[0][1].dtype
+
+    def parts(self) -> Iterator[np.ndarray]:
+        whole = np.zeros(self.shape, self.dtype)
+        for index, piece in self.pieces:
+            whole[index] = np.concatenate(list(piece.parts()))
+        yield whole
 
 
 @partial(jax.jit, static_argnames=("scale", "dtype"))

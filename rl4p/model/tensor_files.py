@@ -55,7 +55,7 @@ class StoredTensor:
 
     def pieces(self, rows: slice) -> Iterator[tuple[int, np.ndarray]]:
         """Yields the rows in pieces, each with the index of its first row."""
-        dtype = DTYPES[self.kind]
+        dtype = np.dtype(np.uint8) if self.kind == "U8" else DTYPES[self.kind]
         row_bytes = dtype.itemsize * int(np.prod(self.shape[1:]))
         count = max(1, PIECE_BYTES // max(1, row_bytes))
         # A buffer would copy each piece again.

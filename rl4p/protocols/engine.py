@@ -136,7 +136,7 @@ class Streams(Protocol):
     """An engine that begins new requests while it completes others."""
 
     def stream(self, source: RequestSource, *, greedy: bool = False) -> None:
-        """Completes the requests of a source until no other will come.
+        """Completes the requests of a source until the source is exhausted.
 
         All tokens are of the weights at the start of the call.
         """

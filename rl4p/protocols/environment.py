@@ -14,6 +14,12 @@ from rl4p.types import Prompt
 Message = Mapping[str, Any]  # with `role` and `content`
 
 
+def columns_of(prompt: Prompt) -> dict[str, Any]:
+    """Returns the columns of a row of the data set, as environments and agents get them."""
+    columns = {"question": prompt.question, "answer": prompt.answer, "id": prompt.id}
+    return columns | {"task": prompt.task, **prompt.metadata}
+
+
 @dataclass(frozen=True, kw_only=True)
 class StepResult:
     """What an environment answers to a message of the policy.

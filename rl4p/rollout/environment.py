@@ -27,7 +27,7 @@ Result = TypeVar("Result")
 class Environment(EpisodeRollout):
     """A rollout in which an environment answers each message of the policy.
 
-    All episodes of a call run at the same time. The policy is trained on the tokens that it chose,
+    The episodes of a call run at the same time. The policy is trained on the tokens that it chose,
     in all turns; messages of the environment are context. An episode is one row of the
     trajectories, whatever its turns. Where the chat template rewrites earlier messages, the row
     goes on in a new segment (`exact_conversation.py`).

@@ -144,5 +144,11 @@ async def within(seconds: float | None, call: Callable[[], Awaitable[Result]]) -
     Raises:
       TimeoutError: the time was over.
     """
-    async with asyncio.timeout(seconds):
-        return await call()
+    deadline = asyncio.timeout(seconds)
+    try:
+        async with deadline:
+            return await call()
+    except TimeoutError:
+        if deadline.expired():
+            raise TimeoutError(f"no answer within {seconds} s") from None
+        raise

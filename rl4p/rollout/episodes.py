@@ -1,10 +1,11 @@
 """What all rollouts of many turns share: the engine, and the episodes of a call."""
 
+import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Coroutine, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 from zlib import crc32
 
 import numpy as np
@@ -20,6 +21,8 @@ from rl4p.rollout.episode_loop import EpisodeLoop
 from rl4p.rollout.episode_rows import FinishedEpisode, rows_on_host
 from rl4p.rollout.sampler import Sampler, sequence_keys
 from rl4p.types import Array, Episode, Params, Prompt, Sampling, Trajectories
+
+Result = TypeVar("Result")
 
 
 class SharedEngine:
@@ -54,18 +57,20 @@ class EpisodeFailure(Exception):
 class EpisodeRollout(ABC):
     """A rollout whose rows are episodes of many turns (`protocols.engine.HoldsEpisodes`).
 
-    All episodes of a call run at the same time, as coroutines.
+    The episodes of a call run at the same time, as coroutines.
 
     Attributes:
       engine: the sampler whose engine draws the tokens.
       max_response_tokens: the most tokens of an episode after its first context, tokens of others
         included.
+      concurrency: the most episodes at the same time; None for all of a call.
     """
 
     many_turns = True
 
     engine: Any
     max_response_tokens: Positive
+    concurrency: Positive | None = None
     opened: SharedEngine = field(
         default_factory=SharedEngine, init=False, repr=False, compare=False
     )
@@ -151,6 +156,8 @@ class EpisodeRollout(ABC):
         ]
         loop = EpisodeLoop(len(samples), policy.decoder.config.max_positions)
         around, coroutines = self.coroutines(loop, policy, samples)
+        if self.concurrency is not None:
+            coroutines = limited(coroutines, self.concurrency)
         episodes = loop.run(engine, coroutines, greedy=greedy, around=around)
         self.opened.idle = loop.idle
         return episodes
@@ -186,6 +193,22 @@ class EpisodeRollout(ABC):
         if self.opened.engine is not None:
             self.opened.engine.close()
             self.opened.engine = None
+
+
+def limited(
+    coroutines: Sequence[Coroutine[Any, Any, Result]], most: int
+) -> list[Coroutine[Any, Any, Result]]:
+    """Returns coroutines of which `most` run at the same time, and the others wait."""
+    places = asyncio.Semaphore(most)
+
+    async def waiting(coroutine: Coroutine[Any, Any, Result]) -> Result:
+        try:
+            async with places:
+                return await coroutine
+        finally:
+            coroutine.close()  # of one that was cancelled before it began
+
+    return [waiting(each) for each in coroutines]
 
 
 def seed_of(key: np.ndarray) -> int:

@@ -62,7 +62,7 @@ class Best:
     checkpoints: SavesSteps | None = None
 
     def begin(self, rows: Iterable[Mapping[str, Any]]) -> None:
-        """Takes the evaluations of a run that is resumed from its metrics."""
+        """Reads the evaluations of a resumed run from its metrics."""
         self.values = {int(row["step"]): row[self.metric] for row in rows if self.counts(row)}
 
     def counts(self, row: Mapping[str, Any]) -> bool:

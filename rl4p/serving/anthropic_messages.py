@@ -11,7 +11,7 @@ from rl4p.serving.body import Body, validate
 from rl4p.serving.chat import ChatRequest, next_message
 from rl4p.serving.http_errors import HttpError
 from rl4p.serving.http_request import HttpRequest
-from rl4p.serving.responses import EventStream, JsonResponse, encoded
+from rl4p.serving.responses import EventStream, JsonResponse, named_event
 
 STOP_REASONS = {"stop": "end_turn", "tool_calls": "tool_use", "length": "max_tokens"}
 
@@ -122,21 +122,17 @@ def body(chat: dict[str, Any]) -> dict[str, Any]:
 
 async def events(message: dict[str, Any]) -> AsyncIterator[bytes]:
     """Yields the events of a message that is complete."""
-
-    def event(kind: str, **values: Any) -> bytes:
-        return b"event: %s\ndata: %s\n\n" % (kind.encode(), encoded({"type": kind} | values))
-
     empty = {"content": [], "stop_reason": None}
-    yield event("message_start", message=message | empty)
+    yield named_event("message_start", message=message | empty)
     for index, block in enumerate(message["content"]):
         if block["type"] == "text":
             start, delta = {"text": ""}, {"type": "text_delta", "text": block["text"]}
         else:
             start = {"input": {}}
             delta = {"type": "input_json_delta", "partial_json": json.dumps(block["input"])}
-        yield event("content_block_start", index=index, content_block=block | start)
-        yield event("content_block_delta", index=index, delta=delta)
-        yield event("content_block_stop", index=index)
+        yield named_event("content_block_start", index=index, content_block=block | start)
+        yield named_event("content_block_delta", index=index, delta=delta)
+        yield named_event("content_block_stop", index=index)
     ended = {"stop_reason": message["stop_reason"], "stop_sequence": None}
-    yield event("message_delta", delta=ended, usage=message["usage"])
-    yield event("message_stop")
+    yield named_event("message_delta", delta=ended, usage=message["usage"])
+    yield named_event("message_stop")

@@ -2,16 +2,18 @@
 
 import asyncio
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import uvloop
 from omegaconf import DictConfig
 
-from rl4p.configuration import compose
+from rl4p.configuration import compose, instantiate
 from rl4p.configuration.folder import run_folder
+from rl4p.data.prompting import QuestionTemplate
 from rl4p.errors import InputError, RunError
 from rl4p.loop.compilation import keep_programs
 from rl4p.rollout.engine.batch import Chunk
@@ -29,6 +31,8 @@ from rl4p.serving.web_server import address_of, end_process, listening, run
 from rl4p.terminal import write
 from rl4p.types import Sampling
 
+Messages = list[Mapping[str, Any]]
+
 OF_RUN = ("seed", "model")
 WARM_UP_SECONDS = 600.0
 # The scheduler's thread must not wait long for the event loop before it starts the next call.
@@ -44,12 +48,14 @@ def serve(lines: Sequence[str]) -> None:
     line = read_options(lines)
     options = line.options
     token = options.token()
-    config = compose(line.overrides, run=options.run, parts=OF_RUN, config_dir=line.config_dir)
+    parts = (*OF_RUN, "data") if options.prompting else OF_RUN
+    config = compose(line.overrides, run=options.run, parts=parts, config_dir=line.config_dir)
     if {config.mesh.coordinator, config.mesh.processes, config.mesh.process} != {None}:
         raise InputError(
             "rl4p.serve runs in one process: leave mesh.coordinator, mesh.processes and "
             "mesh.process out."
         )
+    around = prompting_of(config) if options.prompting else list
     with closing(listening(options.host, options.port)) as bound:
         keep_programs()
         folder = None if options.run is None else run_folder(options.run)
@@ -75,6 +81,7 @@ def serve(lines: Sequence[str]) -> None:
                     address=address_of(bound, options.host),
                     slots=options.slots,
                     waiting=options.waiting,
+                    around=around,
                 )
                 app = ServedApp(
                     server, Guard(token=token), most_bytes=options.body_mebibytes * 2**20
@@ -92,6 +99,29 @@ def serve(lines: Sequence[str]) -> None:
 
             uvloop.run(main())
     end_process()  # JAX would need seconds to release everything
+
+
+def prompting_of(config: DictConfig) -> Callable[[Messages], Messages]:
+    """Returns a function that puts the prompts of a data set around the messages of a chat.
+
+    The system prompt comes first unless the chat has one; each message of the user is a question.
+
+    Raises:
+      InputError: the data set has no prompts, or they are wrong.
+    """
+    data = instantiate(config.data)
+    template, system = QuestionTemplate.of(data), getattr(data, "system_prompt", None)
+    if not template and system is None:
+        raise InputError(
+            "prompting=true changes nothing: data has no system_prompt, prompt or examples."
+        )
+
+    def around(messages: Messages) -> Messages:
+        if system is not None and messages[0]["role"] != "system":
+            messages = [{"role": "system", "content": system}, *messages]
+        return template.around(messages, all_of_user=True)
+
+    return around
 
 
 def name_of(options: ServeOptions, config: DictConfig) -> str:

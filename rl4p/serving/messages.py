@@ -137,7 +137,8 @@ class Conversation(Body):
             raise HttpError(
                 "The model's chat template knows no tools: leave tools out.", param="tools"
             )
-        messages: Any = [server.as_sampled(message.for_template()) for message in self.messages]
+        sent = [server.as_sampled(message.for_template()) for message in self.messages]
+        messages: Any = server.around(sent)
         tools: Any = self.tools if self.has_tools else None
 
         def apply() -> Any:

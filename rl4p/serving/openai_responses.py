@@ -1,5 +1,7 @@
 """/v1/responses: OpenAI's newer interface, for agents. A response is made as one of a chat."""
 
+from collections.abc import AsyncIterator
+from itertools import count
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
@@ -9,9 +11,7 @@ from rl4p.serving.body import Body, validate
 from rl4p.serving.chat import ChatRequest, next_message
 from rl4p.serving.http_errors import HttpError
 from rl4p.serving.http_request import HttpRequest
-from rl4p.serving.responses import JsonResponse
-
-WITHOUT = "false: the response is sent as a whole"
+from rl4p.serving.responses import EventStream, JsonResponse, named_event
 
 
 class ResponsesRequest(Body):
@@ -19,6 +19,7 @@ class ResponsesRequest(Body):
 
     IGNORED = ("metadata", "store", "user", "include", "truncation", "text", "reasoning")
     IGNORED += ("parallel_tool_calls", "prompt_cache_key", "safety_identifier", "service_tier")
+    IGNORED += ("stream_options",)
     OFF = ("previous_response_id", "conversation", "background")
 
     model: fields.Name | None = None
@@ -29,7 +30,7 @@ class ResponsesRequest(Body):
     max_output_tokens: fields.PositiveCount | None = None
     temperature: fields.Temperature | None = None
     top_p: fields.TopP | None = None
-    stream: Annotated[Literal[False], fields.Must(WITHOUT)] = False
+    stream: bool = False
 
     def messages(self) -> list[dict[str, Any]]:
         """Returns the conversation in the form of `/v1/chat/completions`.
@@ -72,7 +73,7 @@ def text_of(item: dict[str, Any], name: str = "content") -> Any:
     return content
 
 
-async def openai_responses(http: HttpRequest) -> JsonResponse:
+async def openai_responses(http: HttpRequest) -> JsonResponse | EventStream:
     """Responds to a request for a response."""
     request = await http.body(ResponsesRequest)
     tools = [
@@ -90,7 +91,8 @@ async def openai_responses(http: HttpRequest) -> JsonResponse:
     }
     response = await next_message(http, validate(ChatRequest, values))
     assert isinstance(response, JsonResponse)
-    return JsonResponse(body(response.value))
+    whole = body(response.value)
+    return EventStream(events(whole)) if request.stream else JsonResponse(whole)
 
 
 def body(chat: dict[str, Any]) -> dict[str, Any]:
@@ -120,9 +122,40 @@ def body(chat: dict[str, Any]) -> dict[str, Any]:
         "tools": [],
         "usage": {
             "input_tokens": usage["prompt_tokens"],
-            "input_tokens_details": {"cached_tokens": 0},
+            "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
             "output_tokens": usage["completion_tokens"],
             "output_tokens_details": {"reasoning_tokens": 0},
             "total_tokens": usage["total_tokens"],
         },
     }
+
+
+async def events(response: dict[str, Any]) -> AsyncIterator[bytes]:
+    """Yields the events of a response that is complete."""
+    numbers = count()
+
+    def event(kind: str, **values: Any) -> bytes:
+        return named_event(f"response.{kind}", sequence_number=next(numbers), **values)
+
+    begun = response | {"status": "in_progress", "output": [], "usage": None}
+    begun["incomplete_details"] = None
+    yield event("created", response=begun)
+    yield event("in_progress", response=begun)
+    for index, item in enumerate(response["output"]):
+        added = item | {"status": "in_progress"}
+        at = {"output_index": index, "item_id": item["id"]}
+        if item["type"] == "message":
+            (part,) = item["content"]
+            place, text = at | {"content_index": 0}, part["text"]
+            yield event("output_item.added", output_index=index, item=added | {"content": []})
+            yield event("content_part.added", **place, part=part | {"text": ""})
+            yield event("output_text.delta", **place, delta=text, logprobs=[])
+            yield event("output_text.done", **place, text=text, logprobs=[])
+            yield event("content_part.done", **place, part=part)
+        else:
+            arguments = item["arguments"]
+            yield event("output_item.added", output_index=index, item=added | {"arguments": ""})
+            yield event("function_call_arguments.delta", **at, delta=arguments)
+            yield event("function_call_arguments.done", **at, arguments=arguments)
+        yield event("output_item.done", output_index=index, item=item)
+    yield event(response["status"], response=response)

@@ -16,7 +16,11 @@ from rl4p.errors import InputError
 # The keys of the configuration that a command line may set, each with all keys below it.
 TAKEN = ("model", "mesh", "trusted_targets", "allow")
 WITHOUT_RUN = ("experiment", "seed")
-INSTEAD = {"server": "write port=PORT"}
+PROMPTING = ("data.system_prompt", "data.prompt", "data.examples")  # with prompting=true
+INSTEAD = {
+    "server": "write port=PORT",
+    "data": f"leave it out, or add prompting=true for {', '.join(PROMPTING)}",
+}
 LENGTHS = "a request chooses its own lengths and sampling"
 INSTEAD |= {
     "rollout": f"leave it out: {LENGTHS}",
@@ -38,6 +42,8 @@ class ServeOptions(Checkpoint):
       slots: the completions that are decoded at a time.
       waiting: the most completions that wait for a slot; further requests are refused.
       body_mebibytes: the longest body of a request.
+      prompting: whether the system prompt, the examples and the template of the run's data set
+        stand around the messages of a chat.
     """
 
     host: str = "127.0.0.1"
@@ -47,6 +53,7 @@ class ServeOptions(Checkpoint):
     slots: Positive = 32
     waiting: Natural = 1024
     body_mebibytes: Positive = 16
+    prompting: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -92,6 +99,8 @@ def read_options(arguments: Sequence[str]) -> CommandLine[ServeOptions]:
     """
     line = read(arguments, ServeOptions, "serve", composes=True)
     keys = TAKEN if line.options.run is not None else TAKEN + WITHOUT_RUN
+    if line.options.prompting:
+        keys += PROMPTING
     refuse_without_effect(line.overrides, keys, ServeOptions, "serve", INSTEAD)
     if line.options.run is None and not any(map(is_model, line.overrides)):
         raise InputError(

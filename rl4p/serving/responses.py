@@ -35,3 +35,8 @@ def encoded(value: Any) -> bytes:
 def event(value: Any) -> bytes:
     """Returns a server-sent event with a JSON value."""
     return b"data: " + encoded(value) + b"\n\n"
+
+
+def named_event(kind: str, **values: Any) -> bytes:
+    """Returns a server-sent event with a name, which its JSON object has as `type`."""
+    return b"event: %s\ndata: %s\n\n" % (kind.encode(), encoded({"type": kind} | values))

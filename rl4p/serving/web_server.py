@@ -67,7 +67,7 @@ class WebServer(uvicorn.Server):
 
 
 def configured(app: Any) -> WebServer:
-    """Returns the server of an application."""
+    """Returns a uvicorn server for an application."""
     config = uvicorn.Config(
         app,
         lifespan="off",

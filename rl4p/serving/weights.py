@@ -100,7 +100,7 @@ def replacement(folder: Path, policy: Policy) -> Replacement:
 
 
 def may_be_described(folder: Path) -> bool:
-    """Returns whether an error may describe a folder: it has weights, and no links to others."""
+    """Returns whether an error may describe a folder: one with weights and without links."""
     try:
         return any((folder / name).is_file() for name in (SINGLE, INDEX)) and not any(
             path.is_symlink() for path in (folder / "config.json", *folder.glob("*.safetensors*"))

@@ -31,7 +31,9 @@ from rl4p.configuration.trust import CONF, TRUSTED
 from rl4p.errors import InputError
 
 ADDRESS, VARIABLE = "http://127.0.0.1:9/x", "RL4P_TEST_KEY"
-TELLING = re.compile(r"(^|_)(path|url|uri|variable|folder|servers|coordinator|entity|file|dir)s?$")
+TELLING = re.compile(
+    r"(^|_)(path|url|uri|variable|folder|servers|coordinator|entity|file|dir|command)s?$"
+)
 
 
 def nodes_of(value: Any):
@@ -69,6 +71,7 @@ def test_every_key_of_conf_that_is_a_capability_has_its_type():
     assert names == {
         *("url", "uri", "servers", "coordinator", "entity", "key_variable", "path"),
         *("held_out_path", "weights_folder", "run", "chat_template", "push_to"),
+        *("command", "folder", "variables"),
     }
 
 

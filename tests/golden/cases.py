@@ -32,6 +32,13 @@ LLAMA3 = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 64,
 }
+YARN = {
+    "rope_type": "yarn",
+    "factor": 8.0,
+    "original_max_position_embeddings": 64,
+    "beta_fast": 4.0,
+    "beta_slow": 0.5,
+}
 GEMMA = {
     "head_dim": 16,  # differs from width / heads
     "hidden_activation": "gelu_pytorch_tanh",
@@ -64,6 +71,61 @@ CASES = {
             "rope_scaling": {"rope_type": "linear", "factor": 4.0},
             "tie_word_embeddings": True,
         },
+        "llama_yarn": {"model_type": "llama", "rope_scaling": YARN},
+        "llama_dynamic": {
+            "model_type": "llama",
+            "rope_scaling": {"rope_type": "dynamic", "factor": 4.0},
+        },
+        "smollm3": {
+            "model_type": "smollm3",
+            "no_rope_layers": [1, 0, 1],
+            "pad_token_id": None,
+            "tie_word_embeddings": True,
+        },
+        "smollm3_window": {
+            "model_type": "smollm3",
+            "no_rope_layer_interval": 2,
+            "pad_token_id": None,
+            "use_sliding_window": True,
+            "sliding_window": 9,
+        },
+        "olmo3": {
+            "model_type": "olmo3",
+            "pad_token_id": None,
+            "rope_theta": 500_000.0,
+            "rope_scaling": YARN | {"attention_factor": 1.1},
+            "sliding_window": 9,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+        },
+        "gpt_oss": {
+            "model_type": "gpt_oss",
+            "head_dim": 16,
+            "num_local_experts": 6,
+            "num_experts_per_tok": 2,
+            "rope_scaling": YARN | {"truncate": False},
+            "sliding_window": 9,
+        },
+        "phi3": {
+            "model_type": "phi3",
+            "pad_token_id": None,
+            "partial_rotary_factor": 0.75,
+            "hidden_size": 64,  # whose heads have 16 elements
+            "head_dim": 16,
+            "max_position_embeddings": 512,
+            "original_max_position_embeddings": 128,
+            "rope_scaling": {
+                "type": "longrope",
+                "short_factor": [1.0, 1.1, 1.5, 2.0, 3.0, 4.0],
+                "long_factor": [1.0, 2.0, 3.0, 4.0, 5.0, 6.0],
+            },
+            "tie_word_embeddings": True,
+        },
+        "phi3_window": {
+            "model_type": "phi3",
+            "pad_token_id": None,
+            "sliding_window": 9,
+        },
+        "glm4": {"model_type": "glm4", "pad_token_id": None, "head_dim": 16},
         "mistral": {"model_type": "mistral", "sliding_window": 9},
         "mistral_whole": {"model_type": "mistral", "sliding_window": None},
         "gemma2": GEMMA
@@ -94,9 +156,10 @@ def expected_shapes(config: DecoderConfig) -> dict[str, tuple[int, ...]]:
     """Returns the shape of every tensor in the files."""
     shapes = jax.eval_shape(Decoder(config=config).init, jax.random.key(0))
     result = {}
-    for path, layer, expert, name, transposed in FAMILIES[config.family].names(config):
+    for path, layer, expert, name, transposed, part in FAMILIES[config.family].names(config):
         shape = leaf(shapes, path).shape[(layer is not None) + (expert is not None) :]
-        result[name] = shape[::-1] if transposed else shape
+        shape = shape[::-1] if transposed else shape
+        result[name] = part.whole(shape) if part else shape
     return result
 
 
@@ -112,8 +175,10 @@ def make_tensors(config: DecoderConfig) -> dict[str, np.ndarray]:
     for name, shape in expected_shapes(config).items():
         if name.endswith("norm.weight"):
             scale, offset = 0.3, 0 if config.centered_norm else 1
-        elif len(shape) == 1:
+        elif len(shape) == 1 or name.endswith("bias"):
             scale, offset = 0.5, 0
+        elif name.endswith("gate_up_proj"):  # of GPT-OSS, [E, in, out], which is cut at 7
+            scale, offset = 4 * shape[-2] ** -0.5, 0
         elif "embed_tokens" in name:
             scale, offset = 0.3, 0
         else:
@@ -131,19 +196,29 @@ def to_params(config: DecoderConfig, tensors: dict[str, np.ndarray]) -> dict:
     """Returns parameters for the tensors of the files, by the family's names."""
     shapes = jax.eval_shape(Decoder(config=config).init, jax.random.key(0))
     params = jax.tree.map(lambda x: np.full(x.shape, np.nan, np.float32), shapes)
-    for path, layer, expert, name, transposed in FAMILIES[config.family].names(config):
+    for path, layer, expert, name, transposed, part in FAMILIES[config.family].names(config):
         place = tuple(i for i in (layer, expert) if i is not None)
-        leaf(params, path)[place] = tensors[name].T if transposed else tensors[name]
+        into = leaf(params, path)[place]
+        into = into.T if transposed else into
+        into[...] = tensors[name][part_index(part, into.shape)]
     return params
 
 
 def to_tensors(config: DecoderConfig, params: dict) -> dict[str, np.ndarray]:
     """Returns the tensors of the files for parameters, or for a tree of their shape."""
     tensors = {}
-    for path, layer, expert, name, transposed in FAMILIES[config.family].names(config):
+    for path, layer, expert, name, transposed, part in FAMILIES[config.family].names(config):
         array = np.asarray(leaf(params, path))[tuple(i for i in (layer, expert) if i is not None)]
-        tensors[name] = array.T if transposed else array
+        array = array.T if transposed else array
+        whole = tensors.setdefault(
+            name, np.full(part.whole(array.shape) if part else array.shape, np.nan, array.dtype)
+        )
+        whole[part_index(part, array.shape)] = array
     return tensors
+
+
+def part_index(part, shape):
+    return part.index_of(tuple(slice(0, size) for size in shape)) if part else ...
 
 
 def leaf(tree, path):

@@ -44,7 +44,7 @@ def file_gradients(model) -> dict[str, np.ndarray]:
     for name, parameter in model.named_parameters():
         gradient = parameter.grad.numpy()
         parent, _, kind = name.rpartition(".")
-        if not parent.endswith("experts"):
+        if not parent.endswith("experts") or model.config.model_type == "gpt_oss":
             gradients[name] = gradient
             continue
         parts = {kind: gradient}

@@ -357,6 +357,9 @@ def test_turns_of_a_group_share_the_number_of_their_state(make_trajectories, mak
     a, b, _ = turn_states(trajectories, [episode("x", "y", None), other, episode("x", "x", None)])
     assert a[8] != b[8]
     assert a[11] == b[11]
+    unnamed = [episode(None, "y", None), episode(None, "x", None), episode("x", "x", None)]
+    a, b, _ = turn_states(trajectories, unnamed)
+    assert a[11] != b[11]
     with pytest.raises(RunError, match=r"no state a name \(StepResult.state\)"):
         turn_states(trajectories, [episode(None, None, "x")] * 3)
 

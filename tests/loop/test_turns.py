@@ -12,6 +12,7 @@ from rl4p.loop.loop import train
 from rl4p.runs.responses.recording import samples_of
 from rl4p.runs.responses.sample import Sample
 from rl4p.types import Trajectories
+from tests.rollout.environments.openenv_server import OpenEnvServer
 
 pytestmark = pytest.mark.mixed_dtypes
 
@@ -41,8 +42,8 @@ class Letters:
         pass
 
 
-def trained(*options):
-    experiment = build(compose((*SMALL, *options)))
+def trained(*options, small=SMALL):
+    experiment = build(compose((*small, *options)))
     infos = []
     for info in train(experiment.loop, experiment.state):
         infos.append(info)
@@ -68,6 +69,19 @@ def assert_same(ours, theirs):
             )
         ours, theirs = (each.metrics["update/grad_norm"] for each in (one, other))
         assert ours == pytest.approx(theirs, rel=1e-3)
+
+
+def test_an_openenv_server_with_two_places_trains():
+    small = [x for x in SMALL if "environment.factory" not in x and "+environment@" not in x]
+    with OpenEnvServer(sessions=2, fault="words") as server:
+        _, infos = trained(
+            *("+environment@rollout.environment=openenv", "rollout.concurrency=2"),
+            *(f"rollout.environment.url={server.url}", "rollout.environment.action_field=guess"),
+            small=small,
+        )
+    assert {info.metrics["environment/failed"] for info in infos} == {0}
+    assert len(server.resets) == 2 * 4 * 4
+    assert server.most == 2
 
 
 @pytest.fixture(scope="module")

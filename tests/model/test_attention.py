@@ -5,7 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from rl4p.model.attention import AttentionInputs, Views, attend, softcapped, views, visible
+from rl4p.model.attention import AttentionInputs, attend, softcapped, views, visible
+from rl4p.model.decoder_config import LayerKind
 from tests.golden.cases import decoder_config
 
 H, K, h = 4, 2, 8
@@ -138,12 +139,27 @@ def test_decoding_is_left_to_xla(kernel):
     )
 
 
+@pytest.mark.parametrize(("T", "before", "in_order"), [(1, 7, False), (97, 0, True)])
+def test_a_sink_takes_a_share_of_each_heads_weights(T, before, in_order):
+    """With sums Z of exp(scores), the share of head h is exp(sink_h) / (Z + exp(sink_h))."""
+    (q, k, v), view = random_rows(T, before)
+    options = {"query_scalar": 8.0, "softcap": None, "in_order": in_order}
+    sinks = np.float32([-2, 0, 1, 3])
+    ours = attend(q, k, v, view, sinks_H=jnp.asarray(sinks), **options).reshape(2, T, H, h)
+    without = attend(q, k, v, view, **options).reshape(2, T, H, h)
+    scores = np.einsum("bthx,bhxs->bths", q, np.repeat(k, H // K, axis=1)) / np.sqrt(8)
+    sums = np.where(view.mask_BTS[:, :, None], np.exp(scores), 0).sum(axis=-1)
+    rest = sums / (sums + np.exp(sinks))
+    np.testing.assert_allclose(ours, without * rest[..., None], atol=1e-5)
+
+
 def test_soft_caps_by_hand():
     x = np.float32([-100, 0, 1, 100])
     np.testing.assert_allclose(softcapped(x, 2.0), 2 * np.tanh(x / 2), rtol=1e-6)
     assert softcapped(x, None) is x
 
 
+WHOLE, SLIDING, UNROTATED = LayerKind(False, False), LayerKind(True, False), LayerKind(False, True)
 ROW = (np.arange(12, dtype=np.int32)[None], np.ones((1, 12), np.int32))
 
 
@@ -151,7 +167,7 @@ def test_layers_that_slide_have_a_window_and_a_rope_of_their_own():
     """Full layers of Gemma 3 are scaled by 8 with base 500; sliding layers have base 50."""
     config = decoder_config("gemma3")
     seen = views(config, *ROW, *ROW)
-    whole, sliding = seen.for_layer(False), seen.for_layer(True)
+    whole, sliding = seen.for_layer(WHOLE), seen.for_layer(SLIDING)
     assert int(whole.mask_BTS[0, -1].sum()) == 12
     assert int(sliding.mask_BTS[0, -1].sum()) == config.window == 9
     half = config.head_width // 2
@@ -163,23 +179,33 @@ def test_layers_that_slide_have_a_window_and_a_rope_of_their_own():
 
 def test_layers_share_what_is_alike():
     seen = views(decoder_config("gemma2"), *ROW, *ROW)
-    whole, sliding = seen.for_layer(False), seen.for_layer(True)
+    whole, sliding = seen.for_layer(WHOLE), seen.for_layer(SLIDING)
     assert whole.cos is sliding.cos
     assert whole.mask_BTS is not sliding.mask_BTS
-    assert views(decoder_config("qwen3"), *ROW, *ROW).sliding is None
-    assert views(decoder_config("mistral"), *ROW, *ROW).whole is None
+    assert views(decoder_config("qwen3"), *ROW, *ROW).kinds == (WHOLE,)
+    assert views(decoder_config("mistral"), *ROW, *ROW).kinds == (SLIDING,)
 
 
-@pytest.mark.parametrize("slides", [False, True])
-def test_the_view_of_a_layer_is_chosen_on_the_device(slides):
-    seen = views(decoder_config("gemma3"), *ROW, *ROW)
-    for ours, expected in zip(
-        seen.traced_layer(jnp.asarray(slides)), seen.for_layer(slides), strict=True
-    ):
-        np.testing.assert_array_equal(ours, expected)
+def test_a_layer_without_rope_does_not_rotate():
+    seen = views(decoder_config("smollm3"), *ROW, *ROW)
+    assert seen.kinds == (WHOLE, UNROTATED)
+    whole, unrotated = map(seen.for_layer, seen.kinds)
+    assert whole.mask_BTS is unrotated.mask_BTS
+    assert np.abs(whole.sin).max() > 0.5
+    np.testing.assert_array_equal(unrotated.cos, 1)
+    np.testing.assert_array_equal(unrotated.sin, 0)
+
+
+@pytest.mark.parametrize("case", ["gemma3", "smollm3", "smollm3_window", "qwen3"])
+def test_the_view_of_a_layer_is_chosen_on_the_device(case):
+    seen = views(decoder_config(case), *ROW, *ROW)
+    for index, kind in enumerate(seen.kinds):
+        for ours, expected in zip(
+            seen.traced_layer(jnp.asarray(index)), seen.for_layer(kind), strict=True
+        ):
+            np.testing.assert_array_equal(ours, expected)
 
 
 def test_a_view_that_no_layer_has_is_not_there():
-    view = views(decoder_config("qwen3"), *ROW, *ROW).for_layer(False)
-    with pytest.raises(AssertionError):
-        Views(whole=view, sliding=None).for_layer(True)
+    with pytest.raises(ValueError, match="not in tuple"):
+        views(decoder_config("qwen3"), *ROW, *ROW).for_layer(SLIDING)

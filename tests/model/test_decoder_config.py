@@ -13,6 +13,7 @@ def test_options_that_contradict_each_other_are_refused():
     for change, sentence in (
         ({"window": None}, "sliding has 3 entries and window is None"),
         ({"sliding": (True,)}, "sliding has 1 entries and window is 9"),
+        ({"unrotated": (True,)}, "unrotated has 1 entries"),
         ({"chosen_experts": 1}, "chosen_experts=1 is more than experts=0"),
     ):
         with pytest.raises(ValueError, match=sentence):
@@ -26,11 +27,17 @@ def test_as_many_experts_as_there_are_may_be_chosen():
         dataclasses.replace(config, chosen_experts=7)
 
 
-@pytest.mark.parametrize(
-    ("case", "mixed"), [("qwen3", False), ("mistral", False), ("gemma2", True), ("gemma3", True)]
-)
-def test_layers_are_mixed_where_some_slide_and_others_do_not(case, mixed):
-    assert decoder_config(case).mixed is mixed
+def test_the_kinds_of_layers():
+    for case, kinds in (
+        ("qwen3", {(False, False)}),
+        ("mistral", {(True, False)}),
+        ("gemma2", {(False, False), (True, False)}),
+        ("smollm3", {(False, False), (False, True)}),
+        ("smollm3_window", {(False, False), (True, True)}),
+    ):
+        config = decoder_config(case)
+        assert len(config.kinds) == config.layers
+        assert set(config.kinds) == kinds
 
 
 def test_its_dimensions_are_those_that_devices_divide():
@@ -59,6 +66,7 @@ def test_a_plain_decoder_is_that_of_qwen2():
     off = (
         *("rope_scaling", "local_rope_theta", "centered_norm", "post_norms", "query_key_norm"),
         *("query_scalar", "attention_softcap", "logits_softcap", "window", "sliding"),
+        *("rotary_width", "interleaved_rope", "unrotated"),
         *("scaled_embedding", "experts", "chosen_experts", "normalized_experts", "labels"),
     )
     assert not any(getattr(config, name) for name in off)

@@ -1,6 +1,8 @@
 """Tests every family against golden files of transformers (tests/golden), and itself."""
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import jax
@@ -125,10 +127,80 @@ def test_only_what_a_decoder_needs_is_made():
     assert [masks(case) for case in ("qwen3", "mistral", "gemma2")] == [1, 1, 2]
 
 
-@pytest.mark.parametrize("model_type", [None, ["qwen2"], "mamba"])
-def test_a_family_that_is_not_known_is_refused(model_type):
+# Rows are divided among four devices, and heads and hidden units between two.
+EIGHT = """
+import sys
+import jax, jax.numpy as jnp, numpy as np
+from rl4p.distributed import collectives, partition
+from rl4p.distributed.mesh import Mesh
+from rl4p.distributed.placement import for_sampling, param_shardings
+from rl4p.model.decoder import Decoder
+from tests.golden import forward
+from tests.golden.cases import decoder_config, make_tensors, to_params
+
+mesh, case = Mesh(dp=2, fsdp=2, tp=2), sys.argv[1]
+decoder = Decoder(config=decoder_config(case))
+mesh.check_divides(decoder.config.dimensions)
+params = to_params(decoder.config, make_tensors(decoder.config))
+rows = np.random.default_rng(0).integers(0, 64, (8, 24)).astype(np.int32)
+places, ones = np.broadcast_to(np.arange(24, dtype=np.int32), (8, 24)), np.ones((8, 24), np.int32)
+
+def loss(params, rows):
+    logits = decoder.logits(params, decoder.hidden(params, *rows))[:, :-1]
+    logprobs = jax.nn.log_softmax(logits)
+    return -jnp.sum(jnp.take_along_axis(logprobs, rows[0][:, 1:, None], axis=-1))
+
+def on_each(params, rows):
+    def gathered(params, rows):
+        return loss(partition.gather(params, "float32"), rows)
+    return collectives.total_gradient(mesh, jax.grad(gathered)(params, rows))
+
+def run(params, rows):
+    return collectives.on_rows(mesh, on_each, params, rows, results=collectives.parts(params))
+
+sharded = jax.device_put(params, param_shardings(mesh, params))
+ours = jax.device_get(jax.jit(run)(sharded, mesh.shard_rows((rows, places, ones))))
+expected = jax.device_get(jax.jit(jax.grad(loss))(params, (rows, places, ones)))
+for path, ours in jax.tree.leaves_with_path(ours):
+    theirs = expected
+    for key in path:
+        theirs = theirs[key.key]
+    assert np.abs(theirs).max() > 1e-3, path
+    assert np.linalg.norm(ours - theirs) <= 1e-5 * np.linalg.norm(theirs), path
+
+# A sampler's devices divide the parameters along tp.
+given, alone = for_sampling(mesh, sharded, "float32"), partition.for_decoding(params, "float32")
+cache = decoder.empty_cache(8, 24)
+row = (rows, places, ones)
+ours, _ = forward.extend(decoder, given, *mesh.replicate(row), mesh.replicate(cache), 0)
+expected, _ = forward.extend(decoder, alone, *row, cache, 0)
+np.testing.assert_allclose(ours, expected, atol=2e-5)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", ["gemma3", "qwen3_moe", "smollm3", "olmo3", "gpt_oss", "phi3"])
+def test_eight_devices_equal_one(case, on_devices):
+    done = subprocess.run(
+        [sys.executable, "-c", EIGHT, case], env=on_devices(8), capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
+@pytest.mark.parametrize(
+    ("model_type", "nearest"),
+    [
+        (None, ""),
+        (["qwen2"], ""),
+        ("mamba", ""),
+        ("qwen3_next", " (the nearest supported one is qwen3_moe)"),
+        ("olmo2", " (the nearest supported one is olmo3)"),
+        ("mixtral", " (the nearest supported one is mistral)"),
+    ],
+)
+def test_a_family_that_is_not_known_is_refused(model_type, nearest):
     config = CASES["qwen2"] | {"model_type": model_type}
-    known = "qwen2, qwen3, qwen3_moe, llama, mistral, gemma2, gemma3_text"
-    sentence = f"a/config.json: model_type {model_type!r} is not supported; use {known}."
+    sentence = f"a/config.json: model_type {model_type!r} is not supported{nearest}; use "
+    sentence += f"{', '.join(FAMILIES)}."
     with pytest.raises(InputError, match=f"^{re.escape(sentence)}$"):
         family_of(config, "a/config.json")

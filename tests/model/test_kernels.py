@@ -133,6 +133,8 @@ def test_along_tp_each_device_runs_its_own_heads(on_devices):
         ("cudnn", "gpu", "float32", {}, "needs model.dtype=bfloat16, not float32"),
         ("cudnn", "gpu", "bfloat16", {"head_width": 12}, "head width divisible by 8, not 12"),
         ("cudnn", "gpu", "bfloat16", {"attention_softcap": 9.0}, "score cap"),
+        ("cudnn", "gpu", "bfloat16", {"attention_sinks": True}, "attention sinks"),
+        ("splash", "tpu", "float32", {"attention_sinks": True}, "attention sinks"),
         ("splash", "tpu", "float32", {"sliding": (True, False), "window": 4}, "sliding window"),
     ],
 )

@@ -113,6 +113,31 @@ def test_both_dispatches_are_the_formula(experts, dispatch):
     np.testing.assert_allclose(run(dispatch, *crowded(*experts)), expected, atol=1e-5)
 
 
+@pytest.mark.parametrize("dispatch", DISPATCHES)
+def test_experts_with_biases_are_the_formula(experts, dispatch):
+    """Gates above 7 and ups beyond -7 and 7 are cut."""
+    config, (_, x_BTD) = decoder_config("gpt_oss"), experts
+    layers = to_params(config, make_tensors(config))["layers"]["experts"]
+    params = jax.tree.map(lambda x_L: np.float64(x_L[1]), layers)
+    expected, largest = np.zeros(x_BTD.shape), 0.0
+    for place in np.ndindex(*x_BTD.shape[:2]):
+        x = np.float64(x_BTD[place])
+        p = np.exp(x @ params["router"] + params["router_bias"])
+        chosen = np.argsort(-p)[:2]
+        for e in chosen:
+            gate = x @ params["gate"][e] + params["gate_bias"][e]
+            up = x @ params["up"][e] + params["up_bias"][e]
+            largest = max(largest, gate.max(), np.abs(up).max())
+            gate, up = np.minimum(gate, 7), np.clip(up, -7, 7)
+            hidden = gate / (1 + np.exp(-1.702 * gate)) * (up + 1)
+            y = hidden @ params["down"][e] + params["down_bias"][e]
+            expected[place] += p[e] / p[chosen].sum() * y
+    assert largest > 7
+    params = jax.tree.map(np.float32, params)
+    ours = Experts(config, jnp.float32, dispatch).apply({"params": params}, x_BTD)
+    np.testing.assert_allclose(ours, expected, atol=1e-4)
+
+
 @pytest.mark.parametrize("case", ["spread", "crowded"])
 def test_their_gradients_are_the_same(experts, case):
     params, x_BTD = crowded(*experts) if case == "crowded" else experts

@@ -4,7 +4,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from rl4p.model.rope import LinearScaling, Llama3Scaling, rotate, rotations
+from rl4p.model.rope import (
+    DynamicScaling,
+    LinearScaling,
+    Llama3Scaling,
+    LongScaling,
+    YarnScaling,
+    rotate,
+    rotations,
+)
 
 
 def test_the_angle_is_the_position_times_a_falling_frequency():
@@ -71,3 +79,50 @@ def test_llama3_scaling_by_hand():
     turns = np.array([10, 4, 2.5, 1, 0.1])
     scaled = scaling(turns * 2 * np.pi / 64) * 64 / (2 * np.pi)
     np.testing.assert_allclose(scaled, [10, 4, 2.5 * (0.5 + 0.5 / 8), 1 / 8, 0.1 / 8])
+
+
+@pytest.mark.parametrize("truncated", [False, True])
+def test_yarn_scaling_by_hand(truncated):
+    """With frequencies 2^-i, 64 positions make 8 x 2^-i turns or so, here exactly.
+
+    4 turns are at index 1.5 and 1/2 a turn at 4.5; truncated, at 1 and 5.
+    """
+    scaling = YarnScaling(
+        factor=8.0,
+        original_max_positions=64,
+        fast_turns=64 / (2 * np.pi) * 2**-1.5,
+        slow_turns=64 / (2 * np.pi) * 2**-4.5,
+        truncated=truncated,
+    )
+    frequency = 2.0 ** -np.arange(8)
+    first, last = (1, 5) if truncated else (1.5, 4.5)
+    s = np.clip((np.arange(8) - first) / (last - first), 0, 1)
+    assert s.min() == 0
+    assert s.max() == 1
+    np.testing.assert_allclose(scaling(frequency) / frequency, 1 - s + s / 8, rtol=1e-6)
+
+
+def test_a_magnitude_multiplies_what_is_rotated():
+    """LongRoPE divides each frequency by its factor; the dynamic scaling changes none."""
+    scaling = LongScaling(
+        factors=(2.0, 5.0),
+        long_factors=(3.0, 7.0),
+        original_max_positions=64,
+        max_positions=512,
+        magnitude=1.5,
+    )
+    places = np.int32([[0, 3]])
+    cos, sin = rotations(places, 4, 100.0, scaling)
+    np.testing.assert_allclose(cos[0, :, 0], [[1.5] * 2, 1.5 * np.cos([1.5, 0.06])], rtol=1e-6)
+    np.testing.assert_allclose(sin[0, :, 0], [[0] * 2, 1.5 * np.sin([1.5, 0.06])], rtol=1e-6)
+    plain, dynamic = (rotations(places, 4, 100.0, x) for x in (None, DynamicScaling(factor=9.0)))
+    np.testing.assert_array_equal(plain, dynamic)
+
+
+def test_a_part_of_a_head_is_turned_and_neighbours_may_be_pairs():
+    """The last two of six elements stay; (1, 2) and (3, 4) turn, or (1, 3) and (2, 4)."""
+    x = np.float32([1, 2, 3, 4, 5, 6]).reshape(1, 1, 1, 6)
+    cos, sin = (np.float32(y).reshape(1, 1, 1, 2) for y in ([0, 1], [1, 0]))
+    halves, neighbours = (rotate(x, cos, sin, interleaved=flag).ravel() for flag in (False, True))
+    np.testing.assert_array_equal(halves, [-3, 2, 1, 4, 5, 6])
+    np.testing.assert_array_equal(neighbours, [-2, 1, 3, 4, 5, 6])

@@ -19,7 +19,10 @@ PAD = 3
 
 @pytest.fixture(
     scope="module",
-    params=["qwen2", "qwen3", "llama", "mistral", "gemma2", "gemma3", "qwen3_moe"],
+    params=[
+        *("qwen2", "qwen3", "llama", "mistral", "gemma2", "gemma3", "qwen3_moe", "smollm3"),
+        *("olmo3", "gpt_oss", "phi3_window", "glm4"),
+    ],
 )
 def pair(request, tmp_path_factory):
     """Returns a classifier of transformers and the reward term that reads its folder."""

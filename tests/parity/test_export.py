@@ -8,11 +8,20 @@ import numpy as np
 import pytest
 
 from rl4p.distributed.mesh import Mesh
-from rl4p.model.huggingface import write_policy
-from rl4p.model.lora import LoRA
+from rl4p.model.decoder import Decoder
+from rl4p.model.huggingface import (
+    read_config,
+    read_params,
+    write_adapter,
+    write_model,
+    write_policy,
+)
+from rl4p.model.lora import LoRA, merge_trees
 from rl4p.model.pretrained import Pretrained
 from rl4p.rollout.naive_sampler import NaiveSampler
 from rl4p.types import Prompt
+from tests.golden import forward
+from tests.parity.models import random_model
 
 pytestmark = pytest.mark.parity
 QUESTIONS = ("123+456", "999+1", "7")
@@ -134,3 +143,35 @@ def test_peft_opens_an_adapter(tmp_path):
     taken = [p for name, p in beside.named_parameters() if "lora_B" in name]
     assert len(taken) == 4 * 3
     assert all(float(p.detach().abs().max()) > 0 for p in taken)
+
+
+@pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing:FutureWarning")  # from PEFT itself
+@pytest.mark.parametrize("targets", ["query|value|gate|up|down", "key|output|up"])
+def test_peft_opens_an_adapter_of_kernels_in_one_matrix(tmp_path, targets):
+    """PEFT adapts queries, keys and values of Phi together; here each has a rank of its own."""
+    torch, peft = pytest.importorskip("torch"), pytest.importorskip("peft")
+    from transformers import AutoModelForCausalLM
+
+    random_model("phi3", "AutoModelForCausalLM").save_pretrained(tmp_path / "base")
+    lora = LoRA(rank=2, alpha=5.0, targets=targets)
+    decoder = Decoder(config=read_config(tmp_path / "base"), lora=lora)
+    params = read_params(tmp_path / "base", decoder, "float32")
+    adapters, key = lora.init(jax.random.key(0), params), jax.random.key(1)
+    adapters = jax.tree.map(lambda x: x + 0.1 * jax.random.normal(key, x.shape), adapters)
+    write_adapter(tmp_path / "adapter", decoder, adapters, str(tmp_path / "base"))
+    write_model(tmp_path / "merged", decoder, merge_trees(params, adapters), (1,), pad_id=0)
+    tokens = np.random.default_rng(0).integers(0, 64, (2, 30))
+    with torch.no_grad(), remarks() as said:
+        adapted, merged, base = (
+            load(tmp_path / name)(torch.from_numpy(tokens)).logits.numpy()
+            for load, name in (
+                (peft.AutoPeftModelForCausalLM.from_pretrained, "adapter"),
+                (AutoModelForCausalLM.from_pretrained, "merged"),
+                (AutoModelForCausalLM.from_pretrained, "base"),
+            )
+        )
+    assert not [text for text in said if "original_max_position_embeddings" not in text]
+    np.testing.assert_allclose(adapted, merged, atol=1e-4)
+    ours = forward.logits(decoder, merge_trees(params, adapters), *forward.rows(tokens, 30))
+    np.testing.assert_allclose(ours, merged, atol=1e-4)
+    assert np.abs(base - merged).max() > 0.1

@@ -17,7 +17,10 @@ pytestmark = pytest.mark.parity
 folders = pytest.importorskip("tests.parity.folders")
 # The folders of another version of transformers, made by `python tests/parity/folders.py`.
 MADE = os.environ.get("RL4P_MODEL_FOLDERS")
-FAMILIES = ("qwen2", "qwen3", "llama", "mistral", "gemma2", "gemma3", "qwen3_moe")
+FAMILIES = (
+    *("qwen2", "qwen3", "llama", "mistral", "gemma2", "gemma3", "qwen3_moe", "smollm3", "olmo3"),
+    *("gpt_oss", "phi3", "glm4"),
+)
 SOME = ("plain", "sharded", "two_ropes", "base_only", "same_head", "other_head")
 
 
@@ -82,6 +85,11 @@ KEYS = {
         {"full_attention": {"rope_type": "default", "rope_theta": 500.0}},
     ],
     "partial_rotary_factor": [0.5, 1.0],
+    "no_rope_layers": [[0, 1, 1], [1, 1, 1, 0]],
+    "no_rope_layer_interval": [2],
+    "swiglu_limit": [7.0, 1.0],
+    "experts_per_token": [1],
+    "initial_context_length": [64, 32],
     "original_max_position_embeddings": [16],
     "attn_logit_softcapping": [5.0, None],
     "final_logit_softcapping": [3.0, None],

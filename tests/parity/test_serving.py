@@ -16,7 +16,10 @@ from rl4p.rollout.remote.weights_folder import WeightsFolder
 from tests.parity.models import random_model
 
 pytestmark = pytest.mark.parity
-FAMILIES = ("qwen2", "qwen3", "llama", "gemma2", "gemma3", "mistral", "qwen3_moe")
+FAMILIES = (
+    *("qwen2", "qwen3", "llama", "gemma2", "gemma3", "mistral", "qwen3_moe", "smollm3", "olmo3"),
+    *("gpt_oss", "phi3_window", "glm4"),
+)
 TEXTS = ("7", "123+456=", "A longer prompt, which is longer than the window of any layer: ")
 TOKENS = 40
 

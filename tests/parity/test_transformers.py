@@ -29,16 +29,17 @@ def pair(request, tmp_path_factory):
     return request.param, model, decoder, params
 
 
-def sequences(vocabulary):
+def sequences(config):
     random = np.random.default_rng(1)
-    return [random.integers(0, vocabulary, length) for length in LENGTHS]
+    lengths = (min(length, config.max_positions) for length in LENGTHS)
+    return [random.integers(0, config.vocabulary, length) for length in lengths]
 
 
 def test_logits(pair):
     import torch
 
     case, model, decoder, params = pair
-    rows = sequences(decoder.config.vocabulary)
+    rows = sequences(decoder.config)
     ours = forward.logits(decoder, params, *forward.rows(rows, max(LENGTHS)))
     worst = 0.0
     for row, tokens in zip(np.asarray(ours), rows, strict=True):
@@ -47,12 +48,13 @@ def test_logits(pair):
         assert np.std(theirs) > 0.3
         worst = max(worst, np.max(np.abs(row[: len(tokens)] - theirs)))
     print(f"{case}: largest difference of logits {worst:.1e}, of {np.max(np.abs(ours)):.1f}")
-    assert worst <= 2e-4
+    # transformers rounds frequencies to float32: with these, the difference of GPT-OSS is 1e-5.
+    assert worst <= (2e-4 if case == "gpt_oss" else 1e-4)
 
 
 def test_gradients(pair):
     case, model, decoder, params = pair
-    tokens = sequences(decoder.config.vocabulary)[3]
+    tokens = sequences(decoder.config)[3]
     theirs = make.loss_gradients(model, tokens)
     gradient = forward.gradient(decoder, params, np.int32(tokens)[None])
     ours = to_tensors(decoder.config, gradient)
@@ -64,12 +66,12 @@ def test_gradients(pair):
     }
     print(f"{case}: largest relative difference of gradients {max(worst.values()):.1e}")
     assert len(worst) >= 0.8 * len(ours)
-    assert max(worst.values()) <= 1e-3, max(worst, key=worst.get)
+    assert max(worst.values()) <= 2e-5, max(worst, key=worst.get)
 
 
 def test_greedy_tokens(pair):
     _, model, decoder, params = pair
-    prompt = sequences(decoder.config.vocabulary)[2]
+    prompt = sequences(decoder.config)[2]
     theirs = make.greedy_tokens(model, prompt)
     ours = forward.greedy(decoder, params, np.int32(prompt), make.GREEDY)
     assert len(theirs) == 64
@@ -81,7 +83,7 @@ def test_what_we_write_transformers_reads(pair, tmp_path):
     import transformers
 
     _, model, decoder, params = pair
-    write_model(tmp_path, decoder, params, (1,))
+    write_model(tmp_path, decoder, params, (1,), pad_id=0)  # some have a default above 64
     again, info = transformers.AutoModelForCausalLM.from_pretrained(
         tmp_path, attn_implementation="eager", output_loading_info=True
     )
@@ -89,7 +91,7 @@ def test_what_we_write_transformers_reads(pair, tmp_path):
     written = json.loads((tmp_path / "config.json").read_text())
     assert written["architectures"] == [type(model).__name__]
     assert FAMILIES[decoder.config.family].architecture == type(model).__name__
-    tokens = torch.from_numpy(sequences(decoder.config.vocabulary)[3])[None]
+    tokens = torch.from_numpy(sequences(decoder.config)[3])[None]
     with torch.no_grad():
         difference = again.eval()(tokens).logits - model(tokens).logits
     assert difference.abs().max() < 1e-5

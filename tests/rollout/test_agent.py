@@ -243,7 +243,7 @@ async def hangs(episode):
         (silent, "the agent returned without a call of the model"),
         (nonsense, "the agent returned 'good', and not a number or None"),
         (fails, "KeyError: 'lost'"),
-        (hangs, "TimeoutError: "),
+        (hangs, "TimeoutError: no answer within 3.0 s"),
     ],
 )
 def test_what_makes_an_episode_invalid(sample, agent, sentence):
@@ -298,17 +298,18 @@ def test_calls_of_tools_go_back_as_they_were_sampled(sample, ending, requests, m
         assert len(words(trajectories, row)) == 1 or episode.turns[0].tokens == 10
 
 
-async def uses_responses(episode):
-    """Holds a conversation with a call through /v1/responses; returns the texts and calls."""
+async def uses_responses(episode, *, stream):
+    """Holds a conversation with a call through /v1/responses, also as streams."""
     items = [user("one")]
+    tools = [{"type": "function", "name": "add", "parameters": {}, "strict": True}]
+    options = {"model": "gpt", "instructions": "Add.", "tools": tools}
     async with client(episode) as openai:
         for _ in range(2):
-            response = await openai.responses.create(
-                model="gpt",
-                input=items,
-                instructions="Add.",
-                tools=[{"type": "function", "name": "add", "parameters": {}, "strict": None}],
-            )
+            if stream:
+                async with openai.responses.stream(input=items, **options) as events:
+                    response = [event async for event in events][-1].response  # may be cut
+            else:
+                response = await openai.responses.create(input=items, **options)
             (call,) = response.output
             assert (call.type, call.name, json.loads(call.arguments)) == (
                 "function_call",
@@ -316,7 +317,7 @@ async def uses_responses(episode):
                 {"b": 1},
             )
             assert response.usage.output_tokens > 0
-            items.append(call.model_dump())
+            items.append(call.model_dump(exclude={"parsed_arguments"}))
             items.append({"type": "function_call_output", "call_id": call.call_id, "output": "2"})
 
 
@@ -337,7 +338,10 @@ async def uses_messages(episode):
             messages.append({"role": "user", "content": [result]})
 
 
-@pytest.mark.parametrize("agent", [uses_responses, uses_messages])
+WHOLE, STREAMED = (partial(uses_responses, stream=stream) for stream in (False, True))
+
+
+@pytest.mark.parametrize("agent", [WHOLE, STREAMED, uses_messages])
 def test_other_interfaces_record_the_same(sample, ending, requests, monkeypatch, agent):
     monkeypatch.setattr(ending.tokenizer, "chat_template", CALLS)
     monkeypatch.setattr(Choice, "text", lambda self: CALL)
@@ -358,6 +362,18 @@ def test_a_message_of_anthropic_can_be_a_stream(sample):
         kinds = [line[7:] for line in answer.text.splitlines() if line.startswith("event: ")]
         assert kinds[0] == "message_start"
         assert kinds[-2:] == ["message_delta", "message_stop"]
+
+    _, episodes = sample(rollout(streams), group_size=1)
+    assert {episode.failure for episode in episodes} == {None}
+
+
+def test_a_response_can_be_a_stream(sample):
+    async def streams(episode):
+        async with client(episode) as openai:
+            stream = await openai.responses.create(model="gpt", input="one", stream=True)
+            events = [event async for event in stream]
+        text = "".join(x.delta for x in events if x.type == "response.output_text.delta")
+        assert text == events[-1].response.output_text
 
     _, episodes = sample(rollout(streams), group_size=1)
     assert {episode.failure for episode in episodes} == {None}

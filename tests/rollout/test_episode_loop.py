@@ -74,6 +74,6 @@ def test_a_deadline():
     async def slow():
         await asyncio.sleep(60)
 
-    with pytest.raises(TimeoutError):
+    with pytest.raises(TimeoutError, match=r"no answer within 0.01 s"):
         asyncio.run(within(0.01, slow))
     assert asyncio.run(within(None, lambda: asyncio.sleep(0, "done"))) == "done"

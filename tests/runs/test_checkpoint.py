@@ -388,6 +388,16 @@ def test_a_checkpoint_that_was_not_finished_is_none(tmp_path, params, opened, sa
         assert checkpoints.latest() == 1
 
 
+def test_an_older_step_with_broken_metadata_does_not_keep_a_run_from_going_on(
+    tmp_path, opened, save, at
+):
+    save(at(1))
+    save(at(2))
+    (tmp_path / "checkpoints" / "1" / "_CHECKPOINT_METADATA").write_text("[1]")
+    with opened() as checkpoints:
+        assert int(checkpoints.restore(at()).step) == 2
+
+
 @pytest.fixture
 def damaged(tmp_path, save, at):
     """Returns the checkpoints of a run, of which the later has another state of the source."""

@@ -46,3 +46,27 @@ def test_a_missing_token_is_said_first(monkeypatch):
 def test_a_run_that_is_none_is_refused(tmp_path):
     with pytest.raises(InputError, match="run="):
         job.serve([f"run={tmp_path}", "port=0"])
+
+
+def test_prompts_of_the_data_stand_around_each_message_of_the_user():
+    shots = "data.examples=[{question: 1 + 1, answer: '2'}]"
+    words = ["data.system_prompt=Add.", "data.prompt='Q: {question}'", shots]
+    around = job.prompting_of(compose(words))
+    chat = [("user", "2 + 3"), ("assistant", "5"), ("user", "4 + 4")]
+    expected = [
+        *(("system", "Add."), ("user", "Q: 1 + 1"), ("assistant", "2")),
+        *(("user", "Q: 2 + 3"), ("assistant", "5"), ("user", "Q: 4 + 4")),
+    ]
+    messages = [{"role": role, "content": text} for role, text in chat]
+    assert [(x["role"], x["content"]) for x in around(messages)] == expected
+    own = [{"role": "system", "content": "Be brief."}, *messages]
+    assert around(own)[0] == own[0]
+    assert around(own)[1:] == around(messages)[1:]
+    assert messages[0]["content"] == "2 + 3"
+
+
+def test_prompts_that_the_data_has_not_are_refused():
+    with pytest.raises(InputError, match="prompting=true changes nothing"):
+        job.prompting_of(compose([]))
+    with pytest.raises(InputError, match=r"data\.prompt lacks the question"):
+        job.prompting_of(compose(["data.prompt=Add."]))

@@ -32,6 +32,16 @@ def test_contents_of_parts_are_joined_and_developers_are_the_system():
     assert message.for_template() == {"role": "system", "content": "ab"}
 
 
+def test_what_stands_around_the_messages_is_in_the_prompt(make_server):
+    async def main():
+        server = make_server()
+        server.around = lambda messages: [{"role": "system", "content": "s"}, *messages]
+        conversation = validate(Conversation, {"messages": [{"role": "user", "content": "x"}]})
+        return server.policy.tokenizer.decode(await conversation.encode(server))
+
+    assert asyncio.run(main()) == "s:s|u:x|a:"
+
+
 def test_the_arguments_of_former_calls_become_objects(make_server):
     messages = [
         {"role": "user", "content": "x"},

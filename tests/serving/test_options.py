@@ -43,6 +43,8 @@ def test_a_model_and_its_overrides():
         (["model=tiny", "resume=b"], "write run=b"),
         (["model=tiny", "prot=3"], "did you mean port?"),
         (["model=tiny", "data=gsm8k"], "data=gsm8k has no effect"),
+        (["run=a", "data.prompt=a"], "add prompting=true for data.system_prompt, data.prompt"),
+        (["run=a", "prompting=true", "data.path=a"], "data.path=a has no effect"),
         (["run=a", "run=b"], "run is given twice"),
     ],
 )

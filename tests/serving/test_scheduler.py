@@ -315,6 +315,7 @@ def test_pauses_wait_for_earlier_work_and_queue_later_work_once(
     assert len(scheduler.waiting) == 2
     for lease in leases:
         scheduler.resume(lease)
+    assert scheduler.paused
     assert not later.done.wait(0.1)
     scheduler.resume(last)
     later.wait()
@@ -340,6 +341,24 @@ def test_a_pause_that_waits_too_long_is_none(scheduler, start):
         scheduler.pause("wait", 1e-6)
     assert not scheduler.paused
     assert client.wait().result().finish == Finish.LENGTH
+
+
+def test_a_pause_that_waits_too_long_queues_nothing_while_another_waits(
+    scheduler, start, begin_pause
+):
+    client = endless(start)
+    waiting = begin_pause()
+    while not scheduler.drains:
+        pass
+    later = start((1, 2, 3), (0,), max_tokens=4, end_ids=())
+    with pytest.raises(RunError, match=r"did not end within 1e-06 seconds"):
+        scheduler.pause("wait", 1e-6)
+    assert list(scheduler.held) == list(scheduler.submissions)[1:]
+    lease = waiting()
+    assert client.done.is_set()
+    assert not later.done.is_set()
+    scheduler.resume(lease)
+    later.wait()
 
 
 def test_a_pause_may_abort(scheduler, start):

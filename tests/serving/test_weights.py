@@ -297,7 +297,7 @@ from rl4p.serving.weights import checksums, replacement
 from tests.golden.cases import decoder_config, make_tensors, to_params
 from safetensors.numpy import load_file, save_file
 
-for case in ("gemma2", "qwen3_moe"):
+for case in ("gemma2", "phi3", "gpt_oss", "qwen3_moe"):
     mesh = Mesh(dp=1, fsdp=2, tp=2)
     policy = Scratch(width=32, heads=4, num_kv_heads=2).policy(mesh)
     policy = dataclasses.replace(policy, decoder=Decoder(config=decoder_config(case)))

@@ -36,6 +36,11 @@ class Adafactor(OptimizerOptions):
     relative: bool = True
     momentum: Share = 0.0
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.momentum == 0:
+            self.refuse_without_momentum("moment_dtype")
+
     def transform(self) -> optax.GradientTransformation:
         direction = blockwise(
             optax.chain(

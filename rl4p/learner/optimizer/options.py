@@ -1,6 +1,6 @@
 """The options that every optimizer takes, and the transform that they define."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Literal
 
 import optax
@@ -40,6 +40,19 @@ class OptimizerOptions:
                 f"final_fraction={self.final_fraction} has no effect with schedule=constant: "
                 "choose schedule=linear or schedule=cosine, or leave it out."
             )
+
+    def refuse_without_momentum(self, *options: str) -> None:
+        """Refuses options that differ from their defaults although there is no momentum.
+
+        Raises:
+          ValueError: an option would have no effect.
+        """
+        for each in fields(self):
+            if each.name in options and (value := getattr(self, each.name)) != each.default:
+                raise ValueError(
+                    f"{each.name}={str(value).lower()} has no effect with momentum=0: set "
+                    "momentum, or leave it out."
+                )
 
     def descent(self, direction: optax.GradientTransformation) -> optax.GradientTransformation:
         """Returns the transform -(direction + weight_decay x parameter), with clipped gradients.

@@ -22,6 +22,11 @@ class SGD(OptimizerOptions):
     momentum: Share = 0.9
     nesterov: bool = False
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.momentum == 0:
+            self.refuse_without_momentum("nesterov", "moment_dtype")
+
     def transform(self) -> optax.GradientTransformation:
         if self.momentum == 0:
             return self.descent(optax.identity())

@@ -7,6 +7,31 @@ from typing import Any, NamedTuple
 from rl4p.model.decoder import DecoderConfig
 
 
+class TensorPart(NamedTuple):
+    """The part of a tensor of the files that is one parameter, where a tensor has several.
+
+    Attributes:
+      axis: the axis of the tensor in the files that is divided.
+      start, step: its first element along this axis, and the distance to the next one.
+      size: the size of the tensor along this axis.
+    """
+
+    axis: int
+    start: int
+    step: int
+    size: int
+
+    def whole(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """Returns the shape of the tensor, given the shape of the part."""
+        return (*shape[: self.axis], self.size, *shape[self.axis + 1 :])
+
+    def index_of(self, within: tuple[slice, ...]) -> tuple[slice, ...]:
+        """Returns the index in the tensor of a piece of the part, given its index in the part."""
+        first, last = within[self.axis].start, within[self.axis].stop - 1
+        start, stop = (self.start + i * self.step for i in (first, last))
+        return (*within[: self.axis], slice(start, stop + 1, self.step), *within[self.axis + 1 :])
+
+
 class Tensor(NamedTuple):
     """One tensor of a checkpoint.
 
@@ -16,6 +41,7 @@ class Tensor(NamedTuple):
       expert: its index along the axis after L; None if there is no such axis.
       name: its name in the files.
       transposed: whether it is [in, out] in the parameter and [out, in] in the files.
+      part: the part of the tensor that is in this parameter; None if all of it is.
     """
 
     path: tuple[str | int, ...]
@@ -23,6 +49,7 @@ class Tensor(NamedTuple):
     expert: int | None
     name: str
     transposed: bool
+    part: TensorPart | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,7 +63,8 @@ class Family:
         configuration. It raises InputError, naming the key, for an unsupported option.
       write_config: a function that returns the keys of config.json for a decoder, without tokens
         and dtype.
-      names: a function that yields every tensor of a checkpoint.
+      names: a function that yields every tensor of a checkpoint, in each of its parts.
+      quantization: the method of quantized weights that can be read; None if there is none.
     """
 
     model_type: str
@@ -45,3 +73,4 @@ class Family:
     read_config: Callable[[dict[str, Any], str], DecoderConfig]
     write_config: Callable[[DecoderConfig], dict[str, Any]]
     names: Callable[[DecoderConfig], Iterator[Tensor]]
+    quantization: str | None = None

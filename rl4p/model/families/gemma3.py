@@ -28,15 +28,25 @@ def read_config(config: dict[str, Any], where: str) -> DecoderConfig:
         **gemma2.read_gemma(keys),
         **keys.sliding(keys.window(4096), slides),
         logits_softcap=gemma2.read_softcap(keys, "final_logit_softcapping", None),
-        query_key_norm=True,
+        query_key_norm="head",
     )
 
 
-def read_rope(keys: Keys) -> dict[str, Any]:
+def read_rope(
+    keys: Keys,
+    default: float = 1_000_000.0,
+    local_key: str = "rope_local_base_freq",
+    local_default: float = 10_000.0,
+) -> dict[str, Any]:
     """Returns the rope options: full-attention and sliding layers have different bases.
 
     Only full-attention layers may be scaled. transformers 5 writes a section of rope_parameters
     for each kind, earlier versions rope_theta, rope_local_base_freq and rope_scaling.
+
+    Args:
+      default: the base of full-attention layers that name none.
+      local_key, local_default: the key of the base of sliding layers, outside of the sections, and
+        the base of those that name none.
     """
     keys.must_be("partial_rotary_factor", 1.0)
     sections = keys.section("rope_parameters")
@@ -49,13 +59,13 @@ def read_rope(keys: Keys) -> dict[str, Any]:
     old = keys.section("rope_scaling")
     if old and whole and keys.scaling(old) != keys.scaling(whole):
         raise keys.two_ropes("rope_scaling and rope_parameters")
-    theta = keys.theta(whole, "rope_theta", 1_000_000.0)
+    theta = keys.theta(whole, "rope_theta", default)
     if old and keys.theta(old, "rope_theta", theta) != theta:
         raise keys.two_ropes("rope_scaling and rope_parameters")
     return {
         "rope_theta": theta,
         "rope_scaling": keys.scaling(old or whole),
-        "local_rope_theta": keys.theta(local, "rope_local_base_freq", 10_000.0),
+        "local_rope_theta": keys.theta(local, local_key, local_default),
     }
 
 

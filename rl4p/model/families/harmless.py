@@ -61,13 +61,14 @@ REFUSED = (  # each of them changes what transformers computes or reads
 )
 
 
-def check_keys(config: Mapping[str, Any], where: str) -> None:
+def check_keys(config: Mapping[str, Any], where: str, quantization: str | None = None) -> None:
     """Checks that every key is read, harmless, or without a value; names the others.
 
     Args:
       config: the content of config.json, with the keys that were read, or of
         generation_config.json.
       where: the path of the file, for messages.
+      quantization: the method of quantized weights that can be read; None if there is none.
 
     Raises:
       InputError: the weights are quantized, or a key changes what transformers computes.
@@ -77,6 +78,9 @@ def check_keys(config: Mapping[str, Any], where: str) -> None:
     for key in ("quantization_config", "compression_config"):
         if section := config.get(key):
             method = section.get("quant_method", "") if isinstance(section, dict) else ""
+            if method and method == quantization:
+                known.add(key)
+                continue
             raise InputError(
                 f"{where} has a {key}{method and f' ({method})'}: quantized weights are not "
                 "supported; use the folder of the model before it was quantized."

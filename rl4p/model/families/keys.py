@@ -1,18 +1,35 @@
 """Strict readers and writers of the config.json keys that most families share."""
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
 from rl4p.errors import InputError
 from rl4p.model.decoder import DecoderConfig
-from rl4p.model.rope import LinearScaling, Llama3Scaling, Scaling
+from rl4p.model.rope import (
+    DynamicScaling,
+    LinearScaling,
+    Llama3Scaling,
+    LongScaling,
+    Scaling,
+    YarnScaling,
+)
 
 ANY_ROPE_KEYS = ("rope_type", "type", "rope_theta", "partial_rotary_factor")
 ROPE_KEYS = {
     "default": (),
     "linear": ("factor",),
+    "dynamic": ("factor",),
     "llama3": (
         *("factor", "low_freq_factor", "high_freq_factor"),
+        "original_max_position_embeddings",
+    ),
+    "yarn": (
+        *("factor", "original_max_position_embeddings", "attention_factor", "beta_fast"),
+        *("beta_slow", "mscale", "mscale_all_dim", "truncate"),
+    ),
+    "longrope": (
+        *("short_factor", "long_factor", "factor", "attention_factor"),
         "original_max_position_embeddings",
     ),
 }
@@ -72,25 +89,55 @@ class Keys:
         if value is not None and value != only:
             raise self.refuse(f"{what or key} {value!r}")
 
-    def rope(self) -> dict[str, Any]:
+    def rope(
+        self,
+        theta: float = 10_000.0,
+        *,
+        head_width: int | None = None,
+        rotated: float = 1.0,
+        long: bool = False,
+    ) -> dict[str, Any]:
         """Returns the decoder's rope options.
 
         transformers 5 writes rope_parameters, earlier versions rope_theta and rope_scaling. A file
         may have both if they say the same.
+
+        Args:
+          theta: the family's default base.
+          head_width: the head width of a family that may rotate a part of each head; None if the
+            family rotates whole heads.
+          rotated: that family's default part.
+          long: whether the family may have the type longrope.
         """
-        self.must_be("partial_rotary_factor", 1.0)
-        sections = (self.section("rope_scaling"), self.section("rope_parameters"))
-        readings = [
-            {
-                "rope_theta": self.theta(section, "rope_theta", 10_000.0),
-                "rope_scaling": self.scaling(section),
+        if head_width is None:
+            self.must_be("partial_rotary_factor", 1.0)
+
+        def reading(section: dict[str, Any]) -> dict[str, Any]:
+            options = {
+                "rope_theta": self.theta(section, "rope_theta", theta),
+                "rope_scaling": self.scaling(section, partial=head_width is not None, long=long),
             }
-            for section in filter(None, sections)
-        ]
-        if readings[1:] and readings[0] != readings[1]:
+            if head_width is not None:
+                options["rotary_width"] = self.rotary_width(section, head_width, rotated)
+            return options
+
+        sections = (self.section("rope_scaling"), self.section("rope_parameters"))
+        readings = [*map(reading, filter(None, sections))] or [reading({})]
+        if readings[0] != readings[-1]:
             raise self.two_ropes("rope_scaling and rope_parameters")
-        alone = {"rope_theta": self.theta({}, "rope_theta", 10_000.0), "rope_scaling": None}
-        return readings[0] if readings else alone
+        return readings[0]
+
+    def rotary_width(self, section: dict[str, Any], head_width: int, default: float) -> int:
+        """Returns how many elements of a head are rotated, by a rope section or else outside it."""
+        key = "partial_rotary_factor"
+        outside = self.get(key, float, default)
+        within = Keys(section, f"{self.where}, in rope_parameters,").get(key, float, outside)
+        if within != outside and self.config.get(key) is not None:
+            raise self.two_ropes(f"{key} and the one of its rope section")
+        width = int(head_width * within)
+        if width % 2 or not 0 < width <= head_width:
+            raise self.refuse(f"{key} {within}, which rotates {width} of {head_width} elements")
+        return width
 
     def theta(self, section: dict[str, Any], key: str, default: float) -> float:
         """Returns the rotary base of a rope section, or else the one under `key`."""
@@ -111,32 +158,79 @@ class Keys:
         """Returns an object within the configuration, empty if it is absent or null."""
         return self.get(key, dict, {})
 
-    def scaling(self, rope: dict[str, Any]) -> Scaling | None:
-        """Returns the scaling of positions in a rope section; None if there is none."""
+    def scaling(
+        self, rope: dict[str, Any], *, partial: bool = False, long: bool = False
+    ) -> Scaling | None:
+        """Returns the scaling of positions in a rope section; None if there is none.
+
+        `partial` and `long` say whether the family may rotate a part of each head, and may have the
+        type longrope.
+        """
         keys = Keys(rope, f"{self.where}, in rope_parameters,")
-        keys.must_be("partial_rotary_factor", 1.0)
+        if not partial:
+            keys.must_be("partial_rotary_factor", 1.0)
         kind = rope.get("rope_type", rope.get("type", "default"))
         keys.must_be("type", kind)
-        if not isinstance(kind, str) or kind not in ROPE_KEYS:
+        if not isinstance(kind, str) or kind not in ROPE_KEYS or (kind == "longrope" and not long):
             raise self.refuse(f"rope type {kind!r}")
         for key, value in rope.items():
             if value is not None and key not in (*ANY_ROPE_KEYS, *ROPE_KEYS[kind]):
                 raise self.refuse(f"{key} {value!r} with rope type {kind!r}")
         if kind == "default":
             return None
-        if kind == "linear":
-            return LinearScaling(factor=keys.get("factor", float))
+        factor = keys.get("factor", float, 0.0 if kind == "longrope" else None)
+        if kind in ("linear", "dynamic"):
+            return (LinearScaling if kind == "linear" else DynamicScaling)(factor=factor)
         longest = self.config.get("max_position_embeddings")
-        original = self.config.get("original_max_position_embeddings", longest)
-        scaling = Llama3Scaling(
-            factor=keys.get("factor", float),
+        outside = self.config.get("original_max_position_embeddings", longest)
+        original = keys.get("original_max_position_embeddings", int, outside)
+        if outside not in (longest, original):
+            raise self.two_ropes("original_max_position_embeddings and the one of its rope section")
+        if kind == "yarn":
+            return keys.yarn(factor, original)
+        if kind == "longrope":
+            longest = self.size("max_position_embeddings")
+            return keys.long(factor or longest / original, original, longest)
+        return Llama3Scaling(
+            factor=factor,
             low_frequency_factor=keys.get("low_freq_factor", float),
             high_frequency_factor=keys.get("high_freq_factor", float),
-            original_max_positions=keys.get("original_max_position_embeddings", int, original),
+            original_max_positions=original,
         )
-        if original not in (longest, scaling.original_max_positions):
-            raise self.two_ropes("original_max_position_embeddings and the one of its rope section")
-        return scaling
+
+    def yarn(self, factor: float, original: int) -> YarnScaling:
+        """Returns the scaling of a rope section of type yarn."""
+        mscale, all_dim = self.get("mscale", float, 0.0), self.get("mscale_all_dim", float, 0.0)
+        magnitude = 1 + 0.1 * math.log(max(factor, 1.0))
+        if mscale and all_dim:
+            log = 0.1 * math.log(max(factor, 1.0))
+            magnitude = (1 + mscale * log) / (1 + all_dim * log)
+        return YarnScaling(
+            factor=factor,
+            original_max_positions=original,
+            fast_turns=self.get("beta_fast", float, 32.0),
+            slow_turns=self.get("beta_slow", float, 1.0),
+            truncated=self.get("truncate", bool, True),
+            magnitude=self.get("attention_factor", float, magnitude),
+        )
+
+    def long(self, factor: float, original: int, longest: int) -> LongScaling:
+        """Returns the scaling of a rope section of type longrope."""
+        magnitude = math.sqrt(1 + math.log(max(factor, 1.0)) / math.log(original))
+        return LongScaling(
+            factors=self.numbers("short_factor"),
+            long_factors=self.numbers("long_factor"),
+            original_max_positions=original,
+            max_positions=longest,
+            magnitude=self.get("attention_factor", float, magnitude),
+        )
+
+    def numbers(self, key: str) -> tuple[float, ...]:
+        """Returns a list of numbers."""
+        values = self.get(key, list)
+        if not values or not all(type(value) in (int, float) for value in values):
+            raise InputError(f"{self.where}: {key} must be a list of numbers, not {values!r}.")
+        return tuple(map(float, values))
 
     def window(self, default: int) -> int:
         """Returns the window of a family whose layers need one."""
@@ -207,30 +301,62 @@ def write_shape(c: DecoderConfig) -> dict[str, Any]:
         "head_dim": c.head_width,
         "max_position_embeddings": c.max_positions,
         **write_rope(c.rope_theta, c.rope_scaling),
+        **write_rotary_width(c),
         "rms_norm_eps": c.norm_epsilon,
         "tie_word_embeddings": c.tied_embedding,
     }
 
 
+def write_rotary_width(c: DecoderConfig) -> dict[str, float]:
+    if c.rotary_width is None:
+        return {}
+    factor = c.rotary_width / c.head_width
+    if int(c.head_width * factor) < c.rotary_width:  # a reader rounds down
+        factor = math.nextafter(factor, 1)
+    return {"partial_rotary_factor": factor}
+
+
 def write_rope(theta: float, scaling: Scaling | None) -> dict[str, Any]:
     """Returns the rope options in the keys that all versions of transformers read."""
-    if scaling is None:
-        return {"rope_theta": theta}
-    if isinstance(scaling, LinearScaling):
-        return {
-            "rope_theta": theta,
-            "rope_scaling": {"rope_type": "linear", "factor": scaling.factor},
-        }
-    return {
-        "rope_theta": theta,
-        "rope_scaling": {
-            "rope_type": "llama3",
-            "factor": scaling.factor,
-            "low_freq_factor": scaling.low_frequency_factor,
-            "high_freq_factor": scaling.high_frequency_factor,
-            "original_max_position_embeddings": scaling.original_max_positions,
-        },
-    }
+    section = write_scaling(scaling)
+    return {"rope_theta": theta} | ({"rope_scaling": section} if section else {})
+
+
+def write_scaling(scaling: Scaling | None) -> dict[str, Any]:
+    """Returns a rope section, without the base."""
+    match scaling:
+        case None:
+            return {}
+        case LinearScaling():
+            return {"rope_type": "linear", "factor": scaling.factor}
+        case DynamicScaling():
+            return {"rope_type": "dynamic", "factor": scaling.factor}
+        case Llama3Scaling():
+            return {
+                "rope_type": "llama3",
+                "factor": scaling.factor,
+                "low_freq_factor": scaling.low_frequency_factor,
+                "high_freq_factor": scaling.high_frequency_factor,
+                "original_max_position_embeddings": scaling.original_max_positions,
+            }
+        case YarnScaling():
+            return {
+                "rope_type": "yarn",
+                "factor": scaling.factor,
+                "attention_factor": scaling.magnitude,
+                "beta_fast": scaling.fast_turns,
+                "beta_slow": scaling.slow_turns,
+                "truncate": scaling.truncated,
+                "original_max_position_embeddings": scaling.original_max_positions,
+            }
+        case LongScaling():
+            return {
+                "rope_type": "longrope",
+                "short_factor": list(scaling.factors),
+                "long_factor": list(scaling.long_factors),
+                "attention_factor": scaling.magnitude,
+                "original_max_position_embeddings": scaling.original_max_positions,
+            }
 
 
 def write_layer_types(c: DecoderConfig) -> list[str]:

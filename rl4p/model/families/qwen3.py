@@ -26,7 +26,7 @@ def read_config(config: dict[str, Any], where: str) -> DecoderConfig:
         **read_sliding(keys),
         tied_embedding=keys.get("tie_word_embeddings", bool, False),
         attention_bias=False,
-        query_key_norm=True,
+        query_key_norm="head",
     )
 
 

@@ -43,7 +43,7 @@ def read_config(config: dict[str, Any], where: str) -> DecoderConfig:
         **keys.sliding(window, [True] * shape["layers"]),
         tied_embedding=keys.get("tie_word_embeddings", bool, False),
         attention_bias=False,
-        query_key_norm=True,
+        query_key_norm="head",
         experts=experts,
         chosen_experts=chosen,
         normalized_experts=keys.get("norm_topk_prob", bool, False),

@@ -8,32 +8,23 @@ from rl4p.data.tool_calls import MalformedCall
 from rl4p.distributed.daemon_threads import in_thread
 from rl4p.errors import InputError
 from rl4p.protocols.environment import Message, StepResult
+from rl4p.rollout.environments.text_actions import TextActions
 from rl4p.types import Prompt
 
 
 @dataclass(frozen=True, kw_only=True)
-class Gymnasium:
+class Gymnasium(TextActions):
     """An environment with `reset(seed=...)` and `step(action)`, whose observations are texts.
 
     The first observation is appended to the prompt, on a new line, and each later one answers a
-    message of the policy. The action of a step is the text of the message; if `action_begin` is
-    given, what follows its last occurrence, up to `action_end`. A message without an action is
-    answered with
-    `missing_action` and costs a turn.
+    message of the policy.
 
     Attributes:
       factory: returns a new environment; in YAML `factory._target_=gymnasium.make` and
         `factory.id=NAME`.
-      action_begin, action_end: what encloses the action in a message; null for the whole message.
-      missing_action: the answer to a message without an action.
-      discrete: whether the action is converted to an int.
     """
 
     factory: Callable[[], Any]
-    action_begin: str | None = None
-    action_end: str | None = None
-    missing_action: str = "Your message has no action."
-    discrete: bool = False
 
     def __post_init__(self) -> None:
         if not callable(self.factory):
@@ -46,23 +37,6 @@ class Gymnasium:
 
     def open(self, prompt: Prompt, seed: int) -> "GymnasiumEpisode":
         return GymnasiumEpisode(self, self.factory(), seed)
-
-    def action(self, text: str) -> Any:
-        """Returns the action in a message, or what is wrong about it."""
-        if self.action_begin is not None:
-            _, begin, text = text.rpartition(self.action_begin)
-            if not begin:
-                return MalformedCall(self.missing_action)
-        if self.action_end is not None:
-            text, end, _ = text.partition(self.action_end)
-            if not end:
-                return MalformedCall(self.missing_action)
-        if not self.discrete:
-            return text.strip()
-        try:
-            return int(text)
-        except ValueError:
-            return MalformedCall(self.missing_action)
 
 
 class GymnasiumEpisode:
@@ -80,11 +54,7 @@ class GymnasiumEpisode:
     async def step(self, message: Message) -> StepResult:
         action = self.options.action(message["content"])
         if isinstance(action, MalformedCall):
-            return StepResult(
-                messages=[self.message(action.reason)],
-                metrics={"missing_actions": 1.0},
-                state=self.state,
-            )
+            return self.options.without_action(self.state)
         observation, reward, terminated, truncated, _ = await in_thread(
             lambda: self.environment.step(action)
         )

@@ -3,17 +3,18 @@
 import inspect
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, get_type_hints
 
 from pydantic import ConfigDict, ValidationError, validate_call
 
 from rl4p.configuration.bounds import Positive
-from rl4p.data.tool_calls import MalformedCall, ParsedCall, tool_calls
+from rl4p.data.tool_calls import ParsedCall
 from rl4p.distributed.daemon_threads import in_thread
 from rl4p.errors import InputError
-from rl4p.protocols.environment import Message, StepResult
+from rl4p.protocols.environment import Message, StepResult, columns_of
+from rl4p.rollout.environments.tool_results import results_of_calls
 from rl4p.types import Prompt
 
 OWN = ("reset", "get_reward", "close")  # public methods that are no tools
@@ -33,7 +34,8 @@ class ToolObject:
     * `get_reward()` returns the reward at the end of an episode.
     * `close()` ends an episode.
 
-    Each method may be `async`. A message without a call ends the episode. The results of calls are
+    Each method may be `async`. A message without a call ends the episode, and so does one after
+    whose calls the object has a true attribute `done`. The results of calls are
     messages of the role `tool`. A call that is malformed or raises an exception is answered with a
     message that begins with `Error:`.
 
@@ -87,9 +89,7 @@ class ToolEpisode:
         Raises:
           InputError: it names a column that the row lacks.
         """
-        prompt = self.prompt
-        row = {"question": prompt.question, "answer": prompt.answer, "id": prompt.id}
-        row |= {"task": prompt.task, **prompt.metadata}
+        row = columns_of(self.prompt)
         parameters = inspect.signature(self.thing.reset).parameters.values()
         if any(each.kind is each.VAR_KEYWORD for each in parameters):
             return row
@@ -98,40 +98,23 @@ class ToolEpisode:
         if missing:
             raise InputError(
                 f"reset of {type(self.thing).__name__} has the parameter {missing[0]}, but the row "
-                f"{prompt.id} has the columns {', '.join(sorted(row))}."
+                f"{self.prompt.id} has the columns {', '.join(sorted(row))}."
             )
         return {name: row[name] for name in names if name in row}
 
     async def step(self, message: Message) -> StepResult:
-        calls = tool_calls(message["content"])
-        if not calls:
-            return StepResult(done=True, reward=await self.reward())
-        results = [await self.result(call) for call in calls]
-        malformed = sum(isinstance(call, MalformedCall) for call in calls)
-        return StepResult(
-            messages=results,
-            metrics={"tool_calls": len(calls), "malformed_calls": malformed},
-        )
+        results = await results_of_calls(message["content"], self.methods, self.text, self.most)
+        if results is not None and not getattr(self.thing, "done", False):
+            return results
+        return replace(results or StepResult(), done=True, reward=await self.reward())
 
     async def reward(self) -> float:
         if not hasattr(self.thing, "get_reward"):
             return 0.0
         return float(await called(self.thing.get_reward))
 
-    async def result(self, call: ParsedCall | MalformedCall) -> Message:
-        """Returns the message with the result of a call, or with what is wrong about it."""
-        if isinstance(call, MalformedCall):
-            return {"role": "tool", "content": f"Error: {call.reason}."}
-        if call.name not in self.methods:
-            text = f"Error: there is no tool {call.name!r}, only {', '.join(self.methods)}."
-        else:
-            text = await self.text(call)
-        if len(text) > self.most:
-            text = f"{text[: self.most]} [cut after {self.most} of {len(text)} characters]"
-        return {"role": "tool", "name": call.name, "content": text}
-
     async def text(self, call: ParsedCall) -> str:
-        """Returns the text of a result; of an exception, its message."""
+        """Returns the text of the result of a call; of an exception, its message."""
         method = self.methods[call.name]
         # Values are converted by the type hints; texts also to numbers, as no form can write these.
         checked = validate_call(config=ConfigDict(strict=False))(method)

@@ -118,6 +118,20 @@ def test_what_only_starts_counts_once_and_by_its_result():
     assert (gathered.times, gathered.bytes, len(gathered.group)) == (7, 8 * 128 * 2, 4)
 
 
+def test_a_loop_in_a_loop_runs_as_often_as_both_say():
+    inner = "ROOT %w = (f32[8,128]{1,0}) while(%t), condition=%cond, body=%body"
+    turns = ', backend_config={"known_trip_count":{"n":"7"}}'
+    nested = f"""%outer (t: (f32[8,128])) -> (f32[8,128]) {{
+  %t = (f32[8,128]{{1,0}}) parameter(0)
+  {inner}{turns}
+}}
+
+"""
+    text = ASYNCHRONOUS.replace("body=%body", "body=%outer").replace('"n":"7"', '"n":"3"')
+    (gathered,) = collectives(text.replace("ENTRY", nested + "ENTRY"))
+    assert gathered.times == 21
+
+
 def test_copies_count_in_loops_alone():
     assert largest_loop_copy(ASYNCHRONOUS) == 8 * 128 * 4
     called = """%called (p: f32[8,128]) -> f32[32,128] {

@@ -95,7 +95,8 @@ def test_a_state_that_is_given_up_in_training_comes_back_from_a_checkpoint(
     tmp_path, params, make_state, optimizer, dtype
 ):
     """As in a run, a compiled init begins the state, and a scan carries it in donated arrays."""
-    optimizer = optimizer(moment_dtype=dtype)
+    momentum = {"momentum": 0.9} if hasattr(optimizer, "momentum") else {}
+    optimizer = optimizer(moment_dtype=dtype, **momentum)
     transform, mesh = optimizer.transform(), Mesh(dp=1)
     begin = jax.jit(transform.init, out_shardings=mesh.replicated)
     gradient = as_gradient(1e-3, params)
@@ -130,6 +131,20 @@ def test_an_end_of_the_learning_rate_needs_a_schedule():
     with pytest.raises(ValueError, match=r"final_fraction=0\.1 has no effect with schedule=const"):
         OptimizerOptions(learning_rate=1.0, final_fraction=0.1)
     OptimizerOptions(learning_rate=1.0, final_fraction=0.1, schedule="cosine")
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "option", "word"),
+    [
+        (Adafactor, {"moment_dtype": "bfloat16"}, "moment_dtype=bfloat16"),
+        (SGD, {"moment_dtype": "bfloat16"}, "moment_dtype=bfloat16"),
+        (SGD, {"nesterov": True}, "nesterov=true"),
+    ],
+)
+def test_options_of_the_momentum_need_a_momentum(optimizer, option, word):
+    with pytest.raises(ValueError, match=f"{word} has no effect with momentum=0: set momentum"):
+        optimizer(momentum=0.0, **option)
+    optimizer(momentum=0.5, **option)
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)

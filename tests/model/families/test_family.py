@@ -9,7 +9,7 @@ import pytest
 from rl4p.errors import InputError
 from rl4p.model.decoder import Decoder
 from rl4p.model.families import FAMILIES
-from tests.golden.cases import CASES, decoder_config
+from tests.golden.cases import CASES, YARN, decoder_config
 
 
 @pytest.mark.parametrize(
@@ -19,6 +19,11 @@ from tests.golden.cases import CASES, decoder_config
         ("qwen3", "Qwen3ForCausalLM", "Qwen3ForSequenceClassification"),
         ("qwen3_moe", "Qwen3MoeForCausalLM", "Qwen3MoeForSequenceClassification"),
         ("llama", "LlamaForCausalLM", "LlamaForSequenceClassification"),
+        ("smollm3", "SmolLM3ForCausalLM", "SmolLM3ForSequenceClassification"),
+        ("olmo3", "Olmo3ForCausalLM", "Olmo3ForSequenceClassification"),
+        ("gpt_oss", "GptOssForCausalLM", "GptOssForSequenceClassification"),
+        ("phi3", "Phi3ForCausalLM", "Phi3ForSequenceClassification"),
+        ("glm4", "Glm4ForCausalLM", "Glm4ForSequenceClassification"),
         ("mistral", "MistralForCausalLM", "MistralForSequenceClassification"),
         ("gemma2", "Gemma2ForCausalLM", "Gemma2ForSequenceClassification"),
         ("gemma3_text", "Gemma3ForCausalLM", "Gemma3TextForSequenceClassification"),
@@ -40,11 +45,18 @@ def test_each_part_of_each_parameter_stands_in_one_tensor(case, labels):
     config = dataclasses.replace(decoder_config(case), labels=labels)
     shapes = jax.eval_shape(Decoder(config=config).init, jax.random.key(0))
     filled = jax.tree.map(lambda x: np.zeros(x.shape, int), shapes)
+    elements = {}  # of the axis that is divided, in tensors with several parameters
     for tensor in FAMILIES[config.family].names(config):
         array = filled
         for key in tensor.path:
             array = array[key]
         array[tuple(i for i in (tensor.layer, tensor.expert) if i is not None)] += 1
+        if tensor.part is not None:
+            shape = array.shape[1:][:: -1 if tensor.transposed else 1]
+            index = tensor.part.index_of(tuple(slice(0, size) for size in shape))
+            counts = elements.setdefault(tensor.name, np.zeros(tensor.part.size, int))
+            counts[index[tensor.part.axis]] += 1
+    assert all((x == 1).all() for x in elements.values())
     assert all((x == 1).all() for x in jax.tree.leaves(filled))
 
 
@@ -65,6 +77,24 @@ def test_each_part_of_each_parameter_stands_in_one_tensor(case, labels):
         ("llama", "rope_theta", "rope_theta", 10_000.0),
         ("llama", "rope_scaling", "rope_scaling", None),
         ("llama", "head_dim", "head_width", 8),
+        ("smollm3", "tie_word_embeddings", "tied_embedding", True),
+        ("smollm3", "rope_theta", "rope_theta", 2_000_000.0),
+        ("smollm3", "no_rope_layers", "unrotated", ()),
+        ("olmo3", "tie_word_embeddings", "tied_embedding", False),
+        ("olmo3", "rope_theta", "rope_theta", 500_000.0),
+        ("olmo3", "rope_theta", "local_rope_theta", 500_000.0),
+        ("olmo3", "rope_scaling", "rope_scaling", None),
+        ("olmo3", "sliding_window", "window", 4096),
+        ("olmo3", "layer_types", "sliding", (True, True, True)),
+        ("gpt_oss", "tie_word_embeddings", "tied_embedding", False),
+        ("gpt_oss", "head_dim", "head_width", 64),
+        ("gpt_oss", "sliding_window", "window", 128),
+        ("gpt_oss", "rope_theta", "rope_theta", 150_000.0),
+        ("phi3", "tie_word_embeddings", "tied_embedding", False),
+        ("phi3_window", "sliding_window", "window", None),
+        ("glm4", "tie_word_embeddings", "tied_embedding", False),
+        ("glm4", "head_dim", "head_width", 128),
+        ("glm4", "partial_rotary_factor", "rotary_width", 8),
         ("gemma2", "attn_logit_softcapping", "attention_softcap", 50.0),
         ("gemma2", "final_logit_softcapping", "logits_softcap", 30.0),
         ("gemma2", "query_pre_attn_scalar", "query_scalar", 256.0),
@@ -111,6 +141,25 @@ def test_an_absent_key_is_what_transformers_takes_it_for(read, case, key, option
         ("llama", {"attention_bias": True}, "requires attention_bias True, which is not supported"),
         ("llama", {"hidden_act": "gelu"}, "requires activation 'gelu'"),
         ("llama", {"partial_rotary_factor": 0.5}, "requires partial_rotary_factor 0.5"),
+        ("smollm3", {"mlp_bias": True}, "requires mlp_bias True"),
+        ("smollm3", {"attention_bias": True}, "requires attention_bias True"),
+        ("smollm3", {"hidden_act": "gelu"}, "requires activation 'gelu'"),
+        ("smollm3", {"no_rope_layers": [1, 0]}, "no_rope_layers must have a 0 or a 1 for each"),
+        ("smollm3", {"no_rope_layers": [1, 2, 1]}, "no_rope_layers must have a 0 or a 1 for each"),
+        ("smollm3_window", {"no_rope_layer_interval": 0}, "no_rope_layer_interval must be from 1"),
+        ("smollm3", {"layer_types": ["sliding_attention"] * 3}, "requires layer type 'sliding_att"),
+        ("olmo3", {"attention_bias": True}, "requires attention_bias True"),
+        ("olmo3", {"hidden_act": "gelu"}, "requires activation 'gelu'"),
+        ("olmo3", {"rope_theta": 500.0}, "the bases of its full-attention and sliding layers diff"),
+        ("olmo3", {"rope_scaling": YARN | {"truncate": False}}, "requires truncate false"),
+        ("olmo3", {"sliding_window": None}, "requires sliding_window null"),
+        ("gpt_oss", {"attention_bias": False}, "requires attention_bias False"),
+        ("gpt_oss", {"swiglu_limit": 5.0}, "requires swiglu_limit 5.0"),
+        ("gpt_oss", {"swiglu_alpha": 1.0}, "requires swiglu_alpha 1.0"),
+        ("gpt_oss", {"num_experts_per_tok": 7}, "num_experts_per_tok 7 is more than num_local_e"),
+        ("gpt_oss", {"hidden_act": "gelu"}, "requires activation 'gelu'"),
+        ("glm4", {"hidden_act": "gelu"}, "requires activation 'gelu'"),
+        ("glm4", {"layer_types": ["sliding_attention"] * 3}, "requires layer_types"),
         ("mistral", {"layer_types": ["full_attention"] * 3}, r"requires layer_types \[.*\]"),
         ("mistral", {"hidden_act": "gelu"}, "requires activation 'gelu'"),
         ("mistral", {"sliding_window": "9"}, "sliding_window must be int, not '9'"),
@@ -135,8 +184,8 @@ def test_an_absent_key_is_what_transformers_takes_it_for(read, case, key, option
         ),
         (
             "gemma3",
-            {"rope_scaling": {"rope_type": "yarn", "factor": 2}},
-            "requires rope type 'yarn'",
+            {"rope_scaling": {"rope_type": "longrope", "factor": 2}},
+            "requires rope type 'longrope'",
         ),
     ],
 )

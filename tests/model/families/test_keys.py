@@ -1,16 +1,40 @@
 """Tests that keys of config.json are read strictly, in several versions, and written."""
 
 import dataclasses
+import math
 
 import pytest
 
 from rl4p.errors import InputError
-from rl4p.model.families.keys import Keys, write_layer_types, write_rope, write_shape
-from rl4p.model.rope import LinearScaling, Llama3Scaling
-from tests.golden.cases import LLAMA3, SHAPE, decoder_config
+from rl4p.model.families.keys import (
+    Keys,
+    write_layer_types,
+    write_rope,
+    write_scaling,
+    write_shape,
+)
+from rl4p.model.rope import (
+    DynamicScaling,
+    LinearScaling,
+    Llama3Scaling,
+    LongScaling,
+    YarnScaling,
+)
+from tests.golden.cases import LLAMA3, SHAPE, YARN, decoder_config
 
 LLAMA3_SCALING = Llama3Scaling(
     factor=8.0, low_frequency_factor=1.0, high_frequency_factor=4.0, original_max_positions=64
+)
+YARN_SCALING = YarnScaling(
+    factor=8.0, original_max_positions=64, fast_turns=4.0, slow_turns=0.5, magnitude=1.25
+)
+LONG = {"rope_type": "longrope", "short_factor": [1, 2.5], "long_factor": [3, 4]}
+LONG_SCALING = LongScaling(
+    factors=(1.0, 2.5),
+    long_factors=(3.0, 4.0),
+    original_max_positions=64,
+    max_positions=512,
+    magnitude=1.5**0.5,
 )
 
 
@@ -104,6 +128,21 @@ def test_what_the_decoder_does_not_follow_is_refused():
             LinearScaling(factor=4.0),
         ),
         ({"rope_scaling": LLAMA3}, 10_000.0, LLAMA3_SCALING),
+        ({"rope_scaling": {"type": "dynamic", "factor": 2}}, 10_000.0, DynamicScaling(factor=2.0)),
+        (
+            {"max_position_embeddings": 99, "rope_scaling": {"type": "yarn", "factor": 4}},
+            10_000.0,
+            YarnScaling(factor=4.0, original_max_positions=99, magnitude=1 + 0.1 * math.log(4.0)),
+        ),
+        (
+            {"rope_scaling": YARN | {"mscale": 1.0, "mscale_all_dim": 0.5, "truncate": False}},
+            10_000.0,
+            dataclasses.replace(
+                YARN_SCALING,
+                truncated=False,
+                magnitude=(1 + 0.1 * math.log(8)) / (1 + 0.05 * math.log(8)),
+            ),
+        ),
         (
             {
                 "max_position_embeddings": 99,
@@ -121,7 +160,9 @@ def test_the_rope_options_of_several_versions(config, theta, scaling):
 @pytest.mark.parametrize(
     ("config", "sentence"),
     [
-        ({"rope_scaling": {"type": "yarn", "factor": 4}}, "^here requires rope type 'yarn'"),
+        ({"rope_scaling": {"type": "ntk", "factor": 4}}, "^here requires rope type 'ntk'"),
+        ({"rope_scaling": LONG}, "^here requires rope type 'longrope'"),
+        ({"rope_scaling": {"type": "yarn"}}, "^here, in rope_parameters, has no 'factor'"),
         ({"rope_scaling": {"rope_type": "llama3"}}, "^here, in rope_parameters, has no 'factor'"),
         ({"rope_scaling": "linear"}, "^here: rope_scaling must be dict, not 'linear'"),
         ({"partial_rotary_factor": 0.5}, "^here requires partial_rotary_factor 0.5"),
@@ -222,7 +263,23 @@ def test_the_shape_is_written_in_the_keys_it_is_read_from():
     assert found == SHAPE | {"head_dim": 16}
 
 
-@pytest.mark.parametrize("scaling", [None, LinearScaling(factor=4.0), LLAMA3_SCALING])
+def test_long_factors_are_read_and_written():
+    """The factor is 512 / 64 = 8, and ln 8 / ln 64 is a half."""
+    config = {"max_position_embeddings": 512, "original_max_position_embeddings": 64}
+    assert keys(**config).scaling(LONG, long=True) == LONG_SCALING
+    assert keys(**config).scaling(write_scaling(LONG_SCALING), long=True) == LONG_SCALING
+    for wrong in ("1", ["1"], [], [True]):
+        with pytest.raises(InputError, match="long_factor must be "):
+            keys(**config).scaling(LONG | {"long_factor": wrong}, long=True)
+
+
+@pytest.mark.parametrize(
+    "scaling",
+    [
+        *(None, LinearScaling(factor=4.0), DynamicScaling(factor=2.0)),
+        *(LLAMA3_SCALING, YARN_SCALING, dataclasses.replace(YARN_SCALING, truncated=False)),
+    ],
+)
 def test_rope_options_are_written_as_they_are_read(scaling):
     assert keys(**write_rope(5.0, scaling)).rope() == {"rope_theta": 5.0, "rope_scaling": scaling}
 

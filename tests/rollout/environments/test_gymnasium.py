@@ -45,25 +45,12 @@ def test_an_episode(make_prompt):
     assert opened.environment.number is None
 
 
-@pytest.mark.parametrize(
-    ("text", "action"),
-    [
-        ("<a>7</a>", 7),
-        ("<a>1</a> no, <a>7</a>.", 7),
-        ("7", None),
-        ("<a>7", None),
-        ("<a>x</a>", None),
-    ],
-)
-def test_the_action_of_a_message(make_prompt, text, action):
-    options = Gymnasium(factory=Guess, action_begin="<a>", action_end="</a>", discrete=True)
-    _, (result,), _ = episode(options, make_prompt(), text)
-    if action is None:
-        assert result.messages[0]["content"] == "Your message has no action."
-        assert result.metrics == {"missing_actions": 1.0}
-        assert not result.done
-    else:
-        assert result.done
+def test_a_message_without_an_action_costs_a_turn(make_prompt):
+    options = Gymnasium(factory=Guess, discrete=True)
+    _, (result, right), _ = episode(options, make_prompt(), "seven", "7")
+    assert result.messages[0]["content"] == "Your message has no action."
+    assert result.metrics == {"missing_actions": 1.0}
+    assert (result.done, right.done) == (False, True)
 
 
 def test_an_observation_is_a_text(make_prompt):

@@ -1,0 +1,1 @@
+"""Agents for `rollout=agent`, one per file."""
