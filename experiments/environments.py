@@ -145,9 +145,9 @@ def write_lines(path: Path, rows: Iterator[dict[str, Any]]) -> None:
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
-def curve(run: Path) -> dict[int, float]:
+def curve(metrics: Path) -> dict[int, float]:
     """Returns the greedy pass@1 of a run by step."""
-    rows = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
+    rows = map(json.loads, metrics.read_text().splitlines())
     return {
         row["step"]: value
         for row in rows
@@ -173,7 +173,7 @@ def show(folder: Path) -> None:
         "|---|---|---|---|---|",
     ]
     for number, recipe in enumerate(RECIPES):
-        curves = [curve(run) for run in sorted(folder.glob(f"{recipe}/*"))]
+        curves = [curve(run) for run in sorted(folder.glob(f"{recipe}/*/metrics.jsonl"))]
         if not curves:
             continue
         first, last = ([each[pick(each)] for each in curves] for pick in (min, max))
@@ -185,6 +185,8 @@ def show(folder: Path) -> None:
             axes.plot(list(each), list(each.values()), color=f"C{number}", label=label, lw=1.2)
         means = {at: statistics.mean(x[at] for x in curves if at in x) for at in curves[0]}
         axes.plot(list(means), list(means.values()), color=f"C{number}", lw=2.5, alpha=0.4)
+    if missing := [f"`{x}`" for x in RECIPES if not any(folder.glob(f"{x}/*/metrics.jsonl"))]:
+        lines.append(f"\nNo run is shown of {', '.join(missing)}.")
     axes.set(xlabel="step", ylabel="greedy success", ylim=(0, 1))
     axes.legend(frameon=False)
     figure.savefig(HERE / "environments.png", dpi=120)
