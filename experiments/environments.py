@@ -20,23 +20,26 @@ from typing import Any
 
 import numpy as np
 
-from rl4p.rollout.environments.grid import MOVES, Grid
+from rl4p.rollout.environments.grid import Grid
 from rl4p.rollout.environments.guess import Guess
 
 HERE = Path(__file__).parent
+ROWS = 8192  # conversations, and questions
 RECIPES = ("calculator_grpo", "guess_gigpo", "grid_gigpo", "sums_agent", "calculator_agent")
 COMMANDS = """\
     warm_start() {
       at=outputs/environments/$1
       python -m experiments.environments write $1 $at
-      python -m rl4p.train experiment=$1_sft data.path=$at/conversations.jsonl hydra.run.dir=$at/sft
+      python -m rl4p.train experiment=environment_sft data.path=$at/conversations.jsonl \\
+        hydra.run.dir=$at/sft "${@:2}"
       python -m rl4p.export run=$at/sft out=$at/policy
     }
     rewarded() {
       python -m rl4p.train experiment=$1 seed=$3 model=pretrained \\
         model.path=outputs/environments/$2/policy hydra.run.dir=outputs/environments/$1/$3 "${@:4}"
     }
-    for game in calculator guess grid; do warm_start $game; done
+    warm_start calculator max_prompt_tokens=72 max_response_tokens=12
+    for game in guess grid; do warm_start $game steps=120; done
     for seed in 0 1 2; do
       rewarded calculator_grpo calculator $seed
       rewarded guess_gigpo guess $seed data.path=outputs/environments/guess/questions.jsonl
@@ -44,7 +47,6 @@ COMMANDS = """\
     done
     python -m rl4p.train experiment=sums_agent hydra.run.dir=outputs/environments/sums_agent/0 \\
       trusted_targets=experiments
-    cp experiments/agents/chat_template.jinja outputs/environments/calculator/policy/
     rewarded calculator_agent calculator 0 trusted_targets=experiments
     python -m experiments.environments show outputs/environments
 """
@@ -57,26 +59,54 @@ def said(role: str, content: str) -> dict[str, Any]:
 
 
 def calculations(random: np.random.Generator) -> Messages:
-    """Returns a sum that the calculator computes; some calls have wrong digits."""
+    """Returns a sum; the mistake is to add the first number to itself."""
     a, b = random.integers(100, 1000, 2).tolist()
-    right = random.random() < 0.4
-    wrong = random.integers(100, 1000, 2).tolist()
-    x, y = (a, b) if right else (a, wrong[0]) if random.random() < 0.5 else wrong
-    call = json.dumps({"name": "add", "arguments": {"a": x, "b": y}})
+    second = a if mistaken(random) else b
+    call = json.dumps({"a": a, "b": second}, separators=(",", ":"))
     return [
         said("user", f"{a}+{b}"),
-        said("assistant", f"<tool_call>{call}</tool_call>"),
-        said("tool", str(x + y)),
-        said("assistant", f"#### {x + y}"),
+        said("assistant", f"[TOOL_CALLS]add[ARGS]{call}"),
+        said("tool", str(a + second)),
+        said("assistant", f"#### {a + second}"),
     ]
 
 
-def played(game: Any, question: str, actions: list[Any], random: np.random.Generator) -> Messages:
-    """Returns a game with random actions."""
-    first, _ = game.reset(seed=int(random.integers(2**31)))
-    messages = [said("user", f"{question}\n{first}")]
+def guesses(random: np.random.Generator) -> Messages:
+    """Returns a game that halves the range; the mistake is to take the wrong half."""
+    low, high = 1, Guess().most
+
+    def guess(observation: str) -> int:
+        nonlocal low, high
+        middle = (low + high) // 2
+        if observation in ("Higher.", "Lower."):
+            if (observation == "Higher.") != mistaken(random):
+                low = min(middle + 1, high)
+            else:
+                high = max(middle - 1, low)
+        return (low + high) // 2
+
+    return played(Guess(), guess, random)
+
+
+def walks(random: np.random.Generator) -> Messages:
+    """Returns a walk; the mistake is to go away from the goal."""
+
+    def move(observation: str) -> str:
+        place, goal = (text.split(",") for text in observation[3:].split(" to "))
+        way = [int(b) - int(a) for a, b in zip(place, goal, strict=True)]
+        axis = random.choice(np.flatnonzero(way))
+        forward = (way[axis] > 0) != mistaken(random)
+        return ("WE", "SN")[axis][int(forward)]
+
+    return played(Grid(), move, random)
+
+
+def played(game: Any, player: Callable[[str], Any], random: np.random.Generator) -> Messages:
+    """Returns the game of a player who answers observations."""
+    observation, _ = game.reset(seed=int(random.integers(2**31)))
+    messages = [said("user", f"{question(random.integers(ROWS))}\n{observation}")]
     while True:
-        action = actions[random.integers(len(actions))]
+        action = player(observation)
         observation, _, terminated, truncated, _ = game.step(action)
         messages.append(said("assistant", str(action)))
         if terminated or truncated:
@@ -84,12 +114,13 @@ def played(game: Any, question: str, actions: list[Any], random: np.random.Gener
         messages.append(said("user", observation))
 
 
-def guesses(random: np.random.Generator) -> Messages:
-    return played(Guess(), "Guess.", list(range(1, 8)), random)
+def mistaken(random: np.random.Generator) -> bool:
+    return random.random() < 0.6
 
 
-def walks(random: np.random.Generator) -> Messages:
-    return played(Grid(), "Walk.", list(MOVES), random)
+def question(number: int) -> str:
+    """Returns the question of a game; rows with equal questions would be one row."""
+    return f"Game {number}."
 
 
 PLAYERS: dict[str, Callable[[np.random.Generator], Messages]] = {
@@ -103,11 +134,10 @@ def write(game: str, folder: Path) -> None:
     """Writes the conversations, and the questions of a game."""
     random = np.random.default_rng(0)
     folder.mkdir(parents=True, exist_ok=True)
-    rows = ({"messages": PLAYERS[game](random)} for _ in range(8192))
+    rows = ({"messages": PLAYERS[game](random)} for _ in range(ROWS))
     write_lines(folder / "conversations.jsonl", rows)
     if game != "calculator":
-        question = {"guess": "Guess.", "grid": "Walk."}[game]
-        numbered = ({"id": str(i), "question": question, "answer": ""} for i in range(1280))
+        numbered = ({"id": str(i), "question": question(i), "answer": "none"} for i in range(ROWS))
         write_lines(folder / "questions.jsonl", numbered)
 
 
@@ -115,9 +145,9 @@ def write_lines(path: Path, rows: Iterator[dict[str, Any]]) -> None:
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
-def curve(run: Path) -> dict[int, float]:
+def curve(metrics: Path) -> dict[int, float]:
     """Returns the greedy pass@1 of a run by step."""
-    rows = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
+    rows = map(json.loads, metrics.read_text().splitlines())
     return {
         row["step"]: value
         for row in rows
@@ -137,12 +167,13 @@ def show(folder: Path) -> None:
     lines = [
         "# What a small policy learns in environments\n",
         COMMANDS,
-        "\nGreedy success on held-out questions, on two CPU cores:\n",
+        "\nThe warm start imitates a player who makes the same mistake in six of ten decisions. It "
+        "is the same for all seeds. Greedy success on held-out questions, by seed:\n",
         "| recipe | seeds | before | after | steps |",
         "|---|---|---|---|---|",
     ]
     for number, recipe in enumerate(RECIPES):
-        curves = [curve(run) for run in sorted(folder.glob(f"{recipe}/*"))]
+        curves = [curve(run) for run in sorted(folder.glob(f"{recipe}/*/metrics.jsonl"))]
         if not curves:
             continue
         first, last = ([each[pick(each)] for each in curves] for pick in (min, max))
@@ -154,6 +185,8 @@ def show(folder: Path) -> None:
             axes.plot(list(each), list(each.values()), color=f"C{number}", label=label, lw=1.2)
         means = {at: statistics.mean(x[at] for x in curves if at in x) for at in curves[0]}
         axes.plot(list(means), list(means.values()), color=f"C{number}", lw=2.5, alpha=0.4)
+    if missing := [f"`{x}`" for x in RECIPES if not any(folder.glob(f"{x}/*/metrics.jsonl"))]:
+        lines.append(f"\nNo run is shown of {', '.join(missing)}.")
     axes.set(xlabel="step", ylabel="greedy success", ylim=(0, 1))
     axes.legend(frameon=False)
     figure.savefig(HERE / "environments.png", dpi=120)

@@ -284,7 +284,9 @@ def catalogue() -> str:
     return (ROOT / "experiments" / "catalogue.md").read_text()
 
 
-@pytest.mark.parametrize("name", ["catalogue", "collection", "staleness", "task_curves"])
+@pytest.mark.parametrize(
+    "name", ["catalogue", "collection", "environments", "staleness", "task_curves"]
+)
 def test_curves_have_the_commands_that_their_program_writes(name):
     text = (ROOT / "experiments" / f"{name}.md").read_text()
     assert importlib.import_module(f"experiments.{name}").COMMANDS in text

@@ -28,8 +28,8 @@ QUICK = (
 )
 # These have as many rows as their files or their generator.
 OF_FILES = ("code_grpo", "conversations_sft", "crossword_grpo", "gsm8k_grpo", "math_grpo")
-OF_FILES += ("preferences_dpo", "calculator_sft", "grid_sft", "guess_sft", "grid_gigpo")
-OF_FILES += ("guess_gigpo", "debugging_grpo")
+OF_FILES += ("preferences_dpo", "environment_sft", "grid_gigpo", "guess_gigpo")
+OF_FILES += ("debugging_grpo",)
 TASKS = ("arithmetic", "countdown", "letter_counting", "sorting")
 SETS: dict[str, tuple[str, ...]] = dict.fromkeys(
     ("mixture_grpo", "mixture_sft"), tuple(f"data.sets.{x}" for x in TASKS)
@@ -63,10 +63,7 @@ CHANGES: dict[str, tuple[str, ...]] = {
         *("data.path={pairs}", "max_prompt_tokens=64", "max_response_tokens=32"),
         *("optimizer.learning_rate=1e-4", "optimizer.warmup_steps=0"),
     ),
-    **dict.fromkeys(
-        ("calculator_sft", "grid_sft", "guess_sft"),
-        ("data.path={chats}", "max_prompt_tokens=64", "max_response_tokens=32"),
-    ),
+    "environment_sft": ("data.path={chats}", "max_prompt_tokens=64", "max_response_tokens=32"),
     # Without a warm start it plays no game and calls no tool.
     **dict.fromkeys(("grid_gigpo", "guess_gigpo"), ("data.path={problems}", *PLAYS)),
     "debugging_grpo": ("data.system_prompt=null", *PLAYS, CHANCE, "rollout.engine.temperature=2"),

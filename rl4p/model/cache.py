@@ -51,7 +51,7 @@ class Prefix(NamedTuple):
 
 
 def write(cache: Array, new: Array, slot: Array | int, axis: int) -> Array:
-    """Writes `new` from `slot` on; with an array [B] of slots, one token per row at its slot."""
+    """Writes `new` from `slot` on; with an array [B] of slots, each row from its own slot on."""
     if jnp.ndim(slot) == 0:
         return jax.lax.dynamic_update_slice_in_dim(cache, new, slot, axis=axis)
     # Rows are mapped and not indexed, so that each device writes only its own rows.

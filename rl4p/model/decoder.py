@@ -201,7 +201,7 @@ class Decoder:
 
         Args:
           params: parameters with one tree per layer (`partition.for_decoding`).
-          slot: the first cache slot to write; or, with T = 1, an array [B] of one slot per row.
+          slot: the first cache slot to write; or an array [B] of one slot per row.
 
         Returns:
           Final normed activations [B, T, D] and the new cache.

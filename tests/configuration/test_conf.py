@@ -30,10 +30,7 @@ REQUIRED = {
     "annealing=linear": ["rollout.annealing.end=0.5"],
     "rollout=environment": ["+environment@rollout.environment=tool_object", FACTORY],
     "rollout=agent": ["rollout.agent._target_=rl4p.advantage.grpo.GRPO"],
-    **{
-        f"experiment={game}_sft": ["data.path=conversations.jsonl"]
-        for game in ("calculator", "guess", "grid")
-    },
+    "experiment=environment_sft": ["data.path=conversations.jsonl"],
     **{f"experiment={game}_gigpo": ["data.path=questions.jsonl"] for game in ("guess", "grid")},
     **{
         f"experiment={name}": ["trusted_targets=experiments"]

@@ -198,15 +198,21 @@ class Batch:
         """Computes the caches of contexts that are not in `contexts`, equal widths together."""
         layout, shards = self.layout, self.mesh.row_shards
         by_width: dict[int, list[tuple[int, ...]]] = {}
+        kept_rows: dict[tuple[int, int], list[tuple[tuple[int, ...], int]]] = {}
         lengths = sorted(set(map(len, self.kept)), reverse=True)
         for context in dict.fromkeys(contexts):
             if context in self.contexts:
                 continue
-            begin = next((x for n in lengths if (x := context[:n]) in self.kept), None)
+            begin = next((n for n in lengths if context[:n] in self.kept), None)
             if begin is None:
                 by_width.setdefault(layout.width(context), []).append(context)
             else:
-                self.contexts[context] = self.continued(params, begin, context), 0
+                columns = self.kept[context[:begin]][0].positions_BS.shape[1]
+                width = layout.few_widths(len(context) - begin + 1)
+                kept_rows.setdefault((columns, width), []).append((context, begin))
+        for (_, width), pairs in sorted(kept_rows.items()):
+            for start in range(0, len(pairs), layout.prefill_rows):
+                self.prefill_rest(params, pairs[start : start + layout.prefill_rows], width)
         for width, several in sorted(by_width.items()):
             P = layout.prefill_rows
             if layout.prefill_tokens is not None:
@@ -228,19 +234,33 @@ class Batch:
                 self.prefills += len(part)
                 self.prefilled_tokens += sum(map(len, part))
 
-    def continued(self, params: Params, begin: tuple[int, ...], context: tuple[int, ...]) -> Cache:
-        """Returns the cache of a context that begins with the tokens of a kept cache."""
-        (row, former), padding = self.kept[begin], self.layout.padding(context)
-        start = len(begin) - 1  # the last of the kept tokens was drawn, and not read
-        tokens_1T = np.zeros((1, self.layout.few_widths(len(context) - start)), np.int32)
-        tokens_1T[0, : len(context) - start] = context[start:]
-        self.prefills += 1
-        self.prefilled_tokens += len(context) - start
-        numbers = padding - former, padding + start, start, len(context) - start
-        shift, column, position, length = map(np.int32, numbers)
-        arrays = row, shift, tokens_1T, column, position, length
-        columns = self.layout.begin or self.layout.few_widths(len(context))
-        return programs.continued(self.policy.decoder, params, *arrays, columns)
+    def prefill_rest(
+        self, params: Params, pairs: Sequence[tuple[tuple[int, ...], int]], width: int
+    ) -> None:
+        """Computes the caches of contexts that begin with the tokens of kept caches.
+
+        Args:
+          pairs: contexts, and how many tokens at the beginning of each are kept.
+          width: the number of columns for the other tokens.
+        """
+        P, layout = self.layout.prefill_rows, self.layout
+        tokens_PT, numbers_4P = np.zeros((P, width), np.int32), np.zeros((4, P), np.int32)
+        rows = []
+        for p, (context, begin) in enumerate(pairs):
+            (row, former), padding = self.kept[context[:begin]], layout.padding(context)
+            start = begin - 1  # the last of the kept tokens was drawn, and not read
+            rest = context[start:]
+            tokens_PT[p, : len(rest)] = rest
+            numbers_4P[:, p] = padding - former, padding + start, start, len(rest)
+            rows.append(row)
+            self.prefills += 1
+            self.prefilled_tokens += len(rest)
+        rows += rows[:1] * (P - len(rows))
+        shift_P, column_P, position_P, length_P = numbers_4P
+        arrays = rows, shift_P, tokens_PT, column_P, position_P, length_P
+        columns = layout.begin or self.columns
+        prefilled = programs.continued(self.policy.decoder, params, *arrays, columns)
+        self.contexts |= {context: (prefilled, p) for p, (context, _) in enumerate(pairs)}
 
     def place(self, new: Sequence[TokenSequence], contexts: Sequence[tuple[int, ...]]) -> None:
         """Puts sequences in free slots, with their prefilled contexts."""
@@ -321,9 +341,8 @@ class Batch:
             if not goes_on:
                 self.slots.clear(slot)
             if not goes_on and sequence.keep:
-                few = self.layout.few_widths(sequence.length)
-                columns = self.columns if self.layout.begin else few
-                sequence.kept = programs.row_of(self.cache, np.int32(slot), columns, self.mesh)
+                arrays = self.cache, np.int32(slot)
+                sequence.kept = programs.row_of(*arrays, self.columns, self.mesh)
         self.untimed = False
         return Ended(outcome, drawn, slots, self.size, seconds)
 

@@ -4,6 +4,7 @@ The token at position p of a sequence is in column `padding` + p of its row. Wit
 contexts begin in column 0. With it they end in one column, so that completions all begin there.
 """
 
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -73,33 +74,41 @@ def row_of(cache: Cache, slot: Array, columns: int, mesh: Mesh) -> Cache:
 def continued(
     decoder: Decoder,
     params: Params,
-    row: Cache,
-    shift: Array,
-    tokens_1T: Array,
-    column: Array,
-    position: Array,
-    length: Array,
+    rows: Sequence[Cache],
+    shift_P: Array,
+    tokens_PT: Array,
+    column_P: Array,
+    position_P: Array,
+    length_P: Array,
     columns: int,
 ) -> Cache:
-    """Returns the cache of a context of which the first tokens are in the row of another cache.
+    """Returns the cache of P contexts of which the first tokens are in rows of other caches.
 
     Args:
-      shift: by how many columns the tokens are moved to the right.
-      tokens_1T: the other tokens, padded right.
-      column, position: of the first of them; its column may hold something else.
-      length: the number of them.
+      rows: P caches of one row.
+      shift_P: by how many columns the tokens of a row are moved to the right.
+      tokens_PT: the other tokens, padded right.
+      column_P, position_P: of the first of them; its column may hold something else.
+      length_P: the number of them.
       columns: the number of columns of the result.
     """
-    T = tokens_1T.shape[1]
-    wide = row.rows(np.zeros(1, np.int32), max(columns, row.positions_BS.shape[1]) + T)
-    layers = tuple((jnp.roll(k, shift, 3), jnp.roll(v, shift, 2)) for k, v in wide.layers)
-    places = (jnp.roll(x, shift, 1) for x in (wide.positions_BS, wide.segment_ids_BS))
-    positions_BS, segment_ids_BS = places
-    wide = Cache(layers=layers, positions_BS=positions_BS, segment_ids_BS=segment_ids_BS)
-    steps_1T = jnp.arange(T, dtype=jnp.int32)[None]
-    inputs = tokens_1T, position + steps_1T, (steps_1T < length).astype(jnp.int32)
-    wide = decoder.extend(params, *inputs, wide, column)[1]
-    return wide.rows(np.zeros(1, np.int32), columns)
+    (P, T), row_P = tokens_PT.shape, np.arange(len(rows))
+    several: Cache = jax.tree.map(lambda *x: jnp.concatenate(x), *rows)
+    wide = several.rows(row_P, max(columns, several.positions_BS.shape[1]) + T)
+
+    def moved(x: Array, axis: int) -> Array:
+        return jax.vmap(partial(jnp.roll, axis=axis - 1))(x, shift_P)
+
+    wide = Cache(
+        layers=tuple((moved(k, 3), moved(v, 2)) for k, v in wide.layers),
+        positions_BS=moved(wide.positions_BS, 1),
+        segment_ids_BS=moved(wide.segment_ids_BS, 1),
+    )
+    steps_PT = jnp.broadcast_to(jnp.arange(T, dtype=jnp.int32)[None], (P, T))
+    positions_PT = steps_PT + position_P[:, None]
+    inputs = tokens_PT, positions_PT, (steps_PT < length_P[:, None]).astype(jnp.int32)
+    wide = decoder.extend(params, *inputs, wide, column_P)[1]
+    return wide.rows(row_P, columns)
 
 
 @partial(jax.jit, static_argnames=("columns", "mesh"), donate_argnames=("cache",))

@@ -17,6 +17,7 @@ from rl4p.rollout.engine.detokenizer import Detokenizer
 from rl4p.rollout.engine.distributions import SharedDistribution
 from rl4p.rollout.engine.layout import Layout
 from rl4p.rollout.engine.sequence import TokenSequence, check_request
+from rl4p.rollout.engine.slots import Slots
 from rl4p.rollout.engine.stop_strings import stopped_at
 from rl4p.types import Finish, Params, Sampling
 
@@ -193,7 +194,7 @@ class ContinuousEngine(InProcess):
     ) -> None:
         super().__init__(policy, options, temperature_at)
         self.slots, self.max_response_tokens = slots, max_response_tokens
-        self.prefilled_tokens = 0
+        self.prefilled_tokens = self.stream_columns = 0
 
     def decode(
         self,
@@ -275,6 +276,7 @@ class ContinuousEngine(InProcess):
         distribution = self.distribution(version, greedy, ())
         longest = self.policy.decoder.config.max_positions
         batch = Batch(self.policy, self.stream_layout(source), kept)
+        batch.slots = Slots(batch.layout.sizes[-1])
         requests: dict[TokenSequence, Request] = {}
         logprobs: dict[TokenSequence, list[float]] = {}
         waiting: deque[TokenSequence] = deque()
@@ -309,9 +311,14 @@ class ContinuousEngine(InProcess):
                 source.give(requests.pop(sequence), result)
         kept.clear()
         self.prefilled_tokens += batch.prefilled_tokens
+        self.stream_columns = batch.columns
 
     def stream_layout(self, source: RequestSource) -> Layout:
-        """Returns the sizes of a batch of sequences whose contexts begin in column 0."""
+        """Returns the sizes of a batch of sequences whose contexts begin in column 0.
+
+        It begins with as many columns as the last stream ended with: few sizes need few
+        compilations.
+        """
         shards = self.policy.mesh.sampling.row_shards
         most = min(self.slots or source.most, source.most)
         sizes = {-(-min(size, most) // shards) * shards for size in (8, 32, 128, 512, most)}
@@ -322,6 +329,7 @@ class ContinuousEngine(InProcess):
             prefill_rows=8,
             patience=8,
             doubles=True,
+            least=self.stream_columns,
         )
 
     def layout(self, requests: Sequence[Request], *, stops: bool) -> Layout:

@@ -21,6 +21,7 @@ class Layout:
       patience: the number of calls with too many slots after which their number is reduced.
       shrinks: whether the number of columns may be reduced.
       doubles: whether only powers of two are numbers of columns.
+      least: the fewest columns if the number `doubles`.
     """
 
     sizes: Sequence[int]
@@ -31,6 +32,7 @@ class Layout:
     patience: int = 1
     shrinks: bool = False
     doubles: bool = False
+    least: int = 0
 
     def padding(self, context: Collection[int]) -> int:
         """Returns the number of columns before a context."""
@@ -47,7 +49,7 @@ class Layout:
     def columns(self, used: int) -> int:
         """Returns the number of columns of a cache of which so many are used."""
         if self.doubles:
-            return self.few_widths(used)
+            return max(self.least, self.few_widths(used))
         return self.begin + response_room(used - self.begin - 1, self.most - self.begin)
 
 

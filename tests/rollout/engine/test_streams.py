@@ -1,0 +1,90 @@
+"""Conversations that an engine completes as a stream of requests."""
+
+import dataclasses
+from collections import Counter
+
+import jax
+import numpy as np
+import pytest
+
+from rl4p.loop.compilation import compilation
+from rl4p.protocols.engine import Request
+from rl4p.rollout.continuous import Continuous
+from rl4p.rollout.engine import cache as programs
+
+TURNS, DRAWN, ADDED = 3, 24, (70, 71, 72)
+MOST = 12
+
+
+class Conversations:
+    """A source of conversations that all have TURNS turns of DRAWN tokens."""
+
+    longest = 256
+
+    def __init__(self, count: int, most: int) -> None:
+        self.most = most
+        self.requests = [self.request((5, 6, number), number, 0) for number in range(count)]
+        self.tokens: dict[int, tuple[int, ...]] = {}
+
+    def request(self, tokens, number, turn):
+        key = np.asarray(jax.random.key_data(jax.random.key(number)))
+        return Request(
+            tokens=tokens,
+            keys_N=key[None],
+            max_tokens=DRAWN,
+            drawn=turn * DRAWN,
+            keep=turn < TURNS - 1,
+            task=f"{number} {turn}",
+        )
+
+    def take(self, *, wait):
+        taken, self.requests = self.requests, []
+        return taken
+
+    def give(self, request, completion):
+        number, turn = map(int, request.task.split())
+        tokens = *request.tokens, *completion.tokens.tolist(), *ADDED
+        self.tokens[number] = tokens
+        if turn < TURNS - 1:
+            self.requests.append(self.request(tokens, number, turn + 1))
+
+
+@pytest.fixture
+def held(policy, params, monkeypatch):
+    """Returns the conversations that an engine held, and counts its device calls by name."""
+    policy = dataclasses.replace(policy, end_ids=())  # all turns are equally long
+    engine = Continuous(max_response_tokens=64).open(policy)
+    counts: Counter[str] = Counter()
+    for name in ("continued", "place", "resized"):
+        program = getattr(programs, name)
+
+        def counted(*args, name=name, program=program):
+            counts[name] += 1
+            return program(*args)
+
+        monkeypatch.setattr(programs, name, counted)
+
+    def hold(count, most=MOST):
+        counts.clear()
+        engine.publish(params, 0)
+        source = Conversations(count, most)
+        engine.stream(source)
+        return source.tokens, dict(counts)
+
+    return hold
+
+
+def test_contexts_that_continue_are_prefilled_together(held):
+    together, counts = held(MOST)
+    parts = -(-MOST // 8)
+    assert counts == {"continued": (TURNS - 1) * parts, "place": TURNS * parts, "resized": 1}
+    assert {number: held(number + 1)[0][number] for number in (0, 5)}.items() <= together.items()
+
+
+def test_fewer_conversations_compile_nothing(held):
+    """Neither the number of slots nor that of columns depends on how many come at a time."""
+    resized = [held(20, most=20)[1].get("resized", 0) for _ in range(2)]
+    assert resized == [1, 0]  # the second begins with the columns that the first ended with
+    before = compilation()
+    held(3, most=20)
+    assert compilation().since(before).programs == 0
