@@ -16,7 +16,7 @@ from rl4p.serving.messages import Conversation
 from rl4p.serving.openai_request import OpenAIRequest
 from rl4p.serving.openai_response import OpenAIResponse
 from rl4p.serving.responses import EventStream, JsonResponse
-from rl4p.serving.tool_calls import BEGIN, ToolCall, ToolCallParser
+from rl4p.serving.tool_calls import MARKS, ToolCall, ToolCallParser
 
 
 class ResponseFormat(Body, extra="ignore"):
@@ -57,7 +57,7 @@ async def next_message(http: HttpRequest, request: ChatRequest) -> JsonResponse 
     max_tokens = request.max_completion_tokens or request.max_tokens or server.room(prompt)
     alternatives = (request.top_logprobs or 0) if request.logprobs else None
     options = request.completion_options(server, max_tokens, alternatives)
-    if request.has_tools and BEGIN in server.policy.tokenizer.all_special_tokens:
+    if request.has_tools and set(MARKS) & set(server.policy.tokenizer.all_special_tokens):
         options = replace(options, skip_special=False)  # or the text would have no tool calls
     return await ChatResponse(server, request, [prompt], options).generate(http, "messages")
 

@@ -29,6 +29,15 @@ def read(text, size):
         ("<tool_call>[1]", "<tool_call>[1]", []),
         (CALL.removesuffix("</tool_call>"), "", [ADD]),  # the end token came first
         (f"<tool_call>{{</tool_call>{CALL}", "<tool_call>{</tool_call>", [ADD]),
+        ('I add. [TOOL_CALLS]add[ARGS]{"a": 1, "b": "é"}', "I add.", [ADD]),
+        ('[TOOL_CALLS][{"name": "add", "arguments": {"a": 1, "b": "é"}}]', "", [ADD]),
+        (2 * '[TOOL_CALLS]add[ARGS]{"a": 1, "b": "é"}', "", [ADD, ADD]),
+        ("[TOOL_CALLS]add[ARGS]{", "[TOOL_CALLS]add[ARGS]{", []),
+        ("[TOOL_CAL", "[TOOL_CAL", []),
+        (' {"name": "add", "parameters": {"a": 1, "b": "é"}}', "", [ADD]),
+        ('<|python_tag|>{"name": "add", "parameters": {"a": 1, "b": "é"}}', "", [ADD]),
+        ('{"sum": 3}', '{"sum": 3}', []),
+        ("<|py", "<|py", []),
     ],
 )
 def test_a_text_is_divided_into_content_and_calls(text, content, calls, size):
