@@ -152,6 +152,7 @@ OPTIONAL = ("teacher",)
 TABLES = ("hooks", "scores", "transforms")
 TASKS = "evaluation.tasks"  # a table within a section
 PLACES = {  # by group without a key of the root, where options belong
+    "agent": "rollout.agent",
     "annealing": "rollout.annealing",
     "environment": "rollout.environment",
     "cache": "collector.cache",

@@ -9,7 +9,7 @@ from rl4p.configuration.composition import CONF
 from rl4p.configuration.schema import PLACES
 
 # Options of these groups change others, or refuse them.
-ALONE = ("annealing", "cache", "environment", "experiment", "filter", "reward")
+ALONE = ("agent", "annealing", "cache", "environment", "experiment", "filter", "reward")
 FACTORY = "rollout.environment.factory._target_=rl4p.advantage.grpo.GRPO"  # makes an object
 OPTIONS = sorted(path.relative_to(CONF).with_suffix("") for path in CONF.glob("*/*.yaml"))
 REQUIRED = {
@@ -40,6 +40,11 @@ REQUIRED = {
         f"environment={name}": ["rollout=environment", FACTORY]
         for name in ("gymnasium", "tool_object")
     },
+    **{
+        f"environment={name}": ["rollout=environment", "rollout.environment.url=http://localhost:9"]
+        for name in ("mcp", "openenv")
+    },
+    "agent=command": ["rollout=agent", "rollout.agent.command=[program]"],
     "cache=success_cache": ["collector=dynamic_sampling"],
     **{
         f"filter={path.stem}": ["collector=dynamic_sampling"]
