@@ -115,15 +115,16 @@ def read(arguments: Sequence[str], *, conf: Path = CONF) -> tuple[EvaluationRequ
         lm_eval=options.lm_eval,
         command=shlex.join(["python", "-m", "rl4p.evaluate", *arguments]),
     )
-    composer = Composer(conf, line.config_dir, lines)
+    model = [] if options.export is None else words_of_export(options.export)
+    composer = Composer(conf, line.config_dir, [*lines, *model])
     overrides = composer.parse(lines)
     refuse_what_cannot_act(overrides, request)
     if request.run is None:
         config = composer.compose(lines, targets=False)
     else:
         config = config_of_run(composer, str(request.run), overrides, OF_RUN)
-        if options.export is not None:
-            use_export(composer, config, options.export)
+        if model:
+            use_export(composer, config, model)
             request = replace(request, run=None)
     name_what_is_not_read(config)
     composer.check(config)
@@ -133,9 +134,13 @@ def read(arguments: Sequence[str], *, conf: Path = CONF) -> tuple[EvaluationRequ
     return request, config
 
 
-def use_export(composer: Composer, config: DictConfig, folder: str) -> None:
+def words_of_export(folder: str) -> list[str]:
+    """Returns the overrides that choose an exported model, which the command line gives."""
+    return ["model=pretrained", quoting.override("model.path", str(Path(folder).expanduser()))]
+
+
+def use_export(composer: Composer, config: DictConfig, words: list[str]) -> None:
     """Sets the model of a run to one that it exported, with the run's dtype and template."""
-    words = ["model=pretrained", quoting.override("model.path", str(Path(folder).expanduser()))]
     model = composer.load(words).model
     for name in ("dtype", "template", "date"):
         if (value := config.model.get(name)) is not None:

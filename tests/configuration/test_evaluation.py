@@ -176,3 +176,13 @@ def test_a_file_that_is_only_evaluated_needs_no_other():
 def test_what_is_wrong_is_named(run, words, sentence):
     folder = run(*TRAINED) if "RUN" in words else None
     assert sentence in refusal(*words.replace("RUN", str(folder)).split())
+
+
+def test_an_export_is_given_by_the_command_line(run, tmp_path):
+    (tmp_path / "policy").mkdir()
+    (tmp_path / "policy" / "config.json").write_text("{}")
+    folder = run(*TRAINED)
+    request, config = read([f"run={folder}", f"export={tmp_path / 'policy'}", "out=x"])
+    assert config.model.path == str(tmp_path / "policy")
+    assert config.rollout.top_k == 9
+    assert request.run is None

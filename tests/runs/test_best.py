@@ -5,6 +5,7 @@ import math
 import random
 import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -170,7 +171,7 @@ def test_the_best_checkpoint_is_resumed_exported_and_evaluated(train, tmp_path):
         ["evaluate", f"run={folder}", f"out={tmp_path}/evaluation"],
     ):
         done = subprocess.run(
-            ["python", "-m", f"rl4p.{words[0]}", *words[1:], "checkpoint=best"],
+            [sys.executable, "-m", f"rl4p.{words[0]}", *words[1:], "checkpoint=best"],
             capture_output=True,
             text=True,
             check=True,

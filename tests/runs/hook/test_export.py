@@ -203,5 +203,5 @@ def test_a_run_evaluates_its_exports(train, tmp_path):
         )
         (task,) = report["tasks"]
         measured = rows[step][f"eval/{task}/pass_at_1"]
-        assert report["tasks"][task]["pass_at_1"]["value"] == pytest.approx(measured, abs=1e-6)
+        assert report["tasks"][task]["pass_at_1"] == pytest.approx(measured, abs=1e-6)
     assert summary(folder)["status"] == "finished"
