@@ -127,7 +127,8 @@ def best_value(folder: Path) -> float | None:
 def test_a_run_killed_at_random_moments_never_loses_its_best(command, train, tmp_path):
     draw, whole, folder = random.Random(0), tmp_path / "whole", tmp_path / "killed"
     assert train(*KILLED, f"hydra.run.dir={whole}").returncode == 0
-    assert_trains(lines(whole))
+    # In some of its steps all samples of each prompt have the same reward.
+    assert sum(row["update/grad_norm"] > 0 for row in lines(whole)[1:]) > 10
     kills, last = 0, None
     line = command(*KILLED, f"hydra.run.dir={folder}")
     while kills < 10:
@@ -178,7 +179,7 @@ def test_the_best_checkpoint_is_resumed_exported_and_evaluated(train, tmp_path):
         )
         assert f"step {best['step']}" in done.stdout or words[0] == "evaluate"
     evaluated = json.loads((tmp_path / "evaluation/evaluation.json").read_text())
-    assert evaluated["step"] == best["step"]
+    assert evaluated["evaluated"]["step"] == best["step"]
     if best["step"] < 12:
         done = train(f"resume={folder}", "checkpoint=best", "steps=12", small=())
         assert done.returncode == 0
