@@ -132,7 +132,7 @@ def test_a_run_killed_at_random_moments_never_loses_its_best(command, train, tmp
     kills, last = 0, None
     line = command(*KILLED, f"hydra.run.dir={folder}")
     while kills < 10:
-        process = subprocess.Popen(line, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+        process = subprocess.Popen(line, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         steps = steps_of(folder / "checkpoints")[-1:] or [0]
         while process.poll() is None and steps_of(folder / "checkpoints")[-1:] in ([], steps):
             time.sleep(0.001)
