@@ -68,7 +68,7 @@ def prompts(ours):
 
 @pytest.fixture(scope="module")
 def theirs():
-    """Returns the model in transformers."""
+    """Returns the model as transformers loads it."""
     from transformers import AutoModelForCausalLM
 
     return AutoModelForCausalLM.from_pretrained(FOLDER, dtype="float32").eval()

@@ -44,7 +44,11 @@ def names(
 
 
 def rows(sizes: Mapping[tuple[str, ...], int]) -> dict[tuple[str, ...], TensorPart]:
-    """Returns the parts of a matrix whose rows are those of several kernels, one after another."""
+    """Returns where each kernel stands in a matrix that stacks the rows of several kernels.
+
+    Args:
+      sizes: the number of rows of each kernel, in the order of the matrix.
+    """
     starts = accumulate(sizes.values(), initial=0)
     total = sum(sizes.values())
     return {

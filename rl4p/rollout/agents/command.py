@@ -3,19 +3,18 @@
 import asyncio
 import json
 import os
-import shutil
 import signal
 import tempfile
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from rl4p.configuration.capability import ReadPath, Variable, Word
 from rl4p.errors import InputError
 from rl4p.protocols.agent import AgentEpisode
 from rl4p.protocols.environment import columns_of
+from rl4p.rollout.program import check_program
 
 PASSED_ON = ("PATH", "HOME", "TMPDIR", "LANG", "LC_ALL", "TZ")  # hold no secrets
 LONGEST_END = 2**16  # bytes that are kept of an output
@@ -58,14 +57,7 @@ class Command:
     def __post_init__(self) -> None:
         if not self.command:
             raise InputError("agent.command is empty: write [PROGRAM,ARGUMENT,...].")
-        if self.folder is not None and not Path(self.folder).is_dir():
-            raise InputError(f"agent.folder={self.folder} is not a folder.")
-        program = self.command[0]
-        place = str(Path(self.folder or ".").resolve() / program) if "/" in program else program
-        if shutil.which(place) is None:
-            raise InputError(f"agent.command: there is no program {program}.")
-        if missing := [name for name in self.variables if name not in os.environ]:
-            raise InputError(f"agent.variables: {missing[0]} is not set.")
+        check_program("agent", self.command, self.folder, self.variables)
 
     async def __call__(self, episode: AgentEpisode) -> Any:
         """Runs the program; returns the reward that it prints, or None.

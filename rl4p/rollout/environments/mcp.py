@@ -19,6 +19,7 @@ from rl4p.http.client import is_loopback
 from rl4p.protocols.environment import Message, StepResult
 from rl4p.rollout.environments.mcp_tools import ServerTools, schema_of, text_of_result
 from rl4p.rollout.environments.tool_results import results_of_calls, typed_arguments
+from rl4p.rollout.program import check_program
 from rl4p.types import Prompt
 
 
@@ -64,9 +65,9 @@ class MCP:
             raise InputError(f"environment.{unused[0]} acts only with environment.{kind}.")
         if self.url is not None:
             check_address(self.url, "environment.url", example="http://HOST:8000/mcp")
+        else:
+            check_program("environment", self.command, self.folder, self.variables)
         check_key_variable(self.key_variable)
-        if missing := [name for name in self.variables if name not in environ]:
-            raise InputError(f"environment.variables: {missing[0]} is not set.")
 
     def open(self, prompt: Prompt, seed: int) -> "MCPEpisode":
         return MCPEpisode(self)
