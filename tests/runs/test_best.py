@@ -108,6 +108,8 @@ def test_options_that_cannot_act_are_refused(overrides, every, sentence):
 KILLED = (
     *("steps=120", "checkpoint.every=7", "checkpoint.keep=1", "evaluation.every=1"),
     *("evaluation.samples=4", "checkpoint.best=eval/arithmetic/avg_at_4", "samples.every=0"),
+    # Slow enough that the samples of a group differ in all steps.
+    *("optimizer.learning_rate=1e-4", "group_size=8"),
 )
 SAMPLED = "eval/arithmetic/avg_at_4"
 
@@ -127,8 +129,8 @@ def best_value(folder: Path) -> float | None:
 def test_a_run_killed_at_random_moments_never_loses_its_best(command, train, tmp_path):
     draw, whole, folder = random.Random(0), tmp_path / "whole", tmp_path / "killed"
     assert train(*KILLED, f"hydra.run.dir={whole}").returncode == 0
-    # In some of its steps all samples of each prompt have the same reward.
-    assert sum(row["update/grad_norm"] > 0 for row in lines(whole)[1:]) > 10
+    assert_trains(lines(whole))
+    assert len({row[SAMPLED] for row in lines(whole)}) > 2  # a checkpoint may be worse
     kills, last = 0, None
     line = command(*KILLED, f"hydra.run.dir={folder}")
     while kills < 10:
